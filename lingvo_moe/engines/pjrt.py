@@ -1,0 +1,144 @@
+"""The PJRT engine: runs programs on the devices that JAX finds: virtual CPU devices, GPUs or TPUs.
+
+JAX is here the PJRT runtime and nothing more. This module imports no TensorFlow.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+from jax import export
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from lingvo_moe import tree
+from lingvo_moe.errors import UserError
+from lingvo_moe.program import Argument, Program
+
+
+class Engine:
+    """Devices to run programs on.
+
+    Attributes:
+      devices: the JAX devices, as many as were asked for.
+    """
+
+    def __init__(self, num_devices: int | None = None, platform: str | None = None):
+        """Finds devices.
+
+        Args:
+          num_devices: how many; None for all GPUs or TPUs that there are, or one CPU device. On the CPU any number of
+            virtual devices can be had, as long as JAX has not started yet.
+          platform: `cpu`, `gpu` or `tpu`; None for whatever JAX prefers.
+
+        Raises:
+          UserError: the platform is absent, or has fewer devices.
+        """
+        self.devices = _find_devices(num_devices, platform)
+
+    @property
+    def platform(self) -> str:
+        """`cpu`, `gpu` or `tpu`."""
+        return self.devices[0].platform
+
+    def load(self, program: Program) -> Executable:
+        """Compiles a program for these devices; raises UserError where it was made for another number of them."""
+        if program.mesh.size != len(self.devices):
+            raise UserError(f"program {program.name} is made for {program.mesh.size} devices ({program.mesh}); this engine "
+                            f"has {len(self.devices)}. Pass --devices={program.mesh.size}, or lower it for this mesh.")
+        return Executable(program, Mesh(np.array(self.devices).reshape(program.mesh.shape), program.mesh.axis_names))
+
+
+class Executable:
+    """A compiled program: call it with the tree of inputs, get the tree of outputs."""
+
+    def __init__(self, program: Program, mesh: Mesh):
+        self.program = program
+        self._in_shardings = tuple(_named_sharding(mesh, a) for a in program.inputs)
+        _check_divisible(program, mesh)
+        donated = tuple(i for i, a in enumerate(program.inputs) if a.path in program.donated)
+        call = export.deserialize(bytearray(program.exported)).call
+        jitted = jax.jit(call, in_shardings=self._in_shardings, donate_argnums=donated,
+                         out_shardings=tuple(_named_sharding(mesh, a) for a in program.outputs))
+        shapes = [jax.ShapeDtypeStruct(a.shape, np.dtype(a.dtype)) for a in program.inputs]
+        self._compiled = jitted.lower(*shapes).compile()
+
+    def __call__(self, inputs: Mapping[str, Any]) -> dict:
+        """Runs the program.
+
+        Args:
+          inputs: a tree with the program's paths: numpy arrays, which are distributed, or arrays that a program returned.
+            Donated ones are consumed.
+
+        Returns:
+          A tree of distributed arrays; `numpy.asarray` brings one here.
+        """
+        leaves = tree.flatten(inputs)
+        expected = [a.path for a in self.program.inputs]
+        if list(leaves) != expected:
+            raise ValueError(f"program {self.program.name}: inputs differ from its own: "
+                             f"{sorted(set(leaves) ^ set(expected))[:6]}.")
+        placed = [self._place(a, leaves[a.path], s) for a, s in zip(self.program.inputs, self._in_shardings)]
+        outputs = self._compiled(*placed)
+        return tree.unflatten({a.path: value for a, value in zip(self.program.outputs, outputs)})
+
+    def shardings(self, path: str) -> dict:
+        """The tree of shardings of the inputs below `path`, for a checkpoint to be restored to."""
+        prefix = f"{path}/"
+        return tree.unflatten({a.path.removeprefix(prefix): s for a, s in zip(self.program.inputs, self._in_shardings)
+                               if a.path.startswith(prefix)})
+
+    def hlo(self) -> str:
+        """The text of the compiled, partitioned module."""
+        return self._compiled.as_text()
+
+    def memory(self):
+        """The compiler's account of memory per device: arguments, outputs, aliased and temporary bytes."""
+        return self._compiled.memory_analysis()
+
+    def _place(self, argument: Argument, value: Any, placement: NamedSharding):
+        if isinstance(value, jax.Array):
+            return value
+        array = np.asarray(value)
+        if array.shape != argument.shape or array.dtype != np.dtype(argument.dtype):
+            raise ValueError(f"program {self.program.name}: {argument.path} is {array.dtype}{list(array.shape)}; expected "
+                             f"{argument.dtype}{list(argument.shape)}.")
+        return jax.device_put(array, placement)
+
+
+def _find_devices(num_devices: int | None, platform: str | None) -> list:
+    if num_devices is not None and num_devices < 1:
+        raise UserError(f"--devices={num_devices}: at least one device is needed.")
+    try:
+        if num_devices is not None:
+            jax.config.update("jax_num_cpu_devices", num_devices)
+    except RuntimeError:
+        pass
+    try:
+        found = jax.devices(platform)
+    except RuntimeError as error:
+        raise UserError(f"--platform={platform}: JAX finds no such device ({str(error).splitlines()[0]}).") from None
+    count = num_devices if num_devices is not None else (1 if found[0].platform == "cpu" else len(found))
+    if count > len(found):
+        raise UserError(f"--devices={count}: there are {len(found)} {found[0].platform} devices; ask for at most that many, "
+                        f"or pass --platform=cpu for virtual ones.")
+    return found[:count]
+
+
+def _named_sharding(mesh: Mesh, argument: Argument) -> NamedSharding:
+    axes = [None if axis < 0 else mesh.axis_names[axis] for axis in argument.dims_mapping]
+    return NamedSharding(mesh, PartitionSpec(*axes))
+
+
+def _check_divisible(program: Program, mesh: Mesh):
+    sizes = tuple(mesh.shape.values())
+    for argument in (*program.inputs, *program.outputs):
+        for size, axis in zip(argument.shape, argument.dims_mapping):
+            if axis >= 0 and size % sizes[axis]:
+                nearest = math.gcd(size, sizes[axis])
+                raise UserError(f"program {program.name}: {argument.path} {list(argument.shape)} has a dimension of {size}, "
+                                f"which mesh axis {mesh.axis_names[axis]} of {sizes[axis]} devices does not divide. Use a "
+                                f"number of devices that divides it (for instance {nearest}), or change the size.")

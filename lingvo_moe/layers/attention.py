@@ -1,0 +1,74 @@
+"""Multi-head attention (Vaswani et al. 2017, section 3.2), over whole sequences or over a cache of keys and values."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+from lingvo_moe.layers.base import Context, Layer, matrix
+from lingvo_moe.lazy import tf
+
+_MASKED = -1e9
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MultiHeadAttention(Layer):
+    """Queries from one sequence, keys and values from the same or another one.
+
+    Sharding is by letters: on a 1-D mesh the batch is cut and weights are whole (GShard section 3.2); on a 2-D mesh heads lie
+    along y (GSPMD table 1).
+    """
+
+    model_dim: int
+    num_heads: int
+    head_dim: int
+    dropout: float = 0.0
+
+    def weights(self) -> dict:
+        sizes = {"M": self.model_dim, "N": self.num_heads, "D": self.head_dim}
+        return {
+            "query": matrix("MND", fan_in="M", **sizes),
+            "key": matrix("MND", fan_in="M", **sizes),
+            "value": matrix("MND", fan_in="M", **sizes),
+            "output": matrix("NDM", fan_in="ND", **sizes),
+        }
+
+    def __call__(self, theta: dict, queries: tf.Tensor, memory: tf.Tensor, mask: tf.Tensor, context: Context) -> tf.Tensor:
+        """Attends from `queries [B, T, M]` to `memory [B, L, M]` where `mask [B, T, L] bool` is true; returns `[B, T, M]`."""
+        keys, values = self.keys_values(theta, memory, context)
+        return self.attend(theta, queries, keys, values, mask, context)
+
+    def keys_values(self, theta: dict, memory: tf.Tensor, context: Context) -> tuple[tf.Tensor, tf.Tensor]:
+        """`[B, L, M]` to keys and values, each `[B, L, N, D]`."""
+        keys = tf.einsum("BLM,MND->BLND", memory, context.cast(theta["key"]))
+        values = tf.einsum("BLM,MND->BLND", memory, context.cast(theta["value"]))
+        return context.annotate(keys, "BLND"), context.annotate(values, "BLND")
+
+    def attend(self, theta: dict, queries: tf.Tensor, keys: tf.Tensor, values: tf.Tensor, mask: tf.Tensor,
+               context: Context) -> tf.Tensor:
+        """As `__call__`, with keys and values `[B, L, N, D]` at hand. A query that may see nothing gets a mean of all values."""
+        projected = tf.einsum("BTM,MND->BTND", queries, context.cast(theta["query"])) * (1.0 / math.sqrt(self.head_dim))
+        projected = context.annotate(projected, "BTND")
+        logits = tf.cast(tf.einsum("BTND,BLND->BNTL", projected, keys), tf.float32)
+        logits = tf.where(mask[:, None], context.annotate(logits, "BNTL"), _MASKED)
+        shares = context.cast(tf.nn.softmax(logits))
+        shares = context.dropout(shares, self.dropout, "attention", "BNTL")
+        attended = context.annotate(tf.einsum("BNTL,BLND->BTND", shares, values), "BTND")
+        outputs = tf.einsum("BTND,NDM->BTM", attended, context.cast(theta["output"]))
+        return context.annotate(outputs, "BTM")
+
+
+def segment_mask(query_segments: tf.Tensor, key_segments: tf.Tensor) -> tf.Tensor:
+    """Which tokens may see which: `[B, T]` and `[B, L] int32` to `[B, T, L] bool`.
+
+    A token sees the tokens of its own segment; segment 0 is padding and is seen by nobody.
+    """
+    same = tf.equal(query_segments[:, :, None], key_segments[:, None, :])
+    return tf.logical_and(same, tf.not_equal(key_segments, 0)[:, None, :])
+
+
+def causal_mask(segments: tf.Tensor) -> tf.Tensor:
+    """As `segment_mask` within one sequence `[B, T]`, and no token sees a later one."""
+    length = segments.shape[1]
+    earlier = tf.range(length)[:, None] >= tf.range(length)[None, :]
+    return tf.logical_and(segment_mask(segments, segments), earlier[None])

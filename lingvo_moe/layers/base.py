@@ -1,0 +1,139 @@
+"""What every layer shares: weights by declaration, computation by call, and the context of a call.
+
+A layer is a frozen dataclass whose fields are its hyperparameters. `weights()` declares what it owns as a tree of `Weight`;
+`__call__(theta, ..., context)` computes with the tree of tensors it is handed. Nothing is hidden in the object.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import zlib
+
+from lingvo_moe import tree
+from lingvo_moe.layout import Layout
+from lingvo_moe.lazy import tf
+
+# Leading dimensions over which a weight holds many independent matrices: repeated layers and experts.
+BATCH_LETTERS = "RE"
+
+
+@dataclasses.dataclass(frozen=True)
+class Weight:
+    """The declaration of one weight: shape, letters and initial distribution.
+
+    Attributes:
+      shape: sizes, one per letter.
+      letters: the dimensions' names, which decide the sharding (see `layout`).
+      fan_in: the letters that the layer contracts over. They are the rows of the weight's matrix; the other letters, but for
+        the leading `R` and `E`, are its columns. Empty for vectors: scales and biases.
+      stddev: of the normally distributed initial value; 0 means that every element starts at `mean`.
+      mean: of the initial value.
+    """
+
+    shape: tuple[int, ...]
+    letters: str
+    fan_in: str = ""
+    stddev: float = 0.0
+    mean: float = 0.0
+
+    def __post_init__(self):
+        if len(self.shape) != len(self.letters):
+            raise ValueError(f"weight {self.letters!r} has shape {self.shape}: one size per letter is needed.")
+
+    @property
+    def size(self) -> int:
+        """The number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def rows(self) -> tuple[int, ...]:
+        """Dimensions of the matrix's rows: those contracted over."""
+        return tuple(d for d, letter in enumerate(self.letters) if letter in self.fan_in)
+
+    @property
+    def columns(self) -> tuple[int, ...]:
+        """Dimensions of the matrix's columns; of a vector, all dimensions but the batch ones."""
+        batch = len(self.letters) - len(self.letters.lstrip(BATCH_LETTERS))
+        return tuple(d for d in range(batch, len(self.letters)) if d not in self.rows)
+
+    def repeated(self, times: int) -> Weight:
+        """The same weight for `times` stacked layers."""
+        return dataclasses.replace(self, shape=(times, *self.shape), letters="R" + self.letters)
+
+
+def matrix(letters: str, fan_in: str, gain: float = 1.0, **sizes: int) -> Weight:
+    """A matrix whose outputs have variance `gain^2` for unit inputs: `matrix("MND", fan_in="M", M=512, N=8, D=64)`."""
+    contracted = math.prod(sizes[letter.upper()] for letter in fan_in)
+    shape = tuple(sizes[letter.upper()] for letter in letters)
+    return Weight(shape, letters, fan_in, stddev=gain / math.sqrt(contracted))
+
+
+@dataclasses.dataclass(frozen=True)
+class Context:
+    """What a call knows beside its inputs.
+
+    Attributes:
+      layout: where tensors live.
+      seed: `[2] int32`, the key of this call's random numbers; None where nothing is random (evaluation, decoding).
+      dtype: of activations (`float32` or `bfloat16`). Weights are kept in float32 and cast where they are used.
+    """
+
+    layout: Layout = Layout()
+    seed: tf.Tensor | None = None
+    dtype: str = "float32"
+
+    @property
+    def training(self) -> bool:
+        """Whether random numbers (dropout, routing) are drawn."""
+        return self.seed is not None
+
+    def annotate(self, tensor: tf.Tensor, letters: str) -> tf.Tensor:
+        """See `Layout.annotate`."""
+        return self.layout.annotate(tensor, letters)
+
+    def cast(self, tensor: tf.Tensor) -> tf.Tensor:
+        """Casts to the dtype of activations."""
+        return tf.cast(tensor, self.dtype)
+
+    def fold(self, key: str | int | tf.Tensor) -> Context:
+        """A context whose random numbers are independent of this one's: one per layer, one per use."""
+        return dataclasses.replace(self, seed=fold_seed(self.seed, key)) if self.training else self
+
+    def uniform(self, shape: tuple[int, ...], key: str) -> tf.Tensor:
+        """Random float32 numbers in [0, 1), a function of the seed and `key` alone: equal on any number of devices."""
+        return tf.random.stateless_uniform(shape, fold_seed(self.seed, key), alg="philox")
+
+    def dropout(self, tensor: tf.Tensor, rate: float, key: str, letters: str) -> tf.Tensor:
+        """Zeroes elements with probability `rate` and scales the others by 1/(1 - rate), in training only."""
+        if not self.training or rate == 0.0:
+            return tensor
+        keep = self.annotate(self.uniform(tuple(tensor.shape), key), letters) >= rate
+        return tf.where(keep, tensor / tf.cast(1.0 - rate, tensor.dtype), tf.zeros((), tensor.dtype))
+
+
+def fold_seed(seed: tf.Tensor, key: str | int | tf.Tensor) -> tf.Tensor:
+    """Returns the `[2] int32` seed of a name or a number under `seed`."""
+    data = zlib.crc32(key.encode()) & 0x7FFFFFFF if isinstance(key, str) else key
+    return tf.random.experimental.stateless_fold_in(seed, data, alg="philox")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Layer:
+    """Base of all layers; see the module's docstring."""
+
+    def weights(self) -> dict:
+        """The weights this layer owns: a tree with `Weight` leaves."""
+        raise NotImplementedError
+
+    def num_weights(self) -> int:
+        """How many numbers `weights()` declares."""
+        return sum(weight.size for weight in tree.flatten(self.weights()).values())
+
+
+def initial_value(weight: Weight, path: str, seed: tf.Tensor) -> tf.Tensor:
+    """The float32 tensor that `weight` starts from: a function of (seed, path), whatever the other weights are."""
+    if weight.stddev == 0.0:
+        return tf.fill(weight.shape, tf.constant(weight.mean, tf.float32))
+    normal = tf.random.stateless_normal(weight.shape, fold_seed(seed, path), alg="philox")
+    return weight.mean + normal * weight.stddev

@@ -1,0 +1,80 @@
+"""Token embedding, position information, and the output projection with its cross-entropy."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+from lingvo_moe.layers.base import Context, Layer, Weight, matrix
+from lingvo_moe.lazy import tf
+
+_LONGEST_WAVE = 10000.0  # Vaswani et al. 2017, section 3.5
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Embedding(Layer):
+    """A table of one vector per token id."""
+
+    vocabulary: int
+    model_dim: int
+
+    def weights(self) -> dict:
+        # Rows and columns for the optimizer's factors; a row is looked up, not contracted, so its scale is that of M.
+        table = Weight((self.vocabulary, self.model_dim), "VM", fan_in="V", stddev=1.0 / math.sqrt(self.model_dim))
+        return {"table": table}
+
+    def __call__(self, theta: dict, ids: tf.Tensor, positions: tf.Tensor, context: Context) -> tf.Tensor:
+        """Ids and positions `[B, T] int32` to `[B, T, M]`: the vectors, of unit variance, plus `sinusoids` of the positions."""
+        # Only whole rows are read, so a replicated table needs no communication and a sharded one an AllReduce of [B, T, M].
+        vectors = tf.gather(theta["table"], ids) * math.sqrt(self.model_dim)
+        return context.annotate(context.cast(vectors + sinusoids(positions, self.model_dim)), "BTM")
+
+
+def sinusoids(positions: tf.Tensor, model_dim: int) -> tf.Tensor:
+    """Positions `[B, T] int32` to `[B, T, M] float32`: sines, then cosines, of geometric wavelengths (Vaswani 2017, 3.5).
+
+    A function of the position alone: packed sequences restart it, and no length is too long for it.
+    """
+    half = model_dim // 2
+    frequencies = tf.exp(tf.range(half, dtype=tf.float32) * (-math.log(_LONGEST_WAVE) / max(half - 1, 1)))
+    angles = tf.cast(positions, tf.float32)[..., None] * frequencies
+    waves = tf.concat([tf.sin(angles), tf.cos(angles)], axis=-1)
+    return tf.pad(waves, [[0, 0], [0, 0], [0, model_dim - 2 * half]])
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Softmax(Layer):
+    """The projection to the vocabulary."""
+
+    vocabulary: int
+    model_dim: int
+
+    def weights(self) -> dict:
+        return {"projection": matrix("MV", fan_in="M", M=self.model_dim, V=self.vocabulary)}
+
+    def __call__(self, theta: dict, inputs: tf.Tensor, context: Context) -> tf.Tensor:
+        """`[B, T, M]` to logits `[B, T, V] float32`."""
+        logits = tf.einsum("BTM,MV->BTV", inputs, context.cast(theta["projection"]))
+        return tf.cast(context.annotate(logits, "BTV"), tf.float32)
+
+
+def cross_entropy(logits: tf.Tensor, labels: tf.Tensor, label_smoothing: float = 0.0) -> tuple[tf.Tensor, tf.Tensor]:
+    """The negative log-likelihood of each label, without and with label smoothing.
+
+    Args:
+      logits: `[B, T, V] float32`.
+      labels: `[B, T] int32`.
+      label_smoothing: the share of the target distribution spread evenly over the vocabulary.
+
+    Returns:
+      (reported, optimised), each `[B, T] float32` in nats; equal where nothing is smoothed.
+    """
+    log_normaliser = tf.reduce_logsumexp(logits, axis=-1)
+    # A comparison that XLA fuses into the sum, not a gather: the vocabulary may be sharded, and a gather's gradient scatters.
+    chosen = tf.equal(tf.range(logits.shape[-1]), labels[..., None])
+    likelihood = tf.reduce_sum(tf.where(chosen, logits, 0.0), axis=-1)
+    nll = log_normaliser - likelihood
+    if label_smoothing == 0.0:
+        return nll, nll
+    uniform = log_normaliser - tf.reduce_mean(logits, axis=-1)
+    return nll, (1.0 - label_smoothing) * nll + label_smoothing * uniform

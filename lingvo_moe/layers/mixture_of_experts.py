@@ -1,0 +1,81 @@
+"""The position-wise mixture-of-experts layer (GShard section 2.2, Algorithm 2)."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+from lingvo_moe.layers import gating
+from lingvo_moe.layers.base import Context, Layer, matrix
+from lingvo_moe.lazy import tf
+
+
+METRICS = ("aux_loss", *gating.METRICS)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MixtureOfExperts(Layer):
+    """E feed-forward networks, of which each token is sent to at most two.
+
+    Attributes:
+      num_groups: G, into which the tokens of a batch are cut; each is gated by itself. A batch whose number of tokens G does
+        not divide (short ones, in inference) is cut into gcd(tokens, G) groups, which keeps G's sharding.
+      capacity_factor: an expert takes C = factor * S / E tokens of a group of S; 2 is the papers'.
+      inference_capacity_factor: the same outside training. None: room for all, so that no sentence's result depends on
+        what it is batched with.
+    """
+
+    model_dim: int
+    hidden_dim: int
+    num_experts: int
+    num_groups: int
+    capacity_factor: float = 2.0
+    inference_capacity_factor: float | None = None
+
+    def weights(self) -> dict:
+        sizes = {"E": self.num_experts, "M": self.model_dim, "H": self.hidden_dim}
+        return {
+            # Lower case: every device gates its own groups for all experts (GShard section 3.2, `wg = replicate(wg)`).
+            "gate": matrix("me", fan_in="m", **sizes),
+            "wi": matrix("EMH", fan_in="M", **sizes),
+            "wo": matrix("EHM", fan_in="H", **sizes),
+        }
+
+    def __call__(self, theta: dict, inputs: tf.Tensor, paddings: tf.Tensor, context: Context) -> tuple[tf.Tensor, dict]:
+        """`[B, T, M]` and `[B, T] bool` to (`[B, T, M]`, `METRICS`, as `gating.route` defines them).
+
+        Tokens that overflow, and paddings, get zeros: the residual connection carries them.
+        """
+        batch, length, model_dim = inputs.shape
+        groups = math.gcd(batch * length, self.num_groups)
+        tokens_per_group = batch * length // groups
+        factor = self.capacity_factor if context.training else self.inference_capacity_factor
+        capacity = gating.expert_capacity(tokens_per_group, self.num_experts, factor)
+        grouped = context.annotate(tf.reshape(inputs, (groups, tokens_per_group, model_dim)), "GSM")
+        routing = self._route(theta, grouped, tf.reshape(paddings, (groups, tokens_per_group)), capacity, context)
+        outputs = self._experts(theta, grouped, routing, capacity, context)
+        outputs = context.annotate(tf.reshape(outputs, (batch, length, model_dim)), "BTM")
+        return outputs, {"aux_loss": routing.aux_loss, **routing.metrics}
+
+    def _route(self, theta: dict, grouped: tf.Tensor, paddings: tf.Tensor, capacity: int, context: Context) -> gating.Routing:
+        """Algorithm 2, lines 1 and 2, in float32: gates decide, so they are never rounded to bfloat16."""
+        gate = context.annotate(theta["gate"], "me")
+        logits = tf.einsum("GSM,ME->GSE", tf.cast(grouped, tf.float32), gate)
+        gates = context.annotate(tf.nn.softmax(logits), "GSE")
+        return gating.route(gates, context.annotate(paddings, "GS"), capacity, context)
+
+    def _experts(self, theta: dict, grouped: tf.Tensor, routing: gating.Routing, capacity: int, context: Context) -> tf.Tensor:
+        """Algorithm 2, lines 3 to 9: `[G, S, M]` to `[G, S, M]`.
+
+        The order of the letters says where a tensor is cut, so the two switches from groups to experts and back, each an
+        AllToAll, are the two transpositions GECM -> EGCM and EGCM -> GECM.
+        """
+        combine = context.cast(gating.combine_weights(routing, self.num_experts, capacity, context))
+        dispatch = context.annotate(context.cast(tf.not_equal(combine, 0.0)), "GSEC")
+        dispatched = context.annotate(tf.einsum("GSEC,GSM->GECM", dispatch, grouped), "GECM")
+        dispatched = context.annotate(tf.einsum("GECM->EGCM", dispatched), "EGCM")
+        hidden = tf.nn.relu(tf.einsum("EGCM,EMH->EGCH", dispatched, context.cast(theta["wi"])))
+        expert_outputs = tf.einsum("EGCH,EHM->EGCM", context.annotate(hidden, "EGCH"), context.cast(theta["wo"]))
+        expert_outputs = context.annotate(expert_outputs, "EGCM")
+        expert_outputs = context.annotate(tf.einsum("EGCM->GECM", expert_outputs), "GECM")
+        return context.annotate(tf.einsum("GSEC,GECM->GSM", combine, expert_outputs), "GSM")

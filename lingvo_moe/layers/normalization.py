@@ -1,0 +1,29 @@
+"""Layer normalisation."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from lingvo_moe.layers.base import Context, Layer, Weight
+from lingvo_moe.lazy import tf
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LayerNorm(Layer):
+    """Subtracts the mean and divides by the standard deviation of the model dimension; learnt scale and bias.
+
+    Statistics are float32 whatever the activations are: eight bits of mantissa lose small variances.
+    """
+
+    model_dim: int
+    epsilon: float = 1e-6
+
+    def weights(self) -> dict:
+        return {"scale": Weight((self.model_dim,), "M", mean=1.0), "bias": Weight((self.model_dim,), "M")}
+
+    def __call__(self, theta: dict, inputs: tf.Tensor, context: Context) -> tf.Tensor:
+        """`[..., M]` to `[..., M]`, of the dtype of activations."""
+        wide = tf.cast(inputs, tf.float32)
+        centred = wide - tf.reduce_mean(wide, axis=-1, keepdims=True)
+        variance = tf.reduce_mean(tf.square(centred), axis=-1, keepdims=True)
+        return context.cast(centred * tf.math.rsqrt(variance + self.epsilon) * theta["scale"] + theta["bias"])

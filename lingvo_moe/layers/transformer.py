@@ -1,0 +1,192 @@
+"""Transformer layers (pre-norm) and stacks of them, over whole sequences and one decoding step at a time."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from lingvo_moe.layers import mixture_of_experts
+from lingvo_moe.layers.attention import MultiHeadAttention
+from lingvo_moe.layers.base import Context, Layer
+from lingvo_moe.layers.feed_forward import FeedForward
+from lingvo_moe.layers.mixture_of_experts import MixtureOfExperts
+from lingvo_moe.layers.normalization import LayerNorm
+from lingvo_moe.layers.repeat import dynamic_update, repeat
+from lingvo_moe.lazy import tf
+
+
+@dataclasses.dataclass(frozen=True)
+class Masks:
+    """Who sees whom in one stack, and which positions hold no token.
+
+    Attributes:
+      self_attention: `[B, T, T] bool`, or `[B, T, L]` over a cache.
+      paddings: `[B, T] bool`.
+      cross_attention: `[B, T, L] bool` over the encoder's outputs; None in an encoder.
+    """
+
+    self_attention: tf.Tensor
+    paddings: tf.Tensor
+    cross_attention: tf.Tensor | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TransformerLayer(Layer):
+    """Self-attention, cross-attention in a decoder, and a feed-forward layer, each as `x + dropout(f(norm(x)))`."""
+
+    attention: MultiHeadAttention
+    feed_forward: FeedForward | MixtureOfExperts
+    has_cross_attention: bool = False
+    residual_dropout: float = 0.0
+
+    @property
+    def _norm(self) -> LayerNorm:
+        return LayerNorm(model_dim=self.attention.model_dim)
+
+    def weights(self) -> dict:
+        blocks = {"self_attention": self.attention}
+        if self.has_cross_attention:
+            blocks["cross_attention"] = self.attention
+        blocks["feed_forward"] = self.feed_forward
+        return {name: {"norm": self._norm.weights(), **block.weights()} for name, block in blocks.items()}
+
+    def __call__(self, theta: dict, inputs: tf.Tensor, memory: tf.Tensor | None, masks: Masks,
+                 context: Context) -> tuple[tf.Tensor, dict]:
+        """`[B, T, M]`, and the encoder's outputs `[B, L, M]` for a decoder, to (`[B, T, M]`, metrics)."""
+        normed = self._norm(theta["self_attention"]["norm"], inputs, context)
+        attended = self.attention(
+            theta["self_attention"], normed, normed, masks.self_attention, context.fold("self_attention"))
+        outputs = self._add(inputs, attended, "self_attention", context)
+        if self.has_cross_attention:
+            normed = self._norm(theta["cross_attention"]["norm"], outputs, context)
+            attended = self.attention(
+                theta["cross_attention"], normed, memory, masks.cross_attention, context.fold("cross_attention"))
+            outputs = self._add(outputs, attended, "cross_attention", context)
+        return self._feed_forward(theta, outputs, masks, context)
+
+    def step(self, theta: dict, inputs: tf.Tensor, caches: dict, repeat_index: tf.Tensor, start: tf.Tensor, masks: Masks,
+             context: Context) -> tuple[tf.Tensor, dict]:
+        """One decoding step over a cache that is written once per position.
+
+        Args:
+          inputs: `[B, K, M]`, K new positions.
+          caches: `keys` and `values` of self-attention `[R, B, L, N, D]`, `memory_keys` and `memory_values` of
+            cross-attention `[R, B, S, N, D]`.
+          repeat_index: which of the R layers this is.
+          start: the new positions are written at L = start .. start + K - 1.
+          masks: over the cache; the new positions are in it.
+
+        Returns:
+          (`[B, K, M]`, the caches with the new keys and values).
+        """
+        block = theta["self_attention"]
+        normed = self._norm(block["norm"], inputs, context)
+        keys, values = self.attention.keys_values(block, normed, context)
+        place = [repeat_index, 0, start, 0, 0]
+        caches = dict(caches, keys=context.annotate(dynamic_update(caches["keys"], keys[None], place), "RBLND"),
+                      values=context.annotate(dynamic_update(caches["values"], values[None], place), "RBLND"))
+        outputs = inputs + self.attention.attend(
+            block, normed, caches["keys"][repeat_index], caches["values"][repeat_index], masks.self_attention, context)
+        block = theta["cross_attention"]
+        normed = self._norm(block["norm"], outputs, context)
+        outputs += self.attention.attend(block, normed, caches["memory_keys"][repeat_index],
+                                         caches["memory_values"][repeat_index], masks.cross_attention, context)
+        outputs, _ = self._feed_forward(theta, outputs, masks, context)
+        return outputs, caches
+
+    def _feed_forward(self, theta: dict, inputs: tf.Tensor, masks: Masks, context: Context) -> tuple[tf.Tensor, dict]:
+        normed = self._norm(theta["feed_forward"]["norm"], inputs, context)
+        fed, metrics = self.feed_forward(theta["feed_forward"], normed, masks.paddings, context.fold("feed_forward"))
+        return self._add(inputs, fed, "feed_forward", context), metrics
+
+    def _add(self, residual: tf.Tensor, outputs: tf.Tensor, key: str, context: Context) -> tf.Tensor:
+        dropped = context.dropout(outputs, self.residual_dropout, f"{key}/residual", "BTM")
+        return context.annotate(residual + dropped, "BTM")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TransformerStack(Layer):
+    """A period of layers, repeated with stacked weights: (dense, MoE) puts experts in every other layer (GShard 2.2).
+
+    Attributes:
+      period: the layers of one repeat.
+      repeats: R; the stack has R * len(period) layers.
+      unroll, remat: see `repeat`.
+    """
+
+    period: tuple[TransformerLayer, ...]
+    repeats: int
+    unroll: bool = False
+    remat: bool = False
+
+    @property
+    def metric_names(self) -> tuple[str, ...]:
+        """The metrics of a call: those of the experts, averaged over MoE layers, or none."""
+        return mixture_of_experts.METRICS if self._num_moe_layers else ()
+
+    @property
+    def _num_moe_layers(self) -> int:
+        return sum(isinstance(layer.feed_forward, MixtureOfExperts) for layer in self.period)
+
+    def weights(self) -> dict:
+        return {**self._stacked_weights(), "norm": self._norm.weights()}
+
+    def __call__(self, theta: dict, inputs: tf.Tensor, memory: tf.Tensor | None, masks: Masks,
+                 context: Context) -> tuple[tf.Tensor, dict]:
+        """`[B, T, M]` to (`[B, T, M]`, normalised; metrics averaged over MoE layers). `memory`: see `TransformerLayer`."""
+
+        def body(theta, inputs, constants, context):
+            outputs, totals = inputs, dict.fromkeys(self.metric_names, 0.0)
+            for index, layer in enumerate(self.period):
+                outputs, metrics = layer(theta[f"layer_{index}"], outputs, constants.get("memory"), masks, context.fold(index))
+                totals = {name: total + metrics.get(name, 0.0) for name, total in totals.items()}
+            return outputs, {name: total / self._num_moe_layers for name, total in totals.items()}
+
+        stacked = {name: theta[name] for name in self._stacked_weights()}
+        outputs, metrics = repeat(
+            body, self._stacked_weights(), stacked, inputs, {} if memory is None else {"memory": memory}, context,
+            metric_names=self.metric_names, unroll=self.unroll, remat=self.remat)
+        return self._norm(theta["norm"], outputs, context), metrics
+
+    def start(self, theta: dict, memory: tf.Tensor, cache_length: int, context: Context) -> dict:
+        """Empty caches of `cache_length` positions, and every layer's keys and values of `memory [B, S, M]`, for `step`."""
+        caches = {}
+        for index, layer in enumerate(self.period):
+            block = theta[f"layer_{index}"]["cross_attention"]
+            keys = tf.einsum("BSM,RMND->RBSND", memory, context.cast(block["key"]))
+            values = tf.einsum("BSM,RMND->RBSND", memory, context.cast(block["value"]))
+            attention = layer.attention
+            empty = tf.zeros(
+                (self.repeats, memory.shape[0], cache_length, attention.num_heads, attention.head_dim), memory.dtype)
+            empty = context.annotate(empty, "RBLND")
+            caches[f"layer_{index}"] = {
+                "keys": empty, "values": empty,
+                "memory_keys": context.annotate(keys, "RBLND"), "memory_values": context.annotate(values, "RBLND")}
+        return caches
+
+    def step(self, theta: dict, inputs: tf.Tensor, caches: dict, start: tf.Tensor, masks: Masks,
+             context: Context) -> tuple[tf.Tensor, dict]:
+        """One decoding step of all layers: see `TransformerLayer.step`; outputs are normalised."""
+
+        def layers(i, outputs, caches):
+            caches = dict(caches)
+            for index, layer in enumerate(self.period):
+                name = f"layer_{index}"
+                sliced = tf.nest.map_structure(lambda weight: weight[i], theta[name])
+                outputs, caches[name] = layer.step(sliced, outputs, caches[name], i, start, masks, context)
+            return i + 1, outputs, caches
+
+        _, outputs, caches = tf.while_loop(lambda i, *_: i < self.repeats, layers, (tf.constant(0), inputs, caches),
+                                           maximum_iterations=self.repeats)
+        return self._norm(theta["norm"], outputs, context), caches
+
+    @property
+    def _norm(self) -> LayerNorm:
+        return LayerNorm(model_dim=self.period[0].attention.model_dim)
+
+    def _stacked_weights(self) -> dict:
+        return {f"layer_{index}": _repeated(layer.weights(), self.repeats) for index, layer in enumerate(self.period)}
+
+
+def _repeated(weights: dict, times: int) -> dict:
+    return {name: _repeated(node, times) if isinstance(node, dict) else node.repeated(times)
+            for name, node in weights.items()}

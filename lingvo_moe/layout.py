@@ -1,0 +1,142 @@
+"""Layouts: the einsum letters of a tensor are its sharding.
+
+Every dimension of a weight or an activation has a letter, the papers' own:
+
+  G groups   S tokens per group   E experts   C expert capacity   M model   H hidden (feed-forward)
+  B batch    T, L length          N heads     D head size         V vocabulary   R repeats (stacked layers)
+
+A lower-case letter names a dimension that is never cut: the gate weights, `me`, are whole on every device.
+
+A `Layout` maps letters to the axes of a device mesh by two rules that reproduce the annotations of GShard Algorithm 2 and
+GSPMD table 1 and figure 8b:
+
+  1. Letters belong to priority classes. Each class claims its mesh axis before the next one; the class that takes leftovers
+     gets the first of its axes that is still free.
+  2. Inside a class the letter that stands first in the tensor wins: GSEC and GECM are cut along G, EGCM and EMH along E.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from lingvo_moe import sharding
+from lingvo_moe.errors import UserError
+from lingvo_moe.lazy import tf
+
+LETTERS = "GSECMHBTLNDVR"
+
+
+@dataclasses.dataclass(frozen=True)
+class DeviceMesh:
+    """A logical array of devices, ids in row-major order: `DeviceMesh((4, 2))` is 8 devices, axes x (4) and y (2)."""
+
+    shape: tuple[int, ...] = (1,)
+    axis_names: tuple[str, ...] = ("x", "y")
+
+    def __post_init__(self):
+        object.__setattr__(self, "axis_names", self.axis_names[:len(self.shape)])
+        if not self.shape or any(size < 1 for size in self.shape) or len(self.axis_names) != len(self.shape):
+            raise UserError(f"device mesh {self.shape} with axes {self.axis_names}: give one or two sizes >= 1, e.g. 8 or 4x2.")
+
+    @property
+    def size(self) -> int:
+        """The number of devices."""
+        return int(np.prod(self.shape))
+
+    @property
+    def devices(self) -> np.ndarray:
+        """Device ids, of the mesh's shape."""
+        return np.arange(self.size).reshape(self.shape)
+
+    def __str__(self) -> str:
+        return "x".join(map(str, self.shape))
+
+    @staticmethod
+    def parse(text: str) -> DeviceMesh:
+        """Reads `8` or `4x2`; raises UserError for anything else."""
+        try:
+            return DeviceMesh(tuple(int(size) for size in text.lower().split("x")))
+        except ValueError as error:
+            if isinstance(error, UserError):
+                raise
+            raise UserError(f"device mesh {text!r} is not understood; write the number of devices (8) or two sizes (4x2).")
+
+
+@dataclasses.dataclass(frozen=True)
+class Claim:
+    """One priority class: its letters, and the mesh axes it may take, in order of preference.
+
+    A class with `leftovers` takes the first of its axes that is still free, or none; any other class takes exactly its axis.
+    """
+
+    letters: str
+    axes: tuple[str, ...]
+    leftovers: bool = False
+
+
+# GShard Algorithm 2: one mesh axis; batch, groups and experts are cut, M and H are whole on every device.
+GSHARD_1D = (Claim("BGE", ("x",)),)
+# GSPMD table 1, "2D finalized", and figure 8b: hidden, heads and vocabulary on y, the model dimension takes what is left.
+GSPMD_2D = (Claim("BGE", ("x",)), Claim("HNV", ("y",)), Claim("M", ("y", "x"), leftovers=True))
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """A device mesh and its claims.
+
+    Raises:
+      ValueError: (from its methods) an unknown or repeated letter, or two letters of one tensor that claim one mesh axis.
+    """
+
+    mesh: DeviceMesh = DeviceMesh()
+    claims: tuple[Claim, ...] = GSHARD_1D
+
+    @staticmethod
+    def of(mesh: DeviceMesh) -> Layout:
+        """The papers' layout for a mesh: GShard's for one axis, GSPMD's finalized one for two."""
+        return Layout(mesh, GSHARD_1D if len(mesh.shape) == 1 else GSPMD_2D)
+
+    def axes(self, letters: str) -> tuple[str | None, ...]:
+        """Returns for each letter the mesh axis that cuts its dimension, or None: `"EGCM" -> ("x", None, None, "y")`."""
+        self._check_letters(letters)
+        owner: dict[str, str] = {}
+        for claim in self.claims:
+            present = sorted((letter for letter in claim.letters if letter in letters), key=letters.index)
+            axes = [axis for axis in claim.axes if axis in self.mesh.axis_names]
+            if claim.leftovers:
+                axes = [axis for axis in axes if axis not in owner][:1]
+            if not present or not axes:
+                continue
+            if axes[0] in owner:
+                raise ValueError(f"tensor {letters}: letters {owner[axes[0]]} and {present[0]} both claim mesh axis "
+                                 f"{axes[0]}; change one of the layout's claims, or annotate this tensor by hand.")
+            owner[axes[0]] = present[0]
+        axis_of = {letter: axis for axis, letter in owner.items()}
+        return tuple(axis_of.get(letter) for letter in letters)
+
+    def dims_mapping(self, letters: str) -> tuple[int, ...]:
+        """Returns for each letter the index of its mesh axis, -1 where it is not cut (as `sharding.mesh_split` takes it)."""
+        names = self.mesh.axis_names
+        return tuple(sharding.REPLICATED_DIMENSION if axis is None else names.index(axis) for axis in self.axes(letters))
+
+    def num_shards(self, letters: str, letter: str) -> int:
+        """Into how many parts the dimension `letter` of a tensor with these `letters` is cut."""
+        axis = self.axes(letters)[letters.index(letter)]
+        return 1 if axis is None else self.mesh.shape[self.mesh.axis_names.index(axis)]
+
+    def annotate(self, tensor: tf.Tensor, letters: str) -> tf.Tensor:
+        """Annotates `tensor`, whose dimensions are `letters`, with its place on the mesh; the value is unchanged."""
+        if len(letters) != tensor.shape.rank:
+            raise ValueError(f"letters {letters!r} name {len(letters)} dimensions, the tensor has shape {tuple(tensor.shape)}.")
+        if self.mesh.size == 1:
+            return tensor
+        return sharding.mesh_split(tensor, self.mesh.devices, self.dims_mapping(letters))
+
+    def _check_letters(self, letters: str):
+        for letter in letters:
+            if letter.upper() not in LETTERS:
+                raise ValueError(f"letter {letter!r} of {letters!r} is not one of {LETTERS}.")
+            if letters.count(letter) > 1:
+                raise ValueError(f"letter {letter!r} stands twice in {letters!r}; each dimension needs its own.")

@@ -1,0 +1,114 @@
+"""Adafactor (Shazeer and Stern 2018) as GShard appendix A.2 uses it: no momentum, factored second moments."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from lingvo_moe import tree
+from lingvo_moe.layers.base import Weight
+from lingvo_moe.layout import Layout
+from lingvo_moe.lazy import tf
+from lingvo_moe.optimizers.schedules import InverseSquareRoot
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Adafactor:
+    """One row and one column of second moments per matrix instead of a full one.
+
+    A weight says which of its dimensions are rows and columns (`Weight.rows`, `Weight.columns`); every expert and every
+    stacked layer is a matrix of its own, with its own factors, its own clipping and its own scale.
+
+    Attributes:
+      learning_rate: by step.
+      beta2_cap, beta2_exponent: the second moment's decay at step t (from 1) is min(cap, 1 - t^-exponent).
+      clipping_threshold: an update's root mean square, per matrix, is at most this.
+      multiply_by_parameter_scale: steps are relative to the matrix's root mean square (Adafactor section 8).
+      minimum_scale: a matrix counts as at least this large.
+      epsilon: added to squared gradients.
+    """
+
+    learning_rate: InverseSquareRoot = InverseSquareRoot()
+    beta2_cap: float = 0.99
+    beta2_exponent: float = 0.8
+    clipping_threshold: float = 1.0
+    multiply_by_parameter_scale: bool = True
+    minimum_scale: float = 1e-3
+    epsilon: float = 1e-30
+
+    def slots(self, weights: dict) -> dict:
+        """The optimizer's own weights: for each weight a node of zeros, `row` and `column`, or `moment` for vectors."""
+        return {name: self._slots_of(node) if isinstance(node, Weight) else self.slots(node)
+                for name, node in weights.items()}
+
+    def update(self, weights: dict, theta: dict, gradients: dict, slots: dict, step: tf.Tensor,
+               layout: Layout) -> tuple[dict, dict]:
+        """One step for all weights.
+
+        Args:
+          weights: declarations; the other trees hold tensors for them (`slots`: for `self.slots(weights)`).
+          theta, gradients, slots: float32.
+          step: scalar int32, how many steps were made before.
+          layout: where weights live.
+
+        Returns:
+          (theta, slots) after the step.
+        """
+        count = tf.cast(step, tf.float32) + 1.0
+        beta2 = tf.minimum(self.beta2_cap, 1.0 - tf.pow(count, -self.beta2_exponent))
+        rate = self.learning_rate(step)
+        declared, values, flat_gradients = (tree.flatten(t) for t in (weights, theta, gradients))
+        flat_slots = tree.flatten(slots)
+        new_theta, new_slots = {}, {}
+        for path, weight in declared.items():
+            own = {name: flat_slots[f"{path}/{name}"] for name in self._slots_of(weight)}
+            with tf.name_scope(path.replace("/", "_")):
+                new_theta[path], updated = self._update_one(
+                    weight, values[path], flat_gradients[path], own, beta2, rate, layout)
+            new_slots.update({f"{path}/{name}": value for name, value in updated.items()})
+        return tree.unflatten(new_theta), tree.unflatten(new_slots)
+
+    def _slots_of(self, weight: Weight) -> dict:
+        if not weight.rows:
+            return {"moment": _zeros(weight, ())}
+        return {"row": _zeros(weight, weight.columns), "column": _zeros(weight, weight.rows)}
+
+    def _update_one(self, weight: Weight, value: tf.Tensor, gradient: tf.Tensor, slots: dict, beta2: tf.Tensor,
+                    rate: tf.Tensor, layout: Layout) -> tuple[tf.Tensor, dict]:
+        gradient = layout.annotate(gradient, weight.letters)
+        squared = tf.square(gradient) + self.epsilon
+        declared = self._slots_of(weight)
+
+        def decayed(name: str, mean: tf.Tensor) -> tf.Tensor:
+            return layout.annotate(beta2 * slots[name] + (1.0 - beta2) * mean, declared[name].letters)
+
+        matrix = weight.rows + weight.columns
+        if weight.rows:
+            row = decayed("row", tf.reduce_mean(squared, axis=weight.columns))
+            column = decayed("column", tf.reduce_mean(squared, axis=weight.rows))
+            new_slots = {"row": row, "column": column}
+            wide_row = _expand(row, weight.columns)
+            share = wide_row / tf.reduce_mean(wide_row, axis=weight.rows, keepdims=True)
+            update = gradient * tf.math.rsqrt(share) * tf.math.rsqrt(_expand(column, weight.rows))
+        else:
+            new_slots = {"moment": decayed("moment", squared)}
+            update = gradient * tf.math.rsqrt(new_slots["moment"])
+        update /= tf.maximum(1.0, _root_mean_square(update, matrix) / self.clipping_threshold)
+        if self.multiply_by_parameter_scale:
+            update *= tf.maximum(self.minimum_scale, _root_mean_square(value, matrix))
+        return layout.annotate(value - rate * update, weight.letters), new_slots
+
+
+def _zeros(weight: Weight, without: tuple[int, ...]) -> Weight:
+    """The declaration of a slot: the weight's, without some dimensions, starting from zero."""
+    kept = [d for d in range(len(weight.shape)) if d not in without]
+    return Weight(tuple(weight.shape[d] for d in kept), "".join(weight.letters[d] for d in kept))
+
+
+def _expand(factor: tf.Tensor, dimensions: tuple[int, ...]) -> tf.Tensor:
+    for dimension in sorted(dimensions):
+        factor = tf.expand_dims(factor, dimension)
+    return factor
+
+
+def _root_mean_square(tensor: tf.Tensor, dimensions: tuple[int, ...]) -> tf.Tensor:
+    return tf.sqrt(tf.reduce_mean(tf.square(tensor), axis=dimensions, keepdims=True))

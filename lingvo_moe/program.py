@@ -1,0 +1,167 @@
+"""Programs: one pure function as StableHLO, with the shape, dtype and place of every input and output.
+
+A program is made once, from specs alone (no weight exists while a trillion of them is traced), and is all that an engine
+needs. Loading and running a saved program needs neither TensorFlow nor the model's code.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import os
+import zipfile
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from lingvo_moe import sharding, tree
+from lingvo_moe.errors import UserError
+from lingvo_moe.layout import DeviceMesh, Layout
+from lingvo_moe.lazy import tf
+
+_FORMAT = 1
+# Old enough for any runtime that reads the bundle, new enough for what TensorFlow emits.
+_STABLEHLO_VERSION = "1.8.0"
+
+
+@dataclasses.dataclass(frozen=True)
+class Spec:
+    """A tensor that does not exist yet: shape, dtype name, and letters (see `layout`)."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    letters: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Argument:
+    """An input or output of a program: its path in the tree, and the mesh axis of each dimension (-1: not cut)."""
+
+    path: str
+    shape: tuple[int, ...]
+    dtype: str
+    dims_mapping: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """A lowered function. Inputs and outputs are trees; `inputs` and `outputs` list their leaves in order.
+
+    Attributes:
+      name: for profiles and messages.
+      mesh: the devices it was annotated for.
+      donated: paths of inputs that the call consumes: their memory becomes the output's of the same path.
+      exported: a serialised `jax.export.Exported` of StableHLO, a format that JAX keeps readable across versions.
+    """
+
+    name: str
+    mesh: DeviceMesh
+    inputs: tuple[Argument, ...]
+    outputs: tuple[Argument, ...]
+    donated: tuple[str, ...]
+    exported: bytes = dataclasses.field(repr=False)
+
+    def save(self, path: str):
+        """Writes the bundle, a zip of `program.json` and `exported.bin`; replaces `path` only when it is complete."""
+        header = {
+            "format": _FORMAT, "name": self.name, "mesh": list(self.mesh.shape), "donated": list(self.donated),
+            "inputs": [dataclasses.asdict(a) for a in self.inputs],
+            "outputs": [dataclasses.asdict(a) for a in self.outputs],
+        }
+        buffer = io.BytesIO()
+        with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as bundle:
+            bundle.writestr("program.json", json.dumps(header, indent=1))
+            bundle.writestr("exported.bin", self.exported)
+        partial = f"{path}.partial"
+        with open(partial, "wb") as file:
+            file.write(buffer.getvalue())
+        os.replace(partial, path)
+
+    @staticmethod
+    def load(path: str) -> Program:
+        """Reads a bundle; raises UserError for a missing, damaged or foreign file."""
+        try:
+            with zipfile.ZipFile(path) as bundle:
+                header, exported = json.loads(bundle.read("program.json")), bundle.read("exported.bin")
+            if header["format"] != _FORMAT:
+                raise UserError(f"{path}: program format {header['format']}, this version reads {_FORMAT}; export it again.")
+            return Program(header["name"], DeviceMesh(tuple(header["mesh"])), _arguments(header["inputs"]),
+                           _arguments(header["outputs"]), tuple(header["donated"]), exported)
+        except FileNotFoundError:
+            raise UserError(f"{path}: no such program; write it with `python -m lingvo_moe export`.") from None
+        except (zipfile.BadZipFile, KeyError, TypeError, json.JSONDecodeError) as error:
+            raise UserError(f"{path}: not a program bundle, or a damaged one ({error}); export it again.") from None
+
+
+def lower(name: str, function: Callable[[dict], dict], inputs: Mapping[str, Any], output_letters: Mapping[str, str],
+          layout: Layout, donated: tuple[str, ...] = ()) -> Program:
+    """Traces a TensorFlow function into a Program.
+
+    Args:
+      name: of the program.
+      function: takes a tree of tensors shaped like `inputs`, returns a tree of tensors; pure.
+      inputs: tree of `Spec`.
+      output_letters: letters of outputs by path. An output that has an input's path has its letters; scalars need none.
+      layout: turns letters into places.
+      donated: first path components of inputs to donate, each returned with equal shapes under the same paths.
+
+    Raises:
+      ValueError: an output whose letters nobody gave.
+    """
+    specs = tree.flatten(inputs)
+    with sharding.num_devices(layout.mesh.size):
+        module, results = _trace(function, specs)
+    arguments = tuple(Argument(path, tuple(s.shape), s.dtype, layout.dims_mapping(s.letters)) for path, s in specs.items())
+    outputs = []
+    for path, (shape, dtype) in results.items():
+        letters = specs[path].letters if path in specs else output_letters.get(path, "")
+        if len(letters) != len(shape):
+            raise ValueError(f"program {name}: output {path} has shape {shape}, and no letters of that rank were given.")
+        outputs.append(Argument(path, shape, dtype, layout.dims_mapping(letters)))
+    consumed = tuple(path for path in specs if path.split("/")[0] in donated)
+    return Program(name, layout.mesh, arguments, tuple(outputs), consumed, _export(name, module, arguments, outputs))
+
+
+def _trace(function, specs: dict[str, Spec]) -> tuple[bytes, dict]:
+    """Returns StableHLO as MLIR bytecode, and shape and dtype of every output by path."""
+    results: dict[str, tuple] = {}
+
+    def flat(*tensors):
+        outputs = tree.flatten(function(tree.unflatten(dict(zip(specs, tensors)))))
+        results.update({path: (tuple(t.shape), t.dtype.name) for path, t in outputs.items()})
+        return list(outputs.values())
+
+    compiled = tf.function(flat, jit_compile=True, autograph=False)
+    arguments = [tf.TensorSpec(spec.shape, spec.dtype) for spec in specs.values()]
+    return compiled.experimental_get_compiler_ir(*arguments)(stage="stablehlo_serialized"), results
+
+
+def _export(name: str, module: bytes, inputs, outputs) -> bytes:
+    """Wraps StableHLO as `jax.export.Exported`, as if JAX itself had exported it for one device."""
+    import jax
+    from jax import export
+    from jax.extend.mlir.dialects import stablehlo
+
+    def avals(arguments):
+        return tuple(jax.core.ShapedArray(a.shape, np.dtype(a.dtype)) for a in arguments)
+
+    allow = export.DisabledSafetyCheck
+    sharding_calls = ("Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape")
+    exported = export.Exported(
+        fun_name=name, in_tree=jax.tree_util.tree_structure((avals(inputs), {})), in_avals=avals(inputs),
+        out_tree=jax.tree_util.tree_structure(avals(outputs)), out_avals=avals(outputs), _has_named_shardings=True,
+        _in_named_shardings=(None,) * len(inputs), _out_named_shardings=(None,) * len(outputs),
+        in_shardings_hlo=(None,) * len(inputs), out_shardings_hlo=(None,) * len(outputs), nr_devices=1, platforms=("cpu",),
+        ordered_effects=(), unordered_effects=(),
+        # The module is the same for every platform: TensorFlow's lowering asked for none.
+        disabled_safety_checks=(allow.platform(), *(allow.custom_call(call) for call in sharding_calls)),
+        mlir_module_serialized=stablehlo.serialize_portable_artifact_str(module, _STABLEHLO_VERSION),
+        calling_convention_version=10, module_kept_var_idx=tuple(range(len(inputs))), uses_global_constants=False,
+        _get_vjp=None)
+    return bytes(exported.serialize())
+
+
+def _arguments(rows: list[dict]) -> tuple[Argument, ...]:
+    return tuple(Argument(row["path"], tuple(row["shape"]), row["dtype"], tuple(row["dims_mapping"])) for row in rows)

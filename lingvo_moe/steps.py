@@ -1,0 +1,129 @@
+"""The pure step functions: a model and an optimizer become the programs init, train and evaluate.
+
+A model is known by its interface alone: `weights()` and `loss(theta, batch, context)`. The training state is a tree:
+
+  step   scalar int32, steps made
+  seed   [2] int32, the key of all random numbers: those of step t are a function of (seed, t, layer)
+  theta  the weights
+  slots  the optimizer's
+
+so a state says all that the next step needs, and a step can be replayed bit for bit.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Protocol
+
+from lingvo_moe import tree
+from lingvo_moe.layers.base import Context, Weight, fold_seed, initial_value
+from lingvo_moe.layout import Layout
+from lingvo_moe.lazy import tf
+from lingvo_moe.program import Program, Spec, lower
+
+
+class Model(Protocol):
+    """What a step needs of a model."""
+
+    def weights(self) -> dict:
+        """The tree of `Weight`s."""
+
+    def loss(self, theta: dict, batch: dict, context: Context) -> tuple[tf.Tensor, dict]:
+        """(loss to minimise, scalar metrics; among them `cross_entropy` and `tokens`)."""
+
+
+class Optimizer(Protocol):
+    """What a step needs of an optimizer; see `optimizers.adafactor`."""
+
+    def slots(self, weights: dict) -> dict:
+        """The tree of its own `Weight`s."""
+
+    def update(self, weights: dict, theta: dict, gradients: dict, slots: dict, step: tf.Tensor,
+               layout: Layout) -> tuple[dict, dict]:
+        """(theta, slots) after one step."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Steps:
+    """A model, an optimizer and a layout, as programs."""
+
+    model: Model
+    optimizer: Optimizer
+    layout: Layout
+
+    def state_specs(self) -> dict:
+        """The tree of `Spec`s of the training state."""
+        weights = self.model.weights()
+        return {"step": Spec((), "int32", ""), "seed": Spec((2,), "int32", "s"), "theta": weight_specs(weights),
+                "slots": weight_specs(self.optimizer.slots(weights))}
+
+    def init(self) -> Program:
+        """`{seed} -> {state}`: created already in place, so no device ever holds a distributed weight whole."""
+
+        def function(inputs: dict) -> dict:
+            weights = self.model.weights()
+            return {"state": {
+                "step": tf.constant(0), "seed": tf.identity(inputs["seed"]),
+                "theta": self._initial(weights, "theta", inputs["seed"]),
+                "slots": self._initial(self.optimizer.slots(weights), "slots", inputs["seed"])}}
+
+        letters = {path: spec.letters for path, spec in tree.flatten({"state": self.state_specs()}).items()}
+        return lower("init", function, {"seed": Spec((2,), "int32", "s")}, letters, self.layout)
+
+    def train(self, batch_specs: dict) -> Program:
+        """`{state, batch} -> {state, metrics}`, one step; the state is donated.
+
+        Metrics are the model's, of the weights before the step, and `loss`, `gradient_norm` and `learning_rate`.
+        """
+
+        def function(inputs: dict) -> dict:
+            state, weights = inputs["state"], self.model.weights()
+            theta = self._in_place(weights, state["theta"])
+            seed = fold_seed(fold_seed(state["seed"], "train"), state["step"])
+            with tf.GradientTape() as tape:
+                leaves = tree.flatten(theta)
+                tape.watch(list(leaves.values()))
+                loss, metrics = self.model.loss(theta, self._batch(batch_specs, inputs["batch"]), Context(self.layout, seed))
+            gradients = tree.unflatten(dict(zip(leaves, tape.gradient(
+                loss, list(leaves.values()), unconnected_gradients=tf.UnconnectedGradients.ZERO))))
+            new_theta, slots = self.optimizer.update(weights, theta, gradients, state["slots"], state["step"], self.layout)
+            metrics = dict(metrics, loss=loss, gradient_norm=_global_norm(gradients),
+                           learning_rate=self.optimizer.learning_rate(state["step"]))
+            return {"state": {"step": state["step"] + 1, "seed": tf.identity(state["seed"]), "theta": new_theta,
+                              "slots": slots}, "metrics": metrics}
+
+        return lower("train", function, {"state": self.state_specs(), "batch": batch_specs}, {}, self.layout,
+                     donated=("state",))
+
+    def evaluate(self, batch_specs: dict) -> Program:
+        """`{theta, batch} -> {metrics}`, without random numbers."""
+
+        def function(inputs: dict) -> dict:
+            theta = self._in_place(self.model.weights(), inputs["theta"])
+            _, metrics = self.model.loss(theta, self._batch(batch_specs, inputs["batch"]), Context(self.layout))
+            return {"metrics": metrics}
+
+        inputs = {"theta": weight_specs(self.model.weights()), "batch": batch_specs}
+        return lower("evaluate", function, inputs, {}, self.layout)
+
+    def _initial(self, weights: dict, prefix: str, seed: tf.Tensor) -> dict:
+        flat = tree.flatten(weights, f"{prefix}/")
+        values = {path: self.layout.annotate(initial_value(weight, path, seed), weight.letters)
+                  for path, weight in flat.items()}
+        return tree.unflatten(values)[prefix]
+
+    def _in_place(self, weights: dict, theta: dict) -> dict:
+        return tree.map_leaves(lambda weight, tensor: self.layout.annotate(tensor, weight.letters), weights, theta)
+
+    def _batch(self, specs: dict, batch: dict) -> dict:
+        return tree.map_leaves(lambda spec, tensor: self.layout.annotate(tensor, spec.letters), specs, batch)
+
+
+def weight_specs(weights: dict) -> dict:
+    """The tree of float32 `Spec`s of a tree of `Weight`s."""
+    return {name: Spec(node.shape, "float32", node.letters) if isinstance(node, Weight) else weight_specs(node)
+            for name, node in weights.items()}
+
+
+def _global_norm(gradients: dict) -> tf.Tensor:
+    return tf.sqrt(tf.add_n([tf.reduce_sum(tf.square(g)) for g in tree.flatten(gradients).values()]))
