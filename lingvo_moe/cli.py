@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import inspect
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from typing import NoReturn
@@ -77,7 +78,9 @@ def parse(argv: Sequence[str], flag_values: flags.FlagValues) -> list[str]:
         raise UserError(f"unknown flag --{error.flagname}.{did_you_mean(error.flagname, flag_values)} "
                         "--help lists the flags.") from None
     except flags.Error as error:
-        raise UserError(" ".join(str(error).split())) from None
+        # absl shows a bad boolean as the tuple of its error's arguments.
+        message = re.sub(r"\('(.*?)', .*\)$", r"\1", " ".join(str(error).split()))
+        raise UserError(f"{message}. --help lists the flags.") from None
 
 
 def _before_double_dash(argv: Sequence[str]) -> Sequence[str]:
@@ -88,7 +91,9 @@ def _help(main: Main, flag_values: flags.FlagValues) -> str:
     """The docstring of the module that `main` is defined in, and the flags."""
     description = inspect.getdoc(inspect.getmodule(main)) or ""
     modules = [module for module in flag_values.flags_by_module_dict() if not module.startswith("absl")]
-    return "\n\n".join([description, *(flag_values.module_help(module) for module in sorted(modules))])
+    # The first line of a module's help is its file.
+    described = (flag_values.module_help(module).partition("\n")[2] for module in sorted(modules))
+    return "\n\n".join([description, "Flags:", *described])
 
 
 def _fail(message: str) -> int:

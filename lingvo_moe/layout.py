@@ -29,6 +29,15 @@ LETTERS = "GSECMHBTLNDVR"
 
 
 @dataclasses.dataclass(frozen=True)
+class Spec:
+    """A tensor that does not exist yet: shape, dtype name, and letters."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    letters: str
+
+
+@dataclasses.dataclass(frozen=True)
 class DeviceMesh:
     """A logical array of devices, ids in row-major order: `DeviceMesh((4, 2))` is 8 devices, axes x (4) and y (2)."""
 

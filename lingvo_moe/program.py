@@ -18,21 +18,12 @@ import numpy as np
 
 from lingvo_moe import sharding, tree
 from lingvo_moe.errors import UserError
-from lingvo_moe.layout import DeviceMesh, Layout
+from lingvo_moe.layout import DeviceMesh, Layout, Spec
 from lingvo_moe.lazy import tf
 
 _FORMAT = 1
 # Old enough for any runtime that reads the bundle, new enough for what TensorFlow emits.
 _STABLEHLO_VERSION = "1.8.0"
-
-
-@dataclasses.dataclass(frozen=True)
-class Spec:
-    """A tensor that does not exist yet: shape, dtype name, and letters (see `layout`)."""
-
-    shape: tuple[int, ...]
-    dtype: str
-    letters: str
 
 
 @dataclasses.dataclass(frozen=True)

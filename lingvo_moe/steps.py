@@ -1,6 +1,6 @@
-"""The pure step functions: a model and an optimizer become the programs init, train and evaluate.
+"""The pure step functions: a model and an optimizer become the programs init, train, evaluate and decode.
 
-A model is known by its interface alone: `weights()` and `loss(theta, batch, context)`. The training state is a tree:
+A model is known by its interface alone, `Model`. The training state is a tree:
 
   step   scalar int32, steps made
   seed   [2] int32, the key of all random numbers: those of step t are a function of (seed, t, layer)
@@ -16,10 +16,11 @@ import dataclasses
 from typing import Protocol
 
 from lingvo_moe import tree
+from lingvo_moe.decoding.flat_beam_search import BeamSearch, flat_beam_search
 from lingvo_moe.layers.base import Context, Weight, fold_seed, initial_value
-from lingvo_moe.layout import Layout
+from lingvo_moe.layout import Layout, Spec
 from lingvo_moe.lazy import tf
-from lingvo_moe.program import Program, Spec, lower
+from lingvo_moe.program import Program, lower
 
 
 class Model(Protocol):
@@ -30,6 +31,13 @@ class Model(Protocol):
 
     def loss(self, theta: dict, batch: dict, context: Context) -> tuple[tf.Tensor, dict]:
         """(loss to minimise, scalar metrics; among them `cross_entropy` and `tokens`)."""
+
+    def start_decoding(self, theta: dict, source: dict, cache_length: int, context: Context) -> dict:
+        """The state before the first target token."""
+
+    def decode_step(self, theta: dict, state: dict, ids: tf.Tensor, position: tf.Tensor, start: tf.Tensor, mask: tf.Tensor,
+                    context: Context) -> tuple[tf.Tensor, dict]:
+        """(logits `[B, K, V]`, state) after one token for each of K hypotheses."""
 
 
 class Optimizer(Protocol):
@@ -105,6 +113,25 @@ class Steps:
 
         inputs = {"theta": weight_specs(self.model.weights()), "batch": batch_specs}
         return lower("evaluate", function, inputs, {}, self.layout)
+
+    def decode(self, source_specs: dict, search: BeamSearch) -> Program:
+        """`{theta, source} -> {ids, scores, lengths}`: the whole flat beam search; outputs as `decoding.Hypotheses`."""
+
+        def function(inputs: dict) -> dict:
+            context = Context(self.layout)
+            theta = self._in_place(self.model.weights(), inputs["theta"])
+            source = self._batch(source_specs, inputs["source"])
+            state = self.model.start_decoding(theta, source, search.cache_length, context)
+
+            def step(state, ids, position, start, mask):
+                return self.model.decode_step(theta, state, ids, position, start, mask, context)
+
+            found = flat_beam_search(search, step, state, source["ids"].shape[0], context)
+            return {"ids": found.ids, "scores": found.scores, "lengths": found.lengths}
+
+        inputs = {"theta": weight_specs(self.model.weights()), "source": source_specs}
+        letters = {"ids": "BTL", "scores": "BT", "lengths": "BT"}
+        return lower("decode", function, inputs, letters, self.layout)
 
     def _initial(self, weights: dict, prefix: str, seed: tf.Tensor) -> dict:
         flat = tree.flatten(weights, f"{prefix}/")

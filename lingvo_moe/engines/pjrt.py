@@ -26,18 +26,24 @@ class Engine:
       devices: the JAX devices, as many as were asked for.
     """
 
-    def __init__(self, num_devices: int | None = None, platform: str | None = None):
+    def __init__(self, num_devices: int, platform: str | None = None, all_accelerators: bool = False):
         """Finds devices.
 
         Args:
-          num_devices: how many; None for all GPUs or TPUs that there are, or one CPU device. On the CPU any number of
-            virtual devices can be had, as long as JAX has not started yet.
+          num_devices: how many. On the CPU any number of virtual devices can be had, as long as JAX has not started yet.
           platform: `cpu`, `gpu` or `tpu`; None for whatever JAX prefers.
+          all_accelerators: where JAX prefers GPUs or TPUs, take all of them, however many.
 
         Raises:
           UserError: the platform is absent, or has fewer devices.
         """
-        self.devices = _find_devices(num_devices, platform)
+        found = _find_devices(num_devices, platform)
+        if all_accelerators and found[0].platform != "cpu":
+            num_devices = len(found)
+        if num_devices > len(found):
+            raise UserError(f"--devices={num_devices}: there are {len(found)} {found[0].platform} devices; ask for at most that "
+                            f"many, or pass --platform=cpu for virtual ones.")
+        self.devices = found[:num_devices]
 
     @property
     def platform(self) -> str:
@@ -109,23 +115,16 @@ class Executable:
         return jax.device_put(array, placement)
 
 
-def _find_devices(num_devices: int | None, platform: str | None) -> list:
-    if num_devices is not None and num_devices < 1:
-        raise UserError(f"--devices={num_devices}: at least one device is needed.")
+def _find_devices(num_cpu_devices: int, platform: str | None) -> list:
     try:
-        if num_devices is not None:
-            jax.config.update("jax_num_cpu_devices", num_devices)
+        jax.config.update("jax_num_cpu_devices", num_cpu_devices)
     except RuntimeError:
-        pass
+        # JAX has started: it keeps the devices it has, and the caller sees whether they are enough.
+        return jax.devices(platform)
     try:
-        found = jax.devices(platform)
+        return jax.devices(platform)
     except RuntimeError as error:
         raise UserError(f"--platform={platform}: JAX finds no such device ({str(error).splitlines()[0]}).") from None
-    count = num_devices if num_devices is not None else (1 if found[0].platform == "cpu" else len(found))
-    if count > len(found):
-        raise UserError(f"--devices={count}: there are {len(found)} {found[0].platform} devices; ask for at most that many, "
-                        f"or pass --platform=cpu for virtual ones.")
-    return found[:count]
 
 
 def _named_sharding(mesh: Mesh, argument: Argument) -> NamedSharding:

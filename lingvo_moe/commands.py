@@ -1,0 +1,158 @@
+"""The commands that run programs: train, eval, translate and export, from flags to results."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import pathlib
+import sys
+from collections.abc import Iterator
+from typing import TextIO
+
+from absl import flags
+
+from lingvo_moe import experiment, registry
+from lingvo_moe.data.batching import input_specs
+from lingvo_moe.data.corpus import Corpus
+from lingvo_moe.engines.pjrt import Engine
+from lingvo_moe.errors import UserError
+from lingvo_moe.experiment import Experiment
+from lingvo_moe.inference.evaluation import LanguageScore, evaluate as evaluate_languages, groups, mean
+from lingvo_moe.inference.translator import Translator
+from lingvo_moe.layout import DeviceMesh
+from lingvo_moe.training import loop
+
+
+def train(values: flags.FlagValues):
+    """`train`: see `training.loop`."""
+    name, config, engine = _set_up(values, {"training.steps": values.steps})
+    metrics = loop.train(name, config, engine, _logdir(values), say=_say)
+    if metrics:
+        _say(f"trained for {config.training.steps} steps: cross-entropy {metrics['cross_entropy']:.3f}"
+             + (f", held out {metrics['valid/cross_entropy']:.3f}" if "valid/cross_entropy" in metrics else "")
+             + f"; curves: tensorboard --logdir={values.logdir}")
+
+
+def evaluate(values: flags.FlagValues):
+    """`eval`: one row per language, then groups and the average."""
+    name, config, engine = _set_up(values, {"search.beam_size": values.beam_size})
+    corpus = Corpus.open(config.corpus)
+    translator = Translator(name, config, engine, _logdir(values))
+    scores = evaluate_languages(translator, corpus, values.languages, values.max_pairs, values.split)
+    print(table(scores, summary=values.summary))
+    if values.json:
+        rows = {"model": name, "step": translator.step, "scores": [dataclasses.asdict(score) for score in scores]}
+        with _writing(values.json) as file:
+            json.dump(rows, file, indent=1, ensure_ascii=False)
+
+
+def translate(values: flags.FlagValues):
+    """`translate`: as many lines out as in, in the same order."""
+    name, config, engine = _set_up(values, {"search.beam_size": values.beam_size})
+    if not 1 <= values.n_best <= config.search.beam_size:
+        raise UserError(f"--n_best={values.n_best}: the beam has {config.search.beam_size} hypotheses; raise --beam_size.")
+    sentences = _read_lines(values.input)
+    if not sentences:
+        raise UserError(f"--input={values.input}: nothing to translate; expected one sentence a line.")
+    results = Translator(name, config, engine, _logdir(values)).translate(sentences)
+    with _writing(values.output) as file:
+        for number, hypotheses in enumerate(results, start=1):
+            for hypothesis in hypotheses[:values.n_best]:
+                prefix = f"{number}\t{hypothesis.score:.4f}\t" if values.n_best > 1 else ""
+                print(prefix + hypothesis.text, file=file)
+
+
+def export(values: flags.FlagValues):
+    """`export`: lowers a program from specs alone and writes its bundle."""
+    if values.output is None:
+        raise UserError("--output is missing: the file to write the program to.")
+    config = experiment.get(values.model, values.set, _mesh(values))
+    steps, specs = config.steps, input_specs(config.input)
+    decoding = input_specs(dataclasses.replace(config.input, batch_size=config.decoding_batch))
+    program = {"init": steps.init, "train": lambda: steps.train(specs), "evaluate": lambda: steps.evaluate(specs),
+               "decode": lambda: steps.decode(decoding["source"], config.search)}[values.program]()
+    program.save(values.output)
+    _say(f"{values.output}: {program.name} of {registry.full_name(values.model)} for {config.mesh.size} device(s), "
+         f"{os.path.getsize(values.output) / 2**20:.1f} MiB")
+
+
+def table(scores: list[LanguageScore], summary: bool = False) -> str:
+    """BLEU and chrF per language (not in a `summary`), ours beside copying the source, then means by group and over all."""
+    row = "{:24} {:>9} {:>6} {:>7} {:>7} {:>10} {:>10}".format
+    lines = [row("language", "train", "test", "BLEU", "chrF", "copy BLEU", "copy chrF")]
+
+    def line(label: str, members: list[LanguageScore]) -> str:
+        columns = [mean([getattr(member, name) for member in members]) for name in ("bleu", "chrf", "copy_bleu", "copy_chrf")]
+        return row(label, sum(m.train_pairs for m in members), sum(m.test_pairs for m in members),
+                   *(f"{value:.1f}" for value in columns))
+
+    if not summary:
+        lines += [line(score.language, [score]) for score in scores]
+    lines.append("-" * len(lines[0]))
+    if len(scores) >= 6:
+        lines += [line(f"{name} ({len(members)})", members) for name, members in groups(scores)]
+    return "\n".join([*lines, line(f"average of {len(scores)}", scores)])
+
+
+def _set_up(values: flags.FlagValues, changes: dict[str, object]) -> tuple[str, Experiment, Engine]:
+    """The model's full name, its experiment after all flags, and an engine with the devices it needs."""
+    name = registry.full_name(values.model)
+    for flag in ("corpus", "tokenizers"):
+        if flag in values and values[flag].value is not None:
+            changes = {**changes, flag: values[flag].value}
+    assignments = [*values.set, *(f"{path}={value}" for path, value in changes.items() if value is not None)]
+    mesh = _mesh(values)
+    own = experiment.get(name, assignments, mesh)
+    engine = Engine(own.mesh.size, values.platform, all_accelerators=mesh is None)
+    if len(engine.devices) != own.mesh.size:
+        own = experiment.get(name, assignments, DeviceMesh((len(engine.devices),)))
+    return name, own, engine
+
+
+def _mesh(values: flags.FlagValues) -> DeviceMesh | None:
+    if values.mesh is not None and values.devices is not None:
+        raise UserError("--mesh and --devices both say how many devices; pass one of them.")
+    if values.devices is not None and values.devices < 1:
+        raise UserError(f"--devices={values.devices}: at least one device is needed.")
+    return DeviceMesh.parse(values.mesh) if values.mesh else DeviceMesh((values.devices,)) if values.devices else None
+
+
+def _logdir(values: flags.FlagValues) -> pathlib.Path:
+    if not values.logdir:
+        raise UserError("--logdir is missing: the directory of checkpoints and curves.")
+    return pathlib.Path(values.logdir)
+
+
+def _read_lines(path: str) -> list[str]:
+    """The lines of a UTF-8 file or of standard input, without their ends; raises UserError naming a line that is none."""
+    data = sys.stdin.buffer.read() if path == "-" else pathlib.Path(path).read_bytes()
+    lines = data.split(b"\n")
+    lines = lines[:-1] if lines[-1] == b"" else lines
+    sentences = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            sentences.append(line.decode("utf-8").removesuffix("\r"))
+        except UnicodeDecodeError as error:
+            raise UserError(f"--input={path}, line {number}: not UTF-8 (byte {error.start + 1} of the line); convert it, for "
+                            f"instance with iconv.") from None
+        if "\0" in sentences[-1]:
+            raise UserError(f"--input={path}, line {number}: holds a NUL byte; expected a text file, one sentence a line.")
+    return sentences
+
+
+@contextlib.contextmanager
+def _writing(path: str) -> Iterator[TextIO]:
+    """Standard output, or a file that replaces `path` only when it is complete."""
+    if path == "-":
+        yield sys.stdout
+        return
+    partial = f"{path}.partial"
+    with open(partial, "w", encoding="utf-8") as file:
+        yield file
+    os.replace(partial, path)
+
+
+def _say(line: str):
+    print(line, file=sys.stderr, flush=True)

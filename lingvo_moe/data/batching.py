@@ -1,0 +1,145 @@
+"""From sentence pairs of any length to batches of one shape: several pairs to a row, little padding.
+
+A batch is a nested dict of int32 arrays,
+
+    {"source": {"ids", "segment_ids", "positions"},            each [B, S]
+     "target": {"ids", "labels", "segment_ids", "positions"}}  each [B, T]
+
+Source ids end with eos; target ids (the decoder's input) begin with bos, labels end with eos. The pairs of a row are its
+segments 1, 2, ...; segment 0 is padding. Positions restart at 0 in each segment. Attention stays within a segment.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from lingvo_moe.data.tokenizer import SPECIAL_IDS
+from lingvo_moe.errors import UserError
+
+Batch = dict[str, dict[str, np.ndarray]]
+SOURCE_FIELDS = ("ids", "segment_ids", "positions")
+TARGET_FIELDS = ("ids", "labels", "segment_ids", "positions")
+
+
+@dataclasses.dataclass(frozen=True)
+class InputConfig:
+    """What a training or evaluation batch looks like.
+
+    Attributes:
+      batch_size: B, the rows of a batch over all hosts.
+      source_length: S, the tokens of a source row, each sentence's eos included.
+      target_length: T, the tokens of a target row, each sentence's bos (or, in the labels, eos) included.
+      temperature: of the mixture of languages: 1 as in the corpus, 5 as in M4, inf all equal.
+      packing: whether a row may hold several pairs. Without it a row is one pair.
+      lookahead: packing closes a batch when this many pairs have found no room; they open the next one. A larger value pads
+        less. 1 is plain first-fit in stream order.
+      seed: of the order of the training stream.
+
+    Raises:
+      UserError: a value that makes no batch.
+    """
+
+    batch_size: int = 32
+    source_length: int = 96
+    target_length: int = 96
+    temperature: float = 5.0
+    packing: bool = True
+    lookahead: int = 16
+    seed: int = 0
+
+    def __post_init__(self):
+        for name, least in (("batch_size", 1), ("source_length", 2), ("target_length", 2), ("lookahead", 1), ("seed", 0)):
+            if getattr(self, name) < least:
+                raise UserError(f"{name}={getattr(self, name)}: expected at least {least}")
+        if not self.temperature > 0:
+            raise UserError(f"temperature={self.temperature}: expected a number above 0 (1: in proportion, inf: all equal)")
+
+    def host_rows(self, num_hosts: int) -> int:
+        """Returns the rows of a batch that each host feeds; raises UserError if they are not a whole number."""
+        if self.batch_size % num_hosts:
+            raise UserError(f"batch_size={self.batch_size} cannot be divided among {num_hosts} hosts; "
+                            f"make it a multiple of {num_hosts}")
+        return self.batch_size // num_hosts
+
+
+class Spec(NamedTuple):
+    """An input of a program: its shape, dtype name and the letters of its dimensions."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    letters: str
+
+
+def input_specs(config: InputConfig) -> dict[str, dict[str, Spec]]:
+    """Returns the Spec of each array of a (global) batch, nested as the batch is."""
+    source = Spec((config.batch_size, config.source_length), "int32", "BS")
+    target = Spec((config.batch_size, config.target_length), "int32", "BT")
+    return {"source": dict.fromkeys(SOURCE_FIELDS, source), "target": dict.fromkeys(TARGET_FIELDS, target)}
+
+
+class Example(NamedTuple):
+    """A tokenised sentence pair.
+
+    Attributes:
+      number: its place in the stream.
+      source: `[source tokens] int32`, without eos.
+      target: `[target tokens] int32`, without bos and eos.
+    """
+
+    number: int
+    source: np.ndarray
+    target: np.ndarray
+
+    def fits(self, config: InputConfig) -> bool:
+        """Whether the pair, eos included, fits an empty row."""
+        return len(self.source) < config.source_length and len(self.target) < config.target_length
+
+
+class Rows:
+    """A batch being filled: first-fit, with at most `capacity` pairs a row."""
+
+    def __init__(self, config: InputConfig, rows: int):
+        self.batch: Batch = {
+            "source": {name: np.zeros((rows, config.source_length), np.int32) for name in SOURCE_FIELDS},
+            "target": {name: np.zeros((rows, config.target_length), np.int32) for name in TARGET_FIELDS}}
+        self._room = np.tile(np.array([config.source_length, config.target_length]), (rows, 1))  # [rows, 2] tokens
+        self._segments = np.zeros(rows, np.int64)
+        self._capacity = config.source_length if config.packing else 1
+
+    @property
+    def full(self) -> bool:
+        """Whether no pair at all can be added any more."""
+        return not np.any(self._open())
+
+    def add(self, example: Example) -> bool:
+        """Puts the pair into the first row that has room on both sides; returns False if none has."""
+        needed = np.array([len(example.source) + 1, len(example.target) + 1])
+        fitting = self._open() & np.all(self._room >= needed, axis=1)
+        row = int(np.argmax(fitting))
+        if not fitting[row]:
+            return False
+        self._segments[row] += 1
+        for side, room, tokens in zip(("source", "target"), self._room[row], (example.source, example.target), strict=True):
+            self._write(side, row, room, tokens)
+        self._room[row] -= needed
+        return True
+
+    def _open(self) -> np.ndarray:
+        return (self._segments < self._capacity) & np.all(self._room > 0, axis=1)
+
+    def _write(self, side: str, row: int, room: int, tokens: np.ndarray):
+        arrays, length = self.batch[side], len(tokens) + 1
+        start = arrays["ids"].shape[1] - room
+        place = (row, slice(start, start + length))
+        ended = np.append(tokens, np.int32(SPECIAL_IDS["eos"]))
+        if side == "target":
+            arrays["labels"][place] = ended
+            arrays["ids"][place] = np.append(np.int32(SPECIAL_IDS["bos"]), tokens)
+        else:
+            arrays["ids"][place] = ended
+        arrays["segment_ids"][place] = self._segments[row]
+        arrays["positions"][place] = np.arange(length)

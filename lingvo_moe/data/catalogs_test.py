@@ -1,0 +1,157 @@
+"""Every catalog format gives the same entries, and a damaged file an error that names it; nothing in a file is executed."""
+
+from __future__ import annotations
+
+import gettext
+import json
+import struct
+from pathlib import Path, PurePath
+
+import polib
+import pytest
+from hypothesis import given, strategies
+
+from lingvo_moe.data import catalogs
+from lingvo_moe.data.catalogs import Entry
+from lingvo_moe.errors import UserError
+
+_PLURAL_FORMS = (
+    "nplurals=1; plural=0;", "nplurals=2; plural=(n != 1);", "nplurals=2; plural=(n > 1);",
+    "nplurals=3; plural=(n%10==1 && n%100!=11 ? 0 : n%10>=2 && n%10<=4 && (n%100<10 || n%100>=20) ? 1 : 2);",
+    "nplurals=6; plural=n==0 ? 0 : n==1 ? 1 : n==2 ? 2 : n%100>=3 && n%100<=10 ? 3 : n%100>=11 ? 4 : 5;",
+    "nplurals=4; plural=(n%100==1 ? 1 : n%100==2 ? 2 : n%100==3 || n%100==4 ? 3 : 0);",
+    "nplurals=3; plural=(n % 10 == 0 || n % 100 >= 11 && n % 100 <= 19) ? 0 : ((n % 10 == 1 && n % 100 != 11) ? 1 : 2);",
+    "nplurals=2; plural=(n==1 || n%10==1 ? 0 : 1);", "nplurals=5; plural=(n==1 ? 0 : n==2 ? 1 : n<7 ? 2 : n<11 ? 3 : 4)",
+)
+
+
+def _catalog(plural_forms: str = "nplurals=2; plural=(n != 1);") -> polib.POFile:
+    catalog = polib.POFile()
+    catalog.metadata = {"Content-Type": "text/plain; charset=UTF-8", "Language": "de", "Plural-Forms": plural_forms}
+    catalog.append(polib.POEntry(msgid="Open file", msgstr="Datei öffnen", msgctxt="menu"))
+    catalog.append(polib.POEntry(msgid="%d file", msgid_plural="%d files", msgstr_plural={0: "%d Datei", 1: "%d Dateien"}))
+    return catalog
+
+
+def _read(path: Path) -> list[Entry]:
+    return list(catalogs.read(path, PurePath(path.name)))
+
+
+def test_mo_and_po_give_the_same_entries(tmp_path):
+    catalog = _catalog()
+    catalog.save(str(tmp_path / "x-de.po"))
+    catalog.save_as_mofile(str(tmp_path / "x-de.mo"))
+    expected = {Entry("de", "Open file", "Datei öffnen"), Entry("de", "%d file", "%d Datei")}
+    assert set(_read(tmp_path / "x-de.po")) == set(_read(tmp_path / "x-de.mo")) == expected
+
+
+def test_fuzzy_entries_of_a_po_are_marked_and_obsolete_ones_are_not_there(tmp_path):
+    catalog = polib.POFile()
+    catalog.append(polib.POEntry(msgid="a", msgstr="b", flags=["fuzzy"]))
+    catalog.append(polib.POEntry(msgid="c", msgstr="d", obsolete=True))
+    catalog.save(str(tmp_path / "de.po"))
+    assert _read(tmp_path / "de.po") == [Entry("de", "a", "b", fuzzy=True)]
+
+
+def test_a_mo_in_another_encoding_and_byte_order(tmp_path):
+    pairs = [(b"", b"Content-Type: text/plain; charset=ISO-8859-1\nLanguage: de\n"), (b"door", "Tür".encode("latin-1"))]
+    (tmp_path / "de.mo").write_bytes(_mo(pairs, order=">"))
+    assert _read(tmp_path / "de.mo") == [Entry("de", "door", "Tür")]
+
+
+@pytest.mark.parametrize("plural_forms", _PLURAL_FORMS)
+def test_the_form_for_one_thing_is_the_one_that_gettext_computes(plural_forms):
+    formula = plural_forms.partition("plural=")[2].rstrip(";")
+    assert catalogs._index_of_one(plural_forms) == gettext.c2py(formula)(1)
+
+
+def test_a_plural_formula_is_text_and_nothing_more(tmp_path):
+    """A hostile header cannot run code or make the reader compute for ever."""
+    _catalog("nplurals=2; plural=" + "n==1?" * 20000 + "9**9**9**9;").save_as_mofile(str(tmp_path / "de.mo"))
+    assert len(_read(tmp_path / "de.mo")) == 2
+
+
+@given(strategies.binary(max_size=200), strategies.integers(0, 2**32 - 1), strategies.integers(0, 2**32 - 1))
+def test_a_damaged_mo_is_an_error_that_names_the_file(tmp_path_factory, tail, count, start):
+    path = tmp_path_factory.mktemp("damaged") / "de.mo"
+    path.write_bytes(struct.pack("<5I", 0x950412DE, 0, count, start, start) + tail)
+    try:
+        assert all(isinstance(entry, Entry) for entry in _read(path))
+    except UserError as error:
+        assert str(error).startswith(f"{path}: not a readable .mo catalog")
+
+
+def test_a_truncated_mo_is_an_error_wherever_it_was_cut(tmp_path):
+    _catalog().save_as_mofile(str(tmp_path / "whole.mo"))
+    data = (tmp_path / "whole.mo").read_bytes()
+    path = tmp_path / "de.mo"
+    for length in range(0, len(data) - 1, 7):
+        path.write_bytes(data[:length])
+        with pytest.raises(UserError, match="not a readable .mo catalog"):
+            _read(path)
+
+
+@pytest.mark.parametrize("content", [b'msgid "a"\nmsgstr b\n', b'msgid "a"\nmsgstr ""\n"tru', b'msgid "a"\nmsgstr "\xff"\n', b"\0\1\2"])
+def test_a_damaged_po_is_an_error_that_names_the_file(tmp_path, content):
+    path = tmp_path / "de.po"
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=r"de\.po: not a readable \.po catalog"):
+        _read(path)
+
+
+def test_mediawiki_takes_the_first_choice_and_the_english_beside_it(tmp_path):
+    _write_json(tmp_path / "en.json", {"@metadata": {}, "n": "$1 {{PLURAL:$1|page|pages}}", "only": "English"})
+    _write_json(tmp_path / "de.json", {"@metadata": {"authors": ["x"]}, "n": "$1 {{PLURAL:$1|1=Seite|Seiten}}", "new": "neu"})
+    assert _read(tmp_path / "de.json") == [Entry("de", "$1 page", "$1 Seite")]
+    assert _read(tmp_path / "en.json") == []
+
+
+def test_choices_inside_of_choices():
+    assert catalogs._first_choice("{{GENDER:$1|{{PLURAL:$2|his|their}}|her}} {{SITENAME}}") == "his {{SITENAME}}"
+
+
+def test_json_that_is_no_catalog_has_no_entries_and_a_broken_one_is_an_error(tmp_path):
+    _write_json(tmp_path / "en.json", {"a": "b"})
+    _write_json(tmp_path / "package.json", {"name": "x"})
+    _write_json(tmp_path / "fr.json", ["a list"])
+    assert _read(tmp_path / "package.json") == _read(tmp_path / "fr.json") == []
+    (tmp_path / "de.json").write_text('{"a": "b')
+    with pytest.raises(UserError, match=r"de\.json: not a readable JSON catalog"):
+        _read(tmp_path / "de.json")
+
+
+def test_tsv_of_one_and_of_many_languages(tmp_path):
+    (tmp_path / "pt-br.tsv").write_text("\ufeffolá mundo\thello world\n\n", encoding="utf-8")
+    (tmp_path / "all.tsv").write_text("de\tja\tyes\r\nfr\toui\tyes\r\n", encoding="utf-8")
+    assert _read(tmp_path / "pt-br.tsv") == [Entry("pt_BR", "hello world", "olá mundo")]
+    assert _read(tmp_path / "all.tsv") == [Entry("de", "yes", "ja"), Entry("fr", "yes", "oui")]
+
+
+@pytest.mark.parametrize("name, content, message", [
+    ("de.tsv", b"", "de.tsv: the file is empty"),
+    ("de.tsv", b"ja\tyes\nnein no\n", "de.tsv:2: 1 columns where the first line has 2"),
+    ("de.tsv", b"ja\n", "de.tsv:1: 1 column; expected source<TAB>english"),
+    ("de.tsv", b"ja\tyes\nn\xe4\tno\n", r"de.tsv:2: not UTF-8 \(byte 2 of the line, 0xe4\)"),
+    ("de.tsv", b"j\0a\tyes\n", "de.tsv:1: a NUL byte"),
+    ("sentences.tsv", b"ja\tyes\n", "sentences.tsv: which language is it"),
+    ("all.tsv", b"de\tja\tyes\nklingonish\tx\ty\n", "all.tsv:2: 'klingonish' is no language label"),
+])
+def test_a_bad_tsv_is_an_error_with_file_and_line(tmp_path, name, content, message):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(UserError, match=message):
+        _read(tmp_path / name)
+
+
+def _write_json(path: Path, messages):
+    path.write_text(json.dumps(messages, ensure_ascii=False), encoding="utf-8")
+
+
+def _mo(pairs: list[tuple[bytes, bytes]], order: str) -> bytes:
+    start = 28 + 16 * len(pairs)
+    tables, texts = [b"", b""], b""
+    for column in (0, 1):
+        for pair in pairs:
+            tables[column] += struct.pack(f"{order}2I", len(pair[column]), start + len(texts))
+            texts += pair[column] + b"\0"
+    header = struct.pack(f"{order}7I", 0x950412DE, 0, len(pairs), 28, 28 + 8 * len(pairs), 0, start)
+    return header + tables[0] + tables[1] + texts

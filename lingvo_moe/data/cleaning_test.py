@@ -1,0 +1,83 @@
+"""A clean pair is two lines of plain text that say the same; each kind of dirt is removed, or is a reason to drop the pair."""
+
+from __future__ import annotations
+
+import unicodedata
+
+import pytest
+from hypothesis import given, strategies
+
+from lingvo_moe.data import cleaning
+from lingvo_moe.data.drop import Drop
+
+
+@pytest.mark.parametrize("source, english, cleaned", [
+    ("_Datei", "_File", ("Datei", "File")),
+    ("Speichern &unter", "Save &As", ("Speichern unter", "Save As")),
+    ("~Bearbeiten", "E~dit", ("Bearbeiten", "Edit")),
+    ("ファイル(_F)", "_File", ("ファイル", "File")),
+    ("(_F) ファイル", "_File", ("ファイル", "File")),
+    ("Die Datei file_name fehlt", "The file file_name is missing", ("Die Datei file_name fehlt", "The file file_name is missing")),
+    ("Firma AT&T heute", "AT&T company today", ("Firma AT&T heute", "AT&T company today")),
+    ("Ton &amp; Bild", "Sound &amp; vision", ("Ton &amp; Bild", "Sound &amp; vision")),
+    ("a_b_c ist ein Name", "a_b_d is a name", ("a_b_c ist ein Name", "a_b_d is a name")),
+    ("Öffnen", "Verb|Open", ("Öffnen", "Open")),
+    ("Verb|Öffnen", "Verb|Open", ("Öffnen", "Open")),
+    ("eins|zwei", "one|two", ("eins|zwei", "one|two")),
+    ("Wert", "_: the context\nValue", ("Wert", "Value")),
+    ("  zwei\n Zeilen\u00a0hier ", "two\n lines\there", ("zwei Zeilen hier", "two lines here")),
+    ("\u200fשלום\u200e \u202aעולם\u202c", "hello world", ("שלום עולם", "hello world")),
+    ("می\u200cخواهم", "I want", ("می\u200cخواهم", "I want")),
+    ("O\u0308l", "oil", ("Öl", "oil")),
+    ("%2$s von %1$s", "%1$s of %2$s", ("%2$s von %1$s", "%1$s of %2$s")),
+    ("100%% fertig", "done", ("100%% fertig", "done")),
+])
+def test_what_is_cleaned(source, english, cleaned):
+    assert cleaning.clean(source, english) == cleaned
+
+
+@pytest.mark.parametrize("source, english, reason", [
+    ("", "text", Drop.EMPTY), ("\u200e \n", "text", Drop.EMPTY), ("Text", "", Drop.EMPTY),
+    ("15:00", "3 p.m.", Drop.NO_LETTERS), ("Doppelpunkt", ":", Drop.NO_LETTERS),
+    ("GTK", "GTK", Drop.IDENTICAL), ("_Name", "N_ame", Drop.IDENTICAL), ("name", "Name", Drop.IDENTICAL),
+    ("eine Datei", "%d file", Drop.PLACEHOLDERS), ("{name} fehlt {name}", "{name} is missing", Drop.PLACEHOLDERS),
+    ("wort " * 201, "word", Drop.TOO_LONG), ("wort", "word " * 201, Drop.TOO_LONG),
+])
+def test_what_is_dropped(source, english, reason):
+    assert cleaning.clean(source, english) is reason
+
+
+def test_two_hundred_words_are_not_too_many():
+    assert cleaning.clean("wort " * 200, "word " * 200) == (("wort " * 200).strip(), ("word " * 200).strip())
+
+
+@pytest.mark.parametrize("text, count", [
+    ("%s of %d", 2), ("%(name)s", 1), ("%1$s", 1), ("%-5.2f", 1), ("%1 of %2", 2), ("%1.", 1), ("%L1", 1), ("%lu bytes", 1), ("%H:%M", 2),
+    ("%PRODUCTNAME", 1), ("$(ARG1)", 1), ("${name}", 1), ("$1 and $2", 2), ("{} {0} {x:.2f}", 3), ("{{SITENAME}}", 1),
+    ("100%", 0), ("100 % of it", 0), ("100%.", 0), ("100%-ban", 0), ("%%", 0), ("a { b }", 0), ("5 $", 0),
+])
+def test_placeholders(text, count):
+    assert cleaning.count_placeholders(text) == count
+
+
+@given(strategies.text(), strategies.text())
+def test_clean_text_is_one_normalised_line(source, english):
+    cleaned = cleaning.clean(source, english)
+    if isinstance(cleaned, Drop):
+        return
+    for text in cleaned:
+        assert text == " ".join(text.split()) == unicodedata.normalize("NFC", text)
+        assert not set(text) & set("\t\n\r\0\u200e\u200f\ufeff")
+
+
+@pytest.mark.parametrize("texts, script", [
+    (["привет", "новый GTK", "да", "OK"], "CYRILLIC"), (["日本", "ひらがな", "カタカナ"], "CJK"), (["ja", "nein"], "LATIN"),
+    (["да", "ja"], None), (["...", "1"], None), ([], None), (["한국어"], "HANGUL"),
+])
+def test_dominant_script(texts, script):
+    assert cleaning.dominant_script(texts) == script
+
+
+def test_a_row_needs_one_letter_of_the_script():
+    assert cleaning.is_written_in("GTK и X11", "CYRILLIC")
+    assert not cleaning.is_written_in("GTK 3", "CYRILLIC")

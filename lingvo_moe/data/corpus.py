@@ -1,0 +1,202 @@
+"""A built corpus: pairs of (foreign source, English target), one file a language and split.
+
+    DIR/corpus.json                     what is in it, from where, what was dropped and why
+    DIR/report.txt                      the same as a table
+    DIR/{train,valid,test}/LANG.tsv     UTF-8, source<TAB>english, a pair a line; a language without pairs has no file
+
+`python -m tools.build_corpus` writes one. Opening reads the manifest alone; a file is read, and checked whole, when its pairs
+are first asked for.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from lingvo_moe.errors import UserError, did_you_mean
+
+FORMAT = "lingvo_moe corpus"
+VERSION = 1
+SPLITS = ("train", "valid", "test")
+MANIFEST = "corpus.json"
+REPORT = "report.txt"
+_REBUILD = "Build the corpus anew: python -m tools.build_corpus --force --output=DIR with its preset or inputs."
+
+
+class Pairs:
+    """The pairs of one file: a sequence of (source, english), held as the file's bytes and 8 bytes a line."""
+
+    def __init__(self, path: Path):
+        """Reads and checks the file. Raises UserError, with file and line, where it is not source<TAB>english in UTF-8."""
+        self._data = _read(path)
+        if not self._data:
+            raise UserError(f"{path}: the file is empty; expected a pair source<TAB>english a line. {_REBUILD}")
+        _check_text(path, self._data)
+        self._ends = _line_ends(path, self._data)
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    def __getitem__(self, index: int) -> tuple[str, str]:
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"pair {index} of {len(self)}")
+        index %= len(self)
+        start = self._ends[index - 1] + 1 if index else 0
+        source, english = self._data[start:self._ends[index]].decode().split("\t")
+        return source, english
+
+    def __iter__(self) -> Iterator[tuple[str, str]]:
+        return (self[index] for index in range(len(self)))
+
+
+class Corpus:
+    """A corpus that a directory holds. Get one from `Corpus.open`."""
+
+    def __init__(self, directory: Path, manifest: dict):
+        self.directory = directory
+        self.manifest = manifest
+        self._pairs: dict[tuple[str, str], Pairs] = {}
+
+    @classmethod
+    def open(cls, directory: str | Path) -> Corpus:
+        """Opens a corpus by its manifest and the sizes of its files.
+
+        Raises:
+          UserError: there is no corpus, it holds no training pair, or its files are not the ones that the manifest lists.
+        """
+        directory = Path(directory)
+        manifest = read_manifest(directory)
+        corpus = cls(directory, manifest)
+        if not any(corpus.count("train", language) for language in corpus.languages):
+            raise UserError(f"{directory}: the corpus has no training pair. {_REBUILD}")
+        for split in SPLITS:
+            for language in corpus.languages_of(split):
+                corpus._check_size(split, language)
+        return corpus
+
+    @property
+    def languages(self) -> tuple[str, ...]:
+        """All languages, sorted."""
+        return tuple(sorted(self.manifest["languages"]))
+
+    def languages_of(self, split: str) -> tuple[str, ...]:
+        """The languages that have pairs in this split, sorted."""
+        return tuple(language for language in self.languages if self.count(split, language))
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of every file's content: equal corpora have equal fingerprints."""
+        return self.manifest["fingerprint"]
+
+    def count(self, split: str, language: str | None = None) -> int:
+        """How many pairs the split has, of one language or of all."""
+        if language is None:
+            return sum(self.count(split, language) for language in self.languages)
+        return self._facts(split, language)["pairs"]
+
+    def pairs(self, split: str, language: str) -> Pairs:
+        """Returns the pairs, read at the first call.
+
+        Raises:
+          UserError: the language is not in the corpus, has no pair in this split, or its file is damaged.
+        """
+        if not self.count(split, language):
+            raise UserError(f"{self.directory}: {language} has no {split} pairs; these have: "
+                            f"{', '.join(self.languages_of(split)) or 'no language'}.")
+        if (split, language) not in self._pairs:
+            path, pairs = self.path(split, language), Pairs(self.path(split, language))
+            if len(pairs) != self.count(split, language):
+                raise UserError(f"{path}: {len(pairs)} pairs, but {MANIFEST} lists {self.count(split, language)}. {_REBUILD}")
+            self._pairs[split, language] = pairs
+        return self._pairs[split, language]
+
+    def path(self, split: str, language: str) -> Path:
+        """Where the pairs of a split and language lie."""
+        return self.directory / split / f"{language}.tsv"
+
+    def _facts(self, split: str, language: str) -> dict:
+        if split not in SPLITS:
+            raise UserError(f"no split {split!r}; the splits are {', '.join(SPLITS)}.")
+        if language not in self.manifest["languages"]:
+            raise UserError(f"{self.directory}: no language {language!r} among the corpus's "
+                            f"{len(self.languages)}.{did_you_mean(language, self.languages)}")
+        return self.manifest["languages"][language][split]
+
+    def _check_size(self, split: str, language: str):
+        path, expected = self.path(split, language), self._facts(split, language)["bytes"]
+        if not path.is_file():
+            raise UserError(f"{path}: missing, but {MANIFEST} lists {self.count(split, language)} pairs. {_REBUILD}")
+        size = path.stat().st_size
+        if size != expected:
+            raise UserError(f"{path}: {size} bytes, but {MANIFEST} lists {expected}. {_REBUILD}")
+
+
+def read_manifest(directory: Path) -> dict:
+    """Returns the manifest of a corpus. Raises UserError if there is none, or it is damaged or of another version."""
+    path = directory / MANIFEST
+    if not path.is_file():
+        there = "is not a corpus (it has no corpus.json)" if directory.is_dir() else "does not exist"
+        raise UserError(f"the corpus {directory} {there}. Build one: python -m tools.build_corpus --preset=quickstart "
+                        f"--output={directory}, or from your own files with --preset=none --input=DIR.")
+    try:
+        manifest = json.loads(_read(path))
+        version = (manifest["format"], manifest["version"])
+        if version == (FORMAT, VERSION):
+            _check_manifest(manifest)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"{path}: truncated or damaged ({type(error).__name__}: {error}). {_REBUILD}") from None
+    if version != (FORMAT, VERSION):
+        raise UserError(f"{path}: format {version[0]!r} version {version[1]!r}; this program reads {FORMAT!r} "
+                        f"version {VERSION}. {_REBUILD}")
+    return manifest
+
+
+def _check_manifest(manifest: dict):
+    if not isinstance(manifest["fingerprint"], str):
+        raise TypeError("fingerprint is no string")
+    for language, facts in manifest["languages"].items():
+        for split in SPLITS:
+            if not all(isinstance(facts[split][field], int) for field in ("pairs", "bytes")):
+                raise TypeError(f"the {split} counts of {language} are no numbers")
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror}).") from None
+
+
+def _check_text(path: Path, data: bytes):
+    for byte, what in ((b"\0", "a NUL byte: this is a binary file"), (b"\r", "a carriage return: lines must end in LF alone")):
+        if byte in data:
+            raise UserError(f"{_place(path, data, data.index(byte))}: {what}. {_REBUILD}")
+    try:
+        data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{_place(path, data, error.start)}: not UTF-8 (byte 0x{data[error.start]:02x}). {_REBUILD}") from None
+
+
+def _line_ends(path: Path, data: bytes) -> np.ndarray:
+    """Returns where each line ends, `[lines] int64`, once it is sure that each holds exactly one tab."""
+    codes = np.frombuffer(data, np.uint8)
+    ends = np.flatnonzero(codes == ord("\n"))
+    if data[-1:] != b"\n":
+        ends = np.append(ends, len(data))
+    tabs = np.flatnonzero(codes == ord("\t"))
+    tabs_before = np.searchsorted(tabs, ends)  # exactly one more with every line
+    wrong = np.flatnonzero(np.diff(tabs_before, prepend=0) != 1)
+    if len(wrong):
+        line = int(wrong[0])
+        count = int(tabs_before[line] - (tabs_before[line - 1] if line else 0))
+        raise UserError(f"{path}:{line + 1}: {count} tabs; expected exactly one, source<TAB>english. {_REBUILD}")
+    return ends
+
+
+def _place(path: Path, data: bytes, offset: int) -> str:
+    """`FILE:LINE: byte OFFSET`, the offset counted from 0 in the whole file."""
+    line = data.count(b"\n", 0, offset) + 1
+    return f"{path}:{line}: byte {offset}"

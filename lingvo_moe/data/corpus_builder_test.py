@@ -1,0 +1,229 @@
+"""From files to a corpus: the same bytes from the same files, every entry accounted for, and nothing of the user's harmed."""
+
+from __future__ import annotations
+
+import collections
+import itertools
+import json
+import os
+import random
+from pathlib import Path
+
+import polib
+import pytest
+
+from lingvo_moe.data import corpus_builder, corpus_writer, splitting
+from lingvo_moe.data.corpus import SPLITS, Corpus
+from lingvo_moe.data.drop import Drop
+from lingvo_moe.data.splitting import english_key
+from lingvo_moe.errors import UserError
+
+_WORDS = "red green blue old new big small warm cold good bad long short deep flat loud calm dark".split()
+
+
+def _sentences(count: int) -> list[str]:
+    """Different sentences of six words, few of them alike."""
+    generator = random.Random(1)
+    made = {" ".join(generator.choices(_WORDS, k=6)): None for _ in range(count)}
+    return list(made)
+
+
+@pytest.fixture
+def texts(tmp_path) -> Path:
+    """1500 sentences in de and ru, half of them in fr, in three formats."""
+    folder, sentences = tmp_path / "texts", _sentences(1500)
+    folder.mkdir()
+    _write_tsv(folder / "de.tsv", [(f"wort {sentence}", sentence) for sentence in sentences])
+    (folder / "more.tsv").write_text("".join(f"ru\tслово {sentence}\t{sentence}\n" for sentence in sentences), encoding="utf-8")
+    catalog = polib.POFile()
+    catalog.extend(polib.POEntry(msgid=sentence, msgstr=f"mot {sentence}") for sentence in sentences[::2])
+    catalog.save(str(folder / "fr.po"))
+    return folder
+
+
+def _write_tsv(path: Path, pairs: list[tuple[str, str]]):
+    path.write_text("".join(f"{source}\t{english}\n" for source, english in pairs), encoding="utf-8")
+
+
+def _build(texts: Path, output: Path, **options) -> Corpus:
+    return corpus_builder.build("none", [texts], output, **options)[0]
+
+
+def _files(directory: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+
+
+def test_no_held_out_sentence_is_trained_on_in_any_language(texts, tmp_path):
+    built = _build(texts, tmp_path / "corpus")
+    keys = {split: {english_key(english) for language in built.languages_of(split)
+                    for _, english in built.pairs(split, language)} for split in SPLITS}
+    assert len(keys["test"]) >= 40 and len(keys["valid"]) >= 20 and len(keys["train"]) > 1000
+    assert not keys["test"] & keys["valid"]
+    assert not splitting.within_one_word(keys["train"], keys["test"] | keys["valid"])
+    assert built.languages_of("test") == ("de", "fr", "ru")
+
+
+def test_every_entry_is_a_pair_or_has_a_reason(texts, tmp_path):
+    _write_tsv(texts / "de-more.tsv", [("OK", "OK"), ("wort " + _sentences(1)[0], _sentences(1)[0]), ("", "empty one")])
+    built = _build(texts, tmp_path / "corpus")
+    for language, facts in built.manifest["languages"].items():
+        pairs = sum(built.count(split, language) for split in SPLITS)
+        assert facts["read"] == pairs + sum(facts["dropped"].values())
+    dropped = built.manifest["languages"]["de"]["dropped"]
+    assert dropped[Drop.IDENTICAL] == dropped[Drop.EMPTY] == dropped[Drop.DUPLICATE] == 1
+
+
+def test_the_same_files_give_the_same_bytes_in_whatever_order_they_come(texts, tmp_path, monkeypatch):
+    first = _build(texts, tmp_path / "first")
+    walk = os.walk
+    monkeypatch.setattr(os, "walk", lambda root: ((top, folders, names[::-1]) for top, folders, names in walk(root)))
+    second = _build(texts, tmp_path / "second")
+    assert first.fingerprint == second.fingerprint
+    assert _files(tmp_path / "first") == _files(tmp_path / "second")
+
+
+def test_a_corpus_of_the_same_inputs_is_left_as_it_is(texts, tmp_path):
+    output = tmp_path / "corpus"
+    _build(texts, output)
+    inode = output.stat().st_ino
+    assert corpus_builder.build("none", [texts], output)[1] is False
+    assert corpus_builder.build("none", [texts], output, force=True)[1] is True
+    assert output.stat().st_ino != inode
+
+
+def test_a_corpus_of_other_inputs_is_replaced_by_force_alone(texts, tmp_path):
+    output = tmp_path / "corpus"
+    _build(texts, output)
+    before = _files(output)
+    _write_tsv(texts / "it.tsv", [("parola", "word")])
+    with pytest.raises(UserError, match="holds a corpus of other inputs.*--force"):
+        _build(texts, output)
+    assert _files(output) == before
+    assert "it" in _build(texts, output, force=True).languages
+    assert sorted(os.listdir(tmp_path)) == ["corpus", "texts"]
+
+
+def test_a_damaged_corpus_is_rebuilt_by_force(texts, tmp_path):
+    output = tmp_path / "corpus"
+    fingerprint = _build(texts, output).fingerprint
+    (output / "corpus.json").write_text("{")
+    with pytest.raises(UserError, match="or a damaged one"):
+        _build(texts, output)
+    assert _build(texts, output, force=True).fingerprint == fingerprint
+
+
+@pytest.mark.parametrize("force", [False, True])
+@pytest.mark.parametrize("names", [["thesis.doc"], ["corpus.json", "thesis.doc"], ["train"]])
+def test_anything_but_a_corpus_is_left_alone(texts, tmp_path, names, force):
+    output = tmp_path / "corpus"
+    output.mkdir()
+    for name in names:
+        (output / name).write_text("precious")
+    with pytest.raises(UserError, match="something other than a corpus and is left alone"):
+        _build(texts, output, force=force)
+    assert sorted(os.listdir(output)) == sorted(names)
+
+
+def test_a_file_in_the_way_is_left_alone_and_an_empty_directory_is_used(texts, tmp_path):
+    (tmp_path / "file").write_text("precious")
+    with pytest.raises(UserError, match="is a file or a link"):
+        _build(texts, tmp_path / "file", force=True)
+    (tmp_path / "empty").mkdir()
+    assert _build(texts, tmp_path / "empty").count("train")
+
+
+def test_an_interrupted_build_leaves_the_old_corpus_and_nothing_else(texts, tmp_path, monkeypatch):
+    output = tmp_path / "corpus"
+    _build(texts, output)
+    before, calls = _files(output), itertools.count()
+    write = corpus_writer.write
+
+    def interrupted(path, data):
+        if next(calls) == 3:
+            raise KeyboardInterrupt
+        write(path, data)
+
+    monkeypatch.setattr(corpus_writer, "write", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        _build(texts, output, force=True)
+    assert _files(output) == before
+    assert sorted(os.listdir(tmp_path)) == ["corpus", "texts"]
+
+
+def test_a_full_disk_is_an_error_that_names_the_file(texts, tmp_path, monkeypatch):
+    def full(path, data):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(OSError) as caught:
+        _build(texts, tmp_path / "corpus")
+    assert caught.value.filename.endswith("train/de.tsv")
+    assert os.listdir(tmp_path) == ["texts"]
+
+
+def test_catalogs_of_one_language_are_merged_and_english_ones_counted(texts, tmp_path):
+    _write_tsv(texts / "pt-br.tsv", [("olá mundo", "hello world")])
+    _write_tsv(texts / "x-pt_BR.tsv", [("adeus mundo", "goodbye world")])
+    _write_tsv(texts / "en-gb.tsv", [("colour", "color")])
+    built = _build(texts, tmp_path / "corpus")
+    assert list(built.pairs("train", "pt_BR")) == [("adeus mundo", "goodbye world"), ("olá mundo", "hello world")]
+    assert built.manifest["english_labels"] == {"en_GB": 1}
+
+
+def test_rows_in_a_foreign_script_are_dropped(texts, tmp_path):
+    _write_tsv(texts / "uk.tsv", [("так", "yes"), ("ні", "no"), ("можливо", "perhaps"), ("maybe not", "perhaps not")])
+    facts = _build(texts, tmp_path / "corpus").manifest["languages"]["uk"]
+    assert facts["dropped"] == {Drop.WRONG_SCRIPT: 1}
+
+
+def test_held_out_splits_are_capped_for_each_language(texts, tmp_path, monkeypatch):
+    whole = _build(texts, tmp_path / "whole")
+    monkeypatch.setattr(corpus_builder, "HELD_OUT_CAP", 10)
+    capped = _build(texts, tmp_path / "capped")
+    assert capped.count("test", "de") == capped.count("valid", "de") == 10
+    assert set(capped.pairs("test", "de")) < set(whole.pairs("test", "de"))
+    assert list(capped.pairs("train", "de")) == list(whole.pairs("train", "de"))
+    assert capped.manifest["languages"]["de"]["dropped"][Drop.OVER_CAP] > 0
+
+
+def test_a_held_out_source_with_another_english_is_not_trained_on():
+    split = splitting.Split(frozenset(["it is all right now"]), *[frozenset()] * 3, eligible=2, all=2)
+    dropped = collections.Counter()
+    pairs = [("alles gut", "it is all right now"), ("alles gut", "everything is completely fine"), ("nichts", "nothing")]
+    assert corpus_builder.assign(pairs, split, dropped) == {
+        "train": [("nichts", "nothing")], "valid": [], "test": [("alles gut", "it is all right now")]}
+    assert +dropped == {Drop.SOURCE_HELD_OUT: 1}
+
+
+def test_the_report_warns_of_a_corpus_too_small_to_split(tmp_path):
+    _write_tsv(tmp_path / "de.tsv", [("ja", "yes"), ("nein", "no")])
+    built = _build(tmp_path / "de.tsv", tmp_path / "corpus")
+    assert built.count("train") == 2 and built.count("test") == 0
+    report = (tmp_path / "corpus" / "report.txt").read_text()
+    assert "WARNING: the test split has 0 English sentences" in report
+    assert [line.split() for line in report.splitlines() if line.startswith("de ")] == [["de", "2", "2", "0", "0", "0", "0"]]
+
+
+def test_the_manifest_is_readable_json_without_machine_paths(texts, tmp_path):
+    _build(texts, tmp_path / "corpus")
+    text = (tmp_path / "corpus" / "corpus.json").read_text(encoding="utf-8")
+    assert json.loads(text)["inputs"] == ["texts"] and str(tmp_path) not in text
+
+
+@pytest.mark.parametrize("name, content, message", [
+    ("de.tsv", "OK\tOK\n", r"all 1 entries were dropped \(identical to the English 1\)"),
+    ("messages.po", 'msgid "a"\nmsgstr "b"\n', "do not tell their language: .*messages.po"),
+    ("en.tsv", "colour\tcolor\n", "no translations into a language other than English"),
+])
+def test_nothing_left_says_why(tmp_path, name, content, message):
+    (tmp_path / name).write_text(content)
+    with pytest.raises(UserError, match=message):
+        _build(tmp_path / name, tmp_path / "corpus")
+    assert not (tmp_path / "corpus").exists()
+
+
+def test_a_preset_that_is_none_of_them_and_no_input():
+    with pytest.raises(UserError, match="no preset 'debain'; expected one of quickstart, debian, none. Did you mean debian?"):
+        corpus_builder.build("debain", [], "x")
+    with pytest.raises(UserError, match="nothing to build a corpus from: name your files with --input"):
+        corpus_builder.build("none", [], "x")

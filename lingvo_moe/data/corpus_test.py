@@ -1,0 +1,134 @@
+"""Reading a corpus gives exactly what was written, and every kind of damage is an error that names file and line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given, strategies
+
+from lingvo_moe.data import corpus
+from lingvo_moe.data.corpus import Corpus, Pairs
+from lingvo_moe.errors import UserError
+
+_TEXT = strategies.text(strategies.characters(exclude_characters="\t\n\r\0", exclude_categories=["Cs"]), min_size=1)
+
+
+@pytest.fixture
+def directory(tmp_path) -> Path:
+    """Two languages; French has no test pair."""
+    return write_corpus(tmp_path / "corpus", {
+        "train": {"de": "ja\tyes\nnein\tno\n", "fr": "oui\tyes\n"}, "valid": {"de": "gut\tgood\n", "fr": "bon\tgood\n"},
+        "test": {"de": "schlecht\tbad\n"}})
+
+
+def write_corpus(directory: Path, texts: dict[str, dict[str, str]]) -> Path:
+    languages = {language: {split: {"pairs": 0, "bytes": 0} for split in corpus.SPLITS} for language in texts["train"]}
+    for split, by_language in texts.items():
+        (directory / split).mkdir(parents=True)
+        for language, text in by_language.items():
+            (directory / split / f"{language}.tsv").write_text(text, encoding="utf-8")
+            languages[language][split] = {"pairs": text.count("\n"), "bytes": len(text.encode())}
+    manifest = {"format": corpus.FORMAT, "version": corpus.VERSION, "fingerprint": "f", "languages": languages}
+    (directory / corpus.MANIFEST).write_text(json.dumps(manifest))
+    return directory
+
+
+
+def test_what_is_in_it(directory):
+    opened = Corpus.open(directory)
+    assert opened.languages == ("de", "fr")
+    assert opened.languages_of("test") == ("de",)
+    assert (opened.count("train"), opened.count("train", "de"), opened.count("test", "fr")) == (3, 2, 0)
+    assert list(opened.pairs("train", "de")) == [("ja", "yes"), ("nein", "no")]
+    assert opened.pairs("train", "de") is opened.pairs("train", "de")
+
+
+@given(strategies.lists(strategies.tuples(_TEXT, _TEXT), min_size=1), strategies.booleans())
+def test_pairs_are_a_sequence_of_what_was_written(tmp_path_factory, expected, ends_in_newline):
+    path = tmp_path_factory.mktemp("pairs") / "de.tsv"
+    text = "\n".join(map("\t".join, expected)) + "\n" * ends_in_newline
+    path.write_bytes(text.encode())
+    pairs = Pairs(path)
+    assert len(pairs) == len(expected)
+    assert list(pairs) == expected
+    assert [pairs[i] for i in range(-len(expected), 0)] == expected
+    for index in (len(expected), -len(expected) - 1):
+        with pytest.raises(IndexError):
+            pairs[index]
+
+
+@pytest.mark.parametrize("data, message", [
+    (b"ja\tyes\nno\t\0x\n", r"de\.tsv:2: byte 10: a NUL byte: this is a binary file"),
+    (b"ja\tyes\nn\xe9in\tno\n", r"de\.tsv:2: byte 8: not UTF-8 \(byte 0xe9\)"),
+    (b"ja\tyes\r\nne\tno\n", r"de\.tsv:1: byte 6: a carriage return"),
+    (b"ja\tyes\nnein no\n", r"de\.tsv:2: 0 tabs; expected exactly one"),
+    (b"ja\tyes\tx\nnein\tno\n", r"de\.tsv:1: 2 tabs"),
+    (b"ja\tyes\n\nnein\tno\n", r"de\.tsv:2: 0 tabs"),
+    (b"", r"de\.tsv: the file is empty"),
+])
+def test_a_bad_file_is_named_with_its_line(tmp_path, data, message):
+    (tmp_path / "de.tsv").write_bytes(data)
+    with pytest.raises(UserError, match=message):
+        Pairs(tmp_path / "de.tsv")
+
+
+def test_no_corpus_there(tmp_path):
+    with pytest.raises(UserError, match=r"nowhere does not exist\. Build one: python -m tools\.build_corpus .*nowhere"):
+        Corpus.open(tmp_path / "nowhere")
+    with pytest.raises(UserError, match=r"is not a corpus \(it has no corpus\.json\)"):
+        Corpus.open(tmp_path)
+
+
+def test_a_corpus_without_training_pairs(tmp_path):
+    with pytest.raises(UserError, match="no training pair"):
+        Corpus.open(write_corpus(tmp_path / "corpus", {"train": {"de": ""}}))
+
+
+def test_a_truncated_manifest_wherever_it_was_cut(directory):
+    path = directory / corpus.MANIFEST
+    data = path.read_bytes()
+    for length in range(0, len(data), 9):
+        path.write_bytes(data[:length])
+        with pytest.raises(UserError, match="truncated or damaged"):
+            Corpus.open(directory)
+
+
+@pytest.mark.parametrize("changes", [{"languages": []}, {"languages": {"de": {"train": {"pairs": "2"}}}}, {"fingerprint": 1}])
+def test_a_manifest_of_another_shape(directory, changes):
+    manifest = json.loads((directory / corpus.MANIFEST).read_text())
+    (directory / corpus.MANIFEST).write_text(json.dumps(manifest | changes))
+    with pytest.raises(UserError, match="truncated or damaged"):
+        Corpus.open(directory)
+
+
+def test_a_manifest_of_another_version(directory):
+    manifest = json.loads((directory / corpus.MANIFEST).read_text())
+    (directory / corpus.MANIFEST).write_text(json.dumps(manifest | {"version": 99}))
+    with pytest.raises(UserError, match="version 99; this program reads 'lingvo_moe corpus' version 1"):
+        Corpus.open(directory)
+
+
+def test_files_that_are_not_the_manifests(directory):
+    path = directory / "train" / "de.tsv"
+    data = path.read_bytes()
+    path.write_bytes(data + b"gut\tgood\n")
+    with pytest.raises(UserError, match=r"de\.tsv: 24 bytes, but corpus\.json lists 15"):
+        Corpus.open(directory)
+    path.write_bytes(data.replace(b"\n", b" ", 1).replace(b"\t", b" ", 1))
+    with pytest.raises(UserError, match=r"de\.tsv: 1 pairs, but corpus\.json lists 2"):
+        Corpus.open(directory).pairs("train", "de")
+    path.unlink()
+    with pytest.raises(UserError, match=r"de\.tsv: missing, but corpus\.json lists 2 pairs"):
+        Corpus.open(directory)
+
+
+def test_asking_for_what_is_not_there(directory):
+    opened = Corpus.open(directory)
+    with pytest.raises(UserError, match="no language 'de_DE' among the corpus's 2. Did you mean de?"):
+        opened.pairs("train", "de_DE")
+    with pytest.raises(UserError, match="fr has no test pairs; these have: de"):
+        opened.pairs("test", "fr")
+    with pytest.raises(UserError, match="no split 'dev'; the splits are train, valid, test"):
+        opened.count("dev")

@@ -1,0 +1,129 @@
+"""Writes a corpus beside its place and moves it there when it is complete."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import os
+import shutil
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from lingvo_moe.data.corpus import FORMAT, MANIFEST, REPORT, SPLITS, VERSION, Corpus
+from lingvo_moe.data.corpus_report import report
+from lingvo_moe.errors import UserError
+
+Pair = tuple[str, str]  # (source, english)
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """The directory that a corpus is to be in."""
+
+    directory: Path
+    identity: str  # a hash of the inputs and of the rules that make a corpus from them
+
+    def is_up_to_date(self) -> bool:
+        """Whether a complete corpus of the same inputs is there."""
+        if not (self.directory / MANIFEST).is_file():
+            return False
+        try:
+            return Corpus.open(self.directory).manifest.get("inputs_identity") == self.identity
+        except UserError:
+            return False
+
+    def check(self, force: bool):
+        """Raises UserError if something is in the way: anything but a corpus, or, without `force`, a corpus."""
+        if not os.path.lexists(self.directory):
+            return
+        if self.directory.is_symlink() or not self.directory.is_dir():
+            raise UserError(f"--output={self.directory} is a file or a link; name a directory that does not exist yet.")
+        names = {entry.name for entry in self.directory.iterdir()}
+        if names and (MANIFEST not in names or not names <= {MANIFEST, REPORT, *SPLITS}):
+            raise UserError(f"--output={self.directory} holds something other than a corpus and is left alone; "
+                            "name another directory.")
+        if names and not force:
+            raise UserError(f"--output={self.directory} holds a corpus of other inputs, or a damaged one. "
+                            "Name another directory, or replace it with --force.")
+
+    @contextlib.contextmanager
+    def writing(self) -> Iterator[Writer]:
+        """Yields a writer; what it wrote takes the directory's place at the end, and is removed on an error."""
+        beside = self.directory.with_name(f".{self.directory.name}.partial-{os.getpid()}")
+        beside.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            beside.mkdir()
+            yield Writer(beside)
+            self._replace_by(beside)
+        finally:
+            shutil.rmtree(beside, ignore_errors=True)
+
+    def _replace_by(self, complete: Path):
+        if not self.directory.exists():
+            complete.rename(self.directory)
+            return
+        old = self.directory.with_name(f".{self.directory.name}.replaced-{os.getpid()}")
+        self.directory.rename(old)
+        try:
+            complete.rename(self.directory)
+        except OSError:
+            old.rename(self.directory)
+            raise
+        shutil.rmtree(old)
+
+
+class Writer:
+    """Writes the files of one corpus."""
+
+    def __init__(self, directory: Path):
+        self._directory = directory
+        self._languages: dict[str, dict[str, Any]] = {}
+        self._without_pairs: dict[str, dict[str, Any]] = {}
+        self._content = hashlib.sha256()
+        for split in SPLITS:
+            (directory / split).mkdir()
+
+    def add(self, language: str, pairs: Mapping[str, list[Pair]], read: int, dropped: Counter[str]):
+        """Writes one language's files.
+
+        Args:
+          language: its label; call in sorted order, the fingerprint depends on it.
+          pairs: by split.
+          read: how many entries the sources had.
+          dropped: how many of them became no pair, by reason.
+        """
+        facts: dict[str, Any] = {"read": read, "dropped": {reason: dropped[reason] for reason in sorted(+dropped)}}
+        if not any(pairs.values()):
+            self._without_pairs[language] = facts
+            return
+        for split in SPLITS:
+            data = "".join(f"{source}\t{english}\n" for source, english in pairs[split]).encode()
+            if data:
+                write(self._directory / split / f"{language}.tsv", data)
+            self._content.update(f"{split}/{language}\t{hashlib.sha256(data).hexdigest()}\n".encode())
+            facts[split] = {"pairs": len(pairs[split]), "bytes": len(data)}
+        self._languages[language] = facts
+
+    def finish(self, facts: dict[str, Any]):
+        """Writes the manifest and the report. Raises UserError if there is no training pair."""
+        counts = {split: sum(facts[split]["pairs"] for facts in self._languages.values()) for split in SPLITS}
+        if not counts["train"]:
+            raise UserError("nothing is left to train on: of all the pairs read, only "
+                            f"{counts['test']} test and {counts['valid']} validation pairs remain. Give more text.")
+        manifest = {"format": FORMAT, "version": VERSION, "fingerprint": self._content.hexdigest(), **facts,
+                    "pairs": counts, "languages": self._languages, "languages_without_pairs": self._without_pairs}
+        write(self._directory / REPORT, report(manifest).encode())
+        write(self._directory / MANIFEST, json.dumps(manifest, indent=1, ensure_ascii=False).encode())
+
+
+def write(path: Path, data: bytes):
+    """Writes a file; an error while writing (a full disk) names it, which the system alone does only for opening."""
+    try:
+        path.write_bytes(data)
+    except OSError as error:
+        error.filename = str(path)
+        raise

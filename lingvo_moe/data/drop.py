@@ -1,0 +1,25 @@
+"""Why an entry of a catalog does not become a training, validation or test pair."""
+
+from __future__ import annotations
+
+import enum
+
+MAX_WORDS = 200  # of one side of a pair
+
+
+class Drop(enum.StrEnum):
+    """The reasons, as reports name them."""
+
+    FUZZY = "fuzzy"
+    EMPTY = "empty"
+    NO_LETTERS = "no letters"
+    IDENTICAL = "identical to the English"
+    PLACEHOLDERS = "unequal placeholder counts"
+    TOO_LONG = f"over {MAX_WORDS} words"
+    DUPLICATE = "duplicate"
+    WRONG_SCRIPT = "wrong script"
+    HELD_OUT_WORDING = "same key as a held-out sentence, but with placeholders"
+    NEAR_HELD_OUT = "within one word of a held-out sentence"
+    OVERLAPPING = "80 % of its 4-grams in one training sentence"
+    OVER_CAP = "over the cap of a held-out split"
+    SOURCE_HELD_OUT = "source text also held out"

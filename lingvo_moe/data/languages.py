@@ -1,0 +1,93 @@
+"""Names of languages: one label per language, however a catalog's author spelled it.
+
+A label is `language[_Script][_REGION][_variant][@modifier]`, as in `de`, `pt_BR`, `sr_Latn`, `be_tarask`, `ca@valencia`.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import PurePath
+
+_LABEL = re.compile(r"([a-z]{2,3})((?:[-_][a-z0-9]{1,8})*)(?:\.[a-z0-9-]+)?(?:@([a-z]+))?", re.IGNORECASE)
+_SCRIPTS = frozenset("Arab Aran Bali Beng Bugi Cans Cyrl Deva Ethi Gujr Guru Hans Hant Hebr Java Kana Knda Latn Mlym Mong Mtei Nkoo Olck "
+                     "Orya Taml Telu Tfng Thaa Thai Tibt".split())
+_SCRIPT_OF_MODIFIER = {"latin": "Latn", "latn": "Latn", "cyrillic": "Cyrl", "cyrl": "Cyrl", "arabic": "Arab",
+                       "bengali": "Beng", "devanagari": "Deva"}
+_EMPTY_MODIFIERS = ("euro", "utf")
+
+# The region that a language is written for when none is named; a region of the language's own letters (de_DE) needs no entry.
+_HOME_REGIONS = dict(pair.split("_") for pair in (
+    "af_ZA am_ET bn_BD bs_BA ca_ES cs_CZ cy_GB da_DK dz_BT el_GR et_EE eu_ES fa_IR ga_IE gd_GB gl_ES gu_IN he_IL hi_IN hy_AM "
+    "ja_JP ka_GE kk_KZ km_KH kn_IN ko_KR ky_KG lb_LU ml_IN mr_IN ms_MY my_MM nb_NO ne_NP nn_NO oc_FR pa_IN ps_AF si_LK sl_SI "
+    "sq_AL sr_RS sv_SE sw_KE ta_IN te_IN tg_TJ tk_TM tt_RU ug_CN uk_UA ur_PK vi_VN xh_ZA zu_ZA").split())
+_SAME_LANGUAGE = {"iw": "he", "in": "id", "ji": "yi", "no": "nb", "mo": "ro"}
+_SAME_LABEL = {"zh_CN": "zh_Hans", "zh_Hans_CN": "zh_Hans", "zh_TW": "zh_Hant", "zh_Hant_TW": "zh_Hant",
+               "sr_EC": "sr", "sr_Cyrl": "sr", "sr_EL": "sr_Latn", "be_x_old": "be_tarask", "crh_Latn": "crh",
+               "kk_Cyrl": "kk", "ku_Latn": "ku", "sh_Latn": "sh", "tg_Cyrl": "tg", "tt_Cyrl": "tt", "ug_Arab": "ug",
+               "uz_Latn": "uz"}
+# MediaWiki documents its messages under qqq; xx and qps stand for made-up test translations.
+_NOT_LANGUAGES = frozenset(("qqq", "qqx", "xx", "qps"))
+
+
+def normalize(label: str) -> str | None:
+    """Returns the one label of a language (`pt-br` -> `pt_BR`, `de_DE.UTF-8` -> `de`), or None if this is no label."""
+    match = _LABEL.fullmatch(label)
+    if match is None:
+        return None
+    language = match[1].lower()
+    language = _SAME_LANGUAGE.get(language, language)
+    if language in _NOT_LANGUAGES:
+        return None
+    subtags = [_subtag(part) for part in re.split("[-_]", match[2])[1:]]
+    modifier = (match[3] or "").lower()
+    if modifier in _SCRIPT_OF_MODIFIER:
+        subtags.insert(0, _SCRIPT_OF_MODIFIER[modifier])
+        modifier = ""
+    home = (language.upper(), _HOME_REGIONS.get(language))
+    whole = "_".join([language, *(subtag for subtag in subtags if subtag not in home)])
+    whole = _SAME_LABEL.get(whole, whole)
+    return f"{whole}@{modifier}" if modifier and modifier not in _EMPTY_MODIFIERS else whole
+
+
+def is_english(label: str) -> bool:
+    """Whether a normalised label names English or a variant of it (`en_GB`, `en@shaw`)."""
+    return re.match(r"en(?![a-z])", label) is not None
+
+
+def of_path(path: PurePath, header: str = "") -> str | None:
+    """Returns the label of the language that a catalog translates into, or None where nothing tells it.
+
+    Understood are `LANG/LC_MESSAGES/x.mo`, `LANG.po`, `x-LANG.po`, `x.LANG.po` and `LANG/x.po`. Short names such as `gtk-de`
+    or `app` look like labels too, so what the catalog's own header says, or a two-letter language, wins over a three-letter one.
+
+    Args:
+      path: the catalog's path inside its source.
+      header: the `Language:` field of the catalog's header, if it has one.
+    """
+    if path.parent.name == "LC_MESSAGES":
+        return normalize(path.parent.parent.name)
+    stated = normalize(header)
+    parent = normalize(path.parent.name)
+    by_name = [label for label in map(normalize, _tails(path.stem)) if label]
+    short = [label for label in by_name if _is_two_letter(label)]
+    if stated in by_name:
+        return stated
+    return next(iter(short), None) or stated or (parent if parent and _is_two_letter(parent) else None) or next(
+        iter(by_name), None) or parent
+
+
+def _subtag(part: str) -> str:
+    if part.title() in _SCRIPTS:
+        return part.title()
+    is_region = len(part) == 2 and part.isalpha() or len(part) == 3 and part.isdigit()
+    return part.upper() if is_region else part.lower()
+
+
+def _tails(stem: str) -> list[str]:
+    """`admin-network-pt_BR` -> itself, `network-pt_BR`, `pt_BR`: what may be a label, longest first."""
+    starts = [0, *(match.end() for match in re.finditer(r"[-.]", stem))]
+    return [stem[start:] for start in starts]
+
+
+def _is_two_letter(label: str) -> bool:
+    return re.match(r"[a-z]{2}(?![a-z])", label) is not None

@@ -1,0 +1,167 @@
+"""SentencePiece tokenizers: one multilingual for the source side, one English for the target side.
+
+Both agree on the special ids: padding 0, end of sentence 1, beginning of sentence 2, unknown 3 (the source tokenizer falls
+back to bytes, so nothing there is unknown). `tools/train_tokenizer` makes a directory of
+
+    source.model, target.model    SentencePiece models
+    tokenizer.json                what they were trained on, their vocabulary sizes, the special ids, their SHA-256
+
+A trained vocabulary may be smaller than was asked for (a small corpus has no more pieces to give): a model's vocabulary must be
+at least the tokenizer's, and its surplus embeddings are never looked up.
+
+Nothing here imports TensorFlow, except `Tokenizer.in_graph` when called.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import json
+import pathlib
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import sentencepiece
+
+from lingvo_moe.errors import UserError
+from lingvo_moe.lazy import tf, tf_text
+
+SPECIAL_IDS = {"pad": 0, "eos": 1, "bos": 2, "unk": 3}
+MANIFEST = "tokenizer.json"
+SIDES = ("source", "target")
+_REMEDY = "make one with `python -m tools.train_tokenizer --corpus=CORPUS --output={}`"
+
+
+@dataclasses.dataclass(frozen=True)
+class Tokenizer:
+    """One SentencePiece model; use `Tokenizer.load`.
+
+    Attributes:
+      model: the bytes of the model file.
+    """
+
+    model: bytes = dataclasses.field(repr=False)
+    pad_id = SPECIAL_IDS["pad"]
+    eos_id = SPECIAL_IDS["eos"]
+    bos_id = SPECIAL_IDS["bos"]
+    unk_id = SPECIAL_IDS["unk"]
+
+    @classmethod
+    def load(cls, path: str | pathlib.Path) -> Tokenizer:
+        """Reads a model file.
+
+        Raises:
+          UserError: no such file, not a (whole) SentencePiece model, or other special ids than SPECIAL_IDS.
+        """
+        tokenizer = cls(_read(pathlib.Path(path)))
+        tokenizer.check(path)
+        return tokenizer
+
+    def check(self, path: str | pathlib.Path):
+        """Raises UserError, naming `path`, unless this is a SentencePiece model with our special ids."""
+        try:
+            processor = self._processor
+        except (RuntimeError, OSError) as error:
+            raise UserError(f"{path} is not a whole SentencePiece model; copy it again, or "
+                            + _REMEDY.format(pathlib.Path(path).parent)) from error
+        ids = {name: getattr(processor, f"{name}_id")() for name in SPECIAL_IDS}
+        if ids != SPECIAL_IDS:
+            raise UserError(f"{path} has the special ids {ids}, expected {SPECIAL_IDS}; "
+                            + _REMEDY.format(pathlib.Path(path).parent))
+
+    @functools.cached_property
+    def _processor(self) -> sentencepiece.SentencePieceProcessor:
+        return sentencepiece.SentencePieceProcessor(model_proto=self.model)
+
+    @property
+    def vocabulary_size(self) -> int:
+        """The number of pieces, special ones included."""
+        return self._processor.vocab_size()
+
+    def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """Returns the ids of each text, `[length] int32`, with neither bos nor eos."""
+        return [np.array(ids, np.int32) for ids in self._processor.encode(list(texts), out_type=int)]
+
+    def decode(self, rows: Iterable[Sequence[int] | np.ndarray]) -> list[str]:
+        """Returns the text of each row of ids, up to its first eos, without pad and bos.
+
+        An id beyond the vocabulary (a model may have a larger one) reads as unknown.
+        """
+        size, unseen = self.vocabulary_size, (self.pad_id, self.bos_id)
+        texts = []
+        for row in rows:
+            ids = [int(i) for i in row]
+            ids = ids[:ids.index(self.eos_id)] if self.eos_id in ids else ids
+            texts.append([i if 0 <= i < size else self.unk_id for i in ids if i not in unseen])
+        return self._processor.decode(texts)
+
+    def in_graph(self) -> Any:
+        """Returns the `tensorflow_text.SentencepieceTokenizer` that gives the same `int32` ids as `encode`."""
+        return tf_text.SentencepieceTokenizer(model=self.model, out_type=tf.int32)
+
+
+@dataclasses.dataclass(frozen=True)
+class Tokenizers:
+    """The tokenizers of both sides.
+
+    Attributes:
+      source: multilingual.
+      target: English.
+      manifest: the contents of tokenizer.json.
+    """
+
+    source: Tokenizer
+    target: Tokenizer
+    manifest: dict[str, Any] = dataclasses.field(repr=False)
+
+    @classmethod
+    def load(cls, directory: str | pathlib.Path) -> Tokenizers:
+        """Reads a directory that `tools/train_tokenizer` made.
+
+        Raises:
+          UserError: missing directory or file, a damaged file, or a model that is not the one tokenizer.json tells of.
+        """
+        directory = pathlib.Path(directory)
+        manifest = read_manifest(directory)
+        return cls(*(_load_verified(directory / manifest[side]["file"], manifest[side]) for side in SIDES), manifest)
+
+
+def read_manifest(directory: pathlib.Path) -> dict[str, Any]:
+    """Returns the contents of tokenizer.json; raises UserError if it is missing, damaged or not such a file."""
+    path = directory / MANIFEST
+    try:
+        manifest = json.loads(_read(path))
+        for side in SIDES:
+            entry = manifest[side]
+            if pathlib.PurePath(entry["file"]).name != entry["file"] or not isinstance(entry["sha256"], str):
+                raise ValueError(f"bad entry for {side}")
+    except (ValueError, KeyError, TypeError) as error:
+        if isinstance(error, UserError):
+            raise
+        raise UserError(f"{path} is damaged or not the description of a tokenizer; " + _REMEDY.format(directory)) from error
+    return manifest
+
+
+def sha256(data: bytes) -> str:
+    """Returns the SHA-256 of `data` in hexadecimal."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def _load_verified(path: pathlib.Path, entry: dict[str, Any]) -> Tokenizer:
+    tokenizer = Tokenizer(_read(path))
+    if (found := sha256(tokenizer.model)) != entry["sha256"]:
+        raise UserError(f"{path} has SHA-256 {found[:12]}..., but {MANIFEST} expects {entry['sha256'][:12]}...: the files do not "
+                        f"belong together or one is damaged; copy the directory again, or {_REMEDY.format(path.parent)}")
+    tokenizer.check(path)
+    return tokenizer
+
+
+def _read(path: pathlib.Path) -> bytes:
+    if not path.parent.is_dir():
+        raise UserError(f"No tokenizer directory {path.parent}; " + _REMEDY.format(path.parent))
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise UserError(f"Cannot read {path} ({error.strerror}); " + _REMEDY.format(path.parent)) from error

@@ -1,0 +1,101 @@
+"""BLEU and chrF on held-out sentences: per language, by group of languages, and averaged."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from lingvo_moe import progress
+from lingvo_moe.data.corpus import Corpus
+from lingvo_moe.errors import UserError, did_you_mean
+from lingvo_moe.inference.translator import Translator
+
+
+@dataclasses.dataclass(frozen=True)
+class LanguageScore:
+    """What one language got.
+
+    Attributes:
+      language: its label in the corpus.
+      train_pairs, test_pairs: sizes; `test_pairs` counts the sentences scored.
+      bleu, chrf: of the translations, by sacreBLEU, 0 to 100.
+      copy_bleu, copy_chrf: of the untouched sources, the baseline that costs nothing.
+    """
+
+    language: str
+    train_pairs: int
+    test_pairs: int
+    bleu: float
+    chrf: float
+    copy_bleu: float
+    copy_chrf: float
+
+
+def evaluate(translator: Translator, corpus: Corpus, languages: Sequence[str] = (), max_pairs: int = 100,
+             split: str = "test") -> list[LanguageScore]:
+    """Translates up to `max_pairs` sentences of each language and scores them.
+
+    Args:
+      translator: the model.
+      corpus: whose `split` is translated.
+      languages: which; all that have the split if empty.
+      max_pairs: the first so many pairs of each language.
+      split: `test` or `valid`.
+
+    Returns:
+      One score per language, by falling number of training pairs (GShard figure 6's order).
+
+    Raises:
+      UserError: a language the corpus lacks, or no held-out pairs at all.
+    """
+    chosen = _choose(corpus, languages, split)
+    pairs = {language: [corpus.pairs(split, language)[i] for i in range(min(max_pairs, corpus.count(split, language)))]
+             for language in chosen}
+    sources = [source for language in chosen for source, _ in pairs[language]]
+    translations = [""] * len(sources)
+    with progress.bar("translating", len(sources), "sentences") as advance:
+        for indices, found in translator.translate_batches(sources):
+            for index, hypotheses in zip(indices, found):
+                translations[index] = hypotheses[0].text
+            advance(len(indices))
+    scores, start = [], 0
+    for language in chosen:
+        count = len(pairs[language])
+        scores.append(_score(language, corpus.count("train", language), pairs[language], translations[start:start + count]))
+        start += count
+    return scores
+
+
+def groups(scores: Sequence[LanguageScore], count: int = 3) -> list[tuple[str, list[LanguageScore]]]:
+    """Cuts languages, ordered by training pairs, into `count` groups of equal size: high, middle and low resource."""
+    names = {3: ("high resource", "middle resource", "low resource")}.get(count, [f"group {i + 1}" for i in range(count)])
+    bounds = [round(i * len(scores) / count) for i in range(count + 1)]
+    cut = [(name, list(scores[a:b])) for name, a, b in zip(names, bounds, bounds[1:])]
+    return [(name, members) for name, members in cut if members]
+
+
+def mean(values: Sequence[float]) -> float:
+    """The arithmetic mean."""
+    return sum(values) / len(values)
+
+
+def _choose(corpus: Corpus, languages: Sequence[str], split: str) -> list[str]:
+    for language in languages:
+        if language not in corpus.languages:
+            raise UserError(f"--languages={language}: the corpus has no such language."
+                            f"{did_you_mean(language, corpus.languages)}")
+    chosen = [language for language in (languages or corpus.languages) if corpus.count(split, language)]
+    if not chosen:
+        raise UserError(f"the corpus has no {split} pairs in the languages asked for; see its report.txt.")
+    return sorted(chosen, key=lambda language: (-corpus.count("train", language), language))
+
+
+def _score(language: str, train_pairs: int, pairs: list[tuple[str, str]], translations: list[str]) -> LanguageScore:
+    import sacrebleu  # slow to import, and only evaluation needs it
+
+    sources, references = [source for source, _ in pairs], [[target for _, target in pairs]]
+
+    def scores(hypotheses: list[str]) -> tuple[float, float]:
+        return (sacrebleu.corpus_bleu(hypotheses, references).score, sacrebleu.corpus_chrf(hypotheses, references).score)
+
+    return LanguageScore(language, train_pairs, len(pairs), *scores(translations), *scores(sources))

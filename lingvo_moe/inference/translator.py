@@ -1,0 +1,76 @@
+"""Translation with a trained model: lines in, the n best lines out."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from lingvo_moe.data.pipeline import source_batches
+from lingvo_moe.data.tokenizer import Tokenizers
+from lingvo_moe.engines.pjrt import Engine
+from lingvo_moe.experiment import Experiment
+from lingvo_moe.layout import Spec
+from lingvo_moe.steps import weight_specs
+from lingvo_moe.training.checkpoint import Checkpoints
+
+
+@dataclasses.dataclass(frozen=True)
+class Translation:
+    """One hypothesis: the text and its length-normalised log-probability."""
+
+    text: str
+    score: float
+
+
+class Translator:
+    """The newest checkpoint of a log directory, ready to translate.
+
+    Attributes:
+      step: how long the checkpoint had been trained.
+    """
+
+    def __init__(self, name: str, experiment: Experiment, engine: Engine, logdir: str | pathlib.Path):
+        """Compiles the search and restores the weights.
+
+        Raises:
+          UserError: no tokenizer, no checkpoint, or one of another model.
+        """
+        self._experiment = experiment
+        self._tokenizers = Tokenizers.load(experiment.tokenizers)
+        shape = (experiment.decoding_batch, experiment.input.source_length)
+        specs = {field: Spec(shape, "int32", "BS") for field in ("ids", "segment_ids", "positions")}
+        theta_specs = weight_specs(experiment.model.weights())
+        checkpoints = Checkpoints(logdir)
+        checkpoints.require(name, theta_specs)
+        self._search = engine.load(experiment.steps.decode(specs, experiment.search))
+        self.step, self._theta = checkpoints.restore_theta(name, theta_specs, self._search.shardings("theta"))
+        checkpoints.close()
+
+    def translate(self, sentences: Sequence[str]) -> list[list[Translation]]:
+        """Returns for each sentence its translations, best first; see `translate_batches` for errors."""
+        results: list[list[Translation]] = [[]] * len(sentences)
+        for indices, found in self.translate_batches(sentences):
+            for index, translations in zip(indices, found):
+                results[index] = translations
+        return results
+
+    def translate_batches(self, sentences: Sequence[str]) -> Iterator[tuple[list[int], list[list[Translation]]]]:
+        """Yields (indices of sentences, their translations) batch by batch, the sentences sorted by length.
+
+        Raises:
+          UserError: a sentence longer than `input.source_length`, before anything is translated.
+        """
+        config = self._experiment.input
+        batches = source_batches(
+            sentences, self._tokenizers.source, self._experiment.decoding_batch, config.source_length)
+        for indices, source in batches:
+            found = self._search({"theta": self._theta, "source": source})
+            ids, scores, lengths = (np.asarray(found[field]) for field in ("ids", "scores", "lengths"))
+            yield list(indices), [self._texts(ids[row], scores[row], lengths[row]) for row in range(len(indices))]
+
+    def _texts(self, ids: np.ndarray, scores: np.ndarray, lengths: np.ndarray) -> list[Translation]:
+        texts = self._tokenizers.target.decode([row[:length].tolist() for row, length in zip(ids, lengths)])
+        return [Translation(text, float(score)) for text, score in zip(texts, scores)]

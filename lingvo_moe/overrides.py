@@ -1,0 +1,91 @@
+"""`--set field=value`: reading and changing the fields of nested frozen dataclasses, by type."""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from lingvo_moe.errors import UserError, did_you_mean
+from lingvo_moe.layout import DeviceMesh
+
+_BOOLEANS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+
+
+def fields(config: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yields (path, value) of every plain field: `("model.num_experts", 8)`."""
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if dataclasses.is_dataclass(value) and not isinstance(value, DeviceMesh):
+            yield from fields(value, f"{prefix}{field.name}.")
+        else:
+            yield prefix + field.name, value
+
+
+def apply(config: Any, assignments: Sequence[str]) -> Any:
+    """Returns `config` with `field=value` assignments made, all at once, so that fields that must agree can change together.
+
+    A field is named by its path (`model.num_experts`) or by an unambiguous end of it (`num_experts`).
+
+    Raises:
+      UserError: an unknown or ambiguous field, a value that is not of the field's type, or one that the class refuses.
+    """
+    changes: dict[str, Any] = {}
+    for assignment in assignments:
+        name, equals, text = assignment.partition("=")
+        if not equals:
+            raise UserError(f"--set {assignment}: write field=value, for instance model.num_experts=8.")
+        path = _find(config, name.strip())
+        changes[path] = _parse(path, text.strip(), _type_of(config, path))
+    return _replace(config, changes)
+
+
+def _find(config: Any, name: str) -> str:
+    known = [path for path, _ in fields(config)]
+    if name in known:
+        return name
+    found = [path for path in known if path.endswith(f".{name}")]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise UserError(f"--set {name}: could be {', '.join(found)}; write the whole path.")
+    ends = {path.rpartition(".")[2]: path for path in known}
+    raise UserError(f"--set {name}: no such field.{did_you_mean(name, [*known, *ends])} `show NAME` lists all fields.")
+
+
+def _type_of(config: Any, path: str) -> Any:
+    *parents, name = path.split(".")
+    for parent in parents:
+        config = getattr(config, parent)
+    return typing.get_type_hints(type(config))[name]
+
+
+def _parse(path: str, text: str, kind: Any) -> Any:
+    """Reads `text` as a value of type `kind`: int, float, bool, str, DeviceMesh, tuple[...] or `... | None`."""
+    if isinstance(kind, types.UnionType):
+        if text.lower() == "none":
+            return None
+        return _parse(path, text, next(k for k in typing.get_args(kind) if k is not types.NoneType))
+    if typing.get_origin(kind) is tuple:
+        return tuple(_parse(path, part.strip(), typing.get_args(kind)[0]) for part in text.strip("()").split(",") if part.strip())
+    if kind is DeviceMesh:
+        return DeviceMesh.parse(text)
+    try:
+        return _BOOLEANS[text.lower()] if kind is bool else kind(text)
+    except (KeyError, ValueError):
+        expected = {bool: "true or false", int: "a whole number", float: "a number"}.get(kind, kind.__name__)
+        raise UserError(f"--set {path}={text}: expected {expected}.") from None
+
+
+def _replace(config: Any, changes: dict[str, Any]) -> Any:
+    own = {path: value for path, value in changes.items() if "." not in path}
+    nested: dict[str, dict[str, Any]] = {}
+    for path, value in changes.items():
+        if "." in path:
+            parent, _, rest = path.partition(".")
+            nested.setdefault(parent, {})[rest] = value
+    for parent, below in nested.items():
+        own[parent] = _replace(getattr(config, parent), below)
+    return dataclasses.replace(config, **own)

@@ -1,0 +1,48 @@
+"""Builds a corpus of (foreign source, English target) pairs from translation catalogs.
+
+  python -m tools.build_corpus --preset=quickstart --output=corpus            Django's 97 languages, under a minute
+  python -m tools.build_corpus --preset=debian --packages=cache --output=big  hundreds of languages, from Debian packages
+  python -m tools.build_corpus --preset=none --input=my_files --output=mine   your own .po, .mo, .tsv or MediaWiki .json
+
+The same inputs give the same bytes; a complete corpus of the same inputs is left as it is.
+"""
+
+from __future__ import annotations
+
+from absl import flags
+
+from lingvo_moe import cli
+from lingvo_moe.data import corpus_builder
+from lingvo_moe.data.corpus import REPORT, SPLITS
+from lingvo_moe.data.corpus_report import warnings
+from lingvo_moe.errors import UserError
+
+FLAGS = flags.FlagValues()
+flags.DEFINE_enum("preset", "quickstart", corpus_builder.PRESETS,
+                  "quickstart: the installed package Django; debian: downloaded Debian packages; none: your inputs alone.",
+                  flag_values=FLAGS)
+flags.DEFINE_multi_string("input", [], "A directory or file of your own: LANG/LC_MESSAGES/x.mo, LANG.po, LANG.tsv of "
+                          "source<TAB>english, or a .tsv of language<TAB>source<TAB>english. May be repeated.",
+                          flag_values=FLAGS)
+flags.DEFINE_string("output", None, "The directory to make.", flag_values=FLAGS)
+flags.DEFINE_string("packages", None, "Where the preset debian keeps what it downloads, 300 MB; by default "
+                    "~/.cache/lingvo_moe/packages.", flag_values=FLAGS)
+flags.DEFINE_bool("force", False, "Build again, and replace a corpus of other inputs.", flag_values=FLAGS)
+
+
+def main(argv: list[str]):
+    """Builds the corpus that the flags describe and says what is in it."""
+    if len(argv) > 1:
+        raise UserError(f"unexpected argument {argv[1]!r}; inputs are named with --input={argv[1]}.")
+    if not FLAGS.output:
+        raise UserError("where to? Name the directory to make with --output=DIR.")
+    corpus, is_new = corpus_builder.build(FLAGS.preset, FLAGS.input, FLAGS.output, FLAGS.packages, FLAGS.force)
+    counts = ", ".join(f"{corpus.count(split)} {split}" for split in SPLITS)
+    for warning in warnings(corpus.manifest):
+        print(f"warning: {warning}")
+    print(f"{corpus.directory} {'built' if is_new else 'is up to date'}: {len(corpus.languages)} languages, {counts} pairs; "
+          f"see {REPORT} there.")
+
+
+if __name__ == "__main__":
+    cli.run(main, FLAGS)

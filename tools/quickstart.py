@@ -1,0 +1,85 @@
+"""From nothing to translations in one go: corpus, tokenizers, training, BLEU, a few held-out sentences.
+
+    python -m tools.quickstart [--model=m4.Quickstart] [--preset=quickstart] [--directory=build/quickstart]
+
+Each stage is a public command, printed before it runs. A stage that is done is not done again, so an interrupted run goes
+on where it was.
+"""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import shlex
+import subprocess
+import sys
+import time
+
+from absl import flags
+
+from lingvo_moe import cli
+from lingvo_moe.data.corpus import Corpus
+from lingvo_moe.errors import UserError
+
+_VALUES = flags.FlagValues()
+flags.DEFINE_string("model", "m4.Quickstart", "the registered model to train", flag_values=_VALUES)
+flags.DEFINE_string("preset", "quickstart", "of tools.build_corpus", flag_values=_VALUES)
+flags.DEFINE_string("directory", "build/quickstart", "where everything goes", flag_values=_VALUES)
+flags.DEFINE_integer("source_vocabulary", 8000, "pieces of the source tokenizer", flag_values=_VALUES)
+flags.DEFINE_integer("target_vocabulary", 2000, "pieces of the target tokenizer", flag_values=_VALUES)
+flags.DEFINE_integer("steps", None, "train to this step, instead of the model's own number", flag_values=_VALUES)
+flags.DEFINE_integer("max_pairs", 20, "held-out sentences translated per language, at most", flag_values=_VALUES)
+flags.DEFINE_list("sample_languages", ["de", "fr", "pl", "tr", "ja", "ar", "sw", "cy"], "shown at the end", flag_values=_VALUES)
+
+
+def main(arguments: list[str]):
+    """Trains a model from nothing and shows what it can do."""
+    if len(arguments) > 1:
+        raise UserError(f"{arguments[1]!r} is not understood; flags are written --name=value, see --help.")
+    start = time.monotonic()
+    directory = pathlib.Path(_VALUES.directory)
+    corpus, tokenizers, logdir = directory / "corpus", directory / "tokenizers", directory / "log"
+    _stage("1/5 corpus", "tools.build_corpus", f"--preset={_VALUES.preset}", f"--output={corpus}")
+    _stage("2/5 tokenizers", "tools.train_tokenizer", f"--corpus={corpus}", f"--output={tokenizers}",
+           f"--source_vocabulary={_VALUES.source_vocabulary}", f"--target_vocabulary={_VALUES.target_vocabulary}")
+    model = (f"--model={_VALUES.model}", f"--logdir={logdir}", f"--tokenizers={tokenizers}")
+    steps = () if _VALUES.steps is None else (f"--steps={_VALUES.steps}",)
+    _stage("3/5 training", "lingvo_moe", "train", *model, f"--corpus={corpus}", *steps)
+    _stage("4/5 evaluation, on sentences the model has not seen", "lingvo_moe", "eval", *model, f"--corpus={corpus}",
+           f"--max_pairs={_VALUES.max_pairs}", "--summary", f"--json={directory / 'scores.json'}")
+    _translate_samples(corpus, directory, model)
+    scores = json.loads((directory / "scores.json").read_text(encoding="utf-8"))["scores"]
+    print(f"\nDone in {(time.monotonic() - start) / 60:.1f} minutes. BLEU of each of the {len(scores)} languages: "
+          f"{directory / 'scores.json'}\nCurves: {_python()} -m tensorboard.main --logdir={logdir}\nYour own sentences: "
+          f"echo 'Bitte geben Sie einen Namen ein.' | {_python()} -m lingvo_moe translate {' '.join(model)}")
+
+
+def _stage(title: str, module: str, *arguments: str):
+    """Runs one command, its output going where ours goes; ends this program with its status where it fails."""
+    command = [sys.executable, "-m", module, *arguments]
+    print(f"\n== {title}\n$ {_python()} {shlex.join(command[1:])}", flush=True)
+    status = subprocess.run(command, check=False).returncode
+    if status:
+        print("Run the same command again to go on from here.", file=sys.stderr)
+        sys.exit(status)
+
+
+def _translate_samples(corpus_directory: pathlib.Path, directory: pathlib.Path, model: tuple[str, ...]):
+    corpus = Corpus.open(corpus_directory)
+    pairs = [(language, corpus.pairs("test", language)[0]) for language in _VALUES.sample_languages
+             if language in corpus.languages and corpus.count("test", language)]
+    source, output = directory / "samples.txt", directory / "samples.en.txt"
+    source.write_text("".join(f"{pair[0]}\n" for _, pair in pairs), encoding="utf-8")
+    _stage("5/5 a few held-out sentences", "lingvo_moe", "translate", *model, f"--input={source}", f"--output={output}")
+    for (language, (sentence, reference)), line in zip(pairs, output.read_text(encoding="utf-8").splitlines()):
+        print(f"\n{language:9}{sentence}\n{'ours':9}{line}\n{'reference':9}{reference}")
+
+
+def _python() -> str:
+    """The interpreter as one would type it: relative to here where it is below."""
+    path = pathlib.Path(sys.executable)
+    return str(path.relative_to(pathlib.Path.cwd())) if path.is_relative_to(pathlib.Path.cwd()) else str(path)
+
+
+if __name__ == "__main__":
+    cli.run(main, _VALUES)
