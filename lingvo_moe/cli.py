@@ -1,7 +1,7 @@
 """How every command line of this project starts and ends: flags in, one-line errors and an exit status out.
 
-Exit status: 0 done, 2 a mistake a person can mend (`error: MESSAGE` on standard error), 130 interrupted, 141 the reader of
-our output went away. A defect of the program itself keeps its traceback.
+Exit status: 0 done, 2 a mistake a person can mend (`error: MESSAGE` on standard error), 130 interrupted, 141 the reader
+of our output went away. A defect of the program itself keeps its traceback.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def execute(main: Main, argv: Sequence[str], flag_values: flags.FlagValues = fla
 
 
 def parse(argv: Sequence[str], flag_values: flags.FlagValues) -> list[str]:
-    """Returns what is left of `argv` after the flags. Raises UserError for an unknown flag or a value that does not fit."""
+    """Returns what is left of `argv` after the flags. Raises UserError for an unknown flag or an unfit value."""
     flag_values.unparse_flags()
     try:
         return flag_values(list(argv))

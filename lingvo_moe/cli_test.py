@@ -46,7 +46,8 @@ def test_the_status_is_mains(values):
 
 @pytest.mark.parametrize("argument, message", [
     ("--stpes=4", "error: unknown flag --stpes. Did you mean steps? --help lists the flags.\n"),
-    ("--steps=four", "error: flag --steps=four: invalid literal for int() with base 10: 'four'. --help lists the flags.\n"),
+    ("--steps=four",
+     "error: flag --steps=four: invalid literal for int() with base 10: 'four'. --help lists the flags.\n"),
     ("--force=maybe", "error: flag --force=maybe: Non-boolean argument to boolean flag. --help lists the flags.\n"),
 ])
 def test_bad_flags_are_one_line(values, capsys, argument, message):
@@ -59,7 +60,8 @@ def test_bad_flags_are_one_line(values, capsys, argument, message):
     (KeyboardInterrupt(), 130, "interrupted\n"),
     (OSError(errno.ENOSPC, "No space left", "big.bin"), 2,
      "error: big.bin: no space left on the device; free some and run the same command again\n"),
-    (OSError(errno.ENOSPC, "No space left"), 2, "error: no space left on the device; free some and run the same command again\n"),
+    (OSError(errno.ENOSPC, "No space left"), 2,
+     "error: no space left on the device; free some and run the same command again\n"),
     (PermissionError(errno.EACCES, "Permission denied", "secret"), 2, "error: secret: permission denied\n"),
 ])
 def test_errors_of_the_surroundings_are_one_line(values, capsys, error, status, message):

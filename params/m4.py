@@ -18,6 +18,14 @@ from lingvo_moe.optimizers.schedules import InverseSquareRoot
 MILLION_TOKENS = 2**20
 
 
+def aux_loss_weight(num_experts: int) -> float:
+    """k of loss = cross-entropy + k * l_aux. The papers give none; this is 0.01 times a loss that is 1 in perfect balance.
+
+    Algorithm 1's l_aux is 1/E^2 there, so k grows with E^2 to weigh the same in every row of table 1.
+    """
+    return 0.01 * num_experts**2
+
+
 class M4(Recipe):
     """What all models of table 1 share; a row says how many experts and layers it has.
 
@@ -46,7 +54,7 @@ class M4(Recipe):
                 num_layers=self.num_layers, model_dim=self.model_dim, hidden_dim=self.hidden_dim, num_heads=self.num_heads,
                 head_dim=self.head_dim, num_experts=self.num_experts, num_groups=2 * self.num_cores,
                 # Room for every token of a group at every expert would be a thousand times the work; see `MixtureOfExperts`.
-                inference_capacity_factor=2.0 if self.num_experts else None,
+                inference_capacity_factor=2.0 if self.num_experts else None, aux_loss_weight=aux_loss_weight(self.num_experts),
                 input_dropout=self.dropout, residual_dropout=self.dropout, attention_dropout=self.dropout,
                 activation_dtype=self.activation_dtype, remat=True),
             optimizer=Adafactor(learning_rate=InverseSquareRoot(peak=1.0, decay_after=10_000)),
@@ -151,7 +159,7 @@ class Quickstart(Recipe):
         return Experiment(
             model=Translation(
                 source_vocabulary=8000, target_vocabulary=2000, num_layers=4, model_dim=256, hidden_dim=512, num_heads=4,
-                head_dim=64, num_experts=8, num_groups=16, residual_dropout=0.1, label_smoothing=0.1, unroll=True),
+                head_dim=64, num_experts=8, num_groups=16, aux_loss_weight=aux_loss_weight(8), residual_dropout=0.1, label_smoothing=0.1, unroll=True),
             optimizer=Adafactor(learning_rate=InverseSquareRoot(peak=1.0, decay_after=400, warmup_steps=100)),
             input=InputConfig(batch_size=16, source_length=96, target_length=64, temperature=5.0),
             training=TrainingSchedule(steps=2000, evaluate_every=200, checkpoint_every=100),
@@ -167,7 +175,7 @@ class Small(Recipe):
         return Experiment(
             model=Translation(
                 source_vocabulary=32_000, target_vocabulary=16_000, num_layers=12, model_dim=512, hidden_dim=2048, num_heads=8,
-                head_dim=64, num_experts=16, num_groups=32, input_dropout=0.1, residual_dropout=0.1, attention_dropout=0.1,
+                head_dim=64, num_experts=16, num_groups=32, aux_loss_weight=aux_loss_weight(16), input_dropout=0.1, residual_dropout=0.1, attention_dropout=0.1,
                 label_smoothing=0.1),
             optimizer=Adafactor(learning_rate=InverseSquareRoot(peak=1.0, decay_after=4000, warmup_steps=400)),
             input=InputConfig(batch_size=64, source_length=128, target_length=128, temperature=5.0),

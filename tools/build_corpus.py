@@ -1,8 +1,8 @@
 """Builds a corpus of (foreign source, English target) pairs from translation catalogs.
 
-  python -m tools.build_corpus --preset=quickstart --output=corpus            Django's 97 languages, under a minute
-  python -m tools.build_corpus --preset=debian --packages=cache --output=big  hundreds of languages, from Debian packages
-  python -m tools.build_corpus --preset=none --input=my_files --output=mine   your own .po, .mo, .tsv or MediaWiki .json
+  python -m tools.build_corpus --preset=quickstart --output=corpus           Django's 96 languages, in seconds
+  python -m tools.build_corpus --preset=debian --output=big                  624 languages from Debian, in minutes
+  python -m tools.build_corpus --preset=none --input=my_files --output=mine  your own .po, .mo, .tsv, MediaWiki .json
 
 The same inputs give the same bytes; a complete corpus of the same inputs is left as it is.
 """
@@ -19,8 +19,8 @@ from lingvo_moe.errors import UserError
 
 FLAGS = flags.FlagValues()
 flags.DEFINE_enum("preset", "quickstart", corpus_builder.PRESETS,
-                  "quickstart: the installed package Django; debian: downloaded Debian packages; none: your inputs alone.",
-                  flag_values=FLAGS)
+                  "quickstart: the installed package Django; debian: Debian packages, which are downloaded; "
+                  "none: your inputs alone.", flag_values=FLAGS)
 flags.DEFINE_multi_string("input", [], "A directory or file of your own: LANG/LC_MESSAGES/x.mo, LANG.po, LANG.tsv of "
                           "source<TAB>english, or a .tsv of language<TAB>source<TAB>english. May be repeated.",
                           flag_values=FLAGS)
@@ -40,8 +40,8 @@ def main(argv: list[str]):
     counts = ", ".join(f"{corpus.count(split)} {split}" for split in SPLITS)
     for warning in warnings(corpus.manifest):
         print(f"warning: {warning}")
-    print(f"{corpus.directory} {'built' if is_new else 'is up to date'}: {len(corpus.languages)} languages, {counts} pairs; "
-          f"see {REPORT} there.")
+    print(f"{corpus.directory} {'built' if is_new else 'is up to date'}: {len(corpus.languages)} languages, "
+          f"{counts} pairs; see {REPORT} there.")
 
 
 if __name__ == "__main__":

@@ -53,7 +53,8 @@ def _read_mo(path: Path, name: PurePath) -> Iterator[Entry]:
     try:
         messages = _mo_messages(path.read_bytes())
     except (struct.error, ValueError, LookupError) as error:
-        raise UserError(f"{path}: not a readable .mo catalog ({error}). Compile it anew (msgfmt), or remove it.") from None
+        raise UserError(f"{path}: not a readable .mo catalog ({error}). Compile it anew (msgfmt), "
+                        "or remove it.") from None
     header = _header_fields(next((translation for english, translation in messages if not english), ""))
     language = languages.of_path(name, header.get("language", ""))
     one = _index_of_one(header.get("plural-forms", ""))
@@ -113,7 +114,7 @@ def _read_po(path: Path, name: PurePath) -> Iterator[Entry]:
 
 
 def _check_quotes(text: bytes):
-    """Raises ValueError for a string without its closing quote, such as a cut file ends in; polib would take what is there."""
+    """Raises ValueError for a string without its closing quote, as at the end of a cut file; polib takes what is there."""
     for number, line in enumerate(text.splitlines(), 1):
         string = _PO_STRING.match(line)
         if string and not re.fullmatch(rb'".*"', string[1], re.DOTALL):
@@ -121,7 +122,7 @@ def _check_quotes(text: bytes):
 
 
 def _read_json(path: Path, name: PurePath) -> Iterator[Entry]:
-    """MediaWiki: `i18n/LANG.json` maps message keys to text, and `en.json` beside it is the English. Other JSON has no entries."""
+    """MediaWiki: `LANG.json` maps message keys to text, `en.json` beside it is the English. Other JSON has no entries."""
     language = languages.normalize(path.stem)
     beside = path.with_name("en.json")
     if language is None or path == beside or not beside.is_file() or beside.is_symlink():
@@ -151,7 +152,7 @@ def _first_choice(text: str) -> str:
 
 
 def _read_tsv(path: Path, name: PurePath) -> Iterator[Entry]:
-    """`LANG.tsv` of source<TAB>english, or any name with language<TAB>source<TAB>english; the first line tells which."""
+    """`LANG.tsv` of source<TAB>english, or any name with language<TAB>source<TAB>english; line 1 tells which."""
     lines = _lines(path)
     columns = len(next(lines, (0, []))[1])
     if not columns:
@@ -175,8 +176,8 @@ def _lines(path: Path) -> Iterator[tuple[int, list[str]]]:
             try:
                 text = raw.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
             except UnicodeDecodeError as error:
-                raise UserError(f"{path}:{number}: not UTF-8 (byte {error.start + 1} of the line, 0x{raw[error.start]:02x}). "
-                                "Convert the file: iconv -f ITS_ENCODING -t UTF-8.") from None
+                raise UserError(f"{path}:{number}: not UTF-8 (byte {error.start + 1} of the line, "
+                                f"0x{raw[error.start]:02x}). Convert the file: iconv -f ITS_ENCODING -t UTF-8.") from None
             if "\0" in text:
                 raise UserError(f"{path}:{number}: a NUL byte: this is a binary file, not text.")
             if text:
@@ -187,8 +188,8 @@ def _language_of_tsv(path: Path, name: PurePath, columns: int) -> str | None:
     if columns == 3:
         return None
     if columns != 2:
-        raise UserError(f"{path}:1: {columns} column{'s' * (columns != 1)}; expected source<TAB>english in a file named "
-                        "LANG.tsv, or language<TAB>source<TAB>english.")
+        raise UserError(f"{path}:1: {columns} column{'s' * (columns != 1)}; expected source<TAB>english in a file "
+                        "named LANG.tsv, or language<TAB>source<TAB>english.")
     language = languages.of_path(PurePath(name.name))
     if language is None:
         raise UserError(f"{path}: which language is it? Name a file of source<TAB>english after its language, such as "

@@ -1,4 +1,4 @@
-"""Every catalog format gives the same entries, and a damaged file an error that names it; nothing in a file is executed."""
+"""Every format gives the same entries, and a damaged file an error that names it; nothing in a file is executed."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ _PLURAL_FORMS = (
     "nplurals=3; plural=(n%10==1 && n%100!=11 ? 0 : n%10>=2 && n%10<=4 && (n%100<10 || n%100>=20) ? 1 : 2);",
     "nplurals=6; plural=n==0 ? 0 : n==1 ? 1 : n==2 ? 2 : n%100>=3 && n%100<=10 ? 3 : n%100>=11 ? 4 : 5;",
     "nplurals=4; plural=(n%100==1 ? 1 : n%100==2 ? 2 : n%100==3 || n%100==4 ? 3 : 0);",
-    "nplurals=3; plural=(n % 10 == 0 || n % 100 >= 11 && n % 100 <= 19) ? 0 : ((n % 10 == 1 && n % 100 != 11) ? 1 : 2);",
-    "nplurals=2; plural=(n==1 || n%10==1 ? 0 : 1);", "nplurals=5; plural=(n==1 ? 0 : n==2 ? 1 : n<7 ? 2 : n<11 ? 3 : 4)",
+    "nplurals=3; plural=(n % 10 == 0 || n % 100 >= 11 && n % 100 <= 19) ? 0 : ((n % 10 == 1 && n % 100!=11) ? 1 : 2);",
+    "nplurals=2; plural=(n==1 || n%10==1 ? 0 : 1);",
+    "nplurals=5; plural=(n==1 ? 0 : n==2 ? 1 : n<7 ? 2 : n<11 ? 3 : 4)",
 )
 
 
@@ -29,7 +30,8 @@ def _catalog(plural_forms: str = "nplurals=2; plural=(n != 1);") -> polib.POFile
     catalog = polib.POFile()
     catalog.metadata = {"Content-Type": "text/plain; charset=UTF-8", "Language": "de", "Plural-Forms": plural_forms}
     catalog.append(polib.POEntry(msgid="Open file", msgstr="Datei öffnen", msgctxt="menu"))
-    catalog.append(polib.POEntry(msgid="%d file", msgid_plural="%d files", msgstr_plural={0: "%d Datei", 1: "%d Dateien"}))
+    catalog.append(polib.POEntry(msgid="%d file", msgid_plural="%d files",
+                                 msgstr_plural={0: "%d Datei", 1: "%d Dateien"}))
     return catalog
 
 
@@ -91,7 +93,8 @@ def test_a_truncated_mo_is_an_error_wherever_it_was_cut(tmp_path):
             _read(path)
 
 
-@pytest.mark.parametrize("content", [b'msgid "a"\nmsgstr b\n', b'msgid "a"\nmsgstr ""\n"tru', b'msgid "a"\nmsgstr "\xff"\n', b"\0\1\2"])
+@pytest.mark.parametrize("content", [
+    b'msgid "a"\nmsgstr b\n', b'msgid "a"\nmsgstr ""\n"tru', b'msgid "a"\nmsgstr "\xff"\n', b"\0\1\2"])
 def test_a_damaged_po_is_an_error_that_names_the_file(tmp_path, content):
     path = tmp_path / "de.po"
     path.write_bytes(content)
@@ -101,7 +104,7 @@ def test_a_damaged_po_is_an_error_that_names_the_file(tmp_path, content):
 
 def test_mediawiki_takes_the_first_choice_and_the_english_beside_it(tmp_path):
     _write_json(tmp_path / "en.json", {"@metadata": {}, "n": "$1 {{PLURAL:$1|page|pages}}", "only": "English"})
-    _write_json(tmp_path / "de.json", {"@metadata": {"authors": ["x"]}, "n": "$1 {{PLURAL:$1|1=Seite|Seiten}}", "new": "neu"})
+    _write_json(tmp_path / "de.json", {"@metadata": {}, "n": "$1 {{PLURAL:$1|1=Seite|Seiten}}", "new": "neu"})
     assert _read(tmp_path / "de.json") == [Entry("de", "$1 page", "$1 Seite")]
     assert _read(tmp_path / "en.json") == []
 

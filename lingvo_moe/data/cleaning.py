@@ -14,15 +14,16 @@ from lingvo_moe.data.drop import MAX_WORDS, Drop
 _DOMINANCE = 2 / 3
 _PAIRS_TO_JUDGE_SCRIPT = 2000
 
-# Direction and other marks that nobody sees, and control characters. The joiners U+200C and U+200D stay: Persian and the
-# scripts of India spell with them.
+# Direction and other marks that nobody sees, and control characters. The joiners U+200C and U+200D stay: Persian and
+# the scripts of India spell with them.
 _INVISIBLE = re.compile("[\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f\u00ad\u061c\u180e\u200b\u200e\u200f\u202a-\u202e"
                         "\u2060-\u206f\ufeff\ufff9-\ufffb]")
-# C's %s, %-5.2f and %(name)s, strftime's %Y, Qt's and KDE's %1, LibreOffice's %PRODUCTNAME and $(ARG1), Python's {name},
-# the shell's $name and ${name}, MediaWiki's $1 and {{SITENAME}}. `%%` is a percent sign.
-PLACEHOLDER = re.compile(r"%%|%[A-Z]{3,}|%L\d"
-                         r"|%(?:\(\w+\))?(?:\d+\$)?(?:[-+#0]*(?:\*|\d+))?(?:\.(?:\*|\d+))?(?:hh?|ll?|[LqjztOE])?[A-Za-z@]"
-                         r"|%\d{1,2}(?!\d)|\$\{[^{}]+\}|\$\(\w+\)|\$\w+|\{\{[^{}]*\}\}|\{[^{}\s]*\}")
+# C's %s, %-5.2f and %(name)s, strftime's %Y, Qt's and KDE's %1, LibreOffice's %PRODUCTNAME and $(ARG1), Python's
+# {name}, the shell's $name and ${name}, MediaWiki's $1 and {{SITENAME}}. `%%` is a percent sign.
+PLACEHOLDER = re.compile(
+    r"%%|%[A-Z]{3,}|%L\d"
+    r"|%(?:\(\w+\))?(?:\d+\$)?(?:[-+#0]*(?:\*|\d+))?(?:\.(?:\*|\d+))?(?:hh?|ll?|[LqjztOE])?[A-Za-z@]"
+    r"|%\d{1,2}(?!\d)|\$\{[^{}]+\}|\$\(\w+\)|\$\w+|\{\{[^{}]*\}\}|\{[^{}\s]*\}")
 _ACCELERATOR_AT_END = re.compile(r"\s*\([_&~]\w\)")
 _ACCELERATOR = re.compile(r"(?<![_&~])[_&~](?=[^\W_])")
 _ENTITY = re.compile(r"&#?\w+;")
@@ -93,7 +94,7 @@ def is_written_in(text: str, wanted: str) -> bool:
 
 @functools.lru_cache(maxsize=1 << 16)
 def script(character: str) -> str:
-    """Returns the script of a letter by the first word of its Unicode name (`CYRILLIC`, `CJK`), `""` for other characters.
+    """Returns the script of a letter, the first word of its Unicode name (`CYRILLIC`, `CJK`); `""` for what is no letter.
 
     Japanese mixes three scripts with Chinese characters; they count as one.
     """
@@ -122,7 +123,7 @@ def _without_accelerators(source: str, english: str) -> tuple[str, str]:
 
 
 def _without_accelerator(text: str, other: str) -> str:
-    """Removes the one mark before an accelerator's letter; a word that both sides share (`file_name`, `AT&T`) is no label."""
+    """Removes the one mark before an accelerator's letter. A word that both sides share (`file_name`, `AT&T`) has none."""
     if "_" not in text and "&" not in text and "~" not in text:
         return text
     text = _ACCELERATOR_AT_END.sub("", text).strip()

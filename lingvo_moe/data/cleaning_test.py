@@ -1,4 +1,4 @@
-"""A clean pair is two lines of plain text that say the same; each kind of dirt is removed, or is a reason to drop the pair."""
+"""A clean pair is two lines of plain text that say the same; each kind of dirt is removed, or the pair is dropped."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from lingvo_moe.data.drop import Drop
     ("~Bearbeiten", "E~dit", ("Bearbeiten", "Edit")),
     ("ファイル(_F)", "_File", ("ファイル", "File")),
     ("(_F) ファイル", "_File", ("ファイル", "File")),
-    ("Die Datei file_name fehlt", "The file file_name is missing", ("Die Datei file_name fehlt", "The file file_name is missing")),
+    ("Wo ist file_name", "Lost file_name", ("Wo ist file_name", "Lost file_name")),
     ("Firma AT&T heute", "AT&T company today", ("Firma AT&T heute", "AT&T company today")),
     ("Ton &amp; Bild", "Sound &amp; vision", ("Ton &amp; Bild", "Sound &amp; vision")),
     ("a_b_c ist ein Name", "a_b_d is a name", ("a_b_c ist ein Name", "a_b_d is a name")),
@@ -52,7 +52,8 @@ def test_two_hundred_words_are_not_too_many():
 
 
 @pytest.mark.parametrize("text, count", [
-    ("%s of %d", 2), ("%(name)s", 1), ("%1$s", 1), ("%-5.2f", 1), ("%1 of %2", 2), ("%1.", 1), ("%L1", 1), ("%lu bytes", 1), ("%H:%M", 2),
+    ("%s of %d", 2), ("%(name)s", 1), ("%1$s", 1), ("%-5.2f", 1), ("%lu bytes", 1), ("%H:%M", 2),
+    ("%1 of %2", 2), ("%1.", 1), ("%L1", 1),
     ("%PRODUCTNAME", 1), ("$(ARG1)", 1), ("${name}", 1), ("$1 and $2", 2), ("{} {0} {x:.2f}", 3), ("{{SITENAME}}", 1),
     ("100%", 0), ("100 % of it", 0), ("100%.", 0), ("100%-ban", 0), ("%%", 0), ("a { b }", 0), ("5 $", 0),
 ])
@@ -71,8 +72,8 @@ def test_clean_text_is_one_normalised_line(source, english):
 
 
 @pytest.mark.parametrize("texts, script", [
-    (["привет", "новый GTK", "да", "OK"], "CYRILLIC"), (["日本", "ひらがな", "カタカナ"], "CJK"), (["ja", "nein"], "LATIN"),
-    (["да", "ja"], None), (["...", "1"], None), ([], None), (["한국어"], "HANGUL"),
+    (["привет", "новый GTK", "да", "OK"], "CYRILLIC"), (["日本", "ひらがな", "カタカナ"], "CJK"), (["한국어"], "HANGUL"),
+    (["ja", "nein"], "LATIN"), (["да", "ja"], None), (["...", "1"], None), ([], None),
 ])
 def test_dominant_script(texts, script):
     assert cleaning.dominant_script(texts) == script

@@ -4,8 +4,8 @@
     DIR/report.txt                      the same as a table
     DIR/{train,valid,test}/LANG.tsv     UTF-8, source<TAB>english, a pair a line; a language without pairs has no file
 
-`python -m tools.build_corpus` writes one. Opening reads the manifest alone; a file is read, and checked whole, when its pairs
-are first asked for.
+`python -m tools.build_corpus` writes one. Opening reads the manifest alone; a file is read, and checked whole, when its
+pairs are first asked for.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Pairs:
     """The pairs of one file: a sequence of (source, english), held as the file's bytes and 8 bytes a line."""
 
     def __init__(self, path: Path):
-        """Reads and checks the file. Raises UserError, with file and line, where it is not source<TAB>english in UTF-8."""
+        """Reads and checks the file. Raises UserError, with file and line, if it is not source<TAB>english in UTF-8."""
         self._data = _read(path)
         if not self._data:
             raise UserError(f"{path}: the file is empty; expected a pair source<TAB>english a line. {_REBUILD}")
@@ -65,7 +65,7 @@ class Corpus:
         """Opens a corpus by its manifest and the sizes of its files.
 
         Raises:
-          UserError: there is no corpus, it holds no training pair, or its files are not the ones that the manifest lists.
+          UserError: there is no corpus, it holds no training pair, or its files are not those that the manifest lists.
         """
         directory = Path(directory)
         manifest = read_manifest(directory)
@@ -107,9 +107,10 @@ class Corpus:
             raise UserError(f"{self.directory}: {language} has no {split} pairs; these have: "
                             f"{', '.join(self.languages_of(split)) or 'no language'}.")
         if (split, language) not in self._pairs:
-            path, pairs = self.path(split, language), Pairs(self.path(split, language))
-            if len(pairs) != self.count(split, language):
-                raise UserError(f"{path}: {len(pairs)} pairs, but {MANIFEST} lists {self.count(split, language)}. {_REBUILD}")
+            path, expected = self.path(split, language), self.count(split, language)
+            pairs = Pairs(path)
+            if len(pairs) != expected:
+                raise UserError(f"{path}: {len(pairs)} pairs, but {MANIFEST} lists {expected}. {_REBUILD}")
             self._pairs[split, language] = pairs
         return self._pairs[split, language]
 
@@ -171,13 +172,15 @@ def _read(path: Path) -> bytes:
 
 
 def _check_text(path: Path, data: bytes):
-    for byte, what in ((b"\0", "a NUL byte: this is a binary file"), (b"\r", "a carriage return: lines must end in LF alone")):
+    unfit = {b"\0": "a NUL byte: this is a binary file", b"\r": "a carriage return: lines must end in LF alone"}
+    for byte, what in unfit.items():
         if byte in data:
             raise UserError(f"{_place(path, data, data.index(byte))}: {what}. {_REBUILD}")
     try:
         data.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise UserError(f"{_place(path, data, error.start)}: not UTF-8 (byte 0x{data[error.start]:02x}). {_REBUILD}") from None
+        place = _place(path, data, error.start)
+        raise UserError(f"{place}: not UTF-8 (byte 0x{data[error.start]:02x}). {_REBUILD}") from None
 
 
 def _line_ends(path: Path, data: bytes) -> np.ndarray:

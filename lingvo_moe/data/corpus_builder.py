@@ -67,17 +67,17 @@ def build(preset: str, inputs: Sequence[str | Path], output: str | Path, package
             dropped = gathered.dropped[language]
             pairs = assign(gathered.pairs.pop(language, set()), split, dropped)
             writer.add(language, pairs, gathered.read[language], dropped)
-        writer.finish({"preset": preset, "inputs": [source.name for source in found], "inputs_identity": target.identity,
-                       "missing_packages": missing, "english_keys": split.counts(),
+        links = collections.Counter({source.name: source.links_left_out for source in found})
+        writer.finish({"preset": preset, "inputs": [source.name for source in found],
+                       "inputs_identity": target.identity, "missing_packages": missing, "english_keys": split.counts(),
                        "english_labels": sorted_counts(gathered.english_labels),
-                       "unlabelled": sorted_counts(gathered.unlabelled),
-                       "links_left_out": sorted_counts(collections.Counter({s.name: s.links_left_out for s in found}))})
+                       "unlabelled": sorted_counts(gathered.unlabelled), "links_left_out": sorted_counts(links)})
     return Corpus.open(output), True
 
 
 def find_sources(preset: str, inputs: Sequence[str | Path],
                  packages: str | Path | None) -> tuple[list[sources.Source], list[str]]:
-    """Returns the sources, and the names of the packages that the distribution lacks. Raises UserError if there are none."""
+    """Returns the sources, and the packages that the distribution lacks. Raises UserError if there is no source."""
     if preset not in PRESETS:
         raise UserError(f"no preset {preset!r}; expected one of {', '.join(PRESETS)}.{did_you_mean(preset, PRESETS)}")
     if preset == "none" and not inputs:

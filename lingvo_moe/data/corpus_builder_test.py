@@ -1,4 +1,4 @@
-"""From files to a corpus: the same bytes from the same files, every entry accounted for, and nothing of the user's harmed."""
+"""The same files give the same bytes, every entry is accounted for, and nothing of the user's is harmed."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ def texts(tmp_path) -> Path:
     folder, sentences = tmp_path / "texts", _sentences(1500)
     folder.mkdir()
     _write_tsv(folder / "de.tsv", [(f"wort {sentence}", sentence) for sentence in sentences])
-    (folder / "more.tsv").write_text("".join(f"ru\tслово {sentence}\t{sentence}\n" for sentence in sentences), encoding="utf-8")
+    rows = "".join(f"ru\tслово {sentence}\t{sentence}\n" for sentence in sentences)
+    (folder / "more.tsv").write_text(rows, encoding="utf-8")
     catalog = polib.POFile()
     catalog.extend(polib.POEntry(msgid=sentence, msgstr=f"mot {sentence}") for sentence in sentences[::2])
     catalog.save(str(folder / "fr.po"))
@@ -64,7 +65,7 @@ def test_no_held_out_sentence_is_trained_on_in_any_language(texts, tmp_path):
 
 
 def test_every_entry_is_a_pair_or_has_a_reason(texts, tmp_path):
-    _write_tsv(texts / "de-more.tsv", [("OK", "OK"), ("wort " + _sentences(1)[0], _sentences(1)[0]), ("", "empty one")])
+    _write_tsv(texts / "more-de.tsv", [("OK", "OK"), ("wort " + _sentences(1)[0], _sentences(1)[0]), ("", "empty one")])
     built = _build(texts, tmp_path / "corpus")
     for language, facts in built.manifest["languages"].items():
         pairs = sum(built.count(split, language) for split in SPLITS)
@@ -189,7 +190,7 @@ def test_held_out_splits_are_capped_for_each_language(texts, tmp_path, monkeypat
 def test_a_held_out_source_with_another_english_is_not_trained_on():
     split = splitting.Split(frozenset(["it is all right now"]), *[frozenset()] * 3, eligible=2, all=2)
     dropped = collections.Counter()
-    pairs = [("alles gut", "it is all right now"), ("alles gut", "everything is completely fine"), ("nichts", "nothing")]
+    pairs = [("alles gut", "it is all right now"), ("alles gut", "everything is quite fine"), ("nichts", "nothing")]
     assert corpus_builder.assign(pairs, split, dropped) == {
         "train": [("nichts", "nothing")], "valid": [], "test": [("alles gut", "it is all right now")]}
     assert +dropped == {Drop.SOURCE_HELD_OUT: 1}
@@ -201,7 +202,7 @@ def test_the_report_warns_of_a_corpus_too_small_to_split(tmp_path):
     assert built.count("train") == 2 and built.count("test") == 0
     report = (tmp_path / "corpus" / "report.txt").read_text()
     assert "WARNING: the test split has 0 English sentences" in report
-    assert [line.split() for line in report.splitlines() if line.startswith("de ")] == [["de", "2", "2", "0", "0", "0", "0"]]
+    assert ["de", "2", "2", "0", "0", "0", "0"] in [line.split() for line in report.splitlines()]
 
 
 def test_the_manifest_is_readable_json_without_machine_paths(texts, tmp_path):
@@ -223,7 +224,7 @@ def test_nothing_left_says_why(tmp_path, name, content, message):
 
 
 def test_a_preset_that_is_none_of_them_and_no_input():
-    with pytest.raises(UserError, match="no preset 'debain'; expected one of quickstart, debian, none. Did you mean debian?"):
+    with pytest.raises(UserError, match="no preset 'debain'; expected one of .* Did you mean debian?"):
         corpus_builder.build("debain", [], "x")
     with pytest.raises(UserError, match="nothing to build a corpus from: name your files with --input"):
         corpus_builder.build("none", [], "x")

@@ -36,7 +36,8 @@ def warnings(manifest: Mapping[str, Any]) -> list[str]:
     for split, share in (("test", splitting.TEST), ("valid", splitting.VALID)):
         if keys[split] < share.enough:
             found.append(f"the {split} split has {keys[split]} English sentences (fewer than {share.enough}): only "
-                         f"{keys['eligible']} have {splitting.MIN_WORDS} to {splitting.MAX_WORDS} words and no placeholder.")
+                         f"{keys['eligible']} have {splitting.MIN_WORDS} to {splitting.MAX_WORDS} words and no "
+                         "placeholder.")
     if manifest["missing_packages"]:
         found.append(f"packages that the distribution does not have: {', '.join(manifest['missing_packages'])}.")
     return found

@@ -95,7 +95,8 @@ def test_a_truncated_manifest_wherever_it_was_cut(directory):
             Corpus.open(directory)
 
 
-@pytest.mark.parametrize("changes", [{"languages": []}, {"languages": {"de": {"train": {"pairs": "2"}}}}, {"fingerprint": 1}])
+@pytest.mark.parametrize("changes", [
+    {"languages": []}, {"languages": {"de": {"train": {"pairs": "2"}}}}, {"fingerprint": 1}])
 def test_a_manifest_of_another_shape(directory, changes):
     manifest = json.loads((directory / corpus.MANIFEST).read_text())
     (directory / corpus.MANIFEST).write_text(json.dumps(manifest | changes))

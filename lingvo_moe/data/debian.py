@@ -23,12 +23,13 @@ from lingvo_moe.data.sources import Folder, Part, Source, combined_hash, sha256
 from lingvo_moe.errors import UserError
 
 PACKAGES = tuple((
-    "mediawiki evolution-common gnome-user-docs gramps vlc-l10n gnucash-common wordpress-l10n pidgin-data libgtk-3-common "
-    "gnome-control-center-data cinnamon-l10n kio krita-l10n caja-common josm-l10n gnumeric-common aisleriot nautilus-data "
-    "thunar-data").split()) + tuple(f"libreoffice-l10n-{language}" for language in (
+    "mediawiki evolution-common gnome-user-docs gramps vlc-l10n gnucash-common wordpress-l10n pidgin-data "
+    "libgtk-3-common gnome-control-center-data cinnamon-l10n kio krita-l10n caja-common josm-l10n gnumeric-common "
+    "aisleriot nautilus-data thunar-data").split()) + tuple(f"libreoffice-l10n-{language}" for language in (
         "ve nr ss st tn rw ts gug om szl nso zu kmr mn xh am uz ga tg br af ka kk dz si gd or ne").split())
 DESCRIPTION_LANGUAGES = tuple((
-    "ca cs da de el en eo es eu fi fr gl hr hu id it ja km ko ml nb nl pl pt pt_BR ro ru sk sr sv tr uk vi zh_CN zh_TW").split())
+    "ca cs da de el en eo es eu fi fr gl hr hu id it ja km ko ml nb nl pl pt pt_BR ro ru sk sr sv tr uk vi "
+    "zh_CN zh_TW").split())
 _MOST_MISSING = 0.25
 _PLAN = "packages.json"
 
@@ -45,7 +46,8 @@ Acquire::Languages {{ {languages} }};
 APT::Sandbox::User "root";
 """
 _PARAGRAPH = "\n .\n"
-_STANZA = re.compile(r"^Description-md5: (?P<digest>\w+)\nDescription-\w+: (?P<summary>.*)(?P<body>(?:\n .*)*)", re.MULTILINE)
+_STANZA = re.compile(
+    r"^Description-md5: (?P<digest>\w+)\nDescription-\w+: (?P<summary>.*)(?P<body>(?:\n .*)*)", re.MULTILINE)
 
 
 class Archive(NamedTuple):
@@ -82,7 +84,7 @@ class Package:
 
 
 class Descriptions:
-    """The descriptions of all packages, translated: apt's lists `..._Translation-LANG`, paired by the English text's MD5."""
+    """All packages' descriptions, translated: apt's lists `..._Translation-LANG`, paired by the English text's MD5."""
 
     name = "package descriptions"
     links_left_out = 0
@@ -165,8 +167,8 @@ class _Apt:
     def __init__(self, directory: Path):
         for tool in ("apt-get", "apt-cache", "dpkg-deb"):
             if shutil.which(tool) is None:
-                raise UserError(f"the preset debian needs {tool}, which this machine does not have. Use Debian or Ubuntu, or "
-                                "--preset=quickstart.")
+                raise UserError(f"the preset debian needs {tool}, which this machine does not have. "
+                                "Use Debian or Ubuntu, or --preset=quickstart.")
         self._directory = directory
         self._partial = directory / "partial"
         for folder in (directory / "lists" / "partial", directory / "apt" / "archives" / "partial", self._partial):
@@ -183,46 +185,47 @@ class _Apt:
             advance()
         # A broken third-party source fails the update, yet Debian's own lists are there.
         if not Descriptions(self._directory / "lists").size:
-            raise UserError(f"apt-get update brought no package lists ({_reason(updated)}). Check the network and apt's "
-                            "sources, then run the same command again.")
+            raise UserError(f"apt-get update brought no package lists ({_reason(updated)}). Check the network and "
+                            "apt's sources, then run the same command again.")
 
     def plan(self) -> list[Archive]:
         """Returns the packages that the distribution has. Raises UserError if a quarter or more is missing."""
-        blocks = re.findall(r"^(\S+):\n  Installed: .*\n  Candidate: (.*)$", self._run("apt-cache", "policy", *PACKAGES).stdout,
-                            re.MULTILINE)
-        known = {name for name, candidate in blocks if candidate != "(none)"}
-        missing = [name for name in PACKAGES if name not in known]
+        policy = self._run("apt-cache", "policy", *PACKAGES).stdout
+        blocks = re.findall(r"^(\S+):\n  Installed: .*\n  Candidate: (.*)$", policy, re.MULTILINE)
+        candidates = {name for name, candidate in blocks if candidate != "(none)"}
+        known = [name for name in PACKAGES if name in candidates]
+        missing = [name for name in PACKAGES if name not in candidates]
         if len(missing) >= _MOST_MISSING * len(PACKAGES):
             raise UserError(f"this distribution has {len(known)} of the {len(PACKAGES)} packages; missing are "
                             f"{', '.join(missing[:5])}, ... The preset is made for Debian 12 with the component main.")
-        archives = []
-        for name in (name for name in PACKAGES if name in known):
-            answer = self._run("apt-get", "download", "--print-uris", name)
-            found = re.search(r"^'\S+' (\S+) \d+ SHA256:([0-9a-f]{64})", answer.stdout, re.MULTILINE)
-            if not found:
-                raise UserError(f"apt does not say where to fetch {name} ({_reason(answer)}).")
-            archives.append(Archive(name, found[1], found[2]))
-        return archives
+        answer = self._run("apt-get", "download", "--print-uris", *known)
+        lines = re.findall(r"^'\S+' ([^\s/]+) \d+ SHA256:([0-9a-f]{64})", answer.stdout, re.MULTILINE)
+        by_name = {file.partition("_")[0]: Archive(file.partition("_")[0], file, digest) for file, digest in lines}
+        if by_name.keys() != candidates:
+            unplaced = min(candidates - by_name.keys(), default="")
+            raise UserError(f"apt does not say where to fetch {unplaced} ({_reason(answer)}).")
+        return [by_name[name] for name in known]
 
     def download(self, archive: Archive):
         """Fetches one package. It appears under its name only when it is complete."""
         fetched = self._run("apt-get", "download", archive.name, cwd=self._partial)
         path = self._partial / archive.file
         if fetched.returncode or not path.is_file() or sha256(path) != archive.sha256:
-            raise UserError(f"cannot fetch the package {archive.name} ({_reason(fetched)}). Check the network and run the same "
-                            "command again; what is fetched stays.")
+            raise UserError(f"cannot fetch the package {archive.name} ({_reason(fetched)}). Check the network and run "
+                            "the same command again; what is fetched stays.")
         path.replace(self._directory / archive.file)
 
     def _run(self, tool: str, *arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess:
-        return subprocess.run([tool, f"--config-file={self._configuration}", "-q", *arguments], cwd=cwd, capture_output=True,
-                              text=True, errors="replace", stdin=subprocess.DEVNULL, env={**os.environ, "LC_ALL": "C"})
+        return subprocess.run([tool, f"--config-file={self._configuration}", "-q", *arguments], cwd=cwd, text=True,
+                              errors="replace", capture_output=True, stdin=subprocess.DEVNULL,
+                              env={**os.environ, "LC_ALL": "C"})
 
 
 def _reason(finished: subprocess.CompletedProcess) -> str:
-    """The first complaint of a command, on one line."""
-    lines = [line.strip() for line in (finished.stderr or "").splitlines() if line.strip()]
-    complaints = [line for line in lines if re.match("E:|W:|Err|dpkg-deb: error", line)] or lines
-    return complaints[0] if complaints else f"exit status {finished.returncode}"
+    """The gravest complaint of a command, on one line."""
+    lines = [line.strip() for line in finished.stderr.splitlines() if line.strip()]
+    errors = [line for line in lines if line.startswith(("E:", "dpkg-deb: error"))]
+    return next(iter(errors or lines), f"exit status {finished.returncode}")
 
 
 def _language(path: Path) -> str | None:

@@ -1,6 +1,6 @@
 """Names of languages: one label per language, however a catalog's author spelled it.
 
-A label is `language[_Script][_REGION][_variant][@modifier]`, as in `de`, `pt_BR`, `sr_Latn`, `be_tarask`, `ca@valencia`.
+A label is `language[_Script][_REGION][_variant][@modifier]`: `de`, `pt_BR`, `sr_Latn`, `be_tarask`, `ca@valencia`.
 """
 
 from __future__ import annotations
@@ -9,17 +9,17 @@ import re
 from pathlib import PurePath
 
 _LABEL = re.compile(r"([a-z]{2,3})((?:[-_][a-z0-9]{1,8})*)(?:\.[a-z0-9-]+)?(?:@([a-z]+))?", re.IGNORECASE)
-_SCRIPTS = frozenset("Arab Aran Bali Beng Bugi Cans Cyrl Deva Ethi Gujr Guru Hans Hant Hebr Java Kana Knda Latn Mlym Mong Mtei Nkoo Olck "
-                     "Orya Taml Telu Tfng Thaa Thai Tibt".split())
+_SCRIPTS = frozenset("Arab Aran Bali Beng Bugi Cans Cyrl Deva Ethi Gujr Guru Hans Hant Hebr Java Kana Knda Latn "
+                     "Mlym Mong Mtei Nkoo Olck Orya Taml Telu Tfng Thaa Thai Tibt".split())
 _SCRIPT_OF_MODIFIER = {"latin": "Latn", "latn": "Latn", "cyrillic": "Cyrl", "cyrl": "Cyrl", "arabic": "Arab",
                        "bengali": "Beng", "devanagari": "Deva"}
 _EMPTY_MODIFIERS = ("euro", "utf")
 
-# The region that a language is written for when none is named; a region of the language's own letters (de_DE) needs no entry.
+# The region that a language is written for when none is named; one of the language's own letters (de_DE) is not listed.
 _HOME_REGIONS = dict(pair.split("_") for pair in (
-    "af_ZA am_ET bn_BD bs_BA ca_ES cs_CZ cy_GB da_DK dz_BT el_GR et_EE eu_ES fa_IR ga_IE gd_GB gl_ES gu_IN he_IL hi_IN hy_AM "
-    "ja_JP ka_GE kk_KZ km_KH kn_IN ko_KR ky_KG lb_LU ml_IN mr_IN ms_MY my_MM nb_NO ne_NP nn_NO oc_FR pa_IN ps_AF si_LK sl_SI "
-    "sq_AL sr_RS sv_SE sw_KE ta_IN te_IN tg_TJ tk_TM tt_RU ug_CN uk_UA ur_PK vi_VN xh_ZA zu_ZA").split())
+    "af_ZA am_ET bn_BD bs_BA ca_ES cs_CZ cy_GB da_DK dz_BT el_GR et_EE eu_ES fa_IR ga_IE gd_GB gl_ES gu_IN he_IL "
+    "hi_IN hy_AM ja_JP ka_GE kk_KZ km_KH kn_IN ko_KR ky_KG lb_LU ml_IN mr_IN ms_MY my_MM nb_NO ne_NP nn_NO oc_FR "
+    "pa_IN ps_AF si_LK sl_SI sq_AL sr_RS sv_SE sw_KE ta_IN te_IN tg_TJ tk_TM tt_RU ug_CN uk_UA ur_PK vi_VN xh_ZA zu_ZA").split())
 _SAME_LANGUAGE = {"iw": "he", "in": "id", "ji": "yi", "no": "nb", "mo": "ro"}
 _SAME_LABEL = {"zh_CN": "zh_Hans", "zh_Hans_CN": "zh_Hans", "zh_TW": "zh_Hant", "zh_Hant_TW": "zh_Hant",
                "sr_EC": "sr", "sr_Cyrl": "sr", "sr_EL": "sr_Latn", "be_x_old": "be_tarask", "crh_Latn": "crh",
@@ -57,8 +57,9 @@ def is_english(label: str) -> bool:
 def of_path(path: PurePath, header: str = "") -> str | None:
     """Returns the label of the language that a catalog translates into, or None where nothing tells it.
 
-    Understood are `LANG/LC_MESSAGES/x.mo`, `LANG.po`, `x-LANG.po`, `x.LANG.po` and `LANG/x.po`. Short names such as `gtk-de`
-    or `app` look like labels too, so what the catalog's own header says, or a two-letter language, wins over a three-letter one.
+    Understood are `LANG/LC_MESSAGES/x.mo`, `LANG.po`, `x-LANG.po`, `x.LANG.po` and `LANG/x.po`. Short names such as
+    `gtk-de` or `app` look like labels too, so what the catalog's own header says, or a two-letter language, wins over a
+    three-letter one.
 
     Args:
       path: the catalog's path inside its source.

@@ -38,8 +38,8 @@ class Source(Protocol):
 class Folder:
     """The catalogs below a directory (those of some suffixes alone, if need be), or one file.
 
-    A symbolic link counts only where it leads to a file inside of the directory, so that nothing else on the machine gets
-    into a corpus.
+    A symbolic link counts only where it leads to a file inside of the directory, so that nothing else on the machine
+    gets into a corpus.
     """
 
     def __init__(self, name: str, root: Path, suffixes: Collection[str] = catalogs.SUFFIXES):

@@ -1,7 +1,7 @@
 """Train, validation and test sets that share no English sentence.
 
-The same English text stands in many languages' catalogs, so a split by pair would put almost every test sentence into the
-training set of some other language. Here the English key decides, once for all languages.
+The same English text stands in many languages' catalogs, so a split by pair would put almost every test sentence into
+the training set of some other language. Here the English key decides, once for all languages.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Split(NamedTuple):
 
 @functools.lru_cache(maxsize=1 << 20)
 def english_key(english: str) -> str:
-    """Returns what two wordings of one English sentence share: lower-case words, numbers as 0, no placeholder, tag or mark."""
+    """Returns what wordings of one sentence share: lower-case words, numbers as 0, no placeholder, tag or mark."""
     text = PLACEHOLDER.sub(" ", english) if count_placeholders(english) else english
     text = _INSIDE_WORD.sub("", _TAG.sub(" ", text).lower())
     return " ".join(_WORD.findall(_DIGITS.sub("0", text)))
@@ -77,8 +77,8 @@ def position(text: str) -> float:
 def split_keys(english: Iterable[str]) -> Split:
     """Decides about all keys.
 
-    A key's position (a hash) decides: the lowest 5 % of the eligible ones are test keys, the highest 2 % validation keys. Where
-    that gives fewer than 60 and 30 keys, the range grows until it does, up to 10 % and 5 %.
+    A key's position (a hash) decides: the lowest 5 % of the eligible ones are test keys, the highest 2 % validation
+    keys. Where that gives fewer than 60 and 30 keys, the range grows until it does, up to 10 % and 5 %.
 
     Args:
       english: every English text of the corpus.
@@ -101,7 +101,7 @@ def split_keys(english: Iterable[str]) -> Split:
 
 
 def _reach(distances: list[float], share: Share) -> float:
-    """Returns how far a split's range goes: the usual share, or as far as its key number `enough`, but at most `most`."""
+    """Returns how far a split's range goes: the usual share, or up to its key number `enough`, but at most `most`."""
     if not distances:
         return 0.0
     far_enough = distances[min(share.enough, len(distances)) - 1]

@@ -1,4 +1,4 @@
-"""No held-out sentence, nor one nearly like it, is in the training set; who is held out depends on the sentence alone."""
+"""No held-out sentence, nor one nearly like it, is trained on; what is held out depends on the sentence alone."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _KEYS = strategies.lists(strategies.sampled_from("abcd"), min_size=1, max_size=6
 
 @pytest.mark.parametrize("english, key", [
     ("Delete the File!", "delete the file"), ("Delete %s, now", "delete now"), ("Page 12 of 7.", "page 0 of 0"),
-    ("Don’t E_xit", "dont exit"), ("<b>Bold</b> and {name}", "bold and"), ("real-time   text", "real time text"), ("...", ""),
-    ("100% sure", "0 sure"),
+    ("Don’t E_xit", "dont exit"), ("<b>Bold</b> and {name}", "bold and"), ("real-time   text", "real time text"),
+    ("...", ""), ("100% sure", "0 sure"),
 ])
 def test_english_key(english, key):
     assert splitting.english_key(english) == key

@@ -14,7 +14,7 @@ from lingvo_moe.errors import UserError
 from lingvo_moe.layers.base import Context
 from lingvo_moe.lazy import tf
 
-_IMPOSSIBLE = -1e9
+_IMPOSSIBLE = -float("inf")
 
 # (model state, ids [B, K], position, first cache position, mask [B, K, T*K]) -> (logits [B, K, V], model state)
 Step = Callable[[dict, "tf.Tensor", "tf.Tensor", "tf.Tensor", "tf.Tensor"], tuple["tf.Tensor", dict]]
@@ -154,8 +154,9 @@ class _Beam:
     def result(self, t: tf.Tensor, alive: dict, finished: dict) -> Hypotheses:
         """The finished hypotheses, then living ones where there are too few."""
         living_scores = alive["scores"] / self._penalty(t)
-        rank = tf.concat([finished["scores"], living_scores + _IMPOSSIBLE], axis=1)
-        _, order = _best(rank, self._search.beam_size)
+        count = tf.reduce_sum(tf.cast(finished["scores"] > _IMPOSSIBLE, tf.int32), axis=-1, keepdims=True)
+        place = tf.range(self._search.beam_size)[None]
+        order = tf.where(place < count, place, self._search.beam_size + place - count)  # both lists are sorted
         lengths = tf.fill(self._shape, t)
 
         def pick(of_finished: tf.Tensor, of_living: tf.Tensor) -> tf.Tensor:
@@ -165,8 +166,10 @@ class _Beam:
                           lengths=pick(finished["lengths"], lengths))
 
     def _keep_best(self, candidates: dict) -> dict:
-        _, order = _best(candidates["scores"], self._search.beam_size)
-        return {name: self.reorder(value, order) for name, value in candidates.items()}
+        scores, order = _best(candidates["scores"], self._search.beam_size)
+        kept = {name: self.reorder(value, order) for name, value in candidates.items()}
+        # Not the gathered scores: where too few are possible, `_best` names one a second time, with an impossible value.
+        return dict(kept, scores=self._place(scores))
 
     def _forbid(self, logits: tf.Tensor) -> tf.Tensor:
         ids = tf.range(logits.shape[-1])
@@ -192,5 +195,5 @@ def _best(scores: tf.Tensor, count: int) -> tuple[tf.Tensor, tf.Tensor]:
         chosen = tf.equal(tf.range(scores.shape[-1]), index[:, None])
         values.append(tf.reduce_max(scores, axis=-1))
         indices.append(index)
-        scores = tf.where(chosen, -float("inf"), scores)
+        scores = tf.where(chosen, _IMPOSSIBLE, scores)
     return tf.stack(values, axis=-1), tf.stack(indices, axis=-1)

@@ -1,0 +1,32 @@
+# Every target sets up what it needs on a bare Debian 12. Set PYTHON to choose the Python 3.11 that .venv is made from, and
+# BAZEL to choose the Bazel 4.
+BAZEL ?= bazel
+export PYTHON
+
+.DEFAULT_GOAL := help
+.PHONY: help quickstart test pytest bazel setup clean
+.NOTPARALLEL:
+
+help:  ## list these targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+quickstart: setup  ## corpus, tokenizer, a small model, its BLEU: everything once, end to end
+	.venv/bin/python -m tools.quickstart
+
+test: pytest bazel  ## all tests, with pytest and then with Bazel
+
+pytest: setup  ## all tests in one process
+	.venv/bin/python -m pytest
+
+bazel: setup  ## each test file by itself, seeing only what its BUILD file declares
+	tools/setup.sh bazel $(BAZEL)
+	$(BAZEL) test //...
+
+setup: .venv/.complete  ## the virtual environment .venv with the packages of requirements.txt
+
+clean:  ## remove .venv and the caches; what you trained stays
+	rm -rf .venv .hypothesis .pytest_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+.venv/.complete: requirements.txt constraints.txt
+	tools/setup.sh venv

@@ -1,0 +1,232 @@
+"""Packages are fetched once, completely or not at all. A small script, with a directory for a mirror, plays apt."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from lingvo_moe.data import debian
+from lingvo_moe.data.catalogs import Entry
+from lingvo_moe.errors import UserError
+
+_TOOL = """#!{python}
+import hashlib, pathlib, re, shutil, sys, tarfile
+mirror, log = pathlib.Path({mirror!r}), pathlib.Path({log!r})
+arguments = [word for word in sys.argv[1:] if not word.startswith("-")]
+tool = pathlib.Path(sys.argv[0]).name
+with log.open("a") as file:
+    print(tool, *arguments, file=file)
+if tool == "dpkg-deb":
+    try:
+        tarfile.open(arguments[0]).extractall(arguments[1])
+    except tarfile.ReadError:
+        sys.exit("dpkg-deb: error: not a Debian format archive")
+elif (mirror / "down").exists() and tool == "apt-get" and "--print-uris" not in sys.argv:
+    sys.exit("W: a warning\\nE: Could not resolve 'mirror'")
+elif arguments[0] == "update":
+    configuration = pathlib.Path(sys.argv[1].partition("=")[2]).read_text()
+    lists = re.search('Dir::State::Lists "(.*)";', configuration)[1]
+    for path in mirror.glob("*Translation*"):
+        shutil.copy(path, lists)
+elif arguments[0] == "policy":
+    for name in arguments[1:]:
+        if (mirror / (name + "_1.deb")).exists():
+            print(name + ":\\n  Installed: (none)\\n  Candidate: 1\\n  Version table:")
+else:
+    for name in arguments[1:]:
+        path = mirror / (name + "_1.deb")
+        if "--print-uris" in sys.argv:
+            print(f"'http://mirror/{{path.name}}' {{path.name}} 9 SHA256:" + hashlib.sha256(path.read_bytes()).hexdigest())
+        else:
+            shutil.copy(path, path.name)
+"""
+_ENGLISH = """Package: a
+Description-md5: {one}
+Description-en: first game
+ You play it.
+ .
+ It has  two parts.
+
+Package: b
+Description-md5: {two}
+Description-en: second game
+ One part.
+
+"""
+_GERMAN = """Package: a
+Description-md5: {one}
+Description-de: erstes Spiel
+ Man spielt es.
+ .
+ Es hat zwei Teile.
+
+Package: b
+Description-md5: {two}
+Description-de: zweites Spiel
+ Ein Teil.
+ .
+ Noch ein Teil.
+
+Package: c
+Description-md5: {unknown}
+Description-de: drittes Spiel
+"""
+_DIGESTS = {"one": "1" * 32, "two": "2" * 32, "unknown": "3" * 32}
+
+
+@pytest.fixture
+def mirror(tmp_path, monkeypatch) -> Path:
+    """A mirror with four packages (a TSV in each) and descriptions in two languages; the tools are first in PATH."""
+    monkeypatch.setattr(debian, "PACKAGES", ("alpha", "beta", "gamma", "delta", "epsilon"))
+    mirror, tools = tmp_path / "mirror", tmp_path / "tools"
+    mirror.mkdir()
+    tools.mkdir()
+    for name in debian.PACKAGES:
+        (tmp_path / "de.tsv").write_text(f"{name} auf Deutsch\t{name} in English\n")
+        with tarfile.open(mirror / f"{name}_1.deb", "w") as archive:
+            archive.add(tmp_path / "de.tsv", "usr/share/de.tsv")
+    (mirror / "x_main_i18n_Translation-en").write_text(_ENGLISH.format(**_DIGESTS))
+    (mirror / "x_main_i18n_Translation-pt%5fBR").write_text(_GERMAN.format(**_DIGESTS).replace("-de:", "-pt_BR:"))
+    for tool in ("apt-get", "apt-cache", "dpkg-deb"):
+        (tools / tool).write_text(_TOOL.format(python=sys.executable, mirror=str(mirror), log=str(tmp_path / "log")))
+        (tools / tool).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tools}{os.pathsep}{os.environ['PATH']}")
+    return mirror
+
+
+@pytest.fixture
+def log(tmp_path) -> Path:
+    """What the tools were asked since the last look."""
+    return tmp_path / "log"
+
+
+def _asked(log: Path) -> list[str]:
+    lines = log.read_text().splitlines() if log.exists() else []
+    log.unlink(missing_ok=True)
+    return lines
+
+
+def _downloads(log: Path) -> list[str]:
+    calls = [line.split() for line in _asked(log) if line.startswith("apt-get download")]
+    return [call[2] for call in calls if len(call) == 3]  # the question where they are names them all
+
+
+def _entries(found) -> list[Entry]:
+    return [entry for source in found for part in source.parts() for entry in part.entries]
+
+
+def test_packages_and_descriptions(mirror, tmp_path):
+    found, missing = debian.fetch(tmp_path / "cache")
+    assert missing == []
+    entries = _entries(found)
+    assert entries[:5] == [Entry("de", f"{name} in English", f"{name} auf Deutsch") for name in debian.PACKAGES]
+    assert [(entry.english.split(), entry.translation.split()) for entry in entries[5:]] == [
+        (["first", "game"], ["erstes", "Spiel"]), (["You", "play", "it."], ["Man", "spielt", "es."]),
+        (["It", "has", "two", "parts."], ["Es", "hat", "zwei", "Teile."]), (["second", "game"], ["zweites", "Spiel"])]
+    assert {entry.language for entry in entries[5:]} == {"pt_BR"}
+    assert not list((tmp_path / "cache").glob("unpacked-*"))
+
+
+def test_the_progress_of_a_package_adds_up_to_its_size(mirror, tmp_path):
+    package = debian.fetch(tmp_path / "cache")[0][0]
+    assert sum(part.size for part in package.parts()) == pytest.approx(package.size)
+
+
+def test_what_is_there_and_intact_is_not_fetched_again_and_needs_no_network(mirror, tmp_path, log):
+    first, _ = debian.fetch(tmp_path / "cache")
+    _asked(log)
+    (mirror / "down").touch()
+    second, _ = debian.fetch(tmp_path / "cache")
+    assert _asked(log) == []
+    assert [source.identity() for source in first] == [source.identity() for source in second]
+
+
+def test_only_a_damaged_package_is_fetched_again(mirror, tmp_path, log):
+    cache = tmp_path / "cache"
+    debian.fetch(cache)
+    _asked(log)
+    whole = (cache / "beta_1.deb").read_bytes()
+    (cache / "beta_1.deb").write_bytes(whole[:-1])
+    debian.fetch(cache)
+    assert _downloads(log) == ["beta"]
+    assert (cache / "beta_1.deb").read_bytes() == whole
+
+
+def test_an_interrupted_fetch_goes_on_where_it_stopped(mirror, tmp_path, log, monkeypatch):
+    cache, download = tmp_path / "cache", debian._Apt.download
+
+    def interrupted(self, archive):
+        if archive.name == "gamma":
+            (cache / "partial" / archive.file).write_bytes(b"half of it")
+            raise KeyboardInterrupt
+        download(self, archive)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(debian._Apt, "download", interrupted)
+        debian.fetch(cache)
+    assert sorted(path.name for path in cache.glob("*.deb")) == ["alpha_1.deb", "beta_1.deb"]
+    _asked(log)
+    assert len(debian.fetch(cache)[0]) == 6
+    assert _downloads(log) == ["gamma", "delta", "epsilon"]
+
+
+def test_a_package_that_is_not_the_one_announced_is_an_error(mirror, tmp_path, monkeypatch):
+    monkeypatch.setattr(debian, "sha256", lambda path: hashlib.sha256(b"other").hexdigest())
+    with pytest.raises(UserError, match="cannot fetch the package alpha .*run the same command again"):
+        debian.fetch(tmp_path / "cache")
+
+
+def test_no_network_at_first(mirror, tmp_path):
+    (mirror / "down").touch()
+    with pytest.raises(UserError, match=r"apt-get update brought no package lists \(E: Could not resolve 'mirror'\)"):
+        debian.fetch(tmp_path / "cache")
+
+
+def test_no_network_later_names_the_package(mirror, tmp_path):
+    cache = tmp_path / "cache"
+    debian.fetch(cache)
+    (cache / "delta_1.deb").unlink()
+    (mirror / "down").touch()
+    with pytest.raises(UserError, match=r"cannot fetch the package delta \(E: Could not resolve 'mirror'\)"):
+        debian.fetch(cache)
+
+
+def test_a_package_that_the_distribution_lacks_is_reported(mirror, tmp_path):
+    (mirror / "beta_1.deb").unlink()
+    found, missing = debian.fetch(tmp_path / "cache")
+    assert missing == ["beta"] and len(found) == 5
+
+
+def test_too_many_missing_packages_are_an_error(mirror, tmp_path):
+    (mirror / "beta_1.deb").unlink()
+    (mirror / "delta_1.deb").unlink()
+    with pytest.raises(UserError, match="has 3 of the 5 packages; missing are beta, delta"):
+        debian.fetch(tmp_path / "cache")
+
+
+def test_without_apt(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(UserError, match="needs apt-get, which this machine does not have"):
+        debian.fetch(tmp_path / "cache")
+
+
+def test_an_archive_that_cannot_be_unpacked(mirror, tmp_path):
+    (mirror / "alpha_1.deb").write_bytes(b"no archive")
+    found, _ = debian.fetch(tmp_path / "cache")
+    with pytest.raises(UserError, match=r"alpha_1\.deb: cannot be unpacked \(dpkg-deb: error: not a Debian format"):
+        _entries(found)
+
+
+def test_a_plan_that_names_files_elsewhere_is_not_believed(mirror, tmp_path):
+    cache = tmp_path / "cache"
+    debian.fetch(cache)
+    plan = json.loads((cache / "packages.json").read_text())
+    plan[0]["file"] = "../mirror/alpha_1.deb"
+    (cache / "packages.json").write_text(json.dumps(plan))
+    assert debian.fetch(cache)[0][0]._path.parent == cache

@@ -1,0 +1,180 @@
+"""Flat beam search equals a naive search that keeps every hypothesis by itself and reorders its cache (GShard A.1)."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import numpy as np
+import pytest
+
+from lingvo_moe import tree
+from lingvo_moe.decoding.flat_beam_search import BeamSearch
+from lingvo_moe.engines.pjrt import Engine
+from lingvo_moe.errors import UserError
+from lingvo_moe.layers.base import Context
+from lingvo_moe.layout import DeviceMesh, Layout, Spec
+from lingvo_moe.models.translation import Translation
+from lingvo_moe.optimizers.adafactor import Adafactor
+from lingvo_moe.program import lower
+from lingvo_moe.steps import Steps, weight_specs
+
+# Scores are sums of at most ten float32 log-probabilities; attention adds over a cache of another length, in another order.
+_TOLERANCE = 2e-5
+_BATCH, _SOURCE_LENGTH, _MAX_LENGTH = 8, 6, 9
+_MODEL = Translation(source_vocabulary=16, target_vocabulary=12, num_layers=8, model_dim=16, hidden_dim=32, num_heads=2,
+                     head_dim=8, num_experts=4, num_groups=4)
+_SEARCHES = [BeamSearch(beam_size=k, max_length=_MAX_LENGTH, length_alpha=alpha) for k, alpha in ((1, 0.6), (3, 0.0), (4, 1.0))]
+
+
+def _source_specs(rows: int) -> dict:
+    return {field: Spec((rows, _SOURCE_LENGTH), "int32", "BS") for field in ("ids", "segment_ids", "positions")}
+
+
+@pytest.fixture(scope="module")
+def source() -> dict:
+    """Sentences of different lengths."""
+    random = np.random.RandomState(1)
+    segments = (np.arange(_SOURCE_LENGTH) < random.randint(2, _SOURCE_LENGTH + 1, (_BATCH, 1))).astype(np.int32)
+    positions = np.tile(np.arange(_SOURCE_LENGTH, dtype=np.int32), (_BATCH, 1)) * segments
+    return {"ids": random.randint(4, 16, segments.shape).astype(np.int32) * segments, "segment_ids": segments,
+            "positions": positions}
+
+
+@pytest.fixture(scope="module")
+def theta() -> dict:
+    """Weights with a sharp softmax, so that hypotheses differ by more than rounding, and some of them end early."""
+    steps = Steps(_MODEL, Adafactor(), Layout())
+    state = Engine(1).load(steps.init())({"seed": np.array([0, 3], np.int32)})["state"]
+    values = tree.map_leaves(np.array, state["theta"])
+    values["softmax"]["projection"] *= 2.5
+    return values
+
+
+class _Naive:
+    """One hypothesis a row, one cache a hypothesis: a program for one token, and the rest in plain Python."""
+
+    def __init__(self, theta: dict, source: dict, beam_size: int):
+        self._theta, self._size = theta, beam_size
+        rows = _BATCH * beam_size
+        source = {field: np.repeat(value, beam_size, axis=0) for field, value in source.items()}
+        weights = weight_specs(_MODEL.weights())
+
+        def start(inputs):
+            state = _MODEL.start_decoding(inputs["theta"], inputs["source"], _MAX_LENGTH, Context())
+            return {"caches": state["caches"], "source_segments": state["source_segments"]}
+
+        shape = (_MODEL.num_layers // 4, rows, -1, _MODEL.num_heads, _MODEL.head_dim)
+        lengths = {"keys": _MAX_LENGTH, "values": _MAX_LENGTH, "memory_keys": _SOURCE_LENGTH, "memory_values": _SOURCE_LENGTH}
+        caches = {layer: {name: Spec(shape[:2] + (length,) + shape[3:], "float32", "RBLND") for name, length in lengths.items()}
+                  for layer in ("layer_0", "layer_1")}
+        state = {"caches": caches, "source_segments": Spec((rows, _SOURCE_LENGTH), "int32", "BS")}
+
+        def step(inputs):
+            from lingvo_moe.lazy import tf
+            mask = tf.tile((tf.range(_MAX_LENGTH) <= inputs["position"])[None, None], [rows, 1, 1])
+            logits, new = _MODEL.decode_step(inputs["theta"], inputs["state"], inputs["ids"], inputs["position"],
+                                             inputs["position"], mask, Context())
+            return {"logits": logits[:, 0], "state": new}
+
+        engine, letters = Engine(1), {path: s.letters for path, s in tree.flatten(state).items()}
+        started = engine.load(lower("start", start, {"theta": weights, "source": _source_specs(rows)}, letters, Layout()))
+        self._step = engine.load(lower("step", step, {
+            "theta": weights, "state": state, "ids": Spec((rows, 1), "int32", "BT"), "position": Spec((), "int32", "")},
+            {"logits": "BV"}, Layout()))
+        self._state = started({"theta": theta, "source": source})
+
+    def search(self, alpha: float) -> list[list[tuple[float, tuple[int, ...]]]]:
+        """For each sentence the finished (score, tokens), best first, then living ones where there are too few."""
+        alive = [[(0.0, ())] + [(-np.inf, ())] * (self._size - 1) for _ in range(_BATCH)]
+        finished: list[list] = [[] for _ in range(_BATCH)]
+        state = self._state
+        for t in range(_MAX_LENGTH):
+            ids = np.array([[tokens[-1] if tokens else 2] for beam in alive for _, tokens in beam], np.int32)
+            outputs = self._step({"theta": self._theta, "state": state, "ids": ids, "position": np.int32(t)})
+            logits = np.asarray(outputs["logits"], np.float64)
+            logits[:, [0, 2, 3]] = -np.inf
+            log_probabilities = logits - np.logaddexp.reduce(logits, axis=-1, keepdims=True)
+            parents = []
+            for b in range(_BATCH):
+                alive[b], of_sentence = self._expand(alive[b], log_probabilities[b * self._size:][:self._size], finished[b],
+                                                     ((5 + t + 1) / 6) ** alpha)
+                parents += [b * self._size + k for k in of_sentence]
+            state = tree.map_leaves(lambda value: np.asarray(value), outputs["state"])
+            for layer in state["caches"].values():  # the reordering that the flat beam does without
+                for name in ("keys", "values"):
+                    layer[name] = layer[name][:, parents]
+        penalty = ((5 + _MAX_LENGTH) / 6) ** alpha
+        return [(sorted(done, key=lambda h: -h[0]) + [(s / penalty, tokens) for s, tokens in living])[:self._size]
+                for done, living in zip(finished, alive)]
+
+    def _expand(self, beam, log_probabilities, finished, penalty):
+        candidates = [(score + log_probabilities[k, v], k, v) for k, (score, _) in enumerate(beam)
+                      for v in range(log_probabilities.shape[1])]
+        candidates.sort(key=lambda c: -c[0])
+        living, parents = [], []
+        for score, k, v in candidates[:2 * self._size]:
+            if not np.isfinite(score):
+                continue
+            tokens = (*beam[k][1], v)
+            if v == 1:
+                finished.append((score / penalty, tokens))
+            elif len(living) < self._size:
+                living.append((score, tokens))
+                parents.append(k)
+        missing = self._size - len(living)
+        return living + [(-np.inf, (4,))] * missing, parents + [0] * missing
+
+
+@functools.cache
+def _compiled(search: BeamSearch, mesh: DeviceMesh):
+    steps = Steps(_MODEL, Adafactor(), Layout.of(mesh))
+    return Engine(mesh.size).load(steps.decode(_source_specs(_BATCH), search))
+
+
+def _flat(theta: dict, source: dict, search: BeamSearch, mesh: DeviceMesh) -> dict:
+    found = _compiled(search, mesh)({"theta": theta, "source": source})
+    return {name: np.asarray(value) for name, value in found.items()}
+
+
+@pytest.mark.parametrize("search", _SEARCHES, ids=str)
+def test_flat_equals_naive_hypothesis_by_hypothesis(theta, source, search):
+    """Every hypothesis, its length and its score are those of the search that reorders keys and values."""
+    expected = _Naive(theta, source, search.beam_size).search(search.length_alpha)
+    found = _flat(theta, source, search, DeviceMesh())
+    for b in range(_BATCH):
+        assert len(expected[b]) == search.beam_size
+        for k, (score, tokens) in enumerate(expected[b]):
+            length = found["lengths"][b, k]
+            assert tuple(found["ids"][b, k, :length]) == tokens
+            assert not found["ids"][b, k, length:].any()
+            assert found["scores"][b, k] == pytest.approx(score, abs=_TOLERANCE)
+    lengths = {len(tokens) for beam in expected for _, tokens in beam}
+    assert len(lengths) > 2, "the test is to meet hypotheses that end early and some that do not"
+
+
+def test_the_partitioned_search_finds_the_same(theta, source):
+    """One XLA program over 4 devices, or a 2x2 mesh: the same hypotheses as on one."""
+    search = _SEARCHES[-1]
+    one = _flat(theta, source, search, DeviceMesh())
+    for mesh in (DeviceMesh((4,)), DeviceMesh((2, 2))):
+        found = _flat(theta, source, search, mesh)
+        np.testing.assert_array_equal(found["ids"], one["ids"])
+        np.testing.assert_array_equal(found["lengths"], one["lengths"])
+        np.testing.assert_allclose(found["scores"], one["scores"], atol=_TOLERANCE)
+
+
+def test_a_sentence_does_not_depend_on_its_neighbours(theta, source):
+    """With room for all tokens at every expert, what else is in the batch changes nothing."""
+    search = _SEARCHES[-1]
+    alone = {field: np.repeat(value[:1], _BATCH, axis=0) for field, value in source.items()}
+    together, repeated = _flat(theta, source, search, DeviceMesh()), _flat(theta, alone, search, DeviceMesh())
+    for b in range(_BATCH):
+        np.testing.assert_array_equal(repeated["ids"][b], together["ids"][0])
+
+
+@pytest.mark.parametrize("change", [{"beam_size": 0}, {"max_length": 0}])
+def test_a_search_for_nothing_is_refused(change):
+    """Sizes below one are named."""
+    with pytest.raises(UserError, match=next(iter(change))):
+        dataclasses.replace(_SEARCHES[0], **change)

@@ -1,0 +1,248 @@
+"""Annotations change neither value nor gradient, put partitions where they say, and refuse what cannot be."""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+import pytest
+from jax import export
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from lingvo_moe import sharding, testing
+from lingvo_moe.layout import DeviceMesh, Layout
+from lingvo_moe.lazy import tf
+
+EIGHT = Layout.of(DeviceMesh((8,)))
+LINE, GRID, CUBE = (np.arange(8).reshape(shape) for shape in ((8,), (4, 2), (2, 2, 2)))
+VALUE = np.random.default_rng(0).normal(size=(8, 16)).astype(np.float32)
+# GShard figure 10: the same 2x4 partitions on a mesh topology and on a tree topology.
+FIGURE_10 = {"mesh": np.array([[0, 1, 2, 3], [4, 5, 6, 7]]), "tree": np.array([[0, 1, 5, 4], [2, 3, 7, 6]])}
+
+# Sums of 16 products, in another order on several devices than on one.
+TOLERANCE = 16 * testing.FLOAT32_ROUNDING
+
+ANNOTATIONS = {
+    "replicate": sharding.replicate,
+    "split rows": lambda t: sharding.split(t, 0, 8),
+    "split columns": lambda t: sharding.split(t, 1, 8),
+    "split from the end": lambda t: sharding.split(t, -1, 8),
+    "split in one": lambda t: sharding.split(t, 0, 1),
+    "split in fewer than devices": lambda t: sharding.split(t, 0, 2),
+    "shard as a mesh": lambda t: sharding.shard(t, FIGURE_10["mesh"]),
+    "shard as a tree": lambda t: sharding.shard(t, FIGURE_10["tree"]),
+    "shard over fewer than devices": lambda t: sharding.shard(t, np.array([[5, 2], [0, 7]])),
+    "mesh_split both": lambda t: sharding.mesh_split(t, GRID, [0, 1]),
+    "mesh_split transposed": lambda t: sharding.mesh_split(t, GRID, [1, 0]),
+    "mesh_split partial": lambda t: sharding.mesh_split(t, GRID, [-1, 1]),
+    "mesh_split nowhere": lambda t: sharding.mesh_split(t, GRID, [-1, -1]),
+    "mesh_split unspecified": lambda t: sharding.mesh_split(t, GRID, [0, -1], unspecified_dims=[1]),
+    "mesh_split three axes": lambda t: sharding.mesh_split(t, CUBE, [2, 0]),
+}
+
+
+def product(annotate):
+    """x^T relu(x), with both factors annotated."""
+
+    def function(inputs: dict) -> dict:
+        value = annotate(inputs["x"])
+        return {"y": tf.matmul(value, annotate(tf.nn.relu(value)), transpose_a=True)}
+
+    return testing.with_gradients(function)
+
+
+def places(annotate, rows: int = 8, columns: int = 16) -> dict[int, tuple[slice, slice]]:
+    """Which part of an annotated matrix each device holds when nothing else says where it is."""
+    program = testing.lower_for(lambda inputs: {"y": annotate(inputs["x"] * 2.0)}, {"x": np.zeros((rows, columns), np.float32)},
+                                EIGHT)
+    replicated = NamedSharding(Mesh(np.array(jax.devices("cpu")).reshape(2, 2, 2), ("a", "b", "c")), PartitionSpec())
+    call = jax.jit(export.deserialize(bytearray(program.exported)).call, in_shardings=replicated)
+    value, = jax.tree.leaves(call(np.zeros((rows, columns), np.float32)))
+    ranges = {part.device.id: [range(*cut.indices(size)) for cut, size in zip(part.index, value.shape)]
+              for part in value.addressable_shards}
+    return {device: (slice(r.start, r.stop), slice(c.start, c.stop)) for device, (r, c) in ranges.items()}
+
+
+@pytest.fixture(scope="module")
+def unannotated() -> dict:
+    return testing.run(product(lambda t: t), {"x": VALUE})
+
+
+@pytest.mark.parametrize("name", ANNOTATIONS)
+def test_value_and_gradient_are_unchanged(name, unannotated):
+    found = testing.run(product(ANNOTATIONS[name]), {"x": VALUE}, EIGHT)
+    for path, expected in unannotated.items():
+        np.testing.assert_allclose(found[path], expected, rtol=0, atol=TOLERANCE * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("rows", [1, 5, 9])
+def test_uneven_sizes_are_padded_out_of_sight(rows):
+    """5 rows over 8 devices: some hold nothing, and no result shows it (GShard section 3.3, uneven partitions)."""
+    value = np.random.default_rng(1).normal(size=(rows, 3)).astype(np.float32)
+    whole, cut = (testing.run(product(annotate), {"x": value}, layout)
+                  for annotate, layout in ((lambda t: t, Layout()), (lambda t: sharding.split(t, 0, 8), EIGHT)))
+    for path, expected in whole.items():
+        np.testing.assert_allclose(cut[path], expected, rtol=0, atol=TOLERANCE * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("annotate", ANNOTATIONS.values(), ids=ANNOTATIONS)
+def test_eager_tensors_are_returned_as_they_are(annotate):
+    tensor = tf.constant(VALUE)
+    assert annotate(tensor) is tensor
+
+
+@pytest.mark.parametrize("annotate", [
+    sharding.replicate,
+    lambda t: sharding.split(t, 0, 1),
+    lambda t: sharding.shard(t, np.array([[0]])),
+    lambda t: sharding.mesh_split(t, np.array([0]), [0, -1]),
+    lambda t: sharding.mesh_split(t, np.array([[0]]), [1, 0]),
+    lambda t: sharding.mesh_split(t, np.array([[0]]), [0, -1], unspecified_dims=[1]),
+])
+def test_one_device_changes_nothing(annotate, unannotated):
+    found = testing.run(product(annotate), {"x": VALUE})
+    for path, expected in unannotated.items():
+        np.testing.assert_array_equal(found[path], expected)
+
+
+def test_split_puts_partition_i_on_device_i():
+    assert places(lambda t: sharding.split(t, 1, 8)) == {i: (slice(0, 8), slice(2 * i, 2 * i + 2)) for i in range(8)}
+
+
+def test_split_in_fewer_partitions_than_devices_leaves_copies_on_the_others():
+    found = places(lambda t: sharding.split(t, 0, 2))
+    assert found[0] == (slice(0, 4), slice(0, 16)) and found[1] == (slice(4, 8), slice(0, 16))
+    assert sorted(rows.start for rows, _ in found.values()) == [0] * 4 + [4] * 4
+
+
+@pytest.mark.parametrize("topology", FIGURE_10)
+def test_shard_puts_partitions_where_the_assignment_says(topology):
+    expected = {int(device): (slice(4 * i, 4 * i + 4), slice(4 * j, 4 * j + 4))
+                for (i, j), device in np.ndenumerate(FIGURE_10[topology])}
+    assert places(lambda t: sharding.shard(t, FIGURE_10[topology])) == expected
+
+
+def test_mesh_split_cuts_each_dimension_along_its_axis():
+    expected = {int(device): (slice(4 * y, 4 * y + 4), slice(4 * x, 4 * x + 4)) for (x, y), device in np.ndenumerate(GRID)}
+    assert places(lambda t: sharding.mesh_split(t, GRID, [1, 0])) == expected
+
+
+def test_mesh_axes_that_nothing_maps_to_hold_copies():
+    """Partial tiling (GSPMD section 3.1)."""
+    expected = {int(device): (slice(0, 8), slice(8 * y, 8 * y + 8)) for (_, y), device in np.ndenumerate(GRID)}
+    assert places(lambda t: sharding.mesh_split(t, GRID, [-1, 1])) == expected
+
+
+def test_replicate_holds_the_whole_tensor_everywhere():
+    assert set(map(str, places(sharding.replicate).values())) == {str((slice(0, 8), slice(0, 16)))}
+
+
+def test_unspecified_dimensions_are_left_to_propagation():
+    """After a tensor that is cut along both dimensions, -1 makes the second whole; unspecified leaves it cut."""
+
+    def again(unspecified_dims):
+        return lambda t: sharding.mesh_split(sharding.mesh_split(t, GRID, [0, 1]) * 0.5, GRID, [0, -1], unspecified_dims)
+
+    assert {columns.stop - columns.start for _, columns in places(again(())).values()} == {16}
+    assert {columns.stop - columns.start for _, columns in places(again((1,))).values()} == {8}
+
+
+MISUSES = {
+    "split_dimension is 2, but the tensor has rank 2": lambda t: sharding.split(t, 2, 8),
+    "split_dimension is -3": lambda t: sharding.split(t, -3, 8),
+    "num_partitions is 0": lambda t: sharding.split(t, 0, 0),
+    "split: 16 partitions asked for, but there are 8 devices": lambda t: sharding.split(t, 0, 16),
+    "split: 3 partitions asked for, which do not divide the 8 devices": lambda t: sharding.split(t, 0, 3),
+    r"device_assignment has shape \(8,\) \(rank 1\), but the tensor has shape \(8, 16\)": lambda t: sharding.shard(t, LINE),
+    r"ids must be distinct and >= 0, got \[0, 0\]": lambda t: sharding.shard(t, np.array([[0, 0]])),
+    r"ids must be distinct and >= 0, got \[-1, 0\]": lambda t: sharding.shard(t, np.array([[-1, 0]])),
+    "ids must be integers, not float64": lambda t: sharding.shard(t, np.array([[0.0, 1.0]])),
+    r"device id 8 does not exist; there are 8 devices \(0 to 7\)": lambda t: sharding.shard(t, np.array([[0, 8]])),
+    "shard: 16 partitions asked for": lambda t: sharding.shard(t, np.arange(16).reshape(4, 4)),
+    "has 1 entries for a tensor of rank 2": lambda t: sharding.mesh_split(t, GRID, [0]),
+    "names mesh axis 2, but the device mesh": lambda t: sharding.mesh_split(t, GRID, [0, 2]),
+    r"names mesh axis -2": lambda t: sharding.mesh_split(t, GRID, [0, -2]),
+    "uses mesh axis 1 for two dimensions": lambda t: sharding.mesh_split(t, GRID, [1, 1]),
+    "unspecified_dims is 5": lambda t: sharding.mesh_split(t, GRID, [0, -1], unspecified_dims=[5]),
+    "mesh_split: 16 partitions asked for": lambda t: sharding.mesh_split(t, np.arange(16).reshape(8, 2), [0, 1]),
+    r"the device mesh of shape \(2, 2\) has 4 of the 8 devices": lambda t: sharding.mesh_split(t, GRID[:2], [0, 1]),
+    "which 4 devices do not divide": lambda t: sharding.auto_to_manual_spmd_partition(t[:6], GRID, [0, -1]),
+    r"has shape \(8, 16\), but a shard of \(8, 16\) over \(4, 2\) by \[0, -1\] has shape \(2, 16\)":
+        lambda t: sharding.manual_to_auto_spmd_partition(t, GRID, [0, -1], (8, 16)),
+}
+
+
+@pytest.mark.parametrize("message", MISUSES)
+def test_misuse_is_an_error_that_names_it(message):
+    with pytest.raises(ValueError, match=message):
+        testing.lower_for(lambda inputs: {"y": MISUSES[message](inputs["x"])}, {"x": VALUE}, EIGHT)
+
+
+def test_the_number_of_devices_holds_inside_its_block_only():
+    """Without a program there is no number of devices to compare with."""
+    with tf.Graph().as_default():
+        tensor = tf.zeros((8, 16))
+        with sharding.num_devices(2), pytest.raises(ValueError, match="there are 2 devices"):
+            sharding.split(tensor, 0, 4)
+        assert sharding.split(tensor, 0, 4).shape == (8, 16)
+
+
+def test_a_tensor_of_unknown_rank_is_an_error():
+    with tf.Graph().as_default():
+        tensor = tf.compat.v1.placeholder(tf.float32, shape=None)
+        with pytest.raises(ValueError, match="unknown rank"):
+            sharding.split(tensor, 0, 2)
+
+
+@pytest.mark.parametrize("mesh, mapping", [
+    (LINE, [0, -1]), (LINE, [-1, 0]), (GRID, [0, 1]), (GRID, [1, -1]), (GRID, [-1, -1]), (CUBE, [2, 0])])
+def test_manual_mode_round_trip(mesh, mapping):
+    """To one device's part and back: the value, and the gradient through it."""
+
+    def function(inputs: dict) -> dict:
+        own = sharding.auto_to_manual_spmd_partition(inputs["x"], mesh, mapping)
+        return {"y": sharding.manual_to_auto_spmd_partition(own * own, mesh, mapping, VALUE.shape)}
+
+    found = testing.run(testing.with_gradients(function), {"x": VALUE}, EIGHT)
+    expected = testing.run(testing.with_gradients(lambda inputs: {"y": inputs["x"] * inputs["x"]}), {"x": VALUE})
+    np.testing.assert_array_equal(found["values/y"], VALUE * VALUE)
+    np.testing.assert_array_equal(found["gradients/x"], expected["gradients/x"])
+
+
+def test_manual_mode_runs_operators_per_device_as_written():
+    """A running sum starts anew on every device."""
+
+    def function(inputs: dict) -> dict:
+        own = sharding.auto_to_manual_spmd_partition(inputs["x"], GRID, [0, -1])
+        assert own.shape == (2, 16)
+        return {"y": sharding.manual_to_auto_spmd_partition(tf.cumsum(own), GRID, [0, -1], VALUE.shape)}
+
+    expected = np.cumsum(VALUE.reshape(4, 2, 16), axis=1).reshape(8, 16)
+    np.testing.assert_allclose(testing.run(function, {"x": VALUE}, EIGHT)["y"], expected, rtol=0, atol=TOLERANCE)
+
+
+def test_manual_mode_gathers_on_each_device_without_communication():
+    """Each device looks ids up in its own table, and gives its table's gradient back."""
+    random = np.random.default_rng(2)
+    inputs = {"table": random.normal(size=(8, 6, 5)).astype(np.float32), "ids": random.integers(0, 6, (8, 3)).astype(np.int32)}
+
+    def gather(inputs: dict) -> dict:
+        table = sharding.auto_to_manual_spmd_partition(inputs["table"], LINE, [0, -1, -1])
+        ids = sharding.auto_to_manual_spmd_partition(inputs["ids"], LINE, [0, -1])
+        found = tf.gather(table, ids, axis=1, batch_dims=1)
+        return {"y": sharding.manual_to_auto_spmd_partition(found, LINE, [0, -1, -1], (8, 3, 5))}
+
+    letters = {"table": "EVM", "ids": "ET", "values/y": "ETM", "gradients/table": "EVM"}
+    executable = testing.compile_for(testing.with_gradients(gather), inputs, EIGHT, letters)
+    found = testing.arrays(executable(inputs))
+    whole = testing.run(testing.with_gradients(lambda i: {"y": tf.gather(i["table"], i["ids"], axis=1, batch_dims=1)}), inputs)
+    assert testing.collectives(executable) == {}
+    np.testing.assert_array_equal(found["values/y"], np.take_along_axis(inputs["table"], inputs["ids"][..., None], axis=1))
+    np.testing.assert_allclose(found["gradients/table"], whole["gradients/table"], rtol=0, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("switch", [
+    lambda t: sharding.auto_to_manual_spmd_partition(t, LINE, [0, -1]),
+    lambda t: sharding.manual_to_auto_spmd_partition(t, LINE, [0, -1], (64, 16))])
+def test_manual_mode_of_eager_tensors_is_an_error(switch):
+    with pytest.raises(ValueError, match="inside a program"):
+        switch(tf.constant(VALUE))
