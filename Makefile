@@ -4,7 +4,7 @@ BAZEL ?= bazel
 export PYTHON
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart test pytest bazel setup clean
+.PHONY: help quickstart test pytest bazel golden setup clean
 .NOTPARALLEL:
 
 help:  ## list these targets
@@ -19,8 +19,11 @@ pytest: setup  ## all tests in one process
 	.venv/bin/python -m pytest
 
 bazel: setup  ## each test file by itself, seeing only what its BUILD file declares
-	tools/setup.sh bazel $(BAZEL)
+	@tools/setup.sh bazel $(BAZEL)
 	$(BAZEL) test //...
+
+golden: setup  ## rewrite testdata/golden, the hyperparameters of every registered model, after a change that is meant
+	.venv/bin/python -m tools.write_golden
 
 setup: .venv/.complete  ## the virtual environment .venv with the packages of requirements.txt
 

@@ -6,8 +6,13 @@ fields need none of it. Modules write `from lingvo_moe.lazy import tf` and use `
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import os
+import sys
+import tempfile
 import types
+from collections.abc import Iterator
 
 
 class _Lazy:
@@ -19,8 +24,31 @@ class _Lazy:
 
     def __getattr__(self, attribute: str):
         if self._module is None:
-            self._module = importlib.import_module(self._name)
+            with _quiet():
+                self._module = importlib.import_module(self._name)
         return getattr(self._module, attribute)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keeps back what C++ writes to standard error, unless the import fails.
+
+    TensorFlow reports on CPU features and absent GPUs before any of its log settings holds; that would break progress bars and
+    says nothing about the program, which runs on PJRT.
+    """
+    sys.stderr.flush()
+    kept = os.dup(2)
+    with tempfile.TemporaryFile() as said:
+        os.dup2(said.fileno(), 2)
+        try:
+            yield
+        except BaseException:
+            said.seek(0)
+            os.write(kept, said.read())
+            raise
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)
 
 
 tf = _Lazy("tensorflow")

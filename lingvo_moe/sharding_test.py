@@ -50,13 +50,12 @@ def product(annotate):
     return testing.with_gradients(function)
 
 
-def places(annotate, rows: int = 8, columns: int = 16) -> dict[int, tuple[slice, slice]]:
-    """Which part of an annotated matrix each device holds when nothing else says where it is."""
-    program = testing.lower_for(lambda inputs: {"y": annotate(inputs["x"] * 2.0)}, {"x": np.zeros((rows, columns), np.float32)},
-                                EIGHT)
+def places(annotate) -> dict[int, tuple[slice, slice]]:
+    """Which part of an annotated [8, 16] matrix each device holds when nothing else says where it is."""
+    program = testing.lower_for(lambda inputs: {"y": annotate(inputs["x"] * 2.0)}, {"x": VALUE}, EIGHT)
     replicated = NamedSharding(Mesh(np.array(jax.devices("cpu")).reshape(2, 2, 2), ("a", "b", "c")), PartitionSpec())
     call = jax.jit(export.deserialize(bytearray(program.exported)).call, in_shardings=replicated)
-    value, = jax.tree.leaves(call(np.zeros((rows, columns), np.float32)))
+    value, = jax.tree.leaves(call(VALUE))
     ranges = {part.device.id: [range(*cut.indices(size)) for cut, size in zip(part.index, value.shape)]
               for part in value.addressable_shards}
     return {device: (slice(r.start, r.stop), slice(c.start, c.stop)) for device, (r, c) in ranges.items()}

@@ -76,7 +76,8 @@ def with_gradients(function: Callable[[dict], dict]) -> Callable[[dict], dict]:
             outputs = function(inputs)
             total = tf.add_n([_weighted_sum(tensor) for tensor in tree.flatten(outputs).values()])
         found = tape.gradient(total, list(leaves.values()), unconnected_gradients=tf.UnconnectedGradients.ZERO)
-        return {"values": outputs, "gradients": tree.unflatten(dict(zip(leaves, found)))}
+        # A lookup's gradient is sparse; programs return dense tensors.
+        return {"values": outputs, "gradients": tree.unflatten(dict(zip(leaves, map(tf.convert_to_tensor, found))))}
 
     return differentiated
 

@@ -158,10 +158,10 @@ class Quickstart(Recipe):
     def experiment(self) -> Experiment:
         return Experiment(
             model=Translation(
-                source_vocabulary=8000, target_vocabulary=2000, num_layers=4, model_dim=256, hidden_dim=512, num_heads=4,
+                source_vocabulary=8000, target_vocabulary=4000, num_layers=4, model_dim=256, hidden_dim=512, num_heads=4,
                 head_dim=64, num_experts=8, num_groups=16, aux_loss_weight=aux_loss_weight(8), residual_dropout=0.1, label_smoothing=0.1, unroll=True),
             optimizer=Adafactor(learning_rate=InverseSquareRoot(peak=1.0, decay_after=400, warmup_steps=100)),
-            input=InputConfig(batch_size=16, source_length=96, target_length=64, temperature=5.0),
+            input=InputConfig(batch_size=16, source_length=96, target_length=56, temperature=5.0),
             training=TrainingSchedule(steps=2000, evaluate_every=200, checkpoint_every=100),
             search=BeamSearch(max_length=48), mesh=DeviceMesh((4,)), decoding_batch=64,
             corpus="build/quickstart/corpus", tokenizers="build/quickstart/tokenizers")

@@ -26,7 +26,7 @@ flags.DEFINE_string("model", "m4.Quickstart", "the registered model to train", f
 flags.DEFINE_string("preset", "quickstart", "of tools.build_corpus", flag_values=_VALUES)
 flags.DEFINE_string("directory", "build/quickstart", "where everything goes", flag_values=_VALUES)
 flags.DEFINE_integer("source_vocabulary", 8000, "pieces of the source tokenizer", flag_values=_VALUES)
-flags.DEFINE_integer("target_vocabulary", 2000, "pieces of the target tokenizer", flag_values=_VALUES)
+flags.DEFINE_integer("target_vocabulary", 4000, "pieces of the target tokenizer", flag_values=_VALUES)
 flags.DEFINE_integer("steps", None, "train to this step, instead of the model's own number", flag_values=_VALUES)
 flags.DEFINE_integer("max_pairs", 20, "held-out sentences translated per language, at most", flag_values=_VALUES)
 flags.DEFINE_list("sample_languages", ["de", "fr", "pl", "tr", "ja", "ar", "sw", "cy"], "shown at the end", flag_values=_VALUES)

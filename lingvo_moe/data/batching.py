@@ -19,6 +19,7 @@ import numpy as np
 
 from lingvo_moe.data.tokenizer import SPECIAL_IDS
 from lingvo_moe.errors import UserError
+from lingvo_moe.layout import Spec
 
 Batch = dict[str, dict[str, np.ndarray]]
 SOURCE_FIELDS = ("ids", "segment_ids", "positions")
@@ -66,14 +67,6 @@ class InputConfig:
         return self.batch_size // num_hosts
 
 
-class Spec(NamedTuple):
-    """An input of a program: its shape, dtype name and the letters of its dimensions."""
-
-    shape: tuple[int, ...]
-    dtype: str
-    letters: str
-
-
 def input_specs(config: InputConfig) -> dict[str, dict[str, Spec]]:
     """Returns the Spec of each array of a (global) batch, nested as the batch is."""
     source = Spec((config.batch_size, config.source_length), "int32", "BS")
@@ -115,6 +108,11 @@ class Rows:
         """Whether no pair at all can be added any more."""
         return not np.any(self._open())
 
+    @property
+    def any(self) -> bool:
+        """Whether a pair has been added."""
+        return bool(np.any(self._segments))
+
     def add(self, example: Example) -> bool:
         """Puts the pair into the first row that has room on both sides; returns False if none has."""
         needed = np.array([len(example.source) + 1, len(example.target) + 1])
@@ -143,3 +141,40 @@ class Rows:
             arrays["ids"][place] = ended
         arrays["segment_ids"][place] = self._segments[row]
         arrays["positions"][place] = np.arange(length)
+
+
+def pack(examples: Iterator[Example], config: InputConfig, rows: int, deferred: list[Example]) -> Iterator[
+        tuple[Batch, list[Example]]]:
+    """Fills batches of `rows` rows with examples in stream order.
+
+    A pair goes to the first row with room. One that finds none waits for the next batch, which it opens; when
+    `config.lookahead` pairs wait, the batch is closed. So what lies between two batches is the place in the stream and at
+    most `lookahead` waiting pairs.
+
+    Args:
+      examples: the stream, finite or not. Pairs that fit no empty row must have been left out.
+      config: shapes and lookahead.
+      rows: of this host.
+      deferred: pairs that were waiting when the stream was left.
+
+    Yields:
+      (batch, the pairs that wait after it). The last batch of a finite stream may hold empty rows.
+    """
+    waiting, stream_ended = list(deferred), False
+    while not stream_ended or waiting:
+        filling, opening, waiting = Rows(config, rows), waiting, []
+        waiting += [example for example in opening if not filling.add(example)]
+        while len(waiting) < config.lookahead and not filling.full and not stream_ended:
+            example = next(examples, None)
+            if example is None:
+                stream_ended = True
+            elif not filling.add(example):
+                waiting.append(example)
+        if filling.any:
+            yield filling.batch, waiting
+
+
+def padding(batch: Batch) -> float:
+    """The share of a batch's positions, of both sides, that hold no token."""
+    places = [side["segment_ids"] for side in batch.values()]
+    return 1.0 - sum(map(np.count_nonzero, places)) / sum(place.size for place in places)

@@ -114,7 +114,7 @@ def _read_po(path: Path, name: PurePath) -> Iterator[Entry]:
 
 
 def _check_quotes(text: bytes):
-    """Raises ValueError for a string without its closing quote, as at the end of a cut file; polib takes what is there."""
+    """Raises ValueError for a string without its closing quote, as in a file that was cut; polib takes what is there."""
     for number, line in enumerate(text.splitlines(), 1):
         string = _PO_STRING.match(line)
         if string and not re.fullmatch(rb'".*"', string[1], re.DOTALL):
@@ -122,7 +122,7 @@ def _check_quotes(text: bytes):
 
 
 def _read_json(path: Path, name: PurePath) -> Iterator[Entry]:
-    """MediaWiki: `LANG.json` maps message keys to text, `en.json` beside it is the English. Other JSON has no entries."""
+    """MediaWiki: `LANG.json` maps keys to text, `en.json` beside it is the English. Other JSON has no entries."""
     language = languages.normalize(path.stem)
     beside = path.with_name("en.json")
     if language is None or path == beside or not beside.is_file() or beside.is_symlink():
@@ -177,7 +177,7 @@ def _lines(path: Path) -> Iterator[tuple[int, list[str]]]:
                 text = raw.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
             except UnicodeDecodeError as error:
                 raise UserError(f"{path}:{number}: not UTF-8 (byte {error.start + 1} of the line, "
-                                f"0x{raw[error.start]:02x}). Convert the file: iconv -f ITS_ENCODING -t UTF-8.") from None
+                                f"0x{raw[error.start]:02x}). Convert it: iconv -f ITS_ENCODING -t UTF-8.") from None
             if "\0" in text:
                 raise UserError(f"{path}:{number}: a NUL byte: this is a binary file, not text.")
             if text:

@@ -27,7 +27,7 @@ PLACEHOLDER = re.compile(
 _ACCELERATOR_AT_END = re.compile(r"\s*\([_&~]\w\)")
 _ACCELERATOR = re.compile(r"(?<![_&~])[_&~](?=[^\W_])")
 _ENTITY = re.compile(r"&#?\w+;")
-_OLD_KDE_CONTEXT = re.compile(r"_: .*?\n", re.DOTALL)
+_OLD_KDE_CONTEXT = re.compile(r"\A_: .*?\n", re.DOTALL)
 _CONTEXT = re.compile(r"[^|\n.!?]{1,60}\|(?=\S)")
 _LATIN_LETTER = re.compile("[A-Za-z]")
 _ONE_SCRIPT = {"HIRAGANA": "CJK", "KATAKANA": "CJK", "HALFWIDTH": "CJK", "BOPOMOFO": "CJK", "IDEOGRAPHIC": "CJK"}
@@ -74,7 +74,7 @@ def dominant_script(sources: Sequence[str]) -> str | None:
     """Returns the script that a large majority of the texts is mainly written in, or None where there is none.
 
     Args:
-      sources: all texts of one language, in an order of no meaning to the result; an even sample of them is looked at.
+      sources: all texts of one language, sorted, so that the even sample looked at is always the same.
     """
     sample = sources[::max(1, len(sources) // _PAIRS_TO_JUDGE_SCRIPT)]
     votes = collections.Counter()
@@ -94,7 +94,7 @@ def is_written_in(text: str, wanted: str) -> bool:
 
 @functools.lru_cache(maxsize=1 << 16)
 def script(character: str) -> str:
-    """Returns the script of a letter, the first word of its Unicode name (`CYRILLIC`, `CJK`); `""` for what is no letter.
+    """Returns the script of a letter, the first word of its Unicode name (`CYRILLIC`, `CJK`), or `""` if it is none.
 
     Japanese mixes three scripts with Chinese characters; they count as one.
     """
@@ -123,7 +123,7 @@ def _without_accelerators(source: str, english: str) -> tuple[str, str]:
 
 
 def _without_accelerator(text: str, other: str) -> str:
-    """Removes the one mark before an accelerator's letter. A word that both sides share (`file_name`, `AT&T`) has none."""
+    """Removes the mark before an accelerator's letter. A word that both sides share (`file_name`, `AT&T`) has none."""
     if "_" not in text and "&" not in text and "~" not in text:
         return text
     text = _ACCELERATOR_AT_END.sub("", text).strip()

@@ -12,7 +12,7 @@ from lingvo_moe import progress
 from lingvo_moe.data import catalogs, cleaning, debian, languages, sources, splitting
 from lingvo_moe.data.corpus import Corpus
 from lingvo_moe.data.corpus_report import listing
-from lingvo_moe.data.corpus_writer import Pair, Target
+from lingvo_moe.data.corpus_writer import Pair, Target, check_place
 from lingvo_moe.data.drop import Drop
 from lingvo_moe.errors import UserError, did_you_mean
 
@@ -51,12 +51,14 @@ def build(preset: str, inputs: Sequence[str | Path], output: str | Path, package
     Raises:
       UserError: an input cannot be read, nothing is left to train on, or `output` holds something else.
     """
+    output = Path(output).absolute()
+    check_place(output)
     found, missing = find_sources(preset, inputs, packages)
     parts = [f"rules {_RULES}", preset, *(f"{source.name} {source.identity()}" for source in found)]
-    target = Target(Path(output).absolute(), hashlib.sha256("\n".join(parts).encode()).hexdigest())
+    target = Target(output, hashlib.sha256("\n".join(parts).encode()).hexdigest())
     if not force and target.is_up_to_date():
         return Corpus.open(output), False
-    target.check(force)
+    target.check_replaceable(force)
     gathered = gather(found)
     if not gathered.pairs:
         raise UserError(f"nothing to build a corpus from: {_nothing_found(gathered)}")
@@ -70,8 +72,8 @@ def build(preset: str, inputs: Sequence[str | Path], output: str | Path, package
         links = collections.Counter({source.name: source.links_left_out for source in found})
         writer.finish({"preset": preset, "inputs": [source.name for source in found],
                        "inputs_identity": target.identity, "missing_packages": missing, "english_keys": split.counts(),
-                       "english_labels": sorted_counts(gathered.english_labels),
-                       "unlabelled": sorted_counts(gathered.unlabelled), "links_left_out": sorted_counts(links)})
+                       "english_labels": _sorted_counts(gathered.english_labels),
+                       "unlabelled": _sorted_counts(gathered.unlabelled), "links_left_out": _sorted_counts(links)})
     return Corpus.open(output), True
 
 
@@ -168,7 +170,7 @@ def _place(english: str, split: splitting.Split) -> str | Drop:
     return Drop.OVERLAPPING if key in split.overlapping else "train"
 
 
-def sorted_counts(counts: collections.Counter[str]) -> dict[str, int]:
+def _sorted_counts(counts: collections.Counter[str]) -> dict[str, int]:
     """Returns the counts above 0 in the order of their names."""
     return dict(sorted((+counts).items()))
 

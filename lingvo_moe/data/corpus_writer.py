@@ -36,17 +36,9 @@ class Target:
         except UserError:
             return False
 
-    def check(self, force: bool):
-        """Raises UserError if something is in the way: anything but a corpus, or, without `force`, a corpus."""
-        if not os.path.lexists(self.directory):
-            return
-        if self.directory.is_symlink() or not self.directory.is_dir():
-            raise UserError(f"--output={self.directory} is a file or a link; name a directory that does not exist yet.")
-        names = {entry.name for entry in self.directory.iterdir()}
-        if names and (MANIFEST not in names or not names <= {MANIFEST, REPORT, *SPLITS}):
-            raise UserError(f"--output={self.directory} holds something other than a corpus and is left alone; "
-                            "name another directory.")
-        if names and not force:
+    def check_replaceable(self, force: bool):
+        """Raises UserError if a corpus is in the way, unless `force` is given."""
+        if not force and (self.directory / MANIFEST).exists():
             raise UserError(f"--output={self.directory} holds a corpus of other inputs, or a damaged one. "
                             "Name another directory, or replace it with --force.")
 
@@ -74,6 +66,18 @@ class Target:
             old.rename(self.directory)
             raise
         shutil.rmtree(old)
+
+
+def check_place(directory: Path):
+    """Raises UserError if there is anything but a corpus or an empty directory."""
+    if not os.path.lexists(directory):
+        return
+    if directory.is_symlink() or not directory.is_dir():
+        raise UserError(f"--output={directory} is a file or a link; name a directory that does not exist yet.")
+    names = {entry.name for entry in directory.iterdir()}
+    if names and (MANIFEST not in names or not names <= {MANIFEST, REPORT, *SPLITS}):
+        raise UserError(f"--output={directory} holds something other than a corpus and is left alone; "
+                        "name another directory.")
 
 
 class Writer:

@@ -23,9 +23,9 @@ from lingvo_moe.data.sources import Folder, Part, Source, combined_hash, sha256
 from lingvo_moe.errors import UserError
 
 PACKAGES = tuple((
-    "mediawiki evolution-common gnome-user-docs gramps vlc-l10n gnucash-common wordpress-l10n pidgin-data "
-    "libgtk-3-common gnome-control-center-data cinnamon-l10n kio krita-l10n caja-common josm-l10n gnumeric-common "
-    "aisleriot nautilus-data thunar-data").split()) + tuple(f"libreoffice-l10n-{language}" for language in (
+    "mediawiki evolution-common gramps vlc-l10n gnucash-common wordpress-l10n pidgin-data libgtk-3-common "
+    "gnome-control-center-data cinnamon-l10n kio krita-l10n caja-common gnumeric-common aisleriot nautilus-data "
+    "thunar-data").split()) + tuple(f"libreoffice-l10n-{language}" for language in (
         "ve nr ss st tn rw ts gug om szl nso zu kmr mn xh am uz ga tg br af ka kk dz si gd or ne").split())
 DESCRIPTION_LANGUAGES = tuple((
     "ca cs da de el en eo es eu fi fr gl hr hu id it ja km ko ml nb nl pl pt pt_BR ro ru sk sr sv tr uk vi "
@@ -141,19 +141,21 @@ def _fetch_missing(apt: _Apt, directory: Path, plan: Sequence[Archive]):
             advance(0, archive.name)
             apt.download(archive)
             advance()
-    text = json.dumps([archive._asdict() for archive in plan], indent=1)
+    text = json.dumps({"wanted": PACKAGES, "found": [archive._asdict() for archive in plan]}, indent=1)
     beside = directory / f".{_PLAN}.partial"
     beside.write_text(text)
     beside.replace(directory / _PLAN)
 
 
 def _read_plan(directory: Path) -> list[Archive] | None:
-    """What an earlier, completed run fetched; None if there was none."""
+    """What an earlier, completed run fetched; None if there was none, or it wanted other packages."""
     try:
-        plan = [Archive(**archive) for archive in json.loads((directory / _PLAN).read_text())]
-    except (FileNotFoundError, ValueError, TypeError):
+        written = json.loads((directory / _PLAN).read_text())
+        plan = [Archive(**archive) for archive in written["found"]]
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
         return None
-    return plan if all(Path(archive.file).name == archive.file for archive in plan) else None
+    is_ours = written["wanted"] == list(PACKAGES) and all(Path(archive.file).name == archive.file for archive in plan)
+    return plan if is_ours else None
 
 
 def _is_intact(directory: Path, archive: Archive) -> bool:

@@ -42,7 +42,8 @@ else:
     for name in arguments[1:]:
         path = mirror / (name + "_1.deb")
         if "--print-uris" in sys.argv:
-            print(f"'http://mirror/{{path.name}}' {{path.name}} 9 SHA256:" + hashlib.sha256(path.read_bytes()).hexdigest())
+            digest = hashlib.sha256(path.read_bytes()).hexdigest()
+            print(f"'http://mirror/{{path.name}}' {{path.name}} 9 SHA256:{{digest}}")
         else:
             shutil.copy(path, path.name)
 """
@@ -147,6 +148,15 @@ def test_what_is_there_and_intact_is_not_fetched_again_and_needs_no_network(mirr
     assert [source.identity() for source in first] == [source.identity() for source in second]
 
 
+def test_a_cache_of_another_list_of_packages_is_completed(mirror, tmp_path, log, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(debian, "PACKAGES", debian.PACKAGES[1:])
+        debian.fetch(tmp_path / "cache")
+    _asked(log)
+    assert len(debian.fetch(tmp_path / "cache")[0]) == 6
+    assert _downloads(log) == ["alpha"]
+
+
 def test_only_a_damaged_package_is_fetched_again(mirror, tmp_path, log):
     cache = tmp_path / "cache"
     debian.fetch(cache)
@@ -227,6 +237,6 @@ def test_a_plan_that_names_files_elsewhere_is_not_believed(mirror, tmp_path):
     cache = tmp_path / "cache"
     debian.fetch(cache)
     plan = json.loads((cache / "packages.json").read_text())
-    plan[0]["file"] = "../mirror/alpha_1.deb"
+    plan["found"][0]["file"] = "../mirror/alpha_1.deb"
     (cache / "packages.json").write_text(json.dumps(plan))
     assert debian.fetch(cache)[0][0]._path.parent == cache

@@ -19,7 +19,8 @@ _EMPTY_MODIFIERS = ("euro", "utf")
 _HOME_REGIONS = dict(pair.split("_") for pair in (
     "af_ZA am_ET bn_BD bs_BA ca_ES cs_CZ cy_GB da_DK dz_BT el_GR et_EE eu_ES fa_IR ga_IE gd_GB gl_ES gu_IN he_IL "
     "hi_IN hy_AM ja_JP ka_GE kk_KZ km_KH kn_IN ko_KR ky_KG lb_LU ml_IN mr_IN ms_MY my_MM nb_NO ne_NP nn_NO oc_FR "
-    "pa_IN ps_AF si_LK sl_SI sq_AL sr_RS sv_SE sw_KE ta_IN te_IN tg_TJ tk_TM tt_RU ug_CN uk_UA ur_PK vi_VN xh_ZA zu_ZA").split())
+    "pa_IN ps_AF si_LK sl_SI sq_AL sr_RS sv_SE sw_KE ta_IN te_IN tg_TJ tk_TM "
+    "tt_RU ug_CN uk_UA ur_PK vi_VN xh_ZA zu_ZA").split())
 _SAME_LANGUAGE = {"iw": "he", "in": "id", "ji": "yi", "no": "nb", "mo": "ro"}
 _SAME_LABEL = {"zh_CN": "zh_Hans", "zh_Hans_CN": "zh_Hans", "zh_TW": "zh_Hant", "zh_Hant_TW": "zh_Hant",
                "sr_EC": "sr", "sr_Cyrl": "sr", "sr_EL": "sr_Latn", "be_x_old": "be_tarask", "crh_Latn": "crh",

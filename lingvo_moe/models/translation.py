@@ -28,6 +28,8 @@ class Translation(Layer):
       capacity_factor, inference_capacity_factor: see `MixtureOfExperts`.
       aux_loss_weight: k in loss = cross-entropy + k * l_aux (GShard section 2.2).
       input_dropout, residual_dropout, attention_dropout: rates (GShard appendix A.2).
+      word_dropout: the share of the decoder's input tokens that become `unknown_id` in training, so that it must read the
+        source (Bowman et al. 2016, section 3.1); for corpora of few different target sentences.
       label_smoothing: of the optimised loss; the reported one is without.
       activation_dtype: `float32` or `bfloat16`; weights are float32.
       unroll, remat: how repeated layers are computed, see `layers.repeat`.
@@ -48,6 +50,8 @@ class Translation(Layer):
     input_dropout: float = 0.0
     residual_dropout: float = 0.0
     attention_dropout: float = 0.0
+    word_dropout: float = 0.0
+    unknown_id: int = 3
     label_smoothing: float = 0.0
     activation_dtype: str = "float32"
     unroll: bool = False
@@ -86,7 +90,7 @@ class Translation(Layer):
         memory, encoder_metrics = self._encode(theta, source, context)
         masks = Masks(causal_mask(target["segment_ids"]), tf.equal(target["segment_ids"], 0),
                       segment_mask(target["segment_ids"], source["segment_ids"]))
-        inputs = self._embed("target_embedding", theta, target, context)
+        inputs = self._embed("target_embedding", theta, dict(target, ids=self._drop_words(target["ids"], context)), context)
         outputs, decoder_metrics = self._layers["decoder"](theta["decoder"], inputs, memory, masks, context.fold("decoder"))
         logits = self._layers["softmax"](theta["softmax"], outputs, context)
         return self._total(logits, target, encoder_metrics, decoder_metrics)
@@ -133,6 +137,12 @@ class Translation(Layer):
     def _embed(self, name: str, theta: dict, side: dict, context: Context) -> tf.Tensor:
         embedded = self._layers[name](theta[name], side["ids"], side["positions"], context)
         return context.dropout(embedded, self.input_dropout, name, "BTM")
+
+    def _drop_words(self, ids: tf.Tensor, context: Context) -> tf.Tensor:
+        if not context.training or self.word_dropout == 0.0:
+            return ids
+        draw = context.annotate(context.uniform(tuple(ids.shape), "word_dropout"), "BT")
+        return tf.where(draw < self.word_dropout, self.unknown_id, ids)
 
     def _total(self, logits: tf.Tensor, target: dict, *stack_metrics: dict) -> tuple[tf.Tensor, dict]:
         nll, smoothed = cross_entropy(logits, target["labels"], self.label_smoothing)

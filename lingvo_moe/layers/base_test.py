@@ -1,0 +1,123 @@
+"""Declarations of weights, and random numbers that depend on their key alone."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from lingvo_moe import testing
+from lingvo_moe.layers.base import Context, Layer, Weight, fold_seed, initial_value, matrix
+from lingvo_moe.layout import DeviceMesh, Layout
+from lingvo_moe.lazy import tf
+
+SEED = np.int32([1, 2])
+SAMPLES = 10_000
+
+
+def training() -> Context:
+    return Context(seed=tf.constant(SEED))
+
+
+@pytest.mark.parametrize("letters, fan_in, rows, columns", [
+    ("MND", "M", (0,), (1, 2)), ("NDM", "ND", (0, 1), (2,)), ("EMH", "M", (1,), (2,)), ("EHM", "H", (1,), (2,)),
+    ("REMH", "M", (2,), (3,)), ("RMND", "M", (1,), (2, 3)), ("VM", "V", (0,), (1,)), ("me", "m", (0,), (1,)),
+    ("M", "", (), (0,)), ("RM", "", (), (1,))])
+def test_rows_are_contracted_columns_are_the_rest_but_experts_and_repeats(letters, fan_in, rows, columns):
+    weight = Weight((2,) * len(letters), letters, fan_in)
+    assert (weight.rows, weight.columns) == (rows, columns)
+
+
+def test_a_weight_needs_one_size_per_letter():
+    with pytest.raises(ValueError, match=r"'MH' has shape \(3,\)"):
+        Weight((3,), "MH")
+
+
+def test_repeated_stacks_and_changes_nothing_else():
+    weight = matrix("MND", fan_in="M", M=4, N=2, D=3)
+    stacked = weight.repeated(5)
+    assert stacked == dataclasses.replace(weight, shape=(5, 4, 2, 3), letters="RMND")
+    assert stacked.size == 5 * weight.size == 120
+
+
+def test_matrix_keeps_the_variance_of_unit_inputs():
+    assert matrix("NDM", fan_in="ND", N=4, D=16, M=7).stddev == 1 / 8
+    assert matrix("me", fan_in="m", gain=3.0, M=9, E=2) == Weight((9, 2), "me", "m", stddev=1.0)
+
+
+def test_initial_values_have_the_declared_distribution():
+    value = initial_value(Weight((100, 100), "MH", "M", stddev=0.5, mean=2.0), "theta/wi", tf.constant(SEED)).numpy()
+    # Five standard deviations of the estimates of a mean and of a standard deviation from 10,000 samples.
+    assert abs(value.mean() - 2.0) < 5 * 0.5 / np.sqrt(SAMPLES)
+    assert abs(value.std() - 0.5) < 5 * 0.5 / np.sqrt(2 * SAMPLES)
+    constant = initial_value(Weight((3,), "M", mean=1.0), "scale", tf.constant(SEED))
+    np.testing.assert_array_equal(constant, np.ones(3, np.float32))
+
+
+def test_initial_values_depend_on_seed_and_path_alone():
+    weight = matrix("MH", fan_in="M", M=8, H=8)
+    same, again, other_path, other_seed = (
+        initial_value(weight, path, tf.constant(seed)).numpy()
+        for path, seed in (("a/wi", [1, 2]), ("a/wi", [1, 2]), ("b/wi", [1, 2]), ("a/wi", [1, 3])))
+    np.testing.assert_array_equal(same, again)
+    for other in (other_path, other_seed):
+        assert abs(np.corrcoef(same.ravel(), other.ravel())[0, 1]) < 0.6 and (same != other).all()
+
+
+def test_folding_gives_every_use_its_own_numbers():
+    context = training()
+    keys = ["a", "b", 0, 1, 2]
+    draws = [context.fold(key).uniform((50,), "x").numpy() for key in keys] + [context.uniform((50,), "x").numpy(),
+                                                                              context.uniform((50,), "y").numpy()]
+    assert len({draw.tobytes() for draw in draws}) == len(draws)
+
+
+def test_a_number_and_a_tensor_of_it_fold_alike():
+    """A loop's counter is a tensor, an unrolled loop's is a number; both draw the same."""
+    np.testing.assert_array_equal(fold_seed(tf.constant(SEED), 3), fold_seed(tf.constant(SEED), tf.constant(3)))
+
+
+@pytest.mark.parametrize("mesh", ["2", "8", "4x2"])
+def test_random_numbers_are_the_same_on_any_number_of_devices(mesh):
+    def function(layout):
+        return lambda inputs: {"y": layout.annotate(Context(layout, inputs["seed"]).uniform((16, 4, 6), "key"), "BTM")}
+
+    layout = Layout.of(DeviceMesh.parse(mesh))
+    one = testing.run(function(Layout()), {"seed": SEED})["y"]
+    many = testing.run(function(layout), {"seed": SEED}, layout, {"y": "BTM"})["y"]
+    np.testing.assert_array_equal(one, many)
+    assert one.min() >= 0 and one.max() < 1
+
+
+def test_dropout_zeroes_the_rate_and_scales_the_rest():
+    rate = 0.25
+    dropped = training().dropout(tf.ones((100, 100)), rate, "key", "BM").numpy()
+    assert set(np.unique(dropped)) == {np.float32(0), np.float32(1 / (1 - rate))}
+    assert abs((dropped == 0).mean() - rate) < 5 * np.sqrt(rate * (1 - rate) / SAMPLES)
+
+
+@pytest.mark.parametrize("context, rate", [(Context(), 0.5), (None, 0.0)])
+def test_dropout_is_for_training_and_for_rates_above_zero(context, rate):
+    tensor = tf.ones((2, 3))
+    assert (context or training()).dropout(tensor, rate, "key", "BM") is tensor
+
+
+def test_evaluation_has_no_seed_to_fold():
+    assert Context().fold("layer") == Context() and not Context().training
+
+
+def test_cast_is_to_the_dtype_of_activations():
+    assert Context(dtype="bfloat16").cast(tf.ones(1)).dtype == tf.bfloat16
+
+
+def test_num_weights_counts_all_leaves():
+
+    @dataclasses.dataclass(frozen=True, kw_only=True)
+    class Two(Layer):
+        def weights(self) -> dict:
+            return {"a": Weight((2, 3), "MH"), "nested": {"b": Weight((4,), "M")}}
+
+    assert Two().num_weights() == 10
+    with pytest.raises(NotImplementedError):
+        Layer().weights()

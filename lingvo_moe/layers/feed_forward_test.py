@@ -1,0 +1,54 @@
+"""The dense feed-forward layer is two matrix products and a relu, position by position."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from lingvo_moe import testing
+from lingvo_moe.layers.base import Context
+from lingvo_moe.layers.feed_forward import FeedForward
+from lingvo_moe.layout import DeviceMesh, Layout
+from lingvo_moe.lazy import tf
+
+# Relative to the largest element: products over M = 8 and H = 16, summed in another order.
+TOLERANCE = 16 * testing.FLOAT32_ROUNDING
+LAYER = FeedForward(model_dim=8, hidden_dim=16)
+
+
+def case() -> dict:
+    random = np.random.default_rng(0)
+    return {"theta": {name: random.normal(size=weight.shape).astype(np.float32) for name, weight in LAYER.weights().items()},
+            "inputs": random.normal(size=(8, 4, 8)).astype(np.float32)}
+
+
+def call(layout: Layout = Layout()):
+    def function(inputs: dict) -> dict:
+        paddings = tf.zeros(inputs["inputs"].shape[:2], tf.bool)
+        outputs, metrics = LAYER(inputs["theta"], inputs["inputs"], paddings, Context(layout))
+        assert metrics == {}
+        return {"outputs": outputs}
+
+    return function
+
+
+def test_equals_numpy():
+    inputs = case()
+    expected = np.maximum(0, inputs["inputs"].astype(np.float64) @ inputs["theta"]["wi"]) @ inputs["theta"]["wo"]
+    found = testing.run(call(), inputs)["outputs"]
+    np.testing.assert_allclose(found, expected, rtol=0, atol=TOLERANCE * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("mesh", ["8", "4x2"])
+def test_partitioned_equals_unpartitioned(mesh):
+    layout = Layout.of(DeviceMesh.parse(mesh))
+    letters = {"theta/wi": "MH", "theta/wo": "HM", "inputs": "BTM"}
+    letters |= {f"gradients/{path}": name for path, name in letters.items()} | {"values/outputs": "BTM"}
+    one = testing.run(testing.with_gradients(call()), case())
+    many = testing.run(testing.with_gradients(call(layout)), case(), layout, letters)
+    for path, expected in one.items():
+        np.testing.assert_allclose(many[path], expected, rtol=0, atol=TOLERANCE * np.abs(expected).max())
+
+
+def test_has_2mh_weights():
+    assert LAYER.num_weights() == 2 * 8 * 16

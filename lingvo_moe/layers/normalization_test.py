@@ -1,0 +1,54 @@
+"""Layer normalisation is its formula, in float32 whatever the activations are."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from lingvo_moe import testing
+from lingvo_moe.layers.base import Context
+from lingvo_moe.layers.normalization import LayerNorm
+from lingvo_moe.lazy import tf
+
+MODEL = 32
+# Means over 32 elements, a root and two products; inputs are a few units large.
+TOLERANCE = 32 * testing.FLOAT32_ROUNDING
+
+
+def expected(inputs: np.ndarray, scale: np.ndarray, bias: np.ndarray) -> np.ndarray:
+    wide = inputs.astype(np.float64)
+    return (wide - wide.mean(-1, keepdims=True)) / np.sqrt(wide.var(-1, keepdims=True) + 1e-6) * scale + bias
+
+
+@pytest.fixture
+def theta() -> dict:
+    random = np.random.default_rng(0)
+    return {name: tf.constant(random.normal(size=MODEL), tf.float32) for name in ("scale", "bias")}
+
+
+@pytest.mark.parametrize("shape", [(4, MODEL), (2, 3, MODEL)])
+def test_equals_numpy(shape, theta):
+    inputs = np.random.default_rng(1).normal(2.0, 3.0, shape).astype(np.float32)
+    found = LayerNorm(model_dim=MODEL)(theta, tf.constant(inputs), Context())
+    np.testing.assert_allclose(found, expected(inputs, theta["scale"].numpy(), theta["bias"].numpy()), rtol=0,
+                               atol=TOLERANCE * 4)
+
+
+def test_starts_as_zero_mean_and_unit_variance():
+    weights = LayerNorm(model_dim=MODEL).weights()
+    assert (weights["scale"].mean, weights["bias"].mean) == (1.0, 0.0)
+    assert weights["scale"].stddev == weights["bias"].stddev == 0.0
+
+
+def test_a_constant_row_is_not_divided_by_zero(theta):
+    found = LayerNorm(model_dim=MODEL)(theta, tf.fill((1, MODEL), 7.0), Context())
+    np.testing.assert_allclose(found[0], theta["bias"], rtol=0, atol=TOLERANCE)
+
+
+def test_bfloat16_inputs_are_normalised_in_float32(theta):
+    """Around a mean of 100 a bfloat16 variance would be noise; the only rounding is that of the result."""
+    inputs = tf.cast(np.random.default_rng(2).normal(100.0, 2.0, (8, MODEL)), tf.bfloat16)
+    found = LayerNorm(model_dim=MODEL)(theta, inputs, Context(dtype="bfloat16"))
+    assert found.dtype == tf.bfloat16
+    wide = expected(tf.cast(inputs, tf.float32).numpy(), theta["scale"].numpy(), theta["bias"].numpy())
+    np.testing.assert_allclose(tf.cast(found, tf.float32), wide, rtol=testing.BFLOAT16_ROUNDING, atol=1e-4)

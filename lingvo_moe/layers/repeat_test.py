@@ -1,0 +1,125 @@
+"""Unrolled, scanned and rematerialised stacks compute the same numbers; the scanned graphs do not grow with depth."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from lingvo_moe import testing
+from lingvo_moe.layers.base import Context, matrix
+from lingvo_moe.layers.repeat import dynamic_update, repeat
+from lingvo_moe.layout import DeviceMesh, Layout
+from lingvo_moe.lazy import tf
+
+BATCH, LENGTH, MODEL, HIDDEN = 8, 4, 4, 8
+WAYS = {"unroll": {"unroll": True}, "scan": {}, "remat": {"remat": True}}
+# Relative to the largest element: R = 3 layers of products over M = 4 and H = 8, summed in another order.
+TOLERANCE = 16 * testing.FLOAT32_ROUNDING
+
+
+def weights_of(times: int) -> dict:
+    """Two nested weights, so that order by path matters."""
+    sizes = {"M": MODEL, "H": HIDDEN}
+    return {"wo": matrix("HM", fan_in="H", **sizes).repeated(times),
+            "first": {"wi": matrix("MH", fan_in="M", **sizes).repeated(times)}}
+
+
+def inputs_of(times: int) -> dict:
+    random = np.random.default_rng(0)
+    return {"theta": {"wo": random.normal(size=(times, HIDDEN, MODEL)).astype(np.float32) / 3,
+                      "first": {"wi": random.normal(size=(times, MODEL, HIDDEN)).astype(np.float32) / 2}},
+            "inputs": random.normal(size=(BATCH, LENGTH, MODEL)).astype(np.float32),
+            "memory": random.normal(size=(BATCH, 5, MODEL)).astype(np.float32), "seed": np.int32([5, 6])}
+
+
+def body(theta: dict, inputs: tf.Tensor, constants: dict, context: Context) -> tuple[tf.Tensor, dict]:
+    """A residual layer that reads a constant, drops out, and returns a differentiable and a constant metric."""
+    hidden = tf.tanh(tf.einsum("BTM,MH->BTH", inputs, theta["first"]["wi"]))
+    hidden = context.dropout(hidden, 0.25, "hidden", "BTH")
+    read = tf.reduce_mean(constants["memory"], axis=1)[:, None]
+    return inputs + tf.einsum("BTH,HM->BTM", hidden, theta["wo"]) * read, {"size": tf.reduce_mean(hidden**2),
+                                                                           "one": tf.constant(1.0)}
+
+
+def call(times: int, way: dict, layout: Layout = Layout(), metric_names: tuple[str, ...] = ("size", "one")):
+    def function(inputs: dict) -> dict:
+        outputs, metrics = repeat(body, weights_of(times), inputs["theta"], inputs["inputs"], {"memory": inputs["memory"]},
+                                  Context(layout, inputs["seed"]), metric_names=metric_names, **way)
+        return {"outputs": outputs, "metrics": metrics}
+
+    return testing.with_gradients(function)
+
+
+def assert_equal(found: dict, expected: dict):
+    for path, value in expected.items():
+        np.testing.assert_allclose(found[path], value, rtol=0, atol=TOLERANCE * np.abs(value).max(), err_msg=path)
+
+
+@pytest.fixture(scope="module")
+def one_by_one() -> dict:
+    """The body applied three times by hand: a plain loop, without `repeat`."""
+
+    def function(inputs: dict) -> dict:
+        context, outputs, sizes = Context(seed=inputs["seed"]), inputs["inputs"], []
+        for i in range(3):
+            theta = {"wo": inputs["theta"]["wo"][i], "first": {"wi": inputs["theta"]["first"]["wi"][i]}}
+            outputs, metrics = body(theta, outputs, {"memory": inputs["memory"]}, context.fold(i))
+            sizes.append(metrics["size"])
+        return {"outputs": outputs, "metrics": {"size": tf.add_n(sizes) / 3, "one": tf.constant(1.0)}}
+
+    return testing.run(testing.with_gradients(function), inputs_of(3))
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_equals_a_plain_loop(way, one_by_one):
+    """Outputs, metrics, and gradients of inputs, of every weight and of the constants, under dropout."""
+    found = testing.run(call(3, WAYS[way]), inputs_of(3))
+    assert np.abs(one_by_one["gradients/memory"]).max() > 0
+    assert_equal(found, one_by_one)
+
+
+@pytest.mark.parametrize("way, mesh", [("unroll", "8"), ("scan", "4x2"), ("remat", "8"), ("remat", "4x2")])
+def test_partitioned_equals_unpartitioned(way, mesh, one_by_one):
+    layout = Layout.of(DeviceMesh.parse(mesh))
+    letters = {"theta/wo": "RHM", "theta/first/wi": "RMH", "inputs": "BTM", "memory": "BTM"}
+    letters |= {f"gradients/{path}": name for path, name in letters.items()} | {"values/outputs": "BTM"}
+    assert_equal(testing.run(call(3, WAYS[way], layout), inputs_of(3), layout, letters), one_by_one)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_without_metrics(way, one_by_one):
+    found = testing.run(call(3, WAYS[way], metric_names=()), inputs_of(3))
+    np.testing.assert_allclose(found["values/outputs"], one_by_one["values/outputs"], rtol=0, atol=TOLERANCE)
+    assert not any("metrics" in path for path in found)
+
+
+@pytest.mark.parametrize("way", ["scan", "remat"])
+def test_graph_size_does_not_grow_with_depth(way):
+    """Only numbers grow: a shape's digits, a trip count."""
+    few, many = (len(testing.lower_for(call(times, WAYS[way]), inputs_of(times)).exported) for times in (2, 16))
+    assert abs(many - few) < 0.02 * few
+
+
+def test_graph_size_grows_when_unrolled():
+    few, many = (len(testing.lower_for(call(times, WAYS["unroll"]), inputs_of(times)).exported) for times in (2, 8))
+    assert many > 2 * few
+
+
+def test_rematerialisation_saves_inputs_alone():
+    """Deep in layers, the plain scan keeps every intermediate tensor of each; remat keeps one `[B, T, M]` per layer."""
+    scan, remat = (testing.compile_for(call(32, WAYS[way]), inputs_of(32)).memory().temp_size_in_bytes
+                   for way in ("scan", "remat"))
+    assert remat < scan / 2
+
+
+def test_unroll_with_remat_is_an_error():
+    with pytest.raises(ValueError, match="unroll and remat exclude each other"):
+        repeat(body, weights_of(1), {}, tf.zeros((1, 1, MODEL)), {}, Context(), unroll=True, remat=True)
+
+
+def test_dynamic_update_replaces_one_block():
+    def function(inputs: dict) -> dict:
+        return {"y": dynamic_update(inputs["x"], tf.fill((1, 2), 9.0), [inputs["row"], 1])}
+
+    found = testing.run(function, {"x": np.zeros((3, 4), np.float32), "row": np.int32(2)})["y"]
+    np.testing.assert_array_equal(found, [[0, 0, 0, 0], [0, 0, 0, 0], [0, 9, 9, 0]])

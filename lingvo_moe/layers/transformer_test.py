@@ -1,0 +1,137 @@
+"""Layers are pre-norm residual blocks, stacks are layers in order, and a decoding step is one column of the whole."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from lingvo_moe import testing, tree
+from lingvo_moe.layers import mixture_of_experts
+from lingvo_moe.layers.attention import MultiHeadAttention, causal_mask, segment_mask
+from lingvo_moe.layers.base import Context
+from lingvo_moe.layers.feed_forward import FeedForward
+from lingvo_moe.layers.mixture_of_experts import MixtureOfExperts
+from lingvo_moe.layers.transformer import Masks, TransformerLayer, TransformerStack
+from lingvo_moe.lazy import tf
+
+BATCH, LENGTH, SOURCE, MODEL = 2, 4, 3, 8
+# Elements are about 1; four layers of products over 8 and 16, summed in another order.
+TOLERANCE = 64 * testing.FLOAT32_ROUNDING
+
+ATTENTION = MultiHeadAttention(model_dim=MODEL, num_heads=2, head_dim=4)
+DENSE = FeedForward(model_dim=MODEL, hidden_dim=16)
+EXPERTS = MixtureOfExperts(model_dim=MODEL, hidden_dim=16, num_experts=4, num_groups=2)
+LAYER = TransformerLayer(attention=ATTENTION, feed_forward=DENSE, has_cross_attention=True)
+STACK = TransformerStack(period=(LAYER, dataclasses.replace(LAYER, feed_forward=EXPERTS)), repeats=2)
+DENSE_STACK = TransformerStack(period=(LAYER,), repeats=2, unroll=True)
+
+
+def inputs_of(layer) -> dict:
+    """Random weights, all of them unlike their initial values, and random sequences."""
+    random = np.random.default_rng(0)
+    theta = tree.map_leaves(
+        lambda weight: (weight.mean + (weight.stddev or 0.3) * random.normal(size=weight.shape)).astype(np.float32),
+        layer.weights())
+    return {"theta": theta, "inputs": random.normal(size=(BATCH, LENGTH, MODEL)).astype(np.float32),
+            "memory": random.normal(size=(BATCH, SOURCE, MODEL)).astype(np.float32)}
+
+
+def masks_of(length: int = LENGTH) -> Masks:
+    segments, source = tf.ones((BATCH, length), tf.int32), tf.constant([[1, 1, 1], [1, 1, 0]])
+    return Masks(causal_mask(segments), tf.equal(segments, 0), segment_mask(segments, source))
+
+
+def call(layer, inputs: dict, context: Context = Context()) -> tuple[tf.Tensor, dict]:
+    return layer(inputs["theta"], inputs["inputs"], inputs["memory"], masks_of(), context)
+
+
+def eager(inputs: dict) -> dict:
+    return tree.map_leaves(tf.constant, inputs)
+
+
+def normalised(theta: dict, inputs: np.ndarray) -> tf.Tensor:
+    centred = inputs - inputs.mean(-1, keepdims=True)
+    return tf.constant(centred / np.sqrt(inputs.var(-1, keepdims=True) + 1e-6) * theta["scale"] + theta["bias"])
+
+
+def by_blocks(layer: TransformerLayer, theta: dict, outputs: np.ndarray, memory: tf.Tensor) -> tuple[np.ndarray, dict]:
+    """x + f(norm(x)) for each block in turn."""
+    masks, context = masks_of(), Context()
+    normed = normalised(theta["self_attention"]["norm"], outputs)
+    outputs = outputs + ATTENTION(theta["self_attention"], normed, normed, masks.self_attention, context).numpy()
+    normed = normalised(theta["cross_attention"]["norm"], outputs)
+    outputs = outputs + ATTENTION(theta["cross_attention"], normed, memory, masks.cross_attention, context).numpy()
+    normed = normalised(theta["feed_forward"]["norm"], outputs)
+    fed, metrics = layer.feed_forward(theta["feed_forward"], normed, masks.paddings, context)
+    return outputs + fed.numpy(), metrics
+
+
+def test_a_layer_is_pre_norm_residual_blocks():
+    inputs = eager(inputs_of(LAYER))
+    expected, _ = by_blocks(LAYER, inputs["theta"], inputs["inputs"].numpy(), inputs["memory"])
+    found, metrics = call(LAYER, inputs)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=TOLERANCE)
+    assert metrics == {}
+
+
+def test_an_encoder_layer_has_no_cross_attention():
+    encoder = dataclasses.replace(LAYER, has_cross_attention=False)
+    assert set(encoder.weights()) == {"self_attention", "feed_forward"}
+    assert set(LAYER.weights()) == {"self_attention", "cross_attention", "feed_forward"}
+
+
+def test_residual_dropout_is_drawn_anew_for_every_block_in_training():
+    """Where norms return a constant, so does every block; masks in common would leave two sums, not up to eight."""
+    layer = dataclasses.replace(LAYER, residual_dropout=0.5)
+    inputs = eager(inputs_of(LAYER))
+    np.testing.assert_array_equal(call(layer, inputs)[0], call(LAYER, inputs)[0])
+    for block in inputs["theta"].values():
+        block["norm"] = {"scale": tf.zeros(MODEL), "bias": tf.ones(MODEL)}
+    inputs["memory"] = tf.ones_like(inputs["memory"])
+    added = (call(layer, inputs, Context(seed=tf.constant([1, 2])))[0] - inputs["inputs"]).numpy()
+    sums = [len(np.unique(np.round(channel, 4))) for channel in added.reshape(-1, MODEL).T]
+    assert min(sums) > 2
+
+
+@pytest.mark.parametrize("way", [{"unroll": True}, {}, {"remat": True}])
+def test_a_stack_is_its_period_repeated_and_normalised(way):
+    """Dense, MoE, dense, MoE, each with its own slice of the stacked weights; metrics are means over MoE layers."""
+    inputs = inputs_of(STACK)
+    tensors = eager(inputs)
+    outputs, halves = inputs["inputs"], []
+    for repeat in range(STACK.repeats):
+        for index, layer in enumerate(STACK.period):
+            theta = tree.map_leaves(lambda weight: weight[repeat], tensors["theta"][f"layer_{index}"])
+            outputs, metrics = by_blocks(layer, theta, outputs, tensors["memory"])
+        halves.append(metrics)
+    found = testing.run(lambda i: dict(zip(("outputs", "metrics"), call(dataclasses.replace(STACK, **way), i))), inputs)
+    np.testing.assert_allclose(found.pop("outputs"), normalised(tensors["theta"]["norm"], outputs), rtol=0, atol=TOLERANCE)
+    assert set(found) == {f"metrics/{name}" for name in mixture_of_experts.METRICS}
+    for path, value in found.items():
+        expected = np.mean([half[path.removeprefix("metrics/")] for half in halves])
+        np.testing.assert_allclose(value, expected, rtol=0, atol=TOLERANCE, err_msg=path)
+
+
+def test_a_dense_stack_has_no_metrics():
+    assert DENSE_STACK.metric_names == ()
+    assert call(DENSE_STACK, eager(inputs_of(DENSE_STACK)))[1] == {}
+
+
+def test_steps_over_a_cache_equal_the_whole_sequence():
+    """One position at a time, as decoding does, against causal attention over all of them."""
+
+    def stepwise(inputs: dict) -> dict:
+        caches = DENSE_STACK.start(inputs["theta"], inputs["memory"], LENGTH, Context())
+        outputs = []
+        for t in range(LENGTH):
+            sees = tf.tile(tf.range(LENGTH)[None, None] <= t, (BATCH, 1, 1))
+            column, caches = DENSE_STACK.step(inputs["theta"], inputs["inputs"][:, t:t + 1], caches, tf.constant(t),
+                                              dataclasses.replace(masks_of(1), self_attention=sees), Context())
+            outputs.append(column)
+        return {"outputs": tf.concat(outputs, axis=1)}
+
+    inputs = inputs_of(DENSE_STACK)
+    whole = call(DENSE_STACK, eager(inputs))[0]
+    np.testing.assert_allclose(testing.run(stepwise, inputs)["outputs"], whole, rtol=0, atol=TOLERANCE)

@@ -1,0 +1,193 @@
+"""Adafactor is the paper's algorithm, for each expert and each stacked layer by itself, on any mesh."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from lingvo_moe import testing, tree
+from lingvo_moe.layers.base import Weight
+from lingvo_moe.layout import DeviceMesh, Layout
+from lingvo_moe.lazy import tf
+from lingvo_moe.optimizers.adafactor import Adafactor
+from lingvo_moe.optimizers.schedules import InverseSquareRoot
+
+STEPS = 3
+# Relative to the largest element, after three steps of means over at most 32 elements, roots and quotients.
+TOLERANCE = 32 * testing.FLOAT32_ROUNDING
+RATE = InverseSquareRoot(peak=1.0, decay_after=25)  # 0.2, large enough to see
+
+# Of every kind: E > M, so that the two largest dimensions are not the matrix; a vector; one matrix of several letters.
+WEIGHTS = {
+    "dense": Weight((8, 16), "MH", "M"), "query": Weight((8, 4, 2), "MND", "M"), "output": Weight((4, 2, 8), "NDM", "ND"),
+    "expert": Weight((32, 8, 2), "EMH", "M"), "layer": {"wo": Weight((2, 8, 16, 4), "REHM", "H")},
+    "table": Weight((16, 8), "VM", "V"), "scale": Weight((8,), "M"), "stacked_scale": Weight((3, 8), "RM")}
+
+
+def trees() -> dict:
+    """Values, and the gradients of each step: of very different sizes, so that some updates are clipped."""
+    random = np.random.default_rng(0)
+    declared = tree.flatten(WEIGHTS)
+    theta = {path: random.normal(size=weight.shape).astype(np.float32) for path, weight in declared.items()}
+    gradients = {f"{step}/{path}": (10.0 ** random.integers(-4, 3, weight.shape[:1] + (1,) * (len(weight.shape) - 1))
+                                    * random.normal(size=weight.shape)).astype(np.float32)
+                 for step in range(STEPS) for path, weight in declared.items()}
+    return {"theta": tree.unflatten(theta), "gradients": tree.unflatten(gradients)}
+
+
+class OneMatrix:
+    """Shazeer and Stern 2018, algorithm 4 (and 5 for a vector) of one matrix, with sums where the paper has sums."""
+
+    def __init__(self, value: np.ndarray):
+        self.value, self.row, self.column, self.moment = value.astype(np.float64), 0.0, 0.0, 0.0
+
+    def step(self, gradient: np.ndarray, t: int, rate: float, scaled: bool):
+        beta2 = min(0.99, 1 - t**-0.8)
+        squared = gradient.astype(np.float64)**2 + 1e-30
+        if squared.ndim == 2:
+            self.row = beta2 * self.row + (1 - beta2) * squared.sum(axis=1)
+            self.column = beta2 * self.column + (1 - beta2) * squared.sum(axis=0)
+            self.moment = np.outer(self.row, self.column) / self.row.sum()
+        else:
+            self.moment = beta2 * self.moment + (1 - beta2) * squared
+        update = gradient / np.sqrt(self.moment)
+        update = update / max(1.0, root_mean_square(update) / 1.0)
+        relative = max(1e-3, root_mean_square(self.value)) if scaled else 1.0
+        self.value = self.value - rate * relative * update
+
+
+def root_mean_square(values: np.ndarray) -> float:
+    return np.sqrt(np.mean(values**2))
+
+
+def matrices_of(weight: Weight, values: np.ndarray) -> np.ndarray:
+    """`[batch of matrices, rows, columns]`, or `[batch of vectors, elements]`: by letters, without `Weight`'s own helpers."""
+    batch = [d for d, letter in enumerate(weight.letters) if letter in "RE"]
+    rows = [d for d, letter in enumerate(weight.letters) if letter in weight.fan_in]
+    columns = [d for d in range(values.ndim) if d not in batch + rows]
+    sizes = [int(np.prod([values.shape[d] for d in part])) for part in ([batch, rows, columns] if rows else [batch, columns])]
+    return values.transpose(batch + rows + columns).reshape(sizes)
+
+
+def by_the_paper(case: dict, scaled: bool = True) -> dict[str, np.ndarray]:
+    """The weights after all steps, in the shape of `matrices_of`."""
+    results = {}
+    for path, weight in tree.flatten(WEIGHTS).items():
+        matrices = [OneMatrix(value) for value in matrices_of(weight, tree.flatten(case["theta"])[path])]
+        for step in range(STEPS):
+            for matrix, gradient in zip(matrices, matrices_of(weight, tree.flatten(case["gradients"])[f"{step}/{path}"])):
+                matrix.step(gradient, step + 1, 0.2, scaled)
+        results[path] = np.stack([matrix.value for matrix in matrices])
+    return results
+
+
+def all_steps(optimizer: Adafactor, layout: Layout = Layout()):
+    """All steps as one program: `{theta, gradients} -> {theta, slots}`."""
+
+    def function(inputs: dict) -> dict:
+        theta, slots = inputs["theta"], tree.map_leaves(lambda slot: tf.zeros(slot.shape), optimizer.slots(WEIGHTS))
+        for step in range(STEPS):
+            theta, slots = optimizer.update(WEIGHTS, theta, inputs["gradients"][str(step)], slots, tf.constant(step), layout)
+        return {"theta": theta, "slots": slots}
+
+    return function
+
+
+def eagerly(optimizer: Adafactor) -> dict[str, np.ndarray]:
+    return testing.arrays(all_steps(optimizer)(tree.map_leaves(tf.constant, trees())))
+
+
+def assert_close(actual: np.ndarray, expected: np.ndarray, path: str):
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=TOLERANCE * np.abs(expected).max(), err_msg=path)
+
+
+@pytest.fixture(scope="module")
+def unpartitioned() -> dict:
+    return eagerly(Adafactor(learning_rate=RATE))
+
+
+def test_equals_the_paper(unpartitioned):
+    for path, expected in by_the_paper(trees()).items():
+        assert_close(matrices_of(tree.flatten(WEIGHTS)[path], unpartitioned[f"theta/{path}"]), expected, path)
+
+
+def test_equals_the_paper_without_relative_steps():
+    found = eagerly(Adafactor(learning_rate=RATE, multiply_by_parameter_scale=False))
+    for path, expected in by_the_paper(trees(), scaled=False).items():
+        assert_close(matrices_of(tree.flatten(WEIGHTS)[path], found[f"theta/{path}"]), expected, path)
+
+
+@pytest.mark.parametrize("mesh", ["8", "4x2"])
+def test_partitioned_equals_unpartitioned(mesh, unpartitioned):
+    optimizer, layout = Adafactor(learning_rate=RATE), Layout.of(DeviceMesh.parse(mesh))
+    declared = {f"theta/{path}": weight.letters for path, weight in tree.flatten(WEIGHTS).items()}
+    letters = declared | {f"gradients/{step}/{path.removeprefix('theta/')}": name
+                          for path, name in declared.items() for step in range(STEPS)}
+    letters |= {f"slots/{path}": slot.letters for path, slot in tree.flatten(optimizer.slots(WEIGHTS)).items()}
+    found = testing.run(all_steps(optimizer, layout), trees(), layout, letters)
+    for path, expected in unpartitioned.items():
+        assert_close(found[path], expected, path)
+
+
+def test_slots_are_a_row_and_a_column_of_every_matrix():
+    """Also for E > M: statistics are never averaged over experts."""
+    slots = tree.flatten(Adafactor().slots(WEIGHTS))
+    assert {path: (slot.shape, slot.letters) for path, slot in slots.items()} == {
+        "dense/row": ((8,), "M"), "dense/column": ((16,), "H"),
+        "query/row": ((8,), "M"), "query/column": ((4, 2), "ND"),
+        "output/row": ((4, 2), "ND"), "output/column": ((8,), "M"),
+        "expert/row": ((32, 8), "EM"), "expert/column": ((32, 2), "EH"),
+        "layer/wo/row": ((2, 8, 16), "REH"), "layer/wo/column": ((2, 8, 4), "REM"),
+        "table/row": ((16,), "V"), "table/column": ((8,), "M"),
+        "scale/moment": ((8,), "M"), "stacked_scale/moment": ((3, 8), "RM")}
+    assert all(slot.stddev == slot.mean == 0.0 for slot in slots.values())
+
+
+def update_one(weight: Weight, value, gradient, slots: dict, step: int, **fields) -> tuple[np.ndarray, dict]:
+    """One eager step of one weight."""
+    trees_of_one = ({"w": tf.constant(value, tf.float32)}, {"w": tf.constant(gradient, tf.float32)}, {"w": slots})
+    theta, slots = Adafactor(learning_rate=RATE, **fields).update({"w": weight}, *trees_of_one, tf.constant(step), Layout())
+    return theta["w"].numpy(), testing.arrays(slots["w"])
+
+
+@pytest.mark.parametrize("step, beta2", [(0, 0.0), (1, 1 - 2**-0.8), (99, 1 - 100**-0.8), (315, 1 - 316**-0.8), (317, 0.99),
+                                         (10_000, 0.99)])
+def test_beta2_is_1_minus_t_to_the_minus_0_8_up_to_0_99(step, beta2):
+    _, slots = update_one(Weight((2,), "M"), [1, 1], [3, 4], {"moment": tf.constant([100.0, 200.0])}, step)
+    np.testing.assert_allclose(slots["moment"], beta2 * np.array([100, 200]) + (1 - beta2) * np.array([9, 16]), rtol=1e-5)
+
+
+def test_each_expert_is_clipped_and_scaled_by_itself():
+    """An expert with a hundred times larger weights moves a hundred times as far; its neighbour does not notice."""
+    random = np.random.default_rng(1)
+    value, gradient = random.normal(size=(2, 4, 4)), random.normal(size=(2, 4, 4))
+    weight = Weight((2, 4, 4), "EMH", "M")
+    slots = {"row": tf.ones((2, 4)), "column": tf.ones((2, 4))}
+
+    def moves(scale_of_first: float, gradient_of_first: float) -> np.ndarray:
+        factors = np.array([scale_of_first, 1.0])[:, None, None]
+        before = np.float32(value * factors)
+        after, _ = update_one(weight, before, gradient * np.array([gradient_of_first, 1.0])[:, None, None], slots, 100)
+        return after - before
+
+    plain, larger, steeper = moves(1, 1), moves(100, 1), moves(1, 1e4)
+    np.testing.assert_array_equal(plain[1], larger[1])
+    np.testing.assert_array_equal(plain[1], steeper[1])
+    np.testing.assert_allclose(larger[0], 100 * plain[0], rtol=1e-3, atol=1e-3)
+    relative = root_mean_square(steeper[0]) / root_mean_square(np.float32(value[0]))
+    assert relative == pytest.approx(101**-0.5, rel=1e-3), "clipped to the learning rate of step 100"
+
+
+def test_small_weights_count_as_the_minimum_scale():
+    after, _ = update_one(Weight((2,), "M"), [0, 0], [1, -1], {"moment": tf.zeros(2)}, 0, minimum_scale=0.5)
+    np.testing.assert_allclose(after, [-0.1, 0.1], rtol=TOLERANCE)
+
+
+def test_zero_gradients_change_nothing_and_are_finite():
+    """A weight that no token reached: an expert without tokens."""
+    value = np.random.default_rng(2).normal(size=(2, 3, 4)).astype(np.float32)
+    weight, slots = Weight((2, 3, 4), "EMH", "M"), {"row": tf.zeros((2, 3)), "column": tf.zeros((2, 4))}
+    for step in (0, 500):
+        after, new_slots = update_one(weight, value, np.zeros((2, 3, 4)), slots, step)
+        np.testing.assert_array_equal(after, value)
+        assert all(np.isfinite(slot).all() for slot in new_slots.values())

@@ -1,0 +1,28 @@
+"""Learning rates are the papers' numbers."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from lingvo_moe import testing
+from lingvo_moe.lazy import tf
+from lingvo_moe.optimizers.schedules import InverseSquareRoot
+
+# A reciprocal root and two products.
+TOLERANCE = 4 * testing.FLOAT32_ROUNDING
+
+
+@pytest.mark.parametrize("step, rate", [(0, 0.01), (5_000, 0.01), (9_999, 0.01), (39_999, 0.005), (999_999, 0.001)])
+def test_gshard_1_over_root_after_10k_steps(step, rate):
+    """GShard appendix A.2: "1.0 learning rate with square root decay after 10k training steps"."""
+    np.testing.assert_allclose(InverseSquareRoot()(tf.constant(step)), rate, rtol=TOLERANCE)
+
+
+@pytest.mark.parametrize("step", [0, 1, 9, 10, 99, 400])
+def test_warmup_grows_linearly_to_the_same_curve(step):
+    schedule = InverseSquareRoot(peak=2.0, decay_after=100, warmup_steps=10)
+    expected = 2.0 / math.sqrt(max(step + 1, 100)) * min(1.0, (step + 1) / 10)
+    np.testing.assert_allclose(schedule(tf.constant(step)), expected, rtol=TOLERANCE)
