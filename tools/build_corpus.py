@@ -1,6 +1,7 @@
 """Builds a corpus of (foreign source, English target) pairs from translation catalogs.
 
-  python -m tools.build_corpus --preset=quickstart --output=corpus           Django's 96 languages, in seconds
+  python -m tools.build_corpus --preset=quickstart --output=corpus           137 languages from PyPI, in a minute
+  python -m tools.build_corpus --preset=django --output=small                Django's 96 languages alone, no download
   python -m tools.build_corpus --preset=debian --output=big                  624 languages from Debian, in minutes
   python -m tools.build_corpus --preset=none --input=my_files --output=mine  your own .po, .mo, .tsv, MediaWiki .json
 
@@ -19,13 +20,14 @@ from lingvo_moe.errors import UserError
 
 FLAGS = flags.FlagValues()
 flags.DEFINE_enum("preset", "quickstart", corpus_builder.PRESETS,
-                  "quickstart: the installed package Django; debian: Debian packages, which are downloaded; "
+                  "quickstart: the catalogs of Django and of three applications written with it, which pip downloads; "
+                  "django: the installed Django alone; debian: Debian packages, which apt downloads; "
                   "none: your inputs alone.", flag_values=FLAGS)
 flags.DEFINE_multi_string("input", [], "A directory or file of your own: LANG/LC_MESSAGES/x.mo, LANG.po, LANG.tsv of "
                           "source<TAB>english, or a .tsv of language<TAB>source<TAB>english. May be repeated.",
                           flag_values=FLAGS)
 flags.DEFINE_string("output", None, "The directory to make.", flag_values=FLAGS)
-flags.DEFINE_string("packages", None, "Where the preset debian keeps what it downloads, 300 MB; by default "
+flags.DEFINE_string("packages", None, "Where presets keep what they download (quickstart 170 MB, debian 300 MB); by default "
                     "~/.cache/lingvo_moe/packages.", flag_values=FLAGS)
 flags.DEFINE_bool("force", False, "Build again, and replace a corpus of other inputs.", flag_values=FLAGS)
 

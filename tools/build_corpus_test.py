@@ -15,24 +15,24 @@ def _run(*arguments: str) -> int:
 
 
 @pytest.fixture(scope="module")
-def quickstart(tmp_path_factory) -> Corpus:
-    output = tmp_path_factory.mktemp("quickstart") / "corpus"
-    assert _run(f"--output={output}") == 0
+def django(tmp_path_factory) -> Corpus:
+    output = tmp_path_factory.mktemp("django") / "corpus"
+    assert _run("--preset=django", f"--output={output}") == 0
     return Corpus.open(output)
 
 
-def test_quickstart_has_many_languages_and_no_leak(quickstart):
-    assert len(quickstart.languages) > 90 and "en_GB" not in quickstart.languages
-    assert quickstart.count("train") > 50_000
-    keys = {split: {english_key(english) for language in quickstart.languages_of(split)
-                    for _, english in quickstart.pairs(split, language)} for split in SPLITS}
+def test_quickstart_has_many_languages_and_no_leak(django):
+    assert len(django.languages) > 90 and "en_GB" not in django.languages
+    assert django.count("train") > 50_000
+    keys = {split: {english_key(english) for language in django.languages_of(split)
+                    for _, english in django.pairs(split, language)} for split in SPLITS}
     assert keys["test"] and keys["valid"]
     assert not keys["train"] & (keys["test"] | keys["valid"]) and not keys["test"] & keys["valid"]
 
 
-def test_a_second_call_finds_it_up_to_date(quickstart, capsys):
-    assert _run(f"--output={quickstart.directory}") == 0
-    assert f"{quickstart.directory} is up to date: {len(quickstart.languages)} languages" in capsys.readouterr().out
+def test_a_second_call_finds_it_up_to_date(django, capsys):
+    assert _run("--preset=django", f"--output={django.directory}") == 0
+    assert f"{django.directory} is up to date: {len(django.languages)} languages" in capsys.readouterr().out
 
 
 def test_own_inputs_may_be_several(tmp_path):
@@ -48,7 +48,7 @@ def test_own_inputs_may_be_several(tmp_path):
     (["--preset=none", "--output=x"], "name your files with --input=DIR_OR_FILE"),
     (["--output=x", "texts"], "unexpected argument 'texts'; inputs are named with --input=texts."),
     (["--outptu=x"], "unknown flag --outptu. Did you mean output?"),
-    (["--preset=debain", "--output=x"], "flag --preset=debain: value should be one of <quickstart|debian|none>"),
+    (["--preset=debain", "--output=x"], "flag --preset=debain: value should be one of <quickstart|django|debian|none>"),
 ])
 def test_a_wrong_call(capsys, arguments, message):
     assert _run(*arguments) == 2

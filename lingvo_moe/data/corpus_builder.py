@@ -9,14 +9,14 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from lingvo_moe import progress
-from lingvo_moe.data import catalogs, cleaning, debian, languages, sources, splitting
+from lingvo_moe.data import catalogs, cleaning, debian, languages, sources, splitting, wheels
 from lingvo_moe.data.corpus import Corpus
 from lingvo_moe.data.corpus_report import listing
 from lingvo_moe.data.corpus_writer import Pair, Target, check_place
 from lingvo_moe.data.drop import Drop
 from lingvo_moe.errors import UserError, did_you_mean
 
-PRESETS = ("quickstart", "debian", "none")
+PRESETS = ("quickstart", "django", "debian", "none")
 HELD_OUT_CAP = 1000  # pairs of a language, in test and in valid
 # Part of a corpus's identity: raise it with every change of what cleaning or splitting does.
 _RULES = 1
@@ -42,7 +42,7 @@ def build(preset: str, inputs: Sequence[str | Path], output: str | Path, package
       preset: one of `PRESETS`.
       inputs: directories and files of one's own, read besides the preset.
       output: the directory to make.
-      packages: where the preset debian keeps what it downloads; None stands for `debian.default_directory()`.
+      packages: where presets keep what they download; None stands for `sources.default_directory()`.
       force: build again, and replace a corpus of other inputs.
 
     Returns:
@@ -86,10 +86,13 @@ def find_sources(preset: str, inputs: Sequence[str | Path],
         raise UserError("nothing to build a corpus from: name your files with --input=DIR_OR_FILE, or a preset: "
                         "--preset=quickstart.")
     found, missing = [], []
-    if preset == "quickstart":
-        found = sources.quickstart()
+    directory = Path(packages) if packages else sources.default_directory()
+    if preset == "django":
+        found = [sources.django()]
+    elif preset == "quickstart":
+        found = [sources.django(), *wheels.fetch(directory)]
     elif preset == "debian":
-        found, missing = debian.fetch(Path(packages) if packages else debian.default_directory())
+        found, missing = debian.fetch(directory)
     return found + [sources.own(path) for path in inputs], missing
 
 

@@ -107,11 +107,6 @@ class Descriptions:
                 yield Part(path.name, path.stat().st_size, _translated(path, english))
 
 
-def default_directory() -> Path:
-    """Where packages are kept if nobody says otherwise: below the user's cache directory."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lingvo_moe" / "packages"
-
-
 def fetch(directory: Path) -> tuple[list[Source], list[str]]:
     """Fetches what is not there yet.
 

@@ -60,13 +60,18 @@ class Folder:
             yield Part(f"{self.name}/{name}", path.stat().st_size, catalogs.read(path, name))
 
 
-def quickstart() -> list[Source]:
+def default_directory() -> Path:
+    """Where packages are kept if nobody says otherwise: below the user's cache directory."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lingvo_moe" / "packages"
+
+
+def django() -> Source:
     """The catalogs of the installed PyPI package Django, which is found but not imported."""
     spec = importlib.util.find_spec("django")
     if spec is None or not spec.submodule_search_locations:
-        raise UserError("the preset quickstart reads Django's translations, and Django is not installed. "
+        raise UserError("this preset reads Django's translations, and Django is not installed. "
                         "Install it: pip install Django==5.2.8.")
-    return [Folder("Django", Path(spec.submodule_search_locations[0]), suffixes=(".mo",))]
+    return Folder("Django", Path(spec.submodule_search_locations[0]), suffixes=(".mo",))
 
 
 def own(path: str) -> Source:

@@ -76,7 +76,7 @@ def test_nothing_to_read(root, tmp_path, path, message):
         sources.own(str(tmp_path / path))
 
 
-def test_quickstart_without_django(monkeypatch):
+def test_django_that_is_absent(monkeypatch):
     monkeypatch.setattr(sources.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UserError, match="Install it: pip install Django"):
-        sources.quickstart()
+        sources.django()
