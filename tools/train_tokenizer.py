@@ -6,7 +6,7 @@ They are trained on the sentences that a training stream with this temperature d
 small language has the weight in the vocabulary that it has in training. Both are unigram models over nmt_nfkc text. The
 source model covers 99.95 % of the characters, which keeps the frequent part of the Chinese and Japanese scripts, and
 spells the rest in bytes: nothing is unknown. The same corpus and flags give the same bytes; a tokenizer that is there already
-is left as it is. Takes ten seconds for the quickstart corpus.
+is left as it is. Takes half a minute for the quickstart corpus.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import io
 import json
 import os
 import pathlib
+import re
 import sys
 from collections import Counter
 from typing import Any
@@ -32,17 +33,18 @@ from lingvo_moe.errors import UserError
 FLAGS = flags.FlagValues()
 flags.DEFINE_string("corpus", None, "The directory of the corpus, as tools.build_corpus made it.", flag_values=FLAGS)
 flags.DEFINE_string("output", None, "The directory to make.", flag_values=FLAGS)
-flags.DEFINE_integer("source_vocabulary", 8000, "Pieces of source.model, 256 bytes among them.", flag_values=FLAGS)
-flags.DEFINE_integer("target_vocabulary", 4000, "Pieces of target.model.", flag_values=FLAGS)
+flags.DEFINE_integer("source_vocabulary", 8000, "Pieces of source.model, 256 bytes among them.", lower_bound=300, flag_values=FLAGS)
+flags.DEFINE_integer("target_vocabulary", 4000, "Pieces of target.model.", lower_bound=50, flag_values=FLAGS)
 flags.DEFINE_float("temperature", 5.0, "Of the mixture of languages: 1 as in the corpus, inf all equal.", flag_values=FLAGS)
-flags.DEFINE_integer("max_sentences", 500_000, "How many sentence pairs to draw, repetitions included.", flag_values=FLAGS)
+flags.DEFINE_integer("max_sentences", 200_000, "How many sentence pairs to draw, repetitions included.", lower_bound=1,
+                     flag_values=FLAGS)
 flags.DEFINE_bool("force", False, "Replace a tokenizer of another corpus or of other flags.", flag_values=FLAGS)
 
 # SentencePiece adds up in the order of its threads, and writes their number into the model: another number, other bytes.
 _THREADS = 2
 _SIDE_OPTIONS = {
     "source": {"character_coverage": 0.9995, "byte_fallback": True},
-    "target": {"character_coverage": 0.9999},
+    "target": {"character_coverage": 0.99999},
 }
 
 
@@ -64,6 +66,7 @@ def train(corpus: Corpus, output: pathlib.Path, vocabulary: dict[str, int], temp
     Raises:
       UserError: a vocabulary too small for the characters of the corpus, or another tokenizer in the way.
     """
+    _check_output(output)
     settings = {"corpus": corpus.fingerprint, "vocabulary": vocabulary, "temperature": str(temperature),
                 "max_sentences": max_sentences, "sentencepiece": sentencepiece.__version__}
     if _is_up_to_date(output, settings, force):
@@ -80,6 +83,13 @@ def train(corpus: Corpus, output: pathlib.Path, vocabulary: dict[str, int], temp
     for name, data in files.items():  # the manifest last: until then its checksums tell that the models are not its own
         _write(output / name, data)
     return Tokenizers.load(output), True
+
+
+def _check_output(output: pathlib.Path):
+    """Raises UserError if `output` is there and is anything but a directory of tokenizer files."""
+    ours = {MANIFEST, *(f"{side}.model" for side in SIDES)}
+    if output.exists() and not (output.is_dir() and {entry.name for entry in output.iterdir()} <= ours):
+        raise UserError(f"--output={output} holds something other than a tokenizer and is left alone; name another directory")
 
 
 def _is_up_to_date(output: pathlib.Path, settings: dict[str, Any], force: bool) -> bool:
@@ -127,8 +137,11 @@ def _train_side(side: str, sentences: Counter[str], vocabulary: int) -> bytes:
             **{f"{name}_id": number for name, number in SPECIAL_IDS.items()}, **_SIDE_OPTIONS[side],
             num_threads=_THREADS, minloglevel=2)
     except RuntimeError as error:
-        reason = str(error).rpartition("] ")[2].strip()
-        raise UserError(f"--{side}_vocabulary={vocabulary} cannot be trained on this corpus: SentencePiece says {reason!r}") from error
+        needed = re.search(r"required_chars\. \d+ vs (\d+)", str(error))
+        if not needed:
+            raise
+        raise UserError(f"--{side}_vocabulary={vocabulary} is too small: the characters of this corpus, the bytes and the special "
+                        f"ids alone are {needed[1]} pieces; pass a good deal more than that") from None
     return model.getvalue()
 
 
@@ -151,8 +164,6 @@ def main(argv: list[str]):
     for name in ("corpus", "output"):
         if not FLAGS[name].value:
             raise UserError(f"--{name}=DIR is missing")
-    if FLAGS.max_sentences < 1:
-        raise UserError(f"--max_sentences={FLAGS.max_sentences}: expected at least 1")
     wanted = {side: FLAGS[f"{side}_vocabulary"].value for side in SIDES}
     output = pathlib.Path(FLAGS.output)
     tokenizers, is_new = train(Corpus.open(FLAGS.corpus), output, wanted, FLAGS.temperature, FLAGS.max_sentences, FLAGS.force)
