@@ -1,5 +1,5 @@
-# Every target sets up what it needs on a bare Debian 12. Set PYTHON to choose the Python 3.11 that .venv is made from, and
-# BAZEL to choose the Bazel 4.
+# Every target sets up what it needs on a bare Debian 12.
+# PYTHON chooses the Python 3.11 that .venv is made from, BAZEL the Bazel 4.
 BAZEL ?= bazel
 export PYTHON
 

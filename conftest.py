@@ -11,8 +11,8 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 
 import jax  # noqa: E402  (reads the variable above)
 
-# JAX fixes its devices when it starts. Started here, it has enough for every test, whichever comes first; an engine takes
-# the first 1, 2, 4 or 8.
+# JAX fixes its devices when it starts. Started here, it has enough for every test, whichever comes first; an engine
+# takes the first 1, 2, 4 or 8.
 jax.config.update("jax_num_cpu_devices", 8)
 jax.devices()
 

@@ -1,4 +1,4 @@
-"""Imports the named modules, for `bazel test`: each finds what it imports only among its package's declared dependencies."""
+"""Imports the named modules, for `bazel test`: each finds only what its package declares that it depends on."""
 
 from __future__ import annotations
 

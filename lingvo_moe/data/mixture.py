@@ -1,18 +1,18 @@
 """Which example is number n of the training stream: a pure function of the seed and n.
 
-A massively multilingual corpus has a few languages with millions of pairs and many with hundreds. M4 (Arivazhagan et al.
-2019, section 4) draws language l with probability p_l proportional to n_l ** (1 / temperature), n_l being its number of
-pairs: temperature 1 keeps the proportions of the corpus, infinity makes all languages equal, and 5 is what M4 and GShard use.
+A massively multilingual corpus has a few languages with millions of pairs and many with hundreds. M4 (Arivazhagan et
+al. 2019, section 4) draws language l with probability p_l proportional to n_l ** (1 / temperature), n_l being its number
+of pairs: temperature 1 keeps the proportions of the corpus, infinity makes all languages equal; M4 and GShard use 5.
 
 The stream is cut into blocks of BLOCK examples. Every block holds language l exactly quota_l times, quota_l being
-p_l * BLOCK rounded to a whole number, at least one (largest remainders), and the quotas add up to BLOCK. Inside a block the
-languages stand in a pseudo-random order that depends on (seed, block). So example n is the c-th of its language, with
+p_l * BLOCK rounded to a whole number, at least one (largest remainders), and the quotas add up to BLOCK. Inside a block
+the languages stand in a pseudo-random order that depends on (seed, block). So example n is the c-th of its language, with
 
     c = (n // BLOCK) * quota_l + (how often l stands before n in its block)
 
 and the pair that it names is entry c % n_l of the pseudo-random permutation of range(n_l) that depends on
-(seed, l, c // n_l): within an epoch of a language every pair comes once. Nothing is drawn one after another, so a stream
-resumes at any n in constant time, and hosts can each take their own n.
+(seed, l, c // n_l): within an epoch of a language every pair comes once. Nothing is drawn one after another, so a
+stream resumes at any n in constant time, and hosts can each take their own n.
 """
 
 from __future__ import annotations
@@ -48,11 +48,12 @@ class Mixture:
 
     def __post_init__(self):
         if not self.temperature > 0:
-            raise UserError(f"temperature={self.temperature}: expected a number above 0 (1: in proportion, inf: all equal)")
+            raise UserError(f"temperature={self.temperature}: expected a number above 0 (1: in proportion, "
+                            "inf: all equal).")
         if not any(self.sizes):
-            raise UserError("The corpus has no training pairs in the chosen languages; build it again, or choose others")
+            raise UserError("The corpus has no training pairs. Build it again: python -m tools.build_corpus.")
         if len(self.sizes) > BLOCK:
-            raise UserError(f"{len(self.sizes)} languages are more than a mixture can hold ({BLOCK})")
+            raise UserError(f"{len(self.sizes)} languages are more than a mixture can hold ({BLOCK}).")
 
     @functools.cached_property
     def quotas(self) -> np.ndarray:
@@ -69,7 +70,7 @@ class Mixture:
         return quotas.astype(np.int64)
 
     def draw(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Returns (language, index of the pair in its language), both `[N] int64`, of the examples `numbers`, `[N]`."""
+        """Returns (language, index of the pair in its language), both `[N] int64`, of the examples `numbers` `[N]`."""
         numbers = np.asarray(numbers, np.int64)
         blocks, places = np.divmod(numbers, BLOCK)
         languages, counts = np.empty_like(numbers), np.empty_like(numbers)
@@ -84,7 +85,7 @@ class Mixture:
 
 @functools.lru_cache(maxsize=4)
 def _block(mixture: Mixture, block: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns each place's language and how often that language stands before it in the block, both `[BLOCK] int64`."""
+    """Returns each place's language, and how often it stands before that place in the block: both `[BLOCK] int64`."""
     places = np.arange(BLOCK, dtype=np.int64)
     shuffled = permute(places, np.int64(BLOCK), _key(mixture.seed, 0, np.int64(block), np.int64(0)))
     languages = np.repeat(np.arange(len(mixture.sizes)), mixture.quotas)[shuffled]
@@ -97,8 +98,8 @@ def _block(mixture: Mixture, block: int) -> tuple[np.ndarray, np.ndarray]:
 def permute(entries: np.ndarray, sizes: np.ndarray, keys: np.ndarray) -> np.ndarray:
     """Returns where a pseudo-random permutation of range(size), named by a key, sends each entry.
 
-    A Feistel network on the smallest even number of bits that holds the size, walked on until it lands inside (Black and
-    Rogaway 2002, "cycle walking"): exact for every size, without storing the permutation.
+    A Feistel network on the smallest even number of bits that holds the size, walked on until it lands inside (Black
+    and Rogaway 2002, "cycle walking"): exact for every size, without storing the permutation.
 
     Args:
       entries: `[N] int64`, 0 <= entry < size.

@@ -1,13 +1,13 @@
 """SentencePiece tokenizers: one multilingual for the source side, one English for the target side.
 
-Both agree on the special ids: padding 0, end of sentence 1, beginning of sentence 2, unknown 3 (the source tokenizer falls
-back to bytes, so nothing there is unknown). `tools/train_tokenizer` makes a directory of
+Both agree on the special ids: padding 0, end of sentence 1, beginning of sentence 2, unknown 3 (the source tokenizer
+falls back to bytes, so nothing there is unknown). `tools/train_tokenizer` makes a directory of
 
     source.model, target.model    SentencePiece models
     tokenizer.json                what they were trained on, their vocabulary sizes, the special ids, their SHA-256
 
-A trained vocabulary may be smaller than was asked for (a small corpus has no more pieces to give): a model's vocabulary must be
-at least the tokenizer's, and its surplus embeddings are never looked up.
+A trained vocabulary may be smaller than was asked for (a small corpus has no more pieces to give): a model's vocabulary
+must be at least the tokenizer's, and its surplus embeddings are never looked up.
 
 Nothing here imports TensorFlow, except `Tokenizer.in_graph` when called.
 """
@@ -63,7 +63,7 @@ class Tokenizer:
         """Raises UserError, naming `path`, unless this is a SentencePiece model with our special ids."""
         try:
             processor = self._processor
-        except (RuntimeError, OSError) as error:
+        except RuntimeError as error:
             raise UserError(f"{path} is not a whole SentencePiece model; copy it again, or "
                             + _REMEDY.format(pathlib.Path(path).parent)) from error
         ids = {name: getattr(processor, f"{name}_id")() for name in SPECIAL_IDS}
@@ -73,7 +73,9 @@ class Tokenizer:
 
     @functools.cached_property
     def _processor(self) -> sentencepiece.SentencePieceProcessor:
-        return sentencepiece.SentencePieceProcessor(model_proto=self.model)
+        processor = sentencepiece.SentencePieceProcessor()
+        processor.LoadFromSerializedProto(self.model)  # the constructor takes an empty file for none
+        return processor
 
     @property
     def vocabulary_size(self) -> int:
@@ -140,7 +142,8 @@ def read_manifest(directory: pathlib.Path) -> dict[str, Any]:
     except (ValueError, KeyError, TypeError) as error:
         if isinstance(error, UserError):
             raise
-        raise UserError(f"{path} is damaged or not the description of a tokenizer; " + _REMEDY.format(directory)) from error
+        raise UserError(f"{path} is damaged or not the description of a tokenizer; "
+                        + _REMEDY.format(directory)) from error
     return manifest
 
 
@@ -152,8 +155,9 @@ def sha256(data: bytes) -> str:
 def _load_verified(path: pathlib.Path, entry: dict[str, Any]) -> Tokenizer:
     tokenizer = Tokenizer(_read(path))
     if (found := sha256(tokenizer.model)) != entry["sha256"]:
-        raise UserError(f"{path} has SHA-256 {found[:12]}..., but {MANIFEST} expects {entry['sha256'][:12]}...: the files do not "
-                        f"belong together or one is damaged; copy the directory again, or {_REMEDY.format(path.parent)}")
+        raise UserError(f"{path} has SHA-256 {found[:12]}..., but {MANIFEST} expects {entry['sha256'][:12]}...: the files "
+                        "do not belong together or one is damaged; copy the directory again, or "
+                        + _REMEDY.format(path.parent))
     tokenizer.check(path)
     return tokenizer
 

@@ -1,0 +1,145 @@
+"""Trains the two SentencePiece tokenizers of a corpus and writes them as `tokenizer.Tokenizers` reads them.
+
+Both are unigram models over nmt_nfkc text, trained on the sentences that the training stream with the same temperature
+and seed 0 draws first (see `mixture`): a small language has the weight in the vocabulary that it has in training.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pathlib
+import re
+import sys
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import sentencepiece
+
+from lingvo_moe import progress
+from lingvo_moe.data.corpus import Corpus
+from lingvo_moe.data.mixture import Mixture
+from lingvo_moe.data.tokenizer import MANIFEST, SIDES, SPECIAL_IDS, Tokenizers, read_manifest, sha256
+from lingvo_moe.errors import UserError
+
+# SentencePiece adds up in the order of its threads, and writes their number into the model: other number, other bytes.
+_THREADS = 2
+# Of the characters of all source languages this share keeps the frequent part of the Chinese and Japanese scripts;
+# bytes spell the rest. English has a hundred characters; what is rarer there is noise, and becomes the unknown piece.
+_SIDE_OPTIONS: dict[str, dict[str, Any]] = {
+    "source": {"character_coverage": 0.9995, "byte_fallback": True},
+    "target": {"character_coverage": 0.99999},
+}
+_FILES = {side: f"{side}.model" for side in SIDES}
+
+
+def train(corpus: Corpus, output: pathlib.Path, vocabulary: dict[str, int], temperature: float, max_sentences: int,
+          force: bool = False) -> tuple[Tokenizers, bool]:
+    """Trains and writes the tokenizers, unless they are there. The same arguments give the same bytes.
+
+    Args:
+      corpus: its training split is read.
+      output: the directory to make.
+      vocabulary: the wanted number of pieces, by side; a small corpus may have fewer to give.
+      temperature: of the mixture of languages.
+      max_sentences: how many pairs to draw from the mixture, repetitions included.
+      force: whether to replace a tokenizer of another corpus or of other settings.
+
+    Returns:
+      The tokenizers, and whether they are new.
+
+    Raises:
+      UserError: a vocabulary too small for the characters of the corpus, or something else in the way.
+    """
+    _check_output(output)
+    settings = {"corpus": corpus.fingerprint, "vocabulary": vocabulary, "temperature": str(temperature),
+                "max_sentences": max_sentences, "sentencepiece": sentencepiece.__version__}
+    if _is_up_to_date(output, settings, force):
+        return Tokenizers.load(output), False
+    sentences = _draw(corpus, temperature, max_sentences)
+    models = {side: _train_side(side, sentences[side], vocabulary[side]) for side in SIDES}
+    manifest = {"ids": SPECIAL_IDS, "settings": settings, **{side: _describe(side, models[side]) for side in SIDES}}
+    output.mkdir(parents=True, exist_ok=True)
+    for side in SIDES:
+        _write(output / _FILES[side], models[side])
+    # The last: until it is there, the checksums in the old one tell that these models are not its own.
+    _write(output / MANIFEST, (json.dumps(manifest, indent=1) + "\n").encode())
+    return Tokenizers.load(output), True
+
+
+def _check_output(output: pathlib.Path):
+    """Raises UserError if `output` is there and is anything but a directory of tokenizer files."""
+    ours = {MANIFEST, *_FILES.values()}
+    if output.exists() and not (output.is_dir() and {entry.name for entry in output.iterdir()} <= ours):
+        raise UserError(f"--output={output} holds something other than a tokenizer and is left alone; "
+                        "name another directory.")
+
+
+def _is_up_to_date(output: pathlib.Path, settings: dict[str, Any], force: bool) -> bool:
+    """Whether `output` holds, undamaged, what `settings` would make; raises UserError if it holds something else."""
+    if not (output / MANIFEST).exists():
+        return False
+    try:
+        found = read_manifest(output).get("settings")
+    except UserError:
+        found = None
+    if found != settings and not force:
+        raise UserError(f"--output={output} holds a tokenizer of another corpus or of other flags, and models may "
+                        "depend on it. Name another directory, or replace it with --force.")
+    try:
+        Tokenizers.load(output)
+    except UserError:
+        return False  # an interrupted run or a damaged file: training again gives the same bytes
+    return found == settings
+
+
+def _draw(corpus: Corpus, temperature: float, count: int) -> dict[str, Counter[str]]:
+    """Returns how often each sentence comes in the first `count` examples of the training stream, by side."""
+    mixture = Mixture(tuple(corpus.count("train", language) for language in corpus.languages), temperature)
+    pairs, repetitions = np.unique(np.stack(mixture.draw(np.arange(count))), axis=1, return_counts=True)
+    sentences: dict[str, Counter[str]] = {side: Counter() for side in SIDES}
+    drawn = list(zip(*pairs.tolist(), repetitions.tolist(), strict=True))
+    for language, index, times in progress.track(drawn, "reading the corpus", unit="pairs"):
+        for side, text in zip(SIDES, corpus.pairs("train", corpus.languages[language])[index], strict=True):
+            sentences[side][text] += times
+    return sentences
+
+
+def _train_side(side: str, sentences: Counter[str], vocabulary: int) -> bytes:
+    """Returns the bytes of a SentencePiece model with at most `vocabulary` pieces."""
+    print(f"training {_FILES[side]} on {len(sentences)} different sentences", file=sys.stderr, flush=True)
+    model = io.BytesIO()
+    try:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=(f"{text}\t{times}" for text, times in sentences.items()), input_format="tsv",
+            model_writer=model, model_type="unigram", vocab_size=vocabulary,
+            hard_vocab_limit=False,  # a small corpus may have fewer pieces; with enough of them the size is exact
+            **{f"{name}_id": number for name, number in SPECIAL_IDS.items()}, **_SIDE_OPTIONS[side],
+            num_threads=_THREADS, minloglevel=2)
+    except RuntimeError as error:
+        needed = re.search(r"required_chars\. \d+ vs (\d+)", str(error))
+        if not needed:
+            raise
+        raise UserError(f"--{side}_vocabulary={vocabulary} is too small: the characters of this corpus, the bytes and "
+                        f"the special ids alone are {needed[1]} pieces. Pass a good deal more than that.") from None
+    return model.getvalue()
+
+
+def _describe(side: str, model: bytes) -> dict[str, Any]:
+    size = sentencepiece.SentencePieceProcessor(model_proto=model).vocab_size()
+    return {"file": _FILES[side], "vocabulary_size": size, "sha256": sha256(model)}
+
+
+def _write(path: pathlib.Path, data: bytes):
+    """Writes beside the target and moves it there when it is complete; an error names the target."""
+    partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
+    try:
+        partial.write_bytes(data)
+        os.replace(partial, path)
+    except OSError as error:
+        error.filename = str(path)
+        raise
+    finally:
+        partial.unlink(missing_ok=True)
