@@ -41,10 +41,10 @@ def split(tensor: tf.Tensor, split_dimension: int, num_partitions: int) -> tf.Te
     Args:
       tensor: of any rank >= 1; the dimension need not be a multiple of `num_partitions` (XLA pads the last partition).
       split_dimension: in [-rank, rank).
-      num_partitions: >= 1, at most the number of devices.
+      num_partitions: >= 1, at most the number of devices, and a divisor of it: with fewer, the other devices hold copies.
 
     Raises:
-      ValueError: a dimension out of range, a partition count below 1 or above the number of devices.
+      ValueError: a dimension out of range, a partition count below 1, above the number of devices, or no divisor of it.
     """
     rank = _rank(tensor)
     dimension = _dimension_in_range("split", "split_dimension", split_dimension, rank)
@@ -52,7 +52,7 @@ def split(tensor: tf.Tensor, split_dimension: int, num_partitions: int) -> tf.Te
         raise ValueError(f"split: num_partitions is {num_partitions}; it must be at least 1.")
     _check_device_count("split", num_partitions)
     tiles = np.arange(num_partitions).reshape([num_partitions if d == dimension else 1 for d in range(rank)])
-    return _annotate(tensor, _tiled(tiles), ())
+    return _annotate(tensor, _tiled("split", tiles), ())
 
 
 def shard(tensor: tf.Tensor, device_assignment: np.ndarray) -> tf.Tensor:
@@ -62,10 +62,11 @@ def shard(tensor: tf.Tensor, device_assignment: np.ndarray) -> tf.Tensor:
       tensor: of rank R >= 1.
       device_assignment: integer array of rank R. Its shape is the number of partitions per dimension, its elements the id
         of the device that holds each partition: a `[3, 16, 64]` tensor with a `[1, 2, 4]` assignment is cut into eight
-        partitions of `[3, 8, 16]`.
+        partitions of `[3, 8, 16]`. Devices that are not named hold copies, each partition as many.
 
     Raises:
-      ValueError: a rank other than the tensor's, a repeated, negative or unknown device id, more partitions than devices.
+      ValueError: a rank other than the tensor's, a repeated, negative or unknown device id, more partitions than devices, or
+        a number of them that does not divide the devices.
     """
     devices = np.asarray(device_assignment)
     if devices.ndim != _rank(tensor):
@@ -73,7 +74,7 @@ def shard(tensor: tf.Tensor, device_assignment: np.ndarray) -> tf.Tensor:
             f"shard: device_assignment has shape {devices.shape} (rank {devices.ndim}), but the tensor has shape "
             f"{tuple(tensor.shape)} (rank {_rank(tensor)}); give one number of partitions per dimension.")
     _check_device_ids("shard", devices)
-    return _annotate(tensor, _tiled(devices), ())
+    return _annotate(tensor, _tiled("shard", devices), ())
 
 
 def mesh_split(tensor: tf.Tensor, device_mesh: np.ndarray, dims_mapping: Sequence[int],
@@ -89,11 +90,14 @@ def mesh_split(tensor: tf.Tensor, device_mesh: np.ndarray, dims_mapping: Sequenc
 
     Raises:
       ValueError: a mapping of another length than the rank, an entry that is no mesh axis, a mesh axis used twice, a
-        repeated device id, more partitions than devices.
+        repeated device id, a mesh of more or fewer devices than there are.
     """
     rank, mesh = _rank(tensor), np.asarray(device_mesh)
     mapping = _check_dims_mapping(rank, mesh, dims_mapping)
     _check_device_ids("mesh_split", mesh)
+    if mesh.size != (_num_devices.get() or mesh.size):
+        raise ValueError(f"mesh_split: the device mesh of shape {mesh.shape} has {mesh.size} of the {_num_devices.get()} devices; "
+                         f"a mesh names each of them once, and axes that nothing maps to hold copies.")
     open_dims = [_dimension_in_range("mesh_split", "unspecified_dims", d, rank) for d in unspecified_dims]
     return _annotate(tensor, mesh_sharding(mesh, mapping), open_dims)
 
@@ -164,10 +168,19 @@ def _annotate(tensor, sharding, unspecified_dims):
     return _xla().sharding(tensor, sharding=sharding.proto.SerializeToString(), unspecified_dims=list(unspecified_dims))
 
 
-def _tiled(device_assignment: np.ndarray):
-    """A tiling; one partition is a replicated tensor (XLA knows no tiling of one)."""
-    sharding = _sharding().Sharding
-    return sharding.replicate() if device_assignment.size == 1 else sharding.tile(device_assignment)
+def _tiled(function: str, devices: np.ndarray):
+    """A tiling by device ids. XLA's covers all devices, so those that are not named hold copies, evenly."""
+    available = _num_devices.get() or devices.size
+    copies, rest = divmod(available, devices.size)
+    if rest:
+        raise ValueError(f"{function}: {devices.size} partitions asked for, which do not divide the {available} devices; the "
+                         f"devices left over hold copies of the partitions, each as many.")
+    if devices.size == 1:
+        return _sharding().Sharding.replicate()
+    if copies == 1:
+        return _sharding().Sharding.tile(devices)
+    others = np.setdiff1d(np.arange(available), devices).reshape(*devices.shape, copies - 1)
+    return _sharding().Sharding.partial_tile(np.concatenate([devices[..., None], others], axis=-1))
 
 
 def _sharding():

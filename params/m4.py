@@ -153,7 +153,7 @@ class TransformerBase(Bilingual):
 
 @registry.register
 class Quickstart(Recipe):
-    """What `make quickstart` trains: 8 experts in each MoE layer, on 4 virtual CPU devices, in minutes on two cores."""
+    """What `make quickstart` trains: 8 experts in each MoE layer, on 2 virtual CPU devices, in minutes on two cores."""
 
     def experiment(self) -> Experiment:
         return Experiment(
@@ -165,7 +165,7 @@ class Quickstart(Recipe):
             optimizer=Adafactor(learning_rate=InverseSquareRoot(peak=1.0, decay_after=400, warmup_steps=100)),
             input=InputConfig(batch_size=16, source_length=96, target_length=56, temperature=5.0),
             training=TrainingSchedule(steps=2500, evaluate_every=250, checkpoint_every=100),
-            search=BeamSearch(max_length=48), mesh=DeviceMesh((4,)), decoding_batch=64,
+            search=BeamSearch(max_length=48), mesh=DeviceMesh((2,)), decoding_batch=64,
             corpus="build/quickstart/corpus", tokenizers="build/quickstart/tokenizers")
 
 

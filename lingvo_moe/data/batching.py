@@ -33,9 +33,8 @@ class InputConfig:
     Attributes:
       batch_size: B, the rows of a batch over all hosts.
       source_length: S, the tokens of a source row, each sentence's eos included.
-      target_length: T, the tokens of a target row, each sentence's bos (or, in the labels, eos) included. Packing leaves
-        least padding where T : S is target tokens : source tokens of the corpus; with the vocabularies of the
-        quickstart corpus that is 1 : 2.
+      target_length: T, the tokens of a target row, each sentence's bos (or, in the labels, eos) included. There is
+        least padding where T : S is target tokens : source tokens of the corpus; in the quickstart corpus, 1 : 2.
       temperature: of the mixture of languages: 1 as in the corpus, 5 as in M4, inf all equal.
       packing: whether a row may hold several pairs. Without it a row is one pair.
       lookahead: packing closes a batch when this many pairs have found no room; they open the next one. A larger value
@@ -55,9 +54,9 @@ class InputConfig:
     seed: int = 0
 
     def __post_init__(self):
-        least = {"batch_size": 1, "source_length": 2, "target_length": 2, "temperature": 0, "lookahead": 1, "seed": 0}
+        least = {"batch_size": 1, "source_length": 2, "target_length": 2, "lookahead": 1, "seed": 0}
         for name, value in least.items():
-            if not getattr(self, name) >= value:
+            if getattr(self, name) < value:
                 raise UserError(f"input.{name}={getattr(self, name)}: expected at least {value}.")
 
     def host_rows(self, num_hosts: int) -> int:

@@ -155,8 +155,8 @@ def sha256(data: bytes) -> str:
 def _load_verified(path: pathlib.Path, entry: dict[str, Any]) -> Tokenizer:
     tokenizer = Tokenizer(_read(path))
     if (found := sha256(tokenizer.model)) != entry["sha256"]:
-        raise UserError(f"{path} has SHA-256 {found[:12]}..., but {MANIFEST} expects {entry['sha256'][:12]}...: the files "
-                        "do not belong together or one is damaged; copy the directory again, or "
+        raise UserError(f"{path} has SHA-256 {found[:12]}..., but {MANIFEST} expects {entry['sha256'][:12]}...: "
+                        "the files do not belong together or one is damaged; copy the directory again, or "
                         + _REMEDY.format(path.parent))
     tokenizer.check(path)
     return tokenizer

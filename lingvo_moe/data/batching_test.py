@@ -1,0 +1,150 @@
+"""Packing loses, repeats and mixes up nothing, keeps its promised layout, and leaves little padding."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings, strategies
+
+from lingvo_moe.data.batching import Batch, Example, InputConfig, input_specs, pack, padding
+from lingvo_moe.errors import UserError
+
+BOS, EOS = 2, 1
+_SMALL = InputConfig(batch_size=3, source_length=12, target_length=8, lookahead=2)
+_LENGTHS = strategies.lists(strategies.tuples(strategies.integers(0, 11), strategies.integers(0, 7)), max_size=60)
+_CONFIGS = strategies.builds(
+    InputConfig, batch_size=strategies.integers(1, 4), source_length=strategies.just(12),
+    target_length=strategies.just(8), packing=strategies.booleans(), lookahead=strategies.integers(1, 5))
+
+
+def make_examples(lengths) -> list[Example]:
+    """Every token of every example is a different number."""
+    tokens = itertools.count(10)
+    return [Example(number, *(np.fromiter(itertools.islice(tokens, length), np.int32) for length in pair))
+            for number, pair in enumerate(lengths)]
+
+
+def segments(batch: Batch) -> list[tuple[dict[str, list[int]], dict[str, list[int]]]]:
+    """The (source arrays, target arrays) of each segment, row by row; padding must be all zeros and at the end."""
+    found = []
+    for row in range(len(batch["source"]["ids"])):
+        count = batch["source"]["segment_ids"][row].max()
+        for arrays in batch.values():
+            used = np.count_nonzero(arrays["segment_ids"][row])
+            assert np.all(np.diff(arrays["segment_ids"][row, :used]) >= 0)
+            assert not any(values[row, used:].any() for values in arrays.values())
+            assert arrays["segment_ids"][row].max() == count
+        for segment in range(1, count + 1):
+            found.append(tuple({name: values[row][arrays["segment_ids"][row] == segment].tolist()
+                                for name, values in arrays.items()} for arrays in batch.values()))
+    return found
+
+
+def assert_same(first: Batch, second: Batch):
+    for side, arrays in first.items():
+        for name, values in arrays.items():
+            np.testing.assert_array_equal(values, second[side][name], err_msg=f"{side} {name}")
+
+
+@settings(max_examples=150)
+@given(_LENGTHS, _CONFIGS)
+def test_every_pair_comes_once_and_whole(lengths, config):
+    examples = make_examples(lengths)
+    found = {}
+    for batch, waiting in pack(iter(examples), config, config.batch_size):
+        assert len(waiting) <= config.lookahead
+        for source, target in segments(batch):
+            assert source["ids"][-1] == target["labels"][-1] == EOS and target["ids"][0] == BOS
+            assert source["positions"] == list(range(len(source["ids"])))
+            assert target["positions"] == list(range(len(target["ids"])))
+            assert target["ids"][1:] == target["labels"][:-1]
+            key = (tuple(source["ids"][:-1]), tuple(target["labels"][:-1]))
+            found[key] = found.get(key, 0) + 1
+    expected = {}
+    for example in examples:
+        key = (tuple(example.source), tuple(example.target))
+        expected[key] = expected.get(key, 0) + 1
+    assert found == expected
+
+
+@settings(max_examples=50)
+@given(_LENGTHS, _CONFIGS)
+def test_a_stream_resumes_between_any_two_batches(lengths, config):
+    """What is read and what waits is the whole state."""
+    examples = make_examples(lengths)
+    stream = iter(examples)
+    whole = []
+    for batch, waiting in pack(stream, config, config.batch_size):
+        whole.append((batch, list(waiting), len(examples) - stream.__length_hint__()))
+    for index, (_, waiting, read) in enumerate(whole):
+        resumed = list(pack(iter(examples[read:]), config, config.batch_size, waiting))
+        assert len(resumed) == len(whole) - index - 1
+        for (batch, *_), (again, _) in zip(whole[index + 1:], resumed, strict=True):
+            assert_same(batch, again)
+
+
+def test_first_fit_in_stream_order_with_lookahead():
+    """A hand-made case: 5 + 5 tokens fill row 1 but for 2; 11 opens row 2; 7 opens row 3; 6 waits; 1 goes to row 1; 9
+    waits and closes the batch; both open the next one."""
+    examples = make_examples([(4, 1), (4, 1), (10, 1), (6, 1), (5, 1), (0, 1), (8, 1), (2, 1)])
+    batches = list(pack(iter(examples), _SMALL, 3))
+    assert [[example.number for example in waiting] for _, waiting in batches] == [[4, 6], []]
+    rows = [[row[row > 0].tolist() for row in batch["source"]["segment_ids"]] for batch, _ in batches]
+    assert rows[0] == [[1] * 5 + [2] * 5 + [3], [1] * 11, [1] * 7]
+    assert rows[1] == [[1] * 6 + [2] * 3, [1] * 9, []]
+
+
+def test_without_packing_a_row_is_one_pair_and_nothing_waits():
+    config = dataclasses.replace(_SMALL, packing=False)
+    batches = list(pack(iter(make_examples([(1, 1)] * 7)), config, 3))
+    assert [len(segments(batch)) for batch, _ in batches] == [3, 3, 1]
+    assert all(batch["source"]["segment_ids"].max() == 1 and not waiting for batch, waiting in batches)
+
+
+def test_an_empty_stream_makes_no_batch():
+    assert not list(pack(iter([]), _SMALL, 3))
+
+
+def test_little_padding_for_lengths_like_a_corpus():
+    """Geometric lengths, loosely coupled as sentences are, and S : T in the proportion of the tokens: at most a tenth of
+    either side is padding."""
+    random = np.random.default_rng(0)
+    config = InputConfig(batch_size=32, source_length=96, target_length=54)
+    sources = np.minimum(random.geometric(1 / 16, 5000), 95)
+    targets = np.minimum(np.ceil(sources / 2 * random.uniform(0.6, 1.4, 5000)).astype(int), 47)
+    batches = [batch for batch, _ in pack(iter(make_examples(zip(sources, targets))), config, 32)][:-1]
+    shares = {side: np.mean([padding(batch)[side] for batch in batches]) for side in ("source", "target")}
+    assert len(batches) > 20
+    assert shares["source"] < 0.1 and shares["target"] < 0.1
+
+
+def test_padding_counts_positions_without_token():
+    (batch, _), = pack(iter(make_examples([(5, 1)])), _SMALL, 3)
+    assert padding(batch) == {"source": 1 - 6 / 36, "target": 1 - 2 / 24}
+
+
+def test_specs_are_those_of_a_batch():
+    (batch, _), = pack(iter(make_examples([(5, 1)])), _SMALL, _SMALL.batch_size)
+    specs = input_specs(_SMALL)
+    found = {side: {name: (values.shape, values.dtype.name) for name, values in arrays.items()}
+             for side, arrays in batch.items()}
+    assert found == {side: {name: (spec.shape, spec.dtype) for name, spec in fields.items()}
+                     for side, fields in specs.items()}
+    assert {spec.letters for spec in specs["source"].values()} == {"BS"}
+    assert {spec.letters for spec in specs["target"].values()} == {"BT"}
+
+
+@pytest.mark.parametrize("field, value", [
+    ("batch_size", 0), ("source_length", 1), ("target_length", 1), ("lookahead", 0), ("seed", -1)])
+def test_a_config_that_makes_no_batch_is_refused(field, value):
+    with pytest.raises(UserError, match=f"input.{field}={value}: expected at least"):
+        InputConfig(**{field: value})
+
+
+def test_rows_are_divided_among_hosts():
+    assert InputConfig(batch_size=12).host_rows(4) == 3
+    with pytest.raises(UserError, match="batch_size=12 cannot be divided among 5 hosts"):
+        InputConfig(batch_size=12).host_rows(5)

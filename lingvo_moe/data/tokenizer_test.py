@@ -1,0 +1,139 @@
+"""Tokenizers lose nothing on the source side, agree with their in-graph form, and refuse damaged files by name."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+import subprocess
+import sys
+import unicodedata
+
+import numpy as np
+import pytest
+import sentencepiece
+from hypothesis import given, settings, strategies
+
+from lingvo_moe.data.tokenizer import MANIFEST, SPECIAL_IDS, Tokenizer, Tokenizers, sha256
+from lingvo_moe.errors import UserError
+from lingvo_moe.lazy import tf
+
+_CHARACTERS = strategies.characters(exclude_categories=["Cs"], exclude_characters="\0")
+_TEXTS = ["Das ist ein Haus.", "Где библиотека?", "图书馆在哪里？", "この本は面白い。", "Where is the library?"]
+
+
+def train(ids: dict[str, int] | None = None, **options) -> bytes:
+    model = io.BytesIO()
+    special = {f"{name}_id": number for name, number in (ids or SPECIAL_IDS).items()}
+    sentencepiece.SentencePieceTrainer.train(sentence_iterator=iter(_TEXTS * 5), model_writer=model, vocab_size=400,
+                                             hard_vocab_limit=False, minloglevel=2, **special, **options)
+    return model.getvalue()
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory):
+    path = tmp_path_factory.mktemp("tokenizer")
+    manifest = {}
+    for side in ("source", "target"):
+        model = train(byte_fallback=side == "source")
+        (path / f"{side}.model").write_bytes(model)
+        manifest[side] = {"file": f"{side}.model", "sha256": sha256(model)}
+    (path / MANIFEST).write_text(json.dumps(manifest))
+    return path
+
+
+@pytest.fixture(scope="module")
+def tokenizers(directory) -> Tokenizers:
+    return Tokenizers.load(directory)
+
+
+@pytest.fixture
+def copy(directory, tmp_path):
+    return shutil.copytree(directory, tmp_path / "copy")
+
+
+@settings(max_examples=100)
+@given(text=strategies.text(strategies.characters(categories=["L", "N"]), max_size=30))
+def test_the_source_side_knows_every_letter(tokenizers, text):
+    """Bytes spell what has no piece: decoding gives the text back, up to compatibility forms (NFKC)."""
+    (ids,) = tokenizers.source.encode([text])
+    assert SPECIAL_IDS["unk"] not in ids
+    (once,) = tokenizers.source.decode([ids])
+    assert unicodedata.normalize("NFKC", once) == unicodedata.normalize("NFKC", text)
+
+
+def test_encode_gives_int32_without_bos_and_eos(tokenizers):
+    rows = tokenizers.source.encode([*_TEXTS, ""])
+    assert all(row.dtype == np.int32 and row.ndim == 1 for row in rows)
+    assert not set(np.concatenate(rows).tolist()) & set(SPECIAL_IDS.values())
+    assert len(rows[-1]) == 0
+    assert tokenizers.source.encode([]) == []
+
+
+def test_decode_stops_at_eos_and_drops_pad_and_bos(tokenizers):
+    ids = tokenizers.target.encode(["Where is the library?"])[0]
+    rows = [[2, *ids, 1, 17, 18, 0, 0], np.append(ids, 0), [1], []]
+    assert tokenizers.target.decode(rows) == ["Where is the library?"] * 2 + ["", ""]
+
+
+def test_an_id_beyond_the_vocabulary_reads_as_unknown(tokenizers):
+    """A model may have more embeddings than the tokenizer has pieces."""
+    unknown = tokenizers.target.decode([[SPECIAL_IDS["unk"]]])
+    assert tokenizers.target.decode([[tokenizers.target.vocabulary_size], [10**6]]) == unknown * 2
+
+
+@settings(max_examples=50)
+@given(texts=strategies.lists(strategies.text(_CHARACTERS), min_size=1, max_size=5))
+def test_in_graph_gives_the_same_ids(tokenizers, texts):
+    for tokenizer in (tokenizers.source, tokenizers.target):
+        ragged = tokenizer.in_graph().tokenize(tf.constant(texts))
+        assert ragged.dtype == tf.int32
+        assert ragged.to_list() == [ids.tolist() for ids in tokenizer.encode(texts)]
+
+
+def test_no_tensorflow_for_plain_use(directory):
+    """Translation starts without its import, which takes seconds."""
+    code = ("import sys; from lingvo_moe.data.tokenizer import Tokenizers; import lingvo_moe.data.pipeline; "
+            "tokenizers = Tokenizers.load(sys.argv[1]); tokenizers.source.decode(tokenizers.source.encode(['Haus'])); "
+            "sys.exit('tensorflow' in sys.modules)")
+    subprocess.run([sys.executable, "-c", code, directory], check=True)
+
+
+def test_missing_files_are_named_with_the_remedy(copy, tmp_path):
+    with pytest.raises(UserError, match="No tokenizer directory .*nowhere.*tools.train_tokenizer .*output=.*nowhere"):
+        Tokenizers.load(tmp_path / "nowhere")
+    (copy / "target.model").unlink()
+    with pytest.raises(UserError, match="Cannot read .*target.model .No such file.*tools.train_tokenizer"):
+        Tokenizers.load(copy)
+
+
+@pytest.mark.parametrize("damage", [lambda data: data[:-1], lambda data: data[:len(data) // 2], lambda data: b"",
+                                    lambda data: b"not a model at all" * 9])
+def test_a_damaged_model_is_refused(copy, damage):
+    path = copy / "source.model"
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(UserError, match="source.model is not a whole SentencePiece model"):
+        Tokenizer.load(path)
+    with pytest.raises(UserError, match="source.model has SHA-256 .* expects .* do not belong together"):
+        Tokenizers.load(copy)
+
+
+def test_a_swapped_model_is_refused(copy):
+    shutil.copy(copy / "source.model", copy / "target.model")
+    with pytest.raises(UserError, match="target.model has SHA-256"):
+        Tokenizers.load(copy)
+
+
+def test_other_special_ids_are_refused(tmp_path):
+    path = tmp_path / "other.model"
+    path.write_bytes(train({"pad": 3, "eos": 2, "bos": 1, "unk": 0}))
+    with pytest.raises(UserError, match="other.model has the special ids {'pad': 3, .*expected {'pad': 0, 'eos': 1"):
+        Tokenizer.load(path)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"source": 1, "target": 2}', "\xff",
+                                  '{"source": {"file": "../s", "sha256": ""}, "target": {"file": "t", "sha256": ""}}'])
+def test_a_damaged_manifest_is_refused(copy, text):
+    (copy / MANIFEST).write_text(text, encoding="latin-1")
+    with pytest.raises(UserError, match="tokenizer.json is damaged or not the description of a tokenizer"):
+        Tokenizers.load(copy)

@@ -1,0 +1,220 @@
+"""The model: packing and padding change nothing, every mesh trains alike, it learns, and decoding sees what training saw."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import numpy as np
+import pytest
+
+from lingvo_moe import testing, tree
+from lingvo_moe.engines import pjrt
+from lingvo_moe.errors import UserError
+from lingvo_moe.layers.base import Context, initial_value
+from lingvo_moe.layout import DeviceMesh, Layout, Spec
+from lingvo_moe.lazy import tf
+from lingvo_moe.models.translation import Translation
+from lingvo_moe.optimizers.adafactor import Adafactor
+from lingvo_moe.optimizers.schedules import InverseSquareRoot
+from lingvo_moe.steps import Steps
+
+VOCABULARY, BATCH, LENGTH = 16, 8, 8
+MODEL = Translation(source_vocabulary=VOCABULARY, target_vocabulary=VOCABULARY, num_layers=4, model_dim=16, hidden_dim=32,
+                    num_heads=2, head_dim=8, num_experts=8, num_groups=8, input_dropout=0.1, residual_dropout=0.1,
+                    attention_dropout=0.1, label_smoothing=0.1, unroll=True)
+# The same model, taught: no dropout, and a rate high enough for thirty steps.
+LEARNER = dataclasses.replace(MODEL, input_dropout=0.0, residual_dropout=0.0, attention_dropout=0.0, label_smoothing=0.0)
+OPTIMIZER = Adafactor(learning_rate=InverseSquareRoot(peak=0.25, decay_after=25))
+
+# A loss of about 3 nats through some 50 float32 products and sums in a row, ordered differently.
+TOLERANCE = 64 * testing.FLOAT32_ROUNDING
+# The same, with 8 bits of mantissa.
+BFLOAT16_TOLERANCE = 8 * testing.BFLOAT16_ROUNDING
+# Four Adafactor steps amplify a first difference: a small gradient's rounding is divided by its own root mean square.
+TRAINED_TOLERANCE = 1e-5
+
+
+def side(sentences: list[list[int]], segments: list[list[int]], with_labels: bool) -> dict:
+    """One side of a batch from rows of ids and of segments, shifted right within each segment for a target."""
+    shape = (len(sentences), max(map(len, sentences)))
+    ids, segment_ids, positions = (np.zeros(shape, np.int32) for _ in range(3))
+    for row, (tokens, numbers) in enumerate(zip(sentences, segments)):
+        ids[row, :len(tokens)], segment_ids[row, :len(numbers)] = tokens, numbers
+        positions[row, :len(numbers)] = [numbers[:t].count(number) for t, number in enumerate(numbers)]
+    if not with_labels:
+        return {"ids": ids, "segment_ids": segment_ids, "positions": positions}
+    shifted = np.where(positions == 0, 2, np.roll(ids, 1, axis=1))
+    return {"ids": np.where(segment_ids == 0, 0, shifted), "labels": ids, "segment_ids": segment_ids, "positions": positions}
+
+
+def copying(step: int, batch: int = BATCH, length: int = LENGTH) -> dict:
+    """Random sentences of different lengths, to be copied."""
+    random = np.random.default_rng(step)
+    sentences = [list(random.integers(4, VOCABULARY, random.integers(length // 2, length + 1))) for _ in range(batch)]
+    sentences[0] = list(random.integers(4, VOCABULARY, length))
+    ones = [[1] * len(sentence) for sentence in sentences]
+    return {"source": side(sentences, ones, False), "target": side(sentences, ones, True)}
+
+
+@functools.cache
+def theta() -> dict:
+    """Initial weights, as numpy arrays."""
+    flat = tree.flatten(MODEL.weights())
+    return tree.unflatten({path: initial_value(weight, path, tf.constant([0, 1])).numpy() for path, weight in flat.items()})
+
+
+def evaluate(batch: dict, model: Translation = MODEL, context: Context = Context()) -> dict[str, float]:
+    """Loss and metrics, computed eagerly."""
+    loss, metrics = model.loss(tree.map_leaves(tf.constant, theta()), tree.map_leaves(tf.constant, batch), context)
+    return {"loss": float(loss), **{name: float(value) for name, value in metrics.items()}}
+
+
+def test_packed_sentences_have_the_loss_of_separate_ones():
+    """Two pairs in one row, kept apart by segments, positions and masks, and routed without a capacity."""
+    a, b = [4, 5, 6], [7, 8, 9, 10]
+    ones = [[1] * len(a), [1] * len(b)]
+    separate = {"source": side([b, a], [ones[1], ones[0]], False), "target": side([a, b], ones, True)}
+    packed = {"source": side([b + a], [[1] * 4 + [2] * 3], False), "target": side([a + b], [[1] * 3 + [2] * 4], True)}
+    one, other = evaluate(separate), evaluate(packed)
+    assert one["tokens"] == other["tokens"] == 7
+    np.testing.assert_allclose(one["cross_entropy"], other["cross_entropy"], rtol=TOLERANCE)
+
+
+def test_what_stands_under_padding_does_not_matter():
+    batch, changed = copying(0), copying(0)
+    for part in changed.values():
+        for name in set(part) - {"segment_ids"}:
+            part[name] = np.where(part["segment_ids"] == 0, 3, part[name])
+    assert evaluate(batch) == evaluate(changed)
+    assert evaluate(batch, context=Context(seed=tf.constant([1, 2]))) == evaluate(changed, context=Context(seed=tf.constant([1, 2])))
+
+
+def test_how_much_padding_follows_does_not_matter():
+    batch = copying(0)
+    longer = {name: {key: np.pad(value, [(0, 2), (0, 3)]) for key, value in part.items()} for name, part in batch.items()}
+    one, other = evaluate(batch), evaluate(longer)
+    assert one["tokens"] == other["tokens"] == (batch["target"]["segment_ids"] != 0).sum()
+    np.testing.assert_allclose(one["cross_entropy"], other["cross_entropy"], rtol=TOLERANCE)
+
+
+def test_padding_alone_has_no_loss_and_no_gradient():
+    empty = tree.map_leaves(np.zeros_like, copying(0))
+    assert evaluate(empty, context=Context(seed=tf.constant([1, 2])))["loss"] == 0.0
+
+
+def test_loss_is_cross_entropy_plus_k_aux():
+    """GShard section 2.2; without smoothing the optimised cross-entropy is the reported one."""
+    found = evaluate(copying(0), dataclasses.replace(LEARNER, aux_loss_weight=3.0))
+    np.testing.assert_allclose(found["loss"], found["cross_entropy"] + 3.0 * found["aux_loss"], rtol=TOLERANCE)
+    assert found["aux_loss"] >= 1 / 8**2 * (1 - TOLERANCE)
+    smoothed = evaluate(copying(0))
+    assert smoothed["cross_entropy"] == found["cross_entropy"] and smoothed["loss"] != found["loss"]
+
+
+def test_the_target_is_predicted_from_what_stands_before_it():
+    """Changing the last token of every target changes the loss of no earlier one."""
+    batch, changed = copying(0), copying(0)
+    for part in (batch, changed):
+        part["target"]["segment_ids"][:, -1] = 0
+    changed["target"]["ids"][:, -1] = 5
+    assert evaluate(batch)["cross_entropy"] == evaluate(changed)["cross_entropy"]
+
+
+def test_bfloat16_is_near_float32():
+    bfloat16 = dataclasses.replace(LEARNER, activation_dtype="bfloat16")
+    np.testing.assert_allclose(evaluate(copying(0), bfloat16)["loss"], evaluate(copying(0), LEARNER)["loss"],
+                               rtol=BFLOAT16_TOLERANCE)
+
+
+def test_the_paper_counts_of_weights():
+    """GShard table 1, rounded there to 50 billion at the coarsest."""
+    paper = {(2048, 36): 600, (2048, 12): 200, (512, 36): 150, (512, 12): 50, (128, 36): 37, (128, 12): 12.5}
+    for (experts, layers), billions in paper.items():
+        model = Translation(source_vocabulary=64_000, target_vocabulary=32_000, num_layers=layers, model_dim=1024,
+                            hidden_dim=8192, num_heads=16, head_dim=128, num_experts=experts)
+        assert model.num_weights() / 1e9 == pytest.approx(billions, rel=0.08), (experts, layers)
+
+
+@pytest.mark.parametrize("changes, message", [
+    ({"num_layers": 6}, "must be a multiple of 4"), ({"num_layers": 0}, "must be a multiple of 4"),
+    ({"num_layers": 3, "num_experts": 0}, "must be a multiple of 2"), ({"num_experts": 1}, "at least 2 experts"),
+    ({"activation_dtype": "float16"}, "'float16'; use float32 or bfloat16"), ({"remat": True}, "exclude each other")])
+def test_what_cannot_be_is_an_error_that_names_it(changes, message):
+    with pytest.raises(UserError, match=message):
+        dataclasses.replace(MODEL, **changes)
+
+
+def specs_of(batch: dict) -> dict:
+    return tree.map_leaves(lambda value: Spec(value.shape, "int32", "BT"), batch)
+
+
+@functools.cache
+def trainer(mesh: str, dtype: str = "float32", model: Translation = MODEL) -> pjrt.Executable:
+    layout = Layout.of(DeviceMesh.parse(mesh))
+    steps = Steps(dataclasses.replace(model, activation_dtype=dtype), OPTIMIZER, layout)
+    return testing.engine(layout).load(steps.train(specs_of(copying(0))))
+
+
+def train(executable: pjrt.Executable, steps: int) -> list[dict[str, float]]:
+    """The metrics of the first steps."""
+    slots = tree.map_leaves(lambda slot: np.zeros(slot.shape, np.float32), OPTIMIZER.slots(MODEL.weights()))
+    state = {"step": np.int32(0), "seed": np.int32([3, 4]), "theta": theta(), "slots": slots}
+    history = []
+    for step in range(steps):
+        outputs = executable({"state": state, "batch": copying(step)})
+        state = outputs["state"]
+        history.append({name: float(value) for name, value in outputs["metrics"].items()})
+    return history
+
+
+@pytest.mark.parametrize("mesh", ["8", "4x2"])
+def test_the_same_seed_has_the_same_losses_on_every_mesh(mesh):
+    """With dropout, random routing and capacity cuts; weights follow from losses, since each loss is of updated ones."""
+    assert train(trainer("1"), 1)[0]["overflow"] > 0
+    for one, many in zip(train(trainer("1"), 4), train(trainer(mesh), 4), strict=True):
+        for name in ("loss", "cross_entropy", "gradient_norm", "aux_loss"):
+            np.testing.assert_allclose(many[name], one[name], rtol=TRAINED_TOLERANCE, err_msg=name)
+        assert many["tokens"] == one["tokens"]
+
+
+def test_thirty_steps_teach_copying_in_bfloat16():
+    """From a uniform guess, ln 16 nats or more, to less than half."""
+    losses = [metrics["cross_entropy"] for metrics in train(trainer("8", "bfloat16", LEARNER), 30)]
+    assert losses[0] > 2.5 and np.mean(losses[-3:]) < 0.5 * losses[0], losses
+
+
+def test_decoding_one_token_at_a_time_equals_teacher_forcing():
+    """Every step's log-probability of the label is that of the whole sequence: masks, positions and caches agree."""
+    batch = copying(1, batch=2, length=5)
+    target, length = batch["target"], 5
+
+    def stepwise(inputs: dict) -> dict:
+        context, source = Context(), inputs["source"]
+        state = MODEL.start_decoding(inputs["theta"], source, length, context)
+
+        def step(t, state, nll):
+            ids, labels = inputs["target"]["ids"][:, t, None], inputs["target"]["labels"][:, t]
+            mask = tf.tile(tf.range(length)[None, None] <= t, (2, 1, 1))
+            logits, state = MODEL.decode_step(inputs["theta"], state, ids, t, t, mask, context)
+            here = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits[:, 0])
+            return t + 1, state, tf.where(tf.range(length) == t, here[:, None], nll)
+
+        _, _, nll = tf.while_loop(lambda t, *_: t < length, step, (tf.constant(0), state, tf.zeros((2, length))))
+        return {"nll": nll}
+
+    found = testing.run(stepwise, {"theta": theta(), "source": batch["source"], "target": target})["nll"]
+    np.testing.assert_allclose(found, teacher_forced(batch), rtol=TOLERANCE)
+
+
+def teacher_forced(batch: dict) -> np.ndarray:
+    """`[B, T]`, the negative log-likelihood of each label: what it adds to the loss of its sentence's beginning."""
+    rows, length = batch["target"]["labels"].shape
+    sums = np.zeros((rows, length + 1))
+    for row in range(rows):
+        for end in range(1, length + 1):
+            one = tree.map_leaves(lambda value: value[row:row + 1].copy(), batch)
+            one["target"]["segment_ids"][:] = np.arange(length) < end  # every position a token, until the end
+            metrics = evaluate(one)
+            sums[row, end] = metrics["cross_entropy"] * metrics["tokens"]
+    return np.diff(sums, axis=1)
