@@ -40,8 +40,10 @@ def evaluate(values: flags.FlagValues):
     name, config, engine = _set_up(values, {"search.beam_size": values.beam_size})
     corpus = Corpus.open(config.corpus)
     translator = Translator(name, config, engine, _logdir(values))
-    scores = evaluate_languages(translator, corpus, values.languages, values.max_pairs, values.split)
+    scores, left_out = evaluate_languages(translator, corpus, values.languages, values.max_pairs, values.split)
     print(table(scores, summary=values.summary))
+    if left_out:
+        _say(f"{left_out} sentences of {config.input.source_length} tokens or more were left out.")
     if values.json:
         rows = {"model": name, "step": translator.step, "scores": [dataclasses.asdict(score) for score in scores]}
         with _writing(values.json) as file:

@@ -164,8 +164,8 @@ class Quickstart(Recipe):
                 residual_dropout=0.2, word_dropout=0.3, label_smoothing=0.1, unroll=True),
             optimizer=Adafactor(learning_rate=InverseSquareRoot(peak=1.0, decay_after=400, warmup_steps=100)),
             input=InputConfig(batch_size=16, source_length=96, target_length=56, temperature=5.0),
-            training=TrainingSchedule(steps=2500, evaluate_every=250, checkpoint_every=100),
-            search=BeamSearch(max_length=48), mesh=DeviceMesh((2,)), decoding_batch=64,
+            training=TrainingSchedule(steps=3000, evaluate_every=250, checkpoint_every=100),
+            search=BeamSearch(max_length=48, length_alpha=1.0), mesh=DeviceMesh((2,)), decoding_batch=64,
             corpus="build/quickstart/corpus", tokenizers="build/quickstart/tokenizers")
 
 

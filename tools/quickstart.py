@@ -66,13 +66,19 @@ def _stage(title: str, module: str, *arguments: str):
 
 def _translate_samples(corpus_directory: pathlib.Path, directory: pathlib.Path, model: tuple[str, ...]):
     corpus = Corpus.open(corpus_directory)
-    pairs = [(language, corpus.pairs("test", language)[0]) for language in _VALUES.sample_languages
+    pairs = [(language, _short_pair(corpus, language)) for language in _VALUES.sample_languages
              if language in corpus.languages and corpus.count("test", language)]
     source, output = directory / "samples.txt", directory / "samples.en.txt"
     source.write_text("".join(f"{pair[0]}\n" for _, pair in pairs), encoding="utf-8")
     _stage("5/5 a few held-out sentences", "lingvo_moe", "translate", *model, f"--input={source}", f"--output={output}")
     for (language, (sentence, reference)), line in zip(pairs, output.read_text(encoding="utf-8").splitlines()):
-        print(f"\n{language:9}{sentence}\n{'ours':9}{line}\n{'reference':9}{reference}")
+        print(f"\n{language:11}{sentence}\n{'ours':11}{line}\n{'reference':11}{reference}")
+
+
+def _short_pair(corpus: Corpus, language: str) -> tuple[str, str]:
+    """The language's first held-out pair that fits a line of the screen, or its shortest."""
+    pairs = list(corpus.pairs("test", language))
+    return next((pair for pair in pairs if len(pair[0]) <= 80), min(pairs, key=lambda pair: len(pair[0])))
 
 
 def _python() -> str:

@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 import pytest
 
 from lingvo_moe import cli
-from lingvo_moe.data.corpus_writer import Writer
+from lingvo_moe.data.testing import write_corpus
 from lingvo_moe.data.tokenizer import Tokenizers
 from tools import train_tokenizer
 
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory) -> str:
-    directory = tmp_path_factory.mktemp("corpus")
-    writer = Writer(directory)
     pairs = [(f"Haus Nummer {i} steht dort.", f"House number {i} stands there.") for i in range(300)]
-    writer.add("de", {"train": pairs, "valid": [], "test": []}, len(pairs), Counter())
-    writer.finish({"preset": "none", "inputs": [], "english_keys": {}, "english_labels": {}, "unlabelled": {}})
-    return str(directory)
+    return str(write_corpus(tmp_path_factory.mktemp("corpora") / "corpus", {"de": {"train": pairs}}))
 
 
 def run(*arguments: str) -> int:
+    for name in train_tokenizer.FLAGS:  # a value lives until the process ends, and here that is the test run
+        train_tokenizer.FLAGS[name].unparse()
     return cli.execute(train_tokenizer.main, ["train_tokenizer", *arguments], train_tokenizer.FLAGS)
 
 
@@ -48,9 +44,6 @@ def test_trains_and_then_leaves_it_as_it_is(corpus, tmp_path, capsys):
     (("--corpora=x",), "unknown flag --corpora. Did you mean corpus?"),
 ])
 def test_a_mistake_is_one_line(arguments, message, capsys):
-    train_tokenizer.FLAGS.unparse_flags()
-    for name in ("corpus", "output", "source_vocabulary", "max_sentences"):
-        train_tokenizer.FLAGS[name].unparse()
     assert run(*arguments) == 2
     error = capsys.readouterr().err
     assert error.startswith("error: ") and error.count("\n") == 1

@@ -109,8 +109,8 @@ def test_an_empty_stream_makes_no_batch():
 
 
 def test_little_padding_for_lengths_like_a_corpus():
-    """Geometric lengths, loosely coupled as sentences are, and S : T in the proportion of the tokens: at most a tenth of
-    either side is padding."""
+    """Geometric lengths, loosely coupled as sentences are, and S : T in the proportion of the tokens: less than a tenth
+    of either side is padding."""
     random = np.random.default_rng(0)
     config = InputConfig(batch_size=32, source_length=96, target_length=54)
     sources = np.minimum(random.geometric(1 / 16, 5000), 95)

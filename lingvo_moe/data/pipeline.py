@@ -124,7 +124,11 @@ class TrainInput:
 
 
 class EvalInput:
-    """Held-out pairs, packed as training packs them."""
+    """Held-out pairs, packed as training packs them.
+
+    Attributes:
+      too_long: how many pairs the pass in progress, or the last one, has left out because no row has room for them.
+    """
 
     def __init__(self, corpus: str | pathlib.Path, tokenizers: str | pathlib.Path, config: InputConfig,
                  split: str = "valid"):
@@ -135,15 +139,23 @@ class EvalInput:
         """
         opened, self._tokenizers, self._config = Corpus.open(corpus), Tokenizers.load(tokenizers), config
         self._pairs = [opened.pairs(split, language) for language in opened.languages_of(split)]
+        self.too_long = 0
 
     def batches(self) -> Iterator[Batch]:
         """Yields batches of all pairs that fit a row: one of each language, then a second of each, and so on.
 
         The last one may hold empty rows. Nothing is yielded for an empty split.
         """
-        fitting = (example for example in self._examples() if example.fits(self._config))
-        for batch, _ in pack(fitting, self._config, self._config.batch_size):
+        self.too_long = 0
+        for batch, _ in pack(self._fitting(), self._config, self._config.batch_size):
             yield batch
+
+    def _fitting(self) -> Iterator[Example]:
+        for example in self._examples():
+            if example.fits(self._config):
+                yield example
+            else:
+                self.too_long += 1
 
     def _examples(self) -> Iterator[Example]:
         longest = max(map(len, self._pairs), default=0)

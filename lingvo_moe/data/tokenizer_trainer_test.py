@@ -1,4 +1,4 @@
-"""Training tokenizers is repeatable to the byte, gives small languages their pieces, and never overwrites by surprise."""
+"""Training tokenizers is repeatable to the byte, gives small languages their pieces, never overwrites by surprise."""
 
 from __future__ import annotations
 
@@ -7,13 +7,12 @@ import os
 import pathlib
 import subprocess
 import sys
-from collections import Counter
 
 import pytest
 
 from lingvo_moe.data import tokenizer_trainer
 from lingvo_moe.data.corpus import Corpus
-from lingvo_moe.data.corpus_writer import Writer
+from lingvo_moe.data.testing import write_corpus
 from lingvo_moe.data.tokenizer import MANIFEST, Tokenizers
 from lingvo_moe.errors import UserError
 
@@ -27,12 +26,8 @@ def corpus(tmp_path_factory) -> Corpus:
     german = [(f"Satz Nummer {i} über {'rote' if i % 3 else 'blaue'} Häuser.",
                f"Sentence number {i} about {'red' if i % 3 else 'blue'} houses.") for i in range(2000)]
     georgian = [("სახლი წითელია", "the house is red"), ("ღია ცის ფერი", "light blue"), ("გამარჯობა", "hello")]
-    directory = tmp_path_factory.mktemp("corpus")
-    writer = Writer(directory)
-    for language, pairs in (("de", german), ("ka", georgian)):
-        writer.add(language, {"train": pairs, "valid": [], "test": []}, len(pairs), Counter())
-    writer.finish({"preset": "none", "inputs": [], "english_keys": {}, "english_labels": {}, "unlabelled": {}})
-    return Corpus.open(directory)
+    directory = tmp_path_factory.mktemp("corpora") / "corpus"
+    return Corpus.open(write_corpus(directory, {"de": {"train": german}, "ka": {"train": georgian}}))
 
 
 def train(corpus: Corpus, output: pathlib.Path, force: bool = False, **changes) -> tuple[Tokenizers, bool]:
@@ -77,8 +72,8 @@ def test_temperature_gives_a_small_language_its_words(corpus, tmp_path):
 
 
 def test_another_process_makes_the_same_bytes(corpus, trained, tmp_path):
-    code = ("import pathlib, sys; from lingvo_moe.data import tokenizer_trainer; from lingvo_moe.data.corpus import Corpus; "
-            "tokenizer_trainer.train(Corpus.open(sys.argv[1]), pathlib.Path(sys.argv[2]), "
+    code = ("import pathlib, sys; from lingvo_moe.data import corpus, tokenizer_trainer; "
+            "tokenizer_trainer.train(corpus.Corpus.open(sys.argv[1]), pathlib.Path(sys.argv[2]), "
             f"{_SIZES}, temperature=5.0, max_sentences=1000)")
     subprocess.run([sys.executable, "-c", code, corpus.directory, tmp_path / "again"], check=True, capture_output=True,
                    env={**os.environ, "PYTHONHASHSEED": "7", "PYTHONPATH": os.pathsep.join(sys.path)})

@@ -32,8 +32,10 @@ class LanguageScore:
 
 
 def evaluate(translator: Translator, corpus: Corpus, languages: Sequence[str] = (), max_pairs: int = 100,
-             split: str = "test") -> list[LanguageScore]:
+             split: str = "test") -> tuple[list[LanguageScore], int]:
     """Translates up to `max_pairs` sentences of each language and scores them.
+
+    Sentences longer than the model's limit are left out, of the translations and of the copies alike.
 
     Args:
       translator: the model.
@@ -43,14 +45,22 @@ def evaluate(translator: Translator, corpus: Corpus, languages: Sequence[str] = 
       split: `test` or `valid`.
 
     Returns:
-      One score per language, by falling number of training pairs (GShard figure 6's order).
+      (one score per language, by falling number of training pairs (GShard figure 6's order); how many sentences were left out)
 
     Raises:
       UserError: a language the corpus lacks, or no held-out pairs at all.
     """
     chosen = _choose(corpus, languages, split)
-    pairs = {language: [corpus.pairs(split, language)[i] for i in range(min(max_pairs, corpus.count(split, language)))]
-             for language in chosen}
+    pairs, left_out = {}, 0
+    for language in chosen:
+        held_out = [corpus.pairs(split, language)[i] for i in range(min(max_pairs, corpus.count(split, language)))]
+        fits = translator.fits([source for source, _ in held_out])
+        pairs[language] = [pair for pair, fit in zip(held_out, fits) if fit]
+        left_out += len(held_out) - len(pairs[language])
+    chosen = [language for language in chosen if pairs[language]]
+    if not chosen:
+        raise UserError(f"all {left_out} {split} sentences are longer than the model's limit; raise it with "
+                        f"--set input.source_length=...")
     sources = [source for language in chosen for source, _ in pairs[language]]
     translations = [""] * len(sources)
     with progress.bar("translating", len(sources), "sentences") as advance:
@@ -63,7 +73,7 @@ def evaluate(translator: Translator, corpus: Corpus, languages: Sequence[str] = 
         count = len(pairs[language])
         scores.append(_score(language, corpus.count("train", language), pairs[language], translations[start:start + count]))
         start += count
-    return scores
+    return scores, left_out
 
 
 def groups(scores: Sequence[LanguageScore], count: int = 3) -> list[tuple[str, list[LanguageScore]]]:

@@ -49,6 +49,11 @@ class Translator:
         self.step, self._theta = checkpoints.restore_theta(name, theta_specs, self._search.shardings("theta"))
         checkpoints.close()
 
+    def fits(self, sentences: Sequence[str]) -> list[bool]:
+        """Which sentences are short enough to be translated: fewer than `input.source_length` tokens."""
+        limit = self._experiment.input.source_length
+        return [len(tokens) < limit for tokens in self._tokenizers.source.encode(sentences)]
+
     def translate(self, sentences: Sequence[str]) -> list[list[Translation]]:
         """Returns for each sentence its translations, best first; see `translate_batches` for errors."""
         results: list[list[Translation]] = [[]] * len(sentences)

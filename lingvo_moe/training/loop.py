@@ -66,13 +66,14 @@ class _Run:
         self._stop = False
 
     def train(self) -> dict[str, float]:
-        schedule = self._experiment.training
+        schedule, trained = self._experiment.training, self._checkpoints.latest() or 0
+        if trained >= schedule.steps:
+            self._checkpoints.require(self._name, self._experiment.steps.state_specs()["theta"])
+            self._say(f"{self._name} has already been trained for {trained} steps; --steps={trained + 1000} would go on.")
+            return {}
         self._compile()
         state, data_state = self._start()
         first = int(state["step"])
-        if first >= schedule.steps:
-            self._say(f"{self._name} has already been trained for {first} steps; --steps={first + 1000} would go on.")
-            return {}
         self._curves, self._valid_curves = (SummaryWriter(self._logdir, run) for run in ("train", "valid"))
         with self._stopping_on_signals(), progress.bar(
                 f"training {self._name}", schedule.steps, "steps", done=first) as advance:

@@ -1,0 +1,203 @@
+"""Batches hold what the corpus says, a stream goes on exactly where it was left, and bad input is a clear error."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import shutil
+
+import numpy as np
+import pytest
+
+from lingvo_moe.data import pipeline, tokenizer_trainer
+from lingvo_moe.data.batching import Batch, InputConfig, input_specs
+from lingvo_moe.data.corpus import Corpus
+from lingvo_moe.data.pipeline import EvalInput, TrainInput, source_batches
+from lingvo_moe.data.testing import write_corpus
+from lingvo_moe.data.tokenizer import Tokenizers
+from lingvo_moe.errors import UserError
+
+_CONFIG = InputConfig(batch_size=4, source_length=64, target_length=48, lookahead=3)
+_TOO_LONG = [(" ".join(map(str, range(80))), "numbers")]
+
+
+def make_pairs(language: str, count: int) -> list[tuple[str, str]]:
+    """Sentences of one to nine words; the number at the end tells which two belong together."""
+    return [(" ".join([language] * (i % 9)) + f" Satz {i}", " ".join(["the"] * (i % 9)) + f" sentence {i}")
+            for i in range(count)]
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    """Two languages with held-out pairs and one without; a training and a held-out pair are too long."""
+    pairs = {"de": {"train": make_pairs("Haus", 300), "valid": make_pairs("Haus", 30)},
+             "fr": {"train": make_pairs("maison", 20), "valid": make_pairs("maison", 7) + _TOO_LONG},
+             "zz": {"train": _TOO_LONG + make_pairs("dom", 2)}}
+    return write_corpus(tmp_path_factory.mktemp("corpora") / "corpus", pairs)
+
+
+@pytest.fixture(scope="module")
+def tokenizers(corpus, tmp_path_factory):
+    output = tmp_path_factory.mktemp("trained") / "tokenizers"
+    tokenizer_trainer.train(Corpus.open(corpus), output, {"source": 400, "target": 120}, 5.0, 2000)
+    return output
+
+
+@pytest.fixture(scope="module")
+def train_input(corpus, tokenizers) -> TrainInput:
+    return TrainInput(corpus, tokenizers, _CONFIG)
+
+
+def take(items, count: int) -> list:
+    return list(itertools.islice(items, count))
+
+
+def texts(batch: Batch, tokenizers) -> list[tuple[str, str]]:
+    """The pairs of a batch, as text."""
+    loaded, found = Tokenizers.load(tokenizers), []
+    for row in range(len(batch["source"]["ids"])):
+        for segment in range(1, batch["source"]["segment_ids"][row].max() + 1):
+            source, target = (batch[side][name][row][batch[side]["segment_ids"][row] == segment]
+                              for side, name in (("source", "ids"), ("target", "labels")))
+            found.append((loaded.source.decode([source])[0], loaded.target.decode([target])[0]))
+    return found
+
+
+def assert_same(first: list, second: list):
+    """Of two lists of (batch, state)."""
+    assert len(first) == len(second)
+    for (batch, state), (other, other_state) in zip(first, second, strict=True):
+        assert state == other_state
+        for side, arrays in batch.items():
+            for name, values in arrays.items():
+                np.testing.assert_array_equal(values, other[side][name])
+
+
+def test_training_batches_hold_pairs_of_the_corpus_in_the_shape_of_the_specs(corpus, tokenizers, train_input):
+    opened = Corpus.open(corpus)
+    known = {pair for language in opened.languages for pair in opened.pairs("train", language)}
+    known = {tuple(" ".join(text.split()) for text in pair) for pair in known}
+    found = []
+    for batch, _ in take(train_input.batches(), 20):
+        assert {side: {name: (values.shape, values.dtype.name) for name, values in arrays.items()}
+                for side, arrays in batch.items()} == {
+                    side: {name: (spec.shape, spec.dtype) for name, spec in fields.items()}
+                    for side, fields in input_specs(_CONFIG).items()}
+        found += texts(batch, tokenizers)
+    assert set(found) <= known
+    assert len(found) > 100
+
+
+def test_a_stream_goes_on_after_any_batch_as_if_never_left(corpus, tokenizers, train_input):
+    """From the state as JSON, in a new TrainInput, and in both ways that examples are tokenised."""
+    whole = take(train_input.batches(), 12)
+    assert any(state["waiting"] for _, state in whole)
+    for index in range(0, 9, 2):
+        state = json.loads(json.dumps(whole[index][1]))
+        assert_same(take(TrainInput(corpus, tokenizers, _CONFIG).batches(state), 3), whole[index + 1:index + 4])
+
+
+def test_every_example_is_fed_once_or_counted_as_too_long(train_input, tokenizers):
+    """As many pairs as were read, but for those that wait and those that no row can hold."""
+    batches = take(train_input.batches(), 40)
+    fed = sum(len(texts(batch, tokenizers)) for batch, _ in batches)
+    state = batches[-1][1]
+    assert state["too_long"] > 0
+    assert fed == state["next"] - len(state["waiting"]) - state["too_long"]
+
+
+def test_hosts_feed_disjoint_shares(train_input, tokenizers):
+    """Two hosts have each half of the rows and every second example."""
+    parts = [take(train_input.batches(num_hosts=2, host=host), 5) for host in (0, 1)]
+    alone = [text for batch, _ in take(train_input.batches(), 30) for text in texts(batch, tokenizers)]
+    for host, part in enumerate(parts):
+        assert part[0][0]["source"]["ids"].shape == (2, 64)
+        state = part[-1][1]
+        assert all(number % 2 == host for number in (state["next"], *state["waiting"]))
+        assert {text for batch, _ in part for text in texts(batch, tokenizers)} <= set(alone)
+    assert_same(take(train_input.batches(parts[1][1][1], num_hosts=2, host=1), 3), parts[1][2:])
+
+
+def test_a_state_of_another_stream_is_refused(corpus, tokenizers, train_input):
+    (_, state), = take(train_input.batches(), 1)
+    for change in ({"seed": 1}, {"temperature": 1.0}):
+        other = TrainInput(corpus, tokenizers, InputConfig(**{**vars(_CONFIG), **change}))
+        with pytest.raises(UserError, match="cannot be resumed: its stream is .*Give the same corpus"):
+            other.batches(state)
+    with pytest.raises(UserError, match="its num_hosts is 1, now it is 2"):
+        train_input.batches(state, num_hosts=2)
+    with pytest.raises(UserError, match="cannot be resumed"):
+        train_input.batches({"next": 3})
+
+
+def test_shapes_may_change_when_a_stream_goes_on(corpus, tokenizers, train_input):
+    (_, state), = take(train_input.batches(), 1)
+    larger = TrainInput(corpus, tokenizers, InputConfig(**{**vars(_CONFIG), "batch_size": 8}))
+    (batch, _), = take(larger.batches(state), 1)
+    assert batch["source"]["ids"].shape == (8, 64)
+
+
+def test_lengths_that_no_pair_fits_are_an_error_not_an_endless_wait(corpus, tokenizers, monkeypatch):
+    """Raised in the background thread, and seen by whoever waits for the batch."""
+    monkeypatch.setattr(pipeline, "_PATIENCE", 300)
+    batches = TrainInput(corpus, tokenizers, InputConfig(source_length=2, target_length=2)).batches()
+    with pytest.raises(UserError, match="none of the first 300 training pairs fits input.source_length=2"):
+        next(batches)
+
+
+def test_rows_that_hosts_cannot_share_are_refused(train_input):
+    with pytest.raises(UserError, match="batch_size=4 cannot be divided among 3 hosts"):
+        train_input.batches(num_hosts=3)
+
+
+def test_a_damaged_file_is_found_before_training(corpus, tokenizers, tmp_path):
+    copy = shutil.copytree(corpus, tmp_path / "copy")
+    path = copy / "train" / "de.tsv"
+    path.write_bytes(path.read_bytes().replace(b"\t", b" ", 1))
+    with pytest.raises(UserError, match="de.tsv:1: 0 tabs"):
+        TrainInput(copy, tokenizers, _CONFIG)
+
+
+def test_evaluation_sees_every_held_out_pair_once_in_every_pass(corpus, tokenizers):
+    opened = Corpus.open(corpus)
+    expected = sorted(tuple(" ".join(text.split()) for text in pair)
+                      for language in ("de", "fr") for pair in opened.pairs("valid", language)
+                      if pair not in _TOO_LONG)
+    held_out = EvalInput(corpus, tokenizers, _CONFIG)
+    for _ in range(2):
+        batches = list(held_out.batches())
+        assert all(batch["target"]["ids"].shape == (4, 48) for batch in batches)
+        assert held_out.too_long == 1
+        assert sorted(text for batch in batches for text in texts(batch, tokenizers)) == expected
+    first = texts(batches[0], tokenizers)
+    assert any("Haus" in source for source, _ in first) and any("maison" in source for source, _ in first)
+
+
+def test_an_empty_split_makes_no_batches(corpus, tokenizers):
+    assert not list(EvalInput(corpus, tokenizers, _CONFIG, split="test").batches())
+
+
+def test_source_batches_are_sorted_by_length_and_can_be_put_back(tokenizers):
+    tokenizer = Tokenizers.load(tokenizers).source
+    sentences = ["Haus " * 9, "", "Haus", "Satz 7 Haus", "Haus Haus"]
+    found, lengths = {}, []
+    for indices, batch in source_batches(sentences, tokenizer, 2, 64):
+        assert {values.shape for values in batch.values()} == {(2, 64)}
+        assert not any(values[len(indices):].any() for values in batch.values())
+        for row, index in enumerate(indices):
+            length = np.count_nonzero(batch["segment_ids"][row])
+            assert batch["ids"][row, length - 1] == tokenizer.eos_id
+            assert batch["positions"][row, :length].tolist() == list(range(length))
+            found[index] = tokenizer.decode([batch["ids"][row]])[0]
+            lengths.append(length)
+    assert lengths == sorted(lengths)
+    assert [found[index] for index in range(5)] == [sentence.strip() for sentence in sentences]
+    assert not list(source_batches([], tokenizer, 2, 32))
+
+
+def test_a_sentence_that_does_not_fit_is_named_before_any_batch(tokenizers):
+    tokenizer = Tokenizers.load(tokenizers).source
+    length = len(tokenizer.encode(["Haus " * 40])[0])
+    with pytest.raises(UserError, match=f"line 2 has {length} tokens; at most 31 fit.*source_length={length + 1}"):
+        source_batches(["Haus", "Haus " * 40], tokenizer, 2, 32)
+    assert take(source_batches(["Haus " * 40], tokenizer, 1, length + 1), 1)
