@@ -25,7 +25,7 @@ _WHOLE = "gsecmhbtlndvr"
 
 
 def lower_for(function: Callable[[dict], dict], inputs: Mapping[str, Any], layout: Layout = Layout(),
-              letters: Mapping[str, str] | None = None, name: str = "test") -> Program:
+              letters: Mapping[str, str] | None = None, donated: tuple[str, ...] = ()) -> Program:
     """Lowers `function` for inputs shaped like the tree of arrays `inputs`; paths without `letters` are replicated."""
     letters = dict(letters or {})
     specs = tree.unflatten({path: Spec(np.shape(value), np.asarray(value).dtype.name, letters.get(path, _whole(np.ndim(value))))
@@ -37,7 +37,7 @@ def lower_for(function: Callable[[dict], dict], inputs: Mapping[str, Any], layou
             letters.setdefault(path, _whole(tensor.shape.rank))
         return outputs
 
-    return lower(name, recorded, specs, letters, layout)
+    return lower("test", recorded, specs, letters, layout, donated)
 
 
 def compile_for(function: Callable[[dict], dict], inputs: Mapping[str, Any], layout: Layout = Layout(),

@@ -180,7 +180,7 @@ class Small(Recipe):
                 head_dim=64, num_experts=16, num_groups=32, aux_loss_weight=aux_loss_weight(16), input_dropout=0.1,
                 residual_dropout=0.1, label_smoothing=0.1),
             optimizer=Adafactor(learning_rate=InverseSquareRoot(peak=1.0, decay_after=1000, warmup_steps=200)),
-            input=InputConfig(batch_size=32, source_length=96, target_length=64, temperature=5.0),
+            input=InputConfig(batch_size=32, source_length=96, target_length=48, temperature=5.0),
             training=TrainingSchedule(steps=100_000, log_every=20, evaluate_every=500, checkpoint_every=250),
             search=BeamSearch(max_length=64), mesh=DeviceMesh((8,)),
             corpus="build/debian/corpus", tokenizers="build/debian/tokenizers")

@@ -64,11 +64,12 @@ class Executable:
     def __init__(self, program: Program, mesh: Mesh):
         self.program = program
         self._in_shardings = tuple(_named_sharding(mesh, a) for a in program.inputs)
+        self._out_shardings = tuple(_named_sharding(mesh, a) for a in program.outputs)
         _check_divisible(program, mesh)
         donated = tuple(i for i, a in enumerate(program.inputs) if a.path in program.donated)
         call = export.deserialize(bytearray(program.exported)).call
         jitted = jax.jit(call, in_shardings=self._in_shardings, donate_argnums=donated,
-                         out_shardings=tuple(_named_sharding(mesh, a) for a in program.outputs))
+                         out_shardings=self._out_shardings)
         shapes = [jax.ShapeDtypeStruct(a.shape, np.dtype(a.dtype)) for a in program.inputs]
         self._compiled = jitted.lower(*shapes).compile()
 
@@ -93,9 +94,11 @@ class Executable:
 
     def shardings(self, path: str) -> dict:
         """The tree of shardings of the inputs below `path`, for a checkpoint to be restored to."""
-        prefix = f"{path}/"
-        return tree.unflatten({a.path.removeprefix(prefix): s for a, s in zip(self.program.inputs, self._in_shardings)
-                               if a.path.startswith(prefix)})
+        return _below(path, self.program.inputs, self._in_shardings)
+
+    def output_shardings(self, path: str) -> dict:
+        """The same of the outputs below `path`."""
+        return _below(path, self.program.outputs, self._out_shardings)
 
     def hlo(self) -> str:
         """The text of the compiled, partitioned module."""
@@ -125,6 +128,12 @@ def _find_devices(num_cpu_devices: int, platform: str | None) -> list:
         return jax.devices(platform)
     except RuntimeError as error:
         raise UserError(f"--platform={platform}: JAX finds no such device ({str(error).splitlines()[0]}).") from None
+
+
+def _below(path: str, arguments: tuple[Argument, ...], shardings: tuple[NamedSharding, ...]) -> dict:
+    prefix = f"{path}/"
+    return tree.unflatten({a.path.removeprefix(prefix): sharding for a, sharding in zip(arguments, shardings)
+                           if a.path.startswith(prefix)})
 
 
 def _named_sharding(mesh: Mesh, argument: Argument) -> NamedSharding:

@@ -12,7 +12,7 @@ import pytest
 from lingvo_moe import testing, tree
 from lingvo_moe.engines import pjrt
 from lingvo_moe.errors import UserError
-from lingvo_moe.layers.base import Context, fold_seed, initial_value
+from lingvo_moe.layers.base import Context, initial_value
 from lingvo_moe.layout import DeviceMesh, Layout, Spec
 from lingvo_moe.lazy import tf
 from lingvo_moe.models.translation import Translation
@@ -24,8 +24,7 @@ VOCABULARY, BATCH, LENGTH = 16, 16, 8
 MODEL = Translation(source_vocabulary=VOCABULARY, target_vocabulary=VOCABULARY, num_layers=4, model_dim=16, hidden_dim=32,
                     num_heads=2, head_dim=8, num_experts=8, num_groups=8, input_dropout=0.1, residual_dropout=0.1,
                     attention_dropout=0.1, label_smoothing=0.1, unroll=True)
-# The same model, taught: no dropout, and a rate high enough for thirty steps.
-LEARNER = dataclasses.replace(MODEL, input_dropout=0.0, residual_dropout=0.0, attention_dropout=0.0, label_smoothing=0.0)
+PLAIN = dataclasses.replace(MODEL, input_dropout=0.0, residual_dropout=0.0, attention_dropout=0.0, label_smoothing=0.0)
 OPTIMIZER = Adafactor(learning_rate=InverseSquareRoot(peak=0.25, decay_after=25))
 
 # A loss of about 3 nats through some 50 float32 products and sums in a row, ordered differently.
@@ -112,7 +111,7 @@ def test_padding_alone_has_no_loss_and_no_gradient():
 
 def test_loss_is_cross_entropy_plus_k_aux():
     """GShard section 2.2; without smoothing the optimised cross-entropy is the reported one."""
-    found = evaluate(copying(0), dataclasses.replace(LEARNER, aux_loss_weight=3.0))
+    found = evaluate(copying(0), dataclasses.replace(PLAIN, aux_loss_weight=3.0))
     np.testing.assert_allclose(found["loss"], found["cross_entropy"] + 3.0 * found["aux_loss"], rtol=TOLERANCE)
     assert found["aux_loss"] >= 1 / 8**2 * (1 - TOLERANCE)
     smoothed = evaluate(copying(0))
@@ -129,19 +128,19 @@ def test_the_target_is_predicted_from_what_stands_before_it():
 
 
 def test_bfloat16_is_near_float32():
-    bfloat16 = dataclasses.replace(LEARNER, activation_dtype="bfloat16")
-    np.testing.assert_allclose(evaluate(copying(0), bfloat16)["loss"], evaluate(copying(0), LEARNER)["loss"],
+    bfloat16 = dataclasses.replace(PLAIN, activation_dtype="bfloat16")
+    np.testing.assert_allclose(evaluate(copying(0), bfloat16)["loss"], evaluate(copying(0), PLAIN)["loss"],
                                rtol=BFLOAT16_TOLERANCE)
 
 
 def test_word_dropout_hides_the_targets_own_words_in_training():
     """At a rate of 1 the decoder sees none of them, whatever they are; outside training all."""
-    deaf = dataclasses.replace(LEARNER, word_dropout=1.0)
+    deaf = dataclasses.replace(PLAIN, word_dropout=1.0)
     batch, changed = copying(0), copying(0)
     changed["target"]["ids"] = np.where(changed["target"]["ids"] > 3, 4, changed["target"]["ids"])
     training = Context(seed=tf.constant([1, 2]))
     assert evaluate(batch, deaf, training) == evaluate(changed, deaf, training)
-    assert evaluate(batch, deaf)["loss"] == evaluate(batch, LEARNER)["loss"] != evaluate(changed, deaf)["loss"]
+    assert evaluate(batch, deaf)["loss"] == evaluate(batch, PLAIN)["loss"] != evaluate(changed, deaf)["loss"]
 
 
 @pytest.mark.parametrize("changes, message", [
@@ -153,25 +152,18 @@ def test_what_cannot_be_is_an_error_that_names_it(changes, message):
         dataclasses.replace(MODEL, **changes)
 
 
-def specs_of(batch: dict) -> dict:
-    return tree.map_leaves(lambda value: Spec(value.shape, "int32", "BT"), batch)
-
-
 @functools.cache
-def trainer(mesh: str, dtype: str = "float32", model: Translation = MODEL) -> pjrt.Executable:
+def trainer(mesh: str) -> pjrt.Executable:
     layout = Layout.of(DeviceMesh.parse(mesh))
-    steps = Steps(dataclasses.replace(model, activation_dtype=dtype), OPTIMIZER, layout)
-    return testing.engine(layout).load(steps.train(specs_of(copying(0))))
-
-
-def first_state() -> dict:
-    slots = tree.map_leaves(lambda slot: np.zeros(slot.shape, np.float32), OPTIMIZER.slots(MODEL.weights()))
-    return {"step": np.int32(0), "seed": np.int32([3, 4]), "theta": theta(), "slots": slots}
+    specs = tree.map_leaves(lambda value: Spec(value.shape, "int32", "BT"), copying(0))
+    return testing.engine(layout).load(Steps(MODEL, OPTIMIZER, layout).train(specs))
 
 
 def train(executable: pjrt.Executable, steps: int) -> list[dict[str, float]]:
     """The metrics of the first steps."""
-    state, history = first_state(), []
+    slots = tree.map_leaves(lambda slot: np.zeros(slot.shape, np.float32), OPTIMIZER.slots(MODEL.weights()))
+    state = {"step": np.int32(0), "seed": np.int32([3, 4]), "theta": theta(), "slots": slots}
+    history = []
     for step in range(steps):
         outputs = executable({"state": state, "batch": copying(step)})
         state = outputs["state"]
@@ -179,39 +171,19 @@ def train(executable: pjrt.Executable, steps: int) -> list[dict[str, float]]:
     return history
 
 
-@functools.cache
-def train_eagerly(steps: int) -> list[dict[str, float]]:
-    """As `train`, with no program and no mesh: gradient and update, operator by operator."""
-    state, history = tree.map_leaves(tf.constant, first_state()), []
-    for step in range(steps):
-        leaves = tree.flatten(state["theta"])
-        seed = fold_seed(fold_seed(state["seed"], "train"), step)
-        with tf.GradientTape() as tape:
-            tape.watch(list(leaves.values()))
-            loss, metrics = MODEL.loss(state["theta"], tree.map_leaves(tf.constant, copying(step)), Context(seed=seed))
-        gradients = [tf.convert_to_tensor(gradient) for gradient in tape.gradient(loss, list(leaves.values()))]
-        new_theta, slots = OPTIMIZER.update(MODEL.weights(), state["theta"], tree.unflatten(dict(zip(leaves, gradients))),
-                                            state["slots"], tf.constant(step), Layout())
-        state = dict(state, theta=new_theta, slots=slots)
-        metrics = dict(metrics, loss=loss, gradient_norm=tf.linalg.global_norm(gradients))
-        history.append({name: float(value) for name, value in metrics.items()})
-    return history
-
-
 @pytest.mark.parametrize("mesh", ["8", "4x2"])
 def test_the_same_seed_has_the_same_losses_on_every_mesh(mesh):
     """With dropout, random routing and capacity cuts; weights follow from losses, since each loss is of updated ones."""
-    assert train_eagerly(4)[0]["overflow"] > 0
-    for one, many in zip(train_eagerly(4), train(trainer(mesh), 4), strict=True):
-        assert many.keys() == one.keys() | {"learning_rate"}
+    assert train(trainer("1"), 1)[0]["overflow"] > 0
+    for one, many in zip(train(trainer("1"), 4), train(trainer(mesh), 4), strict=True):
         for name, value in one.items():
             np.testing.assert_allclose(many[name], value, rtol=TRAINED_TOLERANCE, err_msg=name)
 
 
-def test_thirty_steps_teach_copying_in_bfloat16():
+def test_sixty_steps_teach_copying():
     """Below ln 12, what knowing all words but not the source would give: the decoder reads the encoder."""
-    losses = [metrics["cross_entropy"] for metrics in train(trainer("8", "bfloat16", LEARNER), 30)]
-    assert losses[0] > math.log(12) + 0.2 and np.mean(losses[-3:]) < math.log(12) - 0.2, losses
+    losses = [metrics["cross_entropy"] for metrics in train(trainer("8"), 60)]
+    assert losses[0] > math.log(12) + 0.2 and np.mean(losses[-5:]) < math.log(12) - 0.2, losses
 
 
 def test_decoding_one_token_at_a_time_equals_teacher_forcing():

@@ -1,0 +1,135 @@
+"""The engine places what a program says where it says, reuses donated memory, repeats itself, and refuses what does not fit."""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec
+
+from lingvo_moe import testing
+from lingvo_moe.engines.pjrt import Engine, Executable
+from lingvo_moe.errors import UserError
+from lingvo_moe.layout import DeviceMesh, Layout
+from lingvo_moe.lazy import tf
+
+GRID = Layout.of(DeviceMesh((4, 2)))
+LETTERS = {"state/w": "MH", "batch/x": "BM", "y": "BH"}
+
+
+def inputs_of(rows: int = 8) -> dict:
+    random = np.random.default_rng(0)
+    return {"state": {"w": random.normal(size=(8, 16)).astype(np.float32), "step": np.int32(1)},
+            "batch": {"x": random.normal(size=(rows, 8)).astype(np.float32)}}
+
+
+def step(inputs: dict) -> dict:
+    state = inputs["state"]
+    return {"state": {"w": 0.5 * state["w"], "step": state["step"] + 1}, "y": tf.matmul(inputs["batch"]["x"], state["w"])}
+
+
+@pytest.fixture(scope="module")
+def program():
+    return testing.lower_for(step, inputs_of(), GRID, LETTERS, donated=("state",))
+
+
+@pytest.fixture(scope="module")
+def executable(program) -> Executable:
+    return testing.engine(GRID).load(program)
+
+
+def test_outputs_are_right_and_in_place(executable):
+    inputs = inputs_of()
+    outputs = executable(inputs)
+    # Eight products, summed in another order.
+    np.testing.assert_allclose(outputs["y"], inputs["batch"]["x"] @ inputs["state"]["w"], rtol=0,
+                               atol=8 * 8 * testing.FLOAT32_ROUNDING)
+    np.testing.assert_array_equal(outputs["state"]["w"], 0.5 * inputs["state"]["w"])
+    assert int(outputs["state"]["step"]) == 2
+    assert outputs["y"].sharding.spec == outputs["state"]["w"].sharding.spec == PartitionSpec("x", "y")
+    assert {part.data.shape for part in outputs["state"]["w"].addressable_shards} == {(2, 8)}
+    assert outputs["state"]["step"].sharding.is_fully_replicated
+
+
+def test_two_runs_are_equal_bit_for_bit(executable):
+    one, other = (testing.arrays(executable(inputs_of())) for _ in range(2))
+    for path in one:
+        np.testing.assert_array_equal(one[path], other[path])
+
+
+def test_donated_inputs_are_consumed_and_their_memory_is_the_outputs(executable):
+    """Each device's part of `w` is 2 x 8 floats; the step is one integer more."""
+    state = executable(inputs_of())["state"]
+    outputs = executable({"state": state, "batch": inputs_of()["batch"]})
+    assert executable.memory().alias_size_in_bytes >= 2 * 8 * 4
+    assert state["w"].is_deleted() and not outputs["state"]["w"].is_deleted()
+
+
+def test_shardings_are_those_of_the_inputs_or_outputs_below_a_path(executable):
+    state = executable(inputs_of())["state"]
+    for shardings in (executable.shardings("state"), executable.output_shardings("state")):
+        assert shardings.keys() == {"w", "step"}
+        assert shardings["w"] == state["w"].sharding and shardings["step"].is_fully_replicated
+    assert executable.shardings("batch").keys() == {"x"} and executable.output_shardings("batch") == {}
+
+
+def test_hlo_is_the_partitioned_module(executable):
+    assert "num_partitions=8" in executable.hlo()
+    assert "f32[2,8]" in executable.hlo(), "a device's own part of w"
+
+
+def test_a_program_for_another_number_of_devices_is_an_error(program):
+    with pytest.raises(UserError, match=r"program test is made for 8 devices \(4x2\); this engine has 2. Pass --devices=8"):
+        Engine(2, platform="cpu").load(program)
+
+
+def test_more_devices_than_there_are_is_an_error():
+    with pytest.raises(UserError, match="--devices=9: there are 8 cpu devices; ask for at most that many"):
+        Engine(9, platform="cpu")
+
+
+def test_an_engine_takes_the_first_devices():
+    assert Engine(2, platform="cpu").devices == jax.devices("cpu")[:2]
+    assert Engine(1, platform="cpu", all_accelerators=True).devices == jax.devices("cpu")[:1]
+    assert Engine(1, platform="cpu").platform == "cpu"
+
+
+def test_an_absent_platform_is_an_error():
+    with pytest.raises(UserError, match="--platform=gpu"):
+        Engine(1, platform="gpu")
+
+
+def test_devices_that_do_not_divide_the_batch_are_an_error():
+    uneven = testing.lower_for(step, inputs_of(rows=6), GRID, LETTERS)
+    with pytest.raises(UserError, match=r"batch/x \[6, 8\] has a dimension of 6, which mesh axis x of 4 devices does not divide"):
+        testing.engine(GRID).load(uneven)
+
+
+def wrong(part: str, name: str, value) -> dict:
+    inputs = inputs_of()
+    inputs[part] = {**inputs[part], name: value}
+    return inputs
+
+
+@pytest.mark.parametrize("inputs, message", [
+    (wrong("batch", "x", np.zeros((8, 9), np.float32)), r"batch/x is float32\[8, 9\]; expected float32\[8, 8\]"),
+    (wrong("batch", "x", np.zeros((8, 8))), r"batch/x is float64\[8, 8\]; expected float32\[8, 8\]"),
+    (wrong("batch", "y", np.zeros(1)), r"inputs differ from its own: \['batch/y'\]"),
+    ({"state": inputs_of()["state"]}, r"inputs differ from its own: \['batch/x'\]"),
+])
+def test_inputs_of_another_shape_dtype_or_name_are_errors_that_name_them(executable, inputs, message):
+    with pytest.raises(ValueError, match=message):
+        executable(inputs)
+
+
+def test_a_distributed_input_of_another_shape_is_an_error_that_names_it(executable):
+    with pytest.raises(ValueError, match=r"state/w is float32\[8, 4\]; expected float32\[8, 16\]"):
+        executable(wrong("state", "w", jax.numpy.zeros((8, 4), "float32")))
+
+
+def test_a_distributed_input_from_another_mesh_is_moved(executable):
+    """What two devices made, given to eight."""
+    two = testing.compile_for(step, inputs_of(), Layout.of(DeviceMesh((2,))), LETTERS)(inputs_of())
+    outputs = executable({"state": two["state"], "batch": inputs_of()["batch"]})
+    np.testing.assert_array_equal(outputs["state"]["w"], 0.25 * inputs_of()["state"]["w"])
+    assert outputs["state"]["w"].sharding.spec == PartitionSpec("x", "y")

@@ -1,0 +1,232 @@
+"""The pure steps: state is born in place and donated, and the same seed trains alike on every mesh, bit for bit on one."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import jax
+import numpy as np
+import pytest
+
+from lingvo_moe import testing, tree
+from lingvo_moe.engines.pjrt import Executable
+from lingvo_moe.layers.base import Context, Layer
+from lingvo_moe.layers.embedding import Embedding, Softmax, cross_entropy
+from lingvo_moe.layers.mixture_of_experts import MixtureOfExperts
+from lingvo_moe.layout import DeviceMesh, Layout, Spec
+from lingvo_moe.lazy import tf
+from lingvo_moe.optimizers.adafactor import Adafactor
+from lingvo_moe.optimizers.schedules import InverseSquareRoot
+from lingvo_moe.steps import Steps
+
+MESHES = ["1", "2", "4", "8", "4x2"]
+VOCABULARY, BATCH, LENGTH = 16, 8, 4
+OPTIMIZER = Adafactor(learning_rate=InverseSquareRoot(peak=0.5, decay_after=25))
+BATCH_SPECS = {name: Spec((BATCH, LENGTH), "int32", "BT") for name in ("ids", "labels")}
+
+# A loss of about 3 nats after a few sums of float32 products, and four Adafactor steps that divide a gradient, with its
+# rounding, by its own root mean square.
+TRAINED_TOLERANCE = 1e-5
+# The same with activations of 8 bits.
+BFLOAT16_TOLERANCE = 8 * testing.BFLOAT16_ROUNDING
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OneLayer(Layer):
+    """The smallest model with all that a step has to handle: lookup, dropout, experts, projection."""
+
+    hidden_dim: int = 16
+    dtype: str = "float32"
+
+    @property
+    def _layers(self) -> dict:
+        return {"embedding": Embedding(vocabulary=VOCABULARY, model_dim=8),
+                "experts": MixtureOfExperts(model_dim=8, hidden_dim=self.hidden_dim, num_experts=8, num_groups=8),
+                "softmax": Softmax(vocabulary=VOCABULARY, model_dim=8)}
+
+    def weights(self) -> dict:
+        return {name: layer.weights() for name, layer in self._layers.items()}
+
+    def loss(self, theta: dict, batch: dict, context: Context) -> tuple[tf.Tensor, dict]:
+        context = dataclasses.replace(context, dtype=self.dtype)
+        positions, paddings = tf.zeros_like(batch["ids"]), tf.zeros(batch["ids"].shape, tf.bool)
+        inputs = self._layers["embedding"](theta["embedding"], batch["ids"], positions, context)
+        inputs = context.dropout(inputs, 0.1, "inputs", "BTM")
+        outputs, metrics = self._layers["experts"](theta["experts"], inputs, paddings, context)
+        nll, _ = cross_entropy(self._layers["softmax"](theta["softmax"], inputs + outputs, context), batch["labels"])
+        loss = tf.reduce_mean(nll)
+        return loss, {"cross_entropy": loss, "tokens": tf.constant(float(BATCH * LENGTH)), "overflow": metrics["overflow"]}
+
+
+def steps_of(mesh: str, **fields) -> Steps:
+    return Steps(OneLayer(**fields), OPTIMIZER, Layout.of(DeviceMesh.parse(mesh)))
+
+
+@functools.cache
+def initialiser(mesh: str) -> Executable:
+    return testing.engine(steps_of(mesh).layout).load(steps_of(mesh).init())
+
+
+@functools.cache
+def trainer(mesh: str, dtype: str = "float32") -> Executable:
+    steps = steps_of(mesh, dtype=dtype)
+    return testing.engine(steps.layout).load(steps.train(BATCH_SPECS))
+
+
+def new_state(seed: int = 0, mesh: str = "8") -> dict:
+    """As numpy arrays, for any mesh."""
+    return tree.map_leaves(np.asarray, initialiser(mesh)({"seed": np.int32([0, seed])})["state"])
+
+
+def batch_of(step: int) -> dict:
+    ids = np.random.default_rng(step).integers(0, VOCABULARY, (BATCH, LENGTH)).astype(np.int32)
+    return {"ids": ids, "labels": (ids + 1) % VOCABULARY}
+
+
+def train(executable: Executable, state: dict, steps: range) -> tuple[dict, list[dict[str, float]]]:
+    """The state as numpy arrays, and the metrics of each step."""
+    history = []
+    for step in steps:
+        outputs = executable({"state": state, "batch": batch_of(step)})
+        state = outputs["state"]
+        history.append({name: float(value) for name, value in outputs["metrics"].items()})
+    return tree.map_leaves(np.asarray, state), history
+
+
+def assert_same_bits(one: dict, other: dict):
+    one, other = tree.flatten(one), tree.flatten(other)
+    assert one.keys() == other.keys()
+    for path in one:
+        assert one[path].tobytes() == other[path].tobytes(), path
+
+
+def test_the_state_is_what_the_specs_say():
+    specs, state = tree.flatten(steps_of("8").state_specs()), tree.flatten(new_state())
+    assert {path: (spec.shape, spec.dtype) for path, spec in specs.items()} == {
+        path: (value.shape, value.dtype.name) for path, value in state.items()}
+    assert state["step"] == 0 and state["seed"].tolist() == [0, 0]
+    assert not any(value.any() for path, value in state.items() if path.startswith("slots/"))
+
+
+def test_the_state_is_created_sharded():
+    """Each device holds its own expert and its own expert's factors; what is replicated is whole."""
+    state = tree.flatten(initialiser("8")({"seed": np.int32([0, 1])})["state"])
+    shards = {path: state[path].addressable_shards[0].data.shape for path in state}
+    assert shards["theta/experts/wi"] == (1, 8, 16) and shards["theta/experts/wo"] == (1, 16, 8)
+    assert shards["slots/experts/wi/row"] == (1, 8)
+    assert shards["theta/experts/gate"] == (8, 8) and shards["theta/embedding/table"] == (VOCABULARY, 8)
+
+
+def test_no_device_holds_a_distributed_weight_whole_while_it_is_created():
+    """8 x 8 x 4096 floats, of each of two weights, are 2 MiB over all devices; a device works with less than one whole."""
+    steps = steps_of("8", hidden_dim=4096)
+    memory = testing.engine(steps.layout).load(steps.init()).memory()
+    assert memory.output_size_in_bytes + memory.temp_size_in_bytes < 8 * 8 * 4096 * 4
+
+
+@pytest.mark.parametrize("mesh", ["1", "4x2"])
+def test_initial_weights_are_the_same_bits_on_every_mesh(mesh):
+    assert_same_bits(new_state(1, mesh), new_state(1, "8"))
+
+
+def test_another_seed_makes_other_weights():
+    one, other = tree.flatten(new_state(1)["theta"]), tree.flatten(new_state(2)["theta"])
+    assert all((one[path] != other[path]).any() for path in one)
+
+
+@pytest.mark.parametrize("mesh", MESHES[1:])
+def test_the_same_seed_has_the_same_losses_on_every_mesh(mesh):
+    """With dropout, random routing and capacity cuts, over updated weights."""
+    _, expected = train(trainer("1"), new_state(), range(4))
+    assert expected[0]["overflow"] > 0
+    _, found = train(trainer(mesh), new_state(), range(4))
+    for one, many in zip(expected, found, strict=True):
+        for name, value in one.items():
+            np.testing.assert_allclose(many[name], value, rtol=TRAINED_TOLERANCE, err_msg=name)
+
+
+@pytest.mark.parametrize("mesh", ["1", "8", "4x2"])
+def test_two_runs_on_one_mesh_are_equal_bit_for_bit(mesh):
+    assert_same_bits(train(trainer(mesh), new_state(), range(4))[0], train(trainer(mesh), new_state(), range(4))[0])
+
+
+def test_a_run_goes_on_from_its_state_as_if_never_stopped():
+    """All randomness is of (seed, step): nothing else has to be kept."""
+    straight, _ = train(trainer("8"), new_state(), range(4))
+    halfway, _ = train(trainer("8"), new_state(), range(2))
+    assert halfway["step"] == 2
+    assert_same_bits(train(trainer("8"), halfway, range(2, 4))[0], straight)
+
+
+def test_random_numbers_differ_from_step_to_step_and_from_seed_to_seed():
+    """One state and one batch; what changes is the dropout alone."""
+    state = new_state()
+    losses = {float(trainer("8")({"state": dict(state, **changed), "batch": batch_of(0)})["metrics"]["loss"])
+              for changed in ({}, {"step": np.int32(1)}, {"seed": np.int32([0, 9])})}
+    assert len(losses) == 3
+
+
+def test_the_state_is_donated():
+    """The new state is written where the old one was: all of it, on each device."""
+    state = initialiser("8")({"seed": np.int32([0, 1])})["state"]
+    size = sum(leaf.addressable_shards[0].data.nbytes for leaf in tree.flatten(state).values())
+    outputs = trainer("8")({"state": state, "batch": batch_of(0)})
+    assert trainer("8").memory().alias_size_in_bytes >= size
+    assert all(leaf.is_deleted() for leaf in tree.flatten(state).values())
+    assert not any(leaf.is_deleted() for leaf in tree.flatten(outputs["state"]).values())
+
+
+def test_metrics_are_those_of_the_model_and_of_the_step():
+    state = new_state()
+    _, (metrics,) = train(trainer("1"), state, range(1))
+    assert metrics.keys() == {"cross_entropy", "tokens", "overflow", "loss", "gradient_norm", "learning_rate"}
+    assert metrics["loss"] == metrics["cross_entropy"]
+    assert metrics["learning_rate"] == pytest.approx(0.1)
+    assert metrics["gradient_norm"] > 0
+
+
+def test_the_gradient_norm_is_that_of_all_gradients():
+    def function(inputs: dict) -> dict:
+        return {"loss": OneLayer().loss(inputs["theta"], inputs, Context())[0]}
+
+    batch, layout = batch_of(0), Layout()
+    steps = dataclasses.replace(steps_of("1"), model=Quiet())
+    executable = testing.engine(layout).load(steps.train(BATCH_SPECS))
+    metrics = executable({"state": new_state(), "batch": batch})["metrics"]
+    gradients = testing.run(testing.with_gradients(function), {"theta": new_state()["theta"], **batch})
+    norm = np.sqrt(sum((value.astype(np.float64)**2).sum() for path, value in gradients.items() if "gradients" in path))
+    np.testing.assert_allclose(metrics["gradient_norm"], norm, rtol=TRAINED_TOLERANCE)
+
+
+class Quiet(OneLayer):
+    """Without random numbers."""
+
+    def loss(self, theta: dict, batch: dict, context: Context) -> tuple[tf.Tensor, dict]:
+        return super().loss(theta, batch, dataclasses.replace(context, seed=None))
+
+
+def test_evaluation_draws_no_random_numbers_and_is_the_same_on_every_mesh():
+    found = {}
+    for mesh in ("1", "8"):
+        steps = steps_of(mesh)
+        executable = testing.engine(steps.layout).load(steps.evaluate(BATCH_SPECS))
+        inputs = {"theta": new_state()["theta"], "batch": batch_of(0)}
+        found[mesh] = testing.arrays(executable(inputs)["metrics"])
+        assert_same_bits(found[mesh], testing.arrays(executable(inputs)["metrics"]))
+    assert found["1"].keys() == {"cross_entropy", "tokens", "overflow"}
+    np.testing.assert_allclose(found["8"]["cross_entropy"], found["1"]["cross_entropy"], rtol=TRAINED_TOLERANCE)
+
+
+def test_bfloat16_activations_train_nearly_alike_with_float32_weights():
+    state, bfloat16 = train(trainer("4x2", "bfloat16"), new_state(), range(4))
+    _, float32 = train(trainer("4x2"), new_state(), range(4))
+    np.testing.assert_allclose([m["loss"] for m in bfloat16], [m["loss"] for m in float32], rtol=BFLOAT16_TOLERANCE)
+    assert {value.dtype.name for value in tree.flatten(state["theta"]).values()} == {"float32"}
+
+
+def test_training_learns():
+    """The successor of each token: from a uniform guess, ln 16, to less than half."""
+    _, history = train(trainer("8"), new_state(), range(30))
+    assert history[-1]["loss"] < 0.5 * history[0]["loss"]
+    assert jax.tree.all(jax.tree.map(np.isfinite, history))
