@@ -5,6 +5,7 @@ JAX is here the PJRT runtime and nothing more. This module imports no TensorFlow
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -109,21 +110,17 @@ class Executable:
         return self._compiled.memory_analysis()
 
     def _place(self, argument: Argument, value: Any, placement: NamedSharding):
-        if isinstance(value, jax.Array):
-            return value
-        array = np.asarray(value)
+        array = value if isinstance(value, jax.Array) else np.asarray(value)
         if array.shape != argument.shape or array.dtype != np.dtype(argument.dtype):
             raise ValueError(f"program {self.program.name}: {argument.path} is {array.dtype}{list(array.shape)}; expected "
                              f"{argument.dtype}{list(argument.shape)}.")
-        return jax.device_put(array, placement)
+        return array if isinstance(array, jax.Array) and array.sharding == placement else jax.device_put(array, placement)
 
 
 def _find_devices(num_cpu_devices: int, platform: str | None) -> list:
-    try:
+    # Once JAX has started it keeps the CPU devices it has; the caller sees whether they are enough.
+    with contextlib.suppress(RuntimeError):
         jax.config.update("jax_num_cpu_devices", num_cpu_devices)
-    except RuntimeError:
-        # JAX has started: it keeps the devices it has, and the caller sees whether they are enough.
-        return jax.devices(platform)
     try:
         return jax.devices(platform)
     except RuntimeError as error:
