@@ -11,6 +11,7 @@ import io
 import json
 import os
 import zipfile
+import zlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -63,8 +64,9 @@ class Program:
         }
         buffer = io.BytesIO()
         with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as bundle:
-            bundle.writestr("program.json", json.dumps(header, indent=1))
-            bundle.writestr("exported.bin", self.exported)
+            for name, data in (("program.json", json.dumps(header, indent=1)), ("exported.bin", self.exported)):
+                # No time of day: equal programs are equal files.
+                bundle.writestr(zipfile.ZipInfo(name), data, zipfile.ZIP_DEFLATED)
         partial = f"{path}.partial"
         with open(partial, "wb") as file:
             file.write(buffer.getvalue())
@@ -82,7 +84,11 @@ class Program:
                            _arguments(header["outputs"]), tuple(header["donated"]), exported)
         except FileNotFoundError:
             raise UserError(f"{path}: no such program; write it with `python -m lingvo_moe export`.") from None
-        except (zipfile.BadZipFile, KeyError, TypeError, json.JSONDecodeError) as error:
+        except OSError as error:
+            raise UserError(f"{path}: cannot be read ({error.strerror}); name a file that `export` wrote.") from None
+        except (zipfile.BadZipFile, zlib.error, EOFError, KeyError, TypeError, ValueError, NotImplementedError) as error:
+            if isinstance(error, UserError):
+                raise
             raise UserError(f"{path}: not a program bundle, or a damaged one ({error}); export it again.") from None
 
 

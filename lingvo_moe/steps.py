@@ -66,7 +66,7 @@ class Steps:
                 "slots": weight_specs(self.optimizer.slots(weights))}
 
     def init(self) -> Program:
-        """`{seed} -> {state}`: created already in place, so no device ever holds a distributed weight whole."""
+        """`{seed} -> {state}`: created already in place, each device holding its own part."""
 
         def function(inputs: dict) -> dict:
             weights = self.model.weights()

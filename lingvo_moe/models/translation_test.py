@@ -174,8 +174,9 @@ def train(executable: pjrt.Executable, steps: int) -> list[dict[str, float]]:
 @pytest.mark.parametrize("mesh", ["8", "4x2"])
 def test_the_same_seed_has_the_same_losses_on_every_mesh(mesh):
     """With dropout, random routing and capacity cuts; weights follow from losses, since each loss is of updated ones."""
-    assert train(trainer("1"), 1)[0]["overflow"] > 0
-    for one, many in zip(train(trainer("1"), 4), train(trainer(mesh), 4), strict=True):
+    expected = train(trainer("1"), 4)
+    assert max(metrics["overflow"] for metrics in expected) > 0
+    for one, many in zip(expected, train(trainer(mesh), 4), strict=True):
         for name, value in one.items():
             np.testing.assert_allclose(many[name], value, rtol=TRAINED_TOLERANCE, err_msg=name)
 
