@@ -55,8 +55,10 @@ class OneLayer(Layer):
         inputs = context.dropout(inputs, 0.1, "inputs", "BTM")
         outputs, metrics = self._layers["experts"](theta["experts"], inputs, paddings, context)
         nll, _ = cross_entropy(self._layers["softmax"](theta["softmax"], inputs + outputs, context), batch["labels"])
-        loss = tf.reduce_mean(nll)
-        return loss, {"cross_entropy": loss, "tokens": tf.constant(float(BATCH * LENGTH)), "overflow": metrics["overflow"]}
+        nll = tf.reduce_mean(nll)
+        # Without it the gates of experts that nobody chose have no gradient but rounding, which Adafactor would magnify.
+        loss = nll + 0.01 * metrics["aux_loss"]
+        return loss, {"cross_entropy": nll, "tokens": tf.constant(float(BATCH * LENGTH)), "overflow": metrics["overflow"]}
 
 
 def steps_of(mesh: str, **fields) -> Steps:
@@ -171,12 +173,10 @@ def test_the_state_is_donated():
 
 
 def test_metrics_are_those_of_the_model_and_of_the_step():
-    state = new_state()
-    _, (metrics,) = train(trainer("1"), state, range(1))
+    _, (metrics,) = train(trainer("1"), new_state(), range(1))
     assert metrics.keys() == {"cross_entropy", "tokens", "overflow", "loss", "gradient_norm", "learning_rate"}
-    assert metrics["loss"] == metrics["cross_entropy"]
+    assert metrics["loss"] > metrics["cross_entropy"] and metrics["tokens"] == BATCH * LENGTH
     assert metrics["learning_rate"] == pytest.approx(0.1)
-    assert metrics["gradient_norm"] > 0
 
 
 def test_the_gradient_norm_is_that_of_all_gradients():
