@@ -17,7 +17,8 @@ from typing import Protocol
 
 from lingvo_moe import tree
 from lingvo_moe.decoding.flat_beam_search import BeamSearch, flat_beam_search
-from lingvo_moe.layers.base import Context, Weight, fold_seed, initial_value
+from lingvo_moe.layers.base import Context, Weight, initial_value
+from lingvo_moe.layers.random_numbers import fold_seed
 from lingvo_moe.layout import Layout, Spec
 from lingvo_moe.lazy import tf
 from lingvo_moe.program import Program, lower

@@ -1,4 +1,4 @@
-"""The pure steps: state is born in place and donated, and the same seed trains alike on every mesh, bit for bit on one."""
+"""State is born in place and donated, and the same seed trains alike on every mesh, bit for bit on one."""
 
 from __future__ import annotations
 
@@ -56,9 +56,9 @@ class OneLayer(Layer):
         outputs, metrics = self._layers["experts"](theta["experts"], inputs, paddings, context)
         nll, _ = cross_entropy(self._layers["softmax"](theta["softmax"], inputs + outputs, context), batch["labels"])
         nll = tf.reduce_mean(nll)
-        # Without it the gates of experts that nobody chose have no gradient but rounding, which Adafactor would magnify.
-        loss = nll + 0.01 * metrics["aux_loss"]
-        return loss, {"cross_entropy": nll, "tokens": tf.constant(float(BATCH * LENGTH)), "overflow": metrics["overflow"]}
+        # Without it the gates of experts that nobody chose have no gradient but rounding, which Adafactor magnifies.
+        loss, tokens = nll + 0.01 * metrics["aux_loss"], tf.constant(float(BATCH * LENGTH))
+        return loss, {"cross_entropy": nll, "tokens": tokens, "overflow": metrics["overflow"]}
 
 
 def steps_of(mesh: str, **fields) -> Steps:
@@ -118,6 +118,13 @@ def test_the_state_is_created_sharded():
     assert shards["theta/experts/wi"] == (1, 8, 16) and shards["theta/experts/wo"] == (1, 16, 8)
     assert shards["slots/experts/wi/row"] == (1, 8)
     assert shards["theta/experts/gate"] == (8, 8) and shards["theta/embedding/table"] == (VOCABULARY, 8)
+
+
+def test_no_device_holds_a_distributed_weight_whole_while_it_is_created():
+    """8 x 8 x 4096 floats, of each of two weights, are 2 MiB over all devices; a device works with less than one whole."""
+    steps = steps_of("8", hidden_dim=4096)
+    memory = testing.engine(steps.layout).load(steps.init()).memory()
+    assert memory.output_size_in_bytes + memory.temp_size_in_bytes < 8 * 8 * 4096 * 4
 
 
 @pytest.mark.parametrize("mesh", ["1", "4x2"])

@@ -38,9 +38,9 @@ def by_numpy(theta: dict, queries: np.ndarray, memory: np.ndarray, mask: np.ndar
     return outputs
 
 
-def attend(theta: dict, queries: np.ndarray, memory: np.ndarray, mask: np.ndarray, context: Context = Context()) -> np.ndarray:
+def attend(theta: dict, queries: np.ndarray, memory: np.ndarray, mask: np.ndarray) -> np.ndarray:
     tensors = tree.map_leaves(tf.constant, theta)
-    return LAYER(tensors, tf.constant(queries), tf.constant(memory), tf.constant(mask), context).numpy()
+    return LAYER(tensors, tf.constant(queries), tf.constant(memory), tf.constant(mask), Context()).numpy()
 
 
 def assert_close(actual: np.ndarray, expected: np.ndarray):
@@ -107,7 +107,8 @@ def test_attend_over_given_keys_and_values_is_the_same():
 
 def test_dropout_drops_shares_of_attention_in_training_only():
     layer = MultiHeadAttention(model_dim=MODEL, num_heads=HEADS, head_dim=HEAD, dropout=0.5)
-    theta, tokens, mask = tree.map_leaves(tf.constant, theta_of()), tf.constant(tokens_of(2, 5)), tf.ones((2, 5, 5), tf.bool)
+    theta, tokens = tree.map_leaves(tf.constant, theta_of()), tf.constant(tokens_of(2, 5))
+    mask = tf.ones((2, 5, 5), tf.bool)
     without = layer(theta, tokens, tokens, mask, Context()).numpy()
     np.testing.assert_array_equal(without, LAYER(theta, tokens, tokens, mask, Context()))
     training = Context(seed=tf.constant([1, 2]))

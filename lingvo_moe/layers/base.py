@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import zlib
 
 from lingvo_moe import tree
+from lingvo_moe.layers import random_numbers
+from lingvo_moe.layers.random_numbers import fold_seed
 from lingvo_moe.layout import Layout
 from lingvo_moe.lazy import tf
 
@@ -27,7 +28,7 @@ class Weight:
       letters: the dimensions' names, which decide the sharding (see `layout`).
       fan_in: the letters that the layer contracts over. They are the rows of the weight's matrix; the other letters, but for
         the leading `R` and `E`, are its columns. Empty for vectors: scales and biases.
-      stddev: of the normally distributed initial value; 0 means that every element starts at `mean`.
+      stddev: of the initial value, which is distributed uniformly about `mean`; 0 means that every element is `mean`.
       mean: of the initial value.
     """
 
@@ -102,7 +103,7 @@ class Context:
 
     def uniform(self, shape: tuple[int, ...], key: str) -> tf.Tensor:
         """Random float32 numbers in [0, 1), a function of the seed and `key` alone: equal on any number of devices."""
-        return tf.random.stateless_uniform(shape, fold_seed(self.seed, key), alg="philox")
+        return random_numbers.uniform(fold_seed(self.seed, key), shape)
 
     def dropout(self, tensor: tf.Tensor, rate: float, key: str, letters: str) -> tf.Tensor:
         """Zeroes elements with probability `rate` and scales the others by 1/(1 - rate), in training only."""
@@ -110,12 +111,6 @@ class Context:
             return tensor
         keep = self.annotate(self.uniform(tuple(tensor.shape), key), letters) >= rate
         return tf.where(keep, tensor / tf.cast(1.0 - rate, tensor.dtype), tf.zeros((), tensor.dtype))
-
-
-def fold_seed(seed: tf.Tensor, key: str | int | tf.Tensor) -> tf.Tensor:
-    """Returns the `[2] int32` seed of a name or a number under `seed`."""
-    data = zlib.crc32(key.encode()) & 0x7FFFFFFF if isinstance(key, str) else key
-    return tf.random.experimental.stateless_fold_in(seed, data, alg="philox")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -135,5 +130,5 @@ def initial_value(weight: Weight, path: str, seed: tf.Tensor) -> tf.Tensor:
     """The float32 tensor that `weight` starts from: a function of (seed, path), whatever the other weights are."""
     if weight.stddev == 0.0:
         return tf.fill(weight.shape, tf.constant(weight.mean, tf.float32))
-    normal = tf.random.stateless_normal(weight.shape, fold_seed(seed, path), alg="philox")
-    return weight.mean + normal * weight.stddev
+    draw = random_numbers.uniform(fold_seed(seed, path), weight.shape) - 0.5
+    return weight.mean + draw * (weight.stddev * math.sqrt(12))

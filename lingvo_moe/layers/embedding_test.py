@@ -95,5 +95,6 @@ def test_cross_entropy_of_large_logits_is_finite():
 
 def test_logits_are_float32_whatever_the_activations_are():
     layer = Softmax(vocabulary=VOCABULARY, model_dim=MODEL)
-    logits = layer({"projection": tf.ones((MODEL, VOCABULARY))}, tf.ones((1, 2, MODEL), tf.bfloat16), Context(dtype="bfloat16"))
+    theta, inputs = {"projection": tf.ones((MODEL, VOCABULARY))}, tf.ones((1, 2, MODEL), tf.bfloat16)
+    logits = layer(theta, inputs, Context(dtype="bfloat16"))
     assert logits.dtype == tf.float32 and (logits.numpy() == MODEL).all()

@@ -18,8 +18,8 @@ LAYER = FeedForward(model_dim=8, hidden_dim=16)
 
 def case() -> dict:
     random = np.random.default_rng(0)
-    return {"theta": {name: random.normal(size=weight.shape).astype(np.float32) for name, weight in LAYER.weights().items()},
-            "inputs": random.normal(size=(8, 4, 8)).astype(np.float32)}
+    theta = {name: random.normal(size=weight.shape).astype(np.float32) for name, weight in LAYER.weights().items()}
+    return {"theta": theta, "inputs": random.normal(size=(8, 4, 8)).astype(np.float32)}
 
 
 def call(layout: Layout = Layout()):

@@ -97,8 +97,10 @@ def test_inference_without_a_capacity_depends_on_no_other_token():
     layer = layer_of(num_groups=1)
     inputs = inputs_of(layer)
     together = call(layer, training=False)(tree.map_leaves(tf.constant, inputs))["outputs"]
-    alone = [call(layer, training=False)(tree.map_leaves(tf.constant, inputs | {
-        "inputs": inputs["inputs"][b:b + 1], "paddings": inputs["paddings"][b:b + 1]}))["outputs"][0] for b in range(BATCH)]
+    alone = []
+    for b in range(BATCH):
+        one = inputs | {name: inputs[name][b:b + 1] for name in ("inputs", "paddings")}
+        alone.append(call(layer, training=False)(tree.map_leaves(tf.constant, one))["outputs"][0])
     assert_close(together.numpy(), np.stack(alone))
 
 
@@ -143,9 +145,10 @@ def test_partitioned_equals_unpartitioned(mesh, unpartitioned):
 def test_communication_of_one_layer(devices):
     """Two AllToAll forward and two more backward (GShard section 3.3); nobody gathers masks, tokens or experts."""
     layer, layout = layer_of(), Layout.of(DeviceMesh.parse(devices))
-    forward = testing.collectives(testing.compile_for(call(layer, layout), inputs_of(layer), layout, LETTERS | {"outputs": "BTM"}))
-    both = testing.collectives(
-        testing.compile_for(testing.with_gradients(call(layer, layout)), inputs_of(layer), layout, LETTERS))
+    letters = LETTERS | {"outputs": "BTM"}
+    forward, both = (
+        testing.collectives(testing.compile_for(function, inputs_of(layer), layout, letters))
+        for function in (call(layer, layout), testing.with_gradients(call(layer, layout))))
     assert (forward["all-to-all"], both["all-to-all"]) == (2, 4)
     assert set(forward) | set(both) <= {"all-to-all", "all-reduce"}
 

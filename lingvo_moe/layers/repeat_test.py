@@ -43,8 +43,9 @@ def body(theta: dict, inputs: tf.Tensor, constants: dict, context: Context) -> t
 
 def call(times: int, way: dict, layout: Layout = Layout(), metric_names: tuple[str, ...] = ("size", "one")):
     def function(inputs: dict) -> dict:
-        outputs, metrics = repeat(body, weights_of(times), inputs["theta"], inputs["inputs"], {"memory": inputs["memory"]},
-                                  Context(layout, inputs["seed"]), metric_names=metric_names, **way)
+        constants, context = {"memory": inputs["memory"]}, Context(layout, inputs["seed"])
+        outputs, metrics = repeat(body, weights_of(times), inputs["theta"], inputs["inputs"], constants, context,
+                                  metric_names=metric_names, **way)
         return {"outputs": outputs, "metrics": metrics}
 
     return testing.with_gradients(function)

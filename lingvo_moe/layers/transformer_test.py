@@ -107,7 +107,8 @@ def test_a_stack_is_its_period_repeated_and_normalised(way):
             outputs, metrics = by_blocks(layer, theta, outputs, tensors["memory"])
         halves.append(metrics)
     found = testing.run(lambda i: dict(zip(("outputs", "metrics"), call(dataclasses.replace(STACK, **way), i))), inputs)
-    np.testing.assert_allclose(found.pop("outputs"), normalised(tensors["theta"]["norm"], outputs), rtol=0, atol=TOLERANCE)
+    expected = normalised(tensors["theta"]["norm"], outputs)
+    np.testing.assert_allclose(found.pop("outputs"), expected, rtol=0, atol=TOLERANCE)
     assert set(found) == {f"metrics/{name}" for name in mixture_of_experts.METRICS}
     for path, value in found.items():
         expected = np.mean([half[path.removeprefix("metrics/")] for half in halves])

@@ -1,0 +1,70 @@
+"""Random numbers that every device makes for its own part of a tensor: a hash of (seed, index of the element).
+
+XLA's own generators are computed whole on every device and cut afterwards. This one is written with a counter and
+elementwise operators alone, which the partitioner cuts like any others: no device ever holds the numbers of another, and
+they are the same bits on any number of devices.
+"""
+
+from __future__ import annotations
+
+import zlib
+
+from lingvo_moe.lazy import tf
+
+# Threefry-2x32 (Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", 2011, section 3 and table 2).
+# 13 rounds are the fewest the authors call crush-resistant; 20, their default, cost half as much again.
+_ROUNDS = 13
+_ROTATIONS = (13, 15, 26, 6, 17, 29, 16, 24)
+_PARITY = 0x1BD11BDA
+_WORD = 2**32
+
+
+def uniform(seed: tf.Tensor, shape: tuple[int, ...]) -> tf.Tensor:
+    """Returns float32 numbers in [0, 1), multiples of 2^-24, of the given shape under the `[2] int32` seed."""
+    word, _ = _threefry(tf.bitcast(seed, tf.uint32), *_counters(shape))
+    return tf.cast(tf.cast(tf.bitwise.right_shift(word, _constant(8)), tf.int32), tf.float32) * 2.0**-24
+
+
+def fold_seed(seed: tf.Tensor, key: str | int | tf.Tensor) -> tf.Tensor:
+    """Returns the `[2] int32` seed of a name or a number under `seed`."""
+    number = _constant(zlib.crc32(key.encode())) if isinstance(key, str) else tf.cast(key, tf.uint32)
+    # Elements count from 0 in the second word, too: the last value sets the seeds apart from them.
+    words = _threefry(tf.bitcast(seed, tf.uint32), number, _constant(_WORD - 1))
+    return tf.bitcast(tf.stack(words), tf.int32)
+
+
+def _counters(shape: tuple[int, ...]) -> tuple[tf.Tensor, tf.Tensor]:
+    """Two words that no two elements share: the index within the trailing dimensions, as many as one word can count, and
+    the index of those before."""
+    words, stride = [_constant(0), _constant(0)], [1, 1]
+    which = 0
+    for dimension in reversed(range(len(shape))):
+        if stride[0] * shape[dimension] > _WORD:
+            which = 1
+        index = tf.cast(tf.range(shape[dimension]), tf.uint32) * _constant(stride[which])
+        words[which] += tf.reshape(index, [-1] + [1] * (len(shape) - 1 - dimension))
+        stride[which] *= shape[dimension]
+    return tf.broadcast_to(words[0], shape), words[1]
+
+
+def _threefry(key: tf.Tensor, first: tf.Tensor, second: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Hashes each pair of words under the key `[2] uint32`."""
+    schedule = (key[0], key[1], tf.bitwise.bitwise_xor(tf.bitwise.bitwise_xor(key[0], key[1]), _constant(_PARITY)))
+    first, second = first + schedule[0], second + schedule[1]
+    for number in range(_ROUNDS):
+        first += second
+        second = tf.bitwise.bitwise_xor(_rotate(second, _ROTATIONS[number % 8]), first)
+        if number % 4 == 3:
+            block = number // 4 + 1
+            first += schedule[block % 3]
+            second += schedule[(block + 1) % 3] + _constant(block)
+    return first, second
+
+
+def _rotate(word: tf.Tensor, bits: int) -> tf.Tensor:
+    return tf.bitwise.bitwise_or(tf.bitwise.left_shift(word, _constant(bits)),
+                                 tf.bitwise.right_shift(word, _constant(32 - bits)))
+
+
+def _constant(value: int) -> tf.Tensor:
+    return tf.constant(value, tf.uint32)
