@@ -152,13 +152,16 @@ def pack(examples: Iterator[Example], config: InputConfig, rows: int,
     at most `lookahead` waiting pairs, and every pair comes exactly once.
 
     Args:
-      examples: the stream, finite or not. Pairs that fit no empty row must have been left out.
+      examples: the stream, finite or not. Pairs that fit no empty row must have been left out, here and in `waiting`.
       config: shapes and lookahead.
       rows: of this host.
       waiting: pairs that waited when the stream was left.
 
     Yields:
       (batch, the pairs that wait after it). The last batch of a finite stream may hold empty rows.
+
+    Raises:
+      ValueError: nothing but pairs that fit no empty row are left to place.
     """
     waiting, stream_ended = list(waiting), False
     while waiting or not stream_ended:
@@ -172,6 +175,8 @@ def pack(examples: Iterator[Example], config: InputConfig, rows: int,
                 waiting.append(example)
         if filling.any:
             yield filling.batch, waiting
+        elif waiting:
+            raise ValueError(f"example {waiting[0].number} fits no empty row and would wait forever; leave it out")
 
 
 def padding(batch: Batch) -> dict[str, float]:

@@ -104,6 +104,15 @@ def test_without_packing_a_row_is_one_pair_and_nothing_waits():
     assert all(batch["source"]["segment_ids"].max() == 1 and not waiting for batch, waiting in batches)
 
 
+@pytest.mark.parametrize("waiting", [[0], [0, 0]])
+def test_a_pair_that_fits_no_row_is_an_error_not_an_endless_wait(waiting):
+    """Both when it shares the waiting room and when such pairs fill it."""
+    too_long = make_examples([(12, 1)])
+    stream = iter(make_examples([(1, 1)] * 3))
+    with pytest.raises(ValueError, match="example 0 fits no empty row"):
+        list(pack(stream, _SMALL, 3, [too_long[index] for index in waiting]))
+
+
 def test_an_empty_stream_makes_no_batch():
     assert not list(pack(iter([]), _SMALL, 3))
 

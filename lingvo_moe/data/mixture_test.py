@@ -72,6 +72,18 @@ def test_a_language_is_seen_epoch_by_epoch():
         assert not np.array_equal(epochs[0], epochs[1])
 
 
+@given(strategies.lists(strategies.integers(0, 5000), min_size=1, max_size=4).filter(any), _TEMPERATURES,
+       strategies.integers(0, 2**64 - 1))
+def test_every_epoch_of_any_language_holds_every_pair_once(sizes, temperature, seed):
+    """Whatever the sizes: a block's end may fall anywhere in an epoch."""
+    languages, indices = Mixture(tuple(sizes), temperature, seed).draw(np.arange(BLOCK + BLOCK // 2))
+    for language, size in enumerate(sizes):
+        seen = indices[languages == language]
+        epochs, rest = (seen[:len(seen) // size * size].reshape(-1, size), len(seen) % size) if size else (seen, 0)
+        assert np.all(np.sort(epochs) == np.arange(size))
+        assert len(np.unique(seen[len(seen) - rest:])) == rest
+
+
 @given(strategies.lists(strategies.integers(0, 2**40), min_size=1, max_size=30))
 def test_an_example_depends_on_its_number_alone(numbers):
     """So a stream resumes anywhere, and hosts may draw in any order."""

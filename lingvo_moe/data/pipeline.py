@@ -28,7 +28,7 @@ _CHUNK = 256  # examples tokenised at a time
 _CHUNKS_AHEAD = 8
 _BATCHES_AHEAD = 2
 _END_OF_STREAM = 1 << 62
-_PATIENCE = 10_000  # examples without one that fits a row
+_PATIENCE = 10_000  # examples in a row without one that fits
 
 
 class TrainInput:
@@ -77,22 +77,27 @@ class TrainInput:
     def _batches(self, state: dict[str, Any], rows: int) -> Iterator[tuple[Batch, dict[str, Any]]]:
         position = {"next": state["next"], "too_long": state["too_long"]}
 
-        def fitting() -> Iterator[Example]:
-            for example in self._stream(state["next"], state["num_hosts"]):
-                position["next"] = example.number + state["num_hosts"]
+        def fitting(examples: Iterator[Example]) -> Iterator[Example]:
+            missed = 0
+            for example in examples:
+                position["next"] = max(position["next"], example.number + state["num_hosts"])
                 if example.fits(self._config):
+                    missed = 0
                     yield example
                 else:
+                    missed += 1
                     position["too_long"] += 1
-                    self._check_some_fit(position["too_long"], position["next"] // state["num_hosts"])
+                    self._check_patience(missed)
 
-        waiting = self._tokenized(np.array(state["waiting"], np.int64)) if state["waiting"] else ()
-        for batch, left in pack(fitting(), self._config, rows, waiting):
+        # What waited fitted the rows of then; they may be shorter now.
+        waiting = fitting(self._tokenized(np.array(state["waiting"], np.int64))) if state["waiting"] else ()
+        stream = fitting(self._stream(state["next"], state["num_hosts"]))
+        for batch, left in pack(stream, self._config, rows, waiting):
             yield batch, {**state, **position, "waiting": [example.number for example in left]}
 
-    def _check_some_fit(self, too_long: int, read: int):
-        if too_long == read and too_long >= _PATIENCE:
-            raise UserError(f"none of the first {too_long} training pairs fits input.source_length="
+    def _check_patience(self, missed: int):
+        if missed >= _PATIENCE:
+            raise UserError(f"none of {missed} training pairs in a row fits input.source_length="
                             f"{self._config.source_length} and input.target_length={self._config.target_length}; "
                             "raise them with --set input.source_length=... and --set input.target_length=...")
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import shutil
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -73,6 +75,16 @@ def assert_same(first: list, second: list):
                 np.testing.assert_array_equal(values, other[side][name])
 
 
+def stream_texts(corpus, tokenizers, count: int) -> list[tuple[str, str] | None]:
+    """The first examples of the stream, in order, None for one that fits no row."""
+    config = dataclasses.replace(_CONFIG, batch_size=1, packing=False)  # a batch is one example
+    found, too_long = [], 0
+    for batch, state in take(TrainInput(corpus, tokenizers, config).batches(), count):
+        found += [None] * (state["too_long"] - too_long) + texts(batch, tokenizers)
+        too_long = state["too_long"]
+    return found
+
+
 def test_training_batches_hold_pairs_of_the_corpus_in_the_shape_of_the_specs(corpus, tokenizers, train_input):
     opened = Corpus.open(corpus)
     known = {pair for language in opened.languages for pair in opened.pairs("train", language)}
@@ -106,16 +118,19 @@ def test_every_example_is_fed_once_or_counted_as_too_long(train_input, tokenizer
     assert fed == state["next"] - len(state["waiting"]) - state["too_long"]
 
 
-def test_hosts_feed_disjoint_shares(train_input, tokenizers):
-    """Two hosts have each half of the rows and every second example."""
-    parts = [take(train_input.batches(num_hosts=2, host=host), 5) for host in (0, 1)]
-    alone = [text for batch, _ in take(train_input.batches(), 30) for text in texts(batch, tokenizers)]
-    for host, part in enumerate(parts):
+def test_hosts_share_the_stream_and_lose_or_repeat_nothing(corpus, tokenizers, train_input):
+    """Two hosts have each half of the rows; host h feeds examples h, h + 2, ... but for those that wait or are too long."""
+    stream = stream_texts(corpus, tokenizers, 1000)
+    for host in (0, 1):
+        part = take(train_input.batches(num_hosts=2, host=host), 5)
         assert part[0][0]["source"]["ids"].shape == (2, 64)
         state = part[-1][1]
-        assert all(number % 2 == host for number in (state["next"], *state["waiting"]))
-        assert {text for batch, _ in part for text in texts(batch, tokenizers)} <= set(alone)
-    assert_same(take(train_input.batches(parts[1][1][1], num_hosts=2, host=1), 3), parts[1][2:])
+        read = set(range(host, state["next"], 2)) - set(state["waiting"])
+        assert set(state["waiting"]) <= set(range(host, state["next"], 2))
+        fed = Counter(text for batch, _ in part for text in texts(batch, tokenizers))
+        expected = Counter(stream[number] for number in read if stream[number] is not None)
+        assert fed == expected
+        assert_same(take(train_input.batches(part[1][1], num_hosts=2, host=host), 3), part[2:])
 
 
 def test_a_state_of_another_stream_is_refused(corpus, tokenizers, train_input):
@@ -141,8 +156,26 @@ def test_lengths_that_no_pair_fits_are_an_error_not_an_endless_wait(corpus, toke
     """Raised in the background thread, and seen by whoever waits for the batch."""
     monkeypatch.setattr(pipeline, "_PATIENCE", 300)
     batches = TrainInput(corpus, tokenizers, InputConfig(source_length=2, target_length=2)).batches()
-    with pytest.raises(UserError, match="none of the first 300 training pairs fits input.source_length=2"):
+    with pytest.raises(UserError, match="none of 300 training pairs in a row fits input.source_length=2"):
         next(batches)
+
+
+def test_a_stream_goes_on_with_shorter_rows(corpus, tokenizers, train_input, monkeypatch):
+    """Pairs that waited for room in longer rows are left out and counted; they must not block the others for ever."""
+    monkeypatch.setattr(pipeline, "_PATIENCE", 300)
+    shorter = dataclasses.replace(_CONFIG, source_length=12, target_length=10)
+    state = next(state for _, state in train_input.batches() if len(state["waiting"]) == _CONFIG.lookahead)
+    part = take(TrainInput(corpus, tokenizers, shorter).batches(state), 20)
+    left = part[-1][1]
+    stream = stream_texts(corpus, tokenizers, left["next"])
+    fed = Counter(text for batch, _ in part for text in texts(batch, tokenizers))
+    resumed = {*state["waiting"], *range(state["next"], left["next"])} - set(left["waiting"])
+    assert fed <= Counter(stream[number] for number in resumed)
+    assert fed.total() + left["too_long"] - state["too_long"] == len(resumed)
+    assert set(left["waiting"]).isdisjoint(state["waiting"])
+    too_short = dataclasses.replace(_CONFIG, source_length=2, target_length=2)
+    with pytest.raises(UserError, match="none of 300 training pairs in a row fits"):
+        next(TrainInput(corpus, tokenizers, too_short).batches(left))
 
 
 def test_rows_that_hosts_cannot_share_are_refused(train_input):
@@ -173,13 +206,27 @@ def test_evaluation_sees_every_held_out_pair_once_in_every_pass(corpus, tokenize
     assert any("Haus" in source for source, _ in first) and any("maison" in source for source, _ in first)
 
 
+def test_evaluation_takes_the_languages_in_turn_and_always_in_the_same_order(corpus, tokenizers):
+    """So that the first few batches show every language."""
+    config = dataclasses.replace(_CONFIG, packing=False)
+    first, second = ([text for batch in EvalInput(corpus, tokenizers, config).batches()
+                      for text in texts(batch, tokenizers)] for _ in range(2))
+    assert first == second
+    opened = Corpus.open(corpus)
+    german, french = ([tuple(" ".join(text.split()) for text in pair) for pair in opened.pairs("valid", language)
+                       if pair not in _TOO_LONG] for language in ("de", "fr"))
+    in_turn = [pair for pairs in itertools.zip_longest(german, french) for pair in pairs if pair]
+    assert sorted(first) == sorted(in_turn)
+    assert first[:6] == in_turn[:6] and first[-20:] == german[-20:]
+
+
 def test_an_empty_split_makes_no_batches(corpus, tokenizers):
     assert not list(EvalInput(corpus, tokenizers, _CONFIG, split="test").batches())
 
 
 def test_source_batches_are_sorted_by_length_and_can_be_put_back(tokenizers):
     tokenizer = Tokenizers.load(tokenizers).source
-    sentences = ["Haus " * 9, "", "Haus", "Satz 7 Haus", "Haus Haus"]
+    sentences = ["Haus " * 9, "", "Haus", "Satz 7 Haus", "図書館 🎉", "Haus Haus"]
     found, lengths = {}, []
     for indices, batch in source_batches(sentences, tokenizer, 2, 64):
         assert {values.shape for values in batch.values()} == {(2, 64)}
@@ -191,7 +238,7 @@ def test_source_batches_are_sorted_by_length_and_can_be_put_back(tokenizers):
             found[index] = tokenizer.decode([batch["ids"][row]])[0]
             lengths.append(length)
     assert lengths == sorted(lengths)
-    assert [found[index] for index in range(5)] == [sentence.strip() for sentence in sentences]
+    assert [found[index] for index in range(6)] == [sentence.strip() for sentence in sentences]
     assert not list(source_batches([], tokenizer, 2, 32))
 
 

@@ -62,6 +62,22 @@ def test_the_source_side_knows_every_letter(tokenizers, text):
     assert unicodedata.normalize("NFKC", once) == unicodedata.normalize("NFKC", text)
 
 
+@pytest.mark.parametrize("text", ["🎉", "👩‍👩‍👧 ist da", "ሰላም", "𓀀𓂀", "ꙮ", "∀x ∈ ℝ: ⌈x⌉ → ∞", "a\0b", "e\u0301\u0323"])
+def test_the_source_side_spells_emoji_symbols_and_unseen_scripts_in_bytes(tokenizers, text):
+    (ids,) = tokenizers.source.encode([text])
+    (once,) = tokenizers.source.decode([ids])
+    assert unicodedata.normalize("NFKC", once) == unicodedata.normalize("NFKC", text)
+
+
+@pytest.mark.parametrize("text", ["one\ntwo", "\r\n\n", "\0", "a\tb\0c\0", " ", "x" * 100_000, "Haus " * 20_000])
+def test_any_text_is_encoded_and_comes_back_as_one_line(tokenizers, text):
+    """Line ends are white space like any other, and no length is too much."""
+    for tokenizer in (tokenizers.source, tokenizers.target):
+        (decoded,) = tokenizer.decode(tokenizer.encode([text]))
+        assert "\n" not in decoded
+    assert tokenizers.source.decode(tokenizers.source.encode([text])) == [" ".join(text.split())]
+
+
 def test_encode_gives_int32_without_bos_and_eos(tokenizers):
     rows = tokenizers.source.encode([*_TEXTS, ""])
     assert all(row.dtype == np.int32 and row.ndim == 1 for row in rows)

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import pathlib
 import re
+import shutil
 import sys
+import time
 from collections import Counter
 from typing import Any
 
@@ -51,9 +52,12 @@ def train(corpus: Corpus, output: pathlib.Path, vocabulary: dict[str, int], temp
       The tokenizers, and whether they are new.
 
     Raises:
-      UserError: a vocabulary too small for the characters of the corpus, or something else in the way.
+      UserError: a vocabulary too small for the characters of the corpus, a corpus without a sentence to train on, or
+        something else in the way.
     """
-    _check_output(output)
+    output = output.resolve()  # so that `.` has a name, and a link stays one
+    _recover(output)
+    _check_is_ours(output)
     settings = {"corpus": corpus.fingerprint, "vocabulary": vocabulary, "temperature": str(temperature),
                 "max_sentences": max_sentences, "sentencepiece": sentencepiece.__version__}
     if _is_up_to_date(output, settings, force):
@@ -61,20 +65,17 @@ def train(corpus: Corpus, output: pathlib.Path, vocabulary: dict[str, int], temp
     sentences = _draw(corpus, temperature, max_sentences)
     models = {side: _train_side(side, sentences[side], vocabulary[side]) for side in SIDES}
     manifest = {"ids": SPECIAL_IDS, "settings": settings, **{side: _describe(side, models[side]) for side in SIDES}}
-    output.mkdir(parents=True, exist_ok=True)
-    for side in SIDES:
-        _write(output / _FILES[side], models[side])
-    # The last: until it is there, the checksums in the old one tell that these models are not its own.
-    _write(output / MANIFEST, (json.dumps(manifest, indent=1) + "\n").encode())
+    files = {_FILES[side]: models[side] for side in SIDES}
+    _replace(output, {**files, MANIFEST: (json.dumps(manifest, indent=1) + "\n").encode()})
     return Tokenizers.load(output), True
 
 
-def _check_output(output: pathlib.Path):
-    """Raises UserError if `output` is there and is anything but a directory of tokenizer files."""
+def _check_is_ours(directory: pathlib.Path):
+    """Raises UserError if `directory` is there and is anything but a directory of tokenizer files."""
     ours = {MANIFEST, *_FILES.values()}
-    if output.exists() and not (output.is_dir() and {entry.name for entry in output.iterdir()} <= ours):
-        raise UserError(f"--output={output} holds something other than a tokenizer and is left alone; "
-                        "name another directory.")
+    if directory.exists() and not (directory.is_dir() and {entry.name for entry in directory.iterdir()} <= ours):
+        raise UserError(f"{directory} holds something other than a tokenizer and is left alone; "
+                        "name another directory with --output.")
 
 
 def _is_up_to_date(output: pathlib.Path, settings: dict[str, Any], force: bool) -> bool:
@@ -91,7 +92,7 @@ def _is_up_to_date(output: pathlib.Path, settings: dict[str, Any], force: bool) 
     try:
         Tokenizers.load(output)
     except UserError:
-        return False  # an interrupted run or a damaged file: training again gives the same bytes
+        return False  # a damaged file: training again gives the same bytes
     return found == settings
 
 
@@ -109,8 +110,8 @@ def _draw(corpus: Corpus, temperature: float, count: int) -> dict[str, Counter[s
 
 def _train_side(side: str, sentences: Counter[str], vocabulary: int) -> bytes:
     """Returns the bytes of a SentencePiece model with at most `vocabulary` pieces."""
-    print(f"training {_FILES[side]} on {len(sentences)} different sentences", file=sys.stderr, flush=True)
-    model = io.BytesIO()
+    _say(f"training {_FILES[side]} on {len(sentences)} different sentences")
+    start, model = time.monotonic(), io.BytesIO()
     try:
         sentencepiece.SentencePieceTrainer.train(
             sentence_iterator=(f"{text}\t{times}" for text, times in sentences.items()), input_format="tsv",
@@ -119,12 +120,20 @@ def _train_side(side: str, sentences: Counter[str], vocabulary: int) -> bytes:
             **{f"{name}_id": number for name, number in SPECIAL_IDS.items()}, **_SIDE_OPTIONS[side],
             num_threads=_THREADS, minloglevel=2)
     except RuntimeError as error:
-        needed = re.search(r"required_chars\. \d+ vs (\d+)", str(error))
-        if not needed:
-            raise
-        raise UserError(f"--{side}_vocabulary={vocabulary} is too small: the characters of this corpus, the bytes and "
-                        f"the special ids alone are {needed[1]} pieces. Pass a good deal more than that.") from None
+        raise _explained(error, side, vocabulary) from error
+    _say(f"trained {_FILES[side]} in {time.monotonic() - start:.0f} s")
     return model.getvalue()
+
+
+def _explained(error: RuntimeError, side: str, vocabulary: int) -> UserError:
+    """What a person can do about SentencePiece's `error`."""
+    if needed := re.search(r"required_chars\. \d+ vs (\d+)", str(error)):
+        fixed = "special ids and bytes" if _SIDE_OPTIONS[side].get("byte_fallback") else "special ids"
+        return UserError(f"--{side}_vocabulary={vocabulary} is too small: the {fixed} and the characters of this corpus "
+                         f"alone are {needed[1]} pieces. Pass a good deal more than that.")
+    return UserError(f"{_FILES[side]} cannot be trained on this corpus (SentencePiece says: {str(error).strip()}). "
+                     "It needs sentences with visible characters, not longer than 4192 bytes; add some, and build the "
+                     "corpus again.")
 
 
 def _describe(side: str, model: bytes) -> dict[str, Any]:
@@ -132,14 +141,41 @@ def _describe(side: str, model: bytes) -> dict[str, Any]:
     return {"file": _FILES[side], "vocabulary_size": size, "sha256": sha256(model)}
 
 
-def _write(path: pathlib.Path, data: bytes):
-    """Writes beside the target and moves it there when it is complete; an error names the target."""
-    partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
+def _replace(output: pathlib.Path, files: dict[str, bytes]):
+    """Makes `output` a directory of `files`, in place of what it is. An error names `output`.
+
+    An interruption at any moment leaves the old directory or the new one, whole: where this cannot, `_recover` does it
+    in the next run.
+    """
+    partial = _beside(output, "partial")
     try:
-        partial.write_bytes(data)
-        os.replace(partial, path)
+        partial.mkdir(parents=True)
+        for name, data in files.items():
+            (partial / name).write_bytes(data)
+        if output.exists():
+            output.rename(_beside(output, "replaced"))
+        partial.rename(output)
     except OSError as error:
-        error.filename = str(path)
+        error.filename = str(output)
         raise
     finally:
-        partial.unlink(missing_ok=True)
+        _recover(output)
+
+
+def _recover(output: pathlib.Path):
+    """Puts the old directory back if `_replace` stopped after moving it aside, and clears what it left beside it."""
+    partial, replaced = _beside(output, "partial"), _beside(output, "replaced")
+    if replaced.exists() and not output.exists():
+        replaced.rename(output)
+    for leftover in (partial, replaced):
+        if leftover.exists():
+            _check_is_ours(leftover)
+            shutil.rmtree(leftover)
+
+
+def _beside(output: pathlib.Path, state: str) -> pathlib.Path:
+    return output.with_name(f".{output.name}.{state}")
+
+
+def _say(line: str):
+    print(line, file=sys.stderr, flush=True)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import pathlib
+import re
+import shutil
 import subprocess
 import sys
 
@@ -102,7 +104,6 @@ def test_other_settings_need_another_directory_or_force(corpus, trained, tmp_pat
 
 @pytest.mark.parametrize("name", ["source.model", "target.model"])
 def test_a_damaged_model_is_trained_again(corpus, trained, tmp_path, name):
-    """As after an interrupted run, which writes the manifest last."""
     output = tmp_path / "tokenizer"
     output.mkdir()
     for file, data in contents(trained).items():
@@ -132,28 +133,109 @@ def test_anything_else_in_the_way_is_left_alone(corpus, tmp_path):
 
 
 def test_a_vocabulary_smaller_than_the_alphabet_is_refused(corpus, tmp_path):
-    with pytest.raises(UserError, match=r"--source_vocabulary=300 is too small: .* alone are 3\d\d pieces"):
+    with pytest.raises(UserError, match=r"--source_vocabulary=300 is too small: the special ids and bytes .* 3\d\d pie"):
         train(corpus, tmp_path / "tokenizer", vocabulary={"source": 300, "target": 120})
+    with pytest.raises(UserError, match=r"--target_vocabulary=20 is too small: the special ids and the .* \d\d pieces"):
+        train(corpus, tmp_path / "tokenizer", vocabulary={"source": 450, "target": 20})
     assert not (tmp_path / "tokenizer").exists()
 
 
-def test_an_interrupted_write_leaves_no_loadable_mixture(corpus, trained, tmp_path, monkeypatch):
-    """A full disk after the first model: its name is in the error, no partial file stays, and the next run mends it."""
-    replace = os.replace
+@pytest.mark.parametrize("pair", [("a", "b"), ("。", "..."), ("▁ <s> </s> <0x41>", "<pad> ▁")])
+def test_one_pair_is_enough(tmp_path, pair):
+    corpus = Corpus.open(write_corpus(tmp_path / "corpus", {"de": {"train": [pair]}}))
+    tokenizers, _ = train(corpus, tmp_path / "tokenizer")
+    assert tokenizers.source.decode(tokenizers.source.encode(["a"])) == ["a"]
 
-    def fail_at_target(source, destination):
-        if pathlib.Path(destination).name == "target.model":
-            raise OSError(28, "No space left on device")
-        replace(source, destination)
 
-    output = tmp_path / "tokenizer"
-    with monkeypatch.context() as patched, pytest.raises(OSError, match="No space") as caught:
-        patched.setattr(os, "replace", fail_at_target)
-        train(corpus, output)
-    assert caught.value.filename == str(output / "target.model")
-    assert sorted(contents(output)) == ["source.model"]
-    train(corpus, output)
+@pytest.mark.parametrize("pair", [("Wort " * 1000, "word " * 1000), ("\u200b", "\u200b")])
+def test_a_corpus_with_nothing_to_learn_from_is_an_error_that_says_what_is_needed(tmp_path, pair):
+    """SentencePiece leaves out sentences that are too long for it, and invisible characters."""
+    corpus = Corpus.open(write_corpus(tmp_path / "corpus", {"de": {"train": [pair]}}))
+    with pytest.raises(UserError, match="source.model cannot be trained .* not longer than 4192 bytes"):
+        train(corpus, tmp_path / "tokenizer")
+    assert not (tmp_path / "tokenizer").exists()
+
+
+class Killed(BaseException):
+    """Stands for the end of the process: no handler of the program may run after it, so tests disarm those."""
+
+
+_STEPS = {"write_bytes": 3, "rename": 2}  # a replacement writes three files and renames two directories
+
+
+@pytest.mark.parametrize("method, count", [(method, count) for method, most in _STEPS.items() for count in range(most)])
+def test_a_process_killed_at_any_step_loses_no_tokenizer(corpus, trained, tmp_path, monkeypatch, method, count):
+    """After `count` calls of `method` nothing more happens, not even tidying up. The next run finds the old one."""
+    output = shutil.copytree(trained, tmp_path / "tokenizer")
+    original, calls = getattr(pathlib.Path, method), []
+
+    def die(path, *arguments):
+        calls.append(path)
+        if len(calls) > count:
+            monkeypatch.setattr(tokenizer_trainer, "_recover", lambda output: None)
+            raise Killed
+        return original(path, *arguments)
+
+    with monkeypatch.context() as patched, pytest.raises(Killed):
+        patched.setattr(pathlib.Path, method, die)
+        train(corpus, output, force=True, max_sentences=999)
+    monkeypatch.undo()
+    assert os.listdir(tmp_path) != ["tokenizer"]  # the test did leave something to mend
+    _, is_new = train(corpus, output)
+    assert not is_new
     assert contents(output) == contents(trained)
+    assert os.listdir(tmp_path) == ["tokenizer"]
+
+
+def test_a_process_killed_before_it_deletes_the_old_one_has_made_the_new_one(corpus, trained, tmp_path):
+    output = shutil.copytree(trained, tmp_path / "tokenizer")
+    shutil.copytree(trained, tmp_path / ".tokenizer.replaced")
+    assert not train(corpus, output)[1]
+    assert os.listdir(tmp_path) == ["tokenizer"]
+
+
+def test_a_full_disk_leaves_the_old_tokenizer_and_nothing_else(corpus, trained, tmp_path, monkeypatch):
+    """The error names the directory that was asked for."""
+    output, write = shutil.copytree(trained, tmp_path / "tokenizer"), pathlib.Path.write_bytes
+
+    def fail_at_target(path, data):
+        if path.name == "target.model":
+            raise OSError(28, "No space left on device", str(path))
+        return write(path, data)
+
+    with monkeypatch.context() as patched, pytest.raises(OSError, match="No space") as caught:
+        patched.setattr(pathlib.Path, "write_bytes", fail_at_target)
+        train(corpus, output, force=True, max_sentences=999)
+    assert caught.value.filename == str(output)
+    assert contents(output) == contents(trained)
+    assert os.listdir(tmp_path) == ["tokenizer"]
+
+
+def test_what_is_not_ours_is_not_cleared_away(corpus, tmp_path):
+    (tmp_path / ".tokenizer.partial").mkdir()
+    (tmp_path / ".tokenizer.partial" / "notes.txt").write_text("mine")
+    with pytest.raises(UserError, match=".tokenizer.partial holds something other than a tokenizer"):
+        train(corpus, tmp_path / "tokenizer")
+    assert (tmp_path / ".tokenizer.partial" / "notes.txt").read_text() == "mine"
+
+
+def test_a_link_stays_a_link_and_the_current_directory_will_do(corpus, trained, tmp_path, monkeypatch):
+    real, link = tmp_path / "real", tmp_path / "link"
+    real.mkdir()
+    link.symlink_to(real)
+    train(corpus, link)
+    assert link.is_symlink() and contents(real) == contents(trained)
+    monkeypatch.chdir(real)
+    assert not train(corpus, pathlib.Path("."))[1]
+
+
+def test_each_stage_says_that_it_began_and_how_long_it_took(corpus, tmp_path, capsys):
+    """SentencePiece itself is silent, for many seconds with a real corpus."""
+    train(corpus, tmp_path / "tokenizer")
+    said = capsys.readouterr().err
+    for pattern in ("reading the corpus: ", r"training source.model on \d+ different sentences",
+                    r"trained source.model in \d+ s", "training target.model on ", r"trained target.model in \d+ s"):
+        assert re.search(pattern, said), pattern
 
 
 def test_the_manifest_is_plain_json(trained):
