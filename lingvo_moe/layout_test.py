@@ -13,18 +13,19 @@ from lingvo_moe.lazy import tf
 ONE_AXIS, TWO_AXES = Layout.of(DeviceMesh((8,))), Layout.of(DeviceMesh((4, 2)))
 
 # GShard Algorithm 2: the underscored letter of each tensor, and section 3.2's `wg = replicate(wg)`.
-ALGORITHM_2 = {"GSM": "G", "me": "", "GSE": "G", "GSEC": "G", "EGCM": "E", "EMH": "E", "EGCH": "E", "EHM": "E", "GECM": "G"}
+ALGORITHM_2 = {"GSM": "G", "me": "", "GSE": "G", "GSEC": "G", "EGCM": "E", "EMH": "E", "EGCH": "E", "EHM": "E",
+               "GECM": "G"}
 # Its dense layers: data parallel, weights whole.
-DENSE_1D = {"BTM": "B", "BTND": "B", "BNTL": "B", "BTH": "B", "BTV": "B", "MND": "", "NDM": "", "MH": "", "HM": "", "VM": "",
-            "MV": "", "M": ""}
+DENSE_1D = {"BTM": "B", "BTND": "B", "BNTL": "B", "BTH": "B", "BTV": "B", "MND": "", "NDM": "", "MH": "", "HM": "",
+            "VM": "", "MV": "", "M": ""}
 
 # GSPMD table 1, "2D finalized".
 TABLE_1 = {"MND": "x,y,_", "NDM": "y,_,x", "MH": "x,y", "HM": "y,x", "BSM": "x,_,y", "BSND": "x,_,y,_", "BSH": "x,_,y"}
 # GSPMD figure 8b, left to right (its B is our G, its order E, B our GECM before and EGCM after the AllToAll).
 FIGURE_8B = {"GECM": "x,_,_,y", "EGCM": "x,_,_,y", "EMH": "x,_,y", "EGCH": "x,_,_,y", "EHM": "x,y,_"}
 # By the same rules: gating, attention, vocabulary and vectors.
-OTHERS_2D = {"GSM": "x,_,y", "GSE": "x,_,_", "GSEC": "x,_,_,_", "me": "_,_", "BNTL": "x,y,_,_", "VM": "y,x", "MV": "x,y",
-             "BTV": "x,_,y", "M": "y", "RBTM": "_,x,_,y", "REMH": "_,x,_,y", "RMND": "_,x,y,_"}
+OTHERS_2D = {"GSM": "x,_,y", "GSE": "x,_,_", "GSEC": "x,_,_,_", "me": "_,_", "BNTL": "x,y,_,_", "VM": "y,x",
+             "MV": "x,y", "BTV": "x,_,y", "M": "y", "RBTM": "_,x,_,y", "REMH": "_,x,_,y", "RMND": "_,x,y,_"}
 
 
 @pytest.mark.parametrize("letters, cut", {**ALGORITHM_2, **DENSE_1D}.items())

@@ -102,7 +102,8 @@ import numpy as np
 from lingvo_moe.engines.pjrt import Engine
 from lingvo_moe.program import Program
 program = Program.load({bundle!r})
-inputs = {{"state": {{"w": np.ones((8, 4), np.float32), "step": np.int32(1)}}, "batch": {{"x": np.ones((4, 8), np.float32)}}}}
+inputs = {{"state": {{"w": np.ones((8, 4), np.float32), "step": np.int32(1)}},
+          "batch": {{"x": np.ones((4, 8), np.float32)}}}}
 outputs = Engine(8, platform="cpu").load(program)(inputs)
 assert (np.asarray(outputs["y"]) == 8).all() and (np.asarray(outputs["state"]["w"]) == 2).all()
 assert not any(name.startswith("tensorflow") for name in sys.modules), "TensorFlow was imported"
@@ -124,7 +125,7 @@ def test_saving_over_a_program_is_all_or_nothing(program, bundle, tmp_path, monk
 
 
 def test_a_missing_program_is_an_error_that_says_how_to_write_one(tmp_path):
-    with pytest.raises(UserError, match="nowhere.program: no such program; write it with `python -m lingvo_moe export`"):
+    with pytest.raises(UserError, match="nowhere.program: no such program; write it with `python -m lingvo_moe exp"):
         Program.load(str(tmp_path / "nowhere.program"))
 
 
@@ -163,8 +164,8 @@ def rewritten(bundle: str, **changes):
         archive.writestr("exported.bin", exported)
 
 
-@pytest.mark.parametrize("changes", [{"inputs": None}, {"inputs": 3}, {"inputs": [{"path": "x"}]}, {"mesh": None}, {"mesh": 8},
-                                     {"donated": 1}, {"format": None}])
+@pytest.mark.parametrize("changes", [{"inputs": None}, {"inputs": 3}, {"inputs": [{"path": "x"}]}, {"mesh": None},
+                                     {"mesh": 8}, {"donated": 1}, {"format": None}])
 def test_a_header_that_lacks_something_is_an_error(bundle, changes):
     rewritten(bundle, **changes)
     with pytest.raises(UserError, match="not a program bundle, or a damaged one"):

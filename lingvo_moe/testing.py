@@ -28,8 +28,8 @@ def lower_for(function: Callable[[dict], dict], inputs: Mapping[str, Any], layou
               letters: Mapping[str, str] | None = None, donated: tuple[str, ...] = ()) -> Program:
     """Lowers `function` for inputs shaped like the tree of arrays `inputs`; paths without `letters` are replicated."""
     letters = dict(letters or {})
-    specs = tree.unflatten({path: Spec(np.shape(value), np.asarray(value).dtype.name, letters.get(path, _whole(np.ndim(value))))
-                            for path, value in tree.flatten(inputs).items()})
+    specs = {path: Spec(np.shape(value), np.asarray(value).dtype.name, letters.get(path, _whole(np.ndim(value))))
+             for path, value in tree.flatten(inputs).items()}
 
     def recorded(tensors: dict) -> dict:
         outputs = function(tensors)
@@ -37,7 +37,7 @@ def lower_for(function: Callable[[dict], dict], inputs: Mapping[str, Any], layou
             letters.setdefault(path, _whole(tensor.shape.rank))
         return outputs
 
-    return lower("test", recorded, specs, letters, layout, donated)
+    return lower("test", recorded, tree.unflatten(specs), letters, layout, donated)
 
 
 def compile_for(function: Callable[[dict], dict], inputs: Mapping[str, Any], layout: Layout = Layout(),
@@ -65,8 +65,8 @@ def arrays(outputs: Mapping[str, Any]) -> dict[str, np.ndarray]:
 def with_gradients(function: Callable[[dict], dict]) -> Callable[[dict], dict]:
     """Returns `{values, gradients}` of a function from a tree of tensors to another one.
 
-    The gradients are those of all outputs, each element weighted by a different cosine, so that no permutation or exchange
-    of elements goes unseen; they have the paths of the floating-point inputs.
+    The gradients are those of all outputs, each element weighted by a different cosine, so that no permutation or
+    exchange of elements goes unseen; they have the paths of the floating-point inputs.
     """
 
     def differentiated(inputs: dict) -> dict:

@@ -1,4 +1,4 @@
-"""The model: packing and padding change nothing, every mesh trains alike, it learns, and decoding sees what training saw."""
+"""Packing and padding change nothing, every mesh trains alike, it learns, and decoding sees what training saw."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ from lingvo_moe.optimizers.schedules import InverseSquareRoot
 from lingvo_moe.steps import Steps
 
 VOCABULARY, BATCH, LENGTH = 16, 16, 8
-MODEL = Translation(source_vocabulary=VOCABULARY, target_vocabulary=VOCABULARY, num_layers=4, model_dim=16, hidden_dim=32,
-                    num_heads=2, head_dim=8, num_experts=8, num_groups=8, input_dropout=0.1, residual_dropout=0.1,
-                    attention_dropout=0.1, label_smoothing=0.1, unroll=True)
+MODEL = Translation(
+    source_vocabulary=VOCABULARY, target_vocabulary=VOCABULARY, num_layers=4, model_dim=16, hidden_dim=32, num_heads=2,
+    head_dim=8, num_experts=8, num_groups=8, input_dropout=0.1, residual_dropout=0.1, attention_dropout=0.1,
+    label_smoothing=0.1, unroll=True)
 PLAIN = dataclasses.replace(MODEL, input_dropout=0.0, residual_dropout=0.0, attention_dropout=0.0, label_smoothing=0.0)
 OPTIMIZER = Adafactor(learning_rate=InverseSquareRoot(peak=0.25, decay_after=25))
 
@@ -42,10 +43,11 @@ def side(sentences: list[list[int]], segments: list[list[int]], with_labels: boo
     for row, (tokens, numbers) in enumerate(zip(sentences, segments)):
         ids[row, :len(tokens)], segment_ids[row, :len(numbers)] = tokens, numbers
         positions[row, :len(numbers)] = [numbers[:t].count(number) for t, number in enumerate(numbers)]
+    fields = {"ids": ids, "segment_ids": segment_ids, "positions": positions}
     if not with_labels:
-        return {"ids": ids, "segment_ids": segment_ids, "positions": positions}
+        return fields
     shifted = np.where(positions == 0, 2, np.roll(ids, 1, axis=1))
-    return {"ids": np.where(segment_ids == 0, 0, shifted), "labels": ids, "segment_ids": segment_ids, "positions": positions}
+    return fields | {"ids": np.where(segment_ids == 0, 0, shifted), "labels": ids}
 
 
 def copying(step: int) -> dict:
@@ -61,7 +63,8 @@ def copying(step: int) -> dict:
 def theta() -> dict:
     """Initial weights, as numpy arrays."""
     flat = tree.flatten(MODEL.weights())
-    return tree.unflatten({path: initial_value(weight, path, tf.constant([0, 1])).numpy() for path, weight in flat.items()})
+    values = {path: initial_value(weight, path, tf.constant([0, 1])).numpy() for path, weight in flat.items()}
+    return tree.unflatten(values)
 
 
 def evaluate(batch: dict, model: Translation = MODEL, context: Context = Context()) -> dict[str, float]:
@@ -92,7 +95,7 @@ def test_what_stands_under_padding_does_not_matter():
 
 def test_how_much_padding_follows_does_not_matter():
     batch = copying(0)
-    longer = {name: {key: np.pad(value, [(0, 2), (0, 3)]) for key, value in part.items()} for name, part in batch.items()}
+    longer = tree.map_leaves(lambda value: np.pad(value, [(0, 2), (0, 3)]), batch)
     one, other = evaluate(batch), evaluate(longer)
     assert one["tokens"] == other["tokens"] == (batch["target"]["segment_ids"] != 0).sum()
     np.testing.assert_allclose(one["cross_entropy"], other["cross_entropy"], rtol=TOLERANCE)
@@ -100,7 +103,7 @@ def test_how_much_padding_follows_does_not_matter():
 
 def test_padding_alone_has_no_loss_and_no_gradient():
     """A batch that ran out of sentences must not make 0/0 of the weights."""
-    empty, weights = tree.map_leaves(lambda value: tf.zeros_like(value), copying(0)), tree.map_leaves(tf.constant, theta())
+    empty, weights = tree.map_leaves(tf.zeros_like, copying(0)), tree.map_leaves(tf.constant, theta())
     with tf.GradientTape() as tape:
         tape.watch(list(tree.flatten(weights).values()))
         loss, _ = MODEL.loss(weights, empty, Context(seed=tf.constant([1, 2])))
@@ -173,7 +176,7 @@ def train(executable: pjrt.Executable, steps: int) -> list[dict[str, float]]:
 
 @pytest.mark.parametrize("mesh", ["8", "4x2"])
 def test_the_same_seed_has_the_same_losses_on_every_mesh(mesh):
-    """With dropout, random routing and capacity cuts; weights follow from losses, since each loss is of updated ones."""
+    """With dropout, random routing and capacity cuts; each loss is of updated weights, so these are alike, too."""
     expected = train(trainer("1"), 4)
     assert max(metrics["overflow"] for metrics in expected) > 0
     for one, many in zip(expected, train(trainer(mesh), 4), strict=True):
@@ -190,7 +193,8 @@ def test_sixty_steps_teach_copying():
 def test_decoding_one_token_at_a_time_equals_teacher_forcing():
     """Every step's log-probability of the label is that of the whole sequence: masks, positions and caches agree."""
     sentences, length = [[4, 9, 5, 5, 7], [8, 6, 4, 11, 10]], 5
-    batch = {"source": side([[5, 6, 7], [9, 8, 7, 6]], [[1] * 3, [1] * 4], False), "target": side(sentences, [[1] * 5] * 2, True)}
+    batch = {"source": side([[5, 6, 7], [9, 8, 7, 6]], [[1] * 3, [1] * 4], False),
+             "target": side(sentences, [[1] * 5] * 2, True)}
 
     def stepwise(inputs: dict) -> dict:
         context, source = Context(), inputs["source"]

@@ -19,9 +19,10 @@ RATE = InverseSquareRoot(peak=1.0, decay_after=25)  # 0.2, large enough to see
 
 # Of every kind: E > M, so that the two largest dimensions are not the matrix; a vector; one matrix of several letters.
 WEIGHTS = {
-    "dense": Weight((8, 16), "MH", "M"), "query": Weight((8, 4, 2), "MND", "M"), "output": Weight((4, 2, 8), "NDM", "ND"),
-    "expert": Weight((32, 8, 2), "EMH", "M"), "layer": {"wo": Weight((2, 8, 16, 4), "REHM", "H")},
-    "table": Weight((16, 8), "VM", "V"), "scale": Weight((8,), "M"), "stacked_scale": Weight((3, 8), "RM")}
+    "dense": Weight((8, 16), "MH", "M"), "query": Weight((8, 4, 2), "MND", "M"),
+    "output": Weight((4, 2, 8), "NDM", "ND"), "expert": Weight((32, 8, 2), "EMH", "M"),
+    "layer": {"wo": Weight((2, 8, 16, 4), "REHM", "H")}, "table": Weight((16, 8), "VM", "V"),
+    "scale": Weight((8,), "M"), "stacked_scale": Weight((3, 8), "RM")}
 
 
 def trees() -> dict:
@@ -61,21 +62,21 @@ def root_mean_square(values: np.ndarray) -> float:
 
 
 def matrices_of(weight: Weight, values: np.ndarray) -> np.ndarray:
-    """`[batch of matrices, rows, columns]`, or `[batch of vectors, elements]`: by letters, without `Weight`'s own helpers."""
+    """`[batch of matrices, rows, columns]`, or `[batch of vectors, elements]`: by letters, without `Weight`'s help."""
     batch = [d for d, letter in enumerate(weight.letters) if letter in "RE"]
     rows = [d for d, letter in enumerate(weight.letters) if letter in weight.fan_in]
     columns = [d for d in range(values.ndim) if d not in batch + rows]
-    sizes = [int(np.prod([values.shape[d] for d in part])) for part in ([batch, rows, columns] if rows else [batch, columns])]
-    return values.transpose(batch + rows + columns).reshape(sizes)
+    parts = [batch, rows, columns] if rows else [batch, columns]
+    return values.transpose(sum(parts, [])).reshape([int(np.prod([values.shape[d] for d in part])) for part in parts])
 
 
 def by_the_paper(case: dict, scaled: bool = True) -> dict[str, np.ndarray]:
     """The weights after all steps, in the shape of `matrices_of`."""
-    results = {}
+    results, values, gradients = {}, tree.flatten(case["theta"]), tree.flatten(case["gradients"])
     for path, weight in tree.flatten(WEIGHTS).items():
-        matrices = [OneMatrix(value) for value in matrices_of(weight, tree.flatten(case["theta"])[path])]
+        matrices = [OneMatrix(value) for value in matrices_of(weight, values[path])]
         for step in range(STEPS):
-            for matrix, gradient in zip(matrices, matrices_of(weight, tree.flatten(case["gradients"])[f"{step}/{path}"])):
+            for matrix, gradient in zip(matrices, matrices_of(weight, gradients[f"{step}/{path}"])):
                 matrix.step(gradient, step + 1, 0.2, scaled)
         results[path] = np.stack([matrix.value for matrix in matrices])
     return results
@@ -87,7 +88,8 @@ def all_steps(optimizer: Adafactor, layout: Layout = Layout()):
     def function(inputs: dict) -> dict:
         theta, slots = inputs["theta"], tree.map_leaves(lambda slot: tf.zeros(slot.shape), optimizer.slots(WEIGHTS))
         for step in range(STEPS):
-            theta, slots = optimizer.update(WEIGHTS, theta, inputs["gradients"][str(step)], slots, tf.constant(step), layout)
+            gradients = inputs["gradients"][str(step)]
+            theta, slots = optimizer.update(WEIGHTS, theta, gradients, slots, tf.constant(step), layout)
         return {"theta": theta, "slots": slots}
 
     return function
@@ -145,16 +147,18 @@ def test_slots_are_a_row_and_a_column_of_every_matrix():
 
 def update_one(weight: Weight, value, gradient, slots: dict, step: int, **fields) -> tuple[np.ndarray, dict]:
     """One eager step of one weight."""
+    optimizer = Adafactor(learning_rate=RATE, **fields)
     trees_of_one = ({"w": tf.constant(value, tf.float32)}, {"w": tf.constant(gradient, tf.float32)}, {"w": slots})
-    theta, slots = Adafactor(learning_rate=RATE, **fields).update({"w": weight}, *trees_of_one, tf.constant(step), Layout())
+    theta, slots = optimizer.update({"w": weight}, *trees_of_one, tf.constant(step), Layout())
     return theta["w"].numpy(), testing.arrays(slots["w"])
 
 
-@pytest.mark.parametrize("step, beta2", [(0, 0.0), (1, 1 - 2**-0.8), (99, 1 - 100**-0.8), (315, 1 - 316**-0.8), (317, 0.99),
-                                         (10_000, 0.99)])
+@pytest.mark.parametrize("step, beta2", [
+    (0, 0.0), (1, 1 - 2**-0.8), (99, 1 - 100**-0.8), (315, 1 - 316**-0.8), (317, 0.99), (10_000, 0.99)])
 def test_beta2_is_1_minus_t_to_the_minus_0_8_up_to_0_99(step, beta2):
     _, slots = update_one(Weight((2,), "M"), [1, 1], [3, 4], {"moment": tf.constant([100.0, 200.0])}, step)
-    np.testing.assert_allclose(slots["moment"], beta2 * np.array([100, 200]) + (1 - beta2) * np.array([9, 16]), rtol=1e-5)
+    expected = beta2 * np.array([100, 200]) + (1 - beta2) * np.array([9, 16])
+    np.testing.assert_allclose(slots["moment"], expected, rtol=1e-5)
 
 
 def test_each_expert_is_clipped_and_scaled_by_itself():
