@@ -12,20 +12,22 @@ import os
 import sys
 import tempfile
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 
 class _Lazy:
     """Stands for a module and imports it at the first attribute access."""
 
-    def __init__(self, name: str):
-        self._name = name
+    def __init__(self, name: str, prepare: Callable[[types.ModuleType], None] = lambda module: None):
+        self._name, self._prepare = name, prepare
         self._module: types.ModuleType | None = None
 
     def __getattr__(self, attribute: str):
         if self._module is None:
             with _quiet():
-                self._module = importlib.import_module(self._name)
+                module = importlib.import_module(self._name)
+                self._prepare(module)
+            self._module = module
         return getattr(self._module, attribute)
 
 
@@ -51,5 +53,10 @@ def _quiet() -> Iterator[None]:
             os.close(kept)
 
 
-tf = _Lazy("tensorflow")
+def _leave_gpus_to_jax(tensorflow: types.ModuleType):
+    """TensorFlow traces and reads data here; the memory of a GPU, which it would take whole, is for the programs."""
+    tensorflow.config.set_visible_devices([], "GPU")
+
+
+tf = _Lazy("tensorflow", _leave_gpus_to_jax)
 tf_text = _Lazy("tensorflow_text")

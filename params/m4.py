@@ -162,7 +162,8 @@ class Quickstart(Recipe):
                 source_vocabulary=8000, target_vocabulary=4000, num_layers=4, model_dim=256, hidden_dim=512, num_heads=4,
                 head_dim=64, num_experts=8, num_groups=16, aux_loss_weight=aux_loss_weight(8), input_dropout=0.1,
                 residual_dropout=0.2, word_dropout=0.3, label_smoothing=0.1, unroll=True),
-            optimizer=Adafactor(learning_rate=InverseSquareRoot(peak=1.0, decay_after=400, warmup_steps=100)),
+            optimizer=Adafactor(learning_rate=InverseSquareRoot(
+                peak=1.0, decay_after=400, warmup_steps=100, cooldown_after=2200, cooldown_steps=800)),
             input=InputConfig(batch_size=16, source_length=96, target_length=56, temperature=5.0),
             training=TrainingSchedule(steps=3000, evaluate_every=250, checkpoint_every=100),
             search=BeamSearch(max_length=48, length_alpha=1.0), mesh=DeviceMesh((2,)), decoding_batch=64,

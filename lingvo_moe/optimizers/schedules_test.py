@@ -26,3 +26,11 @@ def test_warmup_grows_linearly_to_the_same_curve(step):
     schedule = InverseSquareRoot(peak=2.0, decay_after=100, warmup_steps=10)
     expected = 2.0 / math.sqrt(max(step + 1, 100)) * min(1.0, (step + 1) / 10)
     np.testing.assert_allclose(schedule(tf.constant(step)), expected, rtol=TOLERANCE)
+
+
+@pytest.mark.parametrize("step, share", [(0, 1.0), (199, 1.0), (249, 0.5), (289, 0.1), (299, 0.1), (10_000, 0.1)])
+def test_cooldown_falls_linearly_to_a_tenth_of_the_same_curve(step, share):
+    """Never to nothing: a run that goes on beyond its end still learns."""
+    curve, cooled = (InverseSquareRoot(decay_after=50, cooldown_after=after, cooldown_steps=steps)(tf.constant(step))
+                     for after, steps in ((0, 0), (200, 100)))
+    np.testing.assert_allclose(cooled, share * curve, rtol=TOLERANCE)
