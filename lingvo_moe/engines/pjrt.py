@@ -64,15 +64,8 @@ class Executable:
 
     def __init__(self, program: Program, mesh: Mesh):
         self.program = program
-        self._in_shardings = tuple(_named_sharding(mesh, a) for a in program.inputs)
-        self._out_shardings = tuple(_named_sharding(mesh, a) for a in program.outputs)
-        _check_divisible(program, mesh)
-        donated = tuple(i for i, a in enumerate(program.inputs) if a.path in program.donated)
-        call = export.deserialize(bytearray(program.exported)).call
-        jitted = jax.jit(call, in_shardings=self._in_shardings, donate_argnums=donated,
-                         out_shardings=self._out_shardings)
-        shapes = [jax.ShapeDtypeStruct(a.shape, np.dtype(a.dtype)) for a in program.inputs]
-        self._compiled = jitted.lower(*shapes).compile()
+        self._in_shardings, self._out_shardings = _placements(program, mesh)
+        self._compiled = compile_program(program, mesh)
 
     def __call__(self, inputs: Mapping[str, Any]) -> dict:
         """Runs the program.
@@ -115,6 +108,26 @@ class Executable:
             raise ValueError(f"program {self.program.name}: {argument.path} is {array.dtype}{list(array.shape)}; expected "
                              f"{argument.dtype}{list(argument.shape)}.")
         return array if isinstance(array, jax.Array) and array.sharding == placement else jax.device_put(array, placement)
+
+
+def compile_program(program: Program, mesh: Mesh) -> jax.stages.Compiled:
+    """Partitions and compiles a program for the devices of `mesh`, which need not be at hand (see `topology`).
+
+    Raises:
+      UserError: a mesh axis does not divide a dimension that it cuts.
+    """
+    _check_divisible(program, mesh)
+    donated = tuple(i for i, a in enumerate(program.inputs) if a.path in program.donated)
+    call = export.deserialize(bytearray(program.exported)).call
+    in_shardings, out_shardings = _placements(program, mesh)
+    jitted = jax.jit(call, in_shardings=in_shardings, donate_argnums=donated, out_shardings=out_shardings)
+    return jitted.lower(*(jax.ShapeDtypeStruct(a.shape, np.dtype(a.dtype)) for a in program.inputs)).compile()
+
+
+def _placements(program: Program, mesh: Mesh) -> tuple[tuple[NamedSharding, ...], tuple[NamedSharding, ...]]:
+    """The places of a program's inputs and outputs on `mesh`."""
+    inputs, outputs = (tuple(_named_sharding(mesh, a) for a in arguments) for arguments in (program.inputs, program.outputs))
+    return inputs, outputs
 
 
 def _find_devices(num_cpu_devices: int, platform: str | None) -> list:

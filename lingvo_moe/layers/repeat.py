@@ -108,7 +108,8 @@ class _Repeat:
             slices, inputs = self._slices(i, theta), self._context.annotate(saved[i], "BTM")
             with tf.GradientTape() as tape:
                 tape.watch([inputs, *slices, *constants])
-                outputs, metrics = self._call(i, slices, inputs, constants)
+                with tf.name_scope("rematerialised"):  # `analysis.plan` finds it by this name
+                    outputs, metrics = self._call(i, slices, inputs, constants)
                 totals = self._packed(metrics)
             found = tape.gradient([outputs, totals], [inputs, *slices, *constants],
                                   output_gradients=[gradient, totals_gradient],

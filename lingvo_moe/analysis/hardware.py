@@ -1,0 +1,95 @@
+"""What is published about TPUs, and the time that an exchange between their cores takes: our model, not the compiler's."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+GIGA = 10**9
+
+
+@dataclasses.dataclass(frozen=True)
+class Generation:
+    """One generation of TPUs.
+
+    Attributes:
+      cores_per_chip: cores, as many as JAX counts devices on a chip.
+      clock: Hz of a core; None where it is not published.
+      peak_flops: bfloat16 operations per second of a device.
+      link_bandwidth: bytes per second of one link between chips, in each direction.
+      source: where the figures are published.
+    """
+
+    cores_per_chip: int
+    clock: float | None
+    peak_flops: float
+    link_bandwidth: float
+    source: str
+
+
+_2020 = "Jouppi et al. 2020, 'A domain-specific supercomputer for training deep neural networks', CACM 63(7), table 1"
+_2023 = "Jouppi et al. 2023, 'TPU v4: an optically reconfigurable supercomputer', ISCA, table 4"
+_CLOUD = "Google Cloud TPU documentation, system architecture; the clock is peak / (2 x multipliers)"
+GENERATIONS = {
+    "v2": Generation(2, 700e6, 22.5e12, 62 * GIGA, _2020),
+    "v3": Generation(2, 940e6, 61.5e12, 82 * GIGA, _2020),
+    "v4": Generation(2, 1050e6, 137.5e12, 50 * GIGA, _2023),
+    "v5e": Generation(1, 1500e6, 197e12, 50 * GIGA, _CLOUD),
+    "v5p": Generation(1, 1750e6, 459e12, 100 * GIGA, _CLOUD),
+    "v6e": Generation(1, 1750e6, 918e12, 112 * GIGA, _CLOUD),
+    "tpu7x": Generation(2, None, 1153e12, 100 * GIGA, _CLOUD),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Torus:
+    """The chips of a slice: a ring along each dimension, a link between neighbours in each direction.
+
+    Attributes:
+      generation: of the chips.
+      chips: along each dimension; devices are numbered core by core, then along the first dimension, then the second, ...
+    """
+
+    generation: Generation
+    chips: tuple[int, ...]
+
+    def seconds(self, kind: str, size: int, group: int, stride: int) -> float:
+        """How long one collective takes, alone on the links, at their full bandwidth; all groups run at once.
+
+        AllReduce is a ReduceScatter and an AllGather around rings in all dimensions at once, each moving all data but a
+        device's own share: O(1) in the number of devices. An AllToAll is bound by the links that cut the group in half
+        along its longest dimension: O(sqrt(devices)) on a two-dimensional torus (GShard section 5.3).
+
+        Args:
+          kind: see `hlo.COLLECTIVES`.
+          size: bytes of the result on each device.
+          group, stride: the devices that exchange: so many, with numbers so far apart.
+        """
+        extents = self._extents(group, stride)
+        rings = [(extent, extent == chips) for extent, chips in zip(extents, self.chips) if extent > 1]
+        if not rings:
+            return 0.0  # between the cores of one chip, through their memory
+        bandwidth = self.generation.link_bandwidth
+        links = sum(2 if whole and extent > 2 else 1 for extent, whole in rings)
+        remote = 1 - 1 / math.prod(extents)
+        if kind == "all-reduce":
+            return 2 * size * remote / (links * bandwidth)
+        if kind == "all-gather":
+            return size * remote / (links * bandwidth)
+        if kind == "reduce-scatter":
+            return size * group * remote / (links * bandwidth)
+        if kind == "all-to-all":
+            longest, whole = max(rings)
+            across = math.prod(extents) // longest * (2 if whole and longest > 2 else 1)
+            return size * group / 4 / (across * bandwidth)
+        return size / bandwidth  # a permutation between neighbours
+
+    def _extents(self, group: int, stride: int) -> tuple[int, ...]:
+        """How many chips a group spans along each dimension."""
+        sizes = (self.generation.cores_per_chip, *self.chips)
+        extents, below = [], 1
+        for size in sizes:
+            first, last = max(below, stride), min(below * size, stride * group)
+            extents.append(max(1, last // first))
+            below *= size
+        return tuple(extents[1:])

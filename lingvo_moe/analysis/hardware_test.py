@@ -1,0 +1,62 @@
+"""The model of the links keeps what the paper proves of it: AllReduce is O(1) in the cores, AllToAll O(sqrt)."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from lingvo_moe.analysis.hardware import GENERATIONS, Torus
+from lingvo_moe.analysis.hlo import COLLECTIVES
+from lingvo_moe.engines import topology
+
+V3 = GENERATIONS["v3"]
+MIB = 2**20
+
+
+def square(side: int) -> Torus:
+    return Torus(V3, (side, side, 1))
+
+
+def test_every_generation_that_can_be_compiled_for_is_known():
+    assert GENERATIONS.keys() == topology.GENERATIONS.keys()
+
+
+def test_all_reduce_takes_the_same_time_on_any_slice():
+    """GShard section 5.3; but for a device's own share, which is less of the whole on more devices."""
+    times = [square(side).seconds("all-reduce", 8 * MIB, 2 * side * side, 1) for side in (4, 8, 16, 32)]
+    assert times == sorted(times) and times[-1] < times[0] * 16 / 15
+
+
+@pytest.mark.parametrize("side", [4, 8, 16])
+def test_all_to_all_takes_twice_the_time_on_four_times_the_cores(side):
+    """GShard section 5.3: O(sqrt(D)) at equal bytes per core."""
+    once, twice = (square(s).seconds("all-to-all", 8 * MIB, 2 * s * s, 1) for s in (side, 2 * side))
+    assert twice == pytest.approx(2 * once)
+
+
+def test_all_to_all_is_what_crosses_the_middle():
+    """Counted by hand on 4x4 chips: 32 cores send half of 32 MiB to the other half; 2 x 4 links lead there."""
+    crossing = 16 * 16 * MIB
+    assert square(4).seconds("all-to-all", 32 * MIB, 32, 1) == pytest.approx(crossing / (8 * V3.link_bandwidth))
+
+
+@pytest.mark.parametrize("kind", COLLECTIVES)
+def test_cores_of_one_chip_need_no_link(kind):
+    assert square(4).seconds(kind, MIB, 2, 1) == 0
+
+
+@pytest.mark.parametrize("group, stride, extents", [
+    (32, 1, (4, 4, 1)), (8, 1, (4, 1, 1)), (4, 8, (1, 4, 1)), (4, 1, (2, 1, 1)), (2, 1, (1, 1, 1)), (16, 2, (4, 4, 1)),
+    (2, 16, (1, 2, 1))])
+def test_groups_lie_where_their_numbers_say(group, stride, extents):
+    """Devices are numbered core by core, then along x, then along y."""
+    assert square(4)._extents(group, stride) == extents
+
+
+@pytest.mark.parametrize("kind", COLLECTIVES)
+@pytest.mark.parametrize("group, stride", [(8, 1), (4, 8), (32, 1)])
+def test_time_grows_with_bytes_and_falls_with_bandwidth(kind, group, stride):
+    torus = square(4)
+    once, twice = (torus.seconds(kind, size, group, stride) for size in (MIB, 2 * MIB))
+    assert 0 < once and math.isclose(twice, 2 * once)

@@ -1,0 +1,256 @@
+"""Reads the text of a compiled, partitioned XLA module: which instructions run, how often, and at what cost.
+
+XLA's own cost analysis counts the body of a loop once; here every instruction comes with the number of times it runs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections.abc import Iterator
+
+_COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{\s*$")
+_INSTRUCTION = re.compile(r"^  (?:ROOT )?%?([\w.\-]+) = ")
+_ARRAY = re.compile(r"\b([a-z]+\d*\w*)\[([\d,]*)\]")
+_CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
+_KNOWN_TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
+_OP_NAME = re.compile(r'op_name="([^"]*)"')
+_BYTES = {"pred": 1, "s8": 1, "u8": 1, "s16": 2, "u16": 2, "f16": 2, "bf16": 2, "s32": 4, "u32": 4, "f32": 4, "s64": 8,
+          "u64": 8, "f64": 8, "c64": 8}
+COLLECTIVES = ("all-reduce", "all-to-all", "all-gather", "reduce-scatter", "collective-permute")
+_MOST_TRIPS = 1_000_000
+
+
+@dataclasses.dataclass(frozen=True)
+class Instruction:
+    """One line of a computation.
+
+    Attributes:
+      name, opcode: as in the text.
+      result: the text of the result's type.
+      rest: what follows the opcode: operands and attributes.
+      is_root: whether the computation returns it.
+    """
+
+    name: str
+    opcode: str
+    result: str
+    rest: str
+    is_root: bool
+
+    @property
+    def result_bytes(self) -> int:
+        """Bytes of the result, of all parts of a tuple, without the padding of its layout."""
+        return sum(_BYTES.get(dtype, 4) * math.prod(map(int, filter(None, sizes.split(","))))
+                   for dtype, sizes in _ARRAY.findall(self.result))
+
+    @property
+    def cycles(self) -> int:
+        """The compiler's estimate of the core's cycles, once; 0 where it gives none (collectives, moves of pointers)."""
+        found = _CYCLES.search(self.rest)
+        return int(found[1]) if found else 0
+
+    @property
+    def op_name(self) -> str:
+        """The TensorFlow operation this came from, with its name scopes; empty for what the compiler added."""
+        found = _OP_NAME.search(self.rest)
+        return found[1] if found else ""
+
+    @property
+    def operands(self) -> list[str]:
+        """Names of the operands."""
+        return re.findall(r"%([\w.\-]+)", self.rest[:_closing(self.rest, 0)])
+
+    @property
+    def index(self) -> int:
+        """Of a `get-tuple-element`."""
+        return int(re.search(r"index=(\d+)", self.rest)[1])
+
+    def attribute(self, name: str) -> str | None:
+        """The computation that the attribute names (`body`, `condition`, `calls`), or None."""
+        found = re.search(rf"\b{name}=%?([\w.\-]+)", self.rest)
+        return found[1] if found else None
+
+
+@dataclasses.dataclass(frozen=True)
+class Collective:
+    """Devices that exchange data.
+
+    Attributes:
+      kind: one of COLLECTIVES.
+      bytes: of the result on each device, for one run; of an `all-reduce`, also what each device gives.
+      group_size: how many devices exchange among themselves.
+      stride: by how much the numbers of neighbours in a group differ.
+      times: how often it runs.
+      op_name: the operation it stands for.
+    """
+
+    kind: str
+    bytes: int
+    group_size: int
+    stride: int
+    times: int
+    op_name: str
+
+
+class Module:
+    """A parsed module.
+
+    Attributes:
+      computations: instructions by the name of their computation.
+      entry: the name of the computation that runs first.
+      unknown_loops: how many loops there are whose number of turns depends on data; they are counted as one turn.
+    """
+
+    def __init__(self, text: str, num_devices: int):
+        self.computations: dict[str, list[Instruction]] = {}
+        self.entry = ""
+        self.num_devices = num_devices
+        current: list[Instruction] = []
+        for line in text.splitlines():
+            if not line.startswith(" ") and (header := _COMPUTATION.match(line)):
+                current = self.computations.setdefault(header[2], [])
+                self.entry = header[2] if header[1] else self.entry
+            elif found := _INSTRUCTION.match(line):
+                current.append(_instruction(line, found))
+        if not self.entry:
+            raise ValueError("no entry computation; expected the text of a compiled XLA module")
+        self._named = {i.name: i for instructions in self.computations.values() for i in instructions}
+        self._runs = list(self._walk(self.entry, 1))
+        self.unknown_loops = sum(1 for instruction, _ in self._runs
+                                 if instruction.opcode == "while" and self._trips(instruction) is None)
+
+    def runs(self) -> list[tuple[Instruction, int]]:
+        """Every instruction that the device executes as one step, with how often it does so; a fusion is one step."""
+        return self._runs
+
+    def cycles(self) -> int:
+        """The compiler's estimate of one run of the module, without collectives."""
+        return sum(instruction.cycles * times for instruction, times in self._runs)
+
+    def collectives(self) -> list[Collective]:
+        """All exchanges between devices."""
+        found = []
+        for instruction, times in self._runs:
+            kind = instruction.opcode.removesuffix("-start")
+            if kind in COLLECTIVES:
+                # The result of a start is the tuple (operands, results).
+                halves = 2 if instruction.opcode.endswith("-start") and kind != "all-reduce" else 1
+                found.append(Collective(kind, instruction.result_bytes // halves, *self._group(instruction), times,
+                                        instruction.op_name))
+        return found
+
+    def _walk(self, computation: str, times: int) -> Iterator[tuple[Instruction, int]]:
+        for instruction in self.computations[computation]:
+            yield instruction, times
+            if instruction.opcode == "while":
+                trips = self._trips(instruction)
+                yield from self._walk(instruction.attribute("body"), times * (1 if trips is None else trips))
+            elif instruction.opcode in ("call", "async-start") and (called := _called(instruction)):
+                yield from self._walk(called, times)
+
+    def _trips(self, loop: Instruction) -> int | None:
+        if known := _KNOWN_TRIPS.search(loop.rest):
+            return int(known[1])
+        # The TPU's compiler does not write it down.
+        for turn in range(_MOST_TRIPS):
+            value = self._condition(loop, loop.attribute("condition"), turn)
+            if not value:
+                return turn if value is False else None
+        return None
+
+    def _condition(self, loop: Instruction, computation: str, turn: int, arguments: list = ()) -> int | bool | None:
+        """What a loop's condition says before turn `turn`, its counter being element 0 and counting from 0 (XLA normalises
+        counters so); None where data decides. `arguments` are those of a fusion in the condition."""
+        values: dict[str, int | bool | None] = {}
+        for instruction in self.computations[computation]:
+            operands = [values.get(name) for name in instruction.operands]
+            if instruction.opcode == "parameter" and arguments:
+                value = arguments[int(instruction.rest.partition(")")[0])]
+            elif instruction.opcode == "fusion":
+                value = self._condition(loop, instruction.attribute("calls"), turn, operands)
+            elif instruction.opcode == "get-tuple-element":
+                value = turn if instruction.index == 0 else self._start(loop, instruction.index)
+            else:
+                value = _scalar(instruction, operands)
+            values[instruction.name] = value
+            if instruction.is_root:
+                return value
+        return None
+
+    def _start(self, loop: Instruction, index: int) -> int | bool | None:
+        """The value with which element `index` enters a loop, if the loop never changes it. The limit of a gradient's loop is
+        one: how often the loop turned that it differentiates."""
+        root = next(i for i in self.computations[loop.attribute("body")] if i.is_root)
+        passed, given = (self._named[i.operands[index]] for i in (root, self._named[loop.operands[0]]))
+        if passed.opcode != "get-tuple-element" or passed.index != index:
+            return None
+        while given.opcode in ("copy", "bitcast"):
+            given = self._named[given.operands[0]]
+        if given.opcode == "get-tuple-element" and given.index == 0:
+            producer = self._named[given.operands[0]]
+            return self._trips(producer) if producer.opcode == "while" else None
+        return _scalar(given, []) if given.opcode == "constant" else None
+
+    def _group(self, instruction: Instruction) -> tuple[int, int]:
+        """(size, stride) of the groups; XLA writes them as axes of a mesh, as a transposed count, or one by one."""
+        if axes := re.search(r"replica_groups=mesh\[([^\]]*)\] \{([^}]*)\}", instruction.rest):
+            sizes = {name: int(size) for name, size in re.findall(r"'(\w+)'=(\d+)", axes[1])}
+            used = re.findall(r"'(\w+)'", axes[2])
+            minor = list(sizes)[list(sizes).index(used[-1]) + 1:]
+            return math.prod(sizes[name] for name in used), math.prod(sizes[name] for name in minor)
+        if count := re.search(r"replica_groups=\[\d+,(\d+)\]<=\[([\d,]+)\](T)?", instruction.rest):
+            return int(count[1]), int(count[2].split(",")[-1]) if count[3] else 1
+        if first := re.search(r"replica_groups=\{\{([\d,]+)\}", instruction.rest):
+            members = list(map(int, first[1].split(",")))
+            return len(members), members[1] - members[0] if len(members) > 1 else 1
+        return self.num_devices, 1
+
+
+def _instruction(line: str, found: re.Match) -> Instruction:
+    text = line[found.end():]
+    end = _closing(text, 0) + 1 if text.startswith("(") else text.index(" ")
+    opcode, _, rest = text[end:].strip().partition("(")
+    return Instruction(found[1], opcode, text[:end], rest, line.startswith("  ROOT "))
+
+
+def _closing(text: str, depth: int) -> int:
+    """Where the parenthesis closes that is open before `text` (depth 0), or that it begins with."""
+    depth = 0 if text.startswith("(") else 1
+    for index, character in enumerate(text):
+        depth += (character == "(") - (character == ")")
+        if depth == 0:
+            return index
+    return len(text)
+
+
+def _called(instruction: Instruction) -> str | None:
+    return instruction.attribute("to_apply") or instruction.attribute("calls")
+
+
+def _logical(opcode: str, operands: list) -> bool | None:
+    decisive = opcode == "or"
+    if decisive in operands:
+        return decisive
+    # A search may stop early; its number of turns is then at most what the counter allows.
+    known = [value for value in operands if value is not None]
+    return known[0] if known and opcode == "and" else None
+
+
+def _scalar(instruction: Instruction, operands: list) -> int | bool | None:
+    """The value of a scalar instruction, None where it is not known."""
+    if instruction.opcode == "constant":
+        text = instruction.rest.partition(")")[0]
+        return {"true": True, "false": False}.get(text, int(text) if re.fullmatch(r"-?\d+", text) else None)
+    if instruction.opcode in ("and", "or"):
+        return _logical(instruction.opcode, operands)
+    if not operands or None in operands:
+        return None
+    first, second = (*operands, 0)[:2]
+    if instruction.opcode == "compare":
+        direction = re.search(r"direction=(\w+)", instruction.rest)[1]
+        return {"LT": first < second, "LE": first <= second, "GT": first > second, "GE": first >= second,
+                "EQ": first == second, "NE": first != second}[direction]
+    return {"add": first + second, "subtract": first - second, "multiply": first * second, "not": not first, "copy": first,
+            "bitcast": first, "convert": first}.get(instruction.opcode)

@@ -1,0 +1,213 @@
+"""Answers before anyone rents a TPU slice: does a model fit, what does it communicate, how long is a step, what does it cost.
+
+Three kinds of figures, and `text` says which is which: the compiler's own (memory, collectives, cycles), the program's
+(sizes of its inputs and where they lie), and our model's (time on the links, see `hardware`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from collections import defaultdict
+
+from lingvo_moe import tree
+from lingvo_moe.analysis.hardware import GENERATIONS, Torus
+from lingvo_moe.analysis.hlo import Collective, Module
+from lingvo_moe.data.batching import input_specs
+from lingvo_moe.engines.topology import OutOfMemory, Slice
+from lingvo_moe.errors import UserError
+from lingvo_moe.experiment import Experiment
+from lingvo_moe.program import Argument, Program
+
+PROGRAMS = ("train", "decode")
+_SECONDS_PER_YEAR = 365.25 * 24 * 3600
+_REMATERIALISED = "rematerialised"  # the name scope of `layers.repeat`
+_ITEM_BYTES = {"float32": 4, "int32": 4, "bfloat16": 2, "bool": 1}
+
+
+@dataclasses.dataclass(frozen=True)
+class Memory:
+    """Bytes per core, by what they hold (GShard figure 7).
+
+    `replicated_weights` to `inputs` are counted from the program's inputs; `temporaries` (activations, gradients, buffers of
+    collectives) and `available` are the compiler's, None where it gave up before it knew them. `needed` is what the compiler
+    says does not fit; None where all does.
+    """
+
+    replicated_weights: int
+    distributed_weights: int
+    slots: int
+    inputs: int
+    temporaries: int | None
+    available: int | None = None
+    needed: int | None = None
+
+    @property
+    def total(self) -> int:
+        """What is known to be needed."""
+        return self.replicated_weights + self.distributed_weights + self.slots + self.inputs + (self.temporaries or 0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Exchange:
+    """All collectives of one kind between groups of one size: how many run, their bytes per core, our seconds for them."""
+
+    kind: str
+    group: int
+    runs: int
+    bytes: int
+    seconds: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """What is known of one program on one slice.
+
+    Attributes:
+      model, program, topology, mesh, cores, weights: what was compiled, and for what.
+      tokens: of the target (source, for decoding) in one run of the program.
+      memory: per core.
+      exchanges: by kind; empty where the program does not fit.
+      cycles: the compiler's estimate for one core, without exchanges; None where the program does not fit.
+      rematerialised_cycles: those of them that compute a layer's activations again.
+      compute_seconds: cycles by the published clock; None without one.
+      unknown_loops: loops counted as one turn, because data decides how many they make.
+      lower_seconds, compile_seconds: on this machine.
+    """
+
+    model: str
+    program: str
+    topology: str
+    mesh: str
+    cores: int
+    weights: int
+    tokens: int
+    memory: Memory
+    exchanges: tuple[Exchange, ...]
+    cycles: int | None
+    rematerialised_cycles: int | None
+    compute_seconds: float | None
+    unknown_loops: int
+    lower_seconds: float
+    compile_seconds: float
+
+    @property
+    def fits(self) -> bool:
+        """Whether a core's memory is enough."""
+        return self.memory.needed is None
+
+    @property
+    def exchange_seconds(self) -> float:
+        """Of all collectives, one after the other."""
+        return sum(exchange.seconds for exchange in self.exchanges)
+
+    @property
+    def step_seconds(self) -> float | None:
+        """Compute and exchanges, nothing overlapping; None where unknown."""
+        return None if self.compute_seconds is None else self.compute_seconds + self.exchange_seconds
+
+    def core_years(self, tokens: float) -> float | None:
+        """Of a training run over so many tokens."""
+        if self.step_seconds is None:
+            return None
+        return tokens / self.tokens * self.step_seconds * self.cores / _SECONDS_PER_YEAR
+
+
+def make(name: str, experiment: Experiment, tpu: Slice, program: str = "train") -> Plan:
+    """Traces, lowers and compiles a program of a registered model for a slice.
+
+    Args:
+      name: of the model, for the plan.
+      experiment: its mesh has as many devices as the slice.
+      tpu: the slice.
+      program: `train`, or `decode` for the flat beam search.
+
+    Raises:
+      UserError: the mesh is of another size, or a dimension is not divided by its axis.
+    """
+    start = time.monotonic()
+    lowered = _lower(experiment, program)
+    lowered_at = time.monotonic()
+    shared = {"model": name, "program": program, "topology": tpu.name, "mesh": str(experiment.mesh),
+              "cores": experiment.mesh.size, "weights": experiment.model.num_weights(),
+              "tokens": _tokens(experiment, program), "lower_seconds": lowered_at - start}
+    try:
+        compiled = tpu.load(lowered)
+    except OutOfMemory as answer:
+        memory = _memory(lowered, None, answer.available, answer.needed)
+        return Plan(**shared, memory=memory, exchanges=(), cycles=None, rematerialised_cycles=None, compute_seconds=None,
+                    unknown_loops=0, compile_seconds=time.monotonic() - lowered_at)
+    compiled_at = time.monotonic()
+    generation = GENERATIONS[tpu.generation]
+    module = Module(compiled.hlo(), experiment.mesh.size)
+    cycles = module.cycles()
+    # All that is not an input lives in temporaries: donated inputs become the outputs.
+    found = compiled.memory()
+    temporaries = found.temp_size_in_bytes + found.output_size_in_bytes - found.alias_size_in_bytes
+    return Plan(**shared, memory=_memory(lowered, temporaries), cycles=cycles,
+                exchanges=_exchanges(module.collectives(), Torus(generation, tpu.chips)),
+                rematerialised_cycles=_rematerialised(module),
+                compute_seconds=cycles / generation.clock if generation.clock else None,
+                unknown_loops=module.unknown_loops, compile_seconds=compiled_at - lowered_at)
+
+
+def _lower(experiment: Experiment, program: str) -> Program:
+    if program == "train":
+        return experiment.steps.train(experiment.batch_specs())
+    if program == "decode":
+        sources = input_specs(dataclasses.replace(experiment.input, batch_size=experiment.decoding_batch))["source"]
+        return experiment.steps.decode(sources, experiment.search)
+    raise UserError(f"--program={program}: a plan is made of {' or '.join(PROGRAMS)}.")
+
+
+def _tokens(experiment: Experiment, program: str) -> int:
+    if program == "train":
+        return experiment.input.batch_size * experiment.input.target_length
+    return experiment.decoding_batch * experiment.input.source_length
+
+
+def _memory(program: Program, temporaries: int | None, available: int | None = None, needed: int | None = None) -> Memory:
+    found: dict[str, int] = defaultdict(int)
+    for argument in program.inputs:
+        found[_kind(argument)] += _bytes_per_core(argument, program)
+    return Memory(found["replicated_weights"], found["distributed_weights"], found["slots"], found["inputs"], temporaries,
+                  available, needed)
+
+
+def _kind(argument: Argument) -> str:
+    parts = argument.path.split("/")
+    if "slots" in parts[:2]:
+        return "slots"
+    if "theta" in parts[:2]:
+        return "distributed_weights" if max(argument.dims_mapping, default=-1) >= 0 else "replicated_weights"
+    return "inputs"
+
+
+def _bytes_per_core(argument: Argument, program: Program) -> int:
+    parts = math.prod(program.mesh.shape[axis] for axis in argument.dims_mapping if axis >= 0)
+    return math.prod(argument.shape) * _ITEM_BYTES[argument.dtype] // parts
+
+
+def _exchanges(collectives: list[Collective], torus: Torus) -> tuple[Exchange, ...]:
+    grouped: dict[tuple[str, int], list[Collective]] = defaultdict(list)
+    for collective in collectives:
+        grouped[collective.kind, collective.group_size].append(collective)
+    return tuple(Exchange(kind, group, sum(c.times for c in members), sum(c.bytes * c.times for c in members),
+                          sum(c.times * torus.seconds(c.kind, c.bytes, c.group_size, c.stride) for c in members))
+                 for (kind, group), members in sorted(grouped.items()))
+
+
+def _rematerialised(module: Module) -> int:
+    return sum(instruction.cycles * times for instruction, times in module.runs()
+               if _REMATERIALISED in instruction.op_name and "gradient_tape" not in instruction.op_name)
+
+
+def largest_inputs(experiment: Experiment, count: int = 3) -> list[tuple[str, int]]:
+    """(path, bytes per core) of the weights that take the most room; their gradients take as much again."""
+    layout = experiment.steps.layout
+    sizes = {}
+    for path, weight in tree.flatten(experiment.model.weights()).items():
+        parts = math.prod(layout.num_shards(weight.letters, letter) for letter in weight.letters)
+        sizes[path] = weight.size * 4 // parts
+    return sorted(sizes.items(), key=lambda item: -item[1])[:count]

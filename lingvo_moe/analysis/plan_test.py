@@ -1,0 +1,89 @@
+"""A plan's figures are those of the program: bytes by kind, exchanges per layer, and no verdict without its reason."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+
+from lingvo_moe import experiment, tree
+from lingvo_moe.analysis import plan, plan_text
+from lingvo_moe.engines.topology import Slice
+from lingvo_moe.layout import DeviceMesh
+
+_REPEATS = 2
+_TINY = ["model.num_layers=8", "model.model_dim=128", "model.hidden_dim=256", "model.num_heads=2", "model.head_dim=64",
+         "model.num_groups=16", "model.source_vocabulary=512", "model.target_vocabulary=256", "model.unroll=false",
+         "model.remat=true", "input.source_length=32", "input.target_length=32", "input.batch_size=32", "search.max_length=8",
+         "decoding_batch=16"]
+
+
+def tiny(*changes: str) -> experiment.Experiment:
+    return experiment.get("m4.Quickstart", [*_TINY, *changes], DeviceMesh((8,)))
+
+
+def make(config: experiment.Experiment, program: str = "train") -> plan.Plan:
+    return plan.make("m4.Quickstart", config, Slice.of("v3:2x2x1"), program)
+
+
+@pytest.fixture(scope="module")
+def planned() -> plan.Plan:
+    return make(tiny())
+
+
+def test_memory_is_the_programs_inputs_by_kind(planned):
+    """Experts lie on 8 cores, all else is on every core."""
+    weights = tree.flatten(tiny().model.weights())
+    experts = sum(weight.size for weight in weights.values() if "E" in weight.letters)
+    assert planned.memory.distributed_weights == 4 * experts // 8 > 0
+    assert planned.memory.replicated_weights == 4 * (planned.weights - experts)
+    assert 0 < planned.memory.slots < planned.memory.replicated_weights / 8  # factored
+    assert planned.memory.temporaries > 0 and planned.fits
+
+
+def test_each_layer_with_experts_exchanges_six_times(planned):
+    """Two forward, two again for rematerialisation, two backward; encoder and decoder; no mask, activation or weight of
+    theirs is gathered: all that is gathered are counters of random numbers, once, less than one activation of one core."""
+    found = {exchange.kind: exchange for exchange in planned.exchanges}
+    assert found["all-to-all"].runs == 6 * 2 * _REPEATS and found.keys() <= {"all-to-all", "all-reduce", "all-gather"}
+    assert "all-gather" not in found or found["all-gather"].bytes < 32 * 32 // 8 * 128 * 4
+
+
+def test_time_is_cycles_and_exchanges(planned):
+    assert planned.compute_seconds == pytest.approx(planned.cycles / 940e6)
+    assert planned.step_seconds == planned.compute_seconds + sum(e.seconds for e in planned.exchanges)
+    assert 0.05 < planned.rematerialised_cycles / planned.cycles < 0.5
+    steps = 1e6 / (32 * 32)
+    assert planned.core_years(1e6) == pytest.approx(steps * planned.step_seconds * 8 / (365.25 * 86400))
+
+
+def test_without_rematerialisation_nothing_is_computed_again():
+    found = make(tiny("model.remat=false"))
+    assert found.rematerialised_cycles == 0
+    assert {e.kind: e.runs for e in found.exchanges}["all-to-all"] == 4 * 2 * _REPEATS
+
+
+def test_decoding_is_planned_too():
+    """The search stops when data says so; its loop is counted by its limit."""
+    found = make(tiny(), "decode")
+    assert found.fits and found.memory.slots == 0 and found.tokens == 16 * 32
+    assert "all-gather" not in {exchange.kind for exchange in found.exchanges}
+
+
+def test_what_does_not_fit_is_told_with_what_would_help():
+    config = tiny("input.batch_size=1048576", "model.remat=false")
+    found = make(config)
+    assert not found.fits and found.cycles is None and found.step_seconds is None and found.core_years(1e9) is None
+    text = plan_text.text(found, 1e12, plan.largest_inputs(config))
+    assert "DOES NOT FIT" in text and "input.batch_size" in text and plan.largest_inputs(config)[0][0] in text
+
+
+def test_the_text_names_every_figure_and_whose_it_is(planned):
+    text = plan_text.text(planned, 1e12)
+    for part in ("replicated weights", "[c]", "[p]", "[m]", "all-to-all", "rematerialisation", "core-years", "Jouppi"):
+        assert part in text
+
+
+def test_a_plan_is_plain_json(planned):
+    assert json.loads(json.dumps(dataclasses.asdict(planned)))["memory"]["slots"] == planned.memory.slots
