@@ -73,6 +73,16 @@ def _export_flags(values: flags.FlagValues):
     flags.DEFINE_string("mesh", None, "the device mesh, e.g. 8 or 4x2, instead of --devices", flag_values=values)
 
 
+def _plan_flags(values: flags.FlagValues):
+    flags.DEFINE_string("topology", None, "a TPU slice: generation and chips, e.g. v3:32x32x1; default: TPU v3 with as many "
+                        "cores as the model is made for", flag_values=values)
+    flags.DEFINE_string("mesh", None, "the device mesh, e.g. 128 or 16x8; default: all cores of the slice in one axis",
+                        flag_values=values)
+    flags.DEFINE_enum("program", "train", ["train", "decode"], "which program", flag_values=values)
+    flags.DEFINE_float("tokens", 1e12, "target tokens to train on, for the cost", lower_bound=1, flag_values=values)
+    flags.DEFINE_string("json", None, "also write the plan to this file", flag_values=values)
+
+
 def _list(values: flags.FlagValues, arguments: list[str]):
     _no_arguments(arguments)
     _import_all(values)
@@ -88,11 +98,23 @@ def _list(values: flags.FlagValues, arguments: list[str]):
 
 def _show(values: flags.FlagValues, arguments: list[str]):
     _import_all(values)
+    name = _one_name("show", values, arguments)
+    print(experiment.text(name, experiment.get(name, values.set)), end="")
+
+
+def _plan(values: flags.FlagValues, arguments: list[str]):
+    _import_all(values)
+    values.model = _one_name("plan", values, arguments)
+    from lingvo_moe import commands
+    return commands.plan(values)
+
+
+def _one_name(command: str, values: flags.FlagValues, arguments: list[str]) -> str:
+    """The full name of the one model that is named after the command, or by --model."""
     given = [*arguments, *([values.model] if values.model else [])]
     if len(given) != 1:
-        raise UserError(f"show takes one model's name, got {len(given)}; `python -m lingvo_moe list` shows them.")
-    name = registry.full_name(given[0])
-    print(experiment.text(name, experiment.get(name, values.set)), end="")
+        raise UserError(f"{command} takes one model's name, got {len(given)}; `python -m lingvo_moe list` shows them.")
+    return registry.full_name(given[0])
 
 
 def _deferred(function: str) -> Callable[[flags.FlagValues, list[str]], int | None]:
@@ -118,6 +140,8 @@ COMMANDS = {
                     (_model_flags, _run_flags, _corpus_flags, _search_flags, _eval_flags), _deferred("evaluate")),
     "translate": Command("translate lines into lines", (_model_flags, _run_flags, _search_flags, _translate_flags),
                          _deferred("translate")),
+    "plan": Command("compile a model for a TPU slice that is not here: memory, exchanges, step time, cost: plan NAME",
+                    (_model_flags, _plan_flags), _plan),
     "export": Command("write a program as a bundle that runs without TensorFlow",
                       (_model_flags, _export_flags), _deferred("export")),
 }

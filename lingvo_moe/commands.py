@@ -1,4 +1,4 @@
-"""The commands that run programs: train, eval, translate and export, from flags to results."""
+"""The commands that run programs: train, eval, translate, plan and export, from flags to results."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ from typing import TextIO
 from absl import flags
 
 from lingvo_moe import experiment, registry
+from lingvo_moe.analysis import plan as planning, plan_text
 from lingvo_moe.data.batching import input_specs
 from lingvo_moe.data.corpus import Corpus
+from lingvo_moe.engines import topology
 from lingvo_moe.engines.pjrt import Engine
 from lingvo_moe.errors import UserError
 from lingvo_moe.experiment import Experiment
@@ -37,6 +39,7 @@ def train(values: flags.FlagValues):
 
 def evaluate(values: flags.FlagValues):
     """`eval`: one row per language, then groups and the average."""
+    _check_place("--json", values.json)
     name, config, engine = _set_up(values, {"search.beam_size": values.beam_size})
     corpus = Corpus.open(config.corpus)
     translator = Translator(name, config, engine, _logdir(values))
@@ -51,7 +54,8 @@ def evaluate(values: flags.FlagValues):
 
 
 def translate(values: flags.FlagValues):
-    """`translate`: as many lines out as in, in the same order."""
+    """`translate`: as many lines out as in, in the same order; an empty line stays one."""
+    _check_place("--output", values.output)
     name, config, engine = _set_up(values, {"search.beam_size": values.beam_size})
     if not 1 <= values.n_best <= config.search.beam_size:
         raise UserError(f"--n_best={values.n_best}: the beam has {config.search.beam_size} hypotheses; raise --beam_size.")
@@ -66,10 +70,27 @@ def translate(values: flags.FlagValues):
                 print(prefix + hypothesis.text, file=file)
 
 
+def plan(values: flags.FlagValues):
+    """`plan`: compiles for a slice that nobody has here, and says what that tells."""
+    _check_place("--json", values.json)
+    config = experiment.get(values.model, values.set)
+    tpu = topology.Slice.of(values.topology or topology.v3_slice(config.mesh.size))
+    mesh = DeviceMesh.parse(values.mesh) if values.mesh else _mesh_of(tpu, config.mesh)
+    tpu.check(mesh)
+    config = experiment.get(values.model, values.set, mesh)
+    _say(f"compiling {values.model}, {config.model.num_weights():,} weights, for {len(tpu.devices)} cores of {tpu.name} ...")
+    found = planning.make(values.model, config, tpu, values.program)
+    if values.json:
+        with _writing(values.json) as file:
+            json.dump(dataclasses.asdict(found), file, indent=1)
+    print(plan_text.text(found, values.tokens, planning.largest_inputs(config)), end="")
+
+
 def export(values: flags.FlagValues):
     """`export`: lowers a program from specs alone and writes its bundle."""
     if values.output is None:
         raise UserError("--output is missing: the file to write the program to.")
+    _check_place("--output", values.output)
     config = experiment.get(values.model, values.set, _mesh(values))
     steps, specs = config.steps, input_specs(config.input)
     decoding = input_specs(dataclasses.replace(config.input, batch_size=config.decoding_batch))
@@ -144,16 +165,35 @@ def _read_lines(path: str) -> list[str]:
     return sentences
 
 
+def _mesh_of(tpu: topology.Slice, mesh: DeviceMesh) -> DeviceMesh:
+    """The model's own mesh where it has the slice's size, otherwise all cores in one axis."""
+    return mesh if mesh.size == len(tpu.devices) else DeviceMesh((len(tpu.devices),))
+
+
+def _check_place(flag: str, path: str | None):
+    """Raises UserError where no file can be written to `path`, before hours of work find out."""
+    if path in (None, "-"):
+        return
+    if os.path.isdir(path):
+        raise UserError(f"{flag}={path} is a directory; expected the name of a file.")
+    directory = os.path.dirname(path) or "."
+    if not os.path.isdir(directory):
+        raise UserError(f"{flag}={path}: there is no directory {directory}; make it first.")
+
+
 @contextlib.contextmanager
 def _writing(path: str) -> Iterator[TextIO]:
     """Standard output, or a file that replaces `path` only when it is complete."""
     if path == "-":
         yield sys.stdout
         return
-    partial = f"{path}.partial"
-    with open(partial, "w", encoding="utf-8") as file:
-        yield file
-    os.replace(partial, path)
+    partial = pathlib.Path(f"{path}.partial")
+    try:
+        with open(partial, "w", encoding="utf-8") as file:
+            yield file
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def _say(line: str):

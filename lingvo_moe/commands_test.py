@@ -1,4 +1,4 @@
-"""The front door: commands do what they say, and every mistake is one or two clear lines that leave files as they were."""
+"""The front door: commands do what they say, and a mistake is one or two clear lines that leave files as they were."""
 
 from __future__ import annotations
 
@@ -16,11 +16,18 @@ def data(tmp_path_factory) -> tiny.Data:
     return tiny.make_data(tmp_path_factory.mktemp("data"))
 
 
+@pytest.fixture(scope="module", autouse=True)
+def compiled_once():
+    with pytest.MonkeyPatch.context() as patch:
+        tiny.compile_once(patch)
+        yield
+
+
 @pytest.fixture(scope="module")
 def trained(data, tmp_path_factory) -> list[str]:
     """The flags of a model that was trained for two steps."""
     logdir = tmp_path_factory.mktemp("log")
-    shared = [*tiny.flags(data), f"--logdir={logdir}", "--devices=2"]
+    shared = [*tiny.settings(), f"--tokenizers={data.tokenizers}", f"--logdir={logdir}"]
     assert _run("train", *shared, f"--corpus={data.corpus}", "--steps=2", "--set=training.evaluate_every=0") == 0
     return shared
 
@@ -63,6 +70,13 @@ def test_list_and_show_name_every_model_and_field(capsys):
     (["eval", "--model=Quickstart", "--logdir=x", "--corpus=nowhere"], "nowhere"),
     (["export", "--model=Quickstart"], "--output is missing"),
     (["show", "Quickstart", "Small"], "show takes one model's name, got 2"),
+    (["plan"], "plan takes one model's name, got 0"),
+    (["plan", "Quikstart"], "no such model. Did you mean m4.Quickstart"),
+    (["plan", "Quickstart"], "no TPU v3 slice of 2 cores"),
+    (["plan", "Quickstart", "--topology=v3:2x3x1"], "the first two sizes must be even"),
+    (["plan", "Quickstart", "--topology=v3:2x2x1", "--mesh=4"], "has 8 cores; the mesh is 4"),
+    (["plan", "Quickstart", "--topology=v3:2x2x1", "--set=model.num_experts=12"], "which 8 devices .* do not divide"),
+    (["plan", "Quickstart", "--topology=v3:2x2x1", "--json=nowhere/plan.json"], "there is no directory nowhere"),
     (["list", "--import=no_such_module_here"], "--import=no_such_module_here"),
 ])
 def test_mistakes_are_one_line_with_the_remedy(arguments, said, capsys, tmp_path, monkeypatch):
@@ -91,8 +105,9 @@ def test_translate_writes_as_many_lines_as_it_reads(trained, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(("content", "flags", "said"), [
-    (b"der\n\xff\xfe\n", [], "line 2: not UTF-8"), (b"a\0b\n", [], "line 1: holds a NUL byte"), (b"", [], "nothing to translate"),
-    (b"der\n" + b"neerg der " * 40 + b"\n", [], "line 2 has .* tokens; at most 47 fit"), (b"der\n", ["--n_best=9"], "raise --beam_size"),
+    (b"der\n\xff\xfe\n", [], "line 2: not UTF-8"), (b"a\0b\n", [], "line 1: holds a NUL byte"),
+    (b"", [], "nothing to translate"), (b"der\n" + b"neerg der " * 40 + b"\n", [], "line 2 has .* tokens; at most 47 fit"),
+    (b"der\n", ["--n_best=9"], "raise --beam_size"),
 ])
 def test_bad_input_leaves_the_output_as_it_was(trained, content, flags, said, tmp_path, capsys):
     """The line is named, and an earlier result is still there."""
@@ -119,11 +134,10 @@ def test_eval_prints_and_writes_scores_beside_the_copy_baseline(trained, data, t
     assert "no such language. Did you mean de" in capsys.readouterr().err
 
 
-def test_export_writes_a_program_that_loads(data, tmp_path):
+def test_export_writes_a_program_that_loads(tmp_path):
     """A bundle says what it is for; `program_test` runs one without TensorFlow."""
     path = tmp_path / "decode.zip"
-    own = [flag for flag in tiny.flags(data) if not flag.startswith("--tokenizers")]
-    assert _run("export", *own, "--devices=2", "--program=decode", f"--output={path}") == 0
+    assert _run("export", *tiny.settings(), "--program=decode", f"--output={path}") == 0
     program = Program.load(str(path))
     assert program.name == "decode" and program.mesh.size == 2
     assert {a.path for a in program.outputs} == {"ids", "scores", "lengths"}

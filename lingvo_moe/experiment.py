@@ -10,6 +10,7 @@ import dataclasses
 
 from lingvo_moe import overrides, registry
 from lingvo_moe.data.batching import InputConfig, input_specs
+from lingvo_moe.data.tokenizer import SIDES, Tokenizers
 from lingvo_moe.decoding.flat_beam_search import BeamSearch
 from lingvo_moe.errors import UserError
 from lingvo_moe.layout import DeviceMesh, Layout
@@ -89,6 +90,16 @@ class Experiment:
             if self.model.num_experts and tokens % self.model.num_groups:
                 raise UserError(f"a batch has {self.input.batch_size} x {length} = {tokens} {side} tokens, which "
                                 f"model.num_groups={self.model.num_groups} does not divide; change one of them.")
+
+    def open_tokenizers(self) -> Tokenizers:
+        """Reads the tokenizers; raises UserError where one makes ids that the model has no embedding for."""
+        tokenizers = Tokenizers.load(self.tokenizers)
+        for side in SIDES:
+            pieces, size = getattr(tokenizers, side).vocabulary_size, getattr(self.model, f"{side}_vocabulary")
+            if pieces > size:
+                raise UserError(f"the {side} tokenizer in {self.tokenizers} has {pieces} pieces, the model's {side}_vocabulary "
+                                f"is {size}. Pass --set model.{side}_vocabulary={pieces}, or train a smaller tokenizer.")
+        return tokenizers
 
     def batch_specs(self) -> dict:
         """The tree of `Spec`s of a training batch."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -76,11 +77,11 @@ class _Bar:
     def __init__(self, title: str, total: int | None, unit: str, done: int):
         from rich import console, progress  # not needed, and not loaded, in a log
 
+        text = functools.partial(progress.TextColumn, markup=False)  # a file's name may hold brackets
         self._progress = progress.Progress(
-            progress.TextColumn("{task.description}"), progress.BarColumn(), progress.MofNCompleteColumn(),
-            progress.TextColumn("{task.fields[rate]} " + unit + "/s"), progress.TimeElapsedColumn(),
-            progress.TextColumn("left"), progress.TimeRemainingColumn(), progress.TextColumn("{task.fields[note]}"),
-            console=console.Console(stderr=True))
+            text("{task.description}"), progress.BarColumn(), progress.MofNCompleteColumn(),
+            text("{task.fields[rate]} " + unit + "/s"), progress.TimeElapsedColumn(), text("left"),
+            progress.TimeRemainingColumn(), text("{task.fields[note]}"), console=console.Console(stderr=True))
         self._task = self._progress.add_task(title, total=total, completed=done, rate="-", note="")
         self._start_count = self._count = done
         self._start = time.monotonic()

@@ -2,24 +2,33 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import pathlib
+from typing import Any
 
 import numpy as np
+import pytest
 
+from lingvo_moe import experiment
 from lingvo_moe.data import corpus_builder, tokenizer_trainer
-from lingvo_moe.data.batching import InputConfig
-from lingvo_moe.decoding.flat_beam_search import BeamSearch
-from lingvo_moe.experiment import Experiment, TrainingSchedule
+from lingvo_moe.engines.pjrt import Engine, Executable
+from lingvo_moe.experiment import Experiment
 from lingvo_moe.layout import DeviceMesh
-from lingvo_moe.models.translation import Translation
+from lingvo_moe.program import Program
+from lingvo_moe.steps import Steps
 
+MODEL = "m4.Quickstart"
 WORDS = ("red blue green old new big small house tree river stone bird horse child letter window garden table road bread "
          "water fire music winter summer morning evening carries finds sees keeps paints buys sells opens the a every").split()
-SETTINGS = {"model.num_layers": 4, "model.model_dim": 16, "model.hidden_dim": 32, "model.num_heads": 2, "model.head_dim": 8,
-            "model.num_experts": 4, "model.num_groups": 4, "model.source_vocabulary": 512, "model.target_vocabulary": 256,
-            "input.batch_size": 4, "input.source_length": 48, "input.target_length": 32, "decoding_batch": 4,
-            "search.beam_size": 2, "search.max_length": 12}
+# As small as all kinds of layers allow; a step takes milliseconds, compiling its program some seconds.
+_SETTINGS = ("model.num_layers=4", "model.model_dim=16", "model.hidden_dim=32", "model.num_heads=2", "model.head_dim=8",
+             "model.num_experts=4", "model.num_groups=4", "model.source_vocabulary=512", "model.target_vocabulary=256",
+             "input.batch_size=4", "input.source_length=48", "input.target_length=32", "decoding_batch=4", "search.beam_size=2",
+             "search.max_length=12", "training.log_every=1", "training.evaluation_batches=2", "training.keep=2")
+
+_programs: dict[str, Program] = {}
+_executables: dict[tuple, Executable] = {}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,9 +39,9 @@ class Data:
     tokenizers: pathlib.Path
 
 
-def make_data(directory: pathlib.Path) -> Data:
-    """Generates the corpus (English words, spelt backwards, and turned around) and trains tokenizers on it."""
-    random = np.random.RandomState(0)
+def make_data(directory: pathlib.Path, seed: int = 0) -> Data:
+    """Generates the corpus (English words, spelt backwards as `de` and turned around as `fr`) and trains tokenizers on it."""
+    random = np.random.RandomState(seed)
     texts = directory / "texts"
     texts.mkdir(parents=True)
     english = [" ".join(random.choice(WORDS, random.randint(2, 8))) for _ in range(600)]
@@ -44,25 +53,57 @@ def make_data(directory: pathlib.Path) -> Data:
     return Data(directory / "corpus", directory / "tokenizers")
 
 
-def tiny(data: Data, mesh: DeviceMesh = DeviceMesh((2,)), **schedule: int) -> Experiment:
-    """An experiment that compiles and steps in seconds; `schedule` are fields of `TrainingSchedule`."""
-    sizes = {path.split(".")[-1]: value for path, value in SETTINGS.items()}
-
-    def pick(*names: str) -> dict:
-        return {name: sizes[name] for name in names}
-
-    model = Translation(residual_dropout=0.1, word_dropout=0.1, **pick(
-        "num_layers", "model_dim", "hidden_dim", "num_heads", "head_dim", "num_experts", "num_groups", "source_vocabulary",
-        "target_vocabulary"))
-    return Experiment(
-        model=model, input=InputConfig(**pick("batch_size", "source_length", "target_length")),
-        search=BeamSearch(**pick("beam_size", "max_length")), decoding_batch=sizes["decoding_batch"], mesh=mesh,
-        training=TrainingSchedule(**{"steps": 12, "log_every": 1, "evaluate_every": 6, "evaluation_batches": 2,
-                                     "checkpoint_every": 4, "keep": 2, **schedule}),
-        corpus=str(data.corpus), tokenizers=str(data.tokenizers))
+def settings(*changes: str) -> list[str]:
+    """Flags that make `m4.Quickstart` tiny; `changes` are further `field=value`s."""
+    return [f"--model={MODEL}", "--devices=2", *(f"--set={assignment}" for assignment in (*_SETTINGS, *changes))]
 
 
-def flags(data: Data) -> list[str]:
-    """Flags that make `m4.Quickstart` such an experiment."""
-    return ["--model=m4.Quickstart", f"--tokenizers={data.tokenizers}", "--set=model.unroll=false",
-            *(f"--set={path}={value}" for path, value in SETTINGS.items())]
+def tiny(data: Data, *changes: str, mesh: DeviceMesh = DeviceMesh((2,))) -> Experiment:
+    """The experiment that `settings` make, on `data`."""
+    places = (f"corpus={data.corpus}", f"tokenizers={data.tokenizers}")
+    return experiment.get(MODEL, [*_SETTINGS, *places, *changes], mesh)
+
+
+def compile_once(patch: pytest.MonkeyPatch):
+    """Makes this process lower and compile equal programs once, however often tests ask for them."""
+    for name in ("init", "train", "evaluate", "decode"):
+        patch.setattr(Steps, name, _lowering_once(getattr(Steps, name)))
+    load = Engine.load
+
+    def load_once(self, program: Program) -> Executable:
+        key = (*self.devices, program)
+        if key not in _executables:
+            _executables[key] = load(self, program)
+        return _executables[key]
+
+    patch.setattr(Engine, "load", load_once)
+
+
+def _lowering_once(lower):
+    def lower_once(self, *arguments) -> Program:
+        key = f"{lower.__name__} of {self} for {arguments}"
+        if key not in _programs:
+            _programs[key] = lower(self, *arguments)
+        return _programs[key]
+
+    return lower_once
+
+
+class Uncompiled(Engine):
+    """An engine for tests of what must be told before anything is compiled."""
+
+    def load(self, program: Program) -> Any:
+        raise AssertionError(f"{program.name} was compiled before the mistake was told")
+
+
+def curves(logdir: pathlib.Path, run: str = "train") -> dict[str, dict[int, set[float]]]:
+    """What TensorBoard reads: by scalar and step, every value that was reported for it."""
+    from tensorboard.backend.event_processing import event_file_loader
+    from tensorboard.util import tensor_util
+
+    found: dict[str, dict[int, set[float]]] = collections.defaultdict(lambda: collections.defaultdict(set))
+    for path in sorted((logdir / run).iterdir()):
+        for event in event_file_loader.EventFileLoader(str(path)).Load():
+            for value in event.summary.value:
+                found[value.tag][event.step].add(tensor_util.make_ndarray(value.tensor).item())
+    return found

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import pathlib
 import shlex
+import signal
 import subprocess
 import sys
 import time
@@ -58,20 +59,28 @@ def _stage(title: str, module: str, *arguments: str):
     """Runs one command, its output going where ours goes; ends this program with its status where it fails."""
     command = [sys.executable, "-m", module, *arguments]
     print(f"\n== {title}\n$ {_python()} {shlex.join(command[1:])}", flush=True)
-    status = subprocess.run(command, check=False).returncode
+    # Ctrl-C reaches the command as well, which ends in its own time, with a checkpoint; we must not kill it.
+    before = signal.signal(signal.SIGINT, lambda number, frame: None)
+    try:
+        status = subprocess.run(command, check=False).returncode
+    finally:
+        signal.signal(signal.SIGINT, before)
     if status:
         print("Run the same command again to go on from here.", file=sys.stderr)
-        sys.exit(status)
+        sys.exit(status if status > 0 else 128 - status)
 
 
 def _translate_samples(corpus_directory: pathlib.Path, directory: pathlib.Path, model: tuple[str, ...]):
     corpus = Corpus.open(corpus_directory)
     pairs = [(language, _short_pair(corpus, language)) for language in _VALUES.sample_languages
-             if language in corpus.languages and corpus.count("test", language)]
+             if language in corpus.languages_of("test")]
+    if not pairs:
+        print(f"\nThe corpus has no held-out sentence in any of --sample_languages={','.join(_VALUES.sample_languages)}.")
+        return
     source, output = directory / "samples.txt", directory / "samples.en.txt"
     source.write_text("".join(f"{pair[0]}\n" for _, pair in pairs), encoding="utf-8")
     _stage("5/5 a few held-out sentences", "lingvo_moe", "translate", *model, f"--input={source}", f"--output={output}")
-    for (language, (sentence, reference)), line in zip(pairs, output.read_text(encoding="utf-8").splitlines()):
+    for (language, (sentence, reference)), line in zip(pairs, output.read_text(encoding="utf-8").split("\n")):
         print(f"\n{language:11}{sentence}\n{'ours':11}{line}\n{'reference':11}{reference}")
 
 

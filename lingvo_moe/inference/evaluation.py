@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from lingvo_moe import progress
 from lingvo_moe.data.corpus import Corpus
 from lingvo_moe.errors import UserError, did_you_mean
 from lingvo_moe.inference.translator import Translator
@@ -48,7 +47,7 @@ def evaluate(translator: Translator, corpus: Corpus, languages: Sequence[str] = 
       (one score per language, by falling number of training pairs (GShard figure 6's order); how many sentences were left out)
 
     Raises:
-      UserError: a language the corpus lacks, or no held-out pairs at all.
+      UserError: a language the corpus lacks or has no such pairs of, or no held-out pairs at all.
     """
     chosen = _choose(corpus, languages, split)
     pairs, left_out = {}, 0
@@ -62,12 +61,7 @@ def evaluate(translator: Translator, corpus: Corpus, languages: Sequence[str] = 
         raise UserError(f"all {left_out} {split} sentences are longer than the model's limit; raise it with "
                         f"--set input.source_length=...")
     sources = [source for language in chosen for source, _ in pairs[language]]
-    translations = [""] * len(sources)
-    with progress.bar("translating", len(sources), "sentences") as advance:
-        for indices, found in translator.translate_batches(sources):
-            for index, hypotheses in zip(indices, found):
-                translations[index] = hypotheses[0].text
-            advance(len(indices))
+    translations = [best.text for best, *_ in translator.translate(sources)]
     scores, start = [], 0
     for language in chosen:
         count = len(pairs[language])
@@ -94,9 +88,11 @@ def _choose(corpus: Corpus, languages: Sequence[str], split: str) -> list[str]:
         if language not in corpus.languages:
             raise UserError(f"--languages={language}: the corpus has no such language."
                             f"{did_you_mean(language, corpus.languages)}")
-    chosen = [language for language in (languages or corpus.languages) if corpus.count(split, language)]
+        if not corpus.count(split, language):
+            raise UserError(f"--languages={language}: the corpus has no {split} pairs of it; see its report.txt.")
+    chosen = set(languages or corpus.languages_of(split))
     if not chosen:
-        raise UserError(f"the corpus has no {split} pairs in the languages asked for; see its report.txt.")
+        raise UserError(f"the corpus has no {split} pairs; see its report.txt.")
     return sorted(chosen, key=lambda language: (-corpus.count("train", language), language))
 
 

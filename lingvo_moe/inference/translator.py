@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from lingvo_moe import progress
 from lingvo_moe.data.pipeline import source_batches
-from lingvo_moe.data.tokenizer import Tokenizers
 from lingvo_moe.engines.pjrt import Engine
 from lingvo_moe.experiment import Experiment
 from lingvo_moe.layout import Spec
@@ -36,10 +36,10 @@ class Translator:
         """Compiles the search and restores the weights.
 
         Raises:
-          UserError: no tokenizer, no checkpoint, or one of another model.
+          UserError: no tokenizer or one too large for the model, no checkpoint or one of another model.
         """
         self._experiment = experiment
-        self._tokenizers = Tokenizers.load(experiment.tokenizers)
+        self._tokenizers = experiment.open_tokenizers()
         shape = (experiment.decoding_batch, experiment.input.source_length)
         specs = {field: Spec(shape, "int32", "BS") for field in ("ids", "segment_ids", "positions")}
         theta_specs = weight_specs(experiment.model.weights())
@@ -55,26 +55,29 @@ class Translator:
         return [len(tokens) < limit for tokens in self._tokenizers.source.encode(sentences)]
 
     def translate(self, sentences: Sequence[str]) -> list[list[Translation]]:
-        """Returns for each sentence its translations, best first; see `translate_batches` for errors."""
-        results: list[list[Translation]] = [[]] * len(sentences)
-        for indices, found in self.translate_batches(sentences):
-            for index, translations in zip(indices, found):
-                results[index] = translations
-        return results
-
-    def translate_batches(self, sentences: Sequence[str]) -> Iterator[tuple[list[int], list[list[Translation]]]]:
-        """Yields (indices of sentences, their translations) batch by batch, the sentences sorted by length.
+        """Returns for each sentence its translations, best first. Those of an empty sentence are empty.
 
         Raises:
           UserError: a sentence longer than `input.source_length`, before anything is translated.
         """
-        config = self._experiment.input
-        batches = source_batches(
-            sentences, self._tokenizers.source, self._experiment.decoding_batch, config.source_length)
-        for indices, source in batches:
-            found = self._search({"theta": self._theta, "source": source})
-            ids, scores, lengths = (np.asarray(found[field]) for field in ("ids", "scores", "lengths"))
-            yield list(indices), [self._texts(ids[row], scores[row], lengths[row]) for row in range(len(indices))]
+        results: list[list[Translation]] = [[]] * len(sentences)
+        batches = source_batches(sentences, self._tokenizers.source, self._experiment.decoding_batch,
+                                 self._experiment.input.source_length)
+        with progress.bar("translating", len(sentences), "sentences") as advance:
+            for indices, source in batches:
+                for index, translations in zip(indices, self._translate_batch(source)):
+                    results[index] = translations
+                advance(len(indices))
+        return results
+
+    def _translate_batch(self, source: dict[str, np.ndarray]) -> Iterator[list[Translation]]:
+        """Yields the translations of each row."""
+        found = self._search({"theta": self._theta, "source": source})
+        ids, scores, lengths = (np.asarray(found[field]) for field in ("ids", "scores", "lengths"))
+        for row, tokens in enumerate(np.count_nonzero(source["segment_ids"], axis=1)):
+            found = self._texts(ids[row], scores[row], lengths[row])
+            # Of eos alone a model makes up something.
+            yield found if tokens > 1 else [Translation("", 0.0)] * len(found)
 
     def _texts(self, ids: np.ndarray, scores: np.ndarray, lengths: np.ndarray) -> list[Translation]:
         texts = self._tokenizers.target.decode([row[:length].tolist() for row, length in zip(ids, lengths)])

@@ -6,9 +6,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import errno
+import logging
+import os
 import pathlib
 import shutil
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -19,6 +24,12 @@ from lingvo_moe import tree
 from lingvo_moe.errors import UserError
 
 _ARRAYS = ("theta", "rest")
+# What a file system answers; TensorStore hands it on as a part of a longer message.
+_REFUSALS = tuple(map(os.strerror, (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EROFS)))
+# Orbax logs, with tracebacks, the errors that it raises as well.
+logging.getLogger("absl").addFilter(lambda record: "orbax" not in pathlib.Path(record.pathname).parts)
+# And leaves the writes beside the one that failed to the garbage collector, which has asyncio log theirs.
+logging.getLogger("asyncio").addFilter(lambda record: "exception was never retrieved" not in record.getMessage())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,8 +50,13 @@ class Saved:
 class Checkpoints:
     """The checkpoints of one log directory."""
 
-    def __init__(self, logdir: str | pathlib.Path, keep: int = 3):
-        """Opens `logdir/checkpoints`, of which at most `keep` are kept; nothing is created before the first save."""
+    def __init__(self, logdir: str | pathlib.Path, keep: int | None = None):
+        """Opens `logdir/checkpoints`; nothing is created before the first save.
+
+        Args:
+          logdir: the log directory.
+          keep: how many checkpoints stay as more are saved; None to read alone.
+        """
         self.directory = pathlib.Path(logdir).absolute() / "checkpoints"
         self._manager: orbax.CheckpointManager | None = None
         self._keep = keep
@@ -73,13 +89,12 @@ class Checkpoints:
           shardings: the tree of its shardings; they need not be those it was saved under.
 
         Raises:
-          UserError: no checkpoint, or one of a model with other weights.
+          UserError: no checkpoint, one of a model with other weights, or a damaged one.
         """
         step, meta = self._meta(model, specs["theta"])
         abstract = _abstract(specs, shardings)
         parts = {"theta": abstract["theta"], "rest": {k: v for k, v in abstract.items() if k != "theta"}}
-        found = self._open().restore(step, args=orbax.args.Composite(
-            **{name: orbax.args.StandardRestore(parts[name]) for name in _ARRAYS}))
+        found = self._read(step, **{name: orbax.args.StandardRestore(parts[name]) for name in _ARRAYS})
         return Saved(step, {"theta": found["theta"], **found["rest"]}, meta["data_state"])
 
     def require(self, model: str, theta_specs: dict):
@@ -89,9 +104,7 @@ class Checkpoints:
     def restore_theta(self, model: str, specs: dict, shardings: dict) -> tuple[int, dict]:
         """Reads (step, weights) of the newest checkpoint; arguments and errors as `restore`, for `theta` alone."""
         step, _ = self._meta(model, specs)
-        found = self._open().restore(step, args=orbax.args.Composite(
-            theta=orbax.args.StandardRestore(_abstract(specs, shardings))))
-        return step, found["theta"]
+        return step, self._read(step, theta=orbax.args.StandardRestore(_abstract(specs, shardings)))["theta"]
 
     def wait(self):
         """Returns when all that was saved is on disk; raises UserError where it could not be written."""
@@ -108,7 +121,10 @@ class Checkpoints:
 
     def _open(self) -> orbax.CheckpointManager:
         if self._manager is None:
-            options = orbax.CheckpointManagerOptions(max_to_keep=self._keep, create=True)
+            writes = self._keep is not None
+            # A killed process leaves a temporary directory; to one that only reads it may be a save in progress.
+            options = orbax.CheckpointManagerOptions(
+                max_to_keep=self._keep, create=writes, cleanup_tmp_directories=writes)
             with _disk_errors(self.directory):
                 self._manager = orbax.CheckpointManager(
                     self.directory, options=options, item_names=(*_ARRAYS, "meta"))
@@ -119,13 +135,26 @@ class Checkpoints:
         if step is None:
             raise UserError(f"{self.directory}: no checkpoint. Train first: python -m lingvo_moe train --model={model} "
                             f"--logdir={self.directory.parent}")
-        meta = self._open().restore(step, args=orbax.args.Composite(meta=orbax.args.JsonRestore()))["meta"]
+        meta = self._read(step, meta=orbax.args.JsonRestore())["meta"]
+        if not {"model", "weights", "data_state"} <= meta.keys():
+            raise self._damaged(step, "its meta lacks an entry")
         expected = {path: list(spec.shape) for path, spec in tree.flatten(theta_specs).items()}
         if meta["weights"] != expected:
             raise UserError(f"{self.directory / str(step)} holds {meta['model']}, whose weights are not those of {model}: "
                             f"{_first_difference(meta['weights'], expected)}. Pass that --model (with the --set it was trained "
                             f"with), or another --logdir.")
         return step, meta
+
+    def _read(self, step: int, **items: orbax.args.CheckpointArgs) -> Any:
+        try:
+            return self._open().restore(step, args=orbax.args.Composite(**items))
+        except Exception as error:  # Orbax raises whatever the damage led to, and the bare class, too
+            first_line = str(error).partition("\n")[0]
+            raise self._damaged(step, f"{type(error).__name__}: {first_line[:200]}") from error
+
+    def _damaged(self, step: int, reason: str) -> UserError:
+        return UserError(f"{self.directory / str(step)}: the checkpoint cannot be read ({reason}). If it is damaged, move it away "
+                         f"to go on from the one before.")
 
 
 def _shapes(theta: dict) -> dict[str, list[int]]:
@@ -144,19 +173,17 @@ def _abstract(specs: dict, shardings: dict) -> dict:
                            specs, shardings)
 
 
-class _disk_errors:
+@contextlib.contextmanager
+def _disk_errors(directory: pathlib.Path) -> Iterator[None]:
     """Turns what the file system refuses into one line that says what is still safe."""
-
-    def __init__(self, directory: pathlib.Path):
-        self._directory = directory
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, kind, error, traceback):
-        if error is None or isinstance(error, UserError):
-            return
-        if isinstance(error, OSError) or "No space left" in str(error) or "Permission denied" in str(error):
-            free = shutil.disk_usage(next(p for p in (self._directory, *self._directory.parents) if p.exists())).free
-            raise UserError(f"{self._directory}: the checkpoint could not be written ({error}); {free / 2**20:.0f} MiB are free. "
-                            f"Checkpoints saved before are complete. Make room and run the same command again.") from error
+    try:
+        yield
+    except Exception as error:
+        reason = next((refusal for refusal in _REFUSALS if refusal in str(error)), None)
+        if reason is None and isinstance(error, OSError):
+            reason = error.strerror
+        if reason is None:
+            raise
+        free = shutil.disk_usage(next(path for path in (directory, *directory.parents) if path.is_dir())).free
+        raise UserError(f"{directory}: the checkpoint could not be written ({reason}; {free / 2**20:.0f} MiB are free). "
+                        f"Checkpoints saved before are complete. Make room and run the same command again.") from error

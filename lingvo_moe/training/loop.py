@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import pathlib
 import signal
-import sys
 import time
 from collections.abc import Iterator
 
@@ -14,7 +14,6 @@ import numpy as np
 
 from lingvo_moe import progress
 from lingvo_moe.data.pipeline import EvalInput, TrainInput
-from lingvo_moe.data.tokenizer import Tokenizers
 from lingvo_moe.engines.pjrt import Engine
 from lingvo_moe.errors import UserError
 from lingvo_moe.experiment import Experiment
@@ -43,32 +42,26 @@ def train(name: str, experiment: Experiment, engine: Engine, logdir: str | pathl
     return _Run(name, experiment, engine, pathlib.Path(logdir), say).train()
 
 
-def check_vocabularies(experiment: Experiment, tokenizers: Tokenizers):
-    """Raises UserError where a tokenizer makes ids that the model has no embedding for."""
-    for side, tokenizer in (("source", tokenizers.source), ("target", tokenizers.target)):
-        size = getattr(experiment.model, f"{side}_vocabulary")
-        if tokenizer.vocabulary_size > size:
-            raise UserError(f"the {side} tokenizer in {experiment.tokenizers} has {tokenizer.vocabulary_size} pieces, the "
-                            f"model's {side}_vocabulary is {size}. Pass --set model.{side}_vocabulary="
-                            f"{tokenizer.vocabulary_size}, or train a smaller tokenizer.")
-
-
 class _Run:
     """One call of `train`."""
 
     def __init__(self, name: str, experiment: Experiment, engine: Engine, logdir: pathlib.Path, say):
         self._name, self._experiment, self._engine, self._say = name, experiment, engine, say
-        check_vocabularies(experiment, Tokenizers.load(experiment.tokenizers))
+        experiment.open_tokenizers()
         self._input = TrainInput(experiment.corpus, experiment.tokenizers, experiment.input)
         self._held_out = EvalInput(experiment.corpus, experiment.tokenizers, experiment.input, split="valid")
+        if logdir.exists() and not logdir.is_dir():
+            raise UserError(f"--logdir={logdir} is a file; expected a directory, or a name for a new one.")
+        logdir.mkdir(parents=True, exist_ok=True)
         self._checkpoints = Checkpoints(logdir, experiment.training.keep)
         self._logdir = logdir
         self._stop = False
 
     def train(self) -> dict[str, float]:
         schedule, trained = self._experiment.training, self._checkpoints.latest() or 0
-        if trained >= schedule.steps:
+        if trained:
             self._checkpoints.require(self._name, self._experiment.steps.state_specs()["theta"])
+        if trained >= schedule.steps:
             self._say(f"{self._name} has already been trained for {trained} steps; --steps={trained + 1000} would go on.")
             return {}
         self._compile()
@@ -77,12 +70,12 @@ class _Run:
         self._curves, self._valid_curves = (SummaryWriter(self._logdir, run) for run in ("train", "valid"))
         with self._stopping_on_signals(), progress.bar(
                 f"training {self._name}", schedule.steps, "steps", done=first) as advance:
-            metrics = self._loop(state, data_state, first, advance)
-        self._checkpoints.close()
-        self._curves.close()
-        self._valid_curves.close()
-        if self._stop:
-            raise KeyboardInterrupt
+            step, metrics = self._loop(state, data_state, first, advance)
+            self._checkpoints.close()
+            self._curves.close()
+            self._valid_curves.close()
+            if step < schedule.steps:
+                raise KeyboardInterrupt
         return metrics
 
     def _compile(self):
@@ -103,7 +96,8 @@ class _Run:
         seed = np.array([0, self._experiment.training.seed], np.int32)
         return self._engine.load(self._steps.init())({"seed": seed})["state"], None
 
-    def _loop(self, state: dict, data_state: object, first: int, advance) -> dict[str, float]:
+    def _loop(self, state: dict, data_state: object, first: int, advance) -> tuple[int, dict[str, float]]:
+        """Returns the last step made, and its metrics."""
         schedule = self._experiment.training
         batches = self._input.batches(data_state)
         window = _Window()
@@ -120,20 +114,26 @@ class _Run:
             if self._evaluate and (step % schedule.evaluate_every == 0 or last):
                 values.update(self._measure_held_out(step, state["theta"]))
             if step % schedule.checkpoint_every == 0 or last:
+                self._check_finite(step, outputs["metrics"])
                 self._checkpoints.save(self._name, state, data_state)
             advance(note=_note(values))
             if last:
                 break
-        return values
+        return step, values
 
     def _report(self, step: int, metrics: dict, window: _Window) -> dict[str, float]:
-        values = {name: float(value) for name, value in metrics.items()}
-        if not math.isfinite(values["loss"]):
-            raise UserError(f"the loss of step {step} is {values['loss']}; the newest checkpoint in {self._checkpoints.directory} "
-                            f"is from before. A lower --set optimizer.learning_rate.peak=... or a longer warmup_steps may help.")
-        values.update(window.values())
+        self._check_finite(step, metrics)
+        values = {name: float(value) for name, value in metrics.items()} | window.values()
         self._curves.write(step, values)
         return values
+
+    def _check_finite(self, step: int, metrics: dict):
+        """Raises UserError once the weights are lost: a gradient that is not finite has spoilt them all."""
+        loss, norm = float(metrics["loss"]), float(metrics["gradient_norm"])
+        if not (math.isfinite(loss) and math.isfinite(norm)):
+            raise UserError(f"the loss of step {step} is {loss}, its gradient's norm {norm}; checkpoints in "
+                            f"{self._checkpoints.directory} are from before. A lower --set optimizer.learning_rate.peak=... or "
+                            f"a longer warmup_steps may help.")
 
     def _measure_held_out(self, step: int, theta: dict) -> dict[str, float]:
         """Cross-entropy per target token of the validation split, mean over `evaluation_batches` batches' tokens."""
@@ -155,7 +155,8 @@ class _Run:
             if self._stop and number == signal.SIGINT:
                 raise KeyboardInterrupt
             self._stop = True
-            print("stopping after this step, with a checkpoint ...", file=sys.stderr, flush=True)
+            # Not print: the signal may have come in the middle of one, and Python refuses to write inside a write.
+            os.write(2, b"\nstopping after this step, with a checkpoint; the same command will go on from there ...\n")
 
         before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
