@@ -1,0 +1,79 @@
+"""Scores are sacreBLEU's, of the right sentences, beside those of the untouched sources."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import sacrebleu
+
+from lingvo_moe import testing_experiment as tiny
+from lingvo_moe.data.corpus import Corpus
+from lingvo_moe.errors import UserError
+from lingvo_moe.inference.evaluation import LanguageScore, evaluate, groups, mean
+from lingvo_moe.inference.translator import Translation
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory) -> Corpus:
+    return Corpus.open(tiny.make_data(tmp_path_factory.mktemp("data")).corpus)
+
+
+@dataclasses.dataclass
+class Mirror:
+    """Translates `de`, English words spelt backwards, without a mistake, and all else into one word."""
+
+    limit: int = 1000
+
+    def fits(self, sentences):
+        return [len(sentence) <= self.limit for sentence in sentences]
+
+    def translate(self, sentences):
+        return [[Translation(self._translate(sentence), -1.0), Translation("worse", -2.0)] for sentence in sentences]
+
+    def _translate(self, sentence: str) -> str:
+        words = [word[::-1] for word in sentence.split()]
+        return " ".join(words) if set(words) <= set(tiny.WORDS) else "nothing"
+
+
+def test_scores_are_of_the_best_hypotheses_and_of_the_sources(corpus):
+    scores, left_out = evaluate(Mirror(), corpus, max_pairs=5)
+    assert left_out == 0 and [score.train_pairs for score in scores] == sorted(
+        (corpus.count("train", language) for language in ("de", "fr")), reverse=True)
+    german, french = sorted(scores, key=lambda score: score.language)
+    assert german.bleu == pytest.approx(100) and german.chrf == pytest.approx(100)
+    assert french.bleu < 1 and french.chrf < 10
+    pairs = [corpus.pairs("test", "de")[i] for i in range(5)]
+    copied = sacrebleu.corpus_bleu([source for source, _ in pairs], [[target for _, target in pairs]]).score
+    assert german.copy_bleu == copied and german.test_pairs == 5
+    assert german.train_pairs == corpus.count("train", "de")
+
+
+def test_long_sentences_are_left_out_and_counted(corpus):
+    lengths = [len(source) for source, _ in corpus.pairs("test", "de")]
+    limit = sorted(lengths)[len(lengths) // 2]
+    scores, left_out = evaluate(Mirror(limit), corpus, ["de"], max_pairs=1000)
+    assert left_out == sum(length > limit for length in lengths) > 0
+    assert scores[0].test_pairs == len(lengths) - left_out
+    with pytest.raises(UserError, match="all .* test sentences are longer than the model's limit"):
+        evaluate(Mirror(1), corpus)
+
+
+@pytest.mark.parametrize("languages, said", [(["dee"], "no such language. Did you mean de"), (["xx"], "no such language")])
+def test_a_language_that_is_not_there_is_named(corpus, languages, said):
+    with pytest.raises(UserError, match=f"--languages={languages[0]}: .*{said}"):
+        evaluate(Mirror(), corpus, languages)
+
+
+def test_groups_keep_the_order_and_lose_nobody():
+    """Three groups whose sizes differ by one at most; fewer languages than groups make fewer groups."""
+    scores = [LanguageScore(str(n), 100 - n, 1, 0, 0, 0, 0) for n in range(10)]
+    cut = groups(scores)
+    assert [name for name, _ in cut] == ["high resource", "middle resource", "low resource"]
+    assert [score for _, members in cut for score in members] == scores
+    assert {len(members) for _, members in cut} == {3, 4}
+    assert [len(members) for _, members in groups(scores[:1])] == [1]
+
+
+def test_the_mean():
+    assert mean([1.0, 2.0, 6.0]) == 3.0

@@ -1,0 +1,76 @@
+"""Sentences come back translated in their own places, whatever they are batched with."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from lingvo_moe import testing_experiment as tiny
+from lingvo_moe.engines.pjrt import Engine
+from lingvo_moe.errors import UserError
+from lingvo_moe.inference.translator import Translation, Translator
+from lingvo_moe.training.checkpoint import Checkpoints
+
+_SENTENCES = ["der", "neerg der eulb", "eert", "", "esuoh gib a", "der", "drib", "hsirp xyz", "enots wen eht"]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> tiny.Data:
+    return tiny.make_data(tmp_path_factory.mktemp("data"))
+
+
+@pytest.fixture(scope="module")
+def logdir(data, tmp_path_factory):
+    """Holds the initial state of the tiny model, which translates as well as any for our purposes."""
+    with pytest.MonkeyPatch.context() as patch:
+        tiny.compile_once(patch)
+        directory = tmp_path_factory.mktemp("log")
+        config = tiny.tiny(data)
+        state = Engine(2, "cpu").load(config.steps.init())({"seed": np.array([0, 1], np.int32)})["state"]
+        checkpoints = Checkpoints(directory, keep=1)
+        checkpoints.save("tiny", state, None)
+        checkpoints.close()
+        yield directory
+
+
+@pytest.fixture(scope="module")
+def translator(data, logdir) -> Translator:
+    return Translator("tiny", tiny.tiny(data), Engine(2, "cpu"), logdir)
+
+
+def test_order_and_company_change_nothing(translator):
+    """Batches are sorted by length inside; equal sentences are equal translations, each in its own place."""
+    found = translator.translate(_SENTENCES)
+    assert found[0] == found[5] and len(found) == len(_SENTENCES)
+    backwards = translator.translate(_SENTENCES[::-1])[::-1]
+    alone = [translator.translate([sentence])[0] for sentence in _SENTENCES]
+    for one, other, single in zip(found, backwards, alone, strict=True):
+        assert [t.text for t in one] == [t.text for t in other] == [t.text for t in single]
+        np.testing.assert_allclose([t.score for t in one], [t.score for t in single], rtol=1e-5)
+
+
+def test_hypotheses_come_best_first_and_all_differ(translator):
+    for translations in translator.translate(["neerg der eulb", "eert"]):
+        assert len(translations) == 2 and translations[0].score >= translations[1].score
+
+
+def test_an_empty_sentence_is_not_given_to_the_model(translator):
+    assert translator.translate(["", " "]) == [[Translation("", 0.0)] * 2] * 2
+
+
+def test_nothing_is_nothing(translator):
+    assert translator.translate([]) == []
+
+
+def test_a_sentence_beyond_the_limit_is_told_before_any_is_translated(translator, monkeypatch):
+    monkeypatch.setattr(translator, "_search", lambda inputs: pytest.fail("translated before the mistake was told"))
+    long = "neerg der " * 40
+    assert translator.fits(["der", long]) == [True, False]
+    with pytest.raises(UserError, match="line 2 has .* tokens; at most 47 fit"):
+        translator.translate(["der", long])
+
+
+def test_without_a_checkpoint_the_command_that_makes_one_is_named(data, tmp_path):
+    """Before a minute is spent on compiling."""
+    with pytest.raises(UserError, match="no checkpoint. Train first: python -m lingvo_moe train --model=tiny"):
+        Translator("tiny", tiny.tiny(data), tiny.Uncompiled(2, "cpu"), tmp_path)

@@ -1,0 +1,70 @@
+"""The quickstart is five public commands in order; where one fails it ends with its status and says how to go on."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from lingvo_moe import testing_experiment as tiny
+from lingvo_moe.data.corpus import Corpus
+from tools import quickstart
+
+
+@pytest.fixture
+def flags(tmp_path):
+    values = quickstart._VALUES
+    saved = values.flag_values_dict()
+    values(["quickstart", f"--directory={tmp_path}", "--preset=django", "--steps=7", "--sample_languages=de,xx"])
+    yield values
+    for name, value in saved.items():
+        values[name].value = value
+
+
+def test_the_stages_are_public_commands_that_hand_on_their_places(flags, tmp_path, monkeypatch, capsys):
+    """What one stage writes, the next one reads; a sample is shown with ours and the reference."""
+    stages = []
+
+    def stage(title, module, *arguments):
+        stages.append((module, arguments))
+        if module == "tools.build_corpus":
+            tiny.make_data(tmp_path)
+        if arguments[0] == "eval":
+            (tmp_path / "scores.json").write_text('{"scores": [{}]}', encoding="utf-8")
+        if arguments[0] == "translate":
+            (tmp_path / "samples.en.txt").write_text("our line\n", encoding="utf-8")
+
+    monkeypatch.setattr(quickstart, "_stage", stage)
+    quickstart.main(["quickstart"])
+    assert [(module, arguments[0]) for module, arguments in stages] == [
+        ("tools.build_corpus", "--preset=django"), ("tools.train_tokenizer", f"--corpus={tmp_path}/corpus"),
+        ("lingvo_moe", "train"), ("lingvo_moe", "eval"), ("lingvo_moe", "translate")]
+    assert {"--steps=7", f"--logdir={tmp_path}/log", f"--tokenizers={tmp_path}/tokenizers"} <= set(stages[2][1])
+    shown = capsys.readouterr().out
+    source, reference = quickstart._short_pair(Corpus.open(tmp_path / "corpus"), "de")
+    assert f"de         {source}\nours       our line\nreference  {reference}\n" in shown and "Curves: " in shown
+    assert (tmp_path / "samples.txt").read_text(encoding="utf-8") == f"{source}\n"
+
+
+@pytest.mark.parametrize("code, status", [("raise SystemExit(2)", 2), ("import os; os.kill(os.getpid(), 9)", 128 + 9)])
+def test_a_stage_that_fails_ends_the_quickstart_with_its_status(code, status, monkeypatch, capsys):
+    run = subprocess.run
+    monkeypatch.setattr(subprocess, "run", lambda command, check: run([sys.executable, "-c", code], check=check))
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(SystemExit) as ended:
+        quickstart._stage("3/5 training", "lingvo_moe", "train")
+    assert ended.value.code == status and signal.getsignal(signal.SIGINT) is before
+    assert "Run the same command again to go on from here." in capsys.readouterr().err
+
+
+def test_ctrl_c_leaves_the_stage_time_to_save(monkeypatch):
+    """The signal reaches the stage by itself; the quickstart must outlive it, or the stage would lose its terminal."""
+    code = "import signal, time\nsignal.signal(signal.SIGINT, lambda *_: (time.sleep(0.2), exit(130)))\n" \
+           "import os; os.kill(os.getppid(), signal.SIGINT); os.kill(os.getpid(), signal.SIGINT); time.sleep(5)"
+    run = subprocess.run
+    monkeypatch.setattr(subprocess, "run", lambda command, check: run([sys.executable, "-c", code], check=check))
+    with pytest.raises(SystemExit) as ended:
+        quickstart._stage("3/5 training", "lingvo_moe", "train")
+    assert ended.value.code == 130
