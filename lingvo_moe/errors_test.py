@@ -15,7 +15,7 @@ def test_near_words_are_named_as_they_are_spelt(word, said):
 
 
 def test_no_more_than_the_limit_nearest_first():
-    assert did_you_mean("layer", ["bayern", "layered", "layers", "player1"], limit=2) == " Did you mean layers, layered?"
+    assert did_you_mean("layer", ["bayern", "layered", "layers", "player1"], limit=2) == " Did you mean layers, player1?"
 
 
 def test_a_user_error_is_a_value_error():
