@@ -55,6 +55,7 @@ class Experiment:
     Attributes:
       model, optimizer, input, training, search: the parts.
       mesh: the devices it is made for; `--devices` and `--mesh` replace it.
+      layout: where tensors lie on it, a name of `layout.NAMED_CLAIMS`, or `auto` for the papers' own.
       decoding_batch: sentences translated at a time.
       corpus, tokenizers: directories of `tools.build_corpus` and `tools.train_tokenizer`; `--corpus`, `--tokenizers`.
     """
@@ -65,6 +66,7 @@ class Experiment:
     training: TrainingSchedule = TrainingSchedule()
     search: BeamSearch = BeamSearch()
     mesh: DeviceMesh = DeviceMesh()
+    layout: str = "auto"
     decoding_batch: int = 64
     corpus: str = "build/corpus"
     tokenizers: str = "build/tokenizers"
@@ -72,10 +74,11 @@ class Experiment:
     @property
     def steps(self) -> Steps:
         """The step functions on this experiment's mesh."""
-        return Steps(self.model, self.optimizer, Layout.of(self.mesh))
+        return Steps(self.model, self.optimizer, Layout.of(self.mesh, self.layout))
 
     def check(self):
         """Raises UserError where sizes do not fit the mesh; called once flags have had their say."""
+        Layout.of(self.mesh, self.layout)
         along_x = self.mesh.shape[0]
         sizes = {"input.batch_size": self.input.batch_size, "decoding_batch": self.decoding_batch}
         if self.model.num_experts:

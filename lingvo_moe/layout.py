@@ -22,7 +22,7 @@ import dataclasses
 import numpy as np
 
 from lingvo_moe import sharding
-from lingvo_moe.errors import UserError
+from lingvo_moe.errors import UserError, did_you_mean
 from lingvo_moe.lazy import tf
 
 LETTERS = "GSECMHBTLNDVR"
@@ -87,8 +87,16 @@ class Claim:
 
 # GShard Algorithm 2: one mesh axis; batch, groups and experts are cut, M and H are whole on every device.
 GSHARD_1D = (Claim("BGE", ("x",)),)
+# The same, and the dense layers' hidden dimension is cut where nothing else is: in their weights, slots and gradients, not in
+# activations. Each device keeps and updates its part (weight-update sharding, Xu et al. 2020, arXiv 2004.13336) and a layer's
+# weights are put together where it uses them.
+GSHARD_1D_SHARDED_UPDATE = (*GSHARD_1D, Claim("H", ("x",), leftovers=True))
 # GSPMD table 1, "2D finalized", and figure 8b: hidden, heads and vocabulary on y, the model dimension takes what is left.
 GSPMD_2D = (Claim("BGE", ("x",)), Claim("HNV", ("y",)), Claim("M", ("y", "x"), leftovers=True))
+
+
+# What `Experiment.layout` may name, with the number of mesh axes each is for.
+NAMED_CLAIMS = {"gshard": (1, GSHARD_1D), "gshard_sharded_update": (1, GSHARD_1D_SHARDED_UPDATE), "gspmd": (2, GSPMD_2D)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,9 +111,22 @@ class Layout:
     claims: tuple[Claim, ...] = GSHARD_1D
 
     @staticmethod
-    def of(mesh: DeviceMesh) -> Layout:
-        """The papers' layout for a mesh: GShard's for one axis, GSPMD's finalized one for two."""
-        return Layout(mesh, GSHARD_1D if len(mesh.shape) == 1 else GSPMD_2D)
+    def of(mesh: DeviceMesh, name: str = "auto") -> Layout:
+        """The layout of a name in NAMED_CLAIMS; `auto` is `gshard` on meshes of one axis, GSPMD's finalized one on two.
+
+        Raises:
+          UserError: an unknown name, or one for meshes of another number of axes.
+        """
+        if name == "auto":
+            name = "gshard" if len(mesh.shape) == 1 else "gspmd"
+        if name not in NAMED_CLAIMS:
+            raise UserError(f"layout {name!r} is unknown.{did_you_mean(name, NAMED_CLAIMS)} Known: auto, "
+                            f"{', '.join(NAMED_CLAIMS)}.")
+        axes, claims = NAMED_CLAIMS[name]
+        if axes != len(mesh.shape):
+            raise UserError(f"layout {name} is for a mesh of {axes} axes, the mesh is {mesh}; choose another with --set "
+                            f"layout=auto or --mesh.")
+        return Layout(mesh, claims)
 
     def axes(self, letters: str) -> tuple[str | None, ...]:
         """Returns for each letter the mesh axis that cuts its dimension, or None: `"EGCM" -> ("x", None, None, "y")`."""

@@ -7,7 +7,7 @@ import pytest
 
 from lingvo_moe import testing
 from lingvo_moe.errors import UserError
-from lingvo_moe.layout import GSPMD_2D, Claim, DeviceMesh, Layout
+from lingvo_moe.layout import GSPMD_2D, NAMED_CLAIMS, Claim, DeviceMesh, Layout
 from lingvo_moe.lazy import tf
 
 ONE_AXIS, TWO_AXES = Layout.of(DeviceMesh((8,))), Layout.of(DeviceMesh((4, 2)))
@@ -36,6 +36,27 @@ def test_one_axis_is_gshard_algorithm_2(letters, cut):
 @pytest.mark.parametrize("letters, axes", {**TABLE_1, **FIGURE_8B, **OTHERS_2D}.items())
 def test_two_axes_are_gspmd_table_1_and_figure_8b(letters, axes):
     assert TWO_AXES.axes(letters) == tuple(None if axis == "_" else axis for axis in axes.split(","))
+
+
+@pytest.mark.parametrize("letters, cut", {**ALGORITHM_2, **DENSE_1D, "MH": "H", "HM": "H", "RMH": "H", "H": "H"}.items())
+def test_a_sharded_update_cuts_dense_hidden_weights_and_nothing_else(letters, cut):
+    """Weight-update sharding: activations and experts lie where they lie in GShard's layout."""
+    layout = Layout.of(DeviceMesh((8,)), "gshard_sharded_update")
+    assert layout.axes(letters) == tuple("x" if letter == cut else None for letter in letters)
+
+
+def test_names_choose_claims_and_auto_is_the_papers():
+    for name, (axes, claims) in NAMED_CLAIMS.items():
+        assert Layout.of(DeviceMesh((2,) * axes), name).claims == claims
+    assert (ONE_AXIS.claims, TWO_AXES.claims) == (NAMED_CLAIMS["gshard"][1], NAMED_CLAIMS["gspmd"][1])
+
+
+@pytest.mark.parametrize("mesh, name, said", [
+    ((8,), "gshrad", "layout 'gshrad' is unknown. Did you mean gshard"), ((8,), "gspmd", "for a mesh of 2 axes, the mesh is 8"),
+    ((4, 2), "gshard", "for a mesh of 1 axes, the mesh is 4x2; choose another with --set layout=auto")])
+def test_a_name_that_does_not_fit_is_told_with_the_remedy(mesh, name, said):
+    with pytest.raises(UserError, match=said):
+        Layout.of(DeviceMesh(mesh), name)
 
 
 def test_dims_mapping_and_num_shards_speak_of_the_same_axes():

@@ -64,6 +64,18 @@ def test_without_rematerialisation_nothing_is_computed_again():
     assert {e.kind: e.runs for e in found.exchanges}["all-to-all"] == 4 * 2 * _REPEATS
 
 
+def test_a_sharded_update_stores_parts_of_dense_weights_and_gathers_no_more_than_them(planned):
+    """Dense hidden weights lie on 8 cores; exchanges of experts are as before."""
+    found = make(tiny("layout=gshard_sharded_update"))
+    dense = sum(weight.size for path, weight in tree.flatten(tiny().model.weights()).items()
+                if "H" in weight.letters and "E" not in weight.letters)
+    moved = found.memory.distributed_weights - planned.memory.distributed_weights
+    assert moved == 4 * dense // 8 > 0
+    assert found.memory.replicated_weights == planned.memory.replicated_weights - 4 * dense
+    runs = {exchange.kind: exchange.runs for exchange in found.exchanges}
+    assert runs["all-to-all"] == 6 * 2 * _REPEATS
+
+
 def test_decoding_is_planned_too():
     """The search stops when data says so; its loop is counted by its limit."""
     found = make(tiny(), "decode")

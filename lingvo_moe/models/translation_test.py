@@ -156,8 +156,8 @@ def test_what_cannot_be_is_an_error_that_names_it(changes, message):
 
 
 @functools.cache
-def trainer(mesh: str) -> pjrt.Executable:
-    layout = Layout.of(DeviceMesh.parse(mesh))
+def trainer(mesh: str, layout: str = "auto") -> pjrt.Executable:
+    layout = Layout.of(DeviceMesh.parse(mesh), layout)
     specs = tree.map_leaves(lambda value: Spec(value.shape, "int32", "BT"), copying(0))
     return testing.engine(layout).load(Steps(MODEL, OPTIMIZER, layout).train(specs))
 
@@ -174,12 +174,12 @@ def train(executable: pjrt.Executable, steps: int) -> list[dict[str, float]]:
     return history
 
 
-@pytest.mark.parametrize("mesh", ["8", "4x2"])
-def test_the_same_seed_has_the_same_losses_on_every_mesh(mesh):
+@pytest.mark.parametrize("mesh, layout", [("8", "auto"), ("8", "gshard_sharded_update"), ("4x2", "auto")])
+def test_the_same_seed_has_the_same_losses_on_every_mesh(mesh, layout):
     """With dropout, random routing and capacity cuts; each loss is of updated weights, so these are alike, too."""
     expected = train(trainer("1"), 4)
     assert max(metrics["overflow"] for metrics in expected) > 0
-    for one, many in zip(expected, train(trainer(mesh), 4), strict=True):
+    for one, many in zip(expected, train(trainer(mesh, layout), 4), strict=True):
         for name, value in one.items():
             np.testing.assert_allclose(many[name], value, rtol=TRAINED_TOLERANCE, err_msg=name)
 
