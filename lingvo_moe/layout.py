@@ -95,8 +95,13 @@ GSHARD_1D_SHARDED_UPDATE = (*GSHARD_1D, Claim("H", ("x",), leftovers=True))
 GSPMD_2D = (Claim("BGE", ("x",)), Claim("HNV", ("y",)), Claim("M", ("y", "x"), leftovers=True))
 
 
+# GSPMD table 1, the attempts before: the first cuts every tensor consistently, activations by half of the mesh alone; the
+# second puts weights together where they are used, and keeps M of activations whole.
+GSPMD_ATTEMPT_1 = (Claim("HNV", ("y",)), Claim("M", ("x",)))
+GSPMD_ATTEMPT_2 = (Claim("BGE", ("x",)), Claim("HNV", ("y",)), Claim("M", ("x",), leftovers=True))
 # What `Experiment.layout` may name, with the number of mesh axes each is for.
-NAMED_CLAIMS = {"gshard": (1, GSHARD_1D), "gshard_sharded_update": (1, GSHARD_1D_SHARDED_UPDATE), "gspmd": (2, GSPMD_2D)}
+NAMED_CLAIMS = {"gshard": (1, GSHARD_1D), "gshard_sharded_update": (1, GSHARD_1D_SHARDED_UPDATE), "gspmd": (2, GSPMD_2D),
+                "gspmd_attempt_1": (2, GSPMD_ATTEMPT_1), "gspmd_attempt_2": (2, GSPMD_ATTEMPT_2)}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -21,6 +21,9 @@ DENSE_1D = {"BTM": "B", "BTND": "B", "BNTL": "B", "BTH": "B", "BTV": "B", "MND":
 
 # GSPMD table 1, "2D finalized".
 TABLE_1 = {"MND": "x,y,_", "NDM": "y,_,x", "MH": "x,y", "HM": "y,x", "BSM": "x,_,y", "BSND": "x,_,y,_", "BSH": "x,_,y"}
+# The attempts before it in the same table: weights lie alike in all three.
+ATTEMPT_1 = {**TABLE_1, "BSM": "_,_,x", "BSND": "_,_,y,_", "BSH": "_,_,y"}
+ATTEMPT_2 = {**TABLE_1, "BSM": "x,_,_"}
 # GSPMD figure 8b, left to right (its B is our G, its order E, B our GECM before and EGCM after the AllToAll).
 FIGURE_8B = {"GECM": "x,_,_,y", "EGCM": "x,_,_,y", "EMH": "x,_,y", "EGCH": "x,_,_,y", "EHM": "x,y,_"}
 # By the same rules: gating, attention, vocabulary and vectors.
@@ -36,6 +39,13 @@ def test_one_axis_is_gshard_algorithm_2(letters, cut):
 @pytest.mark.parametrize("letters, axes", {**TABLE_1, **FIGURE_8B, **OTHERS_2D}.items())
 def test_two_axes_are_gspmd_table_1_and_figure_8b(letters, axes):
     assert TWO_AXES.axes(letters) == tuple(None if axis == "_" else axis for axis in axes.split(","))
+
+
+@pytest.mark.parametrize("name, table", [("gspmd_attempt_1", ATTEMPT_1), ("gspmd_attempt_2", ATTEMPT_2), ("gspmd", TABLE_1)])
+def test_the_three_attempts_of_gspmd_table_1(name, table):
+    layout = Layout.of(DeviceMesh((4, 2)), name)
+    for letters, axes in table.items():
+        assert layout.axes(letters) == tuple(None if axis == "_" else axis for axis in axes.split(",")), letters
 
 
 @pytest.mark.parametrize("letters, cut", {**ALGORITHM_2, **DENSE_1D, "MH": "H", "HM": "H", "RMH": "H", "H": "H"}.items())
