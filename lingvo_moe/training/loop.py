@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import math
 import os
@@ -13,6 +14,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from lingvo_moe import progress
+from lingvo_moe.data.batching import Batch, padding
 from lingvo_moe.data.pipeline import EvalInput, TrainInput
 from lingvo_moe.engines.pjrt import Engine
 from lingvo_moe.errors import UserError
@@ -109,7 +111,7 @@ class _Run:
             window.add(batch)
             last = step == schedule.steps or self._stop
             if step % schedule.log_every == 0 or last:
-                values = self._report(step, outputs["metrics"], window)
+                values = self._report(step, outputs["metrics"], window.values() | {"too_long": data_state["too_long"]})
                 window = _Window()
             if self._evaluate and (step % schedule.evaluate_every == 0 or last):
                 values.update(self._measure_held_out(step, state["theta"]))
@@ -121,9 +123,9 @@ class _Run:
                 break
         return step, values
 
-    def _report(self, step: int, metrics: dict, window: _Window) -> dict[str, float]:
+    def _report(self, step: int, metrics: dict, of_input: dict[str, float]) -> dict[str, float]:
         self._check_finite(step, metrics)
-        values = {name: float(value) for name, value in metrics.items()} | window.values()
+        values = {name: float(value) for name, value in metrics.items()} | of_input
         self._curves.write(step, values)
         return values
 
@@ -170,17 +172,19 @@ class _Window:
     """Speed and padding since the last report."""
 
     def __init__(self):
-        self._start, self._tokens, self._places = time.monotonic(), 0, 0
+        self._start, self._batches, self._tokens = time.monotonic(), 0, 0
+        self._padding: dict[str, float] = collections.defaultdict(float)
 
-    def add(self, batch: dict):
-        for side in batch.values():
-            self._tokens += int(np.count_nonzero(side["segment_ids"]))
-            self._places += side["segment_ids"].size
+    def add(self, batch: Batch):
+        self._batches += 1
+        for side, share in padding(batch).items():
+            self._padding[side] += share
+            self._tokens += round((1.0 - share) * batch[side]["segment_ids"].size)
 
     def values(self) -> dict[str, float]:
-        """`tokens_per_second`, of both sides without padding, and `padding`, the share of positions that are padding."""
+        """`tokens_per_second`, of both sides without padding, and for each side the share of positions that are padding."""
         return {"tokens_per_second": self._tokens / max(time.monotonic() - self._start, 1e-9),
-                "padding": 1.0 - self._tokens / max(self._places, 1)}
+                **{f"padding/{side}": total / self._batches for side, total in self._padding.items()}}
 
 
 def _note(values: dict[str, float]) -> str:

@@ -90,7 +90,9 @@ def test_a_finished_run_says_so_and_changes_nothing(data, tmp_path):
     """Running the same command again is harmless; keep-N holds; the held-out loss is measured when it is due."""
     experiment, said = tiny.tiny(data, *_schedule(12)), []
     metrics = loop.train("tiny", experiment, Engine(2, "cpu"), tmp_path, say=said.append)
-    assert np.isfinite(metrics["valid/cross_entropy"]) and {"aux_loss", "overflow", "expert_load", "padding"} <= set(metrics)
+    assert np.isfinite(metrics["valid/cross_entropy"]) and metrics["too_long"] == 0
+    assert {"aux_loss", "overflow", "expert_load", "tokens_per_second"} <= set(metrics)
+    assert 0 < metrics["padding/source"] < 1 and 0 < metrics["padding/target"] < 1
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["12", "8"]
     assert sorted(_losses(tmp_path, "valid")) == [6, 12]
     before = _losses(tmp_path)
