@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import jax
 import numpy as np
 import pytest
@@ -134,3 +138,11 @@ def test_a_distributed_input_from_another_mesh_is_moved(executable):
     outputs = executable({"state": two["state"], "batch": inputs_of()["batch"]})
     np.testing.assert_array_equal(outputs["state"]["w"], 0.25 * inputs_of()["state"]["w"])
     assert outputs["state"]["w"].sharding.spec == PartitionSpec("x", "y")
+
+
+def test_looking_for_devices_says_nothing():
+    """libtpu would tell of the TPU that it misses, in five lines, before the first line of every command's own."""
+    code = "from lingvo_moe.engines.pjrt import Engine; print(Engine(2).platform)"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True,
+                           env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
+    assert (found.stdout, found.stderr) == ("cpu\n", "")
