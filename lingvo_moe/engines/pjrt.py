@@ -6,9 +6,7 @@ JAX is here the PJRT runtime and nothing more. This module imports no TensorFlow
 from __future__ import annotations
 
 import contextlib
-import glob
 import math
-import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,9 +18,6 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from lingvo_moe import tree
 from lingvo_moe.errors import UserError
 from lingvo_moe.program import Argument, Program
-
-_TPU_NODES = ("/dev/accel*", "/dev/vfio/[0-9]*")  # where Linux shows a TPU's chips
-
 
 class Engine:
     """Devices to run programs on.
@@ -135,9 +130,6 @@ def _placements(program: Program, mesh: Mesh) -> tuple[tuple[NamedSharding, ...]
 
 
 def _find_devices(num_cpu_devices: int, platform: str | None) -> list:
-    # libtpu, which `topology` compiles with, looks for its TPU in the network, and reports at length that there is none.
-    if not any(glob.glob(nodes) for nodes in _TPU_NODES):
-        os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
     # Once JAX has started it keeps the CPU devices it has; the caller sees whether they are enough.
     with contextlib.suppress(RuntimeError):
         jax.config.update("jax_num_cpu_devices", num_cpu_devices)

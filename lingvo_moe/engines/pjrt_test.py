@@ -142,7 +142,7 @@ def test_a_distributed_input_from_another_mesh_is_moved(executable):
 
 def test_looking_for_devices_says_nothing():
     """libtpu would tell of the TPU that it misses, in five lines, before the first line of every command's own."""
-    code = "from lingvo_moe.engines.pjrt import Engine; print(Engine(2).platform)"
+    code = "import lingvo_moe, orbax.checkpoint; from lingvo_moe.engines.pjrt import Engine; print(Engine(2).platform)"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True,
                            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
     assert (found.stdout, found.stderr) == ("cpu\n", "")
