@@ -19,6 +19,7 @@ from lingvo_moe import tree
 from lingvo_moe.errors import UserError
 from lingvo_moe.program import Argument, Program
 
+
 class Engine:
     """Devices to run programs on.
 
