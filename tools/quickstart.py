@@ -8,6 +8,7 @@ on where it was.
 
 from __future__ import annotations
 
+import itertools
 import json
 import pathlib
 import shlex
@@ -15,6 +16,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 
 from absl import flags
 
@@ -71,23 +73,27 @@ def _stage(title: str, module: str, *arguments: str):
 
 
 def _translate_samples(corpus_directory: pathlib.Path, directory: pathlib.Path, model: tuple[str, ...]):
-    corpus = Corpus.open(corpus_directory)
-    pairs = [(language, _short_pair(corpus, language)) for language in _VALUES.sample_languages
-             if language in corpus.languages_of("test")]
+    pairs = _samples(Corpus.open(corpus_directory), _VALUES.sample_languages)
     if not pairs:
         print(f"\nThe corpus has no held-out sentence in any of --sample_languages={','.join(_VALUES.sample_languages)}.")
         return
     source, output = directory / "samples.txt", directory / "samples.en.txt"
-    source.write_text("".join(f"{pair[0]}\n" for _, pair in pairs), encoding="utf-8")
+    source.write_text("".join(f"{sentence}\n" for _, sentence, _ in pairs), encoding="utf-8")
     _stage("5/5 a few held-out sentences", "lingvo_moe", "translate", *model, f"--input={source}", f"--output={output}")
-    for (language, (sentence, reference)), line in zip(pairs, output.read_text(encoding="utf-8").split("\n")):
+    for (language, sentence, reference), line in zip(pairs, output.read_text(encoding="utf-8").split("\n")):
         print(f"\n{language:11}{sentence}\n{'ours':11}{line}\n{'reference':11}{reference}")
 
 
-def _short_pair(corpus: Corpus, language: str) -> tuple[str, str]:
-    """The language's first held-out pair that fits a line of the screen, or its shortest."""
-    pairs = list(corpus.pairs("test", language))
-    return next((pair for pair in pairs if len(pair[0]) <= 80), min(pairs, key=lambda pair: len(pair[0])))
+def _samples(corpus: Corpus, languages: Sequence[str]) -> list[tuple[str, str, str]]:
+    """(language, sentence, English) of each language's first held-out pair that fits a line of the screen and whose English
+    was not shown before: one catalog's first sentence would otherwise be shown in every language."""
+    found: list[tuple[str, str, str]] = []
+    for language in languages:
+        if language in corpus.languages_of("test"):
+            shown = {english for *_, english in found}
+            fitting = (pair for pair in corpus.pairs("test", language) if len(pair[0]) <= 80 and pair[1] not in shown)
+            found.extend((language, *pair) for pair in itertools.islice(fitting, 1))
+    return found
 
 
 def _python() -> str:

@@ -43,9 +43,19 @@ def test_the_stages_are_public_commands_that_hand_on_their_places(flags, tmp_pat
         ("lingvo_moe", "train"), ("lingvo_moe", "eval"), ("lingvo_moe", "translate")]
     assert {"--steps=7", f"--logdir={tmp_path}/log", f"--tokenizers={tmp_path}/tokenizers"} <= set(stages[2][1])
     shown = capsys.readouterr().out
-    source, reference = quickstart._short_pair(Corpus.open(tmp_path / "corpus"), "de")
+    (_, source, reference), = quickstart._samples(Corpus.open(tmp_path / "corpus"), ["de", "xx"])
     assert f"de         {source}\nours       our line\nreference  {reference}\n" in shown and "Curves: " in shown
     assert (tmp_path / "samples.txt").read_text(encoding="utf-8") == f"{source}\n"
+
+
+def test_samples_are_held_out_short_and_no_two_alike(tmp_path):
+    """The first sentences of many languages are one sentence of one catalog."""
+    corpus = Corpus.open(tiny.make_data(tmp_path).corpus)
+    samples = quickstart._samples(corpus, ["de", "fr", "xx"])
+    assert [language for language, *_ in samples] == ["de", "fr"]
+    assert len({english for *_, english in samples}) == 2
+    for language, sentence, english in samples:
+        assert (sentence, english) in list(corpus.pairs("test", language)) and len(sentence) <= 80
 
 
 @pytest.mark.parametrize("code, status", [("raise SystemExit(2)", 2), ("import os; os.kill(os.getpid(), 9)", 128 + 9)])

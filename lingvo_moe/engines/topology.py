@@ -115,6 +115,10 @@ class Compiled:
         """The text of the compiled, partitioned module."""
         return self._compiled.as_text()
 
+    def flops(self) -> float:
+        """Floating-point operations of one core by the compiler's count, in which the body of a loop counts once."""
+        return self._compiled.cost_analysis().get("flops", 0.0)
+
     def memory(self):
         """The compiler's account of memory per core: arguments, outputs, aliased and temporary bytes."""
         return self._compiled.memory_analysis()
