@@ -192,4 +192,4 @@ def _short(count: int) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv))
+    cli.leave(main(sys.argv))

@@ -34,7 +34,16 @@ _MENDED_BY = {
 
 def run(main: Main, flag_values: flags.FlagValues = flags.FLAGS) -> NoReturn:
     """Runs `main` on the process's arguments and exits with its status."""
-    sys.exit(execute(main, sys.argv, flag_values))
+    leave(execute(main, sys.argv, flag_values))
+
+
+def leave(status: int) -> NoReturn:
+    """Ends the process; after an error at once, as threads of a library may wait for ever for what failed."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if status:
+        os._exit(status)
+    sys.exit(0)
 
 
 def execute(main: Main, argv: Sequence[str], flag_values: flags.FlagValues = flags.FLAGS) -> int:

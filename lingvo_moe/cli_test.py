@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import subprocess
 import sys
 
@@ -97,3 +98,16 @@ def test_a_reader_that_goes_away_is_no_error():
     assert process.stderr.read() == b""
     process.stderr.close()
     assert process.wait() == 141
+
+
+@pytest.mark.parametrize("status", [0, 2])
+def test_after_an_error_nothing_is_waited_for(status):
+    """A thread of a library that waits for what failed must not keep the process; after success all threads may end."""
+    code = ("import threading, time\nfrom lingvo_moe import cli\nfrom lingvo_moe.errors import UserError\n"
+            "def work():\n    time.sleep(1 if not STATUS else 1000)\n    print('ended')\n"
+            "def main(arguments):\n    threading.Thread(target=work).start()\n    if STATUS:\n        raise UserError('mistake')\n"
+            "cli.run(main)").replace("STATUS", str(status))
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=300,
+                           env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
+    expected = (2, "", "error: mistake\n") if status else (0, "ended\n", "")
+    assert (found.returncode, found.stdout, found.stderr) == expected
