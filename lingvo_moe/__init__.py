@@ -7,7 +7,8 @@ import os
 # this when they are first imported, which is why it stands here.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
-# libtpu, which `plan` compiles with, looks for its TPU in the network whenever JAX starts, and reports at length that there is
-# none. These are where Linux shows a TPU's chips.
+# libtpu, which `plan` compiles with, asks the network about its TPU whenever JAX starts, and reports at length that there is none.
+# The patterns are where Linux shows a TPU's chips; where there are none, these are the answers.
 if not (glob.glob("/dev/accel*") or glob.glob("/dev/vfio/[0-9]*")):
-    os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
+    for variable, answer in (("TPU_SKIP_MDS_QUERY", "1"), ("TPU_WORKER_HOSTNAMES", "localhost"), ("TPU_ACCELERATOR_TYPE", "v3-8")):
+        os.environ.setdefault(variable, answer)

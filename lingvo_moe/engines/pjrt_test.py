@@ -143,6 +143,7 @@ def test_a_distributed_input_from_another_mesh_is_moved(executable):
 def test_looking_for_devices_says_nothing():
     """libtpu would tell of the TPU that it misses, in five lines, before the first line of every command's own."""
     code = "import lingvo_moe, orbax.checkpoint; from lingvo_moe.engines.pjrt import Engine; print(Engine(2).platform)"
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("JAX_", "TPU_"))}
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True,
-                           env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
+                           env={**environment, "PYTHONPATH": os.pathsep.join(sys.path)})
     assert (found.stdout, found.stderr) == ("cpu\n", "")

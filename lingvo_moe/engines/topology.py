@@ -128,11 +128,8 @@ def _devices(name: str) -> list:
     if importlib.util.find_spec("libtpu") is None:
         raise UserError("libtpu, the TPU's compiler, is not installed; install what requirements.txt names: make setup.")
     import libtpu
-    # What libtpu asks a Cloud TPU machine for, answered as a machine without a TPU must. It guards its TPU with a lock, which
-    # compiling does not need.
-    for variable, value in (("TPU_SKIP_MDS_QUERY", "1"), ("TPU_WORKER_HOSTNAMES", "localhost"),
-                            ("TPU_ACCELERATOR_TYPE", "v3-8"), ("TPU_LIBRARY_PATH", libtpu.get_library_path()),
-                            ("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")):
+    # It guards its TPU with a lock, which compiling does not need.
+    for variable, value in (("TPU_LIBRARY_PATH", libtpu.get_library_path()), ("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")):
         os.environ.setdefault(variable, value)
     try:
         return topologies.get_topology_desc(platform="tpu", topology_name=name).devices
