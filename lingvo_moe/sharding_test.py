@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import numpy as np
 import pytest
+from hypothesis import Phase, given, settings, strategies
 from jax import export
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
@@ -16,7 +19,7 @@ EIGHT = Layout.of(DeviceMesh((8,)))
 LINE, GRID, CUBE = (np.arange(8).reshape(shape) for shape in ((8,), (4, 2), (2, 2, 2)))
 VALUE = np.random.default_rng(0).normal(size=(8, 16)).astype(np.float32)
 # GShard figure 10: the same 2x4 partitions on a mesh topology and on a tree topology.
-FIGURE_10 = {"mesh": np.array([[0, 1, 2, 3], [4, 5, 6, 7]]), "tree": np.array([[0, 1, 5, 4], [2, 3, 7, 6]])}
+FIGURE_10 = {"mesh": np.array([[0, 1, 5, 4], [2, 3, 7, 6]]), "tree": np.array([[0, 1, 2, 3], [4, 5, 6, 7]])}
 
 # Sums of 16 products, in another order on several devices than on one.
 TOLERANCE = 16 * testing.FLOAT32_ROUNDING
@@ -73,14 +76,78 @@ def test_value_and_gradient_are_unchanged(name, unannotated):
         np.testing.assert_allclose(found[path], expected, rtol=0, atol=TOLERANCE * np.abs(expected).max())
 
 
-@pytest.mark.parametrize("rows", [1, 5, 9])
-def test_uneven_sizes_are_padded_out_of_sight(rows):
-    """5 rows over 8 devices: some hold nothing, and no result shows it (GShard section 3.3, uneven partitions)."""
-    value = np.random.default_rng(1).normal(size=(rows, 3)).astype(np.float32)
-    whole, cut = (testing.run(product(annotate), {"x": value}, layout)
-                  for annotate, layout in ((lambda t: t, Layout()), (lambda t: sharding.split(t, 0, 8), EIGHT)))
-    for path, expected in whole.items():
-        np.testing.assert_allclose(cut[path], expected, rtol=0, atol=TOLERANCE * np.abs(expected).max())
+# Each would show zeros beyond the ends of its positive operand: as infinity, as maximum of negative numbers, in a mean.
+OPERATORS = {
+    "matmul": lambda t: tf.matmul(1.0 / t, t, transpose_a=True),
+    "outer product": lambda t: tf.matmul(t, t, transpose_b=True),
+    "sum": lambda t: tf.reduce_sum(1.0 / t, axis=0, keepdims=True),
+    "mean": lambda t: tf.reduce_mean(tf.exp(t), axis=0, keepdims=True),
+    "product": lambda t: tf.reduce_prod(t, axis=0, keepdims=True),
+    "max": lambda t: tf.reduce_max(-t, axis=0, keepdims=True),
+    "min": lambda t: tf.reduce_min(t, axis=0, keepdims=True),
+    "softmax": lambda t: tf.nn.softmax(-9.0 * t, axis=0),
+    "sort": lambda t: tf.sort(-t, axis=0),
+    "running sum": lambda t: tf.cumsum(tf.exp(t), axis=0, reverse=True),
+    "reverse": lambda t: tf.reverse(t, axis=[0]),
+    "roll": lambda t: tf.roll(t, shift=2, axis=0),
+    "concat": lambda t: tf.concat([t, tf.exp(t), t], axis=0),
+    "pad": lambda t: tf.pad(t, [[2, 3], [0, 1]], constant_values=-1.0),
+    "slice": lambda t: t[1:],
+    "flatten": lambda t: tf.reshape(t, (-1, 1)),
+}
+
+# A matrix's shape, a number of devices, and an annotation whose partitions are not equal.
+UNEVEN = {
+    "7 rows over 2": ((7, 13), 2, lambda t: sharding.split(t, 0, 2)),
+    "10 rows over 4": ((10, 3), 4, lambda t: sharding.split(t, 0, 4)),
+    "13 columns over 8": ((7, 13), 8, lambda t: sharding.split(t, 1, 8)),
+    "3 columns over 8, some hold nothing": ((10, 3), 8, lambda t: sharding.split(t, 1, 8)),
+    "10 rows over 4 of 8, the others hold copies": ((10, 3), 8, lambda t: sharding.split(t, 0, 4)),
+    "2x2 of 8 by an assignment": ((7, 13), 8, lambda t: sharding.shard(t, np.array([[5, 2], [0, 7]]))),
+    "2x4 by an assignment": ((7, 13), 8, lambda t: sharding.shard(t, FIGURE_10["mesh"])),
+}
+
+
+def each_operator(annotate):
+    """Every operator, its input and its output annotated, each with a value and a gradient of its own."""
+    return testing.with_gradients(
+        lambda inputs: {name: annotate(OPERATORS[name](annotate(tensor))) for name, tensor in inputs.items()})
+
+
+def operands(shape: tuple[int, int]) -> dict[str, np.ndarray]:
+    """A positive matrix for every operator."""
+    random = np.random.default_rng(3)
+    return {name: random.uniform(0.5, 1.5, shape).astype(np.float32) for name in OPERATORS}
+
+
+@functools.cache
+def unpartitioned(shape: tuple[int, int]) -> dict[str, np.ndarray]:
+    return testing.run(each_operator(lambda t: t), operands(shape))
+
+
+def check_each_operator(shape: tuple[int, int], num_devices: int, annotate):
+    executable = testing.compile_for(each_operator(annotate), operands(shape), Layout.of(DeviceMesh((num_devices,))))
+    assert testing.collectives(executable), "nothing is partitioned"
+    found = testing.arrays(executable(operands(shape)))
+    for path, expected in unpartitioned(shape).items():
+        np.testing.assert_allclose(
+            found[path], expected, rtol=0, atol=TOLERANCE * np.abs(expected).max(), err_msg=path)
+
+
+@pytest.mark.parametrize("shape, num_devices, annotate", UNEVEN.values(), ids=UNEVEN)
+def test_uneven_partitions_are_padded_out_of_sight(shape, num_devices, annotate):
+    """GShard section 3.3, uneven partitions: no operator's value or gradient shows the padding."""
+    check_each_operator(shape, num_devices, annotate)
+
+
+@given(shape=strategies.sampled_from([(7, 13), (10, 3)]),
+       mesh_shape=strategies.sampled_from([(8,), (2, 4), (4, 2), (2, 2, 2)]), data=strategies.data())
+@settings(max_examples=5, phases=[Phase.generate])  # each example is compiled, so none is made smaller
+def test_uneven_partitions_on_any_mesh(shape, mesh_shape, data):
+    """Any order of the devices, any mesh axes; those that nothing maps to hold copies (GSPMD section 3.1)."""
+    mesh = np.array(data.draw(strategies.permutations(range(8)))).reshape(mesh_shape)
+    mapping = data.draw(strategies.permutations([-1, *range(mesh.ndim)]))[:2]
+    check_each_operator(shape, 8, lambda t: sharding.mesh_split(t, mesh, mapping))
 
 
 @pytest.mark.parametrize("annotate", ANNOTATIONS.values(), ids=ANNOTATIONS)
