@@ -79,7 +79,7 @@ def _plan_flags(values: flags.FlagValues):
     flags.DEFINE_string("mesh", None, "the device mesh, e.g. 128 or 16x8; default: all cores of the slice in one axis",
                         flag_values=values)
     flags.DEFINE_enum("program", "train", ["train", "decode"], "which program", flag_values=values)
-    flags.DEFINE_float("tokens", 1e12, "target tokens to train on, for the cost", lower_bound=1, flag_values=values)
+    flags.DEFINE_float("tokens", 1e12, "tokens of all sides to train on, for the cost", lower_bound=1, flag_values=values)
     flags.DEFINE_string("json", None, "also write the plan to this file", flag_values=values)
 
 

@@ -10,11 +10,11 @@ import dataclasses
 
 from lingvo_moe import overrides, registry
 from lingvo_moe.data.batching import InputConfig, input_specs
-from lingvo_moe.data.tokenizer import SIDES, Tokenizers
+from lingvo_moe.data.tokenizer import Tokenizers
 from lingvo_moe.decoding.flat_beam_search import BeamSearch
 from lingvo_moe.errors import UserError
 from lingvo_moe.layout import DeviceMesh, Layout
-from lingvo_moe.models.translation import Translation
+from lingvo_moe.models.transformer import Transformer
 from lingvo_moe.optimizers.adafactor import Adafactor
 from lingvo_moe.steps import Steps
 
@@ -60,7 +60,7 @@ class Experiment:
       corpus, tokenizers: directories of `tools.build_corpus` and `tools.train_tokenizer`; `--corpus`, `--tokenizers`.
     """
 
-    model: Translation
+    model: Transformer
     optimizer: Adafactor = Adafactor()
     input: InputConfig = InputConfig()
     training: TrainingSchedule = TrainingSchedule()
@@ -76,11 +76,19 @@ class Experiment:
         """The step functions on this experiment's mesh."""
         return Steps(self.model, self.optimizer, Layout.of(self.mesh, self.layout))
 
+    @property
+    def translates(self) -> bool:
+        """Whether there is a source to translate from; a language model has none."""
+        return "source" in self.model.sides
+
     def check(self):
         """Raises UserError where sizes do not fit the mesh; called once flags have had their say."""
         Layout.of(self.mesh, self.layout)
+        self._check_sides()
         along_x = self.mesh.shape[0]
-        sizes = {"input.batch_size": self.input.batch_size, "decoding_batch": self.decoding_batch}
+        sizes = {"input.batch_size": self.input.batch_size}
+        if self.translates:
+            sizes["decoding_batch"] = self.decoding_batch
         if self.model.num_experts:
             sizes["model.num_experts"] = self.model.num_experts
             sizes["model.num_groups"] = self.model.num_groups
@@ -88,16 +96,25 @@ class Experiment:
             if size % along_x:
                 raise UserError(f"{name} is {size}, which {along_x} devices (mesh {self.mesh}) do not divide. Use --devices "
                                 f"with a divisor of {size}, or --set {name}=N with a multiple of {along_x}.")
-        for side, length in (("source", self.input.source_length), ("target", self.input.target_length)):
+        for side, length in self.input.lengths.items():
             tokens = self.input.batch_size * length
             if self.model.num_experts and tokens % self.model.num_groups:
                 raise UserError(f"a batch has {self.input.batch_size} x {length} = {tokens} {side} tokens, which "
                                 f"model.num_groups={self.model.num_groups} does not divide; change one of them.")
 
+    def _check_sides(self):
+        """Raises UserError where the input has another number of sides than the model."""
+        if self.model.sides == tuple(self.input.lengths):
+            return
+        if self.translates:
+            raise UserError("input.source_length is 0, but a translation model reads sources; set it to the tokens of a row.")
+        raise UserError(f"input.source_length is {self.input.source_length}, but a language model reads targets alone; set it "
+                        f"to 0.")
+
     def open_tokenizers(self) -> Tokenizers:
         """Reads the tokenizers; raises UserError where one makes ids that the model has no embedding for."""
         tokenizers = Tokenizers.load(self.tokenizers)
-        for side in SIDES:
+        for side in self.model.sides:
             pieces, size = getattr(tokenizers, side).vocabulary_size, getattr(self.model, f"{side}_vocabulary")
             if pieces > size:
                 raise UserError(f"the {side} tokenizer in {self.tokenizers} has {pieces} pieces, the model's {side}_vocabulary "

@@ -95,7 +95,8 @@ class Steps:
                 loss, metrics = self.model.loss(theta, self._batch(batch_specs, inputs["batch"]), Context(self.layout, seed))
             gradients = tree.unflatten(dict(zip(leaves, tape.gradient(
                 loss, list(leaves.values()), unconnected_gradients=tf.UnconnectedGradients.ZERO))))
-            new_theta, slots = self.optimizer.update(weights, theta, gradients, state["slots"], state["step"], self.layout)
+            with tf.name_scope("optimizer"):
+                new_theta, slots = self.optimizer.update(weights, theta, gradients, state["slots"], state["step"], self.layout)
             metrics = dict(metrics, loss=loss, gradient_norm=_global_norm(gradients),
                            learning_rate=self.optimizer.learning_rate(state["step"]))
             return {"state": {"step": state["step"] + 1, "seed": tf.identity(state["seed"]), "theta": new_theta,

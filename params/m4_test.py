@@ -40,9 +40,9 @@ def test_weights_experts_layers_and_cores_are_table_1s(name):
     assert declared == total * expert_size
 
 
-@pytest.mark.parametrize(("name", "capacity"), [("m4.MoE2048E36L", 1), ("m4.MoE512E12L", 4), ("m4.MoE128E36L", 64)])
+@pytest.mark.parametrize(("name", "capacity"), [("m4.MoE2048E36L", 1), ("m4.MoE512E12L", 2), ("m4.MoE128E36L", 32)])
 def test_groups_and_capacity_are_the_papers(name, capacity):
-    """G = 2 D groups of N/G tokens, each giving an expert C = 2N/(G E) places, at least 1 (section 2.2)."""
+    """G = 2 D groups of N/G tokens of a side, each giving an expert C = 2N/(G E) places, at least 1 (section 2.2)."""
     from lingvo_moe.layers import gating
     config = experiment.get(name)
     tokens = config.input.batch_size * config.input.source_length
@@ -61,4 +61,4 @@ def test_golden_text(name):
 
 def test_no_golden_text_without_a_model():
     """A model that was renamed or dropped leaves nothing behind."""
-    assert {path.stem for path in _GOLDEN.glob("*.txt")} == {n for n in registry.names() if n.startswith("m4.")}
+    assert {path.stem for path in _GOLDEN.glob("*.txt")} == {n for n in registry.names() }

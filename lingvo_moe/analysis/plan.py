@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 import time
 from collections import defaultdict
 
 from lingvo_moe import tree
+from lingvo_moe.analysis import flops
 from lingvo_moe.analysis.hardware import GENERATIONS, Torus
 from lingvo_moe.analysis.hlo import Collective, Module
 from lingvo_moe.data.batching import input_specs
@@ -23,6 +25,11 @@ from lingvo_moe.program import Argument, Program
 PROGRAMS = ("train", "decode")
 _SECONDS_PER_YEAR = 365.25 * 24 * 3600
 _REMATERIALISED = "rematerialised"  # the name scope of `layers.repeat`
+# Name scopes of the layers, models and steps; the innermost one counts.
+PARTS = ("embedding", "self_attention", "cross_attention", "feed_forward", "gating", "dispatch", "experts", "combine", "softmax",
+         "optimizer")
+_PART = re.compile("|".join(PARTS))
+_OTHER = "other"
 _ITEM_BYTES = {"float32": 4, "int32": 4, "bfloat16": 2, "bool": 1}
 
 
@@ -66,11 +73,14 @@ class Plan:
 
     Attributes:
       model, program, topology, mesh, cores, weights: what was compiled, and for what.
-      tokens: of the target (source, for decoding) in one run of the program.
+      layout, remat, batch_size, num_groups, num_experts, num_layers, activation_dtype: the settings that matter here.
+      tokens: of all sides together (of the source, for decoding) in one run of the program.
+      model_flops: operations that the model asks for in a training step, see `flops`; None for decoding.
       memory: per core.
       exchanges: by kind; empty where the program does not fit.
       cycles: the compiler's estimate for one core, without exchanges; None where the program does not fit.
       rematerialised_cycles: those of them that compute a layer's activations again.
+      cycles_by_part: those of a training step by the part of the model that they are spent in, see PARTS.
       compute_seconds: cycles by the published clock; None without one.
       unknown_loops: loops counted as one turn, because data decides how many they make.
       lower_seconds, compile_seconds: on this machine.
@@ -82,11 +92,20 @@ class Plan:
     mesh: str
     cores: int
     weights: int
+    layout: str
+    remat: str
+    batch_size: int
+    num_groups: int
+    num_experts: int
+    num_layers: int
+    activation_dtype: str
     tokens: int
+    model_flops: float | None
     memory: Memory
     exchanges: tuple[Exchange, ...]
     cycles: int | None
     rematerialised_cycles: int | None
+    cycles_by_part: dict[str, int]
     compute_seconds: float | None
     unknown_loops: int
     lower_seconds: float
@@ -106,6 +125,13 @@ class Plan:
     def step_seconds(self) -> float | None:
         """Compute and exchanges, nothing overlapping; None where unknown."""
         return None if self.compute_seconds is None else self.compute_seconds + self.exchange_seconds
+
+    @property
+    def utilisation(self) -> float | None:
+        """The share of the cores' peak that the model's own operations are; None where the time or the operations are unknown."""
+        if self.step_seconds is None or self.model_flops is None:
+            return None
+        return self.model_flops / (self.step_seconds * self.cores * GENERATIONS[self.topology.partition(":")[0]].peak_flops)
 
     def core_years(self, tokens: float) -> float | None:
         """Of a training run over so many tokens."""
@@ -129,15 +155,15 @@ def make(name: str, experiment: Experiment, tpu: Slice, program: str = "train") 
     start = time.monotonic()
     lowered = _lower(experiment, program)
     lowered_at = time.monotonic()
-    shared = {"model": name, "program": program, "topology": tpu.name, "mesh": str(experiment.mesh),
-              "cores": experiment.mesh.size, "weights": experiment.model.num_weights(),
-              "tokens": _tokens(experiment, program), "lower_seconds": lowered_at - start}
+    shared = {"model": name, "program": program, "topology": tpu.name, **_settings(experiment),
+              "tokens": _tokens(experiment, program), "lower_seconds": lowered_at - start,
+              "model_flops": flops.training_step(experiment.model, experiment.input) if program == "train" else None}
     try:
         compiled = tpu.load(lowered)
     except OutOfMemory as answer:
         memory = _memory(lowered, None, answer.available, answer.needed)
-        return Plan(**shared, memory=memory, exchanges=(), cycles=None, rematerialised_cycles=None, compute_seconds=None,
-                    unknown_loops=0, compile_seconds=time.monotonic() - lowered_at)
+        return Plan(**shared, memory=memory, exchanges=(), cycles=None, rematerialised_cycles=None, cycles_by_part={},
+                    compute_seconds=None, unknown_loops=0, compile_seconds=time.monotonic() - lowered_at)
     compiled_at = time.monotonic()
     generation = GENERATIONS[tpu.generation]
     module = Module(compiled.hlo(), experiment.mesh.size)
@@ -147,7 +173,7 @@ def make(name: str, experiment: Experiment, tpu: Slice, program: str = "train") 
     temporaries = found.temp_size_in_bytes + found.output_size_in_bytes - found.alias_size_in_bytes
     return Plan(**shared, memory=_memory(lowered, temporaries), cycles=cycles,
                 exchanges=_exchanges(module.collectives(), Torus(generation, tpu.chips)),
-                rematerialised_cycles=_rematerialised(module),
+                rematerialised_cycles=_rematerialised(module), cycles_by_part=_by_part(module),
                 compute_seconds=cycles / generation.clock if generation.clock else None,
                 unknown_loops=module.unknown_loops, compile_seconds=compiled_at - lowered_at)
 
@@ -155,6 +181,8 @@ def make(name: str, experiment: Experiment, tpu: Slice, program: str = "train") 
 def _lower(experiment: Experiment, program: str) -> Program:
     if program == "train":
         return experiment.steps.train(experiment.batch_specs())
+    if program == "decode" and not experiment.translates:
+        raise UserError("--program=decode: a language model has no source to translate from; plan its training.")
     if program == "decode":
         sources = input_specs(dataclasses.replace(experiment.input, batch_size=experiment.decoding_batch))["source"]
         return experiment.steps.decode(sources, experiment.search)
@@ -163,7 +191,7 @@ def _lower(experiment: Experiment, program: str) -> Program:
 
 def _tokens(experiment: Experiment, program: str) -> int:
     if program == "train":
-        return experiment.input.batch_size * experiment.input.target_length
+        return experiment.input.tokens
     return experiment.decoding_batch * experiment.input.source_length
 
 
@@ -201,6 +229,22 @@ def _exchanges(collectives: list[Collective], torus: Torus) -> tuple[Exchange, .
 def _rematerialised(module: Module) -> int:
     return sum(instruction.cycles * times for instruction, times in module.runs()
                if _REMATERIALISED in instruction.op_name and "gradient_tape" not in instruction.op_name)
+
+
+def _by_part(module: Module) -> dict[str, int]:
+    found = dict.fromkeys((*PARTS, _OTHER), 0)
+    for instruction, times in module.runs():
+        scopes = _PART.findall(instruction.op_name)
+        found[scopes[-1] if scopes else _OTHER] += instruction.cycles * times
+    return found
+
+
+def _settings(experiment: Experiment) -> dict:
+    model = experiment.model
+    return {"mesh": str(experiment.mesh), "cores": experiment.mesh.size, "weights": model.num_weights(),
+            "layout": experiment.layout, "remat": model.remat, "batch_size": experiment.input.batch_size,
+            "num_groups": model.num_groups, "num_experts": model.num_experts, "num_layers": model.num_layers,
+            "activation_dtype": model.activation_dtype}
 
 
 def largest_inputs(experiment: Experiment, count: int = 3) -> list[tuple[str, int]]:

@@ -15,7 +15,7 @@ from lingvo_moe.layout import DeviceMesh
 _REPEATS = 2
 _TINY = ["model.num_layers=8", "model.model_dim=128", "model.hidden_dim=256", "model.num_heads=2", "model.head_dim=64",
          "model.num_groups=16", "model.source_vocabulary=512", "model.target_vocabulary=256", "model.unroll=false",
-         "model.remat=true", "input.source_length=32", "input.target_length=32", "input.batch_size=32", "search.max_length=8",
+         "model.remat=full", "input.source_length=32", "input.target_length=32", "input.batch_size=32", "search.max_length=8",
          "decoding_batch=16"]
 
 
@@ -54,12 +54,12 @@ def test_time_is_cycles_and_exchanges(planned):
     assert planned.compute_seconds == pytest.approx(planned.cycles / 940e6)
     assert planned.step_seconds == planned.compute_seconds + sum(e.seconds for e in planned.exchanges)
     assert 0.05 < planned.rematerialised_cycles / planned.cycles < 0.5
-    steps = 1e6 / (32 * 32)
+    steps = 1e6 / (32 * (32 + 32))
     assert planned.core_years(1e6) == pytest.approx(steps * planned.step_seconds * 8 / (365.25 * 86400))
 
 
 def test_without_rematerialisation_nothing_is_computed_again():
-    found = make(tiny("model.remat=false"))
+    found = make(tiny("model.remat=none"))
     assert found.rematerialised_cycles == 0
     assert {e.kind: e.runs for e in found.exchanges}["all-to-all"] == 4 * 2 * _REPEATS
 
@@ -84,7 +84,7 @@ def test_decoding_is_planned_too():
 
 
 def test_what_does_not_fit_is_told_with_what_would_help():
-    config = tiny("input.batch_size=1048576", "model.remat=false")
+    config = tiny("input.batch_size=1048576", "model.remat=none")
     found = make(config)
     assert not found.fits and found.cycles is None and found.step_seconds is None and found.core_years(1e9) is None
     text = plan_text.text(found, 1e12, plan.largest_inputs(config))

@@ -44,7 +44,7 @@ def _memory(plan: Plan, largest: Sequence[tuple[str, int]]) -> Iterator[str]:
            f"given to the program. The largest weights, with gradients as large again:")
     for path, size in largest:
         yield f"    {path:40}{size / _GIB:8.2f} [p]"
-    yield "  What helps: a smaller --set input.batch_size=..., --set model.remat=true, --set model.activation_dtype=bfloat16,"
+    yield "  What helps: a smaller --set input.batch_size=..., --set model.remat=full, --set model.activation_dtype=bfloat16,"
     yield "  a slice of more cores, or a mesh of two axes (--mesh=AxB), which cuts the replicated weights as well."
 
 
@@ -63,12 +63,16 @@ def _time(plan: Plan, tokens: float) -> Iterator[str]:
         return
     yield "time of one run"
     again = f", {plan.rematerialised_cycles / plan.cycles:.0%} of it rematerialisation" if plan.rematerialised_cycles else ""
+    for part, cycles in sorted(plan.cycles_by_part.items(), key=lambda item: -item[1]):
+        if cycles:
+            yield f"    {part:16}{cycles / plan.cycles:8.0%}"
     generation = GENERATIONS[plan.topology.partition(":")[0]]
     yield f"  compute         {plan.compute_seconds:8.3f} s [c] at {generation.clock / 1e6:.0f} MHz{again}"
     yield f"  exchanges       {plan.exchange_seconds:8.3f} s [m] at {generation.link_bandwidth / 1e9:.0f} GB/s a link, none hidden"
     yield f"  together        {plan.step_seconds:8.3f} s"
     yield f"  tokens/s        {plan.tokens / plan.step_seconds:12,.0f}"
     if plan.program == "train":
+        yield f"  utilisation     {plan.utilisation:8.1%} of the cores' peak, rematerialisation and empty places not counted"
         days = tokens / plan.tokens * plan.step_seconds / 86400
         yield f"  {tokens:.3g} tokens    {plan.core_years(tokens):,.2f} core-years, {days:,.1f} days"
     yield f"  (clock and links: {generation.source})"

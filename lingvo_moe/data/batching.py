@@ -7,6 +7,7 @@ A batch is a nested dict of int32 arrays,
 
 Source ids end with eos; target ids (the decoder's input) begin with bos, labels end with eos. The pairs of a row are
 its segments 1, 2, ...; segment 0 is padding. Positions restart at 0 in each segment. Attention stays within a segment.
+A language model's batch has no source.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lingvo_moe.data.tokenizer import SIDES, SPECIAL_IDS
+from lingvo_moe.data.tokenizer import SPECIAL_IDS
 from lingvo_moe.errors import UserError
 from lingvo_moe.layout import Spec
 
 Batch = dict[str, dict[str, np.ndarray]]
-SOURCE_FIELDS = ("ids", "segment_ids", "positions")
-TARGET_FIELDS = ("ids", "labels", "segment_ids", "positions")
+FIELDS = {"source": ("ids", "segment_ids", "positions"), "target": ("ids", "labels", "segment_ids", "positions")}
+_LENGTH_LETTERS = {"source": "S", "target": "T"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,7 +33,8 @@ class InputConfig:
 
     Attributes:
       batch_size: B, the rows of a batch over all hosts.
-      source_length: S, the tokens of a source row, each sentence's eos included.
+      source_length: S, the tokens of a source row, each sentence's eos included; 0 for a language model, which reads
+        targets alone.
       target_length: T, the tokens of a target row, each sentence's bos (or, in the labels, eos) included. There is
         least padding where T : S is target tokens : source tokens of the corpus; in the quickstart corpus, 1 : 2.
       temperature: of the mixture of languages: 1 as in the corpus, 5 as in M4, inf all equal.
@@ -54,10 +56,21 @@ class InputConfig:
     seed: int = 0
 
     def __post_init__(self):
-        least = {"batch_size": 1, "source_length": 2, "target_length": 2, "lookahead": 1, "seed": 0}
+        least = {"batch_size": 1, "source_length": 2 if self.source_length else 0, "target_length": 2, "lookahead": 1, "seed": 0}
         for name, value in least.items():
             if getattr(self, name) < value:
                 raise UserError(f"input.{name}={getattr(self, name)}: expected at least {value}.")
+
+    @property
+    def lengths(self) -> dict[str, int]:
+        """The tokens of a row, by side."""
+        lengths = {"source": self.source_length, "target": self.target_length}
+        return {side: length for side, length in lengths.items() if length}
+
+    @property
+    def tokens(self) -> int:
+        """The tokens of a batch, of all sides together."""
+        return self.batch_size * sum(self.lengths.values())
 
     def host_rows(self, num_hosts: int) -> int:
         """Returns the rows of a batch that each host feeds; raises UserError if they are not a whole number."""
@@ -69,9 +82,8 @@ class InputConfig:
 
 def input_specs(config: InputConfig) -> dict[str, dict[str, Spec]]:
     """Returns the Spec of each array of a (global) batch, nested as the batch is."""
-    source = Spec((config.batch_size, config.source_length), "int32", "BS")
-    target = Spec((config.batch_size, config.target_length), "int32", "BT")
-    return {"source": dict.fromkeys(SOURCE_FIELDS, source), "target": dict.fromkeys(TARGET_FIELDS, target)}
+    return {side: dict.fromkeys(FIELDS[side], Spec((config.batch_size, length), "int32", f"B{_LENGTH_LETTERS[side]}"))
+            for side, length in config.lengths.items()}
 
 
 class Example(NamedTuple):
@@ -79,7 +91,7 @@ class Example(NamedTuple):
 
     Attributes:
       number: its place in the stream.
-      source: `[source tokens] int32`, without eos.
+      source: `[source tokens] int32`, without eos; empty for a language model.
       target: `[target tokens] int32`, without bos and eos.
     """
 
@@ -89,19 +101,18 @@ class Example(NamedTuple):
 
     def fits(self, config: InputConfig) -> bool:
         """Whether the pair, eos included, fits an empty row."""
-        return len(self.source) < config.source_length and len(self.target) < config.target_length
+        return all(len(getattr(self, side)) < length for side, length in config.lengths.items())
 
 
 class Rows:
     """A batch being filled: first-fit, with at most `capacity` pairs a row."""
 
     def __init__(self, config: InputConfig, rows: int):
-        self.batch: Batch = {
-            "source": {name: np.zeros((rows, config.source_length), np.int32) for name in SOURCE_FIELDS},
-            "target": {name: np.zeros((rows, config.target_length), np.int32) for name in TARGET_FIELDS}}
-        self._room = np.tile(np.array([config.source_length, config.target_length]), (rows, 1))  # [rows, 2] tokens
+        self.batch: Batch = {side: {name: np.zeros((rows, length), np.int32) for name in FIELDS[side]}
+                             for side, length in config.lengths.items()}
+        self._room = np.tile(np.array(list(config.lengths.values())), (rows, 1))  # [rows, sides] tokens
         self._segments = np.zeros(rows, np.int64)
-        self._capacity = config.source_length if config.packing else 1
+        self._capacity = max(config.lengths.values()) if config.packing else 1
 
     @property
     def full(self) -> bool:
@@ -115,13 +126,14 @@ class Rows:
 
     def add(self, example: Example) -> bool:
         """Puts the pair into the first row that has room on both sides; returns False if none has."""
-        needed = np.array([len(example.source) + 1, len(example.target) + 1])
+        texts = [getattr(example, side) for side in self.batch]
+        needed = np.array([len(tokens) + 1 for tokens in texts])
         fitting = self._open() & np.all(self._room >= needed, axis=1)
         row = int(np.argmax(fitting))
         if not fitting[row]:
             return False
         self._segments[row] += 1
-        for side, room, tokens in zip(SIDES, self._room[row], (example.source, example.target), strict=True):
+        for side, room, tokens in zip(self.batch, self._room[row], texts, strict=True):
             self._write(side, row, room, tokens)
         self._room[row] -= needed
         return True

@@ -11,12 +11,12 @@ import collections
 import concurrent.futures
 import itertools
 import pathlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
 
-from lingvo_moe.data.batching import SOURCE_FIELDS, Batch, Example, InputConfig, pack
+from lingvo_moe.data.batching import FIELDS, Batch, Example, InputConfig, pack
 from lingvo_moe.data.corpus import Corpus
 from lingvo_moe.data.mixture import Mixture
 from lingvo_moe.data.tokenizer import SIDES, SPECIAL_IDS, Tokenizer, Tokenizers, sha256
@@ -29,6 +29,7 @@ _CHUNKS_AHEAD = 8
 _BATCHES_AHEAD = 2
 _END_OF_STREAM = 1 << 62
 _PATIENCE = 10_000  # examples in a row without one that fits
+_NO_TOKENS = np.zeros(0, np.int32)
 
 
 class TrainInput:
@@ -97,29 +98,30 @@ class TrainInput:
 
     def _check_patience(self, missed: int):
         if missed >= _PATIENCE:
-            raise UserError(f"none of {missed} training pairs in a row fits input.source_length="
-                            f"{self._config.source_length} and input.target_length={self._config.target_length}; "
-                            "raise them with --set input.source_length=... and --set input.target_length=...")
+            lengths = {f"input.{side}_length": length for side, length in self._config.lengths.items()}
+            now = " and ".join(f"{name}={length}" for name, length in lengths.items())
+            raised = " and ".join(f"--set {name}=..." for name in lengths)
+            raise UserError(f"none of {missed} training pairs in a row fits {now}; raise with {raised}")
 
     def _stream(self, first: int, step: int) -> Iterator[Example]:
         """Examples first, first + step, ..."""
-        source, target = (getattr(self._tokenizers, side).in_graph() for side in SIDES)
+        tokenizers = {side: getattr(self._tokenizers, side).in_graph() for side in self._config.lengths}
 
         def tokenize(numbers):
             texts = tf.numpy_function(self._texts, [numbers], tf.string)
             texts.set_shape([None, 2])
-            return numbers, source.tokenize(texts[:, 0]), target.tokenize(texts[:, 1])
+            return numbers, {side: tokenizer.tokenize(texts[:, SIDES.index(side)]) for side, tokenizer in tokenizers.items()}
 
         chunks = tf.data.Dataset.range(first, _END_OF_STREAM, step).batch(_CHUNK, drop_remainder=True)
-        for numbers, sources, targets in chunks.map(tokenize, num_parallel_calls=1).prefetch(_CHUNKS_AHEAD):
-            yield from map(Example, numbers.numpy().tolist(), _rows(sources), _rows(targets))
+        for numbers, tokens in chunks.map(tokenize, num_parallel_calls=1).prefetch(_CHUNKS_AHEAD):
+            yield from _examples(numbers.numpy().tolist(), {side: _rows(ragged) for side, ragged in tokens.items()})
 
     def _tokenized(self, numbers: np.ndarray) -> Iterator[Example]:
         """The examples `numbers` `[N]`, without TensorFlow: the few that a resumed stream begins with."""
         texts = self._texts(numbers)
-        sides = (getattr(self._tokenizers, side).encode([text.decode() for text in texts[:, column]])
-                 for column, side in enumerate(SIDES))
-        return map(Example, numbers.tolist(), *sides)
+        tokens = {side: getattr(self._tokenizers, side).encode([text.decode() for text in texts[:, SIDES.index(side)]])
+                  for side in self._config.lengths}
+        return _examples(numbers.tolist(), tokens)
 
     def _texts(self, numbers: np.ndarray) -> np.ndarray:
         """The pairs of examples `[N]`, as UTF-8: `[N, 2] bytes`."""
@@ -167,9 +169,9 @@ class EvalInput:
         texts = (pairs[index] for index in range(longest) for pairs in self._pairs if index < len(pairs))
         numbers = itertools.count()
         while chunk := list(itertools.islice(texts, _CHUNK)):
-            sources, englishes = zip(*chunk, strict=True)
-            yield from map(Example, itertools.islice(numbers, len(chunk)), self._tokenizers.source.encode(sources),
-                           self._tokenizers.target.encode(englishes))
+            sentences = dict(zip(SIDES, zip(*chunk, strict=True), strict=True))
+            tokens = {side: getattr(self._tokenizers, side).encode(sentences[side]) for side in self._config.lengths}
+            yield from _examples(itertools.islice(numbers, len(chunk)), tokens)
 
 
 def source_batches(sentences: Sequence[str], tokenizer: Tokenizer, batch_size: int,
@@ -194,13 +196,19 @@ def source_batches(sentences: Sequence[str], tokenizer: Tokenizer, batch_size: i
 
 
 def _source_batch(rows: list[np.ndarray], batch_size: int, source_length: int) -> dict[str, np.ndarray]:
-    batch = {field: np.zeros((batch_size, source_length), np.int32) for field in SOURCE_FIELDS}
+    batch = {field: np.zeros((batch_size, source_length), np.int32) for field in FIELDS["source"]}
     for row, ids in enumerate(rows):
         length = len(ids) + 1
         batch["ids"][row, :length] = np.append(ids, np.int32(SPECIAL_IDS["eos"]))
         batch["segment_ids"][row, :length] = 1
         batch["positions"][row, :length] = np.arange(length)
     return batch
+
+
+def _examples(numbers: Iterable[int], tokens: dict[str, Sequence[np.ndarray]]) -> Iterator[Example]:
+    """Examples of the tokens of each side that is read; a language model's have no source."""
+    sides = (tokens.get(side, itertools.repeat(_NO_TOKENS)) for side in SIDES)
+    return map(Example, numbers, *sides)
 
 
 def _rows(ragged) -> list[np.ndarray]:

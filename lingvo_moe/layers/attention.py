@@ -42,20 +42,20 @@ class MultiHeadAttention(Layer):
         """`[B, L, M]` to keys and values, each `[B, L, N, D]`."""
         keys = tf.einsum("BLM,MND->BLND", memory, context.cast(theta["key"]))
         values = tf.einsum("BLM,MND->BLND", memory, context.cast(theta["value"]))
-        return context.annotate(keys, "BLND"), context.annotate(values, "BLND")
+        return context.keep(keys, "hidden", "BLND"), context.keep(values, "hidden", "BLND")
 
     def attend(self, theta: dict, queries: tf.Tensor, keys: tf.Tensor, values: tf.Tensor, mask: tf.Tensor,
                context: Context) -> tf.Tensor:
         """As `__call__`, with keys and values `[B, L, N, D]` at hand. A query that may see nothing gets a mean of all values."""
         projected = tf.einsum("BTM,MND->BTND", queries, context.cast(theta["query"])) * (1.0 / math.sqrt(self.head_dim))
-        projected = context.annotate(projected, "BTND")
+        projected = context.keep(projected, "hidden", "BTND")
         logits = tf.cast(tf.einsum("BTND,BLND->BNTL", projected, keys), tf.float32)
         logits = tf.where(mask[:, None], context.annotate(logits, "BNTL"), _MASKED)
         shares = context.cast(tf.nn.softmax(logits))
         shares = context.dropout(shares, self.dropout, "attention", "BNTL")
-        attended = context.annotate(tf.einsum("BNTL,BLND->BTND", shares, values), "BTND")
+        attended = context.keep(tf.einsum("BNTL,BLND->BTND", shares, values), "hidden", "BTND")
         outputs = tf.einsum("BTND,NDM->BTM", attended, context.cast(theta["output"]))
-        return context.annotate(outputs, "BTM")
+        return context.keep(outputs, "output", "BTM")
 
 
 def segment_mask(query_segments: tf.Tensor, key_segments: tf.Tensor) -> tf.Tensor:

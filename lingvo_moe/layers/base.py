@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 
 from lingvo_moe import tree
 from lingvo_moe.layers import random_numbers
@@ -78,11 +79,13 @@ class Context:
       layout: where tensors live.
       seed: `[2] int32`, the key of this call's random numbers; None where nothing is random (evaluation, decoding).
       dtype: of activations (`float32` or `bfloat16`). Weights are kept in float32 and cast where they are used.
+      keeper: what `keep` calls, or None; see `layers.repeat`.
     """
 
     layout: Layout = Layout()
     seed: tf.Tensor | None = None
     dtype: str = "float32"
+    keeper: Callable[[tf.Tensor, str, str], tf.Tensor] | None = None
 
     @property
     def training(self) -> bool:
@@ -96,6 +99,17 @@ class Context:
     def cast(self, tensor: tf.Tensor) -> tf.Tensor:
         """Casts to the dtype of activations."""
         return tf.cast(tensor, self.dtype)
+
+    def keep(self, tensor: tf.Tensor, kind: str, letters: str) -> tf.Tensor:
+        """Annotates `tensor`, and marks it as worth its room where layers are rematerialised.
+
+        Args:
+          tensor: of which the rest of the layer is a function.
+          kind: `output` for what a block returns and what crossed between devices, `hidden` for wider ones.
+          letters: of its dimensions.
+        """
+        tensor = self.annotate(tensor, letters)
+        return self.keeper(tensor, kind, letters) if self.keeper else tensor
 
     def fold(self, key: str | int | tf.Tensor) -> Context:
         """A context whose random numbers are independent of this one's: one per layer, one per use."""

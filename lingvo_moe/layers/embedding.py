@@ -26,8 +26,9 @@ class Embedding(Layer):
     def __call__(self, theta: dict, ids: tf.Tensor, positions: tf.Tensor, context: Context) -> tf.Tensor:
         """Ids and positions `[B, T] int32` to `[B, T, M]`: the vectors, of unit variance, plus `sinusoids` of the positions."""
         # Only whole rows are read, so a replicated table needs no communication and a sharded one an AllReduce of [B, T, M].
-        vectors = tf.gather(theta["table"], ids) * math.sqrt(self.model_dim)
-        return context.annotate(context.cast(vectors + sinusoids(positions, self.model_dim)), "BTM")
+        with tf.name_scope("embedding"):
+            vectors = tf.gather(theta["table"], ids) * math.sqrt(self.model_dim)
+            return context.annotate(context.cast(vectors + sinusoids(positions, self.model_dim)), "BTM")
 
 
 def sinusoids(positions: tf.Tensor, model_dim: int) -> tf.Tensor:
@@ -54,8 +55,9 @@ class Softmax(Layer):
 
     def __call__(self, theta: dict, inputs: tf.Tensor, context: Context) -> tf.Tensor:
         """`[B, T, M]` to logits `[B, T, V] float32`."""
-        logits = tf.einsum("BTM,MV->BTV", inputs, context.cast(theta["projection"]))
-        return tf.cast(context.annotate(logits, "BTV"), tf.float32)
+        with tf.name_scope("softmax"):
+            logits = tf.einsum("BTM,MV->BTV", inputs, context.cast(theta["projection"]))
+            return tf.cast(context.annotate(logits, "BTV"), tf.float32)
 
 
 def cross_entropy(logits: tf.Tensor, labels: tf.Tensor, label_smoothing: float = 0.0) -> tuple[tf.Tensor, tf.Tensor]:
@@ -69,6 +71,11 @@ def cross_entropy(logits: tf.Tensor, labels: tf.Tensor, label_smoothing: float =
     Returns:
       (reported, optimised), each `[B, T] float32` in nats; equal where nothing is smoothed.
     """
+    with tf.name_scope("softmax"):
+        return _cross_entropy(logits, labels, label_smoothing)
+
+
+def _cross_entropy(logits: tf.Tensor, labels: tf.Tensor, label_smoothing: float) -> tuple[tf.Tensor, tf.Tensor]:
     log_normaliser = tf.reduce_logsumexp(logits, axis=-1)
     # A comparison that XLA fuses into the sum, not a gather: the vocabulary may be sharded, and a gather's gradient scatters.
     chosen = tf.equal(tf.range(logits.shape[-1]), labels[..., None])

@@ -22,6 +22,6 @@ class FeedForward(Layer):
     def __call__(self, theta: dict, inputs: tf.Tensor, paddings: tf.Tensor, context: Context) -> tuple[tf.Tensor, dict]:
         """`[B, T, M]` to (`[B, T, M]`, no metrics); `paddings` is taken for the sake of one interface with experts."""
         del paddings  # each position is computed by itself
-        hidden = tf.nn.relu(tf.einsum("BTM,MH->BTH", inputs, context.cast(theta["wi"])))
-        outputs = tf.einsum("BTH,HM->BTM", context.annotate(hidden, "BTH"), context.cast(theta["wo"]))
-        return context.annotate(outputs, "BTM"), {}
+        hidden = tf.nn.relu(context.keep(tf.einsum("BTM,MH->BTH", inputs, context.cast(theta["wi"])), "hidden", "BTH"))
+        outputs = tf.einsum("BTH,HM->BTM", hidden, context.cast(theta["wo"]))
+        return context.keep(outputs, "output", "BTM"), {}

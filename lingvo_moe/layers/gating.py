@@ -63,6 +63,7 @@ def route(gates: tf.Tensor, paddings: tf.Tensor, capacity: int, context: Context
         raise ValueError(f"top-2 gating needs at least two experts, not {num_experts}.")
     present = tf.logical_not(paddings)
     first, second, normalised = _top_2(gates, context)
+    first, second = (context.keep(choice, "output", "GS") for choice in (first, second))
     first_mask = _choice_mask(first, present, num_experts, context)
     second_mask = _choice_mask(second, present, num_experts, context)
     # First choices of the whole group stand before any second choice (line 14 goes on with the counts of line 11), and every
@@ -70,6 +71,7 @@ def route(gates: tf.Tensor, paddings: tf.Tensor, capacity: int, context: Context
     first_count = tf.reduce_sum(first_mask, axis=1, keepdims=True)
     first_position = _pick(_places_before(first_mask), first_mask)
     second_position = _pick(_places_before(second_mask) + first_count, second_mask)
+    first_position, second_position = (context.keep(place, "output", "GS") for place in (first_position, second_position))
     first_used = tf.logical_and(present, first_position < capacity)
     second_used = tf.logical_and(present, second_position < capacity)
     if context.training:

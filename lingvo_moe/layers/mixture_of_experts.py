@@ -52,7 +52,8 @@ class MixtureOfExperts(Layer):
         factor = self.capacity_factor if context.training else self.inference_capacity_factor
         capacity = gating.expert_capacity(tokens_per_group, self.num_experts, factor)
         grouped = context.annotate(tf.reshape(inputs, (groups, tokens_per_group, model_dim)), "GSM")
-        routing = self._route(theta, grouped, tf.reshape(paddings, (groups, tokens_per_group)), capacity, context)
+        with tf.name_scope("gating"):
+            routing = self._route(theta, grouped, tf.reshape(paddings, (groups, tokens_per_group)), capacity, context)
         outputs = self._experts(theta, grouped, routing, capacity, context)
         outputs = context.annotate(tf.reshape(outputs, (batch, length, model_dim)), "BTM")
         return outputs, {"aux_loss": routing.aux_loss, **routing.metrics}
@@ -60,7 +61,7 @@ class MixtureOfExperts(Layer):
     def _route(self, theta: dict, grouped: tf.Tensor, paddings: tf.Tensor, capacity: int, context: Context) -> gating.Routing:
         """Algorithm 2, lines 1 and 2, in float32: gates decide, so they are never rounded to bfloat16."""
         gate = context.annotate(theta["gate"], "me")
-        logits = tf.einsum("GSM,ME->GSE", tf.cast(grouped, tf.float32), gate)
+        logits = context.keep(tf.einsum("GSM,ME->GSE", tf.cast(grouped, tf.float32), gate), "hidden", "GSE")
         gates = context.annotate(tf.nn.softmax(logits), "GSE")
         return gating.route(gates, context.annotate(paddings, "GS"), capacity, context)
 
@@ -70,12 +71,15 @@ class MixtureOfExperts(Layer):
         The order of the letters says where a tensor is cut, so the two switches from groups to experts and back, each an
         AllToAll, are the two transpositions GECM -> EGCM and EGCM -> GECM.
         """
-        combine = context.cast(gating.combine_weights(routing, self.num_experts, capacity, context))
-        dispatch = context.annotate(context.cast(tf.not_equal(combine, 0.0)), "GSEC")
-        dispatched = context.annotate(tf.einsum("GSEC,GSM->GECM", dispatch, grouped), "GECM")
-        dispatched = context.annotate(tf.einsum("GECM->EGCM", dispatched), "EGCM")
-        hidden = tf.nn.relu(tf.einsum("EGCM,EMH->EGCH", dispatched, context.cast(theta["wi"])))
-        expert_outputs = tf.einsum("EGCH,EHM->EGCM", context.annotate(hidden, "EGCH"), context.cast(theta["wo"]))
-        expert_outputs = context.annotate(expert_outputs, "EGCM")
-        expert_outputs = context.annotate(tf.einsum("EGCM->GECM", expert_outputs), "GECM")
-        return context.annotate(tf.einsum("GSEC,GECM->GSM", combine, expert_outputs), "GSM")
+        with tf.name_scope("dispatch"):
+            combine = context.cast(gating.combine_weights(routing, self.num_experts, capacity, context))
+            dispatch = context.annotate(context.cast(tf.not_equal(combine, 0.0)), "GSEC")
+            dispatched = context.annotate(tf.einsum("GSEC,GSM->GECM", dispatch, grouped), "GECM")
+            dispatched = context.keep(tf.einsum("GECM->EGCM", dispatched), "output", "EGCM")
+        with tf.name_scope("experts"):
+            hidden = context.keep(tf.einsum("EGCM,EMH->EGCH", dispatched, context.cast(theta["wi"])), "hidden", "EGCH")
+            expert_outputs = tf.einsum("EGCH,EHM->EGCM", tf.nn.relu(hidden), context.cast(theta["wo"]))
+            expert_outputs = context.annotate(expert_outputs, "EGCM")
+        with tf.name_scope("combine"):
+            expert_outputs = context.keep(tf.einsum("EGCM->GECM", expert_outputs), "output", "GECM")
+            return context.annotate(tf.einsum("GSEC,GECM->GSM", combine, expert_outputs), "GSM")

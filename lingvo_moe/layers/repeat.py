@@ -3,24 +3,31 @@
 `repeat` applies one body R times to weights whose leading dimension is R. Three ways compute the same numbers:
 
   unroll        R copies in the graph; fastest to run for few layers.
-  scan          one loop; the backward pass reads what the forward pass saved.
-  scan + remat  one loop; only each layer's input is saved, and the backward loop computes the layer again (GShard 5.1).
+  scan          one loop; the backward pass reads whatever the forward pass computed.
+  scan + remat  one loop; each repeat's input is kept, and the backward loop computes the repeat again (GShard section 5.1),
+                but for the tensors that the layers mark with `Context.keep` and the policy keeps.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 
 from lingvo_moe import tree
 from lingvo_moe.layers.base import Context
 from lingvo_moe.lazy import tf
 
+# What a repeat keeps for its backward pass: everything; its inputs alone; the outputs of its blocks and what crossed between
+# devices as well; the widest tensors, hidden layers and attention's projections, as well.
+REMAT = ("none", "full", "keep_outputs", "keep_hidden")
+KEPT = {"full": (), "keep_outputs": ("output",), "keep_hidden": ("output", "hidden")}
+
 # (theta of one repeat, inputs [B, T, M], float constants, context) -> (outputs [B, T, M], scalar metrics)
 Body = Callable[[dict, "tf.Tensor", dict, Context], tuple["tf.Tensor", dict]]
 
 
 def repeat(body: Body, weights: dict, theta: dict, inputs: tf.Tensor, constants: dict, context: Context, *,
-           metric_names: Sequence[str] = (), unroll: bool = False, remat: bool = False) -> tuple[tf.Tensor, dict]:
+           metric_names: Sequence[str] = (), unroll: bool = False, remat: str = "none") -> tuple[tf.Tensor, dict]:
     """Applies `body` R times; random numbers of repeat i are those of `context.fold(i)`.
 
     Args:
@@ -31,20 +38,21 @@ def repeat(body: Body, weights: dict, theta: dict, inputs: tf.Tensor, constants:
       constants: tree of float tensors that every repeat reads (the encoder's outputs, in a decoder).
       context: of the call.
       metric_names: the names of the metrics that `body` returns.
-      unroll, remat: see the module's docstring; `unroll` with `remat` is an error.
+      unroll: see the module's docstring.
+      remat: one of REMAT; with `unroll`, only "none".
 
     Returns:
       (`[B, T, M]`, metrics averaged over repeats).
     """
-    if unroll and remat:
+    if unroll and remat != "none":
         raise ValueError("repeat: unroll and remat exclude each other; rematerialisation needs the loop.")
     run = _Repeat(body, weights, theta, constants, context, metric_names)
     if unroll:
         outputs, metrics = run.unrolled(inputs)
-    elif remat:
-        outputs, metrics = run.rematerialised(inputs)
-    else:
+    elif remat == "none":
         outputs, metrics = run.scanned(inputs)
+    else:
+        outputs, metrics = run.rematerialised(inputs, KEPT[remat])
     return outputs, {name: value / run.times for name, value in metrics.items()}
 
 
@@ -78,38 +86,54 @@ class _Repeat:
         _, outputs, totals = tf.while_loop(lambda i, *_: i < self.times, step, start, maximum_iterations=self.times)
         return outputs, self._unpacked(totals)
 
-    def rematerialised(self, inputs: tf.Tensor) -> tuple[tf.Tensor, dict]:
+    def rematerialised(self, inputs: tf.Tensor, kinds: tuple[str, ...]) -> tuple[tf.Tensor, dict]:
         @tf.custom_gradient
         def run(inputs, *rest):
-            saved, outputs, totals = self._forward_loop(inputs, *self._split(rest))
+            kept, outputs, totals = self._forward_loop(inputs, kinds, *self._split(rest))
 
             def gradient(outputs_gradient, totals_gradient):
-                return self._backward_loop(saved, outputs_gradient, totals_gradient, *self._split(rest))
+                return self._backward_loop(kept, outputs_gradient, totals_gradient, kinds, *self._split(rest))
 
             return (outputs, totals), gradient
 
         outputs, totals = run(inputs, *self._theta, *self._constants)
         return outputs, self._unpacked(totals)
 
-    def _forward_loop(self, inputs, theta, constants):
-        def step(i, outputs, totals, saved):
-            saved = self._annotate_saved(_store(saved, i, outputs))
-            outputs, metrics = self._call(i, self._slices(i, theta), outputs, constants)
-            return i + 1, outputs, tf.add(totals, self._packed(metrics)), saved
+    def _forward_loop(self, inputs, kinds, theta, constants):
+        """Returns (what each repeat keeps, stacked: its input and the tensors of `kinds`; outputs; totals of metrics)."""
+        places = [_Place(inputs.shape, inputs.dtype, "BTM"), *self._marked(inputs, kinds, theta, constants)]
 
-        saved = self._annotate_saved(tf.zeros((self.times, *inputs.shape), inputs.dtype))
-        start = (tf.constant(0), inputs, tf.zeros(len(self._metric_names)), saved)
-        _, outputs, totals, saved = tf.while_loop(
+        def step(i, outputs, totals, kept):
+            recorder = _Recorder(kinds)
+            following, metrics = self._call(i, self._slices(i, theta), outputs, constants, recorder)
+            kept = [self._context.annotate(_store(stack, i, tensor), "R" + place.letters)
+                    for stack, tensor, place in zip(kept, [outputs, *recorder.tensors], places, strict=True)]
+            return i + 1, following, tf.add(totals, self._packed(metrics)), kept
+
+        empty = [self._context.annotate(tf.zeros((self.times, *place.shape), place.dtype), "R" + place.letters)
+                 for place in places]
+        start = (tf.constant(0), inputs, tf.zeros(len(self._metric_names)), empty)
+        _, outputs, totals, kept = tf.while_loop(
             lambda i, *_: i < self.times, step, start, maximum_iterations=self.times)
-        return saved, outputs, totals
+        return list(zip(kept, places)), outputs, totals
 
-    def _backward_loop(self, saved, outputs_gradient, totals_gradient, theta, constants):
+    def _marked(self, inputs, kinds, theta, constants) -> list[_Place]:
+        """The places of the tensors of `kinds`, which a loop must know before its first turn: the body is traced for them."""
+        if not kinds:
+            return []
+        recorder = _Recorder(kinds)
+        probe = tf.function(lambda inputs: self._call(0, self._slices(0, theta), inputs, constants, recorder)[0], autograph=False)
+        probe.get_concrete_function(tf.TensorSpec(inputs.shape, inputs.dtype))
+        return recorder.places
+
+    def _backward_loop(self, kept, outputs_gradient, totals_gradient, kinds, theta, constants):
         def step(i, gradient, constant_gradients, theta_gradients):
-            slices, inputs = self._slices(i, theta), self._context.annotate(saved[i], "BTM")
+            inputs, *marked = [self._context.annotate(stack[i], place.letters) for stack, place in kept]
+            slices = self._slices(i, theta)
             with tf.GradientTape() as tape:
                 tape.watch([inputs, *slices, *constants])
                 with tf.name_scope("rematerialised"):  # `analysis.plan` finds it by this name
-                    outputs, metrics = self._call(i, slices, inputs, constants)
+                    outputs, metrics = self._call(i, slices, inputs, constants, _Player(kinds, marked))
                 totals = self._packed(metrics)
             found = tape.gradient([outputs, totals], [inputs, *slices, *constants],
                                   output_gradients=[gradient, totals_gradient],
@@ -126,10 +150,10 @@ class _Repeat:
             lambda i, *_: i >= 0, step, start, maximum_iterations=self.times)
         return [gradient, *theta_gradients, *constant_gradients]
 
-    def _call(self, i, slices, inputs, constants) -> tuple[tf.Tensor, list[tf.Tensor]]:
+    def _call(self, i, slices, inputs, constants, keeper=None) -> tuple[tf.Tensor, list[tf.Tensor]]:
         theta = tree.unflatten(dict(zip(self._names, slices)))
         outputs, metrics = self._body(theta, inputs, tree.unflatten(dict(zip(self._constant_names, constants))),
-                                      self._context.fold(i))
+                                      dataclasses.replace(self._context.fold(i), keeper=keeper))
         return self._context.annotate(outputs, "BTM"), [metrics[name] for name in self._metric_names]
 
     def _split(self, tensors):
@@ -144,14 +168,51 @@ class _Repeat:
     def _annotate_weight(self, k: int, tensor: tf.Tensor) -> tf.Tensor:
         return self._context.annotate(tensor, self._letters[k])
 
-    def _annotate_saved(self, tensor: tf.Tensor) -> tf.Tensor:
-        return self._context.annotate(tensor, "RBTM")
-
     def _packed(self, metrics: list[tf.Tensor]) -> tf.Tensor:
         return tf.stack(metrics) if metrics else tf.zeros(0)
 
     def _unpacked(self, totals: tf.Tensor) -> dict:
         return dict(zip(self._metric_names, tf.unstack(totals) if self._metric_names else []))
+
+
+class _Recorder:
+    """A `Context.keeper` for the forward pass: notes the marked tensors of some kinds, in order."""
+
+    def __init__(self, kinds: tuple[str, ...]):
+        self.tensors: list[tf.Tensor] = []
+        self.places: list[_Place] = []
+        self._kinds = kinds
+
+    def __call__(self, tensor: tf.Tensor, kind: str, letters: str) -> tf.Tensor:
+        if kind in self._kinds:
+            self.tensors.append(tensor)
+            self.places.append(_Place(tensor.shape, tensor.dtype, letters))
+        return tensor
+
+
+class _Player:
+    """A `Context.keeper` for the backward pass: gives what was kept, so that nothing computes the marked tensor again. Its
+    gradient still goes to what it was computed from."""
+
+    def __init__(self, kinds: tuple[str, ...], kept: list[tf.Tensor]):
+        self._kinds, self._kept = kinds, iter(kept)
+
+    def __call__(self, tensor: tf.Tensor, kind: str, letters: str) -> tf.Tensor:
+        if kind not in self._kinds:
+            return tensor
+        kept = next(self._kept)
+        if not tensor.dtype.is_floating:
+            return kept
+        return tf.custom_gradient(lambda again: (tf.identity(kept), lambda gradient: gradient))(tensor)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Place:
+    """What a loop must know of a tensor before its first turn."""
+
+    shape: tf.TensorShape
+    dtype: tf.DType
+    letters: str
 
 
 def _store(stack: tf.Tensor, i: tf.Tensor, value: tf.Tensor) -> tf.Tensor:

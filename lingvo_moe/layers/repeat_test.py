@@ -7,12 +7,12 @@ import pytest
 
 from lingvo_moe import testing
 from lingvo_moe.layers.base import Context, matrix
-from lingvo_moe.layers.repeat import dynamic_update, repeat
+from lingvo_moe.layers.repeat import REMAT, dynamic_update, repeat
 from lingvo_moe.layout import DeviceMesh, Layout
 from lingvo_moe.lazy import tf
 
 BATCH, LENGTH, MODEL, HIDDEN = 8, 4, 4, 8
-WAYS = {"unroll": {"unroll": True}, "scan": {}, "remat": {"remat": True}}
+WAYS = {"unroll": {"unroll": True}, "scan": {}, **{remat: {"remat": remat} for remat in REMAT if remat != "none"}}
 # Relative to the largest element: R = 3 layers of products over M = 4 and H = 8, summed in another order.
 TOLERANCE = 16 * testing.FLOAT32_ROUNDING
 
@@ -34,11 +34,13 @@ def inputs_of(times: int) -> dict:
 
 def body(theta: dict, inputs: tf.Tensor, constants: dict, context: Context) -> tuple[tf.Tensor, dict]:
     """A residual layer that reads a constant, drops out, and returns a differentiable and a constant metric."""
-    hidden = tf.tanh(tf.einsum("BTM,MH->BTH", inputs, theta["first"]["wi"]))
+    hidden = tf.tanh(context.keep(tf.einsum("BTM,MH->BTH", inputs, theta["first"]["wi"]), "hidden", "BTH"))
     hidden = context.dropout(hidden, 0.25, "hidden", "BTH")
     read = tf.reduce_mean(constants["memory"], axis=1)[:, None]
-    return inputs + tf.einsum("BTH,HM->BTM", hidden, theta["wo"]) * read, {"size": tf.reduce_mean(hidden**2),
-                                                                           "one": tf.constant(1.0)}
+    largest = context.keep(tf.argmax(hidden, axis=-1, output_type=tf.int32), "output", "BT")
+    outputs = context.keep(tf.einsum("BTH,HM->BTM", hidden, theta["wo"]), "output", "BTM")
+    outputs = tf.sin(outputs * read) * (1.0 + 0.01 * tf.cast(largest, tf.float32))[..., None]
+    return inputs + outputs, {"size": tf.reduce_mean(hidden**2), "one": tf.constant(1.0)}
 
 
 def call(times: int, way: dict, layout: Layout = Layout(), metric_names: tuple[str, ...] = ("size", "one")):
@@ -79,7 +81,8 @@ def test_equals_a_plain_loop(way, one_by_one):
     assert_equal(found, one_by_one)
 
 
-@pytest.mark.parametrize("way, mesh", [("unroll", "8"), ("scan", "4x2"), ("remat", "8"), ("remat", "4x2")])
+@pytest.mark.parametrize("way, mesh", [("unroll", "8"), ("scan", "4x2"), ("full", "8"), ("full", "4x2"), ("keep_hidden", "8"),
+                                       ("keep_outputs", "4x2")])
 def test_partitioned_equals_unpartitioned(way, mesh, one_by_one):
     layout = Layout.of(DeviceMesh.parse(mesh))
     letters = {"theta/wo": "RHM", "theta/first/wi": "RMH", "inputs": "BTM", "memory": "BTM"}
@@ -94,7 +97,7 @@ def test_without_metrics(way, one_by_one):
     assert not any("metrics" in path for path in found)
 
 
-@pytest.mark.parametrize("way", ["scan", "remat"])
+@pytest.mark.parametrize("way", ["scan", "full", "keep_hidden"])
 def test_graph_size_does_not_grow_with_depth(way):
     """Only numbers grow: a shape's digits, a trip count."""
     few, many = (len(testing.lower_for(call(times, WAYS[way]), inputs_of(times)).exported) for times in (2, 16))
@@ -108,14 +111,31 @@ def test_graph_size_grows_when_unrolled():
 
 def test_rematerialisation_saves_inputs_alone():
     """Deep in layers, the plain scan keeps every intermediate tensor of each; remat keeps one `[B, T, M]` per layer."""
-    scan, remat = (testing.compile_for(call(32, WAYS[way]), inputs_of(32)).memory().temp_size_in_bytes
-                   for way in ("scan", "remat"))
-    assert remat < scan / 2
+    assert temporaries("full") < temporaries("scan") / 2
+
+
+def test_each_policy_keeps_more_than_the_one_before():
+    """By the compiler's account: an output `[B, T, M]` and a choice `[B, T]` more per layer, then a hidden `[B, T, H]` more."""
+    of_outputs, of_hidden = BATCH * LENGTH * (MODEL + 1) * 4, BATCH * LENGTH * HIDDEN * 4
+    full, outputs, hidden = (temporaries(way) / 32 for way in ("full", "keep_outputs", "keep_hidden"))
+    assert outputs - full == pytest.approx(of_outputs, rel=0.1)
+    assert hidden - outputs == pytest.approx(of_hidden, rel=0.1)
+
+
+def test_what_is_kept_is_not_computed_again():
+    """Both products of the layer are kept: the backward loop has two multiplications less, counted in the compiled module."""
+    counts = {way: testing.compile_for(call(4, WAYS[way]), inputs_of(4)).hlo().count(" dot(") for way in ("full", "keep_hidden")}
+    assert counts["keep_hidden"] == counts["full"] - 2
+
+
+def temporaries(way: str) -> int:
+    """Bytes, by the compiler's account, for 32 repeats."""
+    return testing.compile_for(call(32, WAYS[way]), inputs_of(32)).memory().temp_size_in_bytes
 
 
 def test_unroll_with_remat_is_an_error():
     with pytest.raises(ValueError, match="unroll and remat exclude each other"):
-        repeat(body, weights_of(1), {}, tf.zeros((1, 1, MODEL)), {}, Context(), unroll=True, remat=True)
+        repeat(body, weights_of(1), {}, tf.zeros((1, 1, MODEL)), {}, Context(), unroll=True, remat="full")
 
 
 def test_dynamic_update_replaces_one_block():

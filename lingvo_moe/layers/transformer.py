@@ -52,15 +52,9 @@ class TransformerLayer(Layer):
     def __call__(self, theta: dict, inputs: tf.Tensor, memory: tf.Tensor | None, masks: Masks,
                  context: Context) -> tuple[tf.Tensor, dict]:
         """`[B, T, M]`, and the encoder's outputs `[B, L, M]` for a decoder, to (`[B, T, M]`, metrics)."""
-        normed = self._norm(theta["self_attention"]["norm"], inputs, context)
-        attended = self.attention(
-            theta["self_attention"], normed, normed, masks.self_attention, context.fold("self_attention"))
-        outputs = self._add(inputs, attended, "self_attention", context)
+        outputs = self._attend("self_attention", theta, inputs, None, masks.self_attention, context)
         if self.has_cross_attention:
-            normed = self._norm(theta["cross_attention"]["norm"], outputs, context)
-            attended = self.attention(
-                theta["cross_attention"], normed, memory, masks.cross_attention, context.fold("cross_attention"))
-            outputs = self._add(outputs, attended, "cross_attention", context)
+            outputs = self._attend("cross_attention", theta, outputs, memory, masks.cross_attention, context)
         return self._feed_forward(theta, outputs, masks, context)
 
     def step(self, theta: dict, inputs: tf.Tensor, caches: dict, repeat_index: tf.Tensor, start: tf.Tensor, masks: Masks,
@@ -93,10 +87,19 @@ class TransformerLayer(Layer):
         outputs, _ = self._feed_forward(theta, outputs, masks, context)
         return outputs, caches
 
+    def _attend(self, name: str, theta: dict, inputs: tf.Tensor, memory: tf.Tensor | None, mask: tf.Tensor,
+                context: Context) -> tf.Tensor:
+        """The block `name`, over `memory`, or over `inputs` themselves where there is none."""
+        with tf.name_scope(name):
+            normed = self._norm(theta[name]["norm"], inputs, context)
+            attended = self.attention(theta[name], normed, normed if memory is None else memory, mask, context.fold(name))
+            return self._add(inputs, attended, name, context)
+
     def _feed_forward(self, theta: dict, inputs: tf.Tensor, masks: Masks, context: Context) -> tuple[tf.Tensor, dict]:
-        normed = self._norm(theta["feed_forward"]["norm"], inputs, context)
-        fed, metrics = self.feed_forward(theta["feed_forward"], normed, masks.paddings, context.fold("feed_forward"))
-        return self._add(inputs, fed, "feed_forward", context), metrics
+        with tf.name_scope("feed_forward"):
+            normed = self._norm(theta["feed_forward"]["norm"], inputs, context)
+            fed, metrics = self.feed_forward(theta["feed_forward"], normed, masks.paddings, context.fold("feed_forward"))
+            return self._add(inputs, fed, "feed_forward", context), metrics
 
     def _add(self, residual: tf.Tensor, outputs: tf.Tensor, key: str, context: Context) -> tf.Tensor:
         dropped = context.dropout(outputs, self.residual_dropout, f"{key}/residual", "BTM")
@@ -116,7 +119,7 @@ class TransformerStack(Layer):
     period: tuple[TransformerLayer, ...]
     repeats: int
     unroll: bool = False
-    remat: bool = False
+    remat: str = "none"
 
     @property
     def metric_names(self) -> tuple[str, ...]:

@@ -95,7 +95,7 @@ def test_residual_dropout_is_drawn_anew_for_every_block_in_training():
     assert min(sums) > 2
 
 
-@pytest.mark.parametrize("way", [{"unroll": True}, {}, {"remat": True}])
+@pytest.mark.parametrize("way", [{"unroll": True}, {}, {"remat": "full"}, {"remat": "keep_hidden"}])
 def test_a_stack_is_its_period_repeated_and_normalised(way):
     """Dense, MoE, dense, MoE, each with its own slice of the stacked weights; metrics are means over MoE layers."""
     inputs = inputs_of(STACK)

@@ -149,7 +149,7 @@ def test_word_dropout_hides_the_targets_own_words_in_training():
 @pytest.mark.parametrize("changes, message", [
     ({"num_layers": 6}, "must be a multiple of 4"), ({"num_layers": 0}, "must be a multiple of 4"),
     ({"num_layers": 3, "num_experts": 0}, "must be a multiple of 2"), ({"num_experts": 1}, "at least 2 experts"),
-    ({"activation_dtype": "float16"}, "'float16'; use float32 or bfloat16"), ({"remat": True}, "exclude each other")])
+    ({"activation_dtype": "float16"}, "'float16'; use float32 or bfloat16"), ({"remat": "full"}, "exclude each other"), ({"remat": "ful"}, "Did you mean full")])
 def test_what_cannot_be_is_an_error_that_names_it(changes, message):
     with pytest.raises(UserError, match=message):
         dataclasses.replace(MODEL, **changes)

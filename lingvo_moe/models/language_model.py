@@ -1,0 +1,53 @@
+"""The decoder-only language model, dense or with experts in every other layer (GSPMD section 5, GShard 001 appendix A.4)."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from lingvo_moe.layers.attention import causal_mask
+from lingvo_moe.layers.base import Context
+from lingvo_moe.layers.transformer import Masks
+from lingvo_moe.lazy import tf
+from lingvo_moe.models.transformer import Transformer
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LanguageModel(Transformer):
+    """A Transformer that predicts each token from those before it; it reads the target side of a corpus.
+
+    Attributes:
+      target_vocabulary: size V; at least the target tokenizer's.
+    """
+
+    target_vocabulary: int
+
+    sides = ("target",)
+
+    def loss(self, theta: dict, batch: dict, context: Context) -> tuple[tf.Tensor, dict]:
+        """The loss of one batch and what to report.
+
+        Args:
+          theta: tensors for `weights()`.
+          batch: `target`: ids, labels, segment_ids, positions, `[B, T] int32`. Segment 0 is padding; several texts may
+            share a row under different segment ids.
+          context: of the call.
+
+        Returns:
+          (loss to minimise: cross-entropy + k * l_aux, scalar; metrics: `cross_entropy` in nats per token, `tokens`
+          predicted, and the experts').
+        """
+        context = dataclasses.replace(context, dtype=self.activation_dtype)
+        target = batch["target"]
+        masks = Masks(causal_mask(target["segment_ids"]), tf.equal(target["segment_ids"], 0))
+        inputs = self._embed("embedding", theta, target, context)
+        outputs, metrics = self._layers["decoder"](theta["decoder"], inputs, None, masks, context.fold("decoder"))
+        logits = self._layers["softmax"](theta["softmax"], outputs, context)
+        return self._total(logits, target, metrics)
+
+    @property
+    def _layers(self) -> dict:
+        return {
+            "embedding": self._embedding(self.target_vocabulary),
+            "decoder": self._stack(has_cross_attention=False),
+            "softmax": self._softmax(self.target_vocabulary),
+        }
