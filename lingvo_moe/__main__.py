@@ -81,10 +81,12 @@ def _plan_flags(values: flags.FlagValues):
     flags.DEFINE_enum("program", "train", ["train", "decode"], "which program", flag_values=values)
     flags.DEFINE_float("tokens", 1e12, "tokens of all sides to train on, for the cost", lower_bound=1, flag_values=values)
     flags.DEFINE_string("json", None, "also write the plan to this file", flag_values=values)
+    flags.DEFINE_list("search", [], "vary these and find the fastest that fits: any of remat,mesh,groups,batch; a minute or so "
+                      "for each trial", flag_values=values)
 
 
 def _list(values: flags.FlagValues, arguments: list[str]):
-    _no_arguments(arguments)
+    cli.no_arguments(arguments)
     _import_all(values)
     rows = [("name", "experts", "layers", "weights", "devices")]
     for name in registry.names():
@@ -121,7 +123,7 @@ def _deferred(function: str) -> Callable[[flags.FlagValues, list[str]], int | No
     """A command whose imports are heavy: they happen once its flags have been read."""
 
     def run(values: flags.FlagValues, arguments: list[str]):
-        _no_arguments(arguments)
+        cli.no_arguments(arguments)
         _import_all(values)
         if values.model is None:
             raise UserError("--model is missing; `python -m lingvo_moe list` shows the registered models.")
@@ -176,11 +178,6 @@ def _usage() -> str:
 def _import_all(values: flags.FlagValues):
     for where in values["import"].value:
         registry.import_module(where)
-
-
-def _no_arguments(arguments: list[str]):
-    if arguments:
-        raise UserError(f"{arguments[0]!r} is not understood; flags are written --name=value, see --help.")
 
 
 def _short(count: int) -> str:

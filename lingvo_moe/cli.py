@@ -92,6 +92,12 @@ def parse(argv: Sequence[str], flag_values: flags.FlagValues) -> list[str]:
         raise UserError(f"{message}. --help lists the flags.") from None
 
 
+def no_arguments(arguments: Sequence[str]):
+    """Raises UserError where something stands among the flags that is none."""
+    if arguments:
+        raise UserError(f"{arguments[0]!r} is not understood; flags are written --name=value, see --help.")
+
+
 def _before_double_dash(argv: Sequence[str]) -> Sequence[str]:
     return argv[1:argv.index("--")] if "--" in argv else argv[1:]
 

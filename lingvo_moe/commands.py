@@ -14,7 +14,7 @@ from typing import TextIO
 from absl import flags
 
 from lingvo_moe import experiment, registry
-from lingvo_moe.analysis import plan as planning, plan_text
+from lingvo_moe.analysis import plan as planning, plan_text, search
 from lingvo_moe.data.batching import input_specs
 from lingvo_moe.data.corpus import Corpus
 from lingvo_moe.engines import topology
@@ -79,11 +79,31 @@ def plan(values: flags.FlagValues):
     tpu.check(mesh)
     config = experiment.get(values.model, values.set, mesh)
     _say(f"compiling {values.model}, {config.model.num_weights():,} weights, for {len(tpu.devices)} cores of {tpu.name} ...")
-    found = planning.make(values.model, config, tpu, values.program)
+    if values.search:
+        found = _search(values, tpu, mesh)
+    else:
+        found = planning.make(values.model, config, tpu, values.program, values.set)
     if values.json:
-        with _writing(values.json) as file:
-            json.dump(dataclasses.asdict(found), file, indent=1)
-    print(plan_text.text(found, values.tokens, planning.largest_inputs(config)), end="")
+        found.save(values.json)
+    print(plan_text.text(found, values.tokens), end="")
+
+
+def _search(values: flags.FlagValues, tpu: topology.Slice, mesh: DeviceMesh) -> planning.Plan:
+    """Prints every trial as it comes; returns the plan of the fastest that fits, or of the settings as they are."""
+    search.check_dimensions(values.search)
+    if values.program != "train":
+        raise UserError(f"--search compares training steps; leave out --program={values.program}.")
+    trials = []
+    for trial in search.search(values.model, tpu, values.search, [f"mesh={mesh}", *values.set],
+                               lambda assignments: experiment.get(values.model, assignments)):
+        trials.append(trial)
+        print(plan_text.trial(trial), flush=True)
+    best = max(trials, key=lambda trial: trial.tokens_per_second)
+    if not best.plan.fits:
+        print("nothing that was tried fits; the settings as they are:\n")
+    else:
+        print(f"\nfastest of {len(trials)} that fits: {' '.join(f'--set {c}' for c in best.changes) or 'the settings as they are'}\n")
+    return best.plan
 
 
 def export(values: flags.FlagValues):

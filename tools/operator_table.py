@@ -117,8 +117,7 @@ def measure(operator: Operator, devices: int) -> Measured:
 
 def main(arguments: list[str]):
     """Prints the table."""
-    if len(arguments) > 1:
-        raise UserError(f"{arguments[1]!r} is not understood; flags are written --name=value, see --help.")
+    cli.no_arguments(arguments[1:])
     if not all(text.isdecimal() for text in _VALUES.devices):
         raise UserError(f"--devices={','.join(_VALUES.devices)}: expected numbers of TPU v3 cores, for instance 8,64,512.")
     print("| operator | O(D) | paper: compute, communication | devices | MFLOP a device | exchanged by a device |\n|---|---|---|---|---|---|")

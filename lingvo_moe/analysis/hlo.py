@@ -19,6 +19,7 @@ _OP_NAME = re.compile(r'op_name="([^"]*)"')
 _BYTES = {"pred": 1, "s8": 1, "u8": 1, "s16": 2, "u16": 2, "f16": 2, "bf16": 2, "s32": 4, "u32": 4, "f32": 4, "s64": 8,
           "u64": 8, "f64": 8, "c64": 8}
 COLLECTIVES = ("all-reduce", "all-to-all", "all-gather", "reduce-scatter", "collective-permute")
+_POINTERS = ("parameter", "get-tuple-element", "tuple", "while", "call", "conditional", "bitcast", "optimization-barrier")
 _MOST_TRIPS = 1_000_000
 
 
@@ -42,8 +43,7 @@ class Instruction:
     @property
     def result_bytes(self) -> int:
         """Bytes of the result, of all parts of a tuple, without the padding of its layout."""
-        return sum(_BYTES.get(dtype, 4) * math.prod(map(int, filter(None, sizes.split(","))))
-                   for dtype, sizes in _ARRAY.findall(self.result))
+        return sum(_array_bytes(dtype, sizes) for dtype, sizes in _ARRAY.findall(self.result))
 
     @property
     def cycles(self) -> int:
@@ -71,6 +71,21 @@ class Instruction:
         """The computation that the attribute names (`body`, `condition`, `calls`), or None."""
         found = re.search(rf"\b{name}=%?([\w.\-]+)", self.rest)
         return found[1] if found else None
+
+
+@dataclasses.dataclass(frozen=True)
+class Buffer:
+    """A result of the module's instructions.
+
+    Attributes:
+      bytes: of each device.
+      shape: as the module writes it, `f32[128,4096,1024]`.
+      op_name: the operation that it first comes from.
+    """
+
+    bytes: int
+    shape: str
+    op_name: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,6 +143,16 @@ class Module:
     def cycles(self) -> int:
         """The compiler's estimate of one run of the module, without collectives."""
         return sum(instruction.cycles * times for instruction, times in self._runs)
+
+    def largest_buffers(self, count: int) -> list[Buffer]:
+        """The largest single results, each operation once, without the module's own inputs and what only points to others."""
+        found: dict[str, Buffer] = {}
+        for instruction, _ in self._runs:
+            if instruction.opcode not in _POINTERS:
+                for dtype, sizes in _ARRAY.findall(instruction.result):
+                    buffer = Buffer(_array_bytes(dtype, sizes), f"{dtype}[{sizes}]", instruction.op_name)
+                    found[buffer.op_name] = max(found.get(buffer.op_name, buffer), buffer, key=lambda b: b.bytes)
+        return sorted(found.values(), key=lambda buffer: -buffer.bytes)[:count]
 
     def collectives(self) -> list[Collective]:
         """All exchanges between devices."""
@@ -206,6 +231,10 @@ class Module:
             members = list(map(int, first[1].split(",")))
             return len(members), members[1] - members[0] if len(members) > 1 else 1
         return self.num_devices, 1
+
+
+def _array_bytes(dtype: str, sizes: str) -> int:
+    return _BYTES.get(dtype, 4) * math.prod(map(int, filter(None, sizes.split(","))))
 
 
 def _instruction(line: str, found: re.Match) -> Instruction:

@@ -6,16 +6,19 @@ Three kinds of figures, and `text` says which is which: the compiler's own (memo
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import json
 import math
+import os
 import re
 import time
 from collections import defaultdict
+from collections.abc import Sequence
 
-from lingvo_moe import tree
 from lingvo_moe.analysis import flops
 from lingvo_moe.analysis.hardware import GENERATIONS, Torus
-from lingvo_moe.analysis.hlo import Collective, Module
+from lingvo_moe.analysis.hlo import Buffer, Collective, Module
 from lingvo_moe.data.batching import input_specs
 from lingvo_moe.engines.topology import OutOfMemory, Slice
 from lingvo_moe.errors import UserError
@@ -30,6 +33,7 @@ PARTS = ("embedding", "self_attention", "cross_attention", "feed_forward", "gati
          "optimizer")
 _PART = re.compile("|".join(PARTS))
 _OTHER = "other"
+_MOST_BUFFERS = 5
 _ITEM_BYTES = {"float32": 4, "int32": 4, "bfloat16": 2, "bool": 1}
 
 
@@ -72,7 +76,8 @@ class Plan:
     """What is known of one program on one slice.
 
     Attributes:
-      model, program, topology, mesh, cores, weights: what was compiled, and for what.
+      model, changes, program, topology, mesh, cores, weights: what was compiled, and for what; `changes` are those made to the
+        registered model, each `field=value`.
       layout, remat, batch_size, num_groups, num_experts, num_layers, activation_dtype: the settings that matter here.
       tokens: of all sides together (of the source, for decoding) in one run of the program.
       model_flops: operations that the model asks for in a training step, see `flops`; None for decoding.
@@ -83,10 +88,12 @@ class Plan:
       cycles_by_part: those of a training step by the part of the model that they are spent in, see PARTS.
       compute_seconds: cycles by the published clock; None without one.
       unknown_loops: loops counted as one turn, because data decides how many they make.
+      largest_buffers: what takes the most room where the program does not fit, as compiled for cores with more memory.
       lower_seconds, compile_seconds: on this machine.
     """
 
     model: str
+    changes: tuple[str, ...]
     program: str
     topology: str
     mesh: str
@@ -110,6 +117,7 @@ class Plan:
     unknown_loops: int
     lower_seconds: float
     compile_seconds: float
+    largest_buffers: tuple[Buffer, ...] = ()
 
     @property
     def fits(self) -> bool:
@@ -140,7 +148,31 @@ class Plan:
         return tokens / self.tokens * self.step_seconds * self.cores / _SECONDS_PER_YEAR
 
 
-def make(name: str, experiment: Experiment, tpu: Slice, program: str = "train") -> Plan:
+    def save(self, path: str | os.PathLike):
+        """Writes the plan as JSON."""
+        partial = f"{path}.partial"
+        with open(partial, "w", encoding="utf-8") as file:
+            json.dump(dataclasses.asdict(self), file, indent=1)
+            file.write("\n")
+        os.replace(partial, path)
+
+    @staticmethod
+    def load(path: str | os.PathLike) -> Plan:
+        """Reads what `save` wrote; raises UserError for a missing file and for any other one."""
+        try:
+            with open(path, encoding="utf-8") as file:
+                values = json.load(file)
+            exchanges = tuple(Exchange(**exchange) for exchange in values["exchanges"])
+            return Plan(**{**values, "changes": tuple(values["changes"]), "memory": Memory(**values["memory"]),
+                           "exchanges": exchanges,
+                           "largest_buffers": tuple(Buffer(**buffer) for buffer in values["largest_buffers"])})
+        except OSError as error:
+            raise UserError(f"{path}: cannot be read ({error.strerror}); `plan NAME --json={path}` writes it.") from None
+        except (ValueError, KeyError, TypeError) as error:
+            raise UserError(f"{path}: not a plan of this version ({error}); `plan NAME --json={path}` writes it anew.") from None
+
+
+def make(name: str, experiment: Experiment, tpu: Slice, program: str = "train", changes: Sequence[str] = ()) -> Plan:
     """Traces, lowers and compiles a program of a registered model for a slice.
 
     Args:
@@ -148,6 +180,7 @@ def make(name: str, experiment: Experiment, tpu: Slice, program: str = "train") 
       experiment: its mesh has as many devices as the slice.
       tpu: the slice.
       program: `train`, or `decode` for the flat beam search.
+      changes: what was changed of the registered model, for the plan.
 
     Raises:
       UserError: the mesh is of another size, or a dimension is not divided by its axis.
@@ -155,7 +188,7 @@ def make(name: str, experiment: Experiment, tpu: Slice, program: str = "train") 
     start = time.monotonic()
     lowered = _lower(experiment, program)
     lowered_at = time.monotonic()
-    shared = {"model": name, "program": program, "topology": tpu.name, **_settings(experiment),
+    shared = {"model": name, "changes": tuple(changes), "program": program, "topology": tpu.name, **_settings(experiment),
               "tokens": _tokens(experiment, program), "lower_seconds": lowered_at - start,
               "model_flops": flops.training_step(experiment.model, experiment.input) if program == "train" else None}
     try:
@@ -163,7 +196,8 @@ def make(name: str, experiment: Experiment, tpu: Slice, program: str = "train") 
     except OutOfMemory as answer:
         memory = _memory(lowered, None, answer.available, answer.needed)
         return Plan(**shared, memory=memory, exchanges=(), cycles=None, rematerialised_cycles=None, cycles_by_part={},
-                    compute_seconds=None, unknown_loops=0, compile_seconds=time.monotonic() - lowered_at)
+                    compute_seconds=None, unknown_loops=0, compile_seconds=time.monotonic() - lowered_at,
+                    largest_buffers=_largest_buffers(lowered, tpu))
     compiled_at = time.monotonic()
     generation = GENERATIONS[tpu.generation]
     module = Module(compiled.hlo(), experiment.mesh.size)
@@ -235,8 +269,20 @@ def _by_part(module: Module) -> dict[str, int]:
     found = dict.fromkeys((*PARTS, _OTHER), 0)
     for instruction, times in module.runs():
         scopes = _PART.findall(instruction.op_name)
-        found[scopes[-1] if scopes else _OTHER] += instruction.cycles * times
+        # The optimizer's own scopes are called after the weights.
+        part = "optimizer" if "optimizer" in scopes else scopes[-1] if scopes else _OTHER
+        found[part] += instruction.cycles * times
     return found
+
+
+def _largest_buffers(lowered: Program, tpu: Slice) -> tuple[Buffer, ...]:
+    """The compiler no longer says what took the room, so the program is compiled once more, for cores where it fits."""
+    roomier = tpu.with_more_memory()
+    if roomier is None:
+        return ()
+    with contextlib.suppress(OutOfMemory):
+        return tuple(Module(roomier.load(lowered).hlo(), lowered.mesh.size).largest_buffers(_MOST_BUFFERS))
+    return ()
 
 
 def _settings(experiment: Experiment) -> dict:
@@ -245,13 +291,3 @@ def _settings(experiment: Experiment) -> dict:
             "layout": experiment.layout, "remat": model.remat, "batch_size": experiment.input.batch_size,
             "num_groups": model.num_groups, "num_experts": model.num_experts, "num_layers": model.num_layers,
             "activation_dtype": model.activation_dtype}
-
-
-def largest_inputs(experiment: Experiment, count: int = 3) -> list[tuple[str, int]]:
-    """(path, bytes per core) of the weights that take the most room; their gradients take as much again."""
-    layout = experiment.steps.layout
-    sizes = {}
-    for path, weight in tree.flatten(experiment.model.weights()).items():
-        parts = math.prod(layout.num_shards(weight.letters, letter) for letter in weight.letters)
-        sizes[path] = weight.size * 4 // parts
-    return sorted(sizes.items(), key=lambda item: -item[1])[:count]

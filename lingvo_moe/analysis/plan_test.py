@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 
 import pytest
@@ -10,6 +9,7 @@ import pytest
 from lingvo_moe import experiment, tree
 from lingvo_moe.analysis import plan, plan_text
 from lingvo_moe.engines.topology import Slice
+from lingvo_moe.errors import UserError
 from lingvo_moe.layout import DeviceMesh
 
 _REPEATS = 2
@@ -84,11 +84,15 @@ def test_decoding_is_planned_too():
 
 
 def test_what_does_not_fit_is_told_with_what_would_help():
-    config = tiny("input.batch_size=1048576", "model.remat=none")
+    config = tiny("input.batch_size=8192", "model.remat=none")
     found = make(config)
     assert not found.fits and found.cycles is None and found.step_seconds is None and found.core_years(1e9) is None
-    text = plan_text.text(found, 1e12, plan.largest_inputs(config))
-    assert "DOES NOT FIT" in text and "input.batch_size" in text and plan.largest_inputs(config)[0][0] in text
+    text = plan_text.text(found, 1e12)
+    assert "DOES NOT FIT" in text and "input.batch_size" in text
+    # Activations of a million sentences, not one of the small weights.
+    largest = found.largest_buffers[0]
+    assert largest.bytes > 2**30 and largest.shape in text
+    assert [b.bytes for b in found.largest_buffers] == sorted((b.bytes for b in found.largest_buffers), reverse=True)
 
 
 def test_the_text_names_every_figure_and_whose_it_is(planned):
@@ -97,5 +101,26 @@ def test_the_text_names_every_figure_and_whose_it_is(planned):
         assert part in text
 
 
-def test_a_plan_is_plain_json(planned):
-    assert json.loads(json.dumps(dataclasses.asdict(planned)))["memory"]["slots"] == planned.memory.slots
+def test_a_plan_is_plain_json_and_reads_back(planned, tmp_path):
+    planned.save(tmp_path / "plan.json")
+    assert json.loads((tmp_path / "plan.json").read_text())["memory"]["slots"] == planned.memory.slots
+    assert plan.Plan.load(tmp_path / "plan.json") == planned
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"exchanges": []}', '{"exchanges": 3, "changes": []}'])
+def test_another_file_is_no_plan(text, tmp_path):
+    (tmp_path / "plan.json").write_text(text)
+    with pytest.raises(UserError, match="plan.json: not a plan"):
+        plan.Plan.load(tmp_path / "plan.json")
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(UserError, match="absent.json: cannot be read"):
+        plan.Plan.load(tmp_path / "absent.json")
+
+
+def test_every_part_of_a_step_is_found_by_its_scope(planned):
+    """A part that is renamed in the layers would fall into `other`."""
+    assert sum(planned.cycles_by_part.values()) == planned.cycles
+    assert all(planned.cycles_by_part[part] for part in plan.PARTS)
+    assert planned.cycles_by_part["other"] < planned.cycles / 4

@@ -2,24 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from lingvo_moe.analysis.hardware import GENERATIONS
 from lingvo_moe.analysis.plan import Plan
+from lingvo_moe.analysis.search import Trial
 
 _GIB = 2**30
+_WORTH_A_LINE = 0.005
 _LEGEND = "[c] the TPU compiler's figure   [p] counted from the program's inputs   [m] our model of the links"
 
 
-def text(plan: Plan, tokens: float, largest: Sequence[tuple[str, int]] = ()) -> str:
-    """Renders a plan.
+def text(plan: Plan, tokens: float) -> str:
+    """Renders a plan; `tokens` are of the training run whose cost is asked for."""
+    return "\n".join([*_title(plan), "", *_memory(plan), *(_time(plan, tokens) if plan.fits else ()), "", _LEGEND]) + "\n"
 
-    Args:
-      plan: the plan.
-      tokens: of the training run whose cost is asked for.
-      largest: (path, bytes per core) of the largest weights, named where the program does not fit.
-    """
-    return "\n".join([*_title(plan), "", *_memory(plan, largest), *(_time(plan, tokens) if plan.fits else ()), "", _LEGEND]) + "\n"
+
+def trial(tried: Trial) -> str:
+    """One line of a search."""
+    label = " ".join(tried.changes) or "as it is"
+    if tried.plan is None:
+        return f"{label:44} refused: {tried.refusal}"
+    memory, plan = tried.plan.memory, tried.plan
+    if not plan.fits:
+        return f"{label:44} does not fit: {memory.needed / _GIB:.2f} of {memory.available / _GIB:.2f} GiB [c]"
+    again = plan.rematerialised_cycles / plan.cycles
+    return (f"{label:44} {memory.total / _GIB:6.2f} GiB [c]  {plan.step_seconds:8.3f} s/step  {tried.tokens_per_second:14,.0f} "
+            f"tokens/s [c, m]  {again:4.0%} again")
 
 
 def _title(plan: Plan) -> Iterator[str]:
@@ -28,7 +37,7 @@ def _title(plan: Plan) -> Iterator[str]:
     yield f"traced and lowered in {plan.lower_seconds:.0f} s, compiled in {plan.compile_seconds:.0f} s"
 
 
-def _memory(plan: Plan, largest: Sequence[tuple[str, int]]) -> Iterator[str]:
+def _memory(plan: Plan) -> Iterator[str]:
     memory = plan.memory
     yield "memory per core, GiB"
     for label, size, whose in (("replicated weights", memory.replicated_weights, "p"),
@@ -40,12 +49,14 @@ def _memory(plan: Plan, largest: Sequence[tuple[str, int]]) -> Iterator[str]:
     if plan.fits:
         yield f"  {'total':34}{memory.total / _GIB:8.2f}"
         return
-    yield (f"  DOES NOT FIT: the compiler needs {memory.needed / _GIB:.2f} of {memory.available / _GIB:.2f} [c] beside what is "
-           f"given to the program. The largest weights, with gradients as large again:")
-    for path, size in largest:
-        yield f"    {path:40}{size / _GIB:8.2f} [p]"
+    yield f"  DOES NOT FIT: the compiler asks for {memory.needed / _GIB:.2f} of {memory.available / _GIB:.2f} GiB [c]."
+    yield ("  The largest buffers, as compiled for cores with more memory:" if plan.largest_buffers else
+           "  The largest buffers are not known: no TPU's cores have enough memory to compile it for.")
+    for buffer in plan.largest_buffers:
+        yield f"    {buffer.bytes / _GIB:8.2f} [c]  {buffer.shape:28} {buffer.op_name.rpartition('call_exported/')[2]}"
     yield "  What helps: a smaller --set input.batch_size=..., --set model.remat=full, --set model.activation_dtype=bfloat16,"
-    yield "  a slice of more cores, or a mesh of two axes (--mesh=AxB), which cuts the replicated weights as well."
+    yield "  --set layout=gshard_sharded_update or a mesh of two axes (--mesh=AxB), which cut replicated weights as well, or a"
+    yield "  slice of more cores. --search=remat,mesh,groups,batch tries some."
 
 
 def _time(plan: Plan, tokens: float) -> Iterator[str]:
@@ -63,11 +74,11 @@ def _time(plan: Plan, tokens: float) -> Iterator[str]:
         return
     yield "time of one run"
     again = f", {plan.rematerialised_cycles / plan.cycles:.0%} of it rematerialisation" if plan.rematerialised_cycles else ""
-    for part, cycles in sorted(plan.cycles_by_part.items(), key=lambda item: -item[1]):
-        if cycles:
-            yield f"    {part:16}{cycles / plan.cycles:8.0%}"
     generation = GENERATIONS[plan.topology.partition(":")[0]]
     yield f"  compute         {plan.compute_seconds:8.3f} s [c] at {generation.clock / 1e6:.0f} MHz{again}"
+    for part, cycles in sorted(plan.cycles_by_part.items(), key=lambda item: -item[1]):
+        if cycles / plan.cycles >= _WORTH_A_LINE:
+            yield f"    {part:20}{cycles / plan.cycles:6.0%} [c]"
     yield f"  exchanges       {plan.exchange_seconds:8.3f} s [m] at {generation.link_bandwidth / 1e9:.0f} GB/s a link, none hidden"
     yield f"  together        {plan.step_seconds:8.3f} s"
     yield f"  tokens/s        {plan.tokens / plan.step_seconds:12,.0f}"

@@ -24,6 +24,7 @@ from lingvo_moe.program import Program
 # The generations that libtpu 0.0.51 compiles for, and an example of a slice's name.
 GENERATIONS = {"v2": "v2:4x4x1", "v3": "v3:32x32x1", "v4": "v4:4x4x4", "v5e": "v5e:16x16", "v5p": "v5p:4x4x4", "v6e": "v6e:16x16",
                "tpu7x": "tpu7x:4x4x4"}
+_ROOMIEST = "v5p"
 _NAME = re.compile(r"(\w+):(\d+(?:x\d+){1,2})")
 _EXCEEDED = re.compile(r"\(([\d.]+)([KMGT]?)\) exceeds available HBM \(([\d.]+)([KMGT]?)\)")
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
@@ -79,6 +80,14 @@ class Slice:
         if mesh.size != len(self.devices):
             raise UserError(f"--topology={self.name} has {len(self.devices)} cores; the mesh is {mesh}, of {mesh.size}. Pass "
                             f"--mesh={len(self.devices)}, or a slice of {mesh.size} cores.")
+
+    def with_more_memory(self) -> Slice | None:
+        """A slice of as many cores with several times the memory of each, to look at what did not fit; None for the roomiest."""
+        if self.generation == _ROOMIEST:
+            return None
+        *sides, depth = (*self.chips, 1)[:3]
+        depth *= len(self.devices) // math.prod(self.chips)
+        return Slice.of(f"{_ROOMIEST}:{'x'.join(map(str, (*sides, depth)))}")
 
     def load(self, program: Program) -> Compiled:
         """Compiles a program for the slice.

@@ -1,0 +1,96 @@
+"""A search tries what is asked for, keeps the fastest that fits, and tells what was refused."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from lingvo_moe import experiment
+from lingvo_moe.analysis import plan, plan_text, search
+from lingvo_moe.analysis.plan import Memory, Plan
+from lingvo_moe.engines.topology import Slice
+from lingvo_moe.errors import UserError
+
+_MODEL = "m4.Small"
+# Seconds of a step by policy, made up; "none" does not fit.
+_SECONDS = {"full": 4.0, "keep_outputs": 2.0, "keep_hidden": 3.0}
+
+
+def build(assignments):
+    return experiment.get(_MODEL, assignments)
+
+
+def made_up(name, config, tpu, program="train", changes=()) -> Plan:
+    """A plan without a compiler: time is by policy, proportional to the batch to the power of 0.9, and a batch of 128 is too large."""
+    model, batch = config.model, config.input.batch_size
+    fits = model.remat in _SECONDS and batch < 128
+    return Plan(
+        model=name, changes=tuple(changes), program=program, topology=tpu.name, mesh=str(config.mesh), cores=8, weights=1,
+        layout=config.layout, remat=model.remat, batch_size=batch, num_groups=model.num_groups, num_experts=model.num_experts,
+        num_layers=model.num_layers, activation_dtype=model.activation_dtype, tokens=config.input.tokens, model_flops=1.0,
+        memory=Memory(1, 1, 1, 1, 1 if fits else None, 16 * 2**30, None if fits else 17 * 2**30), exchanges=(),
+        cycles=100 if fits else None, rematerialised_cycles=5 if fits else None, cycles_by_part={},
+        compute_seconds=_SECONDS[model.remat] * (batch / 32)**0.9 if fits else None, unknown_loops=0, lower_seconds=0.0,
+        compile_seconds=0.0)
+
+
+@pytest.fixture
+def trials(monkeypatch):
+    monkeypatch.setattr(plan, "make", made_up)
+
+    def run(dimensions, assignments=("model.remat=full",)):
+        return list(search.search(_MODEL, Slice("v3:2x2x1", "v3", (2, 2, 1), tuple(range(8))), dimensions, assignments, build))
+
+    return run
+
+
+def test_the_first_trial_is_of_the_settings_as_they_are(trials):
+    assert [trial.changes for trial in trials([])] == [()]
+
+
+def test_all_policies_are_tried(trials):
+    found = {trial.changes: trial for trial in trials(["remat"])}
+    assert set(found) == {(), ("model.remat=none",), ("model.remat=keep_outputs",), ("model.remat=keep_hidden",)}
+    assert found["model.remat=none",].tokens_per_second == 0.0
+    assert max(found.values(), key=lambda t: t.tokens_per_second).changes == ("model.remat=keep_outputs",)
+
+
+def test_each_dimension_goes_on_from_the_best_so_far(trials):
+    """Batches are tried with the best policy; a larger batch is faster by the token until it no longer fits."""
+    found = trials(["batch", "remat"])
+    batches = [trial for trial in found if any(c.startswith("input.batch_size") for c in trial.changes)]
+    assert {trial.changes for trial in batches} == {
+        (f"input.batch_size={size}", "model.remat=keep_outputs") for size in (8, 16, 64, 128)}
+    best = max(found, key=lambda trial: trial.tokens_per_second)
+    assert best.changes == ("input.batch_size=64", "model.remat=keep_outputs")
+
+
+def test_meshes_are_of_all_the_cores_and_refusals_are_told(trials):
+    """12 experts of 8 layers: what the mesh does not divide is refused, in the words of the experiment."""
+    found = trials(["mesh"], ("model.remat=full", "model.num_experts=12", "mesh=4x2"))
+    by_change = {trial.changes: trial for trial in found}
+    assert set(by_change) == {(), ("mesh=8",), ("mesh=2x4",), ("mesh=4x2",)} - {("mesh=4x2",)}
+    refused = by_change["mesh=8",]
+    assert refused.plan is None and "model.num_experts is 12" in refused.refusal
+    assert "refused: model.num_experts is 12" in plan_text.trial(refused)
+
+
+def test_groups_are_of_models_with_experts(trials):
+    assert {t.changes for t in trials(["groups"])} == {(), *((f"model.num_groups={n}",) for n in (8, 16, 64, 128))}
+    assert len(trials(["groups"], ("model.num_experts=0", "model.num_groups=1"))) == 1
+
+
+def test_a_line_for_each_trial(trials):
+    lines = {trial.changes: plan_text.trial(trial) for trial in trials(["remat"])}
+    assert "does not fit: 17.00 of 16.00 GiB" in lines["model.remat=none",] and "2.000 s/step" in lines["model.remat=keep_outputs",]
+
+
+def test_an_unknown_dimension_is_told_with_one_that_is():
+    with pytest.raises(UserError, match="--search=remats: nothing to vary by that name. Did you mean remat"):
+        search.check_dimensions(["remats"])
+
+
+def test_a_trial_that_does_not_fit_is_slower_than_any(trials):
+    worst = dataclasses.replace(trials([])[0], plan=None)
+    assert worst.tokens_per_second == 0.0
