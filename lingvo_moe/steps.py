@@ -13,6 +13,7 @@ so a state says all that the next step needs, and a step can be replayed bit for
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from typing import Protocol
 
 from lingvo_moe import tree
@@ -93,8 +94,7 @@ class Steps:
                 leaves = tree.flatten(theta)
                 tape.watch(list(leaves.values()))
                 loss, metrics = self.model.loss(theta, self._batch(batch_specs, inputs["batch"]), Context(self.layout, seed))
-            gradients = tree.unflatten(dict(zip(leaves, tape.gradient(
-                loss, list(leaves.values()), unconnected_gradients=tf.UnconnectedGradients.ZERO))))
+            gradients = tree.unflatten(dict(zip(leaves, _gradient(tape, loss, list(leaves.values())))))
             with tf.name_scope("optimizer"):
                 new_theta, slots = self.optimizer.update(weights, theta, gradients, state["slots"], state["step"], self.layout)
             metrics = dict(metrics, loss=loss, gradient_norm=_global_norm(gradients),
@@ -152,6 +152,14 @@ def weight_specs(weights: dict) -> dict:
     """The tree of float32 `Spec`s of a tree of `Weight`s."""
     return {name: Spec(node.shape, "float32", node.letters) if isinstance(node, Weight) else weight_specs(node)
             for name, node in weights.items()}
+
+
+def _gradient(tape: tf.GradientTape, loss: tf.Tensor, leaves: list[tf.Tensor]) -> list[tf.Tensor]:
+    found = tape.gradient(loss, leaves, unconnected_gradients=tf.UnconnectedGradients.ZERO)
+    with warnings.catch_warnings():
+        # TensorFlow keeps an embedding's gradient as rows, and warns that it is large when dense, which XLA makes it anyway.
+        warnings.filterwarnings("ignore", "Converting sparse IndexedSlices to a dense Tensor", UserWarning)
+        return [tf.convert_to_tensor(gradient) for gradient in found]
 
 
 def _global_norm(gradients: dict) -> tf.Tensor:

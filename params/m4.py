@@ -124,7 +124,6 @@ class MoE2048E60L(M4):
     num_experts, num_layers, num_cores, batch_tokens = 2048, 60, 2048, 4 * MILLION_TOKENS
     activation_dtype = "bfloat16"
     layout = "gshard_sharded_update"
-    remat = "keep_outputs"
 
 
 @registry.register

@@ -13,7 +13,6 @@ class Sparse(Giant):
     """A column of table 6: four sequences per device."""
 
     num_layers, model_dim, hidden_dim, num_heads, head_dim = 36, 1024, 8192, 16, 128
-    remat = "keep_outputs"
 
 
 @registry.register

@@ -31,6 +31,8 @@ class Weight:
         the leading `R` and `E`, are its columns. Empty for vectors: scales and biases.
       stddev: of the initial value, which is distributed uniformly about `mean`; 0 means that every element is `mean`.
       mean: of the initial value.
+      wide: whether layers compute with it in float32 even where activations are bfloat16, so that its gradient has more digits
+        than bfloat16 holds.
     """
 
     shape: tuple[int, ...]
@@ -38,6 +40,7 @@ class Weight:
     fan_in: str = ""
     stddev: float = 0.0
     mean: float = 0.0
+    wide: bool = False
 
     def __post_init__(self):
         if len(self.shape) != len(self.letters):
@@ -64,11 +67,11 @@ class Weight:
         return dataclasses.replace(self, shape=(times, *self.shape), letters="R" + self.letters)
 
 
-def matrix(letters: str, fan_in: str, gain: float = 1.0, **sizes: int) -> Weight:
+def matrix(letters: str, fan_in: str, gain: float = 1.0, wide: bool = False, **sizes: int) -> Weight:
     """A matrix whose outputs have variance `gain^2` for unit inputs: `matrix("MND", fan_in="M", M=512, N=8, D=64)`."""
     contracted = math.prod(sizes[letter.upper()] for letter in fan_in)
     shape = tuple(sizes[letter.upper()] for letter in letters)
-    return Weight(shape, letters, fan_in, stddev=gain / math.sqrt(contracted))
+    return Weight(shape, letters, fan_in, stddev=gain / math.sqrt(contracted), wide=wide)
 
 
 @dataclasses.dataclass(frozen=True)

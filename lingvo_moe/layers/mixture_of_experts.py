@@ -7,6 +7,7 @@ import math
 
 from lingvo_moe.layers import gating
 from lingvo_moe.layers.base import Context, Layer, matrix
+from lingvo_moe.layers.dispatch import DISPATCHES, check_dispatch
 from lingvo_moe.lazy import tf
 
 
@@ -23,6 +24,7 @@ class MixtureOfExperts(Layer):
       capacity_factor: an expert takes C = factor * S / E tokens of a group of S; 2 is the papers'.
       inference_capacity_factor: the same outside training. None: room for all, so that no sentence's result depends on
         what it is batched with.
+      dispatch: how tokens reach their experts, "einsum" or "gather"; see `layers.dispatch`.
     """
 
     model_dim: int
@@ -31,12 +33,16 @@ class MixtureOfExperts(Layer):
     num_groups: int
     capacity_factor: float = 2.0
     inference_capacity_factor: float | None = None
+    dispatch: str = "einsum"
+
+    def __post_init__(self):
+        check_dispatch(self.dispatch)
 
     def weights(self) -> dict:
         sizes = {"E": self.num_experts, "M": self.model_dim, "H": self.hidden_dim}
         return {
             # Lower case: every device gates its own groups for all experts (GShard section 3.2, `wg = replicate(wg)`).
-            "gate": matrix("me", fan_in="m", **sizes),
+            "gate": matrix("me", fan_in="m", wide=True, **sizes),
             "wi": matrix("EMH", fan_in="M", **sizes),
             "wo": matrix("EHM", fan_in="H", **sizes),
         }
@@ -72,14 +78,12 @@ class MixtureOfExperts(Layer):
         AllToAll, are the two transpositions GECM -> EGCM and EGCM -> GECM.
         """
         with tf.name_scope("dispatch"):
-            combine = context.cast(gating.combine_weights(routing, self.num_experts, capacity, context))
-            dispatch = context.annotate(context.cast(tf.not_equal(combine, 0.0)), "GSEC")
-            dispatched = context.annotate(tf.einsum("GSEC,GSM->GECM", dispatch, grouped), "GECM")
-            dispatched = context.keep(tf.einsum("GECM->EGCM", dispatched), "output", "EGCM")
+            slots = DISPATCHES[self.dispatch](routing, self.num_experts, capacity, context)
+            dispatched = context.keep(tf.einsum("GECM->EGCM", slots.dispatch(grouped)), "output", "EGCM")
         with tf.name_scope("experts"):
             hidden = context.keep(tf.einsum("EGCM,EMH->EGCH", dispatched, context.cast(theta["wi"])), "hidden", "EGCH")
             expert_outputs = tf.einsum("EGCH,EHM->EGCM", tf.nn.relu(hidden), context.cast(theta["wo"]))
             expert_outputs = context.annotate(expert_outputs, "EGCM")
         with tf.name_scope("combine"):
             expert_outputs = context.keep(tf.einsum("EGCM->GECM", expert_outputs), "output", "GECM")
-            return context.annotate(tf.einsum("GSEC,GECM->GSM", combine, expert_outputs), "GSM")
+            return slots.combine(expert_outputs)

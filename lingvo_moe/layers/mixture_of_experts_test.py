@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
 import numpy as np
 import pytest
 
 from lingvo_moe import testing, tree
+from lingvo_moe.errors import UserError
 from lingvo_moe.layers import gating
 from lingvo_moe.layers.base import Context
+from lingvo_moe.layers.dispatch import DISPATCHES
 from lingvo_moe.layers.mixture_of_experts import METRICS, MixtureOfExperts
+from lingvo_moe.layers.repeat import repeat
 from lingvo_moe.layout import DeviceMesh, Layout
 from lingvo_moe.lazy import tf
 
@@ -69,10 +73,12 @@ def assert_close(actual: np.ndarray, expected: np.ndarray, tolerance: float = TO
     np.testing.assert_allclose(actual, expected, rtol=0, atol=tolerance * max(np.abs(expected).max(), 1e-9))
 
 
+@pytest.mark.parametrize("dispatch", DISPATCHES)
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("experts, groups, factor", [(8, 8, 2.0), (2, 1, 1.0), (16, 4, 2.0), (4, 2, None)])
-def test_equals_a_loop_over_tokens(experts, groups, factor, training):
-    layer = layer_of(num_experts=experts, num_groups=groups, capacity_factor=factor, inference_capacity_factor=factor)
+def test_equals_a_loop_over_tokens(experts, groups, factor, training, dispatch):
+    layer = layer_of(num_experts=experts, num_groups=groups, capacity_factor=factor, inference_capacity_factor=factor,
+                     dispatch=dispatch)
     inputs = inputs_of(layer)
     context = Context(seed=tf.constant(inputs["seed"]) if training else None)
     found = call(layer, training=training)(tree.map_leaves(tf.constant, inputs))
@@ -112,9 +118,10 @@ def test_groups_fit_a_batch_that_they_do_not_divide():
     assert_close(found["outputs"].numpy(), token_by_token(layer, inputs, None, Context()))
 
 
-def test_bfloat16_activations_keep_more_than_256_tokens_apart():
+@pytest.mark.parametrize("dispatch", DISPATCHES)
+def test_bfloat16_activations_keep_more_than_256_tokens_apart(dispatch):
     """600 tokens of one group in two experts: were places counted in bfloat16, tokens would share places and add up."""
-    layer = layer_of(num_experts=2, num_groups=1)
+    layer = layer_of(num_experts=2, num_groups=1, dispatch=dispatch)
     inputs = inputs_of(layer, batch=6, length=100)
     found = call(layer, training=False, dtype="bfloat16")(tree.map_leaves(tf.constant, inputs))["outputs"].numpy()
     rounded = inputs | {"inputs": tf.cast(tf.cast(inputs["inputs"], tf.bfloat16), tf.float32).numpy()}
@@ -122,37 +129,84 @@ def test_bfloat16_activations_keep_more_than_256_tokens_apart():
 
 
 LETTERS = {"theta/gate": "me", "theta/wi": "EMH", "theta/wo": "EHM", "inputs": "BTM", "paddings": "BT"}
-LETTERS |= {f"gradients/{path}": letters for path, letters in LETTERS.items()} | {"values/outputs": "BTM"}
+LETTERS |= {f"gradients/{path}": letters for path, letters in LETTERS.items()}
+LETTERS |= {"values/outputs": "BTM", "outputs": "BTM"}
 
 
-@pytest.fixture(scope="module")
+@functools.cache
+def compiled(dispatch: str, mesh: str, backward: bool = True):
+    """The layer on a mesh, alone or with its gradients."""
+    layer, layout = layer_of(dispatch=dispatch), Layout.of(DeviceMesh.parse(mesh))
+    function = testing.with_gradients(call(layer, layout)) if backward else call(layer, layout)
+    return testing.compile_for(function, inputs_of(layer), layout, LETTERS)
+
+
+@functools.cache
 def unpartitioned() -> dict:
-    layer = layer_of()
-    return testing.run(testing.with_gradients(call(layer)), inputs_of(layer))
+    return testing.arrays(compiled("einsum", "1")(inputs_of(layer_of())))
 
 
+@pytest.mark.parametrize("dispatch", DISPATCHES)
 @pytest.mark.parametrize("mesh", ["2", "4", "8", "2x2", "4x2"])
-def test_partitioned_equals_unpartitioned(mesh, unpartitioned):
+def test_partitioned_equals_unpartitioned(mesh, dispatch):
     """Value, metrics and every gradient, with capacity cuts and random routing."""
-    layer, layout = layer_of(), Layout.of(DeviceMesh.parse(mesh))
-    assert unpartitioned["values/metrics/overflow"] > 0, "the case has overflow in it"
-    found = testing.run(testing.with_gradients(call(layer, layout)), inputs_of(layer), layout, LETTERS)
-    for path, expected in unpartitioned.items():
+    assert unpartitioned()["values/metrics/overflow"] > 0, "the case has overflow in it"
+    found = testing.arrays(compiled(dispatch, mesh)(inputs_of(layer_of())))
+    for path, expected in unpartitioned().items():
         assert_close(found[path], expected)
 
 
+@pytest.mark.parametrize("dispatch", DISPATCHES)
 @pytest.mark.parametrize("mesh", ["2", "4", "8", "4x2"])
-def test_communication_of_one_layer(mesh):
+def test_communication_of_one_layer(mesh, dispatch):
     """Two AllToAll forward and two more backward (GShard section 3.3). On one axis nobody gathers masks, tokens or experts;
     on two, the model dimension of activations is gathered (GSPMD section 5.1, "2D finalized")."""
-    layer, layout = layer_of(), Layout.of(DeviceMesh.parse(mesh))
-    letters = LETTERS | {"outputs": "BTM"}
-    forward, both = (
-        testing.collectives(testing.compile_for(function, inputs_of(layer), layout, letters))
-        for function in (call(layer, layout), testing.with_gradients(call(layer, layout))))
+    forward, both = (testing.collectives(compiled(dispatch, mesh, backward)) for backward in (False, True))
     assert (forward["all-to-all"], both["all-to-all"]) == (2, 4)
-    if len(layout.mesh.shape) == 1:
+    if "x" not in mesh:
         assert set(forward) | set(both) <= {"all-to-all", "all-reduce"}
+
+
+@pytest.mark.parametrize("mesh, way", [("8", {}), ("4x2", {"remat": "keep_outputs"})])
+def test_gather_in_repeated_layers(mesh, way):
+    """Manual mode and its gradients inside loops: equal to the einsum, layer after layer."""
+    inputs = inputs_of(layer_of())
+    inputs["theta"] = {name: np.stack([value, value[::-1]]) for name, value in inputs["theta"].items()}
+
+    def stack(layer: MixtureOfExperts, layout: Layout = Layout(), **way):
+        def function(inputs: dict) -> dict:
+            def body(theta: dict, tokens: tf.Tensor, constants: dict, context: Context):
+                outputs, metrics = layer(theta, tokens, inputs["paddings"], context)
+                return tokens + outputs, metrics
+
+            weights = {name: weight.repeated(2) for name, weight in layer.weights().items()}
+            context = Context(layout, inputs["seed"])
+            outputs, metrics = repeat(body, weights, inputs["theta"], inputs["inputs"], {}, context,
+                                      metric_names=METRICS, **way)
+            return {"outputs": outputs, "metrics": metrics}
+
+        return testing.with_gradients(function)
+
+    layout = Layout.of(DeviceMesh.parse(mesh))
+    letters = {path: f"R{names}" if "theta" in path else names for path, names in LETTERS.items()}
+    found = testing.run(stack(layer_of(dispatch="gather"), layout, **way), inputs, layout, letters)
+    expected = stack(layer_of(), unroll=True)(tree.map_leaves(tf.constant, inputs))
+    for path, value in testing.arrays(expected).items():
+        assert_close(found[path], value)
+
+
+def test_groups_that_devices_do_not_divide():
+    """4 x 1 tokens in gcd(4, 8) = 4 groups on 8 devices: XLA pads einsums; gathers, which cannot be padded, say so."""
+    layout = Layout.of(DeviceMesh((8,)))
+    inputs = inputs_of(layer_of(), batch=4, length=1)
+    testing.lower_for(call(layer_of(), layout), inputs, layout)
+    with pytest.raises(UserError, match="8 devices do not divide the 4 groups of this batch. Make num_groups"):
+        testing.lower_for(call(layer_of(dispatch="gather"), layout), inputs, layout)
+
+
+def test_an_unknown_dispatch_is_an_error_that_names_it():
+    with pytest.raises(UserError, match="dispatch is 'einsums'; use one of einsum, gather. Did you mean einsum?"):
+        layer_of(dispatch="einsums")
 
 
 def test_weights_are_the_papers():

@@ -64,7 +64,10 @@ class _Repeat:
         stacked = tree.flatten(theta)
         self._body, self._context = body, context
         self._names, self._theta = list(stacked), list(stacked.values())
-        self._letters = [tree.flatten(weights)[name].letters for name in self._names]
+        declared = tree.flatten(weights)
+        self._letters = [declared[name].letters for name in self._names]
+        # A gradient that was computed in bfloat16 is kept in it: the same number in half the room.
+        self._gradient_dtypes = ["float32" if declared[name].wide else context.dtype for name in self._names]
         self._constant_names, self._constants = list(tree.flatten(constants)), list(tree.flatten(constants).values())
         self.times = int(self._theta[0].shape[0])
         self._metric_names = list(metric_names)
@@ -139,15 +142,18 @@ class _Repeat:
                                   output_gradients=[gradient, totals_gradient],
                                   unconnected_gradients=tf.UnconnectedGradients.ZERO)
             of_slices, of_constants = found[1:1 + len(slices)], found[1 + len(slices):]
-            theta_gradients = [self._annotate_weight(k, _store(total, i, self._annotate_slice(k, part)))
-                               for k, (total, part) in enumerate(zip(theta_gradients, of_slices))]
+            theta_gradients = [
+                self._annotate_weight(k, _store(total, i, self._annotate_slice(k, tf.cast(part, total.dtype))))
+                for k, (total, part) in enumerate(zip(theta_gradients, of_slices))]
             constant_gradients = [tf.add(a, b) for a, b in zip(constant_gradients, of_constants)]
             return [i - 1, self._context.annotate(found[0], "BTM"), constant_gradients, theta_gradients]
 
-        zeros = [self._annotate_weight(k, tf.zeros_like(weight)) for k, weight in enumerate(theta)]
+        zeros = [self._annotate_weight(k, tf.zeros(weight.shape, dtype))
+                 for k, (weight, dtype) in enumerate(zip(theta, self._gradient_dtypes))]
         start = [tf.constant(self.times - 1), outputs_gradient, [tf.zeros_like(c) for c in constants], zeros]
         _, gradient, constant_gradients, theta_gradients = tf.while_loop(
             lambda i, *_: i >= 0, step, start, maximum_iterations=self.times)
+        theta_gradients = [tf.cast(total, weight.dtype) for total, weight in zip(theta_gradients, theta)]
         return [gradient, *theta_gradients, *constant_gradients]
 
     def _call(self, i, slices, inputs, constants, keeper=None) -> tuple[tf.Tensor, list[tf.Tensor]]:

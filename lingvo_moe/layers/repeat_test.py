@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 
-from lingvo_moe import testing
+from lingvo_moe import testing, tree
 from lingvo_moe.layers.base import Context, matrix
 from lingvo_moe.layers.repeat import REMAT, dynamic_update, repeat
 from lingvo_moe.layout import DeviceMesh, Layout
@@ -120,6 +122,37 @@ def test_each_policy_keeps_more_than_the_one_before():
     full, outputs, hidden = (temporaries(way) / 32 for way in ("full", "keep_outputs", "keep_hidden"))
     assert outputs - full == pytest.approx(of_outputs, rel=0.1)
     assert hidden - outputs == pytest.approx(of_hidden, rel=0.1)
+
+
+def test_gradients_are_kept_in_the_dtype_they_were_computed_in():
+    """Bit for bit what float32 sums of bfloat16 gradients are, in half the room."""
+    inputs = inputs_of(3)
+    narrow, wide = (testing.compile_for(in_bfloat16(weights), inputs) for weights in (weights_of(3), wide_weights_of(3)))
+    found, expected = testing.arrays(narrow(inputs)), testing.arrays(wide(inputs))
+    for path in ("gradients/theta/wo", "gradients/theta/first/wi"):
+        assert found[path].dtype == np.float32 and found[path].any()
+        np.testing.assert_array_equal(found[path], expected[path], err_msg=path)
+    stack = f"bf16[3,{HIDDEN},{MODEL}]"
+    assert stack in narrow.hlo() and stack not in wide.hlo()
+
+
+def wide_weights_of(times: int) -> dict:
+    return tree.map_leaves(lambda weight: dataclasses.replace(weight, wide=True), weights_of(times))
+
+
+def in_bfloat16(weights: dict):
+    """`repeat` with full rematerialisation of a layer that casts its weights, as layers do."""
+
+    def cast(theta: dict, inputs: tf.Tensor, constants: dict, context: Context) -> tuple[tf.Tensor, dict]:
+        hidden = tf.tanh(tf.einsum("BTM,MH->BTH", inputs, context.cast(theta["first"]["wi"])))
+        return inputs + tf.einsum("BTH,HM->BTM", hidden, context.cast(theta["wo"])), {}
+
+    def function(inputs: dict) -> dict:
+        context = Context(dtype="bfloat16")
+        outputs, _ = repeat(cast, weights, inputs["theta"], context.cast(inputs["inputs"]), {}, context, remat="full")
+        return {"outputs": tf.cast(outputs, tf.float32)}
+
+    return testing.with_gradients(function)
 
 
 def test_what_is_kept_is_not_computed_again():

@@ -72,18 +72,20 @@ class TransformerLayer(Layer):
         Returns:
           (`[B, K, M]`, the caches with the new keys and values).
         """
-        block = theta["self_attention"]
-        normed = self._norm(block["norm"], inputs, context)
-        keys, values = self.attention.keys_values(block, normed, context)
-        place = [repeat_index, 0, start, 0, 0]
-        caches = dict(caches, keys=context.annotate(dynamic_update(caches["keys"], keys[None], place), "RBLND"),
-                      values=context.annotate(dynamic_update(caches["values"], values[None], place), "RBLND"))
-        outputs = inputs + self.attention.attend(
-            block, normed, caches["keys"][repeat_index], caches["values"][repeat_index], masks.self_attention, context)
-        block = theta["cross_attention"]
-        normed = self._norm(block["norm"], outputs, context)
-        outputs += self.attention.attend(block, normed, caches["memory_keys"][repeat_index],
-                                         caches["memory_values"][repeat_index], masks.cross_attention, context)
+        with tf.name_scope("self_attention"):
+            block = theta["self_attention"]
+            normed = self._norm(block["norm"], inputs, context)
+            keys, values = self.attention.keys_values(block, normed, context)
+            place = [repeat_index, 0, start, 0, 0]
+            caches = dict(caches, keys=context.annotate(dynamic_update(caches["keys"], keys[None], place), "RBLND"),
+                          values=context.annotate(dynamic_update(caches["values"], values[None], place), "RBLND"))
+            outputs = inputs + self.attention.attend(
+                block, normed, caches["keys"][repeat_index], caches["values"][repeat_index], masks.self_attention, context)
+        with tf.name_scope("cross_attention"):
+            block = theta["cross_attention"]
+            normed = self._norm(block["norm"], outputs, context)
+            outputs += self.attention.attend(block, normed, caches["memory_keys"][repeat_index],
+                                             caches["memory_values"][repeat_index], masks.cross_attention, context)
         outputs, _ = self._feed_forward(theta, outputs, masks, context)
         return outputs, caches
 

@@ -7,6 +7,7 @@ import dataclasses
 from lingvo_moe.errors import UserError, did_you_mean
 from lingvo_moe.layers.attention import MultiHeadAttention
 from lingvo_moe.layers.base import Context, Layer
+from lingvo_moe.layers.dispatch import check_dispatch
 from lingvo_moe.layers.embedding import Embedding, Softmax, cross_entropy
 from lingvo_moe.layers.feed_forward import FeedForward
 from lingvo_moe.layers.mixture_of_experts import MixtureOfExperts
@@ -25,7 +26,7 @@ class Transformer(Layer):
       num_heads, head_dim: of attention.
       num_experts: E of every other feed-forward layer; 0 makes all of them dense.
       num_groups: G, of each side's tokens; a multiple of the devices along the batch (GShard: twice their number).
-      capacity_factor, inference_capacity_factor: see `MixtureOfExperts`.
+      capacity_factor, inference_capacity_factor, dispatch: see `MixtureOfExperts`.
       aux_loss_weight: k in loss = cross-entropy + k * l_aux (GShard section 2.2).
       input_dropout, residual_dropout, attention_dropout: rates (GShard appendix A.2).
       label_smoothing: of the optimised loss; the reported one is without.
@@ -42,6 +43,7 @@ class Transformer(Layer):
     num_groups: int = 1
     capacity_factor: float = 2.0
     inference_capacity_factor: float | None = None
+    dispatch: str = "einsum"
     aux_loss_weight: float = 0.01
     input_dropout: float = 0.0
     residual_dropout: float = 0.0
@@ -55,20 +57,25 @@ class Transformer(Layer):
     sides = ()
 
     def __post_init__(self):
-        per_repeat = len(self.sides) * (2 if self.num_experts else 1)
-        if self.num_layers < per_repeat or self.num_layers % per_repeat:
+        if self.num_layers < self.layers_per_repeat or self.num_layers % self.layers_per_repeat:
             halves = "half of the layers are the encoder's, " if len(self.sides) == 2 else ""
             raise UserError(f"num_layers is {self.num_layers}; {halves}every other one has experts (num_experts="
-                            f"{self.num_experts}), so it must be a multiple of {per_repeat}.")
+                            f"{self.num_experts}), so it must be a multiple of {self.layers_per_repeat}.")
         if self.num_experts == 1:
             raise UserError("num_experts is 1; top-2 gating needs at least 2 experts, 0 makes a dense model.")
         if self.activation_dtype not in ("float32", "bfloat16"):
             raise UserError(f"activation_dtype is {self.activation_dtype!r}; use float32 or bfloat16.")
+        check_dispatch(self.dispatch)
         if self.remat not in REMAT:
             raise UserError(f"remat is {self.remat!r}; use one of {', '.join(REMAT)}.{did_you_mean(self.remat, REMAT)}")
         if self.unroll and self.remat != "none":
             raise UserError("unroll and remat exclude each other: rematerialisation needs the loop. Set remat=none or "
                             "unroll=false.")
+
+    @property
+    def layers_per_repeat(self) -> int:
+        """The layers that are repeated, of all stacks: a dense one and, with experts, one that has them, for each side."""
+        return len(self.sides) * (2 if self.num_experts else 1)
 
     def weights(self) -> dict:
         return {name: layer.weights() for name, layer in self._layers.items()}
@@ -107,7 +114,7 @@ class Transformer(Layer):
             feed_forwards.append(MixtureOfExperts(
                 model_dim=self.model_dim, hidden_dim=self.hidden_dim, num_experts=self.num_experts,
                 num_groups=self.num_groups, capacity_factor=self.capacity_factor,
-                inference_capacity_factor=self.inference_capacity_factor))
+                inference_capacity_factor=self.inference_capacity_factor, dispatch=self.dispatch))
         period = tuple(TransformerLayer(attention=attention, feed_forward=feed_forward, residual_dropout=self.residual_dropout,
                                         has_cross_attention=has_cross_attention) for feed_forward in feed_forwards)
         return TransformerStack(period=period, repeats=self.num_layers // len(self.sides) // len(period), unroll=self.unroll,

@@ -1,0 +1,39 @@
+"""A giant's miniature: the same layers, layout and policies with small dimensions on eight cores, compiled in seconds.
+
+What the partitioner exchanges depends on the structure and not on sizes, so the miniature's exchanges, by kind and count, stand
+for the giant's; testdata/golden/collectives holds them.
+"""
+
+from __future__ import annotations
+
+from lingvo_moe import experiment
+from lingvo_moe.analysis import plan
+from lingvo_moe.engines.topology import Slice
+from lingvo_moe.experiment import Experiment
+from lingvo_moe.layout import DeviceMesh
+
+_SLICE = "v3:2x2x1"
+_MESHES = {1: DeviceMesh((8,)), 2: DeviceMesh((4, 2))}
+# How often a period of layers is repeated: more than once, so that what is exchanged outside of the loops shows.
+_REPEATS = 3
+
+
+def of(name: str) -> Experiment:
+    """The miniature of a registered model."""
+    giant = experiment.get(name)
+    model, mesh = giant.model, _MESHES[len(giant.mesh.shape)]
+    sizes = {"model.model_dim": 128, "model.hidden_dim": 256, "model.num_heads": 4, "model.head_dim": 32,
+             "model.num_layers": _REPEATS * model.layers_per_repeat, "model.num_groups": 16, "input.batch_size": 16}
+    if model.num_experts:
+        sizes["model.num_experts"] = mesh.shape[0]
+    for side in model.sides:
+        sizes |= {f"model.{side}_vocabulary": 512, f"input.{side}_length": 32}
+    if giant.translates:
+        sizes["decoding_batch"] = 16
+    return experiment.get(name, [f"{path}={size}" for path, size in sizes.items()], mesh)
+
+
+def collectives(miniature: Experiment) -> str:
+    """One line per kind of exchange and size of the groups: how many run in a training step."""
+    exchanges = plan.make("miniature", miniature, Slice.of(_SLICE)).exchanges
+    return "".join(f"{exchange.kind} among {exchange.group}: {exchange.runs}\n" for exchange in exchanges) or "none\n"

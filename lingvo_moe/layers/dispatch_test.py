@@ -1,0 +1,205 @@
+"""Both ways of dispatch carry the same rows, in both passes and on any mesh; `gather` does so without one-hot tensors."""
+
+from __future__ import annotations
+
+import functools
+import math
+import re
+
+import hypothesis
+import numpy as np
+import pytest
+from hypothesis import strategies
+
+from lingvo_moe import testing, tree
+from lingvo_moe.errors import UserError
+from lingvo_moe.layers import gating
+from lingvo_moe.layers.base import Context
+from lingvo_moe.layers.dispatch import DISPATCHES, Gather, check_dispatch
+from lingvo_moe.layout import DeviceMesh, Layout
+from lingvo_moe.lazy import tf
+
+MODEL = 4
+# A combined token is a sum of two products. One way rounds each product and the sum, the other may fuse a product into it:
+# two roundings apart. The products may cancel, so it is relative to the largest element and not to each.
+TOLERANCE = 4 * testing.FLOAT32_ROUNDING
+# The gradient of a weight is a product over M = 4 and goes on through a softmax and a normalisation: some ten roundings.
+GATES_TOLERANCE = 16 * testing.FLOAT32_ROUNDING
+# `einsum` rounds weights to the dtype of activations, `gather` does not.
+BFLOAT16_TOLERANCE = 4 * testing.BFLOAT16_ROUNDING
+
+LOGITS = {
+    "random": lambda random, shape: random.normal(size=shape),
+    "to one expert": lambda random, shape: random.normal(size=shape) + 50.0 * (np.arange(shape[-1]) == shape[-1] - 1),
+    "alike": lambda random, shape: np.zeros(shape),
+}
+PADDINGS = {"none": 0.0, "some": 0.4, "all": 1.1}
+
+
+def inputs_of(groups: int, size: int, num_experts: int, logits: str = "random", paddings: str = "some",
+              number: int = 0) -> dict:
+    """Tokens, the gates' logits, paddings, a scale for each expert, and the seed of random routing."""
+    random = np.random.default_rng(number)
+    return {"tokens": random.normal(size=(groups, size, MODEL)).astype(np.float32),
+            "logits": LOGITS[logits](random, (groups, size, num_experts)).astype(np.float32),
+            "paddings": random.random((groups, size)) < PADDINGS[paddings],
+            "scales": random.normal(size=(num_experts, MODEL)).astype(np.float32), "seed": np.int32([number, 1])}
+
+
+def call(way: str, capacity: int, layout: Layout = Layout(), training: bool = True, dtype: str = "float32"):
+    """Routes, dispatches, scales each expert's slots by a vector of its own, and combines; with gradients."""
+
+    def function(inputs: dict) -> dict:
+        context = Context(layout, inputs["seed"] if training else None, dtype)
+        num_experts = inputs["logits"].shape[-1]
+        gates = context.annotate(tf.nn.softmax(inputs["logits"]), "GSE")
+        routing = gating.route(gates, inputs["paddings"], capacity, context)
+        with tf.name_scope("dispatch"):
+            slots = DISPATCHES[way](routing, num_experts, capacity, context)
+            dispatched = slots.dispatch(context.annotate(context.cast(inputs["tokens"]), "GSM"))
+        outputs = tf.einsum("GECM,EM->GECM", dispatched, context.cast(inputs["scales"]))
+        with tf.name_scope("combine"):
+            combined = slots.combine(context.annotate(outputs, "GECM"))
+        return {"dispatched": tf.cast(dispatched, tf.float32), "combined": tf.cast(combined, tf.float32)}
+
+    return testing.with_gradients(function)
+
+
+def assert_close(actual: np.ndarray, expected: np.ndarray, tolerance: float, path: str):
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=tolerance * np.abs(expected).max(), err_msg=path)
+
+
+def assert_equal(found: dict, expected: dict):
+    """What is carried is carried bit for bit; what is computed, up to the tolerances above."""
+    np.testing.assert_array_equal(found["values/dispatched"], expected["values/dispatched"])
+    for path, value in expected.items():
+        tolerance = GATES_TOLERANCE if path == "gradients/logits" else TOLERANCE
+        assert_close(found[path], value, tolerance, path)
+
+
+def check(inputs: dict, capacity: int, training: bool):
+    """Compares both ways, eagerly."""
+    found, expected = (testing.arrays(call(way, capacity, training=training)(tree.map_leaves(tf.constant, inputs)))
+                       for way in ("gather", "einsum"))
+    assert_equal(found, expected)
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("paddings", PADDINGS)
+@pytest.mark.parametrize("logits", LOGITS)
+@pytest.mark.parametrize("size, num_experts, capacity", [
+    (8, 4, 4), (8, 4, 1), (8, 2, 8), (3, 7, 1), (3, 7, 3), (1, 2, 1)])
+def test_gather_equals_einsum(size, num_experts, capacity, logits, paddings, training):
+    """With overflow and with room for all, one place each, more experts than tokens, nothing but paddings, one expert for
+    all, and ties."""
+    check(inputs_of(2, size, num_experts, logits, paddings), capacity, training)
+
+
+@hypothesis.given(data=strategies.data())
+def test_gather_equals_einsum_for_any_routing(data):
+    groups, size, num_experts = (data.draw(strategies.integers(low, high)) for low, high in ((1, 3), (1, 12), (2, 9)))
+    logits, paddings = (data.draw(strategies.sampled_from(sorted(choices))) for choices in (LOGITS, PADDINGS))
+    inputs = inputs_of(groups, size, num_experts, logits, paddings, data.draw(strategies.integers(0, 2**16)))
+    check(inputs, data.draw(strategies.integers(1, size)), data.draw(strategies.booleans()))
+
+
+def test_each_slot_holds_the_token_that_was_routed_to_it():
+    """Against a plain loop over choices: tokens are carried to the places that the routing names, and nowhere else."""
+    groups, size, num_experts, capacity = 2, 8, 3, 2
+    inputs = inputs_of(groups, size, num_experts)
+    routing = gating.route(tf.nn.softmax(inputs["logits"]), tf.constant(inputs["paddings"]), capacity, Context())
+    tokens = 1.0 + np.arange(groups * size, dtype=np.float32).reshape(groups, size, 1)
+    expected = np.zeros((groups, num_experts, capacity, 1))
+    for g, s, k in np.argwhere(routing.weights.numpy() > 0):
+        expected[g, routing.experts[g, s, k], routing.positions[g, s, k]] = tokens[g, s]
+    found = Gather(routing, num_experts, capacity, Context()).dispatch(tf.constant(tokens))
+    np.testing.assert_array_equal(found, expected)
+    assert 0 < np.count_nonzero(expected) < 2 * np.count_nonzero(~inputs["paddings"]), "some choices overflowed"
+
+
+@pytest.mark.parametrize("logits", LOGITS)
+def test_bfloat16_activations(logits):
+    """The rows themselves are equal; their weighted sums as far as the rounding of weights allows."""
+    inputs = tree.map_leaves(tf.constant, inputs_of(2, 12, 4, logits))
+    found, expected = (testing.arrays(call(way, 4, dtype="bfloat16")(inputs)) for way in ("gather", "einsum"))
+    np.testing.assert_array_equal(found["values/dispatched"], expected["values/dispatched"])
+    for path, value in expected.items():
+        assert_close(found[path], value, BFLOAT16_TOLERANCE, path)
+
+
+# G, S, E and C of compiled cases: the one-hot tensor is larger than all others.
+GROUPS, SIZE, EXPERTS, CAPACITY = 8, 64, 8, 12
+LETTERS = {"tokens": "GSM", "logits": "GSE", "paddings": "GS", "scales": "eM"}
+LETTERS |= {f"gradients/{path}": letters for path, letters in LETTERS.items()}
+LETTERS |= {"values/dispatched": "GECM", "values/combined": "GSM"}
+MESHES = ["1", "2", "4", "8", "4x2", "1x2"]
+
+
+@functools.cache
+def compiled(way: str, mesh: str):
+    layout = Layout.of(DeviceMesh.parse(mesh))
+    return testing.compile_for(call(way, CAPACITY, layout), inputs_of(GROUPS, SIZE, EXPERTS), layout, LETTERS)
+
+
+@functools.cache
+def unpartitioned() -> dict:
+    return testing.arrays(compiled("einsum", "1")(inputs_of(GROUPS, SIZE, EXPERTS)))
+
+
+def largest_tensor(way: str, mesh: str) -> int:
+    """Elements, per device, of the largest tensor that the compiled module mentions."""
+    shapes = re.findall(r"\b(?:pred|bf16|[fsu]\d+)\[([\d,]+)\]", compiled(way, mesh).hlo())
+    return max(math.prod(map(int, shape.split(","))) for shape in shapes)
+
+
+@pytest.mark.parametrize("mesh", MESHES)
+def test_partitioned_gather_equals_einsum_on_one_device(mesh):
+    """Values and gradients of two meshes' axes: groups along x, rows themselves along y."""
+    assert_equal(testing.arrays(compiled("gather", mesh)(inputs_of(GROUPS, SIZE, EXPERTS))), unpartitioned())
+
+
+@pytest.mark.parametrize("mesh", MESHES)
+def test_gather_has_no_one_hot_tensor(mesh):
+    one_hot = GROUPS * SIZE * EXPERTS * CAPACITY // DeviceMesh.parse(mesh).shape[0]
+    assert largest_tensor("gather", mesh) < one_hot
+
+
+def test_einsum_has_the_one_hot_tensor():
+    """What the test above looks for is there to be found."""
+    assert largest_tensor("einsum", "8") >= SIZE * EXPERTS * CAPACITY
+
+
+@pytest.mark.parametrize("mesh", ["8", "4x2"])
+def test_gather_moves_no_row_between_devices(mesh):
+    """All that is summed over devices: the gradient of the experts' scales, and that of weights where M is cut."""
+    assert set(testing.collectives(compiled("gather", mesh))) == {"all-reduce"}
+
+
+def test_rows_are_gathered_in_both_passes_under_the_names_of_the_parts():
+    """No row is added to a place in memory: what is scattered are the integers of the index. `analysis` finds operators
+    by their scopes."""
+    found = re.findall(r" (\w+)\[[\d,]*\]\S* (gather|scatter)\(.*op_name=\"([^\"]*)\"", compiled("gather", "8").hlo())
+    assert {(dtype, operator) for dtype, operator, _ in found} == {("f32", "gather"), ("s32", "scatter")}
+    assert sum("dispatch" in name for _, operator, name in found if operator == "gather") == 2, "one in each pass"
+    assert sum("combine" in name for _, operator, name in found if operator == "gather") == 2
+    assert all("dispatch" in name for _, operator, name in found if operator == "scatter")
+
+
+def test_eager_tensors_are_not_partitioned():
+    inputs = tree.map_leaves(tf.constant, inputs_of(3, SIZE, EXPERTS))
+    one, many = (testing.arrays(call("gather", CAPACITY, Layout(DeviceMesh((count,))))(inputs)) for count in (1, 4))
+    assert all(np.array_equal(one[path], many[path]) for path in one)
+
+
+@pytest.mark.parametrize("groups, mesh, message", [
+    (6, "4", "4 devices do not divide the 6 groups of this batch. Make num_groups .* of 4, or set dispatch=einsum"),
+    (8, "2x8", "8 devices do not divide model_dim=4. Make it a multiple of 8, or set dispatch=einsum")])
+def test_unequal_parts_are_an_error_that_names_the_remedy(groups, mesh, message):
+    layout = Layout.of(DeviceMesh.parse(mesh))
+    with pytest.raises(UserError, match=message):
+        testing.lower_for(call("gather", CAPACITY, layout), inputs_of(groups, SIZE, EXPERTS), layout)
+
+
+def test_an_unknown_dispatch_is_an_error_that_names_it():
+    with pytest.raises(UserError, match="dispatch is 'gathr'; use one of einsum, gather. Did you mean gather?"):
+        check_dispatch("gathr")
