@@ -21,6 +21,7 @@ from lingvo_moe.engines import topology
 from lingvo_moe.engines.pjrt import Engine
 from lingvo_moe.errors import UserError
 from lingvo_moe.experiment import Experiment
+from lingvo_moe.inference import perplexity
 from lingvo_moe.inference.evaluation import LanguageScore, evaluate as evaluate_languages, groups, mean
 from lingvo_moe.inference.translator import Translator
 from lingvo_moe.layout import DeviceMesh
@@ -38,9 +39,11 @@ def train(values: flags.FlagValues):
 
 
 def evaluate(values: flags.FlagValues):
-    """`eval`: one row per language, then groups and the average."""
+    """`eval`: one row per language, then groups and the average; of a language model, its perplexity."""
     _check_place("--json", values.json)
     name, config, engine = _set_up(values, {"search.beam_size": values.beam_size})
+    if not config.translates:
+        return _evaluate_language_model(name, config, engine, values)
     corpus = Corpus.open(config.corpus)
     translator = Translator(name, config, engine, _logdir(values))
     scores, left_out = evaluate_languages(translator, corpus, values.languages, values.max_pairs, values.split)
@@ -53,8 +56,30 @@ def evaluate(values: flags.FlagValues):
             json.dump(rows, file, indent=1, ensure_ascii=False)
 
 
+def _evaluate_language_model(name: str, config: Experiment, engine: Engine, values: flags.FlagValues):
+    for flag in ("languages", "beam_size"):
+        if values[flag].value:
+            raise UserError(f"--{flag} is for translation; {name} is a language model, of which eval measures the perplexity.")
+    found = perplexity.measure(name, config, engine, _logdir(values), values.split)
+    print(f"{found.cross_entropy:.4f} nats per token, perplexity {found.perplexity:.2f}, over {found.tokens:,} tokens of the "
+          f"{values.split} split, after {found.step} steps")
+    if found.left_out:
+        _say(f"{found.left_out} texts of {config.input.target_length} tokens or more were left out.")
+    if values.json:
+        with _writing(values.json) as file:
+            json.dump({"model": name, "split": values.split, **dataclasses.asdict(found)}, file, indent=1)
+
+
+def _require_translation(values: flags.FlagValues):
+    """Raises UserError for a language model, before anything is loaded."""
+    if not experiment.get(values.model).translates:
+        raise UserError(f"{registry.full_name(values.model)} is a language model; it has nothing to translate. `eval` measures "
+                        f"its perplexity.")
+
+
 def translate(values: flags.FlagValues):
     """`translate`: as many lines out as in, in the same order; an empty line stays one."""
+    _require_translation(values)
     _check_place("--output", values.output)
     name, config, engine = _set_up(values, {"search.beam_size": values.beam_size})
     if not 1 <= values.n_best <= config.search.beam_size:
@@ -73,7 +98,12 @@ def translate(values: flags.FlagValues):
 def plan(values: flags.FlagValues):
     """`plan`: compiles for a slice that nobody has here, and says what that tells."""
     _check_place("--json", values.json)
+    search.check_dimensions(values.search)
+    if values.program != "train" and values.search:
+        raise UserError(f"--search compares training steps; leave out --program={values.program}.")
     config = experiment.get(values.model, values.set)
+    if values.program == "decode" and not config.translates:
+        raise UserError(f"--program=decode: {values.model} is a language model; plan its training.")
     tpu = topology.Slice.of(values.topology or topology.v3_slice(config.mesh.size))
     mesh = DeviceMesh.parse(values.mesh) if values.mesh else _mesh_of(tpu, config.mesh)
     tpu.check(mesh)
@@ -90,9 +120,6 @@ def plan(values: flags.FlagValues):
 
 def _search(values: flags.FlagValues, tpu: topology.Slice, mesh: DeviceMesh) -> planning.Plan:
     """Prints every trial as it comes; returns the plan of the fastest that fits, or of the settings as they are."""
-    search.check_dimensions(values.search)
-    if values.program != "train":
-        raise UserError(f"--search compares training steps; leave out --program={values.program}.")
     trials = []
     for trial in search.search(values.model, tpu, values.search, [f"mesh={mesh}", *values.set],
                                lambda assignments: experiment.get(values.model, assignments)):
@@ -111,6 +138,8 @@ def export(values: flags.FlagValues):
     if values.output is None:
         raise UserError("--output is missing: the file to write the program to.")
     _check_place("--output", values.output)
+    if values.program == "decode":
+        _require_translation(values)
     config = experiment.get(values.model, values.set, _mesh(values))
     steps, specs = config.steps, input_specs(config.input)
     decoding = input_specs(dataclasses.replace(config.input, batch_size=config.decoding_batch))

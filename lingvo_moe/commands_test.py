@@ -77,6 +77,14 @@ def test_list_and_show_name_every_model_and_field(capsys):
     (["plan", "Quickstart", "--topology=v3:2x2x1", "--mesh=4"], "has 8 cores; the mesh is 4"),
     (["plan", "Quickstart", "--topology=v3:2x2x1", "--set=model.num_experts=12"], "which 8 devices .* do not divide"),
     (["plan", "Quickstart", "--topology=v3:2x2x1", "--json=nowhere/plan.json"], "there is no directory nowhere"),
+    (["plan", "sparse_lm.MoE10B32E", "--program=decode"], "sparse_lm.MoE10B32E is a language model; plan its training"),
+    (["plan", "Quickstart", "--topology=v3:2x2x1", "--search=speed"], "nothing to vary by that name"),
+    (["plan", "Quickstart", "--topology=v3:2x2x1", "--search=remat", "--program=decode"], "leave out --program=decode"),
+    (["translate", "--model=dense_lm.Small", "--logdir=x"], "dense_lm.Small is a language model; it has nothing to translate"),
+    (["export", "--model=dense_lm.Small", "--program=decode", "--output=x"], "it has nothing to translate"),
+    (["eval", "--model=dense_lm.Small", "--logdir=x", "--languages=de"], "--languages is for translation"),
+    (["train", "--model=dense_lm.Small", "--logdir=x", "--set=source_length=96"], "a language model reads targets alone; set it"),
+    (["train", "--model=Quickstart", "--logdir=x", "--set=source_length=0"], "a translation model reads sources; set it"),
     (["list", "--import=no_such_module_here"], "--import=no_such_module_here"),
 ])
 def test_mistakes_are_one_line_with_the_remedy(arguments, said, capsys, tmp_path, monkeypatch):
@@ -132,6 +140,17 @@ def test_eval_prints_and_writes_scores_beside_the_copy_baseline(trained, data, t
     assert out.splitlines()[-1].startswith("average of 2") and out.splitlines()[-1].endswith(f"{average:.1f}")
     assert _run("eval", *flags, "--languages=dee") == 2
     assert "no such language. Did you mean de" in capsys.readouterr().err
+
+
+def test_a_language_model_is_trained_and_evaluated(data, tmp_path, capsys):
+    """Through the front door; its perplexity is printed and written."""
+    shared = [*tiny.language_model_settings(), f"--tokenizers={data.tokenizers}", f"--logdir={tmp_path / 'log'}",
+              f"--corpus={data.corpus}"]
+    assert _run("train", *shared, "--steps=2", "--set=training.evaluate_every=0") == 0
+    assert _run("eval", *shared, f"--json={tmp_path / 'found.json'}") == 0
+    found = json.loads((tmp_path / "found.json").read_text(encoding="utf-8"))
+    assert f"{found['cross_entropy']:.4f} nats per token" in capsys.readouterr().out
+    assert found["model"] == tiny.LANGUAGE_MODEL and found["step"] == 2 and found["tokens"] > 100
 
 
 def test_export_writes_a_program_that_loads(tmp_path):

@@ -19,6 +19,7 @@ from lingvo_moe.program import Program
 from lingvo_moe.steps import Steps
 
 MODEL = "m4.Quickstart"
+LANGUAGE_MODEL = "sparse_lm.Small"
 WORDS = ("red blue green old new big small house tree river stone bird horse child letter window garden table road bread "
          "water fire music winter summer morning evening carries finds sees keeps paints buys sells opens the a every").split()
 # As small as all kinds of layers allow; a step takes milliseconds, compiling its program some seconds.
@@ -26,6 +27,11 @@ _SETTINGS = ("model.num_layers=4", "model.model_dim=16", "model.hidden_dim=32", 
              "model.num_experts=4", "model.num_groups=4", "model.source_vocabulary=512", "model.target_vocabulary=256",
              "input.batch_size=4", "input.source_length=48", "input.target_length=32", "decoding_batch=4", "search.beam_size=2",
              "search.max_length=12", "training.log_every=1", "training.evaluation_batches=2", "training.keep=2")
+# The same of a language model.
+_LANGUAGE_MODEL_SETTINGS = (
+    "model.model_dim=16", "model.hidden_dim=32", "model.num_heads=2", "model.head_dim=8", "model.num_experts=4",
+    "model.num_groups=4", "model.target_vocabulary=256", "model.remat=full", "input.batch_size=4", "input.target_length=32",
+    "training.log_every=1", "training.evaluation_batches=2", "training.keep=2", "optimizer.learning_rate.warmup_steps=10")
 
 _programs: dict[str, Program] = {}
 _executables: dict[tuple, Executable] = {}
@@ -62,6 +68,17 @@ def tiny(data: Data, *changes: str, mesh: DeviceMesh = DeviceMesh((2,))) -> Expe
     """The experiment that `settings` make, on `data`."""
     places = (f"corpus={data.corpus}", f"tokenizers={data.tokenizers}")
     return experiment.get(MODEL, [*_SETTINGS, *places, *changes], mesh)
+
+
+def tiny_language_model(data: Data, *changes: str) -> Experiment:
+    """The experiment of a language model with experts, as small as `tiny`, on two devices."""
+    places = (f"corpus={data.corpus}", f"tokenizers={data.tokenizers}")
+    return experiment.get(LANGUAGE_MODEL, [*_LANGUAGE_MODEL_SETTINGS, *places, *changes], DeviceMesh((2,)))
+
+
+def language_model_settings(*changes: str) -> list[str]:
+    """The flags of `tiny_language_model`."""
+    return [f"--model={LANGUAGE_MODEL}", "--devices=2", *(f"--set={a}" for a in (*_LANGUAGE_MODEL_SETTINGS, *changes))]
 
 
 def compile_once(patch: pytest.MonkeyPatch):

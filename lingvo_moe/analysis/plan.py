@@ -215,8 +215,6 @@ def make(name: str, experiment: Experiment, tpu: Slice, program: str = "train", 
 def _lower(experiment: Experiment, program: str) -> Program:
     if program == "train":
         return experiment.steps.train(experiment.batch_specs())
-    if program == "decode" and not experiment.translates:
-        raise UserError("--program=decode: a language model has no source to translate from; plan its training.")
     if program == "decode":
         sources = input_specs(dataclasses.replace(experiment.input, batch_size=experiment.decoding_batch))["source"]
         return experiment.steps.decode(sources, experiment.search)

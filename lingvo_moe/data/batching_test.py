@@ -71,6 +71,24 @@ def test_every_pair_comes_once_and_whole(lengths, config):
 
 
 @settings(max_examples=50)
+@given(strategies.lists(strategies.integers(0, 7), max_size=60), strategies.booleans())
+def test_a_language_models_batch_is_of_targets_alone(lengths, packing):
+    """Every text comes once and whole; nothing of a source is read or asked for."""
+    config = dataclasses.replace(_SMALL, source_length=0, packing=packing)
+    assert set(input_specs(config)) == {"target"} and config.tokens == config.batch_size * config.target_length
+    examples = make_examples([(0, length) for length in lengths])
+    found = []
+    for batch, _ in pack(iter(examples), config, config.batch_size):
+        target, spec = batch["target"], input_specs(config)["target"]
+        assert set(batch) == {"target"} and all(target[name].shape == spec[name].shape for name in spec)
+        assert set(padding(batch)) == {"target"}
+        for row in range(config.batch_size):
+            for segment in range(1, target["segment_ids"][row].max() + 1):
+                found.append(tuple(target["labels"][row][target["segment_ids"][row] == segment].tolist()[:-1]))
+    assert sorted(found) == sorted(tuple(example.target.tolist()) for example in examples)
+
+
+@settings(max_examples=50)
 @given(_LENGTHS, _CONFIGS)
 def test_a_stream_resumes_between_any_two_batches(lengths, config):
     """What is read and what waits is the whole state."""

@@ -248,3 +248,24 @@ def test_a_sentence_that_does_not_fit_is_named_before_any_batch(tokenizers):
     with pytest.raises(UserError, match=f"line 2 has {length} tokens; at most 31 fit.*source_length={length + 1}"):
         source_batches(["Haus", "Haus " * 40], tokenizer, 2, 32)
     assert take(source_batches(["Haus " * 40], tokenizer, 1, length + 1), 1)
+
+
+def test_a_language_models_stream_is_the_same_texts_and_resumes(corpus, tokenizers):
+    """The target side of the same examples, in the same order, from any state."""
+    config = dataclasses.replace(_CONFIG, source_length=0, packing=False)
+    both = dataclasses.replace(_CONFIG, source_length=400, packing=False)
+    alone, pairs = (take(TrainInput(corpus, tokenizers, c).batches(), 6) for c in (config, both))
+    for (batch, _), (other, _) in zip(alone, pairs, strict=True):
+        assert set(batch) == {"target"}
+        for name, values in batch["target"].items():
+            np.testing.assert_array_equal(values, other["target"][name])
+    assert_same(take(TrainInput(corpus, tokenizers, config).batches(alone[2][1]), 3), alone[3:])
+
+
+def test_a_language_models_evaluation_reads_targets_alone(corpus, tokenizers):
+    """A pair whose source is too long has a target that fits."""
+    config = dataclasses.replace(_CONFIG, source_length=0)
+    held_out = EvalInput(corpus, tokenizers, config)
+    batches = list(held_out.batches())
+    assert held_out.too_long == 0 and all(set(batch) == {"target"} for batch in batches)
+    assert sum(int(batch["target"]["segment_ids"].max(axis=1).sum()) for batch in batches) == 30 + 7 + 1

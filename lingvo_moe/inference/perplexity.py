@@ -1,0 +1,64 @@
+"""How well a language model predicts held-out text."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import pathlib
+
+from lingvo_moe import progress
+from lingvo_moe.data.pipeline import EvalInput
+from lingvo_moe.engines.pjrt import Engine
+from lingvo_moe.errors import UserError
+from lingvo_moe.experiment import Experiment
+from lingvo_moe.steps import weight_specs
+from lingvo_moe.training.checkpoint import Checkpoints
+
+
+@dataclasses.dataclass(frozen=True)
+class Perplexity:
+    """What was measured.
+
+    Attributes:
+      step: how long the checkpoint had been trained.
+      tokens: predicted, each text's end included.
+      cross_entropy: nats per token.
+      left_out: texts that are longer than a row.
+    """
+
+    step: int
+    tokens: int
+    cross_entropy: float
+    left_out: int
+
+    @property
+    def perplexity(self) -> float:
+        """The number of equally likely tokens that would be as hard to guess."""
+        return math.exp(self.cross_entropy)
+
+
+def measure(name: str, experiment: Experiment, engine: Engine, logdir: str | pathlib.Path, split: str = "test") -> Perplexity:
+    """Predicts every text of a split once, with the newest checkpoint of `logdir`.
+
+    Raises:
+      UserError: no data or tokenizer, no checkpoint or one of another model, or nothing in the split that fits a row.
+    """
+    experiment.open_tokenizers()
+    held_out = EvalInput(experiment.corpus, experiment.tokenizers, experiment.input, split)
+    theta_specs = weight_specs(experiment.model.weights())
+    checkpoints = Checkpoints(logdir)
+    checkpoints.require(name, theta_specs)
+    predict = engine.load(experiment.steps.evaluate(experiment.batch_specs()))
+    step, theta = checkpoints.restore_theta(name, theta_specs, predict.shardings("theta"))
+    checkpoints.close()
+    nats = tokens = 0.0
+    with progress.bar(f"predicting {split}", None, "batches") as advance:
+        for batch in held_out.batches():
+            metrics = predict({"theta": theta, "batch": batch})["metrics"]
+            count = float(metrics["tokens"])
+            nats, tokens = nats + float(metrics["cross_entropy"]) * count, tokens + count
+            advance()
+    if not tokens:
+        raise UserError(f"{experiment.corpus} has no {split} text that fits input.target_length="
+                        f"{experiment.input.target_length}; raise it with --set input.target_length=...")
+    return Perplexity(step, round(tokens), nats / tokens, held_out.too_long)

@@ -1,0 +1,60 @@
+"""Perplexity is that of every held-out token, once."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+
+from lingvo_moe import testing_experiment as tiny
+from lingvo_moe.data.corpus import Corpus
+from lingvo_moe.engines.pjrt import Engine
+from lingvo_moe.errors import UserError
+from lingvo_moe.inference import perplexity
+from lingvo_moe.training import loop
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> tiny.Data:
+    return tiny.make_data(tmp_path_factory.mktemp("data"))
+
+
+@pytest.fixture(scope="module")
+def trained(data, tmp_path_factory):
+    """(experiment, engine, log directory) of a language model, trained until it knows which words there are."""
+    logdir = tmp_path_factory.mktemp("log")
+    config = tiny.tiny_language_model(data, "training.steps=40", "training.evaluate_every=40", "training.checkpoint_every=40")
+    engine = Engine(2, "cpu")
+    losses = loop.train(tiny.LANGUAGE_MODEL, config, engine, logdir, say=lambda line: None)
+    return config, engine, logdir, losses
+
+
+def test_training_measures_the_held_out_loss_of_a_language_model(trained):
+    _, _, _, losses = trained
+    assert losses["valid/cross_entropy"] < math.log(200) - 0.5 and losses["cross_entropy"] > 0
+
+
+def test_every_held_out_token_is_predicted_once(trained, data):
+    config, engine, logdir, _ = trained
+    found = perplexity.measure(tiny.LANGUAGE_MODEL, config, engine, logdir)
+    corpus, tokenizer = Corpus.open(data.corpus), config.open_tokenizers().target
+    texts = [target for language in corpus.languages_of("test") for _, target in corpus.pairs("test", language)]
+    assert found.tokens == sum(len(ids) + 1 for ids in tokenizer.encode(texts)) and found.left_out == 0
+    assert found.step == 40 and 1 < found.perplexity == math.exp(found.cross_entropy) < 200
+
+
+def test_batches_do_not_matter(trained):
+    """The mean is over tokens, not over batches, whose numbers of tokens differ."""
+    config, engine, logdir, _ = trained
+    larger = dataclasses.replace(config, input=dataclasses.replace(config.input, batch_size=8))
+    one, other = (perplexity.measure(tiny.LANGUAGE_MODEL, changed, engine, logdir).cross_entropy for changed in (config, larger))
+    np.testing.assert_allclose(one, other, rtol=1e-5)
+
+
+def test_a_split_without_text_that_fits_is_told(trained):
+    config, engine, logdir, _ = trained
+    short = dataclasses.replace(config, input=dataclasses.replace(config.input, target_length=2))
+    with pytest.raises(UserError, match="no test text that fits input.target_length=2; raise it"):
+        perplexity.measure(tiny.LANGUAGE_MODEL, short, engine, logdir)

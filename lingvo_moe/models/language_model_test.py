@@ -1,0 +1,156 @@
+"""A language model sees no later token, packing and padding change nothing, and every way to compute it gives the same."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import numpy as np
+import pytest
+
+from lingvo_moe import testing, tree
+from lingvo_moe.errors import UserError
+from lingvo_moe.layers.base import Context, initial_value
+from lingvo_moe.layout import DeviceMesh, Layout
+from lingvo_moe.lazy import tf
+from lingvo_moe.models.language_model import LanguageModel
+
+VOCABULARY, BATCH, LENGTH = 16, 8, 8
+MODEL = LanguageModel(target_vocabulary=VOCABULARY, num_layers=4, model_dim=16, hidden_dim=32, num_heads=2, head_dim=8,
+                      num_experts=8, num_groups=8, unroll=True)
+# As in translation_test: some 50 float32 products and sums in a row, ordered differently.
+TOLERANCE = 64 * testing.FLOAT32_ROUNDING
+WAYS = {"scan": {}, **{remat: {"remat": remat} for remat in ("full", "keep_outputs", "keep_hidden")}}
+
+
+def target(rows: list[list[list[int]]]) -> dict:
+    """The target side of a batch: each row holds some texts, packed."""
+    fields = {name: np.zeros((len(rows), LENGTH), np.int32) for name in ("ids", "labels", "segment_ids", "positions")}
+    for row, texts in enumerate(rows):
+        start = 0
+        for segment, text in enumerate(texts, start=1):
+            place = (row, slice(start, start + len(text)))
+            fields["labels"][place], fields["ids"][place] = text, [2, *text[:-1]]
+            fields["segment_ids"][place], fields["positions"][place] = segment, np.arange(len(text))
+            start += len(text)
+    return {"target": fields}
+
+
+@functools.cache
+def batch() -> dict:
+    random = np.random.default_rng(0)
+    return target([[random.integers(4, VOCABULARY, random.integers(3, LENGTH + 1)).tolist()] for _ in range(BATCH)])
+
+
+@functools.cache
+def theta() -> dict:
+    values = {path: initial_value(weight, path, tf.constant([0, 1])).numpy() for path, weight in
+              tree.flatten(MODEL.weights()).items()}
+    return tree.unflatten(values)
+
+
+def evaluate(given: dict, model: LanguageModel = MODEL, context: Context = Context()) -> dict[str, float]:
+    """Loss and metrics, computed eagerly."""
+    loss, metrics = model.loss(tree.map_leaves(tf.constant, theta()), tree.map_leaves(tf.constant, given), context)
+    return {"loss": float(loss), **{name: float(value) for name, value in metrics.items()}}
+
+
+def test_packed_texts_have_the_loss_of_separate_ones():
+    one, other = evaluate(target([[[4, 5, 6]], [[7, 8, 9, 10]]])), evaluate(target([[[7, 8, 9, 10], [4, 5, 6]]]))
+    assert one["tokens"] == other["tokens"] == 7
+    np.testing.assert_allclose(one["cross_entropy"], other["cross_entropy"], rtol=TOLERANCE)
+
+
+def test_what_stands_under_padding_does_not_matter():
+    changed = {"target": {name: values if name == "segment_ids" else np.where(batch()["target"]["segment_ids"] == 0, 3, values)
+                          for name, values in batch()["target"].items()}}
+    assert evaluate(batch()) == evaluate(changed)
+
+
+@pytest.mark.parametrize("position", [1, 4, 7])
+def test_no_token_sees_a_later_one(position):
+    """The loss of the first labels alone does not change with the tokens after them."""
+    text = [4, 5, 6, 7, 8, 9, 10, 11]
+    changed = [*text[:position], *([12] * (LENGTH - position))]
+
+    def loss_of_first(tokens: list[int]) -> float:
+        given = target([[tokens]])
+        # The rest is a text of its own, whose loss is taken away again.
+        logits = logits_of(given)
+        labels = given["target"]["labels"]
+        return float(tf.reduce_sum(tf.nn.sparse_softmax_cross_entropy_with_logits(labels[:, :position], logits[:, :position])))
+
+    assert loss_of_first(text) == loss_of_first(changed)
+
+
+def logits_of(given: dict) -> tf.Tensor:
+    """The model's logits `[B, T, V]`, caught where its loss is computed."""
+    caught = []
+
+    class Catching(LanguageModel):
+        def _total(self, logits, *arguments):
+            caught.append(logits)
+            return super()._total(logits, *arguments)
+
+    evaluate(given, Catching(**{field.name: getattr(MODEL, field.name) for field in dataclasses.fields(MODEL)}))
+    return caught[0]
+
+
+def test_loss_is_cross_entropy_plus_k_aux():
+    for k in (0.0, 0.01, 2.0):
+        found = evaluate(batch(), dataclasses.replace(MODEL, aux_loss_weight=k))
+        np.testing.assert_allclose(found["loss"], found["cross_entropy"] + k * found["aux_loss"], rtol=TOLERANCE)
+
+
+def with_gradients(model: LanguageModel, layout: Layout):
+    """Loss and gradients of all weights."""
+
+    def function(inputs: dict) -> dict:
+        with tf.GradientTape() as tape:
+            leaves = tree.flatten(inputs["theta"])
+            tape.watch(list(leaves.values()))
+            loss, _ = model.loss(inputs["theta"], inputs["batch"], Context(layout))
+        found = tape.gradient(loss, list(leaves.values()))
+        return {"loss": loss, "gradients": tree.unflatten(dict(zip(leaves, map(tf.convert_to_tensor, found))))}
+
+    return function
+
+
+def run(model: LanguageModel, layout: Layout = Layout()) -> dict[str, np.ndarray]:
+    letters = {f"theta/{path}": weight.letters for path, weight in tree.flatten(model.weights()).items()}
+    letters |= {f"gradients/{path.removeprefix('theta/')}": name for path, name in letters.items()}
+    letters |= {f"batch/target/{name}": "BT" for name in batch()["target"]}
+    return testing.run(with_gradients(model, layout), {"theta": theta(), "batch": batch()}, layout, letters)
+
+
+@functools.cache
+def unrolled() -> dict[str, np.ndarray]:
+    return run(MODEL)
+
+
+def assert_equal(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]):
+    np.testing.assert_allclose(found["loss"], expected["loss"], rtol=TOLERANCE)
+    for path, value in expected.items():
+        np.testing.assert_allclose(found[path], value, rtol=0, atol=TOLERANCE * max(np.abs(value).max(), 1e-3), err_msg=path)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_every_way_of_repeating_layers_has_the_same_loss_and_gradients(way):
+    assert_equal(run(dataclasses.replace(MODEL, unroll=False, **WAYS[way])), unrolled())
+
+
+@pytest.mark.parametrize("mesh", ["8", "4x2"])
+def test_partitioned_equals_unpartitioned(mesh):
+    assert_equal(run(dataclasses.replace(MODEL, unroll=False, remat="keep_hidden"), Layout.of(DeviceMesh.parse(mesh))), unrolled())
+
+
+@pytest.mark.parametrize("changes, said", [
+    ({"num_layers": 3}, "num_layers is 3; every other one has experts .* must be a multiple of 2"),
+    ({"num_experts": 1}, "num_experts is 1"), ({"activation_dtype": "float16"}, "use float32 or bfloat16")])
+def test_what_cannot_be_is_an_error_that_names_it(changes, said):
+    with pytest.raises(UserError, match=said):
+        dataclasses.replace(MODEL, **changes)
+
+
+def test_a_dense_model_may_have_any_number_of_layers():
+    assert dataclasses.replace(MODEL, num_experts=0, num_layers=3).num_weights() > 0
