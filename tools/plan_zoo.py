@@ -35,9 +35,10 @@ def variants() -> dict[str, tuple[str, tuple[str, ...]]]:
         cores = row[3:].partition("E")[0]
         # The other reading of "batch tokens": so many on each side. Twice the activations: less is kept.
         found[f"m4.{row}.each_side"] = (f"m4.{row}", (f"input.batch_size={2 * _M4_BATCH[cores]}", "model.remat=full"))
-    # As many tokens per core as 2048 cores have, for memory against the number of experts.
+    # As many tokens per core as 2048 cores have with 4M on each side, where an expert's capacity is exactly 1: memory against
+    # the number of experts. (With 4M of both sides it is a half, and rounded up.)
     for row in ("MoE128E12L", "MoE128E36L"):
-        found[f"m4.{row}.tokens_per_core"] = (f"m4.{row}", ("input.batch_size=1024",))
+        found[f"m4.{row}.tokens_per_core"] = (f"m4.{row}", ("input.batch_size=2048", "model.remat=full"))
     for attempt in ("gspmd_attempt_1", "gspmd_attempt_2"):
         for mesh in ("8x16", "16x32", "32x64"):
             found[f"dense_lm.Dense64BMesh{mesh}.{attempt}"] = (f"dense_lm.Dense64BMesh{mesh}", (f"layout={attempt}",))

@@ -17,13 +17,13 @@ def test_every_plan_is_of_a_model_with_these_settings(name):
 
 
 def test_variants_of_reading_and_of_tokens_per_core_are_what_they_say():
-    """Twice the sentences are the batch on each side; with a sixteenth of the cores, a sixteenth of the sentences."""
+    """Twice the sentences are the batch on each side; as many tokens per core are the same policy, and the same capacity in all."""
     plans = plan_zoo.plans()
     for row, batch_tokens in (("m4.MoE128E12L", 2**20), ("m4.MoE512E36L", 2**20), ("m4.MoE2048E36L", 2**22)):
         own, other = (experiment.get(*plans[name]).input for name in (row, f"{row}.each_side"))
         assert own.tokens == batch_tokens and other.batch_size * other.target_length == batch_tokens
-    few, many = (experiment.get(*plans[name]) for name in ("m4.MoE128E36L.tokens_per_core", "m4.MoE2048E36L"))
-    assert few.input.tokens / few.mesh.size == many.input.tokens / many.mesh.size
+    few, many = (experiment.get(*plans[name]) for name in ("m4.MoE128E36L.tokens_per_core", "m4.MoE2048E36L.each_side"))
+    assert few.input.tokens / few.mesh.size == many.input.tokens / many.mesh.size and few.model.remat == many.model.remat
 
 
 def run(monkeypatch, directory, *arguments) -> tuple[int, list]:
