@@ -1,0 +1,118 @@
+"""The report's three figures, after GShard's figures 7, 8 and 9: what is drawn, and from which plans."""
+
+from __future__ import annotations
+
+from xml.etree.ElementTree import Element
+
+from lingvo_moe.analysis.hardware import Torus
+from lingvo_moe.analysis.plan import Plan
+from lingvo_moe.engines.topology import v3_slice
+from tools import report_figures, report_plans
+from tools.report_figures import BLUE, DARK, GREEN, GREY, LIGHT, ORANGE, PURPLE, SKY, VERMILLION, YELLOW, Bar
+from tools.report_html import Column, element, table
+from tools.report_plans import GIB, V3, Plans
+from tools.report_tables import M4, change, gib, pairs_of_experts, percent, seconds
+
+CORE_GIB = 16  # of memory, a TPU v3 core (Jouppi et al. 2020, table 1)
+PARTITIONS = tuple(2**exponent for exponent in range(4, 12))
+SIZES = (8, 32)  # MiB
+_COMPARED = {"AllToAll": "all-to-all", "AllReduce": "all-reduce"}
+_ACTIVATIONS = "activations, inputs, buffers"
+_MEMORY = {"replicated weights": BLUE, "distributed weights": ORANGE, "optimizer slots": PURPLE, _ACTIVATIONS: SKY}
+_AT_PEAK, _ROOFLINE = "roofline: all compute at the peak", "roofline"
+_TIME = {_AT_PEAK: "#5f7ea8", **dict(zip(report_plans.PARTS, (BLUE, SKY, GREEN, "#6a3d9a", YELLOW, GREY, DARK, LIGHT))),
+         **dict(zip(report_plans.EXCHANGES, (VERMILLION, PURPLE, ORANGE)))}
+
+
+def memory(plans: Plans) -> Element:
+    """GShard figure 7, and pairs with as many tokens per core."""
+    marks = [(CORE_GIB, f"{CORE_GIB} GiB")]
+    available = report_plans.available(plans)
+    if available is not None:
+        marks.append((available / GIB, f"{gib(available)} available"))
+    pairs = [bar for few, many in pairs_of_experts() for bar in
+             (_memory_bar(plans, few.plan, few.model), _memory_bar(plans, many.plan, many.model, beside=few.plan))]
+    groups = [("as published", [_memory_bar(plans, row.plan, row.model) for row in M4]),
+              ("with as many tokens on each core", pairs)]
+    with report_figures.settings():
+        figure = report_figures.stacked(groups, _MEMORY, "GiB per core", marks)
+        return report_figures.svg(figure, "memory", "Stacked bars: GiB of a core's memory by what it holds, for each M4 model; "
+                                  "the table below has the same figures.")
+
+
+def _memory_bar(plans: Plans, name: str, label: str, beside: str = "") -> Bar:
+    plan = plans.get(name)
+    if plan is None:
+        return label, {}, "not planned"
+    of = plan.memory
+    values = dict(zip(_MEMORY, (of.replicated_weights, of.distributed_weights, of.slots,
+                                of.inputs + of.temporaries if plan.fits else 0)))
+    end = gib(of.total) if plan.fits else f"and more: does not fit, needs {gib(of.needed)}"
+    other = report_plans.fitting(plans, beside)
+    if plan.fits and other is not None and not report_plans.unlike(other, plan):
+        end += f", {change(of.total, other.memory.total)}"
+    return label, {kind: size / GIB for kind, size in values.items()}, end
+
+
+def time(plans: Plans) -> Element:
+    """GShard figure 8: seconds of a step by part and exchange, and below each its roofline."""
+    groups = [(f"{layers} layers", [bar for row in M4 if f" {layers}L" in row.model
+                                    for bar in _time_bars(plans.get(row.plan), row.model)]) for layers in (12, 36, 60)]
+    with report_figures.settings():
+        figure = report_figures.stacked(groups, _TIME, "seconds of one training step", thin=_ROOFLINE)
+        return report_figures.svg(figure, "time", "Stacked bars: seconds of a training step by part of the model and kind of "
+                                  "exchange, for each M4 model and its roofline; the table below has sums of the same figures.")
+
+
+def _time_bars(plan: Plan | None, label: str) -> list[Bar]:
+    if plan is None or not plan.fits:
+        return [(label, {}, "not planned" if plan is None else "does not fit")]
+    exchanges = report_plans.exchange_by_kind(plan)
+    roofline = report_plans.roofline_seconds(plan)
+    return [(label, report_plans.compute_by_part(plan) | exchanges,
+             f"{seconds(plan.step_seconds)} s, AllToAll {percent(exchanges['AllToAll'] / plan.step_seconds, 0)}"),
+            (_ROOFLINE, {_AT_PEAK: report_plans.peak_seconds(plan)} | exchanges,
+             f"{seconds(roofline)} s, {percent(roofline / plan.step_seconds, 0)} of the step")]
+
+
+def exchange_seconds(kind: str, partitions: int, mebibytes: int) -> float:
+    """Our model's time of a collective among all cores of the squarest TPU v3 slice of so many."""
+    return Torus(V3, _chips(partitions)).seconds(kind, mebibytes * 2**20, partitions, 1)
+
+
+def _chips(partitions: int) -> tuple[int, ...]:
+    return tuple(map(int, v3_slice(partitions).partition(":")[2].split("x")))
+
+
+def exchange_growth(kind: str) -> float:
+    """From the fewest partitions to the most."""
+    return exchange_seconds(kind, PARTITIONS[-1], SIZES[0]) / exchange_seconds(kind, PARTITIONS[0], SIZES[0])
+
+
+def exchanges() -> Element:
+    """GShard figure 9."""
+    series = [(f"{name}, {size} MiB", PARTITIONS, [1e3 * exchange_seconds(kind, count, size) for count in PARTITIONS],
+               VERMILLION if name == "AllToAll" else BLUE, size == SIZES[0])
+              for name, kind in _COMPARED.items() for size in SIZES]
+    with report_figures.settings():
+        figure = report_figures.lines(series, "partitions D (cores)", "milliseconds")
+        return report_figures.svg(figure, "exchanges", "Lines over logarithmic axes: milliseconds of AllToAll and AllReduce "
+                                  "against the number of partitions; the table below has the same figures.")
+
+
+def exchange_table() -> Element:
+    """The figures of `exchanges`."""
+    columns = [Column("D"), Column("slice", words=True)]
+    columns += [Column(f"{size} MiB", "[m]", f"{name}, ms") for name in _COMPARED for size in SIZES]
+    rows = [[f"{count}", v3_slice(count), *(f"{1e3 * exchange_seconds(kind, count, size):.3f}" for kind in _COMPARED.values()
+                                            for size in SIZES)] for count in PARTITIONS]
+    growth = [f"{exchange_growth(kind):.1f} ×" for kind in _COMPARED.values() for _ in SIZES]
+    rows.append([f"{PARTITIONS[0]} to {PARTITIONS[-1]}", "", *growth])
+    rows.append(["paper: GShard section 5.3", "", "9 ×", "9 ×", "O(1)", "O(1)"])
+    return table(("Time of one exchange among all cores of the squarest TPU v3 slice, and its growth.",), columns, rows)
+
+
+def figure(drawing: Element, *caption) -> Element:
+    """A drawing with its caption."""
+    return element("figure", element("div", drawing, class_="scroll", tabindex="0", role="region",
+                                     aria_label="figure, can be scrolled sideways"), element("figcaption", *caption))
