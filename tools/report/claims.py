@@ -6,10 +6,10 @@ from collections.abc import Callable
 from xml.etree.ElementTree import Element
 
 from lingvo_moe.analysis.plan import Plan
-from tools import published, report_charts, report_plans
-from tools.report_html import Cell, Column, table
-from tools.report_plans import Plans
-from tools.report_tables import M4, change, does_not_fit, not_planned, pairs_of_experts, percent
+from tools.report import charts, published, reading
+from tools.report.markup import Cell, Column, table
+from tools.report.reading import Plans
+from tools.report.tables import M4, change, does_not_fit, not_planned, pairs_of_experts, percent
 
 PROMISE = 0.1  # how much memory may differ from 128 to 2048 experts
 _SECTION = "paper: GShard section"
@@ -37,11 +37,11 @@ def _of_time(plans: Plans):
                lambda few, many: f"{many.step_seconds / few.step_seconds:.2f} ×", "[c, m]"),
               ("time of AllToAll with 2048 experts against 128", "3.75 ×", _all_to_all_growth, "[m]"))
     shares = (("share of the roofline", ("> 70 %", "48 %"),
-               lambda plan: percent(report_plans.roofline_seconds(plan) / plan.step_seconds), "[c, p, m]"),
+               lambda plan: percent(reading.roofline_seconds(plan) / plan.step_seconds), "[c, p, m]"),
               ("share of AllToAll in the time", ("16 %", "36 %"),
                lambda plan: percent(_all_to_all(plan) / plan.step_seconds), "[c, m]"),
               ("share of gating in the time", ("negligible", "< 10 %"),
-               lambda plan: percent(report_plans.compute_by_part(plan)["gating"] / plan.step_seconds), "[c, m]"))
+               lambda plan: percent(reading.compute_by_part(plan)["gating"] / plan.step_seconds), "[c, m]"))
     pairs = pairs_of_experts()
     for what, says, function, source in ratios:
         for few, many in pairs:
@@ -55,7 +55,7 @@ def _of_time(plans: Plans):
 def _of_links():
     for name, kind, says in (("AllToAll", "all-to-all", "9 ×"), ("AllReduce", "all-reduce", "O(1)")):
         yield [f"time of {name} with 2048 partitions against 16", f"{_SECTION} 5.3", "any", says,
-               f"{report_charts.exchange_growth(kind):.1f} ×", "[m]"]
+               f"{charts.exchange_growth(kind):.1f} ×", "[m]"]
 
 
 def _layers(row: published.Row) -> str:
@@ -69,7 +69,7 @@ def _compare(plans: Plans, names: tuple[str, ...], function: Callable[..., str])
         if not plans[name].fits:
             return does_not_fit(plans[name], 1)
     found = [plans[name] for name in names]
-    unlike = report_plans.unlike(*found) if len(found) == 2 else ""
+    unlike = reading.unlike(*found) if len(found) == 2 else ""
     return function(*found) + (f" (unlike: {unlike})" if unlike else "")
 
 
@@ -79,7 +79,7 @@ def _memory_difference(few: Plan, many: Plan) -> str:
 
 
 def _all_to_all(plan: Plan) -> float:
-    return report_plans.exchange_by_kind(plan)["AllToAll"]
+    return reading.exchange_by_kind(plan)["AllToAll"]
 
 
 def _all_to_all_growth(few: Plan, many: Plan) -> str:

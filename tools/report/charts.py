@@ -7,11 +7,11 @@ from xml.etree.ElementTree import Element
 from lingvo_moe.analysis.hardware import Torus
 from lingvo_moe.analysis.plan import Plan
 from lingvo_moe.engines.topology import v3_slice
-from tools import report_figures, report_plans
-from tools.report_figures import BLUE, DARK, GREEN, GREY, LIGHT, ORANGE, PURPLE, SKY, VERMILLION, YELLOW, Bar
-from tools.report_html import Column, element, table
-from tools.report_plans import GIB, V3, Plans
-from tools.report_tables import M4, change, gib, pairs_of_experts, percent, seconds
+from tools.report import figures, reading
+from tools.report.figures import BLUE, DARK, GREEN, GREY, LIGHT, ORANGE, PURPLE, SKY, VERMILLION, YELLOW, Bar
+from tools.report.markup import Column, element, table
+from tools.report.reading import GIB, V3, Plans
+from tools.report.tables import M4, change, gib, pairs_of_experts, percent, seconds
 
 CORE_GIB = 16  # of memory, a TPU v3 core (Jouppi et al. 2020, table 1)
 PARTITIONS = tuple(2**exponent for exponent in range(4, 12))
@@ -20,23 +20,23 @@ _COMPARED = {"AllToAll": "all-to-all", "AllReduce": "all-reduce"}
 _ACTIVATIONS = "activations, inputs, buffers"
 _MEMORY = {"replicated weights": BLUE, "distributed weights": ORANGE, "optimizer slots": PURPLE, _ACTIVATIONS: SKY}
 _AT_PEAK, _ROOFLINE = "roofline: all compute at the peak", "roofline"
-_TIME = {_AT_PEAK: "#5f7ea8", **dict(zip(report_plans.PARTS, (BLUE, SKY, GREEN, "#6a3d9a", YELLOW, GREY, DARK, LIGHT))),
-         **dict(zip(report_plans.EXCHANGES, (VERMILLION, PURPLE, ORANGE)))}
+_TIME = {_AT_PEAK: "#5f7ea8", **dict(zip(reading.PARTS, (BLUE, SKY, GREEN, "#6a3d9a", YELLOW, GREY, DARK, LIGHT))),
+         **dict(zip(reading.EXCHANGES, (VERMILLION, PURPLE, ORANGE)))}
 
 
 def memory(plans: Plans) -> Element:
     """GShard figure 7, and pairs with as many tokens per core."""
     marks = [(CORE_GIB, f"{CORE_GIB} GiB")]
-    available = report_plans.available(plans)
+    available = reading.available(plans)
     if available is not None:
         marks.append((available / GIB, f"{gib(available)} available"))
     pairs = [bar for few, many in pairs_of_experts() for bar in
              (_memory_bar(plans, few.plan, few.model), _memory_bar(plans, many.plan, many.model, beside=few.plan))]
     groups = [("as published", [_memory_bar(plans, row.plan, row.model) for row in M4]),
               ("with as many tokens on each core", pairs)]
-    with report_figures.settings():
-        figure = report_figures.stacked(groups, _MEMORY, "GiB per core", marks)
-        return report_figures.svg(figure, "memory", "Stacked bars: GiB of a core's memory by what it holds, for each M4 model; "
+    with figures.settings():
+        figure = figures.stacked(groups, _MEMORY, "GiB per core", marks)
+        return figures.svg(figure, "memory", "Stacked bars: GiB of a core's memory by what it holds, for each M4 model; "
                                   "the table below has the same figures.")
 
 
@@ -48,8 +48,8 @@ def _memory_bar(plans: Plans, name: str, label: str, beside: str = "") -> Bar:
     values = dict(zip(_MEMORY, (of.replicated_weights, of.distributed_weights, of.slots,
                                 of.inputs + of.temporaries if plan.fits else 0)))
     end = gib(of.total) if plan.fits else f"and more: does not fit, needs {gib(of.needed)}"
-    other = report_plans.fitting(plans, beside)
-    if plan.fits and other is not None and not report_plans.unlike(other, plan):
+    other = reading.fitting(plans, beside)
+    if plan.fits and other is not None and not reading.unlike(other, plan):
         end += f", {change(of.total, other.memory.total)}"
     return label, {kind: size / GIB for kind, size in values.items()}, end
 
@@ -58,20 +58,20 @@ def time(plans: Plans) -> Element:
     """GShard figure 8: seconds of a step by part and exchange, and below each its roofline."""
     groups = [(f"{layers} layers", [bar for row in M4 if f" {layers}L" in row.model
                                     for bar in _time_bars(plans.get(row.plan), row.model)]) for layers in (12, 36, 60)]
-    with report_figures.settings():
-        figure = report_figures.stacked(groups, _TIME, "seconds of one training step", thin=_ROOFLINE)
-        return report_figures.svg(figure, "time", "Stacked bars: seconds of a training step by part of the model and kind of "
+    with figures.settings():
+        figure = figures.stacked(groups, _TIME, "seconds of one training step", thin=_ROOFLINE)
+        return figures.svg(figure, "time", "Stacked bars: seconds of a training step by part of the model and kind of "
                                   "exchange, for each M4 model and its roofline; the table below has sums of the same figures.")
 
 
 def _time_bars(plan: Plan | None, label: str) -> list[Bar]:
     if plan is None or not plan.fits:
         return [(label, {}, "not planned" if plan is None else "does not fit")]
-    exchanges = report_plans.exchange_by_kind(plan)
-    roofline = report_plans.roofline_seconds(plan)
-    return [(label, report_plans.compute_by_part(plan) | exchanges,
+    exchanges = reading.exchange_by_kind(plan)
+    roofline = reading.roofline_seconds(plan)
+    return [(label, reading.compute_by_part(plan) | exchanges,
              f"{seconds(plan.step_seconds)} s, AllToAll {percent(exchanges['AllToAll'] / plan.step_seconds, 0)}"),
-            (_ROOFLINE, {_AT_PEAK: report_plans.peak_seconds(plan)} | exchanges,
+            (_ROOFLINE, {_AT_PEAK: reading.peak_seconds(plan)} | exchanges,
              f"{seconds(roofline)} s, {percent(roofline / plan.step_seconds, 0)} of the step")]
 
 
@@ -94,9 +94,9 @@ def exchanges() -> Element:
     series = [(f"{name}, {size} MiB", PARTITIONS, [1e3 * exchange_seconds(kind, count, size) for count in PARTITIONS],
                VERMILLION if name == "AllToAll" else BLUE, size == SIZES[0])
               for name, kind in _COMPARED.items() for size in SIZES]
-    with report_figures.settings():
-        figure = report_figures.lines(series, "partitions D (cores)", "milliseconds")
-        return report_figures.svg(figure, "exchanges", "Lines over logarithmic axes: milliseconds of AllToAll and AllReduce "
+    with figures.settings():
+        figure = figures.lines(series, "partitions D (cores)", "milliseconds")
+        return figures.svg(figure, "exchanges", "Lines over logarithmic axes: milliseconds of AllToAll and AllReduce "
                                   "against the number of partitions; the table below has the same figures.")
 
 

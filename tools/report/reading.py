@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from lingvo_moe.analysis.hardware import GENERATIONS
 from lingvo_moe.analysis.plan import Plan
 from lingvo_moe.errors import UserError
-from tools import published
+from tools.report import published
 
 V3 = GENERATIONS["v3"]
 GIB = 2**30

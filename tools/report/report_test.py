@@ -15,11 +15,13 @@ from lingvo_moe import cli
 from lingvo_moe.analysis.plan import Exchange, Memory, Plan
 from lingvo_moe.engines.topology import v3_slice
 from lingvo_moe.errors import UserError
-from tools import plan_zoo, published, report, report_charts, report_figures, report_plans, report_tables
+from tools import plan_zoo
+from tools.report import __main__ as report
+from tools.report import charts, figures, published, reading, tables
 
 GIB = 2**30
 ROWS = {row.plan: row for row in (*published.rows(), published.TRILLION)}
-NAMES = report_tables.missing({})
+NAMES = tables.missing({})
 
 
 def planned(name: str = "m4.MoE128E12L", **changes) -> Plan:
@@ -172,14 +174,14 @@ def test_claims_are_of_the_plans(whole):
 
 def test_time_by_part_loses_nothing():
     plan = planned(cycles_by_part={"experts": 94, "a_part_of_tomorrow": 846})
-    assert report_plans.compute_by_part(plan)["other compute"] == pytest.approx(900e-9)
-    assert sum(report_plans.exchange_by_kind(plan).values()) == pytest.approx(plan.exchange_seconds)
+    assert reading.compute_by_part(plan)["other compute"] == pytest.approx(900e-9)
+    assert sum(reading.exchange_by_kind(plan).values()) == pytest.approx(plan.exchange_seconds)
 
 
 def test_exchanges_grow_as_in_figure_9():
     """AllToAll about nine times, as sqrt(D) would eleven times; AllReduce not."""
-    assert report_charts.exchange_growth("all-to-all") == pytest.approx(9, rel=0.15)
-    assert report_charts.exchange_growth("all-reduce") == pytest.approx(1, rel=0.15)
+    assert charts.exchange_growth("all-to-all") == pytest.approx(9, rel=0.15)
+    assert charts.exchange_growth("all-reduce") == pytest.approx(1, rel=0.15)
 
 
 def test_the_page_needs_nothing_else_and_is_one_document(whole):
@@ -187,7 +189,7 @@ def test_the_page_needs_nothing_else_and_is_one_document(whole):
     assert not re.search(r"<script|<link|<img|@import|https?:|src=", whole)
     names = re.findall(r'\bid="([^"]*)"', whole)
     assert len(names) == len(set(names)) and set(re.findall(r'(?:href="#|url\(#)([\w-]+)', whole)) <= set(names)
-    assert whole.count("<svg") == 3 and "<style" not in whole.partition("<body>")[2] and report_figures.INK not in whole
+    assert whole.count("<svg") == 3 and "<style" not in whole.partition("<body>")[2] and figures.INK not in whole
 
 
 def test_same_plans_same_bytes(whole):
@@ -198,7 +200,7 @@ def test_hostile_text_is_shown_and_not_obeyed(tmp_path):
     model = "<img src=x onerror=alert(1)>&amp;"
     path = tmp_path / f"{model}.json"
     dataclasses.replace(planned(), model=model, changes=("</code><script>\ud800",)).save(path)
-    page = report.page(report_plans.load(tmp_path)).decode()
+    page = report.page(reading.load(tmp_path)).decode()
     assert "<img" not in page and "<script" not in page
     assert "&lt;img src=x onerror=alert(1)&gt;&amp;amp;" in page and "--set=&lt;/code&gt;&lt;script&gt;&#55296;" in page
 
@@ -218,7 +220,7 @@ def test_a_file_that_is_no_fit_plan_is_named(tmp_path, text, said):
     path = tmp_path / "m4.MoE128E12L.json"
     path.write_text(text)
     with pytest.raises(UserError, match=re.escape(str(path))) as error:
-        report_plans.load(tmp_path)
+        reading.load(tmp_path)
     assert said in str(error.value)
 
 
@@ -248,8 +250,8 @@ def test_without_a_plan_there_is_no_page(tmp_path, capsys):
 
 def test_bars_are_drawn_of_what_they_are_given():
     """One rectangle per value, in order and to scale, and the page's own colours."""
-    with report_figures.settings():
-        figure = report_figures.stacked([("all", [("one", {"a": 1.0, "b": 3.0}, "four")])], {"a": "#aa0000", "b": "#00bb00"}, "s")
+    with figures.settings():
+        figure = figures.stacked([("all", [("one", {"a": 1.0, "b": 3.0}, "four")])], {"a": "#aa0000", "b": "#00bb00"}, "s")
         widths = [patch.get_width() for patch in figure.axes[0].patches]
-        text = ElementTree.tostring(report_figures.svg(figure, "name", "said"), encoding="unicode")
+        text = ElementTree.tostring(figures.svg(figure, "name", "said"), encoding="unicode")
     assert widths == [1.0, 3.0] and "#aa0000" in text and "currentColor" in text and ">four</text>" in text

@@ -8,10 +8,10 @@ from xml.etree.ElementTree import Element
 
 from lingvo_moe.analysis.plan import Plan
 from lingvo_moe.engines.topology import v3_slice
-from tools import published, report_plans
-from tools.published import Row, Table
-from tools.report_html import Cell, Child, Column, Span, code, element, table
-from tools.report_plans import GIB, TRILLION_TOKENS, Plans
+from tools.report import published, reading
+from tools.report.published import Row, Table
+from tools.report.markup import Cell, Child, Column, Span, code, element, table
+from tools.report.reading import GIB, TRILLION_TOKENS, Plans
 
 # By layers, then by experts.
 M4 = (*published.GSHARD_3.rows[5::-2], *published.GSHARD_3.rows[4::-2], published.TRILLION)
@@ -25,8 +25,8 @@ def pairs_of_experts() -> list[tuple[published.Row, published.Row]]:
     would be rounded up to one.
     """
     by_name = {row.plan: row for row in M4}
-    return [(dataclasses.replace(by_name[few], plan=few + report_plans.TOKENS_PER_CORE),
-             dataclasses.replace(by_name[many], plan=many + report_plans.EACH_SIDE))
+    return [(dataclasses.replace(by_name[few], plan=few + reading.TOKENS_PER_CORE),
+             dataclasses.replace(by_name[many], plan=many + reading.EACH_SIDE))
             for few, many in ((f"m4.MoE128E{layers}L", f"m4.MoE2048E{layers}L") for layers in (12, 36))]
 
 
@@ -57,7 +57,7 @@ def seconds(value: float | None) -> str:
 
 def not_planned(name: str, columns: int) -> Span:
     """In place of the figures of a plan that is not there."""
-    return Span(columns, ("not planned: ", code(report_plans.command_to_make(name))))
+    return Span(columns, ("not planned: ", code(reading.command_to_make(name))))
 
 
 def does_not_fit(plan: Plan, columns: int) -> Span:
@@ -89,7 +89,7 @@ def memory(plans: Plans) -> Element:
                Column("activations, buffers", "[c]", "GiB per core"), Column("together", "[c, p]", "GiB per core")]
     rows = [(row.model, row.plan) for row in (*M4, published.GSHARD_3.rows[-1])]
     rows += [(f"{row.model}, as many tokens", row.plan) for pair in pairs_of_experts() for row in pair]
-    rows.append((f"{published.TRILLION.model}, all dense weights replicated", published.TRILLION.plan + report_plans.REPLICATED))
+    rows.append((f"{published.TRILLION.model}, all dense weights replicated", published.TRILLION.plan + reading.REPLICATED))
     return table(("Memory of one core, by what it holds: the figures of the chart above.",), columns,
                  [[label, *_memory_cells(plans, name)] for label, name in rows])
 
@@ -112,8 +112,8 @@ def breakdown(plans: Plans) -> Element:
                Column("roofline, s", "[p, m]"), Column("roofline of step", "[c, p, m]"), Column("recomputed", "[c]")]
 
     def figures(plan: Plan) -> list[Cell]:
-        exchanges = report_plans.exchange_by_kind(plan)
-        roofline = report_plans.roofline_seconds(plan)
+        exchanges = reading.exchange_by_kind(plan)
+        roofline = reading.roofline_seconds(plan)
         return [seconds(plan.compute_seconds), *map(seconds, exchanges.values()), seconds(plan.step_seconds),
                 percent(exchanges["AllToAll"] / plan.step_seconds), seconds(roofline), percent(roofline / plan.step_seconds),
                 percent(plan.rematerialised_cycles / plan.cycles)]
@@ -148,7 +148,7 @@ def readings(plans: Plans) -> Element:
         columns += [Column("published speed would be, of peak", "[paper, p]", group), Column("step, s", "[c, m]", group),
                     Column("here / paper", group=group), Column("core-years", "[c, m]", group)]
     rows = [[row.model, row.steps_per_second, *_reading_cells(plans, row, row.plan, 1),
-             *_reading_cells(plans, row, row.plan + report_plans.EACH_SIDE, 2)]
+             *_reading_cells(plans, row, row.plan + reading.EACH_SIDE, 2)]
             for row in published.GSHARD_3.rows if row.steps_per_second]
     return table(("Two readings of “batch size (tokens)”: the utilisation that the published steps per second would mean under "
                   "each, and the plans of both.",), columns, rows)
@@ -158,7 +158,7 @@ def _reading_cells(plans: Plans, row: Row, name: str, sides: int) -> list[Cell]:
     plan = plans.get(name)
     if plan is None:
         return [not_planned(name, 4)]
-    implied = percent(report_plans.implied_utilisation(plan, row.steps_per_second))
+    implied = percent(reading.implied_utilisation(plan, row.steps_per_second))
     if not plan.fits:
         return [implied, does_not_fit(plan, 3)]
     years = plan.core_years(sides * TRILLION_TOKENS)
@@ -195,14 +195,14 @@ def benchmark(plans: Plans, of: Table) -> Element:
         rows.append([row.model, row.mesh, row.batch, *values, *cells(row, row.plan)])
         if row in published.OF_THREE_LAYOUTS:
             rows += [[f"{row.model}, attempt {number}", row.mesh, row.batch, *[_NONE] * len(printed),
-                      *cells(row, row.plan + variant)] for number, variant in enumerate(report_plans.ATTEMPTS, 1)]
+                      *cells(row, row.plan + variant)] for number, variant in enumerate(reading.ATTEMPTS, 1)]
     return table((f"{of.title}.",), columns, rows)
 
 
 def _benchmark_cells(plan: Plan, row: Row) -> list[Cell]:
     kilotokens = plan.tokens / plan.step_seconds / 1000
     ratio = times(float(row.kilotokens), kilotokens) if row.kilotokens else times(plan.step_seconds, row.step)
-    all_to_all = report_plans.exchange_by_kind(plan)["AllToAll"] / plan.step_seconds
+    all_to_all = reading.exchange_by_kind(plan)["AllToAll"] / plan.step_seconds
     return [gib(plan.memory.total), seconds(plan.step_seconds), ratio, percent(plan.utilisation), percent(all_to_all),
             f"{kilotokens:.2f}" if kilotokens < 10 else f"{kilotokens:.1f}"]
 
@@ -228,10 +228,10 @@ def _command(plan: Plan) -> str:
 def missing(plans: Plans) -> list[str]:
     """Names of plans that the tables would show and that are not there."""
     wanted = [row.plan for row in (*published.rows(), published.TRILLION)]
-    wanted += [row.plan + report_plans.EACH_SIDE for row in published.GSHARD_3.rows if row.steps_per_second]
+    wanted += [row.plan + reading.EACH_SIDE for row in published.GSHARD_3.rows if row.steps_per_second]
     wanted += [row.plan for pair in pairs_of_experts() for row in pair]
-    wanted += [row.plan + attempt for row in published.OF_THREE_LAYOUTS for attempt in report_plans.ATTEMPTS]
-    wanted.append(published.TRILLION.plan + report_plans.REPLICATED)
+    wanted += [row.plan + attempt for row in published.OF_THREE_LAYOUTS for attempt in reading.ATTEMPTS]
+    wanted.append(published.TRILLION.plan + reading.REPLICATED)
     return [name for name in dict.fromkeys(wanted) if name not in plans]
 
 

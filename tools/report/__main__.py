@@ -13,11 +13,11 @@ import pathlib
 from absl import flags
 
 from lingvo_moe import cli
-from tools import published, report_charts, report_claims, report_html, report_plans, report_tables
-from tools.report_html import Element, code, element
-from tools.report_plans import EACH_SIDE, GIB, Plans
-from tools.report_style import STYLE
-from tools.report_tables import change, note, percent
+from tools.report import charts, claims, markup, published, reading, tables
+from tools.report.markup import Element, code, element
+from tools.report.reading import EACH_SIDE, GIB, Plans
+from tools.report.style import STYLE
+from tools.report.tables import change, note, percent
 
 _VALUES = flags.FlagValues()
 flags.DEFINE_string("plans", "docs/plans", "directory of plans, NAME.json", flag_values=_VALUES)
@@ -42,13 +42,13 @@ _SOURCES = (("[paper: table]", "printed in a paper, which measured it on TPUs; s
 def main(arguments: list[str]):
     """Writes the page."""
     cli.no_arguments(arguments[1:])
-    plans = report_plans.load(pathlib.Path(_VALUES.plans))
+    plans = reading.load(pathlib.Path(_VALUES.plans))
     output = pathlib.Path(_VALUES.output)
     output.parent.mkdir(parents=True, exist_ok=True)
     partial = output.with_name(f"{output.name}.partial")
     partial.write_bytes(page(plans))
     os.replace(partial, output)
-    print(f"{output}: {len(plans)} plans, {len(report_tables.missing(plans))} of the tables not planned")
+    print(f"{output}: {len(plans)} plans, {len(tables.missing(plans))} of the tables not planned")
 
 
 def page(plans: Plans) -> bytes:
@@ -61,7 +61,7 @@ def page(plans: Plans) -> bytes:
                      element("nav", element("ul", *links), aria_label="sections"))
     sections = (_memory, _time, _exchanges, _claims, _training, _language_models, _plans)
     contents = element("main", _glance(plans), *_legend(), *(section(plans) for section in sections))
-    return report_html.write(element("html", head, element("body", header, contents, _papers()), lang="en"))
+    return markup.write(element("html", head, element("body", header, contents, _papers()), lang="en"))
 
 
 def _section(title: str, anchor: str, *children) -> Element:
@@ -75,21 +75,21 @@ def _source(where: str) -> list:
 def _glance(plans: Plans) -> Element:
     """What one would tell of the page in a sentence each; what is not planned is not there."""
     found = []
-    trillion = report_plans.fitting(plans, published.TRILLION.plan)
+    trillion = reading.fitting(plans, published.TRILLION.plan)
     if trillion is not None:
-        found.append((f"{trillion.memory.total / GIB:.1f} GiB", f"of a core's {report_charts.CORE_GIB} for "
+        found.append((f"{trillion.memory.total / GIB:.1f} GiB", f"of a core's {charts.CORE_GIB} for "
                       f"{trillion.weights / 1e12:.2f} trillion weights on {trillion.cores} cores [c, p]"))
-    for few, many in report_tables.pairs_of_experts():
-        ends = [report_plans.fitting(plans, name) for name in (few.plan, many.plan)]
-        if None not in ends and not report_plans.unlike(*ends):
+    for few, many in tables.pairs_of_experts():
+        ends = [reading.fitting(plans, name) for name in (few.plan, many.plan)]
+        if None not in ends and not reading.unlike(*ends):
             found.append((change(ends[1].memory.total, ends[0].memory.total), "memory of a core from 128 to 2048 experts, "
                           f"{many.model}, with as many tokens on each core [c, p]"))
-    steps = [(report_plans.fitting(plans, row.plan), row.step) for row in published.rows() if row.step]
+    steps = [(reading.fitting(plans, row.plan), row.step) for row in published.rows() if row.step]
     ratios = sorted(plan.step_seconds / step for plan, step in steps if plan is not None)
     if ratios:
         found.append((f"{ratios[0]:.2f} to {ratios[-1]:.2f} ×",
                       f"the published step times, over {len(ratios)} models; [c, m] beside [paper]"))
-    found.append((f"{report_charts.exchange_growth('all-to-all'):.0f} ×",
+    found.append((f"{charts.exchange_growth('all-to-all'):.0f} ×",
                   "the time of AllToAll from 16 to 2048 cores [m]; 9 × [paper: GShard section 5.3]"))
     return element("dl", *(element("div", element("dt", text), element("dd", value)) for value, text in found), class_="glance")
 
@@ -101,8 +101,8 @@ def _legend() -> list[Element]:
 
 
 def _memory(plans: Plans) -> Element:
-    drawing = report_charts.figure(
-        report_charts.memory(plans),
+    drawing = charts.figure(
+        charts.memory(plans),
         "Memory per core of the M4 models [c, p]. Below, 128 and 2048 experts with as many tokens on each core, with 2048 those of "
         "4M on each side; the difference is relative to 128 experts, and not given where the two differ in more. The lines are the "
         "core's memory and, where a plan that does not fit made the compiler say so, what a program may use of it [c].",
@@ -110,49 +110,49 @@ def _memory(plans: Plans) -> Element:
     remat = note("Remat says what is kept of the forward pass: ", code("full"), " keeps the input of each layer, ",
                  code("keep_outputs"), " the outputs of its blocks as well, ", code("keep_hidden"),
                  " their hidden tensors as well. What is not kept is computed again.", *_source("GShard section 5.1"))
-    return _section("Memory of a core", "memory", drawing, report_tables.memory(plans), remat)
+    return _section("Memory of a core", "memory", drawing, tables.memory(plans), remat)
 
 
 def _time(plans: Plans) -> Element:
-    drawing = report_charts.figure(
-        report_charts.time(plans),
+    drawing = charts.figure(
+        charts.time(plans),
         "A training step by part of the model [c] and kind of exchange [m]. Below each bar its roofline: the model's own "
         "operations at the cores' peak of 61.5 TFLOP/s [p] and the same exchanges [m]. The paper's roofline bounds each operator "
         "by compute, memory or links, and is of one layer's forward pass.", *_source("GShard figure 8"))
-    return _section("Where a step's time goes", "time", drawing, report_tables.breakdown(plans),
+    return _section("Where a step's time goes", "time", drawing, tables.breakdown(plans),
                     note(*_source("GShard section 5.2")))
 
 
 def _exchanges(plans: Plans) -> Element:
     del plans  # the model of the links alone
-    growth, flat = (report_charts.exchange_growth(kind) for kind in ("all-to-all", "all-reduce"))
-    drawing = report_charts.figure(
-        report_charts.exchanges(),
+    growth, flat = (charts.exchange_growth(kind) for kind in ("all-to-all", "all-reduce"))
+    drawing = charts.figure(
+        charts.exchanges(),
         f"AllToAll and AllReduce of 8 and 32 MiB on each core [m]. From 16 to 2048 partitions AllToAll takes {growth:.1f} times as "
         f"long, in the paper 9 times; AllReduce {flat:.1f} times, in the paper it is independent of the number of devices "
         "[paper: GShard section 5.3]. After GShard figure 9. No plan is needed: the times are those of ",
         code("lingvo_moe/analysis/hardware.py"), ".")
-    return _section("Exchanges against the number of partitions", "exchanges", drawing, report_charts.exchange_table())
+    return _section("Exchanges against the number of partitions", "exchanges", drawing, charts.exchange_table())
 
 
 def _claims(plans: Plans) -> Element:
-    return _section("What the paper says, and the plans", "claims", report_claims.claims(plans), note(
+    return _section("What the paper says, and the plans", "claims", claims.claims(plans), note(
         "The paper's shares of time are of an MoE layer and the Transformer layer beside it; those of plans are of the whole "
         "training step, with embeddings, softmax, backward pass and optimizer. Memory, times and shares by experts are of the "
         "plans with as many tokens on each core.", *_source("GShard section 5")))
 
 
 def _training(plans: Plans) -> Element:
-    return _section("Training M4 on a trillion tokens", "training", report_tables.training(plans),
+    return _section("Training M4 on a trillion tokens", "training", tables.training(plans),
                     note("Core-years are of 10¹² tokens, which is what the paper's days come to.", *_source("GShard table 3")),
-                    element("h3", "What counts as a batch's tokens"), element("p", _reading(plans)), report_tables.readings(plans),
+                    element("h3", "What counts as a batch's tokens"), element("p", _reading(plans)), tables.readings(plans),
                     note("Published speed as a share of the peak: the model's own operations in a step [p], by the published steps "
                          "per second [paper: GShard table 3], by cores of 61.5 TFLOP/s.", *_source("GShard table 3")))
 
 
 def _reading(plans: Plans) -> str:
     """Why both sides together are counted."""
-    both, each = ([report_plans.implied_utilisation(plans[row.plan + variant], row.steps_per_second)
+    both, each = ([reading.implied_utilisation(plans[row.plan + variant], row.steps_per_second)
                    for row in published.GSHARD_3.rows if row.cores == 128 and row.plan + variant in plans]
                   for variant in ("", EACH_SIDE))
     text = ("The paper does not say whether a batch of 1M tokens is 1M on each side of the translation or 1M of source and target "
@@ -176,20 +176,20 @@ def _table_of(row: published.Row) -> str:
 
 
 def _language_models(plans: Plans) -> Element:
-    tables = []
+    shown = []
     for table in published.BENCHMARKS:
         families = ",".join(sorted({row.plan.partition(".")[0] for row in table.rows}))
         attempts = (" Attempts 1 and 2 are the layouts that the finalized one is compared with in GSPMD table 1; the paper prints "
                     "no figures of them.") if table is published.GSPMD_2 else None
-        tables += [element("h3", table.source), report_tables.benchmark(plans, table),
-                   note(f"{table.left_out} After {table.source}. Plans: ", code(f"{_MADE_BY} --only={families}"), ".", attempts)]
-    return _section("Language models", "language-models", *tables)
+        shown += [element("h3", table.source), tables.benchmark(plans, table),
+                  note(f"{table.left_out} After {table.source}. Plans: ", code(f"{_MADE_BY} --only={families}"), ".", attempts)]
+    return _section("Language models", "language-models", *shown)
 
 
 def _plans(plans: Plans) -> Element:
-    names = (part for name in report_tables.missing(plans) for part in (code(name), " "))
-    absent = element("p", "Not planned: ", *names, "– ", code(_MADE_BY), " makes them.") if report_tables.missing(plans) else None
-    return _section("The plans", "plans", report_tables.origins(plans), absent,
+    names = (part for name in tables.missing(plans) for part in (code(name), " "))
+    absent = element("p", "Not planned: ", *names, "– ", code(_MADE_BY), " makes them.") if tables.missing(plans) else None
+    return _section("The plans", "plans", tables.origins(plans), absent,
                     note("A plan takes one to three minutes of one core, and no TPU. ", code(_MADE_BY), " makes all of them, ",
                          code("python -m tools.report"), " this page."))
 
