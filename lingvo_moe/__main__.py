@@ -85,6 +85,20 @@ def _plan_flags(values: flags.FlagValues):
                       "for each trial", flag_values=values)
 
 
+def _checkpoint_flags(values: flags.FlagValues):
+    flags.DEFINE_string("logdir", None, "directory of checkpoints; with convert --input, the one to make", flag_values=values)
+    flags.DEFINE_integer("step", None, "inspect, verify, convert: this checkpoint; default: the newest, verify: all",
+                         lower_bound=0, flag_values=values)
+    flags.DEFINE_string("grep", None, "inspect: only arrays whose path matches this regular expression", flag_values=values)
+    flags.DEFINE_boolean("stats", False, "inspect: also read the arrays: mean, rms, min, max, values that are not finite",
+                         flag_values=values)
+    flags.DEFINE_integer("last", None, "average: so many of the newest checkpoints", lower_bound=2, flag_values=values)
+    flags.DEFINE_list("steps", [], "average: these checkpoints, with commas between them", flag_values=values)
+    flags.DEFINE_string("input", None, "convert: the safetensors file to make a log directory of", flag_values=values)
+    flags.DEFINE_string("output", None, "average: the log directory to make; convert: the safetensors file to write",
+                        flag_values=values)
+
+
 def _list(values: flags.FlagValues, arguments: list[str]):
     cli.no_arguments(arguments)
     _import_all(values)
@@ -109,6 +123,12 @@ def _plan(values: flags.FlagValues, arguments: list[str]):
     values.model = _one_name("plan", values, arguments)
     from lingvo_moe import commands
     return commands.plan(values)
+
+
+def _checkpoint(values: flags.FlagValues, arguments: list[str]) -> int | None:
+    _import_all(values)
+    from lingvo_moe import checkpoint_command
+    return checkpoint_command.run(values, arguments)
 
 
 def _one_name(command: str, values: flags.FlagValues, arguments: list[str]) -> str:
@@ -144,6 +164,8 @@ COMMANDS = {
                          _deferred("translate")),
     "plan": Command("compile a model for a TPU slice that is not here: memory, exchanges, step time, cost: plan NAME",
                     (_model_flags, _plan_flags), _plan),
+    "checkpoint": Command("look at checkpoints and use them: checkpoint inspect, verify, average or convert",
+                          (_model_flags, _checkpoint_flags), _checkpoint),
     "export": Command("write a program as a bundle that runs without TensorFlow",
                       (_model_flags, _export_flags), _deferred("export")),
 }

@@ -2,17 +2,22 @@
 
 `LOGDIR/checkpoints/STEP/` holds three items: `theta` (the weights), `rest` (step, seed and the optimizer's slots) and `meta`
 (the model's name, the shape of every weight, and the state of the input pipeline). Translation reads the first alone.
+`manifest.json` beside them says what every file must be, see `integrity`.
 """
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import dataclasses
 import errno
+import itertools
 import logging
 import os
 import pathlib
+import re
 import shutil
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -22,8 +27,10 @@ from orbax import checkpoint as orbax
 
 from lingvo_moe import tree
 from lingvo_moe.errors import UserError
+from lingvo_moe.training import integrity
+from lingvo_moe.training.checkpoint_reader import ARRAYS, WEIGHTS, Reader, reason
 
-_ARRAYS = ("theta", "rest")
+_ITEMS = (*ARRAYS, "meta")
 # What a file system answers; TensorStore hands it on as a part of a longer message.
 _REFUSALS = tuple(map(os.strerror, (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EROFS)))
 # Orbax logs, with tracebacks, the errors that it raises as well.
@@ -48,7 +55,10 @@ class Saved:
 
 
 class Checkpoints:
-    """The checkpoints of one log directory."""
+    """The checkpoints of one log directory.
+
+    The newest sound one counts: a damaged one is named on standard error, and the one before takes its place.
+    """
 
     def __init__(self, logdir: str | pathlib.Path, keep: int | None = None):
         """Opens `logdir/checkpoints`; nothing is created before the first save.
@@ -58,30 +68,72 @@ class Checkpoints:
           keep: how many checkpoints stay as more are saved; None to read alone.
         """
         self.directory = pathlib.Path(logdir).absolute() / "checkpoints"
-        self._manager: orbax.CheckpointManager | None = None
         self._keep = keep
+        self._manager: orbax.CheckpointManager | None = None
+        self._sealer = concurrent.futures.ThreadPoolExecutor(1, "seal")
+        self._sealing: concurrent.futures.Future | None = None
+        self._problems: dict[tuple[int, tuple[str, ...] | None], list[str]] = {}
 
-    def latest(self) -> int | None:
-        """The step of the newest complete checkpoint, or None."""
-        return self._open().latest_step() if self.directory.is_dir() else None
+    def steps(self) -> list[int]:
+        """The steps that are there, complete, but perhaps damaged; oldest first."""
+        names = (path.name for path in self.directory.iterdir() if path.is_dir()) if self.directory.is_dir() else ()
+        return sorted(int(name) for name in names if re.fullmatch("0|[1-9][0-9]*", name))
+
+    def path(self, step: int) -> pathlib.Path:
+        """The directory of a checkpoint."""
+        return self.directory / str(step)
+
+    def latest(self, items: tuple[str, ...] | None = None) -> int | None:
+        """The step of the newest sound checkpoint, or None where there is none of any kind.
+
+        Args:
+          items: of those that matter (`WEIGHTS`); None for all.
+
+        Raises:
+          UserError: all are damaged.
+        """
+        self.wait()
+        steps, known = self.steps(), len(self._problems)
+        newest = next((step for step in reversed(steps) if self._is_sound(step, items)), None)
+        if newest is None and steps:
+            raise UserError(f"{self.directory}: no checkpoint is sound; damaged: {', '.join(map(str, steps))}. Bring one "
+                            f"back from a copy, or start anew with another --logdir.")
+        if newest is not None and newest != steps[-1] and len(self._problems) > known:
+            _tell(f"{self.path(newest)} is used instead.")
+        return newest
+
+    def problems(self, step: int, items: tuple[str, ...] | None = None) -> list[str]:
+        """Returns what is wrong with a checkpoint, nothing where it is sound; checked once, by its manifest if it has one."""
+        if self._problems.get((step, None)) == []:
+            return []
+        if (step, items) not in self._problems:
+            found = integrity.problems(self.path(step), items)
+            self._problems[step, items] = self._check_unsealed(step, items) if found is None else found
+        return self._problems[step, items]
 
     def save(self, model: str, state: dict, data_state: Any):
         """Begins to write a checkpoint of `state["step"]`; it appears under its name only when it is complete.
 
         Arrays are copied before this returns, so the state may be donated to the next step. Raises UserError when the disk is
-        full; older checkpoints are untouched then.
+        full; older checkpoints are untouched then. Damaged ones that `latest` passed over are renamed to `STEP.damaged`.
         """
-        step = int(state["step"])
         rest = {name: value for name, value in state.items() if name != "theta"}
         meta = {"model": model, "weights": _shapes(state["theta"]), "data_state": data_state}
-        # A cadence of their own would skip a save that falls due by ours.
-        with _disk_errors(self.directory):
-            self._open().save(step, force=True, args=orbax.args.Composite(
-                theta=orbax.args.StandardSave(state["theta"]), rest=orbax.args.StandardSave(rest),
-                meta=orbax.args.JsonSave(meta)))
+        self._save(int(state["step"]), meta, theta=state["theta"], rest=rest)
+
+    def save_weights(self, step: int, model: str, theta: dict, origin: str):
+        """Begins to write a checkpoint of weights alone, as `save` does; it can be used, but not trained on.
+
+        Args:
+          step: that it is of.
+          model: the registered name.
+          theta: the weights.
+          origin: how they came about, in a few words.
+        """
+        self._save(step, {"model": model, "weights": _shapes(theta), "data_state": None, "origin": origin}, theta=theta)
 
     def restore(self, model: str, specs: dict, shardings: dict) -> Saved:
-        """Reads the newest checkpoint.
+        """Reads the newest sound checkpoint.
 
         Args:
           model: the registered name, for messages.
@@ -89,83 +141,129 @@ class Checkpoints:
           shardings: the tree of its shardings; they need not be those it was saved under.
 
         Raises:
-          UserError: no checkpoint, one of a model with other weights, or a damaged one.
+          UserError: no checkpoint, one of a model with other weights or of weights alone, or only damaged ones.
         """
-        step, meta = self._meta(model, specs["theta"])
+        step, meta = self._meta(model, specs["theta"], None)
         abstract = _abstract(specs, shardings)
         parts = {"theta": abstract["theta"], "rest": {k: v for k, v in abstract.items() if k != "theta"}}
-        found = self._read(step, **{name: orbax.args.StandardRestore(parts[name]) for name in _ARRAYS})
+        found = self._read(step, **{name: orbax.args.StandardRestore(parts[name]) for name in ARRAYS})
         return Saved(step, {"theta": found["theta"], **found["rest"]}, meta["data_state"])
 
     def require(self, model: str, theta_specs: dict):
-        """Raises the UserErrors of `restore_theta` early, before a program is compiled."""
-        self._meta(model, theta_specs)
+        """Raises the UserErrors of `restore` (of `restore_theta` to one that only reads) before a program is compiled."""
+        self._meta(model, theta_specs, WEIGHTS if self._keep is None else None)
 
     def restore_theta(self, model: str, specs: dict, shardings: dict) -> tuple[int, dict]:
-        """Reads (step, weights) of the newest checkpoint; arguments and errors as `restore`, for `theta` alone."""
-        step, _ = self._meta(model, specs)
+        """Reads (step, weights) of the newest sound checkpoint; arguments and errors as `restore`, for `theta` alone."""
+        step, _ = self._meta(model, specs, WEIGHTS)
         return step, self._read(step, theta=orbax.args.StandardRestore(_abstract(specs, shardings)))["theta"]
 
     def wait(self):
         """Returns when all that was saved is on disk; raises UserError where it could not be written."""
-        if self._manager is not None:
+        sealing, self._sealing = self._sealing, None
+        if sealing is not None:
             with _disk_errors(self.directory):
-                self._manager.wait_until_finished()
+                sealing.result()
 
     def close(self):
         """Waits, and lets go of the directory."""
         self.wait()
+        self._sealer.shutdown()
         if self._manager is not None:
             self._manager.close()
             self._manager = None
 
-    def _open(self) -> orbax.CheckpointManager:
-        if self._manager is None:
-            writes = self._keep is not None
-            # A killed process leaves a temporary directory; to one that only reads it may be a save in progress.
-            options = orbax.CheckpointManagerOptions(
-                max_to_keep=self._keep, create=writes, cleanup_tmp_directories=writes)
-            with _disk_errors(self.directory):
-                self._manager = orbax.CheckpointManager(
-                    self.directory, options=options, item_names=(*_ARRAYS, "meta"))
-        return self._manager
+    def _save(self, step: int, meta: dict, **arrays: dict):
+        self.wait()
+        with _disk_errors(self.directory):
+            self._set_damaged_aside()
+            if self._manager is None:
+                # A killed process leaves a temporary directory.
+                options = orbax.CheckpointManagerOptions(max_to_keep=self._keep, cleanup_tmp_directories=True)
+                self._manager = orbax.CheckpointManager(self.directory, options=options, item_names=_ITEMS)
+            # A cadence of its own would skip a save that falls due by ours.
+            self._manager.save(step, force=True, args=orbax.args.Composite(
+                meta=orbax.args.JsonSave(meta), **{name: orbax.args.StandardSave(value) for name, value in arrays.items()}))
+        self._sealing = self._sealer.submit(self._seal, step, len(tree.flatten(arrays)))
 
-    def _meta(self, model: str, theta_specs: dict) -> tuple[int, dict]:
-        step = self.latest()
+    def _seal(self, step: int, arrays: int):
+        """Writes the manifest once Orbax has committed the checkpoint; the loop goes on meanwhile."""
+        self._manager.wait_until_finished()
+        integrity.seal(self.path(step), arrays)
+
+    def _set_damaged_aside(self):
+        """Makes room for the numbers of damaged checkpoints: training has gone on from before them."""
+        for step in [step for (step, items), found in self._problems.items() if found and items is None]:
+            names = itertools.chain([f"{step}.damaged"], (f"{step}.damaged.{number}" for number in itertools.count(2)))
+            aside = next(self.directory / name for name in names if not (self.directory / name).exists())
+            self.path(step).rename(aside)
+            del self._problems[step, None]
+            _tell(f"{self.path(step)} is damaged and now called {aside.name}.")
+
+    def _is_sound(self, step: int, items: tuple[str, ...] | None) -> bool:
+        """Whether nothing is wrong; what is wrong is told once."""
+        known = (step, items) in self._problems
+        found = self.problems(step, items)
+        if found and not known:
+            _tell(f"{self.path(step)} is damaged: {summary(found)}.")
+        return not found
+
+    def _check_unsealed(self, step: int, items: tuple[str, ...] | None) -> list[str]:
+        """Reads what has no manifest, in part a weaker check; writes the manifest if it may."""
+        reader = Reader(self.path(step))
+        found = reader.problems(items)
+        if not found:
+            _tell(f"{self.path(step)} has no {integrity.MANIFEST} (the process may have been killed before it was written); "
+                  f"its arrays were read instead, and none is damaged.")
+            if self._keep is not None and items is None:
+                with _disk_errors(self.directory):
+                    integrity.seal(self.path(step), len(reader.specs()))
+        return found
+
+    def _meta(self, model: str, theta_specs: dict, items: tuple[str, ...] | None) -> tuple[int, dict]:
+        step = self.latest(items)
         if step is None:
             raise UserError(f"{self.directory}: no checkpoint. Train first: python -m lingvo_moe train --model={model} "
                             f"--logdir={self.directory.parent}")
-        meta = self._read(step, meta=orbax.args.JsonRestore())["meta"]
-        if not {"model", "weights", "data_state"} <= meta.keys():
-            raise self._damaged(step, "its meta lacks an entry")
+        meta = Reader(self.path(step)).meta
         expected = {path: list(spec.shape) for path, spec in tree.flatten(theta_specs).items()}
         if meta["weights"] != expected:
-            raise UserError(f"{self.directory / str(step)} holds {meta['model']}, whose weights are not those of {model}: "
-                            f"{_first_difference(meta['weights'], expected)}. Pass that --model (with the --set it was trained "
+            raise UserError(f"{self.path(step)} holds {meta['model']}, whose weights are not those of {model}: "
+                            f"{first_difference(meta['weights'], expected)}. Pass that --model (with the --set it was trained "
                             f"with), or another --logdir.")
+        if items is None and "origin" in meta:
+            raise UserError(f"{self.path(step)} holds weights alone ({meta['origin']}), which translate and eval can use; to "
+                            f"go on training, the optimizer's slots are missing. Pass the --logdir that they were trained in.")
         return step, meta
 
     def _read(self, step: int, **items: orbax.args.CheckpointArgs) -> Any:
         try:
-            return self._open().restore(step, args=orbax.args.Composite(**items))
-        except Exception as error:  # Orbax raises whatever the damage led to, and the bare class, too
-            first_line = str(error).partition("\n")[0]
-            raise self._damaged(step, f"{type(error).__name__}: {first_line[:200]}") from error
+            reading = orbax.Checkpointer(orbax.CompositeCheckpointHandler(*_ITEMS))
+            return reading.restore(self.path(step), args=orbax.args.Composite(**items))
+        except Exception as error:  # Orbax raises whatever is wrong, and the bare class, too
+            raise UserError(f"{self.path(step)}: the checkpoint cannot be read ({reason(error)}), though its files are as they "
+                            f"were written.") from error
 
-    def _damaged(self, step: int, reason: str) -> UserError:
-        return UserError(f"{self.directory / str(step)}: the checkpoint cannot be read ({reason}). If it is damaged, move it away "
-                         f"to go on from the one before.")
+
+def summary(problems: list[str]) -> str:
+    """The first of them, and how many there are besides."""
+    return problems[0] + (f" and {len(problems) - 1} more" if len(problems) > 1 else "")
+
+
+def first_difference(found: dict, expected: dict) -> str:
+    """Two dicts by path in a part of a line: the first path whose values differ, and how."""
+    for path in sorted(found.keys() | expected.keys()):
+        if found.get(path) != expected.get(path):
+            return f"{path} is {found.get(path, 'absent')} there, {expected.get(path, 'absent')} here"
+    return "in no weight"
+
+
+def _tell(line: str):
+    print(f"checkpoint: {line}", file=sys.stderr, flush=True)
 
 
 def _shapes(theta: dict) -> dict[str, list[int]]:
     return {path: list(value.shape) for path, value in tree.flatten(theta).items()}
-
-
-def _first_difference(saved: dict, expected: dict) -> str:
-    for path in sorted(saved.keys() | expected.keys()):
-        if saved.get(path) != expected.get(path):
-            return f"{path} is {saved.get(path, 'absent')} there, {expected.get(path, 'absent')} here"
-    return "in no weight"
 
 
 def _abstract(specs: dict, shardings: dict) -> dict:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import gc
+import itertools
 import json
 import os
 import pathlib
@@ -14,67 +14,25 @@ import shutil
 import subprocess
 import sys
 
-import jax
-import numpy as np
 import pytest
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from orbax import checkpoint as orbax
 
 from lingvo_moe import experiment, tree
 from lingvo_moe.errors import UserError
-from lingvo_moe.layout import DeviceMesh, Layout, Spec
+from lingvo_moe.layout import DeviceMesh, Spec
 from lingvo_moe.training.checkpoint import Checkpoints, _disk_errors
-
-SPECS = {"step": Spec((), "int32", ""), "seed": Spec((2,), "int32", "s"),
-         "theta": {"embedding": Spec((16, 8), "float32", "VM"), "expert": {"inner": Spec((4, 8, 16), "float32", "EMH")}},
-         "slots": {"embedding": {"row": Spec((16,), "float32", "V")}}}
-ONE = DeviceMesh((1,))
-
-
-def shardings(specs: dict, mesh: DeviceMesh) -> dict:
-    devices = Mesh(np.array(jax.devices()[:mesh.size]).reshape(mesh.shape), mesh.axis_names)
-    layout = Layout.of(mesh)
-    return tree.map_leaves(lambda spec: NamedSharding(devices, PartitionSpec(*layout.axes(spec.letters))), specs)
-
-
-def state_of(step: int, specs: dict = SPECS, mesh: DeviceMesh = ONE) -> dict:
-    """A state with other random values at every step and in every leaf."""
-    random = np.random.RandomState(step)
-    state = tree.map_leaves(lambda spec: random.normal(size=spec.shape).astype(spec.dtype), specs) | {"step": np.int32(step)}
-    return tree.map_leaves(jax.device_put, state, shardings(specs, mesh))
-
-
-def save(logdir: pathlib.Path, *steps: int, keep: int = 9):
-    checkpoints = Checkpoints(logdir, keep)
-    for step in steps:
-        checkpoints.save("tiny", state_of(step), {"next": step})
-    checkpoints.close()
-
-
-def restore(logdir: pathlib.Path):
-    return Checkpoints(logdir).restore("tiny", SPECS, shardings(SPECS, ONE))
-
-
-def assert_equal(found: dict, expected: dict):
-    found, expected = tree.flatten(found), tree.flatten(expected)
-    assert found.keys() == expected.keys()
-    for path, value in expected.items():
-        np.testing.assert_array_equal(np.asarray(found[path]), np.asarray(value), err_msg=path)
-
-
-def names(logdir: pathlib.Path) -> set[str]:
-    return {path.name for path in (logdir / "checkpoints").iterdir()}
-
+from lingvo_moe.training.checkpoint_testing import (
+    ONE, SPECS, assert_equal, flip, names, restore, save, shardings, state_of, truncate)
 
 def test_a_state_moves_between_meshes_value_for_value(tmp_path):
-    """The Quickstart model's own weights and slots, saved on four devices, restored on one and on two by two."""
+    """The Quickstart model's own weights and slots, saved on four devices, restored on 1, 2, 8 and four by two."""
     specs = experiment.get("m4.Quickstart", ["source_vocabulary=64", "target_vocabulary=64", "model_dim=32"]).steps.state_specs()
     state = state_of(7, specs, DeviceMesh((4,)))
     assert any(not leaf.sharding.is_fully_replicated for leaf in tree.flatten(state).values())
     writing = Checkpoints(tmp_path, keep=1)
     writing.save("tiny", state, {"next": 70, "waiting": [3, 5]})
     writing.close()
-    for mesh in (ONE, DeviceMesh((2, 2))):
+    for mesh in (ONE, DeviceMesh((2,)), DeviceMesh((8,)), DeviceMesh((4, 2))):
         placed = shardings(specs, mesh)
         saved = Checkpoints(tmp_path).restore("tiny", specs, placed)
         assert (saved.step, saved.data_state) == (7, {"next": 70, "waiting": [3, 5]})
@@ -200,28 +158,101 @@ def test_a_defect_while_saving_keeps_its_traceback(tmp_path):
         raise AttributeError("a defect")
 
 
-def truncate(path: pathlib.Path):
-    path.write_bytes(path.read_bytes()[:path.stat().st_size // 2])
-
-
-# Orbax leaves what it was reading besides unfinished.
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.parametrize("damage", [truncate, pathlib.Path.unlink])
-@pytest.mark.parametrize("file", ["meta/metadata", "theta/manifest.ocdbt", "rest/d/*", "theta/ocdbt.process_0/d/*"])
-def test_a_damaged_checkpoint_is_named_and_the_one_before_takes_its_place(tmp_path, file, damage):
-    """A truncated or missing file never becomes wrong weights."""
+@pytest.mark.parametrize(("file", "damage"), [
+    *itertools.product(["meta/metadata", "theta/manifest.ocdbt", "rest/d/*", "theta/ocdbt.process_0/d/*",
+                        "_CHECKPOINT_METADATA"], [flip, truncate, pathlib.Path.unlink]),
+    ("manifest.json", flip), ("manifest.json", truncate),
+])
+def test_a_damaged_checkpoint_is_named_and_the_one_before_takes_its_place(tmp_path, capsys, file, damage):
+    """Bit flips, truncated and missing files never become wrong weights, and are told once, with path and file."""
     save(tmp_path, 4, 8)
     damaged = tmp_path / "checkpoints" / "8"
-    damage(max(damaged.glob(file), key=lambda path: path.stat().st_size))
-    with pytest.raises(UserError, match=f"{damaged}: the checkpoint cannot be read .*move it away to go on from the one before"):
-        restore(tmp_path)
-    gc.collect()  # while the warning about it is ignored
-    damaged.rename(tmp_path / "damaged")
-    assert_equal(restore(tmp_path).state, state_of(4))
+    path = max(damaged.glob(file), key=lambda path: path.stat().st_size)
+    damage(path)
+    checkpoints = Checkpoints(tmp_path)
+    assert checkpoints.latest() == 4
+    saved = checkpoints.restore("tiny", SPECS, shardings(SPECS, ONE))
+    assert (saved.step, saved.data_state) == (4, {"next": 4})
+    assert_equal(saved.state, state_of(4))
+    told = capsys.readouterr().err.splitlines()
+    assert len(told) == 2 and told[0].startswith(f"checkpoint: {damaged} is damaged: {path.relative_to(damaged)} "), told
+    assert told[1] == f"checkpoint: {tmp_path / 'checkpoints' / '4'} is used instead."
+    assert names(tmp_path) == {"4", "8"}, "who only reads changes nothing"
 
 
-def test_meta_of_something_else_is_a_damaged_checkpoint(tmp_path):
+def test_where_all_are_damaged_nothing_is_restored_and_nothing_lost(tmp_path):
+    """Training does not begin anew in a log directory where there was something."""
+    save(tmp_path, 4, 8)
+    for step in (4, 8):
+        flip(tmp_path / "checkpoints" / str(step) / "theta" / "_METADATA")
+    for checkpoints in (Checkpoints(tmp_path), Checkpoints(tmp_path, keep=1)):
+        with pytest.raises(UserError, match=f"{tmp_path}/checkpoints: no checkpoint is sound; damaged: 4, 8. Bring one back"):
+            checkpoints.latest()
+    assert names(tmp_path) == {"4", "8"}
+
+
+def test_training_that_goes_on_saves_the_damaged_number_again(tmp_path, capsys):
+    """The damaged directory is renamed, not overwritten, as often as it happens; keep-N neither counts nor deletes it."""
+    save(tmp_path, 4, 8)
+    damaged = tmp_path / "checkpoints" / "8"
+    for aside in ("8.damaged", "8.damaged.2"):
+        flip(damaged / "meta" / "metadata")
+        content = (damaged / "meta" / "metadata").read_bytes()
+        resumed = Checkpoints(tmp_path, keep=2)
+        assert resumed.latest() == 4 and damaged.exists()
+        resumed.save("tiny", state_of(8), {"next": 8})
+        resumed.close()
+        assert f"{damaged} is damaged and now called {aside}." in capsys.readouterr().err
+        assert (damaged.parent / aside / "meta" / "metadata").read_bytes() == content
+        assert_equal(restore(tmp_path).state, state_of(8))
+    save(tmp_path, 12, 16, keep=2)
+    assert names(tmp_path) == {"12", "16", "8.damaged", "8.damaged.2"}
+
+
+def test_killed_before_the_manifest_was_written_costs_nothing(tmp_path, capsys):
+    """The arrays are read instead; who may write adds the manifest, who only reads does not."""
+    save(tmp_path, 4, 8)
+    manifest = tmp_path / "checkpoints" / "8" / "manifest.json"
+    before = manifest.read_bytes()
+    manifest.unlink()
+    (manifest.parent / "manifest.json.partial").write_text("{")
+    assert restore(tmp_path).step == 8 and not manifest.exists()
+    assert f"{manifest.parent} has no manifest.json" in capsys.readouterr().err
+    assert Checkpoints(tmp_path, keep=2).latest() == 8 and manifest.read_bytes() == before
+    capsys.readouterr()
+    assert restore(tmp_path).step == 8 and not capsys.readouterr().err
+
+
+@pytest.mark.parametrize("file", ["meta/metadata", "theta/manifest.ocdbt", "theta/_METADATA", "theta/ocdbt.process_0/d/*"])
+def test_a_partial_checkpoint_without_a_manifest_is_damaged(tmp_path, capsys, file):
+    """A copy that was interrupted, for instance."""
+    save(tmp_path, 4, 8)
+    partial = tmp_path / "checkpoints" / "8"
+    (partial / "manifest.json").unlink()
+    max(partial.glob(file), key=lambda path: path.stat().st_size).unlink()
+    assert restore(tmp_path).step == 4
+    assert re.match(f"checkpoint: {partial} is damaged: (meta|theta).* cannot be read ", capsys.readouterr().err)
+
+
+def test_meta_of_something_else_is_a_damaged_checkpoint(tmp_path, capsys):
     save(tmp_path, 4)
-    (tmp_path / "checkpoints" / "4" / "meta" / "metadata").write_text(json.dumps({"model": "tiny"}))
-    with pytest.raises(UserError, match="checkpoints/4: the checkpoint cannot be read"):
+    directory = tmp_path / "checkpoints" / "4"
+    (directory / "meta" / "metadata").write_text(json.dumps({"model": "tiny"}))
+    (directory / "manifest.json").unlink()
+    with pytest.raises(UserError, match="no checkpoint is sound"):
         restore(tmp_path)
+    assert f"{directory} is damaged: meta lacks an entry." in capsys.readouterr().err
+
+
+def test_weights_alone_can_be_used_but_not_trained_on(tmp_path):
+    """To one that will write, and so to train, they are refused before anything is compiled."""
+    checkpoints = Checkpoints(tmp_path, keep=1)
+    checkpoints.save_weights(4, "tiny", state_of(4)["theta"], "average of steps 2, 4")
+    checkpoints.close()
+    step, theta = Checkpoints(tmp_path).restore_theta("tiny", SPECS["theta"], shardings(SPECS, ONE)["theta"])
+    assert step == 4
+    assert_equal(theta, state_of(4)["theta"])
+    Checkpoints(tmp_path).require("tiny", SPECS["theta"])
+    for refused in (lambda: restore(tmp_path), lambda: Checkpoints(tmp_path, keep=1).require("tiny", SPECS["theta"])):
+        with pytest.raises(UserError, match=r"checkpoints/4 holds weights alone \(average of steps 2, 4\)"):
+            refused()

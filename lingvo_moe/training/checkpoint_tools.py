@@ -1,0 +1,229 @@
+"""What can be done with checkpoints besides training: look at them, verify, average, convert to safetensors and back."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import json
+import os
+import pathlib
+from collections.abc import Mapping
+
+import numpy as np
+import safetensors
+from safetensors import numpy as safetensors_numpy
+
+from lingvo_moe import progress, tree
+from lingvo_moe.errors import UserError
+from lingvo_moe.layout import Spec
+from lingvo_moe.training import integrity
+from lingvo_moe.training.checkpoint import Checkpoints, first_difference, summary
+from lingvo_moe.training.checkpoint_reader import ARRAYS, WEIGHTS, Reader
+from lingvo_moe.training.integrity import Damaged
+
+# The one entry of a safetensors file's metadata, a JSON object: the library writes several in an arbitrary order.
+_METADATA = "lingvo_moe"
+_FORMAT = 1
+_SUFFIX = ".safetensors"
+# Names of dtypes in a safetensors file.
+_DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16", "F64": "float64", "I32": "int32", "I64": "int64"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Overview:
+    """A checkpoint at a glance.
+
+    Attributes:
+      step: of the checkpoint.
+      bytes: of its files.
+      problem: what is wrong as far as can be seen without reading arrays; empty where nothing is.
+      model, weights, date: the registered name, the number of weights, when it was complete; None where damage hides them.
+      origin: of weights alone, how they came about; None for a checkpoint that training wrote.
+    """
+
+    step: int
+    bytes: int
+    problem: str
+    model: str | None = None
+    weights: int | None = None
+    date: datetime.datetime | None = None
+    origin: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Statistics:
+    """Of the finite values of an array, in float64; all NaN where there is none."""
+
+    mean: float
+    rms: float
+    least: float
+    greatest: float
+    not_finite: int
+
+    @staticmethod
+    def of(array: np.ndarray) -> Statistics:
+        """Returns those of an array of numbers."""
+        values = array[np.isfinite(array)].astype(np.float64)
+        not_finite = array.size - values.size
+        if not values.size:
+            return Statistics(np.nan, np.nan, np.nan, np.nan, not_finite)
+        return Statistics(float(values.mean()), float(np.sqrt(np.mean(values**2))), float(values.min()), float(values.max()),
+                          not_finite)
+
+
+def overview(checkpoints: Checkpoints, step: int) -> Overview:
+    """Looks at sizes and metadata; reads no array."""
+    directory = checkpoints.path(step)
+    found = integrity.problems(directory, hashes=False)
+    problem = f"no {integrity.MANIFEST}" if found is None else summary(found) if found else ""
+    size = integrity.size(directory)
+    try:
+        reader = Reader(directory)
+        meta, date = reader.meta, reader.date()
+    except Damaged as error:
+        return Overview(step, size, problem or str(error))
+    weights = sum(int(np.prod(shape)) for shape in meta["weights"].values())
+    return Overview(step, size, problem, meta["model"], weights, date, meta.get("origin"))
+
+
+def verify(checkpoints: Checkpoints, step: int) -> list[str]:
+    """Compares every file with the manifest, reads every array; returns all that is damaged, missing or not finite."""
+    directory = checkpoints.path(step)
+    reader = Reader(directory)
+    found = integrity.problems(directory) or []
+    found += reader.problems(finite=True)
+    if not found and (manifest := integrity.load(directory)) and manifest.arrays != len(reader.specs()):
+        found.append(f"there are {len(reader.specs())} arrays instead of {manifest.arrays}")
+    return found
+
+
+def chosen(checkpoints: Checkpoints, step: int | None, items: tuple[str, ...] | None = None) -> int:
+    """The newest sound step, or this one; raises UserError where it is absent or damaged."""
+    step = checkpoints.latest(items) if step is None else step
+    if step not in checkpoints.steps():
+        there = ", ".join(map(str, checkpoints.steps())) or "none"
+        raise UserError(f"{checkpoints.directory}: there is no checkpoint{'' if step is None else f' of step {step}'}; steps that "
+                        f"are there: {there}.")
+    if found := checkpoints.problems(step, items):
+        raise UserError(f"{checkpoints.path(step)} is damaged: {summary(found)}. Choose another step.")
+    return step
+
+
+def average(checkpoints: Checkpoints, steps: list[int], output: str | pathlib.Path):
+    """Writes the mean of the weights of several steps as the log directory `output`, under the newest step's number.
+
+    The mean is taken in float64, array by array, and kept in float32.
+
+    Raises:
+      UserError: a step is absent or damaged, the models differ, or `output` holds checkpoints.
+    """
+    if len(steps) < 2 or len(set(steps)) < len(steps):
+        raise UserError(f"--steps={','.join(map(str, steps))}: expected two different steps or more.")
+    target = _empty(output, "--output")
+    readers = [Reader(checkpoints.path(chosen(checkpoints, step, WEIGHTS))) for step in steps]
+    first = readers[0].meta
+    for step, reader in zip(steps, readers):
+        if reader.meta["weights"] != first["weights"]:
+            raise UserError(f"{reader.directory}: its weights are not those of step {steps[0]}: "
+                            f"{first_difference(reader.meta['weights'], first['weights'])}.")
+    theta = {}
+    for path in progress.track(sorted(first["weights"]), f"averaging {len(steps)} checkpoints", unit="arrays"):
+        total = np.zeros(first["weights"][path], np.float64)
+        for reader in readers:
+            total += reader.read(ARRAYS["theta"] + path)
+        theta[path] = (total / len(steps)).astype(np.float32)
+    target.save_weights(max(steps), first["model"], tree.unflatten(theta), f"average of steps {', '.join(map(str, steps))}")
+    target.close()
+
+
+def to_safetensors(checkpoints: Checkpoints, step: int, file: str | pathlib.Path):
+    """Writes the weights of a step, under their paths, with model, step and format version as metadata.
+
+    Raises:
+      UserError: the step is absent or damaged, or the file cannot be there.
+    """
+    _check_suffix("--output", file)
+    if not pathlib.Path(file).absolute().parent.is_dir():
+        raise UserError(f"--output={file}: there is no directory {pathlib.Path(file).parent}; make it first.")
+    reader = Reader(checkpoints.path(chosen(checkpoints, step, WEIGHTS)))
+    paths = [path.removeprefix(ARRAYS["theta"]) for path in reader.specs(WEIGHTS)]
+    theta = {path: np.ascontiguousarray(reader.read(ARRAYS["theta"] + path)) for path in progress.track(
+        paths, f"reading step {step}", unit="arrays")}
+    metadata = {"format": _FORMAT, "model": reader.meta["model"], "step": step}
+    partial = pathlib.Path(f"{file}.partial")
+    try:
+        safetensors_numpy.save_file(theta, partial, {_METADATA: json.dumps(metadata, sort_keys=True)})
+        os.replace(partial, file)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def from_safetensors(file: str | pathlib.Path, model: str, specs: Mapping[str, object], logdir: str | pathlib.Path) -> int:
+    """Makes the log directory `logdir` of the weights in a file that `to_safetensors` wrote; returns their step.
+
+    Args:
+      file: to read.
+      model: the registered name.
+      specs: the tree of the model's weights' `Spec`s.
+      logdir: to write.
+
+    Raises:
+      UserError: no such file, one of other weights, or `logdir` holds checkpoints.
+    """
+    _check_suffix("--input", file)
+    target = _empty(logdir, "--logdir")
+    if not pathlib.Path(file).is_file():
+        raise UserError(f"--input={file}: there is no such file.")
+    try:
+        with safetensors.safe_open(file, "numpy") as opened:
+            step = _step(file, opened.metadata() or {})
+            _check_tensors(file, opened, model, tree.flatten(specs))
+            theta = {path: opened.get_tensor(path) for path in progress.track(
+                sorted(opened.keys()), f"reading {pathlib.Path(file).name}", unit="arrays")}
+    except safetensors.SafetensorError as error:
+        raise UserError(f"--input={file}: not a whole safetensors file ({error}).") from None
+    target.save_weights(step, model, tree.unflatten(theta), f"converted from {pathlib.Path(file).name}")
+    target.close()
+    return step
+
+
+def _step(file: str | pathlib.Path, metadata: Mapping[str, str]) -> int:
+    """The step in a file's metadata."""
+    try:
+        found = json.loads(metadata[_METADATA])
+        version, step = found["format"], found["step"]
+    except (KeyError, TypeError, ValueError, RecursionError):
+        raise UserError(f"--input={file}: its metadata does not say step and format; expected a file that `checkpoint convert "
+                        f"--output` wrote.") from None
+    if version != _FORMAT:
+        raise UserError(f"--input={file}: format {version!r}; this program knows {_FORMAT}.")
+    if type(step) is not int or step < 0:
+        raise UserError(f"--input={file}: its step is {step!r}; expected a whole number.")
+    return step
+
+
+def _check_tensors(file: str | pathlib.Path, opened: safetensors.safe_open, model: str, specs: Mapping[str, Spec]):
+    """Raises UserError where names, shapes or dtypes are not those of the model."""
+    found = {}
+    for path in opened.keys():
+        stored = opened.get_slice(path)
+        found[path] = f"{_DTYPES.get(stored.get_dtype(), stored.get_dtype())} {list(stored.get_shape())}"
+    expected = {path: f"{spec.dtype} {list(spec.shape)}" for path, spec in specs.items()}
+    if found != expected:
+        raise UserError(f"--input={file} does not hold the weights of {model}: {first_difference(found, expected)}. Pass that "
+                        f"--model (with the --set it was trained with), or another file.")
+
+
+def _check_suffix(flag: str, file: str | pathlib.Path):
+    if pathlib.Path(file).suffix != _SUFFIX or pathlib.Path(file).is_dir():
+        raise UserError(f"{flag}={file}: expected the name of a file that ends with {_SUFFIX}.")
+
+
+def _empty(logdir: str | pathlib.Path, flag: str) -> Checkpoints:
+    """The checkpoints of a log directory to be; raises UserError where there are some."""
+    if pathlib.Path(logdir).exists() and not pathlib.Path(logdir).is_dir():
+        raise UserError(f"{flag}={logdir} is a file; expected a directory, or a name for a new one.")
+    checkpoints = Checkpoints(logdir, keep=1)
+    if checkpoints.directory.exists() and any(checkpoints.directory.iterdir()):
+        raise UserError(f"{flag}={logdir} holds checkpoints already; name a new directory.")
+    return checkpoints
