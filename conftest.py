@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
 
 import hypothesis
+import pytest
 
 # For this process and for the programs that tests start.
 os.environ["JAX_PLATFORMS"] = "cpu"
@@ -19,3 +21,11 @@ jax.devices()
 # More examples where a property is cheap: @settings(max_examples=...) on the test.
 hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=None, max_examples=20, database=None)
 hypothesis.settings.load_profile("repeatable")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled_programs_are_dropped():
+    """A file's programs are not another's: kept to the end of the run, all of them together took ten gigabytes."""
+    yield
+    jax.clear_caches()
+    gc.collect()
