@@ -41,9 +41,9 @@ def train(values: flags.FlagValues):
 def evaluate(values: flags.FlagValues):
     """`eval`: one row per language, then groups and the average; of a language model, its perplexity."""
     _check_place("--json", values.json)
+    if not experiment.get(values.model).translates:
+        return _evaluate_language_model(values)
     name, config, engine = _set_up(values, {"search.beam_size": values.beam_size})
-    if not config.translates:
-        return _evaluate_language_model(name, config, engine, values)
     corpus = Corpus.open(config.corpus)
     translator = Translator(name, config, engine, _logdir(values))
     scores, left_out = evaluate_languages(translator, corpus, values.languages, values.max_pairs, values.split)
@@ -56,10 +56,12 @@ def evaluate(values: flags.FlagValues):
             json.dump(rows, file, indent=1, ensure_ascii=False)
 
 
-def _evaluate_language_model(name: str, config: Experiment, engine: Engine, values: flags.FlagValues):
-    for flag in ("languages", "beam_size"):
-        if values[flag].value:
-            raise UserError(f"--{flag} is for translation; {name} is a language model, of which eval measures the perplexity.")
+def _evaluate_language_model(values: flags.FlagValues):
+    for flag in ("languages", "max_pairs", "summary", "beam_size"):
+        if values[flag].present:
+            raise UserError(f"--{flag} is for translation; {registry.full_name(values.model)} is a language model, of which "
+                            f"eval measures the perplexity over the whole split. Leave it out.")
+    name, config, engine = _set_up(values, {})
     found = perplexity.measure(name, config, engine, _logdir(values), values.split)
     print(f"{found.cross_entropy:.4f} nats per token, perplexity {found.perplexity:.2f}, over {found.tokens:,} tokens of the "
           f"{values.split} split, after {found.step} steps")
@@ -67,7 +69,8 @@ def _evaluate_language_model(name: str, config: Experiment, engine: Engine, valu
         _say(f"{found.left_out} texts of {config.input.target_length} tokens or more were left out.")
     if values.json:
         with _writing(values.json) as file:
-            json.dump({"model": name, "split": values.split, **dataclasses.asdict(found)}, file, indent=1)
+            measured = {**dataclasses.asdict(found), "perplexity": found.perplexity}
+            json.dump({"model": name, "split": values.split, **measured}, file, indent=1)
 
 
 def _require_translation(values: flags.FlagValues):

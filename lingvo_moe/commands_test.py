@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import pathlib
 
 import pytest
@@ -82,7 +83,10 @@ def test_list_and_show_name_every_model_and_field(capsys):
     (["plan", "Quickstart", "--topology=v3:2x2x1", "--search=remat", "--program=decode"], "leave out --program=decode"),
     (["translate", "--model=dense_lm.Small", "--logdir=x"], "dense_lm.Small is a language model; it has nothing to translate"),
     (["export", "--model=dense_lm.Small", "--program=decode", "--output=x"], "it has nothing to translate"),
-    (["eval", "--model=dense_lm.Small", "--logdir=x", "--languages=de"], "--languages is for translation"),
+    (["eval", "--model=dense_lm.Small", "--logdir=x", "--languages=de"], "--languages is for translation; dense_lm.Small is a"),
+    (["eval", "--model=dense_lm.Small", "--logdir=x", "--beam_size=4"], "--beam_size is for translation"),
+    (["eval", "--model=dense_lm.Small", "--logdir=x", "--max_pairs=100"], "--max_pairs is for translation"),
+    (["eval", "--model=dense_lm.Small", "--logdir=x", "--summary"], "--summary is for translation"),
     (["train", "--model=dense_lm.Small", "--logdir=x", "--set=source_length=96"], "a language model reads targets alone; set it"),
     (["train", "--model=Quickstart", "--logdir=x", "--set=source_length=0"], "a translation model reads sources; set it"),
     (["list", "--import=no_such_module_here"], "--import=no_such_module_here"),
@@ -149,8 +153,11 @@ def test_a_language_model_is_trained_and_evaluated(data, tmp_path, capsys):
     assert _run("train", *shared, "--steps=2", "--set=training.evaluate_every=0") == 0
     assert _run("eval", *shared, f"--json={tmp_path / 'found.json'}") == 0
     found = json.loads((tmp_path / "found.json").read_text(encoding="utf-8"))
-    assert f"{found['cross_entropy']:.4f} nats per token" in capsys.readouterr().out
-    assert found["model"] == tiny.LANGUAGE_MODEL and found["step"] == 2 and found["tokens"] > 100
+    assert capsys.readouterr().out == (
+        f"{found['cross_entropy']:.4f} nats per token, perplexity {found['perplexity']:.2f}, over {found['tokens']:,} tokens "
+        f"of the test split, after 2 steps\n")
+    assert (found["model"], found["split"], found["step"]) == (tiny.LANGUAGE_MODEL, "test", 2) and found["tokens"] > 100
+    assert found["perplexity"] == math.exp(found["cross_entropy"])
 
 
 def test_export_writes_a_program_that_loads(tmp_path):

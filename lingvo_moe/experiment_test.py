@@ -27,6 +27,15 @@ def test_sizes_that_do_not_fit_are_named_with_the_remedy(assignments, mesh, said
         experiment.get("m4.Quickstart", assignments, DeviceMesh((mesh,)))
 
 
+@pytest.mark.parametrize("name, source_length, said", [
+    ("m4.Quickstart", 0, "source_length is 0, but a translation model reads sources; set it to the tokens of a row"),
+    ("dense_lm.Small", 96, "source_length is 96, but a language model reads targets alone; set it to 0"),
+])
+def test_the_input_has_the_models_sides(name, source_length, said):
+    with pytest.raises(UserError, match=said):
+        experiment.get(name, [f"input.source_length={source_length}"])
+
+
 def test_a_dense_model_has_no_groups_to_divide():
     assert experiment.get("m4.Quickstart", ["model.num_experts=0", "model.num_groups=7"]).model.num_experts == 0
 

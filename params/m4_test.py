@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from lingvo_moe import experiment
+from lingvo_moe import experiment, tree
+from lingvo_moe.layers import gating
 
 # Published figures have two digits or one, and some count in binary billions (619.4e9 weights are 577 x 2^30, GSPMD table 6).
 _ROUNDING = 0.075
@@ -32,7 +33,6 @@ def test_weights_experts_layers_and_cores_are_table_1s(name):
     expert_size = 2 * config.model.model_dim * config.model.hidden_dim
     moe_layers = layers // 2
     assert experts * moe_layers == total
-    from lingvo_moe import tree
     declared = sum(w.size for path, w in tree.flatten(config.model.weights()).items() if "E" in w.letters)
     assert declared == total * expert_size
 
@@ -40,7 +40,6 @@ def test_weights_experts_layers_and_cores_are_table_1s(name):
 @pytest.mark.parametrize(("name", "capacity"), [("m4.MoE2048E36L", 1), ("m4.MoE512E12L", 2), ("m4.MoE128E36L", 32)])
 def test_groups_and_capacity_are_the_papers(name, capacity):
     """G = 2 D groups of N/G tokens of a side, each giving an expert C = 2N/(G E) places, at least 1 (section 2.2)."""
-    from lingvo_moe.layers import gating
     config = experiment.get(name)
     tokens = config.input.batch_size * config.input.source_length
     assert config.model.num_groups == 2 * config.mesh.size

@@ -100,13 +100,15 @@ def test_training_batches_hold_pairs_of_the_corpus_in_the_shape_of_the_specs(cor
     assert len(found) > 100
 
 
-def test_a_stream_goes_on_after_any_batch_as_if_never_left(corpus, tokenizers, train_input):
-    """From the state as JSON, in a new TrainInput, and in both ways that examples are tokenised."""
-    whole = take(train_input.batches(), 12)
+@pytest.mark.parametrize("source_length", [_CONFIG.source_length, 0])
+def test_a_stream_goes_on_after_any_batch_as_if_never_left(corpus, tokenizers, source_length):
+    """From the state as JSON, in a new TrainInput, and in both ways that examples are tokenised; a language model's, too."""
+    config = dataclasses.replace(_CONFIG, source_length=source_length)
+    whole = take(TrainInput(corpus, tokenizers, config).batches(), 12)
     assert any(state["waiting"] for _, state in whole)
     for index in range(0, 9, 2):
         state = json.loads(json.dumps(whole[index][1]))
-        assert_same(take(TrainInput(corpus, tokenizers, _CONFIG).batches(state), 3), whole[index + 1:index + 4])
+        assert_same(take(TrainInput(corpus, tokenizers, config).batches(state), 3), whole[index + 1:index + 4])
 
 
 def test_every_example_is_fed_once_or_counted_as_too_long(train_input, tokenizers):
@@ -250,8 +252,8 @@ def test_a_sentence_that_does_not_fit_is_named_before_any_batch(tokenizers):
     assert take(source_batches(["Haus " * 40], tokenizer, 1, length + 1), 1)
 
 
-def test_a_language_models_stream_is_the_same_texts_and_resumes(corpus, tokenizers):
-    """The target side of the same examples, in the same order, from any state."""
+def test_a_language_models_stream_is_the_same_texts(corpus, tokenizers):
+    """The target side of the same examples, in the same order."""
     config = dataclasses.replace(_CONFIG, source_length=0, packing=False)
     both = dataclasses.replace(_CONFIG, source_length=400, packing=False)
     alone, pairs = (take(TrainInput(corpus, tokenizers, c).batches(), 6) for c in (config, both))
@@ -259,7 +261,19 @@ def test_a_language_models_stream_is_the_same_texts_and_resumes(corpus, tokenize
         assert set(batch) == {"target"}
         for name, values in batch["target"].items():
             np.testing.assert_array_equal(values, other["target"][name])
-    assert_same(take(TrainInput(corpus, tokenizers, config).batches(alone[2][1]), 3), alone[3:])
+
+
+def test_a_language_model_reads_every_text_once_in_every_epoch(tokenizers, tmp_path):
+    pairs = make_pairs("Haus", 40)
+    corpus = write_corpus(tmp_path / "corpus", {"de": {"train": pairs}})
+    config = dataclasses.replace(_CONFIG, batch_size=1, source_length=0, packing=False)  # a batch is one text
+    tokenizer, stream = Tokenizers.load(tokenizers).target, TrainInput(corpus, tokenizers, config).batches()
+    epochs = []
+    for _ in range(2):
+        batches = [batch["target"] for batch, _ in take(stream, len(pairs))]
+        epochs.append(tokenizer.decode([target["labels"][target["segment_ids"] > 0] for target in batches]))
+    assert [sorted(epoch) for epoch in epochs] == [sorted(target.strip() for _, target in pairs)] * 2
+    assert epochs[0] != epochs[1]
 
 
 def test_a_language_models_evaluation_reads_targets_alone(corpus, tokenizers):

@@ -41,10 +41,13 @@ def measure(name: str, experiment: Experiment, engine: Engine, logdir: str | pat
     """Predicts every text of a split once, with the newest checkpoint of `logdir`.
 
     Raises:
-      UserError: no data or tokenizer, no checkpoint or one of another model, or nothing in the split that fits a row.
+      UserError: no data or tokenizer, nothing in the split that fits a row, no checkpoint or one of another model; before
+        anything is compiled.
     """
     experiment.open_tokenizers()
     held_out = EvalInput(experiment.corpus, experiment.tokenizers, experiment.input, split)
+    if next(held_out.batches(), None) is None:
+        raise UserError(_nothing(experiment, split, held_out.too_long))
     theta_specs = weight_specs(experiment.model.weights())
     checkpoints = Checkpoints(logdir)
     checkpoints.require(name, theta_specs)
@@ -58,7 +61,12 @@ def measure(name: str, experiment: Experiment, engine: Engine, logdir: str | pat
             count = float(metrics["tokens"])
             nats, tokens = nats + float(metrics["cross_entropy"]) * count, tokens + count
             advance()
-    if not tokens:
-        raise UserError(f"{experiment.corpus} has no {split} text that fits input.target_length="
-                        f"{experiment.input.target_length}; raise it with --set input.target_length=...")
     return Perplexity(step, round(tokens), nats / tokens, held_out.too_long)
+
+
+def _nothing(experiment: Experiment, split: str, too_long: int) -> str:
+    """Why there is no batch."""
+    if not too_long:
+        return f"the corpus has no {split} texts; see its report.txt."
+    return (f"none of the corpus's {too_long} {split} texts fits input.target_length={experiment.input.target_length}; "
+            f"raise it with --set input.target_length=...")

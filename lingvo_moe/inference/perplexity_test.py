@@ -10,6 +10,7 @@ import pytest
 
 from lingvo_moe import testing_experiment as tiny
 from lingvo_moe.data.corpus import Corpus
+from lingvo_moe.data.testing import write_corpus
 from lingvo_moe.engines.pjrt import Engine
 from lingvo_moe.errors import UserError
 from lingvo_moe.inference import perplexity
@@ -19,6 +20,14 @@ from lingvo_moe.training import loop
 @pytest.fixture(scope="module")
 def data(tmp_path_factory) -> tiny.Data:
     return tiny.make_data(tmp_path_factory.mktemp("data"))
+
+
+@pytest.fixture(scope="module")
+def lengths(data) -> list[int]:
+    """The tokens of every test text, its end included."""
+    corpus, tokenizer = Corpus.open(data.corpus), tiny.tiny_language_model(data).open_tokenizers().target
+    texts = [target for language in corpus.languages_of("test") for _, target in corpus.pairs("test", language)]
+    return [len(ids) + 1 for ids in tokenizer.encode(texts)]
 
 
 @pytest.fixture(scope="module")
@@ -36,12 +45,10 @@ def test_training_measures_the_held_out_loss_of_a_language_model(trained):
     assert losses["valid/cross_entropy"] < math.log(200) - 0.5 and losses["cross_entropy"] > 0
 
 
-def test_every_held_out_token_is_predicted_once(trained, data):
+def test_every_held_out_token_is_predicted_once(trained, lengths):
     config, engine, logdir, _ = trained
     found = perplexity.measure(tiny.LANGUAGE_MODEL, config, engine, logdir)
-    corpus, tokenizer = Corpus.open(data.corpus), config.open_tokenizers().target
-    texts = [target for language in corpus.languages_of("test") for _, target in corpus.pairs("test", language)]
-    assert found.tokens == sum(len(ids) + 1 for ids in tokenizer.encode(texts)) and found.left_out == 0
+    assert found.tokens == sum(lengths) and found.left_out == 0
     assert found.step == 40 and 1 < found.perplexity == math.exp(found.cross_entropy) < 200
 
 
@@ -53,8 +60,25 @@ def test_batches_do_not_matter(trained):
     np.testing.assert_allclose(one, other, rtol=1e-5)
 
 
-def test_a_split_without_text_that_fits_is_told(trained):
+def test_texts_that_do_not_fit_are_counted_and_left_out(trained, lengths):
     config, engine, logdir, _ = trained
-    short = dataclasses.replace(config, input=dataclasses.replace(config.input, target_length=2))
-    with pytest.raises(UserError, match="no test text that fits input.target_length=2; raise it"):
-        perplexity.measure(tiny.LANGUAGE_MODEL, short, engine, logdir)
+    limit = max(lengths) - 1
+    shorter = dataclasses.replace(config, input=dataclasses.replace(config.input, target_length=limit))
+    found = perplexity.measure(tiny.LANGUAGE_MODEL, shorter, engine, logdir)
+    fitting = [length for length in lengths if length <= limit]
+    assert (found.tokens, found.left_out) == (sum(fitting), len(lengths) - len(fitting))
+    assert 0 < found.left_out < len(lengths)
+
+
+def test_texts_none_of_which_fits_are_told_before_anything_is_compiled(data, lengths, tmp_path):
+    config = tiny.tiny_language_model(data, "input.target_length=2")
+    said = f"none of the corpus's {len(lengths)} test texts fits input.target_length=2; raise it"
+    with pytest.raises(UserError, match=said):
+        perplexity.measure(tiny.LANGUAGE_MODEL, config, tiny.Uncompiled(2, "cpu"), tmp_path)
+
+
+def test_an_empty_split_is_told_before_anything_is_compiled(data, tmp_path):
+    corpus = write_corpus(tmp_path / "corpus", {"de": {"train": [("der", "the")]}})
+    config = tiny.tiny_language_model(data, f"corpus={corpus}")
+    with pytest.raises(UserError, match="the corpus has no valid texts; see its report.txt"):
+        perplexity.measure(tiny.LANGUAGE_MODEL, config, tiny.Uncompiled(2, "cpu"), tmp_path, "valid")

@@ -75,9 +75,7 @@ def test_no_token_sees_a_later_one(position):
 
     def loss_of_first(tokens: list[int]) -> float:
         given = target([[tokens]])
-        # The rest is a text of its own, whose loss is taken away again.
-        logits = logits_of(given)
-        labels = given["target"]["labels"]
+        logits, labels = logits_of(given), given["target"]["labels"]
         return float(tf.reduce_sum(tf.nn.sparse_softmax_cross_entropy_with_logits(labels[:, :position], logits[:, :position])))
 
     assert loss_of_first(text) == loss_of_first(changed)
