@@ -31,6 +31,9 @@ class TrainingSchedule:
       evaluation_batches: on how many batches, at most.
       checkpoint_every: a checkpoint is saved (and at the end).
       keep: how many checkpoints stay.
+      steps_per_loop: made by one call of the engine; on a TPU, without leaving the device. The others are multiples of it.
+      max_skipped: training stops when so many steps in a row were skipped, see `steps`.
+      grace_seconds: from SIGTERM to the end of the process, at most; the step in progress and a checkpoint must fit in.
     """
 
     steps: int = 1_000_000
@@ -40,12 +43,24 @@ class TrainingSchedule:
     evaluation_batches: int = 16
     checkpoint_every: int = 500
     keep: int = 3
+    steps_per_loop: int = 1
+    max_skipped: int = 10
+    grace_seconds: float = 25.0
 
     def __post_init__(self):
         for name, least in (("steps", 1), ("log_every", 1), ("evaluate_every", 0), ("evaluation_batches", 1),
-                            ("checkpoint_every", 1), ("keep", 1)):
+                            ("checkpoint_every", 1), ("keep", 1), ("steps_per_loop", 1), ("max_skipped", 1),
+                            ("grace_seconds", 0)):
             if getattr(self, name) < least:
                 raise UserError(f"training.{name} is {getattr(self, name)}; it must be at least {least}.")
+        for name in ("log_every", "evaluate_every", "checkpoint_every"):
+            if getattr(self, name) % self.steps_per_loop:
+                raise UserError(f"training.{name} is {getattr(self, name)}; it must be a multiple of training.steps_per_loop, "
+                                f"{self.steps_per_loop}: a loop of steps is not interrupted.")
+
+    def steps_at(self, step: int) -> int:
+        """How many steps the engine makes next, after `step`: to the end of a loop, or of training."""
+        return min(self.steps_per_loop - step % self.steps_per_loop, self.steps - step)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

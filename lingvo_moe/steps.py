@@ -2,10 +2,12 @@
 
 A model is known by its interface alone, `Model`. The training state is a tree:
 
-  step   scalar int32, steps made
-  seed   [2] int32, the key of all random numbers: those of step t are a function of (seed, t, layer)
-  theta  the weights
-  slots  the optimizer's
+  step              scalar int32, steps made
+  seed              [2] int32, the key of all random numbers: those of step t are a function of (seed, t, layer)
+  skipped           scalar int32, the steps that changed no weight, their loss or a gradient not being finite
+  skipped_in_a_row  scalar int32, how many of these were the last ones
+  theta             the weights
+  slots             the optimizer's
 
 so a state says all that the next step needs, and a step can be replayed bit for bit.
 """
@@ -14,6 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
+from collections.abc import Callable
 from typing import Protocol
 
 from lingvo_moe import tree
@@ -64,26 +67,37 @@ class Steps:
     def state_specs(self) -> dict:
         """The tree of `Spec`s of the training state."""
         weights = self.model.weights()
-        return {"step": Spec((), "int32", ""), "seed": Spec((2,), "int32", "s"), "theta": weight_specs(weights),
+        counts = {name: Spec((), "int32", "") for name in ("step", "skipped", "skipped_in_a_row")}
+        return {**counts, "seed": Spec((2,), "int32", "s"), "theta": weight_specs(weights),
                 "slots": weight_specs(self.optimizer.slots(weights))}
 
     def init(self) -> Program:
-        """`{seed} -> {state}`: created already in place, each device holding its own part."""
-
-        def function(inputs: dict) -> dict:
-            weights = self.model.weights()
-            return {"state": {
-                "step": tf.constant(0), "seed": tf.identity(inputs["seed"]),
-                "theta": self._initial(weights, "theta", inputs["seed"]),
-                "slots": self._initial(self.optimizer.slots(weights), "slots", inputs["seed"])}}
-
+        """`init_function`, lowered."""
         letters = {path: spec.letters for path, spec in tree.flatten({"state": self.state_specs()}).items()}
-        return lower("init", function, {"seed": Spec((2,), "int32", "s")}, letters, self.layout)
+        return lower("init", self.init_function, {"seed": Spec((2,), "int32", "s")}, letters, self.layout)
+
+    def init_function(self, inputs: dict) -> dict:
+        """`{seed} -> {state}`: created already in place, each device holding its own part."""
+        weights = self.model.weights()
+        return {"state": {
+            "step": tf.constant(0), "skipped": tf.constant(0), "skipped_in_a_row": tf.constant(0),
+            "seed": tf.identity(inputs["seed"]),
+            "theta": self._initial(weights, "theta", inputs["seed"]),
+            "slots": self._initial(self.optimizer.slots(weights), "slots", inputs["seed"])}}
 
     def train(self, batch_specs: dict) -> Program:
-        """`{state, batch} -> {state, metrics}`, one step; the state is donated.
+        """`train_function`, lowered; the state is donated."""
+        inputs = {"state": self.state_specs(), "batch": batch_specs}
+        return lower("train", self.train_function(batch_specs), inputs, {}, self.layout, donated=("state",))
 
-        Metrics are the model's, of the weights before the step, and `loss`, `gradient_norm` and `learning_rate`.
+    def train_function(self, batch_specs: dict) -> Callable[[dict], dict]:
+        """`{state, batch} -> {state, metrics}`, one step.
+
+        A loss or gradient that is not finite changes neither weights nor slots; the step is counted as skipped, and the next
+        one has another batch and other random numbers.
+
+        Metrics are the model's, of the weights before the step, and `loss`, `gradient_norm`, `learning_rate`, `skipped` and
+        `skipped_in_a_row`.
         """
 
         def function(inputs: dict) -> dict:
@@ -96,16 +110,26 @@ class Steps:
                 loss, metrics = self.model.loss(theta, self._batch(batch_specs, inputs["batch"]), Context(self.layout, seed))
             gradients = tree.unflatten(dict(zip(leaves, _gradient(tape, loss, list(leaves.values())))))
             with tf.name_scope("optimizer"):
-                new_theta, slots = self.optimizer.update(weights, theta, gradients, state["slots"], state["step"], self.layout)
-            metrics = dict(metrics, loss=loss, gradient_norm=_global_norm(gradients),
+                updated = self.optimizer.update(weights, theta, gradients, state["slots"], state["step"], self.layout)
+                norm = _global_norm(gradients)
+                is_finite = tf.math.is_finite(loss) & tf.math.is_finite(norm)
+                theta, slots = (tree.map_leaves(lambda new, old: tf.where(is_finite, new, old), new, old)
+                                for new, old in zip(updated, (theta, state["slots"])))
+            skipped = tf.cast(~is_finite, tf.int32)
+            counts = {"skipped": state["skipped"] + skipped, "skipped_in_a_row": (state["skipped_in_a_row"] + skipped) * skipped}
+            metrics = dict(metrics, **counts, loss=loss, gradient_norm=norm,
                            learning_rate=self.optimizer.learning_rate(state["step"]))
-            return {"state": {"step": state["step"] + 1, "seed": tf.identity(state["seed"]), "theta": new_theta,
+            return {"state": {**counts, "step": state["step"] + 1, "seed": tf.identity(state["seed"]), "theta": theta,
                               "slots": slots}, "metrics": metrics}
 
-        return lower("train", function, {"state": self.state_specs(), "batch": batch_specs}, {}, self.layout,
-                     donated=("state",))
+        return function
 
     def evaluate(self, batch_specs: dict) -> Program:
+        """`evaluate_function`, lowered."""
+        inputs = {"theta": weight_specs(self.model.weights()), "batch": batch_specs}
+        return lower("evaluate", self.evaluate_function(batch_specs), inputs, {}, self.layout)
+
+    def evaluate_function(self, batch_specs: dict) -> Callable[[dict], dict]:
         """`{theta, batch} -> {metrics}`, without random numbers."""
 
         def function(inputs: dict) -> dict:
@@ -113,8 +137,7 @@ class Steps:
             _, metrics = self.model.loss(theta, self._batch(batch_specs, inputs["batch"]), Context(self.layout))
             return {"metrics": metrics}
 
-        inputs = {"theta": weight_specs(self.model.weights()), "batch": batch_specs}
-        return lower("evaluate", function, inputs, {}, self.layout)
+        return function
 
     def decode(self, source_specs: dict, search: BeamSearch) -> Program:
         """`{theta, source} -> {ids, scores, lengths}`: the whole flat beam search; outputs as `decoding.Hypotheses`."""

@@ -181,9 +181,45 @@ def test_the_state_is_donated():
 
 def test_metrics_are_those_of_the_model_and_of_the_step():
     _, (metrics,) = train(trainer("1"), new_state(), range(1))
-    assert metrics.keys() == {"cross_entropy", "tokens", "overflow", "loss", "gradient_norm", "learning_rate"}
+    assert metrics.keys() == {"cross_entropy", "tokens", "overflow", "loss", "gradient_norm", "learning_rate", "skipped",
+                              "skipped_in_a_row"}
     assert metrics["loss"] > metrics["cross_entropy"] and metrics["tokens"] == BATCH * LENGTH
     assert metrics["learning_rate"] == pytest.approx(0.1)
+
+
+class Poisoned(OneLayer):
+    """Its loss, or a gradient of it alone, is not finite where a batch begins with a poison."""
+
+    LOSS, GRADIENT = VOCABULARY - 1, VOCABULARY - 2
+
+    def loss(self, theta: dict, batch: dict, context: Context) -> tuple[tf.Tensor, dict]:
+        loss, metrics = super().loss(theta, batch, context)
+        first, weight = batch["ids"][0, 0], theta["softmax"]["projection"][0, 0]
+        # The root of zero is zero, its gradient infinite.
+        steep = tf.sqrt(tf.where(first == self.GRADIENT, tf.nn.relu(weight - weight), 1.0))
+        return loss + tf.where(first == self.LOSS, np.inf, 0.0) + steep - tf.stop_gradient(steep), metrics
+
+
+def test_a_step_whose_loss_or_gradient_is_not_finite_changes_nothing_but_counts():
+    """Neither a weight nor a slot; the next step goes on from there."""
+    steps = Steps(Poisoned(), OPTIMIZER, Layout.of(DeviceMesh((2,))))
+    engine = testing.engine(steps.layout)
+    step, state = engine.load(steps.train(BATCH_SPECS)), engine.load(steps.init())({"seed": np.int32([0, 1])})["state"]
+    counted = []
+    for number, poison in enumerate([None, Poisoned.LOSS, Poisoned.GRADIENT, None, Poisoned.LOSS]):
+        batch = batch_of(number)
+        batch["ids"][0, 0] = 0 if poison is None else poison
+        before = tree.map_leaves(np.asarray, {name: state[name] for name in ("theta", "slots")})
+        outputs = step({"state": state, "batch": batch})
+        state, metrics = outputs["state"], outputs["metrics"]
+        same = [np.array_equal(old, np.asarray(new)) for old, new in
+                zip(tree.flatten(before).values(), tree.flatten({name: state[name] for name in before}).values())]
+        assert all(same) if poison is not None else not any(same)
+        assert np.isfinite(float(metrics["loss"])) == (poison != Poisoned.LOSS)
+        assert np.isfinite(float(metrics["gradient_norm"])) == (poison != Poisoned.GRADIENT)
+        counted.append((int(state["skipped"]), int(state["skipped_in_a_row"])))
+        assert (int(metrics["skipped"]), int(metrics["skipped_in_a_row"])) == counted[-1]
+    assert counted == [(0, 0), (1, 1), (2, 2), (2, 0), (3, 1)] and int(state["step"]) == 5
 
 
 def test_the_gradient_norm_is_that_of_all_gradients():

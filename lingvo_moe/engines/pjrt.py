@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
 import jax
 import numpy as np
@@ -18,6 +18,19 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from lingvo_moe import tree
 from lingvo_moe.errors import UserError
 from lingvo_moe.program import Argument, Program
+
+
+class StepPrograms(Protocol):
+    """What `Training` runs: `steps.Steps`."""
+
+    def init(self) -> Program:
+        """`{seed} -> {state}`."""
+
+    def train(self, batch_specs: dict) -> Program:
+        """`{state, batch} -> {state, metrics}`, the state donated."""
+
+    def evaluate(self, batch_specs: dict) -> Program:
+        """`{theta, batch} -> {metrics}`."""
 
 
 class Engine:
@@ -57,6 +70,48 @@ class Engine:
             raise UserError(f"program {program.name} is made for {program.mesh.size} devices ({program.mesh}); this engine "
                             f"has {len(self.devices)}. Pass --devices={program.mesh.size}, or lower it for this mesh.")
         return Executable(program, Mesh(np.array(self.devices).reshape(program.mesh.shape), program.mesh.axis_names))
+
+    def training(self, steps: StepPrograms, batch_specs: dict, evaluates: bool = True) -> Training:
+        """Compiles a model's programs, the held-out loss's only if it `evaluates`; raises UserError as `load` does."""
+        return Training(self, steps, batch_specs, evaluates)
+
+
+class Training:
+    """A model's state on the devices, and what is done with it.
+
+    Attributes:
+      state: the tree of the training state, distributed; empty until `initialise` or `load`. A step consumes it.
+    """
+
+    def __init__(self, engine: Engine, steps: StepPrograms, batch_specs: dict, evaluates: bool):
+        self._engine, self._steps = engine, steps
+        self._train = engine.load(steps.train(batch_specs))
+        self._evaluate = engine.load(steps.evaluate(batch_specs)) if evaluates else None
+        self.state: dict = {}
+
+    @property
+    def shardings(self) -> dict:
+        """Of the state, for a checkpoint to be restored to."""
+        return self._train.shardings("state")
+
+    def initialise(self, seed: int):
+        """Creates the state where it stays, each device its own part."""
+        self.load(self._engine.load(self._steps.init())({"seed": np.array([0, seed], np.int32)})["state"])
+
+    def load(self, state: dict):
+        """Takes over a state."""
+        self.state = state
+
+    def train(self, batches: Sequence[dict]) -> dict[str, jax.Array]:
+        """Makes one step for each batch; returns the metrics of the last, of which reading one waits for it."""
+        for batch in batches:
+            outputs = self._train({"state": self.state, "batch": batch})
+            self.state = outputs["state"]
+        return outputs["metrics"]
+
+    def evaluate(self, batch: dict) -> dict[str, jax.Array]:
+        """The metrics of one batch."""
+        return self._evaluate({"theta": self.state["theta"], "batch": batch})["metrics"]
 
 
 class Executable:

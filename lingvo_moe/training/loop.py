@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import math
-import os
+import itertools
 import pathlib
-import signal
 import time
-from collections.abc import Iterator
-
-import numpy as np
+from collections.abc import Sequence
 
 from lingvo_moe import progress
 from lingvo_moe.data.batching import Batch, padding
@@ -20,13 +16,14 @@ from lingvo_moe.engines.pjrt import Engine
 from lingvo_moe.errors import UserError
 from lingvo_moe.experiment import Experiment
 from lingvo_moe.training.checkpoint import Checkpoints
+from lingvo_moe.training.stopping import StopRequest
 from lingvo_moe.training.summary import SummaryWriter
 
 
 def train(name: str, experiment: Experiment, engine: Engine, logdir: str | pathlib.Path, say=print) -> dict[str, float]:
     """Trains to `experiment.training.steps`, from the newest checkpoint in `logdir` if there is one.
 
-    SIGINT and SIGTERM end it after the step in progress, with a checkpoint; a second SIGINT ends it at once.
+    SIGINT and SIGTERM end it after the step in progress, with a checkpoint, see `stopping`.
 
     Args:
       name: the registered name.
@@ -57,7 +54,7 @@ class _Run:
         logdir.mkdir(parents=True, exist_ok=True)
         self._checkpoints = Checkpoints(logdir, experiment.training.keep)
         self._logdir = logdir
-        self._stop = False
+        self._stop = StopRequest(experiment.training.grace_seconds)
 
     def train(self) -> dict[str, float]:
         schedule, trained = self._experiment.training, self._checkpoints.latest() or 0
@@ -67,105 +64,94 @@ class _Run:
             self._say(f"{self._name} has already been trained for {trained} steps; --steps={trained + 1000} would go on.")
             return {}
         self._compile()
-        state, data_state = self._start()
-        first = int(state["step"])
-        self._curves, self._valid_curves = (SummaryWriter(self._logdir, run) for run in ("train", "valid"))
-        with self._stopping_on_signals(), progress.bar(
-                f"training {self._name}", schedule.steps, "steps", done=first) as advance:
-            step, metrics = self._loop(state, data_state, first, advance)
-            self._checkpoints.close()
-            self._curves.close()
-            self._valid_curves.close()
-            if step < schedule.steps:
-                raise KeyboardInterrupt
+        first, data_state = self._start()
+        with (self._stop, contextlib.closing(self._checkpoints),
+              contextlib.closing(SummaryWriter(self._logdir, "train")) as self._curves,
+              contextlib.closing(SummaryWriter(self._logdir, "valid")) as self._valid_curves,
+              progress.bar(f"training {self._name}", schedule.steps, "steps", done=first) as advance):
+            step, metrics = self._loop(first, data_state, advance)
+        if step < schedule.steps:
+            self._say(f"stopped after step {step}, which is saved; the same command goes on from there.")
+            raise KeyboardInterrupt
         return metrics
 
     def _compile(self):
         start = time.monotonic()
-        steps, specs = self._experiment.steps, self._experiment.batch_specs()
         devices = f"{len(self._engine.devices)} {self._engine.platform} device(s), mesh {self._experiment.mesh}"
         self._say(f"compiling {self._name}, {self._experiment.model.num_weights():,} weights, for {devices} ...")
-        self._steps = steps
-        self._train_step = self._engine.load(steps.train(specs))
-        self._evaluate = self._engine.load(steps.evaluate(specs)) if self._experiment.training.evaluate_every else None
+        evaluates = self._experiment.training.evaluate_every > 0
+        self._training = self._engine.training(self._experiment.steps, self._experiment.batch_specs(), evaluates)
         self._say(f"compiled in {time.monotonic() - start:.0f} s")
 
-    def _start(self) -> tuple[dict, object]:
+    def _start(self) -> tuple[int, object]:
+        """Returns the steps made and the place in the data."""
         if self._checkpoints.latest() is not None:
-            saved = self._checkpoints.restore(self._name, self._steps.state_specs(), self._train_step.shardings("state"))
+            saved = self._checkpoints.restore(self._name, self._experiment.steps.state_specs(), self._training.shardings)
             self._say(f"going on from step {saved.step} ({self._checkpoints.directory})")
-            return saved.state, saved.data_state
-        seed = np.array([0, self._experiment.training.seed], np.int32)
-        return self._engine.load(self._steps.init())({"seed": seed})["state"], None
+            self._training.load(saved.state)
+            return saved.step, saved.data_state
+        self._training.initialise(self._experiment.training.seed)
+        return 0, None
 
-    def _loop(self, state: dict, data_state: object, first: int, advance) -> tuple[int, dict[str, float]]:
+    def _loop(self, first: int, data_state: object, advance) -> tuple[int, dict[str, float]]:
         """Returns the last step made, and its metrics."""
         schedule = self._experiment.training
-        batches = self._input.batches(data_state)
+        stream = self._input.batches(data_state)
         window = _Window()
         values: dict[str, float] = {}
-        for step in range(first + 1, schedule.steps + 1):
-            batch, data_state = next(batches)
-            outputs = self._train_step({"state": state, "batch": batch})
-            state = outputs["state"]
-            window.add(batch)
-            last = step == schedule.steps or self._stop
+        step, before = first, None
+        while step < schedule.steps:
+            batches, states = zip(*itertools.islice(stream, schedule.steps_at(step)))
+            metrics, data_state = self._training.train(batches), states[-1]
+            step += len(batches)
+            self._check_skipped(step - len(batches), before)  # of the loop before: this one is under way meanwhile
+            before = metrics
+            window.add(batches)
+            last = step == schedule.steps or self._stop.requested
             if step % schedule.log_every == 0 or last:
-                values = self._report(step, outputs["metrics"], window.values() | {"too_long": data_state["too_long"]})
+                values = self._report(step, metrics, window.values() | {"too_long": data_state["too_long"]})
                 window = _Window()
-            if self._evaluate and (step % schedule.evaluate_every == 0 or last):
-                values.update(self._measure_held_out(step, state["theta"]))
             if step % schedule.checkpoint_every == 0 or last:
-                self._check_finite(step, outputs["metrics"])
-                self._checkpoints.save(self._name, state, data_state)
-            advance(note=_note(values))
+                self._checkpoints.save(self._name, self._training.state, data_state)
+            if schedule.evaluate_every and (step % schedule.evaluate_every == 0 or step == schedule.steps):
+                values.update(self._measure_held_out(step))
+            advance(len(batches), note=_note(values))
             if last:
                 break
+        self._check_skipped(step, before)
         return step, values
 
     def _report(self, step: int, metrics: dict, of_input: dict[str, float]) -> dict[str, float]:
-        self._check_finite(step, metrics)
         values = {name: float(value) for name, value in metrics.items()} | of_input
         self._curves.write(step, values)
         return values
 
-    def _check_finite(self, step: int, metrics: dict):
-        """Raises UserError once the weights are lost: a gradient that is not finite has spoilt them all."""
-        loss, norm = float(metrics["loss"]), float(metrics["gradient_norm"])
-        if not (math.isfinite(loss) and math.isfinite(norm)):
-            raise UserError(f"the loss of step {step} is {loss}, its gradient's norm {norm}; checkpoints in "
-                            f"{self._checkpoints.directory} are from before. A lower --set optimizer.learning_rate.peak=... or "
-                            f"a longer warmup_steps may help.")
+    def _check_skipped(self, step: int, metrics: dict | None):
+        """Raises UserError once too many steps in a row, the last of them `step`, have changed nothing."""
+        if metrics is None:
+            return
+        skipped, limit = int(metrics["skipped_in_a_row"]), self._experiment.training.max_skipped
+        if skipped >= limit:
+            raise UserError(f"the loss of step {step} is {float(metrics['loss'])}, its gradient's norm "
+                            f"{float(metrics['gradient_norm'])}; {skipped} steps in a row changed no weight for such a reason "
+                            f"(training.max_skipped={limit}). A lower --set optimizer.learning_rate.peak=... or a longer "
+                            f"warmup_steps may help.")
 
-    def _measure_held_out(self, step: int, theta: dict) -> dict[str, float]:
+    def _measure_held_out(self, step: int) -> dict[str, float]:
         """Cross-entropy per target token of the validation split, mean over `evaluation_batches` batches' tokens."""
         total = tokens = 0.0
         for count, batch in enumerate(self._held_out.batches()):
+            if self._stop.requested:
+                return {}
             if count == self._experiment.training.evaluation_batches:
                 break
-            metrics = self._evaluate({"theta": theta, "batch": batch})["metrics"]
+            metrics = self._training.evaluate(batch)
             total += float(metrics["cross_entropy"]) * float(metrics["tokens"])
             tokens += float(metrics["tokens"])
         if not tokens:
             return {}
         self._valid_curves.write(step, {"cross_entropy": total / tokens})
         return {"valid/cross_entropy": total / tokens}
-
-    @contextlib.contextmanager
-    def _stopping_on_signals(self) -> Iterator[None]:
-        def stop(number, frame):
-            if self._stop and number == signal.SIGINT:
-                raise KeyboardInterrupt
-            self._stop = True
-            # Not print: the signal may have come in the middle of one, and Python refuses to write inside a write.
-            os.write(2, b"\nstopping after this step, with a checkpoint; the same command will go on from there ...\n")
-
-        before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
 
 
 class _Window:
@@ -175,11 +161,12 @@ class _Window:
         self._start, self._batches, self._tokens = time.monotonic(), 0, 0
         self._padding: dict[str, float] = collections.defaultdict(float)
 
-    def add(self, batch: Batch):
-        self._batches += 1
-        for side, share in padding(batch).items():
-            self._padding[side] += share
-            self._tokens += round((1.0 - share) * batch[side]["segment_ids"].size)
+    def add(self, batches: Sequence[Batch]):
+        self._batches += len(batches)
+        for batch in batches:
+            for side, share in padding(batch).items():
+                self._padding[side] += share
+                self._tokens += round((1.0 - share) * batch[side]["segment_ids"].size)
 
     def values(self) -> dict[str, float]:
         """`tokens_per_second`, of both sides without padding, and for each side the share of positions that are padding."""

@@ -100,6 +100,28 @@ def test_a_finished_run_says_so_and_changes_nothing(data, tmp_path):
     assert "already been trained for 12 steps" in said[-1] and _losses(tmp_path) == before
 
 
+def test_training_that_nothing_can_save_ends_and_keeps_what_it_had(data, tmp_path):
+    """Weights that blew up: from then on every step is skipped, until that has happened too often."""
+    wild = tiny.tiny(data, *_schedule(40), "optimizer.learning_rate.peak=1e38", "training.max_skipped=5")
+    with pytest.raises(UserError, match=r"the loss of step \d+ is (nan|inf).*5 steps in a row changed no weight"):
+        loop.train("tiny", wild, Engine(2, "cpu"), tmp_path, say=lambda line: None)
+    skipped = [max(values) for _, values in sorted(tiny.curves(tmp_path)["skipped_in_a_row"].items())]
+    assert skipped[-5:] == [1, 2, 3, 4, 5] or skipped[-5:] == [2, 3, 4, 5, 6], skipped
+    assert Checkpoints(tmp_path).latest()
+
+
+def test_many_steps_in_one_call_make_the_same_losses(data, tmp_path):
+    """And where a loop of three is cut short by the end, the next run makes it whole."""
+    schedule = ("training.checkpoint_every=6", "training.evaluate_every=0", "training.log_every=3")
+    for logdir, changes, ends in (("one", (), (10,)), ("three", ("training.steps_per_loop=3",), (4, 10))):
+        for end in ends:
+            config = tiny.tiny(data, *schedule, *changes, f"training.steps={end}")
+            loop.train("tiny", config, Engine(2, "cpu"), tmp_path / logdir, say=lambda line: None)
+    one, three = _losses(tmp_path / "one"), _losses(tmp_path / "three")
+    assert sorted(one) == [3, 6, 9, 10] and sorted(three) == [3, 4, 6, 9, 10]
+    assert {step: three[step] for step in one} == one
+
+
 def test_a_checkpoint_of_another_model_is_refused_and_kept(data, tmp_path):
     """Neither training nor the checkpoint that is there is damaged by a wrong --model."""
     experiment = tiny.tiny(data, *_schedule(4))
