@@ -195,8 +195,8 @@ class Poisoned(OneLayer):
     def loss(self, theta: dict, batch: dict, context: Context) -> tuple[tf.Tensor, dict]:
         loss, metrics = super().loss(theta, batch, context)
         first, weight = batch["ids"][0, 0], theta["softmax"]["projection"][0, 0]
-        # The root of zero is zero, its gradient infinite.
-        steep = tf.sqrt(tf.where(first == self.GRADIENT, tf.nn.relu(weight - weight), 1.0))
+        # The root of zero is zero, its slope infinite.
+        steep = tf.sqrt(tf.where(first == self.GRADIENT, tf.square(weight - tf.stop_gradient(weight)), 1.0))
         return loss + tf.where(first == self.LOSS, np.inf, 0.0) + steep - tf.stop_gradient(steep), metrics
 
 
