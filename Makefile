@@ -15,12 +15,12 @@ quickstart: setup  ## corpus, tokenizer, a small model, its BLEU: everything onc
 
 test: pytest bazel  ## all tests, with pytest and then with Bazel
 
-pytest: setup  ## all tests in one process
-	.venv/bin/python -m pytest
+pytest: setup  ## all tests, two files at a time
+	.venv/bin/python -m pytest --numprocesses=2 --dist=loadfile
 
-bazel: setup  ## each test file by itself, seeing only what its BUILD file declares
+bazel: setup  ## each test file by itself, seeing only what its BUILD file declares; `bazel test //...` runs the large ones too
 	@tools/setup.sh bazel $(BAZEL)
-	$(BAZEL) test //...
+	$(BAZEL) test --test_size_filters=-large //...
 
 golden: setup  ## rewrite testdata/golden, the hyperparameters of every registered model, after a change that is meant
 	.venv/bin/python -m tools.write_golden

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import os
+import sys
+import tempfile
 
 import hypothesis
 import pytest
 
 # For this process and for the programs that tests start.
 os.environ["JAX_PLATFORMS"] = "cpu"
+# What those compile, the next ones find; the user's own cache stays as it is.
+_CACHE = tempfile.TemporaryDirectory(prefix="lingvo_moe_cache_")
+os.environ["LINGVO_MOE_CACHE"] = _CACHE.name
 
-import jax  # noqa: E402  (reads the variable above)
+import jax  # noqa: E402  (reads a variable above)
 
 # JAX fixes its devices when it starts. Started here, it has enough for every test, whichever comes first; an engine
 # takes the first 1, 2, 4 or 8.
 jax.config.update("jax_num_cpu_devices", 8)
 jax.devices()
+# Here every test compiles for itself.
+jax.config.update("jax_enable_compilation_cache", False)
 
 # More examples where a property is cheap: @settings(max_examples=...) on the test.
 hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=None, max_examples=20, database=None)
@@ -24,8 +32,14 @@ hypothesis.settings.load_profile("repeatable")
 
 
 @pytest.fixture(scope="module", autouse=True)
-def compiled_programs_are_dropped():
-    """A file's programs are not another's: kept to the end of the run, all of them together took ten gigabytes."""
+def compiled_programs_are_dropped(request):
+    """A file's programs are not another's: kept to the end of the run, all of them together took twenty gigabytes."""
     yield
+    for function in vars(request.module).values():
+        if hasattr(function, "cache_clear"):
+            function.cache_clear()
     jax.clear_caches()
     gc.collect()
+    # What compilers took for a moment, the C library keeps for the process, and most of it is never used again.
+    if sys.platform == "linux":
+        ctypes.CDLL(None).malloc_trim(0)

@@ -12,16 +12,16 @@ def _unclaimed():
 def _module(file):
     return "%s.%s" % (native.package_name().replace("/", "."), file[:-len(".py")])
 
-def _test(name, main, **attributes):
+def _test(name, main, size = "small", **attributes):
     native.py_test(
         name = name,
-        size = "small",
+        size = size,
         legacy_create_init = False,
         main = main,
         **attributes
     )
 
-def python_package(name, modules = None, deps = [], test_deps = [], data = []):
+def python_package(name, modules = None, deps = [], test_deps = [], data = [], large = []):
     """A py_library of modules, a test that they import no more than is declared, and a py_test for each test file.
 
     A test sees only what it depends on: no other file of the repository is there.
@@ -33,11 +33,15 @@ def python_package(name, modules = None, deps = [], test_deps = [], data = []):
       deps: the packages that the modules import.
       test_deps: further packages that the tests import.
       data: further files that the tests read. `testdata/**` of the directory is always there.
+      large: the tests that take half a minute or more, mostly to compile programs.
     """
     if modules == None:
         files = _unclaimed()
     else:
         files = native.glob([module + suffix for module in modules for suffix in (".py", "_test.py")])
+    for name in large:
+        if name + ".py" not in files:
+            fail("%s: there is no test of this name" % name, attr = "large")
     sources = [file for file in files if not file.endswith("_test.py")]
     native.py_library(
         name = name,
@@ -56,6 +60,7 @@ def python_package(name, modules = None, deps = [], test_deps = [], data = []):
         if file.endswith("_test.py"):
             _test(
                 name = file[:-len(".py")],
+                size = "large" if file[:-len(".py")] in large else "small",
                 srcs = [file, "//bazel:pytest_main.py"],
                 args = ["$(location %s)" % file],
                 data = data + native.glob(["testdata/**"]),

@@ -24,6 +24,8 @@ def of(name: str) -> Experiment:
     model, mesh = giant.model, _MESHES[len(giant.mesh.shape)]
     sizes = {"model.model_dim": 128, "model.hidden_dim": 256, "model.num_heads": 4, "model.head_dim": 32,
              "model.num_layers": _REPEATS * model.layers_per_repeat, "model.num_groups": 16, "input.batch_size": 16}
+    # Of these no exchange depends; giants that differ in nothing else have one miniature.
+    sizes |= {"model.aux_loss_weight": 1.0, "training.steps": 1, "input.shards": 1}
     if model.num_experts:
         sizes["model.num_experts"] = mesh.shape[0]
     for side in model.sides:
