@@ -7,7 +7,9 @@ they are the same bits on any number of devices.
 
 from __future__ import annotations
 
+import functools
 import zlib
+from collections.abc import Callable
 
 from lingvo_moe.lazy import tf
 
@@ -21,7 +23,7 @@ _WORD = 2**32
 
 def uniform(seed: tf.Tensor, shape: tuple[int, ...]) -> tf.Tensor:
     """Returns float32 numbers in [0, 1), multiples of 2^-24, of the given shape under the `[2] int32` seed."""
-    word, _ = _threefry(tf.bitcast(seed, tf.uint32), *_counters(shape))
+    word, _ = _hash()(tf.bitcast(seed, tf.uint32), *_counters(shape))
     return tf.cast(tf.cast(tf.bitwise.right_shift(word, _constant(8)), tf.int32), tf.float32) * 2.0**-24
 
 
@@ -29,7 +31,7 @@ def fold_seed(seed: tf.Tensor, key: str | int | tf.Tensor) -> tf.Tensor:
     """Returns the `[2] int32` seed of a name or a number under `seed`."""
     number = _constant(zlib.crc32(key.encode())) if isinstance(key, str) else tf.cast(key, tf.uint32)
     # Elements count from 0 in the second word, too: the last value sets the seeds apart from them.
-    words = _threefry(tf.bitcast(seed, tf.uint32), number, _constant(_WORD - 1))
+    words = _hash()(tf.bitcast(seed, tf.uint32), number, _constant(_WORD - 1))
     return tf.bitcast(tf.stack(words), tf.int32)
 
 
@@ -45,6 +47,12 @@ def _counters(shape: tuple[int, ...]) -> tuple[tf.Tensor, tf.Tensor]:
         words[which] += tf.reshape(index, [-1] + [1] * (len(shape) - 1 - dimension))
         stride[which] *= shape[dimension]
     return tf.broadcast_to(words[0], shape), words[1]
+
+
+@functools.cache
+def _hash() -> Callable:
+    """`_threefry` as a function of the graph, which is traced once per shape and called; inlined, it was most of a graph."""
+    return tf.function(_threefry, autograph=False)
 
 
 def _threefry(key: tf.Tensor, first: tf.Tensor, second: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
