@@ -1,4 +1,4 @@
-"""The pure step functions: a model and an optimizer become the programs init, train, evaluate and decode.
+"""The pure step functions: a model and an optimizer become the programs init, train, evaluate, diagnose and decode.
 
 A model is known by its interface alone, `Model`. The training state is a tree:
 
@@ -16,16 +16,20 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from lingvo_moe import tree
+from lingvo_moe import cache, tree
 from lingvo_moe.decoding.flat_beam_search import BeamSearch, flat_beam_search
 from lingvo_moe.layers.base import Context, Weight, initial_value
+from lingvo_moe.layers.measures import Meter, norm, root_mean_square
 from lingvo_moe.layers.random_numbers import fold_seed
 from lingvo_moe.layout import Layout, Spec
 from lingvo_moe.lazy import tf
 from lingvo_moe.program import Program, lower
+
+# What `diagnose` reads of a training state.
+DIAGNOSED = ("step", "seed", "theta")
 
 
 class Model(Protocol):
@@ -71,6 +75,7 @@ class Steps:
         return {**counts, "seed": Spec((2,), "int32", "s"), "theta": weight_specs(weights),
                 "slots": weight_specs(self.optimizer.slots(weights))}
 
+    @cache.kept
     def init(self) -> Program:
         """`init_function`, lowered."""
         letters = {path: spec.letters for path, spec in tree.flatten({"state": self.state_specs()}).items()}
@@ -85,6 +90,7 @@ class Steps:
             "theta": self._initial(weights, "theta", inputs["seed"]),
             "slots": self._initial(self.optimizer.slots(weights), "slots", inputs["seed"])}}
 
+    @cache.kept
     def train(self, batch_specs: dict) -> Program:
         """`train_function`, lowered; the state is donated."""
         inputs = {"state": self.state_specs(), "batch": batch_specs}
@@ -103,12 +109,7 @@ class Steps:
         def function(inputs: dict) -> dict:
             state, weights = inputs["state"], self.model.weights()
             theta = self._in_place(weights, state["theta"])
-            seed = fold_seed(fold_seed(state["seed"], "train"), state["step"])
-            with tf.GradientTape() as tape:
-                leaves = tree.flatten(theta)
-                tape.watch(list(leaves.values()))
-                loss, metrics = self.model.loss(theta, self._batch(batch_specs, inputs["batch"]), Context(self.layout, seed))
-            gradients = tree.unflatten(dict(zip(leaves, _gradient(tape, loss, list(leaves.values())))))
+            loss, metrics, gradients = self._differentiated(theta, state, self._batch(batch_specs, inputs["batch"]))
             with tf.name_scope("optimizer"):
                 updated = self.optimizer.update(weights, theta, gradients, state["slots"], state["step"], self.layout)
                 norm = _global_norm(gradients)
@@ -124,6 +125,44 @@ class Steps:
 
         return function
 
+    @cache.kept
+    def diagnose(self, batch_specs: dict) -> Program:
+        """`diagnose_function`, lowered."""
+        places: dict[str, str] = {}
+
+        def function(inputs: dict) -> dict:
+            outputs = self.diagnose_function(batch_specs)(inputs)
+            places.update({path: "r" * tensor.shape.rank for path, tensor in tree.flatten(outputs).items()})
+            return outputs
+
+        state = {name: spec for name, spec in self.state_specs().items() if name in DIAGNOSED}
+        return lower("diagnose", function, {"state": state, "batch": batch_specs}, places, self.layout)
+
+    def diagnose_function(self, batch_specs: dict) -> Callable[[dict], dict]:
+        """`{state, batch} -> {metrics, blocks, weights, gradients}`: a training step looked at, with its random numbers.
+
+        `state` is the parts `DIAGNOSED` of the training state before the step. All results are float32: scalars, and of
+        repeated layers `[R]`, a number for each repeat.
+
+          metrics    the model's, `loss` and `gradient_norm`
+          blocks     by the block's path among the weights: `rms` and `max` of what it returns (see `layers.measures`), of
+                     experts `router_entropy` and `load_entropy`; `softmax` is the logits
+          weights    the root mean square of each, by its path
+          gradients  the norm of each weight's, by its path
+        """
+
+        def function(inputs: dict) -> dict:
+            state, weights, meter = inputs["state"], self.model.weights(), Meter()
+            theta, batch = self._in_place(weights, state["theta"]), self._batch(batch_specs, inputs["batch"])
+            loss, metrics, gradients = self._differentiated(theta, state, batch, meter)
+            return {"metrics": dict(metrics, loss=loss, gradient_norm=_global_norm(gradients)),
+                    "blocks": tree.unflatten(meter.values),
+                    "weights": tree.map_leaves(_of_repeats(root_mean_square), weights, theta),
+                    "gradients": tree.map_leaves(_of_repeats(norm), weights, gradients)}
+
+        return function
+
+    @cache.kept
     def evaluate(self, batch_specs: dict) -> Program:
         """`evaluate_function`, lowered."""
         inputs = {"theta": weight_specs(self.model.weights()), "batch": batch_specs}
@@ -139,6 +178,7 @@ class Steps:
 
         return function
 
+    @cache.kept
     def decode(self, source_specs: dict, search: BeamSearch) -> Program:
         """`{theta, source} -> {ids, scores, lengths}`: the whole flat beam search; outputs as `decoding.Hypotheses`."""
 
@@ -158,6 +198,15 @@ class Steps:
         letters = {"ids": "BTL", "scores": "BT", "lengths": "BT"}
         return lower("decode", function, inputs, letters, self.layout)
 
+    def _differentiated(self, theta: dict, state: dict, batch: dict, meter: Meter | None = None) -> tuple[tf.Tensor, dict, dict]:
+        """(loss, metrics, gradients) of the step after `state["step"]`, whose random numbers are a function of seed and step."""
+        seed = fold_seed(fold_seed(state["seed"], "train"), state["step"])
+        leaves = tree.flatten(theta)
+        with tf.GradientTape() as tape:
+            tape.watch(list(leaves.values()))
+            loss, metrics = self.model.loss(theta, batch, Context(self.layout, seed, meter=meter))
+        return loss, metrics, tree.unflatten(dict(zip(leaves, _gradient(tape, loss, list(leaves.values())))))
+
     def _initial(self, weights: dict, prefix: str, seed: tf.Tensor) -> dict:
         flat = tree.flatten(weights, f"{prefix}/")
         values = {path: self.layout.annotate(initial_value(weight, path, seed), weight.letters)
@@ -175,6 +224,11 @@ def weight_specs(weights: dict) -> dict:
     """The tree of float32 `Spec`s of a tree of `Weight`s."""
     return {name: Spec(node.shape, "float32", node.letters) if isinstance(node, Weight) else weight_specs(node)
             for name, node in weights.items()}
+
+
+def _of_repeats(measure: Callable[[tf.Tensor, Sequence[int]], tf.Tensor]) -> Callable[[Weight, tf.Tensor], tf.Tensor]:
+    """`measure` of a tensor in a weight's place: over all dimensions but that of repeated layers."""
+    return lambda weight, tensor: measure(tensor, range(weight.letters.startswith("R"), len(weight.letters)))
 
 
 def _gradient(tape: tf.GradientTape, loss: tf.Tensor, leaves: list[tf.Tensor]) -> list[tf.Tensor]:

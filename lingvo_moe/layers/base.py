@@ -83,12 +83,16 @@ class Context:
       seed: `[2] int32`, the key of this call's random numbers; None where nothing is random (evaluation, decoding).
       dtype: of activations (`float32` or `bfloat16`). Weights are kept in float32 and cast where they are used.
       keeper: what `keep` calls, or None; see `layers.repeat`.
+      place: of this call in the model, as the weights' paths have it: `decoder/layer_0/`.
+      meter: what `measure` calls, or None; see `layers.measures`.
     """
 
     layout: Layout = Layout()
     seed: tf.Tensor | None = None
     dtype: str = "float32"
     keeper: Callable[[tf.Tensor, str, str], tf.Tensor] | None = None
+    place: str = ""
+    meter: Callable[[str, tf.Tensor], None] | None = None
 
     @property
     def training(self) -> bool:
@@ -114,9 +118,25 @@ class Context:
         tensor = self.annotate(tensor, letters)
         return self.keeper(tensor, kind, letters) if self.keeper else tensor
 
+    def measure(self, name: str, compute: Callable[[], dict[str, tf.Tensor]]):
+        """Tells the meter, if there is one, the scalars that `compute` returns by name; otherwise it is not called.
+
+        Args:
+          name: of what they are measured, within this call's place; empty for the place itself.
+          compute: takes nothing; `measures.magnitude` of an activation, for instance.
+        """
+        if self.meter:
+            for quantity, value in compute().items():
+                self.meter("/".join(filter(None, (self.place.rstrip("/"), name, quantity))), value)
+
+    def named(self, name: str) -> Context:
+        """The context of a part of this one, for what is measured there."""
+        return dataclasses.replace(self, place=f"{self.place}{name}/")
+
     def fold(self, key: str | int | tf.Tensor) -> Context:
-        """A context whose random numbers are independent of this one's: one per layer, one per use."""
-        return dataclasses.replace(self, seed=fold_seed(self.seed, key)) if self.training else self
+        """A context whose random numbers are independent of this one's, one per layer, one per use; `named` where `key` is."""
+        part = self.named(key) if isinstance(key, str) else self
+        return dataclasses.replace(part, seed=fold_seed(self.seed, key)) if self.training else part
 
     def uniform(self, shape: tuple[int, ...], key: str) -> tf.Tensor:
         """Random float32 numbers in [0, 1), a function of the seed and `key` alone: equal on any number of devices."""

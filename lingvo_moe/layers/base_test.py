@@ -106,7 +106,8 @@ def test_dropout_is_for_training_and_for_rates_above_zero(context, rate):
 
 
 def test_evaluation_has_no_seed_to_fold():
-    assert Context().fold("layer") == Context() and not Context().training
+    assert Context().fold(1) == Context() and not Context().training
+    assert Context().fold("layer") == Context(place="layer/")
 
 
 def test_cast_is_to_the_dtype_of_activations():

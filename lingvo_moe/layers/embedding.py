@@ -6,6 +6,7 @@ import dataclasses
 import math
 
 from lingvo_moe.layers.base import Context, Layer, Weight, matrix
+from lingvo_moe.layers.measures import magnitude
 from lingvo_moe.lazy import tf
 
 _LONGEST_WAVE = 10000.0  # Vaswani et al. 2017, section 3.5
@@ -57,7 +58,9 @@ class Softmax(Layer):
         """`[B, T, M]` to logits `[B, T, V] float32`."""
         with tf.name_scope("softmax"):
             logits = tf.einsum("BTM,MV->BTV", inputs, context.cast(theta["projection"]))
-            return tf.cast(context.annotate(logits, "BTV"), tf.float32)
+            logits = tf.cast(context.annotate(logits, "BTV"), tf.float32)
+            context.measure("softmax", lambda: magnitude(logits))
+            return logits
 
 
 def cross_entropy(logits: tf.Tensor, labels: tf.Tensor, label_smoothing: float = 0.0) -> tuple[tf.Tensor, tf.Tensor]:

@@ -8,6 +8,7 @@ import math
 from lingvo_moe.layers import gating
 from lingvo_moe.layers.base import Context, Layer, matrix
 from lingvo_moe.layers.dispatch import DISPATCHES, check_dispatch
+from lingvo_moe.layers.measures import sureness
 from lingvo_moe.lazy import tf
 
 
@@ -69,6 +70,7 @@ class MixtureOfExperts(Layer):
         gate = context.annotate(theta["gate"], "me")
         logits = context.keep(tf.einsum("GSM,ME->GSE", tf.cast(grouped, tf.float32), gate), "hidden", "GSE")
         gates = context.annotate(tf.nn.softmax(logits), "GSE")
+        context.measure("", lambda: sureness(gates, paddings))
         return gating.route(gates, context.annotate(paddings, "GS"), capacity, context)
 
     def _experts(self, theta: dict, grouped: tf.Tensor, routing: gating.Routing, capacity: int, context: Context) -> tf.Tensor:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 
 from lingvo_moe import tree
 from lingvo_moe.layers.base import Context
+from lingvo_moe.layers.measures import Meter
 from lingvo_moe.lazy import tf
 
 # What a repeat keeps for its backward pass: everything; its inputs alone; the outputs of its blocks and what crossed between
@@ -42,17 +43,19 @@ def repeat(body: Body, weights: dict, theta: dict, inputs: tf.Tensor, constants:
       remat: one of REMAT; with `unroll`, only "none".
 
     Returns:
-      (`[B, T, M]`, metrics averaged over repeats).
+      (`[B, T, M]`, metrics averaged over repeats). What `body` measures reaches the context's meter as `[R]`.
     """
     if unroll and remat != "none":
         raise ValueError("repeat: unroll and remat exclude each other; rematerialisation needs the loop.")
     run = _Repeat(body, weights, theta, constants, context, metric_names)
     if unroll:
-        outputs, metrics = run.unrolled(inputs)
+        outputs, metrics, measured = run.unrolled(inputs)
     elif remat == "none":
-        outputs, metrics = run.scanned(inputs)
+        outputs, metrics, measured = run.scanned(inputs)
     else:
-        outputs, metrics = run.rematerialised(inputs, KEPT[remat])
+        outputs, metrics, measured = run.rematerialised(inputs, KEPT[remat])
+    for name, values in measured.items():
+        context.meter(name, values)
     return outputs, {name: value / run.times for name, value in metrics.items()}
 
 
@@ -72,62 +75,78 @@ class _Repeat:
         self.times = int(self._theta[0].shape[0])
         self._metric_names = list(metric_names)
 
-    def unrolled(self, inputs: tf.Tensor) -> tuple[tf.Tensor, dict]:
+    def unrolled(self, inputs: tf.Tensor) -> tuple[tf.Tensor, dict, dict]:
+        """(outputs, metrics summed over repeats, what was measured, each `[R]`), as of the other two ways."""
         slices = [tf.unstack(weight) for weight in self._theta]
-        outputs, totals = inputs, [0.0] * len(self._metric_names)
+        outputs, totals, rows = inputs, [0.0] * len(self._metric_names), []
         for i in range(self.times):
-            outputs, metrics = self._call(i, [weight[i] for weight in slices], outputs, self._constants)
+            meter = self._meter()
+            outputs, metrics = self._call(i, [weight[i] for weight in slices], outputs, self._constants, meter=meter)
             totals = [total + metric for total, metric in zip(totals, metrics)]
-        return outputs, dict(zip(self._metric_names, totals))
+            rows.append(meter.values if meter else {})
+        measured = {name: tf.stack([row[name] for row in rows]) for name in rows[0]}
+        return outputs, dict(zip(self._metric_names, totals)), measured
 
-    def scanned(self, inputs: tf.Tensor) -> tuple[tf.Tensor, dict]:
-        def step(i, outputs, totals):
-            outputs, metrics = self._call(i, self._slices(i), outputs, self._constants)
-            return i + 1, outputs, tf.add(totals, self._packed(metrics))
+    def scanned(self, inputs: tf.Tensor) -> tuple[tf.Tensor, dict, dict]:
+        _, names = self._probe(inputs)
 
-        start = (tf.constant(0), inputs, tf.zeros(len(self._metric_names)))
-        _, outputs, totals = tf.while_loop(lambda i, *_: i < self.times, step, start, maximum_iterations=self.times)
-        return outputs, self._unpacked(totals)
+        def step(i, outputs, totals, measured):
+            meter = self._meter()
+            outputs, metrics = self._call(i, self._slices(i), outputs, self._constants, meter=meter)
+            return i + 1, outputs, tf.add(totals, self._packed(metrics)), _with_row(measured, i, meter)
 
-    def rematerialised(self, inputs: tf.Tensor, kinds: tuple[str, ...]) -> tuple[tf.Tensor, dict]:
+        start = (tf.constant(0), inputs, tf.zeros(len(self._metric_names)), [tf.zeros(self.times) for _ in names])
+        _, outputs, totals, measured = tf.while_loop(
+            lambda i, *_: i < self.times, step, start, maximum_iterations=self.times)
+        return outputs, self._unpacked(totals), dict(zip(names, measured))
+
+    def rematerialised(self, inputs: tf.Tensor, kinds: tuple[str, ...]) -> tuple[tf.Tensor, dict, dict]:
+        marked, names = self._probe(inputs, kinds)
+
         @tf.custom_gradient
         def run(inputs, *rest):
-            kept, outputs, totals = self._forward_loop(inputs, kinds, *self._split(rest))
+            kept, outputs, totals, measured = self._forward_loop(inputs, kinds, marked, names, *self._split(rest))
 
-            def gradient(outputs_gradient, totals_gradient):
+            def gradient(outputs_gradient, totals_gradient, *_):
                 return self._backward_loop(kept, outputs_gradient, totals_gradient, kinds, *self._split(rest))
 
-            return (outputs, totals), gradient
+            return (outputs, totals, *measured), gradient
 
-        outputs, totals = run(inputs, *self._theta, *self._constants)
-        return outputs, self._unpacked(totals)
+        outputs, totals, *measured = run(inputs, *self._theta, *self._constants)
+        return outputs, self._unpacked(totals), dict(zip(names, measured))
 
-    def _forward_loop(self, inputs, kinds, theta, constants):
-        """Returns (what each repeat keeps, stacked: its input and the tensors of `kinds`; outputs; totals of metrics)."""
-        places = [_Place(inputs.shape, inputs.dtype, "BTM"), *self._marked(inputs, kinds, theta, constants)]
+    def _forward_loop(self, inputs, kinds, marked, names, theta, constants):
+        """Returns (what each repeat keeps, stacked: its input and the `marked` tensors, which are those of `kinds`; outputs;
+        totals of metrics; what was measured, each `[R]`)."""
+        places = [_Place(inputs.shape, inputs.dtype, "BTM"), *marked]
 
-        def step(i, outputs, totals, kept):
-            recorder = _Recorder(kinds)
-            following, metrics = self._call(i, self._slices(i, theta), outputs, constants, recorder)
+        def step(i, outputs, totals, measured, kept):
+            recorder, meter = _Recorder(kinds), self._meter()
+            following, metrics = self._call(i, self._slices(i, theta), outputs, constants, recorder, meter)
             kept = [self._context.annotate(_store(stack, i, tensor), "R" + place.letters)
                     for stack, tensor, place in zip(kept, [outputs, *recorder.tensors], places, strict=True)]
-            return i + 1, following, tf.add(totals, self._packed(metrics)), kept
+            return i + 1, following, tf.add(totals, self._packed(metrics)), _with_row(measured, i, meter), kept
 
         empty = [self._context.annotate(tf.zeros((self.times, *place.shape), place.dtype), "R" + place.letters)
                  for place in places]
-        start = (tf.constant(0), inputs, tf.zeros(len(self._metric_names)), empty)
-        _, outputs, totals, kept = tf.while_loop(
+        start = (tf.constant(0), inputs, tf.zeros(len(self._metric_names)), [tf.zeros(self.times) for _ in names], empty)
+        _, outputs, totals, measured, kept = tf.while_loop(
             lambda i, *_: i < self.times, step, start, maximum_iterations=self.times)
-        return list(zip(kept, places)), outputs, totals
+        return list(zip(kept, places)), outputs, totals, measured
 
-    def _marked(self, inputs, kinds, theta, constants) -> list[_Place]:
-        """The places of the tensors of `kinds`, which a loop must know before its first turn: the body is traced for them."""
-        if not kinds:
-            return []
-        recorder = _Recorder(kinds)
-        probe = tf.function(lambda inputs: self._call(0, self._slices(0, theta), inputs, constants, recorder)[0], autograph=False)
-        probe.get_concrete_function(tf.TensorSpec(inputs.shape, inputs.dtype))
-        return recorder.places
+    def _probe(self, inputs: tf.Tensor, kinds: tuple[str, ...] = ()) -> tuple[list[_Place], list[str]]:
+        """What a loop must know before its first turn: the places of the tensors of `kinds`, and the names of what is
+        measured. The body is traced for them, unless there is nothing to find."""
+        recorder, meter = _Recorder(kinds), self._meter()
+        if kinds or meter:
+            probe = tf.function(lambda inputs: self._call(0, self._slices(0), inputs, self._constants, recorder, meter)[0],
+                                autograph=False)
+            probe.get_concrete_function(tf.TensorSpec(inputs.shape, inputs.dtype))
+        return recorder.places, list(meter.values) if meter else []
+
+    def _meter(self) -> Meter | None:
+        """A meter for one repeat, if anybody listens."""
+        return Meter() if self._context.meter else None
 
     def _backward_loop(self, kept, outputs_gradient, totals_gradient, kinds, theta, constants):
         def step(i, gradient, constant_gradients, theta_gradients):
@@ -156,10 +175,10 @@ class _Repeat:
         theta_gradients = [tf.cast(total, weight.dtype) for total, weight in zip(theta_gradients, theta)]
         return [gradient, *theta_gradients, *constant_gradients]
 
-    def _call(self, i, slices, inputs, constants, keeper=None) -> tuple[tf.Tensor, list[tf.Tensor]]:
+    def _call(self, i, slices, inputs, constants, keeper=None, meter=None) -> tuple[tf.Tensor, list[tf.Tensor]]:
         theta = tree.unflatten(dict(zip(self._names, slices)))
         outputs, metrics = self._body(theta, inputs, tree.unflatten(dict(zip(self._constant_names, constants))),
-                                      dataclasses.replace(self._context.fold(i), keeper=keeper))
+                                      dataclasses.replace(self._context.fold(i), keeper=keeper, meter=meter))
         return self._context.annotate(outputs, "BTM"), [metrics[name] for name in self._metric_names]
 
     def _split(self, tensors):
@@ -219,6 +238,14 @@ class _Place:
     shape: tf.TensorShape
     dtype: tf.DType
     letters: str
+
+
+def _with_row(stacks: list[tf.Tensor], i: tf.Tensor, meter: Meter | None) -> list[tf.Tensor]:
+    """The `[R]` stacks, one for each measure, with row i of each from the meter of repeat i."""
+    if not meter:
+        return stacks
+    return [tf.where(tf.equal(tf.range(stack.shape[0]), i), value, stack)
+            for stack, value in zip(stacks, meter.values.values(), strict=True)]
 
 
 def _store(stack: tf.Tensor, i: tf.Tensor, value: tf.Tensor) -> tf.Tensor:

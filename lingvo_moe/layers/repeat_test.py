@@ -9,6 +9,7 @@ import pytest
 
 from lingvo_moe import testing, tree
 from lingvo_moe.layers.base import Context, matrix
+from lingvo_moe.layers.measures import Meter
 from lingvo_moe.layers.repeat import REMAT, dynamic_update, repeat
 from lingvo_moe.layout import DeviceMesh, Layout
 from lingvo_moe.lazy import tf
@@ -177,3 +178,32 @@ def test_dynamic_update_replaces_one_block():
 
     found = testing.run(function, {"x": np.zeros((3, 4), np.float32), "row": np.int32(2)})["y"]
     np.testing.assert_array_equal(found, [[0, 0, 0, 0], [0, 0, 0, 0], [0, 9, 9, 0]])
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_what_a_repeat_measures_reaches_the_meter_as_one_row_each(way):
+    """By the name of its place, without a gradient; the results are those without a meter."""
+
+    def measuring(theta: dict, inputs: tf.Tensor, constants: dict, context: Context) -> tuple[tf.Tensor, dict]:
+        outputs, metrics = body(theta, inputs, constants, context)
+        context.measure("block", lambda: {"sum": tf.reduce_sum(outputs), "size": metrics["size"]})
+        return outputs, metrics
+
+    def function(inputs: dict, meter: Meter | None) -> dict:
+        context = Context(seed=inputs["seed"], meter=meter).named("stack")
+        constants = {"memory": inputs["memory"]}
+        outputs, metrics = repeat(measuring, weights_of(3), inputs["theta"], inputs["inputs"], constants, context,
+                                  metric_names=("size", "one"), **WAYS[way])
+        return {"outputs": outputs, "metrics": metrics}
+
+    def measured(inputs: dict) -> dict:
+        meter = Meter()
+        found = testing.with_gradients(lambda tensors: function(tensors, meter))(inputs)
+        return found | {"measured": meter.values}
+
+    found = testing.run(measured, inputs_of(3))
+    assert_equal(found, testing.run(testing.with_gradients(lambda tensors: function(tensors, None)), inputs_of(3)))
+    rows = {path.removeprefix("measured/"): values for path, values in found.items() if path.startswith("measured/")}
+    assert rows.keys() == {"stack/block/sum", "stack/block/size"} and all(values.shape == (3,) for values in rows.values())
+    np.testing.assert_allclose(rows["stack/block/size"].mean(), found["values/metrics/size"], rtol=TOLERANCE)
+    np.testing.assert_allclose(rows["stack/block/sum"][-1], found["values/outputs"].sum(), rtol=1e-4)

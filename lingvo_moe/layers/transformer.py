@@ -8,6 +8,7 @@ from lingvo_moe.layers import mixture_of_experts
 from lingvo_moe.layers.attention import MultiHeadAttention
 from lingvo_moe.layers.base import Context, Layer
 from lingvo_moe.layers.feed_forward import FeedForward
+from lingvo_moe.layers.measures import magnitude
 from lingvo_moe.layers.mixture_of_experts import MixtureOfExperts
 from lingvo_moe.layers.normalization import LayerNorm
 from lingvo_moe.layers.repeat import dynamic_update, repeat
@@ -105,7 +106,9 @@ class TransformerLayer(Layer):
 
     def _add(self, residual: tf.Tensor, outputs: tf.Tensor, key: str, context: Context) -> tf.Tensor:
         dropped = context.dropout(outputs, self.residual_dropout, f"{key}/residual", "BTM")
-        return context.annotate(residual + dropped, "BTM")
+        added = context.annotate(residual + dropped, "BTM")
+        context.measure(key, lambda: magnitude(added))
+        return added
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -142,7 +145,8 @@ class TransformerStack(Layer):
         def body(theta, inputs, constants, context):
             outputs, totals = inputs, dict.fromkeys(self.metric_names, 0.0)
             for index, layer in enumerate(self.period):
-                outputs, metrics = layer(theta[f"layer_{index}"], outputs, constants.get("memory"), masks, context.fold(index))
+                outputs, metrics = layer(theta[f"layer_{index}"], outputs, constants.get("memory"), masks,
+                                         context.fold(index).named(f"layer_{index}"))
                 totals = {name: total + metrics.get(name, 0.0) for name, total in totals.items()}
             return outputs, {name: total / self._num_moe_layers for name, total in totals.items()}
 
@@ -150,7 +154,9 @@ class TransformerStack(Layer):
         outputs, metrics = repeat(
             body, self._stacked_weights(), stacked, inputs, {} if memory is None else {"memory": memory}, context,
             metric_names=self.metric_names, unroll=self.unroll, remat=self.remat)
-        return self._norm(theta["norm"], outputs, context), metrics
+        normed = self._norm(theta["norm"], outputs, context)
+        context.measure("norm", lambda: magnitude(normed))
+        return normed, metrics
 
     def start(self, theta: dict, memory: tf.Tensor, cache_length: int, context: Context) -> dict:
         """Empty caches of `cache_length` positions, and every layer's keys and values of `memory [B, S, M]`, for `step`."""

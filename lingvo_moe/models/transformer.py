@@ -10,6 +10,7 @@ from lingvo_moe.layers.base import Context, Layer
 from lingvo_moe.layers.dispatch import check_dispatch
 from lingvo_moe.layers.embedding import Embedding, Softmax, cross_entropy
 from lingvo_moe.layers.feed_forward import FeedForward
+from lingvo_moe.layers.measures import magnitude
 from lingvo_moe.layers.mixture_of_experts import MixtureOfExperts
 from lingvo_moe.layers.repeat import REMAT
 from lingvo_moe.layers.transformer import TransformerLayer, TransformerStack
@@ -87,6 +88,7 @@ class Transformer(Layer):
 
     def _embed(self, name: str, theta: dict, side: dict, context: Context) -> tf.Tensor:
         embedded = self._layers[name](theta[name], side["ids"], side["positions"], context)
+        context.measure(name, lambda: magnitude(embedded))
         return context.dropout(embedded, self.input_dropout, name, "BTM")
 
     def _total(self, logits: tf.Tensor, target: dict, *stack_metrics: dict) -> tuple[tf.Tensor, dict]:

@@ -1,0 +1,90 @@
+"""Files that go while they are read, and what fails in the background: told at once, as what it is, and no thread is left."""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+import threading
+
+import numpy as np
+import pytest
+
+from lingvo_moe.data import tokenizer_trainer
+from lingvo_moe.data.batching import InputConfig
+from lingvo_moe.data.corpus import Corpus
+from lingvo_moe.data.pipeline import TrainInput
+from lingvo_moe.data.testing import write_corpus
+from lingvo_moe.errors import UserError
+
+_CONFIG = InputConfig(batch_size=4, source_length=64, target_length=48, lookahead=3)
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    """A directory with a corpus and its tokenizers."""
+    directory = tmp_path_factory.mktemp("built")
+    pairs = [(f"{'Haus ' * (i % 9)}Satz {i}", f"{'the ' * (i % 9)}sentence {i}") for i in range(300)]
+    write_corpus(directory / "corpus", {"de": {"train": pairs, "valid": pairs[:9]}})
+    sizes = {"source": 400, "target": 120}
+    tokenizer_trainer.train(Corpus.open(directory / "corpus"), directory / "tokenizers", sizes, 5.0, 2000)
+    return directory
+
+
+@pytest.fixture()
+def copied(built, tmp_path):
+    shutil.copytree(built, tmp_path / "built")
+    return tmp_path / "built"
+
+
+def test_training_does_not_miss_files_that_vanish_after_its_start(built, copied):
+    """Corpus and tokenizers are in memory by then: the same batches come as if nothing had happened."""
+    opened = TrainInput(copied / "corpus", copied / "tokenizers", _CONFIG)
+    shutil.rmtree(copied)
+    undisturbed = TrainInput(built / "corpus", built / "tokenizers", _CONFIG).batches()
+    for (batch, state), (other, other_state) in itertools.islice(zip(opened.batches(), undisturbed), 20):
+        assert state == other_state
+        for side, arrays in batch.items():
+            for name, values in arrays.items():
+                np.testing.assert_array_equal(values, other[side][name])
+
+
+@pytest.mark.parametrize(("harm", "message"), [
+    (lambda path: path.unlink(), r"/train/de.tsv: cannot be read \(No such file or directory\)"),
+    (lambda path: path.write_bytes(b""), "/train/de.tsv: the file is empty"),
+    (lambda path: path.write_bytes(path.read_bytes()[:2000]), r"/train/de.tsv(:\d+: 0 tabs|: \d+ pairs, but corpus.json lists)"),
+])
+def test_a_corpus_that_changes_between_a_look_and_the_reading_is_named(copied, monkeypatch, harm, message):
+    look = Corpus.open.__func__
+
+    def look_and_lose(cls, directory):
+        opened = look(cls, directory)
+        harm(opened.path("train", "de"))
+        return opened
+
+    monkeypatch.setattr(Corpus, "open", classmethod(look_and_lose))
+    with pytest.raises(UserError, match=message):
+        TrainInput(copied / "corpus", copied / "tokenizers", _CONFIG)
+
+
+@pytest.mark.parametrize("error", [
+    UserError("/data/de.tsv:7: damaged. Build the corpus anew."), OSError(5, "Input/output error", "/data/de.tsv"),
+    KeyError("a defect"),
+])
+def test_what_fails_in_the_background_arrives_as_it_is(built, monkeypatch, error):
+    """Not as a page of TensorFlow's, and after the batches before it; no thread stays behind."""
+    opened = TrainInput(built / "corpus", built / "tokenizers", _CONFIG)
+    read, calls = opened._texts, itertools.count()
+
+    def read_and_fail(numbers: np.ndarray) -> np.ndarray:
+        if next(calls) == 12:
+            raise error
+        return read(numbers)
+
+    monkeypatch.setattr(opened, "_texts", read_and_fail)
+    stream, made = opened.batches(), 0
+    with pytest.raises(type(error)) as raised:
+        for _ in stream:
+            made += 1
+    assert made > 0 and raised.value is error
+    stream.close()
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("input")]

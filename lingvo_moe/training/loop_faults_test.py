@@ -1,0 +1,222 @@
+"""Numbers that end and disks that fill up stop training with one error that says what to do; what was saved stays."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import pathlib
+import re
+import resource
+import shutil
+import tempfile
+import time
+
+import numpy as np
+import pytest
+
+from lingvo_moe import __main__, testing, testing_experiment as tiny, tree
+from lingvo_moe.engines import pjrt
+from lingvo_moe.errors import UserError
+from lingvo_moe.experiment import Experiment
+from lingvo_moe.training import integrity, loop
+from lingvo_moe.training.checkpoint import Checkpoints
+from lingvo_moe.training.checkpoint_reader import Reader
+from lingvo_moe.training.replay import Replay
+from lingvo_moe.training.summary import SummaryWriter
+
+# The diagnosis is another program than training's, in which the compiler may fuse k * l_aux into the sum of the loss, or not.
+REPLAY_TOLERANCE = 2 * testing.FLOAT32_ROUNDING
+EXPERTS = "encoder/layer_1/feed_forward"
+_CHANGES = ("training.checkpoint_every=4", "training.evaluate_every=0")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> tiny.Data:
+    return tiny.make_data(tmp_path_factory.mktemp("data"))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled_once():
+    with pytest.MonkeyPatch.context() as patch:
+        tiny.compile_once(patch)
+        yield
+
+
+def train(experiment: Experiment, logdir: pathlib.Path) -> dict[str, float]:
+    return loop.train(tiny.MODEL, experiment, pjrt.Engine(2, "cpu"), logdir, say=lambda line: None)
+
+
+def pretend_skipped(monkeypatch: pytest.MonkeyPatch, skipped: list[int]):
+    """Step i + 1 says that `skipped[i]` steps in a row were skipped, and those that say so are."""
+    make, counts = pjrt.Training.train, iter(skipped)
+
+    def train_or_skip(self, batches):
+        before = tree.map_leaves(np.array, self.state)
+        metrics, count = make(self, batches), next(counts)
+        if count:
+            self.load(before | {"step": np.int32(before["step"] + 1)})
+        return metrics | {"skipped_in_a_row": count}
+
+    monkeypatch.setattr(pjrt.Training, "train", train_or_skip)
+
+
+def diagnose(data: tiny.Data, logdir: pathlib.Path, *flags: str) -> int:
+    return __main__.main(["lingvo_moe", "diagnose", *tiny.settings(*_CHANGES), f"--corpus={data.corpus}", "--platform=cpu",
+                          f"--tokenizers={data.tokenizers}", f"--logdir={logdir}", "--cache=off", *flags])
+
+
+def test_a_step_that_ends_the_run_of_skipped_ones_saves_training(data, tmp_path, monkeypatch):
+    """It is under way when the run is found to be too long; only if it is skipped as well is there nothing to hope for."""
+    pretend_skipped(monkeypatch, [0, 1, 2, 0, 0, 0])
+    assert train(tiny.tiny(data, *_CHANGES, "training.steps=6", "training.max_skipped=2"), tmp_path)
+    assert not (tmp_path / "replay").exists()
+
+
+def test_the_step_that_was_kept_can_be_made_again(data, tmp_path, monkeypatch, capsys):
+    """With its weights, batch and random numbers, so to its own loss; the command tells more of it. Training goes on from the
+    weights before the first bad step, with the batches after those it has seen."""
+    pretend_skipped(monkeypatch, [0, 0, 1, 2, 3])
+    experiment = tiny.tiny(data, *_CHANGES, "training.steps=8", "training.max_skipped=2")
+    with pytest.raises(UserError, match=r"the loss of step 4 is \d.*2 steps in a row.*Computed again, all numbers are finite; "
+                                        r"the largest: the largest activation after .*/replay/4.npz. A lower") as error:
+        train(experiment, tmp_path)
+    monkeypatch.undo()
+    kept = Replay.load(tmp_path / "replay" / "4.npz")
+    assert (kept.model, kept.step, kept.seed, kept.checkpoint) == (tiny.MODEL, 4, (0, 0), 5)
+    assert Checkpoints(tmp_path).latest() == 5
+    command = re.search(r"diagnose --model='(.*)' --logdir=(.*) --batch=(.*)\. A lower", str(error.value)).groups()
+    assert command == (tiny.MODEL, str(tmp_path), str(tmp_path / "replay" / "4.npz"))
+    flags = (f"--batch={command[2]}", f"--json={tmp_path}/found.json")
+    capsys.readouterr()
+    assert diagnose(data, tmp_path, *flags) == 0
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert found["metrics"]["loss"] == pytest.approx(kept.loss, rel=REPLAY_TOLERANCE)
+    assert found["metrics"]["gradient_norm"] == pytest.approx(kept.gradient_norm, rel=REPLAY_TOLERANCE)
+    assert found["finite"] and (found["step"], found["checkpoint"]) == (4, 5)
+    out = capsys.readouterr().out
+    assert out.startswith(f"step 4 of {tiny.MODEL}, with the weights of {tmp_path}/checkpoints/5\n")
+    assert f"training saw a loss of {kept.loss:.6g}" in out
+    assert diagnose(data, tmp_path, f"--json={tmp_path}/next.json") == 0
+    following = json.loads((tmp_path / "next.json").read_text())
+    assert train(experiment, tmp_path) and Checkpoints(tmp_path).latest() == 8
+    assert max(tiny.curves(tmp_path)["loss"][6]) == pytest.approx(following["metrics"]["loss"], rel=REPLAY_TOLERANCE)
+    shutil.rmtree(tmp_path / "checkpoints" / "5")
+    assert diagnose(data, tmp_path, *flags) == 0
+    assert "checkpoints/5, which has the weights of then, is gone or damaged; those of step 8 are used" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("value", "finding"), [
+    (np.nan, rf"the root mean square of weight {EXPERTS}/wi\[0\] is nan"),
+    (1e38, rf"the largest activation after {EXPERTS}\[0\] is (nan|inf)"),
+])
+def test_the_place_where_numbers_end_is_named(data, tmp_path, monkeypatch, value, finding):
+    """In the error itself, here one expert; the next run, with what was saved, finds the same."""
+    initialise = pjrt.Training.initialise
+
+    def initialise_and_spoil(self, seed):
+        initialise(self, seed)
+        theta = tree.map_leaves(np.array, self.state["theta"])
+        theta["encoder"]["layer_1"]["feed_forward"]["wi"][0, 2] = value
+        self.load(self.state | {"theta": theta})
+
+    monkeypatch.setattr(pjrt.Training, "initialise", initialise_and_spoil)
+    experiment = tiny.tiny(data, *_CHANGES, "training.steps=40", "training.max_skipped=3")
+    expected = r"the loss of step {} is (nan|inf).* {} steps in a row.* Computed again, the first number that is not finite: "
+    with pytest.raises(UserError, match=expected.format(3, 3) + finding):
+        train(experiment, tmp_path)
+    assert int(Reader(Checkpoints(tmp_path).path(4)).read("skipped_in_a_row")) == 4
+    with pytest.raises(UserError, match=expected.format(5, 5) + finding):
+        train(experiment, tmp_path)
+
+
+@pytest.mark.parametrize(("where", "error", "message"), [
+    ((Replay, "save"), OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)),
+     r"2 steps in a row.*could not be kept: .*/replay/3.npz: No space left on device\.$"),
+    ((Checkpoints, "save"), UserError("LOG/checkpoints: the checkpoint could not be written."),
+     r"2 steps in a row.*could not be kept: LOG/checkpoints: the checkpoint could not be written\.$"),
+    ((pjrt.Training, "diagnose"), RuntimeError("RESOURCE_EXHAUSTED: Out of memory\nallocating"),
+     r"Computed again, it could not be: the devices answer RuntimeError: RESOURCE_EXHAUSTED: Out of memory\. To look closer"),
+])
+def test_what_cannot_be_kept_or_computed_does_not_hide_why_training_ended(data, tmp_path, monkeypatch, where, error, message):
+    def fail(*_):
+        raise error
+
+    pretend_skipped(monkeypatch, [0, 1, 2, 3])
+    monkeypatch.setattr(*where, fail)
+    with pytest.raises(UserError, match=message):
+        train(tiny.tiny(data, *_CHANGES, "training.steps=8", "training.max_skipped=2"), tmp_path)
+
+
+def test_a_directory_where_nothing_can_be_written_is_told_before_a_program_is_compiled(data, tmp_path, monkeypatch):
+    def read_only(dir):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(dir))
+
+    engine = tiny.Uncompiled(2, "cpu")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match=rf"--logdir={tmp_path}/file/log: nothing can be written there \(Not a directory\)"):
+        loop.train(tiny.MODEL, tiny.tiny(data), engine, tmp_path / "file" / "log")
+    monkeypatch.setattr(tempfile, "TemporaryFile", read_only)
+    with pytest.raises(UserError, match=rf"--logdir={tmp_path}/log: nothing can be written there \(Read-only file system\)"):
+        loop.train(tiny.MODEL, tiny.tiny(data), engine, tmp_path / "log")
+
+
+def test_curves_on_a_full_disk_end_training_which_goes_on_from_its_checkpoint(data, tmp_path, monkeypatch):
+    """With the losses that it would have had."""
+    experiment = tiny.tiny(data, *_CHANGES, "training.steps=8")
+    undisturbed = tmp_path / "undisturbed"
+    train(experiment, undisturbed)
+    write = SummaryWriter.write
+
+    def write_until_full(self, step, scalars):
+        if step != 6:
+            return write(self, step, scalars)
+        wait_for_checkpoint(tmp_path / "log", 4)
+        with full_disk():
+            write(self, step, scalars)
+
+    monkeypatch.setattr(SummaryWriter, "write", write_until_full)
+    with pytest.raises(UserError, match="log/train: the curves could not be written"):
+        train(experiment, tmp_path / "log")
+    monkeypatch.undo()
+    assert Checkpoints(tmp_path / "log").latest() == 4
+    train(experiment, tmp_path / "log")
+    assert tiny.curves(tmp_path / "log")["loss"] == tiny.curves(undisturbed)["loss"]
+
+
+@pytest.mark.parametrize("log_every", [1, 100])
+def test_a_log_directory_that_is_removed_ends_training(data, tmp_path, monkeypatch, log_every):
+    """At the next point of a curve; a checkpoint before that makes a new directory, and is whole."""
+    make = pjrt.Training.train
+
+    def make_and_remove(self, batches):
+        if int(np.asarray(self.state["step"])) == 5:
+            wait_for_checkpoint(tmp_path, 4)
+            shutil.rmtree(tmp_path)
+        return make(self, batches)
+
+    monkeypatch.setattr(pjrt.Training, "train", make_and_remove)
+    experiment = tiny.tiny(data, *_CHANGES, "training.steps=12", f"training.log_every={log_every}")
+    with pytest.raises(UserError, match=f"{tmp_path}/train: the directory has been removed"):
+        train(experiment, tmp_path)
+    monkeypatch.undo()
+    assert Checkpoints(tmp_path).latest() == (8 if log_every > 8 else None)
+    assert train(experiment, tmp_path)
+
+
+def wait_for_checkpoint(logdir: pathlib.Path, step: int):
+    """Until the thread that writes it has done so."""
+    while not (Checkpoints(logdir).path(step) / integrity.MANIFEST).exists():
+        time.sleep(0.01)
+
+
+@contextlib.contextmanager
+def full_disk():
+    """The kernel refuses to let any file of this process grow."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
