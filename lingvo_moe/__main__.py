@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from absl import flags
 
-from lingvo_moe import cli, experiment, registry
+from lingvo_moe import cache, cli, experiment, registry, run_flags
 from lingvo_moe.errors import UserError, did_you_mean
 
 
@@ -37,6 +37,7 @@ def _run_flags(values: flags.FlagValues):
     flags.DEFINE_string("mesh", None, "the device mesh, e.g. 8 or 4x2, instead of --devices", flag_values=values)
     flags.DEFINE_enum("platform", None, ["cpu", "gpu", "tpu"], "where to run; default: what is there", flag_values=values)
     flags.DEFINE_string("tokenizers", None, "directory of tools.train_tokenizer's output", flag_values=values)
+    flags.DEFINE_string("cache", cache.default(), "directory of programs compiled before; off for none", flag_values=values)
 
 
 def _corpus_flags(values: flags.FlagValues):
@@ -45,6 +46,14 @@ def _corpus_flags(values: flags.FlagValues):
 
 def _train_flags(values: flags.FlagValues):
     flags.DEFINE_integer("steps", None, "train to this step, instead of the model's own number", flag_values=values)
+    flags.DEFINE_enum("engine", "pjrt", run_flags.ENGINES, "pjrt: the devices that JAX finds; tpu_strategy: a Cloud TPU slice, "
+                      "by TensorFlow's own runtime", flag_values=values)
+    flags.DEFINE_string("tpu", None, "tpu_strategy: the slice's name, grpc://HOST:PORT of its first machine, or local on the "
+                        "machine of a slice with one", flag_values=values)
+    flags.DEFINE_string("coordinator", None, "of many processes (docs/processes.md): HOST:PORT where process 0 listens",
+                        flag_values=values)
+    flags.DEFINE_integer("processes", None, "how many processes train this model, with as many devices each", flag_values=values)
+    flags.DEFINE_integer("process", None, "which of them this is, from 0", flag_values=values)
 
 
 def _search_flags(values: flags.FlagValues):
@@ -64,6 +73,12 @@ def _eval_flags(values: flags.FlagValues):
     flags.DEFINE_enum("split", "test", ["test", "valid"], "which held-out sentences", flag_values=values)
     flags.DEFINE_boolean("summary", False, "only groups of languages and the average, no row per language", flag_values=values)
     flags.DEFINE_string("json", None, "also write the scores to this file", flag_values=values)
+
+
+def _diagnose_flags(values: flags.FlagValues):
+    flags.DEFINE_string("batch", None, "LOGDIR/replay/STEP.npz, of a step that training stopped at; default: the batch that it "
+                        "would read next", flag_values=values)
+    flags.DEFINE_string("json", None, "also write every number to this file", flag_values=values)
 
 
 def _export_flags(values: flags.FlagValues):
@@ -139,7 +154,7 @@ def _one_name(command: str, values: flags.FlagValues, arguments: list[str]) -> s
     return registry.full_name(given[0])
 
 
-def _deferred(function: str) -> Callable[[flags.FlagValues, list[str]], int | None]:
+def _deferred(function: str, module: str = "commands") -> Callable[[flags.FlagValues, list[str]], int | None]:
     """A command whose imports are heavy: they happen once its flags have been read."""
 
     def run(values: flags.FlagValues, arguments: list[str]):
@@ -148,7 +163,7 @@ def _deferred(function: str) -> Callable[[flags.FlagValues, list[str]], int | No
         if values.model is None:
             raise UserError("--model is missing; `python -m lingvo_moe list` shows the registered models.")
         registry.full_name(values.model)
-        return getattr(importlib.import_module("lingvo_moe.commands"), function)(values)
+        return getattr(importlib.import_module(f"lingvo_moe.{module}"), function)(values)
 
     return run
 
@@ -157,13 +172,15 @@ COMMANDS = {
     "list": Command("all registered models, their experts, layers, weights and devices", (_import_flags,), _list),
     "show": Command("every hyperparameter of a model: show NAME", (_model_flags,), _show),
     "train": Command("train a model, or go on training it", (_model_flags, _run_flags, _corpus_flags, _train_flags),
-                     _deferred("train")),
+                     _deferred("train", "train_command")),
     "eval": Command("BLEU and chrF per language on held-out sentences",
                     (_model_flags, _run_flags, _corpus_flags, _search_flags, _eval_flags), _deferred("evaluate")),
     "translate": Command("translate lines into lines", (_model_flags, _run_flags, _search_flags, _translate_flags),
                          _deferred("translate")),
     "plan": Command("compile a model for a TPU slice that is not here: memory, exchanges, step time, cost: plan NAME",
                     (_model_flags, _plan_flags), _plan),
+    "diagnose": Command("look into a training step: activations, gradients, routers, and where numbers are not finite",
+                        (_model_flags, _run_flags, _corpus_flags, _diagnose_flags), _deferred("diagnose", "diagnose_command")),
     "checkpoint": Command("look at checkpoints and use them: checkpoint inspect, verify, average or convert",
                           (_model_flags, _checkpoint_flags), _checkpoint),
     "export": Command("write a program as a bundle that runs without TensorFlow",

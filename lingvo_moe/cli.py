@@ -1,7 +1,7 @@
 """How every command line of this project starts and ends: flags in, one-line errors and an exit status out.
 
-Exit status: 0 done, 2 a mistake a person can mend (`error: MESSAGE` on standard error), 130 interrupted, 141 the reader
-of our output went away. A defect of the program itself keeps its traceback.
+Exit status: 0 done, 2 a mistake a person can mend (`error: MESSAGE` on standard error), 3 another process of the same run is
+gone (`processes`), 130 interrupted, 141 the reader of our output went away. A defect of the program itself keeps its traceback.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from absl import flags
 from lingvo_moe.errors import UserError, did_you_mean
 
 Main = Callable[[list[str]], int | None]
+INTERRUPTED = 130
 _HELP_FLAGS = ("--help", "-help", "-h", "-?")
 _MENDED_BY = {
     errno.ENOSPC: "no space left on the device; free some and run the same command again",
@@ -66,7 +67,7 @@ def execute(main: Main, argv: Sequence[str], flag_values: flags.FlagValues = fla
         return _fail(str(error))
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
-        return 130
+        return INTERRUPTED
     except BrokenPipeError:
         # Python flushes standard output once more at exit, which would raise the same error again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -82,14 +83,24 @@ def parse(argv: Sequence[str], flag_values: flags.FlagValues) -> list[str]:
     """Returns what is left of `argv` after the flags. Raises UserError for an unknown flag or an unfit value."""
     flag_values.unparse_flags()
     try:
-        return flag_values(list(argv))
+        left = flag_values(list(argv))
     except flags.UnrecognizedFlagError as error:
         raise UserError(f"unknown flag --{error.flagname}.{did_you_mean(error.flagname, flag_values)} "
                         "--help lists the flags.") from None
     except flags.Error as error:
         # absl shows a bad boolean as the tuple of its error's arguments.
-        message = re.sub(r"\('(.*?)', .*\)$", r"\1", " ".join(str(error).split()))
+        message = re.sub(r"\('(.*?)', .*\)$", r"\1", " ".join(str(error).split())).removeprefix("ERROR:: ")
         raise UserError(f"{message}. --help lists the flags.") from None
+    _check_text(flag_values)
+    return left
+
+
+def _check_text(flag_values: flags.FlagValues):
+    """Raises UserError for a NUL character, which no path may hold; a file of --flagfile can."""
+    for name in flag_values:
+        value = flag_values[name].value
+        if any(isinstance(text, str) and "\0" in text for text in (value if isinstance(value, list) else [value])):
+            raise UserError(f"--{name} holds a NUL character; expected text.")
 
 
 def no_arguments(arguments: Sequence[str]):

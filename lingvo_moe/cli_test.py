@@ -19,6 +19,7 @@ def values() -> flags.FlagValues:
     values = flags.FlagValues()
     flags.DEFINE_integer("steps", 3, "How many steps.", flag_values=values)
     flags.DEFINE_bool("force", False, "Do it anyway.", flag_values=values)
+    flags.DEFINE_multi_string("input", [], "What to read.", flag_values=values)
     return values
 
 
@@ -50,6 +51,8 @@ def test_the_status_is_mains(values):
     ("--steps=four",
      "error: flag --steps=four: invalid literal for int() with base 10: 'four'. --help lists the flags.\n"),
     ("--force=maybe", "error: flag --force=maybe: Non-boolean argument to boolean flag. --help lists the flags.\n"),
+    ("--input=a\0b", "error: --input holds a NUL character; expected text.\n"),
+    ("--flagfile=/", "error: Unable to open flagfile: [Errno 21] Is a directory: '/'. --help lists the flags.\n"),
 ])
 def test_bad_flags_are_one_line(values, capsys, argument, message):
     assert cli.execute(lambda argv: 0, ["tool", argument], values) == 2

@@ -1,58 +1,42 @@
-"""The commands that run programs: train, eval, translate, plan and export, from flags to results."""
+"""The commands eval, translate, plan and export, from flags to results."""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import os
 import pathlib
 import sys
-from collections.abc import Iterator
-from typing import TextIO
 
 from absl import flags
 
-from lingvo_moe import experiment, registry
+from lingvo_moe import experiment, output_files, registry, run_flags
 from lingvo_moe.analysis import plan as planning, plan_text, search
 from lingvo_moe.data.batching import input_specs
 from lingvo_moe.data.corpus import Corpus
 from lingvo_moe.engines import topology
-from lingvo_moe.engines.pjrt import Engine
 from lingvo_moe.errors import UserError
-from lingvo_moe.experiment import Experiment
 from lingvo_moe.inference import perplexity
 from lingvo_moe.inference.evaluation import LanguageScore, evaluate as evaluate_languages, groups, mean
 from lingvo_moe.inference.translator import Translator
 from lingvo_moe.layout import DeviceMesh
-from lingvo_moe.training import loop
-
-
-def train(values: flags.FlagValues):
-    """`train`: see `training.loop`."""
-    name, config, engine = _set_up(values, {"training.steps": values.steps})
-    metrics = loop.train(name, config, engine, _logdir(values), say=_say)
-    if metrics:
-        _say(f"trained for {config.training.steps} steps: cross-entropy {metrics['cross_entropy']:.3f}"
-             + (f", held out {metrics['valid/cross_entropy']:.3f}" if "valid/cross_entropy" in metrics else "")
-             + f"; curves: tensorboard --logdir={values.logdir}")
 
 
 def evaluate(values: flags.FlagValues):
     """`eval`: one row per language, then groups and the average; of a language model, its perplexity."""
-    _check_place("--json", values.json)
+    output_files.check_place("--json", values.json)
     if not experiment.get(values.model).translates:
         return _evaluate_language_model(values)
-    name, config, engine = _set_up(values, {"search.beam_size": values.beam_size})
+    name, config, engine = run_flags.set_up(values, {"search.beam_size": values.beam_size})
     corpus = Corpus.open(config.corpus)
-    translator = Translator(name, config, engine, _logdir(values))
+    translator = Translator(name, config, engine, run_flags.logdir(values))
     scores, left_out = evaluate_languages(translator, corpus, values.languages, values.max_pairs, values.split)
     print(table(scores, summary=values.summary))
     if left_out:
-        _say(f"{left_out} sentences of {config.input.source_length} tokens or more were left out.")
+        run_flags.say(f"{left_out} sentences of {config.input.source_length} tokens or more were left out.")
     if values.json:
         rows = {"model": name, "step": translator.step, "scores": [dataclasses.asdict(score) for score in scores]}
-        with _writing(values.json) as file:
+        with output_files.writing(values.json) as file:
             json.dump(rows, file, indent=1, ensure_ascii=False)
 
 
@@ -61,14 +45,14 @@ def _evaluate_language_model(values: flags.FlagValues):
         if values[flag].present:
             raise UserError(f"--{flag} is for translation; {registry.full_name(values.model)} is a language model, of which "
                             f"eval measures the perplexity over the whole split. Leave it out.")
-    name, config, engine = _set_up(values, {})
-    found = perplexity.measure(name, config, engine, _logdir(values), values.split)
+    name, config, engine = run_flags.set_up(values, {})
+    found = perplexity.measure(name, config, engine, run_flags.logdir(values), values.split)
     print(f"{found.cross_entropy:.4f} nats per token, perplexity {found.perplexity:.2f}, over {found.tokens:,} tokens of the "
           f"{values.split} split, after {found.step} steps")
     if found.left_out:
-        _say(f"{found.left_out} texts of {config.input.target_length} tokens or more were left out.")
+        run_flags.say(f"{found.left_out} texts of {config.input.target_length} tokens or more were left out.")
     if values.json:
-        with _writing(values.json) as file:
+        with output_files.writing(values.json) as file:
             measured = {**dataclasses.asdict(found), "perplexity": found.perplexity}
             json.dump({"model": name, "split": values.split, **measured}, file, indent=1)
 
@@ -83,15 +67,15 @@ def _require_translation(values: flags.FlagValues):
 def translate(values: flags.FlagValues):
     """`translate`: as many lines out as in, in the same order; an empty line stays one."""
     _require_translation(values)
-    _check_place("--output", values.output)
-    name, config, engine = _set_up(values, {"search.beam_size": values.beam_size})
+    output_files.check_place("--output", values.output)
+    name, config, engine = run_flags.set_up(values, {"search.beam_size": values.beam_size})
     if not 1 <= values.n_best <= config.search.beam_size:
         raise UserError(f"--n_best={values.n_best}: the beam has {config.search.beam_size} hypotheses; raise --beam_size.")
     sentences = _read_lines(values.input)
     if not sentences:
         raise UserError(f"--input={values.input}: nothing to translate; expected one sentence a line.")
-    results = Translator(name, config, engine, _logdir(values)).translate(sentences)
-    with _writing(values.output) as file:
+    results = Translator(name, config, engine, run_flags.logdir(values)).translate(sentences)
+    with output_files.writing(values.output) as file:
         for number, hypotheses in enumerate(results, start=1):
             for hypothesis in hypotheses[:values.n_best]:
                 prefix = f"{number}\t{hypothesis.score:.4f}\t" if values.n_best > 1 else ""
@@ -100,7 +84,7 @@ def translate(values: flags.FlagValues):
 
 def plan(values: flags.FlagValues):
     """`plan`: compiles for a slice that nobody has here, and says what that tells."""
-    _check_place("--json", values.json)
+    output_files.check_place("--json", values.json)
     search.check_dimensions(values.search)
     if values.program != "train" and values.search:
         raise UserError(f"--search compares training steps; leave out --program={values.program}.")
@@ -111,7 +95,8 @@ def plan(values: flags.FlagValues):
     mesh = DeviceMesh.parse(values.mesh) if values.mesh else _mesh_of(tpu, config.mesh)
     tpu.check(mesh)
     config = experiment.get(values.model, values.set, mesh)
-    _say(f"compiling {values.model}, {config.model.num_weights():,} weights, for {len(tpu.devices)} cores of {tpu.name} ...")
+    run_flags.say(f"compiling {values.model}, {config.model.num_weights():,} weights, for {len(tpu.devices)} cores of "
+                  f"{tpu.name} ...")
     if values.search:
         found = _search(values, tpu, mesh)
     else:
@@ -140,17 +125,17 @@ def export(values: flags.FlagValues):
     """`export`: lowers a program from specs alone and writes its bundle."""
     if values.output is None:
         raise UserError("--output is missing: the file to write the program to.")
-    _check_place("--output", values.output)
+    output_files.check_place("--output", values.output)
     if values.program == "decode":
         _require_translation(values)
-    config = experiment.get(values.model, values.set, _mesh(values))
+    config = experiment.get(values.model, values.set, run_flags.mesh(values))
     steps, specs = config.steps, input_specs(config.input)
     decoding = input_specs(dataclasses.replace(config.input, batch_size=config.decoding_batch))
     program = {"init": steps.init, "train": lambda: steps.train(specs), "evaluate": lambda: steps.evaluate(specs),
                "decode": lambda: steps.decode(decoding["source"], config.search)}[values.program]()
     program.save(values.output)
-    _say(f"{values.output}: {program.name} of {registry.full_name(values.model)} for {config.mesh.size} device(s), "
-         f"{os.path.getsize(values.output) / 2**20:.1f} MiB")
+    run_flags.say(f"{values.output}: {program.name} of {registry.full_name(values.model)} for {config.mesh.size} device(s), "
+                  f"{os.path.getsize(values.output) / 2**20:.1f} MiB")
 
 
 def table(scores: list[LanguageScore], summary: bool = False) -> str:
@@ -169,35 +154,6 @@ def table(scores: list[LanguageScore], summary: bool = False) -> str:
     if len(scores) >= 6:
         lines += [line(f"{name} ({len(members)})", members) for name, members in groups(scores)]
     return "\n".join([*lines, line(f"average of {len(scores)}", scores)])
-
-
-def _set_up(values: flags.FlagValues, changes: dict[str, object]) -> tuple[str, Experiment, Engine]:
-    """The model's full name, its experiment after all flags, and an engine with the devices it needs."""
-    name = registry.full_name(values.model)
-    for flag in ("corpus", "tokenizers"):
-        if flag in values and values[flag].value is not None:
-            changes = {**changes, flag: values[flag].value}
-    assignments = [*values.set, *(f"{path}={value}" for path, value in changes.items() if value is not None)]
-    mesh = _mesh(values)
-    own = experiment.get(name, assignments, mesh)
-    engine = Engine(own.mesh.size, values.platform, all_accelerators=mesh is None)
-    if len(engine.devices) != own.mesh.size:
-        own = experiment.get(name, assignments, DeviceMesh((len(engine.devices),)))
-    return name, own, engine
-
-
-def _mesh(values: flags.FlagValues) -> DeviceMesh | None:
-    if values.mesh is not None and values.devices is not None:
-        raise UserError("--mesh and --devices both say how many devices; pass one of them.")
-    if values.devices is not None and values.devices < 1:
-        raise UserError(f"--devices={values.devices}: at least one device is needed.")
-    return DeviceMesh.parse(values.mesh) if values.mesh else DeviceMesh((values.devices,)) if values.devices else None
-
-
-def _logdir(values: flags.FlagValues) -> pathlib.Path:
-    if not values.logdir:
-        raise UserError("--logdir is missing: the directory of checkpoints and curves.")
-    return pathlib.Path(values.logdir)
 
 
 def _read_lines(path: str) -> list[str]:
@@ -220,33 +176,3 @@ def _read_lines(path: str) -> list[str]:
 def _mesh_of(tpu: topology.Slice, mesh: DeviceMesh) -> DeviceMesh:
     """The model's own mesh where it has the slice's size, otherwise all cores in one axis."""
     return mesh if mesh.size == len(tpu.devices) else DeviceMesh((len(tpu.devices),))
-
-
-def _check_place(flag: str, path: str | None):
-    """Raises UserError where no file can be written to `path`, before hours of work find out."""
-    if path in (None, "-"):
-        return
-    if os.path.isdir(path):
-        raise UserError(f"{flag}={path} is a directory; expected the name of a file.")
-    directory = os.path.dirname(path) or "."
-    if not os.path.isdir(directory):
-        raise UserError(f"{flag}={path}: there is no directory {directory}; make it first.")
-
-
-@contextlib.contextmanager
-def _writing(path: str) -> Iterator[TextIO]:
-    """Standard output, or a file that replaces `path` only when it is complete."""
-    if path == "-":
-        yield sys.stdout
-        return
-    partial = pathlib.Path(f"{path}.partial")
-    try:
-        with open(partial, "w", encoding="utf-8") as file:
-            yield file
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
-
-
-def _say(line: str):
-    print(line, file=sys.stderr, flush=True)

@@ -14,7 +14,7 @@ _SECONDS_BETWEEN_LOG_LINES = 10.0
 
 
 @contextlib.contextmanager
-def bar(title: str, total: int | None, unit: str = "it", done: int = 0) -> Iterator[Callable[..., None]]:
+def bar(title: str, total: int | None, unit: str = "it", done: int = 0, shown: bool = True) -> Iterator[Callable[..., None]]:
     """Yields `advance(count=1, note="")`, to be called as work gets done.
 
     Args:
@@ -22,10 +22,14 @@ def bar(title: str, total: int | None, unit: str = "it", done: int = 0) -> Itera
       total: how much there is, or None where nobody knows.
       unit: what is counted (`steps`, `pairs`).
       done: how much was done before (a resumed run).
+      shown: whether to show anything; another process does where this one does not.
 
     On a terminal a bar with rate and ETA is drawn on standard error; elsewhere a plain line is printed every ten seconds
     and one at the end, so a log stays readable.
     """
+    if not shown:
+        yield lambda count=1, note="": None
+        return
     reporter = _Bar(title, total, unit, done) if sys.stderr.isatty() else _Lines(title, total, unit, done)
     with reporter:
         yield reporter.advance

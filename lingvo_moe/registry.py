@@ -86,7 +86,7 @@ def import_module(where: str):
         raise
     except ModuleNotFoundError as error:
         raise UserError(f"--import={where}: {error}. Give a module on the Python path, or a path ending in .py.") from error
-    except Exception as error:  # the user's own code may raise anything
+    except (Exception, SystemExit) as error:  # the user's own code may raise anything
         raise UserError(f"--import={where}: {type(error).__name__} while importing it: {error}") from error
 
 

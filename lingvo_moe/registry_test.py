@@ -67,10 +67,12 @@ def test_modules_outside_the_tree_register_models(tmp_path):
 
 
 @pytest.mark.parametrize(("where", "said"), [
-    ("no_such_module", "No module named"), ("no/such/file.py", "no such file"), ("{tmp}/broken.py", "ZeroDivisionError")])
+    ("no_such_module", "No module named"), ("no/such/file.py", "no such file"), ("{tmp}/broken.py", "ZeroDivisionError"),
+    ("{tmp}/leaves.py", "SystemExit while importing it: 3")])
 def test_modules_that_cannot_be_imported_say_why(tmp_path, where, said):
     """The flag, the module and the reason are named."""
     (tmp_path / "broken.py").write_text("1 / 0\n")
+    (tmp_path / "leaves.py").write_text("import sys\nsys.exit(3)\n")
     with pytest.raises(UserError, match=f"--import=.*{said}"):
         registry.import_module(where.format(tmp=tmp_path))
 

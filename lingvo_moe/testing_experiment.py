@@ -5,10 +5,9 @@ from __future__ import annotations
 import collections
 import dataclasses
 import pathlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pytest
 
 from lingvo_moe import experiment
 from lingvo_moe.data import corpus_builder, tokenizer_trainer
@@ -17,6 +16,9 @@ from lingvo_moe.experiment import Experiment
 from lingvo_moe.layout import DeviceMesh
 from lingvo_moe.program import Program
 from lingvo_moe.steps import Steps
+
+if TYPE_CHECKING:
+    import pytest  # tools.soak and tools.fuzz use this module without it
 
 MODEL = "m4.Quickstart"
 LANGUAGE_MODEL = "sparse_lm.Small"
@@ -70,10 +72,10 @@ def tiny(data: Data, *changes: str, mesh: DeviceMesh = DeviceMesh((2,))) -> Expe
     return experiment.get(MODEL, [*_SETTINGS, *places, *changes], mesh)
 
 
-def tiny_language_model(data: Data, *changes: str) -> Experiment:
-    """The experiment of a language model with experts, as small as `tiny`, on two devices."""
+def tiny_language_model(data: Data, *changes: str, mesh: DeviceMesh = DeviceMesh((2,))) -> Experiment:
+    """The experiment of a language model with experts, as small as `tiny`."""
     places = (f"corpus={data.corpus}", f"tokenizers={data.tokenizers}")
-    return experiment.get(LANGUAGE_MODEL, [*_LANGUAGE_MODEL_SETTINGS, *places, *changes], DeviceMesh((2,)))
+    return experiment.get(LANGUAGE_MODEL, [*_LANGUAGE_MODEL_SETTINGS, *places, *changes], mesh)
 
 
 def language_model_settings(*changes: str) -> list[str]:
@@ -83,7 +85,7 @@ def language_model_settings(*changes: str) -> list[str]:
 
 def compile_once(patch: pytest.MonkeyPatch):
     """Makes this process lower and compile equal programs once, however often tests ask for them."""
-    for name in ("init", "train", "evaluate", "decode"):
+    for name in ("init", "train", "evaluate", "diagnose", "decode"):
         patch.setattr(Steps, name, _lowering_once(getattr(Steps, name)))
     load = Engine.load
 

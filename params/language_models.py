@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lingvo_moe.data.batching import InputConfig
+from lingvo_moe.data.batching import InputConfig, shards_for
 from lingvo_moe.experiment import Experiment, Recipe, TrainingSchedule
 from lingvo_moe.layout import DeviceMesh
 from lingvo_moe.models.language_model import LanguageModel
@@ -39,7 +39,8 @@ class Giant(Recipe):
                 num_groups=self.batch_size, inference_capacity_factor=2.0 if self.num_experts else None,
                 aux_loss_weight=aux_loss_weight(self.num_experts), activation_dtype="bfloat16", remat=self.remat),
             optimizer=Adafactor(learning_rate=InverseSquareRoot(peak=1.0, decay_after=10_000)),
-            input=InputConfig(batch_size=self.batch_size, source_length=0, target_length=self.sequence_length, temperature=5.0),
+            input=InputConfig(batch_size=self.batch_size, source_length=0, target_length=self.sequence_length, temperature=5.0,
+                              shards=shards_for(DeviceMesh(self.mesh))),
             training=TrainingSchedule(steps=TRILLION_TOKENS // (self.batch_size * self.sequence_length), log_every=100,
                                       evaluate_every=1000, checkpoint_every=1000),
             mesh=DeviceMesh(self.mesh))

@@ -7,7 +7,7 @@ a batch is cut into two groups per core. The small siblings run on what one has 
 from __future__ import annotations
 
 from lingvo_moe import registry
-from lingvo_moe.data.batching import InputConfig
+from lingvo_moe.data.batching import InputConfig, shards_for
 from lingvo_moe.decoding.flat_beam_search import BeamSearch
 from lingvo_moe.experiment import Experiment, Recipe, TrainingSchedule
 from lingvo_moe.layout import DeviceMesh
@@ -62,7 +62,8 @@ class M4(Recipe):
                 activation_dtype=self.activation_dtype, remat=self.remat),
             optimizer=Adafactor(learning_rate=InverseSquareRoot(peak=1.0, decay_after=10_000)),
             input=InputConfig(batch_size=self.batch_tokens // (2 * self.sequence_length), source_length=self.sequence_length,
-                              target_length=self.sequence_length, temperature=5.0),
+                              target_length=self.sequence_length, temperature=5.0,
+                              shards=shards_for(DeviceMesh((self.num_cores,)))),
             # GShard section 4.4: every model sees a trillion tokens.
             training=TrainingSchedule(steps=10**12 // self.batch_tokens, log_every=100, evaluate_every=1000,
                                       checkpoint_every=1000),

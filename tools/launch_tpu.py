@@ -37,7 +37,7 @@ _DIRECTORY = "lingvo_moe_run"
 _VERSION = TPU_TENSORFLOW.partition("==")[2]
 # In place of those of requirements.txt that go with another TensorFlow. It ends the process over libtpu 0.0.51.
 _PACKAGES = (TPU_TENSORFLOW, "libtpu==0.0.14")
-_REPLACED = "^(--constraint|tensor|libtpu)"
+_REPLACED = "^(--constraint|tensorboard|tensorflow|libtpu)"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,6 +13,7 @@ A language model's batch has no source.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
@@ -20,11 +21,12 @@ import numpy as np
 
 from lingvo_moe.data.tokenizer import SPECIAL_IDS
 from lingvo_moe.errors import UserError
-from lingvo_moe.layout import Spec
+from lingvo_moe.layout import DeviceMesh, Spec
 
 Batch = dict[str, dict[str, np.ndarray]]
 FIELDS = {"source": ("ids", "segment_ids", "positions"), "target": ("ids", "labels", "segment_ids", "positions")}
 _LENGTH_LETTERS = {"source": "S", "target": "T"}
+_CORES_PER_HOST = 8  # of a TPU v3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,7 +34,7 @@ class InputConfig:
     """What a training or evaluation batch looks like.
 
     Attributes:
-      batch_size: B, the rows of a batch over all hosts.
+      batch_size: B, the rows of a batch over all processes.
       source_length: S, the tokens of a source row, each sentence's eos included; 0 for a language model, which reads
         targets alone.
       target_length: T, the tokens of a target row, each sentence's bos (or, in the labels, eos) included. There is
@@ -42,6 +44,9 @@ class InputConfig:
       lookahead: packing closes a batch when this many pairs have found no room; they open the next one. A larger value
         pads less. 1 is plain first-fit in stream order.
       seed: of the order of the training stream.
+      shards: the rows of a training batch are packed in so many independent parts, or as many fewer as it takes to divide
+        batch_size; at most so many processes can share the work. What is in a batch depends on this number, never on that of
+        processes. Eight pad 0.3 % more of the positions than one (quickstart corpus, all small models).
 
     Raises:
       UserError: a value that makes no batch.
@@ -54,9 +59,11 @@ class InputConfig:
     packing: bool = True
     lookahead: int = 16
     seed: int = 0
+    shards: int = 8
 
     def __post_init__(self):
-        least = {"batch_size": 1, "source_length": 2 if self.source_length else 0, "target_length": 2, "lookahead": 1, "seed": 0}
+        least = {"batch_size": 1, "source_length": 2 if self.source_length else 0, "target_length": 2, "lookahead": 1, "seed": 0,
+                 "shards": 1}
         for name, value in least.items():
             if getattr(self, name) < value:
                 raise UserError(f"input.{name}={getattr(self, name)}: expected at least {value}.")
@@ -72,12 +79,29 @@ class InputConfig:
         """The tokens of a batch, of all sides together."""
         return self.batch_size * sum(self.lengths.values())
 
-    def host_rows(self, num_hosts: int) -> int:
-        """Returns the rows of a batch that each host feeds; raises UserError if they are not a whole number."""
-        if self.batch_size % num_hosts:
-            raise UserError(f"input.batch_size={self.batch_size} cannot be divided among {num_hosts} hosts; "
-                            f"make it a multiple of {num_hosts}.")
-        return self.batch_size // num_hosts
+    @property
+    def num_shards(self) -> int:
+        """The independent parts of a training batch: the largest number up to `shards` that divides `batch_size`."""
+        return next(number for number in range(self.shards, 0, -1) if self.batch_size % number == 0)
+
+    @property
+    def shard_rows(self) -> int:
+        """The rows of each of them: shard i has rows `i * shard_rows` and following."""
+        return self.batch_size // self.num_shards
+
+    def shards_of(self, rows: range) -> range:
+        """Returns the shards that make up these rows of a batch; raises UserError if they are not a whole number."""
+        if rows.start % self.shard_rows or rows.stop % self.shard_rows:
+            fitting = self.batch_size // math.gcd(self.batch_size, rows.start, rows.stop)
+            raise UserError(f"this process feeds rows {rows.start} to {rows.stop - 1} of a batch, which are not whole parts of "
+                            f"the {self.num_shards} that it is packed in. Pass --set input.shards={fitting} and begin in another "
+                            f"--logdir, or take fewer processes.")
+        return range(rows.start // self.shard_rows, rows.stop // self.shard_rows)
+
+
+def shards_for(mesh: DeviceMesh) -> int:
+    """`InputConfig.shards` that let each host of a TPU slice feed the rows of its own cores, which the first axis cuts."""
+    return max(InputConfig.shards, min(mesh.shape[0], mesh.size // _CORES_PER_HOST))
 
 
 def input_specs(config: InputConfig) -> dict[str, dict[str, Spec]]:
@@ -166,7 +190,7 @@ def pack(examples: Iterator[Example], config: InputConfig, rows: int,
     Args:
       examples: the stream, finite or not. Pairs that fit no empty row must have been left out, here and in `waiting`.
       config: shapes and lookahead.
-      rows: of this host.
+      rows: of a batch.
       waiting: pairs that waited when the stream was left.
 
     Yields:

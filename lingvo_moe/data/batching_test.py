@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies
 
-from lingvo_moe.data.batching import Batch, Example, InputConfig, input_specs, pack, padding
+from lingvo_moe.data.batching import Batch, Example, InputConfig, input_specs, pack, padding, shards_for
 from lingvo_moe.errors import UserError
+from lingvo_moe.layout import DeviceMesh
 
 BOS, EOS = 2, 1
 _SMALL = InputConfig(batch_size=3, source_length=12, target_length=8, lookahead=2)
@@ -165,13 +166,19 @@ def test_specs_are_those_of_a_batch():
 
 
 @pytest.mark.parametrize("field, value", [
-    ("batch_size", 0), ("source_length", 1), ("target_length", 1), ("lookahead", 0), ("seed", -1)])
+    ("batch_size", 0), ("source_length", 1), ("target_length", 1), ("lookahead", 0), ("seed", -1), ("shards", 0)])
 def test_a_config_that_makes_no_batch_is_refused(field, value):
     with pytest.raises(UserError, match=f"input.{field}={value}: expected at least"):
         InputConfig(**{field: value})
 
 
-def test_rows_are_divided_among_hosts():
-    assert InputConfig(batch_size=12).host_rows(4) == 3
-    with pytest.raises(UserError, match="batch_size=12 cannot be divided among 5 hosts"):
-        InputConfig(batch_size=12).host_rows(5)
+def test_a_batch_is_divided_into_whole_shards():
+    """As many as are asked for, or the next fewer that divide it; never a part of a row, or of a shard."""
+    assert {size: InputConfig(batch_size=size).num_shards for size in (1, 4, 12, 16, 22, 23)} == {
+        1: 1, 4: 4, 12: 6, 16: 8, 22: 2, 23: 1}
+    config = InputConfig(batch_size=12, shards=3)
+    assert config.shard_rows == 4 and config.shards_of(range(4, 12)) == range(1, 3)
+    # 256 hosts; 32 groups of 8 hosts that hold the same rows; fewer hosts than shards.
+    assert [shards_for(DeviceMesh(shape)) for shape in ((2048,), (32, 64), (4, 2))] == [256, 32, 8]
+    with pytest.raises(UserError, match=r"rows 6 to 11 of a batch, which are not whole parts of the 3 .* --set input.shards=2 "):
+        config.shards_of(range(6, 12))

@@ -2,7 +2,8 @@
 
 Reading, sampling and tokenising is a tf.data pipeline; packing its examples into rows is `batching.pack`; both run
 ahead in the background. Example n of training is a pure function of (seed, n), see `mixture`, so the state of a stream
-between two batches is the number of the next example and those of the few that wait for room.
+between two batches is the number of the next example and those of the few that wait for room. A batch is put together from
+independent streams, its shards, so that processes can share them out.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ from lingvo_moe.errors import UserError
 from lingvo_moe.lazy import tf
 
 Item = TypeVar("Item")
-_CHUNK = 256  # examples tokenised at a time
+State = dict[str, Any]
+_CHUNK = 256  # examples tokenised at a time, by all shards together
+_LEAST_CHUNK = 32  # by one of them
 _CHUNKS_AHEAD = 8
 _BATCHES_AHEAD = 2
 _END_OF_STREAM = 1 << 62
@@ -33,7 +36,11 @@ _NO_TOKENS = np.zeros(0, np.int32)
 
 
 class TrainInput:
-    """The training stream of a corpus."""
+    """The training stream of a corpus.
+
+    Attributes:
+      stream_id: tells it from another one, whose example n is another pair.
+    """
 
     def __init__(self, corpus: str | pathlib.Path, tokenizers: str | pathlib.Path, config: InputConfig):
         """Opens both directories and reads the training pairs.
@@ -47,54 +54,58 @@ class TrainInput:
         self._pairs = [opened.pairs("train", language) if size else ()
                        for language, size in zip(opened.languages, sizes, strict=True)]
         models = [sha256(getattr(self._tokenizers, side).model) for side in SIDES]
-        self._stream_id = sha256(repr((opened.fingerprint, models, config.temperature, config.seed)).encode())[:16]
+        self.stream_id = sha256(repr((opened.fingerprint, models, config.temperature, config.seed)).encode())[:16]
 
-    def batches(self, state: dict[str, Any] | None = None, num_hosts: int = 1,
-                host: int = 0) -> Iterator[tuple[Batch, dict[str, Any]]]:
+    def batches(self, state: State | None = None, shards: range | None = None) -> Iterator[tuple[Batch, State]]:
         """Returns an endless iterator of (batch, state); one begun from that state goes on with the batch after it.
 
-        A state is plain JSON: `next`, the number of the next example; `waiting`, the numbers of those that found no
-        room yet; `too_long`, how many have been left out since the start because not even an empty row has room for
-        them; and what it belongs to: `stream`, `num_hosts`, `host`.
+        A state is plain JSON: `stream` and `shards` say what it belongs to, and `places` holds for each shard, by its number,
+        `next`, the number of its next example; `waiting`, the numbers of those that found no room yet; and `too_long`, how many
+        have been left out since the start because not even an empty row has room for them.
 
         Args:
-          state: of the batch before, or None to begin.
-          num_hosts, host: this host's part: the examples n with n % num_hosts == host, and its share of the rows.
+          state: of the batch before, with the places of all `shards` (see `merge`); None to begin.
+          shards: make only the rows of these, and a state with their places; None for all. Shard i packs the examples n with
+            n % `input.shards` == i.
 
         Raises:
-          UserError: at once, a batch that cannot be divided among the hosts or a state of another stream; later, a
-            corpus of which no pair fits a row.
+          UserError: at once, a state of another stream; later, a corpus of which no pair fits a row.
         """
-        rows = self._config.host_rows(num_hosts)
-        belongs_to = {"stream": self._stream_id, "num_hosts": num_hosts, "host": host}
-        state = state or {**belongs_to, "next": host, "waiting": [], "too_long": 0}
+        shards = range(self._config.num_shards) if shards is None else shards
+        belongs_to = {"stream": self.stream_id, "shards": self._config.num_shards}
+        begin = {str(shard): {"next": shard, "waiting": [], "too_long": 0} for shard in shards}
+        state = state or {**belongs_to, "places": begin}
         for key, value in belongs_to.items():
             if state.get(key) != value:
-                raise UserError(f"the position in the training data cannot be resumed: its {key} is {state.get(key)}, "
-                                f"now it is {value}. Give the same corpus, tokenizers, input.temperature, input.seed "
-                                "and number of hosts as before, or begin in another --logdir.")
-        return _ahead(self._batches(state, rows))
+                raise UserError(f"the position in the training data cannot be resumed: its {key} is {state.get(key)}, now it is "
+                                f"{value}. Give the same corpus, tokenizers, input.temperature, input.seed and input.shards as "
+                                f"before, or begin in another --logdir.")
+        parts = [self._shard(state["places"][str(shard)]) for shard in shards]
+        return _ahead((_joined([batch for batch, _ in together]),
+                       {**belongs_to, "places": {str(shard): place for shard, (_, place) in zip(shards, together)}})
+                      for together in zip(*parts))
 
-    def _batches(self, state: dict[str, Any], rows: int) -> Iterator[tuple[Batch, dict[str, Any]]]:
-        position = {"next": state["next"], "too_long": state["too_long"]}
+    def _shard(self, place: dict[str, Any]) -> Iterator[tuple[Batch, dict[str, Any]]]:
+        """(its rows of the next batch, its place then), endless."""
+        place, shards = dict(place), self._config.num_shards
 
         def fitting(examples: Iterator[Example]) -> Iterator[Example]:
             missed = 0
             for example in examples:
-                position["next"] = max(position["next"], example.number + state["num_hosts"])
+                place["next"] = max(place["next"], example.number + shards)
                 if example.fits(self._config):
                     missed = 0
                     yield example
                 else:
                     missed += 1
-                    position["too_long"] += 1
+                    place["too_long"] += 1
                     self._check_patience(missed)
 
         # What waited fitted the rows of then; they may be shorter now.
-        waiting = fitting(self._tokenized(np.array(state["waiting"], np.int64))) if state["waiting"] else ()
-        stream = fitting(self._stream(state["next"], state["num_hosts"]))
-        for batch, left in pack(stream, self._config, rows, waiting):
-            yield batch, {**state, **position, "waiting": [example.number for example in left]}
+        waiting = fitting(self._tokenized(np.array(place["waiting"], np.int64))) if place["waiting"] else ()
+        stream = fitting(self._stream(place["next"], shards))
+        for batch, left in pack(stream, self._config, self._config.shard_rows, waiting):
+            yield batch, {**place, "waiting": [example.number for example in left]}
 
     def _check_patience(self, missed: int):
         if missed >= _PATIENCE:
@@ -104,17 +115,29 @@ class TrainInput:
             raise UserError(f"none of {missed} training pairs in a row fits {now}; raise with {raised}")
 
     def _stream(self, first: int, step: int) -> Iterator[Example]:
-        """Examples first, first + step, ..."""
+        """Examples first, first + step, ... of one of `step` shards."""
         tokenizers = {side: getattr(self._tokenizers, side).in_graph() for side in self._config.lengths}
+        failures: list[Exception] = []
+
+        def texts_of(numbers):
+            try:
+                return self._texts(numbers)
+            except Exception as error:
+                failures.append(error)
+                raise
 
         def tokenize(numbers):
-            texts = tf.numpy_function(self._texts, [numbers], tf.string)
+            texts = tf.numpy_function(texts_of, [numbers], tf.string)
             texts.set_shape([None, 2])
             return numbers, {side: tokenizer.tokenize(texts[:, SIDES.index(side)]) for side, tokenizer in tokenizers.items()}
 
-        chunks = tf.data.Dataset.range(first, _END_OF_STREAM, step).batch(_CHUNK, drop_remainder=True)
-        for numbers, tokens in chunks.map(tokenize, num_parallel_calls=1).prefetch(_CHUNKS_AHEAD):
-            yield from _examples(numbers.numpy().tolist(), {side: _rows(ragged) for side, ragged in tokens.items()})
+        chunk = max(_CHUNK // step, _LEAST_CHUNK)
+        chunks = tf.data.Dataset.range(first, _END_OF_STREAM, step).batch(chunk, drop_remainder=True)
+        try:
+            for numbers, tokens in chunks.map(tokenize, num_parallel_calls=1).prefetch(_CHUNKS_AHEAD):
+                yield from _examples(numbers.numpy().tolist(), {side: _rows(ragged) for side, ragged in tokens.items()})
+        except tf.errors.OpError as error:
+            raise (failures[0] if failures else error) from None  # TensorFlow would tell ours as a part of a page of its own
 
     def _tokenized(self, numbers: np.ndarray) -> Iterator[Example]:
         """The examples `numbers` `[N]`, without TensorFlow: the few that a resumed stream begins with."""
@@ -128,6 +151,16 @@ class TrainInput:
         drawn = zip(*(part.tolist() for part in self._mixture.draw(numbers)), strict=True)
         pairs = (self._pairs[language][index] for language, index in drawn)
         return np.array([[source.encode(), english.encode()] for source, english in pairs], dtype=object)
+
+
+def merge(states: Sequence[State]) -> State:
+    """The state of all shards, from those of streams that made some of them each, at the same batch."""
+    return {**states[0], "places": {shard: place for state in states for shard, place in state["places"].items()}}
+
+
+def too_long(state: State) -> int:
+    """How many pairs the shards of a state have left out since the start."""
+    return sum(place["too_long"] for place in state["places"].values())
 
 
 class EvalInput:
@@ -209,6 +242,14 @@ def _examples(numbers: Iterable[int], tokens: dict[str, Sequence[np.ndarray]]) -
     """Examples of the tokens of each side that is read; a language model's have no source."""
     sides = (tokens.get(side, itertools.repeat(_NO_TOKENS)) for side in SIDES)
     return map(Example, numbers, *sides)
+
+
+def _joined(parts: Sequence[Batch]) -> Batch:
+    """A batch with the rows of all."""
+    if len(parts) == 1:
+        return parts[0]
+    return {side: {name: np.concatenate([part[side][name] for part in parts]) for name in fields}
+            for side, fields in parts[0].items()}
 
 
 def _rows(ragged) -> list[np.ndarray]:

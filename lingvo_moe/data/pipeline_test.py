@@ -14,12 +14,12 @@ import pytest
 from lingvo_moe.data import pipeline, tokenizer_trainer
 from lingvo_moe.data.batching import Batch, InputConfig, input_specs
 from lingvo_moe.data.corpus import Corpus
-from lingvo_moe.data.pipeline import EvalInput, TrainInput, source_batches
+from lingvo_moe.data.pipeline import EvalInput, TrainInput, merge, source_batches, too_long
 from lingvo_moe.data.testing import write_corpus
 from lingvo_moe.data.tokenizer import Tokenizers
 from lingvo_moe.errors import UserError
 
-_CONFIG = InputConfig(batch_size=4, source_length=64, target_length=48, lookahead=3)
+_CONFIG = InputConfig(batch_size=4, source_length=64, target_length=48, lookahead=3, shards=1)
 _TOO_LONG = [(" ".join(map(str, range(80))), "numbers")]
 
 
@@ -78,10 +78,10 @@ def assert_same(first: list, second: list):
 def stream_texts(corpus, tokenizers, count: int) -> list[tuple[str, str] | None]:
     """The first examples of the stream, in order, None for one that fits no row."""
     config = dataclasses.replace(_CONFIG, batch_size=1, packing=False)  # a batch is one example
-    found, too_long = [], 0
+    found, left_out = [], 0
     for batch, state in take(TrainInput(corpus, tokenizers, config).batches(), count):
-        found += [None] * (state["too_long"] - too_long) + texts(batch, tokenizers)
-        too_long = state["too_long"]
+        found += [None] * (too_long(state) - left_out) + texts(batch, tokenizers)
+        left_out = too_long(state)
     return found
 
 
@@ -100,12 +100,12 @@ def test_training_batches_hold_pairs_of_the_corpus_in_the_shape_of_the_specs(cor
     assert len(found) > 100
 
 
-@pytest.mark.parametrize("source_length", [_CONFIG.source_length, 0])
-def test_a_stream_goes_on_after_any_batch_as_if_never_left(corpus, tokenizers, source_length):
+@pytest.mark.parametrize(("source_length", "shards"), [(_CONFIG.source_length, 1), (0, 1), (_CONFIG.source_length, 4)])
+def test_a_stream_goes_on_after_any_batch_as_if_never_left(corpus, tokenizers, source_length, shards):
     """From the state as JSON, in a new TrainInput, and in both ways that examples are tokenised; a language model's, too."""
-    config = dataclasses.replace(_CONFIG, source_length=source_length)
+    config = dataclasses.replace(_CONFIG, source_length=source_length, shards=shards)
     whole = take(TrainInput(corpus, tokenizers, config).batches(), 12)
-    assert any(state["waiting"] for _, state in whole)
+    assert any(place["waiting"] for _, state in whole for place in state["places"].values())
     for index in range(0, 9, 2):
         state = json.loads(json.dumps(whole[index][1]))
         assert_same(take(TrainInput(corpus, tokenizers, config).batches(state), 3), whole[index + 1:index + 4])
@@ -115,24 +115,36 @@ def test_every_example_is_fed_once_or_counted_as_too_long(train_input, tokenizer
     """As many pairs as were read, but for those that wait and those that no row can hold."""
     batches = take(train_input.batches(), 40)
     fed = sum(len(texts(batch, tokenizers)) for batch, _ in batches)
-    state = batches[-1][1]
-    assert state["too_long"] > 0
-    assert fed == state["next"] - len(state["waiting"]) - state["too_long"]
+    place = batches[-1][1]["places"]["0"]
+    assert place["too_long"] > 0
+    assert fed == place["next"] - len(place["waiting"]) - place["too_long"]
 
 
-def test_hosts_share_the_stream_and_lose_or_repeat_nothing(corpus, tokenizers, train_input):
-    """Two hosts have each half of the rows; host h feeds examples h, h + 2, ... but for those that wait or are too long."""
-    stream = stream_texts(corpus, tokenizers, 1000)
-    for host in (0, 1):
-        part = take(train_input.batches(num_hosts=2, host=host), 5)
-        assert part[0][0]["source"]["ids"].shape == (2, 64)
-        state = part[-1][1]
-        read = set(range(host, state["next"], 2)) - set(state["waiting"])
-        assert set(state["waiting"]) <= set(range(host, state["next"], 2))
+def test_shards_made_apart_are_those_made_together(corpus, tokenizers):
+    """Three streams that make one, two and one of four shards have together the batches and the state of one that makes all;
+    shard i feeds examples i, i + 4, ... but for those that wait or are too long. Also when they go on, shared out otherwise."""
+    config = dataclasses.replace(_CONFIG, shards=4)
+    train_input, stream = TrainInput(corpus, tokenizers, config), stream_texts(corpus, tokenizers, 400)
+    whole = take(train_input.batches(), 8)
+    parts = [take(train_input.batches(shards=shards), 5) for shards in (range(1), range(1, 3), range(3, 4))]
+    assert [part[0][0]["source"]["ids"].shape for part in parts] == [(1, 64), (2, 64), (1, 64)]
+    assert_same([together(at) for at in zip(*parts)], whole[:5])
+    for shard, part in ((0, parts[0]), (3, parts[2])):
+        place = part[-1][1]["places"][str(shard)]
+        read = set(range(shard, place["next"], 4)) - set(place["waiting"])
+        assert set(place["waiting"]) <= set(range(shard, place["next"], 4))
         fed = Counter(text for batch, _ in part for text in texts(batch, tokenizers))
-        expected = Counter(stream[number] for number in read if stream[number] is not None)
-        assert fed == expected
-        assert_same(take(train_input.batches(part[1][1], num_hosts=2, host=host), 3), part[2:])
+        assert fed == Counter(stream[number] for number in read if stream[number] is not None)
+    state = merge([part[-1][1] for part in parts])
+    halves = [take(train_input.batches(state, shards), 3) for shards in (range(2), range(2, 4))]
+    assert_same([together(at) for at in zip(*halves)], whole[5:])
+
+
+def together(parts: list[tuple[Batch, dict]]) -> tuple[Batch, dict]:
+    """The rows and the places of all parts of a batch."""
+    batches, states = zip(*parts)
+    return {side: {name: np.concatenate([batch[side][name] for batch in batches]) for name in fields}
+            for side, fields in batches[0].items()}, merge(states)
 
 
 def test_a_state_of_another_stream_is_refused(corpus, tokenizers, train_input):
@@ -141,15 +153,16 @@ def test_a_state_of_another_stream_is_refused(corpus, tokenizers, train_input):
         other = TrainInput(corpus, tokenizers, InputConfig(**{**vars(_CONFIG), **change}))
         with pytest.raises(UserError, match="cannot be resumed: its stream is .*Give the same corpus"):
             other.batches(state)
-    with pytest.raises(UserError, match="its num_hosts is 1, now it is 2"):
-        train_input.batches(state, num_hosts=2)
+    two = TrainInput(corpus, tokenizers, dataclasses.replace(_CONFIG, shards=2))
+    with pytest.raises(UserError, match="its shards is 1, now it is 2. Give the same .* input.shards as before"):
+        two.batches(state)
     with pytest.raises(UserError, match="cannot be resumed"):
         train_input.batches({"next": 3})
 
 
 def test_shapes_may_change_when_a_stream_goes_on(corpus, tokenizers, train_input):
     (_, state), = take(train_input.batches(), 1)
-    larger = TrainInput(corpus, tokenizers, InputConfig(**{**vars(_CONFIG), "batch_size": 8}))
+    larger = TrainInput(corpus, tokenizers, dataclasses.replace(_CONFIG, batch_size=8))
     (batch, _), = take(larger.batches(state), 1)
     assert batch["source"]["ids"].shape == (8, 64)
 
@@ -166,9 +179,10 @@ def test_a_stream_goes_on_with_shorter_rows(corpus, tokenizers, train_input, mon
     """Pairs that waited for room in longer rows are left out and counted; they must not block the others for ever."""
     monkeypatch.setattr(pipeline, "_PATIENCE", 300)
     shorter = dataclasses.replace(_CONFIG, source_length=12, target_length=10)
-    state = next(state for _, state in train_input.batches() if len(state["waiting"]) == _CONFIG.lookahead)
+    state = next(state for _, state in train_input.batches() if len(state["places"]["0"]["waiting"]) == _CONFIG.lookahead)
     part = take(TrainInput(corpus, tokenizers, shorter).batches(state), 20)
-    left = part[-1][1]
+    last = part[-1][1]
+    state, left = state["places"]["0"], last["places"]["0"]
     stream = stream_texts(corpus, tokenizers, left["next"])
     fed = Counter(text for batch, _ in part for text in texts(batch, tokenizers))
     resumed = {*state["waiting"], *range(state["next"], left["next"])} - set(left["waiting"])
@@ -177,12 +191,7 @@ def test_a_stream_goes_on_with_shorter_rows(corpus, tokenizers, train_input, mon
     assert set(left["waiting"]).isdisjoint(state["waiting"])
     too_short = dataclasses.replace(_CONFIG, source_length=2, target_length=2)
     with pytest.raises(UserError, match="none of 300 training pairs in a row fits"):
-        next(TrainInput(corpus, tokenizers, too_short).batches(left))
-
-
-def test_rows_that_hosts_cannot_share_are_refused(train_input):
-    with pytest.raises(UserError, match="batch_size=4 cannot be divided among 3 hosts"):
-        train_input.batches(num_hosts=3)
+        next(TrainInput(corpus, tokenizers, too_short).batches(last))
 
 
 def test_a_damaged_file_is_found_before_training(corpus, tokenizers, tmp_path):

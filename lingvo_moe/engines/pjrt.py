@@ -6,7 +6,10 @@ JAX is here the PJRT runtime and nothing more. This module imports no TensorFlow
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import math
+import pathlib
+import platform as machine
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
@@ -32,6 +35,9 @@ class StepPrograms(Protocol):
     def evaluate(self, batch_specs: dict) -> Program:
         """`{theta, batch} -> {metrics}`."""
 
+    def diagnose(self, batch_specs: dict) -> Program:
+        """`{state, batch} -> ...`, of a state's step, seed and theta; see `steps.diagnose_function`."""
+
 
 class Engine:
     """Devices to run programs on.
@@ -40,23 +46,30 @@ class Engine:
       devices: the JAX devices, as many as were asked for.
     """
 
-    def __init__(self, num_devices: int, platform: str | None = None, all_accelerators: bool = False):
+    def __init__(self, num_devices: int, platform: str | None = None, all_accelerators: bool = False, processes: int = 1):
         """Finds devices.
 
         Args:
           num_devices: how many. On the CPU any number of virtual devices can be had, as long as JAX has not started yet.
           platform: `cpu`, `gpu` or `tpu`; None for whatever JAX prefers.
           all_accelerators: where JAX prefers GPUs or TPUs, take all of them, however many.
+          processes: whose devices these are, all together, see `joined`; on the CPU each has as many as another.
 
         Raises:
-          UserError: the platform is absent, or has fewer devices.
+          UserError: the platform is absent, or has fewer devices, or more in other processes.
         """
-        found = _find_devices(num_devices, platform)
+        if num_devices % processes:
+            raise UserError(f"{num_devices} devices cannot be shared by {processes} processes, each having as many as another; "
+                            f"pass --devices={processes * -(-num_devices // processes)}, or another --processes.")
+        found = _find_devices(num_devices // processes, platform)
         if all_accelerators and found[0].platform != "cpu":
             num_devices = len(found)
         if num_devices > len(found):
             raise UserError(f"--devices={num_devices}: there are {len(found)} {found[0].platform} devices; ask for at most that "
                             f"many, or pass --platform=cpu for virtual ones.")
+        if processes > 1 and num_devices < len(found):
+            raise UserError(f"--devices={num_devices}: the {processes} processes have {len(found)} {found[0].platform} devices; "
+                            f"pass that many, a process without one has nothing to do.")
         self.devices = found[:num_devices]
 
     @property
@@ -81,12 +94,15 @@ class Training:
 
     Attributes:
       state: the tree of the training state, distributed; empty until `initialise` or `load`. A step consumes it.
+      rows: of a batch, those that devices of this process hold; all of them where it is alone.
     """
 
     def __init__(self, engine: Engine, steps: StepPrograms, batch_specs: dict, evaluates: bool):
-        self._engine, self._steps = engine, steps
+        self._engine, self._steps, self._batch_specs = engine, steps, batch_specs
         self._train = engine.load(steps.train(batch_specs))
         self._evaluate = engine.load(steps.evaluate(batch_specs)) if evaluates else None
+        self._batch_size = next(iter(tree.flatten(batch_specs).values())).shape[0]
+        self.rows = _local_rows(self._train.shardings("batch"), self._batch_size)
         self.state: dict = {}
 
     @property
@@ -103,15 +119,36 @@ class Training:
         self.state = state
 
     def train(self, batches: Sequence[dict]) -> dict[str, jax.Array]:
-        """Makes one step for each batch; returns the metrics of the last, of which reading one waits for it."""
+        """Makes one step for each batch, of which a process is given its `rows`; returns the metrics of the last, of which
+        reading one waits for it."""
         for batch in batches:
-            outputs = self._train({"state": self.state, "batch": batch})
+            outputs = self._train({"state": self.state, "batch": self._place_rows(batch)})
             self.state = outputs["state"]
         return outputs["metrics"]
 
     def evaluate(self, batch: dict) -> dict[str, jax.Array]:
         """The metrics of one batch."""
         return self._evaluate({"theta": self.state["theta"], "batch": batch})["metrics"]
+
+    def diagnose(self, batch: dict, step: int) -> dict:
+        """What `steps.diagnose_function` tells of a training step from these weights after `step` steps; compiles first."""
+        program = self._engine.load(self._steps.diagnose(self._batch_specs))
+        state = {"step": np.int32(step), "seed": self.state["seed"], "theta": self.state["theta"]}
+        return program({"state": state, "batch": self._place_rows(batch)})
+
+    def _place_rows(self, batch: dict) -> dict:
+        """Puts the rows of this process where they belong; others put theirs there."""
+        if len(self.rows) == self._batch_size:
+            return batch
+
+        def place(rows: np.ndarray, sharding: NamedSharding) -> jax.Array:
+            def part(where: tuple[slice, ...]) -> np.ndarray:
+                start, stop, _ = where[0].indices(self._batch_size)
+                return rows[start - self.rows.start:stop - self.rows.start, *where[1:]]
+
+            return jax.make_array_from_callback((self._batch_size, *rows.shape[1:]), sharding, part)
+
+        return tree.map_leaves(place, batch, self._train.shardings("batch"))
 
 
 class Executable:
@@ -162,7 +199,25 @@ class Executable:
         if array.shape != argument.shape or array.dtype != np.dtype(argument.dtype):
             raise ValueError(f"program {self.program.name}: {argument.path} is {array.dtype}{list(array.shape)}; expected "
                              f"{argument.dtype}{list(argument.shape)}.")
-        return array if isinstance(array, jax.Array) and array.sharding == placement else jax.device_put(array, placement)
+        if isinstance(array, jax.Array) and array.sharding == placement:
+            return array
+        if placement.is_fully_addressable:
+            return jax.device_put(array, placement)
+        # The same array is in every process, which device_put would compare.
+        return jax.make_array_from_callback(array.shape, placement, lambda where: array[where])
+
+
+def keep_executables(directory: pathlib.Path):
+    """From now on JAX keeps what it compiles below `directory`, and looks there first.
+
+    By kind of machine, as a home directory may be shared by several: a CPU's executables use all the instructions it has.
+    """
+    cpu = pathlib.Path("/proc/cpuinfo")
+    described = cpu.read_text(encoding="utf-8").partition("\n\n")[0] if cpu.exists() else ""
+    kind = [line for line in described.splitlines() if line.startswith(("model name", "flags", "Features", "CPU part"))]
+    name = hashlib.sha256("\n".join([machine.machine(), machine.system(), *kind]).encode()).hexdigest()[:16]
+    jax.config.update("jax_compilation_cache_dir", str(directory / name))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
 
 
 def compile_program(program: Program, mesh: Mesh) -> jax.stages.Compiled:
@@ -199,6 +254,18 @@ def _below(path: str, arguments: tuple[Argument, ...], shardings: tuple[NamedSha
     prefix = f"{path}/"
     return tree.unflatten({a.path.removeprefix(prefix): sharding for a, sharding in zip(arguments, shardings)
                            if a.path.startswith(prefix)})
+
+
+def _local_rows(shardings: dict, batch_size: int) -> range:
+    """Those of a batch's rows that devices of this process hold; raises UserError where there are others between them."""
+    sharding = next(iter(tree.flatten(shardings).values()))
+    rows = NamedSharding(sharding.mesh, PartitionSpec(*sharding.spec[:1]))
+    found = {where.indices(batch_size)[:2] for where, in rows.addressable_devices_indices_map((batch_size,)).values()}
+    held = range(min(start for start, _ in found), max(stop for _, stop in found))
+    if sum(stop - start for start, stop in found) != len(held):
+        raise UserError(f"the devices of process {jax.process_index()} do not hold consecutive rows of a batch; pass a --mesh "
+                        f"whose first axis a process's devices follow.")
+    return held
 
 
 def _named_sharding(mesh: Mesh, argument: Argument) -> NamedSharding:

@@ -42,6 +42,9 @@ class StepFunctions(Protocol):
     def evaluate_function(self, batch_specs: dict) -> Callable[[dict], dict]:
         """`{theta, batch} -> {metrics}`."""
 
+    def diagnose_function(self, batch_specs: dict) -> Callable[[dict], dict]:
+        """`{state, batch} -> ...`, of a state's step, seed and theta."""
+
 
 class Engine:
     """A TPU slice, all of its cores one replica.
@@ -86,8 +89,17 @@ class Engine:
         _check_answers(tpu)
         with _telling_what_is_missing(tpu):
             resolver = tf.distribute.cluster_resolver.TPUClusterResolver(tpu=tpu)
-            tf.config.experimental_connect_to_cluster(resolver)
+            # Batches and curves are made here, where their files are; only what `Training` runs is for the slice.
+            tf.config.experimental_connect_to_cluster(resolver, make_master_device_default=False)
             return Engine(resolver, tf.tpu.experimental.initialize_tpu_system(resolver))
+
+    def training(self, steps: StepFunctions, batch_specs: dict, evaluates: bool = True) -> Training:
+        """Makes room for a model's state; a program is made when it is first run, `evaluate`'s only where it ever is.
+
+        Raises:
+          UserError: the mesh has not as many devices as the slice has cores, or does not divide what it cuts.
+        """
+        return Training(self, steps, batch_specs)
 
 
 class Training:
@@ -96,23 +108,30 @@ class Training:
     Attributes:
       state: the tree of the training state, as checkpoints have it; its leaves are `ShardedVariable`s, empty until
         `initialise` or `load`.
+      shardings: None: a checkpoint is restored as what `ShardedVariable.load` reads part by part.
+      rows: of a batch, those that this process feeds: all.
     """
 
+    shardings = None
+
     def __init__(self, engine: Engine, steps: StepFunctions, batch_specs: dict):
-        """Makes room for the state; raises UserError where the mesh has not as many devices as the slice has cores."""
+        """Makes room for the state; raises as `Engine.training`."""
         if steps.layout.mesh.size != len(engine.devices):
             raise UserError(f"the slice has {len(engine.devices)} cores, the mesh is {steps.layout.mesh}; pass "
                             f"--mesh={len(engine.devices)}, or a slice of {steps.layout.mesh.size} cores.")
         self._engine, self._steps, self._batch_specs = engine, steps, batch_specs
+        self.rows = range(next(iter(tree.flatten(batch_specs).values())).shape[0])
         with engine.strategy.scope():
             self.state = tree.unflatten({path: self._variable(path, spec)
                                          for path, spec in tree.flatten(steps.state_specs()).items()})
-        self._initialise, self._train, self._evaluate = (
-            tf.function(build, autograph=False) for build in (self.build_initialise, self.build_train, self.build_evaluate))
+        self._initialise, self._train, self._evaluate, self._diagnose = (
+            tf.function(build, autograph=False)
+            for build in (self.build_initialise, self.build_train, self.build_evaluate, self.build_diagnose))
 
     def initialise(self, seed: int):
         """Creates the state where it stays, each core its own part."""
-        self._initialise(tf.constant([0, seed], tf.int32))
+        with self._on_first_host():
+            self._initialise(tf.constant([0, seed], tf.int32))
 
     def load(self, state: Mapping[str, Any]):
         """Takes over a state, part by part: a tree like `state` of arrays, or of what `ShardedVariable.load` reads from.
@@ -133,11 +152,21 @@ class Training:
         Returns:
           The metrics of the last step; reading one waits for the loop.
         """
-        return self._train(self.feed(len(batches)).place(batches), len(batches))
+        parts = self.feed(len(batches)).place(batches)
+        with self._on_first_host():
+            return self._train(parts, len(batches))
 
     def evaluate(self, batch: dict) -> dict[str, tf.Tensor]:
         """The metrics of one batch."""
-        return self._evaluate(self.feed(1).place([batch]))
+        parts = self.feed(1).place([batch])
+        with self._on_first_host():
+            return self._evaluate(parts)
+
+    def diagnose(self, batch: dict, step: int) -> dict:
+        """What `steps.diagnose_function` tells of a training step from these weights after `step` steps."""
+        parts = self.feed(1).place([batch])
+        with self._on_first_host():
+            return tree.unflatten(self._diagnose(parts, tf.constant(step)))
 
     def feed(self, count: int) -> Feed:
         """How `count` batches reach the cores."""
@@ -187,10 +216,27 @@ class Training:
 
         return self._run(program, leaves, feed.join(parts))
 
+    def build_diagnose(self, parts: dict[str, list[tf.Tensor]], step: tf.Tensor) -> dict[str, tf.Tensor]:
+        """Adds the program of `diagnose` to the graph; results by path. `parts` are of the feed of one batch."""
+        feed, leaves = self.feed(1), tree.flatten({name: self.state[name] for name in ("seed", "theta")})
+        diagnose = self._steps.diagnose_function(self._batch_specs)
+
+        def program(handles: dict, arguments: tuple[dict, tf.Tensor]) -> dict:
+            batches, step = arguments
+            state = {path: variable.read(handles[path]) for path, variable in leaves.items()}
+            batch = tree.map_leaves(lambda stacked: stacked[0], feed.restored(batches))
+            return tree.flatten(diagnose({"state": {**tree.unflatten(state), "step": step}, "batch": batch}))
+
+        return self._run(program, leaves, (feed.join(parts), step))
+
     def _variable(self, path: str, spec: Spec) -> ShardedVariable:
         placement = Placement(spec, self._steps.layout)
         placement.check(path)
         return ShardedVariable(placement, self._engine.devices, path)
+
+    def _on_first_host(self) -> contextlib.AbstractContextManager:
+        """From there TensorFlow hands a program on to all cores."""
+        return tf.device(self._engine.hosts[0])
 
     def _run(self, program: Callable, leaves: dict[str, ShardedVariable], argument: Any) -> Any:
         """Runs `program(handles, argument)` on all cores at once; handles are made where the variables are, outside of it."""

@@ -17,9 +17,10 @@ import numpy as np
 import pytest
 
 from lingvo_moe import experiment, sharding, steps as step_functions, testing, tree
-from lingvo_moe.engines import topology, tpu_strategy, tpu_strategy_graph
+from lingvo_moe.engines import topology, tpu_strategy, tpu_strategy_graph, tpu_strategy_testing
 from lingvo_moe.engines.tpu_strategy import Engine, Training, train_loop
 from lingvo_moe.engines.tpu_strategy_graph import TPUGraph
+from lingvo_moe.engines.tpu_strategy_testing import CHIPS
 from lingvo_moe.engines.tpu_strategy_variables import Placement, ShardedVariable
 from lingvo_moe.errors import UserError
 from lingvo_moe.layers.base import Context, Layer
@@ -31,7 +32,6 @@ from lingvo_moe.optimizers.adafactor import Adafactor
 from lingvo_moe.program import lower
 from lingvo_moe.steps import Steps
 
-CHIPS = (2, 2, 1)  # of 8 cores
 MESHES = ["8", "4x2"]
 TRANSLATION = (
     "model.num_layers=4", "model.model_dim=16", "model.hidden_dim=32", "model.num_heads=2", "model.head_dim=8",
@@ -100,9 +100,7 @@ def one_layer_module(mesh: str) -> str:
 @functools.cache
 def on_this_machine(mesh: str) -> Training:
     """One layer's training with the variables of all cores on the CPU, where they can be read."""
-    engine = tpu_strategy_graph.stand_in(CHIPS)
-    engine.devices = engine.hosts = ["/device:CPU:0"] * 8
-    return Training(engine, one_layer(mesh), ONE_LAYER_BATCH)
+    return tpu_strategy_testing.engine().training(one_layer(mesh), ONE_LAYER_BATCH)
 
 
 def numbered(specs: dict) -> dict:
@@ -330,12 +328,16 @@ def test_what_is_placed_is_what_is_declared(mesh):
 
 
 def test_functions_are_traced_with_variables_that_live_outside_of_them():
-    """As on a TPU, where state outlives a call: three programs, each with the metrics it returns."""
+    """As on a TPU, where state outlives a call: each program with what it returns."""
     training = on_this_machine("4x2")
     trained = training._train.get_concrete_function(training.feed(2).specs(), 2)
     evaluated = training._evaluate.get_concrete_function(training.feed(1).specs())
-    assert set(trained.structured_outputs) == {"cross_entropy", "tokens", "loss", "gradient_norm", "learning_rate"}
+    assert set(trained.structured_outputs) == {"cross_entropy", "tokens", "loss", "gradient_norm", "learning_rate", "skipped",
+                                               "skipped_in_a_row"}
     assert set(evaluated.structured_outputs) == {"cross_entropy", "tokens"}
+    diagnosed = training._diagnose.get_concrete_function(training.feed(1).specs(), tf.TensorSpec((), tf.int32))
+    assert {"metrics/loss", "blocks/router_entropy", "weights/experts/wi", "gradients/experts/wi"} <= set(
+        diagnosed.structured_outputs)
     training._initialise.get_concrete_function(tf.TensorSpec((2,), tf.int32))
 
 

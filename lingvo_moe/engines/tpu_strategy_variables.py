@@ -149,6 +149,11 @@ class ShardedVariable:
         return self.placement.spec.shape
 
     @property
+    def part_shape(self) -> tuple[int, ...]:
+        """Of what one core holds of it."""
+        return tuple(s.stop - s.start for s in self.placement.slices()[0])
+
+    @property
     def dtype(self) -> np.dtype:
         """Of its elements."""
         return np.dtype(self.placement.spec.dtype)
@@ -167,12 +172,8 @@ class ShardedVariable:
 
     def parts(self) -> Iterator[tuple[tuple[slice, ...], np.ndarray]]:
         """Yields (where it belongs, value) of each part once, one after another."""
-        seen = set()
-        for where, variable in zip(self.placement.slices(), self._variables, strict=True):
-            place = tuple((s.start, s.stop) for s in where)
-            if place not in seen:
-                seen.add(place)
-                yield where, variable.read_value().numpy().reshape([s.stop - s.start for s in where])
+        for where, copies in self._places():
+            yield where, copies[0].read_value().numpy().reshape([s.stop - s.start for s in where])
 
     def load(self, value: Any):
         """Assigns each part from `value[where]`: an array, or anything that reads a part when it is asked for one.
@@ -182,13 +183,31 @@ class ShardedVariable:
         """
         if tuple(value.shape) != self.shape:
             raise UserError(f"the value has shape {list(value.shape)}, the variable {list(self.shape)}.")
+        for where, copies in self._places():
+            _assign(copies, np.asarray(value[where], self.dtype).reshape(self.placement.part_shape))
+
+    def _places(self) -> Iterator[tuple[tuple[slice, ...], list[Any]]]:
+        """Yields where a part belongs and the variables that hold it, one or many."""
+        places: dict[tuple, list[Any]] = {}
         for where, variable in zip(self.placement.slices(), self._variables, strict=True):
-            part = np.asarray(value[where], self.dtype)
-            with tf.device(variable.device):
-                variable.assign(part.reshape(self.placement.part_shape), read_value=False)
+            places.setdefault(tuple((s.start, s.stop) for s in where), []).append(variable)
+        for place, copies in places.items():
+            yield tuple(slice(*ends) for ends in place), copies
 
     def __array__(self, dtype=None, copy=None) -> np.ndarray:
         whole = np.empty(self.shape, self.dtype)
         for where, part in self.parts():
             whole[where] = part
         return whole if dtype is None else whole.astype(dtype)
+
+
+def _assign(copies: Sequence[Any], part: np.ndarray):
+    """Gives variables one value, which goes to each host once and from there to those of its cores."""
+    on_host: dict[str, tf.Tensor] = {}
+    for variable in copies:
+        host = tf.DeviceSpec.from_string(variable.device).replace(device_type="CPU", device_index=0).to_string()
+        if host not in on_host:
+            with tf.device(host):
+                on_host[host] = tf.constant(part)
+        with tf.device(variable.device):
+            variable.assign(on_host[host], read_value=False)

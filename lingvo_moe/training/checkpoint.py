@@ -27,7 +27,8 @@ from orbax import checkpoint as orbax
 
 from lingvo_moe import tree
 from lingvo_moe.errors import UserError
-from lingvo_moe.training import integrity
+from lingvo_moe.processes import Processes
+from lingvo_moe.training import checkpoint_parts, integrity
 from lingvo_moe.training.checkpoint_reader import ARRAYS, WEIGHTS, Reader, reason
 
 _ITEMS = (*ARRAYS, "meta")
@@ -57,16 +58,24 @@ class Saved:
 class Checkpoints:
     """The checkpoints of one log directory.
 
-    The newest sound one counts: a damaged one is named on standard error, and the one before takes its place.
+    The newest sound one counts: a damaged one is named on standard error, and the one before takes its place. Of many
+    processes each writes and reads what its devices hold; what is sound, and whatever else there is only one of, is the first
+    one's to say.
     """
 
-    def __init__(self, logdir: str | pathlib.Path, keep: int | None = None):
+    def __init__(self, logdir: str | pathlib.Path, keep: int | None = None, processes: Processes = Processes()):
         """Opens `logdir/checkpoints`; nothing is created before the first save.
 
         Args:
           logdir: the log directory.
           keep: how many checkpoints stay as more are saved; None to read alone.
+          processes: that have the arrays between them; all call the same methods in the same order.
         """
+        self.processes = processes
+        # Where it is told which processes there are, Orbax has them meet at JAX's service; otherwise by a program of its own on
+        # all devices, from whichever thread, between training steps that the next process may begin in another order.
+        everyone = set(range(processes.count)) if processes.count > 1 else None
+        self._together = orbax.options.MultiprocessingOptions(active_processes=everyone)
         self.directory = pathlib.Path(logdir).absolute() / "checkpoints"
         self._keep = keep
         self._manager: orbax.CheckpointManager | None = None
@@ -93,6 +102,9 @@ class Checkpoints:
           UserError: all are damaged.
         """
         self.wait()
+        return self.processes.decide(lambda: self._latest(items))
+
+    def _latest(self, items: tuple[str, ...] | None) -> int | None:
         steps, known = self.steps(), len(self._problems)
         newest = next((step for step in reversed(steps) if self._is_sound(step, items)), None)
         if newest is None and steps:
@@ -114,12 +126,13 @@ class Checkpoints:
     def save(self, model: str, state: dict, data_state: Any):
         """Begins to write a checkpoint of `state["step"]`; it appears under its name only when it is complete.
 
-        Arrays are copied before this returns, so the state may be donated to the next step. Raises UserError when the disk is
-        full; older checkpoints are untouched then. Damaged ones that `latest` passed over are renamed to `STEP.damaged`.
+        Arrays are copied before this returns, so the state may be donated to the next step; `ShardedVariable`s, for whose copy
+        a host need not have room, are on disk by then. Raises UserError when the disk is full; older checkpoints are untouched
+        then. Damaged ones that `latest` passed over are renamed to `STEP.damaged`. Of `data_state` the first process's counts.
         """
         rest = {name: value for name, value in state.items() if name != "theta"}
         meta = {"model": model, "weights": _shapes(state["theta"]), "data_state": data_state}
-        self._save(int(state["step"]), meta, theta=state["theta"], rest=rest)
+        self._save(int(np.asarray(state["step"])), meta, theta=state["theta"], rest=rest)
 
     def save_weights(self, step: int, model: str, theta: dict, origin: str):
         """Begins to write a checkpoint of weights alone, as `save` does; it can be used, but not trained on.
@@ -132,30 +145,34 @@ class Checkpoints:
         """
         self._save(step, {"model": model, "weights": _shapes(theta), "data_state": None, "origin": origin}, theta=theta)
 
-    def restore(self, model: str, specs: dict, shardings: dict) -> Saved:
+    def restore(self, model: str, specs: dict, shardings: dict | None) -> Saved:
         """Reads the newest sound checkpoint.
 
         Args:
           model: the registered name, for messages.
           specs: the tree of `Spec`s of the training state.
-          shardings: the tree of its shardings; they need not be those it was saved under.
+          shardings: the tree of its shardings; they need not be those it was saved under. None for leaves of which nothing is
+            read before it is asked for, see `checkpoint_parts.StoredArray`.
 
         Raises:
           UserError: no checkpoint, one of a model with other weights or of weights alone, or only damaged ones.
         """
         step, meta = self._meta(model, specs["theta"], None)
-        abstract = _abstract(specs, shardings)
-        parts = {"theta": abstract["theta"], "rest": {k: v for k, v in abstract.items() if k != "theta"}}
-        found = self._read(step, **{name: orbax.args.StandardRestore(parts[name]) for name in ARRAYS})
+        if shardings is None:
+            wanted, ask = specs, checkpoint_parts.restore_of
+        else:
+            wanted, ask = _abstract(specs, shardings), orbax.args.StandardRestore
+        parts = {"theta": wanted["theta"], "rest": {k: v for k, v in wanted.items() if k != "theta"}}
+        found = self._read(step, **{name: ask(parts[name]) for name in ARRAYS})
         return Saved(step, {"theta": found["theta"], **found["rest"]}, meta["data_state"])
 
     def require(self, model: str, theta_specs: dict):
         """Raises the UserErrors of `restore` (of `restore_theta` to one that only reads) before a program is compiled."""
         self._meta(model, theta_specs, WEIGHTS if self._keep is None else None)
 
-    def restore_theta(self, model: str, specs: dict, shardings: dict) -> tuple[int, dict]:
-        """Reads (step, weights) of the newest sound checkpoint; arguments and errors as `restore`, for `theta` alone."""
-        step, _ = self._meta(model, specs, WEIGHTS)
+    def restore_theta(self, model: str, specs: dict, shardings: dict, step: int | None = None) -> tuple[int, dict]:
+        """Reads (step, weights) of the newest sound checkpoint, or of `step`; otherwise as `restore`, for `theta` alone."""
+        step, _ = self._meta(model, specs, WEIGHTS, step)
         return step, self._read(step, theta=orbax.args.StandardRestore(_abstract(specs, shardings)))["theta"]
 
     def wait(self):
@@ -175,24 +192,31 @@ class Checkpoints:
 
     def _save(self, step: int, meta: dict, **arrays: dict):
         self.wait()
+        parted = checkpoint_parts.is_parted(arrays)
+        write = checkpoint_parts.PartsSave if parted else orbax.args.StandardSave
         with _disk_errors(self.directory):
-            self._set_damaged_aside()
+            self.processes.decide(self._make_room)
             if self._manager is None:
                 # A killed process leaves a temporary directory.
-                options = orbax.CheckpointManagerOptions(max_to_keep=self._keep, cleanup_tmp_directories=True)
+                options = orbax.CheckpointManagerOptions(max_to_keep=self._keep, cleanup_tmp_directories=True, create=False,
+                                                         multiprocessing_options=self._together)
                 self._manager = orbax.CheckpointManager(self.directory, options=options, item_names=_ITEMS)
             # A cadence of its own would skip a save that falls due by ours.
             self._manager.save(step, force=True, args=orbax.args.Composite(
-                meta=orbax.args.JsonSave(meta), **{name: orbax.args.StandardSave(value) for name, value in arrays.items()}))
+                meta=orbax.args.JsonSave(meta), **{name: write(value) for name, value in arrays.items()}))
+            if parted:
+                self._manager.wait_until_finished()  # nothing was copied, and the next step changes it
         self._sealing = self._sealer.submit(self._seal, step, len(tree.flatten(arrays)))
 
     def _seal(self, step: int, arrays: int):
         """Writes the manifest once Orbax has committed the checkpoint; the loop goes on meanwhile."""
         self._manager.wait_until_finished()
-        integrity.seal(self.path(step), arrays)
+        if self.processes.first:
+            integrity.seal(self.path(step), arrays)
 
-    def _set_damaged_aside(self):
-        """Makes room for the numbers of damaged checkpoints: training has gone on from before them."""
+    def _make_room(self):
+        """Makes the directory, and room for the numbers of damaged checkpoints: training has gone on from before them."""
+        self.directory.mkdir(parents=True, exist_ok=True)
         for step in [step for (step, items), found in self._problems.items() if found and items is None]:
             names = itertools.chain([f"{step}.damaged"], (f"{step}.damaged.{number}" for number in itertools.count(2)))
             aside = next(self.directory / name for name in names if not (self.directory / name).exists())
@@ -220,12 +244,12 @@ class Checkpoints:
                     integrity.seal(self.path(step), len(reader.specs()))
         return found
 
-    def _meta(self, model: str, theta_specs: dict, items: tuple[str, ...] | None) -> tuple[int, dict]:
-        step = self.latest(items)
+    def _meta(self, model: str, theta_specs: dict, items: tuple[str, ...] | None, step: int | None = None) -> tuple[int, dict]:
+        step = self.latest(items) if step is None else step
         if step is None:
             raise UserError(f"{self.directory}: no checkpoint. Train first: python -m lingvo_moe train --model={model} "
                             f"--logdir={self.directory.parent}")
-        meta = Reader(self.path(step)).meta
+        meta = self.processes.decide(lambda: Reader(self.path(step)).meta)
         expected = {path: list(spec.shape) for path, spec in tree.flatten(theta_specs).items()}
         if meta["weights"] != expected:
             raise UserError(f"{self.path(step)} holds {meta['model']}, whose weights are not those of {model}: "
@@ -238,7 +262,7 @@ class Checkpoints:
 
     def _read(self, step: int, **items: orbax.args.CheckpointArgs) -> Any:
         try:
-            reading = orbax.Checkpointer(orbax.CompositeCheckpointHandler(*_ITEMS))
+            reading = orbax.Checkpointer(orbax.CompositeCheckpointHandler(*_ITEMS), multiprocessing_options=self._together)
             return reading.restore(self.path(step), args=orbax.args.Composite(**items))
         except Exception as error:  # Orbax raises whatever is wrong, and the bare class, too
             raise UserError(f"{self.path(step)}: the checkpoint cannot be read ({reason(error)}), though its files are as they "
@@ -280,6 +304,8 @@ def _disk_errors(directory: pathlib.Path) -> Iterator[None]:
         reason = next((refusal for refusal in _REFUSALS if refusal in str(error)), None)
         if reason is None and isinstance(error, OSError):
             reason = error.strerror
+        if reason is None and "NOT_FOUND" in str(error):  # TensorStore, of a file that it has just written
+            reason = "somebody has removed what was written"
         if reason is None:
             raise
         free = shutil.disk_usage(next(path for path in (directory, *directory.parents) if path.is_dir())).free

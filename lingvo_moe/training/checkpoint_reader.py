@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Collection
 from typing import Any, TypeVar
 
+import jax
 import numpy as np
 from orbax import checkpoint as orbax
 
@@ -45,7 +46,7 @@ class Reader:
     @functools.cached_property
     def meta(self) -> dict[str, Any]:
         """`model`, `weights` (path to shape), `data_state`, and `origin` where it holds weights alone."""
-        meta = _read("meta", lambda: orbax.Checkpointer(orbax.JsonCheckpointHandler()).restore(self.directory / "meta"))
+        meta = _read("meta", lambda: _checkpointer(orbax.JsonCheckpointHandler()).restore(self.directory / "meta"))
         entries = meta.keys() if isinstance(meta, dict) else ()
         if not {"model", "weights", "data_state"}.issubset(entries) or not isinstance(meta["weights"], dict):
             raise Damaged("meta lacks an entry")
@@ -71,7 +72,7 @@ class Reader:
         item = "theta" if path.startswith(ARRAYS["theta"]) else "rest"
         wanted = tree.unflatten({path.removeprefix(ARRAYS[item]): orbax.RestoreArgs(restore_type=np.ndarray)})
         arguments = orbax.args.PyTreeRestore(tree.map_leaves(lambda leaf: 0, wanted), restore_args=wanted, partial_restore=True)
-        found = _read(path, lambda: orbax.Checkpointer(orbax.PyTreeCheckpointHandler()).restore(
+        found = _read(path, lambda: _checkpointer(orbax.PyTreeCheckpointHandler()).restore(
             self.directory / item, args=arguments))
         return np.asarray(tree.flatten(found)[path.removeprefix(ARRAYS[item])])
 
@@ -111,14 +112,24 @@ class Reader:
 
     def date(self) -> datetime.datetime:
         """When it was complete."""
-        nanoseconds = _read("the step's metadata", lambda: orbax.Checkpointer(orbax.CompositeCheckpointHandler()).metadata(
-            self.directory).commit_timestamp_nsecs)
-        return datetime.datetime.fromtimestamp(nanoseconds / 1e9, datetime.timezone.utc)
+
+        def committed() -> datetime.datetime:
+            metadata = orbax.Checkpointer(orbax.CompositeCheckpointHandler()).metadata(self.directory)
+            # Of a damaged file Orbax gives what it could read, with None for the rest.
+            return datetime.datetime.fromtimestamp(metadata.commit_timestamp_nsecs / 1e9, datetime.timezone.utc)
+
+        return _read("the step's metadata", committed)
 
 
 def num_bytes(spec: Spec) -> int:
     """Of an array with this shape and dtype."""
     return math.prod(spec.shape) * np.dtype(spec.dtype).itemsize
+
+
+def _checkpointer(handler: orbax.CheckpointHandler) -> orbax.Checkpointer:
+    """One that reads in this process and waits for no other."""
+    alone = orbax.options.MultiprocessingOptions(primary_host=jax.process_index(), active_processes={jax.process_index()})
+    return orbax.Checkpointer(handler, multiprocessing_options=alone)
 
 
 def _read(what: str, read: Callable[[], Value]) -> Value:

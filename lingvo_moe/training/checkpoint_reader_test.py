@@ -14,6 +14,7 @@ from lingvo_moe.layout import DeviceMesh
 from lingvo_moe.training.checkpoint import Checkpoints
 from lingvo_moe.training.checkpoint_reader import WEIGHTS, Reader
 from lingvo_moe.training.checkpoint_testing import SPECS, assert_equal, save, state_of
+from lingvo_moe.training.integrity import Damaged
 
 
 def test_arrays_come_back_one_by_one(tmp_path):
@@ -48,6 +49,16 @@ def test_what_cannot_be_read_is_named(tmp_path, file, said):
     found = reader.problems()
     assert len(found) == 1 and re.match(said, found[0]), found
     assert reader.problems(WEIGHTS) == ([] if file.startswith("rest") else found)
+
+
+@pytest.mark.parametrize("content", ["", "{}", "null", "{", '{"commit_timestamp_nsecs": 1e300}'])
+def test_a_date_that_cannot_be_read_is_named(tmp_path, content):
+    """Of a damaged file Orbax gives what it could read, or an answer that is no number."""
+    save(tmp_path, 8)
+    reader = Reader(tmp_path / "checkpoints" / "8")
+    (reader.directory / "_CHECKPOINT_METADATA").write_text(content)
+    with pytest.raises(Damaged, match="the step's metadata cannot be read"):
+        reader.date()
 
 
 def test_weights_must_be_those_that_meta_speaks_of(tmp_path):

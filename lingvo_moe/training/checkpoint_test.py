@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import itertools
 import json
 import os
 import pathlib
 import re
-import resource
 import shutil
 import subprocess
 import sys
@@ -22,7 +20,7 @@ from lingvo_moe.errors import UserError
 from lingvo_moe.layout import DeviceMesh, Spec
 from lingvo_moe.training.checkpoint import Checkpoints, _disk_errors
 from lingvo_moe.training.checkpoint_testing import (
-    ONE, SPECS, assert_equal, flip, names, restore, save, shardings, state_of, truncate)
+    ONE, SPECS, assert_equal, files_up_to, flip, names, restore, save, shardings, state_of, truncate)
 
 def test_a_state_moves_between_meshes_value_for_value(tmp_path):
     """The Quickstart model's own weights and slots, saved on four devices, restored on 1, 2, 8 and four by two."""
@@ -102,17 +100,6 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path, change, difference):
     assert_equal(restore(tmp_path).state, state_of(4))
 
 
-@contextlib.contextmanager
-def files_up_to(size: int):
-    """The kernel refuses to let any file of this process grow beyond `size` bytes, in whichever thread and language."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-
 def refused_save(logdir: pathlib.Path, size: int) -> subprocess.CompletedProcess:
     """Saves step 8 where no file may grow beyond `size`, in a process of its own, whose threads end with it."""
     code = ("import pathlib, sys\nfrom lingvo_moe import cli\nfrom lingvo_moe.training import checkpoint_test as test\n"
@@ -151,6 +138,11 @@ def test_a_full_disk_is_called_one(tmp_path, monkeypatch, error):
     monkeypatch.setattr(orbax.CheckpointManager, "save", save_nothing)
     with pytest.raises(UserError, match=r"could not be written \(No space left on device; \d+ MiB are free\)"):
         save(tmp_path, 4)
+
+
+def test_files_that_are_removed_while_they_are_written_are_no_defect(tmp_path):
+    with pytest.raises(UserError, match="could not be written .somebody has removed what was written"), _disk_errors(tmp_path):
+        raise ValueError('NOT_FOUND: Error opening "zarr" driver: Error reading local file "a/ocdbt.process_0/d/ca9219"')
 
 
 def test_a_defect_while_saving_keeps_its_traceback(tmp_path):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import pathlib
+import resource
 
 import jax
 import numpy as np
@@ -69,3 +71,14 @@ def flip(path: pathlib.Path, bit: int | None = None):
 def truncate(path: pathlib.Path):
     """Leaves the first half of a file."""
     path.write_bytes(path.read_bytes()[:path.stat().st_size // 2])
+
+
+@contextlib.contextmanager
+def files_up_to(size: int):
+    """The kernel refuses to let any file of this process grow beyond `size` bytes, in whichever thread and language."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)

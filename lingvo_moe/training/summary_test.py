@@ -2,6 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import re
+import resource
+import shutil
+
+import pytest
+
+from lingvo_moe.errors import UserError
 from lingvo_moe.testing_experiment import curves
 from lingvo_moe.training.summary import SummaryWriter
 
@@ -23,3 +31,49 @@ def test_runs_are_curves_of_their_own_and_a_later_writer_adds_to_them(tmp_path):
             writer.close()
     assert curves(tmp_path, "train") == {"loss": {1: {4.0}, 2: {3.0}}}
     assert curves(tmp_path, "valid") == {"loss": {1: {8.0}, 2: {6.0}}}
+
+
+@contextlib.contextmanager
+def _files_up_to(size: int):
+    """The kernel refuses to let any file of this process grow beyond `size` bytes, as a full disk would."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_full_disk_is_one_line_and_what_was_reported_before_stays(tmp_path):
+    """A record that was cut off by it hides no later run's."""
+    writer = SummaryWriter(tmp_path, "train")
+    writer.write(1, {"loss": 4.0})
+    size = max(path.stat().st_size for path in (tmp_path / "train").iterdir())
+    with _files_up_to(size + 10):
+        with pytest.raises(UserError, match=rf"^{tmp_path}/train: the curves could not be written \(File too large\)"):
+            writer.write(2, {"loss": 3.0})
+        with contextlib.suppress(UserError):
+            writer.close()
+    assert curves(tmp_path) == {"loss": {1: {4.0}}}
+    again = SummaryWriter(tmp_path, "train")
+    again.write(2, {"loss": 3.0})
+    again.close()
+    assert curves(tmp_path) == {"loss": {1: {4.0}, 2: {3.0}}}
+
+
+def test_a_directory_that_cannot_be_made_is_named(tmp_path):
+    (tmp_path / "log").write_text("a file\n")
+    expected = rf"^{tmp_path}/log/train: the curves could not be written \(.*\). Checkpoints"
+    with pytest.raises(UserError, match=expected) as error:
+        SummaryWriter(tmp_path / "log", "train")
+    assert not re.search(r"\[Op|\n", str(error.value))
+
+
+def test_a_directory_that_is_removed_meanwhile_is_told(tmp_path):
+    """The kernel would go on writing into a file that nobody can open any more."""
+    writer = SummaryWriter(tmp_path, "train")
+    writer.write(1, {"loss": 4.0})
+    shutil.rmtree(tmp_path / "train")
+    with pytest.raises(UserError, match=f"{tmp_path}/train: the directory has been removed while training wrote"):
+        writer.write(2, {"loss": 3.0})
+    writer.close()

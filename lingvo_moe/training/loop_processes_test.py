@@ -1,0 +1,126 @@
+"""Processes that train together make what one makes, each from its own data into its own files; when one is killed nothing hangs
+and nothing is lost."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from lingvo_moe import processes, testing_experiment as tiny
+from lingvo_moe.engines.pjrt import Engine
+from lingvo_moe.training import loop
+from lingvo_moe.training.checkpoint import Checkpoints
+from lingvo_moe.training.checkpoint_reader import Reader
+
+_REPOSITORY = pathlib.Path(loop.__file__).parents[2]
+_SCHEDULE = ("training.checkpoint_every=4", "training.evaluate_every=8")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> tiny.Data:
+    return tiny.make_data(tmp_path_factory.mktemp("data"))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled_once():
+    with pytest.MonkeyPatch.context() as patch:
+        tiny.compile_once(patch)
+        yield
+
+
+def _alone(data: tiny.Data, logdir: pathlib.Path, steps: int):
+    """Trains in this process, on two of its devices."""
+    config = tiny.tiny(data, *_SCHEDULE, f"training.steps={steps}")
+    loop.train(tiny.MODEL, config, Engine(2, "cpu"), logdir, say=lambda line: None)
+
+
+def _start(data: tiny.Data, logdir: pathlib.Path, steps: int, *flags: str) -> list[subprocess.Popen]:
+    """Two processes with one device each."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        joining = [f"--coordinator=127.0.0.1:{free.getsockname()[1]}", "--processes=2"]
+    command = [sys.executable, "-m", "lingvo_moe", "train", *tiny.settings(*_SCHEDULE), f"--corpus={data.corpus}",
+               f"--tokenizers={data.tokenizers}", f"--logdir={logdir}", "--platform=cpu", f"--steps={steps}",
+               f"--cache={data.corpus.parent / 'cache'}", *joining, *flags]
+    return [subprocess.Popen([*command, f"--process={index}"], cwd=_REPOSITORY, stderr=subprocess.PIPE, text=True,
+                             env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}) for index in (0, 1)]
+
+
+def _said(started: list[subprocess.Popen], status: int | None = 0) -> list[str]:
+    said = [process.communicate(timeout=900)[1] for process in started]
+    assert status is None or [process.returncode for process in started] == [status] * 2, said
+    return said
+
+
+def _losses(logdir: pathlib.Path, run: str = "train") -> dict[int, float]:
+    """Every loss by step; a step that was made twice must have been reported the same."""
+    found = tiny.curves(logdir, run)["cross_entropy"]
+    assert all(len(values) == 1 for values in found.values())
+    return {step: min(values) for step, values in found.items()}
+
+
+def _assert_same_checkpoint(first: pathlib.Path, second: pathlib.Path, step: int):
+    """Every array, the place in the data, and whatever else is in the newest checkpoint."""
+    ours, others = (Reader(Checkpoints(logdir).path(step)) for logdir in (first, second))
+    assert Checkpoints(first).latest() == Checkpoints(second).latest() == step
+    assert ours.meta == others.meta and ours.specs() == others.specs()
+    for path in ours.specs():
+        np.testing.assert_array_equal(ours.read(path), others.read(path), err_msg=path)
+
+
+def test_two_processes_one_of_them_killed_then_one_process_then_two_again(data, tmp_path):
+    """Bit for bit the losses, weights and place in the data of one process that nobody disturbed, whoever went on from whom; with
+    two devices an AllReduce adds two numbers, which has no order. The survivor ends at once, with one line and no traceback."""
+    whole, torn = tmp_path / "whole", tmp_path / "torn"
+    started = _start(data, torn, 1000)
+    while not (torn / "checkpoints" / "8").exists():
+        assert all(process.poll() is None for process in started), _said(started, None)
+        time.sleep(0.02)
+    started[1].send_signal(signal.SIGKILL)
+    killed = time.monotonic()
+    said = _said(started, None)[0]
+    assert time.monotonic() - killed < processes.BOUND_SECONDS and started[0].returncode == processes.EXIT_STATUS, said
+    assert "process 1 of 2 is gone, so process 0 stops too; the same command goes on from the newest" in said
+    assert "Traceback" not in said and "Gloo" not in said, said
+    reached = Checkpoints(torn).latest()
+    assert reached >= 8
+    written = {path.name for path in (torn / "checkpoints" / str(reached) / "theta").glob("ocdbt.process_*")}
+    assert written == {"ocdbt.process_0", "ocdbt.process_1"}, "each writes its own"
+
+    steps = reached + 8
+    _alone(data, torn, reached + 4)
+    said = _said(_start(data, torn, steps))
+    assert f"going on from step {reached + 4}" in said[0] and "going on" not in said[1], "one speaks for both"
+
+    _alone(data, whole, steps)
+    expected = _losses(whole)
+    assert sorted(expected) == list(range(1, steps + 1))
+    found = _losses(torn)
+    assert {step: found[step] for step in expected} == expected
+    valid = _losses(whole, "valid")
+    assert valid and {step: _losses(torn, "valid").get(step) for step in valid} == valid
+    _assert_same_checkpoint(whole, torn, steps)
+
+
+def test_both_stop_after_the_same_step_and_a_mistake_is_told_before_that(data, tmp_path):
+    """SIGTERM to one of them: the other stops with it, and the checkpoint is complete. Other flags are refused by both."""
+    started = _start(data, tmp_path / "log", 1000, "--set=input.batch_size=6", "--set=input.shards=1")
+    said = _said(started, None)
+    assert {process.returncode for process in started} <= {2, processes.EXIT_STATUS}  # 3 for one that was told first
+    assert all("rows" in words and "Traceback" not in words for words in said) and "--set input.shards=2" in "".join(said), said
+    started = _start(data, tmp_path / "log", 1000)
+    while not (tmp_path / "log" / "checkpoints" / "4").exists():
+        assert all(process.poll() is None for process in started), _said(started, None)
+        time.sleep(0.02)
+    started[1].send_signal(signal.SIGTERM)
+    said = _said(started, 130)
+    stopped = Checkpoints(tmp_path / "log").latest()
+    assert f"stopped after step {stopped}, which is saved" in said[0]
+    assert stopped == max(_losses(tmp_path / "log")) and not Checkpoints(tmp_path / "log").problems(stopped)

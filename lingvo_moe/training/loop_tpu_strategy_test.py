@@ -1,0 +1,103 @@
+"""The training loop over the TPUStrategy engine: the losses of the PJRT engine, and either goes on from the other's checkpoint.
+
+The slice is this machine, see `tpu_strategy_testing`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+
+import numpy as np
+import pytest
+
+from lingvo_moe import testing, testing_experiment as tiny, tree
+from lingvo_moe.engines import pjrt, tpu_strategy, tpu_strategy_testing
+from lingvo_moe.experiment import Experiment
+from lingvo_moe.layout import DeviceMesh
+from lingvo_moe.training import loop
+from lingvo_moe.training.checkpoint import Checkpoints
+
+# As in engines/tpu_strategy_test.py: sums of float32 products in another order, by another build of XLA.
+TRAINED_TOLERANCE = 1e-5
+CHANGES = ("model.num_experts=8", "model.num_groups=8", "input.batch_size=8", "training.steps_per_loop=3",
+           "training.log_every=3", "training.checkpoint_every=3", "training.evaluate_every=6")
+
+
+class _Slice:
+    """The slice on this machine; it compiles once for all runs, each of which begins with `initialise` or `load`."""
+
+    def __init__(self):
+        self._engine = tpu_strategy_testing.engine()
+        self.devices, self.platform = self._engine.devices, self._engine.platform
+
+        self._training: tpu_strategy.Training | None = None
+
+    def training(self, steps, batch_specs: dict, evaluates: bool) -> tpu_strategy.Training:
+        self._training = self._training or self._engine.training(steps, batch_specs, evaluates)
+        return self._training
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> tiny.Data:
+    return tiny.make_data(tmp_path_factory.mktemp("data"))
+
+
+@pytest.fixture(scope="module")
+def engines() -> dict:
+    """Both engines, with programs that run here and are compiled once."""
+    with pytest.MonkeyPatch.context() as patch:
+        tiny.compile_once(patch)
+        tpu_strategy_testing.run_programs_here(patch)
+        yield {"pjrt": pjrt.Engine(8, "cpu"), "tpu_strategy": _Slice()}
+
+
+def _experiment(data: tiny.Data, steps: int) -> Experiment:
+    return dataclasses.replace(tiny.tiny_language_model(data, *CHANGES, f"training.steps={steps}"), mesh=DeviceMesh((8,)))
+
+
+def _train(data: tiny.Data, steps: int, engine, logdir: pathlib.Path) -> dict[str, float]:
+    return loop.train("tiny", _experiment(data, steps), engine, logdir, say=lambda line: None)
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(data, engines, tmp_path_factory) -> pathlib.Path:
+    """The log directory of six steps on the PJRT engine."""
+    logdir = tmp_path_factory.mktemp("uninterrupted")
+    _train(data, 6, engines["pjrt"], logdir)
+    return logdir
+
+
+def _assert_same_losses(found: pathlib.Path, expected: pathlib.Path):
+    for run in ("train", "valid"):
+        losses, wanted = (tiny.curves(logdir, run)["cross_entropy"] for logdir in (found, expected))
+        assert wanted
+        for step in wanted:
+            np.testing.assert_allclose(list(losses[step]), list(wanted[step]), rtol=TRAINED_TOLERANCE)
+
+
+def test_a_run_has_the_losses_of_the_pjrt_engine(data, engines, uninterrupted, tmp_path):
+    """From the same seed, two loops of three steps, and the held-out loss after them."""
+    metrics = _train(data, 6, engines["tpu_strategy"], tmp_path)
+    assert metrics["skipped"] == 0 and np.isfinite(metrics["valid/cross_entropy"])
+    _assert_same_losses(tmp_path, uninterrupted)
+
+
+@pytest.mark.parametrize("first, then", [("pjrt", "tpu_strategy"), ("tpu_strategy", "pjrt")])
+def test_each_engine_goes_on_where_the_other_stopped(data, engines, uninterrupted, tmp_path, first, then):
+    for name, steps in ((first, 3), (then, 6)):
+        _train(data, steps, engines[name], tmp_path)
+    assert Checkpoints(tmp_path).latest() == 6
+    _assert_same_losses(tmp_path, uninterrupted)
+
+
+def test_both_engines_begin_with_the_same_bits(data, engines):
+    config = _experiment(data, 6)
+    states = []
+    for engine in engines.values():
+        training = engine.training(config.steps, config.batch_specs(), False)
+        training.initialise(config.training.seed)
+        states.append(testing.arrays(training.state))
+    assert states[0].keys() == states[1].keys() == tree.flatten(config.steps.state_specs()).keys()
+    for path, value in states[0].items():
+        np.testing.assert_array_equal(states[1][path], value, err_msg=path)
