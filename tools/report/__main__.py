@@ -13,6 +13,7 @@ import pathlib
 from absl import flags
 
 from lingvo_moe import cli
+from lingvo_moe.errors import UserError
 from tools.report import charts, claims, markup, published, reading, tables
 from tools.report.markup import Element, code, element
 from tools.report.reading import EACH_SIDE, GIB, Plans
@@ -44,6 +45,8 @@ def main(arguments: list[str]):
     cli.no_arguments(arguments[1:])
     plans = reading.load(pathlib.Path(_VALUES.plans))
     output = pathlib.Path(_VALUES.output)
+    if not output.name or output.exists() and not output.is_file():
+        raise UserError(f"--output={_VALUES.output}: expected the name of a file.")
     output.parent.mkdir(parents=True, exist_ok=True)
     partial = output.with_name(f"{output.name}.partial")
     partial.write_bytes(page(plans))

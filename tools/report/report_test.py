@@ -248,6 +248,14 @@ def test_without_a_plan_there_is_no_page(tmp_path, capsys):
     assert not pathlib.Path(tmp_path / "report.html").exists()
 
 
+@pytest.mark.parametrize("output", ["", "/", "{tmp}", "/dev/null"])
+def test_a_page_must_be_a_file(tmp_path, capsys, output):
+    """A device above all: nothing may take its place."""
+    planned().save(tmp_path / "m4.MoE128E12L.json")
+    status, said = run(capsys, f"--plans={tmp_path}", f"--output={output.format(tmp=tmp_path)}")
+    assert status == 2 and "expected the name of a file" in said
+
+
 def test_bars_are_drawn_of_what_they_are_given():
     """One rectangle per value, in order and to scale, and the page's own colours."""
     with figures.settings():

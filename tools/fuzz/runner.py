@@ -1,0 +1,133 @@
+"""Calls front doors, in this process or in one of its own, and catches all that comes out."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from typing import TextIO
+
+from absl import flags
+
+from lingvo_moe import __main__, cli
+from lingvo_moe.data import debian
+from lingvo_moe.engines.pjrt import Engine
+from lingvo_moe.program import Program
+from tools import build_corpus, launch_tpu, operator_table, plan_zoo, quickstart, train_tokenizer, write_golden
+from tools.fuzz.case import Case, Outcome
+from tools.report import __main__ as report
+
+# The longest that a call may take: a model is compiled for some.
+SECONDS = 300
+_REPOSITORY = pathlib.Path(__file__).parents[2]
+_TOOLS = {"build_corpus": build_corpus, "train_tokenizer": train_tokenizer, "report": report, "launch_tpu": launch_tpu,
+          "operator_table": operator_table, "plan_zoo": plan_zoo, "quickstart": quickstart, "write_golden": write_golden}
+
+
+class _TimeIsUp(BaseException):
+    """Nothing that we call catches it."""
+
+
+def flags_of(tool: str) -> flags.FlagValues:
+    """The flags of one of our tools."""
+    module = _TOOLS[tool]
+    return module.FLAGS if hasattr(module, "FLAGS") else module._VALUES
+
+
+def _load_program(arguments: list[str]):
+    """No command does this; whoever writes a serving program does."""
+    Engine(2, "cpu").load(Program.load(arguments[1]))
+
+
+def _read_package(arguments: list[str]):
+    """What the preset debian does with a package that it fetched; that one is pinned by its hash as well."""
+    for part in debian.Package(pathlib.Path(arguments[1])).parts():
+        list(part.entries)
+
+
+def _tool(name: str) -> Callable[[list[str]], int]:
+    return lambda arguments: cli.execute(_TOOLS[name].main, [name, *arguments], flags_of(name))
+
+
+def _function(function: Callable[[list[str]], None]) -> Callable[[list[str]], int]:
+    return lambda arguments: cli.execute(function, ["program", "--", *arguments], flags.FlagValues())
+
+
+ENTRIES: dict[str, Callable[[list[str]], int]] = {
+    "lingvo_moe": lambda arguments: __main__.main(["lingvo_moe", *arguments]),
+    **{name: _tool(name) for name in _TOOLS},
+    "load_program": _function(_load_program), "read_package": _function(_read_package)}
+
+
+def call(case: Case, directory: pathlib.Path, world: pathlib.Path) -> Outcome:
+    """Runs a case in this process, in `directory`."""
+    stdout, stderr = io.BytesIO(), io.BytesIO()
+    status, raised = None, ""
+    with contextlib.chdir(directory), _streams(case.input, stdout, stderr), _time_limit():
+        try:
+            status = ENTRIES[case.entry](_arguments(case, world))
+        except _TimeIsUp:
+            raised = f"not done within {SECONDS} s"
+        except BaseException:  # whatever comes out is a finding
+            raised = traceback.format_exc()
+    return Outcome(status, *(stream.getvalue().decode("utf-8", "replace") for stream in (stdout, stderr)), raised)
+
+
+def can_be_a_process(case: Case) -> bool:
+    """Whether a shell could run it."""
+    has_module = case.entry == "lingvo_moe" or case.entry in _TOOLS
+    return has_module and not any("\0" in argument for argument in case.arguments)
+
+
+def spawn(case: Case, directory: pathlib.Path, world: pathlib.Path) -> Outcome:
+    """Runs a case as a person would."""
+    module = case.entry if case.entry == "lingvo_moe" else f"tools.{case.entry}"
+    path = os.pathsep.join([str(_REPOSITORY), *filter(None, sys.path)])
+    environment = {**os.environ, "PYTHONPATH": path, "JAX_PLATFORMS": "cpu", "PYTHONDONTWRITEBYTECODE": "1"}
+    try:
+        ended = subprocess.run([sys.executable, "-m", module, *_arguments(case, world)], cwd=directory, input=case.input,
+                               capture_output=True, timeout=SECONDS, env=environment, check=False)
+    except subprocess.TimeoutExpired:
+        return Outcome(None, "", "", f"not done within {SECONDS} s")
+    return Outcome(ended.returncode, *(text.decode("utf-8", "replace") for text in (ended.stdout, ended.stderr)))
+
+
+def _arguments(case: Case, world: pathlib.Path) -> list[str]:
+    return [argument.replace("WORLD/", f"{world}/") for argument in case.arguments]
+
+
+@contextlib.contextmanager
+def _streams(given: bytes, stdout: io.BytesIO, stderr: io.BytesIO) -> Iterator[None]:
+    """Standard streams of our own, with the error handling that Python gives to a process's."""
+    def text(stream: io.BytesIO, errors: str) -> TextIO:
+        return io.TextIOWrapper(stream, "utf-8", errors, write_through=True)
+
+    own = text(io.BytesIO(given), "strict"), text(stdout, "strict"), text(stderr, "backslashreplace")
+    before = sys.stdin, sys.stdout, sys.stderr
+    sys.stdin, sys.stdout, sys.stderr = own
+    try:
+        yield
+    finally:
+        sys.stdin, sys.stdout, sys.stderr = before
+        for stream in own:
+            stream.detach()
+
+
+@contextlib.contextmanager
+def _time_limit() -> Iterator[None]:
+    def stop(number, frame):
+        raise _TimeIsUp
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.alarm(SECONDS)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)

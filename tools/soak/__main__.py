@@ -1,0 +1,72 @@
+"""Trains a tiny model while its process is killed again and again, and prints what was lost.
+
+    python -m tools.soak --kills=100 --seed=0 [--processes=2] [--directory=build/soak] [--json=FILE]
+
+A first training is left alone. The second is killed (and asked to stop, and its newest checkpoint damaged) at moments drawn from
+the seed, and started again. What it saved must stay sound, few steps may have to be repeated, and in the end losses and weights
+must be those of the first, bit for bit. Status 1 if anything was lost. A kill takes about twenty seconds: mostly the next start.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+import time
+
+from absl import flags
+
+from lingvo_moe import cli, progress
+from lingvo_moe.errors import UserError
+from lingvo_moe.processes import BOUND_SECONDS
+from tools.soak.faults import KILL
+from tools.soak.run import MOST_LOST, Result, Soak, counts
+
+_VALUES = flags.FlagValues()
+flags.DEFINE_integer("kills", 100, "SIGKILLs; one SIGTERM comes with about nine of them", lower_bound=1, flag_values=_VALUES)
+flags.DEFINE_integer("processes", 1, "that train together, on the two devices; each kill is for one of them", lower_bound=1,
+                     upper_bound=2, flag_values=_VALUES)
+flags.DEFINE_integer("seed", 0, "of moments and faults", flag_values=_VALUES)
+flags.DEFINE_string("directory", "build/soak", "where everything goes; new or empty", flag_values=_VALUES)
+flags.DEFINE_string("json", None, "also write what happened to this file", flag_values=_VALUES)
+
+
+def main(arguments: list[str]) -> int:
+    """Runs it; returns 1 if anything was lost."""
+    cli.no_arguments(arguments[1:])
+    directory = pathlib.Path(_VALUES.directory).absolute()
+    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+        raise UserError(f"--directory={_VALUES.directory} is not empty; name a new directory.")
+    if _VALUES.json and not pathlib.Path(_VALUES.json).absolute().parent.is_dir():
+        raise UserError(f"--json={_VALUES.json}: there is no such directory; make it first.")
+    start = time.monotonic()
+    soak = Soak(directory, _VALUES.kills, _VALUES.seed, _VALUES.processes)
+    with progress.bar("soaking", _VALUES.kills, "kills") as advance:
+        result = soak.run(lambda line: print(line, flush=True), advance)
+    print(summary(result, time.monotonic() - start))
+    if _VALUES.json:
+        pathlib.Path(_VALUES.json).write_text(json.dumps(dataclasses.asdict(result), indent=1) + "\n", encoding="utf-8")
+    return 1 if result.problems else 0
+
+
+def summary(result: Result, seconds: float) -> str:
+    """What happened, as a table, and what was lost."""
+    row = "{:36} {:>6} {:>18} {:>6}".format
+    lines = ["", row("the process was at", "ends", "most steps again", "lost"), "-" * 69]
+    lines += [row(place, ends, most, problems) for place, ends, most, problems in counts(result)]
+    kills = sum(event.fault.signal == KILL for event in result.events)
+    damaged = sum(event.damage is not None for event in result.events)
+    ends = [event.seconds for event in result.events if event.fault.signal == KILL]
+    again = [event.reached - event.resumed for event in result.events if event.damage is None]
+    lines += ["-" * 69, f"{kills} SIGKILL, {len(result.events) - kills} SIGTERM, {damaged} times a checkpoint damaged, over "
+              f"{result.steps} steps, in {seconds / 60:.0f} minutes.",
+              f"Steps made again: {max(again, default=0)} at most ({MOST_LOST} are allowed), "
+              f"{sum(again) / max(1, len(again)):.1f} on average. Held-out losses never measured: {result.unmeasured}.",
+              f"From a kill to the end of all processes: {max(ends, default=0):.1f} s at most ({BOUND_SECONDS} are allowed)."]
+    lines += [f"LOST: {problem}" for problem in result.problems]
+    return "\n".join([*lines, "Something was lost." if result.problems else
+                      "Nothing was lost: every checkpoint sound, losses and weights bit for bit those of the undisturbed run."])
+
+
+if __name__ == "__main__":
+    cli.run(main, _VALUES)

@@ -1,0 +1,88 @@
+"""What is to go wrong and when, drawn from a seed; and damage done to checkpoints while nobody trains."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+import random
+from collections.abc import Callable, Iterator
+
+KILL, TERMINATE = "SIGKILL", "SIGTERM"
+# What a kill waits for, how often each is drawn, and the seconds that it then lets pass at most. A save takes tenths of a
+# second, sealing it milliseconds; a start is as long as the reference run's was.
+AIMS = {"start": (2, None), "step": (3, 0.05), "save": (4, 0.25), "seal": (2, 0.02), "evaluation": (2, 0.05)}
+_TERMINATE_SHARE, _DAMAGE_SHARE = 0.1, 0.2
+
+
+@dataclasses.dataclass(frozen=True)
+class Fault:
+    """One end of one process.
+
+    Attributes:
+      signal: KILL or TERMINATE.
+      aim: what to wait for, of AIMS.
+      ahead: steps to make first, after those that were made before.
+      delay: how long to wait after what is aimed at has been seen, as a share of the longest wait.
+      process: which of several gets the signal, as a share of their number.
+      damage: what is done to the checkpoints afterwards, of DAMAGES; None for nothing.
+    """
+
+    signal: str
+    aim: str
+    ahead: int
+    delay: float
+    process: float
+    damage: str | None
+
+
+def draw(kills: int, seed: int, most_ahead: int) -> Iterator[Fault]:
+    """Yields faults until `kills` of them were kills; the same seed draws the same ones."""
+    generator = random.Random(seed)
+    names, weights = list(AIMS), [weight for weight, _ in AIMS.values()]
+    while kills:
+        terminates = generator.random() < _TERMINATE_SHARE
+        fault = Fault(TERMINATE if terminates else KILL, generator.choices(names, weights)[0], generator.randint(1, most_ahead),
+                      generator.random(), generator.random(),
+                      generator.choice(list(DAMAGES)) if generator.random() < _DAMAGE_SHARE else None)
+        kills -= not terminates
+        yield fault
+
+
+def _truncate(step: pathlib.Path, generator: random.Random):
+    file = _any_file(step, generator)
+    file.write_bytes(file.read_bytes()[:generator.randrange(file.stat().st_size)])
+
+
+def _flip(step: pathlib.Path, generator: random.Random):
+    file = _any_file(step, generator)
+    content = bytearray(file.read_bytes())
+    content[generator.randrange(len(content))] ^= 1 << generator.randrange(8)
+    file.write_bytes(content)
+
+
+def _remove(step: pathlib.Path, generator: random.Random):
+    _any_file(step, generator).unlink()
+
+
+def _unseal(step: pathlib.Path, generator: random.Random):
+    del generator
+    (step / "manifest.json").unlink(missing_ok=True)
+
+
+def _leave_partial(step: pathlib.Path, generator: random.Random):
+    """As a process leaves it that is killed while it writes."""
+    partial = step.with_name(f"{int(step.name) + 1}.orbax-checkpoint-tmp") / "theta"
+    partial.mkdir(parents=True)
+    (partial / "d").write_bytes(generator.randbytes(100))
+
+
+# By name: what is done to the newest checkpoint, and whether it can be used afterwards.
+DAMAGES: dict[str, tuple[Callable[[pathlib.Path, random.Random], None], bool]] = {
+    "truncated file": (_truncate, False), "flipped bit": (_flip, False), "missing file": (_remove, False),
+    "no manifest": (_unseal, True), "partial directory": (_leave_partial, True)}
+
+
+def _any_file(step: pathlib.Path, generator: random.Random) -> pathlib.Path:
+    """A file that the manifest tells of and that holds something."""
+    files = (path for path in sorted(step.rglob("*")) if path.is_file() and path.name != "manifest.json")
+    return generator.choice([path for path in files if path.stat().st_size])
