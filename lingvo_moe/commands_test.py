@@ -66,6 +66,8 @@ def test_list_and_show_name_every_model_and_field(capsys):
     (["train", "--model=Quickstart", "--logdir=x", "--devices=3"], "which 3 devices .* do not divide"),
     (["train", "--model=Quickstart", "--logdir=x", "--devices=0"], "at least one device"),
     (["train", "--model=Quickstart", "--logdir=x", "--devices=2", "--mesh=2x1"], "--mesh and --devices both"),
+    (["train", "--model=Quickstart", "--logdir=x", "--processes=2"], "--processes without the others: many processes need"),
+    (["train", "--model=Quickstart", "--logdir=x", "--coordinator=x", "--processes=2", "--process=0"], "expected HOST:PORT"),
     (["train", "--model=Quickstart", "--logdir=x", "--mesh=two"], "device mesh 'two' is not understood"),
     (["train", "--model=Quickstart", "--logdir=x", "--tokenizers=nowhere"], "No tokenizer directory nowhere"),
     (["eval", "--model=Quickstart", "--logdir=x", "--corpus=nowhere"], "nowhere"),
