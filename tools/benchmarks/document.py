@@ -1,0 +1,82 @@
+"""The table of a run, on the screen and in docs/performance.md, whose prose stands outside the markers."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Iterable, Mapping, Sequence
+
+from lingvo_moe.errors import UserError
+from tools.benchmarks.comparisons import COMPARISONS, Result
+
+_BY_NAME = {comparison.name: comparison for comparison in COMPARISONS}
+_HEAD = ("what", "ours, s", "other, s", "ratio", "quartiles", "goal", "met")
+
+
+def rows(results: Iterable[Result]) -> list[tuple[str, ...]]:
+    """The cells of each row, as text; those of a comparison that could not be made are empty."""
+    found = []
+    for result in results:
+        comparison = _BY_NAME[result.name]
+        if result.missing:
+            found.append((comparison.title, "", "", "", "", f"{comparison.goal:.2f}", "not measured"))
+        else:
+            met = "yes" if result.ratio <= comparison.goal else "no"
+            found.append((comparison.title, f"{result.ours:.4f}", f"{result.other:.4f}", f"{result.ratio:.2f}",
+                          f"{result.low:.2f}-{result.high:.2f}", f"{comparison.goal:.2f}", met))
+    return found
+
+
+def for_screen(results: Sequence[Result]) -> str:
+    """The table, and below it what the workers told of themselves."""
+    cells = [_HEAD, *rows(results)]
+    widths = [max(map(len, column)) for column in zip(*cells)]
+    lines = ["  ".join(cell.ljust(width) if i == 0 else cell.rjust(width) for i, (cell, width) in enumerate(zip(row, widths)))
+             for row in cells]
+    lines.insert(1, "-" * len(lines[0]))
+    return "\n".join([*lines, "", *map(_told, results)])
+
+
+def for_page(run: Mapping) -> str:
+    """The generated part of the page, from a run's JSON."""
+    results = [Result(**row) for row in run["results"]]
+    lines = [f"{run['date']}, {run['machine']}, one core, {run['rounds']} rounds: `{run['command']}`", "",
+             f"| {' | '.join(_HEAD)} |", f"|{'---|' * len(_HEAD)}", *(f"| {' | '.join(row)} |" for row in rows(results)), "",
+             *(f"- {_told(result)}" for result in results)]
+    return "\n".join(lines)
+
+
+def by_part(profiles: Mapping[str, Mapping[str, float]]) -> str:
+    """Where a step's CPU time goes: parts of the model by the share of each profile, the largest of the first one first."""
+    names = list(profiles)
+    parts = sorted({part for of_parts in profiles.values() for part in of_parts},
+                   key=lambda part: -profiles[names[0]].get(part, 0.0))
+    lines = [f"| part | {' | '.join(names)} |", f"|{'---|' * (1 + len(names))}"]
+    lines += [f"| {part} | {' | '.join(_share(profiles[name], part) for name in names)} |" for part in parts]
+    return "\n".join(lines)
+
+
+def put(page: pathlib.Path, name: str, text: str):
+    """Replaces what stands between the markers `name` of a page; raises UserError where it has none."""
+    begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
+    before, found, rest = page.read_text(encoding="utf-8").partition(begin)
+    _, ended, after = rest.partition(end)
+    if not found or not ended:
+        raise UserError(f"{page}: the markers `{begin}` and `{end}` are not there; put them where the figures belong.")
+    page.write_text(f"{before}{begin}\n{text}\n{end}{after}", encoding="utf-8")
+
+
+def _share(parts: Mapping[str, float], part: str) -> str:
+    return f"{parts[part]:.3f} s, {100 * parts[part] / sum(parts.values()):.0f} %" if part in parts else ""
+
+
+def _told(result: Result) -> str:
+    """What one reads beside the figures: weights, losses, versions."""
+    if result.missing:
+        return f"{result.name}: not measured. {result.missing}"
+    shown = []
+    for facts in result.facts:
+        numbers = [f"{facts[name]:,} {label}" for name, label in (("weights", "weights"), ("expert_rows", "rows of experts"))
+                   if name in facts]
+        shown.append(", ".join([*numbers, *(f"{package} {version}" for package, version in facts["versions"].items())]))
+    losses = "; losses " + " and ".join(f"{first:.2f} to {last:.2f}" for first, last in result.losses) if result.losses else ""
+    return f"{result.name}: {' against '.join(shown)}{losses}"

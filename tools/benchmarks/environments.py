@@ -1,0 +1,46 @@
+"""The peers' virtual environments: made on first use, each from its own pinned requirements, and kept."""
+
+from __future__ import annotations
+
+import pathlib
+import shutil
+import subprocess
+import sys
+
+from lingvo_moe.errors import UserError
+
+_REQUIREMENTS = pathlib.Path(__file__).parent / "peers"
+_LAST_LINES = 4
+
+
+def python_of(peer: str, directory: pathlib.Path) -> pathlib.Path:
+    """The interpreter of a peer's environment below `directory`, which is made if it is not there or its pins have changed.
+
+    Raises:
+      UserError: it cannot be made here.
+    """
+    requirements = _REQUIREMENTS / f"{peer}.txt"
+    own = directory / peer
+    python, complete = own / "bin" / "python", own / ".complete"
+    if complete.exists() and complete.read_text(encoding="utf-8") == requirements.read_text(encoding="utf-8"):
+        return python
+    shutil.rmtree(own, ignore_errors=True)
+    _run(peer, [sys.executable, "-m", "venv", str(own)])
+    # One line after another: a package that is built here finds those before it, and reads no other's newest release.
+    for line in _pins(requirements):
+        _run(peer, [str(python), "-m", "pip", "install", "--quiet", "--no-build-isolation", *line.split()])
+    complete.write_text(requirements.read_text(encoding="utf-8"), encoding="utf-8")
+    return python
+
+
+def _pins(requirements: pathlib.Path) -> list[str]:
+    lines = (line.partition("#")[0].strip() for line in requirements.read_text(encoding="utf-8").splitlines())
+    return [line for line in lines if line]
+
+
+def _run(peer: str, command: list[str]):
+    result = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
+    if result.returncode:
+        last = "\n".join(result.stdout.strip().splitlines()[-_LAST_LINES:])
+        raise UserError(f"{peer}: its environment cannot be made here, `{' '.join(command)}` failed:\n{last}\n"
+                        f"Mend that, or leave its rows out with --only.")

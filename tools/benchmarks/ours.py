@@ -1,0 +1,190 @@
+"""Our worker: registered models' programs, one layer, or one product of matrices, on the PJRT engine and one core.
+
+    XLA_FLAGS=--xla_cpu_multi_thread_eigen=false python -m tools.benchmarks.ours WORK
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+
+import numpy as np
+
+from lingvo_moe import cache, experiment, tree
+from lingvo_moe.analysis import flops
+from lingvo_moe.experiment import Experiment
+from lingvo_moe.layers.base import Context, initial_value
+from lingvo_moe.layers.mixture_of_experts import MixtureOfExperts
+from lingvo_moe.layout import DeviceMesh, Layout, Spec
+from lingvo_moe.lazy import tf
+from lingvo_moe.program import lower
+from lingvo_moe.steps import weight_specs
+from tools.benchmarks import protocol
+from tools.benchmarks.work import Work
+
+_MODELS = {2: "m4.Quickstart", 1: "sparse_lm.Small"}
+_NEVER_FOUND = tuple(range(4))  # the end of a sentence among them: a search then goes on to its greatest length
+
+
+def start(fields: dict) -> protocol.Started:
+    """See `protocol.serve`."""
+    work = Work(**fields)
+    facts, run = {"train": _training, "decode": _decoding, "layer": _layer, "product": _product}[work.kind](work)
+    return {**facts, "versions": _versions()}, run
+
+
+def experiment_of(work: Work) -> Experiment:
+    """The registered model, with the work's dimensions and nothing random but the second expert."""
+    model = {"num_layers": work.sides * work.layers, "target_vocabulary": work.vocabulary, "model_dim": work.model_dim,
+             "hidden_dim": work.hidden_dim, "num_heads": work.heads, "head_dim": work.head_dim, "num_experts": work.experts,
+             "num_groups": work.groups, "capacity_factor": 2.0, "aux_loss_weight": 0.01 * work.experts**2, "input_dropout": 0.0,
+             "residual_dropout": 0.0, "attention_dropout": 0.0, "label_smoothing": 0.0, "remat": "none", "unroll": True}
+    if work.sides == 2:
+        model |= {"source_vocabulary": work.vocabulary, "word_dropout": 0.0}
+    lengths = {"batch_size": work.rows, "source_length": work.length * (work.sides - 1), "target_length": work.length}
+    rate = {"warmup_steps": 0, "cooldown_steps": 0}
+    others = {"search.beam_size": work.beam_size, "search.max_length": work.max_length, "decoding_batch": work.rows,
+              "search.forbidden_ids": ",".join(map(str, _NEVER_FOUND))}
+    parts = (("model.", model), ("input.", lengths), ("optimizer.learning_rate.", rate), ("", others))
+    assignments = [f"{prefix}{name}={value}" for prefix, fields in parts for name, value in fields.items()]
+    return experiment.get(_MODELS[work.sides], assignments, DeviceMesh((work.devices,)))
+
+
+def batch_of(work: Work) -> dict:
+    """`protocol.token_ids` as a model's batch, every position of it a token of one segment."""
+    ids = protocol.token_ids(vars(work))
+    arrays = {name: np.array(rows, np.int32) for name, rows in ids.items()}
+    shape = arrays["inputs"].shape
+    rest = {"segment_ids": np.ones(shape, np.int32), "positions": np.tile(np.arange(shape[1], dtype=np.int32), (shape[0], 1))}
+    target = {"ids": arrays["inputs"], "labels": arrays["labels"], **rest}
+    return {"target": target} if work.sides == 1 else {"source": {"ids": arrays["source"], **rest}, "target": target}
+
+
+class Trainee:
+    """A model that makes one training step after another on the work's batch.
+
+    Attributes:
+      executable: the training step.
+    """
+
+    def __init__(self, work: Work):
+        from lingvo_moe.engines.pjrt import Engine
+
+        own, engine = experiment_of(work), Engine(work.devices, "cpu")
+        self._batch = batch_of(work)
+        self.executable = engine.load(own.steps.train(own.batch_specs()))
+        self._state = engine.load(own.steps.init())({"seed": np.array([0, work.seed], np.int32)})["state"]
+
+    def step(self) -> float:
+        """Makes a step; returns the cross-entropy before it."""
+        outputs = self.executable({"state": self._state, "batch": self._batch})
+        self._state = outputs["state"]
+        return float(outputs["metrics"]["cross_entropy"])
+
+
+def _training(work: Work) -> protocol.Started:
+    trainee, own = Trainee(work), experiment_of(work)
+    return {**_facts(own, work), "first_loss": trainee.step()}, lambda times: [trainee.step() for _ in range(times)]
+
+
+def _decoding(work: Work) -> protocol.Started:
+    from lingvo_moe.engines.pjrt import Engine
+
+    own, engine = experiment_of(work), Engine(work.devices, "cpu")
+    source = batch_of(work)["source"]
+    program = own.steps.decode({name: own.batch_specs()["source"][name] for name in source}, own.search)
+    executable = engine.load(program)
+    theta = engine.load(own.steps.init())({"seed": np.array([0, work.seed], np.int32)})["state"]["theta"]
+
+    def decode() -> int:
+        return int(np.asarray(executable({"theta": theta, "source": source})["lengths"])[:, 0].sum())
+
+    def run(times: int) -> list[float]:
+        for _ in range(times):
+            decode()
+        return []
+
+    return {**_facts(own, work), "decoded": decode(), "beams": own.search.beam_size}, run
+
+
+def _layer(work: Work) -> protocol.Started:
+    import jax
+
+    from lingvo_moe.engines.pjrt import Engine
+
+    layer = MixtureOfExperts(model_dim=work.model_dim, hidden_dim=work.hidden_dim, num_experts=work.experts,
+                             num_groups=work.groups, capacity_factor=work.capacity_factor)
+    specs = {"theta": weight_specs(layer.weights()), "seed": Spec((2,), "int32", "s"),
+             "inputs": Spec((work.rows, work.length, work.model_dim), "float32", "btm")}
+    letters = {f"gradients/{path}": spec.letters for path, spec in tree.flatten(specs).items()}
+    executable = Engine(1, "cpu").load(lower("layer", _differentiated(layer), {"given": specs}, letters, Layout()))
+    values, seed = protocol.numbers(vars(work)), np.array([0, work.seed], np.int32)
+    theta = {name: initial_value(weight, name, tf.constant(seed)).numpy() for name, weight in layer.weights().items()}
+    given = {"theta": theta, "seed": seed, "inputs": np.reshape(np.array(values, np.float32), specs["inputs"].shape)}
+    placed = jax.device_put(given, executable.shardings("given"))
+
+    def step() -> float:
+        return float(executable({"given": placed})["loss"])
+
+    facts = {"weights": layer.num_weights(), "experts": work.experts, "tokens": work.tokens, "capacity": work.capacity,
+             "batch": protocol.digest(values[:1000]), "first_loss": step()}
+    return facts, lambda times: [step() for _ in range(times)]
+
+
+def _differentiated(layer: MixtureOfExperts) -> Callable[[dict], dict]:
+    """`{given: {theta, inputs, seed}} -> {loss, gradients}` of a loss that asks for every output."""
+
+    def function(inputs: dict) -> dict:
+        given = inputs["given"]
+        leaves = tree.flatten({"theta": given["theta"], "inputs": given["inputs"]})
+        with tf.GradientTape() as tape:
+            tape.watch(list(leaves.values()))
+            outputs, metrics = layer(given["theta"], given["inputs"], tf.zeros(given["inputs"].shape[:2], tf.bool),
+                                     Context(seed=given["seed"]))
+            loss = tf.reduce_mean(tf.square(outputs)) + metrics["aux_loss"]
+        gradients = tape.gradient(loss, list(leaves.values()))
+        return {"loss": loss, "gradients": tree.unflatten(dict(zip(leaves, gradients)))}
+
+    return function
+
+
+def _product(work: Work) -> protocol.Started:
+    """The product of two square matrices: what one core does at its best, through the same runtime."""
+    import jax
+
+    size = work.model_dim
+    factors = np.random.default_rng(work.seed).normal(size=(2, size, size)).astype(np.float32)
+    left, right = (jax.device_put(factor) for factor in factors)
+    multiply = jax.jit(jax.numpy.matmul)
+    multiply(left, right).block_until_ready()
+
+    def run(times: int) -> list[float]:
+        for _ in range(times):
+            multiply(left, right).block_until_ready()
+        return []
+
+    return {"flop": 2.0 * size**3}, run
+
+
+def _facts(own: Experiment, work: Work) -> dict:
+    """Counted in the weights that the model declares, where they tell."""
+    weights = tree.flatten(own.model.weights())
+    layers = sum(weight.shape[0] for path, weight in weights.items() if path.endswith("self_attention/query"))
+    gates = [weight for path, weight in weights.items() if path.endswith("/gate")]
+    expert_layers, experts = sum(gate.shape[0] for gate in gates), gates[0].shape[-1]
+    return {"weights": own.model.num_weights(), "layers": layers, "expert_layers": expert_layers, "experts": experts,
+            "capacity": work.capacity, "tokens": work.tokens,
+            "expert_rows": expert_layers * work.groups * experts * work.capacity,
+            "batch": protocol.digest(protocol.token_ids(vars(work))), "flop": flops.training_step(own.model, own.input)}
+
+
+def _versions() -> dict[str, str]:
+    import jax
+
+    return {"jax": jax.__version__, "tensorflow": tf.__version__}
+
+
+if __name__ == "__main__":
+    cache.use(os.environ.get("LINGVO_MOE_CACHE", cache.OFF))
+    protocol.serve(start, sys.argv[1:])
