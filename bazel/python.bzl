@@ -39,9 +39,9 @@ def python_package(name, modules = None, deps = [], test_deps = [], data = [], l
         files = _unclaimed()
     else:
         files = native.glob([module + suffix for module in modules for suffix in (".py", "_test.py")])
-    for name in large:
-        if name + ".py" not in files:
-            fail("%s: there is no test of this name" % name, attr = "large")
+    for test in large:
+        if test + ".py" not in files:
+            fail("%s: there is no test of this name" % test, attr = "large")
     sources = [file for file in files if not file.endswith("_test.py")]
     native.py_library(
         name = name,
