@@ -34,6 +34,7 @@ def serve(start: Callable[[dict], Started], arguments: Sequence[str]):
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     channel = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    sys.stdout.reconfigure(line_buffering=True)  # so that it is in the log even if the process is killed
     facts, run = start(json.loads(arguments[0]))
     _send(channel, {"facts": facts})
     for line in sys.stdin:
