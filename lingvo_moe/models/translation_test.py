@@ -165,7 +165,8 @@ def trainer(mesh: str, layout: str = "auto") -> pjrt.Executable:
 def train(executable: pjrt.Executable, steps: int) -> list[dict[str, float]]:
     """The metrics of the first steps."""
     slots = tree.map_leaves(lambda slot: np.zeros(slot.shape, np.float32), OPTIMIZER.slots(MODEL.weights()))
-    state = {"step": np.int32(0), "seed": np.int32([3, 4]), "theta": theta(), "slots": slots}
+    counts = dict.fromkeys(("step", "skipped", "skipped_in_a_row"), np.int32(0))
+    state = {**counts, "seed": np.int32([3, 4]), "theta": theta(), "slots": slots}
     history = []
     for step in range(steps):
         outputs = executable({"state": state, "batch": copying(step)})
