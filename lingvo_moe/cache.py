@@ -8,6 +8,7 @@ the executables that XLA makes of programs in the same directory.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import hashlib
 import importlib.metadata
@@ -70,10 +71,9 @@ def kept(method: Callable[..., Program]) -> Callable[..., Program]:
             return method(self, *arguments)
         text = f"{method.__name__} of {self} for {arguments} by {_fingerprint()}"
         path = _directory / "programs" / hashlib.sha256(text.encode()).hexdigest()
-        with contextlib.suppress(UserError):  # not there, or damaged and written anew
-            program = Program.load(str(path))
+        with contextlib.suppress(UserError, OSError):  # not there, or damaged and written anew
             os.utime(path)
-            return program
+            return Program.load(str(path))
         program = method(self, *arguments)
         _write(program, path)
         return program
@@ -81,9 +81,14 @@ def kept(method: Callable[..., Program]) -> Callable[..., Program]:
     return lower
 
 
-def _is_ours(steps) -> bool:
-    """Whether the digest of this package covers a model and its optimizer; of other people's it knows no source."""
-    return all(type(part).__module__.startswith("lingvo_moe.") for part in (steps.model, steps.optimizer))
+def _is_ours(value: object) -> bool:
+    """Whether the digest of this package covers a value, down to its last field; of other people's it knows no source."""
+    if isinstance(value, tuple):
+        return all(map(_is_ours, value))
+    if dataclasses.is_dataclass(value):
+        own = type(value).__module__.startswith("lingvo_moe.")
+        return own and all(_is_ours(getattr(value, field.name)) for field in dataclasses.fields(value))
+    return type(value).__module__ == "builtins"
 
 
 @functools.cache

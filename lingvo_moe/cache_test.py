@@ -80,10 +80,11 @@ def test_a_damaged_file_is_made_anew(programs, content):
     assert Steps().train({}) == expected and len(lowered) == 2
 
 
-def test_models_of_other_packages_are_not_kept(programs):
-    """Their source may have changed."""
-    Steps(model=OfSomebodyElse()).train({})
-    Steps(model=OfSomebodyElse()).train({})
+@pytest.mark.parametrize("parts", [{"model": OfSomebodyElse()}, {"optimizer": Adafactor(learning_rate=OfSomebodyElse())}])
+def test_what_is_of_another_package_is_not_kept(programs, parts):
+    """Its source may have changed, however deep it lies."""
+    Steps(**parts).train({})
+    Steps(**parts).train({})
     assert len(lowered) == 2 and not list(programs.iterdir())
 
 

@@ -102,7 +102,7 @@ def _engine(values: flags.FlagValues, num_devices: int, all_accelerators: bool,
         from lingvo_moe.engines import tpu_strategy
         return tpu_strategy.Engine.connect(values.tpu or "")
     from lingvo_moe.engines import pjrt
-    cache.use(values.cache)
+    _use_cache(values)
     if cache.executables():
         pjrt.keep_executables(cache.executables())
     return pjrt.Engine(num_devices, values.platform, all_accelerators, processes)
@@ -113,3 +113,13 @@ def _keep_jax_from_the_tpu():
     os.environ["JAX_PLATFORMS"] = "cpu"  # read when JAX is imported
     if "jax" in sys.modules:  # what --import names may have done so
         sys.modules["jax"].config.update("jax_platforms", "cpu")
+
+
+def _use_cache(values: flags.FlagValues):
+    """A place that was named must be usable; where none was and the user's own is not, work goes on without, and says so."""
+    try:
+        cache.use(values.cache)
+    except UserError as error:
+        if values["cache"].present:
+            raise
+        say(f"programs are compiled anew each time: {error}")

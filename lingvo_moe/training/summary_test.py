@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import re
-import resource
 import shutil
 
 import pytest
 
 from lingvo_moe.errors import UserError
 from lingvo_moe.testing_experiment import curves
+from lingvo_moe.training.checkpoint_testing import files_up_to
 from lingvo_moe.training.summary import SummaryWriter
 
 
@@ -33,23 +33,12 @@ def test_runs_are_curves_of_their_own_and_a_later_writer_adds_to_them(tmp_path):
     assert curves(tmp_path, "valid") == {"loss": {1: {8.0}, 2: {6.0}}}
 
 
-@contextlib.contextmanager
-def _files_up_to(size: int):
-    """The kernel refuses to let any file of this process grow beyond `size` bytes, as a full disk would."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-
 def test_a_full_disk_is_one_line_and_what_was_reported_before_stays(tmp_path):
     """A record that was cut off by it hides no later run's."""
     writer = SummaryWriter(tmp_path, "train")
     writer.write(1, {"loss": 4.0})
     size = max(path.stat().st_size for path in (tmp_path / "train").iterdir())
-    with _files_up_to(size + 10):
+    with files_up_to(size + 10):
         with pytest.raises(UserError, match=rf"^{tmp_path}/train: the curves could not be written \(File too large\)"):
             writer.write(2, {"loss": 3.0})
         with contextlib.suppress(UserError):

@@ -1,0 +1,41 @@
+"""A cache that was asked for must be usable; without one that nobody asked for, work goes on."""
+
+from __future__ import annotations
+
+import pytest
+from absl import flags
+
+from lingvo_moe import cache, run_flags
+from lingvo_moe.errors import UserError
+
+
+def _values(default: str, *arguments: str) -> flags.FlagValues:
+    values = flags.FlagValues()
+    flags.DEFINE_string("cache", default, "", flag_values=values)
+    values(["train", *arguments])
+    return values
+
+
+@pytest.fixture(autouse=True)
+def no_cache_stays():
+    yield
+    cache.use(cache.OFF)
+
+
+def test_the_users_own_place_may_be_unusable(tmp_path, capsys):
+    """A home directory that is read-only stops no training; that every program is compiled anew is told."""
+    (tmp_path / "file").write_text("")
+    run_flags._use_cache(_values(f"{tmp_path}/file/below"))
+    assert cache.executables() is None
+    assert f"compiled anew each time: --cache={tmp_path}/file/below: cannot be written to" in capsys.readouterr().err
+
+
+def test_a_place_that_was_named_may_not(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="file/below: cannot be written to"):
+        run_flags._use_cache(_values(str(tmp_path / "cache"), f"--cache={tmp_path}/file/below"))
+
+
+def test_a_place_that_can_be_used_is(tmp_path, capsys):
+    run_flags._use_cache(_values(str(tmp_path / "cache")))
+    assert cache.executables() == tmp_path / "cache" / "executables" and not capsys.readouterr().err
