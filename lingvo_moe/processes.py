@@ -108,7 +108,7 @@ class Peers(Processes):
         self.index, self.count, self.host, self._lines = index, count, host, lines
         self.own_host = next(iter(lines.values())).getsockname()[0]
         self._inbox: dict[int, queue.SimpleQueue] = {peer: queue.SimpleQueue() for peer in lines}
-        self._wished = self._leaving = False
+        self._wished = self._leaving = self._parting = False
         self._ended: set[int] = set()
         self._parted = threading.Event()  # our last word is said
         self._telling = threading.Lock()
@@ -125,6 +125,8 @@ class Peers(Processes):
             if kind is not KeyboardInterrupt:
                 time.sleep(_WORD_SECONDS)
             end = "it was interrupted" if kind is KeyboardInterrupt else str(error).partition("\n")[0] or kind.__name__
+        # Before the last word, not after it: whom it ends may be gone before we have said it to all, and is not why we end.
+        self._parting = True
         for peer, line in self._lines.items():
             self._send(peer, {"end": end})
             with contextlib.suppress(OSError):
@@ -185,7 +187,7 @@ class Peers(Processes):
 
     def _stop(self, peer: int, how: str):
         """Ends this process, and through the first one all others, because a peer has ended before its time."""
-        if self.finished or self._parted.is_set():
+        if self.finished or self._parting:
             return
         self._telling.acquire()  # for good: one thread tells
         if self.first:

@@ -25,7 +25,10 @@ index, how = int(sys.argv[2]), sys.argv[3]
 with processes.connect(sys.argv[1], 3, index) as run:
     run.meet()
     print("met", flush=True)
-    if how == "fail":
+    if how == "fail slowly":
+        send = run._send
+        run._send = lambda *word: (send(*word), time.sleep(1))
+    if how.startswith("fail"):
         raise UserError("the corpus is damaged")
     if how == "wait":
         time.sleep(60)
@@ -200,8 +203,10 @@ def test_where_one_is_killed_the_others_end_at_once_and_say_who_it_was(victim):
     assert time.monotonic() - start < 10
 
 
-def test_an_error_of_one_ends_the_others_with_its_words():
-    started = _start(["wait", "fail", "wait"])
+@pytest.mark.parametrize("how", ["fail", "fail slowly"])
+def test_an_error_of_one_ends_the_others_with_its_words(how):
+    """And itself with its own status, though the others may be gone before it has told the error to all."""
+    started = _start(["wait", how, "wait"])
     said = [process.communicate(timeout=20)[1] for process in started]
     assert [process.returncode for process in started] == [processes.EXIT_STATUS, 1, processes.EXIT_STATUS]
     for index in (0, 2):
