@@ -36,7 +36,11 @@ class Life:
 
     Attributes:
       started: when, of time.monotonic.
+      died_telling: whether a process died of being asked where it stood, of which `faulthandler` warns: it reads the stacks of
+        threads that run on. That, too, is a sudden death at some moment.
     """
+
+    died_telling = False
 
     def __init__(self, arguments: Sequence[str], logdir: pathlib.Path, directory: pathlib.Path, name: str, count: int = 1):
         """Starts `train` with these arguments.
@@ -125,6 +129,7 @@ class Life:
         while member.process.poll() is None and time.monotonic() < deadline and not stacks.is_whole(dump):
             time.sleep(_SECONDS_BETWEEN_LOOKS)
             dump = member.stacks.read_text(encoding="utf-8")
+        self.died_telling = member.process.poll() == -signal.SIGSEGV and not stacks.is_whole(dump)
         return stacks.place(dump)
 
     def end(self, kind: str, index: int) -> float:

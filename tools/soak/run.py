@@ -137,7 +137,7 @@ class Soak:
         newest = max(sound, default=0)
         event = Event(fault, place, max(life.step, first), newest, seconds)
         event.problems += judgement.lost_checkpoints(complete, sound, KEEP, damaged)
-        event.problems += judgement.lost_steps(event.reached, newest, MOST_LOST if fault.signal == KILL else 0)
+        event.problems += judgement.lost_steps(event.reached, newest, MOST_LOST if fault.signal == KILL or life.died_telling else 0)
         event.problems += of_the_processes(life, fault, first, seconds)
         return event
 
@@ -181,6 +181,8 @@ def of_the_processes(life: Life, fault: Fault, first: int, seconds: float) -> li
     if went_on and int(went_on[1]) != first:
         problems.append(f"went on from step {went_on[1]} instead of {first}")
     own, others = (-signal.SIGKILL, EXIT_STATUS_OF_OTHERS) if fault.signal == KILL else (EXIT_STATUS, EXIT_STATUS)
+    if life.died_telling:
+        own, others = -signal.SIGSEGV, EXIT_STATUS_OF_OTHERS
     expected = [own if index == life.chosen(fault) else others for index in range(len(statuses))]
     # Until it can answer, SIGTERM ends a process as SIGKILL does.
     asked_too_early = fault.signal != KILL and statuses[life.chosen(fault)] == -signal.SIGTERM and not life.step

@@ -66,13 +66,15 @@ def test_a_killed_training_is_judged(tmp_path, monkeypatch, capsys, is_sound):
     assert ("cross_entropy differs in" in said) != is_sound
 
 
-def _life(said: str, *statuses: int, step: int = 0, chosen: int = 0):
-    return types.SimpleNamespace(said=said, statuses=list(statuses), step=step, chosen=lambda fault: chosen)
+def _life(said: str, *statuses: int, step: int = 0, chosen: int = 0, died_telling: bool = False):
+    return types.SimpleNamespace(said=said, statuses=list(statuses), step=step, chosen=lambda fault: chosen,
+                                 died_telling=died_telling)
 
 
 @pytest.mark.parametrize(("life", "seconds", "problem"), [
     (_life("going on from step 8", -9), 0.1, ""), (_life("", -9), 0.1, ""), (_life("", 3, -9, chosen=1), 0.1, ""),
     (_life("going on from step 0", -9), 0.1, "went on from step 0 instead of 8"),
+    (_life("", -11), 0.1, r"ended with status [-11] instead of [-9]"), (_life("", -11, died_telling=True), 0.1, ""),
     (_life("", 0), 0.1, r"ended with status [0] instead of [-9]"),
     (_life("", 0, -9, chosen=1), 0.1, r"ended with status [0, -9] instead of [3, -9]"),
     (_life("", 3, -9, chosen=1), 40, "another process ended 40.0 s after the kill"),
