@@ -13,18 +13,18 @@ import pytest
 
 # For this process and for the programs that tests start.
 os.environ["JAX_PLATFORMS"] = "cpu"
-# What those compile, the next ones find; the user's own cache stays as it is.
-_CACHE = tempfile.TemporaryDirectory(prefix="lingvo_moe_cache_")
-os.environ["LINGVO_MOE_CACHE"] = _CACHE.name
+# What those compile, the next ones find, and those of pytest's other workers; the user's own cache stays as it is.
+if "PYTEST_XDIST_WORKER" not in os.environ:
+    _CACHE = tempfile.TemporaryDirectory(prefix="lingvo_moe_cache_")
+    os.environ["LINGVO_MOE_CACHE"] = _CACHE.name
 
 import jax  # noqa: E402  (reads a variable above)
+from jax.experimental.compilation_cache import compilation_cache  # noqa: E402
 
 # JAX fixes its devices when it starts. Started here, it has enough for every test, whichever comes first; an engine
 # takes the first 1, 2, 4 or 8.
 jax.config.update("jax_num_cpu_devices", 8)
 jax.devices()
-# Here every test compiles for itself.
-jax.config.update("jax_enable_compilation_cache", False)
 
 # More examples where a property is cheap: @settings(max_examples=...) on the test.
 hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=None, max_examples=20, database=None)
@@ -39,6 +39,9 @@ def compiled_programs_are_dropped(request):
         if hasattr(function, "cache_clear"):
             function.cache_clear()
     jax.clear_caches()
+    # A file that looks for programs in the cache, as `testing_experiment.compile_once` and commands do, says so itself.
+    jax.config.update("jax_compilation_cache_dir", None)
+    compilation_cache.reset_cache()
     gc.collect()
     # What compilers took for a moment, the C library keeps for the process, and most of it is never used again.
     if sys.platform == "linux":

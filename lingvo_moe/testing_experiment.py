@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lingvo_moe import experiment
+from lingvo_moe import cache, experiment
 from lingvo_moe.data import corpus_builder, tokenizer_trainer
-from lingvo_moe.engines.pjrt import Engine, Executable
+from lingvo_moe.engines.pjrt import Engine, Executable, keep_executables
 from lingvo_moe.experiment import Experiment
 from lingvo_moe.layout import DeviceMesh
 from lingvo_moe.program import Program
@@ -84,7 +84,11 @@ def language_model_settings(*changes: str) -> list[str]:
 
 
 def compile_once(patch: pytest.MonkeyPatch):
-    """Makes this process lower and compile equal programs once, however often tests ask for them."""
+    """Makes this process lower and compile equal programs once, however often tests ask for them, and only where no other file
+    of tests has done so: `conftest.py` makes the cache, and empties it."""
+    patch.setattr(cache, "_directory", None)  # so that it is so again
+    cache.use(cache.default())
+    keep_executables(cache.executables())
     for name in ("init", "train", "evaluate", "diagnose", "decode"):
         patch.setattr(Steps, name, _lowering_once(getattr(Steps, name)))
     load = Engine.load

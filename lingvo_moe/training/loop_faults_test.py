@@ -64,7 +64,7 @@ def pretend_skipped(monkeypatch: pytest.MonkeyPatch, skipped: list[int]):
 
 def diagnose(data: tiny.Data, logdir: pathlib.Path, *flags: str) -> int:
     return __main__.main(["lingvo_moe", "diagnose", *tiny.settings(*_CHANGES), f"--corpus={data.corpus}", "--platform=cpu",
-                          f"--tokenizers={data.tokenizers}", f"--logdir={logdir}", "--cache=off", *flags])
+                          f"--tokenizers={data.tokenizers}", f"--logdir={logdir}", *flags])
 
 
 def test_a_step_that_ends_the_run_of_skipped_ones_saves_training(data, tmp_path, monkeypatch):
