@@ -22,6 +22,13 @@ def data(tmp_path_factory) -> tiny.Data:
     return tiny.make_data(tmp_path_factory.mktemp("data"))
 
 
+@pytest.fixture(scope="module", autouse=True)
+def compiled_once():
+    with pytest.MonkeyPatch.context() as patch:
+        tiny.compile_once(patch)
+        yield
+
+
 @pytest.fixture(scope="module")
 def lengths(data) -> list[int]:
     """The tokens of every test text, its end included."""
