@@ -12,11 +12,13 @@ from lingvo_moe import overrides, registry
 from lingvo_moe.data.batching import InputConfig, input_specs
 from lingvo_moe.data.tokenizer import Tokenizers
 from lingvo_moe.decoding.flat_beam_search import BeamSearch
-from lingvo_moe.errors import UserError
+from lingvo_moe.errors import UserError, did_you_mean
 from lingvo_moe.layout import DeviceMesh, Layout
 from lingvo_moe.models.transformer import Transformer
 from lingvo_moe.optimizers.adafactor import Adafactor
 from lingvo_moe.steps import Steps
+
+PLATFORMS = ("", "cpu", "gpu", "tpu")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -71,6 +73,7 @@ class Experiment:
       model, optimizer, input, training, search: the parts.
       mesh: the devices it is made for; `--devices` and `--mesh` replace it.
       layout: where tensors lie on it, a name of `layout.NAMED_CLAIMS`, or `auto` for the papers' own.
+      platform: what its programs are made to be fast on, `cpu`, `gpu` or `tpu`; empty for what they are run on.
       decoding_batch: sentences translated at a time.
       corpus, tokenizers: directories of `tools.build_corpus` and `tools.train_tokenizer`; `--corpus`, `--tokenizers`.
     """
@@ -82,6 +85,7 @@ class Experiment:
     search: BeamSearch = BeamSearch()
     mesh: DeviceMesh = DeviceMesh()
     layout: str = "auto"
+    platform: str = ""
     decoding_batch: int = 64
     corpus: str = "build/corpus"
     tokenizers: str = "build/tokenizers"
@@ -89,7 +93,7 @@ class Experiment:
     @property
     def steps(self) -> Steps:
         """The step functions on this experiment's mesh."""
-        return Steps(self.model, self.optimizer, Layout.of(self.mesh, self.layout))
+        return Steps(self.model, self.optimizer, Layout.of(self.mesh, self.layout), self.platform)
 
     @property
     def translates(self) -> bool:
@@ -99,6 +103,9 @@ class Experiment:
     def check(self):
         """Raises UserError where sizes do not fit the mesh; called once flags have had their say."""
         Layout.of(self.mesh, self.layout)
+        if self.platform not in PLATFORMS:
+            raise UserError(f"platform is {self.platform!r}; use one of {', '.join(filter(None, PLATFORMS))}, or leave it empty."
+                            f"{did_you_mean(self.platform, PLATFORMS)}")
         self._check_sides()
         along_x = self.mesh.shape[0]
         sizes = {"input.batch_size": self.input.batch_size}

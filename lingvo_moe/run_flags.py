@@ -5,6 +5,7 @@ Engines are imported when they are asked for: JAX, which one of them brings alon
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import pathlib
 import sys
@@ -32,7 +33,7 @@ def set_up(values: flags.FlagValues, changes: dict[str, object],
     engine = _engine(values, own.mesh.size, given is None, processes)
     if given is None and len(engine.devices) != own.mesh.size:
         own = experiment.get(name, assignments, DeviceMesh((len(engine.devices),)))
-    return name, own, engine
+    return name, dataclasses.replace(own, platform=own.platform or engine.platform), engine
 
 
 def configure(values: flags.FlagValues, changes: dict[str, object]) -> tuple[str, Experiment, list[str]]:

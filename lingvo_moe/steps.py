@@ -41,6 +41,9 @@ class Model(Protocol):
     def loss(self, theta: dict, batch: dict, context: Context) -> tuple[tf.Tensor, dict]:
         """(loss to minimise, scalar metrics; among them `cross_entropy` and `tokens`)."""
 
+    def decoding_theta(self, theta: dict) -> dict:
+        """The weights as the next two take them."""
+
     def start_decoding(self, theta: dict, source: dict, cache_length: int, context: Context) -> dict:
         """The state before the first target token."""
 
@@ -62,11 +65,12 @@ class Optimizer(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Steps:
-    """A model, an optimizer and a layout, as programs."""
+    """A model, an optimizer and a layout, as programs, which may be made for a platform, see `Context`, and run on all."""
 
     model: Model
     optimizer: Optimizer
     layout: Layout
+    platform: str = ""
 
     def state_specs(self) -> dict:
         """The tree of `Spec`s of the training state."""
@@ -173,7 +177,7 @@ class Steps:
 
         def function(inputs: dict) -> dict:
             theta = self._in_place(self.model.weights(), inputs["theta"])
-            _, metrics = self.model.loss(theta, self._batch(batch_specs, inputs["batch"]), Context(self.layout))
+            _, metrics = self.model.loss(theta, self._batch(batch_specs, inputs["batch"]), self._context())
             return {"metrics": metrics}
 
         return function
@@ -183,8 +187,8 @@ class Steps:
         """`{theta, source} -> {ids, scores, lengths}`: the whole flat beam search; outputs as `decoding.Hypotheses`."""
 
         def function(inputs: dict) -> dict:
-            context = Context(self.layout)
-            theta = self._in_place(self.model.weights(), inputs["theta"])
+            context = self._context()
+            theta = self.model.decoding_theta(self._in_place(self.model.weights(), inputs["theta"]))
             source = self._batch(source_specs, inputs["source"])
             state = self.model.start_decoding(theta, source, search.cache_length, context)
 
@@ -198,13 +202,16 @@ class Steps:
         letters = {"ids": "BTL", "scores": "BT", "lengths": "BT"}
         return lower("decode", function, inputs, letters, self.layout)
 
+    def _context(self, **settings) -> Context:
+        return Context(self.layout, platform=self.platform, **settings)
+
     def _differentiated(self, theta: dict, state: dict, batch: dict, meter: Meter | None = None) -> tuple[tf.Tensor, dict, dict]:
         """(loss, metrics, gradients) of the step after `state["step"]`, whose random numbers are a function of seed and step."""
         seed = fold_seed(fold_seed(state["seed"], "train"), state["step"])
         leaves = tree.flatten(theta)
         with tf.GradientTape() as tape:
             tape.watch(list(leaves.values()))
-            loss, metrics = self.model.loss(theta, batch, Context(self.layout, seed, meter=meter))
+            loss, metrics = self.model.loss(theta, batch, self._context(seed=seed, meter=meter))
         return loss, metrics, tree.unflatten(dict(zip(leaves, _gradient(tape, loss, list(leaves.values())))))
 
     def _initial(self, weights: dict, prefix: str, seed: tf.Tensor) -> dict:

@@ -189,11 +189,13 @@ def _best(scores: tf.Tensor, count: int) -> tuple[tf.Tensor, tf.Tensor]:
     As many passes of argmax: for a beam that is far less work than the sort that a general top-k becomes on every backend,
     and argmax is cut along the batch by the partitioner.
     """
-    values, indices = [], []
+    values, indices, places = [], [], tf.range(scores.shape[-1])
     for _ in range(count):
-        index = tf.argmax(scores, axis=-1, output_type=tf.int32)
-        chosen = tf.equal(tf.range(scores.shape[-1]), index[:, None])
-        values.append(tf.reduce_max(scores, axis=-1))
+        best = tf.reduce_max(scores, axis=-1)
+        # The first place where the largest stands: two plain reductions, which a CPU's vector units do and argmax's pairs are not.
+        index = tf.reduce_min(tf.where(tf.equal(scores, best[:, None]), places, scores.shape[-1] - 1), axis=-1)
+        chosen = tf.equal(places, index[:, None])
+        values.append(best)
         indices.append(index)
         scores = tf.where(chosen, _IMPOSSIBLE, scores)
     return tf.stack(values, axis=-1), tf.stack(indices, axis=-1)

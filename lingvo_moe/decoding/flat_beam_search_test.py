@@ -12,6 +12,7 @@ from lingvo_moe import tree
 from lingvo_moe.decoding.flat_beam_search import BeamSearch
 from lingvo_moe.engines.pjrt import Engine
 from lingvo_moe.errors import UserError
+from lingvo_moe.layers.attention import CACHED
 from lingvo_moe.layers.base import Context
 from lingvo_moe.layout import DeviceMesh, Layout, Spec
 from lingvo_moe.models.translation import Translation
@@ -61,19 +62,23 @@ class _Naive:
         weights = weight_specs(_MODEL.weights())
 
         def start(inputs):
-            state = _MODEL.start_decoding(inputs["theta"], inputs["source"], _MAX_LENGTH, Context())
+            state = _MODEL.start_decoding(_MODEL.decoding_theta(inputs["theta"]), inputs["source"], _MAX_LENGTH, Context())
             return {"caches": state["caches"], "source_segments": state["source_segments"]}
 
-        shape = (_MODEL.num_layers // 4, rows, -1, _MODEL.num_heads, _MODEL.head_dim)
-        lengths = {"keys": _MAX_LENGTH, "values": _MAX_LENGTH, "memory_keys": _SOURCE_LENGTH, "memory_values": _SOURCE_LENGTH}
-        caches = {layer: {name: Spec(shape[:2] + (length,) + shape[3:], "float32", "RBLND") for name, length in lengths.items()}
-                  for layer in ("layer_0", "layer_1")}
-        state = {"caches": caches, "source_segments": Spec((rows, _SOURCE_LENGTH), "int32", "BS")}
+        sizes = {"R": _MODEL.num_layers // 4, "B": rows, "N": _MODEL.num_heads, "D": _MODEL.head_dim}
+
+        def spec(letters: str, length: int) -> Spec:
+            return Spec(tuple({**sizes, "L": length}[letter] for letter in letters), "float32", letters)
+
+        layer = {f"{memory}{name}": spec(f"R{letters}", _SOURCE_LENGTH if memory else _MAX_LENGTH)
+                 for letters, name in zip(CACHED, ("keys", "values")) for memory in ("", "memory_")}
+        state = {"caches": {"part_0": {"layer_0": layer, "layer_1": layer}}, "source_segments": Spec((rows, _SOURCE_LENGTH), "int32", "BS")}
 
         def step(inputs):
             from lingvo_moe.lazy import tf
             mask = tf.tile((tf.range(_MAX_LENGTH) <= inputs["position"])[None, None], [rows, 1, 1])
-            logits, new = _MODEL.decode_step(inputs["theta"], inputs["state"], inputs["ids"], inputs["position"],
+            theta = _MODEL.decoding_theta(inputs["theta"])
+            logits, new = _MODEL.decode_step(theta, inputs["state"], inputs["ids"], inputs["position"],
                                              inputs["position"], mask, Context())
             return {"logits": logits[:, 0], "state": new}
 
@@ -101,7 +106,7 @@ class _Naive:
                                                      ((5 + t + 1) / 6) ** alpha)
                 parents += [b * self._size + k for k in of_sentence]
             state = tree.map_leaves(lambda value: np.asarray(value), outputs["state"])
-            for layer in state["caches"].values():  # the reordering that the flat beam does without
+            for layer in state["caches"]["part_0"].values():  # the reordering that the flat beam does without
                 for name in ("keys", "values"):
                     layer[name] = layer[name][:, parents]
         penalty = ((5 + _MAX_LENGTH) / 6) ** alpha

@@ -5,10 +5,12 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from lingvo_moe.layers.base import Context, Layer, matrix
+from lingvo_moe.layers.base import Context, Layer, matrix, project
 from lingvo_moe.lazy import tf
 
 _MASKED = -1e9
+# How keys and values lie in a cache, which a search reads at every step: as the two products want them, transposed only once.
+CACHED = ("BNDL", "BNLD")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -40,21 +42,22 @@ class MultiHeadAttention(Layer):
 
     def keys_values(self, theta: dict, memory: tf.Tensor, context: Context) -> tuple[tf.Tensor, tf.Tensor]:
         """`[B, L, M]` to keys and values, each `[B, L, N, D]`."""
-        keys = tf.einsum("BLM,MND->BLND", memory, context.cast(theta["key"]))
-        values = tf.einsum("BLM,MND->BLND", memory, context.cast(theta["value"]))
+        keys = project(memory, theta["key"], context)
+        values = project(memory, theta["value"], context)
         return context.keep(keys, "hidden", "BLND"), context.keep(values, "hidden", "BLND")
 
-    def attend(self, theta: dict, queries: tf.Tensor, keys: tf.Tensor, values: tf.Tensor, mask: tf.Tensor,
-               context: Context) -> tf.Tensor:
-        """As `__call__`, with keys and values `[B, L, N, D]` at hand. A query that may see nothing gets a mean of all values."""
-        projected = tf.einsum("BTM,MND->BTND", queries, context.cast(theta["query"])) * (1.0 / math.sqrt(self.head_dim))
+    def attend(self, theta: dict, queries: tf.Tensor, keys: tf.Tensor, values: tf.Tensor, mask: tf.Tensor, context: Context,
+               letters: tuple[str, str] = ("BLND", "BLND")) -> tf.Tensor:
+        """As `__call__`, with keys and values of these `letters` at hand. A query that may see nothing gets a mean of all."""
+        of_keys, of_values = letters
+        projected = project(queries, theta["query"], context) * (1.0 / math.sqrt(self.head_dim))
         projected = context.keep(projected, "hidden", "BTND")
-        logits = tf.cast(tf.einsum("BTND,BLND->BNTL", projected, keys), tf.float32)
+        logits = tf.cast(tf.einsum(f"BTND,{of_keys}->BNTL", projected, keys), tf.float32)
         logits = tf.where(mask[:, None], context.annotate(logits, "BNTL"), _MASKED)
         shares = context.cast(tf.nn.softmax(logits))
         shares = context.dropout(shares, self.dropout, "attention", "BNTL")
-        attended = context.keep(tf.einsum("BNTL,BLND->BTND", shares, values), "hidden", "BTND")
-        outputs = tf.einsum("BTND,NDM->BTM", attended, context.cast(theta["output"]))
+        attended = context.keep(tf.einsum(f"BNTL,{of_values}->BTND", shares, values), "hidden", "BTND")
+        outputs = project(attended, theta["output"], context, contracted=2)
         return context.keep(outputs, "output", "BTM")
 
 

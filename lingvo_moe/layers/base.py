@@ -85,6 +85,7 @@ class Context:
       keeper: what `keep` calls, or None; see `layers.repeat`.
       place: of this call in the model, as the weights' paths have it: `decoder/layer_0/`.
       meter: what `measure` calls, or None; see `layers.measures`.
+      platform: what to be fast on, `cpu`, `gpu` or `tpu`; empty for none in particular. Numbers are equal but for rounding.
     """
 
     layout: Layout = Layout()
@@ -93,6 +94,7 @@ class Context:
     keeper: Callable[[tf.Tensor, str, str], tf.Tensor] | None = None
     place: str = ""
     meter: Callable[[str, tf.Tensor], None] | None = None
+    platform: str = ""
 
     @property
     def training(self) -> bool:
@@ -161,6 +163,33 @@ class Layer:
     def num_weights(self) -> int:
         """How many numbers `weights()` declares."""
         return sum(weight.size for weight in tree.flatten(self.weights()).values())
+
+
+def project(inputs: tf.Tensor, weight: tf.Tensor, context: Context, contracted: int = 1) -> tf.Tensor:
+    """`[..., *K]` times a weight `[*K, *O]`, over as many dimensions K as are contracted: `[..., *O]`, in activations' dtype.
+
+    A TPU lays dimensions out as it likes, and reshaping costs it. For a CPU it is one product of two matrices, and so is its
+    gradient by the weight: that of the einsum contracts over all leading dimensions of the inputs, for which XLA transposes both
+    factors in memory and takes a kernel half as fast.
+    """
+    weight = context.cast(weight)
+    batch, fan_in, outputs = (letters[:count] for letters, count in zip(
+        ("ABC", "KL", "OP"), (inputs.shape.rank - contracted, contracted, weight.shape.rank - contracted)))
+    if context.platform != "cpu":
+        return tf.einsum(f"{batch}{fan_in},{fan_in}{outputs}->{batch}{outputs}", inputs, weight)
+    rows = tf.reshape(inputs, (-1, math.prod(weight.shape[:contracted])))
+    products = tf.matmul(rows, tf.reshape(weight, (rows.shape[-1], -1)))
+    return tf.reshape(products, (*inputs.shape[:len(batch)], *weight.shape[contracted:]))
+
+
+def project_by_expert(inputs: tf.Tensor, weights: tf.Tensor, context: Context) -> tf.Tensor:
+    """`[E, G, C, K]` times each expert's own matrix of `[E, K, O]`: `[E, G, C, O]`; otherwise as `project`."""
+    weights = context.cast(weights)
+    if context.platform != "cpu":
+        return tf.einsum("EGCK,EKO->EGCO", inputs, weights)
+    experts, groups, capacity, fan_in = inputs.shape
+    products = tf.matmul(tf.reshape(inputs, (experts, groups * capacity, fan_in)), weights)
+    return tf.reshape(products, (experts, groups, capacity, weights.shape[-1]))
 
 
 def initial_value(weight: Weight, path: str, seed: tf.Tensor) -> tf.Tensor:

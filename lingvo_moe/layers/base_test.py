@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from lingvo_moe import testing
-from lingvo_moe.layers.base import Context, Layer, Weight, initial_value, matrix
+from lingvo_moe.layers.base import Context, Layer, Weight, initial_value, matrix, project, project_by_expert
 from lingvo_moe.layout import DeviceMesh, Layout
 from lingvo_moe.lazy import tf
 
@@ -124,3 +124,23 @@ def test_num_weights_counts_all_leaves():
     assert Two().num_weights() == 10
     with pytest.raises(NotImplementedError):
         Layer().weights()
+
+
+@pytest.mark.parametrize("inputs, weight, contracted", [((2, 3, 4), (4, 5), 1), ((2, 3, 4), (4, 2, 3), 1), ((2, 3, 2, 4), (2, 4, 5), 2)])
+def test_a_product_made_for_a_cpu_is_the_same(inputs, weight, contracted):
+    """In value and gradient, whatever is contracted: a layer's, an attention's into heads and out of them."""
+    check_platforms(lambda given, context: project(given["inputs"], given["weight"], context, contracted), inputs, weight)
+
+
+def test_the_experts_product_made_for_a_cpu_is_the_same():
+    check_platforms(lambda given, context: project_by_expert(given["inputs"], given["weight"], context), (3, 2, 4, 5), (3, 5, 6))
+
+
+def check_platforms(product, inputs: tuple[int, ...], weight: tuple[int, ...]):
+    random = np.random.default_rng(0)
+    given = {"inputs": tf.constant(random.normal(size=inputs)), "weight": tf.constant(random.normal(size=weight))}
+    plain, of_cpu = (testing.arrays(testing.with_gradients(
+        lambda given, context=Context(platform=platform, dtype="float64"): {"outputs": product(given, context)})(given))
+        for platform in ("", "cpu"))
+    for path, value in plain.items():
+        np.testing.assert_allclose(of_cpu[path], value, rtol=0, atol=1e-13, err_msg=path)

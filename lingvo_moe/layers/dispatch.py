@@ -5,6 +5,8 @@ A group has E * C slots, C of each expert, and its S tokens have two choices eac
   einsum  products with a one-hot tensor [G, S, E, C]: what matrix units do best, and what XLA partitions by itself.
   gather  rows are taken by number; no tensor is larger than the rows. XLA cannot know that no row leaves its group, so
           each device takes from its own groups in manual mode (GShard section 3.2).
+
+`auto` is the faster of the two, see `choose`.
 """
 
 from __future__ import annotations
@@ -87,14 +89,31 @@ class Gather:
         return tf.where(tf.equal(numbers, _NONE)[..., None], tf.zeros((), rows.dtype), taken)
 
 
-# What `dispatch` may name.
+# What `dispatch` may name beside AUTO.
 DISPATCHES = {"einsum": Einsum, "gather": Gather}
+AUTO = "auto"
+# Of the tokens of a group: below, a CPU's products with a one-hot tensor take less time than looking rows up.
+_LARGE_GROUP = 128
 
 
 def check_dispatch(name: str):
-    """Raises UserError unless `name` is one of DISPATCHES."""
-    if name not in DISPATCHES:
-        raise UserError(f"dispatch is {name!r}; use one of {', '.join(DISPATCHES)}.{did_you_mean(name, DISPATCHES)}")
+    """Raises UserError unless `name` is AUTO or one of DISPATCHES."""
+    if name not in (names := (AUTO, *DISPATCHES)):
+        raise UserError(f"dispatch is {name!r}; use one of {', '.join(names)}.{did_you_mean(name, names)}")
+
+
+def choose(name: str, tokens: tf.Tensor, context: Context) -> Callable[..., Einsum | Gather]:
+    """The dispatch of that name for groups of `tokens [G, S, M]`.
+
+    AUTO is gather for large groups on a CPU, for which most of a one-hot product is zeros, wherever devices divide the groups;
+    otherwise einsum, which matrix units do nearly for nothing.
+    """
+    if name != AUTO:
+        return DISPATCHES[name]
+    groups, size, model_dim = tokens.shape
+    layout = context.layout
+    divisible = groups % layout.num_shards("GSM", "G") == 0 == model_dim % layout.num_shards("GSM", "M")
+    return Gather if context.platform == "cpu" and size >= _LARGE_GROUP and divisible else Einsum
 
 
 def _with_gradient(scope: str, function: Callable[[tf.Tensor], tf.Tensor],

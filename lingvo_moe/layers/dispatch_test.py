@@ -15,7 +15,7 @@ from lingvo_moe import testing, tree
 from lingvo_moe.errors import UserError
 from lingvo_moe.layers import gating
 from lingvo_moe.layers.base import Context
-from lingvo_moe.layers.dispatch import DISPATCHES, Gather, check_dispatch
+from lingvo_moe.layers.dispatch import AUTO, DISPATCHES, Gather, check_dispatch, choose
 from lingvo_moe.layout import DeviceMesh, Layout
 from lingvo_moe.lazy import tf
 
@@ -201,5 +201,15 @@ def test_unequal_parts_are_an_error_that_names_the_remedy(groups, mesh, message)
 
 
 def test_an_unknown_dispatch_is_an_error_that_names_it():
-    with pytest.raises(UserError, match="dispatch is 'gathr'; use one of einsum, gather. Did you mean gather?"):
+    with pytest.raises(UserError, match="dispatch is 'gathr'; use one of auto, einsum, gather. Did you mean gather?"):
         check_dispatch("gathr")
+
+
+@pytest.mark.parametrize("platform, size, mesh, expected", [
+    ("cpu", 128, "1", "gather"), ("cpu", 128, "4", "gather"), ("cpu", 128, "8", "einsum"), ("cpu", 127, "1", "einsum"),
+    ("tpu", 128, "1", "einsum"), ("", 128, "1", "einsum")])
+def test_auto_gathers_large_groups_on_a_cpu_where_devices_divide_them(platform, size, mesh, expected):
+    """A choice between equals: never an error where only one of them works. What is named is taken."""
+    tokens, context = tf.zeros((4, size, 8)), Context(Layout.of(DeviceMesh.parse(mesh)), platform=platform)
+    assert choose(AUTO, tokens, context) is DISPATCHES[expected]
+    assert all(choose(name, tokens, context) is way for name, way in DISPATCHES.items())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from lingvo_moe.layers.base import Context, Layer, Weight, matrix
+from lingvo_moe.layers.base import Context, Layer, Weight, matrix, project
 from lingvo_moe.layers.measures import magnitude
 from lingvo_moe.lazy import tf
 
@@ -57,7 +57,7 @@ class Softmax(Layer):
     def __call__(self, theta: dict, inputs: tf.Tensor, context: Context) -> tf.Tensor:
         """`[B, T, M]` to logits `[B, T, V] float32`."""
         with tf.name_scope("softmax"):
-            logits = tf.einsum("BTM,MV->BTV", inputs, context.cast(theta["projection"]))
+            logits = project(inputs, theta["projection"], context)
             logits = tf.cast(context.annotate(logits, "BTV"), tf.float32)
             context.measure("softmax", lambda: magnitude(logits))
             return logits
@@ -79,12 +79,24 @@ def cross_entropy(logits: tf.Tensor, labels: tf.Tensor, label_smoothing: float =
 
 
 def _cross_entropy(logits: tf.Tensor, labels: tf.Tensor, label_smoothing: float) -> tuple[tf.Tensor, tf.Tensor]:
-    log_normaliser = tf.reduce_logsumexp(logits, axis=-1)
     # A comparison that XLA fuses into the sum, not a gather: the vocabulary may be sharded, and a gather's gradient scatters.
-    chosen = tf.equal(tf.range(logits.shape[-1]), labels[..., None])
-    likelihood = tf.reduce_sum(tf.where(chosen, logits, 0.0), axis=-1)
-    nll = log_normaliser - likelihood
+    nll, uniform = tf.custom_gradient(_of_label_and_of_all)(logits, tf.equal(tf.range(logits.shape[-1]), labels[..., None]))
     if label_smoothing == 0.0:
         return nll, nll
-    uniform = log_normaliser - tf.reduce_mean(logits, axis=-1)
     return nll, (1.0 - label_smoothing) * nll + label_smoothing * uniform
+
+
+def _of_label_and_of_all(logits: tf.Tensor, chosen: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """The negative log-likelihood of the chosen, and its mean over all: `[B, T, V]` to two `[B, T]`.
+
+    The gradient is written out, for it is one pass over the logits; TensorFlow's goes over them five times.
+    """
+    log_normaliser = tf.reduce_logsumexp(logits, axis=-1)
+
+    def gradient(of_label: tf.Tensor, of_all: tf.Tensor) -> tuple[tf.Tensor, None]:
+        likelihoods = tf.exp(logits - log_normaliser[..., None])
+        share = of_all[..., None] / logits.shape[-1]
+        return likelihoods * (of_label + of_all)[..., None] - tf.where(chosen, of_label[..., None] + share, share), None
+
+    likelihood = tf.reduce_sum(tf.where(chosen, logits, 0.0), axis=-1)
+    return (log_normaliser - likelihood, log_normaliser - tf.reduce_mean(logits, axis=-1)), gradient

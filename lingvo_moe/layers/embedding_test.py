@@ -87,6 +87,21 @@ def test_cross_entropy_equals_numpy(smoothing):
     np.testing.assert_allclose(optimised, -(targets * log_shares).sum(-1), rtol=0, atol=TOLERANCE * 16)
 
 
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_cross_entropys_gradient_is_that_of_its_definition(smoothing):
+    """It is written out by hand: p - (1 - s) [label] - s / V, times what comes from above, of both results at once."""
+    random = np.random.default_rng(0)
+    logits, labels, above = random.normal(size=(2, 3, 7)) * 3, random.integers(7, size=(2, 3)), random.normal(size=(2, 2, 3))
+    given = tf.constant(logits)
+    with tf.GradientTape() as tape:
+        tape.watch(given)
+        total = sum(tf.reduce_sum(result * weight) for result, weight in zip(cross_entropy(given, tf.constant(labels, tf.int32),
+                                                                                           smoothing), above))
+    shares = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
+    expected = sum((shares - (1 - s) * np.eye(7)[labels] - s / 7) * weight[..., None] for s, weight in zip((0.0, smoothing), above))
+    np.testing.assert_allclose(tape.gradient(total, given), expected, rtol=0, atol=1e-12)
+
+
 def test_cross_entropy_of_large_logits_is_finite():
     logits = tf.constant([[[1e4, 0.0, -1e4]]])
     for label, expected in enumerate((0.0, 1e4, 2e4)):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from lingvo_moe.layers.base import Context, Layer, matrix
+from lingvo_moe.layers.base import Context, Layer, matrix, project
 from lingvo_moe.lazy import tf
 
 
@@ -22,6 +22,6 @@ class FeedForward(Layer):
     def __call__(self, theta: dict, inputs: tf.Tensor, paddings: tf.Tensor, context: Context) -> tuple[tf.Tensor, dict]:
         """`[B, T, M]` to (`[B, T, M]`, no metrics); `paddings` is taken for the sake of one interface with experts."""
         del paddings  # each position is computed by itself
-        hidden = tf.nn.relu(context.keep(tf.einsum("BTM,MH->BTH", inputs, context.cast(theta["wi"])), "hidden", "BTH"))
-        outputs = tf.einsum("BTH,HM->BTM", hidden, context.cast(theta["wo"]))
+        hidden = tf.nn.relu(context.keep(project(inputs, theta["wi"], context), "hidden", "BTH"))
+        outputs = project(hidden, theta["wo"], context)
         return context.keep(outputs, "output", "BTM"), {}

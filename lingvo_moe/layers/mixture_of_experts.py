@@ -6,8 +6,8 @@ import dataclasses
 import math
 
 from lingvo_moe.layers import gating
-from lingvo_moe.layers.base import Context, Layer, matrix
-from lingvo_moe.layers.dispatch import DISPATCHES, check_dispatch
+from lingvo_moe.layers.base import Context, Layer, matrix, project_by_expert
+from lingvo_moe.layers.dispatch import AUTO, check_dispatch, choose
 from lingvo_moe.layers.measures import sureness
 from lingvo_moe.lazy import tf
 
@@ -25,7 +25,7 @@ class MixtureOfExperts(Layer):
       capacity_factor: an expert takes C = factor * S / E tokens of a group of S; 2 is the papers'.
       inference_capacity_factor: the same outside training. None: room for all, so that no sentence's result depends on
         what it is batched with.
-      dispatch: how tokens reach their experts, "einsum" or "gather"; see `layers.dispatch`.
+      dispatch: how tokens reach their experts, "einsum", "gather" or "auto"; see `layers.dispatch`.
     """
 
     model_dim: int
@@ -34,7 +34,7 @@ class MixtureOfExperts(Layer):
     num_groups: int
     capacity_factor: float = 2.0
     inference_capacity_factor: float | None = None
-    dispatch: str = "einsum"
+    dispatch: str = AUTO
 
     def __post_init__(self):
         check_dispatch(self.dispatch)
@@ -80,11 +80,11 @@ class MixtureOfExperts(Layer):
         AllToAll, are the two transpositions GECM -> EGCM and EGCM -> GECM.
         """
         with tf.name_scope("dispatch"):
-            slots = DISPATCHES[self.dispatch](routing, self.num_experts, capacity, context)
+            slots = choose(self.dispatch, grouped, context)(routing, self.num_experts, capacity, context)
             dispatched = context.keep(tf.einsum("GECM->EGCM", slots.dispatch(grouped)), "output", "EGCM")
         with tf.name_scope("experts"):
-            hidden = context.keep(tf.einsum("EGCM,EMH->EGCH", dispatched, context.cast(theta["wi"])), "hidden", "EGCH")
-            expert_outputs = tf.einsum("EGCH,EHM->EGCM", tf.nn.relu(hidden), context.cast(theta["wo"]))
+            hidden = context.keep(project_by_expert(dispatched, theta["wi"], context), "hidden", "EGCH")
+            expert_outputs = project_by_expert(tf.nn.relu(hidden), theta["wo"], context)
             expert_outputs = context.annotate(expert_outputs, "EGCM")
         with tf.name_scope("combine"):
             expert_outputs = context.keep(tf.einsum("EGCM->GECM", expert_outputs), "output", "GECM")

@@ -205,7 +205,7 @@ def test_groups_that_devices_do_not_divide():
 
 
 def test_an_unknown_dispatch_is_an_error_that_names_it():
-    with pytest.raises(UserError, match="dispatch is 'einsums'; use one of einsum, gather. Did you mean einsum?"):
+    with pytest.raises(UserError, match="dispatch is 'einsums'; use one of auto, einsum, gather. Did you mean einsum?"):
         layer_of(dispatch="einsums")
 
 

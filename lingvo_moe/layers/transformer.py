@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 
+from lingvo_moe import tree
 from lingvo_moe.layers import mixture_of_experts
-from lingvo_moe.layers.attention import MultiHeadAttention
+from lingvo_moe.layers.attention import CACHED, MultiHeadAttention
 from lingvo_moe.layers.base import Context, Layer
 from lingvo_moe.layers.feed_forward import FeedForward
 from lingvo_moe.layers.measures import magnitude
@@ -64,8 +65,8 @@ class TransformerLayer(Layer):
 
         Args:
           inputs: `[B, K, M]`, K new positions.
-          caches: `keys` and `values` of self-attention `[R, B, L, N, D]`, `memory_keys` and `memory_values` of
-            cross-attention `[R, B, S, N, D]`.
+          caches: `keys` and `values` of self-attention over L positions, `memory_keys` and `memory_values` of cross-attention;
+            with R before the letters that `CACHED` says.
           repeat_index: which of the R layers this is.
           start: the new positions are written at L = start .. start + K - 1.
           masks: over the cache; the new positions are in it.
@@ -76,17 +77,20 @@ class TransformerLayer(Layer):
         with tf.name_scope("self_attention"):
             block = theta["self_attention"]
             normed = self._norm(block["norm"], inputs, context)
-            keys, values = self.attention.keys_values(block, normed, context)
-            place = [repeat_index, 0, start, 0, 0]
-            caches = dict(caches, keys=context.annotate(dynamic_update(caches["keys"], keys[None], place), "RBLND"),
-                          values=context.annotate(dynamic_update(caches["values"], values[None], place), "RBLND"))
+            caches = dict(caches)
+            for letters, name, new in zip(CACHED, ("keys", "values"), self.attention.keys_values(block, normed, context)):
+                place = [repeat_index, *(start if letter == "L" else 0 for letter in letters)]
+                written = dynamic_update(caches[name], tf.einsum(f"BLND->{letters}", new)[None], place)
+                caches[name] = context.annotate(written, f"R{letters}")
             outputs = inputs + self.attention.attend(
-                block, normed, caches["keys"][repeat_index], caches["values"][repeat_index], masks.self_attention, context)
+                block, normed, caches["keys"][repeat_index], caches["values"][repeat_index], masks.self_attention, context,
+                letters=CACHED)
         with tf.name_scope("cross_attention"):
             block = theta["cross_attention"]
             normed = self._norm(block["norm"], outputs, context)
             outputs += self.attention.attend(block, normed, caches["memory_keys"][repeat_index],
-                                             caches["memory_values"][repeat_index], masks.cross_attention, context)
+                                             caches["memory_values"][repeat_index], masks.cross_attention, context,
+                                             letters=CACHED)
         outputs, _ = self._feed_forward(theta, outputs, masks, context)
         return outputs, caches
 
@@ -158,37 +162,55 @@ class TransformerStack(Layer):
         context.measure("norm", lambda: magnitude(normed))
         return normed, metrics
 
+    def in_parts(self, theta: dict) -> dict:
+        """The weights as `start` and `step` take them: the whole stack is one part, or each repeat of an unrolled one, whose
+        slices are made once for all steps where this is called outside of their loop."""
+        parts = [slice(i, i + 1) for i in range(self.repeats)] if self.unroll else [slice(None)]
+        stacked = {name: theta[name] for name in self._stacked_weights()}
+        return {"norm": theta["norm"], "parts": {
+            f"part_{i}": tree.map_leaves(lambda weight, part=part: weight[part], stacked) for i, part in enumerate(parts)}}
+
     def start(self, theta: dict, memory: tf.Tensor, cache_length: int, context: Context) -> dict:
-        """Empty caches of `cache_length` positions, and every layer's keys and values of `memory [B, S, M]`, for `step`."""
-        caches = {}
-        for index, layer in enumerate(self.period):
-            block = theta[f"layer_{index}"]["cross_attention"]
-            keys = tf.einsum("BSM,RMND->RBSND", memory, context.cast(block["key"]))
-            values = tf.einsum("BSM,RMND->RBSND", memory, context.cast(block["value"]))
-            attention = layer.attention
-            empty = tf.zeros(
-                (self.repeats, memory.shape[0], cache_length, attention.num_heads, attention.head_dim), memory.dtype)
-            empty = context.annotate(empty, "RBLND")
-            caches[f"layer_{index}"] = {
-                "keys": empty, "values": empty,
-                "memory_keys": context.annotate(keys, "RBLND"), "memory_values": context.annotate(values, "RBLND")}
-        return caches
+        """The caches of all layers for `step`, by part: see `TransformerLayer.step`; those of self-attention have `cache_length`
+        empty positions, those of cross-attention the keys and values of `memory [B, S, M]`."""
+        return {name: self._caches(part, memory, cache_length, context) for name, part in theta["parts"].items()}
 
     def step(self, theta: dict, inputs: tf.Tensor, caches: dict, start: tf.Tensor, masks: Masks,
              context: Context) -> tuple[tf.Tensor, dict]:
-        """One decoding step of all layers: see `TransformerLayer.step`; outputs are normalised."""
+        """One decoding step of all layers, see `TransformerLayer.step`; outputs are normalised."""
+        outputs, caches = inputs, dict(caches)
+        for name, part in theta["parts"].items():
+            outputs, caches[name] = self._step_part(part, outputs, caches[name], start, masks, context)
+        return self._norm(theta["norm"], outputs, context), caches
 
+    def _step_part(self, theta: dict, inputs: tf.Tensor, caches: dict, start: tf.Tensor, masks: Masks,
+                   context: Context) -> tuple[tf.Tensor, dict]:
         def layers(i, outputs, caches):
             caches = dict(caches)
             for index, layer in enumerate(self.period):
                 name = f"layer_{index}"
-                sliced = tf.nest.map_structure(lambda weight: weight[i], theta[name])
+                sliced = tree.map_leaves(lambda weight: weight[i], theta[name])
                 outputs, caches[name] = layer.step(sliced, outputs, caches[name], i, start, masks, context)
             return i + 1, outputs, caches
 
-        _, outputs, caches = tf.while_loop(lambda i, *_: i < self.repeats, layers, (tf.constant(0), inputs, caches),
-                                           maximum_iterations=self.repeats)
-        return self._norm(theta["norm"], outputs, context), caches
+        repeats = next(iter(tree.flatten(theta).values())).shape[0]
+        if repeats == 1:
+            return layers(0, inputs, caches)[1:]
+        return tf.while_loop(lambda i, *_: i < repeats, layers, (tf.constant(0), inputs, caches), maximum_iterations=repeats)[1:]
+
+    def _caches(self, theta: dict, memory: tf.Tensor, cache_length: int, context: Context) -> dict:
+        """Those of the layers whose stacked weights are `theta`."""
+        caches = {}
+        for index, layer in enumerate(self.period):
+            block, cache = theta[f"layer_{index}"]["cross_attention"], {}
+            sizes = {"N": layer.attention.num_heads, "D": layer.attention.head_dim, "L": cache_length, "B": memory.shape[0]}
+            for letters, name in zip(CACHED, ("key", "value")):
+                weight = context.cast(block[name])
+                shape = (weight.shape[0], *(sizes[letter] for letter in letters))
+                cache[f"{name}s"] = context.annotate(tf.zeros(shape, memory.dtype), f"R{letters}")
+                cache[f"memory_{name}s"] = context.annotate(tf.einsum(f"BLM,RMND->R{letters}", memory, weight), f"R{letters}")
+            caches[f"layer_{index}"] = cache
+        return caches
 
     @property
     def _norm(self) -> LayerNorm:

@@ -120,16 +120,19 @@ def test_a_dense_stack_has_no_metrics():
     assert call(DENSE_STACK, eager(inputs_of(DENSE_STACK)))[1] == {}
 
 
-def test_steps_over_a_cache_equal_the_whole_sequence():
+@pytest.mark.parametrize("unroll", [False, True])
+def test_steps_over_a_cache_equal_the_whole_sequence(unroll):
     """One position at a time, as decoding does, against causal attention over all of them."""
+    stack = dataclasses.replace(DENSE_STACK, unroll=unroll)
 
     def stepwise(inputs: dict) -> dict:
-        caches = DENSE_STACK.start(inputs["theta"], inputs["memory"], LENGTH, Context())
+        theta = stack.in_parts(inputs["theta"])
+        caches = stack.start(theta, inputs["memory"], LENGTH, Context())
         outputs = []
         for t in range(LENGTH):
             sees = tf.tile(tf.range(LENGTH)[None, None] <= t, (BATCH, 1, 1))
-            column, caches = DENSE_STACK.step(inputs["theta"], inputs["inputs"][:, t:t + 1], caches, tf.constant(t),
-                                              dataclasses.replace(masks_of(1), self_attention=sees), Context())
+            column, caches = stack.step(theta, inputs["inputs"][:, t:t + 1], caches, tf.constant(t),
+                                        dataclasses.replace(masks_of(1), self_attention=sees), Context())
             outputs.append(column)
         return {"outputs": tf.concat(outputs, axis=1)}
 

@@ -7,7 +7,7 @@ import dataclasses
 from lingvo_moe.errors import UserError, did_you_mean
 from lingvo_moe.layers.attention import MultiHeadAttention
 from lingvo_moe.layers.base import Context, Layer
-from lingvo_moe.layers.dispatch import check_dispatch
+from lingvo_moe.layers.dispatch import AUTO, check_dispatch
 from lingvo_moe.layers.embedding import Embedding, Softmax, cross_entropy
 from lingvo_moe.layers.feed_forward import FeedForward
 from lingvo_moe.layers.measures import magnitude
@@ -44,7 +44,7 @@ class Transformer(Layer):
     num_groups: int = 1
     capacity_factor: float = 2.0
     inference_capacity_factor: float | None = None
-    dispatch: str = "einsum"
+    dispatch: str = AUTO
     aux_loss_weight: float = 0.01
     input_dropout: float = 0.0
     residual_dropout: float = 0.0

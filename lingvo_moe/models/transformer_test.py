@@ -64,5 +64,5 @@ def test_dispatch_is_each_layers():
 
 @pytest.mark.parametrize("num_experts", [0, 8])
 def test_an_unknown_dispatch_is_an_error_that_names_it(num_experts):
-    with pytest.raises(UserError, match="dispatch is 'gater'; use one of einsum, gather. Did you mean gather?"):
+    with pytest.raises(UserError, match="dispatch is 'gater'; use one of auto, einsum, gather. Did you mean gather?"):
         dataclasses.replace(MODEL, num_experts=num_experts, dispatch="gater")

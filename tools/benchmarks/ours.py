@@ -45,7 +45,7 @@ def experiment_of(work: Work) -> Experiment:
     lengths = {"batch_size": work.rows, "source_length": work.length * (work.sides - 1), "target_length": work.length}
     rate = {"warmup_steps": 0, "cooldown_steps": 0}
     others = {"search.beam_size": work.beam_size, "search.max_length": work.max_length, "decoding_batch": work.rows,
-              "search.forbidden_ids": ",".join(map(str, _NEVER_FOUND))}
+              "search.forbidden_ids": ",".join(map(str, _NEVER_FOUND)), "platform": "cpu"}
     parts = (("model.", model), ("input.", lengths), ("optimizer.learning_rate.", rate), ("", others))
     assignments = [f"{prefix}{name}={value}" for prefix, fields in parts for name, value in fields.items()]
     return experiment.get(_MODELS[work.sides], assignments, DeviceMesh((work.devices,)))
@@ -141,7 +141,7 @@ def _differentiated(layer: MixtureOfExperts) -> Callable[[dict], dict]:
         with tf.GradientTape() as tape:
             tape.watch(list(leaves.values()))
             outputs, metrics = layer(given["theta"], given["inputs"], tf.zeros(given["inputs"].shape[:2], tf.bool),
-                                     Context(seed=given["seed"]))
+                                     Context(seed=given["seed"], platform="cpu"))
             loss = tf.reduce_mean(tf.square(outputs)) + metrics["aux_loss"]
         gradients = tape.gradient(loss, list(leaves.values()))
         return {"loss": loss, "gradients": tree.unflatten(dict(zip(leaves, gradients)))}
