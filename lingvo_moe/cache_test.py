@@ -65,7 +65,7 @@ def test_what_differs_in_anything_is_another_program(programs, monkeypatch):
     Steps().train({"ids": 2})
     Steps().evaluate({"ids": 1})
     other = Steps(optimizer=Adafactor(epsilon=1e-20)).train({"ids": 1})
-    assert b"epsilon=1e-20" in other.exported
+    assert b"epsilon=1e-20" in other.module
     monkeypatch.setattr(cache, "_fingerprint", lambda: "of another version")
     Steps().train({"ids": 1})
     assert len(lowered) == 5 == len(list(programs.iterdir()))

@@ -22,7 +22,7 @@ from lingvo_moe.errors import UserError
 from lingvo_moe.layout import DeviceMesh, Layout, Spec
 from lingvo_moe.lazy import tf
 
-_FORMAT = 1
+_FORMAT = 2
 # Old enough for any runtime that reads the bundle, new enough for what TensorFlow emits.
 _STABLEHLO_VERSION = "1.8.0"
 
@@ -45,7 +45,7 @@ class Program:
       name: for profiles and messages.
       mesh: the devices it was annotated for.
       donated: paths of inputs that the call consumes: their memory becomes the output's of the same path.
-      exported: a serialised `jax.export.Exported` of StableHLO, a format that JAX keeps readable across versions.
+      module: StableHLO as a portable artifact, which other versions of a runtime read, too.
     """
 
     name: str
@@ -53,10 +53,10 @@ class Program:
     inputs: tuple[Argument, ...]
     outputs: tuple[Argument, ...]
     donated: tuple[str, ...]
-    exported: bytes = dataclasses.field(repr=False)
+    module: bytes = dataclasses.field(repr=False)
 
     def save(self, path: str):
-        """Writes the bundle, a zip of `program.json` and `exported.bin`; replaces `path` only when it is complete."""
+        """Writes the bundle, a zip of `program.json` and `module.bin`; replaces `path` only when it is complete."""
         header = {
             "format": _FORMAT, "name": self.name, "mesh": list(self.mesh.shape), "donated": list(self.donated),
             "inputs": [dataclasses.asdict(a) for a in self.inputs],
@@ -64,7 +64,7 @@ class Program:
         }
         buffer = io.BytesIO()
         with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as bundle:
-            for name, data in (("program.json", json.dumps(header, indent=1)), ("exported.bin", self.exported)):
+            for name, data in (("program.json", json.dumps(header, indent=1)), ("module.bin", self.module)):
                 # No time of day: equal programs are equal files.
                 bundle.writestr(zipfile.ZipInfo(name), data, zipfile.ZIP_DEFLATED)
         partial = f"{path}.partial"
@@ -77,11 +77,12 @@ class Program:
         """Reads a bundle; raises UserError for a missing, damaged or foreign file."""
         try:
             with zipfile.ZipFile(path) as bundle:
-                header, exported = json.loads(bundle.read("program.json")), bundle.read("exported.bin")
-            if header["format"] != _FORMAT:
-                raise UserError(f"{path}: program format {header['format']}, this version reads {_FORMAT}; export it again.")
+                header = json.loads(bundle.read("program.json"))
+                if header["format"] != _FORMAT:
+                    raise UserError(f"{path}: program format {header['format']}, this version reads {_FORMAT}; export it again.")
+                module = bundle.read("module.bin")
             return Program(header["name"], DeviceMesh(tuple(header["mesh"])), _arguments(header["inputs"]),
-                           _arguments(header["outputs"]), tuple(header["donated"]), exported)
+                           _arguments(header["outputs"]), tuple(header["donated"]), module)
         except FileNotFoundError:
             raise UserError(f"{path}: no such program; write it with `python -m lingvo_moe export`.") from None
         except OSError as error:
@@ -118,7 +119,7 @@ def lower(name: str, function: Callable[[dict], dict], inputs: Mapping[str, Any]
             raise ValueError(f"program {name}: output {path} has shape {shape}, and no letters of that rank were given.")
         outputs.append(Argument(path, shape, dtype, layout.dims_mapping(letters)))
     consumed = tuple(path for path in specs if path.split("/")[0] in donated)
-    return Program(name, layout.mesh, arguments, tuple(outputs), consumed, _export(name, module, arguments, outputs))
+    return Program(name, layout.mesh, arguments, tuple(outputs), consumed, _portable(module))
 
 
 def _trace(function, specs: dict[str, Spec]) -> tuple[bytes, dict]:
@@ -135,29 +136,10 @@ def _trace(function, specs: dict[str, Spec]) -> tuple[bytes, dict]:
     return compiled.experimental_get_compiler_ir(*arguments)(stage="stablehlo_serialized"), results
 
 
-def _export(name: str, module: bytes, inputs, outputs) -> bytes:
-    """Wraps StableHLO as `jax.export.Exported`, as if JAX itself had exported it for one device."""
-    import jax
-    from jax import export
+def _portable(module: bytes) -> bytes:
     from jax.extend.mlir.dialects import stablehlo
 
-    def avals(arguments):
-        return tuple(jax.core.ShapedArray(a.shape, np.dtype(a.dtype)) for a in arguments)
-
-    allow = export.DisabledSafetyCheck
-    sharding_calls = ("Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape")
-    exported = export.Exported(
-        fun_name=name, in_tree=jax.tree_util.tree_structure((avals(inputs), {})), in_avals=avals(inputs),
-        out_tree=jax.tree_util.tree_structure(avals(outputs)), out_avals=avals(outputs), _has_named_shardings=True,
-        _in_named_shardings=(None,) * len(inputs), _out_named_shardings=(None,) * len(outputs),
-        in_shardings_hlo=(None,) * len(inputs), out_shardings_hlo=(None,) * len(outputs), nr_devices=1, platforms=("cpu",),
-        ordered_effects=(), unordered_effects=(),
-        # The module is the same for every platform: TensorFlow's lowering asked for none.
-        disabled_safety_checks=(allow.platform(), *(allow.custom_call(call) for call in sharding_calls)),
-        mlir_module_serialized=stablehlo.serialize_portable_artifact_str(module, _STABLEHLO_VERSION),
-        calling_convention_version=10, module_kept_var_idx=tuple(range(len(inputs))), uses_global_constants=False,
-        _get_vjp=None)
-    return bytes(exported.serialize())
+    return stablehlo.serialize_portable_artifact_str(module, _STABLEHLO_VERSION)
 
 
 def _arguments(rows: list[dict]) -> tuple[Argument, ...]:

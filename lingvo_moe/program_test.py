@@ -67,7 +67,7 @@ def test_no_weight_exists_while_lowering():
     """A terabyte of weights is lowered from its shape alone."""
     weights = {"w": Spec((2**19, 2**19), "float32", "MH"), "x": Spec((1, 2**19), "float32", "bM")}
     huge = lower("huge", lambda inputs: {"y": tf.matmul(inputs["x"], inputs["w"])}, weights, {"y": "bH"}, LAYOUT)
-    assert len(huge.exported) < 10_000
+    assert len(huge.module) < 10_000
 
 
 def test_the_number_of_devices_holds_inside_a_program():
@@ -157,11 +157,11 @@ def test_a_damaged_program_is_an_error_or_harmless(program, bundle):
 def rewritten(bundle: str, **changes):
     """Replaces entries of the header; None removes one."""
     with zipfile.ZipFile(bundle) as archive:
-        header, exported = json.loads(archive.read("program.json")), archive.read("exported.bin")
+        header, module = json.loads(archive.read("program.json")), archive.read("module.bin")
     header = {name: value for name, value in (header | changes).items() if value is not None}
     with zipfile.ZipFile(bundle, "w") as archive:
         archive.writestr("program.json", json.dumps(header))
-        archive.writestr("exported.bin", exported)
+        archive.writestr("module.bin", module)
 
 
 @pytest.mark.parametrize("changes", [{"inputs": None}, {"inputs": 3}, {"inputs": [{"path": "x"}]}, {"mesh": None},
@@ -174,7 +174,7 @@ def test_a_header_that_lacks_something_is_an_error(bundle, changes):
 
 def test_another_format_is_an_error_that_says_which(bundle):
     rewritten(bundle, format=99)
-    with pytest.raises(UserError, match="program format 99, this version reads 1; export it again"):
+    with pytest.raises(UserError, match="program format 99, this version reads 2; export it again"):
         Program.load(bundle)
 
 

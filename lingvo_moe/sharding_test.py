@@ -8,10 +8,10 @@ import jax
 import numpy as np
 import pytest
 from hypothesis import Phase, given, settings, strategies
-from jax import export
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from lingvo_moe import sharding, testing
+from lingvo_moe.engines import pjrt
 from lingvo_moe.layout import DeviceMesh, Layout
 from lingvo_moe.lazy import tf
 
@@ -57,7 +57,7 @@ def places(annotate) -> dict[int, tuple[slice, slice]]:
     """Which part of an annotated [8, 16] matrix each device holds when nothing else says where it is."""
     program = testing.lower_for(lambda inputs: {"y": annotate(inputs["x"] * 2.0)}, {"x": VALUE}, EIGHT)
     replicated = NamedSharding(Mesh(np.array(jax.devices("cpu")).reshape(2, 2, 2), ("a", "b", "c")), PartitionSpec())
-    call = jax.jit(export.deserialize(bytearray(program.exported)).call, in_shardings=replicated)
+    call = jax.jit(pjrt.exported(program).call, in_shardings=replicated)
     value, = jax.tree.leaves(call(VALUE))
     ranges = {part.device.id: [range(*cut.indices(size)) for cut, size in zip(part.index, value.shape)]
               for part in value.addressable_shards}

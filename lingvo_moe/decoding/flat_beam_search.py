@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 from lingvo_moe.errors import UserError
 from lingvo_moe.layers.base import Context
+from lingvo_moe.layers.selection import largest
 from lingvo_moe.lazy import tf
 
 _IMPOSSIBLE = -float("inf")
@@ -186,16 +187,13 @@ class _Beam:
 def _best(scores: tf.Tensor, count: int) -> tuple[tf.Tensor, tf.Tensor]:
     """The `count` largest of each row, falling, ties by the lower index: `[B, X]` to values and indices `[B, count]`.
 
-    As many passes of argmax: for a beam that is far less work than the sort that a general top-k becomes on every backend,
-    and argmax is cut along the batch by the partitioner.
+    As many passes over them: for a beam that is far less work than the sort that a general top-k becomes on every backend,
+    and a pass is cut along the batch by the partitioner.
     """
-    values, indices, places = [], [], tf.range(scores.shape[-1])
+    values, indices = [], []
     for _ in range(count):
-        best = tf.reduce_max(scores, axis=-1)
-        # The first place where the largest stands: two plain reductions, which a CPU's vector units do and argmax's pairs are not.
-        index = tf.reduce_min(tf.where(tf.equal(scores, best[:, None]), places, scores.shape[-1] - 1), axis=-1)
-        chosen = tf.equal(places, index[:, None])
+        best, index = largest(scores)
         values.append(best)
         indices.append(index)
-        scores = tf.where(chosen, _IMPOSSIBLE, scores)
+        scores = tf.where(tf.equal(tf.range(scores.shape[-1]), index[:, None]), _IMPOSSIBLE, scores)
     return tf.stack(values, axis=-1), tf.stack(indices, axis=-1)

@@ -24,6 +24,7 @@ from lingvo_moe.errors import UserError
 from lingvo_moe.program import Argument, Program
 
 
+_SHARDING_CALLS = ("Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape")
 # Of mallopt(3): never shrink the heap from its end; no piece outside the heap; one heap for all threads, for only it can grow far.
 _TRIM_THRESHOLD, _MMAP_MAX, _ARENA_MAX = -1, -4, -8
 
@@ -234,10 +235,35 @@ def compile_program(program: Program, mesh: Mesh) -> jax.stages.Compiled:
     """
     _check_divisible(program, mesh)
     donated = tuple(i for i, a in enumerate(program.inputs) if a.path in program.donated)
-    call = export.deserialize(bytearray(program.exported)).call
+    call = exported(program).call
     in_shardings, out_shardings = _placements(program, mesh)
     jitted = jax.jit(call, in_shardings=in_shardings, donate_argnums=donated, out_shardings=out_shardings)
     return jitted.lower(*(jax.ShapeDtypeStruct(a.shape, np.dtype(a.dtype)) for a in program.inputs)).compile()
+
+
+def exported(program: Program) -> export.Exported:
+    """The program as if JAX itself had exported it for one device.
+
+    JAX's own format of files would ask for one more package, and a module is all that it holds.
+    """
+
+    def avals(arguments):
+        return tuple(jax.core.ShapedArray(a.shape, np.dtype(a.dtype)) for a in arguments)
+
+    def tree_of(arguments):
+        return jax.tree_util.tree_structure(arguments)
+
+    inputs, outputs = avals(program.inputs), avals(program.outputs)
+    allow = export.DisabledSafetyCheck
+    return export.Exported(
+        fun_name=program.name, in_tree=tree_of((inputs, {})), in_avals=inputs, out_tree=tree_of(outputs), out_avals=outputs,
+        _has_named_shardings=True, _in_named_shardings=(None,) * len(inputs), _out_named_shardings=(None,) * len(outputs),
+        in_shardings_hlo=(None,) * len(inputs), out_shardings_hlo=(None,) * len(outputs), nr_devices=1, platforms=("cpu",),
+        ordered_effects=(), unordered_effects=(),
+        # The module is the same for every platform: TensorFlow's lowering asked for none.
+        disabled_safety_checks=(allow.platform(), *(allow.custom_call(call) for call in _SHARDING_CALLS)),
+        mlir_module_serialized=program.module, calling_convention_version=export.maximum_supported_calling_convention_version,
+        module_kept_var_idx=tuple(range(len(inputs))), uses_global_constants=False, _get_vjp=None)
 
 
 def _placements(program: Program, mesh: Mesh) -> tuple[tuple[NamedSharding, ...], tuple[NamedSharding, ...]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 
 from lingvo_moe.layers.base import Context
+from lingvo_moe.layers.selection import largest
 from lingvo_moe.lazy import tf
 
 _TINY = 1e-9
@@ -98,9 +99,9 @@ def combine_weights(routing: Routing, num_experts: int, capacity: int, context: 
 def _top_2(gates: tf.Tensor, context: Context) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """The two best experts `[G, S]` (ties: the lower index) and their gates `[G, S, 2]`, normalised (lines 5, 6 and 16)."""
     num_experts = gates.shape[-1]
-    first = tf.argmax(gates, axis=-1, output_type=tf.int32)
+    _, first = largest(gates)
     is_first = context.annotate(tf.equal(first[..., None], tf.range(num_experts)), "GSE")
-    second = tf.argmax(tf.where(is_first, -1.0, gates), axis=-1, output_type=tf.int32)
+    _, second = largest(tf.where(is_first, -1.0, gates))
     is_second = context.annotate(tf.equal(second[..., None], tf.range(num_experts)), "GSE")
     chosen = tf.stack([tf.reduce_sum(tf.where(mask, gates, 0.0), axis=-1) for mask in (is_first, is_second)], axis=-1)
     return first, second, chosen / (tf.reduce_sum(chosen, axis=-1, keepdims=True) + _TINY)

@@ -6,7 +6,7 @@ import dataclasses
 import math
 
 from lingvo_moe.layers import gating
-from lingvo_moe.layers.base import Context, Layer, matrix, project_by_expert
+from lingvo_moe.layers.base import Context, Layer, matrix, project, project_by_expert
 from lingvo_moe.layers.dispatch import AUTO, check_dispatch, choose
 from lingvo_moe.layers.measures import sureness
 from lingvo_moe.lazy import tf
@@ -67,8 +67,8 @@ class MixtureOfExperts(Layer):
 
     def _route(self, theta: dict, grouped: tf.Tensor, paddings: tf.Tensor, capacity: int, context: Context) -> gating.Routing:
         """Algorithm 2, lines 1 and 2, in float32: gates decide, so they are never rounded to bfloat16."""
-        gate = context.annotate(theta["gate"], "me")
-        logits = context.keep(tf.einsum("GSM,ME->GSE", tf.cast(grouped, tf.float32), gate), "hidden", "GSE")
+        gate, exact = context.annotate(theta["gate"], "me"), dataclasses.replace(context, dtype="float32")
+        logits = context.keep(project(tf.cast(grouped, tf.float32), gate, exact), "hidden", "GSE")
         gates = context.annotate(tf.nn.softmax(logits), "GSE")
         context.measure("", lambda: sureness(gates, paddings))
         return gating.route(gates, context.annotate(paddings, "GS"), capacity, context)

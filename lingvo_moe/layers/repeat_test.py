@@ -103,12 +103,12 @@ def test_without_metrics(way, one_by_one):
 @pytest.mark.parametrize("way", ["scan", "full", "keep_hidden"])
 def test_graph_size_does_not_grow_with_depth(way):
     """Only numbers grow: a shape's digits, a trip count."""
-    few, many = (len(testing.lower_for(call(times, WAYS[way]), inputs_of(times)).exported) for times in (2, 16))
+    few, many = (len(testing.lower_for(call(times, WAYS[way]), inputs_of(times)).module) for times in (2, 16))
     assert abs(many - few) < 0.02 * few
 
 
 def test_graph_size_grows_when_unrolled():
-    few, many = (len(testing.lower_for(call(times, WAYS["unroll"]), inputs_of(times)).exported) for times in (2, 8))
+    few, many = (len(testing.lower_for(call(times, WAYS["unroll"]), inputs_of(times)).module) for times in (2, 8))
     assert many > 2 * few
 
 

@@ -1,0 +1,153 @@
+"""Trains and decodes with programs that `tools.gpu_bench.make` made. Needs Python, JAX and NumPy, and this repository's files.
+
+    python -m tools.gpu_bench.run build/gpu_bench [--platform=gpu] [--steps=20] [--peak=TFLOP/S] [--json=FILE]
+
+Trains on one batch of random sentences, whose loss must fall, and translates random sentences; prints tokens a second and model
+FLOPs utilisation: the operations that the model asks for (lingvo_moe/analysis/flops.py), per second of the fastest step, over the
+device's peak. Status 1 if the loss did not fall.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import pathlib
+import sys
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from lingvo_moe import tree
+from lingvo_moe.engines.pjrt import Engine, Executable
+from lingvo_moe.errors import UserError
+from lingvo_moe.program import Program
+from tools.gpu_bench import FACTS, PROGRAMS
+
+# Dense bfloat16 TFLOP/s by what JAX calls the device, from the makers' data sheets; no entry, no utilisation.
+PEAKS = {"NVIDIA H200": 989.0, "NVIDIA H100 80GB HBM3": 989.0, "NVIDIA A100-SXM4-80GB": 312.0, "NVIDIA A100-SXM4-40GB": 312.0}
+_FIRST_WORD = 4  # ids below have a meaning of their own
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs it; returns the process's status."""
+    parser = argparse.ArgumentParser(prog="python -m tools.gpu_bench.run", description=__doc__.splitlines()[0])
+    parser.add_argument("directory", type=pathlib.Path, help="what tools.gpu_bench.make wrote")
+    parser.add_argument("--platform", choices=("cpu", "gpu", "tpu"), help="default: what JAX prefers")
+    parser.add_argument("--steps", type=int, default=20, help="training steps that are measured, after one that is not")
+    parser.add_argument("--peak", type=float, help="the device's TFLOP/s, where its name is not known here")
+    parser.add_argument("--json", type=pathlib.Path, help="also write the figures to this file")
+    given = parser.parse_args(arguments)
+    try:
+        if given.steps < 1:
+            raise UserError(f"--steps={given.steps}: at least one step is needed.")
+        figures = run(given.directory, given.platform, given.steps, given.peak)
+        if given.json:
+            _write(given.json, figures)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    for name, value in figures.items():
+        print(f"{name:28} {'not known' if value is None else f'{value:,.4g}' if isinstance(value, float) else value}")
+    if figures["last loss"] < figures["first loss"]:
+        return 0
+    print("error: the loss did not fall; these figures are of no training.", file=sys.stderr)
+    return 1
+
+
+def run(directory: pathlib.Path, platform: str | None, steps: int, peak: float | None) -> dict:
+    """Measures; returns the figures by name. Raises UserError for a directory that holds something else, or no such device."""
+    import jax
+
+    facts, programs = _facts(directory), {name: Program.load(str(directory / f"{name}.zip")) for name in PROGRAMS}
+    engine = Engine(1, platform)
+    init, train, decode = (_loaded(engine, programs[name]) for name in PROGRAMS)
+    state = init({"seed": np.array([0, 1], np.int32)})["state"]
+    source = _sentences(programs["decode"], facts["vocabulary"])["source"]
+    decoding, lengths = _decode(decode, state["theta"], source)
+    losses, seconds = _train(train, state, _sentences(programs["train"], facts["vocabulary"]), steps)
+    kind = engine.devices[0].device_kind
+    peak = peak or PEAKS.get(kind)
+    fastest, speed = min(seconds), facts["flop"] / min(seconds) / 1e12
+    return {
+        "model": facts["model"], "weights": facts["weights"], "activations": facts["dtype"], "device": kind,
+        "jax": jax.__version__, "TensorFlow in the process": sys.modules.get("tensorflow") is not None,
+        "first loss": losses[0], "last loss": losses[-1],
+        "seconds a step, fastest": fastest, "seconds a step, median": float(np.median(seconds)),
+        "tokens a second": facts["tokens"] / fastest, "model TFLOP/s": speed, "peak TFLOP/s": peak,
+        "utilisation, %": 100 * speed / peak if peak else None, "sentences decoded": len(lengths),
+        "seconds of decoding": decoding, "tokens decoded a second": float(lengths[:, 0].sum() / decoding)}
+
+
+def _train(train: Executable, state: dict, batch: dict, steps: int) -> tuple[list[float], list[float]]:
+    """(losses, seconds of each step but the first)."""
+    losses, seconds = [], []
+    batch = tree.map_leaves(_placed, batch, train.shardings("batch"))
+    for _ in range(steps + 1):
+        start = time.perf_counter()
+        outputs = train({"state": state, "batch": batch})
+        losses.append(float(outputs["metrics"]["cross_entropy"]))  # waits for the step
+        seconds.append(time.perf_counter() - start)
+        state = outputs["state"]
+    if not all(map(math.isfinite, losses)):
+        raise UserError(f"the losses are {losses}; this device does not compute what it should.")
+    return losses, seconds[1:]
+
+
+def _decode(decode: Executable, theta: dict, source: dict) -> tuple[float, np.ndarray]:
+    """(seconds of a search, the faster of two; tokens of each hypothesis)."""
+    seconds = []
+    for _ in range(2):
+        start = time.perf_counter()
+        lengths = np.asarray(decode({"theta": theta, "source": source})["lengths"])
+        seconds.append(time.perf_counter() - start)
+    return min(seconds), lengths
+
+
+def _sentences(program: Program, vocabulary: int) -> dict:
+    """Random sentences for every input of a program but its state and weights, each a row without padding."""
+    random, sides = np.random.default_rng(0), {}
+    for argument in program.inputs:
+        *groups, side, name = argument.path.split("/")
+        if groups not in ([], ["batch"]) or side not in ("source", "target"):
+            continue
+        rows, length = argument.shape
+        make: dict[str, Callable[[], np.ndarray]] = {
+            "segment_ids": lambda: np.ones((rows, length)), "positions": lambda: np.tile(np.arange(length), (rows, 1))}
+        values = make.get(name, lambda: random.integers(_FIRST_WORD, vocabulary, (rows, length)))()
+        sides.setdefault(side, {})[name] = values.astype(argument.dtype)
+    if "target" in sides:
+        labels = sides["target"]["labels"]
+        sides["target"]["ids"] = np.concatenate([np.full_like(labels[:, :1], 2), labels[:, :-1]], axis=1)
+    return sides
+
+
+def _placed(value: np.ndarray, sharding):
+    import jax
+
+    return jax.device_put(value, sharding)
+
+
+def _loaded(engine: Engine, program: Program) -> Executable:
+    print(f"compiling {program.name} for {engine.devices[0].device_kind} ...", file=sys.stderr, flush=True)
+    return engine.load(program)
+
+
+def _facts(directory: pathlib.Path) -> dict:
+    try:
+        facts = json.loads((directory / FACTS).read_text(encoding="utf-8"))
+        return {name: facts[name] for name in ("model", "weights", "flop", "tokens", "dtype", "vocabulary")}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{directory / FACTS}: not what tools.gpu_bench.make writes ({error}); make it again.") from None
+
+
+def _write(path: pathlib.Path, figures: dict):
+    try:
+        path.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"--json={path}: cannot be written to ({error.strerror}).") from None
+
+
+if __name__ == "__main__":
+    sys.exit(main())
