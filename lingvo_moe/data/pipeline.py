@@ -132,7 +132,11 @@ class TrainInput:
             return numbers, {side: tokenizer.tokenize(texts[:, SIDES.index(side)]) for side, tokenizer in tokenizers.items()}
 
         chunk = max(_CHUNK // step, _LEAST_CHUNK)
-        chunks = tf.data.Dataset.range(first, _END_OF_STREAM, step).batch(chunk, drop_remainder=True)
+        options = tf.data.Options()
+        # There is nothing to tune, and whoever closes an iterator waits for the tuner's thread, which after some minutes looks up
+        # but once in a minute: with Python's lock held, and once for each shard.
+        options.autotune.enabled = False
+        chunks = tf.data.Dataset.range(first, _END_OF_STREAM, step).batch(chunk, drop_remainder=True).with_options(options)
         try:
             for numbers, tokens in chunks.map(tokenize, num_parallel_calls=1).prefetch(_CHUNKS_AHEAD):
                 yield from _examples(numbers.numpy().tolist(), {side: _rows(ragged) for side, ragged in tokens.items()})

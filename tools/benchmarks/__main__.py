@@ -14,7 +14,6 @@ import dataclasses
 import datetime
 import json
 import pathlib
-import sys
 
 from absl import flags
 
@@ -41,7 +40,7 @@ def main(arguments: list[str]) -> int:
     with progress.bar("measuring", len(chosen) * _VALUES.rounds, "rounds") as advance:
         results = [_measured(comparison, place, advance) for comparison in chosen]
     run = {"date": datetime.date.today().isoformat(), "machine": _processor(), "rounds": _VALUES.rounds,
-           "command": " ".join(["python -m tools.benchmarks", *sys.argv[1:]]),
+           "command": f"python -m tools.benchmarks --rounds={_VALUES.rounds}",
            "results": [dataclasses.asdict(result) for result in results]}
     print(document.for_screen(results))
     if not _VALUES.only:

@@ -1,0 +1,126 @@
+"""What a user of one workstation waits for: commands from start to end, and the input pipeline beside training.
+
+    python -m tools.benchmarks.everyday [--corpus=build/corpus] [--tokenizers=build/tokenizers] [--rounds=3]
+
+A command's figure is CPU time of its whole process with a warm cache of programs, the least of all rounds; `train` makes one step
+and saves it, `translate` one line. Writes the figures to docs/performance.md. Status 1 if one misses its goal.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+
+from absl import flags
+
+from lingvo_moe import cli, experiment
+from lingvo_moe.data.pipeline import TrainInput
+from lingvo_moe.errors import UserError
+from tools.benchmarks import document
+
+MODEL = "m4.Quickstart"
+_STEPS = 61
+_BATCHES = 100
+_REPOSITORY = pathlib.Path(__file__).parents[2]
+
+_VALUES = flags.FlagValues()
+flags.DEFINE_string("corpus", "build/corpus", "of the quickstart", flag_values=_VALUES)
+flags.DEFINE_string("tokenizers", "build/tokenizers", "of the quickstart", flag_values=_VALUES)
+flags.DEFINE_integer("rounds", 3, "how often each command is run", lower_bound=1, flag_values=_VALUES)
+flags.DEFINE_string("output", "docs/performance.md", "the page that the figures are written to", flag_values=_VALUES)
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """A figure and its goal, in `unit`; at most the goal, or at least if `at_least`."""
+
+    what: str
+    value: float
+    goal: float
+    unit: str
+    at_least: bool = False
+
+    @property
+    def met(self) -> bool:
+        return self.value >= self.goal if self.at_least else self.value <= self.goal
+
+
+def main(arguments: list[str]) -> int:
+    """Measures and writes; returns 1 if a goal is missed."""
+    cli.no_arguments(arguments[1:])
+    places = [f"--corpus={_VALUES.corpus}", f"--tokenizers={_VALUES.tokenizers}"]
+    with tempfile.TemporaryDirectory(prefix="everyday.") as directory:
+        rows = [*_commands(places, pathlib.Path(directory), _VALUES.rounds), *_pipeline(places, pathlib.Path(directory))]
+    text = table(rows)
+    print(text)
+    document.put(pathlib.Path(_VALUES.output), "everyday", text)
+    return int(not all(row.met for row in rows))
+
+
+def table(rows: Sequence[Row]) -> str:
+    """The rows, as a page shows them."""
+    lines = ["| what | measured | goal | met |", "|---|---|---|---|"]
+    for row in rows:
+        most = "at least" if row.at_least else "at most"
+        lines.append(f"| {row.what} | {row.value:.2f} {row.unit} | {most} {row.goal:g} | {'yes' if row.met else 'no'} |")
+    return "\n".join(lines)
+
+
+def cpu_seconds(arguments: Sequence[str], status: int = 0, said: str = "") -> float:
+    """CPU seconds of the process `python -m lingvo_moe ARGUMENTS` with `said` as its input; raises UserError for another status."""
+    with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as read:
+        read.write(said)
+        read.seek(0)
+        process = subprocess.Popen([sys.executable, "-m", "lingvo_moe", *arguments], stdin=read, stdout=output,
+                                   stderr=subprocess.STDOUT, env={**os.environ, "PYTHONPATH": str(_REPOSITORY)})
+        _, ended, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(ended)  # it has been waited for here
+        if process.returncode != status:
+            output.seek(0)
+            raise UserError(f"`{' '.join(arguments)}` ended with status {process.returncode}: {output.read()[-500:]}")
+    return usage.ru_utime + usage.ru_stime
+
+
+def _commands(places: list[str], directory: pathlib.Path, rounds: int) -> list[Row]:
+    here = [f"--model={MODEL}", "--platform=cpu", "--devices=2", f"--cache={directory}/cache"]
+    train = ["train", *here, *places, "--steps=1", "--set=training.evaluate_every=0"]
+    translate = ["translate", *here, places[1], f"--logdir={directory}/first"]
+    cpu_seconds([*train, f"--logdir={directory}/first"])  # fills the cache
+    cpu_seconds(translate, said="Hallo\n")
+    measured = {
+        ("`--help`", 1.0): lambda _: cpu_seconds(["--help"]),
+        ("a mistyped model", 1.5): lambda _: cpu_seconds(["train", "--model=m4.Quikstart"], status=2),
+        ("`list`", 5.0): lambda _: cpu_seconds(["list"]),
+        (f"`train` of {MODEL}, one step", 12.0): lambda number: cpu_seconds([*train, f"--logdir={directory}/{number}"]),
+        ("`translate`, one line", 8.0): lambda _: cpu_seconds(translate, said="Hallo\n")}
+    return [Row(what, min(measure(number) for number in range(rounds)), goal, "CPU s")
+            for (what, goal), measure in measured.items()]
+
+
+def _pipeline(places: list[str], directory: pathlib.Path) -> list[Row]:
+    """Tokens that the data path makes in a CPU second over those that training takes, and how much of a batch is padding."""
+    config = experiment.get(MODEL).input
+    batches = TrainInput(_VALUES.corpus, _VALUES.tokenizers, config).batches()
+    next(batches)
+    tokens, places_there, start = 0, 0, time.process_time()
+    for _ in range(_BATCHES):
+        batch, _state = next(batches)
+        tokens += sum(int((side["segment_ids"] > 0).sum()) for side in batch.values())
+        places_there += sum(side["segment_ids"].size for side in batch.values())
+    made = tokens / (time.process_time() - start)
+    train = ["train", f"--model={MODEL}", *places, "--platform=cpu", "--devices=2", f"--cache={directory}/cache",
+             "--set=training.evaluate_every=0", "--set=training.checkpoint_every=1000"]
+    one, many = (cpu_seconds([*train, f"--steps={steps}", f"--logdir={directory}/of_{steps}"]) for steps in (1, _STEPS))
+    taken = tokens / _BATCHES * (_STEPS - 1) / (many - one)
+    return [Row("input pipeline alone over training, tokens a CPU second", made / taken, 20.0, "times", at_least=True),
+            Row("padding in a training batch, of all places", 100 * (1 - tokens / places_there), 10.0, "%")]
+
+
+if __name__ == "__main__":
+    cli.run(main, _VALUES)
