@@ -28,12 +28,13 @@ WORDS = ("red blue green old new big small house tree river stone bird horse chi
 _SETTINGS = ("model.num_layers=4", "model.model_dim=16", "model.hidden_dim=32", "model.num_heads=2", "model.head_dim=8",
              "model.num_experts=4", "model.num_groups=4", "model.source_vocabulary=512", "model.target_vocabulary=256",
              "input.batch_size=4", "input.source_length=48", "input.target_length=32", "decoding_batch=4", "search.beam_size=2",
-             "search.max_length=12", "training.log_every=1", "training.evaluation_batches=2", "training.keep=2")
+             "search.max_length=12", "training.log_every=1", "training.evaluation_batches=2", "training.keep=2", "platform=cpu")
 # The same of a language model.
 _LANGUAGE_MODEL_SETTINGS = (
     "model.model_dim=16", "model.hidden_dim=32", "model.num_heads=2", "model.head_dim=8", "model.num_experts=4",
     "model.num_groups=4", "model.target_vocabulary=256", "model.remat=full", "input.batch_size=4", "input.target_length=32",
-    "training.log_every=1", "training.evaluation_batches=2", "training.keep=2", "optimizer.learning_rate.warmup_steps=10")
+    "training.log_every=1", "training.evaluation_batches=2", "training.keep=2", "optimizer.learning_rate.warmup_steps=10",
+    "platform=cpu")
 
 _programs: dict[str, Program] = {}
 _executables: dict[tuple, Executable] = {}
