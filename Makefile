@@ -13,14 +13,15 @@ help:  ## list these targets
 quickstart: setup  ## corpus, tokenizer, a small model, its BLEU: everything once, end to end
 	.venv/bin/python -m tools.quickstart
 
-test: pytest bazel  ## all tests, with pytest and then with Bazel
+test: pytest bazel  ## all tests with pytest, and all targets with Bazel
 
 pytest: setup  ## all tests, two files at a time
 	.venv/bin/python -m pytest --numprocesses=2 --dist=loadfile
 
-bazel: setup  ## each test file by itself, seeing only what its BUILD file declares; `bazel test //...` runs the large ones too
+# The tests themselves have been run; what only Bazel can tell is whether the BUILD files declare all that they import.
+bazel: setup  ## collect each test file by itself, where it sees only what its BUILD file declares; `bazel test //...` runs them
 	@tools/setup.sh bazel $(BAZEL)
-	$(BAZEL) test --test_size_filters=-large //...
+	$(BAZEL) test --test_env=PYTEST_ADDOPTS=--collect-only //...
 
 golden: setup  ## rewrite testdata/golden, the hyperparameters of every registered model, after a change that is meant
 	.venv/bin/python -m tools.write_golden

@@ -34,6 +34,10 @@ _CALLS = {
     "train_tokenizer": (("--corpus=WORLD/catalogs", "--output=new"), "is not a corpus"),
     "report": (("--plans=WORLD/catalogs", "--output=new.html"), "catalogs"),
     "launch_tpu": (("--dry_run", "--slice=s", "--zone=z"), "no --model"),
+    "benchmarks": (("--only=nothing",), "there is no such row"),
+    "gpu_bench.make": (("--model=dense_lm.Small", "--directory=new"), "does not translate"),
+    "launch_processes": ((), "no --model"),
+    "tpu_graph": (("--only=nothing",), "--only=nothing"),
 }
 # Calls that would succeed, for flags that others do not come to.
 _WORKING = {
@@ -56,7 +60,7 @@ _WORKING = {
     ("report", "output"): ("--plans=WORLD/plans",),
 }
 # What would start work that nobody waits for, or that leaves this machine.
-_LEFT_OUT = {("launch_tpu", "dry_run"), ("checkpoint", "import")}
+_LEFT_OUT = {("launch_tpu", "dry_run"), ("checkpoint", "import"), ("tpu_graph", "only"), ("benchmarks", "only")}
 # Values that mean something there: the whole machine's files.
 _TOO_MUCH = {"input": ("/", ".."), "cache": ("/",), "logdir": ("/",)}
 VALUES = (
