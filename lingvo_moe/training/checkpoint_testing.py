@@ -17,6 +17,8 @@ from lingvo_moe.training.checkpoint import Checkpoints, Saved
 SPECS = {"step": Spec((), "int32", ""), "seed": Spec((2,), "int32", "s"),
          "theta": {"embedding": Spec((16, 8), "float32", "VM"), "expert": {"inner": Spec((4, 8, 16), "float32", "EMH")}},
          "slots": {"embedding": {"row": Spec((16,), "float32", "V")}}}
+# The same with an expert for each of eight devices.
+WIDE = SPECS | {"theta": SPECS["theta"] | {"expert": {"inner": Spec((8, 8, 16), "float32", "EMH")}}}
 ONE = DeviceMesh((1,))
 
 
@@ -27,11 +29,15 @@ def shardings(specs: dict, mesh: DeviceMesh) -> dict:
     return tree.map_leaves(lambda spec: NamedSharding(devices, PartitionSpec(*layout.axes(spec.letters))), specs)
 
 
-def state_of(step: int, specs: dict = SPECS, mesh: DeviceMesh = ONE) -> dict:
-    """A state with other random values at every step and in every leaf."""
+def values_of(step: int, specs: dict = SPECS) -> dict:
+    """A state with other random values at every step and in every leaf, as numpy arrays."""
     random = np.random.RandomState(step)
-    state = tree.map_leaves(lambda spec: random.normal(size=spec.shape).astype(spec.dtype), specs) | {"step": np.int32(step)}
-    return tree.map_leaves(jax.device_put, state, shardings(specs, mesh))
+    return tree.map_leaves(lambda spec: random.normal(size=spec.shape).astype(spec.dtype), specs) | {"step": np.int32(step)}
+
+
+def state_of(step: int, specs: dict = SPECS, mesh: DeviceMesh = ONE) -> dict:
+    """`values_of`, distributed."""
+    return tree.map_leaves(jax.device_put, values_of(step, specs), shardings(specs, mesh))
 
 
 def save(logdir: pathlib.Path, *steps: int, keep: int = 9):
