@@ -105,7 +105,8 @@ def test_two_processes_one_of_them_killed_then_one_process_then_two_again(data, 
     found = _losses(torn)
     assert {step: found[step] for step in expected} == expected
     valid, measured = _losses(whole, "valid"), _losses(torn, "valid")
-    assert steps in measured and measured == {step: valid[step] for step in measured}
+    common = valid.keys() & measured.keys()
+    assert steps in common and all(measured[step] == valid[step] for step in common)
     assert valid.keys() - measured.keys() <= {reached}, "the kill may come between a checkpoint and the held-out loss due with it"
     _assert_same_checkpoint(whole, torn, steps)
 
