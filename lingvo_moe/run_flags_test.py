@@ -1,6 +1,9 @@
-"""A cache that was asked for must be usable; without one that nobody asked for, work goes on."""
+"""A cache that was asked for must be usable; without one that nobody asked for, work goes on. Programs are made for the engine's
+platform."""
 
 from __future__ import annotations
+
+import types
 
 import pytest
 from absl import flags
@@ -39,3 +42,17 @@ def test_a_place_that_was_named_may_not(tmp_path):
 def test_a_place_that_can_be_used_is(tmp_path, capsys):
     run_flags._use_cache(_values(str(tmp_path / "cache")))
     assert cache.executables() == tmp_path / "cache" / "executables" and not capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("assignments", "expected"), [((), "gpu"), (("--set=platform=tpu",), "tpu")])
+def test_programs_are_made_for_the_platform_they_run_on_unless_another_is_named(monkeypatch, assignments, expected):
+    values = flags.FlagValues()
+    for name in ("model", "mesh"):
+        flags.DEFINE_string(name, None, "", flag_values=values)
+    flags.DEFINE_multi_string("set", [], "", flag_values=values)
+    flags.DEFINE_integer("devices", None, "", flag_values=values)
+    values(["train", "--model=m4.Quickstart", "--devices=2", *assignments])
+    engine = types.SimpleNamespace(platform="gpu", devices=[None, None])
+    monkeypatch.setattr(run_flags, "_engine", lambda *_: engine)
+    _, own, _ = run_flags.set_up(values, {})
+    assert own.platform == own.steps.platform == own.steps._context().platform == expected

@@ -67,6 +67,7 @@ class Engine:
         if num_devices % processes:
             raise UserError(f"{num_devices} devices cannot be shared by {processes} processes, each having as many as another; "
                             f"pass --devices={processes * -(-num_devices // processes)}, or another --processes.")
+        # Before there are devices: their threads would have their own pools of memory by then.
         keep_freed_memory()
         found = _find_devices(num_devices // processes, platform)
         if all_accelerators and found[0].platform != "cpu":
@@ -273,7 +274,7 @@ def _placements(program: Program, mesh: Mesh) -> tuple[tuple[NamedSharding, ...]
 
 
 def keep_freed_memory():
-    """Has the C library keep what is freed, for the next step.
+    """Has the C library of this process keep what is freed, for the next step.
 
     XLA asks for the memory of a CPU program's temporaries at every call and frees it in the end. By default each large piece of it
     goes back to the system, which must fill the next call's with zeros, page by page: a quarter of a small model's step.

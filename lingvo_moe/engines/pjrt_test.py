@@ -150,9 +150,8 @@ def test_looking_for_devices_says_nothing():
 
 
 _CALLS = """
-import resource, sys
+import resource, statistics, sys
 import jax
-import numpy as np
 from lingvo_moe.engines import pjrt
 if sys.argv[1] == "ours":
     pjrt.Engine(1, "cpu")
@@ -160,17 +159,19 @@ sums = jax.jit(lambda x: (jax.numpy.cumsum(x) * 2).reshape(-1, 8).sum(0))
 value = jax.numpy.ones(2**23)
 def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    for _ in range(4):
-        sums(value).block_until_ready()
+    sums(value * 2).block_until_ready()
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
-faults()
-print(faults())
+print(int(statistics.median(faults() for _ in range(17))))
 """
 
 
 def test_a_program_called_again_finds_its_memory_where_it_was():
-    """The pages of 32 MiB of temporaries, 8192 a call, are not asked for anew; without an engine they are."""
+    """The pages of 32 MiB of temporaries, 8192 a call, are not asked for anew; without an engine they are.
+
+    Mostly: where what the last call freed is not back yet, the heap grows by a piece, which the calls after it find. The program
+    waits for the value of another, so that it runs on a thread of JAX's own, which must have the memory of the others.
+    """
     ours, others = (int(subprocess.run(
         [sys.executable, "-c", _CALLS, who], capture_output=True, text=True, check=True,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}).stdout) for who in ("ours", "others"))
-    assert ours < 1000 < 8192 < others
+    assert ours < 1000 < 8192 <= others

@@ -71,5 +71,5 @@ def test_from_one_process_to_two_and_back_and_over_a_damaged_one(tmp_path, one_p
     ended = _two(tmp_path, two_processes, following=12)
     for output, _ in ended:
         assert output.endswith("restored 4 4\n"), ended
-    assert "8" in ended[0][1] and largest.name in ended[0][1], "the first process says what is wrong with it"
+    assert "checkpoints/8" in ended[0][1] and largest.name in ended[0][1], "the first process says what is wrong with it"
     assert_equal(Checkpoints(tmp_path).restore("tiny", WIDE, shardings(WIDE, ONE)).state, values_of(12, WIDE))

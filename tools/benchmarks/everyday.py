@@ -23,11 +23,11 @@ from lingvo_moe import cli, experiment
 from lingvo_moe.data.pipeline import TrainInput
 from lingvo_moe.errors import UserError
 from tools.benchmarks import document
+from tools.benchmarks.worker import REPOSITORY
 
 MODEL = "m4.Quickstart"
 _STEPS = 61
 _BATCHES = 100
-_REPOSITORY = pathlib.Path(__file__).parents[2]
 
 _VALUES = flags.FlagValues()
 flags.DEFINE_string("corpus", "build/corpus", "of the quickstart", flag_values=_VALUES)
@@ -48,6 +48,7 @@ class Row:
 
     @property
     def met(self) -> bool:
+        """Whether the figure meets its goal."""
         return self.value >= self.goal if self.at_least else self.value <= self.goal
 
 
@@ -78,7 +79,7 @@ def cpu_seconds(arguments: Sequence[str], status: int = 0, said: str = "") -> fl
         read.write(said)
         read.seek(0)
         process = subprocess.Popen([sys.executable, "-m", "lingvo_moe", *arguments], stdin=read, stdout=output,
-                                   stderr=subprocess.STDOUT, env={**os.environ, "PYTHONPATH": str(_REPOSITORY)})
+                                   stderr=subprocess.STDOUT, env={**os.environ, "PYTHONPATH": str(REPOSITORY)})
         _, ended, usage = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(ended)  # it has been waited for here
         if process.returncode != status:

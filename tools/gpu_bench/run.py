@@ -15,8 +15,9 @@ import math
 import pathlib
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
+import jax
 import numpy as np
 
 from lingvo_moe import tree
@@ -27,7 +28,7 @@ from tools.gpu_bench import FACTS, PROGRAMS
 
 # Dense bfloat16 TFLOP/s by what JAX calls the device, from the makers' data sheets; no entry, no utilisation.
 PEAKS = {"NVIDIA H200": 989.0, "NVIDIA H100 80GB HBM3": 989.0, "NVIDIA A100-SXM4-80GB": 312.0, "NVIDIA A100-SXM4-40GB": 312.0}
-_FIRST_WORD = 4  # ids below have a meaning of their own
+_BEGIN, _FIRST_WORD = 2, 4  # the id that begins a target; ids below the first word's have a meaning of their own
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -58,8 +59,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def run(directory: pathlib.Path, platform: str | None, steps: int, peak: float | None) -> dict:
     """Measures; returns the figures by name. Raises UserError for a directory that holds something else, or no such device."""
-    import jax
-
     facts, programs = _facts(directory), {name: Program.load(str(directory / f"{name}.zip")) for name in PROGRAMS}
     engine = Engine(1, platform)
     init, train, decode = (_loaded(engine, programs[name]) for name in PROGRAMS)
@@ -83,7 +82,7 @@ def run(directory: pathlib.Path, platform: str | None, steps: int, peak: float |
 def _train(train: Executable, state: dict, batch: dict, steps: int) -> tuple[list[float], list[float]]:
     """(losses, seconds of each step but the first)."""
     losses, seconds = [], []
-    batch = tree.map_leaves(_placed, batch, train.shardings("batch"))
+    batch = tree.map_leaves(jax.device_put, batch, train.shardings("batch"))
     for _ in range(steps + 1):
         start = time.perf_counter()
         outputs = train({"state": state, "batch": batch})
@@ -112,21 +111,17 @@ def _sentences(program: Program, vocabulary: int) -> dict:
         *groups, side, name = argument.path.split("/")
         if groups not in ([], ["batch"]) or side not in ("source", "target"):
             continue
-        rows, length = argument.shape
-        make: dict[str, Callable[[], np.ndarray]] = {
-            "segment_ids": lambda: np.ones((rows, length)), "positions": lambda: np.tile(np.arange(length), (rows, 1))}
-        values = make.get(name, lambda: random.integers(_FIRST_WORD, vocabulary, (rows, length)))()
+        if name == "segment_ids":
+            values = np.ones(argument.shape)
+        elif name == "positions":
+            values = np.tile(np.arange(argument.shape[1]), (argument.shape[0], 1))
+        else:
+            values = random.integers(_FIRST_WORD, vocabulary, argument.shape)
         sides.setdefault(side, {})[name] = values.astype(argument.dtype)
     if "target" in sides:
         labels = sides["target"]["labels"]
-        sides["target"]["ids"] = np.concatenate([np.full_like(labels[:, :1], 2), labels[:, :-1]], axis=1)
+        sides["target"]["ids"] = np.concatenate([np.full_like(labels[:, :1], _BEGIN), labels[:, :-1]], axis=1)
     return sides
-
-
-def _placed(value: np.ndarray, sharding):
-    import jax
-
-    return jax.device_put(value, sharding)
 
 
 def _loaded(engine: Engine, program: Program) -> Executable:
