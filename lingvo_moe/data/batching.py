@@ -13,6 +13,7 @@ A language model's batch has no source.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
@@ -134,14 +135,16 @@ class Rows:
     def __init__(self, config: InputConfig, rows: int):
         self.batch: Batch = {side: {name: np.zeros((rows, length), np.int32) for name in FIELDS[side]}
                              for side, length in config.lengths.items()}
-        self._room = np.tile(np.array(list(config.lengths.values())), (rows, 1))  # [rows, sides] tokens
+        self._room = {side: np.full(rows, length) for side, length in config.lengths.items()}  # tokens; 0 of a closed row
         self._segments = np.zeros(rows, np.int64)
         self._capacity = max(config.lengths.values()) if config.packing else 1
+        self._open_rows = rows
+        self._positions = np.arange(max(config.lengths.values()))
 
     @property
     def full(self) -> bool:
         """Whether no pair at all can be added any more."""
-        return not np.any(self._open())
+        return not self._open_rows
 
     @property
     def any(self) -> bool:
@@ -150,33 +153,35 @@ class Rows:
 
     def add(self, example: Example) -> bool:
         """Puts the pair into the first row that has room on both sides; returns False if none has."""
-        texts = [getattr(example, side) for side in self.batch]
-        needed = np.array([len(tokens) + 1 for tokens in texts])
-        fitting = self._open() & np.all(self._room >= needed, axis=1)
-        row = int(np.argmax(fitting))
+        texts = {side: getattr(example, side) for side in self.batch}
+        fitting = functools.reduce(np.logical_and, (self._room[side] > len(tokens) for side, tokens in texts.items()))
+        row = int(fitting.argmax())
         if not fitting[row]:
             return False
         self._segments[row] += 1
-        for side, room, tokens in zip(self.batch, self._room[row], texts, strict=True):
-            self._write(side, row, room, tokens)
-        self._room[row] -= needed
+        for side, tokens in texts.items():
+            self._write(side, row, tokens)
+        if self._segments[row] == self._capacity or not all(room[row] for room in self._room.values()):
+            self._close(row)
         return True
 
-    def _open(self) -> np.ndarray:
-        return (self._segments < self._capacity) & np.all(self._room > 0, axis=1)
+    def _close(self, row: int):
+        self._open_rows -= 1
+        for room in self._room.values():
+            room[row] = 0
 
-    def _write(self, side: str, row: int, room: int, tokens: np.ndarray):
-        arrays, length = self.batch[side], len(tokens) + 1
-        start = arrays["ids"].shape[1] - room
-        place = (row, slice(start, start + length))
-        ended = np.append(tokens, np.int32(SPECIAL_IDS["eos"]))
+    def _write(self, side: str, row: int, tokens: np.ndarray):
+        arrays, room, length = self.batch[side], self._room[side], len(tokens) + 1
+        start = arrays["ids"].shape[1] - room[row]
+        last = start + length - 1
+        ended = arrays["ids" if side == "source" else "labels"][row]
+        ended[start:last], ended[last] = tokens, SPECIAL_IDS["eos"]
         if side == "target":
-            arrays["labels"][place] = ended
-            arrays["ids"][place] = np.append(np.int32(SPECIAL_IDS["bos"]), tokens)
-        else:
-            arrays["ids"][place] = ended
-        arrays["segment_ids"][place] = self._segments[row]
-        arrays["positions"][place] = np.arange(length)
+            begun = arrays["ids"][row]
+            begun[start], begun[start + 1:last + 1] = SPECIAL_IDS["bos"], tokens
+        arrays["segment_ids"][row, start:last + 1] = self._segments[row]
+        arrays["positions"][row, start:last + 1] = self._positions[:length]
+        room[row] -= length
 
 
 def pack(examples: Iterator[Example], config: InputConfig, rows: int,
