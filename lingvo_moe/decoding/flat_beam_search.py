@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from lingvo_moe.errors import UserError
 from lingvo_moe.layers.base import Context
-from lingvo_moe.layers.selection import largest
+from lingvo_moe.layers.selection import largest_few
 from lingvo_moe.lazy import tf
 
 _IMPOSSIBLE = -float("inf")
@@ -133,7 +133,7 @@ class _Beam:
         size, vocabulary = self._search.beam_size, logits.shape[-1]
         totals = alive["scores"][..., None] + tf.nn.log_softmax(self._forbid(logits))
         # Among the best 2K candidates at most K end, so at least K go on.
-        scores, flat = _best(self._place(tf.reshape(totals, (self._batch, size * vocabulary))), 2 * size)
+        scores, flat = largest_few(self._place(tf.reshape(totals, (self._batch, size * vocabulary))), 2 * size)
         parents, tokens = flat // vocabulary, flat % vocabulary
         written = tf.equal(tf.range(self._search.max_length), t)
         ids = tf.where(written, tokens[..., None], tf.gather(alive["ids"], parents, batch_dims=1))
@@ -167,9 +167,9 @@ class _Beam:
                           lengths=pick(finished["lengths"], lengths))
 
     def _keep_best(self, candidates: dict) -> dict:
-        scores, order = _best(candidates["scores"], self._search.beam_size)
+        scores, order = largest_few(candidates["scores"], self._search.beam_size)
         kept = {name: self.reorder(value, order) for name, value in candidates.items()}
-        # Not the gathered scores: where too few are possible, `_best` names one a second time, with an impossible value.
+        # Not the gathered scores: where too few are possible, `largest_few` names one a second time, with an impossible value.
         return dict(kept, scores=self._place(scores))
 
     def _forbid(self, logits: tf.Tensor) -> tf.Tensor:
@@ -182,18 +182,3 @@ class _Beam:
 
     def _place(self, tensor: tf.Tensor) -> tf.Tensor:
         return self._context.annotate(tensor, "BTL"[:tensor.shape.rank])
-
-
-def _best(scores: tf.Tensor, count: int) -> tuple[tf.Tensor, tf.Tensor]:
-    """The `count` largest of each row, falling, ties by the lower index: `[B, X]` to values and indices `[B, count]`.
-
-    As many passes over them: for a beam that is far less work than the sort that a general top-k becomes on every backend,
-    and a pass is cut along the batch by the partitioner.
-    """
-    values, indices = [], []
-    for _ in range(count):
-        best, index = largest(scores)
-        values.append(best)
-        indices.append(index)
-        scores = tf.where(tf.equal(tf.range(scores.shape[-1]), index[:, None]), _IMPOSSIBLE, scores)
-    return tf.stack(values, axis=-1), tf.stack(indices, axis=-1)

@@ -20,7 +20,7 @@ from lingvo_moe.layers.base import Context
 from lingvo_moe.layout import Layout
 from lingvo_moe.lazy import tf
 
-_NONE = -1
+NONE = -1  # the number of no slot, and of no choice
 
 
 class Einsum:
@@ -52,10 +52,10 @@ class Gather:
         groups, size, _ = routing.experts.shape
         self._weights, self._context = routing.weights, context
         self._num_experts, self._capacity = num_experts, capacity
-        slots = tf.where(tf.not_equal(routing.weights, 0.0), routing.experts * capacity + routing.positions, _NONE)
+        slots = tf.where(tf.not_equal(routing.weights, 0.0), routing.experts * capacity + routing.positions, NONE)
         self._slots = context.annotate(tf.reshape(slots, (groups, 2 * size)), "GS")
         num_slots = num_experts * capacity
-        self._choices = _on_own_groups(lambda slots: _inverse(slots, num_slots), [(self._slots, "Gs")], "Gc",
+        self._choices = _on_own_groups(lambda slots: choices_of(slots, num_slots), [(self._slots, "Gs")], "Gc",
                                        (groups, num_slots), context.layout)
 
     def dispatch(self, tokens: tf.Tensor) -> tf.Tensor:
@@ -86,7 +86,7 @@ class Gather:
         taken = _on_own_groups(lambda rows, numbers: tf.gather(rows, numbers, axis=1, batch_dims=1),
                                [(rows, "GsM"), (tf.maximum(numbers, 0), "Gs")], "GsM",
                                (groups, numbers.shape[1], model_dim), self._context.layout)
-        return tf.where(tf.equal(numbers, _NONE)[..., None], tf.zeros((), rows.dtype), taken)
+        return tf.where(tf.equal(numbers, NONE)[..., None], tf.zeros((), rows.dtype), taken)
 
 
 # What `dispatch` may name beside AUTO.
@@ -127,10 +127,10 @@ def _with_gradient(scope: str, function: Callable[[tf.Tensor], tf.Tensor],
     return tf.custom_gradient(lambda tensor: (function(tensor), scoped))
 
 
-def _inverse(slots: tf.Tensor, num_slots: int) -> tf.Tensor:
+def choices_of(slots: tf.Tensor, num_slots: int) -> tf.Tensor:
     """Which choice each slot holds, from the slot of each choice: `[G, 2 S]` to `[G, E * C]`."""
     groups, choices = slots.shape
-    of_all_groups = tf.where(tf.equal(slots, _NONE), _NONE, slots + num_slots * tf.range(groups)[:, None])
+    of_all_groups = tf.where(tf.equal(slots, NONE), NONE, slots + num_slots * tf.range(groups)[:, None])
     # No two choices share a slot: of every sum at most one term is there. Negative numbers are left out.
     ordinals = tf.broadcast_to(tf.range(choices) + 1, slots.shape)
     filled = tf.math.unsorted_segment_sum(ordinals, of_all_groups, groups * num_slots)

@@ -7,6 +7,7 @@ import math
 
 from lingvo_moe.layers import gating
 from lingvo_moe.layers.base import Context, Layer, matrix, project, project_by_expert
+from lingvo_moe.layers.blocks import Blocks
 from lingvo_moe.layers.dispatch import AUTO, check_dispatch, choose
 from lingvo_moe.layers.measures import sureness
 from lingvo_moe.lazy import tf
@@ -61,7 +62,8 @@ class MixtureOfExperts(Layer):
         grouped = context.annotate(tf.reshape(inputs, (groups, tokens_per_group, model_dim)), "GSM")
         with tf.name_scope("gating"):
             routing = self._route(theta, grouped, tf.reshape(paddings, (groups, tokens_per_group)), capacity, context)
-        outputs = self._experts(theta, grouped, routing, capacity, context)
+        way = self._in_blocks if self._can_skip(context) else self._in_buffers
+        outputs = way(theta, grouped, routing, capacity, context)
         outputs = context.annotate(tf.reshape(outputs, (batch, length, model_dim)), "BTM")
         return outputs, {"aux_loss": routing.aux_loss, **routing.metrics}
 
@@ -73,7 +75,23 @@ class MixtureOfExperts(Layer):
         context.measure("", lambda: sureness(gates, paddings))
         return gating.route(gates, context.annotate(paddings, "GS"), capacity, context)
 
-    def _experts(self, theta: dict, grouped: tf.Tensor, routing: gating.Routing, capacity: int, context: Context) -> tf.Tensor:
+    def _can_skip(self, context: Context) -> bool:
+        """Whether to compute only blocks that hold a token: for inference, where a processor has all experts to itself."""
+        room_for_all = self.inference_capacity_factor is None and not context.training
+        return room_for_all and context.platform == "cpu" and context.layout.mesh.size == 1
+
+    def _in_blocks(self, theta: dict, grouped: tf.Tensor, routing: gating.Routing, capacity: int, context: Context) -> tf.Tensor:
+        """What `_in_buffers` computes, as `layers.blocks` does; nobody is left out for want of `capacity`."""
+        del capacity
+        with tf.name_scope("dispatch"):
+            blocks = Blocks(routing, self.num_experts)
+            rows = blocks.dispatch(grouped)
+        with tf.name_scope("experts"):
+            rows = blocks.apply(theta, rows, context)
+        with tf.name_scope("combine"):
+            return blocks.combine(rows, context)
+
+    def _in_buffers(self, theta: dict, grouped: tf.Tensor, routing: gating.Routing, capacity: int, context: Context) -> tf.Tensor:
         """Algorithm 2, lines 3 to 9: `[G, S, M]` to `[G, S, M]`.
 
         The order of the letters says where a tensor is cut, so the two switches from groups to experts and back, each an

@@ -77,8 +77,8 @@ COMPARISONS = (
                other=work.PRODUCT, goal=0.5, per="flop", flop=LINGVO_FLOP),
     Comparison(name="decoding", title="beam search, against NllbMoe's generate", ours=_ALL_EXPERTS, other=_ALL_EXPERTS,
                by="nllb_moe", goal=0.4, equal=("layers", "expert_layers", "experts", "tokens", "batch", "decoded", "beams")),
-    Comparison(name="partitioned", title="training step on 8 devices against 1", ours=_with(_IN_EIGHT, devices=8),
-               other=_IN_EIGHT, goal=1.3, equal=(*_LEARNING, "weights")),
+    *(Comparison(name=f"partitioned_{mesh}", title=f"training step on {mesh} devices against 1", ours=_with(_IN_EIGHT, mesh=mesh),
+                 other=_IN_EIGHT, goal=1.3, equal=(*_LEARNING, "weights")) for mesh in ("8", "4x2")),
 )
 
 

@@ -19,8 +19,8 @@ from lingvo_moe.layers.mixture_of_experts import MixtureOfExperts
 from lingvo_moe.layout import DeviceMesh, Layout, Spec
 from lingvo_moe.lazy import tf
 from lingvo_moe.program import lower
-from lingvo_moe.steps import weight_specs
-from tools.benchmarks import protocol
+from lingvo_moe.steps import Steps, weight_specs
+from tools.benchmarks import protocol, reordering
 from tools.benchmarks.work import Work
 
 _MODELS = {2: "m4.Quickstart", 1: "sparse_lm.Small"}
@@ -30,7 +30,7 @@ _NEVER_FOUND = tuple(range(4))  # the end of a sentence among them: a search the
 def start(fields: dict) -> protocol.Started:
     """See `protocol.serve`."""
     work = Work(**fields)
-    facts, run = {"train": _training, "decode": _decoding, "layer": _layer, "product": _product}[work.kind](work)
+    facts, run = {"train": _training, "decode": _decoding, "reorder": _decoding, "layer": _layer, "product": _product}[work.kind](work)
     return {**facts, "versions": _versions()}, run
 
 
@@ -48,7 +48,7 @@ def experiment_of(work: Work) -> Experiment:
               "search.forbidden_ids": ",".join(map(str, _NEVER_FOUND)), "platform": "cpu"}
     parts = (("model.", model), ("input.", lengths), ("optimizer.learning_rate.", rate), ("", others))
     assignments = [f"{prefix}{name}={value}" for prefix, fields in parts for name, value in fields.items()]
-    return experiment.get(_MODELS[work.sides], assignments, DeviceMesh((work.devices,)))
+    return experiment.get(_MODELS[work.sides], assignments, DeviceMesh.parse(work.mesh))
 
 
 def batch_of(work: Work) -> dict:
@@ -71,7 +71,8 @@ class Trainee:
     def __init__(self, work: Work):
         from lingvo_moe.engines.pjrt import Engine
 
-        own, engine = experiment_of(work), Engine(work.devices, "cpu")
+        own = experiment_of(work)
+        engine = Engine(own.mesh.size, "cpu")
         self._batch = batch_of(work)
         self.executable = engine.load(own.steps.train(own.batch_specs()))
         self._state = engine.load(own.steps.init())({"seed": np.array([0, work.seed], np.int32)})["state"]
@@ -91,21 +92,21 @@ def _training(work: Work) -> protocol.Started:
 def _decoding(work: Work) -> protocol.Started:
     from lingvo_moe.engines.pjrt import Engine
 
-    own, engine = experiment_of(work), Engine(work.devices, "cpu")
-    source = batch_of(work)["source"]
-    program = own.steps.decode({name: own.batch_specs()["source"][name] for name in source}, own.search)
+    own, engine, source = experiment_of(work), Engine(1, "cpu"), batch_of(work)["source"]
+    decode = reordering.decode if work.kind == "reorder" else Steps.decode
+    program = decode(own.steps, {name: own.batch_specs()["source"][name] for name in source}, own.search)
     executable = engine.load(program)
     theta = engine.load(own.steps.init())({"seed": np.array([0, work.seed], np.int32)})["state"]["theta"]
 
-    def decode() -> int:
+    def search() -> int:
         return int(np.asarray(executable({"theta": theta, "source": source})["lengths"])[:, 0].sum())
 
     def run(times: int) -> list[float]:
         for _ in range(times):
-            decode()
+            search()
         return []
 
-    return {**_facts(own, work), "decoded": decode(), "beams": own.search.beam_size}, run
+    return {**_facts(own, work), "decoded": search(), "beams": own.search.beam_size}, run
 
 
 def _layer(work: Work) -> protocol.Started:
@@ -173,9 +174,10 @@ def _facts(own: Experiment, work: Work) -> dict:
     layers = sum(weight.shape[0] for path, weight in weights.items() if path.endswith("self_attention/query"))
     gates = [weight for path, weight in weights.items() if path.endswith("/gate")]
     expert_layers, experts = sum(gate.shape[0] for gate in gates), gates[0].shape[-1]
+    # With room for all only the rows that hold a token are computed, and how many those are is known only when it runs.
+    rows = {} if work.capacity_factor is None else {"expert_rows": expert_layers * work.groups * experts * work.capacity}
     return {"weights": own.model.num_weights(), "layers": layers, "expert_layers": expert_layers, "experts": experts,
-            "capacity": work.capacity, "tokens": work.tokens,
-            "expert_rows": expert_layers * work.groups * experts * work.capacity,
+            "capacity": work.capacity, "tokens": work.tokens, **rows,
             "batch": protocol.digest(protocol.token_ids(vars(work))), "flop": flops.training_step(own.model, own.input)}
 
 

@@ -10,7 +10,7 @@ class Work:
     """A training step, a decoding, one layer, or one product of matrices.
 
     Attributes:
-      kind: `train`, `decode`, `layer` or `product`.
+      kind: `train`, `decode`, `reorder` (a decoding that moves its caches), `layer` or `product`.
       sides: 2 for an encoder-decoder, 1 for a language model.
       layers: of each side; every other one has experts.
       model_dim, hidden_dim, heads, head_dim, vocabulary: of the model; a product's matrices have `model_dim` rows.
@@ -19,7 +19,7 @@ class Work:
       groups: G, of each side's tokens.
       capacity_factor: C = factor * N / (G E); None for room for all.
       beam_size, max_length: of decoding, which goes on to the end whatever it finds.
-      devices: virtual ones of our worker, all on one core.
+      mesh: of virtual devices of our worker, all on one core.
       times: the work is done so often in one measurement; its seconds are divided by it.
       seed: of batch and weights.
     """
@@ -39,7 +39,7 @@ class Work:
     capacity_factor: float | None = 2.0
     beam_size: int = 4
     max_length: int = 32
-    devices: int = 1
+    mesh: str = "1"
     times: int = 1
     seed: int = 1
 

@@ -1,0 +1,66 @@
+"""Both beams find the same translations, and only one of them moves its caches; the table names the faster one."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from lingvo_moe import experiment, tree
+from lingvo_moe.decoding.flat_beam_search import BeamSearch
+from lingvo_moe.engines.pjrt import Engine
+from lingvo_moe.errors import UserError
+from lingvo_moe.layout import DeviceMesh, Spec
+from tools.benchmarks import beams, reordering
+from tools.benchmarks.comparisons import Result
+
+BATCH, LENGTH = 3, 5
+# Sums of at most seven float32 log-probabilities; attention adds over a cache of another length, in another order.
+TOLERANCE = 2e-5
+
+
+@pytest.fixture(scope="module", params=[1, 3])
+def programs(request) -> tuple:
+    """(the flat beam's program, the other's, inputs of both), with a softmax sharp enough for hypotheses to differ."""
+    own = experiment.get("m4.Quickstart", [
+        "model.num_layers=8", "model.model_dim=16", "model.hidden_dim=32", "model.num_heads=2", "model.head_dim=8",
+        "model.num_experts=4", "model.source_vocabulary=16", "model.target_vocabulary=12", "platform=cpu"], DeviceMesh())
+    search = BeamSearch(beam_size=request.param, max_length=7)
+    specs = {name: Spec((BATCH, LENGTH), "int32", "BS") for name in ("ids", "segment_ids", "positions")}
+    theta = tree.map_leaves(np.array, Engine(1).load(own.steps.init())({"seed": np.array([0, 3], np.int32)})["state"]["theta"])
+    theta["softmax"]["projection"] *= 2.5
+    random = np.random.default_rng(0)
+    source = {"ids": random.integers(4, 16, (BATCH, LENGTH)).astype(np.int32), "segment_ids": np.ones((BATCH, LENGTH), np.int32),
+              "positions": np.tile(np.arange(LENGTH, dtype=np.int32), (BATCH, 1))}
+    return own.steps.decode(specs, search), reordering.decode(own.steps, specs, search), {"theta": theta, "source": source}
+
+
+def test_both_find_the_same_translations(programs):
+    flat, reordered, inputs = programs
+    one, other = (tree.map_leaves(np.asarray, Engine(1).load(program)(inputs)) for program in (flat, reordered))
+    np.testing.assert_array_equal(one["ids"], other["ids"])
+    np.testing.assert_array_equal(one["lengths"], other["lengths"])
+    np.testing.assert_allclose(one["scores"], other["scores"], rtol=0, atol=TOLERANCE)
+    assert len({tuple(ids) for ids in one["ids"].reshape(-1, 7)}) > 1, "there is something to tell apart"
+
+
+def test_the_comparison_is_of_the_same_search_but_for_its_kind():
+    case = beams.comparison(4, 64)
+    assert (case.ours.beam_size, case.ours.max_length, case.ours.kind, case.other.kind) == (4, 64, "decode", "reorder")
+    assert dataclasses.replace(case.other, kind="decode") == case.ours
+
+
+def test_the_table_has_a_row_for_each_beam_and_a_column_for_each_length():
+    results = {(beam, length): Result("", ours=1.0, other=2.0, ratio=0.5) for beam in (1, 4) for length in (16, 64)}
+    lines = beams.table(results).splitlines()
+    assert lines[0] == "| hypotheses | 16 tokens | 64 tokens |" and len(lines) == 4
+    assert lines[3] == "| 4 | 0.50 (1.000 s against 2.000 s) | 0.50 (1.000 s against 2.000 s) |"
+
+
+@pytest.mark.parametrize("given", ["0", "4,-1", "four", "4,", ""])
+def test_what_is_no_number_is_told(given):
+    values = beams._VALUES
+    values(["beams", f"--beams={given}"])
+    with pytest.raises(UserError, match=f"--beams={given}: expected whole numbers above 0"):
+        beams._numbers("beams")

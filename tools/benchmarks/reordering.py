@@ -1,0 +1,53 @@
+"""The other beam search: each hypothesis has keys and values of its own, which move wherever a beam is reordered.
+
+The flat beam moves nothing, and attends to the positions of all hypotheses of a sentence instead. Here a hypothesis is a row of the
+batch, as in most toolkits, the source's keys and values too. Everything else is the same search, step for step.
+"""
+
+from __future__ import annotations
+
+from lingvo_moe import tree
+from lingvo_moe.decoding.flat_beam_search import BeamSearch, flat_beam_search
+from lingvo_moe.layers.base import Context
+from lingvo_moe.lazy import tf
+from lingvo_moe.program import Program, lower
+from lingvo_moe.steps import Steps, weight_specs
+
+
+def decode(steps: Steps, source_specs: dict, search: BeamSearch) -> Program:
+    """As `Steps.decode`, on one device."""
+    model, size, context = steps.model, search.beam_size, Context(steps.layout, platform=steps.platform)
+
+    def function(inputs: dict) -> dict:
+        theta, source = model.decoding_theta(inputs["theta"]), inputs["source"]
+        state = model.start_decoding(theta, source, search.max_length, context)
+        state = {"caches": tree.map_leaves(lambda cache: tf.repeat(cache, size, axis=1), state["caches"]),
+                 "source_segments": tf.repeat(state["source_segments"], size, axis=0)}
+
+        def step(state, ids, position, start, mask):
+            del start
+            rows = _parents(mask, position, size)
+            state = dict(state, caches=_moved(state["caches"], rows))
+            seen = tf.tile((tf.range(search.max_length) <= position)[None, None], [rows.shape[0], 1, 1])
+            logits, state = model.decode_step(theta, state, tf.reshape(ids, (-1, 1)), position, position, seen, context)
+            return tf.reshape(logits, (*ids.shape, -1)), state
+
+        found = flat_beam_search(search, step, state, source["ids"].shape[0], context)
+        return {"ids": found.ids, "scores": found.scores, "lengths": found.lengths}
+
+    inputs = {"theta": weight_specs(model.weights()), "source": source_specs}
+    return lower("decode", function, inputs, {"ids": "BTL", "scores": "BT", "lengths": "BT"}, steps.layout)
+
+
+def _parents(mask: tf.Tensor, position: tf.Tensor, size: int) -> tf.Tensor:
+    """The row `[B * K]` of which each hypothesis is a continuation: whose last position its `mask [B, K, T*K]` shows it."""
+    batch = mask.shape[0]
+    before = tf.slice(mask, [0, 0, tf.maximum(position - 1, 0) * size], [batch, size, size])
+    parents = tf.where(position > 0, tf.argmax(tf.cast(before, tf.int32), axis=-1, output_type=tf.int32), tf.range(size))
+    return tf.reshape(parents + size * tf.range(batch)[:, None], (-1,))
+
+
+def _moved(caches: dict, rows: tf.Tensor) -> dict:
+    """Keys and values of self-attention, of all layers, by rows; what is of the source is equal in all rows of a sentence."""
+    return tree.unflatten({path: cache if "memory_" in path else tf.gather(cache, rows, axis=1)
+                           for path, cache in tree.flatten(caches).items()})
