@@ -41,7 +41,7 @@ class Model(Protocol):
     def loss(self, theta: dict, batch: dict, context: Context) -> tuple[tf.Tensor, dict]:
         """(loss to minimise, scalar metrics; among them `cross_entropy` and `tokens`)."""
 
-    def decoding_theta(self, theta: dict) -> dict:
+    def decoding_theta(self, theta: dict, context: Context) -> dict:
         """The weights as the next two take them."""
 
     def start_decoding(self, theta: dict, source: dict, cache_length: int, context: Context) -> dict:
@@ -188,7 +188,7 @@ class Steps:
 
         def function(inputs: dict) -> dict:
             context = self._context()
-            theta = self.model.decoding_theta(self._in_place(self.model.weights(), inputs["theta"]))
+            theta = self.model.decoding_theta(self._in_place(self.model.weights(), inputs["theta"]), context)
             source = self._batch(source_specs, inputs["source"])
             state = self.model.start_decoding(theta, source, search.cache_length, context)
 

@@ -62,7 +62,7 @@ class _Naive:
         weights = weight_specs(_MODEL.weights())
 
         def start(inputs):
-            state = _MODEL.start_decoding(_MODEL.decoding_theta(inputs["theta"]), inputs["source"], _MAX_LENGTH, Context())
+            state = _MODEL.start_decoding(_MODEL.decoding_theta(inputs["theta"], Context()), inputs["source"], _MAX_LENGTH, Context())
             return {"caches": state["caches"], "source_segments": state["source_segments"]}
 
         sizes = {"R": _MODEL.num_layers // 4, "B": rows, "N": _MODEL.num_heads, "D": _MODEL.head_dim}
@@ -77,7 +77,7 @@ class _Naive:
         def step(inputs):
             from lingvo_moe.lazy import tf
             mask = tf.tile((tf.range(_MAX_LENGTH) <= inputs["position"])[None, None], [rows, 1, 1])
-            theta = _MODEL.decoding_theta(inputs["theta"])
+            theta = _MODEL.decoding_theta(inputs["theta"], Context())
             logits, new = _MODEL.decode_step(theta, inputs["state"], inputs["ids"], inputs["position"],
                                              inputs["position"], mask, Context())
             return {"logits": logits[:, 0], "state": new}

@@ -7,6 +7,8 @@ up to whole blocks, and a loop computes block after block, as far as there are a
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from lingvo_moe.layers import gating
 from lingvo_moe.layers.base import Context, project
 from lingvo_moe.layers.dispatch import NONE, choices_of
@@ -14,6 +16,8 @@ from lingvo_moe.layers.repeat import dynamic_update
 from lingvo_moe.lazy import tf
 
 _SMALLEST, _LARGEST = 8, 64  # rows of a block
+# Up to so many experts, each has a loop of its own; of more, the weights of each block's are looked up, and copied.
+FEW = 16
 
 
 class Blocks:
@@ -46,17 +50,30 @@ class Blocks:
         return tf.where(tf.equal(choices, NONE)[:, None], tf.zeros((), rows.dtype), rows)
 
     def apply(self, theta: dict, rows: tf.Tensor, context: Context) -> tf.Tensor:
-        """The networks of the experts, `wi [E, M, H]` and `wo [E, H, M]`: slots to slots, zeros in blocks that nobody uses."""
-        expert_of = tf.reduce_sum(tf.cast(tf.range(self.number)[:, None] >= self._ends, tf.int32), axis=-1)
+        """The networks of the experts, `wi [E, M, H]` and `wo [E, H, M]`, or `one_by_one`: slots to slots, zeros in blocks that nobody
+        uses."""
+        outputs = tf.zeros_like(rows)
+        if self._ends.shape[0] > FEW:
+            expert_of = tf.reduce_sum(tf.cast(tf.range(self.number)[:, None] >= self._ends, tf.int32), axis=-1)
+            return self._loop(tf.constant(0), self._ends[-1], rows, outputs, context,
+                              lambda block: (theta["wi"][expert_of[block]], theta["wo"][expert_of[block]]))
+        start = tf.constant(0)
+        for expert, matrices in enumerate(zip(_matrices(theta["wi"]), _matrices(theta["wo"]), strict=True)):
+            outputs = self._loop(start, self._ends[expert], rows, outputs, context, lambda _, matrices=matrices: matrices)
+            start = self._ends[expert]
+        return outputs
+
+    def _loop(self, start: tf.Tensor, end: tf.Tensor, rows: tf.Tensor, outputs: tf.Tensor, context: Context,
+              matrices_of: Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor]]) -> tf.Tensor:
+        """`outputs` with blocks start .. end - 1 written, each by the two matrices that are its expert's."""
 
         def body(block, outputs):
-            place, expert = [block * self.size, 0], expert_of[block]
+            place, (wi, wo) = [block * self.size, 0], matrices_of(block)
             own = tf.slice(rows, place, (self.size, rows.shape[-1]))
-            hidden = tf.nn.relu(project(own, theta["wi"][expert], context))
-            return block + 1, dynamic_update(outputs, project(hidden, theta["wo"][expert], context), place)
+            hidden = tf.nn.relu(project(own, wi, context))
+            return block + 1, dynamic_update(outputs, project(hidden, wo, context), place)
 
-        return tf.while_loop(lambda block, _: block < self._ends[-1], body, (tf.constant(0), tf.zeros_like(rows)),
-                             maximum_iterations=self.number)[1]
+        return tf.while_loop(lambda block, _: block < end, body, (start, outputs), maximum_iterations=self.number)[1]
 
     def combine(self, rows: tf.Tensor, context: Context) -> tf.Tensor:
         """Slots to the weighted sums of each token's two, in float32: `[G, S, M]`, zeros where it has none."""
@@ -64,6 +81,15 @@ class Blocks:
         taken = tf.gather(rows, tf.reshape(tf.maximum(self._slots, 0), (groups, size, 2)))
         first, second = tf.unstack(tf.cast(taken, tf.float32) * self._weights[..., None], axis=2)
         return context.cast(first + second)
+
+
+def one_by_one(weights: tf.Tensor) -> dict:
+    """`[R, E, ...]` as the tree of its experts' own, `[R, ...]`, which need not be cut out again at each use."""
+    return {f"expert_{expert}": weights[:, expert] for expert in range(weights.shape[1])}
+
+
+def _matrices(weights: dict | tf.Tensor) -> list[tf.Tensor]:
+    return list(weights.values()) if isinstance(weights, dict) else tf.unstack(weights)
 
 
 def block_size(num_choices: int, num_experts: int) -> int:

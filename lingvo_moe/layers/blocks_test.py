@@ -73,7 +73,7 @@ def test_they_compute_what_buffers_compute(choices, padded):
 @pytest.mark.parametrize("num_experts, num_groups, batch, length", [
     (2, 1, 1, 1),  # fewer tokens than a block has rows
     (2, 1, 3, 43),  # many to an expert, and no whole number of blocks
-    (64, 1, 4, 4),  # more experts than choices
+    (64, 1, 4, 4),  # more experts than choices, and too many for a loop each
     (3, 8, 8, 8),  # groups of few
 ])
 def test_of_any_number(num_experts, num_groups, batch, length):

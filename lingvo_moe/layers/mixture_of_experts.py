@@ -7,7 +7,7 @@ import math
 
 from lingvo_moe.layers import gating
 from lingvo_moe.layers.base import Context, Layer, matrix, project, project_by_expert
-from lingvo_moe.layers.blocks import Blocks
+from lingvo_moe.layers.blocks import FEW, Blocks, one_by_one
 from lingvo_moe.layers.dispatch import AUTO, check_dispatch, choose
 from lingvo_moe.layers.measures import sureness
 from lingvo_moe.lazy import tf
@@ -74,6 +74,13 @@ class MixtureOfExperts(Layer):
         gates = context.annotate(tf.nn.softmax(logits), "GSE")
         context.measure("", lambda: sureness(gates, paddings))
         return gating.route(gates, context.annotate(paddings, "GS"), capacity, context)
+
+    def in_parts(self, theta: dict, context: Context) -> dict:
+        """The weights, stacked for R layers, as calls take them that follow one another: what all would cut out of them is cut out
+        once."""
+        if not self._can_skip(context) or self.num_experts > FEW:
+            return theta
+        return {**theta, "wi": one_by_one(theta["wi"]), "wo": one_by_one(theta["wo"])}
 
     def _can_skip(self, context: Context) -> bool:
         """Whether to compute only blocks that hold a token: for inference, where a processor has all experts to itself."""

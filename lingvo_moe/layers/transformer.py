@@ -94,6 +94,12 @@ class TransformerLayer(Layer):
         outputs, _ = self._feed_forward(theta, outputs, masks, context)
         return outputs, caches
 
+    def in_parts(self, theta: dict, context: Context) -> dict:
+        """Stacked weights as `step` takes those of one layer, see `MixtureOfExperts.in_parts`."""
+        if not isinstance(self.feed_forward, MixtureOfExperts):
+            return theta
+        return {**theta, "feed_forward": self.feed_forward.in_parts(theta["feed_forward"], context)}
+
     def _attend(self, name: str, theta: dict, inputs: tf.Tensor, memory: tf.Tensor | None, mask: tf.Tensor,
                 context: Context) -> tf.Tensor:
         """The block `name`, over `memory`, or over `inputs` themselves where there is none."""
@@ -162,11 +168,11 @@ class TransformerStack(Layer):
         context.measure("norm", lambda: magnitude(normed))
         return normed, metrics
 
-    def in_parts(self, theta: dict) -> dict:
+    def in_parts(self, theta: dict, context: Context) -> dict:
         """The weights as `start` and `step` take them: the whole stack is one part, or each repeat of an unrolled one, whose
         slices are made once for all steps where this is called outside of their loop."""
         parts = [slice(i, i + 1) for i in range(self.repeats)] if self.unroll else [slice(None)]
-        stacked = {name: theta[name] for name in self._stacked_weights()}
+        stacked = {f"layer_{index}": layer.in_parts(theta[f"layer_{index}"], context) for index, layer in enumerate(self.period)}
         return {"norm": theta["norm"], "parts": {
             f"part_{i}": tree.map_leaves(lambda weight, part=part: weight[part], stacked) for i, part in enumerate(parts)}}
 

@@ -126,7 +126,7 @@ def test_steps_over_a_cache_equal_the_whole_sequence(unroll):
     stack = dataclasses.replace(DENSE_STACK, unroll=unroll)
 
     def stepwise(inputs: dict) -> dict:
-        theta = stack.in_parts(inputs["theta"])
+        theta = stack.in_parts(inputs["theta"], Context())
         caches = stack.start(theta, inputs["memory"], LENGTH, Context())
         outputs = []
         for t in range(LENGTH):

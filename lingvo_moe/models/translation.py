@@ -51,9 +51,9 @@ class Translation(Transformer):
         logits = self._layers["softmax"](theta["softmax"], outputs, context)
         return self._total(logits, target, encoder_metrics, decoder_metrics)
 
-    def decoding_theta(self, theta: dict) -> dict:
+    def decoding_theta(self, theta: dict, context: Context) -> dict:
         """The weights as `start_decoding` and `decode_step` take them."""
-        return {**theta, "decoder": self._layers["decoder"].in_parts(theta["decoder"])}
+        return {**theta, "decoder": self._layers["decoder"].in_parts(theta["decoder"], context)}
 
     def start_decoding(self, theta: dict, source: dict, cache_length: int, context: Context) -> dict:
         """Encodes `source` (ids, segment_ids, positions `[B, S]`, one sentence a row); returns the state for `decode_step`.

@@ -193,21 +193,24 @@ def test_sixty_steps_teach_copying():
     assert losses[0] > math.log(12) + 0.2 and np.mean(losses[-5:]) < math.log(12) - 0.2, losses
 
 
-def test_decoding_one_token_at_a_time_equals_teacher_forcing():
+@pytest.mark.parametrize("platform", ["", "cpu"])
+@pytest.mark.parametrize("unroll", [False, True])
+def test_decoding_one_token_at_a_time_equals_teacher_forcing(platform, unroll):
     """Every step's log-probability of the label is that of the whole sequence: masks, positions and caches agree."""
+    model = dataclasses.replace(MODEL, unroll=unroll)
     sentences, length = [[4, 9, 5, 5, 7], [8, 6, 4, 11, 10]], 5
     batch = {"source": side([[5, 6, 7], [9, 8, 7, 6]], [[1] * 3, [1] * 4], False),
              "target": side(sentences, [[1] * 5] * 2, True)}
 
     def stepwise(inputs: dict) -> dict:
-        context, source = Context(), inputs["source"]
-        theta = MODEL.decoding_theta(inputs["theta"])
-        state = MODEL.start_decoding(theta, source, length, context)
+        context, source = Context(platform=platform), inputs["source"]
+        theta = model.decoding_theta(inputs["theta"], context)
+        state = model.start_decoding(theta, source, length, context)
 
         def step(t, state, nll):
             ids, labels = inputs["target"]["ids"][:, t, None], inputs["target"]["labels"][:, t]
             mask = tf.tile(tf.range(length)[None, None] <= t, (2, 1, 1))
-            logits, state = MODEL.decode_step(theta, state, ids, t, t, mask, context)
+            logits, state = model.decode_step(theta, state, ids, t, t, mask, context)
             here = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits[:, 0])
             return t + 1, state, tf.where(tf.range(length) == t, here[:, None], nll)
 

@@ -19,7 +19,7 @@ def decode(steps: Steps, source_specs: dict, search: BeamSearch) -> Program:
     model, size, context = steps.model, search.beam_size, Context(steps.layout, platform=steps.platform)
 
     def function(inputs: dict) -> dict:
-        theta, source = model.decoding_theta(inputs["theta"]), inputs["source"]
+        theta, source = model.decoding_theta(inputs["theta"], context), inputs["source"]
         state = model.start_decoding(theta, source, search.max_length, context)
         state = {"caches": tree.map_leaves(lambda cache: tf.repeat(cache, size, axis=1), state["caches"]),
                  "source_segments": tf.repeat(state["source_segments"], size, axis=0)}
