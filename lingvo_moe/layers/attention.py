@@ -52,13 +52,38 @@ class MultiHeadAttention(Layer):
         of_keys, of_values = letters
         projected = project(queries, theta["query"], context) * (1.0 / math.sqrt(self.head_dim))
         projected = context.keep(projected, "hidden", "BTND")
-        logits = tf.cast(tf.einsum(f"BTND,{of_keys}->BNTL", projected, keys), tf.float32)
+        alone = context.platform == "cpu" and queries.shape[1] == 1 and letters == CACHED
+        logits = tf.cast((_logits_of_one if alone else _logits)(projected, keys, of_keys), tf.float32)
         logits = tf.where(mask[:, None], context.annotate(logits, "BNTL"), _MASKED)
         shares = context.cast(tf.nn.softmax(logits))
         shares = context.dropout(shares, self.dropout, "attention", "BNTL")
-        attended = context.keep(tf.einsum(f"BNTL,{of_values}->BTND", shares, values), "hidden", "BTND")
+        attended = context.keep((_mean_of_one if alone else _mean)(shares, values, of_values), "hidden", "BTND")
         outputs = project(attended, theta["output"], context, contracted=2)
         return context.keep(outputs, "output", "BTM")
+
+
+def _logits(queries: tf.Tensor, keys: tf.Tensor, letters: str) -> tf.Tensor:
+    """`[B, T, N, D]`, and keys of these `letters`, to `[B, N, T, L]`."""
+    return tf.einsum(f"BTND,{letters}->BNTL", queries, keys)
+
+
+def _logits_of_one(query: tf.Tensor, keys: tf.Tensor, letters: str) -> tf.Tensor:
+    """`_logits` where T is 1 and keys are `BNDL`, in float32: a CPU is slower at the product of a row and a matrix than at a sum."""
+    del letters
+    query, keys = tf.cast(tf.einsum("BTND->BNDT", query), tf.float32), tf.cast(keys, tf.float32)
+    return tf.reduce_sum(query * keys, axis=2)[:, :, None]
+
+
+def _mean(shares: tf.Tensor, values: tf.Tensor, letters: str) -> tf.Tensor:
+    """`[B, N, T, L]`, and values of these `letters`, to `[B, T, N, D]`."""
+    return tf.einsum(f"BNTL,{letters}->BTND", shares, values)
+
+
+def _mean_of_one(shares: tf.Tensor, values: tf.Tensor, letters: str) -> tf.Tensor:
+    """`_mean` where T is 1 and values are `BNLD`, see `_logits_of_one`."""
+    del letters
+    wide, values = tf.cast(tf.einsum("BNTL->BNLT", shares), tf.float32), tf.cast(values, tf.float32)
+    return tf.cast(tf.reduce_sum(wide * values, axis=2), shares.dtype)[:, None]
 
 
 def segment_mask(query_segments: tf.Tensor, key_segments: tf.Tensor) -> tf.Tensor:

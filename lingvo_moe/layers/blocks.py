@@ -1,8 +1,9 @@
 """The experts' networks over blocks of rows, for inference on a processor: no work for places that hold no token.
 
-Where every expert has room for all tokens, most of the [E, C] places are empty. Here the rows of each expert stand together, filled
-up to whole blocks, and a loop computes block after block, as far as there are any (as MegaBlocks does: Gale et al. 2022, arXiv
-2211.15841). How far that is, is known only when it runs; so it has no gradient, and is no work for devices that share experts out.
+Where every expert has room for all tokens, most of the [E, C] places are empty. Here the rows of each expert stand together,
+filled up to whole blocks, and a loop computes block after block, as far as there are any (as MegaBlocks does: Gale et al. 2022,
+arXiv 2211.15841). How far that is, is known only when it runs; so it has no gradient, and is no work for devices that share the
+experts out.
 """
 
 from __future__ import annotations
@@ -50,8 +51,7 @@ class Blocks:
         return tf.where(tf.equal(choices, NONE)[:, None], tf.zeros((), rows.dtype), rows)
 
     def apply(self, theta: dict, rows: tf.Tensor, context: Context) -> tf.Tensor:
-        """The networks of the experts, `wi [E, M, H]` and `wo [E, H, M]`, or `one_by_one`: slots to slots, zeros in blocks that nobody
-        uses."""
+        """The networks of the experts, `wi [E, M, H]` and `wo [E, H, M]` or `one_by_one`: slots to slots, zeros in unused blocks."""
         outputs = tf.zeros_like(rows)
         if self._ends.shape[0] > FEW:
             expert_of = tf.reduce_sum(tf.cast(tf.range(self.number)[:, None] >= self._ends, tf.int32), axis=-1)

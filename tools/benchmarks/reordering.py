@@ -49,5 +49,10 @@ def _parents(mask: tf.Tensor, position: tf.Tensor, size: int) -> tf.Tensor:
 
 def _moved(caches: dict, rows: tf.Tensor) -> dict:
     """Keys and values of self-attention, of all layers, by rows; what is of the source is equal in all rows of a sentence."""
-    return tree.unflatten({path: cache if "memory_" in path else tf.gather(cache, rows, axis=1)
-                           for path, cache in tree.flatten(caches).items()})
+
+    def moved(cache: tf.Tensor) -> tf.Tensor:
+        # Of matrices: XLA copies what it gathered along an inner dimension twice more.
+        layers = [tf.gather(tf.reshape(layer, (layer.shape[0], -1)), rows) for layer in tf.unstack(cache)]
+        return tf.reshape(tf.stack(layers), cache.shape)
+
+    return tree.unflatten({path: cache if "memory_" in path else moved(cache) for path, cache in tree.flatten(caches).items()})

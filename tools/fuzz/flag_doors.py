@@ -35,6 +35,7 @@ _CALLS = {
     "report": (("--plans=WORLD/catalogs", "--output=new.html"), "catalogs"),
     "launch_tpu": (("--dry_run", "--slice=s", "--zone=z"), "no --model"),
     "benchmarks": (("--only=nothing",), "there is no such row"),
+    "benchmarks.beams": (("--beams=0",), "--beams=0"),
     "gpu_bench.make": (("--model=dense_lm.Small", "--directory=new"), "does not translate"),
     "launch_processes": ((), "no --model"),
     "tpu_graph": (("--only=nothing",), "--only=nothing"),
@@ -60,7 +61,8 @@ _WORKING = {
     ("report", "output"): ("--plans=WORLD/plans",),
 }
 # What would start work that nobody waits for, or that leaves this machine.
-_LEFT_OUT = {("launch_tpu", "dry_run"), ("checkpoint", "import"), ("tpu_graph", "only"), ("benchmarks", "only")}
+_LEFT_OUT = {("launch_tpu", "dry_run"), ("checkpoint", "import"), ("tpu_graph", "only"), ("benchmarks", "only"),
+             ("benchmarks.beams", "beams")}
 # Values that mean something there: the whole machine's files.
 _TOO_MUCH = {"input": ("/", ".."), "cache": ("/",), "logdir": ("/",)}
 VALUES = (

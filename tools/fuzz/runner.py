@@ -21,7 +21,7 @@ from lingvo_moe.engines.pjrt import Engine
 from lingvo_moe.program import Program
 from tools import (
     build_corpus, launch_processes, launch_tpu, operator_table, plan_zoo, quickstart, tpu_graph, train_tokenizer, write_golden)
-from tools.benchmarks import __main__ as benchmarks
+from tools.benchmarks import __main__ as benchmarks, beams
 from tools.fuzz.case import Case, Outcome
 from tools.gpu_bench import make
 from tools.report import __main__ as report
@@ -31,7 +31,8 @@ SECONDS = 300
 _REPOSITORY = pathlib.Path(__file__).parents[2]
 _TOOLS = {"build_corpus": build_corpus, "train_tokenizer": train_tokenizer, "report": report, "launch_tpu": launch_tpu,
           "operator_table": operator_table, "plan_zoo": plan_zoo, "quickstart": quickstart, "write_golden": write_golden,
-          "benchmarks": benchmarks, "gpu_bench.make": make, "launch_processes": launch_processes, "tpu_graph": tpu_graph}
+          "benchmarks": benchmarks, "benchmarks.beams": beams, "gpu_bench.make": make, "launch_processes": launch_processes,
+          "tpu_graph": tpu_graph}
 
 
 class _TimeIsUp(BaseException):
