@@ -68,7 +68,7 @@ def _logits(queries: tf.Tensor, keys: tf.Tensor, letters: str) -> tf.Tensor:
 
 
 def _logits_of_one(query: tf.Tensor, keys: tf.Tensor, letters: str) -> tf.Tensor:
-    """`_logits` where T is 1 and keys are `BNDL`, in float32: a CPU is slower at the product of a row and a matrix than at a sum."""
+    """`_logits` where T is 1 and keys are `BNDL`, in float32: a CPU is slow at the product of a row and a matrix."""
     del letters
     query, keys = tf.cast(tf.einsum("BTND->BNDT", query), tf.float32), tf.cast(keys, tf.float32)
     return tf.reduce_sum(query * keys, axis=2)[:, :, None]

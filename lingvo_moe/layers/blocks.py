@@ -51,7 +51,7 @@ class Blocks:
         return tf.where(tf.equal(choices, NONE)[:, None], tf.zeros((), rows.dtype), rows)
 
     def apply(self, theta: dict, rows: tf.Tensor, context: Context) -> tf.Tensor:
-        """The networks of the experts, `wi [E, M, H]` and `wo [E, H, M]` or `one_by_one`: slots to slots, zeros in unused blocks."""
+        """The networks of the experts, `wi [E, M, H]` and `wo [E, H, M]` or `one_by_one`: slots to slots, zeros in unused ones."""
         outputs = tf.zeros_like(rows)
         if self._ends.shape[0] > FEW:
             expert_of = tf.reduce_sum(tf.cast(tf.range(self.number)[:, None] >= self._ends, tf.int32), axis=-1)

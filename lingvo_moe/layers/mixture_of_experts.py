@@ -26,7 +26,8 @@ class MixtureOfExperts(Layer):
       capacity_factor: an expert takes C = factor * S / E tokens of a group of S; 2 is the papers'.
       inference_capacity_factor: the same outside training. None: room for all, so that no sentence's result depends on
         what it is batched with.
-      dispatch: how tokens reach their experts, "einsum", "gather" or "auto"; see `layers.dispatch`.
+      dispatch: how tokens reach their experts, "einsum", "gather" or "auto"; see `layers.dispatch`, and `layers.blocks` for what
+        "auto" is in inference on one processor.
     """
 
     model_dim: int
@@ -67,6 +68,12 @@ class MixtureOfExperts(Layer):
         outputs = context.annotate(tf.reshape(outputs, (batch, length, model_dim)), "BTM")
         return outputs, {"aux_loss": routing.aux_loss, **routing.metrics}
 
+    def in_parts(self, theta: dict, context: Context) -> dict:
+        """The weights, stacked for R layers, as calls take them that follow one another: what each would cut out, cut out once."""
+        if not self._can_skip(context) or self.num_experts > FEW:
+            return theta
+        return {**theta, "wi": one_by_one(theta["wi"]), "wo": one_by_one(theta["wo"])}
+
     def _route(self, theta: dict, grouped: tf.Tensor, paddings: tf.Tensor, capacity: int, context: Context) -> gating.Routing:
         """Algorithm 2, lines 1 and 2, in float32: gates decide, so they are never rounded to bfloat16."""
         gate, exact = context.annotate(theta["gate"], "me"), dataclasses.replace(context, dtype="float32")
@@ -75,17 +82,10 @@ class MixtureOfExperts(Layer):
         context.measure("", lambda: sureness(gates, paddings))
         return gating.route(gates, context.annotate(paddings, "GS"), capacity, context)
 
-    def in_parts(self, theta: dict, context: Context) -> dict:
-        """The weights, stacked for R layers, as calls take them that follow one another: what all would cut out of them is cut out
-        once."""
-        if not self._can_skip(context) or self.num_experts > FEW:
-            return theta
-        return {**theta, "wi": one_by_one(theta["wi"]), "wo": one_by_one(theta["wo"])}
-
     def _can_skip(self, context: Context) -> bool:
-        """Whether to compute only blocks that hold a token: for inference, where a processor has all experts to itself."""
+        """Whether to compute only blocks that hold a token: in inference, where a processor has all experts to itself."""
         room_for_all = self.inference_capacity_factor is None and not context.training
-        return room_for_all and context.platform == "cpu" and context.layout.mesh.size == 1
+        return self.dispatch == AUTO and room_for_all and context.platform == "cpu" and context.layout.mesh.size == 1
 
     def _in_blocks(self, theta: dict, grouped: tf.Tensor, routing: gating.Routing, capacity: int, context: Context) -> tf.Tensor:
         """What `_in_buffers` computes, as `layers.blocks` does; nobody is left out for want of `capacity`."""
