@@ -21,6 +21,8 @@ from lingvo_moe.errors import UserError, did_you_mean
 Main = Callable[[list[str]], int | None]
 INTERRUPTED = 130
 _HELP_FLAGS = ("--help", "-help", "-h", "-?")
+# How Python spells bytes of the command line that are not UTF-8, and what it cannot print again.
+_NO_TEXT = re.compile("[\ud800-\udfff]")
 _MENDED_BY = {
     errno.ENOSPC: "no space left on the device; free some and run the same command again",
     errno.EDQUOT: "the disk quota is used up; free some space and run the same command again",
@@ -96,11 +98,15 @@ def parse(argv: Sequence[str], flag_values: flags.FlagValues) -> list[str]:
 
 
 def _check_text(flag_values: flags.FlagValues):
-    """Raises UserError for a NUL character, which no path may hold; a file of --flagfile can."""
+    """Raises UserError for a NUL character, which no path may hold (a file of --flagfile can), and for what is no text."""
     for name in flag_values:
         value = flag_values[name].value
-        if any(isinstance(text, str) and "\0" in text for text in (value if isinstance(value, list) else [value])):
-            raise UserError(f"--{name} holds a NUL character; expected text.")
+        for text in value if isinstance(value, list) else [value]:
+            if isinstance(text, str) and "\0" in text:
+                raise UserError(f"--{name} holds a NUL character; expected text.")
+            if isinstance(text, str) and _NO_TEXT.search(text):
+                shown = text.encode("utf-8", "backslashreplace").decode()
+                raise UserError(f"--{name}={shown} holds bytes that are not UTF-8; rename what it names.")
 
 
 def no_arguments(arguments: Sequence[str]):

@@ -52,6 +52,7 @@ def test_the_status_is_mains(values):
      "error: flag --steps=four: invalid literal for int() with base 10: 'four'. --help lists the flags.\n"),
     ("--force=maybe", "error: flag --force=maybe: Non-boolean argument to boolean flag. --help lists the flags.\n"),
     ("--input=a\0b", "error: --input holds a NUL character; expected text.\n"),
+    ("--input=a\udcff", "error: --input=a\\udcff holds bytes that are not UTF-8; rename what it names.\n"),
     ("--flagfile=/", "error: Unable to open flagfile: [Errno 21] Is a directory: '/'. --help lists the flags.\n"),
 ])
 def test_bad_flags_are_one_line(values, capsys, argument, message):
