@@ -101,10 +101,10 @@ def _check_text(flag_values: flags.FlagValues):
     """Raises UserError for a NUL character, which no path may hold (a file of --flagfile can), and for what is no text."""
     for name in flag_values:
         value = flag_values[name].value
-        for text in value if isinstance(value, list) else [value]:
-            if isinstance(text, str) and "\0" in text:
+        for text in filter(lambda part: isinstance(part, str), value if isinstance(value, list) else [value]):
+            if "\0" in text:
                 raise UserError(f"--{name} holds a NUL character; expected text.")
-            if isinstance(text, str) and _NO_TEXT.search(text):
+            if _NO_TEXT.search(text):
                 shown = text.encode("utf-8", "backslashreplace").decode()
                 raise UserError(f"--{name}={shown} holds bytes that are not UTF-8; rename what it names.")
 

@@ -132,28 +132,29 @@ class _Naive:
 
 
 @functools.cache
-def _compiled(search: BeamSearch, mesh: DeviceMesh):
-    steps = Steps(_MODEL, Adafactor(), Layout.of(mesh))
+def _compiled(search: BeamSearch, mesh: DeviceMesh, platform: str):
+    steps = Steps(_MODEL, Adafactor(), Layout.of(mesh), platform)
     return Engine(mesh.size).load(steps.decode(_source_specs(_BATCH), search))
 
 
-def _flat(theta: dict, source: dict, search: BeamSearch, mesh: DeviceMesh) -> dict:
-    found = _compiled(search, mesh)({"theta": theta, "source": source})
+def _flat(theta: dict, source: dict, search: BeamSearch, mesh: DeviceMesh, platform: str = "") -> dict:
+    found = _compiled(search, mesh, platform)({"theta": theta, "source": source})
     return {name: np.asarray(value) for name, value in found.items()}
 
 
 @pytest.mark.parametrize("search", _SEARCHES, ids=str)
 def test_flat_equals_naive_hypothesis_by_hypothesis(theta, source, search):
-    """Every hypothesis, its length and its score are those of the search that reorders keys and values."""
+    """Every hypothesis, its length and its score are those of the search that reorders keys and values; the program that is made
+    for a CPU finds them, too."""
     expected = _Naive(theta, source, search.beam_size).search(search.length_alpha)
-    found = _flat(theta, source, search, DeviceMesh())
-    for b in range(_BATCH):
-        assert len(expected[b]) == search.beam_size
-        for k, (score, tokens) in enumerate(expected[b]):
-            length = found["lengths"][b, k]
-            assert tuple(found["ids"][b, k, :length]) == tokens
-            assert not found["ids"][b, k, length:].any()
-            assert found["scores"][b, k] == pytest.approx(score, abs=_TOLERANCE)
+    for found in (_flat(theta, source, search, DeviceMesh(), platform) for platform in ("", "cpu")):
+        for b in range(_BATCH):
+            assert len(expected[b]) == search.beam_size
+            for k, (score, tokens) in enumerate(expected[b]):
+                length = found["lengths"][b, k]
+                assert tuple(found["ids"][b, k, :length]) == tokens
+                assert not found["ids"][b, k, length:].any()
+                assert found["scores"][b, k] == pytest.approx(score, abs=_TOLERANCE)
     lengths = {len(tokens) for beam in expected for _, tokens in beam}
     assert len(lengths) > 2, "the test is to meet hypotheses that end early and some that do not"
 

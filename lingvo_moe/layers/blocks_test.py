@@ -54,7 +54,8 @@ def call(layer: MixtureOfExperts, platform: str, dtype: str = "float32", layout:
     return function
 
 
-def compare(layer: MixtureOfExperts, inputs: dict, dtype: str = "float32", tolerance: float = TOLERANCE):
+def assert_as_buffers(layer: MixtureOfExperts, inputs: dict, dtype: str = "float32", tolerance: float = TOLERANCE) -> np.ndarray:
+    """That blocks compute what buffers do, and zeros for paddings; returns it, `[B, T, M]`."""
     letters = {"outputs": "btm"}
     blocks, buffers = (testing.run(call(layer, platform, dtype), inputs, letters=letters)["outputs"] for platform in ("cpu", ""))
     np.testing.assert_allclose(blocks, buffers, rtol=0, atol=tolerance * max(np.abs(buffers).max(), 1e-9))
@@ -66,7 +67,7 @@ def compare(layer: MixtureOfExperts, inputs: dict, dtype: str = "float32", toler
 @pytest.mark.parametrize("padded", PADDED)
 def test_they_compute_what_buffers_compute(choices, padded):
     layer = layer_of(num_experts=4, num_groups=2)
-    outputs = compare(layer, inputs_of(layer, 4, 6, choices, padded))
+    outputs = assert_as_buffers(layer, inputs_of(layer, 4, 6, choices, padded))
     assert np.any(outputs) == (padded != "all")
 
 
@@ -76,14 +77,14 @@ def test_they_compute_what_buffers_compute(choices, padded):
     (64, 1, 4, 4),  # more experts than choices, and too many for a loop each
     (3, 8, 8, 8),  # groups of few
 ])
-def test_of_any_number(num_experts, num_groups, batch, length):
+def test_they_do_so_for_any_number_of_tokens_experts_and_groups(num_experts, num_groups, batch, length):
     layer = layer_of(num_experts, num_groups)
-    compare(layer, inputs_of(layer, batch, length))
+    assert_as_buffers(layer, inputs_of(layer, batch, length))
 
 
-def test_in_bfloat16():
+def test_they_do_so_in_bfloat16():
     layer = layer_of(num_experts=4, num_groups=1)
-    compare(layer, inputs_of(layer, 4, 6), "bfloat16", BFLOAT16_TOLERANCE)
+    assert_as_buffers(layer, inputs_of(layer, 4, 6), "bfloat16", BFLOAT16_TOLERANCE)
 
 
 def test_only_inference_on_one_processor_with_room_for_all_loops_over_blocks():
