@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from lingvo_moe.errors import UserError
 from lingvo_moe.layers.base import Context
-from lingvo_moe.layers.selection import largest_few
+from lingvo_moe.layers.selection import Pieces, largest_few
 from lingvo_moe.lazy import tf
 
 _IMPOSSIBLE = -float("inf")
@@ -131,9 +131,12 @@ class _Beam:
     def expand(self, t: tf.Tensor, logits: tf.Tensor, alive: dict, finished: dict) -> tuple[dict, dict, tf.Tensor]:
         """Prolongs every living hypothesis by every token; returns the new living and finished ones and the parents."""
         size, vocabulary = self._search.beam_size, logits.shape[-1]
-        totals = alive["scores"][..., None] + tf.nn.log_softmax(self._forbid(logits))
+        logits = self._place(self._forbid(logits))
+        pieces = Pieces.of(logits, 2 * size)
+        best = pieces.largest()
+        normalizers = best + tf.math.log(tf.reduce_sum(tf.exp(logits - best[..., None]), axis=-1))
         # Among the best 2K candidates at most K end, so at least K go on.
-        scores, flat = largest_few(self._place(tf.reshape(totals, (self._batch, size * vocabulary))), 2 * size)
+        scores, flat = pieces.largest_few_sums(alive["scores"] - normalizers, 2 * size, self._context)
         parents, tokens = flat // vocabulary, flat % vocabulary
         written = tf.equal(tf.range(self._search.max_length), t)
         ids = tf.where(written, tokens[..., None], tf.gather(alive["ids"], parents, batch_dims=1))
@@ -167,10 +170,8 @@ class _Beam:
                           lengths=pick(finished["lengths"], lengths))
 
     def _keep_best(self, candidates: dict) -> dict:
-        scores, order = largest_few(candidates["scores"], self._search.beam_size)
-        kept = {name: self.reorder(value, order) for name, value in candidates.items()}
-        # Not the gathered scores: where too few are possible, `largest_few` names one a second time, with an impossible value.
-        return dict(kept, scores=self._place(scores))
+        _, order = largest_few(candidates["scores"], self._search.beam_size, self._context)
+        return {name: self.reorder(value, order) for name, value in candidates.items()}
 
     def _forbid(self, logits: tf.Tensor) -> tf.Tensor:
         ids = tf.range(logits.shape[-1])

@@ -163,8 +163,8 @@ def test_the_partitioned_search_finds_the_same(theta, source):
     """One XLA program over 4 devices, or a 2x2 mesh: the same hypotheses as on one."""
     search = _SEARCHES[-1]
     one = _flat(theta, source, search, DeviceMesh())
-    for mesh in (DeviceMesh((4,)), DeviceMesh((2, 2))):
-        found = _flat(theta, source, search, mesh)
+    for mesh, platform in (((4,), ""), ((4,), "cpu"), ((2, 2), "")):
+        found = _flat(theta, source, search, DeviceMesh(mesh), platform)
         np.testing.assert_array_equal(found["ids"], one["ids"])
         np.testing.assert_array_equal(found["lengths"], one["lengths"])
         np.testing.assert_allclose(found["scores"], one["scores"], atol=_TOLERANCE)
