@@ -75,11 +75,12 @@ class Adafactor:
     def _update_one(self, weight: Weight, value: tf.Tensor, gradient: tf.Tensor, slots: dict, beta2: tf.Tensor,
                     rate: tf.Tensor, layout: Layout) -> tuple[tf.Tensor, dict]:
         gradient = layout.annotate(gradient, weight.letters)
-        squared = tf.square(gradient) + self.epsilon
+        squared = tf.square(gradient)
         declared = self._slots_of(weight)
 
         def decayed(name: str, mean: tf.Tensor) -> tf.Tensor:
-            return layout.annotate(beta2 * slots[name] + (1.0 - beta2) * mean, declared[name].letters)
+            # Epsilon is in each square (section 4), and so in their mean, where adding it costs nothing.
+            return layout.annotate(beta2 * slots[name] + (1.0 - beta2) * (mean + self.epsilon), declared[name].letters)
 
         matrix = weight.rows + weight.columns
         if weight.rows:
