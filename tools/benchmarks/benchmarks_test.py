@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import pathlib
 import sys
@@ -89,6 +90,14 @@ def test_a_wider_layer_has_as_much_room_for_each_token(experts):
     assert layer.groups * layer.capacity * layer.experts == 2 * layer.tokens == 128 * experts
 
 
+@pytest.mark.parametrize("mesh", ["8", "4x2"])
+def test_what_grows_with_devices_is_the_work_of_one(mesh):
+    """Each of eight groups has the tokens, and each expert the room for them, that the one of the translation has."""
+    grown, one = BY_NAME[f"grown_{mesh}"].ours, work.TRANSLATION
+    assert (grown.tokens // grown.groups, grown.capacity) == (one.tokens, one.capacity)
+    assert BY_NAME[f"cut_{mesh}"].ours.tokens == one.tokens and grown.groups == 8
+
+
 def test_the_model_has_the_works_dimensions():
     own = ours.experiment_of(work.TRANSLATION)
     assert (own.model.num_layers, own.model.num_experts, own.model.target_vocabulary) == (8, 8, 8000)
@@ -131,6 +140,7 @@ def test_a_row_that_was_not_measured_is_empty():
     cells = document.rows([missed, Result("decoding", missing="no such package")])
     assert cells[0][1:] == ("3.0000", "2.0000", "1.50", "1.40-1.60", "0.75", "no")
     assert cells[1][1:] == ("", "", "", "", "0.40", "not measured")
+    assert document.rows([dataclasses.replace(missed, name="cut_8")])[0][-2:] == ("", "")  # has no goal
     assert "no such package" in document.for_screen([missed, Result("decoding", missing="no such package")])
 
 

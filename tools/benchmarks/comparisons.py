@@ -36,7 +36,7 @@ class Comparison:
       title: what the row is called.
       ours, other: the two works.
       by: who does the other: a peer of the directory `peers`, or ourselves.
-      goal: the ratio ours / other is to be at most this.
+      goal: the ratio ours / other is to be at most this; infinite where it is only told.
       equal: facts that both must tell alike.
       per: a fact: seconds are divided by it on both sides before they are compared.
       flop: the operations that ours count as where `per` is `flop`; 0 for those that the model asks for.
@@ -59,6 +59,9 @@ def _with(of: Work, **changes) -> Work:
 
 _ALL_EXPERTS = _with(work.TRANSLATION, kind="decode", capacity_factor=None)
 _MANY = _with(work.TRANSLATION, experts=64)
+# As work grows with devices: each of 8 has the tokens, and the room, that one has of `work.TRANSLATION`.
+_EIGHT_TIMES = _with(work.TRANSLATION, groups=8, rows=8 * work.TRANSLATION.rows)
+# The same work cut in 8: 64 tokens each.
 _IN_EIGHT = _with(work.TRANSLATION, groups=8)
 COMPARISONS = (
     Comparison(name="translation_8", title="training step, 8 experts, against NllbMoe", ours=work.TRANSLATION,
@@ -77,8 +80,10 @@ COMPARISONS = (
                other=work.PRODUCT, goal=0.5, per="flop", flop=LINGVO_FLOP),
     Comparison(name="decoding", title="beam search, against NllbMoe's generate", ours=_ALL_EXPERTS, other=_ALL_EXPERTS,
                by="nllb_moe", goal=0.4, equal=("layers", "expert_layers", "experts", "tokens", "batch", "decoded", "beams")),
-    *(Comparison(name=f"partitioned_{mesh}", title=f"training step on {mesh} devices against 1", ours=_with(_IN_EIGHT, mesh=mesh),
-                 other=_IN_EIGHT, goal=1.3, equal=(*_LEARNING, "weights")) for mesh in ("8", "4x2")),
+    *(Comparison(name=f"{name}_{mesh}", title=f"training step of {tokens} tokens a side, {mesh} devices against 1",
+                 ours=_with(of, mesh=mesh), other=of, goal=goal, equal=(*_LEARNING, "weights"))
+      for name, of, tokens, goal in (("grown", _EIGHT_TIMES, "8 x 512", 1.3), ("cut", _IN_EIGHT, "512", math.inf))
+      for mesh in ("8", "4x2")),
 )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import pathlib
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -17,12 +18,13 @@ def rows(results: Iterable[Result]) -> list[tuple[str, ...]]:
     found = []
     for result in results:
         comparison = _BY_NAME[result.name]
+        goal = f"{comparison.goal:.2f}" if math.isfinite(comparison.goal) else ""
         if result.missing:
-            found.append((comparison.title, "", "", "", "", f"{comparison.goal:.2f}", "not measured"))
+            found.append((comparison.title, "", "", "", "", goal, "not measured"))
         else:
             met = "yes" if result.ratio <= comparison.goal else "no"
             found.append((comparison.title, f"{result.ours:.4f}", f"{result.other:.4f}", f"{result.ratio:.2f}",
-                          f"{result.low:.2f}-{result.high:.2f}", f"{comparison.goal:.2f}", met))
+                          f"{result.low:.2f}-{result.high:.2f}", goal, met if goal else ""))
     return found
 
 
