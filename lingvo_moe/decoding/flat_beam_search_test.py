@@ -160,7 +160,7 @@ def test_flat_equals_naive_hypothesis_by_hypothesis(theta, source, search):
 
 
 def test_the_partitioned_search_finds_the_same(theta, source):
-    """One XLA program over 4 devices, or a 2x2 mesh: the same hypotheses as on one."""
+    """One XLA program over 4 devices, made for a CPU or not, or a 2x2 mesh: the same hypotheses as on one."""
     search = _SEARCHES[-1]
     one = _flat(theta, source, search, DeviceMesh())
     for mesh, platform in (((4,), ""), ((4,), "cpu"), ((2, 2), "")):

@@ -21,8 +21,8 @@ def largest(values: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
 def largest_few(values: tf.Tensor, count: int, context: Context) -> tuple[tf.Tensor, tf.Tensor]:
     """The `count` largest of each row of `[B, N]`, falling, ties by the lower index: values, and indices `int32`, `[B, count]`.
 
-    A general top-k is a sort, but for a CPU, which has one for a few. Elsewhere it is `count` passes over the rows, which are far
-    less work, and which the partitioner cuts along the batch.
+    A general top-k is a sort, but for a CPU, for which XLA has one of a few (with 0 before -0). Elsewhere it is `count` passes over
+    the rows, which are far less work. The partitioner cuts both along the batch. In a row that has a NaN, indices are places of it.
     """
     if context.platform == "cpu":
         return tf.math.top_k(values, count)
@@ -43,8 +43,8 @@ def _first(true: tf.Tensor) -> tf.Tensor:
 
 @dataclasses.dataclass(frozen=True)
 class Pieces:
-    """Rows `[B, K, V]` cut into pieces: the few largest of all are in the few pieces of the largest peaks, so they are found without
-    another look at the rest.
+    """Rows `[B, K, V]` cut into pieces: the few largest of all are in the few pieces of the largest peaks, so they are found
+    without another look at the rest.
 
     Attributes:
       values: `[B, K, P, L]`.

@@ -79,7 +79,7 @@ class Adafactor:
         declared = self._slots_of(weight)
 
         def decayed(name: str, mean: tf.Tensor) -> tf.Tensor:
-            # Epsilon is in each square (section 4), and so in their mean, where adding it costs nothing.
+            # Epsilon is in each square (Adafactor's algorithm 4), and so in their mean, where adding it costs nothing.
             return layout.annotate(beta2 * slots[name] + (1.0 - beta2) * (mean + self.epsilon), declared[name].letters)
 
         matrix = weight.rows + weight.columns
