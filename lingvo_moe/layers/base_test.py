@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from lingvo_moe import testing
-from lingvo_moe.layers.base import Context, Layer, Weight, initial_value, matrix, project, project_by_expert
+from lingvo_moe.layers.base import FEW_ROWS, Context, Layer, Weight, initial_value, matrix, project, project_by_expert
 from lingvo_moe.layout import DeviceMesh, Layout
 from lingvo_moe.lazy import tf
 
@@ -132,8 +132,12 @@ def test_a_product_made_for_a_cpu_is_the_same(inputs, weight, contracted):
     check_platforms(lambda given, context: project(given["inputs"], given["weight"], context, contracted), inputs, weight)
 
 
-def test_the_experts_product_made_for_a_cpu_is_the_same():
-    check_platforms(lambda given, context: project_by_expert(given["inputs"], given["weight"], context), (3, 2, 4, 5), (3, 5, 6))
+@pytest.mark.parametrize("groups, capacity, fan_in, outputs", [
+    (2, 4, 5, 6), (2, 16, 24, 40), (1, 7, 16, 9), (1, 1, 8, 8), (3, 16, 8, 24), (1, FEW_ROWS, 8, 8), (1, FEW_ROWS + 1, 8, 8)])
+def test_the_experts_product_made_for_a_cpu_is_the_same(groups, capacity, fan_in, outputs):
+    """In value and gradient, of few rows and of many, with sides that are tiles and that are none."""
+    check_platforms(lambda given, context: project_by_expert(given["inputs"], given["weight"], context),
+                    (3, groups, capacity, fan_in), (3, fan_in, outputs))
 
 
 def check_platforms(product, inputs: tuple[int, ...], weight: tuple[int, ...]):
