@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 from lingvo_moe import tree
-from lingvo_moe.layers.base import Weight
-from lingvo_moe.layout import Layout
+from lingvo_moe.layers.base import Context, Weight
 from lingvo_moe.lazy import tf
 from lingvo_moe.optimizers.schedules import InverseSquareRoot
+from lingvo_moe.sharding import REPLICATED_DIMENSION
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -41,14 +42,14 @@ class Adafactor:
                 for name, node in weights.items()}
 
     def update(self, weights: dict, theta: dict, gradients: dict, slots: dict, step: tf.Tensor,
-               layout: Layout) -> tuple[dict, dict]:
+               context: Context) -> tuple[dict, dict]:
         """One step for all weights.
 
         Args:
           weights: declarations; the other trees hold tensors for them (`slots`: for `self.slots(weights)`).
           theta, gradients, slots: float32.
           step: scalar int32, how many steps were made before.
-          layout: where weights live.
+          context: of the step: where weights live, and what to be fast on.
 
         Returns:
           (theta, slots) after the step.
@@ -63,7 +64,7 @@ class Adafactor:
             own = {name: flat_slots[f"{path}/{name}"] for name in self._slots_of(weight)}
             with tf.name_scope(path.replace("/", "_")):
                 new_theta[path], updated = self._update_one(
-                    weight, values[path], flat_gradients[path], own, beta2, rate, layout)
+                    weight, values[path], flat_gradients[path], own, beta2, rate, context)
             new_slots.update({f"{path}/{name}": value for name, value in updated.items()})
         return tree.unflatten(new_theta), tree.unflatten(new_slots)
 
@@ -73,16 +74,15 @@ class Adafactor:
         return {"row": _zeros(weight, weight.columns), "column": _zeros(weight, weight.rows)}
 
     def _update_one(self, weight: Weight, value: tf.Tensor, gradient: tf.Tensor, slots: dict, beta2: tf.Tensor,
-                    rate: tf.Tensor, layout: Layout) -> tuple[tf.Tensor, dict]:
-        gradient = layout.annotate(gradient, weight.letters)
+                    rate: tf.Tensor, context: Context) -> tuple[tf.Tensor, dict]:
+        gradient = context.annotate(gradient, weight.letters)
         squared = tf.square(gradient)
         declared = self._slots_of(weight)
 
         def decayed(name: str, mean: tf.Tensor) -> tf.Tensor:
             # Epsilon is in each square (Adafactor's algorithm 4), and so in their mean, where adding it costs nothing.
-            return layout.annotate(beta2 * slots[name] + (1.0 - beta2) * (mean + self.epsilon), declared[name].letters)
+            return context.annotate(beta2 * slots[name] + (1.0 - beta2) * (mean + self.epsilon), declared[name].letters)
 
-        matrix = weight.rows + weight.columns
         if weight.rows:
             row = decayed("row", tf.reduce_mean(squared, axis=weight.columns))
             column = decayed("column", tf.reduce_mean(squared, axis=weight.rows))
@@ -90,13 +90,18 @@ class Adafactor:
             wide_row = _expand(row, weight.columns)
             share = wide_row / tf.reduce_mean(wide_row, axis=weight.rows, keepdims=True)
             update = gradient * tf.math.rsqrt(share) * tf.math.rsqrt(_expand(column, weight.rows))
+            if _is_whole(weight, context):
+                mean_square = _mean_of_quotients(weight, squared, share, column)
+            else:
+                mean_square = _mean_square(weight, update)
         else:
             new_slots = {"moment": decayed("moment", squared)}
             update = gradient * tf.math.rsqrt(new_slots["moment"])
-        update /= tf.maximum(1.0, _root_mean_square(update, matrix) / self.clipping_threshold)
+            mean_square = _mean_square(weight, update)
+        update /= tf.maximum(1.0, tf.sqrt(mean_square) / self.clipping_threshold)
         if self.multiply_by_parameter_scale:
-            update *= tf.maximum(self.minimum_scale, _root_mean_square(value, matrix))
-        return layout.annotate(value - rate * update, weight.letters), new_slots
+            update *= tf.maximum(self.minimum_scale, tf.sqrt(_mean_square(weight, value)))
+        return context.annotate(value - rate * update, weight.letters), new_slots
 
 
 def _zeros(weight: Weight, without: tuple[int, ...]) -> Weight:
@@ -111,5 +116,22 @@ def _expand(factor: tf.Tensor, dimensions: tuple[int, ...]) -> tf.Tensor:
     return factor
 
 
-def _root_mean_square(tensor: tf.Tensor, dimensions: tuple[int, ...]) -> tf.Tensor:
-    return tf.sqrt(tf.reduce_mean(tf.square(tensor), axis=dimensions, keepdims=True))
+def _mean_square(weight: Weight, tensor: tf.Tensor) -> tf.Tensor:
+    """The mean square of each matrix or vector of a tensor in the weight's place; its dimensions are kept, as 1."""
+    return tf.reduce_mean(tf.square(tensor), axis=weight.rows + weight.columns, keepdims=True)
+
+
+def _is_whole(weight: Weight, context: Context) -> bool:
+    """Whether `_mean_of_quotients` is the faster one: on a CPU, where no matrix is cut, and nothing has to be exchanged."""
+    mapping = context.layout.dims_mapping(weight.letters)
+    return context.platform == "cpu" and all(mapping[d] == REPLICATED_DIMENSION for d in weight.rows + weight.columns)
+
+
+def _mean_of_quotients(weight: Weight, squared: tf.Tensor, share: tf.Tensor, column: tf.Tensor) -> tf.Tensor:
+    """`_mean_square` of an update, from the squared gradient and what it is divided by: a product with a vector for each matrix,
+    and no update that must be written to memory to be summed up."""
+    rows, columns = ("".join(weight.letters[d] for d in range(len(weight.letters)) if d not in without)
+                     for without in (weight.columns, weight.rows))
+    sums = _expand(tf.einsum(f"{weight.letters},{columns}->{rows}", squared, 1.0 / column), weight.columns)
+    num_columns = math.prod(weight.shape[d] for d in weight.columns)
+    return tf.reduce_mean(sums / share, axis=weight.rows, keepdims=True) / num_columns

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from lingvo_moe import testing, tree
-from lingvo_moe.layers.base import Weight
+from lingvo_moe.layers.base import Context, Weight
 from lingvo_moe.layout import DeviceMesh, Layout
 from lingvo_moe.lazy import tf
 from lingvo_moe.optimizers.adafactor import Adafactor
@@ -82,21 +82,21 @@ def by_the_paper(case: dict, scaled: bool = True) -> dict[str, np.ndarray]:
     return results
 
 
-def all_steps(optimizer: Adafactor, layout: Layout = Layout()):
+def all_steps(optimizer: Adafactor, context: Context = Context()):
     """All steps as one program: `{theta, gradients} -> {theta, slots}`."""
 
     def function(inputs: dict) -> dict:
         theta, slots = inputs["theta"], tree.map_leaves(lambda slot: tf.zeros(slot.shape), optimizer.slots(WEIGHTS))
         for step in range(STEPS):
             gradients = inputs["gradients"][str(step)]
-            theta, slots = optimizer.update(WEIGHTS, theta, gradients, slots, tf.constant(step), layout)
+            theta, slots = optimizer.update(WEIGHTS, theta, gradients, slots, tf.constant(step), context)
         return {"theta": theta, "slots": slots}
 
     return function
 
 
-def eagerly(optimizer: Adafactor) -> dict[str, np.ndarray]:
-    return testing.arrays(all_steps(optimizer)(tree.map_leaves(tf.constant, trees())))
+def eagerly(optimizer: Adafactor, platform: str = "") -> dict[str, np.ndarray]:
+    return testing.arrays(all_steps(optimizer, Context(platform=platform))(tree.map_leaves(tf.constant, trees())))
 
 
 def assert_close(actual: np.ndarray, expected: np.ndarray, path: str):
@@ -108,9 +108,11 @@ def unpartitioned() -> dict:
     return eagerly(Adafactor(learning_rate=RATE))
 
 
-def test_equals_the_paper(unpartitioned):
+@pytest.mark.parametrize("platform", ["", "cpu"])
+def test_equals_the_paper(platform):
+    found = eagerly(Adafactor(learning_rate=RATE), platform)
     for path, expected in by_the_paper(trees()).items():
-        assert_close(matrices_of(tree.flatten(WEIGHTS)[path], unpartitioned[f"theta/{path}"]), expected, path)
+        assert_close(matrices_of(tree.flatten(WEIGHTS)[path], found[f"theta/{path}"]), expected, path)
 
 
 def test_equals_the_paper_without_relative_steps():
@@ -119,14 +121,15 @@ def test_equals_the_paper_without_relative_steps():
         assert_close(matrices_of(tree.flatten(WEIGHTS)[path], found[f"theta/{path}"]), expected, path)
 
 
+@pytest.mark.parametrize("platform", ["", "cpu"])
 @pytest.mark.parametrize("mesh", ["8", "4x2"])
-def test_partitioned_equals_unpartitioned(mesh, unpartitioned):
+def test_partitioned_equals_unpartitioned(mesh, platform, unpartitioned):
     optimizer, layout = Adafactor(learning_rate=RATE), Layout.of(DeviceMesh.parse(mesh))
     declared = {f"theta/{path}": weight.letters for path, weight in tree.flatten(WEIGHTS).items()}
     letters = declared | {f"gradients/{step}/{path.removeprefix('theta/')}": name
                           for path, name in declared.items() for step in range(STEPS)}
     letters |= {f"slots/{path}": slot.letters for path, slot in tree.flatten(optimizer.slots(WEIGHTS)).items()}
-    found = testing.run(all_steps(optimizer, layout), trees(), layout, letters)
+    found = testing.run(all_steps(optimizer, Context(layout, platform=platform)), trees(), layout, letters)
     for path, expected in unpartitioned.items():
         assert_close(found[path], expected, path)
 
@@ -149,7 +152,7 @@ def update_one(weight: Weight, value, gradient, slots: dict, step: int, **fields
     """One eager step of one weight."""
     optimizer = Adafactor(learning_rate=RATE, **fields)
     trees_of_one = ({"w": tf.constant(value, tf.float32)}, {"w": tf.constant(gradient, tf.float32)}, {"w": slots})
-    theta, slots = optimizer.update({"w": weight}, *trees_of_one, tf.constant(step), Layout())
+    theta, slots = optimizer.update({"w": weight}, *trees_of_one, tf.constant(step), Context())
     return theta["w"].numpy(), testing.arrays(slots["w"])
 
 
