@@ -9,7 +9,6 @@ from lingvo_moe import tree
 from lingvo_moe.layers.base import Context, Weight
 from lingvo_moe.lazy import tf
 from lingvo_moe.optimizers.schedules import InverseSquareRoot
-from lingvo_moe.sharding import REPLICATED_DIMENSION
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -88,10 +87,11 @@ class Adafactor:
             column = decayed("column", tf.reduce_mean(squared, axis=weight.rows))
             new_slots = {"row": row, "column": column}
             wide_row = _expand(row, weight.columns)
-            share = wide_row / tf.reduce_mean(wide_row, axis=weight.rows, keepdims=True)
-            update = gradient * tf.math.rsqrt(share) * tf.math.rsqrt(_expand(column, weight.rows))
+            total = tf.reduce_mean(wide_row, axis=weight.rows, keepdims=True)
+            # A row's share of the total may be too small for a float32; the two by themselves are not.
+            update = gradient * (tf.math.rsqrt(wide_row) * tf.sqrt(total)) * tf.math.rsqrt(_expand(column, weight.rows))
             if _is_whole(weight, context):
-                mean_square = _mean_of_quotients(weight, squared, share, column)
+                mean_square = _mean_of_quotients(weight, squared, wide_row, column) * total
             else:
                 mean_square = _mean_square(weight, update)
         else:
@@ -123,15 +123,15 @@ def _mean_square(weight: Weight, tensor: tf.Tensor) -> tf.Tensor:
 
 def _is_whole(weight: Weight, context: Context) -> bool:
     """Whether `_mean_of_quotients` is the faster one: on a CPU, where no matrix is cut, and nothing has to be exchanged."""
-    mapping = context.layout.dims_mapping(weight.letters)
-    return context.platform == "cpu" and all(mapping[d] == REPLICATED_DIMENSION for d in weight.rows + weight.columns)
+    letters = [weight.letters[d] for d in weight.rows + weight.columns]
+    return context.platform == "cpu" and all(context.layout.num_shards(weight.letters, letter) == 1 for letter in letters)
 
 
-def _mean_of_quotients(weight: Weight, squared: tf.Tensor, share: tf.Tensor, column: tf.Tensor) -> tf.Tensor:
-    """`_mean_square` of an update, from the squared gradient and what it is divided by: a product with a vector for each matrix,
-    and no update that must be written to memory to be summed up."""
+def _mean_of_quotients(weight: Weight, squared: tf.Tensor, row: tf.Tensor, column: tf.Tensor) -> tf.Tensor:
+    """`_mean_square` of a gradient over the roots of a row and a column, from its squares: a product with a vector for each matrix,
+    and no quotient that must be written to memory to be summed up."""
     rows, columns = ("".join(weight.letters[d] for d in range(len(weight.letters)) if d not in without)
                      for without in (weight.columns, weight.rows))
     sums = _expand(tf.einsum(f"{weight.letters},{columns}->{rows}", squared, 1.0 / column), weight.columns)
     num_columns = math.prod(weight.shape[d] for d in weight.columns)
-    return tf.reduce_mean(sums / share, axis=weight.rows, keepdims=True) / num_columns
+    return tf.reduce_mean(sums / row, axis=weight.rows, keepdims=True) / num_columns

@@ -148,11 +148,11 @@ def test_slots_are_a_row_and_a_column_of_every_matrix():
     assert all(slot.stddev == slot.mean == 0.0 for slot in slots.values())
 
 
-def update_one(weight: Weight, value, gradient, slots: dict, step: int, **fields) -> tuple[np.ndarray, dict]:
+def update_one(weight: Weight, value, gradient, slots: dict, step: int, platform: str = "", **fields) -> tuple[np.ndarray, dict]:
     """One eager step of one weight."""
     optimizer = Adafactor(learning_rate=RATE, **fields)
     trees_of_one = ({"w": tf.constant(value, tf.float32)}, {"w": tf.constant(gradient, tf.float32)}, {"w": slots})
-    theta, slots = optimizer.update({"w": weight}, *trees_of_one, tf.constant(step), Context())
+    theta, slots = optimizer.update({"w": weight}, *trees_of_one, tf.constant(step), Context(platform=platform))
     return theta["w"].numpy(), testing.arrays(slots["w"])
 
 
@@ -188,6 +188,17 @@ def test_each_expert_is_clipped_and_scaled_by_itself():
 def test_small_weights_count_as_the_minimum_scale():
     after, _ = update_one(Weight((2,), "M"), [0, 0], [1, -1], {"moment": tf.zeros(2)}, 0, minimum_scale=0.5)
     np.testing.assert_allclose(after, [-0.1, 0.1], rtol=TOLERANCE)
+
+
+@pytest.mark.parametrize("platform", ["", "cpu"])
+def test_a_row_that_nothing_reached_is_finite_beside_large_ones(platform):
+    """An embedding's rows of tokens that did not occur, at the first step, beside gradients of a training that diverges."""
+    gradient = np.full((4, 8), 1e6, np.float32)
+    gradient[1] = 0
+    value = np.ones((4, 8), np.float32)
+    after, slots = update_one(Weight((4, 8), "VM", "V"), value, gradient, {"row": tf.zeros(4), "column": tf.zeros(8)}, 0, platform)
+    np.testing.assert_array_equal(after[1], value[1])
+    assert np.isfinite(after).all() and (after[[0, 2, 3]] < 1).all() and all(np.isfinite(slot).all() for slot in slots.values())
 
 
 def test_zero_gradients_change_nothing_and_are_finite():
