@@ -189,7 +189,7 @@ def test_the_same_seed_has_the_same_losses_on_every_mesh(mesh, layout, platform)
 
 def test_sixty_steps_teach_copying():
     """Below ln 12, what knowing all words but not the source would give: the decoder reads the encoder."""
-    losses = [metrics["cross_entropy"] for metrics in train(trainer("8"), 60)]
+    losses = [metrics["cross_entropy"] for metrics in train(trainer("8", "auto", "cpu"), 60)]
     assert losses[0] > math.log(12) + 0.2 and np.mean(losses[-5:]) < math.log(12) - 0.2, losses
 
 
