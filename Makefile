@@ -16,7 +16,7 @@ quickstart: setup  ## corpus, tokenizer, a small model, its BLEU: everything onc
 test: pytest bazel  ## all tests with pytest, and all targets with Bazel
 
 pytest: setup  ## all tests, two files at a time
-	.venv/bin/python -m pytest --numprocesses=2 --dist=loadfile --no-loadscope-reorder
+	.venv/bin/python -m pytest --numprocesses=2 --dist=loadfile
 
 # The tests themselves have been run; what only Bazel can tell is whether the BUILD files declare all that they import.
 bazel: setup  ## collect each test file by itself, where it sees only what its BUILD file declares; `bazel test //...` runs them

@@ -31,18 +31,6 @@ hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=No
 hypothesis.settings.load_profile("repeatable")
 
 
-# A minute and more each. They come first: whoever had one of them left at the end would keep the other workers waiting.
-_LONG = ("tools/write_golden_test.py", "lingvo_moe/analysis/plan_test.py", "lingvo_moe/models/translation_test.py",
-         "lingvo_moe/training/loop_processes_test.py", "lingvo_moe/decoding/flat_beam_search_test.py",
-         "params/language_models_test.py", "tools/launch_processes_test.py", "lingvo_moe/training/loop_faults_test.py",
-         "lingvo_moe/models/language_model_test.py", "lingvo_moe/training/loop_tpu_strategy_test.py",
-         "lingvo_moe/commands_test.py", "lingvo_moe/training/loop_test.py", "lingvo_moe/train_command_test.py")
-
-
-def pytest_collection_modifyitems(items):
-    items.sort(key=lambda item: not item.path.as_posix().endswith(_LONG))
-
-
 @pytest.fixture(scope="module", autouse=True)
 def compiled_programs_are_dropped(request):
     """A file's programs are not another's: kept to the end of the run, all of them together took twenty gigabytes."""
