@@ -116,8 +116,7 @@ class Steps:
             theta = self._in_place(weights, state["theta"])
             loss, metrics, gradients = self._differentiated(theta, state, self._batch(batch_specs, inputs["batch"]))
             with tf.name_scope("optimizer"):
-                updated = self.optimizer.update(weights, theta, gradients, state["slots"], state["step"],
-                                                self._context())
+                updated = self.optimizer.update(weights, theta, gradients, state["slots"], state["step"], self._context())
                 norm = _global_norm(weights, gradients)
                 is_finite = tf.math.is_finite(loss) & tf.math.is_finite(norm)
                 theta, slots = (tree.map_leaves(lambda new, old: tf.where(is_finite, new, old), new, old)

@@ -128,8 +128,8 @@ def _is_whole(weight: Weight, context: Context) -> bool:
 
 
 def _mean_of_quotients(weight: Weight, squared: tf.Tensor, row: tf.Tensor, column: tf.Tensor) -> tf.Tensor:
-    """`_mean_square` of a gradient over the roots of a row and a column, from its squares: a product with a vector for each matrix,
-    and no quotient that must be written to memory to be summed up."""
+    """`_mean_square` of a gradient over the roots of a row and a column, from its squares: a product with a vector for each
+    matrix, and no quotient that must be written to memory to be summed up."""
     rows, columns = ("".join(weight.letters[d] for d in range(len(weight.letters)) if d not in without)
                      for without in (weight.columns, weight.rows))
     sums = _expand(tf.einsum(f"{weight.letters},{columns}->{rows}", squared, 1.0 / column), weight.columns)

@@ -20,13 +20,13 @@ BATCH, LENGTH = 3, 5
 TOLERANCE = 2e-5
 
 
-@pytest.fixture(scope="module")
-def programs() -> tuple:
+@pytest.fixture(scope="module", params=[1, 3])
+def programs(request) -> tuple:
     """(the flat beam's program, the other's, inputs of both), with a softmax sharp enough for hypotheses to differ."""
     own = experiment.get("m4.Quickstart", [
         "model.num_layers=8", "model.model_dim=16", "model.hidden_dim=32", "model.num_heads=2", "model.head_dim=8",
         "model.num_experts=4", "model.source_vocabulary=16", "model.target_vocabulary=12", "platform=cpu"], DeviceMesh())
-    search = BeamSearch(beam_size=3, max_length=7)
+    search = BeamSearch(beam_size=request.param, max_length=7)
     specs = {name: Spec((BATCH, LENGTH), "int32", "BS") for name in ("ids", "segment_ids", "positions")}
     theta = tree.map_leaves(np.array, Engine(1).load(own.steps.init())({"seed": np.array([0, 3], np.int32)})["state"]["theta"])
     theta["softmax"]["projection"] *= 2.5
