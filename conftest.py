@@ -43,7 +43,7 @@ def compiled_programs_are_dropped(request):
         if hasattr(function, "cache_clear"):
             function.cache_clear()
     jax.clear_caches()
-    # A file that looks for programs in the cache, as `testing_experiment.compile_once` and commands do, says so itself.
+    # A file that looks for programs in the cache, as `testing.experiments.compile_once` and commands do, says so itself.
     jax.config.update("jax_compilation_cache_dir", None)
     compilation_cache.reset_cache()
     gc.collect()

@@ -13,12 +13,15 @@ import pytest
 
 def main(arguments: list[str]) -> int:
     """Returns pytest's exit status."""
-    return pytest.main([
-        "--config-file=pytest.ini",
-        "-p", "no:cacheprovider",  # each test runs once, in a directory of its own
-        f"--basetemp={os.environ['TEST_TMPDIR']}/pytest",
-        *arguments,
-    ])
+    return pytest.main(
+        [
+            "--config-file=pytest.ini",
+            "-p",
+            "no:cacheprovider",  # each test runs once, in a directory of its own
+            f"--basetemp={os.environ['TEST_TMPDIR']}/pytest",
+            *arguments,
+        ]
+    )
 
 
 if __name__ == "__main__":

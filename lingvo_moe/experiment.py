@@ -13,9 +13,9 @@ from lingvo_moe.data.batching import InputConfig, input_specs
 from lingvo_moe.data.tokenizer import Tokenizers
 from lingvo_moe.decoding.flat_beam_search import BeamSearch
 from lingvo_moe.errors import UserError, did_you_mean
-from lingvo_moe.layout import DeviceMesh, Layout
 from lingvo_moe.models.transformer import Transformer
 from lingvo_moe.optimizers.adafactor import Adafactor
+from lingvo_moe.sharding.layout import DeviceMesh, Layout
 from lingvo_moe.steps import Steps
 
 PLATFORMS = ("", "cpu", "gpu", "tpu")
@@ -50,15 +50,25 @@ class TrainingSchedule:
     grace_seconds: float = 25.0
 
     def __post_init__(self):
-        for name, least in (("steps", 1), ("log_every", 1), ("evaluate_every", 0), ("evaluation_batches", 1),
-                            ("checkpoint_every", 1), ("keep", 1), ("steps_per_loop", 1), ("max_skipped", 1),
-                            ("grace_seconds", 0)):
+        for name, least in (
+            ("steps", 1),
+            ("log_every", 1),
+            ("evaluate_every", 0),
+            ("evaluation_batches", 1),
+            ("checkpoint_every", 1),
+            ("keep", 1),
+            ("steps_per_loop", 1),
+            ("max_skipped", 1),
+            ("grace_seconds", 0),
+        ):
             if getattr(self, name) < least:
                 raise UserError(f"training.{name} is {getattr(self, name)}; it must be at least {least}.")
         for name in ("log_every", "evaluate_every", "checkpoint_every"):
             if getattr(self, name) % self.steps_per_loop:
-                raise UserError(f"training.{name} is {getattr(self, name)}; it must be a multiple of training.steps_per_loop, "
-                                f"{self.steps_per_loop}: a loop of steps is not interrupted.")
+                raise UserError(
+                    f"training.{name} is {getattr(self, name)}; it must be a multiple of training.steps_per_loop, "
+                    f"{self.steps_per_loop}: a loop of steps is not interrupted."
+                )
 
     def steps_at(self, step: int) -> int:
         """How many steps the engine makes next, after `step`: to the end of a loop, or of training."""
@@ -104,8 +114,10 @@ class Experiment:
         """Raises UserError where sizes do not fit the mesh; called once flags have had their say."""
         Layout.of(self.mesh, self.layout)
         if self.platform not in PLATFORMS:
-            raise UserError(f"platform is {self.platform!r}; use one of {', '.join(filter(None, PLATFORMS))}, or leave it empty."
-                            f"{did_you_mean(self.platform, PLATFORMS)}")
+            raise UserError(
+                f"platform is {self.platform!r}; use one of {', '.join(filter(None, PLATFORMS))}, or leave it empty."
+                f"{did_you_mean(self.platform, PLATFORMS)}"
+            )
         self._check_sides()
         along_x = self.mesh.shape[0]
         sizes = {"input.batch_size": self.input.batch_size}
@@ -116,22 +128,29 @@ class Experiment:
             sizes["model.num_groups"] = self.model.num_groups
         for name, size in sizes.items():
             if size % along_x:
-                raise UserError(f"{name} is {size}, which {along_x} devices (mesh {self.mesh}) do not divide. Use --devices "
-                                f"with a divisor of {size}, or --set {name}=N with a multiple of {along_x}.")
+                raise UserError(
+                    f"{name} is {size}, which {along_x} devices (mesh {self.mesh}) do not divide. Use --devices "
+                    f"with a divisor of {size}, or --set {name}=N with a multiple of {along_x}."
+                )
         for side, length in self.input.lengths.items():
             tokens = self.input.batch_size * length
             if self.model.num_experts and tokens % self.model.num_groups:
-                raise UserError(f"a batch has {self.input.batch_size} x {length} = {tokens} {side} tokens, which "
-                                f"model.num_groups={self.model.num_groups} does not divide; change one of them.")
+                raise UserError(
+                    f"a batch has {self.input.batch_size} x {length} = {tokens} {side} tokens, which "
+                    f"model.num_groups={self.model.num_groups} does not divide; change one of them."
+                )
 
     def _check_sides(self):
         """Raises UserError where the input has another number of sides than the model."""
         if self.model.sides == tuple(self.input.lengths):
             return
         if self.translates:
-            raise UserError("input.source_length is 0, but a translation model reads sources; set it to the tokens of a row.")
-        raise UserError(f"input.source_length is {self.input.source_length}, but a language model reads targets alone; set it "
-                        f"to 0.")
+            raise UserError(
+                "input.source_length is 0, but a translation model reads sources; set it to the tokens of a row."
+            )
+        raise UserError(
+            f"input.source_length is {self.input.source_length}, but a language model reads targets alone; set it to 0."
+        )
 
     def open_tokenizers(self) -> Tokenizers:
         """Reads the tokenizers; raises UserError where one makes ids that the model has no embedding for."""
@@ -139,8 +158,10 @@ class Experiment:
         for side in self.model.sides:
             pieces, size = getattr(tokenizers, side).vocabulary_size, getattr(self.model, f"{side}_vocabulary")
             if pieces > size:
-                raise UserError(f"the {side} tokenizer in {self.tokenizers} has {pieces} pieces, the model's {side}_vocabulary "
-                                f"is {size}. Pass --set model.{side}_vocabulary={pieces}, or train a smaller tokenizer.")
+                raise UserError(
+                    f"the {side} tokenizer in {self.tokenizers} has {pieces} pieces, the model's {side}_vocabulary "
+                    f"is {size}. Pass --set model.{side}_vocabulary={pieces}, or train a smaller tokenizer."
+                )
         return tokenizers
 
     def batch_specs(self) -> dict:

@@ -4,33 +4,52 @@ from __future__ import annotations
 
 import pytest
 
-from lingvo_moe import experiment, testing_experiment
+from lingvo_moe import experiment
 from lingvo_moe.errors import UserError
 from lingvo_moe.experiment import TrainingSchedule
-from lingvo_moe.layout import GSPMD_2D, DeviceMesh
+from lingvo_moe.sharding.layout import GSPMD_2D, DeviceMesh
+from lingvo_moe.testing import experiments
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory) -> testing_experiment.Data:
-    return testing_experiment.make_data(tmp_path_factory.mktemp("data"))
+def data(tmp_path_factory) -> experiments.Data:
+    return experiments.make_data(tmp_path_factory.mktemp("data"))
 
 
-@pytest.mark.parametrize("assignments, mesh, said", [
-    ([], 3, r"input.batch_size is 16, which 3 devices \(mesh 3\) do not divide. Use --devices with a divisor of 16, or --set"),
-    (["decoding_batch=6"], 4, "decoding_batch is 6, which 4 devices"),
-    (["model.num_experts=12"], 8, "model.num_experts is 12, which 8 devices"),
-    (["model.num_groups=12"], 8, "model.num_groups is 12, which 8 devices"),
-    (["input.source_length=95", "model.num_groups=64"], 2, "a batch has 16 x 95 = 1520 source tokens, which model.num_groups=64"),
-])
+@pytest.mark.parametrize(
+    "assignments, mesh, said",
+    [
+        (
+            [],
+            3,
+            r"input.batch_size is 16, which 3 devices \(mesh 3\) do not divide. Use --devices with a divisor of 16, or --set",
+        ),
+        (["decoding_batch=6"], 4, "decoding_batch is 6, which 4 devices"),
+        (["model.num_experts=12"], 8, "model.num_experts is 12, which 8 devices"),
+        (["model.num_groups=12"], 8, "model.num_groups is 12, which 8 devices"),
+        (
+            ["input.source_length=95", "model.num_groups=64"],
+            2,
+            "a batch has 16 x 95 = 1520 source tokens, which model.num_groups=64",
+        ),
+    ],
+)
 def test_sizes_that_do_not_fit_are_named_with_the_remedy(assignments, mesh, said):
     with pytest.raises(UserError, match=said):
         experiment.get("m4.Quickstart", assignments, DeviceMesh((mesh,)))
 
 
-@pytest.mark.parametrize("name, source_length, said", [
-    ("m4.Quickstart", 0, "source_length is 0, but a translation model reads sources; set it to the tokens of a row"),
-    ("dense_lm.Small", 96, "source_length is 96, but a language model reads targets alone; set it to 0"),
-])
+@pytest.mark.parametrize(
+    "name, source_length, said",
+    [
+        (
+            "m4.Quickstart",
+            0,
+            "source_length is 0, but a translation model reads sources; set it to the tokens of a row",
+        ),
+        ("dense_lm.Small", 96, "source_length is 96, but a language model reads targets alone; set it to 0"),
+    ],
+)
 def test_the_input_has_the_models_sides(name, source_length, said):
     with pytest.raises(UserError, match=said):
         experiment.get(name, [f"input.source_length={source_length}"])
@@ -40,7 +59,9 @@ def test_a_dense_model_has_no_groups_to_divide():
     assert experiment.get("m4.Quickstart", ["model.num_experts=0", "model.num_groups=7"]).model.num_experts == 0
 
 
-@pytest.mark.parametrize("field", ["steps", "log_every", "evaluate_every", "evaluation_batches", "checkpoint_every", "keep"])
+@pytest.mark.parametrize(
+    "field", ["steps", "log_every", "evaluate_every", "evaluation_batches", "checkpoint_every", "keep"]
+)
 def test_a_schedule_of_nothing_is_refused(field):
     least = 0 if field == "evaluate_every" else 1
     TrainingSchedule(**{field: least})
@@ -50,19 +71,23 @@ def test_a_schedule_of_nothing_is_refused(field):
 
 def test_the_mesh_decides_the_layout():
     config = experiment.get("m4.Quickstart", mesh=DeviceMesh((2, 2)))
-    assert config.steps.layout.claims == GSPMD_2D and config.steps.layout.mesh == config.mesh == DeviceMesh((2, 2))
+    assert config.steps.layout.rules == GSPMD_2D and config.steps.layout.mesh == config.mesh == DeviceMesh((2, 2))
 
 
 @pytest.mark.parametrize("side", ["source", "target"])
 def test_a_tokenizer_larger_than_the_vocabulary_is_refused(data, side):
     """Ids beyond the embedding never reach a program."""
-    with pytest.raises(UserError, match=rf"the {side} tokenizer in .* has \d+ pieces, .* Pass --set model.{side}_vocabulary="):
-        testing_experiment.tiny(data, f"model.{side}_vocabulary=20").open_tokenizers()
-    assert testing_experiment.tiny(data).open_tokenizers().source.vocabulary_size <= 512
+    with pytest.raises(
+        UserError, match=rf"the {side} tokenizer in .* has \d+ pieces, .* Pass --set model.{side}_vocabulary="
+    ):
+        experiments.tiny(data, f"model.{side}_vocabulary=20").open_tokenizers()
+    assert experiments.tiny(data).open_tokenizers().source.vocabulary_size <= 512
 
 
 def test_the_text_has_a_line_for_every_field():
     """`show` and the golden texts."""
     lines = experiment.text("m4.Quickstart", experiment.get("m4.Quickstart", ["model.num_heads=2"])).splitlines()
     assert lines[0].startswith("m4.Quickstart: ") and lines[0].endswith(" weights")
-    assert {"model.num_heads = 2", "mesh = 2", "input.batch_size = 16", "optimizer.learning_rate.peak = 1.0"} <= set(lines)
+    assert {"model.num_heads = 2", "mesh = 2", "input.batch_size = 16", "optimizer.learning_rate.peak = 1.0"} <= set(
+        lines
+    )

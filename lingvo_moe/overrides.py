@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from lingvo_moe.errors import UserError, did_you_mean
-from lingvo_moe.layout import DeviceMesh
+from lingvo_moe.sharding.layout import DeviceMesh
 
 _BOOLEANS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 
@@ -69,7 +69,9 @@ def _parse(path: str, text: str, kind: Any) -> Any:
             return None
         return _parse(path, text, next(k for k in typing.get_args(kind) if k is not types.NoneType))
     if typing.get_origin(kind) is tuple:
-        return tuple(_parse(path, part.strip(), typing.get_args(kind)[0]) for part in text.strip("()").split(",") if part.strip())
+        return tuple(
+            _parse(path, part.strip(), typing.get_args(kind)[0]) for part in text.strip("()").split(",") if part.strip()
+        )
     if kind is DeviceMesh:
         return DeviceMesh.parse(text)
     try:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import given
+from hypothesis import strategies as st
 
 from lingvo_moe import overrides
 from lingvo_moe.errors import UserError
-from lingvo_moe.layout import DeviceMesh
+from lingvo_moe.sharding.layout import DeviceMesh
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,16 +32,35 @@ class Outer:
 
 def test_every_type_is_parsed():
     """Values arrive with the field's type, not as text."""
-    changed = overrides.apply(Outer(), [
-        "first.count=7", "first.rate=1e-3", "first.on=true", "first.ids=(3, 4, 5)", "first.limit=2", "name=x=y", "mesh=4x2"])
+    changed = overrides.apply(
+        Outer(),
+        [
+            "first.count=7",
+            "first.rate=1e-3",
+            "first.on=true",
+            "first.ids=(3, 4, 5)",
+            "first.limit=2",
+            "name=x=y",
+            "mesh=4x2",
+        ],
+    )
     assert changed == Outer(Inner(7, 1e-3, True, (3, 4, 5), 2.0), Inner(), "x=y", DeviceMesh((4, 2)))
     assert overrides.apply(changed, ["first.limit=none"]).first.limit is None
 
 
-@pytest.mark.parametrize(("assignment", "said"), [
-    ("first.count=1.5", "expected a whole number"), ("first.rate=fast", "expected a number"), ("first.on=maybe", "true or false"),
-    ("count=3", "could be first.count, second.count"), ("first.cuont=3", "Did you mean first.count"), ("first.count", "write field=value"),
-    ("mesh=big", "device mesh"), ("nothing_like_it=1", "show NAME")])
+@pytest.mark.parametrize(
+    ("assignment", "said"),
+    [
+        ("first.count=1.5", "expected a whole number"),
+        ("first.rate=fast", "expected a number"),
+        ("first.on=maybe", "true or false"),
+        ("count=3", "could be first.count, second.count"),
+        ("first.cuont=3", "Did you mean first.count"),
+        ("first.count", "write field=value"),
+        ("mesh=big", "device mesh"),
+        ("nothing_like_it=1", "show NAME"),
+    ],
+)
 def test_mistakes_name_field_and_remedy(assignment, said):
     """One line is enough to mend any of these."""
     with pytest.raises(UserError, match=said):
@@ -52,7 +72,7 @@ def test_an_unambiguous_end_of_a_path_is_enough():
     assert overrides.apply(Outer(), ["name=b"]).name == "b"
 
 
-@given(st.integers(-10**9, 10**9), st.floats(allow_nan=False), st.booleans(), st.lists(st.integers(-99, 99)))
+@given(st.integers(-(10**9), 10**9), st.floats(allow_nan=False), st.booleans(), st.lists(st.integers(-99, 99)))
 def test_what_show_prints_set_reads_back(count, rate, on, ids):
     """`show` and `--set` speak one language: every printed value can be set again."""
     original = Outer(first=Inner(count, rate, on, tuple(ids)))

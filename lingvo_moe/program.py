@@ -15,12 +15,11 @@ import zlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import numpy as np
-
-from lingvo_moe import sharding, tree
+from lingvo_moe import tree
 from lingvo_moe.errors import UserError
-from lingvo_moe.layout import DeviceMesh, Layout, Spec
 from lingvo_moe.lazy import tf
+from lingvo_moe.sharding import spmd
+from lingvo_moe.sharding.layout import DeviceMesh, Layout, Spec
 
 _FORMAT = 2
 # Old enough for any runtime that reads the bundle, new enough for what TensorFlow emits.
@@ -58,7 +57,10 @@ class Program:
     def save(self, path: str):
         """Writes the bundle, a zip of `program.json` and `module.bin`; replaces `path` only when it is complete."""
         header = {
-            "format": _FORMAT, "name": self.name, "mesh": list(self.mesh.shape), "donated": list(self.donated),
+            "format": _FORMAT,
+            "name": self.name,
+            "mesh": list(self.mesh.shape),
+            "donated": list(self.donated),
             "inputs": [dataclasses.asdict(a) for a in self.inputs],
             "outputs": [dataclasses.asdict(a) for a in self.outputs],
         }
@@ -79,22 +81,44 @@ class Program:
             with zipfile.ZipFile(path) as bundle:
                 header = json.loads(bundle.read("program.json"))
                 if header["format"] != _FORMAT:
-                    raise UserError(f"{path}: program format {header['format']}, this version reads {_FORMAT}; export it again.")
+                    raise UserError(
+                        f"{path}: program format {header['format']}, this version reads {_FORMAT}; export it again."
+                    )
                 module = bundle.read("module.bin")
-            return Program(header["name"], DeviceMesh(tuple(header["mesh"])), _arguments(header["inputs"]),
-                           _arguments(header["outputs"]), tuple(header["donated"]), module)
+            return Program(
+                header["name"],
+                DeviceMesh(tuple(header["mesh"])),
+                _arguments(header["inputs"]),
+                _arguments(header["outputs"]),
+                tuple(header["donated"]),
+                module,
+            )
         except FileNotFoundError:
             raise UserError(f"{path}: no such program; write it with `python -m lingvo_moe export`.") from None
         except OSError as error:
             raise UserError(f"{path}: cannot be read ({error.strerror}); name a file that `export` wrote.") from None
-        except (zipfile.BadZipFile, zlib.error, EOFError, KeyError, TypeError, ValueError, NotImplementedError) as error:
+        except (
+            zipfile.BadZipFile,
+            zlib.error,
+            EOFError,
+            KeyError,
+            TypeError,
+            ValueError,
+            NotImplementedError,
+        ) as error:
             if isinstance(error, UserError):
                 raise
             raise UserError(f"{path}: not a program bundle, or a damaged one ({error}); export it again.") from None
 
 
-def lower(name: str, function: Callable[[dict], dict], inputs: Mapping[str, Any], output_letters: Mapping[str, str],
-          layout: Layout, donated: tuple[str, ...] = ()) -> Program:
+def lower(
+    name: str,
+    function: Callable[[dict], dict],
+    inputs: Mapping[str, Any],
+    output_axes: Mapping[str, str],
+    layout: Layout,
+    donated: tuple[str, ...] = (),
+) -> Program:
     """Traces a TensorFlow function into a Program.
 
     Args:
@@ -109,15 +133,19 @@ def lower(name: str, function: Callable[[dict], dict], inputs: Mapping[str, Any]
       ValueError: an output whose letters nobody gave.
     """
     specs = tree.flatten(inputs)
-    with sharding.num_devices(layout.mesh.size):
+    with spmd.num_devices(layout.mesh.size):
         module, results = _trace(function, specs)
-    arguments = tuple(Argument(path, tuple(s.shape), s.dtype, layout.dims_mapping(s.letters)) for path, s in specs.items())
+    arguments = tuple(
+        Argument(path, tuple(s.shape), s.dtype, layout.dims_mapping(s.logical_axes)) for path, s in specs.items()
+    )
     outputs = []
     for path, (shape, dtype) in results.items():
-        letters = specs[path].letters if path in specs else output_letters.get(path, "")
-        if len(letters) != len(shape):
-            raise ValueError(f"program {name}: output {path} has shape {shape}, and no letters of that rank were given.")
-        outputs.append(Argument(path, shape, dtype, layout.dims_mapping(letters)))
+        logical_axes = specs[path].logical_axes if path in specs else output_axes.get(path, "")
+        if len(logical_axes) != len(shape):
+            raise ValueError(
+                f"program {name}: output {path} has shape {shape}, and no letters of that rank were given."
+            )
+        outputs.append(Argument(path, shape, dtype, layout.dims_mapping(logical_axes)))
     consumed = tuple(path for path in specs if path.split("/")[0] in donated)
     return Program(name, layout.mesh, arguments, tuple(outputs), consumed, _portable(module))
 

@@ -11,22 +11,26 @@ import zipfile
 import numpy as np
 import pytest
 
-from lingvo_moe import testing
 from lingvo_moe.errors import UserError
-from lingvo_moe.layout import DeviceMesh, Layout, Spec
 from lingvo_moe.lazy import tf
 from lingvo_moe.program import Argument, Program, lower
+from lingvo_moe.sharding.layout import DeviceMesh, Layout, Spec
 
 LAYOUT = Layout.of(DeviceMesh((4, 2)))
 INPUTS = {"state": {"w": np.ones((8, 4), np.float32), "step": np.int32(1)}, "batch": {"x": np.ones((4, 8), np.float32)}}
-SPECS = {"state": {"w": Spec((8, 4), "float32", "MH"), "step": Spec((), "int32", "")},
-         "batch": {"x": Spec((4, 8), "float32", "BM")}}
+SPECS = {
+    "state": {"w": Spec((8, 4), "float32", "MH"), "step": Spec((), "int32", "")},
+    "batch": {"x": Spec((4, 8), "float32", "BM")},
+}
 
 
 def step(inputs: dict) -> dict:
     state, x = inputs["state"], LAYOUT.annotate(inputs["batch"]["x"], "BM")
-    return {"state": {"w": state["w"] + 1.0, "step": state["step"] + 1}, "y": tf.matmul(x, state["w"]),
-            "metrics": {"total": tf.reduce_sum(x)}}
+    return {
+        "state": {"w": state["w"] + 1.0, "step": state["step"] + 1},
+        "y": tf.matmul(x, state["w"]),
+        "metrics": {"total": tf.reduce_sum(x)},
+    }
 
 
 @pytest.fixture(scope="module")
@@ -44,11 +48,16 @@ def bundle(program, tmp_path) -> str:
 def test_inputs_and_outputs_have_shape_dtype_and_place(program):
     """In order of their paths; an output with an input's path lives where that does, a scalar everywhere."""
     assert program.inputs == (
-        Argument("batch/x", (4, 8), "float32", (0, 1)), Argument("state/step", (), "int32", ()),
-        Argument("state/w", (8, 4), "float32", (0, 1)))
+        Argument("batch/x", (4, 8), "float32", (0, 1)),
+        Argument("state/step", (), "int32", ()),
+        Argument("state/w", (8, 4), "float32", (0, 1)),
+    )
     assert program.outputs == (
-        Argument("metrics/total", (), "float32", ()), Argument("state/step", (), "int32", ()),
-        Argument("state/w", (8, 4), "float32", (0, 1)), Argument("y", (4, 4), "float32", (0, 1)))
+        Argument("metrics/total", (), "float32", ()),
+        Argument("state/step", (), "int32", ()),
+        Argument("state/w", (8, 4), "float32", (0, 1)),
+        Argument("y", (4, 4), "float32", (0, 1)),
+    )
     assert program.donated == ("state/step", "state/w")
     assert (program.name, program.mesh) == ("step", DeviceMesh((4, 2)))
 
@@ -72,11 +81,12 @@ def test_no_weight_exists_while_lowering():
 
 def test_the_number_of_devices_holds_inside_a_program():
     """The same annotation is an error of eight devices and none of sixteen."""
-    from lingvo_moe import sharding
+    from lingvo_moe.sharding import spmd
+
     x = {"x": Spec((16, 2), "float32", "bM")}
 
     def cut(inputs: dict) -> dict:
-        return {"x": sharding.split(inputs["x"], 0, 16)}
+        return {"x": spmd.split(inputs["x"], 0, 16)}
 
     assert lower("cut", cut, x, {}, Layout.of(DeviceMesh((16,)))).mesh.size == 16
     with pytest.raises(ValueError, match="there are 8 devices"):
@@ -147,7 +157,7 @@ def test_a_damaged_program_is_an_error_or_harmless(program, bundle):
     content = pathlib.Path(bundle).read_bytes()
     for position in range(len(content)):
         changed = bytes([content[position] ^ 0xFF])
-        pathlib.Path(bundle).write_bytes(content[:position] + changed + content[position + 1:])
+        pathlib.Path(bundle).write_bytes(content[:position] + changed + content[position + 1 :])
         try:
             assert Program.load(bundle) == program
         except UserError as error:
@@ -164,8 +174,18 @@ def rewritten(bundle: str, **changes):
         archive.writestr("module.bin", module)
 
 
-@pytest.mark.parametrize("changes", [{"inputs": None}, {"inputs": 3}, {"inputs": [{"path": "x"}]}, {"mesh": None},
-                                     {"mesh": 8}, {"donated": 1}, {"format": None}])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"inputs": None},
+        {"inputs": 3},
+        {"inputs": [{"path": "x"}]},
+        {"mesh": None},
+        {"mesh": 8},
+        {"donated": 1},
+        {"format": None},
+    ],
+)
 def test_a_header_that_lacks_something_is_an_error(bundle, changes):
     rewritten(bundle, **changes)
     with pytest.raises(UserError, match="not a program bundle, or a damaged one"):

@@ -32,8 +32,10 @@ def register(cls: Class) -> Class:
     """
     name = f"{cls.__module__.rpartition('.')[2]}.{cls.__name__}"
     if name in _classes and _classes[name].__module__ != cls.__module__:
-        raise ValueError(f"model {name} is registered twice, in {_classes[name].__module__} and in {cls.__module__}; rename "
-                         f"one of them.")
+        raise ValueError(
+            f"model {name} is registered twice, in {_classes[name].__module__} and in {cls.__module__}; rename "
+            f"one of them."
+        )
     _classes[name] = cls
     return cls
 
@@ -85,7 +87,9 @@ def import_module(where: str):
     except UserError:
         raise
     except ModuleNotFoundError as error:
-        raise UserError(f"--import={where}: {error}. Give a module on the Python path, or a path ending in .py.") from error
+        raise UserError(
+            f"--import={where}: {error}. Give a module on the Python path, or a path ending in .py."
+        ) from error
     except (Exception, SystemExit) as error:  # the user's own code may raise anything
         raise UserError(f"--import={where}: {type(error).__name__} while importing it: {error}") from error
 

@@ -7,7 +7,7 @@ A model is known by its interface alone, `Model`. The training state is a tree:
   skipped           scalar int32, the steps that changed no weight, their loss or a gradient not being finite
   skipped_in_a_row  scalar int32, how many of these were the last ones
   theta             the weights
-  slots             the optimizer's
+  optimizer_state             the optimizer's
 
 so a state says all that the next step needs, and a step can be replayed bit for bit.
 """
@@ -20,14 +20,14 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from lingvo_moe import cache, tree
+from lingvo_moe import program_cache, tree
 from lingvo_moe.decoding.flat_beam_search import BeamSearch, flat_beam_search
 from lingvo_moe.layers.base import Context, Weight, initial_value
-from lingvo_moe.layers.measures import Meter, norm, root_mean_square
 from lingvo_moe.layers.random_numbers import fold_seed
-from lingvo_moe.layout import Layout, Spec
+from lingvo_moe.layers.summaries import SummaryCollector, norm, root_mean_square
 from lingvo_moe.lazy import tf
 from lingvo_moe.program import Program, lower
+from lingvo_moe.sharding.layout import Layout, Spec
 
 # What `diagnose` reads of a training state.
 DIAGNOSED = ("step", "seed", "theta")
@@ -48,20 +48,29 @@ class Model(Protocol):
     def start_decoding(self, theta: dict, source: dict, cache_length: int, context: Context) -> dict:
         """The state before the first target token."""
 
-    def decode_step(self, theta: dict, state: dict, ids: tf.Tensor, position: tf.Tensor, start: tf.Tensor, mask: tf.Tensor,
-                    context: Context) -> tuple[tf.Tensor, dict]:
+    def decode_step(
+        self,
+        theta: dict,
+        state: dict,
+        ids: tf.Tensor,
+        position: tf.Tensor,
+        start: tf.Tensor,
+        mask: tf.Tensor,
+        context: Context,
+    ) -> tuple[tf.Tensor, dict]:
         """(logits `[B, K, V]`, state) after one token for each of K hypotheses."""
 
 
 class Optimizer(Protocol):
     """What a step needs of an optimizer; see `optimizers.adafactor`."""
 
-    def slots(self, weights: dict) -> dict:
+    def state(self, weights: dict) -> dict:
         """The tree of its own `Weight`s."""
 
-    def update(self, weights: dict, theta: dict, gradients: dict, slots: dict, step: tf.Tensor,
-               context: Context) -> tuple[dict, dict]:
-        """(theta, slots) after one step."""
+    def update(
+        self, weights: dict, theta: dict, gradients: dict, optimizer_state: dict, step: tf.Tensor, context: Context
+    ) -> tuple[dict, dict]:
+        """(theta, optimizer_state) after one step."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,25 +86,34 @@ class Steps:
         """The tree of `Spec`s of the training state."""
         weights = self.model.weights()
         counts = {name: Spec((), "int32", "") for name in ("step", "skipped", "skipped_in_a_row")}
-        return {**counts, "seed": Spec((2,), "int32", "s"), "theta": weight_specs(weights),
-                "slots": weight_specs(self.optimizer.slots(weights))}
+        return {
+            **counts,
+            "seed": Spec((2,), "int32", "s"),
+            "theta": weight_specs(weights),
+            "optimizer_state": weight_specs(self.optimizer.state(weights)),
+        }
 
-    @cache.kept
+    @program_cache.kept
     def init(self) -> Program:
         """`init_function`, lowered."""
-        letters = {path: spec.letters for path, spec in tree.flatten({"state": self.state_specs()}).items()}
-        return lower("init", self.init_function, {"seed": Spec((2,), "int32", "s")}, letters, self.layout)
+        logical_axes = {path: spec.logical_axes for path, spec in tree.flatten({"state": self.state_specs()}).items()}
+        return lower("init", self.init_function, {"seed": Spec((2,), "int32", "s")}, logical_axes, self.layout)
 
     def init_function(self, inputs: dict) -> dict:
         """`{seed} -> {state}`: created already in place, each device holding its own part."""
         weights = self.model.weights()
-        return {"state": {
-            "step": tf.constant(0), "skipped": tf.constant(0), "skipped_in_a_row": tf.constant(0),
-            "seed": tf.identity(inputs["seed"]),
-            "theta": self._initial(weights, "theta", inputs["seed"]),
-            "slots": self._initial(self.optimizer.slots(weights), "slots", inputs["seed"])}}
+        return {
+            "state": {
+                "step": tf.constant(0),
+                "skipped": tf.constant(0),
+                "skipped_in_a_row": tf.constant(0),
+                "seed": tf.identity(inputs["seed"]),
+                "theta": self._initial(weights, "theta", inputs["seed"]),
+                "optimizer_state": self._initial(self.optimizer.state(weights), "optimizer_state", inputs["seed"]),
+            }
+        }
 
-    @cache.kept
+    @program_cache.kept
     def train(self, batch_specs: dict) -> Program:
         """`train_function`, lowered; the state is donated."""
         inputs = {"state": self.state_specs(), "batch": batch_specs}
@@ -104,7 +122,7 @@ class Steps:
     def train_function(self, batch_specs: dict) -> Callable[[dict], dict]:
         """`{state, batch} -> {state, metrics}`, one step.
 
-        A loss or gradient that is not finite changes neither weights nor slots; the step is counted as skipped, and the next
+        A loss or gradient that is not finite changes neither weights nor optimizer_state; the step is counted as skipped, and the next
         one has another batch and other random numbers.
 
         Metrics are the model's, of the weights before the step, and `loss`, `gradient_norm`, `learning_rate`, `skipped` and
@@ -116,21 +134,41 @@ class Steps:
             theta = self._in_place(weights, state["theta"])
             loss, metrics, gradients = self._differentiated(theta, state, self._batch(batch_specs, inputs["batch"]))
             with tf.name_scope("optimizer"):
-                updated = self.optimizer.update(weights, theta, gradients, state["slots"], state["step"], self._context())
+                updated = self.optimizer.update(
+                    weights, theta, gradients, state["optimizer_state"], state["step"], self._context()
+                )
                 norm = _global_norm(weights, gradients)
                 is_finite = tf.math.is_finite(loss) & tf.math.is_finite(norm)
-                theta, slots = (tree.map_leaves(lambda new, old: tf.where(is_finite, new, old), new, old)
-                                for new, old in zip(updated, (theta, state["slots"])))
+                theta, optimizer_state = (
+                    tree.map_leaves(lambda new, old: tf.where(is_finite, new, old), new, old)
+                    for new, old in zip(updated, (theta, state["optimizer_state"]))
+                )
             skipped = tf.cast(~is_finite, tf.int32)
-            counts = {"skipped": state["skipped"] + skipped, "skipped_in_a_row": (state["skipped_in_a_row"] + skipped) * skipped}
-            metrics = dict(metrics, **counts, loss=loss, gradient_norm=norm,
-                           learning_rate=self.optimizer.learning_rate(state["step"]))
-            return {"state": {**counts, "step": state["step"] + 1, "seed": tf.identity(state["seed"]), "theta": theta,
-                              "slots": slots}, "metrics": metrics}
+            counts = {
+                "skipped": state["skipped"] + skipped,
+                "skipped_in_a_row": (state["skipped_in_a_row"] + skipped) * skipped,
+            }
+            metrics = dict(
+                metrics,
+                **counts,
+                loss=loss,
+                gradient_norm=norm,
+                learning_rate=self.optimizer.learning_rate(state["step"]),
+            )
+            return {
+                "state": {
+                    **counts,
+                    "step": state["step"] + 1,
+                    "seed": tf.identity(state["seed"]),
+                    "theta": theta,
+                    "optimizer_state": optimizer_state,
+                },
+                "metrics": metrics,
+            }
 
         return function
 
-    @cache.kept
+    @program_cache.kept
     def diagnose(self, batch_specs: dict) -> Program:
         """`diagnose_function`, lowered."""
         places: dict[str, str] = {}
@@ -157,17 +195,19 @@ class Steps:
         """
 
         def function(inputs: dict) -> dict:
-            state, weights, meter = inputs["state"], self.model.weights(), Meter()
+            state, weights, add_summary = inputs["state"], self.model.weights(), SummaryCollector()
             theta, batch = self._in_place(weights, state["theta"]), self._batch(batch_specs, inputs["batch"])
-            loss, metrics, gradients = self._differentiated(theta, state, batch, meter)
-            return {"metrics": dict(metrics, loss=loss, gradient_norm=_global_norm(weights, gradients)),
-                    "blocks": tree.unflatten(meter.values),
-                    "weights": tree.map_leaves(_of_repeats(root_mean_square), weights, theta),
-                    "gradients": tree.map_leaves(_of_repeats(norm), weights, gradients)}
+            loss, metrics, gradients = self._differentiated(theta, state, batch, add_summary)
+            return {
+                "metrics": dict(metrics, loss=loss, gradient_norm=_global_norm(weights, gradients)),
+                "blocks": tree.unflatten(add_summary.values),
+                "weights": tree.map_leaves(_of_repeats(root_mean_square), weights, theta),
+                "gradients": tree.map_leaves(_of_repeats(norm), weights, gradients),
+            }
 
         return function
 
-    @cache.kept
+    @program_cache.kept
     def evaluate(self, batch_specs: dict) -> Program:
         """`evaluate_function`, lowered."""
         inputs = {"theta": weight_specs(self.model.weights()), "batch": batch_specs}
@@ -183,7 +223,7 @@ class Steps:
 
         return function
 
-    @cache.kept
+    @program_cache.kept
     def decode(self, source_specs: dict, search: BeamSearch) -> Program:
         """`{theta, source} -> {ids, scores, lengths}`: the whole flat beam search; outputs as `decoding.Hypotheses`."""
 
@@ -200,43 +240,49 @@ class Steps:
             return {"ids": found.ids, "scores": found.scores, "lengths": found.lengths}
 
         inputs = {"theta": weight_specs(self.model.weights()), "source": source_specs}
-        letters = {"ids": "BTL", "scores": "BT", "lengths": "BT"}
-        return lower("decode", function, inputs, letters, self.layout)
+        logical_axes = {"ids": "BTL", "scores": "BT", "lengths": "BT"}
+        return lower("decode", function, inputs, logical_axes, self.layout)
 
     def _context(self, **settings) -> Context:
         return Context(self.layout, platform=self.platform, **settings)
 
-    def _differentiated(self, theta: dict, state: dict, batch: dict, meter: Meter | None = None) -> tuple[tf.Tensor, dict, dict]:
+    def _differentiated(
+        self, theta: dict, state: dict, batch: dict, add_summary: SummaryCollector | None = None
+    ) -> tuple[tf.Tensor, dict, dict]:
         """(loss, metrics, gradients) of the step after `state["step"]`, whose random numbers are a function of seed and step."""
         seed = fold_seed(fold_seed(state["seed"], "train"), state["step"])
         leaves = tree.flatten(theta)
         with tf.GradientTape() as tape:
             tape.watch(list(leaves.values()))
-            loss, metrics = self.model.loss(theta, batch, self._context(seed=seed, meter=meter))
+            loss, metrics = self.model.loss(theta, batch, self._context(seed=seed, add_summary=add_summary))
         return loss, metrics, tree.unflatten(dict(zip(leaves, _gradient(tape, loss, list(leaves.values())))))
 
     def _initial(self, weights: dict, prefix: str, seed: tf.Tensor) -> dict:
         flat = tree.flatten(weights, f"{prefix}/")
-        values = {path: self.layout.annotate(initial_value(weight, path, seed), weight.letters)
-                  for path, weight in flat.items()}
+        values = {
+            path: self.layout.annotate(initial_value(weight, path, seed), weight.logical_axes)
+            for path, weight in flat.items()
+        }
         return tree.unflatten(values)[prefix]
 
     def _in_place(self, weights: dict, theta: dict) -> dict:
-        return tree.map_leaves(lambda weight, tensor: self.layout.annotate(tensor, weight.letters), weights, theta)
+        return tree.map_leaves(lambda weight, tensor: self.layout.annotate(tensor, weight.logical_axes), weights, theta)
 
     def _batch(self, specs: dict, batch: dict) -> dict:
-        return tree.map_leaves(lambda spec, tensor: self.layout.annotate(tensor, spec.letters), specs, batch)
+        return tree.map_leaves(lambda spec, tensor: self.layout.annotate(tensor, spec.logical_axes), specs, batch)
 
 
 def weight_specs(weights: dict) -> dict:
     """The tree of float32 `Spec`s of a tree of `Weight`s."""
-    return {name: Spec(node.shape, "float32", node.letters) if isinstance(node, Weight) else weight_specs(node)
-            for name, node in weights.items()}
+    return {
+        name: Spec(node.shape, "float32", node.logical_axes) if isinstance(node, Weight) else weight_specs(node)
+        for name, node in weights.items()
+    }
 
 
 def _of_repeats(measure: Callable[[tf.Tensor, Sequence[int]], tf.Tensor]) -> Callable[[Weight, tf.Tensor], tf.Tensor]:
     """`measure` of a tensor in a weight's place: over all dimensions but that of repeated layers."""
-    return lambda weight, tensor: measure(tensor, range(weight.letters.startswith("R"), len(weight.letters)))
+    return lambda weight, tensor: measure(tensor, range(weight.logical_axes.startswith("R"), len(weight.logical_axes)))
 
 
 def _gradient(tape: tf.GradientTape, loss: tf.Tensor, leaves: list[tf.Tensor]) -> list[tf.Tensor]:

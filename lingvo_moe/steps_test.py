@@ -9,16 +9,17 @@ import jax
 import numpy as np
 import pytest
 
-from lingvo_moe import testing, tree
+from lingvo_moe import tree
 from lingvo_moe.engines.pjrt import Executable
 from lingvo_moe.layers.base import Context, Layer
 from lingvo_moe.layers.embedding import Embedding, Softmax, cross_entropy
 from lingvo_moe.layers.mixture_of_experts import MixtureOfExperts
-from lingvo_moe.layout import DeviceMesh, Layout, Spec
 from lingvo_moe.lazy import tf
 from lingvo_moe.optimizers.adafactor import Adafactor
 from lingvo_moe.optimizers.schedules import InverseSquareRoot
+from lingvo_moe.sharding.layout import DeviceMesh, Layout, Spec
 from lingvo_moe.steps import Steps
+from lingvo_moe.testing import harness
 
 MESHES = ["1", "2", "4", "8", "4x2"]
 VOCABULARY, BATCH, LENGTH = 16, 8, 4
@@ -29,7 +30,7 @@ BATCH_SPECS = {name: Spec((BATCH, LENGTH), "int32", "BT") for name in ("ids", "l
 # rounding, by its own root mean square.
 TRAINED_TOLERANCE = 1e-5
 # The same with activations of 8 bits.
-BFLOAT16_TOLERANCE = 8 * testing.BFLOAT16_ROUNDING
+BFLOAT16_TOLERANCE = 8 * harness.BFLOAT16_ROUNDING
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -41,9 +42,11 @@ class OneLayer(Layer):
 
     @property
     def _layers(self) -> dict:
-        return {"embedding": Embedding(vocabulary=VOCABULARY, model_dim=8),
-                "experts": MixtureOfExperts(model_dim=8, hidden_dim=self.hidden_dim, num_experts=8, num_groups=8),
-                "softmax": Softmax(vocabulary=VOCABULARY, model_dim=8)}
+        return {
+            "embedding": Embedding(vocabulary=VOCABULARY, model_dim=8),
+            "experts": MixtureOfExperts(model_dim=8, hidden_dim=self.hidden_dim, num_experts=8, num_groups=8),
+            "softmax": Softmax(vocabulary=VOCABULARY, model_dim=8),
+        }
 
     def weights(self) -> dict:
         return {name: layer.weights() for name, layer in self._layers.items()}
@@ -67,13 +70,13 @@ def steps_of(mesh: str, **fields) -> Steps:
 
 @functools.cache
 def initialiser(mesh: str) -> Executable:
-    return testing.engine(steps_of(mesh).layout).load(steps_of(mesh).init())
+    return harness.engine(steps_of(mesh).layout).load(steps_of(mesh).init())
 
 
 @functools.cache
 def trainer(mesh: str, dtype: str = "float32") -> Executable:
     steps = steps_of(mesh, dtype=dtype)
-    return testing.engine(steps.layout).load(steps.train(BATCH_SPECS))
+    return harness.engine(steps.layout).load(steps.train(BATCH_SPECS))
 
 
 def new_state(seed: int = 0, mesh: str = "8") -> dict:
@@ -106,9 +109,10 @@ def assert_same_bits(one: dict, other: dict):
 def test_the_state_is_what_the_specs_say():
     specs, state = tree.flatten(steps_of("8").state_specs()), tree.flatten(new_state())
     assert {path: (spec.shape, spec.dtype) for path, spec in specs.items()} == {
-        path: (value.shape, value.dtype.name) for path, value in state.items()}
+        path: (value.shape, value.dtype.name) for path, value in state.items()
+    }
     assert state["step"] == 0 and state["seed"].tolist() == [0, 0]
-    assert not any(value.any() for path, value in state.items() if path.startswith("slots/"))
+    assert not any(value.any() for path, value in state.items() if path.startswith("optimizer_state/"))
 
 
 def test_the_state_is_created_sharded():
@@ -116,14 +120,14 @@ def test_the_state_is_created_sharded():
     state = tree.flatten(initialiser("8")({"seed": np.int32([0, 1])})["state"])
     shards = {path: state[path].addressable_shards[0].data.shape for path in state}
     assert shards["theta/experts/wi"] == (1, 8, 16) and shards["theta/experts/wo"] == (1, 16, 8)
-    assert shards["slots/experts/wi/row"] == (1, 8)
+    assert shards["optimizer_state/experts/wi/row"] == (1, 8)
     assert shards["theta/experts/gate"] == (8, 8) and shards["theta/embedding/table"] == (VOCABULARY, 8)
 
 
 def test_no_device_holds_a_distributed_weight_whole_while_it_is_created():
     """8 x 8 x 4096 floats, of each of two weights, are 2 MiB over all devices; a device works with less than one whole."""
     steps = steps_of("8", hidden_dim=4096)
-    memory = testing.engine(steps.layout).load(steps.init()).memory()
+    memory = harness.engine(steps.layout).load(steps.init()).memory()
     assert memory.output_size_in_bytes + memory.temp_size_in_bytes < 8 * 8 * 4096 * 4
 
 
@@ -164,8 +168,10 @@ def test_a_run_goes_on_from_its_state_as_if_never_stopped():
 def test_random_numbers_differ_from_step_to_step_and_from_seed_to_seed():
     """One state and one batch; what changes is the dropout alone."""
     state = new_state()
-    losses = {float(trainer("8")({"state": dict(state, **changed), "batch": batch_of(0)})["metrics"]["loss"])
-              for changed in ({}, {"step": np.int32(1)}, {"seed": np.int32([0, 9])})}
+    losses = {
+        float(trainer("8")({"state": dict(state, **changed), "batch": batch_of(0)})["metrics"]["loss"])
+        for changed in ({}, {"step": np.int32(1)}, {"seed": np.int32([0, 9])})
+    }
     assert len(losses) == 3
 
 
@@ -181,8 +187,16 @@ def test_the_state_is_donated():
 
 def test_metrics_are_those_of_the_model_and_of_the_step():
     _, (metrics,) = train(trainer("1"), new_state(), range(1))
-    assert metrics.keys() == {"cross_entropy", "tokens", "overflow", "loss", "gradient_norm", "learning_rate", "skipped",
-                              "skipped_in_a_row"}
+    assert metrics.keys() == {
+        "cross_entropy",
+        "tokens",
+        "overflow",
+        "loss",
+        "gradient_norm",
+        "learning_rate",
+        "skipped",
+        "skipped_in_a_row",
+    }
     assert metrics["loss"] > metrics["cross_entropy"] and metrics["tokens"] == BATCH * LENGTH
     assert metrics["learning_rate"] == pytest.approx(0.1)
 
@@ -201,19 +215,23 @@ class Poisoned(OneLayer):
 
 
 def test_a_step_whose_loss_or_gradient_is_not_finite_changes_nothing_but_counts():
-    """Neither a weight nor a slot; the next step goes on from there."""
+    """Neither a weight nor a entry; the next step goes on from there."""
     steps = Steps(Poisoned(), OPTIMIZER, Layout.of(DeviceMesh((2,))))
-    engine = testing.engine(steps.layout)
+    engine = harness.engine(steps.layout)
     step, state = engine.load(steps.train(BATCH_SPECS)), engine.load(steps.init())({"seed": np.int32([0, 1])})["state"]
     counted = []
     for number, poison in enumerate([None, Poisoned.LOSS, Poisoned.GRADIENT, None, Poisoned.LOSS]):
         batch = batch_of(number)
         batch["ids"][0, 0] = 0 if poison is None else poison
-        before = tree.map_leaves(np.asarray, {name: state[name] for name in ("theta", "slots")})
+        before = tree.map_leaves(np.asarray, {name: state[name] for name in ("theta", "optimizer_state")})
         outputs = step({"state": state, "batch": batch})
         state, metrics = outputs["state"], outputs["metrics"]
-        same = [np.array_equal(old, np.asarray(new)) for old, new in
-                zip(tree.flatten(before).values(), tree.flatten({name: state[name] for name in before}).values())]
+        same = [
+            np.array_equal(old, np.asarray(new))
+            for old, new in zip(
+                tree.flatten(before).values(), tree.flatten({name: state[name] for name in before}).values()
+            )
+        ]
         assert all(same) == (poison is not None)
         assert np.isfinite(float(metrics["loss"])) == (poison != Poisoned.LOSS)
         assert np.isfinite(float(metrics["gradient_norm"])) == (poison != Poisoned.GRADIENT)
@@ -228,10 +246,12 @@ def test_the_gradient_norm_is_that_of_all_gradients():
 
     batch, layout = batch_of(0), Layout()
     steps = dataclasses.replace(steps_of("1"), model=Quiet())
-    executable = testing.engine(layout).load(steps.train(BATCH_SPECS))
+    executable = harness.engine(layout).load(steps.train(BATCH_SPECS))
     metrics = executable({"state": new_state(), "batch": batch})["metrics"]
-    gradients = testing.run(testing.with_gradients(function), {"theta": new_state()["theta"], **batch})
-    norm = np.sqrt(sum((value.astype(np.float64)**2).sum() for path, value in gradients.items() if "gradients" in path))
+    gradients = harness.run(harness.with_gradients(function), {"theta": new_state()["theta"], **batch})
+    norm = np.sqrt(
+        sum((value.astype(np.float64) ** 2).sum() for path, value in gradients.items() if "gradients" in path)
+    )
     np.testing.assert_allclose(metrics["gradient_norm"], norm, rtol=TRAINED_TOLERANCE)
 
 
@@ -246,10 +266,10 @@ def test_evaluation_draws_no_random_numbers_and_is_the_same_on_every_mesh():
     found = {}
     for mesh in ("1", "8"):
         steps = steps_of(mesh)
-        executable = testing.engine(steps.layout).load(steps.evaluate(BATCH_SPECS))
+        executable = harness.engine(steps.layout).load(steps.evaluate(BATCH_SPECS))
         inputs = {"theta": new_state()["theta"], "batch": batch_of(0)}
-        found[mesh] = testing.arrays(executable(inputs)["metrics"])
-        assert_same_bits(found[mesh], testing.arrays(executable(inputs)["metrics"]))
+        found[mesh] = harness.arrays(executable(inputs)["metrics"])
+        assert_same_bits(found[mesh], harness.arrays(executable(inputs)["metrics"]))
     assert found["1"].keys() == {"cross_entropy", "tokens", "overflow"}
     np.testing.assert_allclose(found["8"]["cross_entropy"], found["1"]["cross_entropy"], rtol=TRAINED_TOLERANCE)
 

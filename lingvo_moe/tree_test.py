@@ -11,13 +11,19 @@ from lingvo_moe import tree
 NAMES = strategies.text("abcxyz_0123", min_size=1, max_size=4)
 TREES = strategies.recursive(
     strategies.dictionaries(NAMES, strategies.integers(), min_size=1, max_size=4),
-    lambda nodes: strategies.dictionaries(NAMES, strategies.integers() | nodes, min_size=1, max_size=4), max_leaves=12)
+    lambda nodes: strategies.dictionaries(NAMES, strategies.integers() | nodes, min_size=1, max_size=4),
+    max_leaves=12,
+)
 
 
 def test_flatten_joins_names_with_slashes_and_sorts_them():
     nested = {"theta": {"encoder": {"wo": 2, "wi": 1}, "a": 0}, "step": 3}
     assert list(tree.flatten(nested).items()) == [
-        ("step", 3), ("theta/a", 0), ("theta/encoder/wi", 1), ("theta/encoder/wo", 2)]
+        ("step", 3),
+        ("theta/a", 0),
+        ("theta/encoder/wi", 1),
+        ("theta/encoder/wo", 2),
+    ]
     assert list(tree.flatten({"b": 1}, "below/")) == ["below/b"]
 
 

@@ -36,8 +36,16 @@ def test_a_row_is_the_papers(name):
     """Embeddings are counted, too, and none of the printed digits changes by them."""
     config = experiment.get(f"dense_lm.{name}")
     model = config.model
-    found = (printed(model.num_weights()), model.num_layers, model.model_dim, model.hidden_dim, model.num_heads,
-             model.head_dim, str(config.mesh), config.input.batch_size)
+    found = (
+        printed(model.num_weights()),
+        model.num_layers,
+        model.model_dim,
+        model.hidden_dim,
+        model.num_heads,
+        model.head_dim,
+        str(config.mesh),
+        config.input.batch_size,
+    )
     assert found == ROWS[name] and model.num_experts == 0
 
 
@@ -52,7 +60,12 @@ def test_a_wide_layer_has_2b_weights():
 def test_weights_lie_as_gspmd_table_1_says(layout):
     """Alike in all three attempts; R are the repeated layers. Vectors and embeddings follow by the same rules."""
     config = experiment.get("dense_lm.Dense64B", [f"layout={layout}"])
-    axes = {weight.letters: ",".join(axis or "_" for axis in config.steps.layout.axes(weight.letters))
-            for weight in tree.flatten(config.model.weights()).values()}
+    axes = {
+        weight.logical_axes: ",".join(axis or "_" for axis in config.steps.layout.axes(weight.logical_axes))
+        for weight in tree.flatten(config.model.weights()).values()
+    }
     table_1 = {"RMND": "_,x,y,_", "RNDM": "_,y,_,x", "RMH": "_,x,y", "RHM": "_,y,x", "VM": "y,x", "MV": "x,y"}
-    assert {letters: axes[letters] for letters in table_1} == table_1 and set(axes) - set(table_1) == {"M", "RM"}
+    assert {logical_axes: axes[logical_axes] for logical_axes in table_1} == table_1 and set(axes) - set(table_1) == {
+        "M",
+        "RM",
+    }

@@ -16,7 +16,8 @@ def test_golden_text(name):
     """No hyperparameter of a registered model changes unnoticed; `make golden` rewrites the texts on purpose."""
     golden = _GOLDEN / f"{name}.txt"
     assert golden.read_text(encoding="utf-8") == experiment.text(name, experiment.get(name)), (
-        f"{name} is no longer what {golden.name} says; if that is meant, run `make golden` and commit the difference.")
+        f"{name} is no longer what {golden.name} says; if that is meant, run `make golden` and commit the difference."
+    )
 
 
 def test_no_golden_text_without_a_model():

@@ -8,8 +8,11 @@ from lingvo_moe import experiment, tree
 
 # As printed: weights in binary billions, experts per layer, H, N, mesh, batch in sequences.
 TABLE_7 = {
-    "MoE33B8E": ("33B", 8, 32_768, 128, "8x4", 32), "MoE57B16E": ("57B", 16, 32_768, 128, "16x8", 128),
-    "MoE420B32E": ("420B", 32, 131_072, 512, "32x16", 128), "MoE804B64E": ("804B", 64, 131_072, 512, "64x32", 512)}
+    "MoE33B8E": ("33B", 8, 32_768, 128, "8x4", 32),
+    "MoE57B16E": ("57B", 16, 32_768, 128, "16x8", 128),
+    "MoE420B32E": ("420B", 32, 131_072, 512, "32x16", 128),
+    "MoE804B64E": ("804B", 64, 131_072, 512, "64x32", 512),
+}
 
 
 @pytest.mark.parametrize("name", TABLE_7)
@@ -18,8 +21,14 @@ def test_a_column_is_table_7s(name):
     config = experiment.get(f"hybrid_lm.{name}")
     model = config.model
     weights = f"{model.num_weights() / 2**30:.0f}B"
-    assert (weights, model.num_experts, model.hidden_dim, model.num_heads, str(config.mesh),
-            config.input.batch_size) == TABLE_7[name]
+    assert (
+        weights,
+        model.num_experts,
+        model.hidden_dim,
+        model.num_heads,
+        str(config.mesh),
+        config.input.batch_size,
+    ) == TABLE_7[name]
     assert (model.num_layers, model.model_dim, model.head_dim) == (12, 8192, 128)
 
 
@@ -27,9 +36,18 @@ def test_a_column_is_table_7s(name):
 def test_weights_lie_as_figure_8b_says(name):
     """An expert of each layer for each x, cut along its hidden dimension by y; dense layers as in GSPMD table 1."""
     config = experiment.get(f"hybrid_lm.{name}")
-    axes = {weight.letters: ",".join(axis or "_" for axis in config.steps.layout.axes(weight.letters))
-            for weight in tree.flatten(config.model.weights()).values()}
-    figure_8b = {"REMH": "_,x,_,y", "REHM": "_,x,y,_", "RMH": "_,x,y", "RHM": "_,y,x", "RMND": "_,x,y,_",
-                 "RNDM": "_,y,_,x", "Rme": "_,_,_"}
-    assert {letters: axes[letters] for letters in figure_8b} == figure_8b
+    axes = {
+        weight.logical_axes: ",".join(axis or "_" for axis in config.steps.layout.axes(weight.logical_axes))
+        for weight in tree.flatten(config.model.weights()).values()
+    }
+    figure_8b = {
+        "REMH": "_,x,_,y",
+        "REHM": "_,x,y,_",
+        "RMH": "_,x,y",
+        "RHM": "_,y,x",
+        "RMND": "_,x,y,_",
+        "RNDM": "_,y,_,x",
+        "Rme": "_,_,_",
+    }
+    assert {logical_axes: axes[logical_axes] for logical_axes in figure_8b} == figure_8b
     assert config.mesh.shape[0] == config.model.num_experts

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from lingvo_moe.data.batching import InputConfig, shards_for
 from lingvo_moe.experiment import Experiment, Recipe, TrainingSchedule
-from lingvo_moe.layout import DeviceMesh
 from lingvo_moe.models.language_model import LanguageModel
 from lingvo_moe.optimizers.adafactor import Adafactor
 from lingvo_moe.optimizers.schedules import InverseSquareRoot
+from lingvo_moe.sharding.layout import DeviceMesh
 from params.m4 import aux_loss_weight
 
 TRILLION_TOKENS = 10**12
@@ -34,16 +34,35 @@ class Giant(Recipe):
     def experiment(self) -> Experiment:
         return Experiment(
             model=LanguageModel(
-                target_vocabulary=32_000, num_layers=self.num_layers, model_dim=self.model_dim, hidden_dim=self.hidden_dim,
-                num_heads=self.num_heads, head_dim=self.head_dim, num_experts=self.num_experts,
-                num_groups=self.batch_size, inference_capacity_factor=2.0 if self.num_experts else None,
-                aux_loss_weight=aux_loss_weight(self.num_experts), activation_dtype="bfloat16", remat=self.remat),
+                target_vocabulary=32_000,
+                num_layers=self.num_layers,
+                model_dim=self.model_dim,
+                hidden_dim=self.hidden_dim,
+                num_heads=self.num_heads,
+                head_dim=self.head_dim,
+                num_experts=self.num_experts,
+                num_groups=self.batch_size,
+                inference_capacity_factor=2.0 if self.num_experts else None,
+                aux_loss_weight=aux_loss_weight(self.num_experts),
+                activation_dtype="bfloat16",
+                remat=self.remat,
+            ),
             optimizer=Adafactor(learning_rate=InverseSquareRoot(peak=1.0, decay_after=10_000)),
-            input=InputConfig(batch_size=self.batch_size, source_length=0, target_length=self.sequence_length, temperature=5.0,
-                              shards=shards_for(DeviceMesh(self.mesh))),
-            training=TrainingSchedule(steps=TRILLION_TOKENS // (self.batch_size * self.sequence_length), log_every=100,
-                                      evaluate_every=1000, checkpoint_every=1000),
-            mesh=DeviceMesh(self.mesh))
+            input=InputConfig(
+                batch_size=self.batch_size,
+                source_length=0,
+                target_length=self.sequence_length,
+                temperature=5.0,
+                shards=shards_for(DeviceMesh(self.mesh)),
+            ),
+            training=TrainingSchedule(
+                steps=TRILLION_TOKENS // (self.batch_size * self.sequence_length),
+                log_every=100,
+                evaluate_every=1000,
+                checkpoint_every=1000,
+            ),
+            mesh=DeviceMesh(self.mesh),
+        )
 
 
 class AtHome(Recipe):
@@ -55,10 +74,22 @@ class AtHome(Recipe):
     def experiment(self) -> Experiment:
         return Experiment(
             model=LanguageModel(
-                target_vocabulary=4000, num_layers=4, model_dim=128, hidden_dim=512, num_heads=4, head_dim=32,
-                num_experts=self.num_experts, num_groups=16, aux_loss_weight=aux_loss_weight(self.num_experts),
-                residual_dropout=0.1, remat="keep_hidden"),
+                target_vocabulary=4000,
+                num_layers=4,
+                model_dim=128,
+                hidden_dim=512,
+                num_heads=4,
+                head_dim=32,
+                num_experts=self.num_experts,
+                num_groups=16,
+                aux_loss_weight=aux_loss_weight(self.num_experts),
+                residual_dropout=0.1,
+                remat="keep_hidden",
+            ),
             optimizer=Adafactor(learning_rate=InverseSquareRoot(peak=1.0, decay_after=400, warmup_steps=100)),
             input=InputConfig(batch_size=16, source_length=0, target_length=128, temperature=5.0),
             training=TrainingSchedule(steps=3000, evaluate_every=250, checkpoint_every=250),
-            mesh=DeviceMesh(self.mesh), corpus="build/quickstart/corpus", tokenizers="build/quickstart/tokenizers")
+            mesh=DeviceMesh(self.mesh),
+            corpus="build/quickstart/corpus",
+            tokenizers="build/quickstart/tokenizers",
+        )

@@ -7,15 +7,23 @@ import functools
 import numpy as np
 import pytest
 
-from lingvo_moe import experiment, registry, testing, tree
-from lingvo_moe.layout import NAMED_CLAIMS, DeviceMesh, Layout
+from lingvo_moe import experiment, registry, tree
+from lingvo_moe.sharding.layout import NAMED_RULES, DeviceMesh, Layout
+from lingvo_moe.testing import harness
 
 NAMES = [name for name in registry.names() if name.split(".")[0] in ("dense_lm", "sparse_lm", "hybrid_lm")]
 SMALL = {"dense_lm.Small": "4x2", "sparse_lm.Small": "8", "hybrid_lm.Small": "4x2"}
 ACTIVATIONS = ("BTM", "BTND", "BTH", "BTV", "GSM", "GSEC", "GECM", "EGCM", "EGCH")
 # What tests of training make smaller still, and faster to learn: the structure stays.
-_TINY = ["model.model_dim=32", "model.hidden_dim=64", "model.num_heads=2", "model.head_dim=16",
-         "model.target_vocabulary=64", "input.target_length=16", "optimizer.learning_rate.warmup_steps=5"]
+_TINY = [
+    "model.model_dim=32",
+    "model.hidden_dim=64",
+    "model.num_heads=2",
+    "model.head_dim=16",
+    "model.target_vocabulary=64",
+    "input.target_length=16",
+    "optimizer.learning_rate.warmup_steps=5",
+]
 _STEPS, _COMPARED = 60, 5
 # As in translation_test: rounding of sums in another order, amplified by some steps of Adafactor.
 _TRAINED_TOLERANCE = 1e-5
@@ -33,13 +41,13 @@ def test_the_setting_is_gspmds(name):
 def test_no_two_letters_of_a_tensor_claim_one_mesh_axis(name):
     """In any of the layouts that the mesh allows: `axes` raises for a collision."""
     config = experiment.get(name)
-    tensors = {weight.letters for weight in tree.flatten(config.model.weights()).values()}.union(ACTIVATIONS)
-    layouts = [layout for layout, (axes, _) in NAMED_CLAIMS.items() if axes == len(config.mesh.shape)]
+    tensors = {weight.logical_axes for weight in tree.flatten(config.model.weights()).values()}.union(ACTIVATIONS)
+    layouts = [layout for layout, (axes, _) in NAMED_RULES.items() if axes == len(config.mesh.shape)]
     assert len(layouts) >= 2
     for layout in layouts:
-        for letters in tensors:
-            taken = [axis for axis in Layout.of(config.mesh, layout).axes(letters) if axis]
-            assert len(taken) == len(set(taken)), f"{letters} in {layout}"
+        for logical_axes in tensors:
+            taken = [axis for axis in Layout.of(config.mesh, layout).axes(logical_axes) if axis]
+            assert len(taken) == len(set(taken)), f"{logical_axes} in {layout}"
 
 
 def counting(config: experiment.Experiment, step: int) -> dict:
@@ -48,13 +56,19 @@ def counting(config: experiment.Experiment, step: int) -> dict:
     starts = np.random.default_rng(step).integers(0, 40, (shape[0], 1))
     labels = (4 + (starts + np.arange(shape[1])) % 40).astype(np.int32)
     ids = np.concatenate([np.full((shape[0], 1), 2, np.int32), labels[:, :-1]], axis=1)
-    return {"target": {"ids": ids, "labels": labels, "segment_ids": np.ones(shape, np.int32),
-                       "positions": np.tile(np.arange(shape[1], dtype=np.int32), (shape[0], 1))}}
+    return {
+        "target": {
+            "ids": ids,
+            "labels": labels,
+            "segment_ids": np.ones(shape, np.int32),
+            "positions": np.tile(np.arange(shape[1], dtype=np.int32), (shape[0], 1)),
+        }
+    }
 
 
 def train(config: experiment.Experiment, steps: int) -> list[dict[str, float]]:
     """The metrics of the first steps, on virtual devices."""
-    own = testing.engine(Layout.of(config.mesh))
+    own = harness.engine(Layout.of(config.mesh))
     init, step = own.load(config.steps.init()), own.load(config.steps.train(config.batch_specs()))
     state, history = init({"seed": np.int32([0, 7])})["state"], []
     for number in range(steps):

@@ -10,10 +10,10 @@ from lingvo_moe import registry
 from lingvo_moe.data.batching import InputConfig, shards_for
 from lingvo_moe.decoding.flat_beam_search import BeamSearch
 from lingvo_moe.experiment import Experiment, Recipe, TrainingSchedule
-from lingvo_moe.layout import DeviceMesh
 from lingvo_moe.models.translation import Translation
 from lingvo_moe.optimizers.adafactor import Adafactor
 from lingvo_moe.optimizers.schedules import InverseSquareRoot
+from lingvo_moe.sharding.layout import DeviceMesh
 
 MILLION_TOKENS = 2**20
 
@@ -53,22 +53,41 @@ class M4(Recipe):
     def experiment(self) -> Experiment:
         return Experiment(
             model=Translation(
-                source_vocabulary=self.source_vocabulary, target_vocabulary=self.target_vocabulary,
-                num_layers=self.num_layers, model_dim=self.model_dim, hidden_dim=self.hidden_dim, num_heads=self.num_heads,
-                head_dim=self.head_dim, num_experts=self.num_experts, num_groups=2 * self.num_cores,
+                source_vocabulary=self.source_vocabulary,
+                target_vocabulary=self.target_vocabulary,
+                num_layers=self.num_layers,
+                model_dim=self.model_dim,
+                hidden_dim=self.hidden_dim,
+                num_heads=self.num_heads,
+                head_dim=self.head_dim,
+                num_experts=self.num_experts,
+                num_groups=2 * self.num_cores,
                 # Room for every token of a group at every expert would be a thousand times the work; see `MixtureOfExperts`.
-                inference_capacity_factor=2.0 if self.num_experts else None, aux_loss_weight=aux_loss_weight(self.num_experts),
-                input_dropout=self.dropout, residual_dropout=self.dropout, attention_dropout=self.dropout,
-                activation_dtype=self.activation_dtype, remat=self.remat),
+                inference_capacity_factor=2.0 if self.num_experts else None,
+                aux_loss_weight=aux_loss_weight(self.num_experts),
+                input_dropout=self.dropout,
+                residual_dropout=self.dropout,
+                attention_dropout=self.dropout,
+                activation_dtype=self.activation_dtype,
+                remat=self.remat,
+            ),
             optimizer=Adafactor(learning_rate=InverseSquareRoot(peak=1.0, decay_after=10_000)),
-            input=InputConfig(batch_size=self.batch_tokens // (2 * self.sequence_length), source_length=self.sequence_length,
-                              target_length=self.sequence_length, temperature=5.0,
-                              shards=shards_for(DeviceMesh((self.num_cores,)))),
+            input=InputConfig(
+                batch_size=self.batch_tokens // (2 * self.sequence_length),
+                source_length=self.sequence_length,
+                target_length=self.sequence_length,
+                temperature=5.0,
+                shards=shards_for(DeviceMesh((self.num_cores,))),
+            ),
             # GShard section 4.4: every model sees a trillion tokens.
-            training=TrainingSchedule(steps=10**12 // self.batch_tokens, log_every=100, evaluate_every=1000,
-                                      checkpoint_every=1000),
+            training=TrainingSchedule(
+                steps=10**12 // self.batch_tokens, log_every=100, evaluate_every=1000, checkpoint_every=1000
+            ),
             search=BeamSearch(max_length=self.sequence_length),
-            mesh=DeviceMesh((self.num_cores,)), layout=self.layout, decoding_batch=4 * self.num_cores)
+            mesh=DeviceMesh((self.num_cores,)),
+            layout=self.layout,
+            decoding_batch=4 * self.num_cores,
+        )
 
 
 @registry.register
@@ -171,15 +190,35 @@ class Quickstart(Recipe):
         return Experiment(
             # Twelve thousand different English sentences are soon learnt by heart: half of this is against that.
             model=Translation(
-                source_vocabulary=8000, target_vocabulary=4000, num_layers=4, model_dim=256, hidden_dim=512, num_heads=4,
-                head_dim=64, num_experts=8, num_groups=16, aux_loss_weight=aux_loss_weight(8), input_dropout=0.1,
-                residual_dropout=0.2, word_dropout=0.3, label_smoothing=0.1, unroll=True),
-            optimizer=Adafactor(learning_rate=InverseSquareRoot(
-                peak=1.0, decay_after=400, warmup_steps=100, cooldown_after=2200, cooldown_steps=800)),
+                source_vocabulary=8000,
+                target_vocabulary=4000,
+                num_layers=4,
+                model_dim=256,
+                hidden_dim=512,
+                num_heads=4,
+                head_dim=64,
+                num_experts=8,
+                num_groups=16,
+                aux_loss_weight=aux_loss_weight(8),
+                input_dropout=0.1,
+                residual_dropout=0.2,
+                word_dropout=0.3,
+                label_smoothing=0.1,
+                unroll=True,
+            ),
+            optimizer=Adafactor(
+                learning_rate=InverseSquareRoot(
+                    peak=1.0, decay_after=400, warmup_steps=100, cooldown_after=2200, cooldown_steps=800
+                )
+            ),
             input=InputConfig(batch_size=16, source_length=96, target_length=56, temperature=5.0),
             training=TrainingSchedule(steps=3000, evaluate_every=250, checkpoint_every=100),
-            search=BeamSearch(max_length=48, length_alpha=1.0), mesh=DeviceMesh((2,)), decoding_batch=64,
-            corpus="build/quickstart/corpus", tokenizers="build/quickstart/tokenizers")
+            search=BeamSearch(max_length=48, length_alpha=1.0),
+            mesh=DeviceMesh((2,)),
+            decoding_batch=64,
+            corpus="build/quickstart/corpus",
+            tokenizers="build/quickstart/tokenizers",
+        )
 
 
 @registry.register
@@ -189,11 +228,25 @@ class Small(Recipe):
     def experiment(self) -> Experiment:
         return Experiment(
             model=Translation(
-                source_vocabulary=16_000, target_vocabulary=8000, num_layers=8, model_dim=256, hidden_dim=1024, num_heads=4,
-                head_dim=64, num_experts=16, num_groups=32, aux_loss_weight=aux_loss_weight(16), input_dropout=0.1,
-                residual_dropout=0.1, label_smoothing=0.1),
+                source_vocabulary=16_000,
+                target_vocabulary=8000,
+                num_layers=8,
+                model_dim=256,
+                hidden_dim=1024,
+                num_heads=4,
+                head_dim=64,
+                num_experts=16,
+                num_groups=32,
+                aux_loss_weight=aux_loss_weight(16),
+                input_dropout=0.1,
+                residual_dropout=0.1,
+                label_smoothing=0.1,
+            ),
             optimizer=Adafactor(learning_rate=InverseSquareRoot(peak=1.0, decay_after=1000, warmup_steps=200)),
             input=InputConfig(batch_size=32, source_length=96, target_length=48, temperature=5.0),
             training=TrainingSchedule(steps=100_000, log_every=20, evaluate_every=500, checkpoint_every=250),
-            search=BeamSearch(max_length=64), mesh=DeviceMesh((8,)),
-            corpus="build/debian/corpus", tokenizers="build/debian/tokenizers")
+            search=BeamSearch(max_length=64),
+            mesh=DeviceMesh((8,)),
+            corpus="build/debian/corpus",
+            tokenizers="build/debian/tokenizers",
+        )

@@ -33,7 +33,7 @@ def test_weights_experts_layers_and_cores_are_table_1s(name):
     expert_size = 2 * config.model.model_dim * config.model.hidden_dim
     moe_layers = layers // 2
     assert experts * moe_layers == total
-    declared = sum(w.size for path, w in tree.flatten(config.model.weights()).items() if "E" in w.letters)
+    declared = sum(w.size for path, w in tree.flatten(config.model.weights()).items() if "E" in w.logical_axes)
     assert declared == total * expert_size
 
 

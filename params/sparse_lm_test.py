@@ -7,8 +7,12 @@ import pytest
 from lingvo_moe import experiment, tree
 
 # As printed: weights in binary billions, experts per layer, mesh, batch in sequences.
-TABLE_6 = {"MoE10B32E": ("10B", 32, "32", 128), "MoE37B128E": ("37B", 128, "128", 512),
-           "MoE145B512E": ("145B", 512, "512", 2048), "MoE577B2048E": ("577B", 2048, "2048", 8192)}
+TABLE_6 = {
+    "MoE10B32E": ("10B", 32, "32", 128),
+    "MoE37B128E": ("37B", 128, "128", 512),
+    "MoE145B512E": ("145B", 512, "512", 2048),
+    "MoE577B2048E": ("577B", 2048, "2048", 8192),
+}
 
 
 @pytest.mark.parametrize("name", TABLE_6)
@@ -28,5 +32,5 @@ def test_experts_are_cut_one_to_a_device_and_all_else_is_whole(name):
     config = experiment.get(f"sparse_lm.{name}")
     layout = config.steps.layout
     for path, weight in tree.flatten(config.model.weights()).items():
-        shards = [layout.num_shards(weight.letters, letter) for letter in weight.letters]
-        assert shards == [config.model.num_experts if letter == "E" else 1 for letter in weight.letters], path
+        shards = [layout.num_shards(weight.logical_axes, letter) for letter in weight.logical_axes]
+        assert shards == [config.model.num_experts if letter == "E" else 1 for letter in weight.logical_axes], path

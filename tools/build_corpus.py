@@ -12,23 +12,37 @@ from __future__ import annotations
 
 from absl import flags
 
-from lingvo_moe import cli
+from lingvo_moe.cli import app
 from lingvo_moe.data import corpus_builder
 from lingvo_moe.data.corpus import REPORT, SPLITS
 from lingvo_moe.data.corpus_report import warnings
 from lingvo_moe.errors import UserError
 
 FLAGS = flags.FlagValues()
-flags.DEFINE_enum("preset", "quickstart", corpus_builder.PRESETS,
-                  "quickstart: the catalogs of Django and of three applications written with it, which pip downloads; "
-                  "django: the installed Django alone; debian: Debian packages, which apt downloads; "
-                  "none: your inputs alone.", flag_values=FLAGS)
-flags.DEFINE_multi_string("input", [], "A directory or file of your own: LANG/LC_MESSAGES/x.mo, LANG.po, LANG.tsv of "
-                          "source<TAB>english, or a .tsv of language<TAB>source<TAB>english. May be repeated.",
-                          flag_values=FLAGS)
+flags.DEFINE_enum(
+    "preset",
+    "quickstart",
+    corpus_builder.PRESETS,
+    "quickstart: the catalogs of Django and of three applications written with it, which pip downloads; "
+    "django: the installed Django alone; debian: Debian packages, which apt downloads; "
+    "none: your inputs alone.",
+    flag_values=FLAGS,
+)
+flags.DEFINE_multi_string(
+    "input",
+    [],
+    "A directory or file of your own: LANG/LC_MESSAGES/x.mo, LANG.po, LANG.tsv of "
+    "source<TAB>english, or a .tsv of language<TAB>source<TAB>english. May be repeated.",
+    flag_values=FLAGS,
+)
 flags.DEFINE_string("output", None, "The directory to make.", flag_values=FLAGS)
-flags.DEFINE_string("packages", None, "Where presets keep what they download (quickstart 170 MB, debian 300 MB); by default "
-                    "~/.cache/lingvo_moe/packages.", flag_values=FLAGS)
+flags.DEFINE_string(
+    "packages",
+    None,
+    "Where presets keep what they download (quickstart 170 MB, debian 300 MB); by default "
+    "~/.cache/lingvo_moe/packages.",
+    flag_values=FLAGS,
+)
 flags.DEFINE_bool("force", False, "Build again, and replace a corpus of other inputs.", flag_values=FLAGS)
 
 
@@ -42,9 +56,11 @@ def main(argv: list[str]):
     counts = ", ".join(f"{corpus.count(split)} {split}" for split in SPLITS)
     for warning in warnings(corpus.manifest):
         print(f"warning: {warning}")
-    print(f"{corpus.directory} {'built' if is_new else 'is up to date'}: {len(corpus.languages)} languages, "
-          f"{counts} pairs; see {REPORT} there.")
+    print(
+        f"{corpus.directory} {'built' if is_new else 'is up to date'}: {len(corpus.languages)} languages, "
+        f"{counts} pairs; see {REPORT} there."
+    )
 
 
 if __name__ == "__main__":
-    cli.run(main, FLAGS)
+    app.run(main, FLAGS)

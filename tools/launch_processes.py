@@ -26,14 +26,17 @@ from collections.abc import Sequence
 
 from absl import flags
 
-from lingvo_moe import cli, processes
+from lingvo_moe.cli import app
+from lingvo_moe.distributed import process_group
 from lingvo_moe.errors import UserError
 
 _VALUES = flags.FlagValues()
-flags.DEFINE_integer("processes", 2, "how many; each has as many devices as another", lower_bound=1, flag_values=_VALUES)
+flags.DEFINE_integer(
+    "processes", 2, "how many; each has as many devices as another", lower_bound=1, flag_values=_VALUES
+)
 
 # What the others have to end by themselves: they notice at once where a process of this machine is gone.
-_PATIENCE_SECONDS = processes.BOUND_SECONDS + 10
+_PATIENCE_SECONDS = process_group.BOUND_SECONDS + 10
 # With what is sent to the processes; they know no SIGHUP, which would end them without a checkpoint.
 _HANDED_ON = {signal.SIGINT: signal.SIGINT, signal.SIGTERM: signal.SIGTERM, signal.SIGHUP: signal.SIGTERM}
 _OURS = ("coordinator", "processes", "process")
@@ -63,8 +66,11 @@ class Launch:
         """Starts them, waits until all have ended, says who failed first; returns the exit status."""
         port = _free_port()
         self._running = {index: self._start(index, port) for index in range(self._count)}
-        readers = [threading.Thread(target=_show, args=(index, process), daemon=True)
-                   for index, process in self._running.items() if process.stderr is not None]
+        readers = [
+            threading.Thread(target=_show, args=(index, process), daemon=True)
+            for index, process in self._running.items()
+            if process.stderr is not None
+        ]
         for reader in readers:
             reader.start()
         before = {number: signal.signal(number, self._hand_on) for number in _HANDED_ON}
@@ -80,19 +86,22 @@ class Launch:
     def _told(self) -> int:
         """Says who failed first, those aside that ended only because another one had; returns its status."""
         failed = [(index, status) for index, status in self._ended if status]
-        first = next((pair for pair in failed if pair[1] != processes.EXIT_STATUS), failed[0] if failed else None)
+        first = next((pair for pair in failed if pair[1] != process_group.EXIT_STATUS), failed[0] if failed else None)
         if first is None:
             return 0
-        if first[1] != cli.INTERRUPTED:
+        if first[1] != app.INTERRUPTED:
             print(f"process {first[0]} of {self._count} {_described(first[1])}.", file=sys.stderr, flush=True)
         return 128 - first[1] if first[1] < 0 else first[1]
 
     def _start(self, index: int, port: int) -> subprocess.Popen:
         joining = [f"--coordinator=127.0.0.1:{port}", f"--processes={self._count}", f"--process={index}"]
         # A session of its own: what is typed on the terminal reaches the processes through us alone, once.
-        return subprocess.Popen([sys.executable, "-m", "lingvo_moe", "train", *self._train_flags, *joining],
-                                start_new_session=True, stderr=subprocess.PIPE if index else None,
-                                env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
+        return subprocess.Popen(
+            [sys.executable, "-m", "lingvo_moe", "train", *self._train_flags, *joining],
+            start_new_session=True,
+            stderr=subprocess.PIPE if index else None,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        )
 
     def _hand_on(self, number, frame):
         for process in self._running.values():
@@ -132,4 +141,4 @@ def _described(status: int) -> str:
 
 
 if __name__ == "__main__":
-    cli.run(main, _VALUES)
+    app.run(main, _VALUES)

@@ -13,9 +13,11 @@ import time
 import numpy as np
 import pytest
 
-from lingvo_moe import cli, testing, testing_experiment as tiny
+from lingvo_moe.cli import app
 from lingvo_moe.engines.pjrt import Engine
-from lingvo_moe.layout import DeviceMesh
+from lingvo_moe.sharding.layout import DeviceMesh
+from lingvo_moe.testing import experiments as tiny
+from lingvo_moe.testing import harness
 from lingvo_moe.training import loop
 from tools import launch_processes
 
@@ -32,16 +34,22 @@ class Launch(launch_processes.Launch):
 
     def _start(self, index: int, port: int) -> subprocess.Popen:
         code = f"import os, signal, sys, time\n{self._programs[index]}"
-        return subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE if index else None, start_new_session=True)
+        return subprocess.Popen(
+            [sys.executable, "-c", code], stderr=subprocess.PIPE if index else None, start_new_session=True
+        )
 
 
-@pytest.mark.parametrize(("arguments", "said"), [
-    ([], "no --model among the flags of train"), (["--", "--steps=3"], "no --model"),
-    (["--", "--model=m4.Small", "--processes=3"], "--processes=3 after --: the launcher says that itself"),
-    (["--", "--model=m4.Small", "--coordinator=x:1"], "--coordinator=x:1 after --"),
-])
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "no --model among the flags of train"),
+        (["--", "--steps=3"], "no --model"),
+        (["--", "--model=m4.Small", "--processes=3"], "--processes=3 after --: the launcher says that itself"),
+        (["--", "--model=m4.Small", "--coordinator=x:1"], "--coordinator=x:1 after --"),
+    ],
+)
 def test_mistakes_are_told_before_anything_is_started(arguments, said, capsys):
-    assert cli.execute(launch_processes.main, ["launch_processes", *arguments], launch_processes._VALUES) == 2
+    assert app.execute(launch_processes.main, ["launch_processes", *arguments], launch_processes._VALUES) == 2
     assert said in capsys.readouterr().err
 
 
@@ -49,8 +57,11 @@ def test_who_died_is_named_and_who_stays_behind_is_ended(monkeypatch, capsys):
     """Not those that ended because it had; the status is that of the dead one, as a shell counts it."""
     monkeypatch.setattr(launch_processes, "_PATIENCE_SECONDS", 0.5)
     start = time.monotonic()
-    status = Launch("time.sleep(0.3); sys.exit(3)", "print('a line', file=sys.stderr); os.kill(os.getpid(), signal.SIGKILL)",
-                    "time.sleep(60)").run()
+    status = Launch(
+        "time.sleep(0.3); sys.exit(3)",
+        "print('a line', file=sys.stderr); os.kill(os.getpid(), signal.SIGKILL)",
+        "time.sleep(60)",
+    ).run()
     assert status == 128 + signal.SIGKILL and time.monotonic() - start < 20
     said = capsys.readouterr().err
     assert "[1] a line\n" in said and said.endswith("process 1 of 3 was killed by SIGKILL.\n")
@@ -74,13 +85,30 @@ def test_four_processes_make_the_losses_of_one_with_as_many_devices(tmp_path, mo
     loop.train(tiny.LANGUAGE_MODEL, config, Engine(mesh.size, "cpu"), tmp_path / "one", say=lambda line: None)
 
     train_flags = [flag for flag in tiny.language_model_settings(*changes) if not flag.startswith("--devices")]
-    command = [sys.executable, "-m", "tools.launch_processes", "--processes=4", "--", *train_flags, f"--mesh={mesh}", "--steps=4",
-               "--platform=cpu", f"--corpus={data.corpus}", f"--tokenizers={data.tokenizers}", f"--logdir={tmp_path / 'four'}"]
+    command = [
+        sys.executable,
+        "-m",
+        "tools.launch_processes",
+        "--processes=4",
+        "--",
+        *train_flags,
+        f"--mesh={mesh}",
+        "--steps=4",
+        "--platform=cpu",
+        f"--corpus={data.corpus}",
+        f"--tokenizers={data.tokenizers}",
+        f"--logdir={tmp_path / 'four'}",
+    ]
     environment = {"PYTHONPATH": os.pathsep.join(sys.path), "JAX_DISABLE_MOST_OPTIMIZATIONS": "true"}
-    done = subprocess.run(command, cwd=_REPOSITORY, capture_output=True, text=True, check=False, env={**os.environ, **environment})
+    done = subprocess.run(
+        command, cwd=_REPOSITORY, capture_output=True, text=True, check=False, env={**os.environ, **environment}
+    )
     assert done.returncode == 0 and not done.stdout and done.stderr.count("trained for 4 steps") == 1, done.stderr
     for run, steps in (("train", [1, 2, 3, 4]), ("valid", [4])):
         found, expected = (tiny.curves(tmp_path / name, run)["cross_entropy"] for name in ("four", "one"))
         assert sorted(found) == sorted(expected) == steps
-        np.testing.assert_allclose([max(found[step]) for step in steps], [max(expected[step]) for step in steps],
-                                   rtol=64 * testing.FLOAT32_ROUNDING)
+        np.testing.assert_allclose(
+            [max(found[step]) for step in steps],
+            [max(expected[step]) for step in steps],
+            rtol=64 * harness.FLOAT32_ROUNDING,
+        )

@@ -16,14 +16,16 @@ import subprocess
 
 from absl import flags
 
-from lingvo_moe import cli
+from lingvo_moe.cli import app
 from lingvo_moe.engines.tpu_strategy import TPU_TENSORFLOW
 from lingvo_moe.errors import UserError
 
 _VALUES = flags.FlagValues()
 flags.DEFINE_string("slice", None, "the slice's name", flag_values=_VALUES)
 flags.DEFINE_string("zone", None, "where it is or shall be, for instance europe-west4-a", flag_values=_VALUES)
-flags.DEFINE_string("accelerator", "v3-8", "its generation and cores, for instance v3-8 or v3-2048", flag_values=_VALUES)
+flags.DEFINE_string(
+    "accelerator", "v3-8", "its generation and cores, for instance v3-8 or v3-2048", flag_values=_VALUES
+)
 flags.DEFINE_string("logdir", "log", "directory of checkpoints and curves, on the first machine", flag_values=_VALUES)
 flags.DEFINE_string("project", None, "the Google Cloud project; default: gcloud's", flag_values=_VALUES)
 flags.DEFINE_boolean("spot", False, "a slice that may be taken away at any time, at a lower price", flag_values=_VALUES)
@@ -68,8 +70,12 @@ class Launch:
 
     def create(self) -> list[str]:
         """The command that creates the slice."""
-        return [*self._gcloud("create"), f"--accelerator-type={self.accelerator}", f"--version={self.runtime}",
-                *(["--spot"] if self.spot else [])]
+        return [
+            *self._gcloud("create"),
+            f"--accelerator-type={self.accelerator}",
+            f"--version={self.runtime}",
+            *(["--spot"] if self.spot else []),
+        ]
 
     def commands(self) -> list[list[str]]:
         """The commands that install and train, in order."""
@@ -84,15 +90,30 @@ class Launch:
         """Goes on when the connection ends; `tail -f` of its log shows it."""
         tpu, environment = ("local", "") if self.num_hosts == 1 else (self.slice, "TPU_LOAD_LIBRARY=0 ")
         flags_of_train = [*self.train_flags, "--engine=tpu_strategy", f"--tpu={tpu}", f"--logdir={self.logdir}"]
-        return (f"cd {_DIRECTORY} && {environment}nohup .venv/bin/python -m lingvo_moe train {shlex.join(flags_of_train)} "
-                f">> train.log 2>&1 < /dev/null &")
+        return (
+            f"cd {_DIRECTORY} && {environment}nohup .venv/bin/python -m lingvo_moe train {shlex.join(flags_of_train)} "
+            f">> train.log 2>&1 < /dev/null &"
+        )
 
     def _ssh(self, command: str) -> list[str]:
         return [*self._gcloud("ssh"), "--worker=0", f"--command={command}"]
 
     def _copy(self) -> list[str]:
-        return ["gcloud", "compute", "tpus", "tpu-vm", "scp", "--recurse", "lingvo_moe", "params", "requirements.txt", "build",
-                f"{self.slice}:{_DIRECTORY}", *self._where(), "--worker=0"]
+        return [
+            "gcloud",
+            "compute",
+            "tpus",
+            "tpu-vm",
+            "scp",
+            "--recurse",
+            "lingvo_moe",
+            "params",
+            "requirements.txt",
+            "build",
+            f"{self.slice}:{_DIRECTORY}",
+            *self._where(),
+            "--worker=0",
+        ]
 
     def _gcloud(self, verb: str) -> list[str]:
         return ["gcloud", "compute", "tpus", "tpu-vm", verb, self.slice, *self._where()]
@@ -105,7 +126,9 @@ def main(arguments: list[str]):
     """Runs or prints the commands; raises UserError for what is missing, and where a command fails."""
     launch = _launch(tuple(arguments[1:]))
     if not _VALUES.dry_run and shutil.which("gcloud") is None:
-        raise UserError("gcloud is not installed; get it from cloud.google.com/sdk, or pass --dry_run to see the commands.")
+        raise UserError(
+            "gcloud is not installed; get it from cloud.google.com/sdk, or pass --dry_run to see the commands."
+        )
     if _VALUES.delete:
         _call(launch.delete())
         return
@@ -122,21 +145,28 @@ def _launch(train_flags: tuple[str, ...]) -> Launch:
         if not _VALUES[name].value:
             raise UserError(f"--{name} is missing: {_VALUES[name].help}.")
     if not _ACCELERATOR.fullmatch(_VALUES.accelerator):
-        raise UserError(f"--accelerator={_VALUES.accelerator}: expected v2, v3 or v4 and the number of cores, for instance "
-                        f"v3-8.")
+        raise UserError(
+            f"--accelerator={_VALUES.accelerator}: expected v2, v3 or v4 and the number of cores, for instance v3-8."
+        )
     if _VALUES.logdir.startswith("gs://"):
-        raise UserError(f"--logdir={_VALUES.logdir}: expected a directory; mount the bucket on the first machine "
-                        f"(docs/cloud_tpu.md).")
+        raise UserError(
+            f"--logdir={_VALUES.logdir}: expected a directory; mount the bucket on the first machine "
+            f"(docs/cloud_tpu.md)."
+        )
     if not _VALUES.delete and not any(flag.startswith("--model") for flag in train_flags):
         raise UserError("no --model among the flags of train; put them after --, for instance -- --model=m4.Small.")
-    return Launch(_VALUES.slice, _VALUES.zone, _VALUES.accelerator, _VALUES.logdir, train_flags, _VALUES.project, _VALUES.spot)
+    return Launch(
+        _VALUES.slice, _VALUES.zone, _VALUES.accelerator, _VALUES.logdir, train_flags, _VALUES.project, _VALUES.spot
+    )
 
 
 def _install() -> str:
     # tensorflow-text asks for the wheel without TPUs, which the other one stands for.
     text = shlex.join([f"tensorflow-text=={_VERSION.rpartition('.')[0]}.*"])
-    return (f"cd {_DIRECTORY} && grep -vE '{_REPLACED}' requirements.txt > tpu.txt && python3.11 -m venv .venv && "
-            f".venv/bin/pip install -r tpu.txt {shlex.join(_PACKAGES)} && .venv/bin/pip install --no-deps {text}")
+    return (
+        f"cd {_DIRECTORY} && grep -vE '{_REPLACED}' requirements.txt > tpu.txt && python3.11 -m venv .venv && "
+        f".venv/bin/pip install -r tpu.txt {shlex.join(_PACKAGES)} && .venv/bin/pip install --no-deps {text}"
+    )
 
 
 def _call(command: list[str]):
@@ -146,4 +176,4 @@ def _call(command: list[str]):
 
 
 if __name__ == "__main__":
-    cli.run(main, _VALUES)
+    app.run(main, _VALUES)

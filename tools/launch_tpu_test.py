@@ -9,7 +9,7 @@ import subprocess
 
 import pytest
 
-from lingvo_moe import cli
+from lingvo_moe.cli import app
 from tools import launch_tpu
 
 WHERE = ("--slice=tpu", "--zone=europe-west4-a")
@@ -20,7 +20,7 @@ def run(*arguments: str) -> int:
     launch_tpu._VALUES.unparse_flags()
     for name in launch_tpu._VALUES:
         launch_tpu._VALUES[name].unparse()
-    return cli.execute(launch_tpu.main, ["launch_tpu", *arguments], launch_tpu._VALUES)
+    return app.execute(launch_tpu.main, ["launch_tpu", *arguments], launch_tpu._VALUES)
 
 
 @pytest.fixture(autouse=True)
@@ -40,13 +40,21 @@ def test_one_machine_is_created_installed_and_trained_on(capsys):
     describe, create, make, copy, install, train = commands(capsys, *TRAIN)
     gcloud = ["gcloud", "compute", "tpus", "tpu-vm"]
     assert describe == [*gcloud, "describe", "tpu", "--zone=europe-west4-a"]
-    assert create == [*gcloud, "create", "tpu", "--zone=europe-west4-a", "--accelerator-type=v3-8",
-                      "--version=tpu-vm-tf-2.20.0-pjrt"]
+    assert create == [
+        *gcloud,
+        "create",
+        "tpu",
+        "--zone=europe-west4-a",
+        "--accelerator-type=v3-8",
+        "--version=tpu-vm-tf-2.20.0-pjrt",
+    ]
     assert make[-1] == "--command=mkdir -p lingvo_moe_run" and copy[4] == "scp"
     assert "install -r tpu.txt tensorflow-tpu==2.20.0 libtpu==0.0.14" in install[-1]
     assert "--no-deps 'tensorflow-text==2.20.*'" in install[-1]
-    assert ("python -m lingvo_moe train --model=m4.Small --set training.seed=1 --engine=tpu_strategy --tpu=local --logdir=log"
-            in train[-1])
+    assert (
+        "python -m lingvo_moe train --model=m4.Small --set training.seed=1 --engine=tpu_strategy --tpu=local --logdir=log"
+        in train[-1]
+    )
 
 
 def test_a_slice_of_many_machines_is_driven_by_its_first(capsys):
@@ -58,7 +66,9 @@ def test_a_slice_of_many_machines_is_driven_by_its_first(capsys):
 
 def test_what_goes_with_another_tensorflow_is_left_out():
     """Of the requirements, all but those that the packages for TPUs stand for."""
-    lines = (pathlib.Path(launch_tpu.__file__).parent.parent / "requirements.txt").read_text(encoding="utf-8").splitlines()
+    lines = (
+        (pathlib.Path(launch_tpu.__file__).parent.parent / "requirements.txt").read_text(encoding="utf-8").splitlines()
+    )
     left_out = {re.split("[ =]", line)[0] for line in lines if re.search(launch_tpu._REPLACED, line)}
     assert left_out == {"--constraint", "libtpu", "tensorboard", "tensorflow", "tensorflow-text"}
 
@@ -68,11 +78,16 @@ def test_the_slice_is_deleted_on_demand_alone(capsys):
     assert (verb, name, zone, quiet) == ("delete", "tpu", "--zone=europe-west4-a", "--quiet")
 
 
-@pytest.mark.parametrize("arguments, said", [
-    (("--zone=z", *TRAIN), "--slice is missing: the slice's name"), (("--slice=t", *TRAIN), "--zone is missing"),
-    ((*WHERE, "--accelerator=v3", *TRAIN), "--accelerator=v3: expected v2, v3 or v4 and the number of cores"),
-    ((*WHERE, "--logdir=gs://bucket/log", *TRAIN), "expected a directory; mount the bucket"),
-    (WHERE, "no --model among the flags")])
+@pytest.mark.parametrize(
+    "arguments, said",
+    [
+        (("--zone=z", *TRAIN), "--slice is missing: the slice's name"),
+        (("--slice=t", *TRAIN), "--zone is missing"),
+        ((*WHERE, "--accelerator=v3", *TRAIN), "--accelerator=v3: expected v2, v3 or v4 and the number of cores"),
+        ((*WHERE, "--logdir=gs://bucket/log", *TRAIN), "expected a directory; mount the bucket"),
+        (WHERE, "no --model among the flags"),
+    ],
+)
 def test_what_is_missing_is_told(capsys, arguments, said):
     assert run("--dry_run", *arguments) == 2
     assert said in capsys.readouterr().err
@@ -87,8 +102,9 @@ def test_a_missing_gcloud_is_told(monkeypatch, capsys):
 def test_a_slice_that_is_there_is_not_created_again(monkeypatch):
     ran = []
     monkeypatch.setattr(launch_tpu.shutil, "which", lambda name: name)
-    monkeypatch.setattr(subprocess, "run", lambda command, **options: (
-        ran.append(command), subprocess.CompletedProcess(command, 0))[1])
+    monkeypatch.setattr(
+        subprocess, "run", lambda command, **options: (ran.append(command), subprocess.CompletedProcess(command, 0))[1]
+    )
     assert run(*WHERE, *TRAIN) == 0
     assert [command[4] for command in ran] == ["describe", "ssh", "scp", "ssh", "ssh"]
 

@@ -14,13 +14,13 @@ from collections.abc import Callable
 
 from absl import flags
 
-from lingvo_moe import cli
 from lingvo_moe.analysis.hlo import Module
+from lingvo_moe.cli import app
 from lingvo_moe.engines.topology import Slice, v3_slice
 from lingvo_moe.errors import UserError
-from lingvo_moe.layout import Claim, DeviceMesh, Layout, Spec
 from lingvo_moe.lazy import tf
 from lingvo_moe.program import lower
+from lingvo_moe.sharding.layout import AxisRule, DeviceMesh, Layout, Spec
 
 _VALUES = flags.FlagValues()
 flags.DEFINE_list("devices", ["8", "64", "512"], "numbers of TPU v3 cores", flag_values=_VALUES)
@@ -67,8 +67,23 @@ def _convolution(image, kernel):
 
 
 # The table's letters in ours, whose names mean nothing here: any letter can be claimed.
-_LETTERS = {"A": "G", "B": "M", "C": "H", "G": "G", "S": "S", "E": "E", "M": "M", "X": "L", "Y": "T", "I": "N", "O": "D", "x": "r",
-            "y": "v", "N": "B", "K": "C"}
+_LOGICAL_AXES = {
+    "A": "G",
+    "B": "M",
+    "C": "H",
+    "G": "G",
+    "S": "S",
+    "E": "E",
+    "M": "M",
+    "X": "L",
+    "Y": "T",
+    "I": "N",
+    "O": "D",
+    "x": "r",
+    "y": "v",
+    "N": "B",
+    "K": "C",
+}
 # An image is N (batch) X Y I; the table's C of the einsum, capacity, is K here, as C is a dimension of the matrices.
 OPERATORS = (
     Operator("Add(A,A->A)", "A", ("A", "A"), "A", lambda a, b: a + b, "O(1)", "none", (("A", 2**16),)),
@@ -78,10 +93,27 @@ OPERATORS = (
     Operator("Matmul(AB,BC->AC)", "AC", ("AB", "BC"), "AC", _matmul, "O(D)", "AllGather or CollectivePermute O(D)"),
     Operator("Reduce(AB->A)", "A", ("AB",), "A", lambda a: tf.reduce_sum(a, 1), "O(1)", "none"),
     Operator("Reduce(AB->B)", "A", ("AB",), "B", lambda a: tf.reduce_sum(a, 0), "O(1)", "AllReduce O(1)"),
-    Operator("Einsum(GSEC,GSM->EGCM)", "GE", ("GSEK", "GSM"), "EGKM", lambda a, b: tf.einsum("GSEC,GSM->EGCM", a, b), "O(1)",
-             "AllToAll O(sqrt D)", (("G", 1), ("E", 1), ("S", 512), ("K", 512), ("M", 128)), "K"),
-    Operator("Convolution(BIXY,xyIO->BOXY)", "X", ("NXYI", "xyIO"), "NXYO", _convolution, "O(1)", "CollectivePermute (halo) O(1)",
-             (("N", 2), ("X", 16), ("Y", 64), ("I", 16), ("O", 16), ("x", 3), ("y", 3))),
+    Operator(
+        "Einsum(GSEC,GSM->EGCM)",
+        "GE",
+        ("GSEK", "GSM"),
+        "EGKM",
+        lambda a, b: tf.einsum("GSEC,GSM->EGCM", a, b),
+        "O(1)",
+        "AllToAll O(sqrt D)",
+        (("G", 1), ("E", 1), ("S", 512), ("K", 512), ("M", 128)),
+        "K",
+    ),
+    Operator(
+        "Convolution(BIXY,xyIO->BOXY)",
+        "X",
+        ("NXYI", "xyIO"),
+        "NXYO",
+        _convolution,
+        "O(1)",
+        "CollectivePermute (halo) O(1)",
+        (("N", 2), ("X", 16), ("Y", 64), ("I", 16), ("O", 16), ("x", 3), ("y", 3)),
+    ),
 )
 
 
@@ -91,43 +123,58 @@ class Measured:
 
     devices: int
     flops: float
-    exchanges: tuple[tuple[str, int], ...]
+    collectives: tuple[tuple[str, int], ...]
 
 
 def measure(operator: Operator, devices: int) -> Measured:
     """Compiles an operator for a TPU v3 slice of `devices` cores and reads the partitioned module."""
-    layout = Layout(DeviceMesh((devices,)), (Claim("".join(_LETTERS[letter] for letter in operator.cut), ("x",)),))
+    layout = Layout(
+        DeviceMesh((devices,)), (AxisRule("".join(_LOGICAL_AXES[letter] for letter in operator.cut), ("x",)),)
+    )
 
-    def letters(dimensions: str) -> str:
-        return "".join(_LETTERS[letter] for letter in dimensions)
+    def logical_axes(dimensions: str) -> str:
+        return "".join(_LOGICAL_AXES[letter] for letter in dimensions)
 
     def shape(dimensions: str) -> tuple[int, ...]:
         return tuple(operator.size(letter, devices) for letter in dimensions)
 
     def function(inputs: dict) -> dict:
-        placed = [layout.annotate(inputs[str(i)], letters(dimensions)) for i, dimensions in enumerate(operator.inputs)]
-        return {"output": layout.annotate(operator.compute(*placed), letters(operator.output))}
+        placed = [
+            layout.annotate(inputs[str(i)], logical_axes(dimensions)) for i, dimensions in enumerate(operator.inputs)
+        ]
+        return {"output": layout.annotate(operator.compute(*placed), logical_axes(operator.output))}
 
-    specs = {str(i): Spec(shape(dimensions), "float32", letters(dimensions)) for i, dimensions in enumerate(operator.inputs)}
+    specs = {
+        str(i): Spec(shape(dimensions), "float32", logical_axes(dimensions))
+        for i, dimensions in enumerate(operator.inputs)
+    }
     compiled = Slice.of(v3_slice(devices)).load(
-        lower("operator", function, specs, {"output": letters(operator.output)}, layout))
+        lower("operator", function, specs, {"output": logical_axes(operator.output)}, layout)
+    )
     collectives = Module(compiled.hlo(), devices).collectives()
     return Measured(devices, compiled.flops(), tuple((c.kind, c.bytes * c.times) for c in collectives))
 
 
 def main(arguments: list[str]):
     """Prints the table."""
-    cli.no_arguments(arguments[1:])
+    app.no_arguments(arguments[1:])
     if not all(text.isdecimal() for text in _VALUES.devices):
-        raise UserError(f"--devices={','.join(_VALUES.devices)}: expected numbers of TPU v3 cores, for instance 8,64,512.")
-    print("| operator | O(D) | paper: compute, communication | devices | MFLOP a device | exchanged by a device |\n|---|---|---|---|---|---|")
+        raise UserError(
+            f"--devices={','.join(_VALUES.devices)}: expected numbers of TPU v3 cores, for instance 8,64,512."
+        )
+    print(
+        "| operator | O(D) | paper: compute, communication | devices | MFLOP a device | exchanged by a device |\n|---|---|---|---|---|---|"
+    )
     for operator in OPERATORS:
         for devices in map(int, _VALUES.devices):
             found = measure(operator, devices)
-            exchanged = ", ".join(f"{kind} {size / 1024:,.1f} KiB" for kind, size in found.exchanges) or "none"
-            print(f"| {operator.name} | {','.join(operator.cut)} | {operator.paper_compute}, {operator.paper_communication} | {devices} | "
-                  f"{found.flops / 1e6:,.3f} | {exchanged} |", flush=True)
+            exchanged = ", ".join(f"{kind} {size / 1024:,.1f} KiB" for kind, size in found.collectives) or "none"
+            print(
+                f"| {operator.name} | {','.join(operator.cut)} | {operator.paper_compute}, {operator.paper_communication} | {devices} | "
+                f"{found.flops / 1e6:,.3f} | {exchanged} |",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":
-    cli.run(main, _VALUES)
+    app.run(main, _VALUES)

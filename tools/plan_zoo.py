@@ -14,9 +14,10 @@ import sys
 
 from absl import flags
 
-from lingvo_moe import cli, experiment, progress, registry
+from lingvo_moe import experiment, registry
+from lingvo_moe.cli import app
 from lingvo_moe.errors import UserError
-from lingvo_moe.layout import DeviceMesh
+from lingvo_moe.utils import progress
 
 DIRECTORY = pathlib.Path(__file__).parent.parent / "docs" / "plans"
 _VALUES = flags.FlagValues()
@@ -54,11 +55,15 @@ def plans() -> dict[str, tuple[str, tuple[str, ...]]]:
 
 def main(arguments: list[str]):
     """Makes the plans that are missing; one that fails does not keep the others from being made."""
-    cli.no_arguments(arguments[1:])
+    app.no_arguments(arguments[1:])
     wanted = {name: plan for name, plan in plans().items() if not _VALUES.only or name.startswith(tuple(_VALUES.only))}
     if not wanted:
-        raise UserError(f"--only={','.join(_VALUES.only)}: no plan's name begins so; the names are {', '.join(plans())}.")
-    missing = {name: plan for name, plan in wanted.items() if _VALUES.again or not (DIRECTORY / f"{name}.json").exists()}
+        raise UserError(
+            f"--only={','.join(_VALUES.only)}: no plan's name begins so; the names are {', '.join(plans())}."
+        )
+    missing = {
+        name: plan for name, plan in wanted.items() if _VALUES.again or not (DIRECTORY / f"{name}.json").exists()
+    }
     print(f"{len(wanted) - len(missing)} plans are there, {len(missing)} to make")
     DIRECTORY.mkdir(parents=True, exist_ok=True)
     failed = []
@@ -78,4 +83,4 @@ def command(name: str, model: str, changes: tuple[str, ...]) -> list[str]:
 
 
 if __name__ == "__main__":
-    cli.run(main, _VALUES)
+    app.run(main, _VALUES)

@@ -6,7 +6,8 @@ import subprocess
 
 import pytest
 
-from lingvo_moe import cli, experiment
+from lingvo_moe import experiment
+from lingvo_moe.cli import app
 from tools import plan_zoo
 
 
@@ -23,7 +24,9 @@ def test_variants_of_reading_and_of_tokens_per_core_are_what_they_say():
         own, other = (experiment.get(*plans[name]).input for name in (row, f"{row}.each_side"))
         assert own.tokens == batch_tokens and other.batch_size * other.target_length == batch_tokens
     few, many = (experiment.get(*plans[name]) for name in ("m4.MoE128E36L.tokens_per_core", "m4.MoE2048E36L.each_side"))
-    assert few.input.tokens / few.mesh.size == many.input.tokens / many.mesh.size and few.model.remat == many.model.remat
+    assert (
+        few.input.tokens / few.mesh.size == many.input.tokens / many.mesh.size and few.model.remat == many.model.remat
+    )
 
 
 def run(monkeypatch, directory, *arguments) -> tuple[int, list]:
@@ -40,7 +43,7 @@ def run(monkeypatch, directory, *arguments) -> tuple[int, list]:
 
     monkeypatch.setattr(plan_zoo, "DIRECTORY", directory)
     monkeypatch.setattr(subprocess, "run", call)
-    return cli.execute(plan_zoo.main, ["plan_zoo", *arguments], plan_zoo._VALUES), commands
+    return app.execute(plan_zoo.main, ["plan_zoo", *arguments], plan_zoo._VALUES), commands
 
 
 def test_what_is_there_is_left_alone(monkeypatch, tmp_path):

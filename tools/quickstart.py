@@ -20,7 +20,7 @@ from collections.abc import Sequence
 
 from absl import flags
 
-from lingvo_moe import cli
+from lingvo_moe.cli import app
 from lingvo_moe.data.corpus import Corpus
 from lingvo_moe.errors import UserError
 
@@ -32,7 +32,9 @@ flags.DEFINE_integer("source_vocabulary", 8000, "pieces of the source tokenizer"
 flags.DEFINE_integer("target_vocabulary", 4000, "pieces of the target tokenizer", flag_values=_VALUES)
 flags.DEFINE_integer("steps", None, "train to this step, instead of the model's own number", flag_values=_VALUES)
 flags.DEFINE_integer("max_pairs", 20, "held-out sentences translated per language, at most", flag_values=_VALUES)
-flags.DEFINE_list("sample_languages", ["de", "fr", "pl", "tr", "ja", "ar", "sw", "cy"], "shown at the end", flag_values=_VALUES)
+flags.DEFINE_list(
+    "sample_languages", ["de", "fr", "pl", "tr", "ja", "ar", "sw", "cy"], "shown at the end", flag_values=_VALUES
+)
 
 
 def main(arguments: list[str]):
@@ -43,18 +45,34 @@ def main(arguments: list[str]):
     directory = pathlib.Path(_VALUES.directory)
     corpus, tokenizers, logdir = directory / "corpus", directory / "tokenizers", directory / "log"
     _stage("1/5 corpus", "tools.build_corpus", f"--preset={_VALUES.preset}", f"--output={corpus}")
-    _stage("2/5 tokenizers", "tools.train_tokenizer", f"--corpus={corpus}", f"--output={tokenizers}",
-           f"--source_vocabulary={_VALUES.source_vocabulary}", f"--target_vocabulary={_VALUES.target_vocabulary}")
+    _stage(
+        "2/5 tokenizers",
+        "tools.train_tokenizer",
+        f"--corpus={corpus}",
+        f"--output={tokenizers}",
+        f"--source_vocabulary={_VALUES.source_vocabulary}",
+        f"--target_vocabulary={_VALUES.target_vocabulary}",
+    )
     model = (f"--model={_VALUES.model}", f"--logdir={logdir}", f"--tokenizers={tokenizers}")
     steps = () if _VALUES.steps is None else (f"--steps={_VALUES.steps}",)
     _stage("3/5 training", "lingvo_moe", "train", *model, f"--corpus={corpus}", *steps)
-    _stage("4/5 evaluation, on sentences the model has not seen", "lingvo_moe", "eval", *model, f"--corpus={corpus}",
-           f"--max_pairs={_VALUES.max_pairs}", "--summary", f"--json={directory / 'scores.json'}")
+    _stage(
+        "4/5 evaluation, on sentences the model has not seen",
+        "lingvo_moe",
+        "eval",
+        *model,
+        f"--corpus={corpus}",
+        f"--max_pairs={_VALUES.max_pairs}",
+        "--summary",
+        f"--json={directory / 'scores.json'}",
+    )
     _translate_samples(corpus, directory, model)
     scores = json.loads((directory / "scores.json").read_text(encoding="utf-8"))["scores"]
-    print(f"\nDone in {(time.monotonic() - start) / 60:.1f} minutes. BLEU of each of the {len(scores)} languages: "
-          f"{directory / 'scores.json'}\nCurves: {_python()} -m tensorboard.main --logdir={logdir}\nYour own sentences: "
-          f"echo 'Bitte geben Sie einen Namen ein.' | {_python()} -m lingvo_moe translate {' '.join(model)}")
+    print(
+        f"\nDone in {(time.monotonic() - start) / 60:.1f} minutes. BLEU of each of the {len(scores)} languages: "
+        f"{directory / 'scores.json'}\nCurves: {_python()} -m tensorboard.main --logdir={logdir}\nYour own sentences: "
+        f"echo 'Bitte geben Sie einen Namen ein.' | {_python()} -m lingvo_moe translate {' '.join(model)}"
+    )
 
 
 def _stage(title: str, module: str, *arguments: str):
@@ -75,7 +93,9 @@ def _stage(title: str, module: str, *arguments: str):
 def _translate_samples(corpus_directory: pathlib.Path, directory: pathlib.Path, model: tuple[str, ...]):
     pairs = _samples(Corpus.open(corpus_directory), _VALUES.sample_languages)
     if not pairs:
-        print(f"\nThe corpus has no held-out sentence in any of --sample_languages={','.join(_VALUES.sample_languages)}.")
+        print(
+            f"\nThe corpus has no held-out sentence in any of --sample_languages={','.join(_VALUES.sample_languages)}."
+        )
         return
     source, output = directory / "samples.txt", directory / "samples.en.txt"
     source.write_text("".join(f"{sentence}\n" for _, sentence, _ in pairs), encoding="utf-8")
@@ -103,4 +123,4 @@ def _python() -> str:
 
 
 if __name__ == "__main__":
-    cli.run(main, _VALUES)
+    app.run(main, _VALUES)

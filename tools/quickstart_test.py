@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from lingvo_moe import testing_experiment as tiny
 from lingvo_moe.data.corpus import Corpus
+from lingvo_moe.testing import experiments as tiny
 from tools import quickstart
 
 
@@ -39,11 +39,15 @@ def test_the_stages_are_public_commands_that_hand_on_their_places(flags, tmp_pat
     monkeypatch.setattr(quickstart, "_stage", stage)
     quickstart.main(["quickstart"])
     assert [(module, arguments[0]) for module, arguments in stages] == [
-        ("tools.build_corpus", "--preset=django"), ("tools.train_tokenizer", f"--corpus={tmp_path}/corpus"),
-        ("lingvo_moe", "train"), ("lingvo_moe", "eval"), ("lingvo_moe", "translate")]
+        ("tools.build_corpus", "--preset=django"),
+        ("tools.train_tokenizer", f"--corpus={tmp_path}/corpus"),
+        ("lingvo_moe", "train"),
+        ("lingvo_moe", "eval"),
+        ("lingvo_moe", "translate"),
+    ]
     assert {"--steps=7", f"--logdir={tmp_path}/log", f"--tokenizers={tmp_path}/tokenizers"} <= set(stages[2][1])
     shown = capsys.readouterr().out
-    (_, source, reference), = quickstart._samples(Corpus.open(tmp_path / "corpus"), ["de", "xx"])
+    ((_, source, reference),) = quickstart._samples(Corpus.open(tmp_path / "corpus"), ["de", "xx"])
     assert f"de         {source}\nours       our line\nreference  {reference}\n" in shown and "Curves: " in shown
     assert (tmp_path / "samples.txt").read_text(encoding="utf-8") == f"{source}\n"
 
@@ -71,8 +75,10 @@ def test_a_stage_that_fails_ends_the_quickstart_with_its_status(code, status, mo
 
 def test_ctrl_c_leaves_the_stage_time_to_save(monkeypatch):
     """The signal reaches the stage by itself; the quickstart must outlive it, or the stage would lose its terminal."""
-    code = "import signal, time\nsignal.signal(signal.SIGINT, lambda *_: (time.sleep(0.2), exit(130)))\n" \
-           "import os; os.kill(os.getppid(), signal.SIGINT); os.kill(os.getpid(), signal.SIGINT); time.sleep(5)"
+    code = (
+        "import signal, time\nsignal.signal(signal.SIGINT, lambda *_: (time.sleep(0.2), exit(130)))\n"
+        "import os; os.kill(os.getppid(), signal.SIGINT); os.kill(os.getpid(), signal.SIGINT); time.sleep(5)"
+    )
     run = subprocess.run
     monkeypatch.setattr(subprocess, "run", lambda command, check: run([sys.executable, "-c", code], check=check))
     with pytest.raises(SystemExit) as ended:

@@ -15,7 +15,8 @@ import time
 import numpy as np
 from absl import flags
 
-from lingvo_moe import cli, experiment, registry, tree
+from lingvo_moe import experiment, registry, tree
+from lingvo_moe.cli import app
 from lingvo_moe.engines import tpu_strategy_graph
 from lingvo_moe.engines.topology import v3_slice
 from lingvo_moe.engines.tpu_strategy import StepFunctions
@@ -30,7 +31,7 @@ flags.DEFINE_integer("steps_per_loop", 100, "training steps of one call", lower_
 
 def main(arguments: list[str]):
     """Prints a row for each model; raises UserError where a graph is not what it must be."""
-    cli.no_arguments(arguments[1:])
+    app.no_arguments(arguments[1:])
     found = [name for name in registry.names() if name.startswith("m4.") and experiment.get(name).mesh.size % 8 == 0]
     names = [name for name in found if not _VALUES.only or any(part in name for part in _VALUES.only)]
     if not names:
@@ -52,8 +53,14 @@ def _examined(name: str) -> tuple:
         raise UserError(f"{name}: {'; '.join(wrong[:6])}")
     variables = graph.variables()
     num_cut = sum(bool(variable.partition_dims) for variable in variables.values())
-    return (model.mesh.size, len(variables), graph.handles(), num_cut, f"{graph.bytes_per_core() / 2**30:.2f}",
-            f"{time.monotonic() - start:.0f}")
+    return (
+        model.mesh.size,
+        len(variables),
+        graph.handles(),
+        num_cut,
+        f"{graph.bytes_per_core() / 2**30:.2f}",
+        f"{time.monotonic() - start:.0f}",
+    )
 
 
 def faults(graph: TPUGraph, steps: StepFunctions) -> list[str]:
@@ -95,4 +102,4 @@ def _of_variables(graph: TPUGraph, steps: StepFunctions) -> list[str]:
 
 
 if __name__ == "__main__":
-    cli.run(main, _VALUES)
+    app.run(main, _VALUES)

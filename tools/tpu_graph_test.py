@@ -6,7 +6,8 @@ import functools
 
 import pytest
 
-from lingvo_moe import cli, experiment
+from lingvo_moe import experiment
+from lingvo_moe.cli import app
 from lingvo_moe.engines import tpu_strategy_graph
 from lingvo_moe.engines.tpu_strategy_graph import TPUGraph
 from tools import tpu_graph
@@ -37,9 +38,14 @@ def test_a_registered_model_is_as_it_must_be():
     assert spoilt(lambda definition: None) == []
 
 
-@pytest.mark.parametrize("attribute, value, said", [
-    ("num_cores_per_replica", 4, "1 replicas of 4 cores"), ("num_replicas", 2, "2 replicas of 8 cores"),
-    ("use_spmd_for_xla_partitioning", False, "not partitioned by SPMD")])
+@pytest.mark.parametrize(
+    "attribute, value, said",
+    [
+        ("num_cores_per_replica", 4, "1 replicas of 4 cores"),
+        ("num_replicas", 2, "2 replicas of 8 cores"),
+        ("use_spmd_for_xla_partitioning", False, "not partitioned by SPMD"),
+    ],
+)
 def test_a_program_over_other_cores_is_found(attribute, value, said):
     def change(definition):
         node = first(definition, "TPUReplicateMetadata")
@@ -71,8 +77,11 @@ def test_a_distributed_weight_that_is_placed_whole_is_found():
 
 def test_a_lost_annotation_is_found():
     def change(definition):
-        read = next(node for node in definition.node
-                    if node.op == "ReadVariableOp" and node.input[0].startswith("TPUPartitioned"))
+        read = next(
+            node
+            for node in definition.node
+            if node.op == "ReadVariableOp" and node.input[0].startswith("TPUPartitioned")
+        )
         next(node for node in definition.node if read.name in node.input).op = "Identity"
 
     (said,) = spoilt(change)
@@ -80,5 +89,5 @@ def test_a_lost_annotation_is_found():
 
 
 def test_a_name_that_is_none_is_told(capsys):
-    assert cli.execute(tpu_graph.main, ["tpu_graph", "--only=m5"], tpu_graph._VALUES) == 2
+    assert app.execute(tpu_graph.main, ["tpu_graph", "--only=m5"], tpu_graph._VALUES) == 2
     assert "--only=m5: in no name of m4.Dense96L" in capsys.readouterr().err

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from lingvo_moe import cli
-from lingvo_moe.data.testing import write_corpus
+from lingvo_moe.cli import app
 from lingvo_moe.data.tokenizer import Tokenizers
+from lingvo_moe.testing.corpora import write_corpus
 from tools import train_tokenizer
 
 
@@ -19,7 +19,7 @@ def corpus(tmp_path_factory) -> str:
 def run(*arguments: str) -> int:
     for name in train_tokenizer.FLAGS:  # a value lives until the process ends, and here that is the test run
         train_tokenizer.FLAGS[name].unparse()
-    return cli.execute(train_tokenizer.main, ["train_tokenizer", *arguments], train_tokenizer.FLAGS)
+    return app.execute(train_tokenizer.main, ["train_tokenizer", *arguments], train_tokenizer.FLAGS)
 
 
 def test_trains_and_then_leaves_it_as_it_is(corpus, tmp_path, capsys):
@@ -34,15 +34,18 @@ def test_trains_and_then_leaves_it_as_it_is(corpus, tmp_path, capsys):
     assert f"{output} is up to date" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("arguments, message", [
-    ((), "--corpus=DIR is missing"),
-    (("--corpus=x",), "--output=DIR is missing"),
-    (("x",), "unexpected argument 'x'; the corpus is named with --corpus=x"),
-    (("--corpus=x", "--output=y"), "the corpus x does not exist"),
-    (("--corpus=x", "--output=y", "--source_vocabulary=10"), "source_vocabulary"),
-    (("--corpus=x", "--output=y", "--max_sentences=0"), "max_sentences"),
-    (("--corpora=x",), "unknown flag --corpora. Did you mean corpus?"),
-])
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ((), "--corpus=DIR is missing"),
+        (("--corpus=x",), "--output=DIR is missing"),
+        (("x",), "unexpected argument 'x'; the corpus is named with --corpus=x"),
+        (("--corpus=x", "--output=y"), "the corpus x does not exist"),
+        (("--corpus=x", "--output=y", "--source_vocabulary=10"), "source_vocabulary"),
+        (("--corpus=x", "--output=y", "--max_sentences=0"), "max_sentences"),
+        (("--corpora=x",), "unknown flag --corpora. Did you mean corpus?"),
+    ],
+)
 def test_a_mistake_is_one_line(arguments, message, capsys):
     assert run(*arguments) == 2
     error = capsys.readouterr().err

@@ -11,8 +11,10 @@ import pathlib
 
 from absl import flags
 
-from lingvo_moe import cli, experiment, progress, registry
+from lingvo_moe import experiment, registry
 from lingvo_moe.analysis import miniature
+from lingvo_moe.cli import app
+from lingvo_moe.utils import progress
 
 DIRECTORY = pathlib.Path(__file__).parent.parent / "testdata" / "golden"
 _VALUES = flags.FlagValues()
@@ -22,10 +24,13 @@ _SMALLEST_SLICE = 32  # cores; what runs at home is tested as it is
 
 def main(arguments: list[str]):
     """Writes the texts of all models in the zoo and removes those of models that are gone."""
-    cli.no_arguments(arguments[1:])
+    app.no_arguments(arguments[1:])
     _write(DIRECTORY, {name: experiment.text(name, experiment.get(name)) for name in registry.names()})
     if _VALUES.collectives:
-        _write(DIRECTORY / "collectives", {name: collectives(name) for name in progress.track(giants(), "compiling miniatures")})
+        _write(
+            DIRECTORY / "collectives",
+            {name: collectives(name) for name in progress.track(giants(), "compiling miniatures")},
+        )
 
 
 def giants() -> list[str]:
@@ -53,4 +58,4 @@ def _write(directory: pathlib.Path, texts: dict[str, str]):
 
 
 if __name__ == "__main__":
-    cli.run(main, _VALUES)
+    app.run(main, _VALUES)

@@ -17,7 +17,8 @@ def test_exchanges_of_the_miniature(name):
     """A mask, activation or weight that the partitioner begins to gather shows here, whichever annotation was lost."""
     golden = _GOLDEN / f"{name}.txt"
     assert golden.read_text(encoding="utf-8") == write_golden.collectives(name), (
-        f"{name} no longer exchanges what {golden.name} says; if that is meant, run `make golden` and commit the difference.")
+        f"{name} no longer exchanges what {golden.name} says; if that is meant, run `make golden` and commit the difference."
+    )
 
 
 def test_no_golden_text_without_a_model():

@@ -21,7 +21,7 @@ def training_step(model: Transformer, batch: InputConfig) -> float:
     products = 0.0
     for path, weight in tree.flatten(model.weights()).items():
         if weight.fan_in and not path.endswith("embedding/table"):
-            share = 2 / model.num_experts if "E" in weight.letters else 1.0
+            share = 2 / model.num_experts if "E" in weight.logical_axes else 1.0
             products += rows * lengths[_side(path, tuple(lengths))] * weight.size * share
     width = model.num_heads * model.head_dim
     for queries, keys, layers in _attentions(model, lengths):
@@ -42,4 +42,3 @@ def _attentions(model: Transformer, lengths: dict[str, int]) -> list[tuple[int, 
     if len(lengths) == 2:
         found.append((lengths["target"], lengths["source"], layers))
     return found
-

@@ -46,9 +46,18 @@ def test_cores_of_one_chip_need_no_link(kind):
     assert square(4).seconds(kind, MIB, 2, 1) == 0
 
 
-@pytest.mark.parametrize("group, stride, extents", [
-    (32, 1, (4, 4, 1)), (8, 1, (4, 1, 1)), (4, 8, (1, 4, 1)), (4, 1, (2, 1, 1)), (2, 1, (1, 1, 1)), (16, 2, (4, 4, 1)),
-    (2, 16, (1, 2, 1))])
+@pytest.mark.parametrize(
+    "group, stride, extents",
+    [
+        (32, 1, (4, 4, 1)),
+        (8, 1, (4, 1, 1)),
+        (4, 8, (1, 4, 1)),
+        (4, 1, (2, 1, 1)),
+        (2, 1, (1, 1, 1)),
+        (16, 2, (4, 4, 1)),
+        (2, 16, (1, 2, 1)),
+    ],
+)
 def test_groups_lie_where_their_numbers_say(group, stride, extents):
     """Devices are numbered core by core, then along x, then along y."""
     assert square(4)._extents(group, stride) == extents

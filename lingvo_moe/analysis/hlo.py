@@ -16,10 +16,33 @@ _ARRAY = re.compile(r"\b([a-z]+\d*\w*)\[([\d,]*)\]")
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
 _KNOWN_TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
 _OP_NAME = re.compile(r'op_name="([^"]*)"')
-_BYTES = {"pred": 1, "s8": 1, "u8": 1, "s16": 2, "u16": 2, "f16": 2, "bf16": 2, "s32": 4, "u32": 4, "f32": 4, "s64": 8,
-          "u64": 8, "f64": 8, "c64": 8}
+_BYTES = {
+    "pred": 1,
+    "s8": 1,
+    "u8": 1,
+    "s16": 2,
+    "u16": 2,
+    "f16": 2,
+    "bf16": 2,
+    "s32": 4,
+    "u32": 4,
+    "f32": 4,
+    "s64": 8,
+    "u64": 8,
+    "f64": 8,
+    "c64": 8,
+}
 COLLECTIVES = ("all-reduce", "all-to-all", "all-gather", "reduce-scatter", "collective-permute")
-_POINTERS = ("parameter", "get-tuple-element", "tuple", "while", "call", "conditional", "bitcast", "optimization-barrier")
+_POINTERS = (
+    "parameter",
+    "get-tuple-element",
+    "tuple",
+    "while",
+    "call",
+    "conditional",
+    "bitcast",
+    "optimization-barrier",
+)
 _MOST_TRIPS = 1_000_000
 
 
@@ -60,7 +83,7 @@ class Instruction:
     @property
     def operands(self) -> list[str]:
         """Names of the operands."""
-        return re.findall(r"%([\w.\-]+)", self.rest[:_closing(self.rest, 0)])
+        return re.findall(r"%([\w.\-]+)", self.rest[: _closing(self.rest, 0)])
 
     @property
     def index(self) -> int:
@@ -133,8 +156,9 @@ class Module:
             raise ValueError("no entry computation; expected the text of a compiled XLA module")
         self._named = {i.name: i for instructions in self.computations.values() for i in instructions}
         self._runs = list(self._walk(self.entry, 1))
-        self.unknown_loops = sum(1 for instruction, _ in self._runs
-                                 if instruction.opcode == "while" and self._trips(instruction) is None)
+        self.unknown_loops = sum(
+            1 for instruction, _ in self._runs if instruction.opcode == "while" and self._trips(instruction) is None
+        )
 
     def runs(self) -> list[tuple[Instruction, int]]:
         """Every instruction that the device executes as one step, with how often it does so; a fusion is one step."""
@@ -162,8 +186,11 @@ class Module:
             if kind in COLLECTIVES:
                 # The result of a start is the tuple (operands, results).
                 halves = 2 if instruction.opcode.endswith("-start") and kind != "all-reduce" else 1
-                found.append(Collective(kind, instruction.result_bytes // halves, *self._group(instruction), times,
-                                        instruction.op_name))
+                found.append(
+                    Collective(
+                        kind, instruction.result_bytes // halves, *self._group(instruction), times, instruction.op_name
+                    )
+                )
         return found
 
     def _walk(self, computation: str, times: int) -> Iterator[tuple[Instruction, int]]:
@@ -223,7 +250,7 @@ class Module:
         if axes := re.search(r"replica_groups=mesh\[([^\]]*)\] \{([^}]*)\}", instruction.rest):
             sizes = {name: int(size) for name, size in re.findall(r"'(\w+)'=(\d+)", axes[1])}
             used = re.findall(r"'(\w+)'", axes[2])
-            minor = list(sizes)[list(sizes).index(used[-1]) + 1:]
+            minor = list(sizes)[list(sizes).index(used[-1]) + 1 :]
             return math.prod(sizes[name] for name in used), math.prod(sizes[name] for name in minor)
         if count := re.search(r"replica_groups=\[\d+,(\d+)\]<=\[([\d,]+)\](T)?", instruction.rest):
             return int(count[1]), int(count[2].split(",")[-1]) if count[3] else 1
@@ -238,7 +265,7 @@ def _array_bytes(dtype: str, sizes: str) -> int:
 
 
 def _instruction(line: str, found: re.Match) -> Instruction:
-    text = line[found.end():]
+    text = line[found.end() :]
     end = _closing(text, 0) + 1 if text.startswith("(") else text.index(" ")
     opcode, _, rest = text[end:].strip().partition("(")
     return Instruction(found[1], opcode, text[:end], rest, line.startswith("  ROOT "))
@@ -279,7 +306,20 @@ def _scalar(instruction: Instruction, operands: list) -> int | bool | None:
     first, second = (*operands, 0)[:2]
     if instruction.opcode == "compare":
         direction = re.search(r"direction=(\w+)", instruction.rest)[1]
-        return {"LT": first < second, "LE": first <= second, "GT": first > second, "GE": first >= second,
-                "EQ": first == second, "NE": first != second}[direction]
-    return {"add": first + second, "subtract": first - second, "multiply": first * second, "not": not first, "copy": first,
-            "bitcast": first, "convert": first}.get(instruction.opcode)
+        return {
+            "LT": first < second,
+            "LE": first <= second,
+            "GT": first > second,
+            "GE": first >= second,
+            "EQ": first == second,
+            "NE": first != second,
+        }[direction]
+    return {
+        "add": first + second,
+        "subtract": first - second,
+        "multiply": first * second,
+        "not": not first,
+        "copy": first,
+        "bitcast": first,
+        "convert": first,
+    }.get(instruction.opcode)

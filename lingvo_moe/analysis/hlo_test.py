@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from lingvo_moe import testing
 from lingvo_moe.analysis.hlo import Collective, Module
-from lingvo_moe.layout import DeviceMesh, Layout
 from lingvo_moe.lazy import tf
+from lingvo_moe.sharding.layout import DeviceMesh, Layout
+from lingvo_moe.testing import harness
 
 _TEXT = """HloModule small, is_scheduled=true
 
@@ -110,7 +110,7 @@ def test_a_compiled_loop_has_its_collectives_as_often_as_it_turns(mesh, group, s
         return {"y": x}
 
     inputs = {"x": np.ones((8, 16), np.float32)}
-    text = testing.compile_for(function, inputs, layout, {"x": "Bs", "y": "Bs"}).hlo()
+    text = harness.compile_for(function, inputs, layout, {"x": "Bs", "y": "Bs"}).hlo()
     found = Module(text, 8).collectives()
     assert {(c.kind, c.bytes, c.group_size, c.stride) for c in found} == {("all-reduce", 16 * 4, group, stride)}
     assert sum(c.times for c in found) == 5

@@ -10,7 +10,7 @@ from lingvo_moe import experiment
 from lingvo_moe.analysis import plan
 from lingvo_moe.engines.topology import Slice
 from lingvo_moe.experiment import Experiment
-from lingvo_moe.layout import DeviceMesh
+from lingvo_moe.sharding.layout import DeviceMesh
 
 _SLICE = "v3:2x2x1"
 _MESHES = {1: DeviceMesh((8,)), 2: DeviceMesh((4, 2))}
@@ -22,8 +22,15 @@ def of(name: str) -> Experiment:
     """The miniature of a registered model."""
     giant = experiment.get(name)
     model, mesh = giant.model, _MESHES[len(giant.mesh.shape)]
-    sizes = {"model.model_dim": 128, "model.hidden_dim": 256, "model.num_heads": 4, "model.head_dim": 32,
-             "model.num_layers": _REPEATS * model.layers_per_repeat, "model.num_groups": 16, "input.batch_size": 16}
+    sizes = {
+        "model.model_dim": 128,
+        "model.hidden_dim": 256,
+        "model.num_heads": 4,
+        "model.head_dim": 32,
+        "model.num_layers": _REPEATS * model.layers_per_repeat,
+        "model.num_groups": 16,
+        "input.batch_size": 16,
+    }
     # Of these no exchange depends; giants that differ in nothing else have one miniature.
     sizes |= {"model.aux_loss_weight": 1.0, "training.steps": 1, "input.shards": 1}
     if model.num_experts:
@@ -37,5 +44,8 @@ def of(name: str) -> Experiment:
 
 def collectives(miniature: Experiment) -> str:
     """One line per kind of exchange and size of the groups: how many run in a training step."""
-    exchanges = plan.make("miniature", miniature, Slice.of(_SLICE)).exchanges
-    return "".join(f"{exchange.kind} among {exchange.group}: {exchange.runs}\n" for exchange in exchanges) or "none\n"
+    collectives = plan.make("miniature", miniature, Slice.of(_SLICE)).collectives
+    return (
+        "".join(f"{collective.kind} among {collective.group}: {collective.runs}\n" for collective in collectives)
+        or "none\n"
+    )

@@ -29,8 +29,18 @@ PROGRAMS = ("train", "decode")
 _SECONDS_PER_YEAR = 365.25 * 24 * 3600
 _REMATERIALISED = "rematerialised"  # the name scope of `layers.repeat`
 # Name scopes of the layers, models and steps; the innermost one counts.
-PARTS = ("embedding", "self_attention", "cross_attention", "feed_forward", "gating", "dispatch", "experts", "combine", "softmax",
-         "optimizer")
+PARTS = (
+    "embedding",
+    "self_attention",
+    "cross_attention",
+    "feed_forward",
+    "gating",
+    "dispatch",
+    "experts",
+    "combine",
+    "softmax",
+    "optimizer",
+)
 _PART = re.compile("|".join(PARTS))
 _OTHER = "other"
 _MOST_BUFFERS = 5
@@ -48,7 +58,7 @@ class Memory:
 
     replicated_weights: int
     distributed_weights: int
-    slots: int
+    optimizer_state: int
     inputs: int
     temporaries: int | None
     available: int | None = None
@@ -57,11 +67,17 @@ class Memory:
     @property
     def total(self) -> int:
         """What is known to be needed."""
-        return self.replicated_weights + self.distributed_weights + self.slots + self.inputs + (self.temporaries or 0)
+        return (
+            self.replicated_weights
+            + self.distributed_weights
+            + self.optimizer_state
+            + self.inputs
+            + (self.temporaries or 0)
+        )
 
 
 @dataclasses.dataclass(frozen=True)
-class Exchange:
+class CollectiveCost:
     """All collectives of one kind between groups of one size: how many run, their bytes per core, our seconds for them."""
 
     kind: str
@@ -109,7 +125,7 @@ class Plan:
     tokens: int
     model_flops: float | None
     memory: Memory
-    exchanges: tuple[Exchange, ...]
+    collectives: tuple[CollectiveCost, ...]
     cycles: int | None
     rematerialised_cycles: int | None
     cycles_by_part: dict[str, int]
@@ -125,28 +141,29 @@ class Plan:
         return self.memory.needed is None
 
     @property
-    def exchange_seconds(self) -> float:
+    def collective_seconds(self) -> float:
         """Of all collectives, one after the other."""
-        return sum(exchange.seconds for exchange in self.exchanges)
+        return sum(collective.seconds for collective in self.collectives)
 
     @property
     def step_seconds(self) -> float | None:
         """Compute and exchanges, nothing overlapping; None where unknown."""
-        return None if self.compute_seconds is None else self.compute_seconds + self.exchange_seconds
+        return None if self.compute_seconds is None else self.compute_seconds + self.collective_seconds
 
     @property
     def utilisation(self) -> float | None:
         """The share of the cores' peak that the model's own operations are; None where the time or the operations are unknown."""
         if self.step_seconds is None or self.model_flops is None:
             return None
-        return self.model_flops / (self.step_seconds * self.cores * GENERATIONS[self.topology.partition(":")[0]].peak_flops)
+        return self.model_flops / (
+            self.step_seconds * self.cores * GENERATIONS[self.topology.partition(":")[0]].peak_flops
+        )
 
     def core_years(self, tokens: float) -> float | None:
         """Of a training run over so many tokens."""
         if self.step_seconds is None:
             return None
         return tokens / self.tokens * self.step_seconds * self.cores / _SECONDS_PER_YEAR
-
 
     def save(self, path: str | os.PathLike):
         """Writes the plan as JSON."""
@@ -162,14 +179,24 @@ class Plan:
         try:
             with open(path, encoding="utf-8") as file:
                 values = json.load(file)
-            exchanges = tuple(Exchange(**exchange) for exchange in values["exchanges"])
-            return Plan(**{**values, "changes": tuple(values["changes"]), "memory": Memory(**values["memory"]),
-                           "exchanges": exchanges,
-                           "largest_buffers": tuple(Buffer(**buffer) for buffer in values["largest_buffers"])})
+            collectives = tuple(CollectiveCost(**collective) for collective in values["exchanges"])
+            return Plan(
+                **{
+                    **values,
+                    "changes": tuple(values["changes"]),
+                    "memory": Memory(**values["memory"]),
+                    "exchanges": collectives,
+                    "largest_buffers": tuple(Buffer(**buffer) for buffer in values["largest_buffers"]),
+                }
+            )
         except OSError as error:
-            raise UserError(f"{path}: cannot be read ({error.strerror}); `plan NAME --json={path}` writes it.") from None
+            raise UserError(
+                f"{path}: cannot be read ({error.strerror}); `plan NAME --json={path}` writes it."
+            ) from None
         except (ValueError, KeyError, TypeError) as error:
-            raise UserError(f"{path}: not a plan of this version ({error}); `plan NAME --json={path}` writes it anew.") from None
+            raise UserError(
+                f"{path}: not a plan of this version ({error}); `plan NAME --json={path}` writes it anew."
+            ) from None
 
 
 def make(name: str, experiment: Experiment, tpu: Slice, program: str = "train", changes: Sequence[str] = ()) -> Plan:
@@ -188,16 +215,32 @@ def make(name: str, experiment: Experiment, tpu: Slice, program: str = "train", 
     start = time.monotonic()
     lowered = _lower(experiment, program)
     lowered_at = time.monotonic()
-    shared = {"model": name, "changes": tuple(changes), "program": program, "topology": tpu.name, **_settings(experiment),
-              "tokens": _tokens(experiment, program), "lower_seconds": lowered_at - start,
-              "model_flops": flops.training_step(experiment.model, experiment.input) if program == "train" else None}
+    shared = {
+        "model": name,
+        "changes": tuple(changes),
+        "program": program,
+        "topology": tpu.name,
+        **_settings(experiment),
+        "tokens": _tokens(experiment, program),
+        "lower_seconds": lowered_at - start,
+        "model_flops": flops.training_step(experiment.model, experiment.input) if program == "train" else None,
+    }
     try:
         compiled = tpu.load(lowered)
     except OutOfMemory as answer:
         memory = _memory(lowered, None, answer.available, answer.needed)
-        return Plan(**shared, memory=memory, exchanges=(), cycles=None, rematerialised_cycles=None, cycles_by_part={},
-                    compute_seconds=None, unknown_loops=0, compile_seconds=time.monotonic() - lowered_at,
-                    largest_buffers=_largest_buffers(lowered, tpu))
+        return Plan(
+            **shared,
+            memory=memory,
+            collectives=(),
+            cycles=None,
+            rematerialised_cycles=None,
+            cycles_by_part={},
+            compute_seconds=None,
+            unknown_loops=0,
+            compile_seconds=time.monotonic() - lowered_at,
+            largest_buffers=_largest_buffers(lowered, tpu),
+        )
     compiled_at = time.monotonic()
     generation = GENERATIONS[tpu.generation]
     module = Module(compiled.hlo(), experiment.mesh.size)
@@ -205,11 +248,17 @@ def make(name: str, experiment: Experiment, tpu: Slice, program: str = "train", 
     # All that is not an input lives in temporaries: donated inputs become the outputs.
     found = compiled.memory()
     temporaries = found.temp_size_in_bytes + found.output_size_in_bytes - found.alias_size_in_bytes
-    return Plan(**shared, memory=_memory(lowered, temporaries), cycles=cycles,
-                exchanges=_exchanges(module.collectives(), Torus(generation, tpu.chips)),
-                rematerialised_cycles=_rematerialised(module), cycles_by_part=_by_part(module),
-                compute_seconds=cycles / generation.clock if generation.clock else None,
-                unknown_loops=module.unknown_loops, compile_seconds=compiled_at - lowered_at)
+    return Plan(
+        **shared,
+        memory=_memory(lowered, temporaries),
+        cycles=cycles,
+        collectives=_collectives(module.collectives(), Torus(generation, tpu.chips)),
+        rematerialised_cycles=_rematerialised(module),
+        cycles_by_part=_by_part(module),
+        compute_seconds=cycles / generation.clock if generation.clock else None,
+        unknown_loops=module.unknown_loops,
+        compile_seconds=compiled_at - lowered_at,
+    )
 
 
 def _lower(experiment: Experiment, program: str) -> Program:
@@ -227,18 +276,27 @@ def _tokens(experiment: Experiment, program: str) -> int:
     return experiment.decoding_batch * experiment.input.source_length
 
 
-def _memory(program: Program, temporaries: int | None, available: int | None = None, needed: int | None = None) -> Memory:
+def _memory(
+    program: Program, temporaries: int | None, available: int | None = None, needed: int | None = None
+) -> Memory:
     found: dict[str, int] = defaultdict(int)
     for argument in program.inputs:
         found[_kind(argument)] += _bytes_per_core(argument, program)
-    return Memory(found["replicated_weights"], found["distributed_weights"], found["slots"], found["inputs"], temporaries,
-                  available, needed)
+    return Memory(
+        found["replicated_weights"],
+        found["distributed_weights"],
+        found["optimizer_state"],
+        found["inputs"],
+        temporaries,
+        available,
+        needed,
+    )
 
 
 def _kind(argument: Argument) -> str:
     parts = argument.path.split("/")
-    if "slots" in parts[:2]:
-        return "slots"
+    if "optimizer_state" in parts[:2]:
+        return "optimizer_state"
     if "theta" in parts[:2]:
         return "distributed_weights" if max(argument.dims_mapping, default=-1) >= 0 else "replicated_weights"
     return "inputs"
@@ -249,18 +307,28 @@ def _bytes_per_core(argument: Argument, program: Program) -> int:
     return math.prod(argument.shape) * _ITEM_BYTES[argument.dtype] // parts
 
 
-def _exchanges(collectives: list[Collective], torus: Torus) -> tuple[Exchange, ...]:
+def _collectives(collectives: list[Collective], torus: Torus) -> tuple[CollectiveCost, ...]:
     grouped: dict[tuple[str, int], list[Collective]] = defaultdict(list)
     for collective in collectives:
         grouped[collective.kind, collective.group_size].append(collective)
-    return tuple(Exchange(kind, group, sum(c.times for c in members), sum(c.bytes * c.times for c in members),
-                          sum(c.times * torus.seconds(c.kind, c.bytes, c.group_size, c.stride) for c in members))
-                 for (kind, group), members in sorted(grouped.items()))
+    return tuple(
+        CollectiveCost(
+            kind,
+            group,
+            sum(c.times for c in members),
+            sum(c.bytes * c.times for c in members),
+            sum(c.times * torus.seconds(c.kind, c.bytes, c.group_size, c.stride) for c in members),
+        )
+        for (kind, group), members in sorted(grouped.items())
+    )
 
 
 def _rematerialised(module: Module) -> int:
-    return sum(instruction.cycles * times for instruction, times in module.runs()
-               if _REMATERIALISED in instruction.op_name and "gradient_tape" not in instruction.op_name)
+    return sum(
+        instruction.cycles * times
+        for instruction, times in module.runs()
+        if _REMATERIALISED in instruction.op_name and "gradient_tape" not in instruction.op_name
+    )
 
 
 def _by_part(module: Module) -> dict[str, int]:
@@ -285,7 +353,15 @@ def _largest_buffers(lowered: Program, tpu: Slice) -> tuple[Buffer, ...]:
 
 def _settings(experiment: Experiment) -> dict:
     model = experiment.model
-    return {"mesh": str(experiment.mesh), "cores": experiment.mesh.size, "weights": model.num_weights(),
-            "layout": experiment.layout, "remat": model.remat, "batch_size": experiment.input.batch_size,
-            "num_groups": model.num_groups, "num_experts": model.num_experts, "num_layers": model.num_layers,
-            "activation_dtype": model.activation_dtype}
+    return {
+        "mesh": str(experiment.mesh),
+        "cores": experiment.mesh.size,
+        "weights": model.num_weights(),
+        "layout": experiment.layout,
+        "remat": model.remat,
+        "batch_size": experiment.input.batch_size,
+        "num_groups": model.num_groups,
+        "num_experts": model.num_experts,
+        "num_layers": model.num_layers,
+        "activation_dtype": model.activation_dtype,
+    }

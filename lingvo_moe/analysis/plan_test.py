@@ -10,13 +10,26 @@ from lingvo_moe import experiment, tree
 from lingvo_moe.analysis import plan, plan_text
 from lingvo_moe.engines.topology import Slice
 from lingvo_moe.errors import UserError
-from lingvo_moe.layout import DeviceMesh
+from lingvo_moe.sharding.layout import DeviceMesh
 
 _REPEATS = 2
-_TINY = ["model.num_layers=8", "model.model_dim=128", "model.hidden_dim=256", "model.num_heads=2", "model.head_dim=64",
-         "model.num_groups=16", "model.source_vocabulary=512", "model.target_vocabulary=256", "model.unroll=false",
-         "model.remat=full", "input.source_length=32", "input.target_length=32", "input.batch_size=32", "search.max_length=8",
-         "decoding_batch=16"]
+_TINY = [
+    "model.num_layers=8",
+    "model.model_dim=128",
+    "model.hidden_dim=256",
+    "model.num_heads=2",
+    "model.head_dim=64",
+    "model.num_groups=16",
+    "model.source_vocabulary=512",
+    "model.target_vocabulary=256",
+    "model.unroll=false",
+    "model.remat=full",
+    "input.source_length=32",
+    "input.target_length=32",
+    "input.batch_size=32",
+    "search.max_length=8",
+    "decoding_batch=16",
+]
 
 
 def tiny(*changes: str) -> experiment.Experiment:
@@ -35,24 +48,24 @@ def planned() -> plan.Plan:
 def test_memory_is_the_programs_inputs_by_kind(planned):
     """Experts lie on 8 cores, all else is on every core."""
     weights = tree.flatten(tiny().model.weights())
-    experts = sum(weight.size for weight in weights.values() if "E" in weight.letters)
+    experts = sum(weight.size for weight in weights.values() if "E" in weight.logical_axes)
     assert planned.memory.distributed_weights == 4 * experts // 8 > 0
     assert planned.memory.replicated_weights == 4 * (planned.weights - experts)
-    assert 0 < planned.memory.slots < planned.memory.replicated_weights / 8  # factored
+    assert 0 < planned.memory.optimizer_state < planned.memory.replicated_weights / 8  # factored
     assert planned.memory.temporaries > 0 and planned.fits
 
 
 def test_each_layer_with_experts_exchanges_six_times(planned):
     """Two forward, two again for rematerialisation, two backward; encoder and decoder; no mask, activation or weight of
     theirs is gathered: all that is gathered are counters of random numbers, once, less than one activation of one core."""
-    found = {exchange.kind: exchange for exchange in planned.exchanges}
+    found = {collective.kind: collective for collective in planned.collectives}
     assert found["all-to-all"].runs == 6 * 2 * _REPEATS and found.keys() <= {"all-to-all", "all-reduce", "all-gather"}
     assert "all-gather" not in found or found["all-gather"].bytes < 32 * 32 // 8 * 128 * 4
 
 
 def test_time_is_cycles_and_exchanges(planned):
     assert planned.compute_seconds == pytest.approx(planned.cycles / 940e6)
-    assert planned.step_seconds == planned.compute_seconds + sum(e.seconds for e in planned.exchanges)
+    assert planned.step_seconds == planned.compute_seconds + sum(e.seconds for e in planned.collectives)
     assert 0.05 < planned.rematerialised_cycles / planned.cycles < 0.5
     steps = 1e6 / (32 * (32 + 32))
     assert planned.core_years(1e6) == pytest.approx(steps * planned.step_seconds * 8 / (365.25 * 86400))
@@ -61,26 +74,29 @@ def test_time_is_cycles_and_exchanges(planned):
 def test_without_rematerialisation_nothing_is_computed_again():
     found = make(tiny("model.remat=none"))
     assert found.rematerialised_cycles == 0
-    assert {e.kind: e.runs for e in found.exchanges}["all-to-all"] == 4 * 2 * _REPEATS
+    assert {e.kind: e.runs for e in found.collectives}["all-to-all"] == 4 * 2 * _REPEATS
 
 
 def test_a_sharded_update_stores_parts_of_dense_weights_and_gathers_no_more_than_them(planned):
     """Dense hidden weights lie on 8 cores; exchanges of experts are as before."""
     found = make(tiny("layout=gshard_sharded_update"))
-    dense = sum(weight.size for path, weight in tree.flatten(tiny().model.weights()).items()
-                if "H" in weight.letters and "E" not in weight.letters)
+    dense = sum(
+        weight.size
+        for path, weight in tree.flatten(tiny().model.weights()).items()
+        if "H" in weight.logical_axes and "E" not in weight.logical_axes
+    )
     moved = found.memory.distributed_weights - planned.memory.distributed_weights
     assert moved == 4 * dense // 8 > 0
     assert found.memory.replicated_weights == planned.memory.replicated_weights - 4 * dense
-    runs = {exchange.kind: exchange.runs for exchange in found.exchanges}
+    runs = {collective.kind: collective.runs for collective in found.collectives}
     assert runs["all-to-all"] == 6 * 2 * _REPEATS
 
 
 def test_decoding_is_planned_too():
     """The search stops when data says so; its loop is counted by its limit."""
     found = make(tiny(), "decode")
-    assert found.fits and found.memory.slots == 0 and found.tokens == 16 * 32
-    assert "all-gather" not in {exchange.kind for exchange in found.exchanges}
+    assert found.fits and found.memory.optimizer_state == 0 and found.tokens == 16 * 32
+    assert "all-gather" not in {collective.kind for collective in found.collectives}
 
 
 def test_what_does_not_fit_is_told_with_what_would_help():
@@ -103,7 +119,9 @@ def test_the_text_names_every_figure_and_whose_it_is(planned):
 
 def test_a_plan_is_plain_json_and_reads_back(planned, tmp_path):
     planned.save(tmp_path / "plan.json")
-    assert json.loads((tmp_path / "plan.json").read_text())["memory"]["slots"] == planned.memory.slots
+    assert (
+        json.loads((tmp_path / "plan.json").read_text())["memory"]["optimizer_state"] == planned.memory.optimizer_state
+    )
     assert plan.Plan.load(tmp_path / "plan.json") == planned
 
 

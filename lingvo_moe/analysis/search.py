@@ -14,7 +14,7 @@ from lingvo_moe.engines.topology import Slice
 from lingvo_moe.errors import UserError, did_you_mean
 from lingvo_moe.experiment import Experiment
 from lingvo_moe.layers.repeat import REMAT
-from lingvo_moe.layout import DeviceMesh
+from lingvo_moe.sharding.layout import DeviceMesh
 
 # The sizes of a batch and of its groups that are tried, as multiples of the model's own.
 _FACTORS = (0.25, 0.5, 2, 4)
@@ -37,19 +37,30 @@ class Trial:
     @property
     def tokens_per_second(self) -> float:
         """0 where it does not fit."""
-        return self.plan.tokens / self.plan.step_seconds if self.plan and self.plan.fits and self.plan.step_seconds else 0.0
+        return (
+            self.plan.tokens / self.plan.step_seconds
+            if self.plan and self.plan.fits and self.plan.step_seconds
+            else 0.0
+        )
 
 
 def check_dimensions(names: Sequence[str]):
     """Raises UserError for a name that is none of DIMENSIONS."""
     for name in names:
         if name not in DIMENSIONS:
-            raise UserError(f"--search={name}: nothing to vary by that name.{did_you_mean(name, DIMENSIONS)} Known: "
-                            f"{', '.join(DIMENSIONS)}.")
+            raise UserError(
+                f"--search={name}: nothing to vary by that name.{did_you_mean(name, DIMENSIONS)} Known: "
+                f"{', '.join(DIMENSIONS)}."
+            )
 
 
-def search(name: str, tpu: Slice, dimensions: Sequence[str], assignments: Sequence[str],
-           build: Callable[[Sequence[str]], Experiment]) -> Iterator[Trial]:
+def search(
+    name: str,
+    tpu: Slice,
+    dimensions: Sequence[str],
+    assignments: Sequence[str],
+    build: Callable[[Sequence[str]], Experiment],
+) -> Iterator[Trial]:
     """Yields every trial as soon as it is compiled; the first is of the settings as they are.
 
     Args:
@@ -100,7 +111,9 @@ def _remats(experiment: Experiment, tpu: Slice) -> Iterator[str]:
 def _meshes(experiment: Experiment, tpu: Slice) -> Iterator[str]:
     """All meshes of one or two axes of powers of two, and the model's own number of cores otherwise."""
     cores = len(tpu.devices)
-    sizes = [size for size in (2**power for power in range(1, cores.bit_length())) if cores % size == 0 and size < cores]
+    sizes = [
+        size for size in (2**power for power in range(1, cores.bit_length())) if cores % size == 0 and size < cores
+    ]
     shapes = [(cores,), *((cores // size, size) for size in sizes)]
     return (f"mesh={DeviceMesh(shape)}" for shape in shapes if shape != experiment.mesh.shape)
 

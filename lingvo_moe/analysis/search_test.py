@@ -26,13 +26,32 @@ def made_up(name, config, tpu, program="train", changes=()) -> Plan:
     model, batch = config.model, config.input.batch_size
     fits = model.remat in _SECONDS and batch < 128
     return Plan(
-        model=name, changes=tuple(changes), program=program, topology=tpu.name, mesh=str(config.mesh), cores=8, weights=1,
-        layout=config.layout, remat=model.remat, batch_size=batch, num_groups=model.num_groups, num_experts=model.num_experts,
-        num_layers=model.num_layers, activation_dtype=model.activation_dtype, tokens=config.input.tokens, model_flops=1.0,
-        memory=Memory(1, 1, 1, 1, 1 if fits else None, 16 * 2**30, None if fits else 17 * 2**30), exchanges=(),
-        cycles=100 if fits else None, rematerialised_cycles=5 if fits else None, cycles_by_part={},
-        compute_seconds=_SECONDS[model.remat] * (batch / 32)**0.9 if fits else None, unknown_loops=0, lower_seconds=0.0,
-        compile_seconds=0.0)
+        model=name,
+        changes=tuple(changes),
+        program=program,
+        topology=tpu.name,
+        mesh=str(config.mesh),
+        cores=8,
+        weights=1,
+        layout=config.layout,
+        remat=model.remat,
+        batch_size=batch,
+        num_groups=model.num_groups,
+        num_experts=model.num_experts,
+        num_layers=model.num_layers,
+        activation_dtype=model.activation_dtype,
+        tokens=config.input.tokens,
+        model_flops=1.0,
+        memory=Memory(1, 1, 1, 1, 1 if fits else None, 16 * 2**30, None if fits else 17 * 2**30),
+        collectives=(),
+        cycles=100 if fits else None,
+        rematerialised_cycles=5 if fits else None,
+        cycles_by_part={},
+        compute_seconds=_SECONDS[model.remat] * (batch / 32) ** 0.9 if fits else None,
+        unknown_loops=0,
+        lower_seconds=0.0,
+        compile_seconds=0.0,
+    )
 
 
 @pytest.fixture
@@ -40,7 +59,9 @@ def trials(monkeypatch):
     monkeypatch.setattr(plan, "make", made_up)
 
     def run(dimensions, assignments=("model.remat=full",)):
-        return list(search.search(_MODEL, Slice("v3:2x2x1", "v3", (2, 2, 1), tuple(range(8))), dimensions, assignments, build))
+        return list(
+            search.search(_MODEL, Slice("v3:2x2x1", "v3", (2, 2, 1), tuple(range(8))), dimensions, assignments, build)
+        )
 
     return run
 
@@ -61,7 +82,8 @@ def test_each_dimension_goes_on_from_the_best_so_far(trials):
     found = trials(["batch", "remat"])
     batches = [trial for trial in found if any(c.startswith("input.batch_size") for c in trial.changes)]
     assert {trial.changes for trial in batches} == {
-        (f"input.batch_size={size}", "model.remat=keep_outputs") for size in (8, 16, 64, 128)}
+        (f"input.batch_size={size}", "model.remat=keep_outputs") for size in (8, 16, 64, 128)
+    }
     best = max(found, key=lambda trial: trial.tokens_per_second)
     assert best.changes == ("input.batch_size=64", "model.remat=keep_outputs")
 
@@ -83,7 +105,10 @@ def test_groups_are_of_models_with_experts(trials):
 
 def test_a_line_for_each_trial(trials):
     lines = {trial.changes: plan_text.trial(trial) for trial in trials(["remat"])}
-    assert "does not fit: 17.00 of 16.00 GiB" in lines["model.remat=none",] and "2.000 s/step" in lines["model.remat=keep_outputs",]
+    assert (
+        "does not fit: 17.00 of 16.00 GiB" in lines["model.remat=none",]
+        and "2.000 s/step" in lines["model.remat=keep_outputs",]
+    )
 
 
 def test_an_unknown_dimension_is_told_with_one_that_is():

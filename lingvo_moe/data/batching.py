@@ -22,7 +22,7 @@ import numpy as np
 
 from lingvo_moe.data.tokenizer import SPECIAL_IDS
 from lingvo_moe.errors import UserError
-from lingvo_moe.layout import DeviceMesh, Spec
+from lingvo_moe.sharding.layout import DeviceMesh, Spec
 
 Batch = dict[str, dict[str, np.ndarray]]
 FIELDS = {"source": ("ids", "segment_ids", "positions"), "target": ("ids", "labels", "segment_ids", "positions")}
@@ -63,8 +63,14 @@ class InputConfig:
     shards: int = 8
 
     def __post_init__(self):
-        least = {"batch_size": 1, "source_length": 2 if self.source_length else 0, "target_length": 2, "lookahead": 1, "seed": 0,
-                 "shards": 1}
+        least = {
+            "batch_size": 1,
+            "source_length": 2 if self.source_length else 0,
+            "target_length": 2,
+            "lookahead": 1,
+            "seed": 0,
+            "shards": 1,
+        }
         for name, value in least.items():
             if getattr(self, name) < value:
                 raise UserError(f"input.{name}={getattr(self, name)}: expected at least {value}.")
@@ -94,9 +100,11 @@ class InputConfig:
         """Returns the shards that make up these rows of a batch; raises UserError if they are not a whole number."""
         if rows.start % self.shard_rows or rows.stop % self.shard_rows:
             fitting = self.batch_size // math.gcd(self.batch_size, rows.start, rows.stop)
-            raise UserError(f"this process feeds rows {rows.start} to {rows.stop - 1} of a batch, which are not whole parts of "
-                            f"the {self.num_shards} that it is packed in. Pass --set input.shards={fitting} and begin in another "
-                            f"--logdir, or take fewer processes.")
+            raise UserError(
+                f"this process feeds rows {rows.start} to {rows.stop - 1} of a batch, which are not whole parts of "
+                f"the {self.num_shards} that it is packed in. Pass --set input.shards={fitting} and begin in another "
+                f"--logdir, or take fewer processes."
+            )
         return range(rows.start // self.shard_rows, rows.stop // self.shard_rows)
 
 
@@ -107,8 +115,10 @@ def shards_for(mesh: DeviceMesh) -> int:
 
 def input_specs(config: InputConfig) -> dict[str, dict[str, Spec]]:
     """Returns the Spec of each array of a (global) batch, nested as the batch is."""
-    return {side: dict.fromkeys(FIELDS[side], Spec((config.batch_size, length), "int32", f"B{_LENGTH_LETTERS[side]}"))
-            for side, length in config.lengths.items()}
+    return {
+        side: dict.fromkeys(FIELDS[side], Spec((config.batch_size, length), "int32", f"B{_LENGTH_LETTERS[side]}"))
+        for side, length in config.lengths.items()
+    }
 
 
 class Example(NamedTuple):
@@ -133,9 +143,13 @@ class Rows:
     """A batch being filled: first-fit, with at most `capacity` pairs a row."""
 
     def __init__(self, config: InputConfig, rows: int):
-        self.batch: Batch = {side: {name: np.zeros((rows, length), np.int32) for name in FIELDS[side]}
-                             for side, length in config.lengths.items()}
-        self._room = {side: np.full(rows, length) for side, length in config.lengths.items()}  # tokens; 0 of a closed row
+        self.batch: Batch = {
+            side: {name: np.zeros((rows, length), np.int32) for name in FIELDS[side]}
+            for side, length in config.lengths.items()
+        }
+        self._room = {
+            side: np.full(rows, length) for side, length in config.lengths.items()
+        }  # tokens; 0 of a closed row
         self._segments = np.zeros(rows, np.int64)
         self._capacity = max(config.lengths.values()) if config.packing else 1
         self._open_rows = rows
@@ -178,14 +192,15 @@ class Rows:
         ended[start:last], ended[last] = tokens, SPECIAL_IDS["eos"]
         if side == "target":
             begun = arrays["ids"][row]
-            begun[start], begun[start + 1:last + 1] = SPECIAL_IDS["bos"], tokens
-        arrays["segment_ids"][row, start:last + 1] = self._segments[row]
-        arrays["positions"][row, start:last + 1] = self._positions[:length]
+            begun[start], begun[start + 1 : last + 1] = SPECIAL_IDS["bos"], tokens
+        arrays["segment_ids"][row, start : last + 1] = self._segments[row]
+        arrays["positions"][row, start : last + 1] = self._positions[:length]
         room[row] -= length
 
 
-def pack(examples: Iterator[Example], config: InputConfig, rows: int,
-         waiting: Iterable[Example] = ()) -> Iterator[tuple[Batch, list[Example]]]:
+def pack(
+    examples: Iterator[Example], config: InputConfig, rows: int, waiting: Iterable[Example] = ()
+) -> Iterator[tuple[Batch, list[Example]]]:
     """Fills batches of `rows` rows with examples in stream order.
 
     A pair goes to the first row with room. One that finds none waits for the next batch, which it opens; when

@@ -11,21 +11,28 @@ from hypothesis import given, settings, strategies
 
 from lingvo_moe.data.batching import Batch, Example, InputConfig, input_specs, pack, padding, shards_for
 from lingvo_moe.errors import UserError
-from lingvo_moe.layout import DeviceMesh
+from lingvo_moe.sharding.layout import DeviceMesh
 
 BOS, EOS = 2, 1
 _SMALL = InputConfig(batch_size=3, source_length=12, target_length=8, lookahead=2)
 _LENGTHS = strategies.lists(strategies.tuples(strategies.integers(0, 11), strategies.integers(0, 7)), max_size=60)
 _CONFIGS = strategies.builds(
-    InputConfig, batch_size=strategies.integers(1, 4), source_length=strategies.just(12),
-    target_length=strategies.just(8), packing=strategies.booleans(), lookahead=strategies.integers(1, 5))
+    InputConfig,
+    batch_size=strategies.integers(1, 4),
+    source_length=strategies.just(12),
+    target_length=strategies.just(8),
+    packing=strategies.booleans(),
+    lookahead=strategies.integers(1, 5),
+)
 
 
 def make_examples(lengths) -> list[Example]:
     """Every token of every example is a different number."""
     tokens = itertools.count(10)
-    return [Example(number, *(np.fromiter(itertools.islice(tokens, length), np.int32) for length in pair))
-            for number, pair in enumerate(lengths)]
+    return [
+        Example(number, *(np.fromiter(itertools.islice(tokens, length), np.int32) for length in pair))
+        for number, pair in enumerate(lengths)
+    ]
 
 
 def segments(batch: Batch) -> list[tuple[dict[str, list[int]], dict[str, list[int]]]]:
@@ -39,8 +46,15 @@ def segments(batch: Batch) -> list[tuple[dict[str, list[int]], dict[str, list[in
             assert not any(values[row, used:].any() for values in arrays.values())
             assert arrays["segment_ids"][row].max() == count
         for segment in range(1, count + 1):
-            found.append(tuple({name: values[row][arrays["segment_ids"][row] == segment].tolist()
-                                for name, values in arrays.items()} for arrays in batch.values()))
+            found.append(
+                tuple(
+                    {
+                        name: values[row][arrays["segment_ids"][row] == segment].tolist()
+                        for name, values in arrays.items()
+                    }
+                    for arrays in batch.values()
+                )
+            )
     return found
 
 
@@ -101,7 +115,7 @@ def test_a_stream_resumes_between_any_two_batches(lengths, config):
     for index, (_, waiting, read) in enumerate(whole):
         resumed = list(pack(iter(examples[read:]), config, config.batch_size, waiting))
         assert len(resumed) == len(whole) - index - 1
-        for (batch, *_), (again, _) in zip(whole[index + 1:], resumed, strict=True):
+        for (batch, *_), (again, _) in zip(whole[index + 1 :], resumed, strict=True):
             assert_same(batch, again)
 
 
@@ -150,23 +164,28 @@ def test_little_padding_for_lengths_like_a_corpus():
 
 
 def test_padding_counts_positions_without_token():
-    (batch, _), = pack(iter(make_examples([(5, 1)])), _SMALL, 3)
+    ((batch, _),) = pack(iter(make_examples([(5, 1)])), _SMALL, 3)
     assert padding(batch) == {"source": 1 - 6 / 36, "target": 1 - 2 / 24}
 
 
 def test_specs_are_those_of_a_batch():
-    (batch, _), = pack(iter(make_examples([(5, 1)])), _SMALL, _SMALL.batch_size)
+    ((batch, _),) = pack(iter(make_examples([(5, 1)])), _SMALL, _SMALL.batch_size)
     specs = input_specs(_SMALL)
-    found = {side: {name: (values.shape, values.dtype.name) for name, values in arrays.items()}
-             for side, arrays in batch.items()}
-    assert found == {side: {name: (spec.shape, spec.dtype) for name, spec in fields.items()}
-                     for side, fields in specs.items()}
-    assert {spec.letters for spec in specs["source"].values()} == {"BS"}
-    assert {spec.letters for spec in specs["target"].values()} == {"BT"}
+    found = {
+        side: {name: (values.shape, values.dtype.name) for name, values in arrays.items()}
+        for side, arrays in batch.items()
+    }
+    assert found == {
+        side: {name: (spec.shape, spec.dtype) for name, spec in fields.items()} for side, fields in specs.items()
+    }
+    assert {spec.logical_axes for spec in specs["source"].values()} == {"BS"}
+    assert {spec.logical_axes for spec in specs["target"].values()} == {"BT"}
 
 
-@pytest.mark.parametrize("field, value", [
-    ("batch_size", 0), ("source_length", 1), ("target_length", 1), ("lookahead", 0), ("seed", -1), ("shards", 0)])
+@pytest.mark.parametrize(
+    "field, value",
+    [("batch_size", 0), ("source_length", 1), ("target_length", 1), ("lookahead", 0), ("seed", -1), ("shards", 0)],
+)
 def test_a_config_that_makes_no_batch_is_refused(field, value):
     with pytest.raises(UserError, match=f"input.{field}={value}: expected at least"):
         InputConfig(**{field: value})
@@ -175,10 +194,18 @@ def test_a_config_that_makes_no_batch_is_refused(field, value):
 def test_a_batch_is_divided_into_whole_shards():
     """As many as are asked for, or the next fewer that divide it; never a part of a row, or of a shard."""
     assert {size: InputConfig(batch_size=size).num_shards for size in (1, 4, 12, 16, 22, 23)} == {
-        1: 1, 4: 4, 12: 6, 16: 8, 22: 2, 23: 1}
+        1: 1,
+        4: 4,
+        12: 6,
+        16: 8,
+        22: 2,
+        23: 1,
+    }
     config = InputConfig(batch_size=12, shards=3)
     assert config.shard_rows == 4 and config.shards_of(range(4, 12)) == range(1, 3)
     # 256 hosts; 32 groups of 8 hosts that hold the same rows; fewer hosts than shards.
     assert [shards_for(DeviceMesh(shape)) for shape in ((2048,), (32, 64), (4, 2))] == [256, 32, 8]
-    with pytest.raises(UserError, match=r"rows 6 to 11 of a batch, which are not whole parts of the 3 .* --set input.shards=2 "):
+    with pytest.raises(
+        UserError, match=r"rows 6 to 11 of a batch, which are not whole parts of the 3 .* --set input.shards=2 "
+    ):
         config.shards_of(range(6, 12))

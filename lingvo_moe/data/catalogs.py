@@ -53,8 +53,9 @@ def _read_mo(path: Path, name: PurePath) -> Iterator[Entry]:
     try:
         messages = _mo_messages(path.read_bytes())
     except (struct.error, ValueError, LookupError) as error:
-        raise UserError(f"{path}: not a readable .mo catalog ({error}). Compile it anew (msgfmt), "
-                        "or remove it.") from None
+        raise UserError(
+            f"{path}: not a readable .mo catalog ({error}). Compile it anew (msgfmt), or remove it."
+        ) from None
     header = _header_fields(next((translation for english, translation in messages if not english), ""))
     language = languages.of_path(name, header.get("language", ""))
     one = _index_of_one(header.get("plural-forms", ""))
@@ -75,7 +76,7 @@ def _mo_messages(data: bytes) -> list[tuple[str, str]]:
         table = struct.unpack_from(f"{order}{2 * count}I", data, start) if start + 8 * count <= len(data) else None
         if table is None or any(length + at > len(data) for length, at in zip(table[::2], table[1::2])):
             raise ValueError("it is cut short: a message lies behind the end of the file")
-        columns.append([data[at:at + length] for length, at in zip(table[::2], table[1::2])])
+        columns.append([data[at : at + length] for length, at in zip(table[::2], table[1::2])])
     charset = re.search(rb"charset=([\w.:-]+)", dict(zip(*columns)).get(b"", b""))
     encoding = charset[1].decode("ascii") if charset else "utf-8"
     return [(english.decode(encoding), translation.decode(encoding)) for english, translation in zip(*columns)]
@@ -101,8 +102,9 @@ def _read_po(path: Path, name: PurePath) -> Iterator[Entry]:
         catalog = polib.pofile(str(path))
     except (OSError, ValueError, LookupError) as error:
         reason = str(error).replace(str(path), "").strip()
-        raise UserError(f"{path}: not a readable .po catalog ({reason}). Mend it (msgfmt --check names the fault), "
-                        "or remove it.") from None
+        raise UserError(
+            f"{path}: not a readable .po catalog ({reason}). Mend it (msgfmt --check names the fault), or remove it."
+        ) from None
     header = {key.lower(): value for key, value in catalog.metadata.items()}
     language = languages.of_path(name, header.get("language", ""))
     one = _index_of_one(header.get("plural-forms", ""))
@@ -160,8 +162,10 @@ def _read_tsv(path: Path, name: PurePath) -> Iterator[Entry]:
     language = _language_of_tsv(path, name, columns)
     for number, fields in _lines(path):
         if len(fields) != columns:
-            raise UserError(f"{path}:{number}: {len(fields)} columns where the first line has {columns}. "
-                            "Tabs may only separate the columns.")
+            raise UserError(
+                f"{path}:{number}: {len(fields)} columns where the first line has {columns}. "
+                "Tabs may only separate the columns."
+            )
         if columns == 3:
             language = languages.normalize(fields[0].strip())
             if language is None:
@@ -176,8 +180,10 @@ def _lines(path: Path) -> Iterator[tuple[int, list[str]]]:
             try:
                 text = raw.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
             except UnicodeDecodeError as error:
-                raise UserError(f"{path}:{number}: not UTF-8 (byte {error.start + 1} of the line, "
-                                f"0x{raw[error.start]:02x}). Convert it: iconv -f ITS_ENCODING -t UTF-8.") from None
+                raise UserError(
+                    f"{path}:{number}: not UTF-8 (byte {error.start + 1} of the line, "
+                    f"0x{raw[error.start]:02x}). Convert it: iconv -f ITS_ENCODING -t UTF-8."
+                ) from None
             if "\0" in text:
                 raise UserError(f"{path}:{number}: a NUL byte: this is a binary file, not text.")
             if text:
@@ -188,12 +194,16 @@ def _language_of_tsv(path: Path, name: PurePath, columns: int) -> str | None:
     if columns == 3:
         return None
     if columns != 2:
-        raise UserError(f"{path}:1: {columns} column{'s' * (columns != 1)}; expected source<TAB>english in a file "
-                        "named LANG.tsv, or language<TAB>source<TAB>english.")
+        raise UserError(
+            f"{path}:1: {columns} column{'s' * (columns != 1)}; expected source<TAB>english in a file "
+            "named LANG.tsv, or language<TAB>source<TAB>english."
+        )
     language = languages.of_path(PurePath(name.name))
     if language is None:
-        raise UserError(f"{path}: which language is it? Name a file of source<TAB>english after its language, such as "
-                        "de.tsv, or give every line three columns: language<TAB>source<TAB>english.")
+        raise UserError(
+            f"{path}: which language is it? Name a file of source<TAB>english after its language, such as "
+            "de.tsv, or give every line three columns: language<TAB>source<TAB>english."
+        )
     return language
 
 

@@ -16,7 +16,9 @@ from lingvo_moe.data.catalogs import Entry
 from lingvo_moe.errors import UserError
 
 _PLURAL_FORMS = (
-    "nplurals=1; plural=0;", "nplurals=2; plural=(n != 1);", "nplurals=2; plural=(n > 1);",
+    "nplurals=1; plural=0;",
+    "nplurals=2; plural=(n != 1);",
+    "nplurals=2; plural=(n > 1);",
     "nplurals=3; plural=(n%10==1 && n%100!=11 ? 0 : n%10>=2 && n%10<=4 && (n%100<10 || n%100>=20) ? 1 : 2);",
     "nplurals=6; plural=n==0 ? 0 : n==1 ? 1 : n==2 ? 2 : n%100>=3 && n%100<=10 ? 3 : n%100>=11 ? 4 : 5;",
     "nplurals=4; plural=(n%100==1 ? 1 : n%100==2 ? 2 : n%100==3 || n%100==4 ? 3 : 0);",
@@ -30,8 +32,9 @@ def _catalog(plural_forms: str = "nplurals=2; plural=(n != 1);") -> polib.POFile
     catalog = polib.POFile()
     catalog.metadata = {"Content-Type": "text/plain; charset=UTF-8", "Language": "de", "Plural-Forms": plural_forms}
     catalog.append(polib.POEntry(msgid="Open file", msgstr="Datei öffnen", msgctxt="menu"))
-    catalog.append(polib.POEntry(msgid="%d file", msgid_plural="%d files",
-                                 msgstr_plural={0: "%d Datei", 1: "%d Dateien"}))
+    catalog.append(
+        polib.POEntry(msgid="%d file", msgid_plural="%d files", msgstr_plural={0: "%d Datei", 1: "%d Dateien"})
+    )
     return catalog
 
 
@@ -93,8 +96,9 @@ def test_a_truncated_mo_is_an_error_wherever_it_was_cut(tmp_path):
             _read(path)
 
 
-@pytest.mark.parametrize("content", [
-    b'msgid "a"\nmsgstr b\n', b'msgid "a"\nmsgstr ""\n"tru', b'msgid "a"\nmsgstr "\xff"\n', b"\0\1\2"])
+@pytest.mark.parametrize(
+    "content", [b'msgid "a"\nmsgstr b\n', b'msgid "a"\nmsgstr ""\n"tru', b'msgid "a"\nmsgstr "\xff"\n', b"\0\1\2"]
+)
 def test_a_damaged_po_is_an_error_that_names_the_file(tmp_path, content):
     path = tmp_path / "de.po"
     path.write_bytes(content)
@@ -130,15 +134,18 @@ def test_tsv_of_one_and_of_many_languages(tmp_path):
     assert _read(tmp_path / "all.tsv") == [Entry("de", "yes", "ja"), Entry("fr", "yes", "oui")]
 
 
-@pytest.mark.parametrize("name, content, message", [
-    ("de.tsv", b"", "de.tsv: the file is empty"),
-    ("de.tsv", b"ja\tyes\nnein no\n", "de.tsv:2: 1 columns where the first line has 2"),
-    ("de.tsv", b"ja\n", "de.tsv:1: 1 column; expected source<TAB>english"),
-    ("de.tsv", b"ja\tyes\nn\xe4\tno\n", r"de.tsv:2: not UTF-8 \(byte 2 of the line, 0xe4\)"),
-    ("de.tsv", b"j\0a\tyes\n", "de.tsv:1: a NUL byte"),
-    ("sentences.tsv", b"ja\tyes\n", "sentences.tsv: which language is it"),
-    ("all.tsv", b"de\tja\tyes\nklingonish\tx\ty\n", "all.tsv:2: 'klingonish' is no language label"),
-])
+@pytest.mark.parametrize(
+    "name, content, message",
+    [
+        ("de.tsv", b"", "de.tsv: the file is empty"),
+        ("de.tsv", b"ja\tyes\nnein no\n", "de.tsv:2: 1 columns where the first line has 2"),
+        ("de.tsv", b"ja\n", "de.tsv:1: 1 column; expected source<TAB>english"),
+        ("de.tsv", b"ja\tyes\nn\xe4\tno\n", r"de.tsv:2: not UTF-8 \(byte 2 of the line, 0xe4\)"),
+        ("de.tsv", b"j\0a\tyes\n", "de.tsv:1: a NUL byte"),
+        ("sentences.tsv", b"ja\tyes\n", "sentences.tsv: which language is it"),
+        ("all.tsv", b"de\tja\tyes\nklingonish\tx\ty\n", "all.tsv:2: 'klingonish' is no language label"),
+    ],
+)
 def test_a_bad_tsv_is_an_error_with_file_and_line(tmp_path, name, content, message):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(UserError, match=message):

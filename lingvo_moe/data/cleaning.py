@@ -16,14 +16,17 @@ _PAIRS_TO_JUDGE_SCRIPT = 2000
 
 # Direction and other marks that nobody sees, and control characters. The joiners U+200C and U+200D stay: Persian and
 # the scripts of India spell with them.
-_INVISIBLE = re.compile("[\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f\u00ad\u061c\u180e\u200b\u200e\u200f\u202a-\u202e"
-                        "\u2060-\u206f\ufeff\ufff9-\ufffb]")
+_INVISIBLE = re.compile(
+    "[\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f\u00ad\u061c\u180e\u200b\u200e\u200f\u202a-\u202e"
+    "\u2060-\u206f\ufeff\ufff9-\ufffb]"
+)
 # C's %s, %-5.2f and %(name)s, strftime's %Y, Qt's and KDE's %1, LibreOffice's %PRODUCTNAME and $(ARG1), Python's
 # {name}, the shell's $name and ${name}, MediaWiki's $1 and {{SITENAME}}. `%%` is a percent sign.
 PLACEHOLDER = re.compile(
     r"%%|%[A-Z]{3,}|%L\d"
     r"|%(?:\(\w+\))?(?:\d+\$)?(?:[-+#0]*(?:\*|\d+))?(?:\.(?:\*|\d+))?(?:hh?|ll?|[LqjztOE])?[A-Za-z@]"
-    r"|%\d{1,2}(?!\d)|\$\{[^{}]+\}|\$\(\w+\)|\$\w+|\{\{[^{}]*\}\}|\{[^{}\s]*\}")
+    r"|%\d{1,2}(?!\d)|\$\{[^{}]+\}|\$\(\w+\)|\$\w+|\{\{[^{}]*\}\}|\{[^{}\s]*\}"
+)
 _ACCELERATOR_AT_END = re.compile(r"\s*\([_&~]\w\)")
 _ACCELERATOR = re.compile(r"(?<![_&~])[_&~](?=[^\W_])")
 _ENTITY = re.compile(r"&#?\w+;")
@@ -44,7 +47,7 @@ def clean(source: str, english: str) -> tuple[str, str] | Drop:
     if not source or not english:
         return Drop.EMPTY
     if not _LATIN_LETTER.search(english) or not any(map(str.isalpha, source)):
-        return Drop.NO_LETTERS
+        return Drop.NO_AXES
     if source.casefold() == english.casefold():
         return Drop.IDENTICAL
     if count_placeholders(source) != count_placeholders(english):
@@ -76,7 +79,7 @@ def dominant_script(sources: Sequence[str]) -> str | None:
     Args:
       sources: all texts of one language, sorted, so that the even sample looked at is always the same.
     """
-    sample = sources[::max(1, len(sources) // _PAIRS_TO_JUDGE_SCRIPT)]
+    sample = sources[:: max(1, len(sources) // _PAIRS_TO_JUDGE_SCRIPT)]
     votes = collections.Counter()
     for source in sample:
         scripts = collections.Counter(map(script, source))
@@ -111,10 +114,10 @@ def _without_context(source: str, english: str) -> tuple[str, str]:
         return source, english
     context = _CONTEXT.match(english)
     if context and source.startswith(context[0]):
-        return source[context.end():], english[context.end():]
+        return source[context.end() :], english[context.end() :]
     # A bar that the translation has too belongs to the text.
     if context and "|" not in source:
-        return source, english[english.rindex("|") + 1:]
+        return source, english[english.rindex("|") + 1 :]
     return source, english
 
 
@@ -134,4 +137,4 @@ def _without_accelerator(text: str, other: str) -> str:
     word = text[start:].partition(" ")[0]
     if marks[0] > start and word in other.split(" "):
         return text
-    return text[:marks[0]] + text[marks[0] + 1:]
+    return text[: marks[0]] + text[marks[0] + 1 :]

@@ -11,38 +11,51 @@ from lingvo_moe.data import cleaning
 from lingvo_moe.data.drop import Drop
 
 
-@pytest.mark.parametrize("source, english, cleaned", [
-    ("_Datei", "_File", ("Datei", "File")),
-    ("Speichern &unter", "Save &As", ("Speichern unter", "Save As")),
-    ("~Bearbeiten", "E~dit", ("Bearbeiten", "Edit")),
-    ("ファイル(_F)", "_File", ("ファイル", "File")),
-    ("(_F) ファイル", "_File", ("ファイル", "File")),
-    ("Wo ist file_name", "Lost file_name", ("Wo ist file_name", "Lost file_name")),
-    ("Firma AT&T heute", "AT&T company today", ("Firma AT&T heute", "AT&T company today")),
-    ("Ton &amp; Bild", "Sound &amp; vision", ("Ton &amp; Bild", "Sound &amp; vision")),
-    ("a_b_c ist ein Name", "a_b_d is a name", ("a_b_c ist ein Name", "a_b_d is a name")),
-    ("Öffnen", "Verb|Open", ("Öffnen", "Open")),
-    ("Verb|Öffnen", "Verb|Open", ("Öffnen", "Open")),
-    ("eins|zwei", "one|two", ("eins|zwei", "one|two")),
-    ("Wert", "_: the context\nValue", ("Wert", "Value")),
-    ("  zwei\n Zeilen\u00a0hier ", "two\n lines\there", ("zwei Zeilen hier", "two lines here")),
-    ("\u200fשלום\u200e \u202aעולם\u202c", "hello world", ("שלום עולם", "hello world")),
-    ("می\u200cخواهم", "I want", ("می\u200cخواهم", "I want")),
-    ("O\u0308l", "oil", ("Öl", "oil")),
-    ("%2$s von %1$s", "%1$s of %2$s", ("%2$s von %1$s", "%1$s of %2$s")),
-    ("100%% fertig", "done", ("100%% fertig", "done")),
-])
+@pytest.mark.parametrize(
+    "source, english, cleaned",
+    [
+        ("_Datei", "_File", ("Datei", "File")),
+        ("Speichern &unter", "Save &As", ("Speichern unter", "Save As")),
+        ("~Bearbeiten", "E~dit", ("Bearbeiten", "Edit")),
+        ("ファイル(_F)", "_File", ("ファイル", "File")),
+        ("(_F) ファイル", "_File", ("ファイル", "File")),
+        ("Wo ist file_name", "Lost file_name", ("Wo ist file_name", "Lost file_name")),
+        ("Firma AT&T heute", "AT&T company today", ("Firma AT&T heute", "AT&T company today")),
+        ("Ton &amp; Bild", "Sound &amp; vision", ("Ton &amp; Bild", "Sound &amp; vision")),
+        ("a_b_c ist ein Name", "a_b_d is a name", ("a_b_c ist ein Name", "a_b_d is a name")),
+        ("Öffnen", "Verb|Open", ("Öffnen", "Open")),
+        ("Verb|Öffnen", "Verb|Open", ("Öffnen", "Open")),
+        ("eins|zwei", "one|two", ("eins|zwei", "one|two")),
+        ("Wert", "_: the context\nValue", ("Wert", "Value")),
+        ("  zwei\n Zeilen\u00a0hier ", "two\n lines\there", ("zwei Zeilen hier", "two lines here")),
+        ("\u200fשלום\u200e \u202aעולם\u202c", "hello world", ("שלום עולם", "hello world")),
+        ("می\u200cخواهم", "I want", ("می\u200cخواهم", "I want")),
+        ("O\u0308l", "oil", ("Öl", "oil")),
+        ("%2$s von %1$s", "%1$s of %2$s", ("%2$s von %1$s", "%1$s of %2$s")),
+        ("100%% fertig", "done", ("100%% fertig", "done")),
+    ],
+)
 def test_what_is_cleaned(source, english, cleaned):
     assert cleaning.clean(source, english) == cleaned
 
 
-@pytest.mark.parametrize("source, english, reason", [
-    ("", "text", Drop.EMPTY), ("\u200e \n", "text", Drop.EMPTY), ("Text", "", Drop.EMPTY),
-    ("15:00", "3 p.m.", Drop.NO_LETTERS), ("Doppelpunkt", ":", Drop.NO_LETTERS),
-    ("GTK", "GTK", Drop.IDENTICAL), ("_Name", "N_ame", Drop.IDENTICAL), ("name", "Name", Drop.IDENTICAL),
-    ("eine Datei", "%d file", Drop.PLACEHOLDERS), ("{name} fehlt {name}", "{name} is missing", Drop.PLACEHOLDERS),
-    ("wort " * 201, "word", Drop.TOO_LONG), ("wort", "word " * 201, Drop.TOO_LONG),
-])
+@pytest.mark.parametrize(
+    "source, english, reason",
+    [
+        ("", "text", Drop.EMPTY),
+        ("\u200e \n", "text", Drop.EMPTY),
+        ("Text", "", Drop.EMPTY),
+        ("15:00", "3 p.m.", Drop.NO_AXES),
+        ("Doppelpunkt", ":", Drop.NO_AXES),
+        ("GTK", "GTK", Drop.IDENTICAL),
+        ("_Name", "N_ame", Drop.IDENTICAL),
+        ("name", "Name", Drop.IDENTICAL),
+        ("eine Datei", "%d file", Drop.PLACEHOLDERS),
+        ("{name} fehlt {name}", "{name} is missing", Drop.PLACEHOLDERS),
+        ("wort " * 201, "word", Drop.TOO_LONG),
+        ("wort", "word " * 201, Drop.TOO_LONG),
+    ],
+)
 def test_what_is_dropped(source, english, reason):
     assert cleaning.clean(source, english) is reason
 
@@ -51,12 +64,33 @@ def test_two_hundred_words_are_not_too_many():
     assert cleaning.clean("wort " * 200, "word " * 200) == (("wort " * 200).strip(), ("word " * 200).strip())
 
 
-@pytest.mark.parametrize("text, count", [
-    ("%s of %d", 2), ("%(name)s", 1), ("%1$s", 1), ("%-5.2f", 1), ("%lu bytes", 1), ("%H:%M", 2),
-    ("%1 of %2", 2), ("%1.", 1), ("%L1", 1),
-    ("%PRODUCTNAME", 1), ("$(ARG1)", 1), ("${name}", 1), ("$1 and $2", 2), ("{} {0} {x:.2f}", 3), ("{{SITENAME}}", 1),
-    ("100%", 0), ("100 % of it", 0), ("100%.", 0), ("100%-ban", 0), ("%%", 0), ("a { b }", 0), ("5 $", 0),
-])
+@pytest.mark.parametrize(
+    "text, count",
+    [
+        ("%s of %d", 2),
+        ("%(name)s", 1),
+        ("%1$s", 1),
+        ("%-5.2f", 1),
+        ("%lu bytes", 1),
+        ("%H:%M", 2),
+        ("%1 of %2", 2),
+        ("%1.", 1),
+        ("%L1", 1),
+        ("%PRODUCTNAME", 1),
+        ("$(ARG1)", 1),
+        ("${name}", 1),
+        ("$1 and $2", 2),
+        ("{} {0} {x:.2f}", 3),
+        ("{{SITENAME}}", 1),
+        ("100%", 0),
+        ("100 % of it", 0),
+        ("100%.", 0),
+        ("100%-ban", 0),
+        ("%%", 0),
+        ("a { b }", 0),
+        ("5 $", 0),
+    ],
+)
 def test_placeholders(text, count):
     assert cleaning.count_placeholders(text) == count
 
@@ -71,10 +105,18 @@ def test_clean_text_is_one_normalised_line(source, english):
         assert not set(text) & set("\t\n\r\0\u200e\u200f\ufeff")
 
 
-@pytest.mark.parametrize("texts, script", [
-    (["привет", "новый GTK", "да", "OK"], "CYRILLIC"), (["日本", "ひらがな", "カタカナ"], "CJK"), (["한국어"], "HANGUL"),
-    (["ja", "nein"], "LATIN"), (["да", "ja"], None), (["...", "1"], None), ([], None),
-])
+@pytest.mark.parametrize(
+    "texts, script",
+    [
+        (["привет", "новый GTK", "да", "OK"], "CYRILLIC"),
+        (["日本", "ひらがな", "カタカナ"], "CJK"),
+        (["한국어"], "HANGUL"),
+        (["ja", "nein"], "LATIN"),
+        (["да", "ja"], None),
+        (["...", "1"], None),
+        ([], None),
+    ],
+)
 def test_dominant_script(texts, script):
     assert cleaning.dominant_script(texts) == script
 

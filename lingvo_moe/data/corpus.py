@@ -45,7 +45,7 @@ class Pairs:
             raise IndexError(f"pair {index} of {len(self)}")
         index %= len(self)
         start = self._ends[index - 1] + 1 if index else 0
-        source, english = self._data[start:self._ends[index]].decode().split("\t")
+        source, english = self._data[start : self._ends[index]].decode().split("\t")
         return source, english
 
     def __iter__(self) -> Iterator[tuple[str, str]]:
@@ -104,8 +104,10 @@ class Corpus:
           UserError: the language is not in the corpus, has no pair in this split, or its file is damaged.
         """
         if not self.count(split, language):
-            raise UserError(f"{self.directory}: {language} has no {split} pairs; these have: "
-                            f"{', '.join(self.languages_of(split)) or 'no language'}.")
+            raise UserError(
+                f"{self.directory}: {language} has no {split} pairs; these have: "
+                f"{', '.join(self.languages_of(split)) or 'no language'}."
+            )
         if (split, language) not in self._pairs:
             path, expected = self.path(split, language), self.count(split, language)
             pairs = Pairs(path)
@@ -122,8 +124,10 @@ class Corpus:
         if split not in SPLITS:
             raise UserError(f"no split {split!r}; the splits are {', '.join(SPLITS)}.")
         if language not in self.manifest["languages"]:
-            raise UserError(f"{self.directory}: no language {language!r} among the corpus's "
-                            f"{len(self.languages)}.{did_you_mean(language, self.languages)}")
+            raise UserError(
+                f"{self.directory}: no language {language!r} among the corpus's "
+                f"{len(self.languages)}.{did_you_mean(language, self.languages)}"
+            )
         return self.manifest["languages"][language][split]
 
     def _check_size(self, split: str, language: str):
@@ -140,8 +144,10 @@ def read_manifest(directory: Path) -> dict:
     path = directory / MANIFEST
     if not path.is_file():
         there = "is not a corpus (it has no corpus.json)" if directory.is_dir() else "does not exist"
-        raise UserError(f"the corpus {directory} {there}. Build one: python -m tools.build_corpus --preset=quickstart "
-                        f"--output={directory}, or from your own files with --preset=none --input=DIR.")
+        raise UserError(
+            f"the corpus {directory} {there}. Build one: python -m tools.build_corpus --preset=quickstart "
+            f"--output={directory}, or from your own files with --preset=none --input=DIR."
+        )
     try:
         manifest = json.loads(_read(path))
         version = (manifest["format"], manifest["version"])
@@ -150,8 +156,10 @@ def read_manifest(directory: Path) -> dict:
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{path}: truncated or damaged ({type(error).__name__}: {error}). {_REBUILD}") from None
     if version != (FORMAT, VERSION):
-        raise UserError(f"{path}: format {version[0]!r} version {version[1]!r}; this program reads {FORMAT!r} "
-                        f"version {VERSION}. {_REBUILD}")
+        raise UserError(
+            f"{path}: format {version[0]!r} version {version[1]!r}; this program reads {FORMAT!r} "
+            f"version {VERSION}. {_REBUILD}"
+        )
     return manifest
 
 

@@ -8,13 +8,13 @@ import hashlib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from lingvo_moe import progress
 from lingvo_moe.data import catalogs, cleaning, debian, languages, sources, splitting, wheels
 from lingvo_moe.data.corpus import Corpus
 from lingvo_moe.data.corpus_report import listing
 from lingvo_moe.data.corpus_writer import Pair, Target, check_place
 from lingvo_moe.data.drop import Drop
 from lingvo_moe.errors import UserError, did_you_mean
+from lingvo_moe.utils import progress
 
 PRESETS = ("quickstart", "django", "debian", "none")
 HELD_OUT_CAP = 1000  # pairs of a language, in test and in valid
@@ -29,13 +29,19 @@ class Gathered:
     pairs: dict[str, set[Pair]] = dataclasses.field(default_factory=lambda: collections.defaultdict(set))
     read: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
     dropped: dict[str, collections.Counter[str]] = dataclasses.field(
-        default_factory=lambda: collections.defaultdict(collections.Counter))
+        default_factory=lambda: collections.defaultdict(collections.Counter)
+    )
     english_labels: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
     unlabelled: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
 
 
-def build(preset: str, inputs: Sequence[str | Path], output: str | Path, packages: str | Path | None = None,
-          force: bool = False) -> tuple[Corpus, bool]:
+def build(
+    preset: str,
+    inputs: Sequence[str | Path],
+    output: str | Path,
+    packages: str | Path | None = None,
+    force: bool = False,
+) -> tuple[Corpus, bool]:
     """Builds a corpus, or finds it built.
 
     Args:
@@ -70,21 +76,32 @@ def build(preset: str, inputs: Sequence[str | Path], output: str | Path, package
             pairs = assign(gathered.pairs.pop(language, set()), split, dropped)
             writer.add(language, pairs, gathered.read[language], dropped)
         links = collections.Counter({source.name: source.links_left_out for source in found})
-        writer.finish({"preset": preset, "inputs": [source.name for source in found],
-                       "inputs_identity": target.identity, "missing_packages": missing, "english_keys": split.counts(),
-                       "english_labels": _sorted_counts(gathered.english_labels),
-                       "unlabelled": _sorted_counts(gathered.unlabelled), "links_left_out": _sorted_counts(links)})
+        writer.finish(
+            {
+                "preset": preset,
+                "inputs": [source.name for source in found],
+                "inputs_identity": target.identity,
+                "missing_packages": missing,
+                "english_keys": split.counts(),
+                "english_labels": _sorted_counts(gathered.english_labels),
+                "unlabelled": _sorted_counts(gathered.unlabelled),
+                "links_left_out": _sorted_counts(links),
+            }
+        )
     return Corpus.open(output), True
 
 
-def find_sources(preset: str, inputs: Sequence[str | Path],
-                 packages: str | Path | None) -> tuple[list[sources.Source], list[str]]:
+def find_sources(
+    preset: str, inputs: Sequence[str | Path], packages: str | Path | None
+) -> tuple[list[sources.Source], list[str]]:
     """Returns the sources, and the packages that the distribution lacks. Raises UserError if there is no source."""
     if preset not in PRESETS:
         raise UserError(f"no preset {preset!r}; expected one of {', '.join(PRESETS)}.{did_you_mean(preset, PRESETS)}")
     if preset == "none" and not inputs:
-        raise UserError("nothing to build a corpus from: name your files with --input=DIR_OR_FILE, or a preset: "
-                        "--preset=quickstart.")
+        raise UserError(
+            "nothing to build a corpus from: name your files with --input=DIR_OR_FILE, or a preset: "
+            "--preset=quickstart."
+        )
     found, missing = [], []
     directory = Path(packages) if packages else sources.default_directory()
     if preset == "django":
@@ -183,6 +200,8 @@ def _nothing_found(gathered: Gathered) -> str:
         reasons = sum(gathered.dropped.values(), collections.Counter())
         return f"all {gathered.read.total()} entries were dropped ({listing(reasons)})."
     if gathered.unlabelled:
-        return (f"the names of these files do not tell their language: {', '.join(sorted(gathered.unlabelled)[:5])}. "
-                "Use LANG/LC_MESSAGES/x.mo, LANG.po or LANG.tsv.")
+        return (
+            f"the names of these files do not tell their language: {', '.join(sorted(gathered.unlabelled)[:5])}. "
+            "Use LANG/LC_MESSAGES/x.mo, LANG.po or LANG.tsv."
+        )
     return "the inputs have no translations into a language other than English."

@@ -56,8 +56,14 @@ def _files(directory: Path) -> dict[str, bytes]:
 
 def test_no_held_out_sentence_is_trained_on_in_any_language(texts, tmp_path):
     built = _build(texts, tmp_path / "corpus")
-    keys = {split: {english_key(english) for language in built.languages_of(split)
-                    for _, english in built.pairs(split, language)} for split in SPLITS}
+    keys = {
+        split: {
+            english_key(english)
+            for language in built.languages_of(split)
+            for _, english in built.pairs(split, language)
+        }
+        for split in SPLITS
+    }
     assert len(keys["test"]) >= 40 and len(keys["valid"]) >= 20 and len(keys["train"]) > 1000
     assert not keys["test"] & keys["valid"]
     assert not splitting.within_one_word(keys["train"], keys["test"] | keys["valid"])
@@ -192,7 +198,10 @@ def test_a_held_out_source_with_another_english_is_not_trained_on():
     dropped = collections.Counter()
     pairs = [("alles gut", "it is all right now"), ("alles gut", "everything is quite fine"), ("nichts", "nothing")]
     assert corpus_builder.assign(pairs, split, dropped) == {
-        "train": [("nichts", "nothing")], "valid": [], "test": [("alles gut", "it is all right now")]}
+        "train": [("nichts", "nothing")],
+        "valid": [],
+        "test": [("alles gut", "it is all right now")],
+    }
     assert +dropped == {Drop.SOURCE_HELD_OUT: 1}
 
 
@@ -211,11 +220,14 @@ def test_the_manifest_is_readable_json_without_machine_paths(texts, tmp_path):
     assert json.loads(text)["inputs"] == ["texts"] and str(tmp_path) not in text
 
 
-@pytest.mark.parametrize("name, content, message", [
-    ("de.tsv", "OK\tOK\n", r"all 1 entries were dropped \(identical to the English 1\)"),
-    ("messages.po", 'msgid "a"\nmsgstr "b"\n', "do not tell their language: .*messages.po"),
-    ("en.tsv", "colour\tcolor\n", "no translations into a language other than English"),
-])
+@pytest.mark.parametrize(
+    "name, content, message",
+    [
+        ("de.tsv", "OK\tOK\n", r"all 1 entries were dropped \(identical to the English 1\)"),
+        ("messages.po", 'msgid "a"\nmsgstr "b"\n', "do not tell their language: .*messages.po"),
+        ("en.tsv", "colour\tcolor\n", "no translations into a language other than English"),
+    ],
+)
 def test_nothing_left_says_why(tmp_path, name, content, message):
     (tmp_path / name).write_text(content)
     with pytest.raises(UserError, match=message):

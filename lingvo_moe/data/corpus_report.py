@@ -21,13 +21,27 @@ def report(manifest: Mapping[str, Any]) -> str:
     width = max(len(row[0]) for row in [*rows, _COLUMNS])
     table = ["".join([f"{name:<{width}}", *(f"{cell:>11}" for cell in cells)]) for name, *cells in [_COLUMNS, *rows]]
     keys = manifest["english_keys"]
-    head = [f"Corpus of {len(manifest['languages'])} languages into English, preset {manifest['preset']}",
-            f"from {len(manifest['inputs'])} inputs: {', '.join(manifest['inputs'])}",
-            f"fingerprint {manifest['fingerprint']}",
-            f"different English sentences (keys): {keys['all']}, of them {keys['eligible']} might be held out, "
-            f"{keys['test']} are test and {keys['valid']} validation sentences"]
-    return "\n".join([*head, "", *(f"WARNING: {warning}" for warning in warnings(manifest)), *_left_out(manifest), "",
-                      *table, "", "dropped, by reason:", *_reasons(every), ""])
+    head = [
+        f"Corpus of {len(manifest['languages'])} languages into English, preset {manifest['preset']}",
+        f"from {len(manifest['inputs'])} inputs: {', '.join(manifest['inputs'])}",
+        f"fingerprint {manifest['fingerprint']}",
+        f"different English sentences (keys): {keys['all']}, of them {keys['eligible']} might be held out, "
+        f"{keys['test']} are test and {keys['valid']} validation sentences",
+    ]
+    return "\n".join(
+        [
+            *head,
+            "",
+            *(f"WARNING: {warning}" for warning in warnings(manifest)),
+            *_left_out(manifest),
+            "",
+            *table,
+            "",
+            "dropped, by reason:",
+            *_reasons(every),
+            "",
+        ]
+    )
 
 
 def warnings(manifest: Mapping[str, Any]) -> list[str]:
@@ -35,9 +49,11 @@ def warnings(manifest: Mapping[str, Any]) -> list[str]:
     keys, found = manifest["english_keys"], []
     for split, share in (("test", splitting.TEST), ("valid", splitting.VALID)):
         if keys[split] < share.enough:
-            found.append(f"the {split} split has {keys[split]} English sentences (fewer than {share.enough}): only "
-                         f"{keys['eligible']} have {splitting.MIN_WORDS} to {splitting.MAX_WORDS} words and no "
-                         "placeholder.")
+            found.append(
+                f"the {split} split has {keys[split]} English sentences (fewer than {share.enough}): only "
+                f"{keys['eligible']} have {splitting.MIN_WORDS} to {splitting.MAX_WORDS} words and no "
+                "placeholder."
+            )
     if manifest["missing_packages"]:
         found.append(f"packages that the distribution does not have: {', '.join(manifest['missing_packages'])}.")
     return found
@@ -58,9 +74,11 @@ def _row(language: str, facts: Mapping[str, Any]) -> tuple:
 
 
 def _left_out(manifest: Mapping[str, Any]) -> list[str]:
-    left_out = {"not read, their language is English (entries)": manifest["english_labels"],
-                "not read, nothing tells their language (entries)": manifest["unlabelled"],
-                "not read, links that lead out of their input": manifest["links_left_out"]}
+    left_out = {
+        "not read, their language is English (entries)": manifest["english_labels"],
+        "not read, nothing tells their language (entries)": manifest["unlabelled"],
+        "not read, links that lead out of their input": manifest["links_left_out"],
+    }
     return [f"{what}: {listing(counts)}" for what, counts in left_out.items() if counts]
 
 

@@ -18,9 +18,14 @@ _TEXT = strategies.text(strategies.characters(exclude_characters="\t\n\r\0", exc
 @pytest.fixture
 def directory(tmp_path) -> Path:
     """Two languages; French has no test pair."""
-    return write_corpus(tmp_path / "corpus", {
-        "train": {"de": "ja\tyes\nnein\tno\n", "fr": "oui\tyes\n"}, "valid": {"de": "gut\tgood\n", "fr": "bon\tgood\n"},
-        "test": {"de": "schlecht\tbad\n"}})
+    return write_corpus(
+        tmp_path / "corpus",
+        {
+            "train": {"de": "ja\tyes\nnein\tno\n", "fr": "oui\tyes\n"},
+            "valid": {"de": "gut\tgood\n", "fr": "bon\tgood\n"},
+            "test": {"de": "schlecht\tbad\n"},
+        },
+    )
 
 
 def write_corpus(directory: Path, texts: dict[str, dict[str, str]]) -> Path:
@@ -33,7 +38,6 @@ def write_corpus(directory: Path, texts: dict[str, dict[str, str]]) -> Path:
     manifest = {"format": corpus.FORMAT, "version": corpus.VERSION, "fingerprint": "f", "languages": languages}
     (directory / corpus.MANIFEST).write_text(json.dumps(manifest))
     return directory
-
 
 
 def test_what_is_in_it(directory):
@@ -59,15 +63,18 @@ def test_pairs_are_a_sequence_of_what_was_written(tmp_path_factory, expected, en
             pairs[index]
 
 
-@pytest.mark.parametrize("data, message", [
-    (b"ja\tyes\nno\t\0x\n", r"de\.tsv:2: byte 10: a NUL byte: this is a binary file"),
-    (b"ja\tyes\nn\xe9in\tno\n", r"de\.tsv:2: byte 8: not UTF-8 \(byte 0xe9\)"),
-    (b"ja\tyes\r\nne\tno\n", r"de\.tsv:1: byte 6: a carriage return"),
-    (b"ja\tyes\nnein no\n", r"de\.tsv:2: 0 tabs; expected exactly one"),
-    (b"ja\tyes\tx\nnein\tno\n", r"de\.tsv:1: 2 tabs"),
-    (b"ja\tyes\n\nnein\tno\n", r"de\.tsv:2: 0 tabs"),
-    (b"", r"de\.tsv: the file is empty"),
-])
+@pytest.mark.parametrize(
+    "data, message",
+    [
+        (b"ja\tyes\nno\t\0x\n", r"de\.tsv:2: byte 10: a NUL byte: this is a binary file"),
+        (b"ja\tyes\nn\xe9in\tno\n", r"de\.tsv:2: byte 8: not UTF-8 \(byte 0xe9\)"),
+        (b"ja\tyes\r\nne\tno\n", r"de\.tsv:1: byte 6: a carriage return"),
+        (b"ja\tyes\nnein no\n", r"de\.tsv:2: 0 tabs; expected exactly one"),
+        (b"ja\tyes\tx\nnein\tno\n", r"de\.tsv:1: 2 tabs"),
+        (b"ja\tyes\n\nnein\tno\n", r"de\.tsv:2: 0 tabs"),
+        (b"", r"de\.tsv: the file is empty"),
+    ],
+)
 def test_a_bad_file_is_named_with_its_line(tmp_path, data, message):
     (tmp_path / "de.tsv").write_bytes(data)
     with pytest.raises(UserError, match=message):
@@ -95,8 +102,9 @@ def test_a_truncated_manifest_wherever_it_was_cut(directory):
             Corpus.open(directory)
 
 
-@pytest.mark.parametrize("changes", [
-    {"languages": []}, {"languages": {"de": {"train": {"pairs": "2"}}}}, {"fingerprint": 1}])
+@pytest.mark.parametrize(
+    "changes", [{"languages": []}, {"languages": {"de": {"train": {"pairs": "2"}}}}, {"fingerprint": 1}]
+)
 def test_a_manifest_of_another_shape(directory, changes):
     manifest = json.loads((directory / corpus.MANIFEST).read_text())
     (directory / corpus.MANIFEST).write_text(json.dumps(manifest | changes))

@@ -39,8 +39,10 @@ class Target:
     def check_replaceable(self, force: bool):
         """Raises UserError if a corpus is in the way, unless `force` is given."""
         if not force and (self.directory / MANIFEST).exists():
-            raise UserError(f"--output={self.directory} holds a corpus of other inputs, or a damaged one. "
-                            "Name another directory, or replace it with --force.")
+            raise UserError(
+                f"--output={self.directory} holds a corpus of other inputs, or a damaged one. "
+                "Name another directory, or replace it with --force."
+            )
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[Writer]:
@@ -76,8 +78,9 @@ def check_place(directory: Path):
         raise UserError(f"--output={directory} is a file or a link; name a directory that does not exist yet.")
     names = {entry.name for entry in directory.iterdir()}
     if names and (MANIFEST not in names or not names <= {MANIFEST, REPORT, *SPLITS}):
-        raise UserError(f"--output={directory} holds something other than a corpus and is left alone; "
-                        "name another directory.")
+        raise UserError(
+            f"--output={directory} holds something other than a corpus and is left alone; name another directory."
+        )
 
 
 class Writer:
@@ -116,10 +119,19 @@ class Writer:
         """Writes the manifest and the report. Raises UserError if there is no training pair."""
         counts = {split: sum(facts[split]["pairs"] for facts in self._languages.values()) for split in SPLITS}
         if not counts["train"]:
-            raise UserError("nothing is left to train on: of all the pairs read, only "
-                            f"{counts['test']} test and {counts['valid']} validation pairs remain. Give more text.")
-        manifest = {"format": FORMAT, "version": VERSION, "fingerprint": self._content.hexdigest(), **facts,
-                    "pairs": counts, "languages": self._languages, "languages_without_pairs": self._without_pairs}
+            raise UserError(
+                "nothing is left to train on: of all the pairs read, only "
+                f"{counts['test']} test and {counts['valid']} validation pairs remain. Give more text."
+            )
+        manifest = {
+            "format": FORMAT,
+            "version": VERSION,
+            "fingerprint": self._content.hexdigest(),
+            **facts,
+            "pairs": counts,
+            "languages": self._languages,
+            "languages_without_pairs": self._without_pairs,
+        }
         write(self._directory / REPORT, report(manifest).encode())
         write(self._directory / MANIFEST, json.dumps(manifest, indent=1, ensure_ascii=False).encode())
 

@@ -17,19 +17,27 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from lingvo_moe import progress
 from lingvo_moe.data import catalogs, languages
 from lingvo_moe.data.sources import Folder, Part, Source, combined_hash, sha256
 from lingvo_moe.errors import UserError
+from lingvo_moe.utils import progress
 
-PACKAGES = tuple((
-    "mediawiki evolution-common gramps vlc-l10n gnucash-common wordpress-l10n pidgin-data libgtk-3-common "
-    "gnome-control-center-data cinnamon-l10n kio krita-l10n caja-common gnumeric-common aisleriot nautilus-data "
-    "thunar-data").split()) + tuple(f"libreoffice-l10n-{language}" for language in (
-        "ve nr ss st tn rw ts gug om szl nso zu kmr mn xh am uz ga tg br af ka kk dz si gd or ne").split())
-DESCRIPTION_LANGUAGES = tuple((
-    "ca cs da de el en eo es eu fi fr gl hr hu id it ja km ko ml nb nl pl pt pt_BR ro ru sk sr sv tr uk vi "
-    "zh_CN zh_TW").split())
+PACKAGES = tuple(
+    (
+        "mediawiki evolution-common gramps vlc-l10n gnucash-common wordpress-l10n pidgin-data libgtk-3-common "
+        "gnome-control-center-data cinnamon-l10n kio krita-l10n caja-common gnumeric-common aisleriot nautilus-data "
+        "thunar-data"
+    ).split()
+) + tuple(
+    f"libreoffice-l10n-{language}"
+    for language in ("ve nr ss st tn rw ts gug om szl nso zu kmr mn xh am uz ga tg br af ka kk dz si gd or ne").split()
+)
+DESCRIPTION_LANGUAGES = tuple(
+    (
+        "ca cs da de el en eo es eu fi fr gl hr hu id it ja km ko ml nb nl pl pt pt_BR ro ru sk sr sv tr uk vi "
+        "zh_CN zh_TW"
+    ).split()
+)
 _MOST_MISSING = 0.25
 _PLAN = "packages.json"
 
@@ -47,7 +55,8 @@ APT::Sandbox::User "root";
 """
 _PARAGRAPH = "\n .\n"
 _STANZA = re.compile(
-    r"^Description-md5: (?P<digest>\w+)\nDescription-\w+: (?P<summary>.*)(?P<body>(?:\n .*)*)", re.MULTILINE)
+    r"^Description-md5: (?P<digest>\w+)\nDescription-\w+: (?P<summary>.*)(?P<body>(?:\n .*)*)", re.MULTILINE
+)
 
 
 class Archive(NamedTuple):
@@ -164,16 +173,22 @@ class _Apt:
     def __init__(self, directory: Path):
         for tool in ("apt-get", "apt-cache", "dpkg-deb"):
             if shutil.which(tool) is None:
-                raise UserError(f"the preset debian needs {tool}, which this machine does not have. "
-                                "Use Debian or Ubuntu, or --preset=quickstart.")
+                raise UserError(
+                    f"the preset debian needs {tool}, which this machine does not have. "
+                    "Use Debian or Ubuntu, or --preset=quickstart."
+                )
         self._directory = directory
         self._partial = directory / "partial"
         for folder in (directory / "lists" / "partial", directory / "apt" / "archives" / "partial", self._partial):
             folder.mkdir(parents=True, exist_ok=True)
         self._configuration = directory / "apt.conf"
-        self._configuration.write_text(_CONFIGURATION.format(
-            lists=directory / "lists", cache=directory / "apt",
-            languages=" ".join(f'"{language}";' for language in DESCRIPTION_LANGUAGES)))
+        self._configuration.write_text(
+            _CONFIGURATION.format(
+                lists=directory / "lists",
+                cache=directory / "apt",
+                languages=" ".join(f'"{language}";' for language in DESCRIPTION_LANGUAGES),
+            )
+        )
 
     def update(self):
         """Fetches the lists of packages and descriptions. Raises UserError if that leaves none."""
@@ -182,8 +197,10 @@ class _Apt:
             advance()
         # A broken third-party source fails the update, yet Debian's own lists are there.
         if not Descriptions(self._directory / "lists").size:
-            raise UserError(f"apt-get update brought no package lists ({_reason(updated)}). Check the network and "
-                            "apt's sources, then run the same command again.")
+            raise UserError(
+                f"apt-get update brought no package lists ({_reason(updated)}). Check the network and "
+                "apt's sources, then run the same command again."
+            )
 
     def plan(self) -> list[Archive]:
         """Returns the packages that the distribution has. Raises UserError if a quarter or more is missing."""
@@ -193,8 +210,10 @@ class _Apt:
         known = [name for name in PACKAGES if name in candidates]
         missing = [name for name in PACKAGES if name not in candidates]
         if len(missing) >= _MOST_MISSING * len(PACKAGES):
-            raise UserError(f"this distribution has {len(known)} of the {len(PACKAGES)} packages; missing are "
-                            f"{', '.join(missing[:5])}, ... The preset is made for Debian 12 with the component main.")
+            raise UserError(
+                f"this distribution has {len(known)} of the {len(PACKAGES)} packages; missing are "
+                f"{', '.join(missing[:5])}, ... The preset is made for Debian 12 with the component main."
+            )
         answer = self._run("apt-get", "download", "--print-uris", *known)
         lines = re.findall(r"^'\S+' ([^\s/]+) \d+ SHA256:([0-9a-f]{64})", answer.stdout, re.MULTILINE)
         by_name = {file.partition("_")[0]: Archive(file.partition("_")[0], file, digest) for file, digest in lines}
@@ -208,14 +227,22 @@ class _Apt:
         fetched = self._run("apt-get", "download", archive.name, cwd=self._partial)
         path = self._partial / archive.file
         if fetched.returncode or not path.is_file() or sha256(path) != archive.sha256:
-            raise UserError(f"cannot fetch the package {archive.name} ({_reason(fetched)}). Check the network and run "
-                            "the same command again; what is fetched stays.")
+            raise UserError(
+                f"cannot fetch the package {archive.name} ({_reason(fetched)}). Check the network and run "
+                "the same command again; what is fetched stays."
+            )
         path.replace(self._directory / archive.file)
 
     def _run(self, tool: str, *arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess:
-        return subprocess.run([tool, f"--config-file={self._configuration}", "-q", *arguments], cwd=cwd, text=True,
-                              errors="replace", capture_output=True, stdin=subprocess.DEVNULL,
-                              env={**os.environ, "LC_ALL": "C"})
+        return subprocess.run(
+            [tool, f"--config-file={self._configuration}", "-q", *arguments],
+            cwd=cwd,
+            text=True,
+            errors="replace",
+            capture_output=True,
+            stdin=subprocess.DEVNULL,
+            env={**os.environ, "LC_ALL": "C"},
+        )
 
 
 def _reason(finished: subprocess.CompletedProcess) -> str:

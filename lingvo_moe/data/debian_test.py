@@ -128,8 +128,11 @@ def test_packages_and_descriptions(mirror, tmp_path):
     entries = _entries(found)
     assert entries[:5] == [Entry("de", f"{name} in English", f"{name} auf Deutsch") for name in debian.PACKAGES]
     assert [(entry.english.split(), entry.translation.split()) for entry in entries[5:]] == [
-        (["first", "game"], ["erstes", "Spiel"]), (["You", "play", "it."], ["Man", "spielt", "es."]),
-        (["It", "has", "two", "parts."], ["Es", "hat", "zwei", "Teile."]), (["second", "game"], ["zweites", "Spiel"])]
+        (["first", "game"], ["erstes", "Spiel"]),
+        (["You", "play", "it."], ["Man", "spielt", "es."]),
+        (["It", "has", "two", "parts."], ["Es", "hat", "zwei", "Teile."]),
+        (["second", "game"], ["zweites", "Spiel"]),
+    ]
     assert {entry.language for entry in entries[5:]} == {"pt_BR"}
     assert not list((tmp_path / "cache").glob("unpacked-*"))
 

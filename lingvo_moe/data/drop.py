@@ -12,7 +12,7 @@ class Drop(enum.StrEnum):
 
     FUZZY = "fuzzy"
     EMPTY = "empty"
-    NO_LETTERS = "no letters"
+    NO_AXES = "no letters"
     IDENTICAL = "identical to the English"
     PLACEHOLDERS = "unequal placeholder counts"
     TOO_LONG = f"over {MAX_WORDS} words"

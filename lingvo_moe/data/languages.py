@@ -9,23 +9,50 @@ import re
 from pathlib import PurePath
 
 _LABEL = re.compile(r"([a-z]{2,3})((?:[-_][a-z0-9]{1,8})*)(?:\.[a-z0-9-]+)?(?:@([a-z]+))?", re.IGNORECASE)
-_SCRIPTS = frozenset("Arab Aran Bali Beng Bugi Cans Cyrl Deva Ethi Gujr Guru Hans Hant Hebr Java Kana Knda Latn "
-                     "Mlym Mong Mtei Nkoo Olck Orya Taml Telu Tfng Thaa Thai Tibt".split())
-_SCRIPT_OF_MODIFIER = {"latin": "Latn", "latn": "Latn", "cyrillic": "Cyrl", "cyrl": "Cyrl", "arabic": "Arab",
-                       "bengali": "Beng", "devanagari": "Deva"}
+_SCRIPTS = frozenset(
+    "Arab Aran Bali Beng Bugi Cans Cyrl Deva Ethi Gujr Guru Hans Hant Hebr Java Kana Knda Latn "
+    "Mlym Mong Mtei Nkoo Olck Orya Taml Telu Tfng Thaa Thai Tibt".split()
+)
+_SCRIPT_OF_MODIFIER = {
+    "latin": "Latn",
+    "latn": "Latn",
+    "cyrillic": "Cyrl",
+    "cyrl": "Cyrl",
+    "arabic": "Arab",
+    "bengali": "Beng",
+    "devanagari": "Deva",
+}
 _EMPTY_MODIFIERS = ("euro", "utf")
 
 # The region that a language is written for when none is named; one of the language's own letters (de_DE) is not listed.
-_HOME_REGIONS = dict(pair.split("_") for pair in (
-    "af_ZA am_ET bn_BD bs_BA ca_ES cs_CZ cy_GB da_DK dz_BT el_GR et_EE eu_ES fa_IR ga_IE gd_GB gl_ES gu_IN he_IL "
-    "hi_IN hy_AM ja_JP ka_GE kk_KZ km_KH kn_IN ko_KR ky_KG lb_LU ml_IN mr_IN ms_MY my_MM nb_NO ne_NP nn_NO oc_FR "
-    "pa_IN ps_AF si_LK sl_SI sq_AL sr_RS sv_SE sw_KE ta_IN te_IN tg_TJ tk_TM "
-    "tt_RU ug_CN uk_UA ur_PK vi_VN xh_ZA zu_ZA").split())
+_HOME_REGIONS = dict(
+    pair.split("_")
+    for pair in (
+        "af_ZA am_ET bn_BD bs_BA ca_ES cs_CZ cy_GB da_DK dz_BT el_GR et_EE eu_ES fa_IR ga_IE gd_GB gl_ES gu_IN he_IL "
+        "hi_IN hy_AM ja_JP ka_GE kk_KZ km_KH kn_IN ko_KR ky_KG lb_LU ml_IN mr_IN ms_MY my_MM nb_NO ne_NP nn_NO oc_FR "
+        "pa_IN ps_AF si_LK sl_SI sq_AL sr_RS sv_SE sw_KE ta_IN te_IN tg_TJ tk_TM "
+        "tt_RU ug_CN uk_UA ur_PK vi_VN xh_ZA zu_ZA"
+    ).split()
+)
 _SAME_LANGUAGE = {"iw": "he", "in": "id", "ji": "yi", "no": "nb", "mo": "ro"}
-_SAME_LABEL = {"zh_CN": "zh_Hans", "zh_Hans_CN": "zh_Hans", "zh_TW": "zh_Hant", "zh_Hant_TW": "zh_Hant",
-               "sr_EC": "sr", "sr_Cyrl": "sr", "sr_EL": "sr_Latn", "be_x_old": "be_tarask", "crh_Latn": "crh",
-               "kk_Cyrl": "kk", "ku_Latn": "ku", "sh_Latn": "sh", "tg_Cyrl": "tg", "tt_Cyrl": "tt", "ug_Arab": "ug",
-               "uz_Latn": "uz"}
+_SAME_LABEL = {
+    "zh_CN": "zh_Hans",
+    "zh_Hans_CN": "zh_Hans",
+    "zh_TW": "zh_Hant",
+    "zh_Hant_TW": "zh_Hant",
+    "sr_EC": "sr",
+    "sr_Cyrl": "sr",
+    "sr_EL": "sr_Latn",
+    "be_x_old": "be_tarask",
+    "crh_Latn": "crh",
+    "kk_Cyrl": "kk",
+    "ku_Latn": "ku",
+    "sh_Latn": "sh",
+    "tg_Cyrl": "tg",
+    "tt_Cyrl": "tt",
+    "ug_Arab": "ug",
+    "uz_Latn": "uz",
+}
 # MediaWiki documents its messages under qqq; xx and qps stand for made-up test translations.
 _NOT_LANGUAGES = frozenset(("qqq", "qqx", "xx", "qps"))
 
@@ -74,8 +101,13 @@ def of_path(path: PurePath, header: str = "") -> str | None:
     short = [label for label in by_name if _is_two_letter(label)]
     if stated in by_name:
         return stated
-    return next(iter(short), None) or stated or (parent if parent and _is_two_letter(parent) else None) or next(
-        iter(by_name), None) or parent
+    return (
+        next(iter(short), None)
+        or stated
+        or (parent if parent and _is_two_letter(parent) else None)
+        or next(iter(by_name), None)
+        or parent
+    )
 
 
 def _subtag(part: str) -> str:

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 
 import numpy as np
 
@@ -49,8 +48,9 @@ class Mixture:
 
     def __post_init__(self):
         if not self.temperature > 0:
-            raise UserError(f"temperature={self.temperature}: expected a number above 0 (1: in proportion, "
-                            "inf: all equal).")
+            raise UserError(
+                f"temperature={self.temperature}: expected a number above 0 (1: in proportion, inf: all equal)."
+            )
         if not any(self.sizes):
             raise UserError("The corpus has no training pairs. Build it again: python -m tools.build_corpus.")
         if len(self.sizes) > BLOCK:

@@ -57,7 +57,7 @@ def test_every_block_is_exact_and_evenly_mixed():
         for part in block.reshape(16, -1):  # within 6 standard deviations of the block's share
             expected = mixture.quotas / 16
             assert np.all(np.abs(np.bincount(part, minlength=3) - expected) < 6 * np.sqrt(expected))
-    assert not np.array_equal(languages[:BLOCK], languages[BLOCK:2 * BLOCK])
+    assert not np.array_equal(languages[:BLOCK], languages[BLOCK : 2 * BLOCK])
 
 
 def test_a_language_is_seen_epoch_by_epoch():
@@ -66,22 +66,25 @@ def test_a_language_is_seen_epoch_by_epoch():
     languages, indices = Mixture(sizes, 5.0).draw(np.arange(2 * BLOCK))
     for language, size in enumerate(sizes):
         seen = indices[languages == language]
-        epochs = seen[:len(seen) // size * size].reshape(-1, size)
+        epochs = seen[: len(seen) // size * size].reshape(-1, size)
         assert len(epochs) >= 2
         assert np.all(np.sort(epochs) == np.arange(size))
         assert not np.array_equal(epochs[0], epochs[1])
 
 
-@given(strategies.lists(strategies.integers(0, 5000), min_size=1, max_size=4).filter(any), _TEMPERATURES,
-       strategies.integers(0, 2**64 - 1))
+@given(
+    strategies.lists(strategies.integers(0, 5000), min_size=1, max_size=4).filter(any),
+    _TEMPERATURES,
+    strategies.integers(0, 2**64 - 1),
+)
 def test_every_epoch_of_any_language_holds_every_pair_once(sizes, temperature, seed):
     """Whatever the sizes: a block's end may fall anywhere in an epoch."""
     languages, indices = Mixture(tuple(sizes), temperature, seed).draw(np.arange(BLOCK + BLOCK // 2))
     for language, size in enumerate(sizes):
         seen = indices[languages == language]
-        epochs, rest = (seen[:len(seen) // size * size].reshape(-1, size), len(seen) % size) if size else (seen, 0)
+        epochs, rest = (seen[: len(seen) // size * size].reshape(-1, size), len(seen) % size) if size else (seen, 0)
         assert np.all(np.sort(epochs) == np.arange(size))
-        assert len(np.unique(seen[len(seen) - rest:])) == rest
+        assert len(np.unique(seen[len(seen) - rest :])) == rest
 
 
 @given(strategies.lists(strategies.integers(0, 2**40), min_size=1, max_size=30))
@@ -113,10 +116,17 @@ def test_the_stream_never_changes():
     assert indices.tolist() == [25638, 7, 263, 39297, 9881, 6182]
 
 
-@pytest.mark.parametrize("sizes, temperature, message", [
-    ((), 5.0, "no training pairs"), ((0, 0), 5.0, "no training pairs"), ((1,), 0.0, "temperature=0.0"),
-    ((1,), -1.0, "above 0"), ((1,), math.nan, "temperature=nan"), ((1,) * (BLOCK + 1), 5.0, "more than a mixture"),
-])
+@pytest.mark.parametrize(
+    "sizes, temperature, message",
+    [
+        ((), 5.0, "no training pairs"),
+        ((0, 0), 5.0, "no training pairs"),
+        ((1,), 0.0, "temperature=0.0"),
+        ((1,), -1.0, "above 0"),
+        ((1,), math.nan, "temperature=nan"),
+        ((1,) * (BLOCK + 1), 5.0, "more than a mixture"),
+    ],
+)
 def test_what_is_no_mixture_is_refused(sizes, temperature, message):
     with pytest.raises(UserError, match=message):
         Mixture(sizes, temperature)

@@ -51,8 +51,10 @@ class TrainInput:
         opened, self._tokenizers, self._config = Corpus.open(corpus), Tokenizers.load(tokenizers), config
         sizes = tuple(opened.count("train", language) for language in opened.languages)
         self._mixture = Mixture(sizes, config.temperature, config.seed)
-        self._pairs = [opened.pairs("train", language) if size else ()
-                       for language, size in zip(opened.languages, sizes, strict=True)]
+        self._pairs = [
+            opened.pairs("train", language) if size else ()
+            for language, size in zip(opened.languages, sizes, strict=True)
+        ]
         models = [sha256(getattr(self._tokenizers, side).model) for side in SIDES]
         self.stream_id = sha256(repr((opened.fingerprint, models, config.temperature, config.seed)).encode())[:16]
 
@@ -77,13 +79,19 @@ class TrainInput:
         state = state or {**belongs_to, "places": begin}
         for key, value in belongs_to.items():
             if state.get(key) != value:
-                raise UserError(f"the position in the training data cannot be resumed: its {key} is {state.get(key)}, now it is "
-                                f"{value}. Give the same corpus, tokenizers, input.temperature, input.seed and input.shards as "
-                                f"before, or begin in another --logdir.")
+                raise UserError(
+                    f"the position in the training data cannot be resumed: its {key} is {state.get(key)}, now it is "
+                    f"{value}. Give the same corpus, tokenizers, input.temperature, input.seed and input.shards as "
+                    f"before, or begin in another --logdir."
+                )
         parts = [self._shard(state["places"][str(shard)]) for shard in shards]
-        return _ahead((_joined([batch for batch, _ in together]),
-                       {**belongs_to, "places": {str(shard): place for shard, (_, place) in zip(shards, together)}})
-                      for together in zip(*parts))
+        return _ahead(
+            (
+                _joined([batch for batch, _ in together]),
+                {**belongs_to, "places": {str(shard): place for shard, (_, place) in zip(shards, together)}},
+            )
+            for together in zip(*parts)
+        )
 
     def _shard(self, place: dict[str, Any]) -> Iterator[tuple[Batch, dict[str, Any]]]:
         """(its rows of the next batch, its place then), endless."""
@@ -129,25 +137,33 @@ class TrainInput:
         def tokenize(numbers):
             texts = tf.numpy_function(texts_of, [numbers], tf.string)
             texts.set_shape([None, 2])
-            return numbers, {side: tokenizer.tokenize(texts[:, SIDES.index(side)]) for side, tokenizer in tokenizers.items()}
+            return numbers, {
+                side: tokenizer.tokenize(texts[:, SIDES.index(side)]) for side, tokenizer in tokenizers.items()
+            }
 
         chunk = max(_CHUNK // step, _LEAST_CHUNK)
         options = tf.data.Options()
         # There is nothing to tune, and whoever closes an iterator waits for the tuner's thread, which after some minutes looks up
         # but once in a minute: with Python's lock held, and once for each shard.
         options.autotune.enabled = False
-        chunks = tf.data.Dataset.range(first, _END_OF_STREAM, step).batch(chunk, drop_remainder=True).with_options(options)
+        chunks = (
+            tf.data.Dataset.range(first, _END_OF_STREAM, step).batch(chunk, drop_remainder=True).with_options(options)
+        )
         try:
             for numbers, tokens in chunks.map(tokenize, num_parallel_calls=1).prefetch(_CHUNKS_AHEAD):
                 yield from _examples(numbers.numpy().tolist(), {side: _rows(ragged) for side, ragged in tokens.items()})
         except tf.errors.OpError as error:
-            raise (failures[0] if failures else error) from None  # TensorFlow would tell ours as a part of a page of its own
+            raise (
+                failures[0] if failures else error
+            ) from None  # TensorFlow would tell ours as a part of a page of its own
 
     def _tokenized(self, numbers: np.ndarray) -> Iterator[Example]:
         """The examples `numbers` `[N]`, without TensorFlow: the few that a resumed stream begins with."""
         texts = self._texts(numbers)
-        tokens = {side: getattr(self._tokenizers, side).encode([text.decode() for text in texts[:, SIDES.index(side)]])
-                  for side in self._config.lengths}
+        tokens = {
+            side: getattr(self._tokenizers, side).encode([text.decode() for text in texts[:, SIDES.index(side)]])
+            for side in self._config.lengths
+        }
         return _examples(numbers.tolist(), tokens)
 
     def _texts(self, numbers: np.ndarray) -> np.ndarray:
@@ -174,8 +190,9 @@ class EvalInput:
       too_long: how many pairs the pass in progress, or the last one, has left out because no row has room for them.
     """
 
-    def __init__(self, corpus: str | pathlib.Path, tokenizers: str | pathlib.Path, config: InputConfig,
-                 split: str = "valid"):
+    def __init__(
+        self, corpus: str | pathlib.Path, tokenizers: str | pathlib.Path, config: InputConfig, split: str = "valid"
+    ):
         """Opens both directories and reads the pairs of a split.
 
         Raises:
@@ -211,8 +228,9 @@ class EvalInput:
             yield from _examples(itertools.islice(numbers, len(chunk)), tokens)
 
 
-def source_batches(sentences: Sequence[str], tokenizer: Tokenizer, batch_size: int,
-                   source_length: int) -> Iterator[tuple[list[int], dict[str, np.ndarray]]]:
+def source_batches(
+    sentences: Sequence[str], tokenizer: Tokenizer, batch_size: int, source_length: int
+) -> Iterator[tuple[list[int], dict[str, np.ndarray]]]:
     """Returns an iterator of (indices of the sentences in this batch, batch), shortest sentences first.
 
     A batch holds `ids`, `segment_ids` and `positions`, `[batch_size, source_length] int32`, a sentence a row; surplus
@@ -224,12 +242,15 @@ def source_batches(sentences: Sequence[str], tokenizer: Tokenizer, batch_size: i
     tokens = tokenizer.encode(sentences)
     for number, ids in enumerate(tokens, start=1):
         if len(ids) >= source_length:
-            raise UserError(f"line {number} has {len(ids)} tokens; at most {source_length - 1} fit. Split the "
-                            f"sentence, or pass --set input.source_length={len(ids) + 1}.")
+            raise UserError(
+                f"line {number} has {len(ids)} tokens; at most {source_length - 1} fit. Split the "
+                f"sentence, or pass --set input.source_length={len(ids) + 1}."
+            )
     order = sorted(range(len(tokens)), key=lambda index: (len(tokens[index]), index))
-    chunks = (order[start:start + batch_size] for start in range(0, len(order), batch_size))
-    return ((indices, _source_batch([tokens[index] for index in indices], batch_size, source_length))
-            for indices in chunks)
+    chunks = (order[start : start + batch_size] for start in range(0, len(order), batch_size))
+    return (
+        (indices, _source_batch([tokens[index] for index in indices], batch_size, source_length)) for indices in chunks
+    )
 
 
 def _source_batch(rows: list[np.ndarray], batch_size: int, source_length: int) -> dict[str, np.ndarray]:
@@ -252,8 +273,10 @@ def _joined(parts: Sequence[Batch]) -> Batch:
     """A batch with the rows of all."""
     if len(parts) == 1:
         return parts[0]
-    return {side: {name: np.concatenate([part[side][name] for part in parts]) for name in fields}
-            for side, fields in parts[0].items()}
+    return {
+        side: {name: np.concatenate([part[side][name] for part in parts]) for name in fields}
+        for side, fields in parts[0].items()
+    }
 
 
 def _rows(ragged) -> list[np.ndarray]:

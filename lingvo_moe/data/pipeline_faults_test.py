@@ -13,8 +13,8 @@ from lingvo_moe.data import tokenizer_trainer
 from lingvo_moe.data.batching import InputConfig
 from lingvo_moe.data.corpus import Corpus
 from lingvo_moe.data.pipeline import TrainInput
-from lingvo_moe.data.testing import write_corpus
 from lingvo_moe.errors import UserError
+from lingvo_moe.testing.corpora import write_corpus
 
 _CONFIG = InputConfig(batch_size=4, source_length=64, target_length=48, lookahead=3)
 
@@ -48,11 +48,17 @@ def test_training_does_not_miss_files_that_vanish_after_its_start(built, copied)
                 np.testing.assert_array_equal(values, other[side][name])
 
 
-@pytest.mark.parametrize(("harm", "message"), [
-    (lambda path: path.unlink(), r"/train/de.tsv: cannot be read \(No such file or directory\)"),
-    (lambda path: path.write_bytes(b""), "/train/de.tsv: the file is empty"),
-    (lambda path: path.write_bytes(path.read_bytes()[:2000]), r"/train/de.tsv(:\d+: 0 tabs|: \d+ pairs, but corpus.json lists)"),
-])
+@pytest.mark.parametrize(
+    ("harm", "message"),
+    [
+        (lambda path: path.unlink(), r"/train/de.tsv: cannot be read \(No such file or directory\)"),
+        (lambda path: path.write_bytes(b""), "/train/de.tsv: the file is empty"),
+        (
+            lambda path: path.write_bytes(path.read_bytes()[:2000]),
+            r"/train/de.tsv(:\d+: 0 tabs|: \d+ pairs, but corpus.json lists)",
+        ),
+    ],
+)
 def test_a_corpus_that_changes_between_a_look_and_the_reading_is_named(copied, monkeypatch, harm, message):
     look = Corpus.open.__func__
 
@@ -66,10 +72,14 @@ def test_a_corpus_that_changes_between_a_look_and_the_reading_is_named(copied, m
         TrainInput(copied / "corpus", copied / "tokenizers", _CONFIG)
 
 
-@pytest.mark.parametrize("error", [
-    UserError("/data/de.tsv:7: damaged. Build the corpus anew."), OSError(5, "Input/output error", "/data/de.tsv"),
-    KeyError("a defect"),
-])
+@pytest.mark.parametrize(
+    "error",
+    [
+        UserError("/data/de.tsv:7: damaged. Build the corpus anew."),
+        OSError(5, "Input/output error", "/data/de.tsv"),
+        KeyError("a defect"),
+    ],
+)
 def test_what_fails_in_the_background_arrives_as_it_is(built, monkeypatch, error):
     """Not as a page of TensorFlow's, and after the batches before it; no thread stays behind."""
     before = set(threading.enumerate())  # other tests leave endless streams, until they are collected

@@ -15,9 +15,9 @@ from lingvo_moe.data import pipeline, tokenizer_trainer
 from lingvo_moe.data.batching import Batch, InputConfig, input_specs
 from lingvo_moe.data.corpus import Corpus
 from lingvo_moe.data.pipeline import EvalInput, TrainInput, merge, source_batches, too_long
-from lingvo_moe.data.testing import write_corpus
 from lingvo_moe.data.tokenizer import Tokenizers
 from lingvo_moe.errors import UserError
+from lingvo_moe.testing.corpora import write_corpus
 
 _CONFIG = InputConfig(batch_size=4, source_length=64, target_length=48, lookahead=3, shards=1)
 _TOO_LONG = [(" ".join(map(str, range(80))), "numbers")]
@@ -25,16 +25,20 @@ _TOO_LONG = [(" ".join(map(str, range(80))), "numbers")]
 
 def make_pairs(language: str, count: int) -> list[tuple[str, str]]:
     """Sentences of one to nine words; the number at the end tells which two belong together."""
-    return [(" ".join([language] * (i % 9)) + f" Satz {i}", " ".join(["the"] * (i % 9)) + f" sentence {i}")
-            for i in range(count)]
+    return [
+        (" ".join([language] * (i % 9)) + f" Satz {i}", " ".join(["the"] * (i % 9)) + f" sentence {i}")
+        for i in range(count)
+    ]
 
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory):
     """Two languages with held-out pairs and one without; a training and a held-out pair are too long."""
-    pairs = {"de": {"train": make_pairs("Haus", 300), "valid": make_pairs("Haus", 30)},
-             "fr": {"train": make_pairs("maison", 20), "valid": make_pairs("maison", 7) + _TOO_LONG},
-             "zz": {"train": _TOO_LONG + make_pairs("dom", 2)}}
+    pairs = {
+        "de": {"train": make_pairs("Haus", 300), "valid": make_pairs("Haus", 30)},
+        "fr": {"train": make_pairs("maison", 20), "valid": make_pairs("maison", 7) + _TOO_LONG},
+        "zz": {"train": _TOO_LONG + make_pairs("dom", 2)},
+    }
     return write_corpus(tmp_path_factory.mktemp("corpora") / "corpus", pairs)
 
 
@@ -59,8 +63,10 @@ def texts(batch: Batch, tokenizers) -> list[tuple[str, str]]:
     loaded, found = Tokenizers.load(tokenizers), []
     for row in range(len(batch["source"]["ids"])):
         for segment in range(1, batch["source"]["segment_ids"][row].max() + 1):
-            source, target = (batch[side][name][row][batch[side]["segment_ids"][row] == segment]
-                              for side, name in (("source", "ids"), ("target", "labels")))
+            source, target = (
+                batch[side][name][row][batch[side]["segment_ids"][row] == segment]
+                for side, name in (("source", "ids"), ("target", "labels"))
+            )
             found.append((loaded.source.decode([source])[0], loaded.target.decode([target])[0]))
     return found
 
@@ -91,10 +97,13 @@ def test_training_batches_hold_pairs_of_the_corpus_in_the_shape_of_the_specs(cor
     known = {tuple(" ".join(text.split()) for text in pair) for pair in known}
     found = []
     for batch, _ in take(train_input.batches(), 20):
-        assert {side: {name: (values.shape, values.dtype.name) for name, values in arrays.items()}
-                for side, arrays in batch.items()} == {
-                    side: {name: (spec.shape, spec.dtype) for name, spec in fields.items()}
-                    for side, fields in input_specs(_CONFIG).items()}
+        assert {
+            side: {name: (values.shape, values.dtype.name) for name, values in arrays.items()}
+            for side, arrays in batch.items()
+        } == {
+            side: {name: (spec.shape, spec.dtype) for name, spec in fields.items()}
+            for side, fields in input_specs(_CONFIG).items()
+        }
         found += texts(batch, tokenizers)
     assert set(found) <= known
     assert len(found) > 100
@@ -108,7 +117,7 @@ def test_a_stream_goes_on_after_any_batch_as_if_never_left(corpus, tokenizers, s
     assert any(place["waiting"] for _, state in whole for place in state["places"].values())
     for index in range(0, 9, 2):
         state = json.loads(json.dumps(whole[index][1]))
-        assert_same(take(TrainInput(corpus, tokenizers, config).batches(state), 3), whole[index + 1:index + 4])
+        assert_same(take(TrainInput(corpus, tokenizers, config).batches(state), 3), whole[index + 1 : index + 4])
 
 
 def test_every_example_is_fed_once_or_counted_as_too_long(train_input, tokenizers):
@@ -143,12 +152,14 @@ def test_shards_made_apart_are_those_made_together(corpus, tokenizers):
 def together(parts: list[tuple[Batch, dict]]) -> tuple[Batch, dict]:
     """The rows and the places of all parts of a batch."""
     batches, states = zip(*parts)
-    return {side: {name: np.concatenate([batch[side][name] for batch in batches]) for name in fields}
-            for side, fields in batches[0].items()}, merge(states)
+    return {
+        side: {name: np.concatenate([batch[side][name] for batch in batches]) for name in fields}
+        for side, fields in batches[0].items()
+    }, merge(states)
 
 
 def test_a_state_of_another_stream_is_refused(corpus, tokenizers, train_input):
-    (_, state), = take(train_input.batches(), 1)
+    ((_, state),) = take(train_input.batches(), 1)
     for change in ({"seed": 1}, {"temperature": 1.0}):
         other = TrainInput(corpus, tokenizers, InputConfig(**{**vars(_CONFIG), **change}))
         with pytest.raises(UserError, match="cannot be resumed: its stream is .*Give the same corpus"):
@@ -161,9 +172,9 @@ def test_a_state_of_another_stream_is_refused(corpus, tokenizers, train_input):
 
 
 def test_shapes_may_change_when_a_stream_goes_on(corpus, tokenizers, train_input):
-    (_, state), = take(train_input.batches(), 1)
+    ((_, state),) = take(train_input.batches(), 1)
     larger = TrainInput(corpus, tokenizers, dataclasses.replace(_CONFIG, batch_size=8))
-    (batch, _), = take(larger.batches(state), 1)
+    ((batch, _),) = take(larger.batches(state), 1)
     assert batch["source"]["ids"].shape == (8, 64)
 
 
@@ -179,7 +190,9 @@ def test_a_stream_goes_on_with_shorter_rows(corpus, tokenizers, train_input, mon
     """Pairs that waited for room in longer rows are left out and counted; they must not block the others for ever."""
     monkeypatch.setattr(pipeline, "_PATIENCE", 300)
     shorter = dataclasses.replace(_CONFIG, source_length=12, target_length=10)
-    state = next(state for _, state in train_input.batches() if len(state["places"]["0"]["waiting"]) == _CONFIG.lookahead)
+    state = next(
+        state for _, state in train_input.batches() if len(state["places"]["0"]["waiting"]) == _CONFIG.lookahead
+    )
     part = take(TrainInput(corpus, tokenizers, shorter).batches(state), 20)
     last = part[-1][1]
     state, left = state["places"]["0"], last["places"]["0"]
@@ -204,9 +217,12 @@ def test_a_damaged_file_is_found_before_training(corpus, tokenizers, tmp_path):
 
 def test_evaluation_sees_every_held_out_pair_once_in_every_pass(corpus, tokenizers):
     opened = Corpus.open(corpus)
-    expected = sorted(tuple(" ".join(text.split()) for text in pair)
-                      for language in ("de", "fr") for pair in opened.pairs("valid", language)
-                      if pair not in _TOO_LONG)
+    expected = sorted(
+        tuple(" ".join(text.split()) for text in pair)
+        for language in ("de", "fr")
+        for pair in opened.pairs("valid", language)
+        if pair not in _TOO_LONG
+    )
     held_out = EvalInput(corpus, tokenizers, _CONFIG)
     for _ in range(2):
         batches = list(held_out.batches())
@@ -220,12 +236,20 @@ def test_evaluation_sees_every_held_out_pair_once_in_every_pass(corpus, tokenize
 def test_evaluation_takes_the_languages_in_turn_and_always_in_the_same_order(corpus, tokenizers):
     """So that the first few batches show every language."""
     config = dataclasses.replace(_CONFIG, packing=False)
-    first, second = ([text for batch in EvalInput(corpus, tokenizers, config).batches()
-                      for text in texts(batch, tokenizers)] for _ in range(2))
+    first, second = (
+        [text for batch in EvalInput(corpus, tokenizers, config).batches() for text in texts(batch, tokenizers)]
+        for _ in range(2)
+    )
     assert first == second
     opened = Corpus.open(corpus)
-    german, french = ([tuple(" ".join(text.split()) for text in pair) for pair in opened.pairs("valid", language)
-                       if pair not in _TOO_LONG] for language in ("de", "fr"))
+    german, french = (
+        [
+            tuple(" ".join(text.split()) for text in pair)
+            for pair in opened.pairs("valid", language)
+            if pair not in _TOO_LONG
+        ]
+        for language in ("de", "fr")
+    )
     in_turn = [pair for pairs in itertools.zip_longest(german, french) for pair in pairs if pair]
     assert sorted(first) == sorted(in_turn)
     assert first[:6] == in_turn[:6] and first[-20:] == german[-20:]
@@ -241,7 +265,7 @@ def test_source_batches_are_sorted_by_length_and_can_be_put_back(tokenizers):
     found, lengths = {}, []
     for indices, batch in source_batches(sentences, tokenizer, 2, 64):
         assert {values.shape for values in batch.values()} == {(2, 64)}
-        assert not any(values[len(indices):].any() for values in batch.values())
+        assert not any(values[len(indices) :].any() for values in batch.values())
         for row, index in enumerate(indices):
             length = np.count_nonzero(batch["segment_ids"][row])
             assert batch["ids"][row, length - 1] == tokenizer.eos_id

@@ -69,8 +69,10 @@ def django() -> Source:
     """The catalogs of the installed PyPI package Django, which is found but not imported."""
     spec = importlib.util.find_spec("django")
     if spec is None or not spec.submodule_search_locations:
-        raise UserError("this preset reads Django's translations, and Django is not installed. "
-                        "Install it: pip install Django==5.2.8.")
+        raise UserError(
+            "this preset reads Django's translations, and Django is not installed. "
+            "Install it: pip install Django==5.2.8."
+        )
     return Folder("Django", Path(spec.submodule_search_locations[0]), suffixes=(".mo",))
 
 

@@ -66,10 +66,14 @@ def test_a_root_that_the_user_names_may_be_a_link(root, tmp_path):
     assert len(_read(sources.own(str(tmp_path / "link")))) == 3
 
 
-@pytest.mark.parametrize("path, message", [
-    ("nowhere", "nowhere: no such file or directory"), ("texts/README", "README: expected a .tsv, .po, .mo"),
-    ("empty", "empty: no .tsv, .po, .mo or .json file"),
-])
+@pytest.mark.parametrize(
+    "path, message",
+    [
+        ("nowhere", "nowhere: no such file or directory"),
+        ("texts/README", "README: expected a .tsv, .po, .mo"),
+        ("empty", "empty: no .tsv, .po, .mo or .json file"),
+    ],
+)
 def test_nothing_to_read(root, tmp_path, path, message):
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match=message):

@@ -13,8 +13,8 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from lingvo_moe import progress
 from lingvo_moe.data.cleaning import PLACEHOLDER, count_placeholders
+from lingvo_moe.utils import progress
 
 MIN_WORDS, MAX_WORDS = 4, 40  # of a held-out key
 MIN_WORDS_OF_OVERLAP = 8
@@ -96,8 +96,14 @@ def split_keys(english: Iterable[str]) -> Split:
     valid = {key for key, at in positions.items() if at >= valid_start} - test
     near = within_one_word(keys - test - valid, test | valid)
     overlapping = contained(test | valid, keys - test - valid - near)
-    return Split(frozenset(test - overlapping), frozenset(valid - overlapping), frozenset(near),
-                 frozenset(overlapping), len(eligible), len(keys))
+    return Split(
+        frozenset(test - overlapping),
+        frozenset(valid - overlapping),
+        frozenset(near),
+        frozenset(overlapping),
+        len(eligible),
+        len(keys),
+    )
 
 
 def _reach(distances: list[float], share: Share) -> float:
@@ -130,11 +136,11 @@ def within_one_word(candidates: Collection[str], held_out: Iterable[str]) -> set
 
 
 def _less_one(words: list[str]) -> Iterator[str]:
-    return (" ".join(words[:i] + words[i + 1:]) for i in range(len(words)))
+    return (" ".join(words[:i] + words[i + 1 :]) for i in range(len(words)))
 
 
 def _masked(words: list[str]) -> Iterator[str]:
-    return (" ".join(words[:i] + [_WILDCARD] + words[i + 1:]) for i in range(len(words)))
+    return (" ".join(words[:i] + [_WILDCARD] + words[i + 1 :]) for i in range(len(words)))
 
 
 def contained(held_out: Collection[str], training: Collection[str]) -> set[str]:
@@ -153,4 +159,4 @@ def contained(held_out: Collection[str], training: Collection[str]) -> set[str]:
 
 def _grams(key: str) -> set[str]:
     words = key.split(" ")
-    return {" ".join(words[i:i + _GRAM]) for i in range(len(words) - _GRAM + 1)}
+    return {" ".join(words[i : i + _GRAM]) for i in range(len(words) - _GRAM + 1)}

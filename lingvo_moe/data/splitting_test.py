@@ -12,11 +12,19 @@ from lingvo_moe.data import splitting
 _KEYS = strategies.lists(strategies.sampled_from("abcd"), min_size=1, max_size=6).map(" ".join)
 
 
-@pytest.mark.parametrize("english, key", [
-    ("Delete the File!", "delete the file"), ("Delete %s, now", "delete now"), ("Page 12 of 7.", "page 0 of 0"),
-    ("Don’t E_xit", "dont exit"), ("<b>Bold</b> and {name}", "bold and"), ("real-time   text", "real time text"),
-    ("...", ""), ("100% sure", "0 sure"),
-])
+@pytest.mark.parametrize(
+    "english, key",
+    [
+        ("Delete the File!", "delete the file"),
+        ("Delete %s, now", "delete now"),
+        ("Page 12 of 7.", "page 0 of 0"),
+        ("Don’t E_xit", "dont exit"),
+        ("<b>Bold</b> and {name}", "bold and"),
+        ("real-time   text", "real time text"),
+        ("...", ""),
+        ("100% sure", "0 sure"),
+    ],
+)
 def test_english_key(english, key):
     assert splitting.english_key(english) == key
 
@@ -27,10 +35,16 @@ def test_a_key_is_its_own_key(english):
     assert splitting.english_key(key) == key
 
 
-@pytest.mark.parametrize("english, allowed", [
-    ("one two three four", True), ("one two three", False), ("one two three %s four", False), ("word " * 40, True),
-    ("word " * 41, False),
-])
+@pytest.mark.parametrize(
+    "english, allowed",
+    [
+        ("one two three four", True),
+        ("one two three", False),
+        ("one two three %s four", False),
+        ("word " * 40, True),
+        ("word " * 41, False),
+    ],
+)
 def test_which_sentences_may_be_held_out(english, allowed):
     assert splitting.can_be_held_out(english) is allowed
 
@@ -91,12 +105,19 @@ def test_nothing_to_hold_out():
 
 def _sentences(count: int) -> list[str]:
     """Different sentences of five words, any two of which differ in at least two."""
-    letters = [chr(ord("a") + i) for i in range(20)]
-    words = itertools.product(letters, repeat=3)
-    code = ((letters.index(a) + letters.index(b) + letters.index(c), letters.index(a) + 2 * letters.index(b)
-             + 3 * letters.index(c)) for a, b, c in words)
-    return [f"{a} {b} {c} {letters[x % 20]} {letters[y % 20]}z"
-            for (a, b, c), (x, y) in itertools.islice(zip(itertools.product(letters, repeat=3), code), count)]
+    logical_axes = [chr(ord("a") + i) for i in range(20)]
+    words = itertools.product(logical_axes, repeat=3)
+    code = (
+        (
+            logical_axes.index(a) + logical_axes.index(b) + logical_axes.index(c),
+            logical_axes.index(a) + 2 * logical_axes.index(b) + 3 * logical_axes.index(c),
+        )
+        for a, b, c in words
+    )
+    return [
+        f"{a} {b} {c} {logical_axes[x % 20]} {logical_axes[y % 20]}z"
+        for (a, b, c), (x, y) in itertools.islice(zip(itertools.product(logical_axes, repeat=3), code), count)
+    ]
 
 
 def _word_distance(first: list[str], second: list[str]) -> int:

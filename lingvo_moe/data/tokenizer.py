@@ -64,12 +64,16 @@ class Tokenizer:
         try:
             processor = self._processor
         except RuntimeError as error:
-            raise UserError(f"{path} is not a whole SentencePiece model; copy it again, or "
-                            + _REMEDY.format(pathlib.Path(path).parent)) from error
+            raise UserError(
+                f"{path} is not a whole SentencePiece model; copy it again, or "
+                + _REMEDY.format(pathlib.Path(path).parent)
+            ) from error
         ids = {name: getattr(processor, f"{name}_id")() for name in SPECIAL_IDS}
         if ids != SPECIAL_IDS:
-            raise UserError(f"{path} has the special ids {ids}, expected {SPECIAL_IDS}; "
-                            + _REMEDY.format(pathlib.Path(path).parent))
+            raise UserError(
+                f"{path} has the special ids {ids}, expected {SPECIAL_IDS}; "
+                + _REMEDY.format(pathlib.Path(path).parent)
+            )
 
     @functools.cached_property
     def _processor(self) -> sentencepiece.SentencePieceProcessor:
@@ -95,7 +99,7 @@ class Tokenizer:
         texts = []
         for row in rows:
             ids = [int(i) for i in row]
-            ids = ids[:ids.index(self.eos_id)] if self.eos_id in ids else ids
+            ids = ids[: ids.index(self.eos_id)] if self.eos_id in ids else ids
             texts.append([i if 0 <= i < size else self.unk_id for i in ids if i not in unseen])
         return self._processor.decode(texts)
 
@@ -142,8 +146,9 @@ def read_manifest(directory: pathlib.Path) -> dict[str, Any]:
     except (ValueError, KeyError, TypeError) as error:
         if isinstance(error, UserError):
             raise
-        raise UserError(f"{path} is damaged or not the description of a tokenizer; "
-                        + _REMEDY.format(directory)) from error
+        raise UserError(
+            f"{path} is damaged or not the description of a tokenizer; " + _REMEDY.format(directory)
+        ) from error
     return manifest
 
 
@@ -155,9 +160,11 @@ def sha256(data: bytes) -> str:
 def _load_verified(path: pathlib.Path, entry: dict[str, Any]) -> Tokenizer:
     tokenizer = Tokenizer(_read(path))
     if (found := sha256(tokenizer.model)) != entry["sha256"]:
-        raise UserError(f"{path} has SHA-256 {found[:12]}..., but {MANIFEST} expects {entry['sha256'][:12]}...: "
-                        "the files do not belong together or one is damaged; copy the directory again, or "
-                        + _REMEDY.format(path.parent))
+        raise UserError(
+            f"{path} has SHA-256 {found[:12]}..., but {MANIFEST} expects {entry['sha256'][:12]}...: "
+            "the files do not belong together or one is damaged; copy the directory again, or "
+            + _REMEDY.format(path.parent)
+        )
     tokenizer.check(path)
     return tokenizer
 

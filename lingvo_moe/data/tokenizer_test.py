@@ -25,8 +25,15 @@ _TEXTS = ["Das ist ein Haus.", "Где библиотека?", "图书馆在哪�
 def train(ids: dict[str, int] | None = None, **options) -> bytes:
     model = io.BytesIO()
     special = {f"{name}_id": number for name, number in (ids or SPECIAL_IDS).items()}
-    sentencepiece.SentencePieceTrainer.train(sentence_iterator=iter(_TEXTS * 5), model_writer=model, vocab_size=400,
-                                             hard_vocab_limit=False, minloglevel=2, **special, **options)
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(_TEXTS * 5),
+        model_writer=model,
+        vocab_size=400,
+        hard_vocab_limit=False,
+        minloglevel=2,
+        **special,
+        **options,
+    )
     return model.getvalue()
 
 
@@ -109,9 +116,11 @@ def test_in_graph_gives_the_same_ids(tokenizers, texts):
 
 def test_no_tensorflow_for_plain_use(directory):
     """Translation starts without its import, which takes seconds."""
-    code = ("import sys; from lingvo_moe.data.tokenizer import Tokenizers; import lingvo_moe.data.pipeline; "
-            "tokenizers = Tokenizers.load(sys.argv[1]); tokenizers.source.decode(tokenizers.source.encode(['Haus'])); "
-            "sys.exit('tensorflow' in sys.modules)")
+    code = (
+        "import sys; from lingvo_moe.data.tokenizer import Tokenizers; import lingvo_moe.data.pipeline; "
+        "tokenizers = Tokenizers.load(sys.argv[1]); tokenizers.source.decode(tokenizers.source.encode(['Haus'])); "
+        "sys.exit('tensorflow' in sys.modules)"
+    )
     subprocess.run([sys.executable, "-c", code, directory], check=True)
 
 
@@ -123,8 +132,15 @@ def test_missing_files_are_named_with_the_remedy(copy, tmp_path):
         Tokenizers.load(copy)
 
 
-@pytest.mark.parametrize("damage", [lambda data: data[:-1], lambda data: data[:len(data) // 2], lambda data: b"",
-                                    lambda data: b"not a model at all" * 9])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda data: data[:-1],
+        lambda data: data[: len(data) // 2],
+        lambda data: b"",
+        lambda data: b"not a model at all" * 9,
+    ],
+)
 def test_a_damaged_model_is_refused(copy, damage):
     path = copy / "source.model"
     path.write_bytes(damage(path.read_bytes()))
@@ -147,8 +163,18 @@ def test_other_special_ids_are_refused(tmp_path):
         Tokenizer.load(path)
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"source": 1, "target": 2}', "\xff",
-                                  '{"source": {"file": "../s", "sha256": ""}, "target": {"file": "t", "sha256": ""}}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "[]",
+        "{}",
+        '{"source": 1, "target": 2}',
+        "\xff",
+        '{"source": {"file": "../s", "sha256": ""}, "target": {"file": "t", "sha256": ""}}',
+    ],
+)
 def test_a_damaged_manifest_is_refused(copy, text):
     (copy / MANIFEST).write_text(text, encoding="latin-1")
     with pytest.raises(UserError, match="tokenizer.json is damaged or not the description of a tokenizer"):

@@ -19,11 +19,11 @@ from typing import Any
 import numpy as np
 import sentencepiece
 
-from lingvo_moe import progress
 from lingvo_moe.data.corpus import Corpus
 from lingvo_moe.data.mixture import Mixture
 from lingvo_moe.data.tokenizer import MANIFEST, SIDES, SPECIAL_IDS, Tokenizers, read_manifest, sha256
 from lingvo_moe.errors import UserError
+from lingvo_moe.utils import progress
 
 # SentencePiece adds up in the order of its threads, and writes their number into the model: other number, other bytes.
 _THREADS = 2
@@ -36,8 +36,14 @@ _SIDE_OPTIONS: dict[str, dict[str, Any]] = {
 _FILES = {side: f"{side}.model" for side in SIDES}
 
 
-def train(corpus: Corpus, output: pathlib.Path, vocabulary: dict[str, int], temperature: float, max_sentences: int,
-          force: bool = False) -> tuple[Tokenizers, bool]:
+def train(
+    corpus: Corpus,
+    output: pathlib.Path,
+    vocabulary: dict[str, int],
+    temperature: float,
+    max_sentences: int,
+    force: bool = False,
+) -> tuple[Tokenizers, bool]:
     """Trains and writes the tokenizers, unless they are there. The same arguments give the same bytes.
 
     Args:
@@ -58,8 +64,13 @@ def train(corpus: Corpus, output: pathlib.Path, vocabulary: dict[str, int], temp
     output = output.resolve()  # so that `.` has a name, and a link stays one
     _recover(output)
     _check_is_ours(output)
-    settings = {"corpus": corpus.fingerprint, "vocabulary": vocabulary, "temperature": str(temperature),
-                "max_sentences": max_sentences, "sentencepiece": sentencepiece.__version__}
+    settings = {
+        "corpus": corpus.fingerprint,
+        "vocabulary": vocabulary,
+        "temperature": str(temperature),
+        "max_sentences": max_sentences,
+        "sentencepiece": sentencepiece.__version__,
+    }
     if _is_up_to_date(output, settings, force):
         return Tokenizers.load(output), False
     sentences = _draw(corpus, temperature, max_sentences)
@@ -74,8 +85,10 @@ def _check_is_ours(directory: pathlib.Path):
     """Raises UserError if `directory` is there and is anything but a directory of tokenizer files."""
     ours = {MANIFEST, *_FILES.values()}
     if directory.exists() and not (directory.is_dir() and {entry.name for entry in directory.iterdir()} <= ours):
-        raise UserError(f"{directory} holds something other than a tokenizer and is left alone; "
-                        "name another directory with --output.")
+        raise UserError(
+            f"{directory} holds something other than a tokenizer and is left alone; "
+            "name another directory with --output."
+        )
 
 
 def _is_up_to_date(output: pathlib.Path, settings: dict[str, Any], force: bool) -> bool:
@@ -87,8 +100,10 @@ def _is_up_to_date(output: pathlib.Path, settings: dict[str, Any], force: bool) 
     except UserError:
         found = None
     if found != settings and not force:
-        raise UserError(f"--output={output} holds a tokenizer of another corpus or of other flags, and models may "
-                        "depend on it. Name another directory, or replace it with --force.")
+        raise UserError(
+            f"--output={output} holds a tokenizer of another corpus or of other flags, and models may "
+            "depend on it. Name another directory, or replace it with --force."
+        )
     try:
         Tokenizers.load(output)
     except UserError:
@@ -110,18 +125,24 @@ def _draw(corpus: Corpus, temperature: float, count: int) -> dict[str, Counter[s
 
 def _train_side(side: str, sentences: Counter[str], vocabulary: int) -> bytes:
     """Returns the bytes of a SentencePiece model with at most `vocabulary` pieces."""
-    _say(f"training {_FILES[side]} on {len(sentences)} different sentences")
+    _log(f"training {_FILES[side]} on {len(sentences)} different sentences")
     start, model = time.monotonic(), io.BytesIO()
     try:
         sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=(f"{text}\t{times}" for text, times in sentences.items()), input_format="tsv",
-            model_writer=model, model_type="unigram", vocab_size=vocabulary,
+            sentence_iterator=(f"{text}\t{times}" for text, times in sentences.items()),
+            input_format="tsv",
+            model_writer=model,
+            model_type="unigram",
+            vocab_size=vocabulary,
             hard_vocab_limit=False,  # a small corpus may have fewer pieces; with enough of them the size is exact
-            **{f"{name}_id": number for name, number in SPECIAL_IDS.items()}, **_SIDE_OPTIONS[side],
-            num_threads=_THREADS, minloglevel=2)
+            **{f"{name}_id": number for name, number in SPECIAL_IDS.items()},
+            **_SIDE_OPTIONS[side],
+            num_threads=_THREADS,
+            minloglevel=2,
+        )
     except RuntimeError as error:
         raise _explained(error, side, vocabulary) from error
-    _say(f"trained {_FILES[side]} in {time.monotonic() - start:.0f} s")
+    _log(f"trained {_FILES[side]} in {time.monotonic() - start:.0f} s")
     return model.getvalue()
 
 
@@ -129,11 +150,15 @@ def _explained(error: RuntimeError, side: str, vocabulary: int) -> UserError:
     """What a person can do about SentencePiece's `error`."""
     if needed := re.search(r"required_chars\. \d+ vs (\d+)", str(error)):
         fixed = "special ids and bytes" if _SIDE_OPTIONS[side].get("byte_fallback") else "special ids"
-        return UserError(f"--{side}_vocabulary={vocabulary} is too small: the {fixed} and the characters of this corpus "
-                         f"alone are {needed[1]} pieces. Pass a good deal more than that.")
-    return UserError(f"{_FILES[side]} cannot be trained on this corpus (SentencePiece says: {str(error).strip()}). "
-                     "It needs sentences with visible characters, not longer than 4192 bytes; add some, and build the "
-                     "corpus again.")
+        return UserError(
+            f"--{side}_vocabulary={vocabulary} is too small: the {fixed} and the characters of this corpus "
+            f"alone are {needed[1]} pieces. Pass a good deal more than that."
+        )
+    return UserError(
+        f"{_FILES[side]} cannot be trained on this corpus (SentencePiece says: {str(error).strip()}). "
+        "It needs sentences with visible characters, not longer than 4192 bytes; add some, and build the "
+        "corpus again."
+    )
 
 
 def _describe(side: str, model: bytes) -> dict[str, Any]:
@@ -177,5 +202,5 @@ def _beside(output: pathlib.Path, state: str) -> pathlib.Path:
     return output.with_name(f".{output.name}.{state}")
 
 
-def _say(line: str):
+def _log(line: str):
     print(line, file=sys.stderr, flush=True)

@@ -14,9 +14,9 @@ import pytest
 
 from lingvo_moe.data import tokenizer_trainer
 from lingvo_moe.data.corpus import Corpus
-from lingvo_moe.data.testing import write_corpus
 from lingvo_moe.data.tokenizer import MANIFEST, Tokenizers
 from lingvo_moe.errors import UserError
+from lingvo_moe.testing.corpora import write_corpus
 
 _SIZES = {"source": 450, "target": 120}
 _FILES = ("source.model", "target.model", MANIFEST)
@@ -25,8 +25,13 @@ _FILES = ("source.model", "target.model", MANIFEST)
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory) -> Corpus:
     """Two thousand German pairs and three Georgian ones."""
-    german = [(f"Satz Nummer {i} über {'rote' if i % 3 else 'blaue'} Häuser.",
-               f"Sentence number {i} about {'red' if i % 3 else 'blue'} houses.") for i in range(2000)]
+    german = [
+        (
+            f"Satz Nummer {i} über {'rote' if i % 3 else 'blaue'} Häuser.",
+            f"Sentence number {i} about {'red' if i % 3 else 'blue'} houses.",
+        )
+        for i in range(2000)
+    ]
     georgian = [("სახლი წითელია", "the house is red"), ("ღია ცის ფერი", "light blue"), ("გამარჯობა", "hello")]
     directory = tmp_path_factory.mktemp("corpora") / "corpus"
     return Corpus.open(write_corpus(directory, {"de": {"train": german}, "ka": {"train": georgian}}))
@@ -74,11 +79,17 @@ def test_temperature_gives_a_small_language_its_words(corpus, tmp_path):
 
 
 def test_another_process_makes_the_same_bytes(corpus, trained, tmp_path):
-    code = ("import pathlib, sys; from lingvo_moe.data import corpus, tokenizer_trainer; "
-            "tokenizer_trainer.train(corpus.Corpus.open(sys.argv[1]), pathlib.Path(sys.argv[2]), "
-            f"{_SIZES}, temperature=5.0, max_sentences=1000)")
-    subprocess.run([sys.executable, "-c", code, corpus.directory, tmp_path / "again"], check=True, capture_output=True,
-                   env={**os.environ, "PYTHONHASHSEED": "7", "PYTHONPATH": os.pathsep.join(sys.path)})
+    code = (
+        "import pathlib, sys; from lingvo_moe.data import corpus, tokenizer_trainer; "
+        "tokenizer_trainer.train(corpus.Corpus.open(sys.argv[1]), pathlib.Path(sys.argv[2]), "
+        f"{_SIZES}, temperature=5.0, max_sentences=1000)"
+    )
+    subprocess.run(
+        [sys.executable, "-c", code, corpus.directory, tmp_path / "again"],
+        check=True,
+        capture_output=True,
+        env={**os.environ, "PYTHONHASHSEED": "7", "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
     assert contents(tmp_path / "again") == contents(trained)
 
 
@@ -89,8 +100,9 @@ def test_what_is_up_to_date_is_left_as_it_is(corpus, trained):
     assert before == {name: (trained / name).stat().st_mtime_ns for name in _FILES}
 
 
-@pytest.mark.parametrize("change", [
-    {"vocabulary": {"source": 460, "target": 120}}, {"temperature": 1.0}, {"max_sentences": 999}])
+@pytest.mark.parametrize(
+    "change", [{"vocabulary": {"source": 460, "target": 120}}, {"temperature": 1.0}, {"max_sentences": 999}]
+)
 def test_other_settings_need_another_directory_or_force(corpus, trained, tmp_path, change):
     output = tmp_path / "tokenizer"
     train(corpus, output)
@@ -133,7 +145,9 @@ def test_anything_else_in_the_way_is_left_alone(corpus, tmp_path):
 
 
 def test_a_vocabulary_smaller_than_the_alphabet_is_refused(corpus, tmp_path):
-    with pytest.raises(UserError, match=r"--source_vocabulary=300 is too small: the special ids and bytes .* 3\d\d pie"):
+    with pytest.raises(
+        UserError, match=r"--source_vocabulary=300 is too small: the special ids and bytes .* 3\d\d pie"
+    ):
         train(corpus, tmp_path / "tokenizer", vocabulary={"source": 300, "target": 120})
     with pytest.raises(UserError, match=r"--target_vocabulary=20 is too small: the special ids and the .* \d\d pieces"):
         train(corpus, tmp_path / "tokenizer", vocabulary={"source": 450, "target": 20})
@@ -233,8 +247,13 @@ def test_each_stage_says_that_it_began_and_how_long_it_took(corpus, tmp_path, ca
     """SentencePiece itself is silent, for many seconds with a real corpus."""
     train(corpus, tmp_path / "tokenizer")
     said = capsys.readouterr().err
-    for pattern in ("reading the corpus: ", r"training source.model on \d+ different sentences",
-                    r"trained source.model in \d+ s", "training target.model on ", r"trained target.model in \d+ s"):
+    for pattern in (
+        "reading the corpus: ",
+        r"training source.model on \d+ different sentences",
+        r"trained source.model in \d+ s",
+        "training target.model on ",
+        r"trained target.model in \d+ s",
+    ):
         assert re.search(pattern, said), pattern
 
 

@@ -63,25 +63,46 @@ def _download(directory: Path, wheel: Wheel) -> Path:
         with tempfile.TemporaryDirectory(dir=directory) as temporary:
             pins = Path(temporary, "pins.txt")
             pins.write_text(f"{wheel.package}=={wheel.version} --hash=sha256:{wheel.sha256}\n", encoding="utf-8")
-            command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps",
-                       "--only-binary=:all:", "--require-hashes", f"--dest={temporary}", f"--requirement={pins}"]
+            command = [
+                sys.executable,
+                "-m",
+                "pip",
+                "download",
+                "--quiet",
+                "--disable-pip-version-check",
+                "--no-deps",
+                "--only-binary=:all:",
+                "--require-hashes",
+                f"--dest={temporary}",
+                f"--requirement={pins}",
+            ]
             finished = subprocess.run(command, capture_output=True, text=True, check=False)
             if finished.returncode:
                 said = (finished.stderr.strip() or finished.stdout.strip() or "no reason given").splitlines()[-1]
-                raise UserError(f"pip could not download {wheel.package}=={wheel.version}: {said}\nCheck the network and run the "
-                                "same command again; what was fetched before is kept.")
+                raise UserError(
+                    f"pip could not download {wheel.package}=={wheel.version}: {said}\nCheck the network and run the "
+                    "same command again; what was fetched before is kept."
+                )
             for path in Path(temporary).glob("*.whl"):
                 os.replace(path, directory / path.name)
         found = _intact(directory, wheel)
     if found is None:
-        raise UserError(f"{directory}: pip brought another {wheel.package} than version {wheel.version}; empty the directory and "
-                        "run the same command again.")
+        raise UserError(
+            f"{directory}: pip brought another {wheel.package} than version {wheel.version}; empty the directory and "
+            "run the same command again."
+        )
     return found
 
 
 def _intact(directory: Path, wheel: Wheel) -> Path | None:
-    return next((path for path in sorted(directory.glob(f"{wheel.package}-{wheel.version}-*.whl"))
-                 if sha256(path) == wheel.sha256), None)
+    return next(
+        (
+            path
+            for path in sorted(directory.glob(f"{wheel.package}-{wheel.version}-*.whl"))
+            if sha256(path) == wheel.sha256
+        ),
+        None,
+    )
 
 
 def _unpack(path: Path, directory: Path) -> None:
@@ -92,5 +113,7 @@ def _unpack(path: Path, directory: Path) -> None:
                 continue
             name = PurePosixPath(member)
             if name.is_absolute() or ".." in name.parts:
-                raise UserError(f"{path}: member {member!r} leads out of the archive; the file is not what it should be.")
+                raise UserError(
+                    f"{path}: member {member!r} leads out of the archive; the file is not what it should be."
+                )
             archive.extract(member, directory)

@@ -27,6 +27,7 @@ def _no_pip(monkeypatch, returncode: int = 1):
     def run(command, **options):
         assert "--require-hashes" in command and "--no-deps" in command
         return subprocess.CompletedProcess(command, returncode, "", "ERROR: no network")
+
     monkeypatch.setattr(wheels.subprocess, "run", run)
 
 

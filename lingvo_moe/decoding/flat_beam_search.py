@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from lingvo_moe.errors import UserError
 from lingvo_moe.layers.base import Context
-from lingvo_moe.layers.selection import Pieces, largest_few
+from lingvo_moe.layers.top_k import VocabularyChunks, largest_few
 from lingvo_moe.lazy import tf
 
 _IMPOSSIBLE = -float("inf")
@@ -110,14 +110,19 @@ class _Beam:
         only_first = tf.range(self._search.beam_size) > 0
         scores = tf.tile(tf.where(only_first, _IMPOSSIBLE, 0.0)[None], [self._batch, 1])
         ids = tf.zeros((*self._shape, self._search.max_length), tf.int32)
-        return {"ids": self._place(ids), "last": self._place(tf.fill(self._shape, self._search.bos_id)),
-                "scores": self._place(scores)}
+        return {
+            "ids": self._place(ids),
+            "last": self._place(tf.fill(self._shape, self._search.bos_id)),
+            "scores": self._place(scores),
+        }
 
     def none_finished(self) -> dict:
         """No finished hypothesis yet."""
-        return {"ids": self._place(tf.zeros((*self._shape, self._search.max_length), tf.int32)),
-                "scores": self._place(tf.fill(self._shape, _IMPOSSIBLE)),
-                "lengths": self._place(tf.zeros(self._shape, tf.int32))}
+        return {
+            "ids": self._place(tf.zeros((*self._shape, self._search.max_length), tf.int32)),
+            "scores": self._place(tf.fill(self._shape, _IMPOSSIBLE)),
+            "lengths": self._place(tf.zeros(self._shape, tf.int32)),
+        }
 
     def own_positions(self, t: tf.Tensor) -> tf.Tensor:
         """Where step t's tokens are in the cache: `[1, K, T*K] bool`, true at t*K + k for hypothesis k."""
@@ -132,7 +137,7 @@ class _Beam:
         """Prolongs every living hypothesis by every token; returns the new living and finished ones and the parents."""
         size, vocabulary = self._search.beam_size, logits.shape[-1]
         logits = self._place(self._forbid(logits))
-        pieces = Pieces.of(logits, 2 * size)
+        pieces = VocabularyChunks.of(logits, 2 * size)
         best = pieces.largest()
         normalizers = best + tf.math.log(tf.reduce_sum(tf.exp(logits - best[..., None]), axis=-1))
         # Among the best 2K candidates at most K end, so at least K go on.
@@ -142,11 +147,14 @@ class _Beam:
         ids = tf.where(written, tokens[..., None], tf.gather(alive["ids"], parents, batch_dims=1))
         ended = tf.equal(tokens, self._search.eos_id)
         candidates = {
-            "ids": ids, "scores": tf.where(ended, scores / self._penalty(t + 1), _IMPOSSIBLE),
-            "lengths": tf.fill(scores.shape, t + 1)}
+            "ids": ids,
+            "scores": tf.where(ended, scores / self._penalty(t + 1), _IMPOSSIBLE),
+            "lengths": tf.fill(scores.shape, t + 1),
+        }
         finished = self._keep_best({name: tf.concat([finished[name], candidates[name]], axis=1) for name in finished})
-        alive = self._keep_best({"ids": ids, "last": tokens, "parents": parents,
-                                 "scores": tf.where(ended, _IMPOSSIBLE, scores)})
+        alive = self._keep_best(
+            {"ids": ids, "last": tokens, "parents": parents, "scores": tf.where(ended, _IMPOSSIBLE, scores)}
+        )
         return {name: alive[name] for name in ("ids", "last", "scores")}, finished, alive["parents"]
 
     def can_improve(self, alive: dict, finished: dict) -> tf.Tensor:
@@ -166,8 +174,11 @@ class _Beam:
         def pick(of_finished: tf.Tensor, of_living: tf.Tensor) -> tf.Tensor:
             return self._place(tf.gather(tf.concat([of_finished, of_living], axis=1), order, batch_dims=1))
 
-        return Hypotheses(ids=pick(finished["ids"], alive["ids"]), scores=pick(finished["scores"], living_scores),
-                          lengths=pick(finished["lengths"], lengths))
+        return Hypotheses(
+            ids=pick(finished["ids"], alive["ids"]),
+            scores=pick(finished["scores"], living_scores),
+            lengths=pick(finished["lengths"], lengths),
+        )
 
     def _keep_best(self, candidates: dict) -> dict:
         _, order = largest_few(candidates["scores"], self._search.beam_size, self._context)
@@ -182,4 +193,4 @@ class _Beam:
         return tf.pow((5.0 + tf.cast(length, tf.float32)) / 6.0, self._search.length_alpha)
 
     def _place(self, tensor: tf.Tensor) -> tf.Tensor:
-        return self._context.annotate(tensor, "BTL"[:tensor.shape.rank])
+        return self._context.annotate(tensor, "BTL"[: tensor.shape.rank])

@@ -14,18 +14,29 @@ from lingvo_moe.engines.pjrt import Engine
 from lingvo_moe.errors import UserError
 from lingvo_moe.layers.attention import CACHED
 from lingvo_moe.layers.base import Context
-from lingvo_moe.layout import DeviceMesh, Layout, Spec
 from lingvo_moe.models.translation import Translation
 from lingvo_moe.optimizers.adafactor import Adafactor
 from lingvo_moe.program import lower
+from lingvo_moe.sharding.layout import DeviceMesh, Layout, Spec
 from lingvo_moe.steps import Steps, weight_specs
 
 # Scores are sums of at most ten float32 log-probabilities; attention adds over a cache of another length, in another order.
 _TOLERANCE = 2e-5
 _BATCH, _SOURCE_LENGTH, _MAX_LENGTH = 8, 6, 9
-_MODEL = Translation(source_vocabulary=16, target_vocabulary=12, num_layers=8, model_dim=16, hidden_dim=32, num_heads=2,
-                     head_dim=8, num_experts=4, num_groups=4)
-_SEARCHES = [BeamSearch(beam_size=k, max_length=_MAX_LENGTH, length_alpha=alpha) for k, alpha in ((1, 0.6), (3, 0.0), (4, 1.0))]
+_MODEL = Translation(
+    source_vocabulary=16,
+    target_vocabulary=12,
+    num_layers=8,
+    model_dim=16,
+    hidden_dim=32,
+    num_heads=2,
+    head_dim=8,
+    num_experts=4,
+    num_groups=4,
+)
+_SEARCHES = [
+    BeamSearch(beam_size=k, max_length=_MAX_LENGTH, length_alpha=alpha) for k, alpha in ((1, 0.6), (3, 0.0), (4, 1.0))
+]
 
 
 def _source_specs(rows: int) -> dict:
@@ -38,8 +49,11 @@ def source() -> dict:
     random = np.random.RandomState(1)
     segments = (np.arange(_SOURCE_LENGTH) < random.randint(2, _SOURCE_LENGTH + 1, (_BATCH, 1))).astype(np.int32)
     positions = np.tile(np.arange(_SOURCE_LENGTH, dtype=np.int32), (_BATCH, 1)) * segments
-    return {"ids": random.randint(4, 16, segments.shape).astype(np.int32) * segments, "segment_ids": segments,
-            "positions": positions}
+    return {
+        "ids": random.randint(4, 16, segments.shape).astype(np.int32) * segments,
+        "segment_ids": segments,
+        "positions": positions,
+    }
 
 
 @pytest.fixture(scope="module")
@@ -62,31 +76,54 @@ class _Naive:
         weights = weight_specs(_MODEL.weights())
 
         def start(inputs):
-            state = _MODEL.start_decoding(_MODEL.decoding_theta(inputs["theta"], Context()), inputs["source"], _MAX_LENGTH, Context())
+            state = _MODEL.start_decoding(
+                _MODEL.decoding_theta(inputs["theta"], Context()), inputs["source"], _MAX_LENGTH, Context()
+            )
             return {"caches": state["caches"], "source_segments": state["source_segments"]}
 
         sizes = {"R": _MODEL.num_layers // 4, "B": rows, "N": _MODEL.num_heads, "D": _MODEL.head_dim}
 
-        def spec(letters: str, length: int) -> Spec:
-            return Spec(tuple({**sizes, "L": length}[letter] for letter in letters), "float32", letters)
+        def spec(logical_axes: str, length: int) -> Spec:
+            return Spec(tuple({**sizes, "L": length}[letter] for letter in logical_axes), "float32", logical_axes)
 
-        layer = {f"{memory}{name}": spec(f"R{letters}", _SOURCE_LENGTH if memory else _MAX_LENGTH)
-                 for letters, name in zip(CACHED, ("keys", "values")) for memory in ("", "memory_")}
-        state = {"caches": {"part_0": {"layer_0": layer, "layer_1": layer}}, "source_segments": Spec((rows, _SOURCE_LENGTH), "int32", "BS")}
+        layer = {
+            f"{memory}{name}": spec(f"R{logical_axes}", _SOURCE_LENGTH if memory else _MAX_LENGTH)
+            for logical_axes, name in zip(CACHED, ("keys", "values"))
+            for memory in ("", "memory_")
+        }
+        state = {
+            "caches": {"part_0": {"layer_0": layer, "layer_1": layer}},
+            "source_segments": Spec((rows, _SOURCE_LENGTH), "int32", "BS"),
+        }
 
         def step(inputs):
             from lingvo_moe.lazy import tf
+
             mask = tf.tile((tf.range(_MAX_LENGTH) <= inputs["position"])[None, None], [rows, 1, 1])
             theta = _MODEL.decoding_theta(inputs["theta"], Context())
-            logits, new = _MODEL.decode_step(theta, inputs["state"], inputs["ids"], inputs["position"],
-                                             inputs["position"], mask, Context())
+            logits, new = _MODEL.decode_step(
+                theta, inputs["state"], inputs["ids"], inputs["position"], inputs["position"], mask, Context()
+            )
             return {"logits": logits[:, 0], "state": new}
 
-        engine, letters = Engine(1), {path: s.letters for path, s in tree.flatten(state).items()}
-        started = engine.load(lower("start", start, {"theta": weights, "source": _source_specs(rows)}, letters, Layout()))
-        self._step = engine.load(lower("step", step, {
-            "theta": weights, "state": state, "ids": Spec((rows, 1), "int32", "BT"), "position": Spec((), "int32", "")},
-            {"logits": "BV"}, Layout()))
+        engine, logical_axes = Engine(1), {path: s.logical_axes for path, s in tree.flatten(state).items()}
+        started = engine.load(
+            lower("start", start, {"theta": weights, "source": _source_specs(rows)}, logical_axes, Layout())
+        )
+        self._step = engine.load(
+            lower(
+                "step",
+                step,
+                {
+                    "theta": weights,
+                    "state": state,
+                    "ids": Spec((rows, 1), "int32", "BT"),
+                    "position": Spec((), "int32", ""),
+                },
+                {"logits": "BV"},
+                Layout(),
+            )
+        )
         self._state = started({"theta": theta, "source": source})
 
     def search(self, alpha: float) -> list[list[tuple[float, tuple[int, ...]]]]:
@@ -102,23 +139,29 @@ class _Naive:
             log_probabilities = logits - np.logaddexp.reduce(logits, axis=-1, keepdims=True)
             parents = []
             for b in range(_BATCH):
-                alive[b], of_sentence = self._expand(alive[b], log_probabilities[b * self._size:][:self._size], finished[b],
-                                                     ((5 + t + 1) / 6) ** alpha)
+                alive[b], of_sentence = self._expand(
+                    alive[b], log_probabilities[b * self._size :][: self._size], finished[b], ((5 + t + 1) / 6) ** alpha
+                )
                 parents += [b * self._size + k for k in of_sentence]
             state = tree.map_leaves(lambda value: np.asarray(value), outputs["state"])
             for layer in state["caches"]["part_0"].values():  # the reordering that the flat beam does without
                 for name in ("keys", "values"):
                     layer[name] = layer[name][:, parents]
         penalty = ((5 + _MAX_LENGTH) / 6) ** alpha
-        return [(sorted(done, key=lambda h: -h[0]) + [(s / penalty, tokens) for s, tokens in living])[:self._size]
-                for done, living in zip(finished, alive)]
+        return [
+            (sorted(done, key=lambda h: -h[0]) + [(s / penalty, tokens) for s, tokens in living])[: self._size]
+            for done, living in zip(finished, alive)
+        ]
 
     def _expand(self, beam, log_probabilities, finished, penalty):
-        candidates = [(score + log_probabilities[k, v], k, v) for k, (score, _) in enumerate(beam)
-                      for v in range(log_probabilities.shape[1])]
+        candidates = [
+            (score + log_probabilities[k, v], k, v)
+            for k, (score, _) in enumerate(beam)
+            for v in range(log_probabilities.shape[1])
+        ]
         candidates.sort(key=lambda c: -c[0])
         living, parents = [], []
-        for score, k, v in candidates[:2 * self._size]:
+        for score, k, v in candidates[: 2 * self._size]:
             if not np.isfinite(score):
                 continue
             tokens = (*beam[k][1], v)

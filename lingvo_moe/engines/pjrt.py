@@ -23,7 +23,6 @@ from lingvo_moe import tree
 from lingvo_moe.errors import UserError
 from lingvo_moe.program import Argument, Program
 
-
 _SHARDING_CALLS = ("Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape")
 # Of mallopt(3): never shrink the heap from its end; no piece outside the heap; one heap for all threads, for only it can grow far.
 _TRIM_THRESHOLD, _MMAP_MAX, _ARENA_MAX = -1, -4, -8
@@ -52,7 +51,9 @@ class Engine:
       devices: the JAX devices, as many as were asked for.
     """
 
-    def __init__(self, num_devices: int, platform: str | None = None, all_accelerators: bool = False, processes: int = 1):
+    def __init__(
+        self, num_devices: int, platform: str | None = None, all_accelerators: bool = False, processes: int = 1
+    ):
         """Finds devices.
 
         Args:
@@ -65,19 +66,25 @@ class Engine:
           UserError: the platform is absent, or has fewer devices, or more in other processes.
         """
         if num_devices % processes:
-            raise UserError(f"{num_devices} devices cannot be shared by {processes} processes, each having as many as another; "
-                            f"pass --devices={processes * -(-num_devices // processes)}, or another --processes.")
+            raise UserError(
+                f"{num_devices} devices cannot be shared by {processes} processes, each having as many as another; "
+                f"pass --devices={processes * -(-num_devices // processes)}, or another --processes."
+            )
         # Before there are devices: their threads would have their own pools of memory by then.
         keep_freed_memory()
         found = _find_devices(num_devices // processes, platform)
         if all_accelerators and found[0].platform != "cpu":
             num_devices = len(found)
         if num_devices > len(found):
-            raise UserError(f"--devices={num_devices}: there are {len(found)} {found[0].platform} devices; ask for at most that "
-                            f"many, or pass --platform=cpu for virtual ones.")
+            raise UserError(
+                f"--devices={num_devices}: there are {len(found)} {found[0].platform} devices; ask for at most that "
+                f"many, or pass --platform=cpu for virtual ones."
+            )
         if processes > 1 and num_devices < len(found):
-            raise UserError(f"--devices={num_devices}: the {processes} processes have {len(found)} {found[0].platform} devices; "
-                            f"pass that many, a process without one has nothing to do.")
+            raise UserError(
+                f"--devices={num_devices}: the {processes} processes have {len(found)} {found[0].platform} devices; "
+                f"pass that many, a process without one has nothing to do."
+            )
         self.devices = found[:num_devices]
 
     @property
@@ -88,8 +95,10 @@ class Engine:
     def load(self, program: Program) -> Executable:
         """Compiles a program for these devices; raises UserError where it was made for another number of them."""
         if program.mesh.size != len(self.devices):
-            raise UserError(f"program {program.name} is made for {program.mesh.size} devices ({program.mesh}); this engine "
-                            f"has {len(self.devices)}. Pass --devices={program.mesh.size}, or lower it for this mesh.")
+            raise UserError(
+                f"program {program.name} is made for {program.mesh.size} devices ({program.mesh}); this engine "
+                f"has {len(self.devices)}. Pass --devices={program.mesh.size}, or lower it for this mesh."
+            )
         return Executable(program, Mesh(np.array(self.devices).reshape(program.mesh.shape), program.mesh.axis_names))
 
     def training(self, steps: StepPrograms, batch_specs: dict, evaluates: bool = True) -> Training:
@@ -152,7 +161,7 @@ class Training:
         def place(rows: np.ndarray, sharding: NamedSharding) -> jax.Array:
             def part(where: tuple[slice, ...]) -> np.ndarray:
                 start, stop, _ = where[0].indices(self._batch_size)
-                return rows[start - self.rows.start:stop - self.rows.start, *where[1:]]
+                return rows[start - self.rows.start : stop - self.rows.start, *where[1:]]
 
             return jax.make_array_from_callback((self._batch_size, *rows.shape[1:]), sharding, part)
 
@@ -180,8 +189,9 @@ class Executable:
         leaves = tree.flatten(inputs)
         expected = [a.path for a in self.program.inputs]
         if list(leaves) != expected:
-            raise ValueError(f"program {self.program.name}: inputs differ from its own: "
-                             f"{sorted(set(leaves) ^ set(expected))[:6]}.")
+            raise ValueError(
+                f"program {self.program.name}: inputs differ from its own: {sorted(set(leaves) ^ set(expected))[:6]}."
+            )
         placed = [self._place(a, leaves[a.path], s) for a, s in zip(self.program.inputs, self._in_shardings)]
         outputs = self._compiled(*placed)
         return tree.unflatten({a.path: value for a, value in zip(self.program.outputs, outputs)})
@@ -205,8 +215,10 @@ class Executable:
     def _place(self, argument: Argument, value: Any, placement: NamedSharding):
         array = value if isinstance(value, jax.Array) else np.asarray(value)
         if array.shape != argument.shape or array.dtype != np.dtype(argument.dtype):
-            raise ValueError(f"program {self.program.name}: {argument.path} is {array.dtype}{list(array.shape)}; expected "
-                             f"{argument.dtype}{list(argument.shape)}.")
+            raise ValueError(
+                f"program {self.program.name}: {argument.path} is {array.dtype}{list(array.shape)}; expected "
+                f"{argument.dtype}{list(argument.shape)}."
+            )
         if isinstance(array, jax.Array) and array.sharding == placement:
             return array
         if placement.is_fully_addressable:
@@ -215,7 +227,7 @@ class Executable:
         return jax.make_array_from_callback(array.shape, placement, lambda where: array[where])
 
 
-def keep_executables(directory: pathlib.Path):
+def use_compilation_cache(directory: pathlib.Path):
     """From now on JAX keeps what it compiles below `directory`, and looks there first.
 
     By kind of machine, as a home directory may be shared by several: a CPU's executables use all the instructions it has.
@@ -257,19 +269,35 @@ def exported(program: Program) -> export.Exported:
     inputs, outputs = avals(program.inputs), avals(program.outputs)
     allow = export.DisabledSafetyCheck
     return export.Exported(
-        fun_name=program.name, in_tree=tree_of((inputs, {})), in_avals=inputs, out_tree=tree_of(outputs), out_avals=outputs,
-        _has_named_shardings=True, _in_named_shardings=(None,) * len(inputs), _out_named_shardings=(None,) * len(outputs),
-        in_shardings_hlo=(None,) * len(inputs), out_shardings_hlo=(None,) * len(outputs), nr_devices=1, platforms=("cpu",),
-        ordered_effects=(), unordered_effects=(),
+        fun_name=program.name,
+        in_tree=tree_of((inputs, {})),
+        in_avals=inputs,
+        out_tree=tree_of(outputs),
+        out_avals=outputs,
+        _has_named_shardings=True,
+        _in_named_shardings=(None,) * len(inputs),
+        _out_named_shardings=(None,) * len(outputs),
+        in_shardings_hlo=(None,) * len(inputs),
+        out_shardings_hlo=(None,) * len(outputs),
+        nr_devices=1,
+        platforms=("cpu",),
+        ordered_effects=(),
+        unordered_effects=(),
         # The module is the same for every platform: TensorFlow's lowering asked for none.
         disabled_safety_checks=(allow.platform(), *(allow.custom_call(call) for call in _SHARDING_CALLS)),
-        mlir_module_serialized=program.module, calling_convention_version=export.maximum_supported_calling_convention_version,
-        module_kept_var_idx=tuple(range(len(inputs))), uses_global_constants=False, _get_vjp=None)
+        mlir_module_serialized=program.module,
+        calling_convention_version=export.maximum_supported_calling_convention_version,
+        module_kept_var_idx=tuple(range(len(inputs))),
+        uses_global_constants=False,
+        _get_vjp=None,
+    )
 
 
 def _placements(program: Program, mesh: Mesh) -> tuple[tuple[NamedSharding, ...], tuple[NamedSharding, ...]]:
     """The places of a program's inputs and outputs on `mesh`."""
-    inputs, outputs = (tuple(_named_sharding(mesh, a) for a in arguments) for arguments in (program.inputs, program.outputs))
+    inputs, outputs = (
+        tuple(_named_sharding(mesh, a) for a in arguments) for arguments in (program.inputs, program.outputs)
+    )
     return inputs, outputs
 
 
@@ -298,19 +326,26 @@ def _find_devices(num_cpu_devices: int, platform: str | None) -> list:
 
 def _below(path: str, arguments: tuple[Argument, ...], shardings: tuple[NamedSharding, ...]) -> dict:
     prefix = f"{path}/"
-    return tree.unflatten({a.path.removeprefix(prefix): sharding for a, sharding in zip(arguments, shardings)
-                           if a.path.startswith(prefix)})
+    return tree.unflatten(
+        {
+            a.path.removeprefix(prefix): sharding
+            for a, sharding in zip(arguments, shardings)
+            if a.path.startswith(prefix)
+        }
+    )
 
 
 def _local_rows(shardings: dict, batch_size: int) -> range:
     """Those of a batch's rows that devices of this process hold; raises UserError where there are others between them."""
     sharding = next(iter(tree.flatten(shardings).values()))
     rows = NamedSharding(sharding.mesh, PartitionSpec(*sharding.spec[:1]))
-    found = {where.indices(batch_size)[:2] for where, in rows.addressable_devices_indices_map((batch_size,)).values()}
+    found = {where.indices(batch_size)[:2] for (where,) in rows.addressable_devices_indices_map((batch_size,)).values()}
     held = range(min(start for start, _ in found), max(stop for _, stop in found))
     if sum(stop - start for start, stop in found) != len(held):
-        raise UserError(f"the devices of process {jax.process_index()} do not hold consecutive rows of a batch; pass a --mesh "
-                        f"whose first axis a process's devices follow.")
+        raise UserError(
+            f"the devices of process {jax.process_index()} do not hold consecutive rows of a batch; pass a --mesh "
+            f"whose first axis a process's devices follow."
+        )
     return held
 
 
@@ -325,6 +360,8 @@ def _check_divisible(program: Program, mesh: Mesh):
         for size, axis in zip(argument.shape, argument.dims_mapping):
             if axis >= 0 and size % sizes[axis]:
                 nearest = math.gcd(size, sizes[axis])
-                raise UserError(f"program {program.name}: {argument.path} {list(argument.shape)} has a dimension of {size}, "
-                                f"which mesh axis {mesh.axis_names[axis]} of {sizes[axis]} devices does not divide. Use a "
-                                f"number of devices that divides it (for instance {nearest}), or change the size.")
+                raise UserError(
+                    f"program {program.name}: {argument.path} {list(argument.shape)} has a dimension of {size}, "
+                    f"which mesh axis {mesh.axis_names[axis]} of {sizes[axis]} devices does not divide. Use a "
+                    f"number of devices that divides it (for instance {nearest}), or change the size."
+                )

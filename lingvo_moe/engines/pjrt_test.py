@@ -11,44 +11,49 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
-from lingvo_moe import testing
 from lingvo_moe.engines.pjrt import Engine, Executable
 from lingvo_moe.errors import UserError
-from lingvo_moe.layout import DeviceMesh, Layout
 from lingvo_moe.lazy import tf
+from lingvo_moe.sharding.layout import DeviceMesh, Layout
+from lingvo_moe.testing import harness
 
 GRID = Layout.of(DeviceMesh((4, 2)))
-LETTERS = {"state/w": "MH", "batch/x": "BM", "y": "BH"}
+LOGICAL_AXES = {"state/w": "MH", "batch/x": "BM", "y": "BH"}
 
 
 def inputs_of(rows: int = 8) -> dict:
     random = np.random.default_rng(0)
-    return {"state": {"w": random.normal(size=(8, 16)).astype(np.float32), "step": np.int32(1)},
-            "batch": {"x": random.normal(size=(rows, 8)).astype(np.float32)}}
+    return {
+        "state": {"w": random.normal(size=(8, 16)).astype(np.float32), "step": np.int32(1)},
+        "batch": {"x": random.normal(size=(rows, 8)).astype(np.float32)},
+    }
 
 
 def step(inputs: dict) -> dict:
     state = inputs["state"]
-    return {"state": {"w": 0.5 * state["w"], "step": state["step"] + 1},
-            "y": tf.matmul(inputs["batch"]["x"], state["w"])}
+    return {
+        "state": {"w": 0.5 * state["w"], "step": state["step"] + 1},
+        "y": tf.matmul(inputs["batch"]["x"], state["w"]),
+    }
 
 
 @pytest.fixture(scope="module")
 def program():
-    return testing.lower_for(step, inputs_of(), GRID, LETTERS, donated=("state",))
+    return harness.lower_for(step, inputs_of(), GRID, LOGICAL_AXES, donated=("state",))
 
 
 @pytest.fixture(scope="module")
 def executable(program) -> Executable:
-    return testing.engine(GRID).load(program)
+    return harness.engine(GRID).load(program)
 
 
 def test_outputs_are_right_and_in_place(executable):
     inputs = inputs_of()
     outputs = executable(inputs)
     # Eight products, summed in another order.
-    np.testing.assert_allclose(outputs["y"], inputs["batch"]["x"] @ inputs["state"]["w"], rtol=0,
-                               atol=8 * 8 * testing.FLOAT32_ROUNDING)
+    np.testing.assert_allclose(
+        outputs["y"], inputs["batch"]["x"] @ inputs["state"]["w"], rtol=0, atol=8 * 8 * harness.FLOAT32_ROUNDING
+    )
     np.testing.assert_array_equal(outputs["state"]["w"], 0.5 * inputs["state"]["w"])
     assert int(outputs["state"]["step"]) == 2
     assert outputs["y"].sharding.spec == outputs["state"]["w"].sharding.spec == PartitionSpec("x", "y")
@@ -57,7 +62,7 @@ def test_outputs_are_right_and_in_place(executable):
 
 
 def test_two_runs_are_equal_bit_for_bit(executable):
-    one, other = (testing.arrays(executable(inputs_of())) for _ in range(2))
+    one, other = (harness.arrays(executable(inputs_of())) for _ in range(2))
     for path in one:
         np.testing.assert_array_equal(one[path], other[path])
 
@@ -105,9 +110,9 @@ def test_an_absent_platform_is_an_error():
 
 
 def test_devices_that_do_not_divide_the_batch_are_an_error():
-    uneven = testing.lower_for(step, inputs_of(rows=6), GRID, LETTERS)
+    uneven = harness.lower_for(step, inputs_of(rows=6), GRID, LOGICAL_AXES)
     with pytest.raises(UserError, match=r"batch/x \[6, 8\] has a dimension of 6, which mesh axis x of 4 devices"):
-        testing.engine(GRID).load(uneven)
+        harness.engine(GRID).load(uneven)
 
 
 def wrong(part: str, name: str, value) -> dict:
@@ -116,12 +121,15 @@ def wrong(part: str, name: str, value) -> dict:
     return inputs
 
 
-@pytest.mark.parametrize("inputs, message", [
-    (wrong("batch", "x", np.zeros((8, 9), np.float32)), r"batch/x is float32\[8, 9\]; expected float32\[8, 8\]"),
-    (wrong("batch", "x", np.zeros((8, 8))), r"batch/x is float64\[8, 8\]; expected float32\[8, 8\]"),
-    (wrong("batch", "y", np.zeros(1)), r"inputs differ from its own: \['batch/y'\]"),
-    ({"state": inputs_of()["state"]}, r"inputs differ from its own: \['batch/x'\]"),
-])
+@pytest.mark.parametrize(
+    "inputs, message",
+    [
+        (wrong("batch", "x", np.zeros((8, 9), np.float32)), r"batch/x is float32\[8, 9\]; expected float32\[8, 8\]"),
+        (wrong("batch", "x", np.zeros((8, 8))), r"batch/x is float64\[8, 8\]; expected float32\[8, 8\]"),
+        (wrong("batch", "y", np.zeros(1)), r"inputs differ from its own: \['batch/y'\]"),
+        ({"state": inputs_of()["state"]}, r"inputs differ from its own: \['batch/x'\]"),
+    ],
+)
 def test_inputs_of_another_shape_dtype_or_name_are_errors_that_name_them(executable, inputs, message):
     with pytest.raises(ValueError, match=message):
         executable(inputs)
@@ -134,7 +142,7 @@ def test_a_distributed_input_of_another_shape_is_an_error_that_names_it(executab
 
 def test_a_distributed_input_from_another_mesh_is_moved(executable):
     """What two devices made, given to eight."""
-    two = testing.compile_for(step, inputs_of(), Layout.of(DeviceMesh((2,))), LETTERS)(inputs_of())
+    two = harness.compile_for(step, inputs_of(), Layout.of(DeviceMesh((2,))), LOGICAL_AXES)(inputs_of())
     outputs = executable({"state": two["state"], "batch": inputs_of()["batch"]})
     np.testing.assert_array_equal(outputs["state"]["w"], 0.25 * inputs_of()["state"]["w"])
     assert outputs["state"]["w"].sharding.spec == PartitionSpec("x", "y")
@@ -144,8 +152,13 @@ def test_looking_for_devices_says_nothing():
     """libtpu would tell of the TPU that it misses, in five lines, before the first line of every command's own."""
     code = "import lingvo_moe, orbax.checkpoint; from lingvo_moe.engines.pjrt import Engine; print(Engine(2).platform)"
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("JAX_", "TPU_"))}
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True,
-                           env={**environment, "PYTHONPATH": os.pathsep.join(sys.path)})
+    found = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**environment, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
     assert (found.stdout, found.stderr) == ("cpu\n", "")
 
 
@@ -171,7 +184,16 @@ def test_a_program_called_again_finds_its_memory_where_it_was():
     Mostly: where what the last call freed is not back yet, the heap grows by a piece, which the calls after it find. The program
     waits for the value of another, so that it runs on a thread of JAX's own, which must have the memory of the others.
     """
-    ours, others = (int(subprocess.run(
-        [sys.executable, "-c", _CALLS, who], capture_output=True, text=True, check=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}).stdout) for who in ("ours", "others"))
+    ours, others = (
+        int(
+            subprocess.run(
+                [sys.executable, "-c", _CALLS, who],
+                capture_output=True,
+                text=True,
+                check=True,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+            ).stdout
+        )
+        for who in ("ours", "others")
+    )
     assert ours < 1000 < 8192 <= others

@@ -18,12 +18,19 @@ from jax.sharding import Mesh
 
 from lingvo_moe.engines import pjrt
 from lingvo_moe.errors import UserError, did_you_mean
-from lingvo_moe.layout import DeviceMesh
 from lingvo_moe.program import Program
+from lingvo_moe.sharding.layout import DeviceMesh
 
 # The generations that libtpu 0.0.51 compiles for, and an example of a slice's name.
-GENERATIONS = {"v2": "v2:4x4x1", "v3": "v3:32x32x1", "v4": "v4:4x4x4", "v5e": "v5e:16x16", "v5p": "v5p:4x4x4", "v6e": "v6e:16x16",
-               "tpu7x": "tpu7x:4x4x4"}
+GENERATIONS = {
+    "v2": "v2:4x4x1",
+    "v3": "v3:32x32x1",
+    "v4": "v4:4x4x4",
+    "v5e": "v5e:16x16",
+    "v5p": "v5p:4x4x4",
+    "v6e": "v6e:16x16",
+    "tpu7x": "tpu7x:4x4x4",
+}
 _ROOMIEST = "v5p"
 _NAME = re.compile(r"(\w+):(\d+(?:x\d+){1,2})")
 _EXCEEDED = re.compile(r"\(([\d.]+)([KMGT]?)\) exceeds available HBM \(([\d.]+)([KMGT]?)\)")
@@ -63,23 +70,31 @@ class Slice:
         """Asks libtpu for a slice; raises UserError where there is none of that name, or libtpu cannot be had."""
         found = _NAME.fullmatch(name)
         if not found:
-            raise UserError(f"--topology={name} is not understood; write a generation and the chips along each dimension, "
-                            f"for instance {', '.join(GENERATIONS.values())}.")
+            raise UserError(
+                f"--topology={name} is not understood; write a generation and the chips along each dimension, "
+                f"for instance {', '.join(GENERATIONS.values())}."
+            )
         generation, chips = found[1], tuple(map(int, found[2].split("x")))
         if generation not in GENERATIONS:
-            raise UserError(f"--topology={name}: no such TPU generation.{did_you_mean(generation, GENERATIONS)} Known: "
-                            f"{', '.join(GENERATIONS)}.")
+            raise UserError(
+                f"--topology={name}: no such TPU generation.{did_you_mean(generation, GENERATIONS)} Known: "
+                f"{', '.join(GENERATIONS)}."
+            )
         # libtpu ends the process over a zero, and takes no slice without whole hosts of 2 x 2 chips.
         if any(size == 0 for size in chips) or any(size % 2 for size in chips[:2]):
-            raise UserError(f"--topology={name}: a host holds 2x2 chips, so the first two sizes must be even and none may be 0; "
-                            f"for instance {GENERATIONS[generation]}.")
+            raise UserError(
+                f"--topology={name}: a host holds 2x2 chips, so the first two sizes must be even and none may be 0; "
+                f"for instance {GENERATIONS[generation]}."
+            )
         return Slice(name, generation, chips, tuple(_devices(name)))
 
     def check(self, mesh: DeviceMesh):
         """Raises UserError where a mesh has not as many devices as the slice has cores."""
         if mesh.size != len(self.devices):
-            raise UserError(f"--topology={self.name} has {len(self.devices)} cores; the mesh is {mesh}, of {mesh.size}. Pass "
-                            f"--mesh={len(self.devices)}, or a slice of {mesh.size} cores.")
+            raise UserError(
+                f"--topology={self.name} has {len(self.devices)} cores; the mesh is {mesh}, of {mesh.size}. Pass "
+                f"--mesh={len(self.devices)}, or a slice of {mesh.size} cores."
+            )
 
     def with_more_memory(self) -> Slice | None:
         """A slice of as many cores with several times the memory of each, to look at what did not fit; None for the roomiest."""
@@ -107,10 +122,14 @@ class Slice:
 def v3_slice(num_cores: int) -> str:
     """The name of the squarest TPU v3 slice of so many cores, two to a chip; raises UserError where there is none."""
     chips = num_cores // 2
-    sides = [side for side in range(2, math.isqrt(max(chips, 0)) + 1, 2) if chips % side == 0 and chips // side % 2 == 0]
+    sides = [
+        side for side in range(2, math.isqrt(max(chips, 0)) + 1, 2) if chips % side == 0 and chips // side % 2 == 0
+    ]
     if num_cores % 8 or not sides:
-        raise UserError(f"there is no TPU v3 slice of {num_cores} cores, which come in hosts of 8; pass --topology, for instance "
-                        f"{GENERATIONS['v3']}, or --mesh with a multiple of 8.")
+        raise UserError(
+            f"there is no TPU v3 slice of {num_cores} cores, which come in hosts of 8; pass --topology, for instance "
+            f"{GENERATIONS['v3']}, or --mesh with a multiple of 8."
+        )
     return f"v3:{chips // sides[-1]}x{sides[-1]}x1"
 
 
@@ -135,8 +154,11 @@ class Compiled:
 
 def _devices(name: str) -> list:
     if importlib.util.find_spec("libtpu") is None:
-        raise UserError("libtpu, the TPU's compiler, is not installed; install what requirements.txt names: make setup.")
+        raise UserError(
+            "libtpu, the TPU's compiler, is not installed; install what requirements.txt names: make setup."
+        )
     import libtpu
+
     # It guards its TPU with a lock, which compiling does not need.
     for variable, value in (("TPU_LIBRARY_PATH", libtpu.get_library_path()), ("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")):
         os.environ.setdefault(variable, value)
@@ -144,10 +166,14 @@ def _devices(name: str) -> list:
         return topologies.get_topology_desc(platform="tpu", topology_name=name).devices
     except JaxRuntimeError as error:
         if "lockfile" in str(error):
-            raise UserError("another process holds libtpu's lock; wait until it ends, or set ALLOW_MULTIPLE_LIBTPU_LOAD=1, "
-                            "which is safe where no TPU is used.") from None
-        raise UserError(f"--topology={name}: libtpu knows no such slice ({str(error).partition(': ')[2].splitlines()[0]}). "
-                        f"For instance: {', '.join(GENERATIONS.values())}.") from None
+            raise UserError(
+                "another process holds libtpu's lock; wait until it ends, or set ALLOW_MULTIPLE_LIBTPU_LOAD=1, "
+                "which is safe where no TPU is used."
+            ) from None
+        raise UserError(
+            f"--topology={name}: libtpu knows no such slice ({str(error).partition(': ')[2].splitlines()[0]}). "
+            f"For instance: {', '.join(GENERATIONS.values())}."
+        ) from None
 
 
 def _out_of_memory(message: str) -> OutOfMemory | None:

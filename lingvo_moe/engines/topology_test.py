@@ -5,18 +5,29 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from lingvo_moe import testing
 from lingvo_moe.engines import topology
 from lingvo_moe.engines.topology import OutOfMemory, Slice
 from lingvo_moe.errors import UserError
-from lingvo_moe.layout import DeviceMesh, Layout
 from lingvo_moe.lazy import tf
+from lingvo_moe.sharding.layout import DeviceMesh, Layout
+from lingvo_moe.testing import harness
 
 
-@pytest.mark.parametrize("name, said", [
-    ("", "is not understood"), ("v3", "is not understood"), ("v3:2", "is not understood"), ("v3:2x2x1x1", "is not understood"),
-    ("v3:ax2", "is not understood"), ("v33:2x2", "no such TPU generation. Did you mean v3"), ("v9:2x2", "Known: v2, v3, v4"),
-    ("v3:0x2x1", "none may be 0"), ("v3:2x2x0", "none may be 0"), ("v3:3x2x1", "the first two sizes must be even")])
+@pytest.mark.parametrize(
+    "name, said",
+    [
+        ("", "is not understood"),
+        ("v3", "is not understood"),
+        ("v3:2", "is not understood"),
+        ("v3:2x2x1x1", "is not understood"),
+        ("v3:ax2", "is not understood"),
+        ("v33:2x2", "no such TPU generation. Did you mean v3"),
+        ("v9:2x2", "Known: v2, v3, v4"),
+        ("v3:0x2x1", "none may be 0"),
+        ("v3:2x2x0", "none may be 0"),
+        ("v3:3x2x1", "the first two sizes must be even"),
+    ],
+)
 def test_a_name_that_is_none_is_told_with_one_that_is(name, said):
     with pytest.raises(UserError, match=f"--topology={name}.*{said}"):
         Slice.of(name)
@@ -28,8 +39,9 @@ def test_the_examples_in_messages_are_slices(name):
     assert len(tpu.devices) in (np.prod(tpu.chips), 2 * np.prod(tpu.chips)) and name.startswith(tpu.generation)
 
 
-@pytest.mark.parametrize("cores, name", [(8, "v3:2x2x1"), (128, "v3:8x8x1"), (512, "v3:16x16x1"), (2048, "v3:32x32x1"),
-                                         (64, "v3:8x4x1")])
+@pytest.mark.parametrize(
+    "cores, name", [(8, "v3:2x2x1"), (128, "v3:8x8x1"), (512, "v3:16x16x1"), (2048, "v3:32x32x1"), (64, "v3:8x4x1")]
+)
 def test_the_squarest_slice_of_so_many_cores(cores, name):
     assert topology.v3_slice(cores) == name and len(Slice.of(name).devices) == cores
 
@@ -43,8 +55,9 @@ def test_cores_that_no_slice_has(cores):
 def _square(size: int, mesh: str = "8"):
     layout = Layout.of(DeviceMesh.parse(mesh))
     spec = {"x": np.broadcast_to(np.float32(0), (8, size, size))}  # takes no room here
-    return testing.lower_for(lambda inputs: {"y": tf.matmul(inputs["x"], inputs["x"])}, spec, layout,
-                             {"x": "Bmh", "y": "Bmh"})
+    return harness.lower_for(
+        lambda inputs: {"y": tf.matmul(inputs["x"], inputs["x"])}, spec, layout, {"x": "Bmh", "y": "Bmh"}
+    )
 
 
 def test_a_program_is_compiled_and_measured_without_its_slice():

@@ -14,11 +14,12 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from lingvo_moe import sharding, tree
+from lingvo_moe import tree
 from lingvo_moe.engines.tpu_strategy_variables import Placement, ShardedVariable
 from lingvo_moe.errors import UserError
-from lingvo_moe.layout import Layout, Spec
 from lingvo_moe.lazy import tf
+from lingvo_moe.sharding import spmd
+from lingvo_moe.sharding.layout import Layout, Spec
 
 # The newest TensorFlow that is built for Cloud TPU virtual machines.
 TPU_TENSORFLOW = "tensorflow-tpu==2.20.0"
@@ -65,9 +66,11 @@ class Engine:
           topology: what initialising it returned.
         """
         assignment = tf.tpu.experimental.DeviceAssignment.build(
-            topology, computation_shape=list(topology.mesh_shape), num_replicas=1)
-        self.strategy = tf.distribute.TPUStrategy(resolver, experimental_device_assignment=assignment,
-                                                  experimental_spmd_xla_partitioning=True)
+            topology, computation_shape=list(topology.mesh_shape), num_replicas=1
+        )
+        self.strategy = tf.distribute.TPUStrategy(
+            resolver, experimental_device_assignment=assignment, experimental_spmd_xla_partitioning=True
+        )
         job = tf.DeviceSpec.from_string(self.strategy.extended.worker_devices[0]).job
         cores = range(assignment.num_cores_per_replica)
         self.devices = [assignment.tpu_device(logical_core=core, job=job) for core in cores]
@@ -117,16 +120,20 @@ class Training:
     def __init__(self, engine: Engine, steps: StepFunctions, batch_specs: dict):
         """Makes room for the state; raises as `Engine.training`."""
         if steps.layout.mesh.size != len(engine.devices):
-            raise UserError(f"the slice has {len(engine.devices)} cores, the mesh is {steps.layout.mesh}; pass "
-                            f"--mesh={len(engine.devices)}, or a slice of {steps.layout.mesh.size} cores.")
+            raise UserError(
+                f"the slice has {len(engine.devices)} cores, the mesh is {steps.layout.mesh}; pass "
+                f"--mesh={len(engine.devices)}, or a slice of {steps.layout.mesh.size} cores."
+            )
         self._engine, self._steps, self._batch_specs = engine, steps, batch_specs
         self.rows = range(next(iter(tree.flatten(batch_specs).values())).shape[0])
         with engine.strategy.scope():
-            self.state = tree.unflatten({path: self._variable(path, spec)
-                                         for path, spec in tree.flatten(steps.state_specs()).items()})
+            self.state = tree.unflatten(
+                {path: self._variable(path, spec) for path, spec in tree.flatten(steps.state_specs()).items()}
+            )
         self._initialise, self._train, self._evaluate, self._diagnose = (
             tf.function(build, autograph=False)
-            for build in (self.build_initialise, self.build_train, self.build_evaluate, self.build_diagnose))
+            for build in (self.build_initialise, self.build_train, self.build_evaluate, self.build_diagnose)
+        )
 
     def initialise(self, seed: int):
         """Creates the state where it stays, each core its own part."""
@@ -191,8 +198,12 @@ class Training:
           count: the number of steps.
         """
         feed, leaves = self.feed(count), tree.flatten(self.state)
-        loop = train_loop(self._steps.train_function(self._batch_specs), self._steps.state_specs(), self._batch_specs,
-                          self._steps.layout)
+        loop = train_loop(
+            self._steps.train_function(self._batch_specs),
+            self._steps.state_specs(),
+            self._batch_specs,
+            self._steps.layout,
+        )
 
         def program(handles: dict, batches: dict) -> dict:
             state = {path: variable.read(handles[path]) for path, variable in leaves.items()}
@@ -245,9 +256,9 @@ class Training:
         @tf.autograph.experimental.do_not_convert
         def replica(argument):
             outputs = program(handles, argument)
-            return outputs and {name: sharding.replicate(value) for name, value in outputs.items()}
+            return outputs and {name: spmd.replicate(value) for name, value in outputs.items()}
 
-        with sharding.num_devices(len(self._engine.devices)):
+        with spmd.num_devices(len(self._engine.devices)):
             return self._engine.strategy.run(replica, args=(argument,))
 
 
@@ -258,8 +269,9 @@ class Feed:
         self._hosts = list(dict.fromkeys(engine.hosts))
         self._host_of = engine.hosts
         self._placements = {
-            path: Placement(Spec((count, *spec.shape), spec.dtype, "r" + spec.letters), layout)
-            for path, spec in tree.flatten(batch_specs).items()}
+            path: Placement(Spec((count, *spec.shape), spec.dtype, "r" + spec.logical_axes), layout)
+            for path, spec in tree.flatten(batch_specs).items()
+        }
         for path, placement in self._placements.items():
             placement.check(f"batch {path}")
 
@@ -278,8 +290,13 @@ class Feed:
 
     def specs(self) -> dict[str, list[tf.TensorSpec]]:
         """What `place` returns, without values."""
-        return {path: [tf.TensorSpec((len(self._parts_of(host, placement)), *placement.part_shape), placement.spec.dtype)
-                       for host in self._hosts] for path, placement in self._placements.items()}
+        return {
+            path: [
+                tf.TensorSpec((len(self._parts_of(host, placement)), *placement.part_shape), placement.spec.dtype)
+                for host in self._hosts
+            ]
+            for path, placement in self._placements.items()
+        }
 
     def join(self, parts: dict[str, list[tf.Tensor]]) -> dict[str, tf.Tensor]:
         """What `place` returned, one tensor a path, for a TPU program to be called with."""
@@ -300,7 +317,9 @@ class Feed:
         return [part for part, core in enumerate(placement.cores) if self._host_of[core] == host]
 
 
-def train_loop(train: Callable[[dict], dict], state_specs: dict, batch_specs: dict, layout: Layout) -> Callable[[dict], dict]:
+def train_loop(
+    train: Callable[[dict], dict], state_specs: dict, batch_specs: dict, layout: Layout
+) -> Callable[[dict], dict]:
     """Makes many steps one function, `{state, batches} -> {state, metrics}`.
 
     Args:
@@ -319,16 +338,23 @@ def train_loop(train: Callable[[dict], dict], state_specs: dict, batch_specs: di
         count = next(iter(batches.values())).shape[0]
 
         def body(index: tf.Tensor, state: dict, metrics: dict) -> tuple:
-            here = {path: layout.annotate(value, specs[path].letters) for path, value in state.items()}
+            here = {path: layout.annotate(value, specs[path].logical_axes) for path, value in state.items()}
             here |= {path: stacked[index] for path, stacked in batches.items()}
             outputs = outputs_of(step(*(here[path] for path in specs)))
-            return (index + 1, {path: layout.annotate(outputs[path], specs[path].letters) for path in state},
-                    {path: outputs[path] for path in metrics})
+            return (
+                index + 1,
+                {path: layout.annotate(outputs[path], specs[path].logical_axes) for path in state},
+                {path: outputs[path] for path in metrics},
+            )
 
-        metrics = {path: tf.zeros((), tensor.dtype) for path, tensor in outputs_of(step.outputs).items()
-                   if path.startswith("metrics/")}
-        _, state, metrics = tf.while_loop(lambda index, *_: index < count, body, (tf.constant(0), state, metrics),
-                                          maximum_iterations=count)
+        metrics = {
+            path: tf.zeros((), tensor.dtype)
+            for path, tensor in outputs_of(step.outputs).items()
+            if path.startswith("metrics/")
+        }
+        _, state, metrics = tf.while_loop(
+            lambda index, *_: index < count, body, (tf.constant(0), state, metrics), maximum_iterations=count
+        )
         return tree.unflatten({**state, **metrics})
 
     return loop
@@ -343,9 +369,10 @@ def _traced(function: Callable[[dict], dict], specs: dict[str, Spec], layout: La
         paths[:] = outputs
         return list(outputs.values())
 
-    with sharding.num_devices(layout.mesh.size):
+    with spmd.num_devices(layout.mesh.size):
         traced = tf.function(train_step, autograph=False).get_concrete_function(
-            *(tf.TensorSpec(spec.shape, spec.dtype) for spec in specs.values()))
+            *(tf.TensorSpec(spec.shape, spec.dtype) for spec in specs.values())
+        )
     return traced, lambda results: dict(zip(paths, results, strict=True))
 
 
@@ -359,8 +386,9 @@ def _check_answers(tpu: str):
     try:
         socket.create_connection((host, int(port)), _SECONDS_TO_ANSWER).close()
     except OSError as error:
-        raise UserError(f"--tpu={tpu}: nothing answers there ({error}); is the slice running, and this machine in its "
-                        f"network?") from None
+        raise UserError(
+            f"--tpu={tpu}: nothing answers there ({error}); is the slice running, and this machine in its network?"
+        ) from None
 
 
 @contextlib.contextmanager
@@ -370,15 +398,19 @@ def _telling_what_is_missing(tpu: str) -> Iterator[None]:
         yield
     except (OSError, ValueError, RuntimeError, ImportError, tf.errors.OpError) as error:
         reason = str(error).strip().partition("\n")[0][:200]
-        raise UserError(f"--tpu={tpu}: no TPU can be reached ({type(error).__name__}: {reason}). {_advice(tpu)}") from None
+        raise UserError(
+            f"--tpu={tpu}: no TPU can be reached ({type(error).__name__}: {reason}). {_advice(tpu)}"
+        ) from None
 
 
 def _advice(tpu: str) -> str:
     try:
         importlib.metadata.version(TPU_TENSORFLOW.partition("==")[0])
     except importlib.metadata.PackageNotFoundError:
-        return (f"The installed TensorFlow has no TPU support; on a Cloud TPU virtual machine install {TPU_TENSORFLOW} "
-                f"(docs/cloud_tpu.md).")
+        return (
+            f"The installed TensorFlow has no TPU support; on a Cloud TPU virtual machine install {TPU_TENSORFLOW} "
+            f"(docs/cloud_tpu.md)."
+        )
     if tpu == "local":
         return "Is this a virtual machine of a slice, and the only one? Of others pass the slice's name (docs/cloud_tpu.md)."
     return "Is the slice running? Of one with a single virtual machine pass --tpu=local (docs/cloud_tpu.md)."

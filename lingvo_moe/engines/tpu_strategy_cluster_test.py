@@ -52,8 +52,14 @@ assert "job:worker" not in tf.constant(1.0).device, "what is not for the slice s
 
 
 def _start(code: str, *arguments: str) -> subprocess.Popen:
-    return subprocess.Popen([sys.executable, "-c", code, *arguments], text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                            stderr=subprocess.PIPE, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
+    return subprocess.Popen(
+        [sys.executable, "-c", code, *arguments],
+        text=True,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
 
 
 def test_state_and_batches_lie_on_the_hosts_of_their_cores():

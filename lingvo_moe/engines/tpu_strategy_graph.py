@@ -72,9 +72,12 @@ class TPUGraph:
             if node.op == "TPUPartitionedInputV2" and parts[0].op == "VarHandleOp":
                 found[parts[0].name] = Variable(
                     tuple(node.attr["partition_dims"].list.i),
-                    tuple(d.size for d in parts[0].attr["shape"].shape.dim), node.attr["_XlaSharding"].s,
-                    tuple(part.device for part in parts), self._annotated(node),
-                    tf.as_dtype(parts[0].attr["dtype"].type).size)
+                    tuple(d.size for d in parts[0].attr["shape"].shape.dim),
+                    node.attr["_XlaSharding"].s,
+                    tuple(part.device for part in parts),
+                    self._annotated(node),
+                    tf.as_dtype(parts[0].attr["dtype"].type).size,
+                )
         return found
 
     def handles(self) -> int:
@@ -83,8 +86,11 @@ class TPUGraph:
 
     def loops(self) -> list:
         """The loops that run on the device and are not inside others."""
-        return [node for node in self.definition.node
-                if node.op in ("While", "StatelessWhile") and "_tpu_replicate" in node.attr]
+        return [
+            node
+            for node in self.definition.node
+            if node.op in ("While", "StatelessWhile") and "_tpu_replicate" in node.attr
+        ]
 
     def operators(self) -> dict[str, int]:
         """How often each operator stands in the graph, functions included."""
@@ -101,6 +107,7 @@ class TPUGraph:
     def bridged(self) -> str:
         """What TensorFlow's TPU bridge makes of it, in MLIR: one call on all cores, fed from each core's variables."""
         from tensorflow.python import pywrap_mlir  # the bridge has no public name
+
         module = pywrap_mlir.import_graphdef(self.definition, "", False)
         return pywrap_mlir.experimental_run_pass_pipeline(module, "tf-replicated-clustering-bridge-v2", False)
 
@@ -110,13 +117,20 @@ class TPUGraph:
 
     def _annotated(self, handle) -> bool:
         reads = [node for node in self._users[handle.name] if node.op == "ReadVariableOp"]
-        values = [self._nodes[_node_name(node.input[1])] for node in self._users[handle.name] if node.op == "AssignVariableOp"]
+        values = [
+            self._nodes[_node_name(node.input[1])] for node in self._users[handle.name] if node.op == "AssignVariableOp"
+        ]
         users = [user for read in reads for user in self._users[read.name]]
         return bool(users or values) and all(node.op == "XlaSharding" for node in (*users, *values))
 
 
-def build(chips: tuple[int, ...], steps: StepFunctions, batch_specs: dict, programs: tuple[str, ...] = PROGRAMS,
-          count: int = 2) -> TPUGraph:
+def build(
+    chips: tuple[int, ...],
+    steps: StepFunctions,
+    batch_specs: dict,
+    programs: tuple[str, ...] = PROGRAMS,
+    count: int = 2,
+) -> TPUGraph:
     """Builds programs for a slice.
 
     Args:
@@ -153,9 +167,13 @@ def digest(library, name: str) -> str:
     def of(function) -> str:
         text = hashlib.sha256()
         for node in function.node_def:
-            attributes = {key: of(functions[value.func.name]) if value.HasField("func")
-                          else value.SerializeToString(deterministic=True) for key, value in node.attr.items()
-                          if key != _GRADIENT}
+            attributes = {
+                key: of(functions[value.func.name])
+                if value.HasField("func")
+                else value.SerializeToString(deterministic=True)
+                for key, value in node.attr.items()
+                if key != _GRADIENT
+            }
             text.update(repr((node.name, node.op, list(node.input), sorted(attributes.items()))).encode())
         return text.hexdigest()
 
@@ -165,6 +183,7 @@ def digest(library, name: str) -> str:
 def stand_in(chips: tuple[int, ...]) -> Engine:
     """The engine of a slice that is not here; see `build`."""
     from tensorflow.python.tpu.topology import Topology  # its constructor has no public name
+
     coordinates = _coordinates(chips)
     topology = Topology(mesh_shape=[*chips, 2], device_coordinates=coordinates)
     return Engine(_resolver(topology, *coordinates.shape[:2]), topology)
@@ -173,16 +192,28 @@ def stand_in(chips: tuple[int, ...]) -> Engine:
 def _coordinates(chips: tuple[int, ...]) -> np.ndarray:
     """Of each core `[hosts, cores of a host, 4]`: x, y, z and the core of its chip."""
     width, height, depth = chips
-    cores = [[(x + dx, y + dy, z, core) for dy in range(_HOST[1]) for dx in range(_HOST[0]) for core in range(2)]
-             for z in range(depth) for y in range(0, height, _HOST[1]) for x in range(0, width, _HOST[0])]
+    cores = [
+        [(x + dx, y + dy, z, core) for dy in range(_HOST[1]) for dx in range(_HOST[0]) for core in range(2)]
+        for z in range(depth)
+        for y in range(0, height, _HOST[1])
+        for x in range(0, width, _HOST[0])
+    ]
     return np.array(cores, np.int32)
 
 
 def _resolver(topology: Any, hosts: int, cores: int):
     metadata = tf.tpu.experimental.TPUSystemMetadata(
-        num_cores=hosts * cores, num_hosts=hosts, num_of_cores_per_host=cores, topology=topology,
-        devices=[tf.config.LogicalDevice(f"/job:{_JOB}/replica:0/task:{host}/device:{kind}:{index}", kind)
-                 for host in range(hosts) for kind, many in (("CPU", 1), ("TPU", cores)) for index in range(many)])
+        num_cores=hosts * cores,
+        num_hosts=hosts,
+        num_of_cores_per_host=cores,
+        topology=topology,
+        devices=[
+            tf.config.LogicalDevice(f"/job:{_JOB}/replica:0/task:{host}/device:{kind}:{index}", kind)
+            for host in range(hosts)
+            for kind, many in (("CPU", 1), ("TPU", cores))
+            for index in range(many)
+        ],
+    )
 
     class StandIn(tf.distribute.cluster_resolver.ClusterResolver):
         """Knows what a `TPUClusterResolver` would have asked the slice for."""
@@ -205,8 +236,10 @@ def _resolver(topology: Any, hosts: int, cores: int):
 
 
 def _placeholders(training: Training, count: int) -> dict:
-    return {path: [tf.compat.v1.placeholder(spec.dtype, spec.shape) for spec in specs]
-            for path, specs in training.feed(count).specs().items()}
+    return {
+        path: [tf.compat.v1.placeholder(spec.dtype, spec.shape) for spec in specs]
+        for path, specs in training.feed(count).specs().items()
+    }
 
 
 def _node_name(tensor_name: str) -> str:

@@ -16,27 +16,41 @@ import socket
 import numpy as np
 import pytest
 
-from lingvo_moe import experiment, sharding, steps as step_functions, testing, tree
-from lingvo_moe.engines import topology, tpu_strategy, tpu_strategy_graph, tpu_strategy_testing
+from lingvo_moe import experiment, tree
+from lingvo_moe import steps as step_functions
+from lingvo_moe.engines import topology, tpu_strategy, tpu_strategy_graph
 from lingvo_moe.engines.tpu_strategy import Engine, Training, train_loop
 from lingvo_moe.engines.tpu_strategy_graph import TPUGraph
-from lingvo_moe.engines.tpu_strategy_testing import CHIPS
 from lingvo_moe.engines.tpu_strategy_variables import Placement, ShardedVariable
 from lingvo_moe.errors import UserError
 from lingvo_moe.layers.base import Context, Layer
 from lingvo_moe.layers.embedding import Embedding, Softmax, cross_entropy
 from lingvo_moe.layers.mixture_of_experts import MixtureOfExperts
-from lingvo_moe.layout import DeviceMesh, Layout, Spec
 from lingvo_moe.lazy import tf
 from lingvo_moe.optimizers.adafactor import Adafactor
 from lingvo_moe.program import lower
+from lingvo_moe.sharding import spmd
+from lingvo_moe.sharding.layout import DeviceMesh, Layout, Spec
 from lingvo_moe.steps import Steps
+from lingvo_moe.testing import harness, local_tpu
+from lingvo_moe.testing.local_tpu import CHIPS
 
 MESHES = ["8", "4x2"]
 TRANSLATION = (
-    "model.num_layers=4", "model.model_dim=16", "model.hidden_dim=32", "model.num_heads=2", "model.head_dim=8",
-    "model.num_experts=8", "model.num_groups=8", "model.source_vocabulary=64", "model.target_vocabulary=64",
-    "input.batch_size=8", "input.source_length=16", "input.target_length=16", "decoding_batch=8")
+    "model.num_layers=4",
+    "model.model_dim=16",
+    "model.hidden_dim=32",
+    "model.num_heads=2",
+    "model.head_dim=8",
+    "model.num_experts=8",
+    "model.num_groups=8",
+    "model.source_vocabulary=64",
+    "model.target_vocabulary=64",
+    "input.batch_size=8",
+    "input.source_length=16",
+    "input.target_length=16",
+    "decoding_batch=8",
+)
 # Losses of a few nats after sums of float32 products in another order, by another build of XLA, and Adafactor steps that
 # divide gradients, with their rounding, by their own root mean square.
 TRAINED_TOLERANCE = 1e-5
@@ -48,9 +62,11 @@ class OneLayer(Layer):
 
     @property
     def _layers(self) -> dict:
-        return {"embedding": Embedding(vocabulary=16, model_dim=8),
-                "experts": MixtureOfExperts(model_dim=8, hidden_dim=16, num_experts=8, num_groups=8),
-                "softmax": Softmax(vocabulary=16, model_dim=8)}
+        return {
+            "embedding": Embedding(vocabulary=16, model_dim=8),
+            "experts": MixtureOfExperts(model_dim=8, hidden_dim=16, num_experts=8, num_groups=8),
+            "softmax": Softmax(vocabulary=16, model_dim=8),
+        }
 
     def weights(self) -> dict:
         return {name: layer.weights() for name, layer in self._layers.items()}
@@ -61,7 +77,10 @@ class OneLayer(Layer):
         outputs, metrics = self._layers["experts"](theta["experts"], inputs, tf.zeros(shape, tf.bool), context)
         nll, _ = cross_entropy(self._layers["softmax"](theta["softmax"], inputs + outputs, context), batch["labels"])
         loss = tf.reduce_mean(nll)
-        return loss + 0.01 * metrics["aux_loss"], {"cross_entropy": loss, "tokens": tf.constant(float(shape.num_elements()))}
+        return loss + 0.01 * metrics["aux_loss"], {
+            "cross_entropy": loss,
+            "tokens": tf.constant(float(shape.num_elements())),
+        }
 
 
 ONE_LAYER_BATCH = {name: Spec((8, 4), "int32", "BT") for name in ("ids", "labels")}
@@ -100,7 +119,7 @@ def one_layer_module(mesh: str) -> str:
 @functools.cache
 def on_this_machine(mesh: str) -> Training:
     """One layer's training with the variables of all cores on the CPU, where they can be read."""
-    return tpu_strategy_testing.engine().training(one_layer(mesh), ONE_LAYER_BATCH)
+    return local_tpu.engine().training(one_layer(mesh), ONE_LAYER_BATCH)
 
 
 def numbered(specs: dict) -> dict:
@@ -126,9 +145,9 @@ def test_every_variable_is_cut_as_the_layout_says(mesh):
     variables, specs = graph(mesh).variables(), tree.flatten(steps.state_specs())
     assert variables.keys() == specs.keys() and graph(mesh).handles() == 8 * len(specs)
     for path, spec in specs.items():
-        found, mapping = variables[path], steps.layout.dims_mapping(spec.letters)
-        shape = sharding.shard_shape(spec.shape, steps.layout.mesh.devices, mapping)
-        assert found.part_shape[-len(shape):] == shape if shape else found.part_shape == (), path
+        found, mapping = variables[path], steps.layout.dims_mapping(spec.logical_axes)
+        shape = spmd.shard_shape(spec.shape, steps.layout.mesh.devices, mapping)
+        assert found.part_shape[-len(shape) :] == shape if shape else found.part_shape == (), path
         assert np.prod(found.part_shape) == np.prod(shape), path
         assert np.prod(found.partition_dims) == (8 if max((-1, *mapping)) >= 0 else 1), path
         assert sorted(found.devices) == [f"/job:worker/task:0/device:TPU:{core}" for core in range(8)]
@@ -158,16 +177,20 @@ def test_the_step_is_that_of_the_programs_node_for_node(mesh, monkeypatch):
     """What `Steps.train` lowers for PJRT and for libtpu is traced once more, and is the function in the TPU's graph."""
     steps, batch_specs = model(mesh)
     lowered = {}
-    monkeypatch.setattr(step_functions, "lower", lambda name, function, inputs, *rest, **others: lowered.update(
-        function=function, specs=tree.flatten(inputs)))
+    monkeypatch.setattr(
+        step_functions,
+        "lower",
+        lambda name, function, inputs, *rest, **others: lowered.update(function=function, specs=tree.flatten(inputs)),
+    )
     steps.train(batch_specs)
 
     def train_step(*tensors):
         return list(tree.flatten(lowered["function"](tree.unflatten(dict(zip(lowered["specs"], tensors))))).values())
 
-    with sharding.num_devices(8), tf.Graph().as_default() as traced:
+    with spmd.num_devices(8), tf.Graph().as_default() as traced:
         function = tf.function(train_step, jit_compile=True, autograph=False).get_concrete_function(
-            *(tf.TensorSpec(spec.shape, spec.dtype) for spec in lowered["specs"].values()))
+            *(tf.TensorSpec(spec.shape, spec.dtype) for spec in lowered["specs"].values())
+        )
         function.add_to_graph(traced)
     assert graph(mesh).step() == tpu_strategy_graph.digest(traced.as_graph_def().library, function.name.decode())
 
@@ -185,7 +208,8 @@ def test_the_bridge_reads_and_writes_each_part_on_its_own_core(mesh):
     layout = one_layer(mesh).layout
     parts = collections.Counter(
         "x".join(map(str, (*Placement(spec, layout).part_shape, {"float32": "f32", "int32": "i32"}[spec.dtype])))
-        for spec in specs.values())
+        for spec in specs.values()
+    )
     read = collections.Counter(re.findall(r'"tf\.ReadVariableOp".*-> tensor<(.*)>\n', module))
     assigned = collections.Counter(re.findall(r'"tf\.AssignVariableOp".*, tensor<([^>]*)>\) -> \(\)', module))
     assert read == assigned == {shape: 8 * count for shape, count in parts.items()}
@@ -196,20 +220,33 @@ def test_without_copies_no_core_is_given_anothers_part():
     """With copies the bridge would take results from the wrong cores: what is cut at all has as many parts as cores."""
     for found in graph("4x2").variables().values():
         assert np.prod(found.partition_dims) in (1, 8)
-    copied = graph("4x2").variables()["slots/embedding/table/row"]
+    copied = graph("4x2").variables()["optimizer_state/embedding/table/row"]
     assert (copied.partition_dims, copied.part_shape) == ((4, 2), (1, 8)), "four copies of two halves"
 
 
-@pytest.mark.parametrize("mesh, letters", [("8", "EMH"), ("8", "BM"), ("4x2", "MH"), ("4x2", "BT"), ("4x2", "H"), ("2x4", "GM"),
-                                           ("8", "m"), ("4x2", "me"), ("8x1", "BM")])
-def test_parts_cover_a_tensor(mesh, letters):
+@pytest.mark.parametrize(
+    "mesh, letters",
+    [
+        ("8", "EMH"),
+        ("8", "BM"),
+        ("4x2", "MH"),
+        ("4x2", "BT"),
+        ("4x2", "H"),
+        ("2x4", "GM"),
+        ("8", "m"),
+        ("4x2", "me"),
+        ("8x1", "BM"),
+    ],
+)
+def test_parts_cover_a_tensor(mesh, logical_axes):
     """Cores are those XLA names for each part; joined where they belong, parts are the whole."""
     layout = Layout.of(DeviceMesh.parse(mesh))
-    placement = Placement(Spec((8,) * len(letters), "float32", letters), layout)
-    whole = np.arange(8**len(letters)).reshape(placement.spec.shape)
+    placement = Placement(Spec((8,) * len(logical_axes), "float32", logical_axes), layout)
+    whole = np.arange(8 ** len(logical_axes)).reshape(placement.spec.shape)
     shown = layout.mesh.devices if placement.replicated else np.array(placement.cores).reshape(placement.partition_dims)
-    expected = np.asarray(sharding.mesh_sharding(layout.mesh.devices, placement._stored_mapping)
-                          .proto.tile_assignment_devices)
+    expected = np.asarray(
+        spmd.mesh_sharding(layout.mesh.devices, placement._stored_mapping).proto.tile_assignment_devices
+    )
     np.testing.assert_array_equal(shown.ravel(), expected if expected.size else np.arange(8))
     found = np.full_like(whole, -1)
     for where in placement.slices():
@@ -219,31 +256,35 @@ def test_parts_cover_a_tensor(mesh, letters):
 
 
 @pytest.mark.parametrize("letters", ["BM", "H", "MH", "m"])
-def test_storing_copies_changes_no_value_and_moves_no_data(letters):
+def test_storing_copies_changes_no_value_and_moves_no_data(logical_axes):
     layout = Layout.of(DeviceMesh.parse("4x2"))
-    value = np.random.default_rng(0).normal(size=(8,) * len(letters)).astype(np.float32)
-    placement = Placement(Spec(value.shape, "float32", letters), layout)
-    executable = testing.compile_for(lambda inputs: {"y": placement.restored(placement.stored(inputs["x"]))},
-                                     {"x": value}, layout, {"x": letters, "y": letters})
+    value = np.random.default_rng(0).normal(size=(8,) * len(logical_axes)).astype(np.float32)
+    placement = Placement(Spec(value.shape, "float32", logical_axes), layout)
+    executable = harness.compile_for(
+        lambda inputs: {"y": placement.restored(placement.stored(inputs["x"]))},
+        {"x": value},
+        layout,
+        {"x": logical_axes, "y": logical_axes},
+    )
     np.testing.assert_array_equal(executable({"x": value})["y"], value)
-    assert testing.collectives(executable) == {}
+    assert harness.collectives(executable) == {}
 
 
 @pytest.mark.parametrize("mesh", MESHES)
 def test_a_loop_of_steps_is_the_steps(mesh):
     """Three steps in one function against three calls of the PJRT engine's program, on the same 8 devices."""
     steps = one_layer(mesh)
-    engine = testing.engine(steps.layout)
+    engine = harness.engine(steps.layout)
     state = tree.map_leaves(np.asarray, engine.load(steps.init())({"seed": np.int32([0, 1])})["state"])
     batches = [one_layer_batch(step) for step in range(3)]
     stacked = tree.map_leaves(lambda *arrays: np.stack(arrays), *batches)
     loop = train_loop(steps.train_function(ONE_LAYER_BATCH), steps.state_specs(), ONE_LAYER_BATCH, steps.layout)
-    letters = {f"state/{path}": spec.letters for path, spec in tree.flatten(steps.state_specs()).items()}
-    in_one = testing.run(loop, {"state": state, "batches": stacked}, steps.layout, letters)
-    one_by_one, executable = {"state": state}, engine.load(steps.train(ONE_LAYER_BATCH))
+    logical_axes = {f"state/{path}": spec.logical_axes for path, spec in tree.flatten(steps.state_specs()).items()}
+    in_one = harness.run(loop, {"state": state, "batches": stacked}, steps.layout, logical_axes)
+    unstack_experts, executable = {"state": state}, engine.load(steps.train(ONE_LAYER_BATCH))
     for batch in batches:
-        one_by_one = executable({"state": one_by_one["state"], "batch": batch})
-    for path, value in testing.arrays(one_by_one).items():
+        unstack_experts = executable({"state": unstack_experts["state"], "batch": batch})
+    for path, value in harness.arrays(unstack_experts).items():
         np.testing.assert_allclose(in_one[path], value, rtol=TRAINED_TOLERANCE, atol=TRAINED_TOLERANCE, err_msg=path)
     assert in_one["state/step"] == 3
 
@@ -251,13 +292,20 @@ def test_a_loop_of_steps_is_the_steps(mesh):
 def test_tensorflow_alone_has_the_losses_of_the_pjrt_engine():
     """Three steps compiled by TensorFlow's XLA on the CPU, with no JAX and no strategy."""
     steps = one_layer("1")
-    state = tree.map_leaves(np.asarray, testing.engine(steps.layout).load(steps.init())({"seed": np.int32([0, 1])})["state"])
-    loop = tf.function(train_loop(steps.train_function(ONE_LAYER_BATCH), steps.state_specs(), ONE_LAYER_BATCH, steps.layout),
-                       jit_compile=True, autograph=False)
-    executable = testing.engine(steps.layout).load(steps.train(ONE_LAYER_BATCH))
+    state = tree.map_leaves(
+        np.asarray, harness.engine(steps.layout).load(steps.init())({"seed": np.int32([0, 1])})["state"]
+    )
+    loop = tf.function(
+        train_loop(steps.train_function(ONE_LAYER_BATCH), steps.state_specs(), ONE_LAYER_BATCH, steps.layout),
+        jit_compile=True,
+        autograph=False,
+    )
+    executable = harness.engine(steps.layout).load(steps.train(ONE_LAYER_BATCH))
     found, expected = {"state": tree.map_leaves(tf.constant, state)}, {"state": state}
     for batch in map(one_layer_batch, range(3)):
-        found = loop({"state": found["state"], "batches": tree.map_leaves(lambda array: tf.constant(array[None]), batch)})
+        found = loop(
+            {"state": found["state"], "batches": tree.map_leaves(lambda array: tf.constant(array[None]), batch)}
+        )
         expected = executable({"state": expected["state"], "batch": batch})
         for name, value in expected["metrics"].items():
             np.testing.assert_allclose(found["metrics"][name], value, rtol=TRAINED_TOLERANCE, err_msg=name)
@@ -265,12 +313,20 @@ def test_tensorflow_alone_has_the_losses_of_the_pjrt_engine():
 
 def test_the_loop_compiles_for_a_slice_and_keeps_the_state_in_place():
     """libtpu's answer for 8 TPU v3 cores: one loop, and the new state where the old one was."""
-    steps, stacked = one_layer("8"), {name: dataclasses.replace(spec, shape=(3, *spec.shape), letters="r" + spec.letters)
-                                      for name, spec in ONE_LAYER_BATCH.items()}
+    steps, stacked = (
+        one_layer("8"),
+        {
+            name: dataclasses.replace(spec, shape=(3, *spec.shape), logical_axes="r" + spec.logical_axes)
+            for name, spec in ONE_LAYER_BATCH.items()
+        },
+    )
     loop = train_loop(steps.train_function(ONE_LAYER_BATCH), steps.state_specs(), ONE_LAYER_BATCH, steps.layout)
-    compiled = topology.Slice.of("v3:2x2x1").load(lower(
-        "loop", loop, {"state": steps.state_specs(), "batches": stacked}, {}, steps.layout, donated=("state",)))
-    state = sum(np.prod(Placement(spec, steps.layout).part_shape) * 4 for spec in tree.flatten(steps.state_specs()).values())
+    compiled = topology.Slice.of("v3:2x2x1").load(
+        lower("loop", loop, {"state": steps.state_specs(), "batches": stacked}, {}, steps.layout, donated=("state",))
+    )
+    state = sum(
+        np.prod(Placement(spec, steps.layout).part_shape) * 4 for spec in tree.flatten(steps.state_specs()).values()
+    )
     assert re.search(r"= \(.*\) while\(", compiled.hlo())
     assert compiled.memory().alias_size_in_bytes >= state
 
@@ -314,7 +370,8 @@ def test_a_host_is_fed_the_rows_of_its_own_cores(mesh):
     rows = 1 if mesh == "8" else 2
     shape = (2, 3, rows, 4) if mesh == "8" else (2, 1, 3, rows, 4)
     assert {path: [tuple(spec.shape) for spec in specs] for path, specs in feed.specs().items()} == {
-        path: [shape] * 4 for path in ONE_LAYER_BATCH}
+        path: [shape] * 4 for path in ONE_LAYER_BATCH
+    }
 
 
 @pytest.mark.parametrize("mesh", MESHES)
@@ -322,9 +379,11 @@ def test_what_is_placed_is_what_is_declared(mesh):
     training = on_this_machine(mesh)
     placed = training.feed(3).place([one_layer_batch(step) for step in range(3)])
     assert {path: [(tuple(t.shape), t.dtype) for t in parts] for path, parts in placed.items()} == {
-        path: [(tuple(s.shape), s.dtype) for s in specs] for path, specs in training.feed(3).specs().items()}
+        path: [(tuple(s.shape), s.dtype) for s in specs] for path, specs in training.feed(3).specs().items()
+    }
     assert int(tf.reduce_sum(placed["ids"][0])) == sum(one_layer_batch(step)["ids"].sum() for step in range(3)) * (
-        1 if mesh == "8" else 2)
+        1 if mesh == "8" else 2
+    )
 
 
 def test_functions_are_traced_with_variables_that_live_outside_of_them():
@@ -332,12 +391,20 @@ def test_functions_are_traced_with_variables_that_live_outside_of_them():
     training = on_this_machine("4x2")
     trained = training._train.get_concrete_function(training.feed(2).specs(), 2)
     evaluated = training._evaluate.get_concrete_function(training.feed(1).specs())
-    assert set(trained.structured_outputs) == {"cross_entropy", "tokens", "loss", "gradient_norm", "learning_rate", "skipped",
-                                               "skipped_in_a_row"}
+    assert set(trained.structured_outputs) == {
+        "cross_entropy",
+        "tokens",
+        "loss",
+        "gradient_norm",
+        "learning_rate",
+        "skipped",
+        "skipped_in_a_row",
+    }
     assert set(evaluated.structured_outputs) == {"cross_entropy", "tokens"}
     diagnosed = training._diagnose.get_concrete_function(training.feed(1).specs(), tf.TensorSpec((), tf.int32))
     assert {"metrics/loss", "blocks/router_entropy", "weights/experts/wi", "gradients/experts/wi"} <= set(
-        diagnosed.structured_outputs)
+        diagnosed.structured_outputs
+    )
     training._initialise.get_concrete_function(tf.TensorSpec((2,), tf.int32))
 
 
@@ -356,12 +423,16 @@ def test_a_mesh_of_another_size_is_refused():
 
 def test_what_the_cores_do_not_divide_is_refused():
     specs = {name: dataclasses.replace(spec, shape=(6, 4)) for name, spec in ONE_LAYER_BATCH.items()}
-    with pytest.raises(UserError, match=r"batch ids \[1, 6, 4\] has a dimension of 6, which mesh axis x of 8 cores does not"):
+    with pytest.raises(
+        UserError, match=r"batch ids \[1, 6, 4\] has a dimension of 6, which mesh axis x of 8 cores does not"
+    ):
         tpu_strategy.Feed(tpu_strategy_graph.stand_in(CHIPS), specs, one_layer("8").layout, count=1)
 
 
-@pytest.mark.parametrize("installed, said", [(False, "no TPU support.*install tensorflow-tpu==2.20.0"),
-                                             (True, "Is this a virtual machine of a slice")])
+@pytest.mark.parametrize(
+    "installed, said",
+    [(False, "no TPU support.*install tensorflow-tpu==2.20.0"), (True, "Is this a virtual machine of a slice")],
+)
 def test_a_tpu_that_is_not_there_is_told_with_the_remedy(monkeypatch, installed, said):
     def version(package: str) -> str:
         if not installed:

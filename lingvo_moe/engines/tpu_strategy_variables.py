@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from lingvo_moe import sharding
 from lingvo_moe.errors import UserError
-from lingvo_moe.layout import Layout, Spec
 from lingvo_moe.lazy import tf
+from lingvo_moe.sharding import spmd
+from lingvo_moe.sharding.layout import Layout, Spec
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,14 +35,16 @@ class Placement:
         mesh = self.layout.mesh
         for size, axis in zip(self.spec.shape, self._dims_mapping):
             if axis >= 0 and size % mesh.shape[axis]:
-                raise UserError(f"{path} {list(self.spec.shape)} has a dimension of {size}, which mesh axis "
-                                f"{mesh.axis_names[axis]} of {mesh.shape[axis]} cores does not divide. Use a slice with a "
-                                f"divisor of it, or change the size.")
+                raise UserError(
+                    f"{path} {list(self.spec.shape)} has a dimension of {size}, which mesh axis "
+                    f"{mesh.axis_names[axis]} of {mesh.shape[axis]} cores does not divide. Use a slice with a "
+                    f"divisor of it, or change the size."
+                )
 
     @property
     def replicated(self) -> bool:
         """Whether every core holds all of it."""
-        return all(axis == sharding.REPLICATED_DIMENSION for axis in self._dims_mapping)
+        return all(axis == spmd.REPLICATED_DIMENSION for axis in self._dims_mapping)
 
     @property
     def partition_dims(self) -> list[int]:
@@ -69,38 +71,39 @@ class Placement:
         for part in range(self.layout.mesh.size):
             where = np.unravel_index(part, self.partition_dims) if self.partition_dims else [0] * len(self.spec.shape)
             stored = [slice(at * size, (at + 1) * size) for at, size in zip(where, self.part_shape, strict=True)]
-            found.append(tuple(stored[self._copy_dims:]))
+            found.append(tuple(stored[self._copy_dims :]))
         return found
 
     def stored(self, tensor: tf.Tensor) -> tf.Tensor:
         """The tensor as it is kept, in place; no data moves."""
         if not self._copy_dims:
-            return self.layout.annotate(tensor, self.spec.letters) if self.layout.mesh.size > 1 else tensor
+            return self.layout.annotate(tensor, self.spec.logical_axes) if self.layout.mesh.size > 1 else tensor
         mesh = self.layout.mesh.devices
-        part = sharding.auto_to_manual_spmd_partition(tensor, mesh, self._dims_mapping)
-        return sharding.manual_to_auto_spmd_partition(part[tf.newaxis], mesh, self._stored_mapping, self._stored_shape)
+        part = spmd.auto_to_manual_spmd_partition(tensor, mesh, self._dims_mapping)
+        return spmd.manual_to_auto_spmd_partition(part[tf.newaxis], mesh, self._stored_mapping, self._stored_shape)
 
     def restored(self, tensor: tf.Tensor) -> tf.Tensor:
         """The inverse of `stored`."""
         if not self._copy_dims:
             return self.stored(tensor)
         mesh = self.layout.mesh.devices
-        part = sharding.auto_to_manual_spmd_partition(tensor, mesh, self._stored_mapping)
-        return sharding.manual_to_auto_spmd_partition(part[0], mesh, self._dims_mapping, self.spec.shape)
+        part = spmd.auto_to_manual_spmd_partition(tensor, mesh, self._stored_mapping)
+        return spmd.manual_to_auto_spmd_partition(part[0], mesh, self._dims_mapping, self.spec.shape)
 
     def join(self, parts: Sequence[tf.Tensor]) -> tf.Tensor:
         """One tensor, or handle of a variable, of those of all parts, for a TPU program to read."""
         from tensorflow.python.ops import gen_tpu_partition_ops  # TensorFlow exposes it under no public name
+
         joined = gen_tpu_partition_ops.tpu_partitioned_input_v2(parts, partition_dims=self.partition_dims)
         if self.layout.mesh.size > 1:
-            sharding.mesh_sharding(self.layout.mesh.devices, self._stored_mapping).apply_to_tensor(joined)
+            spmd.mesh_sharding(self.layout.mesh.devices, self._stored_mapping).apply_to_tensor(joined)
         return joined
 
     @property
     def _dims_mapping(self) -> tuple[int, ...]:
         if self.layout.mesh.size == 1:
-            return (sharding.REPLICATED_DIMENSION,) * len(self.spec.shape)
-        return self.layout.dims_mapping(self.spec.letters)
+            return (spmd.REPLICATED_DIMENSION,) * len(self.spec.shape)
+        return self.layout.dims_mapping(self.spec.logical_axes)
 
     @property
     def _copy_axes(self) -> tuple[int, ...]:
@@ -135,13 +138,19 @@ class ShardedVariable:
           devices: of all cores, by their number in the mesh.
           name: its path in the state.
         """
-        from tensorflow.python.ops import resource_variable_ops  # a variable without an initial value has no public name
+        from tensorflow.python.ops import (
+            resource_variable_ops,
+        )  # a variable without an initial value has no public name
+
         self.placement = placement
         self._variables = []
         for core in placement.cores:
             with tf.device(devices[core]):
-                self._variables.append(resource_variable_ops.UninitializedVariable(
-                    shape=placement.part_shape, dtype=tf.as_dtype(placement.spec.dtype), trainable=False, name=name))
+                self._variables.append(
+                    resource_variable_ops.UninitializedVariable(
+                        shape=placement.part_shape, dtype=tf.as_dtype(placement.spec.dtype), trainable=False, name=name
+                    )
+                )
 
     @property
     def shape(self) -> tuple[int, ...]:

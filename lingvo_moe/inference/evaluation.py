@@ -30,8 +30,9 @@ class LanguageScore:
     copy_chrf: float
 
 
-def evaluate(translator: Translator, corpus: Corpus, languages: Sequence[str] = (), max_pairs: int = 100,
-             split: str = "test") -> tuple[list[LanguageScore], int]:
+def evaluate(
+    translator: Translator, corpus: Corpus, languages: Sequence[str] = (), max_pairs: int = 100, split: str = "test"
+) -> tuple[list[LanguageScore], int]:
     """Translates up to `max_pairs` sentences of each language and scores them.
 
     Sentences longer than the model's limit are left out, of the translations and of the copies alike.
@@ -58,21 +59,27 @@ def evaluate(translator: Translator, corpus: Corpus, languages: Sequence[str] = 
         left_out += len(held_out) - len(pairs[language])
     chosen = [language for language in chosen if pairs[language]]
     if not chosen:
-        raise UserError(f"all {left_out} {split} sentences are longer than the model's limit; raise it with "
-                        f"--set input.source_length=...")
+        raise UserError(
+            f"all {left_out} {split} sentences are longer than the model's limit; raise it with "
+            f"--set input.source_length=..."
+        )
     sources = [source for language in chosen for source, _ in pairs[language]]
     translations = [best.text for best, *_ in translator.translate(sources)]
     scores, start = [], 0
     for language in chosen:
         count = len(pairs[language])
-        scores.append(_score(language, corpus.count("train", language), pairs[language], translations[start:start + count]))
+        scores.append(
+            _score(language, corpus.count("train", language), pairs[language], translations[start : start + count])
+        )
         start += count
     return scores, left_out
 
 
 def groups(scores: Sequence[LanguageScore], count: int = 3) -> list[tuple[str, list[LanguageScore]]]:
     """Cuts languages, ordered by training pairs, into `count` groups of equal size: high, middle and low resource."""
-    names = {3: ("high resource", "middle resource", "low resource")}.get(count, [f"group {i + 1}" for i in range(count)])
+    names = {3: ("high resource", "middle resource", "low resource")}.get(
+        count, [f"group {i + 1}" for i in range(count)]
+    )
     bounds = [round(i * len(scores) / count) for i in range(count + 1)]
     cut = [(name, list(scores[a:b])) for name, a, b in zip(names, bounds, bounds[1:])]
     return [(name, members) for name, members in cut if members]
@@ -86,8 +93,9 @@ def mean(values: Sequence[float]) -> float:
 def _choose(corpus: Corpus, languages: Sequence[str], split: str) -> list[str]:
     for language in languages:
         if language not in corpus.languages:
-            raise UserError(f"--languages={language}: the corpus has no such language."
-                            f"{did_you_mean(language, corpus.languages)}")
+            raise UserError(
+                f"--languages={language}: the corpus has no such language.{did_you_mean(language, corpus.languages)}"
+            )
         if not corpus.count(split, language):
             raise UserError(f"--languages={language}: the corpus has no {split} pairs of it; see its report.txt.")
     chosen = set(languages or corpus.languages_of(split))
@@ -102,6 +110,9 @@ def _score(language: str, train_pairs: int, pairs: list[tuple[str, str]], transl
     sources, references = [source for source, _ in pairs], [[target for _, target in pairs]]
 
     def scores(hypotheses: list[str]) -> tuple[float, float]:
-        return (sacrebleu.corpus_bleu(hypotheses, references).score, sacrebleu.corpus_chrf(hypotheses, references).score)
+        return (
+            sacrebleu.corpus_bleu(hypotheses, references).score,
+            sacrebleu.corpus_chrf(hypotheses, references).score,
+        )
 
     return LanguageScore(language, train_pairs, len(pairs), *scores(translations), *scores(sources))

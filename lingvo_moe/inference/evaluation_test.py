@@ -7,11 +7,11 @@ import dataclasses
 import pytest
 import sacrebleu
 
-from lingvo_moe import testing_experiment as tiny
 from lingvo_moe.data.corpus import Corpus
 from lingvo_moe.errors import UserError
 from lingvo_moe.inference.evaluation import LanguageScore, evaluate, groups, mean
 from lingvo_moe.inference.translator import Translation
+from lingvo_moe.testing import experiments as tiny
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +39,8 @@ class Mirror:
 def test_scores_are_of_the_best_hypotheses_and_of_the_sources(corpus):
     scores, left_out = evaluate(Mirror(), corpus, max_pairs=5)
     assert left_out == 0 and [score.train_pairs for score in scores] == sorted(
-        (corpus.count("train", language) for language in ("de", "fr")), reverse=True)
+        (corpus.count("train", language) for language in ("de", "fr")), reverse=True
+    )
     german, french = sorted(scores, key=lambda score: score.language)
     assert german.bleu == pytest.approx(100) and german.chrf == pytest.approx(100)
     assert french.bleu < 1 and french.chrf < 10
@@ -59,7 +60,9 @@ def test_long_sentences_are_left_out_and_counted(corpus):
         evaluate(Mirror(1), corpus)
 
 
-@pytest.mark.parametrize("languages, said", [(["dee"], "no such language. Did you mean de"), (["xx"], "no such language")])
+@pytest.mark.parametrize(
+    "languages, said", [(["dee"], "no such language. Did you mean de"), (["xx"], "no such language")]
+)
 def test_a_language_that_is_not_there_is_named(corpus, languages, said):
     with pytest.raises(UserError, match=f"--languages={languages[0]}: .*{said}"):
         evaluate(Mirror(), corpus, languages)

@@ -6,13 +6,13 @@ import dataclasses
 import math
 import pathlib
 
-from lingvo_moe import progress
 from lingvo_moe.data.pipeline import EvalInput
 from lingvo_moe.engines.pjrt import Engine
 from lingvo_moe.errors import UserError
 from lingvo_moe.experiment import Experiment
 from lingvo_moe.steps import weight_specs
 from lingvo_moe.training.checkpoint import Checkpoints
+from lingvo_moe.utils import progress
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,7 +37,9 @@ class Perplexity:
         return math.exp(self.cross_entropy)
 
 
-def measure(name: str, experiment: Experiment, engine: Engine, logdir: str | pathlib.Path, split: str = "test") -> Perplexity:
+def measure(
+    name: str, experiment: Experiment, engine: Engine, logdir: str | pathlib.Path, split: str = "test"
+) -> Perplexity:
     """Predicts every text of a split once, with the newest checkpoint of `logdir`.
 
     Raises:
@@ -68,5 +70,7 @@ def _nothing(experiment: Experiment, split: str, too_long: int) -> str:
     """Why there is no batch."""
     if not too_long:
         return f"the corpus has no {split} texts; see its report.txt."
-    return (f"none of the corpus's {too_long} {split} texts fits input.target_length={experiment.input.target_length}; "
-            f"raise it with --set input.target_length=...")
+    return (
+        f"none of the corpus's {too_long} {split} texts fits input.target_length={experiment.input.target_length}; "
+        f"raise it with --set input.target_length=..."
+    )

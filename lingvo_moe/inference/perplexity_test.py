@@ -8,12 +8,12 @@ import math
 import numpy as np
 import pytest
 
-from lingvo_moe import testing_experiment as tiny
 from lingvo_moe.data.corpus import Corpus
-from lingvo_moe.data.testing import write_corpus
 from lingvo_moe.engines.pjrt import Engine
 from lingvo_moe.errors import UserError
 from lingvo_moe.inference import perplexity
+from lingvo_moe.testing import experiments as tiny
+from lingvo_moe.testing.corpora import write_corpus
 from lingvo_moe.training import loop
 
 
@@ -41,7 +41,9 @@ def lengths(data) -> list[int]:
 def trained(data, tmp_path_factory):
     """(experiment, engine, log directory) of a language model, trained until it knows which words there are."""
     logdir = tmp_path_factory.mktemp("log")
-    config = tiny.tiny_language_model(data, "training.steps=40", "training.evaluate_every=40", "training.checkpoint_every=40")
+    config = tiny.tiny_language_model(
+        data, "training.steps=40", "training.evaluate_every=40", "training.checkpoint_every=40"
+    )
     engine = Engine(2, "cpu")
     losses = loop.train(tiny.LANGUAGE_MODEL, config, engine, logdir, say=lambda line: None)
     return config, engine, logdir, losses
@@ -63,7 +65,9 @@ def test_batches_do_not_matter(trained):
     """The mean is over tokens, not over batches, whose numbers of tokens differ."""
     config, engine, logdir, _ = trained
     larger = dataclasses.replace(config, input=dataclasses.replace(config.input, batch_size=8))
-    one, other = (perplexity.measure(tiny.LANGUAGE_MODEL, changed, engine, logdir).cross_entropy for changed in (config, larger))
+    one, other = (
+        perplexity.measure(tiny.LANGUAGE_MODEL, changed, engine, logdir).cross_entropy for changed in (config, larger)
+    )
     np.testing.assert_allclose(one, other, rtol=1e-5)
 
 

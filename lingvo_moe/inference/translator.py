@@ -8,13 +8,13 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from lingvo_moe import progress
 from lingvo_moe.data.pipeline import source_batches
 from lingvo_moe.engines.pjrt import Engine
 from lingvo_moe.experiment import Experiment
-from lingvo_moe.layout import Spec
+from lingvo_moe.sharding.layout import Spec
 from lingvo_moe.steps import weight_specs
 from lingvo_moe.training.checkpoint import Checkpoints
+from lingvo_moe.utils import progress
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,8 +61,9 @@ class Translator:
           UserError: a sentence longer than `input.source_length`, before anything is translated.
         """
         results: list[list[Translation]] = [[]] * len(sentences)
-        batches = source_batches(sentences, self._tokenizers.source, self._experiment.decoding_batch,
-                                 self._experiment.input.source_length)
+        batches = source_batches(
+            sentences, self._tokenizers.source, self._experiment.decoding_batch, self._experiment.input.source_length
+        )
         with progress.bar("translating", len(sentences), "sentences") as advance:
             for indices, source in batches:
                 for index, translations in zip(indices, self._translate_batch(source)):

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from lingvo_moe import testing_experiment as tiny
 from lingvo_moe.engines.pjrt import Engine
 from lingvo_moe.errors import UserError
 from lingvo_moe.inference.translator import Translation, Translator
+from lingvo_moe.testing import experiments as tiny
 from lingvo_moe.training.checkpoint import Checkpoints
 
 _SENTENCES = ["der", "neerg der eulb", "eert", "", "esuoh gib a", "der", "drib", "hsirp xyz", "enots wen eht"]

@@ -35,7 +35,9 @@ class MultiHeadAttention(Layer):
             "output": matrix("NDM", fan_in="ND", **sizes),
         }
 
-    def __call__(self, theta: dict, queries: tf.Tensor, memory: tf.Tensor, mask: tf.Tensor, context: Context) -> tf.Tensor:
+    def __call__(
+        self, theta: dict, queries: tf.Tensor, memory: tf.Tensor, mask: tf.Tensor, context: Context
+    ) -> tf.Tensor:
         """Attends from `queries [B, T, M]` to `memory [B, L, M]` where `mask [B, T, L] bool` is true; returns `[B, T, M]`."""
         keys, values = self.keys_values(theta, memory, context)
         return self.attend(theta, queries, keys, values, mask, context)
@@ -44,44 +46,54 @@ class MultiHeadAttention(Layer):
         """`[B, L, M]` to keys and values, each `[B, L, N, D]`."""
         keys = project(memory, theta["key"], context)
         values = project(memory, theta["value"], context)
-        return context.keep(keys, "hidden", "BLND"), context.keep(values, "hidden", "BLND")
+        return context.checkpoint_name(keys, "hidden", "BLND"), context.checkpoint_name(values, "hidden", "BLND")
 
-    def attend(self, theta: dict, queries: tf.Tensor, keys: tf.Tensor, values: tf.Tensor, mask: tf.Tensor, context: Context,
-               letters: tuple[str, str] = ("BLND", "BLND")) -> tf.Tensor:
+    def attend(
+        self,
+        theta: dict,
+        queries: tf.Tensor,
+        keys: tf.Tensor,
+        values: tf.Tensor,
+        mask: tf.Tensor,
+        context: Context,
+        logical_axes: tuple[str, str] = ("BLND", "BLND"),
+    ) -> tf.Tensor:
         """As `__call__`, with keys and values of these `letters` at hand. A query that may see nothing gets a mean of all."""
-        of_keys, of_values = letters
+        of_keys, of_values = logical_axes
         projected = project(queries, theta["query"], context) * (1.0 / math.sqrt(self.head_dim))
-        projected = context.keep(projected, "hidden", "BTND")
-        alone = context.platform == "cpu" and queries.shape[1] == 1 and letters == CACHED
+        projected = context.checkpoint_name(projected, "hidden", "BTND")
+        alone = context.platform == "cpu" and queries.shape[1] == 1 and logical_axes == CACHED
         logits = tf.cast((_logits_of_one if alone else _logits)(projected, keys, of_keys), tf.float32)
         logits = tf.where(mask[:, None], context.annotate(logits, "BNTL"), _MASKED)
         shares = context.cast(tf.nn.softmax(logits))
         shares = context.dropout(shares, self.dropout, "attention", "BNTL")
-        attended = context.keep((_mean_of_one if alone else _mean)(shares, values, of_values), "hidden", "BTND")
+        attended = context.checkpoint_name(
+            (_mean_of_one if alone else _mean)(shares, values, of_values), "hidden", "BTND"
+        )
         outputs = project(attended, theta["output"], context, contracted=2)
-        return context.keep(outputs, "output", "BTM")
+        return context.checkpoint_name(outputs, "output", "BTM")
 
 
-def _logits(queries: tf.Tensor, keys: tf.Tensor, letters: str) -> tf.Tensor:
+def _logits(queries: tf.Tensor, keys: tf.Tensor, logical_axes: str) -> tf.Tensor:
     """`[B, T, N, D]`, and keys of these `letters`, to `[B, N, T, L]`."""
-    return tf.einsum(f"BTND,{letters}->BNTL", queries, keys)
+    return tf.einsum(f"BTND,{logical_axes}->BNTL", queries, keys)
 
 
-def _logits_of_one(query: tf.Tensor, keys: tf.Tensor, letters: str) -> tf.Tensor:
+def _logits_of_one(query: tf.Tensor, keys: tf.Tensor, logical_axes: str) -> tf.Tensor:
     """`_logits` where T is 1 and keys are `BNDL`, in float32: a CPU is slow at the product of a row and a matrix."""
-    del letters
+    del logical_axes
     query, keys = tf.cast(tf.einsum("BTND->BNDT", query), tf.float32), tf.cast(keys, tf.float32)
     return tf.reduce_sum(query * keys, axis=2)[:, :, None]
 
 
-def _mean(shares: tf.Tensor, values: tf.Tensor, letters: str) -> tf.Tensor:
+def _mean(shares: tf.Tensor, values: tf.Tensor, logical_axes: str) -> tf.Tensor:
     """`[B, N, T, L]`, and values of these `letters`, to `[B, T, N, D]`."""
-    return tf.einsum(f"BNTL,{letters}->BTND", shares, values)
+    return tf.einsum(f"BNTL,{logical_axes}->BTND", shares, values)
 
 
-def _mean_of_one(shares: tf.Tensor, values: tf.Tensor, letters: str) -> tf.Tensor:
+def _mean_of_one(shares: tf.Tensor, values: tf.Tensor, logical_axes: str) -> tf.Tensor:
     """`_mean` where T is 1 and values are `BNLD`, see `_logits_of_one`."""
-    del letters
+    del logical_axes
     wide, values = tf.cast(tf.einsum("BNTL->BNLT", shares), tf.float32), tf.cast(values, tf.float32)
     return tf.cast(tf.reduce_sum(wide * values, axis=2), shares.dtype)[:, None]
 

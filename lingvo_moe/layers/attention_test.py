@@ -5,16 +5,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from lingvo_moe import testing, tree
+from lingvo_moe import tree
 from lingvo_moe.layers.attention import MultiHeadAttention, causal_mask, segment_mask
 from lingvo_moe.layers.base import Context
-from lingvo_moe.layout import DeviceMesh, Layout
 from lingvo_moe.lazy import tf
+from lingvo_moe.sharding.layout import DeviceMesh, Layout
+from lingvo_moe.testing import harness
 
 MODEL, HEADS, HEAD = 8, 4, 3
 LAYER = MultiHeadAttention(model_dim=MODEL, num_heads=HEADS, head_dim=HEAD)
 # Relative to the largest element: products over M = 8, D = 3, N * D = 12 and a softmax over a few positions.
-TOLERANCE = 16 * testing.FLOAT32_ROUNDING
+TOLERANCE = 16 * harness.FLOAT32_ROUNDING
 
 
 def theta_of(seed: int = 0) -> dict:
@@ -69,7 +70,8 @@ def test_segment_mask_is_same_segment_and_no_padding():
 def test_causal_mask_hides_later_tokens():
     mask = causal_mask(tf.constant([[1, 1, 2, 2, 0]])).numpy()[0].astype(int)
     np.testing.assert_array_equal(
-        mask, [[1, 0, 0, 0, 0], [1, 1, 0, 0, 0], [0, 0, 1, 0, 0], [0, 0, 1, 1, 0], [0, 0, 0, 0, 0]])
+        mask, [[1, 0, 0, 0, 0], [1, 1, 0, 0, 0], [0, 0, 1, 0, 0], [0, 0, 1, 1, 0], [0, 0, 0, 0, 0]]
+    )
 
 
 @pytest.mark.parametrize("masked", [lambda s: segment_mask(s, s), causal_mask], ids=["encoder", "decoder"])
@@ -86,7 +88,8 @@ def test_paddings_do_not_matter():
     changed = np.concatenate([tokens[:, :3], 100 * tokens[:, 3:]], axis=1)
     mask = segment_mask(segments, segments).numpy()
     np.testing.assert_array_equal(
-        attend(theta_of(), tokens, tokens, mask)[:, :3], attend(theta_of(), changed, changed, mask)[:, :3])
+        attend(theta_of(), tokens, tokens, mask)[:, :3], attend(theta_of(), changed, changed, mask)[:, :3]
+    )
 
 
 def test_a_token_does_not_see_the_future():
@@ -101,8 +104,10 @@ def test_attend_over_given_keys_and_values_is_the_same():
     queries, memory, theta = tokens_of(2, 3), tokens_of(2, 5), tree.map_leaves(tf.constant, theta_of())
     mask = tf.ones((2, 3, 5), tf.bool)
     keys, values = LAYER.keys_values(theta, tf.constant(memory), Context())
-    np.testing.assert_array_equal(LAYER.attend(theta, tf.constant(queries), keys, values, mask, Context()),
-                                  LAYER(theta, tf.constant(queries), tf.constant(memory), mask, Context()))
+    np.testing.assert_array_equal(
+        LAYER.attend(theta, tf.constant(queries), keys, values, mask, Context()),
+        LAYER(theta, tf.constant(queries), tf.constant(memory), mask, Context()),
+    )
 
 
 def test_dropout_drops_shares_of_attention_in_training_only():
@@ -125,11 +130,16 @@ def test_partitioned_equals_unpartitioned(mesh):
             tokens = inputs["tokens"]
             return {"y": LAYER(inputs["theta"], tokens, tokens, causal_mask(inputs["segments"]), Context(layout))}
 
-        return testing.with_gradients(function)
+        return harness.with_gradients(function)
 
     layout = Layout.of(DeviceMesh.parse(mesh))
-    letters = {f"theta/{name}": weight.letters for name, weight in LAYER.weights().items()} | {"tokens": "BTM"}
-    letters |= {f"gradients/{path}": name for path, name in letters.items()} | {"segments": "BT", "values/y": "BTM"}
-    one, many = testing.run(call(Layout()), inputs), testing.run(call(layout), inputs, layout, letters)
+    logical_axes = {f"theta/{name}": weight.logical_axes for name, weight in LAYER.weights().items()} | {
+        "tokens": "BTM"
+    }
+    logical_axes |= {f"gradients/{path}": name for path, name in logical_axes.items()} | {
+        "segments": "BT",
+        "values/y": "BTM",
+    }
+    one, many = harness.run(call(Layout()), inputs), harness.run(call(layout), inputs, layout, logical_axes)
     for path, expected in one.items():
         assert_close(many[path], expected)

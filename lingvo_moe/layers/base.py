@@ -13,11 +13,11 @@ from collections.abc import Callable
 from lingvo_moe import tree
 from lingvo_moe.layers import random_numbers
 from lingvo_moe.layers.random_numbers import fold_seed
-from lingvo_moe.layout import Layout
 from lingvo_moe.lazy import tf
+from lingvo_moe.sharding.layout import Layout
 
 # Leading dimensions over which a weight holds many independent matrices: repeated layers and experts.
-BATCH_LETTERS = "RE"
+BATCH_AXES = "RE"
 
 # On a CPU: how many rows times an expert's matrix are few (measured: at 32 a third is gained, at 64 nothing), and the side of
 # the tiles in which they are transposed.
@@ -40,15 +40,15 @@ class Weight:
     """
 
     shape: tuple[int, ...]
-    letters: str
+    logical_axes: str
     fan_in: str = ""
     stddev: float = 0.0
     mean: float = 0.0
     wide: bool = False
 
     def __post_init__(self):
-        if len(self.shape) != len(self.letters):
-            raise ValueError(f"weight {self.letters!r} has shape {self.shape}: one size per letter is needed.")
+        if len(self.shape) != len(self.logical_axes):
+            raise ValueError(f"weight {self.logical_axes!r} has shape {self.shape}: one size per letter is needed.")
 
     @property
     def size(self) -> int:
@@ -58,24 +58,24 @@ class Weight:
     @property
     def rows(self) -> tuple[int, ...]:
         """Dimensions of the matrix's rows: those contracted over."""
-        return tuple(d for d, letter in enumerate(self.letters) if letter in self.fan_in)
+        return tuple(d for d, letter in enumerate(self.logical_axes) if letter in self.fan_in)
 
     @property
     def columns(self) -> tuple[int, ...]:
         """Dimensions of the matrix's columns; of a vector, all dimensions but the batch ones."""
-        batch = len(self.letters) - len(self.letters.lstrip(BATCH_LETTERS))
-        return tuple(d for d in range(batch, len(self.letters)) if d not in self.rows)
+        batch = len(self.logical_axes) - len(self.logical_axes.lstrip(BATCH_AXES))
+        return tuple(d for d in range(batch, len(self.logical_axes)) if d not in self.rows)
 
     def repeated(self, times: int) -> Weight:
         """The same weight for `times` stacked layers."""
-        return dataclasses.replace(self, shape=(times, *self.shape), letters="R" + self.letters)
+        return dataclasses.replace(self, shape=(times, *self.shape), logical_axes="R" + self.logical_axes)
 
 
-def matrix(letters: str, fan_in: str, gain: float = 1.0, wide: bool = False, **sizes: int) -> Weight:
+def matrix(logical_axes: str, fan_in: str, gain: float = 1.0, wide: bool = False, **sizes: int) -> Weight:
     """A matrix whose outputs have variance `gain^2` for unit inputs: `matrix("MND", fan_in="M", M=512, N=8, D=64)`."""
     contracted = math.prod(sizes[letter.upper()] for letter in fan_in)
-    shape = tuple(sizes[letter.upper()] for letter in letters)
-    return Weight(shape, letters, fan_in, stddev=gain / math.sqrt(contracted), wide=wide)
+    shape = tuple(sizes[letter.upper()] for letter in logical_axes)
+    return Weight(shape, logical_axes, fan_in, stddev=gain / math.sqrt(contracted), wide=wide)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,9 +95,9 @@ class Context:
     layout: Layout = Layout()
     seed: tf.Tensor | None = None
     dtype: str = "float32"
-    keeper: Callable[[tf.Tensor, str, str], tf.Tensor] | None = None
-    place: str = ""
-    meter: Callable[[str, tf.Tensor], None] | None = None
+    checkpoint_policy: Callable[[tf.Tensor, str, str], tf.Tensor] | None = None
+    scope: str = ""
+    add_summary: Callable[[str, tf.Tensor], None] | None = None
     platform: str = ""
 
     @property
@@ -105,15 +105,15 @@ class Context:
         """Whether random numbers (dropout, routing) are drawn."""
         return self.seed is not None
 
-    def annotate(self, tensor: tf.Tensor, letters: str) -> tf.Tensor:
+    def annotate(self, tensor: tf.Tensor, logical_axes: str) -> tf.Tensor:
         """See `Layout.annotate`."""
-        return self.layout.annotate(tensor, letters)
+        return self.layout.annotate(tensor, logical_axes)
 
     def cast(self, tensor: tf.Tensor) -> tf.Tensor:
         """Casts to the dtype of activations."""
         return tf.cast(tensor, self.dtype)
 
-    def keep(self, tensor: tf.Tensor, kind: str, letters: str) -> tf.Tensor:
+    def checkpoint_name(self, tensor: tf.Tensor, kind: str, logical_axes: str) -> tf.Tensor:
         """Annotates `tensor`, and marks it as worth its room where layers are rematerialised.
 
         Args:
@@ -121,23 +121,23 @@ class Context:
           kind: `output` for what a block returns and what crossed between devices, `hidden` for wider ones.
           letters: of its dimensions.
         """
-        tensor = self.annotate(tensor, letters)
-        return self.keeper(tensor, kind, letters) if self.keeper else tensor
+        tensor = self.annotate(tensor, logical_axes)
+        return self.checkpoint_policy(tensor, kind, logical_axes) if self.checkpoint_policy else tensor
 
-    def measure(self, name: str, compute: Callable[[], dict[str, tf.Tensor]]):
+    def summarize(self, name: str, compute: Callable[[], dict[str, tf.Tensor]]):
         """Tells the meter, if there is one, the scalars that `compute` returns by name; otherwise it is not called.
 
         Args:
           name: of what they are measured, within this call's place; empty for the place itself.
           compute: takes nothing; `measures.magnitude` of an activation, for instance.
         """
-        if self.meter:
+        if self.add_summary:
             for quantity, value in compute().items():
-                self.meter("/".join(filter(None, (self.place.rstrip("/"), name, quantity))), value)
+                self.add_summary("/".join(filter(None, (self.scope.rstrip("/"), name, quantity))), value)
 
     def named(self, name: str) -> Context:
         """The context of a part of this one, for what is measured there."""
-        return dataclasses.replace(self, place=f"{self.place}{name}/")
+        return dataclasses.replace(self, scope=f"{self.scope}{name}/")
 
     def fold(self, key: str | int | tf.Tensor) -> Context:
         """A context whose random numbers are independent of this one's, one per layer, one per use; `named` where `key` is."""
@@ -148,11 +148,11 @@ class Context:
         """Random float32 numbers in [0, 1), a function of the seed and `key` alone: equal on any number of devices."""
         return random_numbers.uniform(fold_seed(self.seed, key), shape)
 
-    def dropout(self, tensor: tf.Tensor, rate: float, key: str, letters: str) -> tf.Tensor:
+    def dropout(self, tensor: tf.Tensor, rate: float, key: str, logical_axes: str) -> tf.Tensor:
         """Zeroes elements with probability `rate` and scales the others by 1/(1 - rate), in training only."""
         if not self.training or rate == 0.0:
             return tensor
-        keep = self.annotate(self.uniform(tuple(tensor.shape), key), letters) >= rate
+        keep = self.annotate(self.uniform(tuple(tensor.shape), key), logical_axes) >= rate
         return tf.where(keep, tensor / tf.cast(1.0 - rate, tensor.dtype), tf.zeros((), tensor.dtype))
 
 
@@ -177,13 +177,17 @@ def project(inputs: tf.Tensor, weight: tf.Tensor, context: Context, contracted: 
     factors in memory and takes a kernel half as fast.
     """
     weight = context.cast(weight)
-    batch, fan_in, outputs = (letters[:count] for letters, count in zip(
-        ("ABC", "KL", "OP"), (inputs.shape.rank - contracted, contracted, weight.shape.rank - contracted)))
+    batch, fan_in, outputs = (
+        logical_axes[:count]
+        for logical_axes, count in zip(
+            ("ABC", "KL", "OP"), (inputs.shape.rank - contracted, contracted, weight.shape.rank - contracted)
+        )
+    )
     if context.platform != "cpu":
         return tf.einsum(f"{batch}{fan_in},{fan_in}{outputs}->{batch}{outputs}", inputs, weight)
     rows = tf.reshape(inputs, (-1, math.prod(weight.shape[:contracted])))
     products = tf.matmul(rows, tf.reshape(weight, (rows.shape[-1], -1)))
-    return tf.reshape(products, (*inputs.shape[:len(batch)], *weight.shape[contracted:]))
+    return tf.reshape(products, (*inputs.shape[: len(batch)], *weight.shape[contracted:]))
 
 
 def project_by_expert(inputs: tf.Tensor, weights: tf.Tensor, context: Context) -> tf.Tensor:

@@ -7,10 +7,10 @@ import dataclasses
 import numpy as np
 import pytest
 
-from lingvo_moe import testing
 from lingvo_moe.layers.base import FEW_ROWS, Context, Layer, Weight, initial_value, matrix, project, project_by_expert
-from lingvo_moe.layout import DeviceMesh, Layout
 from lingvo_moe.lazy import tf
+from lingvo_moe.sharding.layout import DeviceMesh, Layout
+from lingvo_moe.testing import harness
 
 SEED = np.int32([1, 2])
 SAMPLES = 10_000
@@ -20,12 +20,23 @@ def training() -> Context:
     return Context(seed=tf.constant(SEED))
 
 
-@pytest.mark.parametrize("letters, fan_in, rows, columns", [
-    ("MND", "M", (0,), (1, 2)), ("NDM", "ND", (0, 1), (2,)), ("EMH", "M", (1,), (2,)), ("EHM", "H", (1,), (2,)),
-    ("REMH", "M", (2,), (3,)), ("RMND", "M", (1,), (2, 3)), ("VM", "V", (0,), (1,)), ("me", "m", (0,), (1,)),
-    ("M", "", (), (0,)), ("RM", "", (), (1,))])
-def test_rows_are_contracted_columns_are_the_rest_but_experts_and_repeats(letters, fan_in, rows, columns):
-    weight = Weight((2,) * len(letters), letters, fan_in)
+@pytest.mark.parametrize(
+    "letters, fan_in, rows, columns",
+    [
+        ("MND", "M", (0,), (1, 2)),
+        ("NDM", "ND", (0, 1), (2,)),
+        ("EMH", "M", (1,), (2,)),
+        ("EHM", "H", (1,), (2,)),
+        ("REMH", "M", (2,), (3,)),
+        ("RMND", "M", (1,), (2, 3)),
+        ("VM", "V", (0,), (1,)),
+        ("me", "m", (0,), (1,)),
+        ("M", "", (), (0,)),
+        ("RM", "", (), (1,)),
+    ],
+)
+def test_rows_are_contracted_columns_are_the_rest_but_experts_and_repeats(logical_axes, fan_in, rows, columns):
+    weight = Weight((2,) * len(logical_axes), logical_axes, fan_in)
     assert (weight.rows, weight.columns) == (rows, columns)
 
 
@@ -37,7 +48,7 @@ def test_a_weight_needs_one_size_per_letter():
 def test_repeated_stacks_and_changes_nothing_else():
     weight = matrix("MND", fan_in="M", M=4, N=2, D=3)
     stacked = weight.repeated(5)
-    assert stacked == dataclasses.replace(weight, shape=(5, 4, 2, 3), letters="RMND")
+    assert stacked == dataclasses.replace(weight, shape=(5, 4, 2, 3), logical_axes="RMND")
     assert stacked.size == 5 * weight.size == 120
 
 
@@ -60,7 +71,8 @@ def test_initial_values_depend_on_seed_and_path_alone():
     weight = matrix("MH", fan_in="M", M=8, H=8)
     same, again, other_path, other_seed = (
         initial_value(weight, path, tf.constant(seed)).numpy()
-        for path, seed in (("a/wi", [1, 2]), ("a/wi", [1, 2]), ("b/wi", [1, 2]), ("a/wi", [1, 3])))
+        for path, seed in (("a/wi", [1, 2]), ("a/wi", [1, 2]), ("b/wi", [1, 2]), ("a/wi", [1, 3]))
+    )
     np.testing.assert_array_equal(same, again)
     for other in (other_path, other_seed):
         assert abs(np.corrcoef(same.ravel(), other.ravel())[0, 1]) < 0.6 and (same != other).all()
@@ -69,8 +81,10 @@ def test_initial_values_depend_on_seed_and_path_alone():
 def test_folding_gives_every_use_its_own_numbers():
     context = training()
     keys = ["a", "b", 0, 1, 2]
-    draws = [context.fold(key).uniform((50,), "x").numpy() for key in keys] + [context.uniform((50,), "x").numpy(),
-                                                                              context.uniform((50,), "y").numpy()]
+    draws = [context.fold(key).uniform((50,), "x").numpy() for key in keys] + [
+        context.uniform((50,), "x").numpy(),
+        context.uniform((50,), "y").numpy(),
+    ]
     assert len({draw.tobytes() for draw in draws}) == len(draws)
 
 
@@ -84,11 +98,12 @@ def test_no_device_holds_the_random_bits_of_the_others(mesh):
             context = Context(layout, inputs["seed"])
             start = layout.annotate(initial_value(weight, "w", inputs["seed"]), "EMH")
             return {"y": layout.annotate(context.dropout(start * inputs["scale"], 0.5, "key", "EMH"), "EMH")}
-        return testing.with_gradients(dropped)
+
+        return harness.with_gradients(dropped)
 
     layout = Layout.of(DeviceMesh.parse(mesh))
     inputs = {"seed": SEED, "scale": np.float32(1)}
-    memory = testing.compile_for(function(layout), inputs, layout, {"values/y": "EMH"}).memory()
+    memory = harness.compile_for(function(layout), inputs, layout, {"values/y": "EMH"}).memory()
     assert memory.output_size_in_bytes + memory.temp_size_in_bytes < weight.size * 4  # one tensor, whole
 
 
@@ -107,7 +122,7 @@ def test_dropout_is_for_training_and_for_rates_above_zero(context, rate):
 
 def test_evaluation_has_no_seed_to_fold():
     assert Context().fold(1) == Context() and not Context().training
-    assert Context().fold("layer") == Context(place="layer/")
+    assert Context().fold("layer") == Context(scope="layer/")
 
 
 def test_cast_is_to_the_dtype_of_activations():
@@ -126,25 +141,47 @@ def test_num_weights_counts_all_leaves():
         Layer().weights()
 
 
-@pytest.mark.parametrize("inputs, weight, contracted", [((2, 3, 4), (4, 5), 1), ((2, 3, 4), (4, 2, 3), 1), ((2, 3, 2, 4), (2, 4, 5), 2)])
+@pytest.mark.parametrize(
+    "inputs, weight, contracted", [((2, 3, 4), (4, 5), 1), ((2, 3, 4), (4, 2, 3), 1), ((2, 3, 2, 4), (2, 4, 5), 2)]
+)
 def test_a_product_made_for_a_cpu_is_the_same(inputs, weight, contracted):
     """In value and gradient, whatever is contracted: a layer's, an attention's into heads and out of them."""
-    check_platforms(lambda given, context: project(given["inputs"], given["weight"], context, contracted), inputs, weight)
+    check_platforms(
+        lambda given, context: project(given["inputs"], given["weight"], context, contracted), inputs, weight
+    )
 
 
-@pytest.mark.parametrize("groups, capacity, fan_in, outputs", [
-    (2, 4, 5, 6), (2, 16, 24, 40), (1, 7, 16, 9), (1, 1, 8, 8), (3, 16, 8, 24), (1, FEW_ROWS, 8, 8), (1, FEW_ROWS + 1, 8, 8)])
+@pytest.mark.parametrize(
+    "groups, capacity, fan_in, outputs",
+    [
+        (2, 4, 5, 6),
+        (2, 16, 24, 40),
+        (1, 7, 16, 9),
+        (1, 1, 8, 8),
+        (3, 16, 8, 24),
+        (1, FEW_ROWS, 8, 8),
+        (1, FEW_ROWS + 1, 8, 8),
+    ],
+)
 def test_the_experts_product_made_for_a_cpu_is_the_same(groups, capacity, fan_in, outputs):
     """In value and gradient, of few rows and of many, with sides that are tiles and that are none."""
-    check_platforms(lambda given, context: project_by_expert(given["inputs"], given["weight"], context),
-                    (3, groups, capacity, fan_in), (3, fan_in, outputs))
+    check_platforms(
+        lambda given, context: project_by_expert(given["inputs"], given["weight"], context),
+        (3, groups, capacity, fan_in),
+        (3, fan_in, outputs),
+    )
 
 
 def check_platforms(product, inputs: tuple[int, ...], weight: tuple[int, ...]):
     random = np.random.default_rng(0)
     given = {"inputs": tf.constant(random.normal(size=inputs)), "weight": tf.constant(random.normal(size=weight))}
-    plain, of_cpu = (testing.arrays(testing.with_gradients(
-        lambda given, context=Context(platform=platform, dtype="float64"): {"outputs": product(given, context)})(given))
-        for platform in ("", "cpu"))
+    plain, of_cpu = (
+        harness.arrays(
+            harness.with_gradients(
+                lambda given, context=Context(platform=platform, dtype="float64"): {"outputs": product(given, context)}
+            )(given)
+        )
+        for platform in ("", "cpu")
+    )
     for path, value in plain.items():
         np.testing.assert_allclose(of_cpu[path], value, rtol=0, atol=1e-13, err_msg=path)

@@ -1,6 +1,6 @@
-"""How tokens reach the slots of their experts, and come back (GShard Algorithm 2, lines 3 and 9).
+"""How tokens reach the positions of their experts, and come back (GShard Algorithm 2, lines 3 and 9).
 
-A group has E * C slots, C of each expert, and its S tokens have two choices each. Two ways carry the same rows:
+A group has E * C positions, C of each expert, and its S tokens have two choices each. Two ways carry the same rows:
 
   einsum  products with a one-hot tensor [G, S, E, C]: what matrix units do best, and what XLA partitions by itself.
   gather  rows are taken by number; no tensor is larger than the rows. XLA cannot know that no row leaves its group, so
@@ -13,14 +13,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from lingvo_moe import sharding
 from lingvo_moe.errors import UserError, did_you_mean
 from lingvo_moe.layers import gating
 from lingvo_moe.layers.base import Context
-from lingvo_moe.layout import Layout
 from lingvo_moe.lazy import tf
+from lingvo_moe.sharding import spmd
+from lingvo_moe.sharding.layout import Layout
 
-NONE = -1  # the number of no slot, and of no choice
+NONE = -1  # the number of no position, and of no choice
 
 
 class Einsum:
@@ -32,19 +32,19 @@ class Einsum:
         self._dispatch = context.annotate(context.cast(tf.not_equal(self._combine, 0.0)), "GSEC")
 
     def dispatch(self, tokens: tf.Tensor) -> tf.Tensor:
-        """`[G, S, M]` to `[G, E, C, M]`: what each slot holds, zeros where nothing."""
+        """`[G, S, M]` to `[G, E, C, M]`: what each position holds, zeros where nothing."""
         return self._context.annotate(tf.einsum("GSEC,GSM->GECM", self._dispatch, tokens), "GECM")
 
     def combine(self, outputs: tf.Tensor) -> tf.Tensor:
-        """`[G, E, C, M]` to `[G, S, M]`: the weighted sum of each token's slots, zeros where it has none."""
+        """`[G, E, C, M]` to `[G, S, M]`: the weighted sum of each token's positions, zeros where it has none."""
         return self._context.annotate(tf.einsum("GSEC,GECM->GSM", self._combine, outputs), "GSM")
 
 
 class Gather:
     """Dispatch by rows' numbers; see the module's docstring.
 
-    Choice 2 * s + k of a group is token s's k-th, slot e * C + c is the c-th of expert e. Which slot a choice has and
-    which choice a slot holds are inverse to each other, so that each way's gradient is the other way's gather: no row is
+    Choice 2 * s + k of a group is token s's k-th, position e * C + c is the c-th of expert e. Which position a choice has and
+    which choice a position holds are inverse to each other, so that each way's gradient is the other way's gather: no row is
     ever added to a place in memory, and the order of sums is fixed.
     """
 
@@ -52,24 +52,35 @@ class Gather:
         groups, size, _ = routing.experts.shape
         self._weights, self._context = routing.weights, context
         self._num_experts, self._capacity = num_experts, capacity
-        slots = tf.where(tf.not_equal(routing.weights, 0.0), routing.experts * capacity + routing.positions, NONE)
-        self._slots = context.annotate(tf.reshape(slots, (groups, 2 * size)), "GS")
-        num_slots = num_experts * capacity
-        self._choices = _on_own_groups(lambda slots: choices_of(slots, num_slots), [(self._slots, "Gs")], "Gc",
-                                       (groups, num_slots), context.layout)
+        positions = tf.where(tf.not_equal(routing.weights, 0.0), routing.experts * capacity + routing.positions, NONE)
+        self._positions = context.annotate(tf.reshape(positions, (groups, 2 * size)), "GS")
+        num_positions = num_experts * capacity
+        self._choices = _on_own_groups(
+            lambda positions: choices_of(positions, num_positions),
+            [(self._positions, "Gs")],
+            "Gc",
+            (groups, num_positions),
+            context.layout,
+        )
 
     def dispatch(self, tokens: tf.Tensor) -> tf.Tensor:
         """As `Einsum.dispatch`."""
-        to_slots = _with_gradient("dispatch", lambda tokens: self._take(tokens, self._choices // 2),
-                                  lambda rows: tf.reduce_sum(self._by_token(rows), axis=2))
-        rows = tf.reshape(to_slots(tokens), (-1, self._num_experts, self._capacity, tokens.shape[-1]))
+        to_positions = _with_gradient(
+            "dispatch",
+            lambda tokens: self._take(tokens, self._choices // 2),
+            lambda rows: tf.reduce_sum(self._by_token(rows), axis=2),
+        )
+        rows = tf.reshape(to_positions(tokens), (-1, self._num_experts, self._capacity, tokens.shape[-1]))
         return self._context.annotate(rows, "GECM")
 
     def combine(self, outputs: tf.Tensor) -> tf.Tensor:
         """As `Einsum.combine`; weights and sums are float32."""
         groups, _, _, model_dim = outputs.shape
-        to_tokens = _with_gradient("combine", self._by_token, lambda gradient: self._take(
-            tf.reshape(gradient, (groups, -1, model_dim)), self._choices))
+        to_tokens = _with_gradient(
+            "combine",
+            self._by_token,
+            lambda gradient: self._take(tf.reshape(gradient, (groups, -1, model_dim)), self._choices),
+        )
         rows = tf.cast(to_tokens(tf.reshape(outputs, (groups, -1, model_dim))), tf.float32)
         # A sum of two, which XLA fuses with the gathers better than a reduction.
         first, second = tf.unstack(rows * self._weights[..., None], axis=2)
@@ -78,14 +89,18 @@ class Gather:
     def _by_token(self, rows: tf.Tensor) -> tf.Tensor:
         """Slots `[G, E * C, M]` to each token's two `[G, S, 2, M]`."""
         groups, size, _ = self._weights.shape
-        return tf.reshape(self._take(rows, self._slots), (groups, size, 2, rows.shape[-1]))
+        return tf.reshape(self._take(rows, self._positions), (groups, size, 2, rows.shape[-1]))
 
     def _take(self, rows: tf.Tensor, numbers: tf.Tensor) -> tf.Tensor:
         """The rows `[G, n, M]` of these `numbers [G, k]`, zeros for none: `[G, k, M]`."""
         groups, _, model_dim = rows.shape
-        taken = _on_own_groups(lambda rows, numbers: tf.gather(rows, numbers, axis=1, batch_dims=1),
-                               [(rows, "GsM"), (tf.maximum(numbers, 0), "Gs")], "GsM",
-                               (groups, numbers.shape[1], model_dim), self._context.layout)
+        taken = _on_own_groups(
+            lambda rows, numbers: tf.gather(rows, numbers, axis=1, batch_dims=1),
+            [(rows, "GsM"), (tf.maximum(numbers, 0), "Gs")],
+            "GsM",
+            (groups, numbers.shape[1], model_dim),
+            self._context.layout,
+        )
         return tf.where(tf.equal(numbers, NONE)[..., None], tf.zeros((), rows.dtype), taken)
 
 
@@ -116,8 +131,9 @@ def choose(name: str, tokens: tf.Tensor, context: Context) -> Callable[..., Eins
     return Gather if context.platform == "cpu" and size >= _LARGE_GROUP and divisible else Einsum
 
 
-def _with_gradient(scope: str, function: Callable[[tf.Tensor], tf.Tensor],
-                   gradient: Callable[[tf.Tensor], tf.Tensor]) -> Callable[[tf.Tensor], tf.Tensor]:
+def _with_gradient(
+    scope: str, function: Callable[[tf.Tensor], tf.Tensor], gradient: Callable[[tf.Tensor], tf.Tensor]
+) -> Callable[[tf.Tensor], tf.Tensor]:
     """`function`, whose gradient is `gradient` of the result's; under the name `scope`, by which analysis finds both."""
 
     def scoped(of_result: tf.Tensor) -> tf.Tensor:
@@ -127,18 +143,23 @@ def _with_gradient(scope: str, function: Callable[[tf.Tensor], tf.Tensor],
     return tf.custom_gradient(lambda tensor: (function(tensor), scoped))
 
 
-def choices_of(slots: tf.Tensor, num_slots: int) -> tf.Tensor:
-    """Which choice each slot holds, from the slot of each choice: `[G, 2 S]` to `[G, E * C]`."""
-    groups, choices = slots.shape
-    of_all_groups = tf.where(tf.equal(slots, NONE), NONE, slots + num_slots * tf.range(groups)[:, None])
-    # No two choices share a slot: of every sum at most one term is there. Negative numbers are left out.
-    ordinals = tf.broadcast_to(tf.range(choices) + 1, slots.shape)
-    filled = tf.math.unsorted_segment_sum(ordinals, of_all_groups, groups * num_slots)
-    return tf.reshape(filled, (groups, num_slots)) - 1
+def choices_of(positions: tf.Tensor, num_positions: int) -> tf.Tensor:
+    """Which choice each position holds, from the position of each choice: `[G, 2 S]` to `[G, E * C]`."""
+    groups, choices = positions.shape
+    of_all_groups = tf.where(tf.equal(positions, NONE), NONE, positions + num_positions * tf.range(groups)[:, None])
+    # No two choices share a position: of every sum at most one term is there. Negative numbers are left out.
+    ordinals = tf.broadcast_to(tf.range(choices) + 1, positions.shape)
+    filled = tf.math.unsorted_segment_sum(ordinals, of_all_groups, groups * num_positions)
+    return tf.reshape(filled, (groups, num_positions)) - 1
 
 
-def _on_own_groups(function: Callable[..., tf.Tensor], arguments: Sequence[tuple[tf.Tensor, str]], letters: str,
-                   shape: tuple[int, ...], layout: Layout) -> tf.Tensor:
+def _on_own_groups(
+    function: Callable[..., tf.Tensor],
+    arguments: Sequence[tuple[tf.Tensor, str]],
+    logical_axes: str,
+    shape: tuple[int, ...],
+    layout: Layout,
+) -> tf.Tensor:
     """`function` of the arguments, computed by each device for its groups alone, and for its part of M where M is cut.
 
     Args:
@@ -153,19 +174,23 @@ def _on_own_groups(function: Callable[..., tf.Tensor], arguments: Sequence[tuple
     tensors = [tensor for tensor, _ in arguments]
     if layout.num_shards("G", "G") == 1 or tf.executing_eagerly():
         return function(*tensors)
-    _check_divisible(shape, letters, layout)
+    _check_divisible(shape, logical_axes, layout)
     devices = layout.mesh.devices
-    own = [sharding.auto_to_manual_spmd_partition(tensor, devices, layout.dims_mapping(names))
-           for tensor, names in arguments]
-    return sharding.manual_to_auto_spmd_partition(function(*own), devices, layout.dims_mapping(letters), shape)
+    own = [
+        spmd.auto_to_manual_spmd_partition(tensor, devices, layout.dims_mapping(names)) for tensor, names in arguments
+    ]
+    return spmd.manual_to_auto_spmd_partition(function(*own), devices, layout.dims_mapping(logical_axes), shape)
 
 
-def _check_divisible(shape: tuple[int, ...], letters: str, layout: Layout):
-    for size, letter in zip(shape, letters):
-        shards = layout.num_shards(letters, letter)
+def _check_divisible(shape: tuple[int, ...], logical_axes: str, layout: Layout):
+    for size, letter in zip(shape, logical_axes):
+        shards = layout.num_shards(logical_axes, letter)
         if size % shards:
             what, remedy = {
                 "G": (f"the {size} groups of this batch", "num_groups and the tokens of a batch multiples"),
-                "M": (f"model_dim={size}", "it a multiple")}[letter]
-            raise UserError(f"dispatch=gather needs equal parts on all devices, but {shards} devices do not divide {what}. "
-                            f"Make {remedy} of {shards}, or set dispatch=einsum.")
+                "M": (f"model_dim={size}", "it a multiple"),
+            }[letter]
+            raise UserError(
+                f"dispatch=gather needs equal parts on all devices, but {shards} devices do not divide {what}. "
+                f"Make {remedy} of {shards}, or set dispatch=einsum."
+            )

@@ -11,22 +11,23 @@ import numpy as np
 import pytest
 from hypothesis import strategies
 
-from lingvo_moe import testing, tree
+from lingvo_moe import tree
 from lingvo_moe.errors import UserError
 from lingvo_moe.layers import gating
 from lingvo_moe.layers.base import Context
 from lingvo_moe.layers.dispatch import AUTO, DISPATCHES, Gather, check_dispatch, choose
-from lingvo_moe.layout import DeviceMesh, Layout
 from lingvo_moe.lazy import tf
+from lingvo_moe.sharding.layout import DeviceMesh, Layout
+from lingvo_moe.testing import harness
 
 MODEL = 4
 # A combined token is a sum of two products. One way rounds each product and the sum, the other may fuse a product into it:
 # two roundings apart. The products may cancel, so it is relative to the largest element and not to each.
-TOLERANCE = 4 * testing.FLOAT32_ROUNDING
+TOLERANCE = 4 * harness.FLOAT32_ROUNDING
 # The gradient of a weight is a product over M = 4 and goes on through a softmax and a normalisation: some ten roundings.
-GATES_TOLERANCE = 16 * testing.FLOAT32_ROUNDING
+GATES_TOLERANCE = 16 * harness.FLOAT32_ROUNDING
 # `einsum` rounds weights to the dtype of activations, `gather` does not.
-BFLOAT16_TOLERANCE = 4 * testing.BFLOAT16_ROUNDING
+BFLOAT16_TOLERANCE = 4 * harness.BFLOAT16_ROUNDING
 
 LOGITS = {
     "random": lambda random, shape: random.normal(size=shape),
@@ -36,18 +37,22 @@ LOGITS = {
 PADDINGS = {"none": 0.0, "some": 0.4, "all": 1.1}
 
 
-def inputs_of(groups: int, size: int, num_experts: int, logits: str = "random", paddings: str = "some",
-              number: int = 0) -> dict:
+def inputs_of(
+    groups: int, size: int, num_experts: int, logits: str = "random", paddings: str = "some", number: int = 0
+) -> dict:
     """Tokens, the gates' logits, paddings, a scale for each expert, and the seed of random routing."""
     random = np.random.default_rng(number)
-    return {"tokens": random.normal(size=(groups, size, MODEL)).astype(np.float32),
-            "logits": LOGITS[logits](random, (groups, size, num_experts)).astype(np.float32),
-            "paddings": random.random((groups, size)) < PADDINGS[paddings],
-            "scales": random.normal(size=(num_experts, MODEL)).astype(np.float32), "seed": np.int32([number, 1])}
+    return {
+        "tokens": random.normal(size=(groups, size, MODEL)).astype(np.float32),
+        "logits": LOGITS[logits](random, (groups, size, num_experts)).astype(np.float32),
+        "paddings": random.random((groups, size)) < PADDINGS[paddings],
+        "scales": random.normal(size=(num_experts, MODEL)).astype(np.float32),
+        "seed": np.int32([number, 1]),
+    }
 
 
 def call(way: str, capacity: int, layout: Layout = Layout(), training: bool = True, dtype: str = "float32"):
-    """Routes, dispatches, scales each expert's slots by a vector of its own, and combines; with gradients."""
+    """Routes, dispatches, scales each expert's positions by a vector of its own, and combines; with gradients."""
 
     def function(inputs: dict) -> dict:
         context = Context(layout, inputs["seed"] if training else None, dtype)
@@ -55,14 +60,14 @@ def call(way: str, capacity: int, layout: Layout = Layout(), training: bool = Tr
         gates = context.annotate(tf.nn.softmax(inputs["logits"]), "GSE")
         routing = gating.route(gates, inputs["paddings"], capacity, context)
         with tf.name_scope("dispatch"):
-            slots = DISPATCHES[way](routing, num_experts, capacity, context)
-            dispatched = slots.dispatch(context.annotate(context.cast(inputs["tokens"]), "GSM"))
+            positions = DISPATCHES[way](routing, num_experts, capacity, context)
+            dispatched = positions.dispatch(context.annotate(context.cast(inputs["tokens"]), "GSM"))
         outputs = tf.einsum("GECM,EM->GECM", dispatched, context.cast(inputs["scales"]))
         with tf.name_scope("combine"):
-            combined = slots.combine(context.annotate(outputs, "GECM"))
+            combined = positions.combine(context.annotate(outputs, "GECM"))
         return {"dispatched": tf.cast(dispatched, tf.float32), "combined": tf.cast(combined, tf.float32)}
 
-    return testing.with_gradients(function)
+    return harness.with_gradients(function)
 
 
 def assert_close(actual: np.ndarray, expected: np.ndarray, tolerance: float, path: str):
@@ -79,16 +84,19 @@ def assert_equal(found: dict, expected: dict):
 
 def check(inputs: dict, capacity: int, training: bool):
     """Compares both ways, eagerly."""
-    found, expected = (testing.arrays(call(way, capacity, training=training)(tree.map_leaves(tf.constant, inputs)))
-                       for way in ("gather", "einsum"))
+    found, expected = (
+        harness.arrays(call(way, capacity, training=training)(tree.map_leaves(tf.constant, inputs)))
+        for way in ("gather", "einsum")
+    )
     assert_equal(found, expected)
 
 
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("paddings", PADDINGS)
 @pytest.mark.parametrize("logits", LOGITS)
-@pytest.mark.parametrize("size, num_experts, capacity", [
-    (8, 4, 4), (8, 4, 1), (8, 2, 8), (3, 7, 1), (3, 7, 3), (1, 2, 1)])
+@pytest.mark.parametrize(
+    "size, num_experts, capacity", [(8, 4, 4), (8, 4, 1), (8, 2, 8), (3, 7, 1), (3, 7, 3), (1, 2, 1)]
+)
 def test_gather_equals_einsum(size, num_experts, capacity, logits, paddings, training):
     """With overflow and with room for all, one place each, more experts than tokens, nothing but paddings, one expert for
     all, and ties."""
@@ -121,7 +129,7 @@ def test_each_slot_holds_the_token_that_was_routed_to_it():
 def test_bfloat16_activations(logits):
     """The rows themselves are equal; their weighted sums as far as the rounding of weights allows."""
     inputs = tree.map_leaves(tf.constant, inputs_of(2, 12, 4, logits))
-    found, expected = (testing.arrays(call(way, 4, dtype="bfloat16")(inputs)) for way in ("gather", "einsum"))
+    found, expected = (harness.arrays(call(way, 4, dtype="bfloat16")(inputs)) for way in ("gather", "einsum"))
     np.testing.assert_array_equal(found["values/dispatched"], expected["values/dispatched"])
     for path, value in expected.items():
         assert_close(found[path], value, BFLOAT16_TOLERANCE, path)
@@ -129,21 +137,21 @@ def test_bfloat16_activations(logits):
 
 # G, S, E and C of compiled cases: the one-hot tensor is larger than all others.
 GROUPS, SIZE, EXPERTS, CAPACITY = 8, 64, 8, 12
-LETTERS = {"tokens": "GSM", "logits": "GSE", "paddings": "GS", "scales": "eM"}
-LETTERS |= {f"gradients/{path}": letters for path, letters in LETTERS.items()}
-LETTERS |= {"values/dispatched": "GECM", "values/combined": "GSM"}
+LOGICAL_AXES = {"tokens": "GSM", "logits": "GSE", "paddings": "GS", "scales": "eM"}
+LOGICAL_AXES |= {f"gradients/{path}": logical_axes for path, logical_axes in LOGICAL_AXES.items()}
+LOGICAL_AXES |= {"values/dispatched": "GECM", "values/combined": "GSM"}
 MESHES = ["1", "2", "4", "8", "4x2", "1x2"]
 
 
 @functools.cache
 def compiled(way: str, mesh: str):
     layout = Layout.of(DeviceMesh.parse(mesh))
-    return testing.compile_for(call(way, CAPACITY, layout), inputs_of(GROUPS, SIZE, EXPERTS), layout, LETTERS)
+    return harness.compile_for(call(way, CAPACITY, layout), inputs_of(GROUPS, SIZE, EXPERTS), layout, LOGICAL_AXES)
 
 
 @functools.cache
 def unpartitioned() -> dict:
-    return testing.arrays(compiled("einsum", "1")(inputs_of(GROUPS, SIZE, EXPERTS)))
+    return harness.arrays(compiled("einsum", "1")(inputs_of(GROUPS, SIZE, EXPERTS)))
 
 
 def largest_tensor(way: str, mesh: str) -> int:
@@ -155,7 +163,7 @@ def largest_tensor(way: str, mesh: str) -> int:
 @pytest.mark.parametrize("mesh", MESHES)
 def test_partitioned_gather_equals_einsum_on_one_device(mesh):
     """Values and gradients of two meshes' axes: groups along x, rows themselves along y."""
-    assert_equal(testing.arrays(compiled("gather", mesh)(inputs_of(GROUPS, SIZE, EXPERTS))), unpartitioned())
+    assert_equal(harness.arrays(compiled("gather", mesh)(inputs_of(GROUPS, SIZE, EXPERTS))), unpartitioned())
 
 
 @pytest.mark.parametrize("mesh", MESHES)
@@ -172,7 +180,7 @@ def test_einsum_has_the_one_hot_tensor():
 @pytest.mark.parametrize("mesh", ["8", "4x2"])
 def test_gather_moves_no_row_between_devices(mesh):
     """All that is summed over devices: the gradient of the experts' scales, and that of weights where M is cut."""
-    assert set(testing.collectives(compiled("gather", mesh))) == {"all-reduce"}
+    assert set(harness.collectives(compiled("gather", mesh))) == {"all-reduce"}
 
 
 def test_rows_are_gathered_in_both_passes_under_the_names_of_the_parts():
@@ -187,17 +195,21 @@ def test_rows_are_gathered_in_both_passes_under_the_names_of_the_parts():
 
 def test_eager_tensors_are_not_partitioned():
     inputs = tree.map_leaves(tf.constant, inputs_of(3, SIZE, EXPERTS))
-    one, many = (testing.arrays(call("gather", CAPACITY, Layout(DeviceMesh((count,))))(inputs)) for count in (1, 4))
+    one, many = (harness.arrays(call("gather", CAPACITY, Layout(DeviceMesh((count,))))(inputs)) for count in (1, 4))
     assert all(np.array_equal(one[path], many[path]) for path in one)
 
 
-@pytest.mark.parametrize("groups, mesh, message", [
-    (6, "4", "4 devices do not divide the 6 groups of this batch. Make num_groups .* of 4, or set dispatch=einsum"),
-    (8, "2x8", "8 devices do not divide model_dim=4. Make it a multiple of 8, or set dispatch=einsum")])
+@pytest.mark.parametrize(
+    "groups, mesh, message",
+    [
+        (6, "4", "4 devices do not divide the 6 groups of this batch. Make num_groups .* of 4, or set dispatch=einsum"),
+        (8, "2x8", "8 devices do not divide model_dim=4. Make it a multiple of 8, or set dispatch=einsum"),
+    ],
+)
 def test_unequal_parts_are_an_error_that_names_the_remedy(groups, mesh, message):
     layout = Layout.of(DeviceMesh.parse(mesh))
     with pytest.raises(UserError, match=message):
-        testing.lower_for(call("gather", CAPACITY, layout), inputs_of(groups, SIZE, EXPERTS), layout)
+        harness.lower_for(call("gather", CAPACITY, layout), inputs_of(groups, SIZE, EXPERTS), layout)
 
 
 def test_an_unknown_dispatch_is_an_error_that_names_it():
@@ -205,9 +217,17 @@ def test_an_unknown_dispatch_is_an_error_that_names_it():
         check_dispatch("gathr")
 
 
-@pytest.mark.parametrize("platform, size, mesh, expected", [
-    ("cpu", 128, "1", "gather"), ("cpu", 128, "4", "gather"), ("cpu", 128, "8", "einsum"), ("cpu", 127, "1", "einsum"),
-    ("tpu", 128, "1", "einsum"), ("", 128, "1", "einsum")])
+@pytest.mark.parametrize(
+    "platform, size, mesh, expected",
+    [
+        ("cpu", 128, "1", "gather"),
+        ("cpu", 128, "4", "gather"),
+        ("cpu", 128, "8", "einsum"),
+        ("cpu", 127, "1", "einsum"),
+        ("tpu", 128, "1", "einsum"),
+        ("", 128, "1", "einsum"),
+    ],
+)
 def test_auto_gathers_large_groups_on_a_cpu_where_devices_divide_them(platform, size, mesh, expected):
     """A choice between equals: never an error where only one of them works. What is named is taken."""
     tokens, context = tf.zeros((4, size, 8)), Context(Layout.of(DeviceMesh.parse(mesh)), platform=platform)

@@ -6,7 +6,7 @@ import dataclasses
 import math
 
 from lingvo_moe.layers.base import Context, Layer, Weight, matrix, project
-from lingvo_moe.layers.measures import magnitude
+from lingvo_moe.layers.summaries import magnitude
 from lingvo_moe.lazy import tf
 
 _LONGEST_WAVE = 10000.0  # Vaswani et al. 2017, section 3.5
@@ -59,7 +59,7 @@ class Softmax(Layer):
         with tf.name_scope("softmax"):
             logits = project(inputs, theta["projection"], context)
             logits = tf.cast(context.annotate(logits, "BTV"), tf.float32)
-            context.measure("softmax", lambda: magnitude(logits))
+            context.summarize("softmax", lambda: magnitude(logits))
             return logits
 
 
@@ -80,7 +80,9 @@ def cross_entropy(logits: tf.Tensor, labels: tf.Tensor, label_smoothing: float =
 
 def _cross_entropy(logits: tf.Tensor, labels: tf.Tensor, label_smoothing: float) -> tuple[tf.Tensor, tf.Tensor]:
     # A comparison that XLA fuses into the sum, not a gather: the vocabulary may be sharded, and a gather's gradient scatters.
-    nll, uniform = tf.custom_gradient(_of_label_and_of_all)(logits, tf.equal(tf.range(logits.shape[-1]), labels[..., None]))
+    nll, uniform = tf.custom_gradient(_of_label_and_of_all)(
+        logits, tf.equal(tf.range(logits.shape[-1]), labels[..., None])
+    )
     if label_smoothing == 0.0:
         return nll, nll
     return nll, (1.0 - label_smoothing) * nll + label_smoothing * uniform

@@ -7,17 +7,17 @@ import math
 import numpy as np
 import pytest
 
-from lingvo_moe import testing
 from lingvo_moe.layers.base import Context
 from lingvo_moe.layers.embedding import Embedding, Softmax, cross_entropy, sinusoids
-from lingvo_moe.layout import DeviceMesh, Layout
 from lingvo_moe.lazy import tf
+from lingvo_moe.sharding.layout import DeviceMesh, Layout
+from lingvo_moe.testing import harness
 
 VOCABULARY, MODEL = 16, 8
 # A cross-entropy of a few nats: an exponential, a logarithm and sums over V = 16.
-TOLERANCE = 32 * testing.FLOAT32_ROUNDING
+TOLERANCE = 32 * harness.FLOAT32_ROUNDING
 # An angle of up to 10,000 radians is itself rounded to float32, and so is the frequency it is made from.
-ANGLE_TOLERANCE = 4 * testing.FLOAT32_ROUNDING
+ANGLE_TOLERANCE = 4 * harness.FLOAT32_ROUNDING
 
 
 def sinusoids_of(position: int, model_dim: int) -> list[float]:
@@ -37,7 +37,7 @@ def test_sinusoids_equal_the_formula(position):
 def test_sinusoids_of_odd_and_tiny_sizes_fill_up_with_zeros(model_dim):
     found = sinusoids(tf.constant([[0, 5]]), model_dim).numpy()
     assert found.shape == (1, 2, model_dim)
-    assert not found[..., 2 * (model_dim // 2):].any()
+    assert not found[..., 2 * (model_dim // 2) :].any()
 
 
 def test_embedding_looks_up_rows_and_adds_positions():
@@ -54,9 +54,11 @@ def test_embedding_looks_up_rows_and_adds_positions():
 def test_partitioned_equals_unpartitioned(mesh):
     """Lookup, projection and loss, with the vocabulary cut along y on a 2-D mesh; value and gradients."""
     random = np.random.default_rng(1)
-    inputs = {"table": random.normal(size=(VOCABULARY, MODEL)).astype(np.float32),
-              "projection": random.normal(size=(MODEL, VOCABULARY)).astype(np.float32),
-              "ids": random.integers(0, VOCABULARY, (8, 3)).astype(np.int32)}
+    inputs = {
+        "table": random.normal(size=(VOCABULARY, MODEL)).astype(np.float32),
+        "projection": random.normal(size=(MODEL, VOCABULARY)).astype(np.float32),
+        "ids": random.integers(0, VOCABULARY, (8, 3)).astype(np.int32),
+    }
 
     def call(layout: Layout):
         def function(inputs: dict) -> dict:
@@ -65,12 +67,18 @@ def test_partitioned_equals_unpartitioned(mesh):
             logits = Softmax(vocabulary=VOCABULARY, model_dim=MODEL)(inputs, embedded, context)
             return {"nll": cross_entropy(logits, inputs["ids"], 0.1)[1]}
 
-        return testing.with_gradients(function)
+        return harness.with_gradients(function)
 
     layout = Layout.of(DeviceMesh.parse(mesh))
-    letters = {"table": "VM", "projection": "MV", "ids": "BT", "values/nll": "BT", "gradients/table": "VM",
-               "gradients/projection": "MV"}
-    one, many = testing.run(call(Layout()), inputs), testing.run(call(layout), inputs, layout, letters)
+    logical_axes = {
+        "table": "VM",
+        "projection": "MV",
+        "ids": "BT",
+        "values/nll": "BT",
+        "gradients/table": "VM",
+        "gradients/projection": "MV",
+    }
+    one, many = harness.run(call(Layout()), inputs), harness.run(call(layout), inputs, layout, logical_axes)
     for path, expected in one.items():
         np.testing.assert_allclose(many[path], expected, rtol=0, atol=TOLERANCE * np.abs(expected).max())
 
@@ -82,8 +90,9 @@ def test_cross_entropy_equals_numpy(smoothing):
     log_shares = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
     targets = (1 - smoothing) * np.eye(VOCABULARY)[labels] + smoothing / VOCABULARY
     reported, optimised = cross_entropy(tf.constant(logits, tf.float32), tf.constant(labels, tf.int32), smoothing)
-    np.testing.assert_allclose(reported, -np.take_along_axis(log_shares, labels[..., None], -1)[..., 0], rtol=0,
-                               atol=TOLERANCE * 16)
+    np.testing.assert_allclose(
+        reported, -np.take_along_axis(log_shares, labels[..., None], -1)[..., 0], rtol=0, atol=TOLERANCE * 16
+    )
     np.testing.assert_allclose(optimised, -(targets * log_shares).sum(-1), rtol=0, atol=TOLERANCE * 16)
 
 
@@ -91,14 +100,22 @@ def test_cross_entropy_equals_numpy(smoothing):
 def test_cross_entropys_gradient_is_that_of_its_definition(smoothing):
     """It is written out by hand: p - (1 - s) [label] - s / V, times what comes from above, of both results at once."""
     random = np.random.default_rng(0)
-    logits, labels, above = random.normal(size=(2, 3, 7)) * 3, random.integers(7, size=(2, 3)), random.normal(size=(2, 2, 3))
+    logits, labels, above = (
+        random.normal(size=(2, 3, 7)) * 3,
+        random.integers(7, size=(2, 3)),
+        random.normal(size=(2, 2, 3)),
+    )
     given = tf.constant(logits)
     with tf.GradientTape() as tape:
         tape.watch(given)
-        total = sum(tf.reduce_sum(result * weight) for result, weight in zip(cross_entropy(given, tf.constant(labels, tf.int32),
-                                                                                           smoothing), above))
+        total = sum(
+            tf.reduce_sum(result * weight)
+            for result, weight in zip(cross_entropy(given, tf.constant(labels, tf.int32), smoothing), above)
+        )
     shares = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
-    expected = sum((shares - (1 - s) * np.eye(7)[labels] - s / 7) * weight[..., None] for s, weight in zip((0.0, smoothing), above))
+    expected = sum(
+        (shares - (1 - s) * np.eye(7)[labels] - s / 7) * weight[..., None] for s, weight in zip((0.0, smoothing), above)
+    )
     np.testing.assert_allclose(tape.gradient(total, given), expected, rtol=0, atol=1e-12)
 
 

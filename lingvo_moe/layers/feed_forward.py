@@ -22,6 +22,6 @@ class FeedForward(Layer):
     def __call__(self, theta: dict, inputs: tf.Tensor, paddings: tf.Tensor, context: Context) -> tuple[tf.Tensor, dict]:
         """`[B, T, M]` to (`[B, T, M]`, no metrics); `paddings` is taken for the sake of one interface with experts."""
         del paddings  # each position is computed by itself
-        hidden = tf.nn.relu(context.keep(project(inputs, theta["wi"], context), "hidden", "BTH"))
+        hidden = tf.nn.relu(context.checkpoint_name(project(inputs, theta["wi"], context), "hidden", "BTH"))
         outputs = project(hidden, theta["wo"], context)
-        return context.keep(outputs, "output", "BTM"), {}
+        return context.checkpoint_name(outputs, "output", "BTM"), {}

@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from lingvo_moe import testing
 from lingvo_moe.layers.base import Context
 from lingvo_moe.layers.feed_forward import FeedForward
-from lingvo_moe.layout import DeviceMesh, Layout
 from lingvo_moe.lazy import tf
+from lingvo_moe.sharding.layout import DeviceMesh, Layout
+from lingvo_moe.testing import harness
 
 # Relative to the largest element: products over M = 8 and H = 16, summed in another order.
-TOLERANCE = 16 * testing.FLOAT32_ROUNDING
+TOLERANCE = 16 * harness.FLOAT32_ROUNDING
 LAYER = FeedForward(model_dim=8, hidden_dim=16)
 
 
@@ -35,17 +35,17 @@ def call(layout: Layout = Layout()):
 def test_equals_numpy():
     inputs = case()
     expected = np.maximum(0, inputs["inputs"].astype(np.float64) @ inputs["theta"]["wi"]) @ inputs["theta"]["wo"]
-    found = testing.run(call(), inputs)["outputs"]
+    found = harness.run(call(), inputs)["outputs"]
     np.testing.assert_allclose(found, expected, rtol=0, atol=TOLERANCE * np.abs(expected).max())
 
 
 @pytest.mark.parametrize("mesh", ["8", "4x2"])
 def test_partitioned_equals_unpartitioned(mesh):
     layout = Layout.of(DeviceMesh.parse(mesh))
-    letters = {"theta/wi": "MH", "theta/wo": "HM", "inputs": "BTM"}
-    letters |= {f"gradients/{path}": name for path, name in letters.items()} | {"values/outputs": "BTM"}
-    one = testing.run(testing.with_gradients(call()), case())
-    many = testing.run(testing.with_gradients(call(layout)), case(), layout, letters)
+    logical_axes = {"theta/wi": "MH", "theta/wo": "HM", "inputs": "BTM"}
+    logical_axes |= {f"gradients/{path}": name for path, name in logical_axes.items()} | {"values/outputs": "BTM"}
+    one = harness.run(harness.with_gradients(call()), case())
+    many = harness.run(harness.with_gradients(call(layout)), case(), layout, logical_axes)
     for path, expected in one.items():
         np.testing.assert_allclose(many[path], expected, rtol=0, atol=TOLERANCE * np.abs(expected).max())
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 
 from lingvo_moe.layers.base import Context
-from lingvo_moe.layers.selection import largest
+from lingvo_moe.layers.top_k import largest
 from lingvo_moe.lazy import tf
 
 _TINY = 1e-9
@@ -64,15 +64,17 @@ def route(gates: tf.Tensor, paddings: tf.Tensor, capacity: int, context: Context
         raise ValueError(f"top-2 gating needs at least two experts, not {num_experts}.")
     present = tf.logical_not(paddings)
     first, second, normalised = _top_2(gates, context)
-    first, second = (context.keep(choice, "output", "GS") for choice in (first, second))
+    first, second = (context.checkpoint_name(choice, "output", "GS") for choice in (first, second))
     first_mask = _choice_mask(first, present, num_experts, context)
     second_mask = _choice_mask(second, present, num_experts, context)
     # First choices of the whole group stand before any second choice (line 14 goes on with the counts of line 11), and every
     # choice takes a number whether or not it is dispatched (lines 11 and 22).
     first_count = tf.reduce_sum(first_mask, axis=1, keepdims=True)
-    first_position = _pick(_places_before(first_mask), first_mask)
-    second_position = _pick(_places_before(second_mask) + first_count, second_mask)
-    first_position, second_position = (context.keep(place, "output", "GS") for place in (first_position, second_position))
+    first_position = _pick(_positions_before(first_mask), first_mask)
+    second_position = _pick(_positions_before(second_mask) + first_count, second_mask)
+    first_position, second_position = (
+        context.checkpoint_name(place, "output", "GS") for place in (first_position, second_position)
+    )
     first_used = tf.logical_and(present, first_position < capacity)
     second_used = tf.logical_and(present, second_position < capacity)
     if context.training:
@@ -84,7 +86,9 @@ def route(gates: tf.Tensor, paddings: tf.Tensor, capacity: int, context: Context
         experts=tf.stack([first, second], axis=-1),
         positions=tf.stack([first_position, second_position], axis=-1),
         weights=tf.where(used, normalised, 0.0),
-        aux_loss=aux_loss, metrics=metrics)
+        aux_loss=aux_loss,
+        metrics=metrics,
+    )
 
 
 def combine_weights(routing: Routing, num_experts: int, capacity: int, context: Context) -> tf.Tensor:
@@ -113,7 +117,7 @@ def _choice_mask(choice: tf.Tensor, present: tf.Tensor, num_experts: int, contex
     return context.annotate(tf.cast(chosen, tf.int32), "GSE")
 
 
-def _places_before(mask: tf.Tensor) -> tf.Tensor:
+def _positions_before(mask: tf.Tensor) -> tf.Tensor:
     """For each token and expert, how many earlier tokens of the group chose the expert: `[G, S, E] int32`."""
     return tf.cumsum(mask, axis=1, exclusive=True)
 

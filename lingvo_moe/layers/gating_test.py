@@ -8,19 +8,20 @@ import pytest
 from hypothesis import strategies
 from hypothesis.extra import numpy as arrays_of
 
-from lingvo_moe import testing
 from lingvo_moe.layers import gating
 from lingvo_moe.layers.base import Context
 from lingvo_moe.lazy import tf
+from lingvo_moe.testing import harness
 
 # A combine weight is one sum and one quotient of gates, and the 1e-9 that keeps it finite: three roundings.
-WEIGHT_TOLERANCE = 4 * testing.FLOAT32_ROUNDING
+WEIGHT_TOLERANCE = 4 * harness.FLOAT32_ROUNDING
 # The auxiliary loss is a sum of E products of means over S tokens, in another order than the transcription's.
 AUX_TOLERANCE = 1e-6
 
 
-def algorithm_1(gates: np.ndarray, paddings: np.ndarray, capacity: int,
-                draws: np.ndarray | None) -> tuple[np.ndarray, float, np.ndarray]:
+def algorithm_1(
+    gates: np.ndarray, paddings: np.ndarray, capacity: int, draws: np.ndarray | None
+) -> tuple[np.ndarray, float, np.ndarray]:
     """Algorithm 1 for one group, line by line: (combine weights [S, E, C], l_aux, decisions c_E).
 
     Paddings are left out, as if the group were shorter. `draws [S]` are line 17's; without them line 19 asks for room.
@@ -76,8 +77,9 @@ def check(gates: np.ndarray, paddings: np.ndarray, capacity: int, seed: int | No
     routing = gating.route(tf.constant(gates), tf.constant(paddings), capacity, context)
     combine = gating.combine_weights(routing, num_experts, capacity, context).numpy()
     draws = draws_of(context, groups, size)
-    expected = [algorithm_1(gates[g], paddings[g], capacity, None if draws is None else draws[g])
-                for g in range(groups)]
+    expected = [
+        algorithm_1(gates[g], paddings[g], capacity, None if draws is None else draws[g]) for g in range(groups)
+    ]
     np.testing.assert_allclose(combine, [c for c, _, _ in expected], rtol=WEIGHT_TOLERANCE, atol=1e-9)
     losses = [aux for g, (_, aux, _) in enumerate(expected) if not paddings[g].all()]
     np.testing.assert_allclose(routing.aux_loss.numpy(), np.mean(losses) if losses else 0.0, rtol=AUX_TOLERANCE)
@@ -88,9 +90,19 @@ def no_paddings(gates: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("seed", [None, 0, 1, 2])
-@pytest.mark.parametrize("groups, size, num_experts, capacity", [
-    (1, 8, 2, 4), (2, 16, 4, 8), (3, 64, 8, 16), (2, 16, 4, 1), (2, 4, 16, 1), (4, 6, 32, 2), (1, 1, 2, 1),
-    (2, 32, 4, 32)])
+@pytest.mark.parametrize(
+    "groups, size, num_experts, capacity",
+    [
+        (1, 8, 2, 4),
+        (2, 16, 4, 8),
+        (3, 64, 8, 16),
+        (2, 16, 4, 1),
+        (2, 4, 16, 1),
+        (4, 6, 32, 2),
+        (1, 1, 2, 1),
+        (2, 32, 4, 32),
+    ],
+)
 def test_random_gates_follow_algorithm_1(groups, size, num_experts, capacity, seed):
     random = np.random.default_rng(groups * size + num_experts)
     gates = softmax(2.0 * random.normal(size=(groups, size, num_experts)))
@@ -111,8 +123,9 @@ def test_training_draws_the_second_expert_in_proportion_to_its_weight():
 
 @pytest.mark.parametrize("seed", [None, 0])
 @pytest.mark.parametrize("capacity", [1, 2, 5, 12])
-@pytest.mark.parametrize("case", [
-    "all tied", "two tied", "all to one expert", "one certain", "certain and tied", "zeros but one"])
+@pytest.mark.parametrize(
+    "case", ["all tied", "two tied", "all to one expert", "one certain", "certain and tied", "zeros but one"]
+)
 def test_adversarial_gates_follow_algorithm_1(case, capacity, seed):
     """Ties go to the lower expert; gates of exactly 0 and 1 dispatch nothing that weighs nothing."""
     size, num_experts = 12, 6
@@ -135,8 +148,13 @@ def test_paddings_take_no_place_and_count_nowhere(where):
     random = np.random.default_rng(5)
     gates = softmax(random.normal(size=(3, 10, 4)))
     paddings = no_paddings(gates)
-    chosen = {"everywhere": np.s_[:], "one group": np.s_[1], "front": np.s_[:, :4], "back": np.s_[:, 4:],
-              "alternate": np.s_[:, ::2]}[where]
+    chosen = {
+        "everywhere": np.s_[:],
+        "one group": np.s_[1],
+        "front": np.s_[:, :4],
+        "back": np.s_[:, 4:],
+        "alternate": np.s_[:, ::2],
+    }[where]
     paddings[chosen] = True
     check(gates, paddings, 2, seed=4)
     other = np.where(paddings[..., None], softmax(5.0 * random.normal(size=gates.shape)), gates)
@@ -202,8 +220,12 @@ def test_first_choices_win_over_second_ones(case):
     experts, positions, weights = (t.numpy() for t in (routing.experts, routing.positions, routing.weights))
     for g in range(gates.shape[0]):
         for e in range(gates.shape[-1]):
-            queue = [(choice, s) for choice in (0, 1) for s in range(gates.shape[1])
-                     if experts[g, s, choice] == e and not paddings[g, s]]
+            queue = [
+                (choice, s)
+                for choice in (0, 1)
+                for s in range(gates.shape[1])
+                if experts[g, s, choice] == e and not paddings[g, s]
+            ]
             assert [positions[g, s, choice] for choice, s in queue] == list(range(len(queue)))
             firsts = [s for choice, s in queue if choice == 0]
             assert all((weights[g, s, 0] > 0) == (place < capacity) for place, s in enumerate(firsts))
@@ -264,8 +286,10 @@ def test_the_aux_loss_gradient_is_that_of_the_mean_gates():
     np.testing.assert_allclose(tape.gradient(loss, gates)[0], np.tile(counts / (6**2 * 3), (6, 1)), rtol=AUX_TOLERANCE)
 
 
-@pytest.mark.parametrize("tokens, experts, factor, capacity", [
-    (1024, 128, 2.0, 16), (8, 2048, 2.0, 1), (10, 4, 1.0, 2), (10, 4, 2.0, 5), (4, 2, 8.0, 4), (7, 3, None, 7)])
+@pytest.mark.parametrize(
+    "tokens, experts, factor, capacity",
+    [(1024, 128, 2.0, 16), (8, 2048, 2.0, 1), (10, 4, 1.0, 2), (10, 4, 2.0, 5), (4, 2, 8.0, 4), (7, 3, None, 7)],
+)
 def test_capacity_is_2n_by_ge_at_least_one_at_most_all(tokens, experts, factor, capacity):
     assert gating.expert_capacity(tokens, experts, factor) == capacity
 

@@ -7,11 +7,10 @@ import math
 
 from lingvo_moe.layers import gating
 from lingvo_moe.layers.base import Context, Layer, matrix, project, project_by_expert
-from lingvo_moe.layers.blocks import FEW, Blocks, one_by_one
+from lingvo_moe.layers.block_sparse import FEW, BlockSparse, unstack_experts
 from lingvo_moe.layers.dispatch import AUTO, check_dispatch, choose
-from lingvo_moe.layers.measures import sureness
+from lingvo_moe.layers.summaries import router_entropy
 from lingvo_moe.lazy import tf
-
 
 METRICS = ("aux_loss", *gating.METRICS)
 
@@ -63,23 +62,25 @@ class MixtureOfExperts(Layer):
         grouped = context.annotate(tf.reshape(inputs, (groups, tokens_per_group, model_dim)), "GSM")
         with tf.name_scope("gating"):
             routing = self._route(theta, grouped, tf.reshape(paddings, (groups, tokens_per_group)), capacity, context)
-        way = self._in_blocks if self._can_skip(context) else self._in_buffers
+        way = self._block_sparse if self._can_skip(context) else self._dense_buffers
         outputs = way(theta, grouped, routing, capacity, context)
         outputs = context.annotate(tf.reshape(outputs, (batch, length, model_dim)), "BTM")
         return outputs, {"aux_loss": routing.aux_loss, **routing.metrics}
 
-    def in_parts(self, theta: dict, context: Context) -> dict:
+    def unstack(self, theta: dict, context: Context) -> dict:
         """The weights, stacked for R layers, as calls take them that follow one another: what each would cut out, cut out once."""
         if not self._can_skip(context) or self.num_experts > FEW:
             return theta
-        return {**theta, "wi": one_by_one(theta["wi"]), "wo": one_by_one(theta["wo"])}
+        return {**theta, "wi": unstack_experts(theta["wi"]), "wo": unstack_experts(theta["wo"])}
 
-    def _route(self, theta: dict, grouped: tf.Tensor, paddings: tf.Tensor, capacity: int, context: Context) -> gating.Routing:
+    def _route(
+        self, theta: dict, grouped: tf.Tensor, paddings: tf.Tensor, capacity: int, context: Context
+    ) -> gating.Routing:
         """Algorithm 2, lines 1 and 2, in float32: gates decide, so they are never rounded to bfloat16."""
         gate, exact = context.annotate(theta["gate"], "me"), dataclasses.replace(context, dtype="float32")
-        logits = context.keep(project(tf.cast(grouped, tf.float32), gate, exact), "hidden", "GSE")
+        logits = context.checkpoint_name(project(tf.cast(grouped, tf.float32), gate, exact), "hidden", "GSE")
         gates = context.annotate(tf.nn.softmax(logits), "GSE")
-        context.measure("", lambda: sureness(gates, paddings))
+        context.summarize("", lambda: router_entropy(gates, paddings))
         return gating.route(gates, context.annotate(paddings, "GS"), capacity, context)
 
     def _can_skip(self, context: Context) -> bool:
@@ -87,30 +88,34 @@ class MixtureOfExperts(Layer):
         room_for_all = self.inference_capacity_factor is None and not context.training
         return self.dispatch == AUTO and room_for_all and context.platform == "cpu" and context.layout.mesh.size == 1
 
-    def _in_blocks(self, theta: dict, grouped: tf.Tensor, routing: gating.Routing, capacity: int, context: Context) -> tf.Tensor:
+    def _block_sparse(
+        self, theta: dict, grouped: tf.Tensor, routing: gating.Routing, capacity: int, context: Context
+    ) -> tf.Tensor:
         """What `_in_buffers` computes, as `layers.blocks` does; nobody is left out for want of `capacity`."""
         del capacity
         with tf.name_scope("dispatch"):
-            blocks = Blocks(routing, self.num_experts)
+            blocks = BlockSparse(routing, self.num_experts)
             rows = blocks.dispatch(grouped)
         with tf.name_scope("experts"):
             rows = blocks.apply(theta, rows, context)
         with tf.name_scope("combine"):
             return blocks.combine(rows, context)
 
-    def _in_buffers(self, theta: dict, grouped: tf.Tensor, routing: gating.Routing, capacity: int, context: Context) -> tf.Tensor:
+    def _dense_buffers(
+        self, theta: dict, grouped: tf.Tensor, routing: gating.Routing, capacity: int, context: Context
+    ) -> tf.Tensor:
         """Algorithm 2, lines 3 to 9: `[G, S, M]` to `[G, S, M]`.
 
         The order of the letters says where a tensor is cut, so the two switches from groups to experts and back, each an
         AllToAll, are the two transpositions GECM -> EGCM and EGCM -> GECM.
         """
         with tf.name_scope("dispatch"):
-            slots = choose(self.dispatch, grouped, context)(routing, self.num_experts, capacity, context)
-            dispatched = context.keep(tf.einsum("GECM->EGCM", slots.dispatch(grouped)), "output", "EGCM")
+            positions = choose(self.dispatch, grouped, context)(routing, self.num_experts, capacity, context)
+            dispatched = context.checkpoint_name(tf.einsum("GECM->EGCM", positions.dispatch(grouped)), "output", "EGCM")
         with tf.name_scope("experts"):
-            hidden = context.keep(project_by_expert(dispatched, theta["wi"], context), "hidden", "EGCH")
+            hidden = context.checkpoint_name(project_by_expert(dispatched, theta["wi"], context), "hidden", "EGCH")
             expert_outputs = project_by_expert(tf.nn.relu(hidden), theta["wo"], context)
             expert_outputs = context.annotate(expert_outputs, "EGCM")
         with tf.name_scope("combine"):
-            expert_outputs = context.keep(tf.einsum("EGCM->GECM", expert_outputs), "output", "GECM")
-            return slots.combine(expert_outputs)
+            expert_outputs = context.checkpoint_name(tf.einsum("EGCM->GECM", expert_outputs), "output", "GECM")
+            return positions.combine(expert_outputs)

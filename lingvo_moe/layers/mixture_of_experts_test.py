@@ -8,22 +8,23 @@ import math
 import numpy as np
 import pytest
 
-from lingvo_moe import testing, tree
+from lingvo_moe import tree
 from lingvo_moe.errors import UserError
 from lingvo_moe.layers import gating
 from lingvo_moe.layers.base import Context
 from lingvo_moe.layers.dispatch import DISPATCHES
 from lingvo_moe.layers.mixture_of_experts import METRICS, MixtureOfExperts
 from lingvo_moe.layers.repeat import repeat
-from lingvo_moe.layout import DeviceMesh, Layout
 from lingvo_moe.lazy import tf
+from lingvo_moe.sharding.layout import DeviceMesh, Layout
+from lingvo_moe.testing import harness
 
 BATCH, LENGTH, MODEL, HIDDEN, EXPERTS, GROUPS = 8, 4, 8, 16, 8, 8
 
 # Relative to the largest element: products over M = 8, H = 16 and at most 32 tokens, summed in another order.
-TOLERANCE = 16 * testing.FLOAT32_ROUNDING
+TOLERANCE = 16 * harness.FLOAT32_ROUNDING
 # The same products of numbers with 8 bits of mantissa.
-BFLOAT16_TOLERANCE = 4 * testing.BFLOAT16_ROUNDING
+BFLOAT16_TOLERANCE = 4 * harness.BFLOAT16_ROUNDING
 
 
 def layer_of(**changes) -> MixtureOfExperts:
@@ -34,11 +35,17 @@ def layer_of(**changes) -> MixtureOfExperts:
 def inputs_of(layer: MixtureOfExperts, batch: int = BATCH, length: int = LENGTH, padded: float = 0.2) -> dict:
     """Random weights, tokens and paddings."""
     random = np.random.default_rng(0)
-    theta = {name: (weight.stddev * random.normal(size=weight.shape)).astype(np.float32)
-             for name, weight in layer.weights().items()}
+    theta = {
+        name: (weight.stddev * random.normal(size=weight.shape)).astype(np.float32)
+        for name, weight in layer.weights().items()
+    }
     theta["gate"] *= 3  # decided gates: both large and small second choices
-    return {"theta": theta, "inputs": random.normal(size=(batch, length, MODEL)).astype(np.float32),
-            "paddings": random.random((batch, length)) < padded, "seed": np.int32([3, 4])}
+    return {
+        "theta": theta,
+        "inputs": random.normal(size=(batch, length, MODEL)).astype(np.float32),
+        "paddings": random.random((batch, length)) < padded,
+        "seed": np.int32([3, 4]),
+    }
 
 
 def call(layer: MixtureOfExperts, layout: Layout = Layout(), training: bool = True, dtype: str = "float32"):
@@ -77,8 +84,13 @@ def assert_close(actual: np.ndarray, expected: np.ndarray, tolerance: float = TO
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("experts, groups, factor", [(8, 8, 2.0), (2, 1, 1.0), (16, 4, 2.0), (4, 2, None)])
 def test_equals_a_loop_over_tokens(experts, groups, factor, training, dispatch):
-    layer = layer_of(num_experts=experts, num_groups=groups, capacity_factor=factor, inference_capacity_factor=factor,
-                     dispatch=dispatch)
+    layer = layer_of(
+        num_experts=experts,
+        num_groups=groups,
+        capacity_factor=factor,
+        inference_capacity_factor=factor,
+        dispatch=dispatch,
+    )
     inputs = inputs_of(layer)
     context = Context(seed=tf.constant(inputs["seed"]) if training else None)
     found = call(layer, training=training)(tree.map_leaves(tf.constant, inputs))
@@ -105,7 +117,7 @@ def test_inference_without_a_capacity_depends_on_no_other_token():
     together = call(layer, training=False)(tree.map_leaves(tf.constant, inputs))["outputs"]
     alone = []
     for b in range(BATCH):
-        one = inputs | {name: inputs[name][b:b + 1] for name in ("inputs", "paddings")}
+        one = inputs | {name: inputs[name][b : b + 1] for name in ("inputs", "paddings")}
         alone.append(call(layer, training=False)(tree.map_leaves(tf.constant, one))["outputs"][0])
     assert_close(together.numpy(), np.stack(alone))
 
@@ -128,22 +140,22 @@ def test_bfloat16_activations_keep_more_than_256_tokens_apart(dispatch):
     assert_close(found, token_by_token(layer, rounded, None, Context()), BFLOAT16_TOLERANCE)
 
 
-LETTERS = {"theta/gate": "me", "theta/wi": "EMH", "theta/wo": "EHM", "inputs": "BTM", "paddings": "BT"}
-LETTERS |= {f"gradients/{path}": letters for path, letters in LETTERS.items()}
-LETTERS |= {"values/outputs": "BTM", "outputs": "BTM"}
+LOGICAL_AXES = {"theta/gate": "me", "theta/wi": "EMH", "theta/wo": "EHM", "inputs": "BTM", "paddings": "BT"}
+LOGICAL_AXES |= {f"gradients/{path}": logical_axes for path, logical_axes in LOGICAL_AXES.items()}
+LOGICAL_AXES |= {"values/outputs": "BTM", "outputs": "BTM"}
 
 
 @functools.cache
 def compiled(dispatch: str, mesh: str, backward: bool = True):
     """The layer on a mesh, alone or with its gradients."""
     layer, layout = layer_of(dispatch=dispatch), Layout.of(DeviceMesh.parse(mesh))
-    function = testing.with_gradients(call(layer, layout)) if backward else call(layer, layout)
-    return testing.compile_for(function, inputs_of(layer), layout, LETTERS)
+    function = harness.with_gradients(call(layer, layout)) if backward else call(layer, layout)
+    return harness.compile_for(function, inputs_of(layer), layout, LOGICAL_AXES)
 
 
 @functools.cache
 def unpartitioned() -> dict:
-    return testing.arrays(compiled("einsum", "1")(inputs_of(layer_of())))
+    return harness.arrays(compiled("einsum", "1")(inputs_of(layer_of())))
 
 
 @pytest.mark.parametrize("dispatch", DISPATCHES)
@@ -151,7 +163,7 @@ def unpartitioned() -> dict:
 def test_partitioned_equals_unpartitioned(mesh, dispatch):
     """Value, metrics and every gradient, with capacity cuts and random routing."""
     assert unpartitioned()["values/metrics/overflow"] > 0, "the case has overflow in it"
-    found = testing.arrays(compiled(dispatch, mesh)(inputs_of(layer_of())))
+    found = harness.arrays(compiled(dispatch, mesh)(inputs_of(layer_of())))
     for path, expected in unpartitioned().items():
         assert_close(found[path], expected)
 
@@ -161,7 +173,7 @@ def test_partitioned_equals_unpartitioned(mesh, dispatch):
 def test_communication_of_one_layer(mesh, dispatch):
     """Two AllToAll forward and two more backward (GShard section 3.3). On one axis nobody gathers masks, tokens or experts;
     on two, the model dimension of activations is gathered (GSPMD section 5.1, "2D finalized")."""
-    forward, both = (testing.collectives(compiled(dispatch, mesh, backward)) for backward in (False, True))
+    forward, both = (harness.collectives(compiled(dispatch, mesh, backward)) for backward in (False, True))
     assert (forward["all-to-all"], both["all-to-all"]) == (2, 4)
     if "x" not in mesh:
         assert set(forward) | set(both) <= {"all-to-all", "all-reduce"}
@@ -181,17 +193,18 @@ def test_gather_in_repeated_layers(mesh, way):
 
             weights = {name: weight.repeated(2) for name, weight in layer.weights().items()}
             context = Context(layout, inputs["seed"])
-            outputs, metrics = repeat(body, weights, inputs["theta"], inputs["inputs"], {}, context,
-                                      metric_names=METRICS, **way)
+            outputs, metrics = repeat(
+                body, weights, inputs["theta"], inputs["inputs"], {}, context, metric_names=METRICS, **way
+            )
             return {"outputs": outputs, "metrics": metrics}
 
-        return testing.with_gradients(function)
+        return harness.with_gradients(function)
 
     layout = Layout.of(DeviceMesh.parse(mesh))
-    letters = {path: f"R{names}" if "theta" in path else names for path, names in LETTERS.items()}
-    found = testing.run(stack(layer_of(dispatch="gather"), layout, **way), inputs, layout, letters)
+    logical_axes = {path: f"R{names}" if "theta" in path else names for path, names in LOGICAL_AXES.items()}
+    found = harness.run(stack(layer_of(dispatch="gather"), layout, **way), inputs, layout, logical_axes)
     expected = stack(layer_of(), unroll=True)(tree.map_leaves(tf.constant, inputs))
-    for path, value in testing.arrays(expected).items():
+    for path, value in harness.arrays(expected).items():
         assert_close(found[path], value)
 
 
@@ -199,9 +212,9 @@ def test_groups_that_devices_do_not_divide():
     """4 x 1 tokens in gcd(4, 8) = 4 groups on 8 devices: XLA pads einsums; gathers, which cannot be padded, say so."""
     layout = Layout.of(DeviceMesh((8,)))
     inputs = inputs_of(layer_of(), batch=4, length=1)
-    testing.lower_for(call(layer_of(), layout), inputs, layout)
+    harness.lower_for(call(layer_of(), layout), inputs, layout)
     with pytest.raises(UserError, match="8 devices do not divide the 4 groups of this batch. Make num_groups"):
-        testing.lower_for(call(layer_of(dispatch="gather"), layout), inputs, layout)
+        harness.lower_for(call(layer_of(dispatch="gather"), layout), inputs, layout)
 
 
 def test_an_unknown_dispatch_is_an_error_that_names_it():
@@ -214,5 +227,5 @@ def test_weights_are_the_papers():
     layer = layer_of()
     assert layer.num_weights() == EXPERTS * 2 * MODEL * HIDDEN + MODEL * EXPERTS
     layout = Layout.of(DeviceMesh((8,)))
-    cut = {name: layout.axes(weight.letters) for name, weight in layer.weights().items()}
+    cut = {name: layout.axes(weight.logical_axes) for name, weight in layer.weights().items()}
     assert cut == {"gate": (None, None), "wi": ("x", None, None), "wo": ("x", None, None)}

@@ -19,7 +19,10 @@ class LayerNorm(Layer):
     epsilon: float = 1e-6
 
     def weights(self) -> dict:
-        return {"scale": Weight((self.model_dim,), "M", mean=1.0, wide=True), "bias": Weight((self.model_dim,), "M", wide=True)}
+        return {
+            "scale": Weight((self.model_dim,), "M", mean=1.0, wide=True),
+            "bias": Weight((self.model_dim,), "M", wide=True),
+        }
 
     def __call__(self, theta: dict, inputs: tf.Tensor, context: Context) -> tf.Tensor:
         """`[..., M]` to `[..., M]`, of the dtype of activations."""

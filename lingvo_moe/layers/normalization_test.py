@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from lingvo_moe import testing
 from lingvo_moe.layers.base import Context
 from lingvo_moe.layers.normalization import LayerNorm
 from lingvo_moe.lazy import tf
+from lingvo_moe.testing import harness
 
 MODEL = 32
 # Means over 32 elements, a root and two products; inputs are a few units large.
-TOLERANCE = 32 * testing.FLOAT32_ROUNDING
+TOLERANCE = 32 * harness.FLOAT32_ROUNDING
 
 
 def expected(inputs: np.ndarray, scale: np.ndarray, bias: np.ndarray) -> np.ndarray:
@@ -30,8 +30,9 @@ def theta() -> dict:
 def test_equals_numpy(shape, theta):
     inputs = np.random.default_rng(1).normal(2.0, 3.0, shape).astype(np.float32)
     found = LayerNorm(model_dim=MODEL)(theta, tf.constant(inputs), Context())
-    np.testing.assert_allclose(found, expected(inputs, theta["scale"].numpy(), theta["bias"].numpy()), rtol=0,
-                               atol=TOLERANCE * 4)
+    np.testing.assert_allclose(
+        found, expected(inputs, theta["scale"].numpy(), theta["bias"].numpy()), rtol=0, atol=TOLERANCE * 4
+    )
 
 
 def test_starts_as_zero_mean_and_unit_variance():
@@ -51,4 +52,4 @@ def test_bfloat16_inputs_are_normalised_in_float32(theta):
     found = LayerNorm(model_dim=MODEL)(theta, inputs, Context(dtype="bfloat16"))
     assert found.dtype == tf.bfloat16
     wide = expected(tf.cast(inputs, tf.float32).numpy(), theta["scale"].numpy(), theta["bias"].numpy())
-    np.testing.assert_allclose(tf.cast(found, tf.float32), wide, rtol=testing.BFLOAT16_ROUNDING, atol=1e-4)
+    np.testing.assert_allclose(tf.cast(found, tf.float32), wide, rtol=harness.BFLOAT16_ROUNDING, atol=1e-4)

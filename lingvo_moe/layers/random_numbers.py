@@ -70,8 +70,9 @@ def _threefry(key: tf.Tensor, first: tf.Tensor, second: tf.Tensor) -> tuple[tf.T
 
 
 def _rotate(word: tf.Tensor, bits: int) -> tf.Tensor:
-    return tf.bitwise.bitwise_or(tf.bitwise.left_shift(word, _constant(bits)),
-                                 tf.bitwise.right_shift(word, _constant(32 - bits)))
+    return tf.bitwise.bitwise_or(
+        tf.bitwise.left_shift(word, _constant(bits)), tf.bitwise.right_shift(word, _constant(32 - bits))
+    )
 
 
 def _constant(value: int) -> tf.Tensor:

@@ -8,20 +8,24 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from lingvo_moe import testing
 from lingvo_moe.layers import random_numbers
 from lingvo_moe.layers.random_numbers import fold_seed, uniform
-from lingvo_moe.layout import DeviceMesh, Layout
 from lingvo_moe.lazy import tf
+from lingvo_moe.sharding.layout import DeviceMesh, Layout
+from lingvo_moe.testing import harness
 
 SEED = np.int32([1, -2])
 SAMPLES = 250_000
 
 
-@pytest.mark.parametrize("key, counter, expected", [
-    ((0, 0), (0, 0), (0x9D1C5EC6, 0x8BD50731)),
-    ((0xFFFFFFFF,) * 2, (0xFFFFFFFF,) * 2, (0xFD36D048, 0x2D17272C)),
-    ((0x13198A2E, 0x03707344), (0x243F6A88, 0x85A308D3), (0xBA3E4725, 0xF27D669E))])
+@pytest.mark.parametrize(
+    "key, counter, expected",
+    [
+        ((0, 0), (0, 0), (0x9D1C5EC6, 0x8BD50731)),
+        ((0xFFFFFFFF,) * 2, (0xFFFFFFFF,) * 2, (0xFD36D048, 0x2D17272C)),
+        ((0x13198A2E, 0x03707344), (0x243F6A88, 0x85A308D3), (0xBA3E4725, 0xF27D669E)),
+    ],
+)
 def test_the_hash_is_threefry_of_13_rounds(key, counter, expected):
     """The known answers that the authors publish with the generator."""
     words = random_numbers._threefry(*(tf.constant(words, tf.uint32) for words in (key, counter[0], counter[1])))
@@ -64,13 +68,14 @@ def test_a_number_and_a_tensor_of_it_fold_alike():
 @pytest.mark.parametrize("mesh", ["2", "8", "4x2"])
 def test_the_same_bits_on_any_number_of_devices_and_each_makes_its_own(mesh):
     """A device that made them all would need room for them all."""
+
     def function(layout):
         return lambda inputs: {"y": layout.annotate(uniform(inputs["seed"], (16, 4, 64)), "EMH")}
 
     layout = Layout.of(DeviceMesh.parse(mesh))
-    one = testing.run(function(Layout()), {"seed": SEED})["y"]
-    executable = testing.compile_for(function(layout), {"seed": SEED}, layout, {"y": "EMH"})
-    np.testing.assert_array_equal(one, testing.arrays(executable({"seed": SEED}))["y"])
+    one = harness.run(function(Layout()), {"seed": SEED})["y"]
+    executable = harness.compile_for(function(layout), {"seed": SEED}, layout, {"y": "EMH"})
+    np.testing.assert_array_equal(one, harness.arrays(executable({"seed": SEED}))["y"])
     memory = executable.memory()
     assert memory.output_size_in_bytes + memory.temp_size_in_bytes <= one.nbytes / layout.mesh.size + 1024
-    assert not testing.collectives(executable)
+    assert not harness.collectives(executable)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 
 from lingvo_moe import tree
 from lingvo_moe.layers.base import Context
-from lingvo_moe.layers.measures import Meter
+from lingvo_moe.layers.summaries import SummaryCollector
 from lingvo_moe.lazy import tf
 
 # What a repeat keeps for its backward pass: everything; its inputs alone; the outputs of its blocks and what crossed between
@@ -27,8 +27,18 @@ KEPT = {"full": (), "keep_outputs": ("output",), "keep_hidden": ("output", "hidd
 Body = Callable[[dict, "tf.Tensor", dict, Context], tuple["tf.Tensor", dict]]
 
 
-def repeat(body: Body, weights: dict, theta: dict, inputs: tf.Tensor, constants: dict, context: Context, *,
-           metric_names: Sequence[str] = (), unroll: bool = False, remat: str = "none") -> tuple[tf.Tensor, dict]:
+def repeat(
+    body: Body,
+    weights: dict,
+    theta: dict,
+    inputs: tf.Tensor,
+    constants: dict,
+    context: Context,
+    *,
+    metric_names: Sequence[str] = (),
+    unroll: bool = False,
+    remat: str = "none",
+) -> tuple[tf.Tensor, dict]:
     """Applies `body` R times; random numbers of repeat i are those of `context.fold(i)`.
 
     Args:
@@ -55,20 +65,21 @@ def repeat(body: Body, weights: dict, theta: dict, inputs: tf.Tensor, constants:
     else:
         outputs, metrics, measured = run.rematerialised(inputs, KEPT[remat])
     for name, values in measured.items():
-        context.meter(name, values)
+        context.add_summary(name, values)
     return outputs, {name: value / run.times for name, value in metrics.items()}
 
 
 class _Repeat:
     """The flat view of one call of `repeat`: lists of tensors instead of trees, as loops and gradients want them."""
 
-    def __init__(self, body: Body, weights: dict, theta: dict, constants: dict, context: Context,
-                 metric_names: Sequence[str]):
+    def __init__(
+        self, body: Body, weights: dict, theta: dict, constants: dict, context: Context, metric_names: Sequence[str]
+    ):
         stacked = tree.flatten(theta)
         self._body, self._context = body, context
         self._names, self._theta = list(stacked), list(stacked.values())
         declared = tree.flatten(weights)
-        self._letters = [declared[name].letters for name in self._names]
+        self._logical_axes = [declared[name].logical_axes for name in self._names]
         # A gradient that was computed in bfloat16 is kept in it: the same number in half the room.
         self._gradient_dtypes = ["float32" if declared[name].wide else context.dtype for name in self._names]
         self._constant_names, self._constants = list(tree.flatten(constants)), list(tree.flatten(constants).values())
@@ -80,10 +91,12 @@ class _Repeat:
         slices = [tf.unstack(weight) for weight in self._theta]
         outputs, totals, rows = inputs, [0.0] * len(self._metric_names), []
         for i in range(self.times):
-            meter = self._meter()
-            outputs, metrics = self._call(i, [weight[i] for weight in slices], outputs, self._constants, meter=meter)
+            add_summary = self._summaries()
+            outputs, metrics = self._call(
+                i, [weight[i] for weight in slices], outputs, self._constants, add_summary=add_summary
+            )
             totals = [total + metric for total, metric in zip(totals, metrics)]
-            rows.append(meter.values if meter else {})
+            rows.append(add_summary.values if add_summary else {})
         measured = {name: tf.stack([row[name] for row in rows]) for name in rows[0]}
         return outputs, dict(zip(self._metric_names, totals)), measured
 
@@ -91,13 +104,14 @@ class _Repeat:
         _, names = self._probe(inputs)
 
         def step(i, outputs, totals, measured):
-            meter = self._meter()
-            outputs, metrics = self._call(i, self._slices(i), outputs, self._constants, meter=meter)
-            return i + 1, outputs, tf.add(totals, self._packed(metrics)), _with_row(measured, i, meter)
+            add_summary = self._summaries()
+            outputs, metrics = self._call(i, self._slices(i), outputs, self._constants, add_summary=add_summary)
+            return i + 1, outputs, tf.add(totals, self._packed(metrics)), _with_row(measured, i, add_summary)
 
         start = (tf.constant(0), inputs, tf.zeros(len(self._metric_names)), [tf.zeros(self.times) for _ in names])
         _, outputs, totals, measured = tf.while_loop(
-            lambda i, *_: i < self.times, step, start, maximum_iterations=self.times)
+            lambda i, *_: i < self.times, step, start, maximum_iterations=self.times
+        )
         return outputs, self._unpacked(totals), dict(zip(names, measured))
 
     def rematerialised(self, inputs: tf.Tensor, kinds: tuple[str, ...]) -> tuple[tf.Tensor, dict, dict]:
@@ -121,77 +135,103 @@ class _Repeat:
         places = [_Place(inputs.shape, inputs.dtype, "BTM"), *marked]
 
         def step(i, outputs, totals, measured, kept):
-            recorder, meter = _Recorder(kinds), self._meter()
-            following, metrics = self._call(i, self._slices(i, theta), outputs, constants, recorder, meter)
-            kept = [self._context.annotate(_store(stack, i, tensor), "R" + place.letters)
-                    for stack, tensor, place in zip(kept, [outputs, *recorder.tensors], places, strict=True)]
-            return i + 1, following, tf.add(totals, self._packed(metrics)), _with_row(measured, i, meter), kept
+            recorder, add_summary = _Recorder(kinds), self._summaries()
+            following, metrics = self._call(i, self._slices(i, theta), outputs, constants, recorder, add_summary)
+            kept = [
+                self._context.annotate(_store(stack, i, tensor), "R" + place.logical_axes)
+                for stack, tensor, place in zip(kept, [outputs, *recorder.tensors], places, strict=True)
+            ]
+            return i + 1, following, tf.add(totals, self._packed(metrics)), _with_row(measured, i, add_summary), kept
 
-        empty = [self._context.annotate(tf.zeros((self.times, *place.shape), place.dtype), "R" + place.letters)
-                 for place in places]
-        start = (tf.constant(0), inputs, tf.zeros(len(self._metric_names)), [tf.zeros(self.times) for _ in names], empty)
+        empty = [
+            self._context.annotate(tf.zeros((self.times, *place.shape), place.dtype), "R" + place.logical_axes)
+            for place in places
+        ]
+        start = (
+            tf.constant(0),
+            inputs,
+            tf.zeros(len(self._metric_names)),
+            [tf.zeros(self.times) for _ in names],
+            empty,
+        )
         _, outputs, totals, measured, kept = tf.while_loop(
-            lambda i, *_: i < self.times, step, start, maximum_iterations=self.times)
+            lambda i, *_: i < self.times, step, start, maximum_iterations=self.times
+        )
         return list(zip(kept, places)), outputs, totals, measured
 
     def _probe(self, inputs: tf.Tensor, kinds: tuple[str, ...] = ()) -> tuple[list[_Place], list[str]]:
         """What a loop must know before its first turn: the places of the tensors of `kinds`, and the names of what is
         measured. The body is traced for them, unless there is nothing to find."""
-        recorder, meter = _Recorder(kinds), self._meter()
-        if kinds or meter:
-            probe = tf.function(lambda inputs: self._call(0, self._slices(0), inputs, self._constants, recorder, meter)[0],
-                                autograph=False)
+        recorder, add_summary = _Recorder(kinds), self._summaries()
+        if kinds or add_summary:
+            probe = tf.function(
+                lambda inputs: self._call(0, self._slices(0), inputs, self._constants, recorder, add_summary)[0],
+                autograph=False,
+            )
             probe.get_concrete_function(tf.TensorSpec(inputs.shape, inputs.dtype))
-        return recorder.places, list(meter.values) if meter else []
+        return recorder.places, list(add_summary.values) if add_summary else []
 
-    def _meter(self) -> Meter | None:
+    def _summaries(self) -> SummaryCollector | None:
         """A meter for one repeat, if anybody listens."""
-        return Meter() if self._context.meter else None
+        return SummaryCollector() if self._context.add_summary else None
 
     def _backward_loop(self, kept, outputs_gradient, totals_gradient, kinds, theta, constants):
         def step(i, gradient, constant_gradients, theta_gradients):
-            inputs, *marked = [self._context.annotate(stack[i], place.letters) for stack, place in kept]
+            inputs, *marked = [self._context.annotate(stack[i], place.logical_axes) for stack, place in kept]
             slices = self._slices(i, theta)
             with tf.GradientTape() as tape:
                 tape.watch([inputs, *slices, *constants])
                 with tf.name_scope("rematerialised"):  # `analysis.plan` finds it by this name
                     outputs, metrics = self._call(i, slices, inputs, constants, _Player(kinds, marked))
                 totals = self._packed(metrics)
-            found = tape.gradient([outputs, totals], [inputs, *slices, *constants],
-                                  output_gradients=[gradient, totals_gradient],
-                                  unconnected_gradients=tf.UnconnectedGradients.ZERO)
-            of_slices, of_constants = found[1:1 + len(slices)], found[1 + len(slices):]
+            found = tape.gradient(
+                [outputs, totals],
+                [inputs, *slices, *constants],
+                output_gradients=[gradient, totals_gradient],
+                unconnected_gradients=tf.UnconnectedGradients.ZERO,
+            )
+            of_slices, of_constants = found[1 : 1 + len(slices)], found[1 + len(slices) :]
             theta_gradients = [
                 self._annotate_weight(k, _store(total, i, self._annotate_slice(k, tf.cast(part, total.dtype))))
-                for k, (total, part) in enumerate(zip(theta_gradients, of_slices))]
+                for k, (total, part) in enumerate(zip(theta_gradients, of_slices))
+            ]
             constant_gradients = [tf.add(a, b) for a, b in zip(constant_gradients, of_constants)]
             return [i - 1, self._context.annotate(found[0], "BTM"), constant_gradients, theta_gradients]
 
-        zeros = [self._annotate_weight(k, tf.zeros(weight.shape, dtype))
-                 for k, (weight, dtype) in enumerate(zip(theta, self._gradient_dtypes))]
+        zeros = [
+            self._annotate_weight(k, tf.zeros(weight.shape, dtype))
+            for k, (weight, dtype) in enumerate(zip(theta, self._gradient_dtypes))
+        ]
         start = [tf.constant(self.times - 1), outputs_gradient, [tf.zeros_like(c) for c in constants], zeros]
         _, gradient, constant_gradients, theta_gradients = tf.while_loop(
-            lambda i, *_: i >= 0, step, start, maximum_iterations=self.times)
+            lambda i, *_: i >= 0, step, start, maximum_iterations=self.times
+        )
         theta_gradients = [tf.cast(total, weight.dtype) for total, weight in zip(theta_gradients, theta)]
         return [gradient, *theta_gradients, *constant_gradients]
 
-    def _call(self, i, slices, inputs, constants, keeper=None, meter=None) -> tuple[tf.Tensor, list[tf.Tensor]]:
+    def _call(
+        self, i, slices, inputs, constants, checkpoint_policy=None, add_summary=None
+    ) -> tuple[tf.Tensor, list[tf.Tensor]]:
         theta = tree.unflatten(dict(zip(self._names, slices)))
-        outputs, metrics = self._body(theta, inputs, tree.unflatten(dict(zip(self._constant_names, constants))),
-                                      dataclasses.replace(self._context.fold(i), keeper=keeper, meter=meter))
+        outputs, metrics = self._body(
+            theta,
+            inputs,
+            tree.unflatten(dict(zip(self._constant_names, constants))),
+            dataclasses.replace(self._context.fold(i), checkpoint_policy=checkpoint_policy, add_summary=add_summary),
+        )
         return self._context.annotate(outputs, "BTM"), [metrics[name] for name in self._metric_names]
 
     def _split(self, tensors):
-        return tensors[:len(self._names)], tensors[len(self._names):]
+        return tensors[: len(self._names)], tensors[len(self._names) :]
 
     def _slices(self, i, theta=None) -> list[tf.Tensor]:
         return [self._annotate_slice(k, weight[i]) for k, weight in enumerate(theta or self._theta)]
 
     def _annotate_slice(self, k: int, tensor: tf.Tensor) -> tf.Tensor:
-        return self._context.annotate(tensor, self._letters[k].removeprefix("R"))
+        return self._context.annotate(tensor, self._logical_axes[k].removeprefix("R"))
 
     def _annotate_weight(self, k: int, tensor: tf.Tensor) -> tf.Tensor:
-        return self._context.annotate(tensor, self._letters[k])
+        return self._context.annotate(tensor, self._logical_axes[k])
 
     def _packed(self, metrics: list[tf.Tensor]) -> tf.Tensor:
         return tf.stack(metrics) if metrics else tf.zeros(0)
@@ -208,10 +248,10 @@ class _Recorder:
         self.places: list[_Place] = []
         self._kinds = kinds
 
-    def __call__(self, tensor: tf.Tensor, kind: str, letters: str) -> tf.Tensor:
+    def __call__(self, tensor: tf.Tensor, kind: str, logical_axes: str) -> tf.Tensor:
         if kind in self._kinds:
             self.tensors.append(tensor)
-            self.places.append(_Place(tensor.shape, tensor.dtype, letters))
+            self.places.append(_Place(tensor.shape, tensor.dtype, logical_axes))
         return tensor
 
 
@@ -222,7 +262,7 @@ class _Player:
     def __init__(self, kinds: tuple[str, ...], kept: list[tf.Tensor]):
         self._kinds, self._kept = kinds, iter(kept)
 
-    def __call__(self, tensor: tf.Tensor, kind: str, letters: str) -> tf.Tensor:
+    def __call__(self, tensor: tf.Tensor, kind: str, logical_axes: str) -> tf.Tensor:
         if kind not in self._kinds:
             return tensor
         kept = next(self._kept)
@@ -237,15 +277,17 @@ class _Place:
 
     shape: tf.TensorShape
     dtype: tf.DType
-    letters: str
+    logical_axes: str
 
 
-def _with_row(stacks: list[tf.Tensor], i: tf.Tensor, meter: Meter | None) -> list[tf.Tensor]:
+def _with_row(stacks: list[tf.Tensor], i: tf.Tensor, add_summary: SummaryCollector | None) -> list[tf.Tensor]:
     """The `[R]` stacks, one for each measure, with row i of each from the meter of repeat i."""
-    if not meter:
+    if not add_summary:
         return stacks
-    return [tf.where(tf.equal(tf.range(stack.shape[0]), i), value, stack)
-            for stack, value in zip(stacks, meter.values.values(), strict=True)]
+    return [
+        tf.where(tf.equal(tf.range(stack.shape[0]), i), value, stack)
+        for stack, value in zip(stacks, add_summary.values.values(), strict=True)
+    ]
 
 
 def _store(stack: tf.Tensor, i: tf.Tensor, value: tf.Tensor) -> tf.Tensor:
@@ -256,4 +298,5 @@ def _store(stack: tf.Tensor, i: tf.Tensor, value: tf.Tensor) -> tf.Tensor:
 def dynamic_update(tensor: tf.Tensor, update: tf.Tensor, start: list) -> tf.Tensor:
     """`tensor` with the block that begins at `start` replaced by `update`; only in compiled programs."""
     from tensorflow.compiler.tf2xla.python import xla  # TensorFlow's own slice updates become scatters
+
     return xla.dynamic_update_slice(tensor, update, tf.stack([tf.cast(index, tf.int32) for index in start]))

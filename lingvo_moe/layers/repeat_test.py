@@ -7,41 +7,49 @@ import dataclasses
 import numpy as np
 import pytest
 
-from lingvo_moe import testing, tree
+from lingvo_moe import tree
 from lingvo_moe.layers.base import Context, matrix
-from lingvo_moe.layers.measures import Meter
 from lingvo_moe.layers.repeat import REMAT, dynamic_update, repeat
-from lingvo_moe.layout import DeviceMesh, Layout
+from lingvo_moe.layers.summaries import SummaryCollector
 from lingvo_moe.lazy import tf
+from lingvo_moe.sharding.layout import DeviceMesh, Layout
+from lingvo_moe.testing import harness
 
 BATCH, LENGTH, MODEL, HIDDEN = 8, 4, 4, 8
 WAYS = {"unroll": {"unroll": True}, "scan": {}, **{remat: {"remat": remat} for remat in REMAT if remat != "none"}}
 # Relative to the largest element: R = 3 layers of products over M = 4 and H = 8, summed in another order.
-TOLERANCE = 16 * testing.FLOAT32_ROUNDING
+TOLERANCE = 16 * harness.FLOAT32_ROUNDING
 
 
 def weights_of(times: int) -> dict:
     """Two nested weights, so that order by path matters."""
     sizes = {"M": MODEL, "H": HIDDEN}
-    return {"wo": matrix("HM", fan_in="H", **sizes).repeated(times),
-            "first": {"wi": matrix("MH", fan_in="M", **sizes).repeated(times)}}
+    return {
+        "wo": matrix("HM", fan_in="H", **sizes).repeated(times),
+        "first": {"wi": matrix("MH", fan_in="M", **sizes).repeated(times)},
+    }
 
 
 def inputs_of(times: int) -> dict:
     random = np.random.default_rng(0)
-    return {"theta": {"wo": random.normal(size=(times, HIDDEN, MODEL)).astype(np.float32) / 3,
-                      "first": {"wi": random.normal(size=(times, MODEL, HIDDEN)).astype(np.float32) / 2}},
-            "inputs": random.normal(size=(BATCH, LENGTH, MODEL)).astype(np.float32),
-            "memory": random.normal(size=(BATCH, 5, MODEL)).astype(np.float32), "seed": np.int32([5, 6])}
+    return {
+        "theta": {
+            "wo": random.normal(size=(times, HIDDEN, MODEL)).astype(np.float32) / 3,
+            "first": {"wi": random.normal(size=(times, MODEL, HIDDEN)).astype(np.float32) / 2},
+        },
+        "inputs": random.normal(size=(BATCH, LENGTH, MODEL)).astype(np.float32),
+        "memory": random.normal(size=(BATCH, 5, MODEL)).astype(np.float32),
+        "seed": np.int32([5, 6]),
+    }
 
 
 def body(theta: dict, inputs: tf.Tensor, constants: dict, context: Context) -> tuple[tf.Tensor, dict]:
     """A residual layer that reads a constant, drops out, and returns a differentiable and a constant metric."""
-    hidden = tf.tanh(context.keep(tf.einsum("BTM,MH->BTH", inputs, theta["first"]["wi"]), "hidden", "BTH"))
+    hidden = tf.tanh(context.checkpoint_name(tf.einsum("BTM,MH->BTH", inputs, theta["first"]["wi"]), "hidden", "BTH"))
     hidden = context.dropout(hidden, 0.25, "hidden", "BTH")
     read = tf.reduce_mean(constants["memory"], axis=1)[:, None]
-    largest = context.keep(tf.argmax(hidden, axis=-1, output_type=tf.int32), "output", "BT")
-    outputs = context.keep(tf.einsum("BTH,HM->BTM", hidden, theta["wo"]), "output", "BTM")
+    largest = context.checkpoint_name(tf.argmax(hidden, axis=-1, output_type=tf.int32), "output", "BT")
+    outputs = context.checkpoint_name(tf.einsum("BTH,HM->BTM", hidden, theta["wo"]), "output", "BTM")
     outputs = tf.sin(outputs * read) * (1.0 + 0.01 * tf.cast(largest, tf.float32))[..., None]
     return inputs + outputs, {"size": tf.reduce_mean(hidden**2), "one": tf.constant(1.0)}
 
@@ -49,11 +57,19 @@ def body(theta: dict, inputs: tf.Tensor, constants: dict, context: Context) -> t
 def call(times: int, way: dict, layout: Layout = Layout(), metric_names: tuple[str, ...] = ("size", "one")):
     def function(inputs: dict) -> dict:
         constants, context = {"memory": inputs["memory"]}, Context(layout, inputs["seed"])
-        outputs, metrics = repeat(body, weights_of(times), inputs["theta"], inputs["inputs"], constants, context,
-                                  metric_names=metric_names, **way)
+        outputs, metrics = repeat(
+            body,
+            weights_of(times),
+            inputs["theta"],
+            inputs["inputs"],
+            constants,
+            context,
+            metric_names=metric_names,
+            **way,
+        )
         return {"outputs": outputs, "metrics": metrics}
 
-    return testing.with_gradients(function)
+    return harness.with_gradients(function)
 
 
 def assert_equal(found: dict, expected: dict):
@@ -62,7 +78,7 @@ def assert_equal(found: dict, expected: dict):
 
 
 @pytest.fixture(scope="module")
-def one_by_one() -> dict:
+def unstack_experts() -> dict:
     """The body applied three times by hand: a plain loop, without `repeat`."""
 
     def function(inputs: dict) -> dict:
@@ -73,42 +89,44 @@ def one_by_one() -> dict:
             sizes.append(metrics["size"])
         return {"outputs": outputs, "metrics": {"size": tf.add_n(sizes) / 3, "one": tf.constant(1.0)}}
 
-    return testing.run(testing.with_gradients(function), inputs_of(3))
+    return harness.run(harness.with_gradients(function), inputs_of(3))
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_equals_a_plain_loop(way, one_by_one):
+def test_equals_a_plain_loop(way, unstack_experts):
     """Outputs, metrics, and gradients of inputs, of every weight and of the constants, under dropout."""
-    found = testing.run(call(3, WAYS[way]), inputs_of(3))
-    assert np.abs(one_by_one["gradients/memory"]).max() > 0
-    assert_equal(found, one_by_one)
+    found = harness.run(call(3, WAYS[way]), inputs_of(3))
+    assert np.abs(unstack_experts["gradients/memory"]).max() > 0
+    assert_equal(found, unstack_experts)
 
 
-@pytest.mark.parametrize("way, mesh", [("unroll", "8"), ("scan", "4x2"), ("full", "8"), ("full", "4x2"), ("keep_hidden", "8"),
-                                       ("keep_outputs", "4x2")])
-def test_partitioned_equals_unpartitioned(way, mesh, one_by_one):
+@pytest.mark.parametrize(
+    "way, mesh",
+    [("unroll", "8"), ("scan", "4x2"), ("full", "8"), ("full", "4x2"), ("keep_hidden", "8"), ("keep_outputs", "4x2")],
+)
+def test_partitioned_equals_unpartitioned(way, mesh, unstack_experts):
     layout = Layout.of(DeviceMesh.parse(mesh))
-    letters = {"theta/wo": "RHM", "theta/first/wi": "RMH", "inputs": "BTM", "memory": "BTM"}
-    letters |= {f"gradients/{path}": name for path, name in letters.items()} | {"values/outputs": "BTM"}
-    assert_equal(testing.run(call(3, WAYS[way], layout), inputs_of(3), layout, letters), one_by_one)
+    logical_axes = {"theta/wo": "RHM", "theta/first/wi": "RMH", "inputs": "BTM", "memory": "BTM"}
+    logical_axes |= {f"gradients/{path}": name for path, name in logical_axes.items()} | {"values/outputs": "BTM"}
+    assert_equal(harness.run(call(3, WAYS[way], layout), inputs_of(3), layout, logical_axes), unstack_experts)
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_without_metrics(way, one_by_one):
-    found = testing.run(call(3, WAYS[way], metric_names=()), inputs_of(3))
-    np.testing.assert_allclose(found["values/outputs"], one_by_one["values/outputs"], rtol=0, atol=TOLERANCE)
+def test_without_metrics(way, unstack_experts):
+    found = harness.run(call(3, WAYS[way], metric_names=()), inputs_of(3))
+    np.testing.assert_allclose(found["values/outputs"], unstack_experts["values/outputs"], rtol=0, atol=TOLERANCE)
     assert not any("metrics" in path for path in found)
 
 
 @pytest.mark.parametrize("way", ["scan", "full", "keep_hidden"])
 def test_graph_size_does_not_grow_with_depth(way):
     """Only numbers grow: a shape's digits, a trip count."""
-    few, many = (len(testing.lower_for(call(times, WAYS[way]), inputs_of(times)).module) for times in (2, 16))
+    few, many = (len(harness.lower_for(call(times, WAYS[way]), inputs_of(times)).module) for times in (2, 16))
     assert abs(many - few) < 0.02 * few
 
 
 def test_graph_size_grows_when_unrolled():
-    few, many = (len(testing.lower_for(call(times, WAYS["unroll"]), inputs_of(times)).module) for times in (2, 8))
+    few, many = (len(harness.lower_for(call(times, WAYS["unroll"]), inputs_of(times)).module) for times in (2, 8))
     assert many > 2 * few
 
 
@@ -128,8 +146,10 @@ def test_each_policy_keeps_more_than_the_one_before():
 def test_gradients_are_kept_in_the_dtype_they_were_computed_in():
     """Bit for bit what float32 sums of bfloat16 gradients are, in half the room."""
     inputs = inputs_of(3)
-    narrow, wide = (testing.compile_for(in_bfloat16(weights), inputs) for weights in (weights_of(3), wide_weights_of(3)))
-    found, expected = testing.arrays(narrow(inputs)), testing.arrays(wide(inputs))
+    narrow, wide = (
+        harness.compile_for(in_bfloat16(weights), inputs) for weights in (weights_of(3), wide_weights_of(3))
+    )
+    found, expected = harness.arrays(narrow(inputs)), harness.arrays(wide(inputs))
     for path in ("gradients/theta/wo", "gradients/theta/first/wi"):
         assert found[path].dtype == np.float32 and found[path].any()
         np.testing.assert_array_equal(found[path], expected[path], err_msg=path)
@@ -153,18 +173,21 @@ def in_bfloat16(weights: dict):
         outputs, _ = repeat(cast, weights, inputs["theta"], context.cast(inputs["inputs"]), {}, context, remat="full")
         return {"outputs": tf.cast(outputs, tf.float32)}
 
-    return testing.with_gradients(function)
+    return harness.with_gradients(function)
 
 
 def test_what_is_kept_is_not_computed_again():
     """Both products of the layer are kept: the backward loop has two multiplications less, counted in the compiled module."""
-    counts = {way: testing.compile_for(call(4, WAYS[way]), inputs_of(4)).hlo().count(" dot(") for way in ("full", "keep_hidden")}
+    counts = {
+        way: harness.compile_for(call(4, WAYS[way]), inputs_of(4)).hlo().count(" dot(")
+        for way in ("full", "keep_hidden")
+    }
     assert counts["keep_hidden"] == counts["full"] - 2
 
 
 def temporaries(way: str) -> int:
     """Bytes, by the compiler's account, for 32 repeats."""
-    return testing.compile_for(call(32, WAYS[way]), inputs_of(32)).memory().temp_size_in_bytes
+    return harness.compile_for(call(32, WAYS[way]), inputs_of(32)).memory().temp_size_in_bytes
 
 
 def test_unroll_with_remat_is_an_error():
@@ -176,7 +199,7 @@ def test_dynamic_update_replaces_one_block():
     def function(inputs: dict) -> dict:
         return {"y": dynamic_update(inputs["x"], tf.fill((1, 2), 9.0), [inputs["row"], 1])}
 
-    found = testing.run(function, {"x": np.zeros((3, 4), np.float32), "row": np.int32(2)})["y"]
+    found = harness.run(function, {"x": np.zeros((3, 4), np.float32), "row": np.int32(2)})["y"]
     np.testing.assert_array_equal(found, [[0, 0, 0, 0], [0, 0, 0, 0], [0, 9, 9, 0]])
 
 
@@ -186,24 +209,34 @@ def test_what_a_repeat_measures_reaches_the_meter_as_one_row_each(way):
 
     def measuring(theta: dict, inputs: tf.Tensor, constants: dict, context: Context) -> tuple[tf.Tensor, dict]:
         outputs, metrics = body(theta, inputs, constants, context)
-        context.measure("block", lambda: {"sum": tf.reduce_sum(outputs), "size": metrics["size"]})
+        context.summarize("block", lambda: {"sum": tf.reduce_sum(outputs), "size": metrics["size"]})
         return outputs, metrics
 
-    def function(inputs: dict, meter: Meter | None) -> dict:
-        context = Context(seed=inputs["seed"], meter=meter).named("stack")
+    def function(inputs: dict, add_summary: SummaryCollector | None) -> dict:
+        context = Context(seed=inputs["seed"], add_summary=add_summary).named("stack")
         constants = {"memory": inputs["memory"]}
-        outputs, metrics = repeat(measuring, weights_of(3), inputs["theta"], inputs["inputs"], constants, context,
-                                  metric_names=("size", "one"), **WAYS[way])
+        outputs, metrics = repeat(
+            measuring,
+            weights_of(3),
+            inputs["theta"],
+            inputs["inputs"],
+            constants,
+            context,
+            metric_names=("size", "one"),
+            **WAYS[way],
+        )
         return {"outputs": outputs, "metrics": metrics}
 
     def measured(inputs: dict) -> dict:
-        meter = Meter()
-        found = testing.with_gradients(lambda tensors: function(tensors, meter))(inputs)
-        return found | {"measured": meter.values}
+        add_summary = SummaryCollector()
+        found = harness.with_gradients(lambda tensors: function(tensors, add_summary))(inputs)
+        return found | {"measured": add_summary.values}
 
-    found = testing.run(measured, inputs_of(3))
-    assert_equal(found, testing.run(testing.with_gradients(lambda tensors: function(tensors, None)), inputs_of(3)))
+    found = harness.run(measured, inputs_of(3))
+    assert_equal(found, harness.run(harness.with_gradients(lambda tensors: function(tensors, None)), inputs_of(3)))
     rows = {path.removeprefix("measured/"): values for path, values in found.items() if path.startswith("measured/")}
-    assert rows.keys() == {"stack/block/sum", "stack/block/size"} and all(values.shape == (3,) for values in rows.values())
+    assert rows.keys() == {"stack/block/sum", "stack/block/size"} and all(
+        values.shape == (3,) for values in rows.values()
+    )
     np.testing.assert_allclose(rows["stack/block/size"].mean(), found["values/metrics/size"], rtol=TOLERANCE)
     np.testing.assert_allclose(rows["stack/block/sum"][-1], found["values/outputs"].sum(), rtol=1e-4)

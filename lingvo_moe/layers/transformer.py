@@ -9,10 +9,10 @@ from lingvo_moe.layers import mixture_of_experts
 from lingvo_moe.layers.attention import CACHED, MultiHeadAttention
 from lingvo_moe.layers.base import Context, Layer
 from lingvo_moe.layers.feed_forward import FeedForward
-from lingvo_moe.layers.measures import magnitude
 from lingvo_moe.layers.mixture_of_experts import MixtureOfExperts
 from lingvo_moe.layers.normalization import LayerNorm
 from lingvo_moe.layers.repeat import dynamic_update, repeat
+from lingvo_moe.layers.summaries import magnitude
 from lingvo_moe.lazy import tf
 
 
@@ -51,16 +51,25 @@ class TransformerLayer(Layer):
         blocks["feed_forward"] = self.feed_forward
         return {name: {"norm": self._norm.weights(), **block.weights()} for name, block in blocks.items()}
 
-    def __call__(self, theta: dict, inputs: tf.Tensor, memory: tf.Tensor | None, masks: Masks,
-                 context: Context) -> tuple[tf.Tensor, dict]:
+    def __call__(
+        self, theta: dict, inputs: tf.Tensor, memory: tf.Tensor | None, masks: Masks, context: Context
+    ) -> tuple[tf.Tensor, dict]:
         """`[B, T, M]`, and the encoder's outputs `[B, L, M]` for a decoder, to (`[B, T, M]`, metrics)."""
         outputs = self._attend("self_attention", theta, inputs, None, masks.self_attention, context)
         if self.has_cross_attention:
             outputs = self._attend("cross_attention", theta, outputs, memory, masks.cross_attention, context)
         return self._feed_forward(theta, outputs, masks, context)
 
-    def step(self, theta: dict, inputs: tf.Tensor, caches: dict, repeat_index: tf.Tensor, start: tf.Tensor, masks: Masks,
-             context: Context) -> tuple[tf.Tensor, dict]:
+    def step(
+        self,
+        theta: dict,
+        inputs: tf.Tensor,
+        caches: dict,
+        repeat_index: tf.Tensor,
+        start: tf.Tensor,
+        masks: Masks,
+        context: Context,
+    ) -> tuple[tf.Tensor, dict]:
         """One decoding step over a cache that is written once per position.
 
         Args:
@@ -78,46 +87,65 @@ class TransformerLayer(Layer):
             block = theta["self_attention"]
             normed = self._norm(block["norm"], inputs, context)
             caches = dict(caches)
-            for letters, name, new in zip(CACHED, ("keys", "values"), self.attention.keys_values(block, normed, context)):
-                place = [repeat_index, *(start if letter == "L" else 0 for letter in letters)]
-                written = dynamic_update(caches[name], tf.einsum(f"BLND->{letters}", new)[None], place)
-                caches[name] = context.annotate(written, f"R{letters}")
+            for logical_axes, name, new in zip(
+                CACHED, ("keys", "values"), self.attention.keys_values(block, normed, context)
+            ):
+                place = [repeat_index, *(start if letter == "L" else 0 for letter in logical_axes)]
+                written = dynamic_update(caches[name], tf.einsum(f"BLND->{logical_axes}", new)[None], place)
+                caches[name] = context.annotate(written, f"R{logical_axes}")
             outputs = inputs + self.attention.attend(
-                block, normed, caches["keys"][repeat_index], caches["values"][repeat_index], masks.self_attention, context,
-                letters=CACHED)
+                block,
+                normed,
+                caches["keys"][repeat_index],
+                caches["values"][repeat_index],
+                masks.self_attention,
+                context,
+                logical_axes=CACHED,
+            )
         with tf.name_scope("cross_attention"):
             block = theta["cross_attention"]
             normed = self._norm(block["norm"], outputs, context)
-            outputs += self.attention.attend(block, normed, caches["memory_keys"][repeat_index],
-                                             caches["memory_values"][repeat_index], masks.cross_attention, context,
-                                             letters=CACHED)
+            outputs += self.attention.attend(
+                block,
+                normed,
+                caches["memory_keys"][repeat_index],
+                caches["memory_values"][repeat_index],
+                masks.cross_attention,
+                context,
+                logical_axes=CACHED,
+            )
         outputs, _ = self._feed_forward(theta, outputs, masks, context)
         return outputs, caches
 
-    def in_parts(self, theta: dict, context: Context) -> dict:
+    def unstack(self, theta: dict, context: Context) -> dict:
         """Stacked weights as `step` takes those of one layer, see `MixtureOfExperts.in_parts`."""
         if not isinstance(self.feed_forward, MixtureOfExperts):
             return theta
-        return {**theta, "feed_forward": self.feed_forward.in_parts(theta["feed_forward"], context)}
+        return {**theta, "feed_forward": self.feed_forward.unstack(theta["feed_forward"], context)}
 
-    def _attend(self, name: str, theta: dict, inputs: tf.Tensor, memory: tf.Tensor | None, mask: tf.Tensor,
-                context: Context) -> tf.Tensor:
+    def _attend(
+        self, name: str, theta: dict, inputs: tf.Tensor, memory: tf.Tensor | None, mask: tf.Tensor, context: Context
+    ) -> tf.Tensor:
         """The block `name`, over `memory`, or over `inputs` themselves where there is none."""
         with tf.name_scope(name):
             normed = self._norm(theta[name]["norm"], inputs, context)
-            attended = self.attention(theta[name], normed, normed if memory is None else memory, mask, context.fold(name))
+            attended = self.attention(
+                theta[name], normed, normed if memory is None else memory, mask, context.fold(name)
+            )
             return self._add(inputs, attended, name, context)
 
     def _feed_forward(self, theta: dict, inputs: tf.Tensor, masks: Masks, context: Context) -> tuple[tf.Tensor, dict]:
         with tf.name_scope("feed_forward"):
             normed = self._norm(theta["feed_forward"]["norm"], inputs, context)
-            fed, metrics = self.feed_forward(theta["feed_forward"], normed, masks.paddings, context.fold("feed_forward"))
+            fed, metrics = self.feed_forward(
+                theta["feed_forward"], normed, masks.paddings, context.fold("feed_forward")
+            )
             return self._add(inputs, fed, "feed_forward", context), metrics
 
     def _add(self, residual: tf.Tensor, outputs: tf.Tensor, key: str, context: Context) -> tf.Tensor:
         dropped = context.dropout(outputs, self.residual_dropout, f"{key}/residual", "BTM")
         added = context.annotate(residual + dropped, "BTM")
-        context.measure(key, lambda: magnitude(added))
+        context.summarize(key, lambda: magnitude(added))
         return added
 
 
@@ -148,49 +176,72 @@ class TransformerStack(Layer):
     def weights(self) -> dict:
         return {**self._stacked_weights(), "norm": self._norm.weights()}
 
-    def __call__(self, theta: dict, inputs: tf.Tensor, memory: tf.Tensor | None, masks: Masks,
-                 context: Context) -> tuple[tf.Tensor, dict]:
+    def __call__(
+        self, theta: dict, inputs: tf.Tensor, memory: tf.Tensor | None, masks: Masks, context: Context
+    ) -> tuple[tf.Tensor, dict]:
         """`[B, T, M]` to (`[B, T, M]`, normalised; metrics averaged over MoE layers). `memory`: see `TransformerLayer`."""
 
         def body(theta, inputs, constants, context):
             outputs, totals = inputs, dict.fromkeys(self.metric_names, 0.0)
             for index, layer in enumerate(self.period):
-                outputs, metrics = layer(theta[f"layer_{index}"], outputs, constants.get("memory"), masks,
-                                         context.fold(index).named(f"layer_{index}"))
+                outputs, metrics = layer(
+                    theta[f"layer_{index}"],
+                    outputs,
+                    constants.get("memory"),
+                    masks,
+                    context.fold(index).named(f"layer_{index}"),
+                )
                 totals = {name: total + metrics.get(name, 0.0) for name, total in totals.items()}
             return outputs, {name: total / self._num_moe_layers for name, total in totals.items()}
 
         stacked = {name: theta[name] for name in self._stacked_weights()}
         outputs, metrics = repeat(
-            body, self._stacked_weights(), stacked, inputs, {} if memory is None else {"memory": memory}, context,
-            metric_names=self.metric_names, unroll=self.unroll, remat=self.remat)
+            body,
+            self._stacked_weights(),
+            stacked,
+            inputs,
+            {} if memory is None else {"memory": memory},
+            context,
+            metric_names=self.metric_names,
+            unroll=self.unroll,
+            remat=self.remat,
+        )
         normed = self._norm(theta["norm"], outputs, context)
-        context.measure("norm", lambda: magnitude(normed))
+        context.summarize("norm", lambda: magnitude(normed))
         return normed, metrics
 
-    def in_parts(self, theta: dict, context: Context) -> dict:
+    def unstack(self, theta: dict, context: Context) -> dict:
         """The weights as `start` and `step` take them: the whole stack is one part, or each repeat of an unrolled one, whose
         slices are made once for all steps where this is called outside of their loop."""
         parts = [slice(i, i + 1) for i in range(self.repeats)] if self.unroll else [slice(None)]
-        stacked = {f"layer_{index}": layer.in_parts(theta[f"layer_{index}"], context) for index, layer in enumerate(self.period)}
-        return {"norm": theta["norm"], "parts": {
-            f"part_{i}": tree.map_leaves(lambda weight, part=part: weight[part], stacked) for i, part in enumerate(parts)}}
+        stacked = {
+            f"layer_{index}": layer.unstack(theta[f"layer_{index}"], context) for index, layer in enumerate(self.period)
+        }
+        return {
+            "norm": theta["norm"],
+            "parts": {
+                f"part_{i}": tree.map_leaves(lambda weight, part=part: weight[part], stacked)
+                for i, part in enumerate(parts)
+            },
+        }
 
     def start(self, theta: dict, memory: tf.Tensor, cache_length: int, context: Context) -> dict:
         """The caches of all layers for `step`, by part: see `TransformerLayer.step`; those of self-attention have `cache_length`
         empty positions, those of cross-attention the keys and values of `memory [B, S, M]`."""
         return {name: self._caches(part, memory, cache_length, context) for name, part in theta["parts"].items()}
 
-    def step(self, theta: dict, inputs: tf.Tensor, caches: dict, start: tf.Tensor, masks: Masks,
-             context: Context) -> tuple[tf.Tensor, dict]:
+    def step(
+        self, theta: dict, inputs: tf.Tensor, caches: dict, start: tf.Tensor, masks: Masks, context: Context
+    ) -> tuple[tf.Tensor, dict]:
         """One decoding step of all layers, see `TransformerLayer.step`; outputs are normalised."""
         outputs, caches = inputs, dict(caches)
         for name, part in theta["parts"].items():
             outputs, caches[name] = self._step_part(part, outputs, caches[name], start, masks, context)
         return self._norm(theta["norm"], outputs, context), caches
 
-    def _step_part(self, theta: dict, inputs: tf.Tensor, caches: dict, start: tf.Tensor, masks: Masks,
-                   context: Context) -> tuple[tf.Tensor, dict]:
+    def _step_part(
+        self, theta: dict, inputs: tf.Tensor, caches: dict, start: tf.Tensor, masks: Masks, context: Context
+    ) -> tuple[tf.Tensor, dict]:
         def layers(i, outputs, caches):
             caches = dict(caches)
             for index, layer in enumerate(self.period):
@@ -202,19 +253,28 @@ class TransformerStack(Layer):
         repeats = next(iter(tree.flatten(theta).values())).shape[0]
         if repeats == 1:
             return layers(0, inputs, caches)[1:]
-        return tf.while_loop(lambda i, *_: i < repeats, layers, (tf.constant(0), inputs, caches), maximum_iterations=repeats)[1:]
+        return tf.while_loop(
+            lambda i, *_: i < repeats, layers, (tf.constant(0), inputs, caches), maximum_iterations=repeats
+        )[1:]
 
     def _caches(self, theta: dict, memory: tf.Tensor, cache_length: int, context: Context) -> dict:
         """Those of the layers whose stacked weights are `theta`."""
         caches = {}
         for index, layer in enumerate(self.period):
             block, cache = theta[f"layer_{index}"]["cross_attention"], {}
-            sizes = {"N": layer.attention.num_heads, "D": layer.attention.head_dim, "L": cache_length, "B": memory.shape[0]}
-            for letters, name in zip(CACHED, ("key", "value")):
+            sizes = {
+                "N": layer.attention.num_heads,
+                "D": layer.attention.head_dim,
+                "L": cache_length,
+                "B": memory.shape[0],
+            }
+            for logical_axes, name in zip(CACHED, ("key", "value")):
                 weight = context.cast(block[name])
-                shape = (weight.shape[0], *(sizes[letter] for letter in letters))
-                cache[f"{name}s"] = context.annotate(tf.zeros(shape, memory.dtype), f"R{letters}")
-                cache[f"memory_{name}s"] = context.annotate(tf.einsum(f"BLM,RMND->R{letters}", memory, weight), f"R{letters}")
+                shape = (weight.shape[0], *(sizes[letter] for letter in logical_axes))
+                cache[f"{name}s"] = context.annotate(tf.zeros(shape, memory.dtype), f"R{logical_axes}")
+                cache[f"memory_{name}s"] = context.annotate(
+                    tf.einsum(f"BLM,RMND->R{logical_axes}", memory, weight), f"R{logical_axes}"
+                )
             caches[f"layer_{index}"] = cache
         return caches
 
@@ -227,5 +287,7 @@ class TransformerStack(Layer):
 
 
 def _repeated(weights: dict, times: int) -> dict:
-    return {name: _repeated(node, times) if isinstance(node, dict) else node.repeated(times)
-            for name, node in weights.items()}
+    return {
+        name: _repeated(node, times) if isinstance(node, dict) else node.repeated(times)
+        for name, node in weights.items()
+    }

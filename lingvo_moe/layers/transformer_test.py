@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from lingvo_moe import testing, tree
+from lingvo_moe import tree
 from lingvo_moe.layers import mixture_of_experts
 from lingvo_moe.layers.attention import MultiHeadAttention, causal_mask, segment_mask
 from lingvo_moe.layers.base import Context
@@ -15,10 +15,11 @@ from lingvo_moe.layers.feed_forward import FeedForward
 from lingvo_moe.layers.mixture_of_experts import MixtureOfExperts
 from lingvo_moe.layers.transformer import Masks, TransformerLayer, TransformerStack
 from lingvo_moe.lazy import tf
+from lingvo_moe.testing import harness
 
 BATCH, LENGTH, SOURCE, MODEL = 2, 4, 3, 8
 # Elements are about 1; four layers of products over 8 and 16, summed in another order.
-TOLERANCE = 64 * testing.FLOAT32_ROUNDING
+TOLERANCE = 64 * harness.FLOAT32_ROUNDING
 
 ATTENTION = MultiHeadAttention(model_dim=MODEL, num_heads=2, head_dim=4)
 DENSE = FeedForward(model_dim=MODEL, hidden_dim=16)
@@ -33,9 +34,13 @@ def inputs_of(layer) -> dict:
     random = np.random.default_rng(0)
     theta = tree.map_leaves(
         lambda weight: (weight.mean + (weight.stddev or 0.3) * random.normal(size=weight.shape)).astype(np.float32),
-        layer.weights())
-    return {"theta": theta, "inputs": random.normal(size=(BATCH, LENGTH, MODEL)).astype(np.float32),
-            "memory": random.normal(size=(BATCH, SOURCE, MODEL)).astype(np.float32)}
+        layer.weights(),
+    )
+    return {
+        "theta": theta,
+        "inputs": random.normal(size=(BATCH, LENGTH, MODEL)).astype(np.float32),
+        "memory": random.normal(size=(BATCH, SOURCE, MODEL)).astype(np.float32),
+    }
 
 
 def masks_of(length: int = LENGTH) -> Masks:
@@ -106,7 +111,7 @@ def test_a_stack_is_its_period_repeated_and_normalised(way):
             theta = tree.map_leaves(lambda weight: weight[repeat], tensors["theta"][f"layer_{index}"])
             outputs, metrics = by_blocks(layer, theta, outputs, tensors["memory"])
         halves.append(metrics)
-    found = testing.run(lambda i: dict(zip(("outputs", "metrics"), call(dataclasses.replace(STACK, **way), i))), inputs)
+    found = harness.run(lambda i: dict(zip(("outputs", "metrics"), call(dataclasses.replace(STACK, **way), i))), inputs)
     expected = normalised(tensors["theta"]["norm"], outputs)
     np.testing.assert_allclose(found.pop("outputs"), expected, rtol=0, atol=TOLERANCE)
     assert set(found) == {f"metrics/{name}" for name in mixture_of_experts.METRICS}
@@ -126,16 +131,22 @@ def test_steps_over_a_cache_equal_the_whole_sequence(unroll):
     stack = dataclasses.replace(DENSE_STACK, unroll=unroll)
 
     def stepwise(inputs: dict) -> dict:
-        theta = stack.in_parts(inputs["theta"], Context())
+        theta = stack.unstack(inputs["theta"], Context())
         caches = stack.start(theta, inputs["memory"], LENGTH, Context())
         outputs = []
         for t in range(LENGTH):
             sees = tf.tile(tf.range(LENGTH)[None, None] <= t, (BATCH, 1, 1))
-            column, caches = stack.step(theta, inputs["inputs"][:, t:t + 1], caches, tf.constant(t),
-                                        dataclasses.replace(masks_of(1), self_attention=sees), Context())
+            column, caches = stack.step(
+                theta,
+                inputs["inputs"][:, t : t + 1],
+                caches,
+                tf.constant(t),
+                dataclasses.replace(masks_of(1), self_attention=sees),
+                Context(),
+            )
             outputs.append(column)
         return {"outputs": tf.concat(outputs, axis=1)}
 
     inputs = inputs_of(DENSE_STACK)
     whole = call(DENSE_STACK, eager(inputs))[0]
-    np.testing.assert_allclose(testing.run(stepwise, inputs)["outputs"], whole, rtol=0, atol=TOLERANCE)
+    np.testing.assert_allclose(harness.run(stepwise, inputs)["outputs"], whole, rtol=0, atol=TOLERANCE)

@@ -8,18 +8,28 @@ import functools
 import numpy as np
 import pytest
 
-from lingvo_moe import testing, tree
+from lingvo_moe import tree
 from lingvo_moe.errors import UserError
 from lingvo_moe.layers.base import Context, initial_value
-from lingvo_moe.layout import DeviceMesh, Layout
 from lingvo_moe.lazy import tf
 from lingvo_moe.models.language_model import LanguageModel
+from lingvo_moe.sharding.layout import DeviceMesh, Layout
+from lingvo_moe.testing import harness
 
 VOCABULARY, BATCH, LENGTH = 16, 8, 8
-MODEL = LanguageModel(target_vocabulary=VOCABULARY, num_layers=4, model_dim=16, hidden_dim=32, num_heads=2, head_dim=8,
-                      num_experts=8, num_groups=8, unroll=True)
+MODEL = LanguageModel(
+    target_vocabulary=VOCABULARY,
+    num_layers=4,
+    model_dim=16,
+    hidden_dim=32,
+    num_heads=2,
+    head_dim=8,
+    num_experts=8,
+    num_groups=8,
+    unroll=True,
+)
 # As in translation_test: some 50 float32 products and sums in a row, ordered differently.
-TOLERANCE = 64 * testing.FLOAT32_ROUNDING
+TOLERANCE = 64 * harness.FLOAT32_ROUNDING
 WAYS = {"scan": {}, **{remat: {"remat": remat} for remat in ("full", "keep_outputs", "keep_hidden")}}
 
 
@@ -44,8 +54,10 @@ def batch() -> dict:
 
 @functools.cache
 def theta() -> dict:
-    values = {path: initial_value(weight, path, tf.constant([0, 1])).numpy() for path, weight in
-              tree.flatten(MODEL.weights()).items()}
+    values = {
+        path: initial_value(weight, path, tf.constant([0, 1])).numpy()
+        for path, weight in tree.flatten(MODEL.weights()).items()
+    }
     return tree.unflatten(values)
 
 
@@ -62,8 +74,12 @@ def test_packed_texts_have_the_loss_of_separate_ones():
 
 
 def test_what_stands_under_padding_does_not_matter():
-    changed = {"target": {name: values if name == "segment_ids" else np.where(batch()["target"]["segment_ids"] == 0, 3, values)
-                          for name, values in batch()["target"].items()}}
+    changed = {
+        "target": {
+            name: values if name == "segment_ids" else np.where(batch()["target"]["segment_ids"] == 0, 3, values)
+            for name, values in batch()["target"].items()
+        }
+    }
     assert evaluate(batch()) == evaluate(changed)
 
 
@@ -76,7 +92,9 @@ def test_no_token_sees_a_later_one(position):
     def loss_of_first(tokens: list[int]) -> float:
         given = target([[tokens]])
         logits, labels = logits_of(given), given["target"]["labels"]
-        return float(tf.reduce_sum(tf.nn.sparse_softmax_cross_entropy_with_logits(labels[:, :position], logits[:, :position])))
+        return float(
+            tf.reduce_sum(tf.nn.sparse_softmax_cross_entropy_with_logits(labels[:, :position], logits[:, :position]))
+        )
 
     assert loss_of_first(text) == loss_of_first(changed)
 
@@ -115,10 +133,10 @@ def with_gradients(model: LanguageModel, layout: Layout):
 
 
 def run(model: LanguageModel, layout: Layout = Layout()) -> dict[str, np.ndarray]:
-    letters = {f"theta/{path}": weight.letters for path, weight in tree.flatten(model.weights()).items()}
-    letters |= {f"gradients/{path.removeprefix('theta/')}": name for path, name in letters.items()}
-    letters |= {f"batch/target/{name}": "BT" for name in batch()["target"]}
-    return testing.run(with_gradients(model, layout), {"theta": theta(), "batch": batch()}, layout, letters)
+    logical_axes = {f"theta/{path}": weight.logical_axes for path, weight in tree.flatten(model.weights()).items()}
+    logical_axes |= {f"gradients/{path.removeprefix('theta/')}": name for path, name in logical_axes.items()}
+    logical_axes |= {f"batch/target/{name}": "BT" for name in batch()["target"]}
+    return harness.run(with_gradients(model, layout), {"theta": theta(), "batch": batch()}, layout, logical_axes)
 
 
 @functools.cache
@@ -129,7 +147,9 @@ def unrolled() -> dict[str, np.ndarray]:
 def assert_equal(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]):
     np.testing.assert_allclose(found["loss"], expected["loss"], rtol=TOLERANCE)
     for path, value in expected.items():
-        np.testing.assert_allclose(found[path], value, rtol=0, atol=TOLERANCE * max(np.abs(value).max(), 1e-3), err_msg=path)
+        np.testing.assert_allclose(
+            found[path], value, rtol=0, atol=TOLERANCE * max(np.abs(value).max(), 1e-3), err_msg=path
+        )
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -139,12 +159,20 @@ def test_every_way_of_repeating_layers_has_the_same_loss_and_gradients(way):
 
 @pytest.mark.parametrize("mesh", ["8", "4x2"])
 def test_partitioned_equals_unpartitioned(mesh):
-    assert_equal(run(dataclasses.replace(MODEL, unroll=False, remat="keep_hidden"), Layout.of(DeviceMesh.parse(mesh))), unrolled())
+    assert_equal(
+        run(dataclasses.replace(MODEL, unroll=False, remat="keep_hidden"), Layout.of(DeviceMesh.parse(mesh))),
+        unrolled(),
+    )
 
 
-@pytest.mark.parametrize("changes, said", [
-    ({"num_layers": 3}, "num_layers is 3; every other one has experts .* must be a multiple of 2"),
-    ({"num_experts": 1}, "num_experts is 1"), ({"activation_dtype": "float16"}, "use float32 or bfloat16")])
+@pytest.mark.parametrize(
+    "changes, said",
+    [
+        ({"num_layers": 3}, "num_layers is 3; every other one has experts .* must be a multiple of 2"),
+        ({"num_experts": 1}, "num_experts is 1"),
+        ({"activation_dtype": "float16"}, "use float32 or bfloat16"),
+    ],
+)
 def test_what_cannot_be_is_an_error_that_names_it(changes, said):
     with pytest.raises(UserError, match=said):
         dataclasses.replace(MODEL, **changes)

@@ -10,9 +10,9 @@ from lingvo_moe.layers.base import Context, Layer
 from lingvo_moe.layers.dispatch import AUTO, check_dispatch
 from lingvo_moe.layers.embedding import Embedding, Softmax, cross_entropy
 from lingvo_moe.layers.feed_forward import FeedForward
-from lingvo_moe.layers.measures import magnitude
 from lingvo_moe.layers.mixture_of_experts import MixtureOfExperts
 from lingvo_moe.layers.repeat import REMAT
+from lingvo_moe.layers.summaries import magnitude
 from lingvo_moe.layers.transformer import TransformerLayer, TransformerStack
 from lingvo_moe.lazy import tf
 
@@ -60,8 +60,10 @@ class Transformer(Layer):
     def __post_init__(self):
         if self.num_layers < self.layers_per_repeat or self.num_layers % self.layers_per_repeat:
             halves = "half of the layers are the encoder's, " if len(self.sides) == 2 else ""
-            raise UserError(f"num_layers is {self.num_layers}; {halves}every other one has experts (num_experts="
-                            f"{self.num_experts}), so it must be a multiple of {self.layers_per_repeat}.")
+            raise UserError(
+                f"num_layers is {self.num_layers}; {halves}every other one has experts (num_experts="
+                f"{self.num_experts}), so it must be a multiple of {self.layers_per_repeat}."
+            )
         if self.num_experts == 1:
             raise UserError("num_experts is 1; top-2 gating needs at least 2 experts, 0 makes a dense model.")
         if self.activation_dtype not in ("float32", "bfloat16"):
@@ -70,8 +72,9 @@ class Transformer(Layer):
         if self.remat not in REMAT:
             raise UserError(f"remat is {self.remat!r}; use one of {', '.join(REMAT)}.{did_you_mean(self.remat, REMAT)}")
         if self.unroll and self.remat != "none":
-            raise UserError("unroll and remat exclude each other: rematerialisation needs the loop. Set remat=none or "
-                            "unroll=false.")
+            raise UserError(
+                "unroll and remat exclude each other: rematerialisation needs the loop. Set remat=none or unroll=false."
+            )
 
     @property
     def layers_per_repeat(self) -> int:
@@ -88,7 +91,7 @@ class Transformer(Layer):
 
     def _embed(self, name: str, theta: dict, side: dict, context: Context) -> tf.Tensor:
         embedded = self._layers[name](theta[name], side["ids"], side["positions"], context)
-        context.measure(name, lambda: magnitude(embedded))
+        context.summarize(name, lambda: magnitude(embedded))
         return context.dropout(embedded, self.input_dropout, name, "BTM")
 
     def _total(self, logits: tf.Tensor, target: dict, *stack_metrics: dict) -> tuple[tf.Tensor, dict]:
@@ -109,15 +112,34 @@ class Transformer(Layer):
         return Softmax(vocabulary=vocabulary, model_dim=self.model_dim)
 
     def _stack(self, has_cross_attention: bool) -> TransformerStack:
-        attention = MultiHeadAttention(model_dim=self.model_dim, num_heads=self.num_heads, head_dim=self.head_dim,
-                                       dropout=self.attention_dropout)
+        attention = MultiHeadAttention(
+            model_dim=self.model_dim, num_heads=self.num_heads, head_dim=self.head_dim, dropout=self.attention_dropout
+        )
         feed_forwards = [FeedForward(model_dim=self.model_dim, hidden_dim=self.hidden_dim)]
         if self.num_experts:
-            feed_forwards.append(MixtureOfExperts(
-                model_dim=self.model_dim, hidden_dim=self.hidden_dim, num_experts=self.num_experts,
-                num_groups=self.num_groups, capacity_factor=self.capacity_factor,
-                inference_capacity_factor=self.inference_capacity_factor, dispatch=self.dispatch))
-        period = tuple(TransformerLayer(attention=attention, feed_forward=feed_forward, residual_dropout=self.residual_dropout,
-                                        has_cross_attention=has_cross_attention) for feed_forward in feed_forwards)
-        return TransformerStack(period=period, repeats=self.num_layers // len(self.sides) // len(period), unroll=self.unroll,
-                                remat=self.remat)
+            feed_forwards.append(
+                MixtureOfExperts(
+                    model_dim=self.model_dim,
+                    hidden_dim=self.hidden_dim,
+                    num_experts=self.num_experts,
+                    num_groups=self.num_groups,
+                    capacity_factor=self.capacity_factor,
+                    inference_capacity_factor=self.inference_capacity_factor,
+                    dispatch=self.dispatch,
+                )
+            )
+        period = tuple(
+            TransformerLayer(
+                attention=attention,
+                feed_forward=feed_forward,
+                residual_dropout=self.residual_dropout,
+                has_cross_attention=has_cross_attention,
+            )
+            for feed_forward in feed_forwards
+        )
+        return TransformerStack(
+            period=period,
+            repeats=self.num_layers // len(self.sides) // len(period),
+            unroll=self.unroll,
+            remat=self.remat,
+        )

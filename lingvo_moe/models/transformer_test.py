@@ -7,18 +7,30 @@ import dataclasses
 import numpy as np
 import pytest
 
-from lingvo_moe import testing, tree
+from lingvo_moe import tree
 from lingvo_moe.errors import UserError
 from lingvo_moe.layers.base import Context, initial_value
 from lingvo_moe.lazy import tf
 from lingvo_moe.models.translation import Translation
+from lingvo_moe.testing import harness
 
 VOCABULARY, BATCH, LENGTH = 16, 8, 8
 MODEL = Translation(
-    source_vocabulary=VOCABULARY, target_vocabulary=VOCABULARY, num_layers=4, model_dim=16, hidden_dim=32, num_heads=2,
-    head_dim=8, num_experts=8, num_groups=8, residual_dropout=0.1, label_smoothing=0.1, unroll=True)
+    source_vocabulary=VOCABULARY,
+    target_vocabulary=VOCABULARY,
+    num_layers=4,
+    model_dim=16,
+    hidden_dim=32,
+    num_heads=2,
+    head_dim=8,
+    num_experts=8,
+    num_groups=8,
+    residual_dropout=0.1,
+    label_smoothing=0.1,
+    unroll=True,
+)
 # A loss of about 3 nats, and its gradients, through some 50 float32 products and sums in a row, ordered differently.
-TOLERANCE = 64 * testing.FLOAT32_ROUNDING
+TOLERANCE = 64 * harness.FLOAT32_ROUNDING
 
 
 def inputs_of(model: Translation) -> dict:
@@ -44,17 +56,21 @@ def training_loss(model: Translation):
         loss, metrics = model.loss(inputs["theta"], inputs["batch"], Context(seed=inputs["seed"]))
         return {"loss": loss, "metrics": metrics}
 
-    return testing.with_gradients(function)
+    return harness.with_gradients(function)
 
 
 def test_a_translation_model_trains_equally_with_either_dispatch():
     """Same loss and gradient of every weight, in both stacks."""
     inputs = tree.map_leaves(tf.constant, inputs_of(MODEL))
-    einsum, gather = (testing.arrays(training_loss(dataclasses.replace(MODEL, dispatch=dispatch))(inputs))
-                      for dispatch in ("einsum", "gather"))
+    einsum, gather = (
+        harness.arrays(training_loss(dataclasses.replace(MODEL, dispatch=dispatch))(inputs))
+        for dispatch in ("einsum", "gather")
+    )
     assert einsum["values/metrics/overflow"] > 0 and einsum["values/metrics/second_expert"] > 0
     for path, expected in einsum.items():
-        np.testing.assert_allclose(gather[path], expected, rtol=0, atol=TOLERANCE * np.abs(expected).max(), err_msg=path)
+        np.testing.assert_allclose(
+            gather[path], expected, rtol=0, atol=TOLERANCE * np.abs(expected).max(), err_msg=path
+        )
 
 
 def test_dispatch_is_each_layers():

@@ -44,16 +44,23 @@ class Translation(Transformer):
         context = dataclasses.replace(context, dtype=self.activation_dtype)
         source, target = batch["source"], batch["target"]
         memory, encoder_metrics = self._encode(theta, source, context)
-        masks = Masks(causal_mask(target["segment_ids"]), tf.equal(target["segment_ids"], 0),
-                      segment_mask(target["segment_ids"], source["segment_ids"]))
-        inputs = self._embed("target_embedding", theta, dict(target, ids=self._drop_words(target["ids"], context)), context)
-        outputs, decoder_metrics = self._layers["decoder"](theta["decoder"], inputs, memory, masks, context.fold("decoder"))
+        masks = Masks(
+            causal_mask(target["segment_ids"]),
+            tf.equal(target["segment_ids"], 0),
+            segment_mask(target["segment_ids"], source["segment_ids"]),
+        )
+        inputs = self._embed(
+            "target_embedding", theta, dict(target, ids=self._drop_words(target["ids"], context)), context
+        )
+        outputs, decoder_metrics = self._layers["decoder"](
+            theta["decoder"], inputs, memory, masks, context.fold("decoder")
+        )
         logits = self._layers["softmax"](theta["softmax"], outputs, context)
         return self._total(logits, target, encoder_metrics, decoder_metrics)
 
     def decoding_theta(self, theta: dict, context: Context) -> dict:
         """The weights as `start_decoding` and `decode_step` take them."""
-        return {**theta, "decoder": self._layers["decoder"].in_parts(theta["decoder"], context)}
+        return {**theta, "decoder": self._layers["decoder"].unstack(theta["decoder"], context)}
 
     def start_decoding(self, theta: dict, source: dict, cache_length: int, context: Context) -> dict:
         """Encodes `source` (ids, segment_ids, positions `[B, S]`, one sentence a row); returns the state for `decode_step`.
@@ -65,8 +72,16 @@ class Translation(Transformer):
         caches = self._layers["decoder"].start(theta["decoder"], memory, cache_length, context)
         return {"caches": caches, "source_segments": source["segment_ids"]}
 
-    def decode_step(self, theta: dict, state: dict, ids: tf.Tensor, position: tf.Tensor, start: tf.Tensor, mask: tf.Tensor,
-                    context: Context) -> tuple[tf.Tensor, dict]:
+    def decode_step(
+        self,
+        theta: dict,
+        state: dict,
+        ids: tf.Tensor,
+        position: tf.Tensor,
+        start: tf.Tensor,
+        mask: tf.Tensor,
+        context: Context,
+    ) -> tuple[tf.Tensor, dict]:
         """One target token for each of K hypotheses.
 
         Args:

@@ -9,29 +9,42 @@ import math
 import numpy as np
 import pytest
 
-from lingvo_moe import testing, tree
+from lingvo_moe import tree
 from lingvo_moe.engines import pjrt
 from lingvo_moe.errors import UserError
 from lingvo_moe.layers.base import Context, initial_value
-from lingvo_moe.layout import DeviceMesh, Layout, Spec
 from lingvo_moe.lazy import tf
 from lingvo_moe.models.translation import Translation
 from lingvo_moe.optimizers.adafactor import Adafactor
 from lingvo_moe.optimizers.schedules import InverseSquareRoot
+from lingvo_moe.sharding.layout import DeviceMesh, Layout, Spec
 from lingvo_moe.steps import Steps
+from lingvo_moe.testing import harness
 
 VOCABULARY, BATCH, LENGTH = 16, 16, 8
 MODEL = Translation(
-    source_vocabulary=VOCABULARY, target_vocabulary=VOCABULARY, num_layers=4, model_dim=16, hidden_dim=32, num_heads=2,
-    head_dim=8, num_experts=8, num_groups=8, input_dropout=0.1, residual_dropout=0.1, attention_dropout=0.1,
-    label_smoothing=0.1, unroll=True)
+    source_vocabulary=VOCABULARY,
+    target_vocabulary=VOCABULARY,
+    num_layers=4,
+    model_dim=16,
+    hidden_dim=32,
+    num_heads=2,
+    head_dim=8,
+    num_experts=8,
+    num_groups=8,
+    input_dropout=0.1,
+    residual_dropout=0.1,
+    attention_dropout=0.1,
+    label_smoothing=0.1,
+    unroll=True,
+)
 PLAIN = dataclasses.replace(MODEL, input_dropout=0.0, residual_dropout=0.0, attention_dropout=0.0, label_smoothing=0.0)
 OPTIMIZER = Adafactor(learning_rate=InverseSquareRoot(peak=0.25, decay_after=25))
 
 # A loss of about 3 nats through some 50 float32 products and sums in a row, ordered differently.
-TOLERANCE = 64 * testing.FLOAT32_ROUNDING
+TOLERANCE = 64 * harness.FLOAT32_ROUNDING
 # The same, with 8 bits of mantissa.
-BFLOAT16_TOLERANCE = 8 * testing.BFLOAT16_ROUNDING
+BFLOAT16_TOLERANCE = 8 * harness.BFLOAT16_ROUNDING
 # Four Adafactor steps amplify a first difference: a small gradient's rounding is divided by its own root mean square.
 TRAINED_TOLERANCE = 1e-5
 
@@ -41,8 +54,8 @@ def side(sentences: list[list[int]], segments: list[list[int]], with_labels: boo
     shape = (len(sentences), max(map(len, sentences)))
     ids, segment_ids, positions = (np.zeros(shape, np.int32) for _ in range(3))
     for row, (tokens, numbers) in enumerate(zip(sentences, segments)):
-        ids[row, :len(tokens)], segment_ids[row, :len(numbers)] = tokens, numbers
-        positions[row, :len(numbers)] = [numbers[:t].count(number) for t, number in enumerate(numbers)]
+        ids[row, : len(tokens)], segment_ids[row, : len(numbers)] = tokens, numbers
+        positions[row, : len(numbers)] = [numbers[:t].count(number) for t, number in enumerate(numbers)]
     fields = {"ids": ids, "segment_ids": segment_ids, "positions": positions}
     if not with_labels:
         return fields
@@ -132,8 +145,9 @@ def test_the_target_is_predicted_from_what_stands_before_it():
 
 def test_bfloat16_is_near_float32():
     bfloat16 = dataclasses.replace(PLAIN, activation_dtype="bfloat16")
-    np.testing.assert_allclose(evaluate(copying(0), bfloat16)["loss"], evaluate(copying(0), PLAIN)["loss"],
-                               rtol=BFLOAT16_TOLERANCE)
+    np.testing.assert_allclose(
+        evaluate(copying(0), bfloat16)["loss"], evaluate(copying(0), PLAIN)["loss"], rtol=BFLOAT16_TOLERANCE
+    )
 
 
 def test_word_dropout_hides_the_targets_own_words_in_training():
@@ -146,10 +160,18 @@ def test_word_dropout_hides_the_targets_own_words_in_training():
     assert evaluate(batch, deaf)["loss"] == evaluate(batch, PLAIN)["loss"] != evaluate(changed, deaf)["loss"]
 
 
-@pytest.mark.parametrize("changes, message", [
-    ({"num_layers": 6}, "must be a multiple of 4"), ({"num_layers": 0}, "must be a multiple of 4"),
-    ({"num_layers": 3, "num_experts": 0}, "must be a multiple of 2"), ({"num_experts": 1}, "at least 2 experts"),
-    ({"activation_dtype": "float16"}, "'float16'; use float32 or bfloat16"), ({"remat": "full"}, "exclude each other"), ({"remat": "ful"}, "Did you mean full")])
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"num_layers": 6}, "must be a multiple of 4"),
+        ({"num_layers": 0}, "must be a multiple of 4"),
+        ({"num_layers": 3, "num_experts": 0}, "must be a multiple of 2"),
+        ({"num_experts": 1}, "at least 2 experts"),
+        ({"activation_dtype": "float16"}, "'float16'; use float32 or bfloat16"),
+        ({"remat": "full"}, "exclude each other"),
+        ({"remat": "ful"}, "Did you mean full"),
+    ],
+)
 def test_what_cannot_be_is_an_error_that_names_it(changes, message):
     with pytest.raises(UserError, match=message):
         dataclasses.replace(MODEL, **changes)
@@ -159,14 +181,14 @@ def test_what_cannot_be_is_an_error_that_names_it(changes, message):
 def trainer(mesh: str, layout: str = "auto", platform: str = "") -> pjrt.Executable:
     layout = Layout.of(DeviceMesh.parse(mesh), layout)
     specs = tree.map_leaves(lambda value: Spec(value.shape, "int32", "BT"), copying(0))
-    return testing.engine(layout).load(Steps(MODEL, OPTIMIZER, layout, platform).train(specs))
+    return harness.engine(layout).load(Steps(MODEL, OPTIMIZER, layout, platform).train(specs))
 
 
 def train(executable: pjrt.Executable, steps: int) -> list[dict[str, float]]:
     """The metrics of the first steps."""
-    slots = tree.map_leaves(lambda slot: np.zeros(slot.shape, np.float32), OPTIMIZER.slots(MODEL.weights()))
+    optimizer_state = tree.map_leaves(lambda entry: np.zeros(entry.shape, np.float32), OPTIMIZER.state(MODEL.weights()))
     counts = dict.fromkeys(("step", "skipped", "skipped_in_a_row"), np.int32(0))
-    state = {**counts, "seed": np.int32([3, 4]), "theta": theta(), "slots": slots}
+    state = {**counts, "seed": np.int32([3, 4]), "theta": theta(), "optimizer_state": optimizer_state}
     history = []
     for step in range(steps):
         outputs = executable({"state": state, "batch": copying(step)})
@@ -175,8 +197,9 @@ def train(executable: pjrt.Executable, steps: int) -> list[dict[str, float]]:
     return history
 
 
-@pytest.mark.parametrize("mesh, layout, platform", [
-    ("8", "auto", "cpu"), ("8", "gshard_sharded_update", ""), ("4x2", "auto", "")])
+@pytest.mark.parametrize(
+    "mesh, layout, platform", [("8", "auto", "cpu"), ("8", "gshard_sharded_update", ""), ("4x2", "auto", "")]
+)
 def test_the_same_seed_has_the_same_losses_on_every_mesh(mesh, layout, platform):
     """With dropout, random routing and capacity cuts, and made for whatever platform; each loss is of updated weights, so these
     are alike, too."""
@@ -199,8 +222,10 @@ def test_decoding_one_token_at_a_time_equals_teacher_forcing(platform, unroll):
     """Every step's log-probability of the label is that of the whole sequence: masks, positions and caches agree."""
     model = dataclasses.replace(MODEL, unroll=unroll)
     sentences, length = [[4, 9, 5, 5, 7], [8, 6, 4, 11, 10]], 5
-    batch = {"source": side([[5, 6, 7], [9, 8, 7, 6]], [[1] * 3, [1] * 4], False),
-             "target": side(sentences, [[1] * 5] * 2, True)}
+    batch = {
+        "source": side([[5, 6, 7], [9, 8, 7, 6]], [[1] * 3, [1] * 4], False),
+        "target": side(sentences, [[1] * 5] * 2, True),
+    }
 
     def stepwise(inputs: dict) -> dict:
         context, source = Context(platform=platform), inputs["source"]
@@ -217,7 +242,7 @@ def test_decoding_one_token_at_a_time_equals_teacher_forcing(platform, unroll):
         _, _, nll = tf.while_loop(lambda t, *_: t < length, step, (tf.constant(0), state, tf.zeros((2, length))))
         return {"nll": nll}
 
-    found = testing.run(stepwise, {"theta": theta(), **batch})["nll"]
+    found = harness.run(stepwise, {"theta": theta(), **batch})["nll"]
     np.testing.assert_allclose(found, teacher_forced(batch), rtol=TOLERANCE)
 
 
@@ -227,7 +252,7 @@ def teacher_forced(batch: dict) -> np.ndarray:
     sums = np.zeros((rows, length + 1))
     for row in range(rows):
         for end in range(1, length + 1):
-            one = tree.map_leaves(lambda value: value[row:row + 1].copy(), batch)
+            one = tree.map_leaves(lambda value: value[row : row + 1].copy(), batch)
             one["target"]["segment_ids"][:] = np.arange(length) < end  # every position a token, until the end
             metrics = evaluate(one)
             sums[row, end] = metrics["cross_entropy"] * metrics["tokens"]

@@ -35,57 +35,71 @@ class Adafactor:
     minimum_scale: float = 1e-3
     epsilon: float = 1e-30
 
-    def slots(self, weights: dict) -> dict:
+    def state(self, weights: dict) -> dict:
         """The optimizer's own weights: for each weight a node of zeros, `row` and `column`, or `moment` for vectors."""
-        return {name: self._slots_of(node) if isinstance(node, Weight) else self.slots(node)
-                for name, node in weights.items()}
+        return {
+            name: self._state_of(node) if isinstance(node, Weight) else self.state(node)
+            for name, node in weights.items()
+        }
 
-    def update(self, weights: dict, theta: dict, gradients: dict, slots: dict, step: tf.Tensor,
-               context: Context) -> tuple[dict, dict]:
+    def update(
+        self, weights: dict, theta: dict, gradients: dict, optimizer_state: dict, step: tf.Tensor, context: Context
+    ) -> tuple[dict, dict]:
         """One step for all weights.
 
         Args:
-          weights: declarations; the other trees hold tensors for them (`slots`: for `self.slots(weights)`).
-          theta, gradients, slots: float32.
+          weights: declarations; the other trees hold tensors for them (`optimizer_state`: for `self.state(weights)`).
+          theta, gradients, optimizer_state: float32.
           step: scalar int32, how many steps were made before.
           context: of the step: where weights live, and what to be fast on.
 
         Returns:
-          (theta, slots) after the step.
+          (theta, optimizer_state) after the step.
         """
         count = tf.cast(step, tf.float32) + 1.0
         beta2 = tf.minimum(self.beta2_cap, 1.0 - tf.pow(count, -self.beta2_exponent))
         rate = self.learning_rate(step)
         declared, values, flat_gradients = (tree.flatten(t) for t in (weights, theta, gradients))
-        flat_slots = tree.flatten(slots)
-        new_theta, new_slots = {}, {}
+        flat_state = tree.flatten(optimizer_state)
+        new_theta, new_state = {}, {}
         for path, weight in declared.items():
-            own = {name: flat_slots[f"{path}/{name}"] for name in self._slots_of(weight)}
+            own = {name: flat_state[f"{path}/{name}"] for name in self._state_of(weight)}
             with tf.name_scope(path.replace("/", "_")):
                 new_theta[path], updated = self._update_one(
-                    weight, values[path], flat_gradients[path], own, beta2, rate, context)
-            new_slots.update({f"{path}/{name}": value for name, value in updated.items()})
-        return tree.unflatten(new_theta), tree.unflatten(new_slots)
+                    weight, values[path], flat_gradients[path], own, beta2, rate, context
+                )
+            new_state.update({f"{path}/{name}": value for name, value in updated.items()})
+        return tree.unflatten(new_theta), tree.unflatten(new_state)
 
-    def _slots_of(self, weight: Weight) -> dict:
+    def _state_of(self, weight: Weight) -> dict:
         if not weight.rows:
             return {"moment": _zeros(weight, ())}
         return {"row": _zeros(weight, weight.columns), "column": _zeros(weight, weight.rows)}
 
-    def _update_one(self, weight: Weight, value: tf.Tensor, gradient: tf.Tensor, slots: dict, beta2: tf.Tensor,
-                    rate: tf.Tensor, context: Context) -> tuple[tf.Tensor, dict]:
-        gradient = context.annotate(gradient, weight.letters)
+    def _update_one(
+        self,
+        weight: Weight,
+        value: tf.Tensor,
+        gradient: tf.Tensor,
+        optimizer_state: dict,
+        beta2: tf.Tensor,
+        rate: tf.Tensor,
+        context: Context,
+    ) -> tuple[tf.Tensor, dict]:
+        gradient = context.annotate(gradient, weight.logical_axes)
         squared = tf.square(gradient)
-        declared = self._slots_of(weight)
+        declared = self._state_of(weight)
 
         def decayed(name: str, mean: tf.Tensor) -> tf.Tensor:
             # Epsilon is in each square (Adafactor's algorithm 4), and so in their mean, where adding it costs nothing.
-            return context.annotate(beta2 * slots[name] + (1.0 - beta2) * (mean + self.epsilon), declared[name].letters)
+            return context.annotate(
+                beta2 * optimizer_state[name] + (1.0 - beta2) * (mean + self.epsilon), declared[name].logical_axes
+            )
 
         if weight.rows:
             row = decayed("row", tf.reduce_mean(squared, axis=weight.columns))
             column = decayed("column", tf.reduce_mean(squared, axis=weight.rows))
-            new_slots = {"row": row, "column": column}
+            new_state = {"row": row, "column": column}
             wide_row = _expand(row, weight.columns)
             total = tf.reduce_mean(wide_row, axis=weight.rows, keepdims=True)
             # A row's share of the total may be too small for a float32; the two by themselves are not.
@@ -95,19 +109,19 @@ class Adafactor:
             else:
                 mean_square = _mean_square(weight, update)
         else:
-            new_slots = {"moment": decayed("moment", squared)}
-            update = gradient * tf.math.rsqrt(new_slots["moment"])
+            new_state = {"moment": decayed("moment", squared)}
+            update = gradient * tf.math.rsqrt(new_state["moment"])
             mean_square = _mean_square(weight, update)
         update /= tf.maximum(1.0, tf.sqrt(mean_square) / self.clipping_threshold)
         if self.multiply_by_parameter_scale:
             update *= tf.maximum(self.minimum_scale, tf.sqrt(_mean_square(weight, value)))
-        return context.annotate(value - rate * update, weight.letters), new_slots
+        return context.annotate(value - rate * update, weight.logical_axes), new_state
 
 
 def _zeros(weight: Weight, without: tuple[int, ...]) -> Weight:
-    """The declaration of a slot: the weight's, without some dimensions, starting from zero."""
+    """The declaration of a entry: the weight's, without some dimensions, starting from zero."""
     kept = [d for d in range(len(weight.shape)) if d not in without]
-    return Weight(tuple(weight.shape[d] for d in kept), "".join(weight.letters[d] for d in kept))
+    return Weight(tuple(weight.shape[d] for d in kept), "".join(weight.logical_axes[d] for d in kept))
 
 
 def _expand(factor: tf.Tensor, dimensions: tuple[int, ...]) -> tf.Tensor:
@@ -123,15 +137,19 @@ def _mean_square(weight: Weight, tensor: tf.Tensor) -> tf.Tensor:
 
 def _is_whole(weight: Weight, context: Context) -> bool:
     """Whether `_mean_of_quotients` is the faster one: on a CPU, where no matrix is cut, and nothing has to be exchanged."""
-    letters = [weight.letters[d] for d in weight.rows + weight.columns]
-    return context.platform == "cpu" and all(context.layout.num_shards(weight.letters, letter) == 1 for letter in letters)
+    logical_axes = [weight.logical_axes[d] for d in weight.rows + weight.columns]
+    return context.platform == "cpu" and all(
+        context.layout.num_shards(weight.logical_axes, letter) == 1 for letter in logical_axes
+    )
 
 
 def _mean_of_quotients(weight: Weight, squared: tf.Tensor, row: tf.Tensor, column: tf.Tensor) -> tf.Tensor:
     """`_mean_square` of a gradient over the roots of a row and a column, from its squares: a product with a vector for each
     matrix, and no quotient that must be written to memory to be summed up."""
-    rows, columns = ("".join(weight.letters[d] for d in range(len(weight.letters)) if d not in without)
-                     for without in (weight.columns, weight.rows))
-    sums = _expand(tf.einsum(f"{weight.letters},{columns}->{rows}", squared, 1.0 / column), weight.columns)
+    rows, columns = (
+        "".join(weight.logical_axes[d] for d in range(len(weight.logical_axes)) if d not in without)
+        for without in (weight.columns, weight.rows)
+    )
+    sums = _expand(tf.einsum(f"{weight.logical_axes},{columns}->{rows}", squared, 1.0 / column), weight.columns)
     num_columns = math.prod(weight.shape[d] for d in weight.columns)
     return tf.reduce_mean(sums / row, axis=weight.rows, keepdims=True) / num_columns

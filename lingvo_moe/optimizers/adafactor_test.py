@@ -5,24 +5,30 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from lingvo_moe import testing, tree
+from lingvo_moe import tree
 from lingvo_moe.layers.base import Context, Weight
-from lingvo_moe.layout import DeviceMesh, Layout
 from lingvo_moe.lazy import tf
 from lingvo_moe.optimizers.adafactor import Adafactor
 from lingvo_moe.optimizers.schedules import InverseSquareRoot
+from lingvo_moe.sharding.layout import DeviceMesh, Layout
+from lingvo_moe.testing import harness
 
 STEPS = 3
 # Relative to the largest element, after three steps of means over at most 32 elements, roots and quotients.
-TOLERANCE = 32 * testing.FLOAT32_ROUNDING
+TOLERANCE = 32 * harness.FLOAT32_ROUNDING
 RATE = InverseSquareRoot(peak=1.0, decay_after=25)  # 0.2, large enough to see
 
 # Of every kind: E > M, so that the two largest dimensions are not the matrix; a vector; one matrix of several letters.
 WEIGHTS = {
-    "dense": Weight((8, 16), "MH", "M"), "query": Weight((8, 4, 2), "MND", "M"),
-    "output": Weight((4, 2, 8), "NDM", "ND"), "expert": Weight((32, 8, 2), "EMH", "M"),
-    "layer": {"wo": Weight((2, 8, 16, 4), "REHM", "H")}, "table": Weight((16, 8), "VM", "V"),
-    "scale": Weight((8,), "M"), "stacked_scale": Weight((3, 8), "RM")}
+    "dense": Weight((8, 16), "MH", "M"),
+    "query": Weight((8, 4, 2), "MND", "M"),
+    "output": Weight((4, 2, 8), "NDM", "ND"),
+    "expert": Weight((32, 8, 2), "EMH", "M"),
+    "layer": {"wo": Weight((2, 8, 16, 4), "REHM", "H")},
+    "table": Weight((16, 8), "VM", "V"),
+    "scale": Weight((8,), "M"),
+    "stacked_scale": Weight((3, 8), "RM"),
+}
 
 
 def trees() -> dict:
@@ -30,9 +36,14 @@ def trees() -> dict:
     random = np.random.default_rng(0)
     declared = tree.flatten(WEIGHTS)
     theta = {path: random.normal(size=weight.shape).astype(np.float32) for path, weight in declared.items()}
-    gradients = {f"{step}/{path}": (10.0 ** random.integers(-4, 3, weight.shape[:1] + (1,) * (len(weight.shape) - 1))
-                                    * random.normal(size=weight.shape)).astype(np.float32)
-                 for step in range(STEPS) for path, weight in declared.items()}
+    gradients = {
+        f"{step}/{path}": (
+            10.0 ** random.integers(-4, 3, weight.shape[:1] + (1,) * (len(weight.shape) - 1))
+            * random.normal(size=weight.shape)
+        ).astype(np.float32)
+        for step in range(STEPS)
+        for path, weight in declared.items()
+    }
     return {"theta": tree.unflatten(theta), "gradients": tree.unflatten(gradients)}
 
 
@@ -44,7 +55,7 @@ class OneMatrix:
 
     def step(self, gradient: np.ndarray, t: int, rate: float, scaled: bool):
         beta2 = min(0.99, 1 - t**-0.8)
-        squared = gradient.astype(np.float64)**2 + 1e-30
+        squared = gradient.astype(np.float64) ** 2 + 1e-30
         if squared.ndim == 2:
             self.row = beta2 * self.row + (1 - beta2) * squared.sum(axis=1)
             self.column = beta2 * self.column + (1 - beta2) * squared.sum(axis=0)
@@ -63,8 +74,8 @@ def root_mean_square(values: np.ndarray) -> float:
 
 def matrices_of(weight: Weight, values: np.ndarray) -> np.ndarray:
     """`[batch of matrices, rows, columns]`, or `[batch of vectors, elements]`: by letters, without `Weight`'s help."""
-    batch = [d for d, letter in enumerate(weight.letters) if letter in "RE"]
-    rows = [d for d, letter in enumerate(weight.letters) if letter in weight.fan_in]
+    batch = [d for d, letter in enumerate(weight.logical_axes) if letter in "RE"]
+    rows = [d for d, letter in enumerate(weight.logical_axes) if letter in weight.fan_in]
     columns = [d for d in range(values.ndim) if d not in batch + rows]
     parts = [batch, rows, columns] if rows else [batch, columns]
     return values.transpose(sum(parts, [])).reshape([int(np.prod([values.shape[d] for d in part])) for part in parts])
@@ -83,20 +94,25 @@ def by_the_paper(case: dict, scaled: bool = True) -> dict[str, np.ndarray]:
 
 
 def all_steps(optimizer: Adafactor, context: Context = Context()):
-    """All steps as one program: `{theta, gradients} -> {theta, slots}`."""
+    """All steps as one program: `{theta, gradients} -> {theta, optimizer_state}`."""
 
     def function(inputs: dict) -> dict:
-        theta, slots = inputs["theta"], tree.map_leaves(lambda slot: tf.zeros(slot.shape), optimizer.slots(WEIGHTS))
+        theta, optimizer_state = (
+            inputs["theta"],
+            tree.map_leaves(lambda entry: tf.zeros(entry.shape), optimizer.state(WEIGHTS)),
+        )
         for step in range(STEPS):
             gradients = inputs["gradients"][str(step)]
-            theta, slots = optimizer.update(WEIGHTS, theta, gradients, slots, tf.constant(step), context)
-        return {"theta": theta, "slots": slots}
+            theta, optimizer_state = optimizer.update(
+                WEIGHTS, theta, gradients, optimizer_state, tf.constant(step), context
+            )
+        return {"theta": theta, "optimizer_state": optimizer_state}
 
     return function
 
 
 def eagerly(optimizer: Adafactor, platform: str = "") -> dict[str, np.ndarray]:
-    return testing.arrays(all_steps(optimizer, Context(platform=platform))(tree.map_leaves(tf.constant, trees())))
+    return harness.arrays(all_steps(optimizer, Context(platform=platform))(tree.map_leaves(tf.constant, trees())))
 
 
 def assert_close(actual: np.ndarray, expected: np.ndarray, path: str):
@@ -125,43 +141,65 @@ def test_equals_the_paper_without_relative_steps():
 @pytest.mark.parametrize("mesh", ["8", "4x2"])
 def test_partitioned_equals_unpartitioned(mesh, platform, unpartitioned):
     optimizer, layout = Adafactor(learning_rate=RATE), Layout.of(DeviceMesh.parse(mesh))
-    declared = {f"theta/{path}": weight.letters for path, weight in tree.flatten(WEIGHTS).items()}
-    letters = declared | {f"gradients/{step}/{path.removeprefix('theta/')}": name
-                          for path, name in declared.items() for step in range(STEPS)}
-    letters |= {f"slots/{path}": slot.letters for path, slot in tree.flatten(optimizer.slots(WEIGHTS)).items()}
-    found = testing.run(all_steps(optimizer, Context(layout, platform=platform)), trees(), layout, letters)
+    declared = {f"theta/{path}": weight.logical_axes for path, weight in tree.flatten(WEIGHTS).items()}
+    logical_axes = declared | {
+        f"gradients/{step}/{path.removeprefix('theta/')}": name
+        for path, name in declared.items()
+        for step in range(STEPS)
+    }
+    logical_axes |= {
+        f"optimizer_state/{path}": entry.logical_axes for path, entry in tree.flatten(optimizer.state(WEIGHTS)).items()
+    }
+    found = harness.run(all_steps(optimizer, Context(layout, platform=platform)), trees(), layout, logical_axes)
     for path, expected in unpartitioned.items():
         assert_close(found[path], expected, path)
 
 
-def test_slots_are_a_row_and_a_column_of_every_matrix():
+def test_optimizer_state_is_a_row_and_a_column_of_every_matrix():
     """Also for E > M: statistics are never averaged over experts."""
-    slots = tree.flatten(Adafactor().slots(WEIGHTS))
-    assert {path: (slot.shape, slot.letters) for path, slot in slots.items()} == {
-        "dense/row": ((8,), "M"), "dense/column": ((16,), "H"),
-        "query/row": ((8,), "M"), "query/column": ((4, 2), "ND"),
-        "output/row": ((4, 2), "ND"), "output/column": ((8,), "M"),
-        "expert/row": ((32, 8), "EM"), "expert/column": ((32, 2), "EH"),
-        "layer/wo/row": ((2, 8, 16), "REH"), "layer/wo/column": ((2, 8, 4), "REM"),
-        "table/row": ((16,), "V"), "table/column": ((8,), "M"),
-        "scale/moment": ((8,), "M"), "stacked_scale/moment": ((3, 8), "RM")}
-    assert all(slot.stddev == slot.mean == 0.0 for slot in slots.values())
+    optimizer_state = tree.flatten(Adafactor().state(WEIGHTS))
+    assert {path: (entry.shape, entry.logical_axes) for path, entry in optimizer_state.items()} == {
+        "dense/row": ((8,), "M"),
+        "dense/column": ((16,), "H"),
+        "query/row": ((8,), "M"),
+        "query/column": ((4, 2), "ND"),
+        "output/row": ((4, 2), "ND"),
+        "output/column": ((8,), "M"),
+        "expert/row": ((32, 8), "EM"),
+        "expert/column": ((32, 2), "EH"),
+        "layer/wo/row": ((2, 8, 16), "REH"),
+        "layer/wo/column": ((2, 8, 4), "REM"),
+        "table/row": ((16,), "V"),
+        "table/column": ((8,), "M"),
+        "scale/moment": ((8,), "M"),
+        "stacked_scale/moment": ((3, 8), "RM"),
+    }
+    assert all(entry.stddev == entry.mean == 0.0 for entry in optimizer_state.values())
 
 
-def update_one(weight: Weight, value, gradient, slots: dict, step: int, platform: str = "", **fields) -> tuple[np.ndarray, dict]:
+def update_one(
+    weight: Weight, value, gradient, optimizer_state: dict, step: int, platform: str = "", **fields
+) -> tuple[np.ndarray, dict]:
     """One eager step of one weight."""
     optimizer = Adafactor(learning_rate=RATE, **fields)
-    trees_of_one = ({"w": tf.constant(value, tf.float32)}, {"w": tf.constant(gradient, tf.float32)}, {"w": slots})
-    theta, slots = optimizer.update({"w": weight}, *trees_of_one, tf.constant(step), Context(platform=platform))
-    return theta["w"].numpy(), testing.arrays(slots["w"])
+    trees_of_one = (
+        {"w": tf.constant(value, tf.float32)},
+        {"w": tf.constant(gradient, tf.float32)},
+        {"w": optimizer_state},
+    )
+    theta, optimizer_state = optimizer.update(
+        {"w": weight}, *trees_of_one, tf.constant(step), Context(platform=platform)
+    )
+    return theta["w"].numpy(), harness.arrays(optimizer_state["w"])
 
 
-@pytest.mark.parametrize("step, beta2", [
-    (0, 0.0), (1, 1 - 2**-0.8), (99, 1 - 100**-0.8), (315, 1 - 316**-0.8), (317, 0.99), (10_000, 0.99)])
+@pytest.mark.parametrize(
+    "step, beta2", [(0, 0.0), (1, 1 - 2**-0.8), (99, 1 - 100**-0.8), (315, 1 - 316**-0.8), (317, 0.99), (10_000, 0.99)]
+)
 def test_beta2_is_1_minus_t_to_the_minus_0_8_up_to_0_99(step, beta2):
-    _, slots = update_one(Weight((2,), "M"), [1, 1], [3, 4], {"moment": tf.constant([100.0, 200.0])}, step)
+    _, optimizer_state = update_one(Weight((2,), "M"), [1, 1], [3, 4], {"moment": tf.constant([100.0, 200.0])}, step)
     expected = beta2 * np.array([100, 200]) + (1 - beta2) * np.array([9, 16])
-    np.testing.assert_allclose(slots["moment"], expected, rtol=1e-5)
+    np.testing.assert_allclose(optimizer_state["moment"], expected, rtol=1e-5)
 
 
 def test_each_expert_is_clipped_and_scaled_by_itself():
@@ -169,12 +207,14 @@ def test_each_expert_is_clipped_and_scaled_by_itself():
     random = np.random.default_rng(1)
     value, gradient = random.normal(size=(2, 4, 4)), random.normal(size=(2, 4, 4))
     weight = Weight((2, 4, 4), "EMH", "M")
-    slots = {"row": tf.ones((2, 4)), "column": tf.ones((2, 4))}
+    optimizer_state = {"row": tf.ones((2, 4)), "column": tf.ones((2, 4))}
 
     def moves(scale_of_first: float, gradient_of_first: float) -> np.ndarray:
         factors = np.array([scale_of_first, 1.0])[:, None, None]
         before = np.float32(value * factors)
-        after, _ = update_one(weight, before, gradient * np.array([gradient_of_first, 1.0])[:, None, None], slots, 100)
+        after, _ = update_one(
+            weight, before, gradient * np.array([gradient_of_first, 1.0])[:, None, None], optimizer_state, 100
+        )
         return after - before
 
     plain, larger, steeper = moves(1, 1), moves(100, 1), moves(1, 1e4)
@@ -196,16 +236,22 @@ def test_a_row_that_nothing_reached_is_finite_beside_large_ones(platform):
     gradient = np.full((4, 8), 1e6, np.float32)
     gradient[1] = 0
     value = np.ones((4, 8), np.float32)
-    after, slots = update_one(Weight((4, 8), "VM", "V"), value, gradient, {"row": tf.zeros(4), "column": tf.zeros(8)}, 0, platform)
+    after, optimizer_state = update_one(
+        Weight((4, 8), "VM", "V"), value, gradient, {"row": tf.zeros(4), "column": tf.zeros(8)}, 0, platform
+    )
     np.testing.assert_array_equal(after[1], value[1])
-    assert np.isfinite(after).all() and (after[[0, 2, 3]] < 1).all() and all(np.isfinite(slot).all() for slot in slots.values())
+    assert (
+        np.isfinite(after).all()
+        and (after[[0, 2, 3]] < 1).all()
+        and all(np.isfinite(entry).all() for entry in optimizer_state.values())
+    )
 
 
 def test_zero_gradients_change_nothing_and_are_finite():
     """A weight that no token reached: an expert without tokens."""
     value = np.random.default_rng(2).normal(size=(2, 3, 4)).astype(np.float32)
-    weight, slots = Weight((2, 3, 4), "EMH", "M"), {"row": tf.zeros((2, 3)), "column": tf.zeros((2, 4))}
+    weight, optimizer_state = Weight((2, 3, 4), "EMH", "M"), {"row": tf.zeros((2, 3)), "column": tf.zeros((2, 4))}
     for step in (0, 500):
-        after, new_slots = update_one(weight, value, np.zeros((2, 3, 4)), slots, step)
+        after, new_state = update_one(weight, value, np.zeros((2, 3, 4)), optimizer_state, step)
         np.testing.assert_array_equal(after, value)
-        assert all(np.isfinite(slot).all() for slot in new_slots.values())
+        assert all(np.isfinite(entry).all() for entry in new_state.values())

@@ -7,12 +7,12 @@ import math
 import numpy as np
 import pytest
 
-from lingvo_moe import testing
 from lingvo_moe.lazy import tf
 from lingvo_moe.optimizers.schedules import InverseSquareRoot
+from lingvo_moe.testing import harness
 
 # A reciprocal root and two products.
-TOLERANCE = 4 * testing.FLOAT32_ROUNDING
+TOLERANCE = 4 * harness.FLOAT32_ROUNDING
 
 
 @pytest.mark.parametrize("step, rate", [(0, 0.01), (5_000, 0.01), (9_999, 0.01), (39_999, 0.005), (999_999, 0.001)])
@@ -31,6 +31,8 @@ def test_warmup_grows_linearly_to_the_same_curve(step):
 @pytest.mark.parametrize("step, share", [(0, 1.0), (199, 1.0), (249, 0.5), (289, 0.1), (299, 0.1), (10_000, 0.1)])
 def test_cooldown_falls_linearly_to_a_tenth_of_the_same_curve(step, share):
     """Never to nothing: a run that goes on beyond its end still learns."""
-    curve, cooled = (InverseSquareRoot(decay_after=50, cooldown_after=after, cooldown_steps=steps)(tf.constant(step))
-                     for after, steps in ((0, 0), (200, 100)))
+    curve, cooled = (
+        InverseSquareRoot(decay_after=50, cooldown_after=after, cooldown_steps=steps)(tf.constant(step))
+        for after, steps in ((0, 0), (200, 100))
+    )
     np.testing.assert_allclose(cooled, share * curve, rtol=TOLERANCE)

@@ -1,6 +1,6 @@
 """Checkpoints: the training state and the place in the data, saved atomically by Orbax.
 
-`LOGDIR/checkpoints/STEP/` holds three items: `theta` (the weights), `rest` (step, seed and the optimizer's slots) and `meta`
+`LOGDIR/checkpoints/STEP/` holds three items: `theta` (the weights), `rest` (step, seed and the optimizer state) and `meta`
 (the model's name, the shape of every weight, and the state of the input pipeline). Translation reads the first alone.
 `manifest.json` beside them says what every file must be, see `integrity`.
 """
@@ -26,9 +26,9 @@ import numpy as np
 from orbax import checkpoint as orbax
 
 from lingvo_moe import tree
+from lingvo_moe.distributed.process_group import ProcessGroup
 from lingvo_moe.errors import UserError
-from lingvo_moe.processes import Processes
-from lingvo_moe.training import checkpoint_parts, integrity
+from lingvo_moe.training import checkpoint_manifest, sharded_checkpoint
 from lingvo_moe.training.checkpoint_reader import ARRAYS, WEIGHTS, Reader, reason
 
 _ITEMS = (*ARRAYS, "meta")
@@ -63,7 +63,7 @@ class Checkpoints:
     one's to say.
     """
 
-    def __init__(self, logdir: str | pathlib.Path, keep: int | None = None, processes: Processes = Processes()):
+    def __init__(self, logdir: str | pathlib.Path, keep: int | None = None, processes: ProcessGroup = ProcessGroup()):
         """Opens `logdir/checkpoints`; nothing is created before the first save.
 
         Args:
@@ -79,8 +79,8 @@ class Checkpoints:
         self.directory = pathlib.Path(logdir).absolute() / "checkpoints"
         self._keep = keep
         self._manager: orbax.CheckpointManager | None = None
-        self._sealer = concurrent.futures.ThreadPoolExecutor(1, "seal")
-        self._sealing: concurrent.futures.Future | None = None
+        self._manifest_writer = concurrent.futures.ThreadPoolExecutor(1, "seal")
+        self._pending_manifest: concurrent.futures.Future | None = None
         self._problems: dict[tuple[int, tuple[str, ...] | None], list[str]] = {}
 
     def steps(self) -> list[int]:
@@ -102,16 +102,18 @@ class Checkpoints:
           UserError: all are damaged.
         """
         self.wait()
-        return self.processes.decide(lambda: self._latest(items))
+        return self.processes.broadcast(lambda: self._latest(items))
 
     def _latest(self, items: tuple[str, ...] | None) -> int | None:
         steps, known = self.steps(), len(self._problems)
-        newest = next((step for step in reversed(steps) if self._is_sound(step, items)), None)
+        newest = next((step for step in reversed(steps) if self._is_valid(step, items)), None)
         if newest is None and steps:
-            raise UserError(f"{self.directory}: no checkpoint is sound; damaged: {', '.join(map(str, steps))}. Bring one "
-                            f"back from a copy, or start anew with another --logdir.")
+            raise UserError(
+                f"{self.directory}: no checkpoint is sound; damaged: {', '.join(map(str, steps))}. Bring one "
+                f"back from a copy, or start anew with another --logdir."
+            )
         if newest is not None and newest != steps[-1] and len(self._problems) > known:
-            _tell(f"{self.path(newest)} is used instead.")
+            _log(f"{self.path(newest)} is used instead.")
         return newest
 
     def problems(self, step: int, items: tuple[str, ...] | None = None) -> list[str]:
@@ -119,8 +121,8 @@ class Checkpoints:
         if self._problems.get((step, None)) == []:
             return []
         if (step, items) not in self._problems:
-            found = integrity.problems(self.path(step), items)
-            self._problems[step, items] = self._check_unsealed(step, items) if found is None else found
+            found = checkpoint_manifest.problems(self.path(step), items)
+            self._problems[step, items] = self._check_without_manifest(step, items) if found is None else found
         return self._problems[step, items]
 
     def save(self, model: str, state: dict, data_state: Any):
@@ -152,14 +154,14 @@ class Checkpoints:
           model: the registered name, for messages.
           specs: the tree of `Spec`s of the training state.
           shardings: the tree of its shardings; they need not be those it was saved under. None for leaves of which nothing is
-            read before it is asked for, see `checkpoint_parts.StoredArray`.
+            read before it is asked for, see `sharded_checkpoint.StoredArray`.
 
         Raises:
           UserError: no checkpoint, one of a model with other weights or of weights alone, or only damaged ones.
         """
         step, meta = self._meta(model, specs["theta"], None)
         if shardings is None:
-            wanted, ask = specs, checkpoint_parts.restore_of
+            wanted, ask = specs, sharded_checkpoint.restore_of
         else:
             wanted, ask = _abstract(specs, shardings), orbax.args.StandardRestore
         parts = {"theta": wanted["theta"], "rest": {k: v for k, v in wanted.items() if k != "theta"}}
@@ -177,7 +179,7 @@ class Checkpoints:
 
     def wait(self):
         """Returns when all that was saved is on disk; raises UserError where it could not be written."""
-        sealing, self._sealing = self._sealing, None
+        sealing, self._pending_manifest = self._pending_manifest, None
         if sealing is not None:
             with _disk_errors(self.directory):
                 sealing.result()
@@ -185,34 +187,43 @@ class Checkpoints:
     def close(self):
         """Waits, and lets go of the directory."""
         self.wait()
-        self._sealer.shutdown()
+        self._manifest_writer.shutdown()
         if self._manager is not None:
             self._manager.close()
             self._manager = None
 
     def _save(self, step: int, meta: dict, **arrays: dict):
         self.wait()
-        parted = checkpoint_parts.is_parted(arrays)
-        write = checkpoint_parts.PartsSave if parted else orbax.args.StandardSave
+        parted = sharded_checkpoint.has_sharded_variables(arrays)
+        write = sharded_checkpoint.SaveShardedVariables if parted else orbax.args.StandardSave
         with _disk_errors(self.directory):
-            self.processes.decide(self._make_room)
+            self.processes.broadcast(self._make_room)
             if self._manager is None:
                 # A killed process leaves a temporary directory.
-                options = orbax.CheckpointManagerOptions(max_to_keep=self._keep, cleanup_tmp_directories=True, create=False,
-                                                         multiprocessing_options=self._together)
+                options = orbax.CheckpointManagerOptions(
+                    max_to_keep=self._keep,
+                    cleanup_tmp_directories=True,
+                    create=False,
+                    multiprocessing_options=self._together,
+                )
                 self._manager = orbax.CheckpointManager(self.directory, options=options, item_names=_ITEMS)
             # A cadence of its own would skip a save that falls due by ours.
-            self._manager.save(step, force=True, args=orbax.args.Composite(
-                meta=orbax.args.JsonSave(meta), **{name: write(value) for name, value in arrays.items()}))
+            self._manager.save(
+                step,
+                force=True,
+                args=orbax.args.Composite(
+                    meta=orbax.args.JsonSave(meta), **{name: write(value) for name, value in arrays.items()}
+                ),
+            )
             if parted:
                 self._manager.wait_until_finished()  # nothing was copied, and the next step changes it
-        self._sealing = self._sealer.submit(self._seal, step, len(tree.flatten(arrays)))
+        self._pending_manifest = self._manifest_writer.submit(self._write_manifest, step, len(tree.flatten(arrays)))
 
-    def _seal(self, step: int, arrays: int):
+    def _write_manifest(self, step: int, arrays: int):
         """Writes the manifest once Orbax has committed the checkpoint; the loop goes on meanwhile."""
         self._manager.wait_until_finished()
-        if self.processes.first:
-            integrity.seal(self.path(step), arrays)
+        if self.processes.is_primary:
+            checkpoint_manifest.write_manifest(self.path(step), arrays)
 
     def _make_room(self):
         """Makes the directory, and room for the numbers of damaged checkpoints: training has gone on from before them."""
@@ -222,51 +233,65 @@ class Checkpoints:
             aside = next(self.directory / name for name in names if not (self.directory / name).exists())
             self.path(step).rename(aside)
             del self._problems[step, None]
-            _tell(f"{self.path(step)} is damaged and now called {aside.name}.")
+            _log(f"{self.path(step)} is damaged and now called {aside.name}.")
 
-    def _is_sound(self, step: int, items: tuple[str, ...] | None) -> bool:
+    def _is_valid(self, step: int, items: tuple[str, ...] | None) -> bool:
         """Whether nothing is wrong; what is wrong is told once."""
         known = (step, items) in self._problems
         found = self.problems(step, items)
         if found and not known:
-            _tell(f"{self.path(step)} is damaged: {summary(found)}.")
+            _log(f"{self.path(step)} is damaged: {summary(found)}.")
         return not found
 
-    def _check_unsealed(self, step: int, items: tuple[str, ...] | None) -> list[str]:
+    def _check_without_manifest(self, step: int, items: tuple[str, ...] | None) -> list[str]:
         """Reads what has no manifest, in part a weaker check; writes the manifest if it may."""
         reader = Reader(self.path(step))
         found = reader.problems(items)
         if not found:
-            _tell(f"{self.path(step)} has no {integrity.MANIFEST} (the process may have been killed before it was written); "
-                  f"its arrays were read instead, and none is damaged.")
+            _log(
+                f"{self.path(step)} has no {checkpoint_manifest.MANIFEST} (the process may have been killed before it was written); "
+                f"its arrays were read instead, and none is damaged."
+            )
             if self._keep is not None and items is None:
                 with _disk_errors(self.directory):
-                    integrity.seal(self.path(step), len(reader.specs()))
+                    checkpoint_manifest.write_manifest(self.path(step), len(reader.specs()))
         return found
 
-    def _meta(self, model: str, theta_specs: dict, items: tuple[str, ...] | None, step: int | None = None) -> tuple[int, dict]:
+    def _meta(
+        self, model: str, theta_specs: dict, items: tuple[str, ...] | None, step: int | None = None
+    ) -> tuple[int, dict]:
         step = self.latest(items) if step is None else step
         if step is None:
-            raise UserError(f"{self.directory}: no checkpoint. Train first: python -m lingvo_moe train --model={model} "
-                            f"--logdir={self.directory.parent}")
-        meta = self.processes.decide(lambda: Reader(self.path(step)).meta)
+            raise UserError(
+                f"{self.directory}: no checkpoint. Train first: python -m lingvo_moe train --model={model} "
+                f"--logdir={self.directory.parent}"
+            )
+        meta = self.processes.broadcast(lambda: Reader(self.path(step)).meta)
         expected = {path: list(spec.shape) for path, spec in tree.flatten(theta_specs).items()}
         if meta["weights"] != expected:
-            raise UserError(f"{self.path(step)} holds {meta['model']}, whose weights are not those of {model}: "
-                            f"{first_difference(meta['weights'], expected)}. Pass that --model (with the --set it was trained "
-                            f"with), or another --logdir.")
+            raise UserError(
+                f"{self.path(step)} holds {meta['model']}, whose weights are not those of {model}: "
+                f"{first_difference(meta['weights'], expected)}. Pass that --model (with the --set it was trained "
+                f"with), or another --logdir."
+            )
         if items is None and "origin" in meta:
-            raise UserError(f"{self.path(step)} holds weights alone ({meta['origin']}), which translate and eval can use; to "
-                            f"go on training, the optimizer's slots are missing. Pass the --logdir that they were trained in.")
+            raise UserError(
+                f"{self.path(step)} holds weights alone ({meta['origin']}), which translate and eval can use; to "
+                f"go on training, the optimizer state are missing. Pass the --logdir that they were trained in."
+            )
         return step, meta
 
     def _read(self, step: int, **items: orbax.args.CheckpointArgs) -> Any:
         try:
-            reading = orbax.Checkpointer(orbax.CompositeCheckpointHandler(*_ITEMS), multiprocessing_options=self._together)
+            reading = orbax.Checkpointer(
+                orbax.CompositeCheckpointHandler(*_ITEMS), multiprocessing_options=self._together
+            )
             return reading.restore(self.path(step), args=orbax.args.Composite(**items))
         except Exception as error:  # Orbax raises whatever is wrong, and the bare class, too
-            raise UserError(f"{self.path(step)}: the checkpoint cannot be read ({reason(error)}), though its files are as they "
-                            f"were written.") from error
+            raise UserError(
+                f"{self.path(step)}: the checkpoint cannot be read ({reason(error)}), though its files are as they "
+                f"were written."
+            ) from error
 
 
 def summary(problems: list[str]) -> str:
@@ -282,7 +307,7 @@ def first_difference(found: dict, expected: dict) -> str:
     return "in no weight"
 
 
-def _tell(line: str):
+def _log(line: str):
     print(f"checkpoint: {line}", file=sys.stderr, flush=True)
 
 
@@ -291,8 +316,11 @@ def _shapes(theta: dict) -> dict[str, list[int]]:
 
 
 def _abstract(specs: dict, shardings: dict) -> dict:
-    return tree.map_leaves(lambda spec, sharding: jax.ShapeDtypeStruct(spec.shape, np.dtype(spec.dtype), sharding=sharding),
-                           specs, shardings)
+    return tree.map_leaves(
+        lambda spec, sharding: jax.ShapeDtypeStruct(spec.shape, np.dtype(spec.dtype), sharding=sharding),
+        specs,
+        shardings,
+    )
 
 
 @contextlib.contextmanager
@@ -309,5 +337,7 @@ def _disk_errors(directory: pathlib.Path) -> Iterator[None]:
         if reason is None:
             raise
         free = shutil.disk_usage(next(path for path in (directory, *directory.parents) if path.is_dir())).free
-        raise UserError(f"{directory}: the checkpoint could not be written ({reason}; {free / 2**20:.0f} MiB are free). "
-                        f"Checkpoints saved before are complete. Make room and run the same command again.") from error
+        raise UserError(
+            f"{directory}: the checkpoint could not be written ({reason}; {free / 2**20:.0f} MiB are free). "
+            f"Checkpoints saved before are complete. Make room and run the same command again."
+        ) from error

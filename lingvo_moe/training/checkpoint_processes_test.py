@@ -10,9 +10,9 @@ import sys
 
 import pytest
 
-from lingvo_moe.layout import DeviceMesh
+from lingvo_moe.sharding.layout import DeviceMesh
+from lingvo_moe.testing.checkpoints import ONE, WIDE, assert_equal, flip, shardings, state_of, values_of
 from lingvo_moe.training.checkpoint import Checkpoints
-from lingvo_moe.training.checkpoint_testing import ONE, WIDE, assert_equal, flip, shardings, state_of, values_of
 
 # Four devices of eight. Restores, compares its own parts with those that the step's values have there, and saves another state.
 _MEMBER = """
@@ -46,9 +46,16 @@ def _two(logdir: pathlib.Path, mesh: str, following: int) -> list[tuple[str, str
     """(output, errors) of two processes that restore on `mesh`, and save the state of the step `following`."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         coordinator = f"127.0.0.1:{free.getsockname()[1]}"
-    started = [subprocess.Popen([sys.executable, "-c", _MEMBER, coordinator, str(index), logdir, mesh, str(following)],
-                                stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                                env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}) for index in (0, 1)]
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", _MEMBER, coordinator, str(index), logdir, mesh, str(following)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        )
+        for index in (0, 1)
+    ]
     ended = [process.communicate(timeout=300) for process in started]
     assert [process.returncode for process in started] == [0, 0], ended
     return ended
@@ -71,5 +78,7 @@ def test_from_one_process_to_two_and_back_and_over_a_damaged_one(tmp_path, one_p
     ended = _two(tmp_path, two_processes, following=12)
     for output, _ in ended:
         assert output.endswith("restored 4 4\n"), ended
-    assert "checkpoints/8" in ended[0][1] and largest.name in ended[0][1], "the first process says what is wrong with it"
+    assert "checkpoints/8" in ended[0][1] and largest.name in ended[0][1], (
+        "the first process says what is wrong with it"
+    )
     assert_equal(Checkpoints(tmp_path).restore("tiny", WIDE, shardings(WIDE, ONE)).state, values_of(12, WIDE))

@@ -14,9 +14,10 @@ import jax
 import numpy as np
 from orbax import checkpoint as orbax
 
-from lingvo_moe import progress, tree
-from lingvo_moe.layout import Spec
-from lingvo_moe.training.integrity import LONG, Damaged
+from lingvo_moe import tree
+from lingvo_moe.sharding.layout import Spec
+from lingvo_moe.training.checkpoint_manifest import LONG, CorruptCheckpoint
+from lingvo_moe.utils import progress
 
 Value = TypeVar("Value")
 # The items of a step that hold arrays, and where those belong in the training state.
@@ -49,7 +50,7 @@ class Reader:
         meta = _read("meta", lambda: _checkpointer(orbax.JsonCheckpointHandler()).restore(self.directory / "meta"))
         entries = meta.keys() if isinstance(meta, dict) else ()
         if not {"model", "weights", "data_state"}.issubset(entries) or not isinstance(meta["weights"], dict):
-            raise Damaged("meta lacks an entry")
+            raise CorruptCheckpoint("meta lacks an entry")
         return meta
 
     @property
@@ -63,37 +64,47 @@ class Reader:
         for item in self.items if items is None else items:
             if item in ARRAYS:
                 stored = _read(item, lambda: self._tree(item))
-                found |= {ARRAYS[item] + path: Spec(tuple(leaf.shape), np.dtype(leaf.dtype).name, "")
-                          for path, leaf in tree.flatten(stored).items()}
+                found |= {
+                    ARRAYS[item] + path: Spec(tuple(leaf.shape), np.dtype(leaf.dtype).name, "")
+                    for path, leaf in tree.flatten(stored).items()
+                }
         return found
 
     def read(self, path: str) -> np.ndarray:
         """The array of this path in the training state."""
         item = "theta" if path.startswith(ARRAYS["theta"]) else "rest"
         wanted = tree.unflatten({path.removeprefix(ARRAYS[item]): orbax.RestoreArgs(restore_type=np.ndarray)})
-        arguments = orbax.args.PyTreeRestore(tree.map_leaves(lambda leaf: 0, wanted), restore_args=wanted, partial_restore=True)
-        found = _read(path, lambda: _checkpointer(orbax.PyTreeCheckpointHandler()).restore(
-            self.directory / item, args=arguments))
+        arguments = orbax.args.PyTreeRestore(
+            tree.map_leaves(lambda leaf: 0, wanted), restore_args=wanted, partial_restore=True
+        )
+        found = _read(
+            path, lambda: _checkpointer(orbax.PyTreeCheckpointHandler()).restore(self.directory / item, args=arguments)
+        )
         return np.asarray(tree.flatten(found)[path.removeprefix(ARRAYS[item])])
 
     def problems(self, items: Collection[str] | None = None, finite: bool = False) -> list[str]:
         """Reads all arrays of these items; returns what cannot be read, is missing or, if asked for, holds NaN or infinity."""
         try:
             items, weights = self.items if items is None else items, self.meta["weights"]
-        except Damaged as error:
+        except CorruptCheckpoint as error:
             return [str(error)]
         specs, found = {}, []
         for item in items:
             try:
                 specs |= self.specs([item])
-            except Damaged as error:
+            except CorruptCheckpoint as error:
                 found.append(str(error))
         if not found:
             stored = {path: list(spec.shape) for path, spec in specs.items()}
-            found = [f"theta/{path} is {stored.get(f'theta/{path}', 'absent')} instead of {shape}"
-                     for path, shape in weights.items() if stored.get(f"theta/{path}") != shape]
+            found = [
+                f"theta/{path} is {stored.get(f'theta/{path}', 'absent')} instead of {shape}"
+                for path, shape in weights.items()
+                if stored.get(f"theta/{path}") != shape
+            ]
         size = sum(map(num_bytes, specs.values()))
-        paths = progress.track(specs, f"reading checkpoint {self.directory.name}", unit="arrays") if size >= LONG else specs
+        paths = (
+            progress.track(specs, f"reading checkpoint {self.directory.name}", unit="arrays") if size >= LONG else specs
+        )
         return found + [problem for path in paths if (problem := self._problem(path, finite))]
 
     def _tree(self, item: str) -> dict:
@@ -105,7 +116,7 @@ class Reader:
     def _problem(self, path: str, finite: bool) -> str | None:
         try:
             array = self.read(path)
-        except Damaged as error:
+        except CorruptCheckpoint as error:
             return str(error)
         bad = np.count_nonzero(~np.isfinite(array)) if finite else 0
         return f"{path} has {bad} values that are not finite" if bad else None
@@ -128,7 +139,9 @@ def num_bytes(spec: Spec) -> int:
 
 def _checkpointer(handler: orbax.CheckpointHandler) -> orbax.Checkpointer:
     """One that reads in this process and waits for no other."""
-    alone = orbax.options.MultiprocessingOptions(primary_host=jax.process_index(), active_processes={jax.process_index()})
+    alone = orbax.options.MultiprocessingOptions(
+        primary_host=jax.process_index(), active_processes={jax.process_index()}
+    )
     return orbax.Checkpointer(handler, multiprocessing_options=alone)
 
 
@@ -136,7 +149,7 @@ def _read(what: str, read: Callable[[], Value]) -> Value:
     try:
         return read()
     except Exception as error:  # Orbax raises whatever the damage led to, and the bare class, too
-        raise Damaged(f"{what} cannot be read ({reason(error)})") from error
+        raise CorruptCheckpoint(f"{what} cannot be read ({reason(error)})") from error
 
 
 def reason(error: Exception) -> str:

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from lingvo_moe import tree
-from lingvo_moe.layout import DeviceMesh
+from lingvo_moe.sharding.layout import DeviceMesh
+from lingvo_moe.testing.checkpoints import SPECS, assert_equal, save, state_of
 from lingvo_moe.training.checkpoint import Checkpoints
+from lingvo_moe.training.checkpoint_manifest import CorruptCheckpoint
 from lingvo_moe.training.checkpoint_reader import WEIGHTS, Reader
-from lingvo_moe.training.checkpoint_testing import SPECS, assert_equal, save, state_of
-from lingvo_moe.training.integrity import Damaged
 
 
 def test_arrays_come_back_one_by_one(tmp_path):
@@ -27,7 +27,8 @@ def test_arrays_come_back_one_by_one(tmp_path):
     assert reader.meta["model"] == "tiny" and reader.meta["data_state"] == {"next": 3}
     expected = tree.flatten(SPECS)
     assert {path: (spec.shape, spec.dtype) for path, spec in reader.specs().items()} == {
-        path: (spec.shape, spec.dtype) for path, spec in expected.items()}
+        path: (spec.shape, spec.dtype) for path, spec in expected.items()
+    }
     assert_equal({path: reader.read(path) for path in reader.specs()}, tree.flatten(state))
     assert set(reader.specs(WEIGHTS)) == {path for path in expected if path.startswith("theta/")}
     assert reader.problems(finite=True) == []
@@ -35,12 +36,15 @@ def test_arrays_come_back_one_by_one(tmp_path):
     assert datetime.timedelta() <= age < datetime.timedelta(hours=1)
 
 
-@pytest.mark.parametrize(("file", "said"), [
-    ("rest/d/*", r"rest cannot be read \(.*what it says of its arrays is damaged\)"),
-    ("theta/_METADATA", r"theta cannot be read \("),
-    ("theta/ocdbt.process_0/d/*", r"theta/expert/inner cannot be read \("),
-    ("meta/metadata", r"meta cannot be read \("),
-])
+@pytest.mark.parametrize(
+    ("file", "said"),
+    [
+        ("rest/d/*", r"rest cannot be read \(.*what it says of its arrays is damaged\)"),
+        ("theta/_METADATA", r"theta cannot be read \("),
+        ("theta/ocdbt.process_0/d/*", r"theta/expert/inner cannot be read \("),
+        ("meta/metadata", r"meta cannot be read \("),
+    ],
+)
 def test_what_cannot_be_read_is_named(tmp_path, file, said):
     """By item, and by array where the item's own account of its arrays is whole."""
     save(tmp_path, 8)
@@ -57,7 +61,7 @@ def test_a_date_that_cannot_be_read_is_named(tmp_path, content):
     save(tmp_path, 8)
     reader = Reader(tmp_path / "checkpoints" / "8")
     (reader.directory / "_CHECKPOINT_METADATA").write_text(content)
-    with pytest.raises(Damaged, match="the step's metadata cannot be read"):
+    with pytest.raises(CorruptCheckpoint, match="the step's metadata cannot be read"):
         reader.date()
 
 
@@ -78,4 +82,6 @@ def test_values_that_are_not_finite_are_counted(tmp_path, value):
     checkpoints.save("tiny", state, None)
     checkpoints.close()
     reader = Reader(checkpoints.path(8))
-    assert reader.problems() == [] and reader.problems(finite=True) == ["theta/embedding has 2 values that are not finite"]
+    assert reader.problems() == [] and reader.problems(finite=True) == [
+        "theta/embedding has 2 values that are not finite"
+    ]

@@ -13,13 +13,14 @@ import numpy as np
 import safetensors
 from safetensors import numpy as safetensors_numpy
 
-from lingvo_moe import progress, tree
+from lingvo_moe import tree
 from lingvo_moe.errors import UserError
-from lingvo_moe.layout import Spec
-from lingvo_moe.training import integrity
+from lingvo_moe.sharding.layout import Spec
+from lingvo_moe.training import checkpoint_manifest
 from lingvo_moe.training.checkpoint import Checkpoints, first_difference, summary
+from lingvo_moe.training.checkpoint_manifest import CorruptCheckpoint
 from lingvo_moe.training.checkpoint_reader import ARRAYS, WEIGHTS, Reader
-from lingvo_moe.training.integrity import Damaged
+from lingvo_moe.utils import progress
 
 # The one entry of a safetensors file's metadata, a JSON object: the library writes several in an arbitrary order.
 _METADATA = "lingvo_moe"
@@ -67,20 +68,25 @@ class Statistics:
         not_finite = array.size - values.size
         if not values.size:
             return Statistics(np.nan, np.nan, np.nan, np.nan, not_finite)
-        return Statistics(float(values.mean()), float(np.sqrt(np.mean(values**2))), float(values.min()), float(values.max()),
-                          not_finite)
+        return Statistics(
+            float(values.mean()),
+            float(np.sqrt(np.mean(values**2))),
+            float(values.min()),
+            float(values.max()),
+            not_finite,
+        )
 
 
 def overview(checkpoints: Checkpoints, step: int) -> Overview:
     """Looks at sizes and metadata; reads no array."""
     directory = checkpoints.path(step)
-    found = integrity.problems(directory, hashes=False)
-    problem = f"no {integrity.MANIFEST}" if found is None else summary(found) if found else ""
-    size = integrity.size(directory)
+    found = checkpoint_manifest.problems(directory, hashes=False)
+    problem = f"no {checkpoint_manifest.MANIFEST}" if found is None else summary(found) if found else ""
+    size = checkpoint_manifest.size(directory)
     try:
         reader = Reader(directory)
         meta, date = reader.meta, reader.date()
-    except Damaged as error:
+    except CorruptCheckpoint as error:
         return Overview(step, size, problem or str(error))
     weights = sum(int(np.prod(shape)) for shape in meta["weights"].values())
     return Overview(step, size, problem, meta["model"], weights, date, meta.get("origin"))
@@ -90,9 +96,9 @@ def verify(checkpoints: Checkpoints, step: int) -> list[str]:
     """Compares every file with the manifest, reads every array; returns all that is damaged, missing or not finite."""
     directory = checkpoints.path(step)
     reader = Reader(directory)
-    found = integrity.problems(directory) or []
+    found = checkpoint_manifest.problems(directory) or []
     found += reader.problems(finite=True)
-    if not found and (manifest := integrity.load(directory)) and manifest.arrays != len(reader.specs()):
+    if not found and (manifest := checkpoint_manifest.load(directory)) and manifest.arrays != len(reader.specs()):
         found.append(f"there are {len(reader.specs())} arrays instead of {manifest.arrays}")
     return found
 
@@ -102,8 +108,10 @@ def chosen(checkpoints: Checkpoints, step: int | None, items: tuple[str, ...] | 
     step = checkpoints.latest(items) if step is None else step
     if step not in checkpoints.steps():
         there = ", ".join(map(str, checkpoints.steps())) or "none"
-        raise UserError(f"{checkpoints.directory}: there is no checkpoint{'' if step is None else f' of step {step}'}; steps that "
-                        f"are there: {there}.")
+        raise UserError(
+            f"{checkpoints.directory}: there is no checkpoint{'' if step is None else f' of step {step}'}; steps that "
+            f"are there: {there}."
+        )
     if found := checkpoints.problems(step, items):
         raise UserError(f"{checkpoints.path(step)} is damaged: {summary(found)}. Choose another step.")
     return step
@@ -124,15 +132,19 @@ def average(checkpoints: Checkpoints, steps: list[int], output: str | pathlib.Pa
     first = readers[0].meta
     for step, reader in zip(steps, readers):
         if reader.meta["weights"] != first["weights"]:
-            raise UserError(f"{reader.directory}: its weights are not those of step {steps[0]}: "
-                            f"{first_difference(reader.meta['weights'], first['weights'])}.")
+            raise UserError(
+                f"{reader.directory}: its weights are not those of step {steps[0]}: "
+                f"{first_difference(reader.meta['weights'], first['weights'])}."
+            )
     theta = {}
     for path in progress.track(sorted(first["weights"]), f"averaging {len(steps)} checkpoints", unit="arrays"):
         total = np.zeros(first["weights"][path], np.float64)
         for reader in readers:
             total += reader.read(ARRAYS["theta"] + path)
         theta[path] = (total / len(steps)).astype(np.float32)
-    target.save_weights(max(steps), first["model"], tree.unflatten(theta), f"average of steps {', '.join(map(str, steps))}")
+    target.save_weights(
+        max(steps), first["model"], tree.unflatten(theta), f"average of steps {', '.join(map(str, steps))}"
+    )
     target.close()
 
 
@@ -147,8 +159,10 @@ def to_safetensors(checkpoints: Checkpoints, step: int, file: str | pathlib.Path
         raise UserError(f"--output={file}: there is no directory {pathlib.Path(file).parent}; make it first.")
     reader = Reader(checkpoints.path(chosen(checkpoints, step, WEIGHTS)))
     paths = [path.removeprefix(ARRAYS["theta"]) for path in reader.specs(WEIGHTS)]
-    theta = {path: np.ascontiguousarray(reader.read(ARRAYS["theta"] + path)) for path in progress.track(
-        paths, f"reading step {step}", unit="arrays")}
+    theta = {
+        path: np.ascontiguousarray(reader.read(ARRAYS["theta"] + path))
+        for path in progress.track(paths, f"reading step {step}", unit="arrays")
+    }
     metadata = {"format": _FORMAT, "model": reader.meta["model"], "step": step}
     partial = pathlib.Path(f"{file}.partial")
     try:
@@ -158,7 +172,9 @@ def to_safetensors(checkpoints: Checkpoints, step: int, file: str | pathlib.Path
         partial.unlink(missing_ok=True)
 
 
-def from_safetensors(file: str | pathlib.Path, model: str, specs: Mapping[str, object], logdir: str | pathlib.Path) -> int:
+def from_safetensors(
+    file: str | pathlib.Path, model: str, specs: Mapping[str, object], logdir: str | pathlib.Path
+) -> int:
     """Makes the log directory `logdir` of the weights in a file that `to_safetensors` wrote; returns their step.
 
     Args:
@@ -178,8 +194,10 @@ def from_safetensors(file: str | pathlib.Path, model: str, specs: Mapping[str, o
         with safetensors.safe_open(file, "numpy") as opened:
             step = _step(file, opened.metadata() or {})
             _check_tensors(file, opened, model, tree.flatten(specs))
-            theta = {path: opened.get_tensor(path) for path in progress.track(
-                sorted(opened.keys()), f"reading {pathlib.Path(file).name}", unit="arrays")}
+            theta = {
+                path: opened.get_tensor(path)
+                for path in progress.track(sorted(opened.keys()), f"reading {pathlib.Path(file).name}", unit="arrays")
+            }
     except safetensors.SafetensorError as error:
         raise UserError(f"--input={file}: not a whole safetensors file ({error}).") from None
     target.save_weights(step, model, tree.unflatten(theta), f"converted from {pathlib.Path(file).name}")
@@ -193,8 +211,10 @@ def _step(file: str | pathlib.Path, metadata: Mapping[str, str]) -> int:
         found = json.loads(metadata[_METADATA])
         version, step = found["format"], found["step"]
     except (KeyError, TypeError, ValueError, RecursionError):
-        raise UserError(f"--input={file}: its metadata does not say step and format; expected a file that `checkpoint convert "
-                        f"--output` wrote.") from None
+        raise UserError(
+            f"--input={file}: its metadata does not say step and format; expected a file that `checkpoint convert "
+            f"--output` wrote."
+        ) from None
     if version != _FORMAT:
         raise UserError(f"--input={file}: format {version!r}; this program knows {_FORMAT}.")
     if type(step) is not int or step < 0:
@@ -210,8 +230,10 @@ def _check_tensors(file: str | pathlib.Path, opened: safetensors.safe_open, mode
         found[path] = f"{_DTYPES.get(stored.get_dtype(), stored.get_dtype())} {list(stored.get_shape())}"
     expected = {path: f"{spec.dtype} {list(spec.shape)}" for path, spec in specs.items()}
     if found != expected:
-        raise UserError(f"--input={file} does not hold the weights of {model}: {first_difference(found, expected)}. Pass that "
-                        f"--model (with the --set it was trained with), or another file.")
+        raise UserError(
+            f"--input={file} does not hold the weights of {model}: {first_difference(found, expected)}. Pass that "
+            f"--model (with the --set it was trained with), or another file."
+        )
 
 
 def _check_suffix(flag: str, file: str | pathlib.Path):

@@ -7,15 +7,16 @@ import pathlib
 
 import numpy as np
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import given
+from hypothesis import strategies as st
 from safetensors import numpy as safetensors_numpy
 
 from lingvo_moe import tree
 from lingvo_moe.errors import UserError
-from lingvo_moe.layout import Spec
+from lingvo_moe.sharding.layout import Spec
+from lingvo_moe.testing.checkpoints import ONE, SPECS, assert_equal, flip, save, shardings, state_of
 from lingvo_moe.training import checkpoint_tools as tools
 from lingvo_moe.training.checkpoint import Checkpoints
-from lingvo_moe.training.checkpoint_testing import ONE, SPECS, assert_equal, flip, save, shardings, state_of
 
 THETA = tree.flatten(SPECS["theta"])
 
@@ -51,8 +52,9 @@ def test_an_average_is_the_mean_in_float64(trained, tmp_path, steps):
     step, found = restored(tmp_path / "average")
     assert step == max(steps)
     members = [theta_of(member) for member in steps]
-    expected = {path: np.mean([theta[path] for theta in members], axis=0, dtype=np.float64).astype(np.float32)
-                for path in THETA}
+    expected = {
+        path: np.mean([theta[path] for theta in members], axis=0, dtype=np.float64).astype(np.float32) for path in THETA
+    }
     assert_equal(found, tree.unflatten(expected))
     seen = tools.overview(Checkpoints(tmp_path / "average"), step)
     assert (seen.problem, seen.origin) == ("", f"average of steps {', '.join(map(str, steps))}")
@@ -65,9 +67,12 @@ def test_an_average_of_what_cannot_be_averaged_is_refused(tmp_path):
     checkpoints = Checkpoints(tmp_path, keep=9)
     checkpoints.save_weights(12, "other", {"embedding": np.zeros((16, 9), np.float32)}, "a test")
     checkpoints.close()
-    for steps, said in (([4], "two different steps"), ([4, 4], "two different steps"),
-                        ([4, 5], "no checkpoint of step 5.*4, 8, 12"),
-                        ([4, 12], r"not those of step 4: embedding is \[16, 9\] there, \[16, 8\] here")):
+    for steps, said in (
+        ([4], "two different steps"),
+        ([4, 4], "two different steps"),
+        ([4, 5], "no checkpoint of step 5.*4, 8, 12"),
+        ([4, 12], r"not those of step 4: embedding is \[16, 9\] there, \[16, 8\] here"),
+    ):
         with pytest.raises(UserError, match=said):
             tools.average(Checkpoints(tmp_path), steps, tmp_path / "average")
     flip(tmp_path / "checkpoints" / "8" / "theta" / "_METADATA")
@@ -89,8 +94,9 @@ def test_weights_come_back_from_a_file_bit_for_bit(file, tmp_path):
     for name in ("a.safetensors", "b.safetensors"):
         tools.to_safetensors(checkpoints, 8, tmp_path / name)
     assert (tmp_path / "a.safetensors").read_bytes() == (tmp_path / "b.safetensors").read_bytes()
-    assert {path: value.tobytes() for path, value in safetensors_numpy.load_file(tmp_path / "a.safetensors").items()} == {
-        path: value.tobytes() for path, value in theta.items()}
+    assert {
+        path: value.tobytes() for path, value in safetensors_numpy.load_file(tmp_path / "a.safetensors").items()
+    } == {path: value.tobytes() for path, value in theta.items()}
     assert tools.from_safetensors(tmp_path / "a.safetensors", "tiny", SPECS["theta"], tmp_path / "back") == 8
     step, found = restored(tmp_path / "back")
     assert step == 8
@@ -99,12 +105,21 @@ def test_weights_come_back_from_a_file_bit_for_bit(file, tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.safetensors", "b.safetensors", "back", "odd"]
 
 
-@pytest.mark.parametrize(("change", "said"), [
-    ({"embedding": Spec((16, 9), "float32", "VM")}, r"embedding is float32 \[16, 8\] there, float32 \[16, 9\] here"),
-    ({"embedding": Spec((16, 8), "bfloat16", "VM")}, r"embedding is float32 \[16, 8\] there, bfloat16 \[16, 8\] here"),
-    ({"bias": Spec((8,), "float32", "M")}, r"bias is absent there, float32 \[8\] here"),
-    ({"expert": {"outer": Spec((8,), "float32", "M")}}, r"expert/inner is float32 \[4, 8, 16\] there, absent here"),
-])
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (
+            {"embedding": Spec((16, 9), "float32", "VM")},
+            r"embedding is float32 \[16, 8\] there, float32 \[16, 9\] here",
+        ),
+        (
+            {"embedding": Spec((16, 8), "bfloat16", "VM")},
+            r"embedding is float32 \[16, 8\] there, bfloat16 \[16, 8\] here",
+        ),
+        ({"bias": Spec((8,), "float32", "M")}, r"bias is absent there, float32 \[8\] here"),
+        ({"expert": {"outer": Spec((8,), "float32", "M")}}, r"expert/inner is float32 \[4, 8, 16\] there, absent here"),
+    ],
+)
 def test_weights_of_another_model_are_refused(file, tmp_path, change, said):
     """By the first tensor that differs; no log directory is made."""
     with pytest.raises(UserError, match=f"does not hold the weights of other: {said}. Pass that --model"):
@@ -113,16 +128,23 @@ def test_weights_of_another_model_are_refused(file, tmp_path, change, said):
 
 
 def foreign(path: pathlib.Path, metadata: dict[str, str] | None):
-    safetensors_numpy.save_file({name: np.zeros(spec.shape, spec.dtype) for name, spec in THETA.items()}, path, metadata)
+    safetensors_numpy.save_file(
+        {name: np.zeros(spec.shape, spec.dtype) for name, spec in THETA.items()}, path, metadata
+    )
 
 
-@pytest.mark.parametrize(("metadata", "said"), [
-    (None, "does not say step and format"), ({"format": "pt"}, "does not say step and format"),
-    ({"lingvo_moe": "{"}, "does not say step and format"), ({"lingvo_moe": "3"}, "does not say step and format"),
-    ({"lingvo_moe": json.dumps({"format": 2, "step": 4})}, "format 2; this program knows 1"),
-    ({"lingvo_moe": json.dumps({"format": 1, "step": -4})}, "step is -4"),
-    ({"lingvo_moe": json.dumps({"format": 1, "step": "../4"})}, "step is '../4'"),
-])
+@pytest.mark.parametrize(
+    ("metadata", "said"),
+    [
+        (None, "does not say step and format"),
+        ({"format": "pt"}, "does not say step and format"),
+        ({"lingvo_moe": "{"}, "does not say step and format"),
+        ({"lingvo_moe": "3"}, "does not say step and format"),
+        ({"lingvo_moe": json.dumps({"format": 2, "step": 4})}, "format 2; this program knows 1"),
+        ({"lingvo_moe": json.dumps({"format": 1, "step": -4})}, "step is -4"),
+        ({"lingvo_moe": json.dumps({"format": 1, "step": "../4"})}, "step is '../4'"),
+    ],
+)
 def test_foreign_files_are_refused(tmp_path, metadata, said):
     path = tmp_path / "foreign.safetensors"
     foreign(path, metadata)
@@ -138,7 +160,7 @@ def test_a_malformed_file_is_a_users_error(file, tmp_path_factory, data):
     kind = data.draw(st.sampled_from(["truncated", "flipped", "made up"]))
     path, logdir = file.with_name("malformed.safetensors"), file.with_name("new")
     if kind == "truncated":
-        path.write_bytes(whole[:data.draw(st.integers(0, len(whole) - 1))])
+        path.write_bytes(whole[: data.draw(st.integers(0, len(whole) - 1))])
     elif kind == "flipped":
         path.write_bytes(whole)
         flip(path, data.draw(st.integers(0, 63)))  # the length of the header
@@ -166,7 +188,9 @@ def test_verify_names_files_and_arrays(tmp_path):
     save(tmp_path, 8)
     checkpoints = Checkpoints(tmp_path)
     assert tools.verify(checkpoints, 8) == []
-    data = max((checkpoints.path(8) / "theta" / "ocdbt.process_0" / "d").iterdir(), key=lambda path: path.stat().st_size)
+    data = max(
+        (checkpoints.path(8) / "theta" / "ocdbt.process_0" / "d").iterdir(), key=lambda path: path.stat().st_size
+    )
     data.unlink()
     found = tools.verify(checkpoints, 8)
     assert found[0] == f"theta/ocdbt.process_0/d/{data.name} is missing"

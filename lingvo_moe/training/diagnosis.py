@@ -35,8 +35,12 @@ class Finding:
     value: float
 
     def __str__(self) -> str:
-        measure = {"weight": "the root mean square of weight", "activation": "the largest activation after", "loss": "the loss",
-                   "gradient": "the norm of the gradient of"}[self.kind]
+        measure = {
+            "weight": "the root mean square of weight",
+            "activation": "the largest activation after",
+            "loss": "the loss",
+            "gradient": "the norm of the gradient of",
+        }[self.kind]
         return f"{measure} {self.place}".rstrip() + f" is {self.value:.6g}"
 
 
@@ -62,7 +66,10 @@ class Diagnosis:
     def of(outputs: Mapping[str, Any], weights: Mapping[str, Any]) -> Diagnosis:
         """Reads the outputs of `diagnose` of a model with this tree of `Weight`s."""
         declared = dict(_leaves(weights))
-        sizes = {path: np.full(_repeats(weight), weight.size // math.prod(_repeats(weight))) for path, weight in declared.items()}
+        sizes = {
+            path: np.full(_repeats(weight), weight.size // math.prod(_repeats(weight)))
+            for path, weight in declared.items()
+        }
         order = _prefixes(declared)
         blocks: dict[str, dict[str, float]] = {}
         for path, values in tree.flatten(outputs["blocks"]).items():
@@ -75,7 +82,8 @@ class Diagnosis:
             blocks={place: blocks[place] for place in sorted(blocks, key=_key(order))},
             weights=_by_place(tree.flatten(outputs["weights"]), order),
             gradients=dict(reversed(gradients.items())),
-            sizes={place: int(size) for place, size in _by_place(sizes, order).items()})
+            sizes={place: int(size) for place, size in _by_place(sizes, order).items()},
+        )
 
     def not_finite(self) -> Finding | None:
         """The first number that is NaN or infinite: of the weights, on the way forward, on the way back."""
@@ -83,8 +91,10 @@ class Diagnosis:
 
     def largest(self) -> Finding:
         """The largest of the activations and of the gradients' norms."""
-        return max((finding for finding in self._findings() if finding.kind in ("activation", "gradient")),
-                   key=lambda finding: finding.value)
+        return max(
+            (finding for finding in self._findings() if finding.kind in ("activation", "gradient")),
+            key=lambda finding: finding.value,
+        )
 
     def verdict(self) -> str:
         """The place to look at, in a sentence without a full stop."""
@@ -101,8 +111,12 @@ class Diagnosis:
         rows = [(place, *self._row(place)) for place in self.blocks]
         table = [_HEADER, *((place, *(_shown(value) for value in values)) for place, *values in rows)]
         widths = [max(map(len, column)) for column in zip(*table)]
-        lines = ["  ".join([row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:]))]).rstrip()
-                 for row in table]
+        lines = [
+            "  ".join(
+                [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:]))]
+            ).rstrip()
+            for row in table
+        ]
         marked = first and self._block_of(first)
         lines = [f"{line}  <- {first}" if row[0] == marked else line for line, row in zip(lines, table)]
         lines += ["", *(f"{name:16} {value:.6g}" for name, value in self.metrics.items())]
@@ -115,7 +129,9 @@ class Diagnosis:
         first = self.not_finite()
         fields = {"metrics": self.metrics, "blocks": self.blocks, "weights": self.weights, "gradients": self.gradients}
         worst = dataclasses.asdict(first or self.largest())
-        return _plain({**fields, "finite": first is None and math.isfinite(self.metrics["gradient_norm"]), "worst": worst})
+        return _plain(
+            {**fields, "finite": first is None and math.isfinite(self.metrics["gradient_norm"]), "worst": worst}
+        )
 
     def _findings(self) -> Iterator[Finding]:
         yield from (Finding("weight", place, value) for place, value in self.weights.items())
@@ -125,9 +141,13 @@ class Diagnosis:
 
     def _row(self, block: str) -> Iterator[float | None]:
         own = [place for place in self.weights if _inside(place, block)]
-        gathered = {"gradient": math.sqrt(_squares(self.gradients[place] for place in own)),
-                    "weights": math.sqrt(_squares(self.weights[place] * math.sqrt(self.sizes[place]) for place in own)
-                                         / max(sum(self.sizes[place] for place in own), 1))}
+        gathered = {
+            "gradient": math.sqrt(_squares(self.gradients[place] for place in own)),
+            "weights": math.sqrt(
+                _squares(self.weights[place] * math.sqrt(self.sizes[place]) for place in own)
+                / max(sum(self.sizes[place] for place in own), 1)
+            ),
+        }
         return ((self.blocks[block] | gathered).get(name) for name in _COLUMNS)
 
     def _block_of(self, finding: Finding) -> str | None:
@@ -146,7 +166,7 @@ def _leaves(weights: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str,
 
 def _repeats(weight: Weight) -> tuple[int, ...]:
     """`(R,)` of stacked weights, otherwise `()`."""
-    return weight.shape[:1] if weight.letters.startswith("R") else ()
+    return weight.shape[:1] if weight.logical_axes.startswith("R") else ()
 
 
 def _prefixes(paths: Iterable[str]) -> dict[str, int]:
@@ -164,7 +184,9 @@ def _by_place(values: Mapping[str, Any], order: Mapping[str, int]) -> dict[str, 
     places = {}
     for path, value in values.items():
         array = np.asarray(value)
-        places |= {f"{path}[{row}]": array[row].item() for row in range(len(array))} if array.ndim else {path: array.item()}
+        places |= (
+            {f"{path}[{row}]": array[row].item() for row in range(len(array))} if array.ndim else {path: array.item()}
+        )
     return {place: places[place] for place in sorted(places, key=_key(order))}
 
 

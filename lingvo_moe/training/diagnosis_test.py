@@ -10,12 +10,14 @@ import jax
 import numpy as np
 import pytest
 
-from lingvo_moe import testing, testing_experiment as tiny, tree
+from lingvo_moe import tree
 from lingvo_moe.engines.pjrt import Engine, Executable, Training
 from lingvo_moe.experiment import Experiment
 from lingvo_moe.layers.base import matrix
-from lingvo_moe.layout import DeviceMesh
+from lingvo_moe.sharding.layout import DeviceMesh
 from lingvo_moe.steps import DIAGNOSED
+from lingvo_moe.testing import experiments as tiny
+from lingvo_moe.testing import harness
 from lingvo_moe.training.diagnosis import Diagnosis, Finding
 
 MOE = "decoder/layer_1/feed_forward"
@@ -24,7 +26,7 @@ TOLERANCE = 1e-4
 # A mean over a hundred tokens, each of them some logarithms, for which the compiler has a polynomial.
 ENTROPY_TOLERANCE = 1e-5
 # The program is another one than training's, in which the compiler may fuse k * l_aux into the sum of the loss, or not.
-REPLAY_TOLERANCE = 2 * testing.FLOAT32_ROUNDING
+REPLAY_TOLERANCE = 2 * harness.FLOAT32_ROUNDING
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -36,8 +38,12 @@ def compiled_once():
 
 def experiment_on(mesh: str) -> Experiment:
     """Two repeats of a dense and of a layer with experts, scanned and rematerialised, with dropout."""
-    return tiny.tiny_language_model(tiny.Data(pathlib.Path("none"), pathlib.Path("none")), "model.num_layers=4",
-                                    "model.residual_dropout=0.1", mesh=DeviceMesh.parse(mesh))
+    return tiny.tiny_language_model(
+        tiny.Data(pathlib.Path("none"), pathlib.Path("none")),
+        "model.num_layers=4",
+        "model.residual_dropout=0.1",
+        mesh=DeviceMesh.parse(mesh),
+    )
 
 
 @functools.cache
@@ -99,9 +105,14 @@ def test_what_is_told_is_the_step_that_training_makes():
 def test_everything_is_there_in_the_order_of_computation():
     found = diagnosis()
     layer = [f"layer_0/{block}" for block in ("self_attention", "feed_forward")] + [
-        f"layer_1/{block}" for block in ("self_attention", "feed_forward")]
-    assert list(found.blocks) == ["embedding", *(f"decoder/{block}[{i}]" for i in range(2) for block in layer), "decoder/norm",
-                                  "softmax"]
+        f"layer_1/{block}" for block in ("self_attention", "feed_forward")
+    ]
+    assert list(found.blocks) == [
+        "embedding",
+        *(f"decoder/{block}[{i}]" for i in range(2) for block in layer),
+        "decoder/norm",
+        "softmax",
+    ]
     assert set(found.weights) == set(found.gradients)
     assert list(found.gradients)[0] == "softmax/projection" and list(found.gradients)[-1] == "embedding/table"
     weights = list(found.weights)
@@ -145,25 +156,38 @@ def test_a_nan_in_one_expert_of_one_repeat_is_named():
 
 def outputs_of(**changes: float) -> tuple[dict, dict]:
     """What `diagnose` could return of two repeats of a block before a projection, and their weights."""
-    weights = {"stack": {"block": {"w": matrix("MH", fan_in="M", M=2, H=3).repeated(2)}},
-               "softmax": {"projection": matrix("MV", fan_in="M", M=2, V=5)}}
-    outputs = {"metrics": {"loss": 1.0, "gradient_norm": 2.0},
-               "blocks": {"stack": {"block": {"rms": np.ones(2), "max": np.full(2, 2.0)}}, "softmax": {"rms": 1.0, "max": 3.0}},
-               "weights": {"stack": {"block": {"w": np.ones(2)}}, "softmax": {"projection": 1.0}},
-               "gradients": {"stack": {"block": {"w": np.ones(2)}}, "softmax": {"projection": 1.0}}}
+    weights = {
+        "stack": {"block": {"w": matrix("MH", fan_in="M", M=2, H=3).repeated(2)}},
+        "softmax": {"projection": matrix("MV", fan_in="M", M=2, V=5)},
+    }
+    outputs = {
+        "metrics": {"loss": 1.0, "gradient_norm": 2.0},
+        "blocks": {
+            "stack": {"block": {"rms": np.ones(2), "max": np.full(2, 2.0)}},
+            "softmax": {"rms": 1.0, "max": 3.0},
+        },
+        "weights": {"stack": {"block": {"w": np.ones(2)}}, "softmax": {"projection": 1.0}},
+        "gradients": {"stack": {"block": {"w": np.ones(2)}}, "softmax": {"projection": 1.0}},
+    }
     leaves = {path: np.array(value, np.float32) for path, value in tree.flatten(outputs).items()}
     for path, value in changes.items():
         leaves[path.replace("__", "/")] = np.array(value, np.float32)
     return tree.unflatten(leaves), weights
 
 
-@pytest.mark.parametrize(("changes", "finding"), [
-    ({"blocks__stack__block__max": [2, np.inf], "metrics__loss": np.nan}, Finding("activation", "stack/block[1]", math.inf)),
-    ({"blocks__softmax__max": np.inf, "metrics__loss": np.inf}, Finding("activation", "softmax", math.inf)),
-    ({"metrics__loss": np.inf, "gradients__softmax__projection": np.inf}, Finding("loss", "", math.inf)),
-    ({"gradients__stack__block__w": [np.inf, 1]}, Finding("gradient", "stack/block/w[0]", math.inf)),
-    ({"gradients__stack__block__w": [np.inf, np.inf]}, Finding("gradient", "stack/block/w[1]", math.inf)),
-])
+@pytest.mark.parametrize(
+    ("changes", "finding"),
+    [
+        (
+            {"blocks__stack__block__max": [2, np.inf], "metrics__loss": np.nan},
+            Finding("activation", "stack/block[1]", math.inf),
+        ),
+        ({"blocks__softmax__max": np.inf, "metrics__loss": np.inf}, Finding("activation", "softmax", math.inf)),
+        ({"metrics__loss": np.inf, "gradients__softmax__projection": np.inf}, Finding("loss", "", math.inf)),
+        ({"gradients__stack__block__w": [np.inf, 1]}, Finding("gradient", "stack/block/w[0]", math.inf)),
+        ({"gradients__stack__block__w": [np.inf, np.inf]}, Finding("gradient", "stack/block/w[1]", math.inf)),
+    ],
+)
 def test_the_first_place_is_first_on_the_way_forward_then_on_the_way_back(changes, finding):
     assert Diagnosis.of(*outputs_of(**changes)).not_finite() == finding
 
@@ -171,7 +195,11 @@ def test_the_first_place_is_first_on_the_way_forward_then_on_the_way_back(change
 def test_where_all_is_finite_the_largest_is_named():
     """A gradient of 1e20 is finite, its square is not, which is why the step was skipped."""
     found = Diagnosis.of(*outputs_of(gradients__stack__block__w=[1e20, 1], metrics__gradient_norm=np.inf))
-    assert found.not_finite() is None and found.largest() == Finding("gradient", "stack/block/w[0]", pytest.approx(1e20))
-    assert found.verdict() == ("all numbers are finite, but not the gradient's squared norm; the largest: the norm of the "
-                               "gradient of stack/block/w[0] is 1e+20")
+    assert found.not_finite() is None and found.largest() == Finding(
+        "gradient", "stack/block/w[0]", pytest.approx(1e20)
+    )
+    assert found.verdict() == (
+        "all numbers are finite, but not the gradient's squared norm; the largest: the norm of the "
+        "gradient of stack/block/w[0] is 1e+20"
+    )
     assert not found.as_json()["finite"] and Diagnosis.of(*outputs_of()).as_json()["finite"]

@@ -10,21 +10,28 @@ import tempfile
 import time
 from collections.abc import Sequence
 
-from lingvo_moe import overrides, progress
+from lingvo_moe import overrides
 from lingvo_moe.data.batching import Batch, padding
 from lingvo_moe.data.pipeline import EvalInput, State, TrainInput, merge, too_long
+from lingvo_moe.distributed.process_group import ProcessGroup
 from lingvo_moe.engines.base import Engine, Metrics
 from lingvo_moe.errors import UserError
 from lingvo_moe.experiment import Experiment
-from lingvo_moe.processes import Processes
 from lingvo_moe.training.checkpoint import Checkpoints
-from lingvo_moe.training.post_mortem import Made, of_skipped
-from lingvo_moe.training.stopping import StopRequest
+from lingvo_moe.training.non_finite import StepResult, non_finite_error
+from lingvo_moe.training.preemption import PreemptionGuard
 from lingvo_moe.training.summary import NoWriter, SummaryWriter
+from lingvo_moe.utils import progress
 
 
-def train(name: str, experiment: Experiment, engine: Engine, logdir: str | pathlib.Path, say=print,
-          processes: Processes = Processes()) -> dict[str, float]:
+def train(
+    name: str,
+    experiment: Experiment,
+    engine: Engine,
+    logdir: str | pathlib.Path,
+    say=print,
+    processes: ProcessGroup = ProcessGroup(),
+) -> dict[str, float]:
     """Trains to `experiment.training.steps`, from the newest checkpoint in `logdir` if there is one.
 
     SIGINT and SIGTERM end it after the step in progress, with a checkpoint, see `stopping`. Of many processes the first one
@@ -51,58 +58,68 @@ def train(name: str, experiment: Experiment, engine: Engine, logdir: str | pathl
 class _Run:
     """One call of `train`."""
 
-    def __init__(self, name: str, experiment: Experiment, engine: Engine, logdir: pathlib.Path, say, processes: Processes):
-        self._name, self._experiment, self._engine, self._processes = name, experiment, engine, processes
-        self._say = say if processes.first else lambda line: None
+    def __init__(
+        self, name: str, experiment: Experiment, engine: Engine, logdir: pathlib.Path, say, processes: ProcessGroup
+    ):
+        self._name, self._experiment, self._engine, self._process_group = name, experiment, engine, processes
+        self._log = say if processes.is_primary else lambda line: None
         experiment.open_tokenizers()
         self._input = TrainInput(experiment.corpus, experiment.tokenizers, experiment.input)
         self._held_out = EvalInput(experiment.corpus, experiment.tokenizers, experiment.input, split="valid")
         processes.require_same({"data": self._input.stream_id, **_settings(name, experiment)})
-        processes.decide(lambda: _require_writable(logdir))
+        processes.broadcast(lambda: _require_writable(logdir))
         processes.require_shared(logdir)
         self._checkpoints = Checkpoints(logdir, experiment.training.keep, processes)
         self._logdir = logdir
-        self._stop = StopRequest(experiment.training.grace_seconds)
+        self._stop = PreemptionGuard(experiment.training.grace_seconds)
 
     def train(self) -> dict[str, float]:
         schedule, trained = self._experiment.training, self._checkpoints.latest() or 0
         if trained:
             self._checkpoints.require(self._name, self._experiment.steps.state_specs()["theta"])
         if trained >= schedule.steps:
-            self._say(f"{self._name} has already been trained for {trained} steps; --steps={trained + 1000} would go on.")
-            self._processes.finish()
+            self._log(
+                f"{self._name} has already been trained for {trained} steps; --steps={trained + 1000} would go on."
+            )
+            self._process_group.finish()
             return {}
         self._compile()
         first, data_state = self._start()
-        self._processes.meet()
-        shown = self._processes.first
-        with (self._stop, contextlib.closing(self._checkpoints), contextlib.closing(self._writer("train")) as self._curves,
-              contextlib.closing(self._writer("valid")) as self._valid_curves,
-              progress.bar(f"training {self._name}", schedule.steps, "steps", done=first, shown=shown) as advance):
+        self._process_group.barrier()
+        shown = self._process_group.is_primary
+        with (
+            self._stop,
+            contextlib.closing(self._checkpoints),
+            contextlib.closing(self._writer("train")) as self._curves,
+            contextlib.closing(self._writer("valid")) as self._valid_curves,
+            progress.bar(f"training {self._name}", schedule.steps, "steps", done=first, shown=shown) as advance,
+        ):
             step, metrics = self._loop(first, data_state, advance)
-        self._processes.finish()
+        self._process_group.finish()
         if step < schedule.steps:
-            self._say(f"stopped after step {step}, which is saved; the same command goes on from there.")
+            self._log(f"stopped after step {step}, which is saved; the same command goes on from there.")
             raise KeyboardInterrupt
         return metrics
 
     def _writer(self, curves: str) -> SummaryWriter:
-        return SummaryWriter(self._logdir, curves) if self._processes.first else NoWriter()
+        return SummaryWriter(self._logdir, curves) if self._process_group.is_primary else NoWriter()
 
     def _compile(self):
         start = time.monotonic()
         devices = f"{len(self._engine.devices)} {self._engine.platform} device(s), mesh {self._experiment.mesh}"
-        self._say(f"compiling {self._name}, {self._experiment.model.num_weights():,} weights, for {devices} ...")
+        self._log(f"compiling {self._name}, {self._experiment.model.num_weights():,} weights, for {devices} ...")
         evaluates = self._experiment.training.evaluate_every > 0
         self._training = self._engine.training(self._experiment.steps, self._experiment.batch_specs(), evaluates)
-        self._processes.meet()  # the first exchange between two of them fails where one comes half a minute later
-        self._say(f"compiled in {time.monotonic() - start:.0f} s")
+        self._process_group.barrier()  # the first exchange between two of them fails where one comes half a minute later
+        self._log(f"compiled in {time.monotonic() - start:.0f} s")
 
     def _start(self) -> tuple[int, object]:
         """Returns the steps made and the place in the data."""
         if self._checkpoints.latest() is not None:
-            saved = self._checkpoints.restore(self._name, self._experiment.steps.state_specs(), self._training.shardings)
-            self._say(f"going on from step {saved.step} ({self._checkpoints.directory})")
+            saved = self._checkpoints.restore(
+                self._name, self._experiment.steps.state_specs(), self._training.shardings
+            )
+            self._log(f"going on from step {saved.step} ({self._checkpoints.directory})")
             self._training.load(saved.state)
             return saved.step, saved.data_state
         self._training.initialise(self._experiment.training.seed)
@@ -119,7 +136,7 @@ class _Run:
             batches, states = zip(*itertools.islice(stream, schedule.steps_at(step)))
             metrics, data_state = self._training.train(batches), states[-1]
             step += len(batches)
-            made = Made(step, batches[-1], metrics)
+            made = StepResult(step, batches[-1], metrics)
             self._check_skipped(before, made, data_state)  # of the loop before: this one is under way meanwhile
             before = made
             window.add(batches)
@@ -130,7 +147,7 @@ class _Run:
             if step % schedule.checkpoint_every == 0 or last:
                 self._checkpoints.save(self._name, self._training.state, self._whole(data_state))
             if schedule.evaluate_every and (step % schedule.evaluate_every == 0 or step == schedule.steps):
-                values.update(self._measure_held_out(step))
+                values.update(self._evaluate_held_out(step))
             advance(len(batches), note=_note(values))
             if last:
                 break
@@ -139,28 +156,37 @@ class _Run:
 
     def _stops(self) -> bool:
         """Whether one of the processes was asked to stop: all do, after the same step."""
-        return self._processes.any(self._stop.requested)
+        return self._process_group.any(self._stop.requested)
 
     def _whole(self, data_state: State) -> State:
         """Of all processes, in the first."""
-        return merge(self._processes.gather(data_state))
+        return merge(self._process_group.gather(data_state))
 
     def _report(self, step: int, metrics: Metrics, window: _Window, data_state: State) -> dict[str, float]:
         counted = window.values() | {"too_long": too_long(data_state)}
-        of_input = _of_all(self._processes.gather(counted), self._experiment.input.batch_size / len(self._training.rows))
+        of_input = _of_all(
+            self._process_group.gather(counted), self._experiment.input.batch_size / len(self._training.rows)
+        )
         values = {name: float(value) for name, value in metrics.items()} | of_input
         self._curves.write(step, values)
         return values
 
-    def _check_skipped(self, before: Made | None, newest: Made | None, data_state: State):
+    def _check_skipped(self, before: StepResult | None, newest: StepResult | None, data_state: State):
         """Raises UserError once too many steps in a row, up to that of `before`, have changed nothing, and `newest`, which was
         begun meanwhile, has not ended that: then the weights are still those that `before` began with."""
         limit = self._experiment.training.max_skipped
         if before is not None and all(int(made.metrics["skipped_in_a_row"]) >= limit for made in (before, newest)):
-            raise of_skipped(self._name, self._experiment, self._training, self._checkpoints, self._processes,
-                             self._whole(data_state), before)
+            raise non_finite_error(
+                self._name,
+                self._experiment,
+                self._training,
+                self._checkpoints,
+                self._process_group,
+                self._whole(data_state),
+                before,
+            )
 
-    def _measure_held_out(self, step: int) -> dict[str, float]:
+    def _evaluate_held_out(self, step: int) -> dict[str, float]:
         """Cross-entropy per target token of the validation split, mean over `evaluation_batches` batches' tokens."""
         total = tokens = 0.0
         for count, batch in enumerate(self._held_out.batches()):
@@ -192,8 +218,10 @@ def _require_writable(logdir: pathlib.Path):
         with tempfile.TemporaryFile(dir=logdir) as file:
             file.write(bytes(4096))
     except OSError as error:
-        raise UserError(f"--logdir={logdir}: nothing can be written there ({error.strerror}); checkpoints and curves would be "
-                        f"lost. Make room or pass another.") from None
+        raise UserError(
+            f"--logdir={logdir}: nothing can be written there ({error.strerror}); checkpoints and curves would be "
+            f"lost. Make room or pass another."
+        ) from None
 
 
 class _Window:
@@ -212,8 +240,10 @@ class _Window:
 
     def values(self) -> dict[str, float]:
         """`tokens_per_second`, of both sides without padding, and for each side the share of positions that are padding."""
-        return {"tokens_per_second": self._tokens / max(time.monotonic() - self._start, 1e-9),
-                **{f"padding/{side}": total / self._batches for side, total in self._padding.items()}}
+        return {
+            "tokens_per_second": self._tokens / max(time.monotonic() - self._start, 1e-9),
+            **{f"padding/{side}": total / self._batches for side, total in self._padding.items()},
+        }
 
 
 def _of_all(counted: list[dict[str, float]], parts: float) -> dict[str, float]:
@@ -223,5 +253,10 @@ def _of_all(counted: list[dict[str, float]], parts: float) -> dict[str, float]:
 
 
 def _note(values: dict[str, float]) -> str:
-    shown = {"loss": "cross_entropy", "valid": "valid/cross_entropy", "overflow": "overflow", "tok/s": "tokens_per_second"}
+    shown = {
+        "loss": "cross_entropy",
+        "valid": "valid/cross_entropy",
+        "overflow": "overflow",
+        "tok/s": "tokens_per_second",
+    }
     return " ".join(f"{label} {values[name]:.4g}" for label, name in shown.items() if name in values)

@@ -16,18 +16,21 @@ import time
 import numpy as np
 import pytest
 
-from lingvo_moe import __main__, testing, testing_experiment as tiny, tree
+from lingvo_moe import tree
+from lingvo_moe.cli import main
 from lingvo_moe.engines import pjrt
 from lingvo_moe.errors import UserError
 from lingvo_moe.experiment import Experiment
-from lingvo_moe.training import integrity, loop
+from lingvo_moe.testing import experiments as tiny
+from lingvo_moe.testing import harness
+from lingvo_moe.training import checkpoint_manifest, loop
 from lingvo_moe.training.checkpoint import Checkpoints
 from lingvo_moe.training.checkpoint_reader import Reader
 from lingvo_moe.training.replay import Replay
 from lingvo_moe.training.summary import SummaryWriter
 
 # The diagnosis is another program than training's, in which the compiler may fuse k * l_aux into the sum of the loss, or not.
-REPLAY_TOLERANCE = 2 * testing.FLOAT32_ROUNDING
+REPLAY_TOLERANCE = 2 * harness.FLOAT32_ROUNDING
 EXPERTS = "encoder/layer_1/feed_forward"
 _CHANGES = ("training.checkpoint_every=4", "training.evaluate_every=0")
 
@@ -63,8 +66,18 @@ def pretend_skipped(monkeypatch: pytest.MonkeyPatch, skipped: list[int]):
 
 
 def diagnose(data: tiny.Data, logdir: pathlib.Path, *flags: str) -> int:
-    return __main__.main(["lingvo_moe", "diagnose", *tiny.settings(*_CHANGES), f"--corpus={data.corpus}", "--platform=cpu",
-                          f"--tokenizers={data.tokenizers}", f"--logdir={logdir}", *flags])
+    return main.main(
+        [
+            "lingvo_moe",
+            "diagnose",
+            *tiny.settings(*_CHANGES),
+            f"--corpus={data.corpus}",
+            "--platform=cpu",
+            f"--tokenizers={data.tokenizers}",
+            f"--logdir={logdir}",
+            *flags,
+        ]
+    )
 
 
 def test_a_step_that_ends_the_run_of_skipped_ones_saves_training(data, tmp_path, monkeypatch):
@@ -79,8 +92,11 @@ def test_the_step_that_was_kept_can_be_made_again(data, tmp_path, monkeypatch, c
     weights before the first bad step, with the batches after those it has seen."""
     pretend_skipped(monkeypatch, [0, 0, 1, 2, 3])
     experiment = tiny.tiny(data, *_CHANGES, "training.steps=8", "training.max_skipped=2")
-    with pytest.raises(UserError, match=r"the loss of step 4 is \d.*2 steps in a row.*Computed again, all numbers are finite; "
-                                        r"the largest: the largest activation after .*/replay/4.npz. A lower") as error:
+    with pytest.raises(
+        UserError,
+        match=r"the loss of step 4 is \d.*2 steps in a row.*Computed again, all numbers are finite; "
+        r"the largest: the largest activation after .*/replay/4.npz. A lower",
+    ) as error:
         train(experiment, tmp_path)
     monkeypatch.undo()
     kept = Replay.load(tmp_path / "replay" / "4.npz")
@@ -104,13 +120,19 @@ def test_the_step_that_was_kept_can_be_made_again(data, tmp_path, monkeypatch, c
     assert max(tiny.curves(tmp_path)["loss"][6]) == pytest.approx(following["metrics"]["loss"], rel=REPLAY_TOLERANCE)
     shutil.rmtree(tmp_path / "checkpoints" / "5")
     assert diagnose(data, tmp_path, *flags) == 0
-    assert "checkpoints/5, which has the weights of then, is gone or damaged; those of step 8 are used" in capsys.readouterr().err
+    assert (
+        "checkpoints/5, which has the weights of then, is gone or damaged; those of step 8 are used"
+        in capsys.readouterr().err
+    )
 
 
-@pytest.mark.parametrize(("value", "finding"), [
-    (np.nan, rf"the root mean square of weight {EXPERTS}/wi\[0\] is nan"),
-    (1e38, rf"the largest activation after {EXPERTS}\[0\] is (nan|inf)"),
-])
+@pytest.mark.parametrize(
+    ("value", "finding"),
+    [
+        (np.nan, rf"the root mean square of weight {EXPERTS}/wi\[0\] is nan"),
+        (1e38, rf"the largest activation after {EXPERTS}\[0\] is (nan|inf)"),
+    ],
+)
 def test_the_place_where_numbers_end_is_named(data, tmp_path, monkeypatch, value, finding):
     """In the error itself, here one expert; the next run, with what was saved, finds the same."""
     initialise = pjrt.Training.initialise
@@ -123,7 +145,9 @@ def test_the_place_where_numbers_end_is_named(data, tmp_path, monkeypatch, value
 
     monkeypatch.setattr(pjrt.Training, "initialise", initialise_and_spoil)
     experiment = tiny.tiny(data, *_CHANGES, "training.steps=40", "training.max_skipped=3")
-    expected = r"the loss of step {} is (nan|inf).* {} steps in a row.* Computed again, the first number that is not finite: "
+    expected = (
+        r"the loss of step {} is (nan|inf).* {} steps in a row.* Computed again, the first number that is not finite: "
+    )
     with pytest.raises(UserError, match=expected.format(3, 3) + finding):
         train(experiment, tmp_path)
     assert int(Reader(Checkpoints(tmp_path).path(4)).read("skipped_in_a_row")) == 4
@@ -131,15 +155,29 @@ def test_the_place_where_numbers_end_is_named(data, tmp_path, monkeypatch, value
         train(experiment, tmp_path)
 
 
-@pytest.mark.parametrize(("where", "error", "message"), [
-    ((Replay, "save"), OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)),
-     r"2 steps in a row.*could not be kept: .*/replay/3.npz: No space left on device\.$"),
-    ((Checkpoints, "save"), UserError("LOG/checkpoints: the checkpoint could not be written."),
-     r"2 steps in a row.*could not be kept: LOG/checkpoints: the checkpoint could not be written\.$"),
-    ((pjrt.Training, "diagnose"), RuntimeError("RESOURCE_EXHAUSTED: Out of memory\nallocating"),
-     r"Computed again, it could not be: the devices answer RuntimeError: RESOURCE_EXHAUSTED: Out of memory\. To look closer"),
-])
-def test_what_cannot_be_kept_or_computed_does_not_hide_why_training_ended(data, tmp_path, monkeypatch, where, error, message):
+@pytest.mark.parametrize(
+    ("where", "error", "message"),
+    [
+        (
+            (Replay, "save"),
+            OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)),
+            r"2 steps in a row.*could not be kept: .*/replay/3.npz: No space left on device\.$",
+        ),
+        (
+            (Checkpoints, "save"),
+            UserError("LOG/checkpoints: the checkpoint could not be written."),
+            r"2 steps in a row.*could not be kept: LOG/checkpoints: the checkpoint could not be written\.$",
+        ),
+        (
+            (pjrt.Training, "diagnose"),
+            RuntimeError("RESOURCE_EXHAUSTED: Out of memory\nallocating"),
+            r"Computed again, it could not be: the devices answer RuntimeError: RESOURCE_EXHAUSTED: Out of memory\. To look closer",
+        ),
+    ],
+)
+def test_what_cannot_be_kept_or_computed_does_not_hide_why_training_ended(
+    data, tmp_path, monkeypatch, where, error, message
+):
     def fail(*_):
         raise error
 
@@ -155,10 +193,14 @@ def test_a_directory_where_nothing_can_be_written_is_told_before_a_program_is_co
 
     engine = tiny.Uncompiled(2, "cpu")
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match=rf"--logdir={tmp_path}/file/log: nothing can be written there \(Not a directory\)"):
+    with pytest.raises(
+        UserError, match=rf"--logdir={tmp_path}/file/log: nothing can be written there \(Not a directory\)"
+    ):
         loop.train(tiny.MODEL, tiny.tiny(data), engine, tmp_path / "file" / "log")
     monkeypatch.setattr(tempfile, "TemporaryFile", read_only)
-    with pytest.raises(UserError, match=rf"--logdir={tmp_path}/log: nothing can be written there \(Read-only file system\)"):
+    with pytest.raises(
+        UserError, match=rf"--logdir={tmp_path}/log: nothing can be written there \(Read-only file system\)"
+    ):
         loop.train(tiny.MODEL, tiny.tiny(data), engine, tmp_path / "log")
 
 
@@ -207,7 +249,7 @@ def test_a_log_directory_that_is_removed_ends_training(data, tmp_path, monkeypat
 
 def wait_for_checkpoint(logdir: pathlib.Path, step: int):
     """Until the thread that writes it has done so."""
-    while not (Checkpoints(logdir).path(step) / integrity.MANIFEST).exists():
+    while not (Checkpoints(logdir).path(step) / checkpoint_manifest.MANIFEST).exists():
         time.sleep(0.01)
 
 

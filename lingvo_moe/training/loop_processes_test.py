@@ -14,8 +14,9 @@ import time
 import numpy as np
 import pytest
 
-from lingvo_moe import processes, testing_experiment as tiny
+from lingvo_moe.distributed import process_group
 from lingvo_moe.engines.pjrt import Engine
+from lingvo_moe.testing import experiments as tiny
 from lingvo_moe.training import loop
 from lingvo_moe.training.checkpoint import Checkpoints
 from lingvo_moe.training.checkpoint_reader import Reader
@@ -46,11 +47,30 @@ def _start(data: tiny.Data, logdir: pathlib.Path, steps: int, *flags: str) -> li
     """Two processes with one device each."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         joining = [f"--coordinator=127.0.0.1:{free.getsockname()[1]}", "--processes=2"]
-    command = [sys.executable, "-m", "lingvo_moe", "train", *tiny.settings(*_SCHEDULE), f"--corpus={data.corpus}",
-               f"--tokenizers={data.tokenizers}", f"--logdir={logdir}", "--platform=cpu", f"--steps={steps}",
-               *joining, *flags]
-    return [subprocess.Popen([*command, f"--process={index}"], cwd=_REPOSITORY, stderr=subprocess.PIPE, text=True,
-                             env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}) for index in (0, 1)]
+    command = [
+        sys.executable,
+        "-m",
+        "lingvo_moe",
+        "train",
+        *tiny.settings(*_SCHEDULE),
+        f"--corpus={data.corpus}",
+        f"--tokenizers={data.tokenizers}",
+        f"--logdir={logdir}",
+        "--platform=cpu",
+        f"--steps={steps}",
+        *joining,
+        *flags,
+    ]
+    return [
+        subprocess.Popen(
+            [*command, f"--process={index}"],
+            cwd=_REPOSITORY,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        )
+        for index in (0, 1)
+    ]
 
 
 def _said(started: list[subprocess.Popen], status: int | None = 0) -> list[str]:
@@ -92,7 +112,9 @@ def test_two_processes_one_of_them_killed_then_one_process_then_two_again(data, 
     started[1].send_signal(signal.SIGKILL)
     killed = time.monotonic()
     said = _said(started, None)[0]
-    assert time.monotonic() - killed < processes.BOUND_SECONDS and started[0].returncode == processes.EXIT_STATUS, said
+    assert (
+        time.monotonic() - killed < process_group.BOUND_SECONDS and started[0].returncode == process_group.EXIT_STATUS
+    ), said
     assert "process 1 of 2 is gone, so process 0 stops too; the same command goes on from the newest" in said
     assert "Traceback" not in said and "Gloo" not in said, said
     reached = Checkpoints(torn).latest()
@@ -122,8 +144,13 @@ def test_both_stop_after_the_same_step_and_a_mistake_is_told_before_that(data, t
         patch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "true")  # it is compiled in vain
         started = _start(data, tmp_path / "log", 1000, "--set=input.batch_size=6", "--set=input.shards=1", *small)
     said = _said(started, None)
-    assert {process.returncode for process in started} <= {2, processes.EXIT_STATUS}  # 3 for one that was told first
-    assert all("rows" in words and "Traceback" not in words for words in said) and "--set input.shards=2" in "".join(said), said
+    assert {process.returncode for process in started} <= {
+        2,
+        process_group.EXIT_STATUS,
+    }  # 3 for one that was told first
+    assert all("rows" in words and "Traceback" not in words for words in said) and "--set input.shards=2" in "".join(
+        said
+    ), said
     started = _start(data, tmp_path / "log", 1000)
     while not (tmp_path / "log" / "checkpoints" / "4").exists():
         assert all(process.poll() is None for process in started), _said(started, None)

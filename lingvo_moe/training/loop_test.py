@@ -12,16 +12,19 @@ import time
 import numpy as np
 import pytest
 
-from lingvo_moe import overrides, testing_experiment as tiny, tree
+from lingvo_moe import overrides, tree
 from lingvo_moe.engines.pjrt import Engine, Training
 from lingvo_moe.errors import UserError
+from lingvo_moe.testing import experiments as tiny
 from lingvo_moe.training import loop
 from lingvo_moe.training.checkpoint import Checkpoints
 
 _REPOSITORY = pathlib.Path(loop.__file__).parents[2]
 # `python -m lingvo_moe`, with as many devices to choose from as here: so it finds what was compiled here.
-_MAIN = ("import jax, runpy; jax.config.update('jax_num_cpu_devices', 8); jax.devices(); "
-         "runpy.run_module('lingvo_moe', run_name='__main__', alter_sys=True)")
+_MAIN = (
+    "import jax, runpy; jax.config.update('jax_num_cpu_devices', 8); jax.devices(); "
+    "runpy.run_module('lingvo_moe', run_name='__main__', alter_sys=True)"
+)
 
 
 @pytest.fixture(scope="module")
@@ -45,8 +48,18 @@ def _losses(logdir: pathlib.Path, run: str = "train") -> dict[int, float]:
 
 def _command(data: tiny.Data, logdir: pathlib.Path, steps: int) -> list[str]:
     changes = ("training.checkpoint_every=4", "training.evaluate_every=0")
-    return [sys.executable, "-c", _MAIN, "train", *tiny.settings(*changes), f"--corpus={data.corpus}",
-            f"--tokenizers={data.tokenizers}", f"--logdir={logdir}", "--platform=cpu", f"--steps={steps}"]
+    return [
+        sys.executable,
+        "-c",
+        _MAIN,
+        "train",
+        *tiny.settings(*changes),
+        f"--corpus={data.corpus}",
+        f"--tokenizers={data.tokenizers}",
+        f"--logdir={logdir}",
+        "--platform=cpu",
+        f"--steps={steps}",
+    ]
 
 
 def _schedule(steps: int) -> tuple[str, ...]:
@@ -54,8 +67,13 @@ def _schedule(steps: int) -> tuple[str, ...]:
 
 
 def _start(command: list[str]) -> subprocess.Popen:
-    return subprocess.Popen(command, cwd=_REPOSITORY, stderr=subprocess.PIPE, text=True,
-                            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
+    return subprocess.Popen(
+        command,
+        cwd=_REPOSITORY,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
 
 
 def _wait_for(path: pathlib.Path, process: subprocess.Popen):
@@ -85,7 +103,9 @@ def test_a_killed_run_goes_on_as_if_nothing_had_happened(data, tmp_path):
     said = process.communicate()[1]
     assert process.returncode == 130 and "with a checkpoint" in said and f"going on from step {reached}" in said
     stopped = Checkpoints(torn).latest()
-    assert reached + 8 <= stopped < steps and stopped == max(_losses(torn)), "the step in progress is saved, none is lost"
+    assert reached + 8 <= stopped < steps and stopped == max(_losses(torn)), (
+        "the step in progress is saved, none is lost"
+    )
 
     process = _start(_command(data, torn, steps))
     said = process.communicate()[1]
@@ -144,7 +164,9 @@ def test_a_checkpoint_of_another_model_is_refused_and_kept(data, tmp_path):
     experiment = tiny.tiny(data, *_schedule(4))
     loop.train("tiny", experiment, Engine(2, "cpu"), tmp_path, say=lambda line: None)
     other = overrides.apply(experiment, ["model.num_experts=8", "training.steps=8"])
-    with pytest.raises(UserError, match=r"holds tiny, whose weights are not those of other: .*gate is .*4\] there, .*8\] here"):
+    with pytest.raises(
+        UserError, match=r"holds tiny, whose weights are not those of other: .*gate is .*4\] there, .*8\] here"
+    ):
         loop.train("other", other, Engine(2, "cpu"), tmp_path, say=lambda line: None)
     assert Checkpoints(tmp_path).latest() == 4
 

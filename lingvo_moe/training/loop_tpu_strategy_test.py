@@ -1,6 +1,6 @@
 """The training loop over the TPUStrategy engine: the losses of the PJRT engine, and either goes on from the other's checkpoint.
 
-The slice is this machine, see `tpu_strategy_testing`.
+The slice is this machine, see `testing.local_tpu`.
 """
 
 from __future__ import annotations
@@ -11,24 +11,33 @@ import pathlib
 import numpy as np
 import pytest
 
-from lingvo_moe import testing, testing_experiment as tiny, tree
-from lingvo_moe.engines import pjrt, tpu_strategy, tpu_strategy_testing
+from lingvo_moe import tree
+from lingvo_moe.engines import pjrt, tpu_strategy
 from lingvo_moe.experiment import Experiment
-from lingvo_moe.layout import DeviceMesh
+from lingvo_moe.sharding.layout import DeviceMesh
+from lingvo_moe.testing import experiments as tiny
+from lingvo_moe.testing import harness, local_tpu
 from lingvo_moe.training import loop
 from lingvo_moe.training.checkpoint import Checkpoints
 
 # As in engines/tpu_strategy_test.py: sums of float32 products in another order, by another build of XLA.
 TRAINED_TOLERANCE = 1e-5
-CHANGES = ("model.num_experts=8", "model.num_groups=8", "input.batch_size=8", "training.steps_per_loop=3",
-           "training.log_every=3", "training.checkpoint_every=3", "training.evaluate_every=6")
+CHANGES = (
+    "model.num_experts=8",
+    "model.num_groups=8",
+    "input.batch_size=8",
+    "training.steps_per_loop=3",
+    "training.log_every=3",
+    "training.checkpoint_every=3",
+    "training.evaluate_every=6",
+)
 
 
 class _Slice:
     """The slice on this machine; it compiles once for all runs, each of which begins with `initialise` or `load`."""
 
     def __init__(self):
-        self._engine = tpu_strategy_testing.engine()
+        self._engine = local_tpu.engine()
         self.devices, self.platform = self._engine.devices, self._engine.platform
 
         self._training: tpu_strategy.Training | None = None
@@ -48,12 +57,14 @@ def engines() -> dict:
     """Both engines, with programs that run here and are compiled once."""
     with pytest.MonkeyPatch.context() as patch:
         tiny.compile_once(patch)
-        tpu_strategy_testing.run_programs_here(patch)
+        local_tpu.run_programs_here(patch)
         yield {"pjrt": pjrt.Engine(8, "cpu"), "tpu_strategy": _Slice()}
 
 
 def _experiment(data: tiny.Data, steps: int) -> Experiment:
-    return dataclasses.replace(tiny.tiny_language_model(data, *CHANGES, f"training.steps={steps}"), mesh=DeviceMesh((8,)))
+    return dataclasses.replace(
+        tiny.tiny_language_model(data, *CHANGES, f"training.steps={steps}"), mesh=DeviceMesh((8,))
+    )
 
 
 def _train(data: tiny.Data, steps: int, engine, logdir: pathlib.Path) -> dict[str, float]:
@@ -97,7 +108,7 @@ def test_both_engines_begin_with_the_same_bits(data, engines):
     for engine in engines.values():
         training = engine.training(config.steps, config.batch_specs(), False)
         training.initialise(config.training.seed)
-        states.append(testing.arrays(training.state))
+        states.append(harness.arrays(training.state))
     assert states[0].keys() == states[1].keys() == tree.flatten(config.steps.state_specs()).keys()
     for path, value in states[0].items():
         np.testing.assert_array_equal(states[1][path], value, err_msg=path)

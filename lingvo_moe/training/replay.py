@@ -17,7 +17,7 @@ import numpy as np
 from lingvo_moe import tree
 from lingvo_moe.data.batching import Batch
 from lingvo_moe.errors import UserError
-from lingvo_moe.layout import Spec
+from lingvo_moe.sharding.layout import Spec
 
 _FORMAT, _VERSION = "lingvo_moe replay", 1
 
@@ -50,8 +50,11 @@ class Replay:
         partial = path.with_name(f"{path.name}.partial")
         try:
             with open(partial, "wb") as file:
-                np.savez_compressed(file, about=json.dumps({"format": _FORMAT, "version": _VERSION, **about}),
-                                    **tree.flatten(self.batch))
+                np.savez_compressed(
+                    file,
+                    about=json.dumps({"format": _FORMAT, "version": _VERSION, **about}),
+                    **tree.flatten(self.batch),
+                )
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(partial, path)
@@ -69,12 +72,18 @@ class Replay:
             if found == (_FORMAT, _VERSION):
                 return Replay(**about | {"seed": tuple(about["seed"])}, batch=tree.unflatten(arrays))
         except OSError as error:
-            raise UserError(f"--batch={path}: cannot be read ({error.strerror or error}); expected a file LOGDIR/replay/STEP.npz "
-                            f"that training wrote.") from None
+            raise UserError(
+                f"--batch={path}: cannot be read ({error.strerror or error}); expected a file LOGDIR/replay/STEP.npz "
+                f"that training wrote."
+            ) from None
         except (ValueError, LookupError, TypeError, AttributeError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-            raise UserError(f"--batch={path}: damaged, or no batch that training saved ({type(error).__name__}); expected a file "
-                            f"LOGDIR/replay/STEP.npz.") from None
-        raise UserError(f"--batch={path}: {found[0]!r} version {found[1]!r}; this program reads {_FORMAT!r} version {_VERSION}.")
+            raise UserError(
+                f"--batch={path}: damaged, or no batch that training saved ({type(error).__name__}); expected a file "
+                f"LOGDIR/replay/STEP.npz."
+            ) from None
+        raise UserError(
+            f"--batch={path}: {found[0]!r} version {found[1]!r}; this program reads {_FORMAT!r} version {_VERSION}."
+        )
 
     def check_model(self, path: str | pathlib.Path, model: str):
         """Raises UserError where the batch is another model's; `path` is for the message."""
@@ -87,8 +96,10 @@ class Replay:
         found = {name: (array.shape, array.dtype.name) for name, array in tree.flatten(self.batch).items()}
         for name in sorted(expected.keys() | found.keys()):
             if expected.get(name) != found.get(name):
-                raise UserError(f"--batch={path}: {name} is {_shown(found.get(name))}, the model takes "
-                                f"{_shown(expected.get(name))}. Pass the --set with which it was trained.")
+                raise UserError(
+                    f"--batch={path}: {name} is {_shown(found.get(name))}, the model takes "
+                    f"{_shown(expected.get(name))}. Pass the --set with which it was trained."
+                )
 
 
 def path_of(logdir: str | pathlib.Path, step: int) -> pathlib.Path:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from lingvo_moe.errors import UserError
-from lingvo_moe.layout import Spec
+from lingvo_moe.sharding.layout import Spec
 from lingvo_moe.training import replay
 from lingvo_moe.training.replay import Replay
 
@@ -59,17 +59,23 @@ def turn_a_bit(path: pathlib.Path):
     path.write_bytes(bytes(content))
 
 
-@pytest.mark.parametrize(("harm", "message"), [
-    (pathlib.Path.unlink, r"cannot be read \(No such file or directory\)"),
-    (cut, "damaged, or no batch that training saved"),
-    (turn_a_bit, "damaged, or no batch that training saved"),
-    (lambda path: path.write_text("de\tx\n"), "damaged, or no batch that training saved"),
-    (lambda path: path.write_bytes(b""), "damaged, or no batch that training saved"),
-    (lambda path: np.savez(path, weights=np.ones(3)), "damaged, or no batch that training saved"),
-    (lambda path: np.savez(path, about='{"format": "lingvo_moe replay", "version": 2}'), "version 2; this program reads"),
-    (lambda path: np.savez(path, about='{"format": "lingvo_moe replay", "version": 1}'), "damaged, or no batch"),
-    (lambda path: np.savez(path, about=np.array({}, dtype=object)), "damaged, or no batch that training saved"),
-])
+@pytest.mark.parametrize(
+    ("harm", "message"),
+    [
+        (pathlib.Path.unlink, r"cannot be read \(No such file or directory\)"),
+        (cut, "damaged, or no batch that training saved"),
+        (turn_a_bit, "damaged, or no batch that training saved"),
+        (lambda path: path.write_text("de\tx\n"), "damaged, or no batch that training saved"),
+        (lambda path: path.write_bytes(b""), "damaged, or no batch that training saved"),
+        (lambda path: np.savez(path, weights=np.ones(3)), "damaged, or no batch that training saved"),
+        (
+            lambda path: np.savez(path, about='{"format": "lingvo_moe replay", "version": 2}'),
+            "version 2; this program reads",
+        ),
+        (lambda path: np.savez(path, about='{"format": "lingvo_moe replay", "version": 1}'), "damaged, or no batch"),
+        (lambda path: np.savez(path, about=np.array({}, dtype=object)), "damaged, or no batch that training saved"),
+    ],
+)
 def test_other_files_are_refused(tmp_path, harm, message):
     path = replay.path_of(tmp_path, 7)
     a_step().save(path)

@@ -31,8 +31,10 @@ class SummaryWriter:
             self._writer.flush()
         # A file that was removed can be written to, and nobody will ever read it.
         if not self._directory.is_dir():
-            raise UserError(f"{self._directory}: the directory has been removed while training wrote its curves there. The same "
-                            f"command goes on from the newest checkpoint that is left, or begins anew.")
+            raise UserError(
+                f"{self._directory}: the directory has been removed while training wrote its curves there. The same "
+                f"command goes on from the newest checkpoint that is left, or begins anew."
+            )
 
     def close(self):
         """Closes the file."""
@@ -45,9 +47,13 @@ class SummaryWriter:
         try:
             yield
         except tf.errors.OpError as error:
-            reason = str(error).partition("\n")[0].removesuffix(" [Op:CreateSummaryFileWriter] name: ").rpartition("; ")[2]
-            raise UserError(f"{self._directory}: the curves could not be written ({reason}). Checkpoints saved before are "
-                            f"complete. Make room and run the same command again.") from error
+            reason = (
+                str(error).partition("\n")[0].removesuffix(" [Op:CreateSummaryFileWriter] name: ").rpartition("; ")[2]
+            )
+            raise UserError(
+                f"{self._directory}: the curves could not be written ({reason}). Checkpoints saved before are "
+                f"complete. Make room and run the same command again."
+            ) from error
 
 
 class NoWriter(SummaryWriter):

@@ -9,8 +9,8 @@ import shutil
 import pytest
 
 from lingvo_moe.errors import UserError
-from lingvo_moe.testing_experiment import curves
-from lingvo_moe.training.checkpoint_testing import files_up_to
+from lingvo_moe.testing.checkpoints import files_up_to
+from lingvo_moe.testing.experiments import curves
 from lingvo_moe.training.summary import SummaryWriter
 
 

@@ -17,8 +17,9 @@ import pathlib
 
 from absl import flags
 
-from lingvo_moe import cli, progress
+from lingvo_moe.cli import app
 from lingvo_moe.errors import UserError
+from lingvo_moe.utils import progress
 from tools.benchmarks import comparisons, document
 from tools.benchmarks.comparisons import COMPARISONS, Comparison, Place, Result
 
@@ -26,22 +27,30 @@ _VALUES = flags.FlagValues()
 flags.DEFINE_list("only", [], "names of rows; default: all, and the page", flag_values=_VALUES)
 flags.DEFINE_integer("rounds", 8, "measurements of each side", lower_bound=2, flag_values=_VALUES)
 flags.DEFINE_string("json", None, "also write the run to this file", flag_values=_VALUES)
-flags.DEFINE_string("directory", "build/benchmarks", "for what workers say, and a cache of programs", flag_values=_VALUES)
+flags.DEFINE_string(
+    "directory", "build/benchmarks", "for what workers say, and a cache of programs", flag_values=_VALUES
+)
 flags.DEFINE_string("venvs", "build/benchmarks/venvs", "for the peers' virtual environments", flag_values=_VALUES)
-flags.DEFINE_string("output", "docs/performance.md", "the page that a whole run writes its figures to", flag_values=_VALUES)
+flags.DEFINE_string(
+    "output", "docs/performance.md", "the page that a whole run writes its figures to", flag_values=_VALUES
+)
 _PROFILED = {"8 experts": "translation_8", "64 experts": "translation_64"}
 
 
 def main(arguments: list[str]) -> int:
     """Runs it; returns 1 if a row that could be measured misses its goal."""
-    cli.no_arguments(arguments[1:])
+    app.no_arguments(arguments[1:])
     chosen = _chosen(_VALUES.only)
     place = Place(pathlib.Path(_VALUES.directory).absolute(), pathlib.Path(_VALUES.venvs).absolute())
     with progress.bar("measuring", len(chosen) * _VALUES.rounds, "rounds") as advance:
         results = [_measured(comparison, place, advance) for comparison in chosen]
-    run = {"date": datetime.date.today().isoformat(), "machine": _processor(), "rounds": _VALUES.rounds,
-           "command": f"python -m tools.benchmarks --rounds={_VALUES.rounds}",
-           "results": [dataclasses.asdict(result) for result in results]}
+    run = {
+        "date": datetime.date.today().isoformat(),
+        "machine": _processor(),
+        "rounds": _VALUES.rounds,
+        "command": f"python -m tools.benchmarks --rounds={_VALUES.rounds}",
+        "results": [dataclasses.asdict(result) for result in results],
+    }
     print(document.for_screen(results))
     if not _VALUES.only:
         run["profiles"] = {title: _profile(name, place) for title, name in _PROFILED.items()}
@@ -88,4 +97,4 @@ def _processor() -> str:
 
 
 if __name__ == "__main__":
-    cli.run(main, _VALUES)
+    app.run(main, _VALUES)

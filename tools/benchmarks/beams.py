@@ -13,8 +13,9 @@ import pathlib
 
 from absl import flags
 
-from lingvo_moe import cli, progress
+from lingvo_moe.cli import app
 from lingvo_moe.errors import UserError
+from lingvo_moe.utils import progress
 from tools.benchmarks import comparisons, document, work
 from tools.benchmarks.comparisons import Comparison, Place, Result
 
@@ -22,13 +23,15 @@ _VALUES = flags.FlagValues()
 flags.DEFINE_list("beams", ["1", "2", "4", "8"], "hypotheses a sentence", flag_values=_VALUES)
 flags.DEFINE_list("lengths", ["16", "64", "256"], "tokens of a translation", flag_values=_VALUES)
 flags.DEFINE_integer("rounds", 4, "measurements of each side", lower_bound=2, flag_values=_VALUES)
-flags.DEFINE_string("directory", "build/benchmarks", "for what workers say, and a cache of programs", flag_values=_VALUES)
+flags.DEFINE_string(
+    "directory", "build/benchmarks", "for what workers say, and a cache of programs", flag_values=_VALUES
+)
 flags.DEFINE_string("output", "docs/performance.md", "the page that the figures are written to", flag_values=_VALUES)
 
 
 def main(arguments: list[str]) -> int:
     """Measures and writes; returns 0: neither is to win."""
-    cli.no_arguments(arguments[1:])
+    app.no_arguments(arguments[1:])
     beams, lengths = _numbers("beams"), _numbers("lengths")
     place = Place(pathlib.Path(_VALUES.directory).absolute(), pathlib.Path())
     results = {}
@@ -46,14 +49,23 @@ def main(arguments: list[str]) -> int:
 def comparison(beam: int, length: int) -> Comparison:
     """The flat beam's search against the other's."""
     flat = dataclasses.replace(work.TRANSLATION, kind="decode", capacity_factor=None, beam_size=beam, max_length=length)
-    return Comparison(name=f"beam_{beam}_{length}", title=f"beam {beam}, {length} tokens", ours=flat,
-                      other=dataclasses.replace(flat, kind="reorder"), goal=1.0, equal=("weights", "batch", "beams", "decoded"))
+    return Comparison(
+        name=f"beam_{beam}_{length}",
+        title=f"beam {beam}, {length} tokens",
+        ours=flat,
+        other=dataclasses.replace(flat, kind="reorder"),
+        goal=1.0,
+        equal=("weights", "batch", "beams", "decoded"),
+    )
 
 
 def table(results: dict[tuple[int, int], Result]) -> str:
     """Ratios, a row for each beam size and a column for each length: below 1 the flat beam is the faster one."""
     beams, lengths = (sorted({key[place] for key in results}) for place in (0, 1))
-    lines = [f"| hypotheses | {' | '.join(f'{length} tokens' for length in lengths)} |", f"|{'---|' * (1 + len(lengths))}"]
+    lines = [
+        f"| hypotheses | {' | '.join(f'{length} tokens' for length in lengths)} |",
+        f"|{'---|' * (1 + len(lengths))}",
+    ]
     for beam in beams:
         of_beam = [results[beam, length] for length in lengths]
         cells = [f"{row.ratio:.2f} ({row.ours:.3f} s against {row.other:.3f} s)" for row in of_beam]
@@ -64,9 +76,11 @@ def table(results: dict[tuple[int, int], Result]) -> str:
 def _numbers(flag: str) -> list[int]:
     given = getattr(_VALUES, flag)
     if not given or not all(text.strip().isdecimal() and int(text) > 0 for text in given):
-        raise UserError(f"--{flag}={','.join(given)}: expected whole numbers above 0 with commas between them, like 1,4.")
+        raise UserError(
+            f"--{flag}={','.join(given)}: expected whole numbers above 0 with commas between them, like 1,4."
+        )
     return [int(text) for text in given]
 
 
 if __name__ == "__main__":
-    cli.run(main, _VALUES)
+    app.run(main, _VALUES)

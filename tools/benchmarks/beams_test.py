@@ -11,7 +11,7 @@ from lingvo_moe import experiment, tree
 from lingvo_moe.decoding.flat_beam_search import BeamSearch
 from lingvo_moe.engines.pjrt import Engine
 from lingvo_moe.errors import UserError
-from lingvo_moe.layout import DeviceMesh, Spec
+from lingvo_moe.sharding.layout import DeviceMesh, Spec
 from tools.benchmarks import beams, reordering
 from tools.benchmarks.comparisons import Result
 
@@ -23,17 +23,38 @@ TOLERANCE = 2e-5
 @pytest.fixture(scope="module", params=[1, 3])
 def programs(request) -> tuple:
     """(the flat beam's program, the other's, inputs of both), with a softmax sharp enough for hypotheses to differ."""
-    own = experiment.get("m4.Quickstart", [
-        "model.num_layers=8", "model.model_dim=16", "model.hidden_dim=32", "model.num_heads=2", "model.head_dim=8",
-        "model.num_experts=4", "model.source_vocabulary=16", "model.target_vocabulary=12", "platform=cpu"], DeviceMesh())
+    own = experiment.get(
+        "m4.Quickstart",
+        [
+            "model.num_layers=8",
+            "model.model_dim=16",
+            "model.hidden_dim=32",
+            "model.num_heads=2",
+            "model.head_dim=8",
+            "model.num_experts=4",
+            "model.source_vocabulary=16",
+            "model.target_vocabulary=12",
+            "platform=cpu",
+        ],
+        DeviceMesh(),
+    )
     search = BeamSearch(beam_size=request.param, max_length=7)
     specs = {name: Spec((BATCH, LENGTH), "int32", "BS") for name in ("ids", "segment_ids", "positions")}
-    theta = tree.map_leaves(np.array, Engine(1).load(own.steps.init())({"seed": np.array([0, 3], np.int32)})["state"]["theta"])
+    theta = tree.map_leaves(
+        np.array, Engine(1).load(own.steps.init())({"seed": np.array([0, 3], np.int32)})["state"]["theta"]
+    )
     theta["softmax"]["projection"] *= 2.5
     random = np.random.default_rng(0)
-    source = {"ids": random.integers(4, 16, (BATCH, LENGTH)).astype(np.int32), "segment_ids": np.ones((BATCH, LENGTH), np.int32),
-              "positions": np.tile(np.arange(LENGTH, dtype=np.int32), (BATCH, 1))}
-    return own.steps.decode(specs, search), reordering.decode(own.steps, specs, search), {"theta": theta, "source": source}
+    source = {
+        "ids": random.integers(4, 16, (BATCH, LENGTH)).astype(np.int32),
+        "segment_ids": np.ones((BATCH, LENGTH), np.int32),
+        "positions": np.tile(np.arange(LENGTH, dtype=np.int32), (BATCH, 1)),
+    }
+    return (
+        own.steps.decode(specs, search),
+        reordering.decode(own.steps, specs, search),
+        {"theta": theta, "source": source},
+    )
 
 
 def test_both_find_the_same_translations(programs):

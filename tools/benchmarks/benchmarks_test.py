@@ -16,8 +16,16 @@ from tools.benchmarks.worker import Measurement, Worker
 
 BY_NAME = {comparison.name: comparison for comparison in COMPARISONS}
 TRANSLATION = BY_NAME["translation_8"]
-FACTS = {"layers": 8, "expert_layers": 4, "experts": 8, "capacity": 128, "tokens": 512, "batch": "0", "weights": 10,
-         "versions": {"jax": "1"}}
+FACTS = {
+    "layers": 8,
+    "expert_layers": 4,
+    "experts": 8,
+    "capacity": 128,
+    "tokens": 512,
+    "batch": "0",
+    "weights": 10,
+    "versions": {"jax": "1"},
+}
 FAKE = """
 import sys
 from tools.benchmarks import protocol
@@ -63,8 +71,17 @@ def test_a_side_that_skips_the_experts_work_is_told(theirs, fits):
             comparisons.check_equal(TRANSLATION, facts)
 
 
-@pytest.mark.parametrize("first, last, fits", [
-    (9.0, 8.5, True), (9.5, 4.0, True), (9.0, 9.0, False), (12.0, 8.0, False), (5.0, 4.0, False), (9.0, math.nan, False)])
+@pytest.mark.parametrize(
+    "first, last, fits",
+    [
+        (9.0, 8.5, True),
+        (9.5, 4.0, True),
+        (9.0, 9.0, False),
+        (12.0, 8.0, False),
+        (5.0, 4.0, False),
+        (9.0, math.nan, False),
+    ],
+)
 def test_losses_begin_near_chance_and_fall(first, last, fits):
     measured = [Measurement(1.0, (first, last))]
     if fits:

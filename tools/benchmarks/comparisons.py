@@ -64,26 +64,91 @@ _EIGHT_TIMES = _with(work.TRANSLATION, groups=8, rows=8 * work.TRANSLATION.rows)
 # The same work cut in 8: 64 tokens each.
 _IN_EIGHT = _with(work.TRANSLATION, groups=8)
 COMPARISONS = (
-    Comparison(name="translation_8", title="training step, 8 experts, against NllbMoe", ours=work.TRANSLATION,
-               other=work.TRANSLATION, by="nllb_moe", goal=0.75, equal=_LEARNING),
-    Comparison(name="translation_64", title="training step, 64 experts, against NllbMoe", ours=_MANY, other=_MANY,
-               by="nllb_moe", goal=0.1, equal=_LEARNING),
-    Comparison(name="peak_8", title="training step, 8 experts, against the peak of a product", ours=work.TRANSLATION,
-               other=work.PRODUCT, goal=1 / 0.75, per="flop"),
-    Comparison(name="layer_deepspeed", title="one layer, against DeepSpeed", ours=work.LAYER, other=work.LAYER,
-               by="deepspeed_moe", goal=0.9, equal=("experts", "capacity", "tokens", "batch")),
-    Comparison(name="layer_mesh_tensorflow", title="one layer, against Mesh-TensorFlow", ours=work.LAYER, other=work.LAYER,
-               by="mesh_tensorflow_moe", goal=0.6, equal=("weights", "experts", "capacity", "tokens", "batch")),
-    *(Comparison(name=f"layer_{experts}", title=f"one layer, a token among {experts} experts against one among 8",
-                 ours=work.wide_layer(experts), other=work.wide_layer(8), goal=1.15, per="tokens") for experts in (64, 256)),
-    Comparison(name="language_model", title="language model's step, against Lingvo's record", ours=work.LANGUAGE_MODEL,
-               other=work.PRODUCT, goal=0.5, per="flop", flop=LINGVO_FLOP),
-    Comparison(name="decoding", title="beam search, against NllbMoe's generate", ours=_ALL_EXPERTS, other=_ALL_EXPERTS,
-               by="nllb_moe", goal=0.4, equal=("layers", "expert_layers", "experts", "tokens", "batch", "decoded", "beams")),
-    *(Comparison(name=f"{name}_{mesh}", title=f"training step of {tokens} tokens a side, {mesh} devices against 1",
-                 ours=_with(of, mesh=mesh), other=of, goal=goal, equal=(*_LEARNING, "weights"))
-      for name, of, tokens, goal in (("grown", _EIGHT_TIMES, "8 x 512", 1.3), ("cut", _IN_EIGHT, "512", math.inf))
-      for mesh in ("8", "4x2")),
+    Comparison(
+        name="translation_8",
+        title="training step, 8 experts, against NllbMoe",
+        ours=work.TRANSLATION,
+        other=work.TRANSLATION,
+        by="nllb_moe",
+        goal=0.75,
+        equal=_LEARNING,
+    ),
+    Comparison(
+        name="translation_64",
+        title="training step, 64 experts, against NllbMoe",
+        ours=_MANY,
+        other=_MANY,
+        by="nllb_moe",
+        goal=0.1,
+        equal=_LEARNING,
+    ),
+    Comparison(
+        name="peak_8",
+        title="training step, 8 experts, against the peak of a product",
+        ours=work.TRANSLATION,
+        other=work.PRODUCT,
+        goal=1 / 0.75,
+        per="flop",
+    ),
+    Comparison(
+        name="layer_deepspeed",
+        title="one layer, against DeepSpeed",
+        ours=work.LAYER,
+        other=work.LAYER,
+        by="deepspeed_moe",
+        goal=0.9,
+        equal=("experts", "capacity", "tokens", "batch"),
+    ),
+    Comparison(
+        name="layer_mesh_tensorflow",
+        title="one layer, against Mesh-TensorFlow",
+        ours=work.LAYER,
+        other=work.LAYER,
+        by="mesh_tensorflow_moe",
+        goal=0.6,
+        equal=("weights", "experts", "capacity", "tokens", "batch"),
+    ),
+    *(
+        Comparison(
+            name=f"layer_{experts}",
+            title=f"one layer, a token among {experts} experts against one among 8",
+            ours=work.wide_layer(experts),
+            other=work.wide_layer(8),
+            goal=1.15,
+            per="tokens",
+        )
+        for experts in (64, 256)
+    ),
+    Comparison(
+        name="language_model",
+        title="language model's step, against Lingvo's record",
+        ours=work.LANGUAGE_MODEL,
+        other=work.PRODUCT,
+        goal=0.5,
+        per="flop",
+        flop=LINGVO_FLOP,
+    ),
+    Comparison(
+        name="decoding",
+        title="beam search, against NllbMoe's generate",
+        ours=_ALL_EXPERTS,
+        other=_ALL_EXPERTS,
+        by="nllb_moe",
+        goal=0.4,
+        equal=("layers", "expert_layers", "experts", "tokens", "batch", "decoded", "beams"),
+    ),
+    *(
+        Comparison(
+            name=f"{name}_{mesh}",
+            title=f"training step of {tokens} tokens a side, {mesh} devices against 1",
+            ours=_with(of, mesh=mesh),
+            other=of,
+            goal=goal,
+            equal=(*_LEARNING, "weights"),
+        )
+        for name, of, tokens, goal in (("grown", _EIGHT_TIMES, "8 x 512", 1.3), ("cut", _IN_EIGHT, "512", math.inf))
+        for mesh in ("8", "4x2")
+    ),
 )
 
 
@@ -137,8 +202,10 @@ def run(comparison: Comparison, rounds: int, place: Place, advance: Callable[[],
     """
     with contextlib.ExitStack() as stack:
         asked = (("ours", OURS, comparison.ours), ("other", comparison.by, comparison.other))
-        sides = [(stack.enter_context(place.worker(f"{comparison.name}.{side}", who, work)), work.times)
-                 for side, who, work in asked]
+        sides = [
+            (stack.enter_context(place.worker(f"{comparison.name}.{side}", who, work)), work.times)
+            for side, who, work in asked
+        ]
         facts = tuple(worker.facts for worker, _ in sides)
         check_equal(comparison, facts)
         measured: tuple[list[Measurement], ...] = ([], [])
@@ -146,13 +213,20 @@ def run(comparison: Comparison, rounds: int, place: Place, advance: Callable[[],
             for list_of, (worker, times) in zip(measured, sides):
                 list_of.append(worker.run(times))
             advance()
-    losses = tuple(pair for works, told, list_of in zip((comparison.ours, comparison.other), facts, measured)
-                   if (pair := check_losses(comparison.name, works, told, list_of)))
+    losses = tuple(
+        pair
+        for works, told, list_of in zip((comparison.ours, comparison.other), facts, measured)
+        if (pair := check_losses(comparison.name, works, told, list_of))
+    )
     return summary(comparison, facts, [[m.seconds for m in list_of] for list_of in measured], losses)
 
 
-def summary(comparison: Comparison, facts: Sequence[dict], seconds: Sequence[Sequence[float]],
-            losses: tuple[tuple[float, float], ...] = ()) -> Result:
+def summary(
+    comparison: Comparison,
+    facts: Sequence[dict],
+    seconds: Sequence[Sequence[float]],
+    losses: tuple[tuple[float, float], ...] = (),
+) -> Result:
     """The row of a comparison from the seconds of all rounds, ours and the other's."""
     factor = 1.0
     if comparison.per:
@@ -170,7 +244,9 @@ def check_equal(comparison: Comparison, facts: Sequence[dict]):
         raise UserError(f"{comparison.name}: the two sides differ in {told}; their ratio would mean nothing.")
     rows = [side["expert_rows"] for side in facts if "expert_rows" in side]
     if len(rows) == 2 and not _FEWEST_ROWS <= rows[1] / rows[0] <= 1.0:
-        raise UserError(f"{comparison.name}: our experts compute {rows[0]} rows, the other's {rows[1]}; a side skips work.")
+        raise UserError(
+            f"{comparison.name}: our experts compute {rows[0]} rows, the other's {rows[1]}; a side skips work."
+        )
 
 
 def check_losses(name: str, work: Work, facts: dict, measured: Sequence[Measurement]) -> tuple[float, float] | None:
@@ -186,6 +262,8 @@ def check_losses(name: str, work: Work, facts: dict, measured: Sequence[Measurem
         raise UserError(f"{name}: losses are {first} and then {last}; that is no training.")
     chance = math.log(work.vocabulary)
     if work.kind == "train" and (abs(first / chance - 1) > _FARTHEST_FROM_CHANCE or last >= first):
-        raise UserError(f"{name}: the loss begins at {first:.2f} and ends at {last:.2f}; expected near ln {work.vocabulary} "
-                        f"= {chance:.2f}, and falling. Its time means nothing.")
+        raise UserError(
+            f"{name}: the loss begins at {first:.2f} and ends at {last:.2f}; expected near ln {work.vocabulary} "
+            f"= {chance:.2f}, and falling. Its time means nothing."
+        )
     return first, last

@@ -23,8 +23,17 @@ def rows(results: Iterable[Result]) -> list[tuple[str, ...]]:
             found.append((comparison.title, "", "", "", "", goal, "not measured"))
         else:
             met = "yes" if result.ratio <= comparison.goal else "no"
-            found.append((comparison.title, f"{result.ours:.4f}", f"{result.other:.4f}", f"{result.ratio:.2f}",
-                          f"{result.low:.2f}-{result.high:.2f}", goal, met if goal else ""))
+            found.append(
+                (
+                    comparison.title,
+                    f"{result.ours:.4f}",
+                    f"{result.other:.4f}",
+                    f"{result.ratio:.2f}",
+                    f"{result.low:.2f}-{result.high:.2f}",
+                    goal,
+                    met if goal else "",
+                )
+            )
     return found
 
 
@@ -32,8 +41,12 @@ def for_screen(results: Sequence[Result]) -> str:
     """The table, and below it what the workers told of themselves."""
     cells = [_HEAD, *rows(results)]
     widths = [max(map(len, column)) for column in zip(*cells)]
-    lines = ["  ".join(cell.ljust(width) if i == 0 else cell.rjust(width) for i, (cell, width) in enumerate(zip(row, widths)))
-             for row in cells]
+    lines = [
+        "  ".join(
+            cell.ljust(width) if i == 0 else cell.rjust(width) for i, (cell, width) in enumerate(zip(row, widths))
+        )
+        for row in cells
+    ]
     lines.insert(1, "-" * len(lines[0]))
     return "\n".join([*lines, "", *map(_told, results)])
 
@@ -41,17 +54,25 @@ def for_screen(results: Sequence[Result]) -> str:
 def for_page(run: Mapping) -> str:
     """The generated part of the page, from a run's JSON."""
     results = [Result(**row) for row in run["results"]]
-    lines = [f"{run['date']}, {run['machine']}, one core, {run['rounds']} rounds: `{run['command']}`", "",
-             f"| {' | '.join(_HEAD)} |", f"|{'---|' * len(_HEAD)}", *(f"| {' | '.join(row)} |" for row in rows(results)), "",
-             *(f"- {_told(result)}" for result in results)]
+    lines = [
+        f"{run['date']}, {run['machine']}, one core, {run['rounds']} rounds: `{run['command']}`",
+        "",
+        f"| {' | '.join(_HEAD)} |",
+        f"|{'---|' * len(_HEAD)}",
+        *(f"| {' | '.join(row)} |" for row in rows(results)),
+        "",
+        *(f"- {_told(result)}" for result in results),
+    ]
     return "\n".join(lines)
 
 
 def by_part(profiles: Mapping[str, Mapping[str, float]]) -> str:
     """Where a step's CPU time goes: parts of the model by the share of each profile, the largest of the first one first."""
     names = list(profiles)
-    parts = sorted({part for of_parts in profiles.values() for part in of_parts},
-                   key=lambda part: -profiles[names[0]].get(part, 0.0))
+    parts = sorted(
+        {part for of_parts in profiles.values() for part in of_parts},
+        key=lambda part: -profiles[names[0]].get(part, 0.0),
+    )
     lines = [f"| part | {' | '.join(names)} |", f"|{'---|' * (1 + len(names))}"]
     lines += [f"| {part} | {' | '.join(_share(profiles[name], part) for name in names)} |" for part in parts]
     return "\n".join(lines)
@@ -77,8 +98,15 @@ def _told(result: Result) -> str:
         return f"{result.name}: not measured. {result.missing}"
     shown = []
     for facts in result.facts:
-        numbers = [f"{facts[name]:,} {label}" for name, label in (("weights", "weights"), ("expert_rows", "rows of experts"))
-                   if name in facts]
+        numbers = [
+            f"{facts[name]:,} {label}"
+            for name, label in (("weights", "weights"), ("expert_rows", "rows of experts"))
+            if name in facts
+        ]
         shown.append(", ".join([*numbers, *(f"{package} {version}" for package, version in facts["versions"].items())]))
-    losses = "; losses " + " and ".join(f"{first:.2f} to {last:.2f}" for first, last in result.losses) if result.losses else ""
+    losses = (
+        "; losses " + " and ".join(f"{first:.2f} to {last:.2f}" for first, last in result.losses)
+        if result.losses
+        else ""
+    )
     return f"{result.name}: {' against '.join(shown)}{losses}"

@@ -42,5 +42,7 @@ def _run(peer: str, command: list[str]):
     result = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
     if result.returncode:
         last = "\n".join(result.stdout.strip().splitlines()[-_LAST_LINES:])
-        raise UserError(f"{peer}: its environment cannot be made here, `{' '.join(command)}` failed:\n{last}\n"
-                        f"Mend that, or leave its rows out with --only.")
+        raise UserError(
+            f"{peer}: its environment cannot be made here, `{' '.join(command)}` failed:\n{last}\n"
+            f"Mend that, or leave its rows out with --only."
+        )

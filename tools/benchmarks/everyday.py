@@ -20,7 +20,8 @@ from collections.abc import Sequence
 
 from absl import flags
 
-from lingvo_moe import cli, experiment
+from lingvo_moe import experiment
+from lingvo_moe.cli import app
 from lingvo_moe.data.pipeline import TrainInput
 from lingvo_moe.errors import UserError
 from tools.benchmarks import document
@@ -55,10 +56,13 @@ class Row:
 
 def main(arguments: list[str]) -> int:
     """Measures and writes; returns 1 if a goal is missed."""
-    cli.no_arguments(arguments[1:])
+    app.no_arguments(arguments[1:])
     places = [f"--corpus={_VALUES.corpus}", f"--tokenizers={_VALUES.tokenizers}"]
     with tempfile.TemporaryDirectory(prefix="everyday.") as directory:
-        rows = [*_commands(places, pathlib.Path(directory), _VALUES.rounds), *_pipeline(places, pathlib.Path(directory))]
+        rows = [
+            *_commands(places, pathlib.Path(directory), _VALUES.rounds),
+            *_pipeline(places, pathlib.Path(directory)),
+        ]
     text = table(rows)
     print(text)
     document.put(pathlib.Path(_VALUES.output), "everyday", text)
@@ -70,7 +74,9 @@ def table(rows: Sequence[Row]) -> str:
     lines = ["| what | measured | goal | met |", "|---|---|---|---|"]
     for row in rows:
         most = "at least" if row.at_least else "at most"
-        lines.append(f"| {row.what} | {row.value:.2f} {row.unit} | {most} {row.goal:g} | {'yes' if row.met else 'no'} |")
+        lines.append(
+            f"| {row.what} | {row.value:.2f} {row.unit} | {most} {row.goal:g} | {'yes' if row.met else 'no'} |"
+        )
     return "\n".join(lines)
 
 
@@ -79,8 +85,13 @@ def cpu_seconds(arguments: Sequence[str], status: int = 0, said: str = "") -> fl
     with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as read:
         read.write(said)
         read.seek(0)
-        process = subprocess.Popen([sys.executable, "-m", "lingvo_moe", *arguments], stdin=read, stdout=output,
-                                   stderr=subprocess.STDOUT, env={**os.environ, "PYTHONPATH": str(REPOSITORY)})
+        process = subprocess.Popen(
+            [sys.executable, "-m", "lingvo_moe", *arguments],
+            stdin=read,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+        )
         _, ended, usage = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(ended)  # it has been waited for here
         if process.returncode != status:
@@ -100,9 +111,12 @@ def _commands(places: list[str], directory: pathlib.Path, rounds: int) -> list[R
         ("a mistyped model", 1.5): lambda _: cpu_seconds(["train", "--model=m4.Quikstart"], status=2),
         ("`list`", 5.0): lambda _: cpu_seconds(["list"]),
         (f"`train` of {MODEL}, one step", 12.0): lambda number: cpu_seconds([*train, f"--logdir={directory}/{number}"]),
-        ("`translate`, one line", 8.0): lambda _: cpu_seconds(translate, said="Hallo\n")}
-    return [Row(what, min(measure(number) for number in range(rounds)), goal, "CPU s")
-            for (what, goal), measure in measured.items()]
+        ("`translate`, one line", 8.0): lambda _: cpu_seconds(translate, said="Hallo\n"),
+    }
+    return [
+        Row(what, min(measure(number) for number in range(rounds)), goal, "CPU s")
+        for (what, goal), measure in measured.items()
+    ]
 
 
 def _pipeline(places: list[str], directory: pathlib.Path) -> list[Row]:
@@ -115,13 +129,29 @@ def _pipeline(places: list[str], directory: pathlib.Path) -> list[Row]:
     seconds = time.process_time() - start
     segments = [side["segment_ids"] for batch in made for side in batch.values()]
     tokens, places_there = sum(int((ids > 0).sum()) for ids in segments), sum(ids.size for ids in segments)
-    train = ["train", f"--model={MODEL}", *places, "--platform=cpu", "--devices=2", f"--cache={directory}/cache",
-             "--set=training.evaluate_every=0", "--set=training.checkpoint_every=1000"]
+    train = [
+        "train",
+        f"--model={MODEL}",
+        *places,
+        "--platform=cpu",
+        "--devices=2",
+        f"--cache={directory}/cache",
+        "--set=training.evaluate_every=0",
+        "--set=training.checkpoint_every=1000",
+    ]
     one, many = (cpu_seconds([*train, f"--steps={steps}", f"--logdir={directory}/of_{steps}"]) for steps in (1, _STEPS))
     taken = tokens / _BATCHES * (_STEPS - 1) / (many - one)
-    return [Row("input pipeline alone over training, tokens a CPU second", tokens / seconds / taken, 20.0, "times", at_least=True),
-            Row("padding in a training batch, of all places", 100 * (1 - tokens / places_there), 10.0, "%")]
+    return [
+        Row(
+            "input pipeline alone over training, tokens a CPU second",
+            tokens / seconds / taken,
+            20.0,
+            "times",
+            at_least=True,
+        ),
+        Row("padding in a training batch, of all places", 100 * (1 - tokens / places_there), 10.0, "%"),
+    ]
 
 
 if __name__ == "__main__":
-    cli.run(main, _VALUES)
+    app.run(main, _VALUES)

@@ -15,13 +15,22 @@ def test_a_command_has_the_cpu_time_of_its_process():
 
 
 def test_a_command_that_ends_otherwise_is_quoted():
-    with pytest.raises(UserError, match="`train --model=m4.Quikstart` ended with status 2: .*Did you mean m4.Quickstart"):
+    with pytest.raises(
+        UserError, match="`train --model=m4.Quikstart` ended with status 2: .*Did you mean m4.Quickstart"
+    ):
         everyday.cpu_seconds(["train", "--model=m4.Quikstart"])
 
 
 def test_a_goal_is_met_from_its_side():
-    rows = [Row("start", 2.0, 2.0, "CPU s"), Row("start", 2.1, 2.0, "CPU s"), Row("rate", 20.0, 20.0, "times", at_least=True),
-            Row("rate", 19.0, 20.0, "times", at_least=True)]
+    rows = [
+        Row("start", 2.0, 2.0, "CPU s"),
+        Row("start", 2.1, 2.0, "CPU s"),
+        Row("rate", 20.0, 20.0, "times", at_least=True),
+        Row("rate", 19.0, 20.0, "times", at_least=True),
+    ]
     assert [row.met for row in rows] == [True, False, True, False]
     lines = everyday.table(rows).splitlines()
-    assert lines[2] == "| start | 2.00 CPU s | at most 2 | yes |" and lines[5] == "| rate | 19.00 times | at least 20 | no |"
+    assert (
+        lines[2] == "| start | 2.00 CPU s | at most 2 | yes |"
+        and lines[5] == "| rate | 19.00 times | at least 20 | no |"
+    )

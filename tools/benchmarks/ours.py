@@ -1,6 +1,6 @@
 """Our worker: registered models' programs, one layer, or one product of matrices, on the PJRT engine and one core.
 
-    XLA_FLAGS=--xla_cpu_multi_thread_eigen=false python -m tools.benchmarks.ours WORK
+XLA_FLAGS=--xla_cpu_multi_thread_eigen=false python -m tools.benchmarks.ours WORK
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from collections.abc import Callable
 
 import numpy as np
 
-from lingvo_moe import cache, experiment, tree
+from lingvo_moe import experiment, program_cache, tree
 from lingvo_moe.analysis import flops
 from lingvo_moe.experiment import Experiment
 from lingvo_moe.layers.base import Context, initial_value
 from lingvo_moe.layers.mixture_of_experts import MixtureOfExperts
-from lingvo_moe.layout import DeviceMesh, Layout, Spec
 from lingvo_moe.lazy import tf
 from lingvo_moe.program import lower
+from lingvo_moe.sharding.layout import DeviceMesh, Layout, Spec
 from lingvo_moe.steps import Steps, weight_specs
 from tools.benchmarks import protocol, reordering
 from tools.benchmarks.work import Work
@@ -30,22 +30,43 @@ _NEVER_FOUND = tuple(range(4))  # the end of a sentence among them: a search the
 def start(fields: dict) -> protocol.Started:
     """See `protocol.serve`."""
     work = Work(**fields)
-    facts, run = {"train": _training, "decode": _decoding, "reorder": _decoding, "layer": _layer, "product": _product}[work.kind](work)
+    facts, run = {"train": _training, "decode": _decoding, "reorder": _decoding, "layer": _layer, "product": _product}[
+        work.kind
+    ](work)
     return {**facts, "versions": _versions()}, run
 
 
 def experiment_of(work: Work) -> Experiment:
     """The registered model, with the work's dimensions and nothing random but the second expert."""
-    model = {"num_layers": work.sides * work.layers, "target_vocabulary": work.vocabulary, "model_dim": work.model_dim,
-             "hidden_dim": work.hidden_dim, "num_heads": work.heads, "head_dim": work.head_dim, "num_experts": work.experts,
-             "num_groups": work.groups, "capacity_factor": 2.0, "aux_loss_weight": 0.01 * work.experts**2, "input_dropout": 0.0,
-             "residual_dropout": 0.0, "attention_dropout": 0.0, "label_smoothing": 0.0, "remat": "none", "unroll": True}
+    model = {
+        "num_layers": work.sides * work.layers,
+        "target_vocabulary": work.vocabulary,
+        "model_dim": work.model_dim,
+        "hidden_dim": work.hidden_dim,
+        "num_heads": work.heads,
+        "head_dim": work.head_dim,
+        "num_experts": work.experts,
+        "num_groups": work.groups,
+        "capacity_factor": 2.0,
+        "aux_loss_weight": 0.01 * work.experts**2,
+        "input_dropout": 0.0,
+        "residual_dropout": 0.0,
+        "attention_dropout": 0.0,
+        "label_smoothing": 0.0,
+        "remat": "none",
+        "unroll": True,
+    }
     if work.sides == 2:
         model |= {"source_vocabulary": work.vocabulary, "word_dropout": 0.0}
     lengths = {"batch_size": work.rows, "source_length": work.length * (work.sides - 1), "target_length": work.length}
     rate = {"warmup_steps": 0, "cooldown_steps": 0}
-    others = {"search.beam_size": work.beam_size, "search.max_length": work.max_length, "decoding_batch": work.rows,
-              "search.forbidden_ids": ",".join(map(str, _NEVER_FOUND)), "platform": "cpu"}
+    others = {
+        "search.beam_size": work.beam_size,
+        "search.max_length": work.max_length,
+        "decoding_batch": work.rows,
+        "search.forbidden_ids": ",".join(map(str, _NEVER_FOUND)),
+        "platform": "cpu",
+    }
     parts = (("model.", model), ("input.", lengths), ("optimizer.learning_rate.", rate), ("", others))
     assignments = [f"{prefix}{name}={value}" for prefix, fields in parts for name, value in fields.items()]
     return experiment.get(_MODELS[work.sides], assignments, DeviceMesh.parse(work.mesh))
@@ -56,7 +77,10 @@ def batch_of(work: Work) -> dict:
     ids = protocol.token_ids(vars(work))
     arrays = {name: np.array(rows, np.int32) for name, rows in ids.items()}
     shape = arrays["inputs"].shape
-    rest = {"segment_ids": np.ones(shape, np.int32), "positions": np.tile(np.arange(shape[1], dtype=np.int32), (shape[0], 1))}
+    rest = {
+        "segment_ids": np.ones(shape, np.int32),
+        "positions": np.tile(np.arange(shape[1], dtype=np.int32), (shape[0], 1)),
+    }
     target = {"ids": arrays["inputs"], "labels": arrays["labels"], **rest}
     return {"target": target} if work.sides == 1 else {"source": {"ids": arrays["source"], **rest}, "target": target}
 
@@ -114,12 +138,20 @@ def _layer(work: Work) -> protocol.Started:
 
     from lingvo_moe.engines.pjrt import Engine
 
-    layer = MixtureOfExperts(model_dim=work.model_dim, hidden_dim=work.hidden_dim, num_experts=work.experts,
-                             num_groups=work.groups, capacity_factor=work.capacity_factor)
-    specs = {"theta": weight_specs(layer.weights()), "seed": Spec((2,), "int32", "s"),
-             "inputs": Spec((work.rows, work.length, work.model_dim), "float32", "btm")}
-    letters = {f"gradients/{path}": spec.letters for path, spec in tree.flatten(specs).items()}
-    executable = Engine(1, "cpu").load(lower("layer", _differentiated(layer), {"given": specs}, letters, Layout()))
+    layer = MixtureOfExperts(
+        model_dim=work.model_dim,
+        hidden_dim=work.hidden_dim,
+        num_experts=work.experts,
+        num_groups=work.groups,
+        capacity_factor=work.capacity_factor,
+    )
+    specs = {
+        "theta": weight_specs(layer.weights()),
+        "seed": Spec((2,), "int32", "s"),
+        "inputs": Spec((work.rows, work.length, work.model_dim), "float32", "btm"),
+    }
+    logical_axes = {f"gradients/{path}": spec.logical_axes for path, spec in tree.flatten(specs).items()}
+    executable = Engine(1, "cpu").load(lower("layer", _differentiated(layer), {"given": specs}, logical_axes, Layout()))
     values, seed = protocol.numbers(vars(work)), np.array([0, work.seed], np.int32)
     theta = {name: initial_value(weight, name, tf.constant(seed)).numpy() for name, weight in layer.weights().items()}
     given = {"theta": theta, "seed": seed, "inputs": np.reshape(np.array(values, np.float32), specs["inputs"].shape)}
@@ -128,8 +160,14 @@ def _layer(work: Work) -> protocol.Started:
     def step() -> float:
         return float(executable({"given": placed})["loss"])
 
-    facts = {"weights": layer.num_weights(), "experts": work.experts, "tokens": work.tokens, "capacity": work.capacity,
-             "batch": protocol.digest(values[:1000]), "first_loss": step()}
+    facts = {
+        "weights": layer.num_weights(),
+        "experts": work.experts,
+        "tokens": work.tokens,
+        "capacity": work.capacity,
+        "batch": protocol.digest(values[:1000]),
+        "first_loss": step(),
+    }
     return facts, lambda times: [step() for _ in range(times)]
 
 
@@ -141,8 +179,12 @@ def _differentiated(layer: MixtureOfExperts) -> Callable[[dict], dict]:
         leaves = tree.flatten({"theta": given["theta"], "inputs": given["inputs"]})
         with tf.GradientTape() as tape:
             tape.watch(list(leaves.values()))
-            outputs, metrics = layer(given["theta"], given["inputs"], tf.zeros(given["inputs"].shape[:2], tf.bool),
-                                     Context(seed=given["seed"], platform="cpu"))
+            outputs, metrics = layer(
+                given["theta"],
+                given["inputs"],
+                tf.zeros(given["inputs"].shape[:2], tf.bool),
+                Context(seed=given["seed"], platform="cpu"),
+            )
             loss = tf.reduce_mean(tf.square(outputs)) + metrics["aux_loss"]
         gradients = tape.gradient(loss, list(leaves.values()))
         return {"loss": loss, "gradients": tree.unflatten(dict(zip(leaves, gradients)))}
@@ -175,10 +217,20 @@ def _facts(own: Experiment, work: Work) -> dict:
     gates = [weight for path, weight in weights.items() if path.endswith("/gate")]
     expert_layers, experts = sum(gate.shape[0] for gate in gates), gates[0].shape[-1]
     # With room for all only the rows that hold a token are computed, and how many those are is known only when it runs.
-    rows = {} if work.capacity_factor is None else {"expert_rows": expert_layers * work.groups * experts * work.capacity}
-    return {"weights": own.model.num_weights(), "layers": layers, "expert_layers": expert_layers, "experts": experts,
-            "capacity": work.capacity, "tokens": work.tokens, **rows,
-            "batch": protocol.digest(protocol.token_ids(vars(work))), "flop": flops.training_step(own.model, own.input)}
+    rows = (
+        {} if work.capacity_factor is None else {"expert_rows": expert_layers * work.groups * experts * work.capacity}
+    )
+    return {
+        "weights": own.model.num_weights(),
+        "layers": layers,
+        "expert_layers": expert_layers,
+        "experts": experts,
+        "capacity": work.capacity,
+        "tokens": work.tokens,
+        **rows,
+        "batch": protocol.digest(protocol.token_ids(vars(work))),
+        "flop": flops.training_step(own.model, own.input),
+    }
 
 
 def _versions() -> dict[str, str]:
@@ -188,5 +240,5 @@ def _versions() -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    cache.use(os.environ.get("LINGVO_MOE_CACHE", cache.OFF))
+    program_cache.use(os.environ.get("LINGVO_MOE_CACHE", program_cache.OFF))
     protocol.serve(start, sys.argv[1:])

@@ -21,8 +21,10 @@ def decode(steps: Steps, source_specs: dict, search: BeamSearch) -> Program:
     def function(inputs: dict) -> dict:
         theta, source = model.decoding_theta(inputs["theta"], context), inputs["source"]
         state = model.start_decoding(theta, source, search.max_length, context)
-        state = {"caches": tree.map_leaves(lambda cache: tf.repeat(cache, size, axis=1), state["caches"]),
-                 "source_segments": tf.repeat(state["source_segments"], size, axis=0)}
+        state = {
+            "caches": tree.map_leaves(lambda cache: tf.repeat(cache, size, axis=1), state["caches"]),
+            "source_segments": tf.repeat(state["source_segments"], size, axis=0),
+        }
 
         def step(state, ids, position, start, mask):
             del start
@@ -43,7 +45,9 @@ def _parents(mask: tf.Tensor, position: tf.Tensor, size: int) -> tf.Tensor:
     """The row `[B * K]` of which each hypothesis is a continuation: whose last position its `mask [B, K, T*K]` shows it."""
     batch = mask.shape[0]
     before = tf.slice(mask, [0, 0, tf.maximum(position - 1, 0) * size], [batch, size, size])
-    parents = tf.where(position > 0, tf.argmax(tf.cast(before, tf.int32), axis=-1, output_type=tf.int32), tf.range(size))
+    parents = tf.where(
+        position > 0, tf.argmax(tf.cast(before, tf.int32), axis=-1, output_type=tf.int32), tf.range(size)
+    )
     return tf.reshape(parents + size * tf.range(batch)[:, None], (-1,))
 
 
@@ -55,4 +59,6 @@ def _moved(caches: dict, rows: tf.Tensor) -> dict:
         layers = [tf.gather(tf.reshape(layer, (layer.shape[0], -1)), rows) for layer in tf.unstack(cache)]
         return tf.reshape(tf.stack(layers), cache.shape)
 
-    return tree.unflatten({path: cache if "memory_" in path else moved(cache) for path, cache in tree.flatten(caches).items()})
+    return tree.unflatten(
+        {path: cache if "memory_" in path else moved(cache) for path, cache in tree.flatten(caches).items()}
+    )

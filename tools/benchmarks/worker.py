@@ -32,8 +32,14 @@ class Worker:
       facts: what it told when it was ready.
     """
 
-    def __init__(self, name: str, command: Sequence[str], work: Mapping, logs: pathlib.Path,
-                 environment: Mapping[str, str] | None = None):
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str],
+        work: Mapping,
+        logs: pathlib.Path,
+        environment: Mapping[str, str] | None = None,
+    ):
         """Starts `command` with the work as its last argument, and waits until it is ready.
 
         Raises:
@@ -44,8 +50,14 @@ class Worker:
         self._log = logs / f"{name}.log"
         with open(self._log, "wb") as log:
             self._process = subprocess.Popen(
-                [*command, json.dumps(work)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True,
-                cwd=REPOSITORY, env={**os.environ, "PYTHONPATH": str(REPOSITORY), **(environment or {})})
+                [*command, json.dumps(work)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                cwd=REPOSITORY,
+                env={**os.environ, "PYTHONPATH": str(REPOSITORY), **(environment or {})},
+            )
         try:
             self.facts: dict = self._receive()["facts"]
         except UserError:
@@ -78,6 +90,8 @@ class Worker:
         if not line:
             status = self._process.wait()
             said = self._log.read_text(encoding="utf-8", errors="replace").splitlines()[-_LAST_LINES:]
-            raise UserError(f"the worker {self.name} ended with status {status}; the whole of what it said is in {self._log}:\n"
-                            + "\n".join(said))
+            raise UserError(
+                f"the worker {self.name} ended with status {status}; the whole of what it said is in {self._log}:\n"
+                + "\n".join(said)
+            )
         return json.loads(line)

@@ -22,34 +22,52 @@ from collections.abc import Callable
 
 from absl import flags
 
-from lingvo_moe import cli, progress, testing_experiment as tiny
+from lingvo_moe.cli import app
 from lingvo_moe.engines.pjrt import Engine
 from lingvo_moe.errors import UserError
-from tools.fuzz import case as judging, file_doors, flag_doors, runner, world as inputs
+from lingvo_moe.testing import experiments as tiny
+from lingvo_moe.utils import progress
+from tools.fuzz import case as judging
+from tools.fuzz import file_targets, flag_targets, runner
+from tools.fuzz import fixtures as inputs
 from tools.fuzz.case import Case, Outcome
-from tools.fuzz.world import World
+from tools.fuzz.fixtures import Fixtures
 
 _VALUES = flags.FlagValues()
 flags.DEFINE_integer("cases", 1000, "how many", lower_bound=1, flag_values=_VALUES)
 flags.DEFINE_integer("seed", 0, "of the cases; the same seed and number are the same case", flag_values=_VALUES)
 flags.DEFINE_integer("only", None, "run this case alone, and print what it says", lower_bound=0, flag_values=_VALUES)
-flags.DEFINE_integer("processes", 40, "one of so many cases runs in a process of its own; 0 for none", lower_bound=0,
-                     flag_values=_VALUES)
+flags.DEFINE_integer(
+    "processes", 40, "one of so many cases runs in a process of its own; 0 for none", lower_bound=0, flag_values=_VALUES
+)
 flags.DEFINE_string("json", None, "also write the failures to this file", flag_values=_VALUES)
 
 _DEVICES = 8
 # Makers of cases and how often each is drawn.
 OF_FLAGS: dict[Callable[[random.Random], Case], int] = {
-    flag_doors.flag: 36, flag_doors.malformed: 6, flag_doors.command: 2, flag_doors.assignment: 14, flag_doors.imported: 4}
-OF_FILES: dict[Callable[[World, random.Random], Case], int] = {
-    file_doors.corpus: 10, file_doors.tokenizer: 6, file_doors.catalog: 14, file_doors.checkpoint: 14,
-    file_doors.step_directory: 3, file_doors.safetensors: 6, file_doors.program: 5, file_doors.plan: 5, file_doors.package: 1,
-    file_doors.sentences: 3}
+    flag_targets.flag: 36,
+    flag_targets.malformed: 6,
+    flag_targets.command: 2,
+    flag_targets.assignment: 14,
+    flag_targets.imported: 4,
+}
+OF_FILES: dict[Callable[[Fixtures, random.Random], Case], int] = {
+    file_targets.corpus: 10,
+    file_targets.tokenizer: 6,
+    file_targets.catalog: 14,
+    file_targets.checkpoint: 14,
+    file_targets.step_directory: 3,
+    file_targets.safetensors: 6,
+    file_targets.program: 5,
+    file_targets.plan: 5,
+    file_targets.package: 1,
+    file_targets.sentences: 3,
+}
 
 
 def main(arguments: list[str]) -> int:
     """Runs the cases; returns 1 if one failed."""
-    cli.no_arguments(arguments[1:])
+    app.no_arguments(arguments[1:])
     if _VALUES.json and not pathlib.Path(_VALUES.json).absolute().parent.is_dir():
         raise UserError(f"--json={_VALUES.json}: there is no such directory; make it first.")
     only, start = _VALUES.only, time.monotonic()
@@ -63,8 +81,9 @@ def main(arguments: list[str]) -> int:
     return 1 if failures else 0
 
 
-def run(directory: pathlib.Path, numbers: collections.abc.Sequence[int], seed: int, processes: int,
-        loud: bool = False) -> list[dict]:
+def run(
+    directory: pathlib.Path, numbers: collections.abc.Sequence[int], seed: int, processes: int, loud: bool = False
+) -> list[dict]:
     """Runs cases by their numbers; returns what came of each: `case`, `door`, `call`, `status`, `process`, `problems`."""
     # Where the command line would put programs that it lowers; a cache of the user's is not an input of a case.
     os.environ["XDG_CACHE_HOME"] = str(directory / "cache")
@@ -82,7 +101,7 @@ def run(directory: pathlib.Path, numbers: collections.abc.Sequence[int], seed: i
     return found
 
 
-def draw(world: World, seed: int, number: int) -> Case:
+def draw(world: Fixtures, seed: int, number: int) -> Case:
     """The case of this number, which depends on it and the seed alone."""
     generator = random.Random(f"{seed} {number}")
     makers = {**OF_FLAGS, **OF_FILES}
@@ -104,19 +123,31 @@ def run_one(number: int, case: Case, directory: pathlib.Path, processes: int, lo
     # The two dozen flags that make a model tiny are the same in all calls; --only shows them.
     arguments = (shlex.quote(argument[:200]) for argument in case.arguments if argument not in tiny.settings())
     call = " ".join([case.entry, *arguments])
-    return {"case": number, "door": case.door, "call": _printable(call),
-            "status": outcome.status, "process": alone, "problems": problems}
+    return {
+        "case": number,
+        "door": case.entry_point,
+        "call": _printable(call),
+        "status": outcome.status,
+        "process": alone,
+        "problems": problems,
+    }
 
 
 def _show(case: Case, outcome: Outcome):
-    print(_printable(f"{case.entry} {case.arguments}\nstatus {outcome.status}\nstdout: {outcome.stdout}\n"
-                     f"stderr: {outcome.stderr}{outcome.raised}"))
+    print(
+        _printable(
+            f"{case.entry} {case.arguments}\nstatus {outcome.status}\nstdout: {outcome.stdout}\n"
+            f"stderr: {outcome.stderr}{outcome.raised}"
+        )
+    )
 
 
 def _failure(result: dict, seed: int) -> str:
     problems = "\n".join(f"  {problem}" for problem in result["problems"])
-    return _printable(f"case {result['case']} FAILED, {result['door']}: {result['call']}\n{problems}\n  again: python -m "
-                      f"tools.fuzz --seed={seed} --only={result['case']}")
+    return _printable(
+        f"case {result['case']} FAILED, {result['door']}: {result['call']}\n{problems}\n  again: python -m "
+        f"tools.fuzz --seed={seed} --only={result['case']}"
+    )
 
 
 def _printable(text: str) -> str:
@@ -127,16 +158,24 @@ def _printable(text: str) -> str:
 def summary(found: list[dict], seconds: float) -> str:
     """A row for each front door."""
     row = "{:28} {:>6} {:>9} {:>9} {:>9} {:>7}".format
-    doors: dict[str, list[dict]] = collections.defaultdict(list)
+    entry_points: dict[str, list[dict]] = collections.defaultdict(list)
     for result in found:
-        doors[result["door"]].append(result)
+        entry_points[result["door"]].append(result)
     lines = ["", row("front door", "cases", "status 0", "status 2", "processes", "failed"), "-" * 73]
-    for name, results in [*sorted(doors.items()), ("together", found)]:
+    for name, results in [*sorted(entry_points.items()), ("together", found)]:
         statuses = collections.Counter(result["status"] for result in results)
-        lines.append(row(name, len(results), statuses[judging.DONE], statuses[judging.MISTAKE],
-                         sum(result["process"] for result in results), sum(bool(result["problems"]) for result in results)))
+        lines.append(
+            row(
+                name,
+                len(results),
+                statuses[judging.DONE],
+                statuses[judging.MISTAKE],
+                sum(result["process"] for result in results),
+                sum(bool(result["problems"]) for result in results),
+            )
+        )
     return "\n".join([*lines, f"in {seconds / 60:.1f} minutes"])
 
 
 if __name__ == "__main__":
-    cli.run(main, _VALUES)
+    app.run(main, _VALUES)

@@ -31,7 +31,7 @@ class Case:
       tells_on_stdout: status 2 may come with a verdict on standard output in place of an error.
     """
 
-    door: str
+    entry_point: str
     entry: str
     arguments: tuple[str, ...]
     about: tuple[str, ...]
@@ -64,8 +64,12 @@ def judge(case: Case, outcome: Outcome, before: Snapshot, after: Snapshot) -> li
 
 def snapshot(*directories: pathlib.Path) -> Snapshot:
     """A digest of every file below some directories, by path; what links lead to is not looked at, nor Python's own caches."""
-    return {str(path): _digest(path) for directory in directories for path in directory.rglob("*")
-            if (path.is_symlink() or path.is_file()) and path.parent.name != "__pycache__"}
+    return {
+        str(path): _digest(path)
+        for directory in directories
+        for path in directory.rglob("*")
+        if (path.is_symlink() or path.is_file()) and path.parent.name != "__pycache__"
+    }
 
 
 def _of_the_call(case: Case, outcome: Outcome) -> list[str]:
@@ -95,8 +99,11 @@ def _of_the_message(case: Case, message: str) -> list[str]:
 
 def _of_the_files(case: Case, outcome: Outcome, before: Snapshot, after: Snapshot) -> list[str]:
     problems = [f"{path} is gone" for path in before.keys() - after.keys()]
-    problems += [f"{path} has changed" for path in before.keys() & after.keys() if before[path] != after[path]
-                 and not (outcome.status == DONE and pathlib.Path(path).name in case.writes)]
+    problems += [
+        f"{path} has changed"
+        for path in before.keys() & after.keys()
+        if before[path] != after[path] and not (outcome.status == DONE and pathlib.Path(path).name in case.writes)
+    ]
     new = sorted(after.keys() - before.keys())
     left = [path for path in new if outcome.status != DONE or "partial" in pathlib.Path(path).name]
     return problems + [f"{path} was left behind" for path in left]

@@ -12,9 +12,23 @@ import sys
 
 import pytest
 
-from lingvo_moe import cli
+from lingvo_moe.cli import app
 from lingvo_moe.engines.pjrt import Engine
-from tools.fuzz import __main__ as fuzz, case as judging, file_doors, flag_doors, mutations, runner, world as inputs
+from tools.fuzz import (
+    __main__ as fuzz,
+)
+from tools.fuzz import (
+    case as judging,
+)
+from tools.fuzz import (
+    file_targets,
+    flag_targets,
+    mutations,
+    runner,
+)
+from tools.fuzz import (
+    fixtures as inputs,
+)
 from tools.fuzz.case import Case, Outcome
 
 _GOOD = Outcome(2, "", "error: --model=x: no such model. `list` shows all of them.\n")
@@ -41,7 +55,7 @@ def own_cache(tmp_path, monkeypatch):
 @pytest.mark.parametrize("maker", [*fuzz.OF_FLAGS, *fuzz.OF_FILES], ids=lambda maker: maker.__name__)
 def test_cases_of_every_door_pass(place, maker):
     """A handful of each; those whose inputs are sound by chance end well."""
-    world = inputs.World(place / "world")
+    world = inputs.Fixtures(place / "world")
     for seed in range(3):
         generator = random.Random(seed)
         case = maker(generator) if maker in fuzz.OF_FLAGS else maker(world, generator)
@@ -53,26 +67,32 @@ def test_cases_of_every_door_pass(place, maker):
 
 def test_a_case_depends_on_seed_and_number_alone(place):
     """So that --only finds it again."""
-    world = inputs.World(place / "world")
+    world = inputs.Fixtures(place / "world")
 
     def calls(seed: int) -> list[tuple]:
         cases = (fuzz.draw(world, seed, number) for number in range(60))
-        return [(case.door, case.entry, case.arguments, case.input) for case in cases]
+        return [(case.entry_point, case.entry, case.arguments, case.input) for case in cases]
 
     assert calls(0) == calls(0) != calls(1)
-    assert len({door for door, *_ in calls(0)}) > 10
+    assert len({entry_point for entry_point, *_ in calls(0)}) > 10
 
 
-@pytest.mark.parametrize(("outcome", "said"), [
-    (Outcome(None, "", "", "ValueError: x"), "no exit status: ValueError"),
-    (Outcome(1, "", "Traceback (most recent call last):\n"), "a traceback was printed"),
-    (Outcome(1, "", ""), "status 1"),
-    (Outcome(2, "", ""), "0 lines begin with error"),
-    (Outcome(2, "", "error: --model is wrong, it seems\nerror: --model is wrong, it seems\n"), "2 lines begin with error"),
-    (Outcome(2, "", "error: --model\n"), "next to nothing"),
-    (Outcome(2, "", "error: something has gone wrong somewhere\n"), "names none of --model"),
-    (Outcome(0, "", "error: but all is well, says the exit status\n"), "status 0, but"),
-])
+@pytest.mark.parametrize(
+    ("outcome", "said"),
+    [
+        (Outcome(None, "", "", "ValueError: x"), "no exit status: ValueError"),
+        (Outcome(1, "", "Traceback (most recent call last):\n"), "a traceback was printed"),
+        (Outcome(1, "", ""), "status 1"),
+        (Outcome(2, "", ""), "0 lines begin with error"),
+        (
+            Outcome(2, "", "error: --model is wrong, it seems\nerror: --model is wrong, it seems\n"),
+            "2 lines begin with error",
+        ),
+        (Outcome(2, "", "error: --model\n"), "next to nothing"),
+        (Outcome(2, "", "error: something has gone wrong somewhere\n"), "names none of --model"),
+        (Outcome(0, "", "error: but all is well, says the exit status\n"), "status 0, but"),
+    ],
+)
 def test_an_unclear_end_is_seen(outcome, said):
     found = judging.judge(_CASE, outcome, {}, {})
     assert len(found) == 1 and said in found[0]
@@ -96,17 +116,28 @@ def test_files_that_change_go_or_are_left_are_seen(tmp_path):
     (tmp_path / "gone").unlink()
     (tmp_path / "x.partial").write_text("half")
     case = dataclasses.replace(_CASE, writes=("out",))
-    ended = {status: judging.judge(case, Outcome(status, "", _GOOD.stderr if status else ""), before, judging.snapshot(tmp_path))
-             for status in (0, 2)}
+    ended = {
+        status: judging.judge(
+            case, Outcome(status, "", _GOOD.stderr if status else ""), before, judging.snapshot(tmp_path)
+        )
+        for status in (0, 2)
+    }
     assert sorted(problem.replace(f"{tmp_path}/", "") for problem in ended[0]) == [
-        "changed has changed", "gone is gone", "x.partial was left behind"]
+        "changed has changed",
+        "gone is gone",
+        "x.partial was left behind",
+    ]
     assert any("out has changed" in problem for problem in ended[2])
 
 
 def test_what_comes_out_of_a_door_is_caught(place, monkeypatch):
     """An exception, an exit, a call that does not end; streams are a process's, and are put back."""
-    ends = {"raises": lambda arguments: 1 // 0, "exits": lambda arguments: sys.exit(3), "hangs": lambda arguments: _for_ever(),
-            "says": lambda arguments: print(sys.stdin.read().upper(), os.getcwd())}
+    ends = {
+        "raises": lambda arguments: 1 // 0,
+        "exits": lambda arguments: sys.exit(3),
+        "hangs": lambda arguments: _for_ever(),
+        "says": lambda arguments: print(sys.stdin.read().upper(), os.getcwd()),
+    }
     streams = sys.stdin, sys.stdout, sys.stderr
     monkeypatch.setattr(runner, "SECONDS", 1)
     found = {}
@@ -131,17 +162,17 @@ def test_every_mutation_changes_something():
 
 def test_a_wrong_call(capsys, tmp_path):
     """What the fuzzer asks of others holds for itself."""
-    assert cli.execute(fuzz.main, ["fuzz", f"--json={tmp_path}/missing/x.json"], fuzz._VALUES) == 2
+    assert app.execute(fuzz.main, ["fuzz", f"--json={tmp_path}/missing/x.json"], fuzz._VALUES) == 2
     assert "x.json: there is no such directory" in capsys.readouterr().err
 
 
 def test_doors_are_the_commands_own_flags():
     """A new command or flag is fuzzed without a word here."""
-    calls = [flag_doors.flag(random.Random(seed)) for seed in range(400)]
+    calls = [flag_targets.flag(random.Random(seed)) for seed in range(400)]
     assert {"lingvo_moe", "build_corpus", "report"} <= {case.entry for case in calls}
     assert len({case.arguments[0] for case in calls if case.entry == "lingvo_moe"}) >= 8
     assert not any("--dry_run=" in argument for case in calls for argument in case.arguments)
-    assert file_doors.STEPS == inputs.STEPS
+    assert file_targets.STEPS == inputs.STEPS
 
 
 def _for_ever():

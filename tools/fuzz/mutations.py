@@ -9,47 +9,90 @@ from collections.abc import Callable
 from typing import Any
 
 Bytes = Callable[[bytes, random.Random], bytes]
-_VALUES = (None, True, -1, 0, 10**30, 1.5, float("nan"), float("inf"), "", "x", "../../etc/passwd", "\0", [], [1], {}, {"a": 1},
-           [[[]]], "é" * 50)
+_VALUES = (
+    None,
+    True,
+    -1,
+    0,
+    10**30,
+    1.5,
+    float("nan"),
+    float("inf"),
+    "",
+    "x",
+    "../../etc/passwd",
+    "\0",
+    [],
+    [1],
+    {},
+    {"a": 1},
+    [[[]]],
+    "é" * 50,
+)
 
 
 def _cut(data: bytes, generator: random.Random) -> bytes:
-    return data[:generator.randrange(len(data) + 1)]
+    return data[: generator.randrange(len(data) + 1)]
 
 
 def _flip(data: bytes, generator: random.Random) -> bytes:
     if not data:
         return b"\1"
     at = generator.randrange(len(data))
-    return data[:at] + bytes([data[at] ^ 1 << generator.randrange(8)]) + data[at + 1:]
+    return data[:at] + bytes([data[at] ^ 1 << generator.randrange(8)]) + data[at + 1 :]
 
 
 def _insert(data: bytes, generator: random.Random) -> bytes:
     at = generator.randrange(len(data) + 1)
-    new = generator.choice([b"\0", b"\xff\xfe", b"\xc3", b"\r", b"\t", b"\n\n", b'"', b"\\", b"{{PLURAL:{{", b"\xef\xbb\xbf",
-                            generator.randbytes(20)])
+    new = generator.choice(
+        [
+            b"\0",
+            b"\xff\xfe",
+            b"\xc3",
+            b"\r",
+            b"\t",
+            b"\n\n",
+            b'"',
+            b"\\",
+            b"{{PLURAL:{{",
+            b"\xef\xbb\xbf",
+            generator.randbytes(20),
+        ]
+    )
     return data[:at] + new + data[at:]
 
 
 def _drop(data: bytes, generator: random.Random) -> bytes:
     start = generator.randrange(len(data) + 1)
-    return data[:start] + data[start + generator.randint(1, 64):]
+    return data[:start] + data[start + generator.randint(1, 64) :]
 
 
 def _repeat(data: bytes, generator: random.Random) -> bytes:
     start = generator.randrange(len(data) + 1)
-    return data[:start] + data[start:start + 200] + data[start:]
+    return data[:start] + data[start : start + 200] + data[start:]
 
 
 def _zero(data: bytes, generator: random.Random) -> bytes:
     start = generator.randrange(len(data) + 1)
     length = min(len(data) - start, generator.randint(1, 512))
-    return data[:start] + bytes(length) + data[start + length:]
+    return data[:start] + bytes(length) + data[start + length :]
 
 
 def _replace(data: bytes, generator: random.Random) -> bytes:
-    return generator.choice([b"", b"\n", b"{}", b"[]", b"null", b"[" * 100_000, b"\x1f\x8b", b"PK\x03\x04", b"1e999",
-                             generator.randbytes(len(data))])
+    return generator.choice(
+        [
+            b"",
+            b"\n",
+            b"{}",
+            b"[]",
+            b"null",
+            b"[" * 100_000,
+            b"\x1f\x8b",
+            b"PK\x03\x04",
+            b"1e999",
+            generator.randbytes(len(data)),
+        ]
+    )
 
 
 def _line_ends(data: bytes, generator: random.Random) -> bytes:

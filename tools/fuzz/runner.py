@@ -15,13 +15,23 @@ from typing import TextIO
 
 from absl import flags
 
-from lingvo_moe import __main__, cli
+from lingvo_moe.cli import app, main
 from lingvo_moe.data import debian
 from lingvo_moe.engines.pjrt import Engine
 from lingvo_moe.program import Program
 from tools import (
-    build_corpus, launch_processes, launch_tpu, operator_table, plan_zoo, quickstart, tpu_graph, train_tokenizer, write_golden)
-from tools.benchmarks import __main__ as benchmarks, beams
+    build_corpus,
+    launch_processes,
+    launch_tpu,
+    operator_table,
+    plan_zoo,
+    quickstart,
+    tpu_graph,
+    train_tokenizer,
+    write_golden,
+)
+from tools.benchmarks import __main__ as benchmarks
+from tools.benchmarks import beams
 from tools.fuzz.case import Case, Outcome
 from tools.gpu_bench import make
 from tools.report import __main__ as report
@@ -29,10 +39,21 @@ from tools.report import __main__ as report
 # The longest that a call may take: a model is compiled for some.
 SECONDS = 300
 _REPOSITORY = pathlib.Path(__file__).parents[2]
-_TOOLS = {"build_corpus": build_corpus, "train_tokenizer": train_tokenizer, "report": report, "launch_tpu": launch_tpu,
-          "operator_table": operator_table, "plan_zoo": plan_zoo, "quickstart": quickstart, "write_golden": write_golden,
-          "benchmarks": benchmarks, "benchmarks.beams": beams, "gpu_bench.make": make, "launch_processes": launch_processes,
-          "tpu_graph": tpu_graph}
+_TOOLS = {
+    "build_corpus": build_corpus,
+    "train_tokenizer": train_tokenizer,
+    "report": report,
+    "launch_tpu": launch_tpu,
+    "operator_table": operator_table,
+    "plan_zoo": plan_zoo,
+    "quickstart": quickstart,
+    "write_golden": write_golden,
+    "benchmarks": benchmarks,
+    "benchmarks.beams": beams,
+    "gpu_bench.make": make,
+    "launch_processes": launch_processes,
+    "tpu_graph": tpu_graph,
+}
 
 
 class _TimeIsUp(BaseException):
@@ -57,17 +78,19 @@ def _read_package(arguments: list[str]):
 
 
 def _tool(name: str) -> Callable[[list[str]], int]:
-    return lambda arguments: cli.execute(_TOOLS[name].main, [name, *arguments], flags_of(name))
+    return lambda arguments: app.execute(_TOOLS[name].main, [name, *arguments], flags_of(name))
 
 
 def _function(function: Callable[[list[str]], None]) -> Callable[[list[str]], int]:
-    return lambda arguments: cli.execute(function, ["program", "--", *arguments], flags.FlagValues())
+    return lambda arguments: app.execute(function, ["program", "--", *arguments], flags.FlagValues())
 
 
 ENTRIES: dict[str, Callable[[list[str]], int]] = {
-    "lingvo_moe": lambda arguments: __main__.main(["lingvo_moe", *arguments]),
+    "lingvo_moe": lambda arguments: main.main(["lingvo_moe", *arguments]),
     **{name: _tool(name) for name in _TOOLS},
-    "load_program": _function(_load_program), "read_package": _function(_read_package)}
+    "load_program": _function(_load_program),
+    "read_package": _function(_read_package),
+}
 
 
 def call(case: Case, directory: pathlib.Path, world: pathlib.Path) -> Outcome:
@@ -96,8 +119,15 @@ def spawn(case: Case, directory: pathlib.Path, world: pathlib.Path) -> Outcome:
     path = os.pathsep.join([str(_REPOSITORY), *filter(None, sys.path)])
     environment = {**os.environ, "PYTHONPATH": path, "JAX_PLATFORMS": "cpu", "PYTHONDONTWRITEBYTECODE": "1"}
     try:
-        ended = subprocess.run([sys.executable, "-m", module, *_arguments(case, world)], cwd=directory, input=case.input,
-                               capture_output=True, timeout=SECONDS, env=environment, check=False)
+        ended = subprocess.run(
+            [sys.executable, "-m", module, *_arguments(case, world)],
+            cwd=directory,
+            input=case.input,
+            capture_output=True,
+            timeout=SECONDS,
+            env=environment,
+            check=False,
+        )
     except subprocess.TimeoutExpired:
         return Outcome(None, "", "", f"not done within {SECONDS} s")
     return Outcome(ended.returncode, *(text.decode("utf-8", "replace") for text in (ended.stdout, ended.stderr)))
@@ -110,6 +140,7 @@ def _arguments(case: Case, world: pathlib.Path) -> list[str]:
 @contextlib.contextmanager
 def _streams(given: bytes, stdout: io.BytesIO, stderr: io.BytesIO) -> Iterator[None]:
     """Standard streams of our own, with the error handling that Python gives to a process's."""
+
     def text(stream: io.BytesIO, errors: str) -> TextIO:
         return io.TextIOWrapper(stream, "utf-8", errors, write_through=True)
 

@@ -15,18 +15,31 @@ import pathlib
 
 from absl import flags
 
-from lingvo_moe import cli, experiment, registry
+from lingvo_moe import experiment, registry
 from lingvo_moe.analysis.flops import training_step
+from lingvo_moe.cli import app
 from lingvo_moe.data.batching import input_specs
 from lingvo_moe.errors import UserError
 from lingvo_moe.experiment import Experiment
-from lingvo_moe.layout import DeviceMesh
+from lingvo_moe.sharding.layout import DeviceMesh
 from tools.gpu_bench import FACTS, PROGRAMS
 
-_WIDE = ("model.model_dim=1024", "model.hidden_dim=8192", "model.num_heads=16", "model.head_dim=64", "model.num_groups=16",
-         "model.activation_dtype=bfloat16", "model.unroll=True", "input.batch_size=64", "input.source_length=256",
-         "input.target_length=256", "decoding_batch=32", "optimizer.learning_rate.peak=0.1",
-         "optimizer.learning_rate.warmup_steps=0", "platform=gpu")
+_WIDE = (
+    "model.model_dim=1024",
+    "model.hidden_dim=8192",
+    "model.num_heads=16",
+    "model.head_dim=64",
+    "model.num_groups=16",
+    "model.activation_dtype=bfloat16",
+    "model.unroll=True",
+    "input.batch_size=64",
+    "input.source_length=256",
+    "input.target_length=256",
+    "decoding_batch=32",
+    "optimizer.learning_rate.peak=0.1",
+    "optimizer.learning_rate.warmup_steps=0",
+    "platform=gpu",
+)
 # What has to travel.
 _MOST_BYTES = 64 * 2**20
 
@@ -38,13 +51,15 @@ flags.DEFINE_multi_string("set", [], "further changes of its settings, FIELD=VAL
 
 def main(arguments: list[str]):
     """Writes them."""
-    cli.no_arguments(arguments[1:])
+    app.no_arguments(arguments[1:])
     if not experiment.get(_VALUES.model).translates:
         raise UserError(f"--model={_VALUES.model} does not translate; name a model that does, for instance m4.Small.")
     own = experiment.get(_VALUES.model, [*_WIDE, *_VALUES.set], DeviceMesh((1,)))
     size = make(own, registry.full_name(_VALUES.model), pathlib.Path(_VALUES.directory))
-    print(f"{_VALUES.directory}: {', '.join(PROGRAMS)} of {registry.full_name(_VALUES.model)}, "
-          f"{own.model.num_weights():,} weights, {size / 2**20:.1f} MiB")
+    print(
+        f"{_VALUES.directory}: {', '.join(PROGRAMS)} of {registry.full_name(_VALUES.model)}, "
+        f"{own.model.num_weights():,} weights, {size / 2**20:.1f} MiB"
+    )
 
 
 def make(own: Experiment, name: str, directory: pathlib.Path) -> int:
@@ -53,25 +68,40 @@ def make(own: Experiment, name: str, directory: pathlib.Path) -> int:
     Raises:
       UserError: a directory that cannot be written to, or more bytes than may travel.
     """
-    specs, sources = input_specs(own.input), input_specs(dataclasses.replace(own.input, batch_size=own.decoding_batch))["source"]
-    made = {"init": own.steps.init, "train": lambda: own.steps.train(specs),
-            "decode": lambda: own.steps.decode(sources, own.search)}
-    facts = {"model": name, "weights": own.model.num_weights(), "flop": training_step(own.model, own.input),
-             "tokens": own.input.batch_size * sum(own.input.lengths.values()), "dtype": own.model.activation_dtype,
-             "vocabulary": min(own.model.source_vocabulary, own.model.target_vocabulary)}
+    specs, sources = (
+        input_specs(own.input),
+        input_specs(dataclasses.replace(own.input, batch_size=own.decoding_batch))["source"],
+    )
+    made = {
+        "init": own.steps.init,
+        "train": lambda: own.steps.train(specs),
+        "decode": lambda: own.steps.decode(sources, own.search),
+    }
+    facts = {
+        "model": name,
+        "weights": own.model.num_weights(),
+        "flop": training_step(own.model, own.input),
+        "tokens": own.input.batch_size * sum(own.input.lengths.values()),
+        "dtype": own.model.activation_dtype,
+        "vocabulary": min(own.model.source_vocabulary, own.model.target_vocabulary),
+    }
     try:
         directory.mkdir(parents=True, exist_ok=True)
         for program in PROGRAMS:
             made[program]().save(os.fspath(directory / f"{program}.zip"))
         (directory / FACTS).write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
     except OSError as error:
-        raise UserError(f"--directory={directory}: cannot be written to ({error.strerror}); name another one.") from None
+        raise UserError(
+            f"--directory={directory}: cannot be written to ({error.strerror}); name another one."
+        ) from None
     size = sum((directory / f"{program}.zip").stat().st_size for program in PROGRAMS)
     if size > _MOST_BYTES:
-        raise UserError(f"the programs have {size / 2**20:.0f} MiB, {_MOST_BYTES // 2**20} are allowed; pass --set "
-                        f"model.unroll=False, with which size does not grow with the layers.")
+        raise UserError(
+            f"the programs have {size / 2**20:.0f} MiB, {_MOST_BYTES // 2**20} are allowed; pass --set "
+            f"model.unroll=False, with which size does not grow with the layers."
+        )
     return size
 
 
 if __name__ == "__main__":
-    cli.run(main, _VALUES)
+    app.run(main, _VALUES)

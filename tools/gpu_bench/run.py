@@ -27,7 +27,12 @@ from lingvo_moe.program import Program
 from tools.gpu_bench import FACTS, PROGRAMS
 
 # Dense bfloat16 TFLOP/s by what JAX calls the device, from the makers' data sheets; no entry, no utilisation.
-PEAKS = {"NVIDIA H200": 989.0, "NVIDIA H100 80GB HBM3": 989.0, "NVIDIA A100-SXM4-80GB": 312.0, "NVIDIA A100-SXM4-40GB": 312.0}
+PEAKS = {
+    "NVIDIA H200": 989.0,
+    "NVIDIA H100 80GB HBM3": 989.0,
+    "NVIDIA A100-SXM4-80GB": 312.0,
+    "NVIDIA A100-SXM4-40GB": 312.0,
+}
 _BEGIN, _FIRST_WORD = 2, 4  # the id that begins a target; ids below the first word's have a meaning of their own
 
 
@@ -70,13 +75,24 @@ def run(directory: pathlib.Path, platform: str | None, steps: int, peak: float |
     peak = peak or PEAKS.get(kind)
     fastest, speed = min(seconds), facts["flop"] / min(seconds) / 1e12
     return {
-        "model": facts["model"], "weights": facts["weights"], "activations": facts["dtype"], "device": kind,
-        "jax": jax.__version__, "TensorFlow in the process": sys.modules.get("tensorflow") is not None,
-        "first loss": losses[0], "last loss": losses[-1],
-        "seconds a step, fastest": fastest, "seconds a step, median": float(np.median(seconds)),
-        "tokens a second": facts["tokens"] / fastest, "model TFLOP/s": speed, "peak TFLOP/s": peak,
-        "utilisation, %": 100 * speed / peak if peak else None, "sentences decoded": len(lengths),
-        "seconds of decoding": decoding, "tokens decoded a second": float(lengths[:, 0].sum() / decoding)}
+        "model": facts["model"],
+        "weights": facts["weights"],
+        "activations": facts["dtype"],
+        "device": kind,
+        "jax": jax.__version__,
+        "TensorFlow in the process": sys.modules.get("tensorflow") is not None,
+        "first loss": losses[0],
+        "last loss": losses[-1],
+        "seconds a step, fastest": fastest,
+        "seconds a step, median": float(np.median(seconds)),
+        "tokens a second": facts["tokens"] / fastest,
+        "model TFLOP/s": speed,
+        "peak TFLOP/s": peak,
+        "utilisation, %": 100 * speed / peak if peak else None,
+        "sentences decoded": len(lengths),
+        "seconds of decoding": decoding,
+        "tokens decoded a second": float(lengths[:, 0].sum() / decoding),
+    }
 
 
 def _train(train: Executable, state: dict, batch: dict, steps: int) -> tuple[list[float], list[float]]:
@@ -134,7 +150,9 @@ def _facts(directory: pathlib.Path) -> dict:
         facts = json.loads((directory / FACTS).read_text(encoding="utf-8"))
         return {name: facts[name] for name in ("model", "weights", "flop", "tokens", "dtype", "vocabulary")}
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{directory / FACTS}: not what tools.gpu_bench.make writes ({error}); make it again.") from None
+        raise UserError(
+            f"{directory / FACTS}: not what tools.gpu_bench.make writes ({error}); make it again."
+        ) from None
 
 
 def _write(path: pathlib.Path, figures: dict):

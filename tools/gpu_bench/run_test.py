@@ -12,14 +12,29 @@ import pytest
 
 from lingvo_moe import experiment
 from lingvo_moe.errors import UserError
-from lingvo_moe.layout import DeviceMesh
+from lingvo_moe.sharding.layout import DeviceMesh
 from tools.gpu_bench import make, run
 
-_TINY = ("model.model_dim=16", "model.hidden_dim=32", "model.num_heads=2", "model.head_dim=8", "model.num_layers=4",
-         "model.num_experts=4", "model.num_groups=4", "model.source_vocabulary=64", "model.target_vocabulary=64",
-         "model.input_dropout=0", "model.residual_dropout=0", "input.batch_size=4", "input.source_length=16",
-         "input.target_length=16", "decoding_batch=2", "search.max_length=8", "optimizer.learning_rate.warmup_steps=0",
-         "platform=gpu")
+_TINY = (
+    "model.model_dim=16",
+    "model.hidden_dim=32",
+    "model.num_heads=2",
+    "model.head_dim=8",
+    "model.num_layers=4",
+    "model.num_experts=4",
+    "model.num_groups=4",
+    "model.source_vocabulary=64",
+    "model.target_vocabulary=64",
+    "model.input_dropout=0",
+    "model.residual_dropout=0",
+    "input.batch_size=4",
+    "input.source_length=16",
+    "input.target_length=16",
+    "decoding_batch=2",
+    "search.max_length=8",
+    "optimizer.learning_rate.warmup_steps=0",
+    "platform=gpu",
+)
 # As a machine would be that has nothing but JAX and NumPy.
 _BARE = """
 import sys
@@ -39,10 +54,25 @@ def directory(tmp_path_factory) -> pathlib.Path:
 def test_programs_train_and_decode_without_tensorflow(directory, tmp_path):
     """In a process that finds no other package; the loss falls, utilisation is the model's operations over the peak."""
     ended = subprocess.run(
-        [sys.executable, "-c", _BARE, directory, "--platform=cpu", "--steps=12", "--peak=0.001", f"--json={tmp_path}/figures.json"],
-        capture_output=True, text=True, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
+        [
+            sys.executable,
+            "-c",
+            _BARE,
+            directory,
+            "--platform=cpu",
+            "--steps=12",
+            "--peak=0.001",
+            f"--json={tmp_path}/figures.json",
+        ],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
     assert ended.returncode == 0, ended.stderr
-    figures, facts = json.loads((tmp_path / "figures.json").read_text()), json.loads((directory / "facts.json").read_text())
+    figures, facts = (
+        json.loads((tmp_path / "figures.json").read_text()),
+        json.loads((directory / "facts.json").read_text()),
+    )
     assert figures["last loss"] < figures["first loss"] and figures["TensorFlow in the process"] is False
     assert figures["tokens a second"] > 0 and figures["seconds of decoding"] > 0 and figures["sentences decoded"] == 2
     assert figures["model TFLOP/s"] * 1e12 * figures["seconds a step, fastest"] == pytest.approx(facts["flop"])
@@ -58,10 +88,12 @@ def test_a_loss_that_does_not_fall_is_status_1_and_a_peak_may_be_unknown(monkeyp
 
 def test_what_is_no_benchmark_is_told_in_one_line(directory, tmp_path, capsys):
     (tmp_path / "facts.json").write_text("[]")
-    for arguments, said in (([str(tmp_path / "none")], "facts.json: not what tools.gpu_bench.make writes"),
-                            ([str(tmp_path)], "facts.json: not what tools.gpu_bench.make writes"),
-                            ([str(directory), "--steps=0"], "--steps=0: at least one step"),
-                            ([str(directory), "--platform=tpu"], "--platform=tpu: JAX finds no such device")):
+    for arguments, said in (
+        ([str(tmp_path / "none")], "facts.json: not what tools.gpu_bench.make writes"),
+        ([str(tmp_path)], "facts.json: not what tools.gpu_bench.make writes"),
+        ([str(directory), "--steps=0"], "--steps=0: at least one step"),
+        ([str(directory), "--platform=tpu"], "--platform=tpu: JAX finds no such device"),
+    ):
         assert run.main(arguments) == 2
         line = capsys.readouterr().err.splitlines()[-1]
         assert line.startswith("error: ") and said in line

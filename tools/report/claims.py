@@ -17,35 +17,83 @@ _SECTION = "paper: GShard section"
 
 def claims(plans: Plans) -> Element:
     """The table; where plans of two numbers of experts are compared, what else differs between them is told."""
-    columns = [Column("GShard says"), Column("where", words=True), Column("of the model", words=True),
-               Column("published", group="paper"), Column("planned", group="here"), Column("source", group="here", words=True)]
-    return table(("What GShard's section 5 says of M4, and the same of the plans.",), columns,
-                 [*_of_memory(plans), *_of_time(plans), *_of_links()])
+    columns = [
+        Column("GShard says"),
+        Column("where", words=True),
+        Column("of the model", words=True),
+        Column("published", group="paper"),
+        Column("planned", group="here"),
+        Column("source", group="here", words=True),
+    ]
+    return table(
+        ("What GShard's section 5 says of M4, and the same of the plans.",),
+        columns,
+        [*_of_memory(plans), *_of_time(plans), *_of_links()],
+    )
 
 
 def _of_memory(plans: Plans):
     for few, many in pairs_of_experts():
-        yield ["memory with 2048 experts against 128", f"{_SECTION} 5.1", _layers(many), "constant",
-               _compare(plans, (few.plan, many.plan), _memory_difference), "[c, p]"]
+        yield [
+            "memory with 2048 experts against 128",
+            f"{_SECTION} 5.1",
+            _layers(many),
+            "constant",
+            _compare(plans, (few.plan, many.plan), _memory_difference),
+            "[c, p]",
+        ]
     for row, says in zip((row for row in M4 if "2048E" in row.model), ("0 %", "28 %", "34 %"), strict=True):
-        yield ["share of cycles that compute again", f"{_SECTION} 5.1", row.model, says,
-               _compare(plans, (row.plan,), lambda plan: percent(plan.rematerialised_cycles / plan.cycles)), "[c]"]
+        yield [
+            "share of cycles that compute again",
+            f"{_SECTION} 5.1",
+            row.model,
+            says,
+            _compare(plans, (row.plan,), lambda plan: percent(plan.rematerialised_cycles / plan.cycles)),
+            "[c]",
+        ]
 
 
 def _of_time(plans: Plans):
-    ratios = (("time with 2048 experts against 128", "1.7 ×",
-               lambda few, many: f"{many.step_seconds / few.step_seconds:.2f} ×", "[c, m]"),
-              ("time of AllToAll with 2048 experts against 128", "3.75 ×", _all_to_all_growth, "[m]"))
-    shares = (("share of the roofline", ("> 70 %", "48 %"),
-               lambda plan: percent(reading.roofline_seconds(plan) / plan.step_seconds), "[c, p, m]"),
-              ("share of AllToAll in the time", ("16 %", "36 %"),
-               lambda plan: percent(_all_to_all(plan) / plan.step_seconds), "[c, m]"),
-              ("share of gating in the time", ("negligible", "< 10 %"),
-               lambda plan: percent(reading.compute_by_part(plan)["gating"] / plan.step_seconds), "[c, m]"))
+    ratios = (
+        (
+            "time with 2048 experts against 128",
+            "1.7 ×",
+            lambda few, many: f"{many.step_seconds / few.step_seconds:.2f} ×",
+            "[c, m]",
+        ),
+        ("time of AllToAll with 2048 experts against 128", "3.75 ×", _all_to_all_growth, "[m]"),
+    )
+    shares = (
+        (
+            "share of the roofline",
+            ("> 70 %", "48 %"),
+            lambda plan: percent(reading.roofline_seconds(plan) / plan.step_seconds),
+            "[c, p, m]",
+        ),
+        (
+            "share of AllToAll in the time",
+            ("16 %", "36 %"),
+            lambda plan: percent(_all_to_all(plan) / plan.step_seconds),
+            "[c, m]",
+        ),
+        (
+            "share of gating in the time",
+            ("negligible", "< 10 %"),
+            lambda plan: percent(reading.compute_by_part(plan)["gating"] / plan.step_seconds),
+            "[c, m]",
+        ),
+    )
     pairs = pairs_of_experts()
     for what, says, function, source in ratios:
         for few, many in pairs:
-            yield [what, f"{_SECTION} 5.2", _layers(many), says, _compare(plans, (few.plan, many.plan), function), source]
+            yield [
+                what,
+                f"{_SECTION} 5.2",
+                _layers(many),
+                says,
+                _compare(plans, (few.plan, many.plan), function),
+                source,
+            ]
     for what, both, function, source in shares:
         for pair in pairs:
             for row, says in zip(pair, both):
@@ -54,8 +102,14 @@ def _of_time(plans: Plans):
 
 def _of_links():
     for name, kind, says in (("AllToAll", "all-to-all", "9 ×"), ("AllReduce", "all-reduce", "O(1)")):
-        yield [f"time of {name} with 2048 partitions against 16", f"{_SECTION} 5.3", "any", says,
-               f"{charts.exchange_growth(kind):.1f} ×", "[m]"]
+        yield [
+            f"time of {name} with 2048 partitions against 16",
+            f"{_SECTION} 5.3",
+            "any",
+            says,
+            f"{charts.collective_growth(kind):.1f} ×",
+            "[m]",
+        ]
 
 
 def _layers(row: published.Row) -> str:
@@ -79,7 +133,7 @@ def _memory_difference(few: Plan, many: Plan) -> str:
 
 
 def _all_to_all(plan: Plan) -> float:
-    return reading.exchange_by_kind(plan)["AllToAll"]
+    return reading.collectives_by_kind(plan)["AllToAll"]
 
 
 def _all_to_all_growth(few: Plan, many: Plan) -> str:

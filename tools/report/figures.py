@@ -19,13 +19,38 @@ INK, MUTED, LINE, PAGE = "#010203", "#040506", "#070809", "#0a0b0c"
 _OF_THE_PAGE = {INK: "currentColor", MUTED: "var(--muted)", LINE: "var(--line)", PAGE: "var(--page)"}
 # After Okabe and Ito, and greys of different lightness: told apart by colour-blind readers, and on both backgrounds.
 BLUE, SKY, GREEN, YELLOW, ORANGE, VERMILLION, PURPLE = (
-    "#0072b2", "#56b4e9", "#009e73", "#f0e442", "#e69f00", "#d55e00", "#cc79a7")
+    "#0072b2",
+    "#56b4e9",
+    "#009e73",
+    "#f0e442",
+    "#e69f00",
+    "#d55e00",
+    "#cc79a7",
+)
 GREY, LIGHT, DARK = "#a3abb5", "#ccd1d8", "#76808d"
-_SETTINGS = {"svg.hashsalt": "lingvo_moe", "svg.fonttype": "none", "font.family": "DejaVu Sans", "font.size": 8.0,
-             "text.color": INK, "axes.edgecolor": LINE, "axes.labelcolor": MUTED, "xtick.color": MUTED, "ytick.color": INK,
-             "figure.facecolor": "none", "savefig.facecolor": "none", "axes.facecolor": "none",
-             "axes.spines.top": False, "axes.spines.right": False, "axes.axisbelow": True, "grid.color": LINE,
-             "grid.linewidth": 0.6, "hatch.linewidth": 0.6, "legend.frameon": False, "ytick.major.size": 0, "ytick.minor.size": 0}
+_SETTINGS = {
+    "svg.hashsalt": "lingvo_moe",
+    "svg.fonttype": "none",
+    "font.family": "DejaVu Sans",
+    "font.size": 8.0,
+    "text.color": INK,
+    "axes.edgecolor": LINE,
+    "axes.labelcolor": MUTED,
+    "xtick.color": MUTED,
+    "ytick.color": INK,
+    "figure.facecolor": "none",
+    "savefig.facecolor": "none",
+    "axes.facecolor": "none",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "grid.color": LINE,
+    "grid.linewidth": 0.6,
+    "hatch.linewidth": 0.6,
+    "legend.frameon": False,
+    "ytick.major.size": 0,
+    "ytick.minor.size": 0,
+}
 _UNDER_TEXT = {"facecolor": PAGE, "edgecolor": "none", "pad": 1.0}  # hides the lines behind it
 _WIDTH = 6.6  # inches
 _NARROWEST_LABEL = 0.085  # of the axis
@@ -41,8 +66,13 @@ def settings():
     return matplotlib.rc_context(_SETTINGS)
 
 
-def stacked(groups: Sequence[tuple[str, Sequence[Bar]]], colours: Mapping[str, str], axis: str,
-            marks: Sequence[tuple[float, str]] = (), thin: str = "") -> Figure:
+def stacked(
+    groups: Sequence[tuple[str, Sequence[Bar]]],
+    colours: Mapping[str, str],
+    axis: str,
+    marks: Sequence[tuple[float, str]] = (),
+    thin: str = "",
+) -> Figure:
     """Horizontal stacked bars.
 
     Args:
@@ -64,14 +94,31 @@ def stacked(groups: Sequence[tuple[str, Sequence[Bar]]], colours: Mapping[str, s
     for tick, label in zip(axes.get_yticklabels(), labels):
         tick.set_color(MUTED if label == thin else INK)
     for index, (at, name) in enumerate(marks):
-        axes.axvline(at, color=VERMILLION if index else INK, linewidth=0.9, linestyle="-" if index == 0 else (0, (3, 2)))
-        axes.annotate(name, (at, -1.05), xytext=(-2 if index else 2, 0), textcoords="offset points",
-                      ha="right" if index else "left", va="bottom", fontsize=7, annotation_clip=False)
+        axes.axvline(
+            at, color=VERMILLION if index else INK, linewidth=0.9, linestyle="-" if index == 0 else (0, (3, 2))
+        )
+        axes.annotate(
+            name,
+            (at, -1.05),
+            xytext=(-2 if index else 2, 0),
+            textcoords="offset points",
+            ha="right" if index else "left",
+            va="bottom",
+            fontsize=7,
+            annotation_clip=False,
+        )
     axes.set_xlabel(axis)
     axes.spines["left"].set_visible(False)
     axes.grid(axis="x")
-    figure.legend(handles=[Patch(color=colour, label=name) for name, colour in colours.items()], loc="outside upper left",
-                  ncols=4, handlelength=1.1, handleheight=0.9, columnspacing=1.4, fontsize=7.5)
+    figure.legend(
+        handles=[Patch(color=colour, label=name) for name, colour in colours.items()],
+        loc="outside upper left",
+        ncols=4,
+        handlelength=1.1,
+        handleheight=0.9,
+        columnspacing=1.4,
+        fontsize=7.5,
+    )
     return figure
 
 
@@ -79,8 +126,16 @@ def _draw_groups(axes: Axes, groups, colours: Mapping[str, str], thin: str) -> t
     """Where the bars are, and their labels."""
     at, places, labels = -0.4, [], []
     for heading, members in groups:
-        axes.annotate(heading, (0, at), xytext=(5, 0), textcoords="offset points", fontweight="bold", va="center", ha="left",
-                      bbox=_UNDER_TEXT)
+        axes.annotate(
+            heading,
+            (0, at),
+            xytext=(5, 0),
+            textcoords="offset points",
+            fontweight="bold",
+            va="center",
+            ha="left",
+            bbox=_UNDER_TEXT,
+        )
         at += 0.9
         for label, values, end in members:
             if label == thin:
@@ -101,17 +156,28 @@ def _draw_bar(axes: Axes, at: float, values: Mapping[str, float], end: str, colo
         if value > _NARROWEST_LABEL * width and height > 0.5:
             axes.text(left + value / 2, at, f"{value:.2f}", ha="center", va="center", fontsize=6.5, color=_on(colour))
         left += value
-    axes.annotate(end, (left, at), xytext=(5, 0), textcoords="offset points", va="center", ha="left", fontsize=7,
-                  color=MUTED if height < 0.5 else INK, bbox=_UNDER_TEXT)
+    axes.annotate(
+        end,
+        (left, at),
+        xytext=(5, 0),
+        textcoords="offset points",
+        va="center",
+        ha="left",
+        fontsize=7,
+        color=MUTED if height < 0.5 else INK,
+        bbox=_UNDER_TEXT,
+    )
 
 
 def _on(colour: str) -> str:
     """Black or white, whichever is read better on a colour."""
-    red, green, blue = (int(colour[i:i + 2], 16) for i in (1, 3, 5))
+    red, green, blue = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
     return "#ffffff" if 0.299 * red + 0.587 * green + 0.114 * blue < 128 else "#15181c"
 
 
-def lines(series: Sequence[tuple[str, Sequence[float], Sequence[float], str, bool]], across: str, upward: str) -> Figure:
+def lines(
+    series: Sequence[tuple[str, Sequence[float], Sequence[float], str, bool]], across: str, upward: str
+) -> Figure:
     """Lines over logarithmic axes, each with its name behind its last point.
 
     Args:
@@ -123,7 +189,9 @@ def lines(series: Sequence[tuple[str, Sequence[float], Sequence[float], str, boo
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     for name, x, y, colour, dashed in series:
-        axes.plot(x, y, color=colour, linewidth=1.6, linestyle=(0, (4, 2)) if dashed else "-", marker="o", markersize=3.2)
+        axes.plot(
+            x, y, color=colour, linewidth=1.6, linestyle=(0, (4, 2)) if dashed else "-", marker="o", markersize=3.2
+        )
         axes.annotate(name, (x[-1], y[-1]), xytext=(7, 0), textcoords="offset points", va="center", fontsize=7.5)
     x = series[0][1]
     axes.set_xlim(x[0] / 1.25, x[-1] * 9)

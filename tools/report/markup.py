@@ -9,9 +9,38 @@ from xml.etree import ElementTree
 from xml.etree.ElementTree import Element
 
 # Elements after which the source has a new line, for people who read it.
-_BLOCKS = frozenset(("html", "head", "body", "meta", "title", "style", "header", "footer", "main", "nav", "section", "h1", "h2",
-                     "h3", "p", "figure", "figcaption", "table", "caption", "thead", "tbody", "tr", "div", "dl", "dt", "dd", "ul",
-                     "li"))
+_BLOCKS = frozenset(
+    (
+        "html",
+        "head",
+        "body",
+        "meta",
+        "title",
+        "style",
+        "header",
+        "footer",
+        "main",
+        "nav",
+        "section",
+        "h1",
+        "h2",
+        "h3",
+        "p",
+        "figure",
+        "figcaption",
+        "table",
+        "caption",
+        "thead",
+        "tbody",
+        "tr",
+        "div",
+        "dl",
+        "dt",
+        "dd",
+        "ul",
+        "li",
+    )
+)
 Child = Element | str | None
 
 
@@ -77,21 +106,33 @@ def table(caption: Iterable[Child], columns: Sequence[Column], rows: Iterable[Se
     """A table that can be scrolled sideways on a narrow screen; the first cell of a row is its heading."""
     body = element("tbody", *(_row(cells, columns) for cells in rows))
     made = element("table", element("caption", *caption), element("thead", *_heads(columns)), body)
-    return element("div", made, class_="scroll", tabindex="0", role="region", aria_label="table, can be scrolled sideways")
+    return element(
+        "div", made, class_="scroll", tabindex="0", role="region", aria_label="table, can be scrolled sideways"
+    )
 
 
 def _heads(columns: Sequence[Column]) -> list[Element]:
     heads = element("tr")
     for index, column in enumerate(columns):
         source = element("small", column.source) if column.source else None
-        heads.append(element("th", f"{column.head} " if source is not None else column.head, source, scope="col",
-                             class_=_classes(column) if index else "words"))
+        heads.append(
+            element(
+                "th",
+                f"{column.head} " if source is not None else column.head,
+                source,
+                scope="col",
+                class_=_classes(column) if index else "words",
+            )
+        )
     if not any(column.group for column in columns):
         return [heads]
     groups = element("tr")
     for group, members in itertools.groupby(columns, key=lambda column: column.group):
-        groups.append(element("th", group, colspan=str(len(list(members))), scope="colgroup", class_=f"group {group}".strip())
-                      if group else element("td", colspan=str(len(list(members)))))
+        groups.append(
+            element("th", group, colspan=str(len(list(members))), scope="colgroup", class_=f"group {group}".strip())
+            if group
+            else element("td", colspan=str(len(list(members))))
+        )
     return [groups, heads]
 
 
@@ -100,7 +141,9 @@ def _row(cells: Sequence[Cell], columns: Sequence[Column]) -> Element:
     at = 1
     for cell in cells[1:]:
         if isinstance(cell, Span):
-            made.append(element("td", *cell.content, colspan=str(cell.columns), class_=f"words {columns[at].group}".strip()))
+            made.append(
+                element("td", *cell.content, colspan=str(cell.columns), class_=f"words {columns[at].group}".strip())
+            )
             at += cell.columns
         else:
             made.append(element("td", cell, class_=_classes(columns[at])))

@@ -65,8 +65,10 @@ class Table:
     left_out: str = ""
 
 
-GSHARD = ("Lepikhin et al. 2020, “GShard: Scaling Giant Models with Conditional Computation and Automatic Sharding”, "
-          "arXiv 2006.16668")
+GSHARD = (
+    "Lepikhin et al. 2020, “GShard: Scaling Giant Models with Conditional Computation and Automatic Sharding”, "
+    "arXiv 2006.16668"
+)
 GSHARD_ICLR = "the same, ICLR 2021"
 GSPMD = "Xu et al. 2021, “GSPMD: General and Scalable Parallelization for ML Computation Graphs”, arXiv 2105.04663"
 PAPERS = (("GShard", GSHARD), ("GShard, ICLR", GSHARD_ICLR), ("GSPMD", GSPMD))
@@ -76,14 +78,19 @@ def _m4(model: str, plan: str, cores: int, batch: str, *figures: str | None) -> 
     return Row(model, f"m4.{plan}", f"({cores})", batch, *figures)
 
 
-GSHARD_3 = Table("GShard table 3", "Multilingual translation, M4", (
-    _m4("MoE(2048E, 36L)", "MoE2048E36L", 2048, "4M", "0.72", "22.4", "4.0"),
-    _m4("MoE(2048E, 12L)", "MoE2048E12L", 2048, "4M", "2.15", "7.5", "1.4"),
-    _m4("MoE(512E, 36L)", "MoE512E36L", 512, "1M", "1.05", "15.5", "11.0"),
-    _m4("MoE(512E, 12L)", "MoE512E12L", 512, "1M", "3.28", "4.9", "3.5"),
-    _m4("MoE(128E, 36L)", "MoE128E36L", 128, "1M", "0.67", "6.1", "17.3"),
-    _m4("MoE(128E, 12L)", "MoE128E12L", 128, "1M", "2.16", "1.9", "5.4"),
-    _m4("T(96L)", "Dense96L", 2048, "4M", None, "∼235.5", "∼42")))
+GSHARD_3 = Table(
+    "GShard table 3",
+    "Multilingual translation, M4",
+    (
+        _m4("MoE(2048E, 36L)", "MoE2048E36L", 2048, "4M", "0.72", "22.4", "4.0"),
+        _m4("MoE(2048E, 12L)", "MoE2048E12L", 2048, "4M", "2.15", "7.5", "1.4"),
+        _m4("MoE(512E, 36L)", "MoE512E36L", 512, "1M", "1.05", "15.5", "11.0"),
+        _m4("MoE(512E, 12L)", "MoE512E12L", 512, "1M", "3.28", "4.9", "3.5"),
+        _m4("MoE(128E, 36L)", "MoE128E36L", 128, "1M", "0.67", "6.1", "17.3"),
+        _m4("MoE(128E, 12L)", "MoE128E12L", 128, "1M", "2.16", "1.9", "5.4"),
+        _m4("T(96L)", "Dense96L", 2048, "4M", None, "∼235.5", "∼42"),
+    ),
+)
 # Table 1's largest row, of which no speed is published.
 TRILLION = _m4("MoE(2048E, 60L)", "MoE2048E60L", 2048, "4M")
 
@@ -93,45 +100,73 @@ def _benchmark(model: str, plan: str, mesh: str, batch: str, memory: str, *figur
     return Row(model, plan, mesh, batch, memory=memory, seconds=seconds, utilisation=utilisation, all_to_all=all_to_all)
 
 
-GSPMD_2 = Table("GSPMD table 2", "Dense language models with wide layers, two-dimensional meshes", (
-    _benchmark("64B", "dense_lm.Dense64BMesh8x16", "(8,16)", "64", "15.3", "5.74", "62.7"),
-    _benchmark("64B", "dense_lm.Dense64BMesh16x32", "(16,32)", "256", "13.3", "6.25", "57.1"),
-    _benchmark("64B", "dense_lm.Dense64BMesh32x64", "(32,64)", "1024", "15.56", "6.30", "56.9"),
-    _benchmark("128B", "dense_lm.Dense128B", "(32,64)", "512", "14.0", "6.31", "56.5"),
-    _benchmark("256B", "dense_lm.Dense256B", "(32,64)", "256", "12.9", "6.71", "54.1"),
-    _benchmark("512B", "dense_lm.Dense512B", "(32,64)", "128", "13.6", "7.64", "47.5"),
-    _benchmark("1T", "dense_lm.Dense1T", "(32,64)", "128", "15.8", "12.66", "55.6")))
+GSPMD_2 = Table(
+    "GSPMD table 2",
+    "Dense language models with wide layers, two-dimensional meshes",
+    (
+        _benchmark("64B", "dense_lm.Dense64BMesh8x16", "(8,16)", "64", "15.3", "5.74", "62.7"),
+        _benchmark("64B", "dense_lm.Dense64BMesh16x32", "(16,32)", "256", "13.3", "6.25", "57.1"),
+        _benchmark("64B", "dense_lm.Dense64BMesh32x64", "(32,64)", "1024", "15.56", "6.30", "56.9"),
+        _benchmark("128B", "dense_lm.Dense128B", "(32,64)", "512", "14.0", "6.31", "56.5"),
+        _benchmark("256B", "dense_lm.Dense256B", "(32,64)", "256", "12.9", "6.71", "54.1"),
+        _benchmark("512B", "dense_lm.Dense512B", "(32,64)", "128", "13.6", "7.64", "47.5"),
+        _benchmark("1T", "dense_lm.Dense1T", "(32,64)", "128", "15.8", "12.66", "55.6"),
+    ),
+)
 # What table 1's three layouts are tried on.
 OF_THREE_LAYOUTS = GSPMD_2.rows[:3]
 
-GSPMD_3 = Table("GSPMD table 3", "Narrow dense language models of 16B weights", (
-    _benchmark("16B", "dense_lm.Narrow16BMesh4x16", "(4,16)", "48", "12.4"),
-    _benchmark("16B", "dense_lm.Narrow16BMesh8x16", "(8,16)", "96", "14.6"),
-    _benchmark("16B", "dense_lm.Narrow16BMesh8x32", "(8,32)", "192", "14.8"),
-    _benchmark("16B", "dense_lm.Narrow16BMesh16x4", "(16,4)", "48", "13.8"),
-    _benchmark("16B", "dense_lm.Narrow16BMesh16x8", "(16,8)", "96", "12.7"),
-    _benchmark("16B", "dense_lm.Narrow16BMesh32x8", "(32,8)", "192", "14.1")),
+GSPMD_3 = Table(
+    "GSPMD table 3",
+    "Narrow dense language models of 16B weights",
+    (
+        _benchmark("16B", "dense_lm.Narrow16BMesh4x16", "(4,16)", "48", "12.4"),
+        _benchmark("16B", "dense_lm.Narrow16BMesh8x16", "(8,16)", "96", "14.6"),
+        _benchmark("16B", "dense_lm.Narrow16BMesh8x32", "(8,32)", "192", "14.8"),
+        _benchmark("16B", "dense_lm.Narrow16BMesh16x4", "(16,4)", "48", "13.8"),
+        _benchmark("16B", "dense_lm.Narrow16BMesh16x8", "(16,8)", "96", "12.7"),
+        _benchmark("16B", "dense_lm.Narrow16BMesh32x8", "(32,8)", "192", "14.1"),
+    ),
     "Step times (3.10 to 5.71 s) and utilisations (27.1 to 45.7 %) are left out: the text at hand has lost which column each is "
-    "of.")
+    "of.",
+)
 
-GSPMD_6 = Table("GSPMD table 6", "Sparse language models, one expert per core", (
-    _benchmark("10B, 32E", "sparse_lm.MoE10B32E", "(32)", "128", "10.8", "0.98", "58.2", "2"),
-    _benchmark("37B, 128E", "sparse_lm.MoE37B128E", "(128)", "512", "11.2", "1.01", "49.8", "6"),
-    _benchmark("145B, 512E", "sparse_lm.MoE145B512E", "(512)", "2048", "11.2", "1.10", "49.8", "9"),
-    _benchmark("577B, 2048E", "sparse_lm.MoE577B2048E", "(2048)", "8192", "11.6", "1.51", "46.80", "11")))
+GSPMD_6 = Table(
+    "GSPMD table 6",
+    "Sparse language models, one expert per core",
+    (
+        _benchmark("10B, 32E", "sparse_lm.MoE10B32E", "(32)", "128", "10.8", "0.98", "58.2", "2"),
+        _benchmark("37B, 128E", "sparse_lm.MoE37B128E", "(128)", "512", "11.2", "1.01", "49.8", "6"),
+        _benchmark("145B, 512E", "sparse_lm.MoE145B512E", "(512)", "2048", "11.2", "1.10", "49.8", "9"),
+        _benchmark("577B, 2048E", "sparse_lm.MoE577B2048E", "(2048)", "8192", "11.6", "1.51", "46.80", "11"),
+    ),
+)
 
-GSPMD_7 = Table("GSPMD table 7", "Hybrid language models: experts along x, their hidden dimension along y", (
-    _benchmark("33B, 8E", "hybrid_lm.MoE33B8E", "(8,4)", "32", "12.3", "2.12", "55.3"),
-    _benchmark("57B, 16E", "hybrid_lm.MoE57B16E", "(16,8)", "128", "12.9", "2.19", "50.2"),
-    _benchmark("420B, 32E", "hybrid_lm.MoE420B32E", "(32,16)", "128", "11.9", "2.08", "50.8"),
-    _benchmark("804B, 64E", "hybrid_lm.MoE804B64E", "(64,32)", "512", "8.5", "1.92", "53.8")))
+GSPMD_7 = Table(
+    "GSPMD table 7",
+    "Hybrid language models: experts along x, their hidden dimension along y",
+    (
+        _benchmark("33B, 8E", "hybrid_lm.MoE33B8E", "(8,4)", "32", "12.3", "2.12", "55.3"),
+        _benchmark("57B, 16E", "hybrid_lm.MoE57B16E", "(16,8)", "128", "12.9", "2.19", "50.2"),
+        _benchmark("420B, 32E", "hybrid_lm.MoE420B32E", "(32,16)", "128", "11.9", "2.08", "50.8"),
+        _benchmark("804B, 64E", "hybrid_lm.MoE804B64E", "(64,32)", "512", "8.5", "1.92", "53.8"),
+    ),
+)
 
-GSHARD_ICLR_3 = Table("GShard (ICLR) table 3", "Dense language models on 2048 cores", tuple(
-    Row(model, plan, "(32,64)", batch, utilisation=utilisation, kilotokens=kilotokens)
-    for model, plan, batch, utilisation, kilotokens in (
-        ("64B", "dense_lm.Dense64B", "512", "48.4", "150.7"), ("128B", "dense_lm.Dense128B", "512", "48.5", "73.5"),
-        ("1T", "dense_lm.Dense1T", "128", "47.2", "9.23"), ("4T", "dense_lm.Dense4T", "32", "28.8", "1.36"))),
-    "The paper does not print the mesh; the one here is GSPMD's of the same size.")
+GSHARD_ICLR_3 = Table(
+    "GShard (ICLR) table 3",
+    "Dense language models on 2048 cores",
+    tuple(
+        Row(model, plan, "(32,64)", batch, utilisation=utilisation, kilotokens=kilotokens)
+        for model, plan, batch, utilisation, kilotokens in (
+            ("64B", "dense_lm.Dense64B", "512", "48.4", "150.7"),
+            ("128B", "dense_lm.Dense128B", "512", "48.5", "73.5"),
+            ("1T", "dense_lm.Dense1T", "128", "47.2", "9.23"),
+            ("4T", "dense_lm.Dense4T", "32", "28.8", "1.36"),
+        )
+    ),
+    "The paper does not print the mesh; the one here is GSPMD's of the same size.",
+)
 
 BENCHMARKS = (GSPMD_2, GSPMD_3, GSPMD_6, GSPMD_7, GSHARD_ICLR_3)
 
@@ -143,5 +178,7 @@ def rows() -> tuple[Row, ...]:
 
 def highest_utilisation() -> Row:
     """The row of the highest utilisation that GSPMD prints."""
-    return max((row for table in BENCHMARKS for row in table.rows if row.utilisation and table.source.startswith("GSPMD")),
-               key=lambda row: float(row.utilisation))
+    return max(
+        (row for table in BENCHMARKS for row in table.rows if row.utilisation and table.source.startswith("GSPMD")),
+        key=lambda row: float(row.utilisation),
+    )

@@ -24,10 +24,17 @@ ATTEMPTS = (".gspmd_attempt_1", ".gspmd_attempt_2")
 _COMPARED = ("", EACH_SIDE, TOKENS_PER_CORE, REPLICATED, *ATTEMPTS)
 
 # What is shown as one, in the order of the bars; a part that is in none counts as the last.
-PARTS = {"attention": ("self_attention", "cross_attention"), "feed-forward": ("feed_forward",), "experts": ("experts",),
-         "gating": ("gating",), "dispatch, combine": ("dispatch", "combine"), "embedding, softmax": ("embedding", "softmax"),
-         "optimizer": ("optimizer",), "other compute": ()}
-EXCHANGES = {"AllToAll": ("all-to-all",), "AllReduce": ("all-reduce",), "other exchanges": ()}
+PARTS = {
+    "attention": ("self_attention", "cross_attention"),
+    "feed-forward": ("feed_forward",),
+    "experts": ("experts",),
+    "gating": ("gating",),
+    "dispatch, combine": ("dispatch", "combine"),
+    "embedding, softmax": ("embedding", "softmax"),
+    "optimizer": ("optimizer",),
+    "other compute": (),
+}
+COLLECTIVES = {"AllToAll": ("all-to-all",), "AllReduce": ("all-reduce",), "other exchanges": ()}
 
 
 def load(directory: pathlib.Path) -> dict[str, Plan]:
@@ -38,7 +45,9 @@ def load(directory: pathlib.Path) -> dict[str, Plan]:
     """
     paths = sorted(directory.glob("*.json"), key=lambda path: path.stem)
     if not paths:
-        raise UserError(f"--plans={directory}: no plan is there (NAME.json); `python -m tools.plan_zoo` makes them in docs/plans.")
+        raise UserError(
+            f"--plans={directory}: no plan is there (NAME.json); `python -m tools.plan_zoo` makes them in docs/plans."
+        )
     plans = {path.stem: Plan.load(path) for path in paths}
     for path in paths:
         _check(plans[path.stem], path)
@@ -49,15 +58,21 @@ def _check(plan: Plan, path: pathlib.Path):
     mistyped = _mistyped(plan)
     remedy = f"`python -m lingvo_moe plan NAME --json={path}` writes it anew."
     if mistyped:
-        raise UserError(f"{path}: not a plan of this version ({', '.join(mistyped)}: not of the expected kind); {remedy}")
+        raise UserError(
+            f"{path}: not a plan of this version ({', '.join(mistyped)}: not of the expected kind); {remedy}"
+        )
     if not _is_complete(plan):
         raise UserError(f"{path}: not a whole plan: its figures contradict each other or are no sizes; {remedy}")
     if path.stem != plan.model and not path.stem.startswith(f"{plan.model}."):
-        raise UserError(f"{path}: a plan of {plan.model}; its file's name must be that or begin with {plan.model} and a dot.")
+        raise UserError(
+            f"{path}: a plan of {plan.model}; its file's name must be that or begin with {plan.model} and a dot."
+        )
     compared = {row.plan + variant for row in (*published.rows(), published.TRILLION) for variant in _COMPARED}
     if path.stem in compared and not (plan.program == "train" and plan.topology.startswith("v3:")):
-        raise UserError(f"{path}: program {plan.program} on {plan.topology}; what is published is training on TPU v3. Give the "
-                        f"file another name, for instance {plan.model}.other.json.")
+        raise UserError(
+            f"{path}: program {plan.program} on {plan.topology}; what is published is training on TPU v3. Give the "
+            f"file another name, for instance {plan.model}.other.json."
+        )
 
 
 def _mistyped(record) -> list[str]:
@@ -85,8 +100,12 @@ def _is_complete(plan: Plan) -> bool:
         return False
     if not plan.fits:
         return plan.memory.available is not None
-    return bool(plan.cycles) and plan.rematerialised_cycles is not None and plan.memory.temporaries is not None \
+    return (
+        bool(plan.cycles)
+        and plan.rematerialised_cycles is not None
+        and plan.memory.temporaries is not None
         and plan.compute_seconds != 0
+    )
 
 
 def command_to_make(name: str) -> str:
@@ -109,8 +128,10 @@ def unlike(few: Plan, many: Plan) -> str:
 
 def available(plans: Plans) -> int | None:
     """What the compiler has said is available of a v3 core's memory; it says so only where a model does not fit."""
-    return max((plan.memory.available for plan in plans.values() if not plan.fits and plan.topology.startswith("v3:")),
-               default=None)
+    return max(
+        (plan.memory.available for plan in plans.values() if not plan.fits and plan.topology.startswith("v3:")),
+        default=None,
+    )
 
 
 def compute_by_part(plan: Plan) -> dict[str, float]:
@@ -118,12 +139,12 @@ def compute_by_part(plan: Plan) -> dict[str, float]:
     return _grouped({part: cycles / V3.clock for part, cycles in plan.cycles_by_part.items()}, PARTS)
 
 
-def exchange_by_kind(plan: Plan) -> dict[str, float]:
+def collectives_by_kind(plan: Plan) -> dict[str, float]:
     """Seconds by the names of EXCHANGES."""
     found: dict[str, float] = {}
-    for exchange in plan.exchanges:
-        found[exchange.kind] = found.get(exchange.kind, 0.0) + exchange.seconds
-    return _grouped(found, EXCHANGES)
+    for collective in plan.collectives:
+        found[collective.kind] = found.get(collective.kind, 0.0) + collective.seconds
+    return _grouped(found, COLLECTIVES)
 
 
 def _grouped(seconds: Mapping[str, float], groups: Mapping[str, tuple[str, ...]]) -> dict[str, float]:
@@ -142,7 +163,7 @@ def peak_seconds(plan: Plan) -> float:
 
 def roofline_seconds(plan: Plan) -> float:
     """The model's own operations at the cores' peak, and the exchanges as our model of the links has them."""
-    return peak_seconds(plan) + plan.exchange_seconds
+    return peak_seconds(plan) + plan.collective_seconds
 
 
 def implied_utilisation(plan: Plan, steps_per_second: str) -> float:

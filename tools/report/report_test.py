@@ -11,8 +11,8 @@ from html.parser import HTMLParser
 
 import pytest
 
-from lingvo_moe import cli
-from lingvo_moe.analysis.plan import Exchange, Memory, Plan
+from lingvo_moe.analysis.plan import CollectiveCost, Memory, Plan
+from lingvo_moe.cli import app
 from lingvo_moe.engines.topology import v3_slice
 from lingvo_moe.errors import UserError
 from tools import plan_zoo
@@ -29,20 +29,48 @@ def planned(name: str = "m4.MoE128E12L", **changes) -> Plan:
     model = ".".join(name.split(".")[:2])
     row = ROWS[model]
     values = dict(
-        model=model, changes=(), program="train", topology=v3_slice(row.cores), mesh=row.mesh.strip("()").replace(",", "x"),
-        cores=row.cores, weights=10**10, layout="auto", remat="keep_hidden", batch_size=64, num_groups=64, num_experts=0,
-        num_layers=12, activation_dtype="float32", tokens=2**20, model_flops=0.25 * row.cores * 61.5e12,
-        memory=Memory(2 * GIB, GIB, GIB // 64, GIB // 1024, 5 * GIB), exchanges=(
-            Exchange("all-to-all", row.cores, 24, 2**28, 0.1), Exchange("all-reduce", row.cores, 35, 2**30, 0.05)),
-        cycles=329_000_000, rematerialised_cycles=32_900_000,
-        cycles_by_part={"experts": 200_000_000, "gating": 29_000_000, "other": 100_000_000}, compute_seconds=0.35, unknown_loops=0,
-        lower_seconds=1.0, compile_seconds=1.0)
+        model=model,
+        changes=(),
+        program="train",
+        topology=v3_slice(row.cores),
+        mesh=row.mesh.strip("()").replace(",", "x"),
+        cores=row.cores,
+        weights=10**10,
+        layout="auto",
+        remat="keep_hidden",
+        batch_size=64,
+        num_groups=64,
+        num_experts=0,
+        num_layers=12,
+        activation_dtype="float32",
+        tokens=2**20,
+        model_flops=0.25 * row.cores * 61.5e12,
+        memory=Memory(2 * GIB, GIB, GIB // 64, GIB // 1024, 5 * GIB),
+        collectives=(
+            CollectiveCost("all-to-all", row.cores, 24, 2**28, 0.1),
+            CollectiveCost("all-reduce", row.cores, 35, 2**30, 0.05),
+        ),
+        cycles=329_000_000,
+        rematerialised_cycles=32_900_000,
+        cycles_by_part={"experts": 200_000_000, "gating": 29_000_000, "other": 100_000_000},
+        compute_seconds=0.35,
+        unknown_loops=0,
+        lower_seconds=1.0,
+        compile_seconds=1.0,
+    )
     return Plan(**values | changes)
 
 
 def too_large(name: str = "m4.MoE128E12L") -> Plan:
-    return planned(name, memory=Memory(2 * GIB, GIB, 0, 0, None, int(15.48 * GIB), int(18.2 * GIB)), exchanges=(), cycles=None,
-                   rematerialised_cycles=None, cycles_by_part={}, compute_seconds=None)
+    return planned(
+        name,
+        memory=Memory(2 * GIB, GIB, 0, 0, None, int(15.48 * GIB), int(18.2 * GIB)),
+        collectives=(),
+        cycles=None,
+        rematerialised_cycles=None,
+        cycles_by_part={},
+        compute_seconds=None,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -91,10 +119,20 @@ def rows_of(page: str, caption: str) -> list[list[str]]:
 @pytest.mark.parametrize("table", [published.GSHARD_3, *published.BENCHMARKS], ids=lambda table: table.source)
 def test_every_published_row_stands_beside_its_plan(whole, table):
     """All printed values, and the plan's memory and step time."""
-    rows = [row for row in rows_of(whole, table.title) if "attempt" not in row[0]][-len(table.rows):]
+    rows = [row for row in rows_of(whole, table.title) if "attempt" not in row[0]][-len(table.rows) :]
     for row, cells in zip(table.rows, rows, strict=True):
-        printed = [row.model, row.batch, row.steps_per_second, row.core_years, row.days, row.memory, row.seconds,
-                   row.utilisation and f"{row.utilisation} %", row.all_to_all and f"{row.all_to_all} %", row.kilotokens]
+        printed = [
+            row.model,
+            row.batch,
+            row.steps_per_second,
+            row.core_years,
+            row.days,
+            row.memory,
+            row.seconds,
+            row.utilisation and f"{row.utilisation} %",
+            row.all_to_all and f"{row.all_to_all} %",
+            row.kilotokens,
+        ]
         assert {value for value in printed if value} <= set(cells)
         assert {"8.02", "0.500", "keep_hidden", "50.0 %"} <= set(cells)
         if row.step:
@@ -121,15 +159,21 @@ def test_plans_that_are_missing_are_told_with_their_command(whole):
 
 def test_each_plan_comes_with_the_command_that_makes_it():
     """Where `plan` chooses the slice and the mesh by itself, they are left out."""
-    plans = {"m4.MoE128E12L": planned(changes=("model.remat=full",)),
-             "m4.MoE128E12L.v5e": planned(topology="v5e:16x8", program="decode")}
+    plans = {
+        "m4.MoE128E12L": planned(changes=("model.remat=full",)),
+        "m4.MoE128E12L.v5e": planned(topology="v5e:16x8", program="decode"),
+    }
     commands = [row[-1] for row in rows_of(report.page(plans).decode(), "All plans")[1:]]
-    assert commands == ["python -m lingvo_moe plan m4.MoE128E12L --set=model.remat=full",
-                        "python -m lingvo_moe plan m4.MoE128E12L --program=decode --topology=v5e:16x8 --mesh=128"]
+    assert commands == [
+        "python -m lingvo_moe plan m4.MoE128E12L --set=model.remat=full",
+        "python -m lingvo_moe plan m4.MoE128E12L --program=decode --topology=v5e:16x8 --mesh=128",
+    ]
 
 
 def test_a_plan_that_does_not_fit_shows_the_compilers_answer():
-    page = report.page({"m4.MoE2048E60L.replicated": too_large("m4.MoE2048E60L.replicated"), "m4.MoE128E12L": too_large()}).decode()
+    page = report.page(
+        {"m4.MoE2048E60L.replicated": too_large("m4.MoE2048E60L.replicated"), "m4.MoE128E12L": too_large()}
+    ).decode()
     rows = rows_of(page, "Multilingual translation")
     assert rows[-2][-2:] == ["keep_hidden", "does not fit: needs 18.20 of 15.48 GiB [c]"]
     assert "15.48 available" in page and "and more: does not fit, needs 18.20" in page
@@ -139,7 +183,10 @@ def test_readings_are_the_published_speed_by_each_plans_operations():
     """A quarter of a second at peak: 2.16 steps/s are 54 %; twice the operations, 108 %, which no core has."""
     other = planned("m4.MoE128E12L.each_side", model_flops=0.5 * 128 * 61.5e12)
     page = report.page({"m4.MoE128E12L": planned(), "m4.MoE128E12L.each_side": other}).decode()
-    assert rows_of(page, "Two readings")[-1][1:3] == ["2.16", "54.0 %"] and "would need 108 % of the peak of 128 cores" in page
+    assert (
+        rows_of(page, "Two readings")[-1][1:3] == ["2.16", "54.0 %"]
+        and "would need 108 % of the peak of 128 cores" in page
+    )
     assert "together, 54 % [paper, p]" in page and "reports 62.7 % at the most [paper: GSPMD table 2]" in page
 
 
@@ -175,13 +222,13 @@ def test_claims_are_of_the_plans(whole):
 def test_time_by_part_loses_nothing():
     plan = planned(cycles_by_part={"experts": 94, "a_part_of_tomorrow": 846})
     assert reading.compute_by_part(plan)["other compute"] == pytest.approx(900e-9)
-    assert sum(reading.exchange_by_kind(plan).values()) == pytest.approx(plan.exchange_seconds)
+    assert sum(reading.collectives_by_kind(plan).values()) == pytest.approx(plan.collective_seconds)
 
 
 def test_exchanges_grow_as_in_figure_9():
     """AllToAll about nine times, as sqrt(D) would eleven times; AllReduce not."""
-    assert charts.exchange_growth("all-to-all") == pytest.approx(9, rel=0.15)
-    assert charts.exchange_growth("all-reduce") == pytest.approx(1, rel=0.15)
+    assert charts.collective_growth("all-to-all") == pytest.approx(9, rel=0.15)
+    assert charts.collective_growth("all-reduce") == pytest.approx(1, rel=0.15)
 
 
 def test_the_page_needs_nothing_else_and_is_one_document(whole):
@@ -209,13 +256,22 @@ def damaged(**changes) -> str:
     return json.dumps(dataclasses.asdict(planned()) | changes)
 
 
-@pytest.mark.parametrize("text, said", [
-    ("{", "not a plan of this version"), ("[]", "not a plan of this version"), (damaged(memory={}), "not a plan of this version"),
-    (damaged(cores="many"), "cores: not of the expected"), (damaged(cycles_by_part={"gating": "x"}), "cycles_by_part: not"),
-    (damaged(model_flops=float("nan")), "model_flops: not"), (damaged(tokens=0), "not a whole plan"),
-    (damaged(cycles=None), "not a whole plan"), (damaged(topology="v9:2x2x1"), "not a whole plan"),
-    (damaged(topology="v5e:16x8"), "program train on v5e:16x8; what is published"),
-    (damaged(model="m4.MoE512E12L"), "a plan of m4.MoE512E12L; its file's name")])
+@pytest.mark.parametrize(
+    "text, said",
+    [
+        ("{", "not a plan of this version"),
+        ("[]", "not a plan of this version"),
+        (damaged(memory={}), "not a plan of this version"),
+        (damaged(cores="many"), "cores: not of the expected"),
+        (damaged(cycles_by_part={"gating": "x"}), "cycles_by_part: not"),
+        (damaged(model_flops=float("nan")), "model_flops: not"),
+        (damaged(tokens=0), "not a whole plan"),
+        (damaged(cycles=None), "not a whole plan"),
+        (damaged(topology="v9:2x2x1"), "not a whole plan"),
+        (damaged(topology="v5e:16x8"), "program train on v5e:16x8; what is published"),
+        (damaged(model="m4.MoE512E12L"), "a plan of m4.MoE512E12L; its file's name"),
+    ],
+)
 def test_a_file_that_is_no_fit_plan_is_named(tmp_path, text, said):
     path = tmp_path / "m4.MoE128E12L.json"
     path.write_text(text)
@@ -226,7 +282,7 @@ def test_a_file_that_is_no_fit_plan_is_named(tmp_path, text, said):
 
 def run(capsys, *arguments: str) -> tuple[int, str]:
     try:
-        status = cli.execute(report.main, ["report", *arguments], report._VALUES)
+        status = app.execute(report.main, ["report", *arguments], report._VALUES)
     finally:
         report._VALUES["plans"].value, report._VALUES["output"].value = "docs/plans", "docs/report.html"
     printed = capsys.readouterr()
@@ -238,7 +294,9 @@ def test_the_command_writes_the_page_and_leaves_nothing_else(tmp_path, capsys):
     output = tmp_path / "pages" / "report.html"
     status, said = run(capsys, f"--plans={tmp_path}", f"--output={output}")
     assert status == 0 and f"{output}: 1 plans, {len(NAMES) - 1} of the tables not planned" in said
-    assert list(output.parent.iterdir()) == [output] and output.read_bytes() == report.page({"m4.MoE128E12L": planned()})
+    assert list(output.parent.iterdir()) == [output] and output.read_bytes() == report.page(
+        {"m4.MoE128E12L": planned()}
+    )
 
 
 def test_without_a_plan_there_is_no_page(tmp_path, capsys):
@@ -259,7 +317,9 @@ def test_a_page_must_be_a_file(tmp_path, capsys, output):
 def test_bars_are_drawn_of_what_they_are_given():
     """One rectangle per value, in order and to scale, and the page's own colours."""
     with figures.settings():
-        figure = figures.stacked([("all", [("one", {"a": 1.0, "b": 3.0}, "four")])], {"a": "#aa0000", "b": "#00bb00"}, "s")
+        figure = figures.stacked(
+            [("all", [("one", {"a": 1.0, "b": 3.0}, "four")])], {"a": "#aa0000", "b": "#00bb00"}, "s"
+        )
         widths = [patch.get_width() for patch in figure.axes[0].patches]
         text = ElementTree.tostring(figures.svg(figure, "name", "said"), encoding="unicode")
     assert widths == [1.0, 3.0] and "#aa0000" in text and "currentColor" in text and ">four</text>" in text

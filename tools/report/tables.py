@@ -9,8 +9,8 @@ from xml.etree.ElementTree import Element
 from lingvo_moe.analysis.plan import Plan
 from lingvo_moe.engines.topology import v3_slice
 from tools.report import published, reading
-from tools.report.published import Row, Table
 from tools.report.markup import Cell, Child, Column, Span, code, element, table
+from tools.report.published import Row, Table
 from tools.report.reading import GIB, TRILLION_TOKENS, Plans
 
 # By layers, then by experts.
@@ -25,9 +25,13 @@ def pairs_of_experts() -> list[tuple[published.Row, published.Row]]:
     would be rounded up to one.
     """
     by_name = {row.plan: row for row in M4}
-    return [(dataclasses.replace(by_name[few], plan=few + reading.TOKENS_PER_CORE),
-             dataclasses.replace(by_name[many], plan=many + reading.EACH_SIDE))
-            for few, many in ((f"m4.MoE128E{layers}L", f"m4.MoE2048E{layers}L") for layers in (12, 36))]
+    return [
+        (
+            dataclasses.replace(by_name[few], plan=few + reading.TOKENS_PER_CORE),
+            dataclasses.replace(by_name[many], plan=many + reading.EACH_SIDE),
+        )
+        for few, many in ((f"m4.MoE128E{layers}L", f"m4.MoE2048E{layers}L") for layers in (12, 36))
+    ]
 
 
 def gib(size: float | None) -> str:
@@ -62,8 +66,13 @@ def not_planned(name: str, columns: int) -> Span:
 
 def does_not_fit(plan: Plan, columns: int) -> Span:
     """In place of the figures of a plan that does not fit: the compiler's answer."""
-    return Span(columns, (element("strong", "does not fit: "),
-                          f"needs {gib(plan.memory.needed)} of {gib(plan.memory.available)} GiB [c]"))
+    return Span(
+        columns,
+        (
+            element("strong", "does not fit: "),
+            f"needs {gib(plan.memory.needed)} of {gib(plan.memory.available)} GiB [c]",
+        ),
+    )
 
 
 def _printed(value: str | None, unit: str = "") -> str:
@@ -83,15 +92,28 @@ def _cells(plans: Plans, name: str, columns: int, known: Sequence[str], figures)
 
 def memory(plans: Plans) -> Element:
     """GShard figure 7's kinds of memory, for each M4 model and the variants that it is compared with."""
-    columns = [Column("model"), Column("cores", "[p]"), Column("tokens per core", "[p]"), Column("remat", words=True),
-               Column("replicated weights", "[p]", "GiB per core"), Column("distributed weights", "[p]", "GiB per core"),
-               Column("optimizer slots", "[p]", "GiB per core"), Column("inputs", "[p]", "GiB per core"),
-               Column("activations, buffers", "[c]", "GiB per core"), Column("together", "[c, p]", "GiB per core")]
+    columns = [
+        Column("model"),
+        Column("cores", "[p]"),
+        Column("tokens per core", "[p]"),
+        Column("remat", words=True),
+        Column("replicated weights", "[p]", "GiB per core"),
+        Column("distributed weights", "[p]", "GiB per core"),
+        Column("optimizer state", "[p]", "GiB per core"),
+        Column("inputs", "[p]", "GiB per core"),
+        Column("activations, buffers", "[c]", "GiB per core"),
+        Column("together", "[c, p]", "GiB per core"),
+    ]
     rows = [(row.model, row.plan) for row in (*M4, published.GSHARD_3.rows[-1])]
     rows += [(f"{row.model}, as many tokens", row.plan) for pair in pairs_of_experts() for row in pair]
-    rows.append((f"{published.TRILLION.model}, all dense weights replicated", published.TRILLION.plan + reading.REPLICATED))
-    return table(("Memory of one core, by what it holds: the figures of the chart above.",), columns,
-                 [[label, *_memory_cells(plans, name)] for label, name in rows])
+    rows.append(
+        (f"{published.TRILLION.model}, all dense weights replicated", published.TRILLION.plan + reading.REPLICATED)
+    )
+    return table(
+        ("Memory of one core, by what it holds: the figures of the chart above.",),
+        columns,
+        [[label, *_memory_cells(plans, name)] for label, name in rows],
+    )
 
 
 def _memory_cells(plans: Plans, name: str) -> list[Cell]:
@@ -99,59 +121,125 @@ def _memory_cells(plans: Plans, name: str) -> list[Cell]:
     if plan is None:
         return [not_planned(name, 9)]
     of = plan.memory
-    known = [f"{plan.cores}", f"{plan.tokens / plan.cores:,.0f}", plan.remat,
-             *map(gib, (of.replicated_weights, of.distributed_weights, of.slots, of.inputs))]
+    known = [
+        f"{plan.cores}",
+        f"{plan.tokens / plan.cores:,.0f}",
+        plan.remat,
+        *map(gib, (of.replicated_weights, of.distributed_weights, of.optimizer_state, of.inputs)),
+    ]
     return [*known, *([gib(of.temporaries), gib(of.total)] if plan.fits else [does_not_fit(plan, 2)])]
 
 
 def breakdown(plans: Plans) -> Element:
     """Where an M4 model's step goes, and how near it is to its roofline."""
-    columns = [Column("model"), Column("compute", "[c]", "seconds of a step"), Column("AllToAll", "[m]", "seconds of a step"),
-               Column("AllReduce", "[m]", "seconds of a step"), Column("other exchanges", "[m]", "seconds of a step"),
-               Column("together", "[c, m]", "seconds of a step"), Column("share of AllToAll", "[c, m]"),
-               Column("roofline, s", "[p, m]"), Column("roofline of step", "[c, p, m]"), Column("recomputed", "[c]")]
+    columns = [
+        Column("model"),
+        Column("compute", "[c]", "seconds of a step"),
+        Column("AllToAll", "[m]", "seconds of a step"),
+        Column("AllReduce", "[m]", "seconds of a step"),
+        Column("other exchanges", "[m]", "seconds of a step"),
+        Column("together", "[c, m]", "seconds of a step"),
+        Column("share of AllToAll", "[c, m]"),
+        Column("roofline, s", "[p, m]"),
+        Column("roofline of step", "[c, p, m]"),
+        Column("recomputed", "[c]"),
+    ]
 
     def figures(plan: Plan) -> list[Cell]:
-        exchanges = reading.exchange_by_kind(plan)
+        collectives = reading.collectives_by_kind(plan)
         roofline = reading.roofline_seconds(plan)
-        return [seconds(plan.compute_seconds), *map(seconds, exchanges.values()), seconds(plan.step_seconds),
-                percent(exchanges["AllToAll"] / plan.step_seconds), seconds(roofline), percent(roofline / plan.step_seconds),
-                percent(plan.rematerialised_cycles / plan.cycles)]
+        return [
+            seconds(plan.compute_seconds),
+            *map(seconds, collectives.values()),
+            seconds(plan.step_seconds),
+            percent(collectives["AllToAll"] / plan.step_seconds),
+            seconds(roofline),
+            percent(roofline / plan.step_seconds),
+            percent(plan.rematerialised_cycles / plan.cycles),
+        ]
 
-    return table(("Time of one training step: the figures of the chart above. “Recomputed” is the share of cycles that compute "
-                  "activations a second time.",), columns, [[row.model, *_cells(plans, row.plan, 9, (), figures)] for row in M4])
+    return table(
+        (
+            "Time of one training step: the figures of the chart above. “Recomputed” is the share of cycles that compute "
+            "activations a second time.",
+        ),
+        columns,
+        [[row.model, *_cells(plans, row.plan, 9, (), figures)] for row in M4],
+    )
 
 
 def training(plans: Plans) -> Element:
     """GShard table 3."""
     paper = f"paper: {published.GSHARD_3.source}"
-    columns = [Column("model"), Column("cores", group=paper), Column("batch tokens", group=paper), Column("steps/s", group=paper),
-               Column("step, s", "1 / (steps/s)", paper), Column("core-years", group=paper), Column("days", group=paper),
-               Column("remat", group="here", words=True), Column("memory, GiB", "[c, p]", "here"),
-               Column("step, s", "[c, m]", "here"), Column("here / paper", group="here"), Column("core-years", "[c, m]", "here"),
-               Column("of peak", "[c, p, m]", "here")]
-    rows = [[row.model, f"{row.cores}", row.batch, _printed(row.steps_per_second), seconds(row.step), _printed(row.core_years),
-             _printed(row.days), *_cells(plans, row.plan, 6, ("remat",), lambda plan, row=row: _training_cells(plan, row))]
-            for row in published.GSHARD_3.rows]
+    columns = [
+        Column("model"),
+        Column("cores", group=paper),
+        Column("batch tokens", group=paper),
+        Column("steps/s", group=paper),
+        Column("step, s", "1 / (steps/s)", paper),
+        Column("core-years", group=paper),
+        Column("days", group=paper),
+        Column("remat", group="here", words=True),
+        Column("memory, GiB", "[c, p]", "here"),
+        Column("step, s", "[c, m]", "here"),
+        Column("here / paper", group="here"),
+        Column("core-years", "[c, m]", "here"),
+        Column("of peak", "[c, p, m]", "here"),
+    ]
+    rows = [
+        [
+            row.model,
+            f"{row.cores}",
+            row.batch,
+            _printed(row.steps_per_second),
+            seconds(row.step),
+            _printed(row.core_years),
+            _printed(row.days),
+            *_cells(plans, row.plan, 6, ("remat",), lambda plan, row=row: _training_cells(plan, row)),
+        ]
+        for row in published.GSHARD_3.rows
+    ]
     return table((f"{published.GSHARD_3.title}: step time and cost of training on a trillion tokens.",), columns, rows)
 
 
 def _training_cells(plan: Plan, row: Row) -> list[Cell]:
-    return [gib(plan.memory.total), seconds(plan.step_seconds), times(plan.step_seconds, row.step),
-            f"{plan.core_years(TRILLION_TOKENS):.1f}", percent(plan.utilisation)]
+    return [
+        gib(plan.memory.total),
+        seconds(plan.step_seconds),
+        times(plan.step_seconds, row.step),
+        f"{plan.core_years(TRILLION_TOKENS):.1f}",
+        percent(plan.utilisation),
+    ]
 
 
 def readings(plans: Plans) -> Element:
     """What a batch's tokens may count: both sides together, or each side."""
     columns = [Column("model"), Column("steps/s", "paper: GShard table 3")]
     for group in ("both sides together", "as many on each side"):
-        columns += [Column("published speed would be, of peak", "[paper, p]", group), Column("step, s", "[c, m]", group),
-                    Column("here / paper", group=group), Column("core-years", "[c, m]", group)]
-    rows = [[row.model, row.steps_per_second, *_reading_cells(plans, row, row.plan, 1),
-             *_reading_cells(plans, row, row.plan + reading.EACH_SIDE, 2)]
-            for row in published.GSHARD_3.rows if row.steps_per_second]
-    return table(("Two readings of “batch size (tokens)”: the utilisation that the published steps per second would mean under "
-                  "each, and the plans of both.",), columns, rows)
+        columns += [
+            Column("published speed would be, of peak", "[paper, p]", group),
+            Column("step, s", "[c, m]", group),
+            Column("here / paper", group=group),
+            Column("core-years", "[c, m]", group),
+        ]
+    rows = [
+        [
+            row.model,
+            row.steps_per_second,
+            *_reading_cells(plans, row, row.plan, 1),
+            *_reading_cells(plans, row, row.plan + reading.EACH_SIDE, 2),
+        ]
+        for row in published.GSHARD_3.rows
+        if row.steps_per_second
+    ]
+    return table(
+        (
+            "Two readings of “batch size (tokens)”: the utilisation that the published steps per second would mean under "
+            "each, and the plans of both.",
+        ),
+        columns,
+        rows,
+    )
 
 
 def _reading_cells(plans: Plans, row: Row, name: str, sides: int) -> list[Cell]:
@@ -166,15 +254,27 @@ def _reading_cells(plans: Plans, row: Row, name: str, sides: int) -> list[Cell]:
 
 
 # Of a benchmark's published values: heading, attribute of `Row`, unit.
-_PUBLISHED = (("memory, GB", "memory", ""), ("step, s", "seconds", ""), ("of peak", "utilisation", " %"),
-              ("AllToAll", "all_to_all", " %"), ("1000 tokens/s", "kilotokens", ""))
+_PUBLISHED = (
+    ("memory, GB", "memory", ""),
+    ("step, s", "seconds", ""),
+    ("of peak", "utilisation", " %"),
+    ("AllToAll", "all_to_all", " %"),
+    ("1000 tokens/s", "kilotokens", ""),
+)
 # The same of a plan: heading, source, what must be published that it is shown; nothing for what always is.
-_PLANNED = (("memory, GiB", "[c, p]", ()), ("step, s", "[c, m]", ()), ("step, here / paper", "", ("seconds", "kilotokens")),
-            ("of peak", "[c, p, m]", ()), ("AllToAll", "[c, m]", ("all_to_all",)), ("1000 tokens/s", "[c, m]", ("kilotokens",)))
+_PLANNED = (
+    ("memory, GiB", "[c, p]", ()),
+    ("step, s", "[c, m]", ()),
+    ("step, here / paper", "", ("seconds", "kilotokens")),
+    ("of peak", "[c, p, m]", ()),
+    ("AllToAll", "[c, m]", ("all_to_all",)),
+    ("1000 tokens/s", "[c, m]", ("kilotokens",)),
+)
 
 
 def benchmark(plans: Plans, of: Table) -> Element:
     """A table of language models; a model that is planned with other layouts has a row for each."""
+
     def is_published(*attributes: str) -> bool:
         return any(getattr(row, attribute) for row in of.rows for attribute in attributes)
 
@@ -182,36 +282,68 @@ def benchmark(plans: Plans, of: Table) -> Element:
     printed = [value for value in _PUBLISHED if is_published(value[1])]
     shown = [not needed or is_published(*needed) for _, _, needed in _PLANNED]
     here = [Column(head, source, "here") for (head, source, _), is_shown in zip(_PLANNED, shown) if is_shown]
-    columns = [Column("weights"), Column("mesh", group=paper), Column("batch", group=paper),
-               *(Column(head, group=paper) for head, _, _ in printed), Column("remat", group="here", words=True), *here]
+    columns = [
+        Column("weights"),
+        Column("mesh", group=paper),
+        Column("batch", group=paper),
+        *(Column(head, group=paper) for head, _, _ in printed),
+        Column("remat", group="here", words=True),
+        *here,
+    ]
 
     def cells(row: Row, name: str) -> list[Cell]:
-        return _cells(plans, name, 1 + len(here), ("remat",),
-                      lambda plan: [cell for cell, is_shown in zip(_benchmark_cells(plan, row), shown) if is_shown])
+        return _cells(
+            plans,
+            name,
+            1 + len(here),
+            ("remat",),
+            lambda plan: [cell for cell, is_shown in zip(_benchmark_cells(plan, row), shown) if is_shown],
+        )
 
     rows = []
     for row in of.rows:
         values = [_printed(getattr(row, attribute), unit) for _, attribute, unit in printed]
         rows.append([row.model, row.mesh, row.batch, *values, *cells(row, row.plan)])
         if row in published.OF_THREE_LAYOUTS:
-            rows += [[f"{row.model}, attempt {number}", row.mesh, row.batch, *[_NONE] * len(printed),
-                      *cells(row, row.plan + variant)] for number, variant in enumerate(reading.ATTEMPTS, 1)]
+            rows += [
+                [
+                    f"{row.model}, attempt {number}",
+                    row.mesh,
+                    row.batch,
+                    *[_NONE] * len(printed),
+                    *cells(row, row.plan + variant),
+                ]
+                for number, variant in enumerate(reading.ATTEMPTS, 1)
+            ]
     return table((f"{of.title}.",), columns, rows)
 
 
 def _benchmark_cells(plan: Plan, row: Row) -> list[Cell]:
     kilotokens = plan.tokens / plan.step_seconds / 1000
     ratio = times(float(row.kilotokens), kilotokens) if row.kilotokens else times(plan.step_seconds, row.step)
-    all_to_all = reading.exchange_by_kind(plan)["AllToAll"] / plan.step_seconds
-    return [gib(plan.memory.total), seconds(plan.step_seconds), ratio, percent(plan.utilisation), percent(all_to_all),
-            f"{kilotokens:.2f}" if kilotokens < 10 else f"{kilotokens:.1f}"]
+    all_to_all = reading.collectives_by_kind(plan)["AllToAll"] / plan.step_seconds
+    return [
+        gib(plan.memory.total),
+        seconds(plan.step_seconds),
+        ratio,
+        percent(plan.utilisation),
+        percent(all_to_all),
+        f"{kilotokens:.2f}" if kilotokens < 10 else f"{kilotokens:.1f}",
+    ]
 
 
 def origins(plans: Plans) -> Element:
     """How each plan was made."""
-    columns = [Column("plan"), Column("weights", "[p]"), Column("fits", "[c]", words=True), Column("command", words=True)]
-    rows = [[name, f"{plan.weights:,}", "yes" if plan.fits else "no", Span(1, (code(_command(plan)),))]
-            for name, plan in plans.items()]
+    columns = [
+        Column("plan"),
+        Column("weights", "[p]"),
+        Column("fits", "[c]", words=True),
+        Column("command", words=True),
+    ]
+    rows = [
+        [name, f"{plan.weights:,}", "yes" if plan.fits else "no", Span(1, (code(_command(plan)),))]
+        for name, plan in plans.items()
+    ]
     return table(("All plans that were found, and the command that makes each.",), columns, rows)
 
 

@@ -16,16 +16,25 @@ import time
 
 from absl import flags
 
-from lingvo_moe import cli, progress
+from lingvo_moe.cli import app
+from lingvo_moe.distributed.process_group import BOUND_SECONDS
 from lingvo_moe.errors import UserError
-from lingvo_moe.processes import BOUND_SECONDS
+from lingvo_moe.utils import progress
 from tools.soak.faults import KILL
 from tools.soak.run import MOST_LOST, Result, Soak, counts
 
 _VALUES = flags.FlagValues()
-flags.DEFINE_integer("kills", 100, "SIGKILLs; one SIGTERM comes with about nine of them", lower_bound=1, flag_values=_VALUES)
-flags.DEFINE_integer("processes", 1, "that train together, on the two devices; each kill is for one of them", lower_bound=1,
-                     upper_bound=2, flag_values=_VALUES)
+flags.DEFINE_integer(
+    "kills", 100, "SIGKILLs; one SIGTERM comes with about nine of them", lower_bound=1, flag_values=_VALUES
+)
+flags.DEFINE_integer(
+    "processes",
+    1,
+    "that train together, on the two devices; each kill is for one of them",
+    lower_bound=1,
+    upper_bound=2,
+    flag_values=_VALUES,
+)
 flags.DEFINE_integer("seed", 0, "of moments and faults", flag_values=_VALUES)
 flags.DEFINE_string("directory", "build/soak", "where everything goes; new or empty", flag_values=_VALUES)
 flags.DEFINE_string("json", None, "also write what happened to this file", flag_values=_VALUES)
@@ -33,7 +42,7 @@ flags.DEFINE_string("json", None, "also write what happened to this file", flag_
 
 def main(arguments: list[str]) -> int:
     """Runs it; returns 1 if anything was lost."""
-    cli.no_arguments(arguments[1:])
+    app.no_arguments(arguments[1:])
     directory = pathlib.Path(_VALUES.directory).absolute()
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise UserError(f"--directory={_VALUES.directory} is not empty; name a new directory.")
@@ -58,15 +67,24 @@ def summary(result: Result, seconds: float) -> str:
     damaged = sum(event.damage is not None for event in result.events)
     ends = [event.seconds for event in result.events if event.fault.signal == KILL]
     again = [event.reached - event.resumed for event in result.events if event.damage is None]
-    lines += ["-" * 69, f"{kills} SIGKILL, {len(result.events) - kills} SIGTERM, {damaged} times a checkpoint damaged, over "
-              f"{result.steps} steps, in {seconds / 60:.0f} minutes.",
-              f"Steps made again: {max(again, default=0)} at most ({MOST_LOST} are allowed), "
-              f"{sum(again) / max(1, len(again)):.1f} on average. Held-out losses never measured: {result.unmeasured}.",
-              f"From a kill to the end of all processes: {max(ends, default=0):.1f} s at most ({BOUND_SECONDS} are allowed)."]
+    lines += [
+        "-" * 69,
+        f"{kills} SIGKILL, {len(result.events) - kills} SIGTERM, {damaged} times a checkpoint damaged, over "
+        f"{result.steps} steps, in {seconds / 60:.0f} minutes.",
+        f"Steps made again: {max(again, default=0)} at most ({MOST_LOST} are allowed), "
+        f"{sum(again) / max(1, len(again)):.1f} on average. Held-out losses never measured: {result.unmeasured}.",
+        f"From a kill to the end of all processes: {max(ends, default=0):.1f} s at most ({BOUND_SECONDS} are allowed).",
+    ]
     lines += [f"LOST: {problem}" for problem in result.problems]
-    return "\n".join([*lines, "Something was lost." if result.problems else
-                      "Nothing was lost: every checkpoint sound, losses and weights bit for bit those of the undisturbed run."])
+    return "\n".join(
+        [
+            *lines,
+            "Something was lost."
+            if result.problems
+            else "Nothing was lost: every checkpoint sound, losses and weights bit for bit those of the undisturbed run.",
+        ]
+    )
 
 
 if __name__ == "__main__":
-    cli.run(main, _VALUES)
+    app.run(main, _VALUES)

@@ -41,16 +41,21 @@ def draw(kills: int, seed: int, most_ahead: int) -> Iterator[Fault]:
     names, weights = list(AIMS), [weight for weight, _ in AIMS.values()]
     while kills:
         terminates = generator.random() < _TERMINATE_SHARE
-        fault = Fault(TERMINATE if terminates else KILL, generator.choices(names, weights)[0], generator.randint(1, most_ahead),
-                      generator.random(), generator.random(),
-                      generator.choice(list(DAMAGES)) if generator.random() < _DAMAGE_SHARE else None)
+        fault = Fault(
+            TERMINATE if terminates else KILL,
+            generator.choices(names, weights)[0],
+            generator.randint(1, most_ahead),
+            generator.random(),
+            generator.random(),
+            generator.choice(list(DAMAGES)) if generator.random() < _DAMAGE_SHARE else None,
+        )
         kills -= not terminates
         yield fault
 
 
 def _truncate(step: pathlib.Path, generator: random.Random):
     file = _any_file(step, generator)
-    file.write_bytes(file.read_bytes()[:generator.randrange(file.stat().st_size)])
+    file.write_bytes(file.read_bytes()[: generator.randrange(file.stat().st_size)])
 
 
 def _flip(step: pathlib.Path, generator: random.Random):
@@ -64,7 +69,7 @@ def _remove(step: pathlib.Path, generator: random.Random):
     _any_file(step, generator).unlink()
 
 
-def _unseal(step: pathlib.Path, generator: random.Random):
+def _remove_manifest(step: pathlib.Path, generator: random.Random):
     del generator
     (step / "manifest.json").unlink(missing_ok=True)
 
@@ -78,8 +83,12 @@ def _leave_partial(step: pathlib.Path, generator: random.Random):
 
 # By name: what is done to the newest checkpoint, and whether it can be used afterwards.
 DAMAGES: dict[str, tuple[Callable[[pathlib.Path, random.Random], None], bool]] = {
-    "truncated file": (_truncate, False), "flipped bit": (_flip, False), "missing file": (_remove, False),
-    "no manifest": (_unseal, True), "partial directory": (_leave_partial, True)}
+    "truncated file": (_truncate, False),
+    "flipped bit": (_flip, False),
+    "missing file": (_remove, False),
+    "no manifest": (_remove_manifest, True),
+    "partial directory": (_leave_partial, True),
+}
 
 
 def _any_file(step: pathlib.Path, generator: random.Random) -> pathlib.Path:

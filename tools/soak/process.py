@@ -14,12 +14,12 @@ from collections.abc import Callable, Sequence
 from lingvo_moe.errors import UserError
 from lingvo_moe.lazy import tf
 from lingvo_moe.training.checkpoint import Checkpoints
-from lingvo_moe.training.integrity import MANIFEST
-from tools.soak import stacks, trainee
+from lingvo_moe.training.checkpoint_manifest import MANIFEST
+from tools.soak import stacks, trainer
 from tools.soak.faults import AIMS, TERMINATE, Fault
 
 # What is started; tests have a trainee of their own.
-TRAINEE = (sys.executable, "-m", "tools.soak.trainee")
+TRAINEE = (sys.executable, "-m", "tools.soak.trainer")
 _REPOSITORY = pathlib.Path(__file__).parents[2]
 _SECONDS_BETWEEN_LOOKS = 0.001
 _MET = "compiling"
@@ -42,7 +42,9 @@ class Life:
 
     died_telling = False
 
-    def __init__(self, arguments: Sequence[str], logdir: pathlib.Path, directory: pathlib.Path, name: str, count: int = 1):
+    def __init__(
+        self, arguments: Sequence[str], logdir: pathlib.Path, directory: pathlib.Path, name: str, count: int = 1
+    ):
         """Starts `train` with these arguments.
 
         Args:
@@ -56,8 +58,10 @@ class Life:
         self._logdir, self._curves_before = logdir, set(_curve_files(logdir))
         self._trace: _Trace | None = None
         self.started = time.monotonic()
-        self._members = [_Member([*arguments, *joining], directory, f"{name}.{index}")
-                         for index, joining in enumerate(_joining(count))]
+        self._members = [
+            _Member([*arguments, *joining], directory, f"{name}.{index}")
+            for index, joining in enumerate(_joining(count))
+        ]
 
     def __enter__(self) -> Life:
         return self
@@ -110,7 +114,7 @@ class Life:
         if fault.aim == "save":
             self._await(lambda: any(_partial(self._logdir)), "a temporary directory")
         elif fault.aim == "seal":
-            self._await(lambda: any(_unsealed(self._logdir)), "a checkpoint without a manifest")
+            self._await(lambda: any(_without_manifest(self._logdir)), "a checkpoint without a manifest")
         elif fault.aim == "evaluation":
             self.await_step(-(-step // evaluate_every) * evaluate_every)
         time.sleep(fault.delay * longest)
@@ -161,8 +165,12 @@ class _Member:
     def __init__(self, arguments: Sequence[str], directory: pathlib.Path, name: str):
         self.said, self.stacks = directory / f"{name}.log", directory / f"{name}.stacks"
         # Programs that were compiled before are kept there; a kill may hit the cache as well.
-        environment = {**os.environ, "XDG_CACHE_HOME": str(directory / "cache"), trainee.VARIABLE: str(self.stacks),
-                       "PYTHONPATH": os.pathsep.join([str(_REPOSITORY), *filter(None, sys.path)])}
+        environment = {
+            **os.environ,
+            "XDG_CACHE_HOME": str(directory / "cache"),
+            trainer.VARIABLE: str(self.stacks),
+            "PYTHONPATH": os.pathsep.join([str(_REPOSITORY), *filter(None, sys.path)]),
+        }
         with open(self.said, "wb") as log:
             self.process = subprocess.Popen([*TRAINEE, "train", *arguments], stderr=log, stdout=log, env=environment)
 
@@ -197,7 +205,7 @@ def complete(logdir: pathlib.Path) -> list[int]:
     return [step for step in checkpoints.steps() if (checkpoints.path(step) / MANIFEST).exists()]
 
 
-def _unsealed(logdir: pathlib.Path) -> list[int]:
+def _without_manifest(logdir: pathlib.Path) -> list[int]:
     checkpoints = Checkpoints(logdir)
     return [step for step in checkpoints.steps()[-1:] if not (checkpoints.path(step) / MANIFEST).exists()]
 

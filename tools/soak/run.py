@@ -11,11 +11,12 @@ import signal
 import time
 from collections.abc import Callable
 
-from lingvo_moe import testing_experiment as tiny
+from lingvo_moe.distributed.process_group import BOUND_SECONDS
+from lingvo_moe.distributed.process_group import EXIT_STATUS as EXIT_STATUS_OF_OTHERS
 from lingvo_moe.errors import UserError
-from lingvo_moe.processes import BOUND_SECONDS, EXIT_STATUS as EXIT_STATUS_OF_OTHERS
-from lingvo_moe.training.stopping import EXIT_STATUS
-from tools.soak import judgement, process, stacks
+from lingvo_moe.testing import experiments as tiny
+from lingvo_moe.training.preemption import EXIT_STATUS
+from tools.soak import checks, process, stacks
 from tools.soak.faults import DAMAGES, KILL, Fault, draw
 from tools.soak.process import Life
 
@@ -72,7 +73,7 @@ class Soak:
 
     def __init__(self, directory: pathlib.Path, kills: int, seed: int, processes: int = 1):
         """Makes the data; `kills` SIGKILLs and some other faults are drawn from `seed`, each for one of the `processes`."""
-        self._directory, self._kills, self._seed, self._processes = directory, kills, seed, processes
+        self._directory, self._kills, self._seed, self._process_group = directory, kills, seed, processes
         self._steps = STEPS_PER_KILL * (kills + 1)
         self._data = tiny.make_data(directory / "data")
         self._logdirs = {name: directory / name for name in ("reference", "soaked")}
@@ -97,16 +98,27 @@ class Soak:
             result.problems += event.problems
             tell(_line(number, event))
             kills_left -= fault.signal == KILL
-            advance(fault.signal == KILL, note=f"step {event.resumed} of {self._steps}, {len(result.problems)} problems")
+            advance(
+                fault.signal == KILL, note=f"step {event.resumed} of {self._steps}, {len(result.problems)} problems"
+            )
         self._train_undisturbed("soaked")
         self._compare(result)
         return result
 
     def _arguments(self, name: str) -> list[str]:
-        changes = (f"training.checkpoint_every={SAVE_EVERY}", f"training.evaluate_every={EVALUATE_EVERY}",
-                   f"training.keep={KEEP}")
-        return [*tiny.settings(*changes), f"--corpus={self._data.corpus}", f"--tokenizers={self._data.tokenizers}",
-                f"--logdir={self._logdirs[name]}", "--platform=cpu", f"--steps={self._steps}"]
+        changes = (
+            f"training.checkpoint_every={SAVE_EVERY}",
+            f"training.evaluate_every={EVALUATE_EVERY}",
+            f"training.keep={KEEP}",
+        )
+        return [
+            *tiny.settings(*changes),
+            f"--corpus={self._data.corpus}",
+            f"--tokenizers={self._data.tokenizers}",
+            f"--logdir={self._logdirs[name]}",
+            "--platform=cpu",
+            f"--steps={self._steps}",
+        ]
 
     def _train_undisturbed(self, name: str) -> float:
         """Trains to the end; returns how long it took to come to the first step."""
@@ -121,7 +133,7 @@ class Soak:
     def _live(self, number: int, fault: Fault, kills_left: int) -> Event:
         """Starts a process, ends it, and judges what is left."""
         logdir = self._logdirs["soaked"]
-        sound_before = judgement.sound(logdir)
+        sound_before = checks.sound(logdir)
         first, damaged = max(sound_before, default=0), set(process.complete(logdir)) - set(sound_before)
         # So that every kill still finds steps to be made, and a save and an evaluation after them.
         ahead = max(1, min(fault.ahead, (self._steps - first - _MARGIN) // kills_left))
@@ -133,38 +145,41 @@ class Soak:
             chosen = life.chosen(fault)
             place, complete = life.place(chosen), process.complete(logdir)
             seconds = life.end(fault.signal, chosen)
-        sound = judgement.sound(logdir)
+        sound = checks.sound(logdir)
         newest = max(sound, default=0)
         event = Event(fault, place, max(life.step, first), newest, seconds)
-        event.problems += judgement.lost_checkpoints(complete, sound, KEEP, damaged)
-        event.problems += judgement.lost_steps(event.reached, newest, MOST_LOST if fault.signal == KILL or life.died_telling else 0)
+        event.problems += checks.missing_checkpoints(complete, sound, KEEP, damaged)
+        event.problems += checks.missing_steps(
+            event.reached, newest, MOST_LOST if fault.signal == KILL or life.died_telling else 0
+        )
         event.problems += of_the_processes(life, fault, first, seconds)
         return event
 
     def _start(self, logdir: str, name: str) -> Life:
-        return Life(self._arguments(logdir), self._logdirs[logdir], self._directory, name, self._processes)
+        return Life(self._arguments(logdir), self._logdirs[logdir], self._directory, name, self._process_group)
 
     def _damage(self, event: Event, generator: random.Random):
         """Damages the newest checkpoint, if it is sealed and another one is there to go on from."""
         logdir = self._logdirs["soaked"]
-        steps, complete = judgement.sound(logdir), process.complete(logdir)
+        steps, complete = checks.sound(logdir), process.complete(logdir)
         if len(steps) < 2 or steps[-1] not in complete:
             return
         damage, usable = DAMAGES[event.fault.damage]
         damage(logdir / "checkpoints" / str(steps[-1]), generator)
         event.damage, event.resumed = event.fault.damage, steps[-1] if usable else steps[-2]
-        if (newest := max(judgement.sound(logdir), default=0)) != event.resumed:
-            event.problems.append(f"after the damage ({event.damage}) {newest} is the newest sound checkpoint instead of "
-                                  f"{event.resumed}")
+        if (newest := max(checks.sound(logdir), default=0)) != event.resumed:
+            event.problems.append(
+                f"after the damage ({event.damage}) {newest} is the newest sound checkpoint instead of {event.resumed}"
+            )
 
     def _compare(self, result: Result):
         """Holds the end of the run against the reference."""
         ours, theirs = self._logdirs["soaked"], self._logdirs["reference"]
-        result.problems += judgement.different_traces(tiny.curves(ours), tiny.curves(theirs))
+        result.problems += checks.different_traces(tiny.curves(ours), tiny.curves(theirs))
         measured, all_measured = tiny.curves(ours, "valid"), tiny.curves(theirs, "valid")
-        result.problems += judgement.different_traces(measured, all_measured, whole=False)
+        result.problems += checks.different_traces(measured, all_measured, whole=False)
         result.unmeasured = len(all_measured["cross_entropy"]) - len(measured["cross_entropy"])
-        result.problems += judgement.different_weights(ours, theirs, self._steps)
+        result.problems += checks.different_weights(ours, theirs, self._steps)
 
 
 def of_the_processes(life: Life, fault: Fault, first: int, seconds: float) -> list[str]:
@@ -198,15 +213,29 @@ def counts(result: Result) -> list[tuple[str, int, int, int]]:
     rows = collections.defaultdict(list)
     for event in result.events:
         rows[str(event.place)].append(event)
-    found = [(name, len(events), max(max(0, event.reached - event.resumed) for event in events if event.damage is None)
-              if any(event.damage is None for event in events) else 0, sum(len(event.problems) for event in events))
-             for name, events in rows.items()]
+    found = [
+        (
+            name,
+            len(events),
+            max(max(0, event.reached - event.resumed) for event in events if event.damage is None)
+            if any(event.damage is None for event in events)
+            else 0,
+            sum(len(event.problems) for event in events),
+        )
+        for name, events in rows.items()
+    ]
     return sorted(found, key=lambda row: (-row[1], row[0]))
 
 
 def _line(number: int, event: Event) -> str:
     """An event in a line of the log."""
     damage = f"; then {event.damage}" if event.damage else ""
-    lost = f"LOST: {'; '.join(event.problems)}" if event.problems else f"{max(0, event.reached - event.resumed)} steps to repeat"
-    return (f"{number:4} {event.fault.signal} aimed at {event.fault.aim}, hit {event.place}, at step {event.reached}{damage}; "
-            f"goes on from {event.resumed}, {lost}")
+    lost = (
+        f"LOST: {'; '.join(event.problems)}"
+        if event.problems
+        else f"{max(0, event.reached - event.resumed)} steps to repeat"
+    )
+    return (
+        f"{number:4} {event.fault.signal} aimed at {event.fault.aim}, hit {event.place}, at step {event.reached}{damage}; "
+        f"goes on from {event.resumed}, {lost}"
+    )

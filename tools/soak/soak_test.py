@@ -9,15 +9,18 @@ import types
 
 import pytest
 
-from lingvo_moe import cli
+from lingvo_moe.cli import app
+from lingvo_moe.testing.checkpoints import flip, save
 from lingvo_moe.training.checkpoint import Checkpoints
-from lingvo_moe.training.checkpoint_testing import flip, save
-from tools.soak import __main__ as soak, faults, judgement, process, run, stacks
+from tools.soak import __main__ as soak
+from tools.soak import checks, faults, process, run, stacks
 from tools.soak.faults import KILL, TERMINATE, Fault
 from tools.soak.stacks import Place
 
-_HEAD = '  File "/x/lingvo_moe/commands.py", line 4 in train\n  File "<frozen runpy>", line 88 in _run_code\n' \
-        '  File "<frozen runpy>", line 198 in _run_module_as_main\n'
+_HEAD = (
+    '  File "/x/lingvo_moe/commands.py", line 4 in train\n  File "<frozen runpy>", line 88 in _run_code\n'
+    '  File "<frozen runpy>", line 198 in _run_module_as_main\n'
+)
 
 
 # Training without a model: nothing is computed, checkpoints and curves are real. With FAULT, a loss differs after a kill.
@@ -51,34 +54,42 @@ checkpoints.close()
 
 
 @pytest.mark.parametrize("is_sound", [True, False])
-def test_a_killed_training_is_judged(tmp_path, monkeypatch, capsys, is_sound):
+def test_a_killed_training_is_judged(tmp_path, monkeypatch, capsys, is_valid):
     """The tool on real processes and checkpoints: one that goes on as it was, one whose losses differ from then on."""
     (tmp_path / "trainee.py").write_text(_TRAINEE)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(process, "TRAINEE", (sys.executable, "-m", "trainee"))
     monkeypatch.setattr(run.tiny, "make_data", lambda directory: run.tiny.Data(directory, directory))
-    if not is_sound:
+    if not is_valid:
         monkeypatch.setenv("FAULT", "loss")
     arguments = ["soak", "--kills=1", "--seed=1", f"--directory={tmp_path}/soak", f"--json={tmp_path}/soak.json"]
-    status, said = cli.execute(soak.main, arguments, soak._VALUES), capsys.readouterr().out
+    status, said = app.execute(soak.main, arguments, soak._VALUES), capsys.readouterr().out
     assert said.count("SIGKILL aimed at") == 1 and (tmp_path / "soak.json").read_text().count('"SIGKILL"') == 1
-    assert status == (0 if is_sound else 1) and ("Nothing was lost" in said) == is_sound, said
-    assert ("cross_entropy differs in" in said) != is_sound
+    assert status == (0 if is_valid else 1) and ("Nothing was lost" in said) == is_valid, said
+    assert ("cross_entropy differs in" in said) != is_valid
 
 
 def _life(said: str, *statuses: int, step: int = 0, chosen: int = 0, died_telling: bool = False):
-    return types.SimpleNamespace(said=said, statuses=list(statuses), step=step, chosen=lambda fault: chosen,
-                                 died_telling=died_telling)
+    return types.SimpleNamespace(
+        said=said, statuses=list(statuses), step=step, chosen=lambda fault: chosen, died_telling=died_telling
+    )
 
 
-@pytest.mark.parametrize(("life", "seconds", "problem"), [
-    (_life("going on from step 8", -9), 0.1, ""), (_life("", -9), 0.1, ""), (_life("", 3, -9, chosen=1), 0.1, ""),
-    (_life("going on from step 0", -9), 0.1, "went on from step 0 instead of 8"),
-    (_life("", -11), 0.1, r"ended with status [-11] instead of [-9]"), (_life("", -11, died_telling=True), 0.1, ""),
-    (_life("", 0), 0.1, r"ended with status [0] instead of [-9]"),
-    (_life("", 0, -9, chosen=1), 0.1, r"ended with status [0, -9] instead of [3, -9]"),
-    (_life("", 3, -9, chosen=1), 40, "another process ended 40.0 s after the kill"),
-    (_life("Traceback (most recent call last):", -9), 0.1, "a traceback was printed")])
+@pytest.mark.parametrize(
+    ("life", "seconds", "problem"),
+    [
+        (_life("going on from step 8", -9), 0.1, ""),
+        (_life("", -9), 0.1, ""),
+        (_life("", 3, -9, chosen=1), 0.1, ""),
+        (_life("going on from step 0", -9), 0.1, "went on from step 0 instead of 8"),
+        (_life("", -11), 0.1, r"ended with status [-11] instead of [-9]"),
+        (_life("", -11, died_telling=True), 0.1, ""),
+        (_life("", 0), 0.1, r"ended with status [0] instead of [-9]"),
+        (_life("", 0, -9, chosen=1), 0.1, r"ended with status [0, -9] instead of [3, -9]"),
+        (_life("", 3, -9, chosen=1), 40, "another process ended 40.0 s after the kill"),
+        (_life("Traceback (most recent call last):", -9), 0.1, "a traceback was printed"),
+    ],
+)
 def test_what_a_process_did_wrong_is_seen(life, seconds, problem):
     found = run.of_the_processes(life, Fault(KILL, "step", 3, 0.1, 0.0, None), 8, seconds)
     assert len(found) == bool(problem) and all(problem in line for line in found)
@@ -108,7 +119,7 @@ def test_damages_leave_what_they_say(tmp_path, name):
     save(tmp_path, 4, 8)
     damage, usable = faults.DAMAGES[name]
     damage(tmp_path / "checkpoints" / "8", random.Random(0))
-    assert judgement.sound(tmp_path) == ([4, 8] if usable else [4])
+    assert checks.sound(tmp_path) == ([4, 8] if usable else [4])
     assert Checkpoints(tmp_path).latest() == (8 if usable else 4)
 
 
@@ -116,57 +127,75 @@ def test_a_lost_checkpoint_is_seen(tmp_path):
     """One that is damaged or gone; not one whose time had come."""
     save(tmp_path, 4, 8, 12)
     complete = process.complete(tmp_path)
-    assert judgement.lost_checkpoints(complete, judgement.sound(tmp_path), keep=3) == []
+    assert checks.missing_checkpoints(complete, checks.sound(tmp_path), keep=3) == []
     flip(max((tmp_path / "checkpoints" / "8").rglob("*"), key=lambda path: path.stat().st_size * path.is_file()))
-    assert judgement.lost_checkpoints(complete, judgement.sound(tmp_path), keep=3) == [
-        "checkpoint 8 was complete and is not sound any more"]
+    assert checks.missing_checkpoints(complete, checks.sound(tmp_path), keep=3) == [
+        "checkpoint 8 was complete and is not sound any more"
+    ]
     shutil.rmtree(tmp_path / "checkpoints" / "4")
-    assert len(judgement.lost_checkpoints(complete, judgement.sound(tmp_path), keep=3)) == 2
-    assert judgement.lost_checkpoints([4, 8, 12], [8, 12, 16], keep=3) == []
-    assert judgement.lost_checkpoints([4, 8, 12], [4, 8], keep=3, damaged=[12]) == []
+    assert len(checks.missing_checkpoints(complete, checks.sound(tmp_path), keep=3)) == 2
+    assert checks.missing_checkpoints([4, 8, 12], [8, 12, 16], keep=3) == []
+    assert checks.missing_checkpoints([4, 8, 12], [4, 8], keep=3, damaged=[12]) == []
 
 
 def test_lost_steps_are_seen():
-    assert judgement.lost_steps(reached=24, newest=8, most=16) == []
-    assert judgement.lost_steps(reached=25, newest=8, most=16) == ["17 steps were lost, 25 were made, the newest checkpoint is 8"]
+    assert checks.missing_steps(reached=24, newest=8, most=16) == []
+    assert checks.missing_steps(reached=25, newest=8, most=16) == [
+        "17 steps were lost, 25 were made, the newest checkpoint is 8"
+    ]
 
 
-@pytest.mark.parametrize(("found", "problems"), [
-    ({"loss": {1: {0.5}, 2: {0.25}}, "tokens_per_second": {1: {7.0}}}, []),
-    ({"loss": {1: {0.5}}}, ["loss lacks 1 steps, the first is 2"]),
-    ({"loss": {1: {0.5}, 2: {0.25, 0.26}}}, ["loss differs in 1 steps, the first is 2: [0.25, 0.26] instead of [0.25]"]),
-    ({"loss": {1: {0.5}, 2: {0.25 + 2**-54}}}, ["loss differs in 1 steps, the first is 2: "]),
-    ({"loss": {1: {0.5}, 2: {0.25}, 3: {0.1}}}, ["loss differs in 1 steps, the first is 3: [0.1] instead of []"]),
-])
+@pytest.mark.parametrize(
+    ("found", "problems"),
+    [
+        ({"loss": {1: {0.5}, 2: {0.25}}, "tokens_per_second": {1: {7.0}}}, []),
+        ({"loss": {1: {0.5}}}, ["loss lacks 1 steps, the first is 2"]),
+        (
+            {"loss": {1: {0.5}, 2: {0.25, 0.26}}},
+            ["loss differs in 1 steps, the first is 2: [0.25, 0.26] instead of [0.25]"],
+        ),
+        ({"loss": {1: {0.5}, 2: {0.25 + 2**-54}}}, ["loss differs in 1 steps, the first is 2: "]),
+        ({"loss": {1: {0.5}, 2: {0.25}, 3: {0.1}}}, ["loss differs in 1 steps, the first is 3: [0.1] instead of []"]),
+    ],
+)
 def test_traces_are_compared_bit_for_bit(found, problems):
-    told = judgement.different_traces(found, {"loss": {1: {0.5}, 2: {0.25}}})
+    told = checks.different_traces(found, {"loss": {1: {0.5}, 2: {0.25}}})
     assert len(told) == len(problems) and all(ours.startswith(theirs) for ours, theirs in zip(told, problems))
 
 
 def test_a_held_out_loss_that_nobody_measured_is_not_a_difference():
-    assert judgement.different_traces({}, {"loss": {12: {0.5}}}, whole=False) == []
-    assert judgement.different_traces({"loss": {12: {float("nan")}}}, {"loss": {12: {float("nan")}}}, whole=False) == []
+    assert checks.different_traces({}, {"loss": {12: {0.5}}}, whole=False) == []
+    assert checks.different_traces({"loss": {12: {float("nan")}}}, {"loss": {12: {float("nan")}}}, whole=False) == []
 
 
 def test_weights_are_compared_bit_for_bit(tmp_path):
     """Every array of the state, and the place in the data."""
     for name, steps in (("a", (8,)), ("b", (8,)), ("c", (12,))):
         save(tmp_path / name, *steps)
-    assert judgement.different_weights(tmp_path / "a", tmp_path / "b", 8) == []
+    assert checks.different_weights(tmp_path / "a", tmp_path / "b", 8) == []
     (tmp_path / "c" / "checkpoints" / "12").rename(tmp_path / "c" / "checkpoints" / "8")
-    arrays, data = judgement.different_weights(tmp_path / "a", tmp_path / "c", 8)
+    arrays, data = checks.different_weights(tmp_path / "a", tmp_path / "c", 8)
     assert "arrays of checkpoint 8 differ" in arrays and "another place in the data" in data
 
 
-@pytest.mark.parametrize(("frames", "beside", "expected"), [
-    ([("training/checkpoint.py", "save"), ("training/loop.py", "_loop")], [], Place("save")),
-    ([("data/tokenizer.py", "encode"), ("training/loop.py", "_measure_held_out")], [], Place("evaluation")),
-    ([("data/pipeline.py", "batches"), ("training/loop.py", "_loop")], [("training/checkpoint.py", "_seal")],
-     Place("data", "write")),
-    ([("engines/pjrt.py", "train"), ("training/loop.py", "_loop")],
-     [("training/integrity.py", "seal"), ("training/checkpoint.py", "_seal")], Place("step", "seal")),
-    ([], [], Place("start")),
-])
+@pytest.mark.parametrize(
+    ("frames", "beside", "expected"),
+    [
+        ([("training/checkpoint.py", "save"), ("training/loop.py", "_loop")], [], Place("save")),
+        ([("data/tokenizer.py", "encode"), ("training/loop.py", "_measure_held_out")], [], Place("evaluation")),
+        (
+            [("data/pipeline.py", "batches"), ("training/loop.py", "_loop")],
+            [("training/checkpoint.py", "_write_manifest")],
+            Place("data", "write"),
+        ),
+        (
+            [("engines/pjrt.py", "train"), ("training/loop.py", "_loop")],
+            [("training/checkpoint_manifest.py", "write_manifest"), ("training/checkpoint.py", "_write_manifest")],
+            Place("step", "seal"),
+        ),
+        ([], [], Place("start")),
+    ],
+)
 def test_places_are_read_from_stacks(frames, beside, expected):
     def text(stack) -> str:
         return "".join(f'  File "/x/lingvo_moe/{file}", line 7 in {function}\n' for file, function in stack)
@@ -179,10 +208,14 @@ def test_places_are_read_from_stacks(frames, beside, expected):
 
 def test_a_loss_is_told_and_fails(monkeypatch, tmp_path, capsys):
     """Status 1, and the problem in the summary."""
-    event = run.Event(Fault(KILL, "save", 3, 0.1, 0.0, None), Place("save", "write"), 20, 8, 0.1, problems=["a checkpoint"])
+    event = run.Event(
+        Fault(KILL, "save", 3, 0.1, 0.0, None), Place("save", "write"), 20, 8, 0.1, problems=["a checkpoint"]
+    )
     result = run.Result(60, [event], ["a checkpoint"])
-    monkeypatch.setattr(soak, "Soak", lambda *arguments: type("Fake", (), {"run": lambda self, tell, advance: result})())
-    assert cli.execute(soak.main, ["soak", f"--directory={tmp_path}/new"], soak._VALUES) == 1
+    monkeypatch.setattr(
+        soak, "Soak", lambda *arguments: type("Fake", (), {"run": lambda self, tell, advance: result})()
+    )
+    assert app.execute(soak.main, ["soak", f"--directory={tmp_path}/new"], soak._VALUES) == 1
     said = capsys.readouterr().out
     assert "LOST: a checkpoint" in said and "Something was lost." in said and "Nothing was lost" not in said
     assert run.counts(result) == [("save, write beside", 1, 12, 1)]
@@ -190,6 +223,6 @@ def test_a_loss_is_told_and_fails(monkeypatch, tmp_path, capsys):
 
 def test_a_directory_that_holds_something_is_left_alone(tmp_path, capsys):
     (tmp_path / "mine.txt").write_text("mine")
-    assert cli.execute(soak.main, ["soak", f"--directory={tmp_path}"], soak._VALUES) == 2
+    assert app.execute(soak.main, ["soak", f"--directory={tmp_path}"], soak._VALUES) == 2
     assert "is not empty" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]

@@ -7,12 +7,22 @@ from typing import NamedTuple
 
 _FRAME = re.compile(r'^  File "(.*)", line \d+ in (.*)$', re.MULTILINE)
 # The first of these of which a frame is found in the main thread counts. A file's name is a part of its path.
-_MAIN = (("training/checkpoint.py", "save", "save"), ("training/checkpoint.py", "restore", "restore"),
-         ("training/loop.py", "_measure_held_out", "evaluation"), ("training/loop.py", "_report", "curves"),
-         ("lingvo_moe/data/", "", "data"), ("training/loop.py", "_loop", "step"), ("training/loop.py", "_compile", "compile"),
-         ("training/checkpoint.py", "", "look for a checkpoint"), ("training/loop.py", "_start", "compile"))
+_MAIN = (
+    ("training/checkpoint.py", "save", "save"),
+    ("training/checkpoint.py", "restore", "restore"),
+    ("training/loop.py", "_measure_held_out", "evaluation"),
+    ("training/loop.py", "_report", "curves"),
+    ("lingvo_moe/data/", "", "data"),
+    ("training/loop.py", "_loop", "step"),
+    ("training/loop.py", "_compile", "compile"),
+    ("training/checkpoint.py", "", "look for a checkpoint"),
+    ("training/loop.py", "_start", "compile"),
+)
 # What another thread does meanwhile: a checkpoint is written, then sealed.
-_BESIDE = (("training/integrity.py", "seal", "seal"), ("training/checkpoint.py", "_seal", "write"))
+_BESIDE = (
+    ("training/checkpoint_manifest.py", "write_manifest", "seal"),
+    ("training/checkpoint.py", "_write_manifest", "write"),
+)
 # The outermost frame; it is written last.
 _OUTERMOST = "_run_module_as_main"
 BEFORE_TRAINING = "start"

@@ -34,9 +34,15 @@ def start(work: dict) -> protocol.Started:
     first_loss = step()
     dispatched = layer.deepspeed_moe
     tokens = inputs.shape[0] * inputs.shape[1]
-    facts = {"weights": sum(w.numel() for w in weights), "experts": layer.num_experts, "tokens": tokens,
-             "capacity": _capacity(dispatched.gate, tokens), "batch": protocol.digest(values[:1000]), "first_loss": first_loss,
-             "versions": {"deepspeed": deepspeed.__version__, "torch": torch.__version__}}
+    facts = {
+        "weights": sum(w.numel() for w in weights),
+        "experts": layer.num_experts,
+        "tokens": tokens,
+        "capacity": _capacity(dispatched.gate, tokens),
+        "batch": protocol.digest(values[:1000]),
+        "first_loss": first_loss,
+        "versions": {"deepspeed": deepspeed.__version__, "torch": torch.__version__},
+    }
     return facts, lambda times: [step() for _ in range(times)]
 
 
@@ -46,8 +52,9 @@ def _join_alone(torch):
 
     os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0")
     store = tempfile.NamedTemporaryFile(delete=False)
-    deepspeed.init_distributed(dist_backend="gloo", auto_mpi_discovery=False, init_method=f"file://{store.name}", rank=0,
-                               world_size=1)
+    deepspeed.init_distributed(
+        dist_backend="gloo", auto_mpi_discovery=False, init_method=f"file://{store.name}", rank=0, world_size=1
+    )
 
 
 def _layer(work: dict):
@@ -57,8 +64,14 @@ def _layer(work: dict):
     model_dim, hidden_dim = work["model_dim"], work["hidden_dim"]
     expert = nn.Sequential(nn.Linear(model_dim, hidden_dim), nn.ReLU(), nn.Linear(hidden_dim, model_dim))
     # With k = 2 it doubles the capacity factor.
-    layer = MoE(hidden_size=model_dim, expert=expert, num_experts=work["experts"], k=2,
-                capacity_factor=work["capacity_factor"] / 2, min_capacity=1)
+    layer = MoE(
+        hidden_size=model_dim,
+        expert=expert,
+        num_experts=work["experts"],
+        k=2,
+        capacity_factor=work["capacity_factor"] / 2,
+        min_capacity=1,
+    )
     layer.set_deepspeed_parallelism()
     # It makes the experts as copies of the one; here each has weights of its own, as after a step.
     for module in layer.deepspeed_moe.experts.modules():

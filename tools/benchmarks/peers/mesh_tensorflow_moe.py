@@ -30,10 +30,15 @@ def start(work: dict) -> protocol.Started:
     def step() -> float:
         return float(session.run(fetched, {fed: inputs})[0])
 
-    facts = {"weights": sum(int(np.prod(v.shape)) for v in tf.trainable_variables()), "experts": work["experts"],
-             "tokens": shape[0] * shape[1], "capacity": _capacity(tf.get_default_graph(), work), "first_loss": step(),
-             "batch": protocol.digest(values[:1000]),
-             "versions": {"mesh-tensorflow": _version(mesh_tensorflow), "tensorflow": tf.__version__}}
+    facts = {
+        "weights": sum(int(np.prod(v.shape)) for v in tf.trainable_variables()),
+        "experts": work["experts"],
+        "tokens": shape[0] * shape[1],
+        "capacity": _capacity(tf.get_default_graph(), work),
+        "first_loss": step(),
+        "batch": protocol.digest(values[:1000]),
+        "versions": {"mesh-tensorflow": _version(mesh_tensorflow), "tensorflow": tf.__version__},
+    }
     return facts, lambda times: [step() for _ in range(times)]
 
 
@@ -57,8 +62,15 @@ def _lowered(work: dict, fed):
     inputs = mtf.import_tf_tensor(mesh, fed, mtf.Shape([rows, length, model]))
     present = mtf.ones(mesh, mtf.Shape([rows, length]))
     outputs, aux_loss = moe.transformer_moe_layer_v1(
-        inputs, model, _settings(work), train=True, variable_dtype=mtf.VariableDType(tf.float32, tf.float32, tf.float32),
-        layout=mtf.convert_to_layout_rules(""), mesh_shape=mtf.convert_to_shape(""), nonpadding=present)
+        inputs,
+        model,
+        _settings(work),
+        train=True,
+        variable_dtype=mtf.VariableDType(tf.float32, tf.float32, tf.float32),
+        layout=mtf.convert_to_layout_rules(""),
+        mesh_shape=mtf.convert_to_shape(""),
+        nonpadding=present,
+    )
     loss = mtf.reduce_mean(mtf.square(outputs)) + aux_loss
     variables = [variable.outputs[0] for variable in mesh.graph.trainable_variables]
     gradients = mtf.gradients([loss], [inputs, *variables])
@@ -71,19 +83,37 @@ def _lowered(work: dict, fed):
 def _settings(work: dict) -> types.SimpleNamespace:
     """What the layer reads of its hyperparameters: GShard's gating, one group for all tokens."""
     return types.SimpleNamespace(
-        moe_gating="top_2", moe_num_experts=work["experts"], moe_hidden_size=work["hidden_dim"],
-        moe_group_size=work["rows"] * work["length"], moe_capacity_factor_train=work["capacity_factor"],
-        moe_capacity_factor_eval=work["capacity_factor"], moe_min_expert_capacity=1, moe_dropout_rate=0.0, moe_loss_coef=1.0,
-        moe_use_second_place_loss=False, moe_second_policy_train="random", moe_second_policy_eval="random",
-        moe_second_threshold_train=0.2, moe_second_threshold_eval=0.2, moe_word_embed_mode=None, moe_z_loss=None,
-        moe_output_dim=work["model_dim"], moe_use_experts_attention=False, moe_ntlb_top_k=2)
+        moe_gating="top_2",
+        moe_num_experts=work["experts"],
+        moe_hidden_size=work["hidden_dim"],
+        moe_group_size=work["rows"] * work["length"],
+        moe_capacity_factor_train=work["capacity_factor"],
+        moe_capacity_factor_eval=work["capacity_factor"],
+        moe_min_expert_capacity=1,
+        moe_dropout_rate=0.0,
+        moe_loss_coef=1.0,
+        moe_use_second_place_loss=False,
+        moe_second_policy_train="random",
+        moe_second_policy_eval="random",
+        moe_second_threshold_train=0.2,
+        moe_second_threshold_eval=0.2,
+        moe_word_embed_mode=None,
+        moe_z_loss=None,
+        moe_output_dim=work["model_dim"],
+        moe_use_experts_attention=False,
+        moe_ntlb_top_k=2,
+    )
 
 
 def _capacity(graph, work: dict) -> int:
     """Of each expert, read from the graph: the only tensors of tokens by experts by places."""
     start = (work["rows"] * work["length"], work["experts"])
-    shapes = {tuple(output.shape[-3:].as_list()) for operation in graph.get_operations() for output in operation.outputs
-              if output.shape.rank is not None and output.shape.rank >= 3}
+    shapes = {
+        tuple(output.shape[-3:].as_list())
+        for operation in graph.get_operations()
+        for output in operation.outputs
+        if output.shape.rank is not None and output.shape.rank >= 3
+    }
     return max((shape[2] for shape in shapes if shape[:2] == start), default=0)
 
 

@@ -27,14 +27,30 @@ def start(work: dict) -> protocol.Started:
 def _model(work: dict):
     import transformers
 
-    sizes = {"layers": work["layers"], "ffn_dim": work["hidden_dim"], "attention_heads": work["heads"], "layerdrop": 0.0,
-             "sparse_step": 2}
+    sizes = {
+        "layers": work["layers"],
+        "ffn_dim": work["hidden_dim"],
+        "attention_heads": work["heads"],
+        "layerdrop": 0.0,
+        "sparse_step": 2,
+    }
     of_sides = {f"{side}_{name}": value for side in ("encoder", "decoder") for name, value in sizes.items()}
-    return transformers.NllbMoeForConditionalGeneration(transformers.NllbMoeConfig(
-        vocab_size=work["vocabulary"], d_model=work["model_dim"], num_experts=work["experts"],
-        expert_capacity=2 * work["rows"] * work["length"] // work["experts"], dropout=0.0, attention_dropout=0.0,
-        activation_dropout=0.0, moe_token_dropout=0.0, second_expert_policy="all",
-        normalize_router_prob_before_dropping=True, moe_eval_capacity_token_fraction=-1, **of_sides))
+    return transformers.NllbMoeForConditionalGeneration(
+        transformers.NllbMoeConfig(
+            vocab_size=work["vocabulary"],
+            d_model=work["model_dim"],
+            num_experts=work["experts"],
+            expert_capacity=2 * work["rows"] * work["length"] // work["experts"],
+            dropout=0.0,
+            attention_dropout=0.0,
+            activation_dropout=0.0,
+            moe_token_dropout=0.0,
+            second_expert_policy="all",
+            normalize_router_prob_before_dropping=True,
+            moe_eval_capacity_token_fraction=-1,
+            **of_sides,
+        )
+    )
 
 
 def _facts(model, batch: dict) -> dict:
@@ -44,14 +60,22 @@ def _facts(model, batch: dict) -> dict:
 
     sparse = _sparse_layers(model)
     layers = len(model.model.encoder.layers) + len(model.model.decoder.layers)
-    return {"weights": sum(weight.numel() for weight in model.parameters()), "layers": layers,
-            "expert_layers": len(sparse), "experts": len(sparse[0].experts), "capacity": sparse[0].router.expert_capacity,
-            "tokens": sum(map(len, batch["source"])), "batch": protocol.digest(batch),
-            "versions": {"transformers": transformers.__version__, "torch": torch.__version__}}
+    return {
+        "weights": sum(weight.numel() for weight in model.parameters()),
+        "layers": layers,
+        "expert_layers": len(sparse),
+        "experts": len(sparse[0].experts),
+        "capacity": sparse[0].router.expert_capacity,
+        "tokens": sum(map(len, batch["source"])),
+        "batch": protocol.digest(batch),
+        "versions": {"transformers": transformers.__version__, "torch": torch.__version__},
+    }
 
 
 def _sparse_layers(model) -> list:
-    return [layer.ffn for stack in (model.model.encoder, model.model.decoder) for layer in stack.layers if layer.is_sparse]
+    return [
+        layer.ffn for stack in (model.model.encoder, model.model.decoder) for layer in stack.layers if layer.is_sparse
+    ]
 
 
 def _training(model, batch: dict, work: dict) -> protocol.Started:
@@ -63,8 +87,9 @@ def _training(model, batch: dict, work: dict) -> protocol.Started:
 
     def step() -> float:
         optimizer.zero_grad()
-        loss = model(input_ids=batch["source"], attention_mask=ones, decoder_input_ids=batch["inputs"],
-                     labels=batch["labels"]).loss
+        loss = model(
+            input_ids=batch["source"], attention_mask=ones, decoder_input_ids=batch["inputs"], labels=batch["labels"]
+        ).loss
         loss.backward()
         optimizer.step()
         return loss.item()
@@ -82,8 +107,14 @@ def _decoding(model, batch: dict, work: dict) -> protocol.Started:
 
     def decode() -> int:
         with torch.no_grad():
-            ids = model.generate(batch["source"], attention_mask=ones, num_beams=work["beam_size"], do_sample=False,
-                                 min_new_tokens=work["max_length"], max_new_tokens=work["max_length"])
+            ids = model.generate(
+                batch["source"],
+                attention_mask=ones,
+                num_beams=work["beam_size"],
+                do_sample=False,
+                min_new_tokens=work["max_length"],
+                max_new_tokens=work["max_length"],
+            )
         return ids.shape[0] * (ids.shape[1] - 1)  # without the token that starts the decoder
 
     def run(times: int) -> list[float]:

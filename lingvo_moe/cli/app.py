@@ -1,0 +1,134 @@
+"""How every command line of this project starts and ends: flags in, one-line errors and an exit status out.
+
+Exit status: 0 done, 2 a mistake a person can mend (`error: MESSAGE` on standard error), 3 another process of the same run is
+gone (`processes`), 130 interrupted, 141 the reader of our output went away. A defect of the program itself keeps its traceback.
+"""
+
+from __future__ import annotations
+
+import errno
+import inspect
+import os
+import re
+import sys
+from collections.abc import Callable, Sequence
+from typing import NoReturn
+
+from absl import flags
+
+from lingvo_moe.errors import UserError, did_you_mean
+
+Main = Callable[[list[str]], int | None]
+INTERRUPTED = 130
+_HELP_FLAGS = ("--help", "-help", "-h", "-?")
+# How Python spells bytes of the command line that are not UTF-8, and what it cannot print again.
+_NO_TEXT = re.compile("[\ud800-\udfff]")
+_MENDED_BY = {
+    errno.ENOSPC: "no space left on the device; free some and run the same command again",
+    errno.EDQUOT: "the disk quota is used up; free some space and run the same command again",
+    errno.EACCES: "permission denied",
+    errno.EPERM: "operation not permitted",
+    errno.EROFS: "the file system is read-only",
+    errno.ENOENT: "no such file or directory",
+    errno.ENOTDIR: "a part of this path is not a directory",
+    errno.EISDIR: "this is a directory, a file was expected",
+}
+
+
+def run(main: Main, flag_values: flags.FlagValues = flags.FLAGS) -> NoReturn:
+    """Runs `main` on the process's arguments and exits with its status."""
+    leave(execute(main, sys.argv, flag_values))
+
+
+def leave(status: int) -> NoReturn:
+    """Ends the process; after an error at once, as threads of a library may wait for ever for what failed."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if status:
+        os._exit(status)
+    sys.exit(0)
+
+
+def execute(main: Main, argv: Sequence[str], flag_values: flags.FlagValues = flags.FLAGS) -> int:
+    """Parses `argv` into `flag_values`, calls `main` and returns the exit status.
+
+    Args:
+      main: called with the program's name followed by the arguments that are not flags; None stands for status 0.
+      argv: the program's name and its arguments.
+      flag_values: the flags that may be given; a command with subcommands passes each one's own.
+    """
+    try:
+        if any(argument in _HELP_FLAGS for argument in _before_double_dash(argv)):
+            print(_help(main, flag_values))
+            status = 0
+        else:
+            status = main(parse(argv, flag_values)) or 0
+        sys.stdout.flush()
+        return status
+    except UserError as error:
+        return _fail(str(error))
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:
+        # Python flushes standard output once more at exit, which would raise the same error again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    except OSError as error:
+        if error.filename is None and error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        reason = _MENDED_BY.get(error.errno, error.strerror)
+        return _fail(f"{error.filename}: {reason}" if error.filename is not None else reason)
+
+
+def parse(argv: Sequence[str], flag_values: flags.FlagValues) -> list[str]:
+    """Returns what is left of `argv` after the flags. Raises UserError for an unknown flag or an unfit value."""
+    flag_values.unparse_flags()
+    try:
+        left = flag_values(list(argv))
+    except flags.UnrecognizedFlagError as error:
+        raise UserError(
+            f"unknown flag --{error.flagname}.{did_you_mean(error.flagname, flag_values)} --help lists the flags."
+        ) from None
+    except flags.Error as error:
+        # absl shows a bad boolean as the tuple of its error's arguments.
+        message = re.sub(r"\('(.*?)', .*\)$", r"\1", " ".join(str(error).split())).removeprefix("ERROR:: ")
+        raise UserError(f"{message}. --help lists the flags.") from None
+    _check_text(flag_values)
+    return left
+
+
+def _check_text(flag_values: flags.FlagValues):
+    """Raises UserError for a NUL character, which no path may hold (a file of --flagfile can), and for what is no text."""
+    for name in flag_values:
+        value = flag_values[name].value
+        for text in filter(lambda part: isinstance(part, str), value if isinstance(value, list) else [value]):
+            if "\0" in text:
+                raise UserError(f"--{name} holds a NUL character; expected text.")
+            if _NO_TEXT.search(text):
+                shown = text.encode("utf-8", "backslashreplace").decode()
+                raise UserError(f"--{name}={shown} holds bytes that are not UTF-8; rename what it names.")
+
+
+def no_arguments(arguments: Sequence[str]):
+    """Raises UserError where something stands among the flags that is none."""
+    if arguments:
+        raise UserError(f"{arguments[0]!r} is not understood; flags are written --name=value, see --help.")
+
+
+def _before_double_dash(argv: Sequence[str]) -> Sequence[str]:
+    return argv[1 : argv.index("--")] if "--" in argv else argv[1:]
+
+
+def _help(main: Main, flag_values: flags.FlagValues) -> str:
+    """The docstring of the module that `main` is defined in, and the flags."""
+    description = inspect.getdoc(inspect.getmodule(main)) or ""
+    modules = [module for module in flag_values.flags_by_module_dict() if not module.startswith("absl")]
+    # The first line of a module's help is its file.
+    described = (flag_values.module_help(module).partition("\n")[2] for module in sorted(modules))
+    return "\n\n".join([description, "Flags:", *described])
+
+
+def _fail(message: str) -> int:
+    print(f"error: {message}", file=sys.stderr)
+    return 2

@@ -1,0 +1,142 @@
+"""A person sees one line and a status, never a traceback, for whatever is not the program's own fault."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+
+import pytest
+from absl import flags
+
+from lingvo_moe.cli import app
+from lingvo_moe.errors import UserError
+
+
+@pytest.fixture
+def values() -> flags.FlagValues:
+    values = flags.FlagValues()
+    flags.DEFINE_integer("steps", 3, "How many steps.", flag_values=values)
+    flags.DEFINE_bool("force", False, "Do it anyway.", flag_values=values)
+    flags.DEFINE_multi_string("input", [], "What to read.", flag_values=values)
+    return values
+
+
+def _raising(error: BaseException):
+    def main(argv):
+        raise error
+
+    return main
+
+
+def test_main_gets_the_flags_and_what_is_left(values):
+    seen = []
+    assert app.execute(lambda argv: seen.append((argv, values.steps)), ["tool", "--steps=7", "word"], values) == 0
+    assert seen == [(["tool", "word"], 7)]
+
+
+def test_flags_go_back_to_their_defaults_for_the_next_call(values):
+    app.execute(lambda argv: 0, ["tool", "--steps=7"], values)
+    seen = []
+    app.execute(lambda argv: seen.append(values.steps), ["tool"], values)
+    assert seen == [3]
+
+
+def test_the_status_is_mains(values):
+    assert app.execute(lambda argv: 4, ["tool"], values) == 4
+
+
+@pytest.mark.parametrize(
+    "argument, message",
+    [
+        ("--stpes=4", "error: unknown flag --stpes. Did you mean steps? --help lists the flags.\n"),
+        (
+            "--steps=four",
+            "error: flag --steps=four: invalid literal for int() with base 10: 'four'. --help lists the flags.\n",
+        ),
+        ("--force=maybe", "error: flag --force=maybe: Non-boolean argument to boolean flag. --help lists the flags.\n"),
+        ("--input=a\0b", "error: --input holds a NUL character; expected text.\n"),
+        ("--input=a\udcff", "error: --input=a\\udcff holds bytes that are not UTF-8; rename what it names.\n"),
+        ("--flagfile=/", "error: Unable to open flagfile: [Errno 21] Is a directory: '/'. --help lists the flags.\n"),
+    ],
+)
+def test_bad_flags_are_one_line(values, capsys, argument, message):
+    assert app.execute(lambda argv: 0, ["tool", argument], values) == 2
+    assert capsys.readouterr().err == message
+
+
+@pytest.mark.parametrize(
+    "error, status, message",
+    [
+        (UserError("no such thing."), 2, "error: no such thing.\n"),
+        (KeyboardInterrupt(), 130, "interrupted\n"),
+        (
+            OSError(errno.ENOSPC, "No space left", "big.bin"),
+            2,
+            "error: big.bin: no space left on the device; free some and run the same command again\n",
+        ),
+        (
+            OSError(errno.ENOSPC, "No space left"),
+            2,
+            "error: no space left on the device; free some and run the same command again\n",
+        ),
+        (PermissionError(errno.EACCES, "Permission denied", "secret"), 2, "error: secret: permission denied\n"),
+    ],
+)
+def test_errors_of_the_surroundings_are_one_line(values, capsys, error, status, message):
+    assert app.execute(_raising(error), ["tool"], values) == status
+    assert capsys.readouterr().err == message
+
+
+def test_a_defect_keeps_its_traceback(values):
+    with pytest.raises(ZeroDivisionError):
+        app.execute(_raising(ZeroDivisionError()), ["tool"], values)
+
+
+def test_help_shows_the_module_and_its_flags(values, capsys):
+    assert app.execute(_raising(AssertionError()), ["tool", "--help"], values) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("A person sees one line") and "--steps: How many steps." in shown
+
+
+def test_help_after_a_double_dash_is_an_argument(values):
+    seen = []
+    assert app.execute(seen.append, ["tool", "--", "--help"], values) == 0
+    assert seen == [["tool", "--help"]]
+
+
+def test_a_reader_that_goes_away_is_no_error():
+    """`tool | head -1`: silence, and the status of a program that SIGPIPE ended."""
+    code = (
+        "from lingvo_moe import cli\nfrom absl import flags\n"
+        "def main(argv):\n    for _ in range(100000): print('line')\n"
+        "cli.run(main, flags.FlagValues())"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process.stdout.readline()
+    process.stdout.close()
+    assert process.stderr.read() == b""
+    process.stderr.close()
+    assert process.wait() == 141
+
+
+@pytest.mark.parametrize("status", [0, 2])
+def test_after_an_error_nothing_is_waited_for(status):
+    """A thread of a library that waits for what failed must not keep the process; after success all threads may end."""
+    code = (
+        "import threading, time\nfrom lingvo_moe import cli\nfrom lingvo_moe.errors import UserError\n"
+        "def work():\n    time.sleep(1 if not STATUS else 1000)\n    print('ended')\n"
+        "def main(arguments):\n    threading.Thread(target=work).start()\n    if STATUS:\n        raise UserError('mistake')\n"
+        "cli.run(main)"
+    ).replace("STATUS", str(status))
+    found = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    expected = (2, "", "error: mistake\n") if status else (0, "ended\n", "")
+    assert (found.returncode, found.stdout, found.stderr) == expected

@@ -1,0 +1,199 @@
+"""The command `checkpoint`: inspect, verify, average and convert, from flags to results."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import jax
+from absl import flags
+
+from lingvo_moe import experiment, registry
+from lingvo_moe.errors import UserError, did_you_mean
+from lingvo_moe.steps import weight_specs
+from lingvo_moe.training import checkpoint_manifest
+from lingvo_moe.training import checkpoint_tools as tools
+from lingvo_moe.training.checkpoint import Checkpoints
+from lingvo_moe.training.checkpoint_manifest import CorruptCheckpoint
+from lingvo_moe.training.checkpoint_reader import Reader, num_bytes
+from lingvo_moe.utils import progress
+
+_EVERYWHERE = {"help", "import"}
+
+
+class _Action(NamedTuple):
+    """A word after `checkpoint`: what runs it, and the flags that it takes."""
+
+    run: Callable[[flags.FlagValues], int | None]
+    flags: tuple[str, ...]
+
+
+def run(values: flags.FlagValues, arguments: list[str]) -> int | None:
+    """Runs the action that is named after the command; returns 2 where `verify` found damage."""
+    words = ", ".join(_ACTIONS)
+    if len(arguments) != 1:
+        raise UserError(f"checkpoint takes one of {words}, got {len(arguments)}; see --help.")
+    if arguments[0] not in _ACTIONS:
+        raise UserError(
+            f"checkpoint {arguments[0]}: no such action.{did_you_mean(arguments[0], _ACTIONS)} There are {words}."
+        )
+    action = _ACTIONS[arguments[0]]
+    for name in (
+        name for name in values if values[name].present and name not in action.flags and name not in _EVERYWHERE
+    ):
+        raise UserError(
+            f"--{name} is not for checkpoint {arguments[0]}, which takes "
+            f"{', '.join(f'--{flag}' for flag in action.flags)}."
+        )
+    if not values.logdir:
+        raise UserError("--logdir is missing: the directory of checkpoints and curves.")
+    # Arrays are read on the host; an accelerator that somebody trains on stays free.
+    jax.config.update("jax_platforms", "cpu")
+    return action.run(values)
+
+
+def _inspect(values: flags.FlagValues):
+    checkpoints = _existing(values)
+    print(checkpoints.directory)
+    print(_table([("step", "date (UTC)", "model", "weights", "MiB", "state"), *_overviews(checkpoints)]))
+    for path in sorted(checkpoints.directory.glob("*.damaged*")):
+        print(f"{path.name}: set aside as damaged")
+    step = checkpoints.steps()[-1] if values.step is None else _there(checkpoints, values.step)
+    try:
+        _inspect_arrays(Reader(checkpoints.path(step)), _pattern(values.grep), values.stats)
+    except CorruptCheckpoint as error:
+        raise UserError(f"{checkpoints.path(step)} is damaged: {error}. Pass --step to look at another.") from None
+
+
+def _inspect_arrays(reader: Reader, pattern: re.Pattern, stats: bool):
+    specs = {path: spec for path, spec in reader.specs().items() if pattern.search(path)}
+    header = ("array", "dtype", "shape", "bytes")
+    rows = [
+        (path, spec.dtype, "x".join(map(str, spec.shape)) or "scalar", f"{num_bytes(spec):,}")
+        for path, spec in specs.items()
+    ]
+    if stats:
+        header += ("mean", "rms", "min", "max", "not finite")
+        read = progress.track(specs, f"reading step {reader.directory.name}", unit="arrays")
+        rows = [row + _statistics(reader, path) for path, row in zip(read, rows)]
+    print(f"\nstep {reader.directory.name}: {len(specs)} arrays, {sum(map(num_bytes, specs.values())):,} bytes")
+    print(_table([header, *rows]))
+
+
+def _verify(values: flags.FlagValues) -> int:
+    checkpoints = _existing(values)
+    steps = checkpoints.steps() if values.step is None else [_there(checkpoints, values.step)]
+    damaged = 0
+    for step in steps:
+        found = tools.verify(checkpoints, step)
+        damaged += bool(found)
+        sealed = (checkpoints.path(step) / checkpoint_manifest.MANIFEST).exists()
+        sound = (
+            "sound"
+            if sealed
+            else f"every array can be read and is finite; no {checkpoint_manifest.MANIFEST} to compare files with"
+        )
+        print(f"{checkpoints.path(step)}: {'damaged' if found else sound}", flush=True)
+        for problem in found:
+            print(f"  {problem}", flush=True)
+    return 2 if damaged else 0
+
+
+def _average(values: flags.FlagValues):
+    checkpoints = _existing(values)
+    if not values.output:
+        raise UserError("--output is missing: the log directory to write the average to.")
+    if (values.last is None) == (not values.steps):
+        raise UserError("which checkpoints? Pass either --last=N or --steps=A,B,C.")
+    steps = checkpoints.steps()[-values.last :] if values.last is not None else list(map(_whole_number, values.steps))
+    if values.last is not None and len(steps) < values.last:
+        raise UserError(f"--last={values.last}: {checkpoints.directory} holds {len(steps)} checkpoints.")
+    tools.average(checkpoints, steps, values.output)
+    _log(f"{values.output}: average of steps {', '.join(map(str, steps))}, as step {max(steps)}")
+
+
+def _convert(values: flags.FlagValues):
+    if bool(values.input) == bool(values.output):
+        raise UserError(
+            "which way? Pass --output=FILE.safetensors to write a file, or --input=FILE.safetensors to read one."
+        )
+    if values.output:
+        if values.model or values.set:
+            raise UserError("--model and --set are for --input; with --output, the checkpoint says what it holds.")
+        checkpoints = _existing(values)
+        step = tools.chosen(checkpoints, values.step, tools.WEIGHTS)
+        tools.to_safetensors(checkpoints, step, values.output)
+        _log(f"{values.output}: weights of step {step}")
+        return
+    if values.step is not None:
+        raise UserError("--step is for --output; with --input, the file says which step it is of.")
+    if not values.model:
+        raise UserError("--model is missing; `python -m lingvo_moe list` shows the registered models.")
+    name = registry.full_name(values.model)
+    specs = weight_specs(experiment.get(name, values.set).model.weights())
+    step = tools.from_safetensors(values.input, name, specs, values.logdir)
+    _log(f"{values.logdir}: weights of {name}, step {step}")
+
+
+_ACTIONS = {
+    "inspect": _Action(_inspect, ("logdir", "step", "grep", "stats")),
+    "verify": _Action(_verify, ("logdir", "step")),
+    "average": _Action(_average, ("logdir", "last", "steps", "output")),
+    "convert": _Action(_convert, ("logdir", "step", "output", "input", "model", "set")),
+}
+
+
+def _existing(values: flags.FlagValues) -> Checkpoints:
+    checkpoints = Checkpoints(values.logdir)
+    if not checkpoints.steps():
+        raise UserError(f"--logdir={values.logdir}: there is no checkpoint in {checkpoints.directory}.")
+    return checkpoints
+
+
+def _there(checkpoints: Checkpoints, step: int) -> int:
+    if step not in checkpoints.steps():
+        raise UserError(f"--step={step}: there are the steps {', '.join(map(str, checkpoints.steps()))}.")
+    return step
+
+
+def _overviews(checkpoints: Checkpoints) -> Iterator[tuple[str, ...]]:
+    for step in checkpoints.steps():
+        seen = tools.overview(checkpoints, step)
+        state = seen.problem or "complete"
+        yield (
+            str(step),
+            f"{seen.date:%Y-%m-%d %H:%M}" if seen.date else "-",
+            seen.model or "-",
+            "-" if seen.weights is None else f"{seen.weights:,}",
+            f"{seen.bytes / 2**20:,.1f}",
+            f"{state}, weights alone: {seen.origin}" if seen.origin else state,
+        )
+
+
+def _statistics(reader: Reader, path: str) -> tuple[str, ...]:
+    found = tools.Statistics.of(reader.read(path))
+    return (*(f"{value:.4g}" for value in (found.mean, found.rms, found.least, found.greatest)), str(found.not_finite))
+
+
+def _pattern(text: str | None) -> re.Pattern:
+    try:
+        return re.compile(text or "")
+    except re.error as error:
+        raise UserError(f"--grep={text}: not a regular expression ({error}).") from None
+
+
+def _whole_number(text: str) -> int:
+    if not re.fullmatch("[0-9]+", text):
+        raise UserError(f"--steps: {text!r} is not a step; expected whole numbers with commas between them.")
+    return int(text)
+
+
+def _table(rows: list[tuple[str, ...]]) -> str:
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows)
+
+
+def _log(line: str):
+    print(line, file=sys.stderr, flush=True)

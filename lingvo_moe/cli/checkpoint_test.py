@@ -1,0 +1,165 @@
+"""`checkpoint` on what training writes: its results are used by the other commands, its mistakes told in a line or two."""
+
+from __future__ import annotations
+
+import pathlib
+import re
+import shutil
+
+import numpy as np
+import pytest
+
+from lingvo_moe import tree
+from lingvo_moe.cli import main
+from lingvo_moe.testing import experiments as tiny
+from lingvo_moe.training.checkpoint import Checkpoints
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> tiny.Data:
+    return tiny.make_data(tmp_path_factory.mktemp("data"))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled_once():
+    with pytest.MonkeyPatch.context() as patch:
+        tiny.compile_once(patch)
+        yield
+
+
+@pytest.fixture(scope="module")
+def trained(data, tmp_path_factory) -> pathlib.Path:
+    """A log directory with steps 2 and 4, as if they had been trained."""
+    logdir = tmp_path_factory.mktemp("log")
+    specs, random = tiny.tiny(data).steps.state_specs(), np.random.RandomState(0)
+    checkpoints = Checkpoints(logdir, keep=2)
+    for step in (2, 4):
+        state = tree.map_leaves(lambda spec: random.normal(scale=0.1, size=spec.shape).astype(spec.dtype), specs)
+        checkpoints.save(tiny.MODEL, state | {"step": np.int32(step)}, None)
+    checkpoints.close()
+    return logdir
+
+
+def _run(*arguments: str) -> int:
+    return main.main(["lingvo_moe", *arguments])
+
+
+def test_inspect_shows_steps_and_arrays(trained, capsys):
+    capsys.readouterr()
+    assert _run("checkpoint", "inspect", f"--logdir={trained}", "--grep=^optimizer_state/|^step$", "--stats") == 0
+    out = capsys.readouterr().out.splitlines()
+    assert out[0] == str(trained / "checkpoints")
+    assert re.match(r"step +date \(UTC\) +model +weights +MiB +state$", out[1])
+    assert [re.sub(" +", " ", line).split(" ")[0] for line in out[2:4]] == ["2", "4"]
+    assert all(tiny.MODEL in line and line.endswith("complete") for line in out[2:4])
+    assert re.match(r"step 4: \d+ arrays, [\d,]+ bytes", out[5]) and out[6].split()[0] == "array"
+    assert all(line.startswith(("optimizer_state/", "step ")) for line in out[7:]) and len(out) > 9
+    assert out[-1].split() == ["step", "int32", "scalar", "4", "4", "4", "4", "4", "0"]
+
+
+def test_verify_names_what_is_damaged(trained, tmp_path, capsys):
+    """Exit status 2 for one turned bit; the other checkpoint is sound."""
+    assert _run("checkpoint", "verify", f"--logdir={trained}") == 0
+    shutil.copytree(trained, tmp_path / "log")
+    directory = tmp_path / "log" / "checkpoints"
+    damaged = max((directory / "4" / "theta" / "ocdbt.process_0" / "d").iterdir(), key=lambda path: path.stat().st_size)
+    content = bytearray(damaged.read_bytes())
+    content[len(content) // 2] ^= 1
+    damaged.write_bytes(content)
+    (directory / "2" / "manifest.json").unlink()
+    capsys.readouterr()
+    assert _run("checkpoint", "verify", f"--logdir={tmp_path / 'log'}") == 2
+    out = capsys.readouterr().out.splitlines()
+    assert out[0].startswith(f"{directory / '2'}: every array can be read and is finite; no manifest.json")
+    assert out[1:3] == [f"{directory / '4'}: damaged", f"  {damaged.relative_to(directory / '4')} has changed"]
+    assert _run("checkpoint", "verify", f"--logdir={tmp_path / 'log'}", "--step=2") == 0
+    (directory / "4").rename(directory / "4.damaged")
+    capsys.readouterr()
+    assert _run("checkpoint", "inspect", f"--logdir={tmp_path / 'log'}") == 0
+    out = capsys.readouterr().out
+    assert "no manifest.json" in out and "4.damaged: set aside as damaged" in out
+
+
+def test_averages_and_conversions_translate(trained, data, tmp_path, capsys):
+    """The average can be inspected, converted and translated with; training from it is refused."""
+    average, back, file = tmp_path / "average", tmp_path / "back", tmp_path / "weights.safetensors"
+    assert _run("checkpoint", "average", f"--logdir={trained}", "--last=2", f"--output={average}") == 0
+    assert _run("checkpoint", "convert", f"--logdir={average}", f"--output={file}") == 0
+    model = [setting for setting in tiny.settings() if not setting.startswith("--devices")]
+    assert _run("checkpoint", "convert", f"--logdir={back}", f"--input={file}", *model) == 0
+    capsys.readouterr()
+    (tmp_path / "in.txt").write_text("der old\nneerg\n", encoding="utf-8")
+    translations = []
+    for logdir in (average, back):
+        assert (
+            _run(
+                "translate",
+                *tiny.settings(),
+                f"--tokenizers={data.tokenizers}",
+                f"--logdir={logdir}",
+                f"--input={tmp_path / 'in.txt'}",
+                "--n_best=2",
+            )
+            == 0
+        )
+        translations.append(capsys.readouterr().out)
+    assert translations[0] == translations[1] and len(translations[0].splitlines()) == 4
+    assert _run("checkpoint", "inspect", f"--logdir={average}") == 0
+    assert "complete, weights alone: average of steps 2, 4" in capsys.readouterr().out
+    assert (
+        _run(
+            "train",
+            *tiny.settings(),
+            f"--corpus={data.corpus}",
+            f"--tokenizers={data.tokenizers}",
+            f"--logdir={back}",
+            "--steps=8",
+        )
+        == 2
+    )
+    assert "holds weights alone (converted from weights.safetensors)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "checkpoint takes one of inspect, verify, average, convert, got 0"),
+        (["verfy"], "checkpoint verfy: no such action. Did you mean verify"),
+        (["inspect", "verify"], "got 2"),
+        (["verify"], "--logdir is missing"),
+        (["verify", "--logdir=nowhere"], "--logdir=nowhere: there is no checkpoint in "),
+        (["verify", "--logdir=LOG", "--step=3"], "--step=3: there are the steps 2, 4"),
+        (["verify", "--logdir=LOG", "--grep=x"], "--grep is not for checkpoint verify, which takes --logdir, --step"),
+        (["inspect", "--logdir=LOG", "--grep=("], "not a regular expression"),
+        (["inspect", "--logdir=LOG", "--step=-1"], "--step|step"),
+        (["average", "--logdir=LOG", "--last=2"], "--output is missing"),
+        (["average", "--logdir=LOG", "--output=new"], "either --last=N or --steps=A,B,C"),
+        (["average", "--logdir=LOG", "--output=new", "--last=2", "--steps=2,4"], "either --last=N or --steps=A,B,C"),
+        (["average", "--logdir=LOG", "--output=new", "--last=3"], "--last=3: .* holds 2 checkpoints"),
+        (["average", "--logdir=LOG", "--output=new", "--steps=2,four"], "'four' is not a step"),
+        (["average", "--logdir=LOG", "--output=new", "--steps=2,3"], "there is no checkpoint of step 3; .* 2, 4"),
+        (["convert", "--logdir=LOG"], "which way"),
+        (["convert", "--logdir=LOG", "--output=a.safetensors", "--input=b.safetensors"], "which way"),
+        (["convert", "--logdir=LOG", "--output=a.bin"], "ends with .safetensors"),
+        (
+            ["convert", "--logdir=LOG", "--output=a.safetensors", "--model=Quickstart"],
+            "--model and --set are for --input",
+        ),
+        (["convert", "--logdir=new", "--input=a.safetensors"], "--model is missing"),
+        (
+            ["convert", "--logdir=new", "--input=a.safetensors", "--model=Quickstart", "--step=3"],
+            "--step is for --output",
+        ),
+        (["convert", "--logdir=new", "--input=a.safetensors", "--model=Quikstart"], "Did you mean m4.Quickstart"),
+        (["convert", "--logdir=new", "--input=a.safetensors", "--model=Quickstart"], "there is no such file"),
+    ],
+)
+def test_mistakes_are_one_line_with_the_remedy(trained, arguments, said, capsys, tmp_path, monkeypatch):
+    """Exit status 2, `error:`, at most two lines, and no file made."""
+    monkeypatch.chdir(tmp_path)
+    capsys.readouterr()
+    assert _run("checkpoint", *(argument.replace("LOG", str(trained)) for argument in arguments)) == 2
+    message = capsys.readouterr().err
+    assert message.startswith("error: ") and len(message.strip().splitlines()) <= 2
+    assert re.search(said, message), message
+    assert not list(tmp_path.iterdir())

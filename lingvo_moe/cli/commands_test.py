@@ -1,0 +1,214 @@
+"""The front door: commands do what they say, and a mistake is one or two clear lines that leave files as they were."""
+
+from __future__ import annotations
+
+import json
+import math
+import pathlib
+
+import pytest
+
+from lingvo_moe.cli import main
+from lingvo_moe.program import Program
+from lingvo_moe.testing import experiments as tiny
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> tiny.Data:
+    return tiny.make_data(tmp_path_factory.mktemp("data"))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled_once():
+    with pytest.MonkeyPatch.context() as patch:
+        tiny.compile_once(patch)
+        yield
+
+
+@pytest.fixture(scope="module")
+def trained(data, tmp_path_factory) -> list[str]:
+    """The flags of a model that was trained for two steps."""
+    logdir = tmp_path_factory.mktemp("log")
+    shared = [*tiny.settings(), f"--tokenizers={data.tokenizers}", f"--logdir={logdir}"]
+    assert _run("train", *shared, f"--corpus={data.corpus}", "--steps=2", "--set=training.evaluate_every=0") == 0
+    return shared
+
+
+def _run(*arguments: str) -> int:
+    return main.main(["lingvo_moe", *arguments])
+
+
+def _lines(path: pathlib.Path, *lines: str) -> str:
+    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    return f"--input={path}"
+
+
+def test_list_and_show_name_every_model_and_field(capsys):
+    """What can be selected and set can be read."""
+    assert _run("list") == 0
+    listed = capsys.readouterr().out
+    assert all(name in listed for name in ("m4.MoE2048E60L", "1.03T", "m4.Quickstart", "m4.Dense96L"))
+    assert _run("show", "2048E60L", "--set", "model.num_heads=8") == 0
+    shown = capsys.readouterr().out
+    assert "model.num_heads = 8\n" in shown and "model.activation_dtype = 'bfloat16'\n" in shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["trian"], "trian: no such command. Did you mean train"),
+        (["train"], "--model is missing"),
+        (["train", "--modle=x"], "unknown flag --modle. Did you mean model"),
+        (["train", "--model=Quikstart"], "no such model. Did you mean m4.Quickstart"),
+        (["train", "--model=Quickstart"], "--logdir is missing"),
+        (["train", "--model=Quickstart", "--logdir=x", "stray"], "'stray' is not understood"),
+        (["train", "--model=Quickstart", "--logdir=x", "--set=num_expert=4"], "no such field. Did you mean"),
+        (["train", "--model=Quickstart", "--logdir=x", "--set=model.num_layers=five"], "expected a whole number"),
+        (["train", "--model=Quickstart", "--logdir=x", "--set=model.num_layers=6"], "must be a multiple of 4"),
+        (["train", "--model=Quickstart", "--logdir=x", "--set=model.num_experts=1"], "needs at least 2 experts"),
+        (["train", "--model=Quickstart", "--logdir=x", "--devices=3"], "which 3 devices .* do not divide"),
+        (["train", "--model=Quickstart", "--logdir=x", "--devices=0"], "at least one device"),
+        (["train", "--model=Quickstart", "--logdir=x", "--devices=2", "--mesh=2x1"], "--mesh and --devices both"),
+        (
+            ["train", "--model=Quickstart", "--logdir=x", "--processes=2"],
+            "--processes without the others: many processes need",
+        ),
+        (
+            ["train", "--model=Quickstart", "--logdir=x", "--coordinator=x", "--processes=2", "--process=0"],
+            "expected HOST:PORT",
+        ),
+        (["train", "--model=Quickstart", "--logdir=x", "--mesh=two"], "device mesh 'two' is not understood"),
+        (["train", "--model=Quickstart", "--logdir=x", "--tokenizers=nowhere"], "No tokenizer directory nowhere"),
+        (["eval", "--model=Quickstart", "--logdir=x", "--corpus=nowhere"], "nowhere"),
+        (["export", "--model=Quickstart"], "--output is missing"),
+        (["show", "Quickstart", "Small"], "show takes one model's name, got 2"),
+        (["plan"], "plan takes one model's name, got 0"),
+        (["plan", "Quikstart"], "no such model. Did you mean m4.Quickstart"),
+        (["plan", "Quickstart"], "no TPU v3 slice of 2 cores"),
+        (["plan", "Quickstart", "--topology=v3:2x3x1"], "the first two sizes must be even"),
+        (["plan", "Quickstart", "--topology=v3:2x2x1", "--mesh=4"], "has 8 cores; the mesh is 4"),
+        (
+            ["plan", "Quickstart", "--topology=v3:2x2x1", "--set=model.num_experts=12"],
+            "which 8 devices .* do not divide",
+        ),
+        (["plan", "Quickstart", "--topology=v3:2x2x1", "--json=nowhere/plan.json"], "there is no directory nowhere"),
+        (
+            ["plan", "sparse_lm.MoE10B32E", "--program=decode"],
+            "sparse_lm.MoE10B32E is a language model; plan its training",
+        ),
+        (["plan", "Quickstart", "--topology=v3:2x2x1", "--search=speed"], "nothing to vary by that name"),
+        (
+            ["plan", "Quickstart", "--topology=v3:2x2x1", "--search=remat", "--program=decode"],
+            "leave out --program=decode",
+        ),
+        (
+            ["translate", "--model=dense_lm.Small", "--logdir=x"],
+            "dense_lm.Small is a language model; it has nothing to translate",
+        ),
+        (["export", "--model=dense_lm.Small", "--program=decode", "--output=x"], "it has nothing to translate"),
+        (
+            ["eval", "--model=dense_lm.Small", "--logdir=x", "--languages=de"],
+            "--languages is for translation; dense_lm.Small is a",
+        ),
+        (["eval", "--model=dense_lm.Small", "--logdir=x", "--beam_size=4"], "--beam_size is for translation"),
+        (["eval", "--model=dense_lm.Small", "--logdir=x", "--max_pairs=100"], "--max_pairs is for translation"),
+        (["eval", "--model=dense_lm.Small", "--logdir=x", "--summary"], "--summary is for translation"),
+        (
+            ["train", "--model=dense_lm.Small", "--logdir=x", "--set=source_length=96"],
+            "a language model reads targets alone; set it",
+        ),
+        (
+            ["train", "--model=Quickstart", "--logdir=x", "--set=source_length=0"],
+            "a translation model reads sources; set it",
+        ),
+        (["list", "--import=no_such_module_here"], "--import=no_such_module_here"),
+    ],
+)
+def test_mistakes_are_one_line_with_the_remedy(arguments, said, capsys, tmp_path, monkeypatch):
+    """Exit status 2, `error:`, at most two lines, no traceback, and no file made."""
+    import re
+
+    monkeypatch.chdir(tmp_path)
+    assert _run(*arguments) == 2
+    message = capsys.readouterr().err
+    assert message.startswith("error: ") and len(message.strip().splitlines()) <= 2
+    assert re.search(said, message), message
+    assert not list(tmp_path.iterdir())
+
+
+def test_translate_writes_as_many_lines_as_it_reads(trained, tmp_path, capsys):
+    """Line n of the output is the translation of line n, empty lines and repeated ones included."""
+    given = _lines(tmp_path / "in.txt", "der old", "", "neerg der der", "der old", "eert")
+    assert _run("translate", *trained, given, f"--output={tmp_path / 'out.txt'}") == 0
+    lines = (tmp_path / "out.txt").read_text(encoding="utf-8").split("\n")
+    assert len(lines) == 6 and lines[5] == "" and lines[0] == lines[3]
+    assert _run("translate", *trained, given, "--n_best=2") == 0
+    rows = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
+    assert [row[0] for row in rows] == [str(n) for n in range(1, 6) for _ in range(2)]
+    scores = [float(row[1]) for row in rows]
+    assert all(first >= second for first, second in zip(scores[::2], scores[1::2]))
+    assert [row[2] for row in rows[::2]] == lines[:5]
+
+
+@pytest.mark.parametrize(
+    ("content", "flags", "said"),
+    [
+        (b"der\n\xff\xfe\n", [], "line 2: not UTF-8"),
+        (b"a\0b\n", [], "line 1: holds a NUL byte"),
+        (b"", [], "nothing to translate"),
+        (b"der\n" + b"neerg der " * 40 + b"\n", [], "line 2 has .* tokens; at most 47 fit"),
+        (b"der\n", ["--n_best=9"], "raise --beam_size"),
+    ],
+)
+def test_bad_input_leaves_the_output_as_it_was(trained, content, flags, said, tmp_path, capsys):
+    """The line is named, and an earlier result is still there."""
+    import re
+
+    (tmp_path / "in.txt").write_bytes(content)
+    (tmp_path / "out.txt").write_text("earlier\n", encoding="utf-8")
+    capsys.readouterr()
+    status = _run("translate", *trained, f"--input={tmp_path / 'in.txt'}", f"--output={tmp_path / 'out.txt'}", *flags)
+    message = capsys.readouterr().err
+    assert status == 2 and re.search(f"error: .*{said}", message), message
+    assert (tmp_path / "out.txt").read_text(encoding="utf-8") == "earlier\n"
+
+
+def test_eval_prints_and_writes_scores_beside_the_copy_baseline(trained, data, tmp_path, capsys):
+    """Each language has a row; the average is the mean of the rows; unknown languages are named."""
+    flags = [*trained, f"--corpus={data.corpus}", "--max_pairs=3", f"--json={tmp_path / 'scores.json'}"]
+    assert _run("eval", *flags) == 0
+    out = capsys.readouterr().out
+    scores = json.loads((tmp_path / "scores.json").read_text(encoding="utf-8"))["scores"]
+    assert [row["language"] for row in scores] == ["de", "fr"] and all(row["test_pairs"] == 3 for row in scores)
+    average = sum(row["copy_chrf"] for row in scores) / 2
+    assert out.splitlines()[-1].startswith("average of 2") and out.splitlines()[-1].endswith(f"{average:.1f}")
+    assert _run("eval", *flags, "--languages=dee") == 2
+    assert "no such language. Did you mean de" in capsys.readouterr().err
+
+
+def test_a_language_model_is_trained_and_evaluated(data, tmp_path, capsys):
+    """Through the front door; its perplexity is printed and written."""
+    shared = [
+        *tiny.language_model_settings(),
+        f"--tokenizers={data.tokenizers}",
+        f"--logdir={tmp_path / 'log'}",
+        f"--corpus={data.corpus}",
+    ]
+    assert _run("train", *shared, "--steps=2", "--set=training.evaluate_every=0") == 0
+    assert _run("eval", *shared, f"--json={tmp_path / 'found.json'}") == 0
+    found = json.loads((tmp_path / "found.json").read_text(encoding="utf-8"))
+    assert capsys.readouterr().out == (
+        f"{found['cross_entropy']:.4f} nats per token, perplexity {found['perplexity']:.2f}, over {found['tokens']:,} tokens "
+        f"of the test split, after 2 steps\n"
+    )
+    assert (found["model"], found["split"], found["step"]) == (tiny.LANGUAGE_MODEL, "test", 2) and found["tokens"] > 100
+    assert found["perplexity"] == math.exp(found["cross_entropy"])
+
+
+def test_export_writes_a_program_that_loads(tmp_path):
+    """A bundle says what it is for; `program_test` runs one without TensorFlow."""
+    path = tmp_path / "decode.zip"
+    assert _run("export", *tiny.settings(), "--program=decode", f"--output={path}") == 0
+    program = Program.load(str(path))
+    assert program.name == "decode" and program.mesh.size == 2
+    assert {a.path for a in program.outputs} == {"ids", "scores", "lengths"}

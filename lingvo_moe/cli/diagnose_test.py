@@ -1,0 +1,81 @@
+"""`diagnose` tells mistakes before it compiles anything; what it finds is tested beside training, whose steps it makes again."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+
+import numpy as np
+import pytest
+
+from lingvo_moe import tree
+from lingvo_moe.cli import main
+from lingvo_moe.engines import pjrt
+from lingvo_moe.testing import experiments as tiny
+from lingvo_moe.training.checkpoint import Checkpoints
+from lingvo_moe.training.replay import Replay
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> tiny.Data:
+    return tiny.make_data(tmp_path_factory.mktemp("data"))
+
+
+@pytest.fixture(scope="module")
+def logdir(data, tmp_path_factory) -> pathlib.Path:
+    """With weights of step 4, as if they had been trained."""
+    logdir = tmp_path_factory.mktemp("log")
+    specs, random = tiny.tiny(data).steps.state_specs(), np.random.RandomState(0)
+    state = tree.map_leaves(lambda spec: random.normal(scale=0.1, size=spec.shape).astype(spec.dtype), specs)
+    checkpoints = Checkpoints(logdir, keep=1)
+    checkpoints.save(tiny.MODEL, state | {"step": np.int32(4)}, {"stream": "of another corpus"})
+    checkpoints.close()
+    return logdir
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_compiled(monkeypatch):
+    monkeypatch.setattr(pjrt.Engine, "load", tiny.Uncompiled.load)
+
+
+def a_batch(data: tiny.Data, directory: pathlib.Path, model: str = tiny.MODEL, rows: int = 4) -> str:
+    specs = tiny.tiny(data).batch_specs()
+    batch = tree.map_leaves(lambda spec: np.ones((rows, *spec.shape[1:]), np.int32), specs)
+    Replay(model, 5, (0, 0), 4, 6.0, 1.0, batch).save(directory / "5.npz")
+    return f"--batch={directory}/5.npz"
+
+
+def error_of(capsys, data: tiny.Data, *flags: str) -> str:
+    capsys.readouterr()
+    places = (f"--corpus={data.corpus}", f"--tokenizers={data.tokenizers}", "--platform=cpu", "--cache=off")
+    assert main.main(["lingvo_moe", "diagnose", *tiny.settings(), *places, *flags]) == 2
+    return capsys.readouterr().err.splitlines()[-1]
+
+
+def test_mistakes_are_told_before_anything_is_compiled(data, logdir, tmp_path, capsys):
+    at = f"--logdir={logdir}"
+    (tmp_path / "text").write_text("de\tx\n")
+    for flags, message in (
+        ((), "--logdir is missing"),
+        ((f"--logdir={tmp_path}/none",), "no checkpoint. Train first"),
+        ((at, f"--json={tmp_path}/none/found.json"), f"there is no directory {tmp_path}/none"),
+        ((at, f"--batch={tmp_path}/none.npz"), "cannot be read (No such file or directory)"),
+        ((at, f"--batch={tmp_path}/text"), "no batch that training saved"),
+        ((at, a_batch(data, tmp_path / "a", model="m4.Small")), f"is of m4.Small, not of {tiny.MODEL}; pass --model"),
+        ((at, a_batch(data, tmp_path / "b", rows=8)), "source/ids is int32[8, 48], the model takes int32[4, 48]"),
+        ((at, "--set=model.num_experts=8"), "whose weights are not those of"),
+        ((at,), "the position in the training data cannot be resumed"),
+        ((at, "--engine=pjrt"), "unknown flag --engine"),
+    ):
+        assert message in error_of(capsys, data, *flags), message
+
+
+def test_a_model_must_be_named(capsys):
+    assert main.main(["lingvo_moe", "diagnose"]) == 2
+    assert "--model is missing" in capsys.readouterr().err
+
+
+def test_a_file_that_was_there_stays_until_there_is_another(data, logdir, tmp_path, capsys):
+    (tmp_path / "found.json").write_text(json.dumps("before"))
+    error_of(capsys, data, f"--logdir={logdir}", f"--json={tmp_path}/found.json")
+    assert json.loads((tmp_path / "found.json").read_text()) == "before"

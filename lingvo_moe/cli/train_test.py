@@ -1,0 +1,120 @@
+"""`train` on a Cloud TPU: its flags, and that JAX takes nothing from TensorFlow there."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import time
+
+import pytest
+
+from lingvo_moe.cli import main
+from lingvo_moe.testing import experiments as tiny
+
+TPU = ["train", "--model=Quickstart", "--logdir=x", "--engine=tpu_strategy"]
+
+# What the process knows at its end, after its own standard error.
+_CODE = """
+import sys
+from lingvo_moe import __main__
+status = __main__.main(["lingvo_moe", *sys.argv[1:]])
+{then}
+print(status, *(name for name in ("jax", "orbax", "lingvo_moe.engines.pjrt") if name in sys.modules))
+"""
+# A slice that is this machine, in place of one that would be asked for.
+_HERE = """
+import pytest
+from lingvo_moe.engines import tpu_strategy
+from lingvo_moe.testing import local_tpu
+local_tpu.run_programs_here(pytest.MonkeyPatch())
+tpu_strategy.Engine.connect = staticmethod(lambda tpu: local_tpu.engine())
+"""
+
+
+def _process(code: str, *arguments: str, **options) -> subprocess.CompletedProcess:
+    """Runs `main` in a process where nobody has chosen JAX's platform."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("JAX_")}
+    return subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**environment, "PYTHONPATH": os.pathsep.join(sys.path)},
+        **options,
+    )
+
+
+@pytest.mark.parametrize(
+    "arguments, said",
+    [
+        (TPU, "--tpu is missing: the name of the slice"),
+        (
+            [*TPU, "--tpu=local", "--devices=8"],
+            "--devices is for --engine=pjrt; tpu_strategy takes all cores .* --mesh=",
+        ),
+        ([*TPU, "--tpu=local", "--platform=tpu"], "--platform is for --engine=pjrt"),
+        ([*TPU, "--tpu=grpc://nowhere"], "--tpu=grpc://nowhere: expected grpc://HOST:PORT"),
+        ([*TPU[:-1], "--tpu=local"], "--tpu=local is for --engine=tpu_strategy; pass that too, or leave --tpu out"),
+        ([*TPU, "--tpu=local", "--cache=off"], "--cache is for --engine=pjrt"),
+        ([*TPU[:-1], "--engine=jax"], "--engine.*should be one of <pjrt\\|tpu_strategy>"),
+        (["eval", "--model=Quickstart", "--logdir=x", "--engine=tpu_strategy"], "unknown flag --engine"),
+        (["train", "--model=Quickstart", "--engine=tpu_strategy"], "--logdir is missing"),
+    ],
+)
+def test_mistakes_are_one_line_with_the_remedy(arguments, said, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    assert main.main(["lingvo_moe", *arguments]) == 2
+    message = capsys.readouterr().err
+    assert message.startswith("error: ") and len(message.strip().splitlines()) <= 2 and re.search(said, message), (
+        message
+    )
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_slice_that_does_not_answer_is_told_within_seconds_and_without_jax(tmp_path):
+    """TensorFlow finds and initialises the TPU before JAX, which would set libtpu up for itself, has been imported."""
+    start = time.monotonic()
+    done = _process(_CODE.format(then=""), *TPU, "--tpu=grpc://127.0.0.1:1", cwd=tmp_path)
+    assert done.stdout == "2\n", done
+    assert re.fullmatch(
+        "error: --tpu=grpc://127.0.0.1:1: nothing answers there .*; is the slice running, .*\n", done.stderr
+    )
+    assert time.monotonic() - start < 60 and not list(tmp_path.iterdir())
+
+
+def test_training_on_a_slice_starts_no_backend_of_jax_but_the_cpu(tmp_path):
+    """A whole run through the front door, checkpoint included: JAX is what the checkpoint library brings along, no more."""
+    data = tiny.make_data(tmp_path / "data")
+    then = (
+        "import jax; assert {device.platform for device in jax.devices()} == {'cpu'}; print(jax.config.jax_platforms)"
+    )
+    flags = [
+        flag
+        for flag in tiny.language_model_settings(
+            "model.num_experts=8",
+            "model.num_groups=8",
+            "input.batch_size=8",
+            "training.steps_per_loop=2",
+            "training.log_every=2",
+            "training.checkpoint_every=2",
+            "training.evaluate_every=0",
+        )
+        if not flag.startswith("--devices")
+    ]
+    done = _process(
+        _HERE + _CODE.format(then=then),
+        "train",
+        *flags,
+        f"--corpus={data.corpus}",
+        f"--tokenizers={data.tokenizers}",
+        f"--logdir={tmp_path / 'log'}",
+        "--steps=4",
+        "--engine=tpu_strategy",
+        "--tpu=local",
+    )
+    assert done.stdout == "cpu\n0 jax orbax\n", done
+    assert "for 8 tpu device(s), mesh 8" in done.stderr and "trained for 4 steps" in done.stderr
+    assert sorted(path.name for path in (tmp_path / "log" / "checkpoints").iterdir()) == ["2", "4"]

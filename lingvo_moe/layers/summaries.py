@@ -1,0 +1,78 @@
+"""What layers tell of themselves where a meter listens: how large activations are, how sure routers are of their choice.
+
+`Context.measure` hands these to the context's meter. Ordinary programs have none, and compute nothing of it.
+"""
+
+from __future__ import annotations
+
+from lingvo_moe.lazy import tf
+
+
+class SummaryCollector:
+    """Collects what is measured.
+
+    Attributes:
+      values: float32 tensors by name, in the order in which they were measured: scalars; of repeated layers, `[R]`.
+    """
+
+    def __init__(self):
+        self.values: dict[str, tf.Tensor] = {}
+
+    def __call__(self, name: str, value: tf.Tensor):
+        """Takes one measure, through which no gradient flows. Raises ValueError where there is one of that name."""
+        if name in self.values:
+            raise ValueError(f"{name} was measured twice; give each place a name of its own, with Context.named.")
+        self.values[name] = tf.stop_gradient(tf.cast(value, tf.float32))
+
+
+def magnitude(tensor: tf.Tensor) -> dict[str, tf.Tensor]:
+    """`rms`, the root mean square, and `max`, the largest absolute value, of all elements."""
+    return {"rms": root_mean_square(tensor, range(tensor.shape.rank)), "max": largest(tensor, range(tensor.shape.rank))}
+
+
+def router_entropy(gates: tf.Tensor, paddings: tf.Tensor) -> dict[str, tf.Tensor]:
+    """Entropies of a router, in nats; 0 where one expert has it all, log E where all have the same.
+
+    Args:
+      gates: `[G, S, E] float32`, softmax over experts.
+      paddings: `[G, S] bool`, positions that do not count.
+
+    Returns:
+      `router_entropy`, of a token's gates, mean over tokens: low where the router has made up its mind. `load_entropy`, of the
+      gates' mean over tokens: low where it sends all of them the same way.
+    """
+    tokens = tf.reduce_sum(tf.cast(tf.logical_not(paddings), tf.float32))
+    gates = tf.where(paddings[..., None], 0.0, gates)
+    load = tf.math.divide_no_nan(tf.reduce_sum(gates, axis=(0, 1)), tokens)
+    router_entropy = tf.math.divide_no_nan(tf.reduce_sum(_entropy(gates)), tokens)
+    return {"router_entropy": router_entropy, "load_entropy": _entropy(load)}
+
+
+def largest(tensor: tf.Tensor, axes) -> tf.Tensor:
+    """The largest absolute value along `axes`, float32; NaN where there is one."""
+    size = tf.abs(tf.cast(tensor, tf.float32))
+    # Whether a maximum of numbers and NaN is NaN is up to the compiler.
+    return tf.where(
+        tf.reduce_any(tf.math.is_nan(size), axis=list(axes)), float("nan"), tf.reduce_max(size, axis=list(axes))
+    )
+
+
+def norm(tensor: tf.Tensor, axes) -> tf.Tensor:
+    """The root of the sum of squares along `axes`, float32; finite wherever it can be, though the squares may not be."""
+    return _scaled_root(tensor, list(axes), tf.reduce_sum)
+
+
+def root_mean_square(tensor: tf.Tensor, axes) -> tf.Tensor:
+    """The root of the mean square along `axes`, as `norm`."""
+    return _scaled_root(tensor, list(axes), tf.reduce_mean)
+
+
+def _scaled_root(tensor: tf.Tensor, axes: list[int], reduce) -> tf.Tensor:
+    wide, scale = tf.cast(tensor, tf.float32), largest(tensor, axes)
+    spread = tf.reshape(scale, [1 if axis in axes else size for axis, size in enumerate(tensor.shape)])
+    root = scale * tf.sqrt(reduce(tf.square(tf.math.divide_no_nan(wide, spread)), axis=axes))
+    return tf.where(tf.math.is_finite(scale), root, scale)
+
+
+def _entropy(shares: tf.Tensor) -> tf.Tensor:
+    return -tf.reduce_sum(tf.math.xlogy(shares, shares), axis=-1)

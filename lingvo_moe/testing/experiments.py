@@ -1,0 +1,164 @@
+"""What tests of training, inference and the command line share: a generated corpus, its tokenizers, and a tiny model."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import pathlib
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from lingvo_moe import experiment, program_cache
+from lingvo_moe.data import corpus_builder, tokenizer_trainer
+from lingvo_moe.engines.pjrt import Engine, Executable, use_compilation_cache
+from lingvo_moe.experiment import Experiment
+from lingvo_moe.program import Program
+from lingvo_moe.sharding.layout import DeviceMesh
+from lingvo_moe.steps import Steps
+
+if TYPE_CHECKING:
+    import pytest  # tools.soak and tools.fuzz use this module without it
+
+MODEL = "m4.Quickstart"
+LANGUAGE_MODEL = "sparse_lm.Small"
+WORDS = (
+    "red blue green old new big small house tree river stone bird horse child letter window garden table road bread "
+    "water fire music winter summer morning evening carries finds sees keeps paints buys sells opens the a every"
+).split()
+# As small as all kinds of layers allow; a step takes milliseconds, compiling its program some seconds.
+_SETTINGS = (
+    "model.num_layers=4",
+    "model.model_dim=16",
+    "model.hidden_dim=32",
+    "model.num_heads=2",
+    "model.head_dim=8",
+    "model.num_experts=4",
+    "model.num_groups=4",
+    "model.source_vocabulary=512",
+    "model.target_vocabulary=256",
+    "input.batch_size=4",
+    "input.source_length=48",
+    "input.target_length=32",
+    "decoding_batch=4",
+    "search.beam_size=2",
+    "search.max_length=12",
+    "training.log_every=1",
+    "training.evaluation_batches=2",
+    "training.keep=2",
+    "platform=cpu",
+)
+# The same of a language model.
+_LANGUAGE_MODEL_SETTINGS = (
+    "model.model_dim=16",
+    "model.hidden_dim=32",
+    "model.num_heads=2",
+    "model.head_dim=8",
+    "model.num_experts=4",
+    "model.num_groups=4",
+    "model.target_vocabulary=256",
+    "model.remat=full",
+    "input.batch_size=4",
+    "input.target_length=32",
+    "training.log_every=1",
+    "training.evaluation_batches=2",
+    "training.keep=2",
+    "optimizer.learning_rate.warmup_steps=10",
+    "platform=cpu",
+)
+
+_programs: dict[str, Program] = {}
+_executables: dict[tuple, Executable] = {}
+
+
+@dataclasses.dataclass(frozen=True)
+class Data:
+    """Directories of a small corpus of two made-up languages and of its tokenizers."""
+
+    corpus: pathlib.Path
+    tokenizers: pathlib.Path
+
+
+def make_data(directory: pathlib.Path, seed: int = 0) -> Data:
+    """Generates the corpus (English words, spelt backwards as `de` and turned around as `fr`) and trains tokenizers on it."""
+    random = np.random.RandomState(seed)
+    texts = directory / "texts"
+    texts.mkdir(parents=True)
+    english = [" ".join(random.choice(WORDS, random.randint(2, 8))) for _ in range(600)]
+    for language, spell in (("de", lambda word: word[::-1]), ("fr", lambda word: f"{word[1:]}{word[0]}ux")):
+        lines = [f"{' '.join(map(spell, line.split()))}\t{line}\n" for line in english]
+        (texts / f"{language}.tsv").write_text("".join(lines), encoding="utf-8")
+    corpus, _ = corpus_builder.build("none", [texts], directory / "corpus")
+    tokenizer_trainer.train(corpus, directory / "tokenizers", {"source": 500, "target": 200}, 5.0, 5000)
+    return Data(directory / "corpus", directory / "tokenizers")
+
+
+def settings(*changes: str) -> list[str]:
+    """Flags that make `m4.Quickstart` tiny; `changes` are further `field=value`s."""
+    return [f"--model={MODEL}", "--devices=2", *(f"--set={assignment}" for assignment in (*_SETTINGS, *changes))]
+
+
+def tiny(data: Data, *changes: str, mesh: DeviceMesh = DeviceMesh((2,))) -> Experiment:
+    """The experiment that `settings` make, on `data`."""
+    places = (f"corpus={data.corpus}", f"tokenizers={data.tokenizers}")
+    return experiment.get(MODEL, [*_SETTINGS, *places, *changes], mesh)
+
+
+def tiny_language_model(data: Data, *changes: str, mesh: DeviceMesh = DeviceMesh((2,))) -> Experiment:
+    """The experiment of a language model with experts, as small as `tiny`."""
+    places = (f"corpus={data.corpus}", f"tokenizers={data.tokenizers}")
+    return experiment.get(LANGUAGE_MODEL, [*_LANGUAGE_MODEL_SETTINGS, *places, *changes], mesh)
+
+
+def language_model_settings(*changes: str) -> list[str]:
+    """The flags of `tiny_language_model`."""
+    return [f"--model={LANGUAGE_MODEL}", "--devices=2", *(f"--set={a}" for a in (*_LANGUAGE_MODEL_SETTINGS, *changes))]
+
+
+def compile_once(patch: pytest.MonkeyPatch):
+    """Makes this process lower and compile equal programs once, however often tests ask for them, and only where no other file
+    of tests has done so: `conftest.py` makes the cache, and empties it."""
+    patch.setattr(program_cache, "_directory", None)  # so that it is so again
+    program_cache.use(program_cache.default())
+    use_compilation_cache(program_cache.executables())
+    for name in ("init", "train", "evaluate", "diagnose", "decode"):
+        patch.setattr(Steps, name, _lowering_once(getattr(Steps, name)))
+    load = Engine.load
+
+    def load_once(self, program: Program) -> Executable:
+        key = (*self.devices, program)
+        if key not in _executables:
+            _executables[key] = load(self, program)
+        return _executables[key]
+
+    patch.setattr(Engine, "load", load_once)
+
+
+def _lowering_once(lower):
+    def lower_once(self, *arguments) -> Program:
+        key = f"{lower.__name__} of {self} for {arguments}"
+        if key not in _programs:
+            _programs[key] = lower(self, *arguments)
+        return _programs[key]
+
+    return lower_once
+
+
+class Uncompiled(Engine):
+    """An engine for tests of what must be told before anything is compiled."""
+
+    def load(self, program: Program) -> Any:
+        raise AssertionError(f"{program.name} was compiled before the mistake was told")
+
+
+def curves(logdir: pathlib.Path, run: str = "train") -> dict[str, dict[int, set[float]]]:
+    """What TensorBoard reads: by scalar and step, every value that was reported for it."""
+    from tensorboard.backend.event_processing import event_file_loader
+    from tensorboard.util import tensor_util
+
+    found: dict[str, dict[int, set[float]]] = collections.defaultdict(lambda: collections.defaultdict(set))
+    for path in sorted((logdir / run).iterdir()):
+        for event in event_file_loader.EventFileLoader(str(path)).Load():
+            for value in event.summary.value:
+                found[value.tag][event.step].add(tensor_util.make_ndarray(value.tensor).item())
+    return found

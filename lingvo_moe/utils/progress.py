@@ -1,0 +1,113 @@
+"""Progress of long work: a bar with rate and time left on a terminal, plain lines in a log."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import TypeVar
+
+Item = TypeVar("Item")
+_SECONDS_BETWEEN_LOG_LINES = 10.0
+
+
+@contextlib.contextmanager
+def bar(
+    title: str, total: int | None, unit: str = "it", done: int = 0, shown: bool = True
+) -> Iterator[Callable[..., None]]:
+    """Yields `advance(count=1, note="")`, to be called as work gets done.
+
+    Args:
+      title: what is being done, in a few words.
+      total: how much there is, or None where nobody knows.
+      unit: what is counted (`steps`, `pairs`).
+      done: how much was done before (a resumed run).
+      shown: whether to show anything; another process does where this one does not.
+
+    On a terminal a bar with rate and ETA is drawn on standard error; elsewhere a plain line is printed every ten seconds
+    and one at the end, so a log stays readable.
+    """
+    if not shown:
+        yield lambda count=1, note="": None
+        return
+    reporter = _Bar(title, total, unit, done) if sys.stderr.isatty() else _Lines(title, total, unit, done)
+    with reporter:
+        yield reporter.advance
+
+
+def track(items: Iterable[Item], title: str, total: int | None = None, unit: str = "it") -> Iterator[Item]:
+    """Yields the items, showing progress; `total` is `len(items)` where it has one."""
+    if total is None and hasattr(items, "__len__"):
+        total = len(items)
+    with bar(title, total, unit) as advance:
+        for item in items:
+            yield item
+            advance()
+
+
+class _Lines:
+    """Plain lines for a log."""
+
+    def __init__(self, title: str, total: int | None, unit: str, done: int):
+        self._title, self._total, self._unit = title, total, unit
+        self._start_count = self._count = done
+        self._start = self._last = time.monotonic()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, value, traceback):
+        self._print("stopped" if kind else "done")
+
+    def advance(self, count: int = 1, note: str = ""):
+        self._count += count
+        if time.monotonic() - self._last >= _SECONDS_BETWEEN_LOG_LINES:
+            self._print(note)
+
+    def _print(self, note: str):
+        self._last = time.monotonic()
+        elapsed = self._last - self._start
+        rate = (self._count - self._start_count) / max(elapsed, 1e-9)
+        of = f"/{self._total}" if self._total is not None else ""
+        line = f"{self._title}: {self._count}{of} {self._unit}, {rate:.3g} {self._unit}/s, {elapsed:.0f} s"
+        if self._total and rate > 0 and self._count < self._total:
+            line += f", {(self._total - self._count) / rate:.0f} s left"
+        print(line + (f"  {note}" if note else ""), file=sys.stderr, flush=True)
+
+
+class _Bar:
+    """A rich bar on standard error."""
+
+    def __init__(self, title: str, total: int | None, unit: str, done: int):
+        from rich import console, progress  # not needed, and not loaded, in a log
+
+        text = functools.partial(progress.TextColumn, markup=False)  # a file's name may hold brackets
+        self._progress = progress.Progress(
+            text("{task.description}"),
+            progress.BarColumn(),
+            progress.MofNCompleteColumn(),
+            text("{task.fields[rate]} " + unit + "/s"),
+            progress.TimeElapsedColumn(),
+            text("left"),
+            progress.TimeRemainingColumn(),
+            text("{task.fields[note]}"),
+            console=console.Console(stderr=True),
+        )
+        self._task = self._progress.add_task(title, total=total, completed=done, rate="-", note="")
+        self._start_count = self._count = done
+        self._start = time.monotonic()
+
+    def __enter__(self):
+        self._progress.start()
+        return self
+
+    def __exit__(self, kind, value, traceback):
+        self._progress.stop()
+
+    def advance(self, count: int = 1, note: str = ""):
+        self._count += count
+        rate = (self._count - self._start_count) / max(time.monotonic() - self._start, 1e-9)
+        fields = {"note": note} if note else {}
+        self._progress.update(self._task, advance=count, rate=f"{rate:.3g}", **fields)

@@ -1,0 +1,136 @@
+"""Sound inputs of every kind that we read, made once: what the fuzzer damages copies of."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+import shutil
+import struct
+
+import jax
+import numpy as np
+
+from lingvo_moe import tree
+from lingvo_moe.analysis.plan import CollectiveCost, Memory, Plan
+from lingvo_moe.data.batching import input_specs
+from lingvo_moe.sharding.layout import Spec
+from lingvo_moe.steps import weight_specs
+from lingvo_moe.testing import experiments as tiny
+from lingvo_moe.training import checkpoint_tools
+from lingvo_moe.training.checkpoint import Checkpoints
+
+# The step of the older checkpoint, and of the newer one.
+STEPS = (4, 8)
+_PO = 'msgid ""\nmsgstr ""\n"Language: de\\n"\n"Content-Type: text/plain; charset=UTF-8\\n"\n'
+
+
+@dataclasses.dataclass(frozen=True)
+class Fixtures:
+    """Where the sound inputs are.
+
+    Attributes:
+      directory: of them all. `corpus`, `tokenizers`, `log` (two checkpoints of the tiny model), `other` (one of another
+        model), `catalogs`, `plans`; `weights.safetensors`, `program.zip`, `sentences.txt`.
+    """
+
+    directory: pathlib.Path
+
+
+def make(directory: pathlib.Path) -> Fixtures:
+    """Makes all of it in an empty directory; lowers one program, compiles none."""
+    data = tiny.make_data(directory)
+    shutil.rmtree(directory / "texts")
+    config = tiny.tiny(data)
+    specs = config.steps.state_specs()
+    for step in STEPS:
+        _save(directory / "log", specs, step)
+    other = tiny.tiny(data, "model.hidden_dim=64").steps.state_specs()
+    _save(directory / "other", other, STEPS[0])
+    checkpoint_tools.to_safetensors(Checkpoints(directory / "log"), STEPS[1], directory / "weights.safetensors")
+    assert weight_specs(config.model.weights()).keys() == specs["theta"].keys()
+    config.steps.evaluate(input_specs(config.input)).save(str(directory / "program.zip"))
+    _write_catalogs(directory / "catalogs")
+    (directory / "plans").mkdir()
+    for name in ("m4.MoE128E12L", "m4.MoE128E12L.each_side"):
+        _plan().save(str(directory / "plans" / f"{name}.json"))
+    (directory / "sentences.txt").write_text("der eert\nesuoh wen\n\n", encoding="utf-8")
+    return Fixtures(directory)
+
+
+def _save(logdir: pathlib.Path, specs: dict, step: int):
+    """A checkpoint of random values; `specs` are of a training state."""
+    random = np.random.RandomState(step)
+
+    def value(spec: Spec) -> jax.Array:
+        return jax.numpy.asarray(random.normal(size=spec.shape).astype(spec.dtype))
+
+    state = tree.map_leaves(value, specs) | {"step": jax.numpy.int32(step)}
+    checkpoints = Checkpoints(logdir, keep=len(STEPS))
+    checkpoints.save(tiny.MODEL, state, {"next": step, "too_long": 0})
+    checkpoints.close()
+
+
+def _plan() -> Plan:
+    """As `plan` writes one, with round figures."""
+    return Plan(
+        model="m4.MoE128E12L",
+        changes=(),
+        program="train",
+        topology="v3:8x8x1",
+        mesh="128",
+        cores=128,
+        weights=10**10,
+        layout="auto",
+        remat="keep_hidden",
+        batch_size=64,
+        num_groups=64,
+        num_experts=128,
+        num_layers=12,
+        activation_dtype="float32",
+        tokens=2**20,
+        model_flops=2e15,
+        memory=Memory(2**31, 2**30, 2**24, 2**20, 5 * 2**30),
+        collectives=(
+            CollectiveCost("all-to-all", 128, 24, 2**28, 0.1),
+            CollectiveCost("all-reduce", 128, 35, 2**30, 0.05),
+        ),
+        cycles=329_000_000,
+        rematerialised_cycles=32_900_000,
+        cycles_by_part={"experts": 229_000_000, "other": 100_000_000},
+        compute_seconds=0.35,
+        unknown_loops=0,
+        lower_seconds=1.0,
+        compile_seconds=1.0,
+    )
+
+
+def _write_catalogs(directory: pathlib.Path):
+    """A catalog of each format, and the English that one of them needs."""
+    directory.mkdir()
+    random = np.random.RandomState(0)
+    texts = [" ".join(random.choice(tiny.WORDS, random.randint(2, 8))) for _ in range(150)]
+    pairs = [(text, text[::-1]) for text in texts]
+    (directory / "de.tsv").write_text("".join(f"{german}\t{english}\n" for english, german in pairs), encoding="utf-8")
+    (directory / "all.tsv").write_text(
+        "".join(f"fr\t{other}\t{english}\n" for english, other in pairs), encoding="utf-8"
+    )
+    (directory / "de.po").write_text(
+        _PO + "".join(f'\nmsgid "{e}"\nmsgstr "{g}"\n' for e, g in pairs), encoding="utf-8"
+    )
+    for name, side in (("en", 0), ("de", 1)):
+        messages = {f"key{number}": pair[side] for number, pair in enumerate(pairs)}
+        (directory / f"{name}.json").write_text(json.dumps(messages), encoding="utf-8")
+    (directory / "de.mo").write_bytes(_mo([("", "Language: de\nContent-Type: text/plain; charset=UTF-8\n"), *pairs]))
+
+
+def _mo(pairs: list[tuple[str, str]]) -> bytes:
+    """A compiled catalog, as msgfmt writes one."""
+    columns = [[text.encode() for text in column] for column in zip(*sorted(pairs))]
+    starts = [28, 28 + 8 * len(pairs)]
+    at, tables, texts = 28 + 16 * len(pairs), b"", b""
+    for column in columns:
+        for text in column:
+            tables += struct.pack("<2I", len(text), at)
+            texts, at = texts + text + b"\0", at + len(text) + 1
+    return struct.pack("<7I", 0x950412DE, 0, len(pairs), *starts, 0, 0) + tables + texts
