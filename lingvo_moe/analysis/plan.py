@@ -26,6 +26,7 @@ from lingvo_moe.experiment import Experiment
 from lingvo_moe.program import Argument, Program
 
 PROGRAMS = ("train", "decode")
+VERSION = 2  # of the saved JSON; version 1 had none, and other names for `collectives` and `optimizer_state`
 _SECONDS_PER_YEAR = 365.25 * 24 * 3600
 _REMATERIALISED = "rematerialised"  # the name scope of `layers.repeat`
 # Name scopes of the layers, models and steps; the innermost one counts.
@@ -98,8 +99,8 @@ class Plan:
       tokens: of all sides together (of the source, for decoding) in one run of the program.
       model_flops: operations that the model asks for in a training step, see `flops`; None for decoding.
       memory: per core.
-      exchanges: by kind; empty where the program does not fit.
-      cycles: the compiler's estimate for one core, without exchanges; None where the program does not fit.
+      collectives: by kind; empty where the program does not fit.
+      cycles: the compiler's estimate for one core, without collectives; None where the program does not fit.
       rematerialised_cycles: those of them that compute a layer's activations again.
       cycles_by_part: those of a training step by the part of the model that they are spent in, see PARTS.
       compute_seconds: cycles by the published clock; None without one.
@@ -169,34 +170,37 @@ class Plan:
         """Writes the plan as JSON."""
         partial = f"{path}.partial"
         with open(partial, "w", encoding="utf-8") as file:
-            json.dump(dataclasses.asdict(self), file, indent=1)
+            json.dump({"version": VERSION, **dataclasses.asdict(self)}, file, indent=1)
             file.write("\n")
         os.replace(partial, path)
 
     @staticmethod
     def load(path: str | os.PathLike) -> Plan:
-        """Reads what `save` wrote; raises UserError for a missing file and for any other one."""
+        """Reads what `save` wrote.
+
+        Raises:
+          UserError: the file cannot be read, or is not a plan of this version.
+        """
+        remedy = f"`plan NAME --json={path}` writes it anew."
         try:
             with open(path, encoding="utf-8") as file:
                 values = json.load(file)
-            collectives = tuple(CollectiveCost(**collective) for collective in values["exchanges"])
-            return Plan(
-                **{
-                    **values,
-                    "changes": tuple(values["changes"]),
-                    "memory": Memory(**values["memory"]),
-                    "exchanges": collectives,
-                    "largest_buffers": tuple(Buffer(**buffer) for buffer in values["largest_buffers"]),
-                }
-            )
+            version = values.pop("version", 1)
+            if version != VERSION:
+                raise UserError(f"{path}: a plan of version {version}, this program reads version {VERSION}; {remedy}")
+            values["changes"] = tuple(values["changes"])
+            values["memory"] = Memory(**values["memory"])
+            values["collectives"] = tuple(CollectiveCost(**cost) for cost in values["collectives"])
+            values["largest_buffers"] = tuple(Buffer(**buffer) for buffer in values["largest_buffers"])
+            return Plan(**values)
         except OSError as error:
             raise UserError(
                 f"{path}: cannot be read ({error.strerror}); `plan NAME --json={path}` writes it."
             ) from None
-        except (ValueError, KeyError, TypeError) as error:
-            raise UserError(
-                f"{path}: not a plan of this version ({error}); `plan NAME --json={path}` writes it anew."
-            ) from None
+        except UserError:
+            raise
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise UserError(f"{path}: not a plan of version {VERSION} ({error}); {remedy}") from None
 
 
 def make(name: str, experiment: Experiment, tpu: Slice, program: str = "train", changes: Sequence[str] = ()) -> Plan:

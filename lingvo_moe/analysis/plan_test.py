@@ -119,16 +119,24 @@ def test_the_text_names_every_figure_and_whose_it_is(planned):
 
 def test_a_plan_is_plain_json_and_reads_back(planned, tmp_path):
     planned.save(tmp_path / "plan.json")
-    assert (
-        json.loads((tmp_path / "plan.json").read_text())["memory"]["optimizer_state"] == planned.memory.optimizer_state
-    )
+    saved = json.loads((tmp_path / "plan.json").read_text())
+    assert saved["version"] == 2 and saved["memory"]["optimizer_state"] == planned.memory.optimizer_state
     assert plan.Plan.load(tmp_path / "plan.json") == planned
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"exchanges": []}', '{"exchanges": 3, "changes": []}'])
+@pytest.mark.parametrize("text", ["", "[]", '{"version": 2}', '{"version": 2, "collectives": 3, "changes": []}'])
 def test_another_file_is_no_plan(text, tmp_path):
     (tmp_path / "plan.json").write_text(text)
     with pytest.raises(UserError, match="plan.json: not a plan"):
+        plan.Plan.load(tmp_path / "plan.json")
+
+
+@pytest.mark.parametrize("text, version", [("{}", 1), ('{"version": 3}', 3)])
+def test_a_plan_of_another_version_is_refused(text, version, tmp_path):
+    (tmp_path / "plan.json").write_text(text)
+    with pytest.raises(
+        UserError, match=f"^[^(]*plan.json: a plan of version {version}, this program reads version 2.*writes it anew"
+    ):
         plan.Plan.load(tmp_path / "plan.json")
 
 
