@@ -31,6 +31,13 @@ hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=No
 hypothesis.settings.load_profile("repeatable")
 
 
+def pytest_sessionstart(session):
+    """Sets this process up as the command line does; after pytest has installed hooks of its own."""
+    from lingvo_moe.cli import process_setup
+
+    process_setup.set_up_process()
+
+
 @pytest.fixture(scope="module", autouse=True)
 def compiled_programs_are_dropped(request):
     """A file's programs are not another's: kept to the end of the run, all of them together took twenty gigabytes."""

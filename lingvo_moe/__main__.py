@@ -1,8 +1,6 @@
 """`python -m lingvo_moe COMMAND`: see `lingvo_moe.cli.main`."""
 
-import sys
-
-from lingvo_moe.cli import app, main
+from lingvo_moe.cli import main
 
 if __name__ == "__main__":
-    app.leave(main.main(sys.argv))
+    main.run()

@@ -34,7 +34,7 @@ def run(code: str) -> subprocess.CompletedProcess:
 )
 def test_what_computes_nothing_imports_neither_tensorflow_nor_jax(arguments):
     code = (
-        f"import sys; from lingvo_moe import __main__; __main__.main(['lingvo_moe', *{arguments}]); "
+        f"import sys; from lingvo_moe.cli import main; main.main(['lingvo_moe', *{arguments}]); "
         "print('LOADED', {'tensorflow', 'jax', 'orbax'} & set(sys.modules))"
     )
     assert run(code).stdout.rstrip().endswith("LOADED set()")

@@ -1,7 +1,7 @@
 """How every command line of this project starts and ends: flags in, one-line errors and an exit status out.
 
-Exit status: 0 done, 2 a mistake a person can mend (`error: MESSAGE` on standard error), 3 another process of the same run is
-gone (`processes`), 130 interrupted, 141 the reader of our output went away. A defect of the program itself keeps its traceback.
+Exit status: 0 for success, 2 for a mistake that the user can correct (`error: MESSAGE` on standard error), 3 when another process of
+the same run is gone (`distributed`), 130 when interrupted, 141 when the reader of the output went away. A bug keeps its traceback.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import NoReturn
 
 from absl import flags
 
+from lingvo_moe.cli import logging_setup, process_setup
 from lingvo_moe.errors import UserError, did_you_mean
 
 Main = Callable[[list[str]], int | None]
@@ -37,11 +38,17 @@ _MENDED_BY = {
 
 def run(main: Main, flag_values: flags.FlagValues = flags.FLAGS) -> NoReturn:
     """Runs `main` on the process's arguments and exits with its status."""
-    leave(execute(main, sys.argv, flag_values))
+    run_process(lambda: execute(main, sys.argv, flag_values))
 
 
-def leave(status: int) -> NoReturn:
-    """Ends the process; after an error at once, as threads of a library may wait for ever for what failed."""
+def run_process(command: Callable[[], int]) -> NoReturn:
+    """Sets this process up for a command line, calls `command` and exits with the status it returns."""
+    process_setup.set_up_process()
+    _exit(command())
+
+
+def _exit(status: int) -> NoReturn:
+    """Ends the process; after an error at once, because threads of a library may wait for ever for what failed."""
     sys.stdout.flush()
     sys.stderr.flush()
     if status:
@@ -57,6 +64,11 @@ def execute(main: Main, argv: Sequence[str], flag_values: flags.FlagValues = fla
       argv: the program's name and its arguments.
       flag_values: the flags that may be given; a command with subcommands passes each one's own.
     """
+    with logging_setup.plain_lines():
+        return _execute(main, argv, flag_values)
+
+
+def _execute(main: Main, argv: Sequence[str], flag_values: flags.FlagValues) -> int:
     try:
         if any(argument in _HELP_FLAGS for argument in _before_double_dash(argv)):
             print(_help(main, flag_values))

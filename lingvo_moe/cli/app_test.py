@@ -109,9 +109,9 @@ def test_help_after_a_double_dash_is_an_argument(values):
 def test_a_reader_that_goes_away_is_no_error():
     """`tool | head -1`: silence, and the status of a program that SIGPIPE ended."""
     code = (
-        "from lingvo_moe import cli\nfrom absl import flags\n"
+        "from lingvo_moe.cli import app\nfrom absl import flags\n"
         "def main(argv):\n    for _ in range(100000): print('line')\n"
-        "cli.run(main, flags.FlagValues())"
+        "app.run(main, flags.FlagValues())"
     )
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     process.stdout.readline()
@@ -125,10 +125,10 @@ def test_a_reader_that_goes_away_is_no_error():
 def test_after_an_error_nothing_is_waited_for(status):
     """A thread of a library that waits for what failed must not keep the process; after success all threads may end."""
     code = (
-        "import threading, time\nfrom lingvo_moe import cli\nfrom lingvo_moe.errors import UserError\n"
+        "import threading, time\nfrom lingvo_moe.cli import app\nfrom lingvo_moe.errors import UserError\n"
         "def work():\n    time.sleep(1 if not STATUS else 1000)\n    print('ended')\n"
         "def main(arguments):\n    threading.Thread(target=work).start()\n    if STATUS:\n        raise UserError('mistake')\n"
-        "cli.run(main)"
+        "app.run(main)"
     ).replace("STATUS", str(status))
     found = subprocess.run(
         [sys.executable, "-c", code],

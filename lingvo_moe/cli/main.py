@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 from absl import flags
 
@@ -277,6 +277,11 @@ COMMANDS = {
         "write a program as a bundle that runs without TensorFlow", (_model_flags, _export_flags), _deferred("export")
     ),
 }
+
+
+def run() -> NoReturn:
+    """The entry point of the process: runs the command that its arguments name, and exits."""
+    app.run_process(lambda: main(sys.argv))
 
 
 def main(argv: list[str]) -> int:

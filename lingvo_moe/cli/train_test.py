@@ -18,8 +18,8 @@ TPU = ["train", "--model=Quickstart", "--logdir=x", "--engine=tpu_strategy"]
 # What the process knows at its end, after its own standard error.
 _CODE = """
 import sys
-from lingvo_moe import __main__
-status = __main__.main(["lingvo_moe", *sys.argv[1:]])
+from lingvo_moe.cli import main
+status = main.main(["lingvo_moe", *sys.argv[1:]])
 {then}
 print(status, *(name for name in ("jax", "orbax", "lingvo_moe.engines.pjrt") if name in sys.modules))
 """

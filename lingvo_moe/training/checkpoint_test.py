@@ -124,9 +124,9 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path, change, difference):
 def refused_save(logdir: pathlib.Path, size: int) -> subprocess.CompletedProcess:
     """Saves step 8 where no file may grow beyond `size`, in a process of its own, whose threads end with it."""
     code = (
-        "import pathlib, sys\nfrom lingvo_moe import cli\nfrom lingvo_moe.training import checkpoint_test as test\n"
+        "import pathlib, sys\nfrom lingvo_moe.cli import app\nfrom lingvo_moe.training import checkpoint_test as test\n"
         "def main(arguments):\n    with test.files_up_to(int(arguments[2])):\n"
-        "        test.save(pathlib.Path(arguments[1]), 8)\ncli.run(main)"
+        "        test.save(pathlib.Path(arguments[1]), 8)\napp.run(main)"
     )
     return subprocess.run(
         [sys.executable, "-c", code, logdir, str(size)],

@@ -168,10 +168,10 @@ def test_a_save_that_the_file_system_refuses_is_told_and_costs_no_older_checkpoi
     load(state, state_of(4, SPECS))
     save(tmp_path, state)
     code = (
-        "import pathlib, sys\nfrom lingvo_moe import cli\nfrom lingvo_moe.training import sharded_checkpoint_test as test\n"
+        "import pathlib, sys\nfrom lingvo_moe.cli import app\nfrom lingvo_moe.training import sharded_checkpoint_test as test\n"
         "from lingvo_moe.training.checkpoint_testing import files_up_to\n"
         "def main(arguments):\n    state = test.variables()\n    test.load(state, test.state_of(8, test.SPECS))\n"
-        "    with files_up_to(int(arguments[2])):\n        test.save(pathlib.Path(arguments[1]), state)\ncli.run(main)"
+        "    with files_up_to(int(arguments[2])):\n        test.save(pathlib.Path(arguments[1]), state)\napp.run(main)"
     )
     refused = subprocess.run(
         [sys.executable, "-c", code, tmp_path, str(size)],

@@ -5,7 +5,6 @@ from __future__ import annotations
 import faulthandler
 import os
 import signal
-import sys
 
 VARIABLE = "SOAK_STACKS"
 
@@ -14,9 +13,9 @@ def main():
     """Runs the command line. The signal is answered in C, also while Python waits for a step or for the disk."""
     faulthandler.register(signal.SIGUSR1, open(os.environ[VARIABLE], "w", encoding="utf-8"))
     # Not before: importing takes a second in which the signal would end the process.
-    from lingvo_moe.cli import app, main
+    from lingvo_moe.cli import main
 
-    app.leave(main.main(sys.argv))
+    main.run()
 
 
 if __name__ == "__main__":

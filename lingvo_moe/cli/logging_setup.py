@@ -1,0 +1,75 @@
+"""How the command line logs: plain lines on standard error, and warnings alone from processes other than the primary one.
+
+The library logs with `logging.getLogger(__name__)` and configures nothing, so a program that imports it decides for itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import pathlib
+import sys
+from collections.abc import Iterator
+from typing import TextIO
+
+_LOGGERS = ("lingvo_moe", "tools")
+
+
+class _StderrHandler(logging.StreamHandler):
+    """Writes to whatever `sys.stderr` is at the time: a progress bar replaces it while it is drawn."""
+
+    def __init__(self):
+        logging.Handler.__init__(self)
+        self.setFormatter(_PlainFormatter())
+
+    @property
+    def stream(self) -> TextIO:
+        """The current standard error."""
+        return sys.stderr
+
+
+class _PlainFormatter(logging.Formatter):
+    """The message alone; `warning: ` before one that is a warning or worse."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line = super().format(record)
+        return f"warning: {line}" if record.levelno >= logging.WARNING else line
+
+
+@contextlib.contextmanager
+def plain_lines() -> Iterator[None]:
+    """Within it, what this project logs at level INFO or above is printed on standard error."""
+    handler = _StderrHandler()
+    loggers = [logging.getLogger(name) for name in _LOGGERS]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.addHandler(handler)
+        logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, levels):
+            logger.removeHandler(handler)
+            logger.setLevel(level)
+
+
+def warnings_only():
+    """Drops messages below WARNING until `plain_lines` ends: of many processes the primary one reports for all."""
+    for name in _LOGGERS:
+        logging.getLogger(name).setLevel(logging.WARNING)
+
+
+def silence_libraries():
+    """Drops log records of other libraries that repeat an error which is raised, and reported, anyway."""
+    logging.getLogger("absl").addFilter(_is_not_orbax)
+    logging.getLogger("asyncio").addFilter(_is_not_unretrieved)
+
+
+def _is_not_orbax(record: logging.LogRecord) -> bool:
+    """Orbax logs the errors that it raises as well, with tracebacks."""
+    return "orbax" not in pathlib.Path(record.pathname).parts
+
+
+def _is_not_unretrieved(record: logging.LogRecord) -> bool:
+    """When one of several writes fails, Orbax drops the futures of the others, which asyncio reports at garbage collection."""
+    return "exception was never retrieved" not in record.getMessage()
