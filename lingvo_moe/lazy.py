@@ -13,6 +13,7 @@ import sys
 import tempfile
 import types
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 
 class _Lazy:
@@ -58,5 +59,9 @@ def _leave_gpus_to_jax(tensorflow: types.ModuleType):
     tensorflow.config.set_visible_devices([], "GPU")
 
 
-tf = _Lazy("tensorflow", _leave_gpus_to_jax)
-tf_text = _Lazy("tensorflow_text")
+if TYPE_CHECKING:
+    import tensorflow as tf
+    import tensorflow_text as tf_text
+else:
+    tf = _Lazy("tensorflow", _leave_gpus_to_jax)
+    tf_text = _Lazy("tensorflow_text")
