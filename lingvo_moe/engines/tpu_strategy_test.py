@@ -358,7 +358,7 @@ def test_a_distributed_weight_is_never_held_whole_on_its_way_in_or_out():
     placement = Placement(Spec((8, 4, 16), "float32", "EMH"), Layout.of(DeviceMesh((8,))))
     variable, source = ShardedVariable(placement, ["/device:CPU:0"] * 8, "experts"), Lazy((8, 4, 16))
     variable.load(source)
-    assert source.largest == 64 and [part.shape for _, part in variable.parts()] == [(1, 4, 16)] * 8
+    assert source.largest == 64 and [part.shape for _, part in variable.shards()] == [(1, 4, 16)] * 8
 
 
 @pytest.mark.parametrize("mesh", MESHES)

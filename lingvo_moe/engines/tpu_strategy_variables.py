@@ -127,7 +127,7 @@ class Placement:
 class ShardedVariable:
     """A tensor of the training state, one variable on each core.
 
-    `numpy.asarray` brings all of it here; `parts` does so part by part.
+    `numpy.asarray` brings all of it here; `shards` does so shard by shard.
     """
 
     def __init__(self, placement: Placement, devices: Sequence[str], name: str):
@@ -158,7 +158,7 @@ class ShardedVariable:
         return self.placement.spec.shape
 
     @property
-    def part_shape(self) -> tuple[int, ...]:
+    def shard_shape(self) -> tuple[int, ...]:
         """Of what one core holds of it."""
         return tuple(s.stop - s.start for s in self.placement.slices()[0])
 
@@ -179,8 +179,8 @@ class ShardedVariable:
         """Assigns a value in a TPU program."""
         tf.raw_ops.AssignVariableOp(resource=handle, value=self.placement.stored(value))
 
-    def parts(self) -> Iterator[tuple[tuple[slice, ...], np.ndarray]]:
-        """Yields (where it belongs, value) of each part once, one after another."""
+    def shards(self) -> Iterator[tuple[tuple[slice, ...], np.ndarray]]:
+        """Yields (index, value) of each shard once, one after another; `index` selects it in the whole tensor."""
         for where, copies in self._places():
             yield where, copies[0].read_value().numpy().reshape([s.stop - s.start for s in where])
 
@@ -205,7 +205,7 @@ class ShardedVariable:
 
     def __array__(self, dtype=None, copy=None) -> np.ndarray:
         whole = np.empty(self.shape, self.dtype)
-        for where, part in self.parts():
+        for where, part in self.shards():
             whole[where] = part
         return whole if dtype is None else whole.astype(dtype)
 

@@ -107,12 +107,12 @@ async def _write(values: Sequence[ShardedVariable], infos: Sequence):
             info,
             use_ocdbt=info.is_ocdbt_checkpoint,
             global_shape=value.shape,
-            local_shape=value.part_shape,
+            local_shape=value.shard_shape,
             dtype=value.dtype,
             process_index=0,
         )  # the one process that reaches all cores
         store = await tensorstore.open(tensorstore.Spec(spec), create=True, open=True, context=info.ts_context)
-        for where, part in value.parts():
+        for where, part in value.shards():
             if held + part.nbytes > _ON_THE_WAY:
                 await _finish(writes)
                 held = 0

@@ -118,9 +118,9 @@ def test_a_variable_may_change_as_soon_as_it_is_saved(tmp_path):
 class Counted(ShardedVariable):
     """A variable that counts how many bytes of its parts are on the host."""
 
-    def parts(self):
+    def shards(self):
         self.now = self.most = 0
-        for where, part in super().parts():
+        for where, part in super().shards():
             part = np.array(part)
             self._count(part.nbytes)
             weakref.finalize(part, self._count, -part.nbytes)
