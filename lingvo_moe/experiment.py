@@ -82,7 +82,7 @@ class Experiment:
     Attributes:
       model, optimizer, input, training, search: the parts.
       mesh: the devices it is made for; `--devices` and `--mesh` replace it.
-      layout: where tensors lie on it, a name of `layout.NAMED_CLAIMS`, or `auto` for the papers' own.
+      layout: the sharding of tensors over it: a registered layout, or `auto` for the one of the papers.
       platform: what its programs are made to be fast on, `cpu`, `gpu` or `tpu`; empty for what they are run on.
       decoding_batch: sentences translated at a time.
       corpus, tokenizers: directories of `tools.build_corpus` and `tools.train_tokenizer`; `--corpus`, `--tokenizers`.

@@ -61,7 +61,7 @@ def test_weights_lie_as_gspmd_table_1_says(layout):
     """Alike in all three attempts; R are the repeated layers. Vectors and embeddings follow by the same rules."""
     config = experiment.get("dense_lm.Dense64B", [f"layout={layout}"])
     axes = {
-        weight.logical_axes: ",".join(axis or "_" for axis in config.steps.layout.axes(weight.logical_axes))
+        weight.logical_axes: ",".join(axis or "_" for axis in config.steps.layout.mesh_axes(weight.logical_axes))
         for weight in tree.flatten(config.model.weights()).values()
     }
     table_1 = {"RMND": "_,x,y,_", "RNDM": "_,y,_,x", "RMH": "_,x,y", "RHM": "_,y,x", "VM": "y,x", "MV": "x,y"}

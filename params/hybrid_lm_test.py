@@ -37,7 +37,7 @@ def test_weights_lie_as_figure_8b_says(name):
     """An expert of each layer for each x, cut along its hidden dimension by y; dense layers as in GSPMD table 1."""
     config = experiment.get(f"hybrid_lm.{name}")
     axes = {
-        weight.logical_axes: ",".join(axis or "_" for axis in config.steps.layout.axes(weight.logical_axes))
+        weight.logical_axes: ",".join(axis or "_" for axis in config.steps.layout.mesh_axes(weight.logical_axes))
         for weight in tree.flatten(config.model.weights()).values()
     }
     figure_8b = {

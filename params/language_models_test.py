@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from lingvo_moe import experiment, registry, tree
-from lingvo_moe.sharding.layout import NAMED_RULES, DeviceMesh, Layout
+from lingvo_moe.sharding.layout import DeviceMesh, Layout, layouts
 from lingvo_moe.testing import harness
 
 NAMES = [name for name in registry.names() if name.split(".")[0] in ("dense_lm", "sparse_lm", "hybrid_lm")]
@@ -38,16 +38,16 @@ def test_the_setting_is_gspmds(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_no_two_letters_of_a_tensor_claim_one_mesh_axis(name):
-    """In any of the layouts that the mesh allows: `axes` raises for a collision."""
+def test_every_layout_assigns_a_mesh_axis_once_per_tensor(name):
+    """In each layout that the mesh allows; `mesh_axes` raises for a collision."""
     config = experiment.get(name)
     tensors = {weight.logical_axes for weight in tree.flatten(config.model.weights()).values()}.union(ACTIVATIONS)
-    layouts = [layout for layout, (axes, _) in NAMED_RULES.items() if axes == len(config.mesh.shape)]
-    assert len(layouts) >= 2
-    for layout in layouts:
+    fitting = [key for key, layout in layouts().items() if layout.num_mesh_axes == len(config.mesh.shape)]
+    assert len(fitting) >= 2
+    for layout in fitting:
         for logical_axes in tensors:
-            taken = [axis for axis in Layout.of(config.mesh, layout).axes(logical_axes) if axis]
-            assert len(taken) == len(set(taken)), f"{logical_axes} in {layout}"
+            assigned = [axis for axis in Layout.of(config.mesh, layout).mesh_axes(logical_axes) if axis]
+            assert len(assigned) == len(set(assigned)), f"{logical_axes} in {layout}"
 
 
 def counting(config: experiment.Experiment, step: int) -> dict:

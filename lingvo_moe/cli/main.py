@@ -9,7 +9,7 @@ from typing import NamedTuple, NoReturn
 
 from absl import flags
 
-from lingvo_moe import experiment, program_cache, registry
+from lingvo_moe import experiment, extensions, program_cache, registry
 from lingvo_moe.cli import app, run_flags
 from lingvo_moe.errors import UserError, did_you_mean
 
@@ -315,7 +315,7 @@ def _usage() -> str:
 
 def _import_all(values: flags.FlagValues):
     for where in values["import"].value:
-        registry.import_module(where)
+        extensions.import_module(where)
 
 
 def _short(count: int) -> str:

@@ -227,5 +227,5 @@ def test_weights_are_the_papers():
     layer = layer_of()
     assert layer.num_weights() == EXPERTS * 2 * MODEL * HIDDEN + MODEL * EXPERTS
     layout = Layout.of(DeviceMesh((8,)))
-    cut = {name: layout.axes(weight.logical_axes) for name, weight in layer.weights().items()}
+    cut = {name: layout.mesh_axes(weight.logical_axes) for name, weight in layer.weights().items()}
     assert cut == {"gate": (None, None), "wi": ("x", None, None), "wo": ("x", None, None)}

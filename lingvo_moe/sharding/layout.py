@@ -1,36 +1,43 @@
-"""Layouts: the einsum letters of a tensor are its sharding.
+"""Layouts: the logical axes of a tensor determine its sharding.
 
-Every dimension of a weight or an activation has a letter, the papers' own:
+Every dimension of a weight or an activation has a logical axis, the letter of the papers:
 
   G groups   S tokens per group   E experts   C expert capacity   M model   H hidden (feed-forward)
   B batch    T, L length          N heads     D head size         V vocabulary   R repeats (stacked layers)
 
-A lower-case letter names a dimension that is never cut: the gate weights, `me`, are whole on every device.
+A lower-case letter names a dimension that is never sharded: the gate weights, `me`, are replicated on every device.
 
-A `Layout` maps letters to the axes of a device mesh by two rules that reproduce the annotations of GShard Algorithm 2 and
-GSPMD table 1 and figure 8b:
+A `Layout` maps logical axes to mesh axes by axis rules (compare `logical_axis_rules` in T5X and MaxText). Two rules of
+evaluation reproduce the annotations of GShard Algorithm 2 and of GSPMD table 1 and figure 8b:
 
-  1. Letters belong to priority classes. Each class claims its mesh axis before the next one; the class that takes leftovers
-     gets the first of its axes that is still free.
-  2. Inside a class the letter that stands first in the tensor wins: GSEC and GECM are cut along G, EGCM and EMH along E.
+  1. Axis rules apply in order. Each assigns a mesh axis; a fallback rule takes the first of its mesh axes that no earlier
+     rule has assigned in this tensor.
+  2. Where a tensor has several logical axes of one rule, the first of them in the tensor is sharded: GSEC and GECM along G,
+     EGCM and EMH along E.
+
+A user's file adds layouts with `register_layout` (docs/extending.md).
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 import numpy as np
 
-from lingvo_moe.errors import UserError, did_you_mean
+from lingvo_moe.errors import UserError
+from lingvo_moe.extensions import Registry
 from lingvo_moe.lazy import tf
 from lingvo_moe.sharding import spmd
 
 LOGICAL_AXES = "GSECMHBTLNDVR"
+_MESH_AXES = ("x", "y")
+AUTO = "auto"
 
 
 @dataclasses.dataclass(frozen=True)
 class Spec:
-    """A tensor that does not exist yet: shape, dtype name, and letters."""
+    """The declaration of a tensor: shape, dtype name, and one logical axis per dimension."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -42,7 +49,7 @@ class DeviceMesh:
     """A logical array of devices, ids in row-major order: `DeviceMesh((4, 2))` is 8 devices, axes x (4) and y (2)."""
 
     shape: tuple[int, ...] = (1,)
-    axis_names: tuple[str, ...] = ("x", "y")
+    axis_names: tuple[str, ...] = _MESH_AXES
 
     def __post_init__(self):
         object.__setattr__(self, "axis_names", self.axis_names[: len(self.shape)])
@@ -58,8 +65,12 @@ class DeviceMesh:
 
     @property
     def devices(self) -> np.ndarray:
-        """Device ids, of the mesh's shape."""
+        """The device ids, an array of the mesh's shape."""
         return np.arange(self.size).reshape(self.shape)
+
+    def axis_size(self, axis: str | None) -> int:
+        """The number of devices along a mesh axis; 1 for None."""
+        return 1 if axis is None else self.shape[self.axis_names.index(axis)]
 
     def __str__(self) -> str:
         return "x".join(map(str, self.shape))
@@ -79,117 +90,184 @@ class DeviceMesh:
 
 @dataclasses.dataclass(frozen=True)
 class AxisRule:
-    """One priority class: its letters, and the mesh axes it may take, in order of preference.
+    """One rule of a layout: the logical axes it shards and the mesh axes it may assign to them.
 
-    A class with `leftovers` takes the first of its axes that is still free, or none; any other class takes exactly its axis.
+    Attributes:
+      logical_axes: upper-case letters. At most one of them is sharded in a tensor, the one that comes first in it.
+      mesh_axes: one mesh axis, `("x",)`; a fallback rule may list several, in order of preference.
+      fallback: take the first of `mesh_axes` that no earlier rule has assigned, or none. Without it, a mesh axis that is
+        already assigned is an error.
     """
 
     logical_axes: str
-    axes: tuple[str, ...]
-    leftovers: bool = False
+    mesh_axes: tuple[str, ...]
+    fallback: bool = False
 
 
-# GShard Algorithm 2: one mesh axis; batch, groups and experts are cut, M and H are whole on every device.
+@dataclasses.dataclass(frozen=True)
+class NamedLayout:
+    """A registered layout: its axis rules, and the number of mesh axes they are for."""
+
+    rules: tuple[AxisRule, ...]
+    num_mesh_axes: int
+
+
+_LAYOUTS: Registry[NamedLayout] = Registry("layout", reserved=(AUTO,))
+
+
+def register_layout(name: str, rules: Sequence[AxisRule], num_mesh_axes: int):
+    """Registers a layout, which `Experiment.layout` and `--set layout=NAME` then select.
+
+    Args:
+      name: of the layout.
+      rules: axis rules in order of priority.
+      num_mesh_axes: for meshes of so many axes: 1 (`--devices=8`: axis x) or 2 (`--mesh=4x2`: axes x and y).
+
+    Raises:
+      UserError: malformed rules, or a name that another layout has.
+    """
+    if num_mesh_axes not in range(1, len(_MESH_AXES) + 1):
+        raise UserError(f"layout {name!r}: num_mesh_axes is {num_mesh_axes!r}; expected 1 or 2.")
+    mesh_axes = _MESH_AXES[:num_mesh_axes]
+    owner: dict[str, int] = {}
+    for number, rule in enumerate(rules):
+        problem = _problem(rule, mesh_axes)
+        for axis in rule.logical_axes if not problem else "":
+            if owner.setdefault(axis, number) != number:
+                problem = f"logical axis {axis} is in rule {owner[axis]} already; name it in one rule"
+        if problem:
+            raise UserError(f"layout {name!r}, rule {number}, {rule}: {problem}.")
+    _LAYOUTS.register(name, NamedLayout(tuple(rules), num_mesh_axes))
+
+
+def layouts() -> dict[str, NamedLayout]:
+    """Returns all registered layouts by name."""
+    return {name: _LAYOUTS.get(name) for name in _LAYOUTS.names()}
+
+
+def isolated_layouts():
+    """A context that removes on exit the layouts registered inside it; for tests."""
+    return _LAYOUTS.isolated()
+
+
+def _problem(rule: AxisRule, mesh_axes: tuple[str, ...]) -> str:
+    """Returns what is wrong with an axis rule by itself, or an empty string."""
+    if not isinstance(rule, AxisRule):
+        return 'expected an AxisRule, for instance AxisRule("BGE", ("x",))'
+    if not isinstance(rule.logical_axes, str) or not rule.logical_axes:
+        return 'logical_axes must be a string of letters, for instance "BGE"'
+    unknown = [axis for axis in rule.logical_axes if axis not in LOGICAL_AXES]
+    if unknown:
+        return f"logical axis {unknown[0]!r} is not one of {LOGICAL_AXES}"
+    if len(set(rule.logical_axes)) != len(rule.logical_axes):
+        return f"logical_axes {rule.logical_axes!r} repeats a letter"
+    if not isinstance(rule.mesh_axes, tuple) or not rule.mesh_axes:
+        return 'mesh_axes must be a tuple of mesh axes, for instance ("x",)'
+    absent = [axis for axis in rule.mesh_axes if axis not in mesh_axes]
+    if absent:
+        return f"mesh axis {absent[0]!r} is not one of this layout's mesh axes, {', '.join(mesh_axes)}"
+    if len(rule.mesh_axes) > 1 and not rule.fallback:
+        return "several mesh_axes need fallback=True, which takes the first free one"
+    return ""
+
+
+# GShard Algorithm 2: one mesh axis. Batch, groups and experts are sharded; M and H are replicated.
 GSHARD_1D = (AxisRule("BGE", ("x",)),)
-# The same, and the dense layers' hidden dimension is cut where nothing else is: in their weights, optimizer_state and gradients, not in
-# activations. Each device keeps and updates its part (weight-update sharding, Xu et al. 2020, arXiv 2004.13336) and a layer's
-# weights are put together where it uses them.
-GSHARD_1D_SHARDED_UPDATE = (*GSHARD_1D, AxisRule("H", ("x",), leftovers=True))
-# GSPMD table 1, "2D finalized", and figure 8b: hidden, heads and vocabulary on y, the model dimension takes what is left.
-GSPMD_2D = (AxisRule("BGE", ("x",)), AxisRule("HNV", ("y",)), AxisRule("M", ("y", "x"), leftovers=True))
-
-
-# GSPMD table 1, the attempts before: the first cuts every tensor consistently, activations by half of the mesh alone; the
-# second puts weights together where they are used, and keeps M of activations whole.
+# The same, and the dense layers' hidden dimension is sharded where nothing else is: in their weights, optimizer state and
+# gradients, not in activations. Each device keeps and updates its shard (weight-update sharding, Xu et al. 2020, arXiv
+# 2004.13336), and a layer's weights are gathered where it uses them.
+GSHARD_1D_SHARDED_UPDATE = (*GSHARD_1D, AxisRule("H", ("x",), fallback=True))
+# GSPMD table 1, "2D finalized", and figure 8b: hidden, heads and vocabulary on y; the model dimension falls back to the axis
+# that is left.
+GSPMD_2D = (AxisRule("BGE", ("x",)), AxisRule("HNV", ("y",)), AxisRule("M", ("y", "x"), fallback=True))
+# GSPMD table 1, the two attempts before: the first shards every tensor consistently, activations by half of the mesh alone;
+# the second gathers weights where they are used, and leaves M of activations replicated.
 GSPMD_ATTEMPT_1 = (AxisRule("HNV", ("y",)), AxisRule("M", ("x",)))
-GSPMD_ATTEMPT_2 = (AxisRule("BGE", ("x",)), AxisRule("HNV", ("y",)), AxisRule("M", ("x",), leftovers=True))
-# What `Experiment.layout` may name, with the number of mesh axes each is for.
-NAMED_RULES = {
-    "gshard": (1, GSHARD_1D),
-    "gshard_sharded_update": (1, GSHARD_1D_SHARDED_UPDATE),
-    "gspmd": (2, GSPMD_2D),
-    "gspmd_attempt_1": (2, GSPMD_ATTEMPT_1),
-    "gspmd_attempt_2": (2, GSPMD_ATTEMPT_2),
-}
+GSPMD_ATTEMPT_2 = (AxisRule("BGE", ("x",)), AxisRule("HNV", ("y",)), AxisRule("M", ("x",), fallback=True))
+
+register_layout("gshard", GSHARD_1D, num_mesh_axes=1)
+register_layout("gshard_sharded_update", GSHARD_1D_SHARDED_UPDATE, num_mesh_axes=1)
+register_layout("gspmd", GSPMD_2D, num_mesh_axes=2)
+register_layout("gspmd_attempt_1", GSPMD_ATTEMPT_1, num_mesh_axes=2)
+register_layout("gspmd_attempt_2", GSPMD_ATTEMPT_2, num_mesh_axes=2)
 
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """A device mesh and its claims.
+    """A device mesh and the axis rules that shard tensors over it.
 
-    Raises:
-      ValueError: (from its methods) an unknown or repeated letter, or two letters of one tensor that claim one mesh axis.
+    The methods raise ValueError for an unknown or repeated logical axis, and where two logical axes of one tensor are
+    assigned to one mesh axis.
     """
 
     mesh: DeviceMesh = DeviceMesh()
     rules: tuple[AxisRule, ...] = GSHARD_1D
 
     @staticmethod
-    def of(mesh: DeviceMesh, name: str = "auto") -> Layout:
-        """The layout of a name in NAMED_CLAIMS; `auto` is `gshard` on meshes of one axis, GSPMD's finalized one on two.
+    def of(mesh: DeviceMesh, name: str = AUTO) -> Layout:
+        """Returns a registered layout on a mesh; `auto` is `gshard` on a mesh of one axis and `gspmd` on one of two.
 
         Raises:
-          UserError: an unknown name, or one for meshes of another number of axes.
+          UserError: an unknown name, or a layout for another number of mesh axes.
         """
-        if name == "auto":
+        if name == AUTO:
             name = "gshard" if len(mesh.shape) == 1 else "gspmd"
-        if name not in NAMED_RULES:
+        layout = _LAYOUTS.get(name)
+        if layout.num_mesh_axes != len(mesh.shape):
+            axes = f"{layout.num_mesh_axes} ax{'i' if layout.num_mesh_axes == 1 else 'e'}s"
             raise UserError(
-                f"layout {name!r} is unknown.{did_you_mean(name, NAMED_RULES)} Known: auto, {', '.join(NAMED_RULES)}."
+                f"layout {name} is for a mesh of {axes}, the mesh is {mesh}; choose another with --set layout=auto or "
+                f"--mesh."
             )
-        axes, rules = NAMED_RULES[name]
-        if axes != len(mesh.shape):
-            raise UserError(
-                f"layout {name} is for a mesh of {axes} axes, the mesh is {mesh}; choose another with --set "
-                f"layout=auto or --mesh."
-            )
-        return Layout(mesh, rules)
+        return Layout(mesh, layout.rules)
 
-    def axes(self, logical_axes: str) -> tuple[str | None, ...]:
-        """Returns for each letter the mesh axis that cuts its dimension, or None: `"EGCM" -> ("x", None, None, "y")`."""
-        self._check_logical_axes(logical_axes)
-        owner: dict[str, str] = {}
+    def mesh_axes(self, logical_axes: str) -> tuple[str | None, ...]:
+        """Returns for each dimension the mesh axis that shards it, or None: `"EGCM" -> ("x", None, None, "y")`."""
+        _check_logical_axes(logical_axes)
+        sharded: dict[str, str] = {}  # mesh axis: logical axis
         for rule in self.rules:
-            present = sorted((letter for letter in rule.logical_axes if letter in logical_axes), key=logical_axes.index)
-            axes = [axis for axis in rule.axes if axis in self.mesh.axis_names]
-            if rule.leftovers:
-                axes = [axis for axis in axes if axis not in owner][:1]
-            if not present or not axes:
+            mesh_axes = [axis for axis in rule.mesh_axes if axis in self.mesh.axis_names]
+            if rule.fallback:
+                mesh_axes = [axis for axis in mesh_axes if axis not in sharded]
+            present = [axis for axis in logical_axes if axis in rule.logical_axes]
+            if not present or not mesh_axes:
                 continue
-            if axes[0] in owner:
+            mesh_axis, logical_axis = mesh_axes[0], present[0]
+            if mesh_axis in sharded:
                 raise ValueError(
-                    f"tensor {logical_axes}: letters {owner[axes[0]]} and {present[0]} both claim mesh axis "
-                    f"{axes[0]}; change one of the layout's claims, or annotate this tensor by hand."
+                    f"tensor {logical_axes}: logical axes {sharded[mesh_axis]} and {logical_axis} are both assigned to "
+                    f"mesh axis {mesh_axis}; change an axis rule of the layout, or annotate this tensor by hand."
                 )
-            owner[axes[0]] = present[0]
-        axis_of = {letter: axis for axis, letter in owner.items()}
-        return tuple(axis_of.get(letter) for letter in logical_axes)
+            sharded[mesh_axis] = logical_axis
+        mesh_axis_of = {logical: mesh for mesh, logical in sharded.items()}
+        return tuple(mesh_axis_of.get(axis) for axis in logical_axes)
 
     def dims_mapping(self, logical_axes: str) -> tuple[int, ...]:
-        """Returns for each letter the index of its mesh axis, -1 where it is not cut (as `sharding.mesh_split` takes it)."""
+        """Returns for each dimension the index of its mesh axis, -1 where it is not sharded, as `spmd.mesh_split` takes it."""
         names = self.mesh.axis_names
         return tuple(
-            spmd.REPLICATED_DIMENSION if axis is None else names.index(axis) for axis in self.axes(logical_axes)
+            spmd.REPLICATED_DIMENSION if axis is None else names.index(axis) for axis in self.mesh_axes(logical_axes)
         )
 
-    def num_shards(self, logical_axes: str, letter: str) -> int:
-        """Into how many parts the dimension `letter` of a tensor with these `letters` is cut."""
-        axis = self.axes(logical_axes)[logical_axes.index(letter)]
-        return 1 if axis is None else self.mesh.shape[self.mesh.axis_names.index(axis)]
+    def num_shards(self, logical_axes: str, axis: str) -> int:
+        """Returns the number of shards along the logical axis `axis` of a tensor with these `logical_axes`."""
+        return self.mesh.axis_size(self.mesh_axes(logical_axes)[logical_axes.index(axis)])
 
     def annotate(self, tensor: tf.Tensor, logical_axes: str) -> tf.Tensor:
-        """Annotates `tensor`, whose dimensions are `letters`, with its place on the mesh; the value is unchanged."""
+        """Annotates `tensor`, which has these `logical_axes`, with its sharding; the value is unchanged."""
         if len(logical_axes) != tensor.shape.rank:
             raise ValueError(
-                f"letters {logical_axes!r} name {len(logical_axes)} dimensions, the tensor has shape {tuple(tensor.shape)}."
+                f"logical axes {logical_axes!r} name {len(logical_axes)} dimensions, the tensor has shape "
+                f"{tuple(tensor.shape)}."
             )
         if self.mesh.size == 1:
             return tensor
         return spmd.mesh_split(tensor, self.mesh.devices, self.dims_mapping(logical_axes))
 
-    def _check_logical_axes(self, logical_axes: str):
-        for letter in logical_axes:
-            if letter.upper() not in LOGICAL_AXES:
-                raise ValueError(f"letter {letter!r} of {logical_axes!r} is not one of {LOGICAL_AXES}.")
-            if logical_axes.count(letter) > 1:
-                raise ValueError(f"letter {letter!r} stands twice in {logical_axes!r}; each dimension needs its own.")
+
+def _check_logical_axes(logical_axes: str):
+    for axis in logical_axes:
+        if axis.upper() not in LOGICAL_AXES:
+            raise ValueError(f"logical axis {axis!r} of {logical_axes!r} is not one of {LOGICAL_AXES}.")
+        if logical_axes.count(axis) > 1:
+            raise ValueError(f"logical axis {axis!r} is repeated in {logical_axes!r}; each dimension needs its own.")

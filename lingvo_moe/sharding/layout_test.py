@@ -1,4 +1,4 @@
-"""Letters become the shardings that the papers print, and nothing is cut by accident."""
+"""Logical axes map to the shardings that the papers print, and malformed layouts are errors."""
 
 from __future__ import annotations
 
@@ -7,12 +7,21 @@ import pytest
 
 from lingvo_moe.errors import UserError
 from lingvo_moe.lazy import tf
-from lingvo_moe.sharding.layout import GSPMD_2D, NAMED_RULES, AxisRule, DeviceMesh, Layout
+from lingvo_moe.sharding.layout import (
+    GSPMD_2D,
+    AxisRule,
+    DeviceMesh,
+    Layout,
+    isolated_layouts,
+    layouts,
+    register_layout,
+)
 from lingvo_moe.testing import harness
 
 ONE_AXIS, TWO_AXES = Layout.of(DeviceMesh((8,))), Layout.of(DeviceMesh((4, 2)))
 
-# GShard Algorithm 2: the underscored letter of each tensor, and section 3.2's `wg = replicate(wg)`.
+# GShard Algorithm 2: the sharded logical axis of each tensor (underscored in the paper), and section 3.2's
+# `wg = replicate(wg)`.
 ALGORITHM_2 = {
     "GSM": "G",
     "me": "",
@@ -24,7 +33,7 @@ ALGORITHM_2 = {
     "EHM": "E",
     "GECM": "G",
 }
-# Its dense layers: data parallel, weights whole.
+# Its dense layers: data parallel, weights replicated.
 DENSE_1D = {
     "BTM": "B",
     "BTND": "B",
@@ -42,7 +51,7 @@ DENSE_1D = {
 
 # GSPMD table 1, "2D finalized".
 TABLE_1 = {"MND": "x,y,_", "NDM": "y,_,x", "MH": "x,y", "HM": "y,x", "BSM": "x,_,y", "BSND": "x,_,y,_", "BSH": "x,_,y"}
-# The attempts before it in the same table: weights lie alike in all three.
+# The attempts before it in the same table; weights have the same sharding in all three.
 ATTEMPT_1 = {**TABLE_1, "BSM": "_,_,x", "BSND": "_,_,y,_", "BSH": "_,_,y"}
 ATTEMPT_2 = {**TABLE_1, "BSM": "x,_,_"}
 # GSPMD figure 8b, left to right (its B is our G, its order E, B our GECM before and EGCM after the AllToAll).
@@ -64,99 +73,160 @@ OTHERS_2D = {
 }
 
 
-@pytest.mark.parametrize("letters, cut", {**ALGORITHM_2, **DENSE_1D}.items())
-def test_one_axis_is_gshard_algorithm_2(logical_axes, cut):
-    assert ONE_AXIS.axes(logical_axes) == tuple("x" if letter == cut else None for letter in logical_axes)
+@pytest.mark.parametrize("logical_axes, sharded", {**ALGORITHM_2, **DENSE_1D}.items())
+def test_one_axis_is_gshard_algorithm_2(logical_axes, sharded):
+    """The 1-D layout is the annotation of Algorithm 2."""
+    assert ONE_AXIS.mesh_axes(logical_axes) == tuple("x" if axis == sharded else None for axis in logical_axes)
 
 
-@pytest.mark.parametrize("letters, axes", {**TABLE_1, **FIGURE_8B, **OTHERS_2D}.items())
+@pytest.mark.parametrize("logical_axes, axes", {**TABLE_1, **FIGURE_8B, **OTHERS_2D}.items())
 def test_two_axes_are_gspmd_table_1_and_figure_8b(logical_axes, axes):
-    assert TWO_AXES.axes(logical_axes) == tuple(None if axis == "_" else axis for axis in axes.split(","))
+    """The 2-D layout is GSPMD's finalized one."""
+    assert TWO_AXES.mesh_axes(logical_axes) == tuple(None if axis == "_" else axis for axis in axes.split(","))
 
 
 @pytest.mark.parametrize(
     "name, table", [("gspmd_attempt_1", ATTEMPT_1), ("gspmd_attempt_2", ATTEMPT_2), ("gspmd", TABLE_1)]
 )
-def test_the_three_attempts_of_gspmd_table_1(name, table):
+def test_gspmd_table_1_attempts(name, table):
+    """All three attempts of the table are available by name."""
     layout = Layout.of(DeviceMesh((4, 2)), name)
     for logical_axes, axes in table.items():
-        assert layout.axes(logical_axes) == tuple(None if axis == "_" else axis for axis in axes.split(",")), (
+        assert layout.mesh_axes(logical_axes) == tuple(None if axis == "_" else axis for axis in axes.split(",")), (
             logical_axes
         )
 
 
 @pytest.mark.parametrize(
-    "letters, cut", {**ALGORITHM_2, **DENSE_1D, "MH": "H", "HM": "H", "RMH": "H", "H": "H"}.items()
+    "logical_axes, sharded", {**ALGORITHM_2, **DENSE_1D, "MH": "H", "HM": "H", "RMH": "H", "H": "H"}.items()
 )
-def test_a_sharded_update_cuts_dense_hidden_weights_and_nothing_else(logical_axes, cut):
-    """Weight-update sharding: activations and experts lie where they lie in GShard's layout."""
+def test_sharded_update_shards_dense_hidden_weights_only(logical_axes, sharded):
+    """Weight-update sharding leaves activations and experts as GShard's layout has them."""
     layout = Layout.of(DeviceMesh((8,)), "gshard_sharded_update")
-    assert layout.axes(logical_axes) == tuple("x" if letter == cut else None for letter in logical_axes)
+    assert layout.mesh_axes(logical_axes) == tuple("x" if axis == sharded else None for axis in logical_axes)
 
 
-def test_names_choose_claims_and_auto_is_the_papers():
-    for name, (axes, rules) in NAMED_RULES.items():
-        assert Layout.of(DeviceMesh((2,) * axes), name).rules == rules
-    assert (ONE_AXIS.rules, TWO_AXES.rules) == (NAMED_RULES["gshard"][1], NAMED_RULES["gspmd"][1])
+def test_layouts_are_selected_by_name():
+    """`--set layout=NAME` selects the rules of that name; `auto` selects the papers' layout for the mesh."""
+    for name, layout in layouts().items():
+        assert Layout.of(DeviceMesh((2,) * layout.num_mesh_axes), name).rules == layout.rules
+    assert (ONE_AXIS.rules, TWO_AXES.rules) == (layouts()["gshard"].rules, layouts()["gspmd"].rules)
 
 
 @pytest.mark.parametrize(
-    "mesh, name, said",
+    "mesh, name, message",
     [
         ((8,), "gshrad", "layout 'gshrad' is unknown. Did you mean gshard"),
         ((8,), "gspmd", "for a mesh of 2 axes, the mesh is 8"),
-        ((4, 2), "gshard", "for a mesh of 1 axes, the mesh is 4x2; choose another with --set layout=auto"),
+        ((4, 2), "gshard", "for a mesh of 1 axis, the mesh is 4x2; choose another with --set layout=auto"),
     ],
 )
-def test_a_name_that_does_not_fit_is_told_with_the_remedy(mesh, name, said):
-    with pytest.raises(UserError, match=said):
+def test_unfit_layout_name_is_an_error_with_a_remedy(mesh, name, message):
+    """A layout that is unknown, or is for another kind of mesh, never shards anything."""
+    with pytest.raises(UserError, match=message):
         Layout.of(DeviceMesh(mesh), name)
 
 
-def test_dims_mapping_and_num_shards_speak_of_the_same_axes():
+EXPERTS_ONLY = (AxisRule("E", ("x",)),)
+
+
+def test_registered_layout_is_selected_by_name():
+    """A user's axis rules are as good as the repository's own."""
+    with isolated_layouts():
+        register_layout("experts_only", EXPERTS_ONLY, num_mesh_axes=1)
+        layout = Layout.of(DeviceMesh((8,)), "experts_only")
+        assert layout.mesh_axes("EMH") == ("x", None, None) and layout.mesh_axes("BTM") == (None,) * 3
+    assert "experts_only" not in layouts()
+
+
+def test_layout_may_be_registered_twice_but_not_replaced():
+    """A file may be imported twice; two layouts of one name are an error."""
+    with isolated_layouts():
+        for _ in range(2):
+            register_layout("experts_only", EXPERTS_ONLY, num_mesh_axes=1)
+        with pytest.raises(UserError, match="layout 'experts_only' is already registered"):
+            register_layout("experts_only", EXPERTS_ONLY, num_mesh_axes=2)
+        with pytest.raises(UserError, match="layout 'gshard' is already registered; choose another name"):
+            register_layout("gshard", EXPERTS_ONLY, num_mesh_axes=1)
+        with pytest.raises(UserError, match="layout name 'auto' is reserved"):
+            register_layout("auto", EXPERTS_ONLY, num_mesh_axes=1)
+
+
+@pytest.mark.parametrize(
+    "rules, num_mesh_axes, message",
+    [
+        (EXPERTS_ONLY, 3, "num_mesh_axes is 3; expected 1 or 2"),
+        ((AxisRule("e", ("x",)),), 1, "'mine', rule 0, AxisRule.*logical axis 'e' is not one of GSEC"),
+        ((AxisRule("EQ", ("x",)),), 1, "logical axis 'Q' is not one of GSEC"),
+        ((AxisRule("", ("x",)),), 1, "logical_axes must be a string of letters"),
+        ((AxisRule("EE", ("x",)),), 1, "repeats a letter"),
+        ((AxisRule("E", "x"),), 1, r"mesh_axes must be a tuple of mesh axes, for instance \(\"x\",\)"),
+        ((AxisRule("E", ()),), 1, "mesh_axes must be a tuple of mesh axes"),
+        ((AxisRule("E", ("x",)), AxisRule("M", ("y",))), 1, "rule 1, .*mesh axis 'y' is not one of .*mesh axes, x"),
+        ((AxisRule("E", ("x", "y")),), 2, "several mesh_axes need fallback=True"),
+        ((AxisRule("EM", ("x",)), AxisRule("MH", ("y",))), 2, "logical axis M is in rule 0 already"),
+        (("E",), 1, "rule 0, E: expected an AxisRule"),
+    ],
+)
+def test_malformed_axis_rules_are_errors(rules, num_mesh_axes, message):
+    """A mistake in a user's layout is reported when it is registered, with the layout and the rule."""
+    with isolated_layouts(), pytest.raises(UserError, match=message):
+        register_layout("mine", rules, num_mesh_axes)
+
+
+def test_dims_mapping_and_num_shards_agree_with_mesh_axes():
+    """The three forms of one answer."""
     assert TWO_AXES.dims_mapping("EGCM") == (0, -1, -1, 1)
-    assert [TWO_AXES.num_shards("EGCM", letter) for letter in "EGCM"] == [4, 1, 1, 2]
+    assert [TWO_AXES.num_shards("EGCM", axis) for axis in "EGCM"] == [4, 1, 1, 2]
     assert ONE_AXIS.num_shards("BTM", "B") == 8 and ONE_AXIS.num_shards("MH", "H") == 1
 
 
-def test_scalars_have_no_axes():
-    assert TWO_AXES.axes("") == ()
+def test_scalar_has_no_mesh_axes():
+    """A scalar is replicated."""
+    assert TWO_AXES.mesh_axes("") == ()
 
 
-def test_lower_case_letters_are_never_cut():
-    assert TWO_AXES.axes("gsecmhbtlndvr") == (None,) * 13
-    assert TWO_AXES.axes("bM") == (None, "y")
+def test_lower_case_axes_are_never_sharded():
+    """A lower-case letter keeps a dimension replicated whatever the rules say."""
+    assert TWO_AXES.mesh_axes("gsecmhbtlndvr") == (None,) * 13
+    assert TWO_AXES.mesh_axes("bM") == (None, "y")
 
 
-@pytest.mark.parametrize("letters", ["BQM", "q", "B M", "B1"])
-def test_unknown_letters_are_errors(logical_axes):
+@pytest.mark.parametrize("logical_axes", ["BQM", "q", "B M", "B1"])
+def test_unknown_logical_axis_is_an_error(logical_axes):
+    """A misspelt axis is not silently replicated."""
     with pytest.raises(ValueError, match="is not one of GSECMHBTLNDVR"):
-        ONE_AXIS.axes(logical_axes)
+        ONE_AXIS.mesh_axes(logical_axes)
 
 
-def test_a_letter_that_stands_twice_is_an_error():
-    with pytest.raises(ValueError, match="'M' stands twice in 'BMM'"):
-        ONE_AXIS.axes("BMM")
+def test_repeated_logical_axis_is_an_error():
+    """A logical axis names one dimension of a tensor."""
+    with pytest.raises(ValueError, match="logical axis 'M' is repeated in 'BMM'"):
+        ONE_AXIS.mesh_axes("BMM")
 
 
-def test_two_letters_on_one_mesh_axis_are_an_error_that_names_both():
+def test_two_logical_axes_on_one_mesh_axis_are_an_error_that_names_both():
+    """A mesh axis shards one dimension of a tensor."""
     layout = Layout(DeviceMesh((4, 2)), (AxisRule("B", ("x",)), AxisRule("E", ("x",))))
-    with pytest.raises(ValueError, match="tensor EBM: letters B and E both claim mesh axis x"):
-        layout.axes("EBM")
-    assert layout.axes("EM") == ("x", None)
+    with pytest.raises(ValueError, match="tensor EBM: logical axes B and E are both assigned to mesh axis x"):
+        layout.mesh_axes("EBM")
+    assert layout.mesh_axes("EM") == ("x", None)
 
 
-def test_leftovers_take_the_first_free_axis_that_the_mesh_has():
+def test_fallback_takes_the_first_free_axis_of_the_mesh():
+    """A mesh axis that the mesh does not have is skipped."""
     layout = Layout(DeviceMesh((8,)), GSPMD_2D)
-    assert layout.axes("MH") == ("x", None) and layout.axes("BTM") == ("x", None, None)
+    assert layout.mesh_axes("MH") == ("x", None) and layout.mesh_axes("BTM") == ("x", None, None)
 
 
-def test_annotate_refuses_letters_of_another_rank():
-    with pytest.raises(ValueError, match=r"letters 'BTM' name 3 dimensions, the tensor has shape \(2, 3\)"):
+def test_annotate_checks_the_rank():
+    """There is one logical axis for each dimension."""
+    with pytest.raises(ValueError, match=r"logical axes 'BTM' name 3 dimensions, the tensor has shape \(2, 3\)"):
         ONE_AXIS.annotate(tf.zeros((2, 3)), "BTM")
 
 
-def test_annotate_on_one_device_returns_the_tensor_itself():
+def test_annotate_on_one_device_returns_the_tensor():
+    """On one device a program has no sharding operators."""
     with tf.Graph().as_default():
         tensor = tf.zeros((2, 3))
         assert Layout().annotate(tensor, "BM") is tensor
@@ -164,25 +234,31 @@ def test_annotate_on_one_device_returns_the_tensor_itself():
 
 @pytest.mark.parametrize("mesh", ["2", "8", "2x2", "4x2"])
 def test_annotated_values_are_unchanged(mesh):
+    """An annotation changes where a tensor lives, not its value."""
     layout = Layout.of(DeviceMesh.parse(mesh))
     value = np.random.default_rng(0).normal(size=(8, 3, 4)).astype(np.float32)
-    found = harness.run(lambda i: {"y": layout.annotate(i["x"], "BTM")}, {"x": value}, layout, {"x": "BTM", "y": "BTM"})
-    np.testing.assert_array_equal(found["y"], value)
+    outputs = harness.run(
+        lambda i: {"y": layout.annotate(i["x"], "BTM")}, {"x": value}, layout, {"x": "BTM", "y": "BTM"}
+    )
+    np.testing.assert_array_equal(outputs["y"], value)
 
 
 @pytest.mark.parametrize("text, shape", [("1", (1,)), ("8", (8,)), ("4x2", (4, 2)), ("32X64", (32, 64))])
-def test_parse_reads_what_str_writes(text, shape):
+def test_parse_is_the_inverse_of_str(text, shape):
+    """`--mesh=4x2` and the text of an experiment agree."""
     mesh = DeviceMesh.parse(text)
     assert mesh.shape == shape and mesh.axis_names == ("x", "y")[: len(shape)]
     assert DeviceMesh.parse(str(mesh)) == mesh
 
 
 @pytest.mark.parametrize("text", ["", "x", "4x", "four", "4.5", "4*2", "0", "-8", "4x0", "2x2x2"])
-def test_parse_refuses_anything_else_and_shows_what_is_right(text):
+def test_parse_rejects_anything_else_and_shows_the_format(text):
+    """The message shows a correct value."""
     with pytest.raises(UserError, match="4x2"):
         DeviceMesh.parse(text)
 
 
-def test_devices_are_numbered_row_by_row():
+def test_device_ids_are_in_row_major_order():
+    """Mesh coordinates map to device ids in row-major order."""
     np.testing.assert_array_equal(DeviceMesh((2, 3)).devices, [[0, 1, 2], [3, 4, 5]])
     assert DeviceMesh((2, 3)).size == 6

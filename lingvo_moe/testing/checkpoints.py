@@ -29,7 +29,9 @@ def shardings(specs: dict, mesh: DeviceMesh) -> dict:
     """Where the layout of a mesh puts these specs."""
     devices = Mesh(np.array(jax.devices()[: mesh.size]).reshape(mesh.shape), mesh.axis_names)
     layout = Layout.of(mesh)
-    return tree.map_leaves(lambda spec: NamedSharding(devices, PartitionSpec(*layout.axes(spec.logical_axes))), specs)
+    return tree.map_leaves(
+        lambda spec: NamedSharding(devices, PartitionSpec(*layout.mesh_axes(spec.logical_axes))), specs
+    )
 
 
 def values_of(step: int, specs: dict = SPECS) -> dict:

@@ -1,0 +1,128 @@
+"""Extension points: registries of named implementations, and the import of a user's file that adds to them.
+
+A file outside this repository registers a model, a layer, a router, a layout or a data source under a name.
+`--import=FILE` imports it, and then a flag or `--set field=NAME` selects what it registers; see docs/extending.md.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.util
+import pathlib
+import re
+import sys
+import types
+from collections.abc import Collection, Iterator
+from typing import Any, Generic, TypeVar
+
+from lingvo_moe.errors import UserError, did_you_mean
+
+Entry = TypeVar("Entry")
+_NAME = re.compile(r"\w[\w.-]*")
+
+
+class Registry(Generic[Entry]):
+    """The implementations of one extension point, by name.
+
+    Attributes:
+      kind: what error messages call an entry, for instance `layout`.
+    """
+
+    def __init__(self, kind: str, reserved: Collection[str] = ()):
+        """Makes an empty registry; `reserved` are names with a meaning of their own, such as `auto`."""
+        self.kind = kind
+        self._reserved = tuple(reserved)
+        self._entries: dict[str, Entry] = {}
+
+    def register(self, name: str, entry: Entry) -> Entry:
+        """Adds `entry` under `name` and returns it.
+
+        A file may be imported twice: an equal entry, or the class or function of the same name and module, replaces the
+        previous one.
+
+        Raises:
+          UserError: `name` is malformed, reserved, or belongs to another entry.
+        """
+        if not isinstance(name, str) or not _NAME.fullmatch(name):
+            raise UserError(f"{self.kind} name {name!r}: use letters, digits, _, - and '.'.")
+        if name in self._reserved:
+            raise UserError(f"{self.kind} name {name!r} is reserved; choose another name.")
+        if name in self._entries and not _is_same(self._entries[name], entry):
+            raise UserError(f"{self.kind} {name!r} is already registered; choose another name.")
+        self._entries[name] = entry
+        return entry
+
+    def get(self, name: str) -> Entry:
+        """Returns the entry of `name`; raises UserError, with the nearest names, where there is none."""
+        if name not in self._entries:
+            known = [*self._reserved, *self._entries]
+            raise UserError(
+                f"{self.kind} {name!r} is unknown.{did_you_mean(name, known)} Known: {', '.join(known)}. "
+                f"--import=FILE adds those that FILE registers."
+            )
+        return self._entries[name]
+
+    def names(self) -> tuple[str, ...]:
+        """All registered names, in the order of registration."""
+        return tuple(self._entries)
+
+    def is_user_defined(self, name: str) -> bool:
+        """Whether the entry of `name` is code from outside this package."""
+        return not _identity(self._entries[name])[0].startswith("lingvo_moe.")
+
+    @contextlib.contextmanager
+    def isolated(self) -> Iterator[None]:
+        """Removes on exit what was registered inside the block; for tests."""
+        entries = dict(self._entries)
+        try:
+            yield
+        finally:
+            self._entries = entries
+
+
+def import_module(where: str):
+    """Imports a user's module, which registers what it defines.
+
+    Args:
+      where: a module's dotted name, or a path to a .py file.
+
+    Raises:
+      UserError: there is no such module or file, or importing it fails.
+    """
+    try:
+        if where.endswith(".py"):
+            _import_file(pathlib.Path(where))
+        else:
+            importlib.import_module(where)
+    except UserError as error:
+        raise UserError(f"--import={where}: {error}") from error
+    except ModuleNotFoundError as error:
+        raise UserError(
+            f"--import={where}: {error}. Give a module on the Python path, or a path ending in .py."
+        ) from error
+    except (Exception, SystemExit) as error:  # the user's code may raise anything
+        raise UserError(f"--import={where}: {type(error).__name__} while importing it: {error}") from error
+
+
+def _import_file(path: pathlib.Path):
+    if not path.is_file():
+        raise UserError("no such file.")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None:
+        raise UserError("no Python source file.")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    spec.loader.exec_module(module)
+
+
+def _is_same(old: Any, new: Any) -> bool:
+    if isinstance(old, (type, types.FunctionType)):
+        return _identity(old) == _identity(new)
+    return old == new
+
+
+def _identity(entry: Any) -> tuple[str, str]:
+    """The module and the qualified name of a class or function, or of an object's class."""
+    defined = entry if isinstance(entry, (type, types.FunctionType)) else type(entry)
+    return defined.__module__, defined.__qualname__

@@ -1,0 +1,93 @@
+"""A registry refuses what would hide a mistake, and a user's file that cannot be imported is a clear error."""
+
+from __future__ import annotations
+
+import pytest
+
+from lingvo_moe import extensions
+from lingvo_moe.errors import UserError
+from lingvo_moe.extensions import Registry
+
+
+def test_registered_entries_are_found_by_name():
+    """The order is that of registration, as help and errors list it."""
+    registry: Registry[int] = Registry("number")
+    assert registry.register("two", 2) == 2 == registry.get("two")
+    registry.register("one", 1)
+    assert registry.names() == ("two", "one")
+
+
+def test_unknown_name_suggests_the_nearest_and_lists_all():
+    """A reserved name is a choice, too."""
+    registry: Registry[int] = Registry("number", reserved=("auto",))
+    registry.register("seven", 7)
+    with pytest.raises(UserError, match="number 'sevn' is unknown. Did you mean seven.* Known: auto, seven. --import"):
+        registry.get("sevn")
+
+
+@pytest.mark.parametrize("name", ["", " two", "a b", "-two", "a=b", "a/b", None, 2])
+def test_malformed_name_is_an_error(name):
+    """A name is one word of a flag."""
+    with pytest.raises(UserError, match=f"number name {name!r}: use letters"):
+        Registry("number").register(name, 2)
+
+
+def test_name_clash_is_an_error():
+    """An entry is never silently replaced; a file may be imported twice."""
+    registry: Registry = Registry("thing", reserved=("auto",))
+    for _ in range(2):
+        registry.register("pair", (1, 2))
+        registry.register("function", _function())
+    with pytest.raises(UserError, match="thing 'pair' is already registered; choose another name"):
+        registry.register("pair", (1, 3))
+    with pytest.raises(UserError, match="thing 'function' is already registered"):
+        registry.register("function", test_name_clash_is_an_error)
+    with pytest.raises(UserError, match="thing name 'auto' is reserved"):
+        registry.register("auto", 0)
+
+
+def _function():
+    def function():
+        """Of the same module and qualified name at every call."""
+
+    return function
+
+
+def test_isolated_removes_what_was_registered_inside():
+    """Tests leave a registry as it was."""
+    registry: Registry[int] = Registry("number")
+    registry.register("one", 1)
+    with registry.isolated():
+        registry.register("two", 2)
+    assert registry.names() == ("one",)
+
+
+def test_user_code_is_told_from_the_package():
+    """Cached programs depend on the package's source alone."""
+    registry: Registry = Registry("thing")
+    registry.register("ours", extensions.Registry)
+    registry.register("function", pytest.fixture)
+    registry.register("object", pytest.approx(1.0))
+    assert [registry.is_user_defined(name) for name in registry.names()] == [False, True, True]
+
+
+@pytest.mark.parametrize(
+    ("where", "message"),
+    [
+        ("no_such_module", "No module named"),
+        ("no/such/file.py", "no such file"),
+        ("{tmp}/broken.py", "ZeroDivisionError"),
+        ("{tmp}/leaves.py", "SystemExit while importing it: 3"),
+        ("{tmp}/clash.py", "layout 'gshard' is already registered; choose another name"),
+    ],
+)
+def test_failing_import_names_the_flag_and_the_reason(tmp_path, where, message):
+    """The message names the flag, the module and the reason."""
+    (tmp_path / "broken.py").write_text("1 / 0\n")
+    (tmp_path / "leaves.py").write_text("import sys\nsys.exit(3)\n")
+    (tmp_path / "clash.py").write_text(
+        "from lingvo_moe.sharding.layout import AxisRule, register_layout\n"
+        "register_layout('gshard', [AxisRule('E', ('x',))], num_mesh_axes=1)\n"
+    )
+    with pytest.raises(UserError, match=f"--import=.*{message}"):
+        extensions.import_module(where.format(tmp=tmp_path))
