@@ -4,7 +4,7 @@ BAZEL ?= bazel
 export PYTHON
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart test pytest bazel golden setup clean
+.PHONY: help quickstart test pytest bazel golden docs setup clean
 .NOTPARALLEL:
 
 help:  ## list these targets
@@ -25,6 +25,9 @@ bazel: setup  ## collect each test file by itself, where it sees only what its B
 
 golden: setup  ## rewrite testdata/golden, the hyperparameters of every registered model, after a change that is meant
 	.venv/bin/python -m tools.write_golden
+
+docs: setup  ## write build/report.html, the plans beside the published figures, and redraw docs/figures
+	.venv/bin/python -m tools.report --figures=docs/figures
 
 setup: .venv/.complete  ## the virtual environment .venv with the packages of requirements.txt
 

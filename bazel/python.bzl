@@ -32,7 +32,7 @@ def python_package(name, modules = None, deps = [], test_deps = [], data = [], l
         no earlier target of the BUILD file took.
       deps: the packages that the modules import.
       test_deps: further packages that the tests import.
-      data: further files that the tests read. `testdata/**` of the directory is always there.
+      data: further files that the modules or the tests read. `testdata/**` of the directory is always there.
       large: the tests that take half a minute or more, mostly to compile programs.
     """
     if modules == None:
@@ -46,6 +46,7 @@ def python_package(name, modules = None, deps = [], test_deps = [], data = [], l
     native.py_library(
         name = name,
         srcs = sources,
+        data = data,
         visibility = ["//visibility:public"],
         deps = deps,
     )

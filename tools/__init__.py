@@ -1,0 +1,1 @@
+"""Command-line tools around the library: corpora, plans, benchmarks, soak and fuzz tests."""

@@ -1,0 +1,1 @@
+"""Fuzz tests of every command line and file format."""

@@ -1,0 +1,1 @@
+"""A page of the plans beside the published figures."""

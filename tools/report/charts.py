@@ -1,179 +1,224 @@
-"""The report's three figures, after GShard's figures 7, 8 and 9: what is drawn, and from which plans."""
+"""The report's three figures, after GShard's figures 7, 8 and 9, drawn with matplotlib."""
 
 from __future__ import annotations
 
-from xml.etree.ElementTree import Element
+import dataclasses
+import io
+from collections.abc import Mapping, Sequence
 
-from lingvo_moe.analysis.hardware import Torus
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_svg import FigureCanvasSVG
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+
 from lingvo_moe.analysis.plan import Plan
-from lingvo_moe.engines.topology import v3_slice
-from tools.report import figures, reading
-from tools.report.figures import BLUE, DARK, GREEN, GREY, LIGHT, ORANGE, PURPLE, SKY, VERMILLION, YELLOW, Bar
-from tools.report.markup import Column, element, table
-from tools.report.reading import GIB, V3, Plans
+from tools.report import links
+from tools.report import plans as of_plans
+from tools.report.plans import GIB, Plans
 from tools.report.tables import M4, change, gib, pairs_of_experts, percent, seconds
 
-CORE_GIB = 16  # of memory, a TPU v3 core (Jouppi et al. 2020, table 1)
-PARTITIONS = tuple(2**exponent for exponent in range(4, 12))
-SIZES = (8, 32)  # MiB
-_COMPARED = {"AllToAll": "all-to-all", "AllReduce": "all-reduce"}
-_ACTIVATIONS = "activations, inputs, buffers"
-_MEMORY = {"replicated weights": BLUE, "distributed weights": ORANGE, "optimizer state": PURPLE, _ACTIVATIONS: SKY}
+CORE_GIB = 16  # memory of a TPU v3 core (Jouppi et al. 2020, table 1)
+# After Okabe and Ito, and greys of different lightness: distinct to colour-blind readers.
+_BLUE, _SKY, _GREEN, _YELLOW = "#0072b2", "#56b4e9", "#009e73", "#f0e442"
+_ORANGE, _VERMILLION, _PURPLE, _VIOLET = "#e69f00", "#d55e00", "#cc79a7", "#6a3d9a"
+_GREY, _LIGHT, _DARK, _MUTED = "#a3abb5", "#ccd1d8", "#76808d", "#5a6472"
+_MEMORY = {
+    "replicated weights": _BLUE,
+    "distributed weights": _ORANGE,
+    "optimizer state": _PURPLE,
+    "activations, inputs, buffers": _SKY,
+}
 _AT_PEAK, _ROOFLINE = "roofline: all compute at the peak", "roofline"
 _TIME = {
     _AT_PEAK: "#5f7ea8",
-    **dict(zip(reading.PARTS, (BLUE, SKY, GREEN, "#6a3d9a", YELLOW, GREY, DARK, LIGHT))),
-    **dict(zip(reading.COLLECTIVES, (VERMILLION, PURPLE, ORANGE))),
+    **dict(zip(of_plans.PARTS, (_BLUE, _SKY, _GREEN, _VIOLET, _YELLOW, _GREY, _DARK, _LIGHT))),
+    **dict(zip(of_plans.COLLECTIVES, (_VERMILLION, _PURPLE, _ORANGE))),
 }
+_SETTINGS = {
+    "svg.hashsalt": "lingvo_moe",  # the same figure has the same bytes
+    "svg.fonttype": "none",
+    "font.size": 8.0,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "grid.color": "#dedad0",
+    "legend.frameon": False,
+}
+_WIDTH = 7.2  # inches
+_NARROWEST_LABEL = 0.085  # of the axis
+_BEHIND_TEXT = {"facecolor": "white", "edgecolor": "none", "pad": 1.0}  # hides grid lines
 
 
-def memory(plans: Plans) -> Element:
-    """GShard figure 7, and pairs with as many tokens per core."""
-    marks = [(CORE_GIB, f"{CORE_GIB} GiB")]
-    available = reading.available(plans)
-    if available is not None:
+@dataclasses.dataclass(frozen=True)
+class Bar:
+    """A horizontal stacked bar: its label, values by name, the text behind its end, and whether it is drawn thinner."""
+
+    label: str
+    values: Mapping[str, float]
+    end: str
+    thin: bool = False
+
+
+def memory(plans: Plans) -> Figure:
+    """GShard figure 7, and pairs with equal tokens per core."""
+    marks: list[tuple[float, str]] = [(CORE_GIB, f"{CORE_GIB} GiB")]
+    if (available := of_plans.available_memory(plans)) is not None:
         marks.append((available / GIB, f"{gib(available)} available"))
     pairs = [
         bar
         for few, many in pairs_of_experts()
         for bar in (_memory_bar(plans, few.plan, few.model), _memory_bar(plans, many.plan, many.model, beside=few.plan))
     ]
-    groups = [
-        ("as published", [_memory_bar(plans, row.plan, row.model) for row in M4]),
-        ("with as many tokens on each core", pairs),
-    ]
-    with figures.settings():
-        figure = figures.stacked(groups, _MEMORY, "GiB per core", marks)
-        return figures.svg(
-            figure,
-            "memory",
-            "Stacked bars: GiB of a core's memory by what it holds, for each M4 model; "
-            "the table below has the same figures.",
-        )
+    published = [_memory_bar(plans, row.plan, row.model) for row in M4]
+    groups = {"as published": published, "with equal tokens per core": pairs}
+    return stacked(groups, _MEMORY, "GiB per core", marks)
 
 
 def _memory_bar(plans: Plans, name: str, label: str, beside: str = "") -> Bar:
     plan = plans.get(name)
     if plan is None:
-        return label, {}, "not planned"
-    of = plan.memory
-    values = dict(
-        zip(
-            _MEMORY,
-            (
-                of.replicated_weights,
-                of.distributed_weights,
-                of.optimizer_state,
-                of.inputs + of.temporaries if plan.fits else 0,
-            ),
-        )
-    )
-    end = gib(of.total) if plan.fits else f"and more: does not fit, needs {gib(of.needed)}"
-    other = reading.fitting(plans, beside)
-    if plan.fits and other is not None and not reading.unlike(other, plan):
-        end += f", {change(of.total, other.memory.total)}"
-    return label, {kind: size / GIB for kind, size in values.items()}, end
+        return Bar(label, {}, "not planned")
+    m = plan.memory
+    rest = m.inputs + (m.temporaries or 0) if plan.fits else 0
+    sizes = (m.replicated_weights, m.distributed_weights, m.optimizer_state, rest)
+    end = gib(m.total) if plan.fits else f"and more: does not fit, needs {gib(m.needed)}"
+    other = of_plans.fitting(plans, beside)
+    if plan.fits and other is not None and not of_plans.differences(other, plan):
+        end += f", {change(m.total, other.memory.total)}"
+    return Bar(label, {kind: size / GIB for kind, size in zip(_MEMORY, sizes)}, end)
 
 
-def time(plans: Plans) -> Element:
-    """GShard figure 8: seconds of a step by part and exchange, and below each its roofline."""
-    groups = [
-        (
-            f"{layers} layers",
-            [bar for row in M4 if f" {layers}L" in row.model for bar in _time_bars(plans.get(row.plan), row.model)],
-        )
+def time(plans: Plans) -> Figure:
+    """GShard figure 8: a step by part of the model and kind of collective, and its roofline."""
+    groups = {
+        f"{layers} layers": [
+            bar for row in M4 if f" {layers}L" in row.model for bar in _time_bars(plans.get(row.plan), row.model)
+        ]
         for layers in (12, 36, 60)
-    ]
-    with figures.settings():
-        figure = figures.stacked(groups, _TIME, "seconds of one training step", thin=_ROOFLINE)
-        return figures.svg(
-            figure,
-            "time",
-            "Stacked bars: seconds of a training step by part of the model and kind of "
-            "exchange, for each M4 model and its roofline; the table below has sums of the same figures.",
-        )
+    }
+    return stacked(groups, _TIME, "seconds of one training step")
 
 
 def _time_bars(plan: Plan | None, label: str) -> list[Bar]:
     if plan is None or not plan.fits:
-        return [(label, {}, "not planned" if plan is None else "does not fit")]
-    collectives = reading.collectives_by_kind(plan)
-    roofline = reading.roofline_seconds(plan)
+        return [Bar(label, {}, "not planned" if plan is None else "does not fit")]
+    collectives, roofline = of_plans.collectives_by_kind(plan), of_plans.roofline_seconds(plan)
+    step, share = of_plans.step_seconds(plan), of_plans.all_to_all_share(plan)
     return [
-        (
+        Bar(
             label,
-            reading.compute_by_part(plan) | collectives,
-            f"{seconds(plan.step_seconds)} s, AllToAll {percent(collectives['AllToAll'] / plan.step_seconds, 0)}",
+            of_plans.compute_by_part(plan) | collectives,
+            f"{seconds(step)} s, AllToAll {percent(share, 0)}",
         ),
-        (
+        Bar(
             _ROOFLINE,
-            {_AT_PEAK: reading.peak_seconds(plan)} | collectives,
-            f"{seconds(roofline)} s, {percent(roofline / plan.step_seconds, 0)} of the step",
+            {_AT_PEAK: of_plans.peak_seconds(plan)} | collectives,
+            f"{seconds(roofline)} s, {percent(roofline / step, 0)} of the step",
+            thin=True,
         ),
     ]
 
 
-def collective_seconds(kind: str, partitions: int, mebibytes: int) -> float:
-    """Our model's time of a collective among all cores of the squarest TPU v3 slice of so many."""
-    return Torus(V3, _chips(partitions)).seconds(kind, mebibytes * 2**20, partitions, 1)
+def collectives() -> Figure:
+    """GShard figure 9: the time of a collective against the number of partitions, on logarithmic axes."""
+    with matplotlib.rc_context(_SETTINGS):
+        figure = Figure(figsize=(_WIDTH, 3.5), layout="constrained")
+        axes = figure.add_subplot()
+        for name, kind in links.KINDS.items():
+            for size, style in zip(links.SIZES, ("--", "-")):
+                times = [links.milliseconds(kind, count, size) for count in links.PARTITIONS]
+                colour = _VERMILLION if name == "AllToAll" else _BLUE
+                axes.plot(links.PARTITIONS, times, style, color=colour, marker="o", markersize=3)
+                label = f"{name}, {size} MiB"
+                at = (links.PARTITIONS[-1], times[-1])
+                axes.annotate(label, at, xytext=(7, 0), textcoords="offset points", va="center")
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log")
+        axes.set_xlim(links.PARTITIONS[0] / 1.25, links.PARTITIONS[-1] * 9)
+        axes.set_xticks(links.PARTITIONS, [str(count) for count in links.PARTITIONS])
+        axes.set_yticks(ticks := [0.03, 0.1, 0.3, 1, 3], [f"{value:g}" for value in ticks])
+        axes.minorticks_off()
+        axes.set_xlabel("partitions D (cores)")
+        axes.set_ylabel("milliseconds")
+        axes.grid(axis="y")
+    return figure
 
 
-def _chips(partitions: int) -> tuple[int, ...]:
-    return tuple(map(int, v3_slice(partitions).partition(":")[2].split("x")))
+def stacked(
+    groups: Mapping[str, Sequence[Bar]],
+    colours: Mapping[str, str],
+    axis: str,
+    marks: Sequence[tuple[float, str]] = (),
+) -> Figure:
+    """Draws horizontal stacked bars.
+
+    Args:
+      groups: bars by heading.
+      colours: by the names of the values, in the order of the stack.
+      axis: what the axis shows, and its unit.
+      marks: values with a vertical line, and their labels.
+    """
+    bars = [bar for members in groups.values() for bar in members]
+    height = sum(0.62 if bar.thin else 1 for bar in bars) + 0.9 * len(groups)
+    longest = max([sum(bar.values.values()) for bar in bars] + [value for value, _ in marks], default=0) or 1
+    with matplotlib.rc_context(_SETTINGS):
+        figure = Figure(figsize=(_WIDTH, 0.95 + 0.27 * height + 0.16 * (len(colours) // 4)), layout="constrained")
+        axes = figure.add_subplot()
+        axes.set_xlim(0, longest * 1.3)
+        _draw_groups(axes, groups, colours)
+        for (value, label), style, side in zip(marks, ("-", "--"), ("left", "right")):
+            axes.axvline(value, color=_VERMILLION if side == "right" else "black", linewidth=0.9, linestyle=style)
+            axes.annotate(label, (value, -1.05), ha=side, va="bottom", fontsize=7, annotation_clip=False)
+        axes.set_xlabel(axis)
+        axes.spines["left"].set_visible(False)
+        axes.tick_params(axis="y", length=0)
+        axes.grid(axis="x")
+        handles = [Patch(color=colour, label=name) for name, colour in colours.items()]
+        figure.legend(handles=handles, loc="outside upper left", ncols=4, handlelength=1.1, fontsize=7.5)
+    return figure
 
 
-def collective_growth(kind: str) -> float:
-    """From the fewest partitions to the most."""
-    return collective_seconds(kind, PARTITIONS[-1], SIZES[0]) / collective_seconds(kind, PARTITIONS[0], SIZES[0])
+def _draw_groups(axes: Axes, groups: Mapping[str, Sequence[Bar]], colours: Mapping[str, str]):
+    y, ticks = -0.4, {}
+    for heading, bars in groups.items():
+        _write(axes, 0, y, heading, fontweight="bold")
+        y += 0.9
+        for bar in bars:
+            y -= 0.3 * bar.thin
+            _draw_bar(axes, y, bar, colours)
+            ticks[y] = bar.label
+            y += 0.92 if bar.thin else 1
+    axes.set_yticks(list(ticks), list(ticks.values()))
+    axes.set_ylim(y - 0.3, -1.0)
 
 
-def collectives() -> Element:
-    """GShard figure 9."""
-    series = [
-        (
-            f"{name}, {size} MiB",
-            PARTITIONS,
-            [1e3 * collective_seconds(kind, count, size) for count in PARTITIONS],
-            VERMILLION if name == "AllToAll" else BLUE,
-            size == SIZES[0],
-        )
-        for name, kind in _COMPARED.items()
-        for size in SIZES
-    ]
-    with figures.settings():
-        figure = figures.lines(series, "partitions D (cores)", "milliseconds")
-        return figures.svg(
-            figure,
-            "exchanges",
-            "Lines over logarithmic axes: milliseconds of AllToAll and AllReduce "
-            "against the number of partitions; the table below has the same figures.",
-        )
+def _draw_bar(axes: Axes, y: float, bar: Bar, colours: Mapping[str, str]):
+    left, narrowest = 0.0, _NARROWEST_LABEL * axes.get_xlim()[1]
+    for name, value in ((name, bar.values.get(name, 0.0)) for name in colours):
+        if value:
+            height = 0.34 if bar.thin else 0.62
+            axes.barh(y, value, height, left=left, color=colours[name], edgecolor="white", linewidth=0.5)
+        if value > narrowest and not bar.thin:
+            colour = _contrast(colours[name])
+            axes.text(left + value / 2, y, f"{value:.2f}", ha="center", va="center", fontsize=6.5, color=colour)
+        left += value
+    _write(axes, left, y, bar.end, fontsize=7, color=_MUTED if bar.thin else "black")
 
 
-def collective_table() -> Element:
-    """The figures of `exchanges`."""
-    columns = [Column("D"), Column("slice", words=True)]
-    columns += [Column(f"{size} MiB", "[m]", f"{name}, ms") for name in _COMPARED for size in SIZES]
-    rows = [
-        [
-            f"{count}",
-            v3_slice(count),
-            *(f"{1e3 * collective_seconds(kind, count, size):.3f}" for kind in _COMPARED.values() for size in SIZES),
-        ]
-        for count in PARTITIONS
-    ]
-    growth = [f"{collective_growth(kind):.1f} ×" for kind in _COMPARED.values() for _ in SIZES]
-    rows.append([f"{PARTITIONS[0]} to {PARTITIONS[-1]}", "", *growth])
-    rows.append(["paper: GShard section 5.3", "", "9 ×", "9 ×", "O(1)", "O(1)"])
-    return table(("Time of one exchange among all cores of the squarest TPU v3 slice, and its growth.",), columns, rows)
+def _write(axes: Axes, x: float, y: float, text: str, **style):
+    axes.annotate(text, (x, y), xytext=(5, 0), textcoords="offset points", va="center", bbox=_BEHIND_TEXT, **style)
 
 
-def figure(drawing: Element, *caption) -> Element:
-    """A drawing with its caption."""
-    return element(
-        "figure",
-        element(
-            "div", drawing, class_="scroll", tabindex="0", role="region", aria_label="figure, can be scrolled sideways"
-        ),
-        element("figcaption", *caption),
-    )
+def _contrast(colour: str) -> str:
+    """Returns black or white, whichever is read better on a colour."""
+    red, green, blue = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
+    return "white" if 0.299 * red + 0.587 * green + 0.114 * blue < 128 else "black"
+
+
+def svg(figure: Figure) -> bytes:
+    """Returns a figure as SVG; the same figure gives the same bytes."""
+    written = io.BytesIO()
+    with matplotlib.rc_context(_SETTINGS):
+        FigureCanvasSVG(figure).print_svg(written, metadata={"Date": None, "Creator": None})
+    return written.getvalue()

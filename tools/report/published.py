@@ -1,12 +1,13 @@
-"""What the papers publish about the models of the zoo, as they print it, by table; `tools.report` sets plans beside it.
+"""The published tables about the models of the zoo, as the papers print them.
 
-Every value is a text with the paper's own digits. A cell that the paper leaves empty, or that cannot be told from its text,
-is None.
+Every value is a text with the paper's own digits. A cell that the paper leaves empty, or that its text does not
+determine, is None.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 
 
 @dataclasses.dataclass(frozen=True)
@@ -14,15 +15,15 @@ class Row:
     """A model in a published table.
 
     Attributes:
-      model: as the paper calls it.
-      plan: the registered model's name, which is its plan's, too.
-      mesh: of the cores.
-      batch: tokens (GShard table 3) or sequences in one step.
+      model: its name in the paper.
+      plan: the name of the registered model and of its plan.
+      mesh: shape of the device mesh.
+      batch: tokens (GShard table 3) or sequences per step.
       steps_per_second, core_years, days: of training on a trillion tokens.
       memory: peak, GB per core.
-      seconds: of one step.
-      utilisation: per cent of the cores' peak.
-      all_to_all: per cent of the step.
+      seconds: time of one step.
+      utilisation: percentage of the cores' peak.
+      all_to_all: percentage of the step.
       kilotokens: thousands of tokens per second.
     """
 
@@ -41,15 +42,12 @@ class Row:
 
     @property
     def cores(self) -> int:
-        """The product of the mesh."""
-        cores = 1
-        for size in self.mesh.strip("()").split(","):
-            cores *= int(size)
-        return cores
+        """The number of cores of the mesh."""
+        return math.prod(map(int, self.mesh.strip("()").split(",")))
 
     @property
     def step(self) -> float | None:
-        """Seconds of one step, as printed or by the printed steps per second."""
+        """Seconds of one step, as printed or from the printed steps per second."""
         if self.seconds is not None:
             return float(self.seconds)
         return None if self.steps_per_second is None else 1 / float(self.steps_per_second)
@@ -57,12 +55,17 @@ class Row:
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-    """A published table: where it stands, what it is about, its rows, and what of it is left out."""
+    """A published table: its paper and number, its subject, its rows, and which of its figures are omitted here."""
 
     source: str
     title: str
     rows: tuple[Row, ...]
     left_out: str = ""
+
+    @property
+    def families(self) -> str:
+        """The modules of its models, separated by commas."""
+        return ",".join(sorted({row.plan.partition(".")[0] for row in self.rows}))
 
 
 GSHARD = (
@@ -91,7 +94,7 @@ GSHARD_3 = Table(
         _m4("T(96L)", "Dense96L", 2048, "4M", None, "∼235.5", "∼42"),
     ),
 )
-# Table 1's largest row, of which no speed is published.
+# Table 1's largest row; its speed is not published.
 TRILLION = _m4("MoE(2048E, 60L)", "MoE2048E60L", 2048, "4M")
 
 
@@ -113,7 +116,7 @@ GSPMD_2 = Table(
         _benchmark("1T", "dense_lm.Dense1T", "(32,64)", "128", "15.8", "12.66", "55.6"),
     ),
 )
-# What table 1's three layouts are tried on.
+# The models that table 1 compares three layouts on.
 OF_THREE_LAYOUTS = GSPMD_2.rows[:3]
 
 GSPMD_3 = Table(
@@ -127,8 +130,8 @@ GSPMD_3 = Table(
         _benchmark("16B", "dense_lm.Narrow16BMesh16x8", "(16,8)", "96", "12.7"),
         _benchmark("16B", "dense_lm.Narrow16BMesh32x8", "(32,8)", "192", "14.1"),
     ),
-    "Step times (3.10 to 5.71 s) and utilisations (27.1 to 45.7 %) are left out: the text at hand has lost which column each is "
-    "of.",
+    "Step times (3.10 to 5.71 s) and utilisations (27.1 to 45.7 %) are omitted: the text at hand does not show which "
+    "column each belongs to.",
 )
 
 GSPMD_6 = Table(
@@ -172,13 +175,12 @@ BENCHMARKS = (GSPMD_2, GSPMD_3, GSPMD_6, GSPMD_7, GSHARD_ICLR_3)
 
 
 def rows() -> tuple[Row, ...]:
-    """Of all tables."""
+    """Returns the rows of all tables."""
     return tuple(row for table in (GSHARD_3, *BENCHMARKS) for row in table.rows)
 
 
-def highest_utilisation() -> Row:
-    """The row of the highest utilisation that GSPMD prints."""
-    return max(
-        (row for table in BENCHMARKS for row in table.rows if row.utilisation and table.source.startswith("GSPMD")),
-        key=lambda row: float(row.utilisation),
-    )
+def highest_utilisation() -> tuple[str, str]:
+    """Returns the highest utilisation that GSPMD prints, in per cent, and its table."""
+    printed = ((row.utilisation, table.source) for table in BENCHMARKS for row in table.rows)
+    found = [(value, source) for value, source in printed if value and source.startswith("GSPMD")]
+    return max(found, key=lambda entry: float(entry[0]))

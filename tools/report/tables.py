@@ -1,143 +1,203 @@
-"""The report's tables: what the papers print beside what the plans say, row by row."""
+"""The report's tables as data: the papers' figures beside those of the plans, row by row."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-from xml.etree.ElementTree import Element
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+
+from markupsafe import Markup
 
 from lingvo_moe.analysis.plan import Plan
 from lingvo_moe.engines.topology import v3_slice
-from tools.report import published, reading
-from tools.report.markup import Cell, Child, Column, Span, code, element, table
-from tools.report.published import Row, Table
-from tools.report.reading import GIB, TRILLION_TOKENS, Plans
+from tools.report import links, published
+from tools.report import plans as of_plans
+from tools.report.plans import GIB, TRILLION_TOKENS, Plans
+from tools.report.published import Row
+
+
+@dataclasses.dataclass(frozen=True)
+class Column:
+    """A column of a table.
+
+    Attributes:
+      head: what it shows.
+      source: the evidence mark of its figures, in brackets; empty for what names the row.
+      group: `paper: SOURCE`, `here` or another heading that neighbouring columns share.
+      words: whether it shows words, aligned left.
+    """
+
+    head: str
+    source: str = ""
+    group: str = ""
+    words: bool = False
+
+    @property
+    def css(self) -> str:
+        """The classes of its cells."""
+        kind = self.group.partition(":")[0]
+        return " ".join(["words" if self.words else "number", *([kind] if kind in ("paper", "here") else [])])
+
+
+@dataclasses.dataclass(frozen=True)
+class Span:
+    """One cell over several columns, with text in place of their figures."""
+
+    columns: int
+    text: str
+
+
+Cell = str | Span
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+    """A table; the first cell of a row is its heading."""
+
+    caption: str
+    columns: Sequence[Column]
+    rows: Sequence[Sequence[Cell]]
+
+    def __post_init__(self):
+        for row in self.rows:
+            width = sum(cell.columns if isinstance(cell, Span) else 1 for cell in row)
+            if width != len(self.columns):
+                raise ValueError(f"{width} cells in a row of {len(self.columns)} columns, {row[0]}")
+
+    def groups(self) -> list[tuple[str, int]]:
+        """Returns the headings above the columns, with their widths; empty if no column has one."""
+        groups = [(name, len(list(members))) for name, members in itertools.groupby(c.group for c in self.columns)]
+        return groups if any(name for name, _ in groups) else []
+
+    def cells(self, row: Sequence[Cell]) -> Iterator[tuple[str, int, str]]:
+        """Yields text, width and CSS classes of a row's cells after its heading."""
+        at = 1
+        for cell in row[1:]:
+            span = cell if isinstance(cell, Span) else Span(1, cell)
+            css = self.columns[at].css
+            yield span.text, span.columns, css.replace("number", "words") if cell is span else css
+            at += span.columns
+
 
 # By layers, then by experts.
 M4 = (*published.GSHARD_3.rows[5::-2], *published.GSHARD_3.rows[4::-2], published.TRILLION)
 _NONE = "–"
 
 
-def pairs_of_experts() -> list[tuple[published.Row, published.Row]]:
-    """M4's rows of 128 and of 2048 experts with as many layers, of the plans with as many tokens on each core.
+def pairs_of_experts() -> list[tuple[Row, Row]]:
+    """Returns M4's rows of 128 and of 2048 experts with equal layers, of the plans with equal tokens per core.
 
-    With 2048 experts those have 4M tokens on each side: an expert's capacity for a group is one token there, and with fewer it
-    would be rounded up to one.
+    With 2048 experts those have 4M tokens on each side: an expert's capacity for a group is one token there, and with
+    fewer it would be rounded up to one.
     """
     by_name = {row.plan: row for row in M4}
     return [
         (
-            dataclasses.replace(by_name[few], plan=few + reading.TOKENS_PER_CORE),
-            dataclasses.replace(by_name[many], plan=many + reading.EACH_SIDE),
+            dataclasses.replace(by_name[few], plan=few + of_plans.TOKENS_PER_CORE),
+            dataclasses.replace(by_name[many], plan=many + of_plans.EACH_SIDE),
         )
         for few, many in ((f"m4.MoE128E{layers}L", f"m4.MoE2048E{layers}L") for layers in (12, 36))
     ]
 
 
 def gib(size: float | None) -> str:
-    """Bytes as GiB with two digits."""
+    """Formats bytes as GiB with two digits."""
     return _NONE if size is None else f"{size / GIB:.2f}"
 
 
 def percent(share: float | None, digits: int = 1) -> str:
-    """A share of one."""
+    """Formats a share of one."""
     return _NONE if share is None else f"{share * 100:.{digits}f} %"
 
 
 def change(new: float, old: float) -> str:
-    """What is more or less than before, as a share of that."""
+    """Formats a relative difference."""
     return f"{(new / old - 1) * 100:+.1f} %"
 
 
-def times(ours: float | None, paper: float | None) -> str:
-    """How many times as much as the paper's."""
-    return _NONE if ours is None or paper is None else f"{ours / paper:.2f} ×"
+def ratio(ours: float | None, theirs: float | None) -> str:
+    """Formats a quotient."""
+    return _NONE if ours is None or theirs is None else f"{ours / theirs:.2f} ×"
 
 
 def seconds(value: float | None) -> str:
-    """Seconds with three digits or more."""
+    """Formats seconds with three digits or more."""
     return _NONE if value is None else f"{value:.3f}" if value < 1 else f"{value:.2f}"
 
 
 def not_planned(name: str, columns: int) -> Span:
-    """In place of the figures of a plan that is not there."""
-    return Span(columns, ("not planned: ", code(reading.command_to_make(name))))
+    """Replaces the figures of a missing plan by the command that makes it."""
+    return Span(columns, Markup("not planned: <code>python -m tools.plan_zoo --only={}</code>").format(name))
 
 
 def does_not_fit(plan: Plan, columns: int) -> Span:
-    """In place of the figures of a plan that does not fit: the compiler's answer."""
-    return Span(
-        columns,
-        (
-            element("strong", "does not fit: "),
-            f"needs {gib(plan.memory.needed)} of {gib(plan.memory.available)} GiB [c]",
-        ),
-    )
+    """Replaces the figures of a plan that does not fit by the compiler's answer."""
+    text = Markup("<strong>does not fit: </strong>needs {} of {} GiB [c]")
+    return Span(columns, text.format(gib(plan.memory.needed), gib(plan.memory.available)))
 
 
 def _printed(value: str | None, unit: str = "") -> str:
     return _NONE if value is None else f"{value}{unit}"
 
 
-def _cells(plans: Plans, name: str, columns: int, known: Sequence[str], figures) -> list[Cell]:
-    """A plan's cells: `figures` of one that fits; of another the `known` ones, or none, and why."""
+def _cells(
+    plans: Plans,
+    name: str,
+    columns: int,
+    figures: Callable[[Plan], Sequence[str]],
+    known: Callable[[Plan], Sequence[str]] = lambda plan: (),
+) -> list[Cell]:
+    """Returns a plan's cells: those that are `known` of every plan, then `figures` if it fits, otherwise the reason."""
     plan = plans.get(name)
     if plan is None:
         return [not_planned(name, columns)]
-    known = [str(getattr(plan, attribute)) for attribute in known]
-    if not plan.fits:
-        return [*known, does_not_fit(plan, columns - len(known))]
-    return [*known, *figures(plan)]
+    cells: list[Cell] = [*known(plan)]
+    return [*cells, *(figures(plan) if plan.fits else [does_not_fit(plan, columns - len(cells))])]
 
 
-def memory(plans: Plans) -> Element:
+def _remat(plan: Plan) -> Sequence[str]:
+    return (plan.remat,)
+
+
+def memory(plans: Plans) -> Table:
     """GShard figure 7's kinds of memory, for each M4 model and the variants that it is compared with."""
+    held = ("replicated weights", "distributed weights", "optimizer state", "inputs")
     columns = [
         Column("model"),
         Column("cores", "[p]"),
         Column("tokens per core", "[p]"),
         Column("remat", words=True),
-        Column("replicated weights", "[p]", "GiB per core"),
-        Column("distributed weights", "[p]", "GiB per core"),
-        Column("optimizer state", "[p]", "GiB per core"),
-        Column("inputs", "[p]", "GiB per core"),
+        *(Column(head, "[p]", "GiB per core") for head in held),
         Column("activations, buffers", "[c]", "GiB per core"),
         Column("together", "[c, p]", "GiB per core"),
     ]
     rows = [(row.model, row.plan) for row in (*M4, published.GSHARD_3.rows[-1])]
-    rows += [(f"{row.model}, as many tokens", row.plan) for pair in pairs_of_experts() for row in pair]
+    rows += [(f"{row.model}, equal tokens per core", row.plan) for pair in pairs_of_experts() for row in pair]
     rows.append(
-        (f"{published.TRILLION.model}, all dense weights replicated", published.TRILLION.plan + reading.REPLICATED)
+        (f"{published.TRILLION.model}, all dense weights replicated", published.TRILLION.plan + of_plans.REPLICATED)
     )
-    return table(
-        ("Memory of one core, by what it holds: the figures of the chart above.",),
+
+    def known(plan: Plan) -> list[str]:
+        m = plan.memory
+        sizes = (m.replicated_weights, m.distributed_weights, m.optimizer_state, m.inputs)
+        return [f"{plan.cores}", f"{plan.tokens / plan.cores:,.0f}", plan.remat, *map(gib, sizes)]
+
+    def figures(plan: Plan) -> list[str]:
+        return [gib(plan.memory.temporaries), gib(plan.memory.total)]
+
+    return Table(
+        "Memory of one core, by what it holds: the figures of the chart above.",
         columns,
-        [[label, *_memory_cells(plans, name)] for label, name in rows],
+        [[label, *_cells(plans, name, 9, figures, known)] for label, name in rows],
     )
 
 
-def _memory_cells(plans: Plans, name: str) -> list[Cell]:
-    plan = plans.get(name)
-    if plan is None:
-        return [not_planned(name, 9)]
-    of = plan.memory
-    known = [
-        f"{plan.cores}",
-        f"{plan.tokens / plan.cores:,.0f}",
-        plan.remat,
-        *map(gib, (of.replicated_weights, of.distributed_weights, of.optimizer_state, of.inputs)),
-    ]
-    return [*known, *([gib(of.temporaries), gib(of.total)] if plan.fits else [does_not_fit(plan, 2)])]
-
-
-def breakdown(plans: Plans) -> Element:
+def breakdown(plans: Plans) -> Table:
     """Where an M4 model's step goes, and how near it is to its roofline."""
     columns = [
         Column("model"),
         Column("compute", "[c]", "seconds of a step"),
-        Column("AllToAll", "[m]", "seconds of a step"),
-        Column("AllReduce", "[m]", "seconds of a step"),
-        Column("other exchanges", "[m]", "seconds of a step"),
+        *(Column(kind, "[m]", "seconds of a step") for kind in of_plans.COLLECTIVES),
         Column("together", "[c, m]", "seconds of a step"),
         Column("share of AllToAll", "[c, m]"),
         Column("roofline, s", "[p, m]"),
@@ -145,30 +205,25 @@ def breakdown(plans: Plans) -> Element:
         Column("recomputed", "[c]"),
     ]
 
-    def figures(plan: Plan) -> list[Cell]:
-        collectives = reading.collectives_by_kind(plan)
-        roofline = reading.roofline_seconds(plan)
+    def figures(plan: Plan) -> list[str]:
+        roofline = of_plans.roofline_seconds(plan)
         return [
-            seconds(plan.compute_seconds),
-            *map(seconds, collectives.values()),
-            seconds(plan.step_seconds),
-            percent(collectives["AllToAll"] / plan.step_seconds),
+            *map(seconds, (plan.compute_seconds, *of_plans.collectives_by_kind(plan).values(), plan.step_seconds)),
+            percent(of_plans.all_to_all_share(plan)),
             seconds(roofline),
-            percent(roofline / plan.step_seconds),
-            percent(plan.rematerialised_cycles / plan.cycles),
+            percent(roofline / of_plans.step_seconds(plan)),
+            percent(of_plans.rematerialised_share(plan)),
         ]
 
-    return table(
-        (
-            "Time of one training step: the figures of the chart above. “Recomputed” is the share of cycles that compute "
-            "activations a second time.",
-        ),
+    return Table(
+        "Time of one training step: the figures of the chart above. “Recomputed” is the share of cycles that compute "
+        "activations a second time.",
         columns,
-        [[row.model, *_cells(plans, row.plan, 9, (), figures)] for row in M4],
+        [[row.model, *_cells(plans, row.plan, 9, figures)] for row in M4],
     )
 
 
-def training(plans: Plans) -> Element:
+def training(plans: Plans) -> Table:
     """GShard table 3."""
     paper = f"paper: {published.GSHARD_3.source}"
     columns = [
@@ -186,34 +241,28 @@ def training(plans: Plans) -> Element:
         Column("core-years", "[c, m]", "here"),
         Column("of peak", "[c, p, m]", "here"),
     ]
-    rows = [
-        [
-            row.model,
-            f"{row.cores}",
-            row.batch,
-            _printed(row.steps_per_second),
-            seconds(row.step),
-            _printed(row.core_years),
-            _printed(row.days),
-            *_cells(plans, row.plan, 6, ("remat",), lambda plan, row=row: _training_cells(plan, row)),
-        ]
-        for row in published.GSHARD_3.rows
-    ]
-    return table((f"{published.GSHARD_3.title}: step time and cost of training on a trillion tokens.",), columns, rows)
+
+    def figures(plan: Plan, row: Row) -> list[str]:
+        years = _core_years(plan, TRILLION_TOKENS)
+        step = plan.step_seconds
+        return [gib(plan.memory.total), seconds(step), ratio(step, row.step), years, percent(plan.utilisation)]
+
+    rows = []
+    for row in published.GSHARD_3.rows:
+        printed = [row.batch, _printed(row.steps_per_second), seconds(row.step)]
+        printed += [_printed(row.core_years), _printed(row.days)]
+        here = _cells(plans, row.plan, 6, lambda plan, row=row: figures(plan, row), _remat)
+        rows.append([row.model, f"{row.cores}", *printed, *here])
+    return Table(f"{published.GSHARD_3.title}: step time and cost of training on a trillion tokens.", columns, rows)
 
 
-def _training_cells(plan: Plan, row: Row) -> list[Cell]:
-    return [
-        gib(plan.memory.total),
-        seconds(plan.step_seconds),
-        times(plan.step_seconds, row.step),
-        f"{plan.core_years(TRILLION_TOKENS):.1f}",
-        percent(plan.utilisation),
-    ]
+def _core_years(plan: Plan, tokens: float) -> str:
+    years = plan.core_years(tokens)
+    return _NONE if years is None else f"{years:.1f}"
 
 
-def readings(plans: Plans) -> Element:
-    """What a batch's tokens may count: both sides together, or each side."""
+def token_counts(plans: Plans) -> Table:
+    """The two interpretations of a batch's tokens: both sides together, or each side."""
     columns = [Column("model"), Column("steps/s", "paper: GShard table 3")]
     for group in ("both sides together", "as many on each side"):
         columns += [
@@ -222,38 +271,30 @@ def readings(plans: Plans) -> Element:
             Column("here / paper", group=group),
             Column("core-years", "[c, m]", group),
         ]
-    rows = [
-        [
-            row.model,
-            row.steps_per_second,
-            *_reading_cells(plans, row, row.plan, 1),
-            *_reading_cells(plans, row, row.plan + reading.EACH_SIDE, 2),
-        ]
-        for row in published.GSHARD_3.rows
-        if row.steps_per_second
-    ]
-    return table(
-        (
-            "Two readings of “batch size (tokens)”: the utilisation that the published steps per second would mean under "
-            "each, and the plans of both.",
-        ),
+
+    def cells(row: Row, speed: str, variant: str, sides: int) -> list[Cell]:
+        def figures(plan: Plan) -> list[str]:
+            step = plan.step_seconds
+            return [seconds(step), ratio(step, row.step), _core_years(plan, sides * TRILLION_TOKENS)]
+
+        def implied(plan: Plan) -> list[str]:
+            return [percent(of_plans.implied_utilisation(plan, speed))]
+
+        return _cells(plans, row.plan + variant, 4, figures, implied)
+
+    return Table(
+        "Two interpretations of “batch size (tokens)”: the utilisation that the published steps per second would mean "
+        "under each, and the plans of both.",
         columns,
-        rows,
+        [
+            [row.model, speed, *cells(row, speed, "", 1), *cells(row, speed, of_plans.EACH_SIDE, 2)]
+            for row in published.GSHARD_3.rows
+            if (speed := row.steps_per_second)
+        ],
     )
 
 
-def _reading_cells(plans: Plans, row: Row, name: str, sides: int) -> list[Cell]:
-    plan = plans.get(name)
-    if plan is None:
-        return [not_planned(name, 4)]
-    implied = percent(reading.implied_utilisation(plan, row.steps_per_second))
-    if not plan.fits:
-        return [implied, does_not_fit(plan, 3)]
-    years = plan.core_years(sides * TRILLION_TOKENS)
-    return [implied, seconds(plan.step_seconds), times(plan.step_seconds, row.step), f"{years:.1f}"]
-
-
-# Of a benchmark's published values: heading, attribute of `Row`, unit.
+# Published columns of a benchmark: heading, attribute of `Row`, unit.
 _PUBLISHED = (
     ("memory, GB", "memory", ""),
     ("step, s", "seconds", ""),
@@ -261,79 +302,79 @@ _PUBLISHED = (
     ("AllToAll", "all_to_all", " %"),
     ("1000 tokens/s", "kilotokens", ""),
 )
-# The same of a plan: heading, source, what must be published that it is shown; nothing for what always is.
-_PLANNED = (
-    ("memory, GiB", "[c, p]", ()),
-    ("step, s", "[c, m]", ()),
-    ("step, here / paper", "", ("seconds", "kilotokens")),
-    ("of peak", "[c, p, m]", ()),
-    ("AllToAll", "[c, m]", ("all_to_all",)),
-    ("1000 tokens/s", "[c, m]", ("kilotokens",)),
-)
 
 
-def benchmark(plans: Plans, of: Table) -> Element:
+def benchmark(plans: Plans, table: published.Table) -> Table:
     """A table of language models; a model that is planned with other layouts has a row for each."""
 
     def is_published(*attributes: str) -> bool:
-        return any(getattr(row, attribute) for row in of.rows for attribute in attributes)
+        return any(getattr(row, attribute) for row in table.rows for attribute in attributes)
 
-    paper = f"paper: {of.source}"
-    printed = [value for value in _PUBLISHED if is_published(value[1])]
-    shown = [not needed or is_published(*needed) for _, _, needed in _PLANNED]
-    here = [Column(head, source, "here") for (head, source, _), is_shown in zip(_PLANNED, shown) if is_shown]
+    paper = f"paper: {table.source}"
+    printed = [column for column in _PUBLISHED if is_published(column[1])]
+    planned = [column for column, needs in _PLANNED if not needs or is_published(*needs)]
     columns = [
         Column("weights"),
-        Column("mesh", group=paper),
-        Column("batch", group=paper),
-        *(Column(head, group=paper) for head, _, _ in printed),
+        *(Column(head, group=paper) for head in ("mesh", "batch", *(head for head, _, _ in printed))),
         Column("remat", group="here", words=True),
-        *here,
+        *(Column(head, source, "here") for head, source, _ in planned),
     ]
 
-    def cells(row: Row, name: str) -> list[Cell]:
-        return _cells(
-            plans,
-            name,
-            1 + len(here),
-            ("remat",),
-            lambda plan: [cell for cell, is_shown in zip(_benchmark_cells(plan, row), shown) if is_shown],
-        )
+    def here(row: Row, variant: str = "") -> list[Cell]:
+        name = row.plan + variant
+        return _cells(plans, name, 1 + len(planned), lambda plan: [make(plan, row) for _, _, make in planned], _remat)
 
-    rows = []
-    for row in of.rows:
+    rows: list[list[Cell]] = []
+    for row in table.rows:
         values = [_printed(getattr(row, attribute), unit) for _, attribute, unit in printed]
-        rows.append([row.model, row.mesh, row.batch, *values, *cells(row, row.plan)])
-        if row in published.OF_THREE_LAYOUTS:
-            rows += [
-                [
-                    f"{row.model}, attempt {number}",
-                    row.mesh,
-                    row.batch,
-                    *[_NONE] * len(printed),
-                    *cells(row, row.plan + variant),
-                ]
-                for number, variant in enumerate(reading.ATTEMPTS, 1)
-            ]
-    return table((f"{of.title}.",), columns, rows)
+        rows.append([row.model, row.mesh, row.batch, *values, *here(row)])
+        for number, variant in enumerate(of_plans.ATTEMPTS if row in published.OF_THREE_LAYOUTS else (), 1):
+            label = f"{row.model}, attempt {number}"
+            rows.append([label, row.mesh, row.batch, *[_NONE] * len(printed), *here(row, variant)])
+    return Table(f"{table.title}.", columns, rows)
 
 
-def _benchmark_cells(plan: Plan, row: Row) -> list[Cell]:
-    kilotokens = plan.tokens / plan.step_seconds / 1000
-    ratio = times(float(row.kilotokens), kilotokens) if row.kilotokens else times(plan.step_seconds, row.step)
-    all_to_all = reading.collectives_by_kind(plan)["AllToAll"] / plan.step_seconds
-    return [
-        gib(plan.memory.total),
-        seconds(plan.step_seconds),
-        ratio,
-        percent(plan.utilisation),
-        percent(all_to_all),
-        f"{kilotokens:.2f}" if kilotokens < 10 else f"{kilotokens:.1f}",
+def _kilotokens(plan: Plan) -> float:
+    return plan.tokens / of_plans.step_seconds(plan) / 1000
+
+
+def _step_ratio(plan: Plan, row: Row) -> str:
+    if row.kilotokens:
+        return ratio(float(row.kilotokens), _kilotokens(plan))
+    return ratio(plan.step_seconds, row.step)
+
+
+# A benchmark's columns of plans: (heading, source, text of a plan), and the published columns that one needs, if any.
+_PLANNED: tuple[tuple[tuple[str, str, Callable[[Plan, Row], str]], tuple[str, ...]], ...] = (
+    (("memory, GiB", "[c, p]", lambda plan, row: gib(plan.memory.total)), ()),
+    (("step, s", "[c, m]", lambda plan, row: seconds(plan.step_seconds)), ()),
+    (("step, here / paper", "", _step_ratio), ("seconds", "kilotokens")),
+    (("of peak", "[c, p, m]", lambda plan, row: percent(plan.utilisation)), ()),
+    (("AllToAll", "[c, m]", lambda plan, row: percent(of_plans.all_to_all_share(plan))), ("all_to_all",)),
+    (
+        ("1000 tokens/s", "[c, m]", lambda plan, row: f"{(k := _kilotokens(plan)):.{2 if k < 10 else 1}f}"),
+        ("kilotokens",),
+    ),
+)
+
+
+def collectives() -> Table:
+    """The figures of GShard figure 9 by our model of the links."""
+    columns = [Column("D"), Column("slice", words=True)]
+    columns += [Column(f"{size} MiB", "[m]", f"{name}, ms") for name in links.KINDS for size in links.SIZES]
+    kinds = [(kind, size) for kind in links.KINDS.values() for size in links.SIZES]
+    rows = [
+        [f"{count}", v3_slice(count), *(f"{links.milliseconds(kind, count, size):.3f}" for kind, size in kinds)]
+        for count in links.PARTITIONS
     ]
+    growth = [f"{links.growth(kind):.1f} ×" for kind, _ in kinds]
+    rows.append([f"{links.PARTITIONS[0]} to {links.PARTITIONS[-1]}", "", *growth])
+    rows.append(["paper: GShard section 5.3", "", "9 ×", "9 ×", "O(1)", "O(1)"])
+    return Table("Time of one collective among all cores of the squarest TPU v3 slice, and its growth.", columns, rows)
 
 
-def origins(plans: Plans) -> Element:
-    """How each plan was made."""
+def commands(plans: Plans) -> Table:
+    """The command that makes each plan."""
     columns = [
         Column("plan"),
         Column("weights", "[p]"),
@@ -341,10 +382,10 @@ def origins(plans: Plans) -> Element:
         Column("command", words=True),
     ]
     rows = [
-        [name, f"{plan.weights:,}", "yes" if plan.fits else "no", Span(1, (code(_command(plan)),))]
+        [name, f"{plan.weights:,}", "yes" if plan.fits else "no", Markup("<code>{}</code>").format(_command(plan))]
         for name, plan in plans.items()
     ]
-    return table(("All plans that were found, and the command that makes each.",), columns, rows)
+    return Table("All plans that were found, and the command that makes each.", columns, rows)
 
 
 def _command(plan: Plan) -> str:
@@ -353,20 +394,15 @@ def _command(plan: Plan) -> str:
     where = f" --topology={plan.topology} --mesh={plan.mesh}"
     own = [row for row in (*published.rows(), published.TRILLION) if row.plan == plan.model]
     if own and plan.mesh == own[0].mesh.strip("()").replace(",", "x") and plan.topology == v3_slice(own[0].cores):
-        where = ""  # what `plan` chooses by itself
+        where = ""  # the defaults of `plan`
     return f"python -m lingvo_moe plan {plan.model}{program}{where}{changes}"
 
 
 def missing(plans: Plans) -> list[str]:
-    """Names of plans that the tables would show and that are not there."""
+    """Returns the names of plans that the tables show and that are missing."""
     wanted = [row.plan for row in (*published.rows(), published.TRILLION)]
-    wanted += [row.plan + reading.EACH_SIDE for row in published.GSHARD_3.rows if row.steps_per_second]
+    wanted += [row.plan + of_plans.EACH_SIDE for row in published.GSHARD_3.rows if row.steps_per_second]
     wanted += [row.plan for pair in pairs_of_experts() for row in pair]
-    wanted += [row.plan + attempt for row in published.OF_THREE_LAYOUTS for attempt in reading.ATTEMPTS]
-    wanted.append(published.TRILLION.plan + reading.REPLICATED)
+    wanted += [row.plan + attempt for row in published.OF_THREE_LAYOUTS for attempt in of_plans.ATTEMPTS]
+    wanted.append(published.TRILLION.plan + of_plans.REPLICATED)
     return [name for name in dict.fromkeys(wanted) if name not in plans]
-
-
-def note(*children: Child) -> Element:
-    """What stands under a table."""
-    return element("p", *children, class_="note")

@@ -1,0 +1,1 @@
+"""Soak tests: training that survives kills."""

@@ -1,0 +1,1 @@
+"""The same measurements of other implementations, each run in its own environment."""
