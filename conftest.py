@@ -11,6 +11,8 @@ import tempfile
 import hypothesis
 import pytest
 
+from lingvo_moe.cli import process_setup
+
 # For this process and for the programs that tests start.
 os.environ["JAX_PLATFORMS"] = "cpu"
 # What those compile, the next ones find, and those of pytest's other workers; the user's own cache stays as it is.
@@ -18,8 +20,8 @@ if "PYTEST_XDIST_WORKER" not in os.environ:
     _CACHE = tempfile.TemporaryDirectory(prefix="lingvo_moe_cache_")
     os.environ["LINGVO_MOE_CACHE"] = _CACHE.name
 
-import jax  # noqa: E402  (reads a variable above)
-from jax.experimental.compilation_cache import compilation_cache  # noqa: E402
+import jax
+from jax.experimental.compilation_cache import compilation_cache
 
 # JAX fixes its devices when it starts. Started here, it has enough for every test, whichever comes first; an engine
 # takes the first 1, 2, 4 or 8.
@@ -33,8 +35,6 @@ hypothesis.settings.load_profile("repeatable")
 
 def pytest_sessionstart(session):
     """Sets this process up as the command line does; after pytest has installed hooks of its own."""
-    from lingvo_moe.cli import process_setup
-
     process_setup.set_up_process()
 
 
@@ -42,15 +42,14 @@ def pytest_sessionstart(session):
 def compiled_programs_are_dropped(request):
     """A file's programs are not another's: kept to the end of the run, all of them together took twenty gigabytes."""
     with pytest.MonkeyPatch.context() as patch:
-        if engine := sys.modules.get("lingvo_moe.engines.pjrt"):
-            # Many programs, and few steps of each: what is freed is not used again.
-            patch.setattr(engine, "keep_freed_memory", lambda: None)
+        # Tests run many programs and few steps of each, so freed memory is not used again.
+        patch.setattr(process_setup, "keep_freed_memory", lambda: None)
         yield
     for function in vars(request.module).values():
         if hasattr(function, "cache_clear"):
             function.cache_clear()
     jax.clear_caches()
-    # A file that looks for programs in the cache, as `testing.experiments.compile_once` and commands do, says so itself.
+    # A file that uses the cache of programs, as `testing.experiments.compile_once` and commands do, sets it again.
     jax.config.update("jax_compilation_cache_dir", None)
     compilation_cache.reset_cache()
     gc.collect()

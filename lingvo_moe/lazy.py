@@ -1,7 +1,7 @@
 """TensorFlow, imported at first use.
 
-Importing TensorFlow takes seconds and hundreds of megabytes; `--help`, `list`, `show` and every error in a model's name or
-fields need none of it. Modules write `from lingvo_moe.lazy import tf` and use `tf` inside functions as usual.
+Importing TensorFlow takes seconds and hundreds of megabytes, and `--help`, `list`, `show` and every error in a model's
+name or fields need none of it. Modules write `from lingvo_moe.lazy import tf` and use `tf` inside functions as usual.
 """
 
 from __future__ import annotations
@@ -13,55 +13,78 @@ import sys
 import tempfile
 import types
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 
-class _Lazy:
-    """Stands for a module and imports it at the first attribute access."""
+class LazyModule:
+    """Stands for a module and imports it at the first access to an attribute."""
 
-    def __init__(self, name: str, prepare: Callable[[types.ModuleType], None] = lambda module: None):
-        self._name, self._prepare = name, prepare
+    def __init__(self, name: str):
+        self._name = name
         self._module: types.ModuleType | None = None
+        self._importing: Callable[[], contextlib.AbstractContextManager] = contextlib.nullcontext
+        self._imported: Callable[[types.ModuleType], None] | None = None
 
-    def __getattr__(self, attribute: str):
+    def __getattr__(self, attribute: str) -> Any:
         if self._module is None:
-            with _quiet():
+            with self._importing():
                 module = importlib.import_module(self._name)
-                self._prepare(module)
+                if self._imported:
+                    self._imported(module)
             self._module = module
         return getattr(self._module, attribute)
 
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Keeps back what C++ writes to standard error, unless the import fails.
-
-    TensorFlow reports on CPU features and absent GPUs before any of its log settings holds; that would break progress bars and
-    says nothing about the program, which runs on PJRT.
-    """
-    sys.stderr.flush()
-    kept = os.dup(2)
-    with tempfile.TemporaryFile() as said:
-        os.dup2(said.fileno(), 2)
-        try:
-            yield
-        except BaseException:
-            said.seek(0)
-            os.write(kept, said.read())
-            raise
-        finally:
-            os.dup2(kept, 2)
-            os.close(kept)
+    def configure_import(
+        self,
+        importing: Callable[[], contextlib.AbstractContextManager] = contextlib.nullcontext,
+        imported: Callable[[types.ModuleType], None] | None = None,
+    ):
+        """Sets the context that the import runs in, and what is called with the module right after it."""
+        self._importing, self._imported = importing, imported
 
 
-def _leave_gpus_to_jax(tensorflow: types.ModuleType):
-    """TensorFlow traces and reads data here; the memory of a GPU, which it would take whole, is for the programs."""
-    tensorflow.config.set_visible_devices([], "GPU")
-
-
+_TENSORFLOW, _TENSORFLOW_TEXT = LazyModule("tensorflow"), LazyModule("tensorflow_text")
 if TYPE_CHECKING:
     import tensorflow as tf
     import tensorflow_text as tf_text
 else:
-    tf = _Lazy("tensorflow", _leave_gpus_to_jax)
-    tf_text = _Lazy("tensorflow_text")
+    tf, tf_text = _TENSORFLOW, _TENSORFLOW_TEXT
+
+
+def configure_tensorflow():
+    """Makes the import of TensorFlow silent and hides GPUs from it; the command line calls this at its start.
+
+    TensorFlow traces and reads data here, and programs run through JAX, which needs the GPUs' memory. Both settings
+    concern
+    the whole process, so importing this module makes neither: file descriptor 2 is redirected while TensorFlow is
+      imported.
+    """
+    _TENSORFLOW.configure_import(deferred_stderr, _hide_gpus)
+    _TENSORFLOW_TEXT.configure_import(deferred_stderr)
+
+
+@contextlib.contextmanager
+def deferred_stderr() -> Iterator[None]:
+    """Discards what is written to file descriptor 2 inside the block, unless the block raises.
+
+    TensorFlow's C++ code reports CPU features and absent GPUs before any of its log settings applies. Such lines break
+    progress bars and say nothing about the program, which runs on PJRT. Where the import fails they are written after
+    all.
+    """
+    sys.stderr.flush()
+    stderr = os.dup(2)
+    with tempfile.TemporaryFile() as output:
+        os.dup2(output.fileno(), 2)
+        try:
+            yield
+        except BaseException:
+            output.seek(0)
+            os.write(stderr, output.read())
+            raise
+        finally:
+            os.dup2(stderr, 2)
+            os.close(stderr)
+
+
+def _hide_gpus(tensorflow: types.ModuleType):
+    tensorflow.config.set_visible_devices([], "GPU")

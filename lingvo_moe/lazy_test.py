@@ -1,4 +1,4 @@
-"""What needs no TensorFlow does not pay for it; what needs it gets a quiet one that leaves GPUs alone."""
+"""TensorFlow is imported only where it is needed, and silently and without GPUs once the command line has started."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from lingvo_moe import lazy
 
 
 def run(code: str) -> subprocess.CompletedProcess:
+    """Runs Python code in a process of its own."""
     return subprocess.run(
         [sys.executable, "-c", code],
         capture_output=True,
@@ -32,7 +33,8 @@ def run(code: str) -> subprocess.CompletedProcess:
         ["plan", "Quikstart"],
     ],
 )
-def test_what_computes_nothing_imports_neither_tensorflow_nor_jax(arguments):
+def test_commands_that_compute_nothing_import_neither_tensorflow_nor_jax(arguments):
+    """Help, lists and mistyped names are answered at once."""
     code = (
         f"import sys; from lingvo_moe.cli import main; main.main(['lingvo_moe', *{arguments}]); "
         "print('LOADED', {'tensorflow', 'jax', 'orbax'} & set(sys.modules))"
@@ -40,23 +42,28 @@ def test_what_computes_nothing_imports_neither_tensorflow_nor_jax(arguments):
     assert run(code).stdout.rstrip().endswith("LOADED set()")
 
 
-def test_tensorflow_is_silent_and_sees_no_gpu():
+def test_tensorflow_of_the_command_line_is_silent_and_sees_no_gpu():
     """Its C++ messages would break progress bars; a GPU's memory is for the programs."""
-    found = run("from lingvo_moe.lazy import tf; print(tf.constant(1).numpy(), tf.config.get_visible_devices('GPU'))")
-    assert (found.stdout, found.stderr) == ("1 []\n", "")
+    process = run(
+        "from lingvo_moe.cli import process_setup; process_setup.set_up_process()\n"
+        "from lingvo_moe.lazy import tf; print(tf.constant(1).numpy(), tf.config.get_visible_devices('GPU'))"
+    )
+    assert (process.stdout, process.stderr) == ("1 []\n", "")
 
 
-def test_a_failing_import_shows_what_was_held_back():
-    """Otherwise a broken installation would be a riddle."""
-    broken = run(
+def test_failing_import_shows_its_output():
+    """A broken installation explains itself."""
+    process = run(
         "import os, sys\nfrom lingvo_moe import lazy\nclass Finder:\n"
         "    def find_spec(self, name, path, target=None):\n"
         "        if name == 'no_such_library': os.write(2, b'the reason'); raise ImportError('broken')\n"
-        "sys.meta_path.insert(0, Finder())\nlazy._Lazy('no_such_library').anything"
+        "sys.meta_path.insert(0, Finder())\n"
+        "module = lazy.LazyModule('no_such_library')\nmodule.configure_import(lazy.deferred_stderr)\nmodule.anything"
     )
-    assert "the reason" in broken.stderr and "ImportError: broken" in broken.stderr
+    assert "the reason" in process.stderr and "ImportError: broken" in process.stderr
 
 
-def test_an_absent_attribute_is_an_attribute_error():
+def test_absent_attribute_is_an_attribute_error():
+    """A lazy module behaves like the module."""
     with pytest.raises(AttributeError, match="no_such_thing"):
-        lazy.tf.no_such_thing  # noqa: B018
+        lazy.tf.no_such_thing  # noqa: B018  # pyright: ignore[reportAttributeAccessIssue]

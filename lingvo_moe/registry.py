@@ -3,8 +3,8 @@
     @registry.register
     class Quickstart(Recipe): ...          # in params/m4.py: "m4.Quickstart"
 
-The models of this repository are the modules of the package `params`. A user's module, imported with `--import`, registers
-models under `module.ClassName` in the same way (see `extensions`).
+The models of this repository are the modules of the package `params`. A user's module, imported with `--import`,
+registers models under `module.ClassName` in the same way (see `extensions`).
 """
 
 from __future__ import annotations

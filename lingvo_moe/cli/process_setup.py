@@ -1,29 +1,69 @@
 """Everything that a command line changes for its whole process, done once at its start.
 
-A module of the library changes nothing process-wide when it is imported; what a command needs of that kind is called from here.
+A module of the library changes nothing process-wide when it is imported; what a command needs of that kind is called
+from here.
 """
 
 from __future__ import annotations
 
+import ctypes
 import functools
+import glob
+import os
+import platform
 import sys
 from collections.abc import Callable
 from typing import Any
 
+from lingvo_moe import lazy
 from lingvo_moe.cli import logging_setup
+
+# Options of mallopt(3): never shrink the heap, allocate everything inside it, and one heap for all threads, because
+# only one can grow far.
+_TRIM_THRESHOLD, _MMAP_MAX, _ARENA_MAX = -1, -4, -8
 
 
 def set_up_process():
     """Prepares this process to run a command; `app.run_process` calls it before anything else."""
+    set_environment()
+    lazy.configure_tensorflow()
     logging_setup.silence_libraries()
     ignore_closed_event_loops()
+
+
+def set_environment():
+    """Sets environment variables that XLA, TensorFlow and libtpu read when they start; what the user has set stays."""
+    # The C++ logs of XLA and TensorFlow at start-up need no action and hide the program's own output. JAX sets 1 when
+    # it is imported, which a tool may have done already.
+    if os.environ.get("TF_CPP_MIN_LOG_LEVEL", "1") == "1":
+        os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
+    # libtpu, which `plan` compiles with, queries the network for its TPU whenever JAX starts, and logs at length that
+    # there is none. The patterns are where Linux shows the chips of a TPU; without them, these are the answers.
+    if not (glob.glob("/dev/accel*") or glob.glob("/dev/vfio/[0-9]*")):
+        os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
+        os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
+        os.environ.setdefault("TPU_ACCELERATOR_TYPE", "v3-8")
+
+
+def keep_freed_memory():
+    """Makes the C library of this process keep freed memory for the next step of a program.
+
+    XLA allocates the temporaries of a CPU program at every call and frees them at its end. By default each large one
+    goes back to the system, which fills it with zeros for the next call, page by page: a quarter of a small model's
+    step. Call this before JAX has devices: their threads would have heaps of their own by then.
+    """
+    if platform.libc_ver()[0] != "glibc":
+        return
+    set_option = ctypes.CDLL(None).mallopt
+    for option, value in ((_TRIM_THRESHOLD, -1), (_MMAP_MAX, 0), (_ARENA_MAX, 1)):
+        set_option(option, value)
 
 
 def ignore_closed_event_loops():
     """Stops Python from reporting reads that Orbax abandons.
 
-    When one of several reads fails, Orbax leaves the others to threads that find their event loop closed. The failure itself is
-    raised.
+    When one of several reads fails, Orbax leaves the others to threads that find their event loop closed. The failure
+    itself is raised.
     """
     sys.unraisablehook = functools.partial(_report_unless_closed, sys.unraisablehook)
 

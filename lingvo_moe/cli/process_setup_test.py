@@ -6,6 +6,9 @@ import os
 import subprocess
 import sys
 import types
+from collections.abc import Mapping
+
+import pytest
 
 from lingvo_moe.cli import process_setup
 
@@ -23,10 +26,70 @@ def test_importing_the_command_line_changes_nothing_of_the_process():
     """A program of one's own that imports the library keeps its hooks and its logging configuration."""
     code = (
         "import logging, sys; hook = sys.unraisablehook\n"
+        "import os; environment = dict(os.environ)\n"
         "import lingvo_moe.cli.main, lingvo_moe.cli.process_setup\n"
+        "assert dict(os.environ) == environment\n"
         "assert sys.unraisablehook is hook and not logging.getLogger('lingvo_moe').handlers\n"
         "assert not logging.getLogger('absl').filters and not logging.getLogger('asyncio').filters\n"
     )
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env=environment)
-    assert done.returncode == 0, done.stderr
+    _run(code)
+
+
+@pytest.mark.parametrize("given, expected", [(None, "3"), ("1", "3"), ("0", "0"), ("2", "2")])
+def test_log_level_of_libraries_is_the_users_or_silent(monkeypatch, given, expected):
+    """JAX sets 1 when it is imported; any other value is the user's."""
+    monkeypatch.delenv("TF_CPP_MIN_LOG_LEVEL", raising=False)
+    if given is not None:
+        monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", given)
+    process_setup.set_environment()
+    assert os.environ["TF_CPP_MIN_LOG_LEVEL"] == expected
+
+
+def test_looking_for_devices_is_silent():
+    """Without the settings, libtpu would report the TPU that it misses, in five lines, before the first line of every command's own."""
+    code = (
+        "import orbax.checkpoint, jax; from lingvo_moe.cli import process_setup\n"
+        "process_setup.set_up_process(); print(jax.devices()[0].platform)"
+    )
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("JAX_", "TPU_", "TF_CPP"))}
+    process = _run(code, environment=environment)
+    assert (process.stdout, process.stderr) == ("cpu\n", "")
+
+
+_PAGE_FAULTS = """
+import resource, statistics, sys
+from lingvo_moe.cli import process_setup
+if sys.argv[1] == "keep":
+    process_setup.keep_freed_memory()
+import jax
+sums = jax.jit(lambda x: (jax.numpy.cumsum(x) * 2).reshape(-1, 8).sum(0))
+value = jax.numpy.ones(2**23)
+def faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    sums(value * 2).block_until_ready()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+print(int(statistics.median(faults() for _ in range(17))))
+"""
+
+
+def test_program_called_again_reuses_its_memory():
+    """The pages of 32 MiB of temporaries, 8192 a call, are not allocated anew; by default they are.
+
+    The median counts: where the memory of the last call is not freed yet, the heap grows once, and later calls find
+    room. The program waits for the value of another one, so that it runs on a thread of JAX, which must use the heap
+    of the others.
+    """
+    kept, default = (int(_run(_PAGE_FAULTS, setting).stdout) for setting in ("keep", "default"))
+    assert kept < 1000 < 8192 <= default
+
+
+def _run(code: str, *arguments: str, environment: Mapping[str, str] = os.environ) -> subprocess.CompletedProcess:
+    """Runs Python code in a process of its own, which must succeed."""
+    process = subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        capture_output=True,
+        text=True,
+        env={**environment, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert process.returncode == 0, process.stderr
+    return process

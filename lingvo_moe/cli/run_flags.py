@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from absl import flags
 
 from lingvo_moe import experiment, program_cache, registry
+from lingvo_moe.cli import process_setup
 from lingvo_moe.distributed import process_group
 from lingvo_moe.distributed.process_group import ProcessGroup
 from lingvo_moe.errors import UserError
@@ -119,6 +120,7 @@ def _engine(
     _use_cache(values)
     if program_cache.executables():
         pjrt.use_compilation_cache(program_cache.executables())
+    process_setup.keep_freed_memory()
     return pjrt.Engine(num_devices, values.platform, all_accelerators, processes)
 
 

@@ -6,7 +6,6 @@ JAX is here the PJRT runtime and nothing more. This module imports no TensorFlow
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import hashlib
 import math
 import pathlib
@@ -24,8 +23,6 @@ from lingvo_moe.errors import UserError
 from lingvo_moe.program import Argument, Program
 
 _SHARDING_CALLS = ("Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape")
-# Of mallopt(3): never shrink the heap from its end; no piece outside the heap; one heap for all threads, for only it can grow far.
-_TRIM_THRESHOLD, _MMAP_MAX, _ARENA_MAX = -1, -4, -8
 
 
 class StepPrograms(Protocol):
@@ -70,8 +67,6 @@ class Engine:
                 f"{num_devices} devices cannot be shared by {processes} processes, each having as many as another; "
                 f"pass --devices={processes * -(-num_devices // processes)}, or another --processes."
             )
-        # Before there are devices: their threads would have their own pools of memory by then.
-        keep_freed_memory()
         found = _find_devices(num_devices // processes, platform)
         if all_accelerators and found[0].platform != "cpu":
             num_devices = len(found)
@@ -299,19 +294,6 @@ def _placements(program: Program, mesh: Mesh) -> tuple[tuple[NamedSharding, ...]
         tuple(_named_sharding(mesh, a) for a in arguments) for arguments in (program.inputs, program.outputs)
     )
     return inputs, outputs
-
-
-def keep_freed_memory():
-    """Has the C library of this process keep what is freed, for the next step.
-
-    XLA asks for the memory of a CPU program's temporaries at every call and frees it in the end. By default each large piece of it
-    goes back to the system, which must fill the next call's with zeros, page by page: a quarter of a small model's step.
-    """
-    if machine.libc_ver()[0] != "glibc":
-        return
-    set_option = ctypes.CDLL(None).mallopt
-    for option, value in ((_TRIM_THRESHOLD, -1), (_MMAP_MAX, 0), (_ARENA_MAX, 1)):
-        set_option(option, value)
 
 
 def _find_devices(num_cpu_devices: int, platform: str | None) -> list:

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import jax
 import numpy as np
 import pytest
@@ -146,54 +142,3 @@ def test_a_distributed_input_from_another_mesh_is_moved(executable):
     outputs = executable({"state": two["state"], "batch": inputs_of()["batch"]})
     np.testing.assert_array_equal(outputs["state"]["w"], 0.25 * inputs_of()["state"]["w"])
     assert outputs["state"]["w"].sharding.spec == PartitionSpec("x", "y")
-
-
-def test_looking_for_devices_says_nothing():
-    """libtpu would tell of the TPU that it misses, in five lines, before the first line of every command's own."""
-    code = "import lingvo_moe, orbax.checkpoint; from lingvo_moe.engines.pjrt import Engine; print(Engine(2).platform)"
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("JAX_", "TPU_"))}
-    found = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        check=True,
-        env={**environment, "PYTHONPATH": os.pathsep.join(sys.path)},
-    )
-    assert (found.stdout, found.stderr) == ("cpu\n", "")
-
-
-_CALLS = """
-import resource, statistics, sys
-import jax
-from lingvo_moe.engines import pjrt
-if sys.argv[1] == "ours":
-    pjrt.Engine(1, "cpu")
-sums = jax.jit(lambda x: (jax.numpy.cumsum(x) * 2).reshape(-1, 8).sum(0))
-value = jax.numpy.ones(2**23)
-def faults():
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    sums(value * 2).block_until_ready()
-    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
-print(int(statistics.median(faults() for _ in range(17))))
-"""
-
-
-def test_a_program_called_again_finds_its_memory_where_it_was():
-    """The pages of 32 MiB of temporaries, 8192 a call, are not asked for anew; without an engine they are.
-
-    Mostly: where what the last call freed is not back yet, the heap grows by a piece, which the calls after it find. The program
-    waits for the value of another, so that it runs on a thread of JAX's own, which must have the memory of the others.
-    """
-    ours, others = (
-        int(
-            subprocess.run(
-                [sys.executable, "-c", _CALLS, who],
-                capture_output=True,
-                text=True,
-                check=True,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-            ).stdout
-        )
-        for who in ("ours", "others")
-    )
-    assert ours < 1000 < 8192 <= others

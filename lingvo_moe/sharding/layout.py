@@ -10,10 +10,10 @@ A lower-case letter names a dimension that is never sharded: the gate weights, `
 A `Layout` maps logical axes to mesh axes by axis rules (compare `logical_axis_rules` in T5X and MaxText). Two rules of
 evaluation reproduce the annotations of GShard Algorithm 2 and of GSPMD table 1 and figure 8b:
 
-  1. Axis rules apply in order. Each assigns a mesh axis; a fallback rule takes the first of its mesh axes that no earlier
-     rule has assigned in this tensor.
-  2. Where a tensor has several logical axes of one rule, the first of them in the tensor is sharded: GSEC and GECM along G,
-     EGCM and EMH along E.
+  1. Axis rules apply in order. Each assigns a mesh axis; a fallback rule takes the first of its mesh axes that no
+     earlier rule has assigned in this tensor.
+  2. Where a tensor has several logical axes of one rule, the first of them in the tensor is sharded: GSEC and GECM
+     along G, EGCM and EMH along E.
 
 A user's file adds layouts with `register_layout` (docs/extending.md).
 """
@@ -85,7 +85,7 @@ class DeviceMesh:
                 raise
             raise UserError(
                 f"device mesh {text!r} is not understood; write the number of devices (8) or two sizes (4x2)."
-            )
+            ) from None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,8 +95,8 @@ class AxisRule:
     Attributes:
       logical_axes: upper-case letters. At most one of them is sharded in a tensor, the one that comes first in it.
       mesh_axes: one mesh axis, `("x",)`; a fallback rule may list several, in order of preference.
-      fallback: take the first of `mesh_axes` that no earlier rule has assigned, or none. Without it, a mesh axis that is
-        already assigned is an error.
+      fallback: take the first of `mesh_axes` that no earlier rule has assigned, or none. Without it, a mesh axis that
+        is already assigned is an error.
     """
 
     logical_axes: str
@@ -173,15 +173,15 @@ def _problem(rule: AxisRule, mesh_axes: tuple[str, ...]) -> str:
 
 # GShard Algorithm 2: one mesh axis. Batch, groups and experts are sharded; M and H are replicated.
 GSHARD_1D = (AxisRule("BGE", ("x",)),)
-# The same, and the dense layers' hidden dimension is sharded where nothing else is: in their weights, optimizer state and
-# gradients, not in activations. Each device keeps and updates its shard (weight-update sharding, Xu et al. 2020, arXiv
-# 2004.13336), and a layer's weights are gathered where it uses them.
+# The same, and the dense layers' hidden dimension is sharded where nothing else is: in their weights, optimizer state
+# and gradients, not in activations. Each device keeps and updates its shard (weight-update sharding, Xu et al. 2020,
+# arXiv 2004.13336), and a layer's weights are gathered where it uses them.
 GSHARD_1D_SHARDED_UPDATE = (*GSHARD_1D, AxisRule("H", ("x",), fallback=True))
-# GSPMD table 1, "2D finalized", and figure 8b: hidden, heads and vocabulary on y; the model dimension falls back to the axis
-# that is left.
+# GSPMD table 1, "2D finalized", and figure 8b: hidden, heads and vocabulary on y; the model dimension falls back to the
+# axis that is left.
 GSPMD_2D = (AxisRule("BGE", ("x",)), AxisRule("HNV", ("y",)), AxisRule("M", ("y", "x"), fallback=True))
-# GSPMD table 1, the two attempts before: the first shards every tensor consistently, activations by half of the mesh alone;
-# the second gathers weights where they are used, and leaves M of activations replicated.
+# GSPMD table 1, the two attempts before: the first shards every tensor consistently, activations by half of the mesh
+# alone; the second gathers weights where they are used, and leaves M of activations replicated.
 GSPMD_ATTEMPT_1 = (AxisRule("HNV", ("y",)), AxisRule("M", ("x",)))
 GSPMD_ATTEMPT_2 = (AxisRule("BGE", ("x",)), AxisRule("HNV", ("y",)), AxisRule("M", ("x",), fallback=True))
 
@@ -243,7 +243,7 @@ class Layout:
         return tuple(mesh_axis_of.get(axis) for axis in logical_axes)
 
     def dims_mapping(self, logical_axes: str) -> tuple[int, ...]:
-        """Returns for each dimension the index of its mesh axis, -1 where it is not sharded, as `spmd.mesh_split` takes it."""
+        """Returns for each dimension the index of its mesh axis, -1 where it is not sharded; see `spmd.mesh_split`."""
         names = self.mesh.axis_names
         return tuple(
             spmd.REPLICATED_DIMENSION if axis is None else names.index(axis) for axis in self.mesh_axes(logical_axes)
