@@ -1,4 +1,4 @@
-"""The command line builds a corpus from Django's translations, says so, and puts a wrong call into one line."""
+"""Protects the corpus builder's command line: a corpus from Django's catalogs, imported sources, one-line errors."""
 
 from __future__ import annotations
 
@@ -8,6 +8,15 @@ from lingvo_moe.cli import app
 from lingvo_moe.data.corpus import SPLITS, Corpus
 from lingvo_moe.data.splitting import english_key
 from tools import build_corpus
+
+_OWN_SOURCE = """
+from lingvo_moe.data.catalogs import Entry
+from lingvo_moe.data.sources import EntrySource, SourceList, register_source
+
+@register_source("proverbs")
+def proverbs(cache):
+    return SourceList([EntrySource("proverbs", [Entry("de", "Practice makes perfect.", "Übung macht den Meister.")])])
+"""
 
 
 def _run(*arguments: str) -> int:
@@ -21,7 +30,8 @@ def django(tmp_path_factory) -> Corpus:
     return Corpus.open(output)
 
 
-def test_quickstart_has_many_languages_and_no_leak(django):
+def test_django_corpus_has_many_languages_and_no_shared_keys(django):
+    """No English key of a held-out split is in the training split of any language."""
     assert len(django.languages) > 90 and "en_GB" not in django.languages
     assert django.count("train") > 50_000
     keys = {
@@ -36,33 +46,46 @@ def test_quickstart_has_many_languages_and_no_leak(django):
     assert not keys["train"] & (keys["test"] | keys["valid"]) and not keys["test"] & keys["valid"]
 
 
-def test_a_second_call_finds_it_up_to_date(django, capsys):
+def test_second_call_reports_up_to_date(django, capsys):
+    """A complete corpus of the same inputs is not built again."""
     assert _run("--preset=django", f"--output={django.directory}") == 0
     assert f"{django.directory} is up to date: {len(django.languages)} languages" in capsys.readouterr().out
 
 
-def test_own_inputs_may_be_several(tmp_path):
+def test_several_inputs(tmp_path, capsys):
+    """--input may be repeated; a corpus too small for held-out splits is a warning on standard error."""
     for language in ("de", "fr"):
         (tmp_path / f"{language}.tsv").write_text(f"{language} text\ttext\n")
     inputs = [f"--input={tmp_path}/{language}.tsv" for language in ("de", "fr")]
     assert _run("--preset=none", *inputs, f"--output={tmp_path}/corpus") == 0
     assert Corpus.open(tmp_path / "corpus").languages == ("de", "fr")
+    captured = capsys.readouterr()
+    assert "warning: the test split has 0 English sentences" in captured.err and "2 train" in captured.out
+
+
+def test_source_of_an_imported_file_is_a_preset(tmp_path):
+    """A data source outside of the tree is one file, passed with --import."""
+    (tmp_path / "proverbs_source.py").write_text(_OWN_SOURCE, encoding="utf-8")
+    flags = (f"--import={tmp_path}/proverbs_source.py", "--preset=proverbs", f"--output={tmp_path}/corpus")
+    assert _run(*flags) == 0
+    corpus = Corpus.open(tmp_path / "corpus")
+    assert list(corpus.pairs("train", "de")) == [("Übung macht den Meister.", "Practice makes perfect.")]
+    assert corpus.manifest["preset"] == "proverbs" and corpus.manifest["inputs"] == ["proverbs"]
 
 
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        (["--preset=none"], "where to? Name the directory to make with --output=DIR."),
+        (["--preset=none"], "--output is missing; name the directory to make with --output=DIR."),
         (["--preset=none", "--output=x"], "name your files with --input=DIR_OR_FILE"),
         (["--output=x", "texts"], "unexpected argument 'texts'; inputs are named with --input=texts."),
         (["--outptu=x"], "unknown flag --outptu. Did you mean output?"),
-        (
-            ["--preset=debain", "--output=x"],
-            "flag --preset=debain: value should be one of <quickstart|django|debian|none>",
-        ),
+        (["--preset=debain", "--output=x"], "--preset=debain: no such preset; expected one of debian, django, none"),
+        (["--import=nowhere.py", "--output=x"], "--import=nowhere.py: no such file."),
     ],
 )
-def test_a_wrong_call(capsys, arguments, message):
+def test_wrong_call_is_a_one_line_error(capsys, arguments, message):
+    """A mistake on the command line is one line that names it, with exit status 2."""
     assert _run(*arguments) == 2
     error = capsys.readouterr().err
     assert error.startswith("error: ") and message in error and error.count("\n") == 1

@@ -28,7 +28,7 @@ from lingvo_moe.utils import output_files
 
 def evaluate(values: flags.FlagValues):
     """`eval`: one row per language, then groups and the average; of a language model, its perplexity."""
-    output_files.check_place("--json", values.json)
+    output_files.check_path("--json", values.json)
     if not experiment.get(values.model).translates:
         return _evaluate_language_model(values)
     name, config, engine = run_flags.set_up(values, {"search.beam_size": values.beam_size})
@@ -40,7 +40,7 @@ def evaluate(values: flags.FlagValues):
         run_flags.say(f"{left_out} sentences of {config.input.source_length} tokens or more were left out.")
     if values.json:
         rows = {"model": name, "step": translator.step, "scores": [dataclasses.asdict(score) for score in scores]}
-        with output_files.writing(values.json) as file:
+        with output_files.atomic_writer(values.json) as file:
             json.dump(rows, file, indent=1, ensure_ascii=False)
 
 
@@ -60,7 +60,7 @@ def _evaluate_language_model(values: flags.FlagValues):
     if found.left_out:
         run_flags.say(f"{found.left_out} texts of {config.input.target_length} tokens or more were left out.")
     if values.json:
-        with output_files.writing(values.json) as file:
+        with output_files.atomic_writer(values.json) as file:
             measured = {**dataclasses.asdict(found), "perplexity": found.perplexity}
             json.dump({"model": name, "split": values.split, **measured}, file, indent=1)
 
@@ -77,7 +77,7 @@ def _require_translation(values: flags.FlagValues):
 def translate(values: flags.FlagValues):
     """`translate`: as many lines out as in, in the same order; an empty line stays one."""
     _require_translation(values)
-    output_files.check_place("--output", values.output)
+    output_files.check_path("--output", values.output)
     name, config, engine = run_flags.set_up(values, {"search.beam_size": values.beam_size})
     if not 1 <= values.n_best <= config.search.beam_size:
         raise UserError(
@@ -87,7 +87,7 @@ def translate(values: flags.FlagValues):
     if not sentences:
         raise UserError(f"--input={values.input}: nothing to translate; expected one sentence a line.")
     results = Translator(name, config, engine, run_flags.logdir(values)).translate(sentences)
-    with output_files.writing(values.output) as file:
+    with output_files.atomic_writer(values.output) as file:
         for number, hypotheses in enumerate(results, start=1):
             for hypothesis in hypotheses[: values.n_best]:
                 prefix = f"{number}\t{hypothesis.score:.4f}\t" if values.n_best > 1 else ""
@@ -96,7 +96,7 @@ def translate(values: flags.FlagValues):
 
 def plan(values: flags.FlagValues):
     """`plan`: compiles for a slice that nobody has here, and says what that tells."""
-    output_files.check_place("--json", values.json)
+    output_files.check_path("--json", values.json)
     search.check_dimensions(values.search)
     if values.program != "train" and values.search:
         raise UserError(f"--search compares training steps; leave out --program={values.program}.")
@@ -146,7 +146,7 @@ def export(values: flags.FlagValues):
     """`export`: lowers a program from specs alone and writes its bundle."""
     if values.output is None:
         raise UserError("--output is missing: the file to write the program to.")
-    output_files.check_place("--output", values.output)
+    output_files.check_path("--output", values.output)
     if values.program == "decode":
         _require_translation(values)
     config = experiment.get(values.model, values.set, run_flags.mesh(values))

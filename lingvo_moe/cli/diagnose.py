@@ -31,7 +31,7 @@ class _Step:
 
 def diagnose(values: flags.FlagValues):
     """`diagnose`: of a batch that training could not learn from, or of the one that it would read next."""
-    output_files.check_place("--json", values.json)
+    output_files.check_path("--json", values.json)
     saved = Replay.load(values.batch) if values.batch else None
     if saved:
         saved.check_model(values.batch, registry.full_name(values.model))
@@ -55,7 +55,7 @@ def diagnose(values: flags.FlagValues):
         print(f"\ntraining saw a loss of {saved.loss:.6g} and a gradient norm of {saved.gradient_norm:.6g}")
     if values.json:
         about = {"model": name, "step": step.done + 1, "checkpoint": step.checkpoint, "batch": values.batch}
-        with output_files.writing(values.json) as file:
+        with output_files.atomic_writer(values.json) as file:
             json.dump({**about, **found.as_json()}, file, indent=1)
 
 

@@ -1,0 +1,1 @@
+"""From translation catalogs to a corpus, tokenizers, and packed batches of examples."""

@@ -45,9 +45,10 @@ class InputConfig:
       lookahead: packing closes a batch when this many pairs have found no room; they open the next one. A larger value
         pads less. 1 is plain first-fit in stream order.
       seed: of the order of the training stream.
-      shards: the rows of a training batch are packed in so many independent parts, or as many fewer as it takes to divide
-        batch_size; at most so many processes can share the work. What is in a batch depends on this number, never on that of
-        processes. Eight pad 0.3 % more of the positions than one (quickstart corpus, all small models).
+      shards: the rows of a training batch are packed in so many independent parts, or as many fewer as it takes to
+        divide batch_size; at most so many processes can share the work. What is in a batch depends on this number,
+        never on that of processes. Eight pad 0.3 % more of the positions than one (quickstart corpus, all small
+        models).
 
     Raises:
       UserError: a value that makes no batch.

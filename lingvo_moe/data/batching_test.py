@@ -121,7 +121,8 @@ def test_a_stream_resumes_between_any_two_batches(lengths, config):
 
 def test_first_fit_in_stream_order_with_lookahead():
     """A hand-made case: 5 + 5 tokens fill row 1 but for 2; 11 opens row 2; 7 opens row 3; 6 waits; 1 goes to row 1; 9
-    waits and closes the batch; both open the next one."""
+    waits and closes the batch; both open the next one.
+    """
     examples = make_examples([(4, 1), (4, 1), (10, 1), (6, 1), (5, 1), (0, 1), (8, 1), (2, 1)])
     batches = list(pack(iter(examples), _SMALL, 3))
     assert [[example.number for example in waiting] for _, waiting in batches] == [[4, 6], []]
@@ -152,7 +153,8 @@ def test_an_empty_stream_makes_no_batch():
 
 def test_little_padding_for_lengths_like_a_corpus():
     """Geometric lengths, loosely coupled as sentences are, and S : T in the proportion of the tokens: less than a tenth
-    of either side is padding."""
+    of either side is padding.
+    """
     random = np.random.default_rng(0)
     config = InputConfig(batch_size=32, source_length=96, target_length=54)
     sources = np.minimum(random.geometric(1 / 16, 5000), 95)

@@ -1,7 +1,7 @@
-"""Readers of translation catalogs: .mo, .po, MediaWiki's JSON, TSV. Each turns one file into entries.
+"""Readers of translation catalogs: .mo, .po, MediaWiki JSON and TSV. A reader yields the entries of one file.
 
-A .po is read by polib. A .mo is two tables of offsets, read here in a few lines, checked against the file's length:
-the standard library's gettext would turn the header's Plural-Forms formula into Python and execute it.
+A .po file is read by polib. A .mo file is two tables of offsets, which are read here and checked against the file's
+length: the standard library's gettext would compile the header's Plural-Forms formula to Python and execute it.
 """
 
 from __future__ import annotations
@@ -28,9 +28,16 @@ _CHOICE = re.compile(r"\{\{\s*(?:PLURAL|GENDER|GRAMMAR)\s*:[^{}|]*\|(?:\d+=)?([^
 
 
 class Entry(NamedTuple):
-    """One message as its catalog has it, before cleaning."""
+    """One message of a catalog, before cleaning.
 
-    language: str | None  # a normalised label; None where nothing tells the language
+    Attributes:
+      language: a normalised label, see `languages`; None if neither the file's path nor its header names the language.
+      english: the English text.
+      translation: the text in `language`.
+      fuzzy: whether the catalog marks the translation as unreviewed.
+    """
+
+    language: str | None
     english: str
     translation: str
     fuzzy: bool = False
@@ -40,11 +47,11 @@ def read(path: Path, name: PurePath) -> Iterator[Entry]:
     """Yields the entries of one catalog.
 
     Args:
-      path: where the file is.
-      name: its path inside its source, which may tell the language.
+      path: of the file.
+      name: its path inside its source, which may name the language.
 
     Raises:
-      UserError: the file is damaged; the message names it (and the line, for text).
+      UserError: the file is corrupt; the message names it (and the line, for text).
     """
     return _READERS[path.suffix](path, name)
 
@@ -54,10 +61,10 @@ def _read_mo(path: Path, name: PurePath) -> Iterator[Entry]:
         messages = _mo_messages(path.read_bytes())
     except (struct.error, ValueError, LookupError) as error:
         raise UserError(
-            f"{path}: not a readable .mo catalog ({error}). Compile it anew (msgfmt), or remove it."
+            f"{path}: not a readable .mo catalog ({error}). Compile it again (msgfmt), or remove it."
         ) from None
     header = _header_fields(next((translation for english, translation in messages if not english), ""))
-    language = languages.of_path(name, header.get("language", ""))
+    language = languages.from_path(name, header.get("language", ""))
     one = _index_of_one(header.get("plural-forms", ""))
     for english, translation in messages:
         if english:
@@ -66,7 +73,7 @@ def _read_mo(path: Path, name: PurePath) -> Iterator[Entry]:
 
 
 def _mo_messages(data: bytes) -> list[tuple[str, str]]:
-    """Returns (message, translation) of a compiled catalog, contexts and plural forms still inside."""
+    """Returns the (message, translation) pairs of a compiled catalog, with contexts and plural forms."""
     if data[:4] not in _MAGIC:
         raise ValueError("it does not start with a .mo file's magic number")
     order = _MAGIC[data[:4]]
@@ -75,7 +82,7 @@ def _mo_messages(data: bytes) -> list[tuple[str, str]]:
     for start in starts:
         table = struct.unpack_from(f"{order}{2 * count}I", data, start) if start + 8 * count <= len(data) else None
         if table is None or any(length + at > len(data) for length, at in zip(table[::2], table[1::2])):
-            raise ValueError("it is cut short: a message lies behind the end of the file")
+            raise ValueError("it is truncated: a message lies beyond the end of the file")
         columns.append([data[at : at + length] for length, at in zip(table[::2], table[1::2])])
     charset = re.search(rb"charset=([\w.:-]+)", dict(zip(*columns)).get(b"", b""))
     encoding = charset[1].decode("ascii") if charset else "utf-8"
@@ -88,9 +95,9 @@ def _header_fields(header: str) -> dict[str, str]:
 
 
 def _index_of_one(plural_forms: str) -> int:
-    """Returns the index of the plural form for n = 1, found in the formula's text, which is never evaluated.
+    """Returns the index of the plural form for n = 1. The formula is searched as text and never evaluated.
 
-    Most formulas give form 0 to one thing; Arabic, Latvian or Slovenian may give it form 1.
+    Most formulas give form 0 for n = 1; those of Arabic, Latvian or Slovenian may give form 1.
     """
     match = _INDEX_OF_ONE.search("".join(plural_forms.split()))
     return int(match[1]) if match else 0
@@ -103,10 +110,10 @@ def _read_po(path: Path, name: PurePath) -> Iterator[Entry]:
     except (OSError, ValueError, LookupError) as error:
         reason = str(error).replace(str(path), "").strip()
         raise UserError(
-            f"{path}: not a readable .po catalog ({reason}). Mend it (msgfmt --check names the fault), or remove it."
+            f"{path}: not a readable .po catalog ({reason}). Repair it (msgfmt --check shows the error), or remove it."
         ) from None
     header = {key.lower(): value for key, value in catalog.metadata.items()}
-    language = languages.of_path(name, header.get("language", ""))
+    language = languages.from_path(name, header.get("language", ""))
     one = _index_of_one(header.get("plural-forms", ""))
     for entry in catalog:
         if not entry.obsolete:
@@ -116,7 +123,7 @@ def _read_po(path: Path, name: PurePath) -> Iterator[Entry]:
 
 
 def _check_quotes(text: bytes):
-    """Raises ValueError for a string without its closing quote, as in a file that was cut; polib takes what is there."""
+    """Raises ValueError for a string without a closing quote, as in a truncated file, which polib would accept."""
     for number, line in enumerate(text.splitlines(), 1):
         string = _PO_STRING.match(line)
         if string and not re.fullmatch(rb'".*"', string[1], re.DOTALL):
@@ -124,7 +131,10 @@ def _check_quotes(text: bytes):
 
 
 def _read_json(path: Path, name: PurePath) -> Iterator[Entry]:
-    """MediaWiki: `LANG.json` maps keys to text, `en.json` beside it is the English. Other JSON has no entries."""
+    """Reads MediaWiki's `LANG.json`, a map of keys to texts, and the English `en.json` beside it.
+
+    Other JSON has no entries.
+    """
     language = languages.normalize(path.stem)
     beside = path.with_name("en.json")
     if language is None or path == beside or not beside.is_file() or beside.is_symlink():
@@ -139,14 +149,14 @@ def _json_messages(path: Path) -> dict[str, str]:
     try:
         messages = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{path}: not a readable JSON catalog ({error}). Mend or remove it.") from None
+        raise UserError(f"{path}: not a readable JSON catalog ({error}). Repair or remove it.") from None
     if not isinstance(messages, dict):
         return {}
     return {key: text for key, text in messages.items() if isinstance(text, str)}
 
 
 def _first_choice(text: str) -> str:
-    """`$1 {{PLURAL:$1|page|pages}}` -> `$1 page`, from the inside out."""
+    """Replaces every choice by its first form, innermost first: `$1 {{PLURAL:$1|page|pages}}` -> `$1 page`."""
     previous = None
     while text != previous:
         previous, text = text, _CHOICE.sub(r"\1", text)
@@ -154,7 +164,7 @@ def _first_choice(text: str) -> str:
 
 
 def _read_tsv(path: Path, name: PurePath) -> Iterator[Entry]:
-    """`LANG.tsv` of source<TAB>english, or any name with language<TAB>source<TAB>english; line 1 tells which."""
+    """Reads `LANG.tsv` of source<TAB>english, or a .tsv of language<TAB>source<TAB>english; line 1 decides."""
     lines = _lines(path)
     columns = len(next(lines, (0, []))[1])
     if not columns:
@@ -169,7 +179,7 @@ def _read_tsv(path: Path, name: PurePath) -> Iterator[Entry]:
         if columns == 3:
             language = languages.normalize(fields[0].strip())
             if language is None:
-                raise UserError(f"{path}:{number}: {fields[0]!r} is no language label such as de or pt_BR.")
+                raise UserError(f"{path}:{number}: {fields[0]!r} is not a language label such as de or pt_BR.")
         yield Entry(language, fields[-1], fields[-2])
 
 
@@ -185,7 +195,7 @@ def _lines(path: Path) -> Iterator[tuple[int, list[str]]]:
                     f"0x{raw[error.start]:02x}). Convert it: iconv -f ITS_ENCODING -t UTF-8."
                 ) from None
             if "\0" in text:
-                raise UserError(f"{path}:{number}: a NUL byte: this is a binary file, not text.")
+                raise UserError(f"{path}:{number}: a NUL byte; this is a binary file, not text.")
             if text:
                 yield number, text.split("\t")
 
@@ -198,11 +208,11 @@ def _language_of_tsv(path: Path, name: PurePath, columns: int) -> str | None:
             f"{path}:1: {columns} column{'s' * (columns != 1)}; expected source<TAB>english in a file "
             "named LANG.tsv, or language<TAB>source<TAB>english."
         )
-    language = languages.of_path(PurePath(name.name))
+    language = languages.from_path(PurePath(name.name))
     if language is None:
         raise UserError(
-            f"{path}: which language is it? Name a file of source<TAB>english after its language, such as "
-            "de.tsv, or give every line three columns: language<TAB>source<TAB>english."
+            f"{path}: the file's name is not a language label. Name a file of source<TAB>english after its "
+            "language, such as de.tsv, or give every line three columns: language<TAB>source<TAB>english."
         )
     return language
 

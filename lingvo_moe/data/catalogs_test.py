@@ -1,4 +1,4 @@
-"""Every format gives the same entries, and a damaged file an error that names it; nothing in a file is executed."""
+"""Protects the catalog readers: formats agree, a corrupt file is an error that names it, and no code in a file runs."""
 
 from __future__ import annotations
 
@@ -43,6 +43,7 @@ def _read(path: Path) -> list[Entry]:
 
 
 def test_mo_and_po_give_the_same_entries(tmp_path):
+    """A catalog's compiled form has the same contexts and plural forms."""
     catalog = _catalog()
     catalog.save(str(tmp_path / "x-de.po"))
     catalog.save_as_mofile(str(tmp_path / "x-de.mo"))
@@ -50,7 +51,8 @@ def test_mo_and_po_give_the_same_entries(tmp_path):
     assert set(_read(tmp_path / "x-de.po")) == set(_read(tmp_path / "x-de.mo")) == expected
 
 
-def test_fuzzy_entries_of_a_po_are_marked_and_obsolete_ones_are_not_there(tmp_path):
+def test_fuzzy_entries_are_marked_and_obsolete_ones_skipped(tmp_path):
+    """Unreviewed translations are rejected later, and counted."""
     catalog = polib.POFile()
     catalog.append(polib.POEntry(msgid="a", msgstr="b", flags=["fuzzy"]))
     catalog.append(polib.POEntry(msgid="c", msgstr="d", obsolete=True))
@@ -58,27 +60,30 @@ def test_fuzzy_entries_of_a_po_are_marked_and_obsolete_ones_are_not_there(tmp_pa
     assert _read(tmp_path / "de.po") == [Entry("de", "a", "b", fuzzy=True)]
 
 
-def test_a_mo_in_another_encoding_and_byte_order(tmp_path):
+def test_mo_in_another_encoding_and_byte_order(tmp_path):
+    """Big-endian Latin-1 catalogs exist."""
     pairs = [(b"", b"Content-Type: text/plain; charset=ISO-8859-1\nLanguage: de\n"), (b"door", "Tür".encode("latin-1"))]
     (tmp_path / "de.mo").write_bytes(_mo(pairs, order=">"))
     assert _read(tmp_path / "de.mo") == [Entry("de", "door", "Tür")]
 
 
 @pytest.mark.parametrize("plural_forms", _PLURAL_FORMS)
-def test_the_form_for_one_thing_is_the_one_that_gettext_computes(plural_forms):
+def test_plural_form_of_one_is_the_one_that_gettext_computes(plural_forms):
+    """The index from the formula's text equals the index from evaluating it."""
     formula = plural_forms.partition("plural=")[2].rstrip(";")
     assert catalogs._index_of_one(plural_forms) == gettext.c2py(formula)(1)
 
 
-def test_a_plural_formula_is_text_and_nothing_more(tmp_path):
-    """A hostile header cannot run code or make the reader compute for ever."""
+def test_plural_formula_is_never_evaluated(tmp_path):
+    """A malicious header cannot run code or take endless time."""
     _catalog("nplurals=2; plural=" + "n==1?" * 20000 + "9**9**9**9;").save_as_mofile(str(tmp_path / "de.mo"))
     assert len(_read(tmp_path / "de.mo")) == 2
 
 
 @given(strategies.binary(max_size=200), strategies.integers(0, 2**32 - 1), strategies.integers(0, 2**32 - 1))
-def test_a_damaged_mo_is_an_error_that_names_the_file(tmp_path_factory, tail, count, start):
-    path = tmp_path_factory.mktemp("damaged") / "de.mo"
+def test_corrupt_mo_is_an_error_that_names_the_file(tmp_path_factory, tail, count, start):
+    """Property: any bytes give entries, or an error with the file's name."""
+    path = tmp_path_factory.mktemp("corrupt") / "de.mo"
     path.write_bytes(struct.pack("<5I", 0x950412DE, 0, count, start, start) + tail)
     try:
         assert all(isinstance(entry, Entry) for entry in _read(path))
@@ -86,9 +91,10 @@ def test_a_damaged_mo_is_an_error_that_names_the_file(tmp_path_factory, tail, co
         assert str(error).startswith(f"{path}: not a readable .mo catalog")
 
 
-def test_a_truncated_mo_is_an_error_wherever_it_was_cut(tmp_path):
-    _catalog().save_as_mofile(str(tmp_path / "whole.mo"))
-    data = (tmp_path / "whole.mo").read_bytes()
+def test_mo_truncated_anywhere_is_an_error(tmp_path):
+    """A partly downloaded catalog is never read in part."""
+    _catalog().save_as_mofile(str(tmp_path / "complete.mo"))
+    data = (tmp_path / "complete.mo").read_bytes()
     path = tmp_path / "de.mo"
     for length in range(0, len(data) - 1, 7):
         path.write_bytes(data[:length])
@@ -99,25 +105,29 @@ def test_a_truncated_mo_is_an_error_wherever_it_was_cut(tmp_path):
 @pytest.mark.parametrize(
     "content", [b'msgid "a"\nmsgstr b\n', b'msgid "a"\nmsgstr ""\n"tru', b'msgid "a"\nmsgstr "\xff"\n', b"\0\1\2"]
 )
-def test_a_damaged_po_is_an_error_that_names_the_file(tmp_path, content):
+def test_corrupt_po_is_an_error_that_names_the_file(tmp_path, content):
+    """Missing quotes, truncation, a wrong encoding and binary data."""
     path = tmp_path / "de.po"
     path.write_bytes(content)
     with pytest.raises(UserError, match=r"de\.po: not a readable \.po catalog"):
         _read(path)
 
 
-def test_mediawiki_takes_the_first_choice_and_the_english_beside_it(tmp_path):
+def test_mediawiki_catalog_uses_first_forms_and_the_english_beside_it(tmp_path):
+    """Keys without English are skipped; the English file itself has no entries."""
     _write_json(tmp_path / "en.json", {"@metadata": {}, "n": "$1 {{PLURAL:$1|page|pages}}", "only": "English"})
     _write_json(tmp_path / "de.json", {"@metadata": {}, "n": "$1 {{PLURAL:$1|1=Seite|Seiten}}", "new": "neu"})
     assert _read(tmp_path / "de.json") == [Entry("de", "$1 page", "$1 Seite")]
     assert _read(tmp_path / "en.json") == []
 
 
-def test_choices_inside_of_choices():
+def test_nested_choices():
+    """PLURAL inside of GENDER is replaced from the inside out."""
     assert catalogs._first_choice("{{GENDER:$1|{{PLURAL:$2|his|their}}|her}} {{SITENAME}}") == "his {{SITENAME}}"
 
 
-def test_json_that_is_no_catalog_has_no_entries_and_a_broken_one_is_an_error(tmp_path):
+def test_other_json_has_no_entries_and_invalid_json_is_an_error(tmp_path):
+    """Package metadata beside catalogs is skipped."""
     _write_json(tmp_path / "en.json", {"a": "b"})
     _write_json(tmp_path / "package.json", {"name": "x"})
     _write_json(tmp_path / "fr.json", ["a list"])
@@ -128,6 +138,7 @@ def test_json_that_is_no_catalog_has_no_entries_and_a_broken_one_is_an_error(tmp
 
 
 def test_tsv_of_one_and_of_many_languages(tmp_path):
+    """The language is in the file's name or in the first column."""
     (tmp_path / "pt-br.tsv").write_text("\ufeffolá mundo\thello world\n\n", encoding="utf-8")
     (tmp_path / "all.tsv").write_text("de\tja\tyes\r\nfr\toui\tyes\r\n", encoding="utf-8")
     assert _read(tmp_path / "pt-br.tsv") == [Entry("pt_BR", "hello world", "olá mundo")]
@@ -142,11 +153,12 @@ def test_tsv_of_one_and_of_many_languages(tmp_path):
         ("de.tsv", b"ja\n", "de.tsv:1: 1 column; expected source<TAB>english"),
         ("de.tsv", b"ja\tyes\nn\xe4\tno\n", r"de.tsv:2: not UTF-8 \(byte 2 of the line, 0xe4\)"),
         ("de.tsv", b"j\0a\tyes\n", "de.tsv:1: a NUL byte"),
-        ("sentences.tsv", b"ja\tyes\n", "sentences.tsv: which language is it"),
-        ("all.tsv", b"de\tja\tyes\nklingonish\tx\ty\n", "all.tsv:2: 'klingonish' is no language label"),
+        ("sentences.tsv", b"ja\tyes\n", "sentences.tsv: the file's name is not a language label"),
+        ("all.tsv", b"de\tja\tyes\nklingonish\tx\ty\n", "all.tsv:2: 'klingonish' is not a language label"),
     ],
 )
-def test_a_bad_tsv_is_an_error_with_file_and_line(tmp_path, name, content, message):
+def test_malformed_tsv_is_an_error_with_file_and_line(tmp_path, name, content, message):
+    """The user finds the line without a search."""
     (tmp_path / name).write_bytes(content)
     with pytest.raises(UserError, match=message):
         _read(tmp_path / name)

@@ -1,4 +1,4 @@
-"""What makes a catalog's entry a sentence pair, and why an entry is dropped."""
+"""Cleans a catalog's entry into a sentence pair, or rejects it with a reason."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import re
 import unicodedata
 from collections.abc import Sequence
 
-from lingvo_moe.data.drop import MAX_WORDS, Drop
+from lingvo_moe.data.rejection import MAX_WORDS, Rejection
 
-# A language has a dominant script if at least this share of its pairs is mainly written in it.
-_DOMINANCE = 2 / 3
-_PAIRS_TO_JUDGE_SCRIPT = 2000
+# A script is a language's dominant one if at least this fraction of the sampled pairs is mainly written in it.
+_DOMINANT_FRACTION = 2 / 3
+_SCRIPT_SAMPLE = 2000  # pairs
 
-# Direction and other marks that nobody sees, and control characters. The joiners U+200C and U+200D stay: Persian and
-# the scripts of India spell with them.
+# Invisible marks (of direction, for example) and control characters. The joiners U+200C and U+200D are kept: Persian
+# and the scripts of India spell with them.
 _INVISIBLE = re.compile(
     "[\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f\u00ad\u061c\u180e\u200b\u200e\u200f\u202a-\u202e"
     "\u2060-\u206f\ufeff\ufff9-\ufffb]"
@@ -36,29 +36,29 @@ _LATIN_LETTER = re.compile("[A-Za-z]")
 _ONE_SCRIPT = {"HIRAGANA": "CJK", "KATAKANA": "CJK", "HALFWIDTH": "CJK", "BOPOMOFO": "CJK", "IDEOGRAPHIC": "CJK"}
 
 
-def clean(source: str, english: str) -> tuple[str, str] | Drop:
-    """Returns the pair as plain one-line text, or the reason to drop it.
+def clean(source: str, english: str) -> tuple[str, str] | Rejection:
+    """Returns the pair (source, english) as plain one-line text, or the reason to reject it.
 
-    Removed on both sides: context prefixes (`context|text`, KDE's `_: context`), accelerators (`_File`, `Save &As`,
-    `ファイル(_F)`), invisible marks; white space becomes single spaces and the text is normalised to Unicode's NFC.
+    Removed from both sides: context prefixes (`context|text`, KDE's `_: context`), accelerators (`_File`, `Save &As`,
+    `ファイル(_F)`) and invisible marks. White space becomes single spaces, and the text is normalised to Unicode's NFC.
     """
     source, english = _without_context(source, english)
     source, english = _without_accelerators(tidy(source), _tidy_english(english))
     if not source or not english:
-        return Drop.EMPTY
+        return Rejection.EMPTY
     if not _LATIN_LETTER.search(english) or not any(map(str.isalpha, source)):
-        return Drop.NO_AXES
+        return Rejection.NO_LETTERS
     if source.casefold() == english.casefold():
-        return Drop.IDENTICAL
+        return Rejection.IDENTICAL
     if count_placeholders(source) != count_placeholders(english):
-        return Drop.PLACEHOLDERS
+        return Rejection.PLACEHOLDERS
     if max(source.count(" "), english.count(" ")) >= MAX_WORDS:
-        return Drop.TOO_LONG
+        return Rejection.TOO_MANY_WORDS
     return source, english
 
 
 def tidy(text: str) -> str:
-    """Returns the text in NFC without invisible marks, every run of white space (line ends too) one space."""
+    """Returns the text in NFC, without invisible marks, with every run of white space (line ends too) as one space."""
     return unicodedata.normalize("NFC", " ".join(_INVISIBLE.sub("", text).split()))
 
 
@@ -67,19 +67,19 @@ _tidy_english = functools.lru_cache(maxsize=1 << 16)(tidy)
 
 
 def count_placeholders(text: str) -> int:
-    """Returns how many values the program puts into this text."""
+    """Returns the number of placeholders, the values that a program inserts into this text."""
     if "%" not in text and "$" not in text and "{" not in text:
         return 0
     return sum(match != "%%" for match in PLACEHOLDER.findall(text))
 
 
 def dominant_script(sources: Sequence[str]) -> str | None:
-    """Returns the script that a large majority of the texts is mainly written in, or None where there is none.
+    """Returns the script that a large majority of the texts is mainly written in, or None if there is none.
 
     Args:
-      sources: all texts of one language, sorted, so that the even sample looked at is always the same.
+      sources: all texts of one language, sorted, so that the evenly spaced sample is always the same.
     """
-    sample = sources[:: max(1, len(sources) // _PAIRS_TO_JUDGE_SCRIPT)]
+    sample = sources[:: max(1, len(sources) // _SCRIPT_SAMPLE)]
     votes = collections.Counter()
     for source in sample:
         scripts = collections.Counter(map(script, source))
@@ -87,19 +87,19 @@ def dominant_script(sources: Sequence[str]) -> str | None:
         if scripts:
             votes[max(scripts, key=lambda name: (scripts[name], name))] += 1
     winner = max(votes, key=lambda name: (votes[name], name), default=None)
-    return winner if winner and votes[winner] >= _DOMINANCE * sum(votes.values()) else None
+    return winner if winner and votes[winner] >= _DOMINANT_FRACTION * sum(votes.values()) else None
 
 
 def is_written_in(text: str, wanted: str) -> bool:
-    """Whether the text has at least one letter of the script."""
+    """Returns whether the text has at least one letter of the script."""
     return any(script(character) == wanted for character in text)
 
 
 @functools.lru_cache(maxsize=1 << 16)
 def script(character: str) -> str:
-    """Returns the script of a letter, the first word of its Unicode name (`CYRILLIC`, `CJK`), or `""` if it is none.
+    """Returns a letter's script, the first word of its Unicode name (`CYRILLIC`, `CJK`), or `""`.
 
-    Japanese mixes three scripts with Chinese characters; they count as one.
+    Japanese mixes three scripts with Chinese characters; all of them count as `CJK`.
     """
     if not character.isalpha():
         return ""
@@ -115,7 +115,7 @@ def _without_context(source: str, english: str) -> tuple[str, str]:
     context = _CONTEXT.match(english)
     if context and source.startswith(context[0]):
         return source[context.end() :], english[context.end() :]
-    # A bar that the translation has too belongs to the text.
+    # A vertical bar that the translation has too belongs to the text.
     if context and "|" not in source:
         return source, english[english.rindex("|") + 1 :]
     return source, english
@@ -126,7 +126,7 @@ def _without_accelerators(source: str, english: str) -> tuple[str, str]:
 
 
 def _without_accelerator(text: str, other: str) -> str:
-    """Removes the mark before an accelerator's letter. A word that both sides share (`file_name`, `AT&T`) has none."""
+    """Removes the mark before an accelerator's letter, except in a word that both sides share (`file_name`, `AT&T`)."""
     if "_" not in text and "&" not in text and "~" not in text:
         return text
     text = _ACCELERATOR_AT_END.sub("", text).strip()

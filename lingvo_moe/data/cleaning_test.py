@@ -1,4 +1,4 @@
-"""A clean pair is two lines of plain text that say the same; each kind of dirt is removed, or the pair is dropped."""
+"""Protects cleaning: markup is removed from both sides of a pair, or the pair is rejected with its reason."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, strategies
 
 from lingvo_moe.data import cleaning
-from lingvo_moe.data.drop import Drop
+from lingvo_moe.data.rejection import Rejection
 
 
 @pytest.mark.parametrize(
@@ -35,32 +35,35 @@ from lingvo_moe.data.drop import Drop
         ("100%% fertig", "done", ("100%% fertig", "done")),
     ],
 )
-def test_what_is_cleaned(source, english, cleaned):
+def test_markup_is_removed(source, english, cleaned):
+    """Accelerators, contexts, invisible marks and white space; ordinary text is unchanged."""
     assert cleaning.clean(source, english) == cleaned
 
 
 @pytest.mark.parametrize(
     "source, english, reason",
     [
-        ("", "text", Drop.EMPTY),
-        ("\u200e \n", "text", Drop.EMPTY),
-        ("Text", "", Drop.EMPTY),
-        ("15:00", "3 p.m.", Drop.NO_AXES),
-        ("Doppelpunkt", ":", Drop.NO_AXES),
-        ("GTK", "GTK", Drop.IDENTICAL),
-        ("_Name", "N_ame", Drop.IDENTICAL),
-        ("name", "Name", Drop.IDENTICAL),
-        ("eine Datei", "%d file", Drop.PLACEHOLDERS),
-        ("{name} fehlt {name}", "{name} is missing", Drop.PLACEHOLDERS),
-        ("wort " * 201, "word", Drop.TOO_LONG),
-        ("wort", "word " * 201, Drop.TOO_LONG),
+        ("", "text", Rejection.EMPTY),
+        ("\u200e \n", "text", Rejection.EMPTY),
+        ("Text", "", Rejection.EMPTY),
+        ("15:00", "3 p.m.", Rejection.NO_LETTERS),
+        ("Doppelpunkt", ":", Rejection.NO_LETTERS),
+        ("GTK", "GTK", Rejection.IDENTICAL),
+        ("_Name", "N_ame", Rejection.IDENTICAL),
+        ("name", "Name", Rejection.IDENTICAL),
+        ("eine Datei", "%d file", Rejection.PLACEHOLDERS),
+        ("{name} fehlt {name}", "{name} is missing", Rejection.PLACEHOLDERS),
+        ("wort " * 201, "word", Rejection.TOO_MANY_WORDS),
+        ("wort", "word " * 201, Rejection.TOO_MANY_WORDS),
     ],
 )
-def test_what_is_dropped(source, english, reason):
+def test_unusable_pair_is_rejected_with_its_reason(source, english, reason):
+    """Every reason of `clean`."""
     assert cleaning.clean(source, english) is reason
 
 
-def test_two_hundred_words_are_not_too_many():
+def test_two_hundred_words_are_accepted():
+    """The limit is inclusive."""
     assert cleaning.clean("wort " * 200, "word " * 200) == (("wort " * 200).strip(), ("word " * 200).strip())
 
 
@@ -92,13 +95,15 @@ def test_two_hundred_words_are_not_too_many():
     ],
 )
 def test_placeholders(text, count):
+    """Formats of C, Python, Qt, the shell and MediaWiki; percent signs in prose are not placeholders."""
     assert cleaning.count_placeholders(text) == count
 
 
 @given(strategies.text(), strategies.text())
 def test_clean_text_is_one_normalised_line(source, english):
+    """Property: no tab, line end, NUL or invisible mark reaches a corpus file."""
     cleaned = cleaning.clean(source, english)
-    if isinstance(cleaned, Drop):
+    if isinstance(cleaned, Rejection):
         return
     for text in cleaned:
         assert text == " ".join(text.split()) == unicodedata.normalize("NFC", text)
@@ -118,9 +123,11 @@ def test_clean_text_is_one_normalised_line(source, english):
     ],
 )
 def test_dominant_script(texts, script):
+    """Two thirds of the texts decide; mixed languages have none."""
     assert cleaning.dominant_script(texts) == script
 
 
-def test_a_row_needs_one_letter_of_the_script():
+def test_text_needs_one_letter_of_the_script():
+    """Latin product names in a Cyrillic text are accepted."""
     assert cleaning.is_written_in("GTK и X11", "CYRILLIC")
     assert not cleaning.is_written_in("GTK 3", "CYRILLIC")

@@ -1,11 +1,11 @@
-"""A built corpus: pairs of (foreign source, English target), one file a language and split.
+"""A parallel corpus on disk: pairs of (foreign source, English target), one file per language and split.
 
-    DIR/corpus.json                     what is in it, from where, what was dropped and why
+    DIR/corpus.json                     the manifest: contents, inputs, and rejected pairs by reason
     DIR/report.txt                      the same as a table
-    DIR/{train,valid,test}/LANG.tsv     UTF-8, source<TAB>english, a pair a line; a language without pairs has no file
+    DIR/{train,valid,test}/LANG.tsv     UTF-8, a pair source<TAB>english per line; a language without pairs has no file
 
-`python -m tools.build_corpus` writes one. Opening reads the manifest alone; a file is read, and checked whole, when its
-pairs are first asked for.
+`python -m tools.build_corpus` writes it. `Corpus.open` reads the manifest and checks the files' sizes; a file is read,
+and checked completely, when its pairs are first used.
 """
 
 from __future__ import annotations
@@ -16,24 +16,25 @@ from pathlib import Path
 
 import numpy as np
 
+from lingvo_moe.data import languages
 from lingvo_moe.errors import UserError, did_you_mean
 
 FORMAT = "lingvo_moe corpus"
-VERSION = 1
+VERSION = 2  # 1 called rejected pairs "dropped"
 SPLITS = ("train", "valid", "test")
 MANIFEST = "corpus.json"
 REPORT = "report.txt"
-_REBUILD = "Build the corpus anew: python -m tools.build_corpus --force --output=DIR with its preset or inputs."
+_REBUILD = "Build the corpus again: python -m tools.build_corpus --force --output=DIR with its preset or inputs."
 
 
 class Pairs:
-    """The pairs of one file: a sequence of (source, english), held as the file's bytes and 8 bytes a line."""
+    """The pairs of one file: a sequence of (source, english), stored as the file's bytes and 8 bytes per line."""
 
     def __init__(self, path: Path):
         """Reads and checks the file. Raises UserError, with file and line, if it is not source<TAB>english in UTF-8."""
         self._data = _read(path)
         if not self._data:
-            raise UserError(f"{path}: the file is empty; expected a pair source<TAB>english a line. {_REBUILD}")
+            raise UserError(f"{path}: the file is empty; expected a pair source<TAB>english per line. {_REBUILD}")
         _check_text(path, self._data)
         self._ends = _line_ends(path, self._data)
 
@@ -53,7 +54,12 @@ class Pairs:
 
 
 class Corpus:
-    """A corpus that a directory holds. Get one from `Corpus.open`."""
+    """A corpus in a directory; use `Corpus.open`.
+
+    Attributes:
+      directory: of the corpus.
+      manifest: the contents of corpus.json.
+    """
 
     def __init__(self, directory: Path, manifest: dict):
         self.directory = directory
@@ -62,10 +68,11 @@ class Corpus:
 
     @classmethod
     def open(cls, directory: str | Path) -> Corpus:
-        """Opens a corpus by its manifest and the sizes of its files.
+        """Opens a corpus: reads its manifest and checks the sizes of its files.
 
         Raises:
-          UserError: there is no corpus, it holds no training pair, or its files are not those that the manifest lists.
+          UserError: there is no corpus, it has no training pair, its manifest is corrupt or unsafe, or its files are
+            not those that the manifest lists.
         """
         directory = Path(directory)
         manifest = read_manifest(directory)
@@ -83,7 +90,7 @@ class Corpus:
         return tuple(sorted(self.manifest["languages"]))
 
     def languages_of(self, split: str) -> tuple[str, ...]:
-        """The languages that have pairs in this split, sorted."""
+        """Returns the languages that have pairs in this split, sorted."""
         return tuple(language for language in self.languages if self.count(split, language))
 
     @property
@@ -92,16 +99,16 @@ class Corpus:
         return self.manifest["fingerprint"]
 
     def count(self, split: str, language: str | None = None) -> int:
-        """How many pairs the split has, of one language or of all."""
+        """Returns the number of pairs of a split, of one language or of all."""
         if language is None:
             return sum(self.count(split, language) for language in self.languages)
         return self._facts(split, language)["pairs"]
 
     def pairs(self, split: str, language: str) -> Pairs:
-        """Returns the pairs, read at the first call.
+        """Returns the pairs of a language; the first call reads the file.
 
         Raises:
-          UserError: the language is not in the corpus, has no pair in this split, or its file is damaged.
+          UserError: the language is not in the corpus, has no pair in this split, or its file is corrupt.
         """
         if not self.count(split, language):
             raise UserError(
@@ -117,7 +124,7 @@ class Corpus:
         return self._pairs[split, language]
 
     def path(self, split: str, language: str) -> Path:
-        """Where the pairs of a split and language lie."""
+        """Returns the path of the pairs of a split and language."""
         return self.directory / split / f"{language}.tsv"
 
     def _facts(self, split: str, language: str) -> dict:
@@ -140,21 +147,28 @@ class Corpus:
 
 
 def read_manifest(directory: Path) -> dict:
-    """Returns the manifest of a corpus. Raises UserError if there is none, or it is damaged or of another version."""
+    """Returns the manifest of a corpus.
+
+    Raises:
+      UserError: there is none, it is corrupt or of another version, or a language in it is not a label and thus unsafe
+        in a path.
+    """
     path = directory / MANIFEST
     if not path.is_file():
-        there = "is not a corpus (it has no corpus.json)" if directory.is_dir() else "does not exist"
+        reason = "is not a corpus (it has no corpus.json)" if directory.is_dir() else "does not exist"
         raise UserError(
-            f"the corpus {directory} {there}. Build one: python -m tools.build_corpus --preset=quickstart "
+            f"the corpus {directory} {reason}. Build one: python -m tools.build_corpus --preset=quickstart "
             f"--output={directory}, or from your own files with --preset=none --input=DIR."
         )
     try:
         manifest = json.loads(_read(path))
         version = (manifest["format"], manifest["version"])
         if version == (FORMAT, VERSION):
-            _check_manifest(manifest)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"{path}: truncated or damaged ({type(error).__name__}: {error}). {_REBUILD}") from None
+            _check_manifest(path, manifest)
+    except UserError:
+        raise
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise UserError(f"{path}: truncated or corrupt ({type(error).__name__}: {error}). {_REBUILD}") from None
     if version != (FORMAT, VERSION):
         raise UserError(
             f"{path}: format {version[0]!r} version {version[1]!r}; this program reads {FORMAT!r} "
@@ -163,13 +177,14 @@ def read_manifest(directory: Path) -> dict:
     return manifest
 
 
-def _check_manifest(manifest: dict):
+def _check_manifest(path: Path, manifest: dict):
     if not isinstance(manifest["fingerprint"], str):
-        raise TypeError("fingerprint is no string")
+        raise TypeError("fingerprint is not a string")
     for language, facts in manifest["languages"].items():
+        languages.check_label(language, f"{path}, field languages")
         for split in SPLITS:
             if not all(isinstance(facts[split][field], int) for field in ("pairs", "bytes")):
-                raise TypeError(f"the {split} counts of {language} are no numbers")
+                raise TypeError(f"the {split} counts of {language} are not integers")
 
 
 def _read(path: Path) -> bytes:
@@ -180,34 +195,34 @@ def _read(path: Path) -> bytes:
 
 
 def _check_text(path: Path, data: bytes):
-    unfit = {b"\0": "a NUL byte: this is a binary file", b"\r": "a carriage return: lines must end in LF alone"}
-    for byte, what in unfit.items():
+    forbidden = {b"\0": "a NUL byte; this is a binary file", b"\r": "a carriage return; lines must end in LF alone"}
+    for byte, problem in forbidden.items():
         if byte in data:
-            raise UserError(f"{_place(path, data, data.index(byte))}: {what}. {_REBUILD}")
+            raise UserError(f"{_location(path, data, data.index(byte))}: {problem}. {_REBUILD}")
     try:
         data.decode("utf-8")
     except UnicodeDecodeError as error:
-        place = _place(path, data, error.start)
-        raise UserError(f"{place}: not UTF-8 (byte 0x{data[error.start]:02x}). {_REBUILD}") from None
+        location = _location(path, data, error.start)
+        raise UserError(f"{location}: not UTF-8 (byte 0x{data[error.start]:02x}). {_REBUILD}") from None
 
 
 def _line_ends(path: Path, data: bytes) -> np.ndarray:
-    """Returns where each line ends, `[lines] int64`, once it is sure that each holds exactly one tab."""
+    """Returns the offset of each line's end, `[lines] int64`; raises UserError for a line without exactly one tab."""
     codes = np.frombuffer(data, np.uint8)
     ends = np.flatnonzero(codes == ord("\n"))
     if data[-1:] != b"\n":
         ends = np.append(ends, len(data))
     tabs = np.flatnonzero(codes == ord("\t"))
-    tabs_before = np.searchsorted(tabs, ends)  # exactly one more with every line
-    wrong = np.flatnonzero(np.diff(tabs_before, prepend=0) != 1)
-    if len(wrong):
-        line = int(wrong[0])
+    tabs_before = np.searchsorted(tabs, ends)  # grows by exactly one with every line
+    malformed = np.flatnonzero(np.diff(tabs_before, prepend=0) != 1)
+    if len(malformed):
+        line = int(malformed[0])
         count = int(tabs_before[line] - (tabs_before[line - 1] if line else 0))
         raise UserError(f"{path}:{line + 1}: {count} tabs; expected exactly one, source<TAB>english. {_REBUILD}")
     return ends
 
 
-def _place(path: Path, data: bytes, offset: int) -> str:
-    """`FILE:LINE: byte OFFSET`, the offset counted from 0 in the whole file."""
+def _location(path: Path, data: bytes, offset: int) -> str:
+    """Returns `FILE:LINE: byte OFFSET`; the offset counts from 0 at the start of the file."""
     line = data.count(b"\n", 0, offset) + 1
     return f"{path}:{line}: byte {offset}"

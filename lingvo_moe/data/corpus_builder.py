@@ -1,4 +1,4 @@
-"""From catalogs to a corpus: read, clean, split, write."""
+"""Builds a corpus from data sources: read, clean, deduplicate, split into train/valid/test, write."""
 
 from __future__ import annotations
 
@@ -11,24 +11,33 @@ from pathlib import Path
 from lingvo_moe.data import catalogs, cleaning, debian, languages, sources, splitting, wheels
 from lingvo_moe.data.corpus import Corpus
 from lingvo_moe.data.corpus_report import listing
-from lingvo_moe.data.corpus_writer import Pair, Target, check_place
-from lingvo_moe.data.drop import Drop
-from lingvo_moe.errors import UserError, did_you_mean
+from lingvo_moe.data.corpus_writer import OutputDirectory, Pair, check_output_directory
+from lingvo_moe.data.rejection import Rejection
+from lingvo_moe.data.sources import SourceList
+from lingvo_moe.errors import UserError
 from lingvo_moe.utils import progress
 
-PRESETS = ("quickstart", "django", "debian", "none")
-HELD_OUT_CAP = 1000  # pairs of a language, in test and in valid
-# Part of a corpus's identity: raise it with every change of what cleaning or splitting does.
-_RULES = 1
+PRESET_MODULES = (sources, debian, wheels)  # importing them registers the presets
+HELD_OUT_CAP = 1000  # pairs per language, in test and in valid each
+# A part of a corpus's identity: increase it with every change of cleaning or splitting.
+_RULES_VERSION = 1
 
 
 @dataclasses.dataclass
-class Gathered:
-    """The clean pairs of every language, and what was left out on the way."""
+class CollectedPairs:
+    """The clean pairs of all languages, and the counts of what was not used.
+
+    Attributes:
+      pairs: by language, deduplicated.
+      read: the number of entries read, by language.
+      rejected: the number of rejected entries, by language and reason.
+      english_labels: entries skipped because their language is English, by label.
+      unlabelled: entries skipped because their language is not known, by file.
+    """
 
     pairs: dict[str, set[Pair]] = dataclasses.field(default_factory=lambda: collections.defaultdict(set))
     read: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
-    dropped: dict[str, collections.Counter[str]] = dataclasses.field(
+    rejected: dict[str, collections.Counter[str]] = dataclasses.field(
         default_factory=lambda: collections.defaultdict(collections.Counter)
     )
     english_labels: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
@@ -42,166 +51,167 @@ def build(
     packages: str | Path | None = None,
     force: bool = False,
 ) -> tuple[Corpus, bool]:
-    """Builds a corpus, or finds it built.
+    """Builds a corpus, unless `output` already has one of the same inputs.
 
     Args:
-      preset: one of `PRESETS`.
-      inputs: directories and files of one's own, read besides the preset.
+      preset: the name of a registered preset, see `sources.register_source`.
+      inputs: the user's own directories and files, read after the preset's sources.
       output: the directory to make.
-      packages: where presets keep what they download; None stands for `sources.default_directory()`.
+      packages: the download cache of the presets; None for `sources.default_cache()`.
       force: build again, and replace a corpus of other inputs.
 
     Returns:
-      the corpus, and whether it had to be built.
+      The corpus, and whether it was built by this call.
 
     Raises:
-      UserError: an input cannot be read, nothing is left to train on, or `output` holds something else.
+      UserError: an input cannot be read, no training pair remains, or `output` has something else.
     """
     output = Path(output).absolute()
-    check_place(output)
-    found, missing = find_sources(preset, inputs, packages)
-    parts = [f"rules {_RULES}", preset, *(f"{source.name} {source.identity()}" for source in found)]
-    target = Target(output, hashlib.sha256("\n".join(parts).encode()).hexdigest())
+    check_output_directory(output)
+    read_from = find_sources(preset, inputs, packages)
+    identities = (f"{source.name} {source.identity()}" for source in read_from.sources)
+    identity = hashlib.sha256("\n".join([f"rules {_RULES_VERSION}", preset, *identities]).encode()).hexdigest()
+    target = OutputDirectory(output, identity)
     if not force and target.is_up_to_date():
         return Corpus.open(output), False
     target.check_replaceable(force)
-    gathered = gather(found)
-    if not gathered.pairs:
-        raise UserError(f"nothing to build a corpus from: {_nothing_found(gathered)}")
-    drop_wrong_script(gathered)
-    split = splitting.split_keys({english for pairs in gathered.pairs.values() for _, english in pairs})
-    with target.writing() as writer:
-        for language in progress.track(sorted(gathered.read), "writing the corpus", unit="languages"):
-            dropped = gathered.dropped[language]
-            pairs = assign(gathered.pairs.pop(language, set()), split, dropped)
-            writer.add(language, pairs, gathered.read[language], dropped)
-        links = collections.Counter({source.name: source.links_left_out for source in found})
-        writer.finish(
-            {
-                "preset": preset,
-                "inputs": [source.name for source in found],
-                "inputs_identity": target.identity,
-                "missing_packages": missing,
-                "english_keys": split.counts(),
-                "english_labels": _sorted_counts(gathered.english_labels),
-                "unlabelled": _sorted_counts(gathered.unlabelled),
-                "links_left_out": _sorted_counts(links),
-            }
-        )
+    collected = collect_pairs(read_from.sources)
+    if not collected.pairs:
+        raise UserError(f"nothing to build a corpus from: {_why_empty(collected)}")
+    reject_wrong_script(collected)
+    _write(target, preset, read_from, collected)
     return Corpus.open(output), True
 
 
-def find_sources(
-    preset: str, inputs: Sequence[str | Path], packages: str | Path | None
-) -> tuple[list[sources.Source], list[str]]:
-    """Returns the sources, and the packages that the distribution lacks. Raises UserError if there is no source."""
-    if preset not in PRESETS:
-        raise UserError(f"no preset {preset!r}; expected one of {', '.join(PRESETS)}.{did_you_mean(preset, PRESETS)}")
+def _write(target: OutputDirectory, preset: str, read_from: SourceList, collected: CollectedPairs):
+    split = splitting.split_keys({english for pairs in collected.pairs.values() for _, english in pairs})
+    with target.atomic_writer() as writer:
+        for language in progress.track(sorted(collected.read), "writing the corpus", unit="languages"):
+            rejected = collected.rejected[language]
+            pairs = split_pairs(collected.pairs.pop(language, set()), split, rejected)
+            writer.add(language, pairs, collected.read[language], rejected)
+        links = collections.Counter({source.name: source.skipped_links for source in read_from.sources})
+        writer.finish(
+            {
+                "preset": preset,
+                "inputs": [source.name for source in read_from.sources],
+                "inputs_identity": target.identity,
+                "missing_packages": list(read_from.missing_packages),
+                "english_keys": split.counts(),
+                "english_labels": _sorted_counts(collected.english_labels),
+                "unlabelled": _sorted_counts(collected.unlabelled),
+                "skipped_links": _sorted_counts(links),
+            }
+        )
+
+
+def find_sources(preset: str, inputs: Sequence[str | Path], packages: str | Path | None) -> SourceList:
+    """Returns the preset's sources followed by the user's inputs. Raises UserError if there is no source."""
     if preset == "none" and not inputs:
         raise UserError(
             "nothing to build a corpus from: name your files with --input=DIR_OR_FILE, or a preset: "
             "--preset=quickstart."
         )
-    found, missing = [], []
-    directory = Path(packages) if packages else sources.default_directory()
-    if preset == "django":
-        found = [sources.django()]
-    elif preset == "quickstart":
-        found = [sources.django(), *wheels.fetch(directory)]
-    elif preset == "debian":
-        found, missing = debian.fetch(directory)
-    return found + [sources.own(path) for path in inputs], missing
+    cache = Path(packages) if packages else sources.default_cache()
+    from_preset = sources.preset_sources(preset, cache)
+    own = [sources.user_input(path) for path in inputs]
+    return SourceList([*from_preset.sources, *own], from_preset.missing_packages)
 
 
-def gather(found: Iterable[sources.Source]) -> Gathered:
-    """Reads and cleans all entries."""
-    gathered = Gathered()
-    texts: dict[str, str] = {}  # one string object for each English text, however many languages translate it
-    with progress.bar("reading catalogs", sum(source.size for source in found) // 1000, "kB") as advance:
-        for source in found:
+def collect_pairs(read_from: Sequence[sources.Source]) -> CollectedPairs:
+    """Reads, cleans and deduplicates the entries of all sources."""
+    collected = CollectedPairs()
+    texts: dict[str, str] = {}  # one string object per English text, however many languages translate it
+    with progress.bar("reading catalogs", sum(source.size for source in read_from) // 1000, "kB") as advance:
+        for source in read_from:
             done = 0.0
-            for part in source.parts():
-                for entry in part.entries:
-                    _take(entry, part.name, gathered, texts)
-                advance(int((done + part.size) / 1000) - int(done / 1000), source.name)
-                done += part.size
+            for file in source.files():
+                for entry in file.entries:
+                    _add_entry(entry, file.name, collected, texts)
+                advance(int((done + file.size) / 1000) - int(done / 1000), source.name)
+                done += file.size
             advance((source.size - int(done)) // 1000)
-    return gathered
+    return collected
 
 
-def _take(entry: catalogs.Entry, part: str, gathered: Gathered, texts: dict[str, str]):
+def _add_entry(entry: catalogs.Entry, file: str, collected: CollectedPairs, texts: dict[str, str]):
+    """Adds an entry to the pairs, or to the counts of what is skipped or rejected."""
     if entry.language is None:
-        gathered.unlabelled[part] += 1
+        collected.unlabelled[file] += 1
         return
-    if languages.is_english(entry.language):
-        gathered.english_labels[entry.language] += 1
+    language = languages.check_label(entry.language, file)
+    if languages.is_english(language):
+        collected.english_labels[language] += 1
         return
-    gathered.read[entry.language] += 1
-    cleaned = Drop.FUZZY if entry.fuzzy else cleaning.clean(entry.translation, entry.english)
-    if not isinstance(cleaned, Drop):
+    collected.read[language] += 1
+    cleaned = Rejection.FUZZY if entry.fuzzy else cleaning.clean(entry.translation, entry.english)
+    if not isinstance(cleaned, Rejection):
         source, english = cleaned
         pair = source, texts.setdefault(english, english)
-        known = gathered.pairs[entry.language]
-        if pair not in known:
-            known.add(pair)
+        pairs = collected.pairs[language]
+        if pair not in pairs:
+            pairs.add(pair)
             return
-        cleaned = Drop.DUPLICATE
-    gathered.dropped[entry.language][cleaned] += 1
+        cleaned = Rejection.DUPLICATE
+    collected.rejected[language][cleaned] += 1
 
 
-def drop_wrong_script(gathered: Gathered):
-    """Drops the pairs whose source has no letter of the script that its language is by large majority written in."""
-    for language, pairs in gathered.pairs.items():
+def reject_wrong_script(collected: CollectedPairs):
+    """Rejects the pairs whose source has no letter of the language's dominant script."""
+    for language, pairs in collected.pairs.items():
         script = cleaning.dominant_script(sorted(source for source, _ in pairs))
         if script:
             wrong = {pair for pair in pairs if not cleaning.is_written_in(pair[0], script)}
-            pairs -= wrong
-            gathered.dropped[language].update({Drop.WRONG_SCRIPT: len(wrong)} if wrong else {})
+            pairs.difference_update(wrong)
+            collected.rejected[language].update({Rejection.WRONG_SCRIPT: len(wrong)} if wrong else {})
 
 
-def assign(pairs: Iterable[Pair], split: splitting.Split, dropped: collections.Counter[str]) -> dict[str, list[Pair]]:
-    """Returns the pairs of one language by split, each sorted by English; counts in `dropped` what goes into none."""
+def split_pairs(
+    pairs: Iterable[Pair], split: splitting.KeySplit, rejected: collections.Counter[str]
+) -> dict[str, list[Pair]]:
+    """Returns the pairs of one language by split, sorted by English; counts in `rejected` those that are in none."""
     result: dict[str, list[Pair]] = {"train": [], "valid": [], "test": []}
     for pair in pairs:
-        place = _place(pair[1], split)
-        if isinstance(place, Drop):
-            dropped[place] += 1
+        name = _split_of(pair[1], split)
+        if isinstance(name, Rejection):
+            rejected[name] += 1
         else:
-            result[place].append(pair)
+            result[name].append(pair)
     held_out_sources = {source for source, _ in result["test"] + result["valid"]}
-    # The same source with another English wording would still teach the model the held-out sentence.
-    kept = [pair for pair in result["train"] if pair[0] not in held_out_sources]
-    dropped[Drop.SOURCE_HELD_OUT] += len(result["train"]) - len(kept)
-    result["train"] = kept
+    # Training on the same source with another English wording would still teach the held-out sentence.
+    train = [pair for pair in result["train"] if pair[0] not in held_out_sources]
+    rejected[Rejection.SOURCE_HELD_OUT] += len(result["train"]) - len(train)
+    result["train"] = train
     for held_out in ("test", "valid"):
-        dropped[Drop.OVER_CAP] += max(0, len(result[held_out]) - HELD_OUT_CAP)
-        result[held_out] = sorted(result[held_out], key=lambda pair: splitting.position("\t".join(pair)))[:HELD_OUT_CAP]
+        rejected[Rejection.OVER_CAP] += max(0, len(result[held_out]) - HELD_OUT_CAP)
+        by_hash = sorted(result[held_out], key=lambda pair: splitting.hash_fraction("\t".join(pair)))
+        result[held_out] = by_hash[:HELD_OUT_CAP]
     return {name: sorted(chosen, key=lambda pair: pair[::-1]) for name, chosen in result.items()}
 
 
-def _place(english: str, split: splitting.Split) -> str | Drop:
+def _split_of(english: str, split: splitting.KeySplit) -> str | Rejection:
     key = splitting.english_key(english)
     if key in split.test or key in split.valid:
         if not splitting.can_be_held_out(english):
-            return Drop.HELD_OUT_WORDING
+            return Rejection.HELD_OUT_WORDING
         return "test" if key in split.test else "valid"
-    if key in split.near:
-        return Drop.NEAR_HELD_OUT
-    return Drop.OVERLAPPING if key in split.overlapping else "train"
+    if key in split.near_duplicates:
+        return Rejection.NEAR_DUPLICATE
+    return Rejection.OVERLAPPING if key in split.overlapping else "train"
 
 
 def _sorted_counts(counts: collections.Counter[str]) -> dict[str, int]:
-    """Returns the counts above 0 in the order of their names."""
+    """Returns the counts above 0, sorted by name."""
     return dict(sorted((+counts).items()))
 
 
-def _nothing_found(gathered: Gathered) -> str:
-    if gathered.read:
-        reasons = sum(gathered.dropped.values(), collections.Counter())
-        return f"all {gathered.read.total()} entries were dropped ({listing(reasons)})."
-    if gathered.unlabelled:
+def _why_empty(collected: CollectedPairs) -> str:
+    if collected.read:
+        reasons = sum(collected.rejected.values(), collections.Counter())
+        return f"all {collected.read.total()} entries were rejected ({listing(reasons)})."
+    if collected.unlabelled:
         return (
-            f"the names of these files do not tell their language: {', '.join(sorted(gathered.unlabelled)[:5])}. "
+            f"the names of these files do not contain their language: {', '.join(sorted(collected.unlabelled)[:5])}. "
             "Use LANG/LC_MESSAGES/x.mo, LANG.po or LANG.tsv."
         )
     return "the inputs have no translations into a language other than English."

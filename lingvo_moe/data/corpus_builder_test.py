@@ -1,4 +1,4 @@
-"""The same files give the same bytes, every entry is accounted for, and nothing of the user's is harmed."""
+"""Protects the corpus builder: reproducible bytes, every entry counted, no leaks, no loss of a user's files."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 
 from lingvo_moe.data import corpus_builder, corpus_writer, splitting
 from lingvo_moe.data.corpus import SPLITS, Corpus
-from lingvo_moe.data.drop import Drop
+from lingvo_moe.data.rejection import Rejection
 from lingvo_moe.data.splitting import english_key
 from lingvo_moe.errors import UserError
 
@@ -55,6 +55,7 @@ def _files(directory: Path) -> dict[str, bytes]:
 
 
 def test_no_held_out_sentence_is_trained_on_in_any_language(texts, tmp_path):
+    """Neither by the same English key nor by a near-duplicate."""
     built = _build(texts, tmp_path / "corpus")
     keys = {
         split: {
@@ -66,21 +67,23 @@ def test_no_held_out_sentence_is_trained_on_in_any_language(texts, tmp_path):
     }
     assert len(keys["test"]) >= 40 and len(keys["valid"]) >= 20 and len(keys["train"]) > 1000
     assert not keys["test"] & keys["valid"]
-    assert not splitting.within_one_word(keys["train"], keys["test"] | keys["valid"])
+    assert not splitting.near_duplicates(keys["train"], keys["test"] | keys["valid"])
     assert built.languages_of("test") == ("de", "fr", "ru")
 
 
-def test_every_entry_is_a_pair_or_has_a_reason(texts, tmp_path):
+def test_every_entry_is_a_pair_or_is_rejected_with_a_reason(texts, tmp_path):
+    """The manifest's counts add up."""
     _write_tsv(texts / "more-de.tsv", [("OK", "OK"), ("wort " + _sentences(1)[0], _sentences(1)[0]), ("", "empty one")])
     built = _build(texts, tmp_path / "corpus")
     for language, facts in built.manifest["languages"].items():
         pairs = sum(built.count(split, language) for split in SPLITS)
-        assert facts["read"] == pairs + sum(facts["dropped"].values())
-    dropped = built.manifest["languages"]["de"]["dropped"]
-    assert dropped[Drop.IDENTICAL] == dropped[Drop.EMPTY] == dropped[Drop.DUPLICATE] == 1
+        assert facts["read"] == pairs + sum(facts["rejected"].values())
+    rejected = built.manifest["languages"]["de"]["rejected"]
+    assert rejected[Rejection.IDENTICAL] == rejected[Rejection.EMPTY] == rejected[Rejection.DUPLICATE] == 1
 
 
-def test_the_same_files_give_the_same_bytes_in_whatever_order_they_come(texts, tmp_path, monkeypatch):
+def test_same_files_give_the_same_bytes_in_any_directory_order(texts, tmp_path, monkeypatch):
+    """The order of a directory listing depends on the file system."""
     first = _build(texts, tmp_path / "first")
     walk = os.walk
     monkeypatch.setattr(os, "walk", lambda root: ((top, folders, names[::-1]) for top, folders, names in walk(root)))
@@ -89,7 +92,8 @@ def test_the_same_files_give_the_same_bytes_in_whatever_order_they_come(texts, t
     assert _files(tmp_path / "first") == _files(tmp_path / "second")
 
 
-def test_a_corpus_of_the_same_inputs_is_left_as_it_is(texts, tmp_path):
+def test_corpus_of_the_same_inputs_is_not_rebuilt(texts, tmp_path):
+    """Only --force builds it again."""
     output = tmp_path / "corpus"
     _build(texts, output)
     inode = output.stat().st_ino
@@ -98,40 +102,44 @@ def test_a_corpus_of_the_same_inputs_is_left_as_it_is(texts, tmp_path):
     assert output.stat().st_ino != inode
 
 
-def test_a_corpus_of_other_inputs_is_replaced_by_force_alone(texts, tmp_path):
+def test_corpus_of_other_inputs_is_replaced_only_by_force(texts, tmp_path):
+    """A typing error in --output does not cost a corpus."""
     output = tmp_path / "corpus"
     _build(texts, output)
     before = _files(output)
     _write_tsv(texts / "it.tsv", [("parola", "word")])
-    with pytest.raises(UserError, match="holds a corpus of other inputs.*--force"):
+    with pytest.raises(UserError, match="has a corpus of other inputs.*--force"):
         _build(texts, output)
     assert _files(output) == before
     assert "it" in _build(texts, output, force=True).languages
     assert sorted(os.listdir(tmp_path)) == ["corpus", "texts"]
 
 
-def test_a_damaged_corpus_is_rebuilt_by_force(texts, tmp_path):
+def test_corrupt_corpus_is_rebuilt_by_force(texts, tmp_path):
+    """Without it the error explains why not."""
     output = tmp_path / "corpus"
     fingerprint = _build(texts, output).fingerprint
     (output / "corpus.json").write_text("{")
-    with pytest.raises(UserError, match="or a damaged one"):
+    with pytest.raises(UserError, match="or a corrupt one"):
         _build(texts, output)
     assert _build(texts, output, force=True).fingerprint == fingerprint
 
 
 @pytest.mark.parametrize("force", [False, True])
 @pytest.mark.parametrize("names", [["thesis.doc"], ["corpus.json", "thesis.doc"], ["train"]])
-def test_anything_but_a_corpus_is_left_alone(texts, tmp_path, names, force):
+def test_directory_of_other_files_is_never_replaced(texts, tmp_path, names, force):
+    """Not even with --force."""
     output = tmp_path / "corpus"
     output.mkdir()
     for name in names:
         (output / name).write_text("precious")
-    with pytest.raises(UserError, match="something other than a corpus and is left alone"):
+    with pytest.raises(UserError, match="files that are not of a corpus and is left unchanged"):
         _build(texts, output, force=force)
     assert sorted(os.listdir(output)) == sorted(names)
 
 
-def test_a_file_in_the_way_is_left_alone_and_an_empty_directory_is_used(texts, tmp_path):
+def test_file_is_never_replaced_and_an_empty_directory_is_used(texts, tmp_path):
+    """--output may be a directory that was just made."""
     (tmp_path / "file").write_text("precious")
     with pytest.raises(UserError, match="is a file or a link"):
         _build(texts, tmp_path / "file", force=True)
@@ -139,7 +147,8 @@ def test_a_file_in_the_way_is_left_alone_and_an_empty_directory_is_used(texts, t
     assert _build(texts, tmp_path / "empty").count("train")
 
 
-def test_an_interrupted_build_leaves_the_old_corpus_and_nothing_else(texts, tmp_path, monkeypatch):
+def test_interrupted_build_leaves_the_old_corpus_and_nothing_else(texts, tmp_path, monkeypatch):
+    """A corpus is replaced by one rename."""
     output = tmp_path / "corpus"
     _build(texts, output)
     before, calls = _files(output), itertools.count()
@@ -157,7 +166,9 @@ def test_an_interrupted_build_leaves_the_old_corpus_and_nothing_else(texts, tmp_
     assert sorted(os.listdir(tmp_path)) == ["corpus", "texts"]
 
 
-def test_a_full_disk_is_an_error_that_names_the_file(texts, tmp_path, monkeypatch):
+def test_full_disk_is_an_error_that_names_the_file(texts, tmp_path, monkeypatch):
+    """And leaves nothing behind."""
+
     def full(path, data):
         raise OSError(28, "No space left on device")
 
@@ -169,6 +180,7 @@ def test_a_full_disk_is_an_error_that_names_the_file(texts, tmp_path, monkeypatc
 
 
 def test_catalogs_of_one_language_are_merged_and_english_ones_counted(texts, tmp_path):
+    """Spellings of a label are one language."""
     _write_tsv(texts / "pt-br.tsv", [("olá mundo", "hello world")])
     _write_tsv(texts / "x-pt_BR.tsv", [("adeus mundo", "goodbye world")])
     _write_tsv(texts / "en-gb.tsv", [("colour", "color")])
@@ -177,35 +189,39 @@ def test_catalogs_of_one_language_are_merged_and_english_ones_counted(texts, tmp
     assert built.manifest["english_labels"] == {"en_GB": 1}
 
 
-def test_rows_in_a_foreign_script_are_dropped(texts, tmp_path):
+def test_pairs_in_a_foreign_script_are_rejected(texts, tmp_path):
+    """Untranslated entries in a Cyrillic catalog are Latin."""
     _write_tsv(texts / "uk.tsv", [("так", "yes"), ("ні", "no"), ("можливо", "perhaps"), ("maybe not", "perhaps not")])
     facts = _build(texts, tmp_path / "corpus").manifest["languages"]["uk"]
-    assert facts["dropped"] == {Drop.WRONG_SCRIPT: 1}
+    assert facts["rejected"] == {Rejection.WRONG_SCRIPT: 1}
 
 
-def test_held_out_splits_are_capped_for_each_language(texts, tmp_path, monkeypatch):
-    whole = _build(texts, tmp_path / "whole")
+def test_held_out_splits_are_capped_per_language(texts, tmp_path, monkeypatch):
+    """The cap rejects held-out pairs, and changes no training pair."""
+    uncapped = _build(texts, tmp_path / "uncapped")
     monkeypatch.setattr(corpus_builder, "HELD_OUT_CAP", 10)
     capped = _build(texts, tmp_path / "capped")
     assert capped.count("test", "de") == capped.count("valid", "de") == 10
-    assert set(capped.pairs("test", "de")) < set(whole.pairs("test", "de"))
-    assert list(capped.pairs("train", "de")) == list(whole.pairs("train", "de"))
-    assert capped.manifest["languages"]["de"]["dropped"][Drop.OVER_CAP] > 0
+    assert set(capped.pairs("test", "de")) < set(uncapped.pairs("test", "de"))
+    assert list(capped.pairs("train", "de")) == list(uncapped.pairs("train", "de"))
+    assert capped.manifest["languages"]["de"]["rejected"][Rejection.OVER_CAP] > 0
 
 
-def test_a_held_out_source_with_another_english_is_not_trained_on():
-    split = splitting.Split(frozenset(["it is all right now"]), *[frozenset()] * 3, eligible=2, all=2)
-    dropped = collections.Counter()
+def test_held_out_source_with_another_english_is_not_trained_on():
+    """The source text alone would teach the held-out translation."""
+    split = splitting.KeySplit(frozenset(["it is all right now"]), *[frozenset()] * 3, eligible=2, all=2)
+    rejected = collections.Counter()
     pairs = [("alles gut", "it is all right now"), ("alles gut", "everything is quite fine"), ("nichts", "nothing")]
-    assert corpus_builder.assign(pairs, split, dropped) == {
+    assert corpus_builder.split_pairs(pairs, split, rejected) == {
         "train": [("nichts", "nothing")],
         "valid": [],
         "test": [("alles gut", "it is all right now")],
     }
-    assert +dropped == {Drop.SOURCE_HELD_OUT: 1}
+    assert +rejected == {Rejection.SOURCE_HELD_OUT: 1}
 
 
-def test_the_report_warns_of_a_corpus_too_small_to_split(tmp_path):
+def test_report_warns_of_a_corpus_too_small_to_split(tmp_path):
+    """Scores on empty splits mean nothing."""
     _write_tsv(tmp_path / "de.tsv", [("ja", "yes"), ("nein", "no")])
     built = _build(tmp_path / "de.tsv", tmp_path / "corpus")
     assert built.count("train") == 2 and built.count("test") == 0
@@ -214,7 +230,8 @@ def test_the_report_warns_of_a_corpus_too_small_to_split(tmp_path):
     assert ["de", "2", "2", "0", "0", "0", "0"] in [line.split() for line in report.splitlines()]
 
 
-def test_the_manifest_is_readable_json_without_machine_paths(texts, tmp_path):
+def test_manifest_is_json_without_machine_paths(texts, tmp_path):
+    """A published corpus tells nothing of the machine."""
     _build(texts, tmp_path / "corpus")
     text = (tmp_path / "corpus" / "corpus.json").read_text(encoding="utf-8")
     assert json.loads(text)["inputs"] == ["texts"] and str(tmp_path) not in text
@@ -223,20 +240,22 @@ def test_the_manifest_is_readable_json_without_machine_paths(texts, tmp_path):
 @pytest.mark.parametrize(
     "name, content, message",
     [
-        ("de.tsv", "OK\tOK\n", r"all 1 entries were dropped \(identical to the English 1\)"),
-        ("messages.po", 'msgid "a"\nmsgstr "b"\n', "do not tell their language: .*messages.po"),
+        ("de.tsv", "OK\tOK\n", r"all 1 entries were rejected \(identical to the English 1\)"),
+        ("messages.po", 'msgid "a"\nmsgstr "b"\n', "do not contain their language: .*messages.po"),
         ("en.tsv", "colour\tcolor\n", "no translations into a language other than English"),
     ],
 )
-def test_nothing_left_says_why(tmp_path, name, content, message):
+def test_empty_result_is_an_error_with_the_reason(tmp_path, name, content, message):
+    """Rejected, unlabelled or English entries."""
     (tmp_path / name).write_text(content)
     with pytest.raises(UserError, match=message):
         _build(tmp_path / name, tmp_path / "corpus")
     assert not (tmp_path / "corpus").exists()
 
 
-def test_a_preset_that_is_none_of_them_and_no_input():
-    with pytest.raises(UserError, match="no preset 'debain'; expected one of .* Did you mean debian?"):
+def test_unknown_preset_and_missing_input_are_errors():
+    """With the nearest preset, and the flag to use."""
+    with pytest.raises(UserError, match="--preset=debain: no such preset; expected one of .* Did you mean debian?"):
         corpus_builder.build("debain", [], "x")
     with pytest.raises(UserError, match="nothing to build a corpus from: name your files with --input"):
         corpus_builder.build("none", [], "x")

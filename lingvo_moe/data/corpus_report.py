@@ -1,4 +1,4 @@
-"""The readable report of a corpus: a table of languages, what was dropped and why, and what to know about it."""
+"""The human-readable report of a corpus: a table of languages, rejected pairs by reason, and warnings."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Any
 
 from lingvo_moe.data import splitting
 from lingvo_moe.data.corpus import SPLITS
-from lingvo_moe.data.drop import Drop
+from lingvo_moe.data.rejection import Rejection
 
-_COLUMNS = ("language", "read", *SPLITS, "dropped", "duplicate")
+_COLUMNS = ("language", "read", *SPLITS, "rejected", "duplicate")
 
 
 def report(manifest: Mapping[str, Any]) -> str:
-    """Returns the report's text. In each line: read = train + valid + test + dropped + duplicate."""
-    every = {**manifest["languages"], **manifest["languages_without_pairs"]}
-    rows = [_row(language, every[language]) for language in sorted(every)]
+    """Returns the report's text. In each line, read = train + valid + test + rejected + duplicate."""
+    languages = {**manifest["languages"], **manifest["languages_without_pairs"]}
+    rows = [_row(language, languages[language]) for language in sorted(languages)]
     rows.append(("all", *(sum(column) for column in zip(*(row[1:] for row in rows)))))
     width = max(len(row[0]) for row in [*rows, _COLUMNS])
     table = ["".join([f"{name:<{width}}", *(f"{cell:>11}" for cell in cells)]) for name, *cells in [_COLUMNS, *rows]]
@@ -25,65 +25,65 @@ def report(manifest: Mapping[str, Any]) -> str:
         f"Corpus of {len(manifest['languages'])} languages into English, preset {manifest['preset']}",
         f"from {len(manifest['inputs'])} inputs: {', '.join(manifest['inputs'])}",
         f"fingerprint {manifest['fingerprint']}",
-        f"different English sentences (keys): {keys['all']}, of them {keys['eligible']} might be held out, "
-        f"{keys['test']} are test and {keys['valid']} validation sentences",
+        f"different English sentences (keys): {keys['all']}, of which {keys['eligible']} are eligible for a "
+        f"held-out split; {keys['test']} are test and {keys['valid']} validation sentences",
     ]
     return "\n".join(
         [
             *head,
             "",
             *(f"WARNING: {warning}" for warning in warnings(manifest)),
-            *_left_out(manifest),
+            *_skipped(manifest),
             "",
             *table,
             "",
-            "dropped, by reason:",
-            *_reasons(every),
+            "rejected, by reason:",
+            *_reasons(languages),
             "",
         ]
     )
 
 
 def warnings(manifest: Mapping[str, Any]) -> list[str]:
-    """Returns what a user of this corpus should know before trusting its scores."""
-    keys, found = manifest["english_keys"], []
-    for split, share in (("test", splitting.TEST), ("valid", splitting.VALID)):
-        if keys[split] < share.enough:
-            found.append(
-                f"the {split} split has {keys[split]} English sentences (fewer than {share.enough}): only "
+    """Returns what limits the trust in scores on this corpus."""
+    keys, messages = manifest["english_keys"], []
+    for split, fraction in (("test", splitting.TEST), ("valid", splitting.VALID)):
+        if keys[split] < fraction.min_keys:
+            messages.append(
+                f"the {split} split has {keys[split]} English sentences (fewer than {fraction.min_keys}): only "
                 f"{keys['eligible']} have {splitting.MIN_WORDS} to {splitting.MAX_WORDS} words and no "
                 "placeholder."
             )
     if manifest["missing_packages"]:
-        found.append(f"packages that the distribution does not have: {', '.join(manifest['missing_packages'])}.")
-    return found
+        messages.append(f"packages that the distribution does not have: {', '.join(manifest['missing_packages'])}.")
+    return messages
 
 
 def listing(counts: Mapping[str, int], limit: int = 10) -> str:
-    """Returns `a 3, b 2`, largest first, at most `limit` of them."""
+    """Returns `a 3, b 2`, largest count first, with at most `limit` names."""
     ranked = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     more = f", and {len(ranked) - limit} more" if len(ranked) > limit else ""
     return ", ".join(f"{name} {count}" for name, count in ranked[:limit]) + more
 
 
 def _row(language: str, facts: Mapping[str, Any]) -> tuple:
-    dropped = dict(facts["dropped"])
-    duplicates = dropped.pop(Drop.DUPLICATE, 0)
+    rejected = dict(facts["rejected"])
+    duplicates = rejected.pop(Rejection.DUPLICATE, 0)
     pairs = (facts[split]["pairs"] if split in facts else 0 for split in SPLITS)
-    return (language, facts["read"], *pairs, sum(dropped.values()), duplicates)
+    return (language, facts["read"], *pairs, sum(rejected.values()), duplicates)
 
 
-def _left_out(manifest: Mapping[str, Any]) -> list[str]:
-    left_out = {
-        "not read, their language is English (entries)": manifest["english_labels"],
-        "not read, nothing tells their language (entries)": manifest["unlabelled"],
-        "not read, links that lead out of their input": manifest["links_left_out"],
+def _skipped(manifest: Mapping[str, Any]) -> list[str]:
+    skipped = {
+        "skipped entries whose language is English": manifest["english_labels"],
+        "skipped entries whose language is not known": manifest["unlabelled"],
+        "skipped links that lead out of their input": manifest["skipped_links"],
     }
-    return [f"{what}: {listing(counts)}" for what, counts in left_out.items() if counts]
+    return [f"{what}: {listing(counts)}" for what, counts in skipped.items() if counts]
 
 
-def _reasons(every: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    total = collections.Counter()
-    for facts in every.values():
-        total.update(facts["dropped"])
+def _reasons(languages: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    total: collections.Counter[str] = collections.Counter()
+    for facts in languages.values():
+        total.update(facts["rejected"])
     return [f"{count:>11}  {reason}" for reason, count in total.most_common()]

@@ -1,4 +1,4 @@
-"""Reading a corpus gives exactly what was written, and every kind of damage is an error that names file and line."""
+"""Protects the corpus on disk: it reads as written; corrupt files and unsafe names are errors that name them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,8 @@ def write_corpus(directory: Path, texts: dict[str, dict[str, str]]) -> Path:
     return directory
 
 
-def test_what_is_in_it(directory):
+def test_languages_counts_and_pairs(directory):
+    """The manifest's counts and the files' pairs; a file is read once."""
     opened = Corpus.open(directory)
     assert opened.languages == ("de", "fr")
     assert opened.languages_of("test") == ("de",)
@@ -50,7 +51,8 @@ def test_what_is_in_it(directory):
 
 
 @given(strategies.lists(strategies.tuples(_TEXT, _TEXT), min_size=1), strategies.booleans())
-def test_pairs_are_a_sequence_of_what_was_written(tmp_path_factory, expected, ends_in_newline):
+def test_pairs_round_trip(tmp_path_factory, expected, ends_in_newline):
+    """Property: any texts without tabs and line ends are read back, by index and by iteration."""
     path = tmp_path_factory.mktemp("pairs") / "de.tsv"
     text = "\n".join(map("\t".join, expected)) + "\n" * ends_in_newline
     path.write_bytes(text.encode())
@@ -66,7 +68,7 @@ def test_pairs_are_a_sequence_of_what_was_written(tmp_path_factory, expected, en
 @pytest.mark.parametrize(
     "data, message",
     [
-        (b"ja\tyes\nno\t\0x\n", r"de\.tsv:2: byte 10: a NUL byte: this is a binary file"),
+        (b"ja\tyes\nno\t\0x\n", r"de\.tsv:2: byte 10: a NUL byte; this is a binary file"),
         (b"ja\tyes\nn\xe9in\tno\n", r"de\.tsv:2: byte 8: not UTF-8 \(byte 0xe9\)"),
         (b"ja\tyes\r\nne\tno\n", r"de\.tsv:1: byte 6: a carriage return"),
         (b"ja\tyes\nnein no\n", r"de\.tsv:2: 0 tabs; expected exactly one"),
@@ -75,51 +77,78 @@ def test_pairs_are_a_sequence_of_what_was_written(tmp_path_factory, expected, en
         (b"", r"de\.tsv: the file is empty"),
     ],
 )
-def test_a_bad_file_is_named_with_its_line(tmp_path, data, message):
+def test_malformed_file_is_an_error_with_its_line(tmp_path, data, message):
+    """The error names the file, the line and the byte."""
     (tmp_path / "de.tsv").write_bytes(data)
     with pytest.raises(UserError, match=message):
         Pairs(tmp_path / "de.tsv")
 
 
-def test_no_corpus_there(tmp_path):
+def test_missing_corpus_is_an_error_with_the_command_to_build_one(tmp_path):
+    """A new user learns which tool to run."""
     with pytest.raises(UserError, match=r"nowhere does not exist\. Build one: python -m tools\.build_corpus .*nowhere"):
         Corpus.open(tmp_path / "nowhere")
     with pytest.raises(UserError, match=r"is not a corpus \(it has no corpus\.json\)"):
         Corpus.open(tmp_path)
 
 
-def test_a_corpus_without_training_pairs(tmp_path):
+def test_corpus_without_training_pairs_is_refused(tmp_path):
+    """Training would wait for ever."""
     with pytest.raises(UserError, match="no training pair"):
         Corpus.open(write_corpus(tmp_path / "corpus", {"train": {"de": ""}}))
 
 
-def test_a_truncated_manifest_wherever_it_was_cut(directory):
+def test_manifest_truncated_anywhere_is_an_error(directory):
+    """A partly copied manifest is never used."""
     path = directory / corpus.MANIFEST
     data = path.read_bytes()
     for length in range(0, len(data), 9):
         path.write_bytes(data[:length])
-        with pytest.raises(UserError, match="truncated or damaged"):
+        with pytest.raises(UserError, match="truncated or corrupt"):
             Corpus.open(directory)
 
 
 @pytest.mark.parametrize(
     "changes", [{"languages": []}, {"languages": {"de": {"train": {"pairs": "2"}}}}, {"fingerprint": 1}]
 )
-def test_a_manifest_of_another_shape(directory, changes):
+def test_manifest_of_another_shape_is_an_error(directory, changes):
+    """Valid JSON with wrong types."""
     manifest = json.loads((directory / corpus.MANIFEST).read_text())
     (directory / corpus.MANIFEST).write_text(json.dumps(manifest | changes))
-    with pytest.raises(UserError, match="truncated or damaged"):
+    with pytest.raises(UserError, match="truncated or corrupt"):
         Corpus.open(directory)
 
 
-def test_a_manifest_of_another_version(directory):
+@pytest.mark.parametrize("version", [1, 99])
+def test_manifest_of_another_version_is_an_error_with_the_remedy(directory, version):
+    """Version 1 had other keys; the error tells to build the corpus again."""
     manifest = json.loads((directory / corpus.MANIFEST).read_text())
-    (directory / corpus.MANIFEST).write_text(json.dumps(manifest | {"version": 99}))
-    with pytest.raises(UserError, match="version 99; this program reads 'lingvo_moe corpus' version 1"):
+    (directory / corpus.MANIFEST).write_text(json.dumps(manifest | {"version": version}))
+    message = f"version {version}; this program reads 'lingvo_moe corpus' version 2. Build the corpus again"
+    with pytest.raises(UserError, match=message):
         Corpus.open(directory)
 
 
-def test_files_that_are_not_the_manifests(directory):
+_UNSAFE = ["../../etc/passwd", "/etc/passwd", "de/x", "de\\x", "c:de", "de\0", "..", ".", "", "de.tsv", "DE", "deutsch"]
+
+
+@given(strategies.sampled_from(_UNSAFE) | strategies.text(max_size=12))
+def test_language_of_a_manifest_is_checked_before_it_becomes_a_path(tmp_path_factory, language):
+    """Property: an altered manifest cannot make the program open a file outside of the corpus; the error names both."""
+    directory = tmp_path_factory.mktemp("corpus")
+    counts = {split: {"pairs": 1, "bytes": 3} for split in corpus.SPLITS}
+    manifest = {"format": corpus.FORMAT, "version": corpus.VERSION, "fingerprint": "f", "languages": {language: counts}}
+    (directory / corpus.MANIFEST).write_text(json.dumps(manifest))
+    with pytest.raises(UserError) as raised:
+        Corpus.open(directory)
+    if language in _UNSAFE:
+        assert f"corpus.json, field languages: {language!r} is not a language label" in str(raised.value)
+    else:  # a safe label: its file is missing
+        assert "is not a language label" in str(raised.value) or f"/train/{language}.tsv: missing" in str(raised.value)
+
+
+def test_files_that_do_not_match_the_manifest_are_errors(directory):
+    """Sizes are checked on opening, counts on reading."""
     path = directory / "train" / "de.tsv"
     data = path.read_bytes()
     path.write_bytes(data + b"gut\tgood\n")
@@ -133,7 +162,8 @@ def test_files_that_are_not_the_manifests(directory):
         Corpus.open(directory)
 
 
-def test_asking_for_what_is_not_there(directory):
+def test_unknown_language_or_split_is_an_error(directory):
+    """With the known ones, and the nearest."""
     opened = Corpus.open(directory)
     with pytest.raises(UserError, match="no language 'de_DE' among the corpus's 2. Did you mean de?"):
         opened.pairs("train", "de_DE")

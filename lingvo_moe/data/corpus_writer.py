@@ -1,4 +1,4 @@
-"""Writes a corpus beside its place and moves it there when it is complete."""
+"""Writes a corpus beside its final directory and renames it into that directory once it is complete."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from lingvo_moe.data import languages
 from lingvo_moe.data.corpus import FORMAT, MANIFEST, REPORT, SPLITS, VERSION, Corpus
 from lingvo_moe.data.corpus_report import report
 from lingvo_moe.errors import UserError
@@ -21,14 +22,19 @@ Pair = tuple[str, str]  # (source, english)
 
 
 @dataclasses.dataclass(frozen=True)
-class Target:
-    """The directory that a corpus is to be in."""
+class OutputDirectory:
+    """The directory that a corpus is written to.
+
+    Attributes:
+      directory: its path.
+      identity: a hash of the inputs and of the version of the cleaning rules.
+    """
 
     directory: Path
-    identity: str  # a hash of the inputs and of the rules that make a corpus from them
+    identity: str
 
     def is_up_to_date(self) -> bool:
-        """Whether a complete corpus of the same inputs is there."""
+        """Returns whether the directory has a complete corpus of the same inputs."""
         if not (self.directory / MANIFEST).is_file():
             return False
         try:
@@ -37,41 +43,41 @@ class Target:
             return False
 
     def check_replaceable(self, force: bool):
-        """Raises UserError if a corpus is in the way, unless `force` is given."""
+        """Raises UserError if the directory has a corpus, unless `force` is true."""
         if not force and (self.directory / MANIFEST).exists():
             raise UserError(
-                f"--output={self.directory} holds a corpus of other inputs, or a damaged one. "
+                f"--output={self.directory} has a corpus of other inputs or of another version, or a corrupt one. "
                 "Name another directory, or replace it with --force."
             )
 
     @contextlib.contextmanager
-    def writing(self) -> Iterator[Writer]:
-        """Yields a writer; what it wrote takes the directory's place at the end, and is removed on an error."""
-        beside = self.directory.with_name(f".{self.directory.name}.partial-{os.getpid()}")
-        beside.parent.mkdir(parents=True, exist_ok=True)
+    def atomic_writer(self) -> Iterator[Writer]:
+        """Yields a writer; its files replace the directory when the context ends, and are removed on an error."""
+        partial = self.directory.with_name(f".{self.directory.name}.partial-{os.getpid()}")
+        partial.parent.mkdir(parents=True, exist_ok=True)
         try:
-            beside.mkdir()
-            yield Writer(beside)
-            self._replace_by(beside)
+            partial.mkdir()
+            yield Writer(partial)
+            self._replace_by(partial)
         finally:
-            shutil.rmtree(beside, ignore_errors=True)
+            shutil.rmtree(partial, ignore_errors=True)
 
-    def _replace_by(self, complete: Path):
+    def _replace_by(self, partial: Path):
         if not self.directory.exists():
-            complete.rename(self.directory)
+            partial.rename(self.directory)
             return
         old = self.directory.with_name(f".{self.directory.name}.replaced-{os.getpid()}")
         self.directory.rename(old)
         try:
-            complete.rename(self.directory)
+            partial.rename(self.directory)
         except OSError:
             old.rename(self.directory)
             raise
         shutil.rmtree(old)
 
 
-def check_place(directory: Path):
-    """Raises UserError if there is anything but a corpus or an empty directory."""
+def check_output_directory(directory: Path):
+    """Raises UserError if `directory` exists and is neither a corpus nor empty."""
     if not os.path.lexists(directory):
         return
     if directory.is_symlink() or not directory.is_dir():
@@ -79,7 +85,7 @@ def check_place(directory: Path):
     names = {entry.name for entry in directory.iterdir()}
     if names and (MANIFEST not in names or not names <= {MANIFEST, REPORT, *SPLITS}):
         raise UserError(
-            f"--output={directory} holds something other than a corpus and is left alone; name another directory."
+            f"--output={directory} has files that are not of a corpus and is left unchanged; name another directory."
         )
 
 
@@ -94,16 +100,20 @@ class Writer:
         for split in SPLITS:
             (directory / split).mkdir()
 
-    def add(self, language: str, pairs: Mapping[str, list[Pair]], read: int, dropped: Counter[str]):
+    def add(self, language: str, pairs: Mapping[str, list[Pair]], read: int, rejected: Counter[str]):
         """Writes one language's files.
 
         Args:
-          language: its label; call in sorted order, the fingerprint depends on it.
+          language: its label. Call in sorted order: the fingerprint depends on it.
           pairs: by split.
-          read: how many entries the sources had.
-          dropped: how many of them became no pair, by reason.
+          read: the number of entries that the sources had.
+          rejected: the number of entries that became no pair, by reason.
+
+        Raises:
+          UserError: the label is not safe in a path.
         """
-        facts: dict[str, Any] = {"read": read, "dropped": {reason: dropped[reason] for reason in sorted(+dropped)}}
+        languages.check_label(language, "the corpus's sources")
+        facts: dict[str, Any] = {"read": read, "rejected": {reason: rejected[reason] for reason in sorted(+rejected)}}
         if not any(pairs.values()):
             self._without_pairs[language] = facts
             return
@@ -120,8 +130,8 @@ class Writer:
         counts = {split: sum(facts[split]["pairs"] for facts in self._languages.values()) for split in SPLITS}
         if not counts["train"]:
             raise UserError(
-                "nothing is left to train on: of all the pairs read, only "
-                f"{counts['test']} test and {counts['valid']} validation pairs remain. Give more text."
+                "no training pairs: of all the pairs read, only "
+                f"{counts['test']} test and {counts['valid']} validation pairs remain. Add more text."
             )
         manifest = {
             "format": FORMAT,
@@ -137,7 +147,7 @@ class Writer:
 
 
 def write(path: Path, data: bytes):
-    """Writes a file; an error while writing (a full disk) names it, which the system alone does only for opening."""
+    """Writes a file. An error while writing (a full disk) names the file, which the system does only on opening."""
     try:
         path.write_bytes(data)
     except OSError as error:

@@ -1,7 +1,7 @@
-"""The preset debian: catalogs in Debian packages, and the package descriptions that Debian's translators wrote.
+"""The preset `debian`: catalogs in Debian packages, and the translated package descriptions.
 
-apt does the fetching, with its lists and its cache in a directory of ours: the system's own state is neither needed nor
-touched. What is there and has the right hash is not fetched again.
+apt downloads the packages, with its lists and its cache in a directory of ours: the system's own apt state is neither
+used nor changed. A file that is there with the right hash is not downloaded again.
 """
 
 from __future__ import annotations
@@ -18,9 +18,17 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lingvo_moe.data import catalogs, languages
-from lingvo_moe.data.sources import Folder, Part, Source, combined_hash, sha256
+from lingvo_moe.data.sources import (
+    CatalogDirectory,
+    CatalogFile,
+    Source,
+    SourceList,
+    combined_hash,
+    register_source,
+    sha256,
+)
 from lingvo_moe.errors import UserError
-from lingvo_moe.utils import progress
+from lingvo_moe.utils import progress, safe_paths
 
 PACKAGES = tuple(
     (
@@ -38,8 +46,9 @@ DESCRIPTION_LANGUAGES = tuple(
         "zh_CN zh_TW"
     ).split()
 )
-_MOST_MISSING = 0.25
-_PLAN = "packages.json"
+_MAX_MISSING = 0.25  # of the packages
+_INDEX = "packages.json"
+_INDEX_VERSION = 2  # 1 had no version
 
 # Read after the system's configuration. Images without translations say Acquire::Languages "none".
 _CONFIGURATION = """\
@@ -51,7 +60,6 @@ Acquire::Languages {{ {languages} }};
 #clear APT::Update::Pre-Invoke;
 #clear APT::Update::Post-Invoke;
 #clear APT::Update::Post-Invoke-Success;
-APT::Sandbox::User "root";
 """
 _PARAGRAPH = "\n .\n"
 _STANZA = re.compile(
@@ -60,7 +68,7 @@ _STANZA = re.compile(
 
 
 class Archive(NamedTuple):
-    """A package as apt would fetch it."""
+    """A package as apt would download it."""
 
     name: str
     file: str
@@ -68,98 +76,113 @@ class Archive(NamedTuple):
 
 
 class Package:
-    """A fetched package, unpacked while it is read."""
+    """A downloaded package; `files` unpacks it into a temporary directory while it is read."""
 
     def __init__(self, path: Path):
         self.name = path.name
         self.size = path.stat().st_size
-        self.links_left_out = 0
+        self.skipped_links = 0
         self._path = path
 
     def identity(self) -> str:
+        """Returns the hash of the archive."""
         return sha256(self._path)
 
-    def parts(self) -> Iterator[Part]:
+    def files(self) -> Iterator[CatalogFile]:
+        """Yields the catalogs in the package. dpkg-deb and tar refuse members outside of the directory."""
         with tempfile.TemporaryDirectory(prefix="unpacked-", dir=self._path.parent) as directory:
             unpacked = subprocess.run(["dpkg-deb", "--extract", self._path, directory], capture_output=True, text=True)
             if unpacked.returncode:
-                raise UserError(f"{self._path}: cannot be unpacked ({_reason(unpacked)}). Delete it and run again.")
-            folder = Folder(self.name, Path(directory))
-            self.links_left_out = folder.links_left_out
-            # The bar counts what was fetched: a file inside is a share of its package.
-            compression = self.size / max(folder.size, 1)
-            for part in folder.parts():
-                yield part._replace(size=part.size * compression)
+                raise UserError(
+                    f"{self._path}: cannot be unpacked ({_reason(unpacked)}). Delete it and run the same command again."
+                )
+            catalogs_inside = CatalogDirectory(self.name, Path(directory))
+            self.skipped_links = catalogs_inside.skipped_links
+            # The progress bar counts downloaded bytes: a file counts with its compressed size.
+            compression = self.size / max(catalogs_inside.size, 1)
+            for file in catalogs_inside.files():
+                yield file._replace(size=file.size * compression)
 
 
 class Descriptions:
-    """All packages' descriptions, translated: apt's lists `..._Translation-LANG`, paired by the English text's MD5."""
-
-    name = "package descriptions"
-    links_left_out = 0
+    """The translated package descriptions: apt's lists `..._Translation-LANG`, paired by the English text's MD5."""
 
     def __init__(self, lists: Path):
-        self._files = sorted(lists.glob("*_i18n_Translation-*"))
-        self.size = sum(path.stat().st_size for path in self._files)
+        self.name = "package descriptions"
+        self.skipped_links = 0
+        self._paths = sorted(lists.glob("*_i18n_Translation-*"))
+        self.size = sum(path.stat().st_size for path in self._paths)
 
     def identity(self) -> str:
-        return combined_hash((path.name, path) for path in self._files)
+        """Returns a hash of the lists' names and contents."""
+        return combined_hash((path.name, path) for path in self._paths)
 
-    def parts(self) -> Iterator[Part]:
-        english = {}
-        for path in self._files:
+    def files(self) -> Iterator[CatalogFile]:
+        """Yields the English lists, without entries, then the other languages' lists."""
+        english: dict[str, list[str]] = {}
+        for path in self._paths:
             if _language(path) == "en":
                 english.update(_descriptions(path))
-                yield Part(path.name, path.stat().st_size, iter(()))
-        for path in self._files:
+                yield CatalogFile(path.name, path.stat().st_size, iter(()))
+        for path in self._paths:
             if _language(path) != "en":
-                yield Part(path.name, path.stat().st_size, _translated(path, english))
+                yield CatalogFile(path.name, path.stat().st_size, _translations(path, english))
 
 
-def fetch(directory: Path) -> tuple[list[Source], list[str]]:
-    """Fetches what is not there yet.
-
-    Returns:
-      the packages and descriptions, and the names of the packages that the distribution does not have.
+@register_source("debian")
+def fetch(cache: Path) -> SourceList:
+    """Returns the packages and descriptions, downloading what `cache` lacks.
 
     Raises:
-      UserError: apt is absent, its lists or a package cannot be fetched, or a quarter of the packages is unknown.
+      UserError: apt is absent, its lists or a package cannot be downloaded, or a quarter of the packages is unknown.
     """
-    directory = directory.absolute()
-    directory.mkdir(parents=True, exist_ok=True)
-    plan = _read_plan(directory)
-    if plan is None or not all(_is_intact(directory, archive) for archive in plan):
-        apt = _Apt(directory)
+    cache = cache.absolute()
+    cache.mkdir(parents=True, exist_ok=True)
+    archives = _read_index(cache)
+    if archives is None or not all(_is_intact(cache, archive) for archive in archives):
+        apt = _Apt(cache)
         apt.update()
-        plan = apt.plan()
-        _fetch_missing(apt, directory, plan)
-    found = [Package(directory / archive.file) for archive in plan]
-    known = {archive.name for archive in plan}
-    return [*found, Descriptions(directory / "lists")], [name for name in PACKAGES if name not in known]
+        archives = apt.available()
+        _download_missing(apt, cache, archives)
+    packages: list[Source] = [Package(cache / archive.file) for archive in archives]
+    known = {archive.name for archive in archives}
+    return SourceList([*packages, Descriptions(cache / "lists")], [name for name in PACKAGES if name not in known])
 
 
-def _fetch_missing(apt: _Apt, directory: Path, plan: Sequence[Archive]):
-    wanted = [archive for archive in plan if not _is_intact(directory, archive)]
-    with progress.bar("fetching packages", len(plan), "packages", done=len(plan) - len(wanted)) as advance:
-        for archive in wanted:
+def _download_missing(apt: _Apt, cache: Path, archives: Sequence[Archive]):
+    missing = [archive for archive in archives if not _is_intact(cache, archive)]
+    with progress.bar("downloading packages", len(archives), "packages", done=len(archives) - len(missing)) as advance:
+        for archive in missing:
             advance(0, archive.name)
             apt.download(archive)
             advance()
-    text = json.dumps({"wanted": PACKAGES, "found": [archive._asdict() for archive in plan]}, indent=1)
-    beside = directory / f".{_PLAN}.partial"
-    beside.write_text(text)
-    beside.replace(directory / _PLAN)
+    index = {
+        "version": _INDEX_VERSION,
+        "requested": PACKAGES,
+        "archives": [archive._asdict() for archive in archives],
+    }
+    partial = cache / f".{_INDEX}.partial"
+    partial.write_text(json.dumps(index, indent=1))
+    partial.replace(cache / _INDEX)
 
 
-def _read_plan(directory: Path) -> list[Archive] | None:
-    """What an earlier, completed run fetched; None if there was none, or it wanted other packages."""
+def _read_index(cache: Path) -> list[Archive] | None:
+    """Returns what an earlier, complete run downloaded; None if there was none, or it requested other packages.
+
+    Raises:
+      UserError: the index names a file outside of the cache.
+    """
+    path = cache / _INDEX
     try:
-        written = json.loads((directory / _PLAN).read_text())
-        plan = [Archive(**archive) for archive in written["found"]]
+        index = json.loads(path.read_text())
+        if (index["version"], index["requested"]) != (_INDEX_VERSION, list(PACKAGES)):
+            return None
+        archives = [Archive(**archive) for archive in index["archives"]]
     except (FileNotFoundError, ValueError, KeyError, TypeError):
         return None
-    is_ours = written["wanted"] == list(PACKAGES) and all(Path(archive.file).name == archive.file for archive in plan)
-    return plan if is_ours else None
+    for archive in archives:
+        safe_paths.check_file_name(archive.file, f"{path}, field file")
+    return archives
 
 
 def _is_intact(directory: Path, archive: Archive) -> bool:
@@ -168,7 +191,14 @@ def _is_intact(directory: Path, archive: Archive) -> bool:
 
 
 class _Apt:
-    """apt with its state in a directory of ours."""
+    """apt with its state in a directory of ours.
+
+    Args:
+      directory: for apt's lists, cache and configuration, and for the downloaded packages.
+
+    Raises:
+      UserError: a tool is not installed.
+    """
 
     def __init__(self, directory: Path):
         for tool in ("apt-get", "apt-cache", "dpkg-deb"):
@@ -191,45 +221,45 @@ class _Apt:
         )
 
     def update(self):
-        """Fetches the lists of packages and descriptions. Raises UserError if that leaves none."""
-        with progress.bar("fetching the lists of packages", None, "lists") as advance:
+        """Downloads the lists of packages and descriptions. Raises UserError if there is none afterwards."""
+        with progress.bar("downloading the lists of packages", None, "lists") as advance:
             updated = self._run("apt-get", "update")
             advance()
-        # A broken third-party source fails the update, yet Debian's own lists are there.
+        # A broken third-party source makes the update fail although Debian's own lists are there.
         if not Descriptions(self._directory / "lists").size:
             raise UserError(
-                f"apt-get update brought no package lists ({_reason(updated)}). Check the network and "
+                f"apt-get update downloaded no package lists ({_reason(updated)}). Check the network and "
                 "apt's sources, then run the same command again."
             )
 
-    def plan(self) -> list[Archive]:
-        """Returns the packages that the distribution has. Raises UserError if a quarter or more is missing."""
+    def available(self) -> list[Archive]:
+        """Returns the packages that the distribution has. Raises UserError if a quarter or more of them is missing."""
         policy = self._run("apt-cache", "policy", *PACKAGES).stdout
-        blocks = re.findall(r"^(\S+):\n  Installed: .*\n  Candidate: (.*)$", policy, re.MULTILINE)
-        candidates = {name for name, candidate in blocks if candidate != "(none)"}
+        versions = re.findall(r"^(\S+):\n  Installed: .*\n  Candidate: (.*)$", policy, re.MULTILINE)
+        candidates = {name for name, candidate in versions if candidate != "(none)"}
         known = [name for name in PACKAGES if name in candidates]
         missing = [name for name in PACKAGES if name not in candidates]
-        if len(missing) >= _MOST_MISSING * len(PACKAGES):
+        if len(missing) >= _MAX_MISSING * len(PACKAGES):
             raise UserError(
                 f"this distribution has {len(known)} of the {len(PACKAGES)} packages; missing are "
-                f"{', '.join(missing[:5])}, ... The preset is made for Debian 12 with the component main."
+                f"{', '.join(missing[:5])}, ... The preset is for Debian 12 with the component main."
             )
         answer = self._run("apt-get", "download", "--print-uris", *known)
         lines = re.findall(r"^'\S+' ([^\s/]+) \d+ SHA256:([0-9a-f]{64})", answer.stdout, re.MULTILINE)
         by_name = {file.partition("_")[0]: Archive(file.partition("_")[0], file, digest) for file, digest in lines}
         if by_name.keys() != candidates:
-            unplaced = min(candidates - by_name.keys(), default="")
-            raise UserError(f"apt does not say where to fetch {unplaced} ({_reason(answer)}).")
+            unknown = min(candidates - by_name.keys(), default="")
+            raise UserError(f"apt-get download has no address for {unknown} ({_reason(answer)}).")
         return [by_name[name] for name in known]
 
     def download(self, archive: Archive):
-        """Fetches one package. It appears under its name only when it is complete."""
-        fetched = self._run("apt-get", "download", archive.name, cwd=self._partial)
+        """Downloads one package; it gets its final name only when it is complete."""
+        downloaded = self._run("apt-get", "download", archive.name, cwd=self._partial)
         path = self._partial / archive.file
-        if fetched.returncode or not path.is_file() or sha256(path) != archive.sha256:
+        if downloaded.returncode or not path.is_file() or sha256(path) != archive.sha256:
             raise UserError(
-                f"cannot fetch the package {archive.name} ({_reason(fetched)}). Check the network and run "
-                "the same command again; what is fetched stays."
+                f"cannot download the package {archive.name} ({_reason(downloaded)}). Check the network and run "
+                "the same command again; completed downloads are kept."
             )
         path.replace(self._directory / archive.file)
 
@@ -246,7 +276,7 @@ class _Apt:
 
 
 def _reason(finished: subprocess.CompletedProcess) -> str:
-    """The gravest complaint of a command, on one line."""
+    """Returns a command's first error (else its first message) as one line."""
     lines = [line.strip() for line in finished.stderr.splitlines() if line.strip()]
     errors = [line for line in lines if line.startswith(("E:", "dpkg-deb: error"))]
     return next(iter(errors or lines), f"exit status {finished.returncode}")
@@ -257,22 +287,22 @@ def _language(path: Path) -> str | None:
     return languages.normalize(urllib.parse.unquote(path.name.rpartition("Translation-")[2]))
 
 
-def _translated(path: Path, english: dict[str, list[str]]) -> Iterator[catalogs.Entry]:
+def _translations(path: Path, english: dict[str, list[str]]) -> Iterator[catalogs.Entry]:
     language = _language(path)
     for digest, paragraphs in _descriptions(path):
         originals = english.get(digest, [])
-        # With another number of paragraphs nobody knows which belongs to which, except the first.
+        # If the numbers of paragraphs differ, only the first paragraphs are known to correspond.
         count = len(originals) if len(originals) == len(paragraphs) else 1
         for original, paragraph in zip(originals[:count], paragraphs):
             yield catalogs.Entry(language, original, paragraph)
 
 
 def _descriptions(path: Path) -> Iterator[tuple[str, list[str]]]:
-    """Yields, for each package, the MD5 of its English description and its paragraphs, the one-line summary first."""
+    """Yields the MD5 of each package's English description, and its paragraphs, the one-line summary first."""
     try:
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
-        raise UserError(f"{path}: not UTF-8 (byte {error.start}). Delete it and run again.") from None
+        raise UserError(f"{path}: not UTF-8 (byte {error.start}). Delete it and run the same command again.") from None
     for stanza in text.split("\n\n"):
         fields = _STANZA.search(stanza)
         if fields:

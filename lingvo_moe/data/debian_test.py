@@ -1,4 +1,4 @@
-"""Packages are fetched once, completely or not at all. A small script, with a directory for a mirror, plays apt."""
+"""Protects the Debian preset: packages are downloaded once, completely or not at all. A script stands in for apt."""
 
 from __future__ import annotations
 
@@ -103,26 +103,27 @@ def mirror(tmp_path, monkeypatch) -> Path:
 
 @pytest.fixture
 def log(tmp_path) -> Path:
-    """What the tools were asked since the last look."""
+    """The calls of the tools since the last `_calls`."""
     return tmp_path / "log"
 
 
-def _asked(log: Path) -> list[str]:
+def _calls(log: Path) -> list[str]:
     lines = log.read_text().splitlines() if log.exists() else []
     log.unlink(missing_ok=True)
     return lines
 
 
 def _downloads(log: Path) -> list[str]:
-    calls = [line.split() for line in _asked(log) if line.startswith("apt-get download")]
-    return [call[2] for call in calls if len(call) == 3]  # the question where they are names them all
+    downloads = [line.split() for line in _calls(log) if line.startswith("apt-get download")]
+    return [call[2] for call in downloads if len(call) == 3]  # --print-uris names all packages
 
 
 def _entries(found) -> list[Entry]:
-    return [entry for source in found for part in source.parts() for entry in part.entries]
+    return [entry for source in found for file in source.files() for entry in file.entries]
 
 
 def test_packages_and_descriptions(mirror, tmp_path):
+    """Catalogs come from packages, and paragraphs of translated descriptions are paired with the English ones."""
     found, missing = debian.fetch(tmp_path / "cache")
     assert missing == []
     entries = _entries(found)
@@ -137,41 +138,46 @@ def test_packages_and_descriptions(mirror, tmp_path):
     assert not list((tmp_path / "cache").glob("unpacked-*"))
 
 
-def test_the_progress_of_a_package_adds_up_to_its_size(mirror, tmp_path):
-    package = debian.fetch(tmp_path / "cache")[0][0]
-    assert sum(part.size for part in package.parts()) == pytest.approx(package.size)
+def test_file_sizes_of_a_package_add_up_to_its_size(mirror, tmp_path):
+    """The progress bar ends at its total."""
+    package = debian.fetch(tmp_path / "cache").sources[0]
+    assert sum(file.size for file in package.files()) == pytest.approx(package.size)
 
 
-def test_what_is_there_and_intact_is_not_fetched_again_and_needs_no_network(mirror, tmp_path, log):
+def test_intact_packages_are_not_downloaded_again_and_need_no_network(mirror, tmp_path, log):
+    """A second build works offline."""
     first, _ = debian.fetch(tmp_path / "cache")
-    _asked(log)
+    _calls(log)
     (mirror / "down").touch()
     second, _ = debian.fetch(tmp_path / "cache")
-    assert _asked(log) == []
+    assert _calls(log) == []
     assert [source.identity() for source in first] == [source.identity() for source in second]
 
 
-def test_a_cache_of_another_list_of_packages_is_completed(mirror, tmp_path, log, monkeypatch):
+def test_cache_of_another_list_of_packages_is_completed(mirror, tmp_path, log, monkeypatch):
+    """A new release of the preset downloads what is new."""
     with monkeypatch.context() as patch:
         patch.setattr(debian, "PACKAGES", debian.PACKAGES[1:])
         debian.fetch(tmp_path / "cache")
-    _asked(log)
-    assert len(debian.fetch(tmp_path / "cache")[0]) == 6
+    _calls(log)
+    assert len(debian.fetch(tmp_path / "cache").sources) == 6
     assert _downloads(log) == ["alpha"]
 
 
-def test_only_a_damaged_package_is_fetched_again(mirror, tmp_path, log):
+def test_only_a_corrupt_package_is_downloaded_again(mirror, tmp_path, log):
+    """The hash of every package is checked."""
     cache = tmp_path / "cache"
     debian.fetch(cache)
-    _asked(log)
-    whole = (cache / "beta_1.deb").read_bytes()
-    (cache / "beta_1.deb").write_bytes(whole[:-1])
+    _calls(log)
+    complete = (cache / "beta_1.deb").read_bytes()
+    (cache / "beta_1.deb").write_bytes(complete[:-1])
     debian.fetch(cache)
     assert _downloads(log) == ["beta"]
-    assert (cache / "beta_1.deb").read_bytes() == whole
+    assert (cache / "beta_1.deb").read_bytes() == complete
 
 
-def test_an_interrupted_fetch_goes_on_where_it_stopped(mirror, tmp_path, log, monkeypatch):
+def test_interrupted_download_resumes(mirror, tmp_path, log, monkeypatch):
+    """Complete packages are kept, an incomplete one is downloaded again."""
     cache, download = tmp_path / "cache", debian._Apt.download
 
     def interrupted(self, archive):
@@ -184,62 +190,84 @@ def test_an_interrupted_fetch_goes_on_where_it_stopped(mirror, tmp_path, log, mo
         patch.setattr(debian._Apt, "download", interrupted)
         debian.fetch(cache)
     assert sorted(path.name for path in cache.glob("*.deb")) == ["alpha_1.deb", "beta_1.deb"]
-    _asked(log)
-    assert len(debian.fetch(cache)[0]) == 6
+    _calls(log)
+    assert len(debian.fetch(cache).sources) == 6
     assert _downloads(log) == ["gamma", "delta", "epsilon"]
 
 
-def test_a_package_that_is_not_the_one_announced_is_an_error(mirror, tmp_path, monkeypatch):
+def test_package_with_another_hash_is_an_error(mirror, tmp_path, monkeypatch):
+    """A mirror cannot replace a package."""
     monkeypatch.setattr(debian, "sha256", lambda path: hashlib.sha256(b"other").hexdigest())
-    with pytest.raises(UserError, match="cannot fetch the package alpha .*run the same command again"):
+    with pytest.raises(UserError, match="cannot download the package alpha .*run the same command again"):
         debian.fetch(tmp_path / "cache")
 
 
-def test_no_network_at_first(mirror, tmp_path):
+def test_no_network_is_an_error_with_apts_reason(mirror, tmp_path):
+    """Apt's own first error is shown."""
     (mirror / "down").touch()
-    with pytest.raises(UserError, match=r"apt-get update brought no package lists \(E: Could not resolve 'mirror'\)"):
+    with pytest.raises(
+        UserError, match=r"apt-get update downloaded no package lists \(E: Could not resolve 'mirror'\)"
+    ):
         debian.fetch(tmp_path / "cache")
 
 
-def test_no_network_later_names_the_package(mirror, tmp_path):
+def test_failed_download_is_an_error_that_names_the_package(mirror, tmp_path):
+    """With apt's reason."""
     cache = tmp_path / "cache"
     debian.fetch(cache)
     (cache / "delta_1.deb").unlink()
     (mirror / "down").touch()
-    with pytest.raises(UserError, match=r"cannot fetch the package delta \(E: Could not resolve 'mirror'\)"):
+    with pytest.raises(UserError, match=r"cannot download the package delta \(E: Could not resolve 'mirror'\)"):
         debian.fetch(cache)
 
 
-def test_a_package_that_the_distribution_lacks_is_reported(mirror, tmp_path):
+def test_package_that_the_distribution_lacks_is_reported(mirror, tmp_path):
+    """The corpus is built without it, and its report warns."""
     (mirror / "beta_1.deb").unlink()
     found, missing = debian.fetch(tmp_path / "cache")
     assert missing == ["beta"] and len(found) == 5
 
 
 def test_too_many_missing_packages_are_an_error(mirror, tmp_path):
+    """Another distribution would give another corpus."""
     (mirror / "beta_1.deb").unlink()
     (mirror / "delta_1.deb").unlink()
     with pytest.raises(UserError, match="has 3 of the 5 packages; missing are beta, delta"):
         debian.fetch(tmp_path / "cache")
 
 
-def test_without_apt(tmp_path, monkeypatch):
+def test_missing_apt_is_an_error(tmp_path, monkeypatch):
+    """With another preset as the remedy."""
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(UserError, match="needs apt-get, which this machine does not have"):
         debian.fetch(tmp_path / "cache")
 
 
-def test_an_archive_that_cannot_be_unpacked(mirror, tmp_path):
+def test_invalid_archive_is_an_error(mirror, tmp_path):
+    """dpkg-deb's reason is shown."""
     (mirror / "alpha_1.deb").write_bytes(b"no archive")
     found, _ = debian.fetch(tmp_path / "cache")
     with pytest.raises(UserError, match=r"alpha_1\.deb: cannot be unpacked \(dpkg-deb: error: not a Debian format"):
         _entries(found)
 
 
-def test_a_plan_that_names_files_elsewhere_is_not_believed(mirror, tmp_path):
+@pytest.mark.parametrize("file", ["../mirror/alpha_1.deb", "/etc/passwd", "a/b.deb", "", "c:x.deb", 3])
+def test_index_with_a_path_outside_of_the_cache_is_refused(mirror, tmp_path, file):
+    """The error names the index and the value."""
     cache = tmp_path / "cache"
     debian.fetch(cache)
-    plan = json.loads((cache / "packages.json").read_text())
-    plan["found"][0]["file"] = "../mirror/alpha_1.deb"
-    (cache / "packages.json").write_text(json.dumps(plan))
-    assert debian.fetch(cache)[0][0]._path.parent == cache
+    index = json.loads((cache / "packages.json").read_text())
+    index["archives"][0]["file"] = file
+    (cache / "packages.json").write_text(json.dumps(index))
+    with pytest.raises(UserError, match="cache/packages.json, field file: "):
+        debian.fetch(cache)
+
+
+def test_index_of_another_version_is_written_again(mirror, tmp_path, log):
+    """Version 1 had other keys; the packages are in the cache and are not downloaded again."""
+    cache = tmp_path / "cache"
+    debian.fetch(cache)
+    _calls(log)
+    (cache / "packages.json").write_text(json.dumps({"wanted": list(debian.PACKAGES), "found": []}))
+    assert len(debian.fetch(cache).sources) == 6
+    assert _downloads(log) == []

@@ -1,6 +1,8 @@
-"""Names of languages: one label per language, however a catalog's author spelled it.
+"""Language labels: one normalised label per language, however a catalog's author spelled it.
 
 A label is `language[_Script][_REGION][_variant][@modifier]`: `de`, `pt_BR`, `sr_Latn`, `be_tarask`, `ca@valencia`.
+These are BCP 47 tags with underscores, and gettext's modifiers. A label names files of a corpus, so `check_label`
+guards every label that comes from a file or from a user's code.
 """
 
 from __future__ import annotations
@@ -8,6 +10,10 @@ from __future__ import annotations
 import re
 from pathlib import PurePath
 
+from lingvo_moe.errors import UserError
+
+# What `normalize` returns. No separator, dot, NUL or drive letter: a label is safe as the stem of a file name.
+_NORMALIZED = re.compile(r"[a-z]{2,3}(?:_[A-Za-z0-9]{1,8}){0,6}(?:@[a-z]{1,16})?")
 _LABEL = re.compile(r"([a-z]{2,3})((?:[-_][a-z0-9]{1,8})*)(?:\.[a-z0-9-]+)?(?:@([a-z]+))?", re.IGNORECASE)
 _SCRIPTS = frozenset(
     "Arab Aran Bali Beng Bugi Cans Cyrl Deva Ethi Gujr Guru Hans Hant Hebr Java Kana Knda Latn "
@@ -24,8 +30,8 @@ _SCRIPT_OF_MODIFIER = {
 }
 _EMPTY_MODIFIERS = ("euro", "utf")
 
-# The region that a language is written for when none is named; one of the language's own letters (de_DE) is not listed.
-_HOME_REGIONS = dict(
+# The default region of a language, which its label omits. A region that repeats the language (de_DE) is not listed.
+_DEFAULT_REGIONS = dict(
     pair.split("_")
     for pair in (
         "af_ZA am_ET bn_BD bs_BA ca_ES cs_CZ cy_GB da_DK dz_BT el_GR et_EE eu_ES fa_IR ga_IE gd_GB gl_ES gu_IN he_IL "
@@ -53,12 +59,12 @@ _SAME_LABEL = {
     "ug_Arab": "ug",
     "uz_Latn": "uz",
 }
-# MediaWiki documents its messages under qqq; xx and qps stand for made-up test translations.
+# MediaWiki documents its messages under qqq; xx and qps stand for artificial test translations.
 _NOT_LANGUAGES = frozenset(("qqq", "qqx", "xx", "qps"))
 
 
 def normalize(label: str) -> str | None:
-    """Returns the one label of a language (`pt-br` -> `pt_BR`, `de_DE.UTF-8` -> `de`), or None if this is no label."""
+    """Returns the normalised label of a language (`pt-br` -> `pt_BR`, `de_DE.UTF-8` -> `de`), or None."""
     match = _LABEL.fullmatch(label)
     if match is None:
         return None
@@ -71,23 +77,43 @@ def normalize(label: str) -> str | None:
     if modifier in _SCRIPT_OF_MODIFIER:
         subtags.insert(0, _SCRIPT_OF_MODIFIER[modifier])
         modifier = ""
-    home = (language.upper(), _HOME_REGIONS.get(language))
-    whole = "_".join([language, *(subtag for subtag in subtags if subtag not in home)])
-    whole = _SAME_LABEL.get(whole, whole)
-    return f"{whole}@{modifier}" if modifier and modifier not in _EMPTY_MODIFIERS else whole
+    default_regions = (language.upper(), _DEFAULT_REGIONS.get(language))
+    normalized = "_".join([language, *(subtag for subtag in subtags if subtag not in default_regions)])
+    normalized = _SAME_LABEL.get(normalized, normalized)
+    if modifier and modifier not in _EMPTY_MODIFIERS:
+        normalized = f"{normalized}@{modifier}"
+    return normalized if _NORMALIZED.fullmatch(normalized) else None
+
+
+def check_label(label: object, origin: str) -> str:
+    """Returns `label` if it has the form of a normalised label, so that it is safe in a path.
+
+    Args:
+      label: the value as a manifest or a data source has it; any value.
+      origin: what the value comes from, for the error: the manifest's path or the source's name.
+
+    Raises:
+      UserError: it is not a string or not such a label; the message names the origin and the value.
+    """
+    if not isinstance(label, str) or not _NORMALIZED.fullmatch(label):
+        raise UserError(
+            f"{origin}: {label!r} is not a language label; expected "
+            "language[_Script][_REGION][_variant][@modifier], such as de, pt_BR or ca@valencia."
+        )
+    return label
 
 
 def is_english(label: str) -> bool:
-    """Whether a normalised label names English or a variant of it (`en_GB`, `en@shaw`)."""
+    """Returns whether a normalised label names English or a variant of it (`en_GB`, `en@shaw`)."""
     return re.match(r"en(?![a-z])", label) is not None
 
 
-def of_path(path: PurePath, header: str = "") -> str | None:
-    """Returns the label of the language that a catalog translates into, or None where nothing tells it.
+def from_path(path: PurePath, header: str = "") -> str | None:
+    """Returns the label of the language that a catalog translates into, or None if neither path nor header names it.
 
-    Understood are `LANG/LC_MESSAGES/x.mo`, `LANG.po`, `x-LANG.po`, `x.LANG.po` and `LANG/x.po`. Short names such as
-    `gtk-de` or `app` look like labels too, so what the catalog's own header says, or a two-letter language, wins over a
-    three-letter one.
+    The layouts `LANG/LC_MESSAGES/x.mo`, `LANG.po`, `x-LANG.po`, `x.LANG.po` and `LANG/x.po` are recognised. Short names
+    such as `gtk-de` or `app` look like labels too, so the catalog's own header, or a two-letter language, takes
+    precedence over a three-letter one.
 
     Args:
       path: the catalog's path inside its source.
@@ -113,12 +139,12 @@ def of_path(path: PurePath, header: str = "") -> str | None:
 def _subtag(part: str) -> str:
     if part.title() in _SCRIPTS:
         return part.title()
-    is_region = len(part) == 2 and part.isalpha() or len(part) == 3 and part.isdigit()
+    is_region = (len(part) == 2 and part.isalpha()) or (len(part) == 3 and part.isdigit())
     return part.upper() if is_region else part.lower()
 
 
 def _tails(stem: str) -> list[str]:
-    """`admin-network-pt_BR` -> itself, `network-pt_BR`, `pt_BR`: what may be a label, longest first."""
+    """Returns the parts of a file name that may be a label: `x-y-pt_BR` -> `x-y-pt_BR`, `y-pt_BR`, `pt_BR`."""
     starts = [0, *(match.end() for match in re.finditer(r"[-.]", stem))]
     return [stem[start:] for start in starts]
 

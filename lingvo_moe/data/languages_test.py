@@ -1,4 +1,4 @@
-"""One language has one label, wherever its catalog comes from."""
+"""Protects language labels: one label per language, and no label that is unsafe in a path."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, strategies
 
 from lingvo_moe.data import languages
+from lingvo_moe.errors import UserError
 
 
 @pytest.mark.parametrize(
@@ -44,18 +45,45 @@ from lingvo_moe.data import languages
     ],
 )
 def test_normalize(written, label):
+    """Spellings of gettext, BCP 47 and MediaWiki give one label."""
     assert languages.normalize(written) == label
 
 
 @given(strategies.from_regex(r"[A-Za-z]{2,3}([-_][A-Za-z0-9]{1,8}){0,2}(@(latin|euro|saaho))?", fullmatch=True))
-def test_a_normalised_label_is_final(written):
+def test_normalising_twice_changes_nothing(written):
+    """A label that was written to a manifest is read back as the same label."""
     label = languages.normalize(written)
     assert label is None or languages.normalize(label) == label
 
 
 def test_english_and_its_variants():
+    """Three-letter languages that begin with `en` are not English."""
     assert all(map(languages.is_english, ("en", "en_GB", "en@shaw")))
     assert not any(map(languages.is_english, ("enm", "de", "eo")))
+
+
+@given(strategies.text(max_size=40) | strategies.from_regex(r"[a-zA-Z]{2,3}([-_@./\\\\][\\w.]*){0,3}"))
+def test_every_normalised_label_is_safe_in_a_path(written):
+    """Property: whatever a file or a header says, a label is one path component and passes `check_label`."""
+    label = languages.normalize(written)
+    if label is not None:
+        assert languages.check_label(label, "test") == label
+        assert not set(label) & set("/\\\0.:") and len(label.encode()) < 200
+
+
+@given(
+    strategies.text()
+    | strategies.none()
+    | strategies.integers()
+    | strategies.sampled_from(["../x", "/etc", "de/..", "c:de", "de\0", "de\n", "DE", "", "de.tsv", "..", "de\\x"])
+)
+def test_label_that_is_not_one_is_refused_with_the_manifest_and_the_value(label):
+    """Property: absolute paths, `..`, separators, NUL and drive letters never pass as a language."""
+    try:
+        accepted = languages.check_label(label, "corpus.json")
+        assert accepted == label and not set(label) & set("/\\\0.: \n")
+    except UserError as error:
+        assert str(error).startswith(f"corpus.json: {label!r} is not a language label")
 
 
 @pytest.mark.parametrize(
@@ -77,5 +105,6 @@ def test_english_and_its_variants():
         ("locale/all/LC_MESSAGES/qqq.mo", "", "all"),
     ],
 )
-def test_of_path(path, header, label):
-    assert languages.of_path(PurePath(path), header) == label
+def test_language_of_a_catalog_from_its_path_and_header(path, header, label):
+    """The common directory layouts of translation catalogs are recognised."""
+    assert languages.from_path(PurePath(path), header) == label

@@ -1,5 +1,6 @@
 """The training stream is a pure function of (seed, n), holds each language as often as the temperature says, and goes
-through a language's pairs epoch by epoch."""
+through a language's pairs epoch by epoch.
+"""
 
 from __future__ import annotations
 

@@ -2,8 +2,8 @@
 
 Reading, sampling and tokenising is a tf.data pipeline; packing its examples into rows is `batching.pack`; both run
 ahead in the background. Example n of training is a pure function of (seed, n), see `mixture`, so the state of a stream
-between two batches is the number of the next example and those of the few that wait for room. A batch is put together from
-independent streams, its shards, so that processes can share them out.
+between two batches is the number of the next example and those of the few that wait for room. A batch is put together
+from independent streams, its shards, so that processes can share them out.
 """
 
 from __future__ import annotations
@@ -61,14 +61,14 @@ class TrainInput:
     def batches(self, state: State | None = None, shards: range | None = None) -> Iterator[tuple[Batch, State]]:
         """Returns an endless iterator of (batch, state); one begun from that state goes on with the batch after it.
 
-        A state is plain JSON: `stream` and `shards` say what it belongs to, and `places` holds for each shard, by its number,
-        `next`, the number of its next example; `waiting`, the numbers of those that found no room yet; and `too_long`, how many
-        have been left out since the start because not even an empty row has room for them.
+        A state is plain JSON: `stream` and `shards` say what it belongs to, and `places` holds for each shard, by its
+        number, `next`, the number of its next example; `waiting`, the numbers of those that found no room yet; and
+        `too_long`, how many have been left out since the start because not even an empty row has room for them.
 
         Args:
           state: of the batch before, with the places of all `shards` (see `merge`); None to begin.
-          shards: make only the rows of these, and a state with their places; None for all. Shard i packs the examples n with
-            n % `input.shards` == i.
+          shards: make only the rows of these, and a state with their places; None for all. Shard i packs the examples n
+            with n % `input.shards` == i.
 
         Raises:
           UserError: at once, a state of another stream; later, a corpus of which no pair fits a row.
@@ -143,8 +143,8 @@ class TrainInput:
 
         chunk = max(_CHUNK // step, _LEAST_CHUNK)
         options = tf.data.Options()
-        # There is nothing to tune, and whoever closes an iterator waits for the tuner's thread, which after some minutes looks up
-        # but once in a minute: with Python's lock held, and once for each shard.
+        # There is nothing to tune, and whoever closes an iterator waits for the tuner's thread, which after some
+        # minutes looks up but once in a minute: with Python's lock held, and once for each shard.
         options.autotune.enabled = False
         chunks = (
             tf.data.Dataset.range(first, _END_OF_STREAM, step).batch(chunk, drop_remainder=True).with_options(options)

@@ -131,7 +131,8 @@ def test_every_example_is_fed_once_or_counted_as_too_long(train_input, tokenizer
 
 def test_shards_made_apart_are_those_made_together(corpus, tokenizers):
     """Three streams that make one, two and one of four shards have together the batches and the state of one that makes all;
-    shard i feeds examples i, i + 4, ... but for those that wait or are too long. Also when they go on, shared out otherwise."""
+    shard i feeds examples i, i + 4, ... but for those that wait or are too long. Also when they go on, shared out otherwise.
+    """
     config = dataclasses.replace(_CONFIG, shards=4)
     train_input, stream = TrainInput(corpus, tokenizers, config), stream_texts(corpus, tokenizers, 400)
     whole = take(train_input.batches(), 8)

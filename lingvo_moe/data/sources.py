@@ -1,96 +1,214 @@
-"""Where catalogs come from: the interface `Source`, and folders and single files."""
+"""Data sources: where the translation catalogs of a corpus come from.
+
+`tools.build_corpus --preset=NAME` reads the sources that are registered under NAME. A preset of one's own is a function
+in a file of one's own, passed with `--import`:
+
+    @register_source("proverbs")
+    def proverbs(cache: Path) -> SourceList:
+        entries = [Entry("de", "Practice makes perfect.", "Übung macht den Meister.")]
+        return SourceList([EntrySource("proverbs", entries)])
+"""
 
 from __future__ import annotations
 
 import hashlib
 import importlib.util
 import os
-from collections.abc import Collection, Iterable, Iterator
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from lingvo_moe.data import catalogs
-from lingvo_moe.errors import UserError
+from lingvo_moe.errors import UserError, did_you_mean
+
+_NAME = re.compile(r"[a-z][a-z0-9_]*")
 
 
-class Part(NamedTuple):
-    """The entries of one file."""
+class CatalogFile(NamedTuple):
+    """The entries of one file of a source."""
 
     name: str
-    size: float  # its share of its source's size
+    size: float  # bytes of its source's size, for the progress bar
     entries: Iterator[catalogs.Entry]
 
 
 class Source(Protocol):
-    """Some catalogs."""
+    """A collection of translation catalogs.
+
+    Attributes:
+      name: short and without machine paths; the corpus manifest lists it.
+      size: bytes to read, for the progress bar.
+      skipped_links: how many symbolic links to catalogs outside of the source were skipped; known once `files` is
+        exhausted.
+    """
 
     name: str
-    size: int  # bytes to read
-    links_left_out: int  # symbolic links to catalogs outside of the source, once the parts were read
+    size: int
+    skipped_links: int
 
     def identity(self) -> str:
-        """Returns a hash that changes with the content."""
+        """Returns a hash of the content: a corpus is rebuilt when it changes."""
+        ...
 
-    def parts(self) -> Iterator[Part]:
-        """Yields the entries, part by part, in an order that depends on names alone."""
+    def files(self) -> Iterator[CatalogFile]:
+        """Yields the source's files in an order that depends on their names alone."""
+        ...
 
 
-class Folder:
-    """The catalogs below a directory (those of some suffixes alone, if need be), or one file.
+class SourceList(NamedTuple):
+    """What a preset reads.
 
-    A symbolic link counts only where it leads to a file inside of the directory, so that nothing else on the machine
-    gets into a corpus.
+    Attributes:
+      sources: read in this order.
+      missing_packages: names of packages that the preset asks for and that could not be found; the report warns of
+        them.
+    """
+
+    sources: Sequence[Source]
+    missing_packages: Sequence[str] = ()
+
+
+Preset = Callable[[Path], SourceList]  # called with the download cache, which it creates if it needs it
+_presets: dict[str, Preset] = {}
+
+
+def register_source(name: str) -> Callable[[Preset], Preset]:
+    """Function decorator: makes the function's sources available as `tools.build_corpus --preset=NAME`.
+
+    The function takes the download cache's directory and returns a `SourceList`; it raises UserError if a source cannot
+    be fetched.
+
+    Args:
+      name: of the preset, a lower-case identifier.
+
+    Raises:
+      ValueError: the name is malformed, or another module has registered it.
+    """
+    if not _NAME.fullmatch(name):
+        raise ValueError(f"source name {name!r}: expected lower-case letters, digits and underscores.")
+
+    def register(preset: Preset) -> Preset:
+        known = _presets.get(name)
+        if known is not None and (known.__module__, known.__qualname__) != (preset.__module__, preset.__qualname__):
+            raise ValueError(
+                f"source {name!r} is registered twice, in {known.__module__} and in {preset.__module__}; rename one."
+            )
+        _presets[name] = preset
+        return preset
+
+    return register
+
+
+def preset_names() -> list[str]:
+    """Returns the names of all registered presets, sorted."""
+    return sorted(_presets)
+
+
+def preset_sources(name: str, cache: Path) -> SourceList:
+    """Returns the sources of a registered preset, fetching what `cache` lacks.
+
+    Raises:
+      UserError: no such preset, or one of its sources cannot be fetched.
+    """
+    if name not in _presets:
+        raise UserError(
+            f"--preset={name}: no such preset; expected one of {', '.join(preset_names())}."
+            f"{did_you_mean(name, _presets)} A preset of your own needs --import=FILE.py."
+        )
+    return _presets[name](cache)
+
+
+class CatalogDirectory:
+    """The catalogs below a directory (optionally of some suffixes alone), or a single catalog file.
+
+    A symbolic link counts only if it leads to a file inside of the directory, so no other file of the machine can get
+    into a corpus.
     """
 
     def __init__(self, name: str, root: Path, suffixes: Collection[str] = catalogs.SUFFIXES):
         self.name = name
         self._root = root if root.is_dir() else root.parent
-        found = sorted(_walk(root), key=lambda path: path.relative_to(root).parts) if root.is_dir() else [root]
-        found = [path for path in found if path.suffix in suffixes]
-        self._files = [path for path in found if _is_inside(path, self._root)]
-        self.links_left_out = len(found) - len(self._files)
-        self.size = sum(path.stat().st_size for path in self._files)
+        paths = sorted(_walk(root), key=lambda path: path.relative_to(root).parts) if root.is_dir() else [root]
+        paths = [path for path in paths if path.suffix in suffixes]
+        self._paths = [path for path in paths if _is_inside(path, self._root)]
+        self.skipped_links = len(paths) - len(self._paths)
+        self.size = sum(path.stat().st_size for path in self._paths)
 
     def identity(self) -> str:
-        return combined_hash((str(path.relative_to(self._root)), path) for path in self._files)
+        """Returns a hash of the catalogs' relative paths and contents."""
+        return combined_hash((str(path.relative_to(self._root)), path) for path in self._paths)
 
-    def parts(self) -> Iterator[Part]:
-        for path in self._files:
+    def files(self) -> Iterator[CatalogFile]:
+        """Yields the catalogs in the order of their paths."""
+        for path in self._paths:
             name = path.relative_to(self._root)
-            yield Part(f"{self.name}/{name}", path.stat().st_size, catalogs.read(path, name))
+            yield CatalogFile(f"{self.name}/{name}", path.stat().st_size, catalogs.read(path, name))
 
 
-def default_directory() -> Path:
-    """Where packages are kept if nobody says otherwise: below the user's cache directory."""
+class EntrySource:
+    """Entries in memory: the simplest source for a preset of one's own."""
+
+    def __init__(self, name: str, entries: Iterable[catalogs.Entry]):
+        self.name = name
+        self.skipped_links = 0
+        self._entries = tuple(entries)
+        self.size = sum(len(entry.english.encode()) + len(entry.translation.encode()) for entry in self._entries)
+
+    def identity(self) -> str:
+        """Returns a hash of the entries."""
+        return hashlib.sha256(repr([tuple(entry) for entry in self._entries]).encode()).hexdigest()
+
+    def files(self) -> Iterator[CatalogFile]:
+        """Yields all entries as one file."""
+        yield CatalogFile(self.name, self.size, iter(self._entries))
+
+
+def default_cache() -> Path:
+    """Returns the default directory for downloaded packages, below the user's cache directory."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lingvo_moe" / "packages"
 
 
+@register_source("django")
+def django_preset(cache: Path) -> SourceList:
+    """The catalogs of the installed Django alone; nothing is downloaded."""
+    del cache
+    return SourceList([django()])
+
+
+@register_source("none")
+def no_preset(cache: Path) -> SourceList:
+    """No source: the user's own inputs alone."""
+    del cache
+    return SourceList([])
+
+
 def django() -> Source:
-    """The catalogs of the installed PyPI package Django, which is found but not imported."""
+    """Returns the catalogs of the installed PyPI package Django, which is located but not imported."""
     spec = importlib.util.find_spec("django")
     if spec is None or not spec.submodule_search_locations:
         raise UserError(
             "this preset reads Django's translations, and Django is not installed. "
             "Install it: pip install Django==5.2.8."
         )
-    return Folder("Django", Path(spec.submodule_search_locations[0]), suffixes=(".mo",))
+    return CatalogDirectory("Django", Path(spec.submodule_search_locations[0]), suffixes=(".mo",))
 
 
-def own(path: str) -> Source:
-    """A directory or file of the user's own. Raises UserError if there is nothing to read."""
+def user_input(path: str | Path) -> Source:
+    """Returns the catalogs of a user's directory or file. Raises UserError if there is none."""
     root = Path(os.path.realpath(path))
     if not root.exists():
         raise UserError(f"--input={path}: no such file or directory.")
     if root.is_file() and root.suffix not in catalogs.SUFFIXES:
         raise UserError(f"--input={path}: expected a .tsv, .po, .mo or MediaWiki .json file, or a directory of them.")
-    folder = Folder(root.name, root)
-    if not folder.size:
+    source = CatalogDirectory(root.name, root)
+    if not source.size:
         raise UserError(f"--input={path}: no .tsv, .po, .mo or .json file in this directory, or only empty ones.")
-    return folder
+    return source
 
 
 def sha256(path: Path) -> str:
-    """Returns the hash of a file's content, in hexadecimal digits."""
+    """Returns the SHA-256 of a file's content, in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -101,7 +219,7 @@ def combined_hash(files: Iterable[tuple[str, Path]]) -> str:
 
 
 def _walk(root: Path) -> Iterator[Path]:
-    """Yields the files below `root` that are named like catalogs; linked directories are not entered."""
+    """Yields the files below `root` with a catalog's suffix; linked directories are not entered."""
     for directory, _, names in os.walk(root):
         paths = (Path(directory, name) for name in names)
         yield from (path for path in paths if path.suffix in catalogs.SUFFIXES and path.is_file())

@@ -1,4 +1,4 @@
-"""A source reads what is below its root and nothing else, in an order that names decide."""
+"""Protects data sources: the files they read, in which order, their registration as presets, and their errors."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from lingvo_moe.data import sources
-from lingvo_moe.data.sources import Folder
+from lingvo_moe.data import corpus_builder, sources
+from lingvo_moe.data.catalogs import Entry
+from lingvo_moe.data.sources import EntrySource, SourceList, register_source
 from lingvo_moe.errors import UserError
 
 
@@ -21,34 +22,37 @@ def root(tmp_path) -> Path:
     return root
 
 
-def _read(folder: Folder) -> list[tuple[str, str]]:
-    return [(entry.language, entry.translation) for part in folder.parts() for entry in part.entries]
+def _read(source: sources.Source) -> list[tuple[str | None, str]]:
+    return [(entry.language, entry.translation) for file in source.files() for entry in file.entries]
 
 
-def test_a_folder_in_the_order_of_its_names(root):
-    folder = sources.own(str(root))
+def test_directory_is_read_in_the_order_of_its_paths(root):
+    """The order does not depend on the file system, so the same files give the same corpus."""
+    folder = sources.user_input(str(root))
     assert _read(folder) == [("de", "ja"), ("fr", "oui"), ("it", "sì")]
-    assert [part.name for part in folder.parts()] == ["texts/de.tsv", "texts/fr.tsv", "texts/sub/it.tsv"]
-    assert folder.size == sum(part.size for part in folder.parts()) == 7 + 8 + 8
+    assert [file.name for file in folder.files()] == ["texts/de.tsv", "texts/fr.tsv", "texts/sub/it.tsv"]
+    assert folder.size == sum(file.size for file in folder.files()) == 7 + 8 + 8
 
 
-def test_a_single_file(root):
-    assert _read(sources.own(str(root / "de.tsv"))) == [("de", "ja")]
+def test_single_file(root):
+    """--input may be a file."""
+    assert _read(sources.user_input(str(root / "de.tsv"))) == [("de", "ja")]
 
 
-def test_the_identity_follows_names_and_contents(root):
-    before = sources.own(str(root)).identity()
-    assert sources.own(str(root)).identity() == before
+def test_identity_depends_on_names_and_contents(root):
+    """A change of a catalog rebuilds the corpus; a change of any other file does not."""
+    before = sources.user_input(str(root)).identity()
+    assert sources.user_input(str(root)).identity() == before
     (root / "README").write_text("changed")
-    assert sources.own(str(root)).identity() == before
+    assert sources.user_input(str(root)).identity() == before
     (root / "de.tsv").rename(root / "nl.tsv")
-    renamed = sources.own(str(root)).identity()
+    renamed = sources.user_input(str(root)).identity()
     (root / "nl.tsv").write_text("ja\tno\n")
-    assert len({before, renamed, sources.own(str(root)).identity()}) == 3
+    assert len({before, renamed, sources.user_input(str(root)).identity()}) == 3
 
 
-def test_links_that_lead_out_are_left_out_and_counted(root, tmp_path):
-    """Or a link inside an archive could pull any file of the machine into a corpus."""
+def test_links_out_of_the_directory_are_skipped_and_counted(root, tmp_path):
+    """A link inside an archive must not pull other files of the machine into a corpus."""
     (tmp_path / "outside").mkdir()
     (tmp_path / "outside" / "es.tsv").write_text("sí\tyes\n", encoding="utf-8")
     (root / "es.tsv").symlink_to(tmp_path / "outside" / "es.tsv")
@@ -56,14 +60,15 @@ def test_links_that_lead_out_are_left_out_and_counted(root, tmp_path):
     (root / "linked").symlink_to(tmp_path / "outside", target_is_directory=True)
     (root / "nl.tsv").symlink_to(root / "de.tsv")
     (root / "gone.tsv").symlink_to(root / "nothing.tsv")
-    folder = sources.own(str(root))
+    folder = sources.user_input(str(root))
     assert [language for language, _ in _read(folder)] == ["de", "fr", "nl", "it"]
-    assert folder.links_left_out == 2
+    assert folder.skipped_links == 2
 
 
-def test_a_root_that_the_user_names_may_be_a_link(root, tmp_path):
+def test_input_directory_may_be_a_link(root, tmp_path):
+    """Only links inside of the directory are checked, not the path that the user gives."""
     (tmp_path / "link").symlink_to(root, target_is_directory=True)
-    assert len(_read(sources.own(str(tmp_path / "link")))) == 3
+    assert len(_read(sources.user_input(str(tmp_path / "link")))) == 3
 
 
 @pytest.mark.parametrize(
@@ -74,13 +79,79 @@ def test_a_root_that_the_user_names_may_be_a_link(root, tmp_path):
         ("empty", "empty: no .tsv, .po, .mo or .json file"),
     ],
 )
-def test_nothing_to_read(root, tmp_path, path, message):
+def test_input_without_catalogs_is_an_error(root, tmp_path, path, message):
+    """The error names the flag, the path and what was expected."""
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match=message):
-        sources.own(str(tmp_path / path))
+        sources.user_input(str(tmp_path / path))
 
 
-def test_django_that_is_absent(monkeypatch):
+def test_missing_django_is_an_error_with_the_remedy(monkeypatch):
+    """The preset needs an installed Django."""
     monkeypatch.setattr(sources.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UserError, match="Install it: pip install Django"):
         sources.django()
+
+
+@pytest.fixture
+def presets(monkeypatch) -> dict:
+    """A copy of the registered presets, to which a test may add."""
+    copied = dict(sources._presets)
+    monkeypatch.setattr(sources, "_presets", copied)
+    return copied
+
+
+def test_registered_source_is_read_as_a_preset(presets, tmp_path):
+    """A user's function, called with the download cache, gives the corpus its entries, name and warnings."""
+    caches = []
+
+    @register_source("proverbs")
+    def proverbs(cache: Path) -> SourceList:
+        caches.append(cache)
+        entry = Entry("de", "Practice makes perfect.", "Übung macht den Meister.")
+        return SourceList([EntrySource("my proverbs", [entry, entry])], missing_packages=["x"])
+
+    corpus, is_new = corpus_builder.build("proverbs", [], tmp_path / "corpus", tmp_path / "cache")
+    assert is_new and caches == [tmp_path / "cache"]
+    assert list(corpus.pairs("train", "de")) == [("Übung macht den Meister.", "Practice makes perfect.")]
+    assert corpus.manifest["inputs"] == ["my proverbs"] and corpus.manifest["missing_packages"] == ["x"]
+    assert corpus_builder.build("proverbs", [], tmp_path / "corpus", tmp_path / "cache")[1] is False
+
+
+@pytest.mark.parametrize("language", ["../../etc/x", "/etc/x", "de/x", "c:de", "de\0", "deutsch", ""])
+def test_language_of_a_users_source_is_checked_before_it_becomes_a_path(presets, tmp_path, language):
+    """A source's own code may give any label; nothing is written outside of the corpus."""
+    register_source("bad")(lambda cache: SourceList([EntrySource("my file", [Entry(language, "a text", "ein Text")])]))
+    with pytest.raises(UserError, match="my file: .* is not a language label"):
+        corpus_builder.build("bad", [], tmp_path / "corpus", tmp_path / "cache")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_unknown_preset_is_an_error_with_a_suggestion(tmp_path):
+    """The error names the flag, the known presets, the nearest one and --import."""
+    with pytest.raises(
+        UserError, match="--preset=quickstrat: no such preset; .*Did you mean quickstart.*--import=FILE.py"
+    ):
+        corpus_builder.build("quickstrat", [], tmp_path / "corpus")
+    assert set(sources.preset_names()) >= {"debian", "django", "none", "quickstart"}
+
+
+def test_name_is_registered_once(presets):
+    """Two modules cannot both own a preset's name; importing one module twice is no conflict."""
+
+    def mine(cache: Path) -> SourceList:
+        return SourceList([])
+
+    assert register_source("mine")(mine) is mine is register_source("mine")(mine)
+    with pytest.raises(ValueError, match="'mine' is registered twice"):
+        register_source("mine")(lambda cache: SourceList([]))
+    for name in ("", "My", "a-b", "../x", "1a"):
+        with pytest.raises(ValueError, match="expected lower-case letters"):
+            register_source(name)
+
+
+def test_identity_of_entries_in_memory(tmp_path):
+    """Other entries are another corpus."""
+    first, second = (EntrySource("x", [Entry("de", "text", text)]) for text in ("Text", "Texte"))
+    assert first.identity() == EntrySource("x", [Entry("de", "text", "Text")]).identity() != second.identity()
+    assert first.size == sum(file.size for file in first.files()) == 8

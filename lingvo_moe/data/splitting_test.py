@@ -1,4 +1,4 @@
-"""No held-out sentence, nor one nearly like it, is trained on; what is held out depends on the sentence alone."""
+"""Protects the train/valid/test split: no held-out sentence or near-duplicate of one is trained on."""
 
 from __future__ import annotations
 
@@ -26,11 +26,13 @@ _KEYS = strategies.lists(strategies.sampled_from("abcd"), min_size=1, max_size=6
     ],
 )
 def test_english_key(english, key):
+    """Wordings that differ in case, punctuation, numbers or placeholders have one key."""
     assert splitting.english_key(english) == key
 
 
 @given(strategies.text(alphabet="abc XYZ.,-'%s{}12", max_size=40))
-def test_a_key_is_its_own_key(english):
+def test_english_key_is_idempotent(english):
+    """The key of a key is the key."""
     key = splitting.english_key(english)
     assert splitting.english_key(key) == key
 
@@ -45,78 +47,81 @@ def test_a_key_is_its_own_key(english):
         ("word " * 41, False),
     ],
 )
-def test_which_sentences_may_be_held_out(english, allowed):
+def test_eligibility_for_a_held_out_split(english, allowed):
+    """4 to 40 words and no placeholder."""
     assert splitting.can_be_held_out(english) is allowed
 
 
 @given(strategies.sets(_KEYS), strategies.sets(_KEYS))
-def test_within_one_word_finds_what_comparing_all_with_all_finds(candidates, held_out):
+def test_near_duplicates_equal_a_comparison_of_all_pairs(candidates, held_out):
+    """The index finds exactly the keys at word distance 1."""
     near = {key for key in candidates if any(_word_distance(key.split(), other.split()) <= 1 for other in held_out)}
-    found = splitting.within_one_word(candidates - held_out, held_out)
+    found = splitting.near_duplicates(candidates - held_out, held_out)
     assert found == near - held_out
 
 
-def test_contained_needs_most_of_the_4_grams_in_one_sentence():
+def test_ngram_overlap_needs_80_percent_of_the_4_grams_in_one_sentence():
+    """Overlap with several sentences does not add up, and short sentences are not considered."""
     held_out = "a b c d e f g h"  # five 4-grams
-    assert splitting.contained([held_out], ["x a b c d e f g y"]) == {held_out}  # four of them
-    assert splitting.contained([held_out], ["x a b c d e f y", "d e f g h"]) == set()  # three, and two
-    assert splitting.contained(["a b c d e f g"], ["a b c d e f g h"]) == set()  # too short to be judged
+    assert splitting.ngram_overlaps([held_out], ["x a b c d e f g y"]) == {held_out}  # four of them
+    assert splitting.ngram_overlaps([held_out], ["x a b c d e f y", "d e f g h"]) == set()  # three, and two
+    assert splitting.ngram_overlaps(["a b c d e f g"], ["a b c d e f g h"]) == set()  # too short
 
 
-def test_a_large_corpus_gives_5_and_2_percent_and_leaks_nothing():
+def test_large_corpus_holds_out_5_and_2_percent_without_leaks():
+    """The documented fractions, and no near-duplicate in training."""
     sentences = _sentences(4000)
     split = splitting.split_keys(sentences)
     assert split.eligible == split.all == 4000
     held_out = split.test | split.valid | split.overlapping
     assert abs(len(split.test) - 200) < 45 and abs(len(split.valid) - 80) < 30
-    training = set(sentences) - held_out - split.near
-    assert not splitting.within_one_word(training, held_out)
+    training = set(sentences) - held_out - split.near_duplicates
+    assert not splitting.near_duplicates(training, held_out)
     assert not split.test & split.valid
 
 
-def test_a_small_corpus_gives_more_but_at_most_10_and_5_percent():
+def test_small_corpus_holds_out_at_most_10_and_5_percent():
+    """The fractions grow to reach 60 and 30 keys, up to their maximum."""
     split = splitting.split_keys(_sentences(800))
     assert len(split.test) == 60 and len(split.valid) == 30
     split = splitting.split_keys(_sentences(200))
     assert 8 <= len(split.test) <= 32 and 3 <= len(split.valid) <= 20
 
 
-def test_a_sentence_stays_where_it_is_when_others_come():
+def test_more_sentences_do_not_move_held_out_ones():
+    """Scores on a grown corpus stay comparable."""
     few, many = splitting.split_keys(_sentences(3000)), splitting.split_keys(_sentences(6000))
     assert few.test <= many.test and few.valid <= many.valid
 
 
-def test_the_order_of_the_sentences_does_not_matter():
+def test_order_of_sentences_does_not_matter():
+    """The split is a function of the set of sentences."""
     sentences = _sentences(300)
     assert splitting.split_keys(sentences) == splitting.split_keys(reversed(sentences))
 
 
-def test_a_wording_with_placeholders_goes_with_its_key():
+def test_wording_with_placeholders_has_the_split_of_its_key():
+    """A variant with a placeholder does not leak into training."""
     sentences = _sentences(2000)
     held_out = next(iter(splitting.split_keys(sentences).test))
     split = splitting.split_keys([*sentences, held_out + " %s"])
     assert held_out in split.test and splitting.english_key(held_out + " %s") in split.test
 
 
-def test_nothing_to_hold_out():
+def test_nothing_eligible():
+    """Short texts alone give empty held-out splits."""
     split = splitting.split_keys(["yes", "no"])
-    assert split.counts() == {"test": 0, "valid": 0, "near": 0, "overlapping": 0, "eligible": 0, "all": 2}
+    assert split.counts() == {"test": 0, "valid": 0, "near_duplicates": 0, "overlapping": 0, "eligible": 0, "all": 2}
 
 
 def _sentences(count: int) -> list[str]:
     """Different sentences of five words, any two of which differ in at least two."""
-    logical_axes = [chr(ord("a") + i) for i in range(20)]
-    words = itertools.product(logical_axes, repeat=3)
-    code = (
-        (
-            logical_axes.index(a) + logical_axes.index(b) + logical_axes.index(c),
-            logical_axes.index(a) + 2 * logical_axes.index(b) + 3 * logical_axes.index(c),
-        )
-        for a, b, c in words
-    )
+    letters = [chr(ord("a") + i) for i in range(20)]
+    words = itertools.product(range(20), repeat=3)
+    code = ((a + b + c, a + 2 * b + 3 * c) for a, b, c in words)
     return [
-        f"{a} {b} {c} {logical_axes[x % 20]} {logical_axes[y % 20]}z"
-        for (a, b, c), (x, y) in itertools.islice(zip(itertools.product(logical_axes, repeat=3), code), count)
+        f"{a} {b} {c} {letters[x % 20]} {letters[y % 20]}z"
+        for (a, b, c), (x, y) in itertools.islice(zip(itertools.product(letters, repeat=3), code), count)
     ]
 
 

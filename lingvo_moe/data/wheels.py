@@ -1,26 +1,30 @@
-"""Catalogs of PyPI packages: wheels are downloaded by pip, checked by their hash, and only their catalogs are unpacked.
+"""The preset `quickstart`: catalogs of PyPI packages. pip downloads the wheels; only their catalogs are unpacked.
 
-Django alone has 800 different English sentences, too few to learn to translate a sentence that is not among them. Three large
-applications written with Django bring ten thousand more, in up to 110 languages.
+Django alone has 800 different English sentences, too few to learn to translate other sentences. Three large
+applications written with Django add ten thousand more, in up to 110 languages.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
 import zipfile
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import NamedTuple
 
-from lingvo_moe.data.sources import Folder, Source, sha256
+from lingvo_moe.data.sources import CatalogDirectory, Source, SourceList, django, register_source, sha256
 from lingvo_moe.errors import UserError
+from lingvo_moe.utils import safe_paths
+
+_LOG = logging.getLogger(__name__)
 
 
 class Wheel(NamedTuple):
-    """A wheel of PyPI, named as pip pins it."""
+    """A wheel of PyPI, as pip pins it."""
 
     package: str
     version: str
@@ -34,86 +38,72 @@ WHEELS = (
 )
 
 
-def fetch(directory: Path, wheels: tuple[Wheel, ...] = WHEELS) -> list[Source]:
-    """Returns the catalogs of `wheels`, downloading into `directory` what is not there, whole, from before.
+@register_source("quickstart")
+def quickstart_preset(cache: Path) -> SourceList:
+    """The catalogs of Django and of three applications written with it."""
+    return SourceList([django(), *fetch(cache)])
+
+
+def fetch(cache: Path, wheels: tuple[Wheel, ...] = WHEELS) -> list[Source]:
+    """Returns the catalogs of `wheels`, downloading into `cache` what it lacks.
 
     Raises:
-      UserError: pip cannot download a wheel, or what it brought is not the pinned file.
+      UserError: pip cannot download a wheel, the wheel is not the pinned file, or a member of it is unsafe to unpack.
     """
-    directory.mkdir(parents=True, exist_ok=True)
-    return [Folder(wheel.package, _catalogs(directory, wheel), suffixes=(".mo",)) for wheel in wheels]
+    cache.mkdir(parents=True, exist_ok=True)
+    return [CatalogDirectory(wheel.package, _unpacked(cache, wheel), suffixes=(".mo",)) for wheel in wheels]
 
 
-def _catalogs(directory: Path, wheel: Wheel) -> Path:
-    """The directory of a wheel's catalogs; it exists only when it is complete."""
-    unpacked = directory / f"{wheel.package}-{wheel.version}"
+def _unpacked(cache: Path, wheel: Wheel) -> Path:
+    """Returns the directory of a wheel's catalogs, which exists only when it is complete."""
+    unpacked = cache / f"{wheel.package}-{wheel.version}"
     if not unpacked.is_dir():
         partial = unpacked.with_name(f"{unpacked.name}.partial")
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir()
-        _unpack(_download(directory, wheel), partial)
+        _unpack(_intact(cache, wheel) or _download(cache, wheel), partial)
         os.replace(partial, unpacked)
     return unpacked
 
 
-def _download(directory: Path, wheel: Wheel) -> Path:
-    found = _intact(directory, wheel)
-    if found is None:
-        print(f"downloading {wheel.package} {wheel.version} ...", file=sys.stderr, flush=True)
-        with tempfile.TemporaryDirectory(dir=directory) as temporary:
-            pins = Path(temporary, "pins.txt")
-            pins.write_text(f"{wheel.package}=={wheel.version} --hash=sha256:{wheel.sha256}\n", encoding="utf-8")
-            command = [
-                sys.executable,
-                "-m",
-                "pip",
-                "download",
-                "--quiet",
-                "--disable-pip-version-check",
-                "--no-deps",
-                "--only-binary=:all:",
-                "--require-hashes",
-                f"--dest={temporary}",
-                f"--requirement={pins}",
-            ]
-            finished = subprocess.run(command, capture_output=True, text=True, check=False)
-            if finished.returncode:
-                said = (finished.stderr.strip() or finished.stdout.strip() or "no reason given").splitlines()[-1]
-                raise UserError(
-                    f"pip could not download {wheel.package}=={wheel.version}: {said}\nCheck the network and run the "
-                    "same command again; what was fetched before is kept."
-                )
-            for path in Path(temporary).glob("*.whl"):
-                os.replace(path, directory / path.name)
-        found = _intact(directory, wheel)
-    if found is None:
+def _download(cache: Path, wheel: Wheel) -> Path:
+    _LOG.info("downloading %s %s ...", wheel.package, wheel.version)
+    with tempfile.TemporaryDirectory(dir=cache) as temporary:
+        pins = Path(temporary, "pins.txt")
+        pins.write_text(f"{wheel.package}=={wheel.version} --hash=sha256:{wheel.sha256}\n", encoding="utf-8")
+        finished = subprocess.run(_pip_download(temporary, pins), capture_output=True, text=True, check=False)
+        if finished.returncode:
+            reason = (finished.stderr.strip() or finished.stdout.strip() or "no reason given").splitlines()[-1]
+            raise UserError(
+                f"pip could not download {wheel.package}=={wheel.version}: {reason}\nCheck the network and run the "
+                "same command again; completed downloads are kept."
+            )
+        for path in Path(temporary).glob("*.whl"):
+            os.replace(path, cache / path.name)
+    downloaded = _intact(cache, wheel)
+    if downloaded is None:
         raise UserError(
-            f"{directory}: pip brought another {wheel.package} than version {wheel.version}; empty the directory and "
+            f"{cache}: pip downloaded {wheel.package} in a version other than {wheel.version}; empty the directory and "
             "run the same command again."
         )
-    return found
+    return downloaded
 
 
-def _intact(directory: Path, wheel: Wheel) -> Path | None:
-    return next(
-        (
-            path
-            for path in sorted(directory.glob(f"{wheel.package}-{wheel.version}-*.whl"))
-            if sha256(path) == wheel.sha256
-        ),
-        None,
-    )
+def _pip_download(directory: str, pins: Path) -> list[str]:
+    options = "--quiet --disable-pip-version-check --no-deps --require-hashes --only-binary=:all:".split()
+    return [sys.executable, "-m", "pip", "download", *options, f"--dest={directory}", f"--requirement={pins}"]
+
+
+def _intact(cache: Path, wheel: Wheel) -> Path | None:
+    """Returns the downloaded wheel with the pinned hash, or None."""
+    paths = sorted(cache.glob(f"{wheel.package}-{wheel.version}-*.whl"))
+    return next((path for path in paths if sha256(path) == wheel.sha256), None)
 
 
 def _unpack(path: Path, directory: Path) -> None:
-    """Unpacks the catalogs alone; a member whose name leads out of the directory is refused."""
+    """Unpacks the catalogs alone. Raises UserError for a member that leads out of the directory."""
     with zipfile.ZipFile(path) as archive:
         for member in archive.namelist():
-            if not member.endswith(".mo"):
-                continue
-            name = PurePosixPath(member)
-            if name.is_absolute() or ".." in name.parts:
-                raise UserError(
-                    f"{path}: member {member!r} leads out of the archive; the file is not what it should be."
-                )
-            archive.extract(member, directory)
+            if member.endswith(".mo"):
+                safe_paths.check_relative_path(member, f"{path}, archive member")
+                archive.extract(member, directory)

@@ -1,4 +1,4 @@
-"""Wheels are downloaded once, checked by hash, and nothing but their catalogs, inside the directory, is unpacked."""
+"""Protects the quickstart preset: wheels are downloaded once, checked by hash, and unpacked safely."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def _no_pip(monkeypatch, returncode: int = 1):
     monkeypatch.setattr(wheels.subprocess, "run", run)
 
 
-def test_an_intact_wheel_is_not_fetched_again_and_only_catalogs_are_unpacked(tmp_path, monkeypatch):
-    """A second run, or one without a network, works from what is there."""
+def test_intact_wheel_is_not_downloaded_again_and_only_catalogs_are_unpacked(tmp_path, monkeypatch):
+    """A second run, or one without a network, uses the cache."""
     _no_pip(monkeypatch)
     wheel = _wheel(tmp_path, {"some/locale/de/LC_MESSAGES/a.mo": b"x", "some/code.py": b"import os"})
     wheels.fetch(tmp_path, (wheel,))
@@ -40,8 +40,8 @@ def test_an_intact_wheel_is_not_fetched_again_and_only_catalogs_are_unpacked(tmp
     assert [path.name for path in files] == ["a.mo"]
 
 
-def test_a_damaged_wheel_is_fetched_again_and_a_failure_says_why(tmp_path, monkeypatch):
-    """An interrupted download is noticed by its hash; pip's reason is passed on."""
+def test_corrupt_wheel_is_downloaded_again_and_a_failure_has_the_reason(tmp_path, monkeypatch):
+    """The hash detects an interrupted download; pip's reason is in the error."""
     wheel = _wheel(tmp_path, {"some/locale/de/LC_MESSAGES/a.mo": b"x"})
     (tmp_path / _NAME).write_bytes((tmp_path / _NAME).read_bytes()[:-5])
     _no_pip(monkeypatch)
@@ -49,17 +49,18 @@ def test_a_damaged_wheel_is_fetched_again_and_a_failure_says_why(tmp_path, monke
         wheels.fetch(tmp_path, (wheel,))
 
 
-def test_members_that_lead_out_are_refused(tmp_path, monkeypatch):
-    """An archive cannot write beside its directory, and leaves nothing half unpacked under its name."""
+@pytest.mark.parametrize("member", ["../../out.mo", "/tmp/out.mo", "a/../../out.mo", "c:/out.mo", "a\\..\\out.mo"])
+def test_members_outside_of_the_archive_are_refused(tmp_path, monkeypatch, member):
+    """An archive cannot write outside of its directory, and leaves no partial directory under its final name."""
     _no_pip(monkeypatch)
-    wheel = _wheel(tmp_path / "packages", {"../../out.mo": b"x"})
-    with pytest.raises(UserError, match="leads out of the archive"):
+    wheel = _wheel(tmp_path / "packages", {member: b"x"})
+    with pytest.raises(UserError, match="some-1.0-py3-none-any.whl, archive member: the path .* is refused"):
         wheels.fetch(tmp_path / "packages", (wheel,))
-    assert not (tmp_path / "out.mo").exists() and not (tmp_path / "packages" / "some-1.0").exists()
+    assert not list(tmp_path.rglob("out.mo")) and not (tmp_path / "packages" / "some-1.0").exists()
 
 
-def test_an_unpacking_that_was_interrupted_is_done_again(tmp_path, monkeypatch):
-    """Leftovers of a killed run do not end up in a corpus."""
+def test_interrupted_unpacking_is_repeated(tmp_path, monkeypatch):
+    """Leftovers of a killed run do not get into a corpus."""
     _no_pip(monkeypatch)
     wheel = _wheel(tmp_path, {"some/locale/de/LC_MESSAGES/a.mo": b"x"})
     leftover = tmp_path / "some-1.0.partial" / "old.mo"

@@ -1,4 +1,4 @@
-"""What tests share: a corpus of given pairs."""
+"""Writes a corpus of given pairs for tests."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lingvo_moe.data.corpus_writer import Pair, Writer
 
 
 def write_corpus(directory: Path, pairs: Mapping[str, Mapping[str, list[Pair]]]) -> Path:
-    """Writes a corpus of `pairs[language][split]` into `directory`, which must not exist, and returns that."""
+    """Writes a corpus of `pairs[language][split]` into `directory`, which must not exist; returns `directory`."""
     directory.mkdir(parents=True)
     writer = Writer(directory)
     for language, by_split in sorted(pairs.items()):
@@ -22,10 +22,10 @@ def write_corpus(directory: Path, pairs: Mapping[str, Mapping[str, list[Pair]]])
             "preset": "none",
             "inputs": [],
             "missing_packages": [],
-            "english_keys": dict.fromkeys(("all", "eligible", "test", "valid", "near", "overlapping"), 0),
+            "english_keys": dict.fromkeys(("all", "eligible", "test", "valid", "near_duplicates", "overlapping"), 0),
             "english_labels": {},
             "unlabelled": {},
-            "links_left_out": {},
+            "skipped_links": {},
         }
     )
     return directory

@@ -1,0 +1,1 @@
+"""Helpers without knowledge of models: progress bars, output files, safe paths."""

@@ -1,4 +1,4 @@
-"""Files that a command writes for a person: checked before hours of work, and never half there."""
+"""Output files of a command: paths are checked before the work, files are written completely or not at all."""
 
 from __future__ import annotations
 
@@ -12,24 +12,28 @@ from typing import TextIO
 from lingvo_moe.errors import UserError
 
 
-def check_place(flag: str, path: str | None):
-    """Raises UserError where no file can be written to `path`, before hours of work find out."""
+def check_path(flag: str, path: str | None):
+    """Raises UserError if no file can be written to `path`; call this before hours of work.
+
+    Args:
+      flag: the flag that holds the path, for the error.
+      path: the value of the flag; None and `-` (standard output) are accepted.
+    """
     if path in (None, "-"):
         return
     if os.path.isdir(path):
         raise UserError(f"{flag}={path} is a directory; expected the name of a file.")
-    if os.path.exists(path) and not os.path.isfile(
-        path
-    ):  # to put a file in the place of /dev/null would break the machine
-        raise UserError(f"{flag}={path} is no file but a device or a pipe; expected the name of a file.")
+    # Replacing a device such as /dev/null by a file would break the machine.
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise UserError(f"{flag}={path} is not a file but a device or a pipe; expected the name of a file.")
     directory = os.path.dirname(path) or "."
     if not os.path.isdir(directory):
-        raise UserError(f"{flag}={path}: there is no directory {directory}; make it first.")
+        raise UserError(f"{flag}={path}: there is no directory {directory}; create it first.")
 
 
 @contextlib.contextmanager
-def writing(path: str) -> Iterator[TextIO]:
-    """Standard output, or a file that replaces `path` only when it is complete."""
+def atomic_writer(path: str) -> Iterator[TextIO]:
+    """Yields standard output for `-`, else a text file that replaces `path` when the context ends without an error."""
     if path == "-":
         yield sys.stdout
         return

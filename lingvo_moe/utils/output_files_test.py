@@ -1,4 +1,4 @@
-"""A place that cannot be written to is told before any work; a file is there whole or not at all."""
+"""Protects output files: an unwritable path is an error before any work, and a file is never left half written."""
 
 from __future__ import annotations
 
@@ -11,40 +11,40 @@ from lingvo_moe.utils import output_files
 
 
 @pytest.mark.parametrize(
-    ("path", "said"),
+    ("path", "message"),
     [
         ("{tmp}", "is a directory"),
-        ("{tmp}/no/file", "there is no directory {tmp}/no; make it first"),
-        (os.devnull, "is no file but a device or a pipe"),
-        ("{tmp}/pipe", "is no file but a device or a pipe"),
+        ("{tmp}/no/file", "there is no directory {tmp}/no; create it first"),
+        (os.devnull, "is not a file but a device or a pipe"),
+        ("{tmp}/pipe", "is not a file but a device or a pipe"),
     ],
 )
-def test_places_that_are_none(tmp_path, path, said):
-    """A device above all: whoever may would put a file in its place, for every program on the machine."""
+def test_unwritable_path_is_refused(tmp_path, path, message):
+    """Devices above all: a privileged user would replace one by a file, for every program on the machine."""
     os.mkfifo(tmp_path / "pipe")
     path = path.format(tmp=tmp_path)
-    with pytest.raises(UserError, match=f"--output={path}.*{said.format(tmp=tmp_path)}"):
-        output_files.check_place("--output", path)
+    with pytest.raises(UserError, match=f"--output={path}.*{message.format(tmp=tmp_path)}"):
+        output_files.check_path("--output", path)
 
 
-def test_places_that_will_do(tmp_path):
-    """Nothing given, standard output, a new file, one to be replaced."""
+def test_writable_paths_are_accepted(tmp_path):
+    """No path, standard output, a new file, and a file to be replaced."""
     (tmp_path / "old.txt").write_text("old")
     for path in (None, "-", f"{tmp_path}/new.txt", f"{tmp_path}/old.txt"):
-        output_files.check_place("--output", path)
+        output_files.check_path("--output", path)
 
 
-def test_a_file_is_whole_or_as_it_was(tmp_path, capsys):
-    """Also where an error comes in the middle."""
+def test_file_is_replaced_completely_or_not_at_all(tmp_path, capsys):
+    """An error in the middle leaves the old file and nothing beside it."""
     path = tmp_path / "out.txt"
     path.write_text("old")
-    with pytest.raises(ZeroDivisionError), output_files.writing(str(path)) as file:
+    with pytest.raises(ZeroDivisionError), output_files.atomic_writer(str(path)) as file:
         file.write("half")
-        1 // 0
+        raise ZeroDivisionError
     assert path.read_text() == "old" and os.listdir(tmp_path) == ["out.txt"]
-    with output_files.writing(str(path)) as file:
+    with output_files.atomic_writer(str(path)) as file:
         file.write("new")
     assert path.read_text() == "new" and os.listdir(tmp_path) == ["out.txt"]
-    with output_files.writing("-") as file:
+    with output_files.atomic_writer("-") as file:
         file.write("shown")
     assert capsys.readouterr().out == "shown"

@@ -1,4 +1,4 @@
-"""Progress of long work: a bar with rate and time left on a terminal, plain lines in a log."""
+"""Progress of long operations: a bar with rate and remaining time on a terminal, plain lines in a log."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 import functools
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sized
 from typing import TypeVar
 
 Item = TypeVar("Item")
@@ -17,17 +17,17 @@ _SECONDS_BETWEEN_LOG_LINES = 10.0
 def bar(
     title: str, total: int | None, unit: str = "it", done: int = 0, shown: bool = True
 ) -> Iterator[Callable[..., None]]:
-    """Yields `advance(count=1, note="")`, to be called as work gets done.
+    """Yields `advance(count=1, note="")`, which is called as the work proceeds.
 
     Args:
-      title: what is being done, in a few words.
-      total: how much there is, or None where nobody knows.
-      unit: what is counted (`steps`, `pairs`).
-      done: how much was done before (a resumed run).
-      shown: whether to show anything; another process does where this one does not.
+      title: the operation, in a few words.
+      total: the number of units, or None if it is not known.
+      unit: the name of the unit (`steps`, `pairs`).
+      done: the number of units done before (by a run that is resumed).
+      shown: whether to show anything; in a run of many processes only the primary one does.
 
-    On a terminal a bar with rate and ETA is drawn on standard error; elsewhere a plain line is printed every ten seconds
-    and one at the end, so a log stays readable.
+    On a terminal a bar with rate and ETA is drawn on standard error; elsewhere a plain line is printed every ten
+    seconds and one at the end, so a log stays readable.
     """
     if not shown:
         yield lambda count=1, note="": None
@@ -38,8 +38,8 @@ def bar(
 
 
 def track(items: Iterable[Item], title: str, total: int | None = None, unit: str = "it") -> Iterator[Item]:
-    """Yields the items, showing progress; `total` is `len(items)` where it has one."""
-    if total is None and hasattr(items, "__len__"):
+    """Yields the items and shows progress; `total` defaults to `len(items)` if the items have a length."""
+    if total is None and isinstance(items, Sized):
         total = len(items)
     with bar(title, total, unit) as advance:
         for item in items:
@@ -81,9 +81,9 @@ class _Bar:
     """A rich bar on standard error."""
 
     def __init__(self, title: str, total: int | None, unit: str, done: int):
-        from rich import console, progress  # not needed, and not loaded, in a log
+        from rich import console, progress  # imported only for a terminal
 
-        text = functools.partial(progress.TextColumn, markup=False)  # a file's name may hold brackets
+        text = functools.partial(progress.TextColumn, markup=False)  # a file's name may have brackets
         self._progress = progress.Progress(
             text("{task.description}"),
             progress.BarColumn(),
@@ -95,6 +95,7 @@ class _Bar:
             text("{task.fields[note]}"),
             console=console.Console(stderr=True),
         )
+        self._note = ""
         self._task = self._progress.add_task(title, total=total, completed=done, rate="-", note="")
         self._start_count = self._count = done
         self._start = time.monotonic()
@@ -109,5 +110,5 @@ class _Bar:
     def advance(self, count: int = 1, note: str = ""):
         self._count += count
         rate = (self._count - self._start_count) / max(time.monotonic() - self._start, 1e-9)
-        fields = {"note": note} if note else {}
-        self._progress.update(self._task, advance=count, rate=f"{rate:.3g}", **fields)
+        self._note = note or self._note
+        self._progress.update(self._task, advance=count, rate=f"{rate:.3g}", note=self._note)

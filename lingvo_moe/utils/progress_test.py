@@ -1,4 +1,4 @@
-"""Progress tells what is done, how fast and how long it will take: in plain lines in a log, in a bar on a terminal."""
+"""Protects progress reports: count, rate and remaining time, as plain lines in a log and as a bar on a terminal."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from lingvo_moe.utils import progress
 
 
 class Clock:
-    """Stands for `time`, and goes on when it is told to."""
+    """A substitute for the module `time` whose clock the test sets."""
 
     def __init__(self):
         self.now = 100.0
@@ -26,8 +26,8 @@ def clock(monkeypatch) -> Clock:
     return clock
 
 
-def test_a_log_gets_a_line_every_ten_seconds_and_one_at_the_end(clock, capsys):
-    """A thousand steps are not a thousand lines; rate and time left are of this run alone, also of a resumed one."""
+def test_log_has_a_line_every_ten_seconds_and_one_at_the_end(clock, capsys):
+    """A thousand steps are not a thousand lines; rate and time left count this run alone, not the run that it resumes."""
     with progress.bar("training", 100, "steps", done=40) as advance:
         for _ in range(30):
             clock.now += 0.5
@@ -38,26 +38,29 @@ def test_a_log_gets_a_line_every_ten_seconds_and_one_at_the_end(clock, capsys):
     ]
 
 
-def test_without_a_total_there_is_no_time_left(clock, capsys):
+def test_unknown_total_has_no_remaining_time(clock, capsys):
+    """A file of unknown length is read with count and rate alone."""
     with progress.bar("reading", None, "lines") as advance:
         clock.now += 12
         advance(24)
     assert capsys.readouterr().err.splitlines()[0] == "reading: 24 lines, 2 lines/s, 12 s"
 
 
-def test_what_fails_is_not_called_done(clock, capsys):
+def test_failed_operation_ends_with_stopped(clock, capsys):
+    """The log does not claim success."""
     with pytest.raises(KeyError), progress.bar("reading", 3, "lines"):
         raise KeyError
     assert capsys.readouterr().err.endswith("stopped\n")
 
 
-def test_track_counts_what_it_yields(clock, capsys):
+def test_track_counts_items(clock, capsys):
+    """The total comes from the length of the items."""
     assert list(progress.track([3, 1, 2], "sorting", unit="numbers")) == [3, 1, 2]
     assert capsys.readouterr().err.startswith("sorting: 3/3 numbers")
 
 
-def test_a_terminal_gets_a_bar_with_names_as_they_are(monkeypatch):
-    """Brackets in a file's name are no markup."""
+def test_terminal_has_a_bar_with_literal_names(monkeypatch):
+    """Brackets in a file's name are not markup."""
 
     class Terminal(io.StringIO):
         def isatty(self) -> bool:

@@ -73,8 +73,8 @@ def _load_program(arguments: list[str]):
 
 def _read_package(arguments: list[str]):
     """What the preset debian does with a package that it fetched; that one is pinned by its hash as well."""
-    for part in debian.Package(pathlib.Path(arguments[1])).parts():
-        list(part.entries)
+    for file in debian.Package(pathlib.Path(arguments[1])).files():
+        list(file.entries)
 
 
 def _tool(name: str) -> Callable[[list[str]], int]:

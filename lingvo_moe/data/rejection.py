@@ -1,4 +1,4 @@
-"""Why an entry of a catalog does not become a training, validation or test pair."""
+"""Reasons why a catalog's entry is rejected: it becomes no training, validation or test pair."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ import enum
 MAX_WORDS = 200  # of one side of a pair
 
 
-class Drop(enum.StrEnum):
-    """The reasons, as reports name them."""
+class Rejection(enum.StrEnum):
+    """The reasons, as manifests and reports name them."""
 
     FUZZY = "fuzzy"
     EMPTY = "empty"
-    NO_AXES = "no letters"
+    NO_LETTERS = "no letters"
     IDENTICAL = "identical to the English"
     PLACEHOLDERS = "unequal placeholder counts"
-    TOO_LONG = f"over {MAX_WORDS} words"
+    TOO_MANY_WORDS = f"over {MAX_WORDS} words"
     DUPLICATE = "duplicate"
     WRONG_SCRIPT = "wrong script"
     HELD_OUT_WORDING = "same key as a held-out sentence, but with placeholders"
-    NEAR_HELD_OUT = "within one word of a held-out sentence"
+    NEAR_DUPLICATE = "within one word of a held-out sentence"
     OVERLAPPING = "80 % of its 4-grams in one training sentence"
     OVER_CAP = "over the cap of a held-out split"
     SOURCE_HELD_OUT = "source text also held out"
