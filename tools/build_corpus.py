@@ -15,7 +15,7 @@ import logging
 
 from absl import flags
 
-from lingvo_moe import registry
+from lingvo_moe import extensions
 from lingvo_moe.cli import app
 from lingvo_moe.data import corpus_builder
 from lingvo_moe.data.corpus import REPORT, SPLITS
@@ -64,7 +64,7 @@ def main(argv: list[str]):
     if not FLAGS.output:
         raise UserError("--output is missing; name the directory to make with --output=DIR.")
     for module in FLAGS["import"].value or ():
-        registry.import_module(module)
+        extensions.import_module(module)
     corpus, is_new = corpus_builder.build(FLAGS.preset, FLAGS.input, FLAGS.output, FLAGS.packages, FLAGS.force)
     for warning in warnings(corpus.manifest):
         _LOG.warning("%s", warning)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lingvo_moe.cli import app
+from lingvo_moe.data import sources
 from lingvo_moe.data.corpus import SPLITS, Corpus
 from lingvo_moe.data.splitting import english_key
 from tools import build_corpus
@@ -67,7 +68,8 @@ def test_source_of_an_imported_file_is_a_preset(tmp_path):
     """A data source outside of the tree is one file, passed with --import."""
     (tmp_path / "proverbs_source.py").write_text(_OWN_SOURCE, encoding="utf-8")
     flags = (f"--import={tmp_path}/proverbs_source.py", "--preset=proverbs", f"--output={tmp_path}/corpus")
-    assert _run(*flags) == 0
+    with sources.PRESETS.isolated():
+        assert _run(*flags) == 0
     corpus = Corpus.open(tmp_path / "corpus")
     assert list(corpus.pairs("train", "de")) == [("Übung macht den Meister.", "Practice makes perfect.")]
     assert corpus.manifest["preset"] == "proverbs" and corpus.manifest["inputs"] == ["proverbs"]
@@ -80,7 +82,7 @@ def test_source_of_an_imported_file_is_a_preset(tmp_path):
         (["--preset=none", "--output=x"], "name your files with --input=DIR_OR_FILE"),
         (["--output=x", "texts"], "unexpected argument 'texts'; inputs are named with --input=texts."),
         (["--outptu=x"], "unknown flag --outptu. Did you mean output?"),
-        (["--preset=debain", "--output=x"], "--preset=debain: no such preset; expected one of debian, django, none"),
+        (["--preset=debain", "--output=x"], "preset 'debain' is unknown. Did you mean debian"),
         (["--import=nowhere.py", "--output=x"], "--import=nowhere.py: no such file."),
     ],
 )

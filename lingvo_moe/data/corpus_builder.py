@@ -113,7 +113,7 @@ def find_sources(preset: str, inputs: Sequence[str | Path], packages: str | Path
             "--preset=quickstart."
         )
     cache = Path(packages) if packages else sources.default_cache()
-    from_preset = sources.preset_sources(preset, cache)
+    from_preset = sources.PRESETS.get(preset)(cache)
     own = [sources.user_input(path) for path in inputs]
     return SourceList([*from_preset.sources, *own], from_preset.missing_packages)
 

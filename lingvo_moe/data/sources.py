@@ -14,15 +14,13 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import os
-import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from lingvo_moe.data import catalogs
-from lingvo_moe.errors import UserError, did_you_mean
-
-_NAME = re.compile(r"[a-z][a-z0-9_]*")
+from lingvo_moe.errors import UserError
+from lingvo_moe.extensions import Registry
 
 
 class CatalogFile(NamedTuple):
@@ -70,7 +68,7 @@ class SourceList(NamedTuple):
 
 
 Preset = Callable[[Path], SourceList]  # called with the download cache, which it creates if it needs it
-_presets: dict[str, Preset] = {}
+PRESETS: Registry[Preset] = Registry("preset")
 
 
 def register_source(name: str) -> Callable[[Preset], Preset]:
@@ -80,43 +78,12 @@ def register_source(name: str) -> Callable[[Preset], Preset]:
     be fetched.
 
     Args:
-      name: of the preset, a lower-case identifier.
+      name: of the preset.
 
     Raises:
-      ValueError: the name is malformed, or another module has registered it.
+      UserError: the name is malformed or belongs to another function.
     """
-    if not _NAME.fullmatch(name):
-        raise ValueError(f"source name {name!r}: expected lower-case letters, digits and underscores.")
-
-    def register(preset: Preset) -> Preset:
-        known = _presets.get(name)
-        if known is not None and (known.__module__, known.__qualname__) != (preset.__module__, preset.__qualname__):
-            raise ValueError(
-                f"source {name!r} is registered twice, in {known.__module__} and in {preset.__module__}; rename one."
-            )
-        _presets[name] = preset
-        return preset
-
-    return register
-
-
-def preset_names() -> list[str]:
-    """Returns the names of all registered presets, sorted."""
-    return sorted(_presets)
-
-
-def preset_sources(name: str, cache: Path) -> SourceList:
-    """Returns the sources of a registered preset, fetching what `cache` lacks.
-
-    Raises:
-      UserError: no such preset, or one of its sources cannot be fetched.
-    """
-    if name not in _presets:
-        raise UserError(
-            f"--preset={name}: no such preset; expected one of {', '.join(preset_names())}."
-            f"{did_you_mean(name, _presets)} A preset of your own needs --import=FILE.py."
-        )
-    return _presets[name](cache)
+    return lambda preset: PRESETS.register(name, preset)
 
 
 class CatalogDirectory:
