@@ -82,7 +82,7 @@ def test_four_processes_make_the_losses_of_one_with_as_many_devices(tmp_path, mo
     changes, mesh = ("training.evaluate_every=4", "training.checkpoint_every=4"), DeviceMesh((2, 2))
     tiny.compile_once(monkeypatch)
     config = tiny.tiny_language_model(data, *changes, "training.steps=4", mesh=mesh)
-    loop.train(tiny.LANGUAGE_MODEL, config, Engine(mesh.size, "cpu"), tmp_path / "one", say=lambda line: None)
+    loop.train(tiny.LANGUAGE_MODEL, config, Engine(mesh.size, "cpu"), tmp_path / "one")
 
     train_flags = [flag for flag in tiny.language_model_settings(*changes) if not flag.startswith("--devices")]
     command = [

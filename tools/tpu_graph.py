@@ -18,8 +18,8 @@ from absl import flags
 from lingvo_moe import experiment, registry, tree
 from lingvo_moe.cli import app
 from lingvo_moe.engines import tpu_strategy_graph
+from lingvo_moe.engines.base import StepFunctions
 from lingvo_moe.engines.topology import v3_slice
-from lingvo_moe.engines.tpu_strategy import StepFunctions
 from lingvo_moe.engines.tpu_strategy_graph import TPUGraph
 from lingvo_moe.engines.tpu_strategy_variables import Placement
 from lingvo_moe.errors import UserError

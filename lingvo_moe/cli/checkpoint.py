@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import re
-import sys
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import jax
-from absl import flags
 
 from lingvo_moe import experiment, registry
+from lingvo_moe.cli.run_config import CheckpointConfig
 from lingvo_moe.errors import UserError, did_you_mean
 from lingvo_moe.steps import weight_specs
 from lingvo_moe.training import checkpoint_manifest
@@ -20,17 +20,18 @@ from lingvo_moe.training.checkpoint_manifest import CorruptCheckpoint
 from lingvo_moe.training.checkpoint_reader import Reader, num_bytes
 from lingvo_moe.utils import progress
 
+_log = logging.getLogger(__name__)
 _EVERYWHERE = {"help", "import"}
 
 
 class _Action(NamedTuple):
     """A word after `checkpoint`: what runs it, and the flags that it takes."""
 
-    run: Callable[[flags.FlagValues], int | None]
+    run: Callable[[CheckpointConfig], int | None]
     flags: tuple[str, ...]
 
 
-def run(values: flags.FlagValues, arguments: list[str]) -> int | None:
+def run(config: CheckpointConfig, arguments: list[str]) -> int | None:
     """Runs the action that is named after the command; returns 2 where `verify` found damage."""
     words = ", ".join(_ACTIONS)
     if len(arguments) != 1:
@@ -40,29 +41,27 @@ def run(values: flags.FlagValues, arguments: list[str]) -> int | None:
             f"checkpoint {arguments[0]}: no such action.{did_you_mean(arguments[0], _ACTIONS)} There are {words}."
         )
     action = _ACTIONS[arguments[0]]
-    for name in (
-        name for name in values if values[name].present and name not in action.flags and name not in _EVERYWHERE
-    ):
+    for name in sorted(config.given - {*action.flags, *_EVERYWHERE}):
         raise UserError(
             f"--{name} is not for checkpoint {arguments[0]}, which takes "
             f"{', '.join(f'--{flag}' for flag in action.flags)}."
         )
-    if not values.logdir:
+    if not config.logdir:
         raise UserError("--logdir is missing: the directory of checkpoints and curves.")
     # Arrays are read on the host; an accelerator that somebody trains on stays free.
     jax.config.update("jax_platforms", "cpu")
-    return action.run(values)
+    return action.run(config)
 
 
-def _inspect(values: flags.FlagValues):
-    checkpoints = _existing(values)
+def _inspect(config: CheckpointConfig):
+    checkpoints = _existing(config)
     print(checkpoints.directory)
     print(_table([("step", "date (UTC)", "model", "weights", "MiB", "state"), *_overviews(checkpoints)]))
     for path in sorted(checkpoints.directory.glob("*.damaged*")):
         print(f"{path.name}: set aside as damaged")
-    step = checkpoints.steps()[-1] if values.step is None else _there(checkpoints, values.step)
+    step = checkpoints.steps()[-1] if config.step is None else _there(checkpoints, config.step)
     try:
-        _inspect_arrays(Reader(checkpoints.path(step)), _pattern(values.grep), values.stats)
+        _inspect_arrays(Reader(checkpoints.path(step)), _pattern(config.grep), config.stats)
     except CorruptCheckpoint as error:
         raise UserError(f"{checkpoints.path(step)} is damaged: {error}. Pass --step to look at another.") from None
 
@@ -82,9 +81,9 @@ def _inspect_arrays(reader: Reader, pattern: re.Pattern, stats: bool):
     print(_table([header, *rows]))
 
 
-def _verify(values: flags.FlagValues) -> int:
-    checkpoints = _existing(values)
-    steps = checkpoints.steps() if values.step is None else [_there(checkpoints, values.step)]
+def _verify(config: CheckpointConfig) -> int:
+    checkpoints = _existing(config)
+    steps = checkpoints.steps() if config.step is None else [_there(checkpoints, config.step)]
     damaged = 0
     for step in steps:
         found = tools.verify(checkpoints, step)
@@ -101,40 +100,40 @@ def _verify(values: flags.FlagValues) -> int:
     return 2 if damaged else 0
 
 
-def _average(values: flags.FlagValues):
-    checkpoints = _existing(values)
-    if not values.output:
+def _average(config: CheckpointConfig):
+    checkpoints = _existing(config)
+    if not config.output:
         raise UserError("--output is missing: the log directory to write the average to.")
-    if (values.last is None) == (not values.steps):
+    if (config.last is None) == (not config.steps):
         raise UserError("which checkpoints? Pass either --last=N or --steps=A,B,C.")
-    steps = checkpoints.steps()[-values.last :] if values.last is not None else list(map(_whole_number, values.steps))
-    if values.last is not None and len(steps) < values.last:
-        raise UserError(f"--last={values.last}: {checkpoints.directory} holds {len(steps)} checkpoints.")
-    tools.average(checkpoints, steps, values.output)
-    _log(f"{values.output}: average of steps {', '.join(map(str, steps))}, as step {max(steps)}")
+    steps = checkpoints.steps()[-config.last :] if config.last is not None else list(map(_whole_number, config.steps))
+    if config.last is not None and len(steps) < config.last:
+        raise UserError(f"--last={config.last}: {checkpoints.directory} holds {len(steps)} checkpoints.")
+    tools.average(checkpoints, steps, config.output)
+    _log.info(f"{config.output}: average of steps {', '.join(map(str, steps))}, as step {max(steps)}")
 
 
-def _convert(values: flags.FlagValues):
-    if bool(values.input) == bool(values.output):
+def _convert(config: CheckpointConfig):
+    if bool(config.input) == bool(config.output):
         raise UserError(
             "which way? Pass --output=FILE.safetensors to write a file, or --input=FILE.safetensors to read one."
         )
-    if values.output:
-        if values.model or values.set:
+    if config.output:
+        if config.model or config.assignments:
             raise UserError("--model and --set are for --input; with --output, the checkpoint says what it holds.")
-        checkpoints = _existing(values)
-        step = tools.chosen(checkpoints, values.step, tools.WEIGHTS)
-        tools.to_safetensors(checkpoints, step, values.output)
-        _log(f"{values.output}: weights of step {step}")
+        checkpoints = _existing(config)
+        step = tools.chosen(checkpoints, config.step, tools.WEIGHTS)
+        tools.to_safetensors(checkpoints, step, config.output)
+        _log.info(f"{config.output}: weights of step {step}")
         return
-    if values.step is not None:
+    if config.step is not None:
         raise UserError("--step is for --output; with --input, the file says which step it is of.")
-    if not values.model:
+    if not config.model:
         raise UserError("--model is missing; `python -m lingvo_moe list` shows the registered models.")
-    name = registry.full_name(values.model)
-    specs = weight_specs(experiment.get(name, values.set).model.weights())
-    step = tools.from_safetensors(values.input, name, specs, values.logdir)
-    _log(f"{values.logdir}: weights of {name}, step {step}")
+    name = registry.full_name(config.model)
+    specs = weight_specs(experiment.get(name, config.assignments).model.weights())
+    step = tools.from_safetensors(config.input, name, specs, config.logdir)
+    _log.info(f"{config.logdir}: weights of {name}, step {step}")
 
 
 _ACTIONS = {
@@ -145,10 +144,10 @@ _ACTIONS = {
 }
 
 
-def _existing(values: flags.FlagValues) -> Checkpoints:
-    checkpoints = Checkpoints(values.logdir)
+def _existing(config: CheckpointConfig) -> Checkpoints:
+    checkpoints = Checkpoints(config.logdir)
     if not checkpoints.steps():
-        raise UserError(f"--logdir={values.logdir}: there is no checkpoint in {checkpoints.directory}.")
+        raise UserError(f"--logdir={config.logdir}: there is no checkpoint in {checkpoints.directory}.")
     return checkpoints
 
 
@@ -193,7 +192,3 @@ def _whole_number(text: str) -> int:
 def _table(rows: list[tuple[str, ...]]) -> str:
     widths = [max(map(len, column)) for column in zip(*rows)]
     return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows)
-
-
-def _log(line: str):
-    print(line, file=sys.stderr, flush=True)

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 import os
 import pathlib
 import sys
 
-from absl import flags
-
-from lingvo_moe import experiment, registry
+from lingvo_moe import registry
 from lingvo_moe.analysis import plan as planning
 from lingvo_moe.analysis import plan_text, search
-from lingvo_moe.cli import run_flags
+from lingvo_moe.cli import run_setup
+from lingvo_moe.cli.run_config import EvalConfig, ExportConfig, ModelConfig, PlanConfig, TranslateConfig
 from lingvo_moe.data.batching import input_specs
 from lingvo_moe.data.corpus import Corpus
 from lingvo_moe.engines import topology
 from lingvo_moe.errors import UserError
+from lingvo_moe.experiment import get as get_experiment
 from lingvo_moe.inference import perplexity
 from lingvo_moe.inference.evaluation import LanguageScore, groups, mean
 from lingvo_moe.inference.evaluation import evaluate as evaluate_languages
@@ -25,110 +26,112 @@ from lingvo_moe.inference.translator import Translator
 from lingvo_moe.sharding.layout import DeviceMesh
 from lingvo_moe.utils import output_files
 
+_log = logging.getLogger(__name__)
 
-def evaluate(values: flags.FlagValues):
+
+def evaluate(config: EvalConfig):
     """`eval`: one row per language, then groups and the average; of a language model, its perplexity."""
-    output_files.check_path("--json", values.json)
-    if not experiment.get(values.model).translates:
-        return _evaluate_language_model(values)
-    name, config, engine = run_flags.set_up(values, {"search.beam_size": values.beam_size})
-    corpus = Corpus.open(config.corpus)
-    translator = Translator(name, config, engine, run_flags.logdir(values))
-    scores, left_out = evaluate_languages(translator, corpus, values.languages, values.max_pairs, values.split)
-    print(table(scores, summary=values.summary))
+    output_files.check_path("--json", config.json)
+    if not get_experiment(config.model).translates:
+        return _evaluate_language_model(config)
+    name, experiment, engine = run_setup.set_up(config, "decode", {"search.beam_size": config.beam_size})
+    corpus = Corpus.open(experiment.corpus)
+    translator = Translator(name, experiment, engine, config.log_directory())
+    scores, left_out = evaluate_languages(translator, corpus, config.languages, config.max_pairs, config.split)
+    print(table(scores, summary=config.summary))
     if left_out:
-        run_flags.say(f"{left_out} sentences of {config.input.source_length} tokens or more were left out.")
-    if values.json:
+        _log.info(f"{left_out} sentences of {experiment.input.source_length} tokens or more were left out.")
+    if config.json:
         rows = {"model": name, "step": translator.step, "scores": [dataclasses.asdict(score) for score in scores]}
-        with output_files.atomic_writer(values.json) as file:
+        with output_files.atomic_writer(config.json) as file:
             json.dump(rows, file, indent=1, ensure_ascii=False)
 
 
-def _evaluate_language_model(values: flags.FlagValues):
+def _evaluate_language_model(config: EvalConfig):
     for flag in ("languages", "max_pairs", "summary", "beam_size"):
-        if values[flag].present:
+        if flag in config.given:
             raise UserError(
-                f"--{flag} is for translation; {registry.full_name(values.model)} is a language model, of which "
+                f"--{flag} is for translation; {registry.full_name(config.model)} is a language model, of which "
                 f"eval measures the perplexity over the whole split. Leave it out."
             )
-    name, config, engine = run_flags.set_up(values, {})
-    found = perplexity.measure(name, config, engine, run_flags.logdir(values), values.split)
+    name, experiment, engine = run_setup.set_up(config, "evaluate", {})
+    found = perplexity.compute(name, experiment, engine, config.log_directory(), config.split)
     print(
         f"{found.cross_entropy:.4f} nats per token, perplexity {found.perplexity:.2f}, over {found.tokens:,} tokens of the "
-        f"{values.split} split, after {found.step} steps"
+        f"{config.split} split, after {found.step} steps"
     )
     if found.left_out:
-        run_flags.say(f"{found.left_out} texts of {config.input.target_length} tokens or more were left out.")
-    if values.json:
-        with output_files.atomic_writer(values.json) as file:
+        _log.info(f"{found.left_out} texts of {experiment.input.target_length} tokens or more were left out.")
+    if config.json:
+        with output_files.atomic_writer(config.json) as file:
             measured = {**dataclasses.asdict(found), "perplexity": found.perplexity}
-            json.dump({"model": name, "split": values.split, **measured}, file, indent=1)
+            json.dump({"model": name, "split": config.split, **measured}, file, indent=1)
 
 
-def _require_translation(values: flags.FlagValues):
+def _require_translation(config: ModelConfig):
     """Raises UserError for a language model, before anything is loaded."""
-    if not experiment.get(values.model).translates:
+    if not get_experiment(config.model).translates:
         raise UserError(
-            f"{registry.full_name(values.model)} is a language model; it has nothing to translate. `eval` measures "
+            f"{registry.full_name(config.model)} is a language model; it has nothing to translate. `eval` measures "
             f"its perplexity."
         )
 
 
-def translate(values: flags.FlagValues):
+def translate(config: TranslateConfig):
     """`translate`: as many lines out as in, in the same order; an empty line stays one."""
-    _require_translation(values)
-    output_files.check_path("--output", values.output)
-    name, config, engine = run_flags.set_up(values, {"search.beam_size": values.beam_size})
-    if not 1 <= values.n_best <= config.search.beam_size:
+    _require_translation(config)
+    output_files.check_path("--output", config.output)
+    name, experiment, engine = run_setup.set_up(config, "decode", {"search.beam_size": config.beam_size})
+    if not 1 <= config.n_best <= experiment.search.beam_size:
         raise UserError(
-            f"--n_best={values.n_best}: the beam has {config.search.beam_size} hypotheses; raise --beam_size."
+            f"--n_best={config.n_best}: the beam has {experiment.search.beam_size} hypotheses; raise --beam_size."
         )
-    sentences = _read_lines(values.input)
+    sentences = _read_lines(config.input)
     if not sentences:
-        raise UserError(f"--input={values.input}: nothing to translate; expected one sentence a line.")
-    results = Translator(name, config, engine, run_flags.logdir(values)).translate(sentences)
-    with output_files.atomic_writer(values.output) as file:
+        raise UserError(f"--input={config.input}: nothing to translate; expected one sentence a line.")
+    results = Translator(name, experiment, engine, config.log_directory()).translate(sentences)
+    with output_files.atomic_writer(config.output) as file:
         for number, hypotheses in enumerate(results, start=1):
-            for hypothesis in hypotheses[: values.n_best]:
-                prefix = f"{number}\t{hypothesis.score:.4f}\t" if values.n_best > 1 else ""
+            for hypothesis in hypotheses[: config.n_best]:
+                prefix = f"{number}\t{hypothesis.score:.4f}\t" if config.n_best > 1 else ""
                 print(prefix + hypothesis.text, file=file)
 
 
-def plan(values: flags.FlagValues):
+def plan(config: PlanConfig):
     """`plan`: compiles for a slice that nobody has here, and says what that tells."""
-    output_files.check_path("--json", values.json)
-    search.check_dimensions(values.search)
-    if values.program != "train" and values.search:
-        raise UserError(f"--search compares training steps; leave out --program={values.program}.")
-    config = experiment.get(values.model, values.set)
-    if values.program == "decode" and not config.translates:
-        raise UserError(f"--program=decode: {values.model} is a language model; plan its training.")
-    tpu = topology.Slice.of(values.topology or topology.v3_slice(config.mesh.size))
-    mesh = DeviceMesh.parse(values.mesh) if values.mesh else _mesh_of(tpu, config.mesh)
+    output_files.check_path("--json", config.json)
+    search.check_dimensions(config.search)
+    if config.program != "train" and config.search:
+        raise UserError(f"--search compares training steps; leave out --program={config.program}.")
+    experiment = get_experiment(config.model, config.assignments)
+    if config.program == "decode" and not experiment.translates:
+        raise UserError(f"--program=decode: {config.model} is a language model; plan its training.")
+    tpu = topology.Slice.of(config.topology or topology.v3_slice(experiment.mesh.size))
+    mesh = DeviceMesh.parse(config.mesh) if config.mesh else _mesh_of(tpu, experiment.mesh)
     tpu.check(mesh)
-    config = experiment.get(values.model, values.set, mesh)
-    run_flags.say(
-        f"compiling {values.model}, {config.model.num_weights():,} weights, for {len(tpu.devices)} cores of "
+    experiment = get_experiment(config.model, config.assignments, mesh)
+    _log.info(
+        f"compiling {config.model}, {experiment.model.num_weights():,} weights, for {len(tpu.devices)} cores of "
         f"{tpu.name} ..."
     )
-    if values.search:
-        found = _search(values, tpu, mesh)
+    if config.search:
+        found = _search(config, tpu, mesh)
     else:
-        found = planning.make(values.model, config, tpu, values.program, values.set)
-    if values.json:
-        found.save(values.json)
-    print(plan_text.text(found, values.tokens), end="")
+        found = planning.make(config.model, experiment, tpu, config.program, list(config.assignments))
+    if config.json:
+        found.save(config.json)
+    print(plan_text.text(found, config.tokens), end="")
 
 
-def _search(values: flags.FlagValues, tpu: topology.Slice, mesh: DeviceMesh) -> planning.Plan:
+def _search(config: PlanConfig, tpu: topology.Slice, mesh: DeviceMesh) -> planning.Plan:
     """Prints every trial as it comes; returns the plan of the fastest that fits, or of the settings as they are."""
     trials = []
     for trial in search.search(
-        values.model,
+        config.model,
         tpu,
-        values.search,
-        [f"mesh={mesh}", *values.set],
-        lambda assignments: experiment.get(values.model, assignments),
+        list(config.search),
+        [f"mesh={mesh}", *config.assignments],
+        lambda assignments: get_experiment(config.model, assignments),
     ):
         trials.append(trial)
         print(plan_text.trial(trial), flush=True)
@@ -142,26 +145,26 @@ def _search(values: flags.FlagValues, tpu: topology.Slice, mesh: DeviceMesh) -> 
     return best.plan
 
 
-def export(values: flags.FlagValues):
+def export(config: ExportConfig):
     """`export`: lowers a program from specs alone and writes its bundle."""
-    if values.output is None:
+    if config.output is None:
         raise UserError("--output is missing: the file to write the program to.")
-    output_files.check_path("--output", values.output)
-    if values.program == "decode":
-        _require_translation(values)
-    config = experiment.get(values.model, values.set, run_flags.mesh(values))
-    steps, specs = config.steps, input_specs(config.input)
-    decoding = input_specs(dataclasses.replace(config.input, batch_size=config.decoding_batch))
+    output_files.check_path("--output", config.output)
+    if config.program == "decode":
+        _require_translation(config)
+    experiment = get_experiment(config.model, config.assignments, config.device_mesh())
+    steps, specs = experiment.steps, input_specs(experiment.input)
+    decoding = input_specs(dataclasses.replace(experiment.input, batch_size=experiment.decoding_batch))
     program = {
         "init": steps.init,
         "train": lambda: steps.train(specs),
         "evaluate": lambda: steps.evaluate(specs),
-        "decode": lambda: steps.decode(decoding["source"], config.search),
-    }[values.program]()
-    program.save(values.output)
-    run_flags.say(
-        f"{values.output}: {program.name} of {registry.full_name(values.model)} for {config.mesh.size} device(s), "
-        f"{os.path.getsize(values.output) / 2**20:.1f} MiB"
+        "decode": lambda: steps.decode(decoding["source"], experiment.search),
+    }[config.program]()
+    program.save(config.output)
+    _log.info(
+        f"{config.output}: {program.name} of {registry.full_name(config.model)} for {experiment.mesh.size} device(s), "
+        f"{os.path.getsize(config.output) / 2**20:.1f} MiB"
     )
 
 
@@ -211,5 +214,5 @@ def _read_lines(path: str) -> list[str]:
 
 
 def _mesh_of(tpu: topology.Slice, mesh: DeviceMesh) -> DeviceMesh:
-    """The model's own mesh where it has the slice's size, otherwise all cores in one axis."""
+    """Returns the model's own mesh if it has the size of the slice, otherwise all cores in one axis."""
     return mesh if mesh.size == len(tpu.devices) else DeviceMesh((len(tpu.devices),))

@@ -65,7 +65,7 @@ def test_mistakes_are_told_before_anything_is_compiled(data, logdir, tmp_path, c
         ((at, a_batch(data, tmp_path / "b", rows=8)), "source/ids is int32[8, 48], the model takes int32[4, 48]"),
         ((at, "--set=model.num_experts=8"), "whose weights are not those of"),
         ((at,), "the position in the training data cannot be resumed"),
-        ((at, "--engine=pjrt"), "unknown flag --engine"),
+        ((at, "--engine=jax"), "engine 'jax' is unknown"),
     ):
         assert message in error_of(capsys, data, *flags), message
 

@@ -38,19 +38,19 @@ class _PlainFormatter(logging.Formatter):
 
 @contextlib.contextmanager
 def plain_lines() -> Iterator[None]:
-    """Within it, what this project logs at level INFO or above is printed on standard error."""
+    """Within it, what this project logs at level INFO or above is printed on standard error, and nowhere else."""
     handler = _StderrHandler()
-    loggers = [logging.getLogger(name) for name in _LOGGERS]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.addHandler(handler)
-        logger.setLevel(logging.INFO)
-    try:
+    with contextlib.ExitStack() as restored:
+        for logger in map(logging.getLogger, _LOGGERS):
+            restored.callback(_configure, logger, logger.level, logger.propagate, logger.handlers)
+            # absl gives the root logger a handler at its first message, which would print ours once more.
+            _configure(logger, logging.INFO, False, [*logger.handlers, handler])
         yield
-    finally:
-        for logger, level in zip(loggers, levels):
-            logger.removeHandler(handler)
-            logger.setLevel(level)
+
+
+def _configure(logger: logging.Logger, level: int, propagate: bool, handlers: list[logging.Handler]):
+    logger.setLevel(level)
+    logger.propagate, logger.handlers = propagate, handlers
 
 
 def warnings_only():

@@ -21,10 +21,18 @@ def test_messages_are_plain_lines_and_warnings_are_marked(capsys):
 def test_configuration_ends_with_the_command():
     """A program that runs a command in its own process keeps its logging configuration."""
     logger = logging.getLogger("lingvo_moe")
-    before = (logger.level, list(logger.handlers))
+    before = (logger.level, logger.propagate, list(logger.handlers))
     with logging_setup.plain_lines():
-        assert logger.handlers != before[1]
-    assert (logger.level, logger.handlers) == before
+        assert logger.handlers != before[2]
+    assert (logger.level, logger.propagate, logger.handlers) == before
+
+
+def test_lines_are_printed_once_though_the_root_logger_has_a_handler(capsys, monkeypatch):
+    """absl configures the root logger at its first message."""
+    monkeypatch.setattr(logging.root, "handlers", [logging.StreamHandler()])
+    with logging_setup.plain_lines():
+        _LOGGER.info("compiled")
+    assert capsys.readouterr().err == "compiled\n"
 
 
 def test_processes_other_than_the_primary_one_print_warnings_only(capsys):

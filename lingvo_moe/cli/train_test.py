@@ -58,8 +58,11 @@ def _process(code: str, *arguments: str, **options) -> subprocess.CompletedProce
         ([*TPU, "--tpu=grpc://nowhere"], "--tpu=grpc://nowhere: expected grpc://HOST:PORT"),
         ([*TPU[:-1], "--tpu=local"], "--tpu=local is for --engine=tpu_strategy; pass that too, or leave --tpu out"),
         ([*TPU, "--tpu=local", "--cache=off"], "--cache is for --engine=pjrt"),
-        ([*TPU[:-1], "--engine=jax"], "--engine.*should be one of <pjrt\\|tpu_strategy>"),
-        (["eval", "--model=Quickstart", "--logdir=x", "--engine=tpu_strategy"], "unknown flag --engine"),
+        ([*TPU[:-1], "--engine=jax"], "engine 'jax' is unknown. .*Known: pjrt, tpu_strategy. --import"),
+        (
+            ["eval", "--model=Quickstart", "--logdir=x", "--engine=tpu_strategy"],
+            "--engine=tpu_strategy only trains; .* --engine=pjrt",
+        ),
         (["train", "--model=Quickstart", "--engine=tpu_strategy"], "--logdir is missing"),
     ],
 )

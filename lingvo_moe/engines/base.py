@@ -1,54 +1,237 @@
-"""What a training loop needs of an engine, whichever it is."""
+"""The engine protocol: what training and inference need of an engine, whichever it is.
+
+An engine owns devices. It trains a model (`Engine.training`), computes its held-out loss (`Engine.evaluation`), decodes with it
+(`Engine.decoding`) and runs single programs (`Engine.load`). The layers above depend on this module alone; `engines.registry`
+finds an engine by its name.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import abc
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, SupportsFloat
+
+import numpy as np
+
+from lingvo_moe.program import Program
+from lingvo_moe.sharding.layout import Layout
 
 Metrics = Mapping[str, SupportsFloat]
 
 
+class StepPrograms(Protocol):
+    """A model's step functions, lowered; `steps.Steps` implements it."""
+
+    def init(self) -> Program:
+        """`{seed} -> {state}`."""
+        ...
+
+    def train(self, batch_specs: dict) -> Program:
+        """`{state, batch} -> {state, metrics}`, the state donated."""
+        ...
+
+    def evaluate(self, batch_specs: dict) -> Program:
+        """`{theta, batch} -> {metrics}`."""
+        ...
+
+    def diagnose(self, batch_specs: dict) -> Program:
+        """`{state, batch} -> ...`, of a state's step, seed and theta; see `steps.diagnose_function`."""
+        ...
+
+    def decode(self, source_specs: dict, search: Any) -> Program:
+        """`{theta, source} -> {ids, scores, lengths}`."""
+        ...
+
+
+class StepFunctions(Protocol):
+    """A model's step functions, as pure functions of tensors; `steps.Steps` implements it."""
+
+    @property
+    def layout(self) -> Layout:
+        """The layout that the functions annotate tensors with."""
+        ...
+
+    def state_specs(self) -> dict:
+        """Returns the tree of `Spec`s of the training state."""
+        ...
+
+    def init_function(self, inputs: dict) -> dict:
+        """`{seed} -> {state}`."""
+        ...
+
+    def train_function(self, batch_specs: dict) -> Callable[[dict], dict]:
+        """`{state, batch} -> {state, metrics}`."""
+        ...
+
+    def evaluate_function(self, batch_specs: dict) -> Callable[[dict], dict]:
+        """`{theta, batch} -> {metrics}`."""
+        ...
+
+    def diagnose_function(self, batch_specs: dict) -> Callable[[dict], dict]:
+        """`{state, batch} -> ...`, of a state's step, seed and theta."""
+        ...
+
+
+class ModelSteps(StepPrograms, StepFunctions, Protocol):
+    """A model's step functions in both forms; an engine uses the form it needs."""
+
+
+class Executable(Protocol):
+    """A compiled program: call it with the tree of inputs to get the tree of outputs."""
+
+    def __call__(self, inputs: Mapping[str, Any]) -> dict:
+        """Runs the program; donated inputs are consumed."""
+        ...
+
+    def shardings(self, path: str) -> dict:
+        """Returns the tree of shardings of the inputs below `path`, for a checkpoint to be restored to."""
+        ...
+
+
 class Training(Protocol):
-    """A model's state on an engine's devices, and what is done with it.
+    """A training state on an engine's devices.
 
     Attributes:
-      state: the tree of the training state, as checkpoints take it.
-      shardings: the tree of places that a checkpoint restores it to; None for leaves that are read part by part.
-      rows: of a batch, those that this process feeds.
+      state: the tree of the training state, as checkpoints save it; leaves are arrays or `ShardedTensor`s.
+      rows: the rows of a batch that this process feeds.
     """
 
     state: dict
-    shardings: dict | None
     rows: range
 
-    def initialise(self, seed: int):
-        """Creates the state where it stays."""
+    @property
+    def shardings(self) -> dict | None:
+        """The tree of shardings that a checkpoint is restored to; None if `load` reads leaves part by part."""
+        ...
 
-    def load(self, state: Mapping[str, Any]):
-        """Takes over a state that a checkpoint gave back."""
+    def initialise(self, seed: int):
+        """Creates the initial state on the devices."""
+        ...
+
+    def load(self, state: dict):
+        """Takes over a state that a checkpoint restored."""
+        ...
 
     def train(self, batches: Sequence[dict]) -> Metrics:
-        """Makes one step for each batch, of which it is given its `rows`; returns the metrics of the last, of which reading one
-        waits for it."""
+        """Runs one step for each batch.
+
+        Args:
+          batches: this process's `rows` of each batch.
+
+        Returns:
+          The metrics of the last step. Reading one waits for that step.
+        """
+        ...
 
     def evaluate(self, batch: dict) -> Metrics:
-        """The metrics of one batch."""
+        """Returns the metrics of one whole batch, without training."""
+        ...
 
     def diagnose(self, batch: dict, step: int) -> Mapping[str, Any]:
-        """What `steps.diagnose_function` tells of a training step from these weights after `step` steps, made with `rows` of a
-        batch; compiles first."""
+        """Compiles and runs `steps.diagnose_function` with the current weights.
+
+        Args:
+          batch: this process's `rows`.
+          step: how many steps precede the diagnosed one, which selects its random numbers.
+        """
+        ...
+
+
+class Evaluation(Protocol):
+    """A model's loss on an engine's devices, for weights that do not change."""
+
+    @property
+    def shardings(self) -> dict:
+        """The tree of shardings that `load` takes weights in."""
+        ...
+
+    def load(self, theta: dict):
+        """Takes over weights that a checkpoint restored."""
+        ...
+
+    def evaluate(self, batch: dict) -> Metrics:
+        """Returns the metrics of one batch."""
+        ...
+
+
+class Decoding(Protocol):
+    """A model's beam search on an engine's devices."""
+
+    @property
+    def shardings(self) -> dict:
+        """The tree of shardings that `load` takes weights in."""
+        ...
+
+    def load(self, theta: dict):
+        """Takes over weights that a checkpoint restored."""
+        ...
+
+    def decode(self, source: dict) -> Mapping[str, Any]:
+        """Returns `ids` `[B, K, L]`, `scores` `[B, K]` and `lengths` `[B, K]` of the K best hypotheses of each row."""
+        ...
 
 
 class Engine(Protocol):
-    """Devices that train.
+    """Devices that run programs.
 
-    Attributes:
-      devices: all of them.
-      platform: `cpu`, `gpu` or `tpu`.
+    Methods raise UserError for what this engine cannot do, or where the model does not fit its devices.
     """
 
-    devices: Sequence[Any]
-    platform: str
+    @property
+    def devices(self) -> Sequence[Any]:
+        """All devices, those of other processes included."""
+        ...
 
-    def training(self, steps: Any, batch_specs: dict, evaluates: bool = True) -> Training:
-        """Prepares to train `steps` (`steps.Steps`), to measure its held-out loss too if it `evaluates`."""
+    @property
+    def platform(self) -> str:
+        """`cpu`, `gpu` or `tpu`."""
+        ...
+
+    def load(self, program: Program) -> Executable:
+        """Compiles a program."""
+        ...
+
+    def training(self, steps: ModelSteps, batch_specs: dict, evaluates: bool = True) -> Training:
+        """Prepares to train a model, and to compute its held-out loss if `evaluates`."""
+        ...
+
+    def evaluation(self, steps: ModelSteps, batch_specs: dict) -> Evaluation:
+        """Prepares to compute a model's loss."""
+        ...
+
+    def decoding(self, steps: ModelSteps, source_specs: dict, search: Any) -> Decoding:
+        """Prepares to decode with a model.
+
+        Args:
+          steps: the model's step functions.
+          source_specs: the tree of `Spec`s of a batch of source sentences.
+          search: the `decoding.flat_beam_search.BeamSearch`.
+        """
+        ...
+
+
+class ShardedTensor(abc.ABC):
+    """A tensor of the training state that no host holds whole: checkpoints write and read it shard by shard."""
+
+    @property
+    @abc.abstractmethod
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the whole tensor."""
+
+    @property
+    @abc.abstractmethod
+    def shard_shape(self) -> tuple[int, ...]:
+        """The shape of one shard."""
+
+    @property
+    @abc.abstractmethod
+    def dtype(self) -> np.dtype:
+        """The type of the elements."""
+
+    @abc.abstractmethod
+    def shards(self) -> Iterator[tuple[tuple[slice, ...], np.ndarray]]:
+        """Yields (index, value) of each shard once, one after another; `index` selects it in the whole tensor."""
+
+    @abc.abstractmethod
+    def load(self, value: Any):
+        """Assigns each shard from `value[index]`; raises UserError for a value of another shape."""

@@ -11,7 +11,7 @@ import math
 import pathlib
 import platform as machine
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import numpy as np
@@ -19,26 +19,11 @@ from jax import export
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from lingvo_moe import tree
+from lingvo_moe.engines.base import StepPrograms
 from lingvo_moe.errors import UserError
 from lingvo_moe.program import Argument, Program
 
 _SHARDING_CALLS = ("Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape")
-
-
-class StepPrograms(Protocol):
-    """What `Training` runs: `steps.Steps`."""
-
-    def init(self) -> Program:
-        """`{seed} -> {state}`."""
-
-    def train(self, batch_specs: dict) -> Program:
-        """`{state, batch} -> {state, metrics}`, the state donated."""
-
-    def evaluate(self, batch_specs: dict) -> Program:
-        """`{theta, batch} -> {metrics}`."""
-
-    def diagnose(self, batch_specs: dict) -> Program:
-        """`{state, batch} -> ...`, of a state's step, seed and theta; see `steps.diagnose_function`."""
 
 
 class Engine:
@@ -97,8 +82,16 @@ class Engine:
         return Executable(program, Mesh(np.array(self.devices).reshape(program.mesh.shape), program.mesh.axis_names))
 
     def training(self, steps: StepPrograms, batch_specs: dict, evaluates: bool = True) -> Training:
-        """Compiles a model's programs, the held-out loss's only if it `evaluates`; raises UserError as `load` does."""
+        """Compiles a model's training step, and its held-out loss if `evaluates`; raises UserError as `load` does."""
         return Training(self, steps, batch_specs, evaluates)
+
+    def evaluation(self, steps: StepPrograms, batch_specs: dict) -> Evaluation:
+        """Compiles a model's loss; raises UserError as `load` does."""
+        return Evaluation(self.load(steps.evaluate(batch_specs)))
+
+    def decoding(self, steps: StepPrograms, source_specs: dict, search: Any) -> Decoding:
+        """Compiles a model's beam search; raises UserError as `load` does."""
+        return Decoding(self.load(steps.decode(source_specs, search)))
 
 
 class Training:
@@ -161,6 +154,39 @@ class Training:
             return jax.make_array_from_callback((self._batch_size, *rows.shape[1:]), sharding, part)
 
         return tree.map_leaves(place, batch, self._train.shardings("batch"))
+
+
+class _Inference:
+    """A program of weights, which stay loaded, and of one batch.
+
+    Attributes:
+      shardings: the tree of shardings of the weights.
+    """
+
+    def __init__(self, executable: Executable):
+        self._executable = executable
+        self._theta: dict = {}
+        self.shardings = executable.shardings("theta")
+
+    def load(self, theta: dict):
+        """Takes over weights."""
+        self._theta = theta
+
+
+class Evaluation(_Inference):
+    """A model's loss."""
+
+    def evaluate(self, batch: dict) -> dict[str, jax.Array]:
+        """Returns the metrics of one batch."""
+        return self._executable({"theta": self._theta, "batch": batch})["metrics"]
+
+
+class Decoding(_Inference):
+    """A model's beam search."""
+
+    def decode(self, source: dict) -> dict[str, jax.Array]:
+        """Returns `ids`, `scores` and `lengths` of the best hypotheses of each row."""
+        return self._executable({"theta": self._theta, "source": source})
 
 
 class Executable:

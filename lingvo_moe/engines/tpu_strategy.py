@@ -10,41 +10,22 @@ import contextlib
 import importlib.metadata
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, NoReturn
 
 import numpy as np
 
 from lingvo_moe import tree
+from lingvo_moe.engines.base import StepFunctions
 from lingvo_moe.engines.tpu_strategy_variables import Placement, ShardedVariable
 from lingvo_moe.errors import UserError
 from lingvo_moe.lazy import tf
+from lingvo_moe.program import Program
 from lingvo_moe.sharding import spmd
 from lingvo_moe.sharding.layout import Layout, Spec
 
 # The newest TensorFlow that is built for Cloud TPU virtual machines.
 TPU_TENSORFLOW = "tensorflow-tpu==2.20.0"
 _SECONDS_TO_ANSWER = 10.0
-
-
-class StepFunctions(Protocol):
-    """What the engine runs: `steps.Steps`."""
-
-    layout: Layout
-
-    def state_specs(self) -> dict:
-        """The tree of `Spec`s of the training state."""
-
-    def init_function(self, inputs: dict) -> dict:
-        """`{seed} -> {state}`."""
-
-    def train_function(self, batch_specs: dict) -> Callable[[dict], dict]:
-        """`{state, batch} -> {state, metrics}`."""
-
-    def evaluate_function(self, batch_specs: dict) -> Callable[[dict], dict]:
-        """`{theta, batch} -> {metrics}`."""
-
-    def diagnose_function(self, batch_specs: dict) -> Callable[[dict], dict]:
-        """`{state, batch} -> ...`, of a state's step, seed and theta."""
 
 
 class Engine:
@@ -103,6 +84,22 @@ class Engine:
           UserError: the mesh has not as many devices as the slice has cores, or does not divide what it cuts.
         """
         return Training(self, steps, batch_specs)
+
+    def load(self, program: Program) -> NoReturn:
+        """Raises UserError: the slice runs step functions that TensorFlow compiles, not lowered programs."""
+        raise _cannot(f"run the program {program.name}")
+
+    def evaluation(self, steps: StepFunctions, batch_specs: dict) -> NoReturn:
+        """Raises UserError: only `Training` evaluates here."""
+        raise _cannot("evaluate a checkpoint")
+
+    def decoding(self, steps: StepFunctions, source_specs: dict, search: Any) -> NoReturn:
+        """Raises UserError: there is no beam search through TensorFlow's runtime."""
+        raise _cannot("decode")
+
+
+def _cannot(what: str) -> UserError:
+    return UserError(f"the tpu_strategy engine cannot {what}; use --engine=pjrt, which reads the same checkpoints.")
 
 
 class Training:

@@ -15,7 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from lingvo_moe.engines.tpu_strategy import Engine, StepFunctions, Training
+from lingvo_moe.engines.base import StepFunctions
+from lingvo_moe.engines.tpu_strategy import Engine, Training
 from lingvo_moe.lazy import tf
 
 PROGRAMS = ("initialise", "train", "evaluate")

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from lingvo_moe.engines.base import ShardedTensor
 from lingvo_moe.errors import UserError
 from lingvo_moe.lazy import tf
 from lingvo_moe.sharding import spmd
@@ -124,7 +125,7 @@ class Placement:
         return tuple(self.layout.mesh.shape[axis] for axis in self._copy_axes) + self.spec.shape
 
 
-class ShardedVariable:
+class ShardedVariable(ShardedTensor):
     """A tensor of the training state, one variable on each core.
 
     `numpy.asarray` brings all of it here; `shards` does so shard by shard.

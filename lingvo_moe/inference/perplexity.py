@@ -1,4 +1,4 @@
-"""How well a language model predicts held-out text."""
+"""Perplexity of a language model on held-out text."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 import pathlib
 
 from lingvo_moe.data.pipeline import EvalInput
-from lingvo_moe.engines.pjrt import Engine
+from lingvo_moe.engines.base import Engine
 from lingvo_moe.errors import UserError
 from lingvo_moe.experiment import Experiment
 from lingvo_moe.steps import weight_specs
@@ -17,13 +17,13 @@ from lingvo_moe.utils import progress
 
 @dataclasses.dataclass(frozen=True)
 class Perplexity:
-    """What was measured.
+    """A language model's loss on held-out text.
 
     Attributes:
-      step: how long the checkpoint had been trained.
-      tokens: predicted, each text's end included.
+      step: the training step of the checkpoint.
+      tokens: how many tokens were predicted, the end of each text included.
       cross_entropy: nats per token.
-      left_out: texts that are longer than a row.
+      left_out: how many texts are longer than a row.
     """
 
     step: int
@@ -33,41 +33,49 @@ class Perplexity:
 
     @property
     def perplexity(self) -> float:
-        """The number of equally likely tokens that would be as hard to guess."""
+        """The number of equally likely tokens that would be as hard to predict."""
         return math.exp(self.cross_entropy)
 
 
-def measure(
+def compute(
     name: str, experiment: Experiment, engine: Engine, logdir: str | pathlib.Path, split: str = "test"
 ) -> Perplexity:
     """Predicts every text of a split once, with the newest checkpoint of `logdir`.
 
+    Args:
+      name: the registered name of the model.
+      experiment: its experiment.
+      engine: where to compute the loss.
+      logdir: the log directory that it was trained in.
+      split: `test` or `valid`.
+
     Raises:
-      UserError: no data or tokenizer, nothing in the split that fits a row, no checkpoint or one of another model; before
-        anything is compiled.
+      UserError: before anything is compiled, where there is no data, tokenizer or checkpoint, where no text of the split fits a
+        row, or where the checkpoint is another model's.
     """
     experiment.open_tokenizers()
     held_out = EvalInput(experiment.corpus, experiment.tokenizers, experiment.input, split)
     if next(held_out.batches(), None) is None:
-        raise UserError(_nothing(experiment, split, held_out.too_long))
+        raise UserError(_no_batch(experiment, split, held_out.too_long))
     theta_specs = weight_specs(experiment.model.weights())
     checkpoints = Checkpoints(logdir)
     checkpoints.require(name, theta_specs)
-    predict = engine.load(experiment.steps.evaluate(experiment.batch_specs()))
-    step, theta = checkpoints.restore_theta(name, theta_specs, predict.shardings("theta"))
+    evaluation = engine.evaluation(experiment.steps, experiment.batch_specs())
+    step, theta = checkpoints.restore_theta(name, theta_specs, evaluation.shardings)
     checkpoints.close()
+    evaluation.load(theta)
     nats = tokens = 0.0
-    with progress.bar(f"predicting {split}", None, "batches") as advance:
+    with progress.bar(f"evaluating on {split}", None, "batches") as advance:
         for batch in held_out.batches():
-            metrics = predict({"theta": theta, "batch": batch})["metrics"]
+            metrics = evaluation.evaluate(batch)
             count = float(metrics["tokens"])
             nats, tokens = nats + float(metrics["cross_entropy"]) * count, tokens + count
             advance()
     return Perplexity(step, round(tokens), nats / tokens, held_out.too_long)
 
 
-def _nothing(experiment: Experiment, split: str, too_long: int) -> str:
-    """Why there is no batch."""
+def _no_batch(experiment: Experiment, split: str, too_long: int) -> str:
+    """Returns why a split has no batch."""
     if not too_long:
         return f"the corpus has no {split} texts; see its report.txt."
     return (

@@ -45,7 +45,7 @@ def trained(data, tmp_path_factory):
         data, "training.steps=40", "training.evaluate_every=40", "training.checkpoint_every=40"
     )
     engine = Engine(2, "cpu")
-    losses = loop.train(tiny.LANGUAGE_MODEL, config, engine, logdir, say=lambda line: None)
+    losses = loop.train(tiny.LANGUAGE_MODEL, config, engine, logdir)
     return config, engine, logdir, losses
 
 
@@ -56,7 +56,7 @@ def test_training_measures_the_held_out_loss_of_a_language_model(trained):
 
 def test_every_held_out_token_is_predicted_once(trained, lengths):
     config, engine, logdir, _ = trained
-    found = perplexity.measure(tiny.LANGUAGE_MODEL, config, engine, logdir)
+    found = perplexity.compute(tiny.LANGUAGE_MODEL, config, engine, logdir)
     assert found.tokens == sum(lengths) and found.left_out == 0
     assert found.step == 40 and 1 < found.perplexity == math.exp(found.cross_entropy) < 200
 
@@ -66,7 +66,7 @@ def test_batches_do_not_matter(trained):
     config, engine, logdir, _ = trained
     larger = dataclasses.replace(config, input=dataclasses.replace(config.input, batch_size=8))
     one, other = (
-        perplexity.measure(tiny.LANGUAGE_MODEL, changed, engine, logdir).cross_entropy for changed in (config, larger)
+        perplexity.compute(tiny.LANGUAGE_MODEL, changed, engine, logdir).cross_entropy for changed in (config, larger)
     )
     np.testing.assert_allclose(one, other, rtol=1e-5)
 
@@ -75,7 +75,7 @@ def test_texts_that_do_not_fit_are_counted_and_left_out(trained, lengths):
     config, engine, logdir, _ = trained
     limit = max(lengths) - 1
     shorter = dataclasses.replace(config, input=dataclasses.replace(config.input, target_length=limit))
-    found = perplexity.measure(tiny.LANGUAGE_MODEL, shorter, engine, logdir)
+    found = perplexity.compute(tiny.LANGUAGE_MODEL, shorter, engine, logdir)
     fitting = [length for length in lengths if length <= limit]
     assert (found.tokens, found.left_out) == (sum(fitting), len(lengths) - len(fitting))
     assert 0 < found.left_out < len(lengths)
@@ -85,11 +85,11 @@ def test_texts_none_of_which_fits_are_told_before_anything_is_compiled(data, len
     config = tiny.tiny_language_model(data, "input.target_length=2")
     said = f"none of the corpus's {len(lengths)} test texts fits input.target_length=2; raise it"
     with pytest.raises(UserError, match=said):
-        perplexity.measure(tiny.LANGUAGE_MODEL, config, tiny.Uncompiled(2, "cpu"), tmp_path)
+        perplexity.compute(tiny.LANGUAGE_MODEL, config, tiny.Uncompiled(2, "cpu"), tmp_path)
 
 
 def test_an_empty_split_is_told_before_anything_is_compiled(data, tmp_path):
     corpus = write_corpus(tmp_path / "corpus", {"de": {"train": [("der", "the")]}})
     config = tiny.tiny_language_model(data, f"corpus={corpus}")
     with pytest.raises(UserError, match="the corpus has no valid texts; see its report.txt"):
-        perplexity.measure(tiny.LANGUAGE_MODEL, config, tiny.Uncompiled(2, "cpu"), tmp_path, "valid")
+        perplexity.compute(tiny.LANGUAGE_MODEL, config, tiny.Uncompiled(2, "cpu"), tmp_path, "valid")

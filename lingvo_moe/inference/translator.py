@@ -1,4 +1,4 @@
-"""Translation with a trained model: lines in, the n best lines out."""
+"""Translation with a trained model: sentences in, the n best translations of each out."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from lingvo_moe.data.pipeline import source_batches
-from lingvo_moe.engines.pjrt import Engine
+from lingvo_moe.engines.base import Engine
 from lingvo_moe.experiment import Experiment
 from lingvo_moe.sharding.layout import Spec
 from lingvo_moe.steps import weight_specs
@@ -26,14 +26,20 @@ class Translation:
 
 
 class Translator:
-    """The newest checkpoint of a log directory, ready to translate.
+    """Translates with the newest checkpoint of a log directory.
 
     Attributes:
-      step: how long the checkpoint had been trained.
+      step: the training step of the checkpoint.
     """
 
     def __init__(self, name: str, experiment: Experiment, engine: Engine, logdir: str | pathlib.Path):
-        """Compiles the search and restores the weights.
+        """Compiles the beam search and restores the weights.
+
+        Args:
+          name: the registered name of the model.
+          experiment: its experiment.
+          engine: where to decode.
+          logdir: the log directory that it was trained in.
 
         Raises:
           UserError: no tokenizer or one too large for the model, no checkpoint or one of another model.
@@ -45,17 +51,18 @@ class Translator:
         theta_specs = weight_specs(experiment.model.weights())
         checkpoints = Checkpoints(logdir)
         checkpoints.require(name, theta_specs)
-        self._search = engine.load(experiment.steps.decode(specs, experiment.search))
-        self.step, self._theta = checkpoints.restore_theta(name, theta_specs, self._search.shardings("theta"))
+        self._decoding = engine.decoding(experiment.steps, specs, experiment.search)
+        self.step, theta = checkpoints.restore_theta(name, theta_specs, self._decoding.shardings)
         checkpoints.close()
+        self._decoding.load(theta)
 
     def fits(self, sentences: Sequence[str]) -> list[bool]:
-        """Which sentences are short enough to be translated: fewer than `input.source_length` tokens."""
+        """Returns for each sentence whether it is short enough: fewer than `input.source_length` tokens."""
         limit = self._experiment.input.source_length
         return [len(tokens) < limit for tokens in self._tokenizers.source.encode(sentences)]
 
     def translate(self, sentences: Sequence[str]) -> list[list[Translation]]:
-        """Returns for each sentence its translations, best first. Those of an empty sentence are empty.
+        """Returns the translations of each sentence, best first. Translations of an empty sentence are empty.
 
         Raises:
           UserError: a sentence longer than `input.source_length`, before anything is translated.
@@ -73,13 +80,13 @@ class Translator:
 
     def _translate_batch(self, source: dict[str, np.ndarray]) -> Iterator[list[Translation]]:
         """Yields the translations of each row."""
-        found = self._search({"theta": self._theta, "source": source})
-        ids, scores, lengths = (np.asarray(found[field]) for field in ("ids", "scores", "lengths"))
+        hypotheses = self._decoding.decode(source)
+        ids, scores, lengths = (np.asarray(hypotheses[field]) for field in ("ids", "scores", "lengths"))
         for row, tokens in enumerate(np.count_nonzero(source["segment_ids"], axis=1)):
-            found = self._texts(ids[row], scores[row], lengths[row])
-            # Of eos alone a model makes up something.
-            yield found if tokens > 1 else [Translation("", 0.0)] * len(found)
+            translations = self._translations(ids[row], scores[row], lengths[row])
+            # An empty sentence is an end-of-sentence token alone, for which a model invents a translation.
+            yield translations if tokens > 1 else [Translation("", 0.0)] * len(translations)
 
-    def _texts(self, ids: np.ndarray, scores: np.ndarray, lengths: np.ndarray) -> list[Translation]:
+    def _translations(self, ids: np.ndarray, scores: np.ndarray, lengths: np.ndarray) -> list[Translation]:
         texts = self._tokenizers.target.decode([row[:length].tolist() for row, length in zip(ids, lengths)])
         return [Translation(text, float(score)) for text, score in zip(texts, scores)]

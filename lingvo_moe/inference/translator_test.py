@@ -63,7 +63,7 @@ def test_nothing_is_nothing(translator):
 
 
 def test_a_sentence_beyond_the_limit_is_told_before_any_is_translated(translator, monkeypatch):
-    monkeypatch.setattr(translator, "_search", lambda inputs: pytest.fail("translated before the mistake was told"))
+    monkeypatch.setattr(translator._decoding, "decode", lambda source: pytest.fail("translated before checking"))
     long = "neerg der " * 40
     assert translator.fits(["der", long]) == [True, False]
     with pytest.raises(UserError, match="line 2 has .* tokens; at most 47 fit"):

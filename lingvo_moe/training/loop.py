@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import itertools
+import logging
 import pathlib
 import tempfile
 import time
@@ -23,14 +24,15 @@ from lingvo_moe.training.preemption import PreemptionGuard
 from lingvo_moe.training.summary import NoWriter, SummaryWriter
 from lingvo_moe.utils import progress
 
+_log = logging.getLogger(__name__)
+
 
 def train(
     name: str,
     experiment: Experiment,
     engine: Engine,
     logdir: str | pathlib.Path,
-    say=print,
-    processes: ProcessGroup = ProcessGroup(),
+    processes: ProcessGroup | None = None,
 ) -> dict[str, float]:
     """Trains to `experiment.training.steps`, from the newest checkpoint in `logdir` if there is one.
 
@@ -42,7 +44,6 @@ def train(
       experiment: what to train.
       engine: where; as many devices as `experiment.mesh`.
       logdir: for checkpoints and TensorBoard; created if absent.
-      say: prints one line.
       processes: that train it together; all call this.
 
     Returns:
@@ -52,17 +53,16 @@ def train(
       UserError: data, tokenizer or checkpoint that do not fit the model, a loss that stays not finite (see `post_mortem`), a
         full disk.
     """
-    return _Run(name, experiment, engine, pathlib.Path(logdir), say, processes).train()
+    return _Run(name, experiment, engine, pathlib.Path(logdir), processes or ProcessGroup()).train()
 
 
 class _Run:
     """One call of `train`."""
 
     def __init__(
-        self, name: str, experiment: Experiment, engine: Engine, logdir: pathlib.Path, say, processes: ProcessGroup
+        self, name: str, experiment: Experiment, engine: Engine, logdir: pathlib.Path, processes: ProcessGroup
     ):
         self._name, self._experiment, self._engine, self._process_group = name, experiment, engine, processes
-        self._log = say if processes.is_primary else lambda line: None
         experiment.open_tokenizers()
         self._input = TrainInput(experiment.corpus, experiment.tokenizers, experiment.input)
         self._held_out = EvalInput(experiment.corpus, experiment.tokenizers, experiment.input, split="valid")
@@ -78,7 +78,7 @@ class _Run:
         if trained:
             self._checkpoints.require(self._name, self._experiment.steps.state_specs()["theta"])
         if trained >= schedule.steps:
-            self._log(
+            _log.info(
                 f"{self._name} has already been trained for {trained} steps; --steps={trained + 1000} would go on."
             )
             self._process_group.finish()
@@ -97,7 +97,7 @@ class _Run:
             step, metrics = self._loop(first, data_state, advance)
         self._process_group.finish()
         if step < schedule.steps:
-            self._log(f"stopped after step {step}, which is saved; the same command goes on from there.")
+            _log.info(f"stopped after step {step}, which is saved; the same command goes on from there.")
             raise KeyboardInterrupt
         return metrics
 
@@ -107,11 +107,11 @@ class _Run:
     def _compile(self):
         start = time.monotonic()
         devices = f"{len(self._engine.devices)} {self._engine.platform} device(s), mesh {self._experiment.mesh}"
-        self._log(f"compiling {self._name}, {self._experiment.model.num_weights():,} weights, for {devices} ...")
+        _log.info(f"compiling {self._name}, {self._experiment.model.num_weights():,} weights, for {devices} ...")
         evaluates = self._experiment.training.evaluate_every > 0
         self._training = self._engine.training(self._experiment.steps, self._experiment.batch_specs(), evaluates)
         self._process_group.barrier()  # the first exchange between two of them fails where one comes half a minute later
-        self._log(f"compiled in {time.monotonic() - start:.0f} s")
+        _log.info(f"compiled in {time.monotonic() - start:.0f} s")
 
     def _start(self) -> tuple[int, object]:
         """Returns the steps made and the place in the data."""
@@ -119,7 +119,7 @@ class _Run:
             saved = self._checkpoints.restore(
                 self._name, self._experiment.steps.state_specs(), self._training.shardings
             )
-            self._log(f"going on from step {saved.step} ({self._checkpoints.directory})")
+            _log.info(f"going on from step {saved.step} ({self._checkpoints.directory})")
             self._training.load(saved.state)
             return saved.step, saved.data_state
         self._training.initialise(self._experiment.training.seed)

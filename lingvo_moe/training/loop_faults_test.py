@@ -48,7 +48,7 @@ def compiled_once():
 
 
 def train(experiment: Experiment, logdir: pathlib.Path) -> dict[str, float]:
-    return loop.train(tiny.MODEL, experiment, pjrt.Engine(2, "cpu"), logdir, say=lambda line: None)
+    return loop.train(tiny.MODEL, experiment, pjrt.Engine(2, "cpu"), logdir)
 
 
 def pretend_skipped(monkeypatch: pytest.MonkeyPatch, skipped: list[int]):

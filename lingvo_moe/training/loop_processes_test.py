@@ -40,7 +40,7 @@ def compiled_once():
 def _alone(data: tiny.Data, logdir: pathlib.Path, steps: int):
     """Trains in this process, on two of its devices."""
     config = tiny.tiny(data, *_SCHEDULE, f"training.steps={steps}")
-    loop.train(tiny.MODEL, config, Engine(2, "cpu"), logdir, say=lambda line: None)
+    loop.train(tiny.MODEL, config, Engine(2, "cpu"), logdir)
 
 
 def _start(data: tiny.Data, logdir: pathlib.Path, steps: int, *flags: str) -> list[subprocess.Popen]:

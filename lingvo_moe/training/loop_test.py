@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import pathlib
 import signal
@@ -86,7 +87,7 @@ def test_a_killed_run_goes_on_as_if_nothing_had_happened(data, tmp_path):
     """SIGKILL at an arbitrary step, SIGTERM in the next run, a third to the end: the losses of one uninterrupted run."""
     steps, whole, torn = 80, tmp_path / "whole", tmp_path / "torn"
     schedule = (f"training.steps={steps}", f"training.checkpoint_every={steps}", "training.evaluate_every=0")
-    loop.train(tiny.MODEL, tiny.tiny(data, *schedule), Engine(2, "cpu"), whole, say=lambda line: None)
+    loop.train(tiny.MODEL, tiny.tiny(data, *schedule), Engine(2, "cpu"), whole)
     expected = _losses(whole)
     assert sorted(expected) == list(range(1, steps + 1))
 
@@ -113,18 +114,19 @@ def test_a_killed_run_goes_on_as_if_nothing_had_happened(data, tmp_path):
     assert _losses(torn) == expected
 
 
-def test_a_finished_run_says_so_and_changes_nothing(data, tmp_path):
+def test_a_finished_run_says_so_and_changes_nothing(data, tmp_path, caplog):
     """Running the same command again is harmless; keep-N holds; the held-out loss is measured when it is due."""
-    experiment, said = tiny.tiny(data, *_schedule(12)), []
-    metrics = loop.train("tiny", experiment, Engine(2, "cpu"), tmp_path, say=said.append)
+    caplog.set_level(logging.INFO, "lingvo_moe")
+    experiment = tiny.tiny(data, *_schedule(12))
+    metrics = loop.train("tiny", experiment, Engine(2, "cpu"), tmp_path)
     assert np.isfinite(metrics["valid/cross_entropy"]) and metrics["too_long"] == 0
     assert {"aux_loss", "overflow", "expert_load", "tokens_per_second"} <= set(metrics)
     assert 0 < metrics["padding/source"] < 1 and 0 < metrics["padding/target"] < 1
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["12", "8"]
     assert sorted(_losses(tmp_path, "valid")) == [6, 12]
     before = _losses(tmp_path)
-    assert loop.train("tiny", experiment, Engine(2, "cpu"), tmp_path, say=said.append) == {}
-    assert "already been trained for 12 steps" in said[-1] and _losses(tmp_path) == before
+    assert loop.train("tiny", experiment, Engine(2, "cpu"), tmp_path) == {}
+    assert "already been trained for 12 steps" in caplog.messages[-1] and _losses(tmp_path) == before
 
 
 def test_training_that_nothing_can_save_ends_and_keeps_what_it_had(data, tmp_path, monkeypatch):
@@ -141,7 +143,7 @@ def test_training_that_nothing_can_save_ends_and_keeps_what_it_had(data, tmp_pat
     monkeypatch.setattr(Training, "train", make_and_blow_up)
     wild = tiny.tiny(data, *_schedule(40), "training.max_skipped=5")
     with pytest.raises(UserError, match=r"the loss of step 11 is (nan|inf).*5 steps in a row changed no weight"):
-        loop.train("tiny", wild, Engine(2, "cpu"), tmp_path, say=lambda line: None)
+        loop.train("tiny", wild, Engine(2, "cpu"), tmp_path)
     skipped = [max(values) for _, values in sorted(tiny.curves(tmp_path)["skipped_in_a_row"].items())]
     assert skipped[-6:] == [0, 1, 2, 3, 4, 5] or skipped[-6:] == [1, 2, 3, 4, 5, 6], skipped
     assert Checkpoints(tmp_path).latest()
@@ -153,7 +155,7 @@ def test_many_steps_in_one_call_make_the_same_losses(data, tmp_path):
     for logdir, changes, ends in (("one", (), (10,)), ("three", ("training.steps_per_loop=3",), (4, 10))):
         for end in ends:
             config = tiny.tiny(data, *schedule, *changes, f"training.steps={end}")
-            loop.train("tiny", config, Engine(2, "cpu"), tmp_path / logdir, say=lambda line: None)
+            loop.train("tiny", config, Engine(2, "cpu"), tmp_path / logdir)
     one, three = _losses(tmp_path / "one"), _losses(tmp_path / "three")
     assert sorted(one) == [3, 6, 9, 10] and sorted(three) == [3, 4, 6, 9, 10]
     assert {step: three[step] for step in one} == one
@@ -162,12 +164,12 @@ def test_many_steps_in_one_call_make_the_same_losses(data, tmp_path):
 def test_a_checkpoint_of_another_model_is_refused_and_kept(data, tmp_path):
     """Neither training nor the checkpoint that is there is damaged by a wrong --model."""
     experiment = tiny.tiny(data, *_schedule(4))
-    loop.train("tiny", experiment, Engine(2, "cpu"), tmp_path, say=lambda line: None)
+    loop.train("tiny", experiment, Engine(2, "cpu"), tmp_path)
     other = overrides.apply(experiment, ["model.num_experts=8", "training.steps=8"])
     with pytest.raises(
         UserError, match=r"holds tiny, whose weights are not those of other: .*gate is .*4\] there, .*8\] here"
     ):
-        loop.train("other", other, Engine(2, "cpu"), tmp_path, say=lambda line: None)
+        loop.train("other", other, Engine(2, "cpu"), tmp_path)
     assert Checkpoints(tmp_path).latest() == 4
 
 

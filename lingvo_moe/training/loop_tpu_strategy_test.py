@@ -68,7 +68,7 @@ def _experiment(data: tiny.Data, steps: int) -> Experiment:
 
 
 def _train(data: tiny.Data, steps: int, engine, logdir: pathlib.Path) -> dict[str, float]:
-    return loop.train("tiny", _experiment(data, steps), engine, logdir, say=lambda line: None)
+    return loop.train("tiny", _experiment(data, steps), engine, logdir)
 
 
 @pytest.fixture(scope="module")

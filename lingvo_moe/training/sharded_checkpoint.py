@@ -1,4 +1,4 @@
-"""Checkpoints of a state that is nowhere whole: `ShardedVariable`s, written and read part by part.
+"""Checkpoints of a state that is nowhere whole: `ShardedTensor`s, written and read part by part.
 
 The files are those that Orbax writes for arrays, a chunk for each part, so whichever engine wrote a checkpoint, either reads it.
 """
@@ -15,7 +15,7 @@ from orbax import checkpoint as orbax
 from orbax.checkpoint.future import CommitFutureAwaitingContractedSignals, Future
 
 from lingvo_moe import tree
-from lingvo_moe.engines.tpu_strategy_variables import ShardedVariable
+from lingvo_moe.engines.base import ShardedTensor
 from lingvo_moe.errors import UserError
 
 # Bytes on their way from cores to files, of each item that is being saved: what the host must have room for.
@@ -51,7 +51,7 @@ class _TypeHandler(orbax.type_handlers.NumpyHandler):
     """Orbax's own handler of arrays on the host, for arrays that are not there."""
 
     async def serialize(
-        self, values: Sequence[ShardedVariable], infos: Sequence, args: Sequence | None = None
+        self, values: Sequence[ShardedTensor], infos: Sequence, args: Sequence | None = None
     ) -> list[Future]:
         return [CommitFutureAwaitingContractedSignals(_write(values, infos), name="parts")]
 
@@ -65,17 +65,17 @@ class _TypeHandler(orbax.type_handlers.NumpyHandler):
 
 
 class ShardedVariableHandler(orbax.PyTreeCheckpointHandler):
-    """Saves and restores one item, a tree of `ShardedVariable`s."""
+    """Saves and restores one item, a tree of `ShardedTensor`s."""
 
     def __init__(self):
-        registry = orbax.type_handlers.create_type_handler_registry((ShardedVariable, _TypeHandler()))
+        registry = orbax.type_handlers.create_type_handler_registry((ShardedTensor, _TypeHandler()))
         super().__init__(type_handler_registry=registry)
 
 
 @orbax.args.register_with_handler(ShardedVariableHandler, for_save=True)
 @dataclasses.dataclass
 class SaveShardedVariables(orbax.args.PyTreeSave):
-    """Save this tree of `ShardedVariable`s. They are read while it is being written, so nothing may change them before."""
+    """Save this tree of `ShardedTensor`s. They are read while it is being written, so nothing may change them before."""
 
 
 @orbax.args.register_with_handler(ShardedVariableHandler, for_restore=True)
@@ -88,16 +88,16 @@ def restore_of(specs: dict) -> RestoreShardedVariables:
     """Asks for a tree with the paths of these `Spec`s, of `StoredArray`s."""
     return RestoreShardedVariables(
         tree.map_leaves(lambda spec: 0, specs),
-        tree.map_leaves(lambda spec: orbax.RestoreArgs(restore_type=ShardedVariable), specs),
+        tree.map_leaves(lambda spec: orbax.RestoreArgs(restore_type=ShardedTensor), specs),
     )
 
 
 def has_sharded_variables(state: dict) -> bool:
-    """Whether the leaves are `ShardedVariable`s; all are, or none."""
-    return any(isinstance(leaf, ShardedVariable) for leaf in tree.flatten(state).values())
+    """Whether the leaves are `ShardedTensor`s; all are, or none."""
+    return any(isinstance(leaf, ShardedTensor) for leaf in tree.flatten(state).values())
 
 
-async def _write(values: Sequence[ShardedVariable], infos: Sequence):
+async def _write(values: Sequence[ShardedTensor], infos: Sequence):
     """Writes all parts, in order, and no more at a time than the host has room for."""
     writes: list[Any] = []
     held = 0

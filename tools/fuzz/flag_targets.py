@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from absl import flags
 
 from lingvo_moe import overrides
-from lingvo_moe.cli import main
+from lingvo_moe.cli import main, run_config
 from lingvo_moe.experiment import get
 from lingvo_moe.testing import experiments as tiny
 from tools.fuzz import runner
@@ -255,8 +255,7 @@ def _parts(paths: list[str]) -> Iterator[str]:
 
 def _flags_of(name: str) -> flags.FlagValues:
     values = flags.FlagValues()
-    for define in main.COMMANDS[name].flag_groups:
-        define(values)
+    run_config.define_flags(main.COMMANDS[name].config, values)
     return values
 
 

@@ -1,0 +1,264 @@
+"""The flags of every command, as typed configurations.
+
+A configuration is a frozen dataclass whose fields are the command's flags: `define_flags` defines them, `read` turns parsed flags
+into the dataclass. Commands take configurations and never see absl.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, TypeVar
+
+from absl import flags
+
+from lingvo_moe import program_cache
+from lingvo_moe.errors import UserError
+from lingvo_moe.sharding.layout import DeviceMesh
+
+Config = TypeVar("Config", bound="CommandConfig")
+
+
+class _Flag(NamedTuple):
+    """How a field becomes a flag.
+
+    Attributes:
+      define: the function of absl that defines it.
+      options: arguments of that function, `help` among them.
+      name: the flag's name where the field cannot have it; otherwise None.
+    """
+
+    define: Callable[..., Any]
+    options: dict[str, Any]
+    name: str | None
+
+
+def _flag(define: Callable[..., Any], default: Any, help: str, name: str | None = None, **options) -> Any:
+    """Declares a field that is a flag; a function as `default` is called whenever the flag is defined."""
+    metadata = {"flag": _Flag(define, {"help": help, **options}, name)}
+    if callable(default):
+        return dataclasses.field(default_factory=default, metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CommandConfig:
+    """The flags of all commands.
+
+    Attributes:
+      given: the names of the flags that were passed.
+    """
+
+    imports: tuple[str, ...] = _flag(
+        flags.DEFINE_multi_string,
+        (),
+        "a module or .py file to import first, which may register models and more",
+        "import",
+    )
+    given: frozenset[str] = frozenset()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ModelConfig(CommandConfig):
+    """The flags of a command that is about one model."""
+
+    model: str | None = _flag(flags.DEFINE_string, None, "a registered name, or an unambiguous part of one")
+    assignments: tuple[str, ...] = _flag(
+        flags.DEFINE_multi_string, (), "field=value: overrides a hyperparameter; may be repeated", "set"
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MeshConfig(ModelConfig):
+    """The flags of a command that lowers programs for a mesh."""
+
+    devices: int | None = _flag(
+        flags.DEFINE_integer, None, "the number of devices, in one mesh axis; virtual ones on the CPU"
+    )
+    mesh: str | None = _flag(flags.DEFINE_string, None, "the device mesh, e.g. 8 or 4x2, instead of --devices")
+
+    def device_mesh(self) -> DeviceMesh | None:
+        """Returns the mesh of `--mesh` or `--devices`, None if neither was passed; raises UserError for a wrong value."""
+        if self.mesh is not None and self.devices is not None:
+            raise UserError("--mesh and --devices both say how many devices; pass one of them.")
+        if self.devices is not None and self.devices < 1:
+            raise UserError(f"--devices={self.devices}: at least one device is needed.")
+        return DeviceMesh.parse(self.mesh) if self.mesh else DeviceMesh((self.devices,)) if self.devices else None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunConfig(MeshConfig):
+    """The flags of a command that runs programs."""
+
+    logdir: str | None = _flag(flags.DEFINE_string, None, "directory of checkpoints and curves")
+    engine: str = _flag(
+        flags.DEFINE_string,
+        "pjrt",
+        "pjrt: the devices that JAX finds; tpu_strategy: a Cloud TPU slice through TensorFlow's runtime, to train on; or "
+        "the name of an engine that --import registers",
+    )
+    platform: str | None = _flag(
+        flags.DEFINE_enum, None, "where to run; default: what is there", enum_values=["cpu", "gpu", "tpu"]
+    )
+    tpu: str | None = _flag(
+        flags.DEFINE_string,
+        None,
+        "tpu_strategy: the name of the slice, grpc://HOST:PORT of its first machine, or local on the machine of a slice "
+        "with a single one",
+    )
+    tokenizers: str | None = _flag(flags.DEFINE_string, None, "directory of tools.train_tokenizer's output")
+    cache: str = _flag(
+        flags.DEFINE_string, program_cache.default, "directory where compiled programs are cached; off for no cache"
+    )
+    corpus: str | None = None
+
+    def log_directory(self) -> pathlib.Path:
+        """Returns `--logdir`; raises UserError if it is missing."""
+        if not self.logdir:
+            raise UserError("--logdir is missing: the directory of checkpoints and curves.")
+        return pathlib.Path(self.logdir)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CorpusConfig(RunConfig):
+    """The flags of a command that reads a corpus."""
+
+    corpus: str | None = _flag(flags.DEFINE_string, None, "directory of tools.build_corpus's output")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainConfig(CorpusConfig):
+    """The flags of `train`."""
+
+    steps: int | None = _flag(flags.DEFINE_integer, None, "train to this step, instead of the model's own number")
+    coordinator: str | None = _flag(
+        flags.DEFINE_string, None, "of many processes (docs/processes.md): HOST:PORT where process 0 listens"
+    )
+    processes: int | None = _flag(
+        flags.DEFINE_integer, None, "the number of processes that train this model, with equally many devices each"
+    )
+    process: int | None = _flag(flags.DEFINE_integer, None, "the index of this process, from 0")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SearchConfig(RunConfig):
+    """The flags of a command that decodes."""
+
+    beam_size: int | None = _flag(
+        flags.DEFINE_integer, None, "hypotheses per sentence, instead of the model's own number"
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TranslateConfig(SearchConfig):
+    """The flags of `translate`."""
+
+    input: str = _flag(flags.DEFINE_string, "-", "a file of sentences, one a line; - for standard input")
+    output: str = _flag(flags.DEFINE_string, "-", "where to write translations; - for standard output")
+    n_best: int = _flag(
+        flags.DEFINE_integer, 1, "translations per line; with more than one, each line is number, score, text"
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EvalConfig(CorpusConfig, SearchConfig):
+    """The flags of `eval`."""
+
+    languages: tuple[str, ...] = _flag(flags.DEFINE_list, (), "comma-separated labels; default: all of the corpus")
+    max_pairs: int = _flag(flags.DEFINE_integer, 100, "sentences per language, at most", lower_bound=1)
+    split: str = _flag(flags.DEFINE_enum, "test", "which held-out sentences", enum_values=["test", "valid"])
+    summary: bool = _flag(flags.DEFINE_boolean, False, "only groups of languages and the average, no row per language")
+    json: str | None = _flag(flags.DEFINE_string, None, "also write the scores to this file")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DiagnoseConfig(CorpusConfig):
+    """The flags of `diagnose`."""
+
+    batch: str | None = _flag(
+        flags.DEFINE_string,
+        None,
+        "LOGDIR/replay/STEP.npz of a step at which training stopped; default: the batch that training would read next",
+    )
+    json: str | None = _flag(flags.DEFINE_string, None, "also write every number to this file")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ExportConfig(MeshConfig):
+    """The flags of `export`."""
+
+    program: str = _flag(
+        flags.DEFINE_enum, "train", "which program", enum_values=["init", "train", "evaluate", "decode"]
+    )
+    output: str | None = _flag(flags.DEFINE_string, None, "the bundle to write")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PlanConfig(ModelConfig):
+    """The flags of `plan`."""
+
+    topology: str | None = _flag(
+        flags.DEFINE_string,
+        None,
+        "a TPU slice: generation and chips, e.g. v3:32x32x1; default: TPU v3 with as many cores as the model is made for",
+    )
+    mesh: str | None = _flag(
+        flags.DEFINE_string, None, "the device mesh, e.g. 128 or 16x8; default: all cores of the slice in one axis"
+    )
+    program: str = _flag(flags.DEFINE_enum, "train", "which program", enum_values=["train", "decode"])
+    tokens: float = _flag(flags.DEFINE_float, 1e12, "tokens of all sides to train on, for the cost", lower_bound=1)
+    json: str | None = _flag(flags.DEFINE_string, None, "also write the plan to this file")
+    search: tuple[str, ...] = _flag(
+        flags.DEFINE_list,
+        (),
+        "vary these and find the fastest that fits: any of remat,mesh,groups,batch; about a minute for each trial",
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CheckpointConfig(ModelConfig):
+    """The flags of `checkpoint`."""
+
+    logdir: str | None = _flag(
+        flags.DEFINE_string, None, "directory of checkpoints; with convert --input, the one to make"
+    )
+    step: int | None = _flag(
+        flags.DEFINE_integer,
+        None,
+        "inspect, verify, convert: this checkpoint; default: the newest, verify: all",
+        lower_bound=0,
+    )
+    grep: str | None = _flag(
+        flags.DEFINE_string, None, "inspect: only arrays whose path matches this regular expression"
+    )
+    stats: bool = _flag(
+        flags.DEFINE_boolean, False, "inspect: also read the arrays: mean, rms, min, max, values that are not finite"
+    )
+    last: int | None = _flag(flags.DEFINE_integer, None, "average: this many of the newest checkpoints", lower_bound=2)
+    steps: tuple[str, ...] = _flag(flags.DEFINE_list, (), "average: these checkpoints, separated by commas")
+    input: str | None = _flag(flags.DEFINE_string, None, "convert: the safetensors file to make a log directory of")
+    output: str | None = _flag(
+        flags.DEFINE_string, None, "average: the log directory to make; convert: the safetensors file to write"
+    )
+
+
+def define_flags(config: type[CommandConfig], values: flags.FlagValues):
+    """Defines the flags of a configuration."""
+    for field, flag in _flags(config):
+        default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+        default = list(default) if isinstance(default, tuple) else default
+        flag.define(flag.name or field.name, default, flag_values=values, **flag.options)
+
+
+def read(config: type[Config], values: flags.FlagValues) -> Config:
+    """Returns the configuration that parsed flags stand for."""
+    fields = {field.name: values[flag.name or field.name].value for field, flag in _flags(config)}
+    fields = {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
+    return config(given=frozenset(name for name in values if values[name].present), **fields)
+
+
+def _flags(config: type[CommandConfig]) -> Iterator[tuple[dataclasses.Field, _Flag]]:
+    for field in dataclasses.fields(config):
+        if "flag" in field.metadata:
+            yield field, field.metadata["flag"]

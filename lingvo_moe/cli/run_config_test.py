@@ -1,0 +1,55 @@
+"""Flags become typed configurations, without loss."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from absl import flags
+
+from lingvo_moe.cli import main, run_config
+from lingvo_moe.errors import UserError
+
+
+def _read(config: type[run_config.Config], *arguments: str) -> run_config.Config:
+    values = flags.FlagValues()
+    run_config.define_flags(config, values)
+    values(["command", *arguments])
+    return run_config.read(config, values)
+
+
+def test_defaults_are_those_of_the_dataclass(monkeypatch):
+    """A configuration that is made without flags is the one of a command line without flags."""
+    monkeypatch.setenv("LINGVO_MOE_CACHE", "/somewhere")
+    for command in main.COMMANDS.values():
+        assert _read(command.config) == command.config()
+    assert _read(run_config.TrainConfig).cache == "/somewhere"
+
+
+def test_values_have_their_types_and_given_names_the_flags_that_were_passed():
+    config = _read(
+        run_config.EvalConfig,
+        "--languages=de,fr",
+        "--max_pairs=3",
+        "--summary",
+        "--set=a=1",
+        "--set=b=2",
+        "--import=x.py",
+    )
+    assert (config.languages, config.max_pairs, config.summary) == (("de", "fr"), 3, True)
+    assert (config.assignments, config.imports) == (("a=1", "b=2"), ("x.py",))
+    assert config.given == {"languages", "max_pairs", "summary", "set", "import"}
+
+
+def test_configurations_are_frozen():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        _read(run_config.TrainConfig).steps = 3
+
+
+def test_the_mesh_is_either_a_number_of_devices_or_a_shape():
+    assert _read(run_config.TrainConfig).device_mesh() is None
+    assert _read(run_config.TrainConfig, "--devices=8").device_mesh().shape == (8,)
+    assert _read(run_config.TrainConfig, "--mesh=4x2").device_mesh().shape == (4, 2)
+    for arguments, message in ((["--mesh=4x2", "--devices=8"], "pass one of them"), (["--devices=0"], "at least one")):
+        with pytest.raises(UserError, match=message):
+            _read(run_config.TrainConfig, *arguments).device_mesh()
