@@ -1,0 +1,103 @@
+"""The files of docs/extending.md work as they are printed, from a directory outside the repository."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import re
+import sys
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from lingvo_moe import experiment, registry
+from lingvo_moe.cli import app, main
+from lingvo_moe.data import sources, tokenizer_trainer
+from lingvo_moe.data.corpus import Corpus
+from lingvo_moe.sharding import layout
+from lingvo_moe.testing import experiments
+from tools import build_corpus
+
+_DOCUMENT = pathlib.Path(__file__).parents[1] / "docs" / "extending.md"
+FILES = dict(
+    re.findall(
+        r"^`(\w+\.py)`\n\n```python\n(.*?)^```$", _DOCUMENT.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
+    )
+)
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory) -> Iterator[pathlib.Path]:
+    """The files of the document; what they register is removed again."""
+    directory = tmp_path_factory.mktemp("extensions")
+    for name, text in FILES.items():
+        (directory / name).write_text(text, encoding="utf-8")
+    with registry.isolated(), layout.isolated_layouts(), sources.PRESETS.isolated():
+        yield directory
+
+
+@pytest.fixture(scope="module")
+def corpus(directory) -> Corpus:
+    """A corpus that `tools.build_corpus` reads through the document's data source, and tokenizers beside it."""
+    random = np.random.RandomState(0)
+    with (directory / "pairs.jsonl").open("w", encoding="utf-8") as file:
+        for _ in range(600):
+            english = " ".join(random.choice(experiments.WORDS, random.randint(2, 8)))
+            file.write(json.dumps({"language": "de", "source": english[::-1], "english": english}) + "\n")
+    arguments = [
+        "build_corpus",
+        f"--import={directory}/json_lines.py",
+        "--preset=json_lines",
+        f"--output={directory}/corpus",
+    ]
+    assert app.execute(build_corpus.main, arguments, build_corpus.FLAGS) == 0
+    corpus = Corpus.open(directory / "corpus")
+    tokenizer_trainer.train(corpus, directory / "tokenizers", {"source": 500, "target": 200}, 5.0, 5000)
+    return corpus
+
+
+def test_every_extension_is_one_short_file():
+    """One file each, under 60 lines."""
+    assert FILES.keys() >= {"penalized.py", "fully_sharded.py", "json_lines.py"}
+    assert all(len(text.splitlines()) < 60 for text in FILES.values())
+
+
+def test_data_source(corpus):
+    """The builder cleans and splits the entries of a user's source."""
+    assert corpus.languages == ("de",) and corpus.count("train") > 300 and corpus.manifest["inputs"] == ["pairs.jsonl"]
+
+
+def test_data_source_reports_its_own_mistakes(corpus, directory, capsys, monkeypatch):
+    """A user's source names the file and the line, as the repository's own do."""
+    (directory / "bad.jsonl").write_text('{"language": "de"}\n')
+    monkeypatch.setattr(sys.modules["json_lines"], "PAIRS", directory / "bad.jsonl")
+    arguments = ["build_corpus", "--preset=json_lines", f"--output={directory}/unused"]
+    assert app.execute(build_corpus.main, arguments, build_corpus.FLAGS) == 2
+    assert "bad.jsonl:1: not an entry (KeyError('english'))" in capsys.readouterr().err
+
+
+def test_show_knows_the_fields_of_a_users_model(directory, capsys):
+    """A model from outside is configured like any other."""
+    arguments = ["show", "penalized.Tiny", f"--import={directory}/penalized.py", "--set=embedding_penalty=0.5"]
+    assert main.main(["lingvo_moe", *arguments]) == 0
+    assert "model.embedding_penalty = 0.5\n" in capsys.readouterr().out
+
+
+def test_training_with_a_users_model_and_layout(corpus, directory):
+    """A training step is compiled and run with everything that the files define, and reports the model's own metric."""
+    imports = [f"--import={directory}/{name}" for name in ("penalized.py", "fully_sharded.py")]
+    settings = ["--set=layout=fully_sharded", "--set=platform=cpu", "--set=training.evaluate_every=0"]
+    flags = [
+        "--model=penalized.Tiny",
+        "--devices=2",
+        "--steps=2",
+        "--cache=off",
+        f"--logdir={directory}/run",
+        f"--corpus={corpus.directory}",
+        f"--tokenizers={directory}/tokenizers",
+    ]
+    assert main.main(["lingvo_moe", "train", *imports, *settings, *flags]) == 0
+    curves = experiments.curves(directory / "run")
+    assert set(curves["embedding_penalty"]) == {1, 2}
+    assert experiment.get("penalized.Tiny", ["layout=fully_sharded"]).steps.layout.mesh_axes("MH") == ("x", None)
