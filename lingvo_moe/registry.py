@@ -19,7 +19,7 @@ from lingvo_moe.extensions import Registry
 
 Class = TypeVar("Class", bound=type)
 _ZOO = "params"
-_MODELS: Registry[type] = Registry("model")
+MODELS: Registry[type] = Registry("model")
 
 
 def register(cls: Class) -> Class:
@@ -28,14 +28,14 @@ def register(cls: Class) -> Class:
     Raises:
       UserError: another class has that name.
     """
-    _MODELS.register(f"{cls.__module__.rpartition('.')[2]}.{cls.__name__}", cls)
+    MODELS.register(f"{cls.__module__.rpartition('.')[2]}.{cls.__name__}", cls)
     return cls
 
 
 def names() -> list[str]:
     """Returns all registered names, sorted."""
     _import_zoo()
-    return sorted(_MODELS.names())
+    return sorted(MODELS.names())
 
 
 def get(name: str) -> type:
@@ -46,7 +46,7 @@ def get(name: str) -> type:
     Raises:
       UserError: no model matches, or several do.
     """
-    return _MODELS.get(full_name(name))
+    return MODELS.get(full_name(name))
 
 
 def full_name(name: str) -> str:
@@ -63,12 +63,6 @@ def full_name(name: str) -> str:
         raise UserError(f"--model={name} is ambiguous: {', '.join(matches)}; write more of the name.")
     hint = did_you_mean(name, known) or did_you_mean(name, {k.partition(".")[2]: k for k in known})
     raise UserError(f"--model={name}: no such model.{hint} `python -m lingvo_moe list` shows all of them.")
-
-
-def isolated():
-    """A context that removes on exit the models registered inside it; for tests."""
-    _import_zoo()
-    return _MODELS.isolated()
 
 
 def _import_zoo():

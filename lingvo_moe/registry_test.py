@@ -13,7 +13,8 @@ from lingvo_moe.errors import UserError
 @pytest.fixture(autouse=True)
 def isolated_registry():
     """Other tests walk over all names, so what a test registers is removed after it."""
-    with registry.isolated():
+    registry.names()  # imports the models of the repository
+    with registry.MODELS.isolated():
         yield
 
 

@@ -15,7 +15,7 @@ from lingvo_moe import experiment, registry
 from lingvo_moe.cli import app, main
 from lingvo_moe.data import sources, tokenizer_trainer
 from lingvo_moe.data.corpus import Corpus
-from lingvo_moe.sharding import layout
+from lingvo_moe.sharding.layout import LAYOUTS
 from lingvo_moe.testing import experiments
 from tools import build_corpus
 
@@ -33,7 +33,8 @@ def directory(tmp_path_factory) -> Iterator[pathlib.Path]:
     directory = tmp_path_factory.mktemp("extensions")
     for name, text in FILES.items():
         (directory / name).write_text(text, encoding="utf-8")
-    with registry.isolated(), layout.isolated_layouts(), sources.PRESETS.isolated():
+    registry.names()  # imports the models of the repository
+    with registry.MODELS.isolated(), LAYOUTS.isolated(), sources.PRESETS.isolated():
         yield directory
 
 

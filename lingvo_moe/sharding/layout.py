@@ -112,7 +112,7 @@ class NamedLayout:
     num_mesh_axes: int
 
 
-_LAYOUTS: Registry[NamedLayout] = Registry("layout", reserved=(AUTO,))
+LAYOUTS: Registry[NamedLayout] = Registry("layout", reserved=(AUTO,))
 
 
 def register_layout(name: str, rules: Sequence[AxisRule], num_mesh_axes: int):
@@ -137,17 +137,7 @@ def register_layout(name: str, rules: Sequence[AxisRule], num_mesh_axes: int):
                 problem = f"logical axis {axis} is in rule {owner[axis]} already; name it in one rule"
         if problem:
             raise UserError(f"layout {name!r}, rule {number}, {rule}: {problem}.")
-    _LAYOUTS.register(name, NamedLayout(tuple(rules), num_mesh_axes))
-
-
-def layouts() -> dict[str, NamedLayout]:
-    """Returns all registered layouts by name."""
-    return {name: _LAYOUTS.get(name) for name in _LAYOUTS.names()}
-
-
-def isolated_layouts():
-    """A context that removes on exit the layouts registered inside it; for tests."""
-    return _LAYOUTS.isolated()
+    LAYOUTS.register(name, NamedLayout(tuple(rules), num_mesh_axes))
 
 
 def _problem(rule: AxisRule, mesh_axes: tuple[str, ...]) -> str:
@@ -212,7 +202,7 @@ class Layout:
         """
         if name == AUTO:
             name = "gshard" if len(mesh.shape) == 1 else "gspmd"
-        layout = _LAYOUTS.get(name)
+        layout = LAYOUTS.get(name)
         if layout.num_mesh_axes != len(mesh.shape):
             axes = f"{layout.num_mesh_axes} ax{'i' if layout.num_mesh_axes == 1 else 'e'}s"
             raise UserError(

@@ -9,11 +9,10 @@ from lingvo_moe.errors import UserError
 from lingvo_moe.lazy import tf
 from lingvo_moe.sharding.layout import (
     GSPMD_2D,
+    LAYOUTS,
     AxisRule,
     DeviceMesh,
     Layout,
-    isolated_layouts,
-    layouts,
     register_layout,
 )
 from lingvo_moe.testing import harness
@@ -108,9 +107,10 @@ def test_sharded_update_shards_dense_hidden_weights_only(logical_axes, sharded):
 
 def test_layouts_are_selected_by_name():
     """`--set layout=NAME` selects the rules of that name; `auto` selects the papers' layout for the mesh."""
-    for name, layout in layouts().items():
+    for name in LAYOUTS.names():
+        layout = LAYOUTS.get(name)
         assert Layout.of(DeviceMesh((2,) * layout.num_mesh_axes), name).rules == layout.rules
-    assert (ONE_AXIS.rules, TWO_AXES.rules) == (layouts()["gshard"].rules, layouts()["gspmd"].rules)
+    assert (ONE_AXIS.rules, TWO_AXES.rules) == (LAYOUTS.get("gshard").rules, LAYOUTS.get("gspmd").rules)
 
 
 @pytest.mark.parametrize(
@@ -132,16 +132,16 @@ EXPERTS_ONLY = (AxisRule("E", ("x",)),)
 
 def test_registered_layout_is_selected_by_name():
     """A user's axis rules are as good as the repository's own."""
-    with isolated_layouts():
+    with LAYOUTS.isolated():
         register_layout("experts_only", EXPERTS_ONLY, num_mesh_axes=1)
         layout = Layout.of(DeviceMesh((8,)), "experts_only")
         assert layout.mesh_axes("EMH") == ("x", None, None) and layout.mesh_axes("BTM") == (None,) * 3
-    assert "experts_only" not in layouts()
+    assert "experts_only" not in LAYOUTS.names()
 
 
 def test_layout_may_be_registered_twice_but_not_replaced():
     """A file may be imported twice; two layouts of one name are an error."""
-    with isolated_layouts():
+    with LAYOUTS.isolated():
         for _ in range(2):
             register_layout("experts_only", EXPERTS_ONLY, num_mesh_axes=1)
         with pytest.raises(UserError, match="layout 'experts_only' is already registered"):
@@ -170,7 +170,7 @@ def test_layout_may_be_registered_twice_but_not_replaced():
 )
 def test_malformed_axis_rules_are_errors(rules, num_mesh_axes, message):
     """A mistake in a user's layout is reported when it is registered, with the layout and the rule."""
-    with isolated_layouts(), pytest.raises(UserError, match=message):
+    with LAYOUTS.isolated(), pytest.raises(UserError, match=message):
         register_layout("mine", rules, num_mesh_axes)
 
 
