@@ -35,5 +35,5 @@ clean:  ## remove .venv and the caches; what you trained stays
 	rm -rf .venv .hypothesis .pytest_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.venv/.complete: requirements.txt constraints.txt
+.venv/.complete: requirements.txt
 	tools/setup.sh venv

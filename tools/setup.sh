@@ -47,11 +47,12 @@ set_up_venv() {
         python=/usr/bin/python3.11
     fi
     "$python" -c "import ensurepip" 2> /dev/null || install_packages python3.11-venv
-    # Without the stamp an earlier set-up was interrupted, and nobody knows what it left half written. What it had
-    # downloaded is in pip's cache.
+    # Without the stamp an earlier set-up was interrupted and may have left packages half written. What it downloaded is
+    # in pip's cache.
     [[ -e .venv/.complete ]] || "$python" -m venv --clear .venv
     rm -f .venv/.complete
-    .venv/bin/python -m pip install --disable-pip-version-check --requirement requirements.txt
+    .venv/bin/python -m pip install --disable-pip-version-check --require-hashes --only-binary=:all: \
+        --requirement requirements.txt
     touch .venv/.complete
 }
 
