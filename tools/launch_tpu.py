@@ -2,8 +2,8 @@
 
     python -m tools.launch_tpu --slice=NAME --zone=ZONE --accelerator=v3-8 --dry_run -- --model=m4.Small
 
-What follows `--` are the flags of `python -m lingvo_moe train`. Every step can be repeated: a slice that is there is kept, and
-training goes on from the newest checkpoint. --dry_run prints the commands and runs none.
+The arguments after `--` are flags of `python -m lingvo_moe train`. Every step can be repeated: an existing slice is
+kept, and training resumes from the newest checkpoint. --dry_run prints the commands and runs none.
 """
 
 from __future__ import annotations
@@ -19,32 +19,30 @@ from absl import flags
 from lingvo_moe.cli import app
 from lingvo_moe.engines.tpu_strategy import TPU_TENSORFLOW
 from lingvo_moe.errors import UserError
+from tools import lock
 
 _VALUES = flags.FlagValues()
 flags.DEFINE_string("slice", None, "the slice's name", flag_values=_VALUES)
-flags.DEFINE_string("zone", None, "where it is or shall be, for instance europe-west4-a", flag_values=_VALUES)
+flags.DEFINE_string("zone", None, "the slice's zone, for instance europe-west4-a", flag_values=_VALUES)
 flags.DEFINE_string(
-    "accelerator", "v3-8", "its generation and cores, for instance v3-8 or v3-2048", flag_values=_VALUES
+    "accelerator", "v3-8", "the slice's generation and cores, for instance v3-8 or v3-2048", flag_values=_VALUES
 )
 flags.DEFINE_string("logdir", "log", "directory of checkpoints and curves, on the first machine", flag_values=_VALUES)
 flags.DEFINE_string("project", None, "the Google Cloud project; default: gcloud's", flag_values=_VALUES)
-flags.DEFINE_boolean("spot", False, "a slice that may be taken away at any time, at a lower price", flag_values=_VALUES)
+flags.DEFINE_boolean("spot", False, "a spot slice: cheaper, but may be reclaimed at any time", flag_values=_VALUES)
 flags.DEFINE_boolean("dry_run", False, "print the commands, run none", flag_values=_VALUES)
 flags.DEFINE_boolean("delete", False, "delete the slice instead", flag_values=_VALUES)
 
-# Of the generations whose accelerators are named by cores: those of one host.
+# In the generations whose accelerator names count cores.
 _CORES_PER_HOST = 8
 _ACCELERATOR = re.compile(r"v[234]-(\d+)")
 _DIRECTORY = "lingvo_moe_run"
 _VERSION = TPU_TENSORFLOW.partition("==")[2]
-# In place of those of requirements.txt that go with another TensorFlow. It ends the process over libtpu 0.0.51.
-_PACKAGES = (TPU_TENSORFLOW, "libtpu==0.0.14")
-_REPLACED = "^(--constraint|tensorboard|tensorflow|libtpu)"
 
 
 @dataclasses.dataclass(frozen=True)
 class Launch:
-    """A slice and what is trained on it; see the flags."""
+    """A slice and the training run on it; see the flags."""
 
     slice: str
     zone: str
@@ -56,20 +54,20 @@ class Launch:
 
     @property
     def num_hosts(self) -> int:
-        """The slice's virtual machines."""
+        """The number of the slice's virtual machines."""
         return max(1, int(_ACCELERATOR.fullmatch(self.accelerator)[1]) // _CORES_PER_HOST)
 
     @property
     def runtime(self) -> str:
-        """The software version; that of many hosts runs a TensorFlow server on each."""
+        """The software version; with several hosts, each runs a TensorFlow server."""
         return f"tpu-vm-tf-{_VERSION}-{'pod-' if self.num_hosts > 1 else ''}pjrt"
 
     def exists(self) -> list[str]:
-        """The command that succeeds where the slice is there."""
+        """Returns the command that succeeds if the slice exists."""
         return self._gcloud("describe")
 
     def create(self) -> list[str]:
-        """The command that creates the slice."""
+        """Returns the command that creates the slice."""
         return [
             *self._gcloud("create"),
             f"--accelerator-type={self.accelerator}",
@@ -78,16 +76,16 @@ class Launch:
         ]
 
     def commands(self) -> list[list[str]]:
-        """The commands that install and train, in order."""
-        # One process makes the graphs, on the first machine; what the others run is TensorFlow's server, of their image.
+        """Returns the commands that install and train, in order."""
+        # One process, on the first machine, builds the graphs. The others run the TensorFlow server of their image.
         return [self._ssh(f"mkdir -p {_DIRECTORY}"), self._copy(), self._ssh(_install()), self._ssh(self._train())]
 
     def delete(self) -> list[str]:
-        """The command that deletes the slice."""
+        """Returns the command that deletes the slice."""
         return [*self._gcloud("delete"), "--quiet"]
 
     def _train(self) -> str:
-        """Goes on when the connection ends; `tail -f` of its log shows it."""
+        """Returns the command that starts training; it survives the end of the connection, and logs to train.log."""
         tpu, environment = ("local", "") if self.num_hosts == 1 else (self.slice, "TPU_LOAD_LIBRARY=0 ")
         flags_of_train = [*self.train_flags, "--engine=tpu_strategy", f"--tpu={tpu}", f"--logdir={self.logdir}"]
         return (
@@ -108,7 +106,7 @@ class Launch:
             "--recurse",
             "lingvo_moe",
             "params",
-            "requirements.txt",
+            lock.TPU_LOCK,
             "build",
             f"{self.slice}:{_DIRECTORY}",
             *self._where(),
@@ -123,7 +121,7 @@ class Launch:
 
 
 def main(arguments: list[str]):
-    """Runs or prints the commands; raises UserError for what is missing, and where a command fails."""
+    """Runs or prints the commands. Raises UserError for a missing flag or tool, and if a command fails."""
     launch = _launch(tuple(arguments[1:]))
     if not _VALUES.dry_run and shutil.which("gcloud") is None:
         raise UserError(
@@ -161,11 +159,10 @@ def _launch(train_flags: tuple[str, ...]) -> Launch:
 
 
 def _install() -> str:
-    # tensorflow-text asks for the wheel without TPUs, which the other one stands for.
-    text = shlex.join([f"tensorflow-text=={_VERSION.rpartition('.')[0]}.*"])
+    # --no-deps: the lock file is complete, but tensorflow-text requires the TensorFlow without TPU support.
     return (
-        f"cd {_DIRECTORY} && grep -vE '{_REPLACED}' requirements.txt > tpu.txt && python3.11 -m venv .venv && "
-        f".venv/bin/pip install -r tpu.txt {shlex.join(_PACKAGES)} && .venv/bin/pip install --no-deps {text}"
+        f"cd {_DIRECTORY} && python3.11 -m venv .venv && "
+        f".venv/bin/python -m pip install --require-hashes --no-deps --requirement {lock.TPU_LOCK}"
     )
 
 

@@ -1,9 +1,7 @@
-"""A dry run prints the commands and runs none; what is missing is told before anything is created."""
+"""The launcher of Cloud TPU slices: its commands, and its errors before anything is created."""
 
 from __future__ import annotations
 
-import pathlib
-import re
 import shlex
 import subprocess
 
@@ -24,7 +22,7 @@ def run(*arguments: str) -> int:
 
 
 @pytest.fixture(autouse=True)
-def nothing_is_run(monkeypatch):
+def run_no_command(monkeypatch):
     def refuse(command, **options):
         raise AssertionError(f"{command} was run")
 
@@ -36,7 +34,8 @@ def commands(capsys, *arguments: str) -> list[list[str]]:
     return [shlex.split(line.removesuffix(" || \\")) for line in capsys.readouterr().out.splitlines()]
 
 
-def test_one_machine_is_created_installed_and_trained_on(capsys):
+def test_slice_of_one_machine(capsys):
+    """The commands create the slice, install the lock file on it and start training."""
     describe, create, make, copy, install, train = commands(capsys, *TRAIN)
     gcloud = ["gcloud", "compute", "tpus", "tpu-vm"]
     assert describe == [*gcloud, "describe", "tpu", "--zone=europe-west4-a"]
@@ -49,37 +48,30 @@ def test_one_machine_is_created_installed_and_trained_on(capsys):
         "--version=tpu-vm-tf-2.20.0-pjrt",
     ]
     assert make[-1] == "--command=mkdir -p lingvo_moe_run" and copy[4] == "scp"
-    assert "install -r tpu.txt tensorflow-tpu==2.20.0 libtpu==0.0.14" in install[-1]
-    assert "--no-deps 'tensorflow-text==2.20.*'" in install[-1]
+    assert "requirements-tpu.txt" in copy
+    assert "pip install --require-hashes --no-deps --requirement requirements-tpu.txt" in install[-1]
     assert (
-        "python -m lingvo_moe train --model=m4.Small --set training.seed=1 --engine=tpu_strategy --tpu=local --logdir=log"
-        in train[-1]
+        "python -m lingvo_moe train --model=m4.Small --set training.seed=1 "
+        "--engine=tpu_strategy --tpu=local --logdir=log" in train[-1]
     )
 
 
-def test_a_slice_of_many_machines_is_driven_by_its_first(capsys):
+def test_slice_of_many_machines_is_driven_by_the_first(capsys):
+    """A pod needs another image, and TensorFlow on the first machine must not claim its TPUs."""
     found = commands(capsys, "--accelerator=v3-2048", "--spot", "--project=mine", *TRAIN)
     assert "--version=tpu-vm-tf-2.20.0-pod-pjrt" in found[1] and "--spot" in found[1]
     assert all("--project=mine" in command for command in found)
     assert "TPU_LOAD_LIBRARY=0" in found[-1][-1] and "--tpu=tpu " in found[-1][-1] and "--worker=0" in found[-1]
 
 
-def test_what_goes_with_another_tensorflow_is_left_out():
-    """Of the requirements, all but those that the packages for TPUs stand for."""
-    lines = (
-        (pathlib.Path(launch_tpu.__file__).parent.parent / "requirements.txt").read_text(encoding="utf-8").splitlines()
-    )
-    left_out = {re.split("[ =]", line)[0] for line in lines if re.search(launch_tpu._REPLACED, line)}
-    assert left_out == {"--constraint", "libtpu", "tensorboard", "tensorflow", "tensorflow-text"}
-
-
-def test_the_slice_is_deleted_on_demand_alone(capsys):
+def test_delete(capsys):
+    """--delete runs one command; no other flag deletes."""
     ((*_, verb, name, zone, quiet),) = commands(capsys, "--delete")
     assert (verb, name, zone, quiet) == ("delete", "tpu", "--zone=europe-west4-a", "--quiet")
 
 
 @pytest.mark.parametrize(
-    "arguments, said",
+    "arguments, message",
     [
         (("--zone=z", *TRAIN), "--slice is missing: the slice's name"),
         (("--slice=t", *TRAIN), "--zone is missing"),
@@ -88,18 +80,21 @@ def test_the_slice_is_deleted_on_demand_alone(capsys):
         (WHERE, "no --model among the flags"),
     ],
 )
-def test_what_is_missing_is_told(capsys, arguments, said):
+def test_bad_flags(capsys, arguments, message):
+    """An error names the flag and what was expected, before any command runs."""
     assert run("--dry_run", *arguments) == 2
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
-def test_a_missing_gcloud_is_told(monkeypatch, capsys):
+def test_missing_gcloud(monkeypatch, capsys):
+    """Without gcloud, the error names the alternatives."""
     monkeypatch.setattr(launch_tpu.shutil, "which", lambda name: None)
     assert run(*WHERE, *TRAIN) == 2
     assert "gcloud is not installed" in capsys.readouterr().err
 
 
-def test_a_slice_that_is_there_is_not_created_again(monkeypatch):
+def test_existing_slice_is_not_created_again(monkeypatch):
+    """A second launch resumes on the same slice."""
     ran = []
     monkeypatch.setattr(launch_tpu.shutil, "which", lambda name: name)
     monkeypatch.setattr(
@@ -109,7 +104,8 @@ def test_a_slice_that_is_there_is_not_created_again(monkeypatch):
     assert [command[4] for command in ran] == ["describe", "ssh", "scp", "ssh", "ssh"]
 
 
-def test_a_command_that_fails_ends_it(monkeypatch, capsys):
+def test_failing_command(monkeypatch, capsys):
+    """The first command that fails ends the launch, and the error names it."""
     monkeypatch.setattr(launch_tpu.shutil, "which", lambda name: name)
     monkeypatch.setattr(subprocess, "run", lambda command, **options: subprocess.CompletedProcess(command, 1))
     assert run(*WHERE, *TRAIN) == 2

@@ -1,10 +1,10 @@
-"""Writes the lock files: every package that the pins of pyproject.toml bring with them, each with the hash of its wheel.
+"""Writes the lock files: the packages of pyproject.toml and all that they require, each with the hash of its wheel.
 
     python -m tools.lock            # after a change of pyproject.toml
     python -m tools.lock --upgrade  # also take the newest versions of what pyproject.toml does not pin
 
-requirements.txt has the dependencies and all extras; requirements-tpu.txt has what `tools.launch_tpu` installs on a Cloud TPU
-machine, where another TensorFlow takes the place of the usual one. pip resolves both for the Python and the platform it runs on.
+requirements.txt has the dependencies and all extras. requirements-tpu.txt has what `tools.launch_tpu` installs on a
+Cloud TPU machine, where a TensorFlow with TPU support replaces the usual one. pip resolves both for this platform.
 """
 
 from __future__ import annotations
