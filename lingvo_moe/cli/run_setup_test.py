@@ -62,7 +62,7 @@ def test_an_engine_is_found_by_its_name_and_given_the_flags():
         "--model=m4.Quickstart", "--engine=mine", "--devices=2", "--platform=cpu", "--tpu=x", "--cache=off"
     )
     with engines.ENGINES.isolated():
-        engines.register_engine("mine", lambda options: asked.append(options) or engine)
+        engines.register_engine("mine")(lambda options: asked.append(options) or engine)
         assert run_setup.set_up(config, "evaluate", {})[2] is engine
     assert asked == [engines.EngineOptions(purpose="evaluate", num_devices=2, platform="cpu", tpu="x")]
 

@@ -4,9 +4,8 @@ An engine of your own comes through `--import`:
 
     from lingvo_moe.engines.registry import EngineOptions, register_engine
 
+    @register_engine("mine")
     def make(options: EngineOptions) -> MyEngine: ...
-
-    register_engine("mine", make)
 """
 
 from __future__ import annotations
@@ -54,17 +53,18 @@ Factory = Callable[[EngineOptions], Engine]
 ENGINES: Registry[Factory] = Registry("engine")
 
 
-def register_engine(name: str, factory: Factory):
-    """Makes an engine available as `--engine=name`.
+def register_engine(name: str) -> Callable[[Factory], Factory]:
+    """Function decorator: makes the engine that the function returns available as `--engine=NAME`.
+
+    The function raises UserError if the engine's devices cannot be found, or if it cannot do what the options ask for.
 
     Args:
       name: of the engine.
-      factory: makes it; raises UserError if its devices cannot be found.
 
     Raises:
-      UserError: another engine has this name.
+      UserError: the name is malformed or belongs to another function.
     """
-    ENGINES.register(name, factory)
+    return lambda factory: ENGINES.register(name, factory)
 
 
 def make(name: str, options: EngineOptions) -> Engine:
@@ -72,6 +72,7 @@ def make(name: str, options: EngineOptions) -> Engine:
     return ENGINES.get(name)(options)
 
 
+@register_engine("pjrt")
 def _make_pjrt(options: EngineOptions) -> Engine:
     from lingvo_moe.engines import pjrt  # imports JAX, which must not come before TensorFlow has found a TPU
 
@@ -80,6 +81,7 @@ def _make_pjrt(options: EngineOptions) -> Engine:
     return pjrt.Engine(options.num_devices, options.platform, options.all_accelerators, options.processes)
 
 
+@register_engine("tpu_strategy")
 def _make_tpu_strategy(options: EngineOptions) -> Engine:
     if options.purpose != "train":
         raise UserError(
@@ -97,7 +99,3 @@ def _keep_jax_from_the_tpu():
     os.environ["JAX_PLATFORMS"] = "cpu"  # read when JAX is imported
     if "jax" in sys.modules:  # a module of --import may have imported it
         sys.modules["jax"].config.update("jax_platforms", "cpu")
-
-
-register_engine("pjrt", _make_pjrt)
-register_engine("tpu_strategy", _make_tpu_strategy)

@@ -16,7 +16,7 @@ def registrations_end_with_the_test():
 
 
 def test_a_registered_engine_is_made_by_its_name():
-    registry.register_engine("mine", lambda options: ("mine", options))
+    registry.register_engine("mine")(lambda options: ("mine", options))
     options = EngineOptions(purpose="decode", num_devices=4)
     assert registry.make("mine", options) == ("mine", options)
     assert registry.ENGINES.names() == ("pjrt", "tpu_strategy", "mine")

@@ -94,7 +94,7 @@ def test_the_step_that_was_kept_can_be_made_again(data, tmp_path, monkeypatch, c
     experiment = tiny.tiny(data, *_CHANGES, "training.steps=8", "training.max_skipped=2")
     with pytest.raises(
         UserError,
-        match=r"the loss of step 4 is \d.*2 steps in a row.*Computed again, all numbers are finite; "
+        match=r"the loss of step 4 is \d.*2 steps in a row.*Recomputed, all numbers are finite; "
         r"the largest: the largest activation after .*/replay/4.npz. A lower",
     ) as error:
         train(experiment, tmp_path)
@@ -146,7 +146,7 @@ def test_the_place_where_numbers_end_is_named(data, tmp_path, monkeypatch, value
     monkeypatch.setattr(pjrt.Training, "initialise", initialise_and_spoil)
     experiment = tiny.tiny(data, *_CHANGES, "training.steps=40", "training.max_skipped=3")
     expected = (
-        r"the loss of step {} is (nan|inf).* {} steps in a row.* Computed again, the first number that is not finite: "
+        r"the loss of step {} is (nan|inf).* {} steps in a row.* Recomputed, the first number that is not finite: "
     )
     with pytest.raises(UserError, match=expected.format(3, 3) + finding):
         train(experiment, tmp_path)
@@ -161,17 +161,17 @@ def test_the_place_where_numbers_end_is_named(data, tmp_path, monkeypatch, value
         (
             (Replay, "save"),
             OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)),
-            r"2 steps in a row.*could not be kept: .*/replay/3.npz: No space left on device\.$",
+            r"2 steps in a row.*could not be saved: .*/replay/3.npz: No space left on device\.$",
         ),
         (
             (Checkpoints, "save"),
             UserError("LOG/checkpoints: the checkpoint could not be written."),
-            r"2 steps in a row.*could not be kept: LOG/checkpoints: the checkpoint could not be written\.$",
+            r"2 steps in a row.*could not be saved: LOG/checkpoints: the checkpoint could not be written\.$",
         ),
         (
             (pjrt.Training, "diagnose"),
             RuntimeError("RESOURCE_EXHAUSTED: Out of memory\nallocating"),
-            r"Computed again, it could not be: the devices answer RuntimeError: RESOURCE_EXHAUSTED: Out of memory\. To look closer",
+            r"It could not be recomputed \(RuntimeError: RESOURCE_EXHAUSTED: Out of memory\)\. To look closer",
         ),
     ],
 )

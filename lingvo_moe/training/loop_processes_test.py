@@ -125,7 +125,7 @@ def test_two_processes_one_of_them_killed_then_one_process_then_two_again(data, 
     steps = reached + 8
     _alone(data, torn, reached + 4)
     said = _said(_start(data, torn, steps))
-    assert f"going on from step {reached + 4}" in said[0] and "going on" not in said[1], "one speaks for both"
+    assert f"resuming from step {reached + 4}" in said[0] and "resuming" not in said[1], "one speaks for both"
 
     _alone(data, whole, steps)
     expected = _losses(whole)

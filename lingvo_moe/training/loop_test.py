@@ -102,7 +102,7 @@ def test_a_killed_run_goes_on_as_if_nothing_had_happened(data, tmp_path):
     _wait_for(torn / "checkpoints" / str(reached + 8), process)
     process.send_signal(signal.SIGTERM)
     said = process.communicate()[1]
-    assert process.returncode == 130 and "with a checkpoint" in said and f"going on from step {reached}" in said
+    assert process.returncode == 130 and "with a checkpoint" in said and f"resuming from step {reached}" in said
     stopped = Checkpoints(torn).latest()
     assert reached + 8 <= stopped < steps and stopped == max(_losses(torn)), (
         "the step in progress is saved, none is lost"

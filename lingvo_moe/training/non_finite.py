@@ -1,105 +1,108 @@
-"""Training that came to nothing: what is kept of its last step, and where in the model the numbers ended."""
+"""Non-finite steps: when too many in a row have been skipped, training ends and says where in the model the numbers fail.
+
+A step whose loss or gradient is not finite changes no weight (`steps.train_function`). One such step is harmless. A run of them
+means that the weights cannot be trained on: the batch of the last one is saved, and the step is computed again with summaries.
+"""
 
 from __future__ import annotations
 
 import pathlib
-from typing import Any, NamedTuple
 
 import numpy as np
 
 from lingvo_moe import tree
 from lingvo_moe.data.batching import Batch
-from lingvo_moe.distributed.process_group import ProcessGroup
-from lingvo_moe.engines.base import Metrics, Training
+from lingvo_moe.data.pipeline import State
 from lingvo_moe.errors import UserError
-from lingvo_moe.experiment import Experiment
 from lingvo_moe.training import replay
-from lingvo_moe.training.checkpoint import Checkpoints
+from lingvo_moe.training.callbacks import Callback, StepResult, TrainingRun
 from lingvo_moe.training.checkpoint_reader import reason
 from lingvo_moe.training.diagnosis import Diagnosis
 
 
-class StepResult(NamedTuple):
-    """A step that was made: its number, counted from 1, its batch (this process's rows), and its metrics, of which reading one
-    waits for it."""
+class NonFiniteGuard(Callback):
+    """Ends training once `training.max_skipped` steps in a row were skipped.
 
-    step: int
-    batch: Batch
-    metrics: Metrics
+    It reads the metrics of a step only when the next one has been started, so that the devices never wait for it. By then the next
+    step may have succeeded and ended the run of skipped ones; only if it was skipped too are the weights still the same.
+    """
+
+    def __init__(self):
+        self._previous: StepResult | None = None
+
+    def on_step(self, run: TrainingRun, result: StepResult):
+        """Raises UserError if the steps before this one were skipped, and this one as well."""
+        if self._previous is not None:
+            _check(run, self._previous, result)
+        self._previous = result
+
+    def on_end(self, run: TrainingRun, result: StepResult):
+        """Raises UserError if the last steps were skipped."""
+        _check(run, result, result)
 
 
-def non_finite_error(
-    name: str,
-    experiment: Experiment,
-    training: Training,
-    checkpoints: Checkpoints,
-    processes: ProcessGroup,
-    data_state: Any,
-    made: StepResult,
-) -> UserError:
-    """Keeps a step that was skipped like those before it, looks at it, and returns the error to end training with.
+def _check(run: TrainingRun, result: StepResult, newest: StepResult):
+    limit = run.experiment.training.max_skipped
+    if all(_skipped_in_a_row(checked) >= limit for checked in (result, newest)):
+        raise _error(run, result, run.global_data_state(newest.data_state))
+
+
+def _skipped_in_a_row(result: StepResult) -> int:
+    return round(float(result.metrics["skipped_in_a_row"]))
+
+
+def _error(run: TrainingRun, result: StepResult, data_state: State) -> UserError:
+    """Saves a skipped step, computes it again, and returns the error that ends training.
 
     Args:
-      name: the registered name.
-      experiment: what was trained.
-      training: of which the weights are those that the step began with; steps skipped since do no harm.
-      checkpoints: of the log directory, where the state is saved, and the batch beside them.
-      processes: all of which call this.
-      data_state: of the input pipeline, for the checkpoint.
-      made: the step.
+      run: of which the weights are those that the step began with; steps skipped since have not changed them.
+      result: the step.
+      data_state: of all input pipelines now, for the checkpoint.
     """
-    metrics = made.metrics
-    loss, norm, skipped = float(metrics["loss"]), float(metrics["gradient_norm"]), int(metrics["skipped_in_a_row"])
+    loss, norm = float(result.metrics["loss"]), float(result.metrics["gradient_norm"])
     problem = (
-        f"the loss of step {made.step} is {loss}, its gradient's norm {norm}; {skipped} steps in a row changed no weight "
-        f"for such a reason (training.max_skipped={experiment.training.max_skipped})"
+        f"the loss of step {result.step} is {loss}, its gradient's norm {norm}; {_skipped_in_a_row(result)} steps in a row "
+        f"changed no weight for such a reason (training.max_skipped={run.experiment.training.max_skipped})"
     )
-    logdir = checkpoints.directory.parent
-    path = replay.path_of(logdir, made.step)
+    path = replay.path_of(run.logdir, result.step)
     try:
-        _keep(path, name, training, checkpoints, processes, data_state, made)
+        _save(run, result, data_state, path)
     except UserError as error:
-        return UserError(f"{problem}. What is needed to make that step again could not be kept: {error}")
+        return UserError(f"{problem}. What is needed to repeat that step could not be saved: {error}")
     return UserError(
-        f"{problem}. Computed again, {_verdict(experiment, training, made)}. To look closer, with the same --set: "
-        f"python -m lingvo_moe diagnose --model='{name}' --logdir={logdir} --batch={path}. A lower --set "
+        f"{problem}. {_verdict(run, result)}. To look closer, with the same --set: "
+        f"python -m lingvo_moe diagnose --model='{run.name}' --logdir={run.logdir} --batch={path}. A lower --set "
         f"optimizer.learning_rate.peak=... or a longer warmup_steps may help."
     )
 
 
-def _keep(
-    path: pathlib.Path,
-    name: str,
-    training: Training,
-    checkpoints: Checkpoints,
-    processes: ProcessGroup,
-    data_state: Any,
-    made: StepResult,
-):
-    checkpoints.wait()
-    now = int(np.asarray(training.state["step"]))
-    seed = tuple(np.asarray(training.state["seed"]).tolist())
-    loss, gradient_norm = (float(made.metrics[metric]) for metric in ("loss", "gradient_norm"))
-    parts = processes.gather(
-        [training.rows.start, {path: rows.tolist() for path, rows in tree.flatten(made.batch).items()}]
+def _save(run: TrainingRun, result: StepResult, data_state: State, path: pathlib.Path):
+    """Saves the step's batch, and a checkpoint of its weights unless there is one."""
+    run.checkpoints.wait()
+    now = int(np.asarray(run.training.state["step"]))
+    seed = tuple(np.asarray(run.training.state["seed"]).tolist())
+    loss, gradient_norm = (float(result.metrics[metric]) for metric in ("loss", "gradient_norm"))
+    rows = {name: array.tolist() for name, array in tree.flatten(result.batches[-1]).items()}
+    parts = run.process_group.gather([run.training.rows.start, rows])
+    run.process_group.broadcast(
+        lambda: _save_replay(
+            replay.Replay(run.name, result.step, seed, now, loss, gradient_norm, _global_batch(parts)), path
+        )
     )
-    processes.broadcast(
-        lambda: _save(replay.Replay(name, made.step, seed, now, loss, gradient_norm, _whole(parts)), path)
-    )
-    if not processes.broadcast(lambda: now in checkpoints.steps()):
-        checkpoints.save(name, training.state, data_state)
-        checkpoints.wait()
+    if not run.process_group.broadcast(lambda: now in run.checkpoints.steps()):
+        run.checkpoints.save(run.name, run.training.state, data_state)
+        run.checkpoints.wait()
 
 
-def _save(step: replay.Replay, path: pathlib.Path):
+def _save_replay(step: replay.Replay, path: pathlib.Path):
     try:
         step.save(path)
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}.") from error
 
 
-def _whole(parts: list) -> Batch:
-    """A batch of (first row, rows by path) of every process; those that hold the same rows hold the same."""
+def _global_batch(parts: list) -> Batch:
+    """Joins (first row, rows by path) of every process into a batch; processes with the same first row hold the same rows."""
     rows = {start: leaves for start, leaves in parts}
     return tree.unflatten(
         {
@@ -109,9 +112,11 @@ def _whole(parts: list) -> Batch:
     )
 
 
-def _verdict(experiment: Experiment, training: Training, made: StepResult) -> str:
+def _verdict(run: TrainingRun, result: StepResult) -> str:
+    """Recomputes the step with summaries; returns what they show, as a sentence without a full stop."""
     try:
-        found = Diagnosis.of(training.diagnose(made.batch, made.step - 1), experiment.model.weights())
-    except Exception as error:  # whatever the devices answer: often, that they have no room for one more program
-        return f"it could not be: the devices answer {reason(error)}"
-    return found.verdict()
+        outputs = run.training.diagnose(result.batches[-1], result.step - 1)
+        diagnosis = Diagnosis.of(outputs, run.experiment.model.weights())
+    except Exception as error:  # an engine may raise anything; often its devices have no memory for one more program
+        return f"It could not be recomputed ({reason(error)})"
+    return f"Recomputed, {diagnosis.verdict()}"

@@ -25,7 +25,7 @@ STEPS_PER_KILL = 30
 _MARGIN = 2 * EVALUATE_EVERY
 # A save is written while steps go on, and the next one waits for it: until then, two of them are at stake.
 MOST_LOST = 2 * SAVE_EVERY
-_GOING_ON = re.compile(r"going on from step (\d+)")
+_RESUMING = re.compile(r"resuming from step (\d+)")
 
 
 @dataclasses.dataclass
@@ -192,7 +192,7 @@ def of_the_processes(life: Life, fault: Fault, first: int, seconds: float) -> li
       seconds: from the fault to the end of all processes.
     """
     said, statuses, problems = life.said, life.statuses, []
-    went_on = _GOING_ON.search(said)
+    went_on = _RESUMING.search(said)
     if went_on and int(went_on[1]) != first:
         problems.append(f"went on from step {went_on[1]} instead of {first}")
     own, others = (-signal.SIGKILL, EXIT_STATUS_OF_OTHERS) if fault.signal == KILL else (EXIT_STATUS, EXIT_STATUS)

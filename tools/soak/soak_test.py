@@ -38,7 +38,7 @@ logdir, steps = (re.search(rf"--{name}=(\\S+)", " ".join(sys.argv))[1] for name 
 pathlib.Path(logdir, "valid").mkdir(parents=True, exist_ok=True)
 checkpoints = Checkpoints(logdir, keep=3)
 step = first = checkpoints.latest() or 0
-print(f"going on from step {first}" if first else "", flush=True)
+print(f"resuming from step {first}" if first else "", flush=True)
 writer = EventFileWriter(f"{logdir}/train")
 while step < int(steps):
     step += 1
@@ -78,10 +78,10 @@ def _life(said: str, *statuses: int, step: int = 0, chosen: int = 0, died_tellin
 @pytest.mark.parametrize(
     ("life", "seconds", "problem"),
     [
-        (_life("going on from step 8", -9), 0.1, ""),
+        (_life("resuming from step 8", -9), 0.1, ""),
         (_life("", -9), 0.1, ""),
         (_life("", 3, -9, chosen=1), 0.1, ""),
-        (_life("going on from step 0", -9), 0.1, "went on from step 0 instead of 8"),
+        (_life("resuming from step 0", -9), 0.1, "went on from step 0 instead of 8"),
         (_life("", -11), 0.1, r"ended with status [-11] instead of [-9]"),
         (_life("", -11, died_telling=True), 0.1, ""),
         (_life("", 0), 0.1, r"ended with status [0] instead of [-9]"),
@@ -181,15 +181,19 @@ def test_weights_are_compared_bit_for_bit(tmp_path):
 @pytest.mark.parametrize(
     ("frames", "beside", "expected"),
     [
-        ([("training/checkpoint.py", "save"), ("training/loop.py", "_loop")], [], Place("save")),
-        ([("data/tokenizer.py", "encode"), ("training/loop.py", "_measure_held_out")], [], Place("evaluation")),
+        ([("training/checkpoint.py", "save"), ("training/loop.py", "_make_steps")], [], Place("save")),
         (
-            [("data/pipeline.py", "batches"), ("training/loop.py", "_loop")],
+            [("data/tokenizer.py", "encode"), ("training/standard_callbacks.py", "_cross_entropy")],
+            [],
+            Place("evaluation"),
+        ),
+        (
+            [("data/pipeline.py", "batches"), ("training/loop.py", "_make_steps")],
             [("training/checkpoint.py", "_write_manifest")],
             Place("data", "write"),
         ),
         (
-            [("engines/pjrt.py", "train"), ("training/loop.py", "_loop")],
+            [("engines/pjrt.py", "train"), ("training/loop.py", "_make_steps")],
             [("training/checkpoint_manifest.py", "write_manifest"), ("training/checkpoint.py", "_write_manifest")],
             Place("step", "seal"),
         ),

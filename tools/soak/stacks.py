@@ -10,13 +10,13 @@ _FRAME = re.compile(r'^  File "(.*)", line \d+ in (.*)$', re.MULTILINE)
 _MAIN = (
     ("training/checkpoint.py", "save", "save"),
     ("training/checkpoint.py", "restore", "restore"),
-    ("training/loop.py", "_measure_held_out", "evaluation"),
-    ("training/loop.py", "_report", "curves"),
+    ("training/standard_callbacks.py", "_cross_entropy", "evaluation"),
+    ("training/standard_callbacks.py", "", "curves"),
     ("lingvo_moe/data/", "", "data"),
-    ("training/loop.py", "_loop", "step"),
+    ("training/loop.py", "_make_steps", "step"),
     ("training/loop.py", "_compile", "compile"),
     ("training/checkpoint.py", "", "look for a checkpoint"),
-    ("training/loop.py", "_start", "compile"),
+    ("training/loop.py", "_restore_or_initialise", "compile"),
 )
 # What another thread does meanwhile: a checkpoint is written, then sealed.
 _BESIDE = (

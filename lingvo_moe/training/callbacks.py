@@ -1,0 +1,122 @@
+"""Callbacks of the training loop: what happens beside the steps themselves.
+
+Reporting, checkpoints, held-out evaluation, progress and the handling of non-finite steps are callbacks
+(`training.standard_callbacks`, `training.non_finite`). A user's own comes through `--import`:
+
+    @register_callback("timer")
+    class Timer(Callback):
+        def on_step(self, run, result): ...
+
+It then takes part in every run of the process that imported it, after the standard ones.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+from collections.abc import Callable, Sequence
+
+from lingvo_moe.data.batching import Batch
+from lingvo_moe.data.pipeline import State, merge
+from lingvo_moe.distributed.process_group import ProcessGroup
+from lingvo_moe.engines.base import Metrics, Training
+from lingvo_moe.experiment import Experiment
+from lingvo_moe.extensions import Registry
+from lingvo_moe.training.checkpoint import Checkpoints
+from lingvo_moe.training.preemption import PreemptionGuard
+
+
+@dataclasses.dataclass(frozen=True)
+class StepResult:
+    """The steps of one call of the engine: one, or `training.steps_per_loop` of them.
+
+    Attributes:
+      step: the number of the last of these steps, counted from 1.
+      batches: this process's rows of the batch of each step.
+      metrics: of the last of these steps. Reading one waits for that step.
+      data_state: the state of this process's input pipeline after these batches.
+      last: whether training ends here, because it is complete or because a process was asked to stop.
+    """
+
+    step: int
+    batches: Sequence[Batch]
+    metrics: Metrics
+    data_state: State
+    last: bool
+
+
+@dataclasses.dataclass
+class TrainingRun:
+    """What callbacks know of the run they belong to.
+
+    Attributes:
+      name: the registered name of the model.
+      experiment: what is trained.
+      training: the training state on the engine's devices.
+      checkpoints: the checkpoints of the log directory.
+      process_group: the processes that train together.
+      preemption: whether this process was asked to stop.
+      logdir: the log directory.
+      first_step: how many steps earlier runs have made.
+      scalars: the most recently reported values by name, `valid/cross_entropy` among them if it was computed since.
+    """
+
+    name: str
+    experiment: Experiment
+    training: Training
+    checkpoints: Checkpoints
+    process_group: ProcessGroup
+    preemption: PreemptionGuard
+    logdir: pathlib.Path
+    first_step: int = 0
+    scalars: dict[str, float] = dataclasses.field(default_factory=dict)
+
+    def should_stop(self) -> bool:
+        """Returns whether one of the processes was asked to stop; the same answer in all, which call it together."""
+        return self.process_group.any(self.preemption.requested)
+
+    def global_data_state(self, data_state: State) -> State:
+        """Returns, in the primary process, the state of all processes' input pipelines; all call it together."""
+        return merge(self.process_group.gather(data_state))
+
+
+class Callback:
+    """Base class of callbacks; each hook does nothing by default.
+
+    With several processes every hook is called in all of them, in the same order. So a hook may use the collective operations of
+    `run.process_group`, if it does so in all processes alike. An exception from a hook ends training.
+    """
+
+    def on_start(self, run: TrainingRun):
+        """Called once, before the first step."""
+
+    def on_step(self, run: TrainingRun, result: StepResult):
+        """Called after each call of the engine, while its steps may still be running; reading a metric waits for them."""
+
+    def on_end(self, run: TrainingRun, result: StepResult):
+        """Called once, after the last step, if nothing failed."""
+
+    def on_close(self, error: BaseException | None):
+        """Called once, in reverse order, if `on_start` was called; `error` is what ended training early."""
+
+
+CALLBACKS: Registry[Callable[[], Callback]] = Registry("callback")
+
+
+def register_callback(name: str) -> Callable[[Callable[[], Callback]], Callable[[], Callback]]:
+    """Class decorator: adds the callback to every training run of this process.
+
+    The class, or a function that returns a callback, is called without arguments at the start of each run.
+
+    Args:
+      name: of the callback.
+
+    Raises:
+      UserError: the name is malformed or belongs to another class.
+    """
+    return lambda factory: CALLBACKS.register(name, factory)
+
+
+def registered_callbacks() -> list[Callback]:
+    """Makes the registered callbacks, in the order of registration."""
+    return [CALLBACKS.get(name)() for name in CALLBACKS.names()]

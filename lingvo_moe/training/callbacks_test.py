@@ -1,0 +1,157 @@
+"""Callbacks: hooks are called in order, a user's own takes part in a run, and the standard ones follow the schedule.
+
+The engine is `testing.fake_engine`, so nothing is compiled.
+"""
+
+from __future__ import annotations
+
+import pathlib
+
+import pytest
+
+from lingvo_moe.cli import main
+from lingvo_moe.engines.registry import ENGINES
+from lingvo_moe.errors import UserError
+from lingvo_moe.experiment import Experiment
+from lingvo_moe.testing import experiments as tiny
+from lingvo_moe.testing.fake_engine import FakeEngine, FakeTraining
+from lingvo_moe.training import loop
+from lingvo_moe.training.callbacks import CALLBACKS, Callback, register_callback
+from lingvo_moe.training.checkpoint import Checkpoints
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> tiny.Data:
+    return tiny.make_data(tmp_path_factory.mktemp("data"))
+
+
+@pytest.fixture(autouse=True)
+def registrations_end_with_the_test():
+    with CALLBACKS.isolated(), ENGINES.isolated():
+        yield
+
+
+class Recorder(Callback):
+    """Writes down which hooks are called, and what they see."""
+
+    def __init__(self, name: str, log: list[str], stop_at: int = 0, fail_at: int = 0):
+        self._name, self._log, self._stop_at, self._fail_at = name, log, stop_at, fail_at
+
+    def on_start(self, run):
+        self._log.append(f"{self._name} starts after {run.first_step}")
+
+    def on_step(self, run, result):
+        self._log.append(f"{self._name} {result.step}{' last' if result.last else ''}")
+        run.preemption.requested |= result.step == self._stop_at
+        if result.step == self._fail_at:
+            raise UserError("no more")
+
+    def on_end(self, run, result):
+        self._log.append(f"{self._name} ends at {result.step}")
+
+    def on_close(self, error):
+        self._log.append(f"{self._name} closes{f': {error}' if error else ''}")
+
+
+def _experiment(data: tiny.Data, *changes: str) -> Experiment:
+    return tiny.tiny(data, "training.checkpoint_every=4", "training.evaluate_every=3", *changes)
+
+
+def _train(data: tiny.Data, logdir: pathlib.Path, callbacks: list[Callback], *changes: str) -> dict[str, float]:
+    return loop.train(tiny.MODEL, _experiment(data, *changes), FakeEngine(), logdir, callbacks=callbacks)
+
+
+def test_hooks_are_called_in_order_and_closed_in_reverse(data, tmp_path):
+    log: list[str] = []
+    _train(data, tmp_path, [Recorder("a", log), Recorder("b", log)], "training.steps=2")
+    assert log == [
+        "a starts after 0",
+        "b starts after 0",
+        "a 1",
+        "b 1",
+        "a 2 last",
+        "b 2 last",
+        "a ends at 2",
+        "b ends at 2",
+        "b closes",
+        "a closes",
+    ]
+
+
+def test_an_error_of_a_callback_ends_training_and_closes_all(data, tmp_path):
+    log: list[str] = []
+    with pytest.raises(UserError, match="no more"):
+        _train(data, tmp_path, [Recorder("a", log), Recorder("b", log, fail_at=1)], "training.steps=9")
+    assert log[2:] == ["a 1", "b 1", "b closes: no more", "a closes: no more"]
+
+
+def test_a_request_to_stop_ends_training_after_the_next_step_with_a_checkpoint(data, tmp_path, caplog):
+    """Callbacks see that it is the last step; the next run resumes there."""
+    log: list[str] = []
+    caplog.set_level("INFO", "lingvo_moe")
+    with pytest.raises(KeyboardInterrupt):
+        _train(data, tmp_path, [Recorder("a", log, stop_at=5)], "training.steps=9")
+    assert log[-3:] == ["a 6 last", "a ends at 6", "a closes"] and Checkpoints(tmp_path).latest() == 6
+    assert "stopped after step 6, which is saved" in caplog.text
+    _train(data, tmp_path, [Recorder("b", log)], "training.steps=9")
+    assert log[9:11] == ["b starts after 6", "b 7"]
+    assert "resuming from step 6" in caplog.text
+
+
+def test_standard_callbacks_follow_the_schedule(data, tmp_path):
+    """Reports every `log_every` steps, checkpoints and held-out losses when they are due, and all of them at the end."""
+    metrics = _train(data, tmp_path, [], "training.steps=10", "training.log_every=2", "training.keep=9")
+    assert sorted(tiny.curves(tmp_path)["cross_entropy"]) == [2, 4, 6, 8, 10]
+    assert sorted(tiny.curves(tmp_path, "valid")["cross_entropy"]) == [3, 6, 9, 10]
+    assert Checkpoints(tmp_path).steps() == [4, 8, 10]
+    assert metrics["cross_entropy"] == pytest.approx(0.1) and metrics["valid/cross_entropy"] == pytest.approx(0.3)
+    assert metrics["tokens_per_second"] > 0 and 0 < metrics["padding/source"] < 1
+
+
+def test_too_many_skipped_steps_end_training(data, tmp_path, monkeypatch):
+    """The guard needs no compiled program; what cannot be recomputed is said in the error."""
+    train = FakeTraining.train
+    monkeypatch.setattr(
+        FakeTraining,
+        "train",
+        lambda self, batches: {**train(self, batches), "skipped_in_a_row": int(self.state["step"])},
+    )
+    with pytest.raises(UserError, match=r"the loss of step 3 is .*3 steps in a row.*It could not be recomputed"):
+        _train(data, tmp_path, [], "training.steps=9", "training.max_skipped=3")
+    assert (tmp_path / "replay" / "3.npz").exists()
+
+
+_EXTENSION = """
+from lingvo_moe.engines.registry import register_engine
+from lingvo_moe.testing.fake_engine import FakeEngine
+from lingvo_moe.training.callbacks import Callback, register_callback
+
+
+@register_engine("fake")
+def make(options):
+    return FakeEngine(options.num_devices)
+
+
+@register_callback("steps")
+class Steps(Callback):
+    def on_step(self, run, result):
+        print("step", result.step)
+"""
+
+
+def test_a_users_engine_and_callback_take_part_through_import(data, tmp_path, capsys):
+    """One file of `--import` is enough for both; commands that the engine cannot run say so."""
+    (tmp_path / "mine.py").write_text(_EXTENSION, encoding="utf-8")
+    flags = [f"--import={tmp_path}/mine.py", "--engine=fake", f"--tokenizers={data.tokenizers}", "--cache=off"]
+    flags += [*tiny.settings(), f"--corpus={data.corpus}", f"--logdir={tmp_path / 'log'}"]
+    assert main.main(["lingvo_moe", "train", *flags, "--steps=3"]) == 0
+    assert capsys.readouterr().out == "step 1\nstep 2\nstep 3\n"
+    assert Checkpoints(tmp_path / "log").steps() == [3]
+    assert main.main(["lingvo_moe", "eval", *flags]) == 2
+    assert "error: the fake engine cannot decode." in capsys.readouterr().err
+
+
+def test_callbacks_are_registered_by_name():
+    register_callback("steps")(Recorder)
+    with pytest.raises(UserError, match="callback 'steps' is already registered"):
+        register_callback("steps")(Callback)

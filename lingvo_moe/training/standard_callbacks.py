@@ -1,0 +1,158 @@
+"""The callbacks of every training run: reported values, checkpoints, held-out evaluation and progress."""
+
+from __future__ import annotations
+
+import collections
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from lingvo_moe.data.batching import Batch, padding
+from lingvo_moe.data.pipeline import EvalInput, too_long
+from lingvo_moe.training.callbacks import Callback, StepResult, TrainingRun
+from lingvo_moe.training.summary import NoWriter, SummaryWriter
+from lingvo_moe.utils import progress
+
+
+class Reporter(Callback):
+    """Writes metrics, speed and padding to TensorBoard every `training.log_every` steps, and keeps them in `run.scalars`."""
+
+    def on_start(self, run: TrainingRun):
+        """Opens the curves; only the primary process writes them."""
+        self._writer = _open_writer(run, "train")
+        self._window = _Window()
+
+    def on_step(self, run: TrainingRun, result: StepResult):
+        """Counts the batches; reports when it is time."""
+        self._window.add(result.batches)
+        if result.step % run.experiment.training.log_every and not result.last:
+            return
+        counted = run.process_group.gather(self._window.values() | {"too_long": too_long(result.data_state)})
+        num_parts = run.experiment.input.batch_size / len(run.training.rows)
+        run.scalars = {name: float(value) for name, value in result.metrics.items()} | _of_all(counted, num_parts)
+        self._writer.write(result.step, run.scalars)
+        self._window = _Window()
+
+    def on_close(self, error: BaseException | None):
+        """Closes the curves."""
+        self._writer.close()
+
+
+class Checkpointer(Callback):
+    """Saves a checkpoint every `training.checkpoint_every` steps, and at the end."""
+
+    def on_step(self, run: TrainingRun, result: StepResult):
+        """Begins to save when it is time; the next steps run meanwhile."""
+        if result.step % run.experiment.training.checkpoint_every == 0 or result.last:
+            run.checkpoints.save(run.name, run.training.state, run.global_data_state(result.data_state))
+
+
+class HeldOutEvaluator(Callback):
+    """Computes the loss of the validation split every `training.evaluate_every` steps, and after the last step of all."""
+
+    def __init__(self, held_out: EvalInput):
+        """Takes the validation split."""
+        self._held_out = held_out
+
+    def on_start(self, run: TrainingRun):
+        """Opens the curves; only the primary process writes them."""
+        self._writer = _open_writer(run, "valid")
+
+    def on_step(self, run: TrainingRun, result: StepResult):
+        """Evaluates when it is time; adds `valid/cross_entropy` to `run.scalars`."""
+        schedule = run.experiment.training
+        if not schedule.evaluate_every or (result.step % schedule.evaluate_every and result.step != schedule.steps):
+            return
+        cross_entropy = self._cross_entropy(run)
+        if cross_entropy is not None:
+            self._writer.write(result.step, {"cross_entropy": cross_entropy})
+            run.scalars["valid/cross_entropy"] = cross_entropy
+
+    def on_close(self, error: BaseException | None):
+        """Closes the curves."""
+        self._writer.close()
+
+    def _cross_entropy(self, run: TrainingRun) -> float | None:
+        """Returns nats per target token over `evaluation_batches` batches; None if there are none, or on a request to stop."""
+        total = tokens = 0.0
+        for count, batch in enumerate(self._held_out.batches()):
+            if run.should_stop():
+                return None
+            if count == run.experiment.training.evaluation_batches:
+                break
+            metrics = run.training.evaluate(batch)
+            total += float(metrics["cross_entropy"]) * float(metrics["tokens"])
+            tokens += float(metrics["tokens"])
+        return total / tokens if tokens else None
+
+
+class ProgressBar(Callback):
+    """Shows progress, with the most recent loss, on the standard error of the primary process."""
+
+    _NOTES: Mapping[str, str] = {
+        "loss": "cross_entropy",
+        "valid": "valid/cross_entropy",
+        "overflow": "overflow",
+        "tok/s": "tokens_per_second",
+    }
+
+    def on_start(self, run: TrainingRun):
+        """Shows how many steps earlier runs have made."""
+        self._step = run.first_step
+        self._bar = progress.bar(
+            f"training {run.name}",
+            run.experiment.training.steps,
+            "steps",
+            done=run.first_step,
+            shown=run.process_group.is_primary,
+        )
+        self._advance: Callable[..., None] = self._bar.__enter__()
+
+    def on_step(self, run: TrainingRun, result: StepResult):
+        """Advances the bar."""
+        note = " ".join(
+            f"{label} {run.scalars[name]:.4g}" for label, name in self._NOTES.items() if name in run.scalars
+        )
+        self._advance(result.step - self._step, note=note)
+        self._step = result.step
+
+    def on_close(self, error: BaseException | None):
+        """Ends the bar."""
+        self._bar.__exit__(None if error is None else type(error), error, None)
+
+
+def _open_writer(run: TrainingRun, curves: str) -> SummaryWriter:
+    return SummaryWriter(run.logdir, curves) if run.process_group.is_primary else NoWriter()
+
+
+class _Window:
+    """Speed and padding since the last report."""
+
+    def __init__(self):
+        self._start, self._batches, self._tokens = time.monotonic(), 0, 0
+        self._padding: dict[str, float] = collections.defaultdict(float)
+
+    def add(self, batches: Sequence[Batch]):
+        """Counts these batches."""
+        self._batches += len(batches)
+        for batch in batches:
+            for side, share in padding(batch).items():
+                self._padding[side] += share
+                self._tokens += round((1.0 - share) * batch[side]["segment_ids"].size)
+
+    def values(self) -> dict[str, float]:
+        """Returns `tokens_per_second` of both sides without padding, and the share of padding of each side."""
+        return {
+            "tokens_per_second": self._tokens / max(time.monotonic() - self._start, 1e-9),
+            **{f"padding/{side}": total / self._batches for side, total in self._padding.items()},
+        }
+
+
+def _of_all(counted: list[dict[str, float]], num_parts: float) -> dict[str, float]:
+    """Returns the values of whole batches.
+
+    Args:
+      counted: the values of some processes, each of its own rows.
+      num_parts: how many times the rows of one process a batch has.
+    """
+    means = {name: sum(values[name] for values in counted) / len(counted) for name in counted[0]}
+    return means | {name: means[name] * num_parts for name in ("tokens_per_second", "too_long")}
