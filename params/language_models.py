@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lingvo_moe.data.batching import InputConfig, shards_for
+from lingvo_moe.data.batching import InputConfig, default_shards
 from lingvo_moe.experiment import Experiment, Recipe, TrainingSchedule
 from lingvo_moe.models.language_model import LanguageModel
 from lingvo_moe.optimizers.adafactor import Adafactor
@@ -53,7 +53,7 @@ class Giant(Recipe):
                 source_length=0,
                 target_length=self.sequence_length,
                 temperature=5.0,
-                shards=shards_for(DeviceMesh(self.mesh)),
+                shards=default_shards(DeviceMesh(self.mesh)),
             ),
             training=TrainingSchedule(
                 steps=TRILLION_TOKENS // (self.batch_size * self.sequence_length),

@@ -7,7 +7,7 @@ a batch is cut into two groups per core. The small siblings run on what one has 
 from __future__ import annotations
 
 from lingvo_moe import registry
-from lingvo_moe.data.batching import InputConfig, shards_for
+from lingvo_moe.data.batching import InputConfig, default_shards
 from lingvo_moe.decoding.flat_beam_search import BeamSearch
 from lingvo_moe.experiment import Experiment, Recipe, TrainingSchedule
 from lingvo_moe.models.translation import Translation
@@ -77,7 +77,7 @@ class M4(Recipe):
                 source_length=self.sequence_length,
                 target_length=self.sequence_length,
                 temperature=5.0,
-                shards=shards_for(DeviceMesh((self.num_cores,))),
+                shards=default_shards(DeviceMesh((self.num_cores,))),
             ),
             # GShard section 4.4: every model sees a trillion tokens.
             training=TrainingSchedule(

@@ -1,19 +1,20 @@
-"""Which example is number n of the training stream: a pure function of the seed and n.
+"""Temperature sampling of languages: example n of the training stream as a pure function of the seed and n.
 
 A massively multilingual corpus has a few languages with millions of pairs and many with hundreds. M4 (Arivazhagan et
-al. 2019, section 4) draws language l with probability p_l proportional to n_l ** (1 / temperature), n_l being its
-number of pairs: temperature 1 keeps the proportions of the corpus, infinity makes all languages equal; M4 and GShard
-use 5.
+al. 2019, section 4) samples language l with probability p_l proportional to n_l ** (1 / temperature), where n_l is its
+number of pairs: temperature 1 keeps the proportions of the corpus, infinity gives all languages the same probability;
+M4 and GShard use 5.
 
-The stream is cut into blocks of BLOCK examples. Every block holds language l exactly quota_l times, quota_l being
-p_l * BLOCK rounded to a whole number, at least one (largest remainders), and the quotas add up to BLOCK. Inside a block
-the languages stand in a pseudo-random order that depends on (seed, block). So example n is number c of its language,
+The stream is divided into windows of WINDOW examples. Every window contains language l exactly quota_l times, where
+quota_l is p_l * WINDOW rounded to an integer, at least one (method of largest remainders), and the quotas sum to
+WINDOW. Inside a window the languages are in a pseudo-random order that depends on (seed, window). So example n is
+example c of its language,
 
-    c = (n // BLOCK) * quota_l + (how often l stands before n in its block)
+    c = (n // WINDOW) * quota_l + (the number of examples of l before n in its window)
 
-and the pair that it names is entry c % n_l of the pseudo-random permutation of range(n_l) that depends on
-(seed, l, c // n_l): within an epoch of a language every pair comes once. Nothing is drawn one after another, so a
-stream resumes at any n in constant time, and hosts can each take their own n.
+and its pair is entry c % n_l of the pseudo-random permutation of range(n_l) that depends on (seed, l, c // n_l): within
+an epoch of a language every pair occurs once. No example depends on the sampling of another one, so a stream resumes at
+any n in constant time, and every host computes its own examples.
 """
 
 from __future__ import annotations
@@ -22,24 +23,25 @@ import dataclasses
 import functools
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from lingvo_moe.errors import UserError
 
-BLOCK = 1 << 16
-_FEISTEL_ROUNDS = 8  # with 4, the orders of a handful of entries are visibly not equally frequent
+WINDOW = 1 << 16
+_FEISTEL_ROUNDS = 8  # with 4, the orders of a few entries are measurably not equally frequent
 
 
 @dataclasses.dataclass(frozen=True)
 class Mixture:
-    """A temperature-weighted, endless, randomly addressable stream over several languages.
+    """An endless stream over several languages by temperature sampling, with random access.
 
     Attributes:
-      sizes: the number of pairs of each language; a language without pairs is never drawn.
+      sizes: the number of pairs of each language; a language without pairs is never sampled.
       temperature: > 0, may be `math.inf`.
-      seed: another seed is another stream.
+      seed: of the stream.
 
     Raises:
-      UserError: no pairs at all, more languages than a block has places, or a temperature that is not positive.
+      UserError: no pairs at all, more languages than WINDOW, or a temperature that is not positive.
     """
 
     sizes: tuple[int, ...]
@@ -53,59 +55,69 @@ class Mixture:
             )
         if not any(self.sizes):
             raise UserError("The corpus has no training pairs. Build it again: python -m tools.build_corpus.")
-        if len(self.sizes) > BLOCK:
-            raise UserError(f"{len(self.sizes)} languages are more than a mixture can hold ({BLOCK}).")
+        if len(self.sizes) > WINDOW:
+            raise UserError(f"{len(self.sizes)} languages are more than a mixture supports ({WINDOW}).")
 
     @functools.cached_property
     def quotas(self) -> np.ndarray:
-        """How often each language stands in a block, `[languages] int64`; sums to BLOCK."""
+        """The number of examples of each language in a window, `[languages] int64`; sums to WINDOW."""
         sizes = np.asarray(self.sizes, np.float64)
         present = sizes > 0
         weights = np.where(present, (sizes / sizes.max()) ** (1 / self.temperature), 0.0)
-        ideal = weights / weights.sum() * BLOCK
+        ideal = weights / weights.sum() * WINDOW
         quotas = np.where(present, np.maximum(np.floor(ideal), 1), 0)
-        while (missing := BLOCK - quotas.sum()) != 0:
+        while (missing := WINDOW - quotas.sum()) != 0:
             step = np.sign(missing)
             gain = np.where(present & (quotas + step >= 1), step * (ideal - quotas), -np.inf)
             quotas[np.argmax(gain)] += step
         return quotas.astype(np.int64)
 
-    def draw(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Returns (language, index of the pair in its language), both `[N] int64`, of the examples `numbers` `[N]`."""
-        numbers = np.asarray(numbers, np.int64)
-        blocks, places = np.divmod(numbers, BLOCK)
-        languages, counts = np.empty_like(numbers), np.empty_like(numbers)
-        for block in np.unique(blocks):
-            here = blocks == block
-            languages[here], counts[here] = (values[places[here]] for values in _block(self, int(block)))
-        counts += blocks * self.quotas[languages]
+    def sample(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Returns what the stream has at some positions.
+
+        Args:
+          indices: of the examples, `[N] int64`.
+
+        Returns:
+          The language of each example and the index of its pair in that language, both `[N] int64`.
+        """
+        indices = np.asarray(indices, np.int64)
+        windows, offsets = np.divmod(indices, WINDOW)
+        languages, counts = np.empty_like(indices), np.empty_like(indices)
+        for window in np.unique(windows):
+            mask = windows == window
+            languages[mask], counts[mask] = (values[offsets[mask]] for values in _window(self, int(window)))
+        counts += windows * self.quotas[languages]
         sizes = np.asarray(self.sizes, np.int64)[languages]
         epochs, entries = np.divmod(counts, sizes)
         return languages, permute(entries, sizes, _key(self.seed, 1, languages, epochs))
 
 
 @functools.lru_cache(maxsize=4)
-def _block(mixture: Mixture, block: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns each place's language, and how often it stands before that place in the block: both `[BLOCK] int64`."""
-    places = np.arange(BLOCK, dtype=np.int64)
-    shuffled = permute(places, np.int64(BLOCK), _key(mixture.seed, 0, np.int64(block), np.int64(0)))
+def _window(mixture: Mixture, window: int) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the language at each offset, and its count before that offset in the window: both `[WINDOW] int64`."""
+    offsets = np.arange(WINDOW, dtype=np.int64)
+    shuffled = permute(offsets, WINDOW, _key(mixture.seed, 0, window, 0))
     languages = np.repeat(np.arange(len(mixture.sizes)), mixture.quotas)[shuffled]
     by_language = np.argsort(languages, kind="stable")
-    before = np.empty_like(places)
-    before[by_language] = places - np.repeat(np.cumsum(mixture.quotas) - mixture.quotas, mixture.quotas)
+    before = np.empty_like(offsets)
+    before[by_language] = offsets - np.repeat(np.cumsum(mixture.quotas) - mixture.quotas, mixture.quotas)
     return languages, before
 
 
-def permute(entries: np.ndarray, sizes: np.ndarray, keys: np.ndarray) -> np.ndarray:
-    """Returns where a pseudo-random permutation of range(size), named by a key, sends each entry.
+def permute(entries: ArrayLike, sizes: ArrayLike, keys: ArrayLike) -> np.ndarray:
+    """Returns the image of each entry under the pseudo-random permutation of range(size) that a key selects.
 
-    A Feistel network on the smallest even number of bits that holds the size, walked on until it lands inside (Black
-    and Rogaway 2002, "cycle walking"): exact for every size, without storing the permutation.
+    A Feistel network on the smallest even number of bits that holds the size, repeated until the result is below the
+    size (Black and Rogaway 2002, "cycle walking"): exact for every size, without storing the permutation.
 
     Args:
       entries: `[N] int64`, 0 <= entry < size.
       sizes: `[N]` or scalar `int64`.
       keys: `[N]` or scalar `uint64`.
+
+    Returns:
+      `[N] int64`.
     """
     entries, sizes, keys = np.broadcast_arrays(entries, sizes, keys)
     half_bits = (np.ceil(np.log2(sizes)).astype(np.uint64) + np.uint64(1)) // np.uint64(2)
@@ -120,16 +132,16 @@ def permute(entries: np.ndarray, sizes: np.ndarray, keys: np.ndarray) -> np.ndar
 def _feistel(values: np.ndarray, half_bits: np.ndarray, keys: np.ndarray) -> np.ndarray:
     mask = (np.uint64(1) << half_bits) - np.uint64(1)
     left, right = values >> half_bits, values & mask
-    for turn in range(_FEISTEL_ROUNDS):
-        left, right = right, left ^ (_hash(right ^ _hash(keys + np.uint64(turn))) & mask)
+    for number in range(_FEISTEL_ROUNDS):
+        left, right = right, left ^ (_hash(right ^ _hash(keys + np.uint64(number))) & mask)
     return left << half_bits | right
 
 
-def _key(seed: int, purpose: int, first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """Returns a `uint64` per element that depends on all four."""
+def _key(seed: int, purpose: int, first: ArrayLike, second: ArrayLike) -> np.ndarray:
+    """Returns a `uint64` hash of the four arguments, per element."""
     key = _hash(np.array([seed & 0xFFFFFFFFFFFFFFFF], np.uint64))
-    for part in (np.int64(purpose), first, second):
-        key = _hash(key ^ np.atleast_1d(part).astype(np.uint64))
+    for part in (purpose, first, second):
+        key = _hash(key ^ np.atleast_1d(np.asarray(part, np.int64)).astype(np.uint64))
     return key
 
 

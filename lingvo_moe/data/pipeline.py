@@ -1,9 +1,9 @@
-"""From a corpus and its tokenizers to batches: endless and resumable for training, finite for everything else.
+"""The input pipeline: batches from a corpus and its tokenizers, endless and resumable for training, else finite.
 
-Reading, sampling and tokenising is a tf.data pipeline; packing its examples into rows is `batching.pack`; both run
-ahead in the background. Example n of training is a pure function of (seed, n), see `mixture`, so the state of a stream
-between two batches is the number of the next example and those of the few that wait for room. A batch is put together
-from independent streams, its shards, so that processes can share them out.
+Reading, sampling and tokenising is a tf.data pipeline; `batching.pack` packs its examples into rows; both prefetch in
+the background. Example n of training is a pure function of (seed, n), see `mixture`, so the state of a stream between
+two batches is the index of the next example and the indices of the few pending ones. A batch consists of shards, which
+are independent streams, so that processes can share the work.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import collections
 import concurrent.futures
 import itertools
 import pathlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -26,12 +26,13 @@ from lingvo_moe.lazy import tf
 
 Item = TypeVar("Item")
 State = dict[str, Any]
+_STATE_VERSION = 2  # 1 had no version and other keys
 _CHUNK = 256  # examples tokenised at a time, by all shards together
-_LEAST_CHUNK = 32  # by one of them
-_CHUNKS_AHEAD = 8
-_BATCHES_AHEAD = 2
+_MIN_CHUNK = 32  # by one shard
+_PREFETCHED_CHUNKS = 8
+_PREFETCHED_BATCHES = 2
 _END_OF_STREAM = 1 << 62
-_PATIENCE = 10_000  # examples in a row without one that fits
+_MAX_CONSECUTIVE_REJECTIONS = 10_000  # examples
 _NO_TOKENS = np.zeros(0, np.int32)
 
 
@@ -39,14 +40,14 @@ class TrainInput:
     """The training stream of a corpus.
 
     Attributes:
-      stream_id: tells it from another one, whose example n is another pair.
+      stream_id: a hash of all that decides which pair is example n: corpus, tokenizers, temperature and seed.
     """
 
     def __init__(self, corpus: str | pathlib.Path, tokenizers: str | pathlib.Path, config: InputConfig):
         """Opens both directories and reads the training pairs.
 
         Raises:
-          UserError: either is missing or damaged, or there is nothing to train on.
+          UserError: either is missing or corrupt, or the corpus has no training pair.
         """
         opened, self._tokenizers, self._config = Corpus.open(corpus), Tokenizers.load(tokenizers), config
         sizes = tuple(opened.count("train", language) for language in opened.languages)
@@ -58,136 +59,150 @@ class TrainInput:
         models = [sha256(getattr(self._tokenizers, side).model) for side in SIDES]
         self.stream_id = sha256(repr((opened.fingerprint, models, config.temperature, config.seed)).encode())[:16]
 
-    def batches(self, state: State | None = None, shards: range | None = None) -> Iterator[tuple[Batch, State]]:
-        """Returns an endless iterator of (batch, state); one begun from that state goes on with the batch after it.
+    def batches(
+        self, state: State | None = None, shards: range | None = None
+    ) -> Generator[tuple[Batch, State], None, None]:
+        """Returns an endless iterator of (batch, state); an iterator from that state continues with the next batch.
 
-        A state is plain JSON: `stream` and `shards` say what it belongs to, and `places` holds for each shard, by its
-        number, `next`, the number of its next example; `waiting`, the numbers of those that found no room yet; and
-        `too_long`, how many have been left out since the start because not even an empty row has room for them.
+        A state is plain JSON. `version`, `stream` and `shards` identify the stream that it belongs to; `positions` has
+        for each shard, by its number, `next`, the index of its next example; `pending`, the indices of the examples
+        that did not fit into a batch yet; and `rejected`, the number of examples rejected since the start because they
+        do not fit into an empty row.
 
         Args:
-          state: of the batch before, with the places of all `shards` (see `merge`); None to begin.
-          shards: make only the rows of these, and a state with their places; None for all. Shard i packs the examples n
-            with n % `input.shards` == i.
+          state: of the previous batch, with the positions of all `shards` (see `merge_states`); None to start.
+          shards: yield only the rows of these, and a state with their positions; None for all. Shard i packs the
+            examples n with n % `input.shards` == i.
 
         Raises:
-          UserError: at once, a state of another stream; later, a corpus of which no pair fits a row.
+          UserError: immediately, a state of another stream; later, a corpus without a pair that fits into a row.
         """
         shards = range(self._config.num_shards) if shards is None else shards
-        belongs_to = {"stream": self.stream_id, "shards": self._config.num_shards}
-        begin = {str(shard): {"next": shard, "waiting": [], "too_long": 0} for shard in shards}
-        state = state or {**belongs_to, "places": begin}
-        for key, value in belongs_to.items():
-            if state.get(key) != value:
-                raise UserError(
-                    f"the position in the training data cannot be resumed: its {key} is {state.get(key)}, now it is "
-                    f"{value}. Give the same corpus, tokenizers, input.temperature, input.seed and input.shards as "
-                    f"before, or begin in another --logdir."
-                )
-        parts = [self._shard(state["places"][str(shard)]) for shard in shards]
-        return _ahead(
+        identity = {"version": _STATE_VERSION, "stream": self.stream_id, "shards": self._config.num_shards}
+        if state is None:
+            start = {str(shard): {"next": shard, "pending": [], "rejected": 0} for shard in shards}
+            state = {**identity, "positions": start}
+        _check_identity(state, identity)
+        streams = [self._shard(state["positions"][str(shard)]) for shard in shards]
+        return _prefetch(
             (
-                _joined([batch for batch, _ in together]),
-                {**belongs_to, "places": {str(shard): place for shard, (_, place) in zip(shards, together)}},
+                _concatenate_rows([batch for batch, _ in parts]),
+                {**identity, "positions": {str(shard): position for shard, (_, position) in zip(shards, parts)}},
             )
-            for together in zip(*parts)
+            for parts in zip(*streams)
         )
 
-    def _shard(self, place: dict[str, Any]) -> Iterator[tuple[Batch, dict[str, Any]]]:
-        """(its rows of the next batch, its place then), endless."""
-        place, shards = dict(place), self._config.num_shards
+    def _shard(self, position: dict[str, Any]) -> Iterator[tuple[Batch, dict[str, Any]]]:
+        """Yields (the shard's rows of the next batch, its position after it), endlessly."""
+        position, shards = dict(position), self._config.num_shards
 
         def fitting(examples: Iterator[Example]) -> Iterator[Example]:
-            missed = 0
+            rejections = 0
             for example in examples:
-                place["next"] = max(place["next"], example.number + shards)
+                position["next"] = max(position["next"], example.index + shards)
                 if example.fits(self._config):
-                    missed = 0
+                    rejections = 0
                     yield example
                 else:
-                    missed += 1
-                    place["too_long"] += 1
-                    self._check_patience(missed)
+                    rejections += 1
+                    position["rejected"] += 1
+                    self._check_rejections(rejections)
 
-        # What waited fitted the rows of then; they may be shorter now.
-        waiting = fitting(self._tokenized(np.array(place["waiting"], np.int64))) if place["waiting"] else ()
-        stream = fitting(self._stream(place["next"], shards))
-        for batch, left in pack(stream, self._config, self._config.shard_rows, waiting):
-            yield batch, {**place, "waiting": [example.number for example in left]}
+        # Pending examples did fit into an empty row when they were saved; rows may be shorter now.
+        indices = np.array(position["pending"], np.int64)
+        pending = fitting(self._tokenize_without_tensorflow(indices)) if len(indices) else ()
+        stream = fitting(self._stream(position["next"], shards))
+        for batch, still_pending in pack(stream, self._config, self._config.shard_rows, pending):
+            yield batch, {**position, "pending": [example.index for example in still_pending]}
 
-    def _check_patience(self, missed: int):
-        if missed >= _PATIENCE:
+    def _check_rejections(self, rejections: int):
+        if rejections >= _MAX_CONSECUTIVE_REJECTIONS:
             lengths = {f"input.{side}_length": length for side, length in self._config.lengths.items()}
             now = " and ".join(f"{name}={length}" for name, length in lengths.items())
-            raised = " and ".join(f"--set {name}=..." for name in lengths)
-            raise UserError(f"none of {missed} training pairs in a row fits {now}; raise with {raised}")
+            remedy = " and ".join(f"--set {name}=..." for name in lengths)
+            raise UserError(f"none of {rejections} consecutive training pairs fits {now}; increase with {remedy}")
 
     def _stream(self, first: int, step: int) -> Iterator[Example]:
-        """Examples first, first + step, ... of one of `step` shards."""
+        """Yields the examples first, first + step, ... of one of `step` shards."""
         tokenizers = {side: getattr(self._tokenizers, side).in_graph() for side in self._config.lengths}
         failures: list[Exception] = []
 
-        def texts_of(numbers):
+        def read_texts(indices):
             try:
-                return self._texts(numbers)
+                return self._read_texts(indices)
             except Exception as error:
                 failures.append(error)
                 raise
 
-        def tokenize(numbers):
-            texts = tf.numpy_function(texts_of, [numbers], tf.string)
+        def tokenize(indices):
+            texts = tf.numpy_function(read_texts, [indices], tf.string)
             texts.set_shape([None, 2])
-            return numbers, {
+            return indices, {
                 side: tokenizer.tokenize(texts[:, SIDES.index(side)]) for side, tokenizer in tokenizers.items()
             }
 
-        chunk = max(_CHUNK // step, _LEAST_CHUNK)
+        chunk = max(_CHUNK // step, _MIN_CHUNK)
         options = tf.data.Options()
-        # There is nothing to tune, and whoever closes an iterator waits for the tuner's thread, which after some
-        # minutes looks up but once in a minute: with Python's lock held, and once for each shard.
+        # There is nothing to tune, and closing an iterator waits for the tuner's thread, which after some minutes wakes
+        # up only once a minute: that would hold Python's lock, once for each shard.
         options.autotune.enabled = False
         chunks = (
             tf.data.Dataset.range(first, _END_OF_STREAM, step).batch(chunk, drop_remainder=True).with_options(options)
         )
         try:
-            for numbers, tokens in chunks.map(tokenize, num_parallel_calls=1).prefetch(_CHUNKS_AHEAD):
-                yield from _examples(numbers.numpy().tolist(), {side: _rows(ragged) for side, ragged in tokens.items()})
+            for indices, tokens in chunks.map(tokenize, num_parallel_calls=1).prefetch(_PREFETCHED_CHUNKS):
+                yield from _examples(indices.numpy().tolist(), {side: _rows(ragged) for side, ragged in tokens.items()})
         except tf.errors.OpError as error:
-            raise (
-                failures[0] if failures else error
-            ) from None  # TensorFlow would tell ours as a part of a page of its own
+            # TensorFlow wraps the error of `read_texts` into a page of its own.
+            raise (failures[0] if failures else error) from None
 
-    def _tokenized(self, numbers: np.ndarray) -> Iterator[Example]:
-        """The examples `numbers` `[N]`, without TensorFlow: the few that a resumed stream begins with."""
-        texts = self._texts(numbers)
+    def _tokenize_without_tensorflow(self, indices: np.ndarray) -> Iterator[Example]:
+        """Yields the examples `indices` `[N]`: the few pending ones that a resumed stream starts with."""
+        texts = self._read_texts(indices)
         tokens = {
             side: getattr(self._tokenizers, side).encode([text.decode() for text in texts[:, SIDES.index(side)]])
             for side in self._config.lengths
         }
-        return _examples(numbers.tolist(), tokens)
+        return _examples(indices.tolist(), tokens)
 
-    def _texts(self, numbers: np.ndarray) -> np.ndarray:
-        """The pairs of examples `[N]`, as UTF-8: `[N, 2] bytes`."""
-        drawn = zip(*(part.tolist() for part in self._mixture.draw(numbers)), strict=True)
-        pairs = (self._pairs[language][index] for language, index in drawn)
+    def _read_texts(self, indices: np.ndarray) -> np.ndarray:
+        """Returns the pairs of the examples `indices` `[N]` as UTF-8: `[N, 2] bytes`."""
+        sampled = zip(*(part.tolist() for part in self._mixture.sample(indices)), strict=True)
+        pairs = (self._pairs[language][index] for language, index in sampled)
         return np.array([[source.encode(), english.encode()] for source, english in pairs], dtype=object)
 
 
-def merge(states: Sequence[State]) -> State:
-    """The state of all shards, from those of streams that made some of them each, at the same batch."""
-    return {**states[0], "places": {shard: place for state in states for shard, place in state["places"].items()}}
+def merge_states(states: Sequence[State]) -> State:
+    """Returns the state of all shards, from the states of streams with some shards each, after the same batch."""
+    positions = {shard: position for state in states for shard, position in state["positions"].items()}
+    return {**states[0], "positions": positions}
 
 
-def too_long(state: State) -> int:
-    """How many pairs the shards of a state have left out since the start."""
-    return sum(place["too_long"] for place in state["places"].values())
+def rejected_pairs(state: State) -> int:
+    """Returns the number of pairs that the shards of a state have rejected since the start as too long for a row."""
+    return sum(position["rejected"] for position in state["positions"].values())
+
+
+def _check_identity(state: State, identity: State):
+    if state.get("version") != identity["version"]:
+        raise UserError(
+            "the position in the training data cannot be resumed: another version of this program saved it (version "
+            f"{state.get('version')}, expected {identity['version']}). Start in another --logdir."
+        )
+    for key, value in identity.items():
+        if state.get(key) != value:
+            raise UserError(
+                f"the position in the training data cannot be resumed: its {key} is {state.get(key)}, now it is "
+                f"{value}. Give the same corpus, tokenizers, input.temperature, input.seed and input.shards as "
+                f"before, or start in another --logdir."
+            )
 
 
 class EvalInput:
     """Held-out pairs, packed as training packs them.
 
     Attributes:
-      too_long: how many pairs the pass in progress, or the last one, has left out because no row has room for them.
+      num_rejected: the number of pairs that the current or last pass rejected because they do not fit into a row.
     """
 
     def __init__(
@@ -196,18 +211,18 @@ class EvalInput:
         """Opens both directories and reads the pairs of a split.
 
         Raises:
-          UserError: either is missing or damaged.
+          UserError: either is missing or corrupt.
         """
         opened, self._tokenizers, self._config = Corpus.open(corpus), Tokenizers.load(tokenizers), config
         self._pairs = [opened.pairs(split, language) for language in opened.languages_of(split)]
-        self.too_long = 0
+        self.num_rejected = 0
 
     def batches(self) -> Iterator[Batch]:
-        """Yields batches of all pairs that fit a row: one of each language, then a second of each, and so on.
+        """Yields batches of all pairs that fit into a row: one of each language, then a second of each, and so on.
 
-        The last one may hold empty rows. Nothing is yielded for an empty split.
+        The last batch may have empty rows. An empty split gives no batch.
         """
-        self.too_long = 0
+        self.num_rejected = 0
         for batch, _ in pack(self._fitting(), self._config, self._config.batch_size):
             yield batch
 
@@ -216,16 +231,16 @@ class EvalInput:
             if example.fits(self._config):
                 yield example
             else:
-                self.too_long += 1
+                self.num_rejected += 1
 
     def _examples(self) -> Iterator[Example]:
         longest = max(map(len, self._pairs), default=0)
         texts = (pairs[index] for index in range(longest) for pairs in self._pairs if index < len(pairs))
-        numbers = itertools.count()
+        indices = itertools.count()
         while chunk := list(itertools.islice(texts, _CHUNK)):
             sentences = dict(zip(SIDES, zip(*chunk, strict=True), strict=True))
             tokens = {side: getattr(self._tokenizers, side).encode(sentences[side]) for side in self._config.lengths}
-            yield from _examples(itertools.islice(numbers, len(chunk)), tokens)
+            yield from _examples(itertools.islice(indices, len(chunk)), tokens)
 
 
 def source_batches(
@@ -233,11 +248,11 @@ def source_batches(
 ) -> Iterator[tuple[list[int], dict[str, np.ndarray]]]:
     """Returns an iterator of (indices of the sentences in this batch, batch), shortest sentences first.
 
-    A batch holds `ids`, `segment_ids` and `positions`, `[batch_size, source_length] int32`, a sentence a row; surplus
-    rows of the last one are empty.
+    A batch has `ids`, `segment_ids` and `positions`, `[batch_size, source_length] int32`, one sentence per row; surplus
+    rows of the last batch are empty.
 
     Raises:
-      UserError: a sentence, counted from line 1, that does not fit a row; at once, before any batch.
+      UserError: a sentence does not fit into a row; the error counts lines from 1 and comes before any batch.
     """
     tokens = tokenizer.encode(sentences)
     for number, ids in enumerate(tokens, start=1):
@@ -263,14 +278,14 @@ def _source_batch(rows: list[np.ndarray], batch_size: int, source_length: int) -
     return batch
 
 
-def _examples(numbers: Iterable[int], tokens: dict[str, Sequence[np.ndarray]]) -> Iterator[Example]:
-    """Examples of the tokens of each side that is read; a language model's have no source."""
-    sides = (tokens.get(side, itertools.repeat(_NO_TOKENS)) for side in SIDES)
-    return map(Example, numbers, *sides)
+def _examples(indices: Iterable[int], tokens: Mapping[str, Iterable[np.ndarray]]) -> Iterator[Example]:
+    """Yields examples from the tokens of each side; a language model's have an empty source."""
+    sources, targets = (tokens.get(side, itertools.repeat(_NO_TOKENS)) for side in SIDES)
+    return map(Example, indices, sources, targets)
 
 
-def _joined(parts: Sequence[Batch]) -> Batch:
-    """A batch with the rows of all."""
+def _concatenate_rows(parts: Sequence[Batch]) -> Batch:
+    """Returns a batch with the rows of all parts."""
     if len(parts) == 1:
         return parts[0]
     return {
@@ -280,14 +295,14 @@ def _joined(parts: Sequence[Batch]) -> Batch:
 
 
 def _rows(ragged) -> list[np.ndarray]:
-    """The rows of a ragged tensor, as views of its values."""
+    """Returns the rows of a ragged tensor, as views of its values."""
     return np.split(ragged.values.numpy(), ragged.row_splits.numpy()[1:-1])
 
 
-def _ahead(items: Iterator[Item]) -> Iterator[Item]:
-    """Yields the items, made in order by one background thread that is up to `_BATCHES_AHEAD` ahead."""
+def _prefetch(items: Iterator[Item]) -> Generator[Item, None, None]:
+    """Yields the items in order; a background thread prefetches up to `_PREFETCHED_BATCHES` of them."""
     with concurrent.futures.ThreadPoolExecutor(max_workers=1, thread_name_prefix="input") as thread:
-        coming = collections.deque(thread.submit(next, items) for _ in range(_BATCHES_AHEAD))
+        prefetched = collections.deque(thread.submit(next, items) for _ in range(_PREFETCHED_BATCHES))
         while True:
-            coming.append(thread.submit(next, items))
-            yield coming.popleft().result()
+            prefetched.append(thread.submit(next, items))
+            yield prefetched.popleft().result()

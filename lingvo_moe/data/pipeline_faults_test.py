@@ -1,4 +1,4 @@
-"""Files that go while they are read, and what fails in the background: told at once, as what it is, and no thread is left."""
+"""Protects the input pipeline from faults: vanishing files, and background errors that reach the caller unchanged."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def copied(built, tmp_path):
     return tmp_path / "built"
 
 
-def test_training_does_not_miss_files_that_vanish_after_its_start(built, copied):
-    """Corpus and tokenizers are in memory by then: the same batches come as if nothing had happened."""
+def test_training_continues_when_files_vanish_after_its_start(built, copied):
+    """Corpus and tokenizers are in memory by then: the batches are the same."""
     opened = TrainInput(copied / "corpus", copied / "tokenizers", _CONFIG)
     shutil.rmtree(copied)
     undisturbed = TrainInput(built / "corpus", built / "tokenizers", _CONFIG).batches()
@@ -49,7 +49,7 @@ def test_training_does_not_miss_files_that_vanish_after_its_start(built, copied)
 
 
 @pytest.mark.parametrize(
-    ("harm", "message"),
+    ("fault", "message"),
     [
         (lambda path: path.unlink(), r"/train/de.tsv: cannot be read \(No such file or directory\)"),
         (lambda path: path.write_bytes(b""), "/train/de.tsv: the file is empty"),
@@ -59,15 +59,16 @@ def test_training_does_not_miss_files_that_vanish_after_its_start(built, copied)
         ),
     ],
 )
-def test_a_corpus_that_changes_between_a_look_and_the_reading_is_named(copied, monkeypatch, harm, message):
-    look = Corpus.open.__func__
+def test_corpus_that_changes_between_opening_and_reading_is_an_error(copied, monkeypatch, fault, message):
+    """The error names the file."""
+    open_corpus = Corpus.open
 
-    def look_and_lose(cls, directory):
-        opened = look(cls, directory)
-        harm(opened.path("train", "de"))
+    def open_and_damage(directory):
+        opened = open_corpus(directory)
+        fault(opened.path("train", "de"))
         return opened
 
-    monkeypatch.setattr(Corpus, "open", classmethod(look_and_lose))
+    monkeypatch.setattr(Corpus, "open", open_and_damage)
     with pytest.raises(UserError, match=message):
         TrainInput(copied / "corpus", copied / "tokenizers", _CONFIG)
 
@@ -75,23 +76,23 @@ def test_a_corpus_that_changes_between_a_look_and_the_reading_is_named(copied, m
 @pytest.mark.parametrize(
     "error",
     [
-        UserError("/data/de.tsv:7: damaged. Build the corpus anew."),
+        UserError("/data/de.tsv:7: corrupt. Build the corpus again."),
         OSError(5, "Input/output error", "/data/de.tsv"),
-        KeyError("a defect"),
+        KeyError("a bug"),
     ],
 )
-def test_what_fails_in_the_background_arrives_as_it_is(built, monkeypatch, error):
-    """Not as a page of TensorFlow's, and after the batches before it; no thread stays behind."""
-    before = set(threading.enumerate())  # other tests leave endless streams, until they are collected
+def test_error_in_the_background_reaches_the_caller_unchanged(built, monkeypatch, error):
+    """Not wrapped by TensorFlow, and after the batches before it; no thread remains."""
+    before = set(threading.enumerate())  # other tests leave endless streams until garbage collection
     opened = TrainInput(built / "corpus", built / "tokenizers", _CONFIG)
-    read, calls = opened._texts, itertools.count()
+    read, calls = opened._read_texts, itertools.count()
 
-    def read_and_fail(numbers: np.ndarray) -> np.ndarray:
+    def read_and_fail(indices: np.ndarray) -> np.ndarray:
         if next(calls) == 12:
             raise error
-        return read(numbers)
+        return read(indices)
 
-    monkeypatch.setattr(opened, "_texts", read_and_fail)
+    monkeypatch.setattr(opened, "_read_texts", read_and_fail)
     stream, made = opened.batches(), 0
     with pytest.raises(type(error)) as raised:
         for _ in stream:

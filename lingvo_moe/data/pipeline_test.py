@@ -1,4 +1,4 @@
-"""Batches hold what the corpus says, a stream goes on exactly where it was left, and bad input is a clear error."""
+"""Protects the input pipeline: batches have the corpus's pairs, streams resume exactly, bad input is a clear error."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import itertools
 import json
 import shutil
 from collections import Counter
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ import pytest
 from lingvo_moe.data import pipeline, tokenizer_trainer
 from lingvo_moe.data.batching import Batch, InputConfig, input_specs
 from lingvo_moe.data.corpus import Corpus
-from lingvo_moe.data.pipeline import EvalInput, TrainInput, merge, source_batches, too_long
+from lingvo_moe.data.pipeline import EvalInput, TrainInput, merge_states, rejected_pairs, source_batches
 from lingvo_moe.data.tokenizer import Tokenizers
 from lingvo_moe.errors import UserError
 from lingvo_moe.testing.corpora import write_corpus
@@ -24,7 +25,7 @@ _TOO_LONG = [(" ".join(map(str, range(80))), "numbers")]
 
 
 def make_pairs(language: str, count: int) -> list[tuple[str, str]]:
-    """Sentences of one to nine words; the number at the end tells which two belong together."""
+    """Makes sentences of one to nine words; the number at the end identifies the pair."""
     return [
         (" ".join([language] * (i % 9)) + f" Satz {i}", " ".join(["the"] * (i % 9)) + f" sentence {i}")
         for i in range(count)
@@ -33,7 +34,7 @@ def make_pairs(language: str, count: int) -> list[tuple[str, str]]:
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory):
-    """Two languages with held-out pairs and one without; a training and a held-out pair are too long."""
+    """Two languages with held-out pairs and one without; one training pair and one held-out pair are too long."""
     pairs = {
         "de": {"train": make_pairs("Haus", 300), "valid": make_pairs("Haus", 30)},
         "fr": {"train": make_pairs("maison", 20), "valid": make_pairs("maison", 7) + _TOO_LONG},
@@ -59,7 +60,7 @@ def take(items, count: int) -> list:
 
 
 def texts(batch: Batch, tokenizers) -> list[tuple[str, str]]:
-    """The pairs of a batch, as text."""
+    """Returns the pairs of a batch as text."""
     loaded, found = Tokenizers.load(tokenizers), []
     for row in range(len(batch["source"]["ids"])):
         for segment in range(1, batch["source"]["segment_ids"][row].max() + 1):
@@ -72,7 +73,7 @@ def texts(batch: Batch, tokenizers) -> list[tuple[str, str]]:
 
 
 def assert_same(first: list, second: list):
-    """Of two lists of (batch, state)."""
+    """Checks two lists of (batch, state)."""
     assert len(first) == len(second)
     for (batch, state), (other, other_state) in zip(first, second, strict=True):
         assert state == other_state
@@ -82,16 +83,17 @@ def assert_same(first: list, second: list):
 
 
 def stream_texts(corpus, tokenizers, count: int) -> list[tuple[str, str] | None]:
-    """The first examples of the stream, in order, None for one that fits no row."""
+    """Returns the first examples of the stream, in order; None for one that is rejected."""
     config = dataclasses.replace(_CONFIG, batch_size=1, packing=False)  # a batch is one example
-    found, left_out = [], 0
+    found, rejected = [], 0
     for batch, state in take(TrainInput(corpus, tokenizers, config).batches(), count):
-        found += [None] * (too_long(state) - left_out) + texts(batch, tokenizers)
-        left_out = too_long(state)
+        found += [None] * (rejected_pairs(state) - rejected) + texts(batch, tokenizers)
+        rejected = rejected_pairs(state)
     return found
 
 
-def test_training_batches_hold_pairs_of_the_corpus_in_the_shape_of_the_specs(corpus, tokenizers, train_input):
+def test_training_batches_have_pairs_of_the_corpus_in_the_shape_of_the_specs(corpus, tokenizers, train_input):
+    """A program that was lowered for the specs accepts the batches."""
     opened = Corpus.open(corpus)
     known = {pair for language in opened.languages for pair in opened.pairs("train", language)}
     known = {tuple(" ".join(text.split()) for text in pair) for pair in known}
@@ -110,56 +112,61 @@ def test_training_batches_hold_pairs_of_the_corpus_in_the_shape_of_the_specs(cor
 
 
 @pytest.mark.parametrize(("source_length", "shards"), [(_CONFIG.source_length, 1), (0, 1), (_CONFIG.source_length, 4)])
-def test_a_stream_goes_on_after_any_batch_as_if_never_left(corpus, tokenizers, source_length, shards):
-    """From the state as JSON, in a new TrainInput, and in both ways that examples are tokenised; a language model's, too."""
+def test_stream_resumes_exactly_after_any_batch(corpus, tokenizers, source_length, shards):
+    """From the state as JSON, in a new TrainInput, with both ways of tokenising; a language model's stream, too."""
     config = dataclasses.replace(_CONFIG, source_length=source_length, shards=shards)
-    whole = take(TrainInput(corpus, tokenizers, config).batches(), 12)
-    assert any(place["waiting"] for _, state in whole for place in state["places"].values())
+    uninterrupted = take(TrainInput(corpus, tokenizers, config).batches(), 12)
+    assert any(position["pending"] for _, state in uninterrupted for position in state["positions"].values())
     for index in range(0, 9, 2):
-        state = json.loads(json.dumps(whole[index][1]))
-        assert_same(take(TrainInput(corpus, tokenizers, config).batches(state), 3), whole[index + 1 : index + 4])
+        state = json.loads(json.dumps(uninterrupted[index][1]))
+        assert_same(
+            take(TrainInput(corpus, tokenizers, config).batches(state), 3), uninterrupted[index + 1 : index + 4]
+        )
 
 
-def test_every_example_is_fed_once_or_counted_as_too_long(train_input, tokenizers):
-    """As many pairs as were read, but for those that wait and those that no row can hold."""
+def test_every_example_is_used_once_or_counted_as_rejected(train_input, tokenizers):
+    """Pairs used = examples read - pending - rejected."""
     batches = take(train_input.batches(), 40)
     fed = sum(len(texts(batch, tokenizers)) for batch, _ in batches)
-    place = batches[-1][1]["places"]["0"]
-    assert place["too_long"] > 0
-    assert fed == place["next"] - len(place["waiting"]) - place["too_long"]
+    position = batches[-1][1]["positions"]["0"]
+    assert position["rejected"] > 0
+    assert fed == position["next"] - len(position["pending"]) - position["rejected"]
 
 
-def test_shards_made_apart_are_those_made_together(corpus, tokenizers):
-    """Three streams that make one, two and one of four shards have together the batches and the state of one that makes all;
-    shard i feeds examples i, i + 4, ... but for those that wait or are too long. Also when they go on, shared out otherwise.
+def test_shards_of_several_streams_are_those_of_one(corpus, tokenizers):
+    """Three streams with one, two and one of four shards have together the batches and the state of one with all.
+
+    Shard i reads examples i, i + 4, ... without those that are pending or rejected. Also when streams resume with
+    another assignment of shards.
     """
     config = dataclasses.replace(_CONFIG, shards=4)
     train_input, stream = TrainInput(corpus, tokenizers, config), stream_texts(corpus, tokenizers, 400)
-    whole = take(train_input.batches(), 8)
+    uninterrupted = take(train_input.batches(), 8)
     parts = [take(train_input.batches(shards=shards), 5) for shards in (range(1), range(1, 3), range(3, 4))]
     assert [part[0][0]["source"]["ids"].shape for part in parts] == [(1, 64), (2, 64), (1, 64)]
-    assert_same([together(at) for at in zip(*parts)], whole[:5])
+    assert_same([combine(at) for at in zip(*parts)], uninterrupted[:5])
     for shard, part in ((0, parts[0]), (3, parts[2])):
-        place = part[-1][1]["places"][str(shard)]
-        read = set(range(shard, place["next"], 4)) - set(place["waiting"])
-        assert set(place["waiting"]) <= set(range(shard, place["next"], 4))
+        position = part[-1][1]["positions"][str(shard)]
+        read = set(range(shard, position["next"], 4)) - set(position["pending"])
+        assert set(position["pending"]) <= set(range(shard, position["next"], 4))
         fed = Counter(text for batch, _ in part for text in texts(batch, tokenizers))
         assert fed == Counter(stream[number] for number in read if stream[number] is not None)
-    state = merge([part[-1][1] for part in parts])
+    state = merge_states([part[-1][1] for part in parts])
     halves = [take(train_input.batches(state, shards), 3) for shards in (range(2), range(2, 4))]
-    assert_same([together(at) for at in zip(*halves)], whole[5:])
+    assert_same([combine(at) for at in zip(*halves)], uninterrupted[5:])
 
 
-def together(parts: list[tuple[Batch, dict]]) -> tuple[Batch, dict]:
-    """The rows and the places of all parts of a batch."""
+def combine(parts: Sequence[tuple[Batch, dict]]) -> tuple[Batch, dict]:
+    """Returns the rows and the positions of all parts of a batch."""
     batches, states = zip(*parts)
     return {
         side: {name: np.concatenate([batch[side][name] for batch in batches]) for name in fields}
         for side, fields in batches[0].items()
-    }, merge(states)
+    }, merge_states(states)
 
 
-def test_a_state_of_another_stream_is_refused(corpus, tokenizers, train_input):
+def test_state_of_another_stream_is_refused(corpus, tokenizers, train_input):
+    """Another seed, temperature or number of shards, or another version of the program."""
     ((_, state),) = take(train_input.batches(), 1)
     for change in ({"seed": 1}, {"temperature": 1.0}):
         other = TrainInput(corpus, tokenizers, InputConfig(**{**vars(_CONFIG), **change}))
@@ -168,47 +175,49 @@ def test_a_state_of_another_stream_is_refused(corpus, tokenizers, train_input):
     two = TrainInput(corpus, tokenizers, dataclasses.replace(_CONFIG, shards=2))
     with pytest.raises(UserError, match="its shards is 1, now it is 2. Give the same .* input.shards as before"):
         two.batches(state)
-    with pytest.raises(UserError, match="cannot be resumed"):
-        train_input.batches({"next": 3})
+    with pytest.raises(UserError, match="cannot be resumed: another version .* saved it .version None, expected 2"):
+        train_input.batches({"stream": train_input.stream_id, "shards": 1, "places": {}})
 
 
-def test_shapes_may_change_when_a_stream_goes_on(corpus, tokenizers, train_input):
+def test_batch_size_may_change_when_a_stream_resumes(corpus, tokenizers, train_input):
+    """The position does not depend on it."""
     ((_, state),) = take(train_input.batches(), 1)
     larger = TrainInput(corpus, tokenizers, dataclasses.replace(_CONFIG, batch_size=8))
     ((batch, _),) = take(larger.batches(state), 1)
     assert batch["source"]["ids"].shape == (8, 64)
 
 
-def test_lengths_that_no_pair_fits_are_an_error_not_an_endless_wait(corpus, tokenizers, monkeypatch):
-    """Raised in the background thread, and seen by whoever waits for the batch."""
-    monkeypatch.setattr(pipeline, "_PATIENCE", 300)
+def test_lengths_that_no_pair_fits_are_an_error(corpus, tokenizers, monkeypatch):
+    """Not an endless loop; the error of the background thread reaches the caller."""
+    monkeypatch.setattr(pipeline, "_MAX_CONSECUTIVE_REJECTIONS", 300)
     batches = TrainInput(corpus, tokenizers, InputConfig(source_length=2, target_length=2)).batches()
-    with pytest.raises(UserError, match="none of 300 training pairs in a row fits input.source_length=2"):
+    with pytest.raises(UserError, match="none of 300 consecutive training pairs fits input.source_length=2"):
         next(batches)
 
 
-def test_a_stream_goes_on_with_shorter_rows(corpus, tokenizers, train_input, monkeypatch):
-    """Pairs that waited for room in longer rows are left out and counted; they must not block the others for ever."""
-    monkeypatch.setattr(pipeline, "_PATIENCE", 300)
+def test_stream_resumes_with_shorter_rows(corpus, tokenizers, train_input, monkeypatch):
+    """Pending pairs that no longer fit are rejected and counted; they must not block the others."""
+    monkeypatch.setattr(pipeline, "_MAX_CONSECUTIVE_REJECTIONS", 300)
     shorter = dataclasses.replace(_CONFIG, source_length=12, target_length=10)
     state = next(
-        state for _, state in train_input.batches() if len(state["places"]["0"]["waiting"]) == _CONFIG.lookahead
+        state for _, state in train_input.batches() if len(state["positions"]["0"]["pending"]) == _CONFIG.lookahead
     )
     part = take(TrainInput(corpus, tokenizers, shorter).batches(state), 20)
     last = part[-1][1]
-    state, left = state["places"]["0"], last["places"]["0"]
+    state, left = state["positions"]["0"], last["positions"]["0"]
     stream = stream_texts(corpus, tokenizers, left["next"])
     fed = Counter(text for batch, _ in part for text in texts(batch, tokenizers))
-    resumed = {*state["waiting"], *range(state["next"], left["next"])} - set(left["waiting"])
+    resumed = {*state["pending"], *range(state["next"], left["next"])} - set(left["pending"])
     assert fed <= Counter(stream[number] for number in resumed)
-    assert fed.total() + left["too_long"] - state["too_long"] == len(resumed)
-    assert set(left["waiting"]).isdisjoint(state["waiting"])
+    assert fed.total() + left["rejected"] - state["rejected"] == len(resumed)
+    assert set(left["pending"]).isdisjoint(state["pending"])
     too_short = dataclasses.replace(_CONFIG, source_length=2, target_length=2)
-    with pytest.raises(UserError, match="none of 300 training pairs in a row fits"):
+    with pytest.raises(UserError, match="none of 300 consecutive training pairs fits"):
         next(TrainInput(corpus, tokenizers, too_short).batches(last))
 
 
-def test_a_damaged_file_is_found_before_training(corpus, tokenizers, tmp_path):
+def test_corrupt_file_is_an_error_before_training(corpus, tokenizers, tmp_path):
+    """All training pairs are read and checked at the start."""
     copy = shutil.copytree(corpus, tmp_path / "copy")
     path = copy / "train" / "de.tsv"
     path.write_bytes(path.read_bytes().replace(b"\t", b" ", 1))
@@ -216,7 +225,8 @@ def test_a_damaged_file_is_found_before_training(corpus, tokenizers, tmp_path):
         TrainInput(copy, tokenizers, _CONFIG)
 
 
-def test_evaluation_sees_every_held_out_pair_once_in_every_pass(corpus, tokenizers):
+def test_evaluation_reads_every_held_out_pair_once_in_every_pass(corpus, tokenizers):
+    """Pairs that are too long are counted."""
     opened = Corpus.open(corpus)
     expected = sorted(
         tuple(" ".join(text.split()) for text in pair)
@@ -228,14 +238,14 @@ def test_evaluation_sees_every_held_out_pair_once_in_every_pass(corpus, tokenize
     for _ in range(2):
         batches = list(held_out.batches())
         assert all(batch["target"]["ids"].shape == (4, 48) for batch in batches)
-        assert held_out.too_long == 1
+        assert held_out.num_rejected == 1
         assert sorted(text for batch in batches for text in texts(batch, tokenizers)) == expected
     first = texts(batches[0], tokenizers)
     assert any("Haus" in source for source, _ in first) and any("maison" in source for source, _ in first)
 
 
-def test_evaluation_takes_the_languages_in_turn_and_always_in_the_same_order(corpus, tokenizers):
-    """So that the first few batches show every language."""
+def test_evaluation_alternates_languages_in_a_fixed_order(corpus, tokenizers):
+    """So that the first few batches contain every language."""
     config = dataclasses.replace(_CONFIG, packing=False)
     first, second = (
         [text for batch in EvalInput(corpus, tokenizers, config).batches() for text in texts(batch, tokenizers)]
@@ -256,11 +266,13 @@ def test_evaluation_takes_the_languages_in_turn_and_always_in_the_same_order(cor
     assert first[:6] == in_turn[:6] and first[-20:] == german[-20:]
 
 
-def test_an_empty_split_makes_no_batches(corpus, tokenizers):
+def test_empty_split_gives_no_batches(corpus, tokenizers):
+    """Not an error: small corpora have empty splits."""
     assert not list(EvalInput(corpus, tokenizers, _CONFIG, split="test").batches())
 
 
-def test_source_batches_are_sorted_by_length_and_can_be_put_back(tokenizers):
+def test_source_batches_are_sorted_by_length_with_their_indices(tokenizers):
+    """The indices restore the order of the sentences."""
     tokenizer = Tokenizers.load(tokenizers).source
     sentences = ["Haus " * 9, "", "Haus", "Satz 7 Haus", "図書館 🎉", "Haus Haus"]
     found, lengths = {}, []
@@ -278,7 +290,8 @@ def test_source_batches_are_sorted_by_length_and_can_be_put_back(tokenizers):
     assert not list(source_batches([], tokenizer, 2, 32))
 
 
-def test_a_sentence_that_does_not_fit_is_named_before_any_batch(tokenizers):
+def test_sentence_that_does_not_fit_is_an_error_before_any_batch(tokenizers):
+    """The error names the line, the length and the flag."""
     tokenizer = Tokenizers.load(tokenizers).source
     length = len(tokenizer.encode(["Haus " * 40])[0])
     with pytest.raises(UserError, match=f"line 2 has {length} tokens; at most 31 fit.*source_length={length + 1}"):
@@ -286,7 +299,7 @@ def test_a_sentence_that_does_not_fit_is_named_before_any_batch(tokenizers):
     assert take(source_batches(["Haus " * 40], tokenizer, 1, length + 1), 1)
 
 
-def test_a_language_models_stream_is_the_same_texts(corpus, tokenizers):
+def test_stream_of_a_language_model_has_the_same_texts(corpus, tokenizers):
     """The target side of the same examples, in the same order."""
     config = dataclasses.replace(_CONFIG, source_length=0, packing=False)
     both = dataclasses.replace(_CONFIG, source_length=400, packing=False)
@@ -297,7 +310,8 @@ def test_a_language_models_stream_is_the_same_texts(corpus, tokenizers):
             np.testing.assert_array_equal(values, other["target"][name])
 
 
-def test_a_language_model_reads_every_text_once_in_every_epoch(tokenizers, tmp_path):
+def test_language_model_reads_every_text_once_in_every_epoch(tokenizers, tmp_path):
+    """And in another order in the next one."""
     pairs = make_pairs("Haus", 40)
     corpus = write_corpus(tmp_path / "corpus", {"de": {"train": pairs}})
     config = dataclasses.replace(_CONFIG, batch_size=1, source_length=0, packing=False)  # a batch is one text
@@ -310,10 +324,10 @@ def test_a_language_model_reads_every_text_once_in_every_epoch(tokenizers, tmp_p
     assert epochs[0] != epochs[1]
 
 
-def test_a_language_models_evaluation_reads_targets_alone(corpus, tokenizers):
+def test_evaluation_of_a_language_model_reads_targets_alone(corpus, tokenizers):
     """A pair whose source is too long has a target that fits."""
     config = dataclasses.replace(_CONFIG, source_length=0)
     held_out = EvalInput(corpus, tokenizers, config)
     batches = list(held_out.batches())
-    assert held_out.too_long == 0 and all(set(batch) == {"target"} for batch in batches)
+    assert held_out.num_rejected == 0 and all(set(batch) == {"target"} for batch in batches)
     assert sum(int(batch["target"]["segment_ids"].max(axis=1).sum()) for batch in batches) == 30 + 7 + 1

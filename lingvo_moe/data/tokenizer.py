@@ -1,15 +1,16 @@
-"""SentencePiece tokenizers: one multilingual for the source side, one English for the target side.
+"""SentencePiece tokenizers: a multilingual one for the source side, an English one for the target side.
 
-Both agree on the special ids: padding 0, end of sentence 1, beginning of sentence 2, unknown 3 (the source tokenizer
-falls back to bytes, so nothing there is unknown). `tools/train_tokenizer` makes a directory of
+Both use the same special ids: padding 0, end of sentence (eos) 1, beginning of sentence (bos) 2, unknown 3 (the source
+tokenizer falls back to bytes, so no source text is unknown). `tools.train_tokenizer` makes a directory of
 
     source.model, target.model    SentencePiece models
-    tokenizer.json                what they were trained on, their vocabulary sizes, the special ids, their SHA-256
+    tokenizer.json                the manifest: training settings, vocabulary sizes, special ids and SHA-256 of the
+    models
 
-A trained vocabulary may be smaller than was asked for (a small corpus has no more pieces to give): a model's vocabulary
-must be at least the tokenizer's, and its surplus embeddings are never looked up.
+A trained vocabulary may be smaller than requested, because a small corpus has fewer pieces. A model's vocabulary must
+be at least as large as the tokenizer's; its surplus embeddings are never looked up.
 
-Nothing here imports TensorFlow, except `Tokenizer.in_graph` when called.
+Only `Tokenizer.in_graph` imports TensorFlow, when it is called.
 """
 
 from __future__ import annotations
@@ -27,11 +28,12 @@ import sentencepiece
 
 from lingvo_moe.errors import UserError
 from lingvo_moe.lazy import tf, tf_text
+from lingvo_moe.utils import safe_paths
 
 SPECIAL_IDS = {"pad": 0, "eos": 1, "bos": 2, "unk": 3}
 MANIFEST = "tokenizer.json"
 SIDES = ("source", "target")
-_REMEDY = "make one with `python -m tools.train_tokenizer --corpus=CORPUS --output={}`"
+_REMEDY = "train one with `python -m tools.train_tokenizer --corpus=CORPUS --output={}`"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,19 +55,19 @@ class Tokenizer:
         """Reads a model file.
 
         Raises:
-          UserError: no such file, not a (whole) SentencePiece model, or other special ids than SPECIAL_IDS.
+          UserError: no such file, not a complete SentencePiece model, or other special ids than SPECIAL_IDS.
         """
         tokenizer = cls(_read(pathlib.Path(path)))
         tokenizer.check(path)
         return tokenizer
 
     def check(self, path: str | pathlib.Path):
-        """Raises UserError, naming `path`, unless this is a SentencePiece model with our special ids."""
+        """Raises UserError, naming `path`, unless this is a SentencePiece model with the special ids SPECIAL_IDS."""
         try:
             processor = self._processor
         except RuntimeError as error:
             raise UserError(
-                f"{path} is not a whole SentencePiece model; copy it again, or "
+                f"{path} is not a complete SentencePiece model; copy it again, or "
                 + _REMEDY.format(pathlib.Path(path).parent)
             ) from error
         ids = {name: getattr(processor, f"{name}_id")() for name in SPECIAL_IDS}
@@ -78,29 +80,29 @@ class Tokenizer:
     @functools.cached_property
     def _processor(self) -> sentencepiece.SentencePieceProcessor:
         processor = sentencepiece.SentencePieceProcessor()
-        processor.LoadFromSerializedProto(self.model)  # the constructor takes an empty file for none
+        processor.LoadFromSerializedProto(self.model)  # the constructor ignores an empty model
         return processor
 
     @property
     def vocabulary_size(self) -> int:
-        """The number of pieces, special ones included."""
+        """The number of pieces, including special ones."""
         return self._processor.vocab_size()
 
     def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """Returns the ids of each text, `[length] int32`, with neither bos nor eos."""
+        """Returns the ids of each text, `[length] int32`, without bos and eos."""
         return [np.array(ids, np.int32) for ids in self._processor.encode(list(texts), out_type=int)]
 
     def decode(self, rows: Iterable[Sequence[int] | np.ndarray]) -> list[str]:
         """Returns the text of each row of ids, up to its first eos, without pad and bos.
 
-        An id beyond the vocabulary (a model may have a larger one) reads as unknown.
+        An id outside of the vocabulary (a model may have a larger one) decodes as unknown.
         """
-        size, unseen = self.vocabulary_size, (self.pad_id, self.bos_id)
+        size, skipped = self.vocabulary_size, (self.pad_id, self.bos_id)
         texts = []
         for row in rows:
             ids = [int(i) for i in row]
             ids = ids[: ids.index(self.eos_id)] if self.eos_id in ids else ids
-            texts.append([i if 0 <= i < size else self.unk_id for i in ids if i not in unseen])
+            texts.append([i if 0 <= i < size else self.unk_id for i in ids if i not in skipped])
         return self._processor.decode(texts)
 
     def in_graph(self) -> Any:
@@ -124,30 +126,37 @@ class Tokenizers:
 
     @classmethod
     def load(cls, directory: str | pathlib.Path) -> Tokenizers:
-        """Reads a directory that `tools/train_tokenizer` made.
+        """Reads a directory that `tools.train_tokenizer` made.
 
         Raises:
-          UserError: missing directory or file, a damaged file, or a model that is not the one tokenizer.json tells of.
+          UserError: missing directory or file, a corrupt file, an unsafe file name in the manifest, or a model that is
+            not the one of the manifest.
         """
         directory = pathlib.Path(directory)
         manifest = read_manifest(directory)
-        return cls(*(_load_verified(directory / manifest[side]["file"], manifest[side]) for side in SIDES), manifest)
+        source, target = (_load_verified(directory / manifest[side]["file"], manifest[side]) for side in SIDES)
+        return cls(source, target, manifest)
 
 
 def read_manifest(directory: pathlib.Path) -> dict[str, Any]:
-    """Returns the contents of tokenizer.json; raises UserError if it is missing, damaged or not such a file."""
+    """Returns the contents of tokenizer.json.
+
+    Raises:
+      UserError: it is missing or corrupt, or the name of a model in it is not a plain file name.
+    """
     path = directory / MANIFEST
     try:
         manifest = json.loads(_read(path))
         for side in SIDES:
             entry = manifest[side]
-            if pathlib.PurePath(entry["file"]).name != entry["file"] or not isinstance(entry["sha256"], str):
-                raise ValueError(f"bad entry for {side}")
-    except (ValueError, KeyError, TypeError) as error:
-        if isinstance(error, UserError):
-            raise
+            safe_paths.check_file_name(entry["file"], f"{path}, field {side}.file")
+            if not isinstance(entry["sha256"], str):
+                raise TypeError(f"the hash of {side} is not a string")
+    except UserError:
+        raise
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise UserError(
-            f"{path} is damaged or not the description of a tokenizer; " + _REMEDY.format(directory)
+            f"{path} is corrupt or not the manifest of a tokenizer; " + _REMEDY.format(directory)
         ) from error
     return manifest
 
@@ -159,10 +168,10 @@ def sha256(data: bytes) -> str:
 
 def _load_verified(path: pathlib.Path, entry: dict[str, Any]) -> Tokenizer:
     tokenizer = Tokenizer(_read(path))
-    if (found := sha256(tokenizer.model)) != entry["sha256"]:
+    if (actual := sha256(tokenizer.model)) != entry["sha256"]:
         raise UserError(
-            f"{path} has SHA-256 {found[:12]}..., but {MANIFEST} expects {entry['sha256'][:12]}...: "
-            "the files do not belong together or one is damaged; copy the directory again, or "
+            f"{path} has SHA-256 {actual[:12]}..., but {MANIFEST} expects {entry['sha256'][:12]}...: "
+            "the files do not belong together or one is corrupt; copy the directory again, or "
             + _REMEDY.format(path.parent)
         )
     tokenizer.check(path)

@@ -1,4 +1,4 @@
-"""Tokenizers lose nothing on the source side, agree with their in-graph form, and refuse damaged files by name."""
+"""Protects tokenizers: no loss on the source side, the same ids in a graph, and errors that name corrupt files."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import unicodedata
+from pathlib import PurePosixPath
 
 import numpy as np
 import pytest
@@ -61,31 +62,33 @@ def copy(directory, tmp_path):
 
 @settings(max_examples=100)
 @given(text=strategies.text(strategies.characters(categories=["L", "N"]), max_size=30))
-def test_the_source_side_knows_every_letter(tokenizers, text):
-    """Bytes spell what has no piece: decoding gives the text back, up to compatibility forms (NFKC)."""
+def test_source_side_encodes_every_letter(tokenizers, text):
+    """Byte fallback: decoding returns the text, up to compatibility forms (NFKC)."""
     (ids,) = tokenizers.source.encode([text])
     assert SPECIAL_IDS["unk"] not in ids
-    (once,) = tokenizers.source.decode([ids])
-    assert unicodedata.normalize("NFKC", once) == unicodedata.normalize("NFKC", text)
+    (decoded,) = tokenizers.source.decode([ids])
+    assert unicodedata.normalize("NFKC", decoded) == unicodedata.normalize("NFKC", text)
 
 
 @pytest.mark.parametrize("text", ["🎉", "👩‍👩‍👧 ist da", "ሰላም", "𓀀𓂀", "ꙮ", "∀x ∈ ℝ: ⌈x⌉ → ∞", "a\0b", "e\u0301\u0323"])
-def test_the_source_side_spells_emoji_symbols_and_unseen_scripts_in_bytes(tokenizers, text):
+def test_source_side_encodes_emoji_symbols_and_unseen_scripts_as_bytes(tokenizers, text):
+    """Characters that the training corpus does not have."""
     (ids,) = tokenizers.source.encode([text])
-    (once,) = tokenizers.source.decode([ids])
-    assert unicodedata.normalize("NFKC", once) == unicodedata.normalize("NFKC", text)
+    (decoded,) = tokenizers.source.decode([ids])
+    assert unicodedata.normalize("NFKC", decoded) == unicodedata.normalize("NFKC", text)
 
 
 @pytest.mark.parametrize("text", ["one\ntwo", "\r\n\n", "\0", "a\tb\0c\0", " ", "x" * 100_000, "Haus " * 20_000])
-def test_any_text_is_encoded_and_comes_back_as_one_line(tokenizers, text):
-    """Line ends are white space like any other, and no length is too much."""
+def test_any_text_decodes_as_one_line(tokenizers, text):
+    """Line ends are white space, and no text is too long."""
     for tokenizer in (tokenizers.source, tokenizers.target):
         (decoded,) = tokenizer.decode(tokenizer.encode([text]))
         assert "\n" not in decoded
     assert tokenizers.source.decode(tokenizers.source.encode([text])) == [" ".join(text.split())]
 
 
-def test_encode_gives_int32_without_bos_and_eos(tokenizers):
+def test_encode_returns_int32_without_bos_and_eos(tokenizers):
+    """Batching adds them."""
     rows = tokenizers.source.encode([*_TEXTS, ""])
     assert all(row.dtype == np.int32 and row.ndim == 1 for row in rows)
     assert not set(np.concatenate(rows).tolist()) & set(SPECIAL_IDS.values())
@@ -93,13 +96,14 @@ def test_encode_gives_int32_without_bos_and_eos(tokenizers):
     assert tokenizers.source.encode([]) == []
 
 
-def test_decode_stops_at_eos_and_drops_pad_and_bos(tokenizers):
+def test_decode_stops_at_eos_and_skips_pad_and_bos(tokenizers):
+    """Rows come from beam search with padding."""
     ids = tokenizers.target.encode(["Where is the library?"])[0]
     rows = [[2, *ids, 1, 17, 18, 0, 0], np.append(ids, 0), [1], []]
     assert tokenizers.target.decode(rows) == ["Where is the library?"] * 2 + ["", ""]
 
 
-def test_an_id_beyond_the_vocabulary_reads_as_unknown(tokenizers):
+def test_id_outside_of_the_vocabulary_decodes_as_unknown(tokenizers):
     """A model may have more embeddings than the tokenizer has pieces."""
     unknown = tokenizers.target.decode([[SPECIAL_IDS["unk"]]])
     assert tokenizers.target.decode([[tokenizers.target.vocabulary_size], [10**6]]) == unknown * 2
@@ -108,14 +112,15 @@ def test_an_id_beyond_the_vocabulary_reads_as_unknown(tokenizers):
 @settings(max_examples=50)
 @given(texts=strategies.lists(strategies.text(_CHARACTERS), min_size=1, max_size=5))
 def test_in_graph_gives_the_same_ids(tokenizers, texts):
+    """The tf.data pipeline and plain Python agree."""
     for tokenizer in (tokenizers.source, tokenizers.target):
         ragged = tokenizer.in_graph().tokenize(tf.constant(texts))
         assert ragged.dtype == tf.int32
         assert ragged.to_list() == [ids.tolist() for ids in tokenizer.encode(texts)]
 
 
-def test_no_tensorflow_for_plain_use(directory):
-    """Translation starts without its import, which takes seconds."""
+def test_plain_use_does_not_import_tensorflow(directory):
+    """The import takes seconds, and translation does not need it."""
     code = (
         "import sys; from lingvo_moe.data.tokenizer import Tokenizers; import lingvo_moe.data.pipeline; "
         "tokenizers = Tokenizers.load(sys.argv[1]); tokenizers.source.decode(tokenizers.source.encode(['Haus'])); "
@@ -124,7 +129,8 @@ def test_no_tensorflow_for_plain_use(directory):
     subprocess.run([sys.executable, "-c", code, directory], check=True)
 
 
-def test_missing_files_are_named_with_the_remedy(copy, tmp_path):
+def test_missing_files_are_errors_with_the_remedy(copy, tmp_path):
+    """The error has the command that trains a tokenizer."""
     with pytest.raises(UserError, match="No tokenizer directory .*nowhere.*tools.train_tokenizer .*output=.*nowhere"):
         Tokenizers.load(tmp_path / "nowhere")
     (copy / "target.model").unlink()
@@ -133,7 +139,7 @@ def test_missing_files_are_named_with_the_remedy(copy, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "damage",
+    "corrupt",
     [
         lambda data: data[:-1],
         lambda data: data[: len(data) // 2],
@@ -141,22 +147,25 @@ def test_missing_files_are_named_with_the_remedy(copy, tmp_path):
         lambda data: b"not a model at all" * 9,
     ],
 )
-def test_a_damaged_model_is_refused(copy, damage):
+def test_corrupt_model_is_refused(copy, corrupt):
+    """Truncated, empty or other files."""
     path = copy / "source.model"
-    path.write_bytes(damage(path.read_bytes()))
-    with pytest.raises(UserError, match="source.model is not a whole SentencePiece model"):
+    path.write_bytes(corrupt(path.read_bytes()))
+    with pytest.raises(UserError, match="source.model is not a complete SentencePiece model"):
         Tokenizer.load(path)
     with pytest.raises(UserError, match="source.model has SHA-256 .* expects .* do not belong together"):
         Tokenizers.load(copy)
 
 
-def test_a_swapped_model_is_refused(copy):
+def test_swapped_models_are_refused(copy):
+    """The manifest has the hash of each side."""
     shutil.copy(copy / "source.model", copy / "target.model")
     with pytest.raises(UserError, match="target.model has SHA-256"):
         Tokenizers.load(copy)
 
 
 def test_other_special_ids_are_refused(tmp_path):
+    """A SentencePiece model from elsewhere has other ids for pad, bos and eos."""
     path = tmp_path / "other.model"
     path.write_bytes(train({"pad": 3, "eos": 2, "bos": 1, "unk": 0}))
     with pytest.raises(UserError, match="other.model has the special ids {'pad': 3, .*expected {'pad': 0, 'eos': 1"):
@@ -172,10 +181,29 @@ def test_other_special_ids_are_refused(tmp_path):
         "{}",
         '{"source": 1, "target": 2}',
         "\xff",
-        '{"source": {"file": "../s", "sha256": ""}, "target": {"file": "t", "sha256": ""}}',
+        '{"source": {"file": "s", "sha256": 1}, "target": {"file": "t", "sha256": ""}}',
     ],
 )
-def test_a_damaged_manifest_is_refused(copy, text):
+def test_corrupt_manifest_is_refused(copy, text):
+    """Truncated JSON or wrong types."""
     (copy / MANIFEST).write_text(text, encoding="latin-1")
-    with pytest.raises(UserError, match="tokenizer.json is damaged or not the description of a tokenizer"):
+    with pytest.raises(UserError, match="tokenizer.json is corrupt or not the manifest of a tokenizer"):
         Tokenizers.load(copy)
+
+
+@given(
+    strategies.sampled_from(["../s", "/etc/passwd", "a/b", "", ".", "..", "c:s", "a\\b", "a\0"])
+    | strategies.text(max_size=8)
+)
+def test_model_file_of_a_manifest_is_checked_before_it_becomes_a_path(directory, tmp_path_factory, name):
+    """Property: an altered manifest cannot make the program read a file outside of the directory."""
+    altered = tmp_path_factory.mktemp("altered")
+    manifest = json.loads((directory / MANIFEST).read_text())
+    manifest["target"]["file"] = name
+    (altered / MANIFEST).write_text(json.dumps(manifest))
+    shutil.copy(directory / "source.model", altered)
+    with pytest.raises(UserError) as raised:
+        Tokenizers.load(altered)
+    refused = f"tokenizer.json, field target.file: the path {name!r} is refused" in str(raised.value)
+    refused = refused or f"tokenizer.json, field target.file: {name!r} is not a plain file name" in str(raised.value)
+    assert refused or (name == PurePosixPath(name).name and f"Cannot read {altered}/{name} " in str(raised.value))

@@ -1,17 +1,17 @@
-"""Trains the two SentencePiece tokenizers of a corpus and writes them as `tokenizer.Tokenizers` reads them.
+"""Trains the two SentencePiece tokenizers of a corpus and writes the directory that `tokenizer.Tokenizers` reads.
 
-Both are unigram models over nmt_nfkc text, trained on the sentences that the training stream with the same temperature
-and seed 0 draws first (see `mixture`): a small language has the weight in the vocabulary that it has in training.
+Both are unigram models of nmt_nfkc text, trained on the first sentences of the training stream with the same
+temperature and seed 0 (see `mixture`): a small language has the same weight in the vocabulary as in training.
 """
 
 from __future__ import annotations
 
 import io
 import json
+import logging
 import pathlib
 import re
 import shutil
-import sys
 import time
 from collections import Counter
 from typing import Any
@@ -25,10 +25,12 @@ from lingvo_moe.data.tokenizer import MANIFEST, SIDES, SPECIAL_IDS, Tokenizers, 
 from lingvo_moe.errors import UserError
 from lingvo_moe.utils import progress
 
-# SentencePiece adds up in the order of its threads, and writes their number into the model: other number, other bytes.
+_LOG = logging.getLogger(__name__)
+
+# SentencePiece sums in the order of its threads and stores their number in the model: another number gives other bytes.
 _THREADS = 2
-# Of the characters of all source languages this share keeps the frequent part of the Chinese and Japanese scripts;
-# bytes spell the rest. English has a hundred characters; what is rarer there is noise, and becomes the unknown piece.
+# Of the characters of all source languages this fraction covers the frequent part of the Chinese and Japanese scripts;
+# byte fallback encodes the rest. English has a hundred characters; rarer ones are noise and become the unknown piece.
 _SIDE_OPTIONS: dict[str, dict[str, Any]] = {
     "source": {"character_coverage": 0.9995, "byte_fallback": True},
     "target": {"character_coverage": 0.99999},
@@ -44,26 +46,26 @@ def train(
     max_sentences: int,
     force: bool = False,
 ) -> tuple[Tokenizers, bool]:
-    """Trains and writes the tokenizers, unless they are there. The same arguments give the same bytes.
+    """Trains and writes the tokenizers, unless they exist. The same arguments give the same bytes.
 
     Args:
       corpus: its training split is read.
       output: the directory to make.
-      vocabulary: the wanted number of pieces, by side; a small corpus may have fewer to give.
-      temperature: of the mixture of languages.
-      max_sentences: how many pairs to draw from the mixture, repetitions included.
+      vocabulary: the requested number of pieces, by side; a small corpus may give fewer.
+      temperature: of the sampling of languages.
+      max_sentences: the number of pairs to sample, including repetitions.
       force: whether to replace a tokenizer of another corpus or of other settings.
 
     Returns:
-      The tokenizers, and whether they are new.
+      The tokenizers, and whether this call trained them.
 
     Raises:
-      UserError: a vocabulary too small for the characters of the corpus, a corpus without a sentence to train on, or
-        something else in the way.
+      UserError: a vocabulary too small for the characters of the corpus, a corpus without a usable sentence, or an
+        output directory with other files.
     """
-    output = output.resolve()  # so that `.` has a name, and a link stays one
+    output = output.resolve()  # so that `.` has a name, and a link is kept
     _recover(output)
-    _check_is_ours(output)
+    _check_only_tokenizer_files(output)
     settings = {
         "corpus": corpus.fingerprint,
         "vocabulary": vocabulary,
@@ -73,7 +75,7 @@ def train(
     }
     if _is_up_to_date(output, settings, force):
         return Tokenizers.load(output), False
-    sentences = _draw(corpus, temperature, max_sentences)
+    sentences = _sample(corpus, temperature, max_sentences)
     models = {side: _train_side(side, sentences[side], vocabulary[side]) for side in SIDES}
     manifest = {"ids": SPECIAL_IDS, "settings": settings, **{side: _describe(side, models[side]) for side in SIDES}}
     files = {_FILES[side]: models[side] for side in SIDES}
@@ -81,43 +83,43 @@ def train(
     return Tokenizers.load(output), True
 
 
-def _check_is_ours(directory: pathlib.Path):
-    """Raises UserError if `directory` is there and is anything but a directory of tokenizer files."""
-    ours = {MANIFEST, *_FILES.values()}
-    if directory.exists() and not (directory.is_dir() and {entry.name for entry in directory.iterdir()} <= ours):
+def _check_only_tokenizer_files(directory: pathlib.Path):
+    """Raises UserError if `directory` exists and is anything but a directory of tokenizer files."""
+    names = {MANIFEST, *_FILES.values()}
+    if directory.exists() and not (directory.is_dir() and {entry.name for entry in directory.iterdir()} <= names):
         raise UserError(
-            f"{directory} holds something other than a tokenizer and is left alone; "
+            f"{directory} has files that are not of a tokenizer and is left unchanged; "
             "name another directory with --output."
         )
 
 
 def _is_up_to_date(output: pathlib.Path, settings: dict[str, Any], force: bool) -> bool:
-    """Whether `output` holds, undamaged, what `settings` would make; raises UserError if it holds something else."""
+    """Returns whether `output` has the intact result of `settings`; raises UserError if it has another tokenizer."""
     if not (output / MANIFEST).exists():
         return False
     try:
-        found = read_manifest(output).get("settings")
+        existing = read_manifest(output).get("settings")
     except UserError:
-        found = None
-    if found != settings and not force:
+        existing = None
+    if existing != settings and not force:
         raise UserError(
-            f"--output={output} holds a tokenizer of another corpus or of other flags, and models may "
+            f"--output={output} has a tokenizer of another corpus or of other flags, and models may "
             "depend on it. Name another directory, or replace it with --force."
         )
     try:
         Tokenizers.load(output)
     except UserError:
-        return False  # a damaged file: training again gives the same bytes
-    return found == settings
+        return False  # a corrupt file: training again gives the same bytes
+    return existing == settings
 
 
-def _draw(corpus: Corpus, temperature: float, count: int) -> dict[str, Counter[str]]:
-    """Returns how often each sentence comes in the first `count` examples of the training stream, by side."""
+def _sample(corpus: Corpus, temperature: float, count: int) -> dict[str, Counter[str]]:
+    """Returns how often each sentence occurs in the first `count` examples of the training stream, by side."""
     mixture = Mixture(tuple(corpus.count("train", language) for language in corpus.languages), temperature)
-    pairs, repetitions = np.unique(np.stack(mixture.draw(np.arange(count))), axis=1, return_counts=True)
+    pairs, repetitions = np.unique(np.stack(mixture.sample(np.arange(count))), axis=1, return_counts=True)
     sentences: dict[str, Counter[str]] = {side: Counter() for side in SIDES}
-    drawn = list(zip(*pairs.tolist(), repetitions.tolist(), strict=True))
-    for language, index, times in progress.track(drawn, "reading the corpus", unit="pairs"):
+    sampled = list(zip(*pairs.tolist(), repetitions.tolist(), strict=True))
+    for language, index, times in progress.track(sampled, "reading the corpus", unit="pairs"):
         for side, text in zip(SIDES, corpus.pairs("train", corpus.languages[language])[index], strict=True):
             sentences[side][text] += times
     return sentences
@@ -125,7 +127,7 @@ def _draw(corpus: Corpus, temperature: float, count: int) -> dict[str, Counter[s
 
 def _train_side(side: str, sentences: Counter[str], vocabulary: int) -> bytes:
     """Returns the bytes of a SentencePiece model with at most `vocabulary` pieces."""
-    _log(f"training {_FILES[side]} on {len(sentences)} different sentences")
+    _LOG.info("training %s on %d different sentences", _FILES[side], len(sentences))
     start, model = time.monotonic(), io.BytesIO()
     try:
         sentencepiece.SentencePieceTrainer.train(
@@ -134,28 +136,28 @@ def _train_side(side: str, sentences: Counter[str], vocabulary: int) -> bytes:
             model_writer=model,
             model_type="unigram",
             vocab_size=vocabulary,
-            hard_vocab_limit=False,  # a small corpus may have fewer pieces; with enough of them the size is exact
+            hard_vocab_limit=False,  # a small corpus may have fewer pieces; otherwise the size is exact
             **{f"{name}_id": number for name, number in SPECIAL_IDS.items()},
             **_SIDE_OPTIONS[side],
             num_threads=_THREADS,
             minloglevel=2,
         )
     except RuntimeError as error:
-        raise _explained(error, side, vocabulary) from error
-    _log(f"trained {_FILES[side]} in {time.monotonic() - start:.0f} s")
+        raise _user_error(error, side, vocabulary) from error
+    _LOG.info("trained %s in %.0f s", _FILES[side], time.monotonic() - start)
     return model.getvalue()
 
 
-def _explained(error: RuntimeError, side: str, vocabulary: int) -> UserError:
-    """What a person can do about SentencePiece's `error`."""
+def _user_error(error: RuntimeError, side: str, vocabulary: int) -> UserError:
+    """Returns SentencePiece's `error` with its remedy."""
     if needed := re.search(r"required_chars\. \d+ vs (\d+)", str(error)):
         fixed = "special ids and bytes" if _SIDE_OPTIONS[side].get("byte_fallback") else "special ids"
         return UserError(
             f"--{side}_vocabulary={vocabulary} is too small: the {fixed} and the characters of this corpus "
-            f"alone are {needed[1]} pieces. Pass a good deal more than that."
+            f"alone are {needed[1]} pieces. Pass a considerably larger number."
         )
     return UserError(
-        f"{_FILES[side]} cannot be trained on this corpus (SentencePiece says: {str(error).strip()}). "
+        f"{_FILES[side]} cannot be trained on this corpus (SentencePiece: {str(error).strip()}). "
         "It needs sentences with visible characters, not longer than 4192 bytes; add some, and build the "
         "corpus again."
     )
@@ -167,18 +169,18 @@ def _describe(side: str, model: bytes) -> dict[str, Any]:
 
 
 def _replace(output: pathlib.Path, files: dict[str, bytes]):
-    """Makes `output` a directory of `files`, in place of what it is. An error names `output`.
+    """Replaces `output` by a directory of `files`. An error names `output`.
 
-    An interruption at any moment leaves the old directory or the new one, whole: where this cannot, `_recover` does it
-    in the next run.
+    After an interruption at any moment the old or the new directory is complete; if the process is killed between two
+    renames, `_recover` restores the old one in the next run.
     """
-    partial = _beside(output, "partial")
+    partial = _sibling(output, "partial")
     try:
         partial.mkdir(parents=True)
         for name, data in files.items():
             (partial / name).write_bytes(data)
         if output.exists():
-            output.rename(_beside(output, "replaced"))
+            output.rename(_sibling(output, "replaced"))
         partial.rename(output)
     except OSError as error:
         error.filename = str(output)
@@ -188,19 +190,15 @@ def _replace(output: pathlib.Path, files: dict[str, bytes]):
 
 
 def _recover(output: pathlib.Path):
-    """Puts the old directory back if `_replace` stopped after moving it aside, and clears what it left beside it."""
-    partial, replaced = _beside(output, "partial"), _beside(output, "replaced")
+    """Restores the old directory if `_replace` was killed after renaming it, and removes its temporary directories."""
+    partial, replaced = _sibling(output, "partial"), _sibling(output, "replaced")
     if replaced.exists() and not output.exists():
         replaced.rename(output)
     for leftover in (partial, replaced):
         if leftover.exists():
-            _check_is_ours(leftover)
+            _check_only_tokenizer_files(leftover)
             shutil.rmtree(leftover)
 
 
-def _beside(output: pathlib.Path, state: str) -> pathlib.Path:
+def _sibling(output: pathlib.Path, state: str) -> pathlib.Path:
     return output.with_name(f".{output.name}.{state}")
-
-
-def _log(line: str):
-    print(line, file=sys.stderr, flush=True)

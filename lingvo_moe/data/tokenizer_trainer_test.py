@@ -1,8 +1,9 @@
-"""Training tokenizers is repeatable to the byte, gives small languages their pieces, never overwrites by surprise."""
+"""Protects tokenizer training: reproducible bytes, pieces for small languages, no unexpected overwriting."""
 
 from __future__ import annotations
 
 import json
+import logging
 import os
 import pathlib
 import re
@@ -54,7 +55,8 @@ def contents(output: pathlib.Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in output.iterdir()}
 
 
-def test_the_directory_loads_and_tells_what_it_is(corpus, trained):
+def test_trained_directory_loads_with_its_manifest(corpus, trained):
+    """Sizes, special ids and the corpus's fingerprint."""
     tokenizers = Tokenizers.load(trained)
     assert tokenizers.source.vocabulary_size == 450
     assert tokenizers.manifest["source"]["vocabulary_size"] == 450
@@ -63,14 +65,15 @@ def test_the_directory_loads_and_tells_what_it_is(corpus, trained):
     assert sorted(contents(trained)) == sorted(_FILES)
 
 
-def test_a_small_corpus_gives_a_smaller_vocabulary_and_says_so(corpus, tmp_path):
+def test_small_corpus_gives_a_smaller_vocabulary(corpus, tmp_path):
+    """The manifest has the actual size."""
     tokenizers, _ = train(corpus, tmp_path / "tokenizer", vocabulary={"source": 5000, "target": 3000})
     assert 300 < tokenizers.source.vocabulary_size < 5000
     assert tokenizers.manifest["target"]["vocabulary_size"] == tokenizers.target.vocabulary_size < 3000
 
 
-def test_temperature_gives_a_small_language_its_words(corpus, tmp_path):
-    """At temperature 5 three sentences of two thousand are a fifth of the sample; in proportion they are lost in it."""
+def test_temperature_gives_a_small_language_its_pieces(corpus, tmp_path):
+    """At temperature 5 three sentences of two thousand are a fifth of the sample, so its words become pieces."""
     lengths = {}
     for temperature in (1.0, 5.0):
         tokenizers, _ = train(corpus, tmp_path / str(temperature), temperature=temperature)
@@ -78,22 +81,24 @@ def test_temperature_gives_a_small_language_its_words(corpus, tmp_path):
     assert lengths[5.0] < lengths[1.0]
 
 
-def test_another_process_makes_the_same_bytes(corpus, trained, tmp_path):
+def test_another_process_writes_the_same_bytes(corpus, trained, tmp_path):
+    """Whatever the hash seed of Python."""
     code = (
         "import pathlib, sys; from lingvo_moe.data import corpus, tokenizer_trainer; "
         "tokenizer_trainer.train(corpus.Corpus.open(sys.argv[1]), pathlib.Path(sys.argv[2]), "
         f"{_SIZES}, temperature=5.0, max_sentences=1000)"
     )
     subprocess.run(
-        [sys.executable, "-c", code, corpus.directory, tmp_path / "again"],
+        [sys.executable, "-c", code, corpus.directory, tmp_path / "second"],
         check=True,
         capture_output=True,
         env={**os.environ, "PYTHONHASHSEED": "7", "PYTHONPATH": os.pathsep.join(sys.path)},
     )
-    assert contents(tmp_path / "again") == contents(trained)
+    assert contents(tmp_path / "second") == contents(trained)
 
 
-def test_what_is_up_to_date_is_left_as_it_is(corpus, trained):
+def test_up_to_date_tokenizer_is_not_trained_again(corpus, trained):
+    """Its files are not even written."""
     before = {name: (trained / name).stat().st_mtime_ns for name in _FILES}
     _, is_new = train(corpus, trained)
     assert not is_new
@@ -104,9 +109,10 @@ def test_what_is_up_to_date_is_left_as_it_is(corpus, trained):
     "change", [{"vocabulary": {"source": 460, "target": 120}}, {"temperature": 1.0}, {"max_sentences": 999}]
 )
 def test_other_settings_need_another_directory_or_force(corpus, trained, tmp_path, change):
+    """A trained model depends on its tokenizer."""
     output = tmp_path / "tokenizer"
     train(corpus, output)
-    with pytest.raises(UserError, match="--output=.* holds a tokenizer of another corpus or of other flags.*--force"):
+    with pytest.raises(UserError, match="--output=.* has a tokenizer of another corpus or of other flags.*--force"):
         train(corpus, output, **change)
     assert contents(output) == contents(trained)
     _, is_new = train(corpus, output, force=True, **change)
@@ -115,7 +121,8 @@ def test_other_settings_need_another_directory_or_force(corpus, trained, tmp_pat
 
 
 @pytest.mark.parametrize("name", ["source.model", "target.model"])
-def test_a_damaged_model_is_trained_again(corpus, trained, tmp_path, name):
+def test_corrupt_model_is_trained_again(corpus, trained, tmp_path, name):
+    """The same settings give the same bytes, so that is a repair."""
     output = tmp_path / "tokenizer"
     output.mkdir()
     for file, data in contents(trained).items():
@@ -125,26 +132,28 @@ def test_a_damaged_model_is_trained_again(corpus, trained, tmp_path, name):
     assert contents(output) == contents(trained)
 
 
-def test_a_damaged_manifest_is_not_taken_for_ours(corpus, tmp_path):
-    """It may be all that tells what a model depends on."""
+def test_tokenizer_with_a_corrupt_manifest_is_replaced_only_by_force(corpus, tmp_path):
+    """Its settings are not known, and a model may depend on it."""
     (tmp_path / MANIFEST).write_text("{")
     with pytest.raises(UserError, match="another corpus or of other flags"):
         train(corpus, tmp_path)
     assert train(corpus, tmp_path, force=True)[1]
 
 
-def test_anything_else_in_the_way_is_left_alone(corpus, tmp_path):
+def test_other_files_are_never_replaced(corpus, tmp_path):
+    """Not even with --force."""
     file, directory = tmp_path / "file", tmp_path / "directory"
     file.write_text("mine")
     directory.mkdir()
     (directory / "notes.txt").write_text("mine")
     for output in (file, directory):
-        with pytest.raises(UserError, match="holds something other than a tokenizer and is left alone"):
+        with pytest.raises(UserError, match="has files that are not of a tokenizer and is left unchanged"):
             train(corpus, output, force=True)
     assert file.read_text() == (directory / "notes.txt").read_text() == "mine"
 
 
-def test_a_vocabulary_smaller_than_the_alphabet_is_refused(corpus, tmp_path):
+def test_vocabulary_smaller_than_the_alphabet_is_an_error(corpus, tmp_path):
+    """The error names the flag and the minimum."""
     with pytest.raises(
         UserError, match=r"--source_vocabulary=300 is too small: the special ids and bytes .* 3\d\d pie"
     ):
@@ -156,14 +165,15 @@ def test_a_vocabulary_smaller_than_the_alphabet_is_refused(corpus, tmp_path):
 
 @pytest.mark.parametrize("pair", [("a", "b"), ("。", "..."), ("▁ <s> </s> <0x41>", "<pad> ▁")])
 def test_one_pair_is_enough(tmp_path, pair):
+    """Also with symbols that SentencePiece uses itself."""
     corpus = Corpus.open(write_corpus(tmp_path / "corpus", {"de": {"train": [pair]}}))
     tokenizers, _ = train(corpus, tmp_path / "tokenizer")
     assert tokenizers.source.decode(tokenizers.source.encode(["a"])) == ["a"]
 
 
 @pytest.mark.parametrize("pair", [("Wort " * 1000, "word " * 1000), ("\u200b", "\u200b")])
-def test_a_corpus_with_nothing_to_learn_from_is_an_error_that_says_what_is_needed(tmp_path, pair):
-    """SentencePiece leaves out sentences that are too long for it, and invisible characters."""
+def test_corpus_without_usable_sentences_is_an_error_with_the_remedy(tmp_path, pair):
+    """SentencePiece skips sentences that are too long for it, and invisible characters."""
     corpus = Corpus.open(write_corpus(tmp_path / "corpus", {"de": {"train": [pair]}}))
     with pytest.raises(UserError, match="source.model cannot be trained .* not longer than 4192 bytes"):
         train(corpus, tmp_path / "tokenizer")
@@ -171,15 +181,15 @@ def test_a_corpus_with_nothing_to_learn_from_is_an_error_that_says_what_is_neede
 
 
 class Killed(BaseException):
-    """Stands for the end of the process: no handler of the program may run after it, so tests disarm those."""
+    """Simulates SIGKILL: no handler of the program may run after it, so tests disable those."""
 
 
 _STEPS = {"write_bytes": 3, "rename": 2}  # a replacement writes three files and renames two directories
 
 
 @pytest.mark.parametrize("method, count", [(method, count) for method, most in _STEPS.items() for count in range(most)])
-def test_a_process_killed_at_any_step_loses_no_tokenizer(corpus, trained, tmp_path, monkeypatch, method, count):
-    """After `count` calls of `method` nothing more happens, not even tidying up. The next run finds the old one."""
+def test_process_killed_at_any_step_loses_no_tokenizer(corpus, trained, tmp_path, monkeypatch, method, count):
+    """After `count` calls of `method` the process does not even clean up. The next run finds the old tokenizer."""
     output = shutil.copytree(trained, tmp_path / "tokenizer")
     original, calls = getattr(pathlib.Path, method), []
 
@@ -194,22 +204,23 @@ def test_a_process_killed_at_any_step_loses_no_tokenizer(corpus, trained, tmp_pa
         patched.setattr(pathlib.Path, method, die)
         train(corpus, output, force=True, max_sentences=999)
     monkeypatch.undo()
-    assert os.listdir(tmp_path) != ["tokenizer"]  # the test did leave something to mend
+    assert os.listdir(tmp_path) != ["tokenizer"]  # the test did leave something to recover
     _, is_new = train(corpus, output)
     assert not is_new
     assert contents(output) == contents(trained)
     assert os.listdir(tmp_path) == ["tokenizer"]
 
 
-def test_a_process_killed_before_it_deletes_the_old_one_has_made_the_new_one(corpus, trained, tmp_path):
+def test_process_killed_before_deleting_the_old_tokenizer_leaves_the_new_one(corpus, trained, tmp_path):
+    """The next run removes the old directory."""
     output = shutil.copytree(trained, tmp_path / "tokenizer")
     shutil.copytree(trained, tmp_path / ".tokenizer.replaced")
     assert not train(corpus, output)[1]
     assert os.listdir(tmp_path) == ["tokenizer"]
 
 
-def test_a_full_disk_leaves_the_old_tokenizer_and_nothing_else(corpus, trained, tmp_path, monkeypatch):
-    """The error names the directory that was asked for."""
+def test_full_disk_leaves_the_old_tokenizer_and_nothing_else(corpus, trained, tmp_path, monkeypatch):
+    """The error names the output directory."""
     output, write = shutil.copytree(trained, tmp_path / "tokenizer"), pathlib.Path.write_bytes
 
     def fail_at_target(path, data):
@@ -225,15 +236,17 @@ def test_a_full_disk_leaves_the_old_tokenizer_and_nothing_else(corpus, trained, 
     assert os.listdir(tmp_path) == ["tokenizer"]
 
 
-def test_what_is_not_ours_is_not_cleared_away(corpus, tmp_path):
+def test_recovery_never_removes_other_files(corpus, tmp_path):
+    """A user's directory may have the name of a temporary one."""
     (tmp_path / ".tokenizer.partial").mkdir()
     (tmp_path / ".tokenizer.partial" / "notes.txt").write_text("mine")
-    with pytest.raises(UserError, match=".tokenizer.partial holds something other than a tokenizer"):
+    with pytest.raises(UserError, match=".tokenizer.partial has files that are not of a tokenizer"):
         train(corpus, tmp_path / "tokenizer")
     assert (tmp_path / ".tokenizer.partial" / "notes.txt").read_text() == "mine"
 
 
-def test_a_link_stays_a_link_and_the_current_directory_will_do(corpus, trained, tmp_path, monkeypatch):
+def test_link_is_kept_and_the_current_directory_is_accepted(corpus, trained, tmp_path, monkeypatch):
+    """--output may be a link or `.`."""
     real, link = tmp_path / "real", tmp_path / "link"
     real.mkdir()
     link.symlink_to(real)
@@ -243,10 +256,11 @@ def test_a_link_stays_a_link_and_the_current_directory_will_do(corpus, trained, 
     assert not train(corpus, pathlib.Path("."))[1]
 
 
-def test_each_stage_says_that_it_began_and_how_long_it_took(corpus, tmp_path, capsys):
+def test_each_stage_is_logged_with_its_duration(corpus, tmp_path, capsys, caplog):
     """SentencePiece itself is silent, for many seconds with a real corpus."""
-    train(corpus, tmp_path / "tokenizer")
-    said = capsys.readouterr().err
+    with caplog.at_level(logging.INFO, logger=tokenizer_trainer.__name__):
+        train(corpus, tmp_path / "tokenizer")
+    output = capsys.readouterr().err + "\n".join(caplog.messages)
     for pattern in (
         "reading the corpus: ",
         r"training source.model on \d+ different sentences",
@@ -254,8 +268,9 @@ def test_each_stage_says_that_it_began_and_how_long_it_took(corpus, tmp_path, ca
         "training target.model on ",
         r"trained target.model in \d+ s",
     ):
-        assert re.search(pattern, said), pattern
+        assert re.search(pattern, output), pattern
 
 
-def test_the_manifest_is_plain_json(trained):
+def test_manifest_is_plain_json(trained):
+    """An infinite temperature, too, is a string."""
     assert json.loads((trained / MANIFEST).read_text())["settings"]["temperature"] == "5.0"

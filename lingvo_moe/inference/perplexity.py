@@ -56,7 +56,7 @@ def compute(
     experiment.open_tokenizers()
     held_out = EvalInput(experiment.corpus, experiment.tokenizers, experiment.input, split)
     if next(held_out.batches(), None) is None:
-        raise UserError(_no_batch(experiment, split, held_out.too_long))
+        raise UserError(_no_batch(experiment, split, held_out.num_rejected))
     theta_specs = weight_specs(experiment.model.weights())
     checkpoints = Checkpoints(logdir)
     checkpoints.require(name, theta_specs)
@@ -71,14 +71,14 @@ def compute(
             count = float(metrics["tokens"])
             nats, tokens = nats + float(metrics["cross_entropy"]) * count, tokens + count
             advance()
-    return Perplexity(step, round(tokens), nats / tokens, held_out.too_long)
+    return Perplexity(step, round(tokens), nats / tokens, held_out.num_rejected)
 
 
-def _no_batch(experiment: Experiment, split: str, too_long: int) -> str:
+def _no_batch(experiment: Experiment, split: str, num_rejected: int) -> str:
     """Returns why a split has no batch."""
-    if not too_long:
+    if not num_rejected:
         return f"the corpus has no {split} texts; see its report.txt."
     return (
-        f"none of the corpus's {too_long} {split} texts fits input.target_length={experiment.input.target_length}; "
+        f"none of the corpus's {num_rejected} {split} texts fits input.target_length={experiment.input.target_length}; "
         f"raise it with --set input.target_length=..."
     )

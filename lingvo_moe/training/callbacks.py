@@ -17,7 +17,7 @@ import pathlib
 from collections.abc import Callable, Sequence
 
 from lingvo_moe.data.batching import Batch
-from lingvo_moe.data.pipeline import State, merge
+from lingvo_moe.data.pipeline import State, merge_states
 from lingvo_moe.distributed.process_group import ProcessGroup
 from lingvo_moe.engines.base import Metrics, Training
 from lingvo_moe.experiment import Experiment
@@ -77,7 +77,7 @@ class TrainingRun:
 
     def global_data_state(self, data_state: State) -> State:
         """Returns, in the primary process, the state of all processes' input pipelines; all call it together."""
-        return merge(self.process_group.gather(data_state))
+        return merge_states(self.process_group.gather(data_state))
 
 
 class Callback:

@@ -77,7 +77,7 @@ def train(
     training = _compile(name, experiment, engine, process_group)
     first_step, data_state = _restore_or_initialise(name, experiment, training, checkpoints)
     process_group.barrier()
-    batches = train_input.batches(data_state, experiment.input.shards_of(training.rows))
+    batches = train_input.batches(data_state, experiment.input.shards_of_rows(training.rows))
     preemption = PreemptionGuard(schedule.grace_seconds)
     run = TrainingRun(name, experiment, training, checkpoints, process_group, preemption, logdir, first_step)
     standard = [NonFiniteGuard(), Reporter(), Checkpointer(), HeldOutEvaluator(held_out), ProgressBar()]

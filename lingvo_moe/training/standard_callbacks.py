@@ -6,8 +6,8 @@ import collections
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from lingvo_moe.data.batching import Batch, padding
-from lingvo_moe.data.pipeline import EvalInput, too_long
+from lingvo_moe.data.batching import Batch, padding_fractions
+from lingvo_moe.data.pipeline import EvalInput, rejected_pairs
 from lingvo_moe.training.callbacks import Callback, StepResult, TrainingRun
 from lingvo_moe.training.summary import NoWriter, SummaryWriter
 from lingvo_moe.utils import progress
@@ -26,7 +26,9 @@ class Reporter(Callback):
         self._window.add(result.batches)
         if result.step % run.experiment.training.log_every and not result.last:
             return
-        counted = run.process_group.gather(self._window.values() | {"too_long": too_long(result.data_state)})
+        counted = run.process_group.gather(
+            self._window.values() | {"rejected_pairs": rejected_pairs(result.data_state)}
+        )
         num_parts = run.experiment.input.batch_size / len(run.training.rows)
         run.scalars = {name: float(value) for name, value in result.metrics.items()} | _of_all(counted, num_parts)
         self._writer.write(result.step, run.scalars)
@@ -135,7 +137,7 @@ class _Window:
         """Counts these batches."""
         self._batches += len(batches)
         for batch in batches:
-            for side, share in padding(batch).items():
+            for side, share in padding_fractions(batch).items():
                 self._padding[side] += share
                 self._tokens += round((1.0 - share) * batch[side]["segment_ids"].size)
 
@@ -155,4 +157,4 @@ def _of_all(counted: list[dict[str, float]], num_parts: float) -> dict[str, floa
       num_parts: how many times the rows of one process a batch has.
     """
     means = {name: sum(values[name] for values in counted) / len(counted) for name in counted[0]}
-    return means | {name: means[name] * num_parts for name in ("tokens_per_second", "too_long")}
+    return means | {name: means[name] * num_parts for name in ("tokens_per_second", "rejected_pairs")}

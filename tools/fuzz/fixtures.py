@@ -67,7 +67,7 @@ def _save(logdir: pathlib.Path, specs: dict, step: int):
 
     state = tree.map_leaves(value, specs) | {"step": jax.numpy.int32(step)}
     checkpoints = Checkpoints(logdir, keep=len(STEPS))
-    checkpoints.save(tiny.MODEL, state, {"next": step, "too_long": 0})
+    checkpoints.save(tiny.MODEL, state, {"next": step, "rejected": 0})
     checkpoints.close()
 
 
