@@ -90,6 +90,8 @@ def _is_ours(value: object) -> bool:
         return all(map(_is_ours, value))
     if dataclasses.is_dataclass(value):
         own = type(value).__module__.startswith("lingvo_moe.")
+        named = getattr(value, "registered_classes", ())  # layers and routers that a model's fields name
+        own = own and all(cls.__module__.startswith("lingvo_moe.") for cls in named)
         return own and all(_is_ours(getattr(value, field.name)) for field in dataclasses.fields(value))
     return type(value).__module__ == "builtins"
 

@@ -23,7 +23,7 @@ from typing import Protocol
 from lingvo_moe import program_cache, tree
 from lingvo_moe.decoding.flat_beam_search import BeamSearch, flat_beam_search
 from lingvo_moe.layers.base import Context, Weight, initial_value
-from lingvo_moe.layers.random_numbers import fold_seed
+from lingvo_moe.ops.random_numbers import fold_seed
 from lingvo_moe.layers.summaries import SummaryCollector, norm, root_mean_square
 from lingvo_moe.lazy import tf
 from lingvo_moe.program import Program, lower

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lingvo_moe import experiment, tree
-from lingvo_moe.layers import gating
+from lingvo_moe.layers.routers.base import expert_capacity
 
 # Published figures have two digits or one, and some count in binary billions (619.4e9 weights are 577 x 2^30, GSPMD table 6).
 _ROUNDING = 0.075
@@ -44,4 +44,4 @@ def test_groups_and_capacity_are_the_papers(name, capacity):
     tokens = config.input.batch_size * config.input.source_length
     assert config.model.num_groups == 2 * config.mesh.size
     per_group = tokens // config.model.num_groups
-    assert gating.expert_capacity(per_group, config.model.num_experts, config.model.capacity_factor) == capacity
+    assert expert_capacity(per_group, config.model.num_experts, config.model.capacity_factor) == capacity

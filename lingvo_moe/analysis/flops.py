@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from lingvo_moe import tree
 from lingvo_moe.data.batching import InputConfig
+from lingvo_moe.layers.base import Weight
 from lingvo_moe.models.transformer import Transformer
 
 # One multiplication and one addition forward; the backward pass makes as many for the inputs and for the weights.
@@ -14,19 +15,28 @@ _PER_PRODUCT = 2 * 3
 def training_step(model: Transformer, batch: InputConfig) -> float:
     """Operations of one training step over all cores: products with weights, and attention's two over its keys.
 
-    Each token goes through two experts; all positions of a row are counted, paddings and masked ones too, as utilisation is
+    Each token goes through as many experts as its router selects; all positions of a row are counted, paddings and masked ones too, as utilisation is
     usually published.
     """
     rows, lengths = batch.batch_size, batch.lengths
     products = 0.0
     for path, weight in tree.flatten(model.weights()).items():
         if weight.fan_in and not path.endswith("embedding/table"):
-            share = 2 / model.num_experts if "E" in weight.logical_axes else 1.0
+            share = _active_share(model, path, weight)
             products += rows * lengths[_side(path, tuple(lengths))] * weight.size * share
     width = model.num_heads * model.head_dim
     for queries, keys, layers in _attentions(model, lengths):
         products += layers * rows * 2 * queries * keys * width
     return _PER_PRODUCT * products
+
+
+def _active_share(model: Transformer, path: str, weight: Weight) -> float:
+    """The share of a weight that computes a token: of experts, `decoder/layer_1/feed_forward/...`, as many as a router selects."""
+    if "E" not in weight.logical_axes:
+        return 1.0
+    stack, layer, *_ = path.split("/")
+    experts_per_token = model.feed_forwards(stack)[int(layer.removeprefix("layer_"))].experts_per_token
+    return experts_per_token / weight.shape[weight.logical_axes.index("E")]
 
 
 def _side(path: str, sides: tuple[str, ...]) -> str:

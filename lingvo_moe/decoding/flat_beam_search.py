@@ -11,9 +11,9 @@ import dataclasses
 from collections.abc import Callable
 
 from lingvo_moe.errors import UserError
-from lingvo_moe.layers.base import Context
-from lingvo_moe.layers.top_k import VocabularyChunks, largest_few
 from lingvo_moe.lazy import tf
+from lingvo_moe.ops.context import Context
+from lingvo_moe.ops.top_k import VocabularyChunks, largest_few
 
 _IMPOSSIBLE = -float("inf")
 
@@ -137,11 +137,11 @@ class _Beam:
         """Prolongs every living hypothesis by every token; returns the new living and finished ones and the parents."""
         size, vocabulary = self._search.beam_size, logits.shape[-1]
         logits = self._place(self._forbid(logits))
-        pieces = VocabularyChunks.of(logits, 2 * size)
-        best = pieces.largest()
+        chunks = VocabularyChunks.of(logits, 2 * size)
+        best = chunks.largest()
         normalizers = best + tf.math.log(tf.reduce_sum(tf.exp(logits - best[..., None]), axis=-1))
         # Among the best 2K candidates at most K end, so at least K go on.
-        scores, flat = pieces.largest_few_sums(alive["scores"] - normalizers, 2 * size, self._context)
+        scores, flat = chunks.largest_few_sums(alive["scores"] - normalizers, 2 * size, self._context)
         parents, tokens = flat // vocabulary, flat % vocabulary
         written = tf.equal(tf.range(self._search.max_length), t)
         ids = tf.where(written, tokens[..., None], tf.gather(alive["ids"], parents, batch_dims=1))

@@ -12,7 +12,7 @@ from lingvo_moe import tree
 from lingvo_moe.decoding.flat_beam_search import BeamSearch
 from lingvo_moe.engines.pjrt import Engine
 from lingvo_moe.errors import UserError
-from lingvo_moe.layers.attention import CACHED
+from lingvo_moe.ops.attention import CACHED_AXES
 from lingvo_moe.layers.base import Context
 from lingvo_moe.models.translation import Translation
 from lingvo_moe.optimizers.adafactor import Adafactor
@@ -88,7 +88,7 @@ class _Naive:
 
         layer = {
             f"{memory}{name}": spec(f"R{logical_axes}", _SOURCE_LENGTH if memory else _MAX_LENGTH)
-            for logical_axes, name in zip(CACHED, ("keys", "values"))
+            for logical_axes, name in zip(CACHED_AXES, ("keys", "values"))
             for memory in ("", "memory_")
         }
         state = {

@@ -5,20 +5,20 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from lingvo_moe.layers.base import Context, Layer, matrix, project
+from lingvo_moe.layers.base import Context, Layer, matrix
 from lingvo_moe.lazy import tf
+from lingvo_moe.ops.attention import attention_logits, attention_mean
+from lingvo_moe.ops.projection import project
 
 _MASKED = -1e9
-# How keys and values lie in a cache, which a search reads at every step: as the two products want them, transposed only once.
-CACHED = ("BNDL", "BNLD")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MultiHeadAttention(Layer):
     """Queries from one sequence, keys and values from the same or another one.
 
-    Sharding is by letters: on a 1-D mesh the batch is cut and weights are whole (GShard section 3.2); on a 2-D mesh heads lie
-    along y (GSPMD table 1).
+    On a 1-D mesh the batch is sharded and weights are replicated (GShard section 3.2); on a 2-D mesh heads are sharded along
+    y (GSPMD table 1).
     """
 
     model_dim: int
@@ -58,57 +58,31 @@ class MultiHeadAttention(Layer):
         context: Context,
         logical_axes: tuple[str, str] = ("BLND", "BLND"),
     ) -> tf.Tensor:
-        """As `__call__`, with keys and values of these `letters` at hand. A query that may see nothing gets a mean of all."""
-        of_keys, of_values = logical_axes
+        """As `__call__`, from keys and values with these logical axes. A query that sees no key gets the mean of all values."""
+        key_axes, value_axes = logical_axes
         projected = project(queries, theta["query"], context) * (1.0 / math.sqrt(self.head_dim))
         projected = context.checkpoint_name(projected, "hidden", "BTND")
-        alone = context.platform == "cpu" and queries.shape[1] == 1 and logical_axes == CACHED
-        logits = tf.cast((_logits_of_one if alone else _logits)(projected, keys, of_keys), tf.float32)
+        logits = tf.cast(attention_logits(projected, keys, key_axes, context), tf.float32)
         logits = tf.where(mask[:, None], context.annotate(logits, "BNTL"), _MASKED)
-        shares = context.cast(tf.nn.softmax(logits))
-        shares = context.dropout(shares, self.dropout, "attention", "BNTL")
-        attended = context.checkpoint_name(
-            (_mean_of_one if alone else _mean)(shares, values, of_values), "hidden", "BTND"
-        )
+        probabilities = context.cast(tf.nn.softmax(logits))
+        probabilities = context.dropout(probabilities, self.dropout, "attention", "BNTL")
+        attended = attention_mean(probabilities, values, value_axes, context)
+        attended = context.checkpoint_name(attended, "hidden", "BTND")
         outputs = project(attended, theta["output"], context, contracted=2)
         return context.checkpoint_name(outputs, "output", "BTM")
 
 
-def _logits(queries: tf.Tensor, keys: tf.Tensor, logical_axes: str) -> tf.Tensor:
-    """`[B, T, N, D]`, and keys of these `letters`, to `[B, N, T, L]`."""
-    return tf.einsum(f"BTND,{logical_axes}->BNTL", queries, keys)
-
-
-def _logits_of_one(query: tf.Tensor, keys: tf.Tensor, logical_axes: str) -> tf.Tensor:
-    """`_logits` where T is 1 and keys are `BNDL`, in float32: a CPU is slow at the product of a row and a matrix."""
-    del logical_axes
-    query, keys = tf.cast(tf.einsum("BTND->BNDT", query), tf.float32), tf.cast(keys, tf.float32)
-    return tf.reduce_sum(query * keys, axis=2)[:, :, None]
-
-
-def _mean(shares: tf.Tensor, values: tf.Tensor, logical_axes: str) -> tf.Tensor:
-    """`[B, N, T, L]`, and values of these `letters`, to `[B, T, N, D]`."""
-    return tf.einsum(f"BNTL,{logical_axes}->BTND", shares, values)
-
-
-def _mean_of_one(shares: tf.Tensor, values: tf.Tensor, logical_axes: str) -> tf.Tensor:
-    """`_mean` where T is 1 and values are `BNLD`, see `_logits_of_one`."""
-    del logical_axes
-    wide, values = tf.cast(tf.einsum("BNTL->BNLT", shares), tf.float32), tf.cast(values, tf.float32)
-    return tf.cast(tf.reduce_sum(wide * values, axis=2), shares.dtype)[:, None]
-
-
 def segment_mask(query_segments: tf.Tensor, key_segments: tf.Tensor) -> tf.Tensor:
-    """Which tokens may see which: `[B, T]` and `[B, L] int32` to `[B, T, L] bool`.
+    """Which tokens see which: `[B, T]` and `[B, L] int32` to `[B, T, L] bool`.
 
-    A token sees the tokens of its own segment; segment 0 is padding and is seen by nobody.
+    A token sees the tokens of its own segment; no token sees segment 0, which is padding.
     """
     same = tf.equal(query_segments[:, :, None], key_segments[:, None, :])
     return tf.logical_and(same, tf.not_equal(key_segments, 0)[:, None, :])
 
 
 def causal_mask(segments: tf.Tensor) -> tf.Tensor:
-    """As `segment_mask` within one sequence `[B, T]`, and no token sees a later one."""
+    """`segment_mask` within one sequence `[B, T]`, where no token sees a later one: `[B, T, T] bool`."""
     length = segments.shape[1]
     earlier = tf.range(length)[:, None] >= tf.range(length)[None, :]
     return tf.logical_and(segment_mask(segments, segments), earlier[None])

@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from lingvo_moe.layers.base import FEW_ROWS, Context, Layer, Weight, initial_value, matrix, project, project_by_expert
+from lingvo_moe.layers.base import Context, Layer, Weight, initial_value, matrix
 from lingvo_moe.lazy import tf
 from lingvo_moe.sharding.layout import DeviceMesh, Layout
 from lingvo_moe.testing import harness
@@ -21,7 +21,7 @@ def training() -> Context:
 
 
 @pytest.mark.parametrize(
-    "letters, fan_in, rows, columns",
+    "logical_axes, fan_in, rows, columns",
     [
         ("MND", "M", (0,), (1, 2)),
         ("NDM", "ND", (0, 1), (2,)),
@@ -139,49 +139,3 @@ def test_num_weights_counts_all_leaves():
     assert Two().num_weights() == 10
     with pytest.raises(NotImplementedError):
         Layer().weights()
-
-
-@pytest.mark.parametrize(
-    "inputs, weight, contracted", [((2, 3, 4), (4, 5), 1), ((2, 3, 4), (4, 2, 3), 1), ((2, 3, 2, 4), (2, 4, 5), 2)]
-)
-def test_a_product_made_for_a_cpu_is_the_same(inputs, weight, contracted):
-    """In value and gradient, whatever is contracted: a layer's, an attention's into heads and out of them."""
-    check_platforms(
-        lambda given, context: project(given["inputs"], given["weight"], context, contracted), inputs, weight
-    )
-
-
-@pytest.mark.parametrize(
-    "groups, capacity, fan_in, outputs",
-    [
-        (2, 4, 5, 6),
-        (2, 16, 24, 40),
-        (1, 7, 16, 9),
-        (1, 1, 8, 8),
-        (3, 16, 8, 24),
-        (1, FEW_ROWS, 8, 8),
-        (1, FEW_ROWS + 1, 8, 8),
-    ],
-)
-def test_the_experts_product_made_for_a_cpu_is_the_same(groups, capacity, fan_in, outputs):
-    """In value and gradient, of few rows and of many, with sides that are tiles and that are none."""
-    check_platforms(
-        lambda given, context: project_by_expert(given["inputs"], given["weight"], context),
-        (3, groups, capacity, fan_in),
-        (3, fan_in, outputs),
-    )
-
-
-def check_platforms(product, inputs: tuple[int, ...], weight: tuple[int, ...]):
-    random = np.random.default_rng(0)
-    given = {"inputs": tf.constant(random.normal(size=inputs)), "weight": tf.constant(random.normal(size=weight))}
-    plain, of_cpu = (
-        harness.arrays(
-            harness.with_gradients(
-                lambda given, context=Context(platform=platform, dtype="float64"): {"outputs": product(given, context)}
-            )(given)
-        )
-        for platform in ("", "cpu")
-    )
-    for path, value in plain.items():
-        np.testing.assert_allclose(of_cpu[path], value, rtol=0, atol=1e-13, err_msg=path)

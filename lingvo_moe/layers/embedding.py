@@ -5,9 +5,11 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from lingvo_moe.layers.base import Context, Layer, Weight, matrix, project
+from lingvo_moe.layers.base import Context, Layer, Weight, matrix
 from lingvo_moe.layers.summaries import magnitude
 from lingvo_moe.lazy import tf
+from lingvo_moe.ops.cross_entropy import label_and_mean_nll
+from lingvo_moe.ops.projection import project
 
 _LONGEST_WAVE = 10000.0  # Vaswani et al. 2017, section 3.5
 
@@ -20,13 +22,13 @@ class Embedding(Layer):
     model_dim: int
 
     def weights(self) -> dict:
-        # Rows and columns for the optimizer's factors; a row is looked up, not contracted, so its scale is that of M.
+        # `fan_in` gives the optimizer its rows and columns; a row is looked up, not contracted, so its scale is that of M.
         table = Weight((self.vocabulary, self.model_dim), "VM", fan_in="V", stddev=1.0 / math.sqrt(self.model_dim))
         return {"table": table}
 
     def __call__(self, theta: dict, ids: tf.Tensor, positions: tf.Tensor, context: Context) -> tf.Tensor:
         """Ids and positions `[B, T] int32` to `[B, T, M]`: the vectors, of unit variance, plus `sinusoids` of the positions."""
-        # Only whole rows are read, so a replicated table needs no communication and a sharded one an AllReduce of [B, T, M].
+        # Whole rows are read, so a replicated table needs no communication and a sharded one an AllReduce of [B, T, M].
         with tf.name_scope("embedding"):
             vectors = tf.gather(theta["table"], ids) * math.sqrt(self.model_dim)
             return context.annotate(context.cast(vectors + sinusoids(positions, self.model_dim)), "BTM")
@@ -35,7 +37,7 @@ class Embedding(Layer):
 def sinusoids(positions: tf.Tensor, model_dim: int) -> tf.Tensor:
     """Positions `[B, T] int32` to `[B, T, M] float32`: sines, then cosines, of geometric wavelengths (Vaswani 2017, 3.5).
 
-    A function of the position alone: packed sequences restart it, and no length is too long for it.
+    A function of the position alone: packed sequences restart it, and there is no longest length.
     """
     half = model_dim // 2
     frequencies = tf.exp(tf.range(half, dtype=tf.float32) * (-math.log(_LONGEST_WAVE) / max(half - 1, 1)))
@@ -64,7 +66,7 @@ class Softmax(Layer):
 
 
 def cross_entropy(logits: tf.Tensor, labels: tf.Tensor, label_smoothing: float = 0.0) -> tuple[tf.Tensor, tf.Tensor]:
-    """The negative log-likelihood of each label, without and with label smoothing.
+    """The cross-entropy of each label, without and with label smoothing.
 
     Args:
       logits: `[B, T, V] float32`.
@@ -75,30 +77,7 @@ def cross_entropy(logits: tf.Tensor, labels: tf.Tensor, label_smoothing: float =
       (reported, optimised), each `[B, T] float32` in nats; equal where nothing is smoothed.
     """
     with tf.name_scope("softmax"):
-        return _cross_entropy(logits, labels, label_smoothing)
-
-
-def _cross_entropy(logits: tf.Tensor, labels: tf.Tensor, label_smoothing: float) -> tuple[tf.Tensor, tf.Tensor]:
-    # A comparison that XLA fuses into the sum, not a gather: the vocabulary may be sharded, and a gather's gradient scatters.
-    nll, uniform = tf.custom_gradient(_of_label_and_of_all)(
-        logits, tf.equal(tf.range(logits.shape[-1]), labels[..., None])
-    )
-    if label_smoothing == 0.0:
-        return nll, nll
-    return nll, (1.0 - label_smoothing) * nll + label_smoothing * uniform
-
-
-def _of_label_and_of_all(logits: tf.Tensor, chosen: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """The negative log-likelihood of the chosen, and its mean over all: `[B, T, V]` to two `[B, T]`.
-
-    The gradient is written out, for it is one pass over the logits; TensorFlow's goes over them five times.
-    """
-    log_normaliser = tf.reduce_logsumexp(logits, axis=-1)
-
-    def gradient(of_label: tf.Tensor, of_all: tf.Tensor) -> tuple[tf.Tensor, None]:
-        likelihoods = tf.exp(logits - log_normaliser[..., None])
-        share = of_all[..., None] / logits.shape[-1]
-        return likelihoods * (of_label + of_all)[..., None] - tf.where(chosen, of_label[..., None] + share, share), None
-
-    likelihood = tf.reduce_sum(tf.where(chosen, logits, 0.0), axis=-1)
-    return (log_normaliser - likelihood, log_normaliser - tf.reduce_mean(logits, axis=-1)), gradient
+        nll, mean_nll = label_and_mean_nll(logits, labels)
+        if label_smoothing == 0.0:
+            return nll, nll
+        return nll, (1.0 - label_smoothing) * nll + label_smoothing * mean_nll

@@ -1,15 +1,85 @@
-"""The dense position-wise feed-forward layer."""
+"""The interface of feed-forward layers, their registry, and the dense position-wise layer.
+
+A feed-forward or mixing layer of your own is one file, loaded with `--import=my_layer.py` and chosen with
+`--set model.layer_pattern=dense,NAME`:
+
+    @register_feed_forward("mine")
+    @dataclasses.dataclass(frozen=True, kw_only=True)
+    class MyLayer(Layer):
+        model_dim: int        # fields with the name of a model's field have its value
+        scale: float = 1.0    # `NAME:scale=2` sets the others
+        ...
+"""
 
 from __future__ import annotations
 
 import dataclasses
+from typing import Protocol
 
-from lingvo_moe.layers.base import Context, Layer, matrix, project
+from lingvo_moe.layers.base import Context, Layer, matrix
 from lingvo_moe.lazy import tf
+from lingvo_moe.ops.projection import project
+from lingvo_moe.utils.extension_registry import ExtensionRegistry
 
 
+class FeedForward(Protocol):
+    """What a Transformer layer needs of its feed-forward or mixing layer; `Layer` has defaults for all but two methods.
+
+    Metrics are scalars by name. Those of a stack are means over the layers that declare them. The metric `aux_loss` is an
+    auxiliary loss: the model adds its mean, times `aux_loss_weight`, to its loss. Summaries need no declaration: see
+    `Context.summarize`.
+    """
+
+    @property
+    def metric_names(self) -> tuple[str, ...]:
+        """The names of the metrics that a call returns."""
+        ...
+
+    @property
+    def is_causal(self) -> bool:
+        """Whether the output at a position depends on no later position. Decoders refuse other layers, for they compute one
+        position at a time."""
+        ...
+
+    @property
+    def experts_per_token(self) -> float:
+        """See `Layer.experts_per_token`."""
+        ...
+
+    def weights(self) -> dict:
+        """The tree of `Weight`s; `norm` is the enclosing layer's."""
+        ...
+
+    def __call__(
+        self, theta: dict, inputs: tf.Tensor, paddings: tf.Tensor, context: Context
+    ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+        """Computes the layer.
+
+        Args:
+          theta: tensors for `weights()`.
+          inputs: `[B, T, M]`, normalised; the enclosing layer adds the residual connection.
+          paddings: `[B, T] bool`, true where there is no token.
+          context: of the call.
+
+        Returns:
+          (`[B, T, M]`, metrics: scalar float32 tensors).
+        """
+        ...
+
+    def unstack(self, theta: dict, context: Context) -> dict:
+        """See `Layer.unstack`."""
+        ...
+
+
+_FEED_FORWARDS: ExtensionRegistry[FeedForward] = ExtensionRegistry("feed-forward layer")
+register_feed_forward = _FEED_FORWARDS.register
+make_feed_forward = _FEED_FORWARDS.make
+feed_forward_class = _FEED_FORWARDS.class_of
+
+
+@register_feed_forward("dense")
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class FeedForward(Layer):
+class DenseFeedForward(Layer):
     """`wo . relu(wi . x)` (GShard section 2.2, equation 1's FFN_e for a single expert)."""
 
     model_dim: int
@@ -19,8 +89,10 @@ class FeedForward(Layer):
         sizes = {"M": self.model_dim, "H": self.hidden_dim}
         return {"wi": matrix("MH", fan_in="M", **sizes), "wo": matrix("HM", fan_in="H", **sizes)}
 
-    def __call__(self, theta: dict, inputs: tf.Tensor, paddings: tf.Tensor, context: Context) -> tuple[tf.Tensor, dict]:
-        """`[B, T, M]` to (`[B, T, M]`, no metrics); `paddings` is taken for the sake of one interface with experts."""
+    def __call__(
+        self, theta: dict, inputs: tf.Tensor, paddings: tf.Tensor, context: Context
+    ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+        """`[B, T, M]` to (`[B, T, M]`, no metrics); see `FeedForward`."""
         del paddings  # each position is computed by itself
         hidden = tf.nn.relu(context.checkpoint_name(project(inputs, theta["wi"], context), "hidden", "BTH"))
         outputs = project(hidden, theta["wo"], context)

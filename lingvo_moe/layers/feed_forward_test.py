@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 
 from lingvo_moe.layers.base import Context
-from lingvo_moe.layers.feed_forward import FeedForward
+from lingvo_moe.layers.feed_forward import DenseFeedForward
 from lingvo_moe.lazy import tf
 from lingvo_moe.sharding.layout import DeviceMesh, Layout
 from lingvo_moe.testing import harness
 
 # Relative to the largest element: products over M = 8 and H = 16, summed in another order.
 TOLERANCE = 16 * harness.FLOAT32_ROUNDING
-LAYER = FeedForward(model_dim=8, hidden_dim=16)
+LAYER = DenseFeedForward(model_dim=8, hidden_dim=16)
 
 
 def case() -> dict:

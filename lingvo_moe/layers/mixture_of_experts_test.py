@@ -10,12 +10,13 @@ import pytest
 
 from lingvo_moe import tree
 from lingvo_moe.errors import UserError
-from lingvo_moe.layers import gating
 from lingvo_moe.layers.base import Context
-from lingvo_moe.layers.dispatch import DISPATCHES
-from lingvo_moe.layers.mixture_of_experts import METRICS, MixtureOfExperts
+from lingvo_moe.layers.mixture_of_experts import MixtureOfExperts
 from lingvo_moe.layers.repeat import repeat
+from lingvo_moe.layers.routers import top_2
+from lingvo_moe.layers.routers.base import expert_capacity
 from lingvo_moe.lazy import tf
+from lingvo_moe.ops.dispatch import DISPATCHES
 from lingvo_moe.sharding.layout import DeviceMesh, Layout
 from lingvo_moe.testing import harness
 
@@ -66,8 +67,8 @@ def token_by_token(layer: MixtureOfExperts, inputs: dict, factor: float | None, 
     tokens = inputs["inputs"].reshape(groups, -1, MODEL)
     logits = tokens.astype(np.float64) @ theta["gate"]
     gates = np.exp(logits) / np.exp(logits).sum(axis=-1, keepdims=True)
-    capacity = gating.expert_capacity(tokens.shape[1], layer.num_experts, factor)
-    routing = gating.route(tf.constant(gates, tf.float32), inputs["paddings"].reshape(groups, -1), capacity, context)
+    capacity = expert_capacity(tokens.shape[1], layer.num_experts, factor)
+    routing = top_2.route(tf.constant(gates, tf.float32), inputs["paddings"].reshape(groups, -1), capacity, context)
     outputs = np.zeros(tokens.shape)
     for g, s in np.ndindex(tokens.shape[:2]):
         for expert, weight in zip(routing.experts[g, s].numpy(), routing.weights[g, s].numpy()):
@@ -95,7 +96,7 @@ def test_equals_a_loop_over_tokens(experts, groups, factor, training, dispatch):
     context = Context(seed=tf.constant(inputs["seed"]) if training else None)
     found = call(layer, training=training)(tree.map_leaves(tf.constant, inputs))
     assert_close(found["outputs"].numpy(), token_by_token(layer, inputs, factor, context))
-    assert set(found["metrics"]) == set(METRICS)
+    assert set(found["metrics"]) == set(layer.metric_names)
 
 
 def test_tokens_that_overflow_and_paddings_get_zeros():
@@ -194,7 +195,7 @@ def test_gather_in_repeated_layers(mesh, way):
             weights = {name: weight.repeated(2) for name, weight in layer.weights().items()}
             context = Context(layout, inputs["seed"])
             outputs, metrics = repeat(
-                body, weights, inputs["theta"], inputs["inputs"], {}, context, metric_names=METRICS, **way
+                body, weights, inputs["theta"], inputs["inputs"], {}, context, metric_names=layer.metric_names, **way
             )
             return {"outputs": outputs, "metrics": metrics}
 

@@ -4,8 +4,8 @@
 
   unroll        R copies in the graph; fastest to run for few layers.
   scan          one loop; the backward pass reads whatever the forward pass computed.
-  scan + remat  one loop; each repeat's input is kept, and the backward loop computes the repeat again (GShard section 5.1),
-                but for the tensors that the layers mark with `Context.keep` and the policy keeps.
+  scan + remat  one loop; each repeat's input is saved, and the backward loop recomputes the repeat (GShard section 5.1),
+                except for the tensors that layers name with `Context.checkpoint_name` and the checkpoint policy saves.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ from lingvo_moe import tree
 from lingvo_moe.layers.base import Context
 from lingvo_moe.layers.summaries import SummaryCollector
 from lingvo_moe.lazy import tf
+from lingvo_moe.ops.slices import dynamic_update_slice
 
-# What a repeat keeps for its backward pass: everything; its inputs alone; the outputs of its blocks and what crossed between
-# devices as well; the widest tensors, hidden layers and attention's projections, as well.
+# Checkpoint policies. A repeat saves for its backward pass: everything; its inputs only; also the outputs of its sublayers
+# and tensors that crossed devices; also the widest tensors, hidden layers and attention's projections.
 REMAT = ("none", "full", "keep_outputs", "keep_hidden")
-KEPT = {"full": (), "keep_outputs": ("output",), "keep_hidden": ("output", "hidden")}
+SAVED_NAMES = {"full": (), "keep_outputs": ("output",), "keep_hidden": ("output", "hidden")}
 
 # (theta of one repeat, inputs [B, T, M], float constants, context) -> (outputs [B, T, M], scalar metrics)
 Body = Callable[[dict, "tf.Tensor", dict, Context], tuple["tf.Tensor", dict]]
@@ -43,34 +44,35 @@ def repeat(
 
     Args:
       body: a pure function. What it closes over gets no gradient: tensors that need one go into `constants`.
-      weights: the tree of stacked `Weight`s that `theta` holds values for; their letters are the slices' sharding.
+      weights: the tree of stacked `Weight`s that `theta` holds values for; their logical axes are the slices' sharding.
       theta: tensors `[R, ...]`.
       inputs: `[B, T, M]`.
-      constants: tree of float tensors that every repeat reads (the encoder's outputs, in a decoder).
+      constants: a tree of float tensors that every repeat reads (the encoder's outputs, in a decoder).
       context: of the call.
       metric_names: the names of the metrics that `body` returns.
       unroll: see the module's docstring.
       remat: one of REMAT; with `unroll`, only "none".
 
     Returns:
-      (`[B, T, M]`, metrics averaged over repeats). What `body` measures reaches the context's meter as `[R]`.
+      (`[B, T, M]`, metrics averaged over repeats). The summaries of `body` are added to the context's as `[R]`.
     """
     if unroll and remat != "none":
         raise ValueError("repeat: unroll and remat exclude each other; rematerialisation needs the loop.")
     run = _Repeat(body, weights, theta, constants, context, metric_names)
     if unroll:
-        outputs, metrics, measured = run.unrolled(inputs)
+        outputs, metrics, summaries = run.unrolled(inputs)
     elif remat == "none":
-        outputs, metrics, measured = run.scanned(inputs)
+        outputs, metrics, summaries = run.scanned(inputs)
     else:
-        outputs, metrics, measured = run.rematerialised(inputs, KEPT[remat])
-    for name, values in measured.items():
-        context.add_summary(name, values)
+        outputs, metrics, summaries = run.rematerialised(inputs, SAVED_NAMES[remat])
+    if context.add_summary:
+        for name, values in summaries.items():
+            context.add_summary(name, values)
     return outputs, {name: value / run.times for name, value in metrics.items()}
 
 
 class _Repeat:
-    """The flat view of one call of `repeat`: lists of tensors instead of trees, as loops and gradients want them."""
+    """One call of `repeat` with lists of tensors instead of trees, as loops and gradients take them."""
 
     def __init__(
         self, body: Body, weights: dict, theta: dict, constants: dict, context: Context, metric_names: Sequence[str]
@@ -80,123 +82,122 @@ class _Repeat:
         self._names, self._theta = list(stacked), list(stacked.values())
         declared = tree.flatten(weights)
         self._logical_axes = [declared[name].logical_axes for name in self._names]
-        # A gradient that was computed in bfloat16 is kept in it: the same number in half the room.
+        # A gradient that was computed in bfloat16 is stored in it: the same number in half the memory.
         self._gradient_dtypes = ["float32" if declared[name].wide else context.dtype for name in self._names]
         self._constant_names, self._constants = list(tree.flatten(constants)), list(tree.flatten(constants).values())
         self.times = int(self._theta[0].shape[0])
         self._metric_names = list(metric_names)
 
     def unrolled(self, inputs: tf.Tensor) -> tuple[tf.Tensor, dict, dict]:
-        """(outputs, metrics summed over repeats, what was measured, each `[R]`), as of the other two ways."""
+        """Returns (outputs, metrics summed over repeats, summaries, each `[R]`)."""
         slices = [tf.unstack(weight) for weight in self._theta]
         outputs, totals, rows = inputs, [0.0] * len(self._metric_names), []
         for i in range(self.times):
-            add_summary = self._summaries()
-            outputs, metrics = self._call(
-                i, [weight[i] for weight in slices], outputs, self._constants, add_summary=add_summary
-            )
+            collector = self._collector()
+            theta = [weight[i] for weight in slices]
+            outputs, metrics = self._call(i, theta, outputs, self._constants, add_summary=collector)
             totals = [total + metric for total, metric in zip(totals, metrics)]
-            rows.append(add_summary.values if add_summary else {})
-        measured = {name: tf.stack([row[name] for row in rows]) for name in rows[0]}
-        return outputs, dict(zip(self._metric_names, totals)), measured
+            rows.append(collector.values if collector else {})
+        summaries = {name: tf.stack([row[name] for row in rows]) for name in rows[0]}
+        return outputs, dict(zip(self._metric_names, totals)), summaries
 
     def scanned(self, inputs: tf.Tensor) -> tuple[tf.Tensor, dict, dict]:
+        """As `unrolled`."""
         _, names = self._probe(inputs)
 
-        def step(i, outputs, totals, measured):
-            add_summary = self._summaries()
-            outputs, metrics = self._call(i, self._slices(i), outputs, self._constants, add_summary=add_summary)
-            return i + 1, outputs, tf.add(totals, self._packed(metrics)), _with_row(measured, i, add_summary)
+        def step(i, outputs, totals, summaries):
+            collector = self._collector()
+            outputs, metrics = self._call(i, self._slices(i), outputs, self._constants, add_summary=collector)
+            return i + 1, outputs, tf.add(totals, self._packed(metrics)), _with_row(summaries, i, collector)
 
         start = (tf.constant(0), inputs, tf.zeros(len(self._metric_names)), [tf.zeros(self.times) for _ in names])
-        _, outputs, totals, measured = tf.while_loop(
-            lambda i, *_: i < self.times, step, start, maximum_iterations=self.times
-        )
-        return outputs, self._unpacked(totals), dict(zip(names, measured))
+        _, outputs, totals, summaries = self._loop(step, start)
+        return outputs, self._unpacked(totals), dict(zip(names, summaries))
 
-    def rematerialised(self, inputs: tf.Tensor, kinds: tuple[str, ...]) -> tuple[tf.Tensor, dict, dict]:
-        marked, names = self._probe(inputs, kinds)
+    def rematerialised(self, inputs: tf.Tensor, saved_names: tuple[str, ...]) -> tuple[tf.Tensor, dict, dict]:
+        """As `unrolled`; saves the tensors with these checkpoint names."""
+        specs, names = self._probe(inputs, saved_names)
 
         @tf.custom_gradient
         def run(inputs, *rest):
-            kept, outputs, totals, measured = self._forward_loop(inputs, kinds, marked, names, *self._split(rest))
+            saved, outputs, totals, summaries = self._forward_loop(
+                inputs, saved_names, specs, names, *self._split(rest)
+            )
 
             def gradient(outputs_gradient, totals_gradient, *_):
-                return self._backward_loop(kept, outputs_gradient, totals_gradient, kinds, *self._split(rest))
+                return self._backward_loop(saved, outputs_gradient, totals_gradient, saved_names, *self._split(rest))
 
-            return (outputs, totals, *measured), gradient
+            return (outputs, totals, *summaries), gradient
 
-        outputs, totals, *measured = run(inputs, *self._theta, *self._constants)
-        return outputs, self._unpacked(totals), dict(zip(names, measured))
+        outputs, totals, *summaries = run(inputs, *self._theta, *self._constants)
+        return outputs, self._unpacked(totals), dict(zip(names, summaries))
 
-    def _forward_loop(self, inputs, kinds, marked, names, theta, constants):
-        """Returns (what each repeat keeps, stacked: its input and the `marked` tensors, which are those of `kinds`; outputs;
-        totals of metrics; what was measured, each `[R]`)."""
-        places = [_Place(inputs.shape, inputs.dtype, "BTM"), *marked]
+    def _forward_loop(self, inputs, saved_names, specs, names, theta, constants):
+        """Returns (the tensors that each repeat saves, stacked, with their specs: its input and those with `saved_names`;
+        outputs; sums of metrics; summaries, each `[R]`)."""
+        specs = [_TensorSpec(inputs.shape, inputs.dtype, "BTM"), *specs]
 
-        def step(i, outputs, totals, measured, kept):
-            recorder, add_summary = _Recorder(kinds), self._summaries()
-            following, metrics = self._call(i, self._slices(i, theta), outputs, constants, recorder, add_summary)
-            kept = [
-                self._context.annotate(_store(stack, i, tensor), "R" + place.logical_axes)
-                for stack, tensor, place in zip(kept, [outputs, *recorder.tensors], places, strict=True)
+        def step(i, outputs, totals, summaries, saved):
+            save, collector = _Save(saved_names), self._collector()
+            following, metrics = self._call(i, self._slices(i, theta), outputs, constants, save, collector)
+            saved = [
+                self._context.annotate(_store(stack, i, tensor), "R" + spec.logical_axes)
+                for stack, tensor, spec in zip(saved, [outputs, *save.tensors], specs, strict=True)
             ]
-            return i + 1, following, tf.add(totals, self._packed(metrics)), _with_row(measured, i, add_summary), kept
+            totals = tf.add(totals, self._packed(metrics))
+            return i + 1, following, totals, _with_row(summaries, i, collector), saved
 
         empty = [
-            self._context.annotate(tf.zeros((self.times, *place.shape), place.dtype), "R" + place.logical_axes)
-            for place in places
+            self._context.annotate(tf.zeros((self.times, *spec.shape), spec.dtype), "R" + spec.logical_axes)
+            for spec in specs
         ]
-        start = (
-            tf.constant(0),
-            inputs,
-            tf.zeros(len(self._metric_names)),
-            [tf.zeros(self.times) for _ in names],
-            empty,
-        )
-        _, outputs, totals, measured, kept = tf.while_loop(
-            lambda i, *_: i < self.times, step, start, maximum_iterations=self.times
-        )
-        return list(zip(kept, places)), outputs, totals, measured
+        no_summaries = [tf.zeros(self.times) for _ in names]
+        start = (tf.constant(0), inputs, tf.zeros(len(self._metric_names)), no_summaries, empty)
+        _, outputs, totals, summaries, saved = self._loop(step, start)
+        return list(zip(saved, specs)), outputs, totals, summaries
 
-    def _probe(self, inputs: tf.Tensor, kinds: tuple[str, ...] = ()) -> tuple[list[_Place], list[str]]:
-        """What a loop must know before its first turn: the places of the tensors of `kinds`, and the names of what is
-        measured. The body is traced for them, unless there is nothing to find."""
-        recorder, add_summary = _Recorder(kinds), self._summaries()
-        if kinds or add_summary:
+    def _loop(self, step: Callable, start: tuple) -> tuple:
+        """Runs `step` R times; the first loop variable counts."""
+        return tf.while_loop(lambda i, *_: i < self.times, step, start, maximum_iterations=self.times)
+
+    def _probe(self, inputs: tf.Tensor, saved_names: tuple[str, ...] = ()) -> tuple[list[_TensorSpec], list[str]]:
+        """Returns what a loop must know before its first iteration: the specs of the tensors with `saved_names`, and the names
+        of the summaries. Traces the body for them, unless there are none."""
+        save, collector = _Save(saved_names), self._collector()
+        if saved_names or collector:
             probe = tf.function(
-                lambda inputs: self._call(0, self._slices(0), inputs, self._constants, recorder, add_summary)[0],
+                lambda inputs: self._call(0, self._slices(0), inputs, self._constants, save, collector)[0],
                 autograph=False,
             )
             probe.get_concrete_function(tf.TensorSpec(inputs.shape, inputs.dtype))
-        return recorder.places, list(add_summary.values) if add_summary else []
+        return save.specs, list(collector.values) if collector else []
 
-    def _summaries(self) -> SummaryCollector | None:
-        """A meter for one repeat, if anybody listens."""
+    def _collector(self) -> SummaryCollector | None:
+        """A collector of the summaries of one repeat; None where summaries are off."""
         return SummaryCollector() if self._context.add_summary else None
 
-    def _backward_loop(self, kept, outputs_gradient, totals_gradient, kinds, theta, constants):
+    def _backward_loop(self, saved, outputs_gradient, totals_gradient, saved_names, theta, constants):
         def step(i, gradient, constant_gradients, theta_gradients):
-            inputs, *marked = [self._context.annotate(stack[i], place.logical_axes) for stack, place in kept]
+            inputs, *tensors = [self._context.annotate(stack[i], spec.logical_axes) for stack, spec in saved]
             slices = self._slices(i, theta)
             with tf.GradientTape() as tape:
                 tape.watch([inputs, *slices, *constants])
                 with tf.name_scope("rematerialised"):  # `analysis.plan` finds it by this name
-                    outputs, metrics = self._call(i, slices, inputs, constants, _Player(kinds, marked))
+                    outputs, metrics = self._call(i, slices, inputs, constants, _Restore(saved_names, tensors))
                 totals = self._packed(metrics)
-            found = tape.gradient(
+            gradients = tape.gradient(
                 [outputs, totals],
                 [inputs, *slices, *constants],
                 output_gradients=[gradient, totals_gradient],
                 unconnected_gradients=tf.UnconnectedGradients.ZERO,
             )
-            of_slices, of_constants = found[1 : 1 + len(slices)], found[1 + len(slices) :]
+            of_slices, of_constants = gradients[1 : 1 + len(slices)], gradients[1 + len(slices) :]
             theta_gradients = [
                 self._annotate_weight(k, _store(total, i, self._annotate_slice(k, tf.cast(part, total.dtype))))
                 for k, (total, part) in enumerate(zip(theta_gradients, of_slices))
             ]
             constant_gradients = [tf.add(a, b) for a, b in zip(constant_gradients, of_constants)]
-            return [i - 1, self._context.annotate(found[0], "BTM"), constant_gradients, theta_gradients]
+            return [i - 1, self._context.annotate(gradients[0], "BTM"), constant_gradients, theta_gradients]
 
         zeros = [
             self._annotate_weight(k, tf.zeros(weight.shape, dtype))
@@ -240,63 +241,56 @@ class _Repeat:
         return dict(zip(self._metric_names, tf.unstack(totals) if self._metric_names else []))
 
 
-class _Recorder:
-    """A `Context.keeper` for the forward pass: notes the marked tensors of some kinds, in order."""
+class _Save:
+    """A checkpoint policy for the forward pass: records the tensors with some checkpoint names, in order."""
 
-    def __init__(self, kinds: tuple[str, ...]):
+    def __init__(self, names: tuple[str, ...]):
         self.tensors: list[tf.Tensor] = []
-        self.places: list[_Place] = []
-        self._kinds = kinds
+        self.specs: list[_TensorSpec] = []
+        self._names = names
 
-    def __call__(self, tensor: tf.Tensor, kind: str, logical_axes: str) -> tf.Tensor:
-        if kind in self._kinds:
+    def __call__(self, tensor: tf.Tensor, name: str, logical_axes: str) -> tf.Tensor:
+        if name in self._names:
             self.tensors.append(tensor)
-            self.places.append(_Place(tensor.shape, tensor.dtype, logical_axes))
+            self.specs.append(_TensorSpec(tensor.shape, tensor.dtype, logical_axes))
         return tensor
 
 
-class _Player:
-    """A `Context.keeper` for the backward pass: gives what was kept, so that nothing computes the marked tensor again. Its
-    gradient still goes to what it was computed from."""
+class _Restore:
+    """A checkpoint policy for the backward pass: returns the saved tensors, so that they are not recomputed. Their gradients
+    still flow to what they were computed from."""
 
-    def __init__(self, kinds: tuple[str, ...], kept: list[tf.Tensor]):
-        self._kinds, self._kept = kinds, iter(kept)
+    def __init__(self, names: tuple[str, ...], saved: list[tf.Tensor]):
+        self._names, self._saved = names, iter(saved)
 
-    def __call__(self, tensor: tf.Tensor, kind: str, logical_axes: str) -> tf.Tensor:
-        if kind not in self._kinds:
+    def __call__(self, tensor: tf.Tensor, name: str, logical_axes: str) -> tf.Tensor:
+        if name not in self._names:
             return tensor
-        kept = next(self._kept)
+        saved = next(self._saved)
         if not tensor.dtype.is_floating:
-            return kept
-        return tf.custom_gradient(lambda again: (tf.identity(kept), lambda gradient: gradient))(tensor)
+            return saved
+        return tf.custom_gradient(lambda _: (tf.identity(saved), lambda gradient: gradient))(tensor)
 
 
 @dataclasses.dataclass(frozen=True)
-class _Place:
-    """What a loop must know of a tensor before its first turn."""
+class _TensorSpec:
+    """What a loop must know of a tensor before its first iteration."""
 
     shape: tf.TensorShape
     dtype: tf.DType
     logical_axes: str
 
 
-def _with_row(stacks: list[tf.Tensor], i: tf.Tensor, add_summary: SummaryCollector | None) -> list[tf.Tensor]:
-    """The `[R]` stacks, one for each measure, with row i of each from the meter of repeat i."""
-    if not add_summary:
+def _with_row(stacks: list[tf.Tensor], i: tf.Tensor, collector: SummaryCollector | None) -> list[tf.Tensor]:
+    """The `[R]` stacks, one for each summary, with row i of each from the summaries of repeat i."""
+    if not collector:
         return stacks
     return [
         tf.where(tf.equal(tf.range(stack.shape[0]), i), value, stack)
-        for stack, value in zip(stacks, add_summary.values.values(), strict=True)
+        for stack, value in zip(stacks, collector.values.values(), strict=True)
     ]
 
 
 def _store(stack: tf.Tensor, i: tf.Tensor, value: tf.Tensor) -> tf.Tensor:
     """`stack` with row i replaced, in place where the compiler can: `[R, ...]`, scalar, `[...]`."""
-    return dynamic_update(stack, value[None], [i] + [0] * (stack.shape.rank - 1))
-
-
-def dynamic_update(tensor: tf.Tensor, update: tf.Tensor, start: list) -> tf.Tensor:
-    """`tensor` with the block that begins at `start` replaced by `update`; only in compiled programs."""
-    from tensorflow.compiler.tf2xla.python import xla  # TensorFlow's own slice updates become scatters
-
-    return xla.dynamic_update_slice(tensor, update, tf.stack([tf.cast(index, tf.int32) for index in start]))
+    return dynamic_update_slice(stack, value[None], [i] + [0] * (stack.shape.rank - 1))

@@ -9,7 +9,7 @@ import pytest
 
 from lingvo_moe import tree
 from lingvo_moe.layers.base import Context, matrix
-from lingvo_moe.layers.repeat import REMAT, dynamic_update, repeat
+from lingvo_moe.layers.repeat import REMAT, repeat
 from lingvo_moe.layers.summaries import SummaryCollector
 from lingvo_moe.lazy import tf
 from lingvo_moe.sharding.layout import DeviceMesh, Layout
@@ -193,14 +193,6 @@ def temporaries(way: str) -> int:
 def test_unroll_with_remat_is_an_error():
     with pytest.raises(ValueError, match="unroll and remat exclude each other"):
         repeat(body, weights_of(1), {}, tf.zeros((1, 1, MODEL)), {}, Context(), unroll=True, remat="full")
-
-
-def test_dynamic_update_replaces_one_block():
-    def function(inputs: dict) -> dict:
-        return {"y": dynamic_update(inputs["x"], tf.fill((1, 2), 9.0), [inputs["row"], 1])}
-
-    found = harness.run(function, {"x": np.zeros((3, 4), np.float32), "row": np.int32(2)})["y"]
-    np.testing.assert_array_equal(found, [[0, 0, 0, 0], [0, 0, 0, 0], [0, 9, 9, 0]])
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -61,7 +61,7 @@ def test_measures_carry_the_place_and_are_computed_only_where_somebody_listens()
     def never():
         raise AssertionError("computed for nobody")
 
-    Context().fold("decoder").measure("softmax", never)
+    Context().fold("decoder").summarize("softmax", never)
     add_summary = summaries.SummaryCollector()
     context = Context(add_summary=add_summary).fold("decoder").named("layer_1")
     context.summarize("self_attention", lambda: {"rms": 1.0, "max": 2.0})

@@ -5,20 +5,20 @@ from __future__ import annotations
 import dataclasses
 
 from lingvo_moe import tree
-from lingvo_moe.layers import mixture_of_experts
-from lingvo_moe.layers.attention import CACHED, MultiHeadAttention
+from lingvo_moe.layers.attention import MultiHeadAttention
 from lingvo_moe.layers.base import Context, Layer
 from lingvo_moe.layers.feed_forward import FeedForward
-from lingvo_moe.layers.mixture_of_experts import MixtureOfExperts
 from lingvo_moe.layers.normalization import LayerNorm
-from lingvo_moe.layers.repeat import dynamic_update, repeat
+from lingvo_moe.layers.repeat import repeat
 from lingvo_moe.layers.summaries import magnitude
 from lingvo_moe.lazy import tf
+from lingvo_moe.ops.attention import CACHED_AXES
+from lingvo_moe.ops.slices import dynamic_update_slice
 
 
 @dataclasses.dataclass(frozen=True)
 class Masks:
-    """Who sees whom in one stack, and which positions hold no token.
+    """Which positions see which in one stack, and which hold no token.
 
     Attributes:
       self_attention: `[B, T, T] bool`, or `[B, T, L]` over a cache.
@@ -36,7 +36,7 @@ class TransformerLayer(Layer):
     """Self-attention, cross-attention in a decoder, and a feed-forward layer, each as `x + dropout(f(norm(x)))`."""
 
     attention: MultiHeadAttention
-    feed_forward: FeedForward | MixtureOfExperts
+    feed_forward: FeedForward
     has_cross_attention: bool = False
     residual_dropout: float = 0.0
 
@@ -45,11 +45,11 @@ class TransformerLayer(Layer):
         return LayerNorm(model_dim=self.attention.model_dim)
 
     def weights(self) -> dict:
-        blocks = {"self_attention": self.attention}
+        sublayers = {"self_attention": self.attention}
         if self.has_cross_attention:
-            blocks["cross_attention"] = self.attention
-        blocks["feed_forward"] = self.feed_forward
-        return {name: {"norm": self._norm.weights(), **block.weights()} for name, block in blocks.items()}
+            sublayers["cross_attention"] = self.attention
+        sublayers["feed_forward"] = self.feed_forward
+        return {name: {"norm": self._norm.weights(), **layer.weights()} for name, layer in sublayers.items()}
 
     def __call__(
         self, theta: dict, inputs: tf.Tensor, memory: tf.Tensor | None, masks: Masks, context: Context
@@ -73,60 +73,63 @@ class TransformerLayer(Layer):
         """One decoding step over a cache that is written once per position.
 
         Args:
+          theta: tensors for `weights()`, or for `unstack`ed ones.
           inputs: `[B, K, M]`, K new positions.
           caches: `keys` and `values` of self-attention over L positions, `memory_keys` and `memory_values` of cross-attention;
-            with R before the letters that `CACHED` says.
+            with the logical axes `CACHED_AXES` after R.
           repeat_index: which of the R layers this is.
           start: the new positions are written at L = start .. start + K - 1.
-          masks: over the cache; the new positions are in it.
+          masks: over the cache, which includes the new positions.
+          context: of the call.
 
         Returns:
           (`[B, K, M]`, the caches with the new keys and values).
         """
         with tf.name_scope("self_attention"):
-            block = theta["self_attention"]
-            normed = self._norm(block["norm"], inputs, context)
-            caches = dict(caches)
-            for logical_axes, name, new in zip(
-                CACHED, ("keys", "values"), self.attention.keys_values(block, normed, context)
-            ):
-                place = [repeat_index, *(start if letter == "L" else 0 for letter in logical_axes)]
-                written = dynamic_update(caches[name], tf.einsum(f"BLND->{logical_axes}", new)[None], place)
-                caches[name] = context.annotate(written, f"R{logical_axes}")
+            normed = self._norm(theta["self_attention"]["norm"], inputs, context)
+            caches = self._write(theta["self_attention"], normed, caches, repeat_index, start, context)
             outputs = inputs + self.attention.attend(
-                block,
+                theta["self_attention"],
                 normed,
                 caches["keys"][repeat_index],
                 caches["values"][repeat_index],
                 masks.self_attention,
                 context,
-                logical_axes=CACHED,
+                logical_axes=CACHED_AXES,
             )
         with tf.name_scope("cross_attention"):
-            block = theta["cross_attention"]
-            normed = self._norm(block["norm"], outputs, context)
+            normed = self._norm(theta["cross_attention"]["norm"], outputs, context)
             outputs += self.attention.attend(
-                block,
+                theta["cross_attention"],
                 normed,
                 caches["memory_keys"][repeat_index],
                 caches["memory_values"][repeat_index],
                 masks.cross_attention,
                 context,
-                logical_axes=CACHED,
+                logical_axes=CACHED_AXES,
             )
         outputs, _ = self._feed_forward(theta, outputs, masks, context)
         return outputs, caches
 
     def unstack(self, theta: dict, context: Context) -> dict:
-        """Stacked weights as `step` takes those of one layer, see `MixtureOfExperts.in_parts`."""
-        if not isinstance(self.feed_forward, MixtureOfExperts):
-            return theta
+        """See `Layer.unstack`; for `step`."""
         return {**theta, "feed_forward": self.feed_forward.unstack(theta["feed_forward"], context)}
+
+    def _write(
+        self, theta: dict, normed: tf.Tensor, caches: dict, repeat_index: tf.Tensor, start: tf.Tensor, context: Context
+    ) -> dict:
+        """The caches with the keys and values of new positions `[B, K, M]`; see `step`."""
+        caches, new = dict(caches), self.attention.keys_values(theta, normed, context)
+        for logical_axes, name, tensor in zip(CACHED_AXES, ("keys", "values"), new):
+            offset = [repeat_index, *(start if letter == "L" else 0 for letter in logical_axes)]
+            update = tf.einsum(f"BLND->{logical_axes}", tensor)[None]
+            caches[name] = context.annotate(dynamic_update_slice(caches[name], update, offset), f"R{logical_axes}")
+        return caches
 
     def _attend(
         self, name: str, theta: dict, inputs: tf.Tensor, memory: tf.Tensor | None, mask: tf.Tensor, context: Context
     ) -> tf.Tensor:
-        """The block `name`, over `memory`, or over `inputs` themselves where there is none."""
+        """The attention sublayer `name`, over `memory`, or over `inputs` themselves where there is none."""
         with tf.name_scope(name):
             normed = self._norm(theta[name]["norm"], inputs, context)
             attended = self.attention(
@@ -166,12 +169,8 @@ class TransformerStack(Layer):
 
     @property
     def metric_names(self) -> tuple[str, ...]:
-        """The metrics of a call: those of the experts, averaged over MoE layers, or none."""
-        return mixture_of_experts.METRICS if self._num_moe_layers else ()
-
-    @property
-    def _num_moe_layers(self) -> int:
-        return sum(isinstance(layer.feed_forward, MixtureOfExperts) for layer in self.period)
+        """The metrics of a call: those that its layers declare."""
+        return tuple(dict.fromkeys(name for layer in self.period for name in layer.feed_forward.metric_names))
 
     def weights(self) -> dict:
         return {**self._stacked_weights(), "norm": self._norm.weights()}
@@ -179,20 +178,22 @@ class TransformerStack(Layer):
     def __call__(
         self, theta: dict, inputs: tf.Tensor, memory: tf.Tensor | None, masks: Masks, context: Context
     ) -> tuple[tf.Tensor, dict]:
-        """`[B, T, M]` to (`[B, T, M]`, normalised; metrics averaged over MoE layers). `memory`: see `TransformerLayer`."""
+        """`[B, T, M]` to (`[B, T, M]`, normalised; metrics). `memory`: see `TransformerLayer`.
+
+        Each metric is the mean over the layers that declare it.
+        """
+        num_declaring = {
+            name: sum(name in layer.feed_forward.metric_names for layer in self.period) for name in self.metric_names
+        }
 
         def body(theta, inputs, constants, context):
             outputs, totals = inputs, dict.fromkeys(self.metric_names, 0.0)
             for index, layer in enumerate(self.period):
-                outputs, metrics = layer(
-                    theta[f"layer_{index}"],
-                    outputs,
-                    constants.get("memory"),
-                    masks,
-                    context.fold(index).named(f"layer_{index}"),
-                )
+                name = f"layer_{index}"
+                of_layer = context.fold(index).named(name)
+                outputs, metrics = layer(theta[name], outputs, constants.get("memory"), masks, of_layer)
                 totals = {name: total + metrics.get(name, 0.0) for name, total in totals.items()}
-            return outputs, {name: total / self._num_moe_layers for name, total in totals.items()}
+            return outputs, {name: total / num_declaring[name] for name, total in totals.items()}
 
         stacked = {name: theta[name] for name in self._stacked_weights()}
         outputs, metrics = repeat(
@@ -211,8 +212,10 @@ class TransformerStack(Layer):
         return normed, metrics
 
     def unstack(self, theta: dict, context: Context) -> dict:
-        """The weights as `start` and `step` take them: the whole stack is one part, or each repeat of an unrolled one, whose
-        slices are made once for all steps where this is called outside of their loop."""
+        """The weights for `start` and `step`, in parts: the whole stack, or each repeat of an unrolled one.
+
+        Called outside of the decoding loop, it makes the slices once for all steps.
+        """
         parts = [slice(i, i + 1) for i in range(self.repeats)] if self.unroll else [slice(None)]
         stacked = {
             f"layer_{index}": layer.unstack(theta[f"layer_{index}"], context) for index, layer in enumerate(self.period)
@@ -226,8 +229,11 @@ class TransformerStack(Layer):
         }
 
     def start(self, theta: dict, memory: tf.Tensor, cache_length: int, context: Context) -> dict:
-        """The caches of all layers for `step`, by part: see `TransformerLayer.step`; those of self-attention have `cache_length`
-        empty positions, those of cross-attention the keys and values of `memory [B, S, M]`."""
+        """The caches of all layers for `step`, by part (see `TransformerLayer.step`).
+
+        Those of self-attention have `cache_length` empty positions, those of cross-attention the keys and values of
+        `memory [B, S, M]`.
+        """
         return {name: self._caches(part, memory, cache_length, context) for name, part in theta["parts"].items()}
 
     def step(
@@ -258,23 +264,18 @@ class TransformerStack(Layer):
         )[1:]
 
     def _caches(self, theta: dict, memory: tf.Tensor, cache_length: int, context: Context) -> dict:
-        """Those of the layers whose stacked weights are `theta`."""
+        """The caches of the layers with the stacked weights `theta`."""
         caches = {}
         for index, layer in enumerate(self.period):
-            block, cache = theta[f"layer_{index}"]["cross_attention"], {}
-            sizes = {
-                "N": layer.attention.num_heads,
-                "D": layer.attention.head_dim,
-                "L": cache_length,
-                "B": memory.shape[0],
-            }
-            for logical_axes, name in zip(CACHED, ("key", "value")):
-                weight = context.cast(block[name])
+            cross_attention, cache = theta[f"layer_{index}"]["cross_attention"], {}
+            sizes = {"N": layer.attention.num_heads, "D": layer.attention.head_dim}
+            sizes |= {"L": cache_length, "B": memory.shape[0]}
+            for logical_axes, name in zip(CACHED_AXES, ("key", "value")):
+                weight = context.cast(cross_attention[name])
                 shape = (weight.shape[0], *(sizes[letter] for letter in logical_axes))
+                of_memory = tf.einsum(f"BLM,RMND->R{logical_axes}", memory, weight)
                 cache[f"{name}s"] = context.annotate(tf.zeros(shape, memory.dtype), f"R{logical_axes}")
-                cache[f"memory_{name}s"] = context.annotate(
-                    tf.einsum(f"BLM,RMND->R{logical_axes}", memory, weight), f"R{logical_axes}"
-                )
+                cache[f"memory_{name}s"] = context.annotate(of_memory, f"R{logical_axes}")
             caches[f"layer_{index}"] = cache
         return caches
 

@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 
 from lingvo_moe import tree
-from lingvo_moe.layers import mixture_of_experts
 from lingvo_moe.layers.attention import MultiHeadAttention, causal_mask, segment_mask
 from lingvo_moe.layers.base import Context
-from lingvo_moe.layers.feed_forward import FeedForward
+from lingvo_moe.layers.feed_forward import DenseFeedForward
 from lingvo_moe.layers.mixture_of_experts import MixtureOfExperts
 from lingvo_moe.layers.transformer import Masks, TransformerLayer, TransformerStack
 from lingvo_moe.lazy import tf
@@ -22,7 +21,7 @@ BATCH, LENGTH, SOURCE, MODEL = 2, 4, 3, 8
 TOLERANCE = 64 * harness.FLOAT32_ROUNDING
 
 ATTENTION = MultiHeadAttention(model_dim=MODEL, num_heads=2, head_dim=4)
-DENSE = FeedForward(model_dim=MODEL, hidden_dim=16)
+DENSE = DenseFeedForward(model_dim=MODEL, hidden_dim=16)
 EXPERTS = MixtureOfExperts(model_dim=MODEL, hidden_dim=16, num_experts=4, num_groups=2)
 LAYER = TransformerLayer(attention=ATTENTION, feed_forward=DENSE, has_cross_attention=True)
 STACK = TransformerStack(period=(LAYER, dataclasses.replace(LAYER, feed_forward=EXPERTS)), repeats=2)
@@ -114,7 +113,7 @@ def test_a_stack_is_its_period_repeated_and_normalised(way):
     found = harness.run(lambda i: dict(zip(("outputs", "metrics"), call(dataclasses.replace(STACK, **way), i))), inputs)
     expected = normalised(tensors["theta"]["norm"], outputs)
     np.testing.assert_allclose(found.pop("outputs"), expected, rtol=0, atol=TOLERANCE)
-    assert set(found) == {f"metrics/{name}" for name in mixture_of_experts.METRICS}
+    assert set(found) == {f"metrics/{name}" for name in EXPERTS.metric_names}
     for path, value in found.items():
         expected = np.mean([half[path.removeprefix("metrics/")] for half in halves])
         np.testing.assert_allclose(value, expected, rtol=0, atol=TOLERANCE, err_msg=path)

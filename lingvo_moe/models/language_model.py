@@ -23,6 +23,10 @@ class LanguageModel(Transformer):
 
     sides = ("target",)
 
+    @property
+    def layer_patterns(self) -> dict[str, tuple[str, ...]]:
+        return {"decoder": self._pattern}
+
     def loss(self, theta: dict, batch: dict, context: Context) -> tuple[tf.Tensor, dict]:
         """The loss of one batch and what to report.
 
@@ -48,6 +52,6 @@ class LanguageModel(Transformer):
     def _layers(self) -> dict:
         return {
             "embedding": self._embedding(self.target_vocabulary),
-            "decoder": self._stack(has_cross_attention=False),
+            "decoder": self._stack("decoder", has_cross_attention=False),
             "softmax": self._softmax(self.target_vocabulary),
         }

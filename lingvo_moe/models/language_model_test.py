@@ -168,7 +168,10 @@ def test_partitioned_equals_unpartitioned(mesh):
 @pytest.mark.parametrize(
     "changes, said",
     [
-        ({"num_layers": 3}, "num_layers is 3; every other one has experts .* must be a multiple of 2"),
+        (
+            {"num_layers": 3},
+            "num_layers is 3; each stack repeats the layer pattern dense,moe, .* must be a multiple of 2",
+        ),
         ({"num_experts": 1}, "num_experts is 1"),
         ({"activation_dtype": "float16"}, "use float32 or bfloat16"),
     ],

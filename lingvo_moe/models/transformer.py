@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 from lingvo_moe.errors import UserError, did_you_mean
+from lingvo_moe.layers import mixture_of_experts  # noqa: F401  (registers the layer `moe`)
 from lingvo_moe.layers.attention import MultiHeadAttention
 from lingvo_moe.layers.base import Context, Layer
-from lingvo_moe.layers.dispatch import AUTO, check_dispatch
 from lingvo_moe.layers.embedding import Embedding, Softmax, cross_entropy
-from lingvo_moe.layers.feed_forward import FeedForward
-from lingvo_moe.layers.mixture_of_experts import MixtureOfExperts
+from lingvo_moe.layers.feed_forward import FeedForward, feed_forward_class, make_feed_forward
+from lingvo_moe.layers.routers.base import make_router, router_class
 from lingvo_moe.layers.repeat import REMAT
 from lingvo_moe.layers.summaries import magnitude
 from lingvo_moe.layers.transformer import TransformerLayer, TransformerStack
 from lingvo_moe.lazy import tf
+from lingvo_moe.ops.dispatch import AUTO, check_dispatch
+from lingvo_moe.ops.routing import AUX_LOSS
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -25,12 +28,15 @@ class Transformer(Layer):
       num_layers: L, of all stacks together.
       model_dim, hidden_dim: M, and H of the dense feed-forward layers and of each expert.
       num_heads, head_dim: of attention.
-      num_experts: E of every other feed-forward layer; 0 makes all of them dense.
+      num_experts: E of each feed-forward layer with experts.
       num_groups: G, of each side's tokens; a multiple of the devices along the batch (GShard: twice their number).
+      layer_pattern: the registered feed-forward layers (see `layers.feed_forward`) of consecutive Transformer layers, repeated
+        to the end of a stack: `dense,moe` has experts in every other layer. Empty: `dense,moe`, or `dense` without experts.
+      router: of layers with experts, a registered one, see `layers.routers`; `top2` is the papers'.
       capacity_factor, inference_capacity_factor, dispatch: see `MixtureOfExperts`.
       aux_loss_weight: k in loss = cross-entropy + k * l_aux (GShard section 2.2).
       input_dropout, residual_dropout, attention_dropout: rates (GShard appendix A.2).
-      label_smoothing: of the optimised loss; the reported one is without.
+      label_smoothing: of the optimised loss; the reported cross-entropy has none.
       activation_dtype: `float32` or `bfloat16`; weights are float32.
       unroll, remat: how repeated layers are computed, see `layers.repeat`.
     """
@@ -42,6 +48,8 @@ class Transformer(Layer):
     head_dim: int
     num_experts: int = 0
     num_groups: int = 1
+    layer_pattern: tuple[str, ...] = ()
+    router: str = "top2"
     capacity_factor: float = 2.0
     inference_capacity_factor: float | None = None
     dispatch: str = AUTO
@@ -54,32 +62,46 @@ class Transformer(Layer):
     unroll: bool = False
     remat: str = "none"
 
-    # Which sides of the corpus the model reads; each has a stack of its own, with as many layers.
+    # The sides of the corpus that the model reads; each has a stack of its own, with as many layers.
     sides = ()
 
     def __post_init__(self):
-        if self.num_layers < self.layers_per_repeat or self.num_layers % self.layers_per_repeat:
-            halves = "half of the layers are the encoder's, " if len(self.sides) == 2 else ""
-            raise UserError(
-                f"num_layers is {self.num_layers}; {halves}every other one has experts (num_experts="
-                f"{self.num_experts}), so it must be a multiple of {self.layers_per_repeat}."
-            )
-        if self.num_experts == 1:
-            raise UserError("num_experts is 1; top-2 gating needs at least 2 experts, 0 makes a dense model.")
         if self.activation_dtype not in ("float32", "bfloat16"):
             raise UserError(f"activation_dtype is {self.activation_dtype!r}; use float32 or bfloat16.")
         check_dispatch(self.dispatch)
+        make_router(self.router)
         if self.remat not in REMAT:
             raise UserError(f"remat is {self.remat!r}; use one of {', '.join(REMAT)}.{did_you_mean(self.remat, REMAT)}")
         if self.unroll and self.remat != "none":
             raise UserError(
                 "unroll and remat exclude each other: rematerialisation needs the loop. Set remat=none or unroll=false."
             )
+        self._check_patterns()
+
+    @property
+    def layer_patterns(self) -> dict[str, tuple[str, ...]]:
+        """The layer pattern of each stack, by the stack's name."""
+        raise NotImplementedError
 
     @property
     def layers_per_repeat(self) -> int:
-        """The layers that are repeated, of all stacks: a dense one and, with experts, one that has them, for each side."""
-        return len(self.sides) * (2 if self.num_experts else 1)
+        """Of all stacks, the layers of one repeat of all patterns; `num_layers` is a multiple of it."""
+        return len(self.sides) * math.lcm(*map(len, self.layer_patterns.values()))
+
+    @property
+    def registered_classes(self) -> tuple[type, ...]:
+        """The classes that the model's fields name: the program it makes depends on their source, too."""
+        choices = [choice for pattern in self.layer_patterns.values() for choice in pattern]
+        return (router_class(self.router), *map(feed_forward_class, dict.fromkeys(choices)))
+
+    def feed_forwards(self, stack: str) -> tuple[FeedForward, ...]:
+        """The feed-forward layers of one repeat of a stack, by its pattern.
+
+        Raises:
+          UserError: an unknown layer, or settings that it refuses.
+        """
+        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return tuple(make_feed_forward(choice, fields) for choice in self.layer_patterns[stack])
 
     def weights(self) -> dict:
         return {name: layer.weights() for name, layer in self._layers.items()}
@@ -95,15 +117,16 @@ class Transformer(Layer):
         return context.dropout(embedded, self.input_dropout, name, "BTM")
 
     def _total(self, logits: tf.Tensor, target: dict, *stack_metrics: dict) -> tuple[tf.Tensor, dict]:
-        """(cross-entropy + k * l_aux, metrics) of `logits [B, T, V]`; the experts' metrics are averaged over stacks."""
+        """(cross-entropy + k * l_aux, metrics) of `logits [B, T, V]`; each layer metric is the mean over the stacks that have it."""
         nll, smoothed = cross_entropy(logits, target["labels"], self.label_smoothing)
         present = tf.cast(tf.not_equal(target["segment_ids"], 0), tf.float32)
         tokens = tf.reduce_sum(present)
         metrics = {"cross_entropy": tf.math.divide_no_nan(tf.reduce_sum(nll * present), tokens), "tokens": tokens}
-        for name in stack_metrics[0]:
-            metrics[name] = tf.add_n([of_stack[name] for of_stack in stack_metrics]) / len(stack_metrics)
+        for name in dict.fromkeys(name for of_stack in stack_metrics for name in of_stack):
+            values = [of_stack[name] for of_stack in stack_metrics if name in of_stack]
+            metrics[name] = tf.add_n(values) / len(values)
         loss = tf.math.divide_no_nan(tf.reduce_sum(smoothed * present), tokens)
-        return loss + self.aux_loss_weight * metrics.get("aux_loss", 0.0), metrics
+        return loss + self.aux_loss_weight * metrics.get(AUX_LOSS, 0.0), metrics
 
     def _embedding(self, vocabulary: int) -> Embedding:
         return Embedding(vocabulary=vocabulary, model_dim=self.model_dim)
@@ -111,23 +134,10 @@ class Transformer(Layer):
     def _softmax(self, vocabulary: int) -> Softmax:
         return Softmax(vocabulary=vocabulary, model_dim=self.model_dim)
 
-    def _stack(self, has_cross_attention: bool) -> TransformerStack:
+    def _stack(self, name: str, has_cross_attention: bool) -> TransformerStack:
         attention = MultiHeadAttention(
             model_dim=self.model_dim, num_heads=self.num_heads, head_dim=self.head_dim, dropout=self.attention_dropout
         )
-        feed_forwards = [FeedForward(model_dim=self.model_dim, hidden_dim=self.hidden_dim)]
-        if self.num_experts:
-            feed_forwards.append(
-                MixtureOfExperts(
-                    model_dim=self.model_dim,
-                    hidden_dim=self.hidden_dim,
-                    num_experts=self.num_experts,
-                    num_groups=self.num_groups,
-                    capacity_factor=self.capacity_factor,
-                    inference_capacity_factor=self.inference_capacity_factor,
-                    dispatch=self.dispatch,
-                )
-            )
         period = tuple(
             TransformerLayer(
                 attention=attention,
@@ -135,11 +145,28 @@ class Transformer(Layer):
                 residual_dropout=self.residual_dropout,
                 has_cross_attention=has_cross_attention,
             )
-            for feed_forward in feed_forwards
+            for feed_forward in self.feed_forwards(name)
         )
-        return TransformerStack(
-            period=period,
-            repeats=self.num_layers // len(self.sides) // len(period),
-            unroll=self.unroll,
-            remat=self.remat,
-        )
+        repeats = self.num_layers // len(self.sides) // len(period)
+        return TransformerStack(period=period, repeats=repeats, unroll=self.unroll, remat=self.remat)
+
+    @property
+    def _pattern(self) -> tuple[str, ...]:
+        return self.layer_pattern or (("dense", "moe") if self.num_experts else ("dense",))
+
+    def _check_patterns(self):
+        if self.num_layers < self.layers_per_repeat or self.num_layers % self.layers_per_repeat:
+            halves = "half of the layers are the encoder's and " if len(self.sides) == 2 else ""
+            patterns = " and ".join(dict.fromkeys(map(",".join, self.layer_patterns.values())))
+            raise UserError(
+                f"num_layers is {self.num_layers}; {halves}each stack repeats the layer pattern {patterns}, so it must be a "
+                f"multiple of {self.layers_per_repeat}."
+            )
+        for stack in self.layer_patterns:
+            for choice, layer in zip(self.layer_patterns[stack], self.feed_forwards(stack)):
+                if stack == "decoder" and not layer.is_causal:
+                    raise UserError(
+                        f"layer {choice!r} (router {self.router!r}) is not causal: in a decoder, tokens would depend on later ones. "
+                        f"Translation models may use such layers and routers in the encoder alone, for instance --set "
+                        f"model.encoder_layer_pattern=dense,moe:router=expert_choice."
+                    )

@@ -74,7 +74,7 @@ def test_a_translation_model_trains_equally_with_either_dispatch():
 
 
 def test_dispatch_is_each_layers():
-    with_experts = dataclasses.replace(MODEL, dispatch="gather")._layers["decoder"].period[1].feed_forward
+    with_experts = dataclasses.replace(MODEL, dispatch="gather").feed_forwards("decoder")[1]
     assert with_experts.dispatch == "gather"
 
 

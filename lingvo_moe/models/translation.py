@@ -17,16 +17,22 @@ class Translation(Transformer):
 
     Attributes:
       source_vocabulary, target_vocabulary: sizes V; at least the tokenizers'.
+      encoder_layer_pattern: the encoder's, where it is not `layer_pattern`; for layers and routers that are not causal.
       word_dropout: the share of the decoder's input tokens that become `unknown_id` in training, so that it must read the
         source (Bowman et al. 2016, section 3.1); for corpora of few different target sentences.
     """
 
     source_vocabulary: int
     target_vocabulary: int
+    encoder_layer_pattern: tuple[str, ...] = ()
     word_dropout: float = 0.0
     unknown_id: int = 3
 
     sides = ("source", "target")
+
+    @property
+    def layer_patterns(self) -> dict[str, tuple[str, ...]]:
+        return {"encoder": self.encoder_layer_pattern or self._pattern, "decoder": self._pattern}
 
     def loss(self, theta: dict, batch: dict, context: Context) -> tuple[tf.Tensor, dict]:
         """The loss of one batch and what to report.
@@ -120,7 +126,7 @@ class Translation(Transformer):
         return {
             "source_embedding": self._embedding(self.source_vocabulary),
             "target_embedding": self._embedding(self.target_vocabulary),
-            "encoder": self._stack(has_cross_attention=False),
-            "decoder": self._stack(has_cross_attention=True),
+            "encoder": self._stack("encoder", has_cross_attention=False),
+            "decoder": self._stack("decoder", has_cross_attention=True),
             "softmax": self._softmax(self.target_vocabulary),
         }

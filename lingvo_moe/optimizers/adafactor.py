@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 
 from lingvo_moe import tree
 from lingvo_moe.layers.base import Context, Weight
 from lingvo_moe.lazy import tf
+from lingvo_moe.ops.factored_moments import mean_of_quotients, prefers_mean_of_quotients
 from lingvo_moe.optimizers.schedules import InverseSquareRoot
 
 
@@ -104,8 +104,9 @@ class Adafactor:
             total = tf.reduce_mean(wide_row, axis=weight.rows, keepdims=True)
             # A row's share of the total may be too small for a float32; the two by themselves are not.
             update = gradient * (tf.math.rsqrt(wide_row) * tf.sqrt(total)) * tf.math.rsqrt(_expand(column, weight.rows))
-            if _is_whole(weight, context):
-                mean_square = _mean_of_quotients(weight, squared, wide_row, column) * total
+            matrices = (weight.logical_axes, weight.rows, weight.columns)
+            if prefers_mean_of_quotients(*matrices, context):
+                mean_square = mean_of_quotients(squared, wide_row, column, *matrices) * total
             else:
                 mean_square = _mean_square(weight, update)
         else:
@@ -133,23 +134,3 @@ def _expand(factor: tf.Tensor, dimensions: tuple[int, ...]) -> tf.Tensor:
 def _mean_square(weight: Weight, tensor: tf.Tensor) -> tf.Tensor:
     """The mean square of each matrix or vector of a tensor in the weight's place; its dimensions are kept, as 1."""
     return tf.reduce_mean(tf.square(tensor), axis=weight.rows + weight.columns, keepdims=True)
-
-
-def _is_whole(weight: Weight, context: Context) -> bool:
-    """Whether `_mean_of_quotients` is the faster one: on a CPU, where no matrix is cut, and nothing has to be exchanged."""
-    logical_axes = [weight.logical_axes[d] for d in weight.rows + weight.columns]
-    return context.platform == "cpu" and all(
-        context.layout.num_shards(weight.logical_axes, letter) == 1 for letter in logical_axes
-    )
-
-
-def _mean_of_quotients(weight: Weight, squared: tf.Tensor, row: tf.Tensor, column: tf.Tensor) -> tf.Tensor:
-    """`_mean_square` of a gradient over the roots of a row and a column, from its squares: a product with a vector for each
-    matrix, and no quotient that must be written to memory to be summed up."""
-    rows, columns = (
-        "".join(weight.logical_axes[d] for d in range(len(weight.logical_axes)) if d not in without)
-        for without in (weight.columns, weight.rows)
-    )
-    sums = _expand(tf.einsum(f"{weight.logical_axes},{columns}->{rows}", squared, 1.0 / column), weight.columns)
-    num_columns = math.prod(weight.shape[d] for d in weight.columns)
-    return tf.reduce_mean(sums / row, axis=weight.rows, keepdims=True) / num_columns

@@ -13,10 +13,10 @@ from hypothesis import strategies
 
 from lingvo_moe import tree
 from lingvo_moe.errors import UserError
-from lingvo_moe.layers import gating
-from lingvo_moe.layers.base import Context
-from lingvo_moe.layers.dispatch import AUTO, DISPATCHES, Gather, check_dispatch, choose
+from lingvo_moe.layers.routers import top_2
 from lingvo_moe.lazy import tf
+from lingvo_moe.ops.context import Context
+from lingvo_moe.ops.dispatch import AUTO, DISPATCHES, Gather, check_dispatch, choose
 from lingvo_moe.sharding.layout import DeviceMesh, Layout
 from lingvo_moe.testing import harness
 
@@ -58,7 +58,7 @@ def call(way: str, capacity: int, layout: Layout = Layout(), training: bool = Tr
         context = Context(layout, inputs["seed"] if training else None, dtype)
         num_experts = inputs["logits"].shape[-1]
         gates = context.annotate(tf.nn.softmax(inputs["logits"]), "GSE")
-        routing = gating.route(gates, inputs["paddings"], capacity, context)
+        routing = top_2.route(gates, inputs["paddings"], capacity, context)
         with tf.name_scope("dispatch"):
             positions = DISPATCHES[way](routing, num_experts, capacity, context)
             dispatched = positions.dispatch(context.annotate(context.cast(inputs["tokens"]), "GSM"))
@@ -115,7 +115,7 @@ def test_each_slot_holds_the_token_that_was_routed_to_it():
     """Against a plain loop over choices: tokens are carried to the places that the routing names, and nowhere else."""
     groups, size, num_experts, capacity = 2, 8, 3, 2
     inputs = inputs_of(groups, size, num_experts)
-    routing = gating.route(tf.nn.softmax(inputs["logits"]), tf.constant(inputs["paddings"]), capacity, Context())
+    routing = top_2.route(tf.nn.softmax(inputs["logits"]), tf.constant(inputs["paddings"]), capacity, Context())
     tokens = 1.0 + np.arange(groups * size, dtype=np.float32).reshape(groups, size, 1)
     expected = np.zeros((groups, num_experts, capacity, 1))
     for g, s, k in np.argwhere(routing.weights.numpy() > 0):

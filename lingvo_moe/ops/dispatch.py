@@ -1,10 +1,11 @@
-"""How tokens reach the positions of their experts, and come back (GShard Algorithm 2, lines 3 and 9).
+"""How tokens reach the buffers of their experts and come back (GShard Algorithm 2, lines 3 and 9).
 
-A group has E * C positions, C of each expert, and its S tokens have two choices each. Two ways carry the same rows:
+A group has E * C buffer positions, C of each expert, and each of its S tokens has K choices (see `ops.routing`). Two ways
+carry the same rows:
 
-  einsum  products with a one-hot tensor [G, S, E, C]: what matrix units do best, and what XLA partitions by itself.
-  gather  rows are taken by number; no tensor is larger than the rows. XLA cannot know that no row leaves its group, so
-          each device takes from its own groups in manual mode (GShard section 3.2).
+  einsum  products with a one-hot tensor `[G, S, E, C]`: what matrix units do best, and what XLA partitions by itself.
+  gather  rows are taken by index; no tensor is larger than G * S * K rows. XLA cannot know that no row leaves its group, so
+          each device takes rows from its own groups in manual mode (GShard section 3.2).
 
 `auto` is the faster of the two, see `choose`.
 """
@@ -14,46 +15,44 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from lingvo_moe.errors import UserError, did_you_mean
-from lingvo_moe.layers import gating
-from lingvo_moe.layers.base import Context
 from lingvo_moe.lazy import tf
+from lingvo_moe.ops.context import Context
+from lingvo_moe.ops.routing import NONE, Routing, sum_of_choices
 from lingvo_moe.sharding import spmd
 from lingvo_moe.sharding.layout import Layout
-
-NONE = -1  # the number of no position, and of no choice
 
 
 class Einsum:
     """Dispatch by one-hot products; see the module's docstring."""
 
-    def __init__(self, routing: gating.Routing, num_experts: int, capacity: int, context: Context):
+    def __init__(self, routing: Routing, num_experts: int, capacity: int, context: Context):
         self._context = context
-        self._combine = context.cast(gating.combine_weights(routing, num_experts, capacity, context))
+        self._combine = context.cast(routing.combine_weights(num_experts, capacity, context))
         self._dispatch = context.annotate(context.cast(tf.not_equal(self._combine, 0.0)), "GSEC")
 
     def dispatch(self, tokens: tf.Tensor) -> tf.Tensor:
-        """`[G, S, M]` to `[G, E, C, M]`: what each position holds, zeros where nothing."""
+        """`[G, S, M]` to buffers `[G, E, C, M]`, zeros in empty positions."""
         return self._context.annotate(tf.einsum("GSEC,GSM->GECM", self._dispatch, tokens), "GECM")
 
     def combine(self, outputs: tf.Tensor) -> tf.Tensor:
-        """`[G, E, C, M]` to `[G, S, M]`: the weighted sum of each token's positions, zeros where it has none."""
+        """`[G, E, C, M]` to `[G, S, M]`: the weighted sum over each token's positions, zeros where it has none."""
         return self._context.annotate(tf.einsum("GSEC,GECM->GSM", self._combine, outputs), "GSM")
 
 
 class Gather:
-    """Dispatch by rows' numbers; see the module's docstring.
+    """Dispatch by row indices; see the module's docstring.
 
-    Choice 2 * s + k of a group is token s's k-th, position e * C + c is the c-th of expert e. Which position a choice has and
-    which choice a position holds are inverse to each other, so that each way's gradient is the other way's gather: no row is
-    ever added to a place in memory, and the order of sums is fixed.
+    Choice K * s + k of a group is token s's k-th, buffer position e * C + c is the c-th of expert e. The position of each
+    choice and the choice at each position are inverse to each other, so that each direction's gradient is the other
+    direction's gather: no row is ever added to memory, and the order of sums is fixed.
     """
 
-    def __init__(self, routing: gating.Routing, num_experts: int, capacity: int, context: Context):
-        groups, size, _ = routing.experts.shape
+    def __init__(self, routing: Routing, num_experts: int, capacity: int, context: Context):
+        groups, size, self._num_choices = routing.shape
         self._weights, self._context = routing.weights, context
         self._num_experts, self._capacity = num_experts, capacity
-        positions = tf.where(tf.not_equal(routing.weights, 0.0), routing.experts * capacity + routing.positions, NONE)
-        self._positions = context.annotate(tf.reshape(positions, (groups, 2 * size)), "GS")
+        positions = tf.reshape(routing.buffer_positions(capacity), (groups, size * self._num_choices))
+        self._positions = context.annotate(positions, "GS")
         num_positions = num_experts * capacity
         self._choices = _on_own_groups(
             lambda positions: choices_of(positions, num_positions),
@@ -67,7 +66,7 @@ class Gather:
         """As `Einsum.dispatch`."""
         to_positions = _with_gradient(
             "dispatch",
-            lambda tokens: self._take(tokens, self._choices // 2),
+            lambda tokens: self._take(tokens, self._choices // self._num_choices),
             lambda rows: tf.reduce_sum(self._by_token(rows), axis=2),
         )
         rows = tf.reshape(to_positions(tokens), (-1, self._num_experts, self._capacity, tokens.shape[-1]))
@@ -82,32 +81,30 @@ class Gather:
             lambda gradient: self._take(tf.reshape(gradient, (groups, -1, model_dim)), self._choices),
         )
         rows = tf.cast(to_tokens(tf.reshape(outputs, (groups, -1, model_dim))), tf.float32)
-        # A sum of two, which XLA fuses with the gathers better than a reduction.
-        first, second = tf.unstack(rows * self._weights[..., None], axis=2)
-        return self._context.annotate(self._context.cast(first + second), "GSM")
+        summed = sum_of_choices(rows * self._weights[..., None])
+        return self._context.annotate(self._context.cast(summed), "GSM")
 
     def _by_token(self, rows: tf.Tensor) -> tf.Tensor:
-        """Slots `[G, E * C, M]` to each token's two `[G, S, 2, M]`."""
-        groups, size, _ = self._weights.shape
-        return tf.reshape(self._take(rows, self._positions), (groups, size, 2, rows.shape[-1]))
+        """Buffer positions `[G, E * C, M]` to each token's choices `[G, S, K, M]`."""
+        return tf.reshape(self._take(rows, self._positions), (*self._weights.shape, rows.shape[-1]))
 
-    def _take(self, rows: tf.Tensor, numbers: tf.Tensor) -> tf.Tensor:
-        """The rows `[G, n, M]` of these `numbers [G, k]`, zeros for none: `[G, k, M]`."""
+    def _take(self, rows: tf.Tensor, indices: tf.Tensor) -> tf.Tensor:
+        """The rows of `[G, n, M]` at `indices [G, m]`, zeros for NONE: `[G, m, M]`."""
         groups, _, model_dim = rows.shape
-        taken = _on_own_groups(
-            lambda rows, numbers: tf.gather(rows, numbers, axis=1, batch_dims=1),
-            [(rows, "GsM"), (tf.maximum(numbers, 0), "Gs")],
+        gathered = _on_own_groups(
+            lambda rows, indices: tf.gather(rows, indices, axis=1, batch_dims=1),
+            [(rows, "GsM"), (tf.maximum(indices, 0), "Gs")],
             "GsM",
-            (groups, numbers.shape[1], model_dim),
+            (groups, indices.shape[1], model_dim),
             self._context.layout,
         )
-        return tf.where(tf.equal(numbers, NONE)[..., None], tf.zeros((), rows.dtype), taken)
+        return tf.where(tf.equal(indices, NONE)[..., None], tf.zeros((), rows.dtype), gathered)
 
 
-# What `dispatch` may name beside AUTO.
+# The values of `model.dispatch` beside AUTO.
 DISPATCHES = {"einsum": Einsum, "gather": Gather}
 AUTO = "auto"
-# Of the tokens of a group: below, a CPU's products with a one-hot tensor take less time than looking rows up.
+# Tokens of a group: below this size, a CPU's products with a one-hot tensor take less time than looking up rows.
 _LARGE_GROUP = 128
 
 
@@ -131,26 +128,26 @@ def choose(name: str, tokens: tf.Tensor, context: Context) -> Callable[..., Eins
     return Gather if context.platform == "cpu" and size >= _LARGE_GROUP and divisible else Einsum
 
 
+def choices_of(positions: tf.Tensor, num_positions: int) -> tf.Tensor:
+    """The choice at each buffer position, from the position of each choice: `[G, K * S]` to `[G, E * C]`, NONE in empty ones."""
+    groups, choices = positions.shape
+    across_groups = tf.where(tf.equal(positions, NONE), NONE, positions + num_positions * tf.range(groups)[:, None])
+    # No two choices share a position, so at most one term of every sum is not zero. Negative indices are dropped.
+    ordinals = tf.broadcast_to(tf.range(choices) + 1, positions.shape)
+    filled = tf.math.unsorted_segment_sum(ordinals, across_groups, groups * num_positions)
+    return tf.reshape(filled, (groups, num_positions)) - 1
+
+
 def _with_gradient(
     scope: str, function: Callable[[tf.Tensor], tf.Tensor], gradient: Callable[[tf.Tensor], tf.Tensor]
 ) -> Callable[[tf.Tensor], tf.Tensor]:
-    """`function`, whose gradient is `gradient` of the result's; under the name `scope`, by which analysis finds both."""
+    """`function` with the gradient `gradient`, under the name `scope`, by which `analysis` finds both."""
 
-    def scoped(of_result: tf.Tensor) -> tf.Tensor:
+    def scoped(upstream: tf.Tensor) -> tf.Tensor:
         with tf.name_scope(scope):
-            return gradient(of_result)
+            return gradient(upstream)
 
     return tf.custom_gradient(lambda tensor: (function(tensor), scoped))
-
-
-def choices_of(positions: tf.Tensor, num_positions: int) -> tf.Tensor:
-    """Which choice each position holds, from the position of each choice: `[G, 2 S]` to `[G, E * C]`."""
-    groups, choices = positions.shape
-    of_all_groups = tf.where(tf.equal(positions, NONE), NONE, positions + num_positions * tf.range(groups)[:, None])
-    # No two choices share a position: of every sum at most one term is there. Negative numbers are left out.
-    ordinals = tf.broadcast_to(tf.range(choices) + 1, positions.shape)
-    filled = tf.math.unsorted_segment_sum(ordinals, of_all_groups, groups * num_positions)
-    return tf.reshape(filled, (groups, num_positions)) - 1
 
 
 def _on_own_groups(
@@ -160,16 +157,16 @@ def _on_own_groups(
     shape: tuple[int, ...],
     layout: Layout,
 ) -> tf.Tensor:
-    """`function` of the arguments, computed by each device for its groups alone, and for its part of M where M is cut.
+    """Applies `function` on each device to its own groups, and to its part of M where M is sharded.
 
     Args:
-      function: of tensors of a device's shapes.
-      arguments: tensors of full shapes and their letters.
-      letters, shape: of the result.
-      layout: where it does not cut G, groups share a device, and there is nothing to keep apart.
+      function: of tensors with a device's shapes.
+      arguments: tensors of full shapes and their logical axes.
+      logical_axes, shape: of the result.
+      layout: where it does not shard G, `function` is applied to the whole tensors.
 
     Raises:
-      UserError: devices do not divide the groups, or M.
+      UserError: the number of devices does not divide the groups, or M.
     """
     tensors = [tensor for tensor, _ in arguments]
     if layout.num_shards("G", "G") == 1 or tf.executing_eagerly():

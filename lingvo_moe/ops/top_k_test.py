@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, strategies
 from hypothesis.extra import numpy as arrays
 
-from lingvo_moe.layers.base import Context
-from lingvo_moe.layers.top_k import VocabularyChunks, largest, largest_few
 from lingvo_moe.lazy import tf
+from lingvo_moe.ops.context import Context
+from lingvo_moe.ops.top_k import VocabularyChunks, largest, largest_few
 from lingvo_moe.testing import harness
 
 # No subnormal numbers, which TensorFlow takes for zeros.

@@ -7,11 +7,11 @@ import dataclasses
 import numpy as np
 import pytest
 
-from lingvo_moe.layers.base import Context
-from lingvo_moe.layers.block_sparse import BlockSparse, block_size
-from lingvo_moe.layers.gating import Routing
 from lingvo_moe.layers.mixture_of_experts import MixtureOfExperts
 from lingvo_moe.lazy import tf
+from lingvo_moe.ops.block_sparse import BlockSparse, block_size
+from lingvo_moe.ops.context import Context
+from lingvo_moe.ops.routing import Routing
 from lingvo_moe.sharding.layout import DeviceMesh, Layout
 from lingvo_moe.testing import harness
 
@@ -129,7 +129,6 @@ def test_a_block_is_of_one_expert_and_only_the_used_ones_come_first():
         experts=tf.constant(experts.reshape(1, 6, 2), tf.int32),
         positions=tf.zeros((1, 6, 2), tf.int32),
         weights=tf.ones((1, 6, 2)),
-        aux_loss=tf.constant(0.0),
         metrics={},
     )
     blocks = BlockSparse(routing, num_experts=4)

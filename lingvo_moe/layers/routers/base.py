@@ -1,0 +1,148 @@
+"""The interface of a router, the registry of routers, and what token-choice routers have in common.
+
+A router of your own is one file, loaded with `--import=my_router.py` and chosen with `--set model.router=NAME`:
+
+    @register_router("mine")
+    @dataclasses.dataclass(frozen=True, kw_only=True)
+    class MyRouter(Router): ...
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from lingvo_moe.errors import UserError
+from lingvo_moe.lazy import tf
+from lingvo_moe.ops.context import Context
+from lingvo_moe.ops.routing import Routing
+from lingvo_moe.ops.top_k import largest
+from lingvo_moe.utils.extension_registry import ExtensionRegistry
+
+
+class Router(Protocol):
+    """Decides which experts take which tokens, from the products of tokens and gate weights. A frozen dataclass.
+
+    Attributes:
+      metric_names: the scalars of `Routing.metrics`. The metric `aux_loss` is an auxiliary loss: the model adds it, times
+        `aux_loss_weight`, to its loss. By convention it is 1/E^2 in perfect balance, as Algorithm 1's.
+      is_causal: whether a token's experts depend on no later token. Only causal routers are allowed in decoders.
+    """
+
+    metric_names: tuple[str, ...] = ()
+    is_causal: bool = True
+
+    def check(self, num_experts: int):
+        """Raises UserError where the router does not work with this many experts."""
+
+    def capacity(self, tokens_per_group: int, num_experts: int, factor: float | None) -> int:
+        """The buffer positions C of each expert for a group; see `expert_capacity`."""
+        return expert_capacity(tokens_per_group, num_experts, factor)
+
+    def experts_per_token(self, num_experts: int) -> float:
+        """The mean number of experts that compute a token where none overflows, to count operations."""
+        raise NotImplementedError
+
+    def __call__(self, logits: tf.Tensor, paddings: tf.Tensor, capacity: int, context: Context) -> Routing:
+        """Routes all groups at once.
+
+        Args:
+          logits: `[G, S, E] float32`, products of tokens and gate weights.
+          paddings: `[G, S] bool`, true where there is no token: it takes no position and counts nowhere.
+          capacity: C, positions per expert and group.
+          context: of the call.
+        """
+        raise NotImplementedError
+
+
+_ROUTERS: ExtensionRegistry[Router] = ExtensionRegistry("router")
+register_router = _ROUTERS.register
+make_router = _ROUTERS.make
+router_class = _ROUTERS.class_of
+
+
+def check_num_experts(router: str, num_experts: int, least: int):
+    """Raises UserError where there are fewer than `least` experts."""
+    if num_experts < least:
+        raise UserError(
+            f"num_experts is {num_experts}; router {router} needs at least {least} experts. A dense model has num_experts=0 "
+            f"and layer_pattern=dense."
+        )
+
+
+def expert_capacity(tokens_per_group: int, num_experts: int, capacity_factor: float | None) -> int:
+    """The tokens of a group that an expert takes at most: C = factor * S / E, at least 1.
+
+    The papers' 2N/(G E) is a factor of 2 (GShard section 2.2, "Local group dispatching"). None: room for all, C = S.
+    """
+    if capacity_factor is None:
+        return tokens_per_group
+    return min(tokens_per_group, max(1, int(capacity_factor * tokens_per_group / num_experts)))
+
+
+def softmax_gates(logits: tf.Tensor, context: Context) -> tf.Tensor:
+    """Gates `[G, S, E] float32`: the softmax of logits over experts."""
+    return context.annotate(tf.nn.softmax(logits), "GSE")
+
+
+def largest_gates(gates: tf.Tensor, count: int, context: Context) -> tuple[list[tf.Tensor], tf.Tensor]:
+    """The experts with the `count` largest gates `[G, S, E]`, `[G, S] int32` each (ties: the lower index first), and these
+    gates `[G, S, count]`."""
+    num_experts, experts, masks, left = gates.shape[-1], [], [], gates
+    for _ in range(count):
+        _, expert = largest(left)
+        mask = context.annotate(tf.equal(expert[..., None], tf.range(num_experts)), "GSE")
+        experts, masks, left = [*experts, expert], [*masks, mask], tf.where(mask, -1.0, left)
+    chosen = tf.stack([tf.reduce_sum(tf.where(mask, gates, 0.0), axis=-1) for mask in masks], axis=-1)
+    return [context.checkpoint_name(expert, "output", "GS") for expert in experts], chosen
+
+
+def choice_mask(expert: tf.Tensor, present: tf.Tensor, num_experts: int, context: Context) -> tf.Tensor:
+    """`[G, S]` to `[G, S, E] int32`, 1 at the chosen expert of a present token. Integers: bfloat16 cannot count past 256."""
+    chosen = tf.logical_and(tf.equal(expert[..., None], tf.range(num_experts)), present[..., None])
+    return context.annotate(tf.cast(chosen, tf.int32), "GSE")
+
+
+def positions_in_buffers(masks: Sequence[tf.Tensor], context: Context) -> list[tf.Tensor]:
+    """The position `[G, S] int32` of each choice in its expert's buffer, from the masks `[G, S, E]` of all choices.
+
+    First choices of the whole group come before all second ones (Algorithm 1, line 14, continues with the counts of line 11),
+    and so on. Every choice takes a position whether or not it is dispatched (lines 11 and 22).
+    """
+    positions, counts = [], None
+    for mask in masks:
+        before = tf.cumsum(mask, axis=1, exclusive=True)
+        before = before if counts is None else before + counts
+        positions.append(context.checkpoint_name(tf.reduce_sum(before * mask, axis=-1), "output", "GS"))
+        count = tf.reduce_sum(mask, axis=1, keepdims=True)
+        counts = count if counts is None else counts + count
+    return positions
+
+
+def load_balance_loss(gates: tf.Tensor, chosen: tf.Tensor, present: tf.Tensor) -> tf.Tensor:
+    """Algorithm 1's l_aux = 1/E sum_e (c_e/S) m_e, mean over groups; scalar. 1/E^2 is perfect balance.
+
+    Args:
+      gates: `[G, S, E] float32`; m_e is their mean over tokens.
+      chosen: `[G, S, E]`, the share of each token's choices that is expert e; c_e/S is its mean over tokens.
+      present: `[G, S] bool`. Means are over present tokens; groups of paddings alone do not count.
+    """
+    tokens = tf.reduce_sum(tf.cast(present, tf.float32), axis=1)  # [G]: Algorithm 1's S, without paddings
+    inverse = tf.math.divide_no_nan(1.0, tokens)[:, None]
+    gate_mean = tf.reduce_sum(tf.where(present[..., None], gates, 0.0), axis=1) * inverse  # m_e [G, E]
+    share = tf.cast(tf.reduce_sum(chosen, axis=1), tf.float32) * inverse  # c_e/S [G, E]
+    groups = tf.reduce_sum(tf.cast(tokens > 0.0, tf.float32))
+    return tf.math.divide_no_nan(tf.reduce_sum(share * gate_mean), groups * gates.shape[-1])
+
+
+def expert_load(chosen: tf.Tensor, present: tf.Tensor) -> tf.Tensor:
+    """The largest expert's share of the choices `[G, S, E]` (see `load_balance_loss`) times E; 1 is perfect balance."""
+    total = tf.reduce_sum(tf.cast(present, tf.float32))
+    load = tf.reduce_max(tf.cast(tf.reduce_sum(chosen, axis=(0, 1)), tf.float32))
+    return tf.math.divide_no_nan(load * chosen.shape[-1], total)
+
+
+def share_of_tokens(condition: tf.Tensor, present: tf.Tensor) -> tf.Tensor:
+    """The share of present tokens for which a condition `[G, S] bool` holds; 0 where there are none."""
+    count = tf.reduce_sum(tf.cast(tf.logical_and(present, condition), tf.float32))
+    return tf.math.divide_no_nan(count, tf.reduce_sum(tf.cast(present, tf.float32)))

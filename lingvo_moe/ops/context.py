@@ -1,0 +1,94 @@
+"""The context of a call: what ops and layers know beside their inputs and weights."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+from lingvo_moe.lazy import tf
+from lingvo_moe.ops import random_numbers
+from lingvo_moe.ops.random_numbers import fold_seed
+from lingvo_moe.sharding.layout import Layout
+
+
+@dataclasses.dataclass(frozen=True)
+class Context:
+    """What a call knows beside its inputs.
+
+    Attributes:
+      layout: how tensors are sharded.
+      seed: `[2] int32`, the key of this call's random numbers; None where nothing is random (evaluation, decoding).
+      dtype: of activations (`float32` or `bfloat16`). Weights are stored in float32 and cast where they are used.
+      checkpoint_policy: called by `checkpoint_name`, or None outside rematerialised layers; see `layers.repeat`.
+      scope: the path of this call in the model, as in the paths of the weights: `decoder/layer_0/`.
+      add_summary: called by `summarize`, or None where summaries are off; see `layers.summaries`.
+      platform: the platform to be fast on, `cpu`, `gpu` or `tpu`; empty for none in particular. Only `ops` reads it.
+        Results are equal up to rounding.
+    """
+
+    layout: Layout = Layout()
+    seed: tf.Tensor | None = None
+    dtype: str = "float32"
+    checkpoint_policy: Callable[[tf.Tensor, str, str], tf.Tensor] | None = None
+    scope: str = ""
+    add_summary: Callable[[str, tf.Tensor], None] | None = None
+    platform: str = ""
+
+    @property
+    def training(self) -> bool:
+        """Whether random numbers (dropout, routing) are drawn."""
+        return self.seed is not None
+
+    def annotate(self, tensor: tf.Tensor, logical_axes: str) -> tf.Tensor:
+        """See `Layout.annotate`."""
+        return self.layout.annotate(tensor, logical_axes)
+
+    def cast(self, tensor: tf.Tensor) -> tf.Tensor:
+        """Casts to the dtype of activations."""
+        return tf.cast(tensor, self.dtype)
+
+    def checkpoint_name(self, tensor: tf.Tensor, name: str, logical_axes: str) -> tf.Tensor:
+        """Annotates `tensor` and names it for the checkpoint policy of rematerialised layers.
+
+        Args:
+          tensor: a tensor that the rest of the layer is a function of.
+          name: `output` for the output of a sublayer and for tensors that crossed devices, `hidden` for wider tensors.
+          logical_axes: of its dimensions.
+
+        Returns:
+          `tensor`, or in the backward pass the value saved by the forward pass.
+        """
+        tensor = self.annotate(tensor, logical_axes)
+        return self.checkpoint_policy(tensor, name, logical_axes) if self.checkpoint_policy else tensor
+
+    def summarize(self, name: str, compute: Callable[[], dict[str, tf.Tensor]]):
+        """Adds the scalars returned by `compute` to the summaries; does not call it where summaries are off.
+
+        Args:
+          name: of the summarised tensor, within this call's scope; empty for the scope itself.
+          compute: takes nothing and returns scalars by name, for instance `summaries.magnitude` of an activation.
+        """
+        if self.add_summary:
+            for quantity, value in compute().items():
+                self.add_summary("/".join(filter(None, (self.scope.rstrip("/"), name, quantity))), value)
+
+    def named(self, name: str) -> Context:
+        """Returns the context with `name` appended to the scope."""
+        return dataclasses.replace(self, scope=f"{self.scope}{name}/")
+
+    def fold(self, key: str | int | tf.Tensor) -> Context:
+        """Returns a context with random numbers independent of this one's, for one layer or one use; a string is also
+        appended to the scope."""
+        part = self.named(key) if isinstance(key, str) else self
+        return dataclasses.replace(part, seed=fold_seed(self.seed, key)) if self.training else part
+
+    def uniform(self, shape: tuple[int, ...], key: str) -> tf.Tensor:
+        """Returns random float32 numbers in [0, 1), a function of the seed and `key` alone: equal on any mesh."""
+        return random_numbers.uniform(fold_seed(self.seed, key), shape)
+
+    def dropout(self, tensor: tf.Tensor, rate: float, key: str, logical_axes: str) -> tf.Tensor:
+        """Zeroes elements with probability `rate` and scales the others by 1/(1 - rate), in training only."""
+        if not self.training or rate == 0.0:
+            return tensor
+        mask = self.annotate(self.uniform(tuple(tensor.shape), key), logical_axes) >= rate
+        return tf.where(mask, tensor / tf.cast(1.0 - rate, tensor.dtype), tf.zeros((), tensor.dtype))
