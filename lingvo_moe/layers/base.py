@@ -105,6 +105,11 @@ class Layer:
         """How many of the experts, of weights with the axis E, compute a token; to count operations."""
         return 1.0
 
+    @property
+    def registered_classes(self) -> tuple[type, ...]:
+        """The classes that the layer's fields name: its programs depend on their source."""
+        return ()
+
     def unstack(self, theta: dict, context: Context) -> dict:
         """Weights stacked for R layers, prepared for the calls of consecutive decoding steps: what each call would slice is
         sliced once."""

@@ -14,12 +14,14 @@ A feed-forward or mixing layer of your own is one file, loaded with `--import=my
 from __future__ import annotations
 
 import dataclasses
-from typing import Protocol
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
 
+from lingvo_moe.extensions import Registry
 from lingvo_moe.layers.base import Context, Layer, matrix
 from lingvo_moe.lazy import tf
 from lingvo_moe.ops.projection import project
-from lingvo_moe.utils.extension_registry import ExtensionRegistry
+from lingvo_moe.utils import extension_choice
 
 
 class FeedForward(Protocol):
@@ -44,6 +46,11 @@ class FeedForward(Protocol):
     @property
     def experts_per_token(self) -> float:
         """See `Layer.experts_per_token`."""
+        ...
+
+    @property
+    def registered_classes(self) -> tuple[type, ...]:
+        """See `Layer.registered_classes`."""
         ...
 
     def weights(self) -> dict:
@@ -71,10 +78,25 @@ class FeedForward(Protocol):
         ...
 
 
-_FEED_FORWARDS: ExtensionRegistry[FeedForward] = ExtensionRegistry("feed-forward layer")
-register_feed_forward = _FEED_FORWARDS.register
-make_feed_forward = _FEED_FORWARDS.make
-feed_forward_class = _FEED_FORWARDS.class_of
+FEED_FORWARDS: Registry[type[FeedForward]] = Registry("feed-forward layer")
+
+
+def register_feed_forward(name: str) -> Callable[[type], type]:
+    """Class decorator: registers a frozen dataclass that implements `FeedForward` under `name`.
+
+    Raises:
+      UserError: the name is malformed or taken.
+    """
+    return lambda cls: FEED_FORWARDS.register(name, cls)
+
+
+def make_feed_forward(choice: str, fields: Mapping[str, Any]) -> FeedForward:
+    """Makes a layer from `NAME` or `NAME:field=value:...`; of `fields`, those of a model, it takes the ones it declares.
+
+    Raises:
+      UserError: an unknown name or field, or a value that the layer refuses.
+    """
+    return extension_choice.make(FEED_FORWARDS, choice, fields)
 
 
 @register_feed_forward("dense")

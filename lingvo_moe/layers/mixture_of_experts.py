@@ -63,6 +63,10 @@ class MixtureOfExperts(Layer):
     def experts_per_token(self) -> float:
         return self.make_router().experts_per_token(self.num_experts)
 
+    @property
+    def registered_classes(self) -> tuple[type, ...]:
+        return (type(self.make_router()),)
+
     def weights(self) -> dict:
         sizes = {"E": self.num_experts, "M": self.model_dim, "H": self.hidden_dim}
         return {

@@ -10,8 +10,8 @@ from lingvo_moe.layers import mixture_of_experts  # noqa: F401  (registers the l
 from lingvo_moe.layers.attention import MultiHeadAttention
 from lingvo_moe.layers.base import Context, Layer
 from lingvo_moe.layers.embedding import Embedding, Softmax, cross_entropy
-from lingvo_moe.layers.feed_forward import FeedForward, feed_forward_class, make_feed_forward
-from lingvo_moe.layers.routers.base import make_router, router_class
+from lingvo_moe.layers.feed_forward import FeedForward, make_feed_forward
+from lingvo_moe.layers.routers.base import make_router
 from lingvo_moe.layers.repeat import REMAT
 from lingvo_moe.layers.summaries import magnitude
 from lingvo_moe.layers.transformer import TransformerLayer, TransformerStack
@@ -90,9 +90,9 @@ class Transformer(Layer):
 
     @property
     def registered_classes(self) -> tuple[type, ...]:
-        """The classes that the model's fields name: the program it makes depends on their source, too."""
-        choices = [choice for pattern in self.layer_patterns.values() for choice in pattern]
-        return (router_class(self.router), *map(feed_forward_class, dict.fromkeys(choices)))
+        """The layers and routers that the model's fields name: its programs depend on their source."""
+        layers = [layer for stack in self.layer_patterns for layer in self.feed_forwards(stack)]
+        return tuple(cls for layer in layers for cls in (type(layer), *layer.registered_classes))
 
     def feed_forwards(self, stack: str) -> tuple[FeedForward, ...]:
         """The feed-forward layers of one repeat of a stack, by its pattern.

@@ -9,15 +9,16 @@ A router of your own is one file, loaded with `--import=my_router.py` and chosen
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from lingvo_moe.errors import UserError
+from lingvo_moe.extensions import Registry
 from lingvo_moe.lazy import tf
 from lingvo_moe.ops.context import Context
 from lingvo_moe.ops.routing import Routing
 from lingvo_moe.ops.top_k import largest
-from lingvo_moe.utils.extension_registry import ExtensionRegistry
+from lingvo_moe.utils import extension_choice
 
 
 class Router(Protocol):
@@ -55,10 +56,25 @@ class Router(Protocol):
         raise NotImplementedError
 
 
-_ROUTERS: ExtensionRegistry[Router] = ExtensionRegistry("router")
-register_router = _ROUTERS.register
-make_router = _ROUTERS.make
-router_class = _ROUTERS.class_of
+ROUTERS: Registry[type[Router]] = Registry("router")
+
+
+def register_router(name: str) -> Callable[[type], type]:
+    """Class decorator: registers a frozen dataclass that implements `Router` under `name`.
+
+    Raises:
+      UserError: the name is malformed or taken.
+    """
+    return lambda cls: ROUTERS.register(name, cls)
+
+
+def make_router(choice: str) -> Router:
+    """Makes a router from `NAME` or `NAME:field=value:...`, for instance `top_k:k=4`.
+
+    Raises:
+      UserError: an unknown name or field, or a value that the router refuses.
+    """
+    return extension_choice.make(ROUTERS, choice)
 
 
 def check_num_experts(router: str, num_experts: int, least: int):

@@ -1,0 +1,65 @@
+"""Instances of registered frozen dataclasses, from the text of a flag: layers and routers.
+
+A choice is written `NAME` or `NAME:field=value:field=value`, for instance `top_k:k=4`. The fields that it does not name have
+their defaults.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from lingvo_moe.errors import UserError, did_you_mean
+from lingvo_moe.extensions import Registry
+
+Entry = TypeVar("Entry")
+_BOOLEANS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+_EXPECTED = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
+
+
+def make(registry: Registry[type[Entry]], choice: str, defaults: Mapping[str, Any] | None = None) -> Entry:
+    """Makes an instance of a choice.
+
+    Args:
+      registry: of frozen dataclasses.
+      choice: `NAME` or `NAME:field=value:...`.
+      defaults: values for those fields of the class that have one of these names.
+
+    Raises:
+      UserError: an unknown name or field, a field without a value, a value that is not of the field's type, or one that the
+        class refuses.
+    """
+    name, *settings = choice.split(":")
+    cls = registry.get(name)
+    fields = {field.name: field for field in dataclasses.fields(typing.cast(Any, cls)) if field.init}
+    values = {name: value for name, value in (defaults or {}).items() if name in fields}
+    hints = typing.get_type_hints(cls) if settings else {}
+    for setting in settings:
+        name, _, text = setting.partition("=")
+        if name not in fields:
+            raise UserError(
+                f"{registry.kind} {choice!r}: there is no field {name!r}.{did_you_mean(name, fields)} Fields: "
+                f"{', '.join(fields) or 'none'}."
+            )
+        values[name] = _parse(f"{registry.kind} {choice!r}: {setting}", text, hints[name])
+    for name in fields.keys() - values.keys():
+        if fields[name].default is fields[name].default_factory is dataclasses.MISSING:
+            raise UserError(f"{registry.kind} {choice!r}: field {name} has no value; write {choice}:{name}=VALUE.")
+    return cls(**values)
+
+
+def _parse(where: str, text: str, hint: Any) -> Any:
+    """Reads `text` as an int, float, bool, str, or one of these or None."""
+    if isinstance(hint, types.UnionType):
+        if text.lower() == "none":
+            return None
+        hint = next(kind for kind in typing.get_args(hint) if kind is not types.NoneType)
+    if hint not in _EXPECTED:
+        raise UserError(f"{where}: a field of this type cannot be set by a flag.")
+    try:
+        return _BOOLEANS[text.lower()] if hint is bool else hint(text)
+    except (KeyError, ValueError):
+        raise UserError(f"{where}: expected {_EXPECTED[hint]}.") from None
