@@ -6,6 +6,7 @@ used nor changed. A file that is there with the right hash is not downloaded aga
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -211,6 +212,10 @@ class _Apt:
         self._partial = directory / "partial"
         for folder in (directory / "lists" / "partial", directory / "apt" / "archives" / "partial", self._partial):
             folder.mkdir(parents=True, exist_ok=True)
+        if os.geteuid() == 0:
+            # Run as root, apt downloads as the user _apt, if that user can write here.
+            with contextlib.suppress(LookupError):
+                shutil.chown(self._partial, "_apt")
         self._configuration = directory / "apt.conf"
         self._configuration.write_text(
             _CONFIGURATION.format(

@@ -195,6 +195,16 @@ def test_interrupted_download_resumes(mirror, tmp_path, log, monkeypatch):
     assert _downloads(log) == ["gamma", "delta", "epsilon"]
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root's apt changes the user that downloads")
+def test_downloads_stay_in_apts_sandbox(mirror, tmp_path, monkeypatch):
+    """Run as root, apt downloads as the user `_apt`, which must be able to write to the directory."""
+    owners = {}
+    monkeypatch.setattr(debian.shutil, "chown", lambda path, user: owners.update({path.name: user}))
+    debian.fetch(tmp_path / "cache")
+    assert owners == {"partial": "_apt"}
+    assert "Sandbox" not in (tmp_path / "cache" / "apt.conf").read_text()
+
+
 def test_package_with_another_hash_is_an_error(mirror, tmp_path, monkeypatch):
     """A mirror cannot replace a package."""
     monkeypatch.setattr(debian, "sha256", lambda path: hashlib.sha256(b"other").hexdigest())
