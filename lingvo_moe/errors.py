@@ -1,4 +1,4 @@
-"""The one exception for mistakes a person can mend."""
+"""The exception for mistakes that the user can correct."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from collections.abc import Iterable
 
 
 class UserError(ValueError):
-    """Bad input: the message names the thing, what was expected and the remedy, in one or two lines.
+    """Invalid input; the message names the flag, file or value, what was expected, and the remedy.
 
-    The command line prints it after `error: ` and exits with status 2; no traceback is shown.
+    The command line prints it after `error: `, without a traceback, and exits with status 2.
     """
 
 
 def did_you_mean(word: str, known: Iterable[str], limit: int = 3) -> str:
-    """Returns ` Did you mean a, b?` for the known words nearest to `word`, or an empty string."""
+    """Returns ` Did you mean a, b?` with the known words most similar to `word`, or an empty string."""
     known = list(known)
     by_lower = {k.lower(): k for k in known}
-    near = [by_lower[m] for m in difflib.get_close_matches(word.lower(), by_lower, n=limit, cutoff=0.5)]
+    near = [by_lower[match] for match in difflib.get_close_matches(word.lower(), by_lower, n=limit, cutoff=0.5)]
     return f" Did you mean {', '.join(near)}?" if near else ""

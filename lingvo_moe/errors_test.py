@@ -1,4 +1,4 @@
-"""Suggestions are the words that a mistyped one is near to, as they are spelt, and nothing where none is near."""
+"""A suggestion is the known word most similar to a mistyped one, in its own spelling; there may be none."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from lingvo_moe.errors import UserError, did_you_mean
 
 
 @pytest.mark.parametrize(
-    "word, said",
+    "word, suggestion",
     [
         ("trian", " Did you mean train?"),
         ("TRAIN", " Did you mean train?"),
@@ -17,16 +17,18 @@ from lingvo_moe.errors import UserError, did_you_mean
         ("", ""),
     ],
 )
-def test_near_words_are_named_as_they_are_spelt(word, said):
-    assert did_you_mean(word, ["train", "m4.Quickstart", "eval"]) == said
+def test_similar_words_are_suggested_in_their_own_spelling(word, suggestion):
+    """Upper and lower case do not matter."""
+    assert did_you_mean(word, ["train", "m4.Quickstart", "eval"]) == suggestion
 
 
-def test_no_more_than_the_limit_nearest_first():
+def test_most_similar_words_come_first_up_to_the_limit():
+    """An error stays one line."""
     assert (
         did_you_mean("layer", ["bayern", "layered", "layers", "player1"], limit=2) == " Did you mean layers, player1?"
     )
 
 
-def test_a_user_error_is_a_value_error():
-    """So that code which guards against bad values need not know of ours."""
+def test_user_error_is_a_value_error():
+    """Code that handles invalid values need not know this class."""
     assert issubclass(UserError, ValueError)

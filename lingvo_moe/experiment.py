@@ -1,7 +1,7 @@
-"""An experiment: everything that a name of the registry stands for, as one tree of plain values.
+"""An experiment: the configuration that a registered name stands for, as one tree of plain values.
 
-A registered class is a `Recipe`: a few class attributes, and `experiment()`, which spells them out. `show` prints the result,
-`--set` changes it, and the programs are made from it; nothing else knows how a model is configured.
+A registered class is a `Recipe`: a few class attributes, and `experiment()`, which returns the full configuration.
+`show` prints it, `--set` changes it, and the programs are lowered from it.
 """
 
 from __future__ import annotations
@@ -23,19 +23,20 @@ PLATFORMS = ("", "cpu", "gpu", "tpu")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainingSchedule:
-    """How long to train and how often to do what; all in steps.
+    """How long to train, and the intervals of logging, evaluation and checkpoints, all in steps.
 
     Attributes:
-      steps: how many in all.
-      seed: of weights and of everything random in a step.
-      log_every: scalars are written to TensorBoard.
-      evaluate_every: the held-out loss is measured; 0 for never.
-      evaluation_batches: on how many batches, at most.
-      checkpoint_every: a checkpoint is saved (and at the end).
-      keep: how many checkpoints stay.
-      steps_per_loop: made by one call of the engine; on a TPU, without leaving the device. The others are multiples of it.
-      max_skipped: training stops when so many steps in a row were skipped, see `steps`.
-      grace_seconds: from SIGTERM to the end of the process, at most; the step in progress and a checkpoint must fit in.
+      steps: the total number of steps.
+      seed: of the weights and of all random numbers in a step.
+      log_every: interval of scalars for TensorBoard.
+      evaluate_every: interval of evaluations of the held-out loss; 0 for never.
+      evaluation_batches: the maximal number of batches of an evaluation.
+      checkpoint_every: interval of checkpoints; the last step has one as well.
+      keep: the number of checkpoints to keep.
+      steps_per_loop: steps in one call of the engine, which on a TPU do not return to the host; divides the intervals.
+      max_skipped: training stops after this many skipped steps in a row, see `steps`.
+      grace_seconds: the maximal time from SIGTERM to the end of the process; it must suffice for the step in progress
+        and a checkpoint.
     """
 
     steps: int = 1_000_000
@@ -67,25 +68,26 @@ class TrainingSchedule:
             if getattr(self, name) % self.steps_per_loop:
                 raise UserError(
                     f"training.{name} is {getattr(self, name)}; it must be a multiple of training.steps_per_loop, "
-                    f"{self.steps_per_loop}: a loop of steps is not interrupted."
+                    f"{self.steps_per_loop}: a loop of steps cannot be interrupted."
                 )
 
     def steps_at(self, step: int) -> int:
-        """How many steps the engine makes next, after `step`: to the end of a loop, or of training."""
+        """Returns the number of steps from `step` to the end of the engine's loop, or of training."""
         return min(self.steps_per_loop - step % self.steps_per_loop, self.steps - step)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Experiment:
-    """A model with all that training and decoding it takes.
+    """A model and everything that its training and decoding depend on.
 
     Attributes:
       model, optimizer, input, training, search: the parts.
-      mesh: the devices it is made for; `--devices` and `--mesh` replace it.
+      mesh: the device mesh; `--devices` and `--mesh` replace it.
       layout: the sharding of tensors over it: a registered layout, or `auto` for the one of the papers.
-      platform: what its programs are made to be fast on, `cpu`, `gpu` or `tpu`; empty for what they are run on.
-      decoding_batch: sentences translated at a time.
-      corpus, tokenizers: directories of `tools.build_corpus` and `tools.train_tokenizer`; `--corpus`, `--tokenizers`.
+      platform: the platform that the programs are optimised for, `cpu`, `gpu` or `tpu`; empty for the one they run on.
+      decoding_batch: the number of sentences translated at a time.
+      corpus, tokenizers: output directories of `tools.build_corpus` and `tools.train_tokenizer`; `--corpus` and
+        `--tokenizers` replace them.
     """
 
     model: Transformer
@@ -107,11 +109,11 @@ class Experiment:
 
     @property
     def translates(self) -> bool:
-        """Whether there is a source to translate from; a language model has none."""
+        """Whether the model reads a source side; a language model does not."""
         return "source" in self.model.sides
 
     def check(self):
-        """Raises UserError where sizes do not fit the mesh; called once flags have had their say."""
+        """Raises UserError where the parts do not fit each other or the mesh; called after all flags are applied."""
         Layout.of(self.mesh, self.layout)
         if self.platform not in PLATFORMS:
             raise UserError(
@@ -119,7 +121,7 @@ class Experiment:
                 f"{did_you_mean(self.platform, PLATFORMS)}"
             )
         self._check_sides()
-        along_x = self.mesh.shape[0]
+        devices_along_x = self.mesh.shape[0]
         sizes = {"input.batch_size": self.input.batch_size}
         if self.translates:
             sizes["decoding_batch"] = self.decoding_batch
@@ -127,10 +129,10 @@ class Experiment:
             sizes["model.num_experts"] = self.model.num_experts
             sizes["model.num_groups"] = self.model.num_groups
         for name, size in sizes.items():
-            if size % along_x:
+            if size % devices_along_x:
                 raise UserError(
-                    f"{name} is {size}, which {along_x} devices (mesh {self.mesh}) do not divide. Use --devices "
-                    f"with a divisor of {size}, or --set {name}=N with a multiple of {along_x}."
+                    f"{name} is {size}, which {devices_along_x} devices (mesh {self.mesh}) do not divide. Use "
+                    f"--devices with a divisor of {size}, or --set {name}=N with a multiple of {devices_along_x}."
                 )
         for side, length in self.input.lengths.items():
             tokens = self.input.batch_size * length
@@ -141,7 +143,7 @@ class Experiment:
                 )
 
     def _check_sides(self):
-        """Raises UserError where the input has another number of sides than the model."""
+        """Raises UserError where the sides of the input are not those of the model."""
         if self.model.sides == tuple(self.input.lengths):
             return
         if self.translates:
@@ -153,7 +155,7 @@ class Experiment:
         )
 
     def open_tokenizers(self) -> Tokenizers:
-        """Reads the tokenizers; raises UserError where one makes ids that the model has no embedding for."""
+        """Reads the tokenizers; raises UserError where the vocabulary of one is larger than the model's."""
         tokenizers = Tokenizers.load(self.tokenizers)
         for side in self.model.sides:
             pieces, size = getattr(tokenizers, side).vocabulary_size, getattr(self.model, f"{side}_vocabulary")
@@ -165,20 +167,25 @@ class Experiment:
         return tokenizers
 
     def batch_specs(self) -> dict:
-        """The tree of `Spec`s of a training batch."""
+        """Returns the tree of `Spec`s of a training batch."""
         return input_specs(self.input)
 
 
 class Recipe:
-    """Base of registered classes."""
+    """Base class of registered models."""
 
     def experiment(self) -> Experiment:
-        """Returns the experiment this class stands for."""
+        """Returns the full configuration of this model."""
         raise NotImplementedError
 
 
 def get(name: str, assignments: tuple[str, ...] | list[str] = (), mesh: DeviceMesh | None = None) -> Experiment:
-    """Returns the experiment of a registered name, changed by `--set` assignments and given another mesh.
+    """Returns the experiment of a registered name.
+
+    Args:
+      name: a registered name or an unambiguous part of one.
+      assignments: `field=value` texts of `--set`.
+      mesh: replaces the experiment's own; None keeps that.
 
     Raises:
       UserError: an unknown name or field, or values that do not fit each other.
@@ -191,9 +198,8 @@ def get(name: str, assignments: tuple[str, ...] | list[str] = (), mesh: DeviceMe
 
 
 def text(name: str, experiment: Experiment) -> str:
-    """Every hyperparameter, one `path = value` a line, after the name and the number of weights."""
+    """Returns the name, the number of weights, and every hyperparameter as a line `path = value`."""
     lines = [f"{name}: {experiment.model.num_weights():,} weights"]
     for path, value in overrides.fields(experiment):
-        shown = str(value) if isinstance(value, DeviceMesh) else repr(value)
-        lines.append(f"{path} = {shown}")
+        lines.append(f"{path} = {value if isinstance(value, DeviceMesh) else repr(value)}")
     return "\n".join(lines) + "\n"

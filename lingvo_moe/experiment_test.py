@@ -1,4 +1,4 @@
-"""An experiment is refused before anything is compiled where its parts do not fit each other."""
+"""An experiment whose parts do not fit each other is an error before anything is compiled."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ def data(tmp_path_factory) -> experiments.Data:
 
 
 @pytest.mark.parametrize(
-    "assignments, mesh, said",
+    "assignments, mesh, message",
     [
         (
             [],
             3,
-            r"input.batch_size is 16, which 3 devices \(mesh 3\) do not divide. Use --devices with a divisor of 16, or --set",
+            r"input.batch_size is 16, which 3 devices \(mesh 3\) do not divide. Use --devices with a divisor of 16, or ",
         ),
         (["decoding_batch=6"], 4, "decoding_batch is 6, which 4 devices"),
         (["model.num_experts=12"], 8, "model.num_experts is 12, which 8 devices"),
@@ -34,13 +34,14 @@ def data(tmp_path_factory) -> experiments.Data:
         ),
     ],
 )
-def test_sizes_that_do_not_fit_are_named_with_the_remedy(assignments, mesh, said):
-    with pytest.raises(UserError, match=said):
+def test_sizes_that_do_not_fit_are_errors_with_a_remedy(assignments, mesh, message):
+    """The message names the field, both numbers and the flag to change."""
+    with pytest.raises(UserError, match=message):
         experiment.get("m4.Quickstart", assignments, DeviceMesh((mesh,)))
 
 
 @pytest.mark.parametrize(
-    "name, source_length, said",
+    "name, source_length, message",
     [
         (
             "m4.Quickstart",
@@ -50,32 +51,36 @@ def test_sizes_that_do_not_fit_are_named_with_the_remedy(assignments, mesh, said
         ("dense_lm.Small", 96, "source_length is 96, but a language model reads targets alone; set it to 0"),
     ],
 )
-def test_the_input_has_the_models_sides(name, source_length, said):
-    with pytest.raises(UserError, match=said):
+def test_input_has_the_sides_of_the_model(name, source_length, message):
+    """A translation model needs a source side; a language model has none."""
+    with pytest.raises(UserError, match=message):
         experiment.get(name, [f"input.source_length={source_length}"])
 
 
-def test_a_dense_model_has_no_groups_to_divide():
+def test_groups_of_a_dense_model_are_not_checked():
+    """Without experts there is no gating."""
     assert experiment.get("m4.Quickstart", ["model.num_experts=0", "model.num_groups=7"]).model.num_experts == 0
 
 
 @pytest.mark.parametrize(
     "field", ["steps", "log_every", "evaluate_every", "evaluation_batches", "checkpoint_every", "keep"]
 )
-def test_a_schedule_of_nothing_is_refused(field):
+def test_schedule_fields_have_lower_bounds(field):
+    """Zero is valid for `evaluate_every` alone."""
     least = 0 if field == "evaluate_every" else 1
     TrainingSchedule(**{field: least})
     with pytest.raises(UserError, match=f"training.{field} is {least - 1}; it must be at least {least}"):
         TrainingSchedule(**{field: least - 1})
 
 
-def test_the_mesh_decides_the_layout():
+def test_mesh_determines_the_layout():
+    """`layout=auto` on a 2-D mesh is GSPMD's."""
     config = experiment.get("m4.Quickstart", mesh=DeviceMesh((2, 2)))
     assert config.steps.layout.rules == GSPMD_2D and config.steps.layout.mesh == config.mesh == DeviceMesh((2, 2))
 
 
 @pytest.mark.parametrize("side", ["source", "target"])
-def test_a_tokenizer_larger_than_the_vocabulary_is_refused(data, side):
+def test_tokenizer_larger_than_the_vocabulary_is_an_error(data, side):
     """Ids beyond the embedding never reach a program."""
     with pytest.raises(
         UserError, match=rf"the {side} tokenizer in .* has \d+ pieces, .* Pass --set model.{side}_vocabulary="
@@ -84,8 +89,8 @@ def test_a_tokenizer_larger_than_the_vocabulary_is_refused(data, side):
     assert experiments.tiny(data).open_tokenizers().source.vocabulary_size <= 512
 
 
-def test_the_text_has_a_line_for_every_field():
-    """`show` and the golden texts."""
+def test_text_has_a_line_for_every_field():
+    """`show` and the golden texts contain the whole configuration."""
     lines = experiment.text("m4.Quickstart", experiment.get("m4.Quickstart", ["model.num_heads=2"])).splitlines()
     assert lines[0].startswith("m4.Quickstart: ") and lines[0].endswith(" weights")
     assert {"model.num_heads = 2", "mesh = 2", "input.batch_size = 16", "optimizer.learning_rate.peak = 1.0"} <= set(

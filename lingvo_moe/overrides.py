@@ -1,4 +1,4 @@
-"""`--set field=value`: reading and changing the fields of nested frozen dataclasses, by type."""
+"""`--set field=value`: reads and changes the fields of nested frozen dataclasses, by type."""
 
 from __future__ import annotations
 
@@ -25,12 +25,15 @@ def fields(config: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def apply(config: Any, assignments: Sequence[str]) -> Any:
-    """Returns `config` with `field=value` assignments made, all at once, so that fields that must agree can change together.
+    """Returns `config` with the assignments applied at once, so that fields that must agree can change together.
 
-    A field is named by its path (`model.num_experts`) or by an unambiguous end of it (`num_experts`).
+    Args:
+      config: nested frozen dataclasses.
+      assignments: texts `field=value`; a field is named by its path (`model.num_experts`) or by an unambiguous end of
+        it (`num_experts`).
 
     Raises:
-      UserError: an unknown or ambiguous field, a value that is not of the field's type, or one that the class refuses.
+      UserError: an unknown or ambiguous field, a value of another type, or one that the class rejects.
     """
     changes: dict[str, Any] = {}
     for assignment in assignments:
@@ -46,11 +49,11 @@ def _find(config: Any, name: str) -> str:
     known = [path for path, _ in fields(config)]
     if name in known:
         return name
-    found = [path for path in known if path.endswith(f".{name}")]
-    if len(found) == 1:
-        return found[0]
-    if found:
-        raise UserError(f"--set {name}: could be {', '.join(found)}; write the whole path.")
+    matches = [path for path in known if path.endswith(f".{name}")]
+    if len(matches) == 1:
+        return matches[0]
+    if matches:
+        raise UserError(f"--set {name} is ambiguous: {', '.join(matches)}; write the full path.")
     ends = {path.rpartition(".")[2]: path for path in known}
     raise UserError(f"--set {name}: no such field.{did_you_mean(name, [*known, *ends])} `show NAME` lists all fields.")
 
@@ -63,7 +66,7 @@ def _type_of(config: Any, path: str) -> Any:
 
 
 def _parse(path: str, text: str, kind: Any) -> Any:
-    """Reads `text` as a value of type `kind`: int, float, bool, str, DeviceMesh, tuple[...] or `... | None`."""
+    """Parses `text` as a value of type `kind`: int, float, bool, str, DeviceMesh, tuple[...] or `... | None`."""
     if isinstance(kind, types.UnionType):
         if text.lower() == "none":
             return None
@@ -82,12 +85,12 @@ def _parse(path: str, text: str, kind: Any) -> Any:
 
 
 def _replace(config: Any, changes: dict[str, Any]) -> Any:
-    own = {path: value for path, value in changes.items() if "." not in path}
+    values = {path: value for path, value in changes.items() if "." not in path}
     nested: dict[str, dict[str, Any]] = {}
     for path, value in changes.items():
         if "." in path:
             parent, _, rest = path.partition(".")
             nested.setdefault(parent, {})[rest] = value
     for parent, below in nested.items():
-        own[parent] = _replace(getattr(config, parent), below)
-    return dataclasses.replace(config, **own)
+        values[parent] = _replace(getattr(config, parent), below)
+    return dataclasses.replace(config, **values)

@@ -1,4 +1,4 @@
-"""`--set` parses by type, changes nested fields together, and says what it does not understand."""
+"""`--set` parses values by type, changes nested fields together, and explains mistakes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Outer:
 
 
 def test_every_type_is_parsed():
-    """Values arrive with the field's type, not as text."""
+    """Values have the field's type, not that of text."""
     changed = overrides.apply(
         Outer(),
         [
@@ -49,32 +49,32 @@ def test_every_type_is_parsed():
 
 
 @pytest.mark.parametrize(
-    ("assignment", "said"),
+    ("assignment", "message"),
     [
         ("first.count=1.5", "expected a whole number"),
         ("first.rate=fast", "expected a number"),
         ("first.on=maybe", "true or false"),
-        ("count=3", "could be first.count, second.count"),
+        ("count=3", "count is ambiguous: first.count, second.count"),
         ("first.cuont=3", "Did you mean first.count"),
         ("first.count", "write field=value"),
         ("mesh=big", "device mesh"),
         ("nothing_like_it=1", "show NAME"),
     ],
 )
-def test_mistakes_name_field_and_remedy(assignment, said):
-    """One line is enough to mend any of these."""
-    with pytest.raises(UserError, match=said):
+def test_mistakes_name_field_and_remedy(assignment, message):
+    """One line is enough to correct each of these."""
+    with pytest.raises(UserError, match=message):
         overrides.apply(Outer(), [assignment])
 
 
-def test_an_unambiguous_end_of_a_path_is_enough():
+def test_unambiguous_end_of_a_path_is_enough():
     """`name` and `mesh` need no path."""
     assert overrides.apply(Outer(), ["name=b"]).name == "b"
 
 
 @given(st.integers(-(10**9), 10**9), st.floats(allow_nan=False), st.booleans(), st.lists(st.integers(-99, 99)))
-def test_what_show_prints_set_reads_back(count, rate, on, ids):
-    """`show` and `--set` speak one language: every printed value can be set again."""
+def test_values_that_show_prints_can_be_set(count, rate, on, ids):
+    """`show` and `--set` use the same notation."""
     original = Outer(first=Inner(count, rate, on, tuple(ids)))
     assignments = [f"{path}={value}" for path, value in overrides.fields(original)]
     assert overrides.apply(Outer(), assignments) == original

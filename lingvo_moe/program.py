@@ -1,7 +1,7 @@
-"""Programs: one pure function as StableHLO, with the shape, dtype and place of every input and output.
+"""Programs: a pure function as StableHLO, with the shape, dtype and sharding of every input and output.
 
-A program is made once, from specs alone (no weight exists while a trillion of them is traced), and is all that an engine
-needs. Loading and running a saved program needs neither TensorFlow nor the model's code.
+A program is lowered from specs alone, so that tracing a model of a trillion weights creates none of them. It is all
+that an engine needs: loading and running a saved program requires neither TensorFlow nor the model's code.
 """
 
 from __future__ import annotations
@@ -22,13 +22,19 @@ from lingvo_moe.sharding import spmd
 from lingvo_moe.sharding.layout import DeviceMesh, Layout, Spec
 
 _FORMAT = 2
-# Old enough for any runtime that reads the bundle, new enough for what TensorFlow emits.
+# Old enough for every runtime that reads a bundle, and new enough for what TensorFlow emits.
 _STABLEHLO_VERSION = "1.8.0"
 
 
 @dataclasses.dataclass(frozen=True)
 class Argument:
-    """An input or output of a program: its path in the tree, and the mesh axis of each dimension (-1: not cut)."""
+    """An input or output of a program.
+
+    Attributes:
+      path: in the tree of inputs or outputs.
+      shape, dtype: of the full array.
+      dims_mapping: for each dimension the number of the mesh axis that shards it, -1 for none.
+    """
 
     path: str
     shape: tuple[int, ...]
@@ -38,13 +44,14 @@ class Argument:
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """A lowered function. Inputs and outputs are trees; `inputs` and `outputs` list their leaves in order.
+    """A lowered function from a tree of inputs to a tree of outputs.
 
     Attributes:
       name: for profiles and messages.
-      mesh: the devices it was annotated for.
-      donated: paths of inputs that the call consumes: their memory becomes the output's of the same path.
-      module: StableHLO as a portable artifact, which other versions of a runtime read, too.
+      mesh: the device mesh of its sharding annotations.
+      inputs, outputs: the leaves of the trees, in order.
+      donated: paths of inputs that a call consumes; the output of the same path uses their memory.
+      module: StableHLO as a portable artifact, which other versions of a runtime read as well.
     """
 
     name: str
@@ -55,7 +62,7 @@ class Program:
     module: bytes = dataclasses.field(repr=False)
 
     def save(self, path: str):
-        """Writes the bundle, a zip of `program.json` and `module.bin`; replaces `path` only when it is complete."""
+        """Writes the bundle, a zip file of `program.json` and `module.bin`, and replaces `path` atomically."""
         header = {
             "format": _FORMAT,
             "name": self.name,
@@ -67,7 +74,7 @@ class Program:
         buffer = io.BytesIO()
         with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as bundle:
             for name, data in (("program.json", json.dumps(header, indent=1)), ("module.bin", self.module)):
-                # No time of day: equal programs are equal files.
+                # Without a time stamp: equal programs are equal files.
                 bundle.writestr(zipfile.ZipInfo(name), data, zipfile.ZIP_DEFLATED)
         partial = f"{path}.partial"
         with open(partial, "wb") as file:
@@ -76,7 +83,7 @@ class Program:
 
     @staticmethod
     def load(path: str) -> Program:
-        """Reads a bundle; raises UserError for a missing, damaged or foreign file."""
+        """Reads a bundle; raises UserError if the file is missing, corrupt or not a bundle."""
         try:
             with zipfile.ZipFile(path) as bundle:
                 header = json.loads(bundle.read("program.json"))
@@ -108,7 +115,7 @@ class Program:
         ) as error:
             if isinstance(error, UserError):
                 raise
-            raise UserError(f"{path}: not a program bundle, or a damaged one ({error}); export it again.") from None
+            raise UserError(f"{path}: not a program bundle, or a corrupt one ({error}); export it again.") from None
 
 
 def lower(
@@ -123,14 +130,16 @@ def lower(
 
     Args:
       name: of the program.
-      function: takes a tree of tensors shaped like `inputs`, returns a tree of tensors; pure.
-      inputs: tree of `Spec`.
-      output_letters: letters of outputs by path. An output that has an input's path has its letters; scalars need none.
-      layout: turns letters into places.
-      donated: first path components of inputs to donate, each returned with equal shapes under the same paths.
+      function: a pure function from a tree of tensors with the specs `inputs` to a tree of tensors.
+      inputs: the tree of `Spec`s.
+      output_axes: the logical axes of outputs, by path. An output with the path of an input has that input's logical
+        axes; scalars have none.
+      layout: maps logical axes to mesh axes.
+      donated: first path components of the inputs to donate, which the function returns with equal shapes under the
+        same paths.
 
     Raises:
-      ValueError: an output whose letters nobody gave.
+      ValueError: the logical axes of an output are missing.
     """
     specs = tree.flatten(inputs)
     with spmd.num_devices(layout.mesh.size):
@@ -143,16 +152,18 @@ def lower(
         logical_axes = specs[path].logical_axes if path in specs else output_axes.get(path, "")
         if len(logical_axes) != len(shape):
             raise ValueError(
-                f"program {name}: output {path} has shape {shape}, and no letters of that rank were given."
+                f"program {name}: output {path} has shape {shape}, but its logical axes are {logical_axes!r}."
             )
         outputs.append(Argument(path, shape, dtype, layout.dims_mapping(logical_axes)))
     consumed = tuple(path for path in specs if path.split("/")[0] in donated)
     return Program(name, layout.mesh, arguments, tuple(outputs), consumed, _portable(module))
 
 
-def _trace(function, specs: dict[str, Spec]) -> tuple[bytes, dict]:
-    """Returns StableHLO as MLIR bytecode, and shape and dtype of every output by path."""
-    results: dict[str, tuple] = {}
+def _trace(
+    function: Callable[[dict], dict], specs: dict[str, Spec]
+) -> tuple[bytes, dict[str, tuple[tuple[int, ...], str]]]:
+    """Returns StableHLO as MLIR bytecode, and the shape and dtype of every output by path."""
+    results: dict[str, tuple[tuple[int, ...], str]] = {}
 
     def flat(*tensors):
         outputs = tree.flatten(function(tree.unflatten(dict(zip(specs, tensors)))))

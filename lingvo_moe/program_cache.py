@@ -1,8 +1,8 @@
-"""The cache: programs that were lowered before, kept on disk, so that a second start takes seconds.
+"""The program cache: lowered programs on disk, so that a second start takes seconds.
 
-Off until `use` is called, as the command line does. A program is found by the method that lowers it, the object it is lowered
-from with all its hyperparameters, and a digest of this package's source and of the versions it runs on. The PJRT engine keeps
-the executables that XLA makes of programs in the same directory.
+It is off until `use` is called; the command line calls it. The key of a program is the method that lowers it, the
+object that it is lowered from with all its hyperparameters, and a digest of this package's source and of the versions
+of the libraries. The PJRT engine caches the executables that XLA compiles in the same directory.
 """
 
 from __future__ import annotations
@@ -21,35 +21,44 @@ from lingvo_moe.errors import UserError
 from lingvo_moe.program import Program
 
 OFF = "off"
-# Of each kind; the oldest go. A program of a giant takes some megabytes.
-_KEPT = 200
+# The maximal number of files of each kind; the oldest are deleted. A program of a giant takes some megabytes.
+_MAX_FILES = 200
 _VERSIONS = ("tensorflow", "tensorflow-tpu", "jax")
 _SOURCE = pathlib.Path(__file__).parent
 
-_directory: pathlib.Path | None = None
+
+@dataclasses.dataclass
+class _Settings:
+    """The cache of this process; None while it is off."""
+
+    directory: pathlib.Path | None = None
+
+
+_settings = _Settings()
 
 
 def default() -> str:
-    """`$LINGVO_MOE_CACHE`, or this user's directory by the XDG base directory specification."""
+    """Returns `$LINGVO_MOE_CACHE`, or the user's directory by the XDG base directory specification."""
     return os.environ.get("LINGVO_MOE_CACHE") or os.path.join(
         os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache"), "lingvo_moe"
     )
 
 
 def use(directory: str):
-    """Keeps programs below `directory` from now on, which is created for this user alone; `off` keeps none.
+    """Caches programs below `directory` from now on; `off` turns the cache off.
+
+    The directory is created with access for this user alone.
 
     Raises:
-      UserError: a place that cannot be written to.
+      UserError: the directory cannot be written to.
     """
-    global _directory
-    _directory = None
+    _settings.directory = None
     if directory == OFF:
         return
     try:
         for part in ("programs", "executables"):
             os.makedirs(os.path.join(directory, part), mode=0o700, exist_ok=True)
-            _forget_oldest(pathlib.Path(directory, part))
+            _delete_oldest(pathlib.Path(directory, part))
         with tempfile.TemporaryFile(dir=directory):
             pass
     except OSError as error:
@@ -57,24 +66,24 @@ def use(directory: str):
             f"--cache={directory}: cannot be written to ({error.strerror}). Name another directory, or pass "
             f"--cache={OFF}."
         ) from None
-    _directory = pathlib.Path(directory)
+    _settings.directory = pathlib.Path(directory)
 
 
 def executables() -> pathlib.Path | None:
-    """Where an engine keeps what it compiles; None while no cache is in use."""
-    return _directory and _directory / "executables"
+    """Returns the directory for what an engine compiles; None while the cache is off."""
+    return _settings.directory and _settings.directory / "executables"
 
 
-def kept(method: Callable[..., Program]) -> Callable[..., Program]:
-    """Decorates a method that lowers a program, of a dataclass whose text says all that the program depends on."""
+def cached(method: Callable[..., Program]) -> Callable[..., Program]:
+    """Decorates a method that lowers a program, of a dataclass whose repr contains all that the program depends on."""
 
     @functools.wraps(method)
     def lower(self, *arguments) -> Program:
-        if _directory is None or not _is_ours(self):
+        if _settings.directory is None or not _is_covered(self):
             return method(self, *arguments)
         text = f"{method.__name__} of {self} for {arguments} by {_fingerprint()}"
-        path = _directory / "programs" / hashlib.sha256(text.encode()).hexdigest()
-        with contextlib.suppress(UserError, OSError):  # not there, or damaged and written anew
+        path = _settings.directory / "programs" / hashlib.sha256(text.encode()).hexdigest()
+        with contextlib.suppress(UserError, OSError):  # absent, or corrupt and then replaced
             os.utime(path)
             return Program.load(str(path))
         program = method(self, *arguments)
@@ -84,15 +93,16 @@ def kept(method: Callable[..., Program]) -> Callable[..., Program]:
     return lower
 
 
-def _is_ours(value: object) -> bool:
-    """Whether the digest of this package covers a value, down to its last field; of other people's it knows no source."""
+def _is_covered(value: object) -> bool:
+    """Whether the digest of this package covers the code of a value and of its fields; it does not cover user code."""
     if isinstance(value, tuple):
-        return all(map(_is_ours, value))
+        return all(map(_is_covered, value))
     if dataclasses.is_dataclass(value):
-        own = type(value).__module__.startswith("lingvo_moe.")
         named = getattr(value, "registered_classes", ())  # layers and routers that a model's fields name
-        own = own and all(cls.__module__.startswith("lingvo_moe.") for cls in named)
-        return own and all(_is_ours(getattr(value, field.name)) for field in dataclasses.fields(value))
+        classes = (type(value), *named)
+        return all(cls.__module__.startswith("lingvo_moe.") for cls in classes) and all(
+            _is_covered(getattr(value, field.name)) for field in dataclasses.fields(value)
+        )
     return type(value).__module__ == "builtins"
 
 
@@ -108,16 +118,15 @@ def _fingerprint() -> str:
 
 
 def _write(program: Program, path: pathlib.Path):
-    """Keeps a program. A full disk is no reason to stop: it is but a cache."""
-    with contextlib.suppress(OSError), tempfile.TemporaryDirectory(dir=path.parent) as own:
-        # In a directory of its own: another process may write the same program now.
-        program.save(f"{own}/program")
-        os.replace(f"{own}/program", path)
+    """Writes a program to the cache. A full disk is not an error: the program is used without."""
+    with contextlib.suppress(OSError), tempfile.TemporaryDirectory(dir=path.parent) as directory:
+        # Another process may write the same program now, hence the temporary directory.
+        program.save(f"{directory}/program")
+        os.replace(f"{directory}/program", path)
 
 
-def _forget_oldest(directory: pathlib.Path):
-    """Another process may do the same at this moment."""
-    with contextlib.suppress(FileNotFoundError):
+def _delete_oldest(directory: pathlib.Path):
+    with contextlib.suppress(FileNotFoundError):  # another process may delete them at the same time
         files = sorted((path for path in directory.rglob("*") if path.is_file()), key=lambda path: path.stat().st_mtime)
-        for old in files[:-_KEPT]:
+        for old in files[:-_MAX_FILES]:
             old.unlink()

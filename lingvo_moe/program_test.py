@@ -1,4 +1,4 @@
-"""A program knows the place of all it takes and gives, and survives being written down."""
+"""A program has the sharding of every input and output, and a saved program loads as it was."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def bundle(program, tmp_path) -> str:
     return path
 
 
-def test_inputs_and_outputs_have_shape_dtype_and_place(program):
-    """In order of their paths; an output with an input's path lives where that does, a scalar everywhere."""
+def test_inputs_and_outputs_have_shape_dtype_and_sharding(program):
+    """They are sorted by path; an output with an input's path has its sharding, a scalar is replicated."""
     assert program.inputs == (
         Argument("batch/x", (4, 8), "float32", (0, 1)),
         Argument("state/step", (), "int32", ()),
@@ -62,12 +62,14 @@ def test_inputs_and_outputs_have_shape_dtype_and_place(program):
     assert (program.name, program.mesh) == ("step", DeviceMesh((4, 2)))
 
 
-def test_an_output_without_letters_is_an_error():
-    with pytest.raises(ValueError, match=r"program step: output y has shape \(4, 4\), and no letters"):
+def test_output_without_logical_axes_is_an_error():
+    """No output is replicated by omission."""
+    with pytest.raises(ValueError, match=r"program step: output y has shape \(4, 4\), but its logical axes are ''"):
         lower("step", step, SPECS, {}, LAYOUT)
 
 
-def test_an_output_with_letters_of_another_rank_is_an_error():
+def test_output_with_logical_axes_of_another_rank_is_an_error():
+    """There is one logical axis for each dimension."""
     with pytest.raises(ValueError, match="output y"):
         lower("step", step, SPECS, {"y": "B"}, LAYOUT)
 
@@ -79,33 +81,34 @@ def test_no_weight_exists_while_lowering():
     assert len(huge.module) < 10_000
 
 
-def test_the_number_of_devices_holds_inside_a_program():
-    """The same annotation is an error of eight devices and none of sixteen."""
+def test_annotations_are_checked_against_the_number_of_devices():
+    """Sixteen partitions are an error on eight devices and valid on sixteen."""
     from lingvo_moe.sharding import spmd
 
     x = {"x": Spec((16, 2), "float32", "bM")}
 
-    def cut(inputs: dict) -> dict:
+    def sharded(inputs: dict) -> dict:
         return {"x": spmd.split(inputs["x"], 0, 16)}
 
-    assert lower("cut", cut, x, {}, Layout.of(DeviceMesh((16,)))).mesh.size == 16
+    assert lower("sharded", sharded, x, {}, Layout.of(DeviceMesh((16,)))).mesh.size == 16
     with pytest.raises(ValueError, match="there are 8 devices"):
-        lower("cut", cut, x, {}, Layout.of(DeviceMesh((8,))))
+        lower("sharded", sharded, x, {}, Layout.of(DeviceMesh((8,))))
 
 
 def test_equal_programs_are_equal_files(program, bundle, tmp_path, monkeypatch):
-    """Whatever the time of day is."""
+    """The time of day does not matter."""
     monkeypatch.setattr("time.time", lambda: 1e9)
     program.save(str(tmp_path / "again.program"))
     assert (tmp_path / "again.program").read_bytes() == pathlib.Path(bundle).read_bytes()
 
 
 def test_load_is_the_inverse_of_save(program, bundle):
+    """`export` and the cache of programs rely on it."""
     assert Program.load(bundle) == program
 
 
-def test_a_loaded_program_runs_without_tensorflow(bundle):
-    """In a process of its own: jax and numpy are enough."""
+def test_loaded_program_runs_without_tensorflow(bundle):
+    """JAX and NumPy are enough; in a process of its own."""
     code = f"""
 import sys
 import numpy as np
@@ -121,8 +124,8 @@ assert not any(name.startswith("tensorflow") for name in sys.modules), "TensorFl
     subprocess.run([sys.executable, "-W", "error", "-c", code], check=True, timeout=120)
 
 
-def test_saving_over_a_program_is_all_or_nothing(program, bundle, tmp_path, monkeypatch):
-    """A write that fails leaves the old program as it was, and never half of the new one."""
+def test_saving_is_atomic(program, bundle, tmp_path, monkeypatch):
+    """A write that fails leaves the old program unchanged."""
     before = pathlib.Path(bundle).read_bytes()
 
     def full_disk(*_):
@@ -134,26 +137,29 @@ def test_saving_over_a_program_is_all_or_nothing(program, bundle, tmp_path, monk
     assert pathlib.Path(bundle).read_bytes() == before
 
 
-def test_a_missing_program_is_an_error_that_says_how_to_write_one(tmp_path):
+def test_missing_program_is_an_error_with_a_remedy(tmp_path):
+    """The message names the command that writes a program."""
     with pytest.raises(UserError, match="nowhere.program: no such program; write it with `python -m lingvo_moe exp"):
         Program.load(str(tmp_path / "nowhere.program"))
 
 
-def test_a_directory_is_an_error(tmp_path):
+def test_directory_is_an_error(tmp_path):
+    """A directory is not a bundle."""
     with pytest.raises(UserError, match="cannot be read"):
         Program.load(str(tmp_path))
 
 
-def test_a_truncated_program_is_an_error(bundle):
+def test_truncated_program_is_an_error(bundle):
+    """A copy that was interrupted is recognised."""
     content = pathlib.Path(bundle).read_bytes()
-    for kept in (0, 1, len(content) // 2, len(content) - 1):
-        pathlib.Path(bundle).write_bytes(content[:kept])
-        with pytest.raises(UserError, match="not a program bundle, or a damaged one"):
+    for size in (0, 1, len(content) // 2, len(content) - 1):
+        pathlib.Path(bundle).write_bytes(content[:size])
+        with pytest.raises(UserError, match="not a program bundle, or a corrupt one"):
             Program.load(bundle)
 
 
-def test_a_damaged_program_is_an_error_or_harmless(program, bundle):
-    """Any byte may have rotted: the answer is one line, never a traceback, and never another program."""
+def test_corrupt_byte_is_an_error_or_harmless(program, bundle):
+    """Whichever byte is corrupt: the result is a one-line error or the same program, never another program."""
     content = pathlib.Path(bundle).read_bytes()
     for position in range(len(content)):
         changed = bytes([content[position] ^ 0xFF])
@@ -164,7 +170,7 @@ def test_a_damaged_program_is_an_error_or_harmless(program, bundle):
             assert bundle in str(error)
 
 
-def rewritten(bundle: str, **changes):
+def rewrite(bundle: str, **changes):
     """Replaces entries of the header; None removes one."""
     with zipfile.ZipFile(bundle) as archive:
         header, module = json.loads(archive.read("program.json")), archive.read("module.bin")
@@ -186,19 +192,22 @@ def rewritten(bundle: str, **changes):
         {"format": None},
     ],
 )
-def test_a_header_that_lacks_something_is_an_error(bundle, changes):
-    rewritten(bundle, **changes)
-    with pytest.raises(UserError, match="not a program bundle, or a damaged one"):
+def test_malformed_header_is_an_error(bundle, changes):
+    """A file that another program wrote is not loaded by accident."""
+    rewrite(bundle, **changes)
+    with pytest.raises(UserError, match="not a program bundle, or a corrupt one"):
         Program.load(bundle)
 
 
-def test_another_format_is_an_error_that_says_which(bundle):
-    rewritten(bundle, format=99)
+def test_other_format_version_is_an_error(bundle):
+    """The message names both versions."""
+    rewrite(bundle, format=99)
     with pytest.raises(UserError, match="program format 99, this version reads 2; export it again"):
         Program.load(bundle)
 
 
-def test_another_archive_is_an_error(tmp_path):
+def test_other_zip_file_is_an_error(tmp_path):
+    """A zip file is not necessarily a bundle."""
     path = str(tmp_path / "other.zip")
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("readme.txt", "not a program")

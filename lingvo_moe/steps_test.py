@@ -1,4 +1,4 @@
-"""State is born in place and donated, and the same seed trains alike on every mesh, bit for bit on one."""
+"""The state is created sharded and donated; a seed determines training, bit for bit on one mesh, else to rounding."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ VOCABULARY, BATCH, LENGTH = 16, 8, 4
 OPTIMIZER = Adafactor(learning_rate=InverseSquareRoot(peak=0.5, decay_after=25))
 BATCH_SPECS = {name: Spec((BATCH, LENGTH), "int32", "BT") for name in ("ids", "labels")}
 
-# A loss of about 3 nats after a few sums of float32 products, and four Adafactor steps that divide a gradient, with its
-# rounding, by its own root mean square.
+# A loss of about 3 nats, a few sums of float32 products, and four Adafactor steps, which divide a gradient and its
+# rounding error by its root mean square.
 TRAINED_TOLERANCE = 1e-5
-# The same with activations of 8 bits.
+# The same with bfloat16 activations, which have 8 significant bits.
 BFLOAT16_TOLERANCE = 8 * harness.BFLOAT16_ROUNDING
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OneLayer(Layer):
-    """The smallest model with all that a step has to handle: lookup, dropout, experts, projection."""
+    """The smallest model with everything a step has to handle: lookup, dropout, experts, projection."""
 
     hidden_dim: int = 16
     dtype: str = "float32"
@@ -59,7 +59,7 @@ class OneLayer(Layer):
         outputs, metrics = self._layers["experts"](theta["experts"], inputs, paddings, context)
         nll, _ = cross_entropy(self._layers["softmax"](theta["softmax"], inputs + outputs, context), batch["labels"])
         nll = tf.reduce_mean(nll)
-        # Without it the gates of experts that nobody chose have no gradient but rounding, which Adafactor magnifies.
+        # Without it, the gates of experts that no token chose have no gradient but rounding, which Adafactor magnifies.
         loss, tokens = nll + 0.01 * metrics["aux_loss"], tf.constant(float(BATCH * LENGTH))
         return loss, {"cross_entropy": nll, "tokens": tokens, "overflow": metrics["overflow"]}
 
@@ -80,8 +80,8 @@ def trainer(mesh: str, dtype: str = "float32") -> Executable:
 
 
 def new_state(seed: int = 0, mesh: str = "8") -> dict:
-    """As numpy arrays, for any mesh."""
-    return tree.map_leaves(np.asarray, initialiser(mesh)({"seed": np.int32([0, seed])})["state"])
+    """Returns an initial state as numpy arrays, which any mesh takes."""
+    return tree.map_leaves(np.asarray, initialiser(mesh)({"seed": np.array([0, seed], np.int32)})["state"])
 
 
 def batch_of(step: int) -> dict:
@@ -90,7 +90,7 @@ def batch_of(step: int) -> dict:
 
 
 def train(executable: Executable, state: dict, steps: range) -> tuple[dict, list[dict[str, float]]]:
-    """The state as numpy arrays, and the metrics of each step."""
+    """Returns the state as numpy arrays, and the metrics of each step."""
     history = []
     for step in steps:
         outputs = executable({"state": state, "batch": batch_of(step)})
@@ -106,7 +106,8 @@ def assert_same_bits(one: dict, other: dict):
         assert one[path].tobytes() == other[path].tobytes(), path
 
 
-def test_the_state_is_what_the_specs_say():
+def test_state_matches_its_specs():
+    """Checkpoints and programs rely on the specs."""
     specs, state = tree.flatten(steps_of("8").state_specs()), tree.flatten(new_state())
     assert {path: (spec.shape, spec.dtype) for path, spec in specs.items()} == {
         path: (value.shape, value.dtype.name) for path, value in state.items()
@@ -115,17 +116,17 @@ def test_the_state_is_what_the_specs_say():
     assert not any(value.any() for path, value in state.items() if path.startswith("optimizer_state/"))
 
 
-def test_the_state_is_created_sharded():
-    """Each device holds its own expert and its own expert's factors; what is replicated is whole."""
-    state = tree.flatten(initialiser("8")({"seed": np.int32([0, 1])})["state"])
+def test_state_is_created_sharded():
+    """Each device holds its own expert and that expert's optimizer state; the gates and the table are replicated."""
+    state = tree.flatten(initialiser("8")({"seed": np.array([0, 1], np.int32)})["state"])
     shards = {path: state[path].addressable_shards[0].data.shape for path in state}
     assert shards["theta/experts/wi"] == (1, 8, 16) and shards["theta/experts/wo"] == (1, 16, 8)
     assert shards["optimizer_state/experts/wi/row"] == (1, 8)
     assert shards["theta/experts/gate"] == (8, 8) and shards["theta/embedding/table"] == (VOCABULARY, 8)
 
 
-def test_no_device_holds_a_distributed_weight_whole_while_it_is_created():
-    """8 x 8 x 4096 floats, of each of two weights, are 2 MiB over all devices; a device works with less than one whole."""
+def test_no_device_holds_a_full_sharded_weight_during_initialisation():
+    """Two weights of 8 x 8 x 4096 floats take 2 MiB over all devices; each device uses less than one of them takes."""
     steps = steps_of("8", hidden_dim=4096)
     memory = harness.engine(steps.layout).load(steps.init()).memory()
     assert memory.output_size_in_bytes + memory.temp_size_in_bytes < 8 * 8 * 4096 * 4
@@ -133,51 +134,54 @@ def test_no_device_holds_a_distributed_weight_whole_while_it_is_created():
 
 @pytest.mark.parametrize("mesh", ["1", "4x2"])
 def test_initial_weights_are_the_same_bits_on_every_mesh(mesh):
+    """Random numbers do not depend on the sharding."""
     assert_same_bits(new_state(1, mesh), new_state(1, "8"))
 
 
 def test_another_seed_makes_other_weights():
+    """Every weight depends on the seed."""
     one, other = tree.flatten(new_state(1)["theta"]), tree.flatten(new_state(2)["theta"])
     assert all((one[path] != other[path]).any() for path in one)
 
 
 @pytest.mark.parametrize("mesh", MESHES[1:])
-def test_the_same_seed_has_the_same_losses_on_every_mesh(mesh):
-    """With dropout, random routing and capacity cuts, over updated weights."""
+def test_losses_do_not_depend_on_the_mesh(mesh):
+    """With dropout, random routing and dropped tokens, over updated weights."""
     _, expected = train(trainer("1"), new_state(), range(4))
     assert max(metrics["overflow"] for metrics in expected) > 0
-    _, found = train(trainer(mesh), new_state(), range(4))
-    for one, many in zip(expected, found, strict=True):
+    _, history = train(trainer(mesh), new_state(), range(4))
+    for one, many in zip(expected, history, strict=True):
         for name, value in one.items():
             np.testing.assert_allclose(many[name], value, rtol=TRAINED_TOLERANCE, err_msg=name)
 
 
 @pytest.mark.parametrize("mesh", ["1", "8", "4x2"])
 def test_two_runs_on_one_mesh_are_equal_bit_for_bit(mesh):
+    """A step is deterministic."""
     assert_same_bits(train(trainer(mesh), new_state(), range(4))[0], train(trainer(mesh), new_state(), range(4))[0])
 
 
-def test_a_run_goes_on_from_its_state_as_if_never_stopped():
-    """All randomness is of (seed, step): nothing else has to be kept."""
+def test_resumed_run_equals_an_uninterrupted_one():
+    """All randomness is a function of (seed, step), so the state is all that a run needs."""
     straight, _ = train(trainer("8"), new_state(), range(4))
     halfway, _ = train(trainer("8"), new_state(), range(2))
     assert halfway["step"] == 2
     assert_same_bits(train(trainer("8"), halfway, range(2, 4))[0], straight)
 
 
-def test_random_numbers_differ_from_step_to_step_and_from_seed_to_seed():
-    """One state and one batch; what changes is the dropout alone."""
+def test_random_numbers_depend_on_step_and_seed():
+    """Weights and batch are the same; dropout alone differs."""
     state = new_state()
     losses = {
         float(trainer("8")({"state": dict(state, **changed), "batch": batch_of(0)})["metrics"]["loss"])
-        for changed in ({}, {"step": np.int32(1)}, {"seed": np.int32([0, 9])})
+        for changed in ({}, {"step": np.int32(1)}, {"seed": np.array([0, 9], np.int32)})
     }
     assert len(losses) == 3
 
 
-def test_the_state_is_donated():
-    """The new state is written where the old one was: all of it, on each device."""
-    state = initialiser("8")({"seed": np.int32([0, 1])})["state"]
+def test_state_is_donated():
+    """The new state uses the memory of the old one, on each device."""
+    state = initialiser("8")({"seed": np.array([0, 1], np.int32)})["state"]
     size = sum(leaf.addressable_shards[0].data.nbytes for leaf in tree.flatten(state).values())
     outputs = trainer("8")({"state": state, "batch": batch_of(0)})
     assert trainer("8").memory().alias_size_in_bytes >= size
@@ -186,6 +190,7 @@ def test_the_state_is_donated():
 
 
 def test_metrics_are_those_of_the_model_and_of_the_step():
+    """The training curves."""
     _, (metrics,) = train(trainer("1"), new_state(), range(1))
     assert metrics.keys() == {
         "cross_entropy",
@@ -202,7 +207,7 @@ def test_metrics_are_those_of_the_model_and_of_the_step():
 
 
 class Poisoned(OneLayer):
-    """Its loss, or a gradient of it alone, is not finite where a batch begins with a poison."""
+    """Its loss, or a gradient alone, is not finite if a batch begins with LOSS or GRADIENT."""
 
     LOSS, GRADIENT = VOCABULARY - 1, VOCABULARY - 2
 
@@ -214,11 +219,14 @@ class Poisoned(OneLayer):
         return loss + tf.where(first == self.LOSS, np.inf, 0.0) + steep - tf.stop_gradient(steep), metrics
 
 
-def test_a_step_whose_loss_or_gradient_is_not_finite_changes_nothing_but_counts():
-    """Neither a weight nor a entry; the next step goes on from there."""
+def test_non_finite_step_is_counted_and_changes_no_weight():
+    """Weights and optimizer state stay as they are, and the next step continues from them."""
     steps = Steps(Poisoned(), OPTIMIZER, Layout.of(DeviceMesh((2,))))
     engine = harness.engine(steps.layout)
-    step, state = engine.load(steps.train(BATCH_SPECS)), engine.load(steps.init())({"seed": np.int32([0, 1])})["state"]
+    step, state = (
+        engine.load(steps.train(BATCH_SPECS)),
+        engine.load(steps.init())({"seed": np.array([0, 1], np.int32)})["state"],
+    )
     counted = []
     for number, poison in enumerate([None, Poisoned.LOSS, Poisoned.GRADIENT, None, Poisoned.LOSS]):
         batch = batch_of(number)
@@ -240,12 +248,14 @@ def test_a_step_whose_loss_or_gradient_is_not_finite_changes_nothing_but_counts(
     assert counted == [(0, 0), (1, 1), (2, 2), (2, 0), (3, 1)] and int(state["step"]) == 5
 
 
-def test_the_gradient_norm_is_that_of_all_gradients():
+def test_gradient_norm_is_that_of_all_gradients():
+    """The curve shows the global norm."""
+
     def function(inputs: dict) -> dict:
         return {"loss": OneLayer().loss(inputs["theta"], inputs, Context())[0]}
 
     batch, layout = batch_of(0), Layout()
-    steps = dataclasses.replace(steps_of("1"), model=Quiet())
+    steps = dataclasses.replace(steps_of("1"), model=Deterministic())
     executable = harness.engine(layout).load(steps.train(BATCH_SPECS))
     metrics = executable({"state": new_state(), "batch": batch})["metrics"]
     gradients = harness.run(harness.with_gradients(function), {"theta": new_state()["theta"], **batch})
@@ -255,26 +265,28 @@ def test_the_gradient_norm_is_that_of_all_gradients():
     np.testing.assert_allclose(metrics["gradient_norm"], norm, rtol=TRAINED_TOLERANCE)
 
 
-class Quiet(OneLayer):
-    """Without random numbers."""
+class Deterministic(OneLayer):
+    """Uses no random numbers."""
 
     def loss(self, theta: dict, batch: dict, context: Context) -> tuple[tf.Tensor, dict]:
         return super().loss(theta, batch, dataclasses.replace(context, seed=None))
 
 
-def test_evaluation_draws_no_random_numbers_and_is_the_same_on_every_mesh():
-    found = {}
+def test_evaluation_is_deterministic_and_does_not_depend_on_the_mesh():
+    """Evaluation uses no random numbers."""
+    metrics = {}
     for mesh in ("1", "8"):
         steps = steps_of(mesh)
         executable = harness.engine(steps.layout).load(steps.evaluate(BATCH_SPECS))
         inputs = {"theta": new_state()["theta"], "batch": batch_of(0)}
-        found[mesh] = harness.arrays(executable(inputs)["metrics"])
-        assert_same_bits(found[mesh], harness.arrays(executable(inputs)["metrics"]))
-    assert found["1"].keys() == {"cross_entropy", "tokens", "overflow"}
-    np.testing.assert_allclose(found["8"]["cross_entropy"], found["1"]["cross_entropy"], rtol=TRAINED_TOLERANCE)
+        metrics[mesh] = harness.arrays(executable(inputs)["metrics"])
+        assert_same_bits(metrics[mesh], harness.arrays(executable(inputs)["metrics"]))
+    assert metrics["1"].keys() == {"cross_entropy", "tokens", "overflow"}
+    np.testing.assert_allclose(metrics["8"]["cross_entropy"], metrics["1"]["cross_entropy"], rtol=TRAINED_TOLERANCE)
 
 
 def test_bfloat16_activations_train_nearly_alike_with_float32_weights():
+    """Activations may be bfloat16; weights stay float32."""
     state, bfloat16 = train(trainer("4x2", "bfloat16"), new_state(), range(4))
     _, float32 = train(trainer("4x2"), new_state(), range(4))
     np.testing.assert_allclose([m["loss"] for m in bfloat16], [m["loss"] for m in float32], rtol=BFLOAT16_TOLERANCE)
@@ -282,7 +294,7 @@ def test_bfloat16_activations_train_nearly_alike_with_float32_weights():
 
 
 def test_training_learns():
-    """The successor of each token: from a uniform guess, ln 16, to less than half."""
+    """The loss of predicting each token's successor falls from a uniform guess, ln 16, to less than half."""
     _, history = train(trainer("8"), new_state(), range(30))
     assert history[-1]["loss"] < 0.5 * history[0]["loss"]
     assert jax.tree.all(jax.tree.map(np.isfinite, history))

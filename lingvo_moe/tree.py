@@ -1,4 +1,4 @@
-"""Trees: nested dicts with any leaves, and their flat form, a dict by path such as `theta/encoder/0/query`."""
+"""Trees: nested dicts, and their flat form, a dict of leaves by path such as `theta/encoder/0/query`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Returns the leaves by path, sorted by path at every level, so that equal trees flatten to equal orders."""
+    """Returns the leaves by path. Every level is sorted by name, so equal trees flatten in equal order."""
     leaves: dict[str, Any] = {}
     for name in sorted(tree):
         if isinstance(tree[name], Mapping):
@@ -18,7 +18,7 @@ def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def unflatten(leaves: Mapping[str, Any]) -> dict[str, Any]:
-    """The inverse of `flatten`."""
+    """Returns the tree of leaves by path; the inverse of `flatten`."""
     tree: dict[str, Any] = {}
     for path, leaf in leaves.items():
         *parents, name = path.split("/")
@@ -30,6 +30,6 @@ def unflatten(leaves: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def map_leaves(function: Callable[..., Any], tree: Mapping[str, Any], *others: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a tree of `function(leaf, *leaves of the others)`; all trees have the same paths."""
+    """Returns the tree of `function(leaf, *leaves of the other trees)`; all trees have the same paths."""
     rest = [flatten(other) for other in others]
     return unflatten({path: function(leaf, *(other[path] for other in rest)) for path, leaf in flatten(tree).items()})

@@ -1,4 +1,4 @@
-"""Trees and their flat forms are the same thing in two shapes, in one order."""
+"""A tree and its flat form have the same content, in one order."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ TREES = strategies.recursive(
 
 
 def test_flatten_joins_names_with_slashes_and_sorts_them():
+    """Paths are names of checkpoints and metrics."""
     nested = {"theta": {"encoder": {"wo": 2, "wi": 1}, "a": 0}, "step": 3}
     assert list(tree.flatten(nested).items()) == [
         ("step", 3),
@@ -29,11 +30,13 @@ def test_flatten_joins_names_with_slashes_and_sorts_them():
 
 @hypothesis.given(TREES)
 def test_unflatten_is_the_inverse(nested):
+    """No leaf is lost."""
     assert tree.unflatten(tree.flatten(nested)) == nested
 
 
 @hypothesis.given(TREES, strategies.randoms())
-def test_equal_trees_flatten_to_equal_orders(nested, random):
+def test_equal_trees_flatten_in_equal_order(nested, random):
+    """Programs bind inputs by position."""
 
     def shuffled(node):
         names = list(node)
@@ -43,11 +46,13 @@ def test_equal_trees_flatten_to_equal_orders(nested, random):
     assert list(tree.flatten(shuffled(nested)).items()) == list(tree.flatten(nested).items())
 
 
-def test_map_leaves_goes_by_path_not_by_order():
+def test_map_leaves_matches_leaves_by_path():
+    """The order of insertion does not matter."""
     first, second = {"a": {"x": 1, "y": 2}, "b": 3}, {"b": 30, "a": {"y": 20, "x": 10}}
     assert tree.map_leaves(lambda one, other: one + other, first, second) == {"a": {"x": 11, "y": 22}, "b": 33}
 
 
 def test_map_leaves_of_trees_with_other_paths_is_an_error():
+    """A missing leaf is not skipped."""
     with pytest.raises(KeyError, match="b"):
         tree.map_leaves(lambda one, other: one, {"a": 1, "b": 2}, {"a": 1})

@@ -1,0 +1,1 @@
+"""The registered models: one module for each family."""

@@ -1,13 +1,13 @@
 """Dense language models on 2-D meshes: GSPMD tables 2 and 3, and the benchmarks of GShard (ICLR 2021) table 3.
 
-Weights are counted in binary billions: 64B are 32 layers of 2 x 2^30. The layouts of GSPMD table 1 are a choice:
-`--set layout=gspmd_attempt_1`, `gspmd_attempt_2`, or `gspmd`, the finalized one, which `auto` means.
+Weights are counted in binary billions: 64B are 32 layers of 2 x 2^30. `--set layout=NAME` selects a layout of GSPMD
+table 1: `gspmd_attempt_1`, `gspmd_attempt_2`, or `gspmd`, the finalized one, which `auto` stands for.
 """
 
 from __future__ import annotations
 
 from lingvo_moe import registry
-from params.language_models import AtHome, Giant
+from params.language_models import Giant, SmallRecipe
 
 
 class Wide(Giant):
@@ -68,7 +68,10 @@ class Dense512B(Wide):
 
 @registry.register
 class Dense1T(Wide):
-    """Table 2, last column, layers four times as wide: 12.66 s a step, 55.6 % of peak, 15.8 GB. GShard: 9.23 thousand tokens/s."""
+    """Table 2, last column: 12.66 s a step, 55.6 % of peak, 15.8 GB. GShard (ICLR) table 3: 9.23 thousand tokens/s.
+
+    Its layers are four times as large as those of the other columns.
+    """
 
     num_layers, model_dim, hidden_dim, num_heads, batch_size = 128, 16_384, 131_072, 256, 128
 
@@ -77,7 +80,7 @@ class Dense1T(Wide):
 class Dense4T(Wide):
     """GShard (ICLR) table 3: 1.36 thousand tokens/s, 28.8 % of the matrix unit's peak.
 
-    Weights of 8 GiB per core and float32 gradients as large again do not fit 16 GB (docs/planning.md).
+    8 GiB of weights per core and float32 gradients of the same size do not fit in 16 GB (docs/planning.md).
     """
 
     remat = "full"
@@ -133,5 +136,5 @@ class Narrow16BMesh32x8(Narrow):
 
 
 @registry.register
-class Small(AtHome):
-    """A dense model of the same layout for eight devices."""
+class Small(SmallRecipe):
+    """A dense model for eight devices, with the same layout."""

@@ -27,16 +27,16 @@ ROWS = {
 
 
 def printed(weights: int) -> str:
-    """A number of weights in the papers' digits: whole binary billions or trillions."""
+    """Returns a number of weights as the papers print it, in binary billions or trillions."""
     return f"{weights / 2**40:.0f}T" if weights >= 2**40 else f"{weights / 2**30:.0f}B"
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_a_row_is_the_papers(name):
-    """Embeddings are counted, too, and none of the printed digits changes by them."""
+def test_row_equals_the_papers(name):
+    """Embeddings are included; they change none of the printed digits."""
     config = experiment.get(f"dense_lm.{name}")
     model = config.model
-    found = (
+    row = (
         printed(model.num_weights()),
         model.num_layers,
         model.model_dim,
@@ -46,10 +46,10 @@ def test_a_row_is_the_papers(name):
         str(config.mesh),
         config.input.batch_size,
     )
-    assert found == ROWS[name] and model.num_experts == 0
+    assert row == ROWS[name] and model.num_experts == 0
 
 
-def test_a_wide_layer_has_2b_weights():
+def test_wide_layer_has_2b_weights():
     """GSPMD section 5.1: attention and feed-forward layer together."""
     weights = tree.flatten(experiment.get("dense_lm.Dense64B").model.weights())
     stacked = sum(weight.size for path, weight in weights.items() if path.startswith("decoder/"))
@@ -57,8 +57,8 @@ def test_a_wide_layer_has_2b_weights():
 
 
 @pytest.mark.parametrize("layout", ["auto", "gspmd", "gspmd_attempt_1", "gspmd_attempt_2"])
-def test_weights_lie_as_gspmd_table_1_says(layout):
-    """Alike in all three attempts; R are the repeated layers. Vectors and embeddings follow by the same rules."""
+def test_sharding_of_weights_is_gspmd_table_1(layout):
+    """The same in all three attempts; R is the axis of repeated layers, which the table does not have."""
     config = experiment.get("dense_lm.Dense64B", [f"layout={layout}"])
     axes = {
         weight.logical_axes: ",".join(axis or "_" for axis in config.steps.layout.mesh_axes(weight.logical_axes))

@@ -1,4 +1,4 @@
-"""Hybrid language models, experts along x and their hidden dimension along y: GSPMD section 5.5 and table 7, after GLaM.
+"""Hybrid language models: experts along x, their hidden dimension along y (GSPMD section 5.5 and table 7, after GLaM).
 
 The table gives experts, H, N and weights; 12 layers of M 8192 with heads of 128 have those weights (33 to 804 x 2^30).
 """
@@ -6,11 +6,11 @@ The table gives experts, H, N and weights; 12 layers of M 8192 with heads of 128
 from __future__ import annotations
 
 from lingvo_moe import registry
-from params.language_models import AtHome, Giant
+from params.language_models import Giant, SmallRecipe
 
 
 class Hybrid(Giant):
-    """A column of table 7: dense layers are as large as one expert."""
+    """A column of table 7; a dense layer has the size of one expert."""
 
     num_layers, model_dim, head_dim = 12, 8192, 128
 
@@ -44,7 +44,7 @@ class MoE804B64E(Hybrid):
 
 
 @registry.register
-class Small(AtHome):
-    """Four experts along x, halves of them along y."""
+class Small(SmallRecipe):
+    """Four experts along x, each sharded in two along y."""
 
     num_experts = 4

@@ -16,8 +16,8 @@ TABLE_7 = {
 
 
 @pytest.mark.parametrize("name", TABLE_7)
-def test_a_column_is_table_7s(name):
-    """The table says nothing of layers, M and D; 12, 8192 and 128 have all four numbers of weights."""
+def test_column_equals_table_7(name):
+    """The table does not give layers, M and D; 12, 8192 and 128 give all four numbers of weights."""
     config = experiment.get(f"hybrid_lm.{name}")
     model = config.model
     weights = f"{model.num_weights() / 2**30:.0f}B"
@@ -33,8 +33,8 @@ def test_a_column_is_table_7s(name):
 
 
 @pytest.mark.parametrize("name", TABLE_7)
-def test_weights_lie_as_figure_8b_says(name):
-    """An expert of each layer for each x, cut along its hidden dimension by y; dense layers as in GSPMD table 1."""
+def test_sharding_of_weights_is_figure_8b(name):
+    """One expert of each layer along x, its hidden dimension along y; dense layers as in GSPMD table 1."""
     config = experiment.get(f"hybrid_lm.{name}")
     axes = {
         weight.logical_axes: ",".join(axis or "_" for axis in config.steps.layout.mesh_axes(weight.logical_axes))

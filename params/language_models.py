@@ -1,4 +1,4 @@
-"""What the families of decoder-only language models share (GSPMD section 5): vocabulary, sequence, precision, optimizer."""
+"""Base classes of the decoder-only language models (GSPMD section 5): vocabulary, sequence, precision, optimizer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TRILLION_TOKENS = 10**12
 class Giant(Recipe):
     """A row of GSPMD's tables: float32 weights, bfloat16 activations, sequences of 1024 tokens, Adafactor.
 
-    A batch is counted in sequences. Each sequence is a group of its own for the gates (GSPMD section 5.4: EBCM).
+    `batch_size` is in sequences. Each sequence is a group of the gating (GSPMD section 5.4: EBCM).
     """
 
     num_layers: int
@@ -28,10 +28,11 @@ class Giant(Recipe):
     batch_size: int
     num_experts = 0
     sequence_length = 1024
-    # What fits beside 16 GB of a core: memory that is left buys speed (`plan --search=remat`).
+    # The fastest rematerialisation that fits the 16 GB of a core (`plan --search=remat`).
     remat = "keep_hidden"
 
     def experiment(self) -> Experiment:
+        """Returns the full configuration."""
         return Experiment(
             model=LanguageModel(
                 target_vocabulary=32_000,
@@ -65,13 +66,14 @@ class Giant(Recipe):
         )
 
 
-class AtHome(Recipe):
-    """The small sibling of a family: eight devices, virtual ones on a CPU, and the quickstart's corpus."""
+class SmallRecipe(Recipe):
+    """The small model of a family: eight devices, which may be virtual CPU devices, and the quickstart's corpus."""
 
     num_experts = 0
     mesh: tuple[int, ...] = (4, 2)
 
     def experiment(self) -> Experiment:
+        """Returns the full configuration."""
         return Experiment(
             model=LanguageModel(
                 target_vocabulary=4000,

@@ -1,4 +1,4 @@
-"""The language models have the papers' setting, and their small siblings learn, alike on their mesh and on one device."""
+"""The language models have the papers' settings, and the small ones learn, on their mesh as on one device."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 
 from lingvo_moe import experiment, registry, tree
+from lingvo_moe.models.language_model import LanguageModel
 from lingvo_moe.sharding.layout import LAYOUTS, DeviceMesh, Layout
 from lingvo_moe.testing import harness
 
 NAMES = [name for name in registry.names() if name.split(".")[0] in ("dense_lm", "sparse_lm", "hybrid_lm")]
 SMALL = {"dense_lm.Small": "4x2", "sparse_lm.Small": "8", "hybrid_lm.Small": "4x2"}
 ACTIVATIONS = ("BTM", "BTND", "BTH", "BTV", "GSM", "GSEC", "GECM", "EGCM", "EGCH")
-# What tests of training make smaller still, and faster to learn: the structure stays.
+# Smaller still for tests of training; the structure is the same.
 _TINY = [
     "model.model_dim=32",
     "model.hidden_dim=64",
@@ -25,14 +26,15 @@ _TINY = [
     "optimizer.learning_rate.warmup_steps=5",
 ]
 _STEPS, _COMPARED = 60, 5
-# As in translation_test: rounding of sums in another order, amplified by some steps of Adafactor.
+# As in translation_test: rounding of sums in another order, amplified by a few steps of Adafactor.
 _TRAINED_TOLERANCE = 1e-5
 
 
 @pytest.mark.parametrize("name", sorted(set(NAMES) - set(SMALL)))
-def test_the_setting_is_gspmds(name):
+def test_settings_are_those_of_gspmd(name):
     """Section 5.1: sequences of 1024 tokens, 16-bit activations; section 5.4: each sequence is a group."""
     config = experiment.get(name)
+    assert isinstance(config.model, LanguageModel)
     assert (config.input.source_length, config.input.target_length, config.model.target_vocabulary) == (0, 1024, 32_000)
     assert (config.model.activation_dtype, config.model.num_groups) == ("bfloat16", config.input.batch_size)
 
@@ -51,7 +53,7 @@ def test_every_layout_assigns_a_mesh_axis_once_per_tensor(name):
 
 
 def counting(config: experiment.Experiment, step: int) -> dict:
-    """Texts that count upwards by one from a random number: soon predictable."""
+    """Returns sequences that count upwards from a random number, which a model soon predicts."""
     shape = (config.input.batch_size, config.input.target_length)
     starts = np.random.default_rng(step).integers(0, 40, (shape[0], 1))
     labels = (4 + (starts + np.arange(shape[1])) % 40).astype(np.int32)
@@ -67,10 +69,10 @@ def counting(config: experiment.Experiment, step: int) -> dict:
 
 
 def train(config: experiment.Experiment, steps: int) -> list[dict[str, float]]:
-    """The metrics of the first steps, on virtual devices."""
-    own = harness.engine(Layout.of(config.mesh))
-    init, step = own.load(config.steps.init()), own.load(config.steps.train(config.batch_specs()))
-    state, history = init({"seed": np.int32([0, 7])})["state"], []
+    """Returns the metrics of the first steps, on virtual devices."""
+    engine = harness.engine(Layout.of(config.mesh))
+    init, step = engine.load(config.steps.init()), engine.load(config.steps.train(config.batch_specs()))
+    state, history = init({"seed": np.array([0, 7], np.int32)})["state"], []
     for number in range(steps):
         outputs = step({"state": state, "batch": counting(config, number)})
         state = outputs["state"]
@@ -80,20 +82,20 @@ def train(config: experiment.Experiment, steps: int) -> list[dict[str, float]]:
 
 @functools.cache
 def on_one_device(name: str) -> list[dict[str, float]]:
-    """The metrics of all steps."""
+    """Returns the metrics of all steps."""
     return train(experiment.get(name, _TINY, DeviceMesh((1,))), _STEPS)
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_a_small_sibling_learns(name):
-    """From the logarithm of the vocabulary to the one continuation that counting has."""
+def test_small_model_learns(name):
+    """The loss starts at the logarithm of the vocabulary, and counting has one continuation."""
     losses = [metrics["cross_entropy"] for metrics in on_one_device(name)]
     assert losses[0] > 3.5 and np.mean(losses[-5:]) < losses[0] / 2, losses
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_a_small_sibling_trains_alike_on_its_mesh_and_on_one_device(name):
-    """With dropout, random routing and capacity cuts; each loss is of updated weights, so these are alike, too."""
+def test_small_model_trains_alike_on_its_mesh_and_on_one_device(name):
+    """With dropout, random routing and dropped tokens; each loss is of updated weights, so these are compared, too."""
     config = experiment.get(name, _TINY)
     assert str(config.mesh) == SMALL[name]
     for step, (one, many) in enumerate(zip(on_one_device(name), train(config, _COMPARED)), start=1):

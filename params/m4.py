@@ -1,7 +1,7 @@
 """The M4 family: massively multilingual translation into English, 100 languages (GShard section 4 and table 1).
 
-Dimensions, dropout, optimizer and vocabularies are those of GShard appendix A.2, the mesh is one expert per TPU v3 core, and
-a batch is cut into two groups per core. The small siblings run on what one has at hand.
+Dimensions, dropout, optimizer and vocabularies are those of GShard appendix A.2, the mesh is one expert per TPU v3
+core, and a batch has two groups per core. The small models run on a workstation.
 """
 
 from __future__ import annotations
@@ -19,18 +19,19 @@ MILLION_TOKENS = 2**20
 
 
 def aux_loss_weight(num_experts: int) -> float:
-    """k of loss = cross-entropy + k * l_aux. The papers give none; this is 0.01 times a loss that is 1 in perfect balance.
+    """Returns k of loss = cross-entropy + k * l_aux: 0.01 E^2. The papers do not give k.
 
-    Algorithm 1's l_aux is 1/E^2 there, so k grows with E^2 to weigh the same in every row of table 1.
+    In perfect balance Algorithm 1's l_aux is 1/E^2, so k = 0.01 E^2 gives it the same weight in every row of table 1.
     """
     return 0.01 * num_experts**2
 
 
 class M4(Recipe):
-    """What all models of table 1 share; a row says how many experts and layers it has.
+    """The settings that all models of table 1 share; a row adds the numbers of experts, layers and cores.
 
-    The papers leave open whether "batch tokens" counts one side or both; here it counts both together. One side's alone would
-    put the rows of 128 cores above 75 % of the cores' peak, more than GSPMD publishes of any model (docs/planning.md).
+    The papers do not say whether "batch tokens" counts one side or both; here it counts both together. Counting one
+    side would put the rows of 128 cores above 75 % of the cores' peak, more than GSPMD reports for any model
+    (docs/planning.md).
     """
 
     num_experts: int
@@ -47,10 +48,11 @@ class M4(Recipe):
     target_vocabulary = 32_000
     activation_dtype = "float32"
     layout = "auto"
-    # What fits beside 16 GB of a core: memory that is left buys speed (`plan --search=remat`).
+    # The fastest rematerialisation that fits the 16 GB of a core (`plan --search=remat`).
     remat = "keep_hidden"
 
     def experiment(self) -> Experiment:
+        """Returns the full configuration."""
         return Experiment(
             model=Translation(
                 source_vocabulary=self.source_vocabulary,
@@ -62,7 +64,8 @@ class M4(Recipe):
                 head_dim=self.head_dim,
                 num_experts=self.num_experts,
                 num_groups=2 * self.num_cores,
-                # Room for every token of a group at every expert would be a thousand times the work; see `MixtureOfExperts`.
+                # Capacity for every token of a group at every expert would be a thousand times the work; see
+                # `MixtureOfExperts`.
                 inference_capacity_factor=2.0 if self.num_experts else None,
                 aux_loss_weight=aux_loss_weight(self.num_experts),
                 input_dropout=self.dropout,
@@ -137,8 +140,8 @@ class MoE128E12L(M4):
 class MoE2048E60L(M4):
     """Table 1, last row: 1T weights, with bfloat16 activations (GShard section 4.3).
 
-    With whole dense weights on every core, and gradients as large again, it does not fit 16 GB (`plan` with --set
-    layout=gshard); with each core keeping a part of the dense layers' it does.
+    With replicated dense weights, and gradients of the same size, it does not fit in 16 GB (`plan` with
+    `--set layout=gshard`); with the dense layers' sharded update it does.
     """
 
     num_experts, num_layers, num_cores, batch_tokens = 2048, 60, 2048, 4 * MILLION_TOKENS
@@ -150,8 +153,8 @@ class MoE2048E60L(M4):
 class Dense96L(M4):
     """T(96L), 2.3B weights: 36.9 BLEU, about 42 days on 2048 cores (section 4.2).
 
-    The published 2.3B is met with GPipe's head size of 64 (Huang et al. 2019, the paper's [15]); 128 would make 2.9B. Whole
-    weights on every core, and gradients as large again, do not fit 16 GB; the layout leaves each core a part.
+    GPipe's head size of 64 (Huang et al. 2019, the paper's [15]) gives the published 2.3B; 128 would give 2.9B.
+    Replicated weights, and gradients of the same size, do not fit in 16 GB, so the layout shards their update.
     """
 
     num_experts, num_layers, num_cores, batch_tokens = 0, 96, 2048, 4 * MILLION_TOKENS
@@ -160,7 +163,7 @@ class Dense96L(M4):
 
 
 class Bilingual(M4):
-    """One language into English, a model of its own: the baselines of section 4.2 (Vaswani et al. 2017, table 3)."""
+    """A model for one language into English: the baselines of section 4.2 (Vaswani et al. 2017, table 3)."""
 
     num_experts, num_layers, num_cores = 0, 12, 8
     batch_tokens = 2**18
@@ -170,25 +173,27 @@ class Bilingual(M4):
 
 @registry.register
 class TransformerBig(Bilingual):
-    """The baseline of high-resource languages."""
+    """The baseline for high-resource languages."""
 
     model_dim, hidden_dim, num_heads, dropout = 1024, 8192, 16, 0.3
 
 
 @registry.register
 class TransformerBase(Bilingual):
-    """The baseline of low-resource languages."""
+    """The baseline for low-resource languages."""
 
     model_dim, hidden_dim, num_heads, dropout = 512, 2048, 8, 0.1
 
 
 @registry.register
 class Quickstart(Recipe):
-    """What `make quickstart` trains: 8 experts in each MoE layer, on 2 virtual CPU devices, in minutes on two cores."""
+    """The model of `make quickstart`: 8 experts in each MoE layer, 2 virtual CPU devices, minutes on two cores."""
 
     def experiment(self) -> Experiment:
+        """Returns the full configuration."""
         return Experiment(
-            # Twelve thousand different English sentences are soon learnt by heart: half of this is against that.
+            # The corpus has twelve thousand different English sentences, so dropout and label smoothing prevent
+            # overfitting.
             model=Translation(
                 source_vocabulary=8000,
                 target_vocabulary=4000,
@@ -223,9 +228,10 @@ class Quickstart(Recipe):
 
 @registry.register
 class Small(Recipe):
-    """Hundreds of languages on an 8-core workstation or one GPU: 16 experts in each MoE layer, the `debian` corpus."""
+    """Hundreds of languages, the `debian` corpus, on an 8-core workstation or one GPU: 16 experts in each MoE layer."""
 
     def experiment(self) -> Experiment:
+        """Returns the full configuration."""
         return Experiment(
             model=Translation(
                 source_vocabulary=16_000,

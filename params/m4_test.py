@@ -7,7 +7,8 @@ import pytest
 from lingvo_moe import experiment, tree
 from lingvo_moe.layers.routers.base import expert_capacity
 
-# Published figures have two digits or one, and some count in binary billions (619.4e9 weights are 577 x 2^30, GSPMD table 6).
+# Published figures have one or two digits, and some count in binary billions (619.4e9 weights are 577 x 2^30, GSPMD
+# table 6).
 _ROUNDING = 0.075
 
 TABLE_1 = {  # GShard table 1 and section 4.2: weights, experts per layer, experts in total, layers, cores
@@ -25,7 +26,7 @@ TABLE_1 = {  # GShard table 1 and section 4.2: weights, experts per layer, exper
 
 @pytest.mark.parametrize("name", sorted(TABLE_1))
 def test_weights_experts_layers_and_cores_are_table_1s(name):
-    """A wrong dimension anywhere in a model would show in its number of weights."""
+    """A wrong dimension anywhere in a model changes its number of weights."""
     weights, experts, total, layers, cores = TABLE_1[name]
     config = experiment.get(name)
     assert config.model.num_weights() == pytest.approx(weights, rel=_ROUNDING)
@@ -39,9 +40,9 @@ def test_weights_experts_layers_and_cores_are_table_1s(name):
 
 @pytest.mark.parametrize(("name", "capacity"), [("m4.MoE2048E36L", 1), ("m4.MoE512E12L", 2), ("m4.MoE128E36L", 32)])
 def test_groups_and_capacity_are_the_papers(name, capacity):
-    """G = 2 D groups of N/G tokens of a side, each giving an expert C = 2N/(G E) places, at least 1 (section 2.2)."""
+    """G = 2 D groups of N/G tokens of a side; the capacity per group is C = 2N/(G E), at least 1 (section 2.2)."""
     config = experiment.get(name)
     tokens = config.input.batch_size * config.input.source_length
     assert config.model.num_groups == 2 * config.mesh.size
-    per_group = tokens // config.model.num_groups
-    assert expert_capacity(per_group, config.model.num_experts, config.model.capacity_factor) == capacity
+    tokens_per_group = tokens // config.model.num_groups
+    assert expert_capacity(tokens_per_group, config.model.num_experts, config.model.capacity_factor) == capacity

@@ -1,12 +1,13 @@
 """Sparse language models on 1-D meshes, one expert of each MoE layer per device: GSPMD table 6.
 
-The table gives experts, batch and weights; 36 layers with M4's dimensions have those weights (577 x 2^30 with 2048 experts).
+The table gives experts, batch and weights; 36 layers with M4's dimensions have those weights (577 x 2^30 with 2048
+experts).
 """
 
 from __future__ import annotations
 
 from lingvo_moe import registry
-from params.language_models import AtHome, Giant
+from params.language_models import Giant, SmallRecipe
 
 
 class Sparse(Giant):
@@ -44,7 +45,7 @@ class MoE577B2048E(Sparse):
 
 
 @registry.register
-class Small(AtHome):
+class Small(SmallRecipe):
     """Eight experts on eight devices."""
 
     num_experts, mesh = 8, (8,)

@@ -16,8 +16,8 @@ TABLE_6 = {
 
 
 @pytest.mark.parametrize("name", TABLE_6)
-def test_a_column_is_table_6s(name):
-    """The table says nothing of layers and of their sizes; 36 of M4's have all four numbers of weights."""
+def test_column_equals_table_6(name):
+    """The table does not give the layers; 36 layers with M4's dimensions give all four numbers of weights."""
     config = experiment.get(f"sparse_lm.{name}")
     model = config.model
     weights = f"{model.num_weights() / 2**30:.0f}B"
@@ -27,10 +27,10 @@ def test_a_column_is_table_6s(name):
 
 
 @pytest.mark.parametrize("name", TABLE_6)
-def test_experts_are_cut_one_to_a_device_and_all_else_is_whole(name):
+def test_each_device_has_one_expert_and_all_other_weights(name):
     """GSPMD section 5.4: model parallelism in the MoE layers, data parallelism in all others."""
     config = experiment.get(f"sparse_lm.{name}")
     layout = config.steps.layout
     for path, weight in tree.flatten(config.model.weights()).items():
-        shards = [layout.num_shards(weight.logical_axes, letter) for letter in weight.logical_axes]
-        assert shards == [config.model.num_experts if letter == "E" else 1 for letter in weight.logical_axes], path
+        shards = [layout.num_shards(weight.logical_axes, axis) for axis in weight.logical_axes]
+        assert shards == [config.model.num_experts if axis == "E" else 1 for axis in weight.logical_axes], path

@@ -1,0 +1,1 @@
+"""Decoding: the search for translations."""

@@ -1,4 +1,4 @@
-"""Flat beam search equals a naive search that keeps every hypothesis by itself and reorders its cache (GShard A.1)."""
+"""Flat beam search equals a naive search with a cache for each hypothesis, which it reorders (GShard appendix A.1)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from lingvo_moe.program import lower
 from lingvo_moe.sharding.layout import DeviceMesh, Layout, Spec
 from lingvo_moe.steps import Steps, weight_specs
 
-# Scores are sums of at most ten float32 log-probabilities; attention adds over a cache of another length, in another order.
+# Scores are sums of at most ten float32 log-probabilities; attention sums over a cache of another length, in another
+# order.
 _TOLERANCE = 2e-5
 _BATCH, _SOURCE_LENGTH, _MAX_LENGTH = 8, 6, 9
 _MODEL = Translation(
@@ -67,7 +68,7 @@ def theta() -> dict:
 
 
 class _Naive:
-    """One hypothesis a row, one cache a hypothesis: a program for one token, and the rest in plain Python."""
+    """A search with a row and a cache for each hypothesis: a program for one token, and the rest in plain Python."""
 
     def __init__(self, theta: dict, source: dict, beam_size: int):
         self._theta, self._size = theta, beam_size
@@ -84,7 +85,7 @@ class _Naive:
         sizes = {"R": _MODEL.num_layers // 4, "B": rows, "N": _MODEL.num_heads, "D": _MODEL.head_dim}
 
         def spec(logical_axes: str, length: int) -> Spec:
-            return Spec(tuple({**sizes, "L": length}[letter] for letter in logical_axes), "float32", logical_axes)
+            return Spec(tuple({**sizes, "L": length}[axis] for axis in logical_axes), "float32", logical_axes)
 
         layer = {
             f"{memory}{name}": spec(f"R{logical_axes}", _SOURCE_LENGTH if memory else _MAX_LENGTH)
@@ -127,30 +128,33 @@ class _Naive:
         self._state = started({"theta": theta, "source": source})
 
     def search(self, alpha: float) -> list[list[tuple[float, tuple[int, ...]]]]:
-        """For each sentence the finished (score, tokens), best first, then living ones where there are too few."""
-        alive = [[(0.0, ())] + [(-np.inf, ())] * (self._size - 1) for _ in range(_BATCH)]
+        """Returns (score, tokens) for each sentence: the finished ones, best first, then active ones up to K."""
+        active = [[(0.0, ())] + [(-np.inf, ())] * (self._size - 1) for _ in range(_BATCH)]
         finished: list[list] = [[] for _ in range(_BATCH)]
         state = self._state
         for t in range(_MAX_LENGTH):
-            ids = np.array([[tokens[-1] if tokens else 2] for beam in alive for _, tokens in beam], np.int32)
+            ids = np.array([[tokens[-1] if tokens else 2] for beam in active for _, tokens in beam], np.int32)
             outputs = self._step({"theta": self._theta, "state": state, "ids": ids, "position": np.int32(t)})
             logits = np.asarray(outputs["logits"], np.float64)
             logits[:, [0, 2, 3]] = -np.inf
             log_probabilities = logits - np.logaddexp.reduce(logits, axis=-1, keepdims=True)
             parents = []
             for b in range(_BATCH):
-                alive[b], of_sentence = self._expand(
-                    alive[b], log_probabilities[b * self._size :][: self._size], finished[b], ((5 + t + 1) / 6) ** alpha
+                active[b], own_parents = self._expand(
+                    active[b],
+                    log_probabilities[b * self._size :][: self._size],
+                    finished[b],
+                    ((5 + t + 1) / 6) ** alpha,
                 )
-                parents += [b * self._size + k for k in of_sentence]
-            state = tree.map_leaves(lambda value: np.asarray(value), outputs["state"])
-            for layer in state["caches"]["part_0"].values():  # the reordering that the flat beam does without
+                parents += [b * self._size + k for k in own_parents]
+            state = tree.map_leaves(np.asarray, outputs["state"])
+            for layer in state["caches"]["part_0"].values():  # the reordering that the flat beam avoids
                 for name in ("keys", "values"):
                     layer[name] = layer[name][:, parents]
         penalty = ((5 + _MAX_LENGTH) / 6) ** alpha
         return [
-            (sorted(done, key=lambda h: -h[0]) + [(s / penalty, tokens) for s, tokens in living])[: self._size]
-            for done, living in zip(finished, alive)
+            (sorted(done, key=lambda h: -h[0]) + [(s / penalty, tokens) for s, tokens in running])[: self._size]
+            for done, running in zip(finished, active)
         ]
 
     def _expand(self, beam, log_probabilities, finished, penalty):
@@ -160,18 +164,18 @@ class _Naive:
             for v in range(log_probabilities.shape[1])
         ]
         candidates.sort(key=lambda c: -c[0])
-        living, parents = [], []
+        running, parents = [], []
         for score, k, v in candidates[: 2 * self._size]:
             if not np.isfinite(score):
                 continue
             tokens = (*beam[k][1], v)
             if v == 1:
                 finished.append((score / penalty, tokens))
-            elif len(living) < self._size:
-                living.append((score, tokens))
+            elif len(running) < self._size:
+                running.append((score, tokens))
                 parents.append(k)
-        missing = self._size - len(living)
-        return living + [(-np.inf, (4,))] * missing, parents + [0] * missing
+        missing = self._size - len(running)
+        return running + [(-np.inf, (4,))] * missing, parents + [0] * missing
 
 
 @functools.cache
@@ -181,40 +185,42 @@ def _compiled(search: BeamSearch, mesh: DeviceMesh, platform: str):
 
 
 def _flat(theta: dict, source: dict, search: BeamSearch, mesh: DeviceMesh, platform: str = "") -> dict:
-    found = _compiled(search, mesh, platform)({"theta": theta, "source": source})
-    return {name: np.asarray(value) for name, value in found.items()}
+    outputs = _compiled(search, mesh, platform)({"theta": theta, "source": source})
+    return {name: np.asarray(value) for name, value in outputs.items()}
 
 
 @pytest.mark.parametrize("search", _SEARCHES, ids=str)
 def test_flat_equals_naive_hypothesis_by_hypothesis(theta, source, search):
-    """Every hypothesis, its length and its score are those of the search that reorders keys and values; the program that is made
-    for a CPU finds them, too."""
+    """Every hypothesis, its length and its score equal those of the search that reorders keys and values.
+
+    This holds for the plain program and for the one that is optimised for a CPU.
+    """
     expected = _Naive(theta, source, search.beam_size).search(search.length_alpha)
-    for found in (_flat(theta, source, search, DeviceMesh(), platform) for platform in ("", "cpu")):
+    for outputs in (_flat(theta, source, search, DeviceMesh(), platform) for platform in ("", "cpu")):
         for b in range(_BATCH):
             assert len(expected[b]) == search.beam_size
             for k, (score, tokens) in enumerate(expected[b]):
-                length = found["lengths"][b, k]
-                assert tuple(found["ids"][b, k, :length]) == tokens
-                assert not found["ids"][b, k, length:].any()
-                assert found["scores"][b, k] == pytest.approx(score, abs=_TOLERANCE)
+                length = outputs["lengths"][b, k]
+                assert tuple(outputs["ids"][b, k, :length]) == tokens
+                assert not outputs["ids"][b, k, length:].any()
+                assert outputs["scores"][b, k] == pytest.approx(score, abs=_TOLERANCE)
     lengths = {len(tokens) for beam in expected for _, tokens in beam}
-    assert len(lengths) > 2, "the test is to meet hypotheses that end early and some that do not"
+    assert len(lengths) > 2, "the test needs hypotheses that end early and some that do not"
 
 
-def test_the_partitioned_search_finds_the_same(theta, source):
-    """One XLA program over 4 devices, made for a CPU or not, or a 2x2 mesh: the same hypotheses as on one."""
+def test_partitioned_search_equals_unpartitioned(theta, source):
+    """On four devices, optimised for a CPU or not, and on a 2x2 mesh: the same hypotheses as on one device."""
     search = _SEARCHES[-1]
     one = _flat(theta, source, search, DeviceMesh())
     for mesh, platform in (((4,), ""), ((4,), "cpu"), ((2, 2), "")):
-        found = _flat(theta, source, search, DeviceMesh(mesh), platform)
-        np.testing.assert_array_equal(found["ids"], one["ids"])
-        np.testing.assert_array_equal(found["lengths"], one["lengths"])
-        np.testing.assert_allclose(found["scores"], one["scores"], atol=_TOLERANCE)
+        outputs = _flat(theta, source, search, DeviceMesh(mesh), platform)
+        np.testing.assert_array_equal(outputs["ids"], one["ids"])
+        np.testing.assert_array_equal(outputs["lengths"], one["lengths"])
+        np.testing.assert_allclose(outputs["scores"], one["scores"], atol=_TOLERANCE)
 
 
-def test_a_sentence_does_not_depend_on_its_neighbours(theta, source):
-    """With room for all tokens at every expert, what else is in the batch changes nothing."""
+def test_translation_does_not_depend_on_the_batch(theta, source):
+    """With expert capacity for all tokens, the other sentences of a batch change nothing."""
     search = _SEARCHES[-1]
     alone = {field: np.repeat(value[:1], _BATCH, axis=0) for field, value in source.items()}
     together, repeated = _flat(theta, source, search, DeviceMesh()), _flat(theta, alone, search, DeviceMesh())
@@ -223,7 +229,7 @@ def test_a_sentence_does_not_depend_on_its_neighbours(theta, source):
 
 
 @pytest.mark.parametrize("change", [{"beam_size": 0}, {"max_length": 0}])
-def test_a_search_for_nothing_is_refused(change):
-    """Sizes below one are named."""
+def test_sizes_below_one_are_errors(change):
+    """The message names the field."""
     with pytest.raises(UserError, match=next(iter(change))):
         dataclasses.replace(_SEARCHES[0], **change)

@@ -1,4 +1,4 @@
-"""Adafactor (Shazeer and Stern 2018) as GShard appendix A.2 uses it: no momentum, factored second moments."""
+"""Adafactor (Shazeer and Stern 2018) as in GShard appendix A.2: no momentum, factored second moments."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ from lingvo_moe.optimizers.schedules import InverseSquareRoot
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Adafactor:
-    """One row and one column of second moments per matrix instead of a full one.
+    """Stores one row and one column of second moments for each matrix, instead of a second moment for each element.
 
-    A weight says which of its dimensions are rows and columns (`Weight.rows`, `Weight.columns`); every expert and every
-    stacked layer is a matrix of its own, with its own factors, its own clipping and its own scale.
+    `Weight.rows` and `Weight.columns` declare which dimensions of a weight form its matrices. Every expert and every
+    stacked layer is a matrix of its own, with its own factors, clipping and scale.
 
     Attributes:
-      learning_rate: by step.
-      beta2_cap, beta2_exponent: the second moment's decay at step t (from 1) is min(cap, 1 - t^-exponent).
-      clipping_threshold: an update's root mean square, per matrix, is at most this.
-      multiply_by_parameter_scale: steps are relative to the matrix's root mean square (Adafactor section 8).
-      minimum_scale: a matrix counts as at least this large.
+      learning_rate: a function of the step.
+      beta2_cap, beta2_exponent: the decay of the second moments at step t (from 1) is min(cap, 1 - t^-exponent).
+      clipping_threshold: the largest root mean square of an update, per matrix.
+      multiply_by_parameter_scale: whether updates are relative to the root mean square of the matrix
+        (section 8).
+      minimum_scale: the least such root mean square.
       epsilon: added to squared gradients.
     """
 
@@ -36,22 +37,30 @@ class Adafactor:
     epsilon: float = 1e-30
 
     def state(self, weights: dict) -> dict:
-        """The optimizer's own weights: for each weight a node of zeros, `row` and `column`, or `moment` for vectors."""
+        """Declares the optimizer state: `row` and `column` for each matrix, `moment` for each vector, all zeros at first.
+
+        Args:
+          weights: the tree of a model's `Weight`s.
+
+        Returns:
+          A tree of `Weight`s, with a node for each of the model's.
+        """
         return {
-            name: self._state_of(node) if isinstance(node, Weight) else self.state(node)
-            for name, node in weights.items()
+            name: _factors(node) if isinstance(node, Weight) else self.state(node) for name, node in weights.items()
         }
 
     def update(
         self, weights: dict, theta: dict, gradients: dict, optimizer_state: dict, step: tf.Tensor, context: Context
     ) -> tuple[dict, dict]:
-        """One step for all weights.
+        """Applies the gradients of one step.
 
         Args:
-          weights: declarations; the other trees hold tensors for them (`optimizer_state`: for `self.state(weights)`).
-          theta, gradients, optimizer_state: float32.
-          step: scalar int32, how many steps were made before.
-          context: of the step: where weights live, and what to be fast on.
+          weights: the tree of `Weight`s that declares theta.
+          theta: float32 tensors for `weights`.
+          gradients: likewise.
+          optimizer_state: float32 tensors for `self.state(weights)`.
+          step: scalar int32, the number of steps before this one.
+          context: the layout and platform of the step.
 
         Returns:
           (theta, optimizer_state) after the step.
@@ -63,37 +72,32 @@ class Adafactor:
         flat_state = tree.flatten(optimizer_state)
         new_theta, new_state = {}, {}
         for path, weight in declared.items():
-            own = {name: flat_state[f"{path}/{name}"] for name in self._state_of(weight)}
+            factors = {name: flat_state[f"{path}/{name}"] for name in _factors(weight)}
             with tf.name_scope(path.replace("/", "_")):
                 new_theta[path], updated = self._update_one(
-                    weight, values[path], flat_gradients[path], own, beta2, rate, context
+                    weight, values[path], flat_gradients[path], factors, beta2, rate, context
                 )
             new_state.update({f"{path}/{name}": value for name, value in updated.items()})
         return tree.unflatten(new_theta), tree.unflatten(new_state)
-
-    def _state_of(self, weight: Weight) -> dict:
-        if not weight.rows:
-            return {"moment": _zeros(weight, ())}
-        return {"row": _zeros(weight, weight.columns), "column": _zeros(weight, weight.rows)}
 
     def _update_one(
         self,
         weight: Weight,
         value: tf.Tensor,
         gradient: tf.Tensor,
-        optimizer_state: dict,
+        factors: dict,
         beta2: tf.Tensor,
         rate: tf.Tensor,
         context: Context,
     ) -> tuple[tf.Tensor, dict]:
         gradient = context.annotate(gradient, weight.logical_axes)
         squared = tf.square(gradient)
-        declared = self._state_of(weight)
+        declared = _factors(weight)
 
         def decayed(name: str, mean: tf.Tensor) -> tf.Tensor:
-            # Epsilon is in each square (Adafactor's algorithm 4), and so in their mean, where adding it costs nothing.
+            # Algorithm 4 adds epsilon to each square; added to their mean, it has the same effect and costs less.
             return context.annotate(
-                beta2 * optimizer_state[name] + (1.0 - beta2) * (mean + self.epsilon), declared[name].logical_axes
+                beta2 * factors[name] + (1.0 - beta2) * (mean + self.epsilon), declared[name].logical_axes
             )
 
         if weight.rows:
@@ -102,7 +106,7 @@ class Adafactor:
             new_state = {"row": row, "column": column}
             wide_row = _expand(row, weight.columns)
             total = tf.reduce_mean(wide_row, axis=weight.rows, keepdims=True)
-            # A row's share of the total may be too small for a float32; the two by themselves are not.
+            # The quotient wide_row / total may underflow in float32; each of the two does not.
             update = gradient * (tf.math.rsqrt(wide_row) * tf.sqrt(total)) * tf.math.rsqrt(_expand(column, weight.rows))
             matrices = (weight.logical_axes, weight.rows, weight.columns)
             if prefers_mean_of_quotients(*matrices, context):
@@ -119,10 +123,17 @@ class Adafactor:
         return context.annotate(value - rate * update, weight.logical_axes), new_state
 
 
+def _factors(weight: Weight) -> dict:
+    """Declares the second moments of one weight."""
+    if not weight.rows:
+        return {"moment": _zeros(weight, ())}
+    return {"row": _zeros(weight, weight.columns), "column": _zeros(weight, weight.rows)}
+
+
 def _zeros(weight: Weight, without: tuple[int, ...]) -> Weight:
-    """The declaration of a entry: the weight's, without some dimensions, starting from zero."""
-    kept = [d for d in range(len(weight.shape)) if d not in without]
-    return Weight(tuple(weight.shape[d] for d in kept), "".join(weight.logical_axes[d] for d in kept))
+    """Declares zeros of a weight's shape and logical axes without some dimensions."""
+    dims = [d for d in range(len(weight.shape)) if d not in without]
+    return Weight(tuple(weight.shape[d] for d in dims), "".join(weight.logical_axes[d] for d in dims))
 
 
 def _expand(factor: tf.Tensor, dimensions: tuple[int, ...]) -> tf.Tensor:
@@ -132,5 +143,5 @@ def _expand(factor: tf.Tensor, dimensions: tuple[int, ...]) -> tf.Tensor:
 
 
 def _mean_square(weight: Weight, tensor: tf.Tensor) -> tf.Tensor:
-    """The mean square of each matrix or vector of a tensor in the weight's place; its dimensions are kept, as 1."""
+    """Returns the mean square of each matrix or vector of a tensor of the weight's shape, with dimensions kept as 1."""
     return tf.reduce_mean(tf.square(tensor), axis=weight.rows + weight.columns, keepdims=True)

@@ -1,4 +1,4 @@
-"""Adafactor is the paper's algorithm, for each expert and each stacked layer by itself, on any mesh."""
+"""Adafactor is the paper's algorithm, applied to each expert and each stacked layer separately, on any mesh."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ STEPS = 3
 TOLERANCE = 32 * harness.FLOAT32_ROUNDING
 RATE = InverseSquareRoot(peak=1.0, decay_after=25)  # 0.2, large enough to see
 
-# Of every kind: E > M, so that the two largest dimensions are not the matrix; a vector; one matrix of several letters.
+# Every kind of weight: E > M, so that the two largest dimensions are not the matrix; vectors; a matrix of several
+# logical axes.
 WEIGHTS = {
     "dense": Weight((8, 16), "MH", "M"),
     "query": Weight((8, 4, 2), "MND", "M"),
@@ -32,7 +33,7 @@ WEIGHTS = {
 
 
 def trees() -> dict:
-    """Values, and the gradients of each step: of very different sizes, so that some updates are clipped."""
+    """Returns weights and the gradients of each step, whose sizes differ so much that some updates are clipped."""
     random = np.random.default_rng(0)
     declared = tree.flatten(WEIGHTS)
     theta = {path: random.normal(size=weight.shape).astype(np.float32) for path, weight in declared.items()}
@@ -48,7 +49,7 @@ def trees() -> dict:
 
 
 class OneMatrix:
-    """Shazeer and Stern 2018, algorithm 4 (and 5 for a vector) of one matrix, with sums where the paper has sums."""
+    """Algorithm 4 (5 for a vector) of Shazeer and Stern 2018 for one matrix, with sums as in the paper."""
 
     def __init__(self, value: np.ndarray):
         self.value, self.row, self.column, self.moment = value.astype(np.float64), 0.0, 0.0, 0.0
@@ -69,20 +70,22 @@ class OneMatrix:
 
 
 def root_mean_square(values: np.ndarray) -> float:
-    return np.sqrt(np.mean(values**2))
+    return float(np.sqrt(np.mean(np.square(values))))
 
 
 def matrices_of(weight: Weight, values: np.ndarray) -> np.ndarray:
-    """`[batch of matrices, rows, columns]`, or `[batch of vectors, elements]`: by letters, without `Weight`'s help."""
-    batch = [d for d, letter in enumerate(weight.logical_axes) if letter in "RE"]
-    rows = [d for d, letter in enumerate(weight.logical_axes) if letter in weight.fan_in]
+    """Returns `[matrices, rows, columns]` or `[vectors, elements]`, by logical axes alone, not by `Weight.rows`."""
+    batch = [d for d, axis in enumerate(weight.logical_axes) if axis in "RE"]
+    rows = [d for d, axis in enumerate(weight.logical_axes) if axis in weight.fan_in]
     columns = [d for d in range(values.ndim) if d not in batch + rows]
     parts = [batch, rows, columns] if rows else [batch, columns]
-    return values.transpose(sum(parts, [])).reshape([int(np.prod([values.shape[d] for d in part])) for part in parts])
+    return values.transpose([d for part in parts for d in part]).reshape(
+        [int(np.prod([values.shape[d] for d in part])) for part in parts]
+    )
 
 
-def by_the_paper(case: dict, scaled: bool = True) -> dict[str, np.ndarray]:
-    """The weights after all steps, in the shape of `matrices_of`."""
+def reference(case: dict, scaled: bool = True) -> dict[str, np.ndarray]:
+    """Returns the weights after all steps of the paper's algorithm, in the shapes of `matrices_of`."""
     results, values, gradients = {}, tree.flatten(case["theta"]), tree.flatten(case["gradients"])
     for path, weight in tree.flatten(WEIGHTS).items():
         matrices = [OneMatrix(value) for value in matrices_of(weight, values[path])]
@@ -94,7 +97,7 @@ def by_the_paper(case: dict, scaled: bool = True) -> dict[str, np.ndarray]:
 
 
 def all_steps(optimizer: Adafactor, context: Context = Context()):
-    """All steps as one program: `{theta, gradients} -> {theta, optimizer_state}`."""
+    """Returns the function `{theta, gradients} -> {theta, optimizer_state}` of all steps."""
 
     def function(inputs: dict) -> dict:
         theta, optimizer_state = (
@@ -126,20 +129,23 @@ def unpartitioned() -> dict:
 
 @pytest.mark.parametrize("platform", ["", "cpu"])
 def test_equals_the_paper(platform):
-    found = eagerly(Adafactor(learning_rate=RATE), platform)
-    for path, expected in by_the_paper(trees()).items():
-        assert_close(matrices_of(tree.flatten(WEIGHTS)[path], found[f"theta/{path}"]), expected, path)
+    """Algorithms 4 and 5, on every kind of weight."""
+    outputs = eagerly(Adafactor(learning_rate=RATE), platform)
+    for path, expected in reference(trees()).items():
+        assert_close(matrices_of(tree.flatten(WEIGHTS)[path], outputs[f"theta/{path}"]), expected, path)
 
 
 def test_equals_the_paper_without_relative_steps():
-    found = eagerly(Adafactor(learning_rate=RATE, multiply_by_parameter_scale=False))
-    for path, expected in by_the_paper(trees(), scaled=False).items():
-        assert_close(matrices_of(tree.flatten(WEIGHTS)[path], found[f"theta/{path}"]), expected, path)
+    """`multiply_by_parameter_scale=False`."""
+    outputs = eagerly(Adafactor(learning_rate=RATE, multiply_by_parameter_scale=False))
+    for path, expected in reference(trees(), scaled=False).items():
+        assert_close(matrices_of(tree.flatten(WEIGHTS)[path], outputs[f"theta/{path}"]), expected, path)
 
 
 @pytest.mark.parametrize("platform", ["", "cpu"])
 @pytest.mark.parametrize("mesh", ["8", "4x2"])
 def test_partitioned_equals_unpartitioned(mesh, platform, unpartitioned):
+    """The layout changes summation order alone."""
     optimizer, layout = Adafactor(learning_rate=RATE), Layout.of(DeviceMesh.parse(mesh))
     declared = {f"theta/{path}": weight.logical_axes for path, weight in tree.flatten(WEIGHTS).items()}
     logical_axes = declared | {
@@ -150,13 +156,13 @@ def test_partitioned_equals_unpartitioned(mesh, platform, unpartitioned):
     logical_axes |= {
         f"optimizer_state/{path}": entry.logical_axes for path, entry in tree.flatten(optimizer.state(WEIGHTS)).items()
     }
-    found = harness.run(all_steps(optimizer, Context(layout, platform=platform)), trees(), layout, logical_axes)
+    outputs = harness.run(all_steps(optimizer, Context(layout, platform=platform)), trees(), layout, logical_axes)
     for path, expected in unpartitioned.items():
-        assert_close(found[path], expected, path)
+        assert_close(outputs[path], expected, path)
 
 
 def test_optimizer_state_is_a_row_and_a_column_of_every_matrix():
-    """Also for E > M: statistics are never averaged over experts."""
+    """Also for E > M: second moments are never averaged over experts."""
     optimizer_state = tree.flatten(Adafactor().state(WEIGHTS))
     assert {path: (entry.shape, entry.logical_axes) for path, entry in optimizer_state.items()} == {
         "dense/row": ((8,), "M"),
@@ -180,7 +186,7 @@ def test_optimizer_state_is_a_row_and_a_column_of_every_matrix():
 def update_one(
     weight: Weight, value, gradient, optimizer_state: dict, step: int, platform: str = "", **fields
 ) -> tuple[np.ndarray, dict]:
-    """One eager step of one weight."""
+    """Makes one eager step of one weight."""
     optimizer = Adafactor(learning_rate=RATE, **fields)
     trees_of_one = (
         {"w": tf.constant(value, tf.float32)},
@@ -197,13 +203,14 @@ def update_one(
     "step, beta2", [(0, 0.0), (1, 1 - 2**-0.8), (99, 1 - 100**-0.8), (315, 1 - 316**-0.8), (317, 0.99), (10_000, 0.99)]
 )
 def test_beta2_is_1_minus_t_to_the_minus_0_8_up_to_0_99(step, beta2):
+    """The decay of Adafactor section 7.2, with GShard's cap of 0.99."""
     _, optimizer_state = update_one(Weight((2,), "M"), [1, 1], [3, 4], {"moment": tf.constant([100.0, 200.0])}, step)
     expected = beta2 * np.array([100, 200]) + (1 - beta2) * np.array([9, 16])
     np.testing.assert_allclose(optimizer_state["moment"], expected, rtol=1e-5)
 
 
-def test_each_expert_is_clipped_and_scaled_by_itself():
-    """An expert with a hundred times larger weights moves a hundred times as far; its neighbour does not notice."""
+def test_each_expert_is_clipped_and_scaled_separately():
+    """A hundred times larger weights of one expert make its updates as much larger, and change no other expert's."""
     random = np.random.default_rng(1)
     value, gradient = random.normal(size=(2, 4, 4)), random.normal(size=(2, 4, 4))
     weight = Weight((2, 4, 4), "EMH", "M")
@@ -221,18 +228,19 @@ def test_each_expert_is_clipped_and_scaled_by_itself():
     np.testing.assert_array_equal(plain[1], larger[1])
     np.testing.assert_array_equal(plain[1], steeper[1])
     np.testing.assert_allclose(larger[0], 100 * plain[0], rtol=1e-3, atol=1e-3)
-    relative = root_mean_square(steeper[0]) / root_mean_square(np.float32(value[0]))
+    relative = root_mean_square(steeper[0]) / root_mean_square(value[0].astype(np.float32))
     assert relative == pytest.approx(101**-0.5, rel=1e-3), "clipped to the learning rate of step 100"
 
 
-def test_small_weights_count_as_the_minimum_scale():
+def test_minimum_scale_applies_to_small_weights():
+    """Weights of zero can move."""
     after, _ = update_one(Weight((2,), "M"), [0, 0], [1, -1], {"moment": tf.zeros(2)}, 0, minimum_scale=0.5)
     np.testing.assert_allclose(after, [-0.1, 0.1], rtol=TOLERANCE)
 
 
 @pytest.mark.parametrize("platform", ["", "cpu"])
-def test_a_row_that_nothing_reached_is_finite_beside_large_ones(platform):
-    """An embedding's rows of tokens that did not occur, at the first step, beside gradients of a training that diverges."""
+def test_row_without_gradient_is_finite_beside_large_ones(platform):
+    """Embedding rows of tokens that did not occur, at the first step, while other gradients are huge."""
     gradient = np.full((4, 8), 1e6, np.float32)
     gradient[1] = 0
     value = np.ones((4, 8), np.float32)
@@ -248,7 +256,7 @@ def test_a_row_that_nothing_reached_is_finite_beside_large_ones(platform):
 
 
 def test_zero_gradients_change_nothing_and_are_finite():
-    """A weight that no token reached: an expert without tokens."""
+    """The weights of an expert without tokens stay as they are."""
     value = np.random.default_rng(2).normal(size=(2, 3, 4)).astype(np.float32)
     weight, optimizer_state = Weight((2, 3, 4), "EMH", "M"), {"row": tf.zeros((2, 3)), "column": tf.zeros((2, 4))}
     for step in (0, 500):

@@ -1,4 +1,4 @@
-"""Learning rates by step."""
+"""Learning-rate schedules."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ class InverseSquareRoot:
     """`peak / sqrt(max(step, decay_after))`, with an optional linear warm-up and an optional linear cool-down.
 
     GShard appendix A.2, "1.0 learning rate with square root decay after 10k training steps", is
-    `InverseSquareRoot(peak=1.0, decay_after=10_000)`: 0.01 for ten thousand steps, then falling.
+    `InverseSquareRoot(peak=1.0, decay_after=10_000)`: 0.01 for ten thousand steps, then decreasing.
 
     Attributes:
       peak: the numerator.
-      decay_after: steps before the decay begins.
-      warmup_steps: over which the rate grows linearly from near zero; 0 for none.
-      cooldown_after, cooldown_steps: from that step on, over so many steps, the rate falls linearly to a tenth, and stays
-        there; 0 steps for none. It is for short runs of a known length, which end the better for it.
+      decay_after: the number of steps before the decay begins.
+      warmup_steps: the rate increases linearly from near zero over this many steps; 0 for no warm-up.
+      cooldown_after, cooldown_steps: from step `cooldown_after` on, over `cooldown_steps` steps, the rate decreases
+        linearly to a tenth of the schedule, and stays there; 0 steps for no cool-down. Short runs of a known length end
+        with a lower loss with it.
     """
 
     peak: float = 1.0
@@ -29,7 +30,7 @@ class InverseSquareRoot:
     cooldown_steps: int = 0
 
     def __call__(self, step: tf.Tensor) -> tf.Tensor:
-        """The rate of `step` (scalar int32, from 0), scalar float32."""
+        """Returns the learning rate of `step` (scalar int32, from 0), scalar float32."""
         count = tf.cast(step, tf.float32) + 1.0
         rate = self.peak * tf.math.rsqrt(tf.maximum(count, float(self.decay_after)))
         rate *= tf.minimum(1.0, count / max(self.warmup_steps, 1))

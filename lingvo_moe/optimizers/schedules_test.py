@@ -1,4 +1,4 @@
-"""Learning rates are the papers' numbers."""
+"""The learning rates are the papers'."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lingvo_moe.lazy import tf
 from lingvo_moe.optimizers.schedules import InverseSquareRoot
 from lingvo_moe.testing import harness
 
-# A reciprocal root and two products.
+# A reciprocal square root and two products.
 TOLERANCE = 4 * harness.FLOAT32_ROUNDING
 
 
@@ -22,15 +22,16 @@ def test_gshard_1_over_root_after_10k_steps(step, rate):
 
 
 @pytest.mark.parametrize("step", [0, 1, 9, 10, 99, 400])
-def test_warmup_grows_linearly_to_the_same_curve(step):
+def test_warmup_increases_linearly_to_the_schedule(step):
+    """The warm-up multiplies the schedule."""
     schedule = InverseSquareRoot(peak=2.0, decay_after=100, warmup_steps=10)
     expected = 2.0 / math.sqrt(max(step + 1, 100)) * min(1.0, (step + 1) / 10)
     np.testing.assert_allclose(schedule(tf.constant(step)), expected, rtol=TOLERANCE)
 
 
 @pytest.mark.parametrize("step, share", [(0, 1.0), (199, 1.0), (249, 0.5), (289, 0.1), (299, 0.1), (10_000, 0.1)])
-def test_cooldown_falls_linearly_to_a_tenth_of_the_same_curve(step, share):
-    """Never to nothing: a run that goes on beyond its end still learns."""
+def test_cooldown_decreases_linearly_to_a_tenth_of_the_schedule(step, share):
+    """It does not reach zero: a run that continues beyond its planned end still learns."""
     curve, cooled = (
         InverseSquareRoot(decay_after=50, cooldown_after=after, cooldown_steps=steps)(tf.constant(step))
         for after, steps in ((0, 0), (200, 100))

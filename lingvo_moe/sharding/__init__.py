@@ -1,0 +1,1 @@
+"""Sharding: layouts of logical axes over a device mesh, and the annotations that XLA's SPMD partitioner reads."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, cast
+
 import numpy as np
 import pytest
 
@@ -160,7 +162,7 @@ def test_layout_may_be_registered_twice_but_not_replaced():
         ((AxisRule("EQ", ("x",)),), 1, "logical axis 'Q' is not one of GSEC"),
         ((AxisRule("", ("x",)),), 1, "logical_axes must be a string of letters"),
         ((AxisRule("EE", ("x",)),), 1, "repeats a letter"),
-        ((AxisRule("E", "x"),), 1, r"mesh_axes must be a tuple of mesh axes, for instance \(\"x\",\)"),
+        ((AxisRule("E", cast(Any, "x")),), 1, r"mesh_axes must be a tuple of mesh axes, for instance \(\"x\",\)"),
         ((AxisRule("E", ()),), 1, "mesh_axes must be a tuple of mesh axes"),
         ((AxisRule("E", ("x",)), AxisRule("M", ("y",))), 1, "rule 1, .*mesh axis 'y' is not one of .*mesh axes, x"),
         ((AxisRule("E", ("x", "y")),), 2, "several mesh_axes need fallback=True"),

@@ -1,8 +1,8 @@
 """Sharding annotations: replicate, split, shard, mesh_split, and the switch to manual partitioning and back.
 
-GShard section 3.2 and appendix A.3, GSPMD section 3. An annotation changes neither value nor gradient nor logical shape; it
-tells XLA's SPMD partitioner where a tensor lives. Outside a compiled graph (eager tensors) there is nothing to partition and
-the tensor is returned as it is. This is the only module that touches XLA's sharding operators.
+GShard section 3.2 and appendix A.3, GSPMD section 3. An annotation changes neither the value nor the gradient nor the
+logical shape of a tensor; it sets the sharding that XLA's SPMD partitioner uses. An eager tensor is not partitioned and
+is returned unchanged. This is the only module that uses XLA's sharding operators.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -22,7 +23,7 @@ REPLICATED_DIMENSION = -1
 
 @contextlib.contextmanager
 def num_devices(count: int) -> Iterator[None]:
-    """While active, annotations that ask for more than `count` devices are errors; a Program sets it while tracing."""
+    """Makes annotations that need more than `count` devices errors inside the block; `program.lower` sets it."""
     token = _num_devices.set(count)
     try:
         yield
@@ -31,20 +32,22 @@ def num_devices(count: int) -> Iterator[None]:
 
 
 def replicate(tensor: tf.Tensor) -> tf.Tensor:
-    """Annotates `tensor` to be held whole by every device (GShard section 3.2)."""
+    """Annotates `tensor` as replicated on every device (GShard section 3.2)."""
     return _annotate(tensor, _sharding().Sharding.replicate(), ())
 
 
 def split(tensor: tf.Tensor, split_dimension: int, num_partitions: int) -> tf.Tensor:
-    """Annotates `tensor` to be cut along one dimension; partition i lives on device i (GShard section 3.2).
+    """Annotates `tensor` as sharded along one dimension; partition i is on device i (GShard section 3.2).
 
     Args:
       tensor: of any rank >= 1; the dimension need not be a multiple of `num_partitions` (XLA pads the last partition).
       split_dimension: in [-rank, rank).
-      num_partitions: >= 1, at most the number of devices, and a divisor of it: with fewer, the other devices hold copies.
+      num_partitions: >= 1, and a divisor of the number of devices. With fewer partitions than devices, the other
+        devices hold copies.
 
     Raises:
-      ValueError: a dimension out of range, a partition count below 1, above the number of devices, or no divisor of it.
+      ValueError: a dimension out of range, or a number of partitions below 1, above the number of devices, or not a
+        divisor of it.
     """
     rank = _rank(tensor)
     dimension = _dimension_in_range("split", "split_dimension", split_dimension, rank)
@@ -56,17 +59,17 @@ def split(tensor: tf.Tensor, split_dimension: int, num_partitions: int) -> tf.Te
 
 
 def shard(tensor: tf.Tensor, device_assignment: np.ndarray) -> tf.Tensor:
-    """Annotates `tensor` to be cut along several dimensions, each partition on a named device (GShard appendix A.3).
+    """Annotates `tensor` as sharded along several dimensions, with a device for each partition (GShard appendix A.3).
 
     Args:
       tensor: of rank R >= 1.
-      device_assignment: integer array of rank R. Its shape is the number of partitions per dimension, its elements the id
-        of the device that holds each partition: a `[3, 16, 64]` tensor with a `[1, 2, 4]` assignment is cut into eight
-        partitions of `[3, 8, 16]`. Devices that are not named hold copies, each partition as many.
+      device_assignment: integer array of rank R. Its shape is the number of partitions per dimension, its elements are
+        the ids of the devices that hold them: a `[3, 16, 64]` tensor with a `[1, 2, 4]` assignment has eight partitions
+        of `[3, 8, 16]`. Devices that it does not name hold copies, the same number of each partition.
 
     Raises:
-      ValueError: a rank other than the tensor's, a repeated, negative or unknown device id, more partitions than devices, or
-        a number of them that does not divide the devices.
+      ValueError: a rank other than the tensor's, a repeated, negative or unknown device id, or a number of partitions
+        above the number of devices or not a divisor of it.
     """
     devices = np.asarray(device_assignment)
     if devices.ndim != _rank(tensor):
@@ -81,18 +84,18 @@ def shard(tensor: tf.Tensor, device_assignment: np.ndarray) -> tf.Tensor:
 def mesh_split(
     tensor: tf.Tensor, device_mesh: np.ndarray, dims_mapping: Sequence[int], unspecified_dims: Sequence[int] = ()
 ) -> tf.Tensor:
-    """Annotates `tensor` to be cut along the axes of a device mesh (GSPMD section 3.1).
+    """Annotates `tensor` as sharded along the axes of a device mesh (GSPMD section 3.1).
 
     Args:
       tensor: of rank R >= 1.
-      device_mesh: integer array of device ids; axis i of the mesh is what `dims_mapping` calls i.
-      dims_mapping: R integers. Entry d is the mesh axis along which dimension d is cut, -1 where it is not cut. Mesh axes
-        that nothing maps to hold copies (partial tiling).
-      unspecified_dims: dimensions that the annotation leaves open: propagation may shard them further (GSPMD section 3.5).
+      device_mesh: integer array of device ids; `dims_mapping` refers to its axes by number.
+      dims_mapping: R integers. Entry d is the mesh axis that shards dimension d, or -1. Along a mesh axis that no
+        dimension maps to, the tensor is replicated (partial tiling).
+      unspecified_dims: dimensions that propagation may shard further (GSPMD section 3.5).
 
     Raises:
-      ValueError: a mapping of another length than the rank, an entry that is no mesh axis, a mesh axis used twice, a
-        repeated device id, a mesh of more or fewer devices than there are.
+      ValueError: a mapping whose length is not the rank, an entry that is not a mesh axis, a mesh axis used twice, a
+        repeated device id, or a mesh of more or fewer devices than there are.
     """
     rank, mesh = _rank(tensor), np.asarray(device_mesh)
     mapping = _check_dims_mapping(rank, mesh, dims_mapping)
@@ -100,14 +103,14 @@ def mesh_split(
     if mesh.size != (_num_devices.get() or mesh.size):
         raise ValueError(
             f"mesh_split: the device mesh of shape {mesh.shape} has {mesh.size} of the {_num_devices.get()} devices; "
-            f"a mesh names each of them once, and axes that nothing maps to hold copies."
+            f"a mesh names each of them once, and a tensor is replicated along axes that nothing maps to."
         )
     open_dims = [_dimension_in_range("mesh_split", "unspecified_dims", d, rank) for d in unspecified_dims]
     return _annotate(tensor, mesh_sharding(mesh, mapping), open_dims)
 
 
 def mesh_sharding(device_mesh: np.ndarray, dims_mapping: Sequence[int]):
-    """Returns XLA's sharding of a tensor whose dimension d lies along mesh axis `dims_mapping[d]` (-1: along none)."""
+    """Returns XLA's sharding of a tensor whose dimension d is sharded by mesh axis `dims_mapping[d]` (-1: by none)."""
     mapping = list(dims_mapping)
     if all(axis == REPLICATED_DIMENSION for axis in mapping):
         return _sharding().Sharding.replicate()
@@ -115,14 +118,15 @@ def mesh_sharding(device_mesh: np.ndarray, dims_mapping: Sequence[int]):
 
 
 def auto_to_manual_spmd_partition(tensor: tf.Tensor, device_mesh: np.ndarray, dims_mapping: Sequence[int]) -> tf.Tensor:
-    """Leaves automatic partitioning: returns this device's own part of `tensor` (GSPMD section 3.4).
+    """Switches to manual partitioning: returns this device's shard of `tensor` (GSPMD section 3.4).
 
     Args:
-      tensor: full shape; dimensions that are cut must be multiples of their mesh axis (a shard has one static shape).
-      device_mesh, dims_mapping: where the tensor lives, as in `mesh_split`.
+      tensor: of the full shape; a mesh axis must divide the dimension that it shards, as a shard has one static shape.
+      device_mesh: as in `mesh_split`.
+      dims_mapping: the sharding of the tensor, as in `mesh_split`.
 
     Returns:
-      A tensor of the shard's shape. Operators on it are not partitioned: they run per device as written.
+      A tensor of the shard's shape. Operators on it are not partitioned; each device runs them as written.
 
     Raises:
       ValueError: as `mesh_split`; also a dimension that its mesh axis does not divide, or an eager tensor.
@@ -133,14 +137,20 @@ def auto_to_manual_spmd_partition(tensor: tf.Tensor, device_mesh: np.ndarray, di
     shard_shape(tuple(tensor.shape), mesh, mapping)
     tensor = mesh_split(tensor, mesh, mapping)
     return _xla().spmd_full_to_shard_shape(
-        tensor, manual_sharding=mesh_sharding(mesh, mapping).proto.SerializeToString(), dim=-1, unspecified_dims=[]
+        tensor, manual_sharding=_serialized(mesh_sharding(mesh, mapping)), dim=-1, unspecified_dims=[]
     )
 
 
 def manual_to_auto_spmd_partition(
     tensor: tf.Tensor, device_mesh: np.ndarray, dims_mapping: Sequence[int], full_shape: Sequence[int]
 ) -> tf.Tensor:
-    """Returns to automatic partitioning: joins every device's part into a tensor of `full_shape` (GSPMD section 3.4).
+    """Switches back to automatic partitioning: the shards of all devices become a tensor (GSPMD section 3.4).
+
+    Args:
+      tensor: this device's shard.
+      device_mesh: as in `mesh_split`.
+      dims_mapping: the sharding of the result, as in `mesh_split`.
+      full_shape: of the result.
 
     Raises:
       ValueError: as `auto_to_manual_spmd_partition`; also a tensor whose shape is not that of a shard of `full_shape`.
@@ -156,7 +166,7 @@ def manual_to_auto_spmd_partition(
         )
     full = _xla().spmd_shard_to_full_shape(
         tensor,
-        manual_sharding=mesh_sharding(mesh, mapping).proto.SerializeToString(),
+        manual_sharding=_serialized(mesh_sharding(mesh, mapping)),
         full_shape=list(full_shape),
         dim=-1,
         unspecified_dims=[],
@@ -165,31 +175,35 @@ def manual_to_auto_spmd_partition(
 
 
 def shard_shape(shape: tuple[int, ...], device_mesh: np.ndarray, dims_mapping: Sequence[int]) -> tuple[int, ...]:
-    """Returns the shape of one device's part; raises ValueError where a mesh axis does not divide its dimension."""
-    parts = [1 if axis == REPLICATED_DIMENSION else device_mesh.shape[axis] for axis in dims_mapping]
-    for dimension, (size, count) in enumerate(zip(shape, parts)):
+    """Returns the shape of one shard; raises ValueError where a mesh axis does not divide its dimension."""
+    counts = [1 if axis == REPLICATED_DIMENSION else device_mesh.shape[axis] for axis in dims_mapping]
+    for dimension, (size, count) in enumerate(zip(shape, counts)):
         if size % count:
             raise ValueError(
                 f"dimension {dimension} of shape {shape} has {size} elements, which {count} devices do not "
                 f"divide; manual partitioning needs equal shards."
             )
-    return tuple(size // count for size, count in zip(shape, parts))
+    return tuple(size // count for size, count in zip(shape, counts))
 
 
-def _annotate(tensor, sharding, unspecified_dims):
+def _annotate(tensor: tf.Tensor, sharding, unspecified_dims: Sequence[int]) -> tf.Tensor:
     if tf.executing_eagerly():
         return tensor
-    return _xla().sharding(tensor, sharding=sharding.proto.SerializeToString(), unspecified_dims=list(unspecified_dims))
+    return _xla().sharding(tensor, sharding=_serialized(sharding), unspecified_dims=list(unspecified_dims))
+
+
+def _serialized(sharding) -> Any:
+    return sharding.proto.SerializeToString()
 
 
 def _tiled(function: str, devices: np.ndarray):
-    """A tiling by device ids. XLA's covers all devices, so those that are not named hold copies, evenly."""
+    """Returns a tiling by device ids. It covers all devices: those that `devices` does not name hold copies, evenly."""
     available = _num_devices.get() or devices.size
     copies, rest = divmod(available, devices.size)
     if rest:
         raise ValueError(
             f"{function}: {devices.size} partitions asked for, which do not divide the {available} devices; the "
-            f"devices left over hold copies of the partitions, each as many."
+            f"other devices hold copies, the same number of each partition."
         )
     if devices.size == 1:
         return _sharding().Sharding.replicate()
@@ -206,12 +220,12 @@ def _sharding():
 
 
 def _xla():
-    from tensorflow.compiler.tf2xla.python import xla  # registers the gradients of the sharding operators, too
+    from tensorflow.compiler.tf2xla.python import xla  # also registers the gradients of the sharding operators
 
     return xla
 
 
-def _rank(tensor) -> int:
+def _rank(tensor: tf.Tensor) -> int:
     if tensor.shape.rank is None:
         raise ValueError("a tensor of unknown rank cannot be annotated; programs have static shapes.")
     return tensor.shape.rank
@@ -241,8 +255,8 @@ def _check_dims_mapping(rank: int, mesh: np.ndarray, dims_mapping: Sequence[int]
             )
         if axes.count(axis) > 1:
             raise ValueError(
-                f"dims_mapping {mapping} uses mesh axis {axis} for two dimensions; one axis can cut a tensor "
-                f"along one dimension only."
+                f"dims_mapping {mapping} uses mesh axis {axis} for two dimensions; one axis can shard one "
+                f"dimension of a tensor only."
             )
     return mapping
 

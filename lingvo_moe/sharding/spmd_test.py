@@ -1,4 +1,4 @@
-"""Annotations change neither value nor gradient, put partitions where they say, and refuse what cannot be."""
+"""Annotations change neither value nor gradient, put partitions on the named devices, and report misuse."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ VALUE = np.random.default_rng(0).normal(size=(8, 16)).astype(np.float32)
 # GShard figure 10: the same 2x4 partitions on a mesh topology and on a tree topology.
 FIGURE_10 = {"mesh": np.array([[0, 1, 5, 4], [2, 3, 7, 6]]), "tree": np.array([[0, 1, 2, 3], [4, 5, 6, 7]])}
 
-# Sums of 16 products, in another order on several devices than on one.
+# Sums of 16 products, whose order depends on the number of devices.
 TOLERANCE = 16 * harness.FLOAT32_ROUNDING
 
 ANNOTATIONS = {
@@ -54,15 +54,15 @@ def product(annotate):
     return harness.with_gradients(function)
 
 
-def places(annotate) -> dict[int, tuple[slice, slice]]:
-    """Which part of an annotated [8, 16] matrix each device holds when nothing else says where it is."""
+def shards(annotate) -> dict[int, tuple[slice, slice]]:
+    """Returns the rows and columns of an annotated [8, 16] matrix that each device holds; nothing else shards it."""
     program = harness.lower_for(lambda inputs: {"y": annotate(inputs["x"] * 2.0)}, {"x": VALUE}, EIGHT)
     replicated = NamedSharding(Mesh(np.array(jax.devices("cpu")).reshape(2, 2, 2), ("a", "b", "c")), PartitionSpec())
     call = jax.jit(pjrt.exported(program).call, in_shardings=replicated)
     (value,) = jax.tree.leaves(call(VALUE))
     ranges = {
-        part.device.id: [range(*cut.indices(size)) for cut, size in zip(part.index, value.shape)]
-        for part in value.addressable_shards
+        shard.device.id: [range(*part.indices(size)) for part, size in zip(shard.index, value.shape)]
+        for shard in value.addressable_shards
     }
     return {device: (slice(r.start, r.stop), slice(c.start, c.stop)) for device, (r, c) in ranges.items()}
 
@@ -74,12 +74,14 @@ def unannotated() -> dict:
 
 @pytest.mark.parametrize("name", ANNOTATIONS)
 def test_value_and_gradient_are_unchanged(name, unannotated):
-    found = harness.run(product(ANNOTATIONS[name]), {"x": VALUE}, EIGHT)
+    """An annotation is about sharding alone."""
+    outputs = harness.run(product(ANNOTATIONS[name]), {"x": VALUE}, EIGHT)
     for path, expected in unannotated.items():
-        np.testing.assert_allclose(found[path], expected, rtol=0, atol=TOLERANCE * np.abs(expected).max())
+        np.testing.assert_allclose(outputs[path], expected, rtol=0, atol=TOLERANCE * np.abs(expected).max())
 
 
-# Each would show zeros beyond the ends of its positive operand: as infinity, as maximum of negative numbers, in a mean.
+# Padding of the positive operand with zeros would be visible in each: as infinity, as the maximum of negative numbers,
+# in a mean.
 OPERATORS = {
     "matmul": lambda t: tf.matmul(1.0 / t, t, transpose_a=True),
     "outer product": lambda t: tf.matmul(t, t, transpose_b=True),
@@ -99,7 +101,7 @@ OPERATORS = {
     "flatten": lambda t: tf.reshape(t, (-1, 1)),
 }
 
-# A matrix's shape, a number of devices, and an annotation whose partitions are not equal.
+# The shape of a matrix, the number of devices, and an annotation whose partitions are unequal.
 UNEVEN = {
     "7 rows over 2": ((7, 13), 2, lambda t: spmd.split(t, 0, 2)),
     "10 rows over 4": ((10, 3), 4, lambda t: spmd.split(t, 0, 4)),
@@ -112,14 +114,14 @@ UNEVEN = {
 
 
 def each_operator(annotate):
-    """Every operator, its input and its output annotated, each with a value and a gradient of its own."""
+    """Applies every operator, with an annotated input and output, and returns their values and gradients."""
     return harness.with_gradients(
         lambda inputs: {name: annotate(OPERATORS[name](annotate(tensor))) for name, tensor in inputs.items()}
     )
 
 
 def operands(shape: tuple[int, int]) -> dict[str, np.ndarray]:
-    """A positive matrix for every operator."""
+    """Returns a positive matrix for every operator."""
     random = np.random.default_rng(3)
     return {name: random.uniform(0.5, 1.5, shape).astype(np.float32) for name in OPERATORS}
 
@@ -132,13 +134,15 @@ def unpartitioned(shape: tuple[int, int]) -> dict[str, np.ndarray]:
 def check_each_operator(shape: tuple[int, int], num_devices: int, annotate):
     executable = harness.compile_for(each_operator(annotate), operands(shape), Layout.of(DeviceMesh((num_devices,))))
     assert harness.collectives(executable), "nothing is partitioned"
-    found = harness.arrays(executable(operands(shape)))
+    outputs = harness.arrays(executable(operands(shape)))
     for path, expected in unpartitioned(shape).items():
-        np.testing.assert_allclose(found[path], expected, rtol=0, atol=TOLERANCE * np.abs(expected).max(), err_msg=path)
+        np.testing.assert_allclose(
+            outputs[path], expected, rtol=0, atol=TOLERANCE * np.abs(expected).max(), err_msg=path
+        )
 
 
 @pytest.mark.parametrize("shape, num_devices, annotate", UNEVEN.values(), ids=UNEVEN)
-def test_uneven_partitions_are_padded_out_of_sight(shape, num_devices, annotate):
+def test_padding_of_uneven_partitions_is_invisible(shape, num_devices, annotate):
     """GShard section 3.3, uneven partitions: no operator's value or gradient shows the padding."""
     check_each_operator(shape, num_devices, annotate)
 
@@ -148,7 +152,7 @@ def test_uneven_partitions_are_padded_out_of_sight(shape, num_devices, annotate)
     mesh_shape=strategies.sampled_from([(8,), (2, 4), (4, 2), (2, 2, 2)]),
     data=strategies.data(),
 )
-@settings(max_examples=5, phases=[Phase.generate])  # each example is compiled, so none is made smaller
+@settings(max_examples=5, phases=[Phase.generate])  # each example is compiled, so none is shrunk
 def test_uneven_partitions_on_any_mesh(shape, mesh_shape, data):
     """Any order of the devices, any mesh axes; those that nothing maps to hold copies (GSPMD section 3.1)."""
     mesh = np.array(data.draw(strategies.permutations(range(8)))).reshape(mesh_shape)
@@ -157,7 +161,8 @@ def test_uneven_partitions_on_any_mesh(shape, mesh_shape, data):
 
 
 @pytest.mark.parametrize("annotate", ANNOTATIONS.values(), ids=ANNOTATIONS)
-def test_eager_tensors_are_returned_as_they_are(annotate):
+def test_eager_tensors_are_returned_unchanged(annotate):
+    """Outside a program there is nothing to partition."""
     tensor = tf.constant(VALUE)
     assert annotate(tensor) is tensor
 
@@ -174,55 +179,61 @@ def test_eager_tensors_are_returned_as_they_are(annotate):
     ],
 )
 def test_one_device_changes_nothing(annotate, unannotated):
-    found = harness.run(product(annotate), {"x": VALUE})
+    """Bit for bit."""
+    outputs = harness.run(product(annotate), {"x": VALUE})
     for path, expected in unannotated.items():
-        np.testing.assert_array_equal(found[path], expected)
+        np.testing.assert_array_equal(outputs[path], expected)
 
 
 def test_split_puts_partition_i_on_device_i():
-    assert places(lambda t: spmd.split(t, 1, 8)) == {i: (slice(0, 8), slice(2 * i, 2 * i + 2)) for i in range(8)}
+    """GShard section 3.2."""
+    assert shards(lambda t: spmd.split(t, 1, 8)) == {i: (slice(0, 8), slice(2 * i, 2 * i + 2)) for i in range(8)}
 
 
-def test_split_in_fewer_partitions_than_devices_leaves_copies_on_the_others():
-    found = places(lambda t: spmd.split(t, 0, 2))
-    assert found[0] == (slice(0, 4), slice(0, 16)) and found[1] == (slice(4, 8), slice(0, 16))
-    assert sorted(rows.start for rows, _ in found.values()) == [0] * 4 + [4] * 4
+def test_split_in_fewer_partitions_than_devices_copies_to_the_others():
+    """Every device holds a partition."""
+    by_device = shards(lambda t: spmd.split(t, 0, 2))
+    assert by_device[0] == (slice(0, 4), slice(0, 16)) and by_device[1] == (slice(4, 8), slice(0, 16))
+    assert sorted(rows.start for rows, _ in by_device.values()) == [0] * 4 + [4] * 4
 
 
 @pytest.mark.parametrize("topology", FIGURE_10)
-def test_shard_puts_partitions_where_the_assignment_says(topology):
+def test_shard_follows_the_device_assignment(topology):
+    """GShard appendix A.3, on both topologies of its figure 10."""
     expected = {
         int(device): (slice(4 * i, 4 * i + 4), slice(4 * j, 4 * j + 4))
         for (i, j), device in np.ndenumerate(FIGURE_10[topology])
     }
-    assert places(lambda t: spmd.shard(t, FIGURE_10[topology])) == expected
+    assert shards(lambda t: spmd.shard(t, FIGURE_10[topology])) == expected
 
 
-def test_mesh_split_cuts_each_dimension_along_its_axis():
+def test_mesh_split_shards_each_dimension_along_its_axis():
+    """GSPMD section 3.1, with the mesh axes in another order than the dimensions."""
     expected = {
         int(device): (slice(4 * y, 4 * y + 4), slice(4 * x, 4 * x + 4)) for (x, y), device in np.ndenumerate(GRID)
     }
-    assert places(lambda t: spmd.mesh_split(t, GRID, [1, 0])) == expected
+    assert shards(lambda t: spmd.mesh_split(t, GRID, [1, 0])) == expected
 
 
-def test_mesh_axes_that_nothing_maps_to_hold_copies():
+def test_tensor_is_replicated_along_unmapped_mesh_axes():
     """Partial tiling (GSPMD section 3.1)."""
     expected = {int(device): (slice(0, 8), slice(8 * y, 8 * y + 8)) for (_, y), device in np.ndenumerate(GRID)}
-    assert places(lambda t: spmd.mesh_split(t, GRID, [-1, 1])) == expected
+    assert shards(lambda t: spmd.mesh_split(t, GRID, [-1, 1])) == expected
 
 
-def test_replicate_holds_the_whole_tensor_everywhere():
-    assert set(map(str, places(spmd.replicate).values())) == {str((slice(0, 8), slice(0, 16)))}
+def test_replicate_puts_the_tensor_on_every_device():
+    """GShard section 3.2."""
+    assert set(map(str, shards(spmd.replicate).values())) == {str((slice(0, 8), slice(0, 16)))}
 
 
 def test_unspecified_dimensions_are_left_to_propagation():
-    """After a tensor that is cut along both dimensions, -1 makes the second whole; unspecified leaves it cut."""
+    """Of a tensor that is sharded along both dimensions, -1 replicates the second; unspecified leaves it sharded."""
 
-    def again(unspecified_dims):
+    def annotate_twice(unspecified_dims):
         return lambda t: spmd.mesh_split(spmd.mesh_split(t, GRID, [0, 1]) * 0.5, GRID, [0, -1], unspecified_dims)
 
-    assert {columns.stop - columns.start for _, columns in places(again(())).values()} == {16}
-    assert {columns.stop - columns.start for _, columns in places(again((1,))).values()} == {8}
+    assert {columns.stop - columns.start for _, columns in shards(annotate_twice(())).values()} == {16}
+    assert {columns.stop - columns.start for _, columns in shards(annotate_twice((1,))).values()} == {8}
 
 
 MISUSES = {
@@ -253,11 +264,12 @@ MISUSES = {
 
 @pytest.mark.parametrize("message", MISUSES)
 def test_misuse_is_an_error_that_names_it(message):
+    """The message names the function, the value and what was expected."""
     with pytest.raises(ValueError, match=message):
         harness.lower_for(lambda inputs: {"y": MISUSES[message](inputs["x"])}, {"x": VALUE}, EIGHT)
 
 
-def test_the_number_of_devices_holds_inside_its_block_only():
+def test_num_devices_applies_inside_its_block_only():
     """Without a program there is no number of devices to compare with."""
     with tf.Graph().as_default():
         tensor = tf.zeros((8, 16))
@@ -266,7 +278,8 @@ def test_the_number_of_devices_holds_inside_its_block_only():
         assert spmd.split(tensor, 0, 4).shape == (8, 16)
 
 
-def test_a_tensor_of_unknown_rank_is_an_error():
+def test_tensor_of_unknown_rank_is_an_error():
+    """Programs have static shapes."""
     with tf.Graph().as_default():
         tensor = tf.compat.v1.placeholder(tf.float32, shape=None)
         with pytest.raises(ValueError, match="unknown rank"):
@@ -278,20 +291,20 @@ def test_a_tensor_of_unknown_rank_is_an_error():
     [(LINE, [0, -1]), (LINE, [-1, 0]), (GRID, [0, 1]), (GRID, [1, -1]), (GRID, [-1, -1]), (CUBE, [2, 0])],
 )
 def test_manual_mode_round_trip(mesh, mapping):
-    """To one device's part and back: the value, and the gradient through it."""
+    """The value and the gradient survive the switch to manual partitioning and back."""
 
     def function(inputs: dict) -> dict:
         own = spmd.auto_to_manual_spmd_partition(inputs["x"], mesh, mapping)
         return {"y": spmd.manual_to_auto_spmd_partition(own * own, mesh, mapping, VALUE.shape)}
 
-    found = harness.run(harness.with_gradients(function), {"x": VALUE}, EIGHT)
+    outputs = harness.run(harness.with_gradients(function), {"x": VALUE}, EIGHT)
     expected = harness.run(harness.with_gradients(lambda inputs: {"y": inputs["x"] * inputs["x"]}), {"x": VALUE})
-    np.testing.assert_array_equal(found["values/y"], VALUE * VALUE)
-    np.testing.assert_array_equal(found["gradients/x"], expected["gradients/x"])
+    np.testing.assert_array_equal(outputs["values/y"], VALUE * VALUE)
+    np.testing.assert_array_equal(outputs["gradients/x"], expected["gradients/x"])
 
 
 def test_manual_mode_runs_operators_per_device_as_written():
-    """A running sum starts anew on every device."""
+    """A cumulative sum starts from zero on every device."""
 
     def function(inputs: dict) -> dict:
         own = spmd.auto_to_manual_spmd_partition(inputs["x"], GRID, [0, -1])
@@ -303,7 +316,7 @@ def test_manual_mode_runs_operators_per_device_as_written():
 
 
 def test_manual_mode_gathers_on_each_device_without_communication():
-    """Each device looks ids up in its own table, and gives its table's gradient back."""
+    """Each device looks ids up in its own shard of the table and computes that shard's gradient."""
     random = np.random.default_rng(2)
     table, ids = random.normal(size=(8, 6, 5)).astype(np.float32), random.integers(0, 6, (8, 3)).astype(np.int32)
     inputs = {"table": table, "ids": ids}
@@ -311,17 +324,17 @@ def test_manual_mode_gathers_on_each_device_without_communication():
     def gather(inputs: dict) -> dict:
         table = spmd.auto_to_manual_spmd_partition(inputs["table"], LINE, [0, -1, -1])
         ids = spmd.auto_to_manual_spmd_partition(inputs["ids"], LINE, [0, -1])
-        found = tf.gather(table, ids, axis=1, batch_dims=1)
-        return {"y": spmd.manual_to_auto_spmd_partition(found, LINE, [0, -1, -1], (8, 3, 5))}
+        rows = tf.gather(table, ids, axis=1, batch_dims=1)
+        return {"y": spmd.manual_to_auto_spmd_partition(rows, LINE, [0, -1, -1], (8, 3, 5))}
 
     logical_axes = {"table": "EVM", "ids": "ET", "values/y": "ETM", "gradients/table": "EVM"}
     executable = harness.compile_for(harness.with_gradients(gather), inputs, EIGHT, logical_axes)
-    found = harness.arrays(executable(inputs))
+    outputs = harness.arrays(executable(inputs))
     plain = harness.with_gradients(lambda i: {"y": tf.gather(i["table"], i["ids"], axis=1, batch_dims=1)})
     assert harness.collectives(executable) == {}
-    np.testing.assert_array_equal(found["values/y"], np.take_along_axis(table, ids[..., None], axis=1))
+    np.testing.assert_array_equal(outputs["values/y"], np.take_along_axis(table, ids[..., None], axis=1))
     np.testing.assert_allclose(
-        found["gradients/table"], harness.run(plain, inputs)["gradients/table"], rtol=0, atol=TOLERANCE
+        outputs["gradients/table"], harness.run(plain, inputs)["gradients/table"], rtol=0, atol=TOLERANCE
     )
 
 
@@ -333,5 +346,6 @@ def test_manual_mode_gathers_on_each_device_without_communication():
     ],
 )
 def test_manual_mode_of_eager_tensors_is_an_error(switch):
+    """Manual partitioning exists inside a program only."""
     with pytest.raises(ValueError, match="inside a program"):
         switch(tf.constant(VALUE))

@@ -118,7 +118,7 @@ def language_model_settings(*changes: str) -> list[str]:
 def compile_once(patch: pytest.MonkeyPatch):
     """Makes this process lower and compile equal programs once, however often tests ask for them, and only where no other file
     of tests has done so: `conftest.py` makes the cache, and empties it."""
-    patch.setattr(program_cache, "_directory", None)  # so that it is so again
+    patch.setattr(program_cache._settings, "directory", None)  # so that it is so again
     program_cache.use(program_cache.default())
     use_compilation_cache(program_cache.executables())
     for name in ("init", "train", "evaluate", "diagnose", "decode"):
