@@ -25,9 +25,9 @@ from lingvo_moe import program_cache, tree
 from lingvo_moe.decoding.flat_beam_search import BeamSearch, flat_beam_search
 from lingvo_moe.errors import UserError
 from lingvo_moe.layers.base import Context, Weight, initial_value
-from lingvo_moe.ops.random_numbers import fold_seed
 from lingvo_moe.layers.summaries import SummaryCollector, norm, root_mean_square
 from lingvo_moe.lazy import tf
+from lingvo_moe.ops.random_numbers import fold_seed
 from lingvo_moe.program import Program, lower
 from lingvo_moe.sharding.layout import Layout, Spec
 

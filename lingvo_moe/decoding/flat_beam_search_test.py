@@ -12,9 +12,9 @@ from lingvo_moe import tree
 from lingvo_moe.decoding.flat_beam_search import BeamSearch
 from lingvo_moe.engines.pjrt import Engine
 from lingvo_moe.errors import UserError
-from lingvo_moe.ops.attention import CACHED_AXES
 from lingvo_moe.layers.base import Context
 from lingvo_moe.models.translation import Translation
+from lingvo_moe.ops.attention import CACHED_AXES
 from lingvo_moe.optimizers.adafactor import Adafactor
 from lingvo_moe.program import lower
 from lingvo_moe.sharding.layout import DeviceMesh, Layout, Spec

@@ -37,7 +37,7 @@ class Adafactor:
     epsilon: float = 1e-30
 
     def state(self, weights: dict) -> dict:
-        """Declares the optimizer state: `row` and `column` for each matrix, `moment` for each vector, all zeros at first.
+        """Declares the optimizer state: `row` and `column` for each matrix, `moment` for each vector, initially zero.
 
         Args:
           weights: the tree of a model's `Weight`s.
