@@ -1,4 +1,4 @@
-"""A case of the fuzzer: what is called on which files, and how its outcome is judged."""
+"""A case of the fuzzer: what is called on which files, and the checks of its outcome."""
 
 from __future__ import annotations
 
@@ -11,44 +11,44 @@ from collections.abc import Callable, Mapping
 Snapshot = Mapping[str, str]
 DONE, MISTAKE = 0, 2
 _SHORTEST_MESSAGE = 20
-# A line of help or of a log may speak of errors; a message begins with the word.
+# A line of help or of a log may mention errors; a message starts with the word.
 _MESSAGE = re.compile(r"^error: (.*)", re.MULTILINE)
 _TRACEBACK = "Traceback (most recent call last)"
 
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """One call of a front door.
+    """One call of an entry point.
 
     Attributes:
-      door: the row of the summary.
-      entry: what is called, a name of `runner.ENTRIES`.
-      arguments: its arguments; `WORLD/` at the beginning of a path stands for the directory of sound inputs.
-      about: an error must name one of these: the flag, the value, the file that is wrong. Letter case does not matter.
-      prepare: puts files into the directory that the case runs in.
+      target: the row of the summary.
+      entry_point: what is called, a name of `runner.ENTRY_POINTS`.
+      arguments: its arguments; `FIXTURES/` at the start of a path stands for the directory of valid inputs.
+      named: an error must name one of these: the flag, the value or the file. Letter case does not matter.
+      prepare: puts files into the working directory of the case.
       input: standard input.
-      writes: names of files, there, that it may write over if it ends with status 0.
-      tells_on_stdout: status 2 may come with a verdict on standard output in place of an error.
+      writes: names of files in the working directory that a call with status 0 may overwrite.
+      verdict_on_stdout: status 2 may come with a verdict on standard output in place of an error.
     """
 
+    target: str
     entry_point: str
-    entry: str
     arguments: tuple[str, ...]
-    about: tuple[str, ...]
+    named: tuple[str, ...]
     prepare: Callable[[pathlib.Path], None] = lambda directory: None
     input: bytes = b""
     writes: tuple[str, ...] = ()
-    tells_on_stdout: bool = False
+    verdict_on_stdout: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What came of a call.
+    """The outcome of a call.
 
     Attributes:
-      status: the exit status; None where an exception came out or the time was up.
+      status: the exit status; None after an exception or a timeout.
       stdout, stderr: what was written.
-      raised: the exception's traceback or the reason why there is no status.
+      raised: the exception's traceback, or the reason why there is no status.
     """
 
     status: int | None
@@ -57,13 +57,20 @@ class Outcome:
     raised: str = ""
 
 
-def judge(case: Case, outcome: Outcome, before: Snapshot, after: Snapshot) -> list[str]:
-    """Returns what is wrong with an outcome, a line each."""
-    return [*_of_the_call(case, outcome), *_of_the_files(case, outcome, before, after)]
+def check(case: Case, outcome: Outcome, before: Snapshot, after: Snapshot) -> list[str]:
+    """Returns the problems of an outcome, a line each.
+
+    Args:
+      case: what was called.
+      outcome: its outcome.
+      before: snapshot of the files before the call.
+      after: snapshot of the files after the call.
+    """
+    return [*_check_call(case, outcome), *_check_files(case, outcome, before, after)]
 
 
 def snapshot(*directories: pathlib.Path) -> Snapshot:
-    """A digest of every file below some directories, by path; what links lead to is not looked at, nor Python's own caches."""
+    """Returns a digest of every file below some directories, by path; links and Python's caches are skipped."""
     return {
         str(path): _digest(path)
         for directory in directories
@@ -72,7 +79,7 @@ def snapshot(*directories: pathlib.Path) -> Snapshot:
     }
 
 
-def _of_the_call(case: Case, outcome: Outcome) -> list[str]:
+def _check_call(case: Case, outcome: Outcome) -> list[str]:
     if outcome.status is None:
         return [f"no exit status: {outcome.raised.strip()}"]
     if _TRACEBACK in outcome.stderr + outcome.stdout:
@@ -82,22 +89,22 @@ def _of_the_call(case: Case, outcome: Outcome) -> list[str]:
         return [f"status 0, but: {messages[0]}"] if messages else []
     if outcome.status != MISTAKE:
         return [f"status {outcome.status}: {outcome.stderr.strip()[-500:]}"]
-    if case.tells_on_stdout and outcome.stdout.strip() and not messages:
+    if case.verdict_on_stdout and outcome.stdout.strip() and not messages:
         return []
     if len(messages) != 1:
         return [f"{len(messages)} lines begin with error: {outcome.stderr.strip()[-500:]!r}"]
-    return _of_the_message(case, outcome.stderr.partition("error: ")[2])
+    return _check_message(case, outcome.stderr.partition("error: ")[2])
 
 
-def _of_the_message(case: Case, message: str) -> list[str]:
+def _check_message(case: Case, message: str) -> list[str]:
     if len(message) < _SHORTEST_MESSAGE:
-        return [f"the message says next to nothing: {message!r}"]
-    if not any(word.lower() in message.lower() for word in case.about if word):
-        return [f"the message names none of {', '.join(case.about)}: {message.strip()!r}"]
+        return [f"the message is too short to help: {message!r}"]
+    if not any(word.lower() in message.lower() for word in case.named if word):
+        return [f"the message names none of {', '.join(case.named)}: {message.strip()!r}"]
     return []
 
 
-def _of_the_files(case: Case, outcome: Outcome, before: Snapshot, after: Snapshot) -> list[str]:
+def _check_files(case: Case, outcome: Outcome, before: Snapshot, after: Snapshot) -> list[str]:
     problems = [f"{path} is gone" for path in before.keys() - after.keys()]
     problems += [
         f"{path} has changed"

@@ -1,11 +1,12 @@
-"""Cases of the files: a copy of a sound input is damaged, and whatever reads it is called."""
+"""Strategies of cases that damage a copy of a valid input and call a program that reads it."""
 
 from __future__ import annotations
 
 import pathlib
-import random
 import shutil
 from collections.abc import Callable
+
+from hypothesis import strategies as st
 
 from lingvo_moe.testing import experiments as tiny
 from tools.fuzz import mutations
@@ -13,60 +14,70 @@ from tools.fuzz.case import Case
 from tools.fuzz.fixtures import STEPS, Fixtures
 
 _TINY = tuple(tiny.settings())
-# Training that has nothing left to do, not even from the older checkpoint, opens all its inputs and compiles nothing.
+# Training with no step left to do, not even from the older checkpoint, opens all its inputs and compiles nothing.
 _TRAIN = ("train", *_TINY, "--platform=cpu", f"--steps={STEPS[0]}")
+_DATA = ("--corpus=FIXTURES/corpus", "--tokenizers=FIXTURES/tokenizers")
+_CHECKPOINT_CALLS = (
+    ("verify",),
+    ("inspect",),
+    ("inspect", "--stats"),
+    ("average", "--last=2", "--output=new"),
+    ("average", f"--steps={STEPS[0]},{STEPS[1]}", "--output=new"),
+    ("convert", "--output=new.safetensors"),
+    ("convert", f"--step={STEPS[1]}", "--output=new.safetensors"),
+    ("train",),
+    ("verify",),
+)
+_STEP_NAMES = ("9", "08", "4.damaged", "1e3", "-1", "²", "9" * 40, "9.orbax-checkpoint-tmp", "checkpoint", " 9")
 
 
+@st.composite
 def _damaged(
-    world: Fixtures, source: str, generator: random.Random, among: str = ""
+    draw: st.DrawFn, fixtures: Fixtures, source: str, among: str = ""
 ) -> tuple[Callable[[pathlib.Path], None], str]:
-    """Returns what copies `source` and damages one of its files, and the file's path there."""
-    origin = world.directory / source
-    file = origin if origin.is_file() else mutations.any_file(origin / among, generator)
-    relative = file.relative_to(world.directory)
-    seed = generator.random()
+    """Draws a function that copies `source` and damages one of its files, and the file's path in the copy."""
+    origin = fixtures.directory / source
+    files = sorted(path for path in (origin / among).rglob("*") if path.is_file()) if origin.is_dir() else [origin]
+    relative = draw(st.sampled_from(files)).relative_to(fixtures.directory)
+    damage = draw(mutations.damages(relative.suffix == ".json"))
 
     def prepare(directory: pathlib.Path):
-        shutil.copytree(origin, directory / source) if origin.is_dir() else shutil.copy(origin, directory / source)
-        mutations.damage(directory / relative, random.Random(seed))
+        if origin.is_dir():
+            shutil.copytree(origin, directory / source)
+        else:
+            shutil.copy(origin, directory / source)
+        damage(directory / relative)
 
     return prepare, str(relative)
 
 
-def corpus(world: Fixtures, generator: random.Random) -> Case:
-    """A corpus of which a file is damaged, given to what reads one."""
-    prepare, file = _damaged(world, "corpus", generator)
-    call = generator.choice(
-        [
-            (
-                "train_tokenizer",
-                (
-                    "--corpus=corpus",
-                    "--output=new",
-                    "--source_vocabulary=400",
-                    "--target_vocabulary=150",
-                    "--max_sentences=500",
-                ),
-            ),
-            ("lingvo_moe", (*_TRAIN, "--corpus=corpus", "--tokenizers=WORLD/tokenizers", "--logdir=WORLD/log")),
-        ]
+@st.composite
+def corpus(draw: st.DrawFn, fixtures: Fixtures) -> Case:
+    """A corpus with a damaged file, given to training and to the tokenizer's training."""
+    prepare, file = draw(_damaged(fixtures, "corpus"))
+    sizes = ("--source_vocabulary=400", "--target_vocabulary=150", "--max_sentences=500")
+    calls = (
+        ("train_tokenizer", ("--corpus=corpus", "--output=new", *sizes)),
+        ("lingvo_moe", (*_TRAIN, "--corpus=corpus", _DATA[1], "--logdir=FIXTURES/log")),
     )
-    return Case("corpora", *call, (file, "corpus"), prepare)
+    return Case("corpora", *draw(st.sampled_from(calls)), (file, "corpus"), prepare)
 
 
-def tokenizer(world: Fixtures, generator: random.Random) -> Case:
-    """Tokenizers of which a file is damaged."""
-    prepare, file = _damaged(world, "tokenizers", generator)
-    arguments = (*_TRAIN, "--corpus=WORLD/corpus", "--tokenizers=tokenizers", "--logdir=WORLD/log")
+@st.composite
+def tokenizer(draw: st.DrawFn, fixtures: Fixtures) -> Case:
+    """Tokenizers with a damaged file."""
+    prepare, file = draw(_damaged(fixtures, "tokenizers"))
+    arguments = (*_TRAIN, _DATA[0], "--tokenizers=tokenizers", "--logdir=FIXTURES/log")
     return Case("tokenizers", "lingvo_moe", arguments, (file, "tokenizer"), prepare)
 
 
-def catalog(world: Fixtures, generator: random.Random) -> Case:
-    """A catalog that is damaged, of any format."""
-    prepare, file = _damaged(world, "catalogs", generator)
-    chosen = generator.choice(["catalogs", file])
+@st.composite
+def catalog(draw: st.DrawFn, fixtures: Fixtures) -> Case:
+    """A damaged catalog of any format."""
+    prepare, file = draw(_damaged(fixtures, "catalogs"))
+    chosen = draw(st.sampled_from(("catalogs", file)))
     return Case(
-        f"catalogs, {file[file.rindex('.') :]}",
+        f"catalogs, {pathlib.Path(file).suffix}",
         "build_corpus",
         ("--preset=none", f"--input={chosen}", "--output=new"),
         (file, "--input", "nothing to build", "no training pair", "left to train on"),
@@ -74,108 +85,102 @@ def catalog(world: Fixtures, generator: random.Random) -> Case:
     )
 
 
-def checkpoint(world: Fixtures, generator: random.Random) -> Case:
-    """A log directory of which a file of the newer checkpoint is damaged, or of both, given to every reader."""
-    prepare, file = _damaged(world, "log", generator, among=generator.choice(["", f"checkpoints/{STEPS[1]}"]))
-    action, *rest = generator.choice(
-        [
-            ("verify",),
-            ("verify",),
-            ("inspect",),
-            ("inspect", "--stats"),
-            ("average", "--last=2", "--output=new"),
-            ("average", f"--steps={STEPS[0]},{STEPS[1]}", "--output=new"),
-            ("convert", "--output=new.safetensors"),
-            ("convert", f"--step={STEPS[1]}", "--output=new.safetensors"),
-            ("train",),
-        ]
-    )
-    call = ("checkpoint", action, *rest)
-    if action == "train":
-        call = (*_TRAIN, "--corpus=WORLD/corpus", "--tokenizers=WORLD/tokenizers")
+@st.composite
+def checkpoint(draw: st.DrawFn, fixtures: Fixtures) -> Case:
+    """A log directory with a damaged file of any or of the newer checkpoint, given to every reader."""
+    prepare, file = draw(_damaged(fixtures, "log", draw(st.sampled_from(("", f"checkpoints/{STEPS[1]}")))))
+    del file  # messages name the checkpoint
+    action, *rest = draw(st.sampled_from(_CHECKPOINT_CALLS))
+    call = (*_TRAIN, *_DATA) if action == "train" else ("checkpoint", action, *rest)
     return Case(
         f"checkpoints, {action}",
         "lingvo_moe",
         (*call, "--logdir=log"),
         ("checkpoint", "log"),
         prepare,
-        tells_on_stdout=action == "verify",
+        verdict_on_stdout=action == "verify",
     )
 
 
-def step_directory(world: Fixtures, generator: random.Random) -> Case:
-    """Names below `checkpoints` that are none of ours, or a step that stands under another number."""
-    name = generator.choice(
-        ["9", "08", "4.damaged", "1e3", "-1", "²", "9" * 40, "9.orbax-checkpoint-tmp", "checkpoint", " 9"]
-    )
-    content = generator.choice(["empty", "file", "copy"])
+@st.composite
+def step_directory(draw: st.DrawFn, fixtures: Fixtures) -> Case:
+    """A foreign name below `checkpoints`, or a step under another number."""
+    name = draw(st.sampled_from(_STEP_NAMES))
+    content = draw(st.sampled_from(("empty", "file", "copy")))
 
     def prepare(directory: pathlib.Path):
-        shutil.copytree(world.directory / "log", directory / "log")
-        place = directory / "log" / "checkpoints" / name
+        shutil.copytree(fixtures.directory / "log", directory / "log")
+        path = directory / "log" / "checkpoints" / name
         if content == "copy":
-            shutil.copytree(world.directory / "log" / "checkpoints" / str(STEPS[1]), place)
+            shutil.copytree(fixtures.directory / "log" / "checkpoints" / str(STEPS[1]), path)
         elif content == "file":
-            place.write_text("not a checkpoint")
+            path.write_text("not a checkpoint")
         else:
-            place.mkdir()
+            path.mkdir()
 
-    action = generator.choice(["verify", "inspect"])
-    return Case(
-        "checkpoints, names",
-        "lingvo_moe",
-        ("checkpoint", action, "--logdir=log"),
-        ("checkpoint", "log"),
-        prepare,
-        tells_on_stdout=action == "verify",
-    )
+    action = draw(st.sampled_from(("verify", "inspect")))
+    arguments = ("checkpoint", action, "--logdir=log")
+    named = ("checkpoint", "log")
+    return Case("checkpoints, names", "lingvo_moe", arguments, named, prepare, verdict_on_stdout=action == "verify")
 
 
-def safetensors(world: Fixtures, generator: random.Random) -> Case:
-    """A safetensors file that is damaged."""
-    prepare, file = _damaged(world, "weights.safetensors", generator)
+@st.composite
+def safetensors(draw: st.DrawFn, fixtures: Fixtures) -> Case:
+    """A damaged safetensors file."""
+    prepare, file = draw(_damaged(fixtures, "weights.safetensors"))
     sets = tuple(argument for argument in _TINY if not argument.startswith("--devices"))
     call = ("checkpoint", "convert", f"--input={file}", "--logdir=new", *sets)
     return Case("safetensors", "lingvo_moe", call, (file,), prepare)
 
 
-def program(world: Fixtures, generator: random.Random) -> Case:
-    """A bundle that is damaged."""
-    prepare, file = _damaged(world, "program.zip", generator)
+@st.composite
+def program(draw: st.DrawFn, fixtures: Fixtures) -> Case:
+    """A damaged program bundle."""
+    prepare, file = draw(_damaged(fixtures, "program.zip"))
     return Case("programs", "load_program", (file,), (file,), prepare)
 
 
-def plan(world: Fixtures, generator: random.Random) -> Case:
-    """Plans of which one is damaged, made a report of."""
-    prepare, file = _damaged(world, "plans", generator)
+@st.composite
+def plan(draw: st.DrawFn, fixtures: Fixtures) -> Case:
+    """Plans, one of them damaged, given to the report."""
+    prepare, file = draw(_damaged(fixtures, "plans"))
     return Case("plans", "report", ("--plans=plans", "--output=new.html"), (file, "--plans"), prepare)
 
 
-def package(world: Fixtures, generator: random.Random) -> Case:
-    """A Debian package that is none."""
-    content = mutations.BYTES[-2](b"!<arch>\ndebian-binary   ", generator)
-    return Case(
-        "packages",
-        "read_package",
-        ("package.deb",),
-        ("package.deb",),
-        lambda directory: (directory / "package.deb").write_bytes(content) and None,
-    )
+@st.composite
+def package(draw: st.DrawFn, fixtures: Fixtures) -> Case:
+    """A file that is not a Debian package."""
+    del fixtures
+    content = draw(mutations.byte_edits())(b"!<arch>\ndebian-binary   ")
+
+    def prepare(directory: pathlib.Path):
+        (directory / "package.deb").write_bytes(content)
+
+    return Case("packages", "read_package", ("package.deb",), ("package.deb",), prepare)
 
 
-def sentences(world: Fixtures, generator: random.Random) -> Case:
-    """Lines to translate that are damaged; the checkpoint is that of another model, which is told after them."""
-    prepare, file = _damaged(world, "sentences.txt", generator)
-    arguments = (
-        "translate",
-        *_TINY,
-        "--tokenizers=WORLD/tokenizers",
-        "--platform=cpu",
-        "--logdir=WORLD/other",
-        "--output=new.txt",
-    )
-    about = (file, "--input", "weights are not those")
-    if generator.random() < 0.5:
-        return Case("sentences", "lingvo_moe", (*arguments, f"--input={file}"), about, prepare)
-    data = generator.choice(mutations.BYTES)((world.directory / file).read_bytes(), generator)
-    return Case("sentences", "lingvo_moe", arguments, about, input=data)
+@st.composite
+def sentences(draw: st.DrawFn, fixtures: Fixtures) -> Case:
+    """Damaged lines to translate; the checkpoint is of another model, which is reported after they are read."""
+    prepare, file = draw(_damaged(fixtures, "sentences.txt"))
+    arguments = ("translate", *_TINY, _DATA[1], "--platform=cpu", "--logdir=FIXTURES/other", "--output=new.txt")
+    named = (file, "--input", "weights are not those")
+    if draw(st.booleans()):
+        return Case("sentences", "lingvo_moe", (*arguments, f"--input={file}"), named, prepare)
+    data = draw(mutations.byte_edits())((fixtures.directory / file).read_bytes())
+    return Case("sentences", "lingvo_moe", arguments, named, input=data)
+
+
+# How often each is drawn.
+TARGETS: dict[Callable[[Fixtures], st.SearchStrategy[Case]], int] = {
+    corpus: 10,
+    tokenizer: 6,
+    catalog: 14,
+    checkpoint: 14,
+    step_directory: 3,
+    safetensors: 6,
+    program: 5,
+    plan: 5,
+    package: 1,
+    sentences: 3,
+}

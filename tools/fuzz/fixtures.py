@@ -1,4 +1,4 @@
-"""Sound inputs of every kind that we read, made once: what the fuzzer damages copies of."""
+"""Valid inputs of every format that is read, made once; the fuzzer damages copies of them."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ import jax
 import numpy as np
 
 from lingvo_moe import tree
-from lingvo_moe.analysis.plan import CollectiveCost, Memory, Plan
 from lingvo_moe.data.batching import input_specs
 from lingvo_moe.sharding.layout import Spec
 from lingvo_moe.steps import weight_specs
 from lingvo_moe.testing import experiments as tiny
+from lingvo_moe.testing.plans import training_plan
 from lingvo_moe.training import checkpoint_tools
 from lingvo_moe.training.checkpoint import Checkpoints
 
-# The step of the older checkpoint, and of the newer one.
+# The steps of the older and of the newer checkpoint.
 STEPS = (4, 8)
 _PO = 'msgid ""\nmsgstr ""\n"Language: de\\n"\n"Content-Type: text/plain; charset=UTF-8\\n"\n'
 
 
 @dataclasses.dataclass(frozen=True)
 class Fixtures:
-    """Where the sound inputs are.
+    """The valid inputs.
 
     Attributes:
-      directory: of them all. `corpus`, `tokenizers`, `log` (two checkpoints of the tiny model), `other` (one of another
+      directory: holds `corpus`, `tokenizers`, `log` (two checkpoints of the tiny model), `other` (one of another
         model), `catalogs`, `plans`; `weights.safetensors`, `program.zip`, `sentences.txt`.
     """
 
@@ -38,7 +38,7 @@ class Fixtures:
 
 
 def make(directory: pathlib.Path) -> Fixtures:
-    """Makes all of it in an empty directory; lowers one program, compiles none."""
+    """Makes all inputs in an empty directory; lowers one program, compiles none."""
     data = tiny.make_data(directory)
     shutil.rmtree(directory / "texts")
     config = tiny.tiny(data)
@@ -53,13 +53,13 @@ def make(directory: pathlib.Path) -> Fixtures:
     _write_catalogs(directory / "catalogs")
     (directory / "plans").mkdir()
     for name in ("m4.MoE128E12L", "m4.MoE128E12L.each_side"):
-        _plan().save(str(directory / "plans" / f"{name}.json"))
+        training_plan("m4.MoE128E12L", 128, num_experts=128).save(str(directory / "plans" / f"{name}.json"))
     (directory / "sentences.txt").write_text("der eert\nesuoh wen\n\n", encoding="utf-8")
     return Fixtures(directory)
 
 
 def _save(logdir: pathlib.Path, specs: dict, step: int):
-    """A checkpoint of random values; `specs` are of a training state."""
+    """Saves a checkpoint of random values; `specs` are of a training state."""
     random = np.random.RandomState(step)
 
     def value(spec: Spec) -> jax.Array:
@@ -71,42 +71,8 @@ def _save(logdir: pathlib.Path, specs: dict, step: int):
     checkpoints.close()
 
 
-def _plan() -> Plan:
-    """As `plan` writes one, with round figures."""
-    return Plan(
-        model="m4.MoE128E12L",
-        changes=(),
-        program="train",
-        topology="v3:8x8x1",
-        mesh="128",
-        cores=128,
-        weights=10**10,
-        layout="auto",
-        remat="keep_hidden",
-        batch_size=64,
-        num_groups=64,
-        num_experts=128,
-        num_layers=12,
-        activation_dtype="float32",
-        tokens=2**20,
-        model_flops=2e15,
-        memory=Memory(2**31, 2**30, 2**24, 2**20, 5 * 2**30),
-        collectives=(
-            CollectiveCost("all-to-all", 128, 24, 2**28, 0.1),
-            CollectiveCost("all-reduce", 128, 35, 2**30, 0.05),
-        ),
-        cycles=329_000_000,
-        rematerialised_cycles=32_900_000,
-        cycles_by_part={"experts": 229_000_000, "other": 100_000_000},
-        compute_seconds=0.35,
-        unknown_loops=0,
-        lower_seconds=1.0,
-        compile_seconds=1.0,
-    )
-
-
 def _write_catalogs(directory: pathlib.Path):
-    """A catalog of each format, and the English that one of them needs."""
+    """Writes a catalog of each format, and the English that one of them needs."""
     directory.mkdir()
     random = np.random.RandomState(0)
     texts = [" ".join(random.choice(tiny.WORDS, random.randint(2, 8))) for _ in range(150)]
@@ -125,7 +91,7 @@ def _write_catalogs(directory: pathlib.Path):
 
 
 def _mo(pairs: list[tuple[str, str]]) -> bytes:
-    """A compiled catalog, as msgfmt writes one."""
+    """Returns a compiled catalog, as msgfmt writes one."""
     columns = [[text.encode() for text in column] for column in zip(*sorted(pairs))]
     starts = [28, 28 + 8 * len(pairs)]
     at, tables, texts = 28 + 16 * len(pairs), b"", b""

@@ -1,12 +1,12 @@
-"""Cases of the command lines: every flag of every command with values that it may not expect, assignments and imports."""
+"""Strategies of cases of the command lines: every flag of every command with unfit values, assignments, imports."""
 
 from __future__ import annotations
 
 import pathlib
-import random
-from collections.abc import Iterator
+from collections.abc import Callable
 
 from absl import flags
+from hypothesis import strategies as st
 
 from lingvo_moe import overrides
 from lingvo_moe.cli import main, run_config
@@ -16,11 +16,12 @@ from tools.fuzz import runner
 from tools.fuzz.case import Case
 
 _TINY = tuple(tiny.settings())
-_DATA = ("--corpus=WORLD/corpus", "--tokenizers=WORLD/tokenizers", "--platform=cpu")
-# Calls that end with a known mistake, as late as possible and before anything is compiled; and a word of its message. What is
-# added to one ends either there or with a message about what was added. A command that is not here is called with --model.
+_DATA = ("--corpus=FIXTURES/corpus", "--tokenizers=FIXTURES/tokenizers", "--platform=cpu")
+# Calls that end with a known error, as late as possible and before anything is compiled, with a word of its message. A
+# flag that is added ends either there or with a message about the flag. A command that is missing here is called with
+# --model.
 _SMALL = ("--source_vocabulary=400", "--target_vocabulary=150", "--max_sentences=500")
-_OTHER = (*_TINY, *_DATA, "--logdir=WORLD/other")
+_OTHER = (*_TINY, *_DATA, "--logdir=FIXTURES/other")
 _CALLS = {
     "list": ((), ""),
     "show": (("Quickstart",), ""),
@@ -30,19 +31,19 @@ _CALLS = {
     "translate": (
         (
             *_TINY,
-            "--tokenizers=WORLD/tokenizers",
+            "--tokenizers=FIXTURES/tokenizers",
             "--platform=cpu",
-            "--logdir=WORLD/other",
-            "--input=WORLD/sentences.txt",
+            "--logdir=FIXTURES/other",
+            "--input=FIXTURES/sentences.txt",
         ),
         "weights are not those",
     ),
     "plan": (("--model=m4.Small", "--topology=v3:2x2x1", "--mesh=3"), "mesh"),
-    "checkpoint": (("inspect", "--logdir=WORLD/log", "--step=5"), "--step=5"),
+    "checkpoint": (("inspect", "--logdir=FIXTURES/log", "--step=5"), "--step=5"),
     "export": ((*_TINY, "--output=new.zip", "--set=model.num_experts=7"), "num_experts"),
-    "build_corpus": (("--preset=none", "--input=WORLD/sentences.txt", "--output=new"), "sentences.txt"),
-    "train_tokenizer": (("--corpus=WORLD/catalogs", "--output=new"), "is not a corpus"),
-    "report": (("--plans=WORLD/catalogs", "--output=new.html"), "catalogs"),
+    "build_corpus": (("--preset=none", "--input=FIXTURES/sentences.txt", "--output=new"), "sentences.txt"),
+    "train_tokenizer": (("--corpus=FIXTURES/catalogs", "--output=new"), "is not a corpus"),
+    "report": (("--plans=FIXTURES/catalogs", "--output=new.html"), "catalogs"),
     "launch_tpu": (("--dry_run", "--slice=s", "--zone=z"), "no --model"),
     "benchmarks": (("--only=nothing",), "there is no such row"),
     "benchmarks.beams": (("--beams=0",), "--beams=0"),
@@ -50,31 +51,31 @@ _CALLS = {
     "launch_processes": ((), "no --model"),
     "tpu_graph": (("--only=nothing",), "--only=nothing"),
 }
-# Calls that would succeed, for flags that others do not come to.
+# Calls that would succeed, for flags that the calls above do not reach.
 _WORKING = {
     ("train", "logdir"): (*_TINY, *_DATA, "--steps=1"),
     ("export", "output"): _TINY,
     ("export", "program"): (*_TINY, "--output=new.zip"),
-    ("checkpoint", "last"): ("average", "--logdir=WORLD/log", "--output=new"),
-    ("checkpoint", "steps"): ("average", "--logdir=WORLD/log", "--output=new"),
-    ("checkpoint", "output"): ("average", "--logdir=WORLD/log", "--last=2"),
+    ("checkpoint", "last"): ("average", "--logdir=FIXTURES/log", "--output=new"),
+    ("checkpoint", "steps"): ("average", "--logdir=FIXTURES/log", "--output=new"),
+    ("checkpoint", "output"): ("average", "--logdir=FIXTURES/log", "--last=2"),
     ("checkpoint", "input"): ("convert", "--logdir=new", *_TINY[:1], *_TINY[2:]),
-    ("checkpoint", "model"): ("convert", "--logdir=new", "--input=WORLD/weights.safetensors", *_TINY[2:]),
-    ("checkpoint", "set"): ("convert", "--logdir=new", "--input=WORLD/weights.safetensors", *_TINY[:1], *_TINY[2:]),
-    ("checkpoint", "step"): ("convert", "--logdir=WORLD/log", "--output=new.safetensors"),
+    ("checkpoint", "model"): ("convert", "--logdir=new", "--input=FIXTURES/weights.safetensors", *_TINY[2:]),
+    ("checkpoint", "set"): ("convert", "--logdir=new", "--input=FIXTURES/weights.safetensors", *_TINY[:1], *_TINY[2:]),
+    ("checkpoint", "step"): ("convert", "--logdir=FIXTURES/log", "--output=new.safetensors"),
     ("checkpoint", "logdir"): ("verify",),
-    ("checkpoint", "grep"): ("inspect", "--logdir=WORLD/log"),
-    ("checkpoint", "stats"): ("inspect", "--logdir=WORLD/log"),
-    ("build_corpus", "output"): ("--preset=none", "--input=WORLD/catalogs"),
-    ("build_corpus", "force"): ("--preset=none", "--input=WORLD/catalogs", "--output=new"),
-    ("train_tokenizer", "output"): ("--corpus=WORLD/corpus", *_SMALL),
+    ("checkpoint", "grep"): ("inspect", "--logdir=FIXTURES/log"),
+    ("checkpoint", "stats"): ("inspect", "--logdir=FIXTURES/log"),
+    ("build_corpus", "output"): ("--preset=none", "--input=FIXTURES/catalogs"),
+    ("build_corpus", "force"): ("--preset=none", "--input=FIXTURES/catalogs", "--output=new"),
+    ("train_tokenizer", "output"): ("--corpus=FIXTURES/corpus", *_SMALL),
     **{
-        ("train_tokenizer", flag): ("--corpus=WORLD/corpus", "--output=new", *_SMALL)
+        ("train_tokenizer", flag): ("--corpus=FIXTURES/corpus", "--output=new", *_SMALL)
         for flag in ("source_vocabulary", "target_vocabulary", "temperature", "max_sentences", "force")
     },
-    ("report", "output"): ("--plans=WORLD/plans",),
+    ("report", "output"): ("--plans=FIXTURES/plans",),
 }
-# What would start work that nobody waits for, or that leaves this machine.
+# Flags that would start hours of work, or work on other machines.
 _LEFT_OUT = {
     ("launch_tpu", "dry_run"),
     ("checkpoint", "import"),
@@ -82,7 +83,7 @@ _LEFT_OUT = {
     ("benchmarks", "only"),
     ("benchmarks.beams", "beams"),
 }
-# Values that mean something there: the whole machine's files.
+# Values that would read or write the whole machine's files.
 _TOO_MUCH = {"input": ("/", ".."), "cache": ("/",), "logdir": ("/",)}
 VALUES = (
     "",
@@ -129,7 +130,40 @@ VALUES = (
     "link",
     "/proc/self/mem",
 )
-_ONLY_WRONG = ("operator_table", "plan_zoo", "quickstart", "write_golden")
+# Tools that are only called with malformed command lines.
+_ONLY_MALFORMED = ("operator_table", "plan_zoo", "quickstart", "write_golden")
+_MALFORMED = (
+    "--no_such_flag=1",
+    "--model",
+    "-x",
+    "extra argument",
+    "--=",
+    "---",
+    "--set",
+    "--nomodel",
+    "é",
+    "--undefok=x",
+    "--flagfile=missing",
+    "--flagfile=directory",
+    "--flagfile=file.txt",
+    "--loglevel=9",
+)
+_NO_MODULES = (
+    "missing.py",
+    "directory",
+    "directory.py",
+    "no.such.module",
+    "..",
+    ".x",
+    "a b",
+    "link",
+    "é",
+    "nul\0.py",
+    "",
+    ".py",
+    "/",
+    "a" * 300 + ".py",
+)
 _MODULES = {
     "syntax.py": b"class Broken(:\n",
     "raises.py": b"raise RuntimeError('boom')\n",
@@ -148,98 +182,68 @@ _MODULES = {
 }
 
 
-def flag(generator: random.Random) -> Case:
+@st.composite
+def flag(draw: st.DrawFn) -> Case:
     """A flag of a command or tool, with one of VALUES."""
-    name = generator.choice([*main.COMMANDS, *(name for name in _CALLS if name not in main.COMMANDS)])
+    name = draw(st.sampled_from([*main.COMMANDS, *(name for name in _CALLS if name not in main.COMMANDS)]))
     is_command = name in main.COMMANDS
     base, usual = _CALLS.get(name, (("--model=m4.Quickstart",), ""))
-    known = [
-        flag for flag in (_flags_of(name) if is_command else runner.flags_of(name)) if (name, flag) not in _LEFT_OUT
-    ]
-    chosen = generator.choice(sorted(set(known) - {"help"}))
-    value = generator.choice([value for value in VALUES if value not in _TOO_MUCH.get(chosen, ())])
+    known = _flags_of(name) if is_command else runner.flags_of(name)
+    chosen = draw(st.sampled_from(sorted(f for f in known if f != "help" and (name, f) not in _LEFT_OUT)))
+    value = draw(st.sampled_from([value for value in VALUES if value not in _TOO_MUCH.get(chosen, ())]))
     arguments = (*_WORKING.get((name, chosen), base), f"--{chosen}={value}")
-    about = (chosen, usual, value.strip()[:100].encode("utf-8", "backslashreplace").decode())
     return Case(
         f"flags of {name}",
         "lingvo_moe" if is_command else name,
         ((name,) if is_command else ()) + arguments,
-        about,
-        _put_places,
+        (chosen, usual, value.strip()[:100].encode("utf-8", "backslashreplace").decode()),
+        _make_named_files,
         writes=(value,) if chosen == "output" else (),
     )
 
 
-def malformed(generator: random.Random) -> Case:
-    """A command line that no command understands."""
-    commands, tools = list(main.COMMANDS), [*_ONLY_WRONG, "build_corpus", "train_tokenizer", "report"]
-    name = generator.choice([*commands, *tools])
-    word = generator.choice(
-        [
-            "--no_such_flag=1",
-            "--model",
-            "-x",
-            "extra argument",
-            "--=",
-            "---",
-            "--set",
-            "--nomodel",
-            "é",
-            "--undefok=x",
-            "--flagfile=missing",
-            "--flagfile=directory",
-            "--flagfile=file.txt",
-            "--loglevel=9",
-        ]
-    )
-    about = (word.strip("-").partition("=")[0] or "-", word, "argument", "flag", "--model", "to", "missing", name)
-    if name in commands:
-        return Case("malformed command lines", "lingvo_moe", (name, word), about, _put_places)
-    return Case("malformed command lines", name, ("--no_such_flag", word), ("no_such_flag", "flagfile"), _put_places)
+@st.composite
+def malformed(draw: st.DrawFn) -> Case:
+    """A command line that no command accepts."""
+    tools = [*_ONLY_MALFORMED, "build_corpus", "train_tokenizer", "report"]
+    name = draw(st.sampled_from([*main.COMMANDS, *tools]))
+    word = draw(st.sampled_from(_MALFORMED))
+    if name in main.COMMANDS:
+        named = (word.strip("-").partition("=")[0] or "-", word, "argument", "flag", "--model", "to", "missing", name)
+        return Case("malformed command lines", "lingvo_moe", (name, word), named, _make_named_files)
+    named = ("no_such_flag", "flagfile")
+    return Case("malformed command lines", name, ("--no_such_flag", word), named, _make_named_files)
 
 
-def command(generator: random.Random) -> Case:
-    """No command at all, or none of ours."""
-    name = generator.choice([value for value in VALUES if value] + ["trian", "TRAIN", "checkpoints", "train eval"])
+@st.composite
+def command(draw: st.DrawFn) -> Case:
+    """The name of a command that does not exist."""
+    name = draw(st.sampled_from([*filter(None, VALUES), "trian", "TRAIN", "checkpoints", "train eval"]))
     return Case("malformed command lines", "lingvo_moe", (name,), ("no such command",))
 
 
-def assignment(generator: random.Random) -> Case:
-    """`--set` of a field that there is, or nearly, with one of VALUES."""
-    model = generator.choice(["m4.Quickstart", "m4.MoE2048E36L", "dense_lm.Small", "hybrid_lm.MoE804B64E"])
-    field = generator.choice([path for path, _ in overrides.fields(get(model))])
-    value = generator.choice(VALUES)
-    how = generator.random()
-    text = f"{field}={value}" if how < 0.85 else field if how < 0.9 else f"{field}x={value}" if how < 0.95 else value
-    rest = [path for path, _ in overrides.fields(get(model))] if how < 0.85 else []
-    about = (field, field.rpartition(".")[2], value.strip(), "--set", *_parts(rest))
-    return Case("assignments", "lingvo_moe", ("show", model, f"--set={text}"), about)
+@st.composite
+def assignment(draw: st.DrawFn) -> Case:
+    """`--set` of an existing or nearly existing field, with one of VALUES."""
+    model = draw(st.sampled_from(("m4.Quickstart", "m4.MoE2048E36L", "dense_lm.Small", "hybrid_lm.MoE804B64E")))
+    fields = [path for path, _ in overrides.fields(get(model))]
+    field, value = draw(st.sampled_from(fields)), draw(st.sampled_from(VALUES))
+    # Mostly a field and a value; otherwise no value, a wrong field, no field.
+    texts = (f"{field}={value}",) * 17 + (field, f"{field}x={value}", value)
+    text = draw(st.sampled_from(texts))
+    # Checks of sizes that must agree name the other field.
+    others = [path.rpartition(".")[2] for path in fields] if text == texts[0] else []
+    named = (field, field.rpartition(".")[2], value.strip(), "--set", *others)
+    return Case("assignments", "lingvo_moe", ("show", model, f"--set={text}"), named)
 
 
-def imported(generator: random.Random) -> Case:
-    """A module that is none, or fails."""
-    name = generator.choice(
-        [
-            *_MODULES,
-            "missing.py",
-            "directory",
-            "directory.py",
-            "no.such.module",
-            "..",
-            ".x",
-            "a b",
-            "link",
-            "é",
-            "nul\0.py",
-            "",
-            ".py",
-            "/",
-            "a" * 300 + ".py",
-        ]
-    )
+@st.composite
+def imported(draw: st.DrawFn) -> Case:
+    """`--import` of a module that does not exist or fails."""
+    name = draw(st.sampled_from((*_MODULES, *_NO_MODULES)))
 
     def prepare(directory: pathlib.Path):
-        _put_places(directory)
+        _make_named_files(directory)
         (directory / "directory.py").mkdir()
         if name in _MODULES:
             (directory / name).write_bytes(_MODULES[name])
@@ -247,10 +251,14 @@ def imported(generator: random.Random) -> Case:
     return Case("imports", "lingvo_moe", ("list", f"--import={name}"), ("--import",), prepare)
 
 
-def _parts(paths: list[str]) -> Iterator[str]:
-    """The names by which checks of sizes that must fit each other call fields."""
-    for path in paths:
-        yield path.rpartition(".")[2]
+# How often each is drawn.
+TARGETS: dict[Callable[[], st.SearchStrategy[Case]], int] = {
+    flag: 36,
+    malformed: 6,
+    command: 2,
+    assignment: 14,
+    imported: 4,
+}
 
 
 def _flags_of(name: str) -> flags.FlagValues:
@@ -259,8 +267,8 @@ def _flags_of(name: str) -> flags.FlagValues:
     return values
 
 
-def _put_places(directory: pathlib.Path):
-    """What VALUES name: a file, a directory, a link to nothing."""
+def _make_named_files(directory: pathlib.Path):
+    """Makes what VALUES name: a file, a directory, a link to nothing."""
     (directory / "file.txt").write_text("not what you expect\n")
     (directory / "directory").mkdir()
     (directory / "directory" / "kept.txt").write_text("kept\n")

@@ -1,84 +1,70 @@
-"""The fuzzer's cases pass, the same seed draws the same ones, and what goes wrong is seen."""
+"""Tests that the fuzzer's cases pass, that a seed draws the same cases, and that problems are found and shrunk."""
 
 from __future__ import annotations
 
-import collections
 import dataclasses
-import itertools
 import os
-import pathlib
-import random
 import sys
+from collections.abc import Iterator
 
 import pytest
 
 from lingvo_moe.cli import app
-from lingvo_moe.engines.pjrt import Engine
-from tools.fuzz import (
-    __main__ as fuzz,
-)
-from tools.fuzz import (
-    case as judging,
-)
-from tools.fuzz import (
-    file_targets,
-    flag_targets,
-    mutations,
-    runner,
-)
-from tools.fuzz import (
-    fixtures as inputs,
-)
+from tools.fuzz import __main__ as fuzz
+from tools.fuzz import case as checks
+from tools.fuzz import cases, file_targets, fixtures, flag_targets, mutations, runner
 from tools.fuzz.case import Case, Outcome
 
 _GOOD = Outcome(2, "", "error: --model=x: no such model. `list` shows all of them.\n")
-_numbers = itertools.count()
 _CASE = Case("flags", "lingvo_moe", ("show", "x"), ("--model",))
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory) -> pathlib.Path:
-    """A directory with the sound inputs, for cases to run in."""
-    directory = tmp_path_factory.mktemp("fuzz")
-    (directory / "world").mkdir()
-    (directory / "cases").mkdir()
-    Engine(8, "cpu")
-    inputs.make(directory / "world")
-    return directory
+def fuzzer(tmp_path_factory) -> Iterator[fuzz.Fuzzer]:
+    """A fuzzer with its valid inputs."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", "")  # put back afterwards
+        yield fuzz.Fuzzer(tmp_path_factory.mktemp("fuzz"), seed=0, count=60)
 
 
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+@pytest.fixture(scope="module")
+def inputs(fuzzer) -> fixtures.Fixtures:
+    return fixtures.Fixtures(fuzzer._fixtures)
 
 
-@pytest.mark.parametrize("maker", [*fuzz.OF_FLAGS, *fuzz.OF_FILES], ids=lambda maker: maker.__name__)
-def test_cases_of_every_door_pass(place, maker):
-    """A handful of each; those whose inputs are sound by chance end well."""
-    world = inputs.Fixtures(place / "world")
-    for seed in range(3):
-        generator = random.Random(seed)
-        case = maker(generator) if maker in fuzz.OF_FLAGS else maker(world, generator)
-        if case.entry == "train_tokenizer" or case.arguments[:1] in (("train",), ("export",)):
+@pytest.mark.parametrize("target", [*flag_targets.TARGETS, *file_targets.TARGETS], ids=lambda target: target.__name__)
+def test_cases_of_every_target_pass(fuzzer, inputs, target):
+    """A small fuzz run of every target."""
+    strategy = target() if target in flag_targets.TARGETS else target(inputs)
+    for case in cases.draw(strategy, seed=1, count=3):
+        if case.entry_point == "train_tokenizer" or case.arguments[:1] in (("train",), ("export",)):
             continue  # seconds each, in the tool itself
-        found = fuzz.run_one(next(_numbers), case, place, processes=0, loud=False)
-        assert not found["problems"], found
+        result, _ = fuzzer.run(0, case)
+        assert not result.problems, result
 
 
-def test_a_case_depends_on_seed_and_number_alone(place):
-    """So that --only finds it again."""
-    world = inputs.Fixtures(place / "world")
+def test_cases_depend_on_seed_alone(inputs):
+    """Protects --only, which draws the cases again."""
 
     def calls(seed: int) -> list[tuple]:
-        cases = (fuzz.draw(world, seed, number) for number in range(60))
-        return [(case.entry_point, case.entry, case.arguments, case.input) for case in cases]
+        drawn = cases.draw(cases.strategy(inputs), seed, 60)
+        return [(case.target, case.entry_point, case.arguments, case.input) for case in drawn]
 
     assert calls(0) == calls(0) != calls(1)
-    assert len({entry_point for entry_point, *_ in calls(0)}) > 10
+    assert len(calls(0)) == 60 and len({target for target, *_ in calls(0)}) > 10
+
+
+def test_failing_case_is_shrunk():
+    """The simplest failing value is found from the value of that number; a passing one is not shrunk."""
+    strategy = mutations.st.integers(0, 10**6)
+    drawn = cases.draw(strategy, seed=0, count=50)
+    number = next(index for index, value in enumerate(drawn) if value > 1000)
+    assert cases.shrink(strategy, 0, 50, number, lambda value: value > 1000) == 1001
+    assert cases.shrink(strategy, 0, 50, number, lambda value: False) is None
 
 
 @pytest.mark.parametrize(
-    ("outcome", "said"),
+    ("outcome", "problem"),
     [
         (Outcome(None, "", "", "ValueError: x"), "no exit status: ValueError"),
         (Outcome(1, "", "Traceback (most recent call last):\n"), "a traceback was printed"),
@@ -88,93 +74,102 @@ def test_a_case_depends_on_seed_and_number_alone(place):
             Outcome(2, "", "error: --model is wrong, it seems\nerror: --model is wrong, it seems\n"),
             "2 lines begin with error",
         ),
-        (Outcome(2, "", "error: --model\n"), "next to nothing"),
+        (Outcome(2, "", "error: --model\n"), "too short to help"),
         (Outcome(2, "", "error: something has gone wrong somewhere\n"), "names none of --model"),
-        (Outcome(0, "", "error: but all is well, says the exit status\n"), "status 0, but"),
+        (Outcome(0, "", "error: but the exit status says success\n"), "status 0, but"),
     ],
 )
-def test_an_unclear_end_is_seen(outcome, said):
-    found = judging.judge(_CASE, outcome, {}, {})
-    assert len(found) == 1 and said in found[0]
+def test_unclear_end_is_a_problem(outcome, problem):
+    """Every way to end badly is found."""
+    found = checks.check(_CASE, outcome, {}, {})
+    assert len(found) == 1 and problem in found[0]
 
 
-def test_a_clear_end_passes():
-    assert judging.judge(_CASE, _GOOD, {"a": "1"}, {"a": "1"}) == []
-    assert judging.judge(_CASE, Outcome(0, "done", ""), {}, {"new": "1"}) == []
-    told = dataclasses.replace(_CASE, tells_on_stdout=True)
-    assert judging.judge(told, Outcome(2, "step 8: damaged", ""), {}, {}) == []
+def test_clear_end_passes():
+    """Status 2 with one clear line, status 0, and a verdict on standard output are no problems."""
+    assert checks.check(_CASE, _GOOD, {"a": "1"}, {"a": "1"}) == []
+    assert checks.check(_CASE, Outcome(0, "done", ""), {}, {"new": "1"}) == []
+    verdict = dataclasses.replace(_CASE, verdict_on_stdout=True)
+    assert checks.check(verdict, Outcome(2, "step 8: corrupt", ""), {}, {}) == []
 
 
-def test_files_that_change_go_or_are_left_are_seen(tmp_path):
-    """Links count as what they lead to by name; what they lead to is not read."""
+def test_changed_removed_and_partial_files_are_problems(tmp_path):
+    """Files are compared by content, links by their targets' names."""
     for name in ("changed", "gone", "kept", "out"):
         (tmp_path / name).write_text("before")
     (tmp_path / "link").symlink_to("nowhere")
-    before = judging.snapshot(tmp_path)
+    before = checks.snapshot(tmp_path)
     (tmp_path / "changed").write_text("after")
     (tmp_path / "out").write_text("after")
     (tmp_path / "gone").unlink()
     (tmp_path / "x.partial").write_text("half")
-    case = dataclasses.replace(_CASE, writes=("out",))
-    ended = {
-        status: judging.judge(
-            case, Outcome(status, "", _GOOD.stderr if status else ""), before, judging.snapshot(tmp_path)
-        )
+    case, after = dataclasses.replace(_CASE, writes=("out",)), checks.snapshot(tmp_path)
+    done, mistake = (
+        [
+            problem.replace(f"{tmp_path}/", "")
+            for problem in checks.check(case, Outcome(status, "", _GOOD.stderr if status else ""), before, after)
+        ]
         for status in (0, 2)
-    }
-    assert sorted(problem.replace(f"{tmp_path}/", "") for problem in ended[0]) == [
-        "changed has changed",
-        "gone is gone",
-        "x.partial was left behind",
-    ]
-    assert any("out has changed" in problem for problem in ended[2])
+    )
+    assert sorted(done) == ["changed has changed", "gone is gone", "x.partial was left behind"]
+    assert "out has changed" in mistake
 
 
-def test_what_comes_out_of_a_door_is_caught(place, monkeypatch):
-    """An exception, an exit, a call that does not end; streams are a process's, and are put back."""
+def test_every_outcome_of_an_entry_point_is_recorded(tmp_path, monkeypatch):
+    """Exceptions, exits, timeouts and output are recorded; the standard streams are restored."""
     ends = {
         "raises": lambda arguments: 1 // 0,
         "exits": lambda arguments: sys.exit(3),
-        "hangs": lambda arguments: _for_ever(),
-        "says": lambda arguments: print(sys.stdin.read().upper(), os.getcwd()),
+        "hangs": lambda arguments: _hang(),
+        "prints": lambda arguments: print(sys.stdin.read().upper(), os.getcwd()),
     }
     streams = sys.stdin, sys.stdout, sys.stderr
     monkeypatch.setattr(runner, "SECONDS", 1)
-    found = {}
+    outcomes = {}
     for name, end in ends.items():
-        monkeypatch.setitem(runner.ENTRIES, name, end)
-        found[name] = runner.call(Case("x", name, (), (), input=b"words"), place, place)
-    assert "ZeroDivisionError" in found["raises"].raised and "SystemExit: 3" in found["exits"].raised
-    assert found["hangs"].status is None and "not done within" in found["hangs"].raised
-    assert found["says"].stdout == f"WORDS {place}\n"
+        monkeypatch.setitem(runner.ENTRY_POINTS, name, end)
+        outcomes[name] = runner.call(Case("x", name, (), (), input=b"words"), tmp_path, tmp_path)
+    assert "ZeroDivisionError" in outcomes["raises"].raised and "SystemExit: 3" in outcomes["exits"].raised
+    assert outcomes["hangs"].status is None and "not finished within" in outcomes["hangs"].raised
+    assert outcomes["prints"].stdout == f"WORDS {tmp_path}\n"
     assert (sys.stdin, sys.stdout, sys.stderr) == streams
 
 
-def test_every_mutation_changes_something():
-    """Of a file of some length, nearly always; JSON stays JSON."""
-    data = b'{"a": [1, {"b": "text"}], "c": 2}\n' * 20
-    for mutation in mutations.BYTES:
-        changed = [mutation(data, random.Random(seed)) != data for seed in range(20)]
-        assert sum(changed) > 10, mutation
-    texts = collections.Counter(mutations.change_json(data[:35], random.Random(seed)) for seed in range(20))
+def test_mutations_change_files():
+    """Nearly every edit changes a file of some length; edited JSON is mostly JSON of other content."""
+    data = b'{"a": [1, {"b": "text"}], "c":\t2}\n' * 20
+    edits = cases.draw(mutations.byte_edits(), seed=0, count=100)
+    assert sum(edit(data) != data for edit in edits) > 80
+    texts = {edit(data.splitlines()[0]) for edit in cases.draw(mutations.json_edits(), seed=0, count=40)}
     assert len(texts) > 10 and all(text.startswith((b"{", b"null")) for text in texts)
 
 
-def test_a_wrong_call(capsys, tmp_path):
-    """What the fuzzer asks of others holds for itself."""
-    assert app.execute(fuzz.main, ["fuzz", f"--json={tmp_path}/missing/x.json"], fuzz._VALUES) == 2
-    assert "x.json: there is no such directory" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("flag", "message"),
+    [("--json={tmp}/missing/x.json", "there is no directory {tmp}/missing"), ("--only=5", "a number below --cases=3")],
+)
+def test_invalid_flags(capsys, tmp_path, flag, message):
+    """The fuzzer's own flags are checked before any work."""
+    arguments = ["fuzz", "--cases=3", flag.format(tmp=tmp_path)]
+    assert app.execute(fuzz.main, arguments, fuzz._VALUES) == 2
+    assert message.format(tmp=tmp_path) in capsys.readouterr().err
 
 
-def test_doors_are_the_commands_own_flags():
-    """A new command or flag is fuzzed without a word here."""
-    calls = [flag_targets.flag(random.Random(seed)) for seed in range(400)]
-    assert {"lingvo_moe", "build_corpus", "report"} <= {case.entry for case in calls}
-    assert len({case.arguments[0] for case in calls if case.entry == "lingvo_moe"}) >= 8
-    assert not any("--dry_run=" in argument for case in calls for argument in case.arguments)
-    assert file_targets.STEPS == inputs.STEPS
+def test_summary_counts_targets():
+    """A row for each target, and the sum."""
+    results = [fuzz.Result(0, "plans", "x", 2, False, []), fuzz.Result(1, "plans", "x", None, True, ["bad"])]
+    rows = [line.split() for line in fuzz.summary(results, 60).splitlines()[3:]]
+    assert rows == [["plans", "2", "0", "1", "1", "1"], ["together", "2", "0", "1", "1", "1"], ["in", "1.0", "minutes"]]
 
 
-def _for_ever():
+def test_flags_are_found_by_introspection():
+    """A new command or flag is fuzzed without an entry in the fuzzer."""
+    drawn = cases.draw(flag_targets.flag(), seed=0, count=400)
+    assert {"lingvo_moe", "build_corpus", "report"} <= {case.entry_point for case in drawn}
+    assert len({case.arguments[0] for case in drawn if case.entry_point == "lingvo_moe"}) >= 8
+    assert not any("--dry_run=" in argument for case in drawn for argument in case.arguments)
+
+
+def _hang():
     while True:
         pass

@@ -1,4 +1,4 @@
-"""Calls front doors, in this process or in one of its own, and catches all that comes out."""
+"""Calls entry points, in this process or in one of their own, and records their outcomes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import subprocess
 import sys
 import traceback
 from collections.abc import Callable, Iterator
-from typing import TextIO
 
 from absl import flags
 
@@ -36,7 +35,7 @@ from tools.fuzz.case import Case, Outcome
 from tools.gpu_bench import make
 from tools.report import __main__ as report
 
-# The longest that a call may take: a model is compiled for some.
+# The timeout of a call; some compile a model.
 SECONDS = 300
 _REPOSITORY = pathlib.Path(__file__).parents[2]
 _TOOLS = {
@@ -56,23 +55,23 @@ _TOOLS = {
 }
 
 
-class _TimeIsUp(BaseException):
-    """Nothing that we call catches it."""
+class _Timeout(BaseException):
+    """Not an Exception, so that no entry point catches it."""
 
 
 def flags_of(tool: str) -> flags.FlagValues:
-    """The flags of one of our tools."""
+    """Returns the flags of a tool."""
     module = _TOOLS[tool]
     return module.FLAGS if hasattr(module, "FLAGS") else module._VALUES
 
 
 def _load_program(arguments: list[str]):
-    """No command does this; whoever writes a serving program does."""
+    """Loads a program bundle as a serving program does; no command does."""
     Engine(2, "cpu").load(Program.load(arguments[1]))
 
 
 def _read_package(arguments: list[str]):
-    """What the preset debian does with a package that it fetched; that one is pinned by its hash as well."""
+    """Reads a package as the preset debian does, which also checks its hash."""
     for file in debian.Package(pathlib.Path(arguments[1])).files():
         list(file.entries)
 
@@ -85,7 +84,7 @@ def _function(function: Callable[[list[str]], None]) -> Callable[[list[str]], in
     return lambda arguments: app.execute(function, ["program", "--", *arguments], flags.FlagValues())
 
 
-ENTRIES: dict[str, Callable[[list[str]], int]] = {
+ENTRY_POINTS: dict[str, Callable[[list[str]], int]] = {
     "lingvo_moe": lambda arguments: main.main(["lingvo_moe", *arguments]),
     **{name: _tool(name) for name in _TOOLS},
     "load_program": _function(_load_program),
@@ -93,34 +92,34 @@ ENTRIES: dict[str, Callable[[list[str]], int]] = {
 }
 
 
-def call(case: Case, directory: pathlib.Path, world: pathlib.Path) -> Outcome:
+def call(case: Case, directory: pathlib.Path, fixtures: pathlib.Path) -> Outcome:
     """Runs a case in this process, in `directory`."""
     stdout, stderr = io.BytesIO(), io.BytesIO()
     status, raised = None, ""
     with contextlib.chdir(directory), _streams(case.input, stdout, stderr), _time_limit():
         try:
-            status = ENTRIES[case.entry](_arguments(case, world))
-        except _TimeIsUp:
-            raised = f"not done within {SECONDS} s"
-        except BaseException:  # whatever comes out is a finding
+            status = ENTRY_POINTS[case.entry_point](_arguments(case, fixtures))
+        except _Timeout:
+            raised = f"not finished within {SECONDS} s"
+        except BaseException:  # every exception is a finding
             raised = traceback.format_exc()
-    return Outcome(status, *(stream.getvalue().decode("utf-8", "replace") for stream in (stdout, stderr)), raised)
+    return Outcome(status, _decode(stdout.getvalue()), _decode(stderr.getvalue()), raised)
 
 
 def can_be_a_process(case: Case) -> bool:
-    """Whether a shell could run it."""
-    has_module = case.entry == "lingvo_moe" or case.entry in _TOOLS
+    """Returns whether a shell could run the case."""
+    has_module = case.entry_point == "lingvo_moe" or case.entry_point in _TOOLS
     return has_module and not any("\0" in argument for argument in case.arguments)
 
 
-def spawn(case: Case, directory: pathlib.Path, world: pathlib.Path) -> Outcome:
-    """Runs a case as a person would."""
-    module = case.entry if case.entry == "lingvo_moe" else f"tools.{case.entry}"
+def spawn(case: Case, directory: pathlib.Path, fixtures: pathlib.Path) -> Outcome:
+    """Runs a case in a process of its own, as a user would."""
+    module = case.entry_point if case.entry_point == "lingvo_moe" else f"tools.{case.entry_point}"
     path = os.pathsep.join([str(_REPOSITORY), *filter(None, sys.path)])
     environment = {**os.environ, "PYTHONPATH": path, "JAX_PLATFORMS": "cpu", "PYTHONDONTWRITEBYTECODE": "1"}
     try:
         ended = subprocess.run(
-            [sys.executable, "-m", module, *_arguments(case, world)],
+            [sys.executable, "-m", module, *_arguments(case, fixtures)],
             cwd=directory,
             input=case.input,
             capture_output=True,
@@ -129,19 +128,23 @@ def spawn(case: Case, directory: pathlib.Path, world: pathlib.Path) -> Outcome:
             check=False,
         )
     except subprocess.TimeoutExpired:
-        return Outcome(None, "", "", f"not done within {SECONDS} s")
-    return Outcome(ended.returncode, *(text.decode("utf-8", "replace") for text in (ended.stdout, ended.stderr)))
+        return Outcome(None, "", "", f"not finished within {SECONDS} s")
+    return Outcome(ended.returncode, _decode(ended.stdout), _decode(ended.stderr))
 
 
-def _arguments(case: Case, world: pathlib.Path) -> list[str]:
-    return [argument.replace("WORLD/", f"{world}/") for argument in case.arguments]
+def _decode(output: bytes) -> str:
+    return output.decode("utf-8", "replace")
+
+
+def _arguments(case: Case, fixtures: pathlib.Path) -> list[str]:
+    return [argument.replace("FIXTURES/", f"{fixtures}/") for argument in case.arguments]
 
 
 @contextlib.contextmanager
 def _streams(given: bytes, stdout: io.BytesIO, stderr: io.BytesIO) -> Iterator[None]:
-    """Standard streams of our own, with the error handling that Python gives to a process's."""
+    """Replaces the standard streams, with the error handling of a process's own."""
 
-    def text(stream: io.BytesIO, errors: str) -> TextIO:
+    def text(stream: io.BytesIO, errors: str) -> io.TextIOWrapper:
         return io.TextIOWrapper(stream, "utf-8", errors, write_through=True)
 
     own = text(io.BytesIO(given), "strict"), text(stdout, "strict"), text(stderr, "backslashreplace")
@@ -158,7 +161,7 @@ def _streams(given: bytes, stdout: io.BytesIO, stderr: io.BytesIO) -> Iterator[N
 @contextlib.contextmanager
 def _time_limit() -> Iterator[None]:
     def stop(number, frame):
-        raise _TimeIsUp
+        raise _Timeout
 
     before = signal.signal(signal.SIGALRM, stop)
     signal.alarm(SECONDS)
