@@ -61,7 +61,7 @@ class Result:
 def main(arguments: list[str]) -> int:
     """Runs the cases; returns 1 if one failed."""
     app.no_arguments(arguments[1:])
-    output_files.check_place("--json", _VALUES.json)
+    output_files.check_path("--json", _VALUES.json)
     only, start = _VALUES.only, time.monotonic()
     if only is not None and only >= _VALUES.cases:
         raise UserError(f"--only={only}: expected a number below --cases={_VALUES.cases}, which draws the case.")
@@ -71,7 +71,7 @@ def main(arguments: list[str]) -> int:
     print(summary(results, time.monotonic() - start))
     failures = [dataclasses.asdict(result) for result in results if result.problems]
     if _VALUES.json:
-        with output_files.writing(_VALUES.json) as file:
+        with output_files.atomic_writer(_VALUES.json) as file:
             file.write(json.dumps(failures, indent=1) + "\n")
     return 1 if failures else 0
 
