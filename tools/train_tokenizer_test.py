@@ -1,4 +1,4 @@
-"""The command line says what it made, what a small corpus could not give, and which flag is wrong."""
+"""Protects the tokenizer trainer's command line: its summary, its note on small corpora, and one-line errors."""
 
 from __future__ import annotations
 
@@ -17,19 +17,20 @@ def corpus(tmp_path_factory) -> str:
 
 
 def run(*arguments: str) -> int:
-    for name in train_tokenizer.FLAGS:  # a value lives until the process ends, and here that is the test run
+    for name in train_tokenizer.FLAGS:  # flags keep their values until the process ends
         train_tokenizer.FLAGS[name].unparse()
     return app.execute(train_tokenizer.main, ["train_tokenizer", *arguments], train_tokenizer.FLAGS)
 
 
-def test_trains_and_then_leaves_it_as_it_is(corpus, tmp_path, capsys):
+def test_second_call_reports_up_to_date(corpus, tmp_path, capsys):
+    """A smaller vocabulary than requested is noted; the second call trains nothing."""
     output = tmp_path / "tokenizer"
     flags = (f"--corpus={corpus}", f"--output={output}", "--source_vocabulary=400", "--target_vocabulary=2000")
     assert run(*flags) == 0
     size = Tokenizers.load(output).target.vocabulary_size
-    said = capsys.readouterr().out
-    assert f"note: target.model has {size} pieces, not 2000" in said
-    assert f"{output} trained: " in said
+    captured = capsys.readouterr()
+    assert f"target.model has {size} pieces, not 2000: the corpus has no more" in captured.err
+    assert f"{output} trained: " in captured.out
     assert run(*flags) == 0
     assert f"{output} is up to date" in capsys.readouterr().out
 
@@ -46,7 +47,8 @@ def test_trains_and_then_leaves_it_as_it_is(corpus, tmp_path, capsys):
         (("--corpora=x",), "unknown flag --corpora. Did you mean corpus?"),
     ],
 )
-def test_a_mistake_is_one_line(arguments, message, capsys):
+def test_mistake_is_a_one_line_error(arguments, message, capsys):
+    """It names the flag, with exit status 2."""
     assert run(*arguments) == 2
     error = capsys.readouterr().err
     assert error.startswith("error: ") and error.count("\n") == 1

@@ -1,5 +1,7 @@
-"""The floating-point operations that a model asks for, to compare a step with the cores' peak: no rematerialisation, no
-capacity that stays empty, no gating."""
+"""The floating-point operations (FLOPs) of a model, for the utilisation: a step's FLOPs over the peak of the cores.
+
+Rematerialisation, empty expert capacity and gating are not counted.
+"""
 
 from __future__ import annotations
 
@@ -8,30 +10,30 @@ from lingvo_moe.data.batching import InputConfig
 from lingvo_moe.layers.base import Weight
 from lingvo_moe.models.transformer import Transformer
 
-# One multiplication and one addition forward; the backward pass makes as many for the inputs and for the weights.
-_PER_PRODUCT = 2 * 3
+# A multiplication and an addition forward; the backward pass has as many for the inputs and for the weights.
+_FLOPS_PER_PRODUCT = 2 * 3
 
 
 def training_step(model: Transformer, batch: InputConfig) -> float:
-    """Operations of one training step over all cores: products with weights, and attention's two over its keys.
+    """Returns the FLOPs of one training step over all cores: products with weights, and the two products of attention.
 
-    Each token goes through as many experts as its router selects; all positions of a row are counted, paddings and masked ones too, as utilisation is
-    usually published.
+    Each token goes through as many experts as its router selects. All positions of a row are counted, including padding
+    and masked ones, as is usual in published utilisations.
     """
     rows, lengths = batch.batch_size, batch.lengths
     products = 0.0
     for path, weight in tree.flatten(model.weights()).items():
         if weight.fan_in and not path.endswith("embedding/table"):
-            share = _active_share(model, path, weight)
-            products += rows * lengths[_side(path, tuple(lengths))] * weight.size * share
+            fraction = _active_fraction(model, path, weight)
+            products += rows * lengths[_side(path, tuple(lengths))] * weight.size * fraction
     width = model.num_heads * model.head_dim
     for queries, keys, layers in _attentions(model, lengths):
         products += layers * rows * 2 * queries * keys * width
-    return _PER_PRODUCT * products
+    return _FLOPS_PER_PRODUCT * products
 
 
-def _active_share(model: Transformer, path: str, weight: Weight) -> float:
-    """The share of a weight that computes a token: of experts, `decoder/layer_1/feed_forward/...`, as many as a router selects."""
+def _active_fraction(model: Transformer, path: str, weight: Weight) -> float:
+    """Returns the fraction of a weight that a token uses: of experts, those that the layer's router selects for it."""
     if "E" not in weight.logical_axes:
         return 1.0
     stack, layer, *_ = path.split("/")
@@ -40,15 +42,15 @@ def _active_share(model: Transformer, path: str, weight: Weight) -> float:
 
 
 def _side(path: str, sides: tuple[str, ...]) -> str:
-    """The side whose tokens a weight is multiplied with: the encoder's, and keys and values over its outputs, the source's."""
+    """Returns the side whose tokens a weight multiplies: `source` for the encoder, and for keys and values of it."""
     of_memory = "cross_attention/key" in path or "cross_attention/value" in path
     return "source" if "source" in sides and (path.startswith("encoder/") or of_memory) else "target"
 
 
 def _attentions(model: Transformer, lengths: dict[str, int]) -> list[tuple[int, int, int]]:
-    """(queries, keys, layers) of each kind of attention."""
+    """Returns (queries, keys, layers) of each kind of attention."""
     layers = model.num_layers // len(lengths)
-    found = [(length, length, layers) for length in lengths.values()]
+    attentions = [(length, length, layers) for length in lengths.values()]
     if len(lengths) == 2:
-        found.append((lengths["target"], lengths["source"], layers))
-    return found
+        attentions.append((lengths["target"], lengths["source"], layers))
+    return attentions

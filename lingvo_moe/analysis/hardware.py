@@ -1,4 +1,4 @@
-"""What is published about TPUs, and the time that an exchange between their cores takes: our model, not the compiler's."""
+"""Published figures of TPUs, and a model of the time that a collective takes: ours, not the compiler's."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ class Generation:
     """One generation of TPUs.
 
     Attributes:
-      cores_per_chip: cores, as many as JAX counts devices on a chip.
-      clock: Hz of a core; None where it is not published.
+      cores_per_chip: the number of cores (JAX devices) of a chip.
+      clock: Hz of a core; None if it is not published.
       peak_flops: bfloat16 operations per second of a device.
       link_bandwidth: bytes per second of one link between chips, in each direction.
-      source: where the figures are published.
+      source: the publication of the figures.
     """
 
     cores_per_chip: int
@@ -43,34 +43,37 @@ GENERATIONS = {
 
 @dataclasses.dataclass(frozen=True)
 class Torus:
-    """The chips of a slice: a ring along each dimension, a link between neighbours in each direction.
+    """The chips of a slice: a torus with a ring along each dimension, and a link between neighbours in each direction.
 
     Attributes:
       generation: of the chips.
-      chips: along each dimension; devices are numbered core by core, then along the first dimension, then the second, ...
+      chips: along each dimension. Devices are numbered core by core, then along the first dimension, the second, ...
     """
 
     generation: Generation
     chips: tuple[int, ...]
 
     def seconds(self, kind: str, size: int, group: int, stride: int) -> float:
-        """How long one collective takes, alone on the links, at their full bandwidth; all groups run at once.
+        """Returns the seconds of one collective, alone on the links, at their full bandwidth; all groups run at once.
 
-        AllReduce is a ReduceScatter and an AllGather around rings in all dimensions at once, each moving all data but a
-        device's own share: O(1) in the number of devices. An AllToAll is bound by the links that cut the group in half
-        along its longest dimension: O(sqrt(devices)) on a two-dimensional torus (GShard section 5.3).
+        AllReduce is a ReduceScatter and an AllGather around rings in all dimensions at once, each moving all data
+        except a device's own part: O(1) in the number of devices. An AllToAll is bound by the links across the middle
+        of the group's longest dimension: O(sqrt(devices)) on a two-dimensional torus (GShard section 5.3).
 
         Args:
           kind: see `hlo.COLLECTIVES`.
           size: bytes of the result on each device.
-          group, stride: the devices that exchange: so many, with numbers so far apart.
+          group: the number of devices that communicate with each other.
+          stride: the difference between the numbers of neighbours in the group.
         """
         extents = self._extents(group, stride)
-        rings = [(extent, extent == chips) for extent, chips in zip(extents, self.chips) if extent > 1]
+        rings = [
+            (extent, extent == chips) for extent, chips in zip(extents, self.chips) if extent > 1
+        ]  # (chips, closed)
         if not rings:
-            return 0.0  # between the cores of one chip, through their memory
+            return 0.0  # between the cores of one chip, through its memory
         bandwidth = self.generation.link_bandwidth
-        links = sum(2 if whole and extent > 2 else 1 for extent, whole in rings)
+        links = sum(2 if closed and extent > 2 else 1 for extent, closed in rings)
         remote = 1 - 1 / math.prod(extents)
         if kind == "all-reduce":
             return 2 * size * remote / (links * bandwidth)
@@ -79,13 +82,13 @@ class Torus:
         if kind == "reduce-scatter":
             return size * group * remote / (links * bandwidth)
         if kind == "all-to-all":
-            longest, whole = max(rings)
-            across = math.prod(extents) // longest * (2 if whole and longest > 2 else 1)
+            longest, closed = max(rings)
+            across = math.prod(extents) // longest * (2 if closed and longest > 2 else 1)
             return size * group / 4 / (across * bandwidth)
         return size / bandwidth  # a permutation between neighbours
 
     def _extents(self, group: int, stride: int) -> tuple[int, ...]:
-        """How many chips a group spans along each dimension."""
+        """Returns the number of chips that a group spans along each dimension."""
         sizes = (self.generation.cores_per_chip, *self.chips)
         extents, below = [], 1
         for size in sizes:

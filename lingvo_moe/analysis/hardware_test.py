@@ -1,4 +1,4 @@
-"""The model of the links keeps what the paper proves of it: AllReduce is O(1) in the cores, AllToAll O(sqrt)."""
+"""Protects the model of the links: AllReduce is O(1) in the number of cores, AllToAll O(sqrt) (GShard 5.3)."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ def square(side: int) -> Torus:
     return Torus(V3, (side, side, 1))
 
 
-def test_every_generation_that_can_be_compiled_for_is_known():
+def test_every_generation_of_the_compiler_has_figures():
+    """`plan` knows the clock and the links of every slice that it compiles for."""
     assert GENERATIONS.keys() == topology.GENERATIONS.keys()
 
 
 def test_all_reduce_takes_the_same_time_on_any_slice():
-    """GShard section 5.3; but for a device's own share, which is less of the whole on more devices."""
+    """GShard section 5.3; except for a device's own part, a smaller fraction on more devices."""
     times = [square(side).seconds("all-reduce", 8 * MIB, 2 * side * side, 1) for side in (4, 8, 16, 32)]
     assert times == sorted(times) and times[-1] < times[0] * 16 / 15
 
@@ -35,14 +36,15 @@ def test_all_to_all_takes_twice_the_time_on_four_times_the_cores(side):
     assert twice == pytest.approx(2 * once)
 
 
-def test_all_to_all_is_what_crosses_the_middle():
-    """Counted by hand on 4x4 chips: 32 cores send half of 32 MiB to the other half; 2 x 4 links lead there."""
+def test_all_to_all_is_bound_by_the_bisection():
+    """Counted manually on 4x4 chips: 32 cores send half of 32 MiB to the other half, over 2 x 4 links."""
     crossing = 16 * 16 * MIB
     assert square(4).seconds("all-to-all", 32 * MIB, 32, 1) == pytest.approx(crossing / (8 * V3.link_bandwidth))
 
 
 @pytest.mark.parametrize("kind", COLLECTIVES)
 def test_cores_of_one_chip_need_no_link(kind):
+    """They communicate through the chip's memory."""
     assert square(4).seconds(kind, MIB, 2, 1) == 0
 
 
@@ -58,7 +60,7 @@ def test_cores_of_one_chip_need_no_link(kind):
         (2, 16, (1, 2, 1)),
     ],
 )
-def test_groups_lie_where_their_numbers_say(group, stride, extents):
+def test_extents_of_groups(group, stride, extents):
     """Devices are numbered core by core, then along x, then along y."""
     assert square(4)._extents(group, stride) == extents
 
@@ -68,4 +70,4 @@ def test_groups_lie_where_their_numbers_say(group, stride, extents):
 def test_time_grows_with_bytes_and_falls_with_bandwidth(kind, group, stride):
     torus = square(4)
     once, twice = (torus.seconds(kind, size, group, stride) for size in (MIB, 2 * MIB))
-    assert 0 < once and math.isclose(twice, 2 * once)
+    assert once > 0 and math.isclose(twice, 2 * once)

@@ -1,6 +1,6 @@
-"""Reads the text of a compiled, partitioned XLA module: which instructions run, how often, and at what cost.
+"""Parses the text (HLO) of a compiled, partitioned XLA module: instructions, how often each runs, collectives.
 
-XLA's own cost analysis counts the body of a loop once; here every instruction comes with the number of times it runs.
+XLA's own cost analysis counts the body of a loop once; here every instruction has the number of times that it runs.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 _COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{\s*$")
 _INSTRUCTION = re.compile(r"^  (?:ROOT )?%?([\w.\-]+) = ")
@@ -33,7 +33,7 @@ _BYTES = {
     "c64": 8,
 }
 COLLECTIVES = ("all-reduce", "all-to-all", "all-gather", "reduce-scatter", "collective-permute")
-_POINTERS = (
+_WITHOUT_BUFFER = (
     "parameter",
     "get-tuple-element",
     "tuple",
@@ -43,7 +43,7 @@ _POINTERS = (
     "bitcast",
     "optimization-barrier",
 )
-_MOST_TRIPS = 1_000_000
+_MAX_TRIPS = 1_000_000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,9 +51,10 @@ class Instruction:
     """One line of a computation.
 
     Attributes:
-      name, opcode: as in the text.
+      name: as in the text.
+      opcode: as in the text.
       result: the text of the result's type.
-      rest: what follows the opcode: operands and attributes.
+      rest: the text after the opcode: operands and attributes.
       is_root: whether the computation returns it.
     """
 
@@ -65,18 +66,18 @@ class Instruction:
 
     @property
     def result_bytes(self) -> int:
-        """Bytes of the result, of all parts of a tuple, without the padding of its layout."""
+        """Bytes of the result, of all elements of a tuple, without the padding of its layout."""
         return sum(_array_bytes(dtype, sizes) for dtype, sizes in _ARRAY.findall(self.result))
 
     @property
     def cycles(self) -> int:
-        """The compiler's estimate of the core's cycles, once; 0 where it gives none (collectives, moves of pointers)."""
+        """The compiler's estimate of the core's cycles for one run; 0 if there is none (collectives, for example)."""
         found = _CYCLES.search(self.rest)
         return int(found[1]) if found else 0
 
     @property
     def op_name(self) -> str:
-        """The TensorFlow operation this came from, with its name scopes; empty for what the compiler added."""
+        """The TensorFlow operation that it comes from, with its name scopes; empty if the compiler added it."""
         found = _OP_NAME.search(self.rest)
         return found[1] if found else ""
 
@@ -87,13 +88,12 @@ class Instruction:
 
     @property
     def index(self) -> int:
-        """Of a `get-tuple-element`."""
-        return int(re.search(r"index=(\d+)", self.rest)[1])
+        """The index of a `get-tuple-element`."""
+        return int(_match(r"index=(\d+)", self.rest)[1])
 
-    def attribute(self, name: str) -> str | None:
-        """The computation that the attribute names (`body`, `condition`, `calls`), or None."""
-        found = re.search(rf"\b{name}=%?([\w.\-]+)", self.rest)
-        return found[1] if found else None
+    def computation(self, name: str) -> str:
+        """Returns the computation that an attribute (`body`, `condition`, `calls`) names."""
+        return _match(rf"\b{name}=%?([\w.\-]+)", self.rest)[1]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,9 +101,9 @@ class Buffer:
     """A result of the module's instructions.
 
     Attributes:
-      bytes: of each device.
-      shape: as the module writes it, `f32[128,4096,1024]`.
-      op_name: the operation that it first comes from.
+      bytes: on each device.
+      shape: as in the module, `f32[128,4096,1024]`.
+      op_name: the operation that it comes from.
     """
 
     bytes: int
@@ -113,15 +113,15 @@ class Buffer:
 
 @dataclasses.dataclass(frozen=True)
 class Collective:
-    """Devices that exchange data.
+    """A collective: communication between groups of devices.
 
     Attributes:
       kind: one of COLLECTIVES.
-      bytes: of the result on each device, for one run; of an `all-reduce`, also what each device gives.
-      group_size: how many devices exchange among themselves.
-      stride: by how much the numbers of neighbours in a group differ.
-      times: how often it runs.
-      op_name: the operation it stands for.
+      bytes: of the result on each device, for one run; for an `all-reduce`, also of each device's operand.
+      group_size: the number of devices that communicate with each other.
+      stride: the difference between the numbers of neighbours in a group.
+      times: the number of runs.
+      op_name: the operation that it comes from.
     """
 
     kind: str
@@ -138,7 +138,8 @@ class Module:
     Attributes:
       computations: instructions by the name of their computation.
       entry: the name of the computation that runs first.
-      unknown_loops: how many loops there are whose number of turns depends on data; they are counted as one turn.
+      num_devices: that the module is partitioned for.
+      unknown_loops: the number of loops whose trip count depends on data; they are counted as one trip.
     """
 
     def __init__(self, text: str, num_devices: int):
@@ -161,25 +162,25 @@ class Module:
         )
 
     def runs(self) -> list[tuple[Instruction, int]]:
-        """Every instruction that the device executes as one step, with how often it does so; a fusion is one step."""
+        """Returns every instruction that the device executes, and how often it runs; a fusion is one instruction."""
         return self._runs
 
     def cycles(self) -> int:
-        """The compiler's estimate of one run of the module, without collectives."""
+        """Returns the compiler's estimate of the cycles of one run of the module, without collectives."""
         return sum(instruction.cycles * times for instruction, times in self._runs)
 
     def largest_buffers(self, count: int) -> list[Buffer]:
-        """The largest single results, each operation once, without the module's own inputs and what only points to others."""
-        found: dict[str, Buffer] = {}
+        """Returns the largest single results, one per operation, without inputs and pointers to other results."""
+        largest: dict[str, Buffer] = {}
         for instruction, _ in self._runs:
-            if instruction.opcode not in _POINTERS:
+            if instruction.opcode not in _WITHOUT_BUFFER:
                 for dtype, sizes in _ARRAY.findall(instruction.result):
                     buffer = Buffer(_array_bytes(dtype, sizes), f"{dtype}[{sizes}]", instruction.op_name)
-                    found[buffer.op_name] = max(found.get(buffer.op_name, buffer), buffer, key=lambda b: b.bytes)
-        return sorted(found.values(), key=lambda buffer: -buffer.bytes)[:count]
+                    largest[buffer.op_name] = max(largest.get(buffer.op_name, buffer), buffer, key=lambda b: b.bytes)
+        return sorted(largest.values(), key=lambda buffer: -buffer.bytes)[:count]
 
     def collectives(self) -> list[Collective]:
-        """All exchanges between devices."""
+        """Returns all collectives of the module."""
         found = []
         for instruction, times in self._runs:
             kind = instruction.opcode.removesuffix("-start")
@@ -198,32 +199,35 @@ class Module:
             yield instruction, times
             if instruction.opcode == "while":
                 trips = self._trips(instruction)
-                yield from self._walk(instruction.attribute("body"), times * (1 if trips is None else trips))
+                yield from self._walk(instruction.computation("body"), times * (1 if trips is None else trips))
             elif instruction.opcode in ("call", "async-start") and (called := _called(instruction)):
                 yield from self._walk(called, times)
 
     def _trips(self, loop: Instruction) -> int | None:
         if known := _KNOWN_TRIPS.search(loop.rest):
             return int(known[1])
-        # The TPU's compiler does not write it down.
-        for turn in range(_MOST_TRIPS):
-            value = self._condition(loop, loop.attribute("condition"), turn)
+        # The TPU compiler's text does not have the trip count.
+        for trip in range(_MAX_TRIPS):
+            value = self._condition(loop, loop.computation("condition"), trip)
             if not value:
-                return turn if value is False else None
+                return trip if value is False else None
         return None
 
-    def _condition(self, loop: Instruction, computation: str, turn: int, arguments: list = ()) -> int | bool | None:
-        """What a loop's condition says before turn `turn`, its counter being element 0 and counting from 0 (XLA normalises
-        counters so); None where data decides. `arguments` are those of a fusion in the condition."""
+    def _condition(self, loop: Instruction, computation: str, trip: int, arguments: Sequence = ()) -> int | bool | None:
+        """Evaluates a loop's condition before trip `trip`; None if it depends on data.
+
+        The loop's counter is element 0 of its state and counts from 0: XLA normalises counters so. `arguments` are
+        those of a fusion in the condition.
+        """
         values: dict[str, int | bool | None] = {}
         for instruction in self.computations[computation]:
             operands = [values.get(name) for name in instruction.operands]
             if instruction.opcode == "parameter" and arguments:
                 value = arguments[int(instruction.rest.partition(")")[0])]
             elif instruction.opcode == "fusion":
-                value = self._condition(loop, instruction.attribute("calls"), turn, operands)
+                value = self._condition(loop, instruction.computation("calls"), trip, operands)
             elif instruction.opcode == "get-tuple-element":
-                value = turn if instruction.index == 0 else self._start(loop, instruction.index)
+                value = trip if instruction.index == 0 else self._start(loop, instruction.index)
             else:
                 value = _scalar(instruction, operands)
             values[instruction.name] = value
@@ -232,21 +236,23 @@ class Module:
         return None
 
     def _start(self, loop: Instruction, index: int) -> int | bool | None:
-        """The value with which element `index` enters a loop, if the loop never changes it. The limit of a gradient's loop is
-        one: how often the loop turned that it differentiates."""
-        root = next(i for i in self.computations[loop.attribute("body")] if i.is_root)
-        passed, given = (self._named[i.operands[index]] for i in (root, self._named[loop.operands[0]]))
+        """Returns the initial value of element `index` of a loop's state if the loop never changes it, else None.
+
+        The limit of a gradient's loop is such a value: the trip count of the loop that it differentiates.
+        """
+        root = next(i for i in self.computations[loop.computation("body")] if i.is_root)
+        passed, initial = (self._named[i.operands[index]] for i in (root, self._named[loop.operands[0]]))
         if passed.opcode != "get-tuple-element" or passed.index != index:
             return None
-        while given.opcode in ("copy", "bitcast"):
-            given = self._named[given.operands[0]]
-        if given.opcode == "get-tuple-element" and given.index == 0:
-            producer = self._named[given.operands[0]]
+        while initial.opcode in ("copy", "bitcast"):
+            initial = self._named[initial.operands[0]]
+        if initial.opcode == "get-tuple-element" and initial.index == 0:
+            producer = self._named[initial.operands[0]]
             return self._trips(producer) if producer.opcode == "while" else None
-        return _scalar(given, []) if given.opcode == "constant" else None
+        return _scalar(initial, []) if initial.opcode == "constant" else None
 
     def _group(self, instruction: Instruction) -> tuple[int, int]:
-        """(size, stride) of the groups; XLA writes them as axes of a mesh, as a transposed count, or one by one."""
+        """Returns (size, stride) of the groups; XLA writes mesh axes, a transposed iota, or lists."""
         if axes := re.search(r"replica_groups=mesh\[([^\]]*)\] \{([^}]*)\}", instruction.rest):
             sizes = {name: int(size) for name, size in re.findall(r"'(\w+)'=(\d+)", axes[1])}
             used = re.findall(r"'(\w+)'", axes[2])
@@ -258,6 +264,13 @@ class Module:
             members = list(map(int, first[1].split(",")))
             return len(members), members[1] - members[0] if len(members) > 1 else 1
         return self.num_devices, 1
+
+
+def _match(pattern: str, text: str) -> re.Match[str]:
+    found = re.search(pattern, text)
+    if found is None:
+        raise ValueError(f"{pattern!r} is not in the instruction's text {text[:200]!r}")
+    return found
 
 
 def _array_bytes(dtype: str, sizes: str) -> int:
@@ -272,7 +285,7 @@ def _instruction(line: str, found: re.Match) -> Instruction:
 
 
 def _closing(text: str, depth: int) -> int:
-    """Where the parenthesis closes that is open before `text` (depth 0), or that it begins with."""
+    """Returns the index of the parenthesis that closes the one before `text`, or the one that `text` starts with."""
     depth = 0 if text.startswith("(") else 1
     for index, character in enumerate(text):
         depth += (character == "(") - (character == ")")
@@ -282,20 +295,21 @@ def _closing(text: str, depth: int) -> int:
 
 
 def _called(instruction: Instruction) -> str | None:
-    return instruction.attribute("to_apply") or instruction.attribute("calls")
+    found = re.search(r"\b(?:to_apply|calls)=%?([\w.\-]+)", instruction.rest)
+    return found[1] if found else None
 
 
 def _logical(opcode: str, operands: list) -> bool | None:
     decisive = opcode == "or"
     if decisive in operands:
         return decisive
-    # A search may stop early; its number of turns is then at most what the counter allows.
+    # Beam search may stop early; its trip count is at most the counter's limit.
     known = [value for value in operands if value is not None]
     return known[0] if known and opcode == "and" else None
 
 
 def _scalar(instruction: Instruction, operands: list) -> int | bool | None:
-    """The value of a scalar instruction, None where it is not known."""
+    """Returns the value of a scalar instruction, None if it is not known."""
     if instruction.opcode == "constant":
         text = instruction.rest.partition(")")[0]
         return {"true": True, "false": False}.get(text, int(text) if re.fullmatch(r"-?\d+", text) else None)
@@ -305,7 +319,7 @@ def _scalar(instruction: Instruction, operands: list) -> int | bool | None:
         return None
     first, second = (*operands, 0)[:2]
     if instruction.opcode == "compare":
-        direction = re.search(r"direction=(\w+)", instruction.rest)[1]
+        direction = _match(r"direction=(\w+)", instruction.rest)[1]
         return {
             "LT": first < second,
             "LE": first <= second,

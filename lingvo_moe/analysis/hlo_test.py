@@ -1,4 +1,4 @@
-"""Every instruction counts as often as it runs, and collectives have the sizes and groups that the module states."""
+"""Protects the HLO parser: instructions are counted as often as they run, collectives have their sizes and groups."""
 
 from __future__ import annotations
 
@@ -53,7 +53,8 @@ _TEXT = """HloModule small, is_scheduled=true
 %body (b: (s32[], f32[4])) -> (s32[], f32[4]) {
   %b = (s32[]{:T(256)}, f32[4]{0:T(256)}) parameter(0)
   %x = f32[4]{0:T(256)} get-tuple-element(%b), index=1
-  %exchanged = bf16[2,128,64]{2,1,0:T(8,128)(2,1)} all-to-all(%x), replica_groups=mesh['axis_0'=8,'axis_1'=4] {'axis_0'}, \
+  %exchanged = bf16[2,128,64]{2,1,0:T(8,128)(2,1)} all-to-all(%x), \
+replica_groups=mesh['axis_0'=8,'axis_1'=4] {'axis_0'}, \
 dimensions={1}, metadata={op_name="jit(call)/while/einsum/Einsum"}
   %f = f32[4]{0:T(256)} fusion(%x), kind=kLoop, calls=%fused, backend_config={"estimated_cycles":"10"}
   ROOT %t = (s32[]{:T(256)}, f32[4]{0:T(256)}) tuple(%x, %f)
@@ -75,30 +76,33 @@ ENTRY %main (a: f32[4]) -> f32[4] {
 """
 
 
-def test_loops_multiply_what_is_in_them():
-    """A loop counts by its condition, also one that runs backwards or as often as another one did; where data decides, once,
-    and that is said. What is inside a fusion is in the fusion's own estimate."""
+def test_instructions_in_loops_count_with_the_trip_count():
+    """Also in loops that count down or run as often as another one; if data decides, once, in `unknown_loops`.
+
+    The instructions inside a fusion are in the fusion's own estimate.
+    """
     module = Module(_TEXT, 32)
     assert module.cycles() == 9 * 10 + 9 * 100 + 1 * 10 + 7
     assert module.unknown_loops == 1
 
 
 def test_collectives_have_their_bytes_groups_and_strides():
-    """In the three ways in which XLA writes groups; every part of a tuple counts."""
-    exchanged = Collective("all-to-all", 2 * 128 * 64 * 2, 8, 4, 9, "jit(call)/while/einsum/Einsum")
+    """In the three notations of groups of XLA; every element of a tuple counts."""
+    all_to_all = Collective("all-to-all", 2 * 128 * 64 * 2, 8, 4, 9, "jit(call)/while/einsum/Einsum")
     found = Module(_TEXT, 32).collectives()
-    assert found[0] == exchanged
+    assert found[0] == all_to_all
     assert found[2:] == [Collective("all-reduce", 4 + 32, 8, 4, 1, ""), Collective("all-gather", 128, 4, 1, 1, "")]
 
 
-def test_text_that_is_no_module_is_refused():
+def test_text_that_is_not_a_module_is_an_error():
+    """Not an empty module."""
     with pytest.raises(ValueError, match="expected the text of a compiled XLA module"):
         Module("nothing here", 1)
 
 
 @pytest.mark.parametrize("mesh, group, stride", [("8", 8, 1), ("4x2", 4, 2)])
-def test_a_compiled_loop_has_its_collectives_as_often_as_it_turns(mesh, group, stride):
-    """The partitioner's own text: a sum over the cut dimension, five times, over the first mesh axis."""
+def test_collectives_of_a_compiled_loop_count_with_its_trips(mesh, group, stride):
+    """The partitioner's own text: a sum over the sharded dimension, five times, over the first mesh axis."""
     layout = Layout.of(DeviceMesh.parse(mesh))
 
     def function(inputs):

@@ -1,7 +1,7 @@
-"""A giant's miniature: the same layers, layout and policies with small dimensions on eight cores, compiled in seconds.
+"""Miniatures of the largest models: the same layers, layout and policies with small dimensions on eight cores.
 
-What the partitioner exchanges depends on the structure and not on sizes, so the miniature's exchanges, by kind and count, stand
-for the giant's; testdata/golden/collectives holds them.
+They compile in seconds. The partitioner's collectives depend on the structure and not on sizes, so the miniature's
+collectives, by kind and count, are those of the large model; testdata/golden/collectives has them.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from lingvo_moe.sharding.layout import DeviceMesh
 
 _SLICE = "v3:2x2x1"
 _MESHES = {1: DeviceMesh((8,)), 2: DeviceMesh((4, 2))}
-# How often a period of layers is repeated: more than once, so that what is exchanged outside of the loops shows.
+# How often a period of layers is repeated: more than once, to tell collectives inside of the loops from those outside.
 _REPEATS = 3
 
 
 def of(name: str) -> Experiment:
-    """The miniature of a registered model."""
-    giant = experiment.get(name)
-    model, mesh = giant.model, _MESHES[len(giant.mesh.shape)]
+    """Returns the miniature of a registered model."""
+    large = experiment.get(name)
+    model, mesh = large.model, _MESHES[len(large.mesh.shape)]
     sizes = {
         "model.model_dim": 128,
         "model.hidden_dim": 256,
@@ -31,19 +31,19 @@ def of(name: str) -> Experiment:
         "model.num_groups": 16,
         "input.batch_size": 16,
     }
-    # Of these no exchange depends; giants that differ in nothing else have one miniature.
+    # No collective depends on these; models that differ in nothing else have the same miniature.
     sizes |= {"model.aux_loss_weight": 1.0, "training.steps": 1, "input.shards": 1}
     if model.num_experts:
         sizes["model.num_experts"] = mesh.shape[0]
     for side in model.sides:
         sizes |= {f"model.{side}_vocabulary": 512, f"input.{side}_length": 32}
-    if giant.translates:
+    if large.translates:
         sizes["decoding_batch"] = 16
     return experiment.get(name, [f"{path}={size}" for path, size in sizes.items()], mesh)
 
 
 def collectives(miniature: Experiment) -> str:
-    """One line per kind of exchange and size of the groups: how many run in a training step."""
+    """Returns a line per kind of collective and size of its groups: how many run in a training step."""
     collectives = plan.make("miniature", miniature, Slice.of(_SLICE)).collectives
     return (
         "".join(f"{collective.kind} among {collective.group}: {collective.runs}\n" for collective in collectives)

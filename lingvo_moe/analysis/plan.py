@@ -1,7 +1,7 @@
-"""Answers before anyone rents a TPU slice: does a model fit, what does it communicate, how long is a step, what does it cost.
+"""Plans a model on a TPU slice without one: memory per core, collectives, time of a step, cost of a training run.
 
-Three kinds of figures, and `text` says which is which: the compiler's own (memory, collectives, cycles), the program's
-(sizes of its inputs and where they lie), and our model's (time on the links, see `hardware`).
+There are three kinds of figures, and `plan_text` marks them: the compiler's own (memory, collectives, cycles), the
+program's (sizes and sharding of its inputs), and our model's (time on the links, see `hardware`).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PROGRAMS = ("train", "decode")
 VERSION = 2  # of the saved JSON; version 1 had none, and other names for `collectives` and `optimizer_state`
 _SECONDS_PER_YEAR = 365.25 * 24 * 3600
 _REMATERIALISED = "rematerialised"  # the name scope of `layers.repeat`
-# Name scopes of the layers, models and steps; the innermost one counts.
+# Name scopes of the layers, models and steps; the innermost one decides.
 PARTS = (
     "embedding",
     "self_attention",
@@ -44,17 +44,19 @@ PARTS = (
 )
 _PART = re.compile("|".join(PARTS))
 _OTHER = "other"
-_MOST_BUFFERS = 5
+_MAX_BUFFERS = 5
 _ITEM_BYTES = {"float32": 4, "int32": 4, "bfloat16": 2, "bool": 1}
 
 
 @dataclasses.dataclass(frozen=True)
 class Memory:
-    """Bytes per core, by what they hold (GShard figure 7).
+    """Bytes per core by category (GShard figure 7).
 
-    `replicated_weights` to `inputs` are counted from the program's inputs; `temporaries` (activations, gradients, buffers of
-    collectives) and `available` are the compiler's, None where it gave up before it knew them. `needed` is what the compiler
-    says does not fit; None where all does.
+    Attributes:
+      replicated_weights, distributed_weights, optimizer_state, inputs: counted from the program's inputs.
+      temporaries: activations, gradients and buffers of collectives; the compiler's figure, None if it stopped before.
+      available: a core's memory; the compiler's figure if the program does not fit, else None.
+      needed: what the compiler reports as not fitting; None if the program fits.
     """
 
     replicated_weights: int
@@ -67,7 +69,7 @@ class Memory:
 
     @property
     def total(self) -> int:
-        """What is known to be needed."""
+        """The sum of the known categories."""
         return (
             self.replicated_weights
             + self.distributed_weights
@@ -79,7 +81,7 @@ class Memory:
 
 @dataclasses.dataclass(frozen=True)
 class CollectiveCost:
-    """All collectives of one kind between groups of one size: how many run, their bytes per core, our seconds for them."""
+    """All collectives of one kind among groups of one size: number of runs, bytes per core, our model's seconds."""
 
     kind: str
     group: int
@@ -90,23 +92,23 @@ class CollectiveCost:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What is known of one program on one slice.
+    """The figures of one program on one slice.
 
     Attributes:
-      model, changes, program, topology, mesh, cores, weights: what was compiled, and for what; `changes` are those made to the
-        registered model, each `field=value`.
-      layout, remat, batch_size, num_groups, num_experts, num_layers, activation_dtype: the settings that matter here.
-      tokens: of all sides together (of the source, for decoding) in one run of the program.
-      model_flops: operations that the model asks for in a training step, see `flops`; None for decoding.
+      model, changes, program, topology, mesh, cores, weights: what was compiled, and for what; `changes` are those of
+        the registered model, each `field=value`.
+      layout, remat, batch_size, num_groups, num_experts, num_layers, activation_dtype: the relevant settings.
+      tokens: of both sides together (of the source, for decoding) in one run of the program.
+      model_flops: of the model in a training step, see `flops`; None for decoding.
       memory: per core.
-      collectives: by kind; empty where the program does not fit.
-      cycles: the compiler's estimate for one core, without collectives; None where the program does not fit.
-      rematerialised_cycles: those of them that compute a layer's activations again.
-      cycles_by_part: those of a training step by the part of the model that they are spent in, see PARTS.
-      compute_seconds: cycles by the published clock; None without one.
-      unknown_loops: loops counted as one turn, because data decides how many they make.
-      largest_buffers: what takes the most room where the program does not fit, as compiled for cores with more memory.
+      collectives: by kind and size of the groups; empty if the program does not fit.
+      cycles: the compiler's estimate for one core, without collectives; None if the program does not fit.
+      rematerialised_cycles: those of them that recompute a layer's activations.
+      cycles_by_part: those of a training step by part of the model, see PARTS.
+      compute_seconds: cycles over the published clock; None without one.
+      unknown_loops: loops that are counted as one trip because their trip count depends on data.
       lower_seconds, compile_seconds: on this machine.
+      largest_buffers: if the program does not fit, its largest buffers, as compiled for cores with more memory.
     """
 
     model: str
@@ -138,22 +140,22 @@ class Plan:
 
     @property
     def fits(self) -> bool:
-        """Whether a core's memory is enough."""
+        """Whether the program fits into a core's memory."""
         return self.memory.needed is None
 
     @property
     def collective_seconds(self) -> float:
-        """Of all collectives, one after the other."""
+        """The time of all collectives, one after the other."""
         return sum(collective.seconds for collective in self.collectives)
 
     @property
     def step_seconds(self) -> float | None:
-        """Compute and exchanges, nothing overlapping; None where unknown."""
+        """The time of computation and collectives without overlap; None if unknown."""
         return None if self.compute_seconds is None else self.compute_seconds + self.collective_seconds
 
     @property
     def utilisation(self) -> float | None:
-        """The share of the cores' peak that the model's own operations are; None where the time or the operations are unknown."""
+        """The model's FLOPs as a fraction of the cores' peak; None if the time or the FLOPs are unknown."""
         if self.step_seconds is None or self.model_flops is None:
             return None
         return self.model_flops / (
@@ -161,7 +163,7 @@ class Plan:
         )
 
     def core_years(self, tokens: float) -> float | None:
-        """Of a training run over so many tokens."""
+        """Returns the core-years of a training run over `tokens`; None if the time of a step is unknown."""
         if self.step_seconds is None:
             return None
         return tokens / self.tokens * self.step_seconds * self.cores / _SECONDS_PER_YEAR
@@ -210,11 +212,11 @@ def make(name: str, experiment: Experiment, tpu: Slice, program: str = "train", 
       name: of the model, for the plan.
       experiment: its mesh has as many devices as the slice.
       tpu: the slice.
-      program: `train`, or `decode` for the flat beam search.
-      changes: what was changed of the registered model, for the plan.
+      program: `train`, or `decode` for flat beam search.
+      changes: of the registered model, for the plan.
 
     Raises:
-      UserError: the mesh is of another size, or a dimension is not divided by its axis.
+      UserError: the mesh has another size, or its axis does not divide a dimension.
     """
     start = time.monotonic()
     lowered = _lower(experiment, program)
@@ -249,9 +251,9 @@ def make(name: str, experiment: Experiment, tpu: Slice, program: str = "train", 
     generation = GENERATIONS[tpu.generation]
     module = Module(compiled.hlo(), experiment.mesh.size)
     cycles = module.cycles()
-    # All that is not an input lives in temporaries: donated inputs become the outputs.
-    found = compiled.memory()
-    temporaries = found.temp_size_in_bytes + found.output_size_in_bytes - found.alias_size_in_bytes
+    # Donated inputs become outputs; all other outputs count as temporaries.
+    stats = compiled.memory()
+    temporaries = stats.temp_size_in_bytes + stats.output_size_in_bytes - stats.alias_size_in_bytes
     return Plan(
         **shared,
         memory=_memory(lowered, temporaries),
@@ -271,7 +273,7 @@ def _lower(experiment: Experiment, program: str) -> Program:
     if program == "decode":
         sources = input_specs(dataclasses.replace(experiment.input, batch_size=experiment.decoding_batch))["source"]
         return experiment.steps.decode(sources, experiment.search)
-    raise UserError(f"--program={program}: a plan is made of {' or '.join(PROGRAMS)}.")
+    raise UserError(f"--program={program}: expected {' or '.join(PROGRAMS)}.")
 
 
 def _tokens(experiment: Experiment, program: str) -> int:
@@ -283,14 +285,14 @@ def _tokens(experiment: Experiment, program: str) -> int:
 def _memory(
     program: Program, temporaries: int | None, available: int | None = None, needed: int | None = None
 ) -> Memory:
-    found: dict[str, int] = defaultdict(int)
+    size: dict[str, int] = defaultdict(int)
     for argument in program.inputs:
-        found[_kind(argument)] += _bytes_per_core(argument, program)
+        size[_kind(argument)] += _bytes_per_core(argument, program)
     return Memory(
-        found["replicated_weights"],
-        found["distributed_weights"],
-        found["optimizer_state"],
-        found["inputs"],
+        size["replicated_weights"],
+        size["distributed_weights"],
+        size["optimizer_state"],
+        size["inputs"],
         temporaries,
         available,
         needed,
@@ -336,22 +338,22 @@ def _rematerialised(module: Module) -> int:
 
 
 def _by_part(module: Module) -> dict[str, int]:
-    found = dict.fromkeys((*PARTS, _OTHER), 0)
+    cycles: dict[str, int] = dict.fromkeys((*PARTS, _OTHER), 0)
     for instruction, times in module.runs():
         scopes = _PART.findall(instruction.op_name)
-        # The optimizer's own scopes are called after the weights.
+        # The optimizer's inner scopes have the names of the weights.
         part = "optimizer" if "optimizer" in scopes else scopes[-1] if scopes else _OTHER
-        found[part] += instruction.cycles * times
-    return found
+        cycles[part] += instruction.cycles * times
+    return cycles
 
 
 def _largest_buffers(lowered: Program, tpu: Slice) -> tuple[Buffer, ...]:
-    """The compiler no longer says what took the room, so the program is compiled once more, for cores where it fits."""
+    """Compiles the program for cores with more memory: out of memory, the compiler does not report the buffers."""
     roomier = tpu.with_more_memory()
     if roomier is None:
         return ()
     with contextlib.suppress(OutOfMemory):
-        return tuple(Module(roomier.load(lowered).hlo(), lowered.mesh.size).largest_buffers(_MOST_BUFFERS))
+        return tuple(Module(roomier.load(lowered).hlo(), lowered.mesh.size).largest_buffers(_MAX_BUFFERS))
     return ()
 
 

@@ -1,4 +1,4 @@
-"""A plan's figures are those of the program: bytes by kind, exchanges per layer, and no verdict without its reason."""
+"""Protects plans: bytes by category, collectives per layer, times, and the reason why a program does not fit."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def planned() -> plan.Plan:
     return make(tiny())
 
 
-def test_memory_is_the_programs_inputs_by_kind(planned):
-    """Experts lie on 8 cores, all else is on every core."""
+def test_memory_has_the_programs_inputs_by_category(planned):
+    """Experts are sharded over 8 cores, all else is replicated."""
     weights = tree.flatten(tiny().model.weights())
     experts = sum(weight.size for weight in weights.values() if "E" in weight.logical_axes)
     assert planned.memory.distributed_weights == 4 * experts // 8 > 0
@@ -55,15 +55,18 @@ def test_memory_is_the_programs_inputs_by_kind(planned):
     assert planned.memory.temporaries > 0 and planned.fits
 
 
-def test_each_layer_with_experts_exchanges_six_times(planned):
-    """Two forward, two again for rematerialisation, two backward; encoder and decoder; no mask, activation or weight of
-    theirs is gathered: all that is gathered are counters of random numbers, once, less than one activation of one core."""
+def test_each_moe_layer_has_six_all_to_alls(planned):
+    """Two forward, two rematerialised, two backward, in encoder and decoder; no mask, activation or weight is gathered.
+
+    The only AllGather is of counters of random numbers, once, smaller than one activation of one core.
+    """
     found = {collective.kind: collective for collective in planned.collectives}
     assert found["all-to-all"].runs == 6 * 2 * _REPEATS and found.keys() <= {"all-to-all", "all-reduce", "all-gather"}
     assert "all-gather" not in found or found["all-gather"].bytes < 32 * 32 // 8 * 128 * 4
 
 
-def test_time_is_cycles_and_exchanges(planned):
+def test_time_is_cycles_and_collectives(planned):
+    """With the published clock and the model of the links."""
     assert planned.compute_seconds == pytest.approx(planned.cycles / 940e6)
     assert planned.step_seconds == planned.compute_seconds + sum(e.seconds for e in planned.collectives)
     assert 0.05 < planned.rematerialised_cycles / planned.cycles < 0.5
@@ -71,14 +74,15 @@ def test_time_is_cycles_and_exchanges(planned):
     assert planned.core_years(1e6) == pytest.approx(steps * planned.step_seconds * 8 / (365.25 * 86400))
 
 
-def test_without_rematerialisation_nothing_is_computed_again():
+def test_without_rematerialisation_nothing_is_recomputed():
+    """Four AllToAll per layer are left."""
     found = make(tiny("model.remat=none"))
     assert found.rematerialised_cycles == 0
     assert {e.kind: e.runs for e in found.collectives}["all-to-all"] == 4 * 2 * _REPEATS
 
 
-def test_a_sharded_update_stores_parts_of_dense_weights_and_gathers_no_more_than_them(planned):
-    """Dense hidden weights lie on 8 cores; exchanges of experts are as before."""
+def test_sharded_update_shards_dense_weights(planned):
+    """Dense hidden weights are sharded over 8 cores; the collectives of experts are unchanged."""
     found = make(tiny("layout=gshard_sharded_update"))
     dense = sum(
         weight.size
@@ -92,14 +96,15 @@ def test_a_sharded_update_stores_parts_of_dense_weights_and_gathers_no_more_than
     assert runs["all-to-all"] == 6 * 2 * _REPEATS
 
 
-def test_decoding_is_planned_too():
-    """The search stops when data says so; its loop is counted by its limit."""
+def test_decoding_has_a_plan():
+    """Beam search may stop early; its loop counts with its limit."""
     found = make(tiny(), "decode")
     assert found.fits and found.memory.optimizer_state == 0 and found.tokens == 16 * 32
     assert "all-gather" not in {collective.kind for collective in found.collectives}
 
 
-def test_what_does_not_fit_is_told_with_what_would_help():
+def test_program_that_does_not_fit_has_largest_buffers_and_remedies():
+    """The user learns which tensor is too large and which settings help."""
     config = tiny("input.batch_size=8192", "model.remat=none")
     found = make(config)
     assert not found.fits and found.cycles is None and found.step_seconds is None and found.core_years(1e9) is None
@@ -111,13 +116,15 @@ def test_what_does_not_fit_is_told_with_what_would_help():
     assert [b.bytes for b in found.largest_buffers] == sorted((b.bytes for b in found.largest_buffers), reverse=True)
 
 
-def test_the_text_names_every_figure_and_whose_it_is(planned):
+def test_text_marks_the_origin_of_every_figure(planned):
+    """Compiler, program or our model."""
     text = plan_text.text(planned, 1e12)
     for part in ("replicated weights", "[c]", "[p]", "[m]", "all-to-all", "rematerialisation", "core-years", "Jouppi"):
         assert part in text
 
 
-def test_a_plan_is_plain_json_and_reads_back(planned, tmp_path):
+def test_plan_round_trips_as_json(planned, tmp_path):
+    """docs/plans has plans that other tools read."""
     planned.save(tmp_path / "plan.json")
     saved = json.loads((tmp_path / "plan.json").read_text())
     assert saved["version"] == 2 and saved["memory"]["optimizer_state"] == planned.memory.optimizer_state
@@ -125,7 +132,7 @@ def test_a_plan_is_plain_json_and_reads_back(planned, tmp_path):
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"version": 2}', '{"version": 2, "collectives": 3, "changes": []}'])
-def test_another_file_is_no_plan(text, tmp_path):
+def test_other_file_is_an_error(text, tmp_path):
     (tmp_path / "plan.json").write_text(text)
     with pytest.raises(UserError, match="plan.json: not a plan"):
         plan.Plan.load(tmp_path / "plan.json")
@@ -140,13 +147,14 @@ def test_a_plan_of_another_version_is_refused(text, version, tmp_path):
         plan.Plan.load(tmp_path / "plan.json")
 
 
-def test_a_missing_file_is_named(tmp_path):
+def test_missing_file_is_an_error_that_names_it(tmp_path):
+    """Not a traceback."""
     with pytest.raises(UserError, match="absent.json: cannot be read"):
         plan.Plan.load(tmp_path / "absent.json")
 
 
-def test_every_part_of_a_step_is_found_by_its_scope(planned):
-    """A part that is renamed in the layers would fall into `other`."""
+def test_every_part_of_a_step_has_its_scope(planned):
+    """The cycles of a part whose scope is renamed in the layers would be in `other`."""
     assert sum(planned.cycles_by_part.values()) == planned.cycles
     assert all(planned.cycles_by_part[part] for part in plan.PARTS)
     assert planned.cycles_by_part["other"] < planned.cycles / 4

@@ -1,4 +1,4 @@
-"""A plan as text for people; every figure says whose it is: [c] the compiler's, [p] the program's own sizes, [m] our model's."""
+"""A plan as text. Every figure is marked: [c] the compiler's, [p] from the program's inputs, [m] our model's."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ from lingvo_moe.analysis.plan import Plan
 from lingvo_moe.analysis.search import Trial
 
 _GIB = 2**30
-_WORTH_A_LINE = 0.005
+_MIN_FRACTION = 0.005
 _LEGEND = "[c] the TPU compiler's figure   [p] counted from the program's inputs   [m] our model of the links"
 
 
 def text(plan: Plan, tokens: float) -> str:
-    """Renders a plan; `tokens` are of the training run whose cost is asked for."""
+    """Returns the text of a plan; `tokens` is the length of the training run whose cost it states."""
     return (
         "\n".join([*_title(plan), "", *_memory(plan), *(_time(plan, tokens) if plan.fits else ()), "", _LEGEND]) + "\n"
     )
 
 
 def trial(tried: Trial) -> str:
-    """One line of a search."""
-    label = " ".join(tried.changes) or "as it is"
+    """Returns one line of a search."""
+    label = " ".join(tried.changes) or "unchanged"
     if tried.plan is None:
         return f"{label:44} refused: {tried.refusal}"
-    memory, plan = tried.plan.memory, tried.plan
-    if not plan.fits:
-        return f"{label:44} does not fit: {memory.needed / _GIB:.2f} of {memory.available / _GIB:.2f} GiB [c]"
-    again = plan.rematerialised_cycles / plan.cycles
+    plan = tried.plan
+    if plan.cycles is None or plan.step_seconds is None:
+        return f"{label:44} does not fit: {_needed(plan)} [c]"
+    rematerialised = (plan.rematerialised_cycles or 0) / plan.cycles
     return (
-        f"{label:44} {memory.total / _GIB:6.2f} GiB [c]  {plan.step_seconds:8.3f} s/step  {tried.tokens_per_second:14,.0f} "
-        f"tokens/s [c, m]  {again:4.0%} again"
+        f"{label:44} {plan.memory.total / _GIB:6.2f} GiB [c]  {plan.step_seconds:8.3f} s/step  "
+        f"{tried.tokens_per_second:14,.0f} tokens/s [c, m]  {rematerialised:4.0%} rematerialised"
     )
 
 
@@ -46,7 +46,7 @@ def _title(plan: Plan) -> Iterator[str]:
 def _memory(plan: Plan) -> Iterator[str]:
     memory = plan.memory
     yield "memory per core, GiB"
-    for label, size, whose in (
+    for label, size, origin in (
         ("replicated weights", memory.replicated_weights, "p"),
         ("distributed weights", memory.distributed_weights, "p"),
         ("optimizer state", memory.optimizer_state, "p"),
@@ -54,55 +54,63 @@ def _memory(plan: Plan) -> Iterator[str]:
         ("activations, gradients, buffers", memory.temporaries, "c"),
     ):
         if size is not None:
-            yield f"  {label:34}{size / _GIB:8.2f} [{whose}]"
+            yield f"  {label:34}{size / _GIB:8.2f} [{origin}]"
     if plan.fits:
         yield f"  {'total':34}{memory.total / _GIB:8.2f}"
         return
-    yield f"  DOES NOT FIT: the compiler asks for {memory.needed / _GIB:.2f} of {memory.available / _GIB:.2f} GiB [c]."
+    yield f"  DOES NOT FIT: the compiler needs {_needed(plan)} [c]."
     yield (
         "  The largest buffers, as compiled for cores with more memory:"
         if plan.largest_buffers
-        else "  The largest buffers are not known: no TPU's cores have enough memory to compile it for."
+        else "  The largest buffers are not known: no TPU core has enough memory for the program."
     )
     for buffer in plan.largest_buffers:
         yield f"    {buffer.bytes / _GIB:8.2f} [c]  {buffer.shape:28} {buffer.op_name.rpartition('call_exported/')[2]}"
-    yield "  What helps: a smaller --set input.batch_size=..., --set model.remat=full, --set model.activation_dtype=bfloat16,"
-    yield "  --set layout=gshard_sharded_update or a mesh of two axes (--mesh=AxB), which cut replicated weights as well, or a"
-    yield "  slice of more cores. --search=remat,mesh,groups,batch tries some."
+    yield "  Remedies: a smaller --set input.batch_size=..., --set model.remat=full,"
+    yield "  --set model.activation_dtype=bfloat16, --set layout=gshard_sharded_update or a mesh of two axes (--mesh=AxB),"
+    yield "  which shard replicated weights as well, or a slice with more cores. --search=remat,mesh,groups,batch tries some."
+
+
+def _needed(plan: Plan) -> str:
+    needed, available = plan.memory.needed or 0, plan.memory.available or 0
+    return f"{needed / _GIB:.2f} of {available / _GIB:.2f} GiB"
 
 
 def _time(plan: Plan, tokens: float) -> Iterator[str]:
+    unknown = f" ({plan.unknown_loops} loops of unknown trip count counted once)" if plan.unknown_loops else ""
     yield ""
-    yield "exchanges between cores, of one run" + (
-        f" ({plan.unknown_loops} loops of unknown length counted once)" if plan.unknown_loops else ""
-    )
+    yield f"collectives of one run{unknown}"
     for collective in plan.collectives:
         yield (
-            f"  {collective.kind:20}among {collective.group:5}{collective.runs:7} x [c]{collective.bytes / 2**20:11,.1f} MiB [c]"
-            f"{collective.seconds * 1e3:9.2f} ms [m]"
+            f"  {collective.kind:20}among {collective.group:5}{collective.runs:7} x [c]"
+            f"{collective.bytes / 2**20:11,.1f} MiB [c]{collective.seconds * 1e3:9.2f} ms [m]"
         )
     if not plan.collectives:
         yield "  none"
     yield ""
     if plan.compute_seconds is None:
         yield f"compute: {plan.cycles:,} cycles [c]; the clock of this generation is not published"
-        return
-    yield "time of one run"
-    again = (
-        f", {plan.rematerialised_cycles / plan.cycles:.0%} of it rematerialisation"
-        if plan.rematerialised_cycles
-        else ""
-    )
+    elif plan.cycles and plan.step_seconds is not None:
+        yield from _step(plan, plan.cycles, plan.compute_seconds, plan.step_seconds, tokens)
+
+
+def _step(plan: Plan, cycles: int, compute_seconds: float, step_seconds: float, tokens: float) -> Iterator[str]:
     generation = GENERATIONS[plan.topology.partition(":")[0]]
-    yield f"  compute         {plan.compute_seconds:8.3f} s [c] at {generation.clock / 1e6:.0f} MHz{again}"
-    for part, cycles in sorted(plan.cycles_by_part.items(), key=lambda item: -item[1]):
-        if cycles / plan.cycles >= _WORTH_A_LINE:
-            yield f"    {part:20}{cycles / plan.cycles:6.0%} [c]"
-    yield f"  exchanges       {plan.collective_seconds:8.3f} s [m] at {generation.link_bandwidth / 1e9:.0f} GB/s a link, none hidden"
-    yield f"  together        {plan.step_seconds:8.3f} s"
-    yield f"  tokens/s        {plan.tokens / plan.step_seconds:12,.0f}"
+    rematerialised = (plan.rematerialised_cycles or 0) / cycles
+    yield "time of one run"
+    yield (
+        f"  compute         {compute_seconds:8.3f} s [c] at {(generation.clock or 0) / 1e6:.0f} MHz"
+        + (f", {rematerialised:.0%} of it rematerialisation" if rematerialised else "")
+    )
+    for part, part_cycles in sorted(plan.cycles_by_part.items(), key=lambda item: -item[1]):
+        if part_cycles / cycles >= _MIN_FRACTION:
+            yield f"    {part:20}{part_cycles / cycles:6.0%} [c]"
+    bandwidth = f"{generation.link_bandwidth / 1e9:.0f} GB/s per link"
+    yield f"  collectives     {plan.collective_seconds:8.3f} s [m] at {bandwidth}, without overlap"
+    yield f"  total           {step_seconds:8.3f} s"
+    yield f"  tokens/s        {plan.tokens / step_seconds:12,.0f}"
     if plan.program == "train":
-        yield f"  utilisation     {plan.utilisation:8.1%} of the cores' peak, rematerialisation and empty places not counted"
-        days = tokens / plan.tokens * plan.step_seconds / 86400
+        yield f"  utilisation     {plan.utilisation:8.1%} of the cores' peak, rematerialisation not counted"
+        days = tokens / plan.tokens * step_seconds / 86400
         yield f"  {tokens:.3g} tokens    {plan.core_years(tokens):,.2f} core-years, {days:,.1f} days"
     yield f"  (clock and links: {generation.source})"

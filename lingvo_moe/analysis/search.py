@@ -1,7 +1,7 @@
-"""Which settings are fastest among those that fit: `plan --search` compiles one after another and keeps the best.
+"""Searches for the fastest settings that fit: `plan --search` compiles candidates and keeps the best.
 
-One kind of setting is tried at a time, all others being the best found so far, in the order of DIMENSIONS: a full product
-would take hours. What is compared is tokens per second, as the batch may change.
+It varies one kind of setting at a time, in the order of DIMENSIONS, with the best values found so far for the others: a
+full product would take hours. It compares tokens per second, because the batch may change.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from lingvo_moe.experiment import Experiment
 from lingvo_moe.layers.repeat import REMAT
 from lingvo_moe.sharding.layout import DeviceMesh
 
-# The sizes of a batch and of its groups that are tried, as multiples of the model's own.
+# The candidates for the size of a batch and the number of groups, as multiples of the model's own.
 _FACTORS = (0.25, 0.5, 2, 4)
 
 
 @dataclasses.dataclass(frozen=True)
 class Trial:
-    """One attempt: what was tried, and its plan, or why there is none.
+    """One candidate with its plan, or the reason why there is none.
 
     Attributes:
       changes: of the registered model, each `field=value`; a mesh is `mesh=AxB`.
-      plan: None where the settings do not go together.
-      refusal: why, then.
+      plan: None if the settings are not compatible.
+      refusal: the reason in that case.
     """
 
     changes: tuple[str, ...]
@@ -36,7 +36,7 @@ class Trial:
 
     @property
     def tokens_per_second(self) -> float:
-        """0 where it does not fit."""
+        """0 if it does not fit or its time is unknown."""
         return (
             self.plan.tokens / self.plan.step_seconds
             if self.plan and self.plan.fits and self.plan.step_seconds
@@ -45,12 +45,11 @@ class Trial:
 
 
 def check_dimensions(names: Sequence[str]):
-    """Raises UserError for a name that is none of DIMENSIONS."""
+    """Raises UserError for a name that is not in DIMENSIONS."""
     for name in names:
         if name not in DIMENSIONS:
             raise UserError(
-                f"--search={name}: nothing to vary by that name.{did_you_mean(name, DIMENSIONS)} Known: "
-                f"{', '.join(DIMENSIONS)}."
+                f"--search={name}: no such dimension.{did_you_mean(name, DIMENSIONS)} Known: {', '.join(DIMENSIONS)}."
             )
 
 
@@ -61,17 +60,17 @@ def search(
     assignments: Sequence[str],
     build: Callable[[Sequence[str]], Experiment],
 ) -> Iterator[Trial]:
-    """Yields every trial as soon as it is compiled; the first is of the settings as they are.
+    """Yields every trial as soon as it is compiled; the first has the unchanged settings.
 
     Args:
       name: of the model.
       tpu: the slice.
       dimensions: names of DIMENSIONS, in any order.
-      assignments: `field=value`s that hold for all trials.
-      build: makes the experiment of a list of assignments; raises UserError for those that do not go together.
+      assignments: `field=value`s of all trials.
+      build: returns the experiment of a list of assignments; raises UserError if they are not compatible.
 
     Raises:
-      UserError: what is searched from cannot be built.
+      UserError: the unchanged settings are not compatible.
     """
     seen: set[tuple[str, ...]] = set()
     start = build(assignments)
@@ -109,7 +108,7 @@ def _remats(experiment: Experiment, tpu: Slice) -> Iterator[str]:
 
 
 def _meshes(experiment: Experiment, tpu: Slice) -> Iterator[str]:
-    """All meshes of one or two axes of powers of two, and the model's own number of cores otherwise."""
+    """Yields all meshes of one axis, or of two axes with a power of two, that have the slice's number of cores."""
     cores = len(tpu.devices)
     sizes = [
         size for size in (2**power for power in range(1, cores.bit_length())) if cores % size == 0 and size < cores
@@ -131,5 +130,5 @@ def _batches(experiment: Experiment, tpu: Slice) -> Iterator[str]:
     return (f"input.batch_size={int(experiment.input.batch_size * factor)}" for factor in _FACTORS)
 
 
-# What can be varied: by name, the assignments to try beside the current ones.
+# The dimensions of the search: functions that yield the assignments to try besides the current one.
 DIMENSIONS = {"remat": _remats, "mesh": _meshes, "groups": _groups, "batch": _batches}

@@ -1,4 +1,4 @@
-"""A search tries what is asked for, keeps the fastest that fits, and tells what was refused."""
+"""Protects the search for settings: it tries the requested dimensions, keeps the fastest, reports refusals."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lingvo_moe.engines.topology import Slice
 from lingvo_moe.errors import UserError
 
 _MODEL = "m4.Small"
-# Seconds of a step by policy, made up; "none" does not fit.
+# Artificial seconds of a step by policy; "none" does not fit.
 _SECONDS = {"full": 4.0, "keep_outputs": 2.0, "keep_hidden": 3.0}
 
 
@@ -21,8 +21,8 @@ def build(assignments):
     return experiment.get(_MODEL, assignments)
 
 
-def made_up(name, config, tpu, program="train", changes=()) -> Plan:
-    """A plan without a compiler: time is by policy, proportional to the batch to the power of 0.9, and a batch of 128 is too large."""
+def artificial_plan(name, config, tpu, program="train", changes=()) -> Plan:
+    """Returns an artificial plan: time by policy times the batch to the power of 0.9; a batch of 128 does not fit."""
     model, batch = config.model, config.input.batch_size
     fits = model.remat in _SECONDS and batch < 128
     return Plan(
@@ -56,7 +56,7 @@ def made_up(name, config, tpu, program="train", changes=()) -> Plan:
 
 @pytest.fixture
 def trials(monkeypatch):
-    monkeypatch.setattr(plan, "make", made_up)
+    monkeypatch.setattr(plan, "make", artificial_plan)
 
     def run(dimensions, assignments=("model.remat=full",)):
         return list(
@@ -66,19 +66,21 @@ def trials(monkeypatch):
     return run
 
 
-def test_the_first_trial_is_of_the_settings_as_they_are(trials):
+def test_first_trial_has_the_unchanged_settings(trials):
+    """The others are compared with it."""
     assert [trial.changes for trial in trials([])] == [()]
 
 
-def test_all_policies_are_tried(trials):
+def test_all_rematerialisation_policies_are_tried(trials):
+    """One that does not fit is slower than any."""
     found = {trial.changes: trial for trial in trials(["remat"])}
     assert set(found) == {(), ("model.remat=none",), ("model.remat=keep_outputs",), ("model.remat=keep_hidden",)}
     assert found["model.remat=none",].tokens_per_second == 0.0
     assert max(found.values(), key=lambda t: t.tokens_per_second).changes == ("model.remat=keep_outputs",)
 
 
-def test_each_dimension_goes_on_from_the_best_so_far(trials):
-    """Batches are tried with the best policy; a larger batch is faster by the token until it no longer fits."""
+def test_each_dimension_starts_from_the_best_so_far(trials):
+    """Batches are tried with the best policy; a larger batch gives more tokens per second until it does not fit."""
     found = trials(["batch", "remat"])
     batches = [trial for trial in found if any(c.startswith("input.batch_size") for c in trial.changes)]
     assert {trial.changes for trial in batches} == {
@@ -88,8 +90,8 @@ def test_each_dimension_goes_on_from_the_best_so_far(trials):
     assert best.changes == ("input.batch_size=64", "model.remat=keep_outputs")
 
 
-def test_meshes_are_of_all_the_cores_and_refusals_are_told(trials):
-    """12 experts of 8 layers: what the mesh does not divide is refused, in the words of the experiment."""
+def test_meshes_have_all_cores_and_refusals_have_their_reason(trials):
+    """8 cores do not divide 12 experts; the reason is the experiment's error."""
     found = trials(["mesh"], ("model.remat=full", "model.num_experts=12", "mesh=4x2"))
     by_change = {trial.changes: trial for trial in found}
     assert set(by_change) == {(), ("mesh=8",), ("mesh=2x4",), ("mesh=4x2",)} - {("mesh=4x2",)}
@@ -98,12 +100,14 @@ def test_meshes_are_of_all_the_cores_and_refusals_are_told(trials):
     assert "refused: model.num_experts is 12" in plan_text.trial(refused)
 
 
-def test_groups_are_of_models_with_experts(trials):
+def test_groups_are_varied_only_with_experts(trials):
+    """Dense models have none."""
     assert {t.changes for t in trials(["groups"])} == {(), *((f"model.num_groups={n}",) for n in (8, 16, 64, 128))}
     assert len(trials(["groups"], ("model.num_experts=0", "model.num_groups=1"))) == 1
 
 
-def test_a_line_for_each_trial(trials):
+def test_every_trial_has_a_line(trials):
+    """With memory, or the reason why it does not fit."""
     lines = {trial.changes: plan_text.trial(trial) for trial in trials(["remat"])}
     assert (
         "does not fit: 17.00 of 16.00 GiB" in lines["model.remat=none",]
@@ -111,11 +115,13 @@ def test_a_line_for_each_trial(trials):
     )
 
 
-def test_an_unknown_dimension_is_told_with_one_that_is():
-    with pytest.raises(UserError, match="--search=remats: nothing to vary by that name. Did you mean remat"):
+def test_unknown_dimension_is_an_error_with_a_suggestion():
+    """The error names the flag and the value."""
+    with pytest.raises(UserError, match="--search=remats: no such dimension. Did you mean remat"):
         search.check_dimensions(["remats"])
 
 
-def test_a_trial_that_does_not_fit_is_slower_than_any(trials):
+def test_trial_without_a_plan_has_no_throughput(trials):
+    """So it is never the best."""
     worst = dataclasses.replace(trials([])[0], plan=None)
     assert worst.tokens_per_second == 0.0

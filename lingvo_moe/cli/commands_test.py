@@ -96,7 +96,7 @@ def test_list_and_show_name_every_model_and_field(capsys):
             ["plan", "sparse_lm.MoE10B32E", "--program=decode"],
             "sparse_lm.MoE10B32E is a language model; plan its training",
         ),
-        (["plan", "Quickstart", "--topology=v3:2x2x1", "--search=speed"], "nothing to vary by that name"),
+        (["plan", "Quickstart", "--topology=v3:2x2x1", "--search=speed"], "no such dimension"),
         (
             ["plan", "Quickstart", "--topology=v3:2x2x1", "--search=remat", "--program=decode"],
             "leave out --program=decode",

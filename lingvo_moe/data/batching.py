@@ -129,12 +129,12 @@ class Example(NamedTuple):
     """A tokenised sentence pair.
 
     Attributes:
-      index: its position in the stream.
+      stream_index: its position in the stream.
       source: `[source tokens] int32`, without eos; empty for a language model.
       target: `[target tokens] int32`, without bos and eos.
     """
 
-    index: int
+    stream_index: int
     source: np.ndarray
     target: np.ndarray
 
@@ -240,7 +240,9 @@ def pack(
         if packed.any:
             yield packed.batch, pending
         elif pending:
-            raise ValueError(f"example {pending[0].index} does not fit into an empty row; reject it before packing")
+            raise ValueError(
+                f"example {pending[0].stream_index} does not fit into an empty row; reject it before packing"
+            )
 
 
 def padding_fractions(batch: Batch) -> dict[str, float]:

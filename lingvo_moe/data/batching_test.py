@@ -107,12 +107,19 @@ def test_batch_of_a_language_model_has_targets_alone(lengths, packing):
 def test_packing_resumes_between_any_two_batches(lengths, config):
     """The position in the stream and the pending pairs are the complete state."""
     examples = make_examples(lengths)
-    stream = iter(examples)
+    read = 0
+
+    def stream():
+        nonlocal read
+        for example in examples:
+            read += 1
+            yield example
+
     uninterrupted = []
-    for batch, pending in pack(stream, config, config.batch_size):
-        uninterrupted.append((batch, list(pending), len(examples) - stream.__length_hint__()))
-    for index, (_, pending, read) in enumerate(uninterrupted):
-        resumed = list(pack(iter(examples[read:]), config, config.batch_size, pending))
+    for batch, pending in pack(stream(), config, config.batch_size):
+        uninterrupted.append((batch, list(pending), read))
+    for index, (_, pending, position) in enumerate(uninterrupted):
+        resumed = list(pack(iter(examples[position:]), config, config.batch_size, pending))
         assert len(resumed) == len(uninterrupted) - index - 1
         for (batch, *_), (other, _) in zip(uninterrupted[index + 1 :], resumed, strict=True):
             assert_same(batch, other)
@@ -126,7 +133,7 @@ def test_first_fit_in_stream_order_with_lookahead():
     """
     examples = make_examples([(4, 1), (4, 1), (10, 1), (6, 1), (5, 1), (0, 1), (8, 1), (2, 1)])
     batches = list(pack(iter(examples), _SMALL, 3))
-    assert [[example.index for example in pending] for _, pending in batches] == [[4, 6], []]
+    assert [[example.stream_index for example in pending] for _, pending in batches] == [[4, 6], []]
     rows = [[row[row > 0].tolist() for row in batch["source"]["segment_ids"]] for batch, _ in batches]
     assert rows[0] == [[1] * 5 + [2] * 5 + [3], [1] * 11, [1] * 7]
     assert rows[1] == [[1] * 6 + [2] * 3, [1] * 9, []]

@@ -31,15 +31,15 @@ _SCRIPT_OF_MODIFIER = {
 _EMPTY_MODIFIERS = ("euro", "utf")
 
 # The default region of a language, which its label omits. A region that repeats the language (de_DE) is not listed.
-_DEFAULT_REGIONS = dict(
-    pair.split("_")
-    for pair in (
+_DEFAULT_REGIONS = {
+    label[:2]: label[3:]
+    for label in (
         "af_ZA am_ET bn_BD bs_BA ca_ES cs_CZ cy_GB da_DK dz_BT el_GR et_EE eu_ES fa_IR ga_IE gd_GB gl_ES gu_IN he_IL "
         "hi_IN hy_AM ja_JP ka_GE kk_KZ km_KH kn_IN ko_KR ky_KG lb_LU ml_IN mr_IN ms_MY my_MM nb_NO ne_NP nn_NO oc_FR "
         "pa_IN ps_AF si_LK sl_SI sq_AL sr_RS sv_SE sw_KE ta_IN te_IN tg_TJ tk_TM "
         "tt_RU ug_CN uk_UA ur_PK vi_VN xh_ZA zu_ZA"
     ).split()
-)
+}
 _SAME_LANGUAGE = {"iw": "he", "in": "id", "ji": "yi", "no": "nb", "mo": "ro"}
 _SAME_LABEL = {
     "zh_CN": "zh_Hans",

@@ -99,7 +99,7 @@ class TrainInput:
         def fitting(examples: Iterator[Example]) -> Iterator[Example]:
             rejections = 0
             for example in examples:
-                position["next"] = max(position["next"], example.index + shards)
+                position["next"] = max(position["next"], example.stream_index + shards)
                 if example.fits(self._config):
                     rejections = 0
                     yield example
@@ -113,7 +113,7 @@ class TrainInput:
         pending = fitting(self._tokenize_without_tensorflow(indices)) if len(indices) else ()
         stream = fitting(self._stream(position["next"], shards))
         for batch, still_pending in pack(stream, self._config, self._config.shard_rows, pending):
-            yield batch, {**position, "pending": [example.index for example in still_pending]}
+            yield batch, {**position, "pending": [example.stream_index for example in still_pending]}
 
     def _check_rejections(self, rejections: int):
         if rejections >= _MAX_CONSECUTIVE_REJECTIONS:
@@ -238,7 +238,7 @@ class EvalInput:
         texts = (pairs[index] for index in range(longest) for pairs in self._pairs if index < len(pairs))
         indices = itertools.count()
         while chunk := list(itertools.islice(texts, _CHUNK)):
-            sentences = dict(zip(SIDES, zip(*chunk, strict=True), strict=True))
+            sentences: dict[str, tuple[str, ...]] = dict(zip(SIDES, zip(*chunk, strict=True), strict=True))
             tokens = {side: getattr(self._tokenizers, side).encode(sentences[side]) for side in self._config.lengths}
             yield from _examples(itertools.islice(indices, len(chunk)), tokens)
 

@@ -235,6 +235,7 @@ def test_evaluation_reads_every_held_out_pair_once_in_every_pass(corpus, tokeniz
         if pair not in _TOO_LONG
     )
     held_out = EvalInput(corpus, tokenizers, _CONFIG)
+    batches: list[Batch] = []
     for _ in range(2):
         batches = list(held_out.batches())
         assert all(batch["target"]["ids"].shape == (4, 48) for batch in batches)
