@@ -1,10 +1,10 @@
 # Every target sets up what it needs on a bare Debian 12.
-# PYTHON chooses the Python 3.11 that .venv is made from, BAZEL the Bazel 4.
+# PYTHON chooses the Python 3.11 that .venv is made from, BAZEL the Bazel 4 (or newer, untried).
 BAZEL ?= bazel
 export PYTHON
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart test pytest bazel golden docs setup clean
+.PHONY: help quickstart check test static format pytest bazel golden docs lock setup clean
 .NOTPARALLEL:
 
 help:  ## list these targets
@@ -13,15 +13,28 @@ help:  ## list these targets
 quickstart: setup  ## corpus, tokenizer, a small model, its BLEU: everything once, end to end
 	.venv/bin/python -m tools.quickstart
 
-test: pytest bazel  ## all tests with pytest, and all targets with Bazel
+check: static  ## before a commit: static checks and the fast tests, under three minutes on two cores
+	.venv/bin/python -m pytest --numprocesses=2 --dist=loadfile -m "not slow"
+
+test: static pytest bazel  ## everything: static checks, all tests with pytest, all targets with Bazel
+
+static: setup  ## format, lint and types
+	.venv/bin/ruff format --check
+	.venv/bin/ruff check
+	.venv/bin/pyright
+
+format: setup  ## rewrite the sources: import order, mended lint, format
+	.venv/bin/ruff check --fix-only
+	.venv/bin/ruff format
 
 pytest: setup  ## all tests, two files at a time
 	.venv/bin/python -m pytest --numprocesses=2 --dist=loadfile
 
-# The tests themselves have been run; what only Bazel can tell is whether the BUILD files declare all that they import.
-bazel: setup  ## collect each test file by itself, where it sees only what its BUILD file declares; `bazel test //...` runs them
+# pytest has run the tests. Bazel checks that the BUILD files declare every import: it runs the small tests again and only
+# collects the others, each file by itself among the files that it declares.
+bazel: setup  ## run the small tests and collect the others, each with only its declared files; `bazel test //...` runs all
 	@tools/setup.sh bazel $(BAZEL)
-	$(BAZEL) test --test_env=PYTEST_ADDOPTS=--collect-only //...
+	$(BAZEL) test --config=ci //...
 
 golden: setup  ## rewrite testdata/golden, the hyperparameters of every registered model, after a change that is meant
 	.venv/bin/python -m tools.write_golden
@@ -29,10 +42,13 @@ golden: setup  ## rewrite testdata/golden, the hyperparameters of every register
 docs: setup  ## write build/report.html, the plans beside the published figures, and redraw docs/figures
 	.venv/bin/python -m tools.report --figures=docs/figures
 
+lock: setup  ## resolve pyproject.toml into the lock files, requirements*.txt
+	.venv/bin/python -m tools.lock
+
 setup: .venv/.complete  ## the virtual environment .venv with the packages of requirements.txt
 
 clean:  ## remove .venv and the caches; what you trained stays
-	rm -rf .venv .hypothesis .pytest_cache
+	rm -rf .venv .hypothesis .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 .venv/.complete: requirements.txt

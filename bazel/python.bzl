@@ -21,7 +21,7 @@ def _test(name, main, size = "small", **attributes):
         **attributes
     )
 
-def python_package(name, modules = None, deps = [], test_deps = [], data = [], large = []):
+def python_package(name, modules = None, deps = [], test_deps = [], data = [], size = "small", large = []):
     """A py_library of modules, a test that they import no more than is declared, and a py_test for each test file.
 
     A test sees only what it depends on: no other file of the repository is there.
@@ -33,6 +33,7 @@ def python_package(name, modules = None, deps = [], test_deps = [], data = [], l
       deps: the packages that the modules import.
       test_deps: further packages that the tests import.
       data: further files that the modules or the tests read. `testdata/**` of the directory is always there.
+      size: the tests' size: small for tests that take seconds; medium for those that import TensorFlow or compile programs.
       large: the tests that take half a minute or more, mostly to compile programs.
     """
     if modules == None:
@@ -61,7 +62,7 @@ def python_package(name, modules = None, deps = [], test_deps = [], data = [], l
         if file.endswith("_test.py"):
             _test(
                 name = file[:-len(".py")],
-                size = "large" if file[:-len(".py")] in large else "small",
+                size = "large" if file[:-len(".py")] in large else size,
                 srcs = [file, "//bazel:pytest_main.py"],
                 args = ["$(location %s)" % file],
                 data = data + native.glob(["testdata/**"]),
