@@ -56,7 +56,7 @@ def main(arguments: list[str]):
 
 def _write(path: Path, requirements: list[str], left_out: Collection[str]):
     report = _resolve(requirements, {} if _VALUES.upgrade else _versions(path))
-    with output_files.writing(str(path)) as file:
+    with output_files.atomic_writer(str(path)) as file:
         file.write(lock_text(report, left_out))
     print(f"{path.name}: {len(report['install']) - len(left_out)} packages")
 

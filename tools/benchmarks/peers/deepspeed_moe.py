@@ -1,5 +1,8 @@
 """One layer of DeepSpeed's MoE, forward and backward, in a group of one process."""
 
+# Its packages are in an environment of its own: see environments.py.
+# pyright: reportMissingImports=false
+
 from __future__ import annotations
 
 import os

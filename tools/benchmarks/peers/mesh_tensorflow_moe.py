@@ -1,5 +1,8 @@
 """One layer of Mesh-TensorFlow's mixture of experts, forward and backward, on a mesh of one device."""
 
+# Its packages are in an environment of its own: see environments.py.
+# pyright: reportMissingImports=false
+
 from __future__ import annotations
 
 import sys

@@ -3,6 +3,9 @@
 The optimizer is the one that its Trainer takes by default, with fused updates. Cross-entropy alone is minimised.
 """
 
+# Its packages are in an environment of its own: see environments.py.
+# pyright: reportMissingImports=false
+
 from __future__ import annotations
 
 import sys
