@@ -66,9 +66,10 @@ def _memory(plan: Plan) -> Iterator[str]:
     )
     for buffer in plan.largest_buffers:
         yield f"    {buffer.bytes / _GIB:8.2f} [c]  {buffer.shape:28} {buffer.op_name.rpartition('call_exported/')[2]}"
-    yield "  Remedies: a smaller --set input.batch_size=..., --set model.remat=full, a layout that shards more weights (--set"
-    yield "  layout=gshard_sharded_update, or a mesh of two axes with --mesh=AxB), --set model.activation_dtype=bfloat16, or a"
-    yield "  slice with more cores. --search=remat,mesh,groups,batch tries some."
+    yield "  Remedies: a smaller --set input.batch_size=..., --set model.remat=full, --set"
+    yield "  model.activation_dtype=bfloat16, a layout that shards more weights (--set layout=gshard_sharded_update,"
+    yield "  or a mesh of two axes with --mesh=AxB), or a slice with more cores. --search=remat,mesh,groups,batch"
+    yield "  tries some."
 
 
 def _needed(plan: Plan) -> str:
