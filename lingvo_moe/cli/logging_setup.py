@@ -12,6 +12,8 @@ import sys
 from collections.abc import Iterator
 from typing import TextIO
 
+from absl import logging as absl_logging
+
 _LOGGERS = ("lingvo_moe", "tools")
 
 
@@ -61,7 +63,8 @@ def warnings_only():
 
 def silence_libraries():
     """Drops log records of other libraries that repeat an error which is raised, and reported, anyway."""
-    logging.getLogger("absl").addFilter(_is_not_orbax)
+    # Made by absl itself: a logger made here under its name would attribute every record to a file of absl's.
+    absl_logging.get_absl_logger().addFilter(_is_not_orbax)
     logging.getLogger("asyncio").addFilter(_is_not_unretrieved)
 
 
