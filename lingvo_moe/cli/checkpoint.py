@@ -1,4 +1,4 @@
-"""The command `checkpoint`: inspect, verify, average and convert, from flags to results."""
+"""The command `checkpoint`: inspect, verify, average and convert."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lingvo_moe.steps import weight_specs
 from lingvo_moe.training import checkpoint_manifest
 from lingvo_moe.training import checkpoint_tools as tools
 from lingvo_moe.training.checkpoint import Checkpoints
-from lingvo_moe.training.checkpoint_manifest import CorruptCheckpoint
+from lingvo_moe.training.checkpoint_errors import CorruptCheckpoint
 from lingvo_moe.training.checkpoint_reader import Reader, num_bytes
 from lingvo_moe.utils import progress
 
@@ -25,14 +25,14 @@ _EVERYWHERE = {"help", "import"}
 
 
 class _Action(NamedTuple):
-    """A word after `checkpoint`: what runs it, and the flags that it takes."""
+    """An action of `checkpoint`: the function that runs it, and the flags that it takes."""
 
     run: Callable[[CheckpointConfig], int | None]
     flags: tuple[str, ...]
 
 
 def run(config: CheckpointConfig, arguments: list[str]) -> int | None:
-    """Runs the action that is named after the command; returns 2 where `verify` found damage."""
+    """Runs the action that is named after the command; returns 2 if `verify` found a corrupt checkpoint."""
     words = ", ".join(_ACTIONS)
     if len(arguments) != 1:
         raise UserError(f"checkpoint takes one of {words}, got {len(arguments)}; see --help.")
@@ -46,9 +46,8 @@ def run(config: CheckpointConfig, arguments: list[str]) -> int | None:
             f"--{name} is not for checkpoint {arguments[0]}, which takes "
             f"{', '.join(f'--{flag}' for flag in action.flags)}."
         )
-    if not config.logdir:
-        raise UserError("--logdir is missing: the directory of checkpoints and curves.")
-    # Arrays are read on the host; an accelerator that somebody trains on stays free.
+    _logdir(config)
+    # Arrays are read on the host, so that an accelerator on which training runs stays free.
     jax.config.update("jax_platforms", "cpu")
     return action.run(config)
 
@@ -57,13 +56,13 @@ def _inspect(config: CheckpointConfig):
     checkpoints = _existing(config)
     print(checkpoints.directory)
     print(_table([("step", "date (UTC)", "model", "weights", "MiB", "state"), *_overviews(checkpoints)]))
-    for path in sorted(checkpoints.directory.glob("*.damaged*")):
-        print(f"{path.name}: set aside as damaged")
-    step = checkpoints.steps()[-1] if config.step is None else _there(checkpoints, config.step)
+    for path in sorted(checkpoints.directory.glob("*.corrupt*")):
+        print(f"{path.name}: set aside as corrupt")
+    step = checkpoints.steps()[-1] if config.step is None else _require_step(checkpoints, config.step)
     try:
         _inspect_arrays(Reader(checkpoints.path(step)), _pattern(config.grep), config.stats)
     except CorruptCheckpoint as error:
-        raise UserError(f"{checkpoints.path(step)} is damaged: {error}. Pass --step to look at another.") from None
+        raise UserError(f"{checkpoints.path(step)} is corrupt: {error}. Pass --step to inspect another.") from None
 
 
 def _inspect_arrays(reader: Reader, pattern: re.Pattern, stats: bool):
@@ -83,21 +82,19 @@ def _inspect_arrays(reader: Reader, pattern: re.Pattern, stats: bool):
 
 def _verify(config: CheckpointConfig) -> int:
     checkpoints = _existing(config)
-    steps = checkpoints.steps() if config.step is None else [_there(checkpoints, config.step)]
-    damaged = 0
+    steps = checkpoints.steps() if config.step is None else [_require_step(checkpoints, config.step)]
+    corrupt = 0
     for step in steps:
-        found = tools.verify(checkpoints, step)
-        damaged += bool(found)
-        sealed = (checkpoints.path(step) / checkpoint_manifest.MANIFEST).exists()
-        sound = (
-            "sound"
-            if sealed
-            else f"every array can be read and is finite; no {checkpoint_manifest.MANIFEST} to compare files with"
-        )
-        print(f"{checkpoints.path(step)}: {'damaged' if found else sound}", flush=True)
-        for problem in found:
-            print(f"  {problem}", flush=True)
-    return 2 if damaged else 0
+        problems = tools.verify(checkpoints, step)
+        corrupt += bool(problems)
+        if problems:
+            verdict = "corrupt"
+        elif (checkpoints.path(step) / checkpoint_manifest.MANIFEST).exists():
+            verdict = "valid"
+        else:
+            verdict = f"every array can be read and is finite; no {checkpoint_manifest.MANIFEST} to compare files with"
+        print("\n  ".join([f"{checkpoints.path(step)}: {verdict}", *problems]), flush=True)
+    return 2 if corrupt else 0
 
 
 def _average(config: CheckpointConfig):
@@ -106,7 +103,7 @@ def _average(config: CheckpointConfig):
         raise UserError("--output is missing: the log directory to write the average to.")
     if (config.last is None) == (not config.steps):
         raise UserError("which checkpoints? Pass either --last=N or --steps=A,B,C.")
-    steps = checkpoints.steps()[-config.last :] if config.last is not None else list(map(_whole_number, config.steps))
+    steps = checkpoints.steps()[-config.last :] if config.last is not None else list(map(_step_number, config.steps))
     if config.last is not None and len(steps) < config.last:
         raise UserError(f"--last={config.last}: {checkpoints.directory} holds {len(steps)} checkpoints.")
     tools.average(checkpoints, steps, config.output)
@@ -114,25 +111,33 @@ def _average(config: CheckpointConfig):
 
 
 def _convert(config: CheckpointConfig):
-    if bool(config.input) == bool(config.output):
+    if config.output and not config.input:
+        _to_safetensors(config, config.output)
+    elif config.input and not config.output:
+        _from_safetensors(config, config.input)
+    else:
         raise UserError(
             "which way? Pass --output=FILE.safetensors to write a file, or --input=FILE.safetensors to read one."
         )
-    if config.output:
-        if config.model or config.assignments:
-            raise UserError("--model and --set are for --input; with --output, the checkpoint says what it holds.")
-        checkpoints = _existing(config)
-        step = tools.chosen(checkpoints, config.step, tools.WEIGHTS)
-        tools.to_safetensors(checkpoints, step, config.output)
-        _log.info(f"{config.output}: weights of step {step}")
-        return
+
+
+def _to_safetensors(config: CheckpointConfig, file: str):
+    if config.model or config.assignments:
+        raise UserError("--model and --set are for --input; with --output, the checkpoint says what it holds.")
+    checkpoints = _existing(config)
+    step = tools.choose(checkpoints, config.step, tools.WEIGHTS)
+    tools.to_safetensors(checkpoints, step, file)
+    _log.info(f"{file}: weights of step {step}")
+
+
+def _from_safetensors(config: CheckpointConfig, file: str):
     if config.step is not None:
         raise UserError("--step is for --output; with --input, the file says which step it is of.")
     if not config.model:
         raise UserError("--model is missing; `python -m lingvo_moe list` shows the registered models.")
     name = registry.full_name(config.model)
     specs = weight_specs(experiment.get(name, config.assignments).model.weights())
-    step = tools.from_safetensors(config.input, name, specs, config.logdir)
+    step = tools.from_safetensors(file, name, specs, _logdir(config))
     _log.info(f"{config.logdir}: weights of {name}, step {step}")
 
 
@@ -144,16 +149,24 @@ _ACTIONS = {
 }
 
 
+def _logdir(config: CheckpointConfig) -> str:
+    if not config.logdir:
+        raise UserError("--logdir is missing: the directory of checkpoints and curves.")
+    return config.logdir
+
+
 def _existing(config: CheckpointConfig) -> Checkpoints:
-    checkpoints = Checkpoints(config.logdir)
+    checkpoints = Checkpoints(_logdir(config))
     if not checkpoints.steps():
         raise UserError(f"--logdir={config.logdir}: there is no checkpoint in {checkpoints.directory}.")
     return checkpoints
 
 
-def _there(checkpoints: Checkpoints, step: int) -> int:
+def _require_step(checkpoints: Checkpoints, step: int) -> int:
     if step not in checkpoints.steps():
-        raise UserError(f"--step={step}: there are the steps {', '.join(map(str, checkpoints.steps()))}.")
+        raise UserError(
+            f"--step={step}: there is no such checkpoint; existing steps: {', '.join(map(str, checkpoints.steps()))}."
+        )
     return step
 
 
@@ -167,7 +180,7 @@ def _overviews(checkpoints: Checkpoints) -> Iterator[tuple[str, ...]]:
             seen.model or "-",
             "-" if seen.weights is None else f"{seen.weights:,}",
             f"{seen.bytes / 2**20:,.1f}",
-            f"{state}, weights alone: {seen.origin}" if seen.origin else state,
+            f"{state}, weights only: {seen.origin}" if seen.origin else state,
         )
 
 
@@ -183,9 +196,9 @@ def _pattern(text: str | None) -> re.Pattern:
         raise UserError(f"--grep={text}: not a regular expression ({error}).") from None
 
 
-def _whole_number(text: str) -> int:
+def _step_number(text: str) -> int:
     if not re.fullmatch("[0-9]+", text):
-        raise UserError(f"--steps: {text!r} is not a step; expected whole numbers with commas between them.")
+        raise UserError(f"--steps: {text!r} is not a step; expected non-negative integers separated by commas.")
     return int(text)
 
 

@@ -1,4 +1,4 @@
-"""`checkpoint` on what training writes: its results are used by the other commands, its mistakes told in a line or two."""
+"""The command `checkpoint` on what training writes: other commands use its results, and errors are a line or two."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import pytest
 from lingvo_moe import tree
 from lingvo_moe.cli import main
 from lingvo_moe.testing import experiments as tiny
+from lingvo_moe.testing.checkpoints import flip, largest
 from lingvo_moe.training.checkpoint import Checkpoints
 
 
@@ -29,7 +30,7 @@ def compiled_once():
 
 @pytest.fixture(scope="module")
 def trained(data, tmp_path_factory) -> pathlib.Path:
-    """A log directory with steps 2 and 4, as if they had been trained."""
+    """A log directory with steps 2 and 4, as training writes it."""
     logdir = tmp_path_factory.mktemp("log")
     specs, random = tiny.tiny(data).steps.state_specs(), np.random.RandomState(0)
     checkpoints = Checkpoints(logdir, keep=2)
@@ -57,30 +58,28 @@ def test_inspect_shows_steps_and_arrays(trained, capsys):
     assert out[-1].split() == ["step", "int32", "scalar", "4", "4", "4", "4", "4", "0"]
 
 
-def test_verify_names_what_is_damaged(trained, tmp_path, capsys):
-    """Exit status 2 for one turned bit; the other checkpoint is sound."""
+def test_verify_names_corrupt_files(trained, tmp_path, capsys):
+    """Exit status 2 for one flipped bit; the other checkpoint is valid."""
     assert _run("checkpoint", "verify", f"--logdir={trained}") == 0
     shutil.copytree(trained, tmp_path / "log")
     directory = tmp_path / "log" / "checkpoints"
-    damaged = max((directory / "4" / "theta" / "ocdbt.process_0" / "d").iterdir(), key=lambda path: path.stat().st_size)
-    content = bytearray(damaged.read_bytes())
-    content[len(content) // 2] ^= 1
-    damaged.write_bytes(content)
+    corrupt = largest(directory / "4" / "theta", "ocdbt.process_0/d/*")
+    flip(corrupt)
     (directory / "2" / "manifest.json").unlink()
     capsys.readouterr()
     assert _run("checkpoint", "verify", f"--logdir={tmp_path / 'log'}") == 2
     out = capsys.readouterr().out.splitlines()
     assert out[0].startswith(f"{directory / '2'}: every array can be read and is finite; no manifest.json")
-    assert out[1:3] == [f"{directory / '4'}: damaged", f"  {damaged.relative_to(directory / '4')} has changed"]
+    assert out[1:3] == [f"{directory / '4'}: corrupt", f"  {corrupt.relative_to(directory / '4')} has changed"]
     assert _run("checkpoint", "verify", f"--logdir={tmp_path / 'log'}", "--step=2") == 0
-    (directory / "4").rename(directory / "4.damaged")
+    (directory / "4").rename(directory / "4.corrupt")
     capsys.readouterr()
     assert _run("checkpoint", "inspect", f"--logdir={tmp_path / 'log'}") == 0
     out = capsys.readouterr().out
-    assert "no manifest.json" in out and "4.damaged: set aside as damaged" in out
+    assert "no manifest.json" in out and "4.corrupt: set aside as corrupt" in out
 
 
-def test_averages_and_conversions_translate(trained, data, tmp_path, capsys):
+def test_average_and_convert_can_be_used(trained, data, tmp_path, capsys):
     """The average can be inspected, converted and translated with; training from it is refused."""
     average, back, file = tmp_path / "average", tmp_path / "back", tmp_path / "weights.safetensors"
     assert _run("checkpoint", "average", f"--logdir={trained}", "--last=2", f"--output={average}") == 0
@@ -105,7 +104,7 @@ def test_averages_and_conversions_translate(trained, data, tmp_path, capsys):
         translations.append(capsys.readouterr().out)
     assert translations[0] == translations[1] and len(translations[0].splitlines()) == 4
     assert _run("checkpoint", "inspect", f"--logdir={average}") == 0
-    assert "complete, weights alone: average of steps 2, 4" in capsys.readouterr().out
+    assert "complete, weights only: average of steps 2, 4" in capsys.readouterr().out
     assert (
         _run(
             "train",
@@ -117,7 +116,7 @@ def test_averages_and_conversions_translate(trained, data, tmp_path, capsys):
         )
         == 2
     )
-    assert "holds weights alone (converted from weights.safetensors)" in capsys.readouterr().err
+    assert "holds weights only (converted from weights.safetensors)" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -128,7 +127,7 @@ def test_averages_and_conversions_translate(trained, data, tmp_path, capsys):
         (["inspect", "verify"], "got 2"),
         (["verify"], "--logdir is missing"),
         (["verify", "--logdir=nowhere"], "--logdir=nowhere: there is no checkpoint in "),
-        (["verify", "--logdir=LOG", "--step=3"], "--step=3: there are the steps 2, 4"),
+        (["verify", "--logdir=LOG", "--step=3"], "--step=3: there is no such checkpoint; existing steps: 2, 4"),
         (["verify", "--logdir=LOG", "--grep=x"], "--grep is not for checkpoint verify, which takes --logdir, --step"),
         (["inspect", "--logdir=LOG", "--grep=("], "not a regular expression"),
         (["inspect", "--logdir=LOG", "--step=-1"], "--step|step"),
@@ -137,7 +136,10 @@ def test_averages_and_conversions_translate(trained, data, tmp_path, capsys):
         (["average", "--logdir=LOG", "--output=new", "--last=2", "--steps=2,4"], "either --last=N or --steps=A,B,C"),
         (["average", "--logdir=LOG", "--output=new", "--last=3"], "--last=3: .* holds 2 checkpoints"),
         (["average", "--logdir=LOG", "--output=new", "--steps=2,four"], "'four' is not a step"),
-        (["average", "--logdir=LOG", "--output=new", "--steps=2,3"], "there is no checkpoint of step 3; .* 2, 4"),
+        (
+            ["average", "--logdir=LOG", "--output=new", "--steps=2,3"],
+            "there is no checkpoint of step 3. Existing steps: 2, 4",
+        ),
         (["convert", "--logdir=LOG"], "which way"),
         (["convert", "--logdir=LOG", "--output=a.safetensors", "--input=b.safetensors"], "which way"),
         (["convert", "--logdir=LOG", "--output=a.bin"], "ends with .safetensors"),
@@ -154,8 +156,8 @@ def test_averages_and_conversions_translate(trained, data, tmp_path, capsys):
         (["convert", "--logdir=new", "--input=a.safetensors", "--model=Quickstart"], "there is no such file"),
     ],
 )
-def test_mistakes_are_one_line_with_the_remedy(trained, arguments, said, capsys, tmp_path, monkeypatch):
-    """Exit status 2, `error:`, at most two lines, and no file made."""
+def test_errors_name_the_remedy(trained, arguments, said, capsys, tmp_path, monkeypatch):
+    """Exit status 2, `error:`, at most two lines, and no file is written."""
     monkeypatch.chdir(tmp_path)
     capsys.readouterr()
     assert _run("checkpoint", *(argument.replace("LOG", str(trained)) for argument in arguments)) == 2

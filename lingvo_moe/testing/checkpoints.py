@@ -1,8 +1,9 @@
-"""What tests of checkpoints share: a small training state, and saving and restoring it."""
+"""Helpers for tests of checkpoints: a small training state, saving and restoring it, and corrupting what was saved."""
 
 from __future__ import annotations
 
 import contextlib
+import os
 import pathlib
 import resource
 
@@ -13,6 +14,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from lingvo_moe import tree
 from lingvo_moe.sharding.layout import DeviceMesh, Layout, Spec
 from lingvo_moe.training.checkpoint import Checkpoints, Saved
+from lingvo_moe.training.checkpoint_manifest import write_manifest
 
 SPECS = {
     "step": Spec((), "int32", ""),
@@ -20,13 +22,14 @@ SPECS = {
     "theta": {"embedding": Spec((16, 8), "float32", "VM"), "expert": {"inner": Spec((4, 8, 16), "float32", "EMH")}},
     "optimizer_state": {"embedding": {"row": Spec((16,), "float32", "V")}},
 }
-# The same with an expert for each of eight devices.
+# The same with one expert for each of eight devices.
 WIDE = SPECS | {"theta": SPECS["theta"] | {"expert": {"inner": Spec((8, 8, 16), "float32", "EMH")}}}
 ONE = DeviceMesh((1,))
+_DATA_FILE_BYTES = 2**31
 
 
 def shardings(specs: dict, mesh: DeviceMesh) -> dict:
-    """Where the layout of a mesh puts these specs."""
+    """Returns the shardings that the layout of a mesh gives these specs."""
     devices = Mesh(np.array(jax.devices()[: mesh.size]).reshape(mesh.shape), mesh.axis_names)
     layout = Layout.of(mesh)
     return tree.map_leaves(
@@ -35,7 +38,7 @@ def shardings(specs: dict, mesh: DeviceMesh) -> dict:
 
 
 def values_of(step: int, specs: dict = SPECS) -> dict:
-    """A state with other random values at every step and in every leaf, as numpy arrays."""
+    """Returns a state of numpy arrays whose random values differ from step to step and from leaf to leaf."""
     random = np.random.RandomState(step)
     return tree.map_leaves(lambda spec: random.normal(size=spec.shape).astype(spec.dtype), specs) | {
         "step": np.int32(step)
@@ -43,7 +46,7 @@ def values_of(step: int, specs: dict = SPECS) -> dict:
 
 
 def state_of(step: int, specs: dict = SPECS, mesh: DeviceMesh = ONE) -> dict:
-    """`values_of`, distributed."""
+    """Returns `values_of` as JAX arrays with the shardings of a mesh."""
     return tree.map_leaves(jax.device_put, values_of(step, specs), shardings(specs, mesh))
 
 
@@ -56,12 +59,12 @@ def save(logdir: pathlib.Path, *steps: int, keep: int = 9):
 
 
 def restore(logdir: pathlib.Path) -> Saved:
-    """Restores as a process that reads alone."""
+    """Restores in a process that only reads."""
     return Checkpoints(logdir).restore("tiny", SPECS, shardings(SPECS, ONE))
 
 
 def assert_equal(found: dict, expected: dict):
-    """The trees have the same paths and values."""
+    """Asserts that two trees have the same paths and values."""
     found, expected = tree.flatten(found), tree.flatten(expected)
     assert found.keys() == expected.keys()
     for path, value in expected.items():
@@ -69,26 +72,59 @@ def assert_equal(found: dict, expected: dict):
 
 
 def names(logdir: pathlib.Path) -> set[str]:
-    """What is in the directory of checkpoints."""
+    """Returns the names in the directory of checkpoints."""
     return {path.name for path in (logdir / "checkpoints").iterdir()}
 
 
 def flip(path: pathlib.Path, bit: int | None = None):
-    """Turns one bit of a file around: the bit of this number, or one in the middle."""
+    """Flips one bit of a file: the one with this number, or one in the middle."""
     content = bytearray(path.read_bytes())
     bit = len(content) * 4 if bit is None else bit
     content[bit // 8] ^= 1 << bit % 8
     path.write_bytes(content)
 
 
+def largest(directory: pathlib.Path, pattern: str = "**/*") -> pathlib.Path:
+    """Returns the largest file below a directory."""
+    return max((path for path in directory.glob(pattern) if path.is_file()), key=lambda path: path.stat().st_size)
+
+
 def truncate(path: pathlib.Path):
-    """Leaves the first half of a file."""
-    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    """Cuts a file to its first half."""
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def make_sparse(logdir: pathlib.Path, step: int, size: int, processes: int = 8):
+    """Makes a checkpoint of about `size` bytes: a small one, and sparse data files of 2 GiB as OCDBT writes them.
+
+    Its files and sizes are those of a large checkpoint, so it can be checked but not restored.
+
+    Args:
+      logdir: the log directory.
+      step: the number of the checkpoint.
+      size: in bytes.
+      processes: over how many processes' directories the files are distributed.
+    """
+    save(logdir, step)
+    directory = logdir / "checkpoints" / str(step)
+    for number, start in enumerate(range(0, size, _DATA_FILE_BYTES)):
+        item = "rest" if number % 3 else "theta"  # Adam's two moments for each weight
+        data = directory / item / f"ocdbt.process_{number % processes}" / "d"
+        data.mkdir(parents=True, exist_ok=True)
+        with open(data / f"{number:032x}", "wb") as file:
+            file.truncate(min(_DATA_FILE_BYTES, size - start))
+    write_manifest(directory, len(tree.flatten(SPECS)))
+
+
+def bytes_read() -> int:
+    """Returns how many bytes this process has asked the kernel to read from files, cached ones included."""
+    counters = dict(line.split(": ") for line in pathlib.Path("/proc/self/io").read_text().splitlines())
+    return int(counters["rchar"])
 
 
 @contextlib.contextmanager
 def files_up_to(size: int):
-    """The kernel refuses to let any file of this process grow beyond `size` bytes, in whichever thread and language."""
+    """Within it, no file of this process may grow beyond `size` bytes, whichever thread or library writes it."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
     try:

@@ -1,8 +1,9 @@
-"""Checkpoints: the training state and the place in the data, saved atomically by Orbax.
+"""Checkpoints: the training state and the position in the data, saved atomically by Orbax.
 
-`LOGDIR/checkpoints/STEP/` holds three items: `theta` (the weights), `rest` (step, seed and the optimizer state) and `meta`
-(the model's name, the shape of every weight, and the state of the input pipeline). Translation reads the first alone.
-`manifest.json` beside them says what every file must be, see `integrity`.
+`LOGDIR/checkpoints/STEP/` holds three items: `theta` (the weights), `rest` (step, seed and the optimizer state) and
+`meta` (the model's name, the shape of every weight, and the state of the input pipeline). Inference reads `theta` and
+`meta` only. `manifest.json` beside them lists the files, see `checkpoint_manifest`; the arrays have checksums, see
+`checkpoint_arrays`.
 """
 
 from __future__ import annotations
@@ -17,37 +18,34 @@ import os
 import pathlib
 import re
 import shutil
-import sys
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeVar
 
-import jax
 import numpy as np
 from orbax import checkpoint as orbax
 
 from lingvo_moe import tree
 from lingvo_moe.distributed.process_group import ProcessGroup
 from lingvo_moe.errors import UserError
-from lingvo_moe.training import checkpoint_manifest, sharded_checkpoint
-from lingvo_moe.training.checkpoint_reader import ARRAYS, WEIGHTS, Reader, reason
+from lingvo_moe.training import checkpoint_arrays, checkpoint_manifest
+from lingvo_moe.training.checkpoint_errors import CorruptCheckpoint, is_corruption, reason
+from lingvo_moe.training.checkpoint_reader import ARRAYS, WEIGHTS, Reader, this_process
 
+Value = TypeVar("Value")
+_log = logging.getLogger(__name__)
 _ITEMS = (*ARRAYS, "meta")
-# What a file system answers; TensorStore hands it on as a part of a longer message.
+# Why a file system refuses to write. TensorStore passes the text on as part of a longer message.
 _REFUSALS = tuple(map(os.strerror, (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EROFS)))
-# Orbax logs, with tracebacks, the errors that it raises as well.
-logging.getLogger("absl").addFilter(lambda record: "orbax" not in pathlib.Path(record.pathname).parts)
-# And leaves the writes beside the one that failed to the garbage collector, which has asyncio log theirs.
-logging.getLogger("asyncio").addFilter(lambda record: "exception was never retrieved" not in record.getMessage())
 
 
 @dataclasses.dataclass(frozen=True)
 class Saved:
-    """What a checkpoint gives back.
+    """A restored checkpoint.
 
     Attributes:
-      step: steps made.
-      state: the training state, distributed as asked.
-      data_state: of the input pipeline; None before the first batch.
+      step: number of training steps.
+      state: the training state, with the shardings that were asked for.
+      data_state: the state of the input pipeline; None before the first batch.
     """
 
     step: int
@@ -58,9 +56,10 @@ class Saved:
 class Checkpoints:
     """The checkpoints of one log directory.
 
-    The newest sound one counts: a damaged one is named on standard error, and the one before takes its place. Of many
-    processes each writes and reads what its devices hold; what is sound, and whatever else there is only one of, is the first
-    one's to say.
+    The newest valid checkpoint is used. A corrupt one is logged, and the one before it takes its place: what is missing
+    or has another size is found by `latest`, changed content when it is restored. Of several processes each writes and
+    reads what its devices hold, and a checkpoint that one of them cannot read is passed over by all; the primary
+    process does the rest.
     """
 
     def __init__(self, logdir: str | pathlib.Path, keep: int | None = None, processes: ProcessGroup = ProcessGroup()):
@@ -68,56 +67,51 @@ class Checkpoints:
 
         Args:
           logdir: the log directory.
-          keep: how many checkpoints stay as more are saved; None to read alone.
-          processes: that have the arrays between them; all call the same methods in the same order.
+          keep: how many checkpoints to retain as more are saved; None to read only.
+          processes: those whose devices hold the arrays; all call the same methods in the same order.
         """
         self.processes = processes
-        # Where it is told which processes there are, Orbax has them meet at JAX's service; otherwise by a program of its own on
-        # all devices, from whichever thread, between training steps that the next process may begin in another order.
+        # With explicit process numbers Orbax synchronises through JAX's coordination service; otherwise by a program on
+        # all devices, from any thread, which may run between two training steps that another process starts in another
+        # order.
         everyone = set(range(processes.count)) if processes.count > 1 else None
-        self._together = orbax.options.MultiprocessingOptions(active_processes=everyone)
+        self._multiprocessing = orbax.options.MultiprocessingOptions(active_processes=everyone)
         self.directory = pathlib.Path(logdir).absolute() / "checkpoints"
         self._keep = keep
         self._manager: orbax.CheckpointManager | None = None
-        self._manifest_writer = concurrent.futures.ThreadPoolExecutor(1, "seal")
+        self._manifest_writer = concurrent.futures.ThreadPoolExecutor(1, "manifest")
         self._pending_manifest: concurrent.futures.Future | None = None
         self._problems: dict[tuple[int, tuple[str, ...] | None], list[str]] = {}
+        self._fallback: int | None = None
 
     def steps(self) -> list[int]:
-        """The steps that are there, complete, but perhaps damaged; oldest first."""
+        """Returns the steps of all complete checkpoints, oldest first; some may be corrupt."""
         names = (path.name for path in self.directory.iterdir() if path.is_dir()) if self.directory.is_dir() else ()
         return sorted(int(name) for name in names if re.fullmatch("0|[1-9][0-9]*", name))
 
     def path(self, step: int) -> pathlib.Path:
-        """The directory of a checkpoint."""
+        """Returns the directory of a checkpoint."""
         return self.directory / str(step)
 
     def latest(self, items: tuple[str, ...] | None = None) -> int | None:
-        """The step of the newest sound checkpoint, or None where there is none of any kind.
+        """Returns the step of the newest valid checkpoint, or None where there is no checkpoint.
+
+        Files are compared with the manifest, without reading the arrays.
 
         Args:
-          items: of those that matter (`WEIGHTS`); None for all.
+          items: the items that must be valid (`WEIGHTS`); None for all.
 
         Raises:
-          UserError: all are damaged.
+          UserError: all checkpoints are corrupt.
         """
         self.wait()
         return self.processes.broadcast(lambda: self._latest(items))
 
-    def _latest(self, items: tuple[str, ...] | None) -> int | None:
-        steps, known = self.steps(), len(self._problems)
-        newest = next((step for step in reversed(steps) if self._is_valid(step, items)), None)
-        if newest is None and steps:
-            raise UserError(
-                f"{self.directory}: no checkpoint is sound; damaged: {', '.join(map(str, steps))}. Bring one "
-                f"back from a copy, or start anew with another --logdir."
-            )
-        if newest is not None and newest != steps[-1] and len(self._problems) > known:
-            _log(f"{self.path(newest)} is used instead.")
-        return newest
-
     def problems(self, step: int, items: tuple[str, ...] | None = None) -> list[str]:
-        """Returns what is wrong with a checkpoint, nothing where it is sound; checked once, by its manifest if it has one."""
+        """Returns what is wrong with a checkpoint as far as is known; empty for a valid one.
+
+        The files are compared with the manifest once. Without a manifest the arrays are read instead.
+        """
         if self._problems.get((step, None)) == []:
             return []
         if (step, items) not in self._problems:
@@ -126,66 +120,93 @@ class Checkpoints:
         return self._problems[step, items]
 
     def save(self, model: str, state: dict, data_state: Any):
-        """Begins to write a checkpoint of `state["step"]`; it appears under its name only when it is complete.
+        """Starts to write a checkpoint of `state["step"]`; it appears under its name only when it is complete.
 
-        Arrays are copied before this returns, so the state may be donated to the next step; `ShardedVariable`s, for whose copy
-        a host need not have room, are on disk by then. Raises UserError when the disk is full; older checkpoints are untouched
-        then. Damaged ones that `latest` passed over are renamed to `STEP.damaged`. Of `data_state` the first process's counts.
+        Arrays are copied to the host before this returns, so the state may be donated to the next step. A
+        `ShardedTensor`, for whose copy a host need not have room, is on disk by then. Corrupt checkpoints that `latest`
+        or `restore` passed over are renamed to `STEP.corrupt`.
+
+        Args:
+          model: the registered name.
+          state: the training state.
+          data_state: the state of the input pipeline, as JSON; the primary process's is saved.
+
+        Raises:
+          UserError: the disk is full, or refuses to write for another reason; older checkpoints are untouched.
         """
         rest = {name: value for name, value in state.items() if name != "theta"}
         meta = {"model": model, "weights": _shapes(state["theta"]), "data_state": data_state}
         self._save(int(np.asarray(state["step"])), meta, theta=state["theta"], rest=rest)
 
     def save_weights(self, step: int, model: str, theta: dict, origin: str):
-        """Begins to write a checkpoint of weights alone, as `save` does; it can be used, but not trained on.
+        """Starts to write a checkpoint of weights only, as `save` does; it can be used, but not trained on.
 
         Args:
-          step: that it is of.
+          step: the step under which to save it.
           model: the registered name.
           theta: the weights.
-          origin: how they came about, in a few words.
+          origin: where the weights come from, in a few words.
         """
         self._save(step, {"model": model, "weights": _shapes(theta), "data_state": None, "origin": origin}, theta=theta)
 
-    def restore(self, model: str, specs: dict, shardings: dict | None) -> Saved:
-        """Reads the newest sound checkpoint.
+    def restore(
+        self, model: str, specs: dict, shardings: dict | None, load: Callable[[dict], None] = lambda state: None
+    ) -> Saved:
+        """Reads the newest checkpoint that can be read; one that turns out corrupt is logged and passed over.
 
         Args:
           model: the registered name, for messages.
           specs: the tree of `Spec`s of the training state.
-          shardings: the tree of its shardings; they need not be those it was saved under. None for leaves of which nothing is
-            read before it is asked for, see `sharded_checkpoint.StoredArray`.
+          shardings: the tree of its shardings; they need not be those it was saved under. None for leaves that are read
+            when they are indexed, see `checkpoint_arrays.StoredArray`.
+          load: takes the state. Without shardings this is what reads the arrays, so a checkpoint that it finds corrupt
+            (`CorruptCheckpoint`) is passed over too, and it is called again.
 
         Raises:
-          UserError: no checkpoint, one of a model with other weights or of weights alone, or only damaged ones.
+          UserError: no checkpoint, one of a model with other weights or of weights only, or corrupt ones only.
         """
-        step, meta = self._meta(model, specs["theta"], None)
+        items = {"theta": specs["theta"], "rest": {k: v for k, v in specs.items() if k != "theta"}}
         if shardings is None:
-            wanted, ask = specs, sharded_checkpoint.restore_of
+            arguments = {name: checkpoint_arrays.restore_arguments(item) for name, item in items.items()}
         else:
-            wanted, ask = _abstract(specs, shardings), orbax.args.StandardRestore
-        parts = {"theta": wanted["theta"], "rest": {k: v for k, v in wanted.items() if k != "theta"}}
-        found = self._read(step, **{name: ask(parts[name]) for name in ARRAYS})
-        return Saved(step, {"theta": found["theta"], **found["rest"]}, meta["data_state"])
+            targets = {"theta": shardings["theta"], "rest": {k: v for k, v in shardings.items() if k != "theta"}}
+            arguments = {name: checkpoint_arrays.restore_on_devices(items[name], targets[name]) for name in ARRAYS}
+        while True:
+            step, meta = self._meta(model, specs["theta"], None)
+            try:
+                found = self._in_all_processes(lambda step=step: self._read(step, arguments))
+                state = {"theta": found["theta"], **found["rest"]}
+                self._in_all_processes(lambda state=state: load(state))
+                return Saved(step, state, meta["data_state"])
+            except CorruptCheckpoint as error:
+                self._mark_corrupt(step, None, str(error))
 
     def require(self, model: str, theta_specs: dict):
-        """Raises the UserErrors of `restore` (of `restore_theta` to one that only reads) before a program is compiled."""
+        """Raises the UserErrors of `restore` (of `restore_theta` in a reader) that need no array to be read."""
         self._meta(model, theta_specs, WEIGHTS if self._keep is None else None)
 
     def restore_theta(self, model: str, specs: dict, shardings: dict, step: int | None = None) -> tuple[int, dict]:
-        """Reads (step, weights) of the newest sound checkpoint, or of `step`; otherwise as `restore`, for `theta` alone."""
-        step, _ = self._meta(model, specs, WEIGHTS, step)
-        return step, self._read(step, theta=orbax.args.StandardRestore(_abstract(specs, shardings)))["theta"]
+        """Returns (step, weights) of the newest checkpoint whose weights can be read, or of `step`; see `restore`."""
+        arguments = {"theta": checkpoint_arrays.restore_on_devices(specs, shardings)}
+        while True:
+            candidate, _ = self._meta(model, specs, WEIGHTS, step)
+            try:
+                found = self._in_all_processes(lambda candidate=candidate: self._read(candidate, arguments))
+                return candidate, found["theta"]
+            except CorruptCheckpoint as error:
+                if step is not None:
+                    raise UserError(f"{self.path(step)} is corrupt: {error}. Choose another step.") from None
+                self._mark_corrupt(candidate, WEIGHTS, str(error))
 
     def wait(self):
         """Returns when all that was saved is on disk; raises UserError where it could not be written."""
-        sealing, self._pending_manifest = self._pending_manifest, None
-        if sealing is not None:
+        pending, self._pending_manifest = self._pending_manifest, None
+        if pending is not None:
             with _disk_errors(self.directory):
-                sealing.result()
+                pending.result()
 
     def close(self):
-        """Waits, and lets go of the directory."""
+        """Waits as `wait` does, and releases the directory."""
         self.wait()
         self._manifest_writer.shutdown()
         if self._manager is not None:
@@ -194,63 +215,81 @@ class Checkpoints:
 
     def _save(self, step: int, meta: dict, **arrays: dict):
         self.wait()
-        parted = sharded_checkpoint.has_sharded_variables(arrays)
-        write = sharded_checkpoint.SaveShardedVariables if parted else orbax.args.StandardSave
         with _disk_errors(self.directory):
-            self.processes.broadcast(self._make_room)
-            if self._manager is None:
-                # A killed process leaves a temporary directory.
-                options = orbax.CheckpointManagerOptions(
-                    max_to_keep=self._keep,
-                    cleanup_tmp_directories=True,
-                    create=False,
-                    multiprocessing_options=self._together,
-                )
-                self._manager = orbax.CheckpointManager(self.directory, options=options, item_names=_ITEMS)
-            # A cadence of its own would skip a save that falls due by ours.
-            self._manager.save(
-                step,
-                force=True,
-                args=orbax.args.Composite(
-                    meta=orbax.args.JsonSave(meta), **{name: write(value) for name, value in arrays.items()}
-                ),
-            )
-            if parted:
-                self._manager.wait_until_finished()  # nothing was copied, and the next step changes it
+            self.processes.broadcast(self._set_corrupt_aside)
+            items = {name: checkpoint_arrays.save_arguments(value) for name, value in arrays.items()}
+            manager = self._open_manager()
+            # `force`: the manager's own cadence would skip a save that is due by ours.
+            manager.save(step, force=True, args=orbax.args.Composite(meta=orbax.args.JsonSave(meta), **items))
+            if checkpoint_arrays.has_sharded_tensors(arrays):
+                manager.wait_until_finished()  # nothing was copied, and the next step changes it
         self._pending_manifest = self._manifest_writer.submit(self._write_manifest, step, len(tree.flatten(arrays)))
 
+    def _open_manager(self) -> orbax.CheckpointManager:
+        if self._manager is None:
+            options = orbax.CheckpointManagerOptions(
+                max_to_keep=self._keep,
+                cleanup_tmp_directories=True,  # of killed processes
+                create=False,
+                multiprocessing_options=self._multiprocessing,
+            )
+            self._manager = orbax.CheckpointManager(self.directory, options=options, item_names=_ITEMS)
+        return self._manager
+
     def _write_manifest(self, step: int, arrays: int):
-        """Writes the manifest once Orbax has committed the checkpoint; the loop goes on meanwhile."""
-        self._manager.wait_until_finished()
+        """Writes the manifest once Orbax has committed the checkpoint, while training goes on."""
+        if self._manager is not None:
+            self._manager.wait_until_finished()
         if self.processes.is_primary:
             checkpoint_manifest.write_manifest(self.path(step), arrays)
 
-    def _make_room(self):
-        """Makes the directory, and room for the numbers of damaged checkpoints: training has gone on from before them."""
+    def _set_corrupt_aside(self):
+        """Makes the directory, and renames corrupt checkpoints, whose steps are trained and saved again."""
         self.directory.mkdir(parents=True, exist_ok=True)
         for step in [step for (step, items), found in self._problems.items() if found and items is None]:
-            names = itertools.chain([f"{step}.damaged"], (f"{step}.damaged.{number}" for number in itertools.count(2)))
+            names = itertools.chain([f"{step}.corrupt"], (f"{step}.corrupt.{number}" for number in itertools.count(2)))
             aside = next(self.directory / name for name in names if not (self.directory / name).exists())
             self.path(step).rename(aside)
             del self._problems[step, None]
-            _log(f"{self.path(step)} is damaged and now called {aside.name}.")
+            _log.warning("%s is corrupt and was renamed to %s.", self.path(step), aside.name)
+
+    def _latest(self, items: tuple[str, ...] | None) -> int | None:
+        steps = self.steps()
+        newest = next((step for step in reversed(steps) if self._is_valid(step, items)), None)
+        if newest is None and steps:
+            raise UserError(
+                f"{self.directory}: no checkpoint is valid; corrupt: {', '.join(map(str, steps))}. Restore one from a "
+                f"copy, or start again with another --logdir."
+            )
+        if newest is not None and newest not in (steps[-1], self._fallback):
+            self._fallback = newest
+            _log.warning("%s is used instead.", self.path(newest))
+        return newest
 
     def _is_valid(self, step: int, items: tuple[str, ...] | None) -> bool:
-        """Whether nothing is wrong; what is wrong is told once."""
+        """Returns whether a checkpoint is valid; logs its problems once."""
         known = (step, items) in self._problems
         found = self.problems(step, items)
         if found and not known:
-            _log(f"{self.path(step)} is damaged: {summary(found)}.")
+            _log.warning("%s is corrupt: %s.", self.path(step), summary(found))
         return not found
 
+    def _mark_corrupt(self, step: int, items: tuple[str, ...] | None, problem: str):
+        """Records and logs what was found while a checkpoint was read; `latest` passes it over from now on."""
+        self._problems[step, items] = self._problems[step, None] = [problem]
+        if self.processes.is_primary:
+            _log.warning("%s is corrupt: %s.", self.path(step), problem)
+
     def _check_without_manifest(self, step: int, items: tuple[str, ...] | None) -> list[str]:
-        """Reads what has no manifest, in part a weaker check; writes the manifest if it may."""
+        """Reads the arrays of a checkpoint that has no manifest; writes the manifest unless this only reads."""
         reader = Reader(self.path(step))
         found = reader.problems(items)
         if not found:
-            _log(
-                f"{self.path(step)} has no {checkpoint_manifest.MANIFEST} (the process may have been killed before it was written); "
-                f"its arrays were read instead, and none is damaged."
+            _log.warning(
+                "%s has no %s (the process may have been killed before it was written); its arrays were read instead, "
+                "and none is corrupt.",
+                self.path(step),
+                checkpoint_manifest.MANIFEST,
             )
             if self._keep is not None and items is None:
                 with _disk_errors(self.directory):
@@ -260,67 +299,72 @@ class Checkpoints:
     def _meta(
         self, model: str, theta_specs: dict, items: tuple[str, ...] | None, step: int | None = None
     ) -> tuple[int, dict]:
+        """Returns (step, meta) of the newest valid checkpoint or of `step`; raises UserError for another model's."""
         step = self.latest(items) if step is None else step
         if step is None:
             raise UserError(
                 f"{self.directory}: no checkpoint. Train first: python -m lingvo_moe train --model={model} "
                 f"--logdir={self.directory.parent}"
             )
-        meta = self.processes.broadcast(lambda: Reader(self.path(step)).meta)
+        path = self.path(step)
+        meta = self.processes.broadcast(lambda: Reader(path).meta)
         expected = {path: list(spec.shape) for path, spec in tree.flatten(theta_specs).items()}
         if meta["weights"] != expected:
             raise UserError(
-                f"{self.path(step)} holds {meta['model']}, whose weights are not those of {model}: "
+                f"{path} holds {meta['model']}, whose weights are not those of {model}: "
                 f"{first_difference(meta['weights'], expected)}. Pass that --model (with the --set it was trained "
                 f"with), or another --logdir."
             )
         if items is None and "origin" in meta:
             raise UserError(
-                f"{self.path(step)} holds weights alone ({meta['origin']}), which translate and eval can use; to "
-                f"go on training, the optimizer state are missing. Pass the --logdir that they were trained in."
+                f"{path} holds weights only ({meta['origin']}), which translate and eval can use; training needs the "
+                f"optimizer state too. Pass the --logdir in which they were trained."
             )
         return step, meta
 
-    def _read(self, step: int, **items: orbax.args.CheckpointArgs) -> Any:
+    def _read(self, step: int, items: Mapping[str, orbax.args.CheckpointArgs]) -> Any:
+        """Reads what this process needs of these items; raises CorruptCheckpoint if stored bytes changed."""
         try:
-            reading = orbax.Checkpointer(
-                orbax.CompositeCheckpointHandler(*_ITEMS), multiprocessing_options=self._together
-            )
-            return reading.restore(self.path(step), args=orbax.args.Composite(**items))
-        except Exception as error:  # Orbax raises whatever is wrong, and the bare class, too
+            handler = orbax.CompositeCheckpointHandler(*_ITEMS)
+            reader = orbax.Checkpointer(handler, multiprocessing_options=this_process())
+            return reader.restore(self.path(step), args=orbax.args.Composite(**items))
+        except Exception as error:  # Orbax raises many kinds, the bare class among them
+            if is_corruption(error):
+                raise CorruptCheckpoint(reason(error)) from error
             raise UserError(
                 f"{self.path(step)}: the checkpoint cannot be read ({reason(error)}), though its files are as they "
                 f"were written."
             ) from error
 
+    def _in_all_processes(self, function: Callable[[], Value]) -> Value:
+        """Calls a function in each process; raises CorruptCheckpoint in all of them if one of them did."""
+        value, problem = None, None
+        try:
+            value = function()
+        except CorruptCheckpoint as error:
+            problem = str(error)
+        everyone = self.processes.gather(problem)
+        problem = self.processes.broadcast(lambda: next(filter(None, everyone), None))
+        if problem is not None:
+            raise CorruptCheckpoint(problem)
+        return value  # type: ignore[return-value]  (None only where `function` returns it)
+
 
 def summary(problems: list[str]) -> str:
-    """The first of them, and how many there are besides."""
+    """Returns the first problem, and how many there are besides."""
     return problems[0] + (f" and {len(problems) - 1} more" if len(problems) > 1 else "")
 
 
 def first_difference(found: dict, expected: dict) -> str:
-    """Two dicts by path in a part of a line: the first path whose values differ, and how."""
+    """Returns, as part of a line, the first path for which two dicts by path differ, and how."""
     for path in sorted(found.keys() | expected.keys()):
         if found.get(path) != expected.get(path):
             return f"{path} is {found.get(path, 'absent')} there, {expected.get(path, 'absent')} here"
     return "in no weight"
 
 
-def _log(line: str):
-    print(f"checkpoint: {line}", file=sys.stderr, flush=True)
-
-
 def _shapes(theta: dict) -> dict[str, list[int]]:
     return {path: list(value.shape) for path, value in tree.flatten(theta).items()}
-
-
-def _abstract(specs: dict, shardings: dict) -> dict:
-    return tree.map_leaves(
-        lambda spec, sharding: jax.ShapeDtypeStruct(spec.shape, np.dtype(spec.dtype), sharding=sharding),
-        specs,
-        shardings,
-    )
 
 
 @contextlib.contextmanager
@@ -329,15 +373,15 @@ def _disk_errors(directory: pathlib.Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        reason = next((refusal for refusal in _REFUSALS if refusal in str(error)), None)
-        if reason is None and isinstance(error, OSError):
-            reason = error.strerror
-        if reason is None and "NOT_FOUND" in str(error):  # TensorStore, of a file that it has just written
-            reason = "somebody has removed what was written"
-        if reason is None:
+        cause = next((refusal for refusal in _REFUSALS if refusal in str(error)), None)
+        if cause is None and isinstance(error, OSError):
+            cause = error.strerror
+        if cause is None and "NOT_FOUND" in str(error):  # TensorStore, of a file that it has just written
+            cause = "the files were removed while they were written"
+        if cause is None:
             raise
         free = shutil.disk_usage(next(path for path in (directory, *directory.parents) if path.is_dir())).free
         raise UserError(
-            f"{directory}: the checkpoint could not be written ({reason}; {free / 2**20:.0f} MiB are free). "
+            f"{directory}: the checkpoint could not be written ({cause}; {free / 2**20:.0f} MiB are free). "
             f"Checkpoints saved before are complete. Make room and run the same command again."
         ) from error

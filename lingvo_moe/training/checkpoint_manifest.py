@@ -1,7 +1,9 @@
-"""Integrity: a manifest beside the files of a checkpoint says what each must be, to the bit.
+"""The manifest of a checkpoint: what files it consists of, to notice one that changed, was cut short or is missing.
 
-`STEP/manifest.json` is written once the checkpoint is complete. It holds the size and SHA-256 of every other file, the number
-of arrays, and the SHA-256 of itself.
+`STEP/manifest.json` is written once the checkpoint is complete. It holds the size of every other file, the SHA-256 of
+every small one, the number of arrays, and the SHA-256 of itself. Large files are the data files of OCDBT, whose content
+TensorStore verifies by CRC-32C when it reads (see `checkpoint_arrays`), so neither writing nor checking a manifest
+reads the weights.
 """
 
 from __future__ import annotations
@@ -16,37 +18,44 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import TypeVar
 
 from lingvo_moe.errors import UserError
-from lingvo_moe.utils import progress
+from lingvo_moe.training.checkpoint_errors import CorruptCheckpoint
+from lingvo_moe.utils import progress, safe_paths
 
 Result = TypeVar("Result")
 MANIFEST = "manifest.json"
 _PARTIAL = MANIFEST + ".partial"
-_VERSION = 1
-# Hashing is bound by the disk beyond this.
+# Version 1 has the SHA-256 of every file: of its time are chunks without a checksum. It is verified, no longer written.
+_VERSION, _VERSIONS = 2, (1, 2)
+# The directory of OCDBT's data files. Those of at most so many bytes are hashed as well: nodes that a later version of
+# the tree replaced are in small files of their own, and nothing that is read verifies them.
+_DATA, _SMALL_BYTES = "d", 2**20
+# Hashing is bound by the disk beyond this; asking a file server for sizes is not.
 _THREADS = min(8, os.cpu_count() or 1)
-# Bytes; with fewer, work is over before it could show progress.
+_STAT_THREADS = 16
+# With fewer bytes to read, work is over before it could show progress.
 LONG = 2**30
-
-
-class CorruptCheckpoint(UserError):
-    """A checkpoint is not what was saved; the message says where it differs."""
 
 
 @dataclasses.dataclass(frozen=True)
 class File:
-    """What a file must be: its size in bytes, and the SHA-256 of them in hexadecimal."""
+    """What a file must be.
+
+    Attributes:
+      size: in bytes.
+      sha256: of the content, in hexadecimal; None where reading the arrays verifies it.
+    """
 
     size: int
-    sha256: str
+    sha256: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
 class Manifest:
-    """What a step's directory must hold.
+    """What the directory of a step must hold.
 
     Attributes:
       step: of the checkpoint.
-      arrays: how many there are.
+      arrays: number of arrays.
       files: by path relative to the directory, with `/`.
     """
 
@@ -56,10 +65,13 @@ class Manifest:
 
 
 def write_manifest(directory: pathlib.Path, arrays: int) -> Manifest:
-    """Writes the manifest of a complete checkpoint that holds `arrays` arrays; replaces one that is there."""
+    """Writes the manifest of a complete checkpoint with this many arrays; replaces an existing one."""
     paths = _files(directory)
-    hashes = _in_threads(lambda path: _sha256(directory / path), paths)
-    files = {path: File((directory / path).stat().st_size, sha256) for path, sha256 in zip(paths, hashes)}
+    sizes = _in_threads(lambda path: (directory / path).stat().st_size, paths, _STAT_THREADS)
+    files = {path: File(size) for path, size in zip(paths, sizes)}
+    hashed = [path for path, file in files.items() if _is_hashed(path, file.size)]
+    hashes = _in_threads(lambda path: _sha256(directory / path), hashed)
+    files |= {path: File(files[path].size, sha256) for path, sha256 in zip(hashed, hashes)}
     manifest = Manifest(int(directory.name), arrays, files)
     content = dataclasses.asdict(manifest) | {"version": _VERSION}
     partial = directory / _PARTIAL
@@ -75,7 +87,11 @@ def write_manifest(directory: pathlib.Path, arrays: int) -> Manifest:
 
 
 def load(directory: pathlib.Path) -> Manifest | None:
-    """Returns the manifest, None where there is none; raises Damaged where it is not as it was written."""
+    """Returns the manifest, or None where there is none.
+
+    Raises:
+      CorruptCheckpoint: it is not as it was written, or that of another step or version.
+    """
     try:
         content = json.loads((directory / MANIFEST).read_bytes())
         changed = content.pop("sha256") != _digest(content)
@@ -88,9 +104,9 @@ def load(directory: pathlib.Path) -> Manifest | None:
         raise CorruptCheckpoint(f"{MANIFEST} cannot be read ({error.strerror})") from None
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         raise CorruptCheckpoint(f"{MANIFEST} is not as it was written") from None
-    if changed or not all(map(_is_inside, files)):
+    if changed or not all(map(_is_safe, files)):
         raise CorruptCheckpoint(f"{MANIFEST} is not as it was written")
-    if version != _VERSION:
+    if version not in _VERSIONS:
         raise CorruptCheckpoint(f"{MANIFEST} has version {version}, this program knows {_VERSION}")
     if manifest.step != int(directory.name):
         raise CorruptCheckpoint(f"{MANIFEST} is that of step {manifest.step}")
@@ -98,17 +114,18 @@ def load(directory: pathlib.Path) -> Manifest | None:
 
 
 def problems(directory: pathlib.Path, items: Collection[str] | None = None, hashes: bool = True) -> list[str] | None:
-    """Compares a checkpoint with its manifest.
+    """Compares the files of a checkpoint with its manifest.
 
-    Sizes come first: where one differs nothing is hashed. Files that the manifest does not know do no harm.
+    Sizes come first; where one differs nothing is read. Files that the manifest does not list do no harm.
 
     Args:
       directory: of a step.
       items: the subdirectories that matter, and with them the files beside them; None for all.
-      hashes: whether to read the files; sizes alone cost next to nothing.
+      hashes: whether to read the files whose SHA-256 the manifest has.
 
     Returns:
-      What is wrong, by file; nothing for a sound checkpoint. None where there is no manifest to compare with.
+      One line for each file that is not as it was written; empty for a valid checkpoint. None where there is no
+      manifest.
     """
     try:
         manifest = load(directory)
@@ -121,39 +138,58 @@ def problems(directory: pathlib.Path, items: Collection[str] | None = None, hash
         for path, file in manifest.files.items()
         if items is None or "/" not in path or path.partition("/")[0] in items
     }
-    found = [_size_problem(directory / path, path, file.size) for path, file in files.items()]
+    root = os.path.realpath(directory)
+    found = list(_in_threads(lambda path: _size_problem(root, path, files[path].size), files, _STAT_THREADS))
     if hashes and not any(found):
-        checks = _in_threads(lambda path: _hash_problem(directory / path, path, files[path].sha256), files)
-        if sum(file.size for file in files.values()) >= LONG:
-            checks = progress.track(checks, f"checking checkpoint {directory.name}", len(files), "files")
-        found = list(checks)
+        found = _hash_problems(directory, {path: file for path, file in files.items() if file.sha256 is not None})
     return [problem for problem in found if problem]
 
 
 def size(directory: pathlib.Path) -> int:
-    """Bytes of all files of a checkpoint, without the manifest."""
+    """Returns the bytes of all files of a checkpoint, without the manifest."""
     return sum((directory / path).stat().st_size for path in _files(directory))
 
 
-def _is_inside(path: str) -> bool:
-    return not path.startswith("/") and ".." not in path.split("/")
+def _is_safe(path: str) -> bool:
+    """Returns whether a path that a manifest lists can become a path below the manifest's directory."""
+    try:
+        safe_paths.check_relative_path(path, MANIFEST)
+    except UserError:
+        return False
+    return True
+
+
+def _is_hashed(path: str, size: int) -> bool:
+    return size <= _SMALL_BYTES or _DATA not in path.split("/")[:-1]
 
 
 def _files(directory: pathlib.Path) -> list[str]:
-    """Paths of all files, sorted, but for the manifest's own."""
+    """Returns the paths of all files of a checkpoint but the manifest, sorted."""
+    root = os.path.realpath(directory)
     paths = (path.relative_to(directory).as_posix() for path in directory.rglob("*") if path.is_file())
-    return sorted(path for path in paths if path not in (MANIFEST, _PARTIAL))
+    return sorted(
+        path
+        for path in paths
+        if path not in (MANIFEST, _PARTIAL) and _is_safe(path) and _is_inside(root, f"{root}/{path}")
+    )
 
 
-def _in_threads(function: Callable[[str], Result], paths: Iterable[str]) -> Iterator[Result]:
-    """Yields the results in order. Threads do help: hashlib lets go of Python's lock."""
-    with concurrent.futures.ThreadPoolExecutor(_THREADS, "hash") as pool:
+def _is_inside(root: str, file: str) -> bool:
+    """Returns whether a file is below the directory `root`, which has no links in it, once links are followed."""
+    return os.path.realpath(file).startswith(f"{root}/")
+
+
+def _in_threads(function: Callable[[str], Result], paths: Iterable[str], threads: int = _THREADS) -> Iterator[Result]:
+    """Yields the results in order. Threads help: hashing releases the interpreter's lock, and file servers are slow."""
+    with concurrent.futures.ThreadPoolExecutor(threads, "checkpoint") as pool:
         yield from pool.map(function, paths)
 
 
-def _size_problem(file: pathlib.Path, path: str, expected: int) -> str | None:
+def _size_problem(root: str, path: str, expected: int) -> str | None:
+    if not _is_inside(root, f"{root}/{path}"):
+        return f"{path} is a link to a file outside of the checkpoint"
     try:
-        actual = file.stat().st_size
+        actual = os.stat(f"{root}/{path}").st_size
     except FileNotFoundError:
         return f"{path} is missing"
     except OSError as error:
@@ -161,7 +197,14 @@ def _size_problem(file: pathlib.Path, path: str, expected: int) -> str | None:
     return f"{path} has {actual} bytes instead of {expected}" if actual != expected else None
 
 
-def _hash_problem(file: pathlib.Path, path: str, expected: str) -> str | None:
+def _hash_problems(directory: pathlib.Path, files: dict[str, File]) -> list[str | None]:
+    found = _in_threads(lambda path: _hash_problem(directory / path, path, files[path].sha256), files)
+    if sum(file.size for file in files.values()) >= LONG:
+        found = progress.track(found, f"checking checkpoint {directory.name}", len(files), "files")
+    return list(found)
+
+
+def _hash_problem(file: pathlib.Path, path: str, expected: str | None) -> str | None:
     try:
         return f"{path} has changed" if _sha256(file) != expected else None
     except OSError as error:

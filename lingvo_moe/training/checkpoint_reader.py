@@ -1,4 +1,4 @@
-"""What a checkpoint holds, array by array, on the host: no model, no mesh, and never more than one array in memory."""
+"""Reads a checkpoint on the host, array by array, without a model or a mesh; one array is in memory at a time."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import datetime
 import functools
 import math
 import pathlib
-import sys
 from collections.abc import Callable, Collection
 from typing import Any, TypeVar
 
@@ -16,37 +15,26 @@ from orbax import checkpoint as orbax
 
 from lingvo_moe import tree
 from lingvo_moe.sharding.layout import Spec
-from lingvo_moe.training.checkpoint_manifest import LONG, CorruptCheckpoint
+from lingvo_moe.training.checkpoint_errors import CorruptCheckpoint, reason
+from lingvo_moe.training.checkpoint_manifest import LONG
 from lingvo_moe.utils import progress
 
 Value = TypeVar("Value")
-# The items of a step that hold arrays, and where those belong in the training state.
+# The items of a step that hold arrays, and the prefix of their paths in the training state.
 ARRAYS = {"theta": "theta/", "rest": ""}
 WEIGHTS = ("theta", "meta")
-_tell_of_unraisable = sys.unraisablehook
-
-
-def _tell_of_others(unraisable: Any):
-    """Of a read that fails Orbax leaves those beside it to threads, which then find that nobody waits for them."""
-    if str(unraisable.exc_value) != "Event loop is closed":
-        _tell_of_unraisable(unraisable)
-
-
-sys.unraisablehook = _tell_of_others
 
 
 class Reader:
-    """One step's directory.
-
-    Methods raise Damaged, which names the item or array, whatever is wrong with the files.
-    """
+    """Reads one step. Every method raises CorruptCheckpoint, which names the item or array, if it cannot be read."""
 
     def __init__(self, directory: pathlib.Path):
+        """Takes the directory of a step; reads nothing yet."""
         self.directory = directory
 
     @functools.cached_property
     def meta(self) -> dict[str, Any]:
-        """`model`, `weights` (path to shape), `data_state`, and `origin` where it holds weights alone."""
+        """`model`, `weights` (path to shape), `data_state`, and `origin` in a checkpoint of weights only."""
         meta = _read("meta", lambda: _checkpointer(orbax.JsonCheckpointHandler()).restore(self.directory / "meta"))
         entries = meta.keys() if isinstance(meta, dict) else ()
         if not {"model", "weights", "data_state"}.issubset(entries) or not isinstance(meta["weights"], dict):
@@ -55,15 +43,15 @@ class Reader:
 
     @property
     def items(self) -> tuple[str, ...]:
-        """The items that it must have."""
+        """The items that the checkpoint must have."""
         return WEIGHTS if "origin" in self.meta else (*ARRAYS, "meta")
 
     def specs(self, items: Collection[str] | None = None) -> dict[str, Spec]:
-        """Shape and dtype of every array of these items (default: all there must be), by path in the training state."""
+        """Returns shape and dtype of each array of these items (default: `items`), by path in the training state."""
         found = {}
         for item in self.items if items is None else items:
             if item in ARRAYS:
-                stored = _read(item, lambda: self._tree(item))
+                stored = _read(item, lambda item=item: self._tree(item))
                 found |= {
                     ARRAYS[item] + path: Spec(tuple(leaf.shape), np.dtype(leaf.dtype).name, "")
                     for path, leaf in tree.flatten(stored).items()
@@ -71,7 +59,7 @@ class Reader:
         return found
 
     def read(self, path: str) -> np.ndarray:
-        """The array of this path in the training state."""
+        """Returns the array with this path in the training state; its checksums are verified."""
         item = "theta" if path.startswith(ARRAYS["theta"]) else "rest"
         wanted = tree.unflatten({path.removeprefix(ARRAYS[item]): orbax.RestoreArgs(restore_type=np.ndarray)})
         arguments = orbax.args.PyTreeRestore(
@@ -83,7 +71,15 @@ class Reader:
         return np.asarray(tree.flatten(found)[path.removeprefix(ARRAYS[item])])
 
     def problems(self, items: Collection[str] | None = None, finite: bool = False) -> list[str]:
-        """Reads all arrays of these items; returns what cannot be read, is missing or, if asked for, holds NaN or infinity."""
+        """Reads all arrays of these items.
+
+        Args:
+          items: the items to read; None for all that there must be.
+          finite: whether NaN and infinity count as problems.
+
+        Returns:
+          One line for each array that cannot be read, is missing, has another shape or is not finite.
+        """
         try:
             items, weights = self.items if items is None else items, self.meta["weights"]
         except CorruptCheckpoint as error:
@@ -109,8 +105,8 @@ class Reader:
 
     def _tree(self, item: str) -> dict:
         metadata = orbax.Checkpointer(orbax.PyTreeCheckpointHandler()).metadata(self.directory / item).item_metadata
-        if metadata is None:  # as Orbax answers whatever goes wrong
-            raise ValueError("what it says of its arrays is damaged")
+        if metadata is None:  # what Orbax returns, whatever goes wrong
+            raise ValueError("its array metadata is corrupt")
         return metadata.tree
 
     def _problem(self, path: str, finite: bool) -> str | None:
@@ -122,37 +118,36 @@ class Reader:
         return f"{path} has {bad} values that are not finite" if bad else None
 
     def date(self) -> datetime.datetime:
-        """When it was complete."""
+        """Returns when the checkpoint was complete."""
 
         def committed() -> datetime.datetime:
             metadata = orbax.Checkpointer(orbax.CompositeCheckpointHandler()).metadata(self.directory)
-            # Of a damaged file Orbax gives what it could read, with None for the rest.
-            return datetime.datetime.fromtimestamp(metadata.commit_timestamp_nsecs / 1e9, datetime.timezone.utc)
+            nanoseconds = metadata.commit_timestamp_nsecs
+            if nanoseconds is None:  # what Orbax returns for what it could not read
+                raise ValueError("there is no commit time")
+            return datetime.datetime.fromtimestamp(nanoseconds / 1e9, datetime.UTC)
 
         return _read("the step's metadata", committed)
 
 
 def num_bytes(spec: Spec) -> int:
-    """Of an array with this shape and dtype."""
+    """Returns the bytes of an array with this shape and dtype."""
     return math.prod(spec.shape) * np.dtype(spec.dtype).itemsize
 
 
-def _checkpointer(handler: orbax.CheckpointHandler) -> orbax.Checkpointer:
-    """One that reads in this process and waits for no other."""
-    alone = orbax.options.MultiprocessingOptions(
+def this_process() -> orbax.options.MultiprocessingOptions:
+    """Returns the option that has Orbax read in this process, and wait for no other one."""
+    return orbax.options.MultiprocessingOptions(
         primary_host=jax.process_index(), active_processes={jax.process_index()}
     )
-    return orbax.Checkpointer(handler, multiprocessing_options=alone)
+
+
+def _checkpointer(handler: orbax.CheckpointHandler) -> orbax.Checkpointer:
+    return orbax.Checkpointer(handler, multiprocessing_options=this_process())
 
 
 def _read(what: str, read: Callable[[], Value]) -> Value:
     try:
         return read()
-    except Exception as error:  # Orbax raises whatever the damage led to, and the bare class, too
+    except Exception as error:  # Orbax raises many kinds, the bare class among them
         raise CorruptCheckpoint(f"{what} cannot be read ({reason(error)})") from error
-
-
-def reason(error: Exception) -> str:
-    """An exception of a library's in a part of a line."""
-    first_line = str(error).partition("\n")[0]
-    return f"{type(error).__name__}: {first_line[:200]}"

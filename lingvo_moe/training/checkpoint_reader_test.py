@@ -1,4 +1,4 @@
-"""Without a model, a checkpoint's arrays come back as they were saved, on whatever mesh; one that cannot is named."""
+"""Reading a checkpoint without a model: arrays are equal to what was saved, and one that cannot be read is named."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from lingvo_moe import tree
 from lingvo_moe.sharding.layout import DeviceMesh
 from lingvo_moe.testing.checkpoints import SPECS, assert_equal, save, state_of
 from lingvo_moe.training.checkpoint import Checkpoints
-from lingvo_moe.training.checkpoint_manifest import CorruptCheckpoint
+from lingvo_moe.training.checkpoint_errors import CorruptCheckpoint
 from lingvo_moe.training.checkpoint_reader import WEIGHTS, Reader
 
 
-def test_arrays_come_back_one_by_one(tmp_path):
-    """Those that were cut over four devices are whole."""
+def test_arrays_are_read_one_by_one(tmp_path):
+    """Those that were sharded over four devices are complete."""
     state = state_of(8, SPECS, DeviceMesh((4,)))
     checkpoints = Checkpoints(tmp_path, keep=1)
     checkpoints.save("tiny", state, {"next": 3})
@@ -32,21 +32,21 @@ def test_arrays_come_back_one_by_one(tmp_path):
     assert_equal({path: reader.read(path) for path in reader.specs()}, tree.flatten(state))
     assert set(reader.specs(WEIGHTS)) == {path for path in expected if path.startswith("theta/")}
     assert reader.problems(finite=True) == []
-    age = datetime.datetime.now(datetime.timezone.utc) - reader.date()
+    age = datetime.datetime.now(datetime.UTC) - reader.date()
     assert datetime.timedelta() <= age < datetime.timedelta(hours=1)
 
 
 @pytest.mark.parametrize(
     ("file", "said"),
     [
-        ("rest/d/*", r"rest cannot be read \(.*what it says of its arrays is damaged\)"),
+        ("rest/d/*", r"rest cannot be read \(.*its array metadata is corrupt\)"),
         ("theta/_METADATA", r"theta cannot be read \("),
         ("theta/ocdbt.process_0/d/*", r"theta/expert/inner cannot be read \("),
         ("meta/metadata", r"meta cannot be read \("),
     ],
 )
-def test_what_cannot_be_read_is_named(tmp_path, file, said):
-    """By item, and by array where the item's own account of its arrays is whole."""
+def test_item_or_array_that_cannot_be_read_is_named(tmp_path, file, said):
+    """The array, if the metadata of its item can be read."""
     save(tmp_path, 8)
     reader = Reader(tmp_path / "checkpoints" / "8")
     max(reader.directory.glob(file), key=lambda path: path.stat().st_size).unlink()
@@ -56,8 +56,8 @@ def test_what_cannot_be_read_is_named(tmp_path, file, said):
 
 
 @pytest.mark.parametrize("content", ["", "{}", "null", "{", '{"commit_timestamp_nsecs": 1e300}'])
-def test_a_date_that_cannot_be_read_is_named(tmp_path, content):
-    """Of a damaged file Orbax gives what it could read, or an answer that is no number."""
+def test_corrupt_date(tmp_path, content):
+    """Orbax returns what it could read of the file, which may be no number."""
     save(tmp_path, 8)
     reader = Reader(tmp_path / "checkpoints" / "8")
     (reader.directory / "_CHECKPOINT_METADATA").write_text(content)
@@ -65,8 +65,8 @@ def test_a_date_that_cannot_be_read_is_named(tmp_path, content):
         reader.date()
 
 
-def test_weights_must_be_those_that_meta_speaks_of(tmp_path):
-    """Half a tree is no checkpoint."""
+def test_weights_must_be_those_of_meta(tmp_path):
+    """A checkpoint that lacks a weight, or has it in another shape, is not valid."""
     save(tmp_path, 8)
     reader = Reader(tmp_path / "checkpoints" / "8")
     reader.meta["weights"]["bias"] = [4]
@@ -76,6 +76,7 @@ def test_weights_must_be_those_that_meta_speaks_of(tmp_path):
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_values_that_are_not_finite_are_counted(tmp_path, value):
+    """Only if asked for."""
     state = state_of(8)
     state["theta"]["embedding"] = jax.numpy.array(state["theta"]["embedding"]).at[2, 3:5].set(value)
     checkpoints = Checkpoints(tmp_path, keep=1)

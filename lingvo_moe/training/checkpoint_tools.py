@@ -1,4 +1,4 @@
-"""What can be done with checkpoints besides training: look at them, verify, average, convert to safetensors and back."""
+"""Operations on checkpoints besides training: inspect, verify, average, convert to safetensors and back."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from lingvo_moe.errors import UserError
 from lingvo_moe.sharding.layout import Spec
 from lingvo_moe.training import checkpoint_manifest
 from lingvo_moe.training.checkpoint import Checkpoints, first_difference, summary
-from lingvo_moe.training.checkpoint_manifest import CorruptCheckpoint
+from lingvo_moe.training.checkpoint_errors import CorruptCheckpoint
 from lingvo_moe.training.checkpoint_reader import ARRAYS, WEIGHTS, Reader
 from lingvo_moe.utils import progress
 
-# The one entry of a safetensors file's metadata, a JSON object: the library writes several in an arbitrary order.
+# The only entry of a safetensors file's metadata, a JSON object: the library writes several in an arbitrary order.
 _METADATA = "lingvo_moe"
 _FORMAT = 1
 _SUFFIX = ".safetensors"
-# Names of dtypes in a safetensors file.
+# The dtypes of safetensors files by their names there.
 _DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16", "F64": "float64", "I32": "int32", "I64": "int64"}
 
 
@@ -35,11 +35,12 @@ class Overview:
     """A checkpoint at a glance.
 
     Attributes:
-      step: of the checkpoint.
-      bytes: of its files.
-      problem: what is wrong as far as can be seen without reading arrays; empty where nothing is.
-      model, weights, date: the registered name, the number of weights, when it was complete; None where damage hides them.
-      origin: of weights alone, how they came about; None for a checkpoint that training wrote.
+      step: the training step.
+      bytes: the size of its files.
+      problem: what is wrong as far as sizes and metadata show; empty for a valid checkpoint.
+      model, weights, date: the registered name, the number of weights, when it was complete; None if that cannot be
+        read.
+      origin: where the weights come from, in a checkpoint of weights only; None for one that training wrote.
     """
 
     step: int
@@ -53,7 +54,12 @@ class Overview:
 
 @dataclasses.dataclass(frozen=True)
 class Statistics:
-    """Of the finite values of an array, in float64; all NaN where there is none."""
+    """Statistics of the finite values of an array, in float64; NaN if there is none.
+
+    Attributes:
+      mean, rms, least, greatest: of the finite values.
+      not_finite: the number of other values.
+    """
 
     mean: float
     rms: float
@@ -63,7 +69,7 @@ class Statistics:
 
     @staticmethod
     def of(array: np.ndarray) -> Statistics:
-        """Returns those of an array of numbers."""
+        """Returns the statistics of an array of numbers."""
         values = array[np.isfinite(array)].astype(np.float64)
         not_finite = array.size - values.size
         if not values.size:
@@ -78,7 +84,7 @@ class Statistics:
 
 
 def overview(checkpoints: Checkpoints, step: int) -> Overview:
-    """Looks at sizes and metadata; reads no array."""
+    """Returns what sizes and metadata show; reads no array."""
     directory = checkpoints.path(step)
     found = checkpoint_manifest.problems(directory, hashes=False)
     problem = f"no {checkpoint_manifest.MANIFEST}" if found is None else summary(found) if found else ""
@@ -93,7 +99,11 @@ def overview(checkpoints: Checkpoints, step: int) -> Overview:
 
 
 def verify(checkpoints: Checkpoints, step: int) -> list[str]:
-    """Compares every file with the manifest, reads every array; returns all that is damaged, missing or not finite."""
+    """Compares every file with the manifest and reads every array, whose checksums are verified.
+
+    Returns:
+      One line for each file or array that is corrupt, missing or not finite; empty for a valid checkpoint.
+    """
     directory = checkpoints.path(step)
     reader = Reader(directory)
     found = checkpoint_manifest.problems(directory) or []
@@ -103,34 +113,39 @@ def verify(checkpoints: Checkpoints, step: int) -> list[str]:
     return found
 
 
-def chosen(checkpoints: Checkpoints, step: int | None, items: tuple[str, ...] | None = None) -> int:
-    """The newest sound step, or this one; raises UserError where it is absent or damaged."""
+def choose(checkpoints: Checkpoints, step: int | None, items: tuple[str, ...] | None = None) -> int:
+    """Returns `step`, or the newest valid one for None; raises UserError if it is absent or corrupt."""
     step = checkpoints.latest(items) if step is None else step
     if step not in checkpoints.steps():
         there = ", ".join(map(str, checkpoints.steps())) or "none"
         raise UserError(
-            f"{checkpoints.directory}: there is no checkpoint{'' if step is None else f' of step {step}'}; steps that "
-            f"are there: {there}."
+            f"{checkpoints.directory}: there is no checkpoint{'' if step is None else f' of step {step}'}. Existing "
+            f"steps: {there}."
         )
     if found := checkpoints.problems(step, items):
-        raise UserError(f"{checkpoints.path(step)} is damaged: {summary(found)}. Choose another step.")
+        raise UserError(f"{checkpoints.path(step)} is corrupt: {summary(found)}. Choose another step.")
     return step
 
 
 def average(checkpoints: Checkpoints, steps: list[int], output: str | pathlib.Path):
     """Writes the mean of the weights of several steps as the log directory `output`, under the newest step's number.
 
-    The mean is taken in float64, array by array, and kept in float32.
+    The mean is computed in float64, array by array, and saved in float32.
+
+    Args:
+      checkpoints: to read from.
+      steps: two or more.
+      output: the log directory to write.
 
     Raises:
-      UserError: a step is absent or damaged, the models differ, or `output` holds checkpoints.
+      UserError: a step is absent or corrupt, the models differ, or `output` has checkpoints.
     """
     if len(steps) < 2 or len(set(steps)) < len(steps):
-        raise UserError(f"--steps={','.join(map(str, steps))}: expected two different steps or more.")
-    target = _empty(output, "--output")
-    readers = [Reader(checkpoints.path(chosen(checkpoints, step, WEIGHTS))) for step in steps]
+        raise UserError(f"--steps={','.join(map(str, steps))}: expected two or more different steps.")
+    target = _new_checkpoints(output, "--output")
+    readers = [Reader(checkpoints.path(choose(checkpoints, step, WEIGHTS))) for step in steps]
     first = readers[0].meta
-    for step, reader in zip(steps, readers):
+    for reader in readers:
         if reader.meta["weights"] != first["weights"]:
             raise UserError(
                 f"{reader.directory}: its weights are not those of step {steps[0]}: "
@@ -140,7 +155,7 @@ def average(checkpoints: Checkpoints, steps: list[int], output: str | pathlib.Pa
     for path in progress.track(sorted(first["weights"]), f"averaging {len(steps)} checkpoints", unit="arrays"):
         total = np.zeros(first["weights"][path], np.float64)
         for reader in readers:
-            total += reader.read(ARRAYS["theta"] + path)
+            total += _read_weight(reader, path)
         theta[path] = (total / len(steps)).astype(np.float32)
     target.save_weights(
         max(steps), first["model"], tree.unflatten(theta), f"average of steps {', '.join(map(str, steps))}"
@@ -149,18 +164,18 @@ def average(checkpoints: Checkpoints, steps: list[int], output: str | pathlib.Pa
 
 
 def to_safetensors(checkpoints: Checkpoints, step: int, file: str | pathlib.Path):
-    """Writes the weights of a step, under their paths, with model, step and format version as metadata.
+    """Writes the weights of a step under their paths, with model, step and format version as metadata.
 
     Raises:
-      UserError: the step is absent or damaged, or the file cannot be there.
+      UserError: the step is absent or corrupt, or the file cannot be written there.
     """
     _check_suffix("--output", file)
     if not pathlib.Path(file).absolute().parent.is_dir():
-        raise UserError(f"--output={file}: there is no directory {pathlib.Path(file).parent}; make it first.")
-    reader = Reader(checkpoints.path(chosen(checkpoints, step, WEIGHTS)))
+        raise UserError(f"--output={file}: there is no directory {pathlib.Path(file).parent}; create it first.")
+    reader = Reader(checkpoints.path(choose(checkpoints, step, WEIGHTS)))
     paths = [path.removeprefix(ARRAYS["theta"]) for path in reader.specs(WEIGHTS)]
     theta = {
-        path: np.ascontiguousarray(reader.read(ARRAYS["theta"] + path))
+        path: np.ascontiguousarray(_read_weight(reader, path))
         for path in progress.track(paths, f"reading step {step}", unit="arrays")
     }
     metadata = {"format": _FORMAT, "model": reader.meta["model"], "step": step}
@@ -175,19 +190,22 @@ def to_safetensors(checkpoints: Checkpoints, step: int, file: str | pathlib.Path
 def from_safetensors(
     file: str | pathlib.Path, model: str, specs: Mapping[str, object], logdir: str | pathlib.Path
 ) -> int:
-    """Makes the log directory `logdir` of the weights in a file that `to_safetensors` wrote; returns their step.
+    """Writes the log directory `logdir` with the weights of a file that `to_safetensors` wrote.
 
     Args:
-      file: to read.
+      file: the file to read.
       model: the registered name.
-      specs: the tree of the model's weights' `Spec`s.
-      logdir: to write.
+      specs: the tree of the `Spec`s of the model's weights.
+      logdir: the log directory to write.
+
+    Returns:
+      The step of the weights.
 
     Raises:
-      UserError: no such file, one of other weights, or `logdir` holds checkpoints.
+      UserError: no such file, one of other weights, or `logdir` has checkpoints.
     """
     _check_suffix("--input", file)
-    target = _empty(logdir, "--logdir")
+    target = _new_checkpoints(logdir, "--logdir")
     if not pathlib.Path(file).is_file():
         raise UserError(f"--input={file}: there is no such file.")
     try:
@@ -199,33 +217,40 @@ def from_safetensors(
                 for path in progress.track(sorted(opened.keys()), f"reading {pathlib.Path(file).name}", unit="arrays")
             }
     except safetensors.SafetensorError as error:
-        raise UserError(f"--input={file}: not a whole safetensors file ({error}).") from None
+        raise UserError(f"--input={file}: not a complete safetensors file ({error}).") from None
     target.save_weights(step, model, tree.unflatten(theta), f"converted from {pathlib.Path(file).name}")
     target.close()
     return step
 
 
+def _read_weight(reader: Reader, path: str) -> np.ndarray:
+    try:
+        return reader.read(ARRAYS["theta"] + path)
+    except CorruptCheckpoint as error:
+        raise UserError(f"{reader.directory} is corrupt: {error}. Choose another step.") from None
+
+
 def _step(file: str | pathlib.Path, metadata: Mapping[str, str]) -> int:
-    """The step in a file's metadata."""
+    """Returns the step that a file's metadata names."""
     try:
         found = json.loads(metadata[_METADATA])
         version, step = found["format"], found["step"]
     except (KeyError, TypeError, ValueError, RecursionError):
         raise UserError(
-            f"--input={file}: its metadata does not say step and format; expected a file that `checkpoint convert "
+            f"--input={file}: its metadata has no step and format; expected a file that `checkpoint convert "
             f"--output` wrote."
         ) from None
     if version != _FORMAT:
         raise UserError(f"--input={file}: format {version!r}; this program knows {_FORMAT}.")
     if type(step) is not int or step < 0:
-        raise UserError(f"--input={file}: its step is {step!r}; expected a whole number.")
+        raise UserError(f"--input={file}: its step is {step!r}; expected a non-negative integer.")
     return step
 
 
 def _check_tensors(file: str | pathlib.Path, opened: safetensors.safe_open, model: str, specs: Mapping[str, Spec]):
-    """Raises UserError where names, shapes or dtypes are not those of the model."""
+    """Raises UserError if names, shapes or dtypes are not those of the model."""
     found = {}
-    for path in opened.keys():
+    for path in list(opened.keys()):  # the object is no dict
         stored = opened.get_slice(path)
         found[path] = f"{_DTYPES.get(stored.get_dtype(), stored.get_dtype())} {list(stored.get_shape())}"
     expected = {path: f"{spec.dtype} {list(spec.shape)}" for path, spec in specs.items()}
@@ -241,11 +266,11 @@ def _check_suffix(flag: str, file: str | pathlib.Path):
         raise UserError(f"{flag}={file}: expected the name of a file that ends with {_SUFFIX}.")
 
 
-def _empty(logdir: str | pathlib.Path, flag: str) -> Checkpoints:
-    """The checkpoints of a log directory to be; raises UserError where there are some."""
+def _new_checkpoints(logdir: str | pathlib.Path, flag: str) -> Checkpoints:
+    """Returns the checkpoints of a new log directory; raises UserError if there are some in it."""
     if pathlib.Path(logdir).exists() and not pathlib.Path(logdir).is_dir():
         raise UserError(f"{flag}={logdir} is a file; expected a directory, or a name for a new one.")
     checkpoints = Checkpoints(logdir, keep=1)
     if checkpoints.directory.exists() and any(checkpoints.directory.iterdir()):
-        raise UserError(f"{flag}={logdir} holds checkpoints already; name a new directory.")
+        raise UserError(f"{flag}={logdir} already has checkpoints; name a new directory.")
     return checkpoints

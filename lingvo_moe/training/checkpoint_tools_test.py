@@ -1,4 +1,4 @@
-"""Averages are the mean, files of weights come back bit for bit, and nothing damaged or foreign becomes a checkpoint."""
+"""Averages, safetensors files and `verify`: exact round trips; unfit and corrupt files are refused."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from safetensors import numpy as safetensors_numpy
 from lingvo_moe import tree
 from lingvo_moe.errors import UserError
 from lingvo_moe.sharding.layout import Spec
-from lingvo_moe.testing.checkpoints import ONE, SPECS, assert_equal, flip, save, shardings, state_of
+from lingvo_moe.testing.checkpoints import ONE, SPECS, assert_equal, flip, largest, save, shardings, state_of
 from lingvo_moe.training import checkpoint_tools as tools
 from lingvo_moe.training.checkpoint import Checkpoints
 
@@ -30,7 +30,7 @@ def trained(tmp_path_factory) -> Checkpoints:
 
 
 @pytest.fixture(scope="module")
-def file(trained, tmp_path_factory) -> pathlib.Path:
+def weights_file(trained, tmp_path_factory) -> pathlib.Path:
     """The weights of step 8."""
     path = tmp_path_factory.mktemp("file") / "weights.safetensors"
     tools.to_safetensors(trained, 8, path)
@@ -41,15 +41,15 @@ def theta_of(step: int) -> dict[str, np.ndarray]:
     return {path: np.asarray(value) for path, value in tree.flatten(state_of(step)["theta"]).items()}
 
 
-def restored(logdir: pathlib.Path) -> tuple[int, dict]:
+def restore_theta(logdir: pathlib.Path) -> tuple[int, dict]:
     return Checkpoints(logdir).restore_theta("tiny", SPECS["theta"], shardings(SPECS, ONE)["theta"])
 
 
 @pytest.mark.parametrize("steps", [[4, 8], [12, 4, 8]])
-def test_an_average_is_the_mean_in_float64(trained, tmp_path, steps):
-    """It is found under the newest step's number, by those that read any other checkpoint."""
+def test_average_is_the_mean_in_float64(trained, tmp_path, steps):
+    """It is saved under the newest step's number, and read as any other checkpoint."""
     tools.average(trained, steps, tmp_path / "average")
-    step, found = restored(tmp_path / "average")
+    step, found = restore_theta(tmp_path / "average")
     assert step == max(steps)
     members = [theta_of(member) for member in steps]
     expected = {
@@ -61,30 +61,30 @@ def test_an_average_is_the_mean_in_float64(trained, tmp_path, steps):
     assert tools.verify(Checkpoints(tmp_path / "average"), step) == []
 
 
-def test_an_average_of_what_cannot_be_averaged_is_refused(tmp_path):
-    """And leaves no log directory behind."""
+def test_average_refuses_unfit_steps(tmp_path):
+    """One step, the same step twice, absent ones, other models, corrupt ones; no log directory is created."""
     save(tmp_path, 4, 8)
     checkpoints = Checkpoints(tmp_path, keep=9)
     checkpoints.save_weights(12, "other", {"embedding": np.zeros((16, 9), np.float32)}, "a test")
     checkpoints.close()
     for steps, said in (
-        ([4], "two different steps"),
-        ([4, 4], "two different steps"),
-        ([4, 5], "no checkpoint of step 5.*4, 8, 12"),
+        ([4], "two or more different steps"),
+        ([4, 4], "two or more different steps"),
+        ([4, 5], "no checkpoint of step 5. Existing steps: 4, 8, 12"),
         ([4, 12], r"not those of step 4: embedding is \[16, 9\] there, \[16, 8\] here"),
     ):
         with pytest.raises(UserError, match=said):
             tools.average(Checkpoints(tmp_path), steps, tmp_path / "average")
     flip(tmp_path / "checkpoints" / "8" / "theta" / "_METADATA")
-    with pytest.raises(UserError, match="checkpoints/8 is damaged: theta/_METADATA has changed. Choose another step"):
+    with pytest.raises(UserError, match="checkpoints/8 is corrupt: theta/_METADATA has changed. Choose another step"):
         tools.average(Checkpoints(tmp_path), [4, 8], tmp_path / "average")
     assert not (tmp_path / "average").exists()
-    with pytest.raises(UserError, match="holds checkpoints already"):
+    with pytest.raises(UserError, match="already has checkpoints"):
         tools.average(Checkpoints(tmp_path), [4, 8], tmp_path)
 
 
-def test_weights_come_back_from_a_file_bit_for_bit(file, tmp_path):
-    """NaN's payload, negative zero and denormals included; the file is the same each time, for any program to read."""
+def test_safetensors_round_trip(tmp_path):
+    """Bit for bit: NaN payloads, negative zero, denormals. The file is the same each time; any program can read it."""
     theta = theta_of(8)
     odd = np.array([0x7FC12345, 0x80000000, 1, 0xFF800000], np.uint32).view(np.float32)
     theta["embedding"] = np.concatenate([odd, theta["embedding"].ravel()[4:]]).reshape(16, 8)
@@ -98,7 +98,7 @@ def test_weights_come_back_from_a_file_bit_for_bit(file, tmp_path):
         path: value.tobytes() for path, value in safetensors_numpy.load_file(tmp_path / "a.safetensors").items()
     } == {path: value.tobytes() for path, value in theta.items()}
     assert tools.from_safetensors(tmp_path / "a.safetensors", "tiny", SPECS["theta"], tmp_path / "back") == 8
-    step, found = restored(tmp_path / "back")
+    step, found = restore_theta(tmp_path / "back")
     assert step == 8
     for path, value in tree.flatten(found).items():
         assert np.asarray(value).tobytes() == theta[path].tobytes(), path
@@ -120,10 +120,10 @@ def test_weights_come_back_from_a_file_bit_for_bit(file, tmp_path):
         ({"expert": {"outer": Spec((8,), "float32", "M")}}, r"expert/inner is float32 \[4, 8, 16\] there, absent here"),
     ],
 )
-def test_weights_of_another_model_are_refused(file, tmp_path, change, said):
-    """By the first tensor that differs; no log directory is made."""
+def test_safetensors_of_another_model_is_refused(weights_file, tmp_path, change, said):
+    """The error names the first tensor that differs; no log directory is created."""
     with pytest.raises(UserError, match=f"does not hold the weights of other: {said}. Pass that --model"):
-        tools.from_safetensors(file, "other", SPECS["theta"] | change, tmp_path / "new")
+        tools.from_safetensors(weights_file, "other", SPECS["theta"] | change, tmp_path / "new")
     assert not list(tmp_path.iterdir())
 
 
@@ -136,16 +136,17 @@ def foreign(path: pathlib.Path, metadata: dict[str, str] | None):
 @pytest.mark.parametrize(
     ("metadata", "said"),
     [
-        (None, "does not say step and format"),
-        ({"format": "pt"}, "does not say step and format"),
-        ({"lingvo_moe": "{"}, "does not say step and format"),
-        ({"lingvo_moe": "3"}, "does not say step and format"),
+        (None, "has no step and format"),
+        ({"format": "pt"}, "has no step and format"),
+        ({"lingvo_moe": "{"}, "has no step and format"),
+        ({"lingvo_moe": "3"}, "has no step and format"),
         ({"lingvo_moe": json.dumps({"format": 2, "step": 4})}, "format 2; this program knows 1"),
         ({"lingvo_moe": json.dumps({"format": 1, "step": -4})}, "step is -4"),
         ({"lingvo_moe": json.dumps({"format": 1, "step": "../4"})}, "step is '../4'"),
     ],
 )
-def test_foreign_files_are_refused(tmp_path, metadata, said):
+def test_safetensors_of_another_program_is_refused(tmp_path, metadata, said):
+    """By the metadata, before any tensor is read."""
     path = tmp_path / "foreign.safetensors"
     foreign(path, metadata)
     with pytest.raises(UserError, match=said):
@@ -154,43 +155,43 @@ def test_foreign_files_are_refused(tmp_path, metadata, said):
 
 
 @given(data=st.data())
-def test_a_malformed_file_is_a_users_error(file, tmp_path_factory, data):
-    """Truncated anywhere, with any bit of its header turned, or of any bytes: told in a line."""
-    whole = file.read_bytes()
+def test_malformed_safetensors(weights_file, tmp_path_factory, data):
+    """Truncated anywhere, with a flipped bit in the header's length, or of any bytes: an error names the file."""
+    content = weights_file.read_bytes()
     kind = data.draw(st.sampled_from(["truncated", "flipped", "made up"]))
-    path, logdir = file.with_name("malformed.safetensors"), file.with_name("new")
+    path, logdir = weights_file.with_name("malformed.safetensors"), weights_file.with_name("new")
     if kind == "truncated":
-        path.write_bytes(whole[: data.draw(st.integers(0, len(whole) - 1))])
+        path.write_bytes(content[: data.draw(st.integers(0, len(content) - 1))])
     elif kind == "flipped":
-        path.write_bytes(whole)
+        path.write_bytes(content)
         flip(path, data.draw(st.integers(0, 63)))  # the length of the header
     else:
         path.write_bytes(data.draw(st.binary(max_size=64)))
-    with pytest.raises(UserError, match="malformed.safetensors: not a whole safetensors file"):
+    with pytest.raises(UserError, match="malformed.safetensors: not a complete safetensors file"):
         tools.from_safetensors(path, "tiny", SPECS["theta"], logdir)
     assert not logdir.exists()
 
 
-def test_places_that_cannot_be_written_are_told_first(trained, file, tmp_path):
+def test_unfit_paths_are_refused_first(trained, weights_file, tmp_path):
+    """Before anything is read or written."""
     for name, said in (("weights.bin", "ends with .safetensors"), ("nowhere/a.safetensors", "there is no directory")):
         with pytest.raises(UserError, match=said):
             tools.to_safetensors(trained, 8, tmp_path / name)
     with pytest.raises(UserError, match="no such file"):
         tools.from_safetensors(tmp_path / "a.safetensors", "tiny", SPECS["theta"], tmp_path / "new")
-    with pytest.raises(UserError, match="holds checkpoints already"):
-        tools.from_safetensors(file, "tiny", SPECS["theta"], trained.directory.parent)
+    with pytest.raises(UserError, match="already has checkpoints"):
+        tools.from_safetensors(weights_file, "tiny", SPECS["theta"], trained.directory.parent)
     with pytest.raises(UserError, match="is a file; expected a directory"):
-        tools.from_safetensors(file, "tiny", SPECS["theta"], file)
+        tools.from_safetensors(weights_file, "tiny", SPECS["theta"], weights_file)
     assert not list(tmp_path.iterdir())
 
 
 def test_verify_names_files_and_arrays(tmp_path):
+    """A missing file, and the array that cannot be read without it."""
     save(tmp_path, 8)
     checkpoints = Checkpoints(tmp_path)
     assert tools.verify(checkpoints, 8) == []
-    data = max(
-        (checkpoints.path(8) / "theta" / "ocdbt.process_0" / "d").iterdir(), key=lambda path: path.stat().st_size
-    )
+    data = largest(checkpoints.path(8), "theta/ocdbt.process_0/d/*")
     data.unlink()
     found = tools.verify(checkpoints, 8)
     assert found[0] == f"theta/ocdbt.process_0/d/{data.name} is missing"
@@ -199,6 +200,7 @@ def test_verify_names_files_and_arrays(tmp_path):
 
 
 def test_statistics_are_of_finite_values():
+    """Others are counted."""
     found = tools.Statistics.of(np.array([[3.0, -4.0, np.nan], [np.inf, 0.0, 1.0]], np.float32))
     assert (found.mean, found.least, found.greatest, found.not_finite) == (0.0, -4.0, 3.0, 2)
     assert found.rms == pytest.approx(np.sqrt(26 / 4))
@@ -206,7 +208,8 @@ def test_statistics_are_of_finite_values():
     assert np.isnan(nothing.mean) and nothing.not_finite == 3
 
 
-def test_an_overview_tells_what_damage_hides(trained, tmp_path):
+def test_overview_of_a_corrupt_checkpoint(trained, tmp_path):
+    """What cannot be read is None, and the problem is named."""
     seen = tools.overview(trained, 8)
     assert (seen.model, seen.weights, seen.problem, seen.origin) == ("tiny", 16 * 8 + 4 * 8 * 16, "", None)
     save(tmp_path, 8)

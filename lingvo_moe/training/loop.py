@@ -135,9 +135,8 @@ def _restore_or_initialise(
     if checkpoints.latest() is None:
         training.initialise(experiment.training.seed)
         return 0, None
-    saved = checkpoints.restore(name, experiment.steps.state_specs(), training.shardings)
+    saved = checkpoints.restore(name, experiment.steps.state_specs(), training.shardings, training.load)
     _log.info(f"resuming from step {saved.step} ({checkpoints.directory})")
-    training.load(saved.state)
     return saved.step, saved.data_state
 
 

@@ -16,7 +16,7 @@ from lingvo_moe.data.pipeline import State
 from lingvo_moe.errors import UserError
 from lingvo_moe.training import replay
 from lingvo_moe.training.callbacks import Callback, StepResult, TrainingRun
-from lingvo_moe.training.checkpoint_reader import reason
+from lingvo_moe.training.checkpoint_errors import reason
 from lingvo_moe.training.diagnosis import Diagnosis
 
 

@@ -1,0 +1,44 @@
+"""What can be wrong with a stored checkpoint, told from what is wrong with the machine that reads it."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+
+from lingvo_moe.errors import UserError
+
+# How TensorStore reports that stored bytes cannot be found or decoded; an error of a decoder has no status of its own.
+_STORED = ("Error reading", "Error opening", "Error decoding", "DATA_LOSS", "NOT_FOUND")
+# What does not mean that bytes changed: the machine or the file server has too little of something, or refuses.
+_REFUSED = (
+    *("RESOURCE_EXHAUSTED", "PERMISSION_DENIED", "UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED", "ABORTED"),
+    *map(os.strerror, (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EACCES, errno.ESTALE, errno.ETIMEDOUT)),
+)
+# Where TensorStore found something: the item is the last part of a long path.
+_DATABASE = re.compile(r' in OCDBT database at local file ".*?/([^/"]*)/"')
+
+
+class CorruptCheckpoint(UserError):
+    """A checkpoint is not what was saved; the message says where it differs."""
+
+
+def is_corruption(error: BaseException) -> bool:
+    """Returns whether an error of a read means that stored bytes changed, are gone or cannot be read from the disk."""
+    text = "\n".join(map(str, _causes(error)))
+    return any(phrase in text for phrase in _STORED) and not any(phrase in text for phrase in _REFUSED)
+
+
+def reason(error: BaseException) -> str:
+    """Returns an exception of a library, or the one that caused it, as part of a line."""
+    cause = _causes(error)[-1]
+    first_line = _DATABASE.sub(r" in \1", str(cause).partition("\n")[0]).partition(" [tensorstore_spec=")[0]
+    return f"{type(cause).__name__}: {first_line[:200]}"
+
+
+def _causes(error: BaseException) -> list[BaseException]:
+    """Returns the error, its cause, that one's cause and so on: Orbax hides TensorStore's message in a cause."""
+    found = [error]
+    while (cause := found[-1].__cause__) is not None:
+        found.append(cause)
+    return found
