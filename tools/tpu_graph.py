@@ -21,7 +21,7 @@ from lingvo_moe.engines import tpu_strategy_graph
 from lingvo_moe.engines.base import StepFunctions
 from lingvo_moe.engines.topology import v3_slice
 from lingvo_moe.engines.tpu_strategy_graph import TPUGraph
-from lingvo_moe.engines.tpu_strategy_variables import Placement
+from lingvo_moe.engines.tpu_strategy_variables import TensorSharding
 from lingvo_moe.errors import UserError
 
 _VALUES = flags.FlagValues()
@@ -91,9 +91,9 @@ def _of_variables(graph: TPUGraph, steps: StepFunctions) -> list[str]:
     if graph.handles() != steps.layout.mesh.size * len(specs):
         found.append(f"{graph.handles()} variables instead of one per core and tensor")
     for path in sorted(specs.keys() & variables.keys()):
-        placement, variable = Placement(specs[path], steps.layout), variables[path]
-        if (list(variable.partition_dims), variable.part_shape) != (placement.partition_dims, placement.part_shape):
-            found.append(f"{path}: cut as {variable.partition_dims} into {variable.part_shape}")
+        sharding, variable = TensorSharding(specs[path], steps.layout), variables[path]
+        if (list(variable.partition_dims), variable.shard_shape) != (sharding.partition_dims, sharding.shard_shape):
+            found.append(f"{path}: cut as {variable.partition_dims} into {variable.shard_shape}")
         if len(set(variable.devices)) != steps.layout.mesh.size:
             found.append(f"{path}: on {len(set(variable.devices))} cores")
         if not variable.annotated:

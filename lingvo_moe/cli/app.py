@@ -1,7 +1,8 @@
-"""How every command line of this project starts and ends: flags in, one-line errors and an exit status out.
+"""Runs the command lines of this project: parses flags, prints errors in one line, returns an exit status.
 
-Exit status: 0 for success, 2 for a mistake that the user can correct (`error: MESSAGE` on standard error), 3 when another process of
-the same run is gone (`distributed`), 130 when interrupted, 141 when the reader of the output went away. A bug keeps its traceback.
+Exit status: 0 for success, 2 for a mistake that the user can correct (`error: MESSAGE` on standard error), 3 when another
+process of the same run is gone (`distributed`), 130 when interrupted, 141 when the reader of the output has closed it. A
+bug keeps its traceback.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ from lingvo_moe.errors import UserError, did_you_mean
 Main = Callable[[list[str]], int | None]
 INTERRUPTED = 130
 _HELP_FLAGS = ("--help", "-help", "-h", "-?")
-# How Python spells bytes of the command line that are not UTF-8, and what it cannot print again.
-_NO_TEXT = re.compile("[\ud800-\udfff]")
-_MENDED_BY = {
+# How Python decodes bytes of the command line that are not UTF-8; they cannot be printed.
+_SURROGATES = re.compile("[\ud800-\udfff]")
+_REMEDIES = {
     errno.ENOSPC: "no space left on the device; free some and run the same command again",
     errno.EDQUOT: "the disk quota is used up; free some space and run the same command again",
     errno.EACCES: "permission denied",
@@ -48,7 +49,7 @@ def run_process(command: Callable[[], int]) -> NoReturn:
 
 
 def _exit(status: int) -> NoReturn:
-    """Ends the process; after an error at once, because threads of a library may wait for ever for what failed."""
+    """Exits; after an error at once, because threads of a library may wait for ever for what failed."""
     sys.stdout.flush()
     sys.stderr.flush()
     if status:
@@ -60,9 +61,9 @@ def execute(main: Main, argv: Sequence[str], flag_values: flags.FlagValues = fla
     """Parses `argv` into `flag_values`, calls `main` and returns the exit status.
 
     Args:
-      main: called with the program's name followed by the arguments that are not flags; None stands for status 0.
+      main: called with the program's name and the arguments that are not flags; returning None means status 0.
       argv: the program's name and its arguments.
-      flag_values: the flags that may be given; a command with subcommands passes each one's own.
+      flag_values: the flags; a command with subcommands passes those of the subcommand.
     """
     with logging_setup.plain_lines():
         return _execute(main, argv, flag_values)
@@ -89,12 +90,12 @@ def _execute(main: Main, argv: Sequence[str], flag_values: flags.FlagValues) -> 
     except OSError as error:
         if error.filename is None and error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
-        reason = _MENDED_BY.get(error.errno, error.strerror)
+        reason = _REMEDIES.get(error.errno or 0, str(error.strerror))
         return _fail(f"{error.filename}: {reason}" if error.filename is not None else reason)
 
 
 def parse(argv: Sequence[str], flag_values: flags.FlagValues) -> list[str]:
-    """Returns what is left of `argv` after the flags. Raises UserError for an unknown flag or an unfit value."""
+    """Returns the arguments of `argv` that are not flags; raises UserError for an unknown flag or a wrong value."""
     flag_values.unparse_flags()
     try:
         left = flag_values(list(argv))
@@ -111,21 +112,21 @@ def parse(argv: Sequence[str], flag_values: flags.FlagValues) -> list[str]:
 
 
 def _check_text(flag_values: flags.FlagValues):
-    """Raises UserError for a NUL character, which no path may hold (a file of --flagfile can), and for what is no text."""
+    """Raises UserError for a NUL character, which a file of --flagfile may hold but no path, and for invalid UTF-8."""
     for name in flag_values:
         value = flag_values[name].value
-        for text in filter(lambda part: isinstance(part, str), value if isinstance(value, list) else [value]):
+        for text in (part for part in (value if isinstance(value, list) else [value]) if isinstance(part, str)):
             if "\0" in text:
                 raise UserError(f"--{name} holds a NUL character; expected text.")
-            if _NO_TEXT.search(text):
+            if _SURROGATES.search(text):
                 shown = text.encode("utf-8", "backslashreplace").decode()
                 raise UserError(f"--{name}={shown} holds bytes that are not UTF-8; rename what it names.")
 
 
 def no_arguments(arguments: Sequence[str]):
-    """Raises UserError where something stands among the flags that is none."""
+    """Raises UserError if there are arguments that are not flags."""
     if arguments:
-        raise UserError(f"{arguments[0]!r} is not understood; flags are written --name=value, see --help.")
+        raise UserError(f"unexpected argument {arguments[0]!r}; flags are written --name=value, see --help.")
 
 
 def _before_double_dash(argv: Sequence[str]) -> Sequence[str]:
@@ -133,7 +134,7 @@ def _before_double_dash(argv: Sequence[str]) -> Sequence[str]:
 
 
 def _help(main: Main, flag_values: flags.FlagValues) -> str:
-    """The docstring of the module that `main` is defined in, and the flags."""
+    """Returns the docstring of the module that defines `main`, and the flags."""
     description = inspect.getdoc(inspect.getmodule(main)) or ""
     modules = [module for module in flag_values.flags_by_module_dict() if not module.startswith("absl")]
     # The first line of a module's help is its file.

@@ -9,7 +9,6 @@ import os
 import pathlib
 import sys
 
-from lingvo_moe import registry
 from lingvo_moe.analysis import plan as planning
 from lingvo_moe.analysis import plan_text, search
 from lingvo_moe.cli import run_setup
@@ -30,10 +29,15 @@ _log = logging.getLogger(__name__)
 
 
 def evaluate(config: EvalConfig):
-    """`eval`: one row per language, then groups and the average; of a language model, its perplexity."""
+    """`eval`: prints one row per language, then groups and the average; for a language model, its perplexity."""
     output_files.check_path("--json", config.json)
-    if not get_experiment(config.model).translates:
-        return _evaluate_language_model(config)
+    if get_experiment(config.full_name()).translates:
+        _evaluate_translations(config)
+    else:
+        _evaluate_language_model(config)
+
+
+def _evaluate_translations(config: EvalConfig):
     name, experiment, engine = run_setup.set_up(config, "decode", {"search.beam_size": config.beam_size})
     corpus = Corpus.open(experiment.corpus)
     translator = Translator(name, experiment, engine, config.log_directory())
@@ -51,14 +55,14 @@ def _evaluate_language_model(config: EvalConfig):
     for flag in ("languages", "max_pairs", "summary", "beam_size"):
         if flag in config.given:
             raise UserError(
-                f"--{flag} is for translation; {registry.full_name(config.model)} is a language model, of which "
+                f"--{flag} is for translation; {config.full_name()} is a language model, of which "
                 f"eval measures the perplexity over the whole split. Leave it out."
             )
     name, experiment, engine = run_setup.set_up(config, "evaluate", {})
     found = perplexity.compute(name, experiment, engine, config.log_directory(), config.split)
     print(
-        f"{found.cross_entropy:.4f} nats per token, perplexity {found.perplexity:.2f}, over {found.tokens:,} tokens of the "
-        f"{config.split} split, after {found.step} steps"
+        f"{found.cross_entropy:.4f} nats per token, perplexity {found.perplexity:.2f}, over {found.tokens:,} tokens "
+        f"of the {config.split} split, after {found.step} steps"
     )
     if found.left_out:
         _log.info(f"{found.left_out} texts of {experiment.input.target_length} tokens or more were left out.")
@@ -70,15 +74,14 @@ def _evaluate_language_model(config: EvalConfig):
 
 def _require_translation(config: ModelConfig):
     """Raises UserError for a language model, before anything is loaded."""
-    if not get_experiment(config.model).translates:
+    if not get_experiment(config.full_name()).translates:
         raise UserError(
-            f"{registry.full_name(config.model)} is a language model; it has nothing to translate. `eval` measures "
-            f"its perplexity."
+            f"{config.full_name()} is a language model; it has nothing to translate. `eval` measures its perplexity."
         )
 
 
 def translate(config: TranslateConfig):
-    """`translate`: as many lines out as in, in the same order; an empty line stays one."""
+    """`translate`: writes one line for each line read, in the same order; an empty line stays empty."""
     _require_translation(config)
     output_files.check_path("--output", config.output)
     name, experiment, engine = run_setup.set_up(config, "decode", {"search.beam_size": config.beam_size})
@@ -98,40 +101,40 @@ def translate(config: TranslateConfig):
 
 
 def plan(config: PlanConfig):
-    """`plan`: compiles for a slice that nobody has here, and says what that tells."""
+    """`plan`: compiles for a TPU slice without one, and prints the memory, communication, time and cost of a step."""
     output_files.check_path("--json", config.json)
     search.check_dimensions(config.search)
     if config.program != "train" and config.search:
         raise UserError(f"--search compares training steps; leave out --program={config.program}.")
-    experiment = get_experiment(config.model, config.assignments)
+    name = config.full_name()
+    experiment = get_experiment(name, config.assignments)
     if config.program == "decode" and not experiment.translates:
-        raise UserError(f"--program=decode: {config.model} is a language model; plan its training.")
+        raise UserError(f"--program=decode: {name} is a language model; plan its training.")
     tpu = topology.Slice.of(config.topology or topology.v3_slice(experiment.mesh.size))
     mesh = DeviceMesh.parse(config.mesh) if config.mesh else _mesh_of(tpu, experiment.mesh)
     tpu.check(mesh)
-    experiment = get_experiment(config.model, config.assignments, mesh)
+    experiment = get_experiment(name, config.assignments, mesh)
     _log.info(
-        f"compiling {config.model}, {experiment.model.num_weights():,} weights, for {len(tpu.devices)} cores of "
-        f"{tpu.name} ..."
+        f"compiling {name}, {experiment.model.num_weights():,} weights, for {len(tpu.devices)} cores of {tpu.name} ..."
     )
     if config.search:
         found = _search(config, tpu, mesh)
     else:
-        found = planning.make(config.model, experiment, tpu, config.program, list(config.assignments))
+        found = planning.make(name, experiment, tpu, config.program, list(config.assignments))
     if config.json:
         found.save(config.json)
     print(plan_text.text(found, config.tokens), end="")
 
 
 def _search(config: PlanConfig, tpu: topology.Slice, mesh: DeviceMesh) -> planning.Plan:
-    """Prints every trial as it comes; returns the plan of the fastest that fits, or of the settings as they are."""
-    trials = []
+    """Prints each trial when it is done; returns the plan of the fastest that fits, or of the unchanged settings."""
+    trials, name = [], config.full_name()
     for trial in search.search(
-        config.model,
+        name,
         tpu,
         list(config.search),
         [f"mesh={mesh}", *config.assignments],
-        lambda assignments: get_experiment(config.model, assignments),
+        lambda assignments: get_experiment(name, list(assignments)),
     ):
         trials.append(trial)
         print(plan_text.trial(trial), flush=True)
@@ -140,7 +143,8 @@ def _search(config: PlanConfig, tpu: topology.Slice, mesh: DeviceMesh) -> planni
         print("nothing that was tried fits; the settings as they are:\n")
     else:
         print(
-            f"\nfastest of {len(trials)} that fits: {' '.join(f'--set {c}' for c in best.changes) or 'the settings as they are'}\n"
+            f"\nfastest of {len(trials)} that fits: "
+            f"{' '.join(f'--set {c}' for c in best.changes) or 'the settings as they are'}\n"
         )
     return best.plan
 
@@ -152,7 +156,8 @@ def export(config: ExportConfig):
     output_files.check_path("--output", config.output)
     if config.program == "decode":
         _require_translation(config)
-    experiment = get_experiment(config.model, config.assignments, config.device_mesh())
+    name = config.full_name()
+    experiment = get_experiment(name, config.assignments, config.device_mesh())
     steps, specs = experiment.steps, input_specs(experiment.input)
     decoding = input_specs(dataclasses.replace(experiment.input, batch_size=experiment.decoding_batch))
     program = {
@@ -163,13 +168,13 @@ def export(config: ExportConfig):
     }[config.program]()
     program.save(config.output)
     _log.info(
-        f"{config.output}: {program.name} of {registry.full_name(config.model)} for {experiment.mesh.size} device(s), "
+        f"{config.output}: {program.name} of {name} for {experiment.mesh.size} device(s), "
         f"{os.path.getsize(config.output) / 2**20:.1f} MiB"
     )
 
 
 def table(scores: list[LanguageScore], summary: bool = False) -> str:
-    """BLEU and chrF per language (not in a `summary`), ours beside copying the source, then means by group and over all."""
+    """Returns BLEU and chrF per language (not in a `summary`), by group and on average, beside those of copied sources."""
     row = "{:24} {:>9} {:>6} {:>7} {:>7} {:>10} {:>10}".format
     lines = [row("language", "train", "test", "BLEU", "chrF", "copy BLEU", "copy chrF")]
 
@@ -193,7 +198,7 @@ def table(scores: list[LanguageScore], summary: bool = False) -> str:
 
 
 def _read_lines(path: str) -> list[str]:
-    """The lines of a UTF-8 file or of standard input, without their ends; raises UserError naming a line that is none."""
+    """Returns the lines of a UTF-8 file or of standard input; raises UserError naming a line that is not text."""
     data = sys.stdin.buffer.read() if path == "-" else pathlib.Path(path).read_bytes()
     lines = data.split(b"\n")
     lines = lines[:-1] if lines[-1] == b"" else lines

@@ -60,7 +60,7 @@ def test_mistakes_are_told_before_anything_is_compiled(data, logdir, tmp_path, c
         ((f"--logdir={tmp_path}/none",), "no checkpoint. Train first"),
         ((at, f"--json={tmp_path}/none/found.json"), f"there is no directory {tmp_path}/none"),
         ((at, f"--batch={tmp_path}/none.npz"), "cannot be read (No such file or directory)"),
-        ((at, f"--batch={tmp_path}/text"), "no batch that training saved"),
+        ((at, f"--batch={tmp_path}/text"), "not a batch that training saved"),
         ((at, a_batch(data, tmp_path / "a", model="m4.Small")), f"is of m4.Small, not of {tiny.MODEL}; pass --model"),
         ((at, a_batch(data, tmp_path / "b", rows=8)), "source/ids is int32[8, 48], the model takes int32[4, 48]"),
         ((at, "--set=model.num_experts=8"), "whose weights are not those of"),

@@ -1,6 +1,6 @@
-"""How the command line logs: plain lines on standard error, and warnings alone from processes other than the primary one.
+"""Logging of the command line: plain lines on standard error; processes other than the primary one print warnings only.
 
-The library logs with `logging.getLogger(__name__)` and configures nothing, so a program that imports it decides for itself.
+The library logs with `logging.getLogger(__name__)` and configures nothing, which is left to the program that imports it.
 """
 
 from __future__ import annotations
@@ -74,5 +74,5 @@ def _is_not_orbax(record: logging.LogRecord) -> bool:
 
 
 def _is_not_unretrieved(record: logging.LogRecord) -> bool:
-    """When one of several writes fails, Orbax drops the futures of the others, which asyncio reports at garbage collection."""
+    """When one of several writes fails, Orbax drops the futures of the others, and asyncio reports each of them."""
     return "exception was never retrieved" not in record.getMessage()

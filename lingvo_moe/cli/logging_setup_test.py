@@ -28,7 +28,7 @@ def test_configuration_ends_with_the_command():
 
 
 def test_lines_are_printed_once_though_the_root_logger_has_a_handler(capsys, monkeypatch):
-    """absl configures the root logger at its first message."""
+    """The library absl configures the root logger at its first message."""
     monkeypatch.setattr(logging.root, "handlers", [logging.StreamHandler()])
     with logging_setup.plain_lines():
         _LOGGER.info("compiled")

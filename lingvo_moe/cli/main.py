@@ -27,7 +27,13 @@ from lingvo_moe.errors import UserError, did_you_mean
 
 
 class Command(NamedTuple):
-    """A subcommand: one line of help, its flags, and the function that runs it with them and with the other arguments."""
+    """A subcommand.
+
+    Attributes:
+      summary: one line of help.
+      config: its flags.
+      run: called with the configuration and the arguments that are not flags.
+    """
 
     summary: str
     config: type[CommandConfig]
@@ -84,9 +90,7 @@ def _deferred(function: str, module: str = "commands") -> Callable[[ModelConfig,
 
     def run(config: ModelConfig, arguments: list[str]):
         app.no_arguments(arguments)
-        if config.model is None:
-            raise UserError("--model is missing; `python -m lingvo_moe list` shows the registered models.")
-        registry.full_name(config.model)
+        config.full_name()  # a wrong name is reported before the slow imports
         return getattr(importlib.import_module(f"lingvo_moe.cli.{module}"), function)(config)
 
     return run

@@ -1,7 +1,7 @@
 """The flags of every command, as typed configurations.
 
-A configuration is a frozen dataclass whose fields are the command's flags: `define_flags` defines them, `read` turns parsed flags
-into the dataclass. Commands take configurations and never see absl.
+A configuration is a frozen dataclass whose fields are the command's flags: `define_flags` defines them, `read` turns
+parsed flags into the dataclass. Commands take configurations and never see absl.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from absl import flags
 
-from lingvo_moe import program_cache
+from lingvo_moe import program_cache, registry
 from lingvo_moe.errors import UserError
 from lingvo_moe.sharding.layout import DeviceMesh
 
@@ -68,6 +68,12 @@ class ModelConfig(CommandConfig):
         flags.DEFINE_multi_string, (), "field=value: overrides a hyperparameter; may be repeated", "set"
     )
 
+    def full_name(self) -> str:
+        """Returns the registered name that `--model` selects; raises UserError if it is missing or selects none."""
+        if self.model is None:
+            raise UserError("--model is missing; `python -m lingvo_moe list` shows the registered models.")
+        return registry.full_name(self.model)
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MeshConfig(ModelConfig):
@@ -79,7 +85,7 @@ class MeshConfig(ModelConfig):
     mesh: str | None = _flag(flags.DEFINE_string, None, "the device mesh, e.g. 8 or 4x2, instead of --devices")
 
     def device_mesh(self) -> DeviceMesh | None:
-        """Returns the mesh of `--mesh` or `--devices`, None if neither was passed; raises UserError for a wrong value."""
+        """Returns the mesh of `--mesh` or `--devices`, None without both; raises UserError for a wrong value."""
         if self.mesh is not None and self.devices is not None:
             raise UserError("--mesh and --devices both say how many devices; pass one of them.")
         if self.devices is not None and self.devices < 1:
@@ -95,8 +101,8 @@ class RunConfig(MeshConfig):
     engine: str = _flag(
         flags.DEFINE_string,
         "pjrt",
-        "pjrt: the devices that JAX finds; tpu_strategy: a Cloud TPU slice through TensorFlow's runtime, to train on; or "
-        "the name of an engine that --import registers",
+        "pjrt: the devices that JAX finds; tpu_strategy: a Cloud TPU slice through TensorFlow's runtime, to train on; "
+        "or the name of an engine that --import registers",
     )
     platform: str | None = _flag(
         flags.DEFINE_enum, None, "where to run; default: what is there", enum_values=["cpu", "gpu", "tpu"]
@@ -104,8 +110,8 @@ class RunConfig(MeshConfig):
     tpu: str | None = _flag(
         flags.DEFINE_string,
         None,
-        "tpu_strategy: the name of the slice, grpc://HOST:PORT of its first machine, or local on the machine of a slice "
-        "with a single one",
+        "tpu_strategy: the name of the slice, grpc://HOST:PORT of its first machine, or local on the machine of a "
+        "slice with a single one",
     )
     tokenizers: str | None = _flag(flags.DEFINE_string, None, "directory of tools.train_tokenizer's output")
     cache: str = _flag(
@@ -201,7 +207,7 @@ class PlanConfig(ModelConfig):
     topology: str | None = _flag(
         flags.DEFINE_string,
         None,
-        "a TPU slice: generation and chips, e.g. v3:32x32x1; default: TPU v3 with as many cores as the model is made for",
+        "a TPU slice: generation and chips, e.g. v3:32x32x1; default: TPU v3 with as many cores as the model is for",
     )
     mesh: str | None = _flag(
         flags.DEFINE_string, None, "the device mesh, e.g. 128 or 16x8; default: all cores of the slice in one axis"
@@ -253,8 +259,8 @@ def define_flags(config: type[CommandConfig], values: flags.FlagValues):
 
 def read(config: type[Config], values: flags.FlagValues) -> Config:
     """Returns the configuration that parsed flags stand for."""
-    fields = {field.name: values[flag.name or field.name].value for field, flag in _flags(config)}
-    fields = {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
+    parsed: dict[str, Any] = {field.name: values[flag.name or field.name].value for field, flag in _flags(config)}
+    fields = {name: tuple(value) if isinstance(value, list) else value for name, value in parsed.items()}
     return config(given=frozenset(name for name in values if values[name].present), **fields)
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+from collections.abc import Mapping
 
-from lingvo_moe import program_cache, registry
+from lingvo_moe import program_cache
 from lingvo_moe.cli import process_setup
 from lingvo_moe.cli.run_config import RunConfig, TrainConfig
 from lingvo_moe.distributed import process_group
@@ -23,7 +24,7 @@ _ENGINE_OF_FLAG = {"platform": "pjrt", "devices": "pjrt", "cache": "pjrt", "tpu"
 
 
 def set_up(
-    config: RunConfig, purpose: engines.Purpose, changes: dict[str, object], processes: int = 1
+    config: RunConfig, purpose: engines.Purpose, changes: Mapping[str, object], processes: int = 1
 ) -> tuple[str, Experiment, Engine]:
     """Makes what a command runs.
 
@@ -44,9 +45,9 @@ def set_up(
     return name, dataclasses.replace(experiment, platform=experiment.platform or engine.platform), engine
 
 
-def configure(config: RunConfig, changes: dict[str, object]) -> tuple[str, Experiment, list[str]]:
-    """Returns the model's full name, its experiment on the mesh of the flags, and all assignments; no device is looked for."""
-    name = registry.full_name(config.model or "")
+def configure(config: RunConfig, changes: Mapping[str, object]) -> tuple[str, Experiment, list[str]]:
+    """Returns the model's full name, its experiment on the mesh of the flags, and all assignments; needs no device."""
+    name = config.full_name()
     _check_engine(config)
     changes = {"corpus": config.corpus, "tokenizers": config.tokenizers, **changes}
     assignments = [*config.assignments, *(f"{path}={value}" for path, value in changes.items() if value is not None)]

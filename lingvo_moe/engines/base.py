@@ -1,8 +1,8 @@
 """The engine protocol: what training and inference need of an engine, whichever it is.
 
-An engine owns devices. It trains a model (`Engine.training`), computes its held-out loss (`Engine.evaluation`), decodes with it
-(`Engine.decoding`) and runs single programs (`Engine.load`). The layers above depend on this module alone; `engines.registry`
-finds an engine by its name.
+An engine owns devices. It trains a model (`Engine.training`), computes its held-out loss (`Engine.evaluation`), decodes
+with it (`Engine.decoding`) and runs single programs (`Engine.load`). The packages above depend on this module alone;
+`engines.registry` finds an engine by its name.
 """
 
 from __future__ import annotations

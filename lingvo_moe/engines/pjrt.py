@@ -1,6 +1,6 @@
-"""The PJRT engine: runs programs on the devices that JAX finds: virtual CPU devices, GPUs or TPUs.
+"""The PJRT engine: runs programs on the devices that JAX finds, which are virtual CPU devices, GPUs or TPUs.
 
-JAX is here the PJRT runtime and nothing more. This module imports no TensorFlow.
+JAX serves as the PJRT runtime and nothing more. This module imports no TensorFlow.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax import export
+from jax import core, export
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from lingvo_moe import tree
@@ -27,7 +27,7 @@ _SHARDING_CALLS = ("Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape")
 
 
 class Engine:
-    """Devices to run programs on.
+    """The protocol `base.Engine` on JAX devices.
 
     Attributes:
       devices: the JAX devices, as many as were asked for.
@@ -39,33 +39,33 @@ class Engine:
         """Finds devices.
 
         Args:
-          num_devices: how many. On the CPU any number of virtual devices can be had, as long as JAX has not started yet.
-          platform: `cpu`, `gpu` or `tpu`; None for whatever JAX prefers.
-          all_accelerators: where JAX prefers GPUs or TPUs, take all of them, however many.
-          processes: whose devices these are, all together, see `joined`; on the CPU each has as many as another.
+          num_devices: how many. The CPU provides any number of virtual devices, unless JAX has started already.
+          platform: `cpu`, `gpu` or `tpu`; None for what JAX prefers.
+          all_accelerators: whether to take all GPUs or TPUs, if JAX prefers these, regardless of `num_devices`.
+          processes: how many processes share the devices; each has equally many.
 
         Raises:
-          UserError: the platform is absent, or has fewer devices, or more in other processes.
+          UserError: the platform is absent, or has fewer devices, or the processes have more than `num_devices`.
         """
         if num_devices % processes:
             raise UserError(
-                f"{num_devices} devices cannot be shared by {processes} processes, each having as many as another; "
+                f"{num_devices} devices cannot be divided among {processes} processes; "
                 f"pass --devices={processes * -(-num_devices // processes)}, or another --processes."
             )
-        found = _find_devices(num_devices // processes, platform)
-        if all_accelerators and found[0].platform != "cpu":
-            num_devices = len(found)
-        if num_devices > len(found):
+        available = _find_devices(num_devices // processes, platform)
+        if all_accelerators and available[0].platform != "cpu":
+            num_devices = len(available)
+        if num_devices > len(available):
             raise UserError(
-                f"--devices={num_devices}: there are {len(found)} {found[0].platform} devices; ask for at most that "
-                f"many, or pass --platform=cpu for virtual ones."
+                f"--devices={num_devices}: there are {len(available)} {available[0].platform} devices; ask for at most "
+                f"that many, or pass --platform=cpu for virtual ones."
             )
-        if processes > 1 and num_devices < len(found):
+        if processes > 1 and num_devices < len(available):
             raise UserError(
-                f"--devices={num_devices}: the {processes} processes have {len(found)} {found[0].platform} devices; "
-                f"pass that many, a process without one has nothing to do."
+                f"--devices={num_devices}: the {processes} processes have {len(available)} {available[0].platform} "
+                f"devices; pass that many, because a process without a device has nothing to do."
             )
-        self.devices = found[:num_devices]
+        self.devices = available[:num_devices]
 
     @property
     def platform(self) -> str:
@@ -73,7 +73,7 @@ class Engine:
         return self.devices[0].platform
 
     def load(self, program: Program) -> Executable:
-        """Compiles a program for these devices; raises UserError where it was made for another number of them."""
+        """Compiles a program for these devices; raises UserError if it was made for another number of them."""
         if program.mesh.size != len(self.devices):
             raise UserError(
                 f"program {program.name} is made for {program.mesh.size} devices ({program.mesh}); this engine "
@@ -95,11 +95,11 @@ class Engine:
 
 
 class Training:
-    """A model's state on the devices, and what is done with it.
+    """The protocol `base.Training`.
 
     Attributes:
-      state: the tree of the training state, distributed; empty until `initialise` or `load`. A step consumes it.
-      rows: of a batch, those that devices of this process hold; all of them where it is alone.
+      state: the tree of the training state, sharded; empty until `initialise` or `load`. A step consumes it.
+      rows: the rows of a batch that devices of this process hold.
     """
 
     def __init__(self, engine: Engine, steps: StepPrograms, batch_specs: dict, evaluates: bool):
@@ -112,11 +112,11 @@ class Training:
 
     @property
     def shardings(self) -> dict:
-        """Of the state, for a checkpoint to be restored to."""
+        """The shardings of the state, for a checkpoint to be restored to."""
         return self._train.shardings("state")
 
     def initialise(self, seed: int):
-        """Creates the state where it stays, each device its own part."""
+        """Creates the state; each device initialises its own shards."""
         self.load(self._engine.load(self._steps.init())({"seed": np.array([0, seed], np.int32)})["state"])
 
     def load(self, state: dict):
@@ -124,34 +124,35 @@ class Training:
         self.state = state
 
     def train(self, batches: Sequence[dict]) -> dict[str, jax.Array]:
-        """Makes one step for each batch, of which a process is given its `rows`; returns the metrics of the last, of which
-        reading one waits for it."""
+        """Runs one step for each batch, of which it takes this process's `rows`; returns the metrics of the last."""
+        metrics: dict[str, jax.Array] = {}
         for batch in batches:
             outputs = self._train({"state": self.state, "batch": self._place_rows(batch)})
-            self.state = outputs["state"]
-        return outputs["metrics"]
+            self.state, metrics = outputs["state"], outputs["metrics"]
+        return metrics
 
     def evaluate(self, batch: dict) -> dict[str, jax.Array]:
-        """The metrics of one batch."""
+        """Returns the metrics of one batch; `Engine.training` must have been told that this training evaluates."""
+        assert self._evaluate is not None
         return self._evaluate({"theta": self.state["theta"], "batch": batch})["metrics"]
 
     def diagnose(self, batch: dict, step: int) -> dict:
-        """What `steps.diagnose_function` tells of a training step from these weights after `step` steps; compiles first."""
+        """Compiles and runs `steps.diagnose_function` for the step after `step` steps, with the current weights."""
         program = self._engine.load(self._steps.diagnose(self._batch_specs))
         state = {"step": np.int32(step), "seed": self.state["seed"], "theta": self.state["theta"]}
         return program({"state": state, "batch": self._place_rows(batch)})
 
     def _place_rows(self, batch: dict) -> dict:
-        """Puts the rows of this process where they belong; others put theirs there."""
+        """Makes sharded batches of this process's rows; the other processes contribute theirs."""
         if len(self.rows) == self._batch_size:
             return batch
 
         def place(rows: np.ndarray, sharding: NamedSharding) -> jax.Array:
-            def part(where: tuple[slice, ...]) -> np.ndarray:
-                start, stop, _ = where[0].indices(self._batch_size)
-                return rows[start - self.rows.start : stop - self.rows.start, *where[1:]]
+            def shard(index: Any) -> np.ndarray:
+                start, stop, _ = index[0].indices(self._batch_size)
+                return rows[start - self.rows.start : stop - self.rows.start, *index[1:]]
 
-            return jax.make_array_from_callback((self._batch_size, *rows.shape[1:]), sharding, part)
+            return jax.make_array_from_callback((self._batch_size, *rows.shape[1:]), sharding, shard)
 
         return tree.map_leaves(place, batch, self._train.shardings("batch"))
 
@@ -194,18 +195,18 @@ class Executable:
 
     def __init__(self, program: Program, mesh: Mesh):
         self.program = program
-        self._in_shardings, self._out_shardings = _placements(program, mesh)
+        self._in_shardings, self._out_shardings = _shardings(program, mesh)
         self._compiled = compile_program(program, mesh)
 
     def __call__(self, inputs: Mapping[str, Any]) -> dict:
         """Runs the program.
 
         Args:
-          inputs: a tree with the program's paths: numpy arrays, which are distributed, or arrays that a program returned.
-            Donated ones are consumed.
+          inputs: a tree with the program's paths, of numpy arrays or of arrays that a program returned. Donated ones
+            are consumed.
 
         Returns:
-          A tree of distributed arrays; `numpy.asarray` brings one here.
+          A tree of sharded arrays; `numpy.asarray` copies one to the host.
         """
         leaves = tree.flatten(inputs)
         expected = [a.path for a in self.program.inputs]
@@ -218,40 +219,41 @@ class Executable:
         return tree.unflatten({a.path: value for a, value in zip(self.program.outputs, outputs)})
 
     def shardings(self, path: str) -> dict:
-        """The tree of shardings of the inputs below `path`, for a checkpoint to be restored to."""
+        """Returns the tree of shardings of the inputs below `path`, for a checkpoint to be restored to."""
         return _below(path, self.program.inputs, self._in_shardings)
 
     def output_shardings(self, path: str) -> dict:
-        """The same of the outputs below `path`."""
+        """Returns the tree of shardings of the outputs below `path`."""
         return _below(path, self.program.outputs, self._out_shardings)
 
     def hlo(self) -> str:
-        """The text of the compiled, partitioned module."""
-        return self._compiled.as_text()
+        """Returns the text of the compiled, partitioned module."""
+        return self._compiled.as_text() or ""
 
     def memory(self):
-        """The compiler's account of memory per device: arguments, outputs, aliased and temporary bytes."""
+        """Returns the compiler's account of memory per device: arguments, outputs, aliased and temporary bytes."""
         return self._compiled.memory_analysis()
 
-    def _place(self, argument: Argument, value: Any, placement: NamedSharding):
+    def _place(self, argument: Argument, value: Any, sharding: NamedSharding) -> jax.Array:
         array = value if isinstance(value, jax.Array) else np.asarray(value)
         if array.shape != argument.shape or array.dtype != np.dtype(argument.dtype):
             raise ValueError(
                 f"program {self.program.name}: {argument.path} is {array.dtype}{list(array.shape)}; expected "
                 f"{argument.dtype}{list(argument.shape)}."
             )
-        if isinstance(array, jax.Array) and array.sharding == placement:
+        if isinstance(array, jax.Array) and array.sharding == sharding:
             return array
-        if placement.is_fully_addressable:
-            return jax.device_put(array, placement)
-        # The same array is in every process, which device_put would compare.
-        return jax.make_array_from_callback(array.shape, placement, lambda where: array[where])
+        if sharding.is_fully_addressable:
+            return jax.device_put(array, sharding)
+        # Every process has the same array; device_put would compare them.
+        return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
 
 
 def use_compilation_cache(directory: pathlib.Path):
-    """From now on JAX keeps what it compiles below `directory`, and looks there first.
+    """Makes JAX cache the executables of this process in a subdirectory of `directory`.
 
-    By kind of machine, as a home directory may be shared by several: a CPU's executables use all the instructions it has.
+    Each kind of machine has its own, because several may share a home directory and an executable for a CPU uses all
+    instructions that it has.
     """
     cpu = pathlib.Path("/proc/cpuinfo")
     described = cpu.read_text(encoding="utf-8").partition("\n\n")[0] if cpu.exists() else ""
@@ -262,27 +264,27 @@ def use_compilation_cache(directory: pathlib.Path):
 
 
 def compile_program(program: Program, mesh: Mesh) -> jax.stages.Compiled:
-    """Partitions and compiles a program for the devices of `mesh`, which need not be at hand (see `topology`).
+    """Partitions and compiles a program for the devices of `mesh`, which need not exist here (see `topology`).
 
     Raises:
-      UserError: a mesh axis does not divide a dimension that it cuts.
+      UserError: a mesh axis does not divide a dimension that it shards.
     """
     _check_divisible(program, mesh)
     donated = tuple(i for i, a in enumerate(program.inputs) if a.path in program.donated)
     call = exported(program).call
-    in_shardings, out_shardings = _placements(program, mesh)
+    in_shardings, out_shardings = _shardings(program, mesh)
     jitted = jax.jit(call, in_shardings=in_shardings, donate_argnums=donated, out_shardings=out_shardings)
     return jitted.lower(*(jax.ShapeDtypeStruct(a.shape, np.dtype(a.dtype)) for a in program.inputs)).compile()
 
 
 def exported(program: Program) -> export.Exported:
-    """The program as if JAX itself had exported it for one device.
+    """Returns the program as if JAX had exported it for one device.
 
-    JAX's own format of files would ask for one more package, and a module is all that it holds.
+    JAX's own file format would need one more package, and holds nothing but the module.
     """
 
     def avals(arguments):
-        return tuple(jax.core.ShapedArray(a.shape, np.dtype(a.dtype)) for a in arguments)
+        return tuple(core.ShapedArray(a.shape, np.dtype(a.dtype)) for a in arguments)
 
     def tree_of(arguments):
         return jax.tree_util.tree_structure(arguments)
@@ -304,7 +306,7 @@ def exported(program: Program) -> export.Exported:
         platforms=("cpu",),
         ordered_effects=(),
         unordered_effects=(),
-        # The module is the same for every platform: TensorFlow's lowering asked for none.
+        # The module is the same for every platform: TensorFlow lowered it for none in particular.
         disabled_safety_checks=(allow.platform(), *(allow.custom_call(call) for call in _SHARDING_CALLS)),
         mlir_module_serialized=program.module,
         calling_convention_version=export.maximum_supported_calling_convention_version,
@@ -314,8 +316,8 @@ def exported(program: Program) -> export.Exported:
     )
 
 
-def _placements(program: Program, mesh: Mesh) -> tuple[tuple[NamedSharding, ...], tuple[NamedSharding, ...]]:
-    """The places of a program's inputs and outputs on `mesh`."""
+def _shardings(program: Program, mesh: Mesh) -> tuple[tuple[NamedSharding, ...], tuple[NamedSharding, ...]]:
+    """Returns the shardings of a program's inputs and outputs on `mesh`."""
     inputs, outputs = (
         tuple(_named_sharding(mesh, a) for a in arguments) for arguments in (program.inputs, program.outputs)
     )
@@ -323,7 +325,7 @@ def _placements(program: Program, mesh: Mesh) -> tuple[tuple[NamedSharding, ...]
 
 
 def _find_devices(num_cpu_devices: int, platform: str | None) -> list:
-    # Once JAX has started it keeps the CPU devices it has; the caller sees whether they are enough.
+    # Once JAX has started, its CPU devices are fixed; the caller checks whether they are enough.
     with contextlib.suppress(RuntimeError):
         jax.config.update("jax_num_cpu_devices", num_cpu_devices)
     try:
@@ -344,17 +346,18 @@ def _below(path: str, arguments: tuple[Argument, ...], shardings: tuple[NamedSha
 
 
 def _local_rows(shardings: dict, batch_size: int) -> range:
-    """Those of a batch's rows that devices of this process hold; raises UserError where there are others between them."""
+    """Returns the rows of a batch that devices of this process hold; raises UserError if they are not consecutive."""
     sharding = next(iter(tree.flatten(shardings).values()))
     rows = NamedSharding(sharding.mesh, PartitionSpec(*sharding.spec[:1]))
-    found = {where.indices(batch_size)[:2] for (where,) in rows.addressable_devices_indices_map((batch_size,)).values()}
-    held = range(min(start for start, _ in found), max(stop for _, stop in found))
-    if sum(stop - start for start, stop in found) != len(held):
+    indices: Any = rows.addressable_devices_indices_map((batch_size,)).values()
+    bounds = {rows_of_device.indices(batch_size)[:2] for (rows_of_device,) in indices}
+    local = range(min(start for start, _ in bounds), max(stop for _, stop in bounds))
+    if sum(stop - start for start, stop in bounds) != len(local):
         raise UserError(
             f"the devices of process {jax.process_index()} do not hold consecutive rows of a batch; pass a --mesh "
-            f"whose first axis a process's devices follow."
+            f"along whose first axis the devices of a process are neighbours."
         )
-    return held
+    return local
 
 
 def _named_sharding(mesh: Mesh, argument: Argument) -> NamedSharding:

@@ -1,6 +1,6 @@
-"""Compiles programs for a TPU slice that nobody has here: libtpu is the TPU's own compiler, and runs on any machine.
+"""Compiles programs for a TPU slice that does not exist here: libtpu, the TPU's own compiler, runs on any machine.
 
-Nothing can be run; what one gets is the partitioned, scheduled module with the compiler's account of memory and cycles.
+The result is the partitioned, scheduled module with the compiler's account of memory and cycles; it cannot be run.
 """
 
 from __future__ import annotations
@@ -31,17 +31,18 @@ GENERATIONS = {
     "v6e": "v6e:16x16",
     "tpu7x": "tpu7x:4x4x4",
 }
-_ROOMIEST = "v5p"
+_LARGEST_MEMORY = "v5p"
 _NAME = re.compile(r"(\w+):(\d+(?:x\d+){1,2})")
 _EXCEEDED = re.compile(r"\(([\d.]+)([KMGT]?)\) exceeds available HBM \(([\d.]+)([KMGT]?)\)")
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
 class OutOfMemory(Exception):
-    """The compiler's answer that a program does not fit the cores.
+    """Raised when a program does not fit into the memory of the cores.
 
     Attributes:
-      needed, available: bytes of a core's memory; the compiler counts what is needed beside donated inputs, or in all.
+      needed: bytes of a core's memory; the compiler counts all of it, or what is needed beside donated inputs.
+      available: bytes of a core's memory.
     """
 
     def __init__(self, needed: int, available: int):
@@ -54,10 +55,10 @@ class Slice:
     """A TPU slice.
 
     Attributes:
-      name: as libtpu spells it, `v3:32x32x1`: a generation and how many chips lie along each dimension of the torus.
-      generation: its first part.
-      chips: along each dimension.
-      devices: of all cores, as JAX describes them.
+      name: in libtpu's notation, `v3:32x32x1`: a generation, and the number of chips along each dimension of the torus.
+      generation: the first part of the name.
+      chips: the number of chips along each dimension.
+      devices: all cores, as JAX describes them.
     """
 
     name: str
@@ -67,7 +68,7 @@ class Slice:
 
     @staticmethod
     def of(name: str) -> Slice:
-        """Asks libtpu for a slice; raises UserError where there is none of that name, or libtpu cannot be had."""
+        """Asks libtpu for a slice; raises UserError if there is none of that name, or if libtpu is not installed."""
         found = _NAME.fullmatch(name)
         if not found:
             raise UserError(
@@ -80,7 +81,7 @@ class Slice:
                 f"--topology={name}: no such TPU generation.{did_you_mean(generation, GENERATIONS)} Known: "
                 f"{', '.join(GENERATIONS)}."
             )
-        # libtpu ends the process over a zero, and takes no slice without whole hosts of 2 x 2 chips.
+        # libtpu aborts the process for a zero, and accepts only slices of whole hosts of 2 x 2 chips.
         if any(size == 0 for size in chips) or any(size % 2 for size in chips[:2]):
             raise UserError(
                 f"--topology={name}: a host holds 2x2 chips, so the first two sizes must be even and none may be 0; "
@@ -89,7 +90,7 @@ class Slice:
         return Slice(name, generation, chips, tuple(_devices(name)))
 
     def check(self, mesh: DeviceMesh):
-        """Raises UserError where a mesh has not as many devices as the slice has cores."""
+        """Raises UserError if a mesh does not have as many devices as the slice has cores."""
         if mesh.size != len(self.devices):
             raise UserError(
                 f"--topology={self.name} has {len(self.devices)} cores; the mesh is {mesh}, of {mesh.size}. Pass "
@@ -97,12 +98,12 @@ class Slice:
             )
 
     def with_more_memory(self) -> Slice | None:
-        """A slice of as many cores with several times the memory of each, to look at what did not fit; None for the roomiest."""
-        if self.generation == _ROOMIEST:
+        """Returns a slice of equally many cores with more memory, to plan what did not fit; None if there is none."""
+        if self.generation == _LARGEST_MEMORY:
             return None
         *sides, depth = (*self.chips, 1)[:3]
         depth *= len(self.devices) // math.prod(self.chips)
-        return Slice.of(f"{_ROOMIEST}:{'x'.join(map(str, (*sides, depth)))}")
+        return Slice.of(f"{_LARGEST_MEMORY}:{'x'.join(map(str, (*sides, depth)))}")
 
     def load(self, program: Program) -> Compiled:
         """Compiles a program for the slice.
@@ -120,7 +121,7 @@ class Slice:
 
 
 def v3_slice(num_cores: int) -> str:
-    """The name of the squarest TPU v3 slice of so many cores, two to a chip; raises UserError where there is none."""
+    """Returns the name of the squarest TPU v3 slice of `num_cores`, two a chip; raises UserError if there is none."""
     chips = num_cores // 2
     sides = [
         side for side in range(2, math.isqrt(max(chips, 0)) + 1, 2) if chips % side == 0 and chips // side % 2 == 0
@@ -134,21 +135,21 @@ def v3_slice(num_cores: int) -> str:
 
 
 class Compiled:
-    """A program as the TPU's compiler made it; it cannot be called."""
+    """A program compiled for a TPU; it cannot be called."""
 
     def __init__(self, program: Program, compiled):
         self.program, self._compiled = program, compiled
 
     def hlo(self) -> str:
-        """The text of the compiled, partitioned module."""
+        """Returns the text of the compiled, partitioned module."""
         return self._compiled.as_text()
 
     def flops(self) -> float:
-        """Floating-point operations of one core by the compiler's count, in which the body of a loop counts once."""
+        """Returns the floating-point operations of one core, counted by the compiler; a loop's body counts once."""
         return self._compiled.cost_analysis().get("flops", 0.0)
 
     def memory(self):
-        """The compiler's account of memory per core: arguments, outputs, aliased and temporary bytes."""
+        """Returns the compiler's account of memory per core: arguments, outputs, aliased and temporary bytes."""
         return self._compiled.memory_analysis()
 
 
@@ -159,7 +160,7 @@ def _devices(name: str) -> list:
         )
     import libtpu
 
-    # It guards its TPU with a lock, which compiling does not need.
+    # libtpu guards its TPU with a lock, which compiling does not need.
     for variable, value in (("TPU_LIBRARY_PATH", libtpu.get_library_path()), ("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")):
         os.environ.setdefault(variable, value)
     try:

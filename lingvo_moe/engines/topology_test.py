@@ -1,4 +1,4 @@
-"""Slices are named as libtpu names them, every mistake is told before libtpu ends the process, and too much is an answer."""
+"""Slices have libtpu's names; mistakes are reported before libtpu aborts the process; out of memory is a result."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The TPUStrategy engine: trains on a Cloud TPU slice through TensorFlow's own runtime.
 
-All cores are one replica, whose program XLA's SPMD partitioner cuts by the annotations that the step functions carry: those of
-the PJRT engine's programs, letter by letter. A call makes many steps in one loop on the device. No JAX is involved.
+All cores are one replica. XLA's SPMD partitioner shards its program by the annotations of the step functions, the same
+as in the PJRT engine's programs. One call runs many steps in a loop on the device. No JAX is involved.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 
 from lingvo_moe import tree
 from lingvo_moe.engines.base import StepFunctions
-from lingvo_moe.engines.tpu_strategy_variables import Placement, ShardedVariable
+from lingvo_moe.engines.tpu_strategy_variables import ShardedVariable, TensorSharding
 from lingvo_moe.errors import UserError
 from lingvo_moe.lazy import tf
 from lingvo_moe.program import Program
@@ -25,22 +25,22 @@ from lingvo_moe.sharding.layout import Layout, Spec
 
 # The newest TensorFlow that is built for Cloud TPU virtual machines.
 TPU_TENSORFLOW = "tensorflow-tpu==2.20.0"
-_SECONDS_TO_ANSWER = 10.0
+_CONNECT_SECONDS = 10.0
 
 
 class Engine:
-    """A TPU slice, all of its cores one replica.
+    """The protocol `base.Engine` on a TPU slice, all of whose cores are one replica; it only trains.
 
     Attributes:
       strategy: the `tf.distribute.TPUStrategy`.
-      devices: of all cores, TensorFlow's names, by their number in the mesh.
-      hosts: of each core, the device of the host that it is attached to.
+      devices: TensorFlow's names of all cores, by their number in the mesh.
+      hosts: for each core the CPU device of its host.
     """
 
     platform = "tpu"
 
     def __init__(self, resolver, topology):
-        """Takes a slice that has been initialised.
+        """Takes a slice that has been initialised; `connect` finds and initialises one.
 
         Args:
           resolver: the `tf.distribute.cluster_resolver.TPUClusterResolver`.
@@ -62,26 +62,29 @@ class Engine:
         """Finds and initialises a slice.
 
         Args:
-          tpu: `local` on the virtual machine of a slice with one; the slice's name, or `grpc://HOST:PORT` of its first
-            machine, for larger ones.
+          tpu: `local` on the virtual machine of a slice with a single one; for larger slices the slice's name, or
+            `grpc://HOST:PORT` of its first machine.
 
         Raises:
           UserError: no TPU can be reached, or TensorFlow has no support for it.
         """
         if not tpu:
-            raise UserError("--tpu is missing: the name of the slice, or local on a virtual machine that has it all.")
+            raise UserError(
+                "--tpu is missing: the name of the slice, or local on the virtual machine of a small slice."
+            )
         _check_answers(tpu)
-        with _telling_what_is_missing(tpu):
+        with _connection_errors(tpu):
             resolver = tf.distribute.cluster_resolver.TPUClusterResolver(tpu=tpu)
-            # Batches and curves are made here, where their files are; only what `Training` runs is for the slice.
+            # Batches and curves are made on this machine, where their files are; only `Training` uses the slice.
             tf.config.experimental_connect_to_cluster(resolver, make_master_device_default=False)
             return Engine(resolver, tf.tpu.experimental.initialize_tpu_system(resolver))
 
     def training(self, steps: StepFunctions, batch_specs: dict, evaluates: bool = True) -> Training:
-        """Makes room for a model's state; a program is made when it is first run, `evaluate`'s only where it ever is.
+        """Allocates a model's state; each program is compiled when it first runs, so `evaluates` does not matter.
 
         Raises:
-          UserError: the mesh has not as many devices as the slice has cores, or does not divide what it cuts.
+          UserError: the mesh does not have as many devices as the slice has cores, or does not divide a dimension that
+            it shards.
         """
         return Training(self, steps, batch_specs)
 
@@ -103,19 +106,19 @@ def _cannot(what: str) -> UserError:
 
 
 class Training:
-    """A model's state on a slice, and what is done with it.
+    """The protocol `base.Training` on a slice.
 
     Attributes:
-      state: the tree of the training state, as checkpoints have it; its leaves are `ShardedVariable`s, empty until
-        `initialise` or `load`.
-      shardings: None: a checkpoint is restored as what `ShardedVariable.load` reads part by part.
-      rows: of a batch, those that this process feeds: all.
+      state: the tree of the training state; its leaves are `ShardedVariable`s, without values until `initialise` or
+        `load`.
+      shardings: None, because `ShardedVariable.load` reads a checkpoint shard by shard.
+      rows: all rows of a batch; one process feeds the whole slice.
     """
 
     shardings = None
 
     def __init__(self, engine: Engine, steps: StepFunctions, batch_specs: dict):
-        """Makes room for the state; raises as `Engine.training`."""
+        """Allocates the state; raises as `Engine.training`."""
         if steps.layout.mesh.size != len(engine.devices):
             raise UserError(
                 f"the slice has {len(engine.devices)} cores, the mesh is {steps.layout.mesh}; pass "
@@ -133,47 +136,50 @@ class Training:
         )
 
     def initialise(self, seed: int):
-        """Creates the state where it stays, each core its own part."""
+        """Creates the state; each core initialises its own shards."""
         with self._on_first_host():
             self._initialise(tf.constant([0, seed], tf.int32))
 
     def load(self, state: Mapping[str, Any]):
-        """Takes over a state, part by part: a tree like `state` of arrays, or of what `ShardedVariable.load` reads from.
+        """Assigns a state shard by shard.
+
+        Args:
+          state: a tree with the paths of `self.state`, of arrays or of anything that `ShardedVariable.load` reads.
 
         Raises:
-          UserError: a tree with other paths or shapes.
+          UserError: the tree has other paths or shapes.
         """
         leaves, own = tree.flatten(state), tree.flatten(self.state)
         if leaves.keys() != own.keys():
             differing = ", ".join(sorted(leaves.keys() ^ own.keys())[:6])
-            raise UserError(f"the state is of another model; it differs in {differing}.")
+            raise UserError(f"the state belongs to another model; they differ in {differing}.")
         for path, variable in own.items():
             variable.load(leaves[path])
 
     def train(self, batches: Sequence[dict]) -> dict[str, tf.Tensor]:
-        """Makes one step for each batch, all in one loop on the device; another number of them compiles another loop.
+        """Runs one step for each batch, all in one loop on the device; each number of batches compiles its own loop.
 
         Returns:
-          The metrics of the last step; reading one waits for the loop.
+          The metrics of the last step. Reading one waits for the loop.
         """
-        parts = self.feed(len(batches)).place(batches)
+        shards = self.feed(len(batches)).send(batches)
         with self._on_first_host():
-            return self._train(parts, len(batches))
+            return self._train(shards, len(batches))
 
     def evaluate(self, batch: dict) -> dict[str, tf.Tensor]:
-        """The metrics of one batch."""
-        parts = self.feed(1).place([batch])
+        """Returns the metrics of one batch."""
+        shards = self.feed(1).send([batch])
         with self._on_first_host():
-            return self._evaluate(parts)
+            return self._evaluate(shards)
 
     def diagnose(self, batch: dict, step: int) -> dict:
-        """What `steps.diagnose_function` tells of a training step from these weights after `step` steps."""
-        parts = self.feed(1).place([batch])
+        """Runs `steps.diagnose_function` for the step after `step` steps, with the current weights."""
+        shards = self.feed(1).send([batch])
         with self._on_first_host():
-            return tree.unflatten(self._diagnose(parts, tf.constant(step)))
+            return tree.unflatten(self._diagnose(shards, tf.constant(step)))
 
     def feed(self, count: int) -> Feed:
-        """How `count` batches reach the cores."""
+        """Returns the feed of `count` batches."""
         return Feed(self._engine, self._batch_specs, self._steps.layout, count)
 
     def build_initialise(self, seed: tf.Tensor):
@@ -187,11 +193,11 @@ class Training:
 
         self._run(program, leaves, seed)
 
-    def build_train(self, parts: dict[str, list[tf.Tensor]], count: int) -> dict[str, tf.Tensor]:
+    def build_train(self, shards: dict[str, list[tf.Tensor]], count: int) -> dict[str, tf.Tensor]:
         """Adds the program of `train` to the graph.
 
         Args:
-          parts: of the feed of `count` batches, see `Feed.place`.
+          shards: of the feed of `count` batches, see `Feed.send`.
           count: the number of steps.
         """
         feed, leaves = self.feed(count), tree.flatten(self.state)
@@ -210,10 +216,10 @@ class Training:
                 variable.write(handles[path], values[path])
             return outputs["metrics"]
 
-        return self._run(program, leaves, feed.join(parts))
+        return self._run(program, leaves, feed.join(shards))
 
-    def build_evaluate(self, parts: dict[str, list[tf.Tensor]]) -> dict[str, tf.Tensor]:
-        """Adds the program of `evaluate` to the graph; `parts` are of the feed of one batch."""
+    def build_evaluate(self, shards: dict[str, list[tf.Tensor]]) -> dict[str, tf.Tensor]:
+        """Adds the program of `evaluate` to the graph; `shards` are of the feed of one batch."""
         feed, leaves = self.feed(1), tree.flatten(self.state["theta"])
         evaluate = self._steps.evaluate_function(self._batch_specs)
 
@@ -222,10 +228,10 @@ class Training:
             batch = tree.map_leaves(lambda stacked: stacked[0], feed.restored(batches))
             return evaluate({"theta": tree.unflatten(theta), "batch": batch})["metrics"]
 
-        return self._run(program, leaves, feed.join(parts))
+        return self._run(program, leaves, feed.join(shards))
 
-    def build_diagnose(self, parts: dict[str, list[tf.Tensor]], step: tf.Tensor) -> dict[str, tf.Tensor]:
-        """Adds the program of `diagnose` to the graph; results by path. `parts` are of the feed of one batch."""
+    def build_diagnose(self, shards: dict[str, list[tf.Tensor]], step: tf.Tensor) -> dict[str, tf.Tensor]:
+        """Adds the program of `diagnose` to the graph; results by path. `shards` are of the feed of one batch."""
         feed, leaves = self.feed(1), tree.flatten({name: self.state[name] for name in ("seed", "theta")})
         diagnose = self._steps.diagnose_function(self._batch_specs)
 
@@ -235,19 +241,19 @@ class Training:
             batch = tree.map_leaves(lambda stacked: stacked[0], feed.restored(batches))
             return tree.flatten(diagnose({"state": {**tree.unflatten(state), "step": step}, "batch": batch}))
 
-        return self._run(program, leaves, (feed.join(parts), step))
+        return self._run(program, leaves, (feed.join(shards), step))
 
     def _variable(self, path: str, spec: Spec) -> ShardedVariable:
-        placement = Placement(spec, self._steps.layout)
-        placement.check(path)
-        return ShardedVariable(placement, self._engine.devices, path)
+        sharding = TensorSharding(spec, self._steps.layout)
+        sharding.check(path)
+        return ShardedVariable(sharding, self._engine.devices, path)
 
     def _on_first_host(self) -> contextlib.AbstractContextManager:
-        """From there TensorFlow hands a program on to all cores."""
+        """Places operations on the first host, from which TensorFlow dispatches a program to all cores."""
         return tf.device(self._engine.hosts[0])
 
     def _run(self, program: Callable, leaves: dict[str, ShardedVariable], argument: Any) -> Any:
-        """Runs `program(handles, argument)` on all cores at once; handles are made where the variables are, outside of it."""
+        """Runs `program(handles, argument)` on all cores; handles are made outside of it, where the variables are."""
         handles = {path: variable.handle() for path, variable in leaves.items()}
 
         @tf.autograph.experimental.do_not_convert
@@ -260,72 +266,75 @@ class Training:
 
 
 class Feed:
-    """The way of stacked batches to the cores: a host is given the rows of its own cores, and no others."""
+    """Feeds stacked batches to the cores: each host receives the rows of its own cores only."""
 
     def __init__(self, engine: Engine, batch_specs: dict, layout: Layout, count: int):
         self._hosts = list(dict.fromkeys(engine.hosts))
         self._host_of = engine.hosts
-        self._placements = {
-            path: Placement(Spec((count, *spec.shape), spec.dtype, "r" + spec.logical_axes), layout)
+        self._shardings = {
+            path: TensorSharding(Spec((count, *spec.shape), spec.dtype, "r" + spec.logical_axes), layout)
             for path, spec in tree.flatten(batch_specs).items()
         }
-        for path, placement in self._placements.items():
-            placement.check(f"batch {path}")
+        for path, sharding in self._shardings.items():
+            sharding.check(f"batch {path}")
 
-    def place(self, batches: Sequence[dict]) -> dict[str, list[tf.Tensor]]:
-        """Puts batches onto the hosts: by path, for each host the parts `[cores of the host, steps, ...]`."""
+    def send(self, batches: Sequence[dict]) -> dict[str, list[tf.Tensor]]:
+        """Copies batches to the hosts; returns by path, for each host, its shards `[cores of the host, steps, ...]`."""
         leaves = [tree.flatten(batch) for batch in batches]
-        placed = {}
-        for path, placement in self._placements.items():
-            stacked, where = np.stack([leaf[path] for leaf in leaves]), placement.slices()
-            placed[path] = []
+        fed = {}
+        for path, sharding in self._shardings.items():
+            stacked, slices = np.stack([leaf[path] for leaf in leaves]), sharding.slices()
+            fed[path] = []
             for host in self._hosts:
-                parts = [stacked[where[part]].reshape(placement.part_shape) for part in self._parts_of(host, placement)]
+                shards = [
+                    stacked[slices[shard]].reshape(sharding.shard_shape) for shard in self._shards_of(host, sharding)
+                ]
                 with tf.device(host):
-                    placed[path].append(tf.constant(np.stack(parts)))
-        return placed
+                    fed[path].append(tf.constant(np.stack(shards)))
+        return fed
 
     def specs(self) -> dict[str, list[tf.TensorSpec]]:
-        """What `place` returns, without values."""
+        """Returns the specs of what `send` returns."""
         return {
             path: [
-                tf.TensorSpec((len(self._parts_of(host, placement)), *placement.part_shape), placement.spec.dtype)
+                tf.TensorSpec((len(self._shards_of(host, sharding)), *sharding.shard_shape), sharding.spec.dtype)
                 for host in self._hosts
             ]
-            for path, placement in self._placements.items()
+            for path, sharding in self._shardings.items()
         }
 
-    def join(self, parts: dict[str, list[tf.Tensor]]) -> dict[str, tf.Tensor]:
-        """What `place` returned, one tensor a path, for a TPU program to be called with."""
+    def join(self, shards: dict[str, list[tf.Tensor]]) -> dict[str, tf.Tensor]:
+        """Joins what `send` returned into one tensor a path, as the input of a TPU program."""
         joined = {}
-        for path, placement in self._placements.items():
-            by_part: dict[int, tf.Tensor] = {}
-            for host, of_host in zip(self._hosts, parts[path], strict=True):
+        for path, sharding in self._shardings.items():
+            by_shard: dict[int, tf.Tensor] = {}
+            for host, of_host in zip(self._hosts, shards[path], strict=True):
                 with tf.device(host):
-                    by_part.update(zip(self._parts_of(host, placement), tf.unstack(of_host), strict=True))
-            joined[path] = placement.join([by_part[part] for part in range(len(by_part))])
+                    by_shard.update(zip(self._shards_of(host, sharding), tf.unstack(of_host), strict=True))
+            joined[path] = sharding.join([by_shard[shard] for shard in range(len(by_shard))])
         return joined
 
     def restored(self, batches: dict[str, tf.Tensor]) -> dict:
-        """In the program: the tree of batches `[steps, ...]`, in place."""
-        return tree.unflatten({path: self._placements[path].restored(tensor) for path, tensor in batches.items()})
+        """Returns, inside the program, the tree of sharded batches `[steps, ...]`."""
+        return tree.unflatten({path: self._shardings[path].restored(tensor) for path, tensor in batches.items()})
 
-    def _parts_of(self, host: str, placement: Placement) -> list[int]:
-        return [part for part, core in enumerate(placement.cores) if self._host_of[core] == host]
+    def _shards_of(self, host: str, sharding: TensorSharding) -> list[int]:
+        return [shard for shard, core in enumerate(sharding.cores) if self._host_of[core] == host]
 
 
 def train_loop(
     train: Callable[[dict], dict], state_specs: dict, batch_specs: dict, layout: Layout
 ) -> Callable[[dict], dict]:
-    """Makes many steps one function, `{state, batches} -> {state, metrics}`.
+    """Turns a step into a loop of steps, `{state, batches} -> {state, metrics}`.
 
     Args:
       train: one step, `{state, batch} -> {state, metrics}`.
-      state_specs, batch_specs: trees of `Spec`s.
-      layout: where state and batch lie.
+      state_specs: the tree of `Spec`s of the state.
+      batch_specs: the tree of `Spec`s of a batch.
+      layout: how both are sharded.
 
     Returns:
-      A pure function; its batches have a leading dimension of steps, its metrics are those of the last one.
+      A pure function. Its batches have a leading dimension of steps; its metrics are those of the last step.
     """
     specs = tree.flatten({"state": state_specs, "batch": batch_specs})
     step, outputs_of = _traced(train, specs, layout)
@@ -335,9 +344,9 @@ def train_loop(
         count = next(iter(batches.values())).shape[0]
 
         def body(index: tf.Tensor, state: dict, metrics: dict) -> tuple:
-            here = {path: layout.annotate(value, specs[path].logical_axes) for path, value in state.items()}
-            here |= {path: stacked[index] for path, stacked in batches.items()}
-            outputs = outputs_of(step(*(here[path] for path in specs)))
+            inputs = {path: layout.annotate(value, specs[path].logical_axes) for path, value in state.items()}
+            inputs |= {path: stacked[index] for path, stacked in batches.items()}
+            outputs = outputs_of(step(*(inputs[path] for path in specs)))
             return (
                 index + 1,
                 {path: layout.annotate(outputs[path], specs[path].logical_axes) for path in state},
@@ -358,7 +367,7 @@ def train_loop(
 
 
 def _traced(function: Callable[[dict], dict], specs: dict[str, Spec], layout: Layout) -> tuple[Any, Callable]:
-    """A function as a graph of its own, which takes a flat list of tensors, and what names its results by path."""
+    """Returns a function as a graph, which takes a flat list of tensors, and a function that names its results."""
     paths: list[str] = []
 
     def train_step(*tensors):
@@ -374,14 +383,14 @@ def _traced(function: Callable[[dict], dict], specs: dict[str, Spec], layout: La
 
 
 def _check_answers(tpu: str):
-    """Raises UserError where nothing listens at a given address, for which TensorFlow would wait without end."""
+    """Raises UserError if nothing listens at a given address, for which TensorFlow would wait for ever."""
     if not tpu.startswith("grpc://"):
         return
     host, _, port = tpu.removeprefix("grpc://").rpartition(":")
     if not host or not port.isdecimal():
         raise UserError(f"--tpu={tpu}: expected grpc://HOST:PORT, for instance grpc://10.0.0.2:8470.")
     try:
-        socket.create_connection((host, int(port)), _SECONDS_TO_ANSWER).close()
+        socket.create_connection((host, int(port)), _CONNECT_SECONDS).close()
     except OSError as error:
         raise UserError(
             f"--tpu={tpu}: nothing answers there ({error}); is the slice running, and this machine in its network?"
@@ -389,7 +398,7 @@ def _check_answers(tpu: str):
 
 
 @contextlib.contextmanager
-def _telling_what_is_missing(tpu: str) -> Iterator[None]:
+def _connection_errors(tpu: str) -> Iterator[None]:
     """Turns the many errors of finding and initialising a TPU into one that names the remedy."""
     try:
         yield
@@ -409,5 +418,8 @@ def _advice(tpu: str) -> str:
             f"(docs/cloud_tpu.md)."
         )
     if tpu == "local":
-        return "Is this a virtual machine of a slice, and the only one? Of others pass the slice's name (docs/cloud_tpu.md)."
-    return "Is the slice running? Of one with a single virtual machine pass --tpu=local (docs/cloud_tpu.md)."
+        return (
+            "Is this the virtual machine of a slice with a single one? For a larger slice pass its name "
+            "(docs/cloud_tpu.md)."
+        )
+    return "Is the slice running? On a slice with a single virtual machine pass --tpu=local (docs/cloud_tpu.md)."

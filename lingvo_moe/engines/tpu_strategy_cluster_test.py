@@ -1,6 +1,7 @@
 """State and batches reach hosts that are other processes: TensorFlow servers on this machine, each with four "cores".
 
-What a slice's machines do, but for the TPU: variables live there, and are loaded, fed and read from here over the network.
+The servers do what the machines of a slice do, except for the TPU: they hold variables, which this process loads, feeds
+and reads over the network.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _CLIENT = """
 import sys
 import numpy as np
 from lingvo_moe.engines.tpu_strategy import Feed
-from lingvo_moe.engines.tpu_strategy_variables import Placement, ShardedVariable
+from lingvo_moe.engines.tpu_strategy_variables import TensorSharding, ShardedVariable
 from lingvo_moe.layout import DeviceMesh, Layout, Spec
 from lingvo_moe.lazy import tf
 
@@ -33,17 +34,19 @@ class Engine:
     hosts = devices = [f"/job:worker/replica:0/task:{core // 4}/device:CPU:0" for core in range(8)]
 
 
-tf.config.experimental_connect_to_cluster(tf.train.ClusterSpec({"worker": sys.argv[1:]}), make_master_device_default=False)
+cluster = tf.train.ClusterSpec({"worker": sys.argv[1:]})
+tf.config.experimental_connect_to_cluster(cluster, make_master_device_default=False)
 layout, random = Layout.of(DeviceMesh((8,))), np.random.default_rng(0)
-for letters in ("EMH", "mbh"):
+for logical_axes in ("EMH", "mbh"):
     value = random.normal(size=(8, 16, 4)).astype(np.float32)
-    variable = ShardedVariable(Placement(Spec(value.shape, "float32", letters), layout), Engine.devices, letters)
+    sharding = TensorSharding(Spec(value.shape, "float32", logical_axes), layout)
+    variable = ShardedVariable(sharding, Engine.devices, logical_axes)
     variable.load(value)
     assert [part.device for part in variable._variables] == Engine.devices
     np.testing.assert_array_equal(np.asarray(variable), value)
 
 ids = np.arange(32, dtype=np.int32).reshape(8, 4)
-first, second = Feed(Engine, {"ids": Spec((8, 4), "int32", "BT")}, layout, 2).place([{"ids": ids}, {"ids": -ids}])["ids"]
+first, second = Feed(Engine, {"ids": Spec((8, 4), "int32", "BT")}, layout, 2).send([{"ids": ids}, {"ids": -ids}])["ids"]
 for host, tensor, rows in ((0, first, ids[:4]), (1, second, ids[4:])):
     assert f"task:{host}" in tensor.backing_device, tensor.backing_device
     np.testing.assert_array_equal(tensor.numpy(), np.stack([rows, -rows], axis=1)[:, :, np.newaxis])

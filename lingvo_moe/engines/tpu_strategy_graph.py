@@ -1,7 +1,7 @@
-"""The graph that a Cloud TPU would be given, for a slice that is not here: built, and read.
+"""Builds and reads the graphs of the TPUStrategy engine for a slice that does not exist here.
 
-The strategy asks a resolver for the slice's description and nothing more, so a stand-in with the description of a real
-topology gives real graphs. What cannot be had without a TPU is their execution.
+The strategy asks a resolver only for the description of the slice, so a stand-in with the description of a real
+topology gives real graphs. Only executing them needs a TPU.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ _STEP = re.compile(r"inference_train_step_\d+$")
 
 @dataclasses.dataclass(frozen=True)
 class Variable:
-    """A distributed tensor of the state, as it stands in a graph.
+    """A sharded tensor of the state, as a graph describes it.
 
     Attributes:
-      partition_dims: into how many parts each dimension is cut; empty where every core holds all of it.
-      part_shape: of one core's variable.
-      sharding: the bytes of XLA's sharding.
-      devices: where its parts are, in order.
-      annotated: whether what is read from it, and what is assigned to it, is annotated with a place.
+      partition_dims: the number of shards along each dimension; empty if it is replicated.
+      shard_shape: the shape of one core's variable.
+      sharding: XLA's sharding, serialised.
+      devices: the devices of its shards, in order.
+      annotated: whether the values read from it and assigned to it have sharding annotations.
       itemsize: bytes of an element.
     """
 
     partition_dims: tuple[int, ...]
-    part_shape: tuple[int, ...]
+    shard_shape: tuple[int, ...]
     sharding: bytes
     devices: tuple[str, ...]
     annotated: bool
@@ -62,31 +62,31 @@ class TPUGraph:
                 self._users.setdefault(_node_name(name), []).append(node)
 
     def metadata(self) -> list:
-        """The TPUReplicateMetadata nodes, one for each program."""
+        """Returns the TPUReplicateMetadata nodes, one for each program."""
         return [node for node in self.definition.node if node.op == "TPUReplicateMetadata"]
 
     def variables(self) -> dict[str, Variable]:
-        """The distributed tensors by path."""
-        found = {}
+        """Returns the sharded tensors by path."""
+        variables = {}
         for node in self.definition.node:
-            parts = [self._nodes[_node_name(name)] for name in node.input]
-            if node.op == "TPUPartitionedInputV2" and parts[0].op == "VarHandleOp":
-                found[parts[0].name] = Variable(
+            shards = [self._nodes[_node_name(name)] for name in node.input]
+            if node.op == "TPUPartitionedInputV2" and shards[0].op == "VarHandleOp":
+                variables[shards[0].name] = Variable(
                     tuple(node.attr["partition_dims"].list.i),
-                    tuple(d.size for d in parts[0].attr["shape"].shape.dim),
+                    tuple(d.size for d in shards[0].attr["shape"].shape.dim),
                     node.attr["_XlaSharding"].s,
-                    tuple(part.device for part in parts),
+                    tuple(shard.device for shard in shards),
                     self._annotated(node),
-                    tf.as_dtype(parts[0].attr["dtype"].type).size,
+                    tf.as_dtype(shards[0].attr["dtype"].type).size,
                 )
-        return found
+        return variables
 
     def handles(self) -> int:
-        """How many variables the cores have in all."""
+        """Returns the number of variables of all cores."""
         return sum(node.op == "VarHandleOp" for node in self.definition.node)
 
     def loops(self) -> list:
-        """The loops that run on the device and are not inside others."""
+        """Returns the outermost loops that run on the device."""
         return [
             node
             for node in self.definition.node
@@ -94,27 +94,27 @@ class TPUGraph:
         ]
 
     def operators(self) -> dict[str, int]:
-        """How often each operator stands in the graph, functions included."""
+        """Returns the count of each operator in the graph, functions included."""
         counts: dict[str, int] = {}
         for node in itertools.chain(self.definition.node, *(f.node_def for f in self.definition.library.function)):
             counts[node.op] = counts.get(node.op, 0) + 1
         return counts
 
     def step(self) -> str:
-        """The digest of the function of one training step, see `digest`."""
+        """Returns the digest of the function of one training step, see `digest`."""
         (function,) = [f.signature.name for f in self.definition.library.function if _STEP.search(f.signature.name)]
         return digest(self.definition.library, function)
 
     def bridged(self) -> str:
-        """What TensorFlow's TPU bridge makes of it, in MLIR: one call on all cores, fed from each core's variables."""
+        """Returns the MLIR of TensorFlow's TPU bridge: one call on all cores, fed from each core's variables."""
         from tensorflow.python import pywrap_mlir  # the bridge has no public name
 
         module = pywrap_mlir.import_graphdef(self.definition, "", False)
         return pywrap_mlir.experimental_run_pass_pipeline(module, "tf-replicated-clustering-bridge-v2", False)
 
     def bytes_per_core(self) -> int:
-        """What the state takes on each core."""
-        return sum(math.prod(variable.part_shape) * variable.itemsize for variable in self.variables().values())
+        """Returns the bytes of the state on each core."""
+        return sum(math.prod(variable.shard_shape) * variable.itemsize for variable in self.variables().values())
 
     def _annotated(self, handle) -> bool:
         reads = [node for node in self._users[handle.name] if node.op == "ReadVariableOp"]
@@ -135,11 +135,11 @@ def build(
     """Builds programs for a slice.
 
     Args:
-      chips: of the slice along x, y and z, two cores each; whole hosts of 2 x 2.
+      chips: the chips of the slice along x, y and z, two cores each; a host has 2 x 2.
       steps: the step functions.
-      batch_specs: tree of the `Spec`s of a batch.
-      programs: which of PROGRAMS.
-      count: the steps of a loop.
+      batch_specs: the tree of `Spec`s of a batch.
+      programs: which of PROGRAMS to build.
+      count: the number of steps of a loop.
     """
     with tf.Graph().as_default() as graph:
         training = Training(stand_in(chips), steps, batch_specs)
@@ -152,16 +152,16 @@ def build(
     return TPUGraph(graph.as_graph_def())
 
 
-# Which gradient a node would have, by a number that each trace counts on; the gradients are among the nodes already.
+# The gradient of a node, by a number that differs between traces; the gradients themselves are among the nodes.
 _GRADIENT = "_gradient_op_type"
 
 
 def digest(library, name: str) -> str:
-    """A digest of all nodes of a function and of those it calls, the same for two traces of one Python function.
+    """Returns a digest of a function and of those it calls, equal for two traces of one Python function.
 
     Args:
       library: the FunctionDefLibrary.
-      name: of the function.
+      name: the name of the function.
     """
     functions = {function.signature.name: function for function in library.function}
 
@@ -182,7 +182,7 @@ def digest(library, name: str) -> str:
 
 
 def stand_in(chips: tuple[int, ...]) -> Engine:
-    """The engine of a slice that is not here; see `build`."""
+    """Returns the engine of a slice that does not exist here; see `build`."""
     from tensorflow.python.tpu.topology import Topology  # its constructor has no public name
 
     coordinates = _coordinates(chips)
@@ -191,7 +191,7 @@ def stand_in(chips: tuple[int, ...]) -> Engine:
 
 
 def _coordinates(chips: tuple[int, ...]) -> np.ndarray:
-    """Of each core `[hosts, cores of a host, 4]`: x, y, z and the core of its chip."""
+    """Returns `[hosts, cores of a host, 4]`: x, y, z and the index in its chip, of each core."""
     width, height, depth = chips
     cores = [
         [(x + dx, y + dy, z, core) for dy in range(_HOST[1]) for dx in range(_HOST[0]) for core in range(2)]
@@ -211,13 +211,13 @@ def _resolver(topology: Any, hosts: int, cores: int):
         devices=[
             tf.config.LogicalDevice(f"/job:{_JOB}/replica:0/task:{host}/device:{kind}:{index}", kind)
             for host in range(hosts)
-            for kind, many in (("CPU", 1), ("TPU", cores))
-            for index in range(many)
+            for kind, count in (("CPU", 1), ("TPU", cores))
+            for index in range(count)
         ],
     )
 
     class StandIn(tf.distribute.cluster_resolver.ClusterResolver):
-        """Knows what a `TPUClusterResolver` would have asked the slice for."""
+        """Answers what a `TPUClusterResolver` would ask the slice."""
 
         environment = ""
 

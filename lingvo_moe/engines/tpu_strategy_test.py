@@ -1,7 +1,7 @@
-"""What a Cloud TPU would be given is right: the same step, each core its own part of the state, many steps in one loop.
+"""The programs for a Cloud TPU are right: the same step, one shard of the state per core, many steps in one loop.
 
-There is no TPU here. Graphs are built for the description of a real slice of 8 cores and read, by us and by TensorFlow's own
-TPU bridge; the functions in them are run by other means.
+There is no TPU here. Graphs are built for the description of a real slice of 8 cores, and read by these tests and by
+TensorFlow's own TPU bridge; the functions in them are run by other means.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from lingvo_moe import steps as step_functions
 from lingvo_moe.engines import topology, tpu_strategy, tpu_strategy_graph
 from lingvo_moe.engines.tpu_strategy import Engine, Training, train_loop
 from lingvo_moe.engines.tpu_strategy_graph import TPUGraph
-from lingvo_moe.engines.tpu_strategy_variables import Placement, ShardedVariable
+from lingvo_moe.engines.tpu_strategy_variables import ShardedVariable, TensorSharding
 from lingvo_moe.errors import UserError
 from lingvo_moe.layers.base import Context, Layer
 from lingvo_moe.layers.embedding import Embedding, Softmax, cross_entropy
@@ -51,8 +51,8 @@ TRANSLATION = (
     "input.target_length=16",
     "decoding_batch=8",
 )
-# Losses of a few nats after sums of float32 products in another order, by another build of XLA, and Adafactor steps that
-# divide gradients, with their rounding, by their own root mean square.
+# Losses of a few nats after sums of float32 products in another order, by another build of XLA, and Adafactor steps
+# that divide gradients, with their rounding, by their own root mean square.
 TRAINED_TOLERANCE = 1e-5
 
 
@@ -147,8 +147,8 @@ def test_every_variable_is_cut_as_the_layout_says(mesh):
     for path, spec in specs.items():
         found, mapping = variables[path], steps.layout.dims_mapping(spec.logical_axes)
         shape = spmd.shard_shape(spec.shape, steps.layout.mesh.devices, mapping)
-        assert found.part_shape[-len(shape) :] == shape if shape else found.part_shape == (), path
-        assert np.prod(found.part_shape) == np.prod(shape), path
+        assert found.shard_shape[-len(shape) :] == shape if shape else found.shard_shape == (), path
+        assert np.prod(found.shard_shape) == np.prod(shape), path
         assert np.prod(found.partition_dims) == (8 if max((-1, *mapping)) >= 0 else 1), path
         assert sorted(found.devices) == [f"/job:worker/task:0/device:TPU:{core}" for core in range(8)]
         assert found.annotated, path
@@ -158,8 +158,8 @@ def test_experts_are_distributed_and_gates_are_whole():
     """A look at the layout's answers themselves: GShard Algorithm 2 on one axis, GSPMD's on two."""
     one, two = graph("8").variables(), graph("4x2").variables()
     expert, gate = "theta/encoder/layer_1/feed_forward/wi", "theta/encoder/layer_1/feed_forward/gate"
-    assert one[expert].partition_dims == (1, 8, 1, 1) and one[expert].part_shape == (1, 1, 16, 32)
-    assert two["theta/experts/wi"].partition_dims == (4, 1, 2) and two["theta/experts/wi"].part_shape == (2, 8, 8)
+    assert one[expert].partition_dims == (1, 8, 1, 1) and one[expert].shard_shape == (1, 1, 16, 32)
+    assert two["theta/experts/wi"].partition_dims == (4, 1, 2) and two["theta/experts/wi"].shard_shape == (2, 8, 8)
     assert one[gate].partition_dims == two["theta/experts/gate"].partition_dims == ()
 
 
@@ -207,7 +207,7 @@ def test_the_bridge_reads_and_writes_each_part_on_its_own_core(mesh):
     specs = tree.flatten(one_layer(mesh).state_specs())
     layout = one_layer(mesh).layout
     parts = collections.Counter(
-        "x".join(map(str, (*Placement(spec, layout).part_shape, {"float32": "f32", "int32": "i32"}[spec.dtype])))
+        "x".join(map(str, (*TensorSharding(spec, layout).shard_shape, {"float32": "f32", "int32": "i32"}[spec.dtype])))
         for spec in specs.values()
     )
     read = collections.Counter(re.findall(r'"tf\.ReadVariableOp".*-> tensor<(.*)>\n', module))
@@ -216,16 +216,16 @@ def test_the_bridge_reads_and_writes_each_part_on_its_own_core(mesh):
     assert module.count('"tf_device.cluster_func"') == 1
 
 
-def test_without_copies_no_core_is_given_anothers_part():
-    """With copies the bridge would take results from the wrong cores: what is cut at all has as many parts as cores."""
+def test_no_core_receives_the_shard_of_another():
+    """With copies the bridge would take results from the wrong cores, so a sharded tensor has one shard per core."""
     for found in graph("4x2").variables().values():
         assert np.prod(found.partition_dims) in (1, 8)
     copied = graph("4x2").variables()["optimizer_state/embedding/table/row"]
-    assert (copied.partition_dims, copied.part_shape) == ((4, 2), (1, 8)), "four copies of two halves"
+    assert (copied.partition_dims, copied.shard_shape) == ((4, 2), (1, 8)), "four copies of two halves"
 
 
 @pytest.mark.parametrize(
-    "mesh, letters",
+    "mesh, logical_axes",
     [
         ("8", "EMH"),
         ("8", "BM"),
@@ -238,30 +238,30 @@ def test_without_copies_no_core_is_given_anothers_part():
         ("8x1", "BM"),
     ],
 )
-def test_parts_cover_a_tensor(mesh, logical_axes):
-    """Cores are those XLA names for each part; joined where they belong, parts are the whole."""
+def test_shards_cover_a_tensor(mesh, logical_axes):
+    """Cores are those that XLA names for each shard; joined at their indices, the shards are the tensor."""
     layout = Layout.of(DeviceMesh.parse(mesh))
-    placement = Placement(Spec((8,) * len(logical_axes), "float32", logical_axes), layout)
-    whole = np.arange(8 ** len(logical_axes)).reshape(placement.spec.shape)
-    shown = layout.mesh.devices if placement.replicated else np.array(placement.cores).reshape(placement.partition_dims)
+    sharding = TensorSharding(Spec((8,) * len(logical_axes), "float32", logical_axes), layout)
+    whole = np.arange(8 ** len(logical_axes)).reshape(sharding.spec.shape)
+    shown = layout.mesh.devices if sharding.replicated else np.array(sharding.cores).reshape(sharding.partition_dims)
     expected = np.asarray(
-        spmd.mesh_sharding(layout.mesh.devices, placement._stored_mapping).proto.tile_assignment_devices
+        spmd.mesh_sharding(layout.mesh.devices, sharding._stored_mapping).proto.tile_assignment_devices
     )
     np.testing.assert_array_equal(shown.ravel(), expected if expected.size else np.arange(8))
     found = np.full_like(whole, -1)
-    for where in placement.slices():
+    for where in sharding.slices():
         found[where] = whole[where]
-        assert whole[where].size == np.prod(placement.part_shape)
+        assert whole[where].size == np.prod(sharding.shard_shape)
     np.testing.assert_array_equal(found, whole)
 
 
-@pytest.mark.parametrize("letters", ["BM", "H", "MH", "m"])
+@pytest.mark.parametrize("logical_axes", ["BM", "H", "MH", "m"])
 def test_storing_copies_changes_no_value_and_moves_no_data(logical_axes):
     layout = Layout.of(DeviceMesh.parse("4x2"))
     value = np.random.default_rng(0).normal(size=(8,) * len(logical_axes)).astype(np.float32)
-    placement = Placement(Spec(value.shape, "float32", logical_axes), layout)
+    sharding = TensorSharding(Spec(value.shape, "float32", logical_axes), layout)
     executable = harness.compile_for(
-        lambda inputs: {"y": placement.restored(placement.stored(inputs["x"]))},
+        lambda inputs: {"y": sharding.restored(sharding.stored(inputs["x"]))},
         {"x": value},
         layout,
         {"x": logical_axes, "y": logical_axes},
@@ -312,7 +312,7 @@ def test_tensorflow_alone_has_the_losses_of_the_pjrt_engine():
 
 
 def test_the_loop_compiles_for_a_slice_and_keeps_the_state_in_place():
-    """libtpu's answer for 8 TPU v3 cores: one loop, and the new state where the old one was."""
+    """Compiled for 8 TPU v3 cores: one loop, and the new state reuses the memory of the old one."""
     steps, stacked = (
         one_layer("8"),
         {
@@ -325,7 +325,8 @@ def test_the_loop_compiles_for_a_slice_and_keeps_the_state_in_place():
         lower("loop", loop, {"state": steps.state_specs(), "batches": stacked}, {}, steps.layout, donated=("state",))
     )
     state = sum(
-        np.prod(Placement(spec, steps.layout).part_shape) * 4 for spec in tree.flatten(steps.state_specs()).values()
+        np.prod(TensorSharding(spec, steps.layout).shard_shape) * 4
+        for spec in tree.flatten(steps.state_specs()).values()
     )
     assert re.search(r"= \(.*\) while\(", compiled.hlo())
     assert compiled.memory().alias_size_in_bytes >= state
@@ -355,8 +356,8 @@ class Lazy:
 
 
 def test_a_distributed_weight_is_never_held_whole_on_its_way_in_or_out():
-    placement = Placement(Spec((8, 4, 16), "float32", "EMH"), Layout.of(DeviceMesh((8,))))
-    variable, source = ShardedVariable(placement, ["/device:CPU:0"] * 8, "experts"), Lazy((8, 4, 16))
+    sharding = TensorSharding(Spec((8, 4, 16), "float32", "EMH"), Layout.of(DeviceMesh((8,))))
+    variable, source = ShardedVariable(sharding, ["/device:CPU:0"] * 8, "experts"), Lazy((8, 4, 16))
     variable.load(source)
     assert source.largest == 64 and [part.shape for _, part in variable.shards()] == [(1, 4, 16)] * 8
 
@@ -377,7 +378,7 @@ def test_a_host_is_fed_the_rows_of_its_own_cores(mesh):
 @pytest.mark.parametrize("mesh", MESHES)
 def test_what_is_placed_is_what_is_declared(mesh):
     training = on_this_machine(mesh)
-    placed = training.feed(3).place([one_layer_batch(step) for step in range(3)])
+    placed = training.feed(3).send([one_layer_batch(step) for step in range(3)])
     assert {path: [(tuple(t.shape), t.dtype) for t in parts] for path, parts in placed.items()} == {
         path: [(tuple(s.shape), s.dtype) for s in specs] for path, specs in training.feed(3).specs().items()
     }

@@ -1,8 +1,8 @@
-"""Distributed tensors of the TPUStrategy engine: every core holds its own part, and nothing holds the whole.
+"""Sharded tensors of the TPUStrategy engine: every core holds its own shard, and nothing holds the whole tensor.
 
-`TPUStrategy` itself puts a whole copy of each variable on every core. Here each core has a variable of its part alone, and
-`TPUPartitionedInputV2` shows them to the program as one tensor; TensorFlow's TPU bridge turns reading and assigning that one
-into reading and assigning each part on its own core.
+`TPUStrategy` itself replicates each variable on every core. Here each core has a variable of its shard alone, and
+`TPUPartitionedInputV2` presents them to the program as one tensor. TensorFlow's TPU bridge turns reading and assigning
+that tensor into reading and assigning each shard on its own core.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from lingvo_moe.sharding.layout import Layout, Spec
 
 
 @dataclasses.dataclass(frozen=True)
-class Placement:
-    """How a tensor is cut into one part for each core.
+class TensorSharding:
+    """How a tensor is divided into one shard for each core.
 
-    Where a mesh axis cuts nothing of a tensor that another axis cuts, its parts have copies. The bridge loses count of copied
-    results, so such a tensor is kept with a leading dimension, of the size of that axis, for its copies: `stored`.
+    If one mesh axis shards a tensor and another does not, the tensor's shards have copies. The bridge miscounts copied
+    results, so such a tensor is stored with a leading dimension for its copies, of the size of that axis: `stored`.
     """
 
     spec: Spec
     layout: Layout
 
     def check(self, path: str):
-        """Raises UserError where a mesh axis does not divide a dimension that it cuts."""
+        """Raises UserError if a mesh axis does not divide a dimension that it shards."""
         mesh = self.layout.mesh
         for size, axis in zip(self.spec.shape, self._dims_mapping):
             if axis >= 0 and size % mesh.shape[axis]:
@@ -44,39 +44,39 @@ class Placement:
 
     @property
     def replicated(self) -> bool:
-        """Whether every core holds all of it."""
+        """Whether every core holds the whole tensor."""
         return all(axis == spmd.REPLICATED_DIMENSION for axis in self._dims_mapping)
 
     @property
     def partition_dims(self) -> list[int]:
-        """Into how many parts each dimension of the stored tensor is cut; empty for a replicated one."""
+        """The number of shards along each dimension of the stored tensor; empty for a replicated one."""
         shape = self.layout.mesh.shape
         return [] if self.replicated else [shape[axis] if axis >= 0 else 1 for axis in self._stored_mapping]
 
     @property
     def cores(self) -> list[int]:
-        """The core of each part, in row-major order of parts."""
+        """The core of each shard, in row-major order of shards."""
         devices = self.layout.mesh.devices
         axes = [axis for axis in self._stored_mapping if axis >= 0]
         return (devices if self.replicated else devices.transpose(axes)).ravel().tolist()
 
     @property
-    def part_shape(self) -> tuple[int, ...]:
+    def shard_shape(self) -> tuple[int, ...]:
         """The shape of one core's variable."""
         dims = self.partition_dims or [1] * len(self.spec.shape)
-        return tuple(size // parts for size, parts in zip(self._stored_shape, dims, strict=True))
+        return tuple(size // count for size, count in zip(self._stored_shape, dims, strict=True))
 
     def slices(self) -> list[tuple[slice, ...]]:
-        """Of each part: where in the tensor it belongs; copies belong to the same place."""
-        found = []
-        for part in range(self.layout.mesh.size):
-            where = np.unravel_index(part, self.partition_dims) if self.partition_dims else [0] * len(self.spec.shape)
-            stored = [slice(at * size, (at + 1) * size) for at, size in zip(where, self.part_shape, strict=True)]
-            found.append(tuple(stored[self._copy_dims :]))
-        return found
+        """Returns the index of each shard in the tensor; copies have the same index."""
+        slices = []
+        for shard in range(self.layout.mesh.size):
+            grid = np.unravel_index(shard, self.partition_dims) if self.partition_dims else [0] * len(self.spec.shape)
+            stored = [slice(at * size, (at + 1) * size) for at, size in zip(grid, self.shard_shape, strict=True)]
+            slices.append(tuple(stored[self._copy_dims :]))
+        return slices
 
     def stored(self, tensor: tf.Tensor) -> tf.Tensor:
-        """The tensor as it is kept, in place; no data moves."""
+        """Returns the tensor as it is stored, on the same cores; no data moves."""
         if not self._copy_dims:
             return self.layout.annotate(tensor, self.spec.logical_axes) if self.layout.mesh.size > 1 else tensor
         mesh = self.layout.mesh.devices
@@ -84,18 +84,18 @@ class Placement:
         return spmd.manual_to_auto_spmd_partition(part[tf.newaxis], mesh, self._stored_mapping, self._stored_shape)
 
     def restored(self, tensor: tf.Tensor) -> tf.Tensor:
-        """The inverse of `stored`."""
+        """Inverts `stored`."""
         if not self._copy_dims:
             return self.stored(tensor)
         mesh = self.layout.mesh.devices
         part = spmd.auto_to_manual_spmd_partition(tensor, mesh, self._stored_mapping)
         return spmd.manual_to_auto_spmd_partition(part[0], mesh, self._dims_mapping, self.spec.shape)
 
-    def join(self, parts: Sequence[tf.Tensor]) -> tf.Tensor:
-        """One tensor, or handle of a variable, of those of all parts, for a TPU program to read."""
+    def join(self, shards: Sequence[tf.Tensor]) -> tf.Tensor:
+        """Joins the tensors, or the handles of the variables, of all shards into one, for a TPU program to read."""
         from tensorflow.python.ops import gen_tpu_partition_ops  # TensorFlow exposes it under no public name
 
-        joined = gen_tpu_partition_ops.tpu_partitioned_input_v2(parts, partition_dims=self.partition_dims)
+        joined = gen_tpu_partition_ops.tpu_partitioned_input_v2(list(shards), partition_dims=self.partition_dims)
         if self.layout.mesh.size > 1:
             spmd.mesh_sharding(self.layout.mesh.devices, self._stored_mapping).apply_to_tensor(joined)
         return joined
@@ -131,93 +131,92 @@ class ShardedVariable(ShardedTensor):
     `numpy.asarray` brings all of it here; `shards` does so shard by shard.
     """
 
-    def __init__(self, placement: Placement, devices: Sequence[str], name: str):
-        """Makes variables without values.
+    def __init__(self, sharding: TensorSharding, devices: Sequence[str], name: str):
+        """Allocates variables without values.
 
         Args:
-          placement: how it is cut.
-          devices: of all cores, by their number in the mesh.
+          sharding: how it is sharded.
+          devices: the names of all cores, by their number in the mesh.
           name: its path in the state.
         """
-        from tensorflow.python.ops import (
-            resource_variable_ops,
-        )  # a variable without an initial value has no public name
+        # A variable without an initial value has no public name.
+        from tensorflow.python.ops import resource_variable_ops
 
-        self.placement = placement
+        self.sharding = sharding
         self._variables = []
-        for core in placement.cores:
+        for core in sharding.cores:
             with tf.device(devices[core]):
                 self._variables.append(
                     resource_variable_ops.UninitializedVariable(
-                        shape=placement.part_shape, dtype=tf.as_dtype(placement.spec.dtype), trainable=False, name=name
+                        shape=sharding.shard_shape, dtype=tf.as_dtype(sharding.spec.dtype), trainable=False, name=name
                     )
                 )
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the whole."""
-        return self.placement.spec.shape
+        """The shape of the whole tensor."""
+        return self.sharding.spec.shape
 
     @property
     def shard_shape(self) -> tuple[int, ...]:
-        """Of what one core holds of it."""
-        return tuple(s.stop - s.start for s in self.placement.slices()[0])
+        """The shape of the shard that one core holds."""
+        return tuple(s.stop - s.start for s in self.sharding.slices()[0])
 
     @property
     def dtype(self) -> np.dtype:
-        """Of its elements."""
-        return np.dtype(self.placement.spec.dtype)
+        """The type of the elements."""
+        return np.dtype(self.sharding.spec.dtype)
 
     def handle(self) -> tf.Tensor:
-        """The variable as one, for `read` and `write` in a TPU program."""
-        return self.placement.join([variable.handle for variable in self._variables])
+        """Returns one handle of all shards, for `read` and `write` in a TPU program."""
+        return self.sharding.join([variable.handle for variable in self._variables])
 
     def read(self, handle: tf.Tensor) -> tf.Tensor:
-        """Its value in a TPU program, in place."""
-        return self.placement.restored(tf.raw_ops.ReadVariableOp(resource=handle, dtype=self.dtype))
+        """Returns its value in a TPU program, sharded as it is stored."""
+        return self.sharding.restored(tf.raw_ops.ReadVariableOp(resource=handle, dtype=self.dtype))
 
     def write(self, handle: tf.Tensor, value: tf.Tensor):
         """Assigns a value in a TPU program."""
-        tf.raw_ops.AssignVariableOp(resource=handle, value=self.placement.stored(value))
+        tf.raw_ops.AssignVariableOp(resource=handle, value=self.sharding.stored(value))
 
     def shards(self) -> Iterator[tuple[tuple[slice, ...], np.ndarray]]:
         """Yields (index, value) of each shard once, one after another; `index` selects it in the whole tensor."""
-        for where, copies in self._places():
-            yield where, copies[0].read_value().numpy().reshape([s.stop - s.start for s in where])
+        for index, copies in self._copies():
+            yield index, copies[0].read_value().numpy().reshape([s.stop - s.start for s in index])
 
     def load(self, value: Any):
-        """Assigns each part from `value[where]`: an array, or anything that reads a part when it is asked for one.
+        """Assigns each shard from `value[index]`, where `value` is an array or reads a shard when it is indexed.
 
         Raises:
           UserError: a value of another shape.
         """
         if tuple(value.shape) != self.shape:
             raise UserError(f"the value has shape {list(value.shape)}, the variable {list(self.shape)}.")
-        for where, copies in self._places():
-            _assign(copies, np.asarray(value[where], self.dtype).reshape(self.placement.part_shape))
+        for index, copies in self._copies():
+            _assign(copies, np.asarray(value[index], self.dtype).reshape(self.sharding.shard_shape))
 
-    def _places(self) -> Iterator[tuple[tuple[slice, ...], list[Any]]]:
-        """Yields where a part belongs and the variables that hold it, one or many."""
-        places: dict[tuple, list[Any]] = {}
-        for where, variable in zip(self.placement.slices(), self._variables, strict=True):
-            places.setdefault(tuple((s.start, s.stop) for s in where), []).append(variable)
-        for place, copies in places.items():
-            yield tuple(slice(*ends) for ends in place), copies
+    def _copies(self) -> Iterator[tuple[tuple[slice, ...], list[Any]]]:
+        """Yields the index of each shard and the variables that hold copies of it."""
+        copies: dict[tuple, list[Any]] = {}
+        for index, variable in zip(self.sharding.slices(), self._variables, strict=True):
+            copies.setdefault(tuple((s.start, s.stop) for s in index), []).append(variable)
+        for bounds, variables in copies.items():
+            yield tuple(slice(*ends) for ends in bounds), variables
 
     def __array__(self, dtype=None, copy=None) -> np.ndarray:
         whole = np.empty(self.shape, self.dtype)
-        for where, part in self.shards():
-            whole[where] = part
+        for index, shard in self.shards():
+            whole[index] = shard
         return whole if dtype is None else whole.astype(dtype)
 
 
-def _assign(copies: Sequence[Any], part: np.ndarray):
-    """Gives variables one value, which goes to each host once and from there to those of its cores."""
+def _assign(copies: Sequence[Any], shard: np.ndarray):
+    """Assigns one value to several variables; it is sent to each host once, and from there to its cores."""
     on_host: dict[str, tf.Tensor] = {}
     for variable in copies:
         host = tf.DeviceSpec.from_string(variable.device).replace(device_type="CPU", device_index=0).to_string()
         if host not in on_host:
             with tf.device(host):
-                on_host[host] = tf.constant(part)
+                on_host[host] = tf.constant(shard)
         with tf.device(variable.device):
             variable.assign(on_host[host], read_value=False)

@@ -1,0 +1,1 @@
+"""Translation, its scores, and perplexity, with trained models."""

@@ -15,7 +15,7 @@ import pytest
 
 from lingvo_moe import experiment, tree
 from lingvo_moe.engines.tpu_strategy import Training
-from lingvo_moe.engines.tpu_strategy_variables import Placement, ShardedVariable
+from lingvo_moe.engines.tpu_strategy_variables import ShardedVariable, TensorSharding
 from lingvo_moe.errors import UserError
 from lingvo_moe.sharding.layout import DeviceMesh, Layout, Spec
 from lingvo_moe.testing import local_tpu
@@ -42,7 +42,7 @@ def variables(specs: dict = SPECS) -> dict:
     """A state of variables on eight cores, without values."""
     return tree.unflatten(
         {
-            path: ShardedVariable(Placement(spec, EIGHT), ["/device:CPU:0"] * 8, path)
+            path: ShardedVariable(TensorSharding(spec, EIGHT), ["/device:CPU:0"] * 8, path)
             for path, spec in tree.flatten(specs).items()
         }
     )
@@ -136,7 +136,7 @@ def test_host_memory_is_bounded(tmp_path, monkeypatch):
     spec = Spec((8, 16, 64), "float32", "EMH")
     specs = {**SPECS, "theta": {"expert": spec}}
     state = variables(specs)
-    state["theta"]["expert"] = Counted(Placement(spec, EIGHT), ["/device:CPU:0"] * 8, "expert")
+    state["theta"]["expert"] = Counted(TensorSharding(spec, EIGHT), ["/device:CPU:0"] * 8, "expert")
     load(state, state_of(1, specs))
     monkeypatch.setattr(checkpoint_arrays, "_MAX_BYTES_IN_FLIGHT", 2 * shard)
     save(tmp_path, state)

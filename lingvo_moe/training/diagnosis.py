@@ -1,14 +1,14 @@
-"""What `steps.diagnose_function` measured, read: a table by layer, and the place where a step went wrong.
+"""Reads the outputs of `steps.diagnose_function`: a table by layer, and the first number that is not finite.
 
-A place is a path among the weights, of a stacked one with its repeat: `decoder/layer_1/feed_forward[2]` is row 2, the third, of
-what lies there.
+A scope is a path in the tree of weights, for stacked weights with the index of the repeat:
+`decoder/layer_1/feed_forward[2]` is the third repeat of that layer.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -26,34 +26,35 @@ class Finding:
 
     Attributes:
       kind: `weight`, `activation`, `loss` or `gradient`.
-      place: of what, see the module; empty for the loss.
-      value: root mean square, largest absolute value, the loss itself, or norm.
+      scope: where in the model, see the module; empty for the loss.
+      value: a weight's root mean square, an activation's largest absolute value, the loss, or a gradient's norm.
     """
 
     kind: str
-    place: str
+    scope: str
     value: float
 
     def __str__(self) -> str:
-        measure = {
+        quantity = {
             "weight": "the root mean square of weight",
             "activation": "the largest activation after",
             "loss": "the loss",
             "gradient": "the norm of the gradient of",
         }[self.kind]
-        return f"{measure} {self.place}".rstrip() + f" is {self.value:.6g}"
+        return f"{quantity} {self.scope}".rstrip() + f" is {self.value:.6g}"
 
 
 @dataclasses.dataclass(frozen=True)
 class Diagnosis:
-    """A training step looked at.
+    """The summaries of one training step.
 
     Attributes:
-      metrics: the model's, `loss` and `gradient_norm`, by name.
-      blocks: `rms`, `max` and, of experts, `router_entropy` and `load_entropy`, by place, in forward order.
-      weights: root mean squares by place, in forward order.
-      gradients: norms by place, in backward order.
-      sizes: the number of elements of each weight, by place.
+      metrics: the model's metrics, `loss` and `gradient_norm`, by name.
+      blocks: `rms`, `max` and, for experts, `router_entropy` and `load_entropy` of each block, by scope, in forward
+        order.
+      weights: the root mean square of each weight, by scope, in forward order.
+      gradients: the norm of each weight's gradient, by scope, in backward order.
+      sizes: the number of elements of each weight, by scope.
     """
 
     metrics: dict[str, float]
@@ -64,7 +65,7 @@ class Diagnosis:
 
     @staticmethod
     def of(outputs: Mapping[str, Any], weights: Mapping[str, Any]) -> Diagnosis:
-        """Reads the outputs of `diagnose` of a model with this tree of `Weight`s."""
+        """Makes a diagnosis of the outputs of `diagnose`, for a model with this tree of `Weight`s."""
         declared = dict(_leaves(weights))
         sizes = {
             path: np.full(_repeats(weight), weight.size // math.prod(_repeats(weight)))
@@ -74,30 +75,30 @@ class Diagnosis:
         blocks: dict[str, dict[str, float]] = {}
         for path, values in tree.flatten(outputs["blocks"]).items():
             block, _, quantity = path.rpartition("/")
-            for place, value in _by_place({block: values}, order).items():
-                blocks.setdefault(place, {})[quantity] = value
-        gradients = _by_place(tree.flatten(outputs["gradients"]), order)
+            for scope, value in _by_scope({block: values}, order).items():
+                blocks.setdefault(scope, {})[quantity] = value
+        gradients = _by_scope(tree.flatten(outputs["gradients"]), order)
         return Diagnosis(
             metrics={name: float(value) for name, value in sorted(outputs["metrics"].items())},
-            blocks={place: blocks[place] for place in sorted(blocks, key=_key(order))},
-            weights=_by_place(tree.flatten(outputs["weights"]), order),
+            blocks={scope: blocks[scope] for scope in sorted(blocks, key=_key(order))},
+            weights=_by_scope(tree.flatten(outputs["weights"]), order),
             gradients=dict(reversed(gradients.items())),
-            sizes={place: int(size) for place, size in _by_place(sizes, order).items()},
+            sizes={scope: int(size) for scope, size in _by_scope(sizes, order).items()},
         )
 
     def not_finite(self) -> Finding | None:
-        """The first number that is NaN or infinite: of the weights, on the way forward, on the way back."""
+        """Returns the first number that is NaN or infinite: among weights, activations, the loss, then gradients."""
         return next((finding for finding in self._findings() if not math.isfinite(finding.value)), None)
 
     def largest(self) -> Finding:
-        """The largest of the activations and of the gradients' norms."""
+        """Returns the largest of the activations and of the gradients' norms."""
         return max(
             (finding for finding in self._findings() if finding.kind in ("activation", "gradient")),
             key=lambda finding: finding.value,
         )
 
     def verdict(self) -> str:
-        """The place to look at, in a sentence without a full stop."""
+        """Returns where to look, as a sentence without a full stop."""
         first = self.not_finite()
         if first is not None:
             return f"the first number that is not finite: {first}"
@@ -106,10 +107,10 @@ class Diagnosis:
         return f"all numbers are finite; the largest: {self.largest()}"
 
     def text(self) -> str:
-        """The table, a block a line in forward order, then what concerns the whole."""
+        """Returns a table, one block a line in forward order, then the metrics and the verdict."""
         first = self.not_finite()
-        rows = [(place, *self._row(place)) for place in self.blocks]
-        table = [_HEADER, *((place, *(_shown(value) for value in values)) for place, *values in rows)]
+        rows = [(scope, *self._row(scope)) for scope in self.blocks]
+        table = [_HEADER, *((scope, *(_shown(value) for value in values)) for scope, *values in rows)]
         widths = [max(map(len, column)) for column in zip(*table)]
         lines = [
             "  ".join(
@@ -125,7 +126,7 @@ class Diagnosis:
         return "\n".join([*lines, "", self.verdict()])
 
     def as_json(self) -> dict[str, Any]:
-        """A tree for `json.dumps`; numbers that are not finite, which JSON has not, are strings."""
+        """Returns a tree for `json.dumps`; numbers that are not finite, which JSON lacks, are strings."""
         first = self.not_finite()
         fields = {"metrics": self.metrics, "blocks": self.blocks, "weights": self.weights, "gradients": self.gradients}
         worst = dataclasses.asdict(first or self.largest())
@@ -134,29 +135,31 @@ class Diagnosis:
         )
 
     def _findings(self) -> Iterator[Finding]:
-        yield from (Finding("weight", place, value) for place, value in self.weights.items())
-        yield from (Finding("activation", place, block["max"]) for place, block in self.blocks.items())
+        yield from (Finding("weight", scope, value) for scope, value in self.weights.items())
+        yield from (Finding("activation", scope, block["max"]) for scope, block in self.blocks.items())
         yield Finding("loss", "", self.metrics["loss"])
-        yield from (Finding("gradient", place, value) for place, value in self.gradients.items())
+        yield from (Finding("gradient", scope, value) for scope, value in self.gradients.items())
 
     def _row(self, block: str) -> Iterator[float | None]:
-        own = [place for place in self.weights if _inside(place, block)]
+        own = [scope for scope in self.weights if _is_inside(scope, block)]
         gathered = {
-            "gradient": math.sqrt(_squares(self.gradients[place] for place in own)),
+            "gradient": math.sqrt(_squares(self.gradients[scope] for scope in own)),
             "weights": math.sqrt(
-                _squares(self.weights[place] * math.sqrt(self.sizes[place]) for place in own)
-                / max(sum(self.sizes[place] for place in own), 1)
+                _squares(self.weights[scope] * math.sqrt(self.sizes[scope]) for scope in own)
+                / max(sum(self.sizes[scope] for scope in own), 1)
             ),
         }
         return ((self.blocks[block] | gathered).get(name) for name in _COLUMNS)
 
     def _block_of(self, finding: Finding) -> str | None:
-        """The row of the table where a finding belongs."""
-        return next((block for block in self.blocks if finding.place == block or _inside(finding.place, block)), None)
+        """Returns the row of the table that a finding belongs to."""
+        return next(
+            (block for block in self.blocks if finding.scope == block or _is_inside(finding.scope, block)), None
+        )
 
 
 def _leaves(weights: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Weight]]:
-    """The weights by path, in the order of their declaration, which is that of their use."""
+    """Yields weights by path, in the order of their declaration, which is the order of their use."""
     for name, node in weights.items():
         if isinstance(node, Weight):
             yield prefix + name, node
@@ -165,12 +168,12 @@ def _leaves(weights: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str,
 
 
 def _repeats(weight: Weight) -> tuple[int, ...]:
-    """`(R,)` of stacked weights, otherwise `()`."""
+    """Returns `(R,)` for stacked weights, otherwise `()`."""
     return weight.shape[:1] if weight.logical_axes.startswith("R") else ()
 
 
 def _prefixes(paths: Iterable[str]) -> dict[str, int]:
-    """Of every path and all that it lies in, the place in the order."""
+    """Returns the position of every path, and of each of its prefixes, in forward order."""
     order: dict[str, int] = {}
     for path in paths:
         parts = path.split("/")
@@ -179,31 +182,31 @@ def _prefixes(paths: Iterable[str]) -> dict[str, int]:
     return order
 
 
-def _by_place(values: Mapping[str, Any], order: Mapping[str, int]) -> dict[str, Any]:
-    """One entry for each repeat of each path, in forward order."""
-    places = {}
+def _by_scope(values: Mapping[str, Any], order: Mapping[str, int]) -> dict[str, Any]:
+    """Returns one entry for each repeat of each path, in forward order."""
+    scopes = {}
     for path, value in values.items():
         array = np.asarray(value)
-        places |= (
+        scopes |= (
             {f"{path}[{row}]": array[row].item() for row in range(len(array))} if array.ndim else {path: array.item()}
         )
-    return {place: places[place] for place in sorted(places, key=_key(order))}
+    return {scope: scopes[scope] for scope in sorted(scopes, key=_key(order))}
 
 
-def _key(order: Mapping[str, int]):
-    """Of forward order: all of one repeat before the next, and what is not repeated, a stack's norm, after them."""
+def _key(order: Mapping[str, int]) -> Callable[[str], tuple[int, float, int]]:
+    """Returns a sort key of forward order: all of one repeat before the next, then what is not repeated."""
 
-    def key(place: str) -> tuple[int, float, int]:
-        path, _, row = place.partition("[")
+    def key(scope: str) -> tuple[int, float, int]:
+        path, _, row = scope.partition("[")
         return order[path.partition("/")[0]], float(row.rstrip("]") or "inf"), order[path]
 
     return key
 
 
-def _inside(place: str, block: str) -> bool:
-    """Whether a weight's place is below a block's: `a/b/wi[1]` is in `a/b[1]`."""
+def _is_inside(scope: str, block: str) -> bool:
+    """Returns whether a weight's scope is inside a block's: `a/b/wi[1]` is in `a/b[1]`."""
     path, _, row = block.partition("[")
-    return place.startswith(f"{path}/") and place.partition("[")[2] == row
+    return scope.startswith(f"{path}/") and scope.partition("[")[2] == row
 
 
 def _squares(values: Iterable[float]) -> float:

@@ -144,14 +144,14 @@ def test_a_router_that_knows_nothing_has_the_entropy_of_all_experts():
 def test_a_nan_in_one_expert_of_one_repeat_is_named():
     """The weight itself, and the first activations that it spoils; nothing before them is touched."""
     healthy, found = diagnosis(), diagnosis(**changed(f"{MOE}/wi", (1, 2, 0, 0), np.nan))
-    assert (found.not_finite().kind, found.not_finite().place) == ("weight", f"{MOE}/wi[1]")
+    assert (found.not_finite().kind, found.not_finite().scope) == ("weight", f"{MOE}/wi[1]")
     assert "the root mean square of weight decoder/layer_1/feed_forward/wi[1] is nan" in found.verdict()
     spoilt = [place for place, values in found.blocks.items() if not math.isfinite(values["max"])]
     assert spoilt == [f"{MOE}[1]", "decoder/norm", "softmax"] and math.isnan(found.metrics["loss"])
     assert found.blocks["decoder/layer_1/self_attention[1]"] == healthy.blocks["decoder/layer_1/self_attention[1]"]
     marked = [line for line in found.text().splitlines() if "<-" in line]
     assert len(marked) == 1 and marked[0].startswith(f"{MOE}[1] ")
-    assert found.as_json()["worst"] == {"kind": "weight", "place": f"{MOE}/wi[1]", "value": "nan"}
+    assert found.as_json()["worst"] == {"kind": "weight", "scope": f"{MOE}/wi[1]", "value": "nan"}
 
 
 def outputs_of(**changes: float) -> tuple[dict, dict]:

@@ -113,7 +113,7 @@ def test_the_step_that_was_kept_can_be_made_again(data, tmp_path, monkeypatch, c
     assert found["finite"] and (found["step"], found["checkpoint"]) == (4, 5)
     out = capsys.readouterr().out
     assert out.startswith(f"step 4 of {tiny.MODEL}, with the weights of {tmp_path}/checkpoints/5\n")
-    assert f"training saw a loss of {kept.loss:.6g}" in out
+    assert f"training computed a loss of {kept.loss:.6g}" in out
     assert diagnose(data, tmp_path, f"--json={tmp_path}/next.json") == 0
     following = json.loads((tmp_path / "next.json").read_text())
     assert train(experiment, tmp_path) and Checkpoints(tmp_path).latest() == 8
@@ -121,7 +121,7 @@ def test_the_step_that_was_kept_can_be_made_again(data, tmp_path, monkeypatch, c
     shutil.rmtree(tmp_path / "checkpoints" / "5")
     assert diagnose(data, tmp_path, *flags) == 0
     assert (
-        "checkpoints/5, which has the weights of then, is gone or damaged; those of step 8 are used"
+        "checkpoints/5, which has the weights of that step, is missing or corrupt; those of step 8 are used"
         in capsys.readouterr().err
     )
 

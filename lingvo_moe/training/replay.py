@@ -1,6 +1,6 @@
-"""A batch that training could not learn from, kept so that the step can be made again: `LOGDIR/replay/STEP.npz`.
+"""Replays: the batch of a skipped step, saved so that the step can be repeated: `LOGDIR/replay/STEP.npz`.
 
-The file holds the batch's arrays by path (`target/ids`) and `about`, JSON: what the step was and what came of it.
+The file holds the batch's arrays by path (`target/ids`) and `about`, JSON: which step it was, and its loss.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import os
 import pathlib
 import zipfile
 import zlib
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -24,15 +25,17 @@ _FORMAT, _VERSION = "lingvo_moe replay", 1
 
 @dataclasses.dataclass(frozen=True)
 class Replay:
-    """One training step that changed nothing.
+    """One training step that was skipped.
 
     Attributes:
       model: the registered name.
-      step: which one, counted from 1 as in the curves.
+      step: its number, counted from 1 as in the curves.
       seed: of the training state.
-      checkpoint: the step of the checkpoint that holds the weights which the step began with.
-      loss, gradient_norm: what training saw.
-      batch: what it was made with.
+      checkpoint: the step of the checkpoint that holds the weights with which the step began.
+      loss: that training computed.
+      gradient_norm: that training computed.
+      batch: of the step.
+      path: the file that it was loaded from, for messages.
     """
 
     model: str
@@ -42,10 +45,12 @@ class Replay:
     loss: float
     gradient_norm: float
     batch: Batch = dataclasses.field(repr=False)
+    path: str = ""
 
     def save(self, path: pathlib.Path):
-        """Writes the file, which replaces `path` only when it is complete. Raises OSError where that is not possible."""
-        about = {field.name: getattr(self, field.name) for field in dataclasses.fields(self) if field.name != "batch"}
+        """Writes the file, which replaces `path` only when it is complete; raises OSError if it cannot be written."""
+        names = [field.name for field in dataclasses.fields(self) if field.name not in ("batch", "path")]
+        about = {name: getattr(self, name) for name in names}
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_name(f"{path.name}.partial")
         try:
@@ -63,14 +68,14 @@ class Replay:
 
     @staticmethod
     def load(path: str | pathlib.Path) -> Replay:
-        """Reads a file that `save` wrote; raises UserError for one that is missing, damaged or something else."""
+        """Reads a file that `save` wrote; raises UserError for one that is missing, corrupt or something else."""
         try:
             with open(path, "rb") as file, np.load(file, allow_pickle=False) as stored:
                 about = json.loads(str(stored["about"]))
                 arrays = {name: stored[name] for name in stored.files if name != "about"}
             found = about.pop("format"), about.pop("version")
             if found == (_FORMAT, _VERSION):
-                return Replay(**about | {"seed": tuple(about["seed"])}, batch=tree.unflatten(arrays))
+                return Replay(**about | {"seed": tuple(about["seed"])}, batch=tree.unflatten(arrays), path=str(path))
         except OSError as error:
             raise UserError(
                 f"--batch={path}: cannot be read ({error.strerror or error}); expected a file LOGDIR/replay/STEP.npz "
@@ -78,32 +83,32 @@ class Replay:
             ) from None
         except (ValueError, LookupError, TypeError, AttributeError, EOFError, zipfile.BadZipFile, zlib.error) as error:
             raise UserError(
-                f"--batch={path}: damaged, or no batch that training saved ({type(error).__name__}); expected a file "
+                f"--batch={path}: corrupt, or not a batch that training saved ({type(error).__name__}); expected a file "
                 f"LOGDIR/replay/STEP.npz."
             ) from None
         raise UserError(
             f"--batch={path}: {found[0]!r} version {found[1]!r}; this program reads {_FORMAT!r} version {_VERSION}."
         )
 
-    def check_model(self, path: str | pathlib.Path, model: str):
-        """Raises UserError where the batch is another model's; `path` is for the message."""
+    def check_model(self, model: str):
+        """Raises UserError if the batch is another model's."""
         if self.model != model:
-            raise UserError(f"--batch={path} is of {self.model}, not of {model}; pass --model={self.model}.")
+            raise UserError(f"--batch={self.path} is of {self.model}, not of {model}; pass --model={self.model}.")
 
-    def check_shapes(self, path: str | pathlib.Path, specs: dict[str, dict[str, Spec]]):
-        """Raises UserError where the batch is not of these shapes; `path` is for the message."""
+    def check_shapes(self, specs: Mapping[str, Mapping[str, Spec]]):
+        """Raises UserError if the arrays of the batch do not have these shapes and dtypes."""
         expected = {name: (spec.shape, spec.dtype) for name, spec in tree.flatten(specs).items()}
         found = {name: (array.shape, array.dtype.name) for name, array in tree.flatten(self.batch).items()}
         for name in sorted(expected.keys() | found.keys()):
             if expected.get(name) != found.get(name):
                 raise UserError(
-                    f"--batch={path}: {name} is {_shown(found.get(name))}, the model takes "
+                    f"--batch={self.path}: {name} is {_shown(found.get(name))}, the model takes "
                     f"{_shown(expected.get(name))}. Pass the --set with which it was trained."
                 )
 
 
 def path_of(logdir: str | pathlib.Path, step: int) -> pathlib.Path:
-    """Where the batch of a step is kept."""
+    """Returns the file of the replay of a step."""
     return pathlib.Path(logdir) / "replay" / f"{step}.npz"
 
 

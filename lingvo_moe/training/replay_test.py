@@ -1,4 +1,4 @@
-"""A batch that is kept comes back as it was, is whole or not there, and nothing else is taken for it."""
+"""A replay is restored as it was saved, written completely or not at all, and no other file is accepted as one."""
 
 from __future__ import annotations
 
@@ -18,34 +18,34 @@ from lingvo_moe.training.replay import Replay
 SPECS = {"target": dict.fromkeys(("ids", "labels"), Spec((2, 3), "int32", "BT"))}
 
 
-def a_step(step: int = 7) -> Replay:
+def a_replay(step: int = 7) -> Replay:
     batch = {"target": {name: np.arange(6, dtype=np.int32).reshape(2, 3) + step for name in ("ids", "labels")}}
-    return Replay("tiny", step, (0, 3), 9, math.nan, math.inf, batch)
+    return Replay("tiny", step, (0, 3), 9, math.nan, math.inf, batch, path="x")
 
 
-def test_what_was_kept_comes_back(tmp_path):
+def test_replay_round_trip(tmp_path):
     path = replay.path_of(tmp_path, 7)
-    a_step().save(path)
+    a_replay().save(path)
     found = Replay.load(path)
     assert path == tmp_path / "replay" / "7.npz" and os.listdir(path.parent) == ["7.npz"]
     assert (found.model, found.step, found.seed, found.checkpoint) == ("tiny", 7, (0, 3), 9)
     assert math.isnan(found.loss) and found.gradient_norm == math.inf
-    for name, array in a_step().batch["target"].items():
+    for name, array in a_replay().batch["target"].items():
         np.testing.assert_array_equal(found.batch["target"][name], array)
-    found.check_model(path, "tiny")
-    found.check_shapes(path, SPECS)
+    found.check_model("tiny")
+    found.check_shapes(SPECS)
 
 
-def test_a_full_disk_leaves_the_file_before_and_no_part_of_a_new_one(tmp_path, monkeypatch):
+def test_a_full_disk_leaves_the_previous_file_and_no_partial_one(tmp_path, monkeypatch):
     path = replay.path_of(tmp_path, 7)
-    a_step(7).save(path)
+    a_replay(7).save(path)
 
     def full(_):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match="No space left"):
-        a_step(8).save(path)
+        a_replay(8).save(path)
     assert os.listdir(path.parent) == ["7.npz"] and Replay.load(path).step == 7
 
 
@@ -63,22 +63,22 @@ def turn_a_bit(path: pathlib.Path):
     ("harm", "message"),
     [
         (pathlib.Path.unlink, r"cannot be read \(No such file or directory\)"),
-        (cut, "damaged, or no batch that training saved"),
-        (turn_a_bit, "damaged, or no batch that training saved"),
-        (lambda path: path.write_text("de\tx\n"), "damaged, or no batch that training saved"),
-        (lambda path: path.write_bytes(b""), "damaged, or no batch that training saved"),
-        (lambda path: np.savez(path, weights=np.ones(3)), "damaged, or no batch that training saved"),
+        (cut, "corrupt, or not a batch that training saved"),
+        (turn_a_bit, "corrupt, or not a batch that training saved"),
+        (lambda path: path.write_text("de\tx\n"), "corrupt, or not a batch that training saved"),
+        (lambda path: path.write_bytes(b""), "corrupt, or not a batch that training saved"),
+        (lambda path: np.savez(path, weights=np.ones(3)), "corrupt, or not a batch that training saved"),
         (
             lambda path: np.savez(path, about='{"format": "lingvo_moe replay", "version": 2}'),
             "version 2; this program reads",
         ),
-        (lambda path: np.savez(path, about='{"format": "lingvo_moe replay", "version": 1}'), "damaged, or no batch"),
-        (lambda path: np.savez(path, about=np.array({}, dtype=object)), "damaged, or no batch that training saved"),
+        (lambda path: np.savez(path, about='{"format": "lingvo_moe replay", "version": 1}'), "corrupt, or not a batch"),
+        (lambda path: np.savez(path, about=np.array({}, dtype=object)), "corrupt, or not a batch that training saved"),
     ],
 )
 def test_other_files_are_refused(tmp_path, harm, message):
     path = replay.path_of(tmp_path, 7)
-    a_step().save(path)
+    a_replay().save(path)
     harm(path)
     with pytest.raises(UserError, match=f"--batch={path}.*{message}"):
         Replay.load(path)
@@ -86,9 +86,9 @@ def test_other_files_are_refused(tmp_path, harm, message):
 
 def test_batches_of_another_model_or_shape_are_refused():
     with pytest.raises(UserError, match="--batch=x is of tiny, not of other; pass --model=tiny"):
-        a_step().check_model("x", "other")
+        a_replay().check_model("other")
     longer = {"target": dict.fromkeys(("ids", "labels"), Spec((2, 4), "int32", "BT"))}
     with pytest.raises(UserError, match=r"target/ids is int32\[2, 3\], the model takes int32\[2, 4\]. Pass the --set"):
-        a_step().check_shapes("x", longer)
+        a_replay().check_shapes(longer)
     with pytest.raises(UserError, match=r"source/ids is absent, the model takes int32\[2, 3\]"):
-        a_step().check_shapes("x", {"source": {"ids": SPECS["target"]["ids"]}, **SPECS})
+        a_replay().check_shapes({"source": {"ids": SPECS["target"]["ids"]}, **SPECS})

@@ -14,36 +14,36 @@ class SummaryWriter:
     """Writes scalars of one run (`train`, `valid`) under `logdir/NAME`.
 
     Raises:
-      UserError: (from all of its methods) nothing can be written there, or what was written is gone.
+      UserError: (from all methods) nothing can be written there, or the directory has been removed.
     """
 
     def __init__(self, logdir: str | pathlib.Path, name: str):
         self._directory = pathlib.Path(logdir) / name
-        with self._told():
+        with self._disk_errors():
             self._writer = tf.summary.create_file_writer(str(self._directory))
 
     def write(self, step: int, scalars: Mapping[str, float]):
-        """Writes and flushes: what a killed run had reported is there."""
-        with self._told():
+        """Writes and flushes, so that the curves of a killed run are complete."""
+        with self._disk_errors():
             with self._writer.as_default(step=step):
                 for name, value in scalars.items():
                     tf.summary.scalar(name, value)
             self._writer.flush()
-        # A file that was removed can be written to, and nobody will ever read it.
+        # A removed file can still be written to, but never read.
         if not self._directory.is_dir():
             raise UserError(
                 f"{self._directory}: the directory has been removed while training wrote its curves there. The same "
-                f"command goes on from the newest checkpoint that is left, or begins anew."
+                f"command resumes from the newest checkpoint that is left, or starts anew."
             )
 
     def close(self):
         """Closes the file."""
-        with self._told():
+        with self._disk_errors():
             self._writer.close()
 
     @contextlib.contextmanager
-    def _told(self) -> Iterator[None]:
-        """Turns what TensorFlow says of the file system into one line."""
+    def _disk_errors(self) -> Iterator[None]:
+        """Turns TensorFlow's errors of the file system into one line."""
         try:
             yield
         except tf.errors.OpError as error:
@@ -57,13 +57,13 @@ class SummaryWriter:
 
 
 class NoWriter(SummaryWriter):
-    """Writes nothing: that of a process beside the one that writes the curves."""
+    """Writes nothing: for processes other than the primary one."""
 
     def __init__(self):
         pass
 
     def write(self, step: int, scalars: Mapping[str, float]):
-        pass
+        """Does nothing."""
 
     def close(self):
-        pass
+        """Does nothing."""
