@@ -72,14 +72,14 @@ class Instruction:
     @property
     def cycles(self) -> int:
         """The compiler's estimate of the core's cycles for one run; 0 if there is none (collectives, for example)."""
-        found = _CYCLES.search(self.rest)
-        return int(found[1]) if found else 0
+        match = _CYCLES.search(self.rest)
+        return int(match[1]) if match else 0
 
     @property
     def op_name(self) -> str:
         """The TensorFlow operation that it comes from, with its name scopes; empty if the compiler added it."""
-        found = _OP_NAME.search(self.rest)
-        return found[1] if found else ""
+        match = _OP_NAME.search(self.rest)
+        return match[1] if match else ""
 
     @property
     def operands(self) -> list[str]:
@@ -151,8 +151,8 @@ class Module:
             if not line.startswith(" ") and (header := _COMPUTATION.match(line)):
                 current = self.computations.setdefault(header[2], [])
                 self.entry = header[2] if header[1] else self.entry
-            elif found := _INSTRUCTION.match(line):
-                current.append(_instruction(line, found))
+            elif match := _INSTRUCTION.match(line):
+                current.append(_instruction(line, match))
         if not self.entry:
             raise ValueError("no entry computation; expected the text of a compiled XLA module")
         self._named = {i.name: i for instructions in self.computations.values() for i in instructions}
@@ -181,18 +181,18 @@ class Module:
 
     def collectives(self) -> list[Collective]:
         """Returns all collectives of the module."""
-        found = []
+        collectives = []
         for instruction, times in self._runs:
             kind = instruction.opcode.removesuffix("-start")
             if kind in COLLECTIVES:
                 # The result of a start is the tuple (operands, results).
                 halves = 2 if instruction.opcode.endswith("-start") and kind != "all-reduce" else 1
-                found.append(
+                collectives.append(
                     Collective(
                         kind, instruction.result_bytes // halves, *self._group(instruction), times, instruction.op_name
                     )
                 )
-        return found
+        return collectives
 
     def _walk(self, computation: str, times: int) -> Iterator[tuple[Instruction, int]]:
         for instruction in self.computations[computation]:
@@ -267,21 +267,21 @@ class Module:
 
 
 def _match(pattern: str, text: str) -> re.Match[str]:
-    found = re.search(pattern, text)
-    if found is None:
+    match = re.search(pattern, text)
+    if match is None:
         raise ValueError(f"{pattern!r} is not in the instruction's text {text[:200]!r}")
-    return found
+    return match
 
 
 def _array_bytes(dtype: str, sizes: str) -> int:
     return _BYTES.get(dtype, 4) * math.prod(map(int, filter(None, sizes.split(","))))
 
 
-def _instruction(line: str, found: re.Match) -> Instruction:
-    text = line[found.end() :]
+def _instruction(line: str, match: re.Match) -> Instruction:
+    text = line[match.end() :]
     end = _closing(text, 0) + 1 if text.startswith("(") else text.index(" ")
     opcode, _, rest = text[end:].strip().partition("(")
-    return Instruction(found[1], opcode, text[:end], rest, line.startswith("  ROOT "))
+    return Instruction(match[1], opcode, text[:end], rest, line.startswith("  ROOT "))
 
 
 def _closing(text: str, depth: int) -> int:
@@ -295,8 +295,8 @@ def _closing(text: str, depth: int) -> int:
 
 
 def _called(instruction: Instruction) -> str | None:
-    found = re.search(r"\b(?:to_apply|calls)=%?([\w.\-]+)", instruction.rest)
-    return found[1] if found else None
+    match = re.search(r"\b(?:to_apply|calls)=%?([\w.\-]+)", instruction.rest)
+    return match[1] if match else None
 
 
 def _logical(opcode: str, operands: list) -> bool | None:

@@ -53,7 +53,7 @@ _TEXT = """HloModule small, is_scheduled=true
 %body (b: (s32[], f32[4])) -> (s32[], f32[4]) {
   %b = (s32[]{:T(256)}, f32[4]{0:T(256)}) parameter(0)
   %x = f32[4]{0:T(256)} get-tuple-element(%b), index=1
-  %exchanged = bf16[2,128,64]{2,1,0:T(8,128)(2,1)} all-to-all(%x), \
+  %dispatched = bf16[2,128,64]{2,1,0:T(8,128)(2,1)} all-to-all(%x), \
 replica_groups=mesh['axis_0'=8,'axis_1'=4] {'axis_0'}, \
 dimensions={1}, metadata={op_name="jit(call)/while/einsum/Einsum"}
   %f = f32[4]{0:T(256)} fusion(%x), kind=kLoop, calls=%fused, backend_config={"estimated_cycles":"10"}
@@ -89,9 +89,12 @@ def test_instructions_in_loops_count_with_the_trip_count():
 def test_collectives_have_their_bytes_groups_and_strides():
     """In the three notations of groups of XLA; every element of a tuple counts."""
     all_to_all = Collective("all-to-all", 2 * 128 * 64 * 2, 8, 4, 9, "jit(call)/while/einsum/Einsum")
-    found = Module(_TEXT, 32).collectives()
-    assert found[0] == all_to_all
-    assert found[2:] == [Collective("all-reduce", 4 + 32, 8, 4, 1, ""), Collective("all-gather", 128, 4, 1, 1, "")]
+    collectives = Module(_TEXT, 32).collectives()
+    assert collectives[0] == all_to_all
+    assert collectives[2:] == [
+        Collective("all-reduce", 4 + 32, 8, 4, 1, ""),
+        Collective("all-gather", 128, 4, 1, 1, ""),
+    ]
 
 
 def test_text_that_is_not_a_module_is_an_error():
@@ -115,6 +118,6 @@ def test_collectives_of_a_compiled_loop_count_with_its_trips(mesh, group, stride
 
     inputs = {"x": np.ones((8, 16), np.float32)}
     text = harness.compile_for(function, inputs, layout, {"x": "Bs", "y": "Bs"}).hlo()
-    found = Module(text, 8).collectives()
-    assert {(c.kind, c.bytes, c.group_size, c.stride) for c in found} == {("all-reduce", 16 * 4, group, stride)}
-    assert sum(c.times for c in found) == 5
+    collectives = Module(text, 8).collectives()
+    assert {(c.kind, c.bytes, c.group_size, c.stride) for c in collectives} == {("all-reduce", 16 * 4, group, stride)}
+    assert sum(c.times for c in collectives) == 5

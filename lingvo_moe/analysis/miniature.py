@@ -14,7 +14,7 @@ from lingvo_moe.sharding.layout import DeviceMesh
 
 _SLICE = "v3:2x2x1"
 _MESHES = {1: DeviceMesh((8,)), 2: DeviceMesh((4, 2))}
-# How often a period of layers is repeated: more than once, to tell collectives inside of the loops from those outside.
+# How often a period of layers is repeated: more than once, to distinguish collectives in loops from others.
 _REPEATS = 3
 
 

@@ -60,9 +60,13 @@ def test_each_moe_layer_has_six_all_to_alls(planned):
 
     The only AllGather is of counters of random numbers, once, smaller than one activation of one core.
     """
-    found = {collective.kind: collective for collective in planned.collectives}
-    assert found["all-to-all"].runs == 6 * 2 * _REPEATS and found.keys() <= {"all-to-all", "all-reduce", "all-gather"}
-    assert "all-gather" not in found or found["all-gather"].bytes < 32 * 32 // 8 * 128 * 4
+    collectives = {collective.kind: collective for collective in planned.collectives}
+    assert collectives["all-to-all"].runs == 6 * 2 * _REPEATS and collectives.keys() <= {
+        "all-to-all",
+        "all-reduce",
+        "all-gather",
+    }
+    assert "all-gather" not in collectives or collectives["all-gather"].bytes < 32 * 32 // 8 * 128 * 4
 
 
 def test_time_is_cycles_and_collectives(planned):
@@ -76,44 +80,44 @@ def test_time_is_cycles_and_collectives(planned):
 
 def test_without_rematerialisation_nothing_is_recomputed():
     """Four AllToAll per layer are left."""
-    found = make(tiny("model.remat=none"))
-    assert found.rematerialised_cycles == 0
-    assert {e.kind: e.runs for e in found.collectives}["all-to-all"] == 4 * 2 * _REPEATS
+    result = make(tiny("model.remat=none"))
+    assert result.rematerialised_cycles == 0
+    assert {e.kind: e.runs for e in result.collectives}["all-to-all"] == 4 * 2 * _REPEATS
 
 
 def test_sharded_update_shards_dense_weights(planned):
     """Dense hidden weights are sharded over 8 cores; the collectives of experts are unchanged."""
-    found = make(tiny("layout=gshard_sharded_update"))
+    result = make(tiny("layout=gshard_sharded_update"))
     dense = sum(
         weight.size
         for path, weight in tree.flatten(tiny().model.weights()).items()
         if "H" in weight.logical_axes and "E" not in weight.logical_axes
     )
-    moved = found.memory.distributed_weights - planned.memory.distributed_weights
+    moved = result.memory.distributed_weights - planned.memory.distributed_weights
     assert moved == 4 * dense // 8 > 0
-    assert found.memory.replicated_weights == planned.memory.replicated_weights - 4 * dense
-    runs = {collective.kind: collective.runs for collective in found.collectives}
+    assert result.memory.replicated_weights == planned.memory.replicated_weights - 4 * dense
+    runs = {collective.kind: collective.runs for collective in result.collectives}
     assert runs["all-to-all"] == 6 * 2 * _REPEATS
 
 
 def test_decoding_has_a_plan():
     """Beam search may stop early; its loop counts with its limit."""
-    found = make(tiny(), "decode")
-    assert found.fits and found.memory.optimizer_state == 0 and found.tokens == 16 * 32
-    assert "all-gather" not in {collective.kind for collective in found.collectives}
+    result = make(tiny(), "decode")
+    assert result.fits and result.memory.optimizer_state == 0 and result.tokens == 16 * 32
+    assert "all-gather" not in {collective.kind for collective in result.collectives}
 
 
 def test_program_that_does_not_fit_has_largest_buffers_and_remedies():
     """The user learns which tensor is too large and which settings help."""
     config = tiny("input.batch_size=8192", "model.remat=none")
-    found = make(config)
-    assert not found.fits and found.cycles is None and found.step_seconds is None and found.core_years(1e9) is None
-    text = plan_text.text(found, 1e12)
+    result = make(config)
+    assert not result.fits and result.cycles is None and result.step_seconds is None and result.core_years(1e9) is None
+    text = plan_text.text(result, 1e12)
     assert "DOES NOT FIT" in text and "input.batch_size" in text
     # Activations of a million sentences, not one of the small weights.
-    largest = found.largest_buffers[0]
+    largest = result.largest_buffers[0]
     assert largest.bytes > 2**30 and largest.shape in text
-    assert [b.bytes for b in found.largest_buffers] == sorted((b.bytes for b in found.largest_buffers), reverse=True)
+    assert [b.bytes for b in result.largest_buffers] == sorted((b.bytes for b in result.largest_buffers), reverse=True)
 
 
 def test_text_marks_the_origin_of_every_figure(planned):

@@ -73,27 +73,27 @@ def test_first_trial_has_the_unchanged_settings(trials):
 
 def test_all_rematerialisation_policies_are_tried(trials):
     """One that does not fit is slower than any."""
-    found = {trial.changes: trial for trial in trials(["remat"])}
-    assert set(found) == {(), ("model.remat=none",), ("model.remat=keep_outputs",), ("model.remat=keep_hidden",)}
-    assert found["model.remat=none",].tokens_per_second == 0.0
-    assert max(found.values(), key=lambda t: t.tokens_per_second).changes == ("model.remat=keep_outputs",)
+    results = {trial.changes: trial for trial in trials(["remat"])}
+    assert set(results) == {(), ("model.remat=none",), ("model.remat=keep_outputs",), ("model.remat=keep_hidden",)}
+    assert results["model.remat=none",].tokens_per_second == 0.0
+    assert max(results.values(), key=lambda t: t.tokens_per_second).changes == ("model.remat=keep_outputs",)
 
 
 def test_each_dimension_starts_from_the_best_so_far(trials):
     """Batches are tried with the best policy; a larger batch gives more tokens per second until it does not fit."""
-    found = trials(["batch", "remat"])
-    batches = [trial for trial in found if any(c.startswith("input.batch_size") for c in trial.changes)]
+    results = trials(["batch", "remat"])
+    batches = [trial for trial in results if any(c.startswith("input.batch_size") for c in trial.changes)]
     assert {trial.changes for trial in batches} == {
         (f"input.batch_size={size}", "model.remat=keep_outputs") for size in (8, 16, 64, 128)
     }
-    best = max(found, key=lambda trial: trial.tokens_per_second)
+    best = max(results, key=lambda trial: trial.tokens_per_second)
     assert best.changes == ("input.batch_size=64", "model.remat=keep_outputs")
 
 
 def test_meshes_have_all_cores_and_refusals_have_their_reason(trials):
     """8 cores do not divide 12 experts; the reason is the experiment's error."""
-    found = trials(["mesh"], ("model.remat=full", "model.num_experts=12", "mesh=4x2"))
-    by_change = {trial.changes: trial for trial in found}
+    results = trials(["mesh"], ("model.remat=full", "model.num_experts=12", "mesh=4x2"))
+    by_change = {trial.changes: trial for trial in results}
     assert set(by_change) == {(), ("mesh=8",), ("mesh=2x4",), ("mesh=4x2",)} - {("mesh=4x2",)}
     refused = by_change["mesh=8",]
     assert refused.plan is None and "model.num_experts is 12" in refused.refusal

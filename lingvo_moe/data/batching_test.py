@@ -37,7 +37,7 @@ def make_examples(lengths) -> list[Example]:
 
 def segments(batch: Batch) -> list[tuple[dict[str, list[int]], dict[str, list[int]]]]:
     """Returns (source arrays, target arrays) of each segment, row by row; checks that padding is zeros at the end."""
-    found = []
+    actual = []
     for row in range(len(batch["source"]["ids"])):
         count = batch["source"]["segment_ids"][row].max()
         for arrays in batch.values():
@@ -50,8 +50,8 @@ def segments(batch: Batch) -> list[tuple[dict[str, list[int]], dict[str, list[in
                 {name: values[row][arrays["segment_ids"][row] == segment].tolist() for name, values in arrays.items()}
                 for arrays in batch.values()
             )
-            found.append((source, target))
-    return found
+            actual.append((source, target))
+    return actual
 
 
 def assert_same(first: Batch, second: Batch):
@@ -65,7 +65,7 @@ def assert_same(first: Batch, second: Batch):
 def test_every_pair_occurs_once_and_complete(lengths, config):
     """Property: with eos, bos, labels and positions as documented."""
     examples = make_examples(lengths)
-    found = {}
+    actual = {}
     for batch, pending in pack(iter(examples), config, config.batch_size):
         assert len(pending) <= config.lookahead
         for source, target in segments(batch):
@@ -74,12 +74,12 @@ def test_every_pair_occurs_once_and_complete(lengths, config):
             assert target["positions"] == list(range(len(target["ids"])))
             assert target["ids"][1:] == target["labels"][:-1]
             key = (tuple(source["ids"][:-1]), tuple(target["labels"][:-1]))
-            found[key] = found.get(key, 0) + 1
+            actual[key] = actual.get(key, 0) + 1
     expected = {}
     for example in examples:
         key = (tuple(example.source), tuple(example.target))
         expected[key] = expected.get(key, 0) + 1
-    assert found == expected
+    assert actual == expected
 
 
 @settings(max_examples=50)
@@ -89,17 +89,17 @@ def test_batch_of_a_language_model_has_targets_alone(lengths, packing):
     config = dataclasses.replace(_SMALL, source_length=0, packing=packing)
     assert set(input_specs(config)) == {"target"} and config.tokens == config.batch_size * config.target_length
     examples = make_examples([(0, length) for length in lengths])
-    found = []
+    actual = []
     for batch, _ in pack(iter(examples), config, config.batch_size):
         target, spec = batch["target"], input_specs(config)["target"]
         assert set(batch) == {"target"} and all(target[name].shape == spec[name].shape for name in spec)
         assert set(padding_fractions(batch)) == {"target"}
         for row in range(config.batch_size):
             labels, segment_ids = target["labels"][row], target["segment_ids"][row]
-            found += [
+            actual += [
                 tuple(labels[segment_ids == segment].tolist()[:-1]) for segment in range(1, segment_ids.max() + 1)
             ]
-    assert sorted(found) == sorted(tuple(example.target.tolist()) for example in examples)
+    assert sorted(actual) == sorted(tuple(example.target.tolist()) for example in examples)
 
 
 @settings(max_examples=50)
@@ -186,11 +186,11 @@ def test_input_specs_match_a_batch():
     """Shapes, dtypes and logical axes, from which programs are lowered."""
     ((batch, _),) = pack(iter(make_examples([(5, 1)])), _SMALL, _SMALL.batch_size)
     specs = input_specs(_SMALL)
-    found = {
+    actual = {
         side: {name: (values.shape, values.dtype.name) for name, values in arrays.items()}
         for side, arrays in batch.items()
     }
-    assert found == {
+    assert actual == {
         side: {name: (spec.shape, spec.dtype) for name, spec in fields.items()} for side, fields in specs.items()
     }
     assert {spec.logical_axes for spec in specs["source"].values()} == {"BS"}

@@ -231,7 +231,7 @@ def test_report_warns_of_a_corpus_too_small_to_split(tmp_path):
 
 
 def test_manifest_is_json_without_machine_paths(texts, tmp_path):
-    """A published corpus tells nothing of the machine."""
+    """A published corpus has no information about the machine."""
     _build(texts, tmp_path / "corpus")
     text = (tmp_path / "corpus" / "corpus.json").read_text(encoding="utf-8")
     assert json.loads(text)["inputs"] == ["texts"] and str(tmp_path) not in text

@@ -121,7 +121,7 @@ def test_manifest_of_another_shape_is_an_error(directory, changes):
 
 @pytest.mark.parametrize("version", [1, 99])
 def test_manifest_of_another_version_is_an_error_with_the_remedy(directory, version):
-    """Version 1 had other keys; the error tells to build the corpus again."""
+    """Version 1 had other keys; the remedy is to build the corpus again."""
     manifest = json.loads((directory / corpus.MANIFEST).read_text())
     (directory / corpus.MANIFEST).write_text(json.dumps(manifest | {"version": version}))
     message = f"version {version}; this program reads 'lingvo_moe corpus' version 2. Build the corpus again"

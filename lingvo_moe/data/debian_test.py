@@ -118,15 +118,15 @@ def _downloads(log: Path) -> list[str]:
     return [call[2] for call in downloads if len(call) == 3]  # --print-uris names all packages
 
 
-def _entries(found) -> list[Entry]:
-    return [entry for source in found for file in source.files() for entry in file.entries]
+def _entries(fetched) -> list[Entry]:
+    return [entry for source in fetched for file in source.files() for entry in file.entries]
 
 
 def test_packages_and_descriptions(mirror, tmp_path):
     """Catalogs come from packages, and paragraphs of translated descriptions are paired with the English ones."""
-    found, missing = debian.fetch(tmp_path / "cache")
+    fetched, missing = debian.fetch(tmp_path / "cache")
     assert missing == []
-    entries = _entries(found)
+    entries = _entries(fetched)
     assert entries[:5] == [Entry("de", f"{name} in English", f"{name} auf Deutsch") for name in debian.PACKAGES]
     assert [(entry.english.split(), entry.translation.split()) for entry in entries[5:]] == [
         (["first", "game"], ["erstes", "Spiel"]),
@@ -234,8 +234,8 @@ def test_failed_download_is_an_error_that_names_the_package(mirror, tmp_path):
 def test_package_that_the_distribution_lacks_is_reported(mirror, tmp_path):
     """The corpus is built without it, and its report warns."""
     (mirror / "beta_1.deb").unlink()
-    found, missing = debian.fetch(tmp_path / "cache")
-    assert missing == ["beta"] and len(found) == 5
+    fetched, missing = debian.fetch(tmp_path / "cache")
+    assert missing == ["beta"] and len(fetched) == 5
 
 
 def test_too_many_missing_packages_are_an_error(mirror, tmp_path):
@@ -256,9 +256,9 @@ def test_missing_apt_is_an_error(tmp_path, monkeypatch):
 def test_invalid_archive_is_an_error(mirror, tmp_path):
     """dpkg-deb's reason is shown."""
     (mirror / "alpha_1.deb").write_bytes(b"no archive")
-    found, _ = debian.fetch(tmp_path / "cache")
+    fetched, _ = debian.fetch(tmp_path / "cache")
     with pytest.raises(UserError, match=r"alpha_1\.deb: cannot be unpacked \(dpkg-deb: error: not a Debian format"):
-        _entries(found)
+        _entries(fetched)
 
 
 @pytest.mark.parametrize("file", ["../mirror/alpha_1.deb", "/etc/passwd", "a/b.deb", "", "c:x.deb", 3])

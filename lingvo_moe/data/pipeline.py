@@ -144,7 +144,7 @@ class TrainInput:
         chunk = max(_CHUNK // step, _MIN_CHUNK)
         options = tf.data.Options()
         # There is nothing to tune, and closing an iterator waits for the tuner's thread, which after some minutes wakes
-        # up only once a minute: that would hold Python's lock, once for each shard.
+        # up only once a minute: that would block Python, once for each shard.
         options.autotune.enabled = False
         chunks = (
             tf.data.Dataset.range(first, _END_OF_STREAM, step).batch(chunk, drop_remainder=True).with_options(options)

@@ -61,15 +61,15 @@ def take(items, count: int) -> list:
 
 def texts(batch: Batch, tokenizers) -> list[tuple[str, str]]:
     """Returns the pairs of a batch as text."""
-    loaded, found = Tokenizers.load(tokenizers), []
+    loaded, actual = Tokenizers.load(tokenizers), []
     for row in range(len(batch["source"]["ids"])):
         for segment in range(1, batch["source"]["segment_ids"][row].max() + 1):
             source, target = (
                 batch[side][name][row][batch[side]["segment_ids"][row] == segment]
                 for side, name in (("source", "ids"), ("target", "labels"))
             )
-            found.append((loaded.source.decode([source])[0], loaded.target.decode([target])[0]))
-    return found
+            actual.append((loaded.source.decode([source])[0], loaded.target.decode([target])[0]))
+    return actual
 
 
 def assert_same(first: list, second: list):
@@ -85,11 +85,11 @@ def assert_same(first: list, second: list):
 def stream_texts(corpus, tokenizers, count: int) -> list[tuple[str, str] | None]:
     """Returns the first examples of the stream, in order; None for one that is rejected."""
     config = dataclasses.replace(_CONFIG, batch_size=1, packing=False)  # a batch is one example
-    found, rejected = [], 0
+    actual, rejected = [], 0
     for batch, state in take(TrainInput(corpus, tokenizers, config).batches(), count):
-        found += [None] * (rejected_pairs(state) - rejected) + texts(batch, tokenizers)
+        actual += [None] * (rejected_pairs(state) - rejected) + texts(batch, tokenizers)
         rejected = rejected_pairs(state)
-    return found
+    return actual
 
 
 def test_training_batches_have_pairs_of_the_corpus_in_the_shape_of_the_specs(corpus, tokenizers, train_input):
@@ -97,7 +97,7 @@ def test_training_batches_have_pairs_of_the_corpus_in_the_shape_of_the_specs(cor
     opened = Corpus.open(corpus)
     known = {pair for language in opened.languages for pair in opened.pairs("train", language)}
     known = {tuple(" ".join(text.split()) for text in pair) for pair in known}
-    found = []
+    actual = []
     for batch, _ in take(train_input.batches(), 20):
         assert {
             side: {name: (values.shape, values.dtype.name) for name, values in arrays.items()}
@@ -106,9 +106,9 @@ def test_training_batches_have_pairs_of_the_corpus_in_the_shape_of_the_specs(cor
             side: {name: (spec.shape, spec.dtype) for name, spec in fields.items()}
             for side, fields in input_specs(_CONFIG).items()
         }
-        found += texts(batch, tokenizers)
-    assert set(found) <= known
-    assert len(found) > 100
+        actual += texts(batch, tokenizers)
+    assert set(actual) <= known
+    assert len(actual) > 100
 
 
 @pytest.mark.parametrize(("source_length", "shards"), [(_CONFIG.source_length, 1), (0, 1), (_CONFIG.source_length, 4)])
@@ -276,7 +276,7 @@ def test_source_batches_are_sorted_by_length_with_their_indices(tokenizers):
     """The indices restore the order of the sentences."""
     tokenizer = Tokenizers.load(tokenizers).source
     sentences = ["Haus " * 9, "", "Haus", "Satz 7 Haus", "図書館 🎉", "Haus Haus"]
-    found, lengths = {}, []
+    actual, lengths = {}, []
     for indices, batch in source_batches(sentences, tokenizer, 2, 64):
         assert {values.shape for values in batch.values()} == {(2, 64)}
         assert not any(values[len(indices) :].any() for values in batch.values())
@@ -284,10 +284,10 @@ def test_source_batches_are_sorted_by_length_with_their_indices(tokenizers):
             length = np.count_nonzero(batch["segment_ids"][row])
             assert batch["ids"][row, length - 1] == tokenizer.eos_id
             assert batch["positions"][row, :length].tolist() == list(range(length))
-            found[index] = tokenizer.decode([batch["ids"][row]])[0]
+            actual[index] = tokenizer.decode([batch["ids"][row]])[0]
             lengths.append(length)
     assert lengths == sorted(lengths)
-    assert [found[index] for index in range(6)] == [sentence.strip() for sentence in sentences]
+    assert [actual[index] for index in range(6)] == [sentence.strip() for sentence in sentences]
     assert not list(source_batches([], tokenizer, 2, 32))
 
 

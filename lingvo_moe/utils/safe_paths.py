@@ -1,6 +1,6 @@
 """Checks names that come from a manifest or an archive before they become paths of this machine.
 
-A manifest or an archive may have been written by anybody. A name from one is joined to a directory only after it has
+A manifest or an archive may come from an untrusted source. A name from one is joined to a directory only after it has
 passed `check_file_name` or `check_relative_path`, so it cannot name a file outside of that directory.
 """
 

@@ -35,7 +35,7 @@ def test_accepted_path_stays_inside_its_directory(path):
 
 @given(_PATHS)
 def test_accepted_file_name_is_one_component(path):
-    """Property: a file name never holds a directory."""
+    """Property: a file name never contains a directory."""
     try:
         name = safe_paths.check_file_name(path, "tokenizer.json")
     except UserError:
@@ -45,7 +45,7 @@ def test_accepted_file_name_is_one_component(path):
 
 @given(strategies.none() | strategies.integers() | strategies.lists(strategies.text()) | strategies.booleans())
 def test_value_that_is_not_a_string_is_refused(value):
-    """A JSON manifest may hold any type where a name is expected."""
+    """A JSON manifest may have any type where a name is expected."""
     with pytest.raises(UserError, match="corpus.json: .* is not a path; expected a string"):
         safe_paths.check_relative_path(value, "corpus.json")
 
@@ -65,13 +65,13 @@ def test_value_that_is_not_a_string_is_refused(value):
     ],
 )
 def test_refused_path_is_named_with_the_reason(path, reason):
-    """The error tells which value of which file is refused and why."""
+    """The error has the file, the value and the reason."""
     with pytest.raises(UserError, match=f"m.json: the path .* is refused: {re.escape(reason)}"):
         safe_paths.check_relative_path(path, "m.json")
 
 
 def test_ordinary_paths_are_accepted():
-    """What manifests and wheels hold in practice."""
+    """Names as in real manifests and wheels."""
     assert safe_paths.check_relative_path("train/pt_BR.tsv", "m") == PurePosixPath("train/pt_BR.tsv")
     assert safe_paths.check_file_name("source.model", "m") == "source.model"
     assert safe_paths.check_relative_path("some/locale/ca@valencia/LC_MESSAGES/a.mo", "m").name == "a.mo"
