@@ -1,7 +1,7 @@
 """Instances of registered frozen dataclasses, from the text of a flag: layers and routers.
 
-A choice is written `NAME` or `NAME:field=value:field=value`, for instance `top_k:k=4`. The fields that it does not name have
-their defaults.
+A choice is written `NAME` or `NAME:field=value:field=value`, for instance `top_k:k=4`. The fields that it does not name
+have their defaults.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ def make(registry: Registry[type[Entry]], choice: str, defaults: Mapping[str, An
       defaults: values for those fields of the class that have one of these names.
 
     Raises:
-      UserError: an unknown name or field, a field without a value, a value that is not of the field's type, or one that the
-        class refuses.
+      UserError: an unknown name or field, a field without a value, a value that is not of the field's type, or one that
+        the class refuses.
     """
     name, *settings = choice.split(":")
     cls = registry.get(name)

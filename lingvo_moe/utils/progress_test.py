@@ -27,7 +27,7 @@ def clock(monkeypatch) -> Clock:
 
 
 def test_log_has_a_line_every_ten_seconds_and_one_at_the_end(clock, capsys):
-    """A thousand steps are not a thousand lines; rate and time left count this run alone, not the run that it resumes."""
+    """A thousand steps are not a thousand lines; rate and remaining time are those of this run alone."""
     with progress.bar("training", 100, "steps", done=40) as advance:
         for _ in range(30):
             clock.now += 0.5
