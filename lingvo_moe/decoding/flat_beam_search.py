@@ -154,7 +154,7 @@ class _Beam:
         ended = tf.equal(tokens, self._search.eos_id)
         candidates = {
             "ids": ids,
-            "scores": tf.where(ended, scores / self._penalty(t + 1), _IMPOSSIBLE),
+            "scores": tf.where(ended, scores / self._length_penalty(t + 1), _IMPOSSIBLE),
             "lengths": tf.fill(scores.shape, t + 1),
         }
         finished = self._keep_best({name: tf.concat([finished[name], candidates[name]], axis=1) for name in finished})
@@ -166,12 +166,12 @@ class _Beam:
     def can_improve(self, active: dict, finished: dict) -> tf.Tensor:
         """Returns `[B] bool`: whether an active hypothesis can still become better than the worst finished one."""
         # Log-probabilities decrease and the penalty increases, so this bounds every continuation (for alpha >= 0).
-        bound = active["scores"][:, 0] / self._penalty(tf.constant(self._search.max_length))
+        bound = active["scores"][:, 0] / self._length_penalty(tf.constant(self._search.max_length))
         return bound > finished["scores"][:, -1]
 
     def result(self, t: tf.Tensor, active: dict, finished: dict) -> Hypotheses:
         """Returns the finished hypotheses, followed by active ones where there are fewer than K."""
-        active_scores = active["scores"] / self._penalty(t)
+        active_scores = active["scores"] / self._length_penalty(t)
         count = tf.reduce_sum(tf.cast(finished["scores"] > _IMPOSSIBLE, tf.int32), axis=-1, keepdims=True)
         rank = tf.range(self._search.beam_size)[None]
         order = tf.where(rank < count, rank, self._search.beam_size + rank - count)  # both lists are sorted
@@ -195,7 +195,8 @@ class _Beam:
         forbidden = tf.reduce_any(tf.equal(ids[:, None], tf.constant(self._search.forbidden_ids, tf.int32)), axis=-1)
         return tf.where(forbidden, _IMPOSSIBLE, logits)
 
-    def _penalty(self, length: tf.Tensor) -> tf.Tensor:
+    def _length_penalty(self, length: tf.Tensor) -> tf.Tensor:
+        """Returns the length penalty ((5 + length) / 6) ** alpha (Wu et al. 2016, section 7)."""
         return tf.pow((5.0 + tf.cast(length, tf.float32)) / 6.0, self._search.length_alpha)
 
     def _annotate(self, tensor: tf.Tensor) -> tf.Tensor:

@@ -39,6 +39,8 @@ class Adafactor:
     def state(self, weights: dict) -> dict:
         """Declares the optimizer state: `row` and `column` for each matrix, `moment` for each vector, initially zero.
 
+        The optimizer state has the logical axes of its weight, so the layout shards it like the weight.
+
         Args:
           weights: the tree of a model's `Weight`s.
 

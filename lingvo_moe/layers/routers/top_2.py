@@ -54,6 +54,7 @@ def route(gates: tf.Tensor, paddings: tf.Tensor, capacity: int, context: Context
     normalised = gates_of_two / (tf.reduce_sum(gates_of_two, axis=-1, keepdims=True) + _TINY)  # lines 6 and 16
     masks = [choice_mask(expert, present, gates.shape[-1], context) for expert in experts]
     first_position, second_position = positions_in_buffers(masks, context)
+    # Tokens at positions beyond the capacity are dropped.
     first_used = tf.logical_and(present, first_position < capacity)  # line 8
     second_used = tf.logical_and(present, second_position < capacity)  # line 19
     if context.training:
