@@ -1,4 +1,4 @@
-"""Parses the text (HLO) of a compiled, partitioned XLA module: instructions, how often each runs, collectives.
+"""Parses the text (HLO) of a compiled, partitioned XLA module; counts instructions, cycles and collectives.
 
 XLA's own cost analysis counts the body of a loop once; here every instruction has the number of times that it runs.
 """

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import io
 import json
 import os
+import shutil
 import sys
 import tarfile
 from pathlib import Path
@@ -281,3 +284,42 @@ def test_index_of_another_version_is_written_again(mirror, tmp_path, log):
     (cache / "packages.json").write_text(json.dumps({"wanted": list(debian.PACKAGES), "found": []}))
     assert len(debian.fetch(cache).sources) == 6
     assert _downloads(log) == []
+
+
+def _deb(path: Path, members: list[tarfile.TarInfo]):
+    """Writes a Debian package: an `ar` archive of a version, a control archive and a data archive."""
+
+    def tar(infos: list[tuple[tarfile.TarInfo, bytes]]) -> bytes:
+        data = io.BytesIO()
+        with tarfile.open(fileobj=data, mode="w") as archive:
+            for info, content in infos:
+                info.size = len(content)
+                archive.addfile(info, io.BytesIO(content))
+        return data.getvalue()
+
+    control = tar(
+        [(tarfile.TarInfo("./control"), b"Package: x\nVersion: 1\nArchitecture: all\nMaintainer: x\nDescription: x\n")]
+    )
+    data = tar([(info, b"ja\tyes\n" if info.isreg() else b"") for info in members])
+    archive = b"!<arch>\n"
+    for name, content in (("debian-binary", b"2.0\n"), ("control.tar", control), ("data.tar", data)):
+        header = f"{name:<16}{0:<12}{0:<6}{0:<6}{'100644':<8}{len(content):<10}`\n"
+        archive += header.encode() + content + b"\n" * (len(content) % 2)
+    path.write_bytes(archive)
+
+
+@pytest.mark.skipif(shutil.which("dpkg-deb") is None, reason="needs dpkg-deb of Debian")
+@pytest.mark.parametrize("member", ["../out.tsv", "/tmp/lingvo_moe_out.tsv", "a/../../out.tsv", "link/out.tsv"])
+def test_members_outside_of_a_package_are_not_written(tmp_path, member):
+    """The real dpkg-deb writes nothing outside of the temporary directory, not even through a symbolic link."""
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    link = tarfile.TarInfo("link")
+    link.type, link.linkname = tarfile.SYMTYPE, "../.."
+    _deb(cache / "x_1.deb", [tarfile.TarInfo("de.tsv"), link, tarfile.TarInfo(member)])
+    _deb(tmp_path / "good_1.deb", [tarfile.TarInfo("de.tsv")])
+    assert len(_entries([debian.Package(tmp_path / "good_1.deb")])) == 1
+    with contextlib.suppress(UserError):
+        assert all(entry.language == "de" for entry in _entries([debian.Package(cache / "x_1.deb")]))
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["cache", "good_1.deb", "x_1.deb"]
+    assert not Path("/tmp/lingvo_moe_out.tsv").exists()

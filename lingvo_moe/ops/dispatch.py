@@ -132,7 +132,7 @@ def choices_of(positions: tf.Tensor, num_positions: int) -> tf.Tensor:
     """The choice at each buffer position, from the position of each choice: `[G, K * S]` to `[G, E * C]`, NONE in empty ones."""
     groups, choices = positions.shape
     across_groups = tf.where(tf.equal(positions, NONE), NONE, positions + num_positions * tf.range(groups)[:, None])
-    # No two choices share a position, so at most one term of every sum is not zero. Negative indices are dropped.
+    # No two choices share a position, so at most one term of every sum is not zero. Negative indices are ignored.
     ordinals = tf.broadcast_to(tf.range(choices) + 1, positions.shape)
     filled = tf.math.unsorted_segment_sum(ordinals, across_groups, groups * num_positions)
     return tf.reshape(filled, (groups, num_positions)) - 1
