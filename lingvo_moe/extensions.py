@@ -67,10 +67,6 @@ class Registry(Generic[Entry]):
         """All registered names, in the order of registration."""
         return tuple(self._entries)
 
-    def is_user_defined(self, name: str) -> bool:
-        """Whether the entry of `name` is code from outside this package."""
-        return not _identity(self._entries[name])[0].startswith("lingvo_moe.")
-
     @contextlib.contextmanager
     def isolated(self) -> Iterator[None]:
         """Removes on exit what was registered inside the block; for tests."""

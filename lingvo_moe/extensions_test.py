@@ -62,15 +62,6 @@ def test_isolated_removes_what_was_registered_inside():
     assert registry.names() == ("one",)
 
 
-def test_user_code_is_told_from_the_package():
-    """Cached programs depend on the package's source alone."""
-    registry: Registry = Registry("thing")
-    registry.register("ours", extensions.Registry)
-    registry.register("function", pytest.fixture)
-    registry.register("object", pytest.approx(1.0))
-    assert [registry.is_user_defined(name) for name in registry.names()] == [False, True, True]
-
-
 @pytest.mark.parametrize(
     ("where", "message"),
     [

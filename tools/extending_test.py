@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import pathlib
 import re
@@ -15,6 +16,8 @@ from lingvo_moe import experiment, registry
 from lingvo_moe.cli import app, main
 from lingvo_moe.data import sources, tokenizer_trainer
 from lingvo_moe.data.corpus import Corpus
+from lingvo_moe.layers.feed_forward import FEED_FORWARDS
+from lingvo_moe.layers.routers.base import ROUTERS
 from lingvo_moe.sharding.layout import LAYOUTS
 from lingvo_moe.testing import experiments
 from tools import build_corpus
@@ -34,7 +37,9 @@ def directory(tmp_path_factory) -> Iterator[pathlib.Path]:
     for name, text in FILES.items():
         (directory / name).write_text(text, encoding="utf-8")
     registry.names()  # imports the models of the repository
-    with registry.MODELS.isolated(), LAYOUTS.isolated(), sources.PRESETS.isolated():
+    with contextlib.ExitStack() as stack:
+        for extensions in (registry.MODELS, LAYOUTS, FEED_FORWARDS, ROUTERS, sources.PRESETS):
+            stack.enter_context(extensions.isolated())
         yield directory
 
 
@@ -60,7 +65,7 @@ def corpus(directory) -> Corpus:
 
 def test_every_extension_is_one_short_file():
     """One file each, under 60 lines."""
-    assert FILES.keys() >= {"penalized.py", "fully_sharded.py", "json_lines.py"}
+    assert FILES.keys() == {"penalized.py", "fully_sharded.py", "swiglu.py", "sigmoid.py", "json_lines.py"}
     assert all(len(text.splitlines()) < 60 for text in FILES.values())
 
 
@@ -85,11 +90,13 @@ def test_show_knows_the_fields_of_a_users_model(directory, capsys):
     assert "model.embedding_penalty = 0.5\n" in capsys.readouterr().out
 
 
-def test_training_with_a_users_model_and_layout(corpus, directory):
-    """A training step is compiled and run with everything that the files define, and reports the model's own metric."""
-    imports = [f"--import={directory}/{name}" for name in ("penalized.py", "fully_sharded.py")]
-    settings = ["--set=layout=fully_sharded", "--set=platform=cpu", "--set=training.evaluate_every=0"]
+def test_training_with_all_extensions(corpus, directory):
+    """A training step is compiled and run with all that the files define, and reports the metrics that they declare."""
+    names = ("penalized.py", "fully_sharded.py", "swiglu.py", "sigmoid.py")
+    changes = ["layout=fully_sharded", "layer_pattern=swiglu,moe", "router=sigmoid:scale=2", "platform=cpu"]
     flags = [
+        *(f"--import={directory}/{name}" for name in names),
+        *(f"--set={change}" for change in (*changes, "training.evaluate_every=0")),
         "--model=penalized.Tiny",
         "--devices=2",
         "--steps=2",
@@ -98,7 +105,12 @@ def test_training_with_a_users_model_and_layout(corpus, directory):
         f"--corpus={corpus.directory}",
         f"--tokenizers={directory}/tokenizers",
     ]
-    assert main.main(["lingvo_moe", "train", *imports, *settings, *flags]) == 0
+    assert main.main(["lingvo_moe", "train", *flags]) == 0
     curves = experiments.curves(directory / "run")
-    assert set(curves["embedding_penalty"]) == {1, 2}
-    assert experiment.get("penalized.Tiny", ["layout=fully_sharded"]).steps.layout.mesh_axes("MH") == ("x", None)
+    for metric in ("embedding_penalty", "open_gates", "aux_loss", "overflow"):
+        assert set(curves[metric]) == {1, 2}, metric
+    (open_gates,) = curves["open_gates"][1]
+    assert 0.2 < open_gates < 0.8
+    config = experiment.get("penalized.Tiny", changes)
+    assert config.steps.layout.mesh_axes("MH") == ("x", None)
+    assert {cls.__name__ for cls in config.model.registered_classes} >= {"SwiGLU", "Sigmoid"}
