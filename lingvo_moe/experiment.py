@@ -16,7 +16,7 @@ from lingvo_moe.errors import UserError, did_you_mean
 from lingvo_moe.models.transformer import Transformer
 from lingvo_moe.optimizers.adafactor import Adafactor
 from lingvo_moe.sharding.layout import DeviceMesh, Layout
-from lingvo_moe.steps import Steps
+from lingvo_moe.steps import Optimizer, Steps
 
 PLATFORMS = ("", "cpu", "gpu", "tpu")
 
@@ -91,7 +91,7 @@ class Experiment:
     """
 
     model: Transformer
-    optimizer: Adafactor = Adafactor()
+    optimizer: Optimizer = Adafactor()
     input: InputConfig = InputConfig()
     training: TrainingSchedule = TrainingSchedule()
     search: BeamSearch = BeamSearch()

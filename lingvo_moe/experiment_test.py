@@ -22,7 +22,7 @@ def data(tmp_path_factory) -> experiments.Data:
         (
             [],
             3,
-            r"input.batch_size is 16, which 3 devices \(mesh 3\) do not divide. Use --devices with a divisor of 16, or ",
+            r"input.batch_size is 16, which 3 devices \(mesh 3\) do not divide. Use --devices with a divisor of 16",
         ),
         (["decoding_batch=6"], 4, "decoding_batch is 6, which 4 devices"),
         (["model.num_experts=12"], 8, "model.num_experts is 12, which 8 devices"),

@@ -83,6 +83,10 @@ class Transformer(Layer):
         """The layer pattern of each stack, by the stack's name."""
         raise NotImplementedError
 
+    def loss(self, theta: dict, batch: dict, context: Context) -> tuple[tf.Tensor, dict]:
+        """Returns the loss of one batch and its metrics; see `steps.Model`."""
+        raise NotImplementedError
+
     @property
     def layers_per_repeat(self) -> int:
         """Of all stacks, the layers of one repeat of all patterns; `num_layers` is a multiple of it."""

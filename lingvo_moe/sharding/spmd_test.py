@@ -294,8 +294,8 @@ def test_manual_mode_round_trip(mesh, mapping):
     """The value and the gradient survive the switch to manual partitioning and back."""
 
     def function(inputs: dict) -> dict:
-        own = spmd.auto_to_manual_spmd_partition(inputs["x"], mesh, mapping)
-        return {"y": spmd.manual_to_auto_spmd_partition(own * own, mesh, mapping, VALUE.shape)}
+        shard = spmd.auto_to_manual_spmd_partition(inputs["x"], mesh, mapping)
+        return {"y": spmd.manual_to_auto_spmd_partition(shard * shard, mesh, mapping, VALUE.shape)}
 
     outputs = harness.run(harness.with_gradients(function), {"x": VALUE}, EIGHT)
     expected = harness.run(harness.with_gradients(lambda inputs: {"y": inputs["x"] * inputs["x"]}), {"x": VALUE})
@@ -307,9 +307,9 @@ def test_manual_mode_runs_operators_per_device_as_written():
     """A cumulative sum starts from zero on every device."""
 
     def function(inputs: dict) -> dict:
-        own = spmd.auto_to_manual_spmd_partition(inputs["x"], GRID, [0, -1])
-        assert own.shape == (2, 16)
-        return {"y": spmd.manual_to_auto_spmd_partition(tf.cumsum(own), GRID, [0, -1], VALUE.shape)}
+        shard = spmd.auto_to_manual_spmd_partition(inputs["x"], GRID, [0, -1])
+        assert shard.shape == (2, 16)
+        return {"y": spmd.manual_to_auto_spmd_partition(tf.cumsum(shard), GRID, [0, -1], VALUE.shape)}
 
     expected = np.cumsum(VALUE.reshape(4, 2, 16), axis=1).reshape(8, 16)
     np.testing.assert_allclose(harness.run(function, {"x": VALUE}, EIGHT)["y"], expected, rtol=0, atol=TOLERANCE)
