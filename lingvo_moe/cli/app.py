@@ -1,8 +1,8 @@
 """Runs the command lines of this project: parses flags, prints errors in one line, returns an exit status.
 
-Exit status: 0 for success, 2 for a mistake that the user can correct (`error: MESSAGE` on standard error), 3 when another
-process of the same run is gone (`distributed`), 130 when interrupted, 141 when the reader of the output has closed it. A
-bug keeps its traceback.
+Exit status: 0 for success, 2 for a mistake that the user can correct (`error: MESSAGE` on standard error), 3 when
+another process of the same run is gone (`distributed`), 130 when interrupted, 141 when the reader of the output has
+closed it. A bug keeps its traceback.
 """
 
 from __future__ import annotations

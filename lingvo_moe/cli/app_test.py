@@ -127,7 +127,8 @@ def test_after_an_error_nothing_is_waited_for(status):
     code = (
         "import threading, time\nfrom lingvo_moe.cli import app\nfrom lingvo_moe.errors import UserError\n"
         "def work():\n    time.sleep(1 if not STATUS else 1000)\n    print('ended')\n"
-        "def main(arguments):\n    threading.Thread(target=work).start()\n    if STATUS:\n        raise UserError('mistake')\n"
+        "def main(arguments):\n    threading.Thread(target=work).start()\n"
+        "    if STATUS:\n        raise UserError('mistake')\n"
         "app.run(main)"
     ).replace("STATUS", str(status))
     found = subprocess.run(

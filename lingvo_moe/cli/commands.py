@@ -174,7 +174,7 @@ def export(config: ExportConfig):
 
 
 def table(scores: list[LanguageScore], summary: bool = False) -> str:
-    """Returns BLEU and chrF per language (not in a `summary`), by group and on average, beside those of copied sources."""
+    """Returns BLEU and chrF per language (unless a `summary`), by group and on average, beside those of the sources."""
     row = "{:24} {:>9} {:>6} {:>7} {:>7} {:>10} {:>10}".format
     lines = [row("language", "train", "test", "BLEU", "chrF", "copy BLEU", "copy chrF")]
 

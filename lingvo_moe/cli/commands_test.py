@@ -198,8 +198,8 @@ def test_a_language_model_is_trained_and_evaluated(data, tmp_path, capsys):
     assert _run("eval", *shared, f"--json={tmp_path / 'found.json'}") == 0
     found = json.loads((tmp_path / "found.json").read_text(encoding="utf-8"))
     assert capsys.readouterr().out == (
-        f"{found['cross_entropy']:.4f} nats per token, perplexity {found['perplexity']:.2f}, over {found['tokens']:,} tokens "
-        f"of the test split, after 2 steps\n"
+        f"{found['cross_entropy']:.4f} nats per token, perplexity {found['perplexity']:.2f}, over {found['tokens']:,} "
+        f"tokens of the test split, after 2 steps\n"
     )
     assert (found["model"], found["split"], found["step"]) == (tiny.LANGUAGE_MODEL, "test", 2) and found["tokens"] > 100
     assert found["perplexity"] == math.exp(found["cross_entropy"])

@@ -1,4 +1,4 @@
-"""`diagnose` tells mistakes before it compiles anything; what it finds is tested beside training, whose steps it makes again."""
+"""`diagnose` reports mistakes before it compiles anything; `training.loop_faults_test` tests what it finds."""
 
 from __future__ import annotations
 

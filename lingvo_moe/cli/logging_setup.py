@@ -1,6 +1,6 @@
 """Logging of the command line: plain lines on standard error; processes other than the primary one print warnings only.
 
-The library logs with `logging.getLogger(__name__)` and configures nothing, which is left to the program that imports it.
+The library logs with `logging.getLogger(__name__)` and configures nothing, which is left to the importing program.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ def test_log_level_of_libraries_is_the_users_or_silent(monkeypatch, given, expec
 
 
 def test_looking_for_devices_is_silent():
-    """Without the settings, libtpu would report the TPU that it misses, in five lines, before the first line of every command's own."""
+    """Without the settings, libtpu reports in five lines that there is no TPU, before any output of a command."""
     code = (
         "import orbax.checkpoint, jax; from lingvo_moe.cli import process_setup\n"
         "process_setup.set_up_process(); print(jax.devices()[0].platform)"

@@ -89,7 +89,7 @@ def test_a_slice_that_does_not_answer_is_told_within_seconds_and_without_jax(tmp
 
 
 def test_training_on_a_slice_starts_no_backend_of_jax_but_the_cpu(tmp_path):
-    """A whole run through the front door, checkpoint included: JAX is what the checkpoint library brings along, no more."""
+    """A whole run of the command, checkpoint included: JAX is imported by the checkpoint library and uses the CPU only."""
     data = tiny.make_data(tmp_path / "data")
     then = (
         "import jax; assert {device.platform for device in jax.devices()} == {'cpu'}; print(jax.config.jax_platforms)"

@@ -12,7 +12,7 @@ from lingvo_moe.inference.translator import Translator
 
 @dataclasses.dataclass(frozen=True)
 class LanguageScore:
-    """What one language got.
+    """The scores of one language.
 
     Attributes:
       language: its label in the corpus.
@@ -33,7 +33,7 @@ class LanguageScore:
 def evaluate(
     translator: Translator, corpus: Corpus, languages: Sequence[str] = (), max_pairs: int = 100, split: str = "test"
 ) -> tuple[list[LanguageScore], int]:
-    """Translates up to `max_pairs` sentences of each language and scores them.
+    """Translates up to `max_pairs` sentences of each language and scores the translations.
 
     Sentences longer than the model's limit are left out, of the translations and of the copies alike.
 
@@ -45,7 +45,8 @@ def evaluate(
       split: `test` or `valid`.
 
     Returns:
-      (one score per language, by falling number of training pairs (GShard figure 6's order); how many sentences were left out)
+      (one score per language, the number of sentences left out). Languages are in the order of GShard's figure 6, by
+      decreasing number of training pairs.
 
     Raises:
       UserError: a language the corpus lacks or has no such pairs of, or no held-out pairs at all.
@@ -76,7 +77,7 @@ def evaluate(
 
 
 def groups(scores: Sequence[LanguageScore], count: int = 3) -> list[tuple[str, list[LanguageScore]]]:
-    """Cuts languages, ordered by training pairs, into `count` groups of equal size: high, middle and low resource."""
+    """Splits languages, ordered by training pairs, into `count` groups of equal size: high, middle and low resource."""
     names = {3: ("high resource", "middle resource", "low resource")}.get(
         count, [f"group {i + 1}" for i in range(count)]
     )

@@ -50,8 +50,8 @@ def compute(
       split: `test` or `valid`.
 
     Raises:
-      UserError: before anything is compiled, where there is no data, tokenizer or checkpoint, where no text of the split fits a
-        row, or where the checkpoint is another model's.
+      UserError: before anything is compiled, if there is no data, tokenizer or checkpoint, if no text of the split
+        fits a row, or if the checkpoint is another model's.
     """
     experiment.open_tokenizers()
     held_out = EvalInput(experiment.corpus, experiment.tokenizers, experiment.input, split)

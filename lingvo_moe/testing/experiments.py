@@ -1,4 +1,4 @@
-"""What tests of training, inference and the command line share: a generated corpus, its tokenizers, and a tiny model."""
+"""For tests of training, inference and the command line: a generated corpus, its tokenizers, and tiny models."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ WORDS = (
     "red blue green old new big small house tree river stone bird horse child letter window garden table road bread "
     "water fire music winter summer morning evening carries finds sees keeps paints buys sells opens the a every"
 ).split()
-# As small as all kinds of layers allow; a step takes milliseconds, compiling its program some seconds.
+# As small as all kinds of layers allow: a step takes milliseconds, and compiling it some seconds.
 _SETTINGS = (
     "model.num_layers=4",
     "model.model_dim=16",
@@ -48,7 +48,7 @@ _SETTINGS = (
     "training.keep=2",
     "platform=cpu",
 )
-# The same of a language model.
+# The same for a language model.
 _LANGUAGE_MODEL_SETTINGS = (
     "model.model_dim=16",
     "model.hidden_dim=32",
@@ -80,7 +80,7 @@ class Data:
 
 
 def make_data(directory: pathlib.Path, seed: int = 0) -> Data:
-    """Generates the corpus (English words, spelt backwards as `de` and turned around as `fr`) and trains tokenizers on it."""
+    """Generates a corpus (English words, reversed as `de` and rotated as `fr`) and trains tokenizers on it."""
     random = np.random.RandomState(seed)
     texts = directory / "texts"
     texts.mkdir(parents=True)
@@ -94,33 +94,36 @@ def make_data(directory: pathlib.Path, seed: int = 0) -> Data:
 
 
 def settings(*changes: str) -> list[str]:
-    """Flags that make `m4.Quickstart` tiny; `changes` are further `field=value`s."""
+    """Returns flags that make `m4.Quickstart` tiny; `changes` are further `field=value`s."""
     return [f"--model={MODEL}", "--devices=2", *(f"--set={assignment}" for assignment in (*_SETTINGS, *changes))]
 
 
 def tiny(data: Data, *changes: str, mesh: DeviceMesh = DeviceMesh((2,))) -> Experiment:
-    """The experiment that `settings` make, on `data`."""
+    """Returns the experiment of `settings`, on `data`."""
     places = (f"corpus={data.corpus}", f"tokenizers={data.tokenizers}")
     return experiment.get(MODEL, [*_SETTINGS, *places, *changes], mesh)
 
 
 def tiny_language_model(data: Data, *changes: str, mesh: DeviceMesh = DeviceMesh((2,))) -> Experiment:
-    """The experiment of a language model with experts, as small as `tiny`."""
+    """Returns the experiment of a language model with experts, as small as `tiny`."""
     places = (f"corpus={data.corpus}", f"tokenizers={data.tokenizers}")
     return experiment.get(LANGUAGE_MODEL, [*_LANGUAGE_MODEL_SETTINGS, *places, *changes], mesh)
 
 
 def language_model_settings(*changes: str) -> list[str]:
-    """The flags of `tiny_language_model`."""
+    """Returns the flags of `tiny_language_model`."""
     return [f"--model={LANGUAGE_MODEL}", "--devices=2", *(f"--set={a}" for a in (*_LANGUAGE_MODEL_SETTINGS, *changes))]
 
 
 def compile_once(patch: pytest.MonkeyPatch):
-    """Makes this process lower and compile equal programs once, however often tests ask for them, and only where no other file
-    of tests has done so: `conftest.py` makes the cache, and empties it."""
+    """Makes this process lower and compile equal programs only once, and not if another test file has done so already.
+
+    `conftest.py` makes the cache directory, and deletes it.
+    """
     patch.setattr(program_cache._settings, "directory", None)  # so that it is so again
     program_cache.use(program_cache.default())
-    use_compilation_cache(program_cache.executables())
+    if executables := program_cache.executables():
+        use_compilation_cache(executables)
     for name in ("init", "train", "evaluate", "diagnose", "decode"):
         patch.setattr(Steps, name, _lowering_once(getattr(Steps, name)))
     load = Engine.load
@@ -145,14 +148,15 @@ def _lowering_once(lower):
 
 
 class Uncompiled(Engine):
-    """An engine for tests of what must be told before anything is compiled."""
+    """An engine for tests of errors that must be raised before anything is compiled."""
 
     def load(self, program: Program) -> Any:
-        raise AssertionError(f"{program.name} was compiled before the mistake was told")
+        """Fails the test."""
+        raise AssertionError(f"{program.name} was compiled before the error was raised")
 
 
 def curves(logdir: pathlib.Path, run: str = "train") -> dict[str, dict[int, set[float]]]:
-    """What TensorBoard reads: by scalar and step, every value that was reported for it."""
+    """Reads curves as TensorBoard does; returns every value that was reported, by scalar and step."""
     from tensorboard.backend.event_processing import event_file_loader
     from tensorboard.util import tensor_util
 

@@ -83,15 +83,15 @@ class TrainingRun:
 class Callback:
     """Base class of callbacks; each hook does nothing by default.
 
-    With several processes every hook is called in all of them, in the same order. So a hook may use the collective operations of
-    `run.process_group`, if it does so in all processes alike. An exception from a hook ends training.
+    With several processes every hook is called in all of them, in the same order. A hook may use the collective
+    operations of `run.process_group` if it does so in all processes alike. An exception from a hook ends training.
     """
 
     def on_start(self, run: TrainingRun):
         """Called once, before the first step."""
 
     def on_step(self, run: TrainingRun, result: StepResult):
-        """Called after each call of the engine, while its steps may still be running; reading a metric waits for them."""
+        """Called after each call of the engine. Its steps may still be running; reading a metric waits for them."""
 
     def on_end(self, run: TrainingRun, result: StepResult):
         """Called once, after the last step, if nothing failed."""

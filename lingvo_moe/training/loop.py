@@ -1,7 +1,7 @@
 """The training loop.
 
-`train` restores or initialises the training state, then makes steps until the schedule is complete or the process is asked to
-stop. Everything else that happens during training is a callback (`training.callbacks`).
+`train` restores or initialises the training state, then makes steps until the schedule is complete or the process is
+asked to stop. Everything else that happens during training is a callback (`training.callbacks`).
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ def train(
 ) -> dict[str, float]:
     """Trains to `experiment.training.steps`, from the newest checkpoint in `logdir` if there is one.
 
-    SIGINT and SIGTERM end training after the step in progress, with a checkpoint (`training.preemption`). With several processes
-    each computes the part of a batch that its devices hold and writes their part of a checkpoint; the primary process writes the
-    curves and logs for all.
+    SIGINT and SIGTERM end training after the step in progress, with a checkpoint (`training.preemption`). With several
+    processes each computes the rows of a batch that its devices hold and writes their shards of a checkpoint; the primary
+    process writes the curves and logs for all.
 
     Args:
       name: the registered name.
@@ -53,10 +53,12 @@ def train(
       callbacks: called after the standard and the registered ones.
 
     Returns:
-      The metrics of the last step, with `valid/cross_entropy` if it was computed at the end. Empty if there was nothing to do.
+      The metrics of the last step, with `valid/cross_entropy` if it was computed at the end. Empty if training was
+      complete already.
 
     Raises:
-      UserError: data, tokenizer or checkpoint do not fit the model, too many steps in a row were not finite, or the disk is full.
+      UserError: data, tokenizer or checkpoint do not fit the model, too many steps in a row were not finite, or the
+        disk is full.
       KeyboardInterrupt: training was asked to stop, and has saved a checkpoint.
     """
     logdir, schedule = pathlib.Path(logdir), experiment.training
@@ -92,19 +94,26 @@ def train(
 
 def _make_steps(run: TrainingRun, batches: Iterator[tuple[Batch, State]], callbacks: Sequence[Callback]) -> int:
     """Makes steps until the schedule is complete or a process is asked to stop; returns the number of the last one."""
-    schedule, step, last = run.experiment.training, run.first_step, False
     with _started(run, callbacks):
-        while not last:
-            taken, states = zip(*itertools.islice(batches, schedule.steps_at(step)))
-            metrics = run.training.train(taken)
-            step += len(taken)
-            last = step == schedule.steps or run.should_stop()
-            result = StepResult(step, taken, metrics, states[-1], last)
+        result = _step(run, batches, run.first_step)
+        while True:
             for callback in callbacks:
                 callback.on_step(run, result)
+            if result.last:
+                break
+            result = _step(run, batches, result.step)
         for callback in callbacks:
             callback.on_end(run, result)
-    return step
+    return result.step
+
+
+def _step(run: TrainingRun, batches: Iterator[tuple[Batch, State]], step: int) -> StepResult:
+    """Calls the engine once, after `step` steps."""
+    schedule = run.experiment.training
+    taken, states = zip(*itertools.islice(batches, schedule.steps_at(step)))
+    metrics = run.training.train(taken)
+    step += len(taken)
+    return StepResult(step, taken, metrics, states[-1], last=step == schedule.steps or run.should_stop())
 
 
 @contextlib.contextmanager

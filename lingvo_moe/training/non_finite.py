@@ -1,7 +1,7 @@
-"""Non-finite steps: when too many in a row have been skipped, training ends and says where in the model the numbers fail.
+"""Handling of non-finite steps: training ends when too many in a row were skipped, and reports where numbers fail.
 
-A step whose loss or gradient is not finite changes no weight (`steps.train_function`). One such step is harmless. A run of them
-means that the weights cannot be trained on: the batch of the last one is saved, and the step is computed again with summaries.
+A step whose loss or gradient is not finite changes no weight (`steps.train_function`). One such step is harmless. Many
+in a row mean that training cannot recover: the batch of the last one is saved, and the step is recomputed with summaries.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from lingvo_moe.training.diagnosis import Diagnosis
 class NonFiniteGuard(Callback):
     """Ends training once `training.max_skipped` steps in a row were skipped.
 
-    It reads the metrics of a step only when the next one has been started, so that the devices never wait for it. By then the next
-    step may have succeeded and ended the run of skipped ones; only if it was skipped too are the weights still the same.
+    It reads the metrics of a step only when the next one has been started, so that the devices never wait for it. The
+    next step may turn out to be finite; training ends only if it was skipped too, and so has not changed the weights.
     """
 
     def __init__(self):
@@ -61,8 +61,8 @@ def _error(run: TrainingRun, result: StepResult, data_state: State) -> UserError
     """
     loss, norm = float(result.metrics["loss"]), float(result.metrics["gradient_norm"])
     problem = (
-        f"the loss of step {result.step} is {loss}, its gradient's norm {norm}; {_skipped_in_a_row(result)} steps in a row "
-        f"changed no weight for such a reason (training.max_skipped={run.experiment.training.max_skipped})"
+        f"the loss of step {result.step} is {loss}, its gradient's norm {norm}; {_skipped_in_a_row(result)} steps in a "
+        f"row changed no weight for such a reason (training.max_skipped={run.experiment.training.max_skipped})"
     )
     path = replay.path_of(run.logdir, result.step)
     try:
@@ -102,8 +102,8 @@ def _save_replay(step: replay.Replay, path: pathlib.Path):
 
 
 def _global_batch(parts: list) -> Batch:
-    """Joins (first row, rows by path) of every process into a batch; processes with the same first row hold the same rows."""
-    rows = {start: leaves for start, leaves in parts}
+    """Joins (first row, rows by path) of every process into a batch; equal first rows mean equal rows."""
+    rows = dict(parts)
     return tree.unflatten(
         {
             path: np.concatenate([np.array(rows[start][path], np.int32) for start in sorted(rows)])

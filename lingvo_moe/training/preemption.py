@@ -37,7 +37,7 @@ class PreemptionGuard:
         if self.requested and number == signal.SIGINT:
             raise KeyboardInterrupt
         self.requested = True
-        # Not print or logging: the signal may have come in the middle of one, and Python refuses to write inside a write.
+        # Not print or logging: the signal may interrupt one of them, and Python refuses to write inside a write.
         os.write(2, b"\nstopping after this step, with a checkpoint; the same command will resume from there ...\n")
         if number == signal.SIGTERM and self._timer is None:
             self._timer = threading.Timer(self._grace_seconds, self._give_up)

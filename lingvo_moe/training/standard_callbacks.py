@@ -14,7 +14,7 @@ from lingvo_moe.utils import progress
 
 
 class Reporter(Callback):
-    """Writes metrics, speed and padding to TensorBoard every `training.log_every` steps, and keeps them in `run.scalars`."""
+    """Writes metrics, speed and padding to TensorBoard every `training.log_every` steps, and sets `run.scalars`."""
 
     def on_start(self, run: TrainingRun):
         """Opens the curves; only the primary process writes them."""
@@ -49,7 +49,7 @@ class Checkpointer(Callback):
 
 
 class HeldOutEvaluator(Callback):
-    """Computes the loss of the validation split every `training.evaluate_every` steps, and after the last step of all."""
+    """Computes the loss of the validation split every `training.evaluate_every` steps, and when training is complete."""
 
     def __init__(self, held_out: EvalInput):
         """Takes the validation split."""
@@ -74,7 +74,7 @@ class HeldOutEvaluator(Callback):
         self._writer.close()
 
     def _cross_entropy(self, run: TrainingRun) -> float | None:
-        """Returns nats per target token over `evaluation_batches` batches; None if there are none, or on a request to stop."""
+        """Returns nats per target token of `evaluation_batches` batches; None without batches or on a request to stop."""
         total = tokens = 0.0
         for count, batch in enumerate(self._held_out.batches()):
             if run.should_stop():
