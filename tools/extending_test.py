@@ -7,7 +7,9 @@ import json
 import pathlib
 import re
 import sys
+import types
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,10 +18,13 @@ from lingvo_moe import experiment, registry
 from lingvo_moe.cli import app, main
 from lingvo_moe.data import sources, tokenizer_trainer
 from lingvo_moe.data.corpus import Corpus
+from lingvo_moe.engines.registry import ENGINES
+from lingvo_moe.extensions import import_module
 from lingvo_moe.layers.feed_forward import FEED_FORWARDS
 from lingvo_moe.layers.routers.base import ROUTERS
 from lingvo_moe.sharding.layout import LAYOUTS
 from lingvo_moe.testing import experiments
+from lingvo_moe.training.callbacks import CALLBACKS
 from tools import build_corpus
 
 _DOCUMENT = pathlib.Path(__file__).parents[1] / "docs" / "extending.md"
@@ -38,7 +43,7 @@ def directory(tmp_path_factory) -> Iterator[pathlib.Path]:
         (directory / name).write_text(text, encoding="utf-8")
     registry.names()  # imports the models of the repository
     with contextlib.ExitStack() as stack:
-        for extensions in (registry.MODELS, LAYOUTS, FEED_FORWARDS, ROUTERS, sources.PRESETS):
+        for extensions in (registry.MODELS, LAYOUTS, FEED_FORWARDS, ROUTERS, sources.PRESETS, CALLBACKS, ENGINES):
             stack.enter_context(extensions.isolated())
         yield directory
 
@@ -65,7 +70,8 @@ def corpus(directory) -> Corpus:
 
 def test_every_extension_is_one_short_file():
     """One file each, under 60 lines."""
-    assert FILES.keys() == {"penalized.py", "fully_sharded.py", "swiglu.py", "sigmoid.py", "json_lines.py"}
+    extensions = {"penalized.py", "fully_sharded.py", "swiglu.py", "sigmoid.py", "json_lines.py"}
+    assert FILES.keys() == extensions | {"slow_steps.py", "dump_hlo.py"}
     assert all(len(text.splitlines()) < 60 for text in FILES.values())
 
 
@@ -90,14 +96,16 @@ def test_show_knows_the_fields_of_a_users_model(directory, capsys):
     assert "model.embedding_penalty = 0.5\n" in capsys.readouterr().out
 
 
-def test_training_with_all_extensions(corpus, directory):
+def test_training_with_all_extensions(corpus, directory, monkeypatch):
     """A training step is compiled and run with all that the files define, and reports the metrics that they declare."""
-    names = ("penalized.py", "fully_sharded.py", "swiglu.py", "sigmoid.py")
+    names = ("penalized.py", "fully_sharded.py", "swiglu.py", "sigmoid.py", "slow_steps.py", "dump_hlo.py")
+    monkeypatch.chdir(directory)
     changes = ["layout=fully_sharded", "layer_pattern=swiglu,moe", "router=sigmoid:scale=2", "platform=cpu"]
     flags = [
         *(f"--import={directory}/{name}" for name in names),
         *(f"--set={change}" for change in (*changes, "training.evaluate_every=0")),
         "--model=penalized.Tiny",
+        "--engine=dump_hlo",
         "--devices=2",
         "--steps=2",
         "--cache=off",
@@ -114,3 +122,17 @@ def test_training_with_all_extensions(corpus, directory):
     config = experiment.get("penalized.Tiny", changes)
     assert config.steps.layout.mesh_axes("MH") == ("x", None)
     assert {cls.__name__ for cls in config.model.registered_classes} >= {"SwiGLU", "Sigmoid"}
+    assert "all-to-all" in (directory / "train.hlo.txt").read_text()
+
+
+def test_callback_warns_about_slow_steps(directory, monkeypatch, caplog):
+    """Eleven steps of one second, then one of five."""
+    import_module(f"{directory}/slow_steps.py")
+    callback, clock = CALLBACKS.get("slow_steps")(), iter([*range(12), 16])
+    monkeypatch.setattr(sys.modules["slow_steps"], "time", types.SimpleNamespace(monotonic=lambda: next(clock)))
+    run: Any = None  # this callback needs none
+    callback.on_start(run)
+    for step in range(1, 13):
+        result: Any = types.SimpleNamespace(step=step, metrics={"loss": 1.0})
+        callback.on_step(run, result)
+    assert caplog.messages == ["step 12 took 5.00 s, the median is 1.00 s"]

@@ -1,4 +1,4 @@
-"""A person sees one line and a status, never a traceback, for whatever is not the program's own fault."""
+"""Mistakes and errors of the environment are one line and an exit status; only a bug has a traceback."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ def _raising(error: BaseException):
     return main
 
 
-def test_main_gets_the_flags_and_what_is_left(values):
+def test_main_gets_flags_and_arguments(values):
     seen = []
     assert app.execute(lambda argv: seen.append((argv, values.steps)), ["tool", "--steps=7", "word"], values) == 0
     assert seen == [(["tool", "word"], 7)]
 
 
-def test_flags_go_back_to_their_defaults_for_the_next_call(values):
+def test_flags_are_reset_for_the_next_call(values):
     app.execute(lambda argv: 0, ["tool", "--steps=7"], values)
     seen = []
     app.execute(lambda argv: seen.append(values.steps), ["tool"], values)
     assert seen == [3]
 
 
-def test_the_status_is_mains(values):
+def test_the_status_is_returned(values):
     assert app.execute(lambda argv: 4, ["tool"], values) == 4
 
 
@@ -84,12 +84,12 @@ def test_bad_flags_are_one_line(values, capsys, argument, message):
         (PermissionError(errno.EACCES, "Permission denied", "secret"), 2, "error: secret: permission denied\n"),
     ],
 )
-def test_errors_of_the_surroundings_are_one_line(values, capsys, error, status, message):
+def test_errors_of_the_environment_are_one_line(values, capsys, error, status, message):
     assert app.execute(_raising(error), ["tool"], values) == status
     assert capsys.readouterr().err == message
 
 
-def test_a_defect_keeps_its_traceback(values):
+def test_a_bug_keeps_its_traceback(values):
     with pytest.raises(ZeroDivisionError):
         app.execute(_raising(ZeroDivisionError()), ["tool"], values)
 
@@ -97,7 +97,7 @@ def test_a_defect_keeps_its_traceback(values):
 def test_help_shows_the_module_and_its_flags(values, capsys):
     assert app.execute(_raising(AssertionError()), ["tool", "--help"], values) == 0
     shown = capsys.readouterr().out
-    assert shown.startswith("A person sees one line") and "--steps: How many steps." in shown
+    assert shown.startswith("Mistakes and errors of the environment") and "--steps: How many steps." in shown
 
 
 def test_help_after_a_double_dash_is_an_argument(values):
@@ -106,8 +106,8 @@ def test_help_after_a_double_dash_is_an_argument(values):
     assert seen == [["tool", "--help"]]
 
 
-def test_a_reader_that_goes_away_is_no_error():
-    """`tool | head -1`: silence, and the status of a program that SIGPIPE ended."""
+def test_a_closed_pipe_is_not_an_error():
+    """`tool | head -1`: no message, and the status of a program that SIGPIPE ended."""
     code = (
         "from lingvo_moe.cli import app\nfrom absl import flags\n"
         "def main(argv):\n    for _ in range(100000): print('line')\n"
@@ -122,8 +122,8 @@ def test_a_reader_that_goes_away_is_no_error():
 
 
 @pytest.mark.parametrize("status", [0, 2])
-def test_after_an_error_nothing_is_waited_for(status):
-    """A thread of a library that waits for what failed must not keep the process; after success all threads may end."""
+def test_the_process_exits_at_once_after_an_error(status):
+    """A library's thread that waits for what failed must not block the exit; after success all threads may end."""
     code = (
         "import threading, time\nfrom lingvo_moe.cli import app\nfrom lingvo_moe.errors import UserError\n"
         "def work():\n    time.sleep(1 if not STATUS else 1000)\n    print('ended')\n"

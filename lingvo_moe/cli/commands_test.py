@@ -1,4 +1,4 @@
-"""The front door: commands do what they say, and a mistake is one or two clear lines that leave files as they were."""
+"""Commands do what their help says; a mistake is one or two clear lines, and leaves files unchanged."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def compiled_once():
 
 @pytest.fixture(scope="module")
 def trained(data, tmp_path_factory) -> list[str]:
-    """The flags of a model that was trained for two steps."""
+    """Returns the flags of a model that was trained for two steps."""
     logdir = tmp_path_factory.mktemp("log")
     shared = [*tiny.settings(), f"--tokenizers={data.tokenizers}", f"--logdir={logdir}"]
     assert _run("train", *shared, f"--corpus={data.corpus}", "--steps=2", "--set=training.evaluate_every=0") == 0
@@ -44,7 +44,7 @@ def _lines(path: pathlib.Path, *lines: str) -> str:
 
 
 def test_list_and_show_name_every_model_and_field(capsys):
-    """What can be selected and set can be read."""
+    """Everything that can be selected or set is shown."""
     assert _run("list") == 0
     listed = capsys.readouterr().out
     assert all(name in listed for name in ("m4.MoE2048E60L", "1.03T", "m4.Quickstart", "m4.Dense96L"))
@@ -161,7 +161,7 @@ def test_translate_writes_as_many_lines_as_it_reads(trained, tmp_path, capsys):
     ],
 )
 def test_bad_input_leaves_the_output_as_it_was(trained, content, flags, said, tmp_path, capsys):
-    """The line is named, and an earlier result is still there."""
+    """The error names the line, and an earlier result stays."""
     import re
 
     (tmp_path / "in.txt").write_bytes(content)
@@ -187,7 +187,7 @@ def test_eval_prints_and_writes_scores_beside_the_copy_baseline(trained, data, t
 
 
 def test_a_language_model_is_trained_and_evaluated(data, tmp_path, capsys):
-    """Through the front door; its perplexity is printed and written."""
+    """By the commands; its perplexity is printed and written."""
     shared = [
         *tiny.language_model_settings(),
         f"--tokenizers={data.tokenizers}",
@@ -206,7 +206,7 @@ def test_a_language_model_is_trained_and_evaluated(data, tmp_path, capsys):
 
 
 def test_export_writes_a_program_that_loads(tmp_path):
-    """A bundle says what it is for; `program_test` runs one without TensorFlow."""
+    """The bundle can be loaded; `program_test` runs one without TensorFlow."""
     path = tmp_path / "decode.zip"
     assert _run("export", *tiny.settings(), "--program=decode", f"--output={path}") == 0
     program = Program.load(str(path))

@@ -23,7 +23,7 @@ def data(tmp_path_factory) -> tiny.Data:
 
 @pytest.fixture(scope="module")
 def logdir(data, tmp_path_factory) -> pathlib.Path:
-    """With weights of step 4, as if they had been trained."""
+    """Makes a log directory with a checkpoint of step 4."""
     logdir = tmp_path_factory.mktemp("log")
     specs, random = tiny.tiny(data).steps.state_specs(), np.random.RandomState(0)
     state = tree.map_leaves(lambda spec: random.normal(scale=0.1, size=spec.shape).astype(spec.dtype), specs)
@@ -52,7 +52,7 @@ def error_of(capsys, data: tiny.Data, *flags: str) -> str:
     return capsys.readouterr().err.splitlines()[-1]
 
 
-def test_mistakes_are_told_before_anything_is_compiled(data, logdir, tmp_path, capsys):
+def test_mistakes_are_reported_before_anything_is_compiled(data, logdir, tmp_path, capsys):
     at = f"--logdir={logdir}"
     (tmp_path / "text").write_text("de\tx\n")
     for flags, message in (
@@ -75,7 +75,7 @@ def test_a_model_must_be_named(capsys):
     assert "--model is missing" in capsys.readouterr().err
 
 
-def test_a_file_that_was_there_stays_until_there_is_another(data, logdir, tmp_path, capsys):
+def test_an_existing_json_file_stays_if_the_command_fails(data, logdir, tmp_path, capsys):
     (tmp_path / "found.json").write_text(json.dumps("before"))
     error_of(capsys, data, f"--logdir={logdir}", f"--json={tmp_path}/found.json")
     assert json.loads((tmp_path / "found.json").read_text()) == "before"

@@ -60,7 +60,7 @@ def connect(config: TrainConfig) -> ProcessGroup:
     given = [name for name, value in flags.items() if value is not None]
     if not given:
         return ProcessGroup()
-    if len(given) < 3:
+    if config.coordinator is None or config.processes is None or config.process is None:
         raise UserError(
             f"--{given[0]} without the others: many processes need --coordinator, --processes and --process, each of "
             f"them its own --process (docs/processes.md)."

@@ -1,4 +1,4 @@
-"""`train` on a Cloud TPU: its flags, and that JAX takes nothing from TensorFlow there."""
+"""`train` on a Cloud TPU: its flags, and that JAX does not take the TPU from TensorFlow."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lingvo_moe.testing import experiments as tiny
 
 TPU = ["train", "--model=Quickstart", "--logdir=x", "--engine=tpu_strategy"]
 
-# What the process knows at its end, after its own standard error.
+# Prints the status and the imported modules at the end.
 _CODE = """
 import sys
 from lingvo_moe.cli import main
@@ -23,7 +23,7 @@ status = main.main(["lingvo_moe", *sys.argv[1:]])
 {then}
 print(status, *(name for name in ("jax", "orbax", "lingvo_moe.engines.pjrt") if name in sys.modules))
 """
-# A slice that is this machine, in place of one that would be asked for.
+# Replaces the slice by this machine.
 _HERE = """
 import pytest
 from lingvo_moe.engines import tpu_strategy
@@ -34,7 +34,7 @@ tpu_strategy.Engine.connect = staticmethod(lambda tpu: local_tpu.engine())
 
 
 def _process(code: str, *arguments: str, **options) -> subprocess.CompletedProcess:
-    """Runs `main` in a process where nobody has chosen JAX's platform."""
+    """Runs `main` in a process whose environment does not choose JAX's platform."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("JAX_")}
     return subprocess.run(
         [sys.executable, "-c", code, *arguments],
@@ -77,8 +77,8 @@ def test_mistakes_are_one_line_with_the_remedy(arguments, said, capsys, tmp_path
     assert not list(tmp_path.iterdir())
 
 
-def test_a_slice_that_does_not_answer_is_told_within_seconds_and_without_jax(tmp_path):
-    """TensorFlow finds and initialises the TPU before JAX, which would set libtpu up for itself, has been imported."""
+def test_an_unreachable_slice_is_reported_within_seconds_and_without_jax(tmp_path):
+    """TensorFlow must initialise the TPU before JAX is imported, which would set up libtpu for itself."""
     start = time.monotonic()
     done = _process(_CODE.format(then=""), *TPU, "--tpu=grpc://127.0.0.1:1", cwd=tmp_path)
     assert done.stdout == "2\n", done
@@ -88,8 +88,8 @@ def test_a_slice_that_does_not_answer_is_told_within_seconds_and_without_jax(tmp
     assert time.monotonic() - start < 60 and not list(tmp_path.iterdir())
 
 
-def test_training_on_a_slice_starts_no_backend_of_jax_but_the_cpu(tmp_path):
-    """A whole run of the command, checkpoint included: JAX is imported by the checkpoint library and uses the CPU only."""
+def test_training_on_a_slice_leaves_jax_the_cpu_only(tmp_path):
+    """A whole run of the command, checkpoint included: the checkpoint library imports JAX, which uses the CPU only."""
     data = tiny.make_data(tmp_path / "data")
     then = (
         "import jax; assert {device.platform for device in jax.devices()} == {'cpu'}; print(jax.config.jax_platforms)"

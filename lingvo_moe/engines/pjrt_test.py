@@ -1,4 +1,4 @@
-"""The engine places what a program says where it says, reuses donated memory, and refuses what does not fit."""
+"""The engine shards inputs and outputs as the program says, reuses donated memory, and refuses wrong inputs."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def executable(program) -> Executable:
     return harness.engine(GRID).load(program)
 
 
-def test_outputs_are_right_and_in_place(executable):
+def test_outputs_are_correct_and_sharded(executable):
     inputs = inputs_of()
     outputs = executable(inputs)
     # Eight products, summed in another order.
@@ -63,8 +63,8 @@ def test_two_runs_are_equal_bit_for_bit(executable):
         np.testing.assert_array_equal(one[path], other[path])
 
 
-def test_donated_inputs_are_consumed_and_their_memory_is_the_outputs(executable):
-    """Each device's part of `w` is 2 x 8 floats; the step is one integer more."""
+def test_outputs_reuse_the_memory_of_donated_inputs(executable):
+    """Each device's shard of `w` is 2 x 8 floats; the step is one more integer."""
     state = executable(inputs_of())["state"]
     outputs = executable({"state": state, "batch": inputs_of()["batch"]})
     assert executable.memory().alias_size_in_bytes >= 2 * 8 * 4
@@ -81,7 +81,7 @@ def test_shardings_are_those_of_the_inputs_or_outputs_below_a_path(executable):
 
 def test_hlo_is_the_partitioned_module(executable):
     assert "num_partitions=8" in executable.hlo()
-    assert "f32[2,8]" in executable.hlo(), "a device's own part of w"
+    assert "f32[2,8]" in executable.hlo(), "a device's shard of w"
 
 
 def test_a_program_for_another_number_of_devices_is_an_error(program):
@@ -131,13 +131,13 @@ def test_inputs_of_another_shape_dtype_or_name_are_errors_that_name_them(executa
         executable(inputs)
 
 
-def test_a_distributed_input_of_another_shape_is_an_error_that_names_it(executable):
+def test_a_sharded_input_of_another_shape_is_an_error_that_names_it(executable):
     with pytest.raises(ValueError, match=r"state/w is float32\[8, 4\]; expected float32\[8, 16\]"):
         executable(wrong("state", "w", jax.numpy.zeros((8, 4), "float32")))
 
 
-def test_a_distributed_input_from_another_mesh_is_moved(executable):
-    """What two devices made, given to eight."""
+def test_a_sharded_input_from_another_mesh_is_moved(executable):
+    """From two devices to eight."""
     two = harness.compile_for(step, inputs_of(), Layout.of(DeviceMesh((2,))), LOGICAL_AXES)(inputs_of())
     outputs = executable({"state": two["state"], "batch": inputs_of()["batch"]})
     np.testing.assert_array_equal(outputs["state"]["w"], 0.25 * inputs_of()["state"]["w"])

@@ -28,7 +28,7 @@ from lingvo_moe.testing import harness
         ("v3:3x2x1", "the first two sizes must be even"),
     ],
 )
-def test_a_name_that_is_none_is_told_with_one_that_is(name, said):
+def test_a_malformed_name_is_reported_with_an_example(name, said):
     with pytest.raises(UserError, match=f"--topology={name}.*{said}"):
         Slice.of(name)
 
@@ -42,12 +42,12 @@ def test_the_examples_in_messages_are_slices(name):
 @pytest.mark.parametrize(
     "cores, name", [(8, "v3:2x2x1"), (128, "v3:8x8x1"), (512, "v3:16x16x1"), (2048, "v3:32x32x1"), (64, "v3:8x4x1")]
 )
-def test_the_squarest_slice_of_so_many_cores(cores, name):
+def test_v3_slices_are_as_square_as_possible(cores, name):
     assert topology.v3_slice(cores) == name and len(Slice.of(name).devices) == cores
 
 
 @pytest.mark.parametrize("cores", [0, 1, 2, 4, 12, 24 + 4])
-def test_cores_that_no_slice_has(cores):
+def test_core_counts_without_a_slice_are_refused(cores):
     with pytest.raises(UserError, match=f"no TPU v3 slice of {cores} cores"):
         topology.v3_slice(cores)
 
@@ -60,16 +60,16 @@ def _square(size: int, mesh: str = "8"):
     )
 
 
-def test_a_program_is_compiled_and_measured_without_its_slice():
-    """Each of 8 cores is given one matrix of 4 MiB, and makes one."""
+def test_a_program_is_compiled_without_the_slice():
+    """Each of 8 cores reads one matrix of 4 MiB, and writes one."""
     compiled = Slice.of("v3:2x2x1").load(_square(1024))
     memory = compiled.memory()
     assert (memory.argument_size_in_bytes, memory.output_size_in_bytes) == (4 * 2**20, 4 * 2**20)
     assert '"estimated_cycles":"' in compiled.hlo()
 
 
-def test_what_does_not_fit_is_an_answer():
-    """A matrix of 10 GiB and its square are more than a core's 16 GB."""
+def test_out_of_memory_is_reported_with_its_sizes():
+    """A matrix of 10 GiB and its product with itself need more than a core's 16 GB."""
     with pytest.raises(OutOfMemory) as caught:
         Slice.of("v3:2x2x1").load(_square(51200))
     assert caught.value.needed > caught.value.available > 15 * 2**30
@@ -80,7 +80,7 @@ def test_a_mesh_of_another_size_is_refused():
         Slice.of("v3:2x2x1").load(_square(8, "4"))
 
 
-def test_a_missing_libtpu_is_told_with_the_remedy(monkeypatch):
+def test_a_missing_libtpu_is_reported_with_the_remedy(monkeypatch):
     monkeypatch.setattr(topology.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UserError, match="libtpu, the TPU's compiler, is not installed.*make setup"):
         Slice.of("v3:2x2x1")

@@ -97,7 +97,7 @@ def one_layer_batch(step: int) -> dict:
 
 @functools.cache
 def model(mesh: str) -> tuple[Steps, dict]:
-    """A small translation model with experts on one axis, one layer on two."""
+    """Returns a small translation model with experts for one mesh axis, one layer for two."""
     if mesh != "8":
         return one_layer(mesh), ONE_LAYER_BATCH
     config = experiment.get("m4.Quickstart", TRANSLATION, DeviceMesh.parse(mesh))
@@ -106,24 +106,24 @@ def model(mesh: str) -> tuple[Steps, dict]:
 
 @functools.cache
 def graph(mesh: str) -> TPUGraph:
-    """All three programs of `model`."""
+    """Returns the graph with all programs of `model`."""
     return tpu_strategy_graph.build(CHIPS, *model(mesh))
 
 
 @functools.cache
 def one_layer_module(mesh: str) -> str:
-    """What the TPU bridge makes of one layer's training."""
+    """Returns the TPU bridge's output for training one layer."""
     return tpu_strategy_graph.build(CHIPS, one_layer(mesh), ONE_LAYER_BATCH, ("train",)).bridged()
 
 
 @functools.cache
 def on_this_machine(mesh: str) -> Training:
-    """One layer's training with the variables of all cores on the CPU, where they can be read."""
+    """Returns one layer's training, with the variables of all cores on the CPU."""
     return local_tpu.engine().training(one_layer(mesh), ONE_LAYER_BATCH)
 
 
 def numbered(specs: dict) -> dict:
-    """A tree of arrays of which no two elements are equal."""
+    """Returns a tree of arrays without equal elements."""
     return tree.map_leaves(lambda spec: np.arange(np.prod(spec.shape), dtype=spec.dtype).reshape(spec.shape), specs)
 
 
@@ -139,8 +139,8 @@ def test_each_program_is_one_replica_over_all_cores_for_the_partitioner(mesh):
 
 
 @pytest.mark.parametrize("mesh", MESHES)
-def test_every_variable_is_cut_as_the_layout_says(mesh):
-    """Every core has a variable of its own part; XLA is told the same, and told again where it is read and assigned."""
+def test_every_variable_is_sharded_as_the_layout_says(mesh):
+    """Every core has a variable of its shard; XLA has the same sharding, also where it is read and assigned."""
     steps, _ = model(mesh)
     variables, specs = graph(mesh).variables(), tree.flatten(steps.state_specs())
     assert variables.keys() == specs.keys() and graph(mesh).handles() == 8 * len(specs)
@@ -154,8 +154,8 @@ def test_every_variable_is_cut_as_the_layout_says(mesh):
         assert found.annotated, path
 
 
-def test_experts_are_distributed_and_gates_are_whole():
-    """A look at the layout's answers themselves: GShard Algorithm 2 on one axis, GSPMD's on two."""
+def test_experts_are_sharded_and_gates_replicated():
+    """As in GShard's Algorithm 2 on one mesh axis, and in GSPMD on two."""
     one, two = graph("8").variables(), graph("4x2").variables()
     expert, gate = "theta/encoder/layer_1/feed_forward/wi", "theta/encoder/layer_1/feed_forward/gate"
     assert one[expert].partition_dims == (1, 8, 1, 1) and one[expert].shard_shape == (1, 1, 16, 32)
@@ -165,7 +165,7 @@ def test_experts_are_distributed_and_gates_are_whole():
 
 @pytest.mark.parametrize("mesh", MESHES)
 def test_the_steps_are_one_loop_on_the_device(mesh):
-    """The only loop that runs the step carries the state, and the state is read and written once around it."""
+    """One loop runs the step and carries the state, which is read and written once, outside of it."""
     (loop,) = graph(mesh).loops()
     steps, batch_specs = model(mesh)
     assert len(loop.input) >= len(tree.flatten(steps.state_specs())) + len(tree.flatten(batch_specs))
@@ -173,8 +173,8 @@ def test_the_steps_are_one_loop_on_the_device(mesh):
 
 
 @pytest.mark.parametrize("mesh", MESHES)
-def test_the_step_is_that_of_the_programs_node_for_node(mesh, monkeypatch):
-    """What `Steps.train` lowers for PJRT and for libtpu is traced once more, and is the function in the TPU's graph."""
+def test_the_step_equals_the_lowered_program_node_for_node(mesh, monkeypatch):
+    """What `Steps.train` lowers for PJRT and libtpu is traced once more, and equals the function in the TPU's graph."""
     steps, batch_specs = model(mesh)
     lowered = {}
     monkeypatch.setattr(
@@ -195,14 +195,14 @@ def test_the_step_is_that_of_the_programs_node_for_node(mesh, monkeypatch):
     assert graph(mesh).step() == tpu_strategy_graph.digest(traced.as_graph_def().library, function.name.decode())
 
 
-def test_the_digest_of_another_step_is_another():
+def test_another_step_has_another_digest():
     other = dataclasses.replace(one_layer("4x2"), optimizer=Adafactor(clipping_threshold=2.0))
     assert tpu_strategy_graph.build(CHIPS, other, ONE_LAYER_BATCH, ("train",)).step() != graph("4x2").step()
 
 
 @pytest.mark.parametrize("mesh", MESHES)
-def test_the_bridge_reads_and_writes_each_part_on_its_own_core(mesh):
-    """TensorFlow's TPU bridge, run here: each core's variable is read and assigned by itself, none of another shape."""
+def test_the_bridge_reads_and_writes_each_shard_on_its_own_core(mesh):
+    """TensorFlow's TPU bridge reads and assigns each core's variable by itself, and none of another shape."""
     module = one_layer_module(mesh)
     specs = tree.flatten(one_layer(mesh).state_specs())
     layout = one_layer(mesh).layout
@@ -333,7 +333,7 @@ def test_the_loop_compiles_for_a_slice_and_keeps_the_state_in_place():
 
 
 @pytest.mark.parametrize("mesh", MESHES)
-def test_the_state_comes_in_and_goes_out_as_checkpoints_have_it(mesh):
+def test_the_state_round_trips_through_arrays(mesh):
     training, state = on_this_machine(mesh), numbered(one_layer(mesh).state_specs())
     training.load(state)
     found, expected = tree.flatten(training.state), tree.flatten(state)
@@ -344,7 +344,7 @@ def test_the_state_comes_in_and_goes_out_as_checkpoints_have_it(mesh):
 
 
 class Lazy:
-    """An array that is never held: it notes the largest part that was read."""
+    """An array that exists only in shards; it records the size of the largest one read."""
 
     def __init__(self, shape: tuple[int, ...]):
         self.shape, self.largest = shape, 0
@@ -355,7 +355,7 @@ class Lazy:
         return part
 
 
-def test_a_distributed_weight_is_never_held_whole_on_its_way_in_or_out():
+def test_a_sharded_weight_is_loaded_and_read_shard_by_shard():
     sharding = TensorSharding(Spec((8, 4, 16), "float32", "EMH"), Layout.of(DeviceMesh((8,))))
     variable, source = ShardedVariable(sharding, ["/device:CPU:0"] * 8, "experts"), Lazy((8, 4, 16))
     variable.load(source)
@@ -363,8 +363,8 @@ def test_a_distributed_weight_is_never_held_whole_on_its_way_in_or_out():
 
 
 @pytest.mark.parametrize("mesh", MESHES)
-def test_a_host_is_fed_the_rows_of_its_own_cores(mesh):
-    """A slice of four hosts; each has the eighths of its two cores' rows, and all have together what was fed."""
+def test_a_host_receives_the_rows_of_its_own_cores(mesh):
+    """On a slice with several hosts each receives its cores' rows, and all together receive the batch."""
     engine = tpu_strategy_graph.stand_in(CHIPS)
     engine.hosts = [f"/device:CPU:0/{core // 2}" for core in range(8)]
     feed = tpu_strategy.Feed(engine, ONE_LAYER_BATCH, one_layer(mesh).layout, count=3)
@@ -376,7 +376,7 @@ def test_a_host_is_fed_the_rows_of_its_own_cores(mesh):
 
 
 @pytest.mark.parametrize("mesh", MESHES)
-def test_what_is_placed_is_what_is_declared(mesh):
+def test_fed_tensors_have_the_declared_specs(mesh):
     training = on_this_machine(mesh)
     placed = training.feed(3).send([one_layer_batch(step) for step in range(3)])
     assert {path: [(tuple(t.shape), t.dtype) for t in parts] for path, parts in placed.items()} == {
@@ -387,8 +387,8 @@ def test_what_is_placed_is_what_is_declared(mesh):
     )
 
 
-def test_functions_are_traced_with_variables_that_live_outside_of_them():
-    """As on a TPU, where state outlives a call: each program with what it returns."""
+def test_functions_use_variables_that_outlive_them():
+    """As on a TPU, where the state outlives a call."""
     training = on_this_machine("4x2")
     trained = training._train.get_concrete_function(training.feed(2).specs(), 2)
     evaluated = training._evaluate.get_concrete_function(training.feed(1).specs())
@@ -422,7 +422,7 @@ def test_a_mesh_of_another_size_is_refused():
         Training(tpu_strategy_graph.stand_in(CHIPS), one_layer("4"), ONE_LAYER_BATCH)
 
 
-def test_what_the_cores_do_not_divide_is_refused():
+def test_a_dimension_that_the_cores_do_not_divide_is_refused():
     specs = {name: dataclasses.replace(spec, shape=(6, 4)) for name, spec in ONE_LAYER_BATCH.items()}
     with pytest.raises(
         UserError, match=r"batch ids \[1, 6, 4\] has a dimension of 6, which mesh axis x of 8 cores does not"
@@ -434,7 +434,7 @@ def test_what_the_cores_do_not_divide_is_refused():
     "installed, said",
     [(False, "no TPU support.*install tensorflow-tpu==2.20.0"), (True, "Is this a virtual machine of a slice")],
 )
-def test_a_tpu_that_is_not_there_is_told_with_the_remedy(monkeypatch, installed, said):
+def test_a_missing_tpu_is_reported_with_the_remedy(monkeypatch, installed, said):
     def version(package: str) -> str:
         if not installed:
             raise importlib.metadata.PackageNotFoundError(package)
@@ -446,12 +446,12 @@ def test_a_tpu_that_is_not_there_is_told_with_the_remedy(monkeypatch, installed,
 
 
 @pytest.mark.parametrize("tpu, said", [("", "--tpu is missing"), ("grpc://nowhere", "expected grpc://HOST:PORT")])
-def test_a_name_that_is_none_is_told(tpu, said):
+def test_a_malformed_address_is_reported(tpu, said):
     with pytest.raises(UserError, match=said):
         Engine.connect(tpu)
 
 
-def test_an_address_where_nothing_answers_is_told_at_once():
+def test_an_unreachable_address_is_reported_at_once():
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     with pytest.raises(UserError, match=f"--tpu=grpc://127.0.0.1:{port}: nothing answers there"):

@@ -1,4 +1,4 @@
-"""Scores are sacreBLEU's, of the right sentences, beside those of the untouched sources."""
+"""Scores are sacreBLEU's, of the right sentences, beside those of the copied sources."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def corpus(tmp_path_factory) -> Corpus:
 
 @dataclasses.dataclass
 class Mirror:
-    """Translates `de`, English words spelt backwards, without a mistake, and all else into one word."""
+    """Translates `de`, reversed English words, without a mistake, and everything else into one word."""
 
     limit: int = 1000
 
@@ -63,13 +63,13 @@ def test_long_sentences_are_left_out_and_counted(corpus):
 @pytest.mark.parametrize(
     "languages, said", [(["dee"], "no such language. Did you mean de"), (["xx"], "no such language")]
 )
-def test_a_language_that_is_not_there_is_named(corpus, languages, said):
+def test_an_unknown_language_is_named(corpus, languages, said):
     with pytest.raises(UserError, match=f"--languages={languages[0]}: .*{said}"):
         evaluate(Mirror(), corpus, languages)
 
 
-def test_groups_keep_the_order_and_lose_nobody():
-    """Three groups whose sizes differ by one at most; fewer languages than groups make fewer groups."""
+def test_groups_keep_the_order_and_all_languages():
+    """The sizes of groups differ by at most one; fewer languages than groups make fewer groups."""
     scores = [LanguageScore(str(n), 100 - n, 1, 0, 0, 0, 0) for n in range(10)]
     cut = groups(scores)
     assert [name for name, _ in cut] == ["high resource", "middle resource", "low resource"]

@@ -1,4 +1,4 @@
-"""Perplexity is that of every held-out token, once."""
+"""Perplexity counts every held-out token once."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def compiled_once():
 
 @pytest.fixture(scope="module")
 def lengths(data) -> list[int]:
-    """The tokens of every test text, its end included."""
+    """Returns the number of tokens of every test text, its end included."""
     corpus, tokenizer = Corpus.open(data.corpus), tiny.tiny_language_model(data).open_tokenizers().target
     texts = [target for language in corpus.languages_of("test") for _, target in corpus.pairs("test", language)]
     return [len(ids) + 1 for ids in tokenizer.encode(texts)]
@@ -39,7 +39,7 @@ def lengths(data) -> list[int]:
 
 @pytest.fixture(scope="module")
 def trained(data, tmp_path_factory):
-    """(experiment, engine, log directory) of a language model, trained until it knows which words there are."""
+    """Returns (experiment, engine, log directory, metrics) of a language model, trained until it knows the words."""
     logdir = tmp_path_factory.mktemp("log")
     config = tiny.tiny_language_model(
         data, "training.steps=40", "training.evaluate_every=40", "training.checkpoint_every=40"
@@ -49,7 +49,7 @@ def trained(data, tmp_path_factory):
     return config, engine, logdir, losses
 
 
-def test_training_measures_the_held_out_loss_of_a_language_model(trained):
+def test_training_computes_the_held_out_loss_of_a_language_model(trained):
     _, _, _, losses = trained
     assert losses["valid/cross_entropy"] < math.log(200) - 0.5 and losses["cross_entropy"] > 0
 
@@ -61,8 +61,8 @@ def test_every_held_out_token_is_predicted_once(trained, lengths):
     assert found.step == 40 and 1 < found.perplexity == math.exp(found.cross_entropy) < 200
 
 
-def test_batches_do_not_matter(trained):
-    """The mean is over tokens, not over batches, whose numbers of tokens differ."""
+def test_the_batch_size_does_not_matter(trained):
+    """The mean is over tokens, not over batches with different numbers of tokens."""
     config, engine, logdir, _ = trained
     larger = dataclasses.replace(config, input=dataclasses.replace(config.input, batch_size=8))
     one, other = (
@@ -71,7 +71,7 @@ def test_batches_do_not_matter(trained):
     np.testing.assert_allclose(one, other, rtol=1e-5)
 
 
-def test_texts_that_do_not_fit_are_counted_and_left_out(trained, lengths):
+def test_texts_that_do_not_fit_are_left_out_and_counted(trained, lengths):
     config, engine, logdir, _ = trained
     limit = max(lengths) - 1
     shorter = dataclasses.replace(config, input=dataclasses.replace(config.input, target_length=limit))
@@ -81,14 +81,14 @@ def test_texts_that_do_not_fit_are_counted_and_left_out(trained, lengths):
     assert 0 < found.left_out < len(lengths)
 
 
-def test_texts_none_of_which_fits_are_told_before_anything_is_compiled(data, lengths, tmp_path):
+def test_no_fitting_text_is_reported_before_anything_is_compiled(data, lengths, tmp_path):
     config = tiny.tiny_language_model(data, "input.target_length=2")
     said = f"none of the corpus's {len(lengths)} test texts fits input.target_length=2; raise it"
     with pytest.raises(UserError, match=said):
         perplexity.compute(tiny.LANGUAGE_MODEL, config, tiny.Uncompiled(2, "cpu"), tmp_path)
 
 
-def test_an_empty_split_is_told_before_anything_is_compiled(data, tmp_path):
+def test_an_empty_split_is_reported_before_anything_is_compiled(data, tmp_path):
     corpus = write_corpus(tmp_path / "corpus", {"de": {"train": [("der", "the")]}})
     config = tiny.tiny_language_model(data, f"corpus={corpus}")
     with pytest.raises(UserError, match="the corpus has no valid texts; see its report.txt"):

@@ -1,4 +1,4 @@
-"""Sentences come back translated in their own places, whatever they are batched with."""
+"""Translations are in the order of the sentences, whatever sentences are batched together."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def data(tmp_path_factory) -> tiny.Data:
 
 @pytest.fixture(scope="module")
 def logdir(data, tmp_path_factory):
-    """Holds the initial state of the tiny model, which translates as well as any for our purposes."""
+    """Makes a log directory with the initial state of the tiny model; these tests need no better one."""
     with pytest.MonkeyPatch.context() as patch:
         tiny.compile_once(patch)
         directory = tmp_path_factory.mktemp("log")
@@ -38,8 +38,8 @@ def translator(data, logdir) -> Translator:
     return Translator("tiny", tiny.tiny(data), Engine(2, "cpu"), logdir)
 
 
-def test_order_and_company_change_nothing(translator):
-    """Batches are sorted by length inside; equal sentences are equal translations, each in its own place."""
+def test_order_and_batching_do_not_change_translations(translator):
+    """Sentences are sorted by length internally; equal sentences have equal translations."""
     found = translator.translate(_SENTENCES)
     assert found[0] == found[5] and len(found) == len(_SENTENCES)
     backwards = translator.translate(_SENTENCES[::-1])[::-1]
@@ -49,7 +49,7 @@ def test_order_and_company_change_nothing(translator):
         np.testing.assert_allclose([t.score for t in one], [t.score for t in single], rtol=1e-5)
 
 
-def test_hypotheses_come_best_first_and_all_differ(translator):
+def test_hypotheses_are_best_first(translator):
     for translations in translator.translate(["neerg der eulb", "eert"]):
         assert len(translations) == 2 and translations[0].score >= translations[1].score
 
@@ -58,11 +58,11 @@ def test_an_empty_sentence_is_not_given_to_the_model(translator):
     assert translator.translate(["", " "]) == [[Translation("", 0.0)] * 2] * 2
 
 
-def test_nothing_is_nothing(translator):
+def test_no_sentences_have_no_translations(translator):
     assert translator.translate([]) == []
 
 
-def test_a_sentence_beyond_the_limit_is_told_before_any_is_translated(translator, monkeypatch):
+def test_a_too_long_sentence_is_reported_before_any_is_translated(translator, monkeypatch):
     monkeypatch.setattr(translator._decoding, "decode", lambda source: pytest.fail("translated before checking"))
     long = "neerg der " * 40
     assert translator.fits(["der", long]) == [True, False]
@@ -70,7 +70,7 @@ def test_a_sentence_beyond_the_limit_is_told_before_any_is_translated(translator
         translator.translate(["der", long])
 
 
-def test_without_a_checkpoint_the_command_that_makes_one_is_named(data, tmp_path):
-    """Before a minute is spent on compiling."""
+def test_a_missing_checkpoint_is_reported_with_the_command_that_makes_one(data, tmp_path):
+    """Before anything is compiled."""
     with pytest.raises(UserError, match="no checkpoint. Train first: python -m lingvo_moe train --model=tiny"):
         Translator("tiny", tiny.tiny(data), tiny.Uncompiled(2, "cpu"), tmp_path)

@@ -99,7 +99,7 @@ def test_a_request_to_stop_ends_training_after_the_next_step_with_a_checkpoint(d
 
 
 def test_standard_callbacks_follow_the_schedule(data, tmp_path):
-    """Reports every `log_every` steps, checkpoints and held-out losses when they are due, and all of them at the end."""
+    """Reports every `log_every` steps, checkpoints and held-out losses when they are due, and all at the end."""
     metrics = _train(data, tmp_path, [], "training.steps=10", "training.log_every=2", "training.keep=9")
     assert sorted(tiny.curves(tmp_path)["cross_entropy"]) == [2, 4, 6, 8, 10]
     assert sorted(tiny.curves(tmp_path, "valid")["cross_entropy"]) == [3, 6, 9, 10]
@@ -111,11 +111,11 @@ def test_standard_callbacks_follow_the_schedule(data, tmp_path):
 def test_too_many_skipped_steps_end_training(data, tmp_path, monkeypatch):
     """The guard needs no compiled program; what cannot be recomputed is said in the error."""
     train = FakeTraining.train
-    monkeypatch.setattr(
-        FakeTraining,
-        "train",
-        lambda self, batches: {**train(self, batches), "skipped_in_a_row": int(self.state["step"])},
-    )
+
+    def train_and_skip(self, batches):
+        return {**train(self, batches), "skipped_in_a_row": int(self.state["step"])}
+
+    monkeypatch.setattr(FakeTraining, "train", train_and_skip)
     with pytest.raises(UserError, match=r"the loss of step 3 is .*3 steps in a row.*It could not be recomputed"):
         _train(data, tmp_path, [], "training.steps=9", "training.max_skipped=3")
     assert (tmp_path / "replay" / "3.npz").exists()

@@ -1,4 +1,4 @@
-"""A diagnosis tells of the very step that training made, names what went wrong where it did, and is the same on every mesh."""
+"""A diagnosis describes the step that training makes, names the first non-finite number, and agrees on all meshes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def compiled_once():
 
 
 def experiment_on(mesh: str) -> Experiment:
-    """Two repeats of a dense and of a layer with experts, scanned and rematerialised, with dropout."""
+    """Returns two repeats of a dense layer and a layer with experts, scanned and rematerialised, with dropout."""
     return tiny.tiny_language_model(
         tiny.Data(pathlib.Path("none"), pathlib.Path("none")),
         "model.num_layers=4",
@@ -62,7 +62,7 @@ def a_batch(seed: int) -> dict:
 
 @functools.cache
 def trained() -> Training:
-    """After two steps, on two devices."""
+    """Returns the training state after two steps on two devices."""
     config = experiment_on("2")
     training = Engine(2, "cpu").training(config.steps, config.batch_specs(), evaluates=False)
     training.initialise(3)
@@ -72,12 +72,12 @@ def trained() -> Training:
 
 @functools.cache
 def state() -> dict:
-    """What a diagnosis reads of `trained`, on the host."""
+    """Returns what a diagnosis reads of `trained`, on the host."""
     return jax.tree.map(np.array, {name: trained().state[name] for name in DIAGNOSED})
 
 
 def diagnosis(mesh: str = "2", **changes: np.ndarray) -> Diagnosis:
-    """Of the third step, with some weights changed, each by its path with `__` for `/`."""
+    """Returns a diagnosis of the third step, with some weights replaced, each named by its path with `__` for `/`."""
     theta = tree.flatten(state()["theta"]) | {path.replace("__", "/"): value for path, value in changes.items()}
     outputs = diagnose_on(mesh)({"state": state() | {"theta": tree.unflatten(theta)}, "batch": a_batch(2)})
     return Diagnosis.of(outputs, experiment_on(mesh).model.weights())
@@ -89,8 +89,8 @@ def changed(path: str, row: tuple, value: float) -> dict[str, np.ndarray]:
     return {path.replace("/", "__"): weight}
 
 
-def test_what_is_told_is_the_step_that_training_makes():
-    """Loss and gradient with dropout's and the routers' random numbers; the parts of the gradient make up the whole."""
+def test_the_diagnosed_step_is_the_one_that_training_makes():
+    """Loss and gradient have the random numbers of dropout and routers; the norms of the gradients add up."""
     found, before = diagnosis(), jax.tree.map(np.array, trained().state)
     metrics = {name: float(value) for name, value in trained().train([a_batch(2)]).items()}
     trained().load(before)
@@ -102,7 +102,7 @@ def test_what_is_told_is_the_step_that_training_makes():
     assert trained().diagnose(a_batch(2), 2)["metrics"]["loss"] == np.float32(found.metrics["loss"])
 
 
-def test_everything_is_there_in_the_order_of_computation():
+def test_all_weights_and_blocks_are_listed_in_the_order_of_computation():
     found = diagnosis()
     layer = [f"layer_0/{block}" for block in ("self_attention", "feed_forward")] + [
         f"layer_1/{block}" for block in ("self_attention", "feed_forward")
@@ -133,8 +133,8 @@ def test_meshes_agree(mesh):
         assert found.blocks[place] == pytest.approx(values, rel=TOLERANCE), place
 
 
-def test_a_router_that_knows_nothing_has_the_entropy_of_all_experts():
-    """And only the one whose gate is zero."""
+def test_a_router_with_zero_weights_has_maximal_entropy():
+    """Only the router whose weights are zero."""
     found = diagnosis(**changed(f"{MOE}/gate", (1,), 0.0)).blocks
     for quantity in ("router_entropy", "load_entropy"):
         assert found[f"{MOE}[1]"][quantity] == pytest.approx(math.log(4), rel=ENTROPY_TOLERANCE)
@@ -142,7 +142,7 @@ def test_a_router_that_knows_nothing_has_the_entropy_of_all_experts():
 
 
 def test_a_nan_in_one_expert_of_one_repeat_is_named():
-    """The weight itself, and the first activations that it spoils; nothing before them is touched."""
+    """The weight is named first, then the activations that depend on it; earlier ones are finite."""
     healthy, found = diagnosis(), diagnosis(**changed(f"{MOE}/wi", (1, 2, 0, 0), np.nan))
     assert (found.not_finite().kind, found.not_finite().scope) == ("weight", f"{MOE}/wi[1]")
     assert "the root mean square of weight decoder/layer_1/feed_forward/wi[1] is nan" in found.verdict()
@@ -155,7 +155,7 @@ def test_a_nan_in_one_expert_of_one_repeat_is_named():
 
 
 def outputs_of(**changes: float) -> tuple[dict, dict]:
-    """What `diagnose` could return of two repeats of a block before a projection, and their weights."""
+    """Returns outputs of `diagnose` for two repeats of a block and a projection, and their weights."""
     weights = {
         "stack": {"block": {"w": matrix("MH", fan_in="M", M=2, H=3).repeated(2)}},
         "softmax": {"projection": matrix("MV", fan_in="M", M=2, V=5)},
@@ -188,12 +188,12 @@ def outputs_of(**changes: float) -> tuple[dict, dict]:
         ({"gradients__stack__block__w": [np.inf, np.inf]}, Finding("gradient", "stack/block/w[1]", math.inf)),
     ],
 )
-def test_the_first_place_is_first_on_the_way_forward_then_on_the_way_back(changes, finding):
+def test_the_first_non_finite_number_is_in_forward_then_backward_order(changes, finding):
     assert Diagnosis.of(*outputs_of(**changes)).not_finite() == finding
 
 
-def test_where_all_is_finite_the_largest_is_named():
-    """A gradient of 1e20 is finite, its square is not, which is why the step was skipped."""
+def test_the_largest_number_is_named_if_all_are_finite():
+    """A gradient of 1e20 is finite but its square is not, and so the step was skipped."""
     found = Diagnosis.of(*outputs_of(gradients__stack__block__w=[1e20, 1], metrics__gradient_norm=np.inf))
     assert found.not_finite() is None and found.largest() == Finding(
         "gradient", "stack/block/w[0]", pytest.approx(1e20)

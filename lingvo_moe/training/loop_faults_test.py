@@ -1,4 +1,4 @@
-"""Numbers that end and disks that fill up stop training with one error that says what to do; what was saved stays."""
+"""Non-finite numbers and full disks end training with one error that says what to do; checkpoints survive."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from lingvo_moe.training.checkpoint_reader import Reader
 from lingvo_moe.training.replay import Replay
 from lingvo_moe.training.summary import SummaryWriter
 
-# The diagnosis is another program than training's, in which the compiler may fuse k * l_aux into the sum of the loss, or not.
+# The diagnosis is a program of its own, in which the compiler may or may not fuse k * l_aux into the sum of the loss.
 REPLAY_TOLERANCE = 2 * harness.FLOAT32_ROUNDING
 EXPERTS = "encoder/layer_1/feed_forward"
 _CHANGES = ("training.checkpoint_every=4", "training.evaluate_every=0")
@@ -52,7 +52,7 @@ def train(experiment: Experiment, logdir: pathlib.Path) -> dict[str, float]:
 
 
 def pretend_skipped(monkeypatch: pytest.MonkeyPatch, skipped: list[int]):
-    """Step i + 1 says that `skipped[i]` steps in a row were skipped, and those that say so are."""
+    """Makes step i + 1 report `skipped[i]` skipped steps in a row, and skip if that is not 0."""
     make, counts = pjrt.Training.train, iter(skipped)
 
     def train_or_skip(self, batches):
@@ -80,16 +80,18 @@ def diagnose(data: tiny.Data, logdir: pathlib.Path, *flags: str) -> int:
     )
 
 
-def test_a_step_that_ends_the_run_of_skipped_ones_saves_training(data, tmp_path, monkeypatch):
-    """It is under way when the run is found to be too long; only if it is skipped as well is there nothing to hope for."""
+def test_a_finite_step_after_too_many_skipped_ones_continues_training(data, tmp_path, monkeypatch):
+    """It has been started when the skipped steps are counted; training ends only if it is skipped as well."""
     pretend_skipped(monkeypatch, [0, 1, 2, 0, 0, 0])
     assert train(tiny.tiny(data, *_CHANGES, "training.steps=6", "training.max_skipped=2"), tmp_path)
     assert not (tmp_path / "replay").exists()
 
 
-def test_the_step_that_was_kept_can_be_made_again(data, tmp_path, monkeypatch, capsys):
-    """With its weights, batch and random numbers, so to its own loss; the command tells more of it. Training goes on from the
-    weights before the first bad step, with the batches after those it has seen."""
+def test_a_saved_step_can_be_repeated(data, tmp_path, monkeypatch, capsys):
+    """The command `diagnose` repeats it with its weights, batch and random numbers, and so has its loss.
+
+    Training resumes from the weights before the first skipped step, with the batches after those it has read.
+    """
     pretend_skipped(monkeypatch, [0, 0, 1, 2, 3])
     experiment = tiny.tiny(data, *_CHANGES, "training.steps=8", "training.max_skipped=2")
     with pytest.raises(
@@ -133,8 +135,8 @@ def test_the_step_that_was_kept_can_be_made_again(data, tmp_path, monkeypatch, c
         (1e38, rf"the largest activation after {EXPERTS}\[0\] is (nan|inf)"),
     ],
 )
-def test_the_place_where_numbers_end_is_named(data, tmp_path, monkeypatch, value, finding):
-    """In the error itself, here one expert; the next run, with what was saved, finds the same."""
+def test_the_first_non_finite_number_is_named(data, tmp_path, monkeypatch, value, finding):
+    """The error names one expert; the next run, from the checkpoint, finds the same."""
     initialise = pjrt.Training.initialise
 
     def initialise_and_spoil(self, seed):
@@ -175,7 +177,7 @@ def test_the_place_where_numbers_end_is_named(data, tmp_path, monkeypatch, value
         ),
     ],
 )
-def test_what_cannot_be_kept_or_computed_does_not_hide_why_training_ended(
+def test_a_failing_save_or_diagnosis_does_not_hide_why_training_ended(
     data, tmp_path, monkeypatch, where, error, message
 ):
     def fail(*_):
@@ -187,7 +189,7 @@ def test_what_cannot_be_kept_or_computed_does_not_hide_why_training_ended(
         train(tiny.tiny(data, *_CHANGES, "training.steps=8", "training.max_skipped=2"), tmp_path)
 
 
-def test_a_directory_where_nothing_can_be_written_is_told_before_a_program_is_compiled(data, tmp_path, monkeypatch):
+def test_an_unwritable_log_directory_is_reported_before_compiling(data, tmp_path, monkeypatch):
     def read_only(dir):
         raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(dir))
 
@@ -204,8 +206,8 @@ def test_a_directory_where_nothing_can_be_written_is_told_before_a_program_is_co
         loop.train(tiny.MODEL, tiny.tiny(data), engine, tmp_path / "log")
 
 
-def test_curves_on_a_full_disk_end_training_which_goes_on_from_its_checkpoint(data, tmp_path, monkeypatch):
-    """With the losses that it would have had."""
+def test_training_resumes_after_a_full_disk_ended_it(data, tmp_path, monkeypatch):
+    """The curves could not be written; the next run has the losses of an undisturbed one."""
     experiment = tiny.tiny(data, *_CHANGES, "training.steps=8")
     undisturbed = tmp_path / "undisturbed"
     train(experiment, undisturbed)
@@ -213,7 +215,8 @@ def test_curves_on_a_full_disk_end_training_which_goes_on_from_its_checkpoint(da
 
     def write_until_full(self, step, scalars):
         if step != 6:
-            return write(self, step, scalars)
+            write(self, step, scalars)
+            return
         wait_for_checkpoint(tmp_path / "log", 4)
         with full_disk():
             write(self, step, scalars)
@@ -228,8 +231,8 @@ def test_curves_on_a_full_disk_end_training_which_goes_on_from_its_checkpoint(da
 
 
 @pytest.mark.parametrize("log_every", [1, 100])
-def test_a_log_directory_that_is_removed_ends_training(data, tmp_path, monkeypatch, log_every):
-    """At the next point of a curve; a checkpoint before that makes a new directory, and is whole."""
+def test_removing_the_log_directory_ends_training(data, tmp_path, monkeypatch, log_every):
+    """It ends at the next report; a checkpoint before that makes a new directory, and is complete."""
     make = pjrt.Training.train
 
     def make_and_remove(self, batches):
@@ -248,14 +251,14 @@ def test_a_log_directory_that_is_removed_ends_training(data, tmp_path, monkeypat
 
 
 def wait_for_checkpoint(logdir: pathlib.Path, step: int):
-    """Until the thread that writes it has done so."""
+    """Waits until the background thread has written a checkpoint."""
     while not (Checkpoints(logdir).path(step) / checkpoint_manifest.MANIFEST).exists():
         time.sleep(0.01)
 
 
 @contextlib.contextmanager
 def full_disk():
-    """The kernel refuses to let any file of this process grow."""
+    """Makes the kernel refuse to let any file of this process grow."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
     try:

@@ -1,5 +1,7 @@
-"""Processes that train together make what one makes, each from its own data into its own files; when one is killed nothing hangs
-and nothing is lost."""
+"""Several processes train as one does; when one is killed, none hangs, and the next run resumes from a checkpoint.
+
+Each process reads its own data and writes its own files.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,7 @@ def _alone(data: tiny.Data, logdir: pathlib.Path, steps: int):
 
 
 def _start(data: tiny.Data, logdir: pathlib.Path, steps: int, *flags: str) -> list[subprocess.Popen]:
-    """Two processes with one device each."""
+    """Starts two processes with one device each."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         joining = [f"--coordinator=127.0.0.1:{free.getsockname()[1]}", "--processes=2"]
     command = [
@@ -80,19 +82,19 @@ def _said(started: list[subprocess.Popen], status: int | None = 0) -> list[str]:
 
 
 def _losses(logdir: pathlib.Path, run: str = "train") -> dict[int, float]:
-    """Every loss by step; a step that was made twice must have been reported the same."""
+    """Returns every loss by step; a step that was made twice must have been reported with the same loss."""
     found = tiny.curves(logdir, run)["cross_entropy"]
     assert all(len(values) == 1 for values in found.values())
     return {step: min(values) for step, values in found.items()}
 
 
 def _is_measured(logdir: pathlib.Path, step: int) -> bool:
-    """Whether the held-out loss of a step is in the curves, which somebody may be writing."""
+    """Returns whether the held-out loss of a step is in the curves, which may be in the middle of a write."""
     return (logdir / "valid").exists() and step in _losses(logdir, "valid")
 
 
 def _assert_same_checkpoint(first: pathlib.Path, second: pathlib.Path, step: int):
-    """Every array, the place in the data, and whatever else is in the newest checkpoint."""
+    """Compares every array, the position in the data, and the metadata of the newest checkpoints."""
     ours, others = (Reader(Checkpoints(logdir).path(step)) for logdir in (first, second))
     assert Checkpoints(first).latest() == Checkpoints(second).latest() == step
     assert ours.meta == others.meta and ours.specs() == others.specs()
@@ -100,9 +102,12 @@ def _assert_same_checkpoint(first: pathlib.Path, second: pathlib.Path, step: int
         np.testing.assert_array_equal(ours.read(path), others.read(path), err_msg=path)
 
 
-def test_two_processes_one_of_them_killed_then_one_process_then_two_again(data, tmp_path):
-    """Bit for bit the losses, weights and place in the data of one process that nobody disturbed, whoever went on from whom; with
-    two devices an AllReduce adds two numbers, which has no order. The survivor ends at once, with one line and no traceback."""
+def test_training_resumes_with_another_number_of_processes_after_a_kill(data, tmp_path):
+    """Losses, weights and the position in the data equal, bit for bit, those of one undisturbed process.
+
+    Any number of processes resumes from any other's checkpoint. With two devices an AllReduce adds two numbers, so the
+    order of summation does not matter. The survivor of a kill ends at once, with one line and no traceback.
+    """
     whole, torn = tmp_path / "whole", tmp_path / "torn"
     started = _start(data, torn, 1000)
     # The held-out loss that falls due with the checkpoint, too: one that a kill prevents is not measured later.
@@ -137,8 +142,8 @@ def test_two_processes_one_of_them_killed_then_one_process_then_two_again(data, 
     _assert_same_checkpoint(whole, torn, steps)
 
 
-def test_both_stop_after_the_same_step_and_a_mistake_is_told_before_that(data, tmp_path):
-    """SIGTERM to one of them: the other stops with it, and the checkpoint is complete. Other flags are refused by both."""
+def test_both_stop_after_the_same_step_and_report_mistakes(data, tmp_path):
+    """SIGTERM to one of them stops both, with a complete checkpoint; both report a wrong flag."""
     small = ("--set=model.num_experts=0", "--set=model.num_layers=2", "--set=training.evaluate_every=0")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "true")  # it is compiled in vain

@@ -1,4 +1,4 @@
-"""Training resumes bit for bit after a crash, stops when asked, keeps what it promised, and names what is wrong."""
+"""Training resumes bit for bit after a crash, stops when asked, keeps its checkpoints, and reports mistakes."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def compiled_once():
 
 
 def _losses(logdir: pathlib.Path, run: str = "train") -> dict[int, float]:
-    """Every loss by step; a step that was reported twice must have been reported the same."""
+    """Returns every loss by step; a step that was reported twice must have been reported with the same loss."""
     found = tiny.curves(logdir, run)["cross_entropy"]
     assert all(len(values) == 1 for values in found.values())
     return {step: min(values) for step, values in found.items()}
@@ -83,39 +83,39 @@ def _wait_for(path: pathlib.Path, process: subprocess.Popen):
         time.sleep(0.02)
 
 
-def test_a_killed_run_goes_on_as_if_nothing_had_happened(data, tmp_path):
-    """SIGKILL at an arbitrary step, SIGTERM in the next run, a third to the end: the losses of one uninterrupted run."""
-    steps, whole, torn = 80, tmp_path / "whole", tmp_path / "torn"
+def test_a_killed_run_resumes_bit_for_bit(data, tmp_path):
+    """SIGKILL at an arbitrary step, SIGTERM in the next run, then a third to the end: the losses of one run."""
+    steps, uninterrupted, interrupted = 80, tmp_path / "uninterrupted", tmp_path / "interrupted"
     schedule = (f"training.steps={steps}", f"training.checkpoint_every={steps}", "training.evaluate_every=0")
-    loop.train(tiny.MODEL, tiny.tiny(data, *schedule), Engine(2, "cpu"), whole)
-    expected = _losses(whole)
+    loop.train(tiny.MODEL, tiny.tiny(data, *schedule), Engine(2, "cpu"), uninterrupted)
+    expected = _losses(uninterrupted)
     assert sorted(expected) == list(range(1, steps + 1))
 
-    process = _start(_command(data, torn, steps))
-    _wait_for(torn / "checkpoints" / "8", process)
+    process = _start(_command(data, interrupted, steps))
+    _wait_for(interrupted / "checkpoints" / "8", process)
     process.send_signal(signal.SIGKILL)
     process.communicate()
-    reached = Checkpoints(torn).latest()
+    reached = Checkpoints(interrupted).latest()
     assert 8 <= reached < steps
 
-    process = _start(_command(data, torn, steps))
-    _wait_for(torn / "checkpoints" / str(reached + 8), process)
+    process = _start(_command(data, interrupted, steps))
+    _wait_for(interrupted / "checkpoints" / str(reached + 8), process)
     process.send_signal(signal.SIGTERM)
     said = process.communicate()[1]
     assert process.returncode == 130 and "with a checkpoint" in said and f"resuming from step {reached}" in said
-    stopped = Checkpoints(torn).latest()
-    assert reached + 8 <= stopped < steps and stopped == max(_losses(torn)), (
+    stopped = Checkpoints(interrupted).latest()
+    assert reached + 8 <= stopped < steps and stopped == max(_losses(interrupted)), (
         "the step in progress is saved, none is lost"
     )
 
-    process = _start(_command(data, torn, steps))
+    process = _start(_command(data, interrupted, steps))
     said = process.communicate()[1]
     assert process.returncode == 0, said
-    assert _losses(torn) == expected
+    assert _losses(interrupted) == expected
 
 
-def test_a_finished_run_says_so_and_changes_nothing(data, tmp_path, caplog):
-    """Running the same command again is harmless; keep-N holds; the held-out loss is measured when it is due."""
+def test_a_finished_run_changes_nothing(data, tmp_path, caplog):
+    """Running the same command again is harmless; `keep` checkpoints stay; the held-out loss is computed when due."""
     caplog.set_level(logging.INFO, "lingvo_moe")
     experiment = tiny.tiny(data, *_schedule(12))
     metrics = loop.train("tiny", experiment, Engine(2, "cpu"), tmp_path)
@@ -129,8 +129,8 @@ def test_a_finished_run_says_so_and_changes_nothing(data, tmp_path, caplog):
     assert "already been trained for 12 steps" in caplog.messages[-1] and _losses(tmp_path) == before
 
 
-def test_training_that_nothing_can_save_ends_and_keeps_what_it_had(data, tmp_path, monkeypatch):
-    """Weights that blew up: from then on every step is skipped, until that has happened too often."""
+def test_diverged_training_ends_and_keeps_its_checkpoint(data, tmp_path, monkeypatch):
+    """Once the weights are too large every step is skipped, until `max_skipped` of them have been."""
     make = Training.train
 
     def make_and_blow_up(self, batches):
@@ -149,8 +149,8 @@ def test_training_that_nothing_can_save_ends_and_keeps_what_it_had(data, tmp_pat
     assert Checkpoints(tmp_path).latest()
 
 
-def test_many_steps_in_one_call_make_the_same_losses(data, tmp_path):
-    """And where a loop of three is cut short by the end, the next run makes it whole."""
+def test_several_steps_in_one_call_have_the_same_losses(data, tmp_path):
+    """The next run completes a loop of three that the end of training cut short."""
     schedule = ("training.checkpoint_every=6", "training.evaluate_every=0", "training.log_every=3")
     for logdir, changes, ends in (("one", (), (10,)), ("three", ("training.steps_per_loop=3",), (4, 10))):
         for end in ends:
@@ -161,8 +161,8 @@ def test_many_steps_in_one_call_make_the_same_losses(data, tmp_path):
     assert {step: three[step] for step in one} == one
 
 
-def test_a_checkpoint_of_another_model_is_refused_and_kept(data, tmp_path):
-    """Neither training nor the checkpoint that is there is damaged by a wrong --model."""
+def test_a_checkpoint_of_another_model_is_refused(data, tmp_path):
+    """A wrong --model does not harm the existing checkpoint."""
     experiment = tiny.tiny(data, *_schedule(4))
     loop.train("tiny", experiment, Engine(2, "cpu"), tmp_path)
     other = overrides.apply(experiment, ["model.num_experts=8", "training.steps=8"])
@@ -173,7 +173,7 @@ def test_a_checkpoint_of_another_model_is_refused_and_kept(data, tmp_path):
     assert Checkpoints(tmp_path).latest() == 4
 
 
-def test_a_vocabulary_too_small_for_the_tokenizer_is_named(data, tmp_path):
+def test_a_vocabulary_too_small_for_the_tokenizer_is_refused(data, tmp_path):
     """Ids beyond the embedding never reach a program."""
     small = overrides.apply(tiny.tiny(data), ["model.target_vocabulary=50"])
     with pytest.raises(UserError, match="target tokenizer .* has .* pieces, the model's target_vocabulary is 50"):

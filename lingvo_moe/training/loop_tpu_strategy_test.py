@@ -1,4 +1,4 @@
-"""The training loop over the TPUStrategy engine: the losses of the PJRT engine, and either goes on from the other's checkpoint.
+"""Training on the TPUStrategy engine has the losses of the PJRT engine; each resumes from the other's checkpoint.
 
 The slice is this machine, see `testing.local_tpu`.
 """
@@ -34,7 +34,7 @@ CHANGES = (
 
 
 class _Slice:
-    """The slice on this machine; it compiles once for all runs, each of which begins with `initialise` or `load`."""
+    """A slice on this machine, which compiles once for all runs; each begins with `initialise` or `load`."""
 
     def __init__(self):
         self._engine = local_tpu.engine()
@@ -54,7 +54,7 @@ def data(tmp_path_factory) -> tiny.Data:
 
 @pytest.fixture(scope="module")
 def engines() -> dict:
-    """Both engines, with programs that run here and are compiled once."""
+    """Both engines, whose programs run on this machine and are compiled once."""
     with pytest.MonkeyPatch.context() as patch:
         tiny.compile_once(patch)
         local_tpu.run_programs_here(patch)
@@ -88,21 +88,21 @@ def _assert_same_losses(found: pathlib.Path, expected: pathlib.Path):
 
 
 def test_a_run_has_the_losses_of_the_pjrt_engine(data, engines, uninterrupted, tmp_path):
-    """From the same seed, two loops of three steps, and the held-out loss after them."""
+    """Two loops of three steps from the same seed, then the held-out loss."""
     metrics = _train(data, 6, engines["tpu_strategy"], tmp_path)
     assert metrics["skipped"] == 0 and np.isfinite(metrics["valid/cross_entropy"])
     _assert_same_losses(tmp_path, uninterrupted)
 
 
 @pytest.mark.parametrize("first, then", [("pjrt", "tpu_strategy"), ("tpu_strategy", "pjrt")])
-def test_each_engine_goes_on_where_the_other_stopped(data, engines, uninterrupted, tmp_path, first, then):
+def test_each_engine_resumes_from_the_checkpoint_of_the_other(data, engines, uninterrupted, tmp_path, first, then):
     for name, steps in ((first, 3), (then, 6)):
         _train(data, steps, engines[name], tmp_path)
     assert Checkpoints(tmp_path).latest() == 6
     _assert_same_losses(tmp_path, uninterrupted)
 
 
-def test_both_engines_begin_with_the_same_bits(data, engines):
+def test_both_engines_initialise_the_same_bits(data, engines):
     config = _experiment(data, 6)
     states = []
     for engine in engines.values():

@@ -1,7 +1,7 @@
 """Handling of non-finite steps: training ends when too many in a row were skipped, and reports where numbers fail.
 
 A step whose loss or gradient is not finite changes no weight (`steps.train_function`). One such step is harmless. Many
-in a row mean that training cannot recover: the batch of the last one is saved, and the step is recomputed with summaries.
+in a row mean that training cannot recover: the batch of the last one is saved and the step recomputed with summaries.
 """
 
 from __future__ import annotations

@@ -83,8 +83,8 @@ class Replay:
             ) from None
         except (ValueError, LookupError, TypeError, AttributeError, EOFError, zipfile.BadZipFile, zlib.error) as error:
             raise UserError(
-                f"--batch={path}: corrupt, or not a batch that training saved ({type(error).__name__}); expected a file "
-                f"LOGDIR/replay/STEP.npz."
+                f"--batch={path}: corrupt, or not a batch that training saved ({type(error).__name__}); expected a "
+                f"file LOGDIR/replay/STEP.npz."
             ) from None
         raise UserError(
             f"--batch={path}: {found[0]!r} version {found[1]!r}; this program reads {_FORMAT!r} version {_VERSION}."

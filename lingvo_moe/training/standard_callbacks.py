@@ -49,7 +49,7 @@ class Checkpointer(Callback):
 
 
 class HeldOutEvaluator(Callback):
-    """Computes the loss of the validation split every `training.evaluate_every` steps, and when training is complete."""
+    """Computes the loss of the validation split every `training.evaluate_every` steps, and when training is done."""
 
     def __init__(self, held_out: EvalInput):
         """Takes the validation split."""
@@ -74,7 +74,7 @@ class HeldOutEvaluator(Callback):
         self._writer.close()
 
     def _cross_entropy(self, run: TrainingRun) -> float | None:
-        """Returns nats per target token of `evaluation_batches` batches; None without batches or on a request to stop."""
+        """Returns nats per target token of `evaluation_batches` batches; None without batches, or if asked to stop."""
         total = tokens = 0.0
         for count, batch in enumerate(self._held_out.batches()):
             if run.should_stop():

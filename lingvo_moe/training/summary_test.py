@@ -1,4 +1,4 @@
-"""What a run has reported is there for TensorBoard at once, and stays when the run goes on in another process."""
+"""Reported values are readable at once, and stay when another process resumes the run."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_scalars_are_readable_while_the_writer_is_open(tmp_path):
     writer.close()
 
 
-def test_runs_are_curves_of_their_own_and_a_later_writer_adds_to_them(tmp_path):
+def test_a_later_writer_adds_to_the_curves_of_a_run(tmp_path):
     for step, loss in ((1, 4.0), (2, 3.0)):
         for run, factor in (("train", 1.0), ("valid", 2.0)):
             writer = SummaryWriter(tmp_path, run)
@@ -33,8 +33,8 @@ def test_runs_are_curves_of_their_own_and_a_later_writer_adds_to_them(tmp_path):
     assert curves(tmp_path, "valid") == {"loss": {1: {8.0}, 2: {6.0}}}
 
 
-def test_a_full_disk_is_one_line_and_what_was_reported_before_stays(tmp_path):
-    """A record that was cut off by it hides no later run's."""
+def test_a_full_disk_is_reported_and_earlier_values_stay(tmp_path):
+    """A truncated record does not hide the values of a later run."""
     writer = SummaryWriter(tmp_path, "train")
     writer.write(1, {"loss": 4.0})
     size = max(path.stat().st_size for path in (tmp_path / "train").iterdir())
@@ -50,7 +50,7 @@ def test_a_full_disk_is_one_line_and_what_was_reported_before_stays(tmp_path):
     assert curves(tmp_path) == {"loss": {1: {4.0}, 2: {3.0}}}
 
 
-def test_a_directory_that_cannot_be_made_is_named(tmp_path):
+def test_a_directory_that_cannot_be_made_is_reported(tmp_path):
     (tmp_path / "log").write_text("a file\n")
     expected = rf"^{tmp_path}/log/train: the curves could not be written \(.*\). Checkpoints"
     with pytest.raises(UserError, match=expected) as error:
@@ -58,8 +58,8 @@ def test_a_directory_that_cannot_be_made_is_named(tmp_path):
     assert not re.search(r"\[Op|\n", str(error.value))
 
 
-def test_a_directory_that_is_removed_meanwhile_is_told(tmp_path):
-    """The kernel would go on writing into a file that nobody can open any more."""
+def test_a_removed_directory_is_reported(tmp_path):
+    """The kernel would keep writing to a file that nobody can open any more."""
     writer = SummaryWriter(tmp_path, "train")
     writer.write(1, {"loss": 4.0})
     shutil.rmtree(tmp_path / "train")
