@@ -1,12 +1,14 @@
-"""What every test runs under: eight virtual CPU devices, and property tests that draw the same examples every time."""
+"""The setting of every test: eight virtual CPU devices, repeatable property tests, and bounded memory."""
 
 from __future__ import annotations
 
 import ctypes
 import gc
 import os
+import resource
 import sys
 import tempfile
+from pathlib import Path
 
 import hypothesis
 import pytest
@@ -15,7 +17,7 @@ from lingvo_moe.cli import process_setup
 
 # For this process and for the programs that tests start.
 os.environ["JAX_PLATFORMS"] = "cpu"
-# What those compile, the next ones find, and those of pytest's other workers; the user's own cache stays as it is.
+# Programs, pytest's other workers included, share a cache of compiled programs; the user's own cache is not used.
 if "PYTEST_XDIST_WORKER" not in os.environ:
     _CACHE = tempfile.TemporaryDirectory(prefix="lingvo_moe_cache_")
     os.environ["LINGVO_MOE_CACHE"] = _CACHE.name
@@ -23,8 +25,8 @@ if "PYTEST_XDIST_WORKER" not in os.environ:
 import jax
 from jax.experimental.compilation_cache import compilation_cache
 
-# JAX fixes its devices when it starts. Started here, it has enough for every test, whichever comes first; an engine
-# takes the first 1, 2, 4 or 8.
+# JAX fixes its devices when it starts. Starting it here gives enough for every test; an engine takes the first 1, 2, 4
+# or 8.
 jax.config.update("jax_num_cpu_devices", 8)
 jax.devices()
 
@@ -33,14 +35,55 @@ hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=No
 hypothesis.settings.load_profile("repeatable")
 
 
-def pytest_sessionstart(session):
+_PEAKS = pytest.StashKey[list[float]]()
+
+
+def pytest_addoption(parser: pytest.Parser):
+    """Adds the option `--part`."""
+    parser.addoption(
+        "--part",
+        metavar="I/N",
+        help="run the I-th of N parts of the test files; compilers never return some of their memory, so the suite "
+        "runs in several pytest processes, one after the other.",
+    )
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Ignores the test files of other parts."""
+    part = config.getoption("--part")
+    if part is None or not collection_path.name.endswith("_test.py"):
+        return None
+    index, count = map(int, part.split("/"))
+    files = sorted(path for top in config.getini("testpaths") for path in (config.rootpath / top).rglob("*_test.py"))
+    return True if files.index(collection_path) % count != index - 1 else None
+
+
+def pytest_sessionfinish(session: pytest.Session):
+    """Reports this worker's peak memory to pytest's main process."""
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["peak_gb"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node, error):
+    """Collects the peak memory of a worker."""
+    node.config.stash.setdefault(_PEAKS, []).append(getattr(node, "workeroutput", {}).get("peak_gb", 0.0))
+
+
+def pytest_terminal_summary(terminalreporter, config: pytest.Config):
+    """Prints the peak memory of the workers."""
+    if peaks := config.stash.get(_PEAKS, []):
+        terminalreporter.write_line(f"peak memory of the workers: {', '.join(f'{peak:.1f}' for peak in peaks)} GB")
+
+
+def pytest_sessionstart(session: pytest.Session):
     """Sets this process up as the command line does; after pytest has installed hooks of its own."""
     process_setup.set_up_process()
 
 
 @pytest.fixture(scope="module", autouse=True)
-def compiled_programs_are_dropped(request):
-    """A file's programs are not another's: kept to the end of the run, all of them together took twenty gigabytes."""
+def drop_compiled_programs(request):
+    """Drops a file's compiled programs when it ends; the programs of the whole suite would take twenty gigabytes."""
     with pytest.MonkeyPatch.context() as patch:
         # Tests run many programs and few steps of each, so freed memory is not used again.
         patch.setattr(process_setup, "keep_freed_memory", lambda: None)
@@ -53,6 +96,6 @@ def compiled_programs_are_dropped(request):
     jax.config.update("jax_compilation_cache_dir", None)
     compilation_cache.reset_cache()
     gc.collect()
-    # What compilers took for a moment, the C library keeps for the process, and most of it is never used again.
+    # The C library keeps the memory that compilers freed, and the process rarely uses it again.
     if sys.platform == "linux":
         ctypes.CDLL(None).malloc_trim(0)
