@@ -1,0 +1,1 @@
+"""Layers: frozen dataclasses that declare weights and compute with them."""

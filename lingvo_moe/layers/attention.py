@@ -17,8 +17,8 @@ _MASKED = -1e9
 class MultiHeadAttention(Layer):
     """Queries from one sequence, keys and values from the same or another one.
 
-    On a 1-D mesh the batch is sharded and weights are replicated (GShard section 3.2); on a 2-D mesh heads are sharded along
-    y (GSPMD table 1).
+    On a 1-D mesh the batch is sharded and weights are replicated (GShard section 3.2); on a 2-D mesh heads are sharded
+    along y (GSPMD table 1).
     """
 
     model_dim: int
@@ -27,6 +27,7 @@ class MultiHeadAttention(Layer):
     dropout: float = 0.0
 
     def weights(self) -> dict:
+        """See `Layer.weights`."""
         sizes = {"M": self.model_dim, "N": self.num_heads, "D": self.head_dim}
         return {
             "query": matrix("MND", fan_in="M", **sizes),
@@ -38,7 +39,7 @@ class MultiHeadAttention(Layer):
     def __call__(
         self, theta: dict, queries: tf.Tensor, memory: tf.Tensor, mask: tf.Tensor, context: Context
     ) -> tf.Tensor:
-        """Attends from `queries [B, T, M]` to `memory [B, L, M]` where `mask [B, T, L] bool` is true; returns `[B, T, M]`."""
+        """Attends from `queries [B, T, M]` to `memory [B, L, M]` where `mask [B, T, L] bool` is true: `[B, T, M]`."""
         keys, values = self.keys_values(theta, memory, context)
         return self.attend(theta, queries, keys, values, mask, context)
 
@@ -58,7 +59,10 @@ class MultiHeadAttention(Layer):
         context: Context,
         logical_axes: tuple[str, str] = ("BLND", "BLND"),
     ) -> tf.Tensor:
-        """As `__call__`, from keys and values with these logical axes. A query that sees no key gets the mean of all values."""
+        """As `__call__`, from keys and values with these logical axes.
+
+        A query that sees no key gets the mean of all values.
+        """
         key_axes, value_axes = logical_axes
         projected = project(queries, theta["query"], context) * (1.0 / math.sqrt(self.head_dim))
         projected = context.checkpoint_name(projected, "hidden", "BTND")

@@ -1,7 +1,7 @@
 """What every layer shares: weights by declaration and computation by call.
 
-A layer is a frozen dataclass whose fields are its hyperparameters. `weights()` declares its weights as a tree of `Weight`;
-`__call__(theta, ..., context)` computes with the tree of tensors that it is given. The object holds no state.
+A layer is a frozen dataclass whose fields are its hyperparameters. `weights()` declares its weights as a tree of
+`Weight`; `__call__(theta, ..., context)` computes with the tree of tensors that it is given. The object holds no state.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ class Weight:
     Attributes:
       shape: sizes, one per logical axis.
       logical_axes: the names of the dimensions, one letter each, which decide the sharding (see `sharding.layout`).
-      fan_in: the axes that the layer contracts over. They are the rows of the weight's matrix; the other axes, except the
-        leading `R` and `E`, are its columns. Empty for vectors: scales and biases.
+      fan_in: the axes that the layer contracts over. They are the rows of the weight's matrix; the other axes, except
+        the leading `R` and `E`, are its columns. Empty for vectors: scales and biases.
       stddev: of the initial value, which is distributed uniformly about `mean`; 0 means that every element is `mean`.
       mean: of the initial value.
-      wide: whether layers compute with it in float32 even where activations are bfloat16, so that its gradient has float32
-        precision.
+      wide: whether layers compute with it in float32 even where activations are bfloat16, so that its gradient has
+        float32 precision.
     """
 
     shape: tuple[int, ...]
@@ -72,7 +72,7 @@ class Weight:
 
 
 def matrix(logical_axes: str, fan_in: str, gain: float = 1.0, wide: bool = False, **sizes: int) -> Weight:
-    """A matrix whose outputs have variance `gain^2` for inputs of unit variance: `matrix("MND", fan_in="M", M=512, N=8, D=64)`."""
+    """A matrix whose outputs have variance `gain^2` for unit inputs: `matrix("MH", fan_in="M", M=512, H=2048)`."""
     contracted = math.prod(sizes[letter.upper()] for letter in fan_in)
     shape = tuple(sizes[letter.upper()] for letter in logical_axes)
     return Weight(shape, logical_axes, fan_in, stddev=gain / math.sqrt(contracted), wide=wide)
@@ -111,8 +111,10 @@ class Layer:
         return ()
 
     def unstack(self, theta: dict, context: Context) -> dict:
-        """Weights stacked for R layers, prepared for the calls of consecutive decoding steps: what each call would slice is
-        sliced once."""
+        """Prepares weights, stacked for R layers, for the calls of consecutive decoding steps.
+
+        What each call would slice is sliced once.
+        """
         del context
         return theta
 

@@ -22,12 +22,14 @@ class Embedding(Layer):
     model_dim: int
 
     def weights(self) -> dict:
-        # `fan_in` gives the optimizer its rows and columns; a row is looked up, not contracted, so its scale is that of M.
+        """See `Layer.weights`."""
+        # `fan_in` gives the optimizer its rows and columns; a row is looked up, not contracted, so its scale is that of
+        # M.
         table = Weight((self.vocabulary, self.model_dim), "VM", fan_in="V", stddev=1.0 / math.sqrt(self.model_dim))
         return {"table": table}
 
     def __call__(self, theta: dict, ids: tf.Tensor, positions: tf.Tensor, context: Context) -> tf.Tensor:
-        """Ids and positions `[B, T] int32` to `[B, T, M]`: the vectors, of unit variance, plus `sinusoids` of the positions."""
+        """`[B, T] int32` to `[B, T, M]`: the vectors, of unit variance, plus `sinusoids` of the positions."""
         # Whole rows are read, so a replicated table needs no communication and a sharded one an AllReduce of [B, T, M].
         with tf.name_scope("embedding"):
             vectors = tf.gather(theta["table"], ids) * math.sqrt(self.model_dim)
@@ -35,9 +37,10 @@ class Embedding(Layer):
 
 
 def sinusoids(positions: tf.Tensor, model_dim: int) -> tf.Tensor:
-    """Positions `[B, T] int32` to `[B, T, M] float32`: sines, then cosines, of geometric wavelengths (Vaswani 2017, 3.5).
+    """Sines, then cosines, of geometric wavelengths (Vaswani 2017, 3.5).
 
-    A function of the position alone: packed sequences restart it, and there is no longest length.
+    Positions `[B, T] int32` to `[B, T, M] float32`. A function of the position alone: packed sequences restart it, and
+    there is no longest length.
     """
     half = model_dim // 2
     frequencies = tf.exp(tf.range(half, dtype=tf.float32) * (-math.log(_LONGEST_WAVE) / max(half - 1, 1)))
@@ -54,6 +57,7 @@ class Softmax(Layer):
     model_dim: int
 
     def weights(self) -> dict:
+        """See `Layer.weights`."""
         return {"projection": matrix("MV", fan_in="M", M=self.model_dim, V=self.vocabulary)}
 
     def __call__(self, theta: dict, inputs: tf.Tensor, context: Context) -> tf.Tensor:

@@ -27,8 +27,8 @@ from lingvo_moe.utils import extension_choice
 class FeedForward(Protocol):
     """What a Transformer layer needs of its feed-forward or mixing layer; `Layer` has defaults for all but two methods.
 
-    Metrics are scalars by name. Those of a stack are means over the layers that declare them. The metric `aux_loss` is an
-    auxiliary loss: the model adds its mean, times `aux_loss_weight`, to its loss. Summaries need no declaration: see
+    Metrics are scalars by name. Those of a stack are means over the layers that declare them. The metric `aux_loss` is
+    an auxiliary loss: the model adds its mean, times `aux_loss_weight`, to its loss. Summaries need no declaration: see
     `Context.summarize`.
     """
 
@@ -39,8 +39,10 @@ class FeedForward(Protocol):
 
     @property
     def is_causal(self) -> bool:
-        """Whether the output at a position depends on no later position. Decoders refuse other layers, for they compute one
-        position at a time."""
+        """Whether the output at a position depends on no later position.
+
+        Decoders refuse other layers, for they compute one position at a time.
+        """
         ...
 
     @property
@@ -91,7 +93,11 @@ def register_feed_forward(name: str) -> Callable[[type], type]:
 
 
 def make_feed_forward(choice: str, fields: Mapping[str, Any]) -> FeedForward:
-    """Makes a layer from `NAME` or `NAME:field=value:...`; of `fields`, those of a model, it takes the ones it declares.
+    """Makes a layer from `NAME` or `NAME:field=value:...`.
+
+    Args:
+      choice: of a registered layer.
+      fields: of the model, by name; the layer takes those that it declares.
 
     Raises:
       UserError: an unknown name or field, or a value that the layer refuses.
@@ -108,6 +114,7 @@ class DenseFeedForward(Layer):
     hidden_dim: int
 
     def weights(self) -> dict:
+        """See `Layer.weights`."""
         sizes = {"M": self.model_dim, "H": self.hidden_dim}
         return {"wi": matrix("MH", fan_in="M", **sizes), "wo": matrix("HM", fan_in="H", **sizes)}
 

@@ -24,14 +24,15 @@ class MixtureOfExperts(Layer):
     """E feed-forward networks, each computing the tokens that the router sends to it.
 
     Attributes:
-      num_groups: G, into which the tokens of a batch are split; each is routed by itself. A batch whose number of tokens G
-        does not divide (short ones, in inference) is split into gcd(tokens, G) groups, which keeps G's sharding.
+      num_groups: G, into which the tokens of a batch are split; each is routed by itself. A batch whose number of
+        tokens G does not divide (short ones, in inference) is split into gcd(tokens, G) groups, which keeps G's
+        sharding.
       router: a registered router, see `layers.routers`: `top2` is the papers'.
       capacity_factor: an expert takes C = factor * S / E tokens of a group of S; 2 is the papers'.
-      inference_capacity_factor: the same outside training. None: room for all, so that the result of a sentence does not
-        depend on what it is batched with.
-      dispatch: how tokens reach their experts, `einsum`, `gather` or `auto`; see `ops.dispatch`, and `ops.block_sparse` for
-        what `auto` is in inference on one processor.
+      inference_capacity_factor: the same outside training. None: room for all, so that the result of a sentence does
+        not depend on what it is batched with.
+      dispatch: how tokens reach their experts, `einsum`, `gather` or `auto`; see `ops.dispatch`, and `ops.block_sparse`
+        for what `auto` is in inference on one processor.
     """
 
     model_dim: int
@@ -53,21 +54,26 @@ class MixtureOfExperts(Layer):
 
     @property
     def metric_names(self) -> tuple[str, ...]:
+        """See `Layer.metric_names`."""
         return self.make_router().metric_names
 
     @property
     def is_causal(self) -> bool:
+        """See `Layer.is_causal`."""
         return self.make_router().is_causal
 
     @property
     def experts_per_token(self) -> float:
+        """See `Layer.experts_per_token`."""
         return self.make_router().experts_per_token(self.num_experts)
 
     @property
     def registered_classes(self) -> tuple[type, ...]:
+        """See `Layer.registered_classes`."""
         return (type(self.make_router()),)
 
     def weights(self) -> dict:
+        """See `Layer.weights`."""
         sizes = {"E": self.num_experts, "M": self.model_dim, "H": self.hidden_dim}
         return {
             # Lower case: every device routes its own groups to all experts (GShard section 3.2, `wg = replicate(wg)`).
@@ -107,7 +113,7 @@ class MixtureOfExperts(Layer):
         return self.make_router().capacity(tokens_per_group, self.num_experts, factor)
 
     def _is_block_sparse(self, context: Context) -> bool:
-        """Whether to compute blocks of used positions: where experts have room for all tokens of any group, most are unused."""
+        """Whether to compute used positions alone, as most are empty where experts have room for all tokens."""
         has_room_for_all = self._capacity(_LARGE_GROUP, context) == _LARGE_GROUP
         return self.dispatch == AUTO and has_room_for_all and prefers_block_sparse(context)
 
@@ -133,8 +139,8 @@ class MixtureOfExperts(Layer):
     ) -> tf.Tensor:
         """Algorithm 2, lines 3 to 9: `[G, S, M]` to `[G, S, M]`.
 
-        The order of the logical axes decides the sharding, so the two resharding steps from groups to experts and back, each
-        an AllToAll, are the two transpositions GECM -> EGCM and EGCM -> GECM.
+        The order of the logical axes decides the sharding, so the two resharding steps from groups to experts and back,
+        each an AllToAll, are the two transpositions GECM -> EGCM and EGCM -> GECM.
         """
         with tf.name_scope("dispatch"):
             buffers = choose(self.dispatch, grouped, context)(routing, self.num_experts, capacity, context)

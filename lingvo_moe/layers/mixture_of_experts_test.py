@@ -172,8 +172,11 @@ def test_partitioned_equals_unpartitioned(mesh, dispatch):
 @pytest.mark.parametrize("dispatch", DISPATCHES)
 @pytest.mark.parametrize("mesh", ["2", "4", "8", "4x2"])
 def test_communication_of_one_layer(mesh, dispatch):
-    """Two AllToAll forward and two more backward (GShard section 3.3). On one axis nobody gathers masks, tokens or experts;
-    on two, the model dimension of activations is gathered (GSPMD section 5.1, "2D finalized")."""
+    """Two AllToAll forward and two more backward (GShard section 3.3).
+
+    On one mesh axis no mask, token or expert is gathered; on two, the model dimension of activations is gathered (GSPMD
+    section 5.1, "2D finalized").
+    """
     forward, both = (harness.collectives(compiled(dispatch, mesh, backward)) for backward in (False, True))
     assert (forward["all-to-all"], both["all-to-all"]) == (2, 4)
     if "x" not in mesh:

@@ -19,6 +19,7 @@ class LayerNorm(Layer):
     epsilon: float = 1e-6
 
     def weights(self) -> dict:
+        """See `Layer.weights`."""
         return {
             "scale": Weight((self.model_dim,), "M", mean=1.0, wide=True),
             "bias": Weight((self.model_dim,), "M", wide=True),

@@ -4,8 +4,8 @@
 
   unroll        R copies in the graph; fastest to run for few layers.
   scan          one loop; the backward pass reads whatever the forward pass computed.
-  scan + remat  one loop; each repeat's input is saved, and the backward loop recomputes the repeat (GShard section 5.1),
-                except for the tensors that layers name with `Context.checkpoint_name` and the checkpoint policy saves.
+  scan + remat  one loop; each repeat's input is saved, and the backward loop recomputes the repeat (GShard section
+                5.1), except for tensors that layers name with `Context.checkpoint_name` and the policy saves.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from lingvo_moe.layers.summaries import SummaryCollector
 from lingvo_moe.lazy import tf
 from lingvo_moe.ops.slices import dynamic_update_slice
 
-# Checkpoint policies. A repeat saves for its backward pass: everything; its inputs only; also the outputs of its sublayers
-# and tensors that crossed devices; also the widest tensors, hidden layers and attention's projections.
+# Checkpoint policies. A repeat saves for its backward pass: everything; its inputs only; also the outputs of its
+# sublayers and tensors that crossed devices; also the widest tensors, hidden layers and attention's projections.
 REMAT = ("none", "full", "keep_outputs", "keep_hidden")
 SAVED_NAMES = {"full": (), "keep_outputs": ("output",), "keep_hidden": ("output", "hidden")}
 
@@ -133,8 +133,12 @@ class _Repeat:
         return outputs, self._unpacked(totals), dict(zip(names, summaries))
 
     def _forward_loop(self, inputs, saved_names, specs, names, theta, constants):
-        """Returns (the tensors that each repeat saves, stacked, with their specs: its input and those with `saved_names`;
-        outputs; sums of metrics; summaries, each `[R]`)."""
+        """Runs all repeats.
+
+        Returns:
+          (the tensors that each repeat saves, stacked, with their specs: its input and those with `saved_names`;
+          outputs; sums of metrics; summaries, each `[R]`).
+        """
         specs = [_TensorSpec(inputs.shape, inputs.dtype, "BTM"), *specs]
 
         def step(i, outputs, totals, summaries, saved):
@@ -161,8 +165,10 @@ class _Repeat:
         return tf.while_loop(lambda i, *_: i < self.times, step, start, maximum_iterations=self.times)
 
     def _probe(self, inputs: tf.Tensor, saved_names: tuple[str, ...] = ()) -> tuple[list[_TensorSpec], list[str]]:
-        """Returns what a loop must know before its first iteration: the specs of the tensors with `saved_names`, and the names
-        of the summaries. Traces the body for them, unless there are none."""
+        """Returns the specs of the tensors with `saved_names`, and the names of the summaries.
+
+        A loop must know them before its first iteration. Traces the body for them, unless there are none.
+        """
         save, collector = _Save(saved_names), self._collector()
         if saved_names or collector:
             probe = tf.function(
@@ -257,8 +263,10 @@ class _Save:
 
 
 class _Restore:
-    """A checkpoint policy for the backward pass: returns the saved tensors, so that they are not recomputed. Their gradients
-    still flow to what they were computed from."""
+    """A checkpoint policy for the backward pass: returns the saved tensors, so that they are not recomputed.
+
+    Their gradients still flow to what they were computed from.
+    """
 
     def __init__(self, names: tuple[str, ...], saved: list[tf.Tensor]):
         self._names, self._saved = names, iter(saved)

@@ -78,8 +78,8 @@ def assert_equal(found: dict, expected: dict):
 
 
 @pytest.fixture(scope="module")
-def unstack_experts() -> dict:
-    """The body applied three times by hand: a plain loop, without `repeat`."""
+def plain_loop() -> dict:
+    """The body applied three times in a plain loop, without `repeat`."""
 
     def function(inputs: dict) -> dict:
         context, outputs, sizes = Context(seed=inputs["seed"]), inputs["inputs"], []
@@ -93,28 +93,28 @@ def unstack_experts() -> dict:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_equals_a_plain_loop(way, unstack_experts):
+def test_equals_a_plain_loop(way, plain_loop):
     """Outputs, metrics, and gradients of inputs, of every weight and of the constants, under dropout."""
     found = harness.run(call(3, WAYS[way]), inputs_of(3))
-    assert np.abs(unstack_experts["gradients/memory"]).max() > 0
-    assert_equal(found, unstack_experts)
+    assert np.abs(plain_loop["gradients/memory"]).max() > 0
+    assert_equal(found, plain_loop)
 
 
 @pytest.mark.parametrize(
     "way, mesh",
     [("unroll", "8"), ("scan", "4x2"), ("full", "8"), ("full", "4x2"), ("keep_hidden", "8"), ("keep_outputs", "4x2")],
 )
-def test_partitioned_equals_unpartitioned(way, mesh, unstack_experts):
+def test_partitioned_equals_unpartitioned(way, mesh, plain_loop):
     layout = Layout.of(DeviceMesh.parse(mesh))
     logical_axes = {"theta/wo": "RHM", "theta/first/wi": "RMH", "inputs": "BTM", "memory": "BTM"}
     logical_axes |= {f"gradients/{path}": name for path, name in logical_axes.items()} | {"values/outputs": "BTM"}
-    assert_equal(harness.run(call(3, WAYS[way], layout), inputs_of(3), layout, logical_axes), unstack_experts)
+    assert_equal(harness.run(call(3, WAYS[way], layout), inputs_of(3), layout, logical_axes), plain_loop)
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_without_metrics(way, unstack_experts):
+def test_without_metrics(way, plain_loop):
     found = harness.run(call(3, WAYS[way], metric_names=()), inputs_of(3))
-    np.testing.assert_allclose(found["values/outputs"], unstack_experts["values/outputs"], rtol=0, atol=TOLERANCE)
+    np.testing.assert_allclose(found["values/outputs"], plain_loop["values/outputs"], rtol=0, atol=TOLERANCE)
     assert not any("metrics" in path for path in found)
 
 
@@ -131,20 +131,20 @@ def test_graph_size_grows_when_unrolled():
 
 
 def test_rematerialisation_saves_inputs_alone():
-    """Deep in layers, the plain scan keeps every intermediate tensor of each; remat keeps one `[B, T, M]` per layer."""
+    """The plain scan keeps every intermediate tensor of each layer; rematerialisation one `[B, T, M]` per layer."""
     assert temporaries("full") < temporaries("scan") / 2
 
 
-def test_each_policy_keeps_more_than_the_one_before():
-    """By the compiler's account: an output `[B, T, M]` and a choice `[B, T]` more per layer, then a hidden `[B, T, H]` more."""
+def test_each_checkpoint_policy_saves_more_than_the_one_before():
+    """Per layer an output `[B, T, M]` and a choice `[B, T]`, then a hidden `[B, T, H]`, by the compiler."""
     of_outputs, of_hidden = BATCH * LENGTH * (MODEL + 1) * 4, BATCH * LENGTH * HIDDEN * 4
     full, outputs, hidden = (temporaries(way) / 32 for way in ("full", "keep_outputs", "keep_hidden"))
     assert outputs - full == pytest.approx(of_outputs, rel=0.1)
     assert hidden - outputs == pytest.approx(of_hidden, rel=0.1)
 
 
-def test_gradients_are_kept_in_the_dtype_they_were_computed_in():
-    """Bit for bit what float32 sums of bfloat16 gradients are, in half the room."""
+def test_gradients_are_stored_in_the_dtype_they_were_computed_in():
+    """Bit for bit what float32 sums of bfloat16 gradients are, in half the memory."""
     inputs = inputs_of(3)
     narrow, wide = (
         harness.compile_for(in_bfloat16(weights), inputs) for weights in (weights_of(3), wide_weights_of(3))
@@ -176,8 +176,8 @@ def in_bfloat16(weights: dict):
     return harness.with_gradients(function)
 
 
-def test_what_is_kept_is_not_computed_again():
-    """Both products of the layer are kept: the backward loop has two multiplications less, counted in the compiled module."""
+def test_saved_tensors_are_not_recomputed():
+    """Both products of the layer are saved: the compiled backward loop has two multiplications less."""
     counts = {
         way: harness.compile_for(call(4, WAYS[way]), inputs_of(4)).hlo().count(" dot(")
         for way in ("full", "keep_hidden")
@@ -186,7 +186,7 @@ def test_what_is_kept_is_not_computed_again():
 
 
 def temporaries(way: str) -> int:
-    """Bytes, by the compiler's account, for 32 repeats."""
+    """Bytes of temporary memory for 32 repeats, by the compiler."""
     return harness.compile_for(call(32, WAYS[way]), inputs_of(32)).memory().temp_size_in_bytes
 
 
@@ -196,19 +196,19 @@ def test_unroll_with_remat_is_an_error():
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_what_a_repeat_measures_reaches_the_meter_as_one_row_each(way):
-    """By the name of its place, without a gradient; the results are those without a meter."""
+def test_summaries_have_one_row_per_repeat(way):
+    """By the scope's name, without a gradient; the results are the same without summaries."""
 
-    def measuring(theta: dict, inputs: tf.Tensor, constants: dict, context: Context) -> tuple[tf.Tensor, dict]:
+    def summarizing(theta: dict, inputs: tf.Tensor, constants: dict, context: Context) -> tuple[tf.Tensor, dict]:
         outputs, metrics = body(theta, inputs, constants, context)
-        context.summarize("block", lambda: {"sum": tf.reduce_sum(outputs), "size": metrics["size"]})
+        context.summarize("sublayer", lambda: {"sum": tf.reduce_sum(outputs), "size": metrics["size"]})
         return outputs, metrics
 
     def function(inputs: dict, add_summary: SummaryCollector | None) -> dict:
         context = Context(seed=inputs["seed"], add_summary=add_summary).named("stack")
         constants = {"memory": inputs["memory"]}
         outputs, metrics = repeat(
-            measuring,
+            summarizing,
             weights_of(3),
             inputs["theta"],
             inputs["inputs"],
@@ -219,16 +219,16 @@ def test_what_a_repeat_measures_reaches_the_meter_as_one_row_each(way):
         )
         return {"outputs": outputs, "metrics": metrics}
 
-    def measured(inputs: dict) -> dict:
-        add_summary = SummaryCollector()
-        found = harness.with_gradients(lambda tensors: function(tensors, add_summary))(inputs)
-        return found | {"measured": add_summary.values}
+    def collected(inputs: dict) -> dict:
+        collector = SummaryCollector()
+        found = harness.with_gradients(lambda tensors: function(tensors, collector))(inputs)
+        return found | {"summaries": collector.values}
 
-    found = harness.run(measured, inputs_of(3))
+    found = harness.run(collected, inputs_of(3))
     assert_equal(found, harness.run(harness.with_gradients(lambda tensors: function(tensors, None)), inputs_of(3)))
-    rows = {path.removeprefix("measured/"): values for path, values in found.items() if path.startswith("measured/")}
-    assert rows.keys() == {"stack/block/sum", "stack/block/size"} and all(
+    rows = {path.removeprefix("summaries/"): values for path, values in found.items() if path.startswith("summaries/")}
+    assert rows.keys() == {"stack/sublayer/sum", "stack/sublayer/size"} and all(
         values.shape == (3,) for values in rows.values()
     )
-    np.testing.assert_allclose(rows["stack/block/size"].mean(), found["values/metrics/size"], rtol=TOLERANCE)
-    np.testing.assert_allclose(rows["stack/block/sum"][-1], found["values/outputs"].sum(), rtol=1e-4)
+    np.testing.assert_allclose(rows["stack/sublayer/size"].mean(), found["values/metrics/size"], rtol=TOLERANCE)
+    np.testing.assert_allclose(rows["stack/sublayer/sum"][-1], found["values/outputs"].sum(), rtol=1e-4)

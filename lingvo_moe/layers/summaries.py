@@ -1,6 +1,6 @@
-"""What layers tell of themselves where a meter listens: how large activations are, how sure routers are of their choice.
+"""Summaries of layers: the magnitude of activations, the entropy of routers.
 
-`Context.measure` hands these to the context's meter. Ordinary programs have none, and compute nothing of it.
+`Context.summarize` adds them to the context's collector. Only `diagnose` has one; other programs compute no summaries.
 """
 
 from __future__ import annotations
@@ -9,19 +9,19 @@ from lingvo_moe.lazy import tf
 
 
 class SummaryCollector:
-    """Collects what is measured.
+    """Collects summaries.
 
     Attributes:
-      values: float32 tensors by name, in the order in which they were measured: scalars; of repeated layers, `[R]`.
+      values: float32 tensors by name, in the order in which they were added: scalars; of repeated layers, `[R]`.
     """
 
     def __init__(self):
         self.values: dict[str, tf.Tensor] = {}
 
     def __call__(self, name: str, value: tf.Tensor):
-        """Takes one measure, through which no gradient flows. Raises ValueError where there is one of that name."""
+        """Adds a summary, through which no gradient flows; raises ValueError where there is one of that name."""
         if name in self.values:
-            raise ValueError(f"{name} was measured twice; give each place a name of its own, with Context.named.")
+            raise ValueError(f"summary {name} is added twice; give each call a scope of its own, with Context.named.")
         self.values[name] = tf.stop_gradient(tf.cast(value, tf.float32))
 
 
@@ -38,7 +38,7 @@ def router_entropy(gates: tf.Tensor, paddings: tf.Tensor) -> dict[str, tf.Tensor
       paddings: `[G, S] bool`, positions that do not count.
 
     Returns:
-      `router_entropy`, of a token's gates, mean over tokens: low where the router has made up its mind. `load_entropy`, of the
+      `router_entropy`, of a token's gates, mean over tokens: low where the router is decided. `load_entropy`, of the
       gates' mean over tokens: low where it sends all of them the same way.
     """
     tokens = tf.reduce_sum(tf.cast(tf.logical_not(paddings), tf.float32))
@@ -51,14 +51,14 @@ def router_entropy(gates: tf.Tensor, paddings: tf.Tensor) -> dict[str, tf.Tensor
 def largest(tensor: tf.Tensor, axes) -> tf.Tensor:
     """The largest absolute value along `axes`, float32; NaN where there is one."""
     size = tf.abs(tf.cast(tensor, tf.float32))
-    # Whether a maximum of numbers and NaN is NaN is up to the compiler.
+    # The compiler decides whether a maximum of numbers and NaN is NaN.
     return tf.where(
         tf.reduce_any(tf.math.is_nan(size), axis=list(axes)), float("nan"), tf.reduce_max(size, axis=list(axes))
     )
 
 
 def norm(tensor: tf.Tensor, axes) -> tf.Tensor:
-    """The root of the sum of squares along `axes`, float32; finite wherever it can be, though the squares may not be."""
+    """The root of the sum of squares along `axes`, float32; finite where the root is, even if the squares are not."""
     return _scaled_root(tensor, list(axes), tf.reduce_sum)
 
 

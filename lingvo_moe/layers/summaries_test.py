@@ -1,4 +1,4 @@
-"""What is measured of activations and routers is what numpy finds, also where numbers are not finite or their squares are not."""
+"""Summaries of activations and routers equal numpy's, also where numbers or their squares are not finite."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from lingvo_moe.testing import harness
 TOLERANCE = 16 * harness.FLOAT32_ROUNDING
 
 
-def test_sizes_are_those_of_numpy_wherever_they_can_be():
-    """Also of rows whose squares are beyond float32; NaN and infinity stay what they are, and stay in their rows."""
+def test_magnitudes_equal_numpys():
+    """Also of rows whose squares overflow float32; NaN and infinity stay in their rows."""
     rows = np.random.default_rng(0).normal(size=(6, 5, 7)).astype(np.float32)
     rows[1] *= 1e25
     rows[2] *= 1e-25
@@ -36,12 +36,12 @@ def test_sizes_are_those_of_numpy_wherever_they_can_be():
         assert np.isnan(values[4]) and values[5] == np.inf
 
 
-def test_entropies_are_those_of_numpy_and_do_not_see_paddings():
+def test_entropies_equal_numpys_without_paddings():
     random = np.random.default_rng(1)
     logits, paddings = 3 * random.normal(size=(3, 8, 5)), random.uniform(size=(3, 8)) < 0.4
     gates = (np.exp(logits) / np.exp(logits).sum(axis=-1, keepdims=True)).astype(np.float32)
     gates[0, 0], paddings[0, 0] = [1, 0, 0, 0, 0], False
-    gates[paddings] = np.nan  # whatever stands there
+    gates[paddings] = np.nan  # not read
     found = harness.run(
         lambda inputs: summaries.router_entropy(inputs["gates"], inputs["paddings"]),
         {"gates": gates, "paddings": paddings},
@@ -55,11 +55,11 @@ def test_entropies_are_those_of_numpy_and_do_not_see_paddings():
     np.testing.assert_allclose(found["load_entropy"], entropy(present.mean(axis=0)), rtol=TOLERANCE)
 
 
-def test_measures_carry_the_place_and_are_computed_only_where_somebody_listens():
-    """One name is one measure: a second one would hide the first."""
+def test_summaries_carry_the_scope_and_are_computed_only_where_collected():
+    """A second summary of the same name would hide the first."""
 
     def never():
-        raise AssertionError("computed for nobody")
+        raise AssertionError("computed without a collector")
 
     Context().fold("decoder").summarize("softmax", never)
     add_summary = summaries.SummaryCollector()
@@ -71,5 +71,5 @@ def test_measures_carry_the_place_and_are_computed_only_where_somebody_listens()
         "decoder/layer_1/self_attention/max": 2.0,
         "decoder/layer_1/own": 3.0,
     }
-    with pytest.raises(ValueError, match="decoder/layer_1/own was measured twice"):
+    with pytest.raises(ValueError, match="summary decoder/layer_1/own is added twice"):
         context.summarize("", lambda: {"own": 4.0})

@@ -45,6 +45,7 @@ class TransformerLayer(Layer):
         return LayerNorm(model_dim=self.attention.model_dim)
 
     def weights(self) -> dict:
+        """See `Layer.weights`."""
         sublayers = {"self_attention": self.attention}
         if self.has_cross_attention:
             sublayers["cross_attention"] = self.attention
@@ -75,8 +76,8 @@ class TransformerLayer(Layer):
         Args:
           theta: tensors for `weights()`, or for `unstack`ed ones.
           inputs: `[B, K, M]`, K new positions.
-          caches: `keys` and `values` of self-attention over L positions, `memory_keys` and `memory_values` of cross-attention;
-            with the logical axes `CACHED_AXES` after R.
+          caches: `keys` and `values` of self-attention over L positions, `memory_keys` and `memory_values` of
+            cross-attention; with the logical axes `CACHED_AXES` after R.
           repeat_index: which of the R layers this is.
           start: the new positions are written at L = start .. start + K - 1.
           masks: over the cache, which includes the new positions.
@@ -173,6 +174,7 @@ class TransformerStack(Layer):
         return tuple(dict.fromkeys(name for layer in self.period for name in layer.feed_forward.metric_names))
 
     def weights(self) -> dict:
+        """See `Layer.weights`."""
         return {**self._stacked_weights(), "norm": self._norm.weights()}
 
     def __call__(

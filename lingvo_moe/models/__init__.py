@@ -1,0 +1,1 @@
+"""Models: the translation Transformer and the language model."""

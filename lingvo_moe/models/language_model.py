@@ -1,4 +1,4 @@
-"""The decoder-only language model, dense or with experts in every other layer (GSPMD section 5, GShard 001 appendix A.4)."""
+"""The decoder-only language model, dense or with experts (GSPMD section 5, GShard appendix A.4)."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ class LanguageModel(Transformer):
 
     @property
     def layer_patterns(self) -> dict[str, tuple[str, ...]]:
+        """See `Transformer`."""
         return {"decoder": self._pattern}
 
     def loss(self, theta: dict, batch: dict, context: Context) -> tuple[tf.Tensor, dict]:

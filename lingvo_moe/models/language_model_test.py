@@ -1,4 +1,4 @@
-"""A language model sees no later token, packing and padding change nothing, and every way to compute it gives the same."""
+"""A language model sees no later token; packing, padding and the way of repeating layers do not change its loss."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_packed_texts_have_the_loss_of_separate_ones():
     np.testing.assert_allclose(one["cross_entropy"], other["cross_entropy"], rtol=TOLERANCE)
 
 
-def test_what_stands_under_padding_does_not_matter():
+def test_ids_under_padding_do_not_change_the_loss():
     changed = {
         "target": {
             name: values if name == "segment_ids" else np.where(batch()["target"]["segment_ids"] == 0, 3, values)
@@ -166,7 +166,7 @@ def test_partitioned_equals_unpartitioned(mesh):
 
 
 @pytest.mark.parametrize(
-    "changes, said",
+    ("changes", "message"),
     [
         (
             {"num_layers": 3},
@@ -176,8 +176,8 @@ def test_partitioned_equals_unpartitioned(mesh):
         ({"activation_dtype": "float16"}, "use float32 or bfloat16"),
     ],
 )
-def test_what_cannot_be_is_an_error_that_names_it(changes, said):
-    with pytest.raises(UserError, match=said):
+def test_impossible_fields_are_errors_that_name_them(changes, message):
+    with pytest.raises(UserError, match=message):
         dataclasses.replace(MODEL, **changes)
 
 

@@ -11,8 +11,8 @@ from lingvo_moe.layers.attention import MultiHeadAttention
 from lingvo_moe.layers.base import Context, Layer
 from lingvo_moe.layers.embedding import Embedding, Softmax, cross_entropy
 from lingvo_moe.layers.feed_forward import FeedForward, make_feed_forward
-from lingvo_moe.layers.routers.base import make_router
 from lingvo_moe.layers.repeat import REMAT
+from lingvo_moe.layers.routers.base import make_router
 from lingvo_moe.layers.summaries import magnitude
 from lingvo_moe.layers.transformer import TransformerLayer, TransformerStack
 from lingvo_moe.lazy import tf
@@ -30,8 +30,9 @@ class Transformer(Layer):
       num_heads, head_dim: of attention.
       num_experts: E of each feed-forward layer with experts.
       num_groups: G, of each side's tokens; a multiple of the devices along the batch (GShard: twice their number).
-      layer_pattern: the registered feed-forward layers (see `layers.feed_forward`) of consecutive Transformer layers, repeated
-        to the end of a stack: `dense,moe` has experts in every other layer. Empty: `dense,moe`, or `dense` without experts.
+      layer_pattern: the registered feed-forward layers (see `layers.feed_forward`) of consecutive Transformer layers,
+        repeated to the end of a stack: `dense,moe` has experts in every other layer. Empty: `dense,moe`, or `dense`
+        without experts.
       router: of layers with experts, a registered one, see `layers.routers`; `top2` is the papers'.
       capacity_factor, inference_capacity_factor, dispatch: see `MixtureOfExperts`.
       aux_loss_weight: k in loss = cross-entropy + k * l_aux (GShard section 2.2).
@@ -108,6 +109,7 @@ class Transformer(Layer):
         return tuple(make_feed_forward(choice, fields) for choice in self.layer_patterns[stack])
 
     def weights(self) -> dict:
+        """See `Layer.weights`."""
         return {name: layer.weights() for name, layer in self._layers.items()}
 
     @property
@@ -121,7 +123,10 @@ class Transformer(Layer):
         return context.dropout(embedded, self.input_dropout, name, "BTM")
 
     def _total(self, logits: tf.Tensor, target: dict, *stack_metrics: dict) -> tuple[tf.Tensor, dict]:
-        """(cross-entropy + k * l_aux, metrics) of `logits [B, T, V]`; each layer metric is the mean over the stacks that have it."""
+        """(cross-entropy + k * l_aux, metrics) of `logits [B, T, V]`.
+
+        Metrics of layers are means over the stacks that have them.
+        """
         nll, smoothed = cross_entropy(logits, target["labels"], self.label_smoothing)
         present = tf.cast(tf.not_equal(target["segment_ids"], 0), tf.float32)
         tokens = tf.reduce_sum(present)
@@ -163,14 +168,14 @@ class Transformer(Layer):
             halves = "half of the layers are the encoder's and " if len(self.sides) == 2 else ""
             patterns = " and ".join(dict.fromkeys(map(",".join, self.layer_patterns.values())))
             raise UserError(
-                f"num_layers is {self.num_layers}; {halves}each stack repeats the layer pattern {patterns}, so it must be a "
-                f"multiple of {self.layers_per_repeat}."
+                f"num_layers is {self.num_layers}; {halves}each stack repeats the layer pattern {patterns}, so it must "
+                f"be a multiple of {self.layers_per_repeat}."
             )
-        for stack in self.layer_patterns:
-            for choice, layer in zip(self.layer_patterns[stack], self.feed_forwards(stack)):
+        for stack, pattern in self.layer_patterns.items():
+            for choice, layer in zip(pattern, self.feed_forwards(stack)):
                 if stack == "decoder" and not layer.is_causal:
                     raise UserError(
-                        f"layer {choice!r} (router {self.router!r}) is not causal: in a decoder, tokens would depend on later ones. "
-                        f"Translation models may use such layers and routers in the encoder alone, for instance --set "
-                        f"model.encoder_layer_pattern=dense,moe:router=expert_choice."
+                        f"layer {choice!r} (router {self.router!r}) is not causal: in a decoder, tokens would depend on "
+                        f"later ones. Translation models may use such layers and routers in the encoder alone, for "
+                        f"instance --set model.encoder_layer_pattern=dense,moe:router=expert_choice."
                     )

@@ -1,4 +1,4 @@
-"""What both kinds of models share: here, how their tokens reach experts."""
+"""What both kinds of models share: routers and dispatch, layer patterns, and layers that a user registers."""
 
 from __future__ import annotations
 
@@ -9,8 +9,12 @@ import pytest
 
 from lingvo_moe import tree
 from lingvo_moe.errors import UserError
-from lingvo_moe.layers.base import Context, initial_value
+from lingvo_moe.layers.base import Context, Layer, Weight, initial_value
+from lingvo_moe.layers.feed_forward import FEED_FORWARDS, register_feed_forward
+from lingvo_moe.layers.mixture_of_experts import MixtureOfExperts
+from lingvo_moe.layers.routers.base import make_router
 from lingvo_moe.lazy import tf
+from lingvo_moe.models.language_model import LanguageModel
 from lingvo_moe.models.translation import Translation
 from lingvo_moe.testing import harness
 
@@ -73,12 +77,121 @@ def test_a_translation_model_trains_equally_with_either_dispatch():
         )
 
 
+@pytest.mark.parametrize("router", ["switch", "top_k:k=3"])
+def test_model_trains_equally_with_either_dispatch_of_any_router(router):
+    """With one choice and with three; the router's metrics are the model's."""
+    model = dataclasses.replace(MODEL, router=router, num_layers=4)
+    inputs = tree.map_leaves(tf.constant, inputs_of(model))
+    einsum, gather = (
+        harness.arrays(training_loss(dataclasses.replace(model, dispatch=dispatch))(inputs))
+        for dispatch in ("einsum", "gather")
+    )
+    assert {f"values/metrics/{name}" for name in make_router(router).metric_names} <= einsum.keys()
+    for path, expected in einsum.items():
+        atol = TOLERANCE * np.abs(expected).max()
+        np.testing.assert_allclose(gather[path], expected, rtol=0, atol=atol, err_msg=path)
+
+
 def test_dispatch_is_each_layers():
+    """The model's field reaches the layers with experts."""
     with_experts = dataclasses.replace(MODEL, dispatch="gather").feed_forwards("decoder")[1]
-    assert with_experts.dispatch == "gather"
+    assert isinstance(with_experts, MixtureOfExperts) and with_experts.dispatch == "gather"
 
 
 @pytest.mark.parametrize("num_experts", [0, 8])
-def test_an_unknown_dispatch_is_an_error_that_names_it(num_experts):
+def test_unknown_dispatch_is_an_error_that_names_it(num_experts):
+    """Also where no layer has experts."""
     with pytest.raises(UserError, match="dispatch is 'gater'; use one of auto, einsum, gather. Did you mean gather?"):
         dataclasses.replace(MODEL, num_experts=num_experts, dispatch="gater")
+
+
+def kinds_of(model: Translation, stack: str) -> list[str]:
+    """The type of each feed-forward layer of one repeat."""
+    return [type(layer).__name__ for layer in model.feed_forwards(stack)]
+
+
+def test_layer_pattern_is_repeated():
+    """By default experts are in every other layer, as in the papers; any other pattern is a choice."""
+    assert kinds_of(MODEL, "encoder") == ["DenseFeedForward", "MixtureOfExperts"]
+    assert kinds_of(dataclasses.replace(MODEL, num_experts=0), "decoder") == ["DenseFeedForward"]
+    model = dataclasses.replace(MODEL, layer_pattern=("dense", "dense", "moe"), num_layers=12)
+    assert kinds_of(model, "decoder") == ["DenseFeedForward", "DenseFeedForward", "MixtureOfExperts"]
+    weights = model.weights()["decoder"]
+    assert weights.keys() == {"layer_0", "layer_1", "layer_2", "norm"}
+    assert weights["layer_2"]["feed_forward"]["wi"].shape == (2, 8, 16, 32), "two repeats"
+    other = dataclasses.replace(model, layer_pattern=("dense", "dense", "moe:dispatch=einsum"))
+    assert other.weights() == model.weights()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"layer_pattern": ("dense", "mo")}, "feed-forward layer 'mo' is unknown. Did you mean moe"),
+        ({"router": "swich"}, "router 'swich' is unknown. Did you mean switch"),
+        ({"router": "switch", "num_experts": 1}, "num_experts is 1; router switch needs at least 2 experts"),
+        ({"layer_pattern": ("moe",), "num_experts": 0}, "num_experts is 0; router top2 needs at least 2"),
+        ({"layer_pattern": ("dense:hidden=3",)}, "no field 'hidden'. Did you mean hidden_dim"),
+        (
+            {"layer_pattern": ("dense", "dense", "moe")},
+            "num_layers is 4; half of the layers are the encoder's.*dense,dense,moe, so it must be a multiple of 6",
+        ),
+    ],
+)
+def test_impossible_pattern_is_an_error_that_names_it(changes, message):
+    with pytest.raises(UserError, match=message):
+        dataclasses.replace(MODEL, **changes)
+
+
+def test_expert_choice_is_for_encoders():
+    """It is not causal: decoders and language models refuse it, an encoder with an ordinary decoder trains with it."""
+    with pytest.raises(UserError, match="router 'expert_choice'.* not causal.*encoder_layer_pattern"):
+        dataclasses.replace(MODEL, router="expert_choice")
+    with pytest.raises(UserError, match="not causal"):
+        LanguageModel(
+            target_vocabulary=16,
+            num_layers=2,
+            model_dim=8,
+            hidden_dim=8,
+            num_heads=1,
+            head_dim=8,
+            num_experts=2,
+            layer_pattern=("moe:router=expert_choice",),
+        )
+    model = dataclasses.replace(MODEL, encoder_layer_pattern=("dense", "moe:router=expert_choice"))
+    found = harness.arrays(training_loss(model)(tree.map_leaves(tf.constant, inputs_of(model))))
+    assert np.isfinite(found["values/loss"]) and found["gradients/theta/encoder/layer_1/feed_forward/gate"].any()
+    assert found["values/metrics/aux_loss"] > 0, "that of the decoder alone"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Scale(Layer):
+    """A user's layer: multiplies by a vector, whose mean square is an auxiliary loss and whose maximum is a metric."""
+
+    model_dim: int
+    start: float = 0.5
+
+    metric_names = ("aux_loss", "largest_scale")
+
+    def weights(self) -> dict:
+        return {"scale": Weight((self.model_dim,), "M", mean=self.start)}
+
+    def __call__(self, theta, inputs, paddings, context):
+        scale = theta["scale"]
+        metrics = {"aux_loss": tf.reduce_mean(scale**2), "largest_scale": tf.reduce_max(scale)}
+        return inputs * context.cast(scale), metrics
+
+
+@pytest.mark.parametrize("way", [{"unroll": True}, {"unroll": False, "remat": "full"}])
+def test_users_layer_declares_its_metrics_and_auxiliary_loss(way):
+    """Each metric is the mean over the layers that declare it, and the auxiliary loss is part of the loss."""
+    with FEED_FORWARDS.isolated():
+        register_feed_forward("scale")(Scale)
+        pattern = ("scale:start=1", "dense", "scale:start=2")
+        fields = {"layer_pattern": pattern, "num_layers": 12, "num_experts": 0, "label_smoothing": 0.0}
+        model = dataclasses.replace(MODEL, **fields, **way)
+        assert model.registered_classes[0] is Scale
+        found = harness.run(training_loss(model), inputs_of(model))
+    assert found["values/metrics/aux_loss"] == pytest.approx((1 + 4) / 2)
+    assert found["values/metrics/largest_scale"] == pytest.approx(1.5)
+    difference = found["values/loss"] - 0.01 * found["values/metrics/aux_loss"] - found["values/metrics/cross_entropy"]
+    assert abs(difference) < TOLERANCE * found["values/loss"]

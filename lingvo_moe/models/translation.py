@@ -18,8 +18,8 @@ class Translation(Transformer):
     Attributes:
       source_vocabulary, target_vocabulary: sizes V; at least the tokenizers'.
       encoder_layer_pattern: the encoder's, where it is not `layer_pattern`; for layers and routers that are not causal.
-      word_dropout: the share of the decoder's input tokens that become `unknown_id` in training, so that it must read the
-        source (Bowman et al. 2016, section 3.1); for corpora of few different target sentences.
+      word_dropout: the share of the decoder's input tokens that become `unknown_id` in training, so that it must read
+        the source (Bowman et al. 2016, section 3.1); for corpora of few different target sentences.
     """
 
     source_vocabulary: int
@@ -32,6 +32,7 @@ class Translation(Transformer):
 
     @property
     def layer_patterns(self) -> dict[str, tuple[str, ...]]:
+        """See `Transformer`."""
         return {"encoder": self.encoder_layer_pattern or self._pattern, "decoder": self._pattern}
 
     def loss(self, theta: dict, batch: dict, context: Context) -> tuple[tf.Tensor, dict]:
@@ -44,8 +45,8 @@ class Translation(Transformer):
           context: of the call.
 
         Returns:
-          (loss to minimise: cross-entropy + k * l_aux, scalar; metrics: `cross_entropy` in nats per target token, `tokens`
-          predicted, and the experts' averaged over both stacks).
+          (loss to minimise: cross-entropy + k * l_aux, scalar; metrics: `cross_entropy` in nats per target token,
+          `tokens` predicted, and the experts' averaged over both stacks).
         """
         context = dataclasses.replace(context, dtype=self.activation_dtype)
         source, target = batch["source"], batch["target"]
@@ -65,13 +66,17 @@ class Translation(Transformer):
         return self._total(logits, target, encoder_metrics, decoder_metrics)
 
     def decoding_theta(self, theta: dict, context: Context) -> dict:
-        """The weights as `start_decoding` and `decode_step` take them."""
+        """The weights for `start_decoding` and `decode_step`."""
         return {**theta, "decoder": self._layers["decoder"].unstack(theta["decoder"], context)}
 
     def start_decoding(self, theta: dict, source: dict, cache_length: int, context: Context) -> dict:
-        """Encodes `source` (ids, segment_ids, positions `[B, S]`, one sentence a row); returns the state for `decode_step`.
+        """Encodes the source; returns the state for `decode_step`.
 
-        `cache_length`: how many target positions, of all hypotheses together, the cache has room for.
+        Args:
+          theta: of `decoding_theta`.
+          source: ids, segment_ids, positions `[B, S] int32`, one sentence a row.
+          cache_length: target positions, of all hypotheses together, that the cache has room for.
+          context: of the call.
         """
         context = dataclasses.replace(context, dtype=self.activation_dtype)
         memory, _ = self._encode(theta, source, context)
@@ -91,11 +96,13 @@ class Translation(Transformer):
         """One target token for each of K hypotheses.
 
         Args:
+          theta: of `decoding_theta`.
           state: of `start_decoding`, or the one returned by the step before.
           ids: `[B, K] int32`.
           position: scalar, the tokens' position in their sentences.
           start: scalar; keys and values are written to cache positions start .. start + K - 1, and never moved.
           mask: `[B, K, cache_length] bool`, which cache positions a hypothesis sees, its own new one included.
+          context: of the call.
 
         Returns:
           (logits `[B, K, V] float32`, the new state).

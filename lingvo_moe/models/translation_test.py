@@ -172,7 +172,7 @@ def test_word_dropout_hides_the_targets_own_words_in_training():
         ({"remat": "ful"}, "Did you mean full"),
     ],
 )
-def test_what_cannot_be_is_an_error_that_names_it(changes, message):
+def test_impossible_fields_are_errors_that_name_them(changes, message):
     with pytest.raises(UserError, match=message):
         dataclasses.replace(MODEL, **changes)
 
@@ -201,8 +201,10 @@ def train(executable: pjrt.Executable, steps: int) -> list[dict[str, float]]:
     "mesh, layout, platform", [("8", "auto", "cpu"), ("8", "gshard_sharded_update", ""), ("4x2", "auto", "")]
 )
 def test_the_same_seed_has_the_same_losses_on_every_mesh(mesh, layout, platform):
-    """With dropout, random routing and capacity cuts, and made for whatever platform; each loss is of updated weights, so these
-    are alike, too."""
+    """With dropout, random routing and capacity cuts, on every mesh and platform.
+
+    Each loss is of updated weights, so these are equal, too.
+    """
     expected = train(trainer("1"), 4)
     assert max(metrics["overflow"] for metrics in expected) > 0
     for one, many in zip(expected, train(trainer(mesh, layout, platform), 4), strict=True):

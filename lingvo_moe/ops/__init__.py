@@ -1,0 +1,1 @@
+"""Tensor functions below the layers: per-platform forms of products, dispatch, random numbers."""

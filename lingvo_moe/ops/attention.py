@@ -1,7 +1,7 @@
 """The two products of attention, in the form that is fastest on the platform.
 
-The plain form is one einsum. A CPU is slow at the product of one row and a matrix, so for a single query over a cache, as in
-each decoding step, both products are elementwise multiplications and sums, in float32.
+The plain form is one einsum. A CPU is slow at the product of one row and a matrix, so for a single query over a cache,
+as in each decoding step, both products are elementwise multiplications and sums, in float32.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Blocks of rows compute what buffers with room for all compute, whoever chose whom, and no block that nobody uses."""
+"""Block-sparse experts compute what buffers with room for all compute, and no unused block."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from lingvo_moe.sharding.layout import DeviceMesh, Layout
 from lingvo_moe.testing import harness
 
 MODEL, HIDDEN = 8, 16
-# Relative to the largest element: products over M = 8 and H = 16, which a product of other rows may sum in another order.
+# Relative to the largest element: products over M = 8 and H = 16, which a product of other rows may sum in another
+# order.
 TOLERANCE = 16 * harness.FLOAT32_ROUNDING
 # Buffers round combine weights, and with them each product, to 8 bits of mantissa; blocks do not.
 BFLOAT16_TOLERANCE = 4 * harness.BFLOAT16_ROUNDING
@@ -31,8 +32,9 @@ CHOICES = {
 PADDED = {"none": 0.0, "some": 0.4, "all": 1.1}
 
 
-def layer_of(num_experts: int, num_groups: int) -> MixtureOfExperts:
-    return MixtureOfExperts(model_dim=MODEL, hidden_dim=HIDDEN, num_experts=num_experts, num_groups=num_groups)
+def layer_of(num_experts: int, num_groups: int, router: str = "top2") -> MixtureOfExperts:
+    sizes = {"model_dim": MODEL, "hidden_dim": HIDDEN, "num_experts": num_experts, "num_groups": num_groups}
+    return MixtureOfExperts(**sizes, router=router)
 
 
 def inputs_of(layer: MixtureOfExperts, batch: int, length: int, choices: str = "anyone", padded: str = "some") -> dict:
@@ -52,7 +54,7 @@ def inputs_of(layer: MixtureOfExperts, batch: int, length: int, choices: str = "
 
 
 def call(layer: MixtureOfExperts, platform: str, dtype: str = "float32", layout: Layout = Layout()):
-    """On a `cpu` in blocks, without a platform in buffers."""
+    """Block-sparse for the platform `cpu`, in buffers for none."""
 
     def function(inputs: dict) -> dict:
         context = Context(layout, None, dtype, platform=platform)
@@ -68,7 +70,7 @@ def call(layer: MixtureOfExperts, platform: str, dtype: str = "float32", layout:
 def assert_as_buffers(
     layer: MixtureOfExperts, inputs: dict, dtype: str = "float32", tolerance: float = TOLERANCE
 ) -> np.ndarray:
-    """That blocks compute what buffers do, and zeros for paddings; returns it, `[B, T, M]`."""
+    """Asserts that blocks compute what buffers do, and zeros for paddings; returns it, `[B, T, M]`."""
     logical_axes = {"outputs": "btm"}
     blocks, buffers = (
         harness.run(call(layer, platform, dtype), inputs, logical_axes=logical_axes)["outputs"]
@@ -81,7 +83,8 @@ def assert_as_buffers(
 
 @pytest.mark.parametrize("choices", CHOICES)
 @pytest.mark.parametrize("padded", PADDED)
-def test_they_compute_what_buffers_compute(choices, padded):
+def test_equals_buffers(choices, padded):
+    """With any routing and any paddings."""
     layer = layer_of(num_experts=4, num_groups=2)
     outputs = assert_as_buffers(layer, inputs_of(layer, 4, 6, choices, padded))
     assert np.any(outputs) == (padded != "all")
@@ -96,18 +99,25 @@ def test_they_compute_what_buffers_compute(choices, padded):
         (3, 8, 8, 8),  # groups of few
     ],
 )
-def test_they_do_so_for_any_number_of_tokens_experts_and_groups(num_experts, num_groups, batch, length):
+def test_equals_buffers_for_any_number_of_tokens_experts_and_groups(num_experts, num_groups, batch, length):
     layer = layer_of(num_experts, num_groups)
     assert_as_buffers(layer, inputs_of(layer, batch, length))
 
 
-def test_they_do_so_in_bfloat16():
+@pytest.mark.parametrize("router", ["switch", "top_k:k=3"])
+def test_equals_buffers_for_any_number_of_choices(router):
+    """With one expert per token and with three."""
+    layer = layer_of(num_experts=4, num_groups=2, router=router)
+    assert np.any(assert_as_buffers(layer, inputs_of(layer, 4, 6)))
+
+
+def test_equals_buffers_in_bfloat16():
     layer = layer_of(num_experts=4, num_groups=1)
     assert_as_buffers(layer, inputs_of(layer, 4, 6), "bfloat16", BFLOAT16_TOLERANCE)
 
 
-def test_only_inference_on_one_processor_with_room_for_all_loops_over_blocks():
-    """There is no gradient of a loop whose length nobody knows, and none that devices could share."""
+def test_only_inference_on_one_processor_with_room_for_all_is_block_sparse():
+    """A loop of unknown length has no gradient and cannot be sharded."""
     layer = layer_of(num_experts=4, num_groups=4)
     others = [dataclasses.replace(layer, inference_capacity_factor=2.0), dataclasses.replace(layer, dispatch="einsum")]
 
@@ -122,7 +132,7 @@ def test_only_inference_on_one_processor_with_room_for_all_loops_over_blocks():
     assert not any(loops(other, "cpu") for other in others)
 
 
-def test_a_block_is_of_one_expert_and_only_the_used_ones_come_first():
+def test_a_block_has_rows_of_one_expert_and_used_blocks_come_first():
     """Expert 2 has 9 tokens: two blocks of 8; expert 0 three: one block; the others none."""
     experts = np.array([2] * 9 + [0] * 3)
     routing = Routing(
@@ -142,5 +152,5 @@ def test_a_block_is_of_one_expert_and_only_the_used_ones_come_first():
 @pytest.mark.parametrize(
     "num_choices, num_experts, size", [(2, 8, 8), (64, 8, 8), (1024, 8, 64), (384, 8, 16), (9000, 8, 64)]
 )
-def test_a_block_has_about_half_of_an_experts_rows(num_choices, num_experts, size):
+def test_block_size_is_about_half_of_an_experts_rows(num_choices, num_experts, size):
     assert block_size(num_choices, num_experts) == size

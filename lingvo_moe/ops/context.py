@@ -77,8 +77,10 @@ class Context:
         return dataclasses.replace(self, scope=f"{self.scope}{name}/")
 
     def fold(self, key: str | int | tf.Tensor) -> Context:
-        """Returns a context with random numbers independent of this one's, for one layer or one use; a string is also
-        appended to the scope."""
+        """Returns a context for one layer or one use, with random numbers of its own.
+
+        A string is also appended to the scope.
+        """
         part = self.named(key) if isinstance(key, str) else self
         return dataclasses.replace(part, seed=fold_seed(self.seed, key)) if self.training else part
 

@@ -1,10 +1,11 @@
 """How tokens reach the buffers of their experts and come back (GShard Algorithm 2, lines 3 and 9).
 
-A group has E * C buffer positions, C of each expert, and each of its S tokens has K choices (see `ops.routing`). Two ways
-carry the same rows:
+A group has E * C buffer positions, C of each expert, and each of its S tokens has K choices (see `ops.routing`). Two
+ways carry the same rows:
 
   einsum  products with a one-hot tensor `[G, S, E, C]`: what matrix units do best, and what XLA partitions by itself.
-  gather  rows are taken by index; no tensor is larger than G * S * K rows. XLA cannot know that no row leaves its group, so
+  gather  rows are taken by index; no tensor is larger than G * S * K rows. XLA cannot know that no row leaves its
+  group, so
           each device takes rows from its own groups in manual mode (GShard section 3.2).
 
 `auto` is the faster of the two, see `choose`.
@@ -42,9 +43,9 @@ class Einsum:
 class Gather:
     """Dispatch by row indices; see the module's docstring.
 
-    Choice K * s + k of a group is token s's k-th, buffer position e * C + c is the c-th of expert e. The position of each
-    choice and the choice at each position are inverse to each other, so that each direction's gradient is the other
-    direction's gather: no row is ever added to memory, and the order of sums is fixed.
+    Choice K * s + k of a group is token s's k-th, buffer position e * C + c is the c-th of expert e. The position of
+    each choice and the choice at each position are inverse to each other, so that each direction's gradient is the
+    other direction's gather: no row is ever added to memory, and the order of sums is fixed.
     """
 
     def __init__(self, routing: Routing, num_experts: int, capacity: int, context: Context):
@@ -117,8 +118,8 @@ def check_dispatch(name: str):
 def choose(name: str, tokens: tf.Tensor, context: Context) -> Callable[..., Einsum | Gather]:
     """The dispatch of that name for groups of `tokens [G, S, M]`.
 
-    AUTO is gather for large groups on a CPU, for which most of a one-hot product is zeros, wherever devices divide the groups;
-    otherwise einsum, which matrix units do nearly for nothing.
+    AUTO is gather for large groups on a CPU, for which most of a one-hot product is zeros, wherever devices divide the
+    groups; otherwise einsum, which matrix units do nearly for nothing.
     """
     if name != AUTO:
         return DISPATCHES[name]
@@ -129,7 +130,7 @@ def choose(name: str, tokens: tf.Tensor, context: Context) -> Callable[..., Eins
 
 
 def choices_of(positions: tf.Tensor, num_positions: int) -> tf.Tensor:
-    """The choice at each buffer position, from the position of each choice: `[G, K * S]` to `[G, E * C]`, NONE in empty ones."""
+    """The choice at each position, from the position of each choice: `[G, K * S]` to `[G, E * C]`, NONE where empty."""
     groups, choices = positions.shape
     across_groups = tf.where(tf.equal(positions, NONE), NONE, positions + num_positions * tf.range(groups)[:, None])
     # No two choices share a position, so at most one term of every sum is not zero. Negative indices are ignored.
@@ -162,7 +163,8 @@ def _on_own_groups(
     Args:
       function: of tensors with a device's shapes.
       arguments: tensors of full shapes and their logical axes.
-      logical_axes, shape: of the result.
+      logical_axes: of the result.
+      shape: of the result.
       layout: where it does not shard G, `function` is applied to the whole tensors.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Both ways of dispatch carry the same rows, in both passes and on any mesh; `gather` does so without one-hot tensors."""
+"""Both dispatches carry the same rows, forward and backward and on any mesh; `gather` has no one-hot tensors."""
 
 from __future__ import annotations
 
@@ -21,13 +21,16 @@ from lingvo_moe.sharding.layout import DeviceMesh, Layout
 from lingvo_moe.testing import harness
 
 MODEL = 4
-# A combined token is a sum of two products. One way rounds each product and the sum, the other may fuse a product into it:
-# two roundings apart. The products may cancel, so it is relative to the largest element and not to each.
+# A combined token is a sum of two products. One way rounds each product and the sum, the other may fuse a product into
+# it: two roundings apart. The products may cancel, so it is relative to the largest element and not to each.
 TOLERANCE = 4 * harness.FLOAT32_ROUNDING
-# The gradient of a weight is a product over M = 4 and goes on through a softmax and a normalisation: some ten roundings.
+# The gradient of a weight is a product over M = 4 and goes on through a softmax and a normalisation: some ten
+# roundings.
 GATES_TOLERANCE = 16 * harness.FLOAT32_ROUNDING
 # `einsum` rounds weights to the dtype of activations, `gather` does not.
 BFLOAT16_TOLERANCE = 4 * harness.BFLOAT16_ROUNDING
+# Gradients below this size, of tokens and scales of size 1, are those of gates that are 0 or 1 up to 1e-8.
+SATURATED = 1e-8
 
 LOGITS = {
     "random": lambda random, shape: random.normal(size=shape),
@@ -71,15 +74,21 @@ def call(way: str, capacity: int, layout: Layout = Layout(), training: bool = Tr
 
 
 def assert_close(actual: np.ndarray, expected: np.ndarray, tolerance: float, path: str):
-    np.testing.assert_allclose(actual, expected, rtol=0, atol=tolerance * np.abs(expected).max(), err_msg=path)
+    # The gradient through a saturated softmax is a difference of equal terms, whose rounding may be all of it.
+    scale = max(np.abs(expected).max(), SATURATED)
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=tolerance * scale, err_msg=path)
 
 
 def assert_equal(found: dict, expected: dict):
-    """What is carried is carried bit for bit; what is computed, up to the tolerances above."""
+    """Dispatched rows are equal bit for bit; computed values up to the tolerances above."""
     np.testing.assert_array_equal(found["values/dispatched"], expected["values/dispatched"])
     for path, value in expected.items():
-        tolerance = GATES_TOLERANCE if path == "gradients/logits" else TOLERANCE
-        assert_close(found[path], value, tolerance, path)
+        if path == "gradients/logits":
+            # A difference of terms of the size of the gradients by tokens: a token's weights always sum to 1.
+            atol = GATES_TOLERANCE * max(np.abs(expected[name]).max() for name in (path, "gradients/tokens"))
+            np.testing.assert_allclose(found[path], value, rtol=0, atol=atol, err_msg=path)
+        else:
+            assert_close(found[path], value, TOLERANCE, path)
 
 
 def check(inputs: dict, capacity: int, training: bool):
@@ -98,8 +107,7 @@ def check(inputs: dict, capacity: int, training: bool):
     "size, num_experts, capacity", [(8, 4, 4), (8, 4, 1), (8, 2, 8), (3, 7, 1), (3, 7, 3), (1, 2, 1)]
 )
 def test_gather_equals_einsum(size, num_experts, capacity, logits, paddings, training):
-    """With overflow and with room for all, one place each, more experts than tokens, nothing but paddings, one expert for
-    all, and ties."""
+    """With and without overflow, ties, one position per expert, paddings alone, and all tokens to one expert."""
     check(inputs_of(2, size, num_experts, logits, paddings), capacity, training)
 
 
@@ -111,8 +119,8 @@ def test_gather_equals_einsum_for_any_routing(data):
     check(inputs, data.draw(strategies.integers(1, size)), data.draw(strategies.booleans()))
 
 
-def test_each_slot_holds_the_token_that_was_routed_to_it():
-    """Against a plain loop over choices: tokens are carried to the places that the routing names, and nowhere else."""
+def test_each_position_holds_the_token_routed_to_it():
+    """Against a plain loop over choices: tokens are carried to their positions, and nowhere else."""
     groups, size, num_experts, capacity = 2, 8, 3, 2
     inputs = inputs_of(groups, size, num_experts)
     routing = top_2.route(tf.nn.softmax(inputs["logits"]), tf.constant(inputs["paddings"]), capacity, Context())
@@ -173,7 +181,7 @@ def test_gather_has_no_one_hot_tensor(mesh):
 
 
 def test_einsum_has_the_one_hot_tensor():
-    """What the test above looks for is there to be found."""
+    """The test above would find one."""
     assert largest_tensor("einsum", "8") >= SIZE * EXPERTS * CAPACITY
 
 
@@ -183,9 +191,11 @@ def test_gather_moves_no_row_between_devices(mesh):
     assert set(harness.collectives(compiled("gather", mesh))) == {"all-reduce"}
 
 
-def test_rows_are_gathered_in_both_passes_under_the_names_of_the_parts():
-    """No row is added to a place in memory: what is scattered are the integers of the index. `analysis` finds operators
-    by their scopes."""
+def test_rows_are_gathered_in_both_passes_in_named_scopes():
+    """No row is added in memory: only the integers of the index are scattered.
+
+    `analysis` finds operators by their scopes.
+    """
     found = re.findall(r" (\w+)\[[\d,]*\]\S* (gather|scatter)\(.*op_name=\"([^\"]*)\"", compiled("gather", "8").hlo())
     assert {(dtype, operator) for dtype, operator, _ in found} == {("f32", "gather"), ("s32", "scatter")}
     assert sum("dispatch" in name for _, operator, name in found if operator == "gather") == 2, "one in each pass"
@@ -206,13 +216,13 @@ def test_eager_tensors_are_not_partitioned():
         (8, "2x8", "8 devices do not divide model_dim=4. Make it a multiple of 8, or set dispatch=einsum"),
     ],
 )
-def test_unequal_parts_are_an_error_that_names_the_remedy(groups, mesh, message):
+def test_indivisible_groups_are_an_error_with_a_remedy(groups, mesh, message):
     layout = Layout.of(DeviceMesh.parse(mesh))
     with pytest.raises(UserError, match=message):
         harness.lower_for(call("gather", CAPACITY, layout), inputs_of(groups, SIZE, EXPERTS), layout)
 
 
-def test_an_unknown_dispatch_is_an_error_that_names_it():
+def test_unknown_dispatch_is_an_error_that_names_it():
     with pytest.raises(UserError, match="dispatch is 'gathr'; use one of auto, einsum, gather. Did you mean gather?"):
         check_dispatch("gathr")
 
@@ -229,7 +239,7 @@ def test_an_unknown_dispatch_is_an_error_that_names_it():
     ],
 )
 def test_auto_gathers_large_groups_on_a_cpu_where_devices_divide_them(platform, size, mesh, expected):
-    """A choice between equals: never an error where only one of them works. What is named is taken."""
+    """Both are equal, so `auto` is never an error where only one works; a named one is used."""
     tokens, context = tf.zeros((4, size, 8)), Context(Layout.of(DeviceMesh.parse(mesh)), platform=platform)
     assert choose(AUTO, tokens, context) is DISPATCHES[expected]
     assert all(choose(name, tokens, context) is way for name, way in DISPATCHES.items())

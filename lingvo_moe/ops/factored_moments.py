@@ -25,7 +25,8 @@ def mean_of_quotients(
       row: factors by row, with size 1 along the columns.
       column: factors by column, without the dimensions of the rows.
       logical_axes: of `squared`.
-      rows, columns: the dimensions of the rows and of the columns of each matrix.
+      rows: the dimensions of the rows of each matrix.
+      columns: the dimensions of its columns.
 
     Returns:
       Means with the rank of `squared`, of size 1 along rows and columns.
@@ -43,7 +44,7 @@ def mean_of_quotients(
 def prefers_mean_of_quotients(
     logical_axes: str, rows: tuple[int, ...], columns: tuple[int, ...], context: Context
 ) -> bool:
-    """Whether `mean_of_quotients` is faster than the mean square of the update: on a CPU, where no matrix is sharded."""
+    """Whether `mean_of_quotients` is faster than the update's mean square: on a CPU, where no matrix is sharded."""
     return context.platform == "cpu" and all(
         context.layout.num_shards(logical_axes, logical_axes[d]) == 1 for d in (*rows, *columns)
     )

@@ -1,9 +1,9 @@
 """Products of activations and weights, in the form that is fastest on the platform.
 
-The plain form is one einsum: a TPU lays out dimensions as it likes, and a reshape costs it. For a CPU each product is one
-or a batch of products of two matrices, and so is its gradient by the weight. The gradient of the einsum contracts over all
-leading dimensions of the inputs, for which XLA's CPU compiler transposes both factors in memory and takes a kernel half as
-fast.
+The plain form is one einsum: a TPU lays out dimensions as it likes, and a reshape costs it. For a CPU each product is
+one or a batch of products of two matrices, and so is its gradient by the weight. The gradient of the einsum contracts
+over all leading dimensions of the inputs, for which XLA's CPU compiler transposes both factors in memory and takes a
+kernel half as fast.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ import math
 from lingvo_moe.lazy import tf
 from lingvo_moe.ops.context import Context
 
-# On a CPU: up to this many rows per expert, gradients transpose the rows and not the weights (measured: a third faster at
-# 32 rows, nothing gained at 64).
+# On a CPU: up to this many rows per expert, gradients transpose the rows and not the weights (measured: a third faster
+# at 32 rows, nothing gained at 64).
 FEW_ROWS = 32
 _TILE = 8  # side of the tiles in which they are transposed
 
 
 def project(inputs: tf.Tensor, weight: tf.Tensor, context: Context, contracted: int = 1) -> tf.Tensor:
-    """Multiplies `[..., *K]` by a weight `[*K, *O]`, over `contracted` dimensions K: `[..., *O]`, of the activations' dtype."""
+    """`[..., *K]` times a weight `[*K, *O]`, over `contracted` dimensions K: `[..., *O]`, of the activations' dtype."""
     weight = context.cast(weight)
     leading = inputs.shape.rank - contracted
     if context.platform != "cpu":
@@ -32,7 +32,7 @@ def project(inputs: tf.Tensor, weight: tf.Tensor, context: Context, contracted: 
 
 
 def project_by_expert(inputs: tf.Tensor, weights: tf.Tensor, context: Context) -> tf.Tensor:
-    """Multiplies `[E, G, C, K]` by each expert's own matrix of `[E, K, O]`: `[E, G, C, O]`, of the activations' dtype."""
+    """`[E, G, C, K]` times each expert's matrix of `[E, K, O]`: `[E, G, C, O]`, of the activations' dtype."""
     weights = context.cast(weights)
     if context.platform != "cpu":
         return tf.einsum("EGCK,EKO->EGCO", inputs, weights)
@@ -43,7 +43,7 @@ def project_by_expert(inputs: tf.Tensor, weights: tf.Tensor, context: Context) -
 
 
 def _multiply_few_rows(rows: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
-    """`tf.matmul` of `[E, C, K]` and `[E, K, O]` for C <= FEW_ROWS, whose gradients transpose the rows and not the weights.
+    """`tf.matmul` of `[E, C, K]` and `[E, K, O]` for C <= FEW_ROWS, whose gradients transpose the rows.
 
     By default XLA's CPU compiler multiplies the gradient of few rows by transposed weights, which takes twice as long.
     """

@@ -1,8 +1,8 @@
-"""Random numbers that every device makes for its own part of a tensor: a hash of (seed, index of the element).
+"""Counter-based random numbers: a hash of (seed, index of the element).
 
-XLA's own generators are computed whole on every device and cut afterwards. This one is written with a counter and
-elementwise operators alone, which the partitioner cuts like any others: no device ever holds the numbers of another, and
-they are the same bits on any number of devices.
+XLA's own generators are computed in full on every device and sliced. This one consists of a counter and elementwise
+operators, which the partitioner shards: no device holds the numbers of another, and they are the same bits on any
+number of devices.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from collections.abc import Callable
 
 from lingvo_moe.lazy import tf
 
-# Threefry-2x32 (Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", 2011, section 3 and table 2).
-# 13 rounds are the fewest the authors call crush-resistant; 20, their default, cost half as much again.
+# Threefry-2x32 (Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", 2011, section 3 and table
+# 2). 13 rounds are the fewest the authors call crush-resistant; 20, their default, cost half as much again.
 _ROUNDS = 13
 _ROTATIONS = (13, 15, 26, 6, 17, 29, 16, 24)
 _PARITY = 0x1BD11BDA
@@ -36,8 +36,10 @@ def fold_seed(seed: tf.Tensor, key: str | int | tf.Tensor) -> tf.Tensor:
 
 
 def _counters(shape: tuple[int, ...]) -> tuple[tf.Tensor, tf.Tensor]:
-    """Two words that no two elements share: the index within the trailing dimensions, as many as one word can count, and
-    the index of those before."""
+    """Two words that no two elements share.
+
+    The index within the trailing dimensions, as many as one word can count, and the index of those before.
+    """
     words, stride = [_constant(0), _constant(0)], [1, 1]
     which = 0
     for dimension in reversed(range(len(shape))):
@@ -51,7 +53,7 @@ def _counters(shape: tuple[int, ...]) -> tuple[tf.Tensor, tf.Tensor]:
 
 @functools.cache
 def _hash() -> Callable:
-    """`_threefry` as a function of the graph, which is traced once per shape and called; inlined, it was most of a graph."""
+    """`_threefry` as a graph function, traced once per shape and called; inlined, it was most of a graph."""
     return tf.function(_threefry, autograph=False)
 
 

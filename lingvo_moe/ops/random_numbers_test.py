@@ -8,9 +8,9 @@ from unittest import mock
 import numpy as np
 import pytest
 
+from lingvo_moe.lazy import tf
 from lingvo_moe.ops import random_numbers
 from lingvo_moe.ops.random_numbers import fold_seed, uniform
-from lingvo_moe.lazy import tf
 from lingvo_moe.sharding.layout import DeviceMesh, Layout
 from lingvo_moe.testing import harness
 

@@ -19,12 +19,13 @@ _LONG_SUM = 8  # choices
 class Routing:
     """K choices for every token, K being static. A choice with weight 0 is not dispatched.
 
-    With top-k routing K is the number of experts that a token chooses. With expert choice any number of experts may take a
-    token: K is E, and choice e is expert e.
+    With top-k routing K is the number of experts that a token chooses. With expert choice any number of experts may
+    take a token: K is E, and choice e is expert e.
 
     Attributes:
       experts: `[G, S, K] int32`, the expert of each choice; None where K = E and choice e is expert e.
-      positions: `[G, S, K] int32`, the position in the expert's buffer; at or beyond the capacity for tokens that overflow.
+      positions: `[G, S, K] int32`, the position in the expert's buffer; at or beyond the capacity for tokens that
+        overflow.
       weights: `[G, S, K] float32`, the combine weights; 0 for a choice that is not dispatched.
       metrics: scalars by name: the router's `metric_names`.
     """
@@ -47,12 +48,12 @@ class Routing:
         return self.experts
 
     def buffer_positions(self, capacity: int) -> tf.Tensor:
-        """The position of each choice among all E * C, expert by expert: `[G, S, K] int32`, NONE where not dispatched."""
+        """The position of each choice among all E * C, by expert: `[G, S, K] int32`, NONE where not dispatched."""
         positions = self.expert_indices() * capacity + self.positions
         return tf.where(tf.not_equal(self.weights, 0.0), positions, NONE)
 
     def combine_weights(self, num_experts: int, capacity: int, context: Context) -> tf.Tensor:
-        """Algorithm 2's `[G, S, E, C] float32`: the weight of token s at position c of expert e; 0 where it is not there."""
+        """Algorithm 2's `[G, S, E, C] float32`: the weight of token s at position c of expert e; 0 elsewhere."""
         weights = self.weights[..., None]
         is_position = tf.equal(self.positions[..., None], tf.range(capacity))
         if self.experts is None:

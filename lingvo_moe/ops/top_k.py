@@ -1,4 +1,4 @@
-"""The largest elements of each row, in the form that is fastest on the platform: routing and beam search select by them."""
+"""The largest elements of each row, for routing and beam search, in the form that is fastest on the platform."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def largest(values: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
 def largest_few(values: tf.Tensor, count: int, context: Context) -> tuple[tf.Tensor, tf.Tensor]:
     """The `count` largest of each row, descending; of equal ones, the lower index first.
 
-    A general top-k is a sort, except on a CPU, for which XLA has a kernel for few elements (it orders 0 before -0). Elsewhere
-    `count` passes over the rows are far less work. The partitioner shards both forms along the batch.
+    A general top-k is a sort, except on a CPU, for which XLA has a kernel for few elements (it orders 0 before -0).
+    Elsewhere `count` passes over the rows are far less work. The partitioner shards both forms along the batch.
 
     Args:
       values: `[B, N]`. In a row that has a NaN, the indices are arbitrary but within the row.

@@ -1,4 +1,4 @@
-"""The first of the largest, as argmax has it, and the largest few, as a stable sort has them, whatever the rows hold."""
+"""The largest element equals argmax, and the largest few equal a stable sort."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_it_is_argmax(values):
     assert place.dtype == tf.int32
 
 
-def test_a_place_is_a_place_even_among_numbers_that_are_none():
+def test_index_is_within_the_row_even_with_nan():
     assert int(largest(tf.constant([1.0, np.nan, 2.0]))[1]) == 2
 
 
@@ -55,7 +55,7 @@ def test_the_largest_few_are_the_first_of_a_stable_sort(platform, values, count)
 @pytest.mark.parametrize("platform", PLATFORMS)
 @given(strategies.data())
 def test_the_largest_few_sums_are_the_first_of_a_stable_sort(platform, data):
-    """Of all rows of a batch in one, of any length: primes have pieces of one, and some pieces hold several of the largest."""
+    """Of all rows of a batch together, of any length: a prime length has chunks of one element."""
     shape = data.draw(
         strategies.tuples(strategies.integers(1, 3), strategies.integers(1, 3), strategies.integers(1, 48))
     )
@@ -87,7 +87,7 @@ def test_xla_selects_alike(platform):
 @pytest.mark.parametrize("platform", PLATFORMS)
 def test_the_few_of_a_row_with_a_number_that_is_none_are_places_of_it(platform):
     indices = largest_few(tf.constant([[1.0, np.nan, 2.0, 0.0]]), 2, Context(platform=platform))[1].numpy()
-    assert (0 <= indices).all() and (indices < 4).all()
+    assert (indices >= 0).all() and (indices < 4).all()
 
 
 def assert_first_of_a_stable_sort(best: tf.Tensor, indices: tf.Tensor, values: np.ndarray):

@@ -25,8 +25,8 @@ class Router(Protocol):
     """Decides which experts take which tokens, from the products of tokens and gate weights. A frozen dataclass.
 
     Attributes:
-      metric_names: the scalars of `Routing.metrics`. The metric `aux_loss` is an auxiliary loss: the model adds it, times
-        `aux_loss_weight`, to its loss. By convention it is 1/E^2 in perfect balance, as Algorithm 1's.
+      metric_names: the scalars of `Routing.metrics`. The metric `aux_loss` is an auxiliary loss: the model adds it,
+        times `aux_loss_weight`, to its loss. By convention it is 1/E^2 in perfect balance, as Algorithm 1's.
       is_causal: whether a token's experts depend on no later token. Only causal routers are allowed in decoders.
     """
 
@@ -81,8 +81,8 @@ def check_num_experts(router: str, num_experts: int, least: int):
     """Raises UserError where there are fewer than `least` experts."""
     if num_experts < least:
         raise UserError(
-            f"num_experts is {num_experts}; router {router} needs at least {least} experts. A dense model has num_experts=0 "
-            f"and layer_pattern=dense."
+            f"num_experts is {num_experts}; router {router} needs at least {least} experts. A dense model has "
+            f"num_experts=0 and layer_pattern=dense."
         )
 
 
@@ -102,8 +102,11 @@ def softmax_gates(logits: tf.Tensor, context: Context) -> tf.Tensor:
 
 
 def largest_gates(gates: tf.Tensor, count: int, context: Context) -> tuple[list[tf.Tensor], tf.Tensor]:
-    """The experts with the `count` largest gates `[G, S, E]`, `[G, S] int32` each (ties: the lower index first), and these
-    gates `[G, S, count]`."""
+    """Returns the experts with the `count` largest gates `[G, S, E]`, and these gates.
+
+    Returns:
+      (`[G, S] int32` for each, of equal gates the lower index first; `[G, S, count] float32`).
+    """
     num_experts, experts, masks, left = gates.shape[-1], [], [], gates
     for _ in range(count):
         _, expert = largest(left)
@@ -114,7 +117,7 @@ def largest_gates(gates: tf.Tensor, count: int, context: Context) -> tuple[list[
 
 
 def choice_mask(expert: tf.Tensor, present: tf.Tensor, num_experts: int, context: Context) -> tf.Tensor:
-    """`[G, S]` to `[G, S, E] int32`, 1 at the chosen expert of a present token. Integers: bfloat16 cannot count past 256."""
+    """`[G, S]` to `[G, S, E] int32`: 1 at the chosen expert of a present token. bfloat16 cannot count past 256."""
     chosen = tf.logical_and(tf.equal(expert[..., None], tf.range(num_experts)), present[..., None])
     return context.annotate(tf.cast(chosen, tf.int32), "GSE")
 
@@ -122,8 +125,8 @@ def choice_mask(expert: tf.Tensor, present: tf.Tensor, num_experts: int, context
 def positions_in_buffers(masks: Sequence[tf.Tensor], context: Context) -> list[tf.Tensor]:
     """The position `[G, S] int32` of each choice in its expert's buffer, from the masks `[G, S, E]` of all choices.
 
-    First choices of the whole group come before all second ones (Algorithm 1, line 14, continues with the counts of line 11),
-    and so on. Every choice takes a position whether or not it is dispatched (lines 11 and 22).
+    First choices of the whole group come before all second ones (Algorithm 1, line 14, continues with the counts of
+    line 11), and so on. Every choice takes a position whether or not it is dispatched (lines 11 and 22).
     """
     positions, counts = [], None
     for mask in masks:

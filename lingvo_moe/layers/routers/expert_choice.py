@@ -1,4 +1,4 @@
-"""Expert-choice routing (Zhou et al. 2022, "Mixture-of-Experts with Expert Choice Routing", arXiv 2202.09368, section 3.2)."""
+"""Expert-choice routing (Zhou et al. 2022, arXiv 2202.09368, section 3.2)."""
 
 from __future__ import annotations
 
@@ -21,14 +21,15 @@ from lingvo_moe.ops.routing import Routing
 @register_router("expert_choice")
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ExpertChoice(Router):
-    """Each expert takes the C tokens of a group with its largest gates, so the load is balanced and needs no auxiliary loss.
+    """Each expert takes the C tokens of a group with its largest gates.
 
-    A token may be taken by any number of experts, also by none: `overflow` is the share of such dropped tokens. The weight is
-    the gate, not normalised (the paper's G).
+    The load is balanced and needs no auxiliary loss.
+    A token may be taken by any number of experts, also by none: `overflow` is the share of such dropped tokens. The
+    weight is the gate, not normalised (the paper's G).
 
-    Not causal: a token competes for its experts with the later tokens of its sequence, and with the other sequences of its
-    group. A decoder would see the future in training and could not do so in decoding, so decoders refuse this router. In an
-    encoder, the result of a sentence depends on those it is batched with, also in inference.
+    Not causal: a token competes for its experts with the later tokens of its sequence, and with the other sequences of
+    its group. A decoder would see the future in training and could not do so in decoding, so decoders refuse this
+    router. In an encoder, the result of a sentence depends on those it is batched with, also in inference.
 
     Attributes:
       choices_per_token: the paper's capacity factor c: C = c * S / E, in training and inference; the model's
@@ -56,6 +57,7 @@ class ExpertChoice(Router):
         return expert_capacity(tokens_per_group, num_experts, self.choices_per_token)
 
     def experts_per_token(self, num_experts: int) -> float:
+        """See `Router`."""
         return min(self.choices_per_token, float(num_experts))
 
     def __call__(self, logits: tf.Tensor, paddings: tf.Tensor, capacity: int, context: Context) -> Routing:

@@ -39,6 +39,7 @@ class Switch(Router):
         check_num_experts("switch", num_experts, 2)
 
     def experts_per_token(self, num_experts: int) -> float:
+        """See `Router`."""
         return 1.0
 
     def __call__(self, logits: tf.Tensor, paddings: tf.Tensor, capacity: int, context: Context) -> Routing:

@@ -28,9 +28,9 @@ _TINY = 1e-9
 class Top2(Router):
     """Each token goes to the experts with its two largest gates, as long as their buffers have room.
 
-    The aux_loss counts first choices, before the capacity cuts any. Other metrics: `overflow`, the share of dropped tokens,
-    which no expert took (both buffers full, or the second not drawn); `second_expert`, the share of tokens that two experts
-    took; `expert_load`, the largest expert's share of first choices times E (1 is perfect balance).
+    The aux_loss counts first choices, before the capacity cuts any. Other metrics: `overflow`, the share of dropped
+    tokens, which no expert took (both buffers full, or the second not drawn); `second_expert`, the share of tokens that
+    two experts took; `expert_load`, the largest expert's share of first choices times E (1 is perfect balance).
     """
 
     metric_names = ("aux_loss", "overflow", "second_expert", "expert_load")
@@ -40,6 +40,7 @@ class Top2(Router):
         check_num_experts("top2", num_experts, 2)
 
     def experts_per_token(self, num_experts: int) -> float:
+        """See `Router`."""
         return 2.0
 
     def __call__(self, logits: tf.Tensor, paddings: tf.Tensor, capacity: int, context: Context) -> Routing:

@@ -9,8 +9,8 @@ from hypothesis import strategies
 from hypothesis.extra import numpy as arrays_of
 
 from lingvo_moe.errors import UserError
-from lingvo_moe.layers.routers.top_2 import Top2, route
 from lingvo_moe.layers.routers.base import expert_capacity, make_router
+from lingvo_moe.layers.routers.top_2 import Top2, route
 from lingvo_moe.lazy import tf
 from lingvo_moe.ops.context import Context
 from lingvo_moe.testing import harness

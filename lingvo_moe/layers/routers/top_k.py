@@ -1,5 +1,7 @@
-"""Top-k routing without dropped tokens (Shazeer et al. 2017, arXiv 1701.06538, section 2.1; Jiang et al. 2024, "Mixtral",
-arXiv 2401.04088, section 2.1)."""
+"""Top-k routing without dropped tokens.
+
+Shazeer et al. 2017, arXiv 1701.06538, section 2.1; Jiang et al. 2024, "Mixtral", arXiv 2401.04088, section 2.1.
+"""
 
 from __future__ import annotations
 
@@ -27,11 +29,11 @@ from lingvo_moe.ops.routing import Routing
 class TopK(Router):
     """Each token goes to the experts with its k largest gates; every expert has room for all tokens of a group.
 
-    The weights are the gates over the sum of the chosen ones, which is the softmax of the k largest logits. `capacity_factor`
-    and `inference_capacity_factor` have no effect: C = S, so buffers hold E / k times what is used.
+    The weights are the gates over the sum of the chosen ones, which is the softmax of the k largest logits.
+    `capacity_factor` and `inference_capacity_factor` have no effect: C = S, so buffers hold E / k times what is used.
 
-    The aux_loss counts all k choices: c_e is the sum over tokens of 1/k for each choice of e. `expert_load` is the largest
-    expert's share of choices times E.
+    The aux_loss counts all k choices: c_e is the sum over tokens of 1/k for each choice of e. `expert_load` is the
+    largest expert's share of choices times E.
 
     Attributes:
       k: experts per token. With 1 all weights are 1 and the gates have a gradient from the aux_loss alone; `switch` is
@@ -56,6 +58,7 @@ class TopK(Router):
         return tokens_per_group
 
     def experts_per_token(self, num_experts: int) -> float:
+        """See `Router`."""
         return float(self.k)
 
     def __call__(self, logits: tf.Tensor, paddings: tf.Tensor, capacity: int, context: Context) -> Routing:
