@@ -71,11 +71,11 @@ class Weight:
         return dataclasses.replace(self, shape=(times, *self.shape), logical_axes="R" + self.logical_axes)
 
 
-def matrix(logical_axes: str, fan_in: str, gain: float = 1.0, wide: bool = False, **sizes: int) -> Weight:
+def matrix(logical_axes: str, fan_in: str, gain: float = 1.0, **sizes: int) -> Weight:
     """A matrix whose outputs have variance `gain^2` for unit inputs: `matrix("MH", fan_in="M", M=512, H=2048)`."""
     contracted = math.prod(sizes[letter.upper()] for letter in fan_in)
     shape = tuple(sizes[letter.upper()] for letter in logical_axes)
-    return Weight(shape, logical_axes, fan_in, stddev=gain / math.sqrt(contracted), wide=wide)
+    return Weight(shape, logical_axes, fan_in, stddev=gain / math.sqrt(contracted))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -77,7 +77,7 @@ class MixtureOfExperts(Layer):
         sizes = {"E": self.num_experts, "M": self.model_dim, "H": self.hidden_dim}
         return {
             # Lower case: every device routes its own groups to all experts (GShard section 3.2, `wg = replicate(wg)`).
-            "gate": matrix("me", fan_in="m", wide=True, **sizes),
+            "gate": dataclasses.replace(matrix("me", fan_in="m", **sizes), wide=True),
             "wi": matrix("EMH", fan_in="M", **sizes),
             "wo": matrix("EHM", fan_in="H", **sizes),
         }

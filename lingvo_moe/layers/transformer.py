@@ -30,6 +30,13 @@ class Masks:
     paddings: tf.Tensor
     cross_attention: tf.Tensor | None = None
 
+    @property
+    def over_memory(self) -> tf.Tensor:
+        """`cross_attention` of a decoder."""
+        if self.cross_attention is None:
+            raise ValueError("a decoder needs the mask of its cross-attention.")
+        return self.cross_attention
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TransformerLayer(Layer):
@@ -46,7 +53,7 @@ class TransformerLayer(Layer):
 
     def weights(self) -> dict:
         """See `Layer.weights`."""
-        sublayers = {"self_attention": self.attention}
+        sublayers: dict[str, Layer | FeedForward] = {"self_attention": self.attention}
         if self.has_cross_attention:
             sublayers["cross_attention"] = self.attention
         sublayers["feed_forward"] = self.feed_forward
@@ -58,7 +65,7 @@ class TransformerLayer(Layer):
         """`[B, T, M]`, and the encoder's outputs `[B, L, M]` for a decoder, to (`[B, T, M]`, metrics)."""
         outputs = self._attend("self_attention", theta, inputs, None, masks.self_attention, context)
         if self.has_cross_attention:
-            outputs = self._attend("cross_attention", theta, outputs, memory, masks.cross_attention, context)
+            outputs = self._attend("cross_attention", theta, outputs, memory, masks.over_memory, context)
         return self._feed_forward(theta, outputs, masks, context)
 
     def step(
@@ -105,7 +112,7 @@ class TransformerLayer(Layer):
                 normed,
                 caches["memory_keys"][repeat_index],
                 caches["memory_values"][repeat_index],
-                masks.cross_attention,
+                masks.over_memory,
                 context,
                 logical_axes=CACHED_AXES,
             )

@@ -107,7 +107,7 @@ def test_a_stack_is_its_period_repeated_and_normalised(way):
     outputs, halves = inputs["inputs"], []
     for repeat in range(STACK.repeats):
         for index, layer in enumerate(STACK.period):
-            theta = tree.map_leaves(lambda weight: weight[repeat], tensors["theta"][f"layer_{index}"])
+            theta = tree.map_leaves(lambda weight, i=repeat: weight[i], tensors["theta"][f"layer_{index}"])
             outputs, metrics = by_blocks(layer, theta, outputs, tensors["memory"])
         halves.append(metrics)
     found = harness.run(lambda i: dict(zip(("outputs", "metrics"), call(dataclasses.replace(STACK, **way), i))), inputs)

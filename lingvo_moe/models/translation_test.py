@@ -254,7 +254,7 @@ def teacher_forced(batch: dict) -> np.ndarray:
     sums = np.zeros((rows, length + 1))
     for row in range(rows):
         for end in range(1, length + 1):
-            one = tree.map_leaves(lambda value: value[row : row + 1].copy(), batch)
+            one = tree.map_leaves(lambda value, row=row: value[row : row + 1].copy(), batch)
             one["target"]["segment_ids"][:] = np.arange(length) < end  # every position a token, until the end
             metrics = evaluate(one)
             sums[row, end] = metrics["cross_entropy"] * metrics["tokens"]

@@ -82,10 +82,12 @@ class Context:
         A string is also appended to the scope.
         """
         part = self.named(key) if isinstance(key, str) else self
-        return dataclasses.replace(part, seed=fold_seed(self.seed, key)) if self.training else part
+        return part if self.seed is None else dataclasses.replace(part, seed=fold_seed(self.seed, key))
 
     def uniform(self, shape: tuple[int, ...], key: str) -> tf.Tensor:
         """Returns random float32 numbers in [0, 1), a function of the seed and `key` alone: equal on any mesh."""
+        if self.seed is None:
+            raise ValueError(f"{self.scope}{key}: random numbers need a seed; only contexts of training have one.")
         return random_numbers.uniform(fold_seed(self.seed, key), shape)
 
     def dropout(self, tensor: tf.Tensor, rate: float, key: str, logical_axes: str) -> tf.Tensor:

@@ -122,7 +122,7 @@ def inputs() -> dict:
         "paddings": paddings,
         "tokens": random.normal(size=(GROUPS, SIZE, MODEL)).astype(np.float32),
         "scales": random.normal(size=(EXPERTS, MODEL)).astype(np.float32),
-        "seed": np.int32([3, 4]),
+        "seed": np.array([3, 4], np.int32),
     }
 
 
