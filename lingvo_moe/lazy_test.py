@@ -42,6 +42,7 @@ def test_commands_that_compute_nothing_import_neither_tensorflow_nor_jax(argumen
     assert run(code).stdout.rstrip().endswith("LOADED set()")
 
 
+@pytest.mark.slow
 def test_tensorflow_of_the_command_line_is_silent_and_sees_no_gpu():
     """Its C++ messages would break progress bars; a GPU's memory is for the programs."""
     process = run(

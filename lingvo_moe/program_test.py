@@ -107,6 +107,7 @@ def test_load_is_the_inverse_of_save(program, bundle):
     assert Program.load(bundle) == program
 
 
+@pytest.mark.slow
 def test_loaded_program_runs_without_tensorflow(bundle):
     """JAX and NumPy are enough; in a process of its own."""
     code = f"""

@@ -116,6 +116,7 @@ def test_state_matches_its_specs():
     assert not any(value.any() for path, value in state.items() if path.startswith("optimizer_state/"))
 
 
+@pytest.mark.slow
 def test_state_is_created_sharded():
     """Each device holds its own expert and that expert's optimizer state; the gates and the table are replicated."""
     state = tree.flatten(initialiser("8")({"seed": np.array([0, 1], np.int32)})["state"])
@@ -125,6 +126,7 @@ def test_state_is_created_sharded():
     assert shards["theta/experts/gate"] == (8, 8) and shards["theta/embedding/table"] == (VOCABULARY, 8)
 
 
+@pytest.mark.slow
 def test_no_device_holds_a_full_sharded_weight_during_initialisation():
     """Two weights of 8 x 8 x 4096 floats take 2 MiB over all devices; each device uses less than one of them takes."""
     steps = steps_of("8", hidden_dim=4096)
@@ -144,6 +146,7 @@ def test_another_seed_makes_other_weights():
     assert all((one[path] != other[path]).any() for path in one)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mesh", MESHES[1:])
 def test_losses_do_not_depend_on_the_mesh(mesh):
     """With dropout, random routing and dropped tokens, over updated weights."""
@@ -219,6 +222,7 @@ class Poisoned(OneLayer):
         return loss + tf.where(first == self.LOSS, np.inf, 0.0) + steep - tf.stop_gradient(steep), metrics
 
 
+@pytest.mark.slow
 def test_non_finite_step_is_counted_and_changes_no_weight():
     """Weights and optimizer state stay as they are, and the next step continues from them."""
     steps = Steps(Poisoned(), OPTIMIZER, Layout.of(DeviceMesh((2,))))

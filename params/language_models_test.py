@@ -12,6 +12,8 @@ from lingvo_moe.models.language_model import LanguageModel
 from lingvo_moe.sharding.layout import LAYOUTS, DeviceMesh, Layout
 from lingvo_moe.testing import harness
 
+pytestmark = pytest.mark.slow
+
 NAMES = [name for name in registry.names() if name.split(".")[0] in ("dense_lm", "sparse_lm", "hybrid_lm")]
 SMALL = {"dense_lm.Small": "4x2", "sparse_lm.Small": "8", "hybrid_lm.Small": "4x2"}
 ACTIVATIONS = ("BTM", "BTND", "BTH", "BTV", "GSM", "GSEC", "GECM", "EGCM", "EGCH")

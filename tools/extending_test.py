@@ -27,6 +27,8 @@ from lingvo_moe.testing import experiments
 from lingvo_moe.training.callbacks import CALLBACKS
 from tools import build_corpus
 
+pytestmark = pytest.mark.slow
+
 _DOCUMENT = pathlib.Path(__file__).parents[1] / "docs" / "extending.md"
 FILES = dict(
     re.findall(

@@ -21,6 +21,8 @@ from lingvo_moe.testing import harness
 from lingvo_moe.training import loop
 from tools import launch_processes
 
+pytestmark = pytest.mark.slow
+
 _REPOSITORY = pathlib.Path(launch_processes.__file__).parents[1]
 _READY = "print('ready', file=sys.stderr, flush=True)"
 

@@ -12,6 +12,8 @@ from lingvo_moe.data.corpus import Corpus
 from lingvo_moe.testing import experiments as tiny
 from tools import quickstart
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def flags(tmp_path):

@@ -9,6 +9,8 @@ import pytest
 from lingvo_moe.analysis import miniature
 from tools import write_golden
 
+pytestmark = pytest.mark.slow
+
 _GOLDEN = write_golden.DIRECTORY / "collectives"
 
 

@@ -12,6 +12,8 @@ from lingvo_moe.engines.topology import Slice
 from lingvo_moe.errors import UserError
 from lingvo_moe.sharding.layout import DeviceMesh
 
+pytestmark = pytest.mark.slow
+
 _REPEATS = 2
 _TINY = [
     "model.num_layers=8",

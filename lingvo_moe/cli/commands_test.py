@@ -12,6 +12,8 @@ from lingvo_moe.cli import main
 from lingvo_moe.program import Program
 from lingvo_moe.testing import experiments as tiny
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory) -> tiny.Data:

@@ -15,6 +15,8 @@ from lingvo_moe.testing import experiments as tiny
 from lingvo_moe.training.checkpoint import Checkpoints
 from lingvo_moe.training.replay import Replay
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory) -> tiny.Data:

@@ -13,6 +13,8 @@ import pytest
 from lingvo_moe.cli import main
 from lingvo_moe.testing import experiments as tiny
 
+pytestmark = pytest.mark.slow
+
 TPU = ["train", "--model=Quickstart", "--logdir=x", "--engine=tpu_strategy"]
 
 # Prints the status and the imported modules at the end.

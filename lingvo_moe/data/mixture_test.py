@@ -75,6 +75,7 @@ def test_language_is_sampled_epoch_by_epoch():
         assert not np.array_equal(epochs[0], epochs[1])
 
 
+@pytest.mark.slow
 @given(
     strategies.lists(strategies.integers(0, 5000), min_size=1, max_size=4).filter(any),
     _TEMPERATURES,

@@ -111,6 +111,7 @@ def test_training_batches_have_pairs_of_the_corpus_in_the_shape_of_the_specs(cor
     assert len(actual) > 100
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("source_length", "shards"), [(_CONFIG.source_length, 1), (0, 1), (_CONFIG.source_length, 4)])
 def test_stream_resumes_exactly_after_any_batch(corpus, tokenizers, source_length, shards):
     """From the state as JSON, in a new TrainInput, with both ways of tokenising; a language model's stream, too."""
@@ -133,6 +134,7 @@ def test_every_example_is_used_once_or_counted_as_rejected(train_input, tokenize
     assert fed == position["next"] - len(position["pending"]) - position["rejected"]
 
 
+@pytest.mark.slow
 def test_shards_of_several_streams_are_those_of_one(corpus, tokenizers):
     """Three streams with one, two and one of four shards have together the batches and the state of one with all.
 

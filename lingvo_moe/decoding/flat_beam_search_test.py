@@ -189,6 +189,7 @@ def _flat(theta: dict, source: dict, search: BeamSearch, mesh: DeviceMesh, platf
     return {name: np.asarray(value) for name, value in outputs.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("search", _SEARCHES, ids=str)
 def test_flat_equals_naive_hypothesis_by_hypothesis(theta, source, search):
     """Every hypothesis, its length and its score equal those of the search that reorders keys and values.
@@ -208,6 +209,7 @@ def test_flat_equals_naive_hypothesis_by_hypothesis(theta, source, search):
     assert len(lengths) > 2, "the test needs hypotheses that end early and some that do not"
 
 
+@pytest.mark.slow
 def test_partitioned_search_equals_unpartitioned(theta, source):
     """On four devices, optimised for a CPU or not, and on a 2x2 mesh: the same hypotheses as on one device."""
     search = _SEARCHES[-1]

@@ -13,6 +13,8 @@ from lingvo_moe.lazy import tf
 from lingvo_moe.sharding.layout import DeviceMesh, Layout
 from lingvo_moe.testing import harness
 
+pytestmark = pytest.mark.slow
+
 GRID = Layout.of(DeviceMesh((4, 2)))
 LOGICAL_AXES = {"state/w": "MH", "batch/x": "BM", "y": "BH"}
 

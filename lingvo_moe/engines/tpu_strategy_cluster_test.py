@@ -11,9 +11,12 @@ import socket
 import subprocess
 import sys
 
+pytestmark = pytest.mark.slow
+
 _SERVER = """
 import sys
 import lingvo_moe
+import pytest
 import tensorflow as tf
 cluster = tf.train.ClusterSpec({"worker": sys.argv[2:]})
 server = tf.distribute.Server(cluster, job_name="worker", task_index=int(sys.argv[1]))

@@ -35,6 +35,8 @@ from lingvo_moe.steps import Steps
 from lingvo_moe.testing import harness, local_tpu
 from lingvo_moe.testing.local_tpu import CHIPS
 
+pytestmark = pytest.mark.slow
+
 MESHES = ["8", "4x2"]
 TRANSLATION = (
     "model.num_layers=4",

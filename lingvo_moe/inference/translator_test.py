@@ -11,6 +11,8 @@ from lingvo_moe.inference.translator import Translation, Translator
 from lingvo_moe.testing import experiments as tiny
 from lingvo_moe.training.checkpoint import Checkpoints
 
+pytestmark = pytest.mark.slow
+
 _SENTENCES = ["der", "neerg der eulb", "eert", "", "esuoh gib a", "der", "drib", "hsirp xyz", "enots wen eht"]
 
 

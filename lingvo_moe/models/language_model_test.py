@@ -16,6 +16,8 @@ from lingvo_moe.models.language_model import LanguageModel
 from lingvo_moe.sharding.layout import DeviceMesh, Layout
 from lingvo_moe.testing import harness
 
+pytestmark = pytest.mark.slow
+
 VOCABULARY, BATCH, LENGTH = 16, 8, 8
 MODEL = LanguageModel(
     target_vocabulary=VOCABULARY,

@@ -18,6 +18,8 @@ from lingvo_moe.models.language_model import LanguageModel
 from lingvo_moe.models.translation import Translation
 from lingvo_moe.testing import harness
 
+pytestmark = pytest.mark.slow
+
 VOCABULARY, BATCH, LENGTH = 16, 8, 8
 MODEL = Translation(
     source_vocabulary=VOCABULARY,

@@ -21,6 +21,8 @@ from lingvo_moe.sharding.layout import DeviceMesh, Layout, Spec
 from lingvo_moe.steps import Steps
 from lingvo_moe.testing import harness
 
+pytestmark = pytest.mark.slow
+
 VOCABULARY, BATCH, LENGTH = 16, 16, 8
 MODEL = Translation(
     source_vocabulary=VOCABULARY,

@@ -111,6 +111,7 @@ def test_gather_equals_einsum(size, num_experts, capacity, logits, paddings, tra
     check(inputs_of(2, size, num_experts, logits, paddings), capacity, training)
 
 
+@pytest.mark.slow
 @hypothesis.given(data=strategies.data())
 def test_gather_equals_einsum_for_any_routing(data):
     groups, size, num_experts = (data.draw(strategies.integers(low, high)) for low, high in ((1, 3), (1, 12), (2, 9)))
@@ -168,6 +169,7 @@ def largest_tensor(way: str, mesh: str) -> int:
     return max(math.prod(map(int, shape.split(","))) for shape in shapes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mesh", MESHES)
 def test_partitioned_gather_equals_einsum_on_one_device(mesh):
     """Values and gradients of two meshes' axes: groups along x, rows themselves along y."""
@@ -180,6 +182,7 @@ def test_gather_has_no_one_hot_tensor(mesh):
     assert largest_tensor("gather", mesh) < one_hot
 
 
+@pytest.mark.slow
 def test_einsum_has_the_one_hot_tensor():
     """The test above would find one."""
     assert largest_tensor("einsum", "8") >= SIZE * EXPERTS * CAPACITY

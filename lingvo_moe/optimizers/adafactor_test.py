@@ -142,6 +142,7 @@ def test_equals_the_paper_without_relative_steps():
         assert_close(matrices_of(tree.flatten(WEIGHTS)[path], outputs[f"theta/{path}"]), expected, path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("platform", ["", "cpu"])
 @pytest.mark.parametrize("mesh", ["8", "4x2"])
 def test_partitioned_equals_unpartitioned(mesh, platform, unpartitioned):

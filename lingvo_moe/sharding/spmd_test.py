@@ -141,12 +141,14 @@ def check_each_operator(shape: tuple[int, int], num_devices: int, annotate):
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape, num_devices, annotate", UNEVEN.values(), ids=UNEVEN)
 def test_padding_of_uneven_partitions_is_invisible(shape, num_devices, annotate):
     """GShard section 3.3, uneven partitions: no operator's value or gradient shows the padding."""
     check_each_operator(shape, num_devices, annotate)
 
 
+@pytest.mark.slow
 @given(
     shape=strategies.sampled_from([(7, 13), (10, 3)]),
     mesh_shape=strategies.sampled_from([(8,), (2, 4), (4, 2), (2, 2, 2)]),

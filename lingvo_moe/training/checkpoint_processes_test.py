@@ -14,6 +14,8 @@ from lingvo_moe.sharding.layout import DeviceMesh
 from lingvo_moe.testing.checkpoints import ONE, WIDE, assert_equal, flip, shardings, state_of, values_of
 from lingvo_moe.training.checkpoint import Checkpoints
 
+pytestmark = pytest.mark.slow
+
 # Four devices of eight. Restores, compares its own parts with those that the step's values have there, and saves
 # another state.
 _MEMBER = """

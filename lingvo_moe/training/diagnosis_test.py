@@ -20,6 +20,8 @@ from lingvo_moe.testing import experiments as tiny
 from lingvo_moe.testing import harness
 from lingvo_moe.training.diagnosis import Diagnosis, Finding
 
+pytestmark = pytest.mark.slow
+
 MOE = "decoder/layer_1/feed_forward"
 # Sums over a few thousand float32 numbers, of which each went through four layers, in another order.
 TOLERANCE = 1e-4

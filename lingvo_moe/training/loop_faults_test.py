@@ -29,6 +29,8 @@ from lingvo_moe.training.checkpoint_reader import Reader
 from lingvo_moe.training.replay import Replay
 from lingvo_moe.training.summary import SummaryWriter
 
+pytestmark = pytest.mark.slow
+
 # The diagnosis is a program of its own, in which the compiler may or may not fuse k * l_aux into the sum of the loss.
 REPLAY_TOLERANCE = 2 * harness.FLOAT32_ROUNDING
 EXPERTS = "encoder/layer_1/feed_forward"

@@ -23,6 +23,8 @@ from lingvo_moe.training import loop
 from lingvo_moe.training.checkpoint import Checkpoints
 from lingvo_moe.training.checkpoint_reader import Reader
 
+pytestmark = pytest.mark.slow
+
 _REPOSITORY = pathlib.Path(loop.__file__).parents[2]
 _SCHEDULE = ("training.checkpoint_every=4", "training.evaluate_every=8")
 

@@ -20,6 +20,8 @@ from lingvo_moe.testing import experiments as tiny
 from lingvo_moe.training import loop
 from lingvo_moe.training.checkpoint import Checkpoints
 
+pytestmark = pytest.mark.slow
+
 _REPOSITORY = pathlib.Path(loop.__file__).parents[2]
 # `python -m lingvo_moe`, with as many devices to choose from as here: so it finds what was compiled here.
 _MAIN = (

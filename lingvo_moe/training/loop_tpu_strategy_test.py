@@ -20,6 +20,8 @@ from lingvo_moe.testing import harness, local_tpu
 from lingvo_moe.training import loop
 from lingvo_moe.training.checkpoint import Checkpoints
 
+pytestmark = pytest.mark.slow
+
 # As in engines/tpu_strategy_test.py: sums of float32 products in another order, by another build of XLA.
 TRAINED_TOLERANCE = 1e-5
 CHANGES = (

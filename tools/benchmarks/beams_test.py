@@ -15,6 +15,8 @@ from lingvo_moe.sharding.layout import DeviceMesh, Spec
 from tools.benchmarks import beams, reordering
 from tools.benchmarks.comparisons import Result
 
+pytestmark = pytest.mark.slow
+
 BATCH, LENGTH = 3, 5
 # Sums of at most seven float32 log-probabilities; attention adds over a cache of another length, in another order.
 TOLERANCE = 2e-5

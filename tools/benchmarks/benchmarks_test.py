@@ -14,6 +14,8 @@ from tools.benchmarks import comparisons, document, ours, profile, protocol, wor
 from tools.benchmarks.comparisons import COMPARISONS, Comparison, Result
 from tools.benchmarks.worker import Measurement, Worker
 
+pytestmark = pytest.mark.slow
+
 BY_NAME = {comparison.name: comparison for comparison in COMPARISONS}
 TRANSLATION = BY_NAME["translation_8"]
 FACTS = {

@@ -8,6 +8,8 @@ from lingvo_moe.errors import UserError
 from tools.benchmarks import everyday
 from tools.benchmarks.everyday import Row
 
+pytestmark = pytest.mark.slow
+
 
 def test_a_command_has_the_cpu_time_of_its_process():
     assert 0.05 < everyday.cpu_seconds(["--help"]) < 60

@@ -15,6 +15,8 @@ from tools.fuzz import case as checks
 from tools.fuzz import cases, file_targets, fixtures, flag_targets, mutations, runner
 from tools.fuzz.case import Case, Outcome
 
+pytestmark = pytest.mark.slow
+
 _GOOD = Outcome(2, "", "error: --model=x: no such model. `list` shows all of them.\n")
 _CASE = Case("flags", "lingvo_moe", ("show", "x"), ("--model",))
 

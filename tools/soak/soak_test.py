@@ -17,6 +17,8 @@ from tools.soak import checks, faults, process, run, stacks
 from tools.soak.faults import KILL, TERMINATE, Fault
 from tools.soak.stacks import Place
 
+pytestmark = pytest.mark.slow
+
 _HEAD = (
     '  File "/x/lingvo_moe/commands.py", line 4 in train\n  File "<frozen runpy>", line 88 in _run_code\n'
     '  File "<frozen runpy>", line 198 in _run_module_as_main\n'
