@@ -11,12 +11,13 @@ import socket
 import subprocess
 import sys
 
+import pytest
+
 pytestmark = pytest.mark.slow
 
 _SERVER = """
 import sys
 import lingvo_moe
-import pytest
 import tensorflow as tf
 cluster = tf.train.ClusterSpec({"worker": sys.argv[2:]})
 server = tf.distribute.Server(cluster, job_name="worker", task_index=int(sys.argv[1]))
@@ -29,7 +30,7 @@ import sys
 import numpy as np
 from lingvo_moe.engines.tpu_strategy import Feed
 from lingvo_moe.engines.tpu_strategy_variables import TensorSharding, ShardedVariable
-from lingvo_moe.layout import DeviceMesh, Layout, Spec
+from lingvo_moe.sharding.layout import DeviceMesh, Layout, Spec
 from lingvo_moe.lazy import tf
 
 
