@@ -1,4 +1,4 @@
-"""Attention is its formula; masks keep sentences, paddings and the future apart."""
+"""Attention equals its formula; masks hide other sentences, paddings and later tokens."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_packed_sentences_equal_separate_ones(masked):
         assert_close(packed[part], attend(theta_of(), alone, alone, masked(tf.ones(alone.shape[:2], tf.int32)).numpy()))
 
 
-def test_paddings_do_not_matter():
+def test_paddings_do_not_change_the_outputs():
     tokens, segments = tokens_of(1, 5), tf.constant([[1, 1, 1, 0, 0]])
     changed = np.concatenate([tokens[:, :3], 100 * tokens[:, 3:]], axis=1)
     mask = segment_mask(segments, segments).numpy()
@@ -92,7 +92,7 @@ def test_paddings_do_not_matter():
     )
 
 
-def test_a_token_does_not_see_the_future():
+def test_a_token_does_not_see_later_ones():
     tokens, mask = tokens_of(1, 5), causal_mask(tf.ones((1, 5), tf.int32)).numpy()
     changed = np.concatenate([tokens[:, :3], -tokens[:, 3:]], axis=1)
     before, after = (attend(theta_of(), t, t, mask) for t in (tokens, changed))
@@ -110,7 +110,7 @@ def test_attend_over_given_keys_and_values_is_the_same():
     )
 
 
-def test_dropout_drops_shares_of_attention_in_training_only():
+def test_dropout_drops_attention_probabilities_in_training_only():
     layer = MultiHeadAttention(model_dim=MODEL, num_heads=HEADS, head_dim=HEAD, dropout=0.5)
     theta, tokens = tree.map_leaves(tf.constant, theta_of()), tf.constant(tokens_of(2, 5))
     mask = tf.ones((2, 5, 5), tf.bool)

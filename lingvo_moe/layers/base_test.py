@@ -35,17 +35,17 @@ def training() -> Context:
         ("RM", "", (), (1,)),
     ],
 )
-def test_rows_are_contracted_columns_are_the_rest_but_experts_and_repeats(logical_axes, fan_in, rows, columns):
+def test_rows_are_contracted_and_columns_are_the_other_axes(logical_axes, fan_in, rows, columns):
     weight = Weight((2,) * len(logical_axes), logical_axes, fan_in)
     assert (weight.rows, weight.columns) == (rows, columns)
 
 
-def test_a_weight_needs_one_size_per_letter():
+def test_weight_needs_one_size_per_logical_axis():
     with pytest.raises(ValueError, match=r"'MH' has shape \(3,\)"):
         Weight((3,), "MH")
 
 
-def test_repeated_stacks_and_changes_nothing_else():
+def test_repeated_adds_a_leading_axis():
     weight = matrix("MND", fan_in="M", M=4, N=2, D=3)
     stacked = weight.repeated(5)
     assert stacked == dataclasses.replace(weight, shape=(5, 4, 2, 3), logical_axes="RMND")
@@ -69,16 +69,16 @@ def test_initial_values_have_the_declared_distribution():
 
 def test_initial_values_depend_on_seed_and_path_alone():
     weight = matrix("MH", fan_in="M", M=8, H=8)
-    same, again, other_path, other_seed = (
+    value, same, other_path, other_seed = (
         initial_value(weight, path, tf.constant(seed)).numpy()
         for path, seed in (("a/wi", [1, 2]), ("a/wi", [1, 2]), ("b/wi", [1, 2]), ("a/wi", [1, 3]))
     )
-    np.testing.assert_array_equal(same, again)
+    np.testing.assert_array_equal(value, same)
     for other in (other_path, other_seed):
-        assert abs(np.corrcoef(same.ravel(), other.ravel())[0, 1]) < 0.6 and (same != other).all()
+        assert abs(np.corrcoef(value.ravel(), other.ravel())[0, 1]) < 0.6 and (value != other).all()
 
 
-def test_folding_gives_every_use_its_own_numbers():
+def test_fold_gives_every_use_its_own_random_numbers():
     context = training()
     keys = ["a", "b", 0, 1, 2]
     draws = [context.fold(key).uniform((50,), "x").numpy() for key in keys] + [
@@ -89,7 +89,7 @@ def test_folding_gives_every_use_its_own_numbers():
 
 
 @pytest.mark.parametrize("mesh", ["8", "4x2"])
-def test_no_device_holds_the_random_bits_of_the_others(mesh):
+def test_random_numbers_are_sharded(mesh):
     """Neither those of a weight's initial value, nor those of dropout, forward and backward."""
     weight = matrix("EMH", fan_in="M", E=8, M=64, H=64)
 
@@ -104,7 +104,7 @@ def test_no_device_holds_the_random_bits_of_the_others(mesh):
     layout = Layout.of(DeviceMesh.parse(mesh))
     inputs = {"seed": SEED, "scale": np.float32(1)}
     memory = harness.compile_for(function(layout), inputs, layout, {"values/y": "EMH"}).memory()
-    assert memory.output_size_in_bytes + memory.temp_size_in_bytes < weight.size * 4  # one tensor, whole
+    assert memory.output_size_in_bytes + memory.temp_size_in_bytes < weight.size * 4  # one unsharded tensor
 
 
 def test_dropout_zeroes_the_rate_and_scales_the_rest():

@@ -52,7 +52,7 @@ def test_embedding_looks_up_rows_and_adds_positions():
 
 @pytest.mark.parametrize("mesh", ["8", "4x2"])
 def test_partitioned_equals_unpartitioned(mesh):
-    """Lookup, projection and loss, with the vocabulary cut along y on a 2-D mesh; value and gradients."""
+    """Lookup, projection and loss, with the vocabulary sharded along y on a 2-D mesh; value and gradients."""
     random = np.random.default_rng(1)
     inputs = {
         "table": random.normal(size=(VOCABULARY, MODEL)).astype(np.float32),

@@ -100,14 +100,14 @@ def test_equals_a_loop_over_tokens(experts, groups, factor, training, dispatch):
 
 
 def test_tokens_that_overflow_and_paddings_get_zeros():
-    """All tokens alike want the same two experts; each of the one group's experts has one place."""
+    """All tokens are equal and choose the same two experts, each of which has one position."""
     layer = layer_of(num_groups=1, inference_capacity_factor=EXPERTS / (BATCH * LENGTH))
     inputs = inputs_of(layer, padded=0.0)
     inputs["inputs"][:] = inputs["inputs"][0, 0]
     inputs["paddings"][0, 0] = True
     found = call(layer, training=False)(tree.map_leaves(tf.constant, inputs))
     outputs = found["outputs"].numpy().reshape(-1, MODEL)
-    assert np.abs(outputs[1]).max() > 0.1, "the first token that is there takes the places"
+    assert np.abs(outputs[1]).max() > 0.1, "the first present token takes the positions"
     assert not outputs[0].any() and not outputs[2:].any()
     np.testing.assert_allclose(found["metrics"]["overflow"], 30 / 31, rtol=TOLERANCE)
 
@@ -133,7 +133,7 @@ def test_groups_fit_a_batch_that_they_do_not_divide():
 
 @pytest.mark.parametrize("dispatch", DISPATCHES)
 def test_bfloat16_activations_keep_more_than_256_tokens_apart(dispatch):
-    """600 tokens of one group in two experts: were places counted in bfloat16, tokens would share places and add up."""
+    """600 tokens of one group in two experts: if positions were counted in bfloat16, tokens would share them."""
     layer = layer_of(num_experts=2, num_groups=1, dispatch=dispatch)
     inputs = inputs_of(layer, batch=6, length=100)
     found = call(layer, training=False, dtype="bfloat16")(tree.map_leaves(tf.constant, inputs))["outputs"].numpy()
@@ -221,15 +221,15 @@ def test_groups_that_devices_do_not_divide():
         harness.lower_for(call(layer_of(dispatch="gather"), layout), inputs, layout)
 
 
-def test_an_unknown_dispatch_is_an_error_that_names_it():
+def test_unknown_dispatch_is_an_error_that_names_it():
     with pytest.raises(UserError, match="dispatch is 'einsums'; use one of auto, einsum, gather. Did you mean einsum?"):
         layer_of(dispatch="einsums")
 
 
 def test_weights_are_the_papers():
-    """E * 2 * M * H in the experts, M * E in the gate; the gate is whole on every device, experts are cut along E."""
+    """E * 2 * M * H in the experts, M * E in the gate; the gate is replicated, experts are sharded along E."""
     layer = layer_of()
     assert layer.num_weights() == EXPERTS * 2 * MODEL * HIDDEN + MODEL * EXPERTS
     layout = Layout.of(DeviceMesh((8,)))
-    cut = {name: layout.mesh_axes(weight.logical_axes) for name, weight in layer.weights().items()}
-    assert cut == {"gate": (None, None), "wi": ("x", None, None), "wo": ("x", None, None)}
+    sharding = {name: layout.mesh_axes(weight.logical_axes) for name, weight in layer.weights().items()}
+    assert sharding == {"gate": (None, None), "wi": ("x", None, None), "wo": ("x", None, None)}

@@ -1,4 +1,4 @@
-"""Layers are pre-norm residual blocks, stacks are layers in order, and a decoding step is one column of the whole."""
+"""Layers are pre-norm and residual, stacks are layers in order, and decoding steps equal the whole sequence."""
 
 from __future__ import annotations
 
@@ -60,8 +60,10 @@ def normalised(theta: dict, inputs: np.ndarray) -> tf.Tensor:
     return tf.constant(centred / np.sqrt(inputs.var(-1, keepdims=True) + 1e-6) * theta["scale"] + theta["bias"])
 
 
-def by_blocks(layer: TransformerLayer, theta: dict, outputs: np.ndarray, memory: tf.Tensor) -> tuple[np.ndarray, dict]:
-    """x + f(norm(x)) for each block in turn."""
+def by_sublayers(
+    layer: TransformerLayer, theta: dict, outputs: np.ndarray, memory: tf.Tensor
+) -> tuple[np.ndarray, dict]:
+    """x + f(norm(x)) for each sublayer in turn."""
     masks, context = masks_of(), Context()
     normed = normalised(theta["self_attention"]["norm"], outputs)
     outputs = outputs + ATTENTION(theta["self_attention"], normed, normed, masks.self_attention, context).numpy()
@@ -72,9 +74,9 @@ def by_blocks(layer: TransformerLayer, theta: dict, outputs: np.ndarray, memory:
     return outputs + fed.numpy(), metrics
 
 
-def test_a_layer_is_pre_norm_residual_blocks():
+def test_a_layer_is_pre_norm_and_residual():
     inputs = eager(inputs_of(LAYER))
-    expected, _ = by_blocks(LAYER, inputs["theta"], inputs["inputs"].numpy(), inputs["memory"])
+    expected, _ = by_sublayers(LAYER, inputs["theta"], inputs["inputs"].numpy(), inputs["memory"])
     found, metrics = call(LAYER, inputs)
     np.testing.assert_allclose(found, expected, rtol=0, atol=TOLERANCE)
     assert metrics == {}
@@ -86,8 +88,8 @@ def test_an_encoder_layer_has_no_cross_attention():
     assert set(LAYER.weights()) == {"self_attention", "cross_attention", "feed_forward"}
 
 
-def test_residual_dropout_is_drawn_anew_for_every_block_in_training():
-    """Where norms return a constant, so does every block; masks in common would leave two sums, not up to eight."""
+def test_residual_dropout_differs_between_sublayers():
+    """Where norms return a constant, so does every sublayer; one common mask would leave two sums, not up to eight."""
     layer = dataclasses.replace(LAYER, residual_dropout=0.5)
     inputs = eager(inputs_of(LAYER))
     np.testing.assert_array_equal(call(layer, inputs)[0], call(LAYER, inputs)[0])
@@ -108,7 +110,7 @@ def test_a_stack_is_its_period_repeated_and_normalised(way):
     for repeat in range(STACK.repeats):
         for index, layer in enumerate(STACK.period):
             theta = tree.map_leaves(lambda weight, i=repeat: weight[i], tensors["theta"][f"layer_{index}"])
-            outputs, metrics = by_blocks(layer, theta, outputs, tensors["memory"])
+            outputs, metrics = by_sublayers(layer, theta, outputs, tensors["memory"])
         halves.append(metrics)
     found = harness.run(lambda i: dict(zip(("outputs", "metrics"), call(dataclasses.replace(STACK, **way), i))), inputs)
     expected = normalised(tensors["theta"]["norm"], outputs)

@@ -41,9 +41,9 @@ def target(rows: list[list[list[int]]]) -> dict:
     for row, texts in enumerate(rows):
         start = 0
         for segment, text in enumerate(texts, start=1):
-            place = (row, slice(start, start + len(text)))
-            fields["labels"][place], fields["ids"][place] = text, [2, *text[:-1]]
-            fields["segment_ids"][place], fields["positions"][place] = segment, np.arange(len(text))
+            span = (row, slice(start, start + len(text)))
+            fields["labels"][span], fields["ids"][span] = text, [2, *text[:-1]]
+            fields["segment_ids"][span], fields["positions"][span] = segment, np.arange(len(text))
             start += len(text)
     return {"target": fields}
 

@@ -1,4 +1,4 @@
-"""Packing and padding change nothing, every mesh trains alike, it learns, and decoding sees what training saw."""
+"""Packing and padding do not change the loss, meshes train equally, the model learns, and decoding equals training."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_packed_sentences_have_the_loss_of_separate_ones():
     np.testing.assert_allclose(one["cross_entropy"], other["cross_entropy"], rtol=TOLERANCE)
 
 
-def test_what_stands_under_padding_does_not_matter():
+def test_ids_under_padding_do_not_change_the_loss():
     batch, changed = copying(0), copying(0)
     for part in changed.values():
         for name in set(part) - {"segment_ids"}:
@@ -108,7 +108,7 @@ def test_what_stands_under_padding_does_not_matter():
         assert evaluate(batch, context=context) == evaluate(changed, context=context)
 
 
-def test_how_much_padding_follows_does_not_matter():
+def test_amount_of_padding_does_not_change_the_loss():
     batch = copying(0)
     longer = tree.map_leaves(lambda value: np.pad(value, [(0, 2), (0, 3)]), batch)
     one, other = evaluate(batch), evaluate(longer)
@@ -136,7 +136,7 @@ def test_loss_is_cross_entropy_plus_k_aux():
     assert smoothed["cross_entropy"] == found["cross_entropy"] and smoothed["loss"] != found["loss"]
 
 
-def test_the_target_is_predicted_from_what_stands_before_it():
+def test_target_is_predicted_from_earlier_tokens():
     """Changing the last token of every target changes the loss of no earlier one."""
     batch, changed = copying(0), copying(0)
     for part in (batch, changed):

@@ -190,7 +190,7 @@ def test_einsum_has_the_one_hot_tensor():
 
 @pytest.mark.parametrize("mesh", ["8", "4x2"])
 def test_gather_moves_no_row_between_devices(mesh):
-    """All that is summed over devices: the gradient of the experts' scales, and that of weights where M is cut."""
+    """Sums alone cross devices: the gradients of the experts' scales, and of weights where M is sharded."""
     assert set(harness.collectives(compiled("gather", mesh))) == {"all-reduce"}
 
 

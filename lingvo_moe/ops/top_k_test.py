@@ -28,10 +28,10 @@ PLATFORMS = ("", "cpu")
 @given(arrays.arrays(np.float32, arrays.array_shapes(min_dims=1, max_dims=3, max_side=9), elements=_VALUES))
 def test_it_is_argmax(values):
     """Ties and infinities among them."""
-    best, place = largest(tf.constant(values))
+    best, index = largest(tf.constant(values))
     np.testing.assert_array_equal(best, values.max(axis=-1))
-    np.testing.assert_array_equal(place, values.argmax(axis=-1))
-    assert place.dtype == tf.int32
+    np.testing.assert_array_equal(index, values.argmax(axis=-1))
+    assert index.dtype == tf.int32
 
 
 def test_index_is_within_the_row_even_with_nan():
@@ -62,9 +62,9 @@ def test_the_largest_few_sums_are_the_first_of_a_stable_sort(platform, data):
     values = data.draw(arrays.arrays(np.float32, shape, elements=_SUMMED))
     offsets = data.draw(arrays.arrays(np.float32, shape[:2], elements=_SUMMED))
     count = data.draw(strategies.integers(1, min(5, math.prod(shape[1:]))))
-    pieces = VocabularyChunks.of(tf.constant(values), count)
-    np.testing.assert_array_equal(pieces.largest(), values.max(axis=-1))
-    best, indices = pieces.largest_few_sums(tf.constant(offsets), count, Context(platform=platform))
+    chunks = VocabularyChunks.of(tf.constant(values), count)
+    np.testing.assert_array_equal(chunks.largest(), values.max(axis=-1))
+    best, indices = chunks.largest_few_sums(tf.constant(offsets), count, Context(platform=platform))
     assert_first_of_a_stable_sort(best, indices, (values + offsets[..., None]).reshape(shape[0], -1))
 
 

@@ -35,18 +35,18 @@ def algorithm_1(
     mean_gates = np.mean(gates[tokens], axis=0) if tokens else np.zeros(num_experts)  # line 3
     for s in tokens:  # line 4
         (g1, e1), (g2, e2) = two_largest(gates[s])  # line 5
-        place = count[e1]  # line 7
-        if place < capacity:  # line 8
-            combine[s, e1, place] = g1 / (g1 + g2)  # lines 6 and 9
-        count[e1] = place + 1  # line 11
+        position = count[e1]  # line 7
+        if position < capacity:  # line 8
+            combine[s, e1, position] = g1 / (g1 + g2)  # lines 6 and 9
+        count[e1] = position + 1  # line 11
     aux = sum(count[e] / max(len(tokens), 1) * mean_gates[e] for e in range(num_experts)) / num_experts  # line 13
     for s in tokens:  # line 14
         (g1, e1), (g2, e2) = two_largest(gates[s])  # line 15
         g2 = g2 / (g1 + g2)  # line 16
-        place = count[e2]  # line 18
-        if place < capacity and (draws is None or 2 * g2 > draws[s]):  # line 19
-            combine[s, e2, place] = g2  # line 20
-        count[e2] = place + 1  # line 22
+        position = count[e2]  # line 18
+        if position < capacity and (draws is None or 2 * g2 > draws[s]):  # line 19
+            combine[s, e2, position] = g2  # line 20
+        count[e2] = position + 1  # line 22
     return combine, aux, count
 
 
@@ -148,7 +148,7 @@ def test_adversarial_gates_follow_algorithm_1(case, capacity, seed):
 
 
 @pytest.mark.parametrize("where", ["everywhere", "one group", "front", "back", "alternate"])
-def test_paddings_take_no_place_and_count_nowhere(where):
+def test_paddings_take_no_position_and_count_nowhere(where):
     random = np.random.default_rng(5)
     gates = softmax(random.normal(size=(3, 10, 4)))
     paddings = no_paddings(gates)
@@ -200,7 +200,7 @@ def test_any_gates_follow_algorithm_1(case):
 @hypothesis.settings(max_examples=100)
 @hypothesis.given(routed())
 def test_invariants(case):
-    """No place holds two tokens; a token has at most two places, in two experts; its weights sum to at most 1."""
+    """No position holds two tokens; a token has at most two, of two experts; its weights sum to at most 1."""
     gates, paddings, capacity, seed = case
     context = context_of(seed)
     routing = route(tf.constant(gates), tf.constant(paddings), capacity, context)
@@ -232,7 +232,7 @@ def test_first_choices_win_over_second_ones(case):
             ]
             assert [positions[g, s, choice] for choice, s in queue] == list(range(len(queue)))
             firsts = [s for choice, s in queue if choice == 0]
-            assert all((weights[g, s, 0] > 0) == (place < capacity) for place, s in enumerate(firsts))
+            assert all((weights[g, s, 0] > 0) == (position < capacity) for position, s in enumerate(firsts))
 
 
 def aux_loss(gates: np.ndarray, capacity: int) -> float:
@@ -255,7 +255,7 @@ def test_aux_loss_counts_first_choices_before_capacity_cuts():
 
 
 def test_metrics():
-    """Four tokens for expert 0, one place each: the first token gets both experts, three overflow."""
+    """Four tokens for expert 0, one position each: the first token gets both experts, three overflow."""
     gates = np.tile(np.float32([0.6, 0.4]), (1, 4, 1))
     routing = route(tf.constant(gates), tf.constant(no_paddings(gates)), 1, Context())
     metrics = {name: float(value) for name, value in routing.metrics.items()}
