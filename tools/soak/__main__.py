@@ -2,9 +2,10 @@
 
     python -m tools.soak --kills=100 --seed=0 [--processes=2] [--directory=build/soak] [--json=FILE]
 
-A first training is left alone. The second is killed (and asked to stop, and its newest checkpoint damaged) at moments drawn from
-the seed, and started again. What it saved must stay sound, few steps may have to be repeated, and in the end losses and weights
-must be those of the first, bit for bit. Status 1 if anything was lost. A kill takes about twenty seconds: mostly the next start.
+A first training is undisturbed. The second is killed (or terminated, or its newest checkpoint damaged) at moments drawn
+from the seed, and started again. Its checkpoints must stay valid, few steps may be lost, and in the end losses and
+weights must equal those of the first bit for bit. The status is 1 if anything was lost. A kill takes about twenty
+seconds, mostly the next start.
 """
 
 from __future__ import annotations
@@ -25,23 +26,23 @@ from tools.soak.run import MOST_LOST, Result, Soak, counts
 
 _VALUES = flags.FlagValues()
 flags.DEFINE_integer(
-    "kills", 100, "SIGKILLs; one SIGTERM comes with about nine of them", lower_bound=1, flag_values=_VALUES
+    "kills", 100, "number of SIGKILLs; one SIGTERM comes with about nine of them", lower_bound=1, flag_values=_VALUES
 )
 flags.DEFINE_integer(
     "processes",
     1,
-    "that train together, on the two devices; each kill is for one of them",
+    "processes that train together on the two devices; each kill hits one of them",
     lower_bound=1,
     upper_bound=2,
     flag_values=_VALUES,
 )
-flags.DEFINE_integer("seed", 0, "of moments and faults", flag_values=_VALUES)
-flags.DEFINE_string("directory", "build/soak", "where everything goes; new or empty", flag_values=_VALUES)
+flags.DEFINE_integer("seed", 0, "seed of moments and faults", flag_values=_VALUES)
+flags.DEFINE_string("directory", "build/soak", "directory of all files; new or empty", flag_values=_VALUES)
 flags.DEFINE_string("json", None, "also write what happened to this file", flag_values=_VALUES)
 
 
 def main(arguments: list[str]) -> int:
-    """Runs it; returns 1 if anything was lost."""
+    """Runs the soak; returns 1 if anything was lost."""
     app.no_arguments(arguments[1:])
     directory = pathlib.Path(_VALUES.directory).absolute()
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
@@ -59,31 +60,25 @@ def main(arguments: list[str]) -> int:
 
 
 def summary(result: Result, seconds: float) -> str:
-    """What happened, as a table, and what was lost."""
-    row = "{:36} {:>6} {:>18} {:>6}".format
-    lines = ["", row("the process was at", "ends", "most steps again", "lost"), "-" * 69]
-    lines += [row(place, ends, most, problems) for place, ends, most, problems in counts(result)]
+    """Returns a table of the faults, and what was lost."""
+    row = "{:36} {:>6} {:>15} {:>9}".format
+    lines = ["", row("phase of the process", "faults", "most steps lost", "problems"), "-" * 69]
+    lines += [row(*counted) for counted in counts(result)]
     kills = sum(event.fault.signal == KILL for event in result.events)
     damaged = sum(event.damage is not None for event in result.events)
     ends = [event.seconds for event in result.events if event.fault.signal == KILL]
-    again = [event.reached - event.resumed for event in result.events if event.damage is None]
+    lost = [event.reached - event.resumed for event in result.events if event.damage is None]
     lines += [
         "-" * 69,
-        f"{kills} SIGKILL, {len(result.events) - kills} SIGTERM, {damaged} times a checkpoint damaged, over "
+        f"{kills} SIGKILL, {len(result.events) - kills} SIGTERM, {damaged} damaged checkpoints, over "
         f"{result.steps} steps, in {seconds / 60:.0f} minutes.",
-        f"Steps made again: {max(again, default=0)} at most ({MOST_LOST} are allowed), "
-        f"{sum(again) / max(1, len(again)):.1f} on average. Held-out losses never measured: {result.unmeasured}.",
+        f"Steps lost: {max(lost, default=0)} at most ({MOST_LOST} are allowed), "
+        f"{sum(lost) / max(1, len(lost)):.1f} on average. Held-out losses never computed: {result.unmeasured}.",
         f"From a kill to the end of all processes: {max(ends, default=0):.1f} s at most ({BOUND_SECONDS} are allowed).",
     ]
     lines += [f"LOST: {problem}" for problem in result.problems]
-    return "\n".join(
-        [
-            *lines,
-            "Something was lost."
-            if result.problems
-            else "Nothing was lost: every checkpoint sound, losses and weights bit for bit those of the undisturbed run.",
-        ]
-    )
+    passed = "Nothing was lost: every checkpoint valid, losses and weights bit for bit those of the undisturbed run."
+    return "\n".join([*lines, "Something was lost." if result.problems else passed])
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What is to go wrong and when, drawn from a seed; and damage done to checkpoints while nobody trains."""
+"""Faults of processes, drawn from a seed, and damage to checkpoints while no process runs."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ import random
 from collections.abc import Callable, Iterator
 
 KILL, TERMINATE = "SIGKILL", "SIGTERM"
-# What a kill waits for, how often each is drawn, and the seconds that it then lets pass at most. A save takes tenths of a
-# second, sealing it milliseconds; a start is as long as the reference run's was.
-AIMS = {"start": (2, None), "step": (3, 0.05), "save": (4, 0.25), "seal": (2, 0.02), "evaluation": (2, 0.05)}
+# The phases that a fault is aimed at, with weights and the longest delay in seconds. A save takes tenths of a second,
+# writing its manifest milliseconds; a start takes as long as that of the reference run.
+AIMS = {"start": (2, None), "step": (3, 0.05), "save": (4, 0.25), "manifest": (2, 0.02), "evaluation": (2, 0.05)}
 _TERMINATE_SHARE, _DAMAGE_SHARE = 0.1, 0.2
 
 
 @dataclasses.dataclass(frozen=True)
 class Fault:
-    """One end of one process.
+    """A signal to one process, and damage to the checkpoints afterwards.
 
     Attributes:
       signal: KILL or TERMINATE.
-      aim: what to wait for, of AIMS.
-      ahead: steps to make first, after those that were made before.
-      delay: how long to wait after what is aimed at has been seen, as a share of the longest wait.
-      process: which of several gets the signal, as a share of their number.
-      damage: what is done to the checkpoints afterwards, of DAMAGES; None for nothing.
+      aim: the phase to wait for, of AIMS.
+      ahead: number of new steps to make first.
+      delay: time to wait after the phase has begun, as a share of the longest delay.
+      process: the process that gets the signal, as a share of their number.
+      damage: the damage to the checkpoints afterwards, of DAMAGES; None for none.
     """
 
     signal: str
@@ -75,13 +75,13 @@ def _remove_manifest(step: pathlib.Path, generator: random.Random):
 
 
 def _leave_partial(step: pathlib.Path, generator: random.Random):
-    """As a process leaves it that is killed while it writes."""
+    """Leaves what a process leaves that is killed while it writes."""
     partial = step.with_name(f"{int(step.name) + 1}.orbax-checkpoint-tmp") / "theta"
     partial.mkdir(parents=True)
     (partial / "d").write_bytes(generator.randbytes(100))
 
 
-# By name: what is done to the newest checkpoint, and whether it can be used afterwards.
+# Damage to the newest checkpoint by name, and whether the checkpoint is valid afterwards.
 DAMAGES: dict[str, tuple[Callable[[pathlib.Path, random.Random], None], bool]] = {
     "truncated file": (_truncate, False),
     "flipped bit": (_flip, False),
@@ -92,6 +92,6 @@ DAMAGES: dict[str, tuple[Callable[[pathlib.Path, random.Random], None], bool]] =
 
 
 def _any_file(step: pathlib.Path, generator: random.Random) -> pathlib.Path:
-    """A file that the manifest tells of and that holds something."""
+    """Returns a file that is in the manifest and not empty."""
     files = (path for path in sorted(step.rglob("*")) if path.is_file() and path.name != "manifest.json")
     return generator.choice([path for path in files if path.stat().st_size])

@@ -1,4 +1,4 @@
-"""The run itself: a training that nothing happens to, one that is ended again and again, and what came of it."""
+"""A soak run: an undisturbed reference training, one that is ended again and again, and their comparison."""
 
 from __future__ import annotations
 
@@ -12,38 +12,38 @@ import time
 from collections.abc import Callable
 
 from lingvo_moe.distributed.process_group import BOUND_SECONDS
-from lingvo_moe.distributed.process_group import EXIT_STATUS as EXIT_STATUS_OF_OTHERS
+from lingvo_moe.distributed.process_group import EXIT_STATUS as GONE_STATUS
 from lingvo_moe.errors import UserError
 from lingvo_moe.testing import experiments as tiny
 from lingvo_moe.training.preemption import EXIT_STATUS
 from tools.soak import checks, process, stacks
 from tools.soak.faults import DAMAGES, KILL, Fault, draw
-from tools.soak.process import Life
+from tools.soak.process import TrainingProcesses
 
 SAVE_EVERY, EVALUATE_EVERY, KEEP = 8, 12, 3
 STEPS_PER_KILL = 30
 _MARGIN = 2 * EVALUATE_EVERY
-# A save is written while steps go on, and the next one waits for it: until then, two of them are at stake.
+# A checkpoint is written while steps go on, and the next one waits for it: until then, two intervals can be lost.
 MOST_LOST = 2 * SAVE_EVERY
-_RESUMING = re.compile(r"resuming from step (\d+)")
+_RESUMED = re.compile(r"resuming from step (\d+)")
 
 
 @dataclasses.dataclass
 class Event:
-    """One end of one process, and what it cost.
+    """One fault and its consequences.
 
     Attributes:
-      fault: what was done.
-      place: where the process stood then.
+      fault: the fault.
+      phase: what the process was doing.
       reached: the last step it had made.
-      resumed: the step of the newest sound checkpoint afterwards.
-      seconds: from the signal to the end of the process.
-      damage: what was done to the newest checkpoint then; None for nothing.
+      resumed: the step of the newest valid checkpoint afterwards.
+      seconds: from the signal to the end of all processes.
+      damage: the damage to the newest checkpoint afterwards, if any.
       problems: what was lost.
     """
 
     fault: Fault
-    place: stacks.Place
+    phase: stacks.Phase
     reached: int
     resumed: int
     seconds: float
@@ -53,13 +53,14 @@ class Event:
 
 @dataclasses.dataclass
 class Result:
-    """What came of a run.
+    """The result of a soak run.
 
     Attributes:
-      steps: of the training.
-      events: in order.
-      problems: what was lost, those of the events and of the end.
-      unmeasured: held-out losses that no life came to measure, since it ended between the step's checkpoint and them.
+      steps: number of steps of the training.
+      events: the faults, in order.
+      problems: what was lost, in the events and at the end.
+      unmeasured: number of held-out losses that were never computed, because a process ended between the checkpoint of
+        their step and the evaluation.
     """
 
     steps: int
@@ -72,31 +73,38 @@ class Soak:
     """Training under faults, in a directory of its own."""
 
     def __init__(self, directory: pathlib.Path, kills: int, seed: int, processes: int = 1):
-        """Makes the data; `kills` SIGKILLs and some other faults are drawn from `seed`, each for one of the `processes`."""
+        """Generates the data.
+
+        Args:
+          directory: a new or empty directory.
+          kills: number of SIGKILLs; other faults come with them.
+          seed: seed of the faults.
+          processes: number of processes that train together; a fault hits one of them.
+        """
         self._directory, self._kills, self._seed, self._process_group = directory, kills, seed, processes
         self._steps = STEPS_PER_KILL * (kills + 1)
         self._data = tiny.make_data(directory / "data")
         self._logdirs = {name: directory / name for name in ("reference", "soaked")}
         self._start_seconds = 0.0
 
-    def run(self, tell: Callable[[str], None], advance: Callable[..., None]) -> Result:
-        """Trains both ways.
+    def run(self, log: Callable[[str], None], advance: Callable[..., None]) -> Result:
+        """Trains undisturbed and under faults, and compares.
 
         Args:
-          tell: takes a line about each event.
-          advance: is called after each kill.
+          log: called with a line about each event.
+          advance: called after each fault, with the number of kills.
         """
         result, generator = Result(self._steps), random.Random(self._seed)
         self._start_seconds = self._train_undisturbed("reference")
-        tell(f"the reference is trained; {self._start_seconds:.0f} s before its first step")
+        log(f"the reference is trained; {self._start_seconds:.0f} s before its first step")
         kills_left = self._kills
         for number, fault in enumerate(draw(self._kills, self._seed, 2 * STEPS_PER_KILL), start=1):
-            event = self._live(number, fault, kills_left)
+            event = self._run_until(number, fault, kills_left)
             if fault.damage is not None:
-                self._damage(event, generator)
+                self._damage(event, fault.damage, generator)
             result.events.append(event)
             result.problems += event.problems
-            tell(_line(number, event))
+            log(_line(number, event))
             kills_left -= fault.signal == KILL
             advance(
                 fault.signal == KILL, note=f"step {event.resumed} of {self._steps}, {len(result.problems)} problems"
@@ -121,121 +129,113 @@ class Soak:
         ]
 
     def _train_undisturbed(self, name: str) -> float:
-        """Trains to the end; returns how long it took to come to the first step."""
-        with self._start(name, name) as life:
-            life.await_step(1)
-            start_seconds = time.monotonic() - life.started
-            life.await_end(process.PATIENCE + self._steps)
-        if any(life.statuses):
-            raise UserError(f"training ended with status {life.statuses}: {life.said.strip().splitlines()[-1:]}")
+        """Trains to the end; returns the seconds until the first step."""
+        with self._start(name, name) as training:
+            training.await_step(1)
+            start_seconds = time.monotonic() - training.started
+            training.await_end(process.TIMEOUT_SECONDS + self._steps)
+        if any(training.statuses):
+            last = training.output.strip().splitlines()[-1:]
+            raise UserError(f"training ended with status {training.statuses}: {last}")
         return start_seconds
 
-    def _live(self, number: int, fault: Fault, kills_left: int) -> Event:
-        """Starts a process, ends it, and judges what is left."""
+    def _run_until(self, number: int, fault: Fault, kills_left: int) -> Event:
+        """Starts the training, ends it by a fault, and checks what is left."""
         logdir = self._logdirs["soaked"]
-        sound_before = checks.sound(logdir)
-        first, damaged = max(sound_before, default=0), set(process.complete(logdir)) - set(sound_before)
-        # So that every kill still finds steps to be made, and a save and an evaluation after them.
+        valid_before = checks.valid(logdir)
+        first, corrupt = max(valid_before, default=0), set(process.complete(logdir)) - set(valid_before)
+        # Every later kill needs steps to be made, with a checkpoint and an evaluation.
         ahead = max(1, min(fault.ahead, (self._steps - first - _MARGIN) // kills_left))
-        with self._start("soaked", f"life-{number}") as life:
+        with self._start("soaked", f"start-{number}") as training:
             if fault.aim != "start":
-                life.await_step(first + 1)
-                self._start_seconds = min(self._start_seconds, time.monotonic() - life.started)
-            life.await_moment(fault, first + ahead, EVALUATE_EVERY, self._start_seconds)
-            chosen = life.chosen(fault)
-            place, complete = life.place(chosen), process.complete(logdir)
-            seconds = life.end(fault.signal, chosen)
-        sound = checks.sound(logdir)
-        newest = max(sound, default=0)
-        event = Event(fault, place, max(life.step, first), newest, seconds)
-        event.problems += checks.missing_checkpoints(complete, sound, KEEP, damaged)
+                training.await_step(first + 1)
+                self._start_seconds = min(self._start_seconds, time.monotonic() - training.started)
+            training.await_moment(fault, first + ahead, EVALUATE_EVERY, self._start_seconds)
+            chosen = training.chosen(fault)
+            phase, complete = training.phase(chosen), process.complete(logdir)
+            seconds = training.end(fault.signal, chosen)
+        valid = checks.valid(logdir)
+        newest = max(valid, default=0)
+        event = Event(fault, phase, max(training.step, first), newest, seconds)
+        event.problems += checks.missing_checkpoints(complete, valid, KEEP, corrupt)
         event.problems += checks.missing_steps(
-            event.reached, newest, MOST_LOST if fault.signal == KILL or life.died_telling else 0
+            event.reached, newest, MOST_LOST if fault.signal == KILL or training.crashed_in_dump else 0
         )
-        event.problems += of_the_processes(life, fault, first, seconds)
+        event.problems += check_processes(training, fault, first, seconds)
         return event
 
-    def _start(self, logdir: str, name: str) -> Life:
-        return Life(self._arguments(logdir), self._logdirs[logdir], self._directory, name, self._process_group)
+    def _start(self, logdir: str, name: str) -> TrainingProcesses:
+        return TrainingProcesses(
+            self._arguments(logdir), self._logdirs[logdir], self._directory, name, self._process_group
+        )
 
-    def _damage(self, event: Event, generator: random.Random):
-        """Damages the newest checkpoint, if it is sealed and another one is there to go on from."""
+    def _damage(self, event: Event, name: str, generator: random.Random):
+        """Damages the newest checkpoint if it is complete and there is another one to resume from."""
         logdir = self._logdirs["soaked"]
-        steps, complete = checks.sound(logdir), process.complete(logdir)
+        steps, complete = checks.valid(logdir), process.complete(logdir)
         if len(steps) < 2 or steps[-1] not in complete:
             return
-        damage, usable = DAMAGES[event.fault.damage]
+        damage, usable = DAMAGES[name]
         damage(logdir / "checkpoints" / str(steps[-1]), generator)
-        event.damage, event.resumed = event.fault.damage, steps[-1] if usable else steps[-2]
-        if (newest := max(checks.sound(logdir), default=0)) != event.resumed:
+        event.damage, event.resumed = name, steps[-1] if usable else steps[-2]
+        if (newest := max(checks.valid(logdir), default=0)) != event.resumed:
             event.problems.append(
-                f"after the damage ({event.damage}) {newest} is the newest sound checkpoint instead of {event.resumed}"
+                f"after the damage ({event.damage}) {newest} is the newest valid checkpoint instead of {event.resumed}"
             )
 
     def _compare(self, result: Result):
-        """Holds the end of the run against the reference."""
+        """Compares the end of the run with the reference."""
         ours, theirs = self._logdirs["soaked"], self._logdirs["reference"]
-        result.problems += checks.different_traces(tiny.curves(ours), tiny.curves(theirs))
+        result.problems += checks.different_curves(tiny.curves(ours), tiny.curves(theirs))
         measured, all_measured = tiny.curves(ours, "valid"), tiny.curves(theirs, "valid")
-        result.problems += checks.different_traces(measured, all_measured, whole=False)
+        result.problems += checks.different_curves(measured, all_measured, complete=False)
         result.unmeasured = len(all_measured["cross_entropy"]) - len(measured["cross_entropy"])
         result.problems += checks.different_weights(ours, theirs, self._steps)
 
 
-def of_the_processes(life: Life, fault: Fault, first: int, seconds: float) -> list[str]:
-    """What the processes themselves did wrong: resumed elsewhere, or ended otherwise than they were asked to, or too late.
+def check_processes(training: TrainingProcesses, fault: Fault, first: int, seconds: float) -> list[str]:
+    """Returns the problems of the processes themselves: a wrong resumed step, a wrong exit status, a late end.
 
     Args:
-      life: that has ended.
-      fault: what ended it.
-      first: the step it should have gone on from.
+      training: the processes, which have ended.
+      fault: the fault that ended them.
+      first: the step that they should have resumed from.
       seconds: from the fault to the end of all processes.
     """
-    said, statuses, problems = life.said, life.statuses, []
-    went_on = _RESUMING.search(said)
-    if went_on and int(went_on[1]) != first:
-        problems.append(f"went on from step {went_on[1]} instead of {first}")
-    own, others = (-signal.SIGKILL, EXIT_STATUS_OF_OTHERS) if fault.signal == KILL else (EXIT_STATUS, EXIT_STATUS)
-    if life.died_telling:
-        own, others = -signal.SIGSEGV, EXIT_STATUS_OF_OTHERS
-    expected = [own if index == life.chosen(fault) else others for index in range(len(statuses))]
-    # Until it can answer, SIGTERM ends a process as SIGKILL does.
-    asked_too_early = fault.signal != KILL and statuses[life.chosen(fault)] == -signal.SIGTERM and not life.step
-    if statuses != expected and not asked_too_early:
-        problems.append(f"ended with status {statuses} instead of {expected}: {said.strip().splitlines()[-1:]}")
+    output, statuses, problems = training.output, training.statuses, []
+    resumed = _RESUMED.search(output)
+    if resumed and int(resumed[1]) != first:
+        problems.append(f"resumed from step {resumed[1]} instead of {first}")
+    own, others = (-signal.SIGKILL, GONE_STATUS) if fault.signal == KILL else (EXIT_STATUS, EXIT_STATUS)
+    if training.crashed_in_dump:
+        own, others = -signal.SIGSEGV, GONE_STATUS
+    expected = [own if index == training.chosen(fault) else others for index in range(len(statuses))]
+    # Before its handler is installed, SIGTERM ends a process as SIGKILL does.
+    too_early = fault.signal != KILL and statuses[training.chosen(fault)] == -signal.SIGTERM and not training.step
+    if statuses != expected and not too_early:
+        problems.append(f"ended with status {statuses} instead of {expected}: {output.strip().splitlines()[-1:]}")
     if fault.signal == KILL and seconds > BOUND_SECONDS:
         problems.append(f"another process ended {seconds:.1f} s after the kill, {BOUND_SECONDS} are allowed")
-    return [*problems, *(["a traceback was printed"] if "Traceback" in said else [])]
+    return [*problems, *(["a traceback was printed"] if "Traceback" in output else [])]
 
 
 def counts(result: Result) -> list[tuple[str, int, int, int]]:
-    """Rows of (place, ends there, most steps lost, problems), most frequent first."""
+    """Returns rows of (phase, faults in it, most steps lost, problems), most frequent first."""
     rows = collections.defaultdict(list)
     for event in result.events:
-        rows[str(event.place)].append(event)
-    found = [
-        (
-            name,
-            len(events),
-            max(max(0, event.reached - event.resumed) for event in events if event.damage is None)
-            if any(event.damage is None for event in events)
-            else 0,
-            sum(len(event.problems) for event in events),
-        )
-        for name, events in rows.items()
-    ]
+        rows[str(event.phase)].append(event)
+    found = []
+    for name, events in rows.items():
+        lost = [max(0, event.reached - event.resumed) for event in events if event.damage is None]
+        found.append((name, len(events), max(lost, default=0), sum(len(event.problems) for event in events)))
     return sorted(found, key=lambda row: (-row[1], row[0]))
 
 
 def _line(number: int, event: Event) -> str:
-    """An event in a line of the log."""
+    """Returns the line of an event in the log."""
     damage = f"; then {event.damage}" if event.damage else ""
-    lost = (
-        f"LOST: {'; '.join(event.problems)}"
-        if event.problems
-        else f"{max(0, event.reached - event.resumed)} steps to repeat"
-    )
+    lost = f"{max(0, event.reached - event.resumed)} steps lost"
     return (
-        f"{number:4} {event.fault.signal} aimed at {event.fault.aim}, hit {event.place}, at step {event.reached}{damage}; "
-        f"goes on from {event.resumed}, {lost}"
+        f"{number:4} {event.fault.signal} aimed at {event.fault.aim}, hit {event.phase}, at step {event.reached}"
+        f"{damage}; resumes from {event.resumed}, " + (f"LOST: {'; '.join(event.problems)}" if event.problems else lost)
     )

@@ -1,21 +1,24 @@
-"""A killed training loses nothing, and what would be a loss is seen as one."""
+"""Tests that a killed training loses nothing, and that every kind of loss is detected."""
 
 from __future__ import annotations
 
+import pathlib
 import random
 import shutil
 import sys
 import types
+from typing import Any
 
 import pytest
 
+from lingvo_moe import training
 from lingvo_moe.cli import app
 from lingvo_moe.testing.checkpoints import flip, save
 from lingvo_moe.training.checkpoint import Checkpoints
 from tools.soak import __main__ as soak
 from tools.soak import checks, faults, process, run, stacks
 from tools.soak.faults import KILL, TERMINATE, Fault
-from tools.soak.stacks import Place
+from tools.soak.stacks import Phase
 
 pytestmark = pytest.mark.slow
 
@@ -25,8 +28,9 @@ _HEAD = (
 )
 
 
-# Training without a model: nothing is computed, checkpoints and curves are real. With FAULT, a loss differs after a kill.
-_TRAINEE = """
+# A trainer without a model: nothing is computed, checkpoints and curves are real. With FAULT, losses differ after a
+# kill.
+_TRAINER = """
 import faulthandler, os, pathlib, random, re, signal, sys, time, types
 faulthandler.register(signal.SIGUSR1, open(os.environ["SOAK_STACKS"], "w"))
 import tensorboard.compat
@@ -34,7 +38,7 @@ tensorboard.compat.notf = types.ModuleType("notf")  # it writes by itself, and T
 from tensorboard.compat.proto import event_pb2, summary_pb2
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 from lingvo_moe.training.checkpoint import Checkpoints
-from lingvo_moe.training.checkpoint_testing import state_of
+from lingvo_moe.testing.checkpoints import state_of
 
 logdir, steps = (re.search(rf"--{name}=(\\S+)", " ".join(sys.argv))[1] for name in ("logdir", "steps"))
 pathlib.Path(logdir, "valid").mkdir(parents=True, exist_ok=True)
@@ -55,12 +59,12 @@ checkpoints.close()
 """
 
 
-@pytest.mark.parametrize("is_sound", [True, False])
-def test_a_killed_training_is_judged(tmp_path, monkeypatch, capsys, is_valid):
-    """The tool on real processes and checkpoints: one that goes on as it was, one whose losses differ from then on."""
-    (tmp_path / "trainee.py").write_text(_TRAINEE)
+@pytest.mark.parametrize("is_valid", [True, False])
+def test_killed_training_is_checked(tmp_path, monkeypatch, capsys, is_valid):
+    """The tool on real processes and checkpoints: one that resumes exactly, one whose losses differ after the kill."""
+    (tmp_path / "fake_trainer.py").write_text(_TRAINER)
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(process, "TRAINEE", (sys.executable, "-m", "trainee"))
+    monkeypatch.setattr(process, "TRAINER", (sys.executable, "-m", "fake_trainer"))
     monkeypatch.setattr(run.tiny, "make_data", lambda directory: run.tiny.Data(directory, directory))
     if not is_valid:
         monkeypatch.setenv("FAULT", "loss")
@@ -71,42 +75,43 @@ def test_a_killed_training_is_judged(tmp_path, monkeypatch, capsys, is_valid):
     assert ("cross_entropy differs in" in said) != is_valid
 
 
-def _life(said: str, *statuses: int, step: int = 0, chosen: int = 0, died_telling: bool = False):
+def _processes(output: str, *statuses: int, step: int = 0, chosen: int = 0, crashed_in_dump: bool = False) -> Any:
     return types.SimpleNamespace(
-        said=said, statuses=list(statuses), step=step, chosen=lambda fault: chosen, died_telling=died_telling
+        output=output, statuses=list(statuses), step=step, chosen=lambda fault: chosen, crashed_in_dump=crashed_in_dump
     )
 
 
 @pytest.mark.parametrize(
-    ("life", "seconds", "problem"),
+    ("processes", "seconds", "problem"),
     [
-        (_life("resuming from step 8", -9), 0.1, ""),
-        (_life("", -9), 0.1, ""),
-        (_life("", 3, -9, chosen=1), 0.1, ""),
-        (_life("resuming from step 0", -9), 0.1, "went on from step 0 instead of 8"),
-        (_life("", -11), 0.1, r"ended with status [-11] instead of [-9]"),
-        (_life("", -11, died_telling=True), 0.1, ""),
-        (_life("", 0), 0.1, r"ended with status [0] instead of [-9]"),
-        (_life("", 0, -9, chosen=1), 0.1, r"ended with status [0, -9] instead of [3, -9]"),
-        (_life("", 3, -9, chosen=1), 40, "another process ended 40.0 s after the kill"),
-        (_life("Traceback (most recent call last):", -9), 0.1, "a traceback was printed"),
+        (_processes("resuming from step 8", -9), 0.1, ""),
+        (_processes("", -9), 0.1, ""),
+        (_processes("", 3, -9, chosen=1), 0.1, ""),
+        (_processes("resuming from step 0", -9), 0.1, "resumed from step 0 instead of 8"),
+        (_processes("", -11), 0.1, r"ended with status [-11] instead of [-9]"),
+        (_processes("", -11, crashed_in_dump=True), 0.1, ""),
+        (_processes("", 0), 0.1, r"ended with status [0] instead of [-9]"),
+        (_processes("", 0, -9, chosen=1), 0.1, r"ended with status [0, -9] instead of [3, -9]"),
+        (_processes("", 3, -9, chosen=1), 40, "another process ended 40.0 s after the kill"),
+        (_processes("Traceback (most recent call last):", -9), 0.1, "a traceback was printed"),
     ],
 )
-def test_what_a_process_did_wrong_is_seen(life, seconds, problem):
-    found = run.of_the_processes(life, Fault(KILL, "step", 3, 0.1, 0.0, None), 8, seconds)
+def test_problems_of_processes_are_found(processes, seconds, problem):
+    """A wrong resumed step, a wrong status, a late end and a traceback are problems."""
+    found = run.check_processes(processes, Fault(KILL, "step", 3, 0.1, 0.0, None), 8, seconds)
     assert len(found) == bool(problem) and all(problem in line for line in found)
 
 
-def test_a_process_that_is_asked_to_stop_may_be_starting():
-    """Before it can answer, SIGTERM ends it; afterwards it must save, which takes its time."""
+def test_sigterm_during_the_start():
+    """Before its handler is installed, SIGTERM ends a process; afterwards it must save."""
     fault = Fault(TERMINATE, "start", 3, 0.1, 0.0, None)
-    assert run.of_the_processes(_life("", -15), fault, 8, 0.1) == []
-    assert run.of_the_processes(_life("", 130, 130, step=9), fault, 8, 30) == []
-    assert run.of_the_processes(_life("", -15, step=9), fault, 8, 0.1)
+    assert run.check_processes(_processes("", -15), fault, 8, 0.1) == []
+    assert run.check_processes(_processes("", 130, 130, step=9), fault, 8, 30) == []
+    assert run.check_processes(_processes("", -15, step=9), fault, 8, 0.1)
 
 
 def test_faults_depend_on_the_seed_alone():
-    """All kinds come, in about the shares that are asked for."""
+    """The same seed draws the same faults, of all kinds."""
     drawn = list(faults.draw(200, 0, 60))
     assert drawn == list(faults.draw(200, 0, 60)) != list(faults.draw(200, 1, 60))
     assert sum(fault.signal == KILL for fault in drawn) == 200 and any(fault.signal == TERMINATE for fault in drawn)
@@ -116,31 +121,32 @@ def test_faults_depend_on_the_seed_alone():
 
 
 @pytest.mark.parametrize("name", faults.DAMAGES)
-def test_damages_leave_what_they_say(tmp_path, name):
-    """Some make the newest checkpoint unusable, others do not; the one before is as it was."""
+def test_damage_to_checkpoints(tmp_path, name):
+    """Damage makes the newest checkpoint invalid or leaves it valid, as declared; the one before stays valid."""
     save(tmp_path, 4, 8)
     damage, usable = faults.DAMAGES[name]
     damage(tmp_path / "checkpoints" / "8", random.Random(0))
-    assert checks.sound(tmp_path) == ([4, 8] if usable else [4])
+    assert checks.valid(tmp_path) == ([4, 8] if usable else [4])
     assert Checkpoints(tmp_path).latest() == (8 if usable else 4)
 
 
-def test_a_lost_checkpoint_is_seen(tmp_path):
-    """One that is damaged or gone; not one whose time had come."""
+def test_lost_checkpoint_is_found(tmp_path):
+    """A corrupt or missing checkpoint is a problem, one that was due for removal is not."""
     save(tmp_path, 4, 8, 12)
     complete = process.complete(tmp_path)
-    assert checks.missing_checkpoints(complete, checks.sound(tmp_path), keep=3) == []
+    assert checks.missing_checkpoints(complete, checks.valid(tmp_path), keep=3) == []
     flip(max((tmp_path / "checkpoints" / "8").rglob("*"), key=lambda path: path.stat().st_size * path.is_file()))
-    assert checks.missing_checkpoints(complete, checks.sound(tmp_path), keep=3) == [
-        "checkpoint 8 was complete and is not sound any more"
+    assert checks.missing_checkpoints(complete, checks.valid(tmp_path), keep=3) == [
+        "checkpoint 8 was complete and is no longer valid"
     ]
     shutil.rmtree(tmp_path / "checkpoints" / "4")
-    assert len(checks.missing_checkpoints(complete, checks.sound(tmp_path), keep=3)) == 2
+    assert len(checks.missing_checkpoints(complete, checks.valid(tmp_path), keep=3)) == 2
     assert checks.missing_checkpoints([4, 8, 12], [8, 12, 16], keep=3) == []
-    assert checks.missing_checkpoints([4, 8, 12], [4, 8], keep=3, damaged=[12]) == []
+    assert checks.missing_checkpoints([4, 8, 12], [4, 8], keep=3, corrupt=[12]) == []
 
 
-def test_lost_steps_are_seen():
+def test_lost_steps_are_found():
+    """More lost steps than allowed are a problem."""
     assert checks.missing_steps(reached=24, newest=8, most=16) == []
     assert checks.missing_steps(reached=25, newest=8, most=16) == [
         "17 steps were lost, 25 were made, the newest checkpoint is 8"
@@ -160,74 +166,85 @@ def test_lost_steps_are_seen():
         ({"loss": {1: {0.5}, 2: {0.25}, 3: {0.1}}}, ["loss differs in 1 steps, the first is 3: [0.1] instead of []"]),
     ],
 )
-def test_traces_are_compared_bit_for_bit(found, problems):
-    told = checks.different_traces(found, {"loss": {1: {0.5}, 2: {0.25}}})
+def test_curves_are_compared_bit_for_bit(found, problems):
+    """Missing steps, other values and several values of a step are problems; scalars of the machine are not."""
+    told = checks.different_curves(found, {"loss": {1: {0.5}, 2: {0.25}}})
     assert len(told) == len(problems) and all(ours.startswith(theirs) for ours, theirs in zip(told, problems))
 
 
-def test_a_held_out_loss_that_nobody_measured_is_not_a_difference():
-    assert checks.different_traces({}, {"loss": {12: {0.5}}}, whole=False) == []
-    assert checks.different_traces({"loss": {12: {float("nan")}}}, {"loss": {12: {float("nan")}}}, whole=False) == []
+def test_missing_held_out_loss_is_no_difference():
+    """A kill between a checkpoint and its evaluation may omit the held-out loss."""
+    assert checks.different_curves({}, {"loss": {12: {0.5}}}, complete=False) == []
+    assert checks.different_curves({"loss": {12: {float("nan")}}}, {"loss": {12: {float("nan")}}}, complete=False) == []
 
 
 def test_weights_are_compared_bit_for_bit(tmp_path):
-    """Every array of the state, and the place in the data."""
+    """Every array of the state, and the position in the data."""
     for name, steps in (("a", (8,)), ("b", (8,)), ("c", (12,))):
         save(tmp_path / name, *steps)
     assert checks.different_weights(tmp_path / "a", tmp_path / "b", 8) == []
     (tmp_path / "c" / "checkpoints" / "12").rename(tmp_path / "c" / "checkpoints" / "8")
     arrays, data = checks.different_weights(tmp_path / "a", tmp_path / "c", 8)
-    assert "arrays of checkpoint 8 differ" in arrays and "another place in the data" in data
+    assert "arrays of checkpoint 8 differ" in arrays and "another position in the data" in data
 
 
 @pytest.mark.parametrize(
-    ("frames", "beside", "expected"),
+    ("frames", "background", "expected"),
     [
-        ([("training/checkpoint.py", "save"), ("training/loop.py", "_make_steps")], [], Place("save")),
+        ([("training/checkpoint.py", "save"), ("training/loop.py", "_make_steps")], [], Phase("save")),
         (
             [("data/tokenizer.py", "encode"), ("training/standard_callbacks.py", "_cross_entropy")],
             [],
-            Place("evaluation"),
+            Phase("evaluation"),
         ),
         (
             [("data/pipeline.py", "batches"), ("training/loop.py", "_make_steps")],
             [("training/checkpoint.py", "_write_manifest")],
-            Place("data", "write"),
+            Phase("data", "write"),
         ),
         (
             [("engines/pjrt.py", "train"), ("training/loop.py", "_make_steps")],
             [("training/checkpoint_manifest.py", "write_manifest"), ("training/checkpoint.py", "_write_manifest")],
-            Place("step", "seal"),
+            Phase("step", "manifest"),
         ),
-        ([], [], Place("start")),
+        ([], [], Phase("start")),
     ],
 )
-def test_places_are_read_from_stacks(frames, beside, expected):
+def test_phases_are_read_from_stacks(frames, background, expected):
+    """The main thread's phase and the background work on a checkpoint; an incomplete dump is recognised."""
+
     def text(stack) -> str:
         return "".join(f'  File "/x/lingvo_moe/{file}", line 7 in {function}\n' for file, function in stack)
 
     call = "(most recent call first)"
-    dump = f"Thread 0x1 {call}:\n{text(beside)}\nCurrent thread 0x2 {call}:\n{text(frames)}{_HEAD}"
-    assert stacks.place(dump) == expected and stacks.is_whole(dump)
-    assert not stacks.is_whole(dump[:-5]) and stacks.place("") == Place("start")
+    dump = f"Thread 0x1 {call}:\n{text(background)}\nCurrent thread 0x2 {call}:\n{text(frames)}{_HEAD}"
+    assert stacks.phase(dump) == expected and stacks.is_complete(dump)
+    assert not stacks.is_complete(dump[:-5]) and stacks.phase("") == Phase("start")
 
 
-def test_a_loss_is_told_and_fails(monkeypatch, tmp_path, capsys):
-    """Status 1, and the problem in the summary."""
+def test_phases_name_existing_functions():
+    """Protects the map from stacks to phases when functions of the library are renamed."""
+    package = pathlib.Path(training.__file__).parents[1]
+    for part, function, _ in (*stacks._MAIN, *stacks._BACKGROUND):
+        if function:
+            assert f"def {function}(" in (package / part).read_text(encoding="utf-8"), (part, function)
+
+
+def test_a_loss_is_reported(monkeypatch, tmp_path, capsys):
+    """A loss gives status 1, and is in the summary."""
     event = run.Event(
-        Fault(KILL, "save", 3, 0.1, 0.0, None), Place("save", "write"), 20, 8, 0.1, problems=["a checkpoint"]
+        Fault(KILL, "save", 3, 0.1, 0.0, None), Phase("save", "write"), 20, 8, 0.1, problems=["a checkpoint"]
     )
     result = run.Result(60, [event], ["a checkpoint"])
-    monkeypatch.setattr(
-        soak, "Soak", lambda *arguments: type("Fake", (), {"run": lambda self, tell, advance: result})()
-    )
+    monkeypatch.setattr(soak, "Soak", lambda *arguments: type("Fake", (), {"run": lambda self, log, advance: result})())
     assert app.execute(soak.main, ["soak", f"--directory={tmp_path}/new"], soak._VALUES) == 1
     said = capsys.readouterr().out
     assert "LOST: a checkpoint" in said and "Something was lost." in said and "Nothing was lost" not in said
-    assert run.counts(result) == [("save, write beside", 1, 12, 1)]
+    assert run.counts(result) == [("save, write in background", 1, 12, 1)]
 
 
-def test_a_directory_that_holds_something_is_left_alone(tmp_path, capsys):
+def test_directory_must_be_empty(tmp_path, capsys):
+    """Files of the user are never touched."""
     (tmp_path / "mine.txt").write_text("mine")
     assert app.execute(soak.main, ["soak", f"--directory={tmp_path}"], soak._VALUES) == 2
     assert "is not empty" in capsys.readouterr().err

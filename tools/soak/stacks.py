@@ -1,4 +1,4 @@
-"""Where a process stood: from the stacks that `faulthandler` writes to the part of training they belong to."""
+"""Maps the stacks that `faulthandler` dumps to the phase of training that they show."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from typing import NamedTuple
 
 _FRAME = re.compile(r'^  File "(.*)", line \d+ in (.*)$', re.MULTILINE)
-# The first of these of which a frame is found in the main thread counts. A file's name is a part of its path.
+# (part of a file's path, function, phase): the first with a frame in the main thread counts.
 _MAIN = (
     ("training/checkpoint.py", "save", "save"),
     ("training/checkpoint.py", "restore", "restore"),
@@ -15,44 +15,44 @@ _MAIN = (
     ("lingvo_moe/data/", "", "data"),
     ("training/loop.py", "_make_steps", "step"),
     ("training/loop.py", "_compile", "compile"),
-    ("training/checkpoint.py", "", "look for a checkpoint"),
+    ("training/checkpoint.py", "", "find a checkpoint"),
     ("training/loop.py", "_restore_or_initialise", "compile"),
 )
-# What another thread does meanwhile: a checkpoint is written, then sealed.
-_BESIDE = (
-    ("training/checkpoint_manifest.py", "write_manifest", "seal"),
+# What another thread does meanwhile: it writes a checkpoint, then its manifest.
+_BACKGROUND = (
+    ("training/checkpoint_manifest.py", "write_manifest", "manifest"),
     ("training/checkpoint.py", "_write_manifest", "write"),
 )
-# The outermost frame; it is written last.
+# The outermost frame, which is dumped last.
 _OUTERMOST = "_run_module_as_main"
 BEFORE_TRAINING = "start"
 
 
-class Place(NamedTuple):
-    """What the main thread did, and what was done to a checkpoint beside it (`write`, `seal` or an empty string)."""
+class Phase(NamedTuple):
+    """What the main thread does, and what another one does to a checkpoint (`write`, `manifest` or an empty string)."""
 
     main: str
-    beside: str = ""
+    background: str = ""
 
     def __str__(self) -> str:
-        return f"{self.main}, {self.beside} beside" if self.beside else self.main
+        return f"{self.main}, {self.background} in background" if self.background else self.main
 
 
-def is_whole(dump: str) -> bool:
-    """Whether the main thread's stack, the last one, has been written to its end."""
+def is_complete(dump: str) -> bool:
+    """Returns whether the dump has reached the end of the main thread's stack, which comes last."""
     return dump.endswith("\n") and _OUTERMOST in dump
 
 
-def place(dump: str) -> Place:
-    """Reads what SIGUSR1 made a process write; an empty text is of one that had not come to its imports."""
+def phase(dump: str) -> Phase:
+    """Returns the phase that a dump shows; an empty one is of a process before its imports."""
     threads = [_FRAME.findall(thread) for thread in dump.split("\n\n")]
     own = next((frames for frames in threads if frames and frames[-1][1] == _OUTERMOST), [])
-    beside = (_first(frames, _BESIDE) for frames in threads if frames is not own)
-    return Place(_first(own, _MAIN) or BEFORE_TRAINING, next(filter(None, beside), ""))
+    background = (_first(frames, _BACKGROUND) for frames in threads if frames is not own)
+    return Phase(_first(own, _MAIN) or BEFORE_TRAINING, next(filter(None, background), ""))
 
 
-def _first(frames: list[tuple[str, str]], places: tuple[tuple[str, str, str], ...]) -> str | None:
-    for part, wanted, name in places:
+def _first(frames: list[tuple[str, str]], phases: tuple[tuple[str, str, str], ...]) -> str | None:
+    for part, wanted, name in phases:
         if any(part in file and wanted in ("", function) for file, function in frames):
             return name
     return None

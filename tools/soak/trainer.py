@@ -1,4 +1,4 @@
-"""`python -m lingvo_moe` as a soak run starts it: SIGUSR1 writes where every thread stands to the file named in SOAK_STACKS."""
+"""The command line as a soak run starts it: SIGUSR1 dumps the stacks of all threads to the file SOAK_STACKS."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ VARIABLE = "SOAK_STACKS"
 
 
 def main():
-    """Runs the command line. The signal is answered in C, also while Python waits for a step or for the disk."""
-    faulthandler.register(signal.SIGUSR1, open(os.environ[VARIABLE], "w", encoding="utf-8"))
-    # Not before: importing takes a second in which the signal would end the process.
+    """Runs the command line; the signal is handled in C, also while Python waits for a step or for the disk."""
+    dump = open(os.environ[VARIABLE], "w", encoding="utf-8")  # noqa: SIM115  (stays open as long as the process)
+    faulthandler.register(signal.SIGUSR1, dump)
+    # Imported late: it takes a second, in which the signal would end the process.
     from lingvo_moe.cli import main
 
     main.run()
