@@ -1,10 +1,10 @@
-"""GShard table 4 with the real partitioner: what each operator computes and exchanges as the devices grow.
+"""GShard table 4 with the real partitioner: compute and communication of each operator as the devices grow.
 
     python -m tools.operator_table [--devices=8,64,512]
 
-Every row is annotated as the table says, compiled for TPU v3 slices with libtpu, and read: floating-point operations of one
-device by the compiler's own count, exchanges from the partitioned module. Dimensions that the table calls O(D) grow with the
-devices; where the paper says O(1), the figures must stay.
+Every row is annotated as in the table and compiled for TPU v3 slices with libtpu. The floating-point operations of one
+device are the compiler's own count, the collectives are read from the partitioned module. Dimensions that the table
+calls O(D) grow with the devices; where the paper says O(1), the figures must stay constant.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ class Operator:
     """A row of the table.
 
     Attributes:
-      name: as the table writes it.
-      cut: the dimensions that are O(D), each cut into D parts where it stands first among them in a tensor.
+      name: the operator in the table's notation.
+      sharded: the dimensions that are O(D); in each tensor, the first of them is split into D shards.
       inputs, output: dimensions of the tensors, in the table's letters.
       compute: the function of the inputs.
-      paper_compute, paper_communication: what the table says.
-      sizes: sizes of dimensions by letter, on one device for those that are cut; 64 where nothing is said.
-      shrinking: dimensions that fall with the devices.
+      paper_compute, paper_communication: the table's entries.
+      sizes: sizes of dimensions by letter, per device for the sharded ones; the default is 64.
+      shrinking: dimensions whose size is divided by the number of devices.
     """
 
     name: str
-    cut: str
+    sharded: str
     inputs: tuple[str, ...]
     output: str
     compute: Callable
@@ -51,11 +51,11 @@ class Operator:
     shrinking: str = ""
 
     def size(self, letter: str, devices: int) -> int:
-        """The size of a dimension on so many devices."""
+        """Returns the size of a dimension for a number of devices."""
         base = dict(self.sizes).get(letter, 64)
         if letter in self.shrinking:
             return max(1, base // devices)
-        return base * devices if letter in self.cut else base
+        return base * devices if letter in self.sharded else base
 
 
 def _matmul(a, b):
@@ -66,7 +66,7 @@ def _convolution(image, kernel):
     return tf.nn.conv2d(image, kernel, strides=1, padding="SAME")
 
 
-# The table's letters in ours, whose names mean nothing here: any letter can be claimed.
+# The logical axes that stand for the table's letters; their usual meaning does not matter here.
 _LOGICAL_AXES = {
     "A": "G",
     "B": "M",
@@ -84,7 +84,7 @@ _LOGICAL_AXES = {
     "N": "B",
     "K": "C",
 }
-# An image is N (batch) X Y I; the table's C of the einsum, capacity, is K here, as C is a dimension of the matrices.
+# An image is N (batch) X Y I. The einsum's C, capacity, is K here, as C is a dimension of the matrices.
 OPERATORS = (
     Operator("Add(A,A->A)", "A", ("A", "A"), "A", lambda a, b: a + b, "O(1)", "none", (("A", 2**16),)),
     Operator("Matmul(AB,BC->AC)", "B", ("AB", "BC"), "AC", _matmul, "O(1)", "AllReduce O(1)"),
@@ -119,7 +119,7 @@ OPERATORS = (
 
 @dataclasses.dataclass(frozen=True)
 class Measured:
-    """One operator on so many devices: operations of one device, and (kind, bytes) of what it exchanges."""
+    """An operator on a number of devices: operations of one device, and (kind, bytes) of its collectives."""
 
     devices: int
     flops: float
@@ -129,7 +129,7 @@ class Measured:
 def measure(operator: Operator, devices: int) -> Measured:
     """Compiles an operator for a TPU v3 slice of `devices` cores and reads the partitioned module."""
     layout = Layout(
-        DeviceMesh((devices,)), (AxisRule("".join(_LOGICAL_AXES[letter] for letter in operator.cut), ("x",)),)
+        DeviceMesh((devices,)), (AxisRule("".join(_LOGICAL_AXES[letter] for letter in operator.sharded), ("x",)),)
     )
 
     def logical_axes(dimensions: str) -> str:
@@ -139,10 +139,10 @@ def measure(operator: Operator, devices: int) -> Measured:
         return tuple(operator.size(letter, devices) for letter in dimensions)
 
     def function(inputs: dict) -> dict:
-        placed = [
+        annotated = [
             layout.annotate(inputs[str(i)], logical_axes(dimensions)) for i, dimensions in enumerate(operator.inputs)
         ]
-        return {"output": layout.annotate(operator.compute(*placed), logical_axes(operator.output))}
+        return {"output": layout.annotate(operator.compute(*annotated), logical_axes(operator.output))}
 
     specs = {
         str(i): Spec(shape(dimensions), "float32", logical_axes(dimensions))
@@ -162,18 +162,22 @@ def main(arguments: list[str]):
         raise UserError(
             f"--devices={','.join(_VALUES.devices)}: expected numbers of TPU v3 cores, for instance 8,64,512."
         )
-    print(
-        "| operator | O(D) | paper: compute, communication | devices | MFLOP a device | exchanged by a device |\n|---|---|---|---|---|---|"
+    heads = (
+        "operator",
+        "O(D)",
+        "paper: compute, communication",
+        "devices",
+        "MFLOP per device",
+        "collectives of a device",
     )
+    print(f"| {' | '.join(heads)} |\n|{'---|' * len(heads)}")
     for operator in OPERATORS:
         for devices in map(int, _VALUES.devices):
             found = measure(operator, devices)
-            exchanged = ", ".join(f"{kind} {size / 1024:,.1f} KiB" for kind, size in found.collectives) or "none"
-            print(
-                f"| {operator.name} | {','.join(operator.cut)} | {operator.paper_compute}, {operator.paper_communication} | {devices} | "
-                f"{found.flops / 1e6:,.3f} | {exchanged} |",
-                flush=True,
-            )
+            collectives = ", ".join(f"{kind} {size / 1024:,.1f} KiB" for kind, size in found.collectives) or "none"
+            paper = f"{operator.paper_compute}, {operator.paper_communication}"
+            cells = (operator.name, ",".join(operator.sharded), paper, str(devices), f"{found.flops / 1e6:,.3f}")
+            print(f"| {' | '.join([*cells, collectives])} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -2,8 +2,7 @@
 
     python -m tools.quickstart [--model=m4.Quickstart] [--preset=quickstart] [--directory=build/quickstart]
 
-Each stage is a public command, printed before it runs. A stage that is done is not done again, so an interrupted run goes
-on where it was.
+Each stage is a public command, printed before it runs. A finished stage is skipped, so an interrupted run resumes.
 """
 
 from __future__ import annotations
@@ -22,25 +21,26 @@ from absl import flags
 
 from lingvo_moe.cli import app
 from lingvo_moe.data.corpus import Corpus
-from lingvo_moe.errors import UserError
 
 _VALUES = flags.FlagValues()
 flags.DEFINE_string("model", "m4.Quickstart", "the registered model to train", flag_values=_VALUES)
-flags.DEFINE_string("preset", "quickstart", "of tools.build_corpus", flag_values=_VALUES)
-flags.DEFINE_string("directory", "build/quickstart", "where everything goes", flag_values=_VALUES)
-flags.DEFINE_integer("source_vocabulary", 8000, "pieces of the source tokenizer", flag_values=_VALUES)
-flags.DEFINE_integer("target_vocabulary", 4000, "pieces of the target tokenizer", flag_values=_VALUES)
+flags.DEFINE_string("preset", "quickstart", "preset of tools.build_corpus", flag_values=_VALUES)
+flags.DEFINE_string("directory", "build/quickstart", "directory of all files", flag_values=_VALUES)
+flags.DEFINE_integer("source_vocabulary", 8000, "vocabulary size of the source tokenizer", flag_values=_VALUES)
+flags.DEFINE_integer("target_vocabulary", 4000, "vocabulary size of the target tokenizer", flag_values=_VALUES)
 flags.DEFINE_integer("steps", None, "train to this step, instead of the model's own number", flag_values=_VALUES)
 flags.DEFINE_integer("max_pairs", 20, "held-out sentences translated per language, at most", flag_values=_VALUES)
 flags.DEFINE_list(
-    "sample_languages", ["de", "fr", "pl", "tr", "ja", "ar", "sw", "cy"], "shown at the end", flag_values=_VALUES
+    "sample_languages",
+    ["de", "fr", "pl", "tr", "ja", "ar", "sw", "cy"],
+    "languages of the samples shown at the end",
+    flag_values=_VALUES,
 )
 
 
 def main(arguments: list[str]):
-    """Trains a model from nothing and shows what it can do."""
-    if len(arguments) > 1:
-        raise UserError(f"{arguments[1]!r} is not understood; flags are written --name=value, see --help.")
+    """Runs all stages and shows the result."""
+    app.no_arguments(arguments[1:])
     start = time.monotonic()
     directory = pathlib.Path(_VALUES.directory)
     corpus, tokenizers, logdir = directory / "corpus", directory / "tokenizers", directory / "log"
@@ -76,17 +76,17 @@ def main(arguments: list[str]):
 
 
 def _stage(title: str, module: str, *arguments: str):
-    """Runs one command, its output going where ours goes; ends this program with its status where it fails."""
+    """Runs one command with our standard streams; if it fails, exits with its status."""
     command = [sys.executable, "-m", module, *arguments]
     print(f"\n== {title}\n$ {_python()} {shlex.join(command[1:])}", flush=True)
-    # Ctrl-C reaches the command as well, which ends in its own time, with a checkpoint; we must not kill it.
+    # Ctrl-C reaches the command as well, which saves a checkpoint before it ends; it must not be killed.
     before = signal.signal(signal.SIGINT, lambda number, frame: None)
     try:
         status = subprocess.run(command, check=False).returncode
     finally:
         signal.signal(signal.SIGINT, before)
     if status:
-        print("Run the same command again to go on from here.", file=sys.stderr)
+        print("Run the same command again to resume from here.", file=sys.stderr)
         sys.exit(status if status > 0 else 128 - status)
 
 
@@ -105,8 +105,11 @@ def _translate_samples(corpus_directory: pathlib.Path, directory: pathlib.Path, 
 
 
 def _samples(corpus: Corpus, languages: Sequence[str]) -> list[tuple[str, str, str]]:
-    """(language, sentence, English) of each language's first held-out pair that fits a line of the screen and whose English
-    was not shown before: one catalog's first sentence would otherwise be shown in every language."""
+    """Returns (language, sentence, English) of one held-out pair of each language.
+
+    It is the first that fits a line of the screen and whose English is new: otherwise the first sentence of one catalog
+    would be shown in every language.
+    """
     found: list[tuple[str, str, str]] = []
     for language in languages:
         if language in corpus.languages_of("test"):
@@ -117,7 +120,7 @@ def _samples(corpus: Corpus, languages: Sequence[str]) -> list[tuple[str, str, s
 
 
 def _python() -> str:
-    """The interpreter as one would type it: relative to here where it is below."""
+    """Returns the interpreter's path, relative to the working directory if it is below it."""
     path = pathlib.Path(sys.executable)
     return str(path.relative_to(pathlib.Path.cwd())) if path.is_relative_to(pathlib.Path.cwd()) else str(path)
 

@@ -1,4 +1,4 @@
-"""The quickstart is five public commands in order; where one fails it ends with its status and says how to go on."""
+"""Tests that the quickstart runs five public commands in order, and how it ends if one fails."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def flags(tmp_path):
         values[name].value = value
 
 
-def test_the_stages_are_public_commands_that_hand_on_their_places(flags, tmp_path, monkeypatch, capsys):
-    """What one stage writes, the next one reads; a sample is shown with ours and the reference."""
+def test_stages_are_public_commands_with_matching_paths(flags, tmp_path, monkeypatch, capsys):
+    """Each stage reads what the one before wrote; a sample is shown with our translation and the reference."""
     stages = []
 
     def stage(title, module, *arguments):
@@ -54,8 +54,8 @@ def test_the_stages_are_public_commands_that_hand_on_their_places(flags, tmp_pat
     assert (tmp_path / "samples.txt").read_text(encoding="utf-8") == f"{source}\n"
 
 
-def test_samples_are_held_out_short_and_no_two_alike(tmp_path):
-    """The first sentences of many languages are one sentence of one catalog."""
+def test_samples_are_held_out_short_and_distinct(tmp_path):
+    """The first sentences of many languages translate one sentence of one catalog."""
     corpus = Corpus.open(tiny.make_data(tmp_path).corpus)
     samples = quickstart._samples(corpus, ["de", "fr", "xx"])
     assert [language for language, *_ in samples] == ["de", "fr"]
@@ -65,18 +65,19 @@ def test_samples_are_held_out_short_and_no_two_alike(tmp_path):
 
 
 @pytest.mark.parametrize("code, status", [("raise SystemExit(2)", 2), ("import os; os.kill(os.getpid(), 9)", 128 + 9)])
-def test_a_stage_that_fails_ends_the_quickstart_with_its_status(code, status, monkeypatch, capsys):
+def test_failed_stage_ends_the_quickstart_with_its_status(code, status, monkeypatch, capsys):
+    """A signal becomes 128 + its number, as in a shell; the handler of SIGINT is restored."""
     run = subprocess.run
     monkeypatch.setattr(subprocess, "run", lambda command, check: run([sys.executable, "-c", code], check=check))
     before = signal.getsignal(signal.SIGINT)
     with pytest.raises(SystemExit) as ended:
         quickstart._stage("3/5 training", "lingvo_moe", "train")
     assert ended.value.code == status and signal.getsignal(signal.SIGINT) is before
-    assert "Run the same command again to go on from here." in capsys.readouterr().err
+    assert "Run the same command again to resume from here." in capsys.readouterr().err
 
 
 def test_ctrl_c_leaves_the_stage_time_to_save(monkeypatch):
-    """The signal reaches the stage by itself; the quickstart must outlive it, or the stage would lose its terminal."""
+    """The signal also reaches the stage; the quickstart waits for it to end."""
     code = (
         "import signal, time\nsignal.signal(signal.SIGINT, lambda *_: (time.sleep(0.2), exit(130)))\n"
         "import os; os.kill(os.getppid(), signal.SIGINT); os.kill(os.getpid(), signal.SIGINT); time.sleep(5)"

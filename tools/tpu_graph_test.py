@@ -1,4 +1,4 @@
-"""The tool finds nothing wrong with a registered model's graph, and finds what is made wrong."""
+"""Tests that a registered model's graph passes the checks, and that each kind of mistake is found."""
 
 from __future__ import annotations
 
@@ -22,47 +22,53 @@ def graph() -> TPUGraph:
     return tpu_strategy_graph.build((2, 2, 1), model.steps, model.batch_specs(), ("train",))
 
 
-def spoilt(change) -> list[str]:
-    """The faults after `change(definition)`."""
+def problems_after(change) -> list[str]:
+    """Returns the problems of the graph after `change(definition)`."""
     definition = type(graph().definition)()
     definition.CopyFrom(graph().definition)
     change(definition)
-    return tpu_graph.faults(TPUGraph(definition), experiment.get(MODEL, SMALLER).steps)
+    return tpu_graph.problems(TPUGraph(definition), experiment.get(MODEL, SMALLER).steps)
 
 
 def first(definition, op: str):
     return next(node for node in definition.node if node.op == op)
 
 
-def test_a_registered_model_is_as_it_must_be():
-    assert spoilt(lambda definition: None) == []
+def test_registered_model_has_no_problems():
+    """Protects the checks against false alarms."""
+    assert problems_after(lambda definition: None) == []
 
 
 @pytest.mark.parametrize(
-    "attribute, value, said",
+    "attribute, value, problem",
     [
         ("num_cores_per_replica", 4, "1 replicas of 4 cores"),
         ("num_replicas", 2, "2 replicas of 8 cores"),
         ("use_spmd_for_xla_partitioning", False, "not partitioned by SPMD"),
     ],
 )
-def test_a_program_over_other_cores_is_found(attribute, value, said):
+def test_wrong_replication_is_found(attribute, value, problem):
+    """Protects the check of replicas, cores and partitioner."""
+
     def change(definition):
         node = first(definition, "TPUReplicateMetadata")
         setattr(node.attr[attribute], "b" if isinstance(value, bool) else "i", value)
 
-    assert spoilt(change) == [said]
+    assert problems_after(change) == [problem]
 
 
-def test_a_repeated_core_is_found():
+def test_repeated_core_is_found():
+    """Protects the check of the device assignment."""
+
     def change(definition):
         cores = first(definition, "TPUReplicateMetadata").attr["device_assignment"].list.i
         cores[:4] = cores[4:8]
 
-    assert spoilt(change) == ["the device assignment is no permutation of the cores"]
+    assert problems_after(change) == ["the device assignment is not a permutation of the cores"]
 
 
-def test_a_distributed_weight_that_is_placed_whole_is_found():
+def test_replicated_expert_weight_is_found():
+    """Protects the check of a distributed weight's sharding."""
     expert = "theta/encoder/layer_1/feed_forward/wi"
 
     def change(definition):
@@ -71,11 +77,13 @@ def test_a_distributed_weight_that_is_placed_whole_is_found():
         (handle,) = [node for node in definition.node if node.name == expert]
         handle.attr["shape"].shape.dim[1].size = 8
 
-    (said,) = spoilt(change)
-    assert said.startswith(f"{expert}: cut as () into (1, 8, ")
+    (problem,) = problems_after(change)
+    assert problem.startswith(f"{expert}: sharded as () into (1, 8, ")
 
 
-def test_a_lost_annotation_is_found():
+def test_lost_annotation_is_found():
+    """Protects the check that every read and assignment is annotated."""
+
     def change(definition):
         read = next(
             node
@@ -84,10 +92,11 @@ def test_a_lost_annotation_is_found():
         )
         next(node for node in definition.node if read.name in node.input).op = "Identity"
 
-    (said,) = spoilt(change)
-    assert said.endswith("read or assigned without its place")
+    (problem,) = problems_after(change)
+    assert problem.endswith("read or assigned without its sharding")
 
 
-def test_a_name_that_is_none_is_told(capsys):
+def test_unknown_name(capsys):
+    """The error lists the names."""
     assert app.execute(tpu_graph.main, ["tpu_graph", "--only=m5"], tpu_graph._VALUES) == 2
-    assert "--only=m5: in no name of m4.Dense96L" in capsys.readouterr().err
+    assert "--only=m5: not in the name of any of m4.Dense96L" in capsys.readouterr().err

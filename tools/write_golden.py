@@ -1,7 +1,7 @@
-"""Rewrites testdata/golden after a change that is meant (`make golden`): what the registered models are, and what they exchange.
+"""Rewrites testdata/golden after an intended change (`make golden`): hyperparameters and collectives of the models.
 
-NAME.txt is every hyperparameter of a model; collectives/NAME.txt the exchanges of its miniature (lingvo_moe.analysis.miniature),
-for models that are made for a slice.
+NAME.txt holds every hyperparameter of a registered model; collectives/NAME.txt the collectives of its miniature
+(lingvo_moe.analysis.miniature), for models that are made for a slice.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from lingvo_moe.utils import progress
 
 DIRECTORY = pathlib.Path(__file__).parent.parent / "testdata" / "golden"
 _VALUES = flags.FlagValues()
-flags.DEFINE_boolean("collectives", True, "also the exchanges, which takes minutes", flag_values=_VALUES)
-_SMALLEST_SLICE = 32  # cores; what runs at home is tested as it is
+flags.DEFINE_boolean("collectives", True, "also write the collectives, which takes minutes", flag_values=_VALUES)
+_SMALLEST_SLICE = 32  # cores; smaller models are tested at their own size
 
 
 def main(arguments: list[str]):
-    """Writes the texts of all models in the zoo and removes those of models that are gone."""
+    """Writes the texts of all registered models and removes those of removed ones."""
     app.no_arguments(arguments[1:])
     _write(DIRECTORY, {name: experiment.text(name, experiment.get(name)) for name in registry.names()})
     if _VALUES.collectives:
@@ -34,12 +34,12 @@ def main(arguments: list[str]):
 
 
 def giants() -> list[str]:
-    """The registered models that are made for a slice."""
+    """Returns the registered models that are made for a slice."""
     return [name for name in registry.names() if experiment.get(name).mesh.size >= _SMALLEST_SLICE]
 
 
 def collectives(name: str) -> str:
-    """The exchanges of a model's miniature; models of one structure have the same one, which is compiled once."""
+    """Returns the collectives of a model's miniature; models of one structure share it, and it is compiled once."""
     return _collectives(miniature.of(name))
 
 

@@ -1,4 +1,4 @@
-"""What the registered giants exchange between cores is what the golden texts say, and M4's is what the paper says."""
+"""Tests that the collectives of the giants are those of the golden texts, and those of M4 the paper's."""
 
 from __future__ import annotations
 
@@ -15,22 +15,26 @@ _GOLDEN = write_golden.DIRECTORY / "collectives"
 
 
 @pytest.mark.parametrize("name", write_golden.giants())
-def test_exchanges_of_the_miniature(name):
-    """A mask, activation or weight that the partitioner begins to gather shows here, whichever annotation was lost."""
+def test_collectives_of_the_miniature(name):
+    """Protects the annotations: without one, the partitioner gathers a mask, an activation or a weight."""
     golden = _GOLDEN / f"{name}.txt"
     assert golden.read_text(encoding="utf-8") == write_golden.collectives(name), (
-        f"{name} no longer exchanges what {golden.name} says; if that is meant, run `make golden` and commit the difference."
+        f"the collectives of {name} differ from {golden.name}; if that is intended, run `make golden` and commit it."
     )
 
 
-def test_no_golden_text_without_a_model():
+def test_every_golden_text_has_a_model():
+    """Protects against texts of removed models."""
     assert {path.stem for path in _GOLDEN.glob("*.txt")} == set(write_golden.giants())
 
 
 @pytest.mark.parametrize("name", [name for name in write_golden.giants() if re.match(r"m4.MoE|sparse_lm", name)])
-def test_two_all_to_all_forward_and_two_backward_per_layer_with_experts(name):
-    """GShard section 3.2 and Algorithm 2, in the golden texts themselves. What was exchanged is kept, not exchanged again, and
-    nothing is gathered but the dense weights that the 1T model's layout cuts."""
+def test_two_all_to_all_forward_and_two_backward_per_moe_layer(name):
+    """Protects GShard section 3.2 and Algorithm 2 in the golden texts themselves.
+
+    The outputs of collectives are saved for the backward pass, not communicated again, and nothing is gathered but the
+    dense weights that the 1T model's layout shards.
+    """
     small = miniature.of(name)
     found = dict(re.findall(r"([\w-]+) among \d+: (\d+)", (_GOLDEN / f"{name}.txt").read_text(encoding="utf-8")))
     layers_with_experts = small.model.num_layers // 2

@@ -1,11 +1,12 @@
-"""Measures our programs and the peers', one core, CPU time, taking turns, and writes what came out to docs/performance.md.
+"""Measures our programs and the peers' in turn, in CPU time of one core, and writes docs/performance.md.
 
-    python -m tools.benchmarks [--only=translation_8,decoding] [--rounds=8] [--json=FILE] [--venvs=build/benchmarks/venvs]
+    python -m tools.benchmarks [--only=translation_8,decoding] [--rounds=8] [--json=FILE] [--venvs=DIRECTORY]
 
-Each row is our CPU seconds over another's for the same work: the least of all rounds on both sides, with the quartiles of single
-rounds' ratios. A peer runs in a virtual environment of its own with pinned versions, made on first use; one that cannot be made
-leaves its row empty. What a ratio would mean nothing without is checked: equal tokens, layers, experts and capacity, losses that
-begin near chance and fall. A whole run also profiles the training step, and takes half an hour.
+Each row is the ratio of our CPU seconds to another's for the same work: the least of all rounds on both sides, with
+the quartiles of the ratios of single rounds. A peer runs in a virtual environment of its own with pinned versions, made
+on first use; if that fails, its row stays empty. The sides are checked to be comparable: equal tokens, layers, experts
+and capacity, losses that start near chance and fall. A run of all rows also profiles the training step, and takes half
+an hour.
 """
 
 from __future__ import annotations
@@ -19,31 +20,34 @@ from absl import flags
 
 from lingvo_moe.cli import app
 from lingvo_moe.errors import UserError
-from lingvo_moe.utils import progress
+from lingvo_moe.utils import output_files, progress
 from tools.benchmarks import comparisons, document
-from tools.benchmarks.comparisons import COMPARISONS, Comparison, Place, Result
+from tools.benchmarks.comparisons import COMPARISONS, Comparison, Directories, Result
 
 _VALUES = flags.FlagValues()
-flags.DEFINE_list("only", [], "names of rows; default: all, and the page", flag_values=_VALUES)
+flags.DEFINE_list("only", [], "names of rows; default: all, which also writes the page", flag_values=_VALUES)
 flags.DEFINE_integer("rounds", 8, "measurements of each side", lower_bound=2, flag_values=_VALUES)
 flags.DEFINE_string("json", None, "also write the run to this file", flag_values=_VALUES)
 flags.DEFINE_string(
-    "directory", "build/benchmarks", "for what workers say, and a cache of programs", flag_values=_VALUES
+    "directory", "build/benchmarks", "directory of the workers' logs and the cache of programs", flag_values=_VALUES
 )
-flags.DEFINE_string("venvs", "build/benchmarks/venvs", "for the peers' virtual environments", flag_values=_VALUES)
 flags.DEFINE_string(
-    "output", "docs/performance.md", "the page that a whole run writes its figures to", flag_values=_VALUES
+    "venvs", "build/benchmarks/venvs", "directory of the peers' virtual environments", flag_values=_VALUES
+)
+flags.DEFINE_string(
+    "output", "docs/performance.md", "page that a run of all rows writes its figures to", flag_values=_VALUES
 )
 _PROFILED = {"8 experts": "translation_8", "64 experts": "translation_64"}
 
 
 def main(arguments: list[str]) -> int:
-    """Runs it; returns 1 if a row that could be measured misses its goal."""
+    """Runs the benchmarks; returns 1 if a measured row misses its goal."""
     app.no_arguments(arguments[1:])
     chosen = _chosen(_VALUES.only)
-    place = Place(pathlib.Path(_VALUES.directory).absolute(), pathlib.Path(_VALUES.venvs).absolute())
+    output_files.check_path("--json", _VALUES.json)
+    directories = Directories(pathlib.Path(_VALUES.directory).absolute(), pathlib.Path(_VALUES.venvs).absolute())
     with progress.bar("measuring", len(chosen) * _VALUES.rounds, "rounds") as advance:
-        results = [_measured(comparison, place, advance) for comparison in chosen]
+        results = [_measure(comparison, directories, advance) for comparison in chosen]
     run = {
         "date": datetime.date.today().isoformat(),
         "machine": _processor(),
@@ -53,11 +57,12 @@ def main(arguments: list[str]) -> int:
     }
     print(document.for_screen(results))
     if not _VALUES.only:
-        run["profiles"] = {title: _profile(name, place) for title, name in _PROFILED.items()}
-        document.put(pathlib.Path(_VALUES.output), "measured", document.for_page(run))
-        document.put(pathlib.Path(_VALUES.output), "profiled", document.by_part(run["profiles"]))
+        run["profiles"] = {title: _profile(name, directories) for title, name in _PROFILED.items()}
+        document.replace(pathlib.Path(_VALUES.output), "measured", document.for_page(run))
+        document.replace(pathlib.Path(_VALUES.output), "profiled", document.by_part(run["profiles"]))
     if _VALUES.json:
-        pathlib.Path(_VALUES.json).write_text(json.dumps(run, indent=1) + "\n", encoding="utf-8")
+        with output_files.atomic_writer(_VALUES.json) as file:
+            file.write(json.dumps(run, indent=1) + "\n")
     return int(any(not result.missing and result.ratio > _goal(result) for result in results))
 
 
@@ -69,19 +74,19 @@ def _chosen(only: list[str]) -> list[Comparison]:
     return [comparison for name, comparison in names.items() if not only or name in only]
 
 
-def _measured(comparison: Comparison, place: Place, advance) -> Result:
-    """A row; what keeps a peer from being measured is told in it, and the others are measured all the same."""
+def _measure(comparison: Comparison, directories: Directories, advance) -> Result:
+    """Measures a row; if a peer cannot be measured, the row holds the reason."""
     try:
-        return comparisons.run(comparison, _VALUES.rounds, place, lambda: advance(note=comparison.name))
+        return comparisons.run(comparison, _VALUES.rounds, directories, lambda: advance(note=comparison.name))
     except UserError as error:
         if comparison.by == comparisons.OURS:
             raise
         return Result(comparison.name, missing=str(error))
 
 
-def _profile(name: str, place: Place) -> dict[str, float]:
+def _profile(name: str, directories: Directories) -> dict[str, float]:
     comparison = next(comparison for comparison in COMPARISONS if comparison.name == name)
-    with place.worker(f"{name}.{comparisons.PROFILE}", comparisons.PROFILE, comparison.ours) as worker:
+    with directories.worker(f"{name}.{comparisons.PROFILE}", comparisons.PROFILE, comparison.ours) as worker:
         return worker.facts["parts"]
 
 

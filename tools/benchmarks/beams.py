@@ -1,14 +1,16 @@
-"""The flat beam against one that reorders its caches, by beam size and length: the paper leaves open which is faster where.
+"""The flat beam search against one that reorders its caches, by beam size and length.
 
     python -m tools.benchmarks.beams [--beams=1,2,4,8] [--lengths=16,64,256] [--rounds=4]
 
-Both are our own programs for the same model and search, which differ by rounding alone; CPU time of one core, taking turns. Writes
-the table to docs/performance.md; takes a quarter of an hour.
+The paper leaves open which is faster where. Both are our own programs for the same model and search, whose results
+differ by rounding alone; they are measured in turn, in CPU time of one core. Writes the table to docs/performance.md;
+takes a quarter of an hour.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import pathlib
 
 from absl import flags
@@ -17,37 +19,37 @@ from lingvo_moe.cli import app
 from lingvo_moe.errors import UserError
 from lingvo_moe.utils import progress
 from tools.benchmarks import comparisons, document, work
-from tools.benchmarks.comparisons import Comparison, Place, Result
+from tools.benchmarks.comparisons import Comparison, Directories, Result
 
 _VALUES = flags.FlagValues()
-flags.DEFINE_list("beams", ["1", "2", "4", "8"], "hypotheses a sentence", flag_values=_VALUES)
+flags.DEFINE_list("beams", ["1", "2", "4", "8"], "hypotheses per sentence", flag_values=_VALUES)
 flags.DEFINE_list("lengths", ["16", "64", "256"], "tokens of a translation", flag_values=_VALUES)
 flags.DEFINE_integer("rounds", 4, "measurements of each side", lower_bound=2, flag_values=_VALUES)
 flags.DEFINE_string(
-    "directory", "build/benchmarks", "for what workers say, and a cache of programs", flag_values=_VALUES
+    "directory", "build/benchmarks", "directory of the workers' logs and the cache of programs", flag_values=_VALUES
 )
-flags.DEFINE_string("output", "docs/performance.md", "the page that the figures are written to", flag_values=_VALUES)
+flags.DEFINE_string("output", "docs/performance.md", "page that the figures are written to", flag_values=_VALUES)
 
 
-def main(arguments: list[str]) -> int:
-    """Measures and writes; returns 0: neither is to win."""
+def main(arguments: list[str]):
+    """Measures and writes the table."""
     app.no_arguments(arguments[1:])
     beams, lengths = _numbers("beams"), _numbers("lengths")
-    place = Place(pathlib.Path(_VALUES.directory).absolute(), pathlib.Path())
+    directories = Directories(pathlib.Path(_VALUES.directory).absolute(), pathlib.Path())
     results = {}
     with progress.bar("measuring", len(beams) * len(lengths) * _VALUES.rounds, "rounds") as advance:
         for beam in beams:
             for length in lengths:
                 case = comparison(beam, length)
-                results[beam, length] = comparisons.run(case, _VALUES.rounds, place, lambda: advance(note=case.name))
+                count = functools.partial(advance, note=case.name)
+                results[beam, length] = comparisons.run(case, _VALUES.rounds, directories, count)
     text = table(results)
     print(text)
-    document.put(pathlib.Path(_VALUES.output), "beams", text)
-    return 0
+    document.replace(pathlib.Path(_VALUES.output), "beams", text)
 
 
 def comparison(beam: int, length: int) -> Comparison:
-    """The flat beam's search against the other's."""
+    """Returns the comparison of both searches."""
     flat = dataclasses.replace(work.TRANSLATION, kind="decode", capacity_factor=None, beam_size=beam, max_length=length)
     return Comparison(
         name=f"beam_{beam}_{length}",
@@ -60,15 +62,15 @@ def comparison(beam: int, length: int) -> Comparison:
 
 
 def table(results: dict[tuple[int, int], Result]) -> str:
-    """Ratios, a row for each beam size and a column for each length: below 1 the flat beam is the faster one."""
-    beams, lengths = (sorted({key[place] for key in results}) for place in (0, 1))
+    """Returns ratios by beam size (rows) and length (columns); below 1 the flat beam search is faster."""
+    beams, lengths = (sorted({key[index] for key in results}) for index in (0, 1))
     lines = [
         f"| hypotheses | {' | '.join(f'{length} tokens' for length in lengths)} |",
         f"|{'---|' * (1 + len(lengths))}",
     ]
     for beam in beams:
-        of_beam = [results[beam, length] for length in lengths]
-        cells = [f"{row.ratio:.2f} ({row.ours:.3f} s against {row.other:.3f} s)" for row in of_beam]
+        members = [results[beam, length] for length in lengths]
+        cells = [f"{row.ratio:.2f} ({row.ours:.3f} s against {row.other:.3f} s)" for row in members]
         lines.append(f"| {beam} | {' | '.join(cells)} |")
     return "\n".join(lines)
 

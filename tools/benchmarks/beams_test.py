@@ -1,4 +1,4 @@
-"""Both beams find the same translations, and only one of them moves its caches; the table names the faster one."""
+"""Tests that both beam searches find the same translations, and of the table of their speeds."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TOLERANCE = 2e-5
 
 @pytest.fixture(scope="module", params=[1, 3])
 def programs(request) -> tuple:
-    """(the flat beam's program, the other's, inputs of both), with a softmax sharp enough for hypotheses to differ."""
+    """Returns (flat program, reordering program, inputs), with a softmax sharp enough for hypotheses to differ."""
     own = experiment.get(
         "m4.Quickstart",
         [
@@ -60,21 +60,24 @@ def programs(request) -> tuple:
 
 
 def test_both_find_the_same_translations(programs):
+    """Ids and lengths are equal, scores up to rounding."""
     flat, reordered, inputs = programs
     one, other = (tree.map_leaves(np.asarray, Engine(1).load(program)(inputs)) for program in (flat, reordered))
     np.testing.assert_array_equal(one["ids"], other["ids"])
     np.testing.assert_array_equal(one["lengths"], other["lengths"])
     np.testing.assert_allclose(one["scores"], other["scores"], rtol=0, atol=TOLERANCE)
-    assert len({tuple(ids) for ids in one["ids"].reshape(-1, 7)}) > 1, "there is something to tell apart"
+    assert len({tuple(ids) for ids in one["ids"].reshape(-1, 7)}) > 1, "the hypotheses differ"
 
 
-def test_the_comparison_is_of_the_same_search_but_for_its_kind():
+def test_both_sides_have_the_same_search():
+    """The two works differ in their kind alone."""
     case = beams.comparison(4, 64)
     assert (case.ours.beam_size, case.ours.max_length, case.ours.kind, case.other.kind) == (4, 64, "decode", "reorder")
     assert dataclasses.replace(case.other, kind="decode") == case.ours
 
 
-def test_the_table_has_a_row_for_each_beam_and_a_column_for_each_length():
+def test_table_of_beams_and_lengths():
+    """A row for each beam size, a column for each length."""
     results = {(beam, length): Result("", ours=1.0, other=2.0, ratio=0.5) for beam in (1, 4) for length in (16, 64)}
     lines = beams.table(results).splitlines()
     assert lines[0] == "| hypotheses | 16 tokens | 64 tokens |" and len(lines) == 4
@@ -82,7 +85,8 @@ def test_the_table_has_a_row_for_each_beam_and_a_column_for_each_length():
 
 
 @pytest.mark.parametrize("given", ["0", "4,-1", "four", "4,", ""])
-def test_what_is_no_number_is_told(given):
+def test_invalid_numbers(given):
+    """The error names the flag and the value."""
     values = beams._VALUES
     values(["beams", f"--beams={given}"])
     with pytest.raises(UserError, match=f"--beams={given}: expected whole numbers above 0"):

@@ -1,4 +1,4 @@
-"""What is compared with what, how a comparison is run, and what must be equal for it to mean anything."""
+"""The comparisons: their two sides, how they are run, and what must be equal on both sides."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ from tools.benchmarks.work import Work
 from tools.benchmarks.worker import Measurement, Worker
 
 OURS = "ours"
-PROFILE = "profile"  # ours, too
+PROFILE = "profile"  # also one of our modules
 OUR_ENVIRONMENT = {"XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false", "JAX_PLATFORMS": "cpu"}
-# Lingvo 0.14.2's UniTransformer took 1.04 s for the step of `work.LANGUAGE_MODEL` on one core whose own 1024^3 product ran at
-# 95 GFLOP/s. It no longer installs beside today's Python, so its step counts as that many operations at the peak.
+# Lingvo 0.14.2's UniTransformer took 1.04 s for the step of `work.LANGUAGE_MODEL` on one core whose 1024^3 matrix
+# product ran at 95 GFLOP/s. It does not install with current Python, so its step counts as that many operations at the
+# peak.
 LINGVO_FLOP = 1.04 * 95e9
 _LEARNING = ("layers", "expert_layers", "experts", "capacity", "tokens", "batch")
 _FARTHEST_FROM_CHANCE = 0.1
-# Of all places: NllbMoe computes those alone that hold a token, and an untrained router fills some experts and leaves others.
+# Share of the capacity: NllbMoe computes only rows that hold a token, and an untrained router leaves experts unused.
 _FEWEST_ROWS = 0.25
 
 
@@ -32,14 +33,14 @@ class Comparison:
     """Our work against another's.
 
     Attributes:
-      name: for `--only`.
-      title: what the row is called.
-      ours, other: the two works.
-      by: who does the other: a peer of the directory `peers`, or ourselves.
-      goal: the ratio ours / other is to be at most this; infinite where it is only told.
-      equal: facts that both must tell alike.
-      per: a fact: seconds are divided by it on both sides before they are compared.
-      flop: the operations that ours count as where `per` is `flop`; 0 for those that the model asks for.
+      name: name of the row for `--only`.
+      title: title of the row.
+      ours, other: the work of the two sides.
+      by: the implementation of the other side: a peer of the directory `peers`, or our own.
+      goal: upper bound of the ratio ours / other; infinite if the row has no goal.
+      equal: facts that must be equal on both sides.
+      per: a fact by which the seconds of both sides are divided before they are compared.
+      flop: operations of our side if `per` is `flop`; 0 for those that the model asks for.
     """
 
     name: str
@@ -59,9 +60,9 @@ def _with(of: Work, **changes) -> Work:
 
 _ALL_EXPERTS = _with(work.TRANSLATION, kind="decode", capacity_factor=None)
 _MANY = _with(work.TRANSLATION, experts=64)
-# As work grows with devices: each of 8 has the tokens, and the room, that one has of `work.TRANSLATION`.
+# Weak scaling: each of 8 devices has the tokens, and the capacity, of `work.TRANSLATION`.
 _EIGHT_TIMES = _with(work.TRANSLATION, groups=8, rows=8 * work.TRANSLATION.rows)
-# The same work cut in 8: 64 tokens each.
+# Strong scaling: the same work split into 8, 64 tokens each.
 _IN_EIGHT = _with(work.TRANSLATION, groups=8)
 COMPARISONS = (
     Comparison(
@@ -154,15 +155,15 @@ COMPARISONS = (
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """A row: seconds of one piece of work and their ratio, or why there is none.
+    """A row: seconds of the work on both sides and their ratio, or the reason why there is none.
 
     Attributes:
-      ours, other: the least CPU seconds of all rounds; `other` in seconds that ours compare with, see `Comparison.per`.
-      ratio: of these two.
-      low, high: quartiles of the ratios of single rounds: how much it spreads.
-      facts: what the two workers told.
-      losses: (first, last) of each of the two, where there are any.
-      missing: why there are no figures; empty where there are.
+      ours, other: the least CPU seconds of all rounds; `other` is scaled as `Comparison.per` says.
+      ratio: ours / other.
+      low, high: quartiles of the ratios of single rounds.
+      facts: the facts of the two workers.
+      losses: (first, last) of each side that trains.
+      missing: why there are no figures, or empty.
     """
 
     name: str
@@ -177,14 +178,14 @@ class Result:
 
 
 @dataclasses.dataclass(frozen=True)
-class Place:
-    """Where a run keeps things: below `directory` what workers say and a cache of our programs, below `venvs` the peers."""
+class Directories:
+    """The directories of a run: `directory` for logs and the cache of our programs, `venvs` for the peers."""
 
     directory: pathlib.Path
     venvs: pathlib.Path
 
     def worker(self, name: str, who: str, work: Work) -> Worker:
-        """A worker called `name`, ready: a peer, or of this package's own modules the one that `who` names."""
+        """Returns a ready worker: the peer `who`, or our module of that name."""
         if who in (OURS, PROFILE):
             command = [sys.executable, "-m", f"tools.benchmarks.{who}"]
             environment = {**OUR_ENVIRONMENT, "LINGVO_MOE_CACHE": str(self.directory / "cache")}
@@ -194,7 +195,7 @@ class Place:
         return Worker(name, command, dataclasses.asdict(work), self.directory / "logs", environment)
 
 
-def run(comparison: Comparison, rounds: int, place: Place, advance: Callable[[], None]) -> Result:
+def run(comparison: Comparison, rounds: int, directories: Directories, advance: Callable[[], None]) -> Result:
     """Measures both sides, one after the other in each of the rounds.
 
     Raises:
@@ -203,7 +204,7 @@ def run(comparison: Comparison, rounds: int, place: Place, advance: Callable[[],
     with contextlib.ExitStack() as stack:
         asked = (("ours", OURS, comparison.ours), ("other", comparison.by, comparison.other))
         sides = [
-            (stack.enter_context(place.worker(f"{comparison.name}.{side}", who, work)), work.times)
+            (stack.enter_context(directories.worker(f"{comparison.name}.{side}", who, work)), work.times)
             for side, who, work in asked
         ]
         facts = tuple(worker.facts for worker, _ in sides)
@@ -215,8 +216,8 @@ def run(comparison: Comparison, rounds: int, place: Place, advance: Callable[[],
             advance()
     losses = tuple(
         pair
-        for works, told, list_of in zip((comparison.ours, comparison.other), facts, measured)
-        if (pair := check_losses(comparison.name, works, told, list_of))
+        for works, known, list_of in zip((comparison.ours, comparison.other), facts, measured)
+        if (pair := check_losses(comparison.name, works, known, list_of))
     )
     return summary(comparison, facts, [[m.seconds for m in list_of] for list_of in measured], losses)
 
@@ -227,7 +228,7 @@ def summary(
     seconds: Sequence[Sequence[float]],
     losses: tuple[tuple[float, float], ...] = (),
 ) -> Result:
-    """The row of a comparison from the seconds of all rounds, ours and the other's."""
+    """Returns the row of a comparison from the seconds of all rounds of both sides."""
     factor = 1.0
     if comparison.per:
         factor = (comparison.flop or facts[0][comparison.per]) / facts[1][comparison.per]
@@ -237,11 +238,11 @@ def summary(
 
 
 def check_equal(comparison: Comparison, facts: Sequence[dict]):
-    """Raises UserError where the two sides did not make the same thing, or one skips work."""
+    """Raises UserError if the two sides do not do the same work."""
     differ = [name for name in comparison.equal if facts[0][name] != facts[1][name]]
     if differ:
-        told = ", ".join(f"{name} {facts[0][name]} and {facts[1][name]}" for name in differ)
-        raise UserError(f"{comparison.name}: the two sides differ in {told}; their ratio would mean nothing.")
+        listed = ", ".join(f"{name} {facts[0][name]} and {facts[1][name]}" for name in differ)
+        raise UserError(f"{comparison.name}: the two sides differ in {listed}; their ratio is meaningless.")
     rows = [side["expert_rows"] for side in facts if "expert_rows" in side]
     if len(rows) == 2 and not _FEWEST_ROWS <= rows[1] / rows[0] <= 1.0:
         raise UserError(
@@ -250,20 +251,20 @@ def check_equal(comparison: Comparison, facts: Sequence[dict]):
 
 
 def check_losses(name: str, work: Work, facts: dict, measured: Sequence[Measurement]) -> tuple[float, float] | None:
-    """(first, last) loss of a training, which begins near chance and falls; None for what has no loss.
+    """Returns the (first, last) loss of a training; None for work without a loss.
 
     Raises:
-      UserError: it does not.
+      UserError: the loss does not start near chance, or does not fall.
     """
     if "first_loss" not in facts:
         return None
     first, last = facts["first_loss"], measured[-1].losses[-1]
     if not (math.isfinite(first) and math.isfinite(last) and first > 0):
-        raise UserError(f"{name}: losses are {first} and then {last}; that is no training.")
+        raise UserError(f"{name}: the losses are {first} and {last}, expected finite ones.")
     chance = math.log(work.vocabulary)
     if work.kind == "train" and (abs(first / chance - 1) > _FARTHEST_FROM_CHANCE or last >= first):
         raise UserError(
-            f"{name}: the loss begins at {first:.2f} and ends at {last:.2f}; expected near ln {work.vocabulary} "
-            f"= {chance:.2f}, and falling. Its time means nothing."
+            f"{name}: the loss starts at {first:.2f} and ends at {last:.2f}; expected near ln {work.vocabulary} "
+            f"= {chance:.2f}, and falling; its time is meaningless."
         )
     return first, last

@@ -1,4 +1,4 @@
-"""The table of a run, on the screen and in docs/performance.md, whose prose stands outside the markers."""
+"""The table of a run, for the screen and for docs/performance.md, which keeps its prose outside the markers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _HEAD = ("what", "ours, s", "other, s", "ratio", "quartiles", "goal", "met")
 
 
 def rows(results: Iterable[Result]) -> list[tuple[str, ...]]:
-    """The cells of each row, as text; those of a comparison that could not be made are empty."""
+    """Returns the cells of each row; the figures of a row that was not measured are empty."""
     found = []
     for result in results:
         comparison = _BY_NAME[result.name]
@@ -38,7 +38,7 @@ def rows(results: Iterable[Result]) -> list[tuple[str, ...]]:
 
 
 def for_screen(results: Sequence[Result]) -> str:
-    """The table, and below it what the workers told of themselves."""
+    """Returns the table, and below it the facts of the workers."""
     cells = [_HEAD, *rows(results)]
     widths = [max(map(len, column)) for column in zip(*cells)]
     lines = [
@@ -48,11 +48,11 @@ def for_screen(results: Sequence[Result]) -> str:
         for row in cells
     ]
     lines.insert(1, "-" * len(lines[0]))
-    return "\n".join([*lines, "", *map(_told, results)])
+    return "\n".join([*lines, "", *map(_facts, results)])
 
 
 def for_page(run: Mapping) -> str:
-    """The generated part of the page, from a run's JSON."""
+    """Returns the generated part of the page, from a run's JSON."""
     results = [Result(**row) for row in run["results"]]
     lines = [
         f"{run['date']}, {run['machine']}, one core, {run['rounds']} rounds: `{run['command']}`",
@@ -61,13 +61,13 @@ def for_page(run: Mapping) -> str:
         f"|{'---|' * len(_HEAD)}",
         *(f"| {' | '.join(row)} |" for row in rows(results)),
         "",
-        *(f"- {_told(result)}" for result in results),
+        *(f"- {_facts(result)}" for result in results),
     ]
     return "\n".join(lines)
 
 
 def by_part(profiles: Mapping[str, Mapping[str, float]]) -> str:
-    """Where a step's CPU time goes: parts of the model by the share of each profile, the largest of the first one first."""
+    """Returns a table of a step's CPU time by part of the model, ordered by the first profile."""
     names = list(profiles)
     parts = sorted(
         {part for of_parts in profiles.values() for part in of_parts},
@@ -78,13 +78,13 @@ def by_part(profiles: Mapping[str, Mapping[str, float]]) -> str:
     return "\n".join(lines)
 
 
-def put(page: pathlib.Path, name: str, text: str):
-    """Replaces what stands between the markers `name` of a page; raises UserError where it has none."""
+def replace(page: pathlib.Path, name: str, text: str):
+    """Replaces the text between the markers `name` of a page; raises UserError if they are missing."""
     begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
     before, found, rest = page.read_text(encoding="utf-8").partition(begin)
     _, ended, after = rest.partition(end)
     if not found or not ended:
-        raise UserError(f"{page}: the markers `{begin}` and `{end}` are not there; put them where the figures belong.")
+        raise UserError(f"{page}: the markers `{begin}` and `{end}` are missing; put them where the figures belong.")
     page.write_text(f"{before}{begin}\n{text}\n{end}{after}", encoding="utf-8")
 
 
@@ -92,8 +92,8 @@ def _share(parts: Mapping[str, float], part: str) -> str:
     return f"{parts[part]:.3f} s, {100 * parts[part] / sum(parts.values()):.0f} %" if part in parts else ""
 
 
-def _told(result: Result) -> str:
-    """What one reads beside the figures: weights, losses, versions."""
+def _facts(result: Result) -> str:
+    """Returns weights, losses and versions of a row."""
     if result.missing:
         return f"{result.name}: not measured. {result.missing}"
     shown = []

@@ -14,10 +14,12 @@ _LAST_LINES = 4
 
 
 def python_of(peer: str, directory: pathlib.Path) -> pathlib.Path:
-    """The interpreter of a peer's environment below `directory`, which is made if it is not there or its pins have changed.
+    """Returns the interpreter of a peer's environment below `directory`.
+
+    The environment is made if it is missing or its pins have changed.
 
     Raises:
-      UserError: it cannot be made here.
+      UserError: the environment cannot be made.
     """
     requirements = _REQUIREMENTS / f"{peer}.txt"
     own = directory / peer
@@ -26,7 +28,7 @@ def python_of(peer: str, directory: pathlib.Path) -> pathlib.Path:
         return python
     shutil.rmtree(own, ignore_errors=True)
     _run(peer, [sys.executable, "-m", "venv", str(own)])
-    # One line after another: a package that is built here finds those before it, and reads no other's newest release.
+    # One line after another: a package that is built from source uses the versions installed before.
     for line in _pins(requirements):
         _run(peer, [str(python), "-m", "pip", "install", "--quiet", "--no-build-isolation", *line.split()])
     complete.write_text(requirements.read_text(encoding="utf-8"), encoding="utf-8")
@@ -44,5 +46,5 @@ def _run(peer: str, command: list[str]):
         last = "\n".join(result.stdout.strip().splitlines()[-_LAST_LINES:])
         raise UserError(
             f"{peer}: its environment cannot be made here, `{' '.join(command)}` failed:\n{last}\n"
-            f"Mend that, or leave its rows out with --only."
+            f"Fix that, or omit its rows with --only."
         )

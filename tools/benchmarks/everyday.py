@@ -1,9 +1,10 @@
-"""What a user of one workstation waits for: commands from start to end, and the input pipeline beside training.
+"""Everyday waiting times on a workstation: commands from start to end, and the input pipeline against training.
 
     python -m tools.benchmarks.everyday [--corpus=build/corpus] [--tokenizers=build/tokenizers] [--rounds=3]
 
-A command's figure is CPU time of its whole process with a warm cache of programs, the least of all rounds; `train` makes one step
-and saves it, `translate` one line. Writes the figures to docs/performance.md. Status 1 if one misses its goal.
+The figure of a command is the CPU time of its process with a warm cache of programs, the least of all rounds; `train`
+makes one step and saves it, `translate` translates one line. Writes the figures to docs/performance.md. The status is 1
+if one misses its goal.
 """
 
 from __future__ import annotations
@@ -32,15 +33,15 @@ _STEPS = 61
 _BATCHES = 100
 
 _VALUES = flags.FlagValues()
-flags.DEFINE_string("corpus", "build/corpus", "of the quickstart", flag_values=_VALUES)
-flags.DEFINE_string("tokenizers", "build/tokenizers", "of the quickstart", flag_values=_VALUES)
-flags.DEFINE_integer("rounds", 3, "how often each command is run", lower_bound=1, flag_values=_VALUES)
-flags.DEFINE_string("output", "docs/performance.md", "the page that the figures are written to", flag_values=_VALUES)
+flags.DEFINE_string("corpus", "build/corpus", "corpus of the quickstart", flag_values=_VALUES)
+flags.DEFINE_string("tokenizers", "build/tokenizers", "tokenizers of the quickstart", flag_values=_VALUES)
+flags.DEFINE_integer("rounds", 3, "number of runs of each command", lower_bound=1, flag_values=_VALUES)
+flags.DEFINE_string("output", "docs/performance.md", "page that the figures are written to", flag_values=_VALUES)
 
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """A figure and its goal, in `unit`; at most the goal, or at least if `at_least`."""
+    """A figure and its goal, in `unit`; the goal is a maximum, or a minimum if `at_least`."""
 
     what: str
     value: float
@@ -55,22 +56,22 @@ class Row:
 
 
 def main(arguments: list[str]) -> int:
-    """Measures and writes; returns 1 if a goal is missed."""
+    """Measures and writes the figures; returns 1 if a goal is missed."""
     app.no_arguments(arguments[1:])
-    places = [f"--corpus={_VALUES.corpus}", f"--tokenizers={_VALUES.tokenizers}"]
+    data = [f"--corpus={_VALUES.corpus}", f"--tokenizers={_VALUES.tokenizers}"]
     with tempfile.TemporaryDirectory(prefix="everyday.") as directory:
         rows = [
-            *_commands(places, pathlib.Path(directory), _VALUES.rounds),
-            *_pipeline(places, pathlib.Path(directory)),
+            *_commands(data, pathlib.Path(directory), _VALUES.rounds),
+            *_pipeline(data, pathlib.Path(directory)),
         ]
     text = table(rows)
     print(text)
-    document.put(pathlib.Path(_VALUES.output), "everyday", text)
+    document.replace(pathlib.Path(_VALUES.output), "everyday", text)
     return int(not all(row.met for row in rows))
 
 
 def table(rows: Sequence[Row]) -> str:
-    """The rows, as a page shows them."""
+    """Returns the rows as a Markdown table."""
     lines = ["| what | measured | goal | met |", "|---|---|---|---|"]
     for row in rows:
         most = "at least" if row.at_least else "at most"
@@ -80,10 +81,10 @@ def table(rows: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
-def cpu_seconds(arguments: Sequence[str], status: int = 0, said: str = "") -> float:
-    """CPU seconds of the process `python -m lingvo_moe ARGUMENTS` with `said` as its input; raises UserError for another status."""
+def cpu_seconds(arguments: Sequence[str], status: int = 0, standard_input: str = "") -> float:
+    """Returns the CPU seconds of the process `python -m lingvo_moe ARGUMENTS`; raises UserError for another status."""
     with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as read:
-        read.write(said)
+        read.write(standard_input)
         read.seek(0)
         process = subprocess.Popen(
             [sys.executable, "-m", "lingvo_moe", *arguments],
@@ -93,25 +94,25 @@ def cpu_seconds(arguments: Sequence[str], status: int = 0, said: str = "") -> fl
             env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
         )
         _, ended, usage = os.wait4(process.pid, 0)
-        process.returncode = os.waitstatus_to_exitcode(ended)  # it has been waited for here
+        process.returncode = os.waitstatus_to_exitcode(ended)  # waited for above
         if process.returncode != status:
             output.seek(0)
             raise UserError(f"`{' '.join(arguments)}` ended with status {process.returncode}: {output.read()[-500:]}")
     return usage.ru_utime + usage.ru_stime
 
 
-def _commands(places: list[str], directory: pathlib.Path, rounds: int) -> list[Row]:
+def _commands(data: list[str], directory: pathlib.Path, rounds: int) -> list[Row]:
     here = [f"--model={MODEL}", "--platform=cpu", "--devices=2", f"--cache={directory}/cache"]
-    train = ["train", *here, *places, "--steps=1", "--set=training.evaluate_every=0"]
-    translate = ["translate", *here, places[1], f"--logdir={directory}/first"]
+    train = ["train", *here, *data, "--steps=1", "--set=training.evaluate_every=0"]
+    translate = ["translate", *here, data[1], f"--logdir={directory}/first"]
     cpu_seconds([*train, f"--logdir={directory}/first"])  # fills the cache
-    cpu_seconds(translate, said="Hallo\n")
+    cpu_seconds(translate, standard_input="Hallo\n")
     measured = {
         ("`--help`", 1.0): lambda _: cpu_seconds(["--help"]),
         ("a mistyped model", 1.5): lambda _: cpu_seconds(["train", "--model=m4.Quikstart"], status=2),
         ("`list`", 5.0): lambda _: cpu_seconds(["list"]),
         (f"`train` of {MODEL}, one step", 12.0): lambda number: cpu_seconds([*train, f"--logdir={directory}/{number}"]),
-        ("`translate`, one line", 8.0): lambda _: cpu_seconds(translate, said="Hallo\n"),
+        ("`translate`, one line", 8.0): lambda _: cpu_seconds(translate, standard_input="Hallo\n"),
     }
     return [
         Row(what, min(measure(number) for number in range(rounds)), goal, "CPU s")
@@ -119,8 +120,8 @@ def _commands(places: list[str], directory: pathlib.Path, rounds: int) -> list[R
     ]
 
 
-def _pipeline(places: list[str], directory: pathlib.Path) -> list[Row]:
-    """Tokens that the data path makes in a CPU second over those that training takes, and how much of a batch is padding."""
+def _pipeline(data: list[str], directory: pathlib.Path) -> list[Row]:
+    """Returns the speed of the input pipeline over that of training, and the share of padding in a batch."""
     config = experiment.get(MODEL).input
     batches = TrainInput(_VALUES.corpus, _VALUES.tokenizers, config).batches()
     next(batches)
@@ -128,11 +129,11 @@ def _pipeline(places: list[str], directory: pathlib.Path) -> list[Row]:
     made = [batch for batch, _state in itertools.islice(batches, _BATCHES)]
     seconds = time.process_time() - start
     segments = [side["segment_ids"] for batch in made for side in batch.values()]
-    tokens, places_there = sum(int((ids > 0).sum()) for ids in segments), sum(ids.size for ids in segments)
+    tokens, positions = sum(int((ids > 0).sum()) for ids in segments), sum(ids.size for ids in segments)
     train = [
         "train",
         f"--model={MODEL}",
-        *places,
+        *data,
         "--platform=cpu",
         "--devices=2",
         f"--cache={directory}/cache",
@@ -143,13 +144,13 @@ def _pipeline(places: list[str], directory: pathlib.Path) -> list[Row]:
     taken = tokens / _BATCHES * (_STEPS - 1) / (many - one)
     return [
         Row(
-            "input pipeline alone over training, tokens a CPU second",
+            "input pipeline alone over training, tokens per CPU second",
             tokens / seconds / taken,
             20.0,
             "times",
             at_least=True,
         ),
-        Row("padding in a training batch, of all places", 100 * (1 - tokens / places_there), 10.0, "%"),
+        Row("padding in a training batch, of all positions", 100 * (1 - tokens / positions), 10.0, "%"),
     ]
 
 

@@ -1,4 +1,4 @@
-"""Commands are measured to their end, one that fails is quoted, and a page tells what met its goal."""
+"""Tests of the CPU time of commands and of the goals."""
 
 from __future__ import annotations
 
@@ -11,19 +11,22 @@ from tools.benchmarks.everyday import Row
 pytestmark = pytest.mark.slow
 
 
-def test_a_command_has_the_cpu_time_of_its_process():
+def test_cpu_time_of_a_command():
+    """The time is that of the whole process; the expected status may be an error."""
     assert 0.05 < everyday.cpu_seconds(["--help"]) < 60
     assert 0.05 < everyday.cpu_seconds(["train", "--model=m4.Quikstart"], status=2) < 60
 
 
-def test_a_command_that_ends_otherwise_is_quoted():
+def test_unexpected_status_is_an_error():
+    """The error quotes the command's output."""
     with pytest.raises(
         UserError, match="`train --model=m4.Quikstart` ended with status 2: .*Did you mean m4.Quickstart"
     ):
         everyday.cpu_seconds(["train", "--model=m4.Quikstart"])
 
 
-def test_a_goal_is_met_from_its_side():
+def test_goals_are_upper_or_lower_bounds():
+    """Protects both kinds of goals, and their words in the table."""
     rows = [
         Row("start", 2.0, 2.0, "CPU s"),
         Row("start", 2.1, 2.0, "CPU s"),

@@ -1,4 +1,4 @@
-"""Our worker: registered models' programs, one layer, or one product of matrices, on the PJRT engine and one core.
+"""Our worker: a registered model's programs, one layer, or one matrix product, on the PJRT engine and one core.
 
 XLA_FLAGS=--xla_cpu_multi_thread_eigen=false python -m tools.benchmarks.ours WORK
 """
@@ -25,7 +25,7 @@ from tools.benchmarks import protocol, reordering
 from tools.benchmarks.work import Work
 
 _MODELS = {2: "m4.Quickstart", 1: "sparse_lm.Small"}
-_NEVER_FOUND = tuple(range(4))  # the end of a sentence among them: a search then goes on to its greatest length
+_FORBIDDEN = tuple(range(4))  # forbidden, with the end of sentence: so a search runs to its maximum length
 
 
 def start(fields: dict) -> protocol.Started:
@@ -38,7 +38,7 @@ def start(fields: dict) -> protocol.Started:
 
 
 def experiment_of(work: Work) -> Experiment:
-    """The registered model, with the work's dimensions and nothing random but the second expert."""
+    """Returns the registered model with the work's dimensions; only the choice of the second expert is random."""
     model = {
         "num_layers": work.sides * work.layers,
         "target_vocabulary": work.vocabulary,
@@ -65,7 +65,7 @@ def experiment_of(work: Work) -> Experiment:
         "search.beam_size": work.beam_size,
         "search.max_length": work.max_length,
         "decoding_batch": work.rows,
-        "search.forbidden_ids": ",".join(map(str, _NEVER_FOUND)),
+        "search.forbidden_ids": ",".join(map(str, _FORBIDDEN)),
         "platform": "cpu",
     }
     parts = (("model.", model), ("input.", lengths), ("optimizer.learning_rate.", rate), ("", others))
@@ -74,7 +74,7 @@ def experiment_of(work: Work) -> Experiment:
 
 
 def batch_of(work: Work) -> dict:
-    """`protocol.token_ids` as a model's batch, every position of it a token of one segment."""
+    """Returns `protocol.token_ids` as a model's batch without padding, a segment per row."""
     ids = protocol.token_ids(vars(work))
     arrays = {name: np.array(rows, np.int32) for name, rows in ids.items()}
     shape = arrays["inputs"].shape
@@ -86,8 +86,8 @@ def batch_of(work: Work) -> dict:
     return {"target": target} if work.sides == 1 else {"source": {"ids": arrays["source"], **rest}, "target": target}
 
 
-class Trainee:
-    """A model that makes one training step after another on the work's batch.
+class Trainer:
+    """A model that is trained on the work's batch.
 
     Attributes:
       executable: the training step.
@@ -110,8 +110,8 @@ class Trainee:
 
 
 def _training(work: Work) -> protocol.Started:
-    trainee, own = Trainee(work), experiment_of(work)
-    return {**_facts(own, work), "first_loss": trainee.step()}, lambda times: [trainee.step() for _ in range(times)]
+    trainer, own = Trainer(work), experiment_of(work)
+    return {**_facts(own, work), "first_loss": trainer.step()}, lambda times: [trainer.step() for _ in range(times)]
 
 
 def _decoding(work: Work) -> protocol.Started:
@@ -173,7 +173,7 @@ def _layer(work: Work) -> protocol.Started:
 
 
 def _differentiated(layer: MixtureOfExperts) -> Callable[[dict], dict]:
-    """`{given: {theta, inputs, seed}} -> {loss, gradients}` of a loss that asks for every output."""
+    """Returns `{given: {theta, inputs, seed}} -> {loss, gradients}` of a loss that depends on every output."""
 
     def function(inputs: dict) -> dict:
         given = inputs["given"]
@@ -194,7 +194,7 @@ def _differentiated(layer: MixtureOfExperts) -> Callable[[dict], dict]:
 
 
 def _product(work: Work) -> protocol.Started:
-    """The product of two square matrices: what one core does at its best, through the same runtime."""
+    """The product of two square matrices: the peak of one core in the same runtime."""
     import jax
 
     size = work.model_dim
@@ -212,12 +212,12 @@ def _product(work: Work) -> protocol.Started:
 
 
 def _facts(own: Experiment, work: Work) -> dict:
-    """Counted in the weights that the model declares, where they tell."""
+    """Returns facts counted in the weights that the model declares."""
     weights = tree.flatten(own.model.weights())
     layers = sum(weight.shape[0] for path, weight in weights.items() if path.endswith("self_attention/query"))
     gates = [weight for path, weight in weights.items() if path.endswith("/gate")]
     expert_layers, experts = sum(gate.shape[0] for gate in gates), gates[0].shape[-1]
-    # With room for all only the rows that hold a token are computed, and how many those are is known only when it runs.
+    # Without a capacity limit only rows that hold a token are computed; their number is not known before the run.
     rows = (
         {} if work.capacity_factor is None else {"expert_rows": expert_layers * work.groups * experts * work.capacity}
     )

@@ -1,6 +1,6 @@
-"""Where the CPU time of a training step goes, by part of the model, from a trace of the runtime.
+"""The CPU time of a training step by part of the model, from a trace of the runtime.
 
-The trace tells how long each instruction of the compiled module ran, the module from which part of the model it came.
+The trace holds the duration of each instruction of the compiled module, the module its part of the model.
 """
 
 from __future__ import annotations
@@ -21,29 +21,29 @@ _PART = re.compile("|".join(plan.PARTS))
 
 
 def start(fields: dict) -> protocol.Started:
-    """As a worker, whose facts are the profile; see `protocol.serve`."""
+    """Starts a worker whose facts are the profile; see `protocol.serve`."""
     import jax
 
     from tools.benchmarks import ours
 
-    trainee = ours.Trainee(Work(**fields))
-    trainee.step()
+    trainer = ours.Trainer(Work(**fields))
+    trainer.step()
     with tempfile.TemporaryDirectory() as directory:
         with jax.profiler.trace(directory):
             for _ in range(_STEPS):
-                trainee.step()
+                trainer.step()
         trace = next(pathlib.Path(directory).rglob("*.xplane.pb"))
         events = list(_events(jax.profiler.ProfileData.from_file(str(trace))))
-    return {"parts": by_part(events, op_names(trainee.executable.hlo()), _STEPS)}, lambda times: []
+    return {"parts": by_part(events, op_names(trainer.executable.hlo()), _STEPS)}, lambda times: []
 
 
 def by_part(events: Iterable[tuple[str, float]], names: Mapping[str, str], steps: int) -> dict[str, float]:
-    """Seconds of one step by part of the model, the largest first.
+    """Returns the seconds of one step by part of the model, the largest first.
 
     Args:
       events: (instruction, seconds) of every run of every instruction.
-      names: the operation that each instruction of the module comes from; events of other names are not its.
-      steps: how many were traced. Of an instruction's runs the shortest counts: others were interrupted.
+      names: the operation of each instruction of the module; events of other names belong to other modules.
+      steps: number of traced steps. The shortest run of an instruction counts: others were interrupted.
     """
     runs = collections.defaultdict(list)
     for instruction, seconds in events:
@@ -56,13 +56,13 @@ def by_part(events: Iterable[tuple[str, float]], names: Mapping[str, str], steps
 
 
 def op_names(module: str) -> dict[str, str]:
-    """The operation that each instruction comes from; empty for what the compiler added."""
+    """Returns the operation of each instruction; empty for what the compiler added."""
     computations = hlo.Module(module, 1).computations.values()
     return {instruction.name: instruction.op_name for instructions in computations for instruction in instructions}
 
 
 def _part(op_name: str) -> str:
-    """The innermost scope of `plan.PARTS`; the optimizer's own scopes are called after the weights."""
+    """Returns the innermost scope of `plan.PARTS`; the optimizer's own scopes are named after the weights."""
     scopes = _PART.findall(op_name)
     return "optimizer" if "optimizer" in scopes else scopes[-1] if scopes else "other"
 

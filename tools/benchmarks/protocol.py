@@ -1,12 +1,12 @@
-"""How a worker process and the benchmark talk: a line of JSON each way. Standard library alone, so that peers can use it.
+"""The protocol of a worker process: a line of JSON each way. It needs the standard library alone, for the peers.
 
-    python -m MODULE WORK        WORK is JSON; `start(work)` makes ready
-    -> {"facts": {...}}          what was made: weights, tokens, experts, versions
-    <- {"run": 3}                three times the work
+    python -m MODULE WORK        WORK is JSON; `start(work)` prepares it
+    -> {"facts": {...}}          weights, tokens, experts, versions
+    <- {"run": 3}                do the work three times
     -> {"seconds": 1.2, "losses": [9.1, 9.0, 8.9]}
 
-Seconds are the CPU time of the whole process, all its threads together, so that what else the machine does counts little. The
-worker has one core to itself, as far as other processes leave it, and ends with its standard input.
+Seconds are the CPU time of the whole process with all its threads, so that other processes matter little. The worker is
+pinned to one core and ends with its standard input.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ import time
 import zlib
 from collections.abc import Callable, Sequence
 
-# (facts by name, a function that does the work so many times and returns the losses)
+# (facts by name, a function that does the work a number of times and returns the losses)
 Started = tuple[dict, Callable[[int], list[float]]]
 
 
 def serve(start: Callable[[dict], Started], arguments: Sequence[str]):
-    """Does what the other side asks for until it closes our standard input.
+    """Serves requests until standard input is closed.
 
     Args:
-      start: from the work to what the worker knows of it and the function that does it once more, warmed up.
-      arguments: the process's own: the work as JSON.
+      start: maps the work to its facts and a warmed-up function that does it.
+      arguments: arguments of the process: the work as JSON.
     """
-    # One core before a library looks how many there are; and what a library prints must not stand between our lines.
+    # One core, before a library counts the cores; libraries print to standard error, as standard output is the channel.
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     channel = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    sys.stdout.reconfigure(line_buffering=True)  # so that it is in the log even if the process is killed
+    sys.stdout = open(sys.stdout.fileno(), "w", buffering=1, closefd=False)  # noqa: SIM115  (complete logs after a kill)
     facts, run = start(json.loads(arguments[0]))
     _send(channel, {"facts": facts})
     for line in sys.stdin:
@@ -45,9 +45,9 @@ def serve(start: Callable[[dict], Started], arguments: Sequence[str]):
 
 
 def token_ids(work: dict) -> dict[str, list[list[int]]]:
-    """The same batch for everyone: `source` ids, the decoder's `inputs`, and the `labels`, which are the inputs shifted by one.
+    """Returns the batch of all workers: `source` ids, the decoder's `inputs`, and `labels`, the inputs shifted by one.
 
-    No id is below 4, where padding and the other special tokens are.
+    Ids start at 4, after padding and the other special tokens.
     """
     draw = random.Random(work["seed"])
     rows, length = work["rows"], work["length"]
@@ -60,13 +60,13 @@ def token_ids(work: dict) -> dict[str, list[list[int]]]:
 
 
 def numbers(work: dict) -> list[float]:
-    """The same activations for everyone: a layer's input, tokens times model_dim numbers of unit variance, row by row."""
+    """Returns the layer input of all workers: tokens times model_dim numbers of unit variance, row by row."""
     draw = random.Random(work["seed"])
     return [draw.gauss(0.0, 1.0) for _ in range(work["rows"] * work["length"] * work["model_dim"])]
 
 
 def digest(values: object) -> str:
-    """A short fingerprint of numbers, by which two workers show that they have the same."""
+    """Returns a short fingerprint, by which two workers show that they have the same numbers."""
     return f"{zlib.crc32(json.dumps(values).encode()):08x}"
 
 

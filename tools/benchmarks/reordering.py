@@ -1,7 +1,8 @@
-"""The other beam search: each hypothesis has keys and values of its own, which move wherever a beam is reordered.
+"""A beam search that reorders its caches: each hypothesis has keys and values of its own.
 
-The flat beam moves nothing, and attends to the positions of all hypotheses of a sentence instead. Here a hypothesis is a row of the
-batch, as in most toolkits, the source's keys and values too. Everything else is the same search, step for step.
+The flat beam search moves nothing, and attends to the positions of all hypotheses of a sentence instead. Here a
+hypothesis is a row of the batch, as in most toolkits, and so are the source's keys and values. Otherwise the search is
+the same, step for step.
 """
 
 from __future__ import annotations
@@ -11,12 +12,14 @@ from lingvo_moe.decoding.flat_beam_search import BeamSearch, flat_beam_search
 from lingvo_moe.layers.base import Context
 from lingvo_moe.lazy import tf
 from lingvo_moe.program import Program, lower
-from lingvo_moe.steps import Steps, weight_specs
+from lingvo_moe.steps import DecodingModel, Steps, weight_specs
 
 
 def decode(steps: Steps, source_specs: dict, search: BeamSearch) -> Program:
-    """As `Steps.decode`, on one device."""
-    model, size, context = steps.model, search.beam_size, Context(steps.layout, platform=steps.platform)
+    """Returns the program of `Steps.decode` with reordered caches, for one device."""
+    model = steps.model
+    assert isinstance(model, DecodingModel), "a translation model decodes"
+    size, context = search.beam_size, Context(steps.layout, platform=steps.platform)
 
     def function(inputs: dict) -> dict:
         theta, source = model.decoding_theta(inputs["theta"], context), inputs["source"]
@@ -42,7 +45,10 @@ def decode(steps: Steps, source_specs: dict, search: BeamSearch) -> Program:
 
 
 def _parents(mask: tf.Tensor, position: tf.Tensor, size: int) -> tf.Tensor:
-    """The row `[B * K]` of which each hypothesis is a continuation: whose last position its `mask [B, K, T*K]` shows it."""
+    """Returns the row `[B * K]` that each hypothesis continues.
+
+    It is the one whose last position its `mask [B, K, T*K]` shows.
+    """
     batch = mask.shape[0]
     before = tf.slice(mask, [0, 0, tf.maximum(position - 1, 0) * size], [batch, size, size])
     parents = tf.where(
@@ -52,10 +58,10 @@ def _parents(mask: tf.Tensor, position: tf.Tensor, size: int) -> tf.Tensor:
 
 
 def _moved(caches: dict, rows: tf.Tensor) -> dict:
-    """Keys and values of self-attention, of all layers, by rows; what is of the source is equal in all rows of a sentence."""
+    """Reorders the rows of self-attention's keys and values; the source's are equal in all rows of a sentence."""
 
     def moved(cache: tf.Tensor) -> tf.Tensor:
-        # Of matrices: XLA copies what it gathered along an inner dimension twice more.
+        # As matrices: XLA copies twice more what it gathers along an inner dimension.
         layers = [tf.gather(tf.reshape(layer, (layer.shape[0], -1)), rows) for layer in tf.unstack(cache)]
         return tf.reshape(tf.stack(layers), cache.shape)
 

@@ -1,4 +1,4 @@
-"""What is measured: a piece of work in plain numbers, which our worker and the peers' make the same thing of."""
+"""The measured work in plain numbers, from which our worker and the peers' build the same model."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Work:
-    """A training step, a decoding, one layer, or one product of matrices.
+    """A training step, a beam search, one layer, or one matrix product.
 
     Attributes:
-      kind: `train`, `decode`, `reorder` (a decoding that moves its caches), `layer` or `product`.
+      kind: `train`, `decode`, `reorder` (a beam search that reorders its caches), `layer` or `product`.
       sides: 2 for an encoder-decoder, 1 for a language model.
-      layers: of each side; every other one has experts.
+      layers: of each side; every other one is an MoE layer.
       model_dim, hidden_dim, heads, head_dim, vocabulary: of the model; a product's matrices have `model_dim` rows.
       experts: E of each layer that has them.
       rows, length: of a batch, on each side.
       groups: G, of each side's tokens.
-      capacity_factor: C = factor * N / (G E); None for room for all.
-      beam_size, max_length: of decoding, which goes on to the end whatever it finds.
+      capacity_factor: C = factor * N / (G E); None for a capacity of all tokens.
+      beam_size, max_length: of the beam search, which always runs to max_length.
       mesh: of virtual devices of our worker, all on one core.
-      times: the work is done so often in one measurement; its seconds are divided by it.
+      times: repetitions in one measurement; its seconds are divided by them.
       seed: of batch and weights.
     """
 
@@ -50,19 +50,19 @@ class Work:
 
     @property
     def capacity(self) -> int:
-        """C: the tokens of a group that an expert has room for."""
+        """C: the capacity of an expert for the tokens of a group."""
         of_group = self.tokens // self.groups
         return of_group if self.capacity_factor is None else max(1, int(self.capacity_factor * of_group / self.experts))
 
 
-# A of shared notes and README alike: 4 + 4 layers, 512 tokens on each side, one group.
+# 4 + 4 layers, 512 tokens on each side, one group.
 TRANSLATION = Work()
 LAYER = Work(kind="layer", times=5)
-# Lingvo's UniTransformer with experts: 4 blocks, two of them with experts, 8 x 128 tokens.
+# Lingvo's UniTransformer with experts: 4 Transformer blocks, two of them MoE layers, 8 x 128 tokens.
 LANGUAGE_MODEL = Work(sides=1, vocabulary=8192, length=128)
 PRODUCT = Work(kind="product", model_dim=1024, times=20)
 
 
 def wide_layer(experts: int) -> Work:
-    """A layer of more experts with more tokens, as GShard scales: each expert's share, and each token's capacity, stay."""
+    """Returns a layer with more experts and tokens, as GShard scales: tokens and capacity per expert stay constant."""
     return dataclasses.replace(LAYER, experts=experts, rows=experts, groups=experts // 8, times=max(1, 40 // experts))

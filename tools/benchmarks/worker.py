@@ -1,4 +1,4 @@
-"""The benchmark's end of a worker process; see `protocol`."""
+"""The benchmark's side of a worker process; see `protocol`."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ _LAST_LINES = 8
 
 @dataclasses.dataclass(frozen=True)
 class Measurement:
-    """What one request told: CPU seconds of one piece of work, and the losses of all that were done."""
+    """The answer to a request: CPU seconds of doing the work once, and the losses of all repetitions."""
 
     seconds: float
     losses: tuple[float, ...]
 
 
 class Worker:
-    """A process that does one piece of work as often as it is asked to; it ends when the context is left.
+    """A process that does its work on request; it ends when the context is left.
 
     Attributes:
-      name: for messages, and of the file that its standard error goes to.
-      facts: what it told when it was ready.
+      name: name in messages and of its log.
+      facts: the facts that it sent when it was ready.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class Worker:
         """Starts `command` with the work as its last argument, and waits until it is ready.
 
         Raises:
-          UserError: it ended before it was; its last lines are told.
+          UserError: the process ended early; the message quotes its last lines.
         """
         self.name = name
         logs.mkdir(parents=True, exist_ok=True)
@@ -58,6 +58,8 @@ class Worker:
                 cwd=REPOSITORY,
                 env={**os.environ, "PYTHONPATH": str(REPOSITORY), **(environment or {})},
             )
+        assert self._process.stdin and self._process.stdout, "both are pipes"
+        self._requests, self._answers = self._process.stdin, self._process.stdout
         try:
             self.facts: dict = self._receive()["facts"]
         except UserError:
@@ -71,10 +73,10 @@ class Worker:
         self._end()
 
     def run(self, times: int) -> Measurement:
-        """Has the work done so often; raises UserError where the process ends instead."""
-        with contextlib.suppress(BrokenPipeError):  # what it said before its end is told below
-            self._process.stdin.write(json.dumps({"run": times}) + "\n")
-            self._process.stdin.flush()
+        """Requests the work a number of times; raises UserError if the process ends instead."""
+        with contextlib.suppress(BrokenPipeError):  # `_receive` reports why it ended
+            self._requests.write(json.dumps({"run": times}) + "\n")
+            self._requests.flush()
         answer = self._receive()
         return Measurement(answer["seconds"] / times, tuple(answer["losses"]))
 
@@ -82,16 +84,15 @@ class Worker:
         self._process.kill()
         self._process.wait()
         with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.close()
-        self._process.stdout.close()
+            self._requests.close()
+        self._answers.close()
 
     def _receive(self) -> dict:
-        line = self._process.stdout.readline()
+        line = self._answers.readline()
         if not line:
             status = self._process.wait()
-            said = self._log.read_text(encoding="utf-8", errors="replace").splitlines()[-_LAST_LINES:]
+            last = self._log.read_text(encoding="utf-8", errors="replace").splitlines()[-_LAST_LINES:]
             raise UserError(
-                f"the worker {self.name} ended with status {status}; the whole of what it said is in {self._log}:\n"
-                + "\n".join(said)
+                f"the worker {self.name} ended with status {status}; its log is {self._log}:\n" + "\n".join(last)
             )
         return json.loads(line)

@@ -1,4 +1,4 @@
-"""A benchmark on an accelerator: programs are made where TensorFlow is, and run where only JAX and NumPy are."""
+"""A benchmark on an accelerator: programs are made with TensorFlow, and run with JAX and NumPy alone."""
 
 PROGRAMS = ("init", "train", "decode")
 FACTS = "facts.json"

@@ -1,9 +1,9 @@
-"""Makes the programs of a benchmark on an accelerator, to be taken to a machine that has JAX and NumPy and nothing else.
+"""Makes the programs of a benchmark on an accelerator, for a machine that has only JAX and NumPy.
 
     python -m tools.gpu_bench.make [--directory=build/gpu_bench] [--model=m4.Small] [--set FIELD=VALUE ...]
 
 The default is m4.Small, but wide: 8 layers of M 1024 and H 8192 with 16 experts, bfloat16, 16,384 tokens on each side.
-`tools.gpu_bench.run` runs what lies in the directory.
+`tools.gpu_bench.run` runs the programs of the directory.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from lingvo_moe.cli import app
 from lingvo_moe.data.batching import input_specs
 from lingvo_moe.errors import UserError
 from lingvo_moe.experiment import Experiment
+from lingvo_moe.models.translation import Translation
 from lingvo_moe.sharding.layout import DeviceMesh
 from tools.gpu_bench import FACTS, PROGRAMS
 
@@ -40,17 +41,17 @@ _WIDE = (
     "optimizer.learning_rate.warmup_steps=0",
     "platform=gpu",
 )
-# What has to travel.
-_MOST_BYTES = 64 * 2**20
+# The programs are copied to another machine.
+_MAX_BYTES = 64 * 2**20
 
 _VALUES = flags.FlagValues()
-flags.DEFINE_string("directory", "build/gpu_bench", "where the programs go", flag_values=_VALUES)
-flags.DEFINE_string("model", "m4.Small", "a translation model of the registry", flag_values=_VALUES)
-flags.DEFINE_multi_string("set", [], "further changes of its settings, FIELD=VALUE", flag_values=_VALUES)
+flags.DEFINE_string("directory", "build/gpu_bench", "directory of the programs", flag_values=_VALUES)
+flags.DEFINE_string("model", "m4.Small", "a registered translation model", flag_values=_VALUES)
+flags.DEFINE_multi_string("set", [], "further changed settings, FIELD=VALUE", flag_values=_VALUES)
 
 
 def main(arguments: list[str]):
-    """Writes them."""
+    """Writes the programs."""
     app.no_arguments(arguments[1:])
     if not experiment.get(_VALUES.model).translates:
         raise UserError(f"--model={_VALUES.model} does not translate; name a model that does, for instance m4.Small.")
@@ -63,15 +64,15 @@ def main(arguments: list[str]):
 
 
 def make(own: Experiment, name: str, directory: pathlib.Path) -> int:
-    """Writes the programs of an experiment, and what is to be known of them; returns how many bytes they have, all together.
+    """Writes the programs of an experiment and their facts; returns the programs' total size in bytes.
 
     Raises:
-      UserError: a directory that cannot be written to, or more bytes than may travel.
+      UserError: the directory cannot be written to, or the programs are too large to be copied.
     """
-    specs, sources = (
-        input_specs(own.input),
-        input_specs(dataclasses.replace(own.input, batch_size=own.decoding_batch))["source"],
-    )
+    model = own.model
+    assert isinstance(model, Translation), "the programs include the beam search"
+    specs = input_specs(own.input)
+    sources = input_specs(dataclasses.replace(own.input, batch_size=own.decoding_batch))["source"]
     made = {
         "init": own.steps.init,
         "train": lambda: own.steps.train(specs),
@@ -79,11 +80,11 @@ def make(own: Experiment, name: str, directory: pathlib.Path) -> int:
     }
     facts = {
         "model": name,
-        "weights": own.model.num_weights(),
-        "flop": training_step(own.model, own.input),
+        "weights": model.num_weights(),
+        "flop": training_step(model, own.input),
         "tokens": own.input.batch_size * sum(own.input.lengths.values()),
-        "dtype": own.model.activation_dtype,
-        "vocabulary": min(own.model.source_vocabulary, own.model.target_vocabulary),
+        "dtype": model.activation_dtype,
+        "vocabulary": min(model.source_vocabulary, model.target_vocabulary),
     }
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -95,10 +96,10 @@ def make(own: Experiment, name: str, directory: pathlib.Path) -> int:
             f"--directory={directory}: cannot be written to ({error.strerror}); name another one."
         ) from None
     size = sum((directory / f"{program}.zip").stat().st_size for program in PROGRAMS)
-    if size > _MOST_BYTES:
+    if size > _MAX_BYTES:
         raise UserError(
-            f"the programs have {size / 2**20:.0f} MiB, {_MOST_BYTES // 2**20} are allowed; pass --set "
-            f"model.unroll=False, with which size does not grow with the layers."
+            f"the programs have {size / 2**20:.0f} MiB, {_MAX_BYTES // 2**20} are allowed; pass --set "
+            f"model.unroll=False, with which the size does not grow with the layers."
         )
     return size
 

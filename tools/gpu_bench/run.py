@@ -1,10 +1,10 @@
-"""Trains and decodes with programs that `tools.gpu_bench.make` made. Needs Python, JAX and NumPy, and this repository's files.
+"""Trains and decodes with programs of `tools.gpu_bench.make`; needs JAX, NumPy and this repository.
 
     python -m tools.gpu_bench.run build/gpu_bench [--platform=gpu] [--steps=20] [--peak=TFLOP/S] [--json=FILE]
 
-Trains on one batch of random sentences, whose loss must fall, and translates random sentences; prints tokens a second and model
-FLOPs utilisation: the operations that the model asks for (lingvo_moe/analysis/flops.py), per second of the fastest step, over the
-device's peak. Status 1 if the loss did not fall.
+Trains on one batch of random sentences, whose loss must fall, and translates random sentences; prints tokens per second
+and model FLOPs utilisation: the operations that the model asks for (lingvo_moe/analysis/flops.py), per second of the
+fastest step, over the device's peak. The status is 1 if the loss did not fall.
 """
 
 from __future__ import annotations
@@ -26,23 +26,25 @@ from lingvo_moe.errors import UserError
 from lingvo_moe.program import Program
 from tools.gpu_bench import FACTS, PROGRAMS
 
-# Dense bfloat16 TFLOP/s by what JAX calls the device, from the makers' data sheets; no entry, no utilisation.
+# Dense bfloat16 TFLOP/s by JAX's name of the device, from the data sheets; other devices need --peak.
 PEAKS = {
     "NVIDIA H200": 989.0,
     "NVIDIA H100 80GB HBM3": 989.0,
     "NVIDIA A100-SXM4-80GB": 312.0,
     "NVIDIA A100-SXM4-40GB": 312.0,
 }
-_BEGIN, _FIRST_WORD = 2, 4  # the id that begins a target; ids below the first word's have a meaning of their own
+_BEGIN, _FIRST_WORD = 2, 4  # the id that starts a target; lower ids than the first word's are special tokens
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs it; returns the process's status."""
-    parser = argparse.ArgumentParser(prog="python -m tools.gpu_bench.run", description=__doc__.splitlines()[0])
-    parser.add_argument("directory", type=pathlib.Path, help="what tools.gpu_bench.make wrote")
-    parser.add_argument("--platform", choices=("cpu", "gpu", "tpu"), help="default: what JAX prefers")
-    parser.add_argument("--steps", type=int, default=20, help="training steps that are measured, after one that is not")
-    parser.add_argument("--peak", type=float, help="the device's TFLOP/s, where its name is not known here")
+    """Runs the benchmark; returns the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="python -m tools.gpu_bench.run", description=(__doc__ or "").partition("\n")[0]
+    )
+    parser.add_argument("directory", type=pathlib.Path, help="directory that tools.gpu_bench.make wrote")
+    parser.add_argument("--platform", choices=("cpu", "gpu", "tpu"), help="default: the one that JAX prefers")
+    parser.add_argument("--steps", type=int, default=20, help="measured training steps, after a warm-up step")
+    parser.add_argument("--peak", type=float, help="the device's peak TFLOP/s; default: by its name")
     parser.add_argument("--json", type=pathlib.Path, help="also write the figures to this file")
     given = parser.parse_args(arguments)
     try:
@@ -58,12 +60,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"{name:28} {'not known' if value is None else f'{value:,.4g}' if isinstance(value, float) else value}")
     if figures["last loss"] < figures["first loss"]:
         return 0
-    print("error: the loss did not fall; these figures are of no training.", file=sys.stderr)
+    print("error: the loss did not fall, so the figures are not of a training.", file=sys.stderr)
     return 1
 
 
 def run(directory: pathlib.Path, platform: str | None, steps: int, peak: float | None) -> dict:
-    """Measures; returns the figures by name. Raises UserError for a directory that holds something else, or no such device."""
+    """Measures and returns the figures by name.
+
+    Raises:
+      UserError: the directory holds something else, there is no such device, or a loss is not finite.
+    """
     facts, programs = _facts(directory), {name: Program.load(str(directory / f"{name}.zip")) for name in PROGRAMS}
     engine = Engine(1, platform)
     init, train, decode = (_loaded(engine, programs[name]) for name in PROGRAMS)
@@ -96,7 +102,7 @@ def run(directory: pathlib.Path, platform: str | None, steps: int, peak: float |
 
 
 def _train(train: Executable, state: dict, batch: dict, steps: int) -> tuple[list[float], list[float]]:
-    """(losses, seconds of each step but the first)."""
+    """Returns (losses, seconds of each step after the first)."""
     losses, seconds = [], []
     batch = tree.map_leaves(jax.device_put, batch, train.shardings("batch"))
     for _ in range(steps + 1):
@@ -106,13 +112,13 @@ def _train(train: Executable, state: dict, batch: dict, steps: int) -> tuple[lis
         seconds.append(time.perf_counter() - start)
         state = outputs["state"]
     if not all(map(math.isfinite, losses)):
-        raise UserError(f"the losses are {losses}; this device does not compute what it should.")
+        raise UserError(f"the losses are {losses}; expected finite ones; this device computes wrongly.")
     return losses, seconds[1:]
 
 
 def _decode(decode: Executable, theta: dict, source: dict) -> tuple[float, np.ndarray]:
-    """(seconds of a search, the faster of two; tokens of each hypothesis)."""
-    seconds = []
+    """Returns (seconds of the faster of two searches, tokens of each hypothesis)."""
+    seconds, lengths = [], np.empty(0)
     for _ in range(2):
         start = time.perf_counter()
         lengths = np.asarray(decode({"theta": theta, "source": source})["lengths"])
@@ -121,7 +127,7 @@ def _decode(decode: Executable, theta: dict, source: dict) -> tuple[float, np.nd
 
 
 def _sentences(program: Program, vocabulary: int) -> dict:
-    """Random sentences for every input of a program but its state and weights, each a row without padding."""
+    """Returns random sentences for every input of a program but its state and weights; rows have no padding."""
     random, sides = np.random.default_rng(0), {}
     for argument in program.inputs:
         *groups, side, name = argument.path.split("/")
@@ -159,7 +165,7 @@ def _write(path: pathlib.Path, figures: dict):
     try:
         path.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
     except OSError as error:
-        raise UserError(f"--json={path}: cannot be written to ({error.strerror}).") from None
+        raise UserError(f"--json={path}: cannot be written ({error.strerror}).") from None
 
 
 if __name__ == "__main__":

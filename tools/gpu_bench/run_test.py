@@ -1,4 +1,4 @@
-"""What is made where TensorFlow is trains and decodes where it is not; what is no benchmark is told in one line."""
+"""Tests that the programs train and decode without TensorFlow, and of errors."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _TINY = (
     "optimizer.learning_rate.warmup_steps=0",
     "platform=gpu",
 )
-# As a machine would be that has nothing but JAX and NumPy.
+# A machine that has only JAX and NumPy.
 _BARE = """
 import sys
 sys.modules.update(dict.fromkeys(("tensorflow", "absl", "flatbuffers", "orbax", "sentencepiece", "pytest"), None))
@@ -52,7 +52,7 @@ def directory(tmp_path_factory) -> pathlib.Path:
 
 
 def test_programs_train_and_decode_without_tensorflow(directory, tmp_path):
-    """In a process that finds no other package; the loss falls, utilisation is the model's operations over the peak."""
+    """In a process without other packages the loss falls; utilisation is the model's operations over the peak."""
     ended = subprocess.run(
         [
             sys.executable,
@@ -79,14 +79,16 @@ def test_programs_train_and_decode_without_tensorflow(directory, tmp_path):
     assert figures["utilisation, %"] == pytest.approx(100 * figures["model TFLOP/s"] / 1e-3)
 
 
-def test_a_loss_that_does_not_fall_is_status_1_and_a_peak_may_be_unknown(monkeypatch, capsys):
+def test_loss_that_does_not_fall(monkeypatch, capsys):
+    """Such a run has status 1; an unknown peak leaves out the utilisation."""
     monkeypatch.setattr(run, "run", lambda *_: {"first loss": 4.0, "last loss": 4.5, "utilisation, %": None})
     assert run.main(["anywhere"]) == 1
     said = capsys.readouterr()
     assert "utilisation, %               not known" in said.out and said.err.startswith("error: the loss did not fall")
 
 
-def test_what_is_no_benchmark_is_told_in_one_line(directory, tmp_path, capsys):
+def test_errors(directory, tmp_path, capsys):
+    """Wrong directories and flags are errors of one line."""
     (tmp_path / "facts.json").write_text("[]")
     for arguments, said in (
         ([str(tmp_path / "none")], "facts.json: not what tools.gpu_bench.make writes"),

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import pathlib
 import sys
 import tempfile
 
@@ -14,13 +15,13 @@ from tools.benchmarks import protocol
 
 def start(work: dict) -> protocol.Started:
     """See `protocol.serve`."""
-    import deepspeed  # of this peer's environment alone, as is torch
+    import deepspeed
     import torch
 
     torch.set_num_threads(1)
     torch.set_flush_denormal(True)
     torch.manual_seed(work["seed"])
-    _join_alone(torch)
+    _init_process_group(torch)
     layer = _layer(work)
     values = protocol.numbers(work)
     inputs = torch.tensor(values).reshape(work["rows"], work["length"], work["model_dim"]).requires_grad_()
@@ -49,14 +50,14 @@ def start(work: dict) -> protocol.Started:
     return facts, lambda times: [step() for _ in range(times)]
 
 
-def _join_alone(torch):
-    """DeepSpeed's layer exchanges tokens between processes; here there is one."""
+def _init_process_group(torch):
+    """Makes the process group of one process that DeepSpeed's layer needs."""
     import deepspeed
 
     os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0")
-    store = tempfile.NamedTemporaryFile(delete=False)
+    store = pathlib.Path(tempfile.mkdtemp(), "store")
     deepspeed.init_distributed(
-        dist_backend="gloo", auto_mpi_discovery=False, init_method=f"file://{store.name}", rank=0, world_size=1
+        dist_backend="gloo", auto_mpi_discovery=False, init_method=f"file://{store}", rank=0, world_size=1
     )
 
 
@@ -66,7 +67,7 @@ def _layer(work: dict):
 
     model_dim, hidden_dim = work["model_dim"], work["hidden_dim"]
     expert = nn.Sequential(nn.Linear(model_dim, hidden_dim), nn.ReLU(), nn.Linear(hidden_dim, model_dim))
-    # With k = 2 it doubles the capacity factor.
+    # DeepSpeed doubles the capacity factor for k = 2.
     layer = MoE(
         hidden_size=model_dim,
         expert=expert,
@@ -76,7 +77,7 @@ def _layer(work: dict):
         min_capacity=1,
     )
     layer.set_deepspeed_parallelism()
-    # It makes the experts as copies of the one; here each has weights of its own, as after a step.
+    # DeepSpeed makes all experts equal; after a step each has weights of its own.
     for module in layer.deepspeed_moe.experts.modules():
         if isinstance(module, nn.Linear):
             module.reset_parameters()
@@ -85,7 +86,7 @@ def _layer(work: dict):
 
 
 def _capacity(gate, tokens: int) -> int:
-    """Of each expert, as the gate's own function counts it."""
+    """Returns the capacity of each expert by the gate's own function."""
     import torch
     from deepspeed.moe.sharded_moe import top2gating
 

@@ -14,7 +14,7 @@ from tools.benchmarks import protocol
 def start(work: dict) -> protocol.Started:
     """See `protocol.serve`."""
     import mesh_tensorflow
-    import numpy as np  # of this peer's environment alone, as are these two
+    import numpy as np
     import tensorflow.compat.v1 as tf
 
     tf.disable_eager_execution()
@@ -27,7 +27,7 @@ def start(work: dict) -> protocol.Started:
     session.run(tf.global_variables_initializer())
     session.run(copy)
     inputs = np.reshape(np.array(values, np.float32), shape)
-    # Every gradient is computed; a group returns none of them, so that no copy out is counted.
+    # A group computes every gradient and returns none, so that no copy is counted.
     fetched = [loss, tf.group(*gradients)]
 
     def step() -> float:
@@ -46,7 +46,7 @@ def start(work: dict) -> protocol.Started:
 
 
 def _one_thread(tf):
-    """The session's settings: one thread, and nothing that computes gradients taken out of a group's inputs as unread."""
+    """Returns the session's settings: one thread, and no removal of gradients as unread inputs of a group."""
     from tensorflow.core.protobuf import rewriter_config_pb2
 
     config = tf.ConfigProto(intra_op_parallelism_threads=1, inter_op_parallelism_threads=1)
@@ -55,7 +55,7 @@ def _one_thread(tf):
 
 
 def _lowered(work: dict, fed):
-    """(loss, gradients of input and weights, the operation that makes weights ready) as TensorFlow's."""
+    """Returns (loss, gradients of input and weights, initialisation of the weights) as TensorFlow tensors."""
     import mesh_tensorflow as mtf
     import tensorflow.compat.v1 as tf
     from mesh_tensorflow.transformer import moe
@@ -84,7 +84,7 @@ def _lowered(work: dict, fed):
 
 
 def _settings(work: dict) -> types.SimpleNamespace:
-    """What the layer reads of its hyperparameters: GShard's gating, one group for all tokens."""
+    """Returns the hyperparameters of the layer: GShard's gating, one group for all tokens."""
     return types.SimpleNamespace(
         moe_gating="top_2",
         moe_num_experts=work["experts"],
@@ -109,7 +109,7 @@ def _settings(work: dict) -> types.SimpleNamespace:
 
 
 def _capacity(graph, work: dict) -> int:
-    """Of each expert, read from the graph: the only tensors of tokens by experts by places."""
+    """Returns the capacity of each expert from the graph: the size of the tensors of tokens by experts by capacity."""
     start = (work["rows"] * work["length"], work["experts"])
     shapes = {
         tuple(output.shape[-3:].as_list())

@@ -1,6 +1,6 @@
 """Hugging Face's NllbMoe with the dimensions of a `Work`: a training step, or generation with beams.
 
-The optimizer is the one that its Trainer takes by default, with fused updates. Cross-entropy alone is minimised.
+The optimizer is the default of its Trainer, with fused updates. The loss is the cross-entropy alone.
 """
 
 # Its packages are in an environment of its own: see environments.py.
@@ -15,7 +15,7 @@ from tools.benchmarks import protocol
 
 def start(work: dict) -> protocol.Started:
     """See `protocol.serve`."""
-    import torch  # of this peer's environment alone, as is transformers
+    import torch
 
     torch.set_num_threads(1)
     torch.set_flush_denormal(True)
@@ -37,7 +37,7 @@ def _model(work: dict):
         "layerdrop": 0.0,
         "sparse_step": 2,
     }
-    of_sides = {f"{side}_{name}": value for side in ("encoder", "decoder") for name, value in sizes.items()}
+    by_side = {f"{side}_{name}": value for side in ("encoder", "decoder") for name, value in sizes.items()}
     return transformers.NllbMoeForConditionalGeneration(
         transformers.NllbMoeConfig(
             vocab_size=work["vocabulary"],
@@ -51,13 +51,13 @@ def _model(work: dict):
             second_expert_policy="all",
             normalize_router_prob_before_dropping=True,
             moe_eval_capacity_token_fraction=-1,
-            **of_sides,
+            **by_side,
         )
     )
 
 
 def _facts(model, batch: dict) -> dict:
-    """Counted in the model that was made, not taken from the work that was asked for."""
+    """Returns facts counted in the model itself, not copied from the work."""
     import torch
     import transformers
 
