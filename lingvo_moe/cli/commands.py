@@ -56,27 +56,27 @@ def _evaluate_language_model(config: EvalConfig):
         if flag in config.given:
             raise UserError(
                 f"--{flag} is for translation; {config.full_name()} is a language model, of which "
-                f"eval measures the perplexity over the whole split. Leave it out."
+                f"eval computes the perplexity of all texts. Leave it out."
             )
     name, experiment, engine = run_setup.set_up(config, "evaluate", {})
-    found = perplexity.compute(name, experiment, engine, config.log_directory(), config.split)
+    result = perplexity.compute(name, experiment, engine, config.log_directory(), config.split)
     print(
-        f"{found.cross_entropy:.4f} nats per token, perplexity {found.perplexity:.2f}, over {found.tokens:,} tokens "
-        f"of the {config.split} split, after {found.step} steps"
+        f"{result.cross_entropy:.4f} nats per token, perplexity {result.perplexity:.2f}, over {result.tokens:,} tokens "
+        f"of the {config.split} split, after {result.step} steps"
     )
-    if found.left_out:
-        _log.info(f"{found.left_out} texts of {experiment.input.target_length} tokens or more were left out.")
+    if result.left_out:
+        _log.info(f"{result.left_out} texts of {experiment.input.target_length} tokens or more were left out.")
     if config.json:
         with output_files.atomic_writer(config.json) as file:
-            measured = {**dataclasses.asdict(found), "perplexity": found.perplexity}
-            json.dump({"model": name, "split": config.split, **measured}, file, indent=1)
+            fields = {**dataclasses.asdict(result), "perplexity": result.perplexity}
+            json.dump({"model": name, "split": config.split, **fields}, file, indent=1)
 
 
 def _require_translation(config: ModelConfig):
     """Raises UserError for a language model, before anything is loaded."""
     if not get_experiment(config.full_name()).translates:
         raise UserError(
-            f"{config.full_name()} is a language model; it has nothing to translate. `eval` measures its perplexity."
+            f"{config.full_name()} is a language model; it has nothing to translate. `eval` computes its perplexity."
         )
 
 
@@ -118,12 +118,12 @@ def plan(config: PlanConfig):
         f"compiling {name}, {experiment.model.num_weights():,} weights, for {len(tpu.devices)} cores of {tpu.name} ..."
     )
     if config.search:
-        found = _search(config, tpu, mesh)
+        chosen = _search(config, tpu, mesh)
     else:
-        found = planning.make(name, experiment, tpu, config.program, list(config.assignments))
+        chosen = planning.make(name, experiment, tpu, config.program, list(config.assignments))
     if config.json:
-        found.save(config.json)
-    print(plan_text.text(found, config.tokens), end="")
+        chosen.save(config.json)
+    print(plan_text.text(chosen, config.tokens), end="")
 
 
 def _search(config: PlanConfig, tpu: topology.Slice, mesh: DeviceMesh) -> planning.Plan:

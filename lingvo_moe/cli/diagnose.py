@@ -61,8 +61,10 @@ def diagnose(config: DiagnoseConfig):
     program = engine.load(experiment.steps.diagnose(experiment.batch_specs()))
     _, theta = checkpoints.restore_theta(name, theta_specs, program.shardings("state")["theta"], step.checkpoint)
     state = {"step": np.int32(step.done), "seed": np.array(step.seed, np.int32), "theta": theta}
-    found = Diagnosis.of(program({"state": state, "batch": step.batch}), experiment.model.weights())
-    print(f"step {step.done + 1} of {name}, with the weights of {checkpoints.path(step.checkpoint)}\n\n{found.text()}")
+    diagnosis = Diagnosis.of(program({"state": state, "batch": step.batch}), experiment.model.weights())
+    print(
+        f"step {step.done + 1} of {name}, with the weights of {checkpoints.path(step.checkpoint)}\n\n{diagnosis.text()}"
+    )
     if saved:
         print(f"\ntraining computed a loss of {saved.loss:.6g} and a gradient norm of {saved.gradient_norm:.6g}")
     if config.json:
@@ -74,7 +76,7 @@ def diagnose(config: DiagnoseConfig):
             "batch": config.batch,
         }
         with output_files.atomic_writer(config.json) as file:
-            json.dump({**about, **found.as_json()}, file, indent=1)
+            json.dump({**about, **diagnosis.as_json()}, file, indent=1)
 
 
 def _replayed(saved: Replay, checkpoints: Checkpoints) -> _Step:

@@ -112,7 +112,7 @@ def _make_engine(
 
 
 def _use_cache(config: RunConfig):
-    """Turns the program cache on. A directory that was named must be usable; without the default one, work goes on."""
+    """Turns the program cache on. A directory that was named must be usable; the default one may be missing."""
     try:
         program_cache.use(config.cache)
     except UserError as error:

@@ -17,7 +17,7 @@ _log = logging.getLogger(__name__)
 def train(config: TrainConfig):
     """`train`: see `training.loop`."""
     logdir, changes = config.log_directory(), {"training.steps": config.steps}
-    run_setup.configure(config, changes)  # a mistake is told before others are waited for
+    run_setup.configure(config, changes)  # reports a mistake before waiting for other processes
     with _process_group(config) as processes:
         name, experiment, engine = run_setup.set_up(config, "train", changes, processes.count)
         # Not earlier: checkpoints import JAX, which would set libtpu up its own way before TensorFlow does.

@@ -124,7 +124,7 @@ class Training(Protocol):
         ...
 
     def evaluate(self, batch: dict) -> Metrics:
-        """Returns the metrics of one whole batch, without training."""
+        """Returns the metrics of one batch, of which all rows are passed, without training."""
         ...
 
     def diagnose(self, batch: dict, step: int) -> Mapping[str, Any]:

@@ -127,12 +127,12 @@ class Training:
         """Runs one step for each batch, of which it takes this process's `rows`; returns the metrics of the last."""
         metrics: dict[str, jax.Array] = {}
         for batch in batches:
-            outputs = self._train({"state": self.state, "batch": self._place_rows(batch)})
+            outputs = self._train({"state": self.state, "batch": self._shard_rows(batch)})
             self.state, metrics = outputs["state"], outputs["metrics"]
         return metrics
 
     def evaluate(self, batch: dict) -> dict[str, jax.Array]:
-        """Returns the metrics of one batch; `Engine.training` must have been told that this training evaluates."""
+        """Returns the metrics of one batch; only if `Engine.training` was called with `evaluates`."""
         assert self._evaluate is not None
         return self._evaluate({"theta": self.state["theta"], "batch": batch})["metrics"]
 
@@ -140,21 +140,21 @@ class Training:
         """Compiles and runs `steps.diagnose_function` for the step after `step` steps, with the current weights."""
         program = self._engine.load(self._steps.diagnose(self._batch_specs))
         state = {"step": np.int32(step), "seed": self.state["seed"], "theta": self.state["theta"]}
-        return program({"state": state, "batch": self._place_rows(batch)})
+        return program({"state": state, "batch": self._shard_rows(batch)})
 
-    def _place_rows(self, batch: dict) -> dict:
+    def _shard_rows(self, batch: dict) -> dict:
         """Makes sharded batches of this process's rows; the other processes contribute theirs."""
         if len(self.rows) == self._batch_size:
             return batch
 
-        def place(rows: np.ndarray, sharding: NamedSharding) -> jax.Array:
+        def shard_rows(rows: np.ndarray, sharding: NamedSharding) -> jax.Array:
             def shard(index: Any) -> np.ndarray:
                 start, stop, _ = index[0].indices(self._batch_size)
                 return rows[start - self.rows.start : stop - self.rows.start, *index[1:]]
 
             return jax.make_array_from_callback((self._batch_size, *rows.shape[1:]), sharding, shard)
 
-        return tree.map_leaves(place, batch, self._train.shardings("batch"))
+        return tree.map_leaves(shard_rows, batch, self._train.shardings("batch"))
 
 
 class _Inference:
@@ -214,8 +214,8 @@ class Executable:
             raise ValueError(
                 f"program {self.program.name}: inputs differ from its own: {sorted(set(leaves) ^ set(expected))[:6]}."
             )
-        placed = [self._place(a, leaves[a.path], s) for a, s in zip(self.program.inputs, self._in_shardings)]
-        outputs = self._compiled(*placed)
+        arguments = [self._shard_input(a, leaves[a.path], s) for a, s in zip(self.program.inputs, self._in_shardings)]
+        outputs = self._compiled(*arguments)
         return tree.unflatten({a.path: value for a, value in zip(self.program.outputs, outputs)})
 
     def shardings(self, path: str) -> dict:
@@ -234,7 +234,7 @@ class Executable:
         """Returns the compiler's account of memory per device: arguments, outputs, aliased and temporary bytes."""
         return self._compiled.memory_analysis()
 
-    def _place(self, argument: Argument, value: Any, sharding: NamedSharding) -> jax.Array:
+    def _shard_input(self, argument: Argument, value: Any, sharding: NamedSharding) -> jax.Array:
         array = value if isinstance(value, jax.Array) else np.asarray(value)
         if array.shape != argument.shape or array.dtype != np.dtype(argument.dtype):
             raise ValueError(

@@ -69,13 +69,13 @@ class Slice:
     @staticmethod
     def of(name: str) -> Slice:
         """Asks libtpu for a slice; raises UserError if there is none of that name, or if libtpu is not installed."""
-        found = _NAME.fullmatch(name)
-        if not found:
+        matched = _NAME.fullmatch(name)
+        if not matched:
             raise UserError(
                 f"--topology={name} is not understood; write a generation and the chips along each dimension, "
                 f"for instance {', '.join(GENERATIONS.values())}."
             )
-        generation, chips = found[1], tuple(map(int, found[2].split("x")))
+        generation, chips = matched[1], tuple(map(int, matched[2].split("x")))
         if generation not in GENERATIONS:
             raise UserError(
                 f"--topology={name}: no such TPU generation.{did_you_mean(generation, GENERATIONS)} Known: "
@@ -178,8 +178,8 @@ def _devices(name: str) -> list:
 
 
 def _out_of_memory(message: str) -> OutOfMemory | None:
-    found = _EXCEEDED.search(message)
-    return OutOfMemory(_bytes(found[1], found[2]), _bytes(found[3], found[4])) if found else None
+    matched = _EXCEEDED.search(message)
+    return OutOfMemory(_bytes(matched[1], matched[2]), _bytes(matched[3], matched[4])) if matched else None
 
 
 def _bytes(number: str, unit: str) -> int:

@@ -82,8 +82,8 @@ def groups(scores: Sequence[LanguageScore], count: int = 3) -> list[tuple[str, l
         count, [f"group {i + 1}" for i in range(count)]
     )
     bounds = [round(i * len(scores) / count) for i in range(count + 1)]
-    cut = [(name, list(scores[a:b])) for name, a, b in zip(names, bounds, bounds[1:])]
-    return [(name, members) for name, members in cut if members]
+    split_groups = [(name, list(scores[a:b])) for name, a, b in zip(names, bounds, bounds[1:])]
+    return [(name, members) for name, members in split_groups if members]
 
 
 def mean(values: Sequence[float]) -> float:

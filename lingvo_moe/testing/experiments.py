@@ -100,14 +100,14 @@ def settings(*changes: str) -> list[str]:
 
 def tiny(data: Data, *changes: str, mesh: DeviceMesh = DeviceMesh((2,))) -> Experiment:
     """Returns the experiment of `settings`, on `data`."""
-    places = (f"corpus={data.corpus}", f"tokenizers={data.tokenizers}")
-    return experiment.get(MODEL, [*_SETTINGS, *places, *changes], mesh)
+    directories = (f"corpus={data.corpus}", f"tokenizers={data.tokenizers}")
+    return experiment.get(MODEL, [*_SETTINGS, *directories, *changes], mesh)
 
 
 def tiny_language_model(data: Data, *changes: str, mesh: DeviceMesh = DeviceMesh((2,))) -> Experiment:
     """Returns the experiment of a language model with experts, as small as `tiny`."""
-    places = (f"corpus={data.corpus}", f"tokenizers={data.tokenizers}")
-    return experiment.get(LANGUAGE_MODEL, [*_LANGUAGE_MODEL_SETTINGS, *places, *changes], mesh)
+    directories = (f"corpus={data.corpus}", f"tokenizers={data.tokenizers}")
+    return experiment.get(LANGUAGE_MODEL, [*_LANGUAGE_MODEL_SETTINGS, *directories, *changes], mesh)
 
 
 def language_model_settings(*changes: str) -> list[str]:
@@ -120,7 +120,7 @@ def compile_once(patch: pytest.MonkeyPatch):
 
     `conftest.py` makes the cache directory, and deletes it.
     """
-    patch.setattr(program_cache._settings, "directory", None)  # so that it is so again
+    patch.setattr(program_cache._settings, "directory", None)  # restored when the patch ends
     program_cache.use(program_cache.default())
     if executables := program_cache.executables():
         use_compilation_cache(executables)
@@ -160,9 +160,9 @@ def curves(logdir: pathlib.Path, run: str = "train") -> dict[str, dict[int, set[
     from tensorboard.backend.event_processing import event_file_loader
     from tensorboard.util import tensor_util
 
-    found: dict[str, dict[int, set[float]]] = collections.defaultdict(lambda: collections.defaultdict(set))
+    values: dict[str, dict[int, set[float]]] = collections.defaultdict(lambda: collections.defaultdict(set))
     for path in sorted((logdir / run).iterdir()):
         for event in event_file_loader.EventFileLoader(str(path)).Load():
             for value in event.summary.value:
-                found[value.tag][event.step].add(tensor_util.make_ndarray(value.tensor).item())
-    return found
+                values[value.tag][event.step].add(tensor_util.make_ndarray(value.tensor).item())
+    return values

@@ -72,7 +72,7 @@ class FakeTraining:
         return {"loss": 2.0 / step, "cross_entropy": 1.0 / step, "gradient_norm": 1.0, "skipped_in_a_row": 0}
 
     def evaluate(self, batch: dict) -> Metrics:
-        """Returns a loss of which the step can be told."""
+        """Returns a loss that depends on the step."""
         return {"cross_entropy": 3.0 / int(self.state["step"]), "tokens": 10.0}
 
     def diagnose(self, batch: dict, step: int) -> Mapping[str, Any]:

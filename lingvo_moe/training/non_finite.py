@@ -52,7 +52,7 @@ def _skipped_in_a_row(result: StepResult) -> int:
 
 
 def _error(run: TrainingRun, result: StepResult, data_state: State) -> UserError:
-    """Saves a skipped step, computes it again, and returns the error that ends training.
+    """Saves a skipped step, recomputes it, and returns the error that ends training.
 
     Args:
       run: of which the weights are those that the step began with; steps skipped since have not changed them.

@@ -73,8 +73,8 @@ class Replay:
             with open(path, "rb") as file, np.load(file, allow_pickle=False) as stored:
                 about = json.loads(str(stored["about"]))
                 arrays = {name: stored[name] for name in stored.files if name != "about"}
-            found = about.pop("format"), about.pop("version")
-            if found == (_FORMAT, _VERSION):
+            actual = about.pop("format"), about.pop("version")
+            if actual == (_FORMAT, _VERSION):
                 return Replay(**about | {"seed": tuple(about["seed"])}, batch=tree.unflatten(arrays), path=str(path))
         except OSError as error:
             raise UserError(
@@ -87,7 +87,7 @@ class Replay:
                 f"file LOGDIR/replay/STEP.npz."
             ) from None
         raise UserError(
-            f"--batch={path}: {found[0]!r} version {found[1]!r}; this program reads {_FORMAT!r} version {_VERSION}."
+            f"--batch={path}: {actual[0]!r} version {actual[1]!r}; this program reads {_FORMAT!r} version {_VERSION}."
         )
 
     def check_model(self, model: str):
@@ -98,11 +98,11 @@ class Replay:
     def check_shapes(self, specs: Mapping[str, Mapping[str, Spec]]):
         """Raises UserError if the arrays of the batch do not have these shapes and dtypes."""
         expected = {name: (spec.shape, spec.dtype) for name, spec in tree.flatten(specs).items()}
-        found = {name: (array.shape, array.dtype.name) for name, array in tree.flatten(self.batch).items()}
-        for name in sorted(expected.keys() | found.keys()):
-            if expected.get(name) != found.get(name):
+        actual = {name: (array.shape, array.dtype.name) for name, array in tree.flatten(self.batch).items()}
+        for name in sorted(expected.keys() | actual.keys()):
+            if expected.get(name) != actual.get(name):
                 raise UserError(
-                    f"--batch={self.path}: {name} is {_shown(found.get(name))}, the model takes "
+                    f"--batch={self.path}: {name} is {_shown(actual.get(name))}, the model takes "
                     f"{_shown(expected.get(name))}. Pass the --set with which it was trained."
                 )
 
