@@ -175,7 +175,7 @@ class Transformer(Layer):
             for choice, layer in zip(pattern, self.feed_forwards(stack)):
                 if stack == "decoder" and not layer.is_causal:
                     raise UserError(
-                        f"layer {choice!r} (router {self.router!r}) is not causal: tokens of a decoder would depend on "
-                        f"later ones. Translation models may use such layers and routers in the encoder alone, for "
+                        f"layer {choice!r} of the decoder is not causal (model.router is {self.router!r}): its tokens "
+                        f"would depend on later ones. Translation models may use such layers and routers in the encoder alone, for "
                         f"instance --set model.encoder_layer_pattern=dense,moe:router=expert_choice."
                     )

@@ -146,7 +146,10 @@ def test_impossible_pattern_is_an_error_that_names_it(changes, message):
 
 def test_expert_choice_is_for_encoders():
     """It is not causal: decoders and language models refuse it, an encoder with an ordinary decoder trains with it."""
-    with pytest.raises(UserError, match="router 'expert_choice'.* not causal.*encoder_layer_pattern"):
+    with pytest.raises(
+        UserError,
+        match="layer 'moe' of the decoder is not causal .model.router is 'expert_choice'.*encoder_layer_pattern",
+    ):
         dataclasses.replace(MODEL, router="expert_choice")
     with pytest.raises(UserError, match="not causal"):
         LanguageModel(
