@@ -53,6 +53,14 @@ class Saved:
     data_state: Any
 
 
+class _Manager(orbax.CheckpointManager):
+    """Orbax's manager without its own preemption check: the training loop asks, and JAX's service has one counter."""
+
+    def reached_preemption(self, step: int) -> bool:
+        """Returns False."""
+        return False
+
+
 class Checkpoints:
     """The checkpoints of one log directory.
 
@@ -78,7 +86,7 @@ class Checkpoints:
         self._multiprocessing = orbax.options.MultiprocessingOptions(active_processes=everyone)
         self.directory = pathlib.Path(logdir).absolute() / "checkpoints"
         self._keep = keep
-        self._manager: orbax.CheckpointManager | None = None
+        self._manager: _Manager | None = None
         self._manifest_writer = concurrent.futures.ThreadPoolExecutor(1, "manifest")
         self._pending_manifest: concurrent.futures.Future | None = None
         self._problems: dict[tuple[int, tuple[str, ...] | None], list[str]] = {}
@@ -225,7 +233,7 @@ class Checkpoints:
                 manager.wait_until_finished()  # nothing was copied, and the next step changes it
         self._pending_manifest = self._manifest_writer.submit(self._write_manifest, step, len(tree.flatten(arrays)))
 
-    def _open_manager(self) -> orbax.CheckpointManager:
+    def _open_manager(self) -> _Manager:
         if self._manager is None:
             options = orbax.CheckpointManagerOptions(
                 max_to_keep=self._keep,
@@ -233,7 +241,7 @@ class Checkpoints:
                 create=False,
                 multiprocessing_options=self._multiprocessing,
             )
-            self._manager = orbax.CheckpointManager(self.directory, options=options, item_names=_ITEMS)
+            self._manager = _Manager(self.directory, options=options, item_names=_ITEMS)
         return self._manager
 
     def _write_manifest(self, step: int, arrays: int):
