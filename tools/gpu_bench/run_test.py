@@ -83,14 +83,16 @@ def test_loss_that_does_not_fall(monkeypatch, capsys):
     """Such a run has status 1; an unknown peak leaves out the utilisation."""
     monkeypatch.setattr(run, "run", lambda *_: {"first loss": 4.0, "last loss": 4.5, "utilisation, %": None})
     assert run.main(["anywhere"]) == 1
-    said = capsys.readouterr()
-    assert "utilisation, %               not known" in said.out and said.err.startswith("error: the loss did not fall")
+    printed = capsys.readouterr()
+    assert "utilisation, %               not known" in printed.out and printed.err.startswith(
+        "error: the loss did not fall"
+    )
 
 
 def test_errors(directory, tmp_path, capsys):
     """Wrong directories and flags are errors of one line."""
     (tmp_path / "facts.json").write_text("[]")
-    for arguments, said in (
+    for arguments, message in (
         ([str(tmp_path / "none")], "facts.json: not what tools.gpu_bench.make writes"),
         ([str(tmp_path)], "facts.json: not what tools.gpu_bench.make writes"),
         ([str(directory), "--steps=0"], "--steps=0: at least one step"),
@@ -98,6 +100,6 @@ def test_errors(directory, tmp_path, capsys):
     ):
         assert run.main(arguments) == 2
         line = capsys.readouterr().err.splitlines()[-1]
-        assert line.startswith("error: ") and said in line
+        assert line.startswith("error: ") and message in line
     with pytest.raises(UserError, match="cannot be written to"):
         make.make(experiment.get("m4.Small", _TINY, DeviceMesh((1,))), "m4.Small", tmp_path / "facts.json" / "below")

@@ -228,7 +228,7 @@ def invalid(**changes) -> str:
 
 
 @pytest.mark.parametrize(
-    "text, said",
+    "text, message",
     [
         ("{", "not a plan of version 2"),
         ("[]", "not a plan of version 2"),
@@ -244,13 +244,13 @@ def invalid(**changes) -> str:
         (invalid(model="m4.MoE512E12L"), "a plan of m4.MoE512E12L; the file's name"),
     ],
 )
-def test_invalid_file_is_named(tmp_path, text, said):
+def test_invalid_file_is_named(tmp_path, text, message):
     """Protects the one-line error for every kind of invalid plan."""
     path = tmp_path / "m4.MoE128E12L.json"
     path.write_text(text)
     with pytest.raises(UserError, match=re.escape(str(path))) as error:
         of_plans.load(tmp_path)
-    assert said in str(error.value)
+    assert message in str(error.value)
 
 
 def run(capsys, *arguments: str) -> tuple[int, str]:
@@ -266,8 +266,8 @@ def test_command_writes_page_and_figures(tmp_path, capsys):
     """The command creates the directories, writes complete files, and leaves no partial file."""
     planned().save(tmp_path / "m4.MoE128E12L.json")
     output = tmp_path / "pages" / "report.html"
-    status, said = run(capsys, f"--plans={tmp_path}", f"--output={output}", f"--figures={tmp_path}/figures")
-    assert status == 0 and f"{output}: 1 plans, {len(NAMES) - 1} of the tables not planned" in said
+    status, printed = run(capsys, f"--plans={tmp_path}", f"--output={output}", f"--figures={tmp_path}/figures")
+    assert status == 0 and f"{output}: 1 plans, {len(NAMES) - 1} of the tables not planned" in printed
     names = ["collectives.svg", "memory.svg", "time.svg"]
     assert sorted(path.name for path in (tmp_path / "figures").iterdir()) == names
     assert list(output.parent.iterdir()) == [output] and output.read_bytes() == report.page(
@@ -278,8 +278,8 @@ def test_command_writes_page_and_figures(tmp_path, capsys):
 def test_no_plan_is_an_error(tmp_path, capsys):
     """An empty or missing directory gives status 2 and no page."""
     for directory in (tmp_path, tmp_path / "none"):
-        status, said = run(capsys, f"--plans={directory}", f"--output={tmp_path / 'report.html'}")
-        assert status == 2 and f"--plans={directory}: no plan (NAME.json) found" in said
+        status, printed = run(capsys, f"--plans={directory}", f"--output={tmp_path / 'report.html'}")
+        assert status == 2 and f"--plans={directory}: no plan (NAME.json) found" in printed
     assert not pathlib.Path(tmp_path / "report.html").exists()
 
 
@@ -287,8 +287,8 @@ def test_no_plan_is_an_error(tmp_path, capsys):
 def test_output_must_be_a_file(tmp_path, capsys, output):
     """Protects directories and devices from being replaced."""
     planned().save(tmp_path / "m4.MoE128E12L.json")
-    status, said = run(capsys, f"--plans={tmp_path}", f"--output={output.format(tmp=tmp_path)}")
-    assert status == 2 and "expected the name of a file" in said
+    status, printed = run(capsys, f"--plans={tmp_path}", f"--output={output.format(tmp=tmp_path)}")
+    assert status == 2 and "expected the name of a file" in printed
 
 
 def test_bars_show_their_values():

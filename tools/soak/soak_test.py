@@ -69,10 +69,10 @@ def test_killed_training_is_checked(tmp_path, monkeypatch, capsys, is_valid):
     if not is_valid:
         monkeypatch.setenv("FAULT", "loss")
     arguments = ["soak", "--kills=1", "--seed=1", f"--directory={tmp_path}/soak", f"--json={tmp_path}/soak.json"]
-    status, said = app.execute(soak.main, arguments, soak._VALUES), capsys.readouterr().out
-    assert said.count("SIGKILL aimed at") == 1 and (tmp_path / "soak.json").read_text().count('"SIGKILL"') == 1
-    assert status == (0 if is_valid else 1) and ("Nothing was lost" in said) == is_valid, said
-    assert ("cross_entropy differs in" in said) != is_valid
+    status, output = app.execute(soak.main, arguments, soak._VALUES), capsys.readouterr().out
+    assert output.count("SIGKILL aimed at") == 1 and (tmp_path / "soak.json").read_text().count('"SIGKILL"') == 1
+    assert status == (0 if is_valid else 1) and ("Nothing was lost" in output) == is_valid, output
+    assert ("cross_entropy differs in" in output) != is_valid
 
 
 def _processes(output: str, *statuses: int, step: int = 0, chosen: int = 0, crashed_in_dump: bool = False) -> Any:
@@ -168,8 +168,10 @@ def test_lost_steps_are_found():
 )
 def test_curves_are_compared_bit_for_bit(found, problems):
     """Missing steps, other values and several values of a step are problems; scalars of the machine are not."""
-    told = checks.different_curves(found, {"loss": {1: {0.5}, 2: {0.25}}})
-    assert len(told) == len(problems) and all(ours.startswith(theirs) for ours, theirs in zip(told, problems))
+    differences = checks.different_curves(found, {"loss": {1: {0.5}, 2: {0.25}}})
+    assert len(differences) == len(problems) and all(
+        ours.startswith(theirs) for ours, theirs in zip(differences, problems)
+    )
 
 
 def test_missing_held_out_loss_is_no_difference():
@@ -238,8 +240,8 @@ def test_a_loss_is_reported(monkeypatch, tmp_path, capsys):
     result = run.Result(60, [event], ["a checkpoint"])
     monkeypatch.setattr(soak, "Soak", lambda *arguments: type("Fake", (), {"run": lambda self, log, advance: result})())
     assert app.execute(soak.main, ["soak", f"--directory={tmp_path}/new"], soak._VALUES) == 1
-    said = capsys.readouterr().out
-    assert "LOST: a checkpoint" in said and "Something was lost." in said and "Nothing was lost" not in said
+    output = capsys.readouterr().out
+    assert "LOST: a checkpoint" in output and "Something was lost." in output and "Nothing was lost" not in output
     assert run.counts(result) == [("save, write in background", 1, 12, 1)]
 
 
