@@ -27,18 +27,8 @@ _REPOSITORY = pathlib.Path(launch_processes.__file__).parents[1]
 _READY = "print('ready', file=sys.stderr, flush=True)"
 
 
-class Launch(launch_processes.Launch):
-    """Starts these programs in place of trainings."""
-
-    def __init__(self, *programs: str):
-        super().__init__(len(programs), [])
-        self._programs = programs
-
-    def _start(self, index: int, port: int) -> subprocess.Popen:
-        code = f"import os, signal, sys, time\n{self._programs[index]}"
-        return subprocess.Popen(
-            [sys.executable, "-c", code], stderr=subprocess.PIPE if index else None, start_new_session=True
-        )
+def _run(*programs: str) -> int:
+    return launch_processes.run([[sys.executable, "-c", f"import os, signal, sys, time\n{code}"] for code in programs])
 
 
 @pytest.mark.parametrize(
@@ -46,7 +36,7 @@ class Launch(launch_processes.Launch):
     [
         ([], "no --model among the flags of train"),
         (["--", "--steps=3"], "no --model"),
-        (["--", "--model=m4.Small", "--processes=3"], "--processes=3 after --: the launcher says that itself"),
+        (["--", "--model=m4.Small", "--processes=3"], "--processes=3 after --: the launcher passes that itself"),
         (["--", "--model=m4.Small", "--coordinator=x:1"], "--coordinator=x:1 after --"),
     ],
 )
@@ -59,11 +49,11 @@ def test_who_died_is_named_and_who_stays_behind_is_ended(monkeypatch, capsys):
     """Not those that ended because it had; the status is that of the dead one, as a shell counts it."""
     monkeypatch.setattr(launch_processes, "_PATIENCE_SECONDS", 0.5)
     start = time.monotonic()
-    status = Launch(
+    status = _run(
         "time.sleep(0.3); sys.exit(3)",
         "print('a line', file=sys.stderr); os.kill(os.getpid(), signal.SIGKILL)",
         "time.sleep(60)",
-    ).run()
+    )
     assert status == 128 + signal.SIGKILL and time.monotonic() - start < 20
     said = capsys.readouterr().err
     assert "[1] a line\n" in said and said.endswith("process 1 of 3 was killed by SIGKILL.\n")
@@ -72,9 +62,8 @@ def test_who_died_is_named_and_who_stays_behind_is_ended(monkeypatch, capsys):
 def test_a_signal_reaches_all_once(capsys):
     """All stop with a checkpoint, and that is no failure to report."""
     stops = f"signal.signal(signal.SIGTERM, lambda *_: sys.exit(130)); {_READY}; time.sleep(60)"
-    launch = Launch(stops, stops)
     threading.Timer(2.0, lambda: os.kill(os.getpid(), signal.SIGTERM)).start()
-    assert launch.run() == 130 and "process" not in capsys.readouterr().err
+    assert _run(stops, stops) == 130 and "process" not in capsys.readouterr().err
 
 
 def test_four_processes_make_the_losses_of_one_with_as_many_devices(tmp_path, monkeypatch):

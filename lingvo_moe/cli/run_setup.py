@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import os
 from collections.abc import Mapping
 
 from lingvo_moe import program_cache
 from lingvo_moe.cli import process_setup
 from lingvo_moe.cli.run_config import RunConfig, TrainConfig
-from lingvo_moe.distributed import process_group
-from lingvo_moe.distributed.process_group import ProcessGroup
+from lingvo_moe.distributed.membership import Membership
+from lingvo_moe.distributed.membership import find as find_membership
 from lingvo_moe.engines import registry as engines
 from lingvo_moe.engines.base import Engine
 from lingvo_moe.errors import UserError
@@ -54,23 +55,16 @@ def configure(config: RunConfig, changes: Mapping[str, object]) -> tuple[str, Ex
     return name, get_experiment(name, assignments, config.device_mesh()), assignments
 
 
-def connect(config: TrainConfig) -> ProcessGroup:
-    """Joins the other processes that train the same model, if any; raises UserError as `process_group.connect`."""
-    flags = {"coordinator": config.coordinator, "processes": config.processes, "process": config.process}
-    given = [name for name, value in flags.items() if value is not None]
-    if not given:
-        return ProcessGroup()
-    if config.coordinator is None or config.processes is None or config.process is None:
-        raise UserError(
-            f"--{given[0]} without the others: many processes need --coordinator, --processes and --process, each of "
-            f"them its own --process (docs/processes.md)."
-        )
+def membership(config: TrainConfig) -> Membership | None:
+    """Returns the place of this process in a run of several, from flags or a launcher; None for a run of one."""
     if config.engine == "tpu_strategy":
-        raise UserError(
-            "--processes is for --engine=pjrt; with tpu_strategy one process reaches all machines of the slice. "
-            "Leave --coordinator, --processes and --process out."
-        )
-    return process_group.connect(config.coordinator, config.processes, config.process, say=_log.info)
+        if {"coordinator", "processes", "process"} & config.given:
+            raise UserError(
+                "--processes is for --engine=pjrt; with tpu_strategy one process reaches all machines of the slice. "
+                "Leave --coordinator, --processes and --process out."
+            )
+        return None
+    return find_membership(config.coordinator, config.processes, config.process, os.environ)
 
 
 def _check_engine(config: RunConfig):

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 from lingvo_moe.cli import logging_setup, run_setup
 from lingvo_moe.cli.run_config import TrainConfig
+from lingvo_moe.distributed import watchdog
 from lingvo_moe.distributed.process_group import ProcessGroup
 
 _log = logging.getLogger(__name__)
@@ -20,6 +21,8 @@ def train(config: TrainConfig):
     run_setup.configure(config, changes)  # reports a mistake before waiting for other processes
     with _process_group(config) as processes:
         name, experiment, engine = run_setup.set_up(config, "train", changes, processes.count)
+        if not processes.is_primary:
+            logging_setup.warnings_only()
         # Not earlier: checkpoints import JAX, which would set libtpu up its own way before TensorFlow does.
         from lingvo_moe.training import loop
 
@@ -34,15 +37,14 @@ def train(config: TrainConfig):
 
 @contextlib.contextmanager
 def _process_group(config: TrainConfig) -> Iterator[ProcessGroup]:
-    """All that train the same model; one that fails tells the others."""
-    with run_setup.connect(config) as processes:
-        if processes.count == 1:
-            yield processes
-            return
-        if not processes.is_primary:
-            logging_setup.warnings_only()
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # gloo tells there of each connection, and train of nothing
-        from lingvo_moe.distributed import jax_runtime
+    """Joins the processes that train the same model, if there are several."""
+    member = run_setup.membership(config)
+    if member is None:
+        yield ProcessGroup()
+        return
+    watchdog.supervise(member)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # gloo reports each connection there, and train prints nothing
+    from lingvo_moe.distributed import jax_runtime
 
-        with jax_runtime.joined(processes):
-            yield processes
+    with jax_runtime.join(member, config.platform) as processes:
+        yield processes

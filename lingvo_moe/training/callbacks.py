@@ -73,7 +73,10 @@ class TrainingRun:
 
     def should_stop(self) -> bool:
         """Returns whether one of the processes was asked to stop; the same answer in all, which call it together."""
-        return self.process_group.any(self.preemption.requested)
+        stops = self.process_group.any(self.preemption.requested)
+        if stops and self.process_group.catches_sigterm:
+            self.preemption.request()
+        return stops
 
     def global_data_state(self, data_state: State) -> State:
         """Returns, in the primary process, the state of all processes' input pipelines; all call it together."""

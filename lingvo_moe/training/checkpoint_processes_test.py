@@ -21,14 +21,15 @@ pytestmark = pytest.mark.slow
 _MEMBER = """
 import sys
 import numpy as np
-from lingvo_moe import processes, tree
-from lingvo_moe.engines import joined
+from lingvo_moe import tree
+from lingvo_moe.distributed import jax_runtime
+from lingvo_moe.distributed.membership import Membership
 from lingvo_moe.engines.pjrt import Engine
-from lingvo_moe.layout import DeviceMesh
+from lingvo_moe.sharding.layout import DeviceMesh
+from lingvo_moe.testing.checkpoints import WIDE, shardings, state_of, values_of
 from lingvo_moe.training.checkpoint import Checkpoints
-from lingvo_moe.training.checkpoint_testing import WIDE, shardings, state_of, values_of
 coordinator, index, logdir, mesh, following = sys.argv[1:]
-with processes.connect(coordinator, 2, int(index)) as run, joined.joined(run):
+with jax_runtime.join(Membership(2, int(index), coordinator), 'cpu') as run:
     Engine(8, "cpu", processes=2)
     mesh, checkpoints = DeviceMesh.parse(mesh), Checkpoints(logdir, 9, run)
     checkpoints.latest()

@@ -80,7 +80,7 @@ def train(
     first_step, data_state = _restore_or_initialise(name, experiment, training, checkpoints)
     process_group.barrier()
     batches = train_input.batches(data_state, experiment.input.shards_of_rows(training.rows))
-    preemption = PreemptionGuard(schedule.grace_seconds)
+    preemption = PreemptionGuard(schedule.grace_seconds, not process_group.catches_sigterm)
     run = TrainingRun(name, experiment, training, checkpoints, process_group, preemption, logdir, first_step)
     standard = [NonFiniteGuard(), Reporter(), Checkpointer(), HeldOutEvaluator(held_out), ProgressBar()]
     with preemption, contextlib.closing(checkpoints):

@@ -18,7 +18,7 @@ import time
 from absl import flags
 
 from lingvo_moe.cli import app
-from lingvo_moe.distributed.process_group import BOUND_SECONDS
+from lingvo_moe.distributed.watchdog import BOUND_SECONDS
 from lingvo_moe.errors import UserError
 from lingvo_moe.utils import progress
 from tools.soak.faults import KILL

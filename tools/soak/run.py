@@ -11,8 +11,8 @@ import signal
 import time
 from collections.abc import Callable
 
-from lingvo_moe.distributed.process_group import BOUND_SECONDS
-from lingvo_moe.distributed.process_group import EXIT_STATUS as GONE_STATUS
+from lingvo_moe.distributed.watchdog import BOUND_SECONDS
+from lingvo_moe.distributed.watchdog import EXIT_STATUS as GONE_STATUS
 from lingvo_moe.errors import UserError
 from lingvo_moe.testing import experiments as tiny
 from lingvo_moe.training.preemption import EXIT_STATUS
