@@ -1,4 +1,4 @@
-"""The launcher's processes train one model; it hands signals on, reports who failed first, and leaves nobody behind."""
+"""The launcher's processes train one model; it forwards signals, names the first to fail and leaves none behind."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _run(*programs: str) -> int:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         ([], "no --model among the flags of train"),
         (["--", "--steps=3"], "no --model"),
@@ -40,13 +40,13 @@ def _run(*programs: str) -> int:
         (["--", "--model=m4.Small", "--coordinator=x:1"], "--coordinator=x:1 after --"),
     ],
 )
-def test_mistakes_are_told_before_anything_is_started(arguments, said, capsys):
+def test_mistakes_are_reported_before_anything_is_started(arguments, message, capsys):
     assert app.execute(launch_processes.main, ["launch_processes", *arguments], launch_processes._VALUES) == 2
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
-def test_who_died_is_named_and_who_stays_behind_is_ended(monkeypatch, capsys):
-    """Not those that ended because it had; the status is that of the dead one, as a shell counts it."""
+def test_the_process_that_failed_is_named_and_the_others_are_killed(monkeypatch, capsys):
+    """Not those that ended because of it; the status is that of the killed process, as a shell counts it."""
     monkeypatch.setattr(launch_processes, "_PATIENCE_SECONDS", 0.5)
     start = time.monotonic()
     status = _run(
@@ -55,20 +55,22 @@ def test_who_died_is_named_and_who_stays_behind_is_ended(monkeypatch, capsys):
         "time.sleep(60)",
     )
     assert status == 128 + signal.SIGKILL and time.monotonic() - start < 20
-    said = capsys.readouterr().err
-    assert "[1] a line\n" in said and said.endswith("process 1 of 3 was killed by SIGKILL.\n")
+    errors = capsys.readouterr().err
+    assert "[1] a line\n" in errors and errors.endswith("process 1 of 3 was killed by SIGKILL.\n")
 
 
-def test_a_signal_reaches_all_once(capsys):
-    """All stop with a checkpoint, and that is no failure to report."""
+def test_signals_are_forwarded_once(capsys):
+    """All processes stop with a checkpoint, which is no failure to report."""
     stops = f"signal.signal(signal.SIGTERM, lambda *_: sys.exit(130)); {_READY}; time.sleep(60)"
     threading.Timer(2.0, lambda: os.kill(os.getpid(), signal.SIGTERM)).start()
     assert _run(stops, stops) == 130 and "process" not in capsys.readouterr().err
 
 
 def test_four_processes_make_the_losses_of_one_with_as_many_devices(tmp_path, monkeypatch):
-    """Two by two devices; gloo adds in another order than one process does, see `translation_test.TOLERANCE`. The four find in
-    the cache what the one has lowered; each compiles it, in a hurry."""
+    """Two by two devices; gloo adds in another order than one process does, see `translation_test.TOLERANCE`.
+
+    The four find in the cache what the one has lowered; each compiles it, with few optimizations.
+    """
     data = tiny.make_data(tmp_path / "data")
     changes, mesh = ("training.evaluate_every=4", "training.checkpoint_every=4"), DeviceMesh((2, 2))
     tiny.compile_once(monkeypatch)

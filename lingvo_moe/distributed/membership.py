@@ -94,9 +94,9 @@ def find(
     found = Membership(count, index, coordinator)
     if count > 1 and None in (coordinator, index) and not launched and not _in_cluster(environment):
         raise UserError(
-            f"--processes={count}: no launcher that is known here (Slurm, Open MPI) has started this process, and this is "
-            f"no pod of Kubernetes or machine of Cloud TPU; pass --coordinator, --processes and --process, each process "
-            f"its own --process (docs/processes.md)."
+            f"--processes={count}: neither Slurm nor Open MPI has started this process, and this is no pod of "
+            f"Kubernetes or machine of Cloud TPU; pass --coordinator, --processes and --process, each process its own "
+            f"--process (docs/processes.md)."
         )
     return found if count > 1 else None
 

@@ -43,8 +43,8 @@ def test_flags_win_over_what_a_launcher_has_set(flags, environment, expected):
         (("127.0.0.1:1", 0, 0), "--processes=0"),
         (("127.0.0.1:1", None, None), "--coordinator=127.0.0.1:1 without --processes"),
         ((None, None, 1), "--process=1 without --processes"),
-        ((None, 8, None), "--processes=8: no launcher that is known here"),
-        (("10.0.0.1:1", 8, None), "--processes=8: no launcher that is known here"),
+        ((None, 8, None), "--processes=8: neither Slurm nor Open MPI"),
+        (("10.0.0.1:1", 8, None), "--processes=8: neither Slurm nor Open MPI"),
     ],
 )
 def test_contradictions_are_reported_before_any_process_waits(flags, message):
