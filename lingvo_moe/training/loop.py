@@ -62,12 +62,8 @@ def train(
       KeyboardInterrupt: training was asked to stop, and has saved a checkpoint.
     """
     logdir, schedule = pathlib.Path(logdir), experiment.training
-    experiment.open_tokenizers()
-    train_input = TrainInput(experiment.corpus, experiment.tokenizers, experiment.input)
-    held_out = EvalInput(experiment.corpus, experiment.tokenizers, experiment.input, split="valid")
-    process_group.require_same({"data": train_input.stream_id, **_settings(name, experiment)})
-    process_group.broadcast(lambda: _require_writable(logdir))
-    process_group.require_shared(logdir)
+    train_input, held_out = _open_data(experiment)
+    _check_processes(name, experiment, train_input, logdir, process_group)
     checkpoints = Checkpoints(logdir, schedule.keep, process_group)
     trained = checkpoints.latest() or 0
     if trained:
@@ -90,6 +86,22 @@ def train(
         _log.info(f"stopped after step {step}, which is saved; the same command resumes from there.")
         raise KeyboardInterrupt
     return run.scalars
+
+
+def _open_data(experiment: Experiment) -> tuple[TrainInput, EvalInput]:
+    """Opens the training and the validation split."""
+    experiment.open_tokenizers()
+    directories = experiment.corpus, experiment.tokenizers
+    return TrainInput(*directories, experiment.input), EvalInput(*directories, experiment.input, split="valid")
+
+
+def _check_processes(
+    name: str, experiment: Experiment, train_input: TrainInput, logdir: pathlib.Path, process_group: ProcessGroup
+):
+    """Raises UserError if processes have other settings or data, or if one of them cannot use the log directory."""
+    process_group.require_same({"data": train_input.stream_id, **_settings(name, experiment)})
+    process_group.broadcast(lambda: _require_writable(logdir))
+    process_group.require_shared(logdir)
 
 
 def _make_steps(run: TrainingRun, batches: Iterator[tuple[Batch, State]], callbacks: Sequence[Callback]) -> int:
