@@ -176,6 +176,6 @@ class Transformer(Layer):
                 if stack == "decoder" and not layer.is_causal:
                     raise UserError(
                         f"layer {choice!r} of the decoder is not causal (model.router is {self.router!r}): its tokens "
-                        f"would depend on later ones. Translation models may use such layers and routers in the encoder alone, for "
-                        f"instance --set model.encoder_layer_pattern=dense,moe:router=expert_choice."
+                        f"would depend on later ones. Translation models may use such layers and routers in the "
+                        f"encoder alone, for instance --set model.encoder_layer_pattern=dense,moe:router=expert_choice."
                     )
