@@ -140,11 +140,11 @@ def _search(config: PlanConfig, tpu: topology.Slice, mesh: DeviceMesh) -> planni
         print(plan_text.trial(trial), flush=True)
     best = max(trials, key=lambda trial: trial.tokens_per_second)
     if not best.plan.fits:
-        print("nothing that was tried fits; the settings as they are:\n")
+        print("none of the settings fits; the plan of the unchanged settings:\n")
     else:
         print(
             f"\nfastest of {len(trials)} that fits: "
-            f"{' '.join(f'--set {c}' for c in best.changes) or 'the settings as they are'}\n"
+            f"{' '.join(f'--set {c}' for c in best.changes) or 'the unchanged settings'}\n"
         )
     return best.plan
 
