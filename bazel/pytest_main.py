@@ -1,7 +1,7 @@
-"""Runs one test file with pytest, for `bazel test`: pytest_main.py FILE [ARGUMENT...]
+"""Runs one test file with pytest, for `bazel test`: `pytest_main.py FILE [ARGUMENT...]`.
 
-Further arguments come from `bazel test --test_arg=...`. If RUN_SIZE is set, a test of another size is only collected, which imports
-all that it needs. A file without tests fails.
+Further arguments come from `bazel test --test_arg=...`. If RUN_SIZE is set, a test of another size is only collected,
+which imports all that it needs. A file without tests fails.
 """
 
 from __future__ import annotations

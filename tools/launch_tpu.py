@@ -55,7 +55,7 @@ class Launch:
     @property
     def num_hosts(self) -> int:
         """The number of the slice's virtual machines."""
-        return max(1, int(_ACCELERATOR.fullmatch(self.accelerator)[1]) // _CORES_PER_HOST)
+        return max(1, int(self.accelerator.partition("-")[2]) // _CORES_PER_HOST)
 
     @property
     def runtime(self) -> str:

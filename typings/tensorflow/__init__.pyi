@@ -1,8 +1,8 @@
 """What the type checker knows of TensorFlow.
 
-TensorFlow publishes no types of its own, and what a checker infers from its source is often wrong (`x[..., None]` is an error, a
-dimension is `int | None`). Here a tensor has a static shape, as every program of this project is compiled for one; every name
-that is not declared is `Any`.
+TensorFlow publishes no types, and those that a checker infers from its source are often wrong (`x[..., None]` is an
+error, a dimension is `int | None`). Here a tensor has a static shape, as every program of this project is compiled for
+one; every name that is not declared is `Any`.
 """
 
 from collections.abc import Iterator
