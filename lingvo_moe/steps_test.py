@@ -252,6 +252,7 @@ def test_non_finite_step_is_counted_and_changes_no_weight():
     assert counted == [(0, 0), (1, 1), (2, 2), (2, 0), (3, 1)] and int(state["step"]) == 5
 
 
+@pytest.mark.slow
 def test_gradient_norm_is_that_of_all_gradients():
     """The curve shows the global norm."""
 
@@ -276,6 +277,7 @@ class Deterministic(OneLayer):
         return super().loss(theta, batch, dataclasses.replace(context, seed=None))
 
 
+@pytest.mark.slow
 def test_evaluation_is_deterministic_and_does_not_depend_on_the_mesh():
     """Evaluation uses no random numbers."""
     metrics = {}
@@ -289,6 +291,7 @@ def test_evaluation_is_deterministic_and_does_not_depend_on_the_mesh():
     np.testing.assert_allclose(metrics["8"]["cross_entropy"], metrics["1"]["cross_entropy"], rtol=TRAINED_TOLERANCE)
 
 
+@pytest.mark.slow
 def test_bfloat16_activations_train_nearly_alike_with_float32_weights():
     """Activations may be bfloat16; weights stay float32."""
     state, bfloat16 = train(trainer("4x2", "bfloat16"), new_state(), range(4))

@@ -31,6 +31,7 @@ def django(tmp_path_factory) -> Corpus:
     return Corpus.open(output)
 
 
+@pytest.mark.slow
 def test_django_corpus_has_many_languages_and_no_shared_keys(django):
     """No English key of a held-out split is in the training split of any language."""
     assert len(django.languages) > 90 and "en_GB" not in django.languages

@@ -15,6 +15,8 @@ from lingvo_moe.testing import experiments as tiny
 from lingvo_moe.testing.checkpoints import flip, largest
 from lingvo_moe.training.checkpoint import Checkpoints
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory) -> tiny.Data:

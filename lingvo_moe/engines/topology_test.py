@@ -12,6 +12,8 @@ from lingvo_moe.lazy import tf
 from lingvo_moe.sharding.layout import DeviceMesh, Layout
 from lingvo_moe.testing import harness
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize(
     "name, said",

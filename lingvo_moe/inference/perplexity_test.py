@@ -16,6 +16,8 @@ from lingvo_moe.testing import experiments as tiny
 from lingvo_moe.testing.corpora import write_corpus
 from lingvo_moe.training import loop
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory) -> tiny.Data:

@@ -20,6 +20,8 @@ from lingvo_moe.ops.dispatch import DISPATCHES
 from lingvo_moe.sharding.layout import DeviceMesh, Layout
 from lingvo_moe.testing import harness
 
+pytestmark = pytest.mark.slow
+
 BATCH, LENGTH, MODEL, HIDDEN, EXPERTS, GROUPS = 8, 4, 8, 16, 8, 8
 
 # Relative to the largest element: products over M = 8, H = 16 and at most 32 tokens, summed in another order.

@@ -15,6 +15,8 @@ from lingvo_moe.lazy import tf
 from lingvo_moe.sharding.layout import DeviceMesh, Layout
 from lingvo_moe.testing import harness
 
+pytestmark = pytest.mark.slow
+
 BATCH, LENGTH, MODEL, HIDDEN = 8, 4, 4, 8
 WAYS = {"unroll": {"unroll": True}, "scan": {}, **{remat: {"remat": remat} for remat in REMAT if remat != "none"}}
 # Relative to the largest element: R = 3 layers of products over M = 4 and H = 8, summed in another order.

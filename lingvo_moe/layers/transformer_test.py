@@ -16,6 +16,8 @@ from lingvo_moe.layers.transformer import Masks, TransformerLayer, TransformerSt
 from lingvo_moe.lazy import tf
 from lingvo_moe.testing import harness
 
+pytestmark = pytest.mark.slow
+
 BATCH, LENGTH, SOURCE, MODEL = 2, 4, 3, 8
 # Elements are about 1; four layers of products over 8 and 16, summed in another order.
 TOLERANCE = 64 * harness.FLOAT32_ROUNDING

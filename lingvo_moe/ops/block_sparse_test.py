@@ -15,6 +15,8 @@ from lingvo_moe.ops.routing import Routing
 from lingvo_moe.sharding.layout import DeviceMesh, Layout
 from lingvo_moe.testing import harness
 
+pytestmark = pytest.mark.slow
+
 MODEL, HIDDEN = 8, 16
 # Relative to the largest element: products over M = 8 and H = 16, which a product of other rows may sum in another
 # order.

@@ -51,6 +51,7 @@ def directory(tmp_path_factory) -> pathlib.Path:
     return directory
 
 
+@pytest.mark.slow
 def test_programs_train_and_decode_without_tensorflow(directory, tmp_path):
     """In a process without other packages the loss falls; utilisation is the model's operations over the peak."""
     ended = subprocess.run(

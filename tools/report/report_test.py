@@ -262,6 +262,7 @@ def run(capsys, *arguments: str) -> tuple[int, str]:
     return status, printed.out + printed.err
 
 
+@pytest.mark.slow
 def test_command_writes_page_and_figures(tmp_path, capsys):
     """The command creates the directories, writes complete files, and leaves no partial file."""
     planned().save(tmp_path / "m4.MoE128E12L.json")
