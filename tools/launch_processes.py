@@ -124,9 +124,11 @@ def _report(failed: list[tuple[int, int]], count: int) -> int:
 
 def _show(index: int, process: subprocess.Popen):
     """Prints the lines of a process with its number in front."""
-    for line in filter(bytes.strip, process.stderr or ()):
-        sys.stderr.write(f"[{index}] {line.decode(errors='replace')}")
-        sys.stderr.flush()
+    assert process.stderr is not None
+    with process.stderr as lines:
+        for line in filter(bytes.strip, lines):
+            sys.stderr.write(f"[{index}] {line.decode(errors='replace')}")
+            sys.stderr.flush()
 
 
 if __name__ == "__main__":
