@@ -73,7 +73,7 @@ def test_list_and_show_name_every_model_and_field(capsys):
         (["train", "--model=Quickstart", "--logdir=x", "--devices=2", "--mesh=2x1"], "--mesh and --devices both"),
         (
             ["train", "--model=Quickstart", "--logdir=x", "--processes=2"],
-            "--processes without the others: many processes need",
+            "--processes=2: neither Slurm nor Open MPI has started this process",
         ),
         (
             ["train", "--model=Quickstart", "--logdir=x", "--coordinator=x", "--processes=2", "--process=0"],
