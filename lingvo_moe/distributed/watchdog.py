@@ -30,7 +30,12 @@ _PR_SET_PDEATHSIG = 1  # of prctl(2)
 _PIPE_SECONDS = 2.0  # for the end of the pipe, which a process left behind by the child may hold open
 
 _HEADER = re.compile(rb"[IWEF]\d{4} \d\d:\d\d:\d\d\.\d+ +\d+ (?P<file>[\w.]+):\d+\]")
-_RUNTIME_FILES = (b"client.h", b"coordination_service.cc", b"coordination_service_agent.cc")
+_RUNTIME_FILES = (
+    b"client.h",
+    b"coordination_service.cc",
+    b"coordination_service_agent.cc",
+    b"preemption_sync_manager.cc",
+)
 _ABORTED = "JAX distributed service detected fatal errors"
 _LOST = (
     re.compile(r"stopped sending heartbeats\):\s+(\d+)"),
