@@ -32,7 +32,7 @@ START_SECONDS = 300
 # How long they wait for each other at the end, after a barrier that all have passed.
 _SHUTDOWN_SECONDS = 60
 # Process 0 stays this long after an error: the others abort when it ends, and may be about to report the same error.
-_LINGER_SECONDS = 5.0
+_LINGER_SECONDS = 10.0
 # A barrier has no time limit of its own: the runtime ends a process that waits for a lost one.
 _NO_LIMIT_MS = 2**31 - 1
 
