@@ -119,6 +119,9 @@ COMMANDS = {
 }
 
 
+_HELP = ("--help", "-h", "help")
+
+
 def run() -> NoReturn:
     """The entry point of the process: runs the command that its arguments name, and exits."""
     app.run_process(lambda: main(sys.argv))
@@ -126,17 +129,11 @@ def run() -> NoReturn:
 
 def main(argv: list[str]) -> int:
     """Runs one command; returns its exit status."""
-    name = argv[1] if len(argv) > 1 else "--help"
-    if name in ("--help", "-h", "help"):
-        print(_usage())
-        return 0 if len(argv) > 1 else 2
+    values = flags.FlagValues()
+    name = argv[1] if len(argv) > 1 else ""
     if name not in COMMANDS:
-        print(
-            f"error: {name}: no such command.{did_you_mean(name, COMMANDS)} Commands: {', '.join(COMMANDS)}.",
-            file=sys.stderr,
-        )
-        return 2
-    command, values = COMMANDS[name], flags.FlagValues()
+        return app.execute(lambda _: _show_usage(name), ["lingvo_moe"], values)
+    command = COMMANDS[name]
     run_config.define_flags(command.config, values)
 
     def run(arguments: list[str]) -> int | None:
@@ -149,10 +146,15 @@ def main(argv: list[str]) -> int:
     return app.execute(run, [f"lingvo_moe {name}", *argv[2:]], values)
 
 
-def _usage() -> str:
-    lines = ["usage: python -m lingvo_moe COMMAND [--flag=value ...]", ""]
-    lines += [f"  {name:10} {command.summary}" for name, command in COMMANDS.items()]
-    return "\n".join([*lines, "", "python -m lingvo_moe COMMAND --help explains the command's flags."])
+def _show_usage(name: str) -> int:
+    """Lists the commands; returns status 2 if none was asked for. Raises UserError for a name that is not a command."""
+    if name not in ("", *_HELP):
+        raise UserError(f"{name}: no such command.{did_you_mean(name, COMMANDS)} Commands: {', '.join(COMMANDS)}.")
+    print("usage: python -m lingvo_moe COMMAND [--flag=value ...]\n")
+    for command, described in COMMANDS.items():
+        print(f"  {command:10} {described.summary}")
+    print("\npython -m lingvo_moe COMMAND --help explains the command's flags.")
+    return 0 if name else 2
 
 
 def _short(count: int) -> str:
