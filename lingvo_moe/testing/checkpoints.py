@@ -22,8 +22,9 @@ SPECS = {
     "theta": {"embedding": Spec((16, 8), "float32", "VM"), "expert": {"inner": Spec((4, 8, 16), "float32", "EMH")}},
     "optimizer_state": {"embedding": {"row": Spec((16,), "float32", "V")}},
 }
-# The same with one expert for each of eight devices.
-WIDE = SPECS | {"theta": SPECS["theta"] | {"expert": {"inner": Spec((8, 8, 16), "float32", "EMH")}}}
+# The same with one expert for each of eight devices. A shard has 4 KiB: values below 1 KiB are moved from the files of
+# the process that wrote them to OCDBT's index.
+WIDE = SPECS | {"theta": SPECS["theta"] | {"expert": {"inner": Spec((8, 8, 128), "float32", "EMH")}}}
 ONE = DeviceMesh((1,))
 _DATA_FILE_BYTES = 2**31
 

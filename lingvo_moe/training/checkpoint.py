@@ -351,10 +351,9 @@ class Checkpoints:
             value = function()
         except CorruptCheckpoint as error:
             problem = str(error)
-        everyone = self.processes.gather(problem)
-        problem = self.processes.broadcast(lambda: next(filter(None, everyone), None))
-        if problem is not None:
-            raise CorruptCheckpoint(problem)
+        first = next(filter(None, self.processes.gather(problem)), None)
+        if first is not None:
+            raise CorruptCheckpoint(first)
         return value  # type: ignore[return-value]  (None only where `function` returns it)
 
 
