@@ -122,7 +122,7 @@ def test_average_and_convert_can_be_used(trained, data, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "pattern"),
     [
         ([], "checkpoint takes one of inspect, verify, average, convert, got 0"),
         (["verfy"], "checkpoint verfy: no such action. Did you mean verify"),
@@ -158,12 +158,12 @@ def test_average_and_convert_can_be_used(trained, data, tmp_path, capsys):
         (["convert", "--logdir=new", "--input=a.safetensors", "--model=Quickstart"], "there is no such file"),
     ],
 )
-def test_errors_name_the_remedy(trained, arguments, said, capsys, tmp_path, monkeypatch):
+def test_errors_name_the_remedy(trained, arguments, pattern, capsys, tmp_path, monkeypatch):
     """Exit status 2, `error:`, at most two lines, and no file is written."""
     monkeypatch.chdir(tmp_path)
     capsys.readouterr()
     assert _run("checkpoint", *(argument.replace("LOG", str(trained)) for argument in arguments)) == 2
     message = capsys.readouterr().err
     assert message.startswith("error: ") and len(message.strip().splitlines()) <= 2
-    assert re.search(said, message), message
+    assert re.search(pattern, message), message
     assert not list(tmp_path.iterdir())

@@ -56,7 +56,7 @@ def test_list_and_show_name_every_model_and_field(capsys):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "pattern"),
     [
         (["trian"], "trian: no such command. Did you mean train"),
         (["train"], "--model is missing"),
@@ -126,7 +126,7 @@ def test_list_and_show_name_every_model_and_field(capsys):
         (["list", "--import=no_such_module_here"], "--import=no_such_module_here"),
     ],
 )
-def test_mistakes_are_one_line_with_the_remedy(arguments, said, capsys, tmp_path, monkeypatch):
+def test_mistakes_are_one_line_with_the_remedy(arguments, pattern, capsys, tmp_path, monkeypatch):
     """Exit status 2, `error:`, at most two lines, no traceback, and no file made."""
     import re
 
@@ -134,7 +134,7 @@ def test_mistakes_are_one_line_with_the_remedy(arguments, said, capsys, tmp_path
     assert _run(*arguments) == 2
     message = capsys.readouterr().err
     assert message.startswith("error: ") and len(message.strip().splitlines()) <= 2
-    assert re.search(said, message), message
+    assert re.search(pattern, message), message
     assert not list(tmp_path.iterdir())
 
 
@@ -153,7 +153,7 @@ def test_translate_writes_as_many_lines_as_it_reads(trained, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("content", "flags", "said"),
+    ("content", "flags", "pattern"),
     [
         (b"der\n\xff\xfe\n", [], "line 2: not UTF-8"),
         (b"a\0b\n", [], "line 1: holds a NUL byte"),
@@ -162,7 +162,7 @@ def test_translate_writes_as_many_lines_as_it_reads(trained, tmp_path, capsys):
         (b"der\n", ["--n_best=9"], "raise --beam_size"),
     ],
 )
-def test_bad_input_leaves_the_output_as_it_was(trained, content, flags, said, tmp_path, capsys):
+def test_bad_input_leaves_the_output_as_it_was(trained, content, flags, pattern, tmp_path, capsys):
     """The error names the line, and an earlier result stays."""
     import re
 
@@ -171,7 +171,7 @@ def test_bad_input_leaves_the_output_as_it_was(trained, content, flags, said, tm
     capsys.readouterr()
     status = _run("translate", *trained, f"--input={tmp_path / 'in.txt'}", f"--output={tmp_path / 'out.txt'}", *flags)
     message = capsys.readouterr().err
-    assert status == 2 and re.search(f"error: .*{said}", message), message
+    assert status == 2 and re.search(f"error: .*{pattern}", message), message
     assert (tmp_path / "out.txt").read_text(encoding="utf-8") == "earlier\n"
 
 

@@ -49,7 +49,7 @@ def _process(code: str, *arguments: str, **options) -> subprocess.CompletedProce
 
 
 @pytest.mark.parametrize(
-    "arguments, said",
+    "arguments, pattern",
     [
         (TPU, "--tpu is missing: the name of the slice"),
         (
@@ -68,12 +68,12 @@ def _process(code: str, *arguments: str, **options) -> subprocess.CompletedProce
         (["train", "--model=Quickstart", "--engine=tpu_strategy"], "--logdir is missing"),
     ],
 )
-def test_mistakes_are_one_line_with_the_remedy(arguments, said, capsys, tmp_path, monkeypatch):
+def test_mistakes_are_one_line_with_the_remedy(arguments, pattern, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
     assert main.main(["lingvo_moe", *arguments]) == 2
     message = capsys.readouterr().err
-    assert message.startswith("error: ") and len(message.strip().splitlines()) <= 2 and re.search(said, message), (
+    assert message.startswith("error: ") and len(message.strip().splitlines()) <= 2 and re.search(pattern, message), (
         message
     )
     assert not list(tmp_path.iterdir())

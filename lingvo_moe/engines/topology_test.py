@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize(
-    "name, said",
+    "name, pattern",
     [
         ("", "is not understood"),
         ("v3", "is not understood"),
@@ -30,8 +30,8 @@ pytestmark = pytest.mark.slow
         ("v3:3x2x1", "the first two sizes must be even"),
     ],
 )
-def test_a_malformed_name_is_reported_with_an_example(name, said):
-    with pytest.raises(UserError, match=f"--topology={name}.*{said}"):
+def test_a_malformed_name_is_reported_with_an_example(name, pattern):
+    with pytest.raises(UserError, match=f"--topology={name}.*{pattern}"):
         Slice.of(name)
 
 

@@ -77,8 +77,8 @@ def test_state_and_batches_lie_on_the_hosts_of_their_cores():
         for server in servers:
             assert server.stdout.readline() == "listening\n", server.communicate()[1]
         client = _start(_CLIENT, *addresses)
-        said = client.communicate(timeout=120)[1]
-        assert client.returncode == 0, said
+        stderr = client.communicate(timeout=120)[1]
+        assert client.returncode == 0, stderr
     finally:
         for server in servers:
             server.kill()

@@ -433,23 +433,23 @@ def test_a_dimension_that_the_cores_do_not_divide_is_refused():
 
 
 @pytest.mark.parametrize(
-    "installed, said",
+    "installed, pattern",
     [(False, "no TPU support.*install tensorflow-tpu==2.20.0"), (True, "Is this a virtual machine of a slice")],
 )
-def test_a_missing_tpu_is_reported_with_the_remedy(monkeypatch, installed, said):
+def test_a_missing_tpu_is_reported_with_the_remedy(monkeypatch, installed, pattern):
     def version(package: str) -> str:
         if not installed:
             raise importlib.metadata.PackageNotFoundError(package)
         return "2.20.0"
 
     monkeypatch.setattr(importlib.metadata, "version", version)
-    with pytest.raises(UserError, match=rf"--tpu=local: no TPU can be reached .*{said}"):
+    with pytest.raises(UserError, match=rf"--tpu=local: no TPU can be reached .*{pattern}"):
         Engine.connect("local")
 
 
-@pytest.mark.parametrize("tpu, said", [("", "--tpu is missing"), ("grpc://nowhere", "expected grpc://HOST:PORT")])
-def test_a_malformed_address_is_reported(tpu, said):
-    with pytest.raises(UserError, match=said):
+@pytest.mark.parametrize("tpu, pattern", [("", "--tpu is missing"), ("grpc://nowhere", "expected grpc://HOST:PORT")])
+def test_a_malformed_address_is_reported(tpu, pattern):
+    with pytest.raises(UserError, match=pattern):
         Engine.connect(tpu)
 
 

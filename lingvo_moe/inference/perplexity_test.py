@@ -85,8 +85,8 @@ def test_texts_that_do_not_fit_are_left_out_and_counted(trained, lengths):
 
 def test_no_fitting_text_is_reported_before_anything_is_compiled(data, lengths, tmp_path):
     config = tiny.tiny_language_model(data, "input.target_length=2")
-    said = f"none of the corpus's {len(lengths)} test texts fits input.target_length=2; raise it"
-    with pytest.raises(UserError, match=said):
+    pattern = f"none of the corpus's {len(lengths)} test texts fits input.target_length=2; raise it"
+    with pytest.raises(UserError, match=pattern):
         perplexity.compute(tiny.LANGUAGE_MODEL, config, tiny.Uncompiled(2, "cpu"), tmp_path)
 
 

@@ -109,7 +109,7 @@ def test_standard_callbacks_follow_the_schedule(data, tmp_path):
 
 
 def test_too_many_skipped_steps_end_training(data, tmp_path, monkeypatch):
-    """The guard needs no compiled program; what cannot be recomputed is said in the error."""
+    """The guard needs no compiled program; what cannot be recomputed is named in the error."""
     train = FakeTraining.train
 
     def train_and_skip(self, batches):

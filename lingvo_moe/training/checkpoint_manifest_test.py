@@ -105,7 +105,7 @@ def test_no_manifest(step):
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "pattern"),
     [
         ({"version": 3}, "has version 3, this program knows 2"),
         ({"step": 4}, "is that of step 4"),
@@ -115,13 +115,13 @@ def test_no_manifest(step):
         ({"more": 3}, "is not as it was written"),
     ],
 )
-def test_manifest_with_other_entries_is_refused(step, changes, said):
+def test_manifest_with_other_entries_is_refused(step, changes, pattern):
     """Of another version or step, with unknown entries, or with paths that lead out of the checkpoint."""
     before = (step / checkpoint_manifest.MANIFEST).read_bytes()
     rewrite(step, **changes)
     found = problems(step)
     (step / checkpoint_manifest.MANIFEST).write_bytes(before)
-    assert found == [f"manifest.json {said}"]
+    assert found == [f"manifest.json {pattern}"]
 
 
 @given(content=st.one_of(st.binary(max_size=40), st.sampled_from([b"", b"[]", b"{}", b"3", b"[" * 10**5])))

@@ -37,7 +37,7 @@ def test_arrays_are_read_one_by_one(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("file", "said"),
+    ("file", "pattern"),
     [
         ("rest/d/*", r"rest cannot be read \(.*its array metadata is corrupt\)"),
         ("theta/_METADATA", r"theta cannot be read \("),
@@ -45,13 +45,13 @@ def test_arrays_are_read_one_by_one(tmp_path):
         ("meta/metadata", r"meta cannot be read \("),
     ],
 )
-def test_item_or_array_that_cannot_be_read_is_named(tmp_path, file, said):
+def test_item_or_array_that_cannot_be_read_is_named(tmp_path, file, pattern):
     """The array, if the metadata of its item can be read."""
     save(tmp_path, 8)
     reader = Reader(tmp_path / "checkpoints" / "8")
     max(reader.directory.glob(file), key=lambda path: path.stat().st_size).unlink()
     found = reader.problems()
-    assert len(found) == 1 and re.match(said, found[0]), found
+    assert len(found) == 1 and re.match(pattern, found[0]), found
     assert reader.problems(WEIGHTS) == ([] if file.startswith("rest") else found)
 
 

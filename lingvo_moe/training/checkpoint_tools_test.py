@@ -67,13 +67,13 @@ def test_average_refuses_unfit_steps(tmp_path):
     checkpoints = Checkpoints(tmp_path, keep=9)
     checkpoints.save_weights(12, "other", {"embedding": np.zeros((16, 9), np.float32)}, "a test")
     checkpoints.close()
-    for steps, said in (
+    for steps, pattern in (
         ([4], "two or more different steps"),
         ([4, 4], "two or more different steps"),
         ([4, 5], "no checkpoint of step 5. Existing steps: 4, 8, 12"),
         ([4, 12], r"not those of step 4: embedding is \[16, 9\] there, \[16, 8\] here"),
     ):
-        with pytest.raises(UserError, match=said):
+        with pytest.raises(UserError, match=pattern):
             tools.average(Checkpoints(tmp_path), steps, tmp_path / "average")
     flip(tmp_path / "checkpoints" / "8" / "theta" / "_METADATA")
     with pytest.raises(UserError, match="checkpoints/8 is corrupt: theta/_METADATA has changed. Choose another step"):
@@ -106,7 +106,7 @@ def test_safetensors_round_trip(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "pattern"),
     [
         (
             {"embedding": Spec((16, 9), "float32", "VM")},
@@ -120,9 +120,9 @@ def test_safetensors_round_trip(tmp_path):
         ({"expert": {"outer": Spec((8,), "float32", "M")}}, r"expert/inner is float32 \[4, 8, 16\] there, absent here"),
     ],
 )
-def test_safetensors_of_another_model_is_refused(weights_file, tmp_path, change, said):
+def test_safetensors_of_another_model_is_refused(weights_file, tmp_path, change, pattern):
     """The error names the first tensor that differs; no log directory is created."""
-    with pytest.raises(UserError, match=f"does not hold the weights of other: {said}. Pass that --model"):
+    with pytest.raises(UserError, match=f"does not hold the weights of other: {pattern}. Pass that --model"):
         tools.from_safetensors(weights_file, "other", SPECS["theta"] | change, tmp_path / "new")
     assert not list(tmp_path.iterdir())
 
@@ -134,7 +134,7 @@ def foreign(path: pathlib.Path, metadata: dict[str, str] | None):
 
 
 @pytest.mark.parametrize(
-    ("metadata", "said"),
+    ("metadata", "pattern"),
     [
         (None, "has no step and format"),
         ({"format": "pt"}, "has no step and format"),
@@ -145,11 +145,11 @@ def foreign(path: pathlib.Path, metadata: dict[str, str] | None):
         ({"lingvo_moe": json.dumps({"format": 1, "step": "../4"})}, "step is '../4'"),
     ],
 )
-def test_safetensors_of_another_program_is_refused(tmp_path, metadata, said):
+def test_safetensors_of_another_program_is_refused(tmp_path, metadata, pattern):
     """By the metadata, before any tensor is read."""
     path = tmp_path / "foreign.safetensors"
     foreign(path, metadata)
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=pattern):
         tools.from_safetensors(path, "tiny", SPECS["theta"], tmp_path / "new")
     assert not (tmp_path / "new").exists()
 
@@ -174,8 +174,11 @@ def test_malformed_safetensors(weights_file, tmp_path_factory, data):
 
 def test_unfit_paths_are_refused_first(trained, weights_file, tmp_path):
     """Before anything is read or written."""
-    for name, said in (("weights.bin", "ends with .safetensors"), ("nowhere/a.safetensors", "there is no directory")):
-        with pytest.raises(UserError, match=said):
+    for name, pattern in (
+        ("weights.bin", "ends with .safetensors"),
+        ("nowhere/a.safetensors", "there is no directory"),
+    ):
+        with pytest.raises(UserError, match=pattern):
             tools.to_safetensors(trained, 8, tmp_path / name)
     with pytest.raises(UserError, match="no such file"):
         tools.from_safetensors(tmp_path / "a.safetensors", "tiny", SPECS["theta"], tmp_path / "new")

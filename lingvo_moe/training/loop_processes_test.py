@@ -77,10 +77,10 @@ def _start(data: tiny.Data, logdir: pathlib.Path, steps: int, *flags: str) -> li
     ]
 
 
-def _said(started: list[subprocess.Popen], status: int | None = 0) -> list[str]:
-    said = [process.communicate(timeout=900)[1] for process in started]
-    assert status is None or [process.returncode for process in started] == [status] * 2, said
-    return said
+def _await_stderr(started: list[subprocess.Popen], status: int | None = 0) -> list[str]:
+    stderr = [process.communicate(timeout=900)[1] for process in started]
+    assert status is None or [process.returncode for process in started] == [status] * 2, stderr
+    return stderr
 
 
 def _losses(logdir: pathlib.Path, run: str = "train") -> dict[int, float]:
@@ -114,14 +114,14 @@ def test_training_resumes_with_another_number_of_processes_after_a_kill(data, tm
     started = _start(data, torn, 1000)
     # The held-out loss that falls due with the checkpoint, too: one that a kill prevents is not measured later.
     while not ((torn / "checkpoints" / "8").exists() and _is_measured(torn, 8)):
-        assert all(process.poll() is None for process in started), _said(started, None)
+        assert all(process.poll() is None for process in started), _await_stderr(started, None)
         time.sleep(0.02)
     started[1].send_signal(signal.SIGKILL)
     killed = time.monotonic()
-    said = _said(started, None)[0]
-    assert time.monotonic() - killed < watchdog.BOUND_SECONDS and started[0].returncode == watchdog.EXIT_STATUS, said
-    assert "process 1 of 2 is gone, so process 0 stops too; the same command resumes from the newest" in said
-    assert "Traceback" not in said and "Gloo" not in said and "Check failure" not in said, said
+    stderr = _await_stderr(started, None)[0]
+    assert time.monotonic() - killed < watchdog.BOUND_SECONDS and started[0].returncode == watchdog.EXIT_STATUS, stderr
+    assert "process 1 of 2 is gone, so process 0 stops too; the same command resumes from the newest" in stderr
+    assert "Traceback" not in stderr and "Gloo" not in stderr and "Check failure" not in stderr, stderr
     reached = Checkpoints(torn).latest()
     assert reached >= 8
     written = {path.name for path in (torn / "checkpoints" / str(reached) / "theta").glob("ocdbt.process_*")}
@@ -129,8 +129,8 @@ def test_training_resumes_with_another_number_of_processes_after_a_kill(data, tm
 
     steps = reached + 8
     _alone(data, torn, reached + 4)
-    said = _said(_start(data, torn, steps))
-    assert f"resuming from step {reached + 4}" in said[0] and "resuming" not in said[1], "one speaks for both"
+    stderr = _await_stderr(_start(data, torn, steps))
+    assert f"resuming from step {reached + 4}" in stderr[0] and "resuming" not in stderr[1], "one speaks for both"
 
     _alone(data, whole, steps)
     expected = _losses(whole)
@@ -148,20 +148,20 @@ def test_both_stop_after_the_same_step_and_report_mistakes(data, tmp_path):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "true")  # it is compiled in vain
         started = _start(data, tmp_path / "log", 1000, "--set=input.batch_size=6", "--set=input.shards=1", *small)
-    said = _said(started, None)
+    stderr = _await_stderr(started, None)
     assert {process.returncode for process in started} <= {
         2,
         watchdog.EXIT_STATUS,
     }  # 3 for one that was told first
-    assert all("rows" in words and "Traceback" not in words for words in said) and "--set input.shards=2" in "".join(
-        said
-    ), said
+    assert all("rows" in words and "Traceback" not in words for words in stderr) and "--set input.shards=2" in "".join(
+        stderr
+    ), stderr
     started = _start(data, tmp_path / "log", 1000)
     while not (tmp_path / "log" / "checkpoints" / "4").exists():
-        assert all(process.poll() is None for process in started), _said(started, None)
+        assert all(process.poll() is None for process in started), _await_stderr(started, None)
         time.sleep(0.02)
     started[1].send_signal(signal.SIGTERM)
-    said = _said(started, 130)
+    stderr = _await_stderr(started, 130)
     stopped = Checkpoints(tmp_path / "log").latest()
-    assert f"stopped after step {stopped}, which is saved" in said[0]
+    assert f"stopped after step {stopped}, which is saved" in stderr[0]
     assert stopped == max(_losses(tmp_path / "log")) and not Checkpoints(tmp_path / "log").problems(stopped)

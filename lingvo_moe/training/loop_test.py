@@ -103,16 +103,16 @@ def test_a_killed_run_resumes_bit_for_bit(data, tmp_path):
     process = _start(_command(data, interrupted, steps))
     _wait_for(interrupted / "checkpoints" / str(reached + 8), process)
     process.send_signal(signal.SIGTERM)
-    said = process.communicate()[1]
-    assert process.returncode == 130 and "with a checkpoint" in said and f"resuming from step {reached}" in said
+    stderr = process.communicate()[1]
+    assert process.returncode == 130 and "with a checkpoint" in stderr and f"resuming from step {reached}" in stderr
     stopped = Checkpoints(interrupted).latest()
     assert reached + 8 <= stopped < steps and stopped == max(_losses(interrupted)), (
         "the step in progress is saved, none is lost"
     )
 
     process = _start(_command(data, interrupted, steps))
-    said = process.communicate()[1]
-    assert process.returncode == 0, said
+    stderr = process.communicate()[1]
+    assert process.returncode == 0, stderr
     assert _losses(interrupted) == expected
 
 
