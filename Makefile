@@ -29,8 +29,9 @@ format: setup  ## rewrite the sources: import order, mended lint, format
 
 # Compilers never return some of their memory: in four parts, each with fresh workers, a worker stays below 4 GB.
 pytest: setup  ## all tests, two files at a time
-	@status=0; for part in 1/4 2/4 3/4 4/4; do \
-	    .venv/bin/python -m pytest --numprocesses=2 --dist=loadfile --part=$$part || status=1; \
+	@cache=$$(mktemp -d); trap 'rm -rf "$$cache"' EXIT; status=0; for part in 1/4 2/4 3/4 4/4; do \
+	    LINGVO_MOE_TEST_CACHE=$$cache .venv/bin/python -m pytest --numprocesses=2 --dist=loadfile --part=$$part \
+	        || status=1; \
 	done; exit $$status
 
 # pytest has run the tests. Bazel checks that the BUILD files declare every import: it runs the small tests again and only

@@ -17,10 +17,11 @@ from lingvo_moe.cli import process_setup
 
 # For this process and for the programs that tests start.
 os.environ["JAX_PLATFORMS"] = "cpu"
-# Programs, pytest's other workers included, share a cache of compiled programs; the user's own cache is not used.
+# Processes, pytest's other workers included, share a cache of compiled programs; the user's own cache is not used.
+# `make pytest` names one for all parts of the suite.
 if "PYTEST_XDIST_WORKER" not in os.environ:
     _CACHE = tempfile.TemporaryDirectory(prefix="lingvo_moe_cache_")
-    os.environ["LINGVO_MOE_CACHE"] = _CACHE.name
+    os.environ["LINGVO_MOE_CACHE"] = os.environ.get("LINGVO_MOE_TEST_CACHE", _CACHE.name)
 
 import jax
 from jax.experimental.compilation_cache import compilation_cache
