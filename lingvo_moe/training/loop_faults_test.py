@@ -138,13 +138,13 @@ def test_a_saved_step_can_be_repeated(data, tmp_path, monkeypatch, capsys):
     ],
 )
 def test_the_first_non_finite_number_is_named(data, tmp_path, monkeypatch, value, finding):
-    """The error names one expert; the next run, from the checkpoint, finds the same."""
+    """The error names the layer and its repeat; the next run, from the checkpoint, finds the same."""
     initialise = pjrt.Training.initialise
 
     def initialise_and_spoil(self, seed):
         initialise(self, seed)
         theta = tree.map_leaves(np.array, self.state["theta"])
-        theta["encoder"]["layer_1"]["feed_forward"]["wi"][0, 2] = value
+        theta["encoder"]["layer_1"]["feed_forward"]["wi"][0] = value  # of all experts, because one may get no token
         self.load(self.state | {"theta": theta})
 
     monkeypatch.setattr(pjrt.Training, "initialise", initialise_and_spoil)
