@@ -413,7 +413,7 @@ def test_functions_use_variables_that_outlive_them():
 
 def test_a_state_of_another_model_is_refused():
     state = numbered(one_layer("8").state_specs())
-    with pytest.raises(UserError, match="of another model; it differs in seed"):
+    with pytest.raises(UserError, match="belongs to another model; they differ in seed"):
         on_this_machine("8").load({name: value for name, value in state.items() if name != "seed"})
     with pytest.raises(UserError, match=r"the value has shape \[3\], the variable \[2\]"):
         on_this_machine("8").load(state | {"seed": np.zeros(3, np.int32)})
@@ -434,7 +434,7 @@ def test_a_dimension_that_the_cores_do_not_divide_is_refused():
 
 @pytest.mark.parametrize(
     "installed, pattern",
-    [(False, "no TPU support.*install tensorflow-tpu==2.20.0"), (True, "Is this a virtual machine of a slice")],
+    [(False, "no TPU support.*install tensorflow-tpu==2.20.0"), (True, "Is this the virtual machine of a slice")],
 )
 def test_a_missing_tpu_is_reported_with_the_remedy(monkeypatch, installed, pattern):
     def version(package: str) -> str:
