@@ -186,13 +186,15 @@ class Scale(Layer):
         return inputs * context.cast(scale), metrics
 
 
-@pytest.mark.parametrize("way", [{"unroll": True}, {"unroll": False, "remat": "full"}])
+@pytest.mark.parametrize(
+    "way", [{"num_layers": 6, "unroll": True}, {"num_layers": 12, "remat": "full", "unroll": False}]
+)
 def test_users_layer_declares_its_metrics_and_auxiliary_loss(way):
     """Each metric is the mean over the layers that declare it, and the auxiliary loss is part of the loss."""
     with FEED_FORWARDS.isolated():
         register_feed_forward("scale")(Scale)
         pattern = ("scale:start=1", "dense", "scale:start=2")
-        fields = {"layer_pattern": pattern, "num_layers": 12, "num_experts": 0, "label_smoothing": 0.0}
+        fields = {"layer_pattern": pattern, "num_experts": 0, "label_smoothing": 0.0}
         model = dataclasses.replace(MODEL, **fields, **way)
         assert model.registered_classes[0] is Scale
         found = harness.run(training_loss(model), inputs_of(model))
