@@ -1,8 +1,10 @@
 """Builds a parallel corpus of (foreign source, English target) pairs from translation catalogs.
 
-  python -m tools.build_corpus --preset=quickstart --output=corpus           137 languages from PyPI, in a minute
+  python -m tools.build_corpus --preset=pypi --output=corpus                 137 languages from PyPI, in a minute
   python -m tools.build_corpus --preset=django --output=small                Django's 96 languages alone, no download
   python -m tools.build_corpus --preset=debian --output=big                  624 languages from Debian, in minutes
+  python -m tools.build_corpus --preset=debian --languages=de,fr --output=two  two of them, in a minute
+  python -m tools.build_corpus --preset=unseen --unseen_by=two --languages=de,fr --output=test  to test a model of them
   python -m tools.build_corpus --preset=none --input=my_files --output=mine  your own .po, .mo, .tsv, MediaWiki .json
   python -m tools.build_corpus --import=my_source.py --preset=mine --output=c  a source that your own file registers
 
@@ -18,18 +20,32 @@ from absl import flags
 from lingvo_moe import extensions
 from lingvo_moe.cli import app
 from lingvo_moe.data import corpus_builder
-from lingvo_moe.data.corpus import REPORT, SPLITS
+from lingvo_moe.data.corpus import REPORT, SPLITS, Corpus
 from lingvo_moe.data.corpus_report import warnings
+from lingvo_moe.data.languages import check_selected
 from lingvo_moe.errors import UserError
 
 _LOG = logging.getLogger("tools.build_corpus")
 FLAGS = flags.FlagValues()
 flags.DEFINE_string(
     "preset",
-    "quickstart",
-    "The data sources to read. quickstart: the catalogs of Django and of three applications written with it, which pip "
-    "downloads; django: the installed Django alone; debian: Debian packages, which apt downloads; none: your --input "
-    "alone; or the name of a source that --import registers.",
+    "pypi",
+    "The data sources to read. pypi: the catalogs of Django and of three applications written with it, which pip "
+    "downloads; django: the installed Django alone; debian: Debian packages, which apt downloads; unseen: two packages "
+    "that no other preset reads; none: your --input alone; or the name of a source that --import registers.",
+    flag_values=FLAGS,
+)
+flags.DEFINE_list(
+    "languages",
+    [],
+    "The languages to fetch and read, such as de,fr,pt_BR; all that the sources have by default.",
+    flag_values=FLAGS,
+)
+flags.DEFINE_string(
+    "unseen_by",
+    None,
+    "The directory of a corpus that a model is trained on. The new corpus is for testing alone: all its sentences of 4 "
+    "to 40 words that are not in that training split, nor within one word of it, are its test split.",
     flag_values=FLAGS,
 )
 flags.DEFINE_multi_string(
@@ -50,7 +66,7 @@ flags.DEFINE_string("output", None, "The directory to make.", flag_values=FLAGS)
 flags.DEFINE_string(
     "packages",
     None,
-    "The directory for downloads of presets (quickstart 170 MB, debian 300 MB); by default "
+    "The directory for downloads of presets (pypi 170 MB, debian 300 MB, unseen 65 MB); by default "
     "~/.cache/lingvo_moe/packages.",
     flag_values=FLAGS,
 )
@@ -65,7 +81,15 @@ def main(argv: list[str]):
         raise UserError("--output is missing; name the directory to make with --output=DIR.")
     for module in FLAGS["import"].value or ():
         extensions.import_module(module)
-    corpus, is_new = corpus_builder.build(FLAGS.preset, FLAGS.input, FLAGS.output, FLAGS.packages, FLAGS.force)
+    corpus, is_new = corpus_builder.build(
+        FLAGS.preset,
+        FLAGS.input,
+        FLAGS.output,
+        FLAGS.packages,
+        FLAGS.force,
+        check_selected(FLAGS.languages, "--languages"),
+        Corpus.open_to_train(FLAGS.unseen_by) if FLAGS.unseen_by else None,
+    )
     for warning in warnings(corpus.manifest):
         _LOG.warning("%s", warning)
     counts = ", ".join(f"{corpus.count(split)} {split}" for split in SPLITS)

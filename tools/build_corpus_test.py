@@ -15,7 +15,7 @@ from lingvo_moe.data.catalogs import Entry
 from lingvo_moe.data.sources import EntrySource, SourceList, register_source
 
 @register_source("proverbs")
-def proverbs(cache):
+def proverbs(cache, selected):
     return SourceList([EntrySource("proverbs", [Entry("de", "Practice makes perfect.", "Übung macht den Meister.")])])
 """
 

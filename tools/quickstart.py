@@ -1,8 +1,9 @@
-"""From nothing to translations in one go: corpus, tokenizers, training, BLEU, a few held-out sentences.
+"""From nothing to translations in one go: corpora, tokenizer, training, BLEU, a few sentences of unseen packages.
 
-    python -m tools.quickstart [--model=m4.Quickstart] [--preset=quickstart] [--directory=build/quickstart]
+    python -m tools.quickstart [--model=m4.Quickstart] [--languages=de,fr,...] [--directory=build/quickstart]
 
-Each stage is a public command, printed before it runs. A finished stage is skipped, so an interrupted run resumes.
+Each stage is a public command, printed before it runs. A finished stage is skipped, so an interrupted run resumes. The
+model is tested twice: on sentences held out of its corpus, and on the texts of packages that its corpus does not have.
 """
 
 from __future__ import annotations
@@ -15,27 +16,32 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
 
 from absl import flags
 
 from lingvo_moe.cli import app
+from lingvo_moe.data import splitting
 from lingvo_moe.data.corpus import Corpus
 
 _VALUES = flags.FlagValues()
 flags.DEFINE_string("model", "m4.Quickstart", "the registered model to train", flag_values=_VALUES)
-flags.DEFINE_string("preset", "quickstart", "preset of tools.build_corpus", flag_values=_VALUES)
-flags.DEFINE_string("directory", "build/quickstart", "directory of all files", flag_values=_VALUES)
-flags.DEFINE_integer("source_vocabulary", 8000, "vocabulary size of the source tokenizer", flag_values=_VALUES)
-flags.DEFINE_integer("target_vocabulary", 4000, "vocabulary size of the target tokenizer", flag_values=_VALUES)
-flags.DEFINE_integer("steps", None, "train to this step, instead of the model's own number", flag_values=_VALUES)
-flags.DEFINE_integer("max_pairs", 20, "held-out sentences translated per language, at most", flag_values=_VALUES)
+flags.DEFINE_string("preset", "debian", "preset of tools.build_corpus to train on", flag_values=_VALUES)
+flags.DEFINE_string("unseen", "unseen", "preset of tools.build_corpus to test on", flag_values=_VALUES)
 flags.DEFINE_list(
-    "sample_languages",
-    ["de", "fr", "pl", "tr", "ja", "ar", "sw", "cy"],
-    "languages of the samples shown at the end",
+    "languages",
+    ["de", "fr", "es", "pt_BR", "it", "nl", "ca"],
+    "the languages to translate from; none for all that the preset has",
     flag_values=_VALUES,
 )
+flags.DEFINE_string("directory", "build/quickstart", "directory of all files", flag_values=_VALUES)
+flags.DEFINE_integer("vocabulary", 4000, "vocabulary size of the tokenizer, one for both sides", flag_values=_VALUES)
+flags.DEFINE_integer("steps", None, "train to this step, instead of the model's own number", flag_values=_VALUES)
+flags.DEFINE_integer("seed", 0, "of the initial weights and of the order of the training data", flag_values=_VALUES)
+flags.DEFINE_integer("max_pairs", 100, "test sentences translated per language, at most", flag_values=_VALUES)
+
+_TOKENIZER_SENTENCES = 60_000  # half a minute
+_NUM_SAMPLES = 8
+_SAMPLE_LENGTH = 80  # characters: a line of the screen
 
 
 def main(arguments: list[str]):
@@ -43,36 +49,50 @@ def main(arguments: list[str]):
     app.no_arguments(arguments[1:])
     start = time.monotonic()
     directory = pathlib.Path(_VALUES.directory)
-    corpus, tokenizers, logdir = directory / "corpus", directory / "tokenizers", directory / "log"
-    _stage("1/5 corpus", "tools.build_corpus", f"--preset={_VALUES.preset}", f"--output={corpus}")
+    corpus, unseen = directory / "corpus", directory / "unseen"
+    tokenizers, logdir = directory / "tokenizers", directory / "log"
+    languages = [f"--languages={','.join(_VALUES.languages)}"] if _VALUES.languages else []
+    _stage("1/6 corpus", "tools.build_corpus", f"--preset={_VALUES.preset}", *languages, f"--output={corpus}")
     _stage(
-        "2/5 tokenizers",
+        "2/6 corpus of other packages, to test with",
+        "tools.build_corpus",
+        f"--preset={_VALUES.unseen}",
+        f"--unseen_by={corpus}",
+        *languages,
+        f"--output={unseen}",
+    )
+    _stage(
+        "3/6 tokenizer",
         "tools.train_tokenizer",
         f"--corpus={corpus}",
         f"--output={tokenizers}",
-        f"--source_vocabulary={_VALUES.source_vocabulary}",
-        f"--target_vocabulary={_VALUES.target_vocabulary}",
+        f"--shared_vocabulary={_VALUES.vocabulary}",
+        f"--max_sentences={_TOKENIZER_SENTENCES}",
     )
     model = (f"--model={_VALUES.model}", f"--logdir={logdir}", f"--tokenizers={tokenizers}")
-    steps = () if _VALUES.steps is None else (f"--steps={_VALUES.steps}",)
-    _stage("3/5 training", "lingvo_moe", "train", *model, f"--corpus={corpus}", *steps)
-    _stage(
-        "4/5 evaluation, on sentences the model has not seen",
-        "lingvo_moe",
-        "eval",
-        *model,
-        f"--corpus={corpus}",
-        f"--max_pairs={_VALUES.max_pairs}",
-        "--summary",
-        f"--json={directory / 'scores.json'}",
-    )
-    _translate_samples(corpus, directory, model)
-    scores = json.loads((directory / "scores.json").read_text(encoding="utf-8"))["scores"]
+    _stage("4/6 training", "lingvo_moe", "train", *model, f"--corpus={corpus}", *_training_flags())
+    for title, tested in (("its own packages", corpus), ("packages it has not seen", unseen)):
+        _stage(
+            f"5/6 evaluation, on sentences of {title}",
+            "lingvo_moe",
+            "eval",
+            *model,
+            f"--corpus={tested}",
+            f"--max_pairs={_VALUES.max_pairs}",
+            f"--json={directory / f'scores_{tested.name}.json'}",
+        )
+    _translate_samples(unseen, directory, model)
     print(
-        f"\nDone in {(time.monotonic() - start) / 60:.1f} minutes. BLEU of each of the {len(scores)} languages: "
-        f"{directory / 'scores.json'}\nCurves: {_python()} -m tensorboard.main --logdir={logdir}\nYour own sentences: "
+        f"\nDone in {(time.monotonic() - start) / 60:.1f} minutes. {_result(directory)}\n"
+        f"Curves: {_python()} -m tensorboard.main --logdir={logdir}\nYour own sentences: "
         f"echo 'Bitte geben Sie einen Namen ein.' | {_python()} -m lingvo_moe translate {' '.join(model)}"
     )
+
+
+def _training_flags() -> list[str]:
+    flags_given = [] if _VALUES.steps is None else [f"--steps={_VALUES.steps}"]
+    seed = _VALUES.seed
+    return flags_given + ([f"--set=training.seed={seed}", f"--set=input.seed={seed}"] if seed else [])
 
 
 def _stage(title: str, module: str, *arguments: str):
@@ -91,32 +111,42 @@ def _stage(title: str, module: str, *arguments: str):
 
 
 def _translate_samples(corpus_directory: pathlib.Path, directory: pathlib.Path, model: tuple[str, ...]):
-    pairs = _samples(Corpus.open(corpus_directory), _VALUES.sample_languages)
-    if not pairs:
-        print(
-            f"\nThe corpus has no held-out sentence in any of --sample_languages={','.join(_VALUES.sample_languages)}."
-        )
-        return
+    pairs = _samples(Corpus.open(corpus_directory))
     source, output = directory / "samples.txt", directory / "samples.en.txt"
     source.write_text("".join(f"{sentence}\n" for _, sentence, _ in pairs), encoding="utf-8")
-    _stage("5/5 a few held-out sentences", "lingvo_moe", "translate", *model, f"--input={source}", f"--output={output}")
+    _stage("6/6 a few of those sentences", "lingvo_moe", "translate", *model, f"--input={source}", f"--output={output}")
     for (language, sentence, reference), line in zip(pairs, output.read_text(encoding="utf-8").split("\n")):
         print(f"\n{language:11}{sentence}\n{'ours':11}{line}\n{'reference':11}{reference}")
 
 
-def _samples(corpus: Corpus, languages: Sequence[str]) -> list[tuple[str, str, str]]:
-    """Returns (language, sentence, English) of one held-out pair of each language.
+def _samples(corpus: Corpus) -> list[tuple[str, str, str]]:
+    """Returns (language, sentence, English) of test pairs: the languages in turn, those of the least hashes first.
 
-    It is the first that fits a line of the screen and whose English is new: otherwise the first sentence of one catalog
-    would be shown in every language.
+    So nobody chooses them, and they change only with the corpus. A sample fits a line of the screen, and its English
+    is new.
     """
-    found: list[tuple[str, str, str]] = []
-    for language in languages:
-        if language in corpus.languages_of("test"):
-            shown = {english for *_, english in found}
-            fitting = (pair for pair in corpus.pairs("test", language) if len(pair[0]) <= 80 and pair[1] not in shown)
-            found.extend((language, *pair) for pair in itertools.islice(fitting, 1))
-    return found
+    by_language = [
+        sorted(
+            ((language, *pair) for pair in corpus.pairs("test", language) if len(pair[0]) <= _SAMPLE_LENGTH),
+            key=lambda sample: splitting.hash_fraction("\t".join(sample)),
+        )
+        for language in corpus.languages_of("test")
+    ]
+    chosen: dict[str, tuple[str, str, str]] = {}
+    for sample in filter(None, itertools.chain.from_iterable(itertools.zip_longest(*by_language))):
+        if len(chosen) < _NUM_SAMPLES:
+            chosen.setdefault(sample[2], sample)
+    return list(chosen.values())
+
+
+def _result(directory: pathlib.Path) -> str:
+    """Returns the mean BLEU of both corpora, beside that of copying the source."""
+    texts = []
+    for name in ("corpus", "unseen"):
+        scores = json.loads((directory / f"scores_{name}.json").read_text(encoding="utf-8"))["scores"]
+        bleu, copying = (sum(score[field] for score in scores) / len(scores) for field in ("bleu", "copy_bleu"))
+        texts.append(f"{bleu:.1f} ({copying:.1f})")
+    return f"Mean BLEU (copying the source): own packages {texts[0]}, unseen packages {texts[1]}."
 
 
 def _python() -> str:

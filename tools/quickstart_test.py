@@ -1,7 +1,8 @@
-"""Tests that the quickstart runs five public commands in order, and how it ends if one fails."""
+"""Tests that the quickstart runs public commands in order, and how it ends if one fails."""
 
 from __future__ import annotations
 
+import pathlib
 import signal
 import subprocess
 import sys
@@ -19,7 +20,7 @@ pytestmark = pytest.mark.slow
 def flags(tmp_path):
     values = quickstart._VALUES
     saved = values.flag_values_dict()
-    values(["quickstart", f"--directory={tmp_path}", "--preset=django", "--steps=7", "--sample_languages=de,xx"])
+    values(["quickstart", f"--directory={tmp_path}", "--preset=django", "--languages=de,fr", "--steps=7", "--seed=3"])
     yield values
     for name, value in saved.items():
         values[name].value = value
@@ -33,33 +34,43 @@ def test_stages_are_public_commands_with_matching_paths(flags, tmp_path, monkeyp
         stages.append((module, arguments))
         if module == "tools.build_corpus":
             tiny.make_data(tmp_path)
+            (tmp_path / "unseen").exists() or (tmp_path / "unseen").symlink_to(tmp_path / "corpus")
         if arguments[0] == "eval":
-            (tmp_path / "scores.json").write_text('{"scores": [{}]}', encoding="utf-8")
+            name = arguments[-1].removeprefix("--json=")
+            bleu = 30.0 if name.endswith("corpus.json") else 20.0
+            pathlib.Path(name).write_text(f'{{"scores": [{{"bleu": {bleu}, "copy_bleu": 1.0}}]}}', encoding="utf-8")
         if arguments[0] == "translate":
-            (tmp_path / "samples.en.txt").write_text("our line\n", encoding="utf-8")
+            (tmp_path / "samples.en.txt").write_text("our line\n" * 8, encoding="utf-8")
 
     monkeypatch.setattr(quickstart, "_stage", stage)
     quickstart.main(["quickstart"])
     assert [(module, arguments[0]) for module, arguments in stages] == [
         ("tools.build_corpus", "--preset=django"),
+        ("tools.build_corpus", "--preset=unseen"),
         ("tools.train_tokenizer", f"--corpus={tmp_path}/corpus"),
         ("lingvo_moe", "train"),
         ("lingvo_moe", "eval"),
+        ("lingvo_moe", "eval"),
         ("lingvo_moe", "translate"),
     ]
-    assert {"--steps=7", f"--logdir={tmp_path}/log", f"--tokenizers={tmp_path}/tokenizers"} <= set(stages[2][1])
+    assert {"--languages=de,fr", f"--unseen_by={tmp_path}/corpus"} <= set(stages[1][1])
+    assert {"--steps=7", "--set=training.seed=3", "--set=input.seed=3"} <= set(stages[3][1])
+    assert {f"--logdir={tmp_path}/log", f"--tokenizers={tmp_path}/tokenizers"} <= set(stages[3][1])
+    assert [f"--corpus={tmp_path}/{name}" in stages[i][1] for i, name in ((4, "corpus"), (5, "unseen"))] == [True, True]
     shown = capsys.readouterr().out
-    ((_, source, reference),) = quickstart._samples(Corpus.open(tmp_path / "corpus"), ["de", "xx"])
+    (_, source, reference), *_ = samples = quickstart._samples(Corpus.open(tmp_path / "corpus"))
     assert f"de         {source}\nours       our line\nreference  {reference}\n" in shown and "Curves: " in shown
-    assert (tmp_path / "samples.txt").read_text(encoding="utf-8") == f"{source}\n"
+    assert "own packages 30.0 (1.0), unseen packages 20.0 (1.0)." in shown
+    written = (tmp_path / "samples.txt").read_text(encoding="utf-8")
+    assert written == "".join(f"{source}\n" for _, source, _ in samples)
 
 
-def test_samples_are_held_out_short_and_distinct(tmp_path):
-    """The first sentences of many languages translate one sentence of one catalog."""
+def test_samples_are_chosen_by_rule(tmp_path):
+    """The languages in turn, short sentences, no English twice, and the same ones every time."""
     corpus = Corpus.open(tiny.make_data(tmp_path).corpus)
-    samples = quickstart._samples(corpus, ["de", "fr", "xx"])
-    assert [language for language, *_ in samples] == ["de", "fr"]
-    assert len({english for *_, english in samples}) == 2
+    samples = quickstart._samples(corpus)
+    assert [language for language, *_ in samples][:4] == ["de", "fr", "de", "fr"] and len(samples) == 8
+    assert len({english for *_, english in samples}) == 8 and samples == quickstart._samples(corpus)
     for language, sentence, english in samples:
         assert (sentence, english) in list(corpus.pairs("test", language)) and len(sentence) <= 80
 
@@ -71,7 +82,7 @@ def test_failed_stage_ends_the_quickstart_with_its_status(code, status, monkeypa
     monkeypatch.setattr(subprocess, "run", lambda command, check: run([sys.executable, "-c", code], check=check))
     before = signal.getsignal(signal.SIGINT)
     with pytest.raises(SystemExit) as ended:
-        quickstart._stage("3/5 training", "lingvo_moe", "train")
+        quickstart._stage("4/6 training", "lingvo_moe", "train")
     assert ended.value.code == status and signal.getsignal(signal.SIGINT) is before
     assert "Run the same command again to resume from here." in capsys.readouterr().err
 
@@ -85,5 +96,5 @@ def test_ctrl_c_leaves_the_stage_time_to_save(monkeypatch):
     run = subprocess.run
     monkeypatch.setattr(subprocess, "run", lambda command, check: run([sys.executable, "-c", code], check=check))
     with pytest.raises(SystemExit) as ended:
-        quickstart._stage("3/5 training", "lingvo_moe", "train")
+        quickstart._stage("4/6 training", "lingvo_moe", "train")
     assert ended.value.code == 130

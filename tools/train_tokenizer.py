@@ -1,9 +1,11 @@
-"""Trains the two SentencePiece tokenizers of a corpus: source.model (all languages) and target.model (English).
+"""Trains the SentencePiece tokenizers of a corpus: source.model (all languages) and target.model (English).
 
   python -m tools.train_tokenizer --corpus=corpus --output=tokenizer --source_vocabulary=8000 --target_vocabulary=4000
+  python -m tools.train_tokenizer --corpus=corpus --output=tokenizer --shared_vocabulary=8000
 
-The same corpus and flags give the same bytes; an existing tokenizer of the same settings is left unchanged. It takes
-half a minute for the quickstart corpus.
+The second form trains one tokenizer of both sides, shared.model, for models with tied embeddings. The same corpus and
+flags give the same bytes; an existing tokenizer of the same settings is left unchanged. It takes half a minute for the
+quickstart corpus.
 """
 
 from __future__ import annotations
@@ -33,6 +35,13 @@ flags.DEFINE_integer(
 flags.DEFINE_integer(
     "target_vocabulary", 4000, "The number of pieces of target.model.", lower_bound=50, flag_values=FLAGS
 )
+flags.DEFINE_integer(
+    "shared_vocabulary",
+    None,
+    "The number of pieces of one tokenizer for both sides, shared.model, instead of two.",
+    lower_bound=300,
+    flag_values=FLAGS,
+)
 flags.DEFINE_float(
     "temperature", 5.0, "Of the sampling of languages: 1 in proportion to the corpus, inf all equal.", flag_values=FLAGS
 )
@@ -53,11 +62,12 @@ def main(argv: list[str]):
     for name in ("corpus", "output"):
         if not FLAGS[name].value:
             raise UserError(f"--{name}=DIR is missing.")
-    requested: dict[str, int] = {side: getattr(FLAGS, f"{side}_vocabulary") for side in SIDES}
+    shared = FLAGS.shared_vocabulary
+    requested: dict[str, int] = {side: shared or getattr(FLAGS, f"{side}_vocabulary") for side in SIDES}
     tokenizers, is_new = tokenizer_trainer.train(
-        Corpus.open(FLAGS.corpus),
+        Corpus.open_to_train(FLAGS.corpus),
         pathlib.Path(FLAGS.output),
-        requested,
+        {tokenizer_trainer.SHARED: shared} if shared else requested,
         FLAGS.temperature,
         FLAGS.max_sentences,
         FLAGS.force,
@@ -66,13 +76,12 @@ def main(argv: list[str]):
     for side in SIDES:
         if sizes[side] < requested[side]:
             _LOG.info(
-                "%s.model has %d pieces, not %d: the corpus has no more. A model's vocabulary must be at least %d.",
+                "the %s tokenizer has %d pieces, not %d: the corpus has no more. A model's vocabulary must be at least "
+                "%d.",
                 *(side, sizes[side], requested[side], sizes[side]),
             )
-    print(
-        f"{FLAGS.output} {'trained' if is_new else 'is up to date'}: {sizes['source']} source and {sizes['target']} "
-        "target pieces."
-    )
+    pieces = f"{sizes['source']} shared" if shared else f"{sizes['source']} source and {sizes['target']} target"
+    print(f"{FLAGS.output} {'trained' if is_new else 'is up to date'}: {pieces} pieces.")
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ def test_second_call_reports_up_to_date(corpus, tmp_path, capsys):
     assert run(*flags) == 0
     size = Tokenizers.load(output).target.vocabulary_size
     captured = capsys.readouterr()
-    assert f"target.model has {size} pieces, not 2000: the corpus has no more" in captured.err
+    assert f"the target tokenizer has {size} pieces, not 2000: the corpus has no more" in captured.err
     assert f"{output} trained: " in captured.out
     assert run(*flags) == 0
     assert f"{output} is up to date" in capsys.readouterr().out

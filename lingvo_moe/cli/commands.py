@@ -18,7 +18,7 @@ from lingvo_moe.data.corpus import Corpus
 from lingvo_moe.engines import topology
 from lingvo_moe.errors import UserError
 from lingvo_moe.experiment import get as get_experiment
-from lingvo_moe.inference import perplexity
+from lingvo_moe.inference import held_out_loss
 from lingvo_moe.inference.evaluation import LanguageScore, groups, mean
 from lingvo_moe.inference.evaluation import evaluate as evaluate_languages
 from lingvo_moe.inference.translator import Translator
@@ -43,12 +43,32 @@ def _evaluate_translations(config: EvalConfig):
     translator = Translator(name, experiment, engine, config.log_directory())
     scores, left_out = evaluate_languages(translator, corpus, config.languages, config.max_pairs, config.split)
     print(table(scores, summary=config.summary))
+    loss = held_out_loss.compute(
+        name, experiment, engine, config.log_directory(), config.split, config.languages, config.max_pairs
+    )
+    print(_loss_line(loss, config.split))
     if left_out:
         _log.info(f"{left_out} sentences of {experiment.input.source_length} tokens or more were left out.")
     if config.json:
-        rows = {"model": name, "step": translator.step, "scores": [dataclasses.asdict(score) for score in scores]}
+        rows = {
+            "model": name,
+            "step": translator.step,
+            "scores": [dataclasses.asdict(score) for score in scores],
+            "loss": dataclasses.asdict(loss),
+        }
         with output_files.atomic_writer(config.json) as file:
             json.dump(rows, file, indent=1, ensure_ascii=False)
+
+
+def _loss_line(loss: held_out_loss.HeldOutLoss, split: str) -> str:
+    """Returns the cross-entropy, and how much of it the source saves."""
+    text = f"cross-entropy {loss.cross_entropy:.3f} nats per target token of the {split} split"
+    if loss.source_gain is None:
+        return text
+    return (
+        f"{text}; {loss.shuffled_cross_entropy:.3f} with the sources of other sentences: the source saves "
+        f"{loss.source_gain:.3f}"
+    )
 
 
 def _evaluate_language_model(config: EvalConfig):
@@ -59,7 +79,7 @@ def _evaluate_language_model(config: EvalConfig):
                 f"eval computes the perplexity of all texts. Leave it out."
             )
     name, experiment, engine = run_setup.set_up(config, "evaluate", {})
-    result = perplexity.compute(name, experiment, engine, config.log_directory(), config.split)
+    result = held_out_loss.compute(name, experiment, engine, config.log_directory(), config.split)
     print(
         f"{result.cross_entropy:.4f} nats per token, perplexity {result.perplexity:.2f}, over {result.tokens:,} tokens "
         f"of the {config.split} split, after {result.step} steps"
@@ -96,8 +116,9 @@ def translate(config: TranslateConfig):
     with output_files.atomic_writer(config.output) as file:
         for number, hypotheses in enumerate(results, start=1):
             for hypothesis in hypotheses[: config.n_best]:
-                prefix = f"{number}\t{hypothesis.score:.4f}\t" if config.n_best > 1 else ""
-                print(prefix + hypothesis.text, file=file)
+                columns = [str(number)] if config.n_best > 1 else []
+                columns += [f"{hypothesis.score:.4f}"] if config.n_best > 1 or config.scores else []
+                print(*columns, hypothesis.text, sep="\t", file=file)
 
 
 def plan(config: PlanConfig):

@@ -165,6 +165,9 @@ class TranslateConfig(SearchConfig):
     n_best: int = _flag(
         flags.DEFINE_integer, 1, "translations per line; with more than one, each line is number, score, text"
     )
+    scores: bool = _flag(
+        flags.DEFINE_boolean, False, "write each line as score, text: the log-probability per token, low where in doubt"
+    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

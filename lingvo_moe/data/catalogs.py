@@ -1,4 +1,4 @@
-"""Readers of translation catalogs: .mo, .po, MediaWiki JSON and TSV. A reader yields the entries of one file.
+"""Readers of translation catalogs: .mo, .po, JSON beside an en.json, and TSV. A reader yields the entries of one file.
 
 A .po file is read by polib. A .mo file is two tables of offsets, which are read here and checked against the file's
 length: the standard library's gettext would compile the header's Plural-Forms formula to Python and execute it.
@@ -54,6 +54,16 @@ def read(path: Path, name: PurePath) -> Iterator[Entry]:
       UserError: the file is corrupt; the message names it (and the line, for text).
     """
     return _READERS[path.suffix](path, name)
+
+
+def language_by_path(name: PurePath) -> str | None:
+    """Returns the language of all entries of a catalog if its path alone decides it, else None.
+
+    Files of other languages than those asked for need not be read.
+    """
+    if name.suffix == ".json":
+        return languages.normalize(name.stem)
+    return languages.from_path(name) if name.parent.name == "LC_MESSAGES" else None
 
 
 def _read_mo(path: Path, name: PurePath) -> Iterator[Entry]:
@@ -131,7 +141,7 @@ def _check_quotes(text: bytes):
 
 
 def _read_json(path: Path, name: PurePath) -> Iterator[Entry]:
-    """Reads MediaWiki's `LANG.json`, a map of keys to texts, and the English `en.json` beside it.
+    """Reads `LANG.json`, a tree of texts by key (MediaWiki's, Home Assistant's), and the English `en.json` beside it.
 
     Other JSON has no entries.
     """
@@ -145,14 +155,22 @@ def _read_json(path: Path, name: PurePath) -> Iterator[Entry]:
             yield Entry(language, _first_choice(english[key]), _first_choice(translation))
 
 
-def _json_messages(path: Path) -> dict[str, str]:
+def _json_messages(path: Path) -> dict[tuple[str, ...], str]:
+    """Returns the texts of a JSON file by the path of their keys."""
     try:
         messages = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path}: not a readable JSON catalog ({error}). Repair or remove it.") from None
-    if not isinstance(messages, dict):
-        return {}
-    return {key: text for key, text in messages.items() if isinstance(text, str)}
+    return dict(_leaves(messages, ()))
+
+
+def _leaves(node: object, keys: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Yields the path and the text of each leaf that is a text."""
+    if isinstance(node, str) and keys:
+        yield keys, node
+    elif isinstance(node, dict):
+        for key, child in node.items():
+            yield from _leaves(child, (*keys, key))
 
 
 def _first_choice(text: str) -> str:

@@ -121,6 +121,30 @@ def test_mediawiki_catalog_uses_first_forms_and_the_english_beside_it(tmp_path):
     assert _read(tmp_path / "en.json") == []
 
 
+def test_json_tree_is_read_by_the_paths_of_its_keys(tmp_path):
+    """Home Assistant's translations are nested; the same key may occur in many places."""
+    _write_json(tmp_path / "en.json", {"title": "Lamp", "step": {"user": {"title": "Add a lamp"}, "n": 3}})
+    _write_json(tmp_path / "de.json", {"title": "Lampe", "step": {"user": {"title": "Lampe hinzufügen"}, "n": 3}})
+    assert _read(tmp_path / "de.json") == [
+        Entry("de", "Lamp", "Lampe"),
+        Entry("de", "Add a lamp", "Lampe hinzufügen"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("path", "language"),
+    [
+        ("locale/pt_BR/LC_MESSAGES/x.mo", "pt_BR"),
+        ("i18n/sr-ec.json", "sr"),
+        ("de.po", None),
+        ("all.tsv", None),
+    ],
+)
+def test_language_by_path_is_known_only_where_the_content_cannot_change_it(path, language):
+    """A .po file's header, and the columns of a .tsv file, may name another language."""
+    assert catalogs.language_by_path(PurePath(path)) == language
+
+
 def test_nested_choices():
     """PLURAL inside of GENDER is replaced from the inside out."""
     assert catalogs._first_choice("{{GENDER:$1|{{PLURAL:$2|his|their}}|her}} {{SITENAME}}") == "his {{SITENAME}}"

@@ -71,17 +71,27 @@ class Corpus:
         """Opens a corpus: reads its manifest and checks the sizes of its files.
 
         Raises:
-          UserError: there is no corpus, it has no training pair, its manifest is corrupt or unsafe, or its files are
-            not those that the manifest lists.
+          UserError: there is no corpus, it has no pair, its manifest is corrupt or unsafe, or its files are not those
+            that the manifest lists.
         """
         directory = Path(directory)
         manifest = read_manifest(directory)
         corpus = cls(directory, manifest)
-        if not any(corpus.count("train", language) for language in corpus.languages):
-            raise UserError(f"{directory}: the corpus has no training pair. {_REBUILD}")
+        if not any(map(corpus.count, SPLITS)):
+            raise UserError(f"{directory}: the corpus has no pair. {_REBUILD}")
         for split in SPLITS:
             for language in corpus.languages_of(split):
                 corpus._check_size(split, language)
+        return corpus
+
+    @classmethod
+    def open_to_train(cls, directory: str | Path) -> Corpus:
+        """Opens a corpus as `open` does. Raises UserError if it has no training pair, too."""
+        corpus = cls.open(directory)
+        if not corpus.count("train"):
+            raise UserError(
+                f"{directory}: the corpus has no training pair; it is for testing alone. Name the corpus to train on."
+            )
         return corpus
 
     @property
@@ -157,7 +167,7 @@ def read_manifest(directory: Path) -> dict:
     if not path.is_file():
         reason = "is not a corpus (it has no corpus.json)" if directory.is_dir() else "does not exist"
         raise UserError(
-            f"the corpus {directory} {reason}. Build one: python -m tools.build_corpus --preset=quickstart "
+            f"the corpus {directory} {reason}. Build one: python -m tools.build_corpus --preset=pypi "
             f"--output={directory}, or from your own files with --preset=none --input=DIR."
         )
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
 from lingvo_moe.data import catalogs, cleaning, debian, languages, sources, splitting, wheels
@@ -50,6 +50,8 @@ def build(
     output: str | Path,
     packages: str | Path | None = None,
     force: bool = False,
+    selected: Collection[str] = (),
+    unseen_by: Corpus | None = None,
 ) -> tuple[Corpus, bool]:
     """Builds a corpus, unless `output` already has one of the same inputs.
 
@@ -59,6 +61,9 @@ def build(
       output: the directory to make.
       packages: the download cache of the presets; None for `sources.default_cache()`.
       force: build again, and replace a corpus of other inputs.
+      selected: the languages to read, normalised labels; empty for all.
+      unseen_by: a corpus that a model is trained on. The result is for testing alone: its test split has every eligible
+        sentence that is not in (or within one word of) that training split.
 
     Returns:
       The corpus, and whether it was built by this call.
@@ -68,34 +73,51 @@ def build(
     """
     output = Path(output).absolute()
     check_output_directory(output)
-    read_from = find_sources(preset, inputs, packages)
-    identities = (f"{source.name} {source.identity()}" for source in read_from.sources)
-    identity = hashlib.sha256("\n".join([f"rules {_RULES_VERSION}", preset, *identities]).encode()).hexdigest()
-    target = OutputDirectory(output, identity)
+    read_from = find_sources(preset, inputs, packages, selected)
+    target = OutputDirectory(output, _identity(preset, read_from, selected, unseen_by))
     if not force and target.is_up_to_date():
         return Corpus.open(output), False
     target.check_replaceable(force)
-    collected = collect_pairs(read_from.sources)
+    collected = collect_pairs(read_from.sources, selected)
     if not collected.pairs:
         raise UserError(f"nothing to build a corpus from: {_why_empty(collected)}")
+    if missing := set(selected) - set(collected.read):
+        raise UserError(f"--languages={min(missing)}: the sources of this corpus have no entries in that language.")
     reject_wrong_script(collected)
-    _write(target, preset, read_from, collected)
+    _write(target, preset, read_from, collected, unseen_by)
     return Corpus.open(output), True
 
 
-def _write(target: OutputDirectory, preset: str, read_from: SourceList, collected: CollectedPairs):
-    split = splitting.split_keys({english for pairs in collected.pairs.values() for _, english in pairs})
+def _identity(preset: str, read_from: SourceList, selected: Collection[str], unseen_by: Corpus | None) -> str:
+    """Returns a hash of all that decides the corpus."""
+    lines = [f"rules {_RULES_VERSION}", preset]
+    lines += [f"language {language}" for language in sorted(selected)]
+    lines += [f"unseen by {unseen_by.fingerprint}"] if unseen_by else []
+    lines += [f"{source.name} {source.identity()}" for source in read_from.sources]
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+def _write(
+    target: OutputDirectory, preset: str, read_from: SourceList, collected: CollectedPairs, unseen_by: Corpus | None
+):
+    english = {english for pairs in collected.pairs.values() for _, english in pairs}
+    split = splitting.split_unseen(english, _training_keys(unseen_by)) if unseen_by else splitting.split_keys(english)
     with target.atomic_writer() as writer:
         for language in progress.track(sorted(collected.read), "writing the corpus", unit="languages"):
             rejected = collected.rejected[language]
-            pairs = split_pairs(collected.pairs.pop(language, set()), split, rejected)
-            writer.add(language, pairs, collected.read[language], rejected)
+            pairs = collected.pairs.pop(language, set())
+            if unseen_by:
+                divided = unseen_pairs(pairs, split, _training_sources(unseen_by, language), rejected)
+            else:
+                divided = split_pairs(pairs, split, rejected)
+            writer.add(language, divided, collected.read[language], rejected)
         links = collections.Counter({source.name: source.skipped_links for source in read_from.sources})
         writer.finish(
             {
                 "preset": preset,
                 "inputs": [source.name for source in read_from.sources],
                 "inputs_identity": target.identity,
+                "unseen_by": unseen_by.fingerprint if unseen_by else None,
                 "missing_packages": list(read_from.missing_packages),
                 "english_keys": split.counts(),
                 "english_labels": _sorted_counts(collected.english_labels),
@@ -105,21 +127,22 @@ def _write(target: OutputDirectory, preset: str, read_from: SourceList, collecte
         )
 
 
-def find_sources(preset: str, inputs: Sequence[str | Path], packages: str | Path | None) -> SourceList:
+def find_sources(
+    preset: str, inputs: Sequence[str | Path], packages: str | Path | None, selected: Collection[str] = ()
+) -> SourceList:
     """Returns the preset's sources followed by the user's inputs. Raises UserError if there is no source."""
     if preset == "none" and not inputs:
         raise UserError(
-            "nothing to build a corpus from: name your files with --input=DIR_OR_FILE, or a preset: "
-            "--preset=quickstart."
+            "nothing to build a corpus from: name your files with --input=DIR_OR_FILE, or a preset: --preset=pypi."
         )
     cache = Path(packages) if packages else sources.default_cache()
-    from_preset = sources.PRESETS.get(preset)(cache)
+    from_preset = sources.PRESETS.get(preset)(cache, selected)
     own = [sources.user_input(path) for path in inputs]
     return SourceList([*from_preset.sources, *own], from_preset.missing_packages)
 
 
-def collect_pairs(read_from: Sequence[sources.Source]) -> CollectedPairs:
-    """Reads, cleans and deduplicates the entries of all sources."""
+def collect_pairs(read_from: Sequence[sources.Source], selected: Collection[str] = ()) -> CollectedPairs:
+    """Reads, cleans and deduplicates the entries of all sources, of the selected languages alone (empty: of all)."""
     collected = CollectedPairs()
     texts: dict[str, str] = {}  # one string object per English text, however many languages translate it
     with progress.bar("reading catalogs", sum(source.size for source in read_from) // 1000, "kB") as advance:
@@ -127,7 +150,8 @@ def collect_pairs(read_from: Sequence[sources.Source]) -> CollectedPairs:
             done = 0.0
             for file in source.files():
                 for entry in file.entries:
-                    _add_entry(entry, file.name, collected, texts)
+                    if languages.is_selected(entry.language, selected):
+                        _add_entry(entry, file.name, collected, texts)
                 advance(int((done + file.size) / 1000) - int(done / 1000), source.name)
                 done += file.size
             advance((source.size - int(done)) // 1000)
@@ -183,10 +207,52 @@ def split_pairs(
     rejected[Rejection.SOURCE_HELD_OUT] += len(result["train"]) - len(train)
     result["train"] = train
     for held_out in ("test", "valid"):
-        rejected[Rejection.OVER_CAP] += max(0, len(result[held_out]) - HELD_OUT_CAP)
-        by_hash = sorted(result[held_out], key=lambda pair: splitting.hash_fraction("\t".join(pair)))
-        result[held_out] = by_hash[:HELD_OUT_CAP]
+        result[held_out] = _capped(result[held_out], rejected)
     return {name: sorted(chosen, key=lambda pair: pair[::-1]) for name, chosen in result.items()}
+
+
+def unseen_pairs(
+    pairs: Iterable[Pair],
+    split: splitting.KeySplit,
+    training_sources: Collection[str],
+    rejected: collections.Counter[str],
+) -> dict[str, list[Pair]]:
+    """Returns the pairs of one language as a test split, sorted by English; counts in `rejected` the others.
+
+    Args:
+      pairs: of the language.
+      split: of `splitting.split_unseen`.
+      training_sources: the source texts of the language that a model is trained on.
+      rejected: counts by reason, increased.
+    """
+    test = []
+    for source, english in pairs:
+        if not splitting.can_be_held_out(english):
+            rejected[Rejection.NOT_ELIGIBLE] += 1
+        elif splitting.english_key(english) not in split.test or source in training_sources:
+            rejected[Rejection.SEEN] += 1
+        else:
+            test.append((source, english))
+    return {"train": [], "valid": [], "test": sorted(_capped(test, rejected), key=lambda pair: pair[::-1])}
+
+
+def _capped(pairs: list[Pair], rejected: collections.Counter[str]) -> list[Pair]:
+    """Returns at most `HELD_OUT_CAP` of the pairs, chosen by their hashes; counts the others in `rejected`."""
+    rejected[Rejection.OVER_CAP] += max(0, len(pairs) - HELD_OUT_CAP)
+    return sorted(pairs, key=lambda pair: splitting.hash_fraction("\t".join(pair)))[:HELD_OUT_CAP]
+
+
+def _training_keys(corpus: Corpus) -> set[str]:
+    """Returns the English keys of a corpus's training split."""
+    english = {english for language in corpus.languages_of("train") for _, english in corpus.pairs("train", language)}
+    return set(map(splitting.english_key, english))
+
+
+def _training_sources(corpus: Corpus, language: str) -> set[str]:
+    """Returns the source texts of a language in a corpus's training split."""
+    if language not in corpus.languages_of("train"):
+        return set()
+    return {source for source, _ in corpus.pairs("train", language)}
 
 
 def _split_of(english: str, split: splitting.KeySplit) -> str | Rejection:

@@ -253,6 +253,41 @@ def test_empty_result_is_an_error_with_the_reason(tmp_path, name, content, messa
     assert not (tmp_path / "corpus").exists()
 
 
+def test_only_the_selected_languages_are_read(texts, tmp_path):
+    """Of the others nothing is counted; a language that no source has is an error."""
+    built = _build(texts, tmp_path / "corpus", selected=["de", "fr"])
+    assert built.languages == ("de", "fr")
+    all_languages = _build(texts, tmp_path / "all")
+    assert all_languages.languages == ("de", "fr", "ru")
+    assert list(built.pairs("test", "fr")) == list(all_languages.pairs("test", "fr"))
+    with pytest.raises(UserError, match="--languages=rn: the sources of this corpus have no entries"):
+        _build(texts, tmp_path / "other", selected=["de", "rn"])
+
+
+def test_test_corpus_has_what_the_training_corpus_has_not_seen(texts, tmp_path):
+    """Every eligible sentence is tested on, unless the other corpus trains on it, on nearly it, or on its source."""
+    (tmp_path / "trained").mkdir()
+    sentences = _sentences(1500)
+    seen = [sentences[0], sentences[1] + " indeed", "quite another long sentence"]
+    sources = ["gleich", "ähnlich", f"wort {sentences[2]}"]
+    _write_tsv(tmp_path / "trained" / "de.tsv", list(zip(sources, seen)))
+    trained = _build(tmp_path / "trained", tmp_path / "trained_corpus")
+    _write_tsv(texts / "it.tsv", [("breve", "short"), ("testo %s", "open the file %s again and again")])
+    unseen = _build(texts, tmp_path / "unseen", unseen_by=trained)
+    assert unseen.count("train") == unseen.count("valid") == 0
+    assert unseen.languages_of("test") == ("de", "fr", "ru")
+    tested = {english for _, english in unseen.pairs("test", "de")}
+    near = splitting.near_duplicates(set(sentences), set(seen))
+    assert sentences[0] not in tested and sentences[1] in near and not tested & near and sentences[2] not in tested
+    rejected = unseen.manifest["languages"]["de"]["rejected"]
+    assert unseen.count("test", "de") == min(1000, 1500 - len(near | {sentences[0], sentences[2]}))
+    assert rejected[Rejection.SEEN] == len(near | {sentences[0], sentences[2]})
+    assert unseen.manifest["languages_without_pairs"]["it"]["rejected"] == {Rejection.NOT_ELIGIBLE: 2}
+    assert unseen.manifest["unseen_by"] == trained.fingerprint
+    with pytest.raises(UserError, match="no training pair; it is for testing alone"):
+        Corpus.open_to_train(tmp_path / "unseen")
+
+
 def test_unknown_preset_and_missing_input_are_errors():
     """With the nearest preset, and the flag to use."""
     with pytest.raises(UserError, match="preset 'debain' is unknown. Did you mean debian"):

@@ -93,9 +93,13 @@ def test_missing_corpus_is_an_error_with_the_command_to_build_one(tmp_path):
 
 
 def test_corpus_without_training_pairs_is_refused(tmp_path):
-    """Training would wait for ever."""
-    with pytest.raises(UserError, match="no training pair"):
+    """Training would wait for ever. A corpus for testing alone can be opened to test."""
+    with pytest.raises(UserError, match="the corpus has no pair"):
         Corpus.open(write_corpus(tmp_path / "corpus", {"train": {"de": ""}}))
+    for_testing = write_corpus(tmp_path / "tests", {"train": {"de": ""}, "test": {"de": "ja\tyes\n"}})
+    assert Corpus.open(for_testing).count("test") == 1
+    with pytest.raises(UserError, match="no training pair; it is for testing alone"):
+        Corpus.open_to_train(for_testing)
 
 
 def test_manifest_truncated_anywhere_is_an_error(directory):

@@ -126,13 +126,16 @@ class Writer:
         self._languages[language] = facts
 
     def finish(self, facts: dict[str, Any]):
-        """Writes the manifest and the report. Raises UserError if there is no training pair."""
+        """Writes the manifest and the report.
+
+        Raises:
+          UserError: there is no training pair, or, in a corpus for testing alone, no test pair.
+        """
         counts = {split: sum(facts[split]["pairs"] for facts in self._languages.values()) for split in SPLITS}
-        if not counts["train"]:
-            raise UserError(
-                "no training pairs: of all the pairs read, only "
-                f"{counts['test']} test and {counts['valid']} validation pairs remain. Add more text."
-            )
+        needed = "test" if facts.get("unseen_by") else "train"
+        if not counts[needed]:
+            others = ", ".join(f"{count} {split}" for split, count in counts.items() if split != needed)
+            raise UserError(f"no {needed} pairs: of all the pairs read, only {others} pairs remain. Add more text.")
         manifest = {
             "format": FORMAT,
             "version": VERSION,

@@ -1,4 +1,4 @@
-"""The preset `debian`: catalogs in Debian packages, and the translated package descriptions.
+"""Catalogs in Debian packages, and the translated package descriptions: the preset `debian`.
 
 apt downloads the packages, with its lists and its cache in a directory of ours: the system's own apt state is neither
 used nor changed. A file that is there with the right hash is not downloaded again.
@@ -7,6 +7,7 @@ used nor changed. A file that is there with the right hash is not downloaded aga
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import re
@@ -14,7 +15,7 @@ import shutil
 import subprocess
 import tempfile
 import urllib.parse
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,7 +23,6 @@ from lingvo_moe.data import catalogs, languages
 from lingvo_moe.data.sources import (
     CatalogDirectory,
     CatalogFile,
-    Source,
     SourceList,
     combined_hash,
     register_source,
@@ -31,16 +31,19 @@ from lingvo_moe.data.sources import (
 from lingvo_moe.errors import UserError
 from lingvo_moe.utils import progress, safe_paths
 
-PACKAGES = tuple(
+_ALL_LANGUAGES = tuple(
     (
         "mediawiki evolution-common gramps vlc-l10n gnucash-common wordpress-l10n pidgin-data libgtk-3-common "
         "gnome-control-center-data cinnamon-l10n kio krita-l10n caja-common gnumeric-common aisleriot nautilus-data "
         "thunar-data"
     ).split()
-) + tuple(
-    f"libreoffice-l10n-{language}"
-    for language in ("ve nr ss st tn rw ts gug om szl nso zu kmr mn xh am uz ga tg br af ka kk dz si gd or ne").split()
 )
+# LibreOffice has a package per language; these are the ones with little other text.
+_ONE_LANGUAGE = {
+    f"libreoffice-l10n-{language}": language
+    for language in "ve nr ss st tn rw ts gug om szl nso zu kmr mn xh am uz ga tg br af ka kk dz si gd or ne".split()
+}
+PACKAGES = (*_ALL_LANGUAGES, *_ONE_LANGUAGE)
 DESCRIPTION_LANGUAGES = tuple(
     (
         "ca cs da de el en eo es eu fi fr gl hr hu id it ja km ko ml nb nl pl pt pt_BR ro ru sk sr sv tr uk vi "
@@ -48,8 +51,7 @@ DESCRIPTION_LANGUAGES = tuple(
     ).split()
 )
 _MAX_MISSING = 0.25  # of the packages
-_INDEX = "packages.json"
-_INDEX_VERSION = 2  # 1 had no version
+_INDEX_VERSION = 3  # 2 was one file for all presets
 
 # Read after the system's configuration. Images without translations say Acquire::Languages "none".
 _CONFIGURATION = """\
@@ -77,13 +79,18 @@ class Archive(NamedTuple):
 
 
 class Package:
-    """A downloaded package; `files` unpacks it into a temporary directory while it is read."""
+    """A downloaded package; `files` unpacks it into a temporary directory while it is read.
 
-    def __init__(self, path: Path):
+    Args:
+      path: of the package.
+      selected: the languages whose catalogs are read; empty for all.
+    """
+
+    def __init__(self, path: Path, selected: Collection[str] = ()):
         self.name = path.name
         self.size = path.stat().st_size
         self.skipped_links = 0
-        self._path = path
+        self._path, self._selected = path, selected
 
     def identity(self) -> str:
         """Returns the hash of the archive."""
@@ -97,7 +104,7 @@ class Package:
                 raise UserError(
                     f"{self._path}: cannot be unpacked ({_reason(unpacked)}). Delete it and run the same command again."
                 )
-            catalogs_inside = CatalogDirectory(self.name, Path(directory))
+            catalogs_inside = CatalogDirectory(self.name, Path(directory), selected=self._selected)
             self.skipped_links = catalogs_inside.skipped_links
             # The progress bar counts downloaded bytes: a file counts with its compressed size.
             compression = self.size / max(catalogs_inside.size, 1)
@@ -108,10 +115,12 @@ class Package:
 class Descriptions:
     """The translated package descriptions: apt's lists `..._Translation-LANG`, paired by the English text's MD5."""
 
-    def __init__(self, lists: Path):
+    def __init__(self, lists: Path, selected: Collection[str] = ()):
         self.name = "package descriptions"
         self.skipped_links = 0
-        self._paths = sorted(lists.glob("*_i18n_Translation-*"))
+        paths = sorted(lists.glob("*_i18n_Translation-*"))
+        read = {*selected, "en"} if selected else ()
+        self._paths = [path for path in paths if languages.is_selected(_language(path), read)]
         self.size = sum(path.stat().st_size for path in self._paths)
 
     def identity(self) -> str:
@@ -131,26 +140,39 @@ class Descriptions:
 
 
 @register_source("debian")
-def fetch(cache: Path) -> SourceList:
-    """Returns the packages and descriptions, downloading what `cache` lacks.
+def debian_preset(cache: Path, selected: Collection[str]) -> SourceList:
+    """Packages with catalogs, and the descriptions of all packages; see `fetch`."""
+    names = [name for name in PACKAGES if languages.is_selected(_ONE_LANGUAGE.get(name), selected)]
+    fetched = fetch(cache, names, selected)
+    return fetched._replace(sources=[*fetched.sources, Descriptions(cache.absolute() / "lists", selected)])
+
+
+def fetch(cache: Path, names: Sequence[str], selected: Collection[str] = ()) -> SourceList:
+    """Returns the catalogs of packages, downloading what `cache` lacks.
+
+    Args:
+      cache: the download cache.
+      names: of the packages.
+      selected: the languages to read; empty for all.
 
     Raises:
       UserError: apt is absent, its lists or a package cannot be downloaded, or a quarter of the packages is unknown.
     """
     cache = cache.absolute()
     cache.mkdir(parents=True, exist_ok=True)
-    archives = _read_index(cache)
+    archives = _read_index(cache, names)
     if archives is None or not all(_is_intact(cache, archive) for archive in archives):
         apt = _Apt(cache)
         apt.update()
-        archives = apt.available()
-        _download_missing(apt, cache, archives)
-    packages: list[Source] = [Package(cache / archive.file) for archive in archives]
+        archives = apt.available(names)
+        _download_missing(apt, cache, names, archives)
     known = {archive.name for archive in archives}
-    return SourceList([*packages, Descriptions(cache / "lists")], [name for name in PACKAGES if name not in known])
+    return SourceList(
+        [Package(cache / archive.file, selected) for archive in archives], [name for name in names if name not in known]
+    )
 
 
-def _download_missing(apt: _Apt, cache: Path, archives: Sequence[Archive]):
+def _download_missing(apt: _Apt, cache: Path, names: Sequence[str], archives: Sequence[Archive]):
     missing = [archive for archive in archives if not _is_intact(cache, archive)]
     with progress.bar("downloading packages", len(archives), "packages", done=len(archives) - len(missing)) as advance:
         for archive in missing:
@@ -159,24 +181,30 @@ def _download_missing(apt: _Apt, cache: Path, archives: Sequence[Archive]):
             advance()
     index = {
         "version": _INDEX_VERSION,
-        "requested": PACKAGES,
+        "requested": list(names),
         "archives": [archive._asdict() for archive in archives],
     }
-    partial = cache / f".{_INDEX}.partial"
+    partial = cache / ".packages.json.partial"
     partial.write_text(json.dumps(index, indent=1))
-    partial.replace(cache / _INDEX)
+    partial.replace(_index_path(cache, names))
 
 
-def _read_index(cache: Path) -> list[Archive] | None:
+def _index_path(cache: Path, names: Sequence[str]) -> Path:
+    """Returns the index of this list of packages: each preset and selection has one."""
+    digest = hashlib.sha256("\n".join(names).encode()).hexdigest()[:12]
+    return cache / f"packages-{digest}.json"
+
+
+def _read_index(cache: Path, names: Sequence[str]) -> list[Archive] | None:
     """Returns what an earlier, complete run downloaded; None if there was none, or it requested other packages.
 
     Raises:
       UserError: the index names a file outside of the cache.
     """
-    path = cache / _INDEX
+    path = _index_path(cache, names)
     try:
         index = json.loads(path.read_text())
-        if (index["version"], index["requested"]) != (_INDEX_VERSION, list(PACKAGES)):
+        if (index["version"], index["requested"]) != (_INDEX_VERSION, list(names)):
             return None
         archives = [Archive(**archive) for archive in index["archives"]]
     except (FileNotFoundError, ValueError, KeyError, TypeError):
@@ -205,8 +233,8 @@ class _Apt:
         for tool in ("apt-get", "apt-cache", "dpkg-deb"):
             if shutil.which(tool) is None:
                 raise UserError(
-                    f"the preset debian needs {tool}, which this machine does not have. "
-                    "Use Debian or Ubuntu, or --preset=quickstart."
+                    f"this preset needs {tool}, which this machine does not have. "
+                    "Use Debian or Ubuntu, or --preset=pypi."
                 )
         self._directory = directory
         self._partial = directory / "partial"
@@ -237,17 +265,18 @@ class _Apt:
                 "apt's sources, then run the same command again."
             )
 
-    def available(self) -> list[Archive]:
+    def available(self, names: Sequence[str]) -> list[Archive]:
         """Returns the packages that the distribution has. Raises UserError if a quarter or more of them is missing."""
-        policy = self._run("apt-cache", "policy", *PACKAGES).stdout
+        policy = self._run("apt-cache", "policy", *names).stdout
         versions = re.findall(r"^(\S+):\n  Installed: .*\n  Candidate: (.*)$", policy, re.MULTILINE)
         candidates = {name for name, candidate in versions if candidate != "(none)"}
-        known = [name for name in PACKAGES if name in candidates]
-        missing = [name for name in PACKAGES if name not in candidates]
-        if len(missing) >= _MAX_MISSING * len(PACKAGES):
+        known = [name for name in names if name in candidates]
+        missing = [name for name in names if name not in candidates]
+        if len(missing) >= _MAX_MISSING * len(names):
             raise UserError(
-                f"this distribution has {len(known)} of the {len(PACKAGES)} packages; missing are "
-                f"{', '.join(missing[:5])}, ... The preset is for Debian 12 with the component main."
+                f"this distribution has {len(known)} of the {len(names)} packages; missing are "
+                f"{', '.join(missing[:5])}{', ...' * (len(missing) > 5)}. Presets of packages are for Debian 12 with "
+                "the component main."
             )
         answer = self._run("apt-get", "download", "--print-uris", *known)
         lines = re.findall(r"^'\S+' ([^\s/]+) \d+ SHA256:([0-9a-f]{64})", answer.stdout, re.MULTILINE)

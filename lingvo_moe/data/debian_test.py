@@ -104,6 +104,12 @@ def mirror(tmp_path, monkeypatch) -> Path:
     return mirror
 
 
+def _index(cache: Path) -> Path:
+    """The index of the cache's only list of packages."""
+    (path,) = cache.glob("packages-*.json")
+    return path
+
+
 @pytest.fixture
 def log(tmp_path) -> Path:
     """The calls of the tools since the last `_calls`."""
@@ -127,7 +133,7 @@ def _entries(fetched) -> list[Entry]:
 
 def test_packages_and_descriptions(mirror, tmp_path):
     """Catalogs come from packages, and paragraphs of translated descriptions are paired with the English ones."""
-    fetched, missing = debian.fetch(tmp_path / "cache")
+    fetched, missing = debian.debian_preset(tmp_path / "cache", ())
     assert missing == []
     entries = _entries(fetched)
     assert entries[:5] == [Entry("de", f"{name} in English", f"{name} auf Deutsch") for name in debian.PACKAGES]
@@ -143,16 +149,16 @@ def test_packages_and_descriptions(mirror, tmp_path):
 
 def test_file_sizes_of_a_package_add_up_to_its_size(mirror, tmp_path):
     """The progress bar ends at its total."""
-    package = debian.fetch(tmp_path / "cache").sources[0]
+    package = debian.debian_preset(tmp_path / "cache", ()).sources[0]
     assert sum(file.size for file in package.files()) == pytest.approx(package.size)
 
 
 def test_intact_packages_are_not_downloaded_again_and_need_no_network(mirror, tmp_path, log):
     """A second build works offline."""
-    first, _ = debian.fetch(tmp_path / "cache")
+    first, _ = debian.debian_preset(tmp_path / "cache", ())
     _calls(log)
     (mirror / "down").touch()
-    second, _ = debian.fetch(tmp_path / "cache")
+    second, _ = debian.debian_preset(tmp_path / "cache", ())
     assert _calls(log) == []
     assert [source.identity() for source in first] == [source.identity() for source in second]
 
@@ -161,22 +167,33 @@ def test_cache_of_another_list_of_packages_is_completed(mirror, tmp_path, log, m
     """A new release of the preset downloads what is new."""
     with monkeypatch.context() as patch:
         patch.setattr(debian, "PACKAGES", debian.PACKAGES[1:])
-        debian.fetch(tmp_path / "cache")
+        debian.debian_preset(tmp_path / "cache", ())
     _calls(log)
-    assert len(debian.fetch(tmp_path / "cache").sources) == 6
+    assert len(debian.debian_preset(tmp_path / "cache", ()).sources) == 6
     assert _downloads(log) == ["alpha"]
 
 
 def test_only_a_corrupt_package_is_downloaded_again(mirror, tmp_path, log):
     """The hash of every package is checked."""
     cache = tmp_path / "cache"
-    debian.fetch(cache)
+    debian.debian_preset(cache, ())
     _calls(log)
     complete = (cache / "beta_1.deb").read_bytes()
     (cache / "beta_1.deb").write_bytes(complete[:-1])
-    debian.fetch(cache)
+    debian.debian_preset(cache, ())
     assert _downloads(log) == ["beta"]
     assert (cache / "beta_1.deb").read_bytes() == complete
+
+
+def test_only_the_selected_languages_are_fetched_and_read(mirror, tmp_path, log, monkeypatch):
+    """A package of another language is not downloaded, and its catalogs and descriptions are not read."""
+    monkeypatch.setattr(debian, "_ONE_LANGUAGE", {"beta": "xh", "gamma": "pt_BR"})
+    fetched, _ = debian.debian_preset(tmp_path / "cache", ("pt_BR",))
+    assert _downloads(log) == ["alpha", "gamma", "delta", "epsilon"]
+    assert [source.name for source in fetched][-1] == "package descriptions"
+    assert {entry.language for entry in _entries(fetched[-1:])} == {"pt_BR"}
+    fetched, _ = debian.debian_preset(tmp_path / "cache", ("xh",))
+    assert _entries(fetched[-1:]) == [] and _downloads(log) == ["beta"]
 
 
 def test_interrupted_download_resumes(mirror, tmp_path, log, monkeypatch):
@@ -191,10 +208,10 @@ def test_interrupted_download_resumes(mirror, tmp_path, log, monkeypatch):
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(debian._Apt, "download", interrupted)
-        debian.fetch(cache)
+        debian.debian_preset(cache, ())
     assert sorted(path.name for path in cache.glob("*.deb")) == ["alpha_1.deb", "beta_1.deb"]
     _calls(log)
-    assert len(debian.fetch(cache).sources) == 6
+    assert len(debian.debian_preset(cache, ()).sources) == 6
     assert _downloads(log) == ["gamma", "delta", "epsilon"]
 
 
@@ -203,7 +220,7 @@ def test_downloads_stay_in_apts_sandbox(mirror, tmp_path, monkeypatch):
     """Run as root, apt downloads as the user `_apt`, which must be able to write to the directory."""
     owners = {}
     monkeypatch.setattr(debian.shutil, "chown", lambda path, user: owners.update({path.name: user}))
-    debian.fetch(tmp_path / "cache")
+    debian.debian_preset(tmp_path / "cache", ())
     assert owners == {"partial": "_apt"}
     assert "Sandbox" not in (tmp_path / "cache" / "apt.conf").read_text()
 
@@ -212,7 +229,7 @@ def test_package_with_another_hash_is_an_error(mirror, tmp_path, monkeypatch):
     """A mirror cannot replace a package."""
     monkeypatch.setattr(debian, "sha256", lambda path: hashlib.sha256(b"other").hexdigest())
     with pytest.raises(UserError, match="cannot download the package alpha .*run the same command again"):
-        debian.fetch(tmp_path / "cache")
+        debian.debian_preset(tmp_path / "cache", ())
 
 
 def test_no_network_is_an_error_with_apts_reason(mirror, tmp_path):
@@ -221,23 +238,23 @@ def test_no_network_is_an_error_with_apts_reason(mirror, tmp_path):
     with pytest.raises(
         UserError, match=r"apt-get update downloaded no package lists \(E: Could not resolve 'mirror'\)"
     ):
-        debian.fetch(tmp_path / "cache")
+        debian.debian_preset(tmp_path / "cache", ())
 
 
 def test_failed_download_is_an_error_that_names_the_package(mirror, tmp_path):
     """With apt's reason."""
     cache = tmp_path / "cache"
-    debian.fetch(cache)
+    debian.debian_preset(cache, ())
     (cache / "delta_1.deb").unlink()
     (mirror / "down").touch()
     with pytest.raises(UserError, match=r"cannot download the package delta \(E: Could not resolve 'mirror'\)"):
-        debian.fetch(cache)
+        debian.debian_preset(cache, ())
 
 
 def test_package_that_the_distribution_lacks_is_reported(mirror, tmp_path):
     """The corpus is built without it, and its report warns."""
     (mirror / "beta_1.deb").unlink()
-    fetched, missing = debian.fetch(tmp_path / "cache")
+    fetched, missing = debian.debian_preset(tmp_path / "cache", ())
     assert missing == ["beta"] and len(fetched) == 5
 
 
@@ -246,20 +263,20 @@ def test_too_many_missing_packages_are_an_error(mirror, tmp_path):
     (mirror / "beta_1.deb").unlink()
     (mirror / "delta_1.deb").unlink()
     with pytest.raises(UserError, match="has 3 of the 5 packages; missing are beta, delta"):
-        debian.fetch(tmp_path / "cache")
+        debian.debian_preset(tmp_path / "cache", ())
 
 
 def test_missing_apt_is_an_error(tmp_path, monkeypatch):
     """With another preset as the remedy."""
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(UserError, match="needs apt-get, which this machine does not have"):
-        debian.fetch(tmp_path / "cache")
+        debian.debian_preset(tmp_path / "cache", ())
 
 
 def test_invalid_archive_is_an_error(mirror, tmp_path):
     """dpkg-deb's reason is shown."""
     (mirror / "alpha_1.deb").write_bytes(b"no archive")
-    fetched, _ = debian.fetch(tmp_path / "cache")
+    fetched, _ = debian.debian_preset(tmp_path / "cache", ())
     with pytest.raises(UserError, match=r"alpha_1\.deb: cannot be unpacked \(dpkg-deb: error: not a Debian format"):
         _entries(fetched)
 
@@ -268,21 +285,21 @@ def test_invalid_archive_is_an_error(mirror, tmp_path):
 def test_index_with_a_path_outside_of_the_cache_is_refused(mirror, tmp_path, file):
     """The error names the index and the value."""
     cache = tmp_path / "cache"
-    debian.fetch(cache)
-    index = json.loads((cache / "packages.json").read_text())
+    debian.debian_preset(cache, ())
+    index = json.loads(_index(cache).read_text())
     index["archives"][0]["file"] = file
-    (cache / "packages.json").write_text(json.dumps(index))
-    with pytest.raises(UserError, match="cache/packages.json, field file: "):
-        debian.fetch(cache)
+    _index(cache).write_text(json.dumps(index))
+    with pytest.raises(UserError, match="cache/packages-[0-9a-f]*.json, field file: "):
+        debian.debian_preset(cache, ())
 
 
 def test_index_of_another_version_is_written_again(mirror, tmp_path, log):
     """Version 1 had other keys; the packages are in the cache and are not downloaded again."""
     cache = tmp_path / "cache"
-    debian.fetch(cache)
+    debian.debian_preset(cache, ())
     _calls(log)
-    (cache / "packages.json").write_text(json.dumps({"wanted": list(debian.PACKAGES), "found": []}))
-    assert len(debian.fetch(cache).sources) == 6
+    _index(cache).write_text(json.dumps({"wanted": list(debian.PACKAGES), "found": []}))
+    assert len(debian.debian_preset(cache, ()).sources) == 6
     assert _downloads(log) == []
 
 

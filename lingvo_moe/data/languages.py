@@ -8,6 +8,7 @@ guards every label that comes from a file or from a user's code.
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from pathlib import PurePath
 
 from lingvo_moe.errors import UserError
@@ -101,6 +102,29 @@ def check_label(label: object, origin: str) -> str:
             "language[_Script][_REGION][_variant][@modifier], such as de, pt_BR or ca@valencia."
         )
     return label
+
+
+def check_selected(labels: Collection[str], flag: str) -> frozenset[str]:
+    """Returns the labels that a user selects.
+
+    Args:
+      labels: as typed.
+      flag: for the error.
+
+    Raises:
+      UserError: one of them is not a normalised label; the message has the normalised one, if there is one.
+    """
+    for label in labels:
+        normalized = normalize(label)
+        if normalized != label:
+            remedy = f"Did you mean {normalized}?" if normalized else "Labels look like de, pt_BR or sr_Latn."
+            raise UserError(f"{flag}={label}: not a normalised language label. {remedy}")
+    return frozenset(labels)
+
+
+def is_selected(label: str | None, selected: Collection[str]) -> bool:
+    """Returns whether entries of a language are read: no selection selects all, and an unknown language may be any."""
+    return not selected or label is None or label in selected
 
 
 def is_english(label: str) -> bool:

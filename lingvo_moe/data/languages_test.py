@@ -56,6 +56,21 @@ def test_normalising_twice_changes_nothing(written):
     assert label is None or languages.normalize(label) == label
 
 
+def test_selected_labels_are_normalised():
+    """An alias would select nothing; the error has the label to use."""
+    assert languages.check_selected(["de", "pt_BR"], "--languages") == {"de", "pt_BR"}
+    with pytest.raises(UserError, match="--languages=pt-br: not a normalised language label. Did you mean pt_BR?"):
+        languages.check_selected(["pt-br"], "--languages")
+    with pytest.raises(UserError, match="--languages=German: not a normalised language label. Labels look like de"):
+        languages.check_selected(["German"], "--languages")
+
+
+def test_empty_selection_selects_all():
+    """An entry of an unknown language may be of a selected one."""
+    assert languages.is_selected("de", ()) and languages.is_selected(None, {"fr"})
+    assert languages.is_selected("fr", {"fr"}) and not languages.is_selected("de", {"fr"})
+
+
 def test_english_and_its_variants():
     """Three-letter languages that begin with `en` are not English."""
     assert all(map(languages.is_english, ("en", "en_GB", "en@shaw")))

@@ -49,7 +49,7 @@ class TrainInput:
         Raises:
           UserError: either is missing or corrupt, or the corpus has no training pair.
         """
-        opened, self._tokenizers, self._config = Corpus.open(corpus), Tokenizers.load(tokenizers), config
+        opened, self._tokenizers, self._config = Corpus.open_to_train(corpus), Tokenizers.load(tokenizers), config
         sizes = tuple(opened.count("train", language) for language in opened.languages)
         self._mixture = Mixture(sizes, config.temperature, config.seed)
         self._pairs = [
@@ -206,41 +206,69 @@ class EvalInput:
     """
 
     def __init__(
-        self, corpus: str | pathlib.Path, tokenizers: str | pathlib.Path, config: InputConfig, split: str = "valid"
+        self,
+        corpus: str | pathlib.Path,
+        tokenizers: str | pathlib.Path,
+        config: InputConfig,
+        split: str = "valid",
+        languages: Sequence[str] = (),
+        max_pairs: int | None = None,
     ):
         """Opens both directories and reads the pairs of a split.
 
+        Args:
+          corpus: its directory.
+          tokenizers: their directory.
+          config: the shape of batches.
+          split: `valid` or `test`.
+          languages: which of the corpus's; empty for all that have the split.
+          max_pairs: the first so many pairs of each language; None for all.
+
         Raises:
-          UserError: either is missing or corrupt.
+          UserError: either is missing or corrupt, or a language has no such pairs.
         """
         opened, self._tokenizers, self._config = Corpus.open(corpus), Tokenizers.load(tokenizers), config
-        self._pairs = [opened.pairs(split, language) for language in opened.languages_of(split)]
+        self._pairs = [
+            tuple(itertools.islice(opened.pairs(split, language), max_pairs))
+            for language in languages or opened.languages_of(split)
+        ]
         self.num_rejected = 0
 
-    def batches(self) -> Iterator[Batch]:
+    def batches(self, shuffled: bool = False) -> Iterator[Batch]:
         """Yields batches of all pairs that fit into a row: one of each language, then a second of each, and so on.
 
         The last batch may have empty rows. An empty split gives no batch.
+
+        Args:
+          shuffled: whether each target gets the source of another pair of its language, half of the split away. A
+            language of one pair then has no batch.
         """
         self.num_rejected = 0
-        for batch, _ in pack(self._fitting(), self._config, self._config.batch_size):
+        for batch, _ in pack(self._fitting(shuffled), self._config, self._config.batch_size):
             yield batch
 
-    def _fitting(self) -> Iterator[Example]:
-        for example in self._examples():
+    def _fitting(self, shuffled: bool) -> Iterator[Example]:
+        for example in self._examples(shuffled):
             if example.fits(self._config):
                 yield example
             else:
                 self.num_rejected += 1
 
-    def _examples(self) -> Iterator[Example]:
-        longest = max(map(len, self._pairs), default=0)
-        texts = (pairs[index] for index in range(longest) for pairs in self._pairs if index < len(pairs))
+    def _examples(self, shuffled: bool) -> Iterator[Example]:
+        all_pairs = [_with_other_sources(pairs) for pairs in self._pairs] if shuffled else self._pairs
+        longest = max(map(len, all_pairs), default=0)
+        texts = (pairs[index] for index in range(longest) for pairs in all_pairs if index < len(pairs))
         indices = itertools.count()
         while chunk := list(itertools.islice(texts, _CHUNK)):
             sentences: dict[str, tuple[str, ...]] = dict(zip(SIDES, zip(*chunk, strict=True), strict=True))
             tokens = {side: getattr(self._tokenizers, side).encode(sentences[side]) for side in self._config.lengths}
             yield from _examples(itertools.islice(indices, len(chunk)), tokens)
+
+
+def _with_other_sources(pairs: Sequence[tuple[str, str]]) -> Sequence[tuple[str, str]]:
+    """Returns each target with the source of another pair, half of the pairs away; nothing of a single pair."""
+    half = len(pairs) // 2
+    return [(pairs[index - half][0], target) for index, (_, target) in enumerate(pairs)] if half else ()
 
 
 def source_batches(
@@ -252,15 +280,12 @@ def source_batches(
     rows of the last batch are empty.
 
     Raises:
-      UserError: a sentence does not fit into a row; the error counts lines from 1 and comes before any batch.
+      ValueError: a sentence does not fit into a row.
     """
     tokens = tokenizer.encode(sentences)
-    for number, ids in enumerate(tokens, start=1):
-        if len(ids) >= source_length:
-            raise UserError(
-                f"line {number} has {len(ids)} tokens; at most {source_length - 1} fit. Split the "
-                f"sentence, or pass --set input.source_length={len(ids) + 1}."
-            )
+    longest = max(map(len, tokens), default=0)
+    if longest >= source_length:
+        raise ValueError(f"a sentence of {longest} tokens in rows of {source_length}, which also hold its eos")
     order = sorted(range(len(tokens)), key=lambda index: (len(tokens[index]), index))
     chunks = (order[start : start + batch_size] for start in range(0, len(order), batch_size))
     return (

@@ -269,6 +269,28 @@ def test_evaluation_alternates_languages_in_a_fixed_order(corpus, tokenizers):
     assert first[:6] == in_turn[:6] and first[-20:] == german[-20:]
 
 
+def test_shuffled_evaluation_has_the_same_targets_with_other_sources(corpus, tokenizers):
+    """Of the same language, so that a loss with them tells how much the model reads its source."""
+    config = dataclasses.replace(_CONFIG, packing=False, source_length=400, target_length=400)
+    held_out = EvalInput(corpus, tokenizers, config)
+    right, shuffled = (
+        [pair for batch in held_out.batches(shuffled) for pair in texts(batch, tokenizers)]
+        for shuffled in (False, True)
+    )
+    assert sorted(target for _, target in right) == sorted(target for _, target in shuffled)
+    assert sorted(source for source, _ in right) == sorted(source for source, _ in shuffled)
+    assert not set(right) & set(shuffled)
+
+
+def test_evaluation_of_some_languages_and_pairs(corpus, tokenizers):
+    """As `eval --languages --max_pairs` chooses them."""
+    config = dataclasses.replace(_CONFIG, packing=False, source_length=400, target_length=400)
+    batches = EvalInput(corpus, tokenizers, config, "valid", ["fr"], 2).batches()
+    found = [target for batch in batches for _, target in texts(batch, tokenizers)]
+    expected = [" ".join(target.split()) for _, target in itertools.islice(Corpus.open(corpus).pairs("valid", "fr"), 2)]
+    assert sorted(found) == sorted(expected)
+
+
 def test_empty_split_gives_no_batches(corpus, tokenizers):
     """Not an error: small corpora have empty splits."""
     assert not list(EvalInput(corpus, tokenizers, _CONFIG, split="test").batches())
@@ -294,10 +316,10 @@ def test_source_batches_are_sorted_by_length_with_their_indices(tokenizers):
 
 
 def test_sentence_that_does_not_fit_is_an_error_before_any_batch(tokenizers):
-    """The error names the line, the length and the flag."""
+    """A row holds the tokens and their eos."""
     tokenizer = Tokenizers.load(tokenizers).source
     length = len(tokenizer.encode(["Haus " * 40])[0])
-    with pytest.raises(UserError, match=f"line 2 has {length} tokens; at most 31 fit.*source_length={length + 1}"):
+    with pytest.raises(ValueError, match=f"a sentence of {length} tokens in rows of 32"):
         source_batches(["Haus", "Haus " * 40], tokenizer, 2, 32)
     assert take(source_batches(["Haus " * 40], tokenizer, 1, length + 1), 1)
 

@@ -21,5 +21,7 @@ class Rejection(enum.StrEnum):
     HELD_OUT_WORDING = "same key as a held-out sentence, but with placeholders"
     NEAR_DUPLICATE = "within one word of a held-out sentence"
     OVERLAPPING = "80 % of its 4-grams in one training sentence"
+    SEEN = "in the training corpus, or within one word of it"
+    NOT_ELIGIBLE = "not 4 to 40 words without a placeholder"
     OVER_CAP = "over the cap of a held-out split"
     SOURCE_HELD_OUT = "source text also held out"

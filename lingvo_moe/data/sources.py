@@ -4,7 +4,7 @@
 in a file of one's own, passed with `--import`:
 
     @register_source("proverbs")
-    def proverbs(cache: Path) -> SourceList:
+    def proverbs(cache: Path, selected: Collection[str]) -> SourceList:
         entries = [Entry("de", "Practice makes perfect.", "Übung macht den Meister.")]
         return SourceList([EntrySource("proverbs", entries)])
 """
@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from lingvo_moe.data import catalogs
+from lingvo_moe.data import catalogs, languages
 from lingvo_moe.errors import UserError
 from lingvo_moe.extensions import Registry
 
@@ -67,15 +67,17 @@ class SourceList(NamedTuple):
     missing_packages: Sequence[str] = ()
 
 
-Preset = Callable[[Path], SourceList]  # called with the download cache, which it creates if it needs it
+# Called with the download cache, which it creates if it needs it, and with the selected languages (empty: all). Entries
+# of other languages are skipped, so it need not fetch or read them.
+Preset = Callable[[Path, Collection[str]], SourceList]
 PRESETS: Registry[Preset] = Registry("preset")
 
 
 def register_source(name: str) -> Callable[[Preset], Preset]:
     """Function decorator: makes the function's sources available as `tools.build_corpus --preset=NAME`.
 
-    The function takes the download cache's directory and returns a `SourceList`; it raises UserError if a source cannot
-    be fetched.
+    The function takes the download cache's directory and the selected languages, and returns a `SourceList`; it raises
+    UserError if a source cannot be fetched.
 
     Args:
       name: of the preset.
@@ -87,17 +89,28 @@ def register_source(name: str) -> Callable[[Preset], Preset]:
 
 
 class CatalogDirectory:
-    """The catalogs below a directory (optionally of some suffixes alone), or a single catalog file.
+    """The catalogs below a directory (optionally of some suffixes or languages alone), or a single catalog file.
 
     A symbolic link counts only if it leads to a file inside of the directory, so no other file of the machine can get
     into a corpus.
     """
 
-    def __init__(self, name: str, root: Path, suffixes: Collection[str] = catalogs.SUFFIXES):
+    def __init__(
+        self,
+        name: str,
+        root: Path,
+        suffixes: Collection[str] = catalogs.SUFFIXES,
+        selected: Collection[str] = (),
+    ):
         self.name = name
         self._root = root if root.is_dir() else root.parent
         paths = sorted(_walk(root), key=lambda path: path.relative_to(root).parts) if root.is_dir() else [root]
-        paths = [path for path in paths if path.suffix in suffixes]
+        paths = [
+            path
+            for path in paths
+            if path.suffix in suffixes
+            and languages.is_selected(catalogs.language_by_path(path.relative_to(self._root)), selected)
+        ]
         self._paths = [path for path in paths if _is_inside(path, self._root)]
         self.skipped_links = len(paths) - len(self._paths)
         self.size = sum(path.stat().st_size for path in self._paths)
@@ -137,20 +150,20 @@ def default_cache() -> Path:
 
 
 @register_source("django")
-def django_preset(cache: Path) -> SourceList:
+def django_preset(cache: Path, selected: Collection[str]) -> SourceList:
     """The catalogs of the installed Django alone; nothing is downloaded."""
     del cache
-    return SourceList([django()])
+    return SourceList([django(selected)])
 
 
 @register_source("none")
-def no_preset(cache: Path) -> SourceList:
+def no_preset(cache: Path, selected: Collection[str]) -> SourceList:
     """No source: the user's own inputs alone."""
-    del cache
+    del cache, selected
     return SourceList([])
 
 
-def django() -> Source:
+def django(selected: Collection[str] = ()) -> Source:
     """Returns the catalogs of the installed PyPI package Django, which is located but not imported."""
     spec = importlib.util.find_spec("django")
     if spec is None or not spec.submodule_search_locations:
@@ -158,7 +171,7 @@ def django() -> Source:
             "this preset reads Django's translations, and Django is not installed. "
             "Install it: pip install Django==5.2.8."
         )
-    return CatalogDirectory("Django", Path(spec.submodule_search_locations[0]), suffixes=(".mo",))
+    return CatalogDirectory("Django", Path(spec.submodule_search_locations[0]), (".mo",), selected)
 
 
 def user_input(path: str | Path) -> Source:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 
 import pytest
@@ -105,7 +106,7 @@ def test_registered_source_is_read_as_a_preset(presets, tmp_path):
     caches = []
 
     @register_source("proverbs")
-    def proverbs(cache: Path) -> SourceList:
+    def proverbs(cache: Path, selected: Collection[str]) -> SourceList:
         caches.append(cache)
         entry = Entry("de", "Practice makes perfect.", "Übung macht den Meister.")
         return SourceList([EntrySource("my proverbs", [entry, entry])], missing_packages=["x"])
@@ -120,7 +121,9 @@ def test_registered_source_is_read_as_a_preset(presets, tmp_path):
 @pytest.mark.parametrize("language", ["../../etc/x", "/etc/x", "de/x", "c:de", "de\0", "deutsch", ""])
 def test_language_of_a_users_source_is_checked_before_it_becomes_a_path(presets, tmp_path, language):
     """A source's own code may give any label; nothing is written outside of the corpus."""
-    register_source("bad")(lambda cache: SourceList([EntrySource("my file", [Entry(language, "a text", "ein Text")])]))
+    register_source("bad")(
+        lambda cache, selected: SourceList([EntrySource("my file", [Entry(language, "a text", "ein Text")])])
+    )
     with pytest.raises(UserError, match="my file: .* is not a language label"):
         corpus_builder.build("bad", [], tmp_path / "corpus", tmp_path / "cache")
     assert list(tmp_path.iterdir()) == []
@@ -128,15 +131,15 @@ def test_language_of_a_users_source_is_checked_before_it_becomes_a_path(presets,
 
 def test_unknown_preset_is_an_error_with_a_suggestion(tmp_path):
     """The error has the known presets, the nearest one and --import."""
-    with pytest.raises(UserError, match="preset 'quickstrat' is unknown. Did you mean quickstart?.*--import=FILE"):
-        corpus_builder.build("quickstrat", [], tmp_path / "corpus")
-    assert set(sources.PRESETS.names()) == {"debian", "django", "none", "quickstart"}
+    with pytest.raises(UserError, match="preset 'debain' is unknown. Did you mean debian?.*--import=FILE"):
+        corpus_builder.build("debain", [], tmp_path / "corpus")
+    assert set(sources.PRESETS.names()) == {"debian", "django", "none", "pypi", "unseen"}
 
 
 def test_preset_belongs_to_one_function(presets):
     """A user's file cannot replace a preset by accident."""
     with pytest.raises(UserError, match="preset 'django' is already registered"):
-        register_source("django")(lambda cache: SourceList([]))
+        register_source("django")(lambda cache, selected: SourceList([]))
 
 
 def test_identity_of_entries_in_memory(tmp_path):

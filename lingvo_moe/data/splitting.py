@@ -121,6 +121,33 @@ def split_keys(english: Iterable[str]) -> KeySplit:
     )
 
 
+def split_unseen(english: Iterable[str], trained_on: Collection[str]) -> KeySplit:
+    """Returns the keys on which a model can be tested that was trained on other texts.
+
+    Args:
+      english: every English text that may be tested on.
+      trained_on: the keys of the training split of the other corpus.
+
+    Returns:
+      A split whose test keys are all eligible keys that are neither in `trained_on`, nor within one word of a key in
+      it, nor nearly contained in one; it has no training keys.
+    """
+    texts = list(english)
+    keys = {english_key(text) for text in texts}
+    eligible = {english_key(text) for text in texts if can_be_held_out(text)}
+    unseen = eligible - set(trained_on)
+    near = near_duplicates(unseen, trained_on)
+    overlapping = ngram_overlaps(unseen - near, trained_on)
+    return KeySplit(
+        frozenset(unseen - near - overlapping),
+        frozenset(),
+        frozenset(near),
+        frozenset(overlapping),
+        len(eligible),
+        len(keys),
+    )
+
+
 def _range_length(distances: list[float], held_out: HeldOutFraction) -> float:
     """Returns the length of a split's range of hashes: `fraction`, or that of `min_keys` keys, up to `max_fraction`."""
     if not distances:

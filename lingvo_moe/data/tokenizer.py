@@ -1,11 +1,11 @@
-"""SentencePiece tokenizers: a multilingual one for the source side, an English one for the target side.
+"""SentencePiece tokenizers: one of all languages for the source and an English one for the target, or one for both.
 
 Both use the same special ids: padding 0, end of sentence (eos) 1, beginning of sentence (bos) 2, unknown 3 (the source
 tokenizer falls back to bytes, so no source text is unknown). `tools.train_tokenizer` makes a directory of
 
     source.model, target.model    SentencePiece models
     tokenizer.json                the manifest: training settings, vocabulary sizes, special ids and SHA-256 of the
-    models
+                                  models; with a shared tokenizer, both sides name shared.model
 
 A trained vocabulary may be smaller than requested, because a small corpus has fewer pieces. A model's vocabulary must
 be at least as large as the tokenizer's; its surplus embeddings are never looked up.

@@ -1,7 +1,8 @@
-"""Trains the two SentencePiece tokenizers of a corpus and writes the directory that `tokenizer.Tokenizers` reads.
+"""Trains the SentencePiece tokenizers of a corpus and writes the directory that `tokenizer.Tokenizers` reads.
 
-Both are unigram models of nmt_nfkc text, trained on the first sentences of the training stream with the same
-temperature and seed 0 (see `mixture`): a small language has the same weight in the vocabulary as in training.
+There is one for each side, or one for both. They are unigram models of nmt_nfkc text, trained on the first sentences of
+the training stream with the same temperature and seed 0 (see `mixture`): a small language has the same weight in the
+vocabulary as in training.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ _SIDE_OPTIONS: dict[str, dict[str, Any]] = {
     "source": {"character_coverage": 0.9995, "byte_fallback": True},
     "target": {"character_coverage": 0.99999},
 }
-_FILES = {side: f"{side}.model" for side in SIDES}
+SHARED = "shared"  # the vocabulary of both sides
+_SIDE_OPTIONS[SHARED] = _SIDE_OPTIONS["source"]
+_FILES = {name: f"{name}.model" for name in _SIDE_OPTIONS}
 
 
 def train(
@@ -51,7 +54,7 @@ def train(
     Args:
       corpus: its training split is read.
       output: the directory to make.
-      vocabulary: the requested number of pieces, by side; a small corpus may give fewer.
+      vocabulary: the requested number of pieces, by side, or of `SHARED` alone; a small corpus may give fewer.
       temperature: of the sampling of languages.
       max_sentences: the number of pairs to sample, including repetitions.
       force: whether to replace a tokenizer of another corpus or of other settings.
@@ -76,9 +79,13 @@ def train(
     if _is_up_to_date(output, settings, force):
         return Tokenizers.load(output), False
     sentences = _sample(corpus, temperature, max_sentences)
-    models = {side: _train_side(side, sentences[side], vocabulary[side]) for side in SIDES}
-    manifest = {"ids": SPECIAL_IDS, "settings": settings, **{side: _describe(side, models[side]) for side in SIDES}}
-    files = {_FILES[side]: models[side] for side in SIDES}
+    if SHARED in vocabulary:
+        sentences = {SHARED: sentences["source"] + sentences["target"]}
+    models = {name: _train_one(name, sentences[name], vocabulary[name]) for name in vocabulary}
+    of_sides = {side: SHARED if SHARED in vocabulary else side for side in SIDES}
+    described = {side: _describe(name, models[name]) for side, name in of_sides.items()}
+    manifest = {"ids": SPECIAL_IDS, "settings": settings, **described}
+    files = {_FILES[name]: model for name, model in models.items()}
     _replace(output, {**files, MANIFEST: (json.dumps(manifest, indent=1) + "\n").encode()})
     return Tokenizers.load(output), True
 
@@ -125,9 +132,9 @@ def _sample(corpus: Corpus, temperature: float, count: int) -> dict[str, Counter
     return sentences
 
 
-def _train_side(side: str, sentences: Counter[str], vocabulary: int) -> bytes:
-    """Returns the bytes of a SentencePiece model with at most `vocabulary` pieces."""
-    _LOG.info("training %s on %d different sentences", _FILES[side], len(sentences))
+def _train_one(name: str, sentences: Counter[str], vocabulary: int) -> bytes:
+    """Returns the bytes of a SentencePiece model, of a side or shared, with at most `vocabulary` pieces."""
+    _LOG.info("training %s on %d different sentences", _FILES[name], len(sentences))
     start, model = time.monotonic(), io.BytesIO()
     try:
         sentencepiece.SentencePieceTrainer.train(
@@ -137,35 +144,35 @@ def _train_side(side: str, sentences: Counter[str], vocabulary: int) -> bytes:
             model_type="unigram",
             vocab_size=vocabulary,
             hard_vocab_limit=False,  # a small corpus may have fewer pieces; otherwise the size is exact
-            **{f"{name}_id": number for name, number in SPECIAL_IDS.items()},
-            **_SIDE_OPTIONS[side],
+            **{f"{special}_id": number for special, number in SPECIAL_IDS.items()},
+            **_SIDE_OPTIONS[name],
             num_threads=_THREADS,
             minloglevel=2,
         )
     except RuntimeError as error:
-        raise _user_error(error, side, vocabulary) from error
-    _LOG.info("trained %s in %.0f s", _FILES[side], time.monotonic() - start)
+        raise _user_error(error, name, vocabulary) from error
+    _LOG.info("trained %s in %.0f s", _FILES[name], time.monotonic() - start)
     return model.getvalue()
 
 
-def _user_error(error: RuntimeError, side: str, vocabulary: int) -> UserError:
+def _user_error(error: RuntimeError, name: str, vocabulary: int) -> UserError:
     """Returns SentencePiece's `error` with its remedy."""
     if needed := re.search(r"required_chars\. \d+ vs (\d+)", str(error)):
-        fixed = "special ids and bytes" if _SIDE_OPTIONS[side].get("byte_fallback") else "special ids"
+        fixed = "special ids and bytes" if _SIDE_OPTIONS[name].get("byte_fallback") else "special ids"
         return UserError(
-            f"--{side}_vocabulary={vocabulary} is too small: the {fixed} and the characters of this corpus "
+            f"--{name}_vocabulary={vocabulary} is too small: the {fixed} and the characters of this corpus "
             f"alone are {needed[1]} pieces. Pass a considerably larger number."
         )
     return UserError(
-        f"{_FILES[side]} cannot be trained on this corpus (SentencePiece: {str(error).strip()}). "
+        f"{_FILES[name]} cannot be trained on this corpus (SentencePiece: {str(error).strip()}). "
         "It needs sentences with visible characters, not longer than 4192 bytes; add some, and build the "
         "corpus again."
     )
 
 
-def _describe(side: str, model: bytes) -> dict[str, Any]:
+def _describe(name: str, model: bytes) -> dict[str, Any]:
     size = sentencepiece.SentencePieceProcessor(model_proto=model).vocab_size()
-    return {"file": _FILES[side], "vocabulary_size": size, "sha256": sha256(model)}
+    return {"file": _FILES[name], "vocabulary_size": size, "sha256": sha256(model)}
 
 
 def _replace(output: pathlib.Path, files: dict[str, bytes]):

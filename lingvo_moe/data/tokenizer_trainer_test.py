@@ -65,6 +65,21 @@ def test_trained_directory_loads_with_its_manifest(corpus, trained):
     assert sorted(contents(trained)) == sorted(_FILES)
 
 
+def test_shared_tokenizer_is_that_of_both_sides(corpus, tmp_path):
+    """One model of all languages and English, for tied embeddings; changing back needs --force."""
+    output = tmp_path / "tokenizer"
+    tokenizers, _ = train(corpus, output, vocabulary={tokenizer_trainer.SHARED: 450})
+    assert tokenizers.source == tokenizers.target and tokenizers.source.vocabulary_size == 450
+    assert sorted(contents(output)) == sorted(("shared.model", MANIFEST))
+    for text in ("Satz über rote Häuser", "გამარჯობა", "Sentence about blue houses"):
+        assert tokenizers.target.decode(tokenizers.target.encode([text])) == [text]
+    assert train(corpus, output, vocabulary={tokenizer_trainer.SHARED: 450})[1] is False
+    with pytest.raises(UserError, match="a tokenizer of another corpus or of other flags"):
+        train(corpus, output)
+    train(corpus, output, force=True)
+    assert sorted(contents(output)) == sorted(_FILES)
+
+
 def test_small_corpus_gives_a_smaller_vocabulary(corpus, tmp_path):
     """The manifest has the actual size."""
     tokenizers, _ = train(corpus, tmp_path / "tokenizer", vocabulary={"source": 5000, "target": 3000})

@@ -1,4 +1,6 @@
-"""The preset `quickstart`: catalogs of PyPI packages. pip downloads the wheels; only their catalogs are unpacked.
+"""Catalogs of PyPI packages: the presets `pypi` and, for testing alone, `unseen`.
+
+pip downloads the wheels, and only their catalogs are unpacked; a wheel is never installed.
 
 Django alone has 800 different English sentences, too few to learn to translate other sentences. Three large
 applications written with Django add ten thousand more, in up to 110 languages.
@@ -13,9 +15,11 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from lingvo_moe.data import debian
 from lingvo_moe.data.sources import CatalogDirectory, Source, SourceList, django, register_source, sha256
 from lingvo_moe.errors import UserError
 from lingvo_moe.utils import safe_paths
@@ -24,11 +28,12 @@ _LOG = logging.getLogger(__name__)
 
 
 class Wheel(NamedTuple):
-    """A wheel of PyPI, as pip pins it."""
+    """A wheel of PyPI, as pip pins it, and the suffix of its catalogs."""
 
     package: str
     version: str
     sha256: str
+    suffix: str = ".mo"
 
 
 WHEELS = (
@@ -36,22 +41,32 @@ WHEELS = (
     Wheel("pretix", "2026.8.0", "a78932e698778d873530d67f25a57c28d1c09b1bfb1a22ec817c00d90397db85"),
     Wheel("wagtail", "8.0.1", "1e6ad5c7891a54efce1400e168298b5a2cc343b642cee89c31bf5ec30c98b26c"),
 )
+HOME_ASSISTANT = Wheel(
+    "homeassistant", "2025.4.4", "b7970fe3ce3a9d032a3a5dee3cbf71b227e7f23fad14a23855ee252542ef2631", suffix=".json"
+)
 
 
-@register_source("quickstart")
-def quickstart_preset(cache: Path) -> SourceList:
+@register_source("pypi")
+def pypi_preset(cache: Path, selected: Collection[str]) -> SourceList:
     """The catalogs of Django and of three applications written with it."""
-    return SourceList([django(), *fetch(cache)])
+    return SourceList([django(selected), *fetch(cache, WHEELS, selected)])
 
 
-def fetch(cache: Path, wheels: tuple[Wheel, ...] = WHEELS) -> list[Source]:
-    """Returns the catalogs of `wheels`, downloading into `cache` what it lacks.
+@register_source("unseen")
+def unseen_preset(cache: Path, selected: Collection[str]) -> SourceList:
+    """A game and a home automation: packages that no other preset reads, to test what a model does with other text."""
+    game = debian.fetch(cache, ["freeciv-data"], selected)
+    return game._replace(sources=[*game.sources, *fetch(cache, [HOME_ASSISTANT], selected)])
+
+
+def fetch(cache: Path, wheels: Sequence[Wheel], selected: Collection[str] = ()) -> list[Source]:
+    """Returns the catalogs of `wheels`, of the selected languages, downloading into `cache` what it lacks.
 
     Raises:
       UserError: pip cannot download a wheel, the wheel is not the pinned file, or a member of it is unsafe to unpack.
     """
     cache.mkdir(parents=True, exist_ok=True)
-    return [CatalogDirectory(wheel.package, _unpacked(cache, wheel), suffixes=(".mo",)) for wheel in wheels]
+    return [CatalogDirectory(wheel.package, _unpacked(cache, wheel), (wheel.suffix,), selected) for wheel in wheels]
 
 
 def _unpacked(cache: Path, wheel: Wheel) -> Path:
@@ -61,7 +76,7 @@ def _unpacked(cache: Path, wheel: Wheel) -> Path:
         partial = unpacked.with_name(f"{unpacked.name}.partial")
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir()
-        _unpack(_intact(cache, wheel) or _download(cache, wheel), partial)
+        _unpack(_intact(cache, wheel) or _download(cache, wheel), wheel.suffix, partial)
         os.replace(partial, unpacked)
     return unpacked
 
@@ -90,7 +105,10 @@ def _download(cache: Path, wheel: Wheel) -> Path:
 
 
 def _pip_download(directory: str, pins: Path) -> list[str]:
-    options = "--quiet --disable-pip-version-check --no-deps --require-hashes --only-binary=:all:".split()
+    # The wheel is read, not run, so the Python that it needs does not matter.
+    options = (
+        "--quiet --disable-pip-version-check --no-deps --require-hashes --only-binary=:all: --ignore-requires-python"
+    ).split()
     return [sys.executable, "-m", "pip", "download", *options, f"--dest={directory}", f"--requirement={pins}"]
 
 
@@ -100,10 +118,10 @@ def _intact(cache: Path, wheel: Wheel) -> Path | None:
     return next((path for path in paths if sha256(path) == wheel.sha256), None)
 
 
-def _unpack(path: Path, directory: Path) -> None:
+def _unpack(path: Path, suffix: str, directory: Path) -> None:
     """Unpacks the catalogs alone. Raises UserError for a member that leads out of the directory."""
     with zipfile.ZipFile(path) as archive:
         for member in archive.namelist():
-            if member.endswith(".mo"):
+            if member.endswith(suffix):
                 safe_paths.check_relative_path(member, f"{path}, archive member")
                 archive.extract(member, directory)

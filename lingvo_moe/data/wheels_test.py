@@ -1,4 +1,4 @@
-"""Protects the quickstart preset: wheels are downloaded once, checked by hash, and unpacked safely."""
+"""Protects the catalogs of wheels: they are downloaded once, checked by hash, and unpacked safely."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Translation, its scores, and perplexity, with trained models."""
+"""Translation, its scores, and the held-out loss, with trained models."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import pathlib
 from collections.abc import Iterator, Sequence
 
@@ -11,15 +12,24 @@ import numpy as np
 from lingvo_moe.data.pipeline import source_batches
 from lingvo_moe.engines.base import Engine
 from lingvo_moe.experiment import Experiment
+from lingvo_moe.inference.segmentation import segment
 from lingvo_moe.sharding.layout import Spec
 from lingvo_moe.steps import weight_specs
 from lingvo_moe.training.checkpoint import Checkpoints
 from lingvo_moe.utils import progress
 
+_log = logging.getLogger(__name__)
+
 
 @dataclasses.dataclass(frozen=True)
 class Translation:
-    """One hypothesis: the text and its length-normalised log-probability."""
+    """One hypothesis.
+
+    Attributes:
+      text: the translation.
+      score: its length-normalised log-probability; of a line that was translated in parts, that of the least probable
+        part. Low scores mark doubtful translations.
+    """
 
     text: str
     score: float
@@ -64,19 +74,39 @@ class Translator:
     def translate(self, sentences: Sequence[str]) -> list[list[Translation]]:
         """Returns the translations of each sentence, best first. Translations of an empty sentence are empty.
 
-        Raises:
-          UserError: a sentence longer than `input.source_length`, before anything is translated.
+        A line of `input.source_length` tokens or more is translated in parts, see `segmentation`; a warning names the
+        line if a single sentence of it is too long and loses its end.
         """
-        results: list[list[Translation]] = [[]] * len(sentences)
+        parts, lines = self._segmented(sentences)
+        results: list[list[Translation]] = [[]] * len(parts)
         batches = source_batches(
-            sentences, self._tokenizers.source, self._experiment.decoding_batch, self._experiment.input.source_length
+            parts, self._tokenizers.source, self._experiment.decoding_batch, self._experiment.input.source_length
         )
-        with progress.bar("translating", len(sentences), "sentences") as advance:
+        with progress.bar("translating", len(parts), "sentences") as advance:
             for indices, source in batches:
                 for index, translations in zip(indices, self._translate_batch(source)):
                     results[index] = translations
                 advance(len(indices))
-        return results
+        return [_joined(results[line.start : line.stop]) for line in lines]
+
+    def _segmented(self, sentences: Sequence[str]) -> tuple[list[str], list[range]]:
+        """Returns texts that fit the model, and for each sentence which of them are its parts."""
+        limit = self._experiment.input.source_length - 1
+        parts, lines = [], []
+        for number, (sentence, fits) in enumerate(zip(sentences, self.fits(sentences)), start=1):
+            texts, truncated = ([sentence], False) if fits else segment(sentence, self._count_tokens, limit)
+            if truncated:
+                _log.warning(
+                    "line %d: a sentence has more than %d tokens; its end is not translated. Split it, or pass "
+                    "--set input.source_length=N.",
+                    *(number, limit),
+                )
+            lines.append(range(len(parts), len(parts) + len(texts)))
+            parts += texts
+        return parts, lines
+
+    def _count_tokens(self, text: str) -> int:
+        return len(self._tokenizers.source.encode([text])[0])
 
     def _translate_batch(self, source: dict[str, np.ndarray]) -> Iterator[list[Translation]]:
         """Yields the translations of each row."""
@@ -90,3 +120,13 @@ class Translator:
     def _translations(self, ids: np.ndarray, scores: np.ndarray, lengths: np.ndarray) -> list[Translation]:
         texts = self._tokenizers.target.decode([row[:length].tolist() for row, length in zip(ids, lengths)])
         return [Translation(text, float(score)) for text, score in zip(texts, scores)]
+
+
+def _joined(parts: Sequence[list[Translation]]) -> list[Translation]:
+    """Returns the translations of a line from those of its parts: the best of each, then the second best of each."""
+    if len(parts) == 1:
+        return parts[0]
+    return [
+        Translation(" ".join(part.text for part in ranked), min(part.score for part in ranked))
+        for ranked in zip(*parts, strict=True)
+    ]

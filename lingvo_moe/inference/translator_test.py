@@ -7,6 +7,7 @@ import pytest
 
 from lingvo_moe.engines.pjrt import Engine
 from lingvo_moe.errors import UserError
+from lingvo_moe.inference.segmentation import segment
 from lingvo_moe.inference.translator import Translation, Translator
 from lingvo_moe.testing import experiments as tiny
 from lingvo_moe.training.checkpoint import Checkpoints
@@ -64,12 +65,19 @@ def test_no_sentences_have_no_translations(translator):
     assert translator.translate([]) == []
 
 
-def test_a_too_long_sentence_is_reported_before_any_is_translated(translator, monkeypatch):
-    monkeypatch.setattr(translator._decoding, "decode", lambda source: pytest.fail("translated before checking"))
-    long = "neerg der " * 40
+def test_a_long_line_is_translated_in_parts(translator, caplog):
+    """A sentence that is too long by itself loses its end, and a warning names its line."""
+    sentences = ["neerg der eulb.", "eert gib a."]
+    long = " ".join(sentences * 12)
     assert translator.fits(["der", long]) == [True, False]
-    with pytest.raises(UserError, match="line 2 has .* tokens; at most 47 fit"):
-        translator.translate(["der", long])
+    found = translator.translate(["der", long])
+    parts = segment(long, translator._count_tokens, 47).texts
+    assert len(parts) > 1 and not caplog.records
+    separate = translator.translate(parts)
+    assert [t.text for t in found[1]] == [" ".join(t.text for t in ranked) for ranked in zip(*separate)]
+    assert found[1][0].score == pytest.approx(min(part[0].score for part in separate), rel=1e-5)
+    translator.translate(["der", "neerg der " * 40])
+    assert "line 2: a sentence has more than 47 tokens; its end is not translated" in caplog.text
 
 
 def test_a_missing_checkpoint_is_reported_with_the_command_that_makes_one(data, tmp_path):

@@ -19,19 +19,29 @@ class MultiHeadAttention(Layer):
 
     On a 1-D mesh the batch is sharded and weights are replicated (GShard section 3.2); on a 2-D mesh heads are sharded
     along y (GSPMD table 1).
+
+    Attributes:
+      model_dim: M.
+      num_heads: N.
+      head_dim: D.
+      dropout: of the attention probabilities.
+      twin_keys: whether the projection of keys starts equal to that of queries (Trockman and Kolter 2023). A query then
+        attends from the first step on to what is like itself: to the same position, and with tied embeddings to the
+        same word.
     """
 
     model_dim: int
     num_heads: int
     head_dim: int
     dropout: float = 0.0
+    twin_keys: bool = False
 
     def weights(self) -> dict:
         """See `Layer.weights`."""
         sizes = {"M": self.model_dim, "N": self.num_heads, "D": self.head_dim}
         return {
             "query": matrix("MND", fan_in="M", **sizes),
-            "key": matrix("MND", fan_in="M", **sizes),
+            "key": dataclasses.replace(matrix("MND", fan_in="M", **sizes), twin="query" if self.twin_keys else ""),
             "value": matrix("MND", fan_in="M", **sizes),
             "output": matrix("NDM", fan_in="ND", **sizes),
         }

@@ -33,6 +33,7 @@ class Weight:
         the leading `R` and `E`, are its columns. Empty for vectors: scales and biases.
       stddev: of the initial value, which is distributed uniformly about `mean`; 0 means that every element is `mean`.
       mean: of the initial value.
+      twin: the name of a weight of the same layer and shape that has the same initial value; empty for none.
       wide: whether layers compute with it in float32 even where activations are bfloat16, so that its gradient has
         float32 precision.
     """
@@ -42,6 +43,7 @@ class Weight:
     fan_in: str = ""
     stddev: float = 0.0
     mean: float = 0.0
+    twin: str = ""
     wide: bool = False
 
     def __post_init__(self):
@@ -120,7 +122,12 @@ class Layer:
 
 
 def initial_value(weight: Weight, path: str, seed: tf.Tensor) -> tf.Tensor:
-    """The initial float32 tensor of `weight`: a function of (seed, path), independent of the other weights."""
+    """The initial float32 tensor of `weight`: a function of (seed, path), independent of the other weights.
+
+    A weight with a twin has the value of the twin's path.
+    """
+    if weight.twin:
+        path = f"{path.rpartition('/')[0]}/{weight.twin}"
     if weight.stddev == 0.0:
         return tf.fill(weight.shape, tf.constant(weight.mean, tf.float32))
     draw = random_numbers.uniform(fold_seed(seed, path), weight.shape) - 0.5

@@ -53,7 +53,9 @@ class TransformerLayer(Layer):
 
     def weights(self) -> dict:
         """See `Layer.weights`."""
-        sublayers: dict[str, Layer | FeedForward] = {"self_attention": self.attention}
+        # A token that attends to itself from the start gains nothing, a target token that finds its source does.
+        attention = dataclasses.replace(self.attention, twin_keys=False)
+        sublayers: dict[str, Layer | FeedForward] = {"self_attention": attention}
         if self.has_cross_attention:
             sublayers["cross_attention"] = self.attention
         sublayers["feed_forward"] = self.feed_forward

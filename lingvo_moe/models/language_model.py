@@ -46,13 +46,13 @@ class LanguageModel(Transformer):
         masks = Masks(causal_mask(target["segment_ids"]), tf.equal(target["segment_ids"], 0))
         inputs = self._embed("embedding", theta, target, context)
         outputs, metrics = self._layers["decoder"](theta["decoder"], inputs, None, masks, context.fold("decoder"))
-        logits = self._layers["softmax"](theta["softmax"], outputs, context)
+        logits = self._softmax(self.target_vocabulary)(self._projection(theta), outputs, context)
         return self._total(logits, target, metrics)
 
     @property
     def _layers(self) -> dict:
-        return {
+        layers = {
             "embedding": self._embedding(self.target_vocabulary),
             "decoder": self._stack("decoder", has_cross_attention=False),
-            "softmax": self._softmax(self.target_vocabulary),
         }
+        return layers if self.tied_embeddings else layers | {"softmax": self._softmax(self.target_vocabulary)}

@@ -19,6 +19,8 @@ from lingvo_moe.lazy import tf
 from lingvo_moe.ops.dispatch import AUTO, check_dispatch
 from lingvo_moe.ops.routing import AUX_LOSS
 
+_TIED = "embedding"  # the name of the table that tied embeddings share
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Transformer(Layer):
@@ -37,6 +39,9 @@ class Transformer(Layer):
       capacity_factor, inference_capacity_factor, dispatch: see `MixtureOfExperts`.
       aux_loss_weight: k in loss = cross-entropy + k * l_aux (GShard section 2.2).
       input_dropout, residual_dropout, attention_dropout: rates (GShard appendix A.2).
+      twin_keys: whether cross-attention starts with equal projections of queries and keys, see `MultiHeadAttention`.
+      tied_embeddings: whether all embeddings and the softmax share one table (Press and Wolf 2017), `embedding/table`;
+        a translation model's two vocabularies are then one (`tools.train_tokenizer --shared_vocabulary`).
       label_smoothing: of the optimised loss; the reported cross-entropy has none.
       activation_dtype: `float32` or `bfloat16`; weights are float32.
       unroll, remat: how repeated layers are computed, see `layers.repeat`.
@@ -58,6 +63,8 @@ class Transformer(Layer):
     input_dropout: float = 0.0
     residual_dropout: float = 0.0
     attention_dropout: float = 0.0
+    twin_keys: bool = False
+    tied_embeddings: bool = False
     label_smoothing: float = 0.0
     activation_dtype: str = "float32"
     unroll: bool = False
@@ -118,9 +125,18 @@ class Transformer(Layer):
         raise NotImplementedError
 
     def _embed(self, name: str, theta: dict, side: dict, context: Context) -> tf.Tensor:
-        embedded = self._layers[name](theta[name], side["ids"], side["positions"], context)
+        embedded = self._look_up(name, theta, side["ids"], side["positions"], context)
         context.summarize(name, lambda: magnitude(embedded))
         return context.dropout(embedded, self.input_dropout, name, "BTM")
+
+    def _look_up(self, name: str, theta: dict, ids: tf.Tensor, positions: tf.Tensor, context: Context) -> tf.Tensor:
+        """The embeddings `[B, T, M]` of `ids` and `positions` `[B, T]`, of the table `name` or of the tied one."""
+        table = _TIED if self.tied_embeddings else name
+        return self._layers[table](theta[table], ids, positions, context)
+
+    def _projection(self, theta: dict) -> dict:
+        """The weights of the softmax; of tied embeddings, the table's transpose."""
+        return {"projection": tf.transpose(theta[_TIED]["table"])} if self.tied_embeddings else theta["softmax"]
 
     def _total(self, logits: tf.Tensor, target: dict, *stack_metrics: dict) -> tuple[tf.Tensor, dict]:
         """(cross-entropy + k * l_aux, metrics) of `logits [B, T, V]`.
@@ -145,7 +161,11 @@ class Transformer(Layer):
 
     def _stack(self, name: str, has_cross_attention: bool) -> TransformerStack:
         attention = MultiHeadAttention(
-            model_dim=self.model_dim, num_heads=self.num_heads, head_dim=self.head_dim, dropout=self.attention_dropout
+            model_dim=self.model_dim,
+            num_heads=self.num_heads,
+            head_dim=self.head_dim,
+            dropout=self.attention_dropout,
+            twin_keys=self.twin_keys,
         )
         period = tuple(
             TransformerLayer(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from lingvo_moe.errors import UserError
 from lingvo_moe.layers.attention import causal_mask, segment_mask
 from lingvo_moe.layers.base import Context
 from lingvo_moe.layers.transformer import Masks
@@ -29,6 +30,15 @@ class Translation(Transformer):
     unknown_id: int = 3
 
     sides = ("source", "target")
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.tied_embeddings and self.source_vocabulary != self.target_vocabulary:
+            raise UserError(
+                f"tied_embeddings needs one vocabulary, but source_vocabulary is {self.source_vocabulary} and "
+                f"target_vocabulary {self.target_vocabulary}. Set both to the size of a shared tokenizer "
+                "(tools.train_tokenizer --shared_vocabulary)."
+            )
 
     @property
     def layer_patterns(self) -> dict[str, tuple[str, ...]]:
@@ -62,12 +72,14 @@ class Translation(Transformer):
         outputs, decoder_metrics = self._layers["decoder"](
             theta["decoder"], inputs, memory, masks, context.fold("decoder")
         )
-        logits = self._layers["softmax"](theta["softmax"], outputs, context)
+        logits = self._softmax(self.target_vocabulary)(self._projection(theta), outputs, context)
         return self._total(logits, target, encoder_metrics, decoder_metrics)
 
     def decoding_theta(self, theta: dict, context: Context) -> dict:
         """The weights for `start_decoding` and `decode_step`."""
-        return {**theta, "decoder": self._layers["decoder"].unstack(theta["decoder"], context)}
+        # A tied table is transposed once, not in each step.
+        decoder = self._layers["decoder"].unstack(theta["decoder"], context)
+        return {**theta, "decoder": decoder, "softmax": self._projection(theta)}
 
     def start_decoding(self, theta: dict, source: dict, cache_length: int, context: Context) -> dict:
         """Encodes the source; returns the state for `decode_step`.
@@ -111,10 +123,10 @@ class Translation(Transformer):
         no_paddings = tf.zeros(ids.shape, tf.bool)
         sees_source = tf.not_equal(state["source_segments"], 0)[:, None, :]
         masks = Masks(mask, no_paddings, tf.repeat(sees_source, ids.shape[1], axis=1))
-        embedding = self._layers["target_embedding"]
-        inputs = embedding(theta["target_embedding"], ids, tf.fill(ids.shape, position), context)
+        inputs = self._look_up("target_embedding", theta, ids, tf.fill(ids.shape, position), context)
         outputs, caches = self._layers["decoder"].step(theta["decoder"], inputs, state["caches"], start, masks, context)
-        return self._layers["softmax"](theta["softmax"], outputs, context), dict(state, caches=caches)
+        logits = self._softmax(self.target_vocabulary)(theta["softmax"], outputs, context)
+        return logits, dict(state, caches=caches)
 
     def _encode(self, theta: dict, source: dict, context: Context) -> tuple[tf.Tensor, dict]:
         segments = source["segment_ids"]
@@ -130,10 +142,15 @@ class Translation(Transformer):
 
     @property
     def _layers(self) -> dict:
+        stacks = {
+            "encoder": self._stack("encoder", has_cross_attention=False),
+            "decoder": self._stack("decoder", has_cross_attention=True),
+        }
+        if self.tied_embeddings:
+            return {"embedding": self._embedding(self.target_vocabulary), **stacks}
         return {
             "source_embedding": self._embedding(self.source_vocabulary),
             "target_embedding": self._embedding(self.target_vocabulary),
-            "encoder": self._stack("encoder", has_cross_attention=False),
-            "decoder": self._stack("decoder", has_cross_attention=True),
+            **stacks,
             "softmax": self._softmax(self.target_vocabulary),
         }

@@ -99,6 +99,61 @@ def test_packed_sentences_have_the_loss_of_separate_ones():
     np.testing.assert_allclose(one["cross_entropy"], other["cross_entropy"], rtol=TOLERANCE)
 
 
+TIED = dataclasses.replace(PLAIN, tied_embeddings=True)
+
+
+def test_tied_embeddings_are_one_table():
+    """The loss is that of separate tables with the same values; the gradient is the sum of theirs."""
+    table = tf.constant(theta()["target_embedding"]["table"])
+    rest = {name: tree.map_leaves(tf.constant, theta()[name]) for name in ("encoder", "decoder")}
+    separate = {
+        **{f"{side}_embedding": {"table": tf.Variable(table)} for side in ("source", "target")},
+        "softmax": {"projection": tf.Variable(tf.transpose(table))},
+    }
+    tied, batch = {"embedding": {"table": tf.Variable(table)}}, tree.map_leaves(tf.constant, copying(0))
+    assert set(tree.flatten(TIED.weights())) == set(tree.flatten(rest)) | {"embedding/table"}
+    losses, gradients = [], []
+    for model, tables in ((PLAIN, separate), (TIED, tied)):
+        with tf.GradientTape() as tape:
+            losses.append(model.loss({**rest, **tables}, batch, Context())[0])
+        found = tape.gradient(losses[-1], tree.flatten(tables))
+        gradients.append({name: tf.convert_to_tensor(value).numpy() for name, value in found.items()})
+    np.testing.assert_allclose(losses[0], losses[1], rtol=TOLERANCE)
+    expected = sum(value.T if "softmax" in name else value for name, value in gradients[0].items())
+    np.testing.assert_allclose(gradients[1]["embedding/table"], expected, rtol=1e-4, atol=1e-6)
+
+
+def test_tied_embeddings_decode_as_they_train():
+    """Logits of decoding steps are those of the whole sequence."""
+    weights = tree.unflatten(
+        {
+            path: initial_value(weight, path, tf.constant([0, 1]))
+            for path, weight in tree.flatten(TIED.weights()).items()
+        }
+    )
+    batch = tree.map_leaves(tf.constant, copying(0))
+    prepared = TIED.decoding_theta(weights, Context())
+    state = TIED.start_decoding(prepared, batch["source"], LENGTH, Context())
+    nll = []
+    for position in range(LENGTH):
+        mask = tf.broadcast_to(tf.range(LENGTH) <= position, (BATCH, 1, LENGTH))
+        ids = batch["target"]["ids"][:, position : position + 1]
+        step = tf.constant(position)
+        logits, state = TIED.decode_step(prepared, state, ids, step, step, mask, Context())
+        labels = batch["target"]["labels"][:, position]
+        nll.append(tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits[:, 0]))
+    present = tf.cast(tf.transpose(batch["target"]["segment_ids"]) != 0, tf.float32)
+    expected = tf.reduce_sum(tf.stack(nll) * present) / tf.reduce_sum(present)
+    _, metrics = TIED.loss(weights, batch, Context())
+    np.testing.assert_allclose(metrics["cross_entropy"], expected, rtol=TOLERANCE)
+
+
+def test_tied_embeddings_need_one_vocabulary():
+    """The error names both sizes and the remedy."""
+    with pytest.raises(UserError, match="source_vocabulary is 16 and target_vocabulary 20.*--shared_vocabulary"):
+        dataclasses.replace(TIED, target_vocabulary=20)
+
+
 def test_ids_under_padding_do_not_change_the_loss():
     batch, changed = copying(0), copying(0)
     for part in changed.values():

@@ -1,4 +1,4 @@
-"""Adafactor (Shazeer and Stern 2018) as in GShard appendix A.2: no momentum, factored second moments."""
+"""Adafactor (Shazeer and Stern 2018) as in GShard appendix A.2: factored second moments, by default no momentum."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ class Adafactor:
 
     Attributes:
       learning_rate: a function of the step.
+      beta1: the decay of the first moment, an average of updates that is as large as the weights; 0 for none, as in the
+        papers. Small batches are noisy and gain from it.
       beta2_cap, beta2_exponent: the decay of the second moments at step t (from 1) is min(cap, 1 - t^-exponent).
       clipping_threshold: the largest root mean square of an update, per matrix.
       multiply_by_parameter_scale: whether updates are relative to the root mean square of the matrix
@@ -29,6 +31,7 @@ class Adafactor:
     """
 
     learning_rate: InverseSquareRoot = InverseSquareRoot()
+    beta1: float = 0.0
     beta2_cap: float = 0.99
     beta2_exponent: float = 0.8
     clipping_threshold: float = 1.0
@@ -39,6 +42,8 @@ class Adafactor:
     def state(self, weights: dict) -> dict:
         """Declares the optimizer state: `row` and `column` for each matrix, `moment` for each vector, initially zero.
 
+        With `beta1` each weight also has a `momentum` of its own shape.
+
         The optimizer state has the logical axes of its weight, so the layout shards it like the weight.
 
         Args:
@@ -48,8 +53,12 @@ class Adafactor:
           A tree of `Weight`s, with a node for each of the model's.
         """
         return {
-            name: _factors(node) if isinstance(node, Weight) else self.state(node) for name, node in weights.items()
+            name: self._state_of(node) if isinstance(node, Weight) else self.state(node)
+            for name, node in weights.items()
         }
+
+    def _state_of(self, weight: Weight) -> dict:
+        return _factors(weight) | ({"momentum": _zeros(weight, ())} if self.beta1 else {})
 
     def update(
         self, weights: dict, theta: dict, gradients: dict, optimizer_state: dict, step: tf.Tensor, context: Context
@@ -74,7 +83,7 @@ class Adafactor:
         flat_state = tree.flatten(optimizer_state)
         new_theta, new_state = {}, {}
         for path, weight in declared.items():
-            factors = {name: flat_state[f"{path}/{name}"] for name in _factors(weight)}
+            factors = {name: flat_state[f"{path}/{name}"] for name in self._state_of(weight)}
             with tf.name_scope(path.replace("/", "_")):
                 new_theta[path], updated = self._update_one(
                     weight, values[path], flat_gradients[path], factors, beta2, rate, context
@@ -122,6 +131,9 @@ class Adafactor:
         update /= tf.maximum(1.0, tf.sqrt(mean_square) / self.clipping_threshold)
         if self.multiply_by_parameter_scale:
             update *= tf.maximum(self.minimum_scale, tf.sqrt(_mean_square(weight, value)))
+        if self.beta1:
+            update = self.beta1 * factors["momentum"] + (1.0 - self.beta1) * update
+            new_state["momentum"] = context.annotate(update, weight.logical_axes)
         return context.annotate(value - rate * update, weight.logical_axes), new_state
 
 

@@ -53,8 +53,9 @@ class OneMatrix:
 
     def __init__(self, value: np.ndarray):
         self.value, self.row, self.column, self.moment = value.astype(np.float64), 0.0, 0.0, 0.0
+        self.momentum = 0.0
 
-    def step(self, gradient: np.ndarray, t: int, rate: float, scaled: bool):
+    def step(self, gradient: np.ndarray, t: int, rate: float, scaled: bool, beta1: float):
         beta2 = min(0.99, 1 - t**-0.8)
         squared = gradient.astype(np.float64) ** 2 + 1e-30
         if squared.ndim == 2:
@@ -66,7 +67,8 @@ class OneMatrix:
         update = gradient / np.sqrt(self.moment)
         update = update / max(1.0, root_mean_square(update) / 1.0)
         relative = max(1e-3, root_mean_square(self.value)) if scaled else 1.0
-        self.value = self.value - rate * relative * update
+        self.momentum = beta1 * self.momentum + (1 - beta1) * relative * update
+        self.value = self.value - rate * self.momentum
 
 
 def root_mean_square(values: np.ndarray) -> float:
@@ -84,14 +86,14 @@ def matrices_of(weight: Weight, values: np.ndarray) -> np.ndarray:
     )
 
 
-def reference(case: dict, scaled: bool = True) -> dict[str, np.ndarray]:
+def reference(case: dict, scaled: bool = True, beta1: float = 0.0) -> dict[str, np.ndarray]:
     """Returns the weights after all steps of the paper's algorithm, in the shapes of `matrices_of`."""
     results, values, gradients = {}, tree.flatten(case["theta"]), tree.flatten(case["gradients"])
     for path, weight in tree.flatten(WEIGHTS).items():
         matrices = [OneMatrix(value) for value in matrices_of(weight, values[path])]
         for step in range(STEPS):
             for matrix, gradient in zip(matrices, matrices_of(weight, gradients[f"{step}/{path}"])):
-                matrix.step(gradient, step + 1, 0.2, scaled)
+                matrix.step(gradient, step + 1, 0.2, scaled, beta1)
         results[path] = np.stack([matrix.value for matrix in matrices])
     return results
 
@@ -140,6 +142,20 @@ def test_equals_the_paper_without_relative_steps():
     outputs = eagerly(Adafactor(learning_rate=RATE, multiply_by_parameter_scale=False))
     for path, expected in reference(trees(), scaled=False).items():
         assert_close(matrices_of(tree.flatten(WEIGHTS)[path], outputs[f"theta/{path}"]), expected, path)
+
+
+@pytest.mark.parametrize("platform", ["", "cpu"])
+def test_momentum_averages_the_updates(platform):
+    """`beta1`: an exponential average of what would be subtracted; the optimizer state has its shape."""
+    optimizer = Adafactor(learning_rate=RATE, beta1=0.9)
+    outputs = eagerly(optimizer, platform)
+    for path, expected in reference(trees(), beta1=0.9).items():
+        assert_close(matrices_of(tree.flatten(WEIGHTS)[path], outputs[f"theta/{path}"]), expected, path)
+    declared, flat = tree.flatten(optimizer.state(WEIGHTS)), tree.flatten(WEIGHTS)
+    momentum = {path.removesuffix("/momentum"): entry for path, entry in declared.items() if path.endswith("momentum")}
+    assert {path: (entry.shape, entry.logical_axes) for path, entry in momentum.items()} == {
+        path: (weight.shape, weight.logical_axes) for path, weight in flat.items()
+    }
 
 
 @pytest.mark.slow

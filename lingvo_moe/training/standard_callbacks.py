@@ -49,7 +49,11 @@ class Checkpointer(Callback):
 
 
 class HeldOutEvaluator(Callback):
-    """Computes the loss of the validation split every `training.evaluate_every` steps, and when training is done."""
+    """Computes the loss of the validation split every `training.evaluate_every` steps, and when training is done.
+
+    Of a translation model also `source_gain`: how many nats more the same targets cost with the sources of other
+    sentences. While it is near 0, the model does not read the source.
+    """
 
     def __init__(self, held_out: EvalInput):
         """Takes the validation split."""
@@ -60,23 +64,35 @@ class HeldOutEvaluator(Callback):
         self._writer = _open_writer(run, "valid")
 
     def on_step(self, run: TrainingRun, result: StepResult):
-        """Evaluates when it is time; adds `valid/cross_entropy` to `run.scalars`."""
+        """Evaluates when it is time; adds `valid/cross_entropy` and `valid/source_gain` to `run.scalars`."""
         schedule = run.experiment.training
         if not schedule.evaluate_every or (result.step % schedule.evaluate_every and result.step != schedule.steps):
             return
-        cross_entropy = self._cross_entropy(run)
-        if cross_entropy is not None:
-            self._writer.write(result.step, {"cross_entropy": cross_entropy})
-            run.scalars["valid/cross_entropy"] = cross_entropy
+        losses = self._losses(run)
+        if losses:
+            self._writer.write(result.step, losses)
+            run.scalars |= {f"valid/{name}": value for name, value in losses.items()}
 
     def on_close(self, error: BaseException | None):
         """Closes the curves."""
         self._writer.close()
 
-    def _cross_entropy(self, run: TrainingRun) -> float | None:
+    def _losses(self, run: TrainingRun) -> dict[str, float]:
+        """Returns what the curves show; nothing without batches, or if asked to stop."""
+        cross_entropy = self._cross_entropy(run)
+        if cross_entropy is None:
+            return {}
+        losses = {"cross_entropy": cross_entropy}
+        if run.experiment.translates:
+            shuffled = self._cross_entropy(run, shuffled=True)
+            if shuffled is not None:
+                losses["source_gain"] = shuffled - cross_entropy
+        return losses
+
+    def _cross_entropy(self, run: TrainingRun, shuffled: bool = False) -> float | None:
         """Returns nats per target token of `evaluation_batches` batches; None without batches, or if asked to stop."""
         total = tokens = 0.0
-        for count, batch in enumerate(self._held_out.batches()):
+        for count, batch in enumerate(self._held_out.batches(shuffled)):
             if run.should_stop():
                 return None
             if count == run.experiment.training.evaluation_batches:
@@ -93,6 +109,7 @@ class ProgressBar(Callback):
     _NOTES: Mapping[str, str] = {
         "loss": "cross_entropy",
         "valid": "valid/cross_entropy",
+        "source gain": "valid/source_gain",
         "overflow": "overflow",
         "tok/s": "tokens_per_second",
     }

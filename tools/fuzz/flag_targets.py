@@ -67,11 +67,21 @@ _WORKING = {
     ("checkpoint", "grep"): ("inspect", "--logdir=FIXTURES/log"),
     ("checkpoint", "stats"): ("inspect", "--logdir=FIXTURES/log"),
     ("build_corpus", "output"): ("--preset=none", "--input=FIXTURES/catalogs"),
-    ("build_corpus", "force"): ("--preset=none", "--input=FIXTURES/catalogs", "--output=new"),
+    **{
+        ("build_corpus", flag): ("--preset=none", "--input=FIXTURES/catalogs", "--output=new")
+        for flag in ("force", "languages", "unseen_by")
+    },
     ("train_tokenizer", "output"): ("--corpus=FIXTURES/corpus", *_SMALL),
     **{
         ("train_tokenizer", flag): ("--corpus=FIXTURES/corpus", "--output=new", *_SMALL)
-        for flag in ("source_vocabulary", "target_vocabulary", "temperature", "max_sentences", "force")
+        for flag in (
+            "source_vocabulary",
+            "target_vocabulary",
+            "shared_vocabulary",
+            "temperature",
+            "max_sentences",
+            "force",
+        )
     },
     ("report", "output"): ("--plans=FIXTURES/plans",),
 }

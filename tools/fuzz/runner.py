@@ -71,7 +71,7 @@ def _load_program(arguments: list[str]):
 
 
 def _read_package(arguments: list[str]):
-    """Reads a package as the preset debian does, which also checks its hash."""
+    """Reads a package as presets of Debian packages do, which also checks its hash."""
     for file in debian.Package(pathlib.Path(arguments[1])).files():
         list(file.entries)
 

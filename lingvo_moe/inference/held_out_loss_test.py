@@ -1,4 +1,4 @@
-"""Perplexity counts every held-out token once."""
+"""Protects the held-out loss: every token counts once, and shuffled sources cost more."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from lingvo_moe.data.corpus import Corpus
 from lingvo_moe.engines.pjrt import Engine
 from lingvo_moe.errors import UserError
-from lingvo_moe.inference import perplexity
+from lingvo_moe.inference import held_out_loss
 from lingvo_moe.testing import experiments as tiny
 from lingvo_moe.testing.corpora import write_corpus
 from lingvo_moe.training import loop
@@ -58,7 +58,7 @@ def test_training_computes_the_held_out_loss_of_a_language_model(trained):
 
 def test_every_held_out_token_is_predicted_once(trained, lengths):
     config, engine, logdir, _ = trained
-    found = perplexity.compute(tiny.LANGUAGE_MODEL, config, engine, logdir)
+    found = held_out_loss.compute(tiny.LANGUAGE_MODEL, config, engine, logdir)
     assert found.tokens == sum(lengths) and found.left_out == 0
     assert found.step == 40 and 1 < found.perplexity == math.exp(found.cross_entropy) < 200
 
@@ -68,7 +68,8 @@ def test_the_batch_size_does_not_matter(trained):
     config, engine, logdir, _ = trained
     larger = dataclasses.replace(config, input=dataclasses.replace(config.input, batch_size=8))
     one, other = (
-        perplexity.compute(tiny.LANGUAGE_MODEL, changed, engine, logdir).cross_entropy for changed in (config, larger)
+        held_out_loss.compute(tiny.LANGUAGE_MODEL, changed, engine, logdir).cross_entropy
+        for changed in (config, larger)
     )
     np.testing.assert_allclose(one, other, rtol=1e-5)
 
@@ -77,7 +78,7 @@ def test_texts_that_do_not_fit_are_left_out_and_counted(trained, lengths):
     config, engine, logdir, _ = trained
     limit = max(lengths) - 1
     shorter = dataclasses.replace(config, input=dataclasses.replace(config.input, target_length=limit))
-    found = perplexity.compute(tiny.LANGUAGE_MODEL, shorter, engine, logdir)
+    found = held_out_loss.compute(tiny.LANGUAGE_MODEL, shorter, engine, logdir)
     fitting = [length for length in lengths if length <= limit]
     assert (found.tokens, found.left_out) == (sum(fitting), len(lengths) - len(fitting))
     assert 0 < found.left_out < len(lengths)
@@ -87,11 +88,11 @@ def test_no_fitting_text_is_reported_before_anything_is_compiled(data, lengths, 
     config = tiny.tiny_language_model(data, "input.target_length=2")
     pattern = f"none of the corpus's {len(lengths)} test texts fits input.target_length=2; raise it"
     with pytest.raises(UserError, match=pattern):
-        perplexity.compute(tiny.LANGUAGE_MODEL, config, tiny.Uncompiled(2, "cpu"), tmp_path)
+        held_out_loss.compute(tiny.LANGUAGE_MODEL, config, tiny.Uncompiled(2, "cpu"), tmp_path)
 
 
 def test_an_empty_split_is_reported_before_anything_is_compiled(data, tmp_path):
     corpus = write_corpus(tmp_path / "corpus", {"de": {"train": [("der", "the")]}})
     config = tiny.tiny_language_model(data, f"corpus={corpus}")
     with pytest.raises(UserError, match="the corpus has no valid texts; see its report.txt"):
-        perplexity.compute(tiny.LANGUAGE_MODEL, config, tiny.Uncompiled(2, "cpu"), tmp_path, "valid")
+        held_out_loss.compute(tiny.LANGUAGE_MODEL, config, tiny.Uncompiled(2, "cpu"), tmp_path, "valid")

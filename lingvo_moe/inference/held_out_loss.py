@@ -1,11 +1,14 @@
-"""Perplexity of a language model on held-out text."""
+"""The loss of a model on held-out text: a language model's perplexity, and how much a translator reads its source."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
 import pathlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
+from lingvo_moe.data.batching import Batch
 from lingvo_moe.data.pipeline import EvalInput
 from lingvo_moe.engines.base import Engine
 from lingvo_moe.errors import UserError
@@ -16,19 +19,22 @@ from lingvo_moe.utils import progress
 
 
 @dataclasses.dataclass(frozen=True)
-class Perplexity:
-    """A language model's loss on held-out text.
+class HeldOutLoss:
+    """A model's loss on held-out text.
 
     Attributes:
       step: the training step of the checkpoint.
-      tokens: how many tokens were predicted, the end of each text included.
-      cross_entropy: nats per token.
+      tokens: how many target tokens were predicted, the end of each text included.
+      cross_entropy: nats per target token.
+      shuffled_cross_entropy: the same for the same targets with the sources of other sentences; None for a language
+        model.
       left_out: how many texts are longer than a row.
     """
 
     step: int
     tokens: int
     cross_entropy: float
+    shuffled_cross_entropy: float | None
     left_out: int
 
     @property
@@ -36,10 +42,21 @@ class Perplexity:
         """The number of equally likely tokens that would be as hard to predict."""
         return math.exp(self.cross_entropy)
 
+    @property
+    def source_gain(self) -> float | None:
+        """Nats per target token that the right source saves; near 0, the model does not read the source."""
+        return None if self.shuffled_cross_entropy is None else self.shuffled_cross_entropy - self.cross_entropy
+
 
 def compute(
-    name: str, experiment: Experiment, engine: Engine, logdir: str | pathlib.Path, split: str = "test"
-) -> Perplexity:
+    name: str,
+    experiment: Experiment,
+    engine: Engine,
+    logdir: str | pathlib.Path,
+    split: str = "test",
+    languages: Sequence[str] = (),
+    max_pairs: int | None = None,
+) -> HeldOutLoss:
     """Predicts every text of a split once, with the newest checkpoint of `logdir`.
 
     Args:
@@ -48,13 +65,15 @@ def compute(
       engine: where to compute the loss.
       logdir: the log directory that it was trained in.
       split: `test` or `valid`.
+      languages: which to predict; empty for all.
+      max_pairs: of each language; None for all.
 
     Raises:
       UserError: before anything is compiled, if there is no data, tokenizer or checkpoint, if no text of the split
         fits a row, or if the checkpoint is another model's.
     """
     experiment.open_tokenizers()
-    held_out = EvalInput(experiment.corpus, experiment.tokenizers, experiment.input, split)
+    held_out = EvalInput(experiment.corpus, experiment.tokenizers, experiment.input, split, languages, max_pairs)
     if next(held_out.batches(), None) is None:
         raise UserError(_no_batch(experiment, split, held_out.num_rejected))
     theta_specs = weight_specs(experiment.model.weights())
@@ -64,14 +83,29 @@ def compute(
     step, theta = checkpoints.restore_theta(name, theta_specs, evaluation.shardings)
     checkpoints.close()
     evaluation.load(theta)
-    nats = tokens = 0.0
     with progress.bar(f"evaluating on {split}", None, "batches") as advance:
-        for batch in held_out.batches():
+
+        def evaluate(batch: Batch) -> Mapping[str, Any]:
             metrics = evaluation.evaluate(batch)
-            count = float(metrics["tokens"])
-            nats, tokens = nats + float(metrics["cross_entropy"]) * count, tokens + count
             advance()
-    return Perplexity(step, round(tokens), nats / tokens, held_out.num_rejected)
+            return metrics
+
+        tokens, nats = _total_loss(evaluate, held_out.batches())
+        left_out = held_out.num_rejected
+        others = held_out.batches(shuffled=True) if experiment.translates else ()
+        other_tokens, other_nats = _total_loss(evaluate, others)
+    shuffled = other_nats / other_tokens if other_tokens else None
+    return HeldOutLoss(step, round(tokens), nats / tokens, shuffled, left_out)
+
+
+def _total_loss(evaluate: Callable[[Batch], Mapping[str, Any]], batches: Iterable[Batch]) -> tuple[float, float]:
+    """Returns (predicted tokens, their nats) of all batches, with `evaluate` for the metrics of each."""
+    nats = tokens = 0.0
+    for batch in batches:
+        metrics = evaluate(batch)
+        count = float(metrics["tokens"])
+        nats, tokens = nats + float(metrics["cross_entropy"]) * count, tokens + count
+    return tokens, nats
 
 
 def _no_batch(experiment: Experiment, split: str, num_rejected: int) -> str:
