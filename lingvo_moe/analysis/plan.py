@@ -20,7 +20,7 @@ from lingvo_moe.analysis import flops
 from lingvo_moe.analysis.hardware import GENERATIONS, Torus
 from lingvo_moe.analysis.hlo import Buffer, Collective, Module
 from lingvo_moe.data.batching import input_specs
-from lingvo_moe.engines.topology import OutOfMemory, Slice
+from lingvo_moe.engines.topology import Compiled, OutOfMemory, Slice
 from lingvo_moe.errors import UserError
 from lingvo_moe.experiment import Experiment
 from lingvo_moe.program import Argument, Program
@@ -234,37 +234,43 @@ def make(name: str, experiment: Experiment, tpu: Slice, program: str = "train", 
     try:
         compiled = tpu.load(lowered)
     except OutOfMemory as answer:
-        memory = _memory(lowered, None, answer.available, answer.needed)
-        return Plan(
-            **shared,
-            memory=memory,
-            collectives=(),
-            cycles=None,
-            rematerialised_cycles=None,
-            cycles_by_part={},
-            compute_seconds=None,
-            unknown_loops=0,
-            compile_seconds=time.monotonic() - lowered_at,
-            largest_buffers=_largest_buffers(lowered, tpu),
-        )
-    compiled_at = time.monotonic()
+        compile_seconds = time.monotonic() - lowered_at
+        return Plan(**shared, **_without_program(lowered, tpu, answer), compile_seconds=compile_seconds)
+    compile_seconds = time.monotonic() - lowered_at
+    return Plan(**shared, **_of_program(lowered, compiled, tpu), compile_seconds=compile_seconds)
+
+
+def _without_program(lowered: Program, tpu: Slice, answer: OutOfMemory) -> dict:
+    """The fields of a plan that does not fit the cores: what the compiler reports instead of a program."""
+    return {
+        "memory": _memory(lowered, None, answer.available, answer.needed),
+        "collectives": (),
+        "cycles": None,
+        "rematerialised_cycles": None,
+        "cycles_by_part": {},
+        "compute_seconds": None,
+        "unknown_loops": 0,
+        "largest_buffers": _largest_buffers(lowered, tpu),
+    }
+
+
+def _of_program(lowered: Program, compiled: Compiled, tpu: Slice) -> dict:
+    """The fields of a plan that are read from the compiled program."""
     generation = GENERATIONS[tpu.generation]
-    module = Module(compiled.hlo(), experiment.mesh.size)
+    module = Module(compiled.hlo(), lowered.mesh.size)
     cycles = module.cycles()
     # Donated inputs become outputs; all other outputs count as temporaries.
     stats = compiled.memory()
     temporaries = stats.temp_size_in_bytes + stats.output_size_in_bytes - stats.alias_size_in_bytes
-    return Plan(
-        **shared,
-        memory=_memory(lowered, temporaries),
-        cycles=cycles,
-        collectives=_collectives(module.collectives(), Torus(generation, tpu.chips)),
-        rematerialised_cycles=_rematerialised(module),
-        cycles_by_part=_by_part(module),
-        compute_seconds=cycles / generation.clock if generation.clock else None,
-        unknown_loops=module.unknown_loops,
-        compile_seconds=compiled_at - lowered_at,
-    )
+    return {
+        "memory": _memory(lowered, temporaries),
+        "cycles": cycles,
+        "collectives": _collectives(module.collectives(), Torus(generation, tpu.chips)),
+        "rematerialised_cycles": _rematerialised(module),
+        "cycles_by_part": _by_part(module),
+        "compute_seconds": cycles / generation.clock if generation.clock else None,
+        "unknown_loops": module.unknown_loops,
+    }
 
 
 def _lower(experiment: Experiment, program: str) -> Program:

@@ -92,6 +92,14 @@ def test_missing_corpus_is_an_error_with_the_command_to_build_one(tmp_path):
         Corpus.open(tmp_path)
 
 
+def test_sample_is_spread_over_the_file(tmp_path):
+    """The first pairs of a sorted file begin with the same word."""
+    rows = "".join(f"wort {number}\tword {number}\n" for number in range(10))
+    opened = Corpus.open(write_corpus(tmp_path / "corpus", {"train": {"de": rows}}))
+    assert [source for source, _ in opened.sample("train", "de", 4)] == ["wort 0", "wort 2", "wort 5", "wort 7"]
+    assert opened.sample("train", "de") == opened.sample("train", "de", 99) == list(opened.pairs("train", "de"))
+
+
 def test_corpus_without_training_pairs_is_refused(tmp_path):
     """Training would wait for ever. A corpus for testing alone can be opened to test."""
     with pytest.raises(UserError, match="the corpus has no pair"):

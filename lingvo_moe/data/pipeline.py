@@ -222,15 +222,14 @@ class EvalInput:
           config: the shape of batches.
           split: `valid` or `test`.
           languages: which of the corpus's; empty for all that have the split.
-          max_pairs: the first so many pairs of each language; None for all.
+          max_pairs: of each language, see `Corpus.sample`; None for all.
 
         Raises:
           UserError: either is missing or corrupt, or a language has no such pairs.
         """
         opened, self._tokenizers, self._config = Corpus.open(corpus), Tokenizers.load(tokenizers), config
         self._pairs = [
-            tuple(itertools.islice(opened.pairs(split, language), max_pairs))
-            for language in languages or opened.languages_of(split)
+            opened.sample(split, language, max_pairs) for language in languages or opened.languages_of(split)
         ]
         self.num_rejected = 0
 

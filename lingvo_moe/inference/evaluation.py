@@ -41,7 +41,7 @@ def evaluate(
       translator: the model.
       corpus: whose `split` is translated.
       languages: which; all that have the split if empty.
-      max_pairs: the first so many pairs of each language.
+      max_pairs: of each language, see `Corpus.sample`.
       split: `test` or `valid`.
 
     Returns:
@@ -54,7 +54,7 @@ def evaluate(
     chosen = _choose(corpus, languages, split)
     pairs, left_out = {}, 0
     for language in chosen:
-        held_out = [corpus.pairs(split, language)[i] for i in range(min(max_pairs, corpus.count(split, language)))]
+        held_out = corpus.sample(split, language, max_pairs)
         fits = translator.fits([source for source, _ in held_out])
         pairs[language] = [pair for pair, fit in zip(held_out, fits) if fit]
         left_out += len(held_out) - len(pairs[language])
