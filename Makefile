@@ -10,7 +10,7 @@ export PYTHON
 help:  ## list these targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-quickstart: setup  ## corpus, tokenizer, a small model, its BLEU: everything once, end to end
+quickstart: setup  ## corpora, tokenizer, a small model, its BLEU: everything once, end to end
 	.venv/bin/python -m tools.quickstart
 
 check: static  ## before a commit: static checks and the fast tests

@@ -1,6 +1,6 @@
 """From nothing to translations in one go: corpora, tokenizer, training, BLEU, a few sentences of unseen packages.
 
-    python -m tools.quickstart [--model=m4.Quickstart] [--languages=de,fr,...] [--directory=build/quickstart]
+    python -m tools.quickstart [--model=m4.Quickstart] [--languages=es,it,...] [--directory=build/quickstart]
 
 Each stage is a public command, printed before it runs. A finished stage is skipped, so an interrupted run resumes. The
 model is tested twice: on sentences held out of its corpus, and on the texts of packages that its corpus does not have.
@@ -29,12 +29,12 @@ flags.DEFINE_string("preset", "debian", "preset of tools.build_corpus to train o
 flags.DEFINE_string("unseen", "unseen", "preset of tools.build_corpus to test on", flag_values=_VALUES)
 flags.DEFINE_list(
     "languages",
-    ["de", "fr", "es", "pt_BR", "it", "nl", "ca"],
+    ["es", "pt_BR", "ca", "it"],
     "the languages to translate from; none for all that the preset has",
     flag_values=_VALUES,
 )
 flags.DEFINE_string("directory", "build/quickstart", "directory of all files", flag_values=_VALUES)
-flags.DEFINE_integer("vocabulary", 4000, "vocabulary size of the tokenizer, one for both sides", flag_values=_VALUES)
+flags.DEFINE_integer("vocabulary", 6000, "vocabulary size of the tokenizer, one for both sides", flag_values=_VALUES)
 flags.DEFINE_integer("steps", None, "train to this step, instead of the model's own number", flag_values=_VALUES)
 flags.DEFINE_integer("seed", 0, "of the initial weights and of the order of the training data", flag_values=_VALUES)
 flags.DEFINE_integer("max_pairs", 100, "test sentences translated per language, at most", flag_values=_VALUES)
@@ -85,7 +85,7 @@ def main(arguments: list[str]):
     print(
         f"\nDone in {(time.monotonic() - start) / 60:.1f} minutes. {_result(directory)}\n"
         f"Curves: {_python()} -m tensorboard.main --logdir={logdir}\nYour own sentences: "
-        f"echo 'Bitte geben Sie einen Namen ein.' | {_python()} -m lingvo_moe translate {' '.join(model)}"
+        f"echo 'El archivo no se pudo abrir.' | {_python()} -m lingvo_moe translate {' '.join(model)}"
     )
 
 

@@ -189,10 +189,17 @@ def test_eval_prints_and_writes_scores_beside_the_copy_baseline(trained, data, t
     flags = [*trained, f"--corpus={data.corpus}", "--max_pairs=3", f"--json={tmp_path / 'scores.json'}"]
     assert _run("eval", *flags) == 0
     out = capsys.readouterr().out
-    scores = json.loads((tmp_path / "scores.json").read_text(encoding="utf-8"))["scores"]
+    written = json.loads((tmp_path / "scores.json").read_text(encoding="utf-8"))
+    scores, loss = written["scores"], written["loss"]
     assert [row["language"] for row in scores] == ["de", "fr"] and all(row["test_pairs"] == 3 for row in scores)
     average = sum(row["copy_chrf"] for row in scores) / 2
-    assert out.splitlines()[-1].startswith("average of 2") and out.splitlines()[-1].endswith(f"{average:.1f}")
+    *_, averages, last = out.splitlines()
+    assert averages.startswith("average of 2") and averages.endswith(f"{average:.1f}")
+    assert last == (
+        f"cross-entropy {loss['cross_entropy']:.3f} nats per target token of the test split; "
+        f"{loss['shuffled_cross_entropy']:.3f} with the sources of other sentences: the source saves "
+        f"{loss['shuffled_cross_entropy'] - loss['cross_entropy']:.3f}"
+    )
     assert _run("eval", *flags, "--languages=dee") == 2
     assert "no such language. Did you mean de" in capsys.readouterr().err
 

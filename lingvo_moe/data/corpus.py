@@ -134,7 +134,7 @@ class Corpus:
         return self._pairs[split, language]
 
     def sample(self, split: str, language: str, max_pairs: int | None = None) -> list[tuple[str, str]]:
-        """Returns at most `max_pairs` pairs, evenly spaced: files are sorted by English, so the first ones are alike."""
+        """Returns at most `max_pairs` pairs, evenly spaced: files are sorted by English, and neighbours are alike."""
         pairs = self.pairs(split, language)
         count = min(max_pairs or len(pairs), len(pairs))
         return [pairs[index * len(pairs) // count] for index in range(count)]

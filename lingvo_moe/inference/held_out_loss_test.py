@@ -15,6 +15,7 @@ from lingvo_moe.inference import held_out_loss
 from lingvo_moe.testing import experiments as tiny
 from lingvo_moe.testing.corpora import write_corpus
 from lingvo_moe.training import loop
+from lingvo_moe.training.checkpoint import Checkpoints
 
 pytestmark = pytest.mark.slow
 
@@ -60,7 +61,24 @@ def test_every_held_out_token_is_predicted_once(trained, lengths):
     config, engine, logdir, _ = trained
     found = held_out_loss.compute(tiny.LANGUAGE_MODEL, config, engine, logdir)
     assert found.tokens == sum(lengths) and found.left_out == 0
-    assert found.step == 40 and 1 < found.perplexity == math.exp(found.cross_entropy) < 200
+    assert (
+        found.source_gain is None and found.step == 40 and 1 < found.perplexity == math.exp(found.cross_entropy) < 200
+    )
+
+
+def test_a_translation_model_is_also_given_other_sources(data, trained, tmp_path):
+    """The same number of pairs of some languages; the loss with other sources is another one."""
+    config, (_, engine, _, _) = tiny.tiny(data), trained
+    state = engine.load(config.steps.init())({"seed": np.array([0, 1], np.int32)})["state"]
+    checkpoints = Checkpoints(tmp_path, keep=1)
+    checkpoints.save("tiny", state, None)
+    checkpoints.close()
+    found = held_out_loss.compute("tiny", config, engine, tmp_path, "test", ["fr"], 5)
+    tokens = config.open_tokenizers().target.encode(
+        [text for _, text in Corpus.open(data.corpus).sample("test", "fr", 5)]
+    )
+    assert found.tokens == sum(len(ids) + 1 for ids in tokens)
+    assert found.source_gain is not None and 0 < abs(found.source_gain) < 1
 
 
 def test_the_batch_size_does_not_matter(trained):

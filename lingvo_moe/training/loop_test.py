@@ -125,7 +125,7 @@ def test_a_finished_run_changes_nothing(data, tmp_path, caplog):
     assert {"aux_loss", "overflow", "expert_load", "tokens_per_second"} <= set(metrics)
     assert 0 < metrics["padding/source"] < 1 and 0 < metrics["padding/target"] < 1
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["12", "8"]
-    assert sorted(_losses(tmp_path, "valid")) == [6, 12]
+    assert sorted(_losses(tmp_path, "valid")) == [6, 12] and np.isfinite(metrics["valid/source_gain"])
     before = _losses(tmp_path)
     assert loop.train("tiny", experiment, Engine(2, "cpu"), tmp_path) == {}
     assert "already been trained for 12 steps" in caplog.messages[-1] and _losses(tmp_path) == before

@@ -56,16 +56,19 @@ def experiment_of(work: Work) -> Experiment:
         "label_smoothing": 0.0,
         "remat": "none",
         "unroll": True,
+        "tied_embeddings": False,
+        "twin_keys": False,
     }
     if work.sides == 2:
         model |= {"source_vocabulary": work.vocabulary, "word_dropout": 0.0}
     lengths = {"batch_size": work.rows, "source_length": work.length * (work.sides - 1), "target_length": work.length}
-    rate = {"warmup_steps": 0, "cooldown_steps": 0}
+    rate = {"warmup_steps": 0, "cooldown_steps": 0, "peak": 1.0, "decay_after": 400}
     others = {
         "search.beam_size": work.beam_size,
         "search.max_length": work.max_length,
         "decoding_batch": work.rows,
         "search.forbidden_ids": ",".join(map(str, _FORBIDDEN)),
+        "optimizer.beta1": 0.0,
         "platform": "cpu",
     }
     parts = (("model.", model), ("input.", lengths), ("optimizer.learning_rate.", rate), ("", others))
