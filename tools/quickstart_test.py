@@ -32,9 +32,9 @@ def test_stages_are_public_commands_with_matching_paths(flags, tmp_path, monkeyp
 
     def stage(title, module, *arguments):
         stages.append((module, arguments))
-        if module == "tools.build_corpus":
+        if len(stages) == 1:
             tiny.make_data(tmp_path)
-            (tmp_path / "unseen").exists() or (tmp_path / "unseen").symlink_to(tmp_path / "corpus")
+            (tmp_path / "unseen").symlink_to(tmp_path / "corpus")
         if arguments[0] == "eval":
             name = arguments[-1].removeprefix("--json=")
             bleu = 30.0 if name.endswith("corpus.json") else 20.0

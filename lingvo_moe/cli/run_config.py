@@ -166,7 +166,7 @@ class TranslateConfig(SearchConfig):
         flags.DEFINE_integer, 1, "translations per line; with more than one, each line is number, score, text"
     )
     scores: bool = _flag(
-        flags.DEFINE_boolean, False, "write each line as score, text: the log-probability per token, low where in doubt"
+        flags.DEFINE_boolean, False, "write each line as score, text: the length-normalised log-probability"
     )
 
 
