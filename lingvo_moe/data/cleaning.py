@@ -31,6 +31,7 @@ _ACCELERATOR_AT_END = re.compile(r"\s*\([_&~]\w\)")
 _ACCELERATOR = re.compile(r"(?<![_&~])[_&~](?=[^\W_])")
 _ENTITY = re.compile(r"&#?\w+;")
 _OLD_KDE_CONTEXT = re.compile(r"\A_: .*?\n", re.DOTALL)
+_QUALIFIER = re.compile(r"\A\?[^:\n]{1,60}:")
 _CONTEXT = re.compile(r"[^|\n.!?]{1,60}\|(?=\S)")
 _LATIN_LETTER = re.compile("[A-Za-z]")
 _ONE_SCRIPT = {"HIRAGANA": "CJK", "KATAKANA": "CJK", "HALFWIDTH": "CJK", "BOPOMOFO": "CJK", "IDEOGRAPHIC": "CJK"}
@@ -39,8 +40,9 @@ _ONE_SCRIPT = {"HIRAGANA": "CJK", "KATAKANA": "CJK", "HALFWIDTH": "CJK", "BOPOMO
 def clean(source: str, english: str) -> tuple[str, str] | Rejection:
     """Returns the pair (source, english) as plain one-line text, or the reason to reject it.
 
-    Removed from both sides: context prefixes (`context|text`, KDE's `_: context`), accelerators (`_File`, `Save &As`,
-    `ファイル(_F)`) and invisible marks. White space becomes single spaces, and the text is normalised to Unicode's NFC.
+    Removed from both sides: context prefixes (`context|text`, `?context:text`, KDE's `_: context`), accelerators
+    (`_File`, `Save &As`, `ファイル(_F)`) and invisible marks. White space becomes single spaces, and the text is
+    normalised to Unicode's NFC.
     """
     source, english = _without_context(source, english)
     source, english = _without_accelerators(tidy(source), _tidy_english(english))
@@ -110,6 +112,8 @@ def script(character: str) -> str:
 def _without_context(source: str, english: str) -> tuple[str, str]:
     if english.startswith("_: "):
         return _OLD_KDE_CONTEXT.sub("", source, count=1), _OLD_KDE_CONTEXT.sub("", english, count=1)
+    if english.startswith("?"):
+        return _QUALIFIER.sub("", source), _QUALIFIER.sub("", english)
     if "|" not in english:
         return source, english
     context = _CONTEXT.match(english)

@@ -27,6 +27,8 @@ from lingvo_moe.data.rejection import Rejection
         ("Verb|Öffnen", "Verb|Open", ("Öffnen", "Open")),
         ("eins|zwei", "one|two", ("eins|zwei", "one|two")),
         ("Wert", "_: the context\nValue", ("Wert", "Value")),
+        ("Gefahr der Pest", "?cityplague:Risk from pollution", ("Gefahr der Pest", "Risk from pollution")),
+        ("Was? Das: nein", "What? This: no", ("Was? Das: nein", "What? This: no")),
         ("  zwei\n Zeilen\u00a0hier ", "two\n lines\there", ("zwei Zeilen hier", "two lines here")),
         ("\u200fשלום\u200e \u202aעולם\u202c", "hello world", ("שלום עולם", "hello world")),
         ("می\u200cخواهم", "I want", ("می\u200cخواهم", "I want")),
