@@ -36,6 +36,7 @@ def programs(request) -> tuple:
             "model.num_experts=4",
             "model.source_vocabulary=16",
             "model.target_vocabulary=12",
+            "model.tied_embeddings=false",
             "platform=cpu",
         ],
         DeviceMesh(),
