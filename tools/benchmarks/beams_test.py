@@ -37,6 +37,7 @@ def programs(request) -> tuple:
             "model.source_vocabulary=16",
             "model.target_vocabulary=12",
             "model.tied_embeddings=false",
+            "model.twin_keys=false",
             "platform=cpu",
         ],
         DeviceMesh(),
