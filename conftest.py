@@ -100,3 +100,21 @@ def drop_compiled_programs(request):
     # The C library keeps the memory that compilers freed, and the process rarely uses it again.
     if sys.platform == "linux":
         ctypes.CDLL(None).malloc_trim(0)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """A small corpus of two made-up languages and its tokenizers, `testing.experiments.Data`."""
+    from lingvo_moe.testing import experiments
+
+    return experiments.make_data(tmp_path_factory.mktemp("data"))
+
+
+@pytest.fixture(scope="module")
+def compiled_once():
+    """Compiles each program of a file once: `pytest.mark.usefixtures("compiled_once")`."""
+    from lingvo_moe.testing import experiments
+
+    with pytest.MonkeyPatch.context() as patch:
+        experiments.compile_once(patch)
+        yield

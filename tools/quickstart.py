@@ -90,9 +90,8 @@ def main(arguments: list[str]):
 
 
 def _training_flags() -> list[str]:
-    flags_given = [] if _VALUES.steps is None else [f"--steps={_VALUES.steps}"]
-    seed = _VALUES.seed
-    return flags_given + ([f"--set=training.seed={seed}", f"--set=input.seed={seed}"] if seed else [])
+    steps = [] if _VALUES.steps is None else [f"--steps={_VALUES.steps}"]
+    return [*steps, f"--set=training.seed={_VALUES.seed}", f"--set=input.seed={_VALUES.seed}"]
 
 
 def _stage(title: str, module: str, *arguments: str):

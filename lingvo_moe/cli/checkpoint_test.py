@@ -15,19 +15,7 @@ from lingvo_moe.testing import experiments as tiny
 from lingvo_moe.testing.checkpoints import flip, largest
 from lingvo_moe.training.checkpoint import Checkpoints
 
-pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory) -> tiny.Data:
-    return tiny.make_data(tmp_path_factory.mktemp("data"))
-
-
-@pytest.fixture(scope="module", autouse=True)
-def compiled_once():
-    with pytest.MonkeyPatch.context() as patch:
-        tiny.compile_once(patch)
-        yield
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("compiled_once")]
 
 
 @pytest.fixture(scope="module")

@@ -19,11 +19,6 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory) -> tiny.Data:
-    return tiny.make_data(tmp_path_factory.mktemp("data"))
-
-
-@pytest.fixture(scope="module")
 def logdir(data, tmp_path_factory) -> pathlib.Path:
     """Makes a log directory with a checkpoint of step 4."""
     logdir = tmp_path_factory.mktemp("log")

@@ -39,7 +39,7 @@ class InputConfig:
       source_length: S, the tokens of a source row, including the eos of each sentence; 0 for a language model, which
         reads targets alone.
       target_length: T, the tokens of a target row, including the bos (in the labels, the eos) of each sentence. Padding
-        is least if T : S equals target tokens : source tokens of the corpus; in the quickstart corpus, 1 : 2.
+        is least if T : S equals target tokens : source tokens of the corpus.
       temperature: of the sampling of languages: 1 in proportion to the corpus, 5 as in M4, inf all equal.
       packing: whether a row may have several pairs. Without it a row is one pair.
       lookahead: packing closes a batch when this many pairs do not fit into it; they start the next one. A larger value
@@ -48,7 +48,7 @@ class InputConfig:
       shards: a training batch's rows are packed in this number of independent shards, or in the next smaller number
         that divides batch_size; it is the largest number of processes that can share the work. The content of a batch
         depends on this number, never on the number of processes. Eight shards pad 0.3 % more of the positions than one
-        (quickstart corpus, all small models).
+        (preset `pypi`, the small models of version 0.1.0).
 
     Raises:
       UserError: a value that gives no batch.

@@ -158,10 +158,9 @@ def _read_json(path: Path, name: PurePath) -> Iterator[Entry]:
 def _json_messages(path: Path) -> dict[tuple[str, ...], str]:
     """Returns the texts of a JSON file by the path of their keys."""
     try:
-        messages = json.loads(path.read_text(encoding="utf-8"))
+        return dict(_leaves(json.loads(path.read_text(encoding="utf-8")), ()))
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path}: not a readable JSON catalog ({error}). Repair or remove it.") from None
-    return dict(_leaves(messages, ()))
 
 
 def _leaves(node: object, keys: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], str]]:

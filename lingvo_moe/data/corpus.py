@@ -133,11 +133,12 @@ class Corpus:
             self._pairs[split, language] = pairs
         return self._pairs[split, language]
 
-    def sample(self, split: str, language: str, max_pairs: int | None = None) -> list[tuple[str, str]]:
+    def sample(self, split: str, language: str, max_pairs: int | None = None) -> Pairs | list[tuple[str, str]]:
         """Returns at most `max_pairs` pairs, evenly spaced: files are sorted by English, and neighbours are alike."""
         pairs = self.pairs(split, language)
-        count = min(max_pairs or len(pairs), len(pairs))
-        return [pairs[index * len(pairs) // count] for index in range(count)]
+        if max_pairs is None or max_pairs >= len(pairs):
+            return pairs
+        return [pairs[index * len(pairs) // max_pairs] for index in range(max_pairs)]
 
     def path(self, split: str, language: str) -> Path:
         """Returns the path of the pairs of a split and language."""

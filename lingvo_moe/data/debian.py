@@ -141,7 +141,10 @@ class Descriptions:
 
 @register_source("debian")
 def debian_preset(cache: Path, selected: Collection[str]) -> SourceList:
-    """Packages with catalogs, and the descriptions of all packages; see `fetch`."""
+    """Packages with catalogs, and the descriptions of all packages; see `fetch`.
+
+    The lists of descriptions are fetched in all languages: apt would delete those that other corpora are built from.
+    """
     names = [name for name in PACKAGES if languages.is_selected(_ONE_LANGUAGE.get(name), selected)]
     fetched = fetch(cache, names, selected)
     return fetched._replace(sources=[*fetched.sources, Descriptions(cache.absolute() / "lists", selected)])

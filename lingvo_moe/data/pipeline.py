@@ -254,20 +254,20 @@ class EvalInput:
                 self.num_rejected += 1
 
     def _examples(self, shuffled: bool) -> Iterator[Example]:
-        all_pairs = [_with_other_sources(pairs) for pairs in self._pairs] if shuffled else self._pairs
-        longest = max(map(len, all_pairs), default=0)
-        texts = (pairs[index] for index in range(longest) for pairs in all_pairs if index < len(pairs))
+        # Each pair's source is this many pairs before its target.
+        languages = [(pairs, len(pairs) // 2 if shuffled else 0) for pairs in self._pairs]
+        longest = max(map(len, self._pairs), default=0)
+        texts = (
+            (pairs[index - shift][0], pairs[index][1])
+            for index in range(longest)
+            for pairs, shift in languages
+            if index < len(pairs) and bool(shift) == shuffled
+        )
         indices = itertools.count()
         while chunk := list(itertools.islice(texts, _CHUNK)):
             sentences: dict[str, tuple[str, ...]] = dict(zip(SIDES, zip(*chunk, strict=True), strict=True))
             tokens = {side: getattr(self._tokenizers, side).encode(sentences[side]) for side in self._config.lengths}
             yield from _examples(itertools.islice(indices, len(chunk)), tokens)
-
-
-def _with_other_sources(pairs: Sequence[tuple[str, str]]) -> Sequence[tuple[str, str]]:
-    """Returns each target with the source of another pair, half of the pairs away; nothing of a single pair."""
-    half = len(pairs) // 2
-    return [(pairs[index - half][0], target) for index, (_, target) in enumerate(pairs)] if half else ()
 
 
 def source_batches(

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from lingvo_moe.data import wheels
-from lingvo_moe.data.sources import sha256
+from lingvo_moe.data.catalogs import Entry
+from lingvo_moe.data.sources import EntrySource, SourceList, sha256
 from lingvo_moe.errors import UserError
 
 _NAME = "some-1.0-py3-none-any.whl"
@@ -68,3 +69,21 @@ def test_interrupted_unpacking_is_repeated(tmp_path, monkeypatch):
     leftover.write_bytes(b"y")
     wheels.fetch(tmp_path, (wheel,))
     assert not list(tmp_path.rglob("old.mo"))
+
+
+def test_unseen_packages_are_a_game_and_a_home_automation(tmp_path, monkeypatch):
+    """A Debian package and a wheel of JSON catalogs; of the wheel, only the selected languages are read."""
+    wheel = _wheel(
+        tmp_path,
+        {
+            f"some/translations/{language}.json": b'{"a": {"b": "%s"}}' % language.encode()
+            for language in ("en", "de", "fr")
+        },
+    )
+    monkeypatch.setattr(wheels, "HOME_ASSISTANT", wheel._replace(suffix=".json"))
+    game, asked = EntrySource("game", [Entry("de", "city", "Stadt")]), []
+    monkeypatch.setattr(wheels.debian, "fetch", lambda *arguments: asked.append(arguments) or SourceList([game], ["x"]))
+    fetched = wheels.unseen_preset(tmp_path, ("de",))
+    assert asked == [(tmp_path, ["freeciv-data"], ("de",))] and fetched.missing_packages == ["x"]
+    entries = [entry for source in fetched.sources for file in source.files() for entry in file.entries]
+    assert entries == [Entry("de", "city", "Stadt"), Entry("de", "en", "de")]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import pathlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lingvo_moe.data.batching import Batch
@@ -15,6 +15,7 @@ from lingvo_moe.errors import UserError
 from lingvo_moe.experiment import Experiment
 from lingvo_moe.steps import weight_specs
 from lingvo_moe.training.checkpoint import Checkpoints
+from lingvo_moe.training.loss import total_loss
 from lingvo_moe.utils import progress
 
 
@@ -27,7 +28,7 @@ class HeldOutLoss:
       tokens: how many target tokens were predicted, the end of each text included.
       cross_entropy: nats per target token.
       shuffled_cross_entropy: the same for the same targets with the sources of other sentences; None for a language
-        model.
+        model, and where each language has a single pair.
       left_out: how many texts are longer than a row.
     """
 
@@ -90,22 +91,12 @@ def compute(
             advance()
             return metrics
 
-        tokens, nats = _total_loss(evaluate, held_out.batches())
+        tokens, nats = total_loss(evaluate, held_out.batches())
         left_out = held_out.num_rejected
         others = held_out.batches(shuffled=True) if experiment.translates else ()
-        other_tokens, other_nats = _total_loss(evaluate, others)
+        other_tokens, other_nats = total_loss(evaluate, others)
     shuffled = other_nats / other_tokens if other_tokens else None
     return HeldOutLoss(step, round(tokens), nats / tokens, shuffled, left_out)
-
-
-def _total_loss(evaluate: Callable[[Batch], Mapping[str, Any]], batches: Iterable[Batch]) -> tuple[float, float]:
-    """Returns (predicted tokens, their nats) of all batches, with `evaluate` for the metrics of each."""
-    nats = tokens = 0.0
-    for batch in batches:
-        metrics = evaluate(batch)
-        count = float(metrics["tokens"])
-        nats, tokens = nats + float(metrics["cross_entropy"]) * count, tokens + count
-    return tokens, nats
 
 
 def _no_batch(experiment: Experiment, split: str, num_rejected: int) -> str:

@@ -17,19 +17,7 @@ from lingvo_moe.testing.corpora import write_corpus
 from lingvo_moe.training import loop
 from lingvo_moe.training.checkpoint import Checkpoints
 
-pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory) -> tiny.Data:
-    return tiny.make_data(tmp_path_factory.mktemp("data"))
-
-
-@pytest.fixture(scope="module", autouse=True)
-def compiled_once():
-    with pytest.MonkeyPatch.context() as patch:
-        tiny.compile_once(patch)
-        yield
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("compiled_once")]
 
 
 @pytest.fixture(scope="module")

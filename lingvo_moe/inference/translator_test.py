@@ -18,11 +18,6 @@ _SENTENCES = ["der", "neerg der eulb", "eert", "", "esuoh gib a", "der", "drib",
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory) -> tiny.Data:
-    return tiny.make_data(tmp_path_factory.mktemp("data"))
-
-
-@pytest.fixture(scope="module")
 def logdir(data, tmp_path_factory):
     """Makes a log directory with the initial state of the tiny model; these tests need no better one."""
     with pytest.MonkeyPatch.context() as patch:

@@ -75,6 +75,18 @@ def test_packed_texts_have_the_loss_of_separate_ones():
     np.testing.assert_allclose(one["cross_entropy"], other["cross_entropy"], rtol=TOLERANCE)
 
 
+def test_tied_embeddings_are_the_softmax_of_the_transposed_table():
+    """One table instead of two, and the loss of two with its values."""
+    table = tf.constant(theta()["embedding"]["table"])
+    stack = tree.map_leaves(tf.constant, theta()["decoder"])
+    tied = dataclasses.replace(MODEL, tied_embeddings=True)
+    assert set(tied.weights()) == {"embedding", "decoder"}
+    given, context = tree.map_leaves(tf.constant, batch()), Context()
+    one, _ = tied.loss({"embedding": {"table": table}, "decoder": stack}, given, context)
+    both = {"embedding": {"table": table}, "decoder": stack, "softmax": {"projection": tf.transpose(table)}}
+    np.testing.assert_allclose(one, MODEL.loss(both, given, context)[0], rtol=TOLERANCE)
+
+
 def test_ids_under_padding_do_not_change_the_loss():
     changed = {
         "target": {

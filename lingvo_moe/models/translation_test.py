@@ -148,6 +148,48 @@ def test_tied_embeddings_decode_as_they_train():
     np.testing.assert_allclose(metrics["cross_entropy"], expected, rtol=TOLERANCE)
 
 
+@pytest.mark.parametrize("mesh", ["2", "8", "4x2"])
+def test_tied_embeddings_have_the_same_loss_and_gradient_on_every_mesh(mesh):
+    """The table is gathered by row and multiplied as a matrix: both must be sharded alike."""
+    weights, batch = TIED.weights(), copying(0)
+    values = tree.unflatten(
+        {
+            path: initial_value(weight, path, tf.constant([0, 1])).numpy()
+            for path, weight in tree.flatten(weights).items()
+        }
+    )
+
+    def run(layout: Layout) -> dict[str, np.ndarray]:
+        def function(inputs: dict) -> dict:
+            with tf.GradientTape() as tape:
+                tape.watch(inputs["theta"])
+                loss, _ = TIED.loss(inputs["theta"], inputs["batch"], Context(layout))
+            return {"loss": loss, "table": tape.gradient(loss, inputs["theta"]["embedding"]["table"])}
+
+        axes = {f"theta/{path}": weight.logical_axes for path, weight in tree.flatten(weights).items()}
+        axes |= {f"batch/{path}": "BT" for path in tree.flatten(batch)}
+        return harness.run(function, {"theta": values, "batch": batch}, layout, axes)
+
+    expected, found = run(Layout()), run(Layout.of(DeviceMesh.parse(mesh)))
+    np.testing.assert_allclose(found["loss"], expected["loss"], rtol=TOLERANCE)
+    atol = TOLERANCE * np.abs(expected["table"]).max()
+    np.testing.assert_allclose(found["table"], expected["table"], rtol=0, atol=atol)
+
+
+def test_twin_keys_start_equal_to_queries_in_cross_attention_alone():
+    """The other weights, and all weights without the setting, stay as they are."""
+
+    def initial(model: Translation) -> dict[str, np.ndarray]:
+        flat = tree.flatten(model.weights())
+        return {path: initial_value(weight, path, tf.constant([0, 1])).numpy() for path, weight in flat.items()}
+
+    plain, twins = initial(PLAIN), initial(dataclasses.replace(PLAIN, twin_keys=True))
+    changed = {path for path in plain if not np.array_equal(plain[path], twins[path])}
+    assert changed == {path for path in plain if path.endswith("cross_attention/key")} and changed
+    for path in changed:
+        np.testing.assert_array_equal(twins[path], twins[path.replace("/key", "/query")])
+
+
 def test_tied_embeddings_need_one_vocabulary():
     """The error names both sizes and the remedy."""
     with pytest.raises(UserError, match="source_vocabulary is 16 and target_vocabulary 20.*--shared_vocabulary"):

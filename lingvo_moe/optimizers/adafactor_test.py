@@ -126,7 +126,7 @@ def assert_close(actual: np.ndarray, expected: np.ndarray, path: str):
 
 @pytest.fixture(scope="module")
 def unpartitioned() -> dict:
-    return eagerly(Adafactor(learning_rate=RATE))
+    return eagerly(Adafactor(learning_rate=RATE, beta1=0.9))
 
 
 @pytest.mark.parametrize("platform", ["", "cpu"])
@@ -163,7 +163,7 @@ def test_momentum_averages_the_updates(platform):
 @pytest.mark.parametrize("mesh", ["8", "4x2"])
 def test_partitioned_equals_unpartitioned(mesh, platform, unpartitioned):
     """The layout changes summation order alone."""
-    optimizer, layout = Adafactor(learning_rate=RATE), Layout.of(DeviceMesh.parse(mesh))
+    optimizer, layout = Adafactor(learning_rate=RATE, beta1=0.9), Layout.of(DeviceMesh.parse(mesh))
     declared = {f"theta/{path}": weight.logical_axes for path, weight in tree.flatten(WEIGHTS).items()}
     logical_axes = declared | {
         f"gradients/{step}/{path.removeprefix('theta/')}": name

@@ -20,11 +20,6 @@ from lingvo_moe.training.callbacks import CALLBACKS, Callback, register_callback
 from lingvo_moe.training.checkpoint import Checkpoints
 
 
-@pytest.fixture(scope="module")
-def data(tmp_path_factory) -> tiny.Data:
-    return tiny.make_data(tmp_path_factory.mktemp("data"))
-
-
 @pytest.fixture(autouse=True)
 def registrations_end_with_the_test():
     with CALLBACKS.isolated(), ENGINES.isolated():

@@ -20,7 +20,7 @@ from lingvo_moe.testing import experiments as tiny
 from lingvo_moe.testing import harness
 from lingvo_moe.training.diagnosis import Diagnosis, Finding
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("compiled_once")]
 
 MOE = "decoder/layer_1/feed_forward"
 # Sums over a few thousand float32 numbers, of which each went through four layers, in another order.
@@ -29,13 +29,6 @@ TOLERANCE = 1e-4
 ENTROPY_TOLERANCE = 1e-5
 # The program is another one than training's, in which the compiler may fuse k * l_aux into the sum of the loss, or not.
 REPLAY_TOLERANCE = 2 * harness.FLOAT32_ROUNDING
-
-
-@pytest.fixture(scope="module", autouse=True)
-def compiled_once():
-    with pytest.MonkeyPatch.context() as patch:
-        tiny.compile_once(patch)
-        yield
 
 
 def experiment_on(mesh: str) -> Experiment:

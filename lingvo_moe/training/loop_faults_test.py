@@ -29,24 +29,12 @@ from lingvo_moe.training.checkpoint_reader import Reader
 from lingvo_moe.training.replay import Replay
 from lingvo_moe.training.summary import SummaryWriter
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("compiled_once")]
 
 # The diagnosis is a program of its own, in which the compiler may or may not fuse k * l_aux into the sum of the loss.
 REPLAY_TOLERANCE = 2 * harness.FLOAT32_ROUNDING
 EXPERTS = "encoder/layer_1/feed_forward"
 _CHANGES = ("training.checkpoint_every=4", "training.evaluate_every=0")
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory) -> tiny.Data:
-    return tiny.make_data(tmp_path_factory.mktemp("data"))
-
-
-@pytest.fixture(scope="module", autouse=True)
-def compiled_once():
-    with pytest.MonkeyPatch.context() as patch:
-        tiny.compile_once(patch)
-        yield
 
 
 def train(experiment: Experiment, logdir: pathlib.Path) -> dict[str, float]:

@@ -23,22 +23,10 @@ from lingvo_moe.training import loop
 from lingvo_moe.training.checkpoint import Checkpoints
 from lingvo_moe.training.checkpoint_reader import Reader
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("compiled_once")]
 
 _REPOSITORY = pathlib.Path(loop.__file__).parents[2]
 _SCHEDULE = ("training.checkpoint_every=4", "training.evaluate_every=8")
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory) -> tiny.Data:
-    return tiny.make_data(tmp_path_factory.mktemp("data"))
-
-
-@pytest.fixture(scope="module", autouse=True)
-def compiled_once():
-    with pytest.MonkeyPatch.context() as patch:
-        tiny.compile_once(patch)
-        yield
 
 
 def _alone(data: tiny.Data, logdir: pathlib.Path, steps: int):

@@ -20,7 +20,7 @@ from lingvo_moe.testing import experiments as tiny
 from lingvo_moe.training import loop
 from lingvo_moe.training.checkpoint import Checkpoints
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("compiled_once")]
 
 _REPOSITORY = pathlib.Path(loop.__file__).parents[2]
 # `python -m lingvo_moe`, with as many devices to choose from as here: so it finds what was compiled here.
@@ -28,18 +28,6 @@ _MAIN = (
     "import jax, runpy; jax.config.update('jax_num_cpu_devices', 8); jax.devices(); "
     "runpy.run_module('lingvo_moe', run_name='__main__', alter_sys=True)"
 )
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory) -> tiny.Data:
-    return tiny.make_data(tmp_path_factory.mktemp("data"))
-
-
-@pytest.fixture(scope="module", autouse=True)
-def compiled_once():
-    with pytest.MonkeyPatch.context() as patch:
-        tiny.compile_once(patch)
-        yield
 
 
 def _losses(logdir: pathlib.Path, run: str = "train") -> dict[int, float]:

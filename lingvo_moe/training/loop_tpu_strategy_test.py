@@ -50,11 +50,6 @@ class _Slice:
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory) -> tiny.Data:
-    return tiny.make_data(tmp_path_factory.mktemp("data"))
-
-
-@pytest.fixture(scope="module")
 def engines() -> dict:
     """Both engines, whose programs run on this machine and are compiled once."""
     with pytest.MonkeyPatch.context() as patch:

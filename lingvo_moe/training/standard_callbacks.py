@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import collections
+import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
 
 from lingvo_moe.data.batching import Batch, padding_fractions
 from lingvo_moe.data.pipeline import EvalInput, rejected_pairs
 from lingvo_moe.training.callbacks import Callback, StepResult, TrainingRun
+from lingvo_moe.training.loss import total_loss
 from lingvo_moe.training.summary import NoWriter, SummaryWriter
 from lingvo_moe.utils import progress
 
@@ -91,16 +93,10 @@ class HeldOutEvaluator(Callback):
 
     def _cross_entropy(self, run: TrainingRun, shuffled: bool = False) -> float | None:
         """Returns nats per target token of `evaluation_batches` batches; None without batches, or if asked to stop."""
-        total = tokens = 0.0
-        for count, batch in enumerate(self._held_out.batches(shuffled)):
-            if run.should_stop():
-                return None
-            if count == run.experiment.training.evaluation_batches:
-                break
-            metrics = run.training.evaluate(batch)
-            total += float(metrics["cross_entropy"]) * float(metrics["tokens"])
-            tokens += float(metrics["tokens"])
-        return total / tokens if tokens else None
+        batches = itertools.islice(self._held_out.batches(shuffled), run.experiment.training.evaluation_batches)
+        until_stopped = itertools.takewhile(lambda batch: not run.should_stop(), batches)
+        tokens, nats = total_loss(run.training.evaluate, until_stopped)
+        return nats / tokens if tokens and not run.should_stop() else None
 
 
 class ProgressBar(Callback):
