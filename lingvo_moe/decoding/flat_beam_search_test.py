@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from lingvo_moe import tree
-from lingvo_moe.decoding.flat_beam_search import BeamSearch
+from lingvo_moe.decoding.flat_beam_search import BeamSearch, Hypotheses, flat_beam_search
 from lingvo_moe.engines.pjrt import Engine
 from lingvo_moe.errors import UserError
 from lingvo_moe.layers.base import Context
@@ -228,6 +228,65 @@ def test_translation_does_not_depend_on_the_batch(theta, source):
     together, repeated = _flat(theta, source, search, DeviceMesh()), _flat(theta, alone, search, DeviceMesh())
     for b in range(_BATCH):
         np.testing.assert_array_equal(repeated["ids"][b], together["ids"][0])
+
+
+def _table_search(table: np.ndarray, size: int, alpha: float) -> list[tuple[float, tuple[int, ...]]]:
+    """Returns (score, tokens) of a search in plain Python that goes on to the last token, whatever it has found.
+
+    Args:
+      table: `[T, V, V]`, log-probabilities of the next token at each position after each token.
+      size: K.
+      alpha: exponent of the length penalty.
+    """
+    active, finished = [(0.0, (2,))], []
+    for t in range(len(table)):
+        candidates = sorted(
+            (
+                (score + table[t, tokens[-1], v], (*tokens, v))
+                for score, tokens in active
+                for v in range(table.shape[2])
+            ),
+            key=lambda candidate: -candidate[0],
+        )[: 2 * size]
+        candidates = [candidate for candidate in candidates if np.isfinite(candidate[0])]
+        finished += [(score / ((6 + t) / 6) ** alpha, tokens[1:]) for score, tokens in candidates if tokens[-1] == 1]
+        active = [candidate for candidate in candidates if candidate[1][-1] != 1][:size]
+    return sorted(finished, key=lambda hypothesis: -hypothesis[0])[:size]
+
+
+def _flat_table_search(logits: np.ndarray, search: BeamSearch) -> tuple[Hypotheses, int]:
+    """Returns the hypotheses of one sentence, and the number of steps, where a table gives the logits."""
+    from lingvo_moe.lazy import tf
+
+    positions = []
+
+    def step(state, ids, position, first, mask):
+        del first, mask
+        positions.append(int(position))
+        return tf.gather(tf.constant(logits)[position], ids), state
+
+    return flat_beam_search(search, step, {"none": tf.constant(0)}, 1, Context()), len(positions)
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.6, 1.0])
+def test_a_search_does_not_end_before_its_last_hypothesis_is_found(alpha):
+    """The n best of single sentences equal those of a search that never ends early: not only the best one is final.
+
+    With other sentences in the batch the search goes on for their sake, and an early end would not show.
+    """
+    random, ended_early = np.random.RandomState(0), 0
+    search = BeamSearch(beam_size=3, max_length=6, length_alpha=alpha)
+    for _ in range(30):
+        logits = random.normal(size=(search.max_length, 7, 7)).astype(np.float32) * 2
+        logits[:, :, [0, 2, 3]] = -np.inf
+        logits[:, :, 1] += random.choice([0, 2])
+        found, steps = _flat_table_search(logits, search)
+        ended_early += steps < search.max_length
+        table = logits - np.logaddexp.reduce(logits.astype(np.float64), axis=-1, keepdims=True)
+        for k, (score, tokens) in enumerate(_table_search(table, search.beam_size, alpha)):
+            assert tuple(found.ids[0, k, : int(found.lengths[0, k])].numpy()) == tokens
+            assert float(found.scores[0, k]) == pytest.approx(score, abs=_TOLERANCE)
+    assert ended_early > 3, "the test needs searches that end early"
 
 
 @pytest.mark.parametrize("change", [{"beam_size": 0}, {"max_length": 0}])

@@ -35,5 +35,6 @@ class InverseSquareRoot:
         rate = self.peak * tf.math.rsqrt(tf.maximum(count, float(self.decay_after)))
         rate *= tf.minimum(1.0, count / max(self.warmup_steps, 1))
         if self.cooldown_steps:
-            rate *= tf.clip_by_value(1.0 - (count - self.cooldown_after) / self.cooldown_steps, 0.1, 1.0)
+            end = self.cooldown_after + self.cooldown_steps
+            rate *= 0.1 + 0.9 * tf.clip_by_value((end - count) / self.cooldown_steps, 0.0, 1.0)
         return rate
