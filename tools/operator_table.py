@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 from absl import flags
 
+from lingvo_moe.analysis.collectives import find_collectives
 from lingvo_moe.analysis.hlo import Module
 from lingvo_moe.cli import app
 from lingvo_moe.engines.topology import Slice, v3_slice
@@ -151,7 +152,7 @@ def measure(operator: Operator, devices: int) -> Measured:
     compiled = Slice.of(v3_slice(devices)).load(
         lower("operator", function, specs, {"output": logical_axes(operator.output)}, layout)
     )
-    collectives = Module(compiled.hlo(), devices).collectives()
+    collectives = find_collectives(Module(compiled.hlo(), devices))
     return Measured(devices, compiled.flops(), tuple((c.kind, c.bytes * c.times) for c in collectives))
 
 

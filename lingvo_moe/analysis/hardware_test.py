@@ -6,8 +6,8 @@ import math
 
 import pytest
 
+from lingvo_moe.analysis.collectives import COLLECTIVES
 from lingvo_moe.analysis.hardware import GENERATIONS, Torus
-from lingvo_moe.analysis.hlo import COLLECTIVES
 from lingvo_moe.engines import topology
 
 V3 = GENERATIONS["v3"]

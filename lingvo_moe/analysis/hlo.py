@@ -1,4 +1,4 @@
-"""Parses the text (HLO) of a compiled, partitioned XLA module; counts instructions, cycles and collectives.
+"""Parses the text (HLO) of a compiled, partitioned XLA module; counts how often instructions run, and their cycles.
 
 XLA's own cost analysis counts the body of a loop once; here every instruction has the number of times that it runs.
 """
@@ -15,6 +15,7 @@ _INSTRUCTION = re.compile(r"^  (?:ROOT )?%?([\w.\-]+) = ")
 _ARRAY = re.compile(r"\b([a-z]+\d*\w*)\[([\d,]*)\]")
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
 _KNOWN_TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
+_CONTROL_PREDECESSORS = re.compile(r"control-predecessors=\{[^}]*\}")
 _OP_NAME = re.compile(r'op_name="([^"]*)"')
 _BYTES = {
     "pred": 1,
@@ -32,7 +33,6 @@ _BYTES = {
     "f64": 8,
     "c64": 8,
 }
-COLLECTIVES = ("all-reduce", "all-to-all", "all-gather", "reduce-scatter", "collective-permute")
 _WITHOUT_BUFFER = (
     "parameter",
     "get-tuple-element",
@@ -43,6 +43,8 @@ _WITHOUT_BUFFER = (
     "bitcast",
     "optimization-barrier",
 )
+# Instructions that execute the instructions of the computations that they call.
+_EXECUTED = ("while", "call", "conditional", "async-start")
 _MAX_TRIPS = 1_000_000
 
 
@@ -67,7 +69,7 @@ class Instruction:
     @property
     def result_bytes(self) -> int:
         """Bytes of the result, of all elements of a tuple, without the padding of its layout."""
-        return sum(_array_bytes(dtype, sizes) for dtype, sizes in _ARRAY.findall(self.result))
+        return array_bytes(self.result)
 
     @property
     def cycles(self) -> int:
@@ -91,6 +93,12 @@ class Instruction:
         """The index of a `get-tuple-element`."""
         return int(_match(r"index=(\d+)", self.rest)[1])
 
+    @property
+    def references(self) -> list[str]:
+        """Names that the attributes refer to: the computations that it calls, whatever the attribute."""
+        attributes = _CONTROL_PREDECESSORS.sub("", self.rest[_closing(self.rest, 0) :])
+        return re.findall(r"%([\w.\-]+)", attributes)
+
     def computation(self, name: str) -> str:
         """Returns the computation that an attribute (`body`, `condition`, `calls`) names."""
         return _match(rf"\b{name}=%?([\w.\-]+)", self.rest)[1]
@@ -108,27 +116,6 @@ class Buffer:
 
     bytes: int
     shape: str
-    op_name: str
-
-
-@dataclasses.dataclass(frozen=True)
-class Collective:
-    """A collective: communication between groups of devices.
-
-    Attributes:
-      kind: one of COLLECTIVES.
-      bytes: of the result on each device, for one run; for an `all-reduce`, also of each device's operand.
-      group_size: the number of devices that communicate with each other.
-      stride: the difference between the numbers of neighbours in a group.
-      times: the number of runs.
-      op_name: the operation that it comes from.
-    """
-
-    kind: str
-    bytes: int
-    group_size: int
-    stride: int
-    times: int
     op_name: str
 
 
@@ -162,8 +149,19 @@ class Module:
         )
 
     def runs(self) -> list[tuple[Instruction, int]]:
-        """Returns every instruction that the device executes, and how often it runs; a fusion is one instruction."""
+        """Returns every instruction that the device executes, and how often it runs.
+
+        A fusion is one instruction. Every branch of a conditional counts as if it were always taken.
+        """
         return self._runs
+
+    def called(self, instruction: Instruction) -> list[str]:
+        """Returns the names of the computations that an instruction calls."""
+        return [name for name in instruction.references if name in self.computations]
+
+    def executes_called(self, instruction: Instruction) -> bool:
+        """Returns whether the computations that an instruction calls are in `runs`, and not a part of it."""
+        return instruction.opcode in _EXECUTED
 
     def cycles(self) -> int:
         """Returns the compiler's estimate of the cycles of one run of the module, without collectives."""
@@ -175,33 +173,21 @@ class Module:
         for instruction, _ in self._runs:
             if instruction.opcode not in _WITHOUT_BUFFER:
                 for dtype, sizes in _ARRAY.findall(instruction.result):
-                    buffer = Buffer(_array_bytes(dtype, sizes), f"{dtype}[{sizes}]", instruction.op_name)
+                    buffer = Buffer(_bytes(dtype, sizes), f"{dtype}[{sizes}]", instruction.op_name)
                     largest[buffer.op_name] = max(largest.get(buffer.op_name, buffer), buffer, key=lambda b: b.bytes)
         return sorted(largest.values(), key=lambda buffer: -buffer.bytes)[:count]
-
-    def collectives(self) -> list[Collective]:
-        """Returns all collectives of the module."""
-        collectives = []
-        for instruction, times in self._runs:
-            kind = instruction.opcode.removesuffix("-start")
-            if kind in COLLECTIVES:
-                # The result of a start is the tuple (operands, results).
-                halves = 2 if instruction.opcode.endswith("-start") and kind != "all-reduce" else 1
-                collectives.append(
-                    Collective(
-                        kind, instruction.result_bytes // halves, *self._group(instruction), times, instruction.op_name
-                    )
-                )
-        return collectives
 
     def _walk(self, computation: str, times: int) -> Iterator[tuple[Instruction, int]]:
         for instruction in self.computations[computation]:
             yield instruction, times
             if instruction.opcode == "while":
                 trips = self._trips(instruction)
-                yield from self._walk(instruction.computation("body"), times * (1 if trips is None else trips))
-            elif instruction.opcode in ("call", "async-start") and (called := _called(instruction)):
-                yield from self._walk(called, times)
+                trips = 1 if trips is None else trips
+                yield from self._walk(instruction.computation("condition"), times * (trips + 1))
+                yield from self._walk(instruction.computation("body"), times * trips)
+            elif self.executes_called(instruction):
+                for called in self.called(instruction):
+                    yield from self._walk(called, times)
 
     def _trips(self, loop: Instruction) -> int | None:
         if known := _KNOWN_TRIPS.search(loop.rest):
@@ -251,20 +237,6 @@ class Module:
             return self._trips(producer) if producer.opcode == "while" else None
         return _scalar(initial, []) if initial.opcode == "constant" else None
 
-    def _group(self, instruction: Instruction) -> tuple[int, int]:
-        """Returns (size, stride) of the groups; XLA writes mesh axes, a transposed iota, or lists."""
-        if axes := re.search(r"replica_groups=mesh\[([^\]]*)\] \{([^}]*)\}", instruction.rest):
-            sizes = {name: int(size) for name, size in re.findall(r"'(\w+)'=(\d+)", axes[1])}
-            used = re.findall(r"'(\w+)'", axes[2])
-            minor = list(sizes)[list(sizes).index(used[-1]) + 1 :]
-            return math.prod(sizes[name] for name in used), math.prod(sizes[name] for name in minor)
-        if count := re.search(r"replica_groups=\[\d+,(\d+)\]<=\[([\d,]+)\](T)?", instruction.rest):
-            return int(count[1]), int(count[2].split(",")[-1]) if count[3] else 1
-        if first := re.search(r"replica_groups=\{\{([\d,]+)\}", instruction.rest):
-            members = list(map(int, first[1].split(",")))
-            return len(members), members[1] - members[0] if len(members) > 1 else 1
-        return self.num_devices, 1
-
 
 def _match(pattern: str, text: str) -> re.Match[str]:
     match = re.search(pattern, text)
@@ -273,7 +245,12 @@ def _match(pattern: str, text: str) -> re.Match[str]:
     return match
 
 
-def _array_bytes(dtype: str, sizes: str) -> int:
+def array_bytes(text: str) -> int:
+    """Returns the bytes of all arrays that the text of a type has, without the padding of their layouts."""
+    return sum(_bytes(dtype, sizes) for dtype, sizes in _ARRAY.findall(text))
+
+
+def _bytes(dtype: str, sizes: str) -> int:
     return _BYTES.get(dtype, 4) * math.prod(map(int, filter(None, sizes.split(","))))
 
 
@@ -292,11 +269,6 @@ def _closing(text: str, depth: int) -> int:
         if depth == 0:
             return index
     return len(text)
-
-
-def _called(instruction: Instruction) -> str | None:
-    match = re.search(r"\b(?:to_apply|calls)=%?([\w.\-]+)", instruction.rest)
-    return match[1] if match else None
 
 
 def _logical(opcode: str, operands: list) -> bool | None:

@@ -17,8 +17,9 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from lingvo_moe.analysis import flops
+from lingvo_moe.analysis.collectives import Collective, find_collectives, missed
 from lingvo_moe.analysis.hardware import GENERATIONS, Torus
-from lingvo_moe.analysis.hlo import Buffer, Collective, Module
+from lingvo_moe.analysis.hlo import Buffer, Module
 from lingvo_moe.data.batching import input_specs
 from lingvo_moe.engines.topology import Compiled, OutOfMemory, Slice
 from lingvo_moe.errors import UserError
@@ -257,7 +258,10 @@ def _without_program(lowered: Program, tpu: Slice, answer: OutOfMemory) -> dict:
 def _of_program(lowered: Program, compiled: Compiled, tpu: Slice) -> dict:
     """The fields of a plan that are read from the compiled program."""
     generation = GENERATIONS[tpu.generation]
-    module = Module(compiled.hlo(), lowered.mesh.size)
+    hlo = compiled.hlo()
+    module = Module(hlo, lowered.mesh.size)
+    if names := missed(hlo, module):
+        raise AssertionError(f"the plan misses collectives of the compiled module: {', '.join(names)}")
     cycles = module.cycles()
     # Donated inputs become outputs; all other outputs count as temporaries.
     stats = compiled.memory()
@@ -265,7 +269,7 @@ def _of_program(lowered: Program, compiled: Compiled, tpu: Slice) -> dict:
     return {
         "memory": _memory(lowered, temporaries),
         "cycles": cycles,
-        "collectives": _collectives(module.collectives(), Torus(generation, tpu.chips)),
+        "collectives": _collectives(find_collectives(module), Torus(generation, tpu.chips)),
         "rematerialised_cycles": _rematerialised(module),
         "cycles_by_part": _by_part(module),
         "compute_seconds": cycles / generation.clock if generation.clock else None,

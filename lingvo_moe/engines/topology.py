@@ -141,8 +141,14 @@ class Compiled:
         self.program, self._compiled = program, compiled
 
     def hlo(self) -> str:
-        """Returns the text of the compiled, partitioned module."""
-        return self._compiled.as_text()
+        """Returns the text of the partitioned module; raises UserError if this version of JAX cannot read it."""
+        try:
+            return self._compiled.as_text()
+        except JaxRuntimeError as error:
+            raise UserError(
+                f"the program compiles, but jaxlib cannot read the module that libtpu made ({str(error)[:200]}). Plan "
+                f"for another generation of TPU, or install a newer jax with its libtpu."
+            ) from None
 
     def flops(self) -> float:
         """Returns the floating-point operations of one core, counted by the compiler; a loop's body counts once."""

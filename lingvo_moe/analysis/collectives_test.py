@@ -1,0 +1,208 @@
+"""Protects the reading of collectives: every one is found, wherever the compiler put it, with its size and group."""
+
+from __future__ import annotations
+
+import collections
+import re
+
+import numpy as np
+import pytest
+
+from lingvo_moe import experiment
+from lingvo_moe.analysis.collectives import Collective, find_collectives, missed
+from lingvo_moe.analysis.hlo import Module
+from lingvo_moe.engines.topology import Slice
+from lingvo_moe.lazy import tf
+from lingvo_moe.sharding.layout import DeviceMesh, Layout
+from lingvo_moe.testing import harness
+
+# A loop of nine trips, a fused ReduceScatter in it, a branch, a call, the start of an asynchronous AllGather.
+_TEXT = """HloModule small, is_scheduled=true
+
+%add (l: f32[], r: f32[]) -> f32[] {
+  %l = f32[] parameter(0)
+  %r = f32[] parameter(1)
+  ROOT %sum = f32[] add(%l, %r)
+}
+
+%all-reduce-scatter.1 (input: f32[4,64]) -> f32[32,8] {
+  %input = f32[4,64]{1,0} parameter(0)
+  %as_rows = f32[64,4]{1,0} bitcast(%input)
+  %all-reduce.1 = f32[64,4]{1,0} all-reduce(%as_rows), channel_id=7, replica_groups={{0,1},{2,3},{4,5},{6,7}}, \
+to_apply=%add
+  %again = f32[64,4]{1,0} bitcast(%all-reduce.1)
+  %first = u32[] constant(0)
+  ROOT %kept = f32[32,4]{1,0} dynamic-slice(%again, %first, %first), dynamic_slice_sizes={32,4}
+}
+
+%fused_sum (whole: f32[16]) -> f32[16] {
+  %whole = f32[16]{0} parameter(0)
+  %all-reduce.2 = f32[16]{0} all-reduce(%whole), replica_groups=[1,8]<=[8], to_apply=%add
+  ROOT %negated = f32[16]{0} negate(%all-reduce.2)
+}
+
+%condition (c: (s32[], f32[4])) -> pred[] {
+  %c = (s32[], f32[4]{0}) parameter(0)
+  %i = s32[] get-tuple-element(%c), index=0
+  %limit = s32[] constant(9)
+  ROOT %below = pred[] compare(%i, %limit), direction=LT
+}
+
+%body (b: (s32[], f32[4])) -> (s32[], f32[4]) {
+  %b = (s32[], f32[4]{0}) parameter(0)
+  %x = f32[4]{0} get-tuple-element(%b), index=1
+  %dispatched = bf16[2,128,64]{2,1,0:T(8,128)(2,1)} all-to-all(%x), \
+replica_groups=mesh['axis_0'=8,'axis_1'=4] {'axis_0'}, dimensions={1}, metadata={op_name="jit(call)/while/einsum"}
+  %fusion.1 = f32[32,4]{1,0} fusion(%x), kind=kCustom, calls=%all-reduce-scatter.1, control-predecessors={%add}, \
+metadata={op_name="optimizer/update"}
+  ROOT %t = (s32[], f32[4]{0}) tuple(%x, %x)
+}
+
+%branch (e: f32[4]) -> f32[4] {
+  %e = f32[4]{0} parameter(0)
+  ROOT %neighbours = f32[4]{0} collective-permute(%e), source_target_pairs={{0,1},{1,0}}
+}
+
+%other_branch (o: f32[4]) -> f32[4] {
+  ROOT %o = f32[4]{0} parameter(0)
+}
+
+%called (d: f32[4]) -> f32[4] {
+  %d = f32[4]{0} parameter(0)
+  ROOT %scattered = f32[2]{0} reduce-scatter(%d), replica_groups=[4,2]<=[8], dimensions={0}, to_apply=%add
+}
+
+ENTRY %main (a: f32[4]) -> f32[4] {
+  %a = f32[4]{0} parameter(0)
+  %start = (s32[], /*index=1*/f32[4]{0}) tuple(%a, %a)
+  %while.1 = (s32[], f32[4]{0}) while(%start), condition=%condition, body=%body
+  %both = (f32[]{:T(256)}, f32[8]{0:T(256)}) all-reduce(%a, %a), replica_groups=[4,8]<=[8,4]T(1,0), to_apply=%add
+  %fusion.2 = f32[16]{0} fusion(%a), kind=kCustom, calls=%fused_sum
+  %either = f32[4]{0} conditional(%a, %a, %a), branch_computations={%branch, %other_branch}
+  %call.1 = f32[4]{0} call(%a), to_apply=%called
+  %gather-start = (f32[4]{0}, f32[32]{0}) all-gather-start(%a), replica_groups={{0,1,2,3},{4,5,6,7}}, dimensions={0}
+  %gathered = f32[32]{0} all-gather-done(%gather-start)
+  ROOT %result = f32[4]{0} copy(%a)
+}
+"""
+
+
+def test_every_collective_has_its_kind_bytes_group_and_times():
+    """In the three notations of groups; an all-reduce of which a device keeps a slice is a ReduceScatter."""
+    assert find_collectives(Module(_TEXT, 32)) == [
+        Collective("dispatched", "all-to-all", 2 * 128 * 64 * 2, 8, 4, 9, "jit(call)/while/einsum"),
+        Collective("7", "reduce-scatter", 32 * 4 * 4, 2, 1, 9, "optimizer/update"),
+        Collective("both", "all-reduce", 4 + 32, 8, 4, 1, ""),
+        Collective("all-reduce.2", "all-reduce", 64, 8, 1, 1, ""),
+        Collective("neighbours", "collective-permute", 16, 32, 1, 1, ""),
+        Collective("scattered", "reduce-scatter", 8, 2, 1, 1, ""),
+        Collective("gather-start", "all-gather", 128, 4, 1, 1, ""),
+    ]
+
+
+@pytest.mark.parametrize("mesh, group, stride", [("8", 8, 1), ("4x2", 4, 2)])
+def test_collectives_of_a_compiled_loop_count_with_its_trips(mesh, group, stride):
+    """The partitioner's own text: a sum over the sharded dimension, five times, over the first mesh axis."""
+    layout = Layout.of(DeviceMesh.parse(mesh))
+
+    def function(inputs):
+        def turn(i, x):
+            total = layout.annotate(tf.reduce_sum(x, axis=0), "s")
+            return i + 1, layout.annotate(x + tf.sin(total), "Bs")
+
+        _, x = tf.while_loop(lambda i, _: i < 5, turn, (tf.constant(0), inputs["x"]), maximum_iterations=5)
+        return {"y": x}
+
+    inputs = {"x": np.ones((8, 16), np.float32)}
+    text = harness.compile_for(function, inputs, layout, {"x": "Bs", "y": "Bs"}).hlo()
+    found = find_collectives(Module(text, 8))
+    assert {(c.kind, c.bytes, c.group_size, c.stride) for c in found} == {("all-reduce", 16 * 4, group, stride)}
+    assert sum(c.times for c in found) == 5
+
+
+_TINY = [
+    "model.num_layers=6",
+    "model.model_dim=128",
+    "model.hidden_dim=256",
+    "model.num_heads=4",
+    "model.head_dim=32",
+    "model.target_vocabulary=256",
+    "input.target_length=32",
+    "input.batch_size=16",
+]
+_WITH_EXPERTS = [*_TINY, "model.num_experts=4", "model.num_groups=8"]
+_LOOP = re.compile(r" while\(.*?body=%([\w.\-]+)")
+
+
+def dumb_count(text: str, repeats: int) -> collections.Counter[str]:
+    """Returns runs by kind from a plain search: every channel once, or `repeats` times if it is in a loop's body."""
+    bodies, callers, times = set(_LOOP.findall(text)), {}, {}
+    computation = ""
+    lines = []
+    for line in text.splitlines():
+        if line.endswith("{") and not line.startswith(" "):
+            computation = line.removeprefix("ENTRY ").lstrip("%").partition(" ")[0]
+        callers |= dict.fromkeys(re.findall(r"calls=%([\w.\-]+)", line), computation)
+        lines.append((computation, line))
+    for computation, line in lines:
+        kind = re.search(r" (all-reduce|all-gather|all-to-all|reduce-scatter|collective-permute)(?:-start)?\(", line)
+        if kind and "=" in line:
+            channel = re.search(r"channel_id=\d+", line)[0]
+            name = "reduce-scatter" if computation.startswith("all-reduce-scatter") else kind[1]
+            times[name, channel] = repeats if bodies & {computation, callers.get(computation)} else 1
+    counts = collections.Counter()
+    for (name, _), runs in times.items():
+        counts[name] += runs
+    return counts
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name, settings, topology, repeats",
+    [
+        ("dense_lm.Small", _TINY, "v3:2x2x1", 6),
+        ("hybrid_lm.Small", _WITH_EXPERTS, "v5e:2x4", 3),
+        ("dense_lm.Small", _TINY, "v6e:2x4", 6),
+    ],
+)
+def test_no_collective_of_a_compiled_module_is_missed(name, settings, topology, repeats):
+    """Against a dumb search of the text: as many of each kind, and none that the module's own check would report."""
+    config = experiment.get(name, settings, DeviceMesh.parse("4x2"))
+    text = Slice.of(topology).load(config.steps.train(config.batch_specs())).hlo()
+    module, runs = Module(text, 8), collections.Counter()
+    for collective in find_collectives(module):
+        runs[collective.kind] += collective.times
+    assert runs == dumb_count(text, repeats) and runs["reduce-scatter"] and not missed(text, module)
+
+
+def test_parts_of_an_asynchronous_collective_count_once():
+    """Newer generations split an AllGather over fusions, with other work between its start and its end."""
+    text = _TEXT.replace(
+        "ENTRY",
+        """%part (p: f32[4]) -> f32[32] {
+  %p = f32[4]{0} parameter(0)
+  ROOT %all-gather.9 = f32[32]{0} all-gather(%p), channel_id=9, replica_groups=[1,8]<=[8], dimensions={0}
+}
+
+%other_part (q: f32[4]) -> f32[32] {
+  %q = f32[4]{0} parameter(0)
+  ROOT %all-gather.10 = f32[32]{0} all-gather(%q), channel_id=9, replica_groups=[1,8]<=[8], dimensions={0}
+}
+
+ENTRY""",
+    ).replace(
+        "  ROOT %result",
+        """  %async-collective-start = f32[32]{0} fusion(%a), kind=kCustom, calls=%part
+  %async-collective-done = f32[32]{0} fusion(%a), kind=kCustom, calls=%other_part
+  ROOT %result""",
+    )
+    module = Module(text, 32)
+    found = find_collectives(module)
+    assert found[-1] == Collective("9", "all-gather", 128, 8, 1, 1, "")
+    assert len(found) == len(find_collectives(Module(_TEXT, 32))) + 1 and not missed(text, module)
+
+
+def test_a_missed_collective_is_named():
+    """A plan refuses a module of which it would miss one: here, of a computation that nothing calls."""
+    module = Module(_TEXT.replace("branch_computations={%branch, %other_branch}", "custom=1"), 32)
+    assert missed(_TEXT, Module(_TEXT, 32)) == [] and missed(_TEXT, module) == ["neighbours"]
