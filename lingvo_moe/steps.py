@@ -1,4 +1,4 @@
-"""The pure step functions: a model and an optimizer become the programs init, train, evaluate, diagnose and decode.
+"""The pure step functions: a model and an optimizer become programs (init, train, evaluate, decode, ...).
 
 They depend on the protocols `Model` and `Optimizer`, not on a class. The training state is a tree:
 
@@ -70,6 +70,15 @@ class DecodingModel(Model, Protocol):
         context: Context,
     ) -> tuple[tf.Tensor, dict]:
         """Returns (logits `[B, K, V]`, decoding state) after one token for each of K hypotheses."""
+        ...
+
+
+@runtime_checkable
+class RoutingModel(Model, Protocol):
+    """What `explain` requires of a model beside `Model`."""
+
+    def routing(self, theta: dict, batch: dict, context: Context) -> dict[str, dict[str, tf.Tensor]]:
+        """Returns `experts` and `weights`, both `[B, T, K]`, by the name of the layer with experts."""
         ...
 
 
@@ -273,6 +282,27 @@ class Steps:
         inputs = {"theta": weight_specs(model.weights()), "source": source_specs}
         logical_axes = {"ids": "BTL", "scores": "BT", "lengths": "BT"}
         return lower("decode", function, inputs, logical_axes, self.layout)
+
+    @program_cache.cached
+    def explain(self, batch_specs: dict) -> Program:
+        """Returns the program `{theta, batch} -> {STACK: {LAYER: {experts, weights}}}`, which experts take each token.
+
+        Raises:
+          UserError: the model does not tell its routing.
+        """
+        model = self.model
+        if not isinstance(model, RoutingModel):
+            raise UserError(f"{type(model).__name__} has no experts to explain: it lacks `steps.RoutingModel.routing`.")
+        logical_axes: dict[str, str] = {}
+
+        def function(inputs: dict) -> dict:
+            theta = self._annotated(model.weights(), inputs["theta"])
+            found = model.routing(theta, self._annotated(batch_specs, inputs["batch"]), self._context())
+            logical_axes.update(dict.fromkeys(tree.flatten(found), "BTr"))
+            return found
+
+        inputs = {"theta": weight_specs(model.weights()), "batch": batch_specs}
+        return lower("explain", function, inputs, logical_axes, self.layout)
 
     def _context(self, **settings) -> Context:
         return Context(self.layout, platform=self.platform, **settings)

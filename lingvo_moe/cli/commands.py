@@ -21,6 +21,7 @@ from lingvo_moe.experiment import get as get_experiment
 from lingvo_moe.inference import held_out_loss
 from lingvo_moe.inference.evaluation import LanguageScore, groups, mean
 from lingvo_moe.inference.evaluation import evaluate as evaluate_languages
+from lingvo_moe.inference.explanation import Explainer
 from lingvo_moe.inference.translator import Translator
 from lingvo_moe.sharding.layout import DeviceMesh
 from lingvo_moe.utils import output_files
@@ -104,6 +105,7 @@ def translate(config: TranslateConfig):
     """`translate`: writes one line for each line read, in the same order; an empty line stays empty."""
     _require_translation(config)
     output_files.check_path("--output", config.output)
+    output_files.check_path("--explain", config.explain)
     name, experiment, engine = run_setup.set_up(config, "decode", {"search.beam_size": config.beam_size})
     if not 1 <= config.n_best <= experiment.search.beam_size:
         raise UserError(
@@ -112,6 +114,7 @@ def translate(config: TranslateConfig):
     sentences = _read_lines(config.input)
     if not sentences:
         raise UserError(f"--input={config.input}: nothing to translate; expected one sentence a line.")
+    explainer = Explainer(name, experiment, engine, config.log_directory()) if config.explain else None
     results = Translator(name, experiment, engine, config.log_directory()).translate(sentences)
     with output_files.atomic_writer(config.output) as file:
         for number, hypotheses in enumerate(results, start=1):
@@ -119,6 +122,10 @@ def translate(config: TranslateConfig):
                 columns = [str(number)] if config.n_best > 1 else []
                 columns += [f"{hypothesis.score:.4f}"] if config.n_best > 1 or config.scores else []
                 print(*columns, hypothesis.text, sep="\t", file=file)
+    if explainer and config.explain:
+        with output_files.atomic_writer(config.explain) as file:
+            for explanation in explainer.explain(sentences, [hypotheses[0].text for hypotheses in results]):
+                print(json.dumps(explanation, ensure_ascii=False), file=file)
 
 
 def plan(config: PlanConfig):

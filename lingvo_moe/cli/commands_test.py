@@ -142,6 +142,24 @@ def test_translate_writes_as_many_lines_as_it_reads(trained, tmp_path, capsys):
     assert [line.split("\t") for line in capsys.readouterr().out.splitlines()] == [row[1:] for row in rows[::2]]
 
 
+def test_translate_explains_which_experts_took_each_token(trained, tmp_path):
+    """One JSON object a line; the translations are those of a run without --explain."""
+    given, explained = _lines(tmp_path / "in.txt", "der old", "", "eert"), tmp_path / "experts.jsonl"
+    outputs = [tmp_path / name for name in ("plain.txt", "explained.txt")]
+    assert _run("translate", *trained, given, f"--output={outputs[0]}") == 0
+    assert _run("translate", *trained, given, f"--output={outputs[1]}", f"--explain={explained}") == 0
+    assert outputs[0].read_text() == outputs[1].read_text()
+    found = [json.loads(line) for line in explained.read_text(encoding="utf-8").splitlines()]
+    assert [explanation["line"] for explanation in found] == [1, 2, 3]
+    assert all(len(explanation["encoder/2"]) == len(explanation["source"]) for explanation in found)
+
+
+def test_explain_of_a_missing_directory_is_an_error_before_the_work(trained, tmp_path, capsys):
+    """Nothing is translated first."""
+    assert _run("translate", *trained, f"--explain={tmp_path / 'no' / 'experts.jsonl'}") == 2
+    assert "--explain=" in capsys.readouterr().err
+
+
 def test_one_long_line_does_not_stop_the_others(trained, tmp_path, capsys):
     """It is translated up to the limit, and a warning names it."""
     given = _lines(tmp_path / "in.txt", "der old", "neerg der " * 40, "eert")

@@ -168,6 +168,11 @@ class TranslateConfig(SearchConfig):
     scores: bool = _flag(
         flags.DEFINE_boolean, False, "write each line as score, text: the length-normalised log-probability"
     )
+    explain: str | None = _flag(
+        flags.DEFINE_string,
+        None,
+        "also write this JSON lines file: which experts took each token of a line and of its translation, by layer",
+    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -92,6 +92,11 @@ class Tokenizer:
         """Returns the ids of each text, `[length] int32`, without bos and eos."""
         return [np.array(ids, np.int32) for ids in self._processor.encode(list(texts), out_type=int)]
 
+    def pieces(self, ids: Iterable[int] | np.ndarray) -> list[str]:
+        """Returns the text of each id; one outside of the vocabulary is unknown."""
+        size = self.vocabulary_size
+        return [self._processor.id_to_piece(int(i) if 0 <= i < size else self.unk_id) for i in ids]
+
     def decode(self, rows: Iterable[Sequence[int] | np.ndarray]) -> list[str]:
         """Returns the text of each row of ids, up to its first eos, without pad and bos.
 

@@ -42,6 +42,10 @@ class StepPrograms(Protocol):
         """`{theta, source} -> {ids, scores, lengths}`."""
         ...
 
+    def explain(self, batch_specs: dict) -> Program:
+        """`{theta, batch} -> ...`, which experts take each token; see `steps.Steps.explain`."""
+        ...
+
 
 class StepFunctions(Protocol):
     """A model's step functions, as pure functions of tensors; `steps.Steps` implements it."""

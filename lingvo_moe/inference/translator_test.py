@@ -7,6 +7,7 @@ import pytest
 
 from lingvo_moe.engines.pjrt import Engine
 from lingvo_moe.errors import UserError
+from lingvo_moe.inference.explanation import Explainer
 from lingvo_moe.inference.segmentation import segment
 from lingvo_moe.inference.translator import Translation, Translator
 from lingvo_moe.testing import experiments as tiny
@@ -54,6 +55,24 @@ def test_hypotheses_are_best_first(translator):
 
 def test_an_empty_sentence_is_not_given_to_the_model(translator):
     assert translator.translate(["", " "]) == [[Translation("", 0.0)] * 2] * 2
+
+
+def test_the_experts_of_every_token_are_explained(data, logdir):
+    """By layer, the sentence's and the translation's; two experts each, whose weights add to 1."""
+    explainer = Explainer("tiny", tiny.tiny(data), Engine(2, "cpu"), logdir)
+    sources = ["neerg der eulb", "", "gib", "eert " * 60, "der", "neerg"]
+    found = list(explainer.explain(sources, ["green red blue", "", "big", "tree", "red", "green"]))
+    assert [explanation["line"] for explanation in found] == [1, 2, 3, 4, 5, 6] and found[3] == {"line": 4}
+    for explanation, source in zip(found, sources):
+        if len(explanation) == 1:
+            continue
+        assert "".join(explanation["source"][:-1]).replace("▁", " ").strip() == source
+        assert explanation.keys() == {"line", "source", "translation", "encoder/2", "decoder/2"}
+        for layer, side in (("encoder/2", "source"), ("decoder/2", "translation")):
+            assert len(explanation[layer]) == len(explanation[side])
+            for choices in explanation[layer]:
+                assert 1 <= len(choices) <= 2 and sum(weight for _, weight in choices) == pytest.approx(1, abs=1e-3)
+    assert found[4]["encoder/2"] == next(explainer.explain(["der"], ["red"]))["encoder/2"]
 
 
 def test_no_sentences_have_no_translations(translator):

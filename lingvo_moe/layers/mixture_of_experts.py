@@ -96,6 +96,8 @@ class MixtureOfExperts(Layer):
         capacity = self._capacity(size, context)
         with tf.name_scope("gating"):
             routing = self._route(theta, grouped, tf.reshape(paddings, (groups, size)), capacity, context)
+        if context.record_routing:
+            context.record_routing(context.scope, routing)
         if self._is_block_sparse(context):
             outputs = self._compute_blocks(theta, grouped, routing, context)
         else:

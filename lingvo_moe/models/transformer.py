@@ -17,7 +17,7 @@ from lingvo_moe.layers.summaries import magnitude
 from lingvo_moe.layers.transformer import TransformerLayer, TransformerStack
 from lingvo_moe.lazy import tf
 from lingvo_moe.ops.dispatch import AUTO, check_dispatch
-from lingvo_moe.ops.routing import AUX_LOSS
+from lingvo_moe.ops.routing import AUX_LOSS, Routing
 
 _TIED = "embedding"  # the name of the table that tied embeddings share
 
@@ -94,6 +94,32 @@ class Transformer(Layer):
     def loss(self, theta: dict, batch: dict, context: Context) -> tuple[tf.Tensor, dict]:
         """Returns the loss of one batch and its metrics; see `steps.Model`."""
         raise NotImplementedError
+
+    def routing(self, theta: dict, batch: dict, context: Context) -> dict[str, dict[str, tf.Tensor]]:
+        """Returns which experts take each token in `loss`, by layer: `encoder/2` is the second of the encoder.
+
+        Of each layer, `experts [B, T, K] int32` and `weights [B, T, K] float32`, the combine weights: 0 for a choice
+        that is not dispatched (a dropped token, padding).
+        """
+        found: dict[str, list[Routing]] = {}
+
+        def record(scope: str, routing: Routing):
+            found.setdefault(scope, []).append(routing)
+
+        unrolled = dataclasses.replace(self, unroll=True, remat="none")
+        unrolled.loss(theta, batch, dataclasses.replace(context, record_routing=record))
+        layers = {}
+        for scope, repeats in found.items():
+            stack, layer = scope.split("/")[:2]
+            period, index = len(self.layer_patterns[stack]), int(layer.removeprefix("layer_"))
+            tokens = batch["source" if stack == "encoder" else "target"]["ids"]
+            for repeat, routing in enumerate(repeats):
+                shape = (*tokens.shape, routing.shape[-1])
+                layers[f"{stack}/{repeat * period + index + 1}"] = {
+                    "experts": tf.reshape(routing.expert_indices(), shape),
+                    "weights": tf.reshape(routing.weights, shape),
+                }
+        return layers
 
     @property
     def layers_per_repeat(self) -> int:

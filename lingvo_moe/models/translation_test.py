@@ -224,6 +224,38 @@ def test_padding_alone_has_no_loss_and_no_gradient():
     assert not any(tf.convert_to_tensor(gradient).numpy().any() for gradient in gradients)
 
 
+def routed(model: Translation, values: dict) -> dict:
+    """The experts and weights of every token, by layer, computed eagerly."""
+    found = model.routing(*(tree.map_leaves(tf.constant, part) for part in (values, copying(0))), Context())
+    return {layer: {name: value.numpy() for name, value in of_layer.items()} for layer, of_layer in found.items()}
+
+
+def test_routing_names_the_expert_that_a_token_goes_to():
+    """Experts that change places change their numbers and nothing else, in this layer alone; paddings go to none."""
+    model = dataclasses.replace(PLAIN, num_layers=8, unroll=False)
+    flat = tree.flatten(model.weights())
+    values = {path: initial_value(weight, path, tf.constant([0, 1])).numpy() for path, weight in flat.items()}
+    before = routed(model, tree.unflatten(values))
+    assert list(before) == ["encoder/2", "encoder/4", "decoder/2", "decoder/4"]
+    places = np.random.RandomState(0).permutation(model.num_experts)
+    gate = values["encoder/layer_1/feed_forward/gate"]  # [R, M, E]: repeat 1 is layer 4 of the encoder
+    gate[1] = gate[1][:, places]
+    for name in ("wi", "wo"):
+        weight = values[f"encoder/layer_1/feed_forward/{name}"]
+        weight[1] = weight[1][places]
+    after = routed(model, tree.unflatten(values))
+    present = copying(0)["source"]["segment_ids"] != 0
+    np.testing.assert_array_equal(
+        places[after["encoder/4"]["experts"]][present], before["encoder/4"]["experts"][present]
+    )
+    for layer in ("encoder/2", "decoder/2", "decoder/4"):
+        np.testing.assert_array_equal(after[layer]["experts"], before[layer]["experts"])
+    for layer in after.values():
+        totals = layer["weights"].sum(axis=-1)
+        np.testing.assert_allclose(totals[present], 1, rtol=TOLERANCE)
+        assert not totals[~present].any()
+
+
 def test_loss_is_cross_entropy_plus_k_aux():
     """GShard section 2.2; without smoothing the optimised cross-entropy is the reported one."""
     found = evaluate(copying(0), dataclasses.replace(PLAIN, aux_loss_weight=3.0))

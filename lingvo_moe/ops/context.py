@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 from lingvo_moe.lazy import tf
 from lingvo_moe.ops import random_numbers
@@ -22,6 +23,8 @@ class Context:
       checkpoint_policy: called by `checkpoint_name`, or None outside rematerialised layers; see `layers.repeat`.
       scope: the path of this call in the model, as in the paths of the weights: `decoder/layer_0/`.
       add_summary: called by `summarize`, or None where summaries are off; see `layers.summaries`.
+      record_routing: called by layers with experts with (scope, the router's `ops.routing.Routing`), or None. Only
+        programs that unroll their layers have one.
       platform: the platform to be fast on, `cpu`, `gpu` or `tpu`; empty for none in particular. Only `ops` reads it.
         Results are equal up to rounding.
     """
@@ -32,6 +35,7 @@ class Context:
     checkpoint_policy: Callable[[tf.Tensor, str, str], tf.Tensor] | None = None
     scope: str = ""
     add_summary: Callable[[str, tf.Tensor], None] | None = None
+    record_routing: Callable[[str, Any], None] | None = None
     platform: str = ""
 
     @property
