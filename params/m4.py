@@ -31,9 +31,9 @@ def aux_loss_weight(num_experts: int) -> float:
 class M4(Recipe):
     """The settings that all models of table 1 share; a row adds the numbers of experts, layers and cores.
 
-    The papers do not say whether "batch tokens" counts one side or both; here it counts both together. Counting one
-    side would put the rows of 128 cores above 75 % of the cores' peak, more than GSPMD reports for any model
-    (docs/planning.md).
+    Batch tokens are source tokens: GShard section 3 speaks of "1T tokens (source side tokens after sub-word
+    segmentation) in 250k training steps", which are 4M in each. Read so, the published speed of the rows of 128 cores
+    is above what GSPMD reports for any model; docs/planning.md has the figures.
     """
 
     num_experts: int
@@ -78,13 +78,13 @@ class M4(Recipe):
             ),
             optimizer=Adafactor(learning_rate=InverseSquareRoot(peak=1.0, decay_after=10_000)),
             input=InputConfig(
-                batch_size=self.batch_tokens // (2 * self.sequence_length),
+                batch_size=self.batch_tokens // self.sequence_length,
                 source_length=self.sequence_length,
                 target_length=self.sequence_length,
                 temperature=5.0,
                 shards=default_shards(DeviceMesh((self.num_cores,))),
             ),
-            # GShard section 4.4: every model sees a trillion tokens.
+            # GShard section 4.4: every model sees a trillion source tokens.
             training=TrainingSchedule(
                 steps=10**12 // self.batch_tokens, log_every=100, evaluate_every=1000, checkpoint_every=1000
             ),

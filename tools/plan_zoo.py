@@ -26,7 +26,7 @@ flags.DEFINE_boolean("again", False, "also make the plans that exist", flag_valu
 _SMALLEST_SLICE = 32  # cores; smaller models run on a workstation and are not planned
 
 _M4_ROWS = ("MoE128E12L", "MoE128E36L", "MoE512E12L", "MoE512E36L", "MoE2048E12L", "MoE2048E36L")
-_M4_BATCH = {"128": 4096, "512": 4096, "2048": 16_384}
+_M4_BATCH = {"128": 8192, "512": 8192, "2048": 32_768}
 
 
 def variants() -> dict[str, tuple[str, tuple[str, ...]]]:
@@ -34,12 +34,18 @@ def variants() -> dict[str, tuple[str, tuple[str, ...]]]:
     found = {}
     for row in _M4_ROWS:
         cores = row[3:].partition("E")[0]
-        # The other interpretation of "batch tokens": that many on each side. Fewer of twice the activations are saved.
-        found[f"m4.{row}.each_side"] = (f"m4.{row}", (f"input.batch_size={2 * _M4_BATCH[cores]}", "model.remat=full"))
-    # The tokens per core of 2048 cores with 4M on each side, where an expert's capacity is exactly 1: memory against
-    # the number of experts. (With 4M on both sides together it is a half, and rounded up.)
-    for row in ("MoE128E12L", "MoE128E36L"):
-        found[f"m4.{row}.tokens_per_core"] = (f"m4.{row}", ("input.batch_size=2048", "model.remat=full"))
+        # The other reading of "batch tokens": those of both sides together.
+        found[f"m4.{row}.both_sides"] = (f"m4.{row}", (f"input.batch_size={_M4_BATCH[cores] // 2}",))
+    # The tokens per core of 2048 cores: memory against the number of experts.
+    for layers in (12, 36):
+        remat = experiment.get(f"m4.MoE2048E{layers}L").model.remat
+        found[f"m4.MoE128E{layers}L.tokens_per_core"] = (
+            f"m4.MoE128E{layers}L",
+            ("input.batch_size=2048", f"model.remat={remat}"),
+        )
+    # Appendix A.6's capacity, C = 2BL/(DE): with G = 2D twice that of section 2.2.
+    for row in ("MoE128E12L", "MoE2048E36L"):
+        found[f"m4.{row}.capacity_of_a6"] = (f"m4.{row}", ("model.capacity_factor=4",))
     for attempt in ("gspmd_attempt_1", "gspmd_attempt_2"):
         for mesh in ("8x16", "16x32", "32x64"):
             found[f"dense_lm.Dense64BMesh{mesh}.{attempt}"] = (f"dense_lm.Dense64BMesh{mesh}", (f"layout={attempt}",))

@@ -20,12 +20,12 @@ def test_every_plan_has_a_model_and_valid_settings(name):
 
 
 def test_variants_have_the_stated_batch():
-    """`each_side` has the batch tokens on each side; `tokens_per_core` has equal tokens per core and remat policy."""
+    """Batch tokens are the source's, in `both_sides` those of both; `tokens_per_core` has equal tokens and policies."""
     plans = plan_zoo.plans()
     for row, batch_tokens in (("m4.MoE128E12L", 2**20), ("m4.MoE512E36L", 2**20), ("m4.MoE2048E36L", 2**22)):
-        own, other = (experiment.get(*plans[name]).input for name in (row, f"{row}.each_side"))
-        assert own.tokens == batch_tokens and other.batch_size * other.target_length == batch_tokens
-    few, many = (experiment.get(*plans[name]) for name in ("m4.MoE128E36L.tokens_per_core", "m4.MoE2048E36L.each_side"))
+        own, other = (experiment.get(*plans[name]).input for name in (row, f"{row}.both_sides"))
+        assert own.batch_size * own.source_length == other.tokens == batch_tokens
+    few, many = (experiment.get(*plans[name]) for name in ("m4.MoE128E36L.tokens_per_core", "m4.MoE2048E36L"))
     assert (
         few.input.tokens / few.mesh.size == many.input.tokens / many.mesh.size and few.model.remat == many.model.remat
     )

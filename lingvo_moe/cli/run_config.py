@@ -221,7 +221,7 @@ class PlanConfig(ModelConfig):
         flags.DEFINE_string, None, "the device mesh, e.g. 128 or 16x8; default: all cores of the slice in one axis"
     )
     program: str = _flag(flags.DEFINE_enum, "train", "which program", enum_values=["train", "decode"])
-    tokens: float = _flag(flags.DEFINE_float, 1e12, "tokens of all sides to train on, for the cost", lower_bound=1)
+    tokens: float = _flag(flags.DEFINE_float, 1e12, "source tokens to train on, for the cost", lower_bound=1)
     json: str | None = _flag(flags.DEFINE_string, None, "also write the plan to this file")
     search: tuple[str, ...] = _flag(
         flags.DEFINE_list,
