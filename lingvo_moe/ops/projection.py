@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import Any
 
 from lingvo_moe.lazy import tf
 from lingvo_moe.ops.context import Context
@@ -56,8 +57,9 @@ def _dot(left: tf.Tensor, right: tf.Tensor, contracted: tuple[int, ...], by: tup
     from tensorflow.compiler.tf2xla.python import xla
     from tensorflow.compiler.xla import xla_data_pb2
 
-    dimensions = xla_data_pb2.DotDimensionNumbers(lhs_contracting_dimensions=contracted, rhs_contracting_dimensions=by)
-    highest = xla_data_pb2.PrecisionConfig(operand_precision=[xla_data_pb2.PrecisionConfig.HIGHEST] * 2)
+    messages: Any = xla_data_pb2  # protobuf makes its classes when it is imported
+    dimensions = messages.DotDimensionNumbers(lhs_contracting_dimensions=contracted, rhs_contracting_dimensions=by)
+    highest = messages.PrecisionConfig(operand_precision=[messages.PrecisionConfig.HIGHEST] * 2)
     return xla.dot_general(left, right, dimensions, highest)
 
 
