@@ -18,8 +18,8 @@ TABLE_1 = {  # GShard table 1 and section 4.2: weights, experts per layer, exper
     "m4.Dense96L": (2.3e9, 0, 0, 96, 2048),
     "m4.TransformerBig": (0.4e9, 0, 0, 12, 8),
 }
-# Counted by hand from appendix A.2. The paper prints one or two digits of them, partly of binary billions: 39.5e9 weights
-# are 36.8 x 2^30, its 37B.
+# Counted by hand from appendix A.2. The paper prints one or two digits of them, partly of binary billions: 39.5e9
+# weights are 36.8 x 2^30, its 37B.
 _ROUNDED = 0.075
 WEIGHTS = {
     "m4.MoE2048E36L": 619_399_274_496,
