@@ -30,8 +30,8 @@ class _Part(NamedTuple):
 class Explainer:
     """Runs a model on translations that it has made.
 
-    The experts of the decoder's tokens are those that the search chose. So are the encoder's, unless the router lets
-    tokens depend on their batch: expert choice, or a finite `inference_capacity_factor`.
+    The experts are those that the search used, unless the routing of a token depends on the rest of its batch: with
+    expert choice, or a finite `inference_capacity_factor`.
     """
 
     def __init__(self, name: str, experiment: Experiment, engine: Engine, logdir: str | pathlib.Path):
