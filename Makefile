@@ -27,7 +27,7 @@ format: setup  ## rewrite the sources: import order, mended lint, format
 	.venv/bin/ruff check --fix-only
 	.venv/bin/ruff format
 
-# Compilers never return some of their memory: in six parts, each with fresh workers, a worker stays below 4 GB.
+# Compilers never return some of their memory: in six parts, each with fresh workers, a worker stays near 4 GB.
 pytest: setup  ## all tests, two files at a time
 	@cache=$$(mktemp -d); trap 'rm -rf "$$cache"' EXIT; status=0; for part in 1/6 2/6 3/6 4/6 5/6 6/6; do \
 	    LINGVO_MOE_TEST_CACHE=$$cache .venv/bin/python -m pytest --numprocesses=2 --dist=loadfile --part=$$part \

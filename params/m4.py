@@ -211,7 +211,7 @@ class Quickstart(Recipe):
                 aux_loss_weight=aux_loss_weight(8),
                 unroll=True,
             ),
-            # 0.05, and from the end of the warm-up on a straight line to a tenth of it at the last step.
+            # 0.05, from the end of the warm-up on a straight line to a tenth of it, and this for the last steps.
             optimizer=Adafactor(
                 beta1=0.9,
                 learning_rate=InverseSquareRoot(
@@ -219,7 +219,7 @@ class Quickstart(Recipe):
                     decay_after=steps,
                     warmup_steps=150,
                     cooldown_after=150,
-                    cooldown_steps=steps - 150,
+                    cooldown_steps=(steps - 150) * 9 // 10,
                 ),
             ),
             input=InputConfig(batch_size=16, source_length=80, target_length=56, temperature=5.0),

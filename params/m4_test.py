@@ -8,18 +8,19 @@ from lingvo_moe import experiment, tree
 from lingvo_moe.layers.routers.base import expert_capacity
 
 TABLE_1 = {  # GShard table 1 and section 4.2: weights, experts per layer, experts in total, layers, cores
-    "m4.MoE2048E36L": ("600B", 2048, 36_864, 36, 2048),
-    "m4.MoE2048E12L": ("200B", 2048, 12_288, 12, 2048),
-    "m4.MoE512E36L": ("150B", 512, 9_216, 36, 512),
-    "m4.MoE512E12L": ("50B", 512, 3_072, 12, 512),
-    "m4.MoE128E36L": ("37B", 128, 2_304, 36, 128),
-    "m4.MoE128E12L": ("12.5B", 128, 768, 12, 128),
-    "m4.MoE2048E60L": ("1T", 2048, 61_440, 60, 2048),
-    "m4.Dense96L": ("2.3B", 0, 0, 96, 2048),
-    "m4.TransformerBig": ("0.4B", 0, 0, 12, 8),
+    "m4.MoE2048E36L": (600e9, 2048, 36_864, 36, 2048),
+    "m4.MoE2048E12L": (200e9, 2048, 12_288, 12, 2048),
+    "m4.MoE512E36L": (150e9, 512, 9_216, 36, 512),
+    "m4.MoE512E12L": (50e9, 512, 3_072, 12, 512),
+    "m4.MoE128E36L": (37e9, 128, 2_304, 36, 128),
+    "m4.MoE128E12L": (12.5e9, 128, 768, 12, 128),
+    "m4.MoE2048E60L": (1e12, 2048, 61_440, 60, 2048),
+    "m4.Dense96L": (2.3e9, 0, 0, 96, 2048),
+    "m4.TransformerBig": (0.4e9, 0, 0, 12, 8),
 }
-# Counted by hand from appendix A.2. The paper rounds them, and seems to count in 2^30: 576.9, 192.4, 144.8, 48.4, 36.8
-# and 12.4 of them are its 600B to 12.5B (GSPMD table 6 calls the same 619.4e9 weights 577B).
+# Counted by hand from appendix A.2. The paper prints one or two digits of them, partly of binary billions: 39.5e9
+# weights are 36.8 x 2^30, its 37B.
+_ROUNDED = 0.075
 WEIGHTS = {
     "m4.MoE2048E36L": 619_399_274_496,
     "m4.MoE2048E12L": 206_553_808_896,
@@ -53,11 +54,12 @@ def by_hand(experts: int, layers: int, attention_width: int, vocabularies: int) 
 @pytest.mark.parametrize("name", sorted(TABLE_1))
 def test_weights_experts_layers_and_cores_are_table_1s(name):
     """A wrong dimension anywhere in a model changes its number of weights."""
-    _, experts, total, layers, cores = TABLE_1[name]
+    published, experts, total, layers, cores = TABLE_1[name]
     config = experiment.get(name)
     width = 1024 if name in ("m4.Dense96L", "m4.TransformerBig") else 2048
     vocabularies = 3 * 32_000 if name == "m4.TransformerBig" else 64_000 + 2 * 32_000
     assert config.model.num_weights() == by_hand(experts, layers, width, vocabularies) == WEIGHTS[name]
+    assert WEIGHTS[name] == pytest.approx(published, rel=_ROUNDED)
     assert (config.model.num_experts, config.model.num_layers, config.mesh.size) == (experts, layers, cores)
     expert_size = 2 * 1024 * 8192
     assert experts * (layers // 2) == total

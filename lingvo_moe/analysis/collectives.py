@@ -8,9 +8,10 @@ have the same channel.
 from __future__ import annotations
 
 import dataclasses
-import math
 import re
 from collections.abc import Iterator
+
+import numpy as np
 
 from lingvo_moe.analysis.hlo import Instruction, Module, array_bytes
 
@@ -23,6 +24,8 @@ COLLECTIVES = (
     "collective-broadcast",
     "ragged-all-to-all",
 )
+# The computation that they call ran from its start on.
+_ENDS = ("async-update", "async-done")
 # Inside a fusion, what may stand between an all-reduce and the slice of it that a device keeps.
 _SAME_ELEMENTS = ("bitcast", "copy", "convert", "get-tuple-element", "reshape", "transpose")
 # A plain search of the text, to check the reading: any line that runs a collective, but not the end of one.
@@ -39,12 +42,12 @@ class Collective:
     """A collective: communication between groups of devices.
 
     Attributes:
-      channel: its number in the module's text, which all parts of an asynchronous collective have; the name of the
-        instruction if it has none.
+      channel: its channel number, shared by the parts of an asynchronous collective (and sometimes by unrelated ones);
+        the instruction's name if it has none.
       kind: one of COLLECTIVES.
       bytes: of the result on each device, for one run; for an `all-reduce`, also of each device's operand.
       group_size: the number of devices that communicate with each other.
-      stride: the difference between the numbers of neighbours in a group.
+      stride: the smallest difference between the numbers of two devices of a group.
       times: the number of runs.
       op_name: the operation that it comes from.
     """
@@ -59,23 +62,20 @@ class Collective:
 
 
 def find_collectives(module: Module) -> list[Collective]:
-    """Returns all collectives that a module runs, in its order."""
-    found, fused = [], set()
+    """Returns all collectives that a module runs, in its order; raises ValueError for groups that it cannot read."""
+    found, first_parts = [], {}
     for outer, times in module.runs():
         for instruction, kept in _within(module, outer):
             collective = _collective(module, outer, instruction, kept, times)
-            if instruction is outer or collective not in fused:
+            # Of a collective that is split over fusions, the first part counts, each time that it runs.
+            key = (module.computation_of(outer), collective.channel, collective.kind)
+            if instruction is outer or first_parts.setdefault(key, outer.name) == outer.name:
                 found.append(collective)
-            if instruction is not outer:
-                fused.add(collective)
     return found
 
 
 def missed(text: str, module: Module) -> list[str]:
-    """Returns the names of collectives in the text of a module that `find_collectives` does not read: should be none.
-
-    The names come from a plain search of the text.
-    """
+    """Returns the names of collectives that a plain search of the text finds and `find_collectives` does not read."""
     read = {instruction.name for outer, _ in module.runs() for instruction, _ in _within(module, outer)}
     return [name for name in _ANY.findall(text) if name not in read]
 
@@ -84,7 +84,7 @@ def _within(module: Module, instruction: Instruction) -> Iterator[tuple[Instruct
     """Yields (collective, bytes of the slices of its result that are kept or 0) of an instruction and what it fuses."""
     if _kind(instruction):
         yield instruction, 0
-    elif not module.executes_called(instruction):  # else they are in `module.runs` themselves
+    elif not module.executes_called(instruction) and instruction.opcode not in _ENDS:
         for name in module.called(instruction):
             for inner in module.computations[name]:
                 if _kind(inner) == "all-reduce":
@@ -134,24 +134,55 @@ def _kept_bytes(computation: list[Instruction], reduced: Instruction) -> int:
     """Returns the bytes of the slices of an all-reduce's results that a device keeps; 0 if it keeps all of them."""
     same, kept = {reduced.name}, 0
     for instruction in computation:
-        if instruction.operands and instruction.operands[0] in same:
-            if instruction.opcode == "dynamic-slice":
-                kept += instruction.result_bytes
-            elif instruction.opcode in _SAME_ELEMENTS:
-                same.add(instruction.name)
+        if same.isdisjoint(instruction.operands):
+            continue
+        if instruction.opcode == "dynamic-slice" and instruction.operands[0] in same:
+            kept += instruction.result_bytes
+        elif instruction.opcode in _SAME_ELEMENTS and not instruction.is_root:
+            same.add(instruction.name)
+        else:
+            return 0
     return kept
 
 
 def _group(instruction: Instruction, num_devices: int) -> tuple[int, int]:
-    """Returns (size, stride) of the groups; XLA writes mesh axes, a transposed iota, or lists."""
-    if axes := re.search(r"replica_groups=mesh\[([^\]]*)\] \{([^}]*)\}", instruction.rest):
-        sizes = {name: int(size) for name, size in re.findall(r"'(\w+)'=(\d+)", axes[1])}
-        used = re.findall(r"'(\w+)'", axes[2])
-        minor = list(sizes)[list(sizes).index(used[-1]) + 1 :]
-        return math.prod(sizes[name] for name in used), math.prod(sizes[name] for name in minor)
-    if count := re.search(r"replica_groups=\[\d+,(\d+)\]<=\[([\d,]+)\](T)?", instruction.rest):
-        return int(count[1]), int(count[2].split(",")[-1]) if count[3] else 1
-    if first := re.search(r"replica_groups=\{\{([\d,]+)\}", instruction.rest):
-        members = list(map(int, first[1].split(",")))
-        return len(members), members[1] - members[0] if len(members) > 1 else 1
-    return num_devices, 1
+    """Returns (size, stride) of the groups."""
+    members = np.sort(_first_group(instruction, num_devices))
+    return len(members), int(np.diff(members).min()) if len(members) > 1 else 1
+
+
+def _first_group(instruction: Instruction, num_devices: int) -> np.ndarray:
+    """Returns the devices of one group; XLA writes axes of a mesh, a transposed iota, or lists."""
+    groups = re.search(r"\breplica_groups=(.*)", instruction.rest)
+    if groups is None or groups[1].startswith("{}"):
+        return np.arange(num_devices)
+    if mesh := re.match(r"mesh\[([^\]]*)\](?:, device_ids=\(([\d,]+)\))? \{([^}]*)\}", groups[1]):
+        return _group_of_mesh(*mesh.groups())
+    if iota := re.match(r"\[\d+,(\d+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", groups[1]):
+        sizes = _numbers(iota[2])
+        devices = np.arange(np.prod(sizes)).reshape(sizes)
+        devices = devices.transpose(_numbers(iota[3])) if iota[3] else devices
+        return devices.reshape(-1, int(iota[1]))[0]
+    if listed := re.match(r"\{\{([\d,]+)\}", groups[1]):
+        return np.array(_numbers(listed[1]))
+    raise ValueError(f"the replica groups of {instruction.name} are not understood: {groups[1][:100]}")
+
+
+def _group_of_mesh(mesh: str, device_ids: str | None, axes: str) -> np.ndarray:
+    """Returns one group along axes of a mesh; `'x':(2)4` is the part of size 4 of x that comes after one of size 2."""
+    sizes = {name: int(size) for name, size in re.findall(r"'(\w+)'=(\d+)", mesh)}
+    splits, used = {name: [size] for name, size in sizes.items()}, []
+    for name, before, size in re.findall(r"'(\w+)'(?::\((\d+)\)(\d+))?", axes):
+        if size:
+            splits[name] = [int(before), int(size), sizes[name] // int(before) // int(size)]
+        used.append((name, 1 if size else 0))
+    dimensions = [(name, part) for name, parts in splits.items() for part in range(len(parts))]
+    shape = [size for parts in splits.values() for size in parts]
+    devices = np.array(_numbers(device_ids)) if device_ids else np.arange(np.prod(shape))
+    last = [dimensions.index(axis) for axis in used]
+    rest = [index for index in range(len(dimensions)) if index not in last]
+    return devices.reshape(shape).transpose(rest + last).reshape(-1, np.prod([shape[index] for index in last]))[0]
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(number) for number in text.split(",")]

@@ -202,6 +202,57 @@ ENTRY""",
     assert len(found) == len(find_collectives(Module(_TEXT, 32))) + 1 and not missed(text, module)
 
 
+@pytest.mark.parametrize(
+    "groups, size, stride",
+    [
+        ("{{0,4},{1,5},{2,6},{3,7}}", 2, 4),
+        ("{}", 8, 1),
+        ("[4,2]<=[8]", 2, 1),
+        ("[2,4]<=[4,2]T(1,0)", 4, 2),
+        ("[2,4]<=[2,2,2]T(1,0,2)", 4, 1),  # {0, 1, 4, 5}
+        ("mesh['axis_0'=4,'axis_1'=2] {'axis_0'}", 4, 2),
+        ("mesh['axis_0'=4,'axis_1'=2] {'axis_1','axis_0'}", 8, 1),
+        ("mesh['axis_0'=4,'axis_1'=2] {'axis_0':(1)2}", 2, 4),  # {0, 4}
+        ("mesh['axis_0'=4,'axis_1'=2] {'axis_0':(2)2}", 2, 2),  # {0, 2}
+        ("mesh['axis_0'=4,'axis_1'=1,'axis_2'=2], device_ids=(0,4,2,6,1,5,3,7) {'axis_0':(2)2}", 2, 2),  # {0, 2}
+        ("mesh['axis_0'=4,'axis_1'=1,'axis_2'=2], device_ids=(0,4,2,6,1,5,3,7) {'axis_0':(1)2}", 2, 1),  # {0, 1}
+    ],
+)
+def test_groups_are_read_in_every_notation(groups, size, stride):
+    """The members of the first group by hand; the size and the stride decide the modelled time."""
+    text = _TEXT.replace("replica_groups=[4,8]<=[8,4]T(1,0)", f"replica_groups={groups}")
+    both = next(c for c in find_collectives(Module(text, 8)) if c.channel == "both")
+    assert (both.group_size, both.stride) == (size, stride)
+
+
+def test_groups_in_an_unknown_notation_are_an_error():
+    """Not silently all devices."""
+    text = _TEXT.replace("replica_groups=[4,8]<=[8,4]T(1,0)", "replica_groups=new(8)")
+    with pytest.raises(ValueError, match="replica groups of both are not understood: new"):
+        find_collectives(Module(text, 8))
+
+
+def test_a_reduction_that_is_also_used_whole_is_an_all_reduce():
+    """Each device then keeps all of it."""
+    text = _TEXT.replace("  %first = u32[]", "  %other = f32[64,4]{1,0} negate(%again)\n  %first = u32[]")
+    assert [c.kind for c in find_collectives(Module(text, 8)) if c.channel == "7"] == ["all-reduce"]
+
+
+def test_a_call_made_twice_runs_its_collectives_twice_and_an_end_runs_none():
+    """Also those in fusions; `async-done` names the computation that its start ran."""
+    text = _TEXT.replace(
+        "  ROOT %scattered", "  %fusion.3 = f32[16]{0} fusion(%d), kind=kCustom, calls=%fused_sum\n  ROOT %scattered"
+    ).replace(
+        "  ROOT %result",
+        """  %call.2 = f32[4]{0} call(%a), to_apply=%called
+  %started = ((f32[4]{0}), f32[2]{0}, u32[]) async-start(%a), calls=%called
+  %ended = f32[2]{0} async-done(%started), calls=%called
+  ROOT %result""",
+    )
+    found = [collective.channel for collective in find_collectives(Module(text, 8))]
+    assert found.count("scattered") == 3 and found.count("all-reduce.2") == 4
+
+
 def test_a_missed_collective_is_named():
     """A plan refuses a module of which it would miss one: here, of a computation that nothing calls."""
     module = Module(_TEXT.replace("branch_computations={%branch, %other_branch}", "custom=1"), 32)

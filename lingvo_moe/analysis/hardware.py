@@ -61,7 +61,7 @@ class Torus:
         of the group's longest dimension: O(sqrt(devices)) on a two-dimensional torus (GShard section 5.3).
 
         Args:
-          kind: see `hlo.COLLECTIVES`.
+          kind: see `collectives.COLLECTIVES`.
           size: bytes of the result on each device.
           group: the number of devices that communicate with each other.
           stride: the difference between the numbers of neighbours in the group.
@@ -81,11 +81,11 @@ class Torus:
             return size * remote / (links * bandwidth)
         if kind == "reduce-scatter":
             return size * group * remote / (links * bandwidth)
-        if kind == "all-to-all":
+        if kind in ("all-to-all", "ragged-all-to-all"):
             longest, closed = max(rings)
             across = math.prod(extents) // longest * (2 if closed and longest > 2 else 1)
             return size * group / 4 / (across * bandwidth)
-        return size / bandwidth  # a permutation between neighbours
+        return size / bandwidth  # a permutation between neighbours, a broadcast around a ring
 
     def _extents(self, group: int, stride: int) -> tuple[int, ...]:
         """Returns the number of chips that a group spans along each dimension."""

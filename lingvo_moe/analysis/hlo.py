@@ -143,6 +143,7 @@ class Module:
         if not self.entry:
             raise ValueError("no entry computation; expected the text of a compiled XLA module")
         self._named = {i.name: i for instructions in self.computations.values() for i in instructions}
+        self._computations_of = {i.name: name for name, instructions in self.computations.items() for i in instructions}
         self._runs = list(self._walk(self.entry, 1))
         self.unknown_loops = sum(
             1 for instruction, _ in self._runs if instruction.opcode == "while" and self._trips(instruction) is None
@@ -159,8 +160,12 @@ class Module:
         """Returns the names of the computations that an instruction calls."""
         return [name for name in instruction.references if name in self.computations]
 
+    def computation_of(self, instruction: Instruction) -> str:
+        """Returns the name of the computation that an instruction is in."""
+        return self._computations_of[instruction.name]
+
     def executes_called(self, instruction: Instruction) -> bool:
-        """Returns whether the computations that an instruction calls are in `runs`, and not a part of it."""
+        """Returns whether `runs` lists the instructions that it calls (of a call), and not it alone (of a fusion)."""
         return instruction.opcode in _EXECUTED
 
     def cycles(self) -> int:

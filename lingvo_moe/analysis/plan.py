@@ -261,7 +261,13 @@ def _of_program(lowered: Program, compiled: Compiled, tpu: Slice) -> dict:
     hlo = compiled.hlo()
     module = Module(hlo, lowered.mesh.size)
     if names := missed(hlo, module):
-        raise AssertionError(f"the plan misses collectives of the compiled module: {', '.join(names)}")
+        raise UserError(
+            f"the compiled module has collectives that this version cannot count: {', '.join(names)}. Please report it."
+        )
+    try:
+        found = find_collectives(module)
+    except ValueError as error:
+        raise UserError(f"the compiled module cannot be read: {error}. Please report it.") from None
     cycles = module.cycles()
     # Donated inputs become outputs; all other outputs count as temporaries.
     stats = compiled.memory()
@@ -269,7 +275,7 @@ def _of_program(lowered: Program, compiled: Compiled, tpu: Slice) -> dict:
     return {
         "memory": _memory(lowered, temporaries),
         "cycles": cycles,
-        "collectives": _collectives(find_collectives(module), Torus(generation, tpu.chips)),
+        "collectives": _collectives(found, Torus(generation, tpu.chips)),
         "rematerialised_cycles": _rematerialised(module),
         "cycles_by_part": _by_part(module),
         "compute_seconds": cycles / generation.clock if generation.clock else None,

@@ -105,7 +105,7 @@ def translate(config: TranslateConfig):
     """`translate`: writes one line for each line read, in the same order; an empty line stays empty."""
     _require_translation(config)
     output_files.check_path("--output", config.output)
-    output_files.check_path("--explain", config.explain)
+    _check_explain(config)
     name, experiment, engine = run_setup.set_up(config, "decode", {"search.beam_size": config.beam_size})
     if not 1 <= config.n_best <= experiment.search.beam_size:
         raise UserError(
@@ -115,7 +115,9 @@ def translate(config: TranslateConfig):
     if not sentences:
         raise UserError(f"--input={config.input}: nothing to translate; expected one sentence a line.")
     explainer = Explainer(name, experiment, engine, config.log_directory()) if config.explain else None
-    results = Translator(name, experiment, engine, config.log_directory()).translate(sentences)
+    translator = Translator(name, experiment, engine, config.log_directory())
+    results, step = translator.translate(sentences), translator.step
+    del translator  # and with it the weights on the devices
     with output_files.atomic_writer(config.output) as file:
         for number, hypotheses in enumerate(results, start=1):
             for hypothesis in hypotheses[: config.n_best]:
@@ -124,8 +126,14 @@ def translate(config: TranslateConfig):
                 print(*columns, hypothesis.text, sep="\t", file=file)
     if explainer and config.explain:
         with output_files.atomic_writer(config.explain) as file:
-            for explanation in explainer.explain(sentences, [hypotheses[0].text for hypotheses in results]):
+            for explanation in explainer.explain([hypotheses[0] for hypotheses in results], step):
                 print(json.dumps(explanation, ensure_ascii=False), file=file)
+
+
+def _check_explain(config: TranslateConfig):
+    output_files.check_path("--explain", config.explain)
+    if config.explain in ("", "-") or (config.explain and config.explain == config.output):
+        raise UserError(f"--explain={config.explain}: expected the name of a file of its own, beside --output.")
 
 
 def plan(config: PlanConfig):

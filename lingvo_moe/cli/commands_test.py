@@ -150,14 +150,24 @@ def test_translate_explains_which_experts_took_each_token(trained, tmp_path):
     assert _run("translate", *trained, given, f"--output={outputs[1]}", f"--explain={explained}") == 0
     assert outputs[0].read_text() == outputs[1].read_text()
     found = [json.loads(line) for line in explained.read_text(encoding="utf-8").splitlines()]
-    assert [explanation["line"] for explanation in found] == [1, 2, 3]
+    assert [explanation["line"] for explanation in found] == [1, 3]
     assert all(len(explanation["encoder/2"]) == len(explanation["source"]) for explanation in found)
 
 
-def test_explain_of_a_missing_directory_is_an_error_before_the_work(trained, tmp_path, capsys):
-    """Nothing is translated first."""
-    assert _run("translate", *trained, f"--explain={tmp_path / 'no' / 'experts.jsonl'}") == 2
-    assert "--explain=" in capsys.readouterr().err
+@pytest.mark.parametrize("name", ["no/experts.jsonl", "", "-", "out.txt"])
+def test_a_bad_file_for_explanations_is_an_error_before_the_work(trained, tmp_path, capsys, name):
+    """A missing directory, no name, standard output, or the file of the translations."""
+    path = name if name in ("", "-") else tmp_path / name
+    assert _run("translate", *trained, f"--output={tmp_path / 'out.txt'}", f"--explain={path}") == 2
+    assert f"--explain={path}: " in capsys.readouterr().err
+
+
+def test_a_model_without_experts_has_nothing_to_explain(data, tmp_path, capsys):
+    """Whatever num_experts says: the layers decide."""
+    flags = [*tiny.settings("model.layer_pattern=dense"), f"--tokenizers={data.tokenizers}", f"--logdir={tmp_path}"]
+    given = _lines(tmp_path / "in.txt", "der old")
+    assert _run("translate", *flags, given, f"--explain={tmp_path / 'experts.jsonl'}") == 2
+    assert "no layer of the model has experts" in capsys.readouterr().err
 
 
 def test_one_long_line_does_not_stop_the_others(trained, tmp_path, capsys):

@@ -171,7 +171,7 @@ class TranslateConfig(SearchConfig):
     explain: str | None = _flag(
         flags.DEFINE_string,
         None,
-        "also write this JSON lines file: which experts took each token of a line and of its translation, by layer",
+        "also write this JSON lines file: which experts took each token that encoder and decoder read, by layer",
     )
 
 

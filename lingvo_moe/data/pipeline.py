@@ -254,7 +254,7 @@ class EvalInput:
                 self.num_rejected += 1
 
     def _examples(self, shuffled: bool) -> Iterator[Example]:
-        # Each pair's source is this many pairs before its target.
+        # A target gets the source of the pair this many places before it: its own, or another one.
         languages = [(pairs, len(pairs) // 2 if shuffled else 0) for pairs in self._pairs]
         longest = max(map(len, self._pairs), default=0)
         texts = (

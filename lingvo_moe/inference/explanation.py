@@ -5,26 +5,37 @@ from __future__ import annotations
 import dataclasses
 import pathlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from lingvo_moe.data.batching import Example, PackedRows, input_specs
 from lingvo_moe.engines.base import Engine
-from lingvo_moe.errors import UserError
 from lingvo_moe.experiment import Experiment
+from lingvo_moe.inference.translator import Translation
 from lingvo_moe.steps import weight_specs
 from lingvo_moe.training.checkpoint import Checkpoints
 from lingvo_moe.utils import progress
 
-_SIDES = {"encoder": "source", "decoder": "target"}
+
+class _Part(NamedTuple):
+    """A sentence and its translation: one of a line's parts."""
+
+    line: int
+    part: int
+    source: np.ndarray
+    target: np.ndarray
 
 
 class Explainer:
-    """Runs the newest checkpoint of a log directory on pairs of sentences."""
+    """Runs a model on translations that it has made.
+
+    The experts are those that the search used, unless the routing of a token depends on the rest of its batch: with
+    expert choice, or a finite `inference_capacity_factor`.
+    """
 
     def __init__(self, name: str, experiment: Experiment, engine: Engine, logdir: str | pathlib.Path):
-        """Compiles the program and restores the weights.
+        """Compiles the program.
 
         Args:
           name: the registered name of the model.
@@ -33,62 +44,67 @@ class Explainer:
           logdir: the log directory that it was trained in.
 
         Raises:
-          UserError: the model has no experts, no tokenizer or no checkpoint.
+          UserError: no layer of the model has experts, or there is no tokenizer.
         """
-        if not experiment.model.num_experts:
-            raise UserError(f"--explain: {name} has no experts.")
-        self._tokenizers = experiment.open_tokenizers()
-        self._input = dataclasses.replace(experiment.input, batch_size=experiment.decoding_batch, packing=False)
-        theta_specs = weight_specs(experiment.model.weights())
-        checkpoints = Checkpoints(logdir)
-        checkpoints.require(name, theta_specs)
+        self._name, self._logdir, self._tokenizers = name, logdir, experiment.open_tokenizers()
+        # A row holds one pair, the longest translation of the search included.
+        self._input = dataclasses.replace(
+            experiment.input,
+            batch_size=experiment.decoding_batch,
+            target_length=experiment.search.max_length + 1,
+            packing=False,
+        )
+        self._theta_specs = weight_specs(experiment.model.weights())
         self._program = engine.load(experiment.steps.explain(input_specs(self._input)))
-        _, self._theta = checkpoints.restore_theta(name, theta_specs, self._program.shardings("theta"))
-        checkpoints.close()
 
-    def explain(self, sources: Sequence[str], translations: Sequence[str]) -> Iterator[dict[str, Any]]:
-        """Yields the explanation of each pair, in order.
+    def explain(self, translations: Sequence[Translation], step: int) -> Iterator[dict[str, Any]]:
+        """Yields an explanation for each part of each translation: one, or several of a line that was cut.
 
-        An explanation is JSON: `line`, from 1; `source` and `translation`, the tokens of each, which end with `</s>`;
-        and by layer with experts, `encoder/2` or `decoder/2`, a list for each token of its experts, most important
-        first: `[number, weight]`. A pair that does not fit the model's rows has `line` alone.
+        An explanation is JSON: `line` and `part`, from 1; `source`, the tokens that the encoder reads, and
+        `translation`, those that the decoder reads, from `<s>` on; and for each layer with experts, `encoder/2` or
+        `decoder/2`, one list per token, `[expert, weight]` by falling weight.
+
+        Args:
+          translations: of lines, in order.
+          step: of the checkpoint that made them.
         """
-        tokens = zip(self._tokenizers.source.encode(sources), self._tokenizers.target.encode(translations), strict=True)
-        examples = [Example(line, *pair) for line, pair in enumerate(tokens, start=1)]
-        with progress.bar("explaining", len(examples), "sentences") as advance:
-            for start in range(0, len(examples), self._input.batch_size):
-                chunk = examples[start : start + self._input.batch_size]
-                fitting = [example for example in chunk if example.fits(self._input)]
-                layers = self._run(fitting)
-                rows = {example.stream_index: row for row, example in enumerate(fitting)}
-                for example in chunk:
-                    yield self._explanation(example, layers, rows.get(example.stream_index))
+        checkpoints = Checkpoints(self._logdir)
+        _, theta = checkpoints.restore_theta(self._name, self._theta_specs, self._program.shardings("theta"), step)
+        checkpoints.close()
+        parts = [
+            _Part(line, part, *(np.array(ids, np.int32) for ids in pair))
+            for line, translation in enumerate(translations, start=1)
+            for part, pair in enumerate(translation.parts, start=1)
+        ]
+        with progress.bar("explaining", len(parts), "sentences") as advance:
+            for start in range(0, len(parts), self._input.batch_size):
+                chunk = parts[start : start + self._input.batch_size]
+                layers = self._run(theta, chunk)
+                yield from (self._explanation(part, layers, row) for row, part in enumerate(chunk))
                 advance(len(chunk))
 
-    def _run(self, examples: Sequence[Example]) -> dict[str, Mapping[str, np.ndarray]]:
-        """Returns `experts` and `weights` by layer, one pair a row."""
+    def _run(self, theta: dict, parts: Sequence[_Part]) -> dict[str, Mapping[str, np.ndarray]]:
+        """Returns `experts` and `weights` by layer, one part a row."""
         rows = PackedRows(self._input, self._input.batch_size)
-        for example in examples:
-            rows.add(example)
-        outputs = self._program({"theta": self._theta, "batch": rows.batch})
+        for index, part in enumerate(parts):
+            if not rows.add(Example(index, part.source, part.target)):
+                raise AssertionError(f"line {part.line} does not fit a row, though it was translated")
+        outputs = self._program({"theta": theta, "batch": rows.batch})
         return {
             f"{stack}/{number}": {name: np.asarray(value) for name, value in of_layer.items()}
-            for stack, layers in outputs.items()
+            for stack, layers in sorted(outputs.items(), reverse=True)
             for number, of_layer in sorted(layers.items(), key=lambda item: int(item[0]))
         }
 
-    def _explanation(self, example: Example, layers: Mapping, row: int | None) -> dict[str, Any]:
-        if row is None:
-            return {"line": example.stream_index}
-        explanation: dict[str, Any] = {
-            "line": example.stream_index,
-            "source": [*self._tokenizers.source.pieces(example.source), "</s>"],
-            "translation": [*self._tokenizers.target.pieces(example.target), "</s>"],
+    def _explanation(self, part: _Part, layers: Mapping[str, Mapping[str, np.ndarray]], row: int) -> dict[str, Any]:
+        tokens = {
+            "source": [*self._tokenizers.source.pieces(part.source), "</s>"],
+            "translation": ["<s>", *self._tokenizers.target.pieces(part.target)],
         }
-        lengths = {"source": len(example.source) + 1, "target": len(example.target) + 1}
+        explanation: dict[str, Any] = {"line": part.line, "part": part.part, **tokens}
         for layer, found in layers.items():
-            length = lengths[_SIDES[layer.partition("/")[0]]]
-            experts, weights = (found[name][row, :length] for name in ("experts", "weights"))
+            read = tokens["source" if layer.startswith("encoder") else "translation"]
+            experts, weights = (found[name][row, : len(read)] for name in ("experts", "weights"))
             explanation[layer] = [_choices(*token) for token in zip(experts, weights)]
         return explanation
 

@@ -29,10 +29,13 @@ class Translation:
       text: the translation.
       score: its length-normalised log-probability; of a line that was translated in parts, that of the least probable
         part. Low scores mark doubtful translations.
+      parts: the pairs of token ids, (sentence, translation), that the model read and wrote, without eos: one, or one
+        for each part; none of an empty line.
     """
 
     text: str
     score: float
+    parts: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...] = ()
 
 
 class Translator:
@@ -113,13 +116,20 @@ class Translator:
         hypotheses = self._decoding.decode(source)
         ids, scores, lengths = (np.asarray(hypotheses[field]) for field in ("ids", "scores", "lengths"))
         for row, tokens in enumerate(np.count_nonzero(source["segment_ids"], axis=1)):
-            translations = self._translations(ids[row], scores[row], lengths[row])
+            sentence = tuple(map(int, source["ids"][row, : tokens - 1]))
+            translations = self._translations(sentence, ids[row], scores[row], lengths[row])
             # An empty sentence is an end-of-sentence token alone, for which a model invents a translation.
             yield translations if tokens > 1 else [Translation("", 0.0)] * len(translations)
 
-    def _translations(self, ids: np.ndarray, scores: np.ndarray, lengths: np.ndarray) -> list[Translation]:
-        texts = self._tokenizers.target.decode([row[:length].tolist() for row, length in zip(ids, lengths)])
-        return [Translation(text, float(score)) for text, score in zip(texts, scores)]
+    def _translations(
+        self, sentence: tuple[int, ...], ids: np.ndarray, scores: np.ndarray, lengths: np.ndarray
+    ) -> list[Translation]:
+        rows = [row[:length].tolist() for row, length in zip(ids, lengths)]
+        texts, eos = self._tokenizers.target.decode(rows), self._tokenizers.target.eos_id
+        return [
+            Translation(text, float(score), ((sentence, tuple(token for token in row if token != eos)),))
+            for text, score, row in zip(texts, scores, rows)
+        ]
 
 
 def _joined(parts: Sequence[list[Translation]]) -> list[Translation]:
@@ -127,6 +137,10 @@ def _joined(parts: Sequence[list[Translation]]) -> list[Translation]:
     if len(parts) == 1:
         return parts[0]
     return [
-        Translation(" ".join(part.text for part in ranked), min(part.score for part in ranked))
+        Translation(
+            " ".join(part.text for part in ranked),
+            min(part.score for part in ranked),
+            tuple(pair for part in ranked for pair in part.parts),
+        )
         for ranked in zip(*parts, strict=True)
     ]

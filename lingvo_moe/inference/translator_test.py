@@ -57,22 +57,33 @@ def test_an_empty_sentence_is_not_given_to_the_model(translator):
     assert translator.translate(["", " "]) == [[Translation("", 0.0)] * 2] * 2
 
 
-def test_the_experts_of_every_token_are_explained(data, logdir):
-    """By layer, the sentence's and the translation's; two experts each, whose weights add to 1."""
+def test_the_experts_of_every_token_are_explained(data, logdir, translator):
+    """By layer, what encoder and decoder read, of each part of a line; two experts each, whose weights add to 1."""
     explainer = Explainer("tiny", tiny.tiny(data), Engine(2, "cpu"), logdir)
-    sources = ["neerg der eulb", "", "gib", "eert " * 60, "der", "neerg"]
-    found = list(explainer.explain(sources, ["green red blue", "", "big", "tree", "red", "green"]))
-    assert [explanation["line"] for explanation in found] == [1, 2, 3, 4, 5, 6] and found[3] == {"line": 4}
-    for explanation, source in zip(found, sources):
-        if len(explanation) == 1:
-            continue
-        assert "".join(explanation["source"][:-1]).replace("▁", " ").strip() == source
-        assert explanation.keys() == {"line", "source", "translation", "encoder/2", "decoder/2"}
+    sentences = ["neerg der eulb", "", "gib", "eert. " * 30, "der", "neerg"]
+    best = [translations[0] for translations in translator.translate(sentences)]
+    found = list(explainer.explain(best, translator.step))
+    lines = [(explanation["line"], explanation["part"]) for explanation in found]
+    assert lines == sorted(lines) and {line for line, _ in lines} == {1, 3, 4, 5, 6} and (4, 2) in lines
+    assert "".join(found[0]["source"]).replace("▁", " ") == " neerg der eulb</s>"
+    for explanation in found:
+        assert explanation["source"][-1] == "</s>" and explanation["translation"][0] == "<s>"
         for layer, side in (("encoder/2", "source"), ("decoder/2", "translation")):
             assert len(explanation[layer]) == len(explanation[side])
             for choices in explanation[layer]:
                 assert 1 <= len(choices) <= 2 and sum(weight for _, weight in choices) == pytest.approx(1, abs=1e-3)
-    assert found[4]["encoder/2"] == next(explainer.explain(["der"], ["red"]))["encoder/2"]
+
+
+def test_the_experts_of_a_token_do_not_depend_on_later_tokens(data, logdir):
+    """In the decoder: the entry beside a token is that of this token, not of the one that it predicts."""
+    explainer = Explainer("tiny", tiny.tiny(data), Engine(2, "cpu"), logdir)
+    pairs = [((5, 6, 7), (8, 9, 10, 11)), ((5, 6, 7), (8, 9, 12, 11)), ((5, 6, 7), (20, 9, 10, 11))]
+    one, later, earlier = (
+        explanation["decoder/2"]
+        for explanation in explainer.explain([Translation("", 0.0, (pair,)) for pair in pairs], step=0)
+    )
+    assert one[:3] == later[:3] and one[3] != later[3]
+    assert one[0] == earlier[0] and one[1] != earlier[1]
 
 
 def test_no_sentences_have_no_translations(translator):

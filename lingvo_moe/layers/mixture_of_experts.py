@@ -12,7 +12,7 @@ from lingvo_moe.layers.summaries import router_entropy
 from lingvo_moe.lazy import tf
 from lingvo_moe.ops.block_sparse import FEW_EXPERTS, BlockSparse, prefers_block_sparse, unstack_experts
 from lingvo_moe.ops.dispatch import AUTO, check_dispatch, choose
-from lingvo_moe.ops.projection import project, project_by_expert
+from lingvo_moe.ops.projection import project_by_expert, project_in_float32
 from lingvo_moe.ops.routing import Routing
 
 _LARGE_GROUP = 2**20  # tokens; with room for all of them, there is room for all of a smaller group
@@ -120,9 +120,10 @@ class MixtureOfExperts(Layer):
         return self.dispatch == AUTO and has_room_for_all and prefers_block_sparse(context)
 
     def _route(self, theta: dict, grouped: tf.Tensor, paddings: tf.Tensor, capacity: int, context: Context) -> Routing:
-        """Algorithm 2, lines 1 and 2, in float32: gates decide, so they are never rounded to bfloat16."""
-        gate, exact = context.annotate(theta["gate"], "me"), dataclasses.replace(context, dtype="float32")
-        logits = context.checkpoint_name(project(tf.cast(grouped, tf.float32), gate, exact), "hidden", "GSE")
+        """Algorithm 2, lines 1 and 2, in float32: gates decide, so no product of theirs is rounded to bfloat16."""
+        gate = context.annotate(theta["gate"], "me")
+        logits = project_in_float32(tf.cast(grouped, tf.float32), gate, context)
+        logits = context.checkpoint_name(logits, "hidden", "GSE")
         context.summarize("", lambda: router_entropy(softmax_gates(logits, context), paddings))
         return self.make_router()(logits, context.annotate(paddings, "GS"), capacity, context)
 

@@ -100,6 +100,9 @@ class Transformer(Layer):
 
         Of each layer, `experts [B, T, K] int32` and `weights [B, T, K] float32`, the combine weights: 0 for a choice
         that is not dispatched (a dropped token, padding).
+
+        Raises:
+          UserError: no layer tells its routing, or one does so more than once or of other tokens.
         """
         found: dict[str, list[Routing]] = {}
 
@@ -108,11 +111,17 @@ class Transformer(Layer):
 
         unrolled = dataclasses.replace(self, unroll=True, remat="none")
         unrolled.loss(theta, batch, dataclasses.replace(context, record_routing=record))
+        if not found:
+            raise UserError("no layer of the model has experts (model.num_experts, model.layer_pattern).")
         layers = {}
         for scope, repeats in found.items():
             stack, layer = scope.split("/")[:2]
             period, index = len(self.layer_patterns[stack]), int(layer.removeprefix("layer_"))
             tokens = batch["source" if stack == "encoder" else "target"]["ids"]
+            rows, length = tokens.shape
+            groups, size, _ = repeats[0].shape
+            if len(repeats) * period * len(self.sides) != self.num_layers or groups * size != rows * length:
+                raise UserError(f"{scope}: layers that route twice, or a part of their tokens, cannot be explained.")
             for repeat, routing in enumerate(repeats):
                 shape = (*tokens.shape, routing.shape[-1])
                 layers[f"{stack}/{repeat * period + index + 1}"] = {

@@ -8,7 +8,9 @@ kernel half as fast.
 
 from __future__ import annotations
 
+import dataclasses
 import math
+from typing import Any
 
 from lingvo_moe.lazy import tf
 from lingvo_moe.ops.context import Context
@@ -29,6 +31,36 @@ def project(inputs: tf.Tensor, weight: tf.Tensor, context: Context, contracted: 
     rows = tf.reshape(inputs, (-1, math.prod(weight.shape[:contracted])))
     products = tf.matmul(rows, tf.reshape(weight, (rows.shape[-1], -1)))
     return tf.reshape(products, (*inputs.shape[:leading], *weight.shape[contracted:]))
+
+
+def project_in_float32(inputs: tf.Tensor, weight: tf.Tensor, context: Context) -> tf.Tensor:
+    """`[G, S, K]` times `[K, O]`: `[G, S, O]`, in float32 on every platform, and so are its gradients.
+
+    A TPU otherwise multiplies float32 in one pass of bfloat16, which rounds the logits of a router to three digits.
+    """
+    exact = dataclasses.replace(context, dtype="float32")
+    # Outside of XLA, TensorFlow's own products are float32 already, and it has no product of a stated precision.
+    if context.platform == "cpu" or tf.executing_eagerly():
+        return project(inputs, weight, exact)
+
+    def multiply(inputs, weight):
+        def gradient(upstream):
+            return _dot(upstream, weight, (2,), (1,)), _dot(inputs, upstream, (0, 1), (0, 1))
+
+        return _dot(inputs, weight, (2,), (0,)), gradient
+
+    return tf.custom_gradient(multiply)(inputs, weight)
+
+
+def _dot(left: tf.Tensor, right: tf.Tensor, contracted: tuple[int, ...], by: tuple[int, ...]) -> tf.Tensor:
+    """The product over these dimensions of each, with the precision of float32; only in compiled programs."""
+    from tensorflow.compiler.tf2xla.python import xla
+    from tensorflow.compiler.xla import xla_data_pb2
+
+    messages: Any = xla_data_pb2  # protobuf makes its classes when it is imported
+    dimensions = messages.DotDimensionNumbers(lhs_contracting_dimensions=contracted, rhs_contracting_dimensions=by)
+    highest = messages.PrecisionConfig(operand_precision=[messages.PrecisionConfig.HIGHEST] * 2)
+    return xla.dot_general(left, right, dimensions, highest)
 
 
 def project_by_expert(inputs: tf.Tensor, weights: tf.Tensor, context: Context) -> tf.Tensor:

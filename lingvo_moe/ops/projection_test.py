@@ -5,9 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from lingvo_moe import tree
+from lingvo_moe.engines.topology import Slice
+from lingvo_moe.layers.mixture_of_experts import MixtureOfExperts
 from lingvo_moe.lazy import tf
 from lingvo_moe.ops.context import Context
-from lingvo_moe.ops.projection import FEW_ROWS, project, project_by_expert
+from lingvo_moe.ops.projection import FEW_ROWS, project, project_by_expert, project_in_float32
+from lingvo_moe.program import lower
+from lingvo_moe.sharding.layout import DeviceMesh, Layout, Spec
 from lingvo_moe.testing import harness
 
 
@@ -40,6 +45,48 @@ def test_project_by_expert_for_a_cpu_equals_the_einsum(groups, capacity, fan_in,
         (3, groups, capacity, fan_in),
         (3, fan_in, outputs),
     )
+
+
+def test_project_in_float32_equals_the_einsum_in_value_and_gradient():
+    """Compiled, for a platform in particular and for none, against the einsum in float64."""
+    random = np.random.default_rng(0)
+    given = {"inputs": random.normal(size=(2, 3, 8)), "weight": random.normal(size=(8, 5))}
+    exact = harness.with_gradients(
+        lambda given: {"outputs": tf.einsum("GSK,KO->GSO", given["inputs"], given["weight"])}
+    )
+    expected = harness.arrays(exact(tree.map_leaves(tf.constant, given)))
+    narrow = {name: value.astype(np.float32) for name, value in given.items()}
+    for platform in ("", "tpu", "cpu"):
+
+        def product(given, platform=platform):
+            return {"outputs": project_in_float32(given["inputs"], given["weight"], Context(platform=platform))}
+
+        found = harness.compile_for(harness.with_gradients(product), narrow)(narrow)
+        for path, value in tree.flatten(expected).items():
+            np.testing.assert_allclose(tree.flatten(found)[path], value, rtol=0, atol=1e-5, err_msg=path)
+
+
+@pytest.mark.slow
+def test_a_tpu_multiplies_the_routers_logits_in_float32():
+    """Read from the module that its compiler makes: the products of a router, forward and backward, and no others."""
+    layer = MixtureOfExperts(model_dim=128, hidden_dim=256, num_experts=8, num_groups=8)
+    layout = Layout.of(DeviceMesh((8,)))
+    weights = {name: Spec(weight.shape, "float32", weight.logical_axes) for name, weight in layer.weights().items()}
+
+    def function(inputs):
+        with tf.GradientTape() as tape:
+            tape.watch([inputs["x"], *inputs["theta"].values()])
+            paddings = tf.zeros(inputs["x"].shape[:2], tf.bool)
+            outputs, metrics = layer(inputs["theta"], inputs["x"], paddings, Context(layout, platform="tpu"))
+            loss = tf.reduce_sum(outputs**2) + metrics["aux_loss"]
+        return {"gradients": tape.gradient(loss, {"x": inputs["x"], **inputs["theta"]})}
+
+    axes = {"gradients/x": "BTM", **{f"gradients/{name}": spec.logical_axes for name, spec in weights.items()}}
+    specs = {"x": Spec((8, 128, 128), "float32", "BTM"), "theta": weights}
+    text = Slice.of("v3:2x2x1").load(lower("routed", function, specs, axes, layout)).hlo()
+    products = [line for line in text.splitlines() if " convolution(" in line]
+    exact = [line for line in products if "operand_precision={highest,highest}" in line]
+    assert len(exact) == 3 and all("XlaDot" in line for line in exact) and len(products) > len(exact)
 
 
 def check_platforms(product, inputs: tuple[int, ...], weight: tuple[int, ...]):
