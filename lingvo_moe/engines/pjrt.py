@@ -263,8 +263,13 @@ def use_compilation_cache(directory: pathlib.Path):
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
 
 
-def compile_program(program: Program, mesh: Mesh) -> jax.stages.Compiled:
+def compile_program(program: Program, mesh: Mesh, options: Mapping[str, str] | None = None) -> jax.stages.Compiled:
     """Partitions and compiles a program for the devices of `mesh`, which need not exist here (see `topology`).
+
+    Args:
+      program: lowered for a mesh of this size.
+      mesh: of JAX's devices.
+      options: of the platform's compiler.
 
     Raises:
       UserError: a mesh axis does not divide a dimension that it shards.
@@ -274,7 +279,8 @@ def compile_program(program: Program, mesh: Mesh) -> jax.stages.Compiled:
     call = exported(program).call
     in_shardings, out_shardings = _shardings(program, mesh)
     jitted = jax.jit(call, in_shardings=in_shardings, donate_argnums=donated, out_shardings=out_shardings)
-    return jitted.lower(*(jax.ShapeDtypeStruct(a.shape, np.dtype(a.dtype)) for a in program.inputs)).compile()
+    lowered = jitted.lower(*(jax.ShapeDtypeStruct(a.shape, np.dtype(a.dtype)) for a in program.inputs))
+    return lowered.compile(compiler_options=dict(options or {}))
 
 
 def exported(program: Program) -> export.Exported:

@@ -32,6 +32,16 @@ GENERATIONS = {
     "tpu7x": "tpu7x:4x4x4",
 }
 _LARGEST_MEMORY = "v5p"
+# libtpu writes what it gives to SparseCores as async-updates with several operands, which jaxlib 0.10.2 refuses to read.
+# Plans of these generations are for TensorCores alone.
+_WITH_SPARSE_CORES = ("v5p", "v6e", "tpu7x")
+_WITHOUT_SPARSE_CORES = {
+    "xla_tpu_enable_sparse_core_collective_offload_all_gather": "false",
+    "xla_tpu_enable_sparse_core_collective_offload_all_reduce": "false",
+    "xla_tpu_enable_sparse_core_collective_offload_reduce_scatter": "false",
+    "xla_tpu_enable_offloading_scatter_to_sparsecore": "false",
+    "xla_tpu_offload_gather_to_sparsecore": "false",
+}
 _NAME = re.compile(r"(\w+):(\d+(?:x\d+){1,2})")
 _EXCEEDED = re.compile(r"\(([\d.]+)([KMGT]?)\) exceeds available HBM \(([\d.]+)([KMGT]?)\)")
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
@@ -105,6 +115,10 @@ class Slice:
         depth *= len(self.devices) // math.prod(self.chips)
         return Slice.of(f"{_LARGEST_MEMORY}:{'x'.join(map(str, (*sides, depth)))}")
 
+    @property
+    def _compiler_options(self) -> dict[str, str]:
+        return _WITHOUT_SPARSE_CORES if self.generation in _WITH_SPARSE_CORES else {}
+
     def load(self, program: Program) -> Compiled:
         """Compiles a program for the slice.
 
@@ -115,7 +129,7 @@ class Slice:
         self.check(program.mesh)
         mesh = Mesh(np.array(self.devices).reshape(program.mesh.shape), program.mesh.axis_names)
         try:
-            return Compiled(program, pjrt.compile_program(program, mesh))
+            return Compiled(program, pjrt.compile_program(program, mesh, self._compiler_options))
         except JaxRuntimeError as error:
             raise _out_of_memory(str(error)) or error from None
 

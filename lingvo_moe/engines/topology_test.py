@@ -70,6 +70,22 @@ def test_a_program_is_compiled_without_the_slice():
     assert '"estimated_cycles":"' in compiled.hlo()
 
 
+@pytest.mark.parametrize("name", ["v5p:2x2x1", "v6e:2x2", "tpu7x:2x2x1"])
+def test_modules_of_generations_with_sparse_cores_can_be_read(name):
+    """Left to itself, the compiler gives large collectives to SparseCores, in a form that jaxlib does not read."""
+    tpu = Slice.of(name)
+    cores = len(tpu.devices)
+    spec = {"x": np.broadcast_to(np.float32(0), (8, 2048, 2048))}  # takes no room here
+    program = harness.lower_for(
+        lambda inputs: {"y": tf.reduce_sum(inputs["x"], axis=0)},
+        spec,
+        Layout.of(DeviceMesh((cores,))),
+        {"x": "Bmh", "y": "mh"},
+    )
+    hlo = tpu.load(program).hlo()
+    assert "all-reduce" in hlo and "async-update" not in hlo
+
+
 def test_out_of_memory_is_reported_with_its_sizes():
     """A matrix of 10 GiB and its product with itself need more than a core's 16 GB."""
     with pytest.raises(OutOfMemory) as caught:
