@@ -128,6 +128,7 @@ class Experiment:
         if self.model.num_experts:
             sizes["model.num_experts"] = self.model.num_experts
             sizes["model.num_groups"] = self.model.num_groups
+            sizes["model.inference_num_groups"] = self.model.inference_num_groups
         for name, size in sizes.items():
             if size % devices_along_x:
                 raise UserError(

@@ -64,6 +64,7 @@ class DecodingModel(Model, Protocol):
         theta: dict,
         state: dict,
         ids: tf.Tensor,
+        paddings: tf.Tensor,
         position: tf.Tensor,
         start: tf.Tensor,
         mask: tf.Tensor,
@@ -273,10 +274,11 @@ class Steps:
             source = self._annotated(source_specs, inputs["source"])
             state = model.start_decoding(theta, source, search.cache_length, context)
 
-            def step(state, ids, position, start, mask):
-                return model.decode_step(theta, state, ids, position, start, mask, context)
+            def step(state, ids, paddings, position, start, mask):
+                return model.decode_step(theta, state, ids, paddings, position, start, mask, context)
 
-            hypotheses = flat_beam_search(search, step, state, source["ids"].shape[0], context)
+            present = tf.reduce_any(tf.not_equal(source["segment_ids"], 0), axis=1)
+            hypotheses = flat_beam_search(search, step, state, present, context)
             return {"ids": hypotheses.ids, "scores": hypotheses.scores, "lengths": hypotheses.lengths}
 
         inputs = {"theta": weight_specs(model.weights()), "source": source_specs}

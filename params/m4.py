@@ -18,6 +18,7 @@ from lingvo_moe.optimizers.schedules import InverseSquareRoot
 from lingvo_moe.sharding.layout import DeviceMesh
 
 MILLION_TOKENS = 2**20
+_DECODING_POSITIONS = 2**14  # E * C of a group in a step of decoding: equal work for each number of experts
 
 
 def aux_loss_weight(num_experts: int) -> float:
@@ -66,9 +67,12 @@ class M4(Recipe):
                 head_dim=self.head_dim,
                 num_experts=self.num_experts,
                 num_groups=2 * self.num_cores,
-                # Capacity for every token of a group at every expert would be a thousand times the work; see
-                # `MixtureOfExperts`.
-                inference_capacity_factor=2.0 if self.num_experts else None,
+                # Room for every token of a group at every expert would be a thousand times the work; see
+                # `MixtureOfExperts`. A core is a group. The encoder has room for four times the mean load, a step of
+                # decoding for all hypotheses of two sentences (E = 2048), eight (512), all sixteen (128).
+                inference_capacity_factor=8.0 if self.num_experts else None,
+                inference_min_capacity=_DECODING_POSITIONS // self.num_experts if self.num_experts else 1,
+                inference_num_groups=self.num_cores,
                 aux_loss_weight=aux_loss_weight(self.num_experts),
                 input_dropout=self.dropout,
                 residual_dropout=self.dropout,
@@ -91,7 +95,7 @@ class M4(Recipe):
             search=BeamSearch(max_length=self.sequence_length),
             mesh=DeviceMesh((self.num_cores,)),
             layout=self.layout,
-            decoding_batch=4 * self.num_cores,
+            decoding_batch=16 * self.num_cores,
         )
 
 

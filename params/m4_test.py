@@ -67,6 +67,21 @@ def test_weights_experts_layers_and_cores_are_table_1s(name):
     assert declared == total * expert_size
 
 
+@pytest.mark.parametrize(("name", "sentences"), [("MoE2048E36L", 2), ("MoE512E36L", 8), ("MoE128E36L", 16)])
+def test_decoding_has_room_for_the_hypotheses_of_several_sentences(name, sentences):
+    """A core decodes 16 sentences of 4 hypotheses, one group, and an expert takes all hypotheses of `sentences`.
+
+    Hypotheses of a sentence differ by a word or two and often choose the same experts.
+    """
+    config = experiment.get(f"m4.{name}")
+    model, hypotheses = config.model, config.decoding_batch * config.search.beam_size
+    assert (config.decoding_batch, config.search.beam_size) == (16 * config.mesh.size, 4)
+    assert model.inference_num_groups == config.mesh.size
+    group = hypotheses // model.inference_num_groups
+    factor = expert_capacity(group, model.num_experts, model.inference_capacity_factor)
+    assert max(factor, min(model.inference_min_capacity, group)) == 4 * sentences
+
+
 @pytest.mark.parametrize(("name", "capacity"), [("m4.MoE2048E36L", 1), ("m4.MoE512E12L", 4), ("m4.MoE128E36L", 64)])
 def test_groups_and_capacity_are_the_papers(name, capacity):
     """G = 2 D groups of N/G source tokens; the capacity per group is C = 2N/(G E) (section 2.2)."""

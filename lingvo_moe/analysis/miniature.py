@@ -35,6 +35,8 @@ def of(name: str) -> Experiment:
     sizes |= {"model.aux_loss_weight": 1.0, "training.steps": 1, "input.shards": 1}
     if model.num_experts:
         sizes["model.num_experts"] = mesh.shape[0]
+        if model.inference_num_groups:
+            sizes["model.inference_num_groups"] = mesh.shape[0]
     for side in model.sides:
         sizes |= {f"model.{side}_vocabulary": 512, f"input.{side}_length": 32}
     if large.translates:

@@ -98,7 +98,8 @@ class Plan:
     Attributes:
       model, changes, program, topology, mesh, cores, weights: what was compiled, and for what; `changes` are those of
         the registered model, each `field=value`.
-      layout, remat, batch_size, num_groups, num_experts, num_layers, activation_dtype: the relevant settings.
+      batch_size: the rows of a training step's batch, or the sentences that are decoded at a time.
+      layout, remat, num_groups, num_experts, num_layers, activation_dtype: the relevant settings.
       tokens: of the source (of a language model, all) in one run of the program: what the papers count.
       model_flops: of the model in a training step, see `flops`; None for decoding.
       memory: per core.
@@ -162,6 +163,12 @@ class Plan:
         return self.model_flops / (
             self.step_seconds * self.cores * GENERATIONS[self.topology.partition(":")[0]].peak_flops
         )
+
+    def core_hours_per_million(self) -> float | None:
+        """Returns the core-hours for a million rows of `batch_size`; None if the time is unknown."""
+        if self.step_seconds is None:
+            return None
+        return 1e6 / self.batch_size * self.step_seconds * self.cores / 3600
 
     def core_years(self, tokens: float) -> float | None:
         """Returns the core-years of a training run over `tokens`; None if the time of a step is unknown."""
@@ -227,7 +234,7 @@ def make(name: str, experiment: Experiment, tpu: Slice, program: str = "train", 
         "changes": tuple(changes),
         "program": program,
         "topology": tpu.name,
-        **_settings(experiment),
+        **_settings(experiment, program),
         "tokens": _tokens(experiment, program),
         "lower_seconds": lowered_at - start,
         "model_flops": flops.training_step(experiment.model, experiment.input) if program == "train" else None,
@@ -372,7 +379,7 @@ def _largest_buffers(lowered: Program, tpu: Slice) -> tuple[Buffer, ...]:
     return ()
 
 
-def _settings(experiment: Experiment) -> dict:
+def _settings(experiment: Experiment, program: str) -> dict:
     model = experiment.model
     return {
         "mesh": str(experiment.mesh),
@@ -380,7 +387,7 @@ def _settings(experiment: Experiment) -> dict:
         "weights": model.num_weights(),
         "layout": experiment.layout,
         "remat": model.remat,
-        "batch_size": experiment.input.batch_size,
+        "batch_size": experiment.input.batch_size if program == "train" else experiment.decoding_batch,
         "num_groups": model.num_groups,
         "num_experts": model.num_experts,
         "num_layers": model.num_layers,

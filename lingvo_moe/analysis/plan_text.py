@@ -109,8 +109,12 @@ def _step(plan: Plan, cycles: int, compute_seconds: float, step_seconds: float, 
     bandwidth = f"{generation.link_bandwidth / 1e9:.0f} GB/s per link"
     yield f"  collectives     {plan.collective_seconds:8.3f} s [m] at {bandwidth}, without overlap"
     yield f"  total           {step_seconds:8.3f} s"
-    yield f"  tokens/s        {plan.tokens / step_seconds:12,.0f}"
-    if plan.program == "train":
+    if plan.program == "decode":
+        yield f"  sentences/s     {plan.batch_size / step_seconds:12,.1f}"
+        yield f"  10^6 sentences  {plan.core_hours_per_million():12,.1f} core-hours"
+        yield "  (searches of the greatest length; a search ends when all of its sentences have ended)"
+    else:
+        yield f"  tokens/s        {plan.tokens / step_seconds:12,.0f}"
         yield f"  utilisation     {plan.utilisation:8.1%} of the cores' peak, rematerialisation not counted"
         days = tokens / plan.tokens * step_seconds / 86400
         yield f"  {tokens:.3g} tokens    {plan.core_years(tokens):,.2f} core-years, {days:,.1f} days"

@@ -17,8 +17,9 @@ from lingvo_moe.ops.top_k import VocabularyChunks, largest_few
 
 _IMPOSSIBLE = -float("inf")
 
-# (decoding state, ids [B, K], position, first cache position, mask [B, K, T*K]) -> (logits [B, K, V], decoding state)
-Step = Callable[[dict, "tf.Tensor", "tf.Tensor", "tf.Tensor", "tf.Tensor"], tuple["tf.Tensor", dict]]
+# (decoding state, ids [B, K], paddings [B, K], position, first cache position, mask [B, K, T*K])
+# -> (logits [B, K, V], decoding state)
+Step = Callable[[dict, "tf.Tensor", "tf.Tensor", "tf.Tensor", "tf.Tensor", "tf.Tensor"], tuple["tf.Tensor", dict]]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -65,34 +66,45 @@ class Hypotheses:
     lengths: tf.Tensor
 
 
-def flat_beam_search(search: BeamSearch, step: Step, model_state: dict, batch: int, context: Context) -> Hypotheses:
-    """Finds the K best translations of each of `batch` sentences.
+def flat_beam_search(
+    search: BeamSearch, step: Step, model_state: dict, present: tf.Tensor, context: Context
+) -> Hypotheses:
+    """Finds the K best translations of each sentence.
 
     The search of a sentence ends when its worst finished hypothesis is better than its best active one can become. A
     hypothesis that reaches `max_length` without eos ranks after all finished ones.
+
+    To the model's step, hypotheses that can have no effect are paddings, so that experts spend no capacity on them:
+    impossible ones (at the first token all but one), and those of sentences whose search has ended or that are absent.
 
     Args:
       search: the settings.
       step: the model's decoding step.
       model_state: the model's decoding state before the first token.
-      batch: B.
+      present: `[B] bool`, whether a row has a sentence. The hypotheses of other rows have no meaning.
       context: the layout of the search's own tensors.
 
     Returns:
       The hypotheses of all sentences.
     """
+    batch = present.shape[0]
     beam = _Beam(search, batch, context)
+
+    def searched(active, finished):
+        return tf.logical_and(present, beam.can_improve(active, finished))
 
     def body(t, active, finished, mask, model_state):
         own = beam.own_positions(t)
-        logits, model_state = step(model_state, active["last"], t, t * search.beam_size, tf.logical_or(mask, own))
+        paddings = beam.paddings(active, searched(active, finished))
+        first, seen = t * search.beam_size, tf.logical_or(mask, own)
+        logits, model_state = step(model_state, active["last"], paddings, t, first, seen)
         active, finished, parents = beam.expand(t, logits, active, finished)
-        mask = beam.reorder(tf.logical_or(mask, own), parents)
+        mask = beam.reorder(seen, parents)
         return t + 1, active, finished, mask, model_state
 
     def unfinished(t, active, finished, mask, model_state):
         del mask, model_state
-        return tf.logical_and(t < search.max_length, tf.reduce_any(beam.can_improve(active, finished)))
+        return tf.logical_and(t < search.max_length, tf.reduce_any(searched(active, finished)))
 
     mask = context.annotate(tf.zeros((batch, search.beam_size, search.cache_length), tf.bool), "BTL")
     state = (tf.constant(0), beam.initial(), beam.no_finished(), mask, model_state)
@@ -134,6 +146,11 @@ class _Beam:
         """Returns the mask of step t's own cache positions: `[1, K, T*K] bool`, true at t*K + k for hypothesis k."""
         own = t * self._search.beam_size + tf.range(self._search.beam_size)
         return tf.equal(tf.range(self._search.cache_length), own[:, None])[None]
+
+    def paddings(self, active: dict, searched: tf.Tensor) -> tf.Tensor:
+        """Returns `[B, K] bool`: the impossible hypotheses, and all of sentences that are not `searched [B] bool`."""
+        possible = active["scores"] > _IMPOSSIBLE
+        return self._annotate(tf.logical_not(tf.logical_and(possible, searched[:, None])))
 
     def reorder(self, values: tf.Tensor, parents: tf.Tensor) -> tf.Tensor:
         """Gathers `values [B, K, ...]` by `parents [B, K]`."""

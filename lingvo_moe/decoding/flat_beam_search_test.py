@@ -102,8 +102,10 @@ class _Naive:
 
             mask = tf.tile((tf.range(_MAX_LENGTH) <= inputs["position"])[None, None], [rows, 1, 1])
             theta = _MODEL.decoding_theta(inputs["theta"], Context())
+            position = inputs["position"]
+            paddings = tf.zeros((rows, 1), tf.bool)
             logits, new = _MODEL.decode_step(
-                theta, inputs["state"], inputs["ids"], inputs["position"], inputs["position"], mask, Context()
+                theta, inputs["state"], inputs["ids"], paddings, position, position, mask, Context()
             )
             return {"logits": logits[:, 0], "state": new}
 
@@ -230,6 +232,45 @@ def test_translation_does_not_depend_on_the_batch(theta, source):
         np.testing.assert_array_equal(repeated["ids"][b], together["ids"][0])
 
 
+@pytest.mark.parametrize("platform", ["", "cpu"])
+def test_finite_capacity_is_for_live_hypotheses_alone(theta, source, platform):
+    """Dead hypotheses and empty rows take no buffer positions; if they did, live ones behind them would be dropped.
+
+    Rows: one sentence that comes last in its group, behind empty ones. An expert has room for its K hypotheses, not for
+    those of the other rows.
+    """
+    search = _SEARCHES[-1]
+    changes = {"num_groups": 1, "inference_capacity_factor": 0.0, "inference_min_capacity": _SOURCE_LENGTH}
+    steps = Steps(dataclasses.replace(_MODEL, **changes), Adafactor(), Layout(), platform)
+    finite = Engine(1).load(steps.decode(_source_specs(_BATCH), search))
+    rows = np.arange(_BATCH)[:, None]
+    last = {field: np.where(rows == _BATCH - 1, value[:1], 0) for field, value in source.items()}
+    found = {name: np.asarray(value) for name, value in finite({"theta": theta, "source": last}).items()}
+    expected = _flat(theta, source, search, DeviceMesh(), platform)
+    np.testing.assert_array_equal(found["ids"][-1], expected["ids"][0])
+    np.testing.assert_allclose(found["scores"][-1], expected["scores"][0], atol=_TOLERANCE)
+
+
+def test_a_batch_of_empty_rows_is_not_searched():
+    """The last batch of a file has empty rows; nobody waits for their hypotheses to end."""
+    from lingvo_moe.lazy import tf
+
+    calls = []
+
+    def step(state, ids, paddings, position, first, mask):
+        del position, first, mask
+        calls.append(paddings.numpy())
+        return tf.zeros((*ids.shape, 8)), state
+
+    search = BeamSearch(beam_size=2, max_length=5)
+    flat_beam_search(search, step, {"none": tf.constant(0)}, tf.constant([False, False]), Context())
+    assert not calls
+    flat_beam_search(search, step, {"none": tf.constant(0)}, tf.constant([False, True]), Context())
+    assert len(calls) > 1
+    np.testing.assert_array_equal(calls[0], [[True, True], [False, True]])
+    np.testing.assert_array_equal(calls[1], [[True, True], [False, False]])
+
+
 def _table_search(table: np.ndarray, size: int, alpha: float) -> list[tuple[float, tuple[int, ...]]]:
     """Returns (score, tokens) of a search in plain Python that goes on to the last token, whatever it has found.
 
@@ -260,12 +301,13 @@ def _flat_table_search(logits: np.ndarray, search: BeamSearch) -> tuple[Hypothes
 
     positions = []
 
-    def step(state, ids, position, first, mask):
-        del first, mask
+    def step(state, ids, paddings, position, first, mask):
+        del paddings, first, mask
         positions.append(int(position))
         return tf.gather(tf.constant(logits)[position], ids), state
 
-    return flat_beam_search(search, step, {"none": tf.constant(0)}, 1, Context()), len(positions)
+    found = flat_beam_search(search, step, {"none": tf.constant(0)}, tf.constant([True]), Context())
+    return found, len(positions)
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.6, 1.0])

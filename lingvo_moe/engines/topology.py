@@ -32,8 +32,8 @@ GENERATIONS = {
     "tpu7x": "tpu7x:4x4x4",
 }
 _LARGEST_MEMORY = "v5p"
-# libtpu writes what it gives to SparseCores as async-updates with several operands, which jaxlib 0.10.2 refuses to read.
-# Plans of these generations are for TensorCores alone.
+# libtpu writes what it gives to SparseCores as async-updates with several operands, which jaxlib 0.10.2 refuses to
+# read. Plans of these generations are for TensorCores alone.
 _WITH_SPARSE_CORES = ("v5p", "v6e", "tpu7x")
 _WITHOUT_SPARSE_CORES = {
     "xla_tpu_enable_sparse_core_collective_offload_all_gather": "false",

@@ -31,6 +31,9 @@ class MixtureOfExperts(Layer):
       capacity_factor: an expert takes C = factor * S / E tokens of a group of S; 2 is the papers'.
       inference_capacity_factor: the same outside training. None: room for all, so that the result of a sentence does
         not depend on what it is batched with.
+      inference_min_capacity: the least C outside training (Mesh TensorFlow's and DeepSpeed's minimal capacity). A step
+        of decoding has few tokens, and the hypotheses of a sentence often choose the same experts.
+      inference_num_groups: G outside training. 0: as in training.
       dispatch: how tokens reach their experts, `einsum`, `gather` or `auto`; see `ops.dispatch`, and `ops.block_sparse`
         for what `auto` is in inference on one processor.
     """
@@ -42,6 +45,8 @@ class MixtureOfExperts(Layer):
     router: str = "top2"
     capacity_factor: float = 2.0
     inference_capacity_factor: float | None = None
+    inference_min_capacity: int = 1
+    inference_num_groups: int = 0
     dispatch: str = AUTO
 
     def __post_init__(self):
@@ -90,7 +95,8 @@ class MixtureOfExperts(Layer):
         Tokens that overflow (dropped tokens) and paddings get zeros: the residual connection carries them.
         """
         batch, length, model_dim = inputs.shape
-        groups = math.gcd(batch * length, self.num_groups)
+        num_groups = self.num_groups if context.training else self.inference_num_groups or self.num_groups
+        groups = math.gcd(batch * length, num_groups)
         size = batch * length // groups
         grouped = context.annotate(tf.reshape(inputs, (groups, size, model_dim)), "GSM")
         capacity = self._capacity(size, context)
@@ -111,8 +117,11 @@ class MixtureOfExperts(Layer):
         return {**theta, "wi": unstack_experts(theta["wi"]), "wo": unstack_experts(theta["wo"])}
 
     def _capacity(self, tokens_per_group: int, context: Context) -> int:
-        factor = self.capacity_factor if context.training else self.inference_capacity_factor
-        return self.make_router().capacity(tokens_per_group, self.num_experts, factor)
+        router = self.make_router()
+        if context.training:
+            return router.capacity(tokens_per_group, self.num_experts, self.capacity_factor)
+        capacity = router.capacity(tokens_per_group, self.num_experts, self.inference_capacity_factor)
+        return max(capacity, min(self.inference_min_capacity, tokens_per_group))
 
     def _is_block_sparse(self, context: Context) -> bool:
         """Whether to compute used positions alone, as most are empty where experts have room for all tokens."""

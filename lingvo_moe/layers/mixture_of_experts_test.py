@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 
@@ -112,6 +113,30 @@ def test_tokens_that_overflow_and_paddings_get_zeros():
     assert np.abs(outputs[1]).max() > 0.1, "the first present token takes the positions"
     assert not outputs[0].any() and not outputs[2:].any()
     np.testing.assert_allclose(found["metrics"]["overflow"], 30 / 31, rtol=TOLERANCE)
+
+
+def test_minimal_capacity_is_for_inference_alone():
+    """All tokens choose the same two experts: of a group's four, two are dispatched in inference, one in training."""
+    layer = layer_of(inference_num_groups=2, num_groups=2, inference_capacity_factor=0.1, inference_min_capacity=2)
+    layer = dataclasses.replace(layer, capacity_factor=0.1)
+    inputs = inputs_of(layer, batch=2, length=4, padded=0.0)
+    inputs["inputs"][:] = inputs["inputs"][0, 0]
+    inputs["paddings"][0, 1] = True
+    tensors = tree.map_leaves(tf.constant, inputs)
+    used = call(layer, training=False)(tensors)["outputs"].numpy().any(axis=-1)
+    np.testing.assert_array_equal(used, [[True, False, True, False], [True, True, False, False]])
+    used = call(layer)(tensors)["outputs"].numpy().any(axis=-1)
+    np.testing.assert_array_equal(used, [[True, False, False, False], [True, False, False, False]])
+
+
+def test_groups_of_inference_are_not_those_of_training():
+    """Eight equal tokens, capacity for one of a group: as many are dispatched as there are groups."""
+    layer = layer_of(num_groups=8, inference_num_groups=2, capacity_factor=0.1, inference_capacity_factor=0.1)
+    inputs = inputs_of(layer, batch=2, length=4, padded=0.0)
+    inputs["inputs"][:] = inputs["inputs"][0, 0]
+    for training, groups in ((True, 8), (False, 2)):
+        outputs = call(layer, training=training)(tree.map_leaves(tf.constant, inputs))["outputs"].numpy()
+        assert outputs.any(axis=-1).sum() == groups
 
 
 def test_inference_without_a_capacity_depends_on_no_other_token():

@@ -36,7 +36,8 @@ class Transformer(Layer):
         repeated to the end of a stack: `dense,moe` has experts in every other layer. Empty: `dense,moe`, or `dense`
         without experts.
       router: of layers with experts, a registered one, see `layers.routers`; `top2` is the papers'.
-      capacity_factor, inference_capacity_factor, dispatch: see `MixtureOfExperts`.
+      capacity_factor, dispatch, inference_capacity_factor, inference_min_capacity, inference_num_groups: see
+        `MixtureOfExperts`.
       aux_loss_weight: k in loss = cross-entropy + k * l_aux (GShard section 2.2).
       input_dropout, residual_dropout, attention_dropout: rates (GShard appendix A.2).
       twin_keys: whether cross-attention starts with equal projections of queries and keys, see `MultiHeadAttention`.
@@ -58,6 +59,8 @@ class Transformer(Layer):
     router: str = "top2"
     capacity_factor: float = 2.0
     inference_capacity_factor: float | None = None
+    inference_min_capacity: int = 1
+    inference_num_groups: int = 0
     dispatch: str = AUTO
     aux_loss_weight: float = 0.01
     input_dropout: float = 0.0

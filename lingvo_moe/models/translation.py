@@ -100,6 +100,7 @@ class Translation(Transformer):
         theta: dict,
         state: dict,
         ids: tf.Tensor,
+        paddings: tf.Tensor,
         position: tf.Tensor,
         start: tf.Tensor,
         mask: tf.Tensor,
@@ -111,6 +112,7 @@ class Translation(Transformer):
           theta: of `decoding_theta`.
           state: of `start_decoding`, or the one returned by the step before.
           ids: `[B, K] int32`.
+          paddings: `[B, K] bool`, true for hypotheses whose logits do not matter: experts do not compute them.
           position: scalar, the tokens' position in their sentences.
           start: scalar; keys and values are written to cache positions start .. start + K - 1, and never moved.
           mask: `[B, K, cache_length] bool`, which cache positions a hypothesis sees, its own new one included.
@@ -120,9 +122,8 @@ class Translation(Transformer):
           (logits `[B, K, V] float32`, the new state).
         """
         context = dataclasses.replace(context, dtype=self.activation_dtype)
-        no_paddings = tf.zeros(ids.shape, tf.bool)
         sees_source = tf.not_equal(state["source_segments"], 0)[:, None, :]
-        masks = Masks(mask, no_paddings, tf.repeat(sees_source, ids.shape[1], axis=1))
+        masks = Masks(mask, paddings, tf.repeat(sees_source, ids.shape[1], axis=1))
         inputs = self._look_up("target_embedding", theta, ids, tf.fill(ids.shape, position), context)
         outputs, caches = self._layers["decoder"].step(theta["decoder"], inputs, state["caches"], start, masks, context)
         logits = self._softmax(self.target_vocabulary)(theta["softmax"], outputs, context)

@@ -139,7 +139,9 @@ def test_tied_embeddings_decode_as_they_train():
         mask = tf.broadcast_to(tf.range(LENGTH) <= position, (BATCH, 1, LENGTH))
         ids = batch["target"]["ids"][:, position : position + 1]
         step = tf.constant(position)
-        logits, state = TIED.decode_step(prepared, state, ids, step, step, mask, Context())
+        logits, state = TIED.decode_step(
+            prepared, state, ids, tf.zeros(ids.shape, tf.bool), step, step, mask, Context()
+        )
         labels = batch["target"]["labels"][:, position]
         nll.append(tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits[:, 0]))
     present = tf.cast(tf.transpose(batch["target"]["segment_ids"]) != 0, tf.float32)
@@ -368,7 +370,7 @@ def test_decoding_one_token_at_a_time_equals_teacher_forcing(platform, unroll):
         def step(t, state, nll):
             ids, labels = inputs["target"]["ids"][:, t, None], inputs["target"]["labels"][:, t]
             mask = tf.tile(tf.range(length)[None, None] <= t, (2, 1, 1))
-            logits, state = model.decode_step(theta, state, ids, t, t, mask, context)
+            logits, state = model.decode_step(theta, state, ids, tf.zeros((2, 1), tf.bool), t, t, mask, context)
             here = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits[:, 0])
             return t + 1, state, tf.where(tf.range(length) == t, here[:, None], nll)
 

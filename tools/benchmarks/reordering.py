@@ -29,15 +29,17 @@ def decode(steps: Steps, source_specs: dict, search: BeamSearch) -> Program:
             "source_segments": tf.repeat(state["source_segments"], size, axis=0),
         }
 
-        def step(state, ids, position, start, mask):
+        def step(state, ids, paddings, position, start, mask):
             del start
             rows = _parents(mask, position, size)
             state = dict(state, caches=_moved(state["caches"], rows))
             seen = tf.tile((tf.range(search.max_length) <= position)[None, None], [rows.shape[0], 1, 1])
-            logits, state = model.decode_step(theta, state, tf.reshape(ids, (-1, 1)), position, position, seen, context)
-            return tf.reshape(logits, (*ids.shape, -1)), state
+            ids, paddings = tf.reshape(ids, (-1, 1)), tf.reshape(paddings, (-1, 1))
+            logits, state = model.decode_step(theta, state, ids, paddings, position, position, seen, context)
+            return tf.reshape(logits, (-1, size, logits.shape[-1])), state
 
-        found = flat_beam_search(search, step, state, source["ids"].shape[0], context)
+        present = tf.reduce_any(tf.not_equal(source["segment_ids"], 0), axis=1)
+        found = flat_beam_search(search, step, state, present, context)
         return {"ids": found.ids, "scores": found.scores, "lengths": found.lengths}
 
     inputs = {"theta": weight_specs(model.weights()), "source": source_specs}
