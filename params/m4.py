@@ -104,6 +104,7 @@ class MoE2048E36L(M4):
     """Table 1 (1): 600B weights; 44.3 BLEU, 4 days on 2048 cores (table 3)."""
 
     num_experts, num_layers, num_cores, batch_tokens = 2048, 36, 2048, 4 * MILLION_TOKENS
+    remat = "keep_outputs"
 
 
 @registry.register
@@ -118,6 +119,7 @@ class MoE512E36L(M4):
     """Table 1 (3): 150B weights; 43.7 BLEU, 11 days on 512 cores."""
 
     num_experts, num_layers, num_cores = 512, 36, 512
+    remat = "keep_outputs"
 
 
 @registry.register
@@ -153,6 +155,7 @@ class MoE2048E60L(M4):
     num_experts, num_layers, num_cores, batch_tokens = 2048, 60, 2048, 4 * MILLION_TOKENS
     activation_dtype = "bfloat16"
     layout = "gshard_sharded_update"
+    remat = "keep_outputs"
 
 
 @registry.register
@@ -166,6 +169,7 @@ class Dense96L(M4):
     num_experts, num_layers, num_cores, batch_tokens = 0, 96, 2048, 4 * MILLION_TOKENS
     head_dim = 64
     layout = "gshard_sharded_update"
+    remat = "keep_outputs"
 
 
 class Bilingual(M4):

@@ -15,13 +15,13 @@ from tools import plan_zoo
 @pytest.mark.parametrize("name", plan_zoo.plans())
 def test_every_plan_has_a_model_and_valid_settings(name):
     """The settings are accepted, and the model is made for a slice."""
-    model, changes = plan_zoo.plans()[name]
-    assert experiment.get(model, changes).mesh.size >= 32 and name.startswith(model)
+    request = plan_zoo.plans()[name]
+    assert experiment.get(request.model, request.changes).mesh.size >= 32 and name.startswith(request.model)
 
 
 def test_variants_have_the_stated_batch():
     """Batch tokens are the source's, in `both_sides` those of both; `tokens_per_core` has equal tokens and policies."""
-    plans = plan_zoo.plans()
+    plans = {name: (request.model, request.changes) for name, request in plan_zoo.plans().items()}
     for row, batch_tokens in (("m4.MoE128E12L", 2**20), ("m4.MoE512E36L", 2**20), ("m4.MoE2048E36L", 2**22)):
         own, other = (experiment.get(*plans[name]).input for name in (row, f"{row}.both_sides"))
         assert own.batch_size * own.source_length == other.tokens == batch_tokens
