@@ -1,9 +1,11 @@
-"""Published figures of TPUs, and a model of the time that a collective takes: ours, not the compiler's."""
+"""Published figures of TPUs, and models of the time that a collective takes: ours, not the compilers'."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
+
+from lingvo_moe.engines.cluster import GPUS, Cluster, Gpu
 
 GIGA = 10**9
 
@@ -39,6 +41,48 @@ GENERATIONS = {
     "v6e": Generation(1, 1750e6, 918e12, 112 * GIGA, _CLOUD),
     "tpu7x": Generation(2, None, 1153e12, 100 * GIGA, _CLOUD),
 }
+
+
+def hardware_of(topology: str) -> Generation | Gpu:
+    """Returns the figures of a topology's TPUs or GPUs."""
+    name = topology.partition(":")[0]
+    return GPUS[name] if name in GPUS else GENERATIONS[name]
+
+
+@dataclasses.dataclass(frozen=True)
+class Network:
+    """The links of a cluster of GPUs: NVLink between those of a node, and a network adapter for each GPU.
+
+    Attributes:
+      cluster: its nodes. Devices are numbered node by node.
+    """
+
+    cluster: Cluster
+
+    def seconds(self, kind: str, size: int, group: int, stride: int) -> float:
+        """Returns the seconds of one collective, alone on the links, at their full bandwidth; all groups run at once.
+
+        What stays in a node goes over NVLink and what leaves it over the adapters, at the same time; so this is the
+        longer of the two. An AllReduce or AllGather sends each byte to another node once, over all adapters of the
+        node's part of the group; an AllToAll has no bytes to share.
+
+        Args:
+          kind: see `collectives.COLLECTIVES`.
+          size: bytes of the result on each device.
+          group: the number of devices that communicate with each other.
+          stride: the difference between the numbers of neighbours in the group.
+        """
+        local = max(1, min(group, self.cluster.gpus_per_node // stride))
+        nodes = -(-group // local)
+        gpu = self.cluster.gpu
+        if kind in ("all-to-all", "ragged-all-to-all"):
+            inside, outside = size * (local - 1) / group, size * (group - local) / group
+        elif kind in ("all-reduce", "all-gather", "reduce-scatter"):
+            whole = size * {"all-reduce": 2, "all-gather": 1, "reduce-scatter": group}[kind]
+            inside, outside = whole * (1 - 1 / local), whole * (1 - 1 / nodes) / local
+        else:  # a permutation between neighbours, a broadcast
+            inside, outside = size, size * (nodes > 1)
+        return max(inside / gpu.nvlink_bandwidth, outside / gpu.network_bandwidth)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,8 +7,9 @@ import math
 import pytest
 
 from lingvo_moe.analysis.collectives import COLLECTIVES
-from lingvo_moe.analysis.hardware import GENERATIONS, Torus
+from lingvo_moe.analysis.hardware import GENERATIONS, Network, Torus
 from lingvo_moe.engines import topology
+from lingvo_moe.engines.cluster import Cluster
 
 V3 = GENERATIONS["v3"]
 MIB = 2**20
@@ -71,3 +72,38 @@ def test_time_grows_with_bytes_and_falls_with_bandwidth(kind, group, stride):
     torus = square(4)
     once, twice = (torus.seconds(kind, size, group, stride) for size in (MIB, 2 * MIB))
     assert once > 0 and math.isclose(twice, 2 * once)
+
+
+NVLINK, ADAPTER = 450e9, 50e9  # bytes per second of an H100
+
+
+@pytest.mark.parametrize(
+    ("kind", "group", "stride", "seconds"),
+    [
+        # Of 8 MiB of results, 7 come from the node's other GPUs.
+        ("all-to-all", 8, 1, 7 * MIB / NVLINK),
+        # Of 32 MiB, 24 come from the other nodes.
+        ("all-to-all", 32, 1, 24 * MIB / ADAPTER),
+        # One GPU of each node: all but its own part comes over the network.
+        ("all-to-all", 4, 8, 3 * MIB / ADAPTER),
+        # Two GPUs of each node: their adapters share what comes from the other three nodes.
+        ("all-gather", 8, 4, 8 * MIB * (3 / 4) / 2 / ADAPTER),
+        ("all-reduce", 8, 1, 2 * 7 * MIB / NVLINK),
+        # All eight adapters of a node share the network's part, so NVLink is slower: it moves all but an eighth.
+        ("all-gather", 32, 1, 32 * MIB * (7 / 8) / NVLINK),
+        ("all-reduce", 32, 1, 2 * 32 * MIB * (7 / 8) / NVLINK),
+        # The result is a 32nd of what is reduced.
+        ("reduce-scatter", 32, 1, 32 * 32 * MIB * (7 / 8) / NVLINK),
+        ("collective-permute", 8, 1, 8 * MIB / NVLINK),
+        ("collective-permute", 32, 1, 32 * MIB / ADAPTER),
+    ],
+)
+def test_collectives_of_gpus_take_the_slower_of_nvlink_and_network(kind, group, stride, seconds):
+    """Counted manually for 4 nodes of 8 GPUs, and a MiB of results for each GPU of the group."""
+    network = Network(Cluster("h100:4x8", "h100", 4, 8, ()))
+    assert network.seconds(kind, group * MIB, group, stride) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize("kind", COLLECTIVES)
+def test_every_collective_of_gpus_has_a_time(kind):
+    assert Network(Cluster("h100:4x8", "h100", 4, 8, ())).seconds(kind, MIB, 32, 1) > 0

@@ -73,7 +73,7 @@ class Instruction:
 
     @property
     def cycles(self) -> int:
-        """The compiler's estimate of the core's cycles for one run; 0 if there is none (collectives, for example)."""
+        """The TPU compiler's estimate of a core's cycles for one run; 0 if there is none (collectives, for example)."""
         match = _CYCLES.search(self.rest)
         return int(match[1]) if match else 0
 
@@ -168,9 +168,9 @@ class Module:
         """Returns whether `runs` lists the instructions that it calls (of a call), and not it alone (of a fusion)."""
         return instruction.opcode in _EXECUTED
 
-    def cycles(self) -> int:
-        """Returns the compiler's estimate of the cycles of one run of the module, without collectives."""
-        return sum(instruction.cycles * times for instruction, times in self._runs)
+    def named(self, name: str) -> Instruction:
+        """Returns the instruction of a name."""
+        return self._named[name]
 
     def largest_buffers(self, count: int) -> list[Buffer]:
         """Returns the largest single results, one per operation, without inputs and pointers to other results."""

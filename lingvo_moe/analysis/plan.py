@@ -14,13 +14,14 @@ import os
 import re
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
-from lingvo_moe.analysis import flops
+from lingvo_moe.analysis import flops, roofline
 from lingvo_moe.analysis.collectives import Collective, find_collectives, missed
-from lingvo_moe.analysis.hardware import GENERATIONS, Torus
-from lingvo_moe.analysis.hlo import Buffer, Module
+from lingvo_moe.analysis.hardware import GENERATIONS, Network, Torus, hardware_of
+from lingvo_moe.analysis.hlo import Buffer, Instruction, Module
 from lingvo_moe.data.batching import input_specs
+from lingvo_moe.engines.cluster import GPUS, Cluster
 from lingvo_moe.engines.topology import Compiled, OutOfMemory, Slice
 from lingvo_moe.errors import UserError
 from lingvo_moe.experiment import Experiment
@@ -104,7 +105,8 @@ class Plan:
       model_flops: of the model in a training step, see `flops`; None for decoding.
       memory: per core.
       collectives: by kind and size of the groups; empty if the program does not fit.
-      cycles: the compiler's estimate for one core, without collectives; None if the program does not fit.
+      cycles: of one core by the compiler's estimates, of a GPU by `roofline`, without collectives; None if the program
+        does not fit.
       rematerialised_cycles: those of them that recompute a layer's activations.
       cycles_by_part: those of a training step by part of the model, see PARTS.
       compute_seconds: cycles over the published clock; None without one.
@@ -146,6 +148,11 @@ class Plan:
         return self.memory.needed is None
 
     @property
+    def device(self) -> str:
+        """What the topology's devices are: `core` of a TPU, or `GPU`."""
+        return "GPU" if self.topology.partition(":")[0] in GPUS else "core"
+
+    @property
     def collective_seconds(self) -> float:
         """The time of all collectives, one after the other."""
         return sum(collective.seconds for collective in self.collectives)
@@ -160,9 +167,7 @@ class Plan:
         """The model's FLOPs as a fraction of the cores' peak; None if the time or the FLOPs are unknown."""
         if self.step_seconds is None or self.model_flops is None:
             return None
-        return self.model_flops / (
-            self.step_seconds * self.cores * GENERATIONS[self.topology.partition(":")[0]].peak_flops
-        )
+        return self.model_flops / (self.step_seconds * self.cores * hardware_of(self.topology).peak_flops)
 
     def core_hours_per_million(self) -> float | None:
         """Returns the core-hours for a million rows of `batch_size`; None if the time is unknown."""
@@ -213,19 +218,23 @@ class Plan:
             raise UserError(f"{path}: not a plan of version {VERSION} ({error}); {remedy}") from None
 
 
-def make(name: str, experiment: Experiment, tpu: Slice, program: str = "train", changes: Sequence[str] = ()) -> Plan:
-    """Traces, lowers and compiles a program of a registered model for a slice.
+def make(
+    name: str, experiment: Experiment, target: Slice | Cluster, program: str = "train", changes: Sequence[str] = ()
+) -> Plan:
+    """Traces, lowers and compiles a program of a registered model for a slice or a cluster.
 
     Args:
       name: of the model, for the plan.
-      experiment: its mesh has as many devices as the slice.
-      tpu: the slice.
+      experiment: its mesh has as many devices as the target.
+      target: a TPU slice or a cluster of GPUs.
       program: `train`, or `decode` for flat beam search.
       changes: of the registered model, for the plan.
 
     Raises:
       UserError: the mesh has another size, or its axis does not divide a dimension.
     """
+    if isinstance(target, Cluster):
+        experiment = dataclasses.replace(experiment, platform="gpu")
     start = time.monotonic()
     lowered = _lower(experiment, program)
     lowered_at = time.monotonic()
@@ -233,22 +242,22 @@ def make(name: str, experiment: Experiment, tpu: Slice, program: str = "train", 
         "model": name,
         "changes": tuple(changes),
         "program": program,
-        "topology": tpu.name,
+        "topology": target.name,
         **_settings(experiment, program),
         "tokens": _tokens(experiment, program),
         "lower_seconds": lowered_at - start,
         "model_flops": flops.training_step(experiment.model, experiment.input) if program == "train" else None,
     }
     try:
-        compiled = tpu.load(lowered)
+        compiled = target.load(lowered)
     except OutOfMemory as answer:
         compile_seconds = time.monotonic() - lowered_at
-        return Plan(**shared, **_without_program(lowered, tpu, answer), compile_seconds=compile_seconds)
+        return Plan(**shared, **_without_program(lowered, target, answer), compile_seconds=compile_seconds)
     compile_seconds = time.monotonic() - lowered_at
-    return Plan(**shared, **_of_program(lowered, compiled, tpu), compile_seconds=compile_seconds)
+    return Plan(**shared, **_of_program(lowered, compiled, target), compile_seconds=compile_seconds)
 
 
-def _without_program(lowered: Program, tpu: Slice, answer: OutOfMemory) -> dict:
+def _without_program(lowered: Program, target: Slice | Cluster, answer: OutOfMemory) -> dict:
     """The fields of a plan that does not fit the cores: what the compiler reports instead of a program."""
     return {
         "memory": _memory(lowered, None, answer.available, answer.needed),
@@ -258,13 +267,12 @@ def _without_program(lowered: Program, tpu: Slice, answer: OutOfMemory) -> dict:
         "cycles_by_part": {},
         "compute_seconds": None,
         "unknown_loops": 0,
-        "largest_buffers": _largest_buffers(lowered, tpu),
+        "largest_buffers": _largest_buffers(lowered, target),
     }
 
 
-def _of_program(lowered: Program, compiled: Compiled, tpu: Slice) -> dict:
+def _of_program(lowered: Program, compiled: Compiled, target: Slice | Cluster) -> dict:
     """The fields of a plan that are read from the compiled program."""
-    generation = GENERATIONS[tpu.generation]
     hlo = compiled.hlo()
     module = Module(hlo, lowered.mesh.size)
     if names := missed(hlo, module):
@@ -272,20 +280,21 @@ def _of_program(lowered: Program, compiled: Compiled, tpu: Slice) -> dict:
             f"the compiled module has collectives that this version cannot count: {', '.join(names)}. Please report it."
         )
     try:
-        found = find_collectives(module)
+        found, runs = find_collectives(module), list(_runs(module, target))
     except ValueError as error:
         raise UserError(f"the compiled module cannot be read: {error}. Please report it.") from None
-    cycles = module.cycles()
+    cycles = sum(cycles for _, cycles in runs)
+    clock = hardware_of(target.name).clock
     # Donated inputs become outputs; all other outputs count as temporaries.
     stats = compiled.memory()
     temporaries = stats.temp_size_in_bytes + stats.output_size_in_bytes - stats.alias_size_in_bytes
     return {
         "memory": _memory(lowered, temporaries),
         "cycles": cycles,
-        "collectives": _collectives(found, Torus(generation, tpu.chips)),
-        "rematerialised_cycles": _rematerialised(module),
-        "cycles_by_part": _by_part(module),
-        "compute_seconds": cycles / generation.clock if generation.clock else None,
+        "collectives": _collectives(found, _links(target)),
+        "rematerialised_cycles": _rematerialised(runs),
+        "cycles_by_part": _by_part(runs),
+        "compute_seconds": cycles / clock if clock else None,
         "unknown_loops": module.unknown_loops,
     }
 
@@ -335,7 +344,20 @@ def _bytes_per_core(argument: Argument, program: Program) -> int:
     return math.prod(argument.shape) * _ITEM_BYTES[argument.dtype] // parts
 
 
-def _collectives(collectives: list[Collective], torus: Torus) -> tuple[CollectiveCost, ...]:
+def _runs(module: Module, target: Slice | Cluster) -> Iterator[tuple[Instruction, int]]:
+    """Yields instructions and the cycles of all of their runs: the TPU compiler's, or our roofline of a GPU."""
+    for instruction, times in module.runs():
+        if isinstance(target, Slice):
+            yield instruction, instruction.cycles * times
+        else:
+            yield instruction, roofline.cycles(module, instruction, target.gpu) * times
+
+
+def _links(target: Slice | Cluster) -> Torus | Network:
+    return Torus(GENERATIONS[target.generation], target.chips) if isinstance(target, Slice) else Network(target)
+
+
+def _collectives(collectives: list[Collective], links: Torus | Network) -> tuple[CollectiveCost, ...]:
     grouped: dict[tuple[str, int], list[Collective]] = defaultdict(list)
     for collective in collectives:
         grouped[collective.kind, collective.group_size].append(collective)
@@ -345,33 +367,33 @@ def _collectives(collectives: list[Collective], torus: Torus) -> tuple[Collectiv
             group,
             sum(c.times for c in members),
             sum(c.bytes * c.times for c in members),
-            sum(c.times * torus.seconds(c.kind, c.bytes, c.group_size, c.stride) for c in members),
+            sum(c.times * links.seconds(c.kind, c.bytes, c.group_size, c.stride) for c in members),
         )
         for (kind, group), members in sorted(grouped.items())
     )
 
 
-def _rematerialised(module: Module) -> int:
+def _rematerialised(runs: list[tuple[Instruction, int]]) -> int:
     return sum(
-        instruction.cycles * times
-        for instruction, times in module.runs()
+        cycles
+        for instruction, cycles in runs
         if _REMATERIALISED in instruction.op_name and "gradient_tape" not in instruction.op_name
     )
 
 
-def _by_part(module: Module) -> dict[str, int]:
-    cycles: dict[str, int] = dict.fromkeys((*PARTS, _OTHER), 0)
-    for instruction, times in module.runs():
+def _by_part(runs: list[tuple[Instruction, int]]) -> dict[str, int]:
+    cycles_by_part: dict[str, int] = dict.fromkeys((*PARTS, _OTHER), 0)
+    for instruction, cycles in runs:
         scopes = _PART.findall(instruction.op_name)
         # The optimizer's inner scopes have the names of the weights.
         part = "optimizer" if "optimizer" in scopes else scopes[-1] if scopes else _OTHER
-        cycles[part] += instruction.cycles * times
-    return cycles
+        cycles_by_part[part] += cycles
+    return cycles_by_part
 
 
-def _largest_buffers(lowered: Program, tpu: Slice) -> tuple[Buffer, ...]:
-    """Compiles the program for cores with more memory: out of memory, the compiler does not report the buffers."""
-    roomier = tpu.with_more_memory()
+def _largest_buffers(lowered: Program, target: Slice | Cluster) -> tuple[Buffer, ...]:
+    """Compiles the program for more memory: out of memory, the TPU's compiler does not report the buffers."""
+    roomier = target.with_more_memory()
     if roomier is None:
         return ()
     with contextlib.suppress(OutOfMemory):

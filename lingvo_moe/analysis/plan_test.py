@@ -8,6 +8,7 @@ import pytest
 
 from lingvo_moe import experiment, tree
 from lingvo_moe.analysis import plan, plan_text
+from lingvo_moe.engines.cluster import Cluster
 from lingvo_moe.engines.topology import Slice
 from lingvo_moe.errors import UserError
 from lingvo_moe.sharding.layout import DeviceMesh
@@ -128,6 +129,22 @@ def test_text_marks_the_origin_of_every_figure(planned):
     text = plan_text.text(planned, 1e12)
     for part in ("replicated weights", "[c]", "[p]", "[m]", "all-to-all", "rematerialisation", "core-years", "Jouppi"):
         assert part in text
+
+
+def test_a_plan_for_gpus_has_the_collectives_of_the_module():
+    """The reading of XLA's text for GPUs: loops, asynchronous collectives, and the work of every kernel."""
+    planned = plan.make("m4.Quickstart", tiny(), Cluster.of("h100:2x4"))
+    runs = {(found.kind, found.group): found.runs for found in planned.collectives}
+    assert runs["all-to-all", 8] == 6 * 2 * _REPEATS, (
+        "two forward, two rematerialised, two backward, in encoder and decoder"
+    )
+    assert planned.fits and planned.device == "GPU" and planned.memory.temporaries > 0
+    assert planned.compute_seconds > 0 and planned.collective_seconds > 0
+    # No part is free, and the roofline counts at least the model's own operations at the peak.
+    assert all(planned.cycles_by_part[part] > 0 for part in ("self_attention", "experts", "softmax", "optimizer"))
+    assert 0 < planned.utilisation < 1
+    page = plan_text.text(planned, 1e9, price=2.0)
+    assert "on h100:2x4, 8 GPUs" in page and "memory per GPU" in page and "GPU-years" in page and "at 2 an hour" in page
 
 
 def test_plan_round_trips_as_json(planned, tmp_path):

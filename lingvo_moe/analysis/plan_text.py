@@ -4,20 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from lingvo_moe.analysis.hardware import GENERATIONS
+from lingvo_moe.analysis.hardware import hardware_of
 from lingvo_moe.analysis.plan import Plan
 from lingvo_moe.analysis.search import Trial
+from lingvo_moe.engines.cluster import Gpu
 
 _GIB = 2**30
 _MIN_FRACTION = 0.005
-_LEGEND = "[c] the TPU compiler's figure   [p] counted from the program's inputs   [m] our model of the links"
+_HOURS_PER_YEAR = 365.25 * 24
+_LEGEND = "[c] the compiler's figure   [p] counted from the program's inputs   [m] our model"
 
 
-def text(plan: Plan, tokens: float) -> str:
-    """Returns the text of a plan; `tokens` is the length of the training run whose cost it states."""
-    return (
-        "\n".join([*_title(plan), "", *_memory(plan), *(_time(plan, tokens) if plan.fits else ()), "", _LEGEND]) + "\n"
-    )
+def text(plan: Plan, tokens: float, price: float | None = None) -> str:
+    """Returns the text of a plan.
+
+    Args:
+      plan: of one program.
+      tokens: the length of the training run whose cost it states.
+      price: of a core or a GPU for an hour, in any currency.
+    """
+    lines = [*_title(plan), "", *_memory(plan), *(_time(plan, tokens, price) if plan.fits else ()), "", _LEGEND]
+    return "\n".join(lines) + "\n"
 
 
 def trial(tried: Trial) -> str:
@@ -37,15 +44,15 @@ def trial(tried: Trial) -> str:
 
 def _title(plan: Plan) -> Iterator[str]:
     yield (
-        f"{plan.model}: {plan.weights:,} weights, program {plan.program}, on {plan.topology}, {plan.cores} cores, "
-        f"mesh {plan.mesh}"
+        f"{plan.model}: {plan.weights:,} weights, program {plan.program}, on {plan.topology}, "
+        f"{plan.cores} {plan.device}s, mesh {plan.mesh}"
     )
     yield f"traced and lowered in {plan.lower_seconds:.0f} s, compiled in {plan.compile_seconds:.0f} s"
 
 
 def _memory(plan: Plan) -> Iterator[str]:
     memory = plan.memory
-    yield "memory per core, GiB"
+    yield f"memory per {plan.device}, GiB"
     for label, size, origin in (
         ("replicated weights", memory.replicated_weights, "p"),
         ("distributed weights", memory.distributed_weights, "p"),
@@ -77,7 +84,7 @@ def _needed(plan: Plan) -> str:
     return f"{needed / _GIB:.2f} of {available / _GIB:.2f} GiB"
 
 
-def _time(plan: Plan, tokens: float) -> Iterator[str]:
+def _time(plan: Plan, tokens: float, price: float | None) -> Iterator[str]:
     unknown = f" ({plan.unknown_loops} loops of unknown trip count counted once)" if plan.unknown_loops else ""
     yield ""
     yield f"collectives of one run{unknown}"
@@ -92,30 +99,54 @@ def _time(plan: Plan, tokens: float) -> Iterator[str]:
     if plan.compute_seconds is None:
         yield f"compute: {plan.cycles:,} cycles [c]; the clock of this generation is not published"
     elif plan.cycles and plan.step_seconds is not None:
-        yield from _step(plan, plan.cycles, plan.compute_seconds, plan.step_seconds, tokens)
+        yield from _step(plan, plan.cycles, plan.compute_seconds, plan.step_seconds)
+        yield from _cost(plan, plan.step_seconds, tokens, price)
+        yield f"  (clock and links: {hardware_of(plan.topology).source})"
 
 
-def _step(plan: Plan, cycles: int, compute_seconds: float, step_seconds: float, tokens: float) -> Iterator[str]:
-    generation = GENERATIONS[plan.topology.partition(":")[0]]
+def _step(plan: Plan, cycles: int, compute_seconds: float, step_seconds: float) -> Iterator[str]:
+    hardware = hardware_of(plan.topology)
+    if isinstance(hardware, Gpu):
+        how = "[m], each kernel at the peak of matrix products or of memory"
+        links = (
+            f"NVLink of {hardware.nvlink_bandwidth / 1e9:.0f} GB/s and a network of "
+            f"{hardware.network_bandwidth / 1e9:.0f} GB/s per GPU"
+        )
+    else:
+        how = f"[c] at {(hardware.clock or 0) / 1e6:.0f} MHz"
+        links = f"{hardware.link_bandwidth / 1e9:.0f} GB/s per link"
     rematerialised = (plan.rematerialised_cycles or 0) / cycles
     yield "time of one run"
     yield (
-        f"  compute         {compute_seconds:8.3f} s [c] at {(generation.clock or 0) / 1e6:.0f} MHz"
+        f"  compute         {_seconds(compute_seconds)} {how}"
         + (f", {rematerialised:.0%} of it rematerialisation" if rematerialised else "")
     )
     for part, part_cycles in sorted(plan.cycles_by_part.items(), key=lambda item: -item[1]):
         if part_cycles / cycles >= _MIN_FRACTION:
-            yield f"    {part:20}{part_cycles / cycles:6.0%} [c]"
-    bandwidth = f"{generation.link_bandwidth / 1e9:.0f} GB/s per link"
-    yield f"  collectives     {plan.collective_seconds:8.3f} s [m] at {bandwidth}, without overlap"
-    yield f"  total           {step_seconds:8.3f} s"
+            yield f"    {part:20}{part_cycles / cycles:6.0%}"
+    yield f"  collectives     {_seconds(plan.collective_seconds)} [m] at {links}, without overlap"
+    yield f"  total           {_seconds(step_seconds)}"
+
+
+def _cost(plan: Plan, step_seconds: float, tokens: float, price: float | None) -> Iterator[str]:
     if plan.program == "decode":
         yield f"  sentences/s     {plan.batch_size / step_seconds:12,.1f}"
-        yield f"  10^6 sentences  {plan.core_hours_per_million():12,.1f} core-hours"
+        hours = plan.core_hours_per_million() or 0.0
+        yield f"  10^6 sentences  {hours:12,.1f} {plan.device}-hours{_priced(hours, price)}"
         yield "  (searches of the greatest length; a search ends when all of its sentences have ended)"
     else:
         yield f"  tokens/s        {plan.tokens / step_seconds:12,.0f}"
-        yield f"  utilisation     {plan.utilisation:8.1%} of the cores' peak, rematerialisation not counted"
-        days = tokens / plan.tokens * step_seconds / 86400
-        yield f"  {tokens:.3g} tokens    {plan.core_years(tokens):,.2f} core-years, {days:,.1f} days"
-    yield f"  (clock and links: {generation.source})"
+        yield f"  utilisation     {plan.utilisation:8.1%} of the {plan.device}s' peak, rematerialisation not counted"
+        days, years = tokens / plan.tokens * step_seconds / 86400, plan.core_years(tokens) or 0.0
+        yield (
+            f"  {tokens:.3g} tokens    {years:,.2f} {plan.device}-years, {days:,.1f} days"
+            f"{_priced(years * _HOURS_PER_YEAR, price)}"
+        )
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:8.3f} s" if seconds >= 0.1 else f"{seconds * 1e3:8.2f} ms"
+
+
+def _priced(hours: float, price: float | None) -> str:
+    return "" if price is None else f", {hours * price:,.0f} at {price:g} an hour"

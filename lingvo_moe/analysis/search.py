@@ -10,6 +10,7 @@ import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 
 from lingvo_moe.analysis import plan
+from lingvo_moe.engines.cluster import Cluster
 from lingvo_moe.engines.topology import Slice
 from lingvo_moe.errors import UserError, did_you_mean
 from lingvo_moe.experiment import Experiment
@@ -55,7 +56,7 @@ def check_dimensions(names: Sequence[str]):
 
 def search(
     name: str,
-    tpu: Slice,
+    target: Slice | Cluster,
     dimensions: Sequence[str],
     assignments: Sequence[str],
     build: Callable[[Sequence[str]], Experiment],
@@ -64,7 +65,7 @@ def search(
 
     Args:
       name: of the model.
-      tpu: the slice.
+      target: the slice or cluster.
       dimensions: names of DIMENSIONS, in any order.
       assignments: `field=value`s of all trials.
       build: returns the experiment of a list of assignments; raises UserError if they are not compatible.
@@ -74,17 +75,17 @@ def search(
     """
     seen: set[tuple[str, ...]] = set()
     start = build(assignments)
-    best = _try(name, tpu, start, ())
+    best = _try(name, target, start, ())
     yield best
     for dimension in (d for d in DIMENSIONS if d in dimensions):
         settings = build([*assignments, *best.changes])
-        for value in DIMENSIONS[dimension](settings, tpu):
+        for value in DIMENSIONS[dimension](settings, target):
             changes = _changed(best.changes, value)
             if changes in seen:
                 continue
             seen.add(changes)
             try:
-                trial = _try(name, tpu, build([*assignments, *changes]), changes)
+                trial = _try(name, target, build([*assignments, *changes]), changes)
             except UserError as error:
                 trial = Trial(changes, None, str(error))
             yield trial
@@ -92,8 +93,8 @@ def search(
                 best = trial
 
 
-def _try(name: str, tpu: Slice, experiment: Experiment, changes: tuple[str, ...]) -> Trial:
-    return Trial(changes, plan.make(name, experiment, tpu, "train", changes))
+def _try(name: str, target: Slice | Cluster, experiment: Experiment, changes: tuple[str, ...]) -> Trial:
+    return Trial(changes, plan.make(name, experiment, target, "train", changes))
 
 
 def _changed(changes: tuple[str, ...], value: str) -> tuple[str, ...]:
@@ -101,15 +102,15 @@ def _changed(changes: tuple[str, ...], value: str) -> tuple[str, ...]:
     return tuple(sorted([*(change for change in changes if change.partition("=")[0] != field), value]))
 
 
-def _remats(experiment: Experiment, tpu: Slice) -> Iterator[str]:
-    del tpu
+def _remats(experiment: Experiment, target: Slice | Cluster) -> Iterator[str]:
+    del target
     policies = REMAT if not experiment.model.unroll else ()
     return (f"model.remat={policy}" for policy in policies if policy != experiment.model.remat)
 
 
-def _meshes(experiment: Experiment, tpu: Slice) -> Iterator[str]:
+def _meshes(experiment: Experiment, target: Slice | Cluster) -> Iterator[str]:
     """Yields all meshes of one axis, or of two axes with a power of two, that have the slice's number of cores."""
-    cores = len(tpu.devices)
+    cores = len(target.devices)
     sizes = [
         size for size in (2**power for power in range(1, cores.bit_length())) if cores % size == 0 and size < cores
     ]
@@ -117,16 +118,16 @@ def _meshes(experiment: Experiment, tpu: Slice) -> Iterator[str]:
     return (f"mesh={DeviceMesh(shape)}" for shape in shapes if shape != experiment.mesh.shape)
 
 
-def _groups(experiment: Experiment, tpu: Slice) -> Iterator[str]:
-    del tpu
+def _groups(experiment: Experiment, target: Slice | Cluster) -> Iterator[str]:
+    del target
     if not experiment.model.num_experts:
         return iter(())
     groups = experiment.model.num_groups
     return (f"model.num_groups={int(groups * factor)}" for factor in _FACTORS)
 
 
-def _batches(experiment: Experiment, tpu: Slice) -> Iterator[str]:
-    del tpu
+def _batches(experiment: Experiment, target: Slice | Cluster) -> Iterator[str]:
+    del target
     return (f"input.batch_size={int(experiment.input.batch_size * factor)}" for factor in _FACTORS)
 
 

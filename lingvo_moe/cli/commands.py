@@ -15,7 +15,7 @@ from lingvo_moe.cli import run_setup
 from lingvo_moe.cli.run_config import EvalConfig, ExportConfig, ModelConfig, PlanConfig, TranslateConfig
 from lingvo_moe.data.batching import input_specs
 from lingvo_moe.data.corpus import Corpus
-from lingvo_moe.engines import topology
+from lingvo_moe.engines import cluster, topology
 from lingvo_moe.errors import UserError
 from lingvo_moe.experiment import get as get_experiment
 from lingvo_moe.inference import held_out_loss
@@ -137,7 +137,7 @@ def _check_explain(config: TranslateConfig):
 
 
 def plan(config: PlanConfig):
-    """`plan`: compiles for a TPU slice without one, and prints the memory, communication, time and cost of a step."""
+    """`plan`: compiles for a TPU slice or GPU cluster without one; prints a step's memory, communication and time."""
     output_files.check_path("--json", config.json)
     search.check_dimensions(config.search)
     if config.program != "train" and config.search:
@@ -146,28 +146,33 @@ def plan(config: PlanConfig):
     experiment = get_experiment(name, config.assignments)
     if config.program == "decode" and not experiment.translates:
         raise UserError(f"--program=decode: {name} is a language model; plan its training.")
-    tpu = topology.Slice.of(config.topology or topology.v3_slice(experiment.mesh.size))
-    mesh = DeviceMesh.parse(config.mesh) if config.mesh else _mesh_of(tpu, experiment.mesh)
-    tpu.check(mesh)
+    target = _target(config.topology or topology.v3_slice(experiment.mesh.size))
+    mesh = DeviceMesh.parse(config.mesh) if config.mesh else _mesh_of(target, experiment.mesh)
+    target.check(mesh)
     experiment = get_experiment(name, config.assignments, mesh)
     _log.info(
-        f"compiling {name}, {experiment.model.num_weights():,} weights, for {len(tpu.devices)} cores of {tpu.name} ..."
+        f"compiling {name}, {experiment.model.num_weights():,} weights, for the {len(target.devices)} devices of "
+        f"{target.name} ..."
     )
     if config.search:
-        chosen = _search(config, tpu, mesh)
+        chosen = _search(config, target, mesh)
     else:
-        chosen = planning.make(name, experiment, tpu, config.program, list(config.assignments))
+        chosen = planning.make(name, experiment, target, config.program, list(config.assignments))
     if config.json:
         chosen.save(config.json)
-    print(plan_text.text(chosen, config.tokens), end="")
+    print(plan_text.text(chosen, config.tokens, config.price_per_hour), end="")
 
 
-def _search(config: PlanConfig, tpu: topology.Slice, mesh: DeviceMesh) -> planning.Plan:
+def _target(name: str) -> topology.Slice | cluster.Cluster:
+    return cluster.Cluster.of(name) if cluster.is_cluster(name) else topology.Slice.of(name)
+
+
+def _search(config: PlanConfig, target: topology.Slice | cluster.Cluster, mesh: DeviceMesh) -> planning.Plan:
     """Prints each trial when it is done; returns the plan of the fastest that fits, or of the unchanged settings."""
     trials, name = [], config.full_name()
     for trial in search.search(
         name,
-        tpu,
+        target,
         list(config.search),
         [f"mesh={mesh}", *config.assignments],
         lambda assignments: get_experiment(name, list(assignments)),
@@ -254,6 +259,6 @@ def _read_lines(path: str) -> list[str]:
     return sentences
 
 
-def _mesh_of(tpu: topology.Slice, mesh: DeviceMesh) -> DeviceMesh:
-    """Returns the model's own mesh if it has the size of the slice, otherwise all cores in one axis."""
-    return mesh if mesh.size == len(tpu.devices) else DeviceMesh((len(tpu.devices),))
+def _mesh_of(target: topology.Slice | cluster.Cluster, mesh: DeviceMesh) -> DeviceMesh:
+    """Returns the model's own mesh if it has as many devices as the target, otherwise all devices in one axis."""
+    return mesh if mesh.size == len(target.devices) else DeviceMesh((len(target.devices),))

@@ -66,6 +66,8 @@ def silence_libraries():
     # Made by absl itself: a logger made here under its name would attribute every record to a file of absl's.
     absl_logging.get_absl_logger().addFilter(_is_not_orbax)
     logging.getLogger("asyncio").addFilter(_is_not_unretrieved)
+    # It warns that XLA's compiler for GPUs is here without CUDA, which `plan` does not need.
+    logging.getLogger("jax_plugins.xla_cuda13").setLevel(logging.ERROR)
 
 
 def _is_not_orbax(record: logging.LogRecord) -> bool:

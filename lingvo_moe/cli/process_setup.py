@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import glob
+import importlib.util
 import os
 import platform
 import sys
@@ -43,6 +44,9 @@ def set_environment():
         os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
         os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
         os.environ.setdefault("TPU_ACCELERATOR_TYPE", "v3-8")
+    # XLA's compiler for GPUs can be here without CUDA (`engines.cluster`): JAX need not report that.
+    if importlib.util.find_spec("jax_cuda13_plugin") is None:
+        os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")
 
 
 def keep_freed_memory():

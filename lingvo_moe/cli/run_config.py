@@ -215,13 +215,17 @@ class PlanConfig(ModelConfig):
     topology: str | None = _flag(
         flags.DEFINE_string,
         None,
-        "a TPU slice: generation and chips, e.g. v3:32x32x1; default: TPU v3 with as many cores as the model is for",
+        "a TPU slice: generation and chips, e.g. v3:32x32x1; or a GPU cluster: GPU, nodes and GPUs of a node, e.g. "
+        "h100:4x8; default: TPU v3 with as many cores as the model is for",
     )
     mesh: str | None = _flag(
-        flags.DEFINE_string, None, "the device mesh, e.g. 128 or 16x8; default: all cores of the slice in one axis"
+        flags.DEFINE_string, None, "the device mesh, e.g. 128 or 16x8; default: all devices in one axis"
     )
     program: str = _flag(flags.DEFINE_enum, "train", "which program", enum_values=["train", "decode"])
     tokens: float = _flag(flags.DEFINE_float, 1e12, "source tokens to train on, for the cost", lower_bound=1)
+    price_per_hour: float | None = _flag(
+        flags.DEFINE_float, None, "price of a core or a GPU for an hour, in any currency", lower_bound=0
+    )
     json: str | None = _flag(flags.DEFINE_string, None, "also write the plan to this file")
     search: tuple[str, ...] = _flag(
         flags.DEFINE_list,

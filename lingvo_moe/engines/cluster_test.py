@@ -1,0 +1,76 @@
+"""Clusters of GPUs that do not exist here: their names, their compiler, and what fits them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from lingvo_moe.engines import cluster
+from lingvo_moe.engines.cluster import Cluster
+from lingvo_moe.engines.topology import OutOfMemory
+from lingvo_moe.errors import UserError
+from lingvo_moe.lazy import tf
+from lingvo_moe.sharding.layout import DeviceMesh, Layout
+from lingvo_moe.testing import harness
+
+
+def _product(size: int, devices: int):
+    """A program that sums products of sharded matrices over all devices."""
+    spec = {"x": np.broadcast_to(np.float32(0), (16, size, size))}  # takes no room here
+    return harness.lower_for(
+        lambda inputs: {"y": tf.reduce_sum(tf.matmul(inputs["x"], inputs["x"]), axis=0)},
+        spec,
+        Layout.of(DeviceMesh((devices,))),
+        {"x": "Bmh", "y": "mh"},
+    )
+
+
+@pytest.mark.parametrize(("name", "devices"), [("h100:2x8", 16), ("H200:1x4", 4), ("b200:1x8", 8), ("a100:2x4", 8)])
+def test_a_program_is_compiled_without_the_cluster(name, devices):
+    """Every GPU of the table: the module is partitioned, and its memory is that of one GPU."""
+    described = Cluster.of(name)
+    assert len(described.devices) == devices
+    compiled = described.load(_product(512, devices))
+    assert compiled.memory().argument_size_in_bytes == 16 // devices * 512 * 512 * 4
+    assert "all-reduce" in compiled.hlo()
+
+
+def test_what_does_not_fit_is_refused():
+    """XLA compiles for a GPU whatever its memory; two matrices of 40 GiB and their products are too much for one."""
+    described = Cluster.of("h100:1x8")
+    with pytest.raises(OutOfMemory) as caught:
+        described.load(_product(103_000, 8))
+    assert caught.value.needed > 120e9 > 84e9 > caught.value.available > 75e9
+    assert described.with_more_memory().load(_product(103_000, 8)).memory().argument_size_in_bytes > 80e9
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("h100", "--topology=h100 is not understood; write a GPU, the number of nodes and the GPUs of a node"),
+        ("h100:8", "--topology=h100:8 is not understood"),
+        ("h10:1x8", "no such GPU. Did you mean .*h100"),
+        ("h100:0x8", "0 nodes of 8 GPUs; expected at least one node of 1 to 8 GPUs, for instance h100:4x8"),
+        ("h100:2x16", "2 nodes of 16 GPUs"),
+    ],
+)
+def test_malformed_names_are_errors(name, message):
+    assert cluster.is_cluster(name)
+    with pytest.raises(UserError, match=message):
+        Cluster.of(name)
+
+
+@pytest.mark.parametrize("name", ["v3:2x2x1", "v5e:2x2", "tpu7x:2x2x1", "", "x"])
+def test_other_names_are_not_clusters(name):
+    assert not cluster.is_cluster(name)
+
+
+def test_a_mesh_of_another_size_is_refused():
+    with pytest.raises(UserError, match="h100:1x8 has 8 GPUs; the mesh is 4, of 4. Pass --mesh=8, or a cluster of 4"):
+        Cluster.of("h100:1x8").load(_product(8, 4))
+
+
+def test_a_missing_compiler_is_reported_with_the_remedy(monkeypatch):
+    monkeypatch.setattr(cluster.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(UserError, match="CUDA compiler is not installed.*make setup"):
+        Cluster.of("h100:1x8")
