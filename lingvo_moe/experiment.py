@@ -14,6 +14,7 @@ from lingvo_moe.data.tokenizer import Tokenizers
 from lingvo_moe.decoding.flat_beam_search import BeamSearch
 from lingvo_moe.errors import UserError, did_you_mean
 from lingvo_moe.models.transformer import Transformer
+from lingvo_moe.ops import precision
 from lingvo_moe.optimizers.adafactor import Adafactor
 from lingvo_moe.sharding.layout import DeviceMesh, Layout
 from lingvo_moe.steps import Optimizer, Steps
@@ -85,6 +86,7 @@ class Experiment:
       mesh: the device mesh; `--devices` and `--mesh` replace it.
       layout: the sharding of tensors over it: a registered layout, or `auto` for the one of the papers.
       platform: the platform that the programs are optimised for, `cpu`, `gpu` or `tpu`; empty for the one they run on.
+      matmul_precision: of float32 operands, `default` or `highest`; see `ops.precision`.
       decoding_batch: the number of sentences translated at a time.
       corpus, tokenizers: output directories of `tools.build_corpus` and `tools.train_tokenizer`; `--corpus` and
         `--tokenizers` replace them.
@@ -98,6 +100,7 @@ class Experiment:
     mesh: DeviceMesh = DeviceMesh()
     layout: str = "auto"
     platform: str = ""
+    matmul_precision: str = "default"
     decoding_batch: int = 64
     corpus: str = "build/corpus"
     tokenizers: str = "build/tokenizers"
@@ -105,7 +108,9 @@ class Experiment:
     @property
     def steps(self) -> Steps:
         """The step functions on this experiment's mesh."""
-        return Steps(self.model, self.optimizer, Layout.of(self.mesh, self.layout), self.platform)
+        return Steps(
+            self.model, self.optimizer, Layout.of(self.mesh, self.layout), self.platform, self.matmul_precision
+        )
 
     @property
     def translates(self) -> bool:
@@ -120,6 +125,7 @@ class Experiment:
                 f"platform is {self.platform!r}; use one of {', '.join(filter(None, PLATFORMS))}, or leave it empty."
                 f"{did_you_mean(self.platform, PLATFORMS)}"
             )
+        precision.check(self.matmul_precision)
         self._check_sides()
         devices_along_x = self.mesh.shape[0]
         sizes = {"input.batch_size": self.input.batch_size}

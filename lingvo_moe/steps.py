@@ -27,6 +27,7 @@ from lingvo_moe.errors import UserError
 from lingvo_moe.layers.base import Context, Weight, initial_value
 from lingvo_moe.layers.summaries import SummaryCollector, norm, root_mean_square
 from lingvo_moe.lazy import tf
+from lingvo_moe.ops.precision import matmul_precision
 from lingvo_moe.ops.random_numbers import fold_seed
 from lingvo_moe.program import Program, lower
 from lingvo_moe.sharding.layout import Layout, Spec
@@ -109,12 +110,14 @@ class Steps:
     Attributes:
       model, optimizer, layout: what the programs compute, and its sharding.
       platform: the platform that the programs are optimised for, see `Context`; they run on every platform.
+      matmul_precision: of float32 operands of matrix products, see MATMUL_PRECISIONS.
     """
 
     model: Model
     optimizer: Optimizer
     layout: Layout
     platform: str = ""
+    matmul_precision: str = "default"
 
     def state_specs(self) -> dict:
         """Returns the tree of `Spec`s of the training state."""
@@ -131,7 +134,7 @@ class Steps:
     def init(self) -> Program:
         """Returns the lowered `init_function`."""
         logical_axes = {path: spec.logical_axes for path, spec in tree.flatten({"state": self.state_specs()}).items()}
-        return lower("init", self.init_function, {"seed": Spec((2,), "int32", "s")}, logical_axes, self.layout)
+        return self._lower("init", self.init_function, {"seed": Spec((2,), "int32", "s")}, logical_axes)
 
     def init_function(self, inputs: dict) -> dict:
         """`{seed} -> {state}`: the initial state, sharded from the start: each device computes its own shards."""
@@ -151,7 +154,7 @@ class Steps:
     def train(self, batch_specs: dict) -> Program:
         """Returns the lowered `train_function`; the state is donated."""
         inputs = {"state": self.state_specs(), "batch": batch_specs}
-        return lower("train", self.train_function(batch_specs), inputs, {}, self.layout, donated=("state",))
+        return self._lower("train", self.train_function(batch_specs), inputs, {}, donated=("state",))
 
     def train_function(self, batch_specs: dict) -> Callable[[dict], dict]:
         """Returns the function `{state, batch} -> {state, metrics}` of one step.
@@ -213,7 +216,7 @@ class Steps:
             return outputs
 
         state = {name: spec for name, spec in self.state_specs().items() if name in DIAGNOSED}
-        return lower("diagnose", function, {"state": state, "batch": batch_specs}, logical_axes, self.layout)
+        return self._lower("diagnose", function, {"state": state, "batch": batch_specs}, logical_axes)
 
     def diagnose_function(self, batch_specs: dict) -> Callable[[dict], dict]:
         """Returns the function `{state, batch} -> {metrics, blocks, weights, gradients}`, summaries of a training step.
@@ -245,7 +248,7 @@ class Steps:
     def evaluate(self, batch_specs: dict) -> Program:
         """Returns the lowered `evaluate_function`."""
         inputs = {"theta": weight_specs(self.model.weights()), "batch": batch_specs}
-        return lower("evaluate", self.evaluate_function(batch_specs), inputs, {}, self.layout)
+        return self._lower("evaluate", self.evaluate_function(batch_specs), inputs, {})
 
     def evaluate_function(self, batch_specs: dict) -> Callable[[dict], dict]:
         """Returns the function `{theta, batch} -> {metrics}`, which uses no random numbers."""
@@ -283,7 +286,7 @@ class Steps:
 
         inputs = {"theta": weight_specs(model.weights()), "source": source_specs}
         logical_axes = {"ids": "BTL", "scores": "BT", "lengths": "BT"}
-        return lower("decode", function, inputs, logical_axes, self.layout)
+        return self._lower("decode", function, inputs, logical_axes)
 
     @program_cache.cached
     def explain(self, batch_specs: dict) -> Program:
@@ -304,7 +307,18 @@ class Steps:
             return found
 
         inputs = {"theta": weight_specs(model.weights()), "batch": batch_specs}
-        return lower("explain", function, inputs, logical_axes, self.layout)
+        return self._lower("explain", function, inputs, logical_axes)
+
+    def _lower(
+        self,
+        name: str,
+        function: Callable[[dict], dict],
+        inputs: dict,
+        logical_axes: dict,
+        donated: tuple[str, ...] = (),
+    ) -> Program:
+        with matmul_precision(self.matmul_precision):
+            return lower(name, function, inputs, logical_axes, self.layout, donated)
 
     def _context(self, **settings) -> Context:
         return Context(self.layout, platform=self.platform, **settings)

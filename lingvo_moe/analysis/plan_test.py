@@ -131,6 +131,14 @@ def test_text_marks_the_origin_of_every_figure(planned):
         assert part in text
 
 
+def test_operand_precision_is_what_is_sent_and_multiplied(planned):
+    """A TPU rounds float32 operands to bfloat16, before it sends tokens to the experts; `highest` does neither."""
+    exact = make(tiny("matmul_precision=highest"))
+    sent = [{c.kind: c.bytes for c in found.collectives}["all-to-all"] for found in (planned, exact)]
+    assert sent[1] == 2 * sent[0]
+    assert exact.cycles > planned.cycles
+
+
 def test_a_plan_for_gpus_has_the_collectives_of_the_module():
     """The reading of XLA's text for GPUs: loops, asynchronous collectives, and the work of every kernel."""
     planned = plan.make("m4.Quickstart", tiny(), Cluster.of("h100:2x4"))

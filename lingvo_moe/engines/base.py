@@ -55,6 +55,11 @@ class StepFunctions(Protocol):
         """The layout that the functions annotate tensors with."""
         ...
 
+    @property
+    def matmul_precision(self) -> str:
+        """The precision to compile the functions for, see `ops.precision`."""
+        ...
+
     def state_specs(self) -> dict:
         """Returns the tree of `Spec`s of the training state."""
         ...
