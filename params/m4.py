@@ -32,9 +32,9 @@ def aux_loss_weight(num_experts: int) -> float:
 class M4(Recipe):
     """The settings that all models of table 1 share; a row adds the numbers of experts, layers and cores.
 
-    The papers do not say whether "batch tokens" counts one side or both; here it counts both together. Counting one
-    side would put the rows of 128 cores above 75 % of the cores' peak, more than GSPMD reports for any model
-    (docs/planning.md).
+    Batch tokens are source tokens: GShard section 3 speaks of "1T tokens (source side tokens after sub-word
+    segmentation) in 250k training steps", which are 4M in each. Read so, the published speed of the rows of 128 cores
+    is above what GSPMD reports for any model; docs/planning.md has the figures.
     """
 
     num_experts: int
@@ -82,13 +82,13 @@ class M4(Recipe):
             ),
             optimizer=Adafactor(learning_rate=InverseSquareRoot(peak=1.0, decay_after=10_000)),
             input=InputConfig(
-                batch_size=self.batch_tokens // (2 * self.sequence_length),
+                batch_size=self.batch_tokens // self.sequence_length,
                 source_length=self.sequence_length,
                 target_length=self.sequence_length,
                 temperature=5.0,
                 shards=default_shards(DeviceMesh((self.num_cores,))),
             ),
-            # GShard section 4.4: every model sees a trillion tokens.
+            # GShard section 4.4: every model sees a trillion source tokens.
             training=TrainingSchedule(
                 steps=10**12 // self.batch_tokens, log_every=100, evaluate_every=1000, checkpoint_every=1000
             ),
@@ -104,6 +104,7 @@ class MoE2048E36L(M4):
     """Table 1 (1): 600B weights; 44.3 BLEU, 4 days on 2048 cores (table 3)."""
 
     num_experts, num_layers, num_cores, batch_tokens = 2048, 36, 2048, 4 * MILLION_TOKENS
+    remat = "keep_outputs"
 
 
 @registry.register
@@ -118,6 +119,7 @@ class MoE512E36L(M4):
     """Table 1 (3): 150B weights; 43.7 BLEU, 11 days on 512 cores."""
 
     num_experts, num_layers, num_cores = 512, 36, 512
+    remat = "keep_outputs"
 
 
 @registry.register
@@ -153,6 +155,7 @@ class MoE2048E60L(M4):
     num_experts, num_layers, num_cores, batch_tokens = 2048, 60, 2048, 4 * MILLION_TOKENS
     activation_dtype = "bfloat16"
     layout = "gshard_sharded_update"
+    remat = "keep_outputs"
 
 
 @registry.register
@@ -166,6 +169,7 @@ class Dense96L(M4):
     num_experts, num_layers, num_cores, batch_tokens = 0, 96, 2048, 4 * MILLION_TOKENS
     head_dim = 64
     layout = "gshard_sharded_update"
+    remat = "keep_outputs"
 
 
 class Bilingual(M4):

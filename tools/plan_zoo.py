@@ -8,6 +8,7 @@ and takes one to three minutes of one core.
 
 from __future__ import annotations
 
+import dataclasses
 import pathlib
 import subprocess
 import sys
@@ -26,30 +27,57 @@ flags.DEFINE_boolean("again", False, "also make the plans that exist", flag_valu
 _SMALLEST_SLICE = 32  # cores; smaller models run on a workstation and are not planned
 
 _M4_ROWS = ("MoE128E12L", "MoE128E36L", "MoE512E12L", "MoE512E36L", "MoE2048E12L", "MoE2048E36L")
-_M4_BATCH = {"128": 4096, "512": 4096, "2048": 16_384}
+_GIANTS = ("m4.MoE2048E60L", "m4.Dense96L")
 
 
-def variants() -> dict[str, tuple[str, tuple[str, ...]]]:
-    """Returns (model, changed settings) by the name of the plan, for the questions that the papers leave open."""
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """What to plan: a registered model, changed settings, the program and the topology (empty: the model's own)."""
+
+    model: str
+    changes: tuple[str, ...] = ()
+    program: str = "train"
+    topology: str = ""
+
+    def command(self, name: str) -> list[str]:
+        """Returns the command that writes the plan `name`."""
+        sets = [f"--set={change}" for change in self.changes]
+        target = [f"--topology={self.topology}"] if self.topology else []
+        output = f"--json={DIRECTORY / name}.json"
+        start = [sys.executable, "-m", "lingvo_moe", "plan", self.model]
+        return [*start, *sets, *target, f"--program={self.program}", output]
+
+
+def variants() -> dict[str, Request]:
+    """Returns what is planned besides the registered models: the questions that the papers leave open, and decoding."""
     found = {}
     for row in _M4_ROWS:
-        cores = row[3:].partition("E")[0]
-        # The other interpretation of "batch tokens": that many on each side. Fewer of twice the activations are saved.
-        found[f"m4.{row}.each_side"] = (f"m4.{row}", (f"input.batch_size={2 * _M4_BATCH[cores]}", "model.remat=full"))
-    # The tokens per core of 2048 cores with 4M on each side, where an expert's capacity is exactly 1: memory against
-    # the number of experts. (With 4M on both sides together it is a half, and rounded up.)
-    for row in ("MoE128E12L", "MoE128E36L"):
-        found[f"m4.{row}.tokens_per_core"] = (f"m4.{row}", ("input.batch_size=2048", "model.remat=full"))
+        model = f"m4.{row}"
+        # The other reading of "batch tokens": those of both sides together. Half of the activations fit another policy.
+        remat = "keep_outputs" if row == "MoE128E36L" else "keep_hidden"
+        half = experiment.get(model).input.batch_size // 2
+        found[f"{model}.both_sides"] = Request(model, (f"input.batch_size={half}", f"model.remat={remat}"))
+    # The tokens per core of 2048 cores: memory against the number of experts.
+    for layers in (12, 36):
+        remat = experiment.get(f"m4.MoE2048E{layers}L").model.remat
+        model = f"m4.MoE128E{layers}L"
+        found[f"{model}.tokens_per_core"] = Request(model, ("input.batch_size=2048", f"model.remat={remat}"))
+    # Appendix A.6's capacity, C = 2BL/(DE): with G = 2D twice that of section 2.2.
+    for row in ("MoE128E12L", "MoE2048E36L"):
+        found[f"m4.{row}.capacity_of_a6"] = Request(f"m4.{row}", ("model.capacity_factor=4",))
+    for model in (*(f"m4.{row}" for row in _M4_ROWS), *_GIANTS):
+        found[f"{model}.decode"] = Request(model, program="decode")
     for attempt in ("gspmd_attempt_1", "gspmd_attempt_2"):
         for mesh in ("8x16", "16x32", "32x64"):
-            found[f"dense_lm.Dense64BMesh{mesh}.{attempt}"] = (f"dense_lm.Dense64BMesh{mesh}", (f"layout={attempt}",))
-    found["m4.MoE2048E60L.replicated"] = ("m4.MoE2048E60L", ("layout=gshard",))
+            model = f"dense_lm.Dense64BMesh{mesh}"
+            found[f"{model}.{attempt}"] = Request(model, (f"layout={attempt}",))
+    found["m4.MoE2048E60L.replicated"] = Request("m4.MoE2048E60L", ("layout=gshard",))
     return found
 
 
-def plans() -> dict[str, tuple[str, tuple[str, ...]]]:
+def plans() -> dict[str, Request]:
     """Returns all plans: every registered model for a slice, and `variants`."""
-    giants = {name: (name, ()) for name in registry.names() if experiment.get(name).mesh.size >= _SMALLEST_SLICE}
+    giants = {name: Request(name) for name in registry.names() if experiment.get(name).mesh.size >= _SMALLEST_SLICE}
     return giants | variants()
 
 
@@ -68,18 +96,12 @@ def main(arguments: list[str]):
     DIRECTORY.mkdir(parents=True, exist_ok=True)
     failed = []
     with progress.bar("planning", len(missing), "models") as advance:
-        for name, (model, changes) in missing.items():
-            if subprocess.run(command(name, model, changes), stdout=subprocess.DEVNULL).returncode:
+        for name, request in missing.items():
+            if subprocess.run(request.command(name), stdout=subprocess.DEVNULL).returncode:
                 failed.append(name)
             advance(note=name)
     if failed:
         raise UserError(f"no plan could be made of {', '.join(failed)}; see the errors above.")
-
-
-def command(name: str, model: str, changes: tuple[str, ...]) -> list[str]:
-    """Returns the command that makes one plan."""
-    sets = [f"--set={change}" for change in changes]
-    return [sys.executable, "-m", "lingvo_moe", "plan", model, *sets, f"--json={DIRECTORY / name}.json"]
 
 
 if __name__ == "__main__":

@@ -15,17 +15,17 @@ from tools import plan_zoo
 @pytest.mark.parametrize("name", plan_zoo.plans())
 def test_every_plan_has_a_model_and_valid_settings(name):
     """The settings are accepted, and the model is made for a slice."""
-    model, changes = plan_zoo.plans()[name]
-    assert experiment.get(model, changes).mesh.size >= 32 and name.startswith(model)
+    request = plan_zoo.plans()[name]
+    assert experiment.get(request.model, request.changes).mesh.size >= 32 and name.startswith(request.model)
 
 
 def test_variants_have_the_stated_batch():
-    """`each_side` has the batch tokens on each side; `tokens_per_core` has equal tokens per core and remat policy."""
-    plans = plan_zoo.plans()
+    """Batch tokens are the source's, in `both_sides` those of both; `tokens_per_core` has equal tokens and policies."""
+    plans = {name: (request.model, request.changes) for name, request in plan_zoo.plans().items()}
     for row, batch_tokens in (("m4.MoE128E12L", 2**20), ("m4.MoE512E36L", 2**20), ("m4.MoE2048E36L", 2**22)):
-        own, other = (experiment.get(*plans[name]).input for name in (row, f"{row}.each_side"))
-        assert own.tokens == batch_tokens and other.batch_size * other.target_length == batch_tokens
-    few, many = (experiment.get(*plans[name]) for name in ("m4.MoE128E36L.tokens_per_core", "m4.MoE2048E36L.each_side"))
+        own, other = (experiment.get(*plans[name]).input for name in (row, f"{row}.both_sides"))
+        assert own.batch_size * own.source_length == other.tokens == batch_tokens
+    few, many = (experiment.get(*plans[name]) for name in ("m4.MoE128E36L.tokens_per_core", "m4.MoE2048E36L"))
     assert (
         few.input.tokens / few.mesh.size == many.input.tokens / many.mesh.size and few.model.remat == many.model.remat
     )
@@ -57,8 +57,8 @@ def test_existing_plans_are_kept(monkeypatch, tmp_path):
 def test_a_failed_plan_is_named_and_the_others_are_made(monkeypatch, tmp_path, capsys):
     """One failure does not stop hours of other plans."""
     status, commands = run(monkeypatch, tmp_path, "--only=m4")
-    assert status == 2 and "no plan could be made of m4.Dense96L;" in capsys.readouterr().err
-    assert len(list(tmp_path.iterdir())) == len(commands) - 1
+    assert status == 2 and "no plan could be made of m4.Dense96L, m4.Dense96L.decode;" in capsys.readouterr().err
+    assert len(list(tmp_path.iterdir())) == len(commands) - 2
 
 
 def test_unknown_name(monkeypatch, tmp_path, capsys):

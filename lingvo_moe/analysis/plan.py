@@ -28,7 +28,7 @@ from lingvo_moe.experiment import Experiment
 from lingvo_moe.program import Argument, Program
 
 PROGRAMS = ("train", "decode")
-VERSION = 2  # of the saved JSON; version 1 had none, and other names for `collectives` and `optimizer_state`
+VERSION = 3  # of the saved JSON; in version 2, `tokens` of a training step were those of both sides
 _SECONDS_PER_YEAR = 365.25 * 24 * 3600
 _REMATERIALISED = "rematerialised"  # the name scope of `layers.repeat`
 # Name scopes of the layers, models and steps; the innermost one decides.
@@ -101,7 +101,7 @@ class Plan:
         the registered model, each `field=value`.
       batch_size: the rows of a training step's batch, or the sentences that are decoded at a time.
       layout, remat, num_groups, num_experts, num_layers, activation_dtype: the relevant settings.
-      tokens: of both sides together (of the source, for decoding) in one run of the program.
+      tokens: of the source (of a language model, all) in one run of the program: what the papers count.
       model_flops: of the model in a training step, see `flops`; None for decoding.
       memory: per core.
       collectives: by kind and size of the groups; empty if the program does not fit.
@@ -309,9 +309,8 @@ def _lower(experiment: Experiment, program: str) -> Program:
 
 
 def _tokens(experiment: Experiment, program: str) -> int:
-    if program == "train":
-        return experiment.input.tokens
-    return experiment.decoding_batch * experiment.input.source_length
+    rows = experiment.input.batch_size if program == "train" else experiment.decoding_batch
+    return rows * (experiment.input.source_length or experiment.input.target_length)
 
 
 def _memory(

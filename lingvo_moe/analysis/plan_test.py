@@ -79,7 +79,7 @@ def test_time_is_cycles_and_collectives(planned):
     assert planned.compute_seconds == pytest.approx(planned.cycles / 940e6)
     assert planned.step_seconds == planned.compute_seconds + sum(e.seconds for e in planned.collectives)
     assert 0.05 < planned.rematerialised_cycles / planned.cycles < 0.5
-    steps = 1e6 / (32 * (32 + 32))
+    steps = 1e6 / (32 * 32)  # source tokens
     assert planned.core_years(1e6) == pytest.approx(steps * planned.step_seconds * 8 / (365.25 * 86400))
 
 
@@ -159,22 +159,22 @@ def test_plan_round_trips_as_json(planned, tmp_path):
     """docs/plans has plans that other tools read."""
     planned.save(tmp_path / "plan.json")
     saved = json.loads((tmp_path / "plan.json").read_text())
-    assert saved["version"] == 2 and saved["memory"]["optimizer_state"] == planned.memory.optimizer_state
+    assert saved["version"] == 3 and saved["memory"]["optimizer_state"] == planned.memory.optimizer_state
     assert plan.Plan.load(tmp_path / "plan.json") == planned
 
 
-@pytest.mark.parametrize("text", ["", "[]", '{"version": 2}', '{"version": 2, "collectives": 3, "changes": []}'])
+@pytest.mark.parametrize("text", ["", "[]", '{"version": 3}', '{"version": 3, "collectives": 3, "changes": []}'])
 def test_other_file_is_an_error(text, tmp_path):
     (tmp_path / "plan.json").write_text(text)
     with pytest.raises(UserError, match="plan.json: not a plan"):
         plan.Plan.load(tmp_path / "plan.json")
 
 
-@pytest.mark.parametrize("text, version", [("{}", 1), ('{"version": 3}', 3)])
+@pytest.mark.parametrize("text, version", [("{}", 1), ('{"version": 2}', 2), ('{"version": 4}', 4)])
 def test_a_plan_of_another_version_is_refused(text, version, tmp_path):
     (tmp_path / "plan.json").write_text(text)
     with pytest.raises(
-        UserError, match=f"^[^(]*plan.json: a plan of version {version}, this program reads version 2.*writes it anew"
+        UserError, match=f"^[^(]*plan.json: a plan of version {version}, this program reads version 3.*writes it anew"
     ):
         plan.Plan.load(tmp_path / "plan.json")
 

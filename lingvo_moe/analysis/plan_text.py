@@ -107,23 +107,23 @@ def _time(plan: Plan, tokens: float, price: float | None) -> Iterator[str]:
 def _step(plan: Plan, cycles: int, compute_seconds: float, step_seconds: float) -> Iterator[str]:
     hardware = hardware_of(plan.topology)
     if isinstance(hardware, Gpu):
-        how = "[m], each kernel at the peak of matrix products or of memory"
+        mark, how = "[m]", ", each kernel at the peak of matrix products or of memory"
         links = (
             f"NVLink of {hardware.nvlink_bandwidth / 1e9:.0f} GB/s and a network of "
             f"{hardware.network_bandwidth / 1e9:.0f} GB/s per GPU"
         )
     else:
-        how = f"[c] at {(hardware.clock or 0) / 1e6:.0f} MHz"
+        mark, how = "[c]", f" at {(hardware.clock or 0) / 1e6:.0f} MHz"
         links = f"{hardware.link_bandwidth / 1e9:.0f} GB/s per link"
     rematerialised = (plan.rematerialised_cycles or 0) / cycles
     yield "time of one run"
     yield (
-        f"  compute         {_seconds(compute_seconds)} {how}"
+        f"  compute         {_seconds(compute_seconds)} {mark}{how}"
         + (f", {rematerialised:.0%} of it rematerialisation" if rematerialised else "")
     )
     for part, part_cycles in sorted(plan.cycles_by_part.items(), key=lambda item: -item[1]):
         if part_cycles / cycles >= _MIN_FRACTION:
-            yield f"    {part:20}{part_cycles / cycles:6.0%}"
+            yield f"    {part:20}{part_cycles / cycles:6.0%} {mark}"
     yield f"  collectives     {_seconds(plan.collective_seconds)} [m] at {links}, without overlap"
     yield f"  total           {_seconds(step_seconds)}"
 

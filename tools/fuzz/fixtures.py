@@ -52,7 +52,7 @@ def make(directory: pathlib.Path) -> Fixtures:
     config.steps.evaluate(input_specs(config.input)).save(str(directory / "program.zip"))
     _write_catalogs(directory / "catalogs")
     (directory / "plans").mkdir()
-    for name in ("m4.MoE128E12L", "m4.MoE128E12L.each_side"):
+    for name in ("m4.MoE128E12L", "m4.MoE128E12L.both_sides"):
         training_plan("m4.MoE128E12L", 128, num_experts=128).save(str(directory / "plans" / f"{name}.json"))
     (directory / "sentences.txt").write_text("der eert\nesuoh wen\n\n", encoding="utf-8")
     return Fixtures(directory)

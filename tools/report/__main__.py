@@ -22,7 +22,7 @@ from lingvo_moe.cli import app
 from lingvo_moe.errors import UserError
 from tools.report import charts, claims, links, published, tables
 from tools.report import plans as of_plans
-from tools.report.plans import EACH_SIDE, GIB, Plans
+from tools.report.plans import BOTH_SIDES, GIB, Plans
 from tools.report.tables import change, percent
 
 _VALUES = flags.FlagValues()
@@ -72,7 +72,7 @@ def page(plans: Plans) -> bytes:
             claims=claims.claims(plans),
             training=tables.training(plans),
             token_counts=tables.token_counts(plans),
-            utilisations={variant: _utilisations(plans, variant) for variant in ("", EACH_SIDE)},
+            utilisations={variant: _utilisations(plans, variant) for variant in ("", BOTH_SIDES)},
             highest=published.highest_utilisation(),
             benchmarks=[(table, tables.benchmark(plans, table)) for table in published.BENCHMARKS],
             attempts_of=published.GSPMD_2,

@@ -19,9 +19,9 @@ GIB = 2**30
 TRILLION_TOKENS = 1e12
 Plans = Mapping[str, Plan]
 # Suffixes of a registered name in the names of its variants, see `plan_zoo.variants`.
-EACH_SIDE, TOKENS_PER_CORE, REPLICATED = ".each_side", ".tokens_per_core", ".replicated"
+BOTH_SIDES, TOKENS_PER_CORE, REPLICATED = ".both_sides", ".tokens_per_core", ".replicated"
 ATTEMPTS = (".gspmd_attempt_1", ".gspmd_attempt_2")
-_COMPARED = ("", EACH_SIDE, TOKENS_PER_CORE, REPLICATED, *ATTEMPTS)
+_COMPARED = ("", BOTH_SIDES, TOKENS_PER_CORE, REPLICATED, *ATTEMPTS)
 
 # Groups of model parts in the order of the bars; a part in no group counts in the last one.
 PARTS = {

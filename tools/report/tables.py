@@ -85,16 +85,12 @@ _NONE = "–"
 
 
 def pairs_of_experts() -> list[tuple[Row, Row]]:
-    """Returns M4's rows of 128 and of 2048 experts with equal layers, of the plans with equal tokens per core.
-
-    With 2048 experts those have 4M tokens on each side: an expert's capacity for a group is one token there, and with
-    fewer it would be rounded up to one.
-    """
+    """Returns M4's rows of 128 and of 2048 experts with equal layers, of the plans with equal tokens per core."""
     by_name = {row.plan: row for row in M4}
     return [
         (
             dataclasses.replace(by_name[few], plan=few + of_plans.TOKENS_PER_CORE),
-            dataclasses.replace(by_name[many], plan=many + of_plans.EACH_SIDE),
+            by_name[many],
         )
         for few, many in ((f"m4.MoE128E{layers}L", f"m4.MoE2048E{layers}L") for layers in (12, 36))
     ]
@@ -262,9 +258,9 @@ def _core_years(plan: Plan, tokens: float) -> str:
 
 
 def token_counts(plans: Plans) -> Table:
-    """The two interpretations of a batch's tokens: both sides together, or each side."""
+    """The two readings of a batch's tokens: the source's, or both sides together."""
     columns = [Column("model"), Column("steps/s", "paper: GShard table 3")]
-    for group in ("both sides together", "as many on each side"):
+    for group in ("source tokens", "tokens of both sides together"):
         columns += [
             Column("published speed would be, of peak", "[paper, p]", group),
             Column("step, s", "[c, m]", group),
@@ -272,10 +268,10 @@ def token_counts(plans: Plans) -> Table:
             Column("core-years", "[c, m]", group),
         ]
 
-    def cells(row: Row, speed: str, variant: str, sides: int) -> list[Cell]:
+    def cells(row: Row, speed: str, variant: str, source_tokens: float) -> list[Cell]:
         def figures(plan: Plan) -> list[str]:
             step = plan.step_seconds
-            return [seconds(step), ratio(step, row.step), _core_years(plan, sides * TRILLION_TOKENS)]
+            return [seconds(step), ratio(step, row.step), _core_years(plan, source_tokens)]
 
         def implied(plan: Plan) -> list[str]:
             return [percent(of_plans.implied_utilisation(plan, speed))]
@@ -283,11 +279,16 @@ def token_counts(plans: Plans) -> Table:
         return _cells(plans, row.plan + variant, 4, figures, implied)
 
     return Table(
-        "Two interpretations of “batch size (tokens)”: the utilisation that the published steps per second would mean "
-        "under each, and the plans of both.",
+        "Two readings of “batch size (tokens)”: the utilisation that the published steps per second would mean under "
+        "each, and the plans of both.",
         columns,
         [
-            [row.model, speed, *cells(row, speed, "", 1), *cells(row, speed, of_plans.EACH_SIDE, 2)]
+            [
+                row.model,
+                speed,
+                *cells(row, speed, "", TRILLION_TOKENS),
+                *cells(row, speed, of_plans.BOTH_SIDES, TRILLION_TOKENS / 2),
+            ]
             for row in published.GSHARD_3.rows
             if (speed := row.steps_per_second)
         ],
@@ -401,7 +402,7 @@ def _command(plan: Plan) -> str:
 def missing(plans: Plans) -> list[str]:
     """Returns the names of plans that the tables show and that are missing."""
     wanted = [row.plan for row in (*published.rows(), published.TRILLION)]
-    wanted += [row.plan + of_plans.EACH_SIDE for row in published.GSHARD_3.rows if row.steps_per_second]
+    wanted += [row.plan + of_plans.BOTH_SIDES for row in published.GSHARD_3.rows if row.steps_per_second]
     wanted += [row.plan for pair in pairs_of_experts() for row in pair]
     wanted += [row.plan + attempt for row in published.OF_THREE_LAYOUTS for attempt in of_plans.ATTEMPTS]
     wanted.append(published.TRILLION.plan + of_plans.REPLICATED)
