@@ -32,20 +32,18 @@ _GIANTS = ("m4.MoE2048E60L", "m4.Dense96L")
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """What to plan: a registered model, changed settings, the program and the topology (empty: the model's own)."""
+    """What to plan: a registered model, changed settings and the program, on the model's own topology."""
 
     model: str
     changes: tuple[str, ...] = ()
     program: str = "train"
-    topology: str = ""
 
     def command(self, name: str) -> list[str]:
         """Returns the command that writes the plan `name`."""
         sets = [f"--set={change}" for change in self.changes]
-        target = [f"--topology={self.topology}"] if self.topology else []
         output = f"--json={DIRECTORY / name}.json"
         start = [sys.executable, "-m", "lingvo_moe", "plan", self.model]
-        return [*start, *sets, *target, f"--program={self.program}", output]
+        return [*start, *sets, f"--program={self.program}", output]
 
 
 def variants() -> dict[str, Request]:

@@ -64,7 +64,7 @@ class Network:
 
         What stays in a node goes over NVLink and what leaves it over the adapters, at the same time; so this is the
         longer of the two. An AllReduce or AllGather sends each byte to another node once, over all adapters of the
-        node's part of the group; an AllToAll has no bytes to share.
+        node's part of the group; an AllToAll sends different bytes to each device.
 
         Args:
           kind: see `collectives.COLLECTIVES`.

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
 
 from lingvo_moe.analysis.collectives import COLLECTIVES
 from lingvo_moe.analysis.hlo import Instruction, Module
@@ -77,18 +76,17 @@ def _bytes(module: Module, instruction: Instruction) -> int:
 
 def _written(module: Module, inner: list[Instruction]) -> int:
     """What a fusion writes: of a result that is updated in place, such as one layer's of all, the update."""
-    size, origin = 0, _origin(module)
+    size = 0
     for result in _results(module, inner):
-        update = origin(result)
+        update = _origin(module, result)
         size += (module.named(update.operands[1]) if update.opcode == _UPDATE else result).result_bytes
     return size
 
 
 def _read(module: Module, inner: list[Instruction]) -> int:
     """What a fusion reads: of an operand that is only sliced, such as the weights of all layers, the slices."""
-    origin = _origin(module)
-    results = [origin(result) for result in _results(module, inner)]
-    updated = [origin(module.named(result.operands[0])).name for result in results if result.opcode == _UPDATE]
+    results = [_origin(module, result) for result in _results(module, inner)]
+    updated = [_origin(module, module.named(made.operands[0])).name for made in results if made.opcode == _UPDATE]
     size = 0
     for parameter in inner:
         if parameter.opcode != "parameter" or parameter.name in updated:
@@ -106,21 +104,16 @@ def _results(module: Module, inner: list[Instruction]) -> list[Instruction]:
     return [module.named(name) for name in root.operands] if root.opcode == "tuple" else [root]
 
 
-def _origin(module: Module) -> Callable[[Instruction], Instruction]:
-    """Returns the function to the instruction that made a value's elements, whatever their form."""
-
-    def origin(value: Instruction) -> Instruction:
-        return origin(module.named(value.operands[0])) if value.opcode in _SAME_ELEMENTS else value
-
-    return origin
+def _origin(module: Module, value: Instruction) -> Instruction:
+    """The instruction that made a value's elements, whatever their form."""
+    return _origin(module, module.named(value.operands[0])) if value.opcode in _SAME_ELEMENTS else value
 
 
 def _positions(module: Module, user: Instruction, parameter: Instruction) -> list[int]:
     """The operands of an instruction, other than a change of form, that are a parameter."""
     if user.opcode in _SAME_ELEMENTS and not user.is_root:
         return []
-    origin = _origin(module)
-    return [i for i, name in enumerate(user.operands) if origin(module.named(name)) is parameter]
+    return [i for i, name in enumerate(user.operands) if _origin(module, module.named(name)) is parameter]
 
 
 def _shape(text: str) -> tuple[str, list[int]]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import glob
-import importlib.util
 import os
 import platform
 import sys
@@ -18,6 +17,7 @@ from typing import Any
 
 from lingvo_moe import lazy
 from lingvo_moe.cli import logging_setup
+from lingvo_moe.utils import cuda
 
 # Options of mallopt(3): never shrink the heap, allocate everything inside it, and one heap for all threads, because
 # only one can grow far.
@@ -44,9 +44,12 @@ def set_environment():
         os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
         os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
         os.environ.setdefault("TPU_ACCELERATOR_TYPE", "v3-8")
-    # XLA's compiler for GPUs can be here without CUDA (`engines.cluster`): JAX need not report that.
-    if importlib.util.find_spec("jax_cuda13_plugin") is None:
+    # XLA's compiler for GPUs can be here without CUDA (`engines.cluster`): JAX need not report that, and must not start
+    # a GPU with the compiler alone. `engines.pjrt` warns about a GPU that is not used.
+    if not cuda.has_runtime():
         os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")
+    if cuda.has_unusable_gpu():
+        os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 
 def keep_freed_memory():

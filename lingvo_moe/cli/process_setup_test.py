@@ -11,6 +11,7 @@ from collections.abc import Mapping
 import pytest
 
 from lingvo_moe.cli import process_setup
+from lingvo_moe.utils import cuda
 
 
 def test_abandoned_reads_are_not_reported_and_other_exceptions_are(monkeypatch):
@@ -54,6 +55,26 @@ def test_looking_for_devices_is_silent():
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("JAX_", "TPU_", "TF_CPP"))}
     process = _run(code, environment=environment)
     assert (process.stdout, process.stderr) == ("cpu\n", "")
+
+
+@pytest.mark.parametrize(
+    "gpus, installed, expected",
+    [
+        ([], False, {"JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1"}),
+        (["/dev/nvidia0"], False, {"JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1", "JAX_PLATFORMS": "cpu"}),
+        (["/dev/nvidia0"], True, {}),
+    ],
+)
+def test_a_compiler_for_gpus_without_cuda_does_not_start_a_gpu(monkeypatch, gpus, installed, expected):
+    """JAX would start it, and fail: `make quickstart` would, on every workstation with a GPU and no CUDA for JAX."""
+    names = ("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "JAX_PLATFORMS")
+    for name in names:
+        monkeypatch.setenv(name, "")  # restored at the end
+        monkeypatch.delenv(name)
+    monkeypatch.setattr(cuda.glob, "glob", lambda pattern: gpus)
+    monkeypatch.setattr(cuda, "has_runtime", lambda: installed)
+    process_setup.set_environment()
+    assert {name: os.environ[name] for name in names if name in os.environ} == expected
 
 
 _PAGE_FAULTS = """

@@ -222,7 +222,12 @@ class PlanConfig(ModelConfig):
         flags.DEFINE_string, None, "the device mesh, e.g. 128 or 16x8; default: all devices in one axis"
     )
     program: str = _flag(flags.DEFINE_enum, "train", "which program", enum_values=["train", "decode"])
-    tokens: float = _flag(flags.DEFINE_float, 1e12, "source tokens to train on, for the cost", lower_bound=1)
+    tokens: float = _flag(
+        flags.DEFINE_float,
+        1e12,
+        "tokens to train on (of the source, if the model translates), for the cost",
+        lower_bound=1,
+    )
     price_per_hour: float | None = _flag(
         flags.DEFINE_float, None, "price of a core or a GPU for an hour, in any currency", lower_bound=0
     )

@@ -19,6 +19,8 @@ from lingvo_moe.errors import UserError
 _HEARTBEAT_SECONDS, _START_SECONDS = 5, 60
 _MEMBER = f"""
 import os, pathlib, signal, sys, time
+from lingvo_moe.cli import process_setup
+process_setup.set_up_process()
 from lingvo_moe.distributed import membership, watchdog
 from lingvo_moe.errors import UserError
 flags = [None if flag == "None" else flag for flag in sys.argv[1:4]]

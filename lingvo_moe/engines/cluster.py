@@ -7,9 +7,7 @@ memory; it cannot be run.
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 import re
-from typing import TYPE_CHECKING
 
 import numpy as np
 from jax.experimental import topologies
@@ -18,12 +16,10 @@ from jax.sharding import Mesh
 from lingvo_moe.engines import pjrt
 from lingvo_moe.engines.topology import Compiled, OutOfMemory
 from lingvo_moe.errors import UserError, did_you_mean
+from lingvo_moe.program import Program
+from lingvo_moe.sharding.layout import DeviceMesh
+from lingvo_moe.utils import cuda
 
-if TYPE_CHECKING:
-    from lingvo_moe.program import Program
-    from lingvo_moe.sharding.layout import DeviceMesh
-
-GIGA = 10**9
 _NAME = re.compile(r"(\w+):(\d+)x(\d+)")
 _MAX_GPUS_PER_NODE = 8
 # What the CUDA context, NCCL and the libraries' workspaces take of a card's memory. An assumption, not a measurement.
@@ -69,28 +65,58 @@ class Gpu:
         return int(self.memory * (1 - _RESERVED))
 
 
-_MEBI = 2**20
-_AMPERE = "NVIDIA A100 (SXM, 80 GB) data sheet; DGX A100, one 200 Gb/s adapter for each GPU"
-_HOPPER = "NVIDIA H100 and H200 (SXM) data sheets; DGX H100, one 400 Gb/s adapter for each GPU"
-_BLACKWELL = "NVIDIA DGX B200 data sheet, an eighth of it; one 400 Gb/s adapter for each GPU"
+_XLA = "XLA's target configurations (openxla/xla, xla/backends/gpu/target_config/specs)"
+_A100 = Gpu(
+    compute_capability=(8, 0),
+    processors=108,
+    shared_memory=167_936,
+    l2_cache=41_943_040,
+    memory=85_100_068_864,
+    memory_bandwidth=2.04e12,
+    clock=1.41e9,
+    peak_flops=312e12,
+    tf32_flops=156e12,
+    float32_flops=19.5e12,
+    nvlink_bandwidth=300e9,
+    network_bandwidth=25e9,
+    source=f"{_XLA}; NVIDIA A100 (SXM, 80 GB) data sheet; DGX A100, one 200 Gb/s adapter for each GPU",
+)
+_H100 = Gpu(
+    compute_capability=(9, 0),
+    processors=132,
+    shared_memory=233_472,
+    l2_cache=52_428_800,
+    memory=84_942_979_072,
+    memory_bandwidth=3.352e12,
+    clock=1.98e9,
+    peak_flops=989.4e12,
+    tf32_flops=494.7e12,
+    float32_flops=66.9e12,
+    nvlink_bandwidth=450e9,
+    network_bandwidth=50e9,
+    source=f"{_XLA}; NVIDIA H100 and H200 (SXM) data sheets; DGX H100, one 400 Gb/s adapter for each GPU",
+)
+_B200 = Gpu(
+    compute_capability=(10, 0),
+    processors=148,
+    shared_memory=233_472,
+    l2_cache=132_644_864,
+    memory=191_514_411_008,
+    memory_bandwidth=7.672e12,
+    clock=1.965e9,
+    peak_flops=2250e12,
+    tf32_flops=1125e12,
+    float32_flops=75e12,
+    nvlink_bandwidth=900e9,
+    network_bandwidth=50e9,
+    source=f"{_XLA}; NVIDIA DGX B200 data sheet, an eighth of it; one 400 Gb/s adapter for each GPU",
+)
 GPUS = {
-    "a100": Gpu(
-        (8, 0), 108, 164 * 1024, 40 * _MEBI, 84_974 * 10**6, 2039 * GIGA, 1.41e9,
-        312e12, 156e12, 19.5e12, 300 * GIGA, 25 * GIGA, _AMPERE,
-    ),
-    "h100": Gpu(
-        (9, 0), 132, 228 * 1024, 50 * _MEBI, 84_929 * 10**6, 3352 * GIGA, 1.98e9,
-        989.4e12, 494.7e12, 66.9e12, 450 * GIGA, 50 * GIGA, _HOPPER,
-    ),
-    "h200": Gpu(
-        (9, 0), 132, 228 * 1024, 50 * _MEBI, 150_000 * 10**6, 4800 * GIGA, 1.98e9,
-        989.4e12, 494.7e12, 66.9e12, 450 * GIGA, 50 * GIGA, _HOPPER,
-    ),
-    "b200": Gpu(
-        (10, 0), 148, 228 * 1024, 126 * _MEBI, 191_500 * 10**6, 8000 * GIGA, 1.965e9,
-        2250e12, 1125e12, 75e12, 900 * GIGA, 50 * GIGA, _BLACKWELL,
-    ),
-}  # fmt: skip
+    "a100": _A100,
+    "h100": _H100,
+    "h200": dataclasses.replace(_H100, memory=151_397_597_184, memory_bandwidth=4.8e12),
+    "b200": _B200,
+}
 
 
 def is_cluster(name: str) -> bool:
@@ -117,8 +143,6 @@ class Cluster:
     devices: tuple
     is_limited: bool = True
 
-    platform = "gpu"
-
     @staticmethod
     def of(name: str) -> Cluster:
         """Describes a cluster; raises UserError if there is no such GPU, or if XLA's CUDA compiler is not installed."""
@@ -138,7 +162,7 @@ class Cluster:
                 f"--topology={name}: {nodes} nodes of {gpus} GPUs; expected at least one node of 1 to "
                 f"{_MAX_GPUS_PER_NODE} GPUs, for instance {generation}:4x8."
             )
-        return Cluster(name, generation, nodes, gpus, tuple(_devices(GPUS[generation], nodes, gpus)))
+        return Cluster(name.lower(), generation, nodes, gpus, tuple(_devices(GPUS[generation], nodes, gpus)))
 
     @property
     def gpu(self) -> Gpu:
@@ -180,7 +204,7 @@ class Cluster:
 
 
 def _devices(gpu: Gpu, nodes: int, gpus_per_node: int) -> list:
-    if importlib.util.find_spec("jax_plugins") is None or importlib.util.find_spec("jax_plugins.xla_cuda13") is None:
+    if not cuda.has_compiler():
         raise UserError(
             "XLA's CUDA compiler is not installed, which plans for GPUs need (124 MB, no GPU and no driver): "
             "make setup, or pip install 'lingvo_moe[gpu-compiler]'."

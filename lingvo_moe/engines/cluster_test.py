@@ -30,6 +30,7 @@ def test_a_program_is_compiled_without_the_cluster(name, devices):
     """Every GPU of the table: the module is partitioned, and its memory is that of one GPU."""
     described = Cluster.of(name)
     assert len(described.devices) == devices
+    assert described.gpu is cluster.GPUS[described.name.partition(":")[0]]
     compiled = described.load(_product(512, devices))
     assert compiled.memory().argument_size_in_bytes == 16 // devices * 512 * 512 * 4
     assert "all-reduce" in compiled.hlo()
@@ -71,6 +72,6 @@ def test_a_mesh_of_another_size_is_refused():
 
 
 def test_a_missing_compiler_is_reported_with_the_remedy(monkeypatch):
-    monkeypatch.setattr(cluster.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(cluster.cuda, "has_compiler", lambda: False)
     with pytest.raises(UserError, match="CUDA compiler is not installed.*make setup"):
         Cluster.of("h100:1x8")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import logging
 import math
 import pathlib
 import platform as machine
@@ -22,7 +23,9 @@ from lingvo_moe import tree
 from lingvo_moe.engines.base import StepPrograms
 from lingvo_moe.errors import UserError
 from lingvo_moe.program import Argument, Program
+from lingvo_moe.utils import cuda
 
+_log = logging.getLogger(__name__)
 _SHARDING_CALLS = ("Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape")
 
 
@@ -335,9 +338,17 @@ def _find_devices(num_cpu_devices: int, platform: str | None) -> list:
     with contextlib.suppress(RuntimeError):
         jax.config.update("jax_num_cpu_devices", num_cpu_devices)
     try:
-        return jax.devices(platform)
+        devices = jax.devices(platform)
     except RuntimeError as error:
-        raise UserError(f"--platform={platform}: JAX finds no such device ({str(error).splitlines()[0]}).") from None
+        remedy = (
+            f" CUDA for JAX is not installed: {cuda.REMEDY}." if platform == "gpu" and not cuda.has_runtime() else ""
+        )
+        raise UserError(
+            f"--platform={platform}: JAX finds no such device ({str(error).splitlines()[0]}).{remedy}"
+        ) from None
+    if platform is None and cuda.has_unusable_gpu():
+        _log.warning(f"The GPU of this machine is not used, because CUDA for JAX is not installed: {cuda.REMEDY}.")
+    return devices
 
 
 def _below(path: str, arguments: tuple[Argument, ...], shardings: tuple[NamedSharding, ...]) -> dict:

@@ -12,6 +12,7 @@ from lingvo_moe.errors import UserError
 from lingvo_moe.lazy import tf
 from lingvo_moe.sharding.layout import DeviceMesh, Layout
 from lingvo_moe.testing import harness
+from lingvo_moe.utils import cuda
 
 pytestmark = pytest.mark.slow
 
@@ -103,8 +104,17 @@ def test_an_engine_takes_the_first_devices():
 
 
 def test_an_absent_platform_is_an_error():
-    with pytest.raises(UserError, match="--platform=gpu"):
+    with pytest.raises(UserError, match="--platform=gpu.*CUDA for JAX is not installed: pip install"):
         Engine(1, platform="gpu")
+
+
+def test_a_gpu_that_is_not_used_is_reported(monkeypatch, caplog):
+    """Unless the user asks for the CPU: nobody trains on a CPU beside a GPU without knowing it."""
+    monkeypatch.setattr(cuda.glob, "glob", lambda pattern: ["/dev/nvidia0"])
+    assert Engine(1, platform="cpu").platform == Engine(1).platform == "cpu"
+    assert [record.message for record in caplog.records] == [
+        f"The GPU of this machine is not used, because CUDA for JAX is not installed: {cuda.REMEDY}."
+    ]
 
 
 def test_devices_that_do_not_divide_the_batch_are_an_error():

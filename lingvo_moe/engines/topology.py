@@ -48,15 +48,15 @@ _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
 class OutOfMemory(Exception):
-    """Raised when a program does not fit into the memory of the cores.
+    """Raised when a program does not fit into the memory of the devices.
 
     Attributes:
-      needed: bytes of a core's memory; the compiler counts all of it, or what is needed beside donated inputs.
-      available: bytes of a core's memory.
+      needed: bytes of a device's memory; the compiler counts all of it, or what is needed beside donated inputs.
+      available: bytes of a device's memory.
     """
 
     def __init__(self, needed: int, available: int):
-        super().__init__(f"{needed} bytes of a core's {available} are needed")
+        super().__init__(f"{needed} bytes of a device's {available} are needed")
         self.needed, self.available = needed, available
 
 
