@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import collections
 import math
 
+import numpy as np
 import pytest
 
 from lingvo_moe.analysis.collectives import COLLECTIVES
@@ -41,6 +43,35 @@ def test_all_to_all_is_bound_by_the_bisection():
     """Counted manually on 4x4 chips: 32 cores send half of 32 MiB to the other half, over 2 x 4 links."""
     crossing = 16 * 16 * MIB
     assert square(4).seconds("all-to-all", 32 * MIB, 32, 1) == pytest.approx(crossing / (8 * V3.link_bandwidth))
+
+
+def busiest_link(chips: tuple[int, int]) -> float:
+    """The bytes on the busiest link of a torus if every chip sends one byte to each chip, itself included.
+
+    A message goes along x first and then along y, the shorter way around; half of it each way if both are equal.
+    """
+    load: collections.Counter[tuple] = collections.Counter()
+    for start in np.ndindex(chips):
+        for end in np.ndindex(chips):
+            at = list(start)
+            for axis, size in enumerate(chips):
+                ahead = (end[axis] - at[axis]) % size
+                ways = [(step, length) for step, length in ((1, ahead), (-1, size - ahead)) if 2 * length <= size]
+                for step, length in ways:
+                    for hop in range(length):
+                        position = (at[axis] + step * hop) % size
+                        load[(*at[:axis], position, *at[axis + 1 :], axis, step)] += 1 / len(ways)
+                at[axis] = end[axis]
+    return max(load.values())
+
+
+@pytest.mark.parametrize("chips", [(4, 4), (4, 8), (8, 4), (8, 8)])
+def test_all_to_all_takes_as_long_as_its_busiest_link(chips):
+    """Every message is routed on its own: an account that knows nothing of bisections."""
+    cores = 2 * chips[0] * chips[1]
+    per_pair = 32 * MIB / cores * 4  # two cores send to two cores
+    expected = busiest_link(chips) * per_pair / V3.link_bandwidth
+    assert Torus(V3, (*chips, 1)).seconds("all-to-all", 32 * MIB, cores, 1) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("kind", COLLECTIVES)

@@ -202,19 +202,21 @@ class _Repeat:
                 self._annotate_weight(k, _store(total, i, self._annotate_slice(k, tf.cast(part, total.dtype))))
                 for k, (total, part) in enumerate(zip(theta_gradients, of_slices))
             ]
-            constant_gradients = [tf.add(a, b) for a, b in zip(constant_gradients, of_constants)]
+            constant_gradients = [tf.add(a, tf.cast(b, a.dtype)) for a, b in zip(constant_gradients, of_constants)]
             return [i - 1, self._context.annotate(gradients[0], "BTM"), constant_gradients, theta_gradients]
 
         zeros = [
             self._annotate_weight(k, tf.zeros(weight.shape, dtype))
             for k, (weight, dtype) in enumerate(zip(theta, self._gradient_dtypes))
         ]
-        start = [tf.constant(self.times - 1), outputs_gradient, [tf.zeros_like(c) for c in constants], zeros]
+        # Every repeat adds to the gradient of a constant: a sum of many bfloat16 numbers, but a small tensor.
+        constant_zeros = [tf.zeros(constant.shape, tf.float32) for constant in constants]
+        start = [tf.constant(self.times - 1), outputs_gradient, constant_zeros, zeros]
         _, gradient, constant_gradients, theta_gradients = tf.while_loop(
             lambda i, *_: i >= 0, step, start, maximum_iterations=self.times
         )
-        theta_gradients = [tf.cast(total, weight.dtype) for total, weight in zip(theta_gradients, theta)]
-        return [gradient, *theta_gradients, *constant_gradients]
+        of_inputs = [*theta_gradients, *constant_gradients]
+        return [gradient, *(tf.cast(total, value.dtype) for total, value in zip(of_inputs, [*theta, *constants]))]
 
     def _call(
         self, i, slices, inputs, constants, checkpoint_policy=None, add_summary=None

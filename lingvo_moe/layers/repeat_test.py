@@ -159,6 +159,30 @@ def test_gradients_are_stored_in_the_dtype_they_were_computed_in():
     assert stack in narrow.hlo() and stack not in wide.hlo()
 
 
+@pytest.mark.parametrize("remat", ["full", "keep_hidden"])
+def test_gradients_of_bfloat16_constants_are_summed_in_float32(remat):
+    """A decoder adds up the gradients of the encoder's outputs over its layers.
+
+    A bfloat16 sum of 1 and 2^-8 a time stays 1: each addition is rounded away.
+    """
+    repeats = 129  # the first gradient is 1, each later one 2^-8
+
+    def read(theta: dict, inputs: tf.Tensor, constants: dict, context: Context) -> tuple[tf.Tensor, dict]:
+        return inputs + constants["memory"] * theta["scale"][:, None], {}
+
+    def function(inputs: dict) -> dict:
+        weights = {"scale": matrix("MH", fan_in="M", M=1, H=1).repeated(repeats)}
+        context = Context(dtype="bfloat16")
+        theta, memory = {"scale": context.cast(inputs["scale"])}, {"memory": context.cast(inputs["memory"])}
+        outputs, _ = repeat(read, weights, theta, tf.zeros((1, 1, 1), tf.bfloat16), memory, context, remat=remat)
+        return {"outputs": tf.cast(outputs, tf.float32)}
+
+    scale = np.full((repeats, 1, 1), 2.0**-8, np.float32)
+    scale[-1] = 1  # the backward loop begins with the last repeat
+    found = harness.run(harness.with_gradients(function), {"memory": np.ones((1, 1, 1), np.float32), "scale": scale})
+    assert found["gradients/memory"].item() == 1.5
+
+
 def wide_weights_of(times: int) -> dict:
     return tree.map_leaves(lambda weight: dataclasses.replace(weight, wide=True), weights_of(times))
 
