@@ -152,6 +152,7 @@ def test_a_plan_for_gpus_has_the_collectives_of_the_module():
     assert all(planned.cycles_by_part[part] > 0 for part in ("self_attention", "experts", "softmax", "optimizer"))
     assert 0 < planned.utilisation < 1
     page = plan_text.text(planned, 1e9, price=2.0)
+    assert planned.scheduled_seconds and "collectives overlapped, at the compiler's estimates" in page
     assert "on h100:2x4, 8 GPUs" in page and "memory per GPU" in page and "GPU-years" in page and "at 2 an hour" in page
 
 

@@ -126,6 +126,11 @@ def _step(plan: Plan, cycles: int, compute_seconds: float, step_seconds: float) 
             yield f"    {part:20}{part_cycles / cycles:6.0%} {mark}"
     yield f"  collectives     {_seconds(plan.collective_seconds)} [m] at {links}, without overlap"
     yield f"  total           {_seconds(step_seconds)}"
+    if plan.scheduled_seconds is not None:
+        yield (
+            f"  schedule        {_seconds(plan.scheduled_seconds)} [c], collectives overlapped, at the compiler's "
+            f"estimates"
+        )
 
 
 def _cost(plan: Plan, step_seconds: float, tokens: float, price: float | None) -> Iterator[str]:

@@ -7,7 +7,9 @@ memory; it cannot be run.
 from __future__ import annotations
 
 import dataclasses
+import pathlib
 import re
+import tempfile
 
 import numpy as np
 from jax.experimental import topologies
@@ -22,6 +24,8 @@ from lingvo_moe.utils import cuda
 
 _NAME = re.compile(r"(\w+):(\d+)x(\d+)")
 _MAX_GPUS_PER_NODE = 8
+# The compiler writes its schedule, and of its other dumps only what it cannot be told to leave out.
+_SCHEDULE_OPTIONS = {"xla_dump_latency_hiding_schedule": True, "xla_dump_hlo_module_re": "none of the modules"}
 # What the CUDA context, NCCL and the libraries' workspaces take of a card's memory. An assumption, not a measurement.
 _RESERVED = 0.05
 
@@ -190,7 +194,11 @@ class Cluster:
         """
         self.check(program.mesh)
         mesh = Mesh(np.array(self.devices).reshape(program.mesh.shape), program.mesh.axis_names)
-        compiled = Compiled(program, pjrt.compile_program(program, mesh))
+        with tempfile.TemporaryDirectory() as directory:
+            executable = pjrt.compile_program(program, mesh, {**_SCHEDULE_OPTIONS, "xla_dump_to": directory})
+            # None for an A100, of whose kernels the compiler has no estimates.
+            schedule = next(pathlib.Path(directory).glob("*.schedule.txt"), None)
+            compiled = Compiled(program, executable, schedule and schedule.read_text(encoding="utf-8"))
         stats = compiled.memory()
         needed = (
             stats.argument_size_in_bytes

@@ -266,7 +266,9 @@ def use_compilation_cache(directory: pathlib.Path):
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
 
 
-def compile_program(program: Program, mesh: Mesh, options: Mapping[str, str] | None = None) -> jax.stages.Compiled:
+def compile_program(
+    program: Program, mesh: Mesh, options: Mapping[str, str | bool] | None = None
+) -> jax.stages.Compiled:
     """Partitions and compiles a program for the devices of `mesh`, which need not exist here (see `topology`).
 
     Args:

@@ -149,10 +149,15 @@ def v3_slice(num_cores: int) -> str:
 
 
 class Compiled:
-    """A program compiled for a TPU; it cannot be called."""
+    """A program compiled for devices that are not here; it cannot be called.
 
-    def __init__(self, program: Program, compiled):
-        self.program, self._compiled = program, compiled
+    Attributes:
+      program: what was compiled.
+      schedule: the text of the compiler's schedule, if it writes one.
+    """
+
+    def __init__(self, program: Program, compiled, schedule: str | None = None):
+        self.program, self.schedule, self._compiled = program, schedule, compiled
 
     def hlo(self) -> str:
         """Returns the text of the partitioned module; raises UserError if this version of JAX cannot read it."""
