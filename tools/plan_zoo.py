@@ -27,23 +27,28 @@ flags.DEFINE_boolean("again", False, "also make the plans that exist", flag_valu
 _SMALLEST_SLICE = 32  # cores; smaller models run on a workstation and are not planned
 
 _M4_ROWS = ("MoE128E12L", "MoE128E36L", "MoE512E12L", "MoE512E36L", "MoE2048E12L", "MoE2048E36L")
+# Clusters and meshes; of two axes the first one is the nodes.
+_SMALLEST_CLUSTERS: dict[str, dict[str, str]] = {}
 _GIANTS = ("m4.MoE2048E60L", "m4.Dense96L")
 
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """What to plan: a registered model, changed settings and the program, on the model's own topology."""
+    """What to plan: a registered model, changed settings, the program, and where, if not on the model's own slice."""
 
     model: str
     changes: tuple[str, ...] = ()
     program: str = "train"
+    topology: str = ""
+    mesh: str = ""
 
     def command(self, name: str) -> list[str]:
         """Returns the command that writes the plan `name`."""
         sets = [f"--set={change}" for change in self.changes]
+        where = [f"--{flag}={getattr(self, flag)}" for flag in ("topology", "mesh") if getattr(self, flag)]
         output = f"--json={DIRECTORY / name}.json"
         start = [sys.executable, "-m", "lingvo_moe", "plan", self.model]
-        return [*start, *sets, f"--program={self.program}", output]
+        return [*start, *sets, *where, f"--program={self.program}", output]
 
 
 def variants() -> dict[str, Request]:
@@ -63,6 +68,9 @@ def variants() -> dict[str, Request]:
     # Appendix A.6's capacity, C = 2BL/(DE): with G = 2D twice that of section 2.2.
     for row in ("MoE128E12L", "MoE2048E36L"):
         found[f"m4.{row}.capacity_of_a6"] = Request(f"m4.{row}", ("model.capacity_factor=4",))
+    # A TPU rounds float32 operands of products to bfloat16, and sends them so, unless it is told not to.
+    for row in ("MoE128E12L", "MoE2048E36L"):
+        found[f"m4.{row}.highest"] = Request(f"m4.{row}", ("matmul_precision=highest",))
     for model in (*(f"m4.{row}" for row in _M4_ROWS), *_GIANTS):
         found[f"{model}.decode"] = Request(model, program="decode")
     for attempt in ("gspmd_attempt_1", "gspmd_attempt_2"):
@@ -73,10 +81,19 @@ def variants() -> dict[str, Request]:
     return found
 
 
+def clusters() -> dict[str, Request]:
+    """Returns models on the smallest clusters of GPUs that they fit, in powers of two."""
+    return {
+        f"{model}.{topology.replace(':', '-')}": Request(model, topology=topology, mesh=mesh)
+        for model, targets in _SMALLEST_CLUSTERS.items()
+        for topology, mesh in targets.items()
+    }
+
+
 def plans() -> dict[str, Request]:
-    """Returns all plans: every registered model for a slice, and `variants`."""
+    """Returns all plans: every registered model for a slice, `variants` and `clusters`."""
     giants = {name: Request(name) for name in registry.names() if experiment.get(name).mesh.size >= _SMALLEST_SLICE}
-    return giants | variants()
+    return giants | variants() | clusters()
 
 
 def main(arguments: list[str]):

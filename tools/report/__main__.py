@@ -20,7 +20,7 @@ from matplotlib.figure import Figure
 
 from lingvo_moe.cli import app
 from lingvo_moe.errors import UserError
-from tools.report import charts, claims, links, published, tables
+from tools.report import charts, claims, clusters, links, published, tables
 from tools.report import plans as of_plans
 from tools.report.plans import BOTH_SIDES, GIB, Plans
 from tools.report.tables import change, percent
@@ -76,6 +76,7 @@ def page(plans: Plans) -> bytes:
             highest=published.highest_utilisation(),
             benchmarks=[(table, tables.benchmark(plans, table)) for table in published.BENCHMARKS],
             attempts_of=published.GSPMD_2,
+            clusters=clusters.table(plans),
             commands=tables.commands(plans),
             missing=tables.missing(plans),
             papers=published.PAPERS,

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 
 from lingvo_moe.analysis.hardware import GENERATIONS
 from lingvo_moe.analysis.plan import Plan
+from lingvo_moe.engines.cluster import GPUS
 from lingvo_moe.errors import UserError
 from tools.report import published
 
@@ -90,7 +91,7 @@ def _has_type(value: object, hint: typing.Any) -> bool:
 
 def _is_complete(plan: Plan) -> bool:
     """Returns whether every figure that the report shows or divides by is known."""
-    if not plan.cores or not plan.tokens or plan.topology.partition(":")[0] not in GENERATIONS:
+    if not plan.cores or not plan.tokens or plan.topology.partition(":")[0] not in GENERATIONS | GPUS:
         return False
     if plan.program == "train" and plan.model_flops is None:
         return False

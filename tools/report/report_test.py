@@ -135,6 +135,34 @@ def test_command_of_each_plan():
     ]
 
 
+def test_plans_of_clusters_are_sorted_and_show_their_figures():
+    """By model and GPU; the page without such plans has no table of them."""
+
+    def moved(plan: Plan, topology: str, gpus: int) -> Plan:
+        return dataclasses.replace(plan, topology=topology, cores=gpus, mesh=str(gpus))
+
+    timed = planned(scheduled_seconds=0.75)
+    plans = {
+        "m4.MoE128E12L.h200-2x8": moved(timed, "h200:2x8", 16),
+        "m4.MoE128E12L.h100-4x8": moved(timed, "h100:4x8", 32),
+        "m4.MoE128E12L.h100-1x8": moved(too_large(), "h100:1x8", 8),
+    }
+    rows = rows_of(report.page(plans).decode(), "Models of the papers on the smallest clusters")[1:]
+    assert [row[1] for row in rows] == ["h100:4x8", "h100:1x8", "h200:2x8"]
+    # 2^20 tokens in half a second, a quarter second's operations of 128 TPUs; 953,674 steps of half a second.
+    assert rows[2][4:] == [
+        "8.02",
+        "0.350",
+        "0.150",
+        "0.750",
+        "2,097",
+        f"{0.25 * 128 * 61.5 / (0.5 * 16 * 989.4) * 100:.1f} %",
+        f"{953_674.3 * 0.5 * 16 / 31_557_600:.2f}",
+    ]
+    assert "does not fit" in rows[1][4]
+    assert "Clusters of GPUs" not in report.page({"m4.MoE128E12L": planned()}).decode()
+
+
 def test_plan_that_does_not_fit_shows_the_compilers_answer():
     """The needed and the available memory replace the figures, in the table and in the figure."""
     plans = {"m4.MoE2048E60L.replicated": too_large("m4.MoE2048E60L.replicated"), "m4.MoE128E12L": too_large()}
