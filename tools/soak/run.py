@@ -86,6 +86,7 @@ class Soak:
         self._data = tiny.make_data(directory / "data")
         self._logdirs = {name: directory / name for name in ("reference", "soaked")}
         self._start_seconds = 0.0
+        self._valid: list[int] = []  # steps of the valid checkpoints; every array is read once after each fault
 
     def run(self, log: Callable[[str], None], advance: Callable[..., None]) -> Result:
         """Trains undisturbed and under faults, and compares.
@@ -142,8 +143,7 @@ class Soak:
     def _run_until(self, number: int, fault: Fault, kills_left: int) -> Event:
         """Starts the training, ends it by a fault, and checks what is left."""
         logdir = self._logdirs["soaked"]
-        valid_before = checks.valid(logdir)
-        first, corrupt = max(valid_before, default=0), set(process.complete(logdir)) - set(valid_before)
+        first, corrupt = max(self._valid, default=0), set(process.complete(logdir)) - set(self._valid)
         # Every later kill needs steps to be made, with a checkpoint and an evaluation.
         ahead = max(1, min(fault.ahead, (self._steps - first - _MARGIN) // kills_left))
         with self._start("soaked", f"start-{number}") as training:
@@ -154,10 +154,10 @@ class Soak:
             chosen = training.chosen(fault)
             phase, complete = training.phase(chosen), process.complete(logdir)
             seconds = training.end(fault.signal, chosen)
-        valid = checks.valid(logdir)
-        newest = max(valid, default=0)
+        self._valid = checks.valid(logdir)
+        newest = max(self._valid, default=0)
         event = Event(fault, phase, max(training.step, first), newest, seconds)
-        event.problems += checks.missing_checkpoints(complete, valid, KEEP, corrupt)
+        event.problems += checks.missing_checkpoints(complete, self._valid, KEEP, corrupt)
         event.problems += checks.missing_steps(
             event.reached, newest, MOST_LOST if fault.signal == KILL or training.crashed_in_dump else 0
         )
@@ -172,13 +172,14 @@ class Soak:
     def _damage(self, event: Event, name: str, generator: random.Random):
         """Damages the newest checkpoint if it is complete and there is another one to resume from."""
         logdir = self._logdirs["soaked"]
-        steps, complete = checks.valid(logdir), process.complete(logdir)
+        steps, complete = self._valid, process.complete(logdir)
         if len(steps) < 2 or steps[-1] not in complete:
             return
         damage, usable = DAMAGES[name]
         damage(logdir / "checkpoints" / str(steps[-1]), generator)
         event.damage, event.resumed = name, steps[-1] if usable else steps[-2]
-        if (newest := max(checks.valid(logdir), default=0)) != event.resumed:
+        self._valid = checks.valid(logdir)
+        if (newest := max(self._valid, default=0)) != event.resumed:
             event.problems.append(
                 f"after the damage ({event.damage}) {newest} is the newest valid checkpoint instead of {event.resumed}"
             )
