@@ -269,9 +269,9 @@ class Pocket(Recipe):
             optimizer=Adafactor(
                 beta1=0.9, learning_rate=InverseSquareRoot(peak=5.0, decay_after=10_000, warmup_steps=500)
             ),
-            input=InputConfig(batch_size=16, source_length=96, target_length=64, temperature=5.0),
+            input=InputConfig(batch_size=16, source_length=128, target_length=76, temperature=5.0),
             training=TrainingSchedule(log_every=20, evaluate_every=500, checkpoint_every=200, keep=8),
-            search=BeamSearch(max_length=64, length_alpha=1.0),
+            search=BeamSearch(max_length=72, length_alpha=1.0),
             corpus="build/pocket/corpus",
             tokenizers="build/pocket/tokenizers",
         )
