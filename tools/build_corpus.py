@@ -5,7 +5,7 @@
   python -m tools.build_corpus --preset=debian --output=big                  624 languages from Debian, in minutes
   python -m tools.build_corpus --preset=debian --languages=de,fr --output=two  two of them, in a minute
   python -m tools.build_corpus --preset=pocket --output=44                   44 languages, from more of both
-  python -m tools.build_corpus --preset=unseen --unseen_by=two --languages=de,fr --output=test  to test a model of them
+  python -m tools.build_corpus --preset=unseen --unseen_by=two --output=test  to test a model of these two
   python -m tools.build_corpus --preset=none --input=my_files --output=mine  your own .po, .mo, .tsv, MediaWiki .json
   python -m tools.build_corpus --import=my_source.py --preset=mine --output=c  a source that your own file registers
 
@@ -40,7 +40,8 @@ flags.DEFINE_string(
 flags.DEFINE_list(
     "languages",
     [],
-    "The languages to fetch and read, such as de,fr,pt_BR; all that the sources have by default.",
+    "The languages to fetch and read, such as de,fr,pt_BR; by default all that the sources have, or those of the "
+    "corpus that --unseen_by names.",
     flag_values=FLAGS,
 )
 flags.DEFINE_string(

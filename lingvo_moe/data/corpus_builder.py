@@ -61,7 +61,8 @@ def build(
       output: the directory to make.
       packages: the download cache of the presets; None for `sources.default_cache()`.
       force: build again, and replace a corpus of other inputs.
-      selected: the languages to read, normalised labels; empty for all that the preset has.
+      selected: the languages to read, normalised labels; empty for those of `unseen_by`, else for all that the preset
+        has.
       unseen_by: a corpus that a model is trained on. The result is for testing alone: its test split has every eligible
         sentence that is not in (or within one word of) that training split.
 
@@ -73,8 +74,9 @@ def build(
     """
     output = Path(output).absolute()
     check_output_directory(output)
-    read_from = find_sources(preset, inputs, packages, selected)
-    read = selected or read_from.languages
+    wanted = selected or (unseen_by.languages if unseen_by else ())
+    read_from = find_sources(preset, inputs, packages, wanted)
+    read = wanted or read_from.languages
     target = OutputDirectory(output, _identity(preset, read_from, read, unseen_by))
     if not force and target.is_up_to_date():
         return Corpus.open(output), False
