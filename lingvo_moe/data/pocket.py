@@ -4,9 +4,9 @@ Languages: those with most text in these packages, and smaller ones that a large
 Left out are scripts of one language each that would take pieces of the vocabulary (ka, ta, hi, ...), conversions of
 another one's text (sr_Latn) and close copies (ca@valencia).
 
-Packages: those with most sentences for their size that are gettext catalogs. The messages of compilers and servers
-(binutils, gcc, libvirt, postgresql) are many, but their English is found nowhere else. Firefox and Thunderbird use
-another format, Fluent.
+Packages: those with most sentences for their size that are gettext catalogs, and Wesnoth for its prose. The messages of
+compilers and servers (binutils, gcc, libvirt, postgresql) are many, but their English is found nowhere else. Firefox
+and Thunderbird use another format, Fluent.
 """
 
 from __future__ import annotations
