@@ -241,6 +241,43 @@ class Quickstart(Recipe):
 
 
 @registry.register
+class Pocket(Recipe):
+    """44 languages into English in a file of 40 MB, trained in the background on one core; see docs/pocket.md."""
+
+    def experiment(self) -> Experiment:
+        """Returns the full configuration."""
+        return Experiment(
+            # No dropout: the corpus is not read often enough to be learnt by heart.
+            model=Translation(
+                source_vocabulary=12_000,
+                target_vocabulary=12_000,
+                tied_embeddings=True,
+                twin_keys=True,
+                num_layers=4,
+                model_dim=256,
+                hidden_dim=512,
+                num_heads=4,
+                head_dim=64,
+                num_experts=16,
+                # Larger groups than m4.Quickstart's: with 16 experts, fewer tokens exceed a capacity.
+                num_groups=4,
+                aux_loss_weight=aux_loss_weight(16),
+                unroll=True,
+            ),
+            # The number of steps need not be known: 0.05, decreasing from step 10,000 on. To end the training,
+            # `--set optimizer.learning_rate.cooldown_after=STEP` and `cooldown_steps`.
+            optimizer=Adafactor(
+                beta1=0.9, learning_rate=InverseSquareRoot(peak=5.0, decay_after=10_000, warmup_steps=500)
+            ),
+            input=InputConfig(batch_size=16, source_length=128, target_length=76, temperature=5.0),
+            training=TrainingSchedule(log_every=20, evaluate_every=500, checkpoint_every=200, keep=8),
+            search=BeamSearch(max_length=72, length_alpha=1.0),
+            corpus="build/pocket/corpus",
+            tokenizers="build/pocket/tokenizers",
+        )
+
+
+@registry.register
 class Small(Recipe):
     """Hundreds of languages, the `debian` corpus, on an 8-core workstation or one GPU: 16 experts in each MoE layer."""
 

@@ -90,3 +90,10 @@ def test_groups_and_capacity_are_the_papers(name, capacity):
     assert config.model.num_groups == 2 * config.mesh.size
     tokens_per_group = tokens // config.model.num_groups
     assert expert_capacity(tokens_per_group, config.model.num_experts, config.model.capacity_factor) == capacity
+
+
+def test_pocket_fits_into_40_megabytes():
+    """In bfloat16, with its embeddings: the file is to be shipped."""
+    model = experiment.get("m4.Pocket").model
+    assert 2 * sum(weight.size for weight in tree.flatten(model.weights()).values()) < 40e6
+    assert model.layer_patterns == {"encoder": ("dense", "moe"), "decoder": ("dense", "moe")}

@@ -4,7 +4,8 @@
   python -m tools.build_corpus --preset=django --output=small                Django's 96 languages alone, no download
   python -m tools.build_corpus --preset=debian --output=big                  624 languages from Debian, in minutes
   python -m tools.build_corpus --preset=debian --languages=de,fr --output=two  two of them, in a minute
-  python -m tools.build_corpus --preset=unseen --unseen_by=two --languages=de,fr --output=test  to test a model of them
+  python -m tools.build_corpus --preset=pocket --output=44                   44 languages, from more of both
+  python -m tools.build_corpus --preset=unseen --unseen_by=two --output=test  to test a model of these two
   python -m tools.build_corpus --preset=none --input=my_files --output=mine  your own .po, .mo, .tsv, MediaWiki .json
   python -m tools.build_corpus --import=my_source.py --preset=mine --output=c  a source that your own file registers
 
@@ -31,14 +32,16 @@ flags.DEFINE_string(
     "preset",
     "pypi",
     "The data sources to read. pypi: the catalogs of Django and of three applications written with it, which pip "
-    "downloads; django: the installed Django alone; debian: Debian packages, which apt downloads; unseen: two packages "
-    "that no other preset reads; none: your --input alone; or the name of a source that --import registers.",
+    "downloads; django: the installed Django alone; debian: Debian packages, which apt downloads; pocket: more of "
+    "both, in 44 languages; unseen: two packages that no other preset reads; none: your --input alone; or the name of "
+    "a source that --import registers.",
     flag_values=FLAGS,
 )
 flags.DEFINE_list(
     "languages",
     [],
-    "The languages to fetch and read, such as de,fr,pt_BR; all that the sources have by default.",
+    "The languages to fetch and read, such as de,fr,pt_BR; by default all that the sources have, or those of the "
+    "corpus that --unseen_by names.",
     flag_values=FLAGS,
 )
 flags.DEFINE_string(
@@ -66,7 +69,7 @@ flags.DEFINE_string("output", None, "The directory to make.", flag_values=FLAGS)
 flags.DEFINE_string(
     "packages",
     None,
-    "The directory for downloads of presets (pypi 170 MB, debian 300 MB, unseen 65 MB); by default "
+    "The directory for downloads of presets (pypi 170 MB, debian 300 MB, pocket 800 MB, unseen 65 MB); by default "
     "~/.cache/lingvo_moe/packages.",
     flag_values=FLAGS,
 )

@@ -126,13 +126,14 @@ def _to_safetensors(config: CheckpointConfig, file: str):
         raise UserError("--model and --set are for --input; with --output, the checkpoint says what it holds.")
     checkpoints = _existing(config)
     step = tools.choose(checkpoints, config.step, tools.WEIGHTS)
-    tools.to_safetensors(checkpoints, step, file)
-    _log.info(f"{file}: weights of step {step}")
+    tools.to_safetensors(checkpoints, step, file, config.dtype)
+    _log.info(f"{file}: weights of step {step}, {config.dtype}")
 
 
 def _from_safetensors(config: CheckpointConfig, file: str):
-    if config.step is not None:
-        raise UserError("--step is for --output; with --input, the file says which step it is of.")
+    for flag, question in (("step", "which step it is of"), ("dtype", "which dtype it has")):
+        if flag in config.given:
+            raise UserError(f"--{flag} is for --output; with --input, the file says {question}.")
     if not config.model:
         raise UserError("--model is missing; `python -m lingvo_moe list` shows the registered models.")
     name = registry.full_name(config.model)
@@ -145,7 +146,7 @@ _ACTIONS = {
     "inspect": _Action(_inspect, ("logdir", "step", "grep", "stats")),
     "verify": _Action(_verify, ("logdir", "step")),
     "average": _Action(_average, ("logdir", "last", "steps", "output")),
-    "convert": _Action(_convert, ("logdir", "step", "output", "input", "model", "set")),
+    "convert": _Action(_convert, ("logdir", "step", "output", "dtype", "input", "model", "set")),
 }
 
 

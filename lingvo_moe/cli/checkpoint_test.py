@@ -142,6 +142,10 @@ def test_average_and_convert_can_be_used(trained, data, tmp_path, capsys):
             ["convert", "--logdir=new", "--input=a.safetensors", "--model=Quickstart", "--step=3"],
             "--step is for --output",
         ),
+        (
+            ["convert", "--logdir=new", "--input=a.safetensors", "--model=Quickstart", "--dtype=bfloat16"],
+            "--dtype is for --output; with --input, the file says which dtype it has",
+        ),
         (["convert", "--logdir=new", "--input=a.safetensors", "--model=Quikstart"], "Did you mean m4.Quickstart"),
         (["convert", "--logdir=new", "--input=a.safetensors", "--model=Quickstart"], "there is no such file"),
     ],

@@ -8,7 +8,7 @@ import pathlib
 
 import pytest
 
-from lingvo_moe.cli import main
+from lingvo_moe.cli import main, released
 from lingvo_moe.program import Program
 from lingvo_moe.testing import experiments as tiny
 
@@ -144,6 +144,24 @@ def test_translate_writes_as_many_lines_as_it_reads(trained, tmp_path, capsys):
     assert [row[2] for row in rows[::2]] == lines[:5]
     assert _run("translate", *trained, given, "--scores") == 0
     assert [line.split("\t") for line in capsys.readouterr().out.splitlines()] == [row[1:] for row in rows[::2]]
+
+
+def test_translate_with_no_model_uses_the_released_one(trained, data, tmp_path, capsys, monkeypatch):
+    """If it is there, in bfloat16; a log directory that is named is of another model, which must be named too."""
+    model, *settings = tiny.settings()
+    assert model == f"--model={tiny.MODEL}"
+    monkeypatch.setattr(released, "MODEL", tiny.MODEL)
+    monkeypatch.setattr(released, "DIRECTORY", tmp_path)
+    given = _lines(tmp_path / "in.txt", "der old", "eert")
+    assert _run("translate", *settings, given) == 2
+    assert "--model is missing" in capsys.readouterr().err
+    (tmp_path / "tokenizers").symlink_to(data.tokenizers)
+    weights = tmp_path / "weights.safetensors"
+    assert _run("checkpoint", "convert", trained[-1], f"--output={weights}", "--dtype=bfloat16") == 0
+    assert _run("translate", *settings, given) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 2
+    assert _run("translate", *settings, given, f"--logdir={tmp_path}") == 2
+    assert "--model is missing" in capsys.readouterr().err
 
 
 def test_translate_explains_which_experts_took_each_token(trained, tmp_path):

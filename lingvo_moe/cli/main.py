@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, NoReturn
 from absl import flags
 
 from lingvo_moe import experiment, extensions, registry
-from lingvo_moe.cli import app, run_config
+from lingvo_moe.cli import app, released, run_config
 from lingvo_moe.cli.run_config import (
     CheckpointConfig,
     CommandConfig,
@@ -96,12 +96,17 @@ def _deferred(function: str, module: str = "commands") -> Callable[[ModelConfig,
     return run
 
 
+def _translate(config: TranslateConfig, arguments: list[str]) -> int | None:
+    with released.by_default(config) as chosen:
+        return _deferred("translate")(chosen, arguments)
+
+
 COMMANDS = {
     "list": Command("all registered models, their experts, layers, weights and devices", CommandConfig, _list),
     "show": Command("every hyperparameter of a model: show NAME", ModelConfig, _show),
     "train": Command("train a model, or resume its training", TrainConfig, _deferred("train", "train")),
     "eval": Command("BLEU and chrF per language on held-out sentences", EvalConfig, _deferred("evaluate")),
-    "translate": Command("translate lines into lines", TranslateConfig, _deferred("translate")),
+    "translate": Command("translate lines into lines", TranslateConfig, _translate),
     "plan": Command(
         "compile a model for a TPU slice without one: memory, communication, step time, cost: plan NAME",
         PlanConfig,

@@ -264,6 +264,12 @@ class CheckpointConfig(ModelConfig):
     output: str | None = _flag(
         flags.DEFINE_string, None, "average: the log directory to make; convert: the safetensors file to write"
     )
+    dtype: str = _flag(
+        flags.DEFINE_enum,
+        "float32",
+        "convert --output: of the weights in the file; bfloat16 halves it",
+        enum_values=["float32", "bfloat16"],
+    )
 
 
 def define_flags(config: type[CommandConfig], values: flags.FlagValues):

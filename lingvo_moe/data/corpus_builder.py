@@ -8,7 +8,7 @@ import hashlib
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
-from lingvo_moe.data import catalogs, cleaning, debian, languages, sources, splitting, wheels
+from lingvo_moe.data import catalogs, cleaning, debian, languages, pocket, sources, splitting, wheels
 from lingvo_moe.data.corpus import Corpus
 from lingvo_moe.data.corpus_report import listing
 from lingvo_moe.data.corpus_writer import OutputDirectory, Pair, check_output_directory
@@ -17,7 +17,7 @@ from lingvo_moe.data.sources import SourceList
 from lingvo_moe.errors import UserError
 from lingvo_moe.utils import progress
 
-PRESET_MODULES = (sources, debian, wheels)  # importing them registers the presets
+PRESET_MODULES = (sources, debian, wheels, pocket)  # importing them registers the presets
 HELD_OUT_CAP = 1000  # pairs per language, in test and in valid each
 # A part of a corpus's identity: increase it with every change of cleaning or splitting.
 _RULES_VERSION = 2
@@ -61,7 +61,8 @@ def build(
       output: the directory to make.
       packages: the download cache of the presets; None for `sources.default_cache()`.
       force: build again, and replace a corpus of other inputs.
-      selected: the languages to read, normalised labels; empty for all.
+      selected: the languages to read, normalised labels; empty for those of `unseen_by`, else for all that the preset
+        has.
       unseen_by: a corpus that a model is trained on. The result is for testing alone: its test split has every eligible
         sentence that is not in (or within one word of) that training split.
 
@@ -73,12 +74,14 @@ def build(
     """
     output = Path(output).absolute()
     check_output_directory(output)
-    read_from = find_sources(preset, inputs, packages, selected)
-    target = OutputDirectory(output, _identity(preset, read_from, selected, unseen_by))
+    wanted = selected or (unseen_by.languages if unseen_by else ())
+    read_from = find_sources(preset, inputs, packages, wanted)
+    read = wanted or read_from.languages
+    target = OutputDirectory(output, _identity(preset, read_from, read, unseen_by))
     if not force and target.is_up_to_date():
         return Corpus.open(output), False
     target.check_replaceable(force)
-    collected = collect_pairs(read_from.sources, selected)
+    collected = collect_pairs(read_from.sources, read)
     if not collected.pairs:
         raise UserError(f"nothing to build a corpus from: {_why_empty(collected)}")
     if missing := set(selected) - set(collected.read):
@@ -138,7 +141,7 @@ def find_sources(
     cache = Path(packages) if packages else sources.default_cache()
     from_preset = sources.PRESETS.get(preset)(cache, selected)
     own = [sources.user_input(path) for path in inputs]
-    return SourceList([*from_preset.sources, *own], from_preset.missing_packages)
+    return from_preset._replace(sources=[*from_preset.sources, *own])
 
 
 def collect_pairs(read_from: Sequence[sources.Source], selected: Collection[str] = ()) -> CollectedPairs:

@@ -273,7 +273,7 @@ def test_test_corpus_has_what_the_training_corpus_has_not_seen(texts, tmp_path):
     _write_tsv(tmp_path / "trained" / "de.tsv", list(zip(sources, seen)))
     trained = _build(tmp_path / "trained", tmp_path / "trained_corpus")
     _write_tsv(texts / "it.tsv", [("breve", "short"), ("testo %s", "open the file %s again and again")])
-    unseen = _build(texts, tmp_path / "unseen", unseen_by=trained)
+    unseen = _build(texts, tmp_path / "unseen", selected=["de", "fr", "it", "ru"], unseen_by=trained)
     assert unseen.count("train") == unseen.count("valid") == 0
     assert unseen.languages_of("test") == ("de", "fr", "ru")
     tested = {english for _, english in unseen.pairs("test", "de")}
@@ -286,6 +286,13 @@ def test_test_corpus_has_what_the_training_corpus_has_not_seen(texts, tmp_path):
     assert unseen.manifest["unseen_by"] == trained.fingerprint
     with pytest.raises(UserError, match="no training pair; it is for testing alone"):
         Corpus.open_to_train(tmp_path / "unseen")
+
+
+def test_test_corpus_has_the_languages_of_the_training_corpus(texts, tmp_path):
+    """A model is not tested on languages that it has not learnt, unless they are selected."""
+    trained = _build(texts, tmp_path / "corpus", selected=["fr", "ru"])
+    _write_tsv(texts / "fr.tsv", [("encore une longue phrase", "one more long sentence")])
+    assert _build(texts, tmp_path / "unseen", unseen_by=trained).languages == ("fr", "ru")
 
 
 def test_unknown_preset_and_missing_input_are_errors():

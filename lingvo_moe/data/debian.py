@@ -31,7 +31,7 @@ from lingvo_moe.data.sources import (
 from lingvo_moe.errors import UserError
 from lingvo_moe.utils import progress, safe_paths
 
-_ALL_LANGUAGES = tuple(
+APPLICATIONS = tuple(
     (
         "mediawiki evolution-common gramps vlc-l10n gnucash-common wordpress-l10n pidgin-data libgtk-3-common "
         "gnome-control-center-data cinnamon-l10n kio krita-l10n caja-common gnumeric-common aisleriot nautilus-data "
@@ -43,7 +43,7 @@ _ONE_LANGUAGE = {
     f"libreoffice-l10n-{language}": language
     for language in "ve nr ss st tn rw ts gug om szl nso zu kmr mn xh am uz ga tg br af ka kk dz si gd or ne".split()
 }
-PACKAGES = (*_ALL_LANGUAGES, *_ONE_LANGUAGE)
+PACKAGES = (*APPLICATIONS, *_ONE_LANGUAGE)
 DESCRIPTION_LANGUAGES = tuple(
     (
         "ca cs da de el en eo es eu fi fr gl hr hu id it ja km ko ml nb nl pl pt pt_BR ro ru sk sr sv tr uk vi "

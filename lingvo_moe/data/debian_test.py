@@ -133,7 +133,7 @@ def _entries(fetched) -> list[Entry]:
 
 def test_packages_and_descriptions(mirror, tmp_path):
     """Catalogs come from packages, and paragraphs of translated descriptions are paired with the English ones."""
-    fetched, missing = debian.debian_preset(tmp_path / "cache", ())
+    fetched, missing, _ = debian.debian_preset(tmp_path / "cache", ())
     assert missing == []
     entries = _entries(fetched)
     assert entries[:5] == [Entry("de", f"{name} in English", f"{name} auf Deutsch") for name in debian.PACKAGES]
@@ -155,10 +155,10 @@ def test_file_sizes_of_a_package_add_up_to_its_size(mirror, tmp_path):
 
 def test_intact_packages_are_not_downloaded_again_and_need_no_network(mirror, tmp_path, log):
     """A second build works offline."""
-    first, _ = debian.debian_preset(tmp_path / "cache", ())
+    first = debian.debian_preset(tmp_path / "cache", ()).sources
     _calls(log)
     (mirror / "down").touch()
-    second, _ = debian.debian_preset(tmp_path / "cache", ())
+    second = debian.debian_preset(tmp_path / "cache", ()).sources
     assert _calls(log) == []
     assert [source.identity() for source in first] == [source.identity() for source in second]
 
@@ -188,11 +188,11 @@ def test_only_a_corrupt_package_is_downloaded_again(mirror, tmp_path, log):
 def test_only_the_selected_languages_are_fetched_and_read(mirror, tmp_path, log, monkeypatch):
     """A package of another language is not downloaded, and its catalogs and descriptions are not read."""
     monkeypatch.setattr(debian, "_ONE_LANGUAGE", {"beta": "xh", "gamma": "pt_BR"})
-    fetched, _ = debian.debian_preset(tmp_path / "cache", ("pt_BR",))
+    fetched = debian.debian_preset(tmp_path / "cache", ("pt_BR",)).sources
     assert _downloads(log) == ["alpha", "gamma", "delta", "epsilon"]
     assert [source.name for source in fetched][-1] == "package descriptions"
     assert {entry.language for entry in _entries(fetched[-1:])} == {"pt_BR"}
-    fetched, _ = debian.debian_preset(tmp_path / "cache", ("xh",))
+    fetched = debian.debian_preset(tmp_path / "cache", ("xh",)).sources
     assert _entries(fetched[-1:]) == [] and _downloads(log) == ["beta"]
 
 
@@ -254,7 +254,7 @@ def test_failed_download_is_an_error_that_names_the_package(mirror, tmp_path):
 def test_package_that_the_distribution_lacks_is_reported(mirror, tmp_path):
     """The corpus is built without it, and its report warns."""
     (mirror / "beta_1.deb").unlink()
-    fetched, missing = debian.debian_preset(tmp_path / "cache", ())
+    fetched, missing, _ = debian.debian_preset(tmp_path / "cache", ())
     assert missing == ["beta"] and len(fetched) == 5
 
 
@@ -276,7 +276,7 @@ def test_missing_apt_is_an_error(tmp_path, monkeypatch):
 def test_invalid_archive_is_an_error(mirror, tmp_path):
     """dpkg-deb's reason is shown."""
     (mirror / "alpha_1.deb").write_bytes(b"no archive")
-    fetched, _ = debian.debian_preset(tmp_path / "cache", ())
+    fetched = debian.debian_preset(tmp_path / "cache", ()).sources
     with pytest.raises(UserError, match=r"alpha_1\.deb: cannot be unpacked \(dpkg-deb: error: not a Debian format"):
         _entries(fetched)
 

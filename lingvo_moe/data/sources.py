@@ -61,10 +61,12 @@ class SourceList(NamedTuple):
       sources: read in this order.
       missing_packages: names of packages that the preset asks for and that could not be found; the report warns of
         them.
+      languages: what is read if the user selects no languages; empty for all.
     """
 
     sources: Sequence[Source]
     missing_packages: Sequence[str] = ()
+    languages: Collection[str] = ()
 
 
 # Called with the download cache, which it creates if it needs it, and with the selected languages (empty: all). Entries

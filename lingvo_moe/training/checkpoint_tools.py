@@ -11,6 +11,7 @@ from collections.abc import Mapping
 
 import numpy as np
 import safetensors
+from jax import numpy as jnp
 from safetensors import numpy as safetensors_numpy
 
 from lingvo_moe import tree
@@ -163,8 +164,14 @@ def average(checkpoints: Checkpoints, steps: list[int], output: str | pathlib.Pa
     target.close()
 
 
-def to_safetensors(checkpoints: Checkpoints, step: int, file: str | pathlib.Path):
+def to_safetensors(checkpoints: Checkpoints, step: int, file: str | pathlib.Path, dtype: str = "float32"):
     """Writes the weights of a step under their paths, with model, step and format version as metadata.
+
+    Args:
+      checkpoints: of a log directory.
+      step: the one to read.
+      file: to write.
+      dtype: of the weights in the file; `bfloat16` halves it and rounds each weight to 8 significant bits.
 
     Raises:
       UserError: the step is absent or corrupt, or the file cannot be written there.
@@ -175,7 +182,7 @@ def to_safetensors(checkpoints: Checkpoints, step: int, file: str | pathlib.Path
     reader = Reader(checkpoints.path(choose(checkpoints, step, WEIGHTS)))
     paths = [path.removeprefix(ARRAYS["theta"]) for path in reader.specs(WEIGHTS)]
     theta = {
-        path: np.ascontiguousarray(_read_weight(reader, path))
+        path: np.ascontiguousarray(_read_weight(reader, path), jnp.dtype(dtype))
         for path in progress.track(paths, f"reading step {step}", unit="arrays")
     }
     metadata = {"format": _FORMAT, "model": reader.meta["model"], "step": step}
@@ -190,7 +197,7 @@ def to_safetensors(checkpoints: Checkpoints, step: int, file: str | pathlib.Path
 def from_safetensors(
     file: str | pathlib.Path, model: str, specs: Mapping[str, object], logdir: str | pathlib.Path
 ) -> int:
-    """Writes the log directory `logdir` with the weights of a file that `to_safetensors` wrote.
+    """Writes the log directory `logdir` with the weights of a file that `to_safetensors` wrote, in the model's dtypes.
 
     Args:
       file: the file to read.
@@ -211,9 +218,10 @@ def from_safetensors(
     try:
         with safetensors.safe_open(file, "numpy") as opened:
             step = _step(file, opened.metadata() or {})
-            _check_tensors(file, opened, model, tree.flatten(specs))
+            flat = tree.flatten(specs)
+            _check_tensors(file, opened, model, flat)
             theta = {
-                path: opened.get_tensor(path)
+                path: opened.get_tensor(path).astype(flat[path].dtype)
                 for path in progress.track(sorted(opened.keys()), f"reading {pathlib.Path(file).name}", unit="arrays")
             }
     except safetensors.SafetensorError as error:
@@ -248,11 +256,14 @@ def _step(file: str | pathlib.Path, metadata: Mapping[str, str]) -> int:
 
 
 def _check_tensors(file: str | pathlib.Path, opened: safetensors.safe_open, model: str, specs: Mapping[str, Spec]):
-    """Raises UserError if names, shapes or dtypes are not those of the model."""
+    """Raises UserError if names, shapes or dtypes are not those of the model; bfloat16 stands for float32 too."""
     found = {}
     for path in list(opened.keys()):  # the object is no dict
         stored = opened.get_slice(path)
-        found[path] = f"{_DTYPES.get(stored.get_dtype(), stored.get_dtype())} {list(stored.get_shape())}"
+        dtype = _DTYPES.get(stored.get_dtype(), stored.get_dtype())
+        if dtype == "bfloat16" and path in specs and specs[path].dtype == "float32":
+            dtype = "float32"  # each bfloat16 is a float32 as well
+        found[path] = f"{dtype} {list(stored.get_shape())}"
     expected = {path: f"{spec.dtype} {list(spec.shape)}" for path, spec in specs.items()}
     if found != expected:
         raise UserError(

@@ -15,6 +15,7 @@ from lingvo_moe import tree
 from lingvo_moe.errors import UserError
 from lingvo_moe.sharding.layout import Spec
 from lingvo_moe.testing.checkpoints import ONE, SPECS, assert_equal, flip, largest, save, shardings, state_of
+from lingvo_moe.testing.harness import BFLOAT16_ROUNDING
 from lingvo_moe.training import checkpoint_tools as tools
 from lingvo_moe.training.checkpoint import Checkpoints
 
@@ -103,6 +104,19 @@ def test_safetensors_round_trip(tmp_path):
     for path, value in tree.flatten(found).items():
         assert np.asarray(value).tobytes() == theta[path].tobytes(), path
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.safetensors", "b.safetensors", "back", "odd"]
+
+
+def test_file_of_half_the_bits(trained, weights_file, tmp_path):
+    """bfloat16 halves the file; back in float32, each weight is within one rounding of the original."""
+    file = tmp_path / "half.safetensors"
+    tools.to_safetensors(trained, 8, file, "bfloat16")
+    original = safetensors_numpy.load_file(weights_file)
+    stored = safetensors_numpy.load_file(file)
+    assert {path: 2 * stored[path].nbytes for path in stored} == {path: original[path].nbytes for path in original}
+    tools.from_safetensors(file, "tiny", SPECS["theta"], tmp_path / "back")
+    for path, value in tree.flatten(restore_theta(tmp_path / "back")[1]).items():
+        assert np.asarray(value).dtype == np.float32
+        np.testing.assert_allclose(value, original[path], rtol=BFLOAT16_ROUNDING, atol=0)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,61 @@
+"""The corpus of m4.Pocket: 44 languages into English, from Debian packages and PyPI wheels; the preset `pocket`.
+
+Languages: those with most text in these packages, and smaller ones that a large relative helps (ast, be, bs, mk, nn).
+Left out are scripts of one language each that would take pieces of the vocabulary (ka, ta, hi, ...), conversions of
+another one's text (sr_Latn) and close copies (ca@valencia).
+
+Packages: those with most sentences for their size that are gettext catalogs, and Wesnoth for its prose. The messages of
+compilers and servers (binutils, gcc, libvirt, postgresql) are many, but their English is found nowhere else. Firefox
+and Thunderbird use another format, Fluent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+
+from lingvo_moe.data import debian, languages, wheels
+from lingvo_moe.data.sources import SourceList, register_source
+
+LANGUAGES = tuple(
+    (
+        "ar ast be bg bs ca cs da de el eo es et eu fi fr gl he hr hu id it ja ko lt lv mk nb nl nn pl pt pt_BR ro ru "
+        "sk sl sr sv tr uk vi zh_Hans zh_Hant"
+    ).split()
+)
+# Each has between 300 and 20,000 sentences of three words or more.
+_APPLICATIONS = tuple(
+    (
+        "anjuta-common apt aptitude-common audacious-plugins-data audacity-data bash blender-data calligra-data cantor "
+        "choqok coreutils darktable dia-common dolphin dpkg epiphany-browser-data evolution-data-server-common "
+        "filezilla-common gajim gedit-common gettext git gnome-builder gnome-shell-common gnome-software-common "
+        "gnupg-l10n gparted-common gpodder grisbi-common gthumb-data inkscape kate5-data kdenlive-data kdepim-runtime "
+        "kdeplasma-addons-data kdevelop-l10n kdiff3 kgpg kig kile-l10n kmail kmymoney-common konsole konversation-data "
+        "korganizer krusader ktorrent-data kwin-data labplot-data libc-l10n libglib2.0-data libgtk-4-common "
+        "libkf5kdelibs4support-data lokalize lyx-common make mate-control-center-common mate-panel-common "
+        "minetest-data mutt nano network-manager-gnome okular pan phpmyadmin plasma-discover-common plasma-nm "
+        "plasma-workspace-data pluma-common poedit-common postgresql-client-15 rhythmbox-data rkward-data "
+        "shotwell-common skrooge-common sudo synaptic system-config-printer-common tar tellico-data texinfo "
+        "util-linux-locales weechat-core wesnoth-1.16-data wget"
+    ).split()
+)
+_LIBREOFFICE = {
+    language: f"libreoffice-l10n-{suffix}"
+    for language, suffix in (
+        *((language, language.lower().replace("_", "-")) for language in LANGUAGES if not language.startswith("zh")),
+        ("zh_Hans", "zh-cn"),
+        ("zh_Hant", "zh-tw"),
+    )
+}
+
+
+@register_source("pocket")
+def pocket_preset(cache: Path, selected: Collection[str]) -> SourceList:
+    """Debian packages, the descriptions of all packages, and the wheels of the preset `pypi`."""
+    read = selected or LANGUAGES
+    office = [package for language, package in _LIBREOFFICE.items() if languages.is_selected(language, read)]
+    fetched = debian.fetch(cache, [*debian.APPLICATIONS, *_APPLICATIONS, *office], read)
+    descriptions = debian.Descriptions(cache.absolute() / "lists", read)
+    return SourceList(
+        [*fetched.sources, descriptions, *wheels.pypi_preset(cache, read).sources], fetched.missing_packages, read
+    )
