@@ -221,7 +221,7 @@ def from_safetensors(
             flat = tree.flatten(specs)
             _check_tensors(file, opened, model, flat)
             theta = {
-                path: opened.get_tensor(path).astype(flat[path].dtype)
+                path: opened.get_tensor(path).astype(flat[path].dtype, copy=False)
                 for path in progress.track(sorted(opened.keys()), f"reading {pathlib.Path(file).name}", unit="arrays")
             }
     except safetensors.SafetensorError as error:

@@ -62,7 +62,10 @@ _WORKING = {
     ("checkpoint", "input"): ("convert", "--logdir=new", *_TINY[:1], *_TINY[2:]),
     ("checkpoint", "model"): ("convert", "--logdir=new", "--input=FIXTURES/weights.safetensors", *_TINY[2:]),
     ("checkpoint", "set"): ("convert", "--logdir=new", "--input=FIXTURES/weights.safetensors", *_TINY[:1], *_TINY[2:]),
-    ("checkpoint", "step"): ("convert", "--logdir=FIXTURES/log", "--output=new.safetensors"),
+    **{
+        ("checkpoint", flag): ("convert", "--logdir=FIXTURES/log", "--output=new.safetensors")
+        for flag in ("step", "dtype")
+    },
     ("checkpoint", "logdir"): ("verify",),
     ("checkpoint", "grep"): ("inspect", "--logdir=FIXTURES/log"),
     ("checkpoint", "stats"): ("inspect", "--logdir=FIXTURES/log"),
