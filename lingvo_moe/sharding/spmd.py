@@ -82,7 +82,11 @@ def shard(tensor: tf.Tensor, device_assignment: np.ndarray) -> tf.Tensor:
 
 
 def mesh_split(
-    tensor: tf.Tensor, device_mesh: np.ndarray, dims_mapping: Sequence[int], unspecified_dims: Sequence[int] = ()
+    tensor: tf.Tensor,
+    device_mesh: np.ndarray,
+    dims_mapping: Sequence[int],
+    unspecified_dims: Sequence[int] = (),
+    outer_dims: int = 0,
 ) -> tf.Tensor:
     """Annotates `tensor` as sharded along the axes of a device mesh (GSPMD section 3.1).
 
@@ -92,12 +96,13 @@ def mesh_split(
       dims_mapping: R integers. Entry d is the mesh axis that shards dimension d, or -1. Along a mesh axis that no
         dimension maps to, the tensor is replicated (partial tiling).
       unspecified_dims: dimensions that propagation may shard further (GSPMD section 3.5).
+      outer_dims: the number of dimensions that vectorisation adds in front of the tensor; `dims_mapping` has them.
 
     Raises:
       ValueError: a mapping whose length is not the rank, an entry that is not a mesh axis, a mesh axis used twice, a
         repeated device id, or a mesh of more or fewer devices than there are.
     """
-    rank, mesh = _rank(tensor), np.asarray(device_mesh)
+    rank, mesh = _rank(tensor) + outer_dims, np.asarray(device_mesh)
     mapping = _check_dims_mapping(rank, mesh, dims_mapping)
     _check_device_ids("mesh_split", mesh)
     if mesh.size != (_num_devices.get() or mesh.size):
