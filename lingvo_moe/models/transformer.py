@@ -11,7 +11,7 @@ from lingvo_moe.layers.attention import MultiHeadAttention
 from lingvo_moe.layers.base import Context, Layer
 from lingvo_moe.layers.embedding import Embedding, Softmax, cross_entropy
 from lingvo_moe.layers.feed_forward import FeedForward, make_feed_forward
-from lingvo_moe.layers.repeat import REMAT
+from lingvo_moe.layers.checkpoint_policy import REMAT
 from lingvo_moe.layers.routers.base import make_router
 from lingvo_moe.layers.summaries import magnitude
 from lingvo_moe.layers.transformer import TransformerLayer, TransformerStack
