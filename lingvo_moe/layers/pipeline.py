@@ -171,7 +171,11 @@ class _Stages:
         """The gradients, by stage, of inputs, constants and the weights of the repeat, which is recomputed.
 
         Args:
-          turn, j, theta, inputs, constants: as in `compute`.
+          turn: of the loop.
+          j: number of the repeat in the turn.
+          theta: the weights by stage.
+          inputs: by stage.
+          constants: by stage.
           saved: what `compute` saved.
           upstream: the gradients of its outputs, by stage, and of its metrics, the same at all stages.
         """
@@ -222,7 +226,7 @@ class _Stages:
         fixed = [
             self._buffers.look_up(tensor, turn, axes) for tensor, axes in zip(self._fixed.values(), self._fixed_axes)
         ]
-        return rows, inputs, constants, fixed, turn.microbatch, turn.repeat(j)
+        return rows, inputs, constants, fixed, turn.stages.microbatch, turn.repeat(j)
 
     def _vectorized(self, function: Callable, arguments: tuple):
         if self._buffers.schedule.stages > 1:
@@ -237,9 +241,7 @@ class _Stages:
 class _Pipeline:
     """The loops of one call of `pipeline`."""
 
-    def __init__(
-        self, stages: _Stages, buffers: StageBuffers, carried: list[tf.Tensor], theta: list[tf.Tensor]
-    ):
+    def __init__(self, stages: _Stages, buffers: StageBuffers, carried: list[tf.Tensor], theta: list[tf.Tensor]):
         """Takes the activations and constants by microbatch, and the weights by stage."""
         self._stages, self._buffers, self._schedule = stages, buffers, buffers.schedule
         self._carried, self._theta, self._axes = carried, theta, stages.carried_axes
@@ -285,7 +287,7 @@ class _Pipeline:
             states = [
                 buffers.rotate(state, axes) for state, axes in zip([outputs, *states[1:]], self._axes, strict=True)
             ]
-            storage = buffers.put(storage, turn.microbatch[-1], turn.ends, states[0])
+            storage = buffers.put(storage, turn.last.microbatch, turn.ends, states[0])
             return t + 1, states, storage, totals, summaries, turns, repeats
 
         start = (
@@ -326,15 +328,15 @@ class _Pipeline:
 
         def step(t, of_states, storages, of_theta):
             turn = schedule.at(t)
-            ended = select(turn.ends, storages[0][:, turn.microbatch[-1]], 0)
-            storages = [buffers.put(storages[0], turn.microbatch[-1], turn.ends, tf.zeros_like(ended)), *storages[1:]]
+            ended = select(turn.ends, storages[0][:, turn.last.microbatch], 0)
+            storages = [buffers.put(storages[0], turn.last.microbatch, turn.ends, tf.zeros_like(ended)), *storages[1:]]
             of_states = [
                 buffers.rotate(state, axes, by=-1)
                 for state, axes in zip([of_states[0] + ended, *of_states[1:]], self._axes, strict=True)
             ]
             of_states, of_theta = self._backward_turn(t, theta, saved, (of_states, upstream[1]), of_theta)
             storages = [
-                buffers.put(storage, turn.microbatch[0], turn.starts, storage[:, turn.microbatch[0]] + state)
+                buffers.put(storage, turn.first.microbatch, turn.starts, storage[:, turn.first.microbatch] + state)
                 for storage, state in zip(storages, of_states)
             ]
             return t - 1, [select(~turn.starts, state, 0) for state in of_states], storages, of_theta

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import functools
 
-import hypothesis
-import hypothesis.strategies as st
 import numpy as np
 import pytest
 
-from lingvo_moe.errors import UserError
 from lingvo_moe.layers.base import Context, matrix
 from lingvo_moe.layers.pipeline import pipeline
 from lingvo_moe.layers.schedule import Schedule
-from lingvo_moe.layers.summaries import SummaryCollector
 from lingvo_moe.lazy import tf
-from lingvo_moe.sharding.layout import DeviceMesh, Layout
+from lingvo_moe.sharding.layout import Layout
 from lingvo_moe.testing import harness
 
 pytestmark = pytest.mark.slow

@@ -81,47 +81,75 @@ class Schedule:
 
     def at(self, turn: tf.Tensor) -> Turn:
         """Returns what all stages do in a turn, a scalar."""
-        since = turn - tf.range(self.stages)
+        return Turn(self, self.place(turn - tf.range(self.stages)), turn)
+
+    def place(self, since: tf.Tensor) -> Place:
+        """Where a stage is that many turns after it starts its first microbatch."""
         rounds, microbatch = since // self.period, since % self.period
         busy = (since >= 0) & (rounds < self.rounds) & (microbatch < self.microbatches)
-        return Turn(self, tf.where(busy, microbatch, 0), tf.where(busy, rounds, 0), busy)
+        return Place(tf.where(busy, microbatch, 0), tf.where(busy, rounds, 0), busy)
 
 
 @dataclasses.dataclass(frozen=True)
-class Turn:
-    """One turn of a schedule, by stage.
+class Place:
+    """What a stage computes in a turn; scalars, or `[L]` for all stages.
 
     Attributes:
-      schedule: of the turn.
-      microbatch: `[L] int32`; 0 in a bubble.
-      round: `[L] int32`; 0 in a bubble.
-      busy: `[L] bool`, false in a bubble.
+      microbatch: 0 in a bubble.
+      round: 0 in a bubble.
+      busy: false in a bubble.
     """
 
-    schedule: Schedule
     microbatch: tf.Tensor
     round: tf.Tensor
     busy: tf.Tensor
 
+
+@dataclasses.dataclass(frozen=True)
+class Turn:
+    """One turn of a schedule.
+
+    Attributes:
+      schedule: of the turn.
+      stages: what all stages compute, `[L]`.
+      number: of the turn, a scalar.
+    """
+
+    schedule: Schedule
+    stages: Place
+    number: tf.Tensor
+
+    # Of single stages by themselves: an element of `stages`, which is sharded, would be a collective.
+
+    @property
+    def first(self) -> Place:
+        """What the first stage computes."""
+        return self.schedule.place(self.number)
+
+    @property
+    def last(self) -> Place:
+        """What the last stage computes, which it passes to the first one."""
+        return self.schedule.place(self.number - (self.schedule.stages - 1))
+
     def repeat(self, j: tf.Tensor | int) -> tf.Tensor:
         """The repeat that each stage computes as the turn's number j, `[L] int32`; R and above where there is none."""
         schedule = self.schedule
-        return (self.round * schedule.stages + tf.range(schedule.stages)) * schedule.repeats_per_turn + j
+        return (self.stages.round * schedule.stages + tf.range(schedule.stages)) * schedule.repeats_per_turn + j
 
     def row(self, j: tf.Tensor | int) -> tf.Tensor:
         """The same repeat's number among those that the stage has room for, `[L] int32`."""
-        return self.round * self.schedule.repeats_per_turn + j
+        return self.stages.round * self.schedule.repeats_per_turn + j
 
     def active(self, j: tf.Tensor | int) -> tf.Tensor:
         """Whether each stage has a microbatch and repeat j exists, `[L] bool`."""
-        return self.busy & (self.repeat(j) < self.schedule.repeats)
+        return self.stages.busy & (self.repeat(j) < self.schedule.repeats)
 
     @property
     def starts(self) -> tf.Tensor:
         """`[L] bool`: true at the first stage, where it takes in a microbatch."""
-        return self.busy & tf.equal(tf.range(self.schedule.stages), 0)
+        return self.first.busy & tf.equal(tf.range(self.schedule.stages), 0)
 
     @property
     def ends(self) -> tf.Tensor:
         """`[L] bool`: true at the first stage, to which the last one passes on a microbatch at the end of the turn."""
-        return self.busy[-1] & tf.equal(tf.range(self.schedule.stages), 0)
+        return self.last.busy & tf.equal(tf.range(self.schedule.stages), 0)

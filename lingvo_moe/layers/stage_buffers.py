@@ -62,7 +62,7 @@ class StageBuffers:
 
     def enter(self, storage: tf.Tensor, turn: Turn, state: tf.Tensor) -> tf.Tensor:
         """`state [P, B / M, ...]`, at the first stage replaced by the microbatch of the storage that starts there."""
-        return select(turn.starts, storage[:, turn.microbatch[0]], state)
+        return select(turn.starts, storage[:, turn.first.microbatch], state)
 
     def put(self, storage: tf.Tensor, microbatch: tf.Tensor, mask: tf.Tensor, state: tf.Tensor) -> tf.Tensor:
         """The storage with a microbatch replaced by `state [P, B / M, ...]` at stages where `mask [P]` is true."""
@@ -75,7 +75,7 @@ class StageBuffers:
 
     def look_up(self, tensor: tf.Tensor, turn: Turn, logical_axes: str) -> tf.Tensor:
         """Of microbatches `[M, ...]` that all devices have, the one of each stage: `[P, ...]`."""
-        return self.annotate(tf.gather(tensor, turn.microbatch), logical_axes)
+        return self.annotate(tf.gather(tensor, turn.stages.microbatch), logical_axes)
 
     # Weights: `[R, ...]` as they are stored, and `[P, rows, ...]` by stage.
 
@@ -85,7 +85,9 @@ class StageBuffers:
         missing = schedule.stages * schedule.rows - schedule.repeats
         padded = tf.pad(weight, [[0, missing], *([[0, 0]] * len(shape))]) if missing else weight
         parts = tf.reshape(padded, (schedule.rounds, schedule.stages, schedule.repeats_per_turn, *shape))
-        return self.annotate(tf.reshape(_swap(parts), (schedule.stages, schedule.rows, *shape)), self.row_axes(logical_axes))
+        return self.annotate(
+            tf.reshape(_swap(parts), (schedule.stages, schedule.rows, *shape)), self.row_axes(logical_axes)
+        )
 
     def by_repeat(self, stacked: tf.Tensor) -> tf.Tensor:
         """Inverts `by_stage`, without an annotation."""

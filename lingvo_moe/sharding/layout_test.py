@@ -248,7 +248,9 @@ def test_annotated_values_are_unchanged(mesh):
 AXIS_NAMES = {1: ("x",), 2: ("x", "y"), 3: ("l", "x", "y"), 5: ("l", "x", "y", "z", "z2")}
 
 
-@pytest.mark.parametrize("text, shape", [("1", (1,)), ("8", (8,)), ("4x2", (4, 2)), ("32X64", (32, 64)), ("4x16x4", (4, 16, 4))])
+@pytest.mark.parametrize(
+    "text, shape", [("1", (1,)), ("8", (8,)), ("4x2", (4, 2)), ("32X64", (32, 64)), ("4x16x4", (4, 16, 4))]
+)
 def test_parse_is_the_inverse_of_str(text, shape):
     """`--mesh=4x2` and the text of an experiment agree."""
     mesh = DeviceMesh.parse(text)
