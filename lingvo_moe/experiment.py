@@ -7,7 +7,6 @@ A registered class is a `Recipe`: a few class attributes, and `experiment()`, wh
 from __future__ import annotations
 
 import dataclasses
-import math
 
 from lingvo_moe import overrides, registry
 from lingvo_moe.data.batching import InputConfig, input_specs
@@ -161,11 +160,12 @@ class Experiment:
     def _check_pipeline(self, layout: Layout):
         """Raises UserError where the microbatches do not divide the batch, or the devices the stages."""
         model = self.model
-        if self.input.batch_size % model.microbatches:
+        batch = self.input.batch_size
+        if batch % model.microbatches:
+            fitting = max(count for count in range(1, min(model.microbatches, batch) + 1) if batch % count == 0)
             raise UserError(
-                f"model.microbatches is {model.microbatches}, which does not divide input.batch_size, "
-                f"{self.input.batch_size}. Use --set model.microbatches=N with a divisor of it, for instance "
-                f"{math.gcd(model.microbatches, self.input.batch_size)}."
+                f"model.microbatches is {model.microbatches}, which does not divide input.batch_size, {batch}. Use "
+                f"--set model.microbatches=N with a divisor of it, for instance {fitting}."
             )
         devices = layout.num_shards("P", "P")
         if model.pipeline != "none" and model.stages % devices:

@@ -285,7 +285,7 @@ class _Pipeline:
             turns = buffers.save(turns, t, states[1:], self._constant_specs)
             outputs, totals, summaries, repeats = self._forward_turn(t, theta, states, totals, summaries, repeats)
             states = [
-                buffers.rotate(state, axes) for state, axes in zip([outputs, *states[1:]], self._axes, strict=True)
+                buffers.pass_on(state, axes) for state, axes in zip([outputs, *states[1:]], self._axes, strict=True)
             ]
             storage = buffers.put(storage, turn.last.microbatch, turn.ends, states[0])
             return t + 1, states, storage, totals, summaries, turns, repeats
@@ -294,13 +294,13 @@ class _Pipeline:
             tf.constant(0),
             [buffers.empty(s, axes) for s, axes in zip([storage, *constants], self._axes)],
             storage,
-            tf.zeros(len(self._stages.metric_names)),
+            tf.zeros((schedule.stages, len(self._stages.metric_names))),
             [tf.zeros((schedule.stages, schedule.rows)) for _ in self._stages.summary_names],
             buffers.stacks(schedule.turns, self._constant_specs),
             buffers.stacks(schedule.turns * schedule.repeats_per_turn, self._stages.saved_specs),
         )
         _, _, storage, totals, summaries, turns, repeats = _loop(schedule.turns, step, start)
-        return (turns, repeats), buffers.fetch(storage, _ACTIVATIONS), totals, summaries
+        return (turns, repeats), buffers.fetch(storage, _ACTIVATIONS), tf.reduce_sum(totals, axis=0), summaries
 
     def _forward_turn(self, t, theta, states, totals, summaries, saved) -> tuple:
         """Runs the repeats of turn t; returns (outputs, totals, summaries, saved)."""
@@ -310,7 +310,7 @@ class _Pipeline:
             results = self._stages.compute(turn, j, theta, inputs, states[1:])
             saved = buffers.save(saved, self._index(t, j), [inputs, *results.saved], self._stages.saved_specs)
             active = turn.active(j)
-            totals = totals + tf.reduce_sum(select(active, results.metrics, 0), axis=0)
+            totals = totals + select(active, results.metrics, 0)
             summaries = self._with_summaries(summaries, turn, j, results.summaries)
             outputs = buffers.annotate(select(active, results.outputs, inputs), _ACTIVATIONS)
             return j + 1, outputs, totals, summaries, saved
@@ -331,7 +331,7 @@ class _Pipeline:
             ended = select(turn.ends, storages[0][:, turn.last.microbatch], 0)
             storages = [buffers.put(storages[0], turn.last.microbatch, turn.ends, tf.zeros_like(ended)), *storages[1:]]
             of_states = [
-                buffers.rotate(state, axes, by=-1)
+                buffers.pass_back(state, axes)
                 for state, axes in zip([of_states[0] + ended, *of_states[1:]], self._axes, strict=True)
             ]
             of_states, of_theta = self._backward_turn(t, theta, saved, (of_states, upstream[1]), of_theta)
@@ -382,7 +382,9 @@ class _Pipeline:
 
     def _with_summaries(self, stacks: list[tf.Tensor], turn: Turn, j: tf.Tensor, values: list[tf.Tensor]) -> list:
         """Adds the summaries of repeat j, each `[P]`, to those by stage and row."""
-        is_row = tf.equal(turn.row(j)[:, None], tf.range(self._schedule.rows)) & turn.active(j)[:, None]
+        is_row = (
+            tf.equal(turn.row(turn.stages.round, j)[:, None], tf.range(self._schedule.rows)) & turn.active(j)[:, None]
+        )
         combined = []
         for name, stack, value in zip(self._stages.summary_names, stacks, values, strict=True):
             if name.endswith("/max"):

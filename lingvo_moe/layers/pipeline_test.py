@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import functools
+import re
 
+import hypothesis
+import hypothesis.strategies as st
 import numpy as np
 import pytest
 
+from lingvo_moe.errors import UserError
 from lingvo_moe.layers.base import Context, matrix
 from lingvo_moe.layers.pipeline import pipeline
 from lingvo_moe.layers.schedule import Schedule
+from lingvo_moe.layers.summaries import SummaryCollector
 from lingvo_moe.lazy import tf
-from lingvo_moe.sharding.layout import Layout
+from lingvo_moe.sharding.layout import DeviceMesh, Layout
 from lingvo_moe.testing import harness
 
 pytestmark = pytest.mark.slow
@@ -113,14 +118,97 @@ def assert_equal(found: dict, wanted: dict):
         np.testing.assert_allclose(found[path], value, rtol=0, atol=TOLERANCE * np.abs(value).max(), err_msg=path)
 
 
-@pytest.mark.parametrize("remat", ["full", "keep_outputs", "keep_hidden"])
-@pytest.mark.parametrize("name, stages", [("none", 1), ("gpipe", 2), ("gpipe", 3), ("circular", 2)])
+@pytest.mark.parametrize(
+    "name, stages, remat",
+    [("none", 1, "full"), ("gpipe", 2, "keep_hidden"), ("gpipe", 3, "keep_outputs"), ("circular", 2, "full")],
+)
 def test_equals_microbatches_one_after_another(name, stages, remat):
-    """Outputs, metrics, and gradients of inputs, weights and constants, with dropout; bubbles of NaN change nothing."""
+    """Outputs, metrics, and gradients of inputs, weights and constants, with dropout; bubbles of NaN change nothing.
+
+    Three stages do not divide four layers.
+    """
     wanted = expected()
     assert all(np.isfinite(value).all() and np.abs(value).max() > 0 for value in wanted.values())
     assert_equal(harness.run(piped(Schedule.of(name, stages, 4, REPEATS), remat=remat), inputs_of()), wanted)
 
 
-if __name__ == "__main__":
-    pass
+@hypothesis.settings(max_examples=4)
+@hypothesis.given(
+    name=st.sampled_from(["gpipe", "circular"]),
+    stages=st.integers(2, 4),
+    microbatches=st.sampled_from([1, 2, 8, 16]),
+    extra=st.integers(0, 4),
+    rows=st.integers(1, 2),
+)
+def test_equals_for_any_numbers_of_stages_layers_and_rows(name, stages, microbatches, extra, rows):
+    """Fewer microbatches than stages, one row in a microbatch, stages that do not divide the layers."""
+    repeats, batch = stages + extra, microbatches * rows
+    schedule = Schedule.of(name, stages, microbatches, repeats)
+    assert_equal(
+        harness.run(piped(schedule), inputs_of(repeats, batch)),
+        plain_loop(repeats, microbatches, inputs_of(repeats, batch)),
+    )
+
+
+@pytest.mark.parametrize(
+    "name, stages, mesh, layout",
+    [
+        ("gpipe", 2, "2", "pipeline"),
+        ("gpipe", 4, "4", "pipeline"),
+        ("gpipe", 4, "4x2", "pipeline_gshard"),
+        ("circular", 2, "2x2x2", "pipeline_gspmd"),
+    ],
+)
+def test_partitioned_stages_pass_microbatches_by_collective_permute(name, stages, mesh, layout):
+    """Activations and memory, forward and backward; nothing is gathered.
+
+    The circular schedule deals out layers that are stored one after another, by an AllToAll outside of the loops.
+    """
+    sharded = Layout.of(DeviceMesh.parse(mesh), layout)
+    executable = harness.compile_for(
+        piped(Schedule.of(name, stages, 4, REPEATS), sharded), inputs_of(), sharded, LOGICAL_AXES
+    )
+    assert_equal(harness.arrays(executable(inputs_of())), expected())
+    assert rotations(executable.hlo()) == 4
+    if len(sharded.mesh.shape) < 3:  # on three axes, dimensions within a stage are sharded and gathered as well
+        assert "all-gather" not in harness.collectives(executable)
+
+
+def rotations(hlo: str) -> int:
+    """Counts the CollectivePermutes of a while loop's body."""
+    return len(re.findall(r" collective-permute(?:-start)?\(.*op_name=\"[^\"]*/while(?:_1)?/concat", hlo))
+
+
+@pytest.mark.parametrize("name", ["gpipe", "circular"])
+def test_graph_does_not_grow_with_stages_or_microbatches(name):
+    """Compile time is that of one stage; only numbers grow."""
+    sizes = [
+        len(harness.lower_for(piped(Schedule.of(name, stages, microbatches, 16)), inputs_of(16, 16)).module)
+        for stages, microbatches in ((2, 4), (8, 16))
+    ]
+    assert abs(sizes[1] - sizes[0]) < 0.02 * sizes[0]
+
+
+def test_summaries_are_means_over_microbatches_and_have_a_row_per_repeat():
+    """Of those called `max`, the largest; the same as without a pipeline."""
+
+    def collected(schedule: Schedule) -> dict[str, np.ndarray]:
+        def function(inputs: dict) -> dict:
+            context = Context(seed=inputs["seed"], add_summary=(collector := SummaryCollector())).named("stack")
+            arguments = (inputs["theta"], inputs["inputs"], inputs["constants"], CONSTANT_AXES)
+            pipeline(body, weights_of(schedule.repeats), *arguments, context, schedule)
+            return collector.values
+
+        return harness.run(function, inputs_of())
+
+    plain, found = (collected(Schedule.of(*arguments, 4, REPEATS)) for arguments in (("none", 1), ("circular", 3)))
+    assert set(plain) == {"stack/layer/size", "stack/layer/max"} == set(found)
+    for name, values in plain.items():
+        assert values.shape == (REPEATS,) and len(set(values)) == REPEATS
+        np.testing.assert_allclose(found[name], values, rtol=TOLERANCE)
+
+
+def test_microbatches_that_do_not_divide_the_batch_are_an_error():
+    """A batch has no rows to spare."""
+    with pytest.raises(UserError, match="model.microbatches is 3, which does not divide a batch of 8 rows"):
+        piped(Schedule.of("gpipe", 2, 3, REPEATS))(tf.nest.map_structure(tf.constant, inputs_of()))

@@ -131,14 +131,26 @@ class Turn:
         """What the last stage computes, which it passes to the first one."""
         return self.schedule.place(self.number - (self.schedule.stages - 1))
 
+    @property
+    def rounds(self) -> tuple[tuple[tf.Tensor, tf.Tensor], ...]:
+        """The rounds in which stages are: at most two, as a round takes at least as many turns as there are stages.
+
+        Returns:
+          For each, its number, a scalar, and at which stages it is, `[L] bool`. A stage in a bubble is in any of them.
+        """
+        current = self.number // self.schedule.period
+        has_begun = self.number - tf.range(self.schedule.stages) >= current * self.schedule.period
+        last = self.schedule.rounds - 1
+        return ((tf.minimum(current, last), has_begun), (tf.clip_by_value(current - 1, 0, last), ~has_begun))
+
     def repeat(self, j: tf.Tensor | int) -> tf.Tensor:
         """The repeat that each stage computes as the turn's number j, `[L] int32`; R and above where there is none."""
         schedule = self.schedule
         return (self.stages.round * schedule.stages + tf.range(schedule.stages)) * schedule.repeats_per_turn + j
 
-    def row(self, j: tf.Tensor | int) -> tf.Tensor:
-        """The same repeat's number among those that the stage has room for, `[L] int32`."""
-        return self.stages.round * self.schedule.repeats_per_turn + j
+    def row(self, round: tf.Tensor, j: tf.Tensor | int) -> tf.Tensor:
+        """The number of the turn's repeat j among those that a stage has room for, if it is in that round."""
+        return round * self.schedule.repeats_per_turn + j
 
     def active(self, j: tf.Tensor | int) -> tf.Tensor:
         """Whether each stage has a microbatch and repeat j exists, `[L] bool`."""

@@ -69,9 +69,14 @@ class StageBuffers:
         new = select(mask, state, storage[:, microbatch])
         return dynamic_update_slice(storage, new[:, None], [0, microbatch] + [0] * (storage.shape.rank - 2))
 
-    def rotate(self, state: tf.Tensor, logical_axes: str, by: int = 1) -> tf.Tensor:
+    def pass_on(self, state: tf.Tensor, logical_axes: str) -> tf.Tensor:
         """Passes the state of each stage on to the next one; of the last stage, to the first one."""
-        return self.annotate(tf.roll(state, by, axis=0), logical_axes)
+        # The partitioner knows this form, of two slices, for a CollectivePermute; not that of `tf.roll`.
+        return self.annotate(tf.concat([state[-1:], state[:-1]], axis=0), logical_axes)
+
+    def pass_back(self, state: tf.Tensor, logical_axes: str) -> tf.Tensor:
+        """Inverts `pass_on`."""
+        return self.annotate(tf.concat([state[1:], state[:1]], axis=0), logical_axes)
 
     def look_up(self, tensor: tf.Tensor, turn: Turn, logical_axes: str) -> tf.Tensor:
         """Of microbatches `[M, ...]` that all devices have, the one of each stage: `[P, ...]`."""
@@ -103,18 +108,19 @@ class StageBuffers:
         """The row of each stage for repeat j of a turn: `[P, rows, ...]` to `[P, ...]`."""
         if self.schedule.rounds == 1:
             return self.annotate(stacked[:, j], logical_axes[1:])
-        return self.annotate(tf.gather(stacked, turn.row(j), axis=1, batch_dims=1), logical_axes[1:])
+        # Slices at the same row of all stages: the partitioner moves weights between devices for a row of each.
+        (later, has_begun), (earlier, _) = turn.rounds
+        rows = select(has_begun, stacked[:, turn.row(later, j)], stacked[:, turn.row(earlier, j)])
+        return self.annotate(rows, logical_axes[1:])
 
     def add_to_row(self, stacked: tf.Tensor, turn: Turn, j: tf.Tensor, part: tf.Tensor, logical_axes: str) -> tf.Tensor:
         """Adds `part [P, ...]` to the row of each stage, see `row`."""
         part = self.annotate(part, logical_axes[1:])
-        if self.schedule.rounds == 1:
-            start = [0, j] + [0] * (stacked.shape.rank - 2)
-            added = dynamic_update_slice(stacked, (stacked[:, j] + part)[:, None], start)
-        else:
-            indices = tf.stack([tf.range(self.schedule.stages), turn.row(j)], axis=1)
-            added = tf.tensor_scatter_nd_add(stacked, indices, part)
-        return self.annotate(added, self.row_axes(logical_axes))
+        for round, stages in turn.rounds if self.schedule.rounds > 1 else ((0, None),):
+            row = turn.row(round, j)
+            new = stacked[:, row] + (part if stages is None else select(stages, part, 0))
+            stacked = dynamic_update_slice(stacked, new[:, None], [0, row] + [0] * (stacked.shape.rank - 2))
+        return self.annotate(stacked, self.row_axes(logical_axes))
 
     # What the backward pass needs, stacked by turn.
 
