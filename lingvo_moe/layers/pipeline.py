@@ -153,7 +153,7 @@ class _Stages:
 
         def one(*arguments) -> tuple:
             save, collector = Save(self._saved_names), self._collector()
-            outputs, metrics = self._call(*arguments, save, collector)
+            outputs, metrics = self._call(*arguments, checkpoint_policy=save, add_summary=collector)
             return outputs, metrics, save.tensors, list(collector.values.values()) if collector else []
 
         return _Results(*self._vectorized(one, self._arguments(turn, j, theta, inputs, constants)))

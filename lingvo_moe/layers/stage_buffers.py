@@ -116,10 +116,10 @@ class StageBuffers:
     def add_to_row(self, stacked: tf.Tensor, turn: Turn, j: tf.Tensor, part: tf.Tensor, logical_axes: str) -> tf.Tensor:
         """Adds `part [P, ...]` to the row of each stage, see `row`."""
         part = self.annotate(part, logical_axes[1:])
-        for round, stages in turn.rounds if self.schedule.rounds > 1 else ((0, None),):
-            row = turn.row(round, j)
-            new = stacked[:, row] + (part if stages is None else select(stages, part, 0))
-            stacked = dynamic_update_slice(stacked, new[:, None], [0, row] + [0] * (stacked.shape.rank - 2))
+        if self.schedule.rounds == 1:
+            return self.annotate(_add_to_column(stacked, j, part), self.row_axes(logical_axes))
+        for round, stages in turn.rounds:
+            stacked = _add_to_column(stacked, turn.row(round, j), select(stages, part, 0))
         return self.annotate(stacked, self.row_axes(logical_axes))
 
     # What the backward pass needs, stacked by turn.
@@ -162,3 +162,9 @@ def select(mask: tf.Tensor, chosen: tf.Tensor, other: tf.Tensor | float) -> tf.T
 def _swap(tensor: tf.Tensor) -> tf.Tensor:
     """The tensor with its first two dimensions swapped."""
     return tf.transpose(tensor, [1, 0, *range(2, tensor.shape.rank)])
+
+
+def _add_to_column(stacked: tf.Tensor, column: tf.Tensor, part: tf.Tensor) -> tf.Tensor:
+    """`stacked [P, rows, ...]` with `part [P, ...]` added at the same row of all stages."""
+    start = [0, column] + [0] * (stacked.shape.rank - 2)
+    return dynamic_update_slice(stacked, (stacked[:, column] + part)[:, None], start)
