@@ -109,6 +109,42 @@ def test_pipelined_equals_microbatches_one_after_another(name, pipeline, mesh, l
         np.testing.assert_allclose(found[path], value, rtol=0, atol=TOLERANCE * np.abs(value).max(), err_msg=path)
 
 
+def test_evaluation_equals_microbatches_one_after_another():
+    """Without random numbers, on the platform that has forms of its own for most products."""
+
+    def evaluated(**changes) -> dict[str, np.ndarray]:
+        model = dataclasses.replace(MODELS["language_model"], **changes)
+
+        def function(inputs: dict) -> dict:
+            return {"metrics": model.loss(inputs["theta"], inputs["batch"], Context(platform="cpu"))[1]}
+
+        return harness.run(function, inputs_of("language_model"))
+
+    found, wanted = evaluated(pipeline="gpipe", stages=3), evaluated()
+    for path, value in wanted.items():
+        np.testing.assert_allclose(found[path], value, rtol=TOLERANCE, err_msg=path)
+
+
+@pytest.mark.parametrize("platform", ["cpu", "tpu"])
+@pytest.mark.parametrize("router", ["switch", "top_k", "expert_choice"])
+def test_every_router_can_be_in_a_stage(router, platform):
+    """Its operators have a vectorised form, and so have their gradients; `top2` is in the other tests."""
+    model = dataclasses.replace(
+        MODELS["translation"], encoder_layer_pattern=(f"moe:router={router}",), pipeline="gpipe", stages=2
+    )
+
+    def function(inputs: dict) -> dict:
+        leaves = tree.flatten(inputs["theta"])
+        with tf.GradientTape() as tape:
+            tape.watch(list(leaves.values()))
+            context = Context(seed=inputs["seed"], platform=platform)
+            loss, _ = model.loss(inputs["theta"], inputs["batch"], context)
+        return {"gradient": tape.gradient(loss, leaves["encoder/layer_0/feed_forward/gate"])}
+
+    inputs = inputs_of("translation")
+    assert harness.lower_for(function, inputs).outputs[0].shape == (2, 8, 4)
+
+
 def test_weights_do_not_depend_on_the_pipeline():
     """A checkpoint of one schedule is restored with any other: paths and shapes are those of stored layers."""
     plain = tree.flatten(MODELS["translation"].weights())
