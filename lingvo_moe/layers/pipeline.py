@@ -63,7 +63,10 @@ def pipeline(
 
     Raises:
       UserError: microbatches that do not divide B, or a body that cannot be vectorised.
+      ValueError: another policy.
     """
+    if remat not in SAVED_NAMES:
+        raise ValueError(f"pipeline: remat is {remat!r}; microbatches are recomputed by one of {list(SAVED_NAMES)}.")
     if inputs.shape[0] % schedule.microbatches:
         raise UserError(
             f"model.microbatches is {schedule.microbatches}, which does not divide a batch of {inputs.shape[0]} rows; "
