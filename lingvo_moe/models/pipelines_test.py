@@ -125,9 +125,8 @@ def test_evaluation_equals_microbatches_one_after_another():
         np.testing.assert_allclose(found[path], value, rtol=TOLERANCE, err_msg=path)
 
 
-@pytest.mark.parametrize("platform", ["cpu", "tpu"])
 @pytest.mark.parametrize("router", ["switch", "top_k", "expert_choice"])
-def test_every_router_can_be_in_a_stage(router, platform):
+def test_every_router_can_be_in_a_stage(router):
     """Its operators have a vectorised form, and so have their gradients; `top2` is in the other tests."""
     model = dataclasses.replace(
         MODELS["translation"], encoder_layer_pattern=(f"moe:router={router}",), pipeline="gpipe", stages=2
@@ -137,7 +136,7 @@ def test_every_router_can_be_in_a_stage(router, platform):
         leaves = tree.flatten(inputs["theta"])
         with tf.GradientTape() as tape:
             tape.watch(list(leaves.values()))
-            context = Context(seed=inputs["seed"], platform=platform)
+            context = Context(seed=inputs["seed"], platform="tpu")
             loss, _ = model.loss(inputs["theta"], inputs["batch"], context)
         return {"gradient": tape.gradient(loss, leaves["encoder/layer_0/feed_forward/gate"])}
 
