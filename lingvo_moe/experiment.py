@@ -119,7 +119,7 @@ class Experiment:
 
     def check(self):
         """Raises UserError where the parts do not fit each other or the mesh; called after all flags are applied."""
-        Layout.of(self.mesh, self.layout)
+        layout = Layout.of(self.mesh, self.layout)
         if self.platform not in PLATFORMS:
             raise UserError(
                 f"platform is {self.platform!r}; use one of {', '.join(filter(None, PLATFORMS))}, or leave it empty."
@@ -127,20 +127,8 @@ class Experiment:
             )
         precision.check(self.matmul_precision)
         self._check_sides()
-        devices_along_x = self.mesh.shape[0]
-        sizes = {"input.batch_size": self.input.batch_size}
-        if self.translates:
-            sizes["decoding_batch"] = self.decoding_batch
-        if self.model.num_experts:
-            sizes["model.num_experts"] = self.model.num_experts
-            sizes["model.num_groups"] = self.model.num_groups
-            sizes["model.inference_num_groups"] = self.model.inference_num_groups
-        for name, size in sizes.items():
-            if size % devices_along_x:
-                raise UserError(
-                    f"{name} is {size}, which {devices_along_x} devices (mesh {self.mesh}) do not divide. Use "
-                    f"--devices with a divisor of {size}, or --set {name}=N with a multiple of {devices_along_x}."
-                )
+        self._check_pipeline(layout)
+        self._check_divisible(layout)
         for side, length in self.input.lengths.items():
             tokens = self.input.batch_size * length
             if self.model.num_experts and tokens % self.model.num_groups:
@@ -148,6 +136,44 @@ class Experiment:
                     f"a batch has {self.input.batch_size} x {length} = {tokens} {side} tokens, which "
                     f"model.num_groups={self.model.num_groups} does not divide; change one of them."
                 )
+
+    def _check_divisible(self, layout: Layout):
+        """Raises UserError where devices do not divide what the layout shards among them."""
+        sizes = {"input.batch_size": ("B", self.input.batch_size)}
+        if self.translates:
+            sizes["decoding_batch"] = ("B", self.decoding_batch)
+        if self.model.num_experts:
+            sizes["model.num_experts"] = ("E", self.model.num_experts)
+            sizes["model.num_groups"] = ("G", self.model.num_groups)
+            sizes["model.inference_num_groups"] = ("G", self.model.inference_num_groups)
+        for name, (axis, size) in sizes.items():
+            # A batch and its groups are divided into microbatches first, each of which the devices divide.
+            parts = self.model.microbatches if name in ("input.batch_size", "model.num_groups") else 1
+            devices = layout.num_shards(axis, axis)
+            if size % (parts * devices):
+                of = f"{parts} microbatches on {devices}" if parts > 1 else devices
+                raise UserError(
+                    f"{name} is {size}, which {of} devices (mesh {self.mesh}) do not divide. Use --devices with a "
+                    f"divisor of {size}, or --set {name}=N with a multiple of {parts * devices}."
+                )
+
+    def _check_pipeline(self, layout: Layout):
+        """Raises UserError where the microbatches do not divide the batch, or the devices the stages."""
+        model = self.model
+        batch = self.input.batch_size
+        if batch % model.microbatches:
+            fitting = max(count for count in range(1, min(model.microbatches, batch) + 1) if batch % count == 0)
+            raise UserError(
+                f"model.microbatches is {model.microbatches}, which does not divide input.batch_size, {batch}. Use "
+                f"--set model.microbatches=N with a divisor of it, for instance {fitting}."
+            )
+        devices = layout.num_shards("P", "P")
+        if model.pipeline != "none" and model.stages % devices:
+            raise UserError(
+                f"model.stages is {model.stages}, which {devices} devices (layout {self.layout}, mesh {self.mesh}) do "
+                f"not divide. Use --set model.stages=N with a multiple of {devices}, or a --mesh with a divisor of "
+                f"{model.stages} for stages."
+            )
 
     def _check_sides(self):
         """Raises UserError where the sides of the input are not those of the model."""

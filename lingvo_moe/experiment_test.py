@@ -41,6 +41,40 @@ def test_sizes_that_do_not_fit_are_errors_with_a_remedy(assignments, mesh, messa
         experiment.get("m4.Quickstart", assignments, DeviceMesh((mesh,)))
 
 
+_PIPELINED = ("model.pipeline=gpipe", "model.stages=2")
+
+
+@pytest.mark.parametrize(
+    "assignments, mesh, message",
+    [
+        (["model.microbatches=3"], "2x2x2", "microbatches is 3, .*not divide input.batch_size, 16.*for instance 2"),
+        (
+            ["model.microbatches=8"],
+            "2x4x1",
+            "input.batch_size is 16, which 8 microbatches on 4 devices .*multiple of 32",
+        ),
+        (
+            [*_PIPELINED, "model.stages=3", "model.num_layers=6"],
+            "2x2x2",
+            "stages is 3, which 2 devices .*multiple of 2",
+        ),
+        ([*_PIPELINED, "model.stages=8"], "8x1x1", "stages is 8, but a stack repeats its pattern of layers 4 times"),
+        ([*_PIPELINED, "model.microbatches=4", "model.remat=none"], "2x2x2", "remat none. Use .*model.remat=full"),
+    ],
+)
+def test_pipelines_that_do_not_fit_are_errors_with_the_numbers_that_do(assignments, mesh, message):
+    """Stages and devices, microbatches and the batch; the message names the setting."""
+    with pytest.raises(UserError, match=message):
+        experiment.get("dense_lm.Small", assignments, DeviceMesh.parse(mesh))
+
+
+def test_pipeline_needs_settings_alone():
+    """The same model, layers and weights, on stages x data x in-layer shards."""
+    piped = experiment.get("dense_lm.Small", [*_PIPELINED, "model.microbatches=4"], DeviceMesh((2, 2, 2)))
+    plain = experiment.get("dense_lm.Small")
+    assert piped.steps.state_specs() == plain.steps.state_specs() and piped.model.schedule("decoder").stages == 2
+
+
 @pytest.mark.parametrize(
     "name, source_length, message",
     [

@@ -67,6 +67,7 @@ class Program:
             "format": _FORMAT,
             "name": self.name,
             "mesh": list(self.mesh.shape),
+            "axis_names": list(self.mesh.axis_names),
             "donated": list(self.donated),
             "inputs": [dataclasses.asdict(a) for a in self.inputs],
             "outputs": [dataclasses.asdict(a) for a in self.outputs],
@@ -94,7 +95,7 @@ class Program:
                 module = bundle.read("module.bin")
             return Program(
                 header["name"],
-                DeviceMesh(tuple(header["mesh"])),
+                DeviceMesh(tuple(header["mesh"]), tuple(header.get("axis_names", ()))),
                 _arguments(header["inputs"]),
                 _arguments(header["outputs"]),
                 tuple(header["donated"]),

@@ -357,7 +357,7 @@ def weight_specs(weights: dict) -> dict:
 
 def _per_repeat(summary: Callable[[tf.Tensor, Sequence[int]], tf.Tensor]) -> Callable[[Weight, tf.Tensor], tf.Tensor]:
     """Returns a function that applies `summary` to all dimensions of a weight's tensor except that of repeats."""
-    return lambda weight, tensor: summary(tensor, range(weight.logical_axes.startswith("R"), len(weight.logical_axes)))
+    return lambda weight, tensor: summary(tensor, range(weight.is_repeated, len(weight.logical_axes)))
 
 
 def _gradient(tape: tf.GradientTape, loss: tf.Tensor, leaves: list[tf.Tensor]) -> list[tf.Tensor]:

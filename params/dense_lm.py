@@ -1,4 +1,4 @@
-"""Dense language models on 2-D meshes: GSPMD tables 2 and 3, and the benchmarks of GShard (ICLR 2021) table 3.
+"""Dense language models: GSPMD tables 2 and 3 on 2-D meshes, table 4 in pipelines, and GShard (ICLR 2021) table 3.
 
 Weights are counted in binary billions: 64B are 32 layers of 2 x 2^30. `--set layout=NAME` selects a layout of GSPMD
 table 1: `gspmd_attempt_1`, `gspmd_attempt_2`, or `gspmd`, the finalized one, which `auto` stands for.
@@ -133,6 +133,51 @@ class Narrow16BMesh32x8(Narrow):
     """Table 3, last column: 14.1 GB."""
 
     mesh, batch_size = (32, 8), 192
+
+
+class Pipelined(Narrow):
+    """GSPMD table 4: the model of table 3 by GPipe on a mesh of stages, data and in-layer shards.
+
+    The batch is of 1024 sequences in all columns; every repeat of a microbatch is recomputed from its input.
+    """
+
+    batch_size = 1024
+    pipeline, remat = "gpipe", "full"
+
+
+@registry.register
+class Pipelined16BMesh2x16x8(Pipelined):
+    """Table 4: 2 stages, 16 microbatches of 64 sequences."""
+
+    mesh, microbatches = (2, 16, 8), 16
+
+
+@registry.register
+class Pipelined16BMesh4x16x4(Pipelined):
+    """Table 4: 4 stages, 16 microbatches of 64 sequences."""
+
+    mesh, microbatches = (4, 16, 4), 16
+
+
+@registry.register
+class Pipelined16BMesh4x16x4Small(Pipelined):
+    """Table 4: 4 stages, 32 microbatches of 32 sequences."""
+
+    mesh, microbatches = (4, 16, 4), 32
+
+
+@registry.register
+class Pipelined16BMesh8x16x2(Pipelined):
+    """Table 4: 8 stages, 32 microbatches of 32 sequences."""
+
+    mesh, microbatches = (8, 16, 2), 32
+
+
+@registry.register
+class Pipelined16BMesh8x8x4(Pipelined):
+    """Table 4: 8 stages, 32 microbatches of 32 sequences, half as many devices for data."""
+
+    mesh, microbatches = (8, 8, 4), 32
 
 
 @registry.register

@@ -25,6 +25,25 @@ ROWS = {
     "Narrow16BMesh32x8": ("16B", 64, 4096, 16_384, 64, 128, "32x8", 192),
 }
 
+# GSPMD table 4: mesh (L, X, Y), stages, microbatches x sequences.
+TABLE_4 = {
+    "Pipelined16BMesh2x16x8": ("2x16x8", 2, 16, 64),
+    "Pipelined16BMesh4x16x4": ("4x16x4", 4, 16, 64),
+    "Pipelined16BMesh4x16x4Small": ("4x16x4", 4, 32, 32),
+    "Pipelined16BMesh8x16x2": ("8x16x2", 8, 32, 32),
+    "Pipelined16BMesh8x8x4": ("8x8x4", 8, 32, 32),
+}
+
+
+@pytest.mark.parametrize("name", TABLE_4)
+def test_pipelined_row_equals_table_4(name):
+    """The model is that of table 3, and so are its weights."""
+    config, narrow = experiment.get(f"dense_lm.{name}"), experiment.get("dense_lm.Narrow16BMesh4x16")
+    model = config.model
+    row = (str(config.mesh), model.stages, model.microbatches, config.input.batch_size // model.microbatches)
+    assert row == TABLE_4[name] and model.pipeline == "gpipe"
+    assert (model.num_layers, model.num_weights()) == (narrow.model.num_layers, narrow.model.num_weights())
+
 
 def printed(weights: int) -> str:
     """Returns a number of weights as the papers print it, in binary billions or trillions."""

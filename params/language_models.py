@@ -30,6 +30,9 @@ class Giant(Recipe):
     sequence_length = 1024
     # The fastest rematerialisation that fits the 16 GB of a core (`plan --search=remat`).
     remat = "keep_hidden"
+    # Stages of a pipeline are the first axis of the mesh.
+    pipeline = "none"
+    microbatches = 1
 
     def experiment(self) -> Experiment:
         """Returns the full configuration."""
@@ -47,6 +50,9 @@ class Giant(Recipe):
                 aux_loss_weight=aux_loss_weight(self.num_experts),
                 activation_dtype="bfloat16",
                 remat=self.remat,
+                pipeline=self.pipeline,
+                stages=1 if self.pipeline == "none" else self.mesh[0],
+                microbatches=self.microbatches,
             ),
             optimizer=Adafactor(learning_rate=InverseSquareRoot(peak=1.0, decay_after=10_000)),
             input=InputConfig(

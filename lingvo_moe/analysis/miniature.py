@@ -10,10 +10,10 @@ from lingvo_moe import experiment
 from lingvo_moe.analysis import plan
 from lingvo_moe.engines.topology import Slice
 from lingvo_moe.experiment import Experiment
-from lingvo_moe.sharding.layout import DeviceMesh
+from lingvo_moe.sharding.layout import DeviceMesh, Layout
 
 _SLICE = "v3:2x2x1"
-_MESHES = {1: DeviceMesh((8,)), 2: DeviceMesh((4, 2))}
+_MESHES = {1: DeviceMesh((8,)), 2: DeviceMesh((4, 2)), 3: DeviceMesh((2, 2, 2))}
 # How often a period of layers is repeated: more than once, to distinguish collectives in loops from others.
 _REPEATS = 3
 
@@ -33,10 +33,15 @@ def of(name: str) -> Experiment:
     }
     # No collective depends on these; models that differ in nothing else have the same miniature.
     sizes |= {"model.aux_loss_weight": 1.0, "training.steps": 1, "input.shards": 1}
+    layout = Layout.of(mesh, large.layout)
+    if model.pipeline != "none":
+        stages = layout.num_shards("P", "P")
+        sizes |= {"model.stages": stages, "model.microbatches": stages}
+        sizes["model.num_layers"] = 2 * stages * model.layers_per_repeat
     if model.num_experts:
-        sizes["model.num_experts"] = mesh.shape[0]
+        sizes["model.num_experts"] = layout.num_shards("E", "E")
         if model.inference_num_groups:
-            sizes["model.inference_num_groups"] = mesh.shape[0]
+            sizes["model.inference_num_groups"] = layout.num_shards("G", "G")
     for side in model.sides:
         sizes |= {f"model.{side}_vocabulary": 512, f"input.{side}_length": 32}
     if large.translates:

@@ -14,7 +14,7 @@ from lingvo_moe.engines.cluster import Cluster
 from lingvo_moe.engines.topology import Slice
 from lingvo_moe.errors import UserError, did_you_mean
 from lingvo_moe.experiment import Experiment
-from lingvo_moe.layers.repeat import REMAT
+from lingvo_moe.layers.checkpoint_policy import REMAT
 from lingvo_moe.sharding.layout import DeviceMesh
 
 # The candidates for the size of a batch and the number of groups, as multiples of the model's own.

@@ -82,7 +82,7 @@ class MeshConfig(ModelConfig):
     devices: int | None = _flag(
         flags.DEFINE_integer, None, "the number of devices, in one mesh axis; virtual ones on the CPU"
     )
-    mesh: str | None = _flag(flags.DEFINE_string, None, "the device mesh, e.g. 8 or 4x2, instead of --devices")
+    mesh: str | None = _flag(flags.DEFINE_string, None, "the device mesh, e.g. 8, 4x2 or 2x2x2, instead of --devices")
 
     def device_mesh(self) -> DeviceMesh | None:
         """Returns the mesh of `--mesh` or `--devices`, None without both; raises UserError for a wrong value."""

@@ -22,7 +22,7 @@ import numpy as np
 
 from lingvo_moe.data.tokenizer import SPECIAL_IDS
 from lingvo_moe.errors import UserError
-from lingvo_moe.sharding.layout import DeviceMesh, Spec
+from lingvo_moe.sharding.layout import AUTO, DeviceMesh, Layout, Spec
 
 Batch = dict[str, dict[str, np.ndarray]]
 FIELDS = {"source": ("ids", "segment_ids", "positions"), "target": ("ids", "labels", "segment_ids", "positions")}
@@ -109,12 +109,15 @@ class InputConfig:
         return range(rows.start // self.shard_rows, rows.stop // self.shard_rows)
 
 
-def default_shards(mesh: DeviceMesh) -> int:
+def default_shards(mesh: DeviceMesh, layout: str = AUTO) -> int:
     """Returns the `InputConfig.shards` with which each host of a TPU slice can feed the rows of its own cores.
 
-    The first axis of the mesh shards the batch.
+    Args:
+      mesh: of the slice's cores.
+      layout: the name of the registered layout, which decides what axis of the mesh shards the batch.
     """
-    return max(InputConfig.shards, min(mesh.shape[0], mesh.size // _CORES_PER_HOST))
+    divisor = Layout.of(mesh, layout).num_shards("B", "B")
+    return max(InputConfig.shards, min(divisor, mesh.size // _CORES_PER_HOST))
 
 
 def input_specs(config: InputConfig) -> dict[str, dict[str, Spec]]:

@@ -374,7 +374,7 @@ def _local_rows(shardings: dict, batch_size: int) -> range:
     if sum(stop - start for start, stop in bounds) != len(local):
         raise UserError(
             f"the devices of process {jax.process_index()} do not hold consecutive rows of a batch; pass a --mesh "
-            f"along whose first axis the devices of a process are neighbours."
+            f"in which the devices of a process are neighbours along the axis that shards the batch."
         )
     return local
 

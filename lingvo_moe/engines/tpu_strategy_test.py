@@ -238,6 +238,8 @@ def test_no_core_receives_the_shard_of_another():
         ("8", "m"),
         ("4x2", "me"),
         ("8x1", "BM"),
+        ("2x2x2", "RM"),
+        ("2x2x2", "H"),
     ],
 )
 def test_shards_cover_a_tensor(mesh, logical_axes):
@@ -257,9 +259,13 @@ def test_shards_cover_a_tensor(mesh, logical_axes):
     np.testing.assert_array_equal(found, whole)
 
 
-@pytest.mark.parametrize("logical_axes", ["BM", "H", "MH", "m"])
-def test_storing_copies_changes_no_value_and_moves_no_data(logical_axes):
-    layout = Layout.of(DeviceMesh.parse("4x2"))
+@pytest.mark.parametrize(
+    "mesh, logical_axes",
+    [("4x2", "BM"), ("4x2", "H"), ("4x2", "MH"), ("4x2", "m"), ("2x2x2", "H"), ("2x2x2", "RM"), ("2x2x2", "RBM")],
+)
+def test_storing_copies_changes_no_value_and_moves_no_data(mesh, logical_axes):
+    """Along one mesh axis, along two, along none."""
+    layout = Layout.of(DeviceMesh.parse(mesh))
     value = np.random.default_rng(0).normal(size=(8,) * len(logical_axes)).astype(np.float32)
     sharding = TensorSharding(Spec(value.shape, "float32", logical_axes), layout)
     executable = harness.compile_for(

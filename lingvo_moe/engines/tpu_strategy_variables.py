@@ -25,7 +25,7 @@ class TensorSharding:
     """How a tensor is divided into one shard for each core.
 
     If one mesh axis shards a tensor and another does not, the tensor's shards have copies. The bridge miscounts copied
-    results, so such a tensor is stored with a leading dimension for its copies, of the size of that axis: `stored`.
+    results, so such a tensor is stored with a leading dimension for its copies along each such axis: `stored`.
     """
 
     spec: Spec
@@ -81,7 +81,8 @@ class TensorSharding:
             return self.layout.annotate(tensor, self.spec.logical_axes) if self.layout.mesh.size > 1 else tensor
         mesh = self.layout.mesh.devices
         part = spmd.auto_to_manual_spmd_partition(tensor, mesh, self._dims_mapping)
-        return spmd.manual_to_auto_spmd_partition(part[tf.newaxis], mesh, self._stored_mapping, self._stored_shape)
+        part = part[(tf.newaxis,) * self._copy_dims]
+        return spmd.manual_to_auto_spmd_partition(part, mesh, self._stored_mapping, self._stored_shape)
 
     def restored(self, tensor: tf.Tensor) -> tf.Tensor:
         """Inverts `stored`."""
@@ -89,7 +90,9 @@ class TensorSharding:
             return self.stored(tensor)
         mesh = self.layout.mesh.devices
         part = spmd.auto_to_manual_spmd_partition(tensor, mesh, self._stored_mapping)
-        return spmd.manual_to_auto_spmd_partition(part[0], mesh, self._dims_mapping, self.spec.shape)
+        return spmd.manual_to_auto_spmd_partition(
+            part[(0,) * self._copy_dims], mesh, self._dims_mapping, self.spec.shape
+        )
 
     def join(self, shards: Sequence[tf.Tensor]) -> tf.Tensor:
         """Joins the tensors, or the handles of the variables, of all shards into one, for a TPU program to read."""

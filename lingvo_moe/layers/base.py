@@ -19,7 +19,7 @@ from lingvo_moe.ops.random_numbers import fold_seed
 __all__ = ["Context", "Layer", "Weight", "initial_value", "matrix"]
 
 # Leading dimensions over which a weight holds many independent matrices: repeated layers and experts.
-BATCH_AXES = "RE"
+BATCH_AXES = "RrE"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,9 +68,14 @@ class Weight:
         batch = len(self.logical_axes) - len(self.logical_axes.lstrip(BATCH_AXES))
         return tuple(d for d in range(batch, len(self.logical_axes)) if d not in self.rows)
 
-    def repeated(self, times: int) -> Weight:
-        """The same weight for `times` stacked layers."""
-        return dataclasses.replace(self, shape=(times, *self.shape), logical_axes="R" + self.logical_axes)
+    def repeated(self, times: int, axis: str = "R") -> Weight:
+        """The same weight for `times` stacked layers, with the logical axis R, or r if they are never sharded."""
+        return dataclasses.replace(self, shape=(times, *self.shape), logical_axes=axis + self.logical_axes)
+
+    @property
+    def is_repeated(self) -> bool:
+        """Whether the weight is that of stacked layers."""
+        return self.logical_axes[:1] in ("R", "r")
 
 
 def matrix(logical_axes: str, fan_in: str, gain: float = 1.0, **sizes: int) -> Weight:

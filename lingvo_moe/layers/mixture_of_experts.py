@@ -26,7 +26,7 @@ class MixtureOfExperts(Layer):
     Attributes:
       num_groups: G, into which the tokens of a batch are split; each is routed by itself. A batch whose number of
         tokens G does not divide (short ones, in inference) is split into gcd(tokens, G) groups, which keeps G's
-        sharding.
+        sharding. Each of M microbatches has G / M of the groups.
       router: a registered router, see `layers.routers`: `top2` is the papers'.
       capacity_factor: an expert takes C = factor * S / E tokens of a group of S; 2 is the papers'.
       inference_capacity_factor: the same outside training. None: room for all, so that the result of a sentence does
@@ -96,7 +96,7 @@ class MixtureOfExperts(Layer):
         """
         batch, length, model_dim = inputs.shape
         num_groups = self.num_groups if context.training else self.inference_num_groups or self.num_groups
-        groups = math.gcd(batch * length, num_groups)
+        groups = math.gcd(batch * length, max(1, num_groups // context.microbatches))
         size = batch * length // groups
         grouped = context.annotate(tf.reshape(inputs, (groups, size, model_dim)), "GSM")
         capacity = self._capacity(size, context)

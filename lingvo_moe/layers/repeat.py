@@ -15,16 +15,12 @@ from collections.abc import Callable, Sequence
 
 from lingvo_moe import tree
 from lingvo_moe.layers.base import Context
+from lingvo_moe.layers.checkpoint_policy import SAVED_NAMES, Restore, Save, TensorSpec
 from lingvo_moe.layers.summaries import SummaryCollector
 from lingvo_moe.lazy import tf
 from lingvo_moe.ops.slices import dynamic_update_slice
 
-# Checkpoint policies. A repeat saves for its backward pass: everything; its inputs only; also the outputs of its
-# sublayers and tensors that crossed devices; also the widest tensors, hidden layers and attention's projections.
-REMAT = ("none", "full", "keep_outputs", "keep_hidden")
-SAVED_NAMES = {"full": (), "keep_outputs": ("output",), "keep_hidden": ("output", "hidden")}
-
-# (theta of one repeat, inputs [B, T, M], float constants, context) -> (outputs [B, T, M], scalar metrics)
+# (theta of one repeat, inputs [B, T, M], constants, context) -> (outputs [B, T, M], scalar metrics)
 Body = Callable[[dict, "tf.Tensor", dict, Context], tuple["tf.Tensor", dict]]
 
 
@@ -43,15 +39,16 @@ def repeat(
     """Applies `body` R times; random numbers of repeat i are those of `context.fold(i)`.
 
     Args:
-      body: a pure function. What it closes over gets no gradient: tensors that need one go into `constants`.
+      body: a pure function; the tensors that it needs go into `constants`.
       weights: the tree of stacked `Weight`s that `theta` holds values for; their logical axes are the slices' sharding.
       theta: tensors `[R, ...]`.
       inputs: `[B, T, M]`.
-      constants: a tree of float tensors that every repeat reads (the encoder's outputs, in a decoder).
+      constants: a tree of tensors `[B, ...]` that every repeat reads: masks, and in a decoder the encoder's outputs.
+        Those of a float type get gradients.
       context: of the call.
       metric_names: the names of the metrics that `body` returns.
       unroll: see the module's docstring.
-      remat: one of REMAT; with `unroll`, only "none".
+      remat: one of `checkpoint_policy.REMAT`; with `unroll`, only "none".
 
     Returns:
       (`[B, T, M]`, metrics averaged over repeats). The summaries of `body` are added to the context's as `[R]`.
@@ -84,7 +81,10 @@ class _Repeat:
         self._logical_axes = [declared[name].logical_axes for name in self._names]
         # A gradient that was computed in bfloat16 is stored in it: the same number in half the memory.
         self._gradient_dtypes = ["float32" if declared[name].wide else context.dtype for name in self._names]
-        self._constant_names, self._constants = list(tree.flatten(constants)), list(tree.flatten(constants).values())
+        flat = tree.flatten(constants)
+        self._fixed = {name: tensor for name, tensor in flat.items() if not tensor.dtype.is_floating}
+        self._constant_names = [name for name in flat if name not in self._fixed]
+        self._constants = [flat[name] for name in self._constant_names]
         self.times = int(self._theta[0].shape[0])
         self._metric_names = list(metric_names)
 
@@ -139,10 +139,10 @@ class _Repeat:
           (the tensors that each repeat saves, stacked, with their specs: its input and those with `saved_names`;
           outputs; sums of metrics; summaries, each `[R]`).
         """
-        specs = [_TensorSpec(inputs.shape, inputs.dtype, "BTM"), *specs]
+        specs = [TensorSpec(inputs.shape, inputs.dtype, "BTM"), *specs]
 
         def step(i, outputs, totals, summaries, saved):
-            save, collector = _Save(saved_names), self._collector()
+            save, collector = Save(saved_names), self._collector()
             following, metrics = self._call(i, self._slices(i, theta), outputs, constants, save, collector)
             saved = [
                 self._context.annotate(_store(stack, i, tensor), "R" + spec.logical_axes)
@@ -164,12 +164,12 @@ class _Repeat:
         """Runs `step` R times; the first loop variable counts."""
         return tf.while_loop(lambda i, *_: i < self.times, step, start, maximum_iterations=self.times)
 
-    def _probe(self, inputs: tf.Tensor, saved_names: tuple[str, ...] = ()) -> tuple[list[_TensorSpec], list[str]]:
+    def _probe(self, inputs: tf.Tensor, saved_names: tuple[str, ...] = ()) -> tuple[list[TensorSpec], list[str]]:
         """Returns the specs of the tensors with `saved_names`, and the names of the summaries.
 
         A loop must know them before its first iteration. Traces the body for them, unless there are none.
         """
-        save, collector = _Save(saved_names), self._collector()
+        save, collector = Save(saved_names), self._collector()
         if saved_names or collector:
             probe = tf.function(
                 lambda inputs: self._call(0, self._slices(0), inputs, self._constants, save, collector)[0],
@@ -189,7 +189,7 @@ class _Repeat:
             with tf.GradientTape() as tape:
                 tape.watch([inputs, *slices, *constants])
                 with tf.name_scope("rematerialised"):  # `analysis.plan` finds it by this name
-                    outputs, metrics = self._call(i, slices, inputs, constants, _Restore(saved_names, tensors))
+                    outputs, metrics = self._call(i, slices, inputs, constants, Restore(saved_names, tensors))
                 totals = self._packed(metrics)
             gradients = tape.gradient(
                 [outputs, totals],
@@ -225,7 +225,7 @@ class _Repeat:
         outputs, metrics = self._body(
             theta,
             inputs,
-            tree.unflatten(dict(zip(self._constant_names, constants))),
+            tree.unflatten(dict(zip(self._constant_names, constants)) | self._fixed),
             dataclasses.replace(self._context.fold(i), checkpoint_policy=checkpoint_policy, add_summary=add_summary),
         )
         return self._context.annotate(outputs, "BTM"), [metrics[name] for name in self._metric_names]
@@ -237,7 +237,7 @@ class _Repeat:
         return [self._annotate_slice(k, weight[i]) for k, weight in enumerate(theta or self._theta)]
 
     def _annotate_slice(self, k: int, tensor: tf.Tensor) -> tf.Tensor:
-        return self._context.annotate(tensor, self._logical_axes[k].removeprefix("R"))
+        return self._context.annotate(tensor, self._logical_axes[k][1:])
 
     def _annotate_weight(self, k: int, tensor: tf.Tensor) -> tf.Tensor:
         return self._context.annotate(tensor, self._logical_axes[k])
@@ -247,48 +247,6 @@ class _Repeat:
 
     def _unpacked(self, totals: tf.Tensor) -> dict:
         return dict(zip(self._metric_names, tf.unstack(totals) if self._metric_names else []))
-
-
-class _Save:
-    """A checkpoint policy for the forward pass: records the tensors with some checkpoint names, in order."""
-
-    def __init__(self, names: tuple[str, ...]):
-        self.tensors: list[tf.Tensor] = []
-        self.specs: list[_TensorSpec] = []
-        self._names = names
-
-    def __call__(self, tensor: tf.Tensor, name: str, logical_axes: str) -> tf.Tensor:
-        if name in self._names:
-            self.tensors.append(tensor)
-            self.specs.append(_TensorSpec(tensor.shape, tensor.dtype, logical_axes))
-        return tensor
-
-
-class _Restore:
-    """A checkpoint policy for the backward pass: returns the saved tensors, so that they are not recomputed.
-
-    Their gradients still flow to what they were computed from.
-    """
-
-    def __init__(self, names: tuple[str, ...], saved: list[tf.Tensor]):
-        self._names, self._saved = names, iter(saved)
-
-    def __call__(self, tensor: tf.Tensor, name: str, logical_axes: str) -> tf.Tensor:
-        if name not in self._names:
-            return tensor
-        saved = next(self._saved)
-        if not tensor.dtype.is_floating:
-            return saved
-        return tf.custom_gradient(lambda _: (tf.identity(saved), lambda gradient: gradient))(tensor)
-
-
-@dataclasses.dataclass(frozen=True)
-class _TensorSpec:
-    """What a loop must know of a tensor before its first iteration."""
-
-    shape: tf.TensorShape
-    dtype: tf.DType
-    logical_axes: str
 
 
 def _with_row(stacks: list[tf.Tensor], i: tf.Tensor, collector: SummaryCollector | None) -> list[tf.Tensor]:

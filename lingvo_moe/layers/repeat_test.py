@@ -9,7 +9,8 @@ import pytest
 
 from lingvo_moe import tree
 from lingvo_moe.layers.base import Context, matrix
-from lingvo_moe.layers.repeat import REMAT, repeat
+from lingvo_moe.layers.checkpoint_policy import REMAT
+from lingvo_moe.layers.repeat import repeat
 from lingvo_moe.layers.summaries import SummaryCollector
 from lingvo_moe.lazy import tf
 from lingvo_moe.sharding.layout import DeviceMesh, Layout

@@ -9,7 +9,9 @@ from lingvo_moe.layers.attention import MultiHeadAttention
 from lingvo_moe.layers.base import Context, Layer
 from lingvo_moe.layers.feed_forward import FeedForward
 from lingvo_moe.layers.normalization import LayerNorm
+from lingvo_moe.layers.pipeline import pipeline
 from lingvo_moe.layers.repeat import repeat
+from lingvo_moe.layers.schedule import Schedule
 from lingvo_moe.layers.summaries import magnitude
 from lingvo_moe.lazy import tf
 from lingvo_moe.ops.attention import CACHED_AXES
@@ -36,6 +38,18 @@ class Masks:
         if self.cross_attention is None:
             raise ValueError("a decoder needs the mask of its cross-attention.")
         return self.cross_attention
+
+    def tensors(self) -> dict[str, tf.Tensor]:
+        """The masks that there are, by name."""
+        named = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return {name: mask for name, mask in named.items() if mask is not None}
+
+
+# What all layers of a stack read, by path.
+_CONSTANT_AXES = {
+    "memory": "BLM",
+    "masks": {"self_attention": "BTL", "paddings": "BT", "cross_attention": "BTL"},
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -170,12 +184,21 @@ class TransformerStack(Layer):
       period: the layers of one repeat.
       repeats: R; the stack has R * len(period) layers.
       unroll, remat: see `repeat`.
+      pipeline, stages, microbatches: see `layers.schedule`; by default the whole batch passes the layers at once.
     """
 
     period: tuple[TransformerLayer, ...]
     repeats: int
     unroll: bool = False
     remat: str = "none"
+    pipeline: str = "none"
+    stages: int = 1
+    microbatches: int = 1
+
+    @property
+    def schedule(self) -> Schedule:
+        """Which stage computes which microbatch when."""
+        return Schedule.of(self.pipeline, self.stages, self.microbatches, self.repeats)
 
     @property
     def metric_names(self) -> tuple[str, ...]:
@@ -202,22 +225,19 @@ class TransformerStack(Layer):
             for index, layer in enumerate(self.period):
                 name = f"layer_{index}"
                 of_layer = context.fold(index).named(name)
+                masks = Masks(**constants["masks"])
                 outputs, metrics = layer(theta[name], outputs, constants.get("memory"), masks, of_layer)
                 totals = {name: total + metrics.get(name, 0.0) for name, total in totals.items()}
             return outputs, {name: total / num_declaring[name] for name, total in totals.items()}
 
         stacked = {name: theta[name] for name in self._stacked_weights()}
-        outputs, metrics = repeat(
-            body,
-            self._stacked_weights(),
-            stacked,
-            inputs,
-            {} if memory is None else {"memory": memory},
-            context,
-            metric_names=self.metric_names,
-            unroll=self.unroll,
-            remat=self.remat,
-        )
+        constants = {"masks": masks.tensors()} | ({} if memory is None else {"memory": memory})
+        arguments = body, self._stacked_weights(), stacked, inputs, constants
+        options = {"metric_names": self.metric_names, "remat": self.remat}
+        if self.pipeline == "none" and self.microbatches == 1:
+            outputs, metrics = repeat(*arguments, context, unroll=self.unroll, **options)
+        else:
+            outputs, metrics = pipeline(*arguments, _CONSTANT_AXES, context, self.schedule, **options)
         normed = self._norm(theta["norm"], outputs, context)
         context.summarize("norm", lambda: magnitude(normed))
         return normed, metrics
@@ -295,11 +315,9 @@ class TransformerStack(Layer):
         return LayerNorm(model_dim=self.period[0].attention.model_dim)
 
     def _stacked_weights(self) -> dict:
-        return {f"layer_{index}": _repeated(layer.weights(), self.repeats) for index, layer in enumerate(self.period)}
-
-
-def _repeated(weights: dict, times: int) -> dict:
-    return {
-        name: _repeated(node, times) if isinstance(node, dict) else node.repeated(times)
-        for name, node in weights.items()
-    }
+        # Devices hold equal parts of a weight: where stages do not divide the layers, all devices store all of them.
+        axis = "r" if self.repeats % self.schedule.stages else "R"
+        return {
+            f"layer_{index}": tree.map_leaves(lambda weight: weight.repeated(self.repeats, axis), layer.weights())
+            for index, layer in enumerate(self.period)
+        }

@@ -9,10 +9,11 @@ from lingvo_moe.errors import UserError, did_you_mean
 from lingvo_moe.layers import mixture_of_experts  # noqa: F401  (registers the layer `moe`)
 from lingvo_moe.layers.attention import MultiHeadAttention
 from lingvo_moe.layers.base import Context, Layer
+from lingvo_moe.layers.checkpoint_policy import REMAT
 from lingvo_moe.layers.embedding import Embedding, Softmax, cross_entropy
 from lingvo_moe.layers.feed_forward import FeedForward, make_feed_forward
-from lingvo_moe.layers.repeat import REMAT
 from lingvo_moe.layers.routers.base import make_router
+from lingvo_moe.layers.schedule import Schedule
 from lingvo_moe.layers.summaries import magnitude
 from lingvo_moe.layers.transformer import TransformerLayer, TransformerStack
 from lingvo_moe.lazy import tf
@@ -46,6 +47,11 @@ class Transformer(Layer):
       label_smoothing: of the optimised loss; the reported cross-entropy has none.
       activation_dtype: `float32` or `bfloat16`; weights are float32.
       unroll, remat: how repeated layers are computed, see `layers.repeat`.
+      pipeline: `none`, `gpipe` or `circular`: how the layers of a stack are divided among stages on different devices,
+        see `layers.schedule` and docs/pipelines.md.
+      stages: of a pipeline; a multiple of the devices along the layout's axis of stages.
+      microbatches: into which a batch is divided for the layers of the stacks, with a pipeline or, one after another,
+        without. Each has its share of the groups; results depend on their number, and on nothing else of a pipeline.
     """
 
     num_layers: int
@@ -72,6 +78,9 @@ class Transformer(Layer):
     activation_dtype: str = "float32"
     unroll: bool = False
     remat: str = "none"
+    pipeline: str = "none"
+    stages: int = 1
+    microbatches: int = 1
 
     # The sides of the corpus that the model reads; each has a stack of its own, with as many layers.
     sides = ()
@@ -88,6 +97,7 @@ class Transformer(Layer):
                 "unroll and remat exclude each other: rematerialisation needs the loop. Set remat=none or unroll=false."
             )
         self._check_patterns()
+        self._check_pipeline()
 
     @property
     def layer_patterns(self) -> dict[str, tuple[str, ...]]:
@@ -112,7 +122,7 @@ class Transformer(Layer):
         def record(scope: str, routing: Routing):
             found.setdefault(scope, []).append(routing)
 
-        unrolled = dataclasses.replace(self, unroll=True, remat="none")
+        unrolled = dataclasses.replace(self, unroll=True, remat="none", pipeline="none", microbatches=1)
         unrolled.loss(theta, batch, dataclasses.replace(context, record_routing=record))
         if not found:
             raise UserError("no layer of the model has experts (model.num_experts, model.layer_pattern).")
@@ -214,8 +224,23 @@ class Transformer(Layer):
             )
             for feed_forward in self.feed_forwards(name)
         )
-        repeats = self.num_layers // len(self.sides) // len(period)
-        return TransformerStack(period=period, repeats=repeats, unroll=self.unroll, remat=self.remat)
+        return TransformerStack(
+            period=period,
+            repeats=self._repeats(name),
+            unroll=self.unroll,
+            remat=self.remat,
+            pipeline=self.pipeline,
+            stages=self.stages,
+            microbatches=self.microbatches,
+        )
+
+    def schedule(self, stack: str) -> Schedule:
+        """Which stage computes which microbatch of a stack when."""
+        return Schedule.of(self.pipeline, self.stages, self.microbatches, self._repeats(stack))
+
+    def _repeats(self, stack: str) -> int:
+        """R of a stack."""
+        return self.num_layers // len(self.sides) // len(self.layer_patterns[stack])
 
     @property
     def _pattern(self) -> tuple[str, ...]:
@@ -237,3 +262,27 @@ class Transformer(Layer):
                         f"would depend on later ones. Translation models may use such layers and routers in the "
                         f"encoder alone, for instance --set model.encoder_layer_pattern=dense,moe:router=expert_choice."
                     )
+
+    def _check_pipeline(self):
+        for stack in self.layer_patterns:
+            self.schedule(stack)
+        if self.pipeline == "none" and self.microbatches == 1:
+            return
+        setting = f"pipeline={self.pipeline}, microbatches={self.microbatches}"
+        if self.unroll or self.remat == "none":
+            raise UserError(
+                f"{setting}: a microbatch's layers are recomputed in the backward pass, in a loop, but unroll is "
+                f"{str(self.unroll).lower()} and remat {self.remat}. Use --set model.unroll=false and --set "
+                f"model.remat=full, keep_outputs or keep_hidden."
+            )
+        if self.pipeline != "none" and self.dispatch == "gather":
+            raise UserError(
+                f"{setting}: dispatch=gather partitions by hand, which stages of a pipeline cannot; use --set "
+                f"model.dispatch=einsum or auto."
+            )
+        if self.num_experts and self.num_groups % self.microbatches:
+            raise UserError(
+                f"num_groups is {self.num_groups}, which microbatches={self.microbatches} does not divide; each has an "
+                f"equal share of the groups. Use a divisor of {self.num_groups}, or a multiple of "
+                f"{self.microbatches} groups."
+            )

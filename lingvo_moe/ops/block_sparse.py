@@ -25,9 +25,10 @@ FEW_EXPERTS = 16
 def prefers_block_sparse(context: Context) -> bool:
     """Whether `BlockSparse` is faster than buffers with room for all tokens.
 
-    It is in inference, on a CPU that has all experts to itself.
+    It is in inference, on a CPU that has all experts to itself. Pipeline stages cannot vectorise it.
     """
-    return not context.training and context.platform == "cpu" and context.layout.mesh.size == 1
+    alone = context.layout.mesh.size == 1 and not context.layout.outer_axes
+    return not context.training and context.platform == "cpu" and alone
 
 
 class BlockSparse:

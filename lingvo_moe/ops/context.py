@@ -25,6 +25,7 @@ class Context:
       add_summary: called by `summarize`, or None where summaries are off; see `layers.summaries`.
       record_routing: called by layers with experts with (scope, the router's `ops.routing.Routing`), or None. Only
         programs that unroll their layers have one.
+      microbatches: into how many parts the batch is divided, of which this call sees one; see `layers.pipeline`.
       platform: the platform to be fast on, `cpu`, `gpu` or `tpu`; empty for none in particular. Only `ops` reads it.
         Results are equal up to rounding.
     """
@@ -36,6 +37,7 @@ class Context:
     scope: str = ""
     add_summary: Callable[[str, tf.Tensor], None] | None = None
     record_routing: Callable[[str, Any], None] | None = None
+    microbatches: int = 1
     platform: str = ""
 
     @property

@@ -119,12 +119,14 @@ def choose(name: str, tokens: tf.Tensor, context: Context) -> Callable[..., Eins
     """The dispatch of that name for groups of `tokens [G, S, M]`.
 
     AUTO is gather for large groups on a CPU, for which most of a one-hot product is zeros, wherever devices divide the
-    groups; otherwise einsum, which matrix units do nearly for nothing.
+    groups; otherwise einsum, which matrix units do nearly for nothing, and which pipeline stages can vectorise.
     """
     if name != AUTO:
         return DISPATCHES[name]
     groups, size, model_dim = tokens.shape
     layout = context.layout
+    if layout.outer_axes:
+        return Einsum
     divisible = groups % layout.num_shards("GSM", "G") == 0 == model_dim % layout.num_shards("GSM", "M")
     return Gather if context.platform == "cpu" and size >= _LARGE_GROUP and divisible else Einsum
 

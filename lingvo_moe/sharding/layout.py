@@ -4,6 +4,7 @@ Every dimension of a weight or an activation has a logical axis, the letter of t
 
   G groups   S tokens per group   E experts   C expert capacity   M model   H hidden (feed-forward)
   B batch    T, L length          N heads     D head size         V vocabulary   R repeats (stacked layers)
+  P pipeline stages
 
 A lower-case letter names a dimension that is never sharded: the gate weights, `me`, are replicated on every device.
 
@@ -30,8 +31,9 @@ from lingvo_moe.extensions import Registry
 from lingvo_moe.lazy import tf
 from lingvo_moe.sharding import spmd
 
-LOGICAL_AXES = "GSECMHBTLNDVR"
-_MESH_AXES = ("x", "y")
+LOGICAL_AXES = "GSECMHBTLNDVRP"
+# GSPMD section 5.2: of three axes the first, l, is for pipeline stages; x and y are those of two axes.
+_MESH_AXES = {1: ("x",), 2: ("x", "y")}
 AUTO = "auto"
 
 
@@ -44,18 +46,32 @@ class Spec:
     logical_axes: str
 
 
+def mesh_axis_names(count: int) -> tuple[str, ...]:
+    """The names of the axes of a mesh: x; x and y; l, x and y; further axes are z, z2, z3 and so on."""
+    further = tuple(f"z{number}" if number > 1 else "z" for number in range(1, count - 2))
+    return _MESH_AXES.get(count) or ("l", "x", "y", *further)
+
+
 @dataclasses.dataclass(frozen=True)
 class DeviceMesh:
-    """A logical array of devices, ids in row-major order: `DeviceMesh((4, 2))` is 8 devices, axes x (4) and y (2)."""
+    """A logical array of devices, ids in row-major order: `DeviceMesh((4, 2))` is 8 devices, axes x (4) and y (2).
+
+    Attributes:
+      shape: the number of devices along each axis; any number of axes.
+      axis_names: one per axis; by default those of `mesh_axis_names`.
+    """
 
     shape: tuple[int, ...] = (1,)
-    axis_names: tuple[str, ...] = _MESH_AXES
+    axis_names: tuple[str, ...] = ()
 
     def __post_init__(self):
-        object.__setattr__(self, "axis_names", self.axis_names[: len(self.shape)])
-        if not self.shape or any(size < 1 for size in self.shape) or len(self.axis_names) != len(self.shape):
+        if not self.shape or any(size < 1 for size in self.shape):
+            raise UserError(f"device mesh {self.shape}: give sizes >= 1, e.g. 8, 4x2 or 2x2x2.")
+        object.__setattr__(self, "axis_names", self.axis_names or mesh_axis_names(len(self.shape)))
+        if len(self.axis_names) != len(self.shape) or len(set(self.axis_names)) != len(self.shape):
             raise UserError(
-                f"device mesh {self.shape} with axes {self.axis_names}: give one or two sizes >= 1, e.g. 8 or 4x2."
+                f"device mesh {self.shape} with axes {self.axis_names}: give one name for each of the "
+                f"{len(self.shape)} sizes, or none for {mesh_axis_names(len(self.shape))}."
             )
 
     @property
@@ -77,14 +93,15 @@ class DeviceMesh:
 
     @staticmethod
     def parse(text: str) -> DeviceMesh:
-        """Reads `8` or `4x2`; raises UserError for anything else."""
+        """Reads `8`, `4x2` or `2x2x2`; raises UserError for anything else."""
         try:
             return DeviceMesh(tuple(int(size) for size in text.lower().split("x")))
         except ValueError as error:
             if isinstance(error, UserError):
                 raise
             raise UserError(
-                f"device mesh {text!r} is not understood; write the number of devices (8) or two sizes (4x2)."
+                f"device mesh {text!r} is not understood; write the number of devices (8) or the sizes of several axes "
+                f"(4x2, 2x2x2)."
             ) from None
 
 
@@ -121,14 +138,15 @@ def register_layout(name: str, rules: Sequence[AxisRule], num_mesh_axes: int):
     Args:
       name: of the layout.
       rules: axis rules in order of priority.
-      num_mesh_axes: for meshes of so many axes: 1 (`--devices=8`: axis x) or 2 (`--mesh=4x2`: axes x and y).
+      num_mesh_axes: for meshes of so many axes: 1 (`--devices=8`: axis x), 2 (`--mesh=4x2`: x and y), 3
+        (`--mesh=2x2x2`: l, x and y), or more, see `mesh_axis_names`.
 
     Raises:
       UserError: malformed rules, or a name that another layout has.
     """
-    if num_mesh_axes not in range(1, len(_MESH_AXES) + 1):
-        raise UserError(f"layout {name!r}: num_mesh_axes is {num_mesh_axes!r}; expected 1 or 2.")
-    mesh_axes = _MESH_AXES[:num_mesh_axes]
+    if not isinstance(num_mesh_axes, int) or num_mesh_axes < 1:
+        raise UserError(f"layout {name!r}: num_mesh_axes is {num_mesh_axes!r}; expected a number from 1.")
+    mesh_axes = mesh_axis_names(num_mesh_axes)
     owner: dict[str, int] = {}
     for number, rule in enumerate(rules):
         problem = _problem(rule, mesh_axes)
@@ -175,16 +193,38 @@ GSPMD_2D = (AxisRule("BGE", ("x",)), AxisRule("HNV", ("y",)), AxisRule("M", ("y"
 GSPMD_ATTEMPT_1 = (AxisRule("HNV", ("y",)), AxisRule("M", ("x",)))
 GSPMD_ATTEMPT_2 = (AxisRule("BGE", ("x",)), AxisRule("HNV", ("y",)), AxisRule("M", ("x",), fallback=True))
 
+# Pipelines (GSPMD section 3.3): stages on the first axis, and so are stored layers, which are consecutive in a stage.
+# On two axes experts and batch share the second (figure 2); on three the others are as in table 4: weights are not
+# sharded along x, for each microbatch would gather them.
+PIPELINE_1D = (AxisRule("PR", ("x",)),)
+PIPELINE_2D = (AxisRule("PR", ("x",)), AxisRule("BGE", ("y",)))
+PIPELINE_3D = (
+    AxisRule("PR", ("l",)),
+    AxisRule("BGE", ("x",)),
+    AxisRule("HNV", ("y",)),
+    AxisRule("M", ("y",), fallback=True),
+)
+
 register_layout("gshard", GSHARD_1D, num_mesh_axes=1)
 register_layout("gshard_sharded_update", GSHARD_1D_SHARDED_UPDATE, num_mesh_axes=1)
 register_layout("gspmd", GSPMD_2D, num_mesh_axes=2)
 register_layout("gspmd_attempt_1", GSPMD_ATTEMPT_1, num_mesh_axes=2)
 register_layout("gspmd_attempt_2", GSPMD_ATTEMPT_2, num_mesh_axes=2)
+register_layout("pipeline", PIPELINE_1D, num_mesh_axes=1)
+register_layout("pipeline_gshard", PIPELINE_2D, num_mesh_axes=2)
+register_layout("pipeline_gspmd", PIPELINE_3D, num_mesh_axes=3)
+
+_AUTO_LAYOUTS = {1: "gshard", 2: "gspmd", 3: "pipeline_gspmd"}
 
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
     """A device mesh and the axis rules that shard tensors over it.
+
+    Attributes:
+      mesh: the devices.
+      rules: in order of priority.
+      outer_axes: the logical axes of the dimensions that vectorisation adds in front of every tensor, see `vectorized`.
 
     The methods raise ValueError for an unknown or repeated logical axis, and where two logical axes of one tensor are
     assigned to one mesh axis.
@@ -192,16 +232,23 @@ class Layout:
 
     mesh: DeviceMesh = DeviceMesh()
     rules: tuple[AxisRule, ...] = GSHARD_1D
+    outer_axes: str = ""
 
     @staticmethod
     def of(mesh: DeviceMesh, name: str = AUTO) -> Layout:
-        """Returns a registered layout on a mesh; `auto` is `gshard` on a mesh of one axis and `gspmd` on one of two.
+        """Returns a registered layout on a mesh.
+
+        `auto` is `gshard` on a mesh of one axis, `gspmd` on one of two, and `pipeline_gspmd` on one of three.
 
         Raises:
           UserError: an unknown name, or a layout for another number of mesh axes.
         """
-        if name == AUTO:
-            name = "gshard" if len(mesh.shape) == 1 else "gspmd"
+        if name == AUTO and len(mesh.shape) not in _AUTO_LAYOUTS:
+            raise UserError(
+                f"the mesh {mesh} has {len(mesh.shape)} axes, for which no layout is the usual one; register one with "
+                f"`register_layout` and choose it with --set layout=NAME (docs/extending.md)."
+            )
+        name = _AUTO_LAYOUTS[len(mesh.shape)] if name == AUTO else name
         layout = LAYOUTS.get(name)
         if layout.num_mesh_axes != len(mesh.shape):
             axes = f"{layout.num_mesh_axes} ax{'i' if layout.num_mesh_axes == 1 else 'e'}s"
@@ -211,8 +258,20 @@ class Layout:
             )
         return Layout(mesh, layout.rules)
 
+    def vectorized(self, axis: str) -> Layout:
+        """Returns the layout of a function that is vectorised over a new leading dimension, the logical axis `axis`.
+
+        The function's tensors do not have the dimension, but vectorisation keeps annotations as they are, so these must
+        already be for the tensor that has it.
+        """
+        return dataclasses.replace(self, outer_axes=axis + self.outer_axes)
+
     def mesh_axes(self, logical_axes: str) -> tuple[str | None, ...]:
         """Returns for each dimension the mesh axis that shards it, or None: `"EGCM" -> ("x", None, None, "y")`."""
+        return self._mesh_axes(self.outer_axes + logical_axes)[len(self.outer_axes) :]
+
+    def _mesh_axes(self, logical_axes: str) -> tuple[str | None, ...]:
+        """As `mesh_axes`, for the dimensions of the tensor after vectorisation."""
         _check_logical_axes(logical_axes)
         sharded: dict[str, str] = {}  # mesh axis: logical axis
         for rule in self.rules:
@@ -234,10 +293,11 @@ class Layout:
 
     def dims_mapping(self, logical_axes: str) -> tuple[int, ...]:
         """Returns for each dimension the index of its mesh axis, -1 where it is not sharded; see `spmd.mesh_split`."""
+        return self._indices(self.mesh_axes(logical_axes))
+
+    def _indices(self, mesh_axes: tuple[str | None, ...]) -> tuple[int, ...]:
         names = self.mesh.axis_names
-        return tuple(
-            spmd.REPLICATED_DIMENSION if axis is None else names.index(axis) for axis in self.mesh_axes(logical_axes)
-        )
+        return tuple(spmd.REPLICATED_DIMENSION if axis is None else names.index(axis) for axis in mesh_axes)
 
     def num_shards(self, logical_axes: str, axis: str) -> int:
         """Returns the number of shards along the logical axis `axis` of a tensor with these `logical_axes`."""
@@ -252,7 +312,8 @@ class Layout:
             )
         if self.mesh.size == 1:
             return tensor
-        return spmd.mesh_split(tensor, self.mesh.devices, self.dims_mapping(logical_axes))
+        mapping = self._indices(self._mesh_axes(self.outer_axes + logical_axes))
+        return spmd.mesh_split(tensor, self.mesh.devices, mapping, outer_dims=len(self.outer_axes))
 
 
 def _check_logical_axes(logical_axes: str):

@@ -157,7 +157,7 @@ def test_layout_may_be_registered_twice_but_not_replaced():
 @pytest.mark.parametrize(
     "rules, num_mesh_axes, message",
     [
-        (EXPERTS_ONLY, 3, "num_mesh_axes is 3; expected 1 or 2"),
+        (EXPERTS_ONLY, 0, "num_mesh_axes is 0; expected a number from 1"),
         ((AxisRule("e", ("x",)),), 1, "'mine', rule 0, AxisRule.*logical axis 'e' is not one of GSEC"),
         ((AxisRule("EQ", ("x",)),), 1, "logical axis 'Q' is not one of GSEC"),
         ((AxisRule("", ("x",)),), 1, "logical_axes must be a string of letters"),
@@ -190,14 +190,14 @@ def test_scalar_has_no_mesh_axes():
 
 def test_lower_case_axes_are_never_sharded():
     """A lower-case letter keeps a dimension replicated whatever the rules say."""
-    assert TWO_AXES.mesh_axes("gsecmhbtlndvr") == (None,) * 13
+    assert TWO_AXES.mesh_axes("gsecmhbtlndvrp") == (None,) * 14
     assert TWO_AXES.mesh_axes("bM") == (None, "y")
 
 
 @pytest.mark.parametrize("logical_axes", ["BQM", "q", "B M", "B1"])
 def test_unknown_logical_axis_is_an_error(logical_axes):
     """A misspelt axis is not silently replicated."""
-    with pytest.raises(ValueError, match="is not one of GSECMHBTLNDVR"):
+    with pytest.raises(ValueError, match="is not one of GSECMHBTLNDVRP"):
         ONE_AXIS.mesh_axes(logical_axes)
 
 
@@ -234,7 +234,7 @@ def test_annotate_on_one_device_returns_the_tensor():
         assert Layout().annotate(tensor, "BM") is tensor
 
 
-@pytest.mark.parametrize("mesh", ["2", "8", "2x2", "4x2"])
+@pytest.mark.parametrize("mesh", ["2", "8", "2x2", "4x2", "2x2x2"])
 def test_annotated_values_are_unchanged(mesh):
     """An annotation changes where a tensor lives, not its value."""
     layout = Layout.of(DeviceMesh.parse(mesh))
@@ -245,15 +245,20 @@ def test_annotated_values_are_unchanged(mesh):
     np.testing.assert_array_equal(outputs["y"], value)
 
 
-@pytest.mark.parametrize("text, shape", [("1", (1,)), ("8", (8,)), ("4x2", (4, 2)), ("32X64", (32, 64))])
+AXIS_NAMES = {1: ("x",), 2: ("x", "y"), 3: ("l", "x", "y"), 5: ("l", "x", "y", "z", "z2")}
+
+
+@pytest.mark.parametrize(
+    "text, shape", [("1", (1,)), ("8", (8,)), ("4x2", (4, 2)), ("32X64", (32, 64)), ("4x16x4", (4, 16, 4))]
+)
 def test_parse_is_the_inverse_of_str(text, shape):
     """`--mesh=4x2` and the text of an experiment agree."""
     mesh = DeviceMesh.parse(text)
-    assert mesh.shape == shape and mesh.axis_names == ("x", "y")[: len(shape)]
+    assert mesh.shape == shape and mesh.axis_names == AXIS_NAMES[len(shape)]
     assert DeviceMesh.parse(str(mesh)) == mesh
 
 
-@pytest.mark.parametrize("text", ["", "x", "4x", "four", "4.5", "4*2", "0", "-8", "4x0", "2x2x2"])
+@pytest.mark.parametrize("text", ["", "x", "4x", "four", "4.5", "4*2", "0", "-8", "4x0", "2x2x", "2xx2"])
 def test_parse_rejects_anything_else_and_shows_the_format(text):
     """The message shows a correct value."""
     with pytest.raises(UserError, match="4x2"):
@@ -264,3 +269,55 @@ def test_device_ids_are_in_row_major_order():
     """Mesh coordinates map to device ids in row-major order."""
     np.testing.assert_array_equal(DeviceMesh((2, 3)).devices, [[0, 1, 2], [3, 4, 5]])
     assert DeviceMesh((2, 3)).size == 6
+
+
+def test_mesh_may_have_any_number_of_axes():
+    """Layers of an axis more than the papers' have names too; names of one's own are kept."""
+    mesh = DeviceMesh((2, 1, 2, 1, 2))
+    assert mesh.axis_names == AXIS_NAMES[5] and mesh.devices.shape == (2, 1, 2, 1, 2) and mesh.axis_size("y") == 2
+    assert DeviceMesh((2, 4), ("stage", "data")).axis_size("data") == 4
+
+
+@pytest.mark.parametrize("names", [("l", "x"), ("l", "x", "x")])
+def test_axis_names_that_do_not_fit_the_mesh_are_an_error(names):
+    """A mesh axis without a name of its own could not be assigned."""
+    with pytest.raises(UserError, match="give one name for each of the 3 sizes"):
+        DeviceMesh((2, 2, 2), names)
+
+
+def test_mesh_of_four_axes_needs_a_layout_by_name():
+    """No rule is guessed for axes that no paper has."""
+    mesh = DeviceMesh((2, 2, 2, 1))
+    with pytest.raises(UserError, match="mesh 2x2x2x1 has 4 axes.*layout=NAME"):
+        Layout.of(mesh)
+    with LAYOUTS.isolated():
+        register_layout("four", (AxisRule("PR", ("l",)), AxisRule("B", ("z",))), num_mesh_axes=4)
+        assert Layout.of(mesh, "four").mesh_axes("PBTM") == ("l", "z", None, None)
+
+
+# GSPMD section 5.2: weights are stored by stage and sharded along y, activations along x and y.
+TABLE_4 = {"RMH": "l,_,y", "RHM": "l,y,_", "PMND": "l,_,y,_", "PBTM": "l,x,_,y", "PBTH": "l,x,_,y", "BTV": "x,_,y"}
+# Figure 5's MoE layers inside of stages.
+TABLE_4 |= {"PEGCM": "l,x,_,_,y", "PGECM": "l,x,_,_,y", "REMH": "l,x,_,y", "BTM": "x,_,y"}
+
+
+@pytest.mark.parametrize("logical_axes, axes", TABLE_4.items())
+def test_three_axes_are_gspmd_section_5_2(logical_axes, axes):
+    """The default layout of a mesh of three axes."""
+    layout = Layout.of(DeviceMesh((2, 2, 2)))
+    assert layout.mesh_axes(logical_axes) == tuple(None if axis == "_" else axis for axis in axes.split(","))
+
+
+def test_vectorized_layout_annotates_for_the_dimension_in_front():
+    """Vectorisation keeps an annotation as it is, so it is written for the tensor with its stages."""
+    layout = Layout.of(DeviceMesh((4, 2)), "pipeline_gshard")
+    stage = layout.vectorized("P")
+    assert stage.mesh_axes("BTM") == ("y", None, None) and stage.num_shards("BTM", "B") == 2
+    value = np.random.default_rng(0).normal(size=(4, 8, 6)).astype(np.float32)
+
+    def double(inputs: dict) -> dict:
+        return {"y": tf.vectorized_map(lambda x: stage.annotate(x * 2.0, "BM"), inputs["x"])}
+
+    executable = harness.compile_for(double, {"x": value}, layout, {"x": "PBM", "y": "PBM"})
+    np.testing.assert_array_equal(executable({"x": value})["y"], value * 2.0)
+    assert not harness.collectives(executable) and "f32[1,4,6]" in executable.hlo()

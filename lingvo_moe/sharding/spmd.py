@@ -82,7 +82,12 @@ def shard(tensor: tf.Tensor, device_assignment: np.ndarray) -> tf.Tensor:
 
 
 def mesh_split(
-    tensor: tf.Tensor, device_mesh: np.ndarray, dims_mapping: Sequence[int], unspecified_dims: Sequence[int] = ()
+    tensor: tf.Tensor,
+    device_mesh: np.ndarray,
+    dims_mapping: Sequence[int],
+    unspecified_dims: Sequence[int] = (),
+    outer_dims: int = 0,
+    manual_axes: Sequence[int] = (),
 ) -> tf.Tensor:
     """Annotates `tensor` as sharded along the axes of a device mesh (GSPMD section 3.1).
 
@@ -92,12 +97,14 @@ def mesh_split(
       dims_mapping: R integers. Entry d is the mesh axis that shards dimension d, or -1. Along a mesh axis that no
         dimension maps to, the tensor is replicated (partial tiling).
       unspecified_dims: dimensions that propagation may shard further (GSPMD section 3.5).
+      outer_dims: the number of dimensions that vectorisation adds in front of the tensor; `dims_mapping` has them.
+      manual_axes: mesh axes that are manual where the tensor is, see `auto_to_manual_spmd_partition`.
 
     Raises:
       ValueError: a mapping whose length is not the rank, an entry that is not a mesh axis, a mesh axis used twice, a
         repeated device id, or a mesh of more or fewer devices than there are.
     """
-    rank, mesh = _rank(tensor), np.asarray(device_mesh)
+    rank, mesh = _rank(tensor) + outer_dims, np.asarray(device_mesh)
     mapping = _check_dims_mapping(rank, mesh, dims_mapping)
     _check_device_ids("mesh_split", mesh)
     if mesh.size != (_num_devices.get() or mesh.size):
@@ -106,27 +113,32 @@ def mesh_split(
             f"a mesh names each of them once, and a tensor is replicated along axes that nothing maps to."
         )
     open_dims = [_dimension_in_range("mesh_split", "unspecified_dims", d, rank) for d in unspecified_dims]
-    return _annotate(tensor, mesh_sharding(mesh, mapping), open_dims)
+    return _annotate(tensor, mesh_sharding(mesh, mapping, manual_axes), open_dims)
 
 
-def mesh_sharding(device_mesh: np.ndarray, dims_mapping: Sequence[int]):
+def mesh_sharding(device_mesh: np.ndarray, dims_mapping: Sequence[int], manual_axes: Sequence[int] = ()):
     """Returns XLA's sharding of a tensor whose dimension d is sharded by mesh axis `dims_mapping[d]` (-1: by none)."""
     mapping = list(dims_mapping)
-    if all(axis == REPLICATED_DIMENSION for axis in mapping):
+    if not manual_axes and all(axis == REPLICATED_DIMENSION for axis in mapping):
         return _sharding().Sharding.replicate()
-    return _sharding().mesh_split_sharding(np.asarray(device_mesh), mapping)
+    return _sharding().mesh_split_sharding(np.asarray(device_mesh), mapping, list(manual_axes))
 
 
-def auto_to_manual_spmd_partition(tensor: tf.Tensor, device_mesh: np.ndarray, dims_mapping: Sequence[int]) -> tf.Tensor:
+def auto_to_manual_spmd_partition(
+    tensor: tf.Tensor, device_mesh: np.ndarray, dims_mapping: Sequence[int], manual_dim: int | None = None
+) -> tf.Tensor:
     """Switches to manual partitioning: returns this device's shard of `tensor` (GSPMD section 3.4).
 
     Args:
       tensor: of the full shape; a mesh axis must divide the dimension that it shards, as a shard has one static shape.
       device_mesh: as in `mesh_split`.
       dims_mapping: the sharding of the tensor, as in `mesh_split`.
+      manual_dim: a dimension of the tensor, whose mesh axis becomes manual while the others stay automatic: operators
+        are partitioned over these, and annotations name the manual one, see `mesh_split`. None for all axes.
 
     Returns:
-      A tensor of the shard's shape. Operators on it are not partitioned; each device runs them as written.
+      A tensor of the shard's shape, or with `manual_dim` the shard's along this dimension alone. Operators on it are
+      not partitioned over manual axes; each device runs them as written.
 
     Raises:
       ValueError: as `mesh_split`; also a dimension that its mesh axis does not divide, or an eager tensor.
@@ -134,15 +146,20 @@ def auto_to_manual_spmd_partition(tensor: tf.Tensor, device_mesh: np.ndarray, di
     _refuse_eager("auto_to_manual_spmd_partition")
     mesh = np.asarray(device_mesh)
     mapping = _check_dims_mapping(_rank(tensor), mesh, dims_mapping)
-    shard_shape(tuple(tensor.shape), mesh, mapping)
+    dimension = _manual_dim("auto_to_manual_spmd_partition", manual_dim, mapping)
+    shard_shape(tuple(tensor.shape), mesh, _manual_part(mapping, dimension))
     tensor = mesh_split(tensor, mesh, mapping)
     return _xla().spmd_full_to_shard_shape(
-        tensor, manual_sharding=_serialized(mesh_sharding(mesh, mapping)), dim=-1, unspecified_dims=[]
+        tensor, manual_sharding=_serialized(mesh_sharding(mesh, mapping)), dim=dimension, unspecified_dims=[]
     )
 
 
 def manual_to_auto_spmd_partition(
-    tensor: tf.Tensor, device_mesh: np.ndarray, dims_mapping: Sequence[int], full_shape: Sequence[int]
+    tensor: tf.Tensor,
+    device_mesh: np.ndarray,
+    dims_mapping: Sequence[int],
+    full_shape: Sequence[int],
+    manual_dim: int | None = None,
 ) -> tf.Tensor:
     """Switches back to automatic partitioning: the shards of all devices become a tensor (GSPMD section 3.4).
 
@@ -151,6 +168,7 @@ def manual_to_auto_spmd_partition(
       device_mesh: as in `mesh_split`.
       dims_mapping: the sharding of the result, as in `mesh_split`.
       full_shape: of the result.
+      manual_dim: the dimension whose mesh axis alone is manual; None for all axes.
 
     Raises:
       ValueError: as `auto_to_manual_spmd_partition`; also a tensor whose shape is not that of a shard of `full_shape`.
@@ -158,7 +176,8 @@ def manual_to_auto_spmd_partition(
     _refuse_eager("manual_to_auto_spmd_partition")
     mesh = np.asarray(device_mesh)
     mapping = _check_dims_mapping(len(full_shape), mesh, dims_mapping)
-    expected = shard_shape(tuple(full_shape), mesh, mapping)
+    dimension = _manual_dim("manual_to_auto_spmd_partition", manual_dim, mapping)
+    expected = shard_shape(tuple(full_shape), mesh, _manual_part(mapping, dimension))
     if tuple(tensor.shape) != expected:
         raise ValueError(
             f"manual_to_auto_spmd_partition: the tensor has shape {tuple(tensor.shape)}, but a shard of "
@@ -168,7 +187,7 @@ def manual_to_auto_spmd_partition(
         tensor,
         manual_sharding=_serialized(mesh_sharding(mesh, mapping)),
         full_shape=list(full_shape),
-        dim=-1,
+        dim=dimension,
         unspecified_dims=[],
     )
     return mesh_split(full, mesh, mapping)
@@ -184,6 +203,26 @@ def shard_shape(shape: tuple[int, ...], device_mesh: np.ndarray, dims_mapping: S
                 f"divide; manual partitioning needs equal shards."
             )
     return tuple(size // count for size, count in zip(shape, counts))
+
+
+def _manual_dim(function: str, manual_dim: int | None, mapping: Sequence[int]) -> int:
+    """The dimension that alone is manual, -1 for all."""
+    if manual_dim is None:
+        return REPLICATED_DIMENSION
+    dimension = _dimension_in_range(function, "manual_dim", manual_dim, len(mapping))
+    if mapping[dimension] == REPLICATED_DIMENSION:
+        raise ValueError(
+            f"{function}: manual_dim is {manual_dim}, but no mesh axis shards it by dims_mapping {list(mapping)}; name "
+            f"a dimension that one shards."
+        )
+    return dimension
+
+
+def _manual_part(mapping: Sequence[int], dimension: int) -> list[int]:
+    """The part of a mapping that manual partitioning divides; the rest stays automatic."""
+    if dimension == REPLICATED_DIMENSION:
+        return list(mapping)
+    return [axis if d == dimension else REPLICATED_DIMENSION for d, axis in enumerate(mapping)]
 
 
 def _annotate(tensor: tf.Tensor, sharding, unspecified_dims: Sequence[int]) -> tf.Tensor:

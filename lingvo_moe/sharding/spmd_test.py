@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 
 import jax
 import numpy as np
@@ -257,6 +258,7 @@ MISUSES = {
     "unspecified_dims is 5": lambda t: spmd.mesh_split(t, GRID, [0, -1], unspecified_dims=[5]),
     "mesh_split: 16 partitions asked for": lambda t: spmd.mesh_split(t, np.arange(16).reshape(8, 2), [0, 1]),
     r"the device mesh of shape \(2, 2\) has 4 of the 8 devices": lambda t: spmd.mesh_split(t, GRID[:2], [0, 1]),
+    r"manual_dim is 1, but no mesh axis shards it": lambda t: spmd.auto_to_manual_spmd_partition(t, GRID, [0, -1], 1),
     "which 4 devices do not divide": lambda t: spmd.auto_to_manual_spmd_partition(t[:6], GRID, [0, -1]),
     r"has shape \(8, 16\), but a shard of \(8, 16\) over \(4, 2\) by \[0, -1\] has shape \(2, 16\)": lambda t: (
         spmd.manual_to_auto_spmd_partition(t, GRID, [0, -1], (8, 16))
@@ -338,6 +340,41 @@ def test_manual_mode_gathers_on_each_device_without_communication():
     np.testing.assert_allclose(
         outputs["gradients/table"], harness.run(plain, inputs)["gradients/table"], rtol=0, atol=TOLERANCE
     )
+
+
+def test_one_mesh_axis_is_manual_while_the_others_stay_automatic():
+    """GSPMD section 3.4: each stage reads a row of its own of its weights, inside of which rows are sharded along x, y.
+
+    No stage's weights leave it; the product within a stage is summed by an AllReduce over y alone.
+    """
+    random = np.random.default_rng(3)
+    weights = random.normal(size=(2, 3, 4, 8)).astype(np.float32)  # stages, rows, M, H
+    inputs = {"weights": weights, "x": random.normal(size=(2, 6, 4)).astype(np.float32), "rows": np.int32([2, 0])}
+
+    def function(inputs: dict) -> dict:
+        def per_stage(tensor: tf.Tensor, mapping: list[int]) -> tf.Tensor:
+            return spmd.auto_to_manual_spmd_partition(tensor, CUBE, [0, *mapping], manual_dim=0)[0]
+
+        weights, row = per_stage(inputs["weights"], [-1, -1, 2]), per_stage(inputs["rows"], [])
+        x, weight = per_stage(inputs["x"], [1, -1]), weights[row]
+        assert weights.shape == (3, 4, 8) and x.shape == (6, 4)
+        hidden = spmd.mesh_split(tf.matmul(x, weight), CUBE, [1, 2], manual_axes=[0])
+        y = spmd.mesh_split(tf.matmul(hidden, weight, transpose_b=True), CUBE, [1, -1], manual_axes=[0])
+        return {"y": spmd.manual_to_auto_spmd_partition(y[None], CUBE, [0, 1, -1], (2, 6, 4), manual_dim=0)}
+
+    layout = Layout.of(DeviceMesh((2, 2, 2)))
+    axes = {"weights": "PrmH", "x": "PBm", "rows": "P", "y": "PBm"}
+    executable = harness.compile_for(function, inputs, layout, axes)
+
+    def plain(inputs: dict) -> dict:
+        chosen = tf.gather(inputs["weights"], inputs["rows"], axis=1, batch_dims=1)
+        return {"y": tf.matmul(tf.matmul(inputs["x"], chosen), chosen, transpose_b=True)}
+
+    found = harness.run(harness.with_gradients(function), inputs, layout)
+    for path, expected in harness.run(harness.with_gradients(plain), inputs).items():
+        np.testing.assert_allclose(found[path], expected, rtol=0, atol=TOLERANCE * np.abs(expected).max())
+    assert harness.collectives(executable) == {"all-reduce": 1}
+    assert re.search(r"all-reduce\(.*replica_groups=(\{\{0,1\},|\[4,2\]<=\[8\])", executable.hlo())
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ BFLOAT16_ROUNDING = 2.0**-8
 
 _COLLECTIVES = re.compile(r" (all-to-all|all-reduce|all-gather|collective-permute|reduce-scatter)(?:-start)?\(")
 # Logical axes that every layout replicates, for tensors whose sharding does not matter.
-_REPLICATED = "gsecmhbtlndvr"
+_REPLICATED = "gsecmhbtlndvrp"
 
 
 def lower_for(

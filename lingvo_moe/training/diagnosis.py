@@ -169,7 +169,7 @@ def _leaves(weights: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str,
 
 def _repeats(weight: Weight) -> tuple[int, ...]:
     """Returns `(R,)` for stacked weights, otherwise `()`."""
-    return weight.shape[:1] if weight.logical_axes.startswith("R") else ()
+    return weight.shape[:1] if weight.is_repeated else ()
 
 
 def _prefixes(paths: Iterable[str]) -> dict[str, int]:

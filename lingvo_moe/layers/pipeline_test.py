@@ -1,0 +1,215 @@
+"""A pipeline computes what its layers compute one microbatch after another, whatever the schedule and the devices."""
+
+from __future__ import annotations
+
+import functools
+import re
+
+import hypothesis
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+
+from lingvo_moe.errors import UserError
+from lingvo_moe.layers.base import Context, matrix
+from lingvo_moe.layers.pipeline import pipeline
+from lingvo_moe.layers.schedule import Schedule
+from lingvo_moe.layers.summaries import SummaryCollector
+from lingvo_moe.lazy import tf
+from lingvo_moe.sharding.layout import DeviceMesh, Layout
+from lingvo_moe.testing import harness
+
+pytestmark = pytest.mark.slow
+
+BATCH, LENGTH, MODEL, HIDDEN, REPEATS = 8, 2, 4, 8, 4
+# Relative to the largest element: up to 8 layers of products over M = 4 and H = 8, their gradients summed over up to 16
+# microbatches, in another order.
+TOLERANCE = 64 * harness.FLOAT32_ROUNDING
+CONSTANT_AXES = {"memory": "BLM", "mask": "BT"}
+LOGICAL_AXES = {"theta/wo": "RHM", "theta/first/wi": "RMH", "inputs": "BTM", "constants/memory": "BLM"}
+LOGICAL_AXES |= {f"gradients/{path}": axes for path, axes in LOGICAL_AXES.items()} | {"values/outputs": "BTM"}
+
+
+def weights_of(repeats: int) -> dict:
+    sizes = {"M": MODEL, "H": HIDDEN}
+    return {
+        "wo": matrix("HM", fan_in="H", **sizes).repeated(repeats),
+        "first": {"wi": matrix("MH", fan_in="M", **sizes).repeated(repeats)},
+    }
+
+
+@functools.cache
+def inputs_of(repeats: int = REPEATS, batch: int = BATCH) -> dict:
+    random = np.random.default_rng(0)
+
+    def normal(*shape: int) -> np.ndarray:
+        return random.normal(size=shape).astype(np.float32) / 2
+
+    return {
+        "theta": {"wo": normal(repeats, HIDDEN, MODEL), "first": {"wi": normal(repeats, MODEL, HIDDEN)}},
+        "inputs": normal(batch, LENGTH, MODEL) + 1.0,
+        "constants": {"memory": normal(batch, 3, MODEL), "mask": random.random((batch, LENGTH)) < 0.7},
+        "seed": np.int32([5, 6]),
+    }
+
+
+def body(theta: dict, inputs: tf.Tensor, constants: dict, context: Context) -> tuple[tf.Tensor, dict]:
+    """A residual layer that reads constants, drops out, and returns a differentiable and a constant metric.
+
+    Of zeros, which are in the first bubbles, its outputs and its metric are NaN.
+    """
+    with_nan = inputs / tf.reduce_max(tf.abs(inputs))
+    hidden = context.checkpoint_name(tf.einsum("BTM,MH->BTH", with_nan, theta["first"]["wi"]), "hidden", "BTH")
+    hidden = context.dropout(tf.tanh(hidden), 0.25, "hidden", "BTH")
+    read = tf.reduce_mean(constants["memory"], axis=1)[:, None]
+    largest = context.checkpoint_name(tf.argmax(hidden, axis=-1, output_type=tf.int32), "output", "BT")
+    outputs = context.checkpoint_name(tf.einsum("BTH,HM->BTM", hidden, theta["wo"]), "output", "BTM")
+    outputs = tf.sin(outputs * read) * (1.0 + 0.01 * tf.cast(largest, tf.float32))[..., None]
+    outputs = inputs + tf.where(constants["mask"][..., None], outputs, 0.0)
+    context.summarize("layer", lambda: {"size": tf.reduce_mean(outputs), "max": tf.reduce_max(outputs)})
+    return outputs, {"size": tf.reduce_mean(hidden**2), "one": tf.constant(1.0)}
+
+
+def piped(schedule: Schedule, layout: Layout = Layout(), remat: str = "full", metrics=("size", "one")):
+    def function(inputs: dict) -> dict:
+        outputs, found = pipeline(
+            body,
+            weights_of(schedule.repeats),
+            inputs["theta"],
+            inputs["inputs"],
+            inputs["constants"],
+            CONSTANT_AXES,
+            Context(layout, inputs["seed"]),
+            schedule,
+            metric_names=metrics,
+            remat=remat,
+        )
+        return {"outputs": outputs, "metrics": found}
+
+    return harness.with_gradients(function)
+
+
+def plain_loop(repeats: int, microbatches: int, given: dict) -> dict:
+    """The body applied to one microbatch after another, without `pipeline`, eagerly: nothing is compiled."""
+
+    def function(inputs: dict) -> dict:
+        outputs, sizes = [], []
+        for m in range(microbatches):
+            constants = {name: tensor[m::microbatches] for name, tensor in inputs["constants"].items()}
+            state, context = inputs["inputs"][m::microbatches], Context(seed=inputs["seed"]).fold(m)
+            for i in range(repeats):
+                theta = {"wo": inputs["theta"]["wo"][i], "first": {"wi": inputs["theta"]["first"]["wi"][i]}}
+                state, metrics = body(theta, state, constants, context.fold(i))
+                sizes.append(metrics["size"])
+            outputs.append(state)
+        joined = tf.reshape(tf.stack(outputs, axis=1), inputs["inputs"].shape)
+        return {"outputs": joined, "metrics": {"size": tf.add_n(sizes) / len(sizes), "one": tf.constant(1.0)}}
+
+    return harness.arrays(harness.with_gradients(function)(tf.nest.map_structure(tf.constant, given)))
+
+
+@functools.cache
+def expected(repeats: int = REPEATS, microbatches: int = 4, batch: int = BATCH) -> dict:
+    return plain_loop(repeats, microbatches, inputs_of(repeats, batch))
+
+
+def assert_equal(found: dict, wanted: dict):
+    for path, value in wanted.items():
+        np.testing.assert_allclose(found[path], value, rtol=0, atol=TOLERANCE * np.abs(value).max(), err_msg=path)
+
+
+@pytest.mark.parametrize(
+    "name, stages, remat",
+    [("none", 1, "full"), ("gpipe", 2, "keep_hidden"), ("gpipe", 3, "keep_outputs"), ("circular", 2, "full")],
+)
+def test_equals_microbatches_one_after_another(name, stages, remat):
+    """Outputs, metrics, and gradients of inputs, weights and constants, with dropout; bubbles of NaN change nothing.
+
+    Three stages do not divide four layers.
+    """
+    wanted = expected()
+    assert all(np.isfinite(value).all() and np.abs(value).max() > 0 for value in wanted.values())
+    assert_equal(harness.run(piped(Schedule.of(name, stages, 4, REPEATS), remat=remat), inputs_of()), wanted)
+
+
+@hypothesis.settings(max_examples=3)
+@hypothesis.given(
+    name=st.sampled_from(["gpipe", "circular"]),
+    stages=st.integers(2, 4),
+    microbatches=st.sampled_from([1, 2, 8, 16]),
+    extra=st.integers(0, 4),
+    rows=st.integers(1, 2),
+)
+def test_equals_for_any_numbers_of_stages_layers_and_rows(name, stages, microbatches, extra, rows):
+    """Fewer microbatches than stages, one row in a microbatch, stages that do not divide the layers."""
+    repeats, batch = stages + extra, microbatches * rows
+    schedule = Schedule.of(name, stages, microbatches, repeats)
+    assert_equal(
+        harness.run(piped(schedule), inputs_of(repeats, batch)),
+        plain_loop(repeats, microbatches, inputs_of(repeats, batch)),
+    )
+
+
+@pytest.mark.parametrize(
+    "name, stages, mesh, layout",
+    [
+        ("gpipe", 3, "3", "pipeline"),
+        ("gpipe", 4, "4", "pipeline"),
+        ("gpipe", 4, "4x2", "pipeline_gshard"),
+        ("circular", 2, "2x2x2", "pipeline_gspmd"),
+    ],
+)
+def test_partitioned_stages_pass_microbatches_by_collective_permute(name, stages, mesh, layout):
+    """Activations and memory, forward and backward; nothing is gathered.
+
+    The circular schedule deals out layers that are stored one after another, by an AllToAll outside of the loops. Three
+    stages do not divide four layers, whose weights are stored everywhere, so that their gradients are gathered. On
+    three axes, dimensions within a stage are sharded and gathered as well.
+    """
+    sharded, is_uneven = Layout.of(DeviceMesh.parse(mesh), layout), REPEATS % stages
+    axes = {path: letters.replace("R", "r") if is_uneven else letters for path, letters in LOGICAL_AXES.items()}
+    executable = harness.compile_for(piped(Schedule.of(name, stages, 4, REPEATS), sharded), inputs_of(), sharded, axes)
+    assert_equal(harness.arrays(executable(inputs_of())), expected())
+    assert rotations(executable.hlo()) == 4
+    if len(sharded.mesh.shape) < 3 and not is_uneven:
+        assert "all-gather" not in harness.collectives(executable)
+
+
+def rotations(hlo: str) -> int:
+    """Counts the CollectivePermutes of a while loop's body."""
+    return len(re.findall(r" collective-permute(?:-start)?\(.*op_name=\"[^\"]*/while(?:_1)?/concat", hlo))
+
+
+@pytest.mark.parametrize("name", ["gpipe", "circular"])
+def test_graph_does_not_grow_with_stages_or_microbatches(name):
+    """Compile time is that of one stage; only numbers grow."""
+    sizes = [
+        len(harness.lower_for(piped(Schedule.of(name, stages, microbatches, 16)), inputs_of(16, 16)).module)
+        for stages, microbatches in ((2, 4), (8, 16))
+    ]
+    assert abs(sizes[1] - sizes[0]) < 0.02 * sizes[0]
+
+
+def test_summaries_are_means_over_microbatches_and_have_a_row_per_repeat():
+    """Of those called `max`, the largest; the same as without a pipeline."""
+
+    def collected(schedule: Schedule) -> dict[str, np.ndarray]:
+        def function(inputs: dict) -> dict:
+            context = Context(seed=inputs["seed"], add_summary=(collector := SummaryCollector())).named("stack")
+            arguments = (inputs["theta"], inputs["inputs"], inputs["constants"], CONSTANT_AXES)
+            pipeline(body, weights_of(schedule.repeats), *arguments, context, schedule)
+            return collector.values
+
+        return harness.run(function, inputs_of())
+
+    plain, found = (collected(Schedule.of(*arguments, 4, REPEATS)) for arguments in (("none", 1), ("circular", 3)))
+    assert set(plain) == {"stack/layer/size", "stack/layer/max"} == set(found)
+    for name, values in plain.items():
+        assert values.shape == (REPEATS,) and len(set(values)) > 2
+        np.testing.assert_allclose(found[name], values, rtol=TOLERANCE)
+
+
+def test_microbatches_that_do_not_divide_the_batch_are_an_error():
+    """A batch has no rows to spare."""
+    with pytest.raises(UserError, match="model.microbatches is 3, which does not divide a batch of 8 rows"):
+        piped(Schedule.of("gpipe", 2, 3, REPEATS))(tf.nest.map_structure(tf.constant, inputs_of()))

@@ -1,0 +1,167 @@
+"""Pipeline schedules: which stage computes which microbatch when (GSPMD section 3.3)."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from lingvo_moe.errors import UserError, did_you_mean
+from lingvo_moe.lazy import tf
+
+# `none` runs the microbatches one after another; `gpipe` gives each stage consecutive layers (Huang et al. 2019);
+# `circular` deals out the layers one by one, so that a microbatch passes all stages several times.
+PIPELINES = ("none", "gpipe", "circular")
+
+
+@dataclasses.dataclass(frozen=True)
+class Schedule:
+    """A loop of turns; in each, every stage computes one microbatch, and then passes it on to the next stage.
+
+    Microbatch m is at stage s in round r in turn `r * period + m + s`. There, stage s computes the repeats
+    `(r * stages + s) * repeats_per_turn` and following. In turns without a microbatch (bubbles) a stage computes what
+    nobody reads.
+
+    Attributes:
+      stages: L, of equal size.
+      rounds: how often a microbatch passes all stages; 1 for GPipe.
+      repeats_per_turn: the layers (repeats of a pattern of layers) that a stage computes in a turn.
+      repeats: R, of the stack. Stages may have room for more; the rest of them passes its inputs on.
+      microbatches: into which a batch is divided.
+    """
+
+    stages: int
+    rounds: int
+    repeats_per_turn: int
+    repeats: int
+    microbatches: int
+
+    @staticmethod
+    def of(pipeline: str, stages: int, microbatches: int, repeats: int) -> Schedule:
+        """Returns the schedule of a name in PIPELINES for a stack of R repeats; `none` has one stage.
+
+        Raises:
+          UserError: an unknown name, a number below 1, or more stages than repeats.
+        """
+        if pipeline not in PIPELINES:
+            raise UserError(
+                f"pipeline is {pipeline!r}; use one of {', '.join(PIPELINES)}.{did_you_mean(pipeline, PIPELINES)}"
+            )
+        for name, value in (("stages", stages), ("microbatches", microbatches)):
+            if value < 1:
+                raise UserError(f"{name} is {value}; it must be at least 1.")
+        if pipeline == "none":
+            return Schedule(1, 1, repeats, repeats, microbatches)
+        if stages > repeats:
+            raise UserError(
+                f"stages is {stages}, but a stack repeats its pattern of layers {repeats} times, and a stage needs at "
+                f"least one repeat. Use --set model.stages=N with N up to {repeats}, or more layers."
+            )
+        share = -(-repeats // stages)
+        rounds, repeats_per_turn = (share, 1) if pipeline == "circular" else (1, share)
+        return Schedule(stages, rounds, repeats_per_turn, repeats, microbatches)
+
+    @property
+    def rows(self) -> int:
+        """The repeats that a stage has room for."""
+        return self.rounds * self.repeats_per_turn
+
+    @property
+    def period(self) -> int:
+        """The turns of a round at one stage: a microbatch must have passed all stages before it starts again."""
+        return max(self.microbatches, self.stages)
+
+    @property
+    def turns(self) -> int:
+        """Of the whole loop."""
+        return (self.rounds - 1) * self.period + self.microbatches + self.stages - 1
+
+    @property
+    def bubble_share(self) -> float:
+        """The share of a stage's turns in which it has no microbatch: (L - 1) / (microbatches + L - 1) for GPipe."""
+        return 1 - self.rounds * self.microbatches / self.turns
+
+    def at(self, turn: tf.Tensor) -> Turn:
+        """Returns what all stages do in a turn, a scalar."""
+        return Turn(self, self.place(turn - tf.range(self.stages)), turn)
+
+    def place(self, since: tf.Tensor) -> Place:
+        """Where a stage is that many turns after it starts its first microbatch."""
+        rounds, microbatch = since // self.period, since % self.period
+        busy = (since >= 0) & (rounds < self.rounds) & (microbatch < self.microbatches)
+        return Place(tf.where(busy, microbatch, 0), tf.where(busy, rounds, 0), busy)
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """What a stage computes in a turn; scalars, or `[L]` for all stages.
+
+    Attributes:
+      microbatch: 0 in a bubble.
+      round: 0 in a bubble.
+      busy: false in a bubble.
+    """
+
+    microbatch: tf.Tensor
+    round: tf.Tensor
+    busy: tf.Tensor
+
+
+@dataclasses.dataclass(frozen=True)
+class Turn:
+    """One turn of a schedule.
+
+    Attributes:
+      schedule: of the turn.
+      stages: what all stages compute, `[L]`.
+      number: of the turn, a scalar.
+    """
+
+    schedule: Schedule
+    stages: Place
+    number: tf.Tensor
+
+    # Of single stages by themselves: an element of `stages`, which is sharded, would be a collective.
+
+    @property
+    def first(self) -> Place:
+        """What the first stage computes."""
+        return self.schedule.place(self.number)
+
+    @property
+    def last(self) -> Place:
+        """What the last stage computes, which it passes to the first one."""
+        return self.schedule.place(self.number - (self.schedule.stages - 1))
+
+    @property
+    def rounds(self) -> tuple[tuple[tf.Tensor, tf.Tensor], ...]:
+        """The rounds in which stages are: at most two, as a round takes at least as many turns as there are stages.
+
+        Returns:
+          For each, its number, a scalar, and at which stages it is, `[L] bool`. A stage in a bubble is in any of them.
+        """
+        current = self.number // self.schedule.period
+        has_begun = self.number - tf.range(self.schedule.stages) >= current * self.schedule.period
+        last = self.schedule.rounds - 1
+        return ((tf.minimum(current, last), has_begun), (tf.clip_by_value(current - 1, 0, last), ~has_begun))
+
+    def repeat(self, j: tf.Tensor | int) -> tf.Tensor:
+        """The repeat that each stage computes as the turn's number j, `[L] int32`; R and above where there is none."""
+        schedule = self.schedule
+        return (self.stages.round * schedule.stages + tf.range(schedule.stages)) * schedule.repeats_per_turn + j
+
+    def row(self, round: tf.Tensor, j: tf.Tensor | int) -> tf.Tensor:
+        """The number of the turn's repeat j among those that a stage has room for, if it is in that round."""
+        return round * self.schedule.repeats_per_turn + j
+
+    def active(self, j: tf.Tensor | int) -> tf.Tensor:
+        """Whether each stage has a microbatch and repeat j exists, `[L] bool`."""
+        return self.stages.busy & (self.repeat(j) < self.schedule.repeats)
+
+    @property
+    def starts(self) -> tf.Tensor:
+        """`[L] bool`: true at the first stage, where it takes in a microbatch."""
+        return self.first.busy & tf.equal(tf.range(self.schedule.stages), 0)
+
+    @property
+    def ends(self) -> tf.Tensor:
+        """`[L] bool`: true at the first stage, to which the last one passes on a microbatch at the end of the turn."""
+        return self.last.busy & tf.equal(tf.range(self.schedule.stages), 0)

@@ -1,0 +1,170 @@
+"""The buffers of a pipeline: what is divided into microbatches, and what is stacked by stage.
+
+A tensor stacked by stage has the stages as its leading dimension, the logical axis P.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from lingvo_moe.layers.base import Context
+from lingvo_moe.layers.checkpoint_policy import TensorSpec
+from lingvo_moe.layers.schedule import Schedule, Turn
+from lingvo_moe.lazy import tf
+from lingvo_moe.ops.slices import dynamic_update_slice
+
+# Dimensions that are never sharded: the turns of a loop, the microbatches in a storage, a stage's rows of a weight.
+_TURNS, _MICROBATCHES, _ROWS = "v", "s", "r"
+
+
+@dataclasses.dataclass(frozen=True)
+class StageBuffers:
+    """Makes, reads and writes the buffers of a schedule, each annotated with its sharding."""
+
+    schedule: Schedule
+    context: Context
+
+    @property
+    def stage_axis(self) -> str:
+        """The logical axis of stages; of a single stage, one that is not sharded."""
+        return "P" if self.schedule.stages > 1 else "p"
+
+    def annotate(self, tensor: tf.Tensor, logical_axes: str) -> tf.Tensor:
+        """Annotates a tensor stacked by stage; `logical_axes` are those of one stage."""
+        return self.context.annotate(tensor, self.stage_axis + logical_axes)
+
+    def divide(self, tensor: tf.Tensor, logical_axes: str) -> tf.Tensor:
+        """A batch `[B, ...]` to microbatches `[M, B / M, ...]`.
+
+        Row b is in microbatch b modulo M, so that each device has as many rows of every microbatch, and none moves.
+        """
+        rows = tf.reshape(tensor, (-1, self.schedule.microbatches, *tensor.shape[1:]))
+        return self.context.annotate(_swap(rows), _MICROBATCHES + logical_axes)
+
+    def join(self, tensor: tf.Tensor, logical_axes: str) -> tf.Tensor:
+        """Inverts `divide`."""
+        return self.context.annotate(tf.reshape(_swap(tensor), (-1, *tensor.shape[2:])), logical_axes)
+
+    def store(self, tensor: tf.Tensor, logical_axes: str) -> tf.Tensor:
+        """Microbatches `[M, ...]` to the storage of the first stage, `[P, M, ...]`; zeros at the others."""
+        return self.annotate(select(self._is_first, tensor[None], 0), _MICROBATCHES + logical_axes)
+
+    def fetch(self, storage: tf.Tensor, logical_axes: str) -> tf.Tensor:
+        """Inverts `store`: the sum over stages of one value and zeros, an AllReduce where stages are sharded."""
+        return self.context.annotate(
+            tf.reduce_sum(select(self._is_first, storage, 0), axis=0), _MICROBATCHES + logical_axes
+        )
+
+    def empty(self, storage: tf.Tensor, logical_axes: str) -> tf.Tensor:
+        """Zeros for one microbatch of a storage at each stage, `[P, B / M, ...]`."""
+        return self.annotate(tf.zeros((self.schedule.stages, *storage.shape[2:]), storage.dtype), logical_axes)
+
+    def enter(self, storage: tf.Tensor, turn: Turn, state: tf.Tensor) -> tf.Tensor:
+        """`state [P, B / M, ...]`, at the first stage replaced by the microbatch of the storage that starts there."""
+        return select(turn.starts, storage[:, turn.first.microbatch], state)
+
+    def put(self, storage: tf.Tensor, microbatch: tf.Tensor, mask: tf.Tensor, state: tf.Tensor) -> tf.Tensor:
+        """The storage with a microbatch replaced by `state [P, B / M, ...]` at stages where `mask [P]` is true."""
+        new = select(mask, state, storage[:, microbatch])
+        return dynamic_update_slice(storage, new[:, None], [0, microbatch] + [0] * (storage.shape.rank - 2))
+
+    def pass_on(self, state: tf.Tensor, logical_axes: str) -> tf.Tensor:
+        """Passes the state of each stage on to the next one; of the last stage, to the first one."""
+        # The partitioner knows this form, of two slices, for a CollectivePermute; not that of `tf.roll`.
+        return self.annotate(tf.concat([state[-1:], state[:-1]], axis=0), logical_axes)
+
+    def pass_back(self, state: tf.Tensor, logical_axes: str) -> tf.Tensor:
+        """Inverts `pass_on`."""
+        return self.annotate(tf.concat([state[1:], state[:1]], axis=0), logical_axes)
+
+    def look_up(self, tensor: tf.Tensor, turn: Turn, logical_axes: str) -> tf.Tensor:
+        """Of microbatches `[M, ...]` that all devices have, the one of each stage: `[P, ...]`."""
+        return self.annotate(tf.gather(tensor, turn.stages.microbatch), logical_axes)
+
+    # Weights: `[R, ...]` as they are stored, and `[P, rows, ...]` by stage.
+
+    def by_stage(self, weight: tf.Tensor, logical_axes: str) -> tf.Tensor:
+        """Stacks a weight `[R, ...]`, with these logical axes, by stage; zeros where a stage has room for more."""
+        schedule, shape = self.schedule, weight.shape[1:]
+        missing = schedule.stages * schedule.rows - schedule.repeats
+        padded = tf.pad(weight, [[0, missing], *([[0, 0]] * len(shape))]) if missing else weight
+        parts = tf.reshape(padded, (schedule.rounds, schedule.stages, schedule.repeats_per_turn, *shape))
+        return self.annotate(
+            tf.reshape(_swap(parts), (schedule.stages, schedule.rows, *shape)), self.row_axes(logical_axes)
+        )
+
+    def by_repeat(self, stacked: tf.Tensor) -> tf.Tensor:
+        """Inverts `by_stage`, without an annotation."""
+        schedule, shape = self.schedule, stacked.shape[2:]
+        parts = tf.reshape(stacked, (schedule.stages, schedule.rounds, schedule.repeats_per_turn, *shape))
+        return tf.reshape(_swap(parts), (-1, *shape))[: schedule.repeats]
+
+    def row_axes(self, logical_axes: str) -> str:
+        """The logical axes of one stage of a weight that is stored with these."""
+        return _ROWS + logical_axes[1:]
+
+    def row(self, stacked: tf.Tensor, turn: Turn, j: tf.Tensor, logical_axes: str) -> tf.Tensor:
+        """The row of each stage for repeat j of a turn: `[P, rows, ...]` to `[P, ...]`."""
+        if self.schedule.rounds == 1:
+            return self.annotate(stacked[:, j], logical_axes[1:])
+        # Slices at the same row of all stages: the partitioner moves weights between devices for a row of each.
+        (later, has_begun), (earlier, _) = turn.rounds
+        rows = select(has_begun, stacked[:, turn.row(later, j)], stacked[:, turn.row(earlier, j)])
+        return self.annotate(rows, logical_axes[1:])
+
+    def add_to_row(self, stacked: tf.Tensor, turn: Turn, j: tf.Tensor, part: tf.Tensor, logical_axes: str) -> tf.Tensor:
+        """Adds `part [P, ...]` to the row of each stage, see `row`."""
+        part = self.annotate(part, logical_axes[1:])
+        if self.schedule.rounds == 1:
+            return self.annotate(_add_to_column(stacked, j, part), self.row_axes(logical_axes))
+        for round, stages in turn.rounds:
+            stacked = _add_to_column(stacked, turn.row(round, j), select(stages, part, 0))
+        return self.annotate(stacked, self.row_axes(logical_axes))
+
+    # What the backward pass needs, stacked by turn.
+
+    def stacks(self, turns: int, specs: Sequence[TensorSpec]) -> list[tf.Tensor]:
+        """Zeros `[turns, P, ...]` for tensors with these specs of one stage."""
+        return [
+            self._annotate_stack(tf.zeros((turns, self.schedule.stages, *spec.shape), spec.dtype), spec)
+            for spec in specs
+        ]
+
+    def save(
+        self, stacks: Sequence[tf.Tensor], index: tf.Tensor, tensors: Sequence[tf.Tensor], specs: Sequence[TensorSpec]
+    ) -> list[tf.Tensor]:
+        """The stacks with entry `index` replaced by `tensors`, each `[P, ...]`."""
+        return [
+            self._annotate_stack(
+                dynamic_update_slice(stack, tensor[None], [index] + [0] * (stack.shape.rank - 1)), spec
+            )
+            for stack, tensor, spec in zip(stacks, tensors, specs, strict=True)
+        ]
+
+    def restore(self, stacks: Sequence[tf.Tensor], index: tf.Tensor, specs: Sequence[TensorSpec]) -> list[tf.Tensor]:
+        """Entry `index` of the stacks."""
+        return [self.annotate(stack[index], spec.logical_axes) for stack, spec in zip(stacks, specs, strict=True)]
+
+    def _annotate_stack(self, stack: tf.Tensor, spec: TensorSpec) -> tf.Tensor:
+        return self.context.annotate(stack, _TURNS + self.stage_axis + spec.logical_axes)
+
+    @property
+    def _is_first(self) -> tf.Tensor:
+        return tf.equal(tf.range(self.schedule.stages), 0)
+
+
+def select(mask: tf.Tensor, chosen: tf.Tensor, other: tf.Tensor | float) -> tf.Tensor:
+    """By stage `chosen` where `mask [P]` is true, otherwise `other`."""
+    return tf.where(tf.reshape(mask, [-1] + [1] * (chosen.shape.rank - 1)), chosen, tf.cast(other, chosen.dtype))
+
+
+def _swap(tensor: tf.Tensor) -> tf.Tensor:
+    """The tensor with its first two dimensions swapped."""
+    return tf.transpose(tensor, [1, 0, *range(2, tensor.shape.rank)])
+
+
+def _add_to_column(stacked: tf.Tensor, column: tf.Tensor, part: tf.Tensor) -> tf.Tensor:
+    """`stacked [P, rows, ...]` with `part [P, ...]` added at the same row of all stages."""
+    start = [0, column] + [0] * (stacked.shape.rank - 2)
+    return dynamic_update_slice(stacked, (stacked[:, column] + part)[:, None], start)
