@@ -16,7 +16,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
-from lingvo_moe.analysis import flops, roofline, schedule
+from lingvo_moe.analysis import compiler_schedule, flops, roofline
 from lingvo_moe.analysis.collectives import Collective, find_collectives, missed
 from lingvo_moe.analysis.hardware import GENERATIONS, Network, Torus, hardware_of
 from lingvo_moe.analysis.hlo import Buffer, Instruction, Module
@@ -110,7 +110,7 @@ class Plan:
       rematerialised_cycles: those of them that recompute a layer's activations.
       cycles_by_part: those of a training step by part of the model, see PARTS.
       compute_seconds: cycles over the published clock; None without one.
-      scheduled_seconds: computation and collectives by the compiler's own estimates, see `schedule`; of GPUs alone.
+      scheduled_seconds: of one run, by the compiler's own estimates, see `compiler_schedule`; of GPUs alone.
       unknown_loops: loops that are counted as one trip because their trip count depends on data.
       lower_seconds, compile_seconds: on this machine.
       largest_buffers: if the program does not fit, its largest buffers, as compiled for cores with more memory.
@@ -283,7 +283,7 @@ def _of_program(lowered: Program, compiled: Compiled, target: Slice | Cluster) -
         )
     try:
         found, runs = find_collectives(module), list(_runs(module, target))
-        scheduled_seconds = schedule.seconds(compiled.schedule, module) if compiled.schedule else None
+        scheduled_seconds = compiler_schedule.seconds(compiled.schedule, module) if compiled.schedule else None
     except ValueError as error:
         raise UserError(f"the compiled module cannot be read: {error}. Please report it.") from None
     cycles = sum(cycles for _, cycles in runs)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lingvo_moe.analysis import schedule
+from lingvo_moe.analysis import compiler_schedule
 from lingvo_moe.analysis.hlo import Module
 
 _MODULE = """HloModule jit_step, is_scheduled=true
@@ -66,7 +66,7 @@ def _scheduled(identity: int, cycles: float) -> str:
 def test_a_loop_counts_as_often_as_it_runs():
     """18 trips of 40 cycles and 60 cycles outside of the loop, two a microsecond."""
     text = _DESCRIBED + _scheduled(2, 40) + _scheduled(5, 60.0)
-    assert schedule.seconds(text, Module(_MODULE, 8)) == pytest.approx((18 * 20 + 30) * 1e-6)
+    assert compiler_schedule.seconds(text, Module(_MODULE, 8)) == pytest.approx((18 * 20 + 30) * 1e-6)
 
 
 @pytest.mark.parametrize(
@@ -81,4 +81,4 @@ def test_a_loop_counts_as_often_as_it_runs():
 def test_another_schedule_is_refused(text, message):
     """A time of zero would look like a fast step."""
     with pytest.raises(ValueError, match=message):
-        schedule.seconds(text, Module(_MODULE, 8))
+        compiler_schedule.seconds(text, Module(_MODULE, 8))
