@@ -318,6 +318,13 @@ class TransformerStack(Layer):
         # Devices hold equal parts of a weight: where stages do not divide the layers, all devices store all of them.
         axis = "r" if self.repeats % self.schedule.stages else "R"
         return {
-            f"layer_{index}": tree.map_leaves(lambda weight: weight.repeated(self.repeats, axis), layer.weights())
-            for index, layer in enumerate(self.period)
+            f"layer_{index}": _repeated(layer.weights(), self.repeats, axis) for index, layer in enumerate(self.period)
         }
+
+
+def _repeated(weights: dict, times: int, axis: str) -> dict:
+    """The weights of stacked layers, in the order of one layer's, which is the order of computation."""
+    return {
+        name: _repeated(node, times, axis) if isinstance(node, dict) else node.repeated(times, axis)
+        for name, node in weights.items()
+    }
