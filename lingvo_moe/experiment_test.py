@@ -72,7 +72,7 @@ def test_pipeline_needs_settings_alone():
     """The same model, layers and weights, on stages x data x in-layer shards."""
     piped = experiment.get("dense_lm.Small", [*_PIPELINED, "model.microbatches=4"], DeviceMesh((2, 2, 2)))
     plain = experiment.get("dense_lm.Small")
-    assert piped.steps.state_specs() == plain.steps.state_specs() and piped.model.schedule("decoder").stages == 2
+    assert piped.steps.state_specs() == plain.steps.state_specs() and piped.model.stages == 2
 
 
 @pytest.mark.parametrize(

@@ -264,7 +264,7 @@ class Quickstart(Recipe):
 
 @registry.register
 class Pocket(Recipe):
-    """44 languages into English in a file of 40 MB, trained in the background on one core; see docs/pocket.md."""
+    """44 languages into English in a file of 27 MB, trained in the background on one core; see docs/pocket.md."""
 
     def experiment(self) -> Experiment:
         """Returns the full configuration."""

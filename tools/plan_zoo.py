@@ -27,8 +27,8 @@ flags.DEFINE_boolean("again", False, "also make the plans that exist", flag_valu
 _SMALLEST_SLICE = 32  # cores; smaller models run on a workstation and are not planned
 
 _M4_ROWS = ("MoE128E12L", "MoE128E36L", "MoE512E12L", "MoE512E36L", "MoE2048E12L", "MoE2048E36L")
-# Clusters and meshes; of two axes the first one is the nodes.
-_SMALLEST_CLUSTERS: dict[str, dict[str, str]] = {}
+# A model, a cluster of GPUs and a mesh.
+_CLUSTERS = (("m4.MoE128E12L", "h100:4x8", "32"), ("hybrid_lm.MoE33B8E", "h100:4x8", "8x4"))
 _GIANTS = ("m4.MoE2048E60L", "m4.Dense96L")
 
 
@@ -82,11 +82,10 @@ def variants() -> dict[str, Request]:
 
 
 def clusters() -> dict[str, Request]:
-    """Returns models on the smallest clusters of GPUs that they fit, in powers of two."""
+    """Returns models on clusters of GPUs."""
     return {
         f"{model}.{topology.replace(':', '-')}": Request(model, topology=topology, mesh=mesh)
-        for model, targets in _SMALLEST_CLUSTERS.items()
-        for topology, mesh in targets.items()
+        for model, topology, mesh in _CLUSTERS
     }
 
 

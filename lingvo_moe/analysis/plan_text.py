@@ -67,7 +67,7 @@ def _memory(plan: Plan) -> Iterator[str]:
         return
     yield f"  DOES NOT FIT: the compiler needs {_needed(plan)} [c]."
     yield (
-        "  The largest buffers, as compiled for cores with more memory:"
+        f"  The largest buffers, as compiled for {plan.device}s with more memory:"
         if plan.largest_buffers
         else "  The largest buffers are not known: no TPU core has enough memory for the program."
     )
@@ -75,7 +75,7 @@ def _memory(plan: Plan) -> Iterator[str]:
         yield f"    {buffer.bytes / _GIB:8.2f} [c]  {buffer.shape:28} {buffer.op_name.rpartition('call_exported/')[2]}"
     yield "  Remedies: a smaller --set input.batch_size=..., --set model.remat=full, --set"
     yield "  model.activation_dtype=bfloat16, a layout that shards more weights (--set layout=gshard_sharded_update,"
-    yield "  or a mesh of two axes with --mesh=AxB), or a slice with more cores. --search=remat,mesh,groups,batch"
+    yield f"  or a mesh of two axes with --mesh=AxB), or more {plan.device}s. --search=remat,mesh,groups,batch"
     yield "  tries some."
 
 

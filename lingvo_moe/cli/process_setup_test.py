@@ -78,7 +78,8 @@ def test_a_compiler_for_gpus_without_cuda_does_not_start_a_gpu(monkeypatch, gpus
 
 
 _PAGE_FAULTS = """
-import resource, statistics, sys
+import ctypes, resource, statistics, sys
+ctypes.CDLL(None).prctl(41, 1, 0, 0, 0)  # PR_SET_THP_DISABLE: where huge pages are used, 8192 pages are 16
 from lingvo_moe.cli import process_setup
 if sys.argv[1] == "keep":
     process_setup.keep_freed_memory()

@@ -343,13 +343,13 @@ def _find_devices(num_cpu_devices: int, platform: str | None) -> list:
         devices = jax.devices(platform)
     except RuntimeError as error:
         remedy = (
-            f" CUDA for JAX is not installed: {cuda.REMEDY}." if platform == "gpu" and not cuda.has_runtime() else ""
+            f" CUDA for JAX is not installed: {cuda.remedy()}." if platform == "gpu" and not cuda.has_runtime() else ""
         )
         raise UserError(
             f"--platform={platform}: JAX finds no such device ({str(error).splitlines()[0]}).{remedy}"
         ) from None
     if platform is None and cuda.has_unusable_gpu():
-        _log.warning(f"The GPU of this machine is not used, because CUDA for JAX is not installed: {cuda.REMEDY}.")
+        _log.warning(f"The GPU of this machine is not used, because CUDA for JAX is not installed: {cuda.remedy()}.")
     return devices
 
 

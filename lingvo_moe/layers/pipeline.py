@@ -22,8 +22,8 @@ from lingvo_moe import tree
 from lingvo_moe.errors import UserError
 from lingvo_moe.layers.base import Context
 from lingvo_moe.layers.checkpoint_policy import SAVED_NAMES, Restore, Save, TensorSpec
+from lingvo_moe.layers.pipeline_schedule import Schedule, Turn
 from lingvo_moe.layers.repeat import Body
-from lingvo_moe.layers.schedule import Schedule, Turn
 from lingvo_moe.layers.stage_buffers import StageBuffers, select
 from lingvo_moe.layers.summaries import SummaryCollector
 from lingvo_moe.lazy import tf
@@ -326,7 +326,8 @@ class _Pipeline:
     ) -> list[tf.Tensor]:
         """Returns the gradients of `carried` and of the weights by stage."""
         buffers, schedule = self._buffers, self._schedule
-        of_stored = [upstream[0], *(tf.zeros_like(constant) for constant in carried[1:])]
+        # As in `repeat`: every repeat adds to the gradient of a constant, which may be bfloat16.
+        of_stored = [upstream[0], *(tf.zeros(constant.shape, tf.float32) for constant in carried[1:])]
         storages = [buffers.store(tensor, axes) for tensor, axes in zip(of_stored, self._axes)]
 
         def step(t, of_states, storages, of_theta):
@@ -354,7 +355,11 @@ class _Pipeline:
             ],
         )
         _, _, storages, of_theta = _loop(schedule.turns, step, start, backwards=True)
-        return [*(buffers.fetch(storage, axes) for storage, axes in zip(storages, self._axes)), *of_theta]
+        of_carried = [
+            tf.cast(buffers.fetch(storage, axes), tensor.dtype)
+            for storage, tensor, axes in zip(storages, carried, self._axes, strict=True)
+        ]
+        return [*of_carried, *of_theta]
 
     def _backward_turn(self, t, theta, saved: tuple, upstream: tuple, of_theta: list[tf.Tensor]) -> tuple:
         """Runs the repeats of turn t in reverse; returns the gradients of the states before it, and of the weights."""
@@ -368,7 +373,10 @@ class _Pipeline:
             active, count = turn.active(j), len(of_states)
             before = [
                 select(active, gradients[0], of_states[0]),
-                *(old + select(active, new, 0) for old, new in zip(of_states[1:], gradients[1:count])),
+                *(
+                    old + select(active, tf.cast(new, old.dtype), 0)
+                    for old, new in zip(of_states[1:], gradients[1:count])
+                ),
             ]
             of_theta = [
                 buffers.add_to_row(total, turn, j, select(active, part, 0), axes)

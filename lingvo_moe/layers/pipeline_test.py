@@ -13,7 +13,7 @@ import pytest
 from lingvo_moe.errors import UserError
 from lingvo_moe.layers.base import Context, matrix
 from lingvo_moe.layers.pipeline import pipeline
-from lingvo_moe.layers.schedule import Schedule
+from lingvo_moe.layers.pipeline_schedule import Schedule
 from lingvo_moe.layers.summaries import SummaryCollector
 from lingvo_moe.lazy import tf
 from lingvo_moe.sharding.layout import DeviceMesh, Layout
@@ -207,6 +207,28 @@ def test_summaries_are_means_over_microbatches_and_have_a_row_per_repeat():
     for name, values in plain.items():
         assert values.shape == (REPEATS,) and len(set(values)) > 2
         np.testing.assert_allclose(found[name], values, rtol=TOLERANCE)
+
+
+def test_gradients_of_bfloat16_constants_are_summed_in_float32():
+    """As in `repeat`: a bfloat16 sum of 1 and 2^-8 a time stays 1, since each addition is rounded away."""
+    repeats = 129  # the last one adds 1, every other one 2^-8
+    schedule = Schedule.of("gpipe", 1, 1, repeats)
+
+    def read(theta: dict, inputs: tf.Tensor, constants: dict, context: Context) -> tuple[tf.Tensor, dict]:
+        return inputs + constants["memory"] * theta["scale"], {}
+
+    def function(inputs: dict) -> dict:
+        weights = {"scale": matrix("MH", fan_in="M", M=1, H=1).repeated(repeats)}
+        context = Context(dtype="bfloat16")
+        theta, memory = {"scale": context.cast(inputs["scale"])}, {"memory": context.cast(inputs["memory"])}
+        start = tf.zeros((1, 1, 1), tf.bfloat16)
+        outputs, _ = pipeline(read, weights, theta, start, memory, {"memory": "BLM"}, context, schedule)
+        return {"outputs": tf.cast(outputs, tf.float32)}
+
+    scale = np.full((repeats, 1, 1), 2.0**-8, np.float32)
+    scale[-1] = 1
+    found = harness.run(harness.with_gradients(function), {"memory": np.ones((1, 1, 1), np.float32), "scale": scale})
+    assert found["gradients/memory"].item() == 1.5
 
 
 def test_microbatches_that_do_not_divide_the_batch_are_an_error():

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from lingvo_moe.layers.base import Context
 from lingvo_moe.layers.checkpoint_policy import TensorSpec
-from lingvo_moe.layers.schedule import Schedule, Turn
+from lingvo_moe.layers.pipeline_schedule import Schedule, Turn
 from lingvo_moe.lazy import tf
 from lingvo_moe.ops.slices import dynamic_update_slice
 

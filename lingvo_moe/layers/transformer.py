@@ -10,8 +10,8 @@ from lingvo_moe.layers.base import Context, Layer
 from lingvo_moe.layers.feed_forward import FeedForward
 from lingvo_moe.layers.normalization import LayerNorm
 from lingvo_moe.layers.pipeline import pipeline
+from lingvo_moe.layers.pipeline_schedule import Schedule
 from lingvo_moe.layers.repeat import repeat
-from lingvo_moe.layers.schedule import Schedule
 from lingvo_moe.layers.summaries import magnitude
 from lingvo_moe.lazy import tf
 from lingvo_moe.ops.attention import CACHED_AXES
@@ -184,7 +184,7 @@ class TransformerStack(Layer):
       period: the layers of one repeat.
       repeats: R; the stack has R * len(period) layers.
       unroll, remat: see `repeat`.
-      pipeline, stages, microbatches: see `layers.schedule`; by default the whole batch passes the layers at once.
+      pipeline, stages, microbatches: see `layers.pipeline_schedule`; by default the whole batch passes at once.
     """
 
     period: tuple[TransformerLayer, ...]

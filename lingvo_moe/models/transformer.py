@@ -13,7 +13,6 @@ from lingvo_moe.layers.checkpoint_policy import REMAT
 from lingvo_moe.layers.embedding import Embedding, Softmax, cross_entropy
 from lingvo_moe.layers.feed_forward import FeedForward, make_feed_forward
 from lingvo_moe.layers.routers.base import make_router
-from lingvo_moe.layers.schedule import Schedule
 from lingvo_moe.layers.summaries import magnitude
 from lingvo_moe.layers.transformer import TransformerLayer, TransformerStack
 from lingvo_moe.lazy import tf
@@ -48,7 +47,7 @@ class Transformer(Layer):
       activation_dtype: `float32` or `bfloat16`; weights are float32.
       unroll, remat: how repeated layers are computed, see `layers.repeat`.
       pipeline: `none`, `gpipe` or `circular`: how the layers of a stack are divided among stages on different devices,
-        see `layers.schedule` and docs/pipelines.md.
+        see `layers.pipeline_schedule` and docs/pipelines.md.
       stages: of a pipeline; a multiple of the devices along the layout's axis of stages.
       microbatches: into which a batch is divided for the layers of the stacks, with a pipeline or, one after another,
         without. Each has its share of the groups; results depend on their number, and on nothing else of a pipeline.
@@ -226,21 +225,13 @@ class Transformer(Layer):
         )
         return TransformerStack(
             period=period,
-            repeats=self._repeats(name),
+            repeats=self.num_layers // len(self.sides) // len(self.layer_patterns[name]),
             unroll=self.unroll,
             remat=self.remat,
             pipeline=self.pipeline,
             stages=self.stages,
             microbatches=self.microbatches,
         )
-
-    def schedule(self, stack: str) -> Schedule:
-        """Which stage computes which microbatch of a stack when."""
-        return Schedule.of(self.pipeline, self.stages, self.microbatches, self._repeats(stack))
-
-    def _repeats(self, stack: str) -> int:
-        """R of a stack."""
-        return self.num_layers // len(self.sides) // len(self.layer_patterns[stack])
 
     @property
     def _pattern(self) -> tuple[str, ...]:
@@ -264,8 +255,8 @@ class Transformer(Layer):
                     )
 
     def _check_pipeline(self):
-        for stack in self.layer_patterns:
-            self.schedule(stack)
+        for name in self.layer_patterns:
+            _ = self._stack(name, has_cross_attention=False).schedule  # raises if the stages do not fit
         if self.pipeline == "none" and self.microbatches == 1:
             return
         setting = f"pipeline={self.pipeline}, microbatches={self.microbatches}"

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import glob
+import importlib.metadata
 import importlib.util
 
-REMEDY = "pip install 'jax[cuda13]==0.10.2'"
+
+def remedy() -> str:
+    """Returns the command that installs CUDA for this version of JAX."""
+    return f"pip install 'jax[cuda13]=={importlib.metadata.version('jax')}'"
 
 
 def has_compiler() -> bool:

@@ -1,4 +1,4 @@
-"""The table of models on clusters of GPUs, `plan_zoo.clusters`: what the models of the papers need today."""
+"""The table of models on clusters of GPUs, `plan_zoo.clusters`."""
 
 from __future__ import annotations
 
@@ -45,4 +45,4 @@ def table(plans: Plans) -> Table:
                 f"{plan.core_years(TRILLION_TOKENS):.2f}",
             ]
         )
-    return Table("Models of the papers on the smallest clusters of GPUs that they fit.", columns, rows)
+    return Table("Models of the papers on clusters of GPUs.", columns, rows)

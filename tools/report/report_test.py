@@ -147,7 +147,7 @@ def test_plans_of_clusters_are_sorted_and_show_their_figures():
         "m4.MoE128E12L.h100-4x8": moved(timed, "h100:4x8", 32),
         "m4.MoE128E12L.h100-1x8": moved(too_large(), "h100:1x8", 8),
     }
-    rows = rows_of(report.page(plans).decode(), "Models of the papers on the smallest clusters")[1:]
+    rows = rows_of(report.page(plans).decode(), "Models of the papers on clusters of GPUs")[1:]
     assert [row[1] for row in rows] == ["h100:4x8", "h100:1x8", "h200:2x8"]
     # 2^20 tokens in half a second, a quarter second's operations of 128 TPUs; 953,674 steps of half a second.
     assert rows[2][4:] == [

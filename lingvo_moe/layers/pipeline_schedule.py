@@ -81,17 +81,17 @@ class Schedule:
 
     def at(self, turn: tf.Tensor) -> Turn:
         """Returns what all stages do in a turn, a scalar."""
-        return Turn(self, self.place(turn - tf.range(self.stages)), turn)
+        return Turn(self, self.assignment(turn - tf.range(self.stages)), turn)
 
-    def place(self, since: tf.Tensor) -> Place:
-        """Where a stage is that many turns after it starts its first microbatch."""
+    def assignment(self, since: tf.Tensor) -> Assignment:
+        """What a stage computes that many turns after it starts its first microbatch."""
         rounds, microbatch = since // self.period, since % self.period
         busy = (since >= 0) & (rounds < self.rounds) & (microbatch < self.microbatches)
-        return Place(tf.where(busy, microbatch, 0), tf.where(busy, rounds, 0), busy)
+        return Assignment(tf.where(busy, microbatch, 0), tf.where(busy, rounds, 0), busy)
 
 
 @dataclasses.dataclass(frozen=True)
-class Place:
+class Assignment:
     """What a stage computes in a turn; scalars, or `[L]` for all stages.
 
     Attributes:
@@ -116,20 +116,20 @@ class Turn:
     """
 
     schedule: Schedule
-    stages: Place
+    stages: Assignment
     number: tf.Tensor
 
     # Of single stages by themselves: an element of `stages`, which is sharded, would be a collective.
 
     @property
-    def first(self) -> Place:
+    def first(self) -> Assignment:
         """What the first stage computes."""
-        return self.schedule.place(self.number)
+        return self.schedule.assignment(self.number)
 
     @property
-    def last(self) -> Place:
+    def last(self) -> Assignment:
         """What the last stage computes, which it passes to the first one."""
-        return self.schedule.place(self.number - (self.schedule.stages - 1))
+        return self.schedule.assignment(self.number - (self.schedule.stages - 1))
 
     @property
     def rounds(self) -> tuple[tuple[tf.Tensor, tf.Tensor], ...]:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from lingvo_moe.errors import UserError
-from lingvo_moe.layers.schedule import Schedule
+from lingvo_moe.layers.pipeline_schedule import Schedule
 from lingvo_moe.lazy import tf
 
 # One microbatch of a stack of layers, in the order in which a schedule computes it.
