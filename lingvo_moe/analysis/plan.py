@@ -30,7 +30,8 @@ from lingvo_moe.program import Argument, Program
 PROGRAMS = ("train", "decode")
 VERSION = 3  # of the saved JSON; in version 2, `tokens` of a training step were those of both sides
 _SECONDS_PER_YEAR = 365.25 * 24 * 3600
-_REMATERIALISED = "rematerialised"  # the name scope of `layers.repeat`
+_REMATERIALISED = "rematerialised"  # the name scope of `layers.repeat` and `layers.pipeline`
+_TURNS = re.compile(r"pipeline_(\d+)_of_(\d+)_turns")  # the name scope of `layers.pipeline_schedule`
 # Name scopes of the layers, models and steps; the innermost one decides.
 PARTS = (
     "embedding",
@@ -113,6 +114,7 @@ class Plan:
       scheduled_seconds: of one run, by the compiler's own estimates, see `compiler_schedule`; of GPUs alone.
       unknown_loops: loops that are counted as one trip because their trip count depends on data.
       lower_seconds, compile_seconds: on this machine.
+      bubble_cycles: those of the cycles that a stage of a pipeline spends in turns without a microbatch.
       largest_buffers: if the program does not fit, its largest buffers, as compiled for cores with more memory.
     """
 
@@ -142,6 +144,7 @@ class Plan:
     lower_seconds: float
     compile_seconds: float
     scheduled_seconds: float | None = None
+    bubble_cycles: int = 0
     largest_buffers: tuple[Buffer, ...] = ()
 
     @property
@@ -296,6 +299,7 @@ def _of_program(lowered: Program, compiled: Compiled, target: Slice | Cluster) -
         "cycles": cycles,
         "collectives": _collectives(found, _links(target)),
         "rematerialised_cycles": _rematerialised(runs),
+        "bubble_cycles": _bubbles(runs),
         "cycles_by_part": _by_part(runs),
         "compute_seconds": cycles / clock if clock else None,
         "scheduled_seconds": scheduled_seconds,
@@ -383,6 +387,15 @@ def _rematerialised(runs: list[tuple[Instruction, int]]) -> int:
         for instruction, cycles in runs
         if _REMATERIALISED in instruction.op_name and "gradient_tape" not in instruction.op_name
     )
+
+
+def _bubbles(runs: list[tuple[Instruction, int]]) -> int:
+    bubbles = 0.0
+    for instruction, cycles in runs:
+        if found := _TURNS.search(instruction.op_name):
+            busy, turns = map(int, found.groups())
+            bubbles += cycles * (1 - busy / turns)
+    return round(bubbles)
 
 
 def _by_part(runs: list[tuple[Instruction, int]]) -> dict[str, int]:

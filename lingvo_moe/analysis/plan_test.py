@@ -8,6 +8,7 @@ import pytest
 
 from lingvo_moe import experiment, tree
 from lingvo_moe.analysis import plan, plan_text
+from lingvo_moe.analysis.hlo import Module
 from lingvo_moe.engines.cluster import Cluster
 from lingvo_moe.engines.topology import Slice
 from lingvo_moe.errors import UserError
@@ -154,6 +155,30 @@ def test_a_plan_for_gpus_has_the_collectives_of_the_module():
     page = plan_text.text(planned, 1e9, price=2.0)
     assert planned.scheduled_seconds and "collectives overlapped, at the compiler's estimates" in page
     assert "on h100:2x4, 8 GPUs" in page and "memory per GPU" in page and "GPU-years" in page and "at 2 an hour" in page
+
+
+def test_bubbles_of_a_pipeline_are_the_schedules_share_of_its_turns(monkeypatch):
+    """(L - 1) / (M + L - 1) of the cycles in the loop of turns, which the compiled module runs M + L - 1 times."""
+    load, modules = Slice.load, []
+
+    def remember(self, program):
+        compiled = load(self, program)
+        modules.append(Module(compiled.hlo(), 8))
+        return compiled
+
+    monkeypatch.setattr(Slice, "load", remember)
+    stages, microbatches = 2, 4
+    changes = ["layout=pipeline_gshard", "model.pipeline=gpipe", f"model.stages={stages}", "model.remat=full"]
+    changes.append(f"model.microbatches={microbatches}")
+    config = experiment.get("dense_lm.Small", changes, DeviceMesh((2, 4)))
+    planned = plan.make("dense_lm.Small", config, Slice.of("v3:2x2x1"))
+
+    turns = microbatches + stages - 1
+    in_turns = [(i, times) for i, times in modules[0].runs() if f"_of_{turns}_turns" in i.op_name]
+    cycles = sum(instruction.cycles * times for instruction, times in in_turns)
+    assert cycles > planned.cycles / 4 and all(times % turns == 0 for _, times in in_turns if times > 1)
+    assert planned.bubble_cycles == pytest.approx(cycles * (stages - 1) / turns, rel=1e-6)
+    assert "% bubbles" in plan_text.text(planned, 1e12)
 
 
 def test_plan_round_trips_as_json(planned, tmp_path):

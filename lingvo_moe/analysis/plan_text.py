@@ -115,11 +115,12 @@ def _step(plan: Plan, cycles: int, compute_seconds: float, step_seconds: float) 
     else:
         mark, how = "[c]", f" at {(hardware.clock or 0) / 1e6:.0f} MHz"
         links = f"{hardware.link_bandwidth / 1e9:.0f} GB/s per link"
-    rematerialised = (plan.rematerialised_cycles or 0) / cycles
+    rematerialised, bubbles = (plan.rematerialised_cycles or 0) / cycles, plan.bubble_cycles / cycles
     yield "time of one run"
     yield (
         f"  compute         {_seconds(compute_seconds)} {mark}{how}"
         + (f", {rematerialised:.0%} of it rematerialisation" if rematerialised else "")
+        + (f", {bubbles:.0%} bubbles" if bubbles else "")
     )
     for part, part_cycles in sorted(plan.cycles_by_part.items(), key=lambda item: -item[1]):
         if part_cycles / cycles >= _MIN_FRACTION:

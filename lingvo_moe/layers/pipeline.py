@@ -302,7 +302,7 @@ class _Pipeline:
             buffers.stacks(schedule.turns, self._constant_specs),
             buffers.stacks(schedule.turns * schedule.repeats_per_turn, self._stages.saved_specs),
         )
-        _, _, storage, totals, summaries, turns, repeats = _loop(schedule.turns, step, start)
+        _, _, storage, totals, summaries, turns, repeats = _loop(schedule.turns, self._scoped(step), start)
         return (turns, repeats), buffers.fetch(storage, _ACTIVATIONS), tf.reduce_sum(totals, axis=0), summaries
 
     def _forward_turn(self, t, theta, states, totals, summaries, saved) -> tuple:
@@ -354,7 +354,7 @@ class _Pipeline:
                 for weight, axes in zip(theta, self._stages.weight_axes)
             ],
         )
-        _, _, storages, of_theta = _loop(schedule.turns, step, start, backwards=True)
+        _, _, storages, of_theta = _loop(schedule.turns, self._scoped(step), start, backwards=True)
         of_carried = [
             tf.cast(buffers.fetch(storage, axes), tensor.dtype)
             for storage, tensor, axes in zip(storages, carried, self._axes, strict=True)
@@ -386,6 +386,15 @@ class _Pipeline:
 
         last = self._schedule.repeats_per_turn - 1
         return _loop(last + 1, step, (tf.constant(last), of_states, of_theta), backwards=True)[1:]
+
+    def _scoped(self, step: Callable) -> Callable:
+        """The step of a turn in a name scope, by which `analysis.plan` counts the cycles of bubbles."""
+
+        def scoped(*variables):
+            with tf.name_scope(self._schedule.scope):
+                return step(*variables)
+
+        return scoped
 
     def _index(self, t: tf.Tensor, j: tf.Tensor) -> tf.Tensor:
         """The number of a repeat among those of all turns."""

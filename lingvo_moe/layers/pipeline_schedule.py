@@ -79,6 +79,11 @@ class Schedule:
         """The share of a stage's turns in which it has no microbatch: (L - 1) / (microbatches + L - 1) for GPipe."""
         return 1 - self.rounds * self.microbatches / self.turns
 
+    @property
+    def scope(self) -> str:
+        """The name scope of a turn: `pipeline_BUSY_of_TURNS_turns`, with the turns that are no bubbles at a stage."""
+        return f"pipeline_{self.rounds * self.microbatches}_of_{self.turns}_turns"
+
     def at(self, turn: tf.Tensor) -> Turn:
         """Returns what all stages do in a turn, a scalar."""
         return Turn(self, self.assignment(turn - tf.range(self.stages)), turn)

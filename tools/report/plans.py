@@ -135,6 +135,12 @@ def rematerialised_share(plan: Plan) -> float:
     return plan.rematerialised_cycles / plan.cycles
 
 
+def bubble_share(plan: Plan) -> float:
+    """Returns the share of the cycles in which a stage of a pipeline has no microbatch; `plan` fits."""
+    assert plan.cycles, "only plans that fit have cycles"
+    return plan.bubble_cycles / plan.cycles
+
+
 def compute_by_part(plan: Plan) -> dict[str, float]:
     """Returns seconds keyed by the names of PARTS; `plan` fits a slice with a known clock."""
     assert V3.clock, "TPU v3 has a published clock"

@@ -302,6 +302,8 @@ _PUBLISHED = (
     ("of peak", "utilisation", " %"),
     ("AllToAll", "all_to_all", " %"),
     ("1000 tokens/s", "kilotokens", ""),
+    ("bubbles", "bubbles", " %"),
+    ("recomputed", "recomputed", " %"),
 )
 
 
@@ -356,6 +358,8 @@ _PLANNED: tuple[tuple[tuple[str, str, Callable[[Plan, Row], str]], tuple[str, ..
         ("1000 tokens/s", "[c, m]", lambda plan, row: f"{(k := _kilotokens(plan)):.{2 if k < 10 else 1}f}"),
         ("kilotokens",),
     ),
+    (("bubbles", "[c]", lambda plan, row: percent(of_plans.bubble_share(plan))), ("bubbles",)),
+    (("recomputed", "[c]", lambda plan, row: percent(of_plans.rematerialised_share(plan))), ("recomputed",)),
 )
 
 
