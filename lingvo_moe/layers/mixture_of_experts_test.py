@@ -18,6 +18,7 @@ from lingvo_moe.layers.routers import top_2
 from lingvo_moe.layers.routers.base import expert_capacity
 from lingvo_moe.lazy import tf
 from lingvo_moe.ops.dispatch import DISPATCHES
+from lingvo_moe.ops.vectorize import vectorize
 from lingvo_moe.sharding.layout import DeviceMesh, Layout
 from lingvo_moe.testing import harness
 
@@ -260,3 +261,29 @@ def test_weights_are_the_papers():
     layout = Layout.of(DeviceMesh((8,)))
     sharding = {name: layout.mesh_axes(weight.logical_axes) for name, weight in layer.weights().items()}
     assert sharding == {"gate": (None, None), "wi": ("x", None, None), "wo": ("x", None, None)}
+
+
+@pytest.mark.parametrize("router", ["top2", "switch", "top_k", "expert_choice"])
+def test_it_can_be_a_stage_of_a_pipeline(router):
+    """Vectorised over stages it has the values and gradients of each stage by itself."""
+    layer = layer_of(router=router)
+    stages = [inputs_of(layer), inputs_of(layer, padded=0.5)]
+    stages[1]["inputs"] = stages[1]["inputs"][::-1]
+
+    def one(theta: dict, inputs: tf.Tensor, paddings: tf.Tensor, seed: tf.Tensor) -> tuple:
+        with tf.GradientTape() as tape:
+            tape.watch([inputs, theta])
+            outputs = tf.sin(layer(theta, inputs, paddings, Context(seed=seed, platform="tpu"))[0])
+        return outputs, *tape.gradient(outputs, [inputs, theta["gate"], theta["wi"]])
+
+    def function(inputs: dict) -> dict:
+        arguments = tuple(inputs[name] for name in ("theta", "inputs", "paddings", "seed"))
+        loop = [one(*tf.nest.map_structure(lambda tensor, i=i: tensor[i], arguments)) for i in range(2)]
+        pairs = zip(vectorize(one, arguments), zip(*loop))
+        return {f"{index}": {"vectorized": both, "loop": tf.stack(each)} for index, (both, each) in enumerate(pairs)}
+
+    found = harness.run(function, tf.nest.map_structure(lambda *parts: np.stack(parts), *stages))
+    for index in range(4):
+        expected = found[f"{index}/loop"]
+        atol = TOLERANCE * np.abs(expected).max()
+        np.testing.assert_allclose(found[f"{index}/vectorized"], expected, rtol=0, atol=atol, err_msg=f"{index}")

@@ -125,25 +125,6 @@ def test_evaluation_equals_microbatches_one_after_another():
         np.testing.assert_allclose(found[path], value, rtol=TOLERANCE, err_msg=path)
 
 
-@pytest.mark.parametrize("router", ["switch", "top_k", "expert_choice"])
-def test_every_router_can_be_in_a_stage(router):
-    """Its operators have a vectorised form, and so have their gradients; `top2` is in the other tests."""
-    model = dataclasses.replace(
-        MODELS["translation"], encoder_layer_pattern=(f"moe:router={router}",), pipeline="gpipe", stages=2
-    )
-
-    def function(inputs: dict) -> dict:
-        leaves = tree.flatten(inputs["theta"])
-        with tf.GradientTape() as tape:
-            tape.watch(list(leaves.values()))
-            context = Context(seed=inputs["seed"], platform="tpu")
-            loss, _ = model.loss(inputs["theta"], inputs["batch"], context)
-        return {"gradient": tape.gradient(loss, leaves["encoder/layer_0/feed_forward/gate"])}
-
-    inputs = inputs_of("translation")
-    assert harness.lower_for(function, inputs).outputs[0].shape == (2, 8, 4)
-
-
 def test_weights_do_not_depend_on_the_pipeline():
     """A checkpoint of one schedule is restored with any other: paths and shapes are those of stored layers."""
     plain = tree.flatten(MODELS["translation"].weights())
