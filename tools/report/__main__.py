@@ -54,7 +54,12 @@ def _write(path: pathlib.Path, content: bytes):
 
 def figures(plans: Plans) -> dict[str, Figure]:
     """Returns the figures by name."""
-    return {"memory": charts.memory(plans), "time": charts.time(plans), "collectives": charts.collectives()}
+    return {
+        "memory": charts.memory(plans),
+        "time": charts.time(plans),
+        "collectives": charts.collectives(),
+        "pipelines": charts.pipelines(plans),
+    }
 
 
 def page(plans: Plans) -> bytes:
@@ -76,6 +81,7 @@ def page(plans: Plans) -> bytes:
             highest=published.highest_utilisation(),
             benchmarks=[(table, tables.benchmark(plans, table)) for table in published.BENCHMARKS],
             attempts_of=published.GSPMD_2,
+            pipelines=published.GSPMD_4,
             clusters=clusters.table(plans),
             commands=tables.commands(plans),
             missing=tables.missing(plans),

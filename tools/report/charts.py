@@ -1,4 +1,4 @@
-"""The report's three figures, after GShard's figures 7, 8 and 9, drawn with matplotlib."""
+"""The report's figures, after GShard's figures 7, 8 and 9 and GSPMD's table 4, drawn with matplotlib."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from lingvo_moe.analysis.plan import Plan
-from tools.report import links
+from tools.report import links, published
 from tools.report import plans as of_plans
 from tools.report.plans import GIB, Plans
 from tools.report.tables import M4, change, gib, pairs_of_experts, percent, seconds
@@ -35,6 +35,7 @@ _TIME = {
     **dict(zip(of_plans.PARTS, (_BLUE, _SKY, _GREEN, _VIOLET, _YELLOW, _GREY, _DARK, _LIGHT))),
     **dict(zip(of_plans.COLLECTIVES, (_VERMILLION, _PURPLE, _ORANGE))),
 }
+_PIPELINE = {"compute": _BLUE, "bubbles": _YELLOW, "collectives": _VERMILLION}
 _SETTINGS = {
     "svg.hashsalt": "lingvo_moe",  # the same figure has the same bytes
     "svg.fonttype": "none",
@@ -118,6 +119,25 @@ def _time_bars(plan: Plan | None, label: str) -> list[Bar]:
             thin=True,
         ),
     ]
+
+
+def pipelines(plans: Plans) -> Figure:
+    """GSPMD table 4, in seconds of 1024 sequences, beside the plan of 2D sharding that the paper compares it with."""
+    rows = [*published.GSPMD_4.rows, next(row for row in published.GSPMD_3.rows if row.mesh == "(32,8)")]
+    bars = [_pipeline_bar(plans.get(row.plan), f"{row.mesh}, {row.batch}") for row in rows]
+    groups = {"stages, data, in-layer": bars[:-1], "no pipeline": bars[-1:]}
+    return stacked(groups, _PIPELINE, "seconds of 1024 sequences")
+
+
+def _pipeline_bar(plan: Plan | None, label: str) -> Bar:
+    if plan is None or not plan.fits:
+        return Bar(label, {}, "not planned" if plan is None else "does not fit")
+    scale = 1024 / plan.batch_size
+    compute = sum(of_plans.compute_by_part(plan).values()) * scale
+    bubbles = compute * of_plans.bubble_share(plan)
+    step, recomputed = of_plans.step_seconds(plan) * scale, percent(of_plans.rematerialised_share(plan), 0)
+    values = (compute - bubbles, bubbles, plan.collective_seconds * scale)
+    return Bar(label, dict(zip(_PIPELINE, values)), f"{seconds(step)} s, {recomputed} recomputed")
 
 
 def collectives() -> Figure:

@@ -229,7 +229,7 @@ def test_collectives_grow_as_in_figure_9():
 def test_page_is_self_contained(full_page):
     """The page loads nothing, ids are unique, and every link inside it has a target."""
     assert not re.search(r"<script|<link|@import|https?:", full_page)
-    assert re.findall(r'src="([^,]*)', full_page) == ["data:image/svg+xml;base64"] * 3
+    assert re.findall(r'src="([^,]*)', full_page) == ["data:image/svg+xml;base64"] * 4
     ids = re.findall(r'\bid="([^"]*)"', full_page)
     assert len(ids) == len(set(ids)) and set(re.findall(r'href="#([\w-]+)', full_page)) == set(ids)
 
@@ -295,7 +295,7 @@ def test_command_writes_page_and_figures(tmp_path, capsys):
     output = tmp_path / "pages" / "report.html"
     status, printed = run(capsys, f"--plans={tmp_path}", f"--output={output}", f"--figures={tmp_path}/figures")
     assert status == 0 and f"{output}: 1 plans, {len(NAMES) - 1} of the tables not planned" in printed
-    names = ["collectives.svg", "memory.svg", "time.svg"]
+    names = ["collectives.svg", "memory.svg", "pipelines.svg", "time.svg"]
     assert sorted(path.name for path in (tmp_path / "figures").iterdir()) == names
     assert list(output.parent.iterdir()) == [output] and output.read_bytes() == report.page(
         {"m4.MoE128E12L": planned()}
