@@ -26,13 +26,16 @@ class LazyModule:
         self._imported: Callable[[types.ModuleType], None] | None = None
 
     def __getattr__(self, attribute: str) -> Any:
+        return getattr(self._load(), attribute)
+
+    def _load(self) -> types.ModuleType:
         if self._module is None:
             with self._importing():
                 module = importlib.import_module(self._name)
                 if self._imported:
                     self._imported(module)
             self._module = module
-        return getattr(self._module, attribute)
+        return self._module
 
     def configure_import(
         self,
@@ -55,12 +58,17 @@ def configure_tensorflow():
     """Makes the import of TensorFlow silent and hides GPUs from it; the command line calls this at its start.
 
     TensorFlow traces and reads data here, and programs run through JAX, which needs the GPUs' memory. Both settings
-    concern
-    the whole process, so importing this module makes neither: file descriptor 2 is redirected while TensorFlow is
-      imported.
+    concern the whole process, so importing this module makes neither: file descriptor 2 is redirected while TensorFlow
+    is imported.
     """
     _TENSORFLOW.configure_import(deferred_stderr, _hide_gpus)
     _TENSORFLOW_TEXT.configure_import(deferred_stderr)
+
+
+def import_tensorflow():
+    """Imports TensorFlow now, where a silent file descriptor 2 at the first use would hide what must be seen."""
+    for module in (_TENSORFLOW, _TENSORFLOW_TEXT):
+        module._load()
 
 
 @contextlib.contextmanager

@@ -7,6 +7,7 @@ import logging
 import os
 from collections.abc import Iterator
 
+from lingvo_moe import lazy
 from lingvo_moe.cli import logging_setup, run_setup
 from lingvo_moe.cli.run_config import TrainConfig
 from lingvo_moe.distributed import watchdog
@@ -43,6 +44,8 @@ def _process_group(config: TrainConfig) -> Iterator[ProcessGroup]:
         yield ProcessGroup()
         return
     watchdog.supervise(member)
+    # Not later: the runtime writes why it ends this process to file descriptor 2, which the import redirects.
+    lazy.import_tensorflow()
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # gloo reports each connection there, and train prints nothing
     from lingvo_moe.distributed import jax_runtime
 

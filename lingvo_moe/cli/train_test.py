@@ -1,4 +1,4 @@
-"""`train` on a Cloud TPU: its flags, and that JAX does not take the TPU from TensorFlow."""
+"""`train` on a Cloud TPU and in several processes: its flags, and when it imports TensorFlow and JAX."""
 
 from __future__ import annotations
 
@@ -88,6 +88,24 @@ def test_an_unreachable_slice_is_reported_within_seconds_and_without_jax(tmp_pat
         "error: --tpu=grpc://127.0.0.1:1: nothing answers there .*; is the slice running, .*\n", done.stderr
     )
     assert time.monotonic() - start < 60 and not list(tmp_path.iterdir())
+
+
+_JOINING = """
+import sys
+from lingvo_moe.distributed import jax_runtime, watchdog
+watchdog.supervise = lambda member: None
+def join(member, platform):
+    print("joins with", *(name for name in ("tensorflow", "tensorflow_text") if name in sys.modules), file=sys.stderr)
+    sys.exit(0)
+jax_runtime.join = join
+"""
+
+
+def test_tensorflow_is_imported_before_the_runtime_may_end_the_process(tmp_path):
+    """The import redirects file descriptor 2, where the watchdog reads why; it would be an abort without a reason."""
+    flags = [*tiny.settings(), "--coordinator=127.0.0.1:1", "--processes=2", "--process=1", f"--logdir={tmp_path}"]
+    done = _process(_JOINING + _CODE.format(then=""), "train", *flags)
+    assert "joins with tensorflow tensorflow_text\n" in done.stderr, done
 
 
 def test_training_on_a_slice_leaves_jax_the_cpu_only(tmp_path):

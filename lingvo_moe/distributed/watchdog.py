@@ -27,8 +27,6 @@ BOUND_SECONDS = HEARTBEAT_SECONDS + 10
 _VARIABLE = "LINGVO_MOE_WATCHDOG"  # in the child: the parent's id and the file descriptor of its pipe
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 _PR_SET_PDEATHSIG = 1  # of prctl(2)
-_PIPE_SECONDS = 2.0  # for the end of the pipe, which a process left behind by the child may hold open
-
 _HEADER = re.compile(rb"[IWEF]\d{4} \d\d:\d\d:\d\d\.\d+ +\d+ (?P<file>[\w.]+):\d+\]")
 _RUNTIME_FILES = (
     b"client.h",
@@ -72,13 +70,13 @@ def _run_child(member: Membership) -> int:
         process_group=0,  # signals typed on the terminal reach it through the parent alone, once
         env={**os.environ, _VARIABLE: f"{os.getpid()}:{write}"},
     )
-    os.close(write)
     for number in _FORWARDED:
         signal.signal(number, lambda number, frame: child.send_signal(number))
     log = _Log(read)
     log.start()
     status = child.wait()
-    log.join(_PIPE_SECONDS)
+    os.write(write, log.end)
+    log.join()
     explained = explain(log.held.decode(errors="replace"), member)
     if explained is not None:
         line, status = explained
@@ -102,25 +100,31 @@ class _Log(threading.Thread):
 
     Attributes:
       held: the lines held back.
+      end: what the parent writes to the pipe after the child's end. A process left behind by the child may hold the
+        pipe open, so the end of the pipe is not the end of what the child wrote.
     """
 
     def __init__(self, pipe: int):
         super().__init__(name="log of the child", daemon=True)
         self.held = b""
+        self.end = b"end of the log %s\n" % os.urandom(8).hex().encode()
         self._pipe = pipe
 
     def run(self):
-        """Reads until the pipe ends."""
+        """Reads until `end`."""
         holds = False
         with open(self._pipe, "rb") as lines:
-            for line in lines:
-                header = _HEADER.match(line)
+            for line in iter(lines.readline, b""):
+                text, ended = line.removesuffix(self.end), line.endswith(self.end)
+                header = _HEADER.match(text)
                 if header is not None:
                     holds = header["file"] in _RUNTIME_FILES
                 if holds:
-                    self.held += line
+                    self.held += text
                 else:
-                    os.write(2, line)
+                    os.write(2, text)
+                if ended:
+                    return
 
 
 def explain(log: str, member: Membership) -> tuple[str, int] | None:

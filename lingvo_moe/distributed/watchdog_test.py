@@ -57,6 +57,18 @@ def test_an_abort_of_the_runtime_becomes_one_line_and_another_abort_is_shown():
     assert process.returncode == -signal.SIGABRT and "Check failed\n  @ 0x7f\n" in errors
 
 
+def test_the_whole_log_is_read_however_long_and_a_process_left_behind_is_not_waited_for():
+    """The reason comes last, and may come without a final line break; the child of a child holds the pipe open."""
+    lines = "os.write(2, b'E1122 09:08:20.0 1 client.h:80] lost\\n' * 5000);"
+    left = "import subprocess; left = subprocess.Popen(['sleep', '600'], stdout=subprocess.DEVNULL); print(left.pid);"
+    fatal = f"os.write(2, b'{_FATAL}Task 0 heartbeat timeout'); sys.stdout.flush(); os.abort()"
+    process = _start(left + lines + fatal)
+    sleeping = int(process.stdout.readline())
+    errors = process.communicate(timeout=60)[1]
+    os.kill(sleeping, signal.SIGKILL)  # it was there all the time
+    assert process.returncode == watchdog.EXIT_STATUS and errors.strip().startswith("process 0 of 2 is gone"), errors
+
+
 def test_signals_reach_the_child_and_it_dies_with_its_parent():
     """A scheduler signals, and kills, the process that it has started."""
     process = _start(
