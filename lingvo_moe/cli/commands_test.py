@@ -85,6 +85,13 @@ def test_list_and_show_name_every_model_and_field(capsys):
             ["plan", "Quickstart", "--topology=v3:2x2x1", "--set=model.num_experts=12"],
             "which 8 devices .* do not divide",
         ),
+        (
+            [
+                *("plan", "dense_lm.Small", "--topology=v3:2x2x1", "--mesh=2x4", "--set=layout=pipeline_gshard"),
+                *("--set=model.pipeline=gpipe", "--set=model.remat=full", "--set=model.stages=3"),
+            ],
+            "model.stages is 3, which 2 devices .layout pipeline_gshard, mesh 2x4. do not divide",
+        ),
         (["plan", "Quickstart", "--topology=v3:2x2x1", "--json=nowhere/plan.json"], "there is no directory nowhere"),
         (
             ["plan", "sparse_lm.MoE10B32E", "--program=decode"],
