@@ -69,4 +69,4 @@ def test_a_failed_plan_is_named_and_the_others_are_made(monkeypatch, tmp_path, c
 def test_unknown_name(monkeypatch, tmp_path, capsys):
     """The error lists the names."""
     assert run(monkeypatch, tmp_path, "--only=m5")[0] == 2
-    assert "--only=m5: no plan's name starts so; the names are dense_lm.Dense128B" in capsys.readouterr().err
+    assert "--only=m5: no plan's name starts so; the names are conformer.Conformer13B" in capsys.readouterr().err

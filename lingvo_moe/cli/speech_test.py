@@ -82,7 +82,7 @@ def test_diagnose_names_the_blocks(flags, capsys):
     ],
 )
 def test_mistakes_are_errors(arguments, message, capsys):
-    assert main.main(["lingvo_moe", *arguments, "--model=conformer.Small"]) == 1
+    assert main.main(["lingvo_moe", *arguments, "--model=conformer.Small"]) == 2
     assert message in capsys.readouterr().err
 
 
