@@ -1,9 +1,9 @@
 """Conformers: the pipelined models of GSPMD section 5.3 and table 5, and a small one that recognises speech.
 
 Table 5's batch is `microbatches x rows`. The paper states neither the devices nor the length of a recording. Weights of
-6.47B in 13.8 GB fit one device for each stage, and with that the printed times and utilisations give 640 positions or
-so: 25.6 seconds of frames of 10 ms. It names no vocabulary, number of channels or kernel either; with those here the
-models have the printed numbers of weights, in binary billions as in the other tables.
+6.47B in 13.8 GB fit one core for each stage, and with that the printed times and utilisations give 620 to 690
+positions; here 640, 25.6 seconds of frames of 10 ms. It names no vocabulary, number of channels or kernel either; with
+those here the models have the printed numbers of weights, in binary billions as in the other tables.
 """
 
 from __future__ import annotations
