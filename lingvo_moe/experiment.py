@@ -7,17 +7,20 @@ A registered class is a `Recipe`: a few class attributes, and `experiment()`, wh
 from __future__ import annotations
 
 import dataclasses
+import math
 
 from lingvo_moe import overrides, registry
-from lingvo_moe.data.batching import InputConfig, input_specs
+from lingvo_moe.data.batching import InputConfig
+from lingvo_moe.data.speech import SpeechInput
 from lingvo_moe.data.tokenizer import Tokenizers
 from lingvo_moe.decoding.flat_beam_search import BeamSearch
 from lingvo_moe.errors import UserError, did_you_mean
+from lingvo_moe.models.speech import SpeechRecognition
 from lingvo_moe.models.transformer import Transformer
 from lingvo_moe.ops import precision
 from lingvo_moe.optimizers.adafactor import Adafactor
 from lingvo_moe.sharding.layout import DeviceMesh, Layout
-from lingvo_moe.steps import Optimizer, Steps
+from lingvo_moe.steps import DecodingModel, Optimizer, RecognisingModel, Steps
 
 PLATFORMS = ("", "cpu", "gpu", "tpu")
 
@@ -114,8 +117,13 @@ class Experiment:
 
     @property
     def translates(self) -> bool:
-        """Whether the model reads a source side; a language model does not."""
-        return "source" in self.model.sides
+        """Whether the model translates sentences, which it decodes; a language model does not."""
+        return isinstance(self.model, DecodingModel)
+
+    @property
+    def recognises(self) -> bool:
+        """Whether the model recognises speech: its sources are recordings."""
+        return isinstance(self.model, RecognisingModel)
 
     def check(self):
         """Raises UserError where the parts do not fit each other or the mesh; called after all flags are applied."""
@@ -146,15 +154,17 @@ class Experiment:
             sizes["model.num_experts"] = ("E", self.model.num_experts)
             sizes["model.num_groups"] = ("G", self.model.num_groups)
             sizes["model.inference_num_groups"] = ("G", self.model.inference_num_groups)
+        inside = layout if self.model.pipeline == "none" else layout.within_stages()
         for name, (axis, size) in sizes.items():
             # A batch and its groups are divided into microbatches first, each of which the devices divide.
             parts = self.model.microbatches if name in ("input.batch_size", "model.num_groups") else 1
-            devices = layout.num_shards(axis, axis)
-            if size % (parts * devices):
+            devices = inside.num_shards(axis, axis) if parts > 1 else layout.num_shards(axis, axis)
+            multiple = math.lcm(parts * devices, layout.num_shards(axis, axis))
+            if size % multiple:
                 of = f"{parts} microbatches on {devices}" if parts > 1 else devices
                 raise UserError(
                     f"{name} is {size}, which {of} devices (mesh {self.mesh}) do not divide. Use --devices with a "
-                    f"divisor of {size}, or --set {name}=N with a multiple of {parts * devices}."
+                    f"divisor of {size}, or --set {name}=N with a multiple of {multiple}."
                 )
 
     def _check_pipeline(self, layout: Layout):
@@ -176,7 +186,8 @@ class Experiment:
             )
 
     def _check_sides(self):
-        """Raises UserError where the sides of the input are not those of the model."""
+        """Raises UserError where the sides of the input are not those of the model, or not of its kind."""
+        self._check_speech()
         if self.model.sides == tuple(self.input.lengths):
             return
         if self.translates:
@@ -187,11 +198,26 @@ class Experiment:
             f"input.source_length is {self.input.source_length}, but a language model reads targets alone; set it to 0."
         )
 
+    def _check_speech(self):
+        """Raises UserError where recordings are read by a model of texts, or with other features than the model's."""
+        if self.recognises != isinstance(self.input, SpeechInput):
+            expected = "SpeechInput" if self.recognises else "InputConfig"
+            raise UserError(
+                f"{type(self.model).__name__} reads an input of {expected}, not of {type(self.input).__name__}; change "
+                f"the recipe."
+            )
+        if isinstance(self.model, SpeechRecognition) and isinstance(self.input, SpeechInput):
+            bins, expected = self.input.features.num_bins, self.model.num_bins
+            if bins != expected:
+                raise UserError(
+                    f"input.features.num_bins is {bins}, model.num_bins {expected}; set both to the same number."
+                )
+
     def open_tokenizers(self) -> Tokenizers:
         """Reads the tokenizers; raises UserError where the vocabulary of one is larger than the model's."""
         tokenizers = Tokenizers.load(self.tokenizers)
-        for side in self.model.sides:
-            pieces, size = getattr(tokenizers, side).vocabulary_size, getattr(self.model, f"{side}_vocabulary")
+        for side, size in self.model.vocabularies.items():
+            pieces = getattr(tokenizers, side).vocabulary_size
             if pieces > size:
                 raise UserError(
                     f"the {side} tokenizer in {self.tokenizers} has {pieces} pieces, the model's {side}_vocabulary "
@@ -201,7 +227,7 @@ class Experiment:
 
     def batch_specs(self) -> dict:
         """Returns the tree of `Spec`s of a training batch."""
-        return input_specs(self.input)
+        return self.input.specs()
 
 
 class Recipe:

@@ -134,3 +134,19 @@ def test_text_has_a_line_for_every_field():
         "input.batch_size = 16",
         "optimizer.learning_rate.warmup_steps = 150",
     } <= set(lines)
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ("input.batch_size=12", "input.batch_size is 12, which 4 microbatches on 1 devices .* multiple of 8"),
+        ("input.features.num_bins=80", "input.features.num_bins is 80, model.num_bins 40"),
+    ],
+)
+def test_a_batch_of_recordings_fits_the_devices_and_the_model(change, message):
+    """The devices of the stages divide the whole batch before and after the pipeline, not each microbatch."""
+    pipelined = ["layout=pipeline_data", "model.pipeline=gpipe", "model.stages=8", "model.num_layers=8"]
+    pipelined += ["model.microbatches=4", "model.unroll=false", "model.remat=full"]
+    assert experiment.get("conformer.Small", pipelined, DeviceMesh((8,))).input.batch_size == 16
+    with pytest.raises(UserError, match=message):
+        experiment.get("conformer.Small", [*pipelined, change], DeviceMesh((8,)))

@@ -84,6 +84,15 @@ class RoutingModel(Model, Protocol):
         ...
 
 
+@runtime_checkable
+class RecognisingModel(Model, Protocol):
+    """What `transcribe` requires of a model beside `Model`."""
+
+    def transcribe(self, theta: dict, source: dict, context: Context) -> tf.Tensor:
+        """Returns the class of each position of each recording, `[B, T] int32`, with CTC's blanks and repetitions."""
+        ...
+
+
 class Optimizer(Protocol):
     """What the steps require of an optimizer; see `optimizers.adafactor`."""
 
@@ -287,6 +296,25 @@ class Steps:
         inputs = {"theta": weight_specs(model.weights()), "source": source_specs}
         logical_axes = {"ids": "BTL", "scores": "BT", "lengths": "BT"}
         return self._lower("decode", function, inputs, logical_axes)
+
+    @program_cache.cached
+    def transcribe(self, source_specs: dict) -> Program:
+        """Returns the program `{theta, source} -> {classes}` of each position of each recording.
+
+        Raises:
+          UserError: the model does not recognise speech.
+        """
+        model = self.model
+        if not isinstance(model, RecognisingModel):
+            raise UserError(f"{type(model).__name__} reads no speech: it lacks `steps.RecognisingModel.transcribe`.")
+
+        def function(inputs: dict) -> dict:
+            theta = self._annotated(model.weights(), inputs["theta"])
+            source = self._annotated(source_specs, inputs["source"])
+            return {"classes": model.transcribe(theta, source, self._context())}
+
+        inputs = {"theta": weight_specs(model.weights()), "source": source_specs}
+        return self._lower("transcribe", function, inputs, {"classes": "BT"})
 
     @program_cache.cached
     def explain(self, batch_specs: dict) -> Program:

@@ -24,7 +24,8 @@ DIRECTORY = pathlib.Path(__file__).parent.parent / "docs" / "plans"
 _VALUES = flags.FlagValues()
 flags.DEFINE_list("only", [], "prefixes of names of plans; default: all", flag_values=_VALUES)
 flags.DEFINE_boolean("again", False, "also make the plans that exist", flag_values=_VALUES)
-_SMALLEST_SLICE = 32  # cores; smaller models run on a workstation and are not planned
+# Cores, or weights; models with less of both run on a workstation and are not planned.
+_SMALLEST_SLICE, _FEWEST_WEIGHTS = 32, 10**9
 
 _M4_ROWS = ("MoE128E12L", "MoE128E36L", "MoE512E12L", "MoE512E36L", "MoE2048E12L", "MoE2048E36L")
 # A model, a cluster of GPUs and a mesh.
@@ -89,10 +90,18 @@ def clusters() -> dict[str, Request]:
     }
 
 
+def giants() -> list[str]:
+    """Returns the registered models that are made for a slice."""
+
+    def is_giant(config: experiment.Experiment) -> bool:
+        return config.mesh.size >= _SMALLEST_SLICE or config.model.num_weights() >= _FEWEST_WEIGHTS
+
+    return [name for name in registry.names() if is_giant(experiment.get(name))]
+
+
 def plans() -> dict[str, Request]:
     """Returns all plans: every registered model for a slice, `variants` and `clusters`."""
-    giants = {name: Request(name) for name in registry.names() if experiment.get(name).mesh.size >= _SMALLEST_SLICE}
-    return giants | variants() | clusters()
+    return {name: Request(name) for name in giants()} | variants() | clusters()
 
 
 def main(arguments: list[str]):

@@ -15,11 +15,11 @@ from lingvo_moe import experiment, registry
 from lingvo_moe.analysis import miniature
 from lingvo_moe.cli import app
 from lingvo_moe.utils import progress
+from tools import plan_zoo
 
 DIRECTORY = pathlib.Path(__file__).parent.parent / "testdata" / "golden"
 _VALUES = flags.FlagValues()
 flags.DEFINE_boolean("collectives", True, "also write the collectives, which takes minutes", flag_values=_VALUES)
-_SMALLEST_SLICE = 32  # cores; smaller models are tested at their own size
 
 
 def main(arguments: list[str]):
@@ -29,13 +29,8 @@ def main(arguments: list[str]):
     if _VALUES.collectives:
         _write(
             DIRECTORY / "collectives",
-            {name: collectives(name) for name in progress.track(giants(), "compiling miniatures")},
+            {name: collectives(name) for name in progress.track(plan_zoo.giants(), "compiling miniatures")},
         )
-
-
-def giants() -> list[str]:
-    """Returns the registered models that are made for a slice."""
-    return [name for name in registry.names() if experiment.get(name).mesh.size >= _SMALLEST_SLICE]
 
 
 def collectives(name: str) -> str:

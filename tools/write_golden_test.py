@@ -7,14 +7,14 @@ import re
 import pytest
 
 from lingvo_moe.analysis import miniature
-from tools import write_golden
+from tools import plan_zoo, write_golden
 
 pytestmark = pytest.mark.slow
 
 _GOLDEN = write_golden.DIRECTORY / "collectives"
 
 
-@pytest.mark.parametrize("name", write_golden.giants())
+@pytest.mark.parametrize("name", plan_zoo.giants())
 def test_collectives_of_the_miniature(name):
     """Protects the annotations: without one, the partitioner gathers a mask, an activation or a weight."""
     golden = _GOLDEN / f"{name}.txt"
@@ -25,10 +25,10 @@ def test_collectives_of_the_miniature(name):
 
 def test_every_golden_text_has_a_model():
     """Protects against texts of removed models."""
-    assert {path.stem for path in _GOLDEN.glob("*.txt")} == set(write_golden.giants())
+    assert {path.stem for path in _GOLDEN.glob("*.txt")} == set(plan_zoo.giants())
 
 
-@pytest.mark.parametrize("name", [name for name in write_golden.giants() if re.match(r"m4.MoE|sparse_lm", name)])
+@pytest.mark.parametrize("name", [name for name in plan_zoo.giants() if re.match(r"m4.MoE|sparse_lm", name)])
 def test_two_all_to_all_forward_and_two_backward_per_moe_layer(name):
     """Protects GShard section 3.2 and Algorithm 2 in the golden texts themselves.
 

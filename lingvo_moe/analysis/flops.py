@@ -20,16 +20,11 @@ def training_step(model: Transformer, batch: InputConfig) -> float:
     Each token goes through as many experts as its router selects. All positions of a row are counted, including padding
     and masked ones, as is usual in published utilisations.
     """
-    rows, lengths = batch.batch_size, batch.lengths
-    products = 0.0
+    products = model.attention_products(batch.lengths)
     for path, weight in tree.flatten(model.weights()).items():
         if weight.fan_in and not path.endswith("embedding/table"):
-            fraction = _active_fraction(model, path, weight)
-            products += rows * lengths[_side(path, tuple(lengths))] * weight.size * fraction
-    width = model.num_heads * model.head_dim
-    for queries, keys, layers in _attentions(model, lengths):
-        products += layers * rows * 2 * queries * keys * width
-    return _FLOPS_PER_PRODUCT * products
+            products += model.positions_of(path, batch.lengths) * weight.size * _active_fraction(model, path, weight)
+    return _FLOPS_PER_PRODUCT * batch.batch_size * products
 
 
 def _active_fraction(model: Transformer, path: str, weight: Weight) -> float:
@@ -39,18 +34,3 @@ def _active_fraction(model: Transformer, path: str, weight: Weight) -> float:
     stack, layer, *_ = path.split("/")
     experts_per_token = model.feed_forwards(stack)[int(layer.removeprefix("layer_"))].experts_per_token
     return experts_per_token / weight.shape[weight.logical_axes.index("E")]
-
-
-def _side(path: str, sides: tuple[str, ...]) -> str:
-    """Returns the side whose tokens a weight multiplies: `source` for the encoder, and for keys and values of it."""
-    of_memory = "cross_attention/key" in path or "cross_attention/value" in path
-    return "source" if "source" in sides and (path.startswith("encoder/") or of_memory) else "target"
-
-
-def _attentions(model: Transformer, lengths: dict[str, int]) -> list[tuple[int, int, int]]:
-    """Returns (queries, keys, layers) of each kind of attention."""
-    layers = model.num_layers // len(lengths)
-    attentions = [(length, length, layers) for length in lengths.values()]
-    if len(lengths) == 2:
-        attentions.append((lengths["target"], lengths["source"], layers))
-    return attentions

@@ -42,8 +42,8 @@ def of(name: str) -> Experiment:
         sizes["model.num_experts"] = layout.num_shards("E", "E")
         if model.inference_num_groups:
             sizes["model.inference_num_groups"] = layout.num_shards("G", "G")
-    for side in model.sides:
-        sizes |= {f"model.{side}_vocabulary": 512, f"input.{side}_length": 32}
+    sizes |= {f"model.{side}_vocabulary": 512 for side in model.vocabularies}
+    sizes |= {f"input.{side}_length": 32 for side in model.sides}
     if large.translates:
         sizes["decoding_batch"] = 16
     return experiment.get(name, [f"{path}={size}" for path, size in sizes.items()], mesh)

@@ -20,7 +20,6 @@ from lingvo_moe.analysis import compiler_schedule, flops, roofline
 from lingvo_moe.analysis.collectives import Collective, find_collectives, missed
 from lingvo_moe.analysis.hardware import GENERATIONS, Network, Torus, hardware_of
 from lingvo_moe.analysis.hlo import Buffer, Instruction, Module
-from lingvo_moe.data.batching import input_specs
 from lingvo_moe.engines.cluster import GPUS, Cluster
 from lingvo_moe.engines.topology import Compiled, OutOfMemory, Slice
 from lingvo_moe.errors import UserError
@@ -311,7 +310,7 @@ def _lower(experiment: Experiment, program: str) -> Program:
     if program == "train":
         return experiment.steps.train(experiment.batch_specs())
     if program == "decode":
-        sources = input_specs(dataclasses.replace(experiment.input, batch_size=experiment.decoding_batch))["source"]
+        sources = dataclasses.replace(experiment.input, batch_size=experiment.decoding_batch).specs()["source"]
         return experiment.steps.decode(sources, experiment.search)
     raise UserError(f"--program={program}: expected {' or '.join(PROGRAMS)}.")
 

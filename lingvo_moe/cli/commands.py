@@ -11,9 +11,8 @@ import sys
 
 from lingvo_moe.analysis import plan as planning
 from lingvo_moe.analysis import plan_text, search
-from lingvo_moe.cli import run_setup
+from lingvo_moe.cli import run_setup, speech
 from lingvo_moe.cli.run_config import EvalConfig, ExportConfig, ModelConfig, PlanConfig, TranslateConfig
-from lingvo_moe.data.batching import input_specs
 from lingvo_moe.data.corpus import Corpus
 from lingvo_moe.engines import cluster, topology
 from lingvo_moe.errors import UserError
@@ -31,10 +30,13 @@ _log = logging.getLogger(__name__)
 
 
 def evaluate(config: EvalConfig):
-    """`eval`: prints one row per language, then groups and the average; for a language model, its perplexity."""
+    """`eval`: prints one row per language or voice, then groups; for a language model, its perplexity."""
     output_files.check_path("--json", config.json)
-    if get_experiment(config.full_name()).translates:
+    experiment = get_experiment(config.full_name())
+    if experiment.translates:
         _evaluate_translations(config)
+    elif experiment.recognises:
+        speech.evaluate(config)
     else:
         _evaluate_language_model(config)
 
@@ -95,8 +97,13 @@ def _evaluate_language_model(config: EvalConfig):
 
 
 def _require_translation(config: ModelConfig):
-    """Raises UserError for a language model, before anything is loaded."""
-    if not get_experiment(config.full_name()).translates:
+    """Raises UserError for a model of another kind, before anything is loaded."""
+    experiment = get_experiment(config.full_name())
+    if experiment.recognises:
+        raise UserError(
+            f"{config.full_name()} recognises speech; it has nothing to translate. `eval` computes its error rates."
+        )
+    if not experiment.translates:
         raise UserError(
             f"{config.full_name()} is a language model; it has nothing to translate. `eval` computes its perplexity."
         )
@@ -150,7 +157,7 @@ def plan(config: PlanConfig):
     target.check(mesh)
     experiment = get_experiment(name, config.assignments, mesh)
     if config.program == "decode" and not experiment.translates:
-        raise UserError(f"--program=decode: {name} is a language model; plan its training.")
+        raise UserError(f"--program=decode: {name} does not translate; plan its training.")
     _log.info(
         f"compiling {name}, {experiment.model.num_weights():,} weights, for the {len(target.devices)} devices of "
         f"{target.name} ..."
@@ -200,8 +207,8 @@ def export(config: ExportConfig):
         _require_translation(config)
     name = config.full_name()
     experiment = get_experiment(name, config.assignments, config.device_mesh())
-    steps, specs = experiment.steps, input_specs(experiment.input)
-    decoding = input_specs(dataclasses.replace(experiment.input, batch_size=experiment.decoding_batch))
+    steps, specs = experiment.steps, experiment.input.specs()
+    decoding = dataclasses.replace(experiment.input, batch_size=experiment.decoding_batch).specs()
     program = {
         "init": steps.init,
         "train": lambda: steps.train(specs),

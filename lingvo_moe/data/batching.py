@@ -15,12 +15,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+import pathlib
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from lingvo_moe.data.tokenizer import SPECIAL_IDS
+from lingvo_moe.data.tokenizer import SIDES, SPECIAL_IDS, Tokenizers, sha256
 from lingvo_moe.errors import UserError
 from lingvo_moe.sharding.layout import AUTO, DeviceMesh, Layout, Spec
 
@@ -97,6 +98,28 @@ class InputConfig:
         """The number of rows of a shard: shard i has rows `i * shard_rows` to `(i + 1) * shard_rows - 1`."""
         return self.batch_size // self.num_shards
 
+    def specs(self) -> dict[str, dict[str, Spec]]:
+        """Returns the Spec of each array of a (global) batch, nested as the batch is."""
+        return {
+            side: dict.fromkeys(FIELDS[side], Spec((self.batch_size, length), "int32", f"B{_LENGTH_AXES[side]}"))
+            for side, length in self.lengths.items()
+        }
+
+    def fits(self, example: Example) -> bool:
+        """Returns whether a pair, with its eos, fits into an empty row; the pipeline rejects one that does not."""
+        return all(len(getattr(example, side)) < length for side, length in self.lengths.items())
+
+    def empty_rows(self, count: int) -> Rows:
+        """Returns rows to fill with examples."""
+        return PackedRows(self, count)
+
+    def open_readers(self, corpus: str | pathlib.Path, tokenizers: str | pathlib.Path) -> Readers:
+        """Opens what reads the sides of a corpus's pairs; raises UserError if it is missing or corrupt."""
+        del corpus  # its texts are the input
+        loaded = Tokenizers.load(tokenizers)
+        of_sides = {side: getattr(loaded, side) for side in self.lengths}
+        return Readers(of_sides, tuple(sha256(getattr(loaded, side).model) for side in SIDES))
+
     def shards_of_rows(self, rows: range) -> range:
         """Returns the shards that make up these rows of a batch. Raises UserError if the rows cut a shard."""
         if rows.start % self.shard_rows or rows.stop % self.shard_rows:
@@ -120,20 +143,12 @@ def default_shards(mesh: DeviceMesh, layout: str = AUTO) -> int:
     return max(InputConfig.shards, min(divisor, mesh.size // _CORES_PER_HOST))
 
 
-def input_specs(config: InputConfig) -> dict[str, dict[str, Spec]]:
-    """Returns the Spec of each array of a (global) batch, nested as the batch is."""
-    return {
-        side: dict.fromkeys(FIELDS[side], Spec((config.batch_size, length), "int32", f"B{_LENGTH_AXES[side]}"))
-        for side, length in config.lengths.items()
-    }
-
-
 class Example(NamedTuple):
     """A tokenised sentence pair.
 
     Attributes:
       stream_index: its position in the stream.
-      source: `[source tokens] int32`, without eos; empty for a language model.
+      source: `[source tokens] int32`, without eos; empty for a language model; of a recording `[frames, F] float32`.
       target: `[target tokens] int32`, without bos and eos.
     """
 
@@ -141,9 +156,49 @@ class Example(NamedTuple):
     source: np.ndarray
     target: np.ndarray
 
-    def fits(self, config: InputConfig) -> bool:
-        """Returns whether the pair, with its eos, fits into an empty row; the pipeline rejects a pair that does not."""
-        return all(len(getattr(self, side)) < length for side, length in config.lengths.items())
+
+class Reader(Protocol):
+    """Reads one side of a corpus's pairs: a tokenizer, or the features of recordings."""
+
+    def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """Returns one array for each text; its first dimension counts tokens or frames."""
+        ...
+
+    def in_graph(self) -> Any:
+        """Returns an object whose `tokenize` maps texts `[N]` to the same as a ragged tensor."""
+        ...
+
+
+class Readers(NamedTuple):
+    """What reads the pairs of a corpus.
+
+    Attributes:
+      by_side: readers of the sides that a batch has.
+      identities: hashes or texts of what decides their results.
+    """
+
+    by_side: dict[str, Reader]
+    identities: tuple[str, ...]
+
+
+class Rows(Protocol):
+    """A batch that is filled with examples; see `PackedRows`."""
+
+    batch: Batch
+
+    @property
+    def full(self) -> bool:
+        """Whether no further example can be added."""
+        ...
+
+    @property
+    def any(self) -> bool:
+        """Whether an example has been added."""
+        ...
+
+    def add(self, example: Example) -> bool:
+        """Puts the example into a row with room for it; returns False if there is none."""
+        ...
 
 
 class PackedRows:
@@ -232,7 +287,7 @@ def pack(
     """
     pending, stream_ended = list(pending), False
     while pending or not stream_ended:
-        packed = PackedRows(config, rows)
+        packed = config.empty_rows(rows)
         pending = [example for example in pending if not packed.add(example)]
         while len(pending) < config.lookahead and not packed.full and not stream_ended:
             example = next(examples, None)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies
 
-from lingvo_moe.data.batching import Batch, Example, InputConfig, default_shards, input_specs, pack, padding_fractions
+from lingvo_moe.data.batching import Batch, Example, InputConfig, default_shards, pack, padding_fractions
 from lingvo_moe.errors import UserError
 from lingvo_moe.sharding.layout import DeviceMesh
 
@@ -87,11 +87,11 @@ def test_every_pair_occurs_once_and_complete(lengths, config):
 def test_batch_of_a_language_model_has_targets_alone(lengths, packing):
     """Every text occurs once and complete; no source is read or specified."""
     config = dataclasses.replace(_SMALL, source_length=0, packing=packing)
-    assert set(input_specs(config)) == {"target"} and config.tokens == config.batch_size * config.target_length
+    assert set(config.specs()) == {"target"} and config.tokens == config.batch_size * config.target_length
     examples = make_examples([(0, length) for length in lengths])
     actual = []
     for batch, _ in pack(iter(examples), config, config.batch_size):
-        target, spec = batch["target"], input_specs(config)["target"]
+        target, spec = batch["target"], config.specs()["target"]
         assert set(batch) == {"target"} and all(target[name].shape == spec[name].shape for name in spec)
         assert set(padding_fractions(batch)) == {"target"}
         for row in range(config.batch_size):
@@ -185,7 +185,7 @@ def test_padding_fractions_count_positions_without_a_token():
 def test_input_specs_match_a_batch():
     """Shapes, dtypes and logical axes, from which programs are lowered."""
     ((batch, _),) = pack(iter(make_examples([(5, 1)])), _SMALL, _SMALL.batch_size)
-    specs = input_specs(_SMALL)
+    specs = _SMALL.specs()
     actual = {
         side: {name: (values.shape, values.dtype.name) for name, values in arrays.items()}
         for side, arrays in batch.items()

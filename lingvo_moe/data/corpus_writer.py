@@ -125,6 +125,11 @@ class Writer:
             facts[split] = {"pairs": len(pairs[split]), "bytes": len(data)}
         self._languages[language] = facts
 
+    def add_file(self, name: str, data: bytes):
+        """Writes a file beside those of the pairs, such as recordings; `name` is a path below the corpus."""
+        write(self._directory / name, data)
+        self._content.update(f"{name}\t{hashlib.sha256(data).hexdigest()}\n".encode())
+
     def finish(self, facts: dict[str, Any]):
         """Writes the manifest and the report.
 

@@ -20,7 +20,7 @@ import numpy as np
 from lingvo_moe.data.batching import FIELDS, Batch, Example, InputConfig, pack
 from lingvo_moe.data.corpus import Corpus
 from lingvo_moe.data.mixture import Mixture
-from lingvo_moe.data.tokenizer import SIDES, SPECIAL_IDS, Tokenizer, Tokenizers, sha256
+from lingvo_moe.data.tokenizer import SIDES, SPECIAL_IDS, Tokenizer, sha256
 from lingvo_moe.errors import UserError
 from lingvo_moe.lazy import tf
 
@@ -49,15 +49,16 @@ class TrainInput:
         Raises:
           UserError: either is missing or corrupt, or the corpus has no training pair.
         """
-        opened, self._tokenizers, self._config = Corpus.open_to_train(corpus), Tokenizers.load(tokenizers), config
+        opened, self._config = Corpus.open_to_train(corpus), config
+        self._readers, identities = config.open_readers(corpus, tokenizers)
         sizes = tuple(opened.count("train", language) for language in opened.languages)
         self._mixture = Mixture(sizes, config.temperature, config.seed)
         self._pairs = [
             opened.pairs("train", language) if size else ()
             for language, size in zip(opened.languages, sizes, strict=True)
         ]
-        models = [sha256(getattr(self._tokenizers, side).model) for side in SIDES]
-        self.stream_id = sha256(repr((opened.fingerprint, models, config.temperature, config.seed)).encode())[:16]
+        stream = opened.fingerprint, list(identities), config.temperature, config.seed
+        self.stream_id = sha256(repr(stream).encode())[:16]
 
     def batches(
         self, state: State | None = None, shards: range | None = None
@@ -100,7 +101,7 @@ class TrainInput:
             rejections = 0
             for example in examples:
                 position["next"] = max(position["next"], example.stream_index + shards)
-                if example.fits(self._config):
+                if self._config.fits(example):
                     rejections = 0
                     yield example
                 else:
@@ -124,7 +125,7 @@ class TrainInput:
 
     def _stream(self, first: int, step: int) -> Iterator[Example]:
         """Yields the examples first, first + step, ... of one of `step` shards."""
-        tokenizers = {side: getattr(self._tokenizers, side).in_graph() for side in self._config.lengths}
+        readers = {side: reader.in_graph() for side, reader in self._readers.items()}
         failures: list[Exception] = []
 
         def read_texts(indices):
@@ -137,9 +138,7 @@ class TrainInput:
         def tokenize(indices):
             texts = tf.numpy_function(read_texts, [indices], tf.string)
             texts.set_shape([None, 2])
-            return indices, {
-                side: tokenizer.tokenize(texts[:, SIDES.index(side)]) for side, tokenizer in tokenizers.items()
-            }
+            return indices, {side: reader.tokenize(texts[:, SIDES.index(side)]) for side, reader in readers.items()}
 
         chunk = max(_CHUNK // step, _MIN_CHUNK)
         options = tf.data.Options()
@@ -160,8 +159,8 @@ class TrainInput:
         """Yields the examples `indices` `[N]`: the few pending ones that a resumed stream starts with."""
         texts = self._read_texts(indices)
         tokens = {
-            side: getattr(self._tokenizers, side).encode([text.decode() for text in texts[:, SIDES.index(side)]])
-            for side in self._config.lengths
+            side: reader.encode([text.decode() for text in texts[:, SIDES.index(side)]])
+            for side, reader in self._readers.items()
         }
         return _examples(indices.tolist(), tokens)
 
@@ -227,7 +226,8 @@ class EvalInput:
         Raises:
           UserError: either is missing or corrupt, or a language has no such pairs.
         """
-        opened, self._tokenizers, self._config = Corpus.open(corpus), Tokenizers.load(tokenizers), config
+        opened, self._config = Corpus.open(corpus), config
+        self._readers, _ = config.open_readers(corpus, tokenizers)
         self._pairs = [
             opened.sample(split, language, max_pairs) for language in languages or opened.languages_of(split)
         ]
@@ -248,7 +248,7 @@ class EvalInput:
 
     def _fitting(self, shuffled: bool) -> Iterator[Example]:
         for example in self._examples(shuffled):
-            if example.fits(self._config):
+            if self._config.fits(example):
                 yield example
             else:
                 self.num_rejected += 1
@@ -266,7 +266,7 @@ class EvalInput:
         indices = itertools.count()
         while chunk := list(itertools.islice(texts, _CHUNK)):
             sentences: dict[str, tuple[str, ...]] = dict(zip(SIDES, zip(*chunk, strict=True), strict=True))
-            tokens = {side: getattr(self._tokenizers, side).encode(sentences[side]) for side in self._config.lengths}
+            tokens = {side: reader.encode(sentences[side]) for side, reader in self._readers.items()}
             yield from _examples(itertools.islice(indices, len(chunk)), tokens)
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from lingvo_moe.data import pipeline, tokenizer_trainer
-from lingvo_moe.data.batching import Batch, InputConfig, input_specs
+from lingvo_moe.data.batching import Batch, InputConfig
 from lingvo_moe.data.corpus import Corpus
 from lingvo_moe.data.pipeline import EvalInput, TrainInput, merge_states, rejected_pairs, source_batches
 from lingvo_moe.data.tokenizer import Tokenizers
@@ -104,7 +104,7 @@ def test_training_batches_have_pairs_of_the_corpus_in_the_shape_of_the_specs(cor
             for side, arrays in batch.items()
         } == {
             side: {name: (spec.shape, spec.dtype) for name, spec in fields.items()}
-            for side, fields in input_specs(_CONFIG).items()
+            for side, fields in _CONFIG.specs().items()
         }
         actual += texts(batch, tokenizers)
     assert set(actual) <= known

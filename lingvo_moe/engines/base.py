@@ -42,6 +42,10 @@ class StepPrograms(Protocol):
         """`{theta, source} -> {ids, scores, lengths}`."""
         ...
 
+    def transcribe(self, source_specs: dict) -> Program:
+        """`{theta, source} -> {classes}`, of the positions of recordings; see `steps.Steps.transcribe`."""
+        ...
+
     def explain(self, batch_specs: dict) -> Program:
         """`{theta, batch} -> ...`, which experts take each token; see `steps.Steps.explain`."""
         ...

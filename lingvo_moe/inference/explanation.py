@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from lingvo_moe.data.batching import Example, PackedRows, input_specs
+from lingvo_moe.data.batching import Example, PackedRows
 from lingvo_moe.engines.base import Engine
 from lingvo_moe.experiment import Experiment
 from lingvo_moe.inference.translator import Translation
@@ -55,7 +55,7 @@ class Explainer:
             packing=False,
         )
         self._theta_specs = weight_specs(experiment.model.weights())
-        self._program = engine.load(experiment.steps.explain(input_specs(self._input)))
+        self._program = engine.load(experiment.steps.explain(self._input.specs()))
 
     def explain(self, translations: Sequence[Translation], step: int) -> Iterator[dict[str, Any]]:
         """Yields an explanation for each part of each translation: one, or several of a line that was cut.

@@ -76,7 +76,7 @@ class MultiHeadAttention(Layer):
         key_axes, value_axes = logical_axes
         projected = project(queries, theta["query"], context) * (1.0 / math.sqrt(self.head_dim))
         projected = context.checkpoint_name(projected, "hidden", "BTND")
-        logits = tf.cast(attention_logits(projected, keys, key_axes, context), tf.float32)
+        logits = tf.cast(self.logits(theta, projected, keys, key_axes, context), tf.float32)
         logits = tf.where(mask[:, None], context.annotate(logits, "BNTL"), _MASKED)
         probabilities = context.cast(tf.nn.softmax(logits))
         probabilities = context.dropout(probabilities, self.dropout, "attention", "BNTL")
@@ -84,6 +84,11 @@ class MultiHeadAttention(Layer):
         attended = context.checkpoint_name(attended, "hidden", "BTND")
         outputs = project(attended, theta["output"], context, contracted=2)
         return context.checkpoint_name(outputs, "output", "BTM")
+
+    def logits(self, theta: dict, queries: tf.Tensor, keys: tf.Tensor, key_axes: str, context: Context) -> tf.Tensor:
+        """Products of queries `[B, T, N, D]`, divided by the root of D, and keys: `[B, N, T, L]`."""
+        del theta  # positions are in the inputs
+        return attention_logits(queries, keys, key_axes, context)
 
 
 def segment_mask(query_segments: tf.Tensor, key_segments: tf.Tensor) -> tf.Tensor:

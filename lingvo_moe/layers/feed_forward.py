@@ -17,6 +17,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
+from lingvo_moe.errors import UserError, did_you_mean
 from lingvo_moe.extensions import Registry
 from lingvo_moe.layers.base import Context, Layer, matrix
 from lingvo_moe.lazy import tf
@@ -80,6 +81,7 @@ class FeedForward(Protocol):
         ...
 
 
+_ACTIVATIONS = ("relu", "swish")
 FEED_FORWARDS: Registry[type[FeedForward]] = Registry("feed-forward layer")
 
 
@@ -108,10 +110,24 @@ def make_feed_forward(choice: str, fields: Mapping[str, Any]) -> FeedForward:
 @register_feed_forward("dense")
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DenseFeedForward(Layer):
-    """`wo . relu(wi . x)` (GShard section 2.2, equation 1's FFN_e for a single expert)."""
+    """`wo . relu(wi . x)` (GShard section 2.2, equation 1's FFN_e for a single expert).
+
+    Attributes:
+      model_dim: M.
+      hidden_dim: H.
+      activation: `relu`, or `swish`, x sigmoid(x), as in the Conformer.
+    """
 
     model_dim: int
     hidden_dim: int
+    activation: str = "relu"
+
+    def __post_init__(self):
+        if self.activation not in _ACTIVATIONS:
+            raise UserError(
+                f"layer dense: activation is {self.activation!r}; use {' or '.join(_ACTIVATIONS)}."
+                f"{did_you_mean(self.activation, _ACTIVATIONS)}"
+            )
 
     def weights(self) -> dict:
         """See `Layer.weights`."""
@@ -123,6 +139,7 @@ class DenseFeedForward(Layer):
     ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
         """`[B, T, M]` to (`[B, T, M]`, no metrics); see `FeedForward`."""
         del paddings  # each position is computed by itself
-        hidden = tf.nn.relu(context.checkpoint_name(project(inputs, theta["wi"], context), "hidden", "BTH"))
+        hidden = context.checkpoint_name(project(inputs, theta["wi"], context), "hidden", "BTH")
+        hidden = tf.nn.relu(hidden) if self.activation == "relu" else hidden * tf.sigmoid(hidden)
         outputs = project(hidden, theta["wo"], context)
         return context.checkpoint_name(outputs, "output", "BTM"), {}

@@ -1,12 +1,13 @@
-"""The dense feed-forward layer is two matrix products and a relu, position by position."""
+"""The dense feed-forward layer is two matrix products and an activation, position by position."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
+from lingvo_moe.errors import UserError
 from lingvo_moe.layers.base import Context
-from lingvo_moe.layers.feed_forward import DenseFeedForward
+from lingvo_moe.layers.feed_forward import DenseFeedForward, make_feed_forward
 from lingvo_moe.lazy import tf
 from lingvo_moe.sharding.layout import DeviceMesh, Layout
 from lingvo_moe.testing import harness
@@ -52,3 +53,18 @@ def test_partitioned_equals_unpartitioned(mesh):
 
 def test_has_2mh_weights():
     assert LAYER.num_weights() == 2 * 8 * 16
+
+
+def test_swish_is_x_times_its_sigmoid():
+    """Chosen by name, and computed eagerly."""
+    layer, given = make_feed_forward("dense:activation=swish", {"model_dim": 8, "hidden_dim": 16}), case()
+    theta = {name: tf.constant(weight) for name, weight in given["theta"].items()}
+    found, _ = layer(theta, tf.constant(given["inputs"]), tf.zeros((8, 4), tf.bool), Context())
+    hidden = given["inputs"].astype(np.float64) @ given["theta"]["wi"]
+    expected = hidden / (1 + np.exp(-hidden)) @ given["theta"]["wo"]
+    np.testing.assert_allclose(found, expected, rtol=0, atol=TOLERANCE * np.abs(expected).max())
+
+
+def test_an_unknown_activation_is_an_error():
+    with pytest.raises(UserError, match="activation is 'swich'; use relu or swish. Did you mean swish"):
+        make_feed_forward("dense:activation=swich", {"model_dim": 8, "hidden_dim": 16})

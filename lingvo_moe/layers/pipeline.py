@@ -72,14 +72,16 @@ def pipeline(
             f"model.microbatches is {schedule.microbatches}, which does not divide a batch of {inputs.shape[0]} rows; "
             f"use a divisor of it."
         )
-    buffers = StageBuffers(schedule, dataclasses.replace(context, microbatches=schedule.microbatches))
+    layout = context.layout.within_stages() if schedule.stages > 1 else context.layout
+    inside = dataclasses.replace(context, layout=layout, microbatches=schedule.microbatches)
+    buffers = StageBuffers(schedule, inside)
     stages = _Stages(body, weights, constants, constant_axes, buffers, metric_names, SAVED_NAMES[remat])
     run = _Pipeline(stages, buffers, [buffers.divide(inputs, _ACTIVATIONS), *stages.carried], stages.stacked(theta))
     outputs, metrics, summaries = run()
     if context.add_summary:
         for name, values in summaries.items():
             context.add_summary(name, values)
-    return buffers.join(outputs, _ACTIVATIONS), metrics
+    return context.annotate(buffers.join(outputs, _ACTIVATIONS), _ACTIVATIONS), metrics
 
 
 _ACTIVATIONS = "BTM"

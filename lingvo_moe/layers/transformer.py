@@ -161,13 +161,19 @@ class TransformerLayer(Layer):
             )
             return self._add(inputs, attended, name, context)
 
-    def _feed_forward(self, theta: dict, inputs: tf.Tensor, masks: Masks, context: Context) -> tuple[tf.Tensor, dict]:
-        with tf.name_scope("feed_forward"):
-            normed = self._norm(theta["feed_forward"]["norm"], inputs, context)
-            fed, metrics = self.feed_forward(
-                theta["feed_forward"], normed, masks.paddings, context.fold("feed_forward")
-            )
-            return self._add(inputs, fed, "feed_forward", context), metrics
+    def _feed_forward(
+        self,
+        theta: dict,
+        inputs: tf.Tensor,
+        masks: Masks,
+        context: Context,
+        name: str = "feed_forward",
+        weight: float = 1.0,
+    ) -> tuple[tf.Tensor, dict]:
+        with tf.name_scope(name):
+            normed = self._norm(theta[name]["norm"], inputs, context)
+            fed, metrics = self.feed_forward(theta[name], normed, masks.paddings, context.fold(name))
+            return self._add(inputs, fed if weight == 1.0 else weight * fed, name, context), metrics
 
     def _add(self, residual: tf.Tensor, outputs: tf.Tensor, key: str, context: Context) -> tf.Tensor:
         dropped = context.dropout(outputs, self.residual_dropout, f"{key}/residual", "BTM")

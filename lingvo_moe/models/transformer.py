@@ -81,7 +81,7 @@ class Transformer(Layer):
     stages: int = 1
     microbatches: int = 1
 
-    # The sides of the corpus that the model reads; each has a stack of its own, with as many layers.
+    # The sides of the corpus that the model reads.
     sides = ()
 
     def __post_init__(self):
@@ -99,8 +99,14 @@ class Transformer(Layer):
         self._check_pipeline()
 
     @property
+    def vocabularies(self) -> dict[str, int]:
+        """The sizes of the vocabularies, by the side of the corpus that the model reads or writes in tokens."""
+        sizes = {side: getattr(self, f"{side}_vocabulary", 0) for side in self.sides}
+        return {side: size for side, size in sizes.items() if size}
+
+    @property
     def layer_patterns(self) -> dict[str, tuple[str, ...]]:
-        """The layer pattern of each stack, by the stack's name."""
+        """The layer pattern of each stack, by the stack's name; each stack has as many layers."""
         raise NotImplementedError
 
     def loss(self, theta: dict, batch: dict, context: Context) -> tuple[tf.Tensor, dict]:
@@ -132,7 +138,7 @@ class Transformer(Layer):
             tokens = batch["source" if stack == "encoder" else "target"]["ids"]
             rows, length = tokens.shape
             groups, size, _ = repeats[0].shape
-            if len(repeats) * period * len(self.sides) != self.num_layers or groups * size != rows * length:
+            if len(repeats) * period * len(self.layer_patterns) != self.num_layers or groups * size != rows * length:
                 raise UserError(f"{scope}: layers that route twice, or a part of their tokens, cannot be explained.")
             for repeat, routing in enumerate(repeats):
                 shape = (*tokens.shape, routing.shape[-1])
@@ -142,10 +148,31 @@ class Transformer(Layer):
                 }
         return layers
 
+    def positions_of(self, path: str, lengths: dict[str, int]) -> float:
+        """Returns how many positions of a batch's row a weight multiplies, for `analysis.flops`.
+
+        Args:
+          path: of the weight.
+          lengths: of a row, by side.
+        """
+        of_memory = "cross_attention/key" in path or "cross_attention/value" in path
+        is_source = "source" in lengths and (path.startswith("encoder/") or of_memory)
+        return lengths["source" if is_source else "target"]
+
+    def attention_products(self, lengths: dict[str, int]) -> float:
+        """Returns how many multiplications all attention takes for a row without those with weights, as `positions_of`.
+
+        Logits and means are two products of queries and keys, for each element of a head.
+        """
+        pairs = sum(length**2 for length in lengths.values()) + (
+            math.prod(lengths.values()) if len(lengths) == 2 else 0
+        )
+        return self.num_layers // len(lengths) * 2 * pairs * self.num_heads * self.head_dim
+
     @property
     def layers_per_repeat(self) -> int:
         """Of all stacks, the layers of one repeat of all patterns; `num_layers` is a multiple of it."""
-        return len(self.sides) * math.lcm(*map(len, self.layer_patterns.values()))
+        return len(self.layer_patterns) * math.lcm(*map(len, self.layer_patterns.values()))
 
     @property
     def registered_classes(self) -> tuple[type, ...]:
@@ -198,7 +225,10 @@ class Transformer(Layer):
             values = [of_stack[name] for of_stack in stack_metrics if name in of_stack]
             metrics[name] = tf.add_n(values) / len(values)
         loss = tf.math.divide_no_nan(tf.reduce_sum(smoothed * present), tokens)
-        return loss + self.aux_loss_weight * metrics.get(AUX_LOSS, 0.0), metrics
+        return self._with_aux_loss(loss, metrics), metrics
+
+    def _with_aux_loss(self, loss: tf.Tensor, metrics: dict) -> tf.Tensor:
+        return loss + self.aux_loss_weight * metrics.get(AUX_LOSS, 0.0)
 
     def _embedding(self, vocabulary: int) -> Embedding:
         return Embedding(vocabulary=vocabulary, model_dim=self.model_dim)
@@ -207,6 +237,17 @@ class Transformer(Layer):
         return Softmax(vocabulary=vocabulary, model_dim=self.model_dim)
 
     def _stack(self, name: str, has_cross_attention: bool) -> TransformerStack:
+        return TransformerStack(
+            period=tuple(self._stacked_layer(layer, has_cross_attention) for layer in self.feed_forwards(name)),
+            repeats=self.num_layers // len(self.layer_patterns) // len(self.layer_patterns[name]),
+            unroll=self.unroll,
+            remat=self.remat,
+            pipeline=self.pipeline,
+            stages=self.stages,
+            microbatches=self.microbatches,
+        )
+
+    def _stacked_layer(self, feed_forward: FeedForward, has_cross_attention: bool) -> TransformerLayer:
         attention = MultiHeadAttention(
             model_dim=self.model_dim,
             num_heads=self.num_heads,
@@ -214,23 +255,11 @@ class Transformer(Layer):
             dropout=self.attention_dropout,
             twin_keys=self.twin_keys,
         )
-        period = tuple(
-            TransformerLayer(
-                attention=attention,
-                feed_forward=feed_forward,
-                residual_dropout=self.residual_dropout,
-                has_cross_attention=has_cross_attention,
-            )
-            for feed_forward in self.feed_forwards(name)
-        )
-        return TransformerStack(
-            period=period,
-            repeats=self.num_layers // len(self.sides) // len(self.layer_patterns[name]),
-            unroll=self.unroll,
-            remat=self.remat,
-            pipeline=self.pipeline,
-            stages=self.stages,
-            microbatches=self.microbatches,
+        return TransformerLayer(
+            attention=attention,
+            feed_forward=feed_forward,
+            residual_dropout=self.residual_dropout,
+            has_cross_attention=has_cross_attention,
         )
 
     @property
@@ -239,7 +268,7 @@ class Transformer(Layer):
 
     def _check_patterns(self):
         if self.num_layers < self.layers_per_repeat or self.num_layers % self.layers_per_repeat:
-            halves = "half of the layers are the encoder's and " if len(self.sides) == 2 else ""
+            halves = "half of the layers are the encoder's and " if len(self.layer_patterns) == 2 else ""
             patterns = " and ".join(dict.fromkeys(map(",".join, self.layer_patterns.values())))
             raise UserError(
                 f"num_layers is {self.num_layers}; {halves}each stack repeats the layer pattern {patterns}, so it must "

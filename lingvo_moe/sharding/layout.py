@@ -197,6 +197,8 @@ GSPMD_ATTEMPT_2 = (AxisRule("BGE", ("x",)), AxisRule("HNV", ("y",)), AxisRule("M
 # On two axes experts and batch share the second (figure 2); on three the others are as in table 4: weights are not
 # sharded along x, for each microbatch would gather them.
 PIPELINE_1D = (AxisRule("PR", ("x",)),)
+# The same, and the layers before and after the pipeline are data-parallel on the devices of its stages (section 5.3).
+PIPELINE_1D_DATA = (AxisRule("PRB", ("x",)),)
 PIPELINE_2D = (AxisRule("PR", ("x",)), AxisRule("BGE", ("y",)))
 PIPELINE_3D = (
     AxisRule("PR", ("l",)),
@@ -211,6 +213,7 @@ register_layout("gspmd", GSPMD_2D, num_mesh_axes=2)
 register_layout("gspmd_attempt_1", GSPMD_ATTEMPT_1, num_mesh_axes=2)
 register_layout("gspmd_attempt_2", GSPMD_ATTEMPT_2, num_mesh_axes=2)
 register_layout("pipeline", PIPELINE_1D, num_mesh_axes=1)
+register_layout("pipeline_data", PIPELINE_1D_DATA, num_mesh_axes=1)
 register_layout("pipeline_gshard", PIPELINE_2D, num_mesh_axes=2)
 register_layout("pipeline_gspmd", PIPELINE_3D, num_mesh_axes=3)
 
@@ -266,6 +269,13 @@ class Layout:
         """
         return dataclasses.replace(self, outer_axes=axis + self.outer_axes)
 
+    def within_stages(self) -> Layout:
+        """Returns the layout inside of a pipeline: the mesh axis of its stages shards them and stored layers alone.
+
+        A layout may shard other logical axes, as the batch, by the same devices before and after the pipeline.
+        """
+        return dataclasses.replace(self, rules=tuple(map(_of_stages_alone, self.rules)))
+
     def mesh_axes(self, logical_axes: str) -> tuple[str | None, ...]:
         """Returns for each dimension the mesh axis that shards it, or None: `"EGCM" -> ("x", None, None, "y")`."""
         return self._mesh_axes(self.outer_axes + logical_axes)[len(self.outer_axes) :]
@@ -314,6 +324,13 @@ class Layout:
             return tensor
         mapping = self._indices(self._mesh_axes(self.outer_axes + logical_axes))
         return spmd.mesh_split(tensor, self.mesh.devices, mapping, outer_dims=len(self.outer_axes))
+
+
+def _of_stages_alone(rule: AxisRule) -> AxisRule:
+    """Returns the rule, of stages and stored layers alone if it is the rule of stages."""
+    if "P" not in rule.logical_axes:
+        return rule
+    return dataclasses.replace(rule, logical_axes="".join(axis for axis in rule.logical_axes if axis in "PR"))
 
 
 def _check_logical_axes(logical_axes: str):

@@ -321,3 +321,14 @@ def test_vectorized_layout_annotates_for_the_dimension_in_front():
     executable = harness.compile_for(double, {"x": value}, layout, {"x": "PBM", "y": "PBM"})
     np.testing.assert_array_equal(executable({"x": value})["y"], value * 2.0)
     assert not harness.collectives(executable) and "f32[1,4,6]" in executable.hlo()
+
+
+def test_layout_within_stages_leaves_their_axis_to_them():
+    """GSPMD section 5.3: the batch before and after a pipeline is on the axis of its stages; other layouts stay."""
+    layout = Layout.of(DeviceMesh((8,)), "pipeline_data")
+    assert layout.mesh_axes("BTM") == ("x", None, None) and layout.mesh_axes("RMH") == ("x", None, None)
+    inside = layout.within_stages()
+    assert inside.mesh_axes("BTM") == (None, None, None) and inside.mesh_axes("PBTM") == ("x", None, None, None)
+    for name, shape in (("pipeline", (8,)), ("pipeline_gshard", (4, 2)), ("gspmd", (4, 2))):
+        other = Layout.of(DeviceMesh(shape), name)
+        assert other.within_stages() == other

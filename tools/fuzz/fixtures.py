@@ -12,7 +12,6 @@ import jax
 import numpy as np
 
 from lingvo_moe import tree
-from lingvo_moe.data.batching import input_specs
 from lingvo_moe.sharding.layout import Spec
 from lingvo_moe.steps import weight_specs
 from lingvo_moe.testing import experiments as tiny
@@ -49,7 +48,7 @@ def make(directory: pathlib.Path) -> Fixtures:
     _save(directory / "other", other, STEPS[0])
     checkpoint_tools.to_safetensors(Checkpoints(directory / "log"), STEPS[1], directory / "weights.safetensors")
     assert weight_specs(config.model.weights()).keys() == specs["theta"].keys()
-    config.steps.evaluate(input_specs(config.input)).save(str(directory / "program.zip"))
+    config.steps.evaluate(config.input.specs()).save(str(directory / "program.zip"))
     _write_catalogs(directory / "catalogs")
     (directory / "plans").mkdir()
     for name in ("m4.MoE128E12L", "m4.MoE128E12L.both_sides"):

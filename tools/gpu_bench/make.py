@@ -18,7 +18,6 @@ from absl import flags
 from lingvo_moe import experiment, registry
 from lingvo_moe.analysis.flops import training_step
 from lingvo_moe.cli import app
-from lingvo_moe.data.batching import input_specs
 from lingvo_moe.errors import UserError
 from lingvo_moe.experiment import Experiment
 from lingvo_moe.models.translation import Translation
@@ -71,8 +70,8 @@ def make(own: Experiment, name: str, directory: pathlib.Path) -> int:
     """
     model = own.model
     assert isinstance(model, Translation), "the programs include the beam search"
-    specs = input_specs(own.input)
-    sources = input_specs(dataclasses.replace(own.input, batch_size=own.decoding_batch))["source"]
+    specs = own.input.specs()
+    sources = dataclasses.replace(own.input, batch_size=own.decoding_batch).specs()["source"]
     made = {
         "init": own.steps.init,
         "train": lambda: own.steps.train(specs),

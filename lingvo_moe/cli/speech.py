@@ -1,0 +1,51 @@
+"""The command eval for models that recognise speech."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+
+from lingvo_moe.cli import run_setup
+from lingvo_moe.cli.run_config import EvalConfig
+from lingvo_moe.data.corpus import Corpus
+from lingvo_moe.errors import UserError
+from lingvo_moe.inference import recognizer
+from lingvo_moe.inference.recognizer import VoiceScore
+from lingvo_moe.utils import output_files
+
+_log = logging.getLogger(__name__)
+
+
+def evaluate(config: EvalConfig):
+    """Prints the error rates of each voice, then of trained and of held-out voices, beside those of the baseline."""
+    if "beam_size" in config.given:
+        raise UserError(
+            f"--beam_size={config.beam_size} is for translation; {config.full_name()} takes the most probable label at "
+            f"each position. Leave it out."
+        )
+    name, experiment, engine = run_setup.set_up(config, "decode", {})
+    corpus = Corpus.open(experiment.corpus)
+    model = recognizer.Recognizer(name, experiment, engine, config.log_directory())
+    scores, left_out = recognizer.evaluate(model, corpus, config.languages, config.max_pairs, config.split)
+    print(table(scores, summary=config.summary))
+    if left_out:
+        _log.info(f"{left_out} recordings of more than {experiment.input.source_length} frames were left out.")
+    if config.json:
+        rows = [dataclasses.asdict(score) for score in scores]
+        with output_files.atomic_writer(config.json) as file:
+            json.dump({"model": name, "step": model.step, "split": config.split, "scores": rows}, file, indent=1)
+
+
+def table(scores: list[VoiceScore], summary: bool = False) -> str:
+    """Returns character and word error rates by voice, unless a `summary`, and by group of voices."""
+    row = "{:24} {:>9} {:>6} {:>8} {:>8} {:>13} {:>13}".format
+    lines = [row("voice", "train", "test", "CER %", "WER %", "majority CER", "majority WER")]
+    for score in scores:
+        if summary and " " not in score.voice:
+            continue
+        rates = (rate for found in (score.rates, score.majority) for rate in (found.characters, found.words))
+        lines.append(
+            row(score.voice, score.train_recordings, score.test_recordings, *(f"{rate:.1f}" for rate in rates))
+        )
+    return "\n".join(lines)

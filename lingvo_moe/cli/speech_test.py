@@ -1,0 +1,96 @@
+"""A speech model is trained, resumed, evaluated and diagnosed by the commands of the others."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from lingvo_moe.cli import main, speech
+from lingvo_moe.data import tokenizer_trainer
+from lingvo_moe.data.corpus import Corpus
+from lingvo_moe.inference.error_rates import ErrorRates
+from lingvo_moe.inference.recognizer import VoiceScore, collapse
+from lingvo_moe.testing import experiments as tiny
+from lingvo_moe.testing import recordings
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("compiled_once")]
+
+_SETTINGS = (
+    "model.num_layers=1",
+    "model.model_dim=8",
+    "model.hidden_dim=16",
+    "model.num_heads=2",
+    "model.head_dim=4",
+    "model.target_vocabulary=16",
+    "model.subsampling_channels=4",
+    "model.num_bins=8",
+    "input.features.num_bins=8",
+    f"input.features.sample_rate={recordings.SAMPLE_RATE}",
+    "input.features.highest=4000",
+    "input.batch_size=4",
+    "input.source_length=160",
+    "input.target_length=16",
+    "training.log_every=1",
+    "training.evaluate_every=2",
+    "platform=cpu",
+)
+
+
+@pytest.fixture(scope="module")
+def flags(tmp_path_factory) -> list[str]:
+    """The flags of a tiny model of generated recordings, trained for two steps and then, resumed, for two more."""
+    directory = tmp_path_factory.mktemp("speech")
+    corpus = Corpus.open(recordings.write_recordings(directory / "corpus"))
+    tokenizer_trainer.train(corpus, directory / "tokenizers", {"source": 300, "target": 12}, 1.0, 1000)
+    shared = ["--model=conformer.Small", *(f"--set={setting}" for setting in _SETTINGS)]
+    shared += [f"--corpus={directory / 'corpus'}", f"--tokenizers={directory / 'tokenizers'}"]
+    shared += [f"--logdir={directory / 'log'}"]
+    for steps in (2, 4):
+        assert main.main(["lingvo_moe", "train", *shared, f"--steps={steps}"]) == 0
+    reported = tiny.curves(directory / "log")["loss"]
+    assert set(reported) == {1, 2, 3, 4} and "source_gain" not in tiny.curves(directory / "log", "valid")
+    return shared
+
+
+def test_eval_prints_and_writes_error_rates_by_voice(flags, tmp_path, capsys):
+    assert main.main(["lingvo_moe", "eval", *flags, f"--json={tmp_path / 'scores.json'}"]) == 0
+    printed = capsys.readouterr().out
+    rows = json.loads((tmp_path / "scores.json").read_text())
+    scores = {score["voice"]: score for score in rows["scores"]}
+    assert rows["step"] == 4 and list(scores) == ["en_a", "en_b", "en_c", "trained voices", "held-out voices"]
+    assert scores["en_c"]["train_recordings"] == scores["held-out voices"]["train_recordings"] == 0
+    assert scores["trained voices"]["test_recordings"] == 8 and scores["held-out voices"]["test_recordings"] == 4
+    assert all(voice in printed for voice in scores)
+
+
+def test_diagnose_names_the_blocks(flags, capsys):
+    assert main.main(["lingvo_moe", "diagnose", *flags]) == 0
+    printed = capsys.readouterr().out
+    assert all(
+        block in printed for block in ("subsampling", "encoder/layer_0/convolution[0]", "all numbers are finite")
+    )
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["translate"], "conformer.Small recognises speech; it has nothing to translate"),
+        (["eval", "--logdir=x", "--beam_size=4"], "--beam_size=4 is for translation"),
+        (["plan", "--program=decode"], "conformer.Small does not translate"),
+        (["eval", "--logdir=x", "--set=model.num_bins=44"], "input.features.num_bins is 40, model.num_bins 44"),
+    ],
+)
+def test_mistakes_are_errors(arguments, message, capsys):
+    assert main.main(["lingvo_moe", *arguments, "--model=conformer.Small"]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_summary_has_groups_alone():
+    rates = ErrorRates(1.0, 2.0)
+    scores = [VoiceScore(voice, 1, 2, rates, rates) for voice in ("en_a", "trained voices")]
+    assert "en_a" not in speech.table(scores, summary=True) and "en_a" in speech.table(scores)
+
+
+def test_collapse_keeps_repeated_labels_that_a_blank_separates():
+    assert collapse([0, 3, 3, 0, 3, 5, 5, 0]) == [3, 3, 5]

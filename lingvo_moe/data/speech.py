@@ -1,0 +1,201 @@
+"""Speech corpora: recordings and their transcripts, as rows of features and labels.
+
+A speech corpus is a corpus (`data.corpus`) whose languages are voices, such as `en_f3`, and whose pairs are
+(reference to a recording, transcript). Beside SPLIT/VOICE.tsv is SPLIT/VOICE.pcm, the voice's recordings one after
+another, 16-bit samples of little endian; a reference is `SPLIT/VOICE START COUNT`, in samples. `tools.build_speech`
+writes it. A voice without training pairs is a held-out voice.
+
+A batch is
+
+    {"source": {"features" [B, S, F] float32, "segment_ids" [B, S] int32},
+     "target": {"labels", "segment_ids"}, each [B, T] int32}
+
+A row is one recording: segment 1, and 0 for padding. Labels have no eos; CTC needs none.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lingvo_moe.data import languages
+from lingvo_moe.data.batching import Batch, Example, InputConfig, Readers
+from lingvo_moe.data.corpus import SPLITS, read_manifest
+from lingvo_moe.data.log_mel import LogMel
+from lingvo_moe.data.tokenizer import Tokenizers, sha256
+from lingvo_moe.errors import UserError
+from lingvo_moe.lazy import tf
+from lingvo_moe.sharding.layout import Spec
+
+ENCODING = np.dtype("<i2")
+AUDIO_SUFFIX = ".pcm"
+_FULL_SCALE = 2.0**15
+_SUBSAMPLING = 4  # frames for one position of the model, each of which has one label at most
+_REBUILD = "Build the corpus again: python -m tools.build_speech --force --output=DIR."
+
+
+@dataclasses.dataclass(frozen=True)
+class SpeechInput(InputConfig):
+    """The shape and the content of batches of recordings; see `InputConfig` for the other fields.
+
+    Attributes:
+      source_length: S, the frames of a row, a multiple of 4. A row is one recording.
+      target_length: T, the labels of a row.
+      packing: false; recordings do not share a row.
+      features: what a frame holds.
+    """
+
+    source_length: int = 400
+    packing: bool = False
+    lookahead: int = 1
+    features: LogMel = LogMel()
+
+    def __post_init__(self):
+        super().__post_init__()
+        if not self.source_length or self.source_length % _SUBSAMPLING:
+            raise UserError(
+                f"input.source_length is {self.source_length}; the frames of a row are a multiple of {_SUBSAMPLING}."
+            )
+        if self.packing:
+            raise UserError("input.packing is true, but a row is one recording; leave it out.")
+
+    def specs(self) -> dict[str, dict[str, Spec]]:
+        """See `InputConfig`."""
+        frames, labels = (self.batch_size, self.source_length), (self.batch_size, self.target_length)
+        features = Spec((*frames, self.features.num_bins), "float32", "BSm")
+        return {
+            "source": {"features": features, "segment_ids": Spec(frames, "int32", "BS")},
+            "target": dict.fromkeys(("labels", "segment_ids"), Spec(labels, "int32", "BT")),
+        }
+
+    def fits(self, example: Example) -> bool:
+        """Returns whether a recording fits into a row, and its labels, which take a position each, into its frames."""
+        frames, labels = len(example.source), example.target
+        # Between two equal labels CTC needs a blank.
+        needed = len(labels) + int(np.count_nonzero(labels[1:] == labels[:-1]))
+        return (
+            0 < frames <= self.source_length
+            and 0 < len(labels) <= self.target_length
+            and needed <= -(-frames // _SUBSAMPLING)
+        )
+
+    def empty_rows(self, count: int) -> RecordingRows:
+        """See `InputConfig`."""
+        return RecordingRows(self, count)
+
+    def open_readers(self, corpus: str | Path, tokenizers: str | Path) -> Readers:
+        """See `InputConfig`; the source is recordings."""
+        target = Tokenizers.load(tokenizers).target
+        return Readers(
+            {"source": RecordingReader(Path(corpus), self.features), "target": target},
+            (repr(self.features), sha256(target.model)),
+        )
+
+
+class RecordingRows:
+    """A batch of recordings that is filled row by row; see `batching.PackedRows`."""
+
+    def __init__(self, config: SpeechInput, rows: int):
+        self.batch: Batch = {
+            side: {name: np.zeros((rows, *spec.shape[1:]), spec.dtype) for name, spec in fields.items()}
+            for side, fields in config.specs().items()
+        }
+        self._used, self._rows = 0, rows
+
+    @property
+    def full(self) -> bool:
+        """Whether no further recording can be added."""
+        return self._used == self._rows
+
+    @property
+    def any(self) -> bool:
+        """Whether a recording has been added."""
+        return self._used > 0
+
+    def add(self, example: Example) -> bool:
+        """Puts a recording into the next row; returns False if there is none."""
+        if self.full:
+            return False
+        for side, name, values in (("source", "features", example.source), ("target", "labels", example.target)):
+            self.batch[side][name][self._used, : len(values)] = values
+            self.batch[side]["segment_ids"][self._used, : len(values)] = 1
+        self._used += 1
+        return True
+
+
+class RecordingReader:
+    """Reads the recordings of a corpus as features; the protocol `batching.Reader`."""
+
+    def __init__(self, corpus: Path, features: LogMel):
+        """Opens a corpus; raises UserError if it has no recordings, or of another sample rate."""
+        self._corpus, self._features = corpus, features
+        audio = read_manifest(corpus).get("audio")
+        if not isinstance(audio, dict):
+            raise UserError(f"{corpus}: a corpus of texts, but the model reads recordings. {_REBUILD}")
+        if audio.get("sample_rate") != features.sample_rate:
+            raise UserError(
+                f"{corpus}: recordings of {audio.get('sample_rate')} samples per second, but "
+                f"input.features.sample_rate is {features.sample_rate}; pass --set with that of the corpus."
+            )
+
+    def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """Returns the features of each reference, `[frames, F] float32`."""
+        return [self._features(tf.constant(_scaled(self.samples(text)))).numpy() for text in texts]
+
+    def in_graph(self) -> Any:
+        """Returns an object whose `tokenize` maps references `[N] string` to features, ragged `[N, (frames), F]`."""
+        return self
+
+    def tokenize(self, references: tf.Tensor) -> tf.RaggedTensor:
+        """See `in_graph`."""
+        spec = tf.RaggedTensorSpec((None, self._features.num_bins), tf.float32, ragged_rank=0)
+        return tf.map_fn(self._in_graph, references, fn_output_signature=spec)
+
+    def samples(self, reference: str) -> np.ndarray:
+        """Returns the samples of a reference, `[count] int16`; raises UserError where there is no such recording."""
+        path, start, count = _parsed(reference)
+        samples = self._file(path)
+        if start + count > len(samples):
+            raise UserError(
+                f"{self._corpus / path}: {len(samples)} samples, but the corpus names {reference!r}. {_REBUILD}"
+            )
+        return np.array(samples[start : start + count])
+
+    def _in_graph(self, reference: tf.Tensor) -> tf.Tensor:
+        samples = tf.numpy_function(lambda text: _scaled(self.samples(text.decode())), [reference], tf.float32)
+        samples.set_shape([None])
+        return self._features(samples)
+
+    @functools.cache  # noqa: B019 (a reader lives as long as its process)
+    def _file(self, path: str) -> np.ndarray:
+        try:
+            return np.memmap(self._corpus / path, ENCODING, mode="r")
+        except (OSError, ValueError) as error:
+            raise UserError(f"{self._corpus / path}: cannot be read ({error}). {_REBUILD}") from None
+
+
+def reference(split: str, voice: str, start: int, count: int) -> str:
+    """Returns the reference to `count` samples from `start` of a voice's recordings."""
+    return f"{split}/{voice} {start} {count}"
+
+
+def _scaled(samples: np.ndarray) -> np.ndarray:
+    """Returns samples of 16 bits as float32 in [-1, 1)."""
+    return samples.astype(np.float32) / np.float32(_FULL_SCALE)
+
+
+def _parsed(text: str) -> tuple[str, int, int]:
+    """Returns (path below the corpus, first sample, number of samples); raises UserError for anything else."""
+    try:
+        file, start, count = text.split(" ")
+        split, voice = file.split("/")
+        if split in SPLITS and int(start) >= 0 and int(count) > 0:
+            return f"{split}/{languages.check_label(voice, text)}{AUDIO_SUFFIX}", int(start), int(count)
+    except ValueError:
+        pass
+    raise UserError(f"{text!r} is not a reference to a recording, SPLIT/VOICE START COUNT. {_REBUILD}")

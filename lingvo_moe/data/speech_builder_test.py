@@ -1,0 +1,86 @@
+"""A speech corpus says each sentence as it is written, holds sentences and voices out, and is the same every time."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from lingvo_moe.data import speech_builder
+from lingvo_moe.data.corpus import Corpus
+from lingvo_moe.data.espeak import Espeak
+from lingvo_moe.data.log_mel import LogMel
+from lingvo_moe.data.speech import RecordingReader
+from lingvo_moe.data.speech_builder import HELD_OUT_VOICES, TRAINING_VOICES, transcript_of
+from lingvo_moe.errors import UserError
+from lingvo_moe.testing.corpora import write_corpus
+
+WORDS = ("red", "blue", "green", "house", "tree", "river", "stone", "bird")
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory):
+    """Forty German pairs; one test sentence is also a training sentence."""
+    train = [(f"{a} und {b}", f"The {a}, and the {b}.") for a in WORDS[:5] for b in WORDS]
+    held_out = {
+        "valid": [("x", "A new valid sentence")],
+        "test": [("y", "Some test here"), ("z", "The red and the red")],
+    }
+    return Corpus.open(write_corpus(tmp_path_factory.mktemp("texts") / "corpus", {"de": {"train": train, **held_out}}))
+
+
+@pytest.fixture(scope="module")
+def built(texts, tmp_path_factory):
+    directory = tmp_path_factory.mktemp("speech") / "corpus"
+    return speech_builder.build(texts, directory)[0]
+
+
+def pairs_of(corpus: Corpus, split: str) -> list[tuple[str, str, str]]:
+    return [(voice, *pair) for voice in corpus.languages_of(split) for pair in corpus.pairs(split, voice)]
+
+
+def test_held_out_sentences_and_voices_are_not_trained_on(built):
+    train, test = pairs_of(built, "train"), pairs_of(built, "test")
+    assert not {text for *_, text in train} & {text for *_, text in test}
+    assert {voice for voice, *_ in train} <= {f"en_{variant}" for variant in TRAINING_VOICES}
+    for variant in HELD_OUT_VOICES:
+        assert {text for voice, _, text in test if voice == f"en_{variant}"} == {
+            "some test here",
+            "the red and the red",
+        }
+
+
+def test_recordings_are_as_long_as_speech(built):
+    """Between a twentieth and half a second for each letter, and not silent."""
+    reader = RecordingReader(built.directory, LogMel())
+    for _, text, transcript in pairs_of(built, "test"):
+        samples = reader.samples(text)
+        assert 0.05 < len(samples) / 22_050 / len(transcript) < 0.5
+        assert np.abs(samples).max() > 1000
+
+
+def test_a_complete_corpus_is_left_unchanged(texts, built):
+    again, is_new = speech_builder.build(texts, built.directory)
+    assert not is_new and again.fingerprint == built.fingerprint
+    with pytest.raises(UserError, match="has a corpus of other inputs"):
+        speech_builder.build(texts, built.directory, max_letters=20)
+
+
+@pytest.mark.parametrize(
+    "sentence, transcript",
+    [
+        ("Don't stop, please!", "don't stop please"),
+        ("A well-known “word”.", "a well known word"),
+        ("Über uns", "über uns"),
+        ("Delete 3 files", None),
+        ("Save as PDF", None),
+        ("Hello %s", None),
+        ("...", None),
+    ],
+)
+def test_transcripts_are_what_is_said(sentence, transcript):
+    assert transcript_of(sentence) == transcript
+
+
+def test_an_unknown_voice_is_an_error():
+    with pytest.raises(UserError, match="no voice 'tlh-x'"):
+        Espeak().say("a", "tlh-x")

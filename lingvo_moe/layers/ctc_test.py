@@ -1,0 +1,68 @@
+"""CTC's loss is that of all alignments, one by one, and does not depend on padding."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lingvo_moe.layers.base import Context
+from lingvo_moe.layers.ctc import BLANK, best_path, ctc_loss
+from lingvo_moe.lazy import tf
+from lingvo_moe.testing import harness
+
+CLASSES = 3
+# Of a loss of a few nats: sums of the exponentials of a few dozen float32 logits.
+TOLERANCE = 64 * harness.FLOAT32_ROUNDING
+
+
+def labels_of(path: tuple[int, ...]) -> list[int]:
+    """What an alignment stands for: repetitions are one label, and blanks none (Graves et al. 2006, section 3.1)."""
+    return [label for label, _ in itertools.groupby(path) if label != BLANK]
+
+
+def by_alignments(logits: np.ndarray, labels: list[int]) -> float:
+    """The negative logarithm of the sum of the probabilities of all alignments of one row."""
+    shares = np.exp(logits.astype(np.float64))
+    shares /= shares.sum(axis=-1, keepdims=True)
+    alignments = itertools.product(range(CLASSES), repeat=len(logits))
+    return -np.log(sum(np.prod(shares[range(len(path)), path]) for path in alignments if labels_of(path) == labels))
+
+
+def losses(rows: list[tuple[np.ndarray, list[int]]], frames: int, length: int) -> np.ndarray:
+    """The loss of each row, in a batch of rows padded to these sizes."""
+    logits, silent = np.full((len(rows), frames, CLASSES), 5.0, np.float32), np.ones((len(rows), frames), bool)
+    labels, absent = np.full((len(rows), length), 1, np.int32), np.ones((len(rows), length), bool)
+    for row, (of_row, text) in enumerate(rows):
+        logits[row, : len(of_row)], silent[row, : len(of_row)] = of_row, False
+        labels[row, : len(text)], absent[row, : len(text)] = text, False
+    return ctc_loss(*map(tf.constant, (logits, silent, labels, absent)), Context()).numpy()
+
+
+@settings(max_examples=10)
+@given(seed=st.integers(0, 99), frames=st.integers(1, 5), text=st.lists(st.integers(1, CLASSES - 1), max_size=3))
+def test_equals_the_sum_over_all_alignments(seed, frames, text):
+    needed = len(text) + sum(a == b for a, b in itertools.pairwise(text))
+    logits = np.random.default_rng(seed).normal(size=(max(frames, needed, 1), CLASSES)).astype(np.float32)
+    found = losses([(logits, text)], frames=8, length=4)[0]
+    np.testing.assert_allclose(found, by_alignments(logits, text), rtol=TOLERANCE, atol=TOLERANCE)
+
+
+def test_rows_and_padding_do_not_mix():
+    random = np.random.default_rng(0)
+    rows = [(random.normal(size=(count, CLASSES)).astype(np.float32), text) for count, text in ((4, [1, 1]), (2, [2]))]
+    together = losses(rows, frames=9, length=5)
+    alone = [losses([row], frames=len(row[0]), length=len(row[1]))[0] for row in rows]
+    np.testing.assert_allclose(together, alone, rtol=TOLERANCE)
+
+
+def test_a_row_without_frames_has_no_loss():
+    assert losses([(np.zeros((0, CLASSES), np.float32), [])], frames=4, length=2)[0] == 0.0
+
+
+def test_best_path_is_blank_in_padding():
+    logits = np.float32([[[0, 2, 1], [3, 0, 0], [0, 0, 9]]])
+    found = best_path(tf.constant(logits), tf.constant([[False, False, True]])).numpy()
+    np.testing.assert_array_equal(found, [[1, BLANK, BLANK]])

@@ -1,0 +1,43 @@
+"""Protects the command line of speech corpora: one command from sentences to recordings, one-line errors."""
+
+from __future__ import annotations
+
+import pytest
+
+from lingvo_moe.cli import app
+from lingvo_moe.data.corpus import Corpus
+from tools import build_speech
+
+WORDS = "red blue green house tree river stone bird window garden".split()
+
+
+def _run(*arguments: str) -> int:
+    return app.execute(build_speech.main, ["build_speech", *arguments], build_speech.FLAGS)
+
+
+@pytest.mark.slow
+def test_sentences_of_ones_own_become_recordings(tmp_path, capsys):
+    """English is the target of all pairs; German is a language of them."""
+    lines = [f"Das {a} und {b}\tThe {a} and the {b}\n" for a in WORDS for b in WORDS]
+    (tmp_path / "de.tsv").write_text("".join(lines), encoding="utf-8")
+    arguments = ("--preset=none", f"--input={tmp_path / 'de.tsv'}", f"--output={tmp_path / 'speech'}")
+    assert _run(*arguments, "--languages=en,de") == 0
+    corpus = Corpus.open(tmp_path / "speech")
+    assert {voice[:3] for voice in corpus.languages_of("train")} == {"en_", "de_"}
+    assert _run(*arguments, "--languages=en,de") == 0 and "is up to date" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ((), "--output is missing"),
+        (("--output=x", "stray"), "stray"),
+        (("--output=x", "--preset=none"), "nothing to build a corpus from"),
+        (("--output=x", "--languages=DE"), "--languages=DE"),
+    ],
+)
+def test_mistakes_are_one_line(arguments, message, capsys, tmp_path, monkeypatch):
+    """Nothing is written."""
+    monkeypatch.chdir(tmp_path)
+    assert _run(*arguments) == 2
+    assert message in capsys.readouterr().err and not list(tmp_path.iterdir())
