@@ -95,7 +95,7 @@ def test_list_and_show_name_every_model_and_field(capsys):
         (["plan", "Quickstart", "--topology=v3:2x2x1", "--json=nowhere/plan.json"], "there is no directory nowhere"),
         (
             ["plan", "sparse_lm.MoE10B32E", "--program=decode"],
-            "sparse_lm.MoE10B32E is a language model; plan its training",
+            "sparse_lm.MoE10B32E does not translate; plan its training",
         ),
         (["plan", "Quickstart", "--topology=v3:2x2x1", "--search=speed"], "no such dimension"),
         (
