@@ -27,9 +27,9 @@ format: setup  ## rewrite the sources: import order, mended lint, format
 	.venv/bin/ruff check --fix-only
 	.venv/bin/ruff format
 
-# Compilers never return some of their memory: in six parts, each with fresh workers, a worker stays near 4 GB.
+# Compilers never return some of their memory: in eight parts, each with fresh workers, a worker stays near 4 GB.
 pytest: setup  ## all tests, two files at a time
-	@cache=$$(mktemp -d); trap 'rm -rf "$$cache"' EXIT; status=0; for part in 1/6 2/6 3/6 4/6 5/6 6/6; do \
+	@cache=$$(mktemp -d); trap 'rm -rf "$$cache"' EXIT; status=0; for part in 1/8 2/8 3/8 4/8 5/8 6/8 7/8 8/8; do \
 	    LINGVO_MOE_TEST_CACHE=$$cache .venv/bin/python -m pytest --numprocesses=2 --dist=loadfile --part=$$part \
 	        || status=1; \
 	done; exit $$status
