@@ -41,7 +41,10 @@ PARTS = (
     "dispatch",
     "experts",
     "combine",
+    "convolution",
+    "subsampling",
     "softmax",
+    "ctc",
     "optimizer",
 )
 _PART = re.compile("|".join(PARTS))

@@ -214,5 +214,6 @@ def test_missing_file_is_an_error_that_names_it(tmp_path):
 def test_every_part_of_a_step_has_its_scope(planned):
     """The cycles of a part whose scope is renamed in the layers would be in `other`."""
     assert sum(planned.cycles_by_part.values()) == planned.cycles
-    assert all(planned.cycles_by_part[part] for part in plan.PARTS)
+    of_speech = {"convolution", "subsampling", "ctc"}
+    assert all((planned.cycles_by_part[part] > 0) == (part not in of_speech) for part in plan.PARTS)
     assert planned.cycles_by_part["other"] < planned.cycles / 4
