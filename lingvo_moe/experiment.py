@@ -249,19 +249,15 @@ def get(name: str, assignments: tuple[str, ...] | list[str] = (), mesh: DeviceMe
     Raises:
       UserError: an unknown name or field, or values that do not fit each other.
     """
-    experiment = _configured(name, assignments)
+    experiment = unchecked(name, assignments)
     if mesh is not None:
         experiment = dataclasses.replace(experiment, mesh=mesh)
     experiment.check()
     return experiment
 
 
-def own_mesh(name: str, assignments: tuple[str, ...] | list[str] = ()) -> DeviceMesh:
-    """Returns the mesh of a registered name where no other is asked for, whether the experiment fits it or not."""
-    return _configured(name, assignments).mesh
-
-
-def _configured(name: str, assignments: tuple[str, ...] | list[str]) -> Experiment:
+def unchecked(name: str, assignments: tuple[str, ...] | list[str] = ()) -> Experiment:
+    """Returns the experiment of a registered name on its own mesh, which its values may not fit; as `get` otherwise."""
     return overrides.apply(registry.get(name)().experiment(), assignments)
 
 

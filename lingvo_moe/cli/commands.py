@@ -17,7 +17,7 @@ from lingvo_moe.data.corpus import Corpus
 from lingvo_moe.engines import cluster, topology
 from lingvo_moe.errors import UserError
 from lingvo_moe.experiment import get as get_experiment
-from lingvo_moe.experiment import own_mesh
+from lingvo_moe.experiment import unchecked
 from lingvo_moe.inference import held_out_loss
 from lingvo_moe.inference.evaluation import LanguageScore, groups, mean
 from lingvo_moe.inference.evaluation import evaluate as evaluate_languages
@@ -151,13 +151,14 @@ def plan(config: PlanConfig):
     if config.program != "train" and config.search:
         raise UserError(f"--search compares training steps; leave out --program={config.program}.")
     name = config.full_name()
-    mesh = DeviceMesh.parse(config.mesh) if config.mesh else own_mesh(name, config.assignments)
+    own = unchecked(name, config.assignments)
+    if config.program == "decode" and not own.translates:
+        raise UserError(f"--program=decode: {name} does not translate; plan its training.")
+    mesh = DeviceMesh.parse(config.mesh) if config.mesh else own.mesh
     target = _target(config.topology or topology.v3_slice(mesh.size))
     mesh = mesh if config.mesh else _mesh_of(target, mesh)
     target.check(mesh)
     experiment = get_experiment(name, config.assignments, mesh)
-    if config.program == "decode" and not experiment.translates:
-        raise UserError(f"--program=decode: {name} does not translate; plan its training.")
     _log.info(
         f"compiling {name}, {experiment.model.num_weights():,} weights, for the {len(target.devices)} devices of "
         f"{target.name} ..."
