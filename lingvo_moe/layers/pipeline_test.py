@@ -177,16 +177,17 @@ def test_partitioned_stages_pass_microbatches_by_collective_permute(name, stages
 
 def rotations(hlo: str) -> int:
     """Counts the CollectivePermutes of a while loop's body."""
-    return len(re.findall(r" collective-permute(?:-start)?\(.*op_name=\"[^\"]*/while(?:_1)?/concat", hlo))
+    return len(re.findall(r" collective-permute(?:-start)?\(.*op_name=\"[^\"]*/while(?:_1)?/\w+_turns/concat", hlo))
 
 
 @pytest.mark.parametrize("name", ["gpipe", "circular"])
 def test_graph_does_not_grow_with_stages_or_microbatches(name):
-    """Compile time is that of one stage; only numbers grow."""
-    sizes = [
-        len(harness.lower_for(piped(Schedule.of(name, stages, microbatches, 16)), inputs_of(16, 16)).module)
-        for stages, microbatches in ((2, 4), (8, 16))
-    ]
+    """Compile time is that of one stage; only numbers grow, those in the name scope of turns not counted."""
+    sizes = []
+    for stages, microbatches in ((2, 4), (8, 16)):
+        schedule = Schedule.of(name, stages, microbatches, 16)
+        module = harness.lower_for(piped(schedule), inputs_of(16, 16)).module
+        sizes.append(len(module) - len(schedule.scope) * module.count(schedule.scope.encode()))
     assert abs(sizes[1] - sizes[0]) < 0.02 * sizes[0]
 
 
