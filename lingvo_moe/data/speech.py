@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,7 @@ ENCODING = np.dtype("<i2")
 AUDIO_SUFFIX = ".pcm"
 _FULL_SCALE = 2.0**15
 _SUBSAMPLING = 4  # frames for one position of the model, each of which has one label at most
+_REFERENCE = re.compile(r"([^/ ]+)/([^/ ]+) ([0-9]+) ([0-9]+)")
 _REBUILD = "Build the corpus again: python -m tools.build_speech --force --output=DIR."
 
 
@@ -191,11 +193,8 @@ def _scaled(samples: np.ndarray) -> np.ndarray:
 
 def _parsed(text: str) -> tuple[str, int, int]:
     """Returns (path below the corpus, first sample, number of samples); raises UserError for anything else."""
-    try:
-        file, start, count = text.split(" ")
-        split, voice = file.split("/")
-        if split in SPLITS and int(start) >= 0 and int(count) > 0:
+    if found := _REFERENCE.fullmatch(text):
+        split, voice, start, count = found.groups()
+        if split in SPLITS and int(count) > 0:
             return f"{split}/{languages.check_label(voice, text)}{AUDIO_SUFFIX}", int(start), int(count)
-    except ValueError:
-        pass
     raise UserError(f"{text!r} is not a reference to a recording, SPLIT/VOICE START COUNT. {_REBUILD}")

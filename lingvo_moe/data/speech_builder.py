@@ -28,7 +28,7 @@ from lingvo_moe.utils import progress
 TRAINING_VOICES = ("f1", "f2", "f3", "f4", "m1", "m2", "m3", "m4", "m6", "m7")
 HELD_OUT_VOICES = ("f5", "m5", "m8")
 # eSpeak NG's name of a language, where it is not the corpus's label with a hyphen.
-_NAMES = {"en": "en-us", "pt": "pt", "zh_Hans": "cmn", "nb": "nb"}
+_NAMES = {"en": "en-us", "zh_Hans": "cmn"}
 _RULES_VERSION = 1  # a part of a corpus's identity: increase it with every change of these rules
 _SILENT = re.compile(r"[.,!?;:\"“”()]")
 _RATES, _PITCHES = (150, 200), (35, 65)
