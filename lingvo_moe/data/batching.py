@@ -16,7 +16,7 @@ import dataclasses
 import functools
 import math
 import pathlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -164,8 +164,13 @@ class Reader(Protocol):
         """Returns one array for each text; its first dimension counts tokens or frames."""
         ...
 
-    def in_graph(self) -> Any:
-        """Returns an object whose `tokenize` maps texts `[N]` to the same as a ragged tensor."""
+    def in_graph(self, call: Callable) -> Any:
+        """Returns an object whose `tokenize` maps texts `[N]` to the same as a ragged tensor.
+
+        Args:
+          call: runs a Python function in the graph, as `call(function, argument, dtype of the result)`, and reports its
+            exceptions.
+        """
         ...
 
 

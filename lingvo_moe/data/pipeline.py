@@ -12,7 +12,7 @@ import collections
 import concurrent.futures
 import itertools
 import pathlib
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -125,18 +125,22 @@ class TrainInput:
 
     def _stream(self, first: int, step: int) -> Iterator[Example]:
         """Yields the examples first, first + step, ... of one of `step` shards."""
-        readers = {side: reader.in_graph() for side, reader in self._readers.items()}
         failures: list[Exception] = []
 
-        def read_texts(indices):
-            try:
-                return self._read_texts(indices)
-            except Exception as error:
-                failures.append(error)
-                raise
+        def call(function: Callable, argument: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+            def recorded(value):
+                try:
+                    return function(value)
+                except Exception as error:
+                    failures.append(error)
+                    raise
+
+            return tf.numpy_function(recorded, [argument], dtype)
+
+        readers = {side: reader.in_graph(call) for side, reader in self._readers.items()}
 
         def tokenize(indices):
-            texts = tf.numpy_function(read_texts, [indices], tf.string)
+            texts = call(self._read_texts, indices, tf.string)
             texts.set_shape([None, 2])
             return indices, {side: reader.tokenize(texts[:, SIDES.index(side)]) for side, reader in readers.items()}
 
@@ -152,7 +156,7 @@ class TrainInput:
             for indices, tokens in chunks.map(tokenize, num_parallel_calls=1).prefetch(_PREFETCHED_CHUNKS):
                 yield from _examples(indices.numpy().tolist(), {side: _rows(ragged) for side, ragged in tokens.items()})
         except tf.errors.OpError as error:
-            # TensorFlow wraps the error of `read_texts` into a page of its own.
+            # TensorFlow wraps the error of a Python function into a page of its own.
             raise (failures[0] if failures else error) from None
 
     def _tokenize_without_tensorflow(self, indices: np.ndarray) -> Iterator[Example]:

@@ -18,7 +18,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import re
-from collections.abc import Sequence
+import types
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -149,14 +150,18 @@ class RecordingReader:
         """Returns the features of each reference, `[frames, F] float32`."""
         return [self._features(tf.constant(_scaled(self.samples(text)))).numpy() for text in texts]
 
-    def in_graph(self) -> Any:
+    def in_graph(self, call: Callable) -> Any:
         """Returns an object whose `tokenize` maps references `[N] string` to features, ragged `[N, (frames), F]`."""
-        return self
-
-    def tokenize(self, references: tf.Tensor) -> tf.RaggedTensor:
-        """See `in_graph`."""
         spec = tf.RaggedTensorSpec((None, self._features.num_bins), tf.float32, ragged_rank=0)
-        return tf.map_fn(self._in_graph, references, fn_output_signature=spec)
+
+        def features(reference: tf.Tensor) -> tf.Tensor:
+            samples = call(lambda text: _scaled(self.samples(text.decode())), reference, tf.float32)
+            samples.set_shape([None])
+            return self._features(samples)
+
+        return types.SimpleNamespace(
+            tokenize=lambda references: tf.map_fn(features, references, fn_output_signature=spec)
+        )
 
     def samples(self, reference: str) -> np.ndarray:
         """Returns the samples of a reference, `[count] int16`; raises UserError where there is no such recording."""
@@ -167,11 +172,6 @@ class RecordingReader:
                 f"{self._corpus / path}: {len(samples)} samples, but the corpus names {reference!r}. {_REBUILD}"
             )
         return np.array(samples[start : start + count])
-
-    def _in_graph(self, reference: tf.Tensor) -> tf.Tensor:
-        samples = tf.numpy_function(lambda text: _scaled(self.samples(text.decode())), [reference], tf.float32)
-        samples.set_shape([None])
-        return self._features(samples)
 
     @functools.cache  # noqa: B019 (a reader lives as long as its process)
     def _file(self, path: str) -> np.ndarray:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -74,7 +75,8 @@ def test_training_resumes_at_the_next_recording(corpus, tokenizers):
 def test_graph_and_eager_features_are_equal(corpus):
     reader, opened = RecordingReader(corpus, FEATURES), Corpus.open(corpus)
     texts = [text for text, _ in list(opened.pairs("test", "en_c"))]
-    ragged = tf.function(reader.in_graph().tokenize)(tf.constant(texts))
+    in_graph = reader.in_graph(lambda function, argument, dtype: tf.numpy_function(function, [argument], dtype))
+    ragged = tf.function(in_graph.tokenize)(tf.constant(texts))
     for eager, row in zip(reader.encode(texts), ragged, strict=True):
         np.testing.assert_allclose(eager, row.numpy(), atol=1e-4)  # logarithms of float32 sums in another order
 
@@ -126,3 +128,12 @@ def test_a_reference_that_leads_nowhere_is_an_error(corpus, text, message):
 def test_impossible_shapes_are_errors(changes, message):
     with pytest.raises(UserError, match=message):
         dataclasses.replace(CONFIG, **changes)
+
+
+def test_a_recording_that_is_cut_off_ends_training_with_its_name(corpus, tokenizers, tmp_path):
+    """Not with a page of TensorFlow, which calls the function that reads it."""
+    shutil.copytree(corpus, tmp_path / "cut")
+    for path in (tmp_path / "cut" / "train").glob("*.pcm"):
+        path.write_bytes(path.read_bytes()[:2])
+    with pytest.raises(UserError, match="en_.*pcm: 1 samples, but the corpus names .*tools.build_speech"):
+        next(TrainInput(tmp_path / "cut", tokenizers, CONFIG).batches())

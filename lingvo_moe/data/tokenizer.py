@@ -20,7 +20,7 @@ import functools
 import hashlib
 import json
 import pathlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -110,8 +110,9 @@ class Tokenizer:
             texts.append([i if 0 <= i < size else self.unk_id for i in ids if i not in skipped])
         return self._processor.decode(texts)
 
-    def in_graph(self) -> Any:
+    def in_graph(self, call: Callable | None = None) -> Any:
         """Returns the `tensorflow_text.SentencepieceTokenizer` that gives the same `int32` ids as `encode`."""
+        del call  # it runs no Python function
         return tf_text.SentencepieceTokenizer(model=self.model, out_type=tf.int32)
 
 
