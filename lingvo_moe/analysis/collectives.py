@@ -34,6 +34,8 @@ _ANY = re.compile(
     r"(?:all-\w[\w-]*|reduce-scatter[\w-]*|collective-[\w-]+|ragged-[\w-]+|send|recv)(?<!-done)\(",
     re.MULTILINE,
 )
+# Devices in the order of a transposed iota.
+_IOTA = r"\[[\d,]+\](?:T\([\d,]+\))?"
 _CHANNEL = re.compile(r"\bchannel_id=(\d+)")
 
 
@@ -156,13 +158,10 @@ def _first_group(instruction: Instruction, num_devices: int) -> np.ndarray:
     groups = re.search(r"\breplica_groups=(.*)", instruction.rest)
     if groups is None or groups[1].startswith("{}"):
         return np.arange(num_devices)
-    if mesh := re.match(r"mesh\[([^\]]*)\](?:, device_ids=\(([\d,]+)\))? \{([^}]*)\}", groups[1]):
+    if mesh := re.match(rf"mesh\[([^\]]*)\](?:, device_ids=\(([\d,]+|{_IOTA})\))? \{{([^}}]*)\}}", groups[1]):
         return _group_of_mesh(*mesh.groups())
-    if iota := re.match(r"\[\d+,(\d+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", groups[1]):
-        sizes = _numbers(iota[2])
-        devices = np.arange(np.prod(sizes)).reshape(sizes)
-        devices = devices.transpose(_numbers(iota[3])) if iota[3] else devices
-        return devices.reshape(-1, int(iota[1]))[0]
+    if iota := re.match(rf"\[\d+,(\d+)\]<=({_IOTA})", groups[1]):
+        return _devices(iota[2])[: int(iota[1])]
     if listed := re.match(r"\{\{([\d,]+)\}", groups[1]):
         return np.array(_numbers(listed[1]))
     raise ValueError(f"the replica groups of {instruction.name} are not understood: {groups[1][:100]}")
@@ -178,10 +177,20 @@ def _group_of_mesh(mesh: str, device_ids: str | None, axes: str) -> np.ndarray:
         used.append((name, 1 if size else 0))
     dimensions = [(name, part) for name, parts in splits.items() for part in range(len(parts))]
     shape = [size for parts in splits.values() for size in parts]
-    devices = np.array(_numbers(device_ids)) if device_ids else np.arange(np.prod(shape))
+    devices = _devices(device_ids) if device_ids else np.arange(np.prod(shape))
     last = [dimensions.index(axis) for axis in used]
     rest = [index for index in range(len(dimensions)) if index not in last]
     return devices.reshape(shape).transpose(rest + last).reshape(-1, np.prod([shape[index] for index in last]))[0]
+
+
+def _devices(text: str) -> np.ndarray:
+    """Returns the devices of a list, or of `[sizes]T(axes)`: all in order, shaped, transposed and made flat again."""
+    if not text.startswith("["):
+        return np.array(_numbers(text))
+    sizes, _, axes = text.removeprefix("[").removesuffix(")").partition("]")
+    shape = _numbers(sizes)
+    devices = np.arange(np.prod(shape)).reshape(shape)
+    return devices.transpose(_numbers(axes.removeprefix("T("))).flatten() if axes else devices.flatten()
 
 
 def _numbers(text: str) -> list[int]:

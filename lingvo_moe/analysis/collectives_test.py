@@ -216,6 +216,8 @@ ENTRY""",
         ("mesh['axis_0'=4,'axis_1'=2] {'axis_0':(2)2}", 2, 2),  # {0, 2}
         ("mesh['axis_0'=4,'axis_1'=1,'axis_2'=2], device_ids=(0,4,2,6,1,5,3,7) {'axis_0':(2)2}", 2, 2),  # {0, 2}
         ("mesh['axis_0'=4,'axis_1'=1,'axis_2'=2], device_ids=(0,4,2,6,1,5,3,7) {'axis_0':(1)2}", 2, 1),  # {0, 1}
+        ("mesh['axis_0'=2,'axis_1'=1,'axis_2'=4], device_ids=([2,2,2]T(1,0,2)) {'axis_0'}", 2, 2),  # {0, 2}
+        ("mesh['axis_0'=2,'axis_1'=4], device_ids=([8]) {'axis_0'}", 2, 4),
     ],
 )
 def test_groups_are_read_in_every_notation(groups, size, stride):

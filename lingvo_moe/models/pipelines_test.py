@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 from lingvo_moe import tree
+from lingvo_moe.analysis.collectives import find_collectives
+from lingvo_moe.analysis.hlo import Module
 from lingvo_moe.engines.pjrt import Executable
 from lingvo_moe.errors import UserError
 from lingvo_moe.layers.base import Context, initial_value
@@ -68,6 +70,7 @@ def inputs_of(name: str) -> dict:
     return {"theta": tree.unflatten(theta), "batch": {s: side() for s in model.sides}, "seed": np.int32([3, 4])}
 
 
+@functools.cache
 def compiled(name: str, layout: Layout = Layout(), **changes) -> Executable:
     """The model's loss, metrics and gradients in training."""
     model = dataclasses.replace(MODELS[name], **changes)
@@ -107,6 +110,28 @@ def test_pipelined_equals_microbatches_one_after_another(name, pipeline, mesh, l
     assert wanted["metrics/aux_loss"] > 0 and 0 <= wanted["metrics/overflow"] < 0.5
     for path, value in wanted.items():
         np.testing.assert_allclose(found[path], value, rtol=0, atol=TOLERANCE * np.abs(value).max(), err_msg=path)
+
+
+def test_stages_gather_no_more_than_the_model_without_a_pipeline():
+    """On three axes: nothing is gathered between stages, and AllToAlls are those of the experts, on their axis."""
+
+    def in_turns(mesh: str, layout: str, **changes) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+        sharded = Layout.of(DeviceMesh.parse(mesh), layout)
+        module = Module(compiled("language_model", sharded, **changes).hlo(), sharded.mesh.size)
+        found = [collective for collective in find_collectives(module) if "_turns/" in collective.op_name]
+        gathers, all_to_alls = (
+            [(collective.bytes, collective.stride) for collective in found if collective.kind == kind]
+            for kind in ("all-gather", "all-to-all")
+        )
+        return gathers, all_to_alls
+
+    # On 2x2x2 the numbers of devices of neighbouring stages are 4 apart, those of neighbouring experts 2.
+    gathers, all_to_alls = in_turns("2x2x2", "pipeline_gspmd", pipeline="gpipe", stages=2)
+    plain_gathers, plain_all_to_alls = in_turns("2x2", "gspmd")
+    assert gathers and all(stride < 4 for _, stride in gathers)
+    assert sum(size for size, _ in gathers) <= sum(size for size, _ in plain_gathers)
+    assert len(all_to_alls) == 6 and {stride for _, stride in all_to_alls} == {2}
+    assert all_to_alls == plain_all_to_alls
 
 
 def test_evaluation_equals_microbatches_one_after_another():
