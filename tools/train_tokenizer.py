@@ -23,6 +23,7 @@ from lingvo_moe.errors import UserError
 
 _LOG = logging.getLogger("tools.train_tokenizer")
 FLAGS = flags.FlagValues()
+_MOST_PIECES = 2**31 - 1  # of SentencePiece's ids
 flags.DEFINE_string("corpus", None, "The directory of a corpus that tools.build_corpus built.", flag_values=FLAGS)
 flags.DEFINE_string("output", None, "The directory to make.", flag_values=FLAGS)
 flags.DEFINE_integer(
@@ -30,16 +31,23 @@ flags.DEFINE_integer(
     8000,
     "The number of pieces of source.model, including 256 bytes.",
     lower_bound=300,
+    upper_bound=_MOST_PIECES,
     flag_values=FLAGS,
 )
 flags.DEFINE_integer(
-    "target_vocabulary", 4000, "The number of pieces of target.model.", lower_bound=50, flag_values=FLAGS
+    "target_vocabulary",
+    4000,
+    "The number of pieces of target.model.",
+    lower_bound=50,
+    upper_bound=_MOST_PIECES,
+    flag_values=FLAGS,
 )
 flags.DEFINE_integer(
     "shared_vocabulary",
     None,
     "The number of pieces of one tokenizer for both sides, shared.model, instead of two.",
     lower_bound=300,
+    upper_bound=_MOST_PIECES,
     flag_values=FLAGS,
 )
 flags.DEFINE_float(

@@ -43,6 +43,8 @@ def test_second_call_reports_up_to_date(corpus, tmp_path, capsys):
         (("x",), "unexpected argument 'x'; the corpus is named with --corpus=x"),
         (("--corpus=x", "--output=y"), "the corpus x does not exist"),
         (("--corpus=x", "--output=y", "--source_vocabulary=10"), "source_vocabulary"),
+        (("--corpus=x", "--output=y", "--target_vocabulary=99999999999999999999"), "target_vocabulary"),
+        (("--corpus=x", "--output=y", "--shared_vocabulary=2147483648"), "shared_vocabulary"),
         (("--corpus=x", "--output=y", "--max_sentences=0"), "max_sentences"),
         (("--corpora=x",), "unknown flag --corpora. Did you mean corpus?"),
     ],
