@@ -197,6 +197,7 @@ def test_lengths_that_no_pair_fits_are_an_error(corpus, tokenizers, monkeypatch)
         next(batches)
 
 
+@pytest.mark.slow
 def test_stream_resumes_with_shorter_rows(corpus, tokenizers, train_input, monkeypatch):
     """Pending pairs that no longer fit are rejected and counted; they must not block the others."""
     monkeypatch.setattr(pipeline, "_MAX_CONSECUTIVE_REJECTIONS", 300)

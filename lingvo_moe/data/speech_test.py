@@ -39,6 +39,7 @@ def tokenizers(corpus, tmp_path_factory):
     return directory
 
 
+@pytest.mark.slow
 def test_batches_have_the_declared_arrays(corpus, tokenizers):
     batch, _ = next(TrainInput(corpus, tokenizers, CONFIG).batches())
     for side, specs in CONFIG.specs().items():
@@ -59,6 +60,7 @@ def test_every_held_out_recording_is_a_row_with_its_labels(corpus, tokenizers):
     assert sorted(found) == expected and held_out.num_rejected == 0
 
 
+@pytest.mark.slow
 def test_training_resumes_at_the_next_recording(corpus, tokenizers):
     """The batches after a state are those of an uninterrupted stream, also from shards of two processes."""
     source = TrainInput(corpus, tokenizers, CONFIG)

@@ -60,6 +60,7 @@ def load(state: dict, values: dict):
         variable.load(tree.flatten(values)[path])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mesh", ["8", "4x2"])
 def test_round_trip_between_engines(tmp_path, mesh):
     """Bit for bit: PJRT on eight devices, TPUStrategy on eight cores, PJRT on 1, 8 and 4x2."""

@@ -34,6 +34,7 @@ from lingvo_moe.testing.checkpoints import (
 from lingvo_moe.training.checkpoint import Checkpoints, _disk_errors
 
 
+@pytest.mark.slow
 def test_round_trip_between_meshes(tmp_path):
     """The Quickstart model's state, saved on four devices, is equal when restored on 1, 2, 8 and 4x2."""
     specs = experiment.get(

@@ -55,6 +55,7 @@ def test_gradients():
     cases.assert_gradients(ROUTER, logits, paddings, 3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mesh", cases.MESHES)
 def test_partitioned_equals_unpartitioned(mesh):
     """Value and gradient on 8 devices; groups are routed without communication of their tokens."""

@@ -191,6 +191,7 @@ def routed(draw):
     return softmax(logits), paddings, draw(integers(1, size)), draw(strategies.none() | integers(0, 99))
 
 
+@pytest.mark.slow
 @hypothesis.settings(max_examples=100)
 @hypothesis.given(routed())
 def test_any_gates_follow_algorithm_1(case):

@@ -55,6 +55,7 @@ def test_gradients():
     cases.assert_gradients(make_router("top_k:k=3"), logits, paddings, cases.SIZE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mesh", cases.MESHES)
 def test_partitioned_equals_unpartitioned(mesh):
     """Value and gradient on 8 devices, with both dispatches and three choices per token."""
