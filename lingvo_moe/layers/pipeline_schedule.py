@@ -136,18 +136,6 @@ class Turn:
         """What the last stage computes, which it passes to the first one."""
         return self.schedule.assignment(self.number - (self.schedule.stages - 1))
 
-    @property
-    def rounds(self) -> tuple[tuple[tf.Tensor, tf.Tensor], ...]:
-        """The rounds in which stages are: at most two, as a round takes at least as many turns as there are stages.
-
-        Returns:
-          For each, its number, a scalar, and at which stages it is, `[L] bool`. A stage in a bubble is in any of them.
-        """
-        current = self.number // self.schedule.period
-        has_begun = self.number - tf.range(self.schedule.stages) >= current * self.schedule.period
-        last = self.schedule.rounds - 1
-        return ((tf.minimum(current, last), has_begun), (tf.clip_by_value(current - 1, 0, last), ~has_begun))
-
     def repeat(self, j: tf.Tensor | int) -> tf.Tensor:
         """The repeat that each stage computes as the turn's number j, `[L] int32`; R and above where there is none."""
         schedule = self.schedule

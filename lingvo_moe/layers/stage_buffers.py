@@ -6,13 +6,14 @@ A tensor stacked by stage has the stages as its leading dimension, the logical a
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from lingvo_moe.layers.base import Context
 from lingvo_moe.layers.checkpoint_policy import TensorSpec
 from lingvo_moe.layers.pipeline_schedule import Schedule, Turn
 from lingvo_moe.lazy import tf
 from lingvo_moe.ops.slices import dynamic_update_slice
+from lingvo_moe.sharding import spmd
 
 # Dimensions that are never sharded: the turns of a loop, the microbatches in a storage, a stage's rows of a weight.
 _TURNS, _MICROBATCHES, _ROWS = "v", "s", "r"
@@ -108,19 +109,36 @@ class StageBuffers:
         """The row of each stage for repeat j of a turn: `[P, rows, ...]` to `[P, ...]`."""
         if self.schedule.rounds == 1:
             return self.annotate(stacked[:, j], logical_axes[1:])
-        # Slices at the same row of all stages: the partitioner moves weights between devices for a row of each.
-        (later, has_begun), (earlier, _) = turn.rounds
-        rows = select(has_begun, stacked[:, turn.row(later, j)], stacked[:, turn.row(earlier, j)])
-        return self.annotate(rows, logical_axes[1:])
+        arguments = [(stacked, self.row_axes(logical_axes)), (turn.row(turn.stages.round, j), "")]
+        return self._by_each_stage(_rows, arguments, logical_axes[1:])
 
     def add_to_row(self, stacked: tf.Tensor, turn: Turn, j: tf.Tensor, part: tf.Tensor, logical_axes: str) -> tf.Tensor:
         """Adds `part [P, ...]` to the row of each stage, see `row`."""
-        part = self.annotate(part, logical_axes[1:])
+        part, row_axes = self.annotate(part, logical_axes[1:]), self.row_axes(logical_axes)
         if self.schedule.rounds == 1:
-            return self.annotate(_add_to_column(stacked, j, part), self.row_axes(logical_axes))
-        for round, stages in turn.rounds:
-            stacked = _add_to_column(stacked, turn.row(round, j), select(stages, part, 0))
-        return self.annotate(stacked, self.row_axes(logical_axes))
+            return self.annotate(_add_to_column(stacked, j, part), row_axes)
+        arguments = [(stacked, row_axes), (turn.row(turn.stages.round, j), ""), (part, logical_axes[1:])]
+        return self._by_each_stage(_add_to_rows, arguments, row_axes)
+
+    def _by_each_stage(
+        self, function: Callable[..., tf.Tensor], arguments: Sequence[tuple[tf.Tensor, str]], logical_axes: str
+    ) -> tf.Tensor:
+        """Applies `function` to tensors stacked by stage, each with the logical axes of one stage.
+
+        The axis of stages is manual where it is sharded, the others stay automatic (GSPMD section 3.4): the partitioner
+        would move rows between devices, as it does not know that each stage reads one of its own.
+        """
+        tensors, layout = [tensor for tensor, _ in arguments], self.context.layout
+        if layout.num_shards(self.stage_axis, self.stage_axis) == 1:
+            return self.annotate(function(*tensors), logical_axes)
+        devices, stages = layout.mesh.devices, self.stage_axis
+        own = [
+            spmd.auto_to_manual_spmd_partition(tensor, devices, layout.dims_mapping(stages + axes), manual_dim=0)
+            for tensor, axes in arguments
+        ]
+        result = function(*own)
+        shape, mapping = (self.schedule.stages, *result.shape[1:]), layout.dims_mapping(stages + logical_axes)
+        return spmd.manual_to_auto_spmd_partition(result, devices, mapping, shape, manual_dim=0)
 
     # What the backward pass needs, stacked by turn.
 
@@ -162,6 +180,16 @@ def select(mask: tf.Tensor, chosen: tf.Tensor, other: tf.Tensor | float) -> tf.T
 def _swap(tensor: tf.Tensor) -> tf.Tensor:
     """The tensor with its first two dimensions swapped."""
     return tf.transpose(tensor, [1, 0, *range(2, tensor.shape.rank)])
+
+
+def _rows(stacked: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
+    """Of `stacked [P, rows, ...]` the row `rows [P]` of each stage, `[P, ...]`."""
+    return tf.gather(stacked, rows, axis=1, batch_dims=1)
+
+
+def _add_to_rows(stacked: tf.Tensor, rows: tf.Tensor, part: tf.Tensor) -> tf.Tensor:
+    """`stacked [P, rows, ...]` with `part [P, ...]` added to the row `rows [P]` of each stage."""
+    return tf.tensor_scatter_nd_add(stacked, tf.stack([tf.range(rows.shape[0]), rows], axis=1), part)
 
 
 def _add_to_column(stacked: tf.Tensor, column: tf.Tensor, part: tf.Tensor) -> tf.Tensor:
