@@ -156,13 +156,10 @@ def _first_group(instruction: Instruction, num_devices: int) -> np.ndarray:
     groups = re.search(r"\breplica_groups=(.*)", instruction.rest)
     if groups is None or groups[1].startswith("{}"):
         return np.arange(num_devices)
-    if mesh := re.match(r"mesh\[([^\]]*)\](?:, device_ids=\(([\d,]+)\))? \{([^}]*)\}", groups[1]):
+    if mesh := re.match(r"mesh\[([^\]]*)\](?:, device_ids=\(([\[\]\d,T()]+)\))? \{([^}]*)\}", groups[1]):
         return _group_of_mesh(*mesh.groups())
-    if iota := re.match(r"\[\d+,(\d+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", groups[1]):
-        sizes = _numbers(iota[2])
-        devices = np.arange(np.prod(sizes)).reshape(sizes)
-        devices = devices.transpose(_numbers(iota[3])) if iota[3] else devices
-        return devices.reshape(-1, int(iota[1]))[0]
+    if iota := re.match(r"\[\d+,(\d+)\]<=(\[[\d,]+\](?:T\([\d,]+\))?)", groups[1]):
+        return _device_ids(iota[2]).reshape(-1, int(iota[1]))[0]
     if listed := re.match(r"\{\{([\d,]+)\}", groups[1]):
         return np.array(_numbers(listed[1]))
     raise ValueError(f"the replica groups of {instruction.name} are not understood: {groups[1][:100]}")
@@ -178,10 +175,20 @@ def _group_of_mesh(mesh: str, device_ids: str | None, axes: str) -> np.ndarray:
         used.append((name, 1 if size else 0))
     dimensions = [(name, part) for name, parts in splits.items() for part in range(len(parts))]
     shape = [size for parts in splits.values() for size in parts]
-    devices = np.array(_numbers(device_ids)) if device_ids else np.arange(np.prod(shape))
+    devices = _device_ids(device_ids) if device_ids else np.arange(np.prod(shape))
     last = [dimensions.index(axis) for axis in used]
     rest = [index for index in range(len(dimensions)) if index not in last]
     return devices.reshape(shape).transpose(rest + last).reshape(-1, np.prod([shape[index] for index in last]))[0]
+
+
+def _device_ids(text: str) -> np.ndarray:
+    """Reads a list, `0,2,1,3`, or a transposed iota, `[2,2]T(1,0)`, as an array in that order."""
+    iota = re.match(r"\[([\d,]+)\](?:T\(([\d,]+)\))?", text)
+    if iota is None:
+        return np.array(_numbers(text))
+    sizes = _numbers(iota[1])
+    devices = np.arange(np.prod(sizes)).reshape(sizes)
+    return devices.transpose(_numbers(iota[2])) if iota[2] else devices
 
 
 def _numbers(text: str) -> list[int]:

@@ -216,6 +216,7 @@ ENTRY""",
         ("mesh['axis_0'=4,'axis_1'=2] {'axis_0':(2)2}", 2, 2),  # {0, 2}
         ("mesh['axis_0'=4,'axis_1'=1,'axis_2'=2], device_ids=(0,4,2,6,1,5,3,7) {'axis_0':(2)2}", 2, 2),  # {0, 2}
         ("mesh['axis_0'=4,'axis_1'=1,'axis_2'=2], device_ids=(0,4,2,6,1,5,3,7) {'axis_0':(1)2}", 2, 1),  # {0, 1}
+        ("mesh['axis_0'=1,'axis_1'=2,'axis_2'=4], device_ids=([4,2]T(1,0)) {'axis_2'}", 4, 2),  # {0, 2, 4, 6}
     ],
 )
 def test_groups_are_read_in_every_notation(groups, size, stride):
