@@ -4,7 +4,7 @@ Every dimension of a weight or an activation has a logical axis, the letter of t
 
   G groups   S tokens per group   E experts   C expert capacity   M model   H hidden (feed-forward)
   B batch    T, L length          N heads     D head size         V vocabulary   R repeats (stacked layers)
-  P pipeline stages
+  P pipeline stages              U terms of an unreduced sum (see `partial`)
 
 A lower-case letter names a dimension that is never sharded: the gate weights, `me`, are replicated on every device.
 
@@ -31,7 +31,8 @@ from lingvo_moe.extensions import Registry
 from lingvo_moe.lazy import tf
 from lingvo_moe.sharding import spmd
 
-LOGICAL_AXES = "GSECMHBTLNDVRP"
+LOGICAL_AXES = "GSECMHBTLNDVRPU"
+UNREDUCED = "U"
 # GSPMD section 5.2: of three axes the first, l, is for pipeline stages; x and y are those of two axes.
 _MESH_AXES = {1: ("x",), 2: ("x", "y")}
 AUTO = "auto"
@@ -167,6 +168,8 @@ def _problem(rule: AxisRule, mesh_axes: tuple[str, ...]) -> str:
     unknown = [axis for axis in rule.logical_axes if axis not in LOGICAL_AXES]
     if unknown:
         return f"logical axis {unknown[0]!r} is not one of {LOGICAL_AXES}"
+    if UNREDUCED in rule.logical_axes:
+        return f"{UNREDUCED} needs no rule: it is sharded along the mesh axis of the sum that is deferred"
     if len(set(rule.logical_axes)) != len(rule.logical_axes):
         return f"logical_axes {rule.logical_axes!r} repeats a letter"
     if not isinstance(rule.mesh_axes, tuple) or not rule.mesh_axes:
@@ -275,6 +278,15 @@ class Layout:
         A layout may shard other logical axes, as the batch, by the same devices before and after the pipeline.
         """
         return dataclasses.replace(self, rules=tuple(map(_of_stages_alone, self.rules)))
+
+    def unreduced(self, mesh_axis: str) -> Layout:
+        """Returns the layout of the terms of a sum over the devices along `mesh_axis`, which shards nothing but U.
+
+        See `partial`: a mesh axis has one use in a tensor, so what else it shards is complete in each term.
+        """
+        others = [(rule, tuple(axis for axis in rule.mesh_axes if axis != mesh_axis)) for rule in self.rules]
+        rules = (dataclasses.replace(rule, mesh_axes=axes) for rule, axes in others if axes)
+        return dataclasses.replace(self, rules=(AxisRule(UNREDUCED, (mesh_axis,)), *rules))
 
     def mesh_axes(self, logical_axes: str) -> tuple[str | None, ...]:
         """Returns for each dimension the mesh axis that shards it, or None: `"EGCM" -> ("x", None, None, "y")`."""
