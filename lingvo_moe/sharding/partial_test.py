@@ -233,6 +233,31 @@ def test_linear_operators_share_one_reduction_and_gradients_need_none():
         np.testing.assert_allclose(found[path], value, rtol=0, atol=TOLERANCE * np.abs(value).max(), err_msg=path)
 
 
+@pytest.mark.parametrize("deferred, runs", [(True, 0), (False, 1)])
+def test_microbatches_in_a_loop_are_reduced_once(deferred, runs):
+    """Gradient accumulation: a loop carries the terms, and the sum over devices comes after it, not in every turn."""
+    layout = Layout(DeviceMesh((8,)), (AxisRule("B", ("x",)),))
+    inputs = {"x": RANDOM.normal(size=(3, 16, 4)).astype(np.float32), "dy": RANDOM.normal(size=(3, 16, 8))}
+    inputs["dy"] = inputs["dy"].astype(np.float32)
+
+    def function(i: dict) -> dict:
+        def gradient(k: tf.Tensor) -> Partial:
+            return partial_sum("Bm,Bh->mh", i["x"][k], i["dy"][k], layout)
+
+        def step(k: tf.Tensor, total: tf.Tensor):
+            return k + 1, total + (gradient(k).terms if deferred else reduce(gradient(k)))
+
+        start = tf.zeros((8, 4, 8) if deferred else (4, 8))
+        _, total = tf.while_loop(lambda k, _: k < 3, step, (tf.constant(0), start), maximum_iterations=3)
+        return {"y": reduce(Partial(total, "mh", "x", layout)) if deferred else total}
+
+    executable = harness.compile_for(function, inputs, layout, {"x": "rBm", "dy": "rBh"})
+    reductions = [line for line in executable.hlo().splitlines() if " all-reduce(" in line]
+    assert len(reductions) == 1 and sum("while/" in line for line in reductions) == runs
+    expected = np.einsum("rbm,rbh->mh", inputs["x"], inputs["dy"])
+    np.testing.assert_allclose(executable(inputs)["y"], expected, rtol=0, atol=TOLERANCE * 16)
+
+
 NON_LINEAR = {
     "relu": tf.nn.relu,
     "softmax": tf.nn.softmax,
