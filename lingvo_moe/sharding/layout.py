@@ -4,7 +4,7 @@ Every dimension of a weight or an activation has a logical axis, the letter of t
 
   G groups   S tokens per group   E experts   C expert capacity   M model   H hidden (feed-forward)
   B batch    T, L length          N heads     D head size         V vocabulary   R repeats (stacked layers)
-  P pipeline stages
+  P pipeline stages              U terms of an unreduced sum (see `partial`)
 
 A lower-case letter names a dimension that is never sharded: the gate weights, `me`, are replicated on every device.
 
@@ -31,7 +31,8 @@ from lingvo_moe.extensions import Registry
 from lingvo_moe.lazy import tf
 from lingvo_moe.sharding import spmd
 
-LOGICAL_AXES = "GSECMHBTLNDVRP"
+LOGICAL_AXES = "GSECMHBTLNDVRPU"
+UNREDUCED = "U"
 # GSPMD section 5.2: of three axes the first, l, is for pipeline stages; x and y are those of two axes.
 _MESH_AXES = {1: ("x",), 2: ("x", "y")}
 AUTO = "auto"
@@ -123,16 +124,17 @@ class AxisRule:
 
 @dataclasses.dataclass(frozen=True)
 class NamedLayout:
-    """A registered layout: its axis rules, and the number of mesh axes they are for."""
+    """A registered layout: its axis rules, the number of mesh axes they are for, and `Layout.annotated`."""
 
     rules: tuple[AxisRule, ...]
     num_mesh_axes: int
+    annotated: tuple[str, ...] | None = None
 
 
 LAYOUTS: Registry[NamedLayout] = Registry("layout", reserved=(AUTO,))
 
 
-def register_layout(name: str, rules: Sequence[AxisRule], num_mesh_axes: int):
+def register_layout(name: str, rules: Sequence[AxisRule], num_mesh_axes: int, annotated: tuple[str, ...] | None = None):
     """Registers a layout, which `Experiment.layout` and `--set layout=NAME` then select.
 
     Args:
@@ -140,6 +142,7 @@ def register_layout(name: str, rules: Sequence[AxisRule], num_mesh_axes: int):
       rules: axis rules in order of priority.
       num_mesh_axes: for meshes of so many axes: 1 (`--devices=8`: axis x), 2 (`--mesh=4x2`: x and y), 3
         (`--mesh=2x2x2`: l, x and y), or more, see `mesh_axis_names`.
+      annotated: see `Layout`; by default all tensors.
 
     Raises:
       UserError: malformed rules, or a name that another layout has.
@@ -155,7 +158,12 @@ def register_layout(name: str, rules: Sequence[AxisRule], num_mesh_axes: int):
                 problem = f"logical axis {axis} is in rule {owner[axis]} already; name it in one rule"
         if problem:
             raise UserError(f"layout {name!r}, rule {number}, {rule}: {problem}.")
-    LAYOUTS.register(name, NamedLayout(tuple(rules), num_mesh_axes))
+    for axes in annotated or ():
+        try:
+            _check_logical_axes(axes)
+        except ValueError as error:
+            raise UserError(f"layout {name!r}, annotated tensor {axes!r}: {error}") from None
+    LAYOUTS.register(name, NamedLayout(tuple(rules), num_mesh_axes, annotated))
 
 
 def _problem(rule: AxisRule, mesh_axes: tuple[str, ...]) -> str:
@@ -167,6 +175,8 @@ def _problem(rule: AxisRule, mesh_axes: tuple[str, ...]) -> str:
     unknown = [axis for axis in rule.logical_axes if axis not in LOGICAL_AXES]
     if unknown:
         return f"logical axis {unknown[0]!r} is not one of {LOGICAL_AXES}"
+    if UNREDUCED in rule.logical_axes:
+        return f"{UNREDUCED} needs no rule: it is sharded along the mesh axis of the sum that is deferred"
     if len(set(rule.logical_axes)) != len(rule.logical_axes):
         return f"logical_axes {rule.logical_axes!r} repeats a letter"
     if not isinstance(rule.mesh_axes, tuple) or not rule.mesh_axes:
@@ -177,6 +187,14 @@ def _problem(rule: AxisRule, mesh_axes: tuple[str, ...]) -> str:
     if len(rule.mesh_axes) > 1 and not rule.fallback:
         return "several mesh_axes need fallback=True, which takes the first free one"
     return ""
+
+
+def _check_logical_axes(logical_axes: str):
+    for axis in logical_axes:
+        if axis.upper() not in LOGICAL_AXES:
+            raise ValueError(f"logical axis {axis!r} of {logical_axes!r} is not one of {LOGICAL_AXES}.")
+        if logical_axes.count(axis) > 1:
+            raise ValueError(f"logical axis {axis!r} is repeated in {logical_axes!r}; each dimension needs its own.")
 
 
 # GShard Algorithm 2: one mesh axis. Batch, groups and experts are sharded; M and H are replicated.
@@ -207,9 +225,17 @@ PIPELINE_3D = (
     AxisRule("M", ("y",), fallback=True),
 )
 
+# Few annotations (GSPMD section 3.5): those that the papers print, and XLA completes the others. The seven of table 1,
+# whose S is our T and, of keys and values, L; and the five of figure 8b for layers with experts.
+TABLE_1_TENSORS = ("MND", "NDM", "MH", "HM", "BTM", "BTND", "BLND", "BTH")
+FIGURE_8B_TENSORS = ("GECM", "EGCM", "EMH", "EGCH", "EHM")
+PAPERS_TENSORS = (*TABLE_1_TENSORS, *FIGURE_8B_TENSORS)
+
 register_layout("gshard", GSHARD_1D, num_mesh_axes=1)
 register_layout("gshard_sharded_update", GSHARD_1D_SHARDED_UPDATE, num_mesh_axes=1)
 register_layout("gspmd", GSPMD_2D, num_mesh_axes=2)
+register_layout("gshard_few", GSHARD_1D, num_mesh_axes=1, annotated=PAPERS_TENSORS)
+register_layout("gspmd_few", GSPMD_2D, num_mesh_axes=2, annotated=PAPERS_TENSORS)
 register_layout("gspmd_attempt_1", GSPMD_ATTEMPT_1, num_mesh_axes=2)
 register_layout("gspmd_attempt_2", GSPMD_ATTEMPT_2, num_mesh_axes=2)
 register_layout("pipeline", PIPELINE_1D, num_mesh_axes=1)
@@ -228,6 +254,8 @@ class Layout:
       mesh: the devices.
       rules: in order of priority.
       outer_axes: the logical axes of the dimensions that vectorisation adds in front of every tensor, see `vectorized`.
+      annotated: the completion mode: the logical axes of the tensors that `annotate` annotates, of one repeat; XLA
+        completes the sharding of the others. None: it annotates all. Inputs and outputs of a program always have one.
 
     The methods raise ValueError for an unknown or repeated logical axis, and where two logical axes of one tensor are
     assigned to one mesh axis.
@@ -236,6 +264,7 @@ class Layout:
     mesh: DeviceMesh = DeviceMesh()
     rules: tuple[AxisRule, ...] = GSHARD_1D
     outer_axes: str = ""
+    annotated: tuple[str, ...] | None = None
 
     @staticmethod
     def of(mesh: DeviceMesh, name: str = AUTO) -> Layout:
@@ -259,7 +288,7 @@ class Layout:
                 f"layout {name} is for a mesh of {axes}, the mesh is {mesh}; choose another with --set layout=auto or "
                 f"--mesh."
             )
-        return Layout(mesh, layout.rules)
+        return Layout(mesh, layout.rules, annotated=layout.annotated)
 
     def vectorized(self, axis: str) -> Layout:
         """Returns the layout of a function that is vectorised over a new leading dimension, the logical axis `axis`.
@@ -275,6 +304,15 @@ class Layout:
         A layout may shard other logical axes, as the batch, by the same devices before and after the pipeline.
         """
         return dataclasses.replace(self, rules=tuple(map(_of_stages_alone, self.rules)))
+
+    def unreduced(self, mesh_axis: str) -> Layout:
+        """Returns the layout of the terms of a sum over the devices along `mesh_axis`, which shards nothing but U.
+
+        See `partial`: a mesh axis has one use in a tensor, so what else it shards is complete in each term.
+        """
+        others = [(rule, tuple(axis for axis in rule.mesh_axes if axis != mesh_axis)) for rule in self.rules]
+        rules = (dataclasses.replace(rule, mesh_axes=axes) for rule, axes in others if axes)
+        return dataclasses.replace(self, rules=(AxisRule(UNREDUCED, (mesh_axis,)), *rules))
 
     def mesh_axes(self, logical_axes: str) -> tuple[str | None, ...]:
         """Returns for each dimension the mesh axis that shards it, or None: `"EGCM" -> ("x", None, None, "y")`."""
@@ -320,10 +358,15 @@ class Layout:
                 f"logical axes {logical_axes!r} name {len(logical_axes)} dimensions, the tensor has shape "
                 f"{tuple(tensor.shape)}."
             )
-        if self.mesh.size == 1:
+        if self.mesh.size == 1 or not self._is_annotated(logical_axes):
             return tensor
         mapping = self._indices(self._mesh_axes(self.outer_axes + logical_axes))
         return spmd.mesh_split(tensor, self.mesh.devices, mapping, outer_dims=len(self.outer_axes))
+
+    def _is_annotated(self, logical_axes: str) -> bool:
+        """Whether a tensor is annotated: in this mode those that are listed, stacked over repeats too, and terms."""
+        listed = self.annotated is None or logical_axes.lstrip("Rr") in self.annotated
+        return listed or UNREDUCED in logical_axes
 
 
 def _of_stages_alone(rule: AxisRule) -> AxisRule:
@@ -331,11 +374,3 @@ def _of_stages_alone(rule: AxisRule) -> AxisRule:
     if "P" not in rule.logical_axes:
         return rule
     return dataclasses.replace(rule, logical_axes="".join(axis for axis in rule.logical_axes if axis in "PR"))
-
-
-def _check_logical_axes(logical_axes: str):
-    for axis in logical_axes:
-        if axis.upper() not in LOGICAL_AXES:
-            raise ValueError(f"logical axis {axis!r} of {logical_axes!r} is not one of {LOGICAL_AXES}.")
-        if logical_axes.count(axis) > 1:
-            raise ValueError(f"logical axis {axis!r} is repeated in {logical_axes!r}; each dimension needs its own.")

@@ -129,6 +129,19 @@ def test_unfit_layout_name_is_an_error_with_a_remedy(mesh, name, message):
         Layout.of(DeviceMesh(mesh), name)
 
 
+def test_few_annotations_are_the_papers():
+    """GSPMD table 1's seven tensors and figure 8b's five are annotated, stacked too; norms and routers are not."""
+    layout = Layout.of(DeviceMesh((4, 2)), "gspmd_few")
+    assert layout.rules == TWO_AXES.rules
+    with tf.Graph().as_default():
+        for logical_axes in (*TABLE_1, *FIGURE_8B, "RMH", "M", "GSE", "BNTL", "UBM"):
+            letters = logical_axes.replace("S", "T") if logical_axes in TABLE_1 else logical_axes
+            tensor = tf.zeros((8,) * len(letters))
+            is_listed = logical_axes in {**TABLE_1, **FIGURE_8B, "RMH": "", "UBM": ""}
+            annotated = layout.unreduced("y") if "U" in letters else layout
+            assert (annotated.annotate(tensor, letters) is not tensor) == is_listed, logical_axes
+
+
 EXPERTS_ONLY = (AxisRule("E", ("x",)),)
 
 
@@ -168,12 +181,26 @@ def test_layout_may_be_registered_twice_but_not_replaced():
         ((AxisRule("E", ("x", "y")),), 2, "several mesh_axes need fallback=True"),
         ((AxisRule("EM", ("x",)), AxisRule("MH", ("y",))), 2, "logical axis M is in rule 0 already"),
         (("E",), 1, "rule 0, E: expected an AxisRule"),
+        ((AxisRule("BU", ("x",)),), 1, "U needs no rule: it is sharded along the mesh axis of the sum"),
     ],
 )
 def test_malformed_axis_rules_are_errors(rules, num_mesh_axes, message):
     """A mistake in a user's layout is reported when it is registered, with the layout and the rule."""
     with LAYOUTS.isolated(), pytest.raises(UserError, match=message):
         register_layout("mine", rules, num_mesh_axes)
+
+
+def test_unknown_axis_of_an_annotated_tensor_is_an_error():
+    """A misspelt tensor would be left to the compiler without a word."""
+    with LAYOUTS.isolated(), pytest.raises(UserError, match="layout 'mine', annotated tensor 'BTQ': logical axis 'Q'"):
+        register_layout("mine", EXPERTS_ONLY, num_mesh_axes=1, annotated=("BTM", "BTQ"))
+
+
+def test_terms_of_a_partial_sum_have_their_mesh_axis_to_themselves():
+    """What else the axis shards is complete in each term; the other axes shard as before."""
+    assert TWO_AXES.unreduced("y").mesh_axes("UBTM") == ("y", "x", None, None)
+    assert TWO_AXES.unreduced("x").mesh_axes("UMH") == ("x", None, "y")
+    assert ONE_AXIS.unreduced("x").mesh_axes("UBTM") == ("x", None, None, None)
 
 
 def test_dims_mapping_and_num_shards_agree_with_mesh_axes():
@@ -190,7 +217,7 @@ def test_scalar_has_no_mesh_axes():
 
 def test_lower_case_axes_are_never_sharded():
     """A lower-case letter keeps a dimension replicated whatever the rules say."""
-    assert TWO_AXES.mesh_axes("gsecmhbtlndvrp") == (None,) * 14
+    assert TWO_AXES.mesh_axes("gsecmhbtlndvrpu") == (None,) * 15
     assert TWO_AXES.mesh_axes("bM") == (None, "y")
 
 
