@@ -4,7 +4,7 @@ Every dimension of a weight or an activation has a logical axis, the letter of t
 
   G groups   S tokens per group   E experts   C expert capacity   M model   H hidden (feed-forward)
   B batch    T, L length          N heads     D head size         V vocabulary   R repeats (stacked layers)
-  P pipeline stages
+  P pipeline stages   X, Y, Z spatial dimensions of an image or volume   I, O channels of a convolution
 
 A lower-case letter names a dimension that is never sharded: the gate weights, `me`, are replicated on every device.
 
@@ -31,7 +31,7 @@ from lingvo_moe.extensions import Registry
 from lingvo_moe.lazy import tf
 from lingvo_moe.sharding import spmd
 
-LOGICAL_AXES = "GSECMHBTLNDVRP"
+LOGICAL_AXES = "GSECMHBTLNDVRPXYZIO"
 # GSPMD section 5.2: of three axes the first, l, is for pipeline stages; x and y are those of two axes.
 _MESH_AXES = {1: ("x",), 2: ("x", "y")}
 AUTO = "auto"
@@ -207,6 +207,11 @@ PIPELINE_3D = (
     AxisRule("M", ("y",), fallback=True),
 )
 
+# Spatial partitioning (GSPMD section 5.6): devices share the first spatial dimension of images; on two axes, the first
+# axis has data parallelism (table 8).
+SPATIAL_1D = (AxisRule("X", ("x",)),)
+SPATIAL_2D = (AxisRule("B", ("x",)), AxisRule("X", ("y",)))
+
 register_layout("gshard", GSHARD_1D, num_mesh_axes=1)
 register_layout("gshard_sharded_update", GSHARD_1D_SHARDED_UPDATE, num_mesh_axes=1)
 register_layout("gspmd", GSPMD_2D, num_mesh_axes=2)
@@ -216,6 +221,8 @@ register_layout("pipeline", PIPELINE_1D, num_mesh_axes=1)
 register_layout("pipeline_data", PIPELINE_1D_DATA, num_mesh_axes=1)
 register_layout("pipeline_gshard", PIPELINE_2D, num_mesh_axes=2)
 register_layout("pipeline_gspmd", PIPELINE_3D, num_mesh_axes=3)
+register_layout("spatial", SPATIAL_1D, num_mesh_axes=1)
+register_layout("spatial_data", SPATIAL_2D, num_mesh_axes=2)
 
 _AUTO_LAYOUTS = {1: "gshard", 2: "gspmd", 3: "pipeline_gspmd"}
 
