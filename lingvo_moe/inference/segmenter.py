@@ -73,7 +73,7 @@ def evaluate(
     Returns:
       The scores of each class over all volumes together, and the mean of those that are no background.
     """
-    held_out = EvalInput("", "", experiment.input, split, max_pairs=max_volumes)
+    held_out = EvalInput(experiment.corpus, experiment.tokenizers, experiment.input, split, max_pairs=max_volumes)
     of_model, of_threshold, voxels = Overlap(len(CLASSES)), Overlap(len(CLASSES)), np.zeros(len(CLASSES), np.int64)
     with progress.bar("segmenting", None, "batches") as advance:
         for batch in held_out.batches():

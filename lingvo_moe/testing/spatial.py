@@ -42,6 +42,13 @@ def example(layer: ImageLayer, shape: tuple[int, ...], seed: int = 0) -> dict:
     return {"images": normal(shape), "theta": tree.map_leaves(lambda weight: normal(weight.shape), layer.weights())}
 
 
+def trace(layer: ImageLayer, shape: tuple[int, ...], devices: int):
+    """Calls a layer without computing anything, for the errors that it raises."""
+    inputs, context = example(layer, shape), Context(layout(devices))
+    call = tf.function(lambda images: layer(inputs.get("theta", {}), images, context), autograph=False)
+    call.get_concrete_function(tf.TensorSpec(shape))
+
+
 def assert_partitioned(layers: Mapping[str, tuple[ImageLayer, tuple[int, ...]]], devices: int):
     """Outputs and all gradients of layers, by name with the shape of their images, equal those on one device."""
     expected, found = run(layers, devices=1), run(layers, devices)

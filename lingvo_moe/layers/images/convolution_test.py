@@ -10,6 +10,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from lingvo_moe import tree
 from lingvo_moe.errors import UserError
 from lingvo_moe.layers.base import Context
 from lingvo_moe.layers.images.convolution import Convolution, TransposedConvolution
@@ -81,20 +82,21 @@ def test_equals_a_sum_over_windows(data, rank):
 
 @st.composite
 def partitioned(draw, devices: int) -> tuple[Convolution | TransposedConvolution, tuple[int, ...]]:
-    """A layer and images that devices share unevenly, or evenly; windows up to several partitions wide."""
-    size, window = draw(st.integers(devices, 5 * devices)), draw(st.integers(1, 9))
+    """A layer and images or volumes that devices share unevenly, or evenly; windows up to several partitions wide."""
+    rank, size, window = draw(st.integers(2, 3)), draw(st.integers(devices, 5 * devices)), draw(st.integers(1, 9))
     low, high = draw(st.integers(0, 4)), draw(st.integers(0, 4))
     fields = {
         "inputs": 2,
         "outputs": draw(st.sampled_from([2, 4])),
-        "window": (window, 2),
-        "strides": (draw(st.integers(1, 4)), 1),
-        "padding": draw(st.sampled_from(["SAME", "VALID", ((low, high), (0, 1))])),
+        "window": (window, 2, 1)[:rank],
+        "strides": (draw(st.integers(1, 4)), 1, 1)[:rank],
+        "padding": draw(st.sampled_from(["SAME", "VALID", ((low, high), (0, 1), (0, 0))[:rank]])),
     }
+    shape = (1, size, 2, 2, 2)[: rank + 1]
     if draw(st.booleans()):
-        return TransposedConvolution(**fields, bias=False), (1, size, 2, 2)
-    groups, dilations = draw(st.sampled_from([1, 2])), (draw(st.integers(1, 3)), 1)
-    return Convolution(**fields, groups=groups, dilations=dilations), (1, size, 2, 2)
+        return TransposedConvolution(**fields, bias=False), (*shape, 2)
+    groups, dilations = draw(st.sampled_from([1, 2])), (draw(st.integers(1, 3)), 1, 1)[:rank]
+    return Convolution(**fields, groups=groups, dilations=dilations), (*shape, 2)
 
 
 @settings(max_examples=6)
@@ -105,7 +107,7 @@ def test_partitioned_equals_one_device(data, devices):
     for name in "abc":
         layer, shape = data.draw(partitioned(devices))
         try:
-            layer(spatial.example(layer, shape)["theta"], tf.zeros(shape), Context(spatial.layout(devices)))
+            spatial.trace(layer, shape, devices)
         except UserError:
             assume(False)
         layers[name] = layer, shape
@@ -144,31 +146,31 @@ def test_halos_that_differ_between_partitions():
     spatial.assert_partitioned({"figure_11": (layer, (1, 12, 2, 2))}, devices=4)
 
 
+def test_padding_wider_than_the_window():
+    """Its gradient, on one device and on four, is TensorFlow's own, computed without XLA.
+
+    If conv2d padded, XLA's CPU compiler would read beyond the end of the output's gradient, on one device.
+    """
+    layer = Convolution(inputs=2, outputs=2, window=(3, 1), padding=((3, 1), (0, 0)), bias=False)
+    inputs = tree.map_leaves(tf.constant, spatial.example(layer, (2, 16, 3, 2)))
+    convolve = harness.with_gradients(
+        lambda t: {"y": tf.nn.conv2d(t["images"], t["theta"]["kernel"], 1, [(0, 0), (3, 1), (0, 0), (0, 0)])}
+    )
+    expected = harness.arrays(convolve(inputs))["gradients/images"]
+    for devices in (1, 4):
+        found = spatial.run({"layer": (layer, (2, 16, 3, 2))}, devices)["gradients/layer/images"]
+        np.testing.assert_allclose(found, expected, rtol=0, atol=spatial.TOLERANCE * np.abs(expected).max())
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class OwnConvolution(Convolution):
-    """What the layer would be with TensorFlow's own padding and groups."""
+class OneOperator(Convolution):
+    """What the layer would be with one operator for all groups."""
 
     def __call__(self, theta: dict, inputs: tf.Tensor, context: Context) -> tf.Tensor:
-        padding = self.padding if isinstance(self.padding, str) else [(0, 0), *self.padding, (0, 0)]
-        return tf.nn.conv2d(inputs, theta["kernel"], 1, padding)
+        return tf.nn.conv2d(inputs, theta["kernel"], 1, "SAME")
 
 
-def test_padding_wider_than_the_window_needs_an_operator_of_its_own():
-    """Why the layer pads first: the gradient of TensorFlow's own explicit padding is wrong where it is partitioned.
-
-    If this fails, XLA has been corrected, and `WindowedLayer._padded` may leave padding to conv2d.
-    """
-    fields = {"inputs": 2, "outputs": 2, "window": (3, 1), "padding": ((3, 1), (0, 0)), "bias": False}
-    own = {"own": (OwnConvolution(**fields), (1, 16, 2, 2))}
-    expected, found = (spatial.run(own, devices)["gradients/own/images"] for devices in (1, 4))
-    assert np.abs(found - expected).max() > 0.1 * np.abs(expected).max()
-    spatial.assert_partitioned({"layer": (Convolution(**fields), (1, 16, 2, 2))}, devices=4)
-
-
-def test_operators_with_groups_gather_images():
-    """Why the layer has an operator for each group: of TensorFlow's own, the partitioner gathers the image.
-
-    If this fails, XLA has been corrected, and one operator would do.
-    """
-    own = OwnConvolution(inputs=4, outputs=4, groups=2, window=(3, 1), bias=False)
-    assert harness.collectives(spatial.compiled(own, (1, 8, 2, 4), devices=4))["all-gather"] > 0
+def test_an_operator_with_groups_gathers_images():
+    """Why the layer has an operator for each group. If this fails, XLA has been corrected, and one would do."""
+    layer = OneOperator(inputs=4, outputs=4, groups=2, window=(3, 1), bias=False)
+    assert harness.collectives(spatial.compiled(layer, (1, 8, 2, 4), devices=4))["all-gather"] > 0

@@ -100,8 +100,8 @@ class WindowedLayer(Layer):
         """Returns (`inputs` with the explicit padding, the padding that is left to the operator).
 
         TensorFlow pads explicitly in two dimensions alone. There too the padding is an operator of its own: where it is
-        wider than the window, the gradient is a convolution with negative padding, and XLA's partitioner returns wrong
-        values for that one.
+        wider than the window, the gradient is a convolution with negative padding, for which XLA's CPU compiler reads
+        beyond the end of its input.
         """
         if isinstance(self.padding, str):
             return inputs, self.padding
