@@ -11,6 +11,7 @@ from lingvo_moe import tree
 from lingvo_moe.engines import pjrt
 from lingvo_moe.layers.base import Context
 from lingvo_moe.lazy import tf
+from lingvo_moe.program import Program
 from lingvo_moe.sharding.layout import DeviceMesh, Layout
 from lingvo_moe.testing import harness
 
@@ -70,7 +71,12 @@ def run(layers: Mapping[str, tuple[ImageLayer, tuple[int, ...]]], devices: int) 
 
 
 def compiled(layer: ImageLayer, shape: tuple[int, ...], devices: int) -> pjrt.Executable:
-    """Compiles a layer and its gradients for images that are sharded before and after the program.
+    """Compiles what `lowered` lowers, for the first virtual CPU devices."""
+    return harness.engine(layout(devices)).load(lowered(layer, shape, devices))
+
+
+def lowered(layer: ImageLayer, shape: tuple[int, ...], devices: int) -> Program:
+    """Lowers a layer and its gradients for images that are sharded before and after the program.
 
     Nothing inside is annotated: the partitioner propagates the sharding.
     """
@@ -81,7 +87,7 @@ def compiled(layer: ImageLayer, shape: tuple[int, ...], devices: int) -> pjrt.Ex
     def function(tensors: dict) -> dict:
         return {"outputs": layer(tensors.get("theta", {}), tensors["images"], Context(layout(devices)))}
 
-    return harness.compile_for(harness.with_gradients(function), inputs, layout(devices), dict.fromkeys(paths, axes))
+    return harness.lower_for(harness.with_gradients(function), inputs, layout(devices), dict.fromkeys(paths, axes))
 
 
 def _calls(layers: Mapping[str, ImageLayer], layout: Layout) -> Callable[[dict], dict[str, tf.Tensor]]:

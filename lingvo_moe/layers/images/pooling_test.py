@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 
 import numpy as np
@@ -9,8 +10,10 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from lingvo_moe.engines.topology import Slice
 from lingvo_moe.errors import UserError
-from lingvo_moe.layers.base import Context
+from lingvo_moe.layers.base import Context, Layer
+from lingvo_moe.layers.images.convolution import Convolution
 from lingvo_moe.layers.images.pooling import AveragePooling, MaxPooling
 from lingvo_moe.lazy import tf
 from lingvo_moe.testing import harness, spatial
@@ -91,3 +94,30 @@ def test_gradients_of_wide_windows_are_wrong():
     np.testing.assert_array_equal(found["values/y"], expected["values/y"])
     difference = found["gradients/images"] - expected["gradients/images"]
     assert np.abs(difference).max() > 0.1 * np.abs(expected["gradients/images"]).max()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Downwards(Layer):
+    """What a U-Net does on its way down: a convolution, ReLU, max-pooling, and a convolution with stride 2."""
+
+    first = Convolution(inputs=4, outputs=8, window=(3, 3, 3))
+    pool = MaxPooling(window=(2, 2, 2), strides=(2, 2, 2))
+    second = Convolution(inputs=8, outputs=8, window=(3, 3, 3), strides=(2, 2, 2))
+
+    def weights(self) -> dict:
+        return {"first": self.first.weights(), "second": self.second.weights()}
+
+    def __call__(self, theta: dict, inputs: tf.Tensor, context: Context) -> tf.Tensor:
+        pooled = self.pool({}, tf.nn.relu(self.first(theta["first"], inputs, context)), context)
+        return self.second(theta["second"], pooled, context)
+
+
+def test_tpu_cores_exchange_halos_alone():
+    """Compiled for 8 TPU v3 cores: five halos, one AllReduce of all weights' gradients, and no AllGather.
+
+    The first convolution's output and kernel gradient share two, its gradient by the image needs two, and the second
+    convolution one. The gradient of the second one's output is a constant here, of which every core has all.
+    """
+    program = spatial.lowered(Downwards(), (1, 64, 8, 8, 4), devices=8)
+    found = harness.collectives(Slice.of("v3:2x2x1").load(program))
+    assert found == {"collective-permute": 5, "all-reduce": 1}
