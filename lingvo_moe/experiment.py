@@ -10,17 +10,19 @@ import dataclasses
 import math
 
 from lingvo_moe import overrides, registry
-from lingvo_moe.data.batching import InputConfig
+from lingvo_moe.data.batching import BatchConfig, InputConfig
 from lingvo_moe.data.speech import SpeechInput
 from lingvo_moe.data.tokenizer import Tokenizers
+from lingvo_moe.data.volumes import CHANNELS, CLASSES, VolumeInput
 from lingvo_moe.decoding.flat_beam_search import BeamSearch
 from lingvo_moe.errors import UserError, did_you_mean
+from lingvo_moe.models.segmentation import UNet
 from lingvo_moe.models.speech import SpeechRecognition
 from lingvo_moe.models.transformer import Transformer
 from lingvo_moe.ops import precision
 from lingvo_moe.optimizers.adafactor import Adafactor
 from lingvo_moe.sharding.layout import DeviceMesh, Layout
-from lingvo_moe.steps import DecodingModel, Optimizer, RecognisingModel, Steps
+from lingvo_moe.steps import DecodingModel, Optimizer, RecognisingModel, SegmentingModel, Steps
 
 PLATFORMS = ("", "cpu", "gpu", "tpu")
 
@@ -92,12 +94,12 @@ class Experiment:
       matmul_precision: of float32 operands, `default` or `highest`; see `ops.precision`.
       decoding_batch: the number of sentences translated at a time.
       corpus, tokenizers: output directories of `tools.build_corpus` and `tools.train_tokenizer`; `--corpus` and
-        `--tokenizers` replace them.
+        `--tokenizers` replace them. Empty for volumes, which a program makes.
     """
 
-    model: Transformer
+    model: Transformer | UNet
     optimizer: Optimizer = Adafactor()
-    input: InputConfig = InputConfig()
+    input: BatchConfig = InputConfig()
     training: TrainingSchedule = TrainingSchedule()
     search: BeamSearch = BeamSearch()
     mesh: DeviceMesh = DeviceMesh()
@@ -124,6 +126,20 @@ class Experiment:
     def recognises(self) -> bool:
         """Whether the model recognises speech: its sources are recordings."""
         return isinstance(self.model, RecognisingModel)
+
+    @property
+    def segments(self) -> bool:
+        """Whether the model segments volumes."""
+        return isinstance(self.model, SegmentingModel)
+
+    @property
+    def texts(self) -> InputConfig:
+        """The input of a model that reads texts or recordings; raises UserError for one of another kind."""
+        if isinstance(self.input, InputConfig):
+            return self.input
+        raise UserError(
+            f"{type(self.model).__name__} reads an input of {type(self.input).__name__}, which has no texts."
+        )
 
     def check(self):
         """Raises UserError where the parts do not fit each other or the mesh; called after all flags are applied."""
@@ -187,7 +203,9 @@ class Experiment:
 
     def _check_sides(self):
         """Raises UserError where the sides of the input are not those of the model, or not of its kind."""
+        self._check_kind()
         self._check_speech()
+        self._check_volumes(Layout.of(self.mesh, self.layout))
         if self.model.sides == tuple(self.input.lengths):
             return
         if self.translates:
@@ -195,23 +213,56 @@ class Experiment:
                 "input.source_length is 0, but a translation model reads sources; set it to the tokens of a row."
             )
         raise UserError(
-            f"input.source_length is {self.input.source_length}, but a language model reads targets alone; set it to 0."
+            f"input.source_length is {self.texts.source_length}, but a language model reads targets alone; set it to 0."
         )
 
-    def _check_speech(self):
-        """Raises UserError where recordings are read by a model of texts, or with other features than the model's."""
-        if self.recognises != isinstance(self.input, SpeechInput):
-            expected = "SpeechInput" if self.recognises else "InputConfig"
+    def _check_kind(self):
+        """Raises UserError where recordings or volumes are read by a model of texts, and the like."""
+        expected = SpeechInput if self.recognises else VolumeInput if self.segments else InputConfig
+        kinds = (VolumeInput, SpeechInput, InputConfig)  # the first that the input is an instance of
+        if next((kind for kind in kinds if isinstance(self.input, kind)), None) is not expected:
             raise UserError(
-                f"{type(self.model).__name__} reads an input of {expected}, not of {type(self.input).__name__}; change "
-                f"the recipe."
+                f"{type(self.model).__name__} reads an input of {expected.__name__}, not of "
+                f"{type(self.input).__name__}; change the recipe."
             )
+
+    def _check_volumes(self, layout: Layout):
+        """Raises UserError where volumes do not fit the model, or a corpus is given for them."""
+        if not isinstance(self.model, UNet) or not isinstance(self.input, VolumeInput):
+            return
+        self.model.check_size(self.input.size)
+        for axis, size in zip("XYZ", self.input.size):
+            devices, deepest = layout.num_shards("BXYZi", axis), size // 2 ** (self.model.num_layers - 1)
+            if size % devices or deepest < devices:
+                raise UserError(
+                    f"input.size has {size} voxels along {axis}, {deepest} at the last of {self.model.num_layers} "
+                    f"levels, for {devices} devices (mesh {self.mesh}, layout {self.layout}), which must divide the "
+                    f"first number and not exceed the second. Use fewer devices for {axis}, larger volumes or fewer "
+                    f"levels."
+                )
+        for name, found, expected in (
+            ("channels", self.model.channels, CHANNELS),
+            ("classes", self.model.classes, len(CLASSES)),
+        ):
+            if found != expected:
+                raise UserError(f"model.{name} is {found}; the volumes have {expected}, so leave it at that.")
+        for flag in ("corpus", "tokenizers"):
+            if given := getattr(self, flag):
+                raise UserError(f"--{flag}={given}: a program makes the volumes of this model; leave --{flag} out.")
+
+    def _check_speech(self):
+        """Raises UserError where recordings have other features than the model's."""
         if isinstance(self.model, SpeechRecognition) and isinstance(self.input, SpeechInput):
             bins, expected = self.input.features.num_bins, self.model.num_bins
             if bins != expected:
                 raise UserError(
                     f"input.features.num_bins is {bins}, model.num_bins {expected}; set both to the same number."
                 )
+
+    def check_tokenizers(self):
+        """Raises UserError as `open_tokenizers`, if the model reads or writes tokens."""
+        if self.model.vocabularies:
+            self.open_tokenizers()
 
     def open_tokenizers(self) -> Tokenizers:
         """Reads the tokenizers; raises UserError where the vocabulary of one is larger than the model's."""
@@ -228,6 +279,10 @@ class Experiment:
     def batch_specs(self) -> dict:
         """Returns the tree of `Spec`s of a training batch."""
         return self.input.specs()
+
+    def decoding_specs(self) -> dict:
+        """Returns the tree of `Spec`s of the sentences that are translated at a time."""
+        return dataclasses.replace(self.texts, batch_size=self.decoding_batch).specs()["source"]
 
 
 class Recipe:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from lingvo_moe import experiment
@@ -90,6 +92,34 @@ def test_input_has_the_sides_of_the_model(name, source_length, message):
     """A translation model needs a source side; a language model has none."""
     with pytest.raises(UserError, match=message):
         experiment.get(name, [f"input.source_length={source_length}"])
+
+
+@pytest.mark.parametrize(
+    "assignments, mesh, message",
+    [
+        (["input.size=36,32,30"], 1, "input.size is 36x32x30; 3 levels .* multiples of 4"),
+        (["input.size=36,32,32"], 8, r"36 voxels along X, 9 at the last of 3 levels, for 8 devices \(mesh 8, layout"),
+        (["model.num_layers=4"], 8, "32 voxels along X, 4 at the last of 4 levels, for 8 devices"),
+        (["model.channels=2"], 1, "model.channels is 2; the volumes have 1"),
+        (["model.classes=2"], 1, "model.classes is 2; the volumes have 3"),
+        (["corpus=texts"], 1, "--corpus=texts: a program makes the volumes of this model; leave --corpus out"),
+        (["tokenizers=texts"], 1, "--tokenizers=texts: .* leave --tokenizers out"),
+        (["input.source_length=8"], 1, "no such field"),
+    ],
+)
+def test_volumes_that_do_not_fit_are_errors(assignments, mesh, message):
+    """Levels, devices that share a volume, and what the volumes are."""
+    with pytest.raises(UserError, match=message):
+        experiment.get("unet.Small", assignments, DeviceMesh((mesh,)))
+
+
+def test_a_model_of_volumes_reads_no_texts():
+    volumes = experiment.get("unet.Small")
+    with pytest.raises(UserError, match="UNet reads an input of VolumeInput, which has no texts"):
+        _ = volumes.texts
+    mixed = dataclasses.replace(experiment.get("m4.Quickstart"), input=volumes.input)
+    with pytest.raises(UserError, match="Translation reads an input of InputConfig, not of VolumeInput"):
+        mixed.check()
 
 
 def test_groups_of_a_dense_model_are_not_checked():

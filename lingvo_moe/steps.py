@@ -93,6 +93,15 @@ class RecognisingModel(Model, Protocol):
         ...
 
 
+@runtime_checkable
+class SegmentingModel(Model, Protocol):
+    """What `segment` requires of a model beside `Model`."""
+
+    def segment(self, theta: dict, source: dict, context: Context) -> tf.Tensor:
+        """Returns the class of each voxel of each volume, `[B, X, Y, Z] int32`."""
+        ...
+
+
 class Optimizer(Protocol):
     """What the steps require of an optimizer; see `optimizers.adafactor`."""
 
@@ -307,14 +316,19 @@ class Steps:
         model = self.model
         if not isinstance(model, RecognisingModel):
             raise UserError(f"{type(model).__name__} reads no speech: it lacks `steps.RecognisingModel.transcribe`.")
+        return self._classify("transcribe", model.transcribe, source_specs, "BT")
 
-        def function(inputs: dict) -> dict:
-            theta = self._annotated(model.weights(), inputs["theta"])
-            source = self._annotated(source_specs, inputs["source"])
-            return {"classes": model.transcribe(theta, source, self._context())}
+    @program_cache.cached
+    def segment(self, source_specs: dict) -> Program:
+        """Returns the program `{theta, source} -> {classes}` of each voxel of each volume.
 
-        inputs = {"theta": weight_specs(model.weights()), "source": source_specs}
-        return self._lower("transcribe", function, inputs, {"classes": "BT"})
+        Raises:
+          UserError: the model does not segment volumes.
+        """
+        model = self.model
+        if not isinstance(model, SegmentingModel):
+            raise UserError(f"{type(model).__name__} segments nothing: it lacks `steps.SegmentingModel.segment`.")
+        return self._classify("segment", model.segment, source_specs, "BXYZ")
 
     @program_cache.cached
     def explain(self, batch_specs: dict) -> Program:
@@ -336,6 +350,19 @@ class Steps:
 
         inputs = {"theta": weight_specs(model.weights()), "batch": batch_specs}
         return self._lower("explain", function, inputs, logical_axes)
+
+    def _classify(
+        self, name: str, classify: Callable[[dict, dict, Context], tf.Tensor], source_specs: dict, logical_axes: str
+    ) -> Program:
+        """Returns the program `{theta, source} -> {classes}`, which have these logical axes."""
+
+        def function(inputs: dict) -> dict:
+            theta = self._annotated(self.model.weights(), inputs["theta"])
+            source = self._annotated(source_specs, inputs["source"])
+            return {"classes": classify(theta, source, self._context())}
+
+        inputs = {"theta": weight_specs(self.model.weights()), "source": source_specs}
+        return self._lower(name, function, inputs, {"classes": logical_axes})
 
     def _lower(
         self,

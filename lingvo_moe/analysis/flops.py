@@ -6,15 +6,16 @@ Rematerialisation, empty expert capacity and gating are not counted.
 from __future__ import annotations
 
 from lingvo_moe import tree
-from lingvo_moe.data.batching import InputConfig
+from lingvo_moe.data.batching import BatchConfig
 from lingvo_moe.layers.base import Weight
+from lingvo_moe.models.segmentation import UNet
 from lingvo_moe.models.transformer import Transformer
 
 # A multiplication and an addition forward; the backward pass has as many for the inputs and for the weights.
 _FLOPS_PER_PRODUCT = 2 * 3
 
 
-def training_step(model: Transformer, batch: InputConfig) -> float:
+def training_step(model: Transformer | UNet, batch: BatchConfig) -> float:
     """Returns the FLOPs of one training step over all cores: products with weights, and the two products of attention.
 
     Each token goes through as many experts as its router selects. All positions of a row are counted, including padding
@@ -27,9 +28,9 @@ def training_step(model: Transformer, batch: InputConfig) -> float:
     return _FLOPS_PER_PRODUCT * batch.batch_size * products
 
 
-def _active_fraction(model: Transformer, path: str, weight: Weight) -> float:
+def _active_fraction(model: Transformer | UNet, path: str, weight: Weight) -> float:
     """Returns the fraction of a weight that a token uses: of experts, those that the layer's router selects for it."""
-    if "E" not in weight.logical_axes:
+    if "E" not in weight.logical_axes or not isinstance(model, Transformer):
         return 1.0
     stack, layer, *_ = path.split("/")
     experts_per_token = model.feed_forwards(stack)[int(layer.removeprefix("layer_"))].experts_per_token

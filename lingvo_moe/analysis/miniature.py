@@ -10,6 +10,8 @@ from lingvo_moe import experiment
 from lingvo_moe.analysis import plan
 from lingvo_moe.engines.topology import Slice
 from lingvo_moe.experiment import Experiment
+from lingvo_moe.models.segmentation import UNet
+from lingvo_moe.models.transformer import Transformer
 from lingvo_moe.sharding.layout import DeviceMesh, Layout
 
 _SLICE = "v3:2x2x1"
@@ -22,18 +24,30 @@ def of(name: str) -> Experiment:
     """Returns the miniature of a registered model."""
     large = experiment.get(name)
     model, mesh = large.model, _MESHES[len(large.mesh.shape)]
-    sizes = {
+    sizes = _of_volumes() if isinstance(model, UNet) else _of_transformer(model, Layout.of(mesh, large.layout))
+    if large.translates:
+        sizes["decoding_batch"] = 16
+    # No collective depends on these; models that differ in nothing else have the same miniature.
+    sizes |= {"training.steps": 1, "input.shards": 1}
+    return experiment.get(name, [f"{path}={size}" for path, size in sizes.items()], mesh)
+
+
+def _of_volumes() -> dict[str, object]:
+    """The sizes of a U-Net: windows of 3 fit into the volume at the last of its levels."""
+    return {"model.base_channels": 4, "input.size": "32,32,32", "input.batch_size": 4}
+
+
+def _of_transformer(model: Transformer, layout: Layout) -> dict[str, object]:
+    sizes: dict[str, object] = {
         "model.model_dim": 128,
         "model.hidden_dim": 256,
         "model.num_heads": 4,
         "model.head_dim": 32,
         "model.num_layers": _REPEATS * model.layers_per_repeat,
         "model.num_groups": 16,
+        "model.aux_loss_weight": 1.0,
         "input.batch_size": 16,
     }
-    # No collective depends on these; models that differ in nothing else have the same miniature.
-    sizes |= {"model.aux_loss_weight": 1.0, "training.steps": 1, "input.shards": 1}
-    layout = Layout.of(mesh, large.layout)
     if model.pipeline != "none":
         stages = layout.num_shards("P", "P")
         sizes |= {"model.stages": stages, "model.microbatches": stages}
@@ -44,9 +58,7 @@ def of(name: str) -> Experiment:
             sizes["model.inference_num_groups"] = layout.num_shards("G", "G")
     sizes |= {f"model.{side}_vocabulary": 512 for side in model.vocabularies}
     sizes |= {f"input.{side}_length": 32 for side in model.sides}
-    if large.translates:
-        sizes["decoding_batch"] = 16
-    return experiment.get(name, [f"{path}={size}" for path, size in sizes.items()], mesh)
+    return sizes
 
 
 def collectives(miniature: Experiment) -> str:

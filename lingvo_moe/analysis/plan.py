@@ -43,6 +43,9 @@ PARTS = (
     "combine",
     "convolution",
     "subsampling",
+    "analysis",
+    "upsampling",
+    "synthesis",
     "softmax",
     "ctc",
     "optimizer",
@@ -313,14 +316,13 @@ def _lower(experiment: Experiment, program: str) -> Program:
     if program == "train":
         return experiment.steps.train(experiment.batch_specs())
     if program == "decode":
-        sources = dataclasses.replace(experiment.input, batch_size=experiment.decoding_batch).specs()["source"]
-        return experiment.steps.decode(sources, experiment.search)
+        return experiment.steps.decode(experiment.decoding_specs(), experiment.search)
     raise UserError(f"--program={program}: expected {' or '.join(PROGRAMS)}.")
 
 
 def _tokens(experiment: Experiment, program: str) -> int:
     rows = experiment.input.batch_size if program == "train" else experiment.decoding_batch
-    return rows * (experiment.input.source_length or experiment.input.target_length)
+    return rows * next(iter(experiment.input.lengths.values()))
 
 
 def _memory(

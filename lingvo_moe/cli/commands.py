@@ -11,7 +11,7 @@ import sys
 
 from lingvo_moe.analysis import plan as planning
 from lingvo_moe.analysis import plan_text, search
-from lingvo_moe.cli import run_setup, speech
+from lingvo_moe.cli import images, run_setup, speech
 from lingvo_moe.cli.run_config import EvalConfig, ExportConfig, ModelConfig, PlanConfig, TranslateConfig
 from lingvo_moe.data.corpus import Corpus
 from lingvo_moe.engines import cluster, topology
@@ -30,13 +30,15 @@ _log = logging.getLogger(__name__)
 
 
 def evaluate(config: EvalConfig):
-    """`eval`: prints one row per language or voice, then groups; for a language model, its perplexity."""
+    """`eval`: prints one row per language, voice or class, then groups; for a language model, its perplexity."""
     output_files.check_path("--json", config.json)
     experiment = get_experiment(config.full_name())
     if experiment.translates:
         _evaluate_translations(config)
     elif experiment.recognises:
         speech.evaluate(config)
+    elif experiment.segments:
+        images.evaluate(config)
     else:
         _evaluate_language_model(config)
 
@@ -52,7 +54,7 @@ def _evaluate_translations(config: EvalConfig):
     )
     print(_loss_line(loss, config.split))
     if left_out:
-        _log.info(f"{left_out} sentences of {experiment.input.source_length} tokens or more were left out.")
+        _log.info(f"{left_out} sentences of {experiment.texts.source_length} tokens or more were left out.")
     if config.json:
         rows = {
             "model": name,
@@ -89,7 +91,7 @@ def _evaluate_language_model(config: EvalConfig):
         f"of the {config.split} split, after {result.step} steps"
     )
     if result.left_out:
-        _log.info(f"{result.left_out} texts of {experiment.input.target_length} tokens or more were left out.")
+        _log.info(f"{result.left_out} texts of {experiment.texts.target_length} tokens or more were left out.")
     if config.json:
         with output_files.atomic_writer(config.json) as file:
             fields = {**dataclasses.asdict(result), "perplexity": result.perplexity}
@@ -102,6 +104,10 @@ def _require_translation(config: ModelConfig):
     if experiment.recognises:
         raise UserError(
             f"{config.full_name()} recognises speech; it has nothing to translate. `eval` computes its error rates."
+        )
+    if experiment.segments:
+        raise UserError(
+            f"{config.full_name()} segments volumes; it has nothing to translate. `eval` computes Dice coefficients."
         )
     if not experiment.translates:
         raise UserError(
@@ -209,12 +215,11 @@ def export(config: ExportConfig):
     name = config.full_name()
     experiment = get_experiment(name, config.assignments, config.device_mesh())
     steps, specs = experiment.steps, experiment.input.specs()
-    decoding = dataclasses.replace(experiment.input, batch_size=experiment.decoding_batch).specs()
     program = {
         "init": steps.init,
         "train": lambda: steps.train(specs),
         "evaluate": lambda: steps.evaluate(specs),
-        "decode": lambda: steps.decode(decoding["source"], experiment.search),
+        "decode": lambda: steps.decode(experiment.decoding_specs(), experiment.search),
     }[config.program]()
     program.save(config.output)
     _log.info(

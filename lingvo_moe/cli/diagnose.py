@@ -93,7 +93,7 @@ def _replayed(saved: Replay, checkpoints: Checkpoints) -> _Step:
 
 def _next(experiment: Experiment, checkpoints: Checkpoints) -> _Step:
     """Returns the step that training would make next; a checkpoint of weights alone gets the first batch."""
-    experiment.open_tokenizers()
+    experiment.check_tokenizers()
     checkpoint = _latest(checkpoints)
     reader = Reader(checkpoints.path(checkpoint))
     seed = (0, experiment.training.seed) if "origin" in reader.meta else tuple(reader.read("seed").tolist())

@@ -180,7 +180,7 @@ class EvalConfig(CorpusConfig, SearchConfig):
     """The flags of `eval`."""
 
     languages: tuple[str, ...] = _flag(flags.DEFINE_list, (), "comma-separated labels; default: all of the corpus")
-    max_pairs: int = _flag(flags.DEFINE_integer, 100, "sentences per language, at most", lower_bound=1)
+    max_pairs: int = _flag(flags.DEFINE_integer, 100, "sentences per language, or volumes, at most", lower_bound=1)
     split: str = _flag(flags.DEFINE_enum, "test", "which held-out sentences", enum_values=["test", "valid"])
     summary: bool = _flag(flags.DEFINE_boolean, False, "only groups of languages and the average, no row per language")
     json: str | None = _flag(flags.DEFINE_string, None, "also write the scores to this file")

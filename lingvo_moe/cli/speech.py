@@ -30,7 +30,7 @@ def evaluate(config: EvalConfig):
     scores, left_out = recognizer.evaluate(model, corpus, config.languages, config.max_pairs, config.split)
     print(table(scores, summary=config.summary))
     if left_out:
-        _log.info(f"{left_out} recordings of more than {experiment.input.source_length} frames were left out.")
+        _log.info(f"{left_out} recordings of more than {experiment.texts.source_length} frames were left out.")
     if config.json:
         rows = [dataclasses.asdict(score) for score in scores]
         with output_files.atomic_writer(config.json) as file:

@@ -31,9 +31,61 @@ _LENGTH_AXES = {"source": "S", "target": "T"}
 _CORES_PER_HOST = 8  # of a TPU v3
 
 
+class BatchConfig:
+    """What every input is configured by. A dataclass below it declares the fields.
+
+    Attributes:
+      batch_size: B, the rows of a batch over all processes.
+      lookahead: packing closes a batch when this many examples do not fit into it, see `pack`.
+      shards: see `num_shards`.
+    """
+
+    batch_size: int
+    lookahead: int
+    shards: int
+
+    @property
+    def lengths(self) -> dict[str, int]:
+        """The number of positions (tokens, frames, voxels) of a row, by side."""
+        raise NotImplementedError
+
+    def specs(self) -> dict[str, dict[str, Spec]]:
+        """Returns the Spec of each array of a (global) batch, nested as the batch is."""
+        raise NotImplementedError
+
+    def fits(self, example: Example) -> bool:
+        """Returns whether an example fits into an empty row; the pipeline rejects one that does not."""
+        raise NotImplementedError
+
+    def empty_rows(self, count: int) -> Rows:
+        """Returns rows to fill with examples."""
+        raise NotImplementedError
+
+    @property
+    def num_shards(self) -> int:
+        """The number of shards of a training batch: the largest number up to `shards` that divides `batch_size`."""
+        return next(number for number in range(self.shards, 0, -1) if self.batch_size % number == 0)
+
+    @property
+    def shard_rows(self) -> int:
+        """The number of rows of a shard: shard i has rows `i * shard_rows` to `(i + 1) * shard_rows - 1`."""
+        return self.batch_size // self.num_shards
+
+    def shards_of_rows(self, rows: range) -> range:
+        """Returns the shards that make up these rows of a batch. Raises UserError if the rows cut a shard."""
+        if rows.start % self.shard_rows or rows.stop % self.shard_rows:
+            fitting = self.batch_size // math.gcd(self.batch_size, rows.start, rows.stop)
+            raise UserError(
+                f"this process feeds rows {rows.start} to {rows.stop - 1} of a batch, which are not a whole number "
+                f"of its {self.num_shards} shards. Pass --set input.shards={fitting} and start in another --logdir, or "
+                "use fewer processes."
+            )
+        return range(rows.start // self.shard_rows, rows.stop // self.shard_rows)
+
+
 @dataclasses.dataclass(frozen=True)
-class InputConfig:
-    """The shape and the content of training and evaluation batches.
+class InputConfig(BatchConfig):
+    """The shape and the content of batches of texts, for training and evaluation.
 
     Attributes:
       batch_size: B, the rows of a batch over all processes.
@@ -79,7 +131,7 @@ class InputConfig:
 
     @property
     def lengths(self) -> dict[str, int]:
-        """The number of tokens of a row, by side."""
+        """See `BatchConfig`; a language model has no source."""
         lengths = {"source": self.source_length, "target": self.target_length}
         return {side: length for side, length in lengths.items() if length}
 
@@ -88,29 +140,19 @@ class InputConfig:
         """The number of tokens of a batch, of both sides together."""
         return self.batch_size * sum(self.lengths.values())
 
-    @property
-    def num_shards(self) -> int:
-        """The number of shards of a training batch: the largest number up to `shards` that divides `batch_size`."""
-        return next(number for number in range(self.shards, 0, -1) if self.batch_size % number == 0)
-
-    @property
-    def shard_rows(self) -> int:
-        """The number of rows of a shard: shard i has rows `i * shard_rows` to `(i + 1) * shard_rows - 1`."""
-        return self.batch_size // self.num_shards
-
     def specs(self) -> dict[str, dict[str, Spec]]:
-        """Returns the Spec of each array of a (global) batch, nested as the batch is."""
+        """See `BatchConfig`."""
         return {
             side: dict.fromkeys(FIELDS[side], Spec((self.batch_size, length), "int32", f"B{_LENGTH_AXES[side]}"))
             for side, length in self.lengths.items()
         }
 
     def fits(self, example: Example) -> bool:
-        """Returns whether a pair, with its eos, fits into an empty row; the pipeline rejects one that does not."""
+        """See `BatchConfig`; of a pair with its eos."""
         return all(len(getattr(example, side)) < length for side, length in self.lengths.items())
 
     def empty_rows(self, count: int) -> Rows:
-        """Returns rows to fill with examples."""
+        """See `BatchConfig`."""
         return PackedRows(self, count)
 
     def open_readers(self, corpus: str | pathlib.Path, tokenizers: str | pathlib.Path) -> Readers:
@@ -119,17 +161,6 @@ class InputConfig:
         loaded = Tokenizers.load(tokenizers)
         of_sides = {side: getattr(loaded, side) for side in self.lengths}
         return Readers(of_sides, tuple(sha256(getattr(loaded, side).model) for side in SIDES))
-
-    def shards_of_rows(self, rows: range) -> range:
-        """Returns the shards that make up these rows of a batch. Raises UserError if the rows cut a shard."""
-        if rows.start % self.shard_rows or rows.stop % self.shard_rows:
-            fitting = self.batch_size // math.gcd(self.batch_size, rows.start, rows.stop)
-            raise UserError(
-                f"this process feeds rows {rows.start} to {rows.stop - 1} of a batch, which are not a whole number "
-                f"of its {self.num_shards} shards. Pass --set input.shards={fitting} and start in another --logdir, or "
-                "use fewer processes."
-            )
-        return range(rows.start // self.shard_rows, rows.stop // self.shard_rows)
 
 
 def default_shards(mesh: DeviceMesh, layout: str = AUTO) -> int:
@@ -144,12 +175,13 @@ def default_shards(mesh: DeviceMesh, layout: str = AUTO) -> int:
 
 
 class Example(NamedTuple):
-    """A tokenised sentence pair.
+    """An example: a tokenised sentence pair, a recording and its transcript, or a volume and its labels.
 
     Attributes:
       stream_index: its position in the stream.
-      source: `[source tokens] int32`, without eos; empty for a language model; of a recording `[frames, F] float32`.
-      target: `[target tokens] int32`, without bos and eos.
+      source: `[source tokens] int32`, without eos; empty for a language model; of a recording `[frames, F] float32`; of
+        a volume `[X, Y, Z, 1] float32`.
+      target: `[target tokens] int32`, without bos and eos; of a volume `[X, Y, Z] int32`.
     """
 
     stream_index: int
@@ -269,7 +301,7 @@ class PackedRows:
 
 
 def pack(
-    examples: Iterator[Example], config: InputConfig, rows: int, pending: Iterable[Example] = ()
+    examples: Iterator[Example], config: BatchConfig, rows: int, pending: Iterable[Example] = ()
 ) -> Iterator[tuple[Batch, list[Example]]]:
     """Packs examples into batches of `rows` rows, in stream order.
 
@@ -309,5 +341,6 @@ def pack(
 
 
 def padding_fractions(batch: Batch) -> dict[str, float]:
-    """Returns the fraction of positions without a token, by side."""
-    return {side: 1.0 - float(np.mean(arrays["segment_ids"] > 0)) for side, arrays in batch.items()}
+    """Returns the fraction of positions (of volumes: of rows) without content, by each side that has segments."""
+    segments = {side: arrays["segment_ids"] for side, arrays in batch.items() if "segment_ids" in arrays}
+    return {side: 1.0 - float(np.mean(ids > 0)) for side, ids in segments.items()}

@@ -1,64 +1,75 @@
-"""The input pipeline: batches from a corpus and its tokenizers, endless and resumable for training, else finite.
+"""The input pipeline: batches of examples, endless and resumable for training, else finite.
 
-Reading, sampling and tokenising is a tf.data pipeline; `batching.pack` packs its examples into rows; both prefetch in
-the background. Example n of training is a pure function of (seed, n), see `mixture`, so the state of a stream between
-two batches is the index of the next example and the indices of the few pending ones. A batch consists of shards, which
-are independent streams, so that processes can share the work.
+`batching.pack` packs examples into rows, and batches are prefetched in the background. Example n of training is a pure
+function of (seed, n), so the state of a stream between two batches is the index of the next example and the indices of
+the few pending ones. A batch consists of shards, which are independent streams, so that processes can share the work.
+Examples are pairs of a corpus (`corpus_stream`) or made by a program (`volumes`).
 """
 
 from __future__ import annotations
 
 import collections
 import concurrent.futures
-import itertools
 import pathlib
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Generator, Iterator, Sequence
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
-from lingvo_moe.data.batching import FIELDS, Batch, Example, InputConfig, pack
-from lingvo_moe.data.corpus import Corpus
-from lingvo_moe.data.mixture import Mixture
-from lingvo_moe.data.tokenizer import SIDES, SPECIAL_IDS, Tokenizer, sha256
+from lingvo_moe.data.batching import FIELDS, Batch, BatchConfig, Example, InputConfig, pack
+from lingvo_moe.data.corpus_stream import HeldOutPairs, TrainPairs
+from lingvo_moe.data.tokenizer import SPECIAL_IDS, Tokenizer, sha256
+from lingvo_moe.data.volumes import HeldOutVolumes, TrainVolumes, VolumeInput
 from lingvo_moe.errors import UserError
-from lingvo_moe.lazy import tf
 
 Item = TypeVar("Item")
 State = dict[str, Any]
 _STATE_VERSION = 2  # 1 had no version and other keys
-_CHUNK = 256  # examples tokenised at a time, by all shards together
-_MIN_CHUNK = 32  # by one shard
-_PREFETCHED_CHUNKS = 8
 _PREFETCHED_BATCHES = 2
-_END_OF_STREAM = 1 << 62
 _MAX_CONSECUTIVE_REJECTIONS = 10_000  # examples
-_NO_TOKENS = np.zeros(0, np.int32)
+
+
+class Stream(Protocol):
+    """Training examples by number.
+
+    Attributes:
+      identity: what decides which example has number n; its text is hashed.
+    """
+
+    identity: tuple
+
+    def examples(self, first: int, step: int) -> Iterator[Example]:
+        """Yields the examples first, first + step, ... endlessly."""
+        ...
+
+    def examples_at(self, indices: np.ndarray) -> Iterator[Example]:
+        """Yields the examples `indices` `[N]`: the few pending ones that a resumed stream starts with."""
+        ...
+
+
+class HeldOut(Protocol):
+    """The examples of a held-out split."""
+
+    def examples(self, shuffled: bool) -> Iterator[Example]:
+        """Yields all examples once; see `EvalInput.batches`."""
+        ...
 
 
 class TrainInput:
-    """The training stream of a corpus.
+    """The training batches of a model.
 
     Attributes:
-      stream_id: a hash of all that decides which pair is example n: corpus, tokenizers, temperature and seed.
+      stream_id: a hash of all that decides which example has number n: of a corpus, tokenizers, temperature and seed.
     """
 
-    def __init__(self, corpus: str | pathlib.Path, tokenizers: str | pathlib.Path, config: InputConfig):
-        """Opens both directories and reads the training pairs.
+    def __init__(self, corpus: str | pathlib.Path, tokenizers: str | pathlib.Path, config: BatchConfig):
+        """Opens the training examples: those of a corpus, unless the input makes its own.
 
         Raises:
-          UserError: either is missing or corrupt, or the corpus has no training pair.
+          UserError: a directory is missing or corrupt, or the corpus has no training pair.
         """
-        opened, self._config = Corpus.open_to_train(corpus), config
-        self._readers, identities = config.open_readers(corpus, tokenizers)
-        sizes = tuple(opened.count("train", language) for language in opened.languages)
-        self._mixture = Mixture(sizes, config.temperature, config.seed)
-        self._pairs = [
-            opened.pairs("train", language) if size else ()
-            for language, size in zip(opened.languages, sizes, strict=True)
-        ]
-        stream = opened.fingerprint, list(identities), config.temperature, config.seed
-        self.stream_id = sha256(repr(stream).encode())[:16]
+        self._config, self._examples = config, _open_stream(corpus, tokenizers, config)
+        self.stream_id = sha256(repr(self._examples.identity).encode())[:16]
 
     def batches(
         self, state: State | None = None, shards: range | None = None
@@ -111,68 +122,43 @@ class TrainInput:
 
         # Pending examples did fit into an empty row when they were saved; rows may be shorter now.
         indices = np.array(position["pending"], np.int64)
-        pending = fitting(self._tokenize_without_tensorflow(indices)) if len(indices) else ()
-        stream = fitting(self._stream(position["next"], shards))
+        pending = fitting(self._examples.examples_at(indices)) if len(indices) else ()
+        stream = fitting(self._examples.examples(position["next"], shards))
         for batch, still_pending in pack(stream, self._config, self._config.shard_rows, pending):
             yield batch, {**position, "pending": [example.stream_index for example in still_pending]}
 
     def _check_rejections(self, rejections: int):
         if rejections >= _MAX_CONSECUTIVE_REJECTIONS:
+            # Only texts and recordings are rejected.
             lengths = {f"input.{side}_length": length for side, length in self._config.lengths.items()}
             now = " and ".join(f"{name}={length}" for name, length in lengths.items())
             remedy = " and ".join(f"--set {name}=..." for name in lengths)
             raise UserError(f"none of {rejections} consecutive training pairs fits {now}; increase with {remedy}")
 
-    def _stream(self, first: int, step: int) -> Iterator[Example]:
-        """Yields the examples first, first + step, ... of one of `step` shards."""
-        failures: list[Exception] = []
 
-        def call(function: Callable, argument: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
-            def recorded(value):
-                try:
-                    return function(value)
-                except Exception as error:
-                    failures.append(error)
-                    raise
+def _open_stream(corpus: str | pathlib.Path, tokenizers: str | pathlib.Path, config: BatchConfig) -> Stream:
+    if isinstance(config, VolumeInput):
+        return TrainVolumes(config)
+    return TrainPairs(corpus, tokenizers, _of_texts(config))
 
-            return tf.numpy_function(recorded, [argument], dtype)
 
-        readers = {side: reader.in_graph(call) for side, reader in self._readers.items()}
+def _open_held_out(
+    corpus: str | pathlib.Path,
+    tokenizers: str | pathlib.Path,
+    config: BatchConfig,
+    split: str,
+    languages: Sequence[str],
+    max_pairs: int | None,
+) -> HeldOut:
+    if isinstance(config, VolumeInput):
+        return HeldOutVolumes(config, split, max_pairs)
+    return HeldOutPairs(corpus, tokenizers, _of_texts(config), split, languages, max_pairs)
 
-        def tokenize(indices):
-            texts = call(self._read_texts, indices, tf.string)
-            texts.set_shape([None, 2])
-            return indices, {side: reader.tokenize(texts[:, SIDES.index(side)]) for side, reader in readers.items()}
 
-        chunk = max(_CHUNK // step, _MIN_CHUNK)
-        options = tf.data.Options()
-        # There is nothing to tune, and closing an iterator waits for the tuner's thread, which after some minutes wakes
-        # up only once a minute: that would block Python, once for each shard.
-        options.autotune.enabled = False
-        chunks = (
-            tf.data.Dataset.range(first, _END_OF_STREAM, step).batch(chunk, drop_remainder=True).with_options(options)
-        )
-        try:
-            for indices, tokens in chunks.map(tokenize, num_parallel_calls=1).prefetch(_PREFETCHED_CHUNKS):
-                yield from _examples(indices.numpy().tolist(), {side: _rows(ragged) for side, ragged in tokens.items()})
-        except tf.errors.OpError as error:
-            # TensorFlow wraps the error of a Python function into a page of its own.
-            raise (failures[0] if failures else error) from None
-
-    def _tokenize_without_tensorflow(self, indices: np.ndarray) -> Iterator[Example]:
-        """Yields the examples `indices` `[N]`: the few pending ones that a resumed stream starts with."""
-        texts = self._read_texts(indices)
-        tokens = {
-            side: reader.encode([text.decode() for text in texts[:, SIDES.index(side)]])
-            for side, reader in self._readers.items()
-        }
-        return _examples(indices.tolist(), tokens)
-
-    def _read_texts(self, indices: np.ndarray) -> np.ndarray:
-        """Returns the pairs of the examples `indices` `[N]` as UTF-8: `[N, 2] bytes`."""
-        sampled = zip(*(part.tolist() for part in self._mixture.sample(indices)), strict=True)
-        pairs = (self._pairs[language][index] for language, index in sampled)
-        return np.array([[source.encode(), english.encode()] for source, english in pairs], dtype=object)
+def _of_texts(config: BatchConfig) -> InputConfig:
+    if isinstance(config, InputConfig):
+        return config
+    raise UserError(f"the input is {type(config).__name__}, which has no examples; expected an InputConfig.")
 
 
 def merge_states(states: Sequence[State]) -> State:
@@ -202,7 +188,7 @@ def _check_identity(state: State, identity: State):
 
 
 class EvalInput:
-    """Held-out pairs, packed as training packs them.
+    """Held-out examples, packed as training packs them.
 
     Attributes:
       num_rejected: the number of pairs that the current or last pass rejected because they do not fit into a row.
@@ -212,12 +198,12 @@ class EvalInput:
         self,
         corpus: str | pathlib.Path,
         tokenizers: str | pathlib.Path,
-        config: InputConfig,
+        config: BatchConfig,
         split: str = "valid",
         languages: Sequence[str] = (),
         max_pairs: int | None = None,
     ):
-        """Opens both directories and reads the pairs of a split.
+        """Opens the examples of a split: those of a corpus, unless the input makes its own.
 
         Args:
           corpus: its directory.
@@ -225,16 +211,13 @@ class EvalInput:
           config: the shape of batches.
           split: `valid` or `test`.
           languages: which of the corpus's; empty for all that have the split.
-          max_pairs: of each language, see `Corpus.sample`; None for all.
+          max_pairs: of each language, see `Corpus.sample`; of volumes, of all; None for all.
 
         Raises:
-          UserError: either is missing or corrupt, or a language has no such pairs.
+          UserError: a directory is missing or corrupt, or a language has no such pairs.
         """
-        opened, self._config = Corpus.open(corpus), config
-        self._readers, _ = config.open_readers(corpus, tokenizers)
-        self._pairs = [
-            opened.sample(split, language, max_pairs) for language in languages or opened.languages_of(split)
-        ]
+        self._config = config
+        self._examples = _open_held_out(corpus, tokenizers, config, split, languages, max_pairs)
         self.num_rejected = 0
 
     def batches(self, shuffled: bool = False) -> Iterator[Batch]:
@@ -251,27 +234,11 @@ class EvalInput:
             yield batch
 
     def _fitting(self, shuffled: bool) -> Iterator[Example]:
-        for example in self._examples(shuffled):
+        for example in self._examples.examples(shuffled):
             if self._config.fits(example):
                 yield example
             else:
                 self.num_rejected += 1
-
-    def _examples(self, shuffled: bool) -> Iterator[Example]:
-        # A target gets the source of the pair this many places before it: its own, or another one.
-        languages = [(pairs, len(pairs) // 2 if shuffled else 0) for pairs in self._pairs]
-        longest = max(map(len, self._pairs), default=0)
-        texts = (
-            (pairs[index - shift][0], pairs[index][1])
-            for index in range(longest)
-            for pairs, shift in languages
-            if index < len(pairs) and bool(shift) == shuffled
-        )
-        indices = itertools.count()
-        while chunk := list(itertools.islice(texts, _CHUNK)):
-            sentences: dict[str, tuple[str, ...]] = dict(zip(SIDES, zip(*chunk, strict=True), strict=True))
-            tokens = {side: reader.encode(sentences[side]) for side, reader in self._readers.items()}
-            yield from _examples(itertools.islice(indices, len(chunk)), tokens)
 
 
 def source_batches(
@@ -306,12 +273,6 @@ def _source_batch(rows: list[np.ndarray], batch_size: int, source_length: int) -
     return batch
 
 
-def _examples(indices: Iterable[int], tokens: Mapping[str, Iterable[np.ndarray]]) -> Iterator[Example]:
-    """Yields examples from the tokens of each side; a language model's have an empty source."""
-    sources, targets = (tokens.get(side, itertools.repeat(_NO_TOKENS)) for side in SIDES)
-    return map(Example, indices, sources, targets)
-
-
 def _concatenate_rows(parts: Sequence[Batch]) -> Batch:
     """Returns a batch with the rows of all parts."""
     if len(parts) == 1:
@@ -320,11 +281,6 @@ def _concatenate_rows(parts: Sequence[Batch]) -> Batch:
         side: {name: np.concatenate([part[side][name] for part in parts]) for name in fields}
         for side, fields in parts[0].items()
     }
-
-
-def _rows(ragged) -> list[np.ndarray]:
-    """Returns the rows of a ragged tensor, as views of its values."""
-    return np.split(ragged.values.numpy(), ragged.row_splits.numpy()[1:-1])
 
 
 def _prefetch(items: Iterator[Item]) -> Generator[Item, None, None]:

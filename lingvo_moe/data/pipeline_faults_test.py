@@ -12,6 +12,7 @@ import pytest
 from lingvo_moe.data import tokenizer_trainer
 from lingvo_moe.data.batching import InputConfig
 from lingvo_moe.data.corpus import Corpus
+from lingvo_moe.data.corpus_stream import TrainPairs
 from lingvo_moe.data.pipeline import TrainInput
 from lingvo_moe.errors import UserError
 from lingvo_moe.testing.corpora import write_corpus
@@ -85,14 +86,14 @@ def test_error_in_the_background_reaches_the_caller_unchanged(built, monkeypatch
     """Not wrapped by TensorFlow, and after the batches before it; no thread remains."""
     before = set(threading.enumerate())  # other tests leave endless streams until garbage collection
     opened = TrainInput(built / "corpus", built / "tokenizers", _CONFIG)
-    read, calls = opened._read_texts, itertools.count()
+    read, calls = TrainPairs._read_texts, itertools.count()
 
-    def read_and_fail(indices: np.ndarray) -> np.ndarray:
+    def read_and_fail(pairs: TrainPairs, indices: np.ndarray) -> np.ndarray:
         if next(calls) == 12:
             raise error
-        return read(indices)
+        return read(pairs, indices)
 
-    monkeypatch.setattr(opened, "_read_texts", read_and_fail)
+    monkeypatch.setattr(TrainPairs, "_read_texts", read_and_fail)
     stream, made = opened.batches(), 0
     with pytest.raises(type(error)) as raised:
         for _ in stream:

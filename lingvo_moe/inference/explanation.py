@@ -49,7 +49,7 @@ class Explainer:
         self._name, self._logdir, self._tokenizers = name, logdir, experiment.open_tokenizers()
         # A row holds one pair, the longest translation of the search included.
         self._input = dataclasses.replace(
-            experiment.input,
+            experiment.texts,
             batch_size=experiment.decoding_batch,
             target_length=experiment.search.max_length + 1,
             packing=False,

@@ -73,7 +73,7 @@ def compute(
       UserError: before anything is compiled, if there is no data, tokenizer or checkpoint, if no text of the split
         fits a row, or if the checkpoint is another model's.
     """
-    experiment.open_tokenizers()
+    experiment.check_tokenizers()
     held_out = EvalInput(experiment.corpus, experiment.tokenizers, experiment.input, split, languages, max_pairs)
     if next(held_out.batches(), None) is None:
         raise UserError(_no_batch(experiment, split, held_out.num_rejected))
@@ -104,6 +104,6 @@ def _no_batch(experiment: Experiment, split: str, num_rejected: int) -> str:
     if not num_rejected:
         return f"the corpus has no {split} texts; see its report.txt."
     return (
-        f"none of the corpus's {num_rejected} {split} texts fits input.target_length={experiment.input.target_length}; "
+        f"none of the corpus's {num_rejected} {split} texts fits input.target_length={experiment.texts.target_length}; "
         f"raise it with --set input.target_length=..."
     )

@@ -59,12 +59,12 @@ class Recognizer:
         Raises:
           UserError: no recordings, no tokenizer or one too large for the model, no checkpoint or one of another model.
         """
-        self._input, self._tokenizer = experiment.input, experiment.open_tokenizers().target
-        self._readers = experiment.input.open_readers(experiment.corpus, experiment.tokenizers).by_side
+        self._input, self._tokenizer = experiment.texts, experiment.open_tokenizers().target
+        self._readers = self._input.open_readers(experiment.corpus, experiment.tokenizers).by_side
         theta_specs = weight_specs(experiment.model.weights())
         checkpoints = Checkpoints(logdir)
         checkpoints.require(name, theta_specs)
-        self._program = engine.load(experiment.steps.transcribe(experiment.input.specs()["source"]))
+        self._program = engine.load(experiment.steps.transcribe(self._input.specs()["source"]))
         self.step, self._theta = checkpoints.restore_theta(name, theta_specs, self._program.shardings("theta"))
         checkpoints.close()
 

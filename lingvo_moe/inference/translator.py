@@ -59,7 +59,7 @@ class Translator:
         """
         self._experiment = experiment
         self._tokenizers = experiment.open_tokenizers()
-        shape = (experiment.decoding_batch, experiment.input.source_length)
+        shape = (experiment.decoding_batch, experiment.texts.source_length)
         specs = {field: Spec(shape, "int32", "BS") for field in ("ids", "segment_ids", "positions")}
         theta_specs = weight_specs(experiment.model.weights())
         checkpoints = Checkpoints(logdir)
@@ -71,7 +71,7 @@ class Translator:
 
     def fits(self, sentences: Sequence[str]) -> list[bool]:
         """Returns for each sentence whether it is short enough: fewer than `input.source_length` tokens."""
-        limit = self._experiment.input.source_length
+        limit = self._experiment.texts.source_length
         return [len(tokens) < limit for tokens in self._tokenizers.source.encode(sentences)]
 
     def translate(self, sentences: Sequence[str]) -> list[list[Translation]]:
@@ -83,7 +83,7 @@ class Translator:
         parts, lines = self._segmented(sentences)
         results: list[list[Translation]] = [[]] * len(parts)
         batches = source_batches(
-            parts, self._tokenizers.source, self._experiment.decoding_batch, self._experiment.input.source_length
+            parts, self._tokenizers.source, self._experiment.decoding_batch, self._experiment.texts.source_length
         )
         with progress.bar("translating", len(parts), "sentences") as advance:
             for indices, source in batches:
@@ -94,7 +94,7 @@ class Translator:
 
     def _segmented(self, sentences: Sequence[str]) -> tuple[list[str], list[range]]:
         """Returns texts that fit the model, and for each sentence which of them are its parts."""
-        limit = self._experiment.input.source_length - 1
+        limit = self._experiment.texts.source_length - 1
         parts, lines = [], []
         for number, (sentence, fits) in enumerate(zip(sentences, self.fits(sentences)), start=1):
             texts, truncated = ([sentence], False) if fits else segment(sentence, self._count_tokens, limit)

@@ -4,7 +4,8 @@ Every dimension of a weight or an activation has a logical axis, the letter of t
 
   G groups   S tokens per group   E experts   C expert capacity   M model   H hidden (feed-forward)
   B batch    T, L length          N heads     D head size         V vocabulary   R repeats (stacked layers)
-  P pipeline stages              U terms of an unreduced sum (see `partial`)
+  P pipeline stages   X, Y, Z spatial dimensions of an image or volume   I, O channels of a convolution
+  U terms of an unreduced sum (see `partial`)
 
 A lower-case letter names a dimension that is never sharded: the gate weights, `me`, are replicated on every device.
 
@@ -31,7 +32,7 @@ from lingvo_moe.extensions import Registry
 from lingvo_moe.lazy import tf
 from lingvo_moe.sharding import spmd
 
-LOGICAL_AXES = "GSECMHBTLNDVRPU"
+LOGICAL_AXES = "GSECMHBTLNDVRPUXYZIO"
 UNREDUCED = "U"
 # GSPMD section 5.2: of three axes the first, l, is for pipeline stages; x and y are those of two axes.
 _MESH_AXES = {1: ("x",), 2: ("x", "y")}
@@ -225,6 +226,11 @@ PIPELINE_3D = (
     AxisRule("M", ("y",), fallback=True),
 )
 
+# Spatial partitioning (GSPMD section 5.6): devices share the first spatial dimension of images; on two axes, the first
+# axis has data parallelism (table 8).
+SPATIAL_1D = (AxisRule("X", ("x",)),)
+SPATIAL_2D = (AxisRule("B", ("x",)), AxisRule("X", ("y",)))
+
 # Few annotations (GSPMD section 3.5): those that the papers print, and XLA completes the others. The seven of table 1,
 # whose S is our T and, of keys and values, L; and the five of figure 8b for layers with experts.
 TABLE_1_TENSORS = ("MND", "NDM", "MH", "HM", "BTM", "BTND", "BLND", "BTH")
@@ -242,6 +248,8 @@ register_layout("pipeline", PIPELINE_1D, num_mesh_axes=1)
 register_layout("pipeline_data", PIPELINE_1D_DATA, num_mesh_axes=1)
 register_layout("pipeline_gshard", PIPELINE_2D, num_mesh_axes=2)
 register_layout("pipeline_gspmd", PIPELINE_3D, num_mesh_axes=3)
+register_layout("spatial", SPATIAL_1D, num_mesh_axes=1)
+register_layout("spatial_data", SPATIAL_2D, num_mesh_axes=2)
 
 _AUTO_LAYOUTS = {1: "gshard", 2: "gspmd", 3: "pipeline_gspmd"}
 

@@ -135,7 +135,7 @@ def compile_once(patch: pytest.MonkeyPatch):
     program_cache.use(program_cache.default())
     if executables := program_cache.executables():
         use_compilation_cache(executables)
-    for name in ("init", "train", "evaluate", "diagnose", "decode"):
+    for name in ("init", "train", "evaluate", "diagnose", "decode", "segment"):
         patch.setattr(Steps, name, _lowering_once(getattr(Steps, name)))
     load = Engine.load
 

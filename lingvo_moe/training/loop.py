@@ -90,7 +90,7 @@ def train(
 
 def _open_data(experiment: Experiment) -> tuple[TrainInput, EvalInput]:
     """Opens the training and the validation split."""
-    experiment.open_tokenizers()
+    experiment.check_tokenizers()
     directories = experiment.corpus, experiment.tokenizers
     return TrainInput(*directories, experiment.input), EvalInput(*directories, experiment.input, split="valid")
 

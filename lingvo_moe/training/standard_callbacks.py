@@ -7,7 +7,7 @@ import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from lingvo_moe.data.batching import Batch, padding_fractions
+from lingvo_moe.data.batching import Batch, BatchConfig, padding_fractions
 from lingvo_moe.data.pipeline import EvalInput, rejected_pairs
 from lingvo_moe.training.callbacks import Callback, StepResult, TrainingRun
 from lingvo_moe.training.loss import total_loss
@@ -21,7 +21,7 @@ class Reporter(Callback):
     def on_start(self, run: TrainingRun):
         """Opens the curves; only the primary process writes them."""
         self._writer = _open_writer(run, "train")
-        self._window = _Window()
+        self._window = _Window(run.experiment.input)
 
     def on_step(self, run: TrainingRun, result: StepResult):
         """Counts the batches; reports when it is time."""
@@ -34,7 +34,7 @@ class Reporter(Callback):
         num_parts = run.experiment.input.batch_size / len(run.training.rows)
         run.scalars = {name: float(value) for name, value in result.metrics.items()} | _of_all(counted, num_parts)
         self._writer.write(result.step, run.scalars)
-        self._window = _Window()
+        self._window = _Window(run.experiment.input)
 
     def on_close(self, error: BaseException | None):
         """Closes the curves."""
@@ -142,7 +142,8 @@ def _open_writer(run: TrainingRun, curves: str) -> SummaryWriter:
 class _Window:
     """Speed and padding since the last report."""
 
-    def __init__(self):
+    def __init__(self, config: BatchConfig):
+        self._lengths = config.lengths
         self._start, self._batches, self._tokens = time.monotonic(), 0, 0
         self._padding: dict[str, float] = collections.defaultdict(float)
 
@@ -152,7 +153,7 @@ class _Window:
         for batch in batches:
             for side, share in padding_fractions(batch).items():
                 self._padding[side] += share
-                self._tokens += round((1.0 - share) * batch[side]["segment_ids"].size)
+                self._tokens += round((1.0 - share) * len(batch[side]["segment_ids"]) * self._lengths[side])
 
     def values(self) -> dict[str, float]:
         """Returns `tokens_per_second` of both sides without padding, and the share of padding of each side."""

@@ -8,7 +8,6 @@ The default is m4.Small, but wide: 8 layers of M 1024 and H 8192 with 16 experts
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import pathlib
@@ -71,11 +70,10 @@ def make(own: Experiment, name: str, directory: pathlib.Path) -> int:
     model = own.model
     assert isinstance(model, Translation), "the programs include the beam search"
     specs = own.input.specs()
-    sources = dataclasses.replace(own.input, batch_size=own.decoding_batch).specs()["source"]
     made = {
         "init": own.steps.init,
         "train": lambda: own.steps.train(specs),
-        "decode": lambda: own.steps.decode(sources, own.search),
+        "decode": lambda: own.steps.decode(own.decoding_specs(), own.search),
     }
     facts = {
         "model": name,

@@ -1,0 +1,148 @@
+"""The examples of a corpus: its pairs, sampled, read and tokenised.
+
+Training examples are a tf.data pipeline that prefetches in the background. Example n is a pure function of (seed, n):
+see `mixture`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import pathlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+import numpy as np
+
+from lingvo_moe.data.batching import Example, InputConfig
+from lingvo_moe.data.corpus import Corpus
+from lingvo_moe.data.mixture import Mixture
+from lingvo_moe.data.tokenizer import SIDES
+from lingvo_moe.lazy import tf
+
+_CHUNK = 256  # examples tokenised at a time, by all shards together
+_MIN_CHUNK = 32  # by one shard
+_PREFETCHED_CHUNKS = 8
+_END_OF_STREAM = 1 << 62
+_NO_TOKENS = np.zeros(0, np.int32)
+
+
+class TrainPairs:
+    """The training pairs of a corpus; the protocol `pipeline.Stream`.
+
+    Attributes:
+      identity: what decides which pair is example n: corpus, tokenizers, temperature and seed.
+    """
+
+    def __init__(self, corpus: str | pathlib.Path, tokenizers: str | pathlib.Path, config: InputConfig):
+        """Opens both directories and reads the training pairs.
+
+        Raises:
+          UserError: either is missing or corrupt, or the corpus has no training pair.
+        """
+        opened = Corpus.open_to_train(corpus)
+        self._readers, identities = config.open_readers(corpus, tokenizers)
+        sizes = tuple(opened.count("train", language) for language in opened.languages)
+        self._mixture = Mixture(sizes, config.temperature, config.seed)
+        self._pairs = [
+            opened.pairs("train", language) if size else ()
+            for language, size in zip(opened.languages, sizes, strict=True)
+        ]
+        self.identity = (opened.fingerprint, list(identities), config.temperature, config.seed)
+
+    def examples(self, first: int, step: int) -> Iterator[Example]:
+        """Yields the examples first, first + step, ... of one of `step` shards."""
+        failures: list[Exception] = []
+
+        def call(function: Callable, argument: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+            def recorded(value):
+                try:
+                    return function(value)
+                except Exception as error:
+                    failures.append(error)
+                    raise
+
+            return tf.numpy_function(recorded, [argument], dtype)
+
+        readers = {side: reader.in_graph(call) for side, reader in self._readers.items()}
+
+        def tokenize(indices):
+            texts = call(self._read_texts, indices, tf.string)
+            texts.set_shape([None, 2])
+            return indices, {side: reader.tokenize(texts[:, SIDES.index(side)]) for side, reader in readers.items()}
+
+        chunk = max(_CHUNK // step, _MIN_CHUNK)
+        options = tf.data.Options()
+        # There is nothing to tune, and closing an iterator waits for the tuner's thread, which after some minutes wakes
+        # up only once a minute: that would block Python, once for each shard.
+        options.autotune.enabled = False
+        chunks = (
+            tf.data.Dataset.range(first, _END_OF_STREAM, step).batch(chunk, drop_remainder=True).with_options(options)
+        )
+        try:
+            for indices, tokens in chunks.map(tokenize, num_parallel_calls=1).prefetch(_PREFETCHED_CHUNKS):
+                yield from _examples(indices.numpy().tolist(), {side: _rows(ragged) for side, ragged in tokens.items()})
+        except tf.errors.OpError as error:
+            # TensorFlow wraps the error of a Python function into a page of its own.
+            raise (failures[0] if failures else error) from None
+
+    def examples_at(self, indices: np.ndarray) -> Iterator[Example]:
+        """Yields the examples `indices` `[N]`: the few pending ones that a resumed stream starts with."""
+        texts = self._read_texts(indices)
+        tokens = {
+            side: reader.encode([text.decode() for text in texts[:, SIDES.index(side)]])
+            for side, reader in self._readers.items()
+        }
+        return _examples(indices.tolist(), tokens)
+
+    def _read_texts(self, indices: np.ndarray) -> np.ndarray:
+        """Returns the pairs of the examples `indices` `[N]` as UTF-8: `[N, 2] bytes`."""
+        sampled = zip(*(part.tolist() for part in self._mixture.sample(indices)), strict=True)
+        pairs = (self._pairs[language][index] for language, index in sampled)
+        return np.array([[source.encode(), english.encode()] for source, english in pairs], dtype=object)
+
+
+class HeldOutPairs:
+    """The pairs of a held-out split; the protocol `pipeline.HeldOut`."""
+
+    def __init__(
+        self,
+        corpus: str | pathlib.Path,
+        tokenizers: str | pathlib.Path,
+        config: InputConfig,
+        split: str,
+        languages: Sequence[str],
+        max_pairs: int | None,
+    ):
+        """Opens both directories and reads the pairs of a split; see `pipeline.EvalInput`."""
+        opened = Corpus.open(corpus)
+        self._readers, _ = config.open_readers(corpus, tokenizers)
+        self._pairs = [
+            opened.sample(split, language, max_pairs) for language in languages or opened.languages_of(split)
+        ]
+
+    def examples(self, shuffled: bool) -> Iterator[Example]:
+        """Yields one pair of each language, then a second of each, and so on."""
+        # A target gets the source of the pair this many places before it: its own, or another one.
+        languages = [(pairs, len(pairs) // 2 if shuffled else 0) for pairs in self._pairs]
+        longest = max(map(len, self._pairs), default=0)
+        texts = (
+            (pairs[index - shift][0], pairs[index][1])
+            for index in range(longest)
+            for pairs, shift in languages
+            if index < len(pairs) and bool(shift) == shuffled
+        )
+        indices = itertools.count()
+        while chunk := list(itertools.islice(texts, _CHUNK)):
+            sentences: dict[str, tuple[str, ...]] = dict(zip(SIDES, zip(*chunk, strict=True), strict=True))
+            tokens = {side: reader.encode(sentences[side]) for side, reader in self._readers.items()}
+            yield from _examples(itertools.islice(indices, len(chunk)), tokens)
+
+
+def _examples(indices: Iterable[int], tokens: Mapping[str, Iterable[np.ndarray]]) -> Iterator[Example]:
+    """Yields examples from the tokens of each side; a language model's have an empty source."""
+    sources, targets = (tokens.get(side, itertools.repeat(_NO_TOKENS)) for side in SIDES)
+    return map(Example, indices, sources, targets)
+
+
+def _rows(ragged) -> list[np.ndarray]:
+    """Returns the rows of a ragged tensor, as views of its values."""
+    return np.split(ragged.values.numpy(), ragged.row_splits.numpy()[1:-1])

@@ -1,0 +1,193 @@
+"""Volumes to segment, made by a program: ellipsoids and tubes in noise, and the label of each voxel.
+
+A volume is a pure function of (seed, split, n), so there is no corpus on disk. Objects of both kinds have the same
+intensities: what distinguishes them is their shape. A batch is
+
+    {"source": {"voxels" [B, X, Y, Z, 1] float32},
+     "target": {"labels" [B, X, Y, Z] int32, "segment_ids" [B] int32}}
+
+Segment 1 is a volume, 0 an empty row.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Iterator
+
+import numpy as np
+
+from lingvo_moe.data.batching import Batch, BatchConfig, Example
+from lingvo_moe.data.corpus import SPLITS
+from lingvo_moe.errors import UserError
+from lingvo_moe.sharding.layout import Spec
+
+CLASSES = ("background", "ellipsoid", "tube")  # by label
+CHANNELS = 1
+INTENSITIES = (0.5, 1.0)  # of objects; that of the background is 0
+_SMALLEST = 8  # voxels along a side
+_OBJECTS = {"ellipsoid": (1, 3), "tube": (1, 3)}  # fewest and most of a volume
+# In parts of the volume's shortest side.
+_SEMI_AXES, _TUBE_RADII = (0.1, 0.25), (0.04, 0.08)
+
+
+@dataclasses.dataclass(frozen=True)
+class VolumeInput(BatchConfig):
+    """The shape and the content of batches of volumes.
+
+    Attributes:
+      batch_size: B, the volumes of a batch over all processes.
+      size: X, Y and Z, in voxels.
+      noise: the standard deviation of the noise that is added to each voxel.
+      held_out: the number of volumes of the splits valid and test, each.
+      seed: of all volumes.
+      shards: see `InputConfig`.
+
+    Raises:
+      UserError: a value that gives no batch.
+    """
+
+    batch_size: int = 2
+    size: tuple[int, ...] = (32, 32, 32)
+    noise: float = 0.4
+    held_out: int = 32
+    seed: int = 0
+    shards: int = 8
+
+    lookahead = 1  # every volume fits into the next row
+
+    def __post_init__(self):
+        if len(self.size) != 3 or min(self.size) < _SMALLEST:
+            raise UserError(f"input.size is {self.size}; give three numbers from {_SMALLEST}, as 32,32,32.")
+        for name, least in (("batch_size", 1), ("noise", 0), ("held_out", 1), ("seed", 0), ("shards", 1)):
+            if getattr(self, name) < least:
+                raise UserError(f"input.{name}={getattr(self, name)}: expected at least {least}.")
+
+    @property
+    def lengths(self) -> dict[str, int]:
+        """See `BatchConfig`: the voxels of a volume, each with a label."""
+        return dict.fromkeys(("source", "target"), math.prod(self.size))
+
+    def specs(self) -> dict[str, dict[str, Spec]]:
+        """See `BatchConfig`."""
+        shape = (self.batch_size, *self.size)
+        target = {"labels": Spec(shape, "int32", "BXYZ"), "segment_ids": Spec((self.batch_size,), "int32", "B")}
+        return {"source": {"voxels": Spec((*shape, CHANNELS), "float32", "BXYZi")}, "target": target}
+
+    def fits(self, example: Example) -> bool:
+        """See `BatchConfig`: every volume does."""
+        del example
+        return True
+
+    def empty_rows(self, count: int) -> VolumeRows:
+        """See `BatchConfig`."""
+        return VolumeRows(self, count)
+
+
+class VolumeRows:
+    """A batch of volumes that is filled row by row; see `batching.Rows`."""
+
+    def __init__(self, config: VolumeInput, rows: int):
+        self.batch: Batch = {
+            side: {name: np.zeros((rows, *spec.shape[1:]), spec.dtype) for name, spec in fields.items()}
+            for side, fields in config.specs().items()
+        }
+        self._used, self._rows = 0, rows
+
+    @property
+    def full(self) -> bool:
+        """Whether no further volume can be added."""
+        return self._used == self._rows
+
+    @property
+    def any(self) -> bool:
+        """Whether a volume has been added."""
+        return self._used > 0
+
+    def add(self, example: Example) -> bool:
+        """Puts a volume into the next row; returns False if there is none."""
+        if self.full:
+            return False
+        self.batch["source"]["voxels"][self._used] = example.source
+        self.batch["target"]["labels"][self._used] = example.target
+        self.batch["target"]["segment_ids"][self._used] = 1
+        self._used += 1
+        return True
+
+
+class TrainVolumes:
+    """The training volumes; the protocol `pipeline.Stream`.
+
+    Attributes:
+      identity: what decides which volume is example n.
+    """
+
+    def __init__(self, config: VolumeInput):
+        self._config = config
+        self.identity = ("volumes", config.size, config.noise, config.seed)
+
+    def examples(self, first: int, step: int) -> Iterator[Example]:
+        """Yields the volumes first, first + step, ... endlessly."""
+        return (make_volume(self._config, "train", n) for n in itertools.count(first, step))
+
+    def examples_at(self, indices: np.ndarray) -> Iterator[Example]:
+        """Yields the volumes of these numbers."""
+        return (make_volume(self._config, "train", n) for n in indices.tolist())
+
+
+class HeldOutVolumes:
+    """The volumes of a held-out split; the protocol `pipeline.HeldOut`."""
+
+    def __init__(self, config: VolumeInput, split: str, max_volumes: int | None = None):
+        """Takes at most `max_volumes` of the split's `config.held_out`."""
+        self._config, self._split = config, split
+        self._count = config.held_out if max_volumes is None else min(max_volumes, config.held_out)
+
+    def examples(self, shuffled: bool = False) -> Iterator[Example]:
+        """Yields the volumes; `shuffled` is for texts."""
+        del shuffled
+        return (make_volume(self._config, self._split, n) for n in range(self._count))
+
+
+def make_volume(config: VolumeInput, split: str, number: int) -> Example:
+    """Returns volume `number` of a split: voxels `[X, Y, Z, 1] float32` and labels `[X, Y, Z] int32`.
+
+    Tubes are drawn over ellipsoids. Equal seeds, splits and numbers give equal volumes, bit by bit.
+    """
+    # RandomState's streams are frozen; those of Generator may change with a version of NumPy.
+    words = [config.seed, SPLITS.index(split), *divmod(number, 2**32)]
+    random = np.random.RandomState(np.array(words, np.uint32))
+    labels, voxels = np.zeros(config.size, np.int32), np.zeros(config.size, np.float32)
+    for label, kind in enumerate(CLASSES[1:], start=1):
+        for _ in range(random.randint(_OBJECTS[kind][0], _OBJECTS[kind][1] + 1)):
+            inside = _DRAW[kind](config.size, random)
+            labels[inside], voxels[inside] = label, random.uniform(*INTENSITIES)
+    noise = config.noise * random.standard_normal(config.size)
+    return Example(number, (voxels + noise.astype(np.float32))[..., None], labels)
+
+
+def _ellipsoid(size: tuple[int, ...], random: np.random.RandomState) -> np.ndarray:
+    """Returns which voxels are in a random ellipsoid, turned by any angle: `[X, Y, Z] bool`."""
+    semi_axes = random.uniform(*_SEMI_AXES, 3) * min(size)
+    centre = random.uniform(0.2, 0.8, 3) * size
+    axes, _ = np.linalg.qr(random.standard_normal((3, 3)))
+    offsets = np.moveaxis(np.indices(size), 0, -1) - centre
+    return np.square(offsets @ axes / semi_axes).sum(-1) <= 1
+
+
+def _tube(size: tuple[int, ...], random: np.random.RandomState) -> np.ndarray:
+    """Returns which voxels are near a random curve, a quadratic Bezier curve through the volume: `[X, Y, Z] bool`."""
+    radius = max(random.uniform(*_TUBE_RADII) * min(size), 1.0)
+    start, middle, end = random.uniform(0.0, 1.0, (3, 3)) * size
+    reach, inside = math.ceil(radius), np.zeros(size, bool)
+    for t in np.linspace(0, 1, 2 * max(size))[:, None]:
+        point = ((1 - t) ** 2 * start + 2 * t * (1 - t) * middle + t**2 * end).ravel()
+        low = np.maximum(np.floor(point).astype(int) - reach, 0)
+        box = tuple(slice(at, at + 2 * reach + 2) for at in low)
+        grid = np.indices(inside[box].shape) + low[:, None, None, None] - point[:, None, None, None]
+        inside[box] |= np.square(grid).sum(0) <= radius**2
+    return inside
+
+
+_DRAW = {"ellipsoid": _ellipsoid, "tube": _tube}

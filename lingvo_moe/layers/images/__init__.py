@@ -1,0 +1,1 @@
+"""Layers of images and volumes, whose spatial dimensions devices may share."""

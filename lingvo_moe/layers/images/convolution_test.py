@@ -1,0 +1,176 @@
+"""Convolutions equal sums over windows, and partitioned ones those of one device, with halos alone between devices."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from lingvo_moe import tree
+from lingvo_moe.errors import UserError
+from lingvo_moe.layers.base import Context
+from lingvo_moe.layers.images.convolution import Convolution, TransposedConvolution
+from lingvo_moe.lazy import tf
+from lingvo_moe.testing import harness, spatial
+
+pytestmark = pytest.mark.slow
+
+
+def padding_of(layer: Convolution, sizes: tuple[int, ...]) -> list[tuple[int, int]]:
+    """TensorFlow's definition of the padding of each dimension."""
+    if not isinstance(layer.padding, str):
+        return list(layer.padding)
+    if layer.padding == "VALID":
+        return [(0, 0)] * len(sizes)
+    extents = [(window - 1) * dilation + 1 for window, dilation in zip(layer.window, layer.dilations)]
+    totals = [max((-(-n // s) - 1) * s + extent - n, 0) for n, s, extent in zip(sizes, layer.strides, extents)]
+    return [(total // 2, total - total // 2) for total in totals]
+
+
+def by_windows(layer: Convolution, images: np.ndarray, theta: dict) -> np.ndarray:
+    """The convolution in float64, one window after another."""
+    padding = padding_of(layer, images.shape[1:-1])
+    padded = np.pad(images.astype(np.float64), [(0, 0), *padding, (0, 0)])
+    of_group, outputs = layer.inputs // layer.groups, layer.outputs // layer.groups
+    extents = [(window - 1) * dilation + 1 for window, dilation in zip(layer.window, layer.dilations)]
+    sizes = [(n - extent) // s + 1 for n, extent, s in zip(padded.shape[1:], extents, layer.strides)]
+    found = np.zeros((len(images), *sizes, layer.outputs))
+    for position in itertools.product(*map(range, sizes)):
+        for tap in itertools.product(*map(range, layer.window)):
+            read = tuple(p * s + t * d for p, s, t, d in zip(position, layer.strides, tap, layer.dilations))
+            for group in range(layer.groups):
+                channels = padded[(slice(None), *read, slice(group * of_group, (group + 1) * of_group))]
+                columns = slice(group * outputs, (group + 1) * outputs)
+                found[(slice(None), *position, columns)] += channels @ theta["kernel"][tap][:, columns]
+    return found + theta.get("bias", 0.0)
+
+
+@st.composite
+def convolutions(draw, rank: int) -> Convolution:
+    """2-D or 3-D; window, stride, dilation, padding and groups of any kind."""
+    sizes = lambda low, high: tuple(draw(st.integers(low, high)) for _ in range(rank))  # noqa: E731
+    explicit = tuple((draw(st.integers(0, 3)), draw(st.integers(0, 3))) for _ in range(rank))
+    groups, multiple = draw(st.sampled_from([(1, 1), (1, 3), (2, 2), (4, 1), (4, 2)]))
+    return Convolution(
+        inputs=4,
+        outputs=4 * multiple,
+        groups=groups,
+        window=sizes(1, 4),
+        strides=sizes(1, 3),
+        dilations=(draw(st.integers(1, 2)), *(draw(st.integers(1, 2)),) * (rank - 1)),
+        padding=draw(st.sampled_from(["SAME", "VALID", explicit])),
+        bias=draw(st.booleans()),
+    )
+
+
+@settings(max_examples=8)
+@given(data=st.data(), rank=st.integers(2, 3))
+def test_equals_a_sum_over_windows(data, rank):
+    """On one device, against float64."""
+    layer, shape = data.draw(convolutions(rank)), (2, *(7, 5, 6)[:rank], 4)
+    assume(all(extent <= size for extent, size in zip(layer.extent, shape[1:])))
+    inputs = spatial.example(layer, shape)
+    run = lambda tensors: {"y": layer(tensors["theta"], tensors["images"], Context())}  # noqa: E731
+    expected = by_windows(layer, inputs["images"], inputs["theta"])
+    atol = spatial.TOLERANCE * np.abs(expected).max()
+    np.testing.assert_allclose(harness.run(run, inputs)["y"], expected, rtol=0, atol=atol)
+
+
+@st.composite
+def partitioned(draw, devices: int) -> tuple[Convolution | TransposedConvolution, tuple[int, ...]]:
+    """A layer and images or volumes that devices share unevenly, or evenly; windows up to several partitions wide."""
+    rank, size, window = draw(st.integers(2, 3)), draw(st.integers(devices, 5 * devices)), draw(st.integers(1, 9))
+    low, high = draw(st.integers(0, 4)), draw(st.integers(0, 4))
+    fields = {
+        "inputs": 2,
+        "outputs": draw(st.sampled_from([2, 4])),
+        "window": (window, 2, 1)[:rank],
+        "strides": (draw(st.integers(1, 4)), 1, 1)[:rank],
+        "padding": draw(st.sampled_from(["SAME", "VALID", ((low, high), (0, 1), (0, 0))[:rank]])),
+    }
+    shape = (1, size, 2, 2, 2)[: rank + 1]
+    if draw(st.booleans()):
+        return TransposedConvolution(**fields, bias=False), (*shape, 2)
+    groups, dilations = draw(st.sampled_from([1, 2])), (draw(st.integers(1, 3)), 1, 1)[:rank]
+    return Convolution(**fields, groups=groups, dilations=dilations), (*shape, 2)
+
+
+@settings(max_examples=6)
+@given(data=st.data(), devices=st.sampled_from([2, 4, 8]))
+def test_partitioned_equals_one_device(data, devices):
+    """Output and both gradients: strides, dilations, paddings, wide windows, uneven and empty last partitions."""
+    layers = {}
+    for name in "abc":
+        layer, shape = data.draw(partitioned(devices))
+        try:
+            spatial.trace(layer, shape, devices)
+        except UserError:
+            assume(False)
+        layers[name] = layer, shape
+    spatial.assert_partitioned(layers, devices)
+
+
+# In program order: the halos of the image for the output, of the output's gradient, and of the image for the kernel's.
+COLLECTIVES = {
+    "volume": (Convolution(inputs=2, outputs=2, window=(3, 3, 3)), (1, 16, 3, 3, 2), 6),
+    "stride": (Convolution(inputs=2, outputs=2, window=(3, 2), strides=(2, 2)), (1, 32, 2, 2), 3),
+    "window of one and a half partitions": (Convolution(inputs=2, outputs=2, window=(7, 1)), (1, 16, 2, 2), 12),
+    "window of five partitions": (Convolution(inputs=2, outputs=2, window=(11, 1)), (1, 16, 2, 2), 18),
+    "dilation": (Convolution(inputs=2, outputs=2, window=(3, 1), dilations=(2, 1)), (1, 16, 2, 2), 6),
+    "groups": (Convolution(inputs=4, outputs=4, groups=2, window=(3, 1)), (1, 16, 2, 4), 12),
+    "depthwise": (Convolution(inputs=2, outputs=4, groups=2, window=(3, 1)), (1, 16, 2, 2), 6),
+    "transposed, no overlap": (
+        TransposedConvolution(inputs=2, outputs=2, window=(2, 2), strides=(2, 2)),
+        (1, 16, 2, 2),
+        0,
+    ),
+    "transposed": (TransposedConvolution(inputs=2, outputs=2, window=(3, 1), strides=(2, 1)), (1, 16, 2, 2), 3),
+}
+
+
+@pytest.mark.parametrize("name", COLLECTIVES)
+def test_devices_exchange_halos_and_add_up_weight_gradients(name):
+    """On eight devices: CollectivePermutes of halos, one AllReduce (of kernel and bias together), no AllGather."""
+    layer, shape, permutes = COLLECTIVES[name]
+    found = harness.collectives(spatial.compiled(layer, shape, devices=8))
+    assert found == {"all-reduce": 1} | ({"collective-permute": permutes} if permutes else {})
+
+
+def test_halos_that_differ_between_partitions():
+    """GShard appendix A.4, figure 11: 12 elements on 4 devices, window 3, padding (1, 1), stride 2: halos of 1 to 4."""
+    layer = Convolution(inputs=2, outputs=2, window=(3, 1), strides=(2, 1), padding=((1, 1), (0, 0)))
+    spatial.assert_partitioned({"figure_11": (layer, (1, 12, 2, 2))}, devices=4)
+
+
+def test_padding_wider_than_the_window():
+    """Its gradient, on one device and on four, is TensorFlow's own, computed without XLA.
+
+    If conv2d padded, XLA's CPU compiler would read beyond the end of the output's gradient, on one device.
+    """
+    layer = Convolution(inputs=2, outputs=2, window=(3, 1), padding=((3, 1), (0, 0)), bias=False)
+    inputs = tree.map_leaves(tf.constant, spatial.example(layer, (2, 16, 3, 2)))
+    convolve = harness.with_gradients(
+        lambda t: {"y": tf.nn.conv2d(t["images"], t["theta"]["kernel"], 1, [(0, 0), (3, 1), (0, 0), (0, 0)])}
+    )
+    expected = harness.arrays(convolve(inputs))["gradients/images"]
+    for devices in (1, 4):
+        found = spatial.run({"layer": (layer, (2, 16, 3, 2))}, devices)["gradients/layer/images"]
+        np.testing.assert_allclose(found, expected, rtol=0, atol=spatial.TOLERANCE * np.abs(expected).max())
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OneOperator(Convolution):
+    """What the layer would be with one operator for all groups."""
+
+    def __call__(self, theta: dict, inputs: tf.Tensor, context: Context) -> tf.Tensor:
+        return tf.nn.conv2d(inputs, theta["kernel"], 1, "SAME")
+
+
+def test_an_operator_with_groups_gathers_images():
+    """Why the layer has an operator for each group. If this fails, XLA has been corrected, and one would do."""
+    layer = OneOperator(inputs=4, outputs=4, groups=2, window=(3, 1), bias=False)
+    assert harness.collectives(spatial.compiled(layer, (1, 8, 2, 4), devices=4))["all-gather"] > 0
