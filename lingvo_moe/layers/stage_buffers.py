@@ -107,16 +107,12 @@ class StageBuffers:
 
     def row(self, stacked: tf.Tensor, turn: Turn, j: tf.Tensor, logical_axes: str) -> tf.Tensor:
         """The row of each stage for repeat j of a turn: `[P, rows, ...]` to `[P, ...]`."""
-        if self.schedule.rounds == 1:
-            return self.annotate(stacked[:, j], logical_axes[1:])
         arguments = [(stacked, self.row_axes(logical_axes)), (turn.row(turn.stages.round, j), "")]
         return self._by_each_stage(_rows, arguments, logical_axes[1:])
 
     def add_to_row(self, stacked: tf.Tensor, turn: Turn, j: tf.Tensor, part: tf.Tensor, logical_axes: str) -> tf.Tensor:
         """Adds `part [P, ...]` to the row of each stage, see `row`."""
         part, row_axes = self.annotate(part, logical_axes[1:]), self.row_axes(logical_axes)
-        if self.schedule.rounds == 1:
-            return self.annotate(_add_to_column(stacked, j, part), row_axes)
         arguments = [(stacked, row_axes), (turn.row(turn.stages.round, j), ""), (part, logical_axes[1:])]
         return self._by_each_stage(_add_to_rows, arguments, row_axes)
 
@@ -190,9 +186,3 @@ def _rows(stacked: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
 def _add_to_rows(stacked: tf.Tensor, rows: tf.Tensor, part: tf.Tensor) -> tf.Tensor:
     """`stacked [P, rows, ...]` with `part [P, ...]` added to the row `rows [P]` of each stage."""
     return tf.tensor_scatter_nd_add(stacked, tf.stack([tf.range(rows.shape[0]), rows], axis=1), part)
-
-
-def _add_to_column(stacked: tf.Tensor, column: tf.Tensor, part: tf.Tensor) -> tf.Tensor:
-    """`stacked [P, rows, ...]` with `part [P, ...]` added at the same row of all stages."""
-    start = [0, column] + [0] * (stacked.shape.rank - 2)
-    return dynamic_update_slice(stacked, (stacked[:, column] + part)[:, None], start)
