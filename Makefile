@@ -34,9 +34,9 @@ pytest: setup  ## all tests, two files at a time
 	        || status=1; \
 	done; exit $$status
 
-# pytest has run the tests. Bazel checks that the BUILD files declare every import: it runs the small tests again and only
-# collects the others, each file by itself among the files that it declares.
-bazel: setup  ## run the small tests and collect the others, each with only its declared files; `bazel test //...` runs all
+# pytest has run the tests. Bazel checks that the BUILD files declare every import: it runs the small tests again, each
+# among its declared files alone, and looks for the imports of the others there.
+bazel: setup  ## run the small tests and check the imports of the others among their declared files; `bazel test //...` runs all
 	@tools/setup.sh bazel $(BAZEL)
 	$(BAZEL) test --config=ci //...
 
