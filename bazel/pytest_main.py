@@ -1,8 +1,8 @@
 """Runs one test file with pytest, for `bazel test`: `pytest_main.py FILE [ARGUMENT...]`.
 
 Further arguments come from `bazel test --test_arg=...`. If RUN_SIZE is set, a test of another size is not run: it is
-only checked that every module of this repository that it imports is there, which is what its target declares. A file
-without tests fails.
+only checked that every module of this repository that it imports is there, which is what its target declares. Of the
+tests that run, a file without one fails.
 """
 
 from __future__ import annotations

@@ -105,7 +105,9 @@ COMMANDS = {
     "list": Command("all registered models, their experts, layers, weights and devices", CommandConfig, _list),
     "show": Command("every hyperparameter of a model: show NAME", ModelConfig, _show),
     "train": Command("train a model, or resume its training", TrainConfig, _deferred("train", "train")),
-    "eval": Command("BLEU and chrF per language on held-out sentences", EvalConfig, _deferred("evaluate")),
+    "eval": Command(
+        "score on held-out data: BLEU and chrF, perplexity, error rates or Dice", EvalConfig, _deferred("evaluate")
+    ),
     "translate": Command("translate lines into lines", TranslateConfig, _translate),
     "plan": Command(
         "compile a model for a TPU slice without one: memory, communication, step time, cost: plan NAME",

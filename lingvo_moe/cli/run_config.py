@@ -181,8 +181,10 @@ class EvalConfig(CorpusConfig, SearchConfig):
 
     languages: tuple[str, ...] = _flag(flags.DEFINE_list, (), "comma-separated labels; default: all of the corpus")
     max_pairs: int = _flag(flags.DEFINE_integer, 100, "sentences per language, or volumes, at most", lower_bound=1)
-    split: str = _flag(flags.DEFINE_enum, "test", "which held-out sentences", enum_values=["test", "valid"])
-    summary: bool = _flag(flags.DEFINE_boolean, False, "only groups of languages and the average, no row per language")
+    split: str = _flag(flags.DEFINE_enum, "test", "which held-out data", enum_values=["test", "valid"])
+    summary: bool = _flag(
+        flags.DEFINE_boolean, False, "only groups and the average, no row per language, voice or class"
+    )
     json: str | None = _flag(flags.DEFINE_string, None, "also write the scores to this file")
 
 

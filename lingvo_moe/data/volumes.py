@@ -27,6 +27,7 @@ CLASSES = ("background", "ellipsoid", "tube")  # by label
 CHANNELS = 1
 INTENSITIES = (0.5, 1.0)  # of objects; that of the background is 0
 _SMALLEST = 8  # voxels along a side
+_VERSION = 1  # of the generator: with another one, volume n is another volume
 _OBJECTS = {"ellipsoid": (1, 3), "tube": (1, 3)}  # fewest and most of a volume
 # In parts of the volume's shortest side.
 _SEMI_AXES, _TUBE_RADII = (0.1, 0.25), (0.04, 0.08)
@@ -61,8 +62,10 @@ class VolumeInput(BatchConfig):
         if len(self.size) != 3 or min(self.size) < _SMALLEST:
             raise UserError(f"input.size is {self.size}; give three numbers from {_SMALLEST}, as 32,32,32.")
         for name, least in (("batch_size", 1), ("noise", 0), ("held_out", 1), ("seed", 0), ("shards", 1)):
-            if getattr(self, name) < least:
+            if not least <= getattr(self, name) < math.inf:
                 raise UserError(f"input.{name}={getattr(self, name)}: expected at least {least}.")
+        if self.seed >= 2**32:
+            raise UserError(f"input.seed={self.seed}: expected a number below {2**32}.")
 
     @property
     def lengths(self) -> dict[str, int]:
@@ -125,7 +128,7 @@ class TrainVolumes:
 
     def __init__(self, config: VolumeInput):
         self._config = config
-        self.identity = ("volumes", config.size, config.noise, config.seed)
+        self.identity = ("volumes", _VERSION, config.size, float(config.noise), config.seed)
 
     def examples(self, first: int, step: int) -> Iterator[Example]:
         """Yields the volumes first, first + step, ... endlessly."""

@@ -85,6 +85,8 @@ def test_held_out_batches_end_with_empty_rows():
         ({"size": (32, 32)}, r"input.size is \(32, 32\); give three numbers from 8"),
         ({"size": (4, 32, 32)}, "give three numbers from 8"),
         ({"batch_size": 0}, "input.batch_size=0: expected at least 1"),
+        ({"seed": 2**32}, "input.seed=4294967296: expected a number below 4294967296"),
+        ({"noise": float("nan")}, "input.noise=nan: expected at least 0"),
         ({"noise": -1.0}, "input.noise=-1.0"),
         ({"held_out": 0}, "input.held_out=0"),
     ],

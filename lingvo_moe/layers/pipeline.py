@@ -404,9 +404,7 @@ class _Pipeline:
 
     def _with_summaries(self, stacks: list[tf.Tensor], turn: Turn, j: tf.Tensor, values: list[tf.Tensor]) -> list:
         """Adds the summaries of repeat j, each `[P]`, to those by stage and row."""
-        is_row = (
-            tf.equal(turn.row(turn.stages.round, j)[:, None], tf.range(self._schedule.rows)) & turn.active(j)[:, None]
-        )
+        is_row = tf.equal(turn.row(j)[:, None], tf.range(self._schedule.rows)) & turn.active(j)[:, None]
         combined = []
         for name, stack, value in zip(self._stages.summary_names, stacks, values, strict=True):
             if name.endswith("/max"):

@@ -141,9 +141,9 @@ class Turn:
         schedule = self.schedule
         return (self.stages.round * schedule.stages + tf.range(schedule.stages)) * schedule.repeats_per_turn + j
 
-    def row(self, round: tf.Tensor, j: tf.Tensor | int) -> tf.Tensor:
-        """The number of the turn's repeat j among those that a stage has room for, if it is in that round."""
-        return round * self.schedule.repeats_per_turn + j
+    def row(self, j: tf.Tensor | int) -> tf.Tensor:
+        """The number of the turn's repeat j among those that each stage has room for, `[L] int32`."""
+        return self.stages.round * self.schedule.repeats_per_turn + j
 
     def active(self, j: tf.Tensor | int) -> tf.Tensor:
         """Whether each stage has a microbatch and repeat j exists, `[L] bool`."""

@@ -107,13 +107,13 @@ class StageBuffers:
 
     def row(self, stacked: tf.Tensor, turn: Turn, j: tf.Tensor, logical_axes: str) -> tf.Tensor:
         """The row of each stage for repeat j of a turn: `[P, rows, ...]` to `[P, ...]`."""
-        arguments = [(stacked, self.row_axes(logical_axes)), (turn.row(turn.stages.round, j), "")]
+        arguments = [(stacked, self.row_axes(logical_axes)), (turn.row(j), "")]
         return self._by_each_stage(_rows, arguments, logical_axes[1:])
 
     def add_to_row(self, stacked: tf.Tensor, turn: Turn, j: tf.Tensor, part: tf.Tensor, logical_axes: str) -> tf.Tensor:
         """Adds `part [P, ...]` to the row of each stage, see `row`."""
         part, row_axes = self.annotate(part, logical_axes[1:]), self.row_axes(logical_axes)
-        arguments = [(stacked, row_axes), (turn.row(turn.stages.round, j), ""), (part, logical_axes[1:])]
+        arguments = [(stacked, row_axes), (turn.row(j), ""), (part, logical_axes[1:])]
         return self._by_each_stage(_add_to_rows, arguments, row_axes)
 
     def _by_each_stage(

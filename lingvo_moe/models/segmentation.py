@@ -17,7 +17,9 @@ from lingvo_moe.layers.images.pooling import MaxPooling
 from lingvo_moe.layers.summaries import magnitude
 from lingvo_moe.lazy import tf
 
+_WINDOW = 3  # of a convolution, along each dimension
 _HALF = (2, 2, 2)  # window and stride
+_MOST_LEVELS = 16
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -49,7 +51,7 @@ class ConvolutionBlock(Layer):
     def _layers(self) -> dict[str, Convolution | InstanceNorm]:
         layers: dict[str, Convolution | InstanceNorm] = {}
         for name, inputs, outputs in zip(("first", "second"), self.channels, self.channels[1:]):
-            layers[name] = Convolution(inputs=inputs, outputs=outputs, window=(3, 3, 3), bias=False)
+            layers[name] = Convolution(inputs=inputs, outputs=outputs, window=(_WINDOW,) * 3, bias=False)
             layers[f"{name}_norm"] = InstanceNorm(channels=outputs)
         return layers
 
@@ -83,9 +85,19 @@ class UNet(Layer):
     def __post_init__(self):
         if self.activation_dtype not in ("float32", "bfloat16"):
             raise UserError(f"activation_dtype is {self.activation_dtype!r}; use float32 or bfloat16.")
-        for name, least in (("num_layers", 2), ("base_channels", 1), ("channels", 1), ("classes", 2)):
-            if getattr(self, name) < least:
+        for name, least in (
+            ("num_layers", 2),
+            ("base_channels", 1),
+            ("channels", 1),
+            ("classes", 2),
+            ("dice_weight", 0),
+        ):
+            if not least <= getattr(self, name) < math.inf:
                 raise UserError(f"model.{name} is {getattr(self, name)}; it must be at least {least}.")
+        if self.num_layers > _MOST_LEVELS:
+            raise UserError(
+                f"model.num_layers is {self.num_layers}; it must be at most {_MOST_LEVELS}: each level halves a volume."
+            )
 
     def weights(self) -> dict:
         """See `Layer.weights`."""
@@ -134,12 +146,18 @@ class UNet(Layer):
         return 0.0
 
     def check_size(self, size: tuple[int, ...]):
-        """Raises UserError for volumes that cannot be halved from level to level."""
+        """Raises UserError for volumes that cannot be halved from level to level, or leave less than a window."""
         multiple = 2 ** (self.num_layers - 1)
         if any(voxels % multiple for voxels in size):
             raise UserError(
                 f"input.size is {'x'.join(map(str, size))}; {self.num_layers} levels (model.num_layers) halve each "
                 f"side {self.num_layers - 1} times, so use multiples of {multiple}."
+            )
+        if min(size) < _WINDOW * multiple:
+            raise UserError(
+                f"input.size is {'x'.join(map(str, size))}, which leaves {min(size) // multiple} voxels at the last of "
+                f"{self.num_layers} levels, where windows have {_WINDOW}; use at least {_WINDOW * multiple}, or fewer "
+                f"levels (model.num_layers)."
             )
 
     def _classify(self, theta: dict, source: dict, context: Context) -> tf.Tensor:

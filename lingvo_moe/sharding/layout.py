@@ -316,9 +316,11 @@ class Layout:
     def unreduced(self, mesh_axis: str) -> Layout:
         """Returns the layout of the terms of a sum over the devices along `mesh_axis`, which shards nothing but U.
 
-        See `partial`: a mesh axis has one use in a tensor, so what else it shards is complete in each term.
+        See `partial`: a mesh axis has one use in a tensor, so what else it shards is complete in each term, also where
+        a rule has a second mesh axis for it: the sum would be on the first one.
         """
-        others = [(rule, tuple(axis for axis in rule.mesh_axes if axis != mesh_axis)) for rule in self.rules]
+        kept = (rule for rule in self.rules if not (rule.fallback and rule.mesh_axes[0] == mesh_axis))
+        others = [(rule, tuple(axis for axis in rule.mesh_axes if axis != mesh_axis)) for rule in kept]
         rules = (dataclasses.replace(rule, mesh_axes=axes) for rule, axes in others if axes)
         return dataclasses.replace(self, rules=(AxisRule(UNREDUCED, (mesh_axis,)), *rules))
 

@@ -189,11 +189,15 @@ def _annotated(terms: tf.Tensor, logical_axes: str, mesh_axis: str, layout: Layo
 
 
 def _split(tensor: tf.Tensor, axes: str, contracted: str, mesh_axis: str, layout: Layout) -> tf.Tensor:
-    """`[..., K, ...]` to `[..., U, K / U, ...]`: the shards along a mesh axis as a dimension of their own."""
+    """`[..., K, ...]` to `[..., U, K / U, ...]`: the shards along a mesh axis as a dimension of their own.
+
+    What is left of K is not sharded, also where the layout has another mesh axis for it: a sum over that axis would not
+    be deferred.
+    """
     position, count = axes.index(contracted), layout.mesh.axis_size(mesh_axis)
     shape = tensor.shape
     parts = tf.reshape(tensor, (*shape[:position], count, shape[position] // count, *shape[position + 1 :]))
-    return layout.unreduced(mesh_axis).annotate(parts, axes.replace(contracted, UNREDUCED + contracted))
+    return layout.unreduced(mesh_axis).annotate(parts, axes.replace(contracted, UNREDUCED + contracted.lower()))
 
 
 def _deferred(equation: str, layout: Layout) -> tuple[str, str]:
@@ -212,6 +216,12 @@ def _deferred(equation: str, layout: Layout) -> tuple[str, str]:
         raise UserError(
             f"partial_sum {equation}: the layout shards {len(found)} of the contracted axes; one must be. "
             f"{'Use tf.einsum: the product is complete.' if not found else 'Contract one of them at a time.'}"
+        )
+    contracted, _ = found[0]
+    if contracted.lower() in left + right:
+        raise UserError(
+            f"partial_sum {equation}: {contracted} and {contracted.lower()} are two dimensions; name one of them by "
+            f"another letter."
         )
     return found[0]
 

@@ -258,6 +258,20 @@ def test_microbatches_in_a_loop_are_reduced_once(deferred, runs):
     np.testing.assert_allclose(executable(inputs)["y"], expected, rtol=0, atol=TOLERANCE * 16)
 
 
+def test_a_layout_with_a_second_mesh_axis_for_a_dimension_defers_the_whole_sum():
+    """By `gspmd`, M is sharded along y, or else along x: what is left of M must not be summed over x at once."""
+    layout = Layout.of(DeviceMesh((2, 4)), "gspmd")
+    assert layout.unreduced("y").mesh_axes("UTM") == ("y", None, None)
+    inputs = {"left": LEFT, "right": RIGHT}
+
+    def function(given: dict) -> dict:
+        return {"y": reduce(partial_sum("TM,Mh->Th", given["left"], given["right"], layout))}
+
+    executable = harness.compile_for(function, inputs, layout, {"left": "TM", "right": "Mh", "y": "Th"})
+    assert harness.collectives(executable) == {"all-reduce": 1}
+    np.testing.assert_allclose(executable(inputs)["y"], LEFT @ RIGHT, rtol=0, atol=TOLERANCE * 16)
+
+
 NON_LINEAR = {
     "relu": tf.nn.relu,
     "softmax": tf.nn.softmax,
@@ -293,6 +307,9 @@ def _sum(equation: str = EQUATION, layout: Layout = CONTRACTED, rows: int = 16, 
 TWO_AXES = Layout(DeviceMesh((4, 2)), (AxisRule("BMH", ("x",)), AxisRule("T", ("y",))))
 MISUSES = {
     "would count once for each term": lambda: _sum() + tf.zeros((16, 16)),
+    "H and h are two dimensions": lambda: partial_sum(
+        "BH,Hh->Bh", tf.zeros((8, 8)), tf.zeros((8, 4)), Layout(DeviceMesh((2,)), (AxisRule("H", ("x",)),))
+    ),
     "not linear in both": lambda: _sum() * _sum(),
     "tensor of rank 2; write a `product`": lambda: _sum() * tf.zeros((16, 16)),
     "not sums of the same kind": lambda: _sum() + _sum(rows=8),

@@ -121,7 +121,8 @@ class WindowedLayer(Layer):
     def _check_padding(self):
         if self.padding in (SAME, VALID):
             return
-        if isinstance(self.padding, str) or len(self.padding) != self.rank or any(min(p) < 0 for p in self.padding):
+        is_pair = lambda part: isinstance(part, tuple) and len(part) == 2 and min(part) >= 0  # noqa: E731
+        if isinstance(self.padding, str) or len(self.padding) != self.rank or not all(map(is_pair, self.padding)):
             raise UserError(
                 f"{self._name}: padding is {self.padding!r}; use SAME, VALID or {self.rank} pairs (low, high) of "
                 f"numbers from 0."
