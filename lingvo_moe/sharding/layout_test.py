@@ -224,7 +224,7 @@ def test_lower_case_axes_are_never_sharded():
 @pytest.mark.parametrize("logical_axes", ["BQM", "q", "B M", "B1"])
 def test_unknown_logical_axis_is_an_error(logical_axes):
     """A misspelt axis is not silently replicated."""
-    with pytest.raises(ValueError, match="is not one of GSECMHBTLNDVRPXYZIO"):
+    with pytest.raises(ValueError, match="is not one of GSECMHBTLNDVRPUXYZIO"):
         ONE_AXIS.mesh_axes(logical_axes)
 
 
