@@ -158,6 +158,7 @@ def test_losses_do_not_depend_on_the_mesh(mesh):
             np.testing.assert_allclose(many[name], value, rtol=TRAINED_TOLERANCE, err_msg=name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mesh", ["1", "8", "4x2"])
 def test_two_runs_on_one_mesh_are_equal_bit_for_bit(mesh):
     """A step is deterministic."""

@@ -48,6 +48,7 @@ def test_django_corpus_has_many_languages_and_no_shared_keys(django):
     assert not keys["train"] & (keys["test"] | keys["valid"]) and not keys["test"] & keys["valid"]
 
 
+@pytest.mark.slow
 def test_second_call_reports_up_to_date(django, capsys):
     """A complete corpus of the same inputs is not built again."""
     assert _run("--preset=django", f"--output={django.directory}") == 0

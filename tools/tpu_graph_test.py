@@ -34,6 +34,7 @@ def first(definition, op: str):
     return next(node for node in definition.node if node.op == op)
 
 
+@pytest.mark.slow
 def test_registered_model_has_no_problems():
     """Protects the checks against false alarms."""
     assert problems_after(lambda definition: None) == []

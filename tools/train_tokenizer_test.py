@@ -22,6 +22,7 @@ def run(*arguments: str) -> int:
     return app.execute(train_tokenizer.main, ["train_tokenizer", *arguments], train_tokenizer.FLAGS)
 
 
+@pytest.mark.slow
 def test_second_call_reports_up_to_date(corpus, tmp_path, capsys):
     """A smaller vocabulary than requested is noted; the second call trains nothing."""
     output = tmp_path / "tokenizer"

@@ -94,6 +94,7 @@ print(int(statistics.median(faults() for _ in range(17))))
 """
 
 
+@pytest.mark.slow
 def test_program_called_again_reuses_its_memory():
     """The pages of 32 MiB of temporaries, 8192 a call, are not allocated anew; by default they are.
 

@@ -101,6 +101,7 @@ def test_placeholders(text, count):
     assert cleaning.count_placeholders(text) == count
 
 
+@pytest.mark.slow
 @given(strategies.text(), strategies.text())
 def test_clean_text_is_one_normalised_line(source, english):
     """Property: no tab, line end, NUL or invisible mark reaches a corpus file."""

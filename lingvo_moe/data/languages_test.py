@@ -49,6 +49,7 @@ def test_normalize(written, label):
     assert languages.normalize(written) == label
 
 
+@pytest.mark.slow
 @given(strategies.from_regex(r"[A-Za-z]{2,3}([-_][A-Za-z0-9]{1,8}){0,2}(@(latin|euro|saaho))?", fullmatch=True))
 def test_normalising_twice_changes_nothing(written):
     """A label that was written to a manifest is read back as the same label."""

@@ -223,6 +223,7 @@ def test_partitioned_search_equals_unpartitioned(theta, source):
         np.testing.assert_allclose(outputs["scores"], one["scores"], atol=_TOLERANCE)
 
 
+@pytest.mark.slow
 def test_translation_does_not_depend_on_the_batch(theta, source):
     """With expert capacity for all tokens, the other sentences of a batch change nothing."""
     search = _SEARCHES[-1]
@@ -232,6 +233,7 @@ def test_translation_does_not_depend_on_the_batch(theta, source):
         np.testing.assert_array_equal(repeated["ids"][b], together["ids"][0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("platform", ["", "cpu"])
 def test_finite_capacity_is_for_live_hypotheses_alone(theta, source, platform):
     """Dead hypotheses and empty rows take no buffer positions; if they did, live ones behind them would be dropped.
@@ -310,6 +312,7 @@ def _flat_table_search(logits: np.ndarray, search: BeamSearch) -> tuple[Hypothes
     return found, len(positions)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("alpha", [0.0, 0.6, 1.0])
 def test_a_search_does_not_end_before_its_last_hypothesis_is_found(alpha):
     """The n best of single sentences equal those of a search that never ends early: not only the best one is final.

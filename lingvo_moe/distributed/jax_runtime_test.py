@@ -71,6 +71,7 @@ def _end(started: list[subprocess.Popen]) -> list[tuple[int, str, str]]:
     return [(process.returncode, output, errors) for process, output, (_, errors) in zip(started, outputs, ended)]
 
 
+@pytest.mark.slow
 def test_processes_agree_and_stop_at_the_same_call(tmp_path):
     """Values and errors of one are those of all, however long; SIGTERM to one ends both, after the same step."""
     (tmp_path / "1").mkdir()
@@ -107,6 +108,7 @@ def test_processes_agree_and_stop_at_the_same_call(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["1"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "launcher",
     [
@@ -142,6 +144,7 @@ def test_processes_find_each_other_as_a_launcher_tells_them(launcher):
     assert [(status, output) for status, output, _ in _end(started)] == [(0, "[[0, 2], [1, 2]]\n")] * 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("victim", [0, 1])
 def test_when_one_is_killed_the_other_ends_within_the_bound_with_one_line(victim):
     """Also where it waits for a collective, which gloo lets fail at once."""
@@ -158,6 +161,7 @@ def test_when_one_is_killed_the_other_ends_within_the_bound_with_one_line(victim
     )
 
 
+@pytest.mark.slow
 def test_an_error_of_one_ends_the_other_and_an_error_of_both_is_reported_by_both():
     """Neither hangs, and neither hides the error behind the end of the other."""
     fail = "(_ for _ in ()).throw(UserError('the disk is full'))"
@@ -167,6 +171,7 @@ def test_an_error_of_one_ends_the_other_and_an_error_of_both_is_reported_by_both
     assert [(status, errors) for status, _, errors in _end(_two(fail))] == [(2, "error: the disk is full\n")] * 2
 
 
+@pytest.mark.slow
 def test_who_does_not_come_or_comes_twice_is_an_error_in_bounded_time():
     address = _address()
     status, _, errors = _end([_start("pass", [address, 2, 0], start_seconds=3)])[0]
@@ -177,6 +182,7 @@ def test_who_does_not_come_or_comes_twice_is_an_error_in_bounded_time():
     assert sum("two processes were started with --process=1" in errors for _, _, errors in ended) == 1, ended
 
 
+@pytest.mark.slow
 def test_other_numbers_of_processes_are_refused():
     """Process 1 takes the run for one of three, process 0 for one of two."""
     address = _address()

@@ -120,6 +120,7 @@ def test_dropout_drops_attention_probabilities_in_training_only():
     assert (layer(theta, tokens, tokens, mask, training).numpy() != without).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mesh", ["8", "4x2"])
 def test_partitioned_equals_unpartitioned(mesh):
     """Value and gradients; on two axes the heads lie along y."""

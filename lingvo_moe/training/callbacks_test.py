@@ -56,6 +56,7 @@ def _train(data: tiny.Data, logdir: pathlib.Path, callbacks: list[Callback], *ch
     return loop.train(tiny.MODEL, _experiment(data, *changes), FakeEngine(), logdir, callbacks=callbacks)
 
 
+@pytest.mark.slow
 def test_hooks_are_called_in_order_and_closed_in_reverse(data, tmp_path):
     log: list[str] = []
     _train(data, tmp_path, [Recorder("a", log), Recorder("b", log)], "training.steps=2")
@@ -80,6 +81,7 @@ def test_an_error_of_a_callback_ends_training_and_closes_all(data, tmp_path):
     assert log[2:] == ["a 1", "b 1", "b closes: no more", "a closes: no more"]
 
 
+@pytest.mark.slow
 def test_a_request_to_stop_ends_training_after_the_next_step_with_a_checkpoint(data, tmp_path, caplog):
     """Callbacks see that it is the last step; the next run resumes there."""
     log: list[str] = []
@@ -93,6 +95,7 @@ def test_a_request_to_stop_ends_training_after_the_next_step_with_a_checkpoint(d
     assert "resuming from step 6" in caplog.text
 
 
+@pytest.mark.slow
 def test_standard_callbacks_follow_the_schedule(data, tmp_path):
     """Reports every `log_every` steps, checkpoints and held-out losses when they are due, and all at the end."""
     metrics = _train(data, tmp_path, [], "training.steps=10", "training.log_every=2", "training.keep=9")

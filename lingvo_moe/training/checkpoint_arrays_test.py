@@ -78,6 +78,7 @@ def test_round_trip_between_engines(tmp_path, mesh):
         assert_equal(found.state, state)
 
 
+@pytest.mark.slow
 def test_round_trip_between_meshes_of_a_slice(tmp_path):
     """Bit for bit: from one device to a slice, and from one mesh of its cores to another."""
     specs = training("8")._steps.state_specs()
@@ -161,6 +162,7 @@ def test_retention_and_fallback_of_variables(tmp_path, caplog):
     assert_equal(state, state_of(8, SPECS))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [0, 600])
 def test_save_refused_by_the_file_system(tmp_path, size):
     """One error, and older checkpoints stay. In a process of its own, whose files may not grow beyond `size` bytes."""

@@ -59,6 +59,7 @@ def flipped(saved, tmp_path) -> pathlib.Path:
     return tmp_path / "log"
 
 
+@pytest.mark.slow
 @settings(max_examples=100)
 @given(data=st.data())
 def test_no_flipped_bit_becomes_another_value(saved, data):

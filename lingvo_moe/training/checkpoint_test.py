@@ -141,6 +141,7 @@ def refused_save(logdir: pathlib.Path, size: int) -> subprocess.CompletedProcess
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [0, 300, 600])
 def test_save_refused_by_the_file_system(tmp_path, size):
     """At the first, a middle and the last file: one error; older checkpoints stay; later the same command works."""

@@ -90,6 +90,7 @@ def test_loss_that_does_not_fall(monkeypatch, capsys):
     )
 
 
+@pytest.mark.slow
 def test_errors(directory, tmp_path, capsys):
     """Wrong directories and flags are errors of one line."""
     (tmp_path / "facts.json").write_text("[]")

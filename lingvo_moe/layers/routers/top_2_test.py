@@ -198,6 +198,7 @@ def test_any_gates_follow_algorithm_1(case):
     check(*case)
 
 
+@pytest.mark.slow
 @hypothesis.settings(max_examples=100)
 @hypothesis.given(routed())
 def test_invariants(case):
@@ -216,6 +217,7 @@ def test_invariants(case):
     assert (routing.experts[..., 0] != routing.experts[..., 1]).numpy().all()
 
 
+@pytest.mark.slow
 @hypothesis.settings(max_examples=100)
 @hypothesis.given(routed())
 def test_first_choices_win_over_second_ones(case):
