@@ -13,7 +13,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from lingvo_moe.analysis.hlo import Instruction, Module, array_bytes
+from lingvo_moe.analysis.hlo import Module
+from lingvo_moe.analysis.instruction import Instruction, array_bytes
 
 COLLECTIVES = (
     "all-reduce",

@@ -54,6 +54,7 @@ def _of_transformer(model: Transformer, layout: Layout) -> dict[str, object]:
         sizes["model.num_layers"] = 2 * stages * model.layers_per_repeat
     if model.num_experts:
         sizes["model.num_experts"] = layout.num_shards("E", "E")
+        sizes["model.inference_min_capacity"] = 0  # decoding's alone
         if model.inference_num_groups:
             sizes["model.inference_num_groups"] = layout.num_shards("G", "G")
     sizes |= {f"model.{side}_vocabulary": 512 for side in model.vocabularies}

@@ -19,7 +19,8 @@ from collections.abc import Iterator, Sequence
 from lingvo_moe.analysis import compiler_schedule, flops, roofline
 from lingvo_moe.analysis.collectives import Collective, find_collectives, missed
 from lingvo_moe.analysis.hardware import GENERATIONS, Network, Torus, hardware_of
-from lingvo_moe.analysis.hlo import Buffer, Instruction, Module
+from lingvo_moe.analysis.hlo import Buffer, Module
+from lingvo_moe.analysis.instruction import Instruction
 from lingvo_moe.engines.cluster import GPUS, Cluster
 from lingvo_moe.engines.topology import Compiled, OutOfMemory, Slice
 from lingvo_moe.errors import UserError

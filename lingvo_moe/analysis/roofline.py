@@ -10,7 +10,8 @@ import math
 import re
 
 from lingvo_moe.analysis.collectives import COLLECTIVES
-from lingvo_moe.analysis.hlo import Instruction, Module
+from lingvo_moe.analysis.hlo import Module
+from lingvo_moe.analysis.instruction import Instruction
 from lingvo_moe.engines.cluster import Gpu
 
 # They move nothing, or the instructions that they run are counted by themselves.

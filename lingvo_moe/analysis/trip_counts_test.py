@@ -1,0 +1,72 @@
+"""Protects the trip counts of loops: a loop that is counted too seldom makes a plan too fast."""
+
+from __future__ import annotations
+
+import pytest
+
+from lingvo_moe.analysis.hlo import Module
+
+_LOOP = """HloModule loop, is_scheduled=true
+
+%condition (c: (s32[])) -> pred[] {{
+  %c = (s32[]{{:T(256)}}) parameter(0)
+  %limit = s32[]{{:T(256)}} constant({limit})
+  %i = s32[]{{:T(256)}} get-tuple-element(%c), index=0
+  ROOT %more = pred[]{{:T(1024)}} compare(%i, %limit), direction={direction}
+}}
+
+%body (b: (s32[])) -> (s32[]) {{
+  %b = (s32[]{{:T(256)}}) parameter(0)
+  %j = s32[]{{:T(256)}} get-tuple-element(%b), index=0
+  %copied = s32[]{{:T(256)}} copy(%j)
+  %step = s32[]{{:T(256)}} constant({step})
+  %next = s32[]{{:T(256)}} add(%copied, %step), control-predecessors={{%copied}}
+  ROOT %t = (s32[]{{:T(256)}}) tuple(%next)
+}}
+
+%gradient_condition (d: (s32[], s32[])) -> pred[] {{
+  %d = (s32[]{{:T(256)}}, s32[]{{:T(256)}}) parameter(0)
+  %k = s32[]{{:T(256)}} get-tuple-element(%d), index=0
+  %end = s32[]{{:T(256)}} get-tuple-element(%d), index=1
+  ROOT %less = pred[]{{:T(1024)}} compare(%k, %end), direction=NE
+}}
+
+%gradient (e: (s32[], s32[])) -> (s32[], s32[]) {{
+  %e = (s32[]{{:T(256)}}, s32[]{{:T(256)}}) parameter(0)
+  %l = s32[]{{:T(256)}} get-tuple-element(%e), index=0
+  %kept = s32[]{{:T(256)}} get-tuple-element(%e), index=1
+  %gradient_step = s32[]{{:T(256)}} constant({step})
+  %m = s32[]{{:T(256)}} add(%l, %gradient_step)
+  ROOT %u = (s32[]{{:T(256)}}, s32[]{{:T(256)}}) tuple(%m, %kept)
+}}
+
+ENTRY %main (a: s32[]) -> s32[] {{
+  %a = s32[]{{:T(256)}} parameter(0)
+  %first = s32[]{{:T(256)}} constant({first})
+  %begin = s32[]{{:T(256)}} copy(%first)
+  %state = (s32[]{{:T(256)}}) tuple(%begin)
+  %while.1 = (s32[]{{:T(256)}}) while(%state), condition=%condition, body=%body
+  %last = s32[]{{:T(256)}} get-tuple-element(%while.1), index=0
+  %kept_state = (s32[]{{:T(256)}}, s32[]{{:T(256)}}) tuple(%begin, %last)
+  %while.2 = (s32[]{{:T(256)}}, s32[]{{:T(256)}}) while(%kept_state), condition=%gradient_condition, body=%gradient
+  ROOT %r = s32[]{{:T(256)}} copy(%a)
+}}
+"""
+
+
+@pytest.mark.parametrize(
+    "first, step, direction, limit",
+    [(0, 1, "LT", 9), (0, 1, "LE", 8), (8, -1, "GE", 0), (9, -1, "GT", 0), (3, 2, "LT", 20), (0, 1, "NE", 9)],
+)
+def test_a_loop_runs_as_often_as_its_counter_says(first, step, direction, limit):
+    """Also one that counts down (the backward pass of `tf.scan`), and the loop that differentiates it."""
+    module = Module(_LOOP.format(first=first, step=step, direction=direction, limit=limit), 1)
+    times = {instruction.name: times for instruction, times in module.runs()}
+    assert (times["next"], times["m"], module.unknown_loops) == (9, 9, 0)
+
+
+def test_a_loop_that_never_ends_counts_once():
+    """As a loop does whose end depends on data."""
+    module = Module(_LOOP.format(first=0, step=1, direction="GE", limit=0), 1)
+    times = {instruction.name: times for instruction, times in module.runs()}
+    assert (times["next"], module.unknown_loops) == (1, 2)
