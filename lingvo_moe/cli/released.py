@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import pathlib
-import tempfile
 from collections.abc import Iterator
 
 from lingvo_moe import experiment
@@ -35,8 +34,6 @@ def by_default(config: TranslateConfig) -> Iterator[TranslateConfig]:
     specs = weight_specs(experiment.get(MODEL, config.assignments).model.weights())
     from lingvo_moe.training import checkpoint_tools  # slow; a mistake in --set is reported before it
 
-    with tempfile.TemporaryDirectory() as directory:
-        logdir = pathlib.Path(directory, "log")
-        checkpoint_tools.from_safetensors(weights, MODEL, specs, logdir)
+    with checkpoint_tools.as_logdir(weights, MODEL, specs) as logdir:
         tokenizers = config.tokenizers or str(DIRECTORY / "tokenizers")
         yield dataclasses.replace(config, model=MODEL, logdir=str(logdir), tokenizers=tokenizers)

@@ -138,6 +138,12 @@ class TrainConfig(CorpusConfig):
     """The flags of `train`."""
 
     steps: int | None = _flag(flags.DEFINE_integer, None, "train to this step, instead of the model's own number")
+    initial_weights: str | None = _flag(
+        flags.DEFINE_string,
+        None,
+        "start new training with these weights instead of random ones: a log directory, or a file of `checkpoint "
+        "convert --output`",
+    )
     coordinator: str | None = _flag(
         flags.DEFINE_string, None, "of many processes (docs/processes.md): HOST:PORT where process 0 listens"
     )

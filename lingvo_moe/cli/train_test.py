@@ -66,6 +66,14 @@ def _process(code: str, *arguments: str, **options) -> subprocess.CompletedProce
             "--engine=tpu_strategy only trains; .* --engine=pjrt",
         ),
         (["train", "--model=Quickstart", "--engine=tpu_strategy"], "--logdir is missing"),
+        (
+            ["train", "--model=Quickstart", "--logdir=x", "--initial_weights=nowhere"],
+            "--initial_weights=nowhere: there are no checkpoints; expected a log directory, or a file .*safetensors",
+        ),
+        (
+            ["train", "--model=Quickstart", "--logdir=x", "--initial_weights=nowhere.safetensors"],
+            "--initial_weights=nowhere.safetensors: there is no such file",
+        ),
     ],
 )
 def test_mistakes_are_one_line_with_the_remedy(arguments, pattern, capsys, tmp_path, monkeypatch):

@@ -125,6 +125,10 @@ class Training(Protocol):
         """Takes over a state that a checkpoint restored."""
         ...
 
+    def load_weights(self, theta: dict):
+        """Replaces the weights of the state by restored ones."""
+        ...
+
     def train(self, batches: Sequence[dict]) -> Metrics:
         """Runs one step for each batch.
 

@@ -126,6 +126,10 @@ class Training:
         """Takes over a state."""
         self.state = state
 
+    def load_weights(self, theta: dict):
+        """Replaces the weights of the state."""
+        self.state = {**self.state, "theta": theta}
+
     def train(self, batches: Sequence[dict]) -> dict[str, jax.Array]:
         """Runs one step for each batch, of which it takes this process's `rows`; returns the metrics of the last."""
         metrics: dict[str, jax.Array] = {}

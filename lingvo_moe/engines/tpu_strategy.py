@@ -152,12 +152,11 @@ class Training:
         Raises:
           UserError: the tree has other paths or shapes.
         """
-        leaves, own = tree.flatten(state), tree.flatten(self.state)
-        if leaves.keys() != own.keys():
-            differing = ", ".join(sorted(leaves.keys() ^ own.keys())[:6])
-            raise UserError(f"the state belongs to another model; they differ in {differing}.")
-        for path, variable in own.items():
-            variable.load(leaves[path])
+        _assign(self.state, state)
+
+    def load_weights(self, theta: Mapping[str, Any]):
+        """Assigns the weights of the state as `load` does; raises UserError for those of another model."""
+        _assign(self.state["theta"], theta)
 
     def train(self, batches: Sequence[dict]) -> dict[str, tf.Tensor]:
         """Runs one step for each batch, all in one loop on the device; each number of batches compiles its own loop.
@@ -266,6 +265,16 @@ class Training:
 
         with spmd.num_devices(len(self._engine.devices)):
             return self._engine.strategy.run(replica, args=(argument,))
+
+
+def _assign(variables: dict, values: Mapping[str, Any]):
+    """Assigns a tree of values to the `ShardedVariable`s of the same paths; raises UserError if they differ."""
+    leaves, own = tree.flatten(values), tree.flatten(variables)
+    if leaves.keys() != own.keys():
+        differing = ", ".join(sorted(leaves.keys() ^ own.keys())[:6])
+        raise UserError(f"the state belongs to another model; they differ in {differing}.")
+    for path, variable in own.items():
+        variable.load(leaves[path])
 
 
 class Feed:

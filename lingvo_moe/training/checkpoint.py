@@ -193,13 +193,24 @@ class Checkpoints:
         """Raises the UserErrors of `restore` (of `restore_theta` in a reader) that need no array to be read."""
         self._meta(model, theta_specs, WEIGHTS if self._keep is None else None)
 
-    def restore_theta(self, model: str, specs: dict, shardings: dict, step: int | None = None) -> tuple[int, dict]:
+    def restore_theta(
+        self,
+        model: str,
+        specs: dict,
+        shardings: dict | None,
+        step: int | None = None,
+        load: Callable[[dict], None] = lambda theta: None,
+    ) -> tuple[int, dict]:
         """Returns (step, weights) of the newest checkpoint whose weights can be read, or of `step`; see `restore`."""
-        arguments = {"theta": checkpoint_arrays.restore_on_devices(specs, shardings)}
+        if shardings is None:
+            arguments = {"theta": checkpoint_arrays.restore_arguments(specs)}
+        else:
+            arguments = {"theta": checkpoint_arrays.restore_on_devices(specs, shardings)}
         while True:
             candidate, _ = self._meta(model, specs, WEIGHTS, step)
             try:
                 found = self._in_all_processes(lambda candidate=candidate: self._read(candidate, arguments))
+                self._in_all_processes(lambda theta=found["theta"]: load(theta))
                 return candidate, found["theta"]
             except CorruptCheckpoint as error:
                 if step is not None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import datetime
 import json
 import os
 import pathlib
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 import safetensors
@@ -26,7 +28,7 @@ from lingvo_moe.utils import progress
 # The only entry of a safetensors file's metadata, a JSON object: the library writes several in an arbitrary order.
 _METADATA = "lingvo_moe"
 _FORMAT = 1
-_SUFFIX = ".safetensors"
+SUFFIX = ".safetensors"
 # The dtypes of safetensors files by their names there.
 _DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16", "F64": "float64", "I32": "int32", "I64": "int64"}
 
@@ -195,7 +197,11 @@ def to_safetensors(checkpoints: Checkpoints, step: int, file: str | pathlib.Path
 
 
 def from_safetensors(
-    file: str | pathlib.Path, model: str, specs: Mapping[str, object], logdir: str | pathlib.Path
+    file: str | pathlib.Path,
+    model: str,
+    specs: Mapping[str, object],
+    logdir: str | pathlib.Path,
+    flag: str = "--input",
 ) -> int:
     """Writes the log directory `logdir` with the weights of a file that `to_safetensors` wrote, in the model's dtypes.
 
@@ -204,6 +210,7 @@ def from_safetensors(
       model: the registered name.
       specs: the tree of the `Spec`s of the model's weights.
       logdir: the log directory to write.
+      flag: the flag that names the file, for messages.
 
     Returns:
       The step of the weights.
@@ -211,24 +218,35 @@ def from_safetensors(
     Raises:
       UserError: no such file, one of other weights, or `logdir` has checkpoints.
     """
-    _check_suffix("--input", file)
+    _check_suffix(flag, file)
     target = _new_checkpoints(logdir, "--logdir")
     if not pathlib.Path(file).is_file():
-        raise UserError(f"--input={file}: there is no such file.")
+        raise UserError(f"{flag}={file}: there is no such file.")
     try:
         with safetensors.safe_open(file, "numpy") as opened:
-            step = _step(file, opened.metadata() or {})
+            step = _step(flag, file, opened.metadata() or {})
             flat = tree.flatten(specs)
-            _check_tensors(file, opened, model, flat)
+            _check_tensors(flag, file, opened, model, flat)
             theta = {
                 path: opened.get_tensor(path).astype(flat[path].dtype, copy=False)
                 for path in progress.track(sorted(opened.keys()), f"reading {pathlib.Path(file).name}", unit="arrays")
             }
     except safetensors.SafetensorError as error:
-        raise UserError(f"--input={file}: not a complete safetensors file ({error}).") from None
+        raise UserError(f"{flag}={file}: not a complete safetensors file ({error}).") from None
     target.save_weights(step, model, tree.unflatten(theta), f"converted from {pathlib.Path(file).name}")
     target.close()
     return step
+
+
+@contextlib.contextmanager
+def as_logdir(
+    file: str | pathlib.Path, model: str, specs: Mapping[str, object], flag: str = "--input"
+) -> Iterator[pathlib.Path]:
+    """Yields a temporary log directory with the weights of a file; see `from_safetensors`."""
+    with tempfile.TemporaryDirectory() as directory:
+        logdir = pathlib.Path(directory, "log")
+        from_safetensors(file, model, specs, logdir, flag)
+        yield logdir
 
 
 def _read_weight(reader: Reader, path: str) -> np.ndarray:
@@ -238,24 +256,30 @@ def _read_weight(reader: Reader, path: str) -> np.ndarray:
         raise UserError(f"{reader.directory} is corrupt: {error}. Choose another step.") from None
 
 
-def _step(file: str | pathlib.Path, metadata: Mapping[str, str]) -> int:
+def _step(flag: str, file: str | pathlib.Path, metadata: Mapping[str, str]) -> int:
     """Returns the step that a file's metadata names."""
     try:
         found = json.loads(metadata[_METADATA])
         version, step = found["format"], found["step"]
     except (KeyError, TypeError, ValueError, RecursionError):
         raise UserError(
-            f"--input={file}: its metadata has no step and format; expected a file that `checkpoint convert "
+            f"{flag}={file}: its metadata has no step and format; expected a file that `checkpoint convert "
             f"--output` wrote."
         ) from None
     if version != _FORMAT:
-        raise UserError(f"--input={file}: format {version!r}; this program knows {_FORMAT}.")
+        raise UserError(f"{flag}={file}: format {version!r}; this program knows {_FORMAT}.")
     if type(step) is not int or step < 0:
-        raise UserError(f"--input={file}: its step is {step!r}; expected a non-negative integer.")
+        raise UserError(f"{flag}={file}: its step is {step!r}; expected a non-negative integer.")
     return step
 
 
-def _check_tensors(file: str | pathlib.Path, opened: safetensors.safe_open, model: str, specs: Mapping[str, Spec]):
+def _check_tensors(
+    flag: str,
+    file: str | pathlib.Path,
+    opened: safetensors.safe_open,
+    model: str,
+    specs: Mapping[str, Spec],
+):
     """Raises UserError if names, shapes or dtypes are not those of the model; bfloat16 stands for float32 too."""
     found = {}
     for path in list(opened.keys()):  # the object is no dict
@@ -267,14 +291,14 @@ def _check_tensors(file: str | pathlib.Path, opened: safetensors.safe_open, mode
     expected = {path: f"{spec.dtype} {list(spec.shape)}" for path, spec in specs.items()}
     if found != expected:
         raise UserError(
-            f"--input={file} does not hold the weights of {model}: {first_difference(found, expected)}. Pass that "
+            f"{flag}={file} does not hold the weights of {model}: {first_difference(found, expected)}. Pass that "
             f"--model (with the --set it was trained with), or another file."
         )
 
 
 def _check_suffix(flag: str, file: str | pathlib.Path):
-    if pathlib.Path(file).suffix != _SUFFIX or pathlib.Path(file).is_dir():
-        raise UserError(f"{flag}={file}: expected the name of a file that ends with {_SUFFIX}.")
+    if pathlib.Path(file).suffix != SUFFIX or pathlib.Path(file).is_dir():
+        raise UserError(f"{flag}={file}: expected the name of a file that ends with {SUFFIX}.")
 
 
 def _new_checkpoints(logdir: str | pathlib.Path, flag: str) -> Checkpoints:

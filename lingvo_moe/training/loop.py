@@ -37,6 +37,7 @@ def train(
     logdir: str | pathlib.Path,
     process_group: ProcessGroup = ProcessGroup(),
     callbacks: Sequence[Callback] = (),
+    initial_weights: str | pathlib.Path | None = None,
 ) -> dict[str, float]:
     """Trains to `experiment.training.steps`, from the newest checkpoint in `logdir` if there is one.
 
@@ -51,6 +52,9 @@ def train(
       logdir: the directory of checkpoints and curves; created if absent.
       process_group: the processes that train together; all call this function.
       callbacks: called after the standard and the registered ones.
+      initial_weights: the log directory of other training, whose newest weights a new training starts with, at step 0
+        and with a new optimizer state (fine-tuning); None for random weights. Without effect once `logdir` has a
+        checkpoint.
 
     Returns:
       The metrics of the last step, with `valid/cross_entropy` if it was computed at the end. Empty if training was
@@ -68,12 +72,14 @@ def train(
     trained = checkpoints.latest() or 0
     if trained:
         checkpoints.require(name, experiment.steps.state_specs()["theta"])
+    elif initial_weights is not None:
+        Checkpoints(initial_weights, processes=process_group).require(name, experiment.steps.state_specs()["theta"])
     if trained >= schedule.steps:
         _log.info(f"{name} has already been trained for {trained} steps; --steps={trained + 1000} would continue.")
         process_group.finish()
         return {}
     training = _compile(name, experiment, engine, process_group)
-    first_step, data_state = _restore_or_initialise(name, experiment, training, checkpoints)
+    first_step, data_state = _restore_or_initialise(name, experiment, training, checkpoints, initial_weights)
     process_group.barrier()
     batches = train_input.batches(data_state, experiment.input.shards_of_rows(training.rows))
     preemption = PreemptionGuard(schedule.grace_seconds, not process_group.catches_sigterm)
@@ -150,11 +156,24 @@ def _compile(name: str, experiment: Experiment, engine: Engine, process_group: P
 
 
 def _restore_or_initialise(
-    name: str, experiment: Experiment, training: Training, checkpoints: Checkpoints
+    name: str,
+    experiment: Experiment,
+    training: Training,
+    checkpoints: Checkpoints,
+    initial_weights: str | pathlib.Path | None,
 ) -> tuple[int, State | None]:
     """Loads the newest checkpoint, or creates the initial state; returns the steps made and the state of the input."""
     if checkpoints.latest() is None:
         training.initialise(experiment.training.seed)
+        if initial_weights is not None:
+            source, specs = (
+                Checkpoints(initial_weights, processes=checkpoints.processes),
+                experiment.steps.state_specs(),
+            )
+            shardings = None if training.shardings is None else training.shardings["theta"]
+            step, _ = source.restore_theta(name, specs["theta"], shardings, load=training.load_weights)
+            source.close()
+            _log.info(f"starting with the weights of step {step} ({source.directory})")
         return 0, None
     saved = checkpoints.restore(name, experiment.steps.state_specs(), training.shardings, training.load)
     _log.info(f"resuming from step {saved.step} ({checkpoints.directory})")

@@ -18,7 +18,9 @@ from lingvo_moe.engines.pjrt import Engine, Training
 from lingvo_moe.errors import UserError
 from lingvo_moe.testing import experiments as tiny
 from lingvo_moe.training import loop
+from lingvo_moe.training.callbacks import Callback
 from lingvo_moe.training.checkpoint import Checkpoints
+from lingvo_moe.training.checkpoint_reader import Reader
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("compiled_once")]
 
@@ -161,6 +163,37 @@ def test_a_checkpoint_of_another_model_is_refused(data, tmp_path):
     ):
         loop.train("other", other, Engine(2, "cpu"), tmp_path)
     assert Checkpoints(tmp_path).latest() == 4
+
+
+class _Start(Callback):
+    """Saves the state before the first step."""
+
+    def on_start(self, run):
+        self.state = {path: np.asarray(leaf) for path, leaf in tree.flatten(run.training.state).items()}
+
+
+def test_new_training_starts_with_the_weights_of_another_one(data, tmp_path):
+    """All of them, bit for bit, and nothing else: step 0, an initial optimizer state, the corpus from its beginning.
+
+    The same command resumes from its own checkpoint, and weights of another model are refused before compilation.
+    """
+    experiment, start, given = tiny.tiny(data, *_schedule(4)), _Start(), tmp_path / "given"
+    loop.train("tiny", experiment, Engine(2, "cpu"), given)
+    loop.train("tiny", experiment, Engine(2, "cpu"), tmp_path / "random", callbacks=[random := _Start()])
+    loop.train("tiny", experiment, Engine(2, "cpu"), tmp_path / "tuned", callbacks=[start], initial_weights=given)
+    reader = Reader(Checkpoints(given).path(4))
+    for path, value in start.state.items():
+        expected = reader.read(path) if path.startswith("theta/") else random.state[path]
+        np.testing.assert_array_equal(value, expected, err_msg=path)
+    assert any(not np.array_equal(value, random.state[path]) for path, value in start.state.items())
+    assert _losses(tmp_path / "tuned")[4] < _losses(tmp_path / "random")[4]
+
+    longer = tiny.tiny(data, *_schedule(5))
+    loop.train("tiny", longer, Engine(2, "cpu"), tmp_path / "tuned", callbacks=[start], initial_weights=given)
+    assert int(start.state["step"]) == 4
+    other = overrides.apply(experiment, ["model.num_experts=8"])
+    with pytest.raises(UserError, match=r"holds tiny, whose weights are not those of other: .*gate is"):
+        loop.train("other", other, Engine(2, "cpu"), tmp_path / "other", initial_weights=given)
 
 
 def test_a_vocabulary_too_small_for_the_tokenizer_is_refused(data, tmp_path):

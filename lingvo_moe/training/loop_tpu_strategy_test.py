@@ -64,8 +64,8 @@ def _experiment(data: tiny.Data, steps: int) -> Experiment:
     )
 
 
-def _train(data: tiny.Data, steps: int, engine, logdir: pathlib.Path) -> dict[str, float]:
-    return loop.train("tiny", _experiment(data, steps), engine, logdir)
+def _train(data: tiny.Data, steps: int, engine, logdir: pathlib.Path, weights=None) -> dict[str, float]:
+    return loop.train("tiny", _experiment(data, steps), engine, logdir, initial_weights=weights)
 
 
 @pytest.fixture(scope="module")
@@ -97,6 +97,15 @@ def test_each_engine_resumes_from_the_checkpoint_of_the_other(data, engines, uni
         _train(data, steps, engines[name], tmp_path)
     assert Checkpoints(tmp_path).latest() == 6
     _assert_same_losses(tmp_path, uninterrupted)
+
+
+def test_each_engine_starts_with_the_weights_of_a_checkpoint(data, engines, uninterrupted, tmp_path):
+    """One reads them into its devices, the other into its variables."""
+    for name, engine in engines.items():
+        _train(data, 3, engine, tmp_path / name, uninterrupted)
+    _assert_same_losses(tmp_path / "tpu_strategy", tmp_path / "pjrt")
+    first = [min(tiny.curves(logdir)["cross_entropy"][3]) for logdir in (tmp_path / "pjrt", uninterrupted)]
+    assert first[0] < first[1]
 
 
 def test_both_engines_initialise_the_same_bits(data, engines):
