@@ -18,7 +18,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from lingvo_moe.data.batching import Batch, BatchConfig, Example
+from lingvo_moe.data.batching import ArrayRows, BatchConfig, Example
 from lingvo_moe.data.corpus import SPLITS
 from lingvo_moe.errors import UserError
 from lingvo_moe.sharding.layout import Spec
@@ -88,35 +88,14 @@ class VolumeInput(BatchConfig):
         return VolumeRows(self, count)
 
 
-class VolumeRows:
-    """A batch of volumes that is filled row by row; see `batching.Rows`."""
+class VolumeRows(ArrayRows):
+    """A batch of volumes, one in a row; see `batching.ArrayRows`."""
 
-    def __init__(self, config: VolumeInput, rows: int):
-        self.batch: Batch = {
-            side: {name: np.zeros((rows, *spec.shape[1:]), spec.dtype) for name, spec in fields.items()}
-            for side, fields in config.specs().items()
-        }
-        self._used, self._rows = 0, rows
-
-    @property
-    def full(self) -> bool:
-        """Whether no further volume can be added."""
-        return self._used == self._rows
-
-    @property
-    def any(self) -> bool:
-        """Whether a volume has been added."""
-        return self._used > 0
-
-    def add(self, example: Example) -> bool:
-        """Puts a volume into the next row; returns False if there is none."""
-        if self.full:
-            return False
-        self.batch["source"]["voxels"][self._used] = example.source
-        self.batch["target"]["labels"][self._used] = example.target
-        self.batch["target"]["segment_ids"][self._used] = 1
-        self._used += 1
-        return True
+    def write(self, row: int, example: Example):
+        """See `ArrayRows`."""
+        self.batch["source"]["voxels"][row] = example.source
+        self.batch["target"]["labels"][row] = example.target
+        self.batch["target"]["segment_ids"][row] = 1
 
 
 class TrainVolumes:
