@@ -12,8 +12,7 @@ from lingvo_moe.data.volumes import CLASSES, INTENSITIES
 from lingvo_moe.engines.base import Engine
 from lingvo_moe.experiment import Experiment
 from lingvo_moe.inference.dice import Overlap
-from lingvo_moe.steps import weight_specs
-from lingvo_moe.training.checkpoint import Checkpoints
+from lingvo_moe.inference.trained_weights import trained_weights
 from lingvo_moe.utils import progress
 
 
@@ -53,12 +52,9 @@ class Segmenter:
         Raises:
           UserError: no checkpoint, or one of another model.
         """
-        theta_specs = weight_specs(experiment.model.weights())
-        checkpoints = Checkpoints(logdir)
-        checkpoints.require(name, theta_specs)
-        self._program = engine.load(experiment.steps.segment(experiment.input.specs()["source"]))
-        self.step, self._theta = checkpoints.restore_theta(name, theta_specs, self._program.shardings("theta"))
-        checkpoints.close()
+        with trained_weights(name, experiment, logdir) as restore:
+            self._program = engine.load(experiment.steps.segment(experiment.input.specs()["source"]))
+            self.step, self._theta = restore(self._program.shardings("theta"))
 
     def segment(self, source: dict[str, np.ndarray]) -> np.ndarray:
         """Returns the class of each voxel of a batch's `source`: `[B, X, Y, Z] int32`."""
