@@ -12,7 +12,7 @@ import numpy as np
 from lingvo_moe.data.pipeline import source_batches
 from lingvo_moe.engines.base import Engine
 from lingvo_moe.experiment import Experiment
-from lingvo_moe.inference.segmentation import segment
+from lingvo_moe.inference.sentence_splitting import segment
 from lingvo_moe.inference.trained_weights import trained_weights
 from lingvo_moe.sharding.layout import Spec
 from lingvo_moe.utils import progress
@@ -73,8 +73,8 @@ class Translator:
     def translate(self, sentences: Sequence[str]) -> list[list[Translation]]:
         """Returns the translations of each sentence, best first. Translations of an empty sentence are empty.
 
-        A line of `input.source_length` tokens or more is translated in parts, see `segmentation`; a warning names the
-        line if a single sentence of it is too long and loses its end.
+        A line of `input.source_length` tokens or more is translated in parts, see `sentence_splitting`; a warning names
+        the line if a single sentence of it is too long and loses its end.
         """
         parts, lines = self._segmented(sentences)
         results: list[list[Translation]] = [[]] * len(parts)
