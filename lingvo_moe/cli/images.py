@@ -28,7 +28,11 @@ def table(scores: list[ClassScore], summary: bool = False) -> str:
     """Returns the scores by class, unless a `summary`, and their mean."""
     row = "{:12} {:>12} {:>8} {:>16}".format
     rows = (
-        row(score.name, f"{score.voxels:,}", f"{score.dice:.3f}", f"{score.threshold_dice:.3f}")
+        row(score.name, _count(score.voxels), f"{score.dice:.3f}", f"{score.threshold_dice:.3f}")
         for score in (scores[-1:] if summary else scores)
     )
     return "\n".join([row("class", "voxels", "Dice", "threshold's Dice"), *rows])
+
+
+def _count(voxels: int | None) -> str:
+    return "" if voxels is None else f"{voxels:,}"

@@ -127,8 +127,9 @@ class HeldOutVolumes:
         self._count = config.held_out if max_volumes is None else min(max_volumes, config.held_out)
 
     def examples(self, shuffled: bool = False) -> Iterator[Example]:
-        """Yields the volumes; `shuffled` is for texts."""
-        del shuffled
+        """Yields the volumes. Raises ValueError if `shuffled`: labels of another volume measure nothing."""
+        if shuffled:
+            raise ValueError("volumes are not shuffled: the labels of another volume measure nothing")
         return (make_volume(self._config, self._split, n) for n in range(self._count))
 
 

@@ -79,6 +79,12 @@ def test_held_out_batches_end_with_empty_rows():
     assert len(list(EvalInput("", "", SMALL, "test", max_pairs=2).batches())) == 1
 
 
+def test_held_out_volumes_are_not_shuffled():
+    """A caller that asks for other sources would otherwise get the same ones, and a gain of zero."""
+    with pytest.raises(ValueError, match="volumes are not shuffled"):
+        next(EvalInput("", "", SMALL, "valid").batches(shuffled=True))
+
+
 @pytest.mark.parametrize(
     "fields, pattern",
     [

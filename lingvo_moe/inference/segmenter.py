@@ -22,13 +22,13 @@ class ClassScore:
 
     Attributes:
       name: of the class, or `mean`.
-      voxels: how many voxels of the volumes are of the class.
+      voxels: how many voxels of the volumes are of the class; None of the mean.
       dice: of the model.
       threshold_dice: of `by_threshold`, the baseline that sees no shape.
     """
 
     name: str
-    voxels: int
+    voxels: int | None
     dice: float
     threshold_dice: float
 
@@ -81,9 +81,8 @@ def evaluate(
             advance()
     rows = zip(CLASSES, voxels.tolist(), of_model.coefficients(), of_threshold.coefficients())
     scores = [ClassScore(*row) for row in rows]
-    objects = scores[1:]
-    mean = [float(np.mean([getattr(score, name) for score in objects])) for name in ("dice", "threshold_dice")]
-    return [*scores, ClassScore("mean", sum(score.voxels for score in objects), *mean)]
+    mean = [float(np.mean([getattr(score, name) for score in scores[1:]])) for name in ("dice", "threshold_dice")]
+    return [*scores, ClassScore("mean", None, *mean)]
 
 
 def by_threshold(voxels: np.ndarray) -> np.ndarray:
