@@ -49,6 +49,11 @@ class BatchConfig:
         """The number of positions (tokens, frames, voxels) of a row, by side."""
         raise NotImplementedError
 
+    @property
+    def model_fields(self) -> dict[str, int]:
+        """What the input decides of the model: the values of its fields, by name."""
+        return {}
+
     def specs(self) -> dict[str, dict[str, Spec]]:
         """Returns the Spec of each array of a (global) batch, nested as the batch is."""
         raise NotImplementedError

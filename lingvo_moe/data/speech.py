@@ -67,6 +67,11 @@ class SpeechInput(InputConfig):
         if self.packing:
             raise UserError("input.packing is true, but a row is one recording; leave it out.")
 
+    @property
+    def model_fields(self) -> dict[str, int]:
+        """See `BatchConfig`."""
+        return {"num_bins": self.features.num_bins}
+
     def specs(self) -> dict[str, dict[str, Spec]]:
         """See `InputConfig`."""
         frames, labels = (self.batch_size, self.source_length), (self.batch_size, self.target_length)

@@ -72,6 +72,11 @@ class VolumeInput(BatchConfig):
         """See `BatchConfig`: the voxels of a volume, each with a label."""
         return dict.fromkeys(("source", "target"), math.prod(self.size))
 
+    @property
+    def model_fields(self) -> dict[str, int]:
+        """See `BatchConfig`."""
+        return {"channels": CHANNELS, "classes": len(CLASSES)}
+
     def specs(self) -> dict[str, dict[str, Spec]]:
         """See `BatchConfig`."""
         shape = (self.batch_size, *self.size)
