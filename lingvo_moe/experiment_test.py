@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 
+import numpy as np
 import pytest
 
-from lingvo_moe import experiment
+from lingvo_moe import experiment, tree
+from lingvo_moe.data.batching import Example
+from lingvo_moe.data.speech import SpeechInput
 from lingvo_moe.errors import UserError
 from lingvo_moe.experiment import TrainingSchedule
+from lingvo_moe.layers.base import Context
+from lingvo_moe.layers.convolution import Subsampling
+from lingvo_moe.lazy import tf
 from lingvo_moe.sharding.layout import GSPMD_2D, DeviceMesh
 from lingvo_moe.testing import experiments
 
@@ -204,3 +210,14 @@ def test_a_batch_of_recordings_fits_the_devices_and_the_model(change, message):
     assert experiment.get("conformer.Small", pipelined, DeviceMesh((8,))).input.batch_size == 16
     with pytest.raises(UserError, match=message):
         experiment.get("conformer.Small", [*pipelined, change], DeviceMesh((8,)))
+
+
+def test_as_many_labels_fit_a_recording_as_the_model_has_positions_for_it():
+    """The input counts positions by itself; the model's subsampling leaves so many that are no padding."""
+    rows, layer = SpeechInput(source_length=8), Subsampling(num_bins=4, channels=1, model_dim=1)
+    theta = tree.map_leaves(lambda weight: tf.zeros(weight.shape), layer.weights())
+    for frames in range(1, rows.source_length + 1):
+        paddings = tf.constant([[frame >= frames for frame in range(rows.source_length)]])
+        _, left = layer(theta, tf.zeros((1, rows.source_length, 4)), paddings, Context())
+        examples = (Example(0, np.zeros((frames, 80)), np.arange(1, count + 1)) for count in range(1, 9))
+        assert sum(map(rows.fits, examples)) == np.count_nonzero(~left.numpy()), f"of {frames} frames"
