@@ -149,33 +149,48 @@ def make_volume(config: VolumeInput, split: str, number: int) -> Example:
     labels, voxels = np.zeros(config.size, np.int32), np.zeros(config.size, np.float32)
     for label, kind in enumerate(CLASSES[1:], start=1):
         for _ in range(random.randint(_OBJECTS[kind][0], _OBJECTS[kind][1] + 1)):
-            inside = _DRAW[kind](config.size, random)
-            labels[inside], voxels[inside] = label, random.uniform(*INTENSITIES)
+            box, inside = _DRAW[kind](config.size, random)
+            labels[box][inside], voxels[box][inside] = label, random.uniform(*INTENSITIES)
     noise = config.noise * random.standard_normal(config.size)
     return Example(number, (voxels + noise.astype(np.float32))[..., None], labels)
 
 
-def _ellipsoid(size: tuple[int, ...], random: np.random.RandomState) -> np.ndarray:
-    """Returns which voxels are in a random ellipsoid, turned by any angle: `[X, Y, Z] bool`."""
+def _ellipsoid(size: tuple[int, ...], random: np.random.RandomState) -> tuple[tuple[slice, ...], np.ndarray]:
+    """Returns a box around a random ellipsoid, turned by any angle, and which voxels of the box are in it."""
     semi_axes = random.uniform(*_SEMI_AXES, 3) * min(size)
     centre = random.uniform(0.2, 0.8, 3) * size
     axes, _ = np.linalg.qr(random.standard_normal((3, 3)))
-    offsets = np.moveaxis(np.indices(size), 0, -1) - centre
-    return np.square(offsets @ axes / semi_axes).sum(-1) <= 1
+    reach = np.sqrt(np.square(axes * semi_axes).sum(-1))
+    box = _box(centre - reach, centre + reach, size)
+    x, y, z = _offsets(box, centre)
+    a, b, c = (np.square((x * u + y * v + z * w) / length) for (u, v, w), length in zip(axes.T, semi_axes))
+    return box, a + b + c <= 1
 
 
-def _tube(size: tuple[int, ...], random: np.random.RandomState) -> np.ndarray:
-    """Returns which voxels are near a random curve, a quadratic Bezier curve through the volume: `[X, Y, Z] bool`."""
+def _tube(size: tuple[int, ...], random: np.random.RandomState) -> tuple[tuple[slice, ...], np.ndarray]:
+    """Returns a box around a random curve, a quadratic Bezier curve, and which voxels of the box are near the curve."""
     radius = max(random.uniform(*_TUBE_RADII) * min(size), 1.0)
     start, middle, end = random.uniform(0.0, 1.0, (3, 3)) * size
-    reach, inside = math.ceil(radius), np.zeros(size, bool)
-    for t in np.linspace(0, 1, 2 * max(size))[:, None]:
-        point = ((1 - t) ** 2 * start + 2 * t * (1 - t) * middle + t**2 * end).ravel()
-        low = np.maximum(np.floor(point).astype(int) - reach, 0)
-        box = tuple(slice(at, at + 2 * reach + 2) for at in low)
-        grid = np.indices(inside[box].shape) + low[:, None, None, None] - point[:, None, None, None]
-        inside[box] |= np.square(grid).sum(0) <= radius**2
-    return inside
+    t = np.linspace(0, 1, 2 * max(size))[:, None]
+    points = (1 - t) ** 2 * start + 2 * t * (1 - t) * middle + t**2 * end
+    inside = np.zeros(size, bool)
+    for point in points:
+        near = _box(point - radius, point + radius, size)
+        x, y, z = map(np.square, _offsets(near, point))
+        inside[near] |= x + y + z <= radius**2
+    box = _box(points.min(0) - radius, points.max(0) + radius, size)
+    return box, inside[box]
+
+
+def _box(low: np.ndarray, high: np.ndarray, size: tuple[int, ...]) -> tuple[slice, ...]:
+    """Returns the voxels of a volume from one corner to another, which may be outside of it."""
+    first, last = np.maximum(np.floor(low), 0).astype(int), np.ceil(high).astype(int)
+    return tuple(slice(start, min(stop + 1, most)) for start, stop, most in zip(first, last, size))
+
+
+def _offsets(box: tuple[slice, ...], point: np.ndarray) -> list[np.ndarray]:
+    """Returns how far the voxels of a box are from a point along each side: `[X, 1, 1]`, `[1, Y, 1]`, `[1, 1, Z]`."""
+    return [indices - along for indices, along in zip(np.ogrid[box], point)]
 
 
 _DRAW = {"ellipsoid": _ellipsoid, "tube": _tube}
