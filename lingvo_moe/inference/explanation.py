@@ -34,13 +34,7 @@ class Explainer:
     """
 
     def __init__(self, name: str, experiment: Experiment, engine: Engine, logdir: str | pathlib.Path):
-        """Compiles the program.
-
-        Args:
-          name: the registered name of the model.
-          experiment: its experiment.
-          engine: where to run.
-          logdir: the log directory that it was trained in.
+        """Compiles the program; the arguments are those of `translator.Translator`.
 
         Raises:
           UserError: no layer of the model has experts, or there is no tokenizer.

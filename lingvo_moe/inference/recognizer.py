@@ -47,13 +47,7 @@ class Recognizer:
     """
 
     def __init__(self, name: str, experiment: Experiment, engine: Engine, logdir: str | pathlib.Path):
-        """Compiles the program and restores the weights.
-
-        Args:
-          name: the registered name of the model.
-          experiment: its experiment, whose corpus has the recordings.
-          engine: where to run.
-          logdir: the log directory that it was trained in.
+        """Compiles the program and restores the weights; the arguments are those of `translator.Translator`.
 
         Raises:
           UserError: no recordings, no tokenizer or one too large for the model, no checkpoint or one of another model.
