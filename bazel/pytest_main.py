@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import os
 import pathlib
+import symtable
 import sys
 from collections.abc import Iterator
 
@@ -64,13 +65,20 @@ def _modules_from(module: str, names: list[str]) -> list[str]:
     if path.with_suffix(".py").exists() or not path.is_dir():
         return []
     package = path / "__init__.py"
-    nodes = ast.walk(_parsed(package)) if package.exists() else ()
-    own = {node.id for node in nodes if isinstance(node, ast.Name)}
+    own = _bound(package) if package.exists() else set()
     return [f"{module}.{name}" for name in names if name not in own]
 
 
+def _bound(file: pathlib.Path) -> set[str]:
+    """Returns the names that a module binds itself: variables, functions, classes and imports."""
+    symbols = symtable.symtable(file.read_text(encoding="utf-8"), str(file), "exec").get_symbols()
+    return {symbol.get_name() for symbol in symbols if symbol.is_assigned() or symbol.is_imported()}
+
+
 def _exists(module: str) -> bool:
-    return _path(module).is_dir() or _path(module).with_suffix(".py").exists()
+    """Whether a module is there; a package is a directory with modules, of which `__init__` may be missing."""
+    path = _path(module)
+    return path.with_suffix(".py").exists() or any(path.rglob("*.py"))
 
 
 def _path(module: str) -> pathlib.Path:

@@ -13,11 +13,10 @@ from lingvo_moe import overrides, registry
 from lingvo_moe.data.batching import BatchConfig, InputConfig
 from lingvo_moe.data.speech import SpeechInput
 from lingvo_moe.data.tokenizer import Tokenizers
-from lingvo_moe.data.volumes import CHANNELS, CLASSES, VolumeInput
+from lingvo_moe.data.volumes import VolumeInput
 from lingvo_moe.decoding.flat_beam_search import BeamSearch
 from lingvo_moe.errors import UserError, did_you_mean
 from lingvo_moe.models.segmentation import UNet
-from lingvo_moe.models.speech import SpeechRecognition
 from lingvo_moe.models.transformer import Transformer
 from lingvo_moe.ops import precision
 from lingvo_moe.optimizers.adafactor import Adafactor
@@ -151,6 +150,7 @@ class Experiment:
             )
         precision.check(self.matmul_precision)
         self._check_sides()
+        self._check_volumes(layout)
         self._check_pipeline(layout)
         self._check_divisible(layout)
         for side, length in self.input.lengths.items():
@@ -204,8 +204,8 @@ class Experiment:
     def _check_sides(self):
         """Raises UserError where the sides of the input are not those of the model, or not of its kind."""
         self._check_kind()
-        self._check_speech()
-        self._check_volumes(Layout.of(self.mesh, self.layout))
+        self._check_corpus()
+        self._check_model_fields()
         if self.model.sides == tuple(self.input.lengths):
             return
         if self.translates:
@@ -227,37 +227,33 @@ class Experiment:
             )
 
     def _check_volumes(self, layout: Layout):
-        """Raises UserError where volumes do not fit the model, or a corpus is given for them."""
-        if not isinstance(self.model, UNet) or not isinstance(self.input, VolumeInput):
+        """Raises UserError where devices have no share of the volumes, or one that is too small."""
+        if not isinstance(self.model, SegmentingModel) or not isinstance(self.input, VolumeInput):
             return
-        self.model.check_size(self.input.size)
-        for axis, size in zip("XYZ", self.input.size):
-            devices, deepest = layout.num_shards("BXYZi", axis), size // 2 ** (self.model.num_layers - 1)
-            if size % devices or deepest < devices:
-                raise UserError(
-                    f"input.size has {size} voxels along {axis}, {deepest} at the last of {self.model.num_layers} "
-                    f"levels, for {devices} devices (mesh {self.mesh}, layout {self.layout}), which must divide the "
-                    f"first number and not exceed the second. Use fewer devices for {axis}, larger volumes or fewer "
-                    f"levels."
-                )
-        for name, found, expected in (
-            ("channels", self.model.channels, CHANNELS),
-            ("classes", self.model.classes, len(CLASSES)),
-        ):
-            if found != expected:
-                raise UserError(f"model.{name} is {found}; the volumes have {expected}, so leave it at that.")
-        for flag in ("corpus", "tokenizers"):
-            if given := getattr(self, flag):
-                raise UserError(f"--{flag}={given}: a program makes the volumes of this model; leave --{flag} out.")
+        axes = self.input.specs()["source"]["voxels"].logical_axes
+        shards = {axis: layout.num_shards(axes, axis) for axis in axes}
+        if math.prod(shards.values()) < self.mesh.size:
+            raise UserError(
+                f"layout {self.layout} shares volumes among {math.prod(shards.values())} of the {self.mesh.size} "
+                f"devices (mesh {self.mesh}), and the others would repeat their work. Use --set layout=spatial with "
+                f"--devices, for the dimension X, or --set layout=spatial_data with --mesh, for the batch and X."
+            )
+        self.model.check_size(self.input.size, tuple(shards[axis] for axis in "XYZ"))
 
-    def _check_speech(self):
-        """Raises UserError where recordings have other features than the model's."""
-        if isinstance(self.model, SpeechRecognition) and isinstance(self.input, SpeechInput):
-            bins, expected = self.input.features.num_bins, self.model.num_bins
-            if bins != expected:
+    def _check_model_fields(self):
+        """Raises UserError where the model expects arrays of other widths than the input has."""
+        for name, expected in self.input.model_fields.items():
+            found = getattr(self.model, name, expected)
+            if found != expected:
                 raise UserError(
-                    f"input.features.num_bins is {bins}, model.num_bins {expected}; set both to the same number."
+                    f"model.{name} is {found}, but the input has {expected}; use --set model.{name}={expected}."
                 )
+
+    def _check_corpus(self):
+        """Raises UserError where a corpus is given for volumes, which a program makes."""
+        for flag in ("corpus", "tokenizers"):
+            if isinstance(self.input, VolumeInput) and (given := getattr(self, flag)):
+                raise UserError(f"--{flag}={given}: a program makes the volumes of this model; leave --{flag} out.")
 
     def check_tokenizers(self):
         """Raises UserError as `open_tokenizers`, if the model reads or writes tokens."""

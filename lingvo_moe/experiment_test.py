@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 
+import numpy as np
 import pytest
 
-from lingvo_moe import experiment
+from lingvo_moe import experiment, tree
+from lingvo_moe.data.batching import Example
+from lingvo_moe.data.speech import SpeechInput
 from lingvo_moe.errors import UserError
 from lingvo_moe.experiment import TrainingSchedule
+from lingvo_moe.layers.base import Context
+from lingvo_moe.layers.convolution import Subsampling
+from lingvo_moe.lazy import tf
 from lingvo_moe.sharding.layout import GSPMD_2D, DeviceMesh
 from lingvo_moe.testing import experiments
 
@@ -98,10 +104,10 @@ def test_input_has_the_sides_of_the_model(name, source_length, message):
     "assignments, mesh, message",
     [
         (["input.size=36,32,30"], 1, "input.size is 36x32x30; 3 levels .* multiples of 4"),
-        (["input.size=36,32,32"], 8, r"36 voxels along X, 9 at the last of 3 levels, for 8 devices \(mesh 8, layout"),
+        (["input.size=36,32,32"], 8, "36 voxels along X, 9 at the last of 3 levels, for 8 devices, which must divide"),
         (["model.num_layers=4"], 8, "32 voxels along X, 4 at the last of 4 levels, for 8 devices"),
-        (["model.channels=2"], 1, "model.channels is 2; the volumes have 1"),
-        (["model.classes=2"], 1, "model.classes is 2; the volumes have 3"),
+        (["model.channels=2"], 1, "model.channels is 2, but the input has 1; use --set model.channels=1"),
+        (["model.classes=2"], 1, "model.classes is 2, but the input has 3"),
         (["corpus=texts"], 1, "--corpus=texts: a program makes the volumes of this model; leave --corpus out"),
         (["tokenizers=texts"], 1, "--tokenizers=texts: .* leave --tokenizers out"),
         (["input.source_length=8"], 1, "no such field"),
@@ -111,6 +117,30 @@ def test_volumes_that_do_not_fit_are_errors(assignments, mesh, message):
     """Levels, devices that share a volume, and what the volumes are."""
     with pytest.raises(UserError, match=message):
         experiment.get("unet.Small", assignments, DeviceMesh((mesh,)))
+
+
+@pytest.mark.parametrize(
+    "layout, mesh, message",
+    [
+        ("spatial", (2, 2), "layout spatial is for a mesh of 1 axis, .* --set layout=NAME: .*, spatial_data"),
+        (
+            "auto",
+            (2, 2),
+            "layout auto shares volumes among 2 of the 4 devices .* --set layout=spatial_data with --mesh",
+        ),
+        ("pipeline", (2,), "layout pipeline shares volumes among 1 of the 2 devices"),
+        ("pipeline_gspmd", (1, 2, 2), "layout pipeline_gspmd shares volumes among 2 of the 4 devices"),
+    ],
+)
+def test_devices_without_a_share_of_the_volumes_are_an_error(layout, mesh, message):
+    """They would repeat the work of others, on copies that XLA makes."""
+    with pytest.raises(UserError, match=message):
+        experiment.get("unet.Small", [f"layout={layout}"], DeviceMesh(mesh))
+
+
+@pytest.mark.parametrize("layout, mesh", [("auto", (2,)), ("auto", (2, 1)), ("spatial_data", (2, 2))])
+def test_devices_share_the_batch_or_a_volume(layout, mesh):
+    assert experiment.get("unet.Small", [f"layout={layout}"], DeviceMesh(mesh)).mesh == DeviceMesh(mesh)
 
 
 def test_a_model_of_volumes_reads_no_texts():
@@ -170,7 +200,7 @@ def test_text_has_a_line_for_every_field():
     "change, message",
     [
         ("input.batch_size=12", "input.batch_size is 12, which 4 microbatches on 1 devices .* multiple of 8"),
-        ("input.features.num_bins=80", "input.features.num_bins is 80, model.num_bins 40"),
+        ("input.features.num_bins=80", "model.num_bins is 40, but the input has 80; use --set model.num_bins=80"),
     ],
 )
 def test_a_batch_of_recordings_fits_the_devices_and_the_model(change, message):
@@ -180,3 +210,14 @@ def test_a_batch_of_recordings_fits_the_devices_and_the_model(change, message):
     assert experiment.get("conformer.Small", pipelined, DeviceMesh((8,))).input.batch_size == 16
     with pytest.raises(UserError, match=message):
         experiment.get("conformer.Small", [*pipelined, change], DeviceMesh((8,)))
+
+
+def test_as_many_labels_fit_a_recording_as_the_model_has_positions_for_it():
+    """The input counts positions by itself; the model's subsampling leaves so many that are no padding."""
+    rows, layer = SpeechInput(source_length=8), Subsampling(num_bins=4, channels=1, model_dim=1)
+    theta = tree.map_leaves(lambda weight: tf.zeros(weight.shape), layer.weights())
+    for frames in range(1, rows.source_length + 1):
+        paddings = tf.constant([[frame >= frames for frame in range(rows.source_length)]])
+        _, left = layer(theta, tf.zeros((1, rows.source_length, 4)), paddings, Context())
+        examples = (Example(0, np.zeros((frames, 80)), np.arange(1, count + 1)) for count in range(1, 9))
+        assert sum(map(rows.fits, examples)) == np.count_nonzero(~left.numpy()), f"of {frames} frames"

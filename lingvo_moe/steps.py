@@ -95,10 +95,14 @@ class RecognisingModel(Model, Protocol):
 
 @runtime_checkable
 class SegmentingModel(Model, Protocol):
-    """What `segment` requires of a model beside `Model`."""
+    """What `segment`, and the check of an experiment, require of a model beside `Model`."""
 
     def segment(self, theta: dict, source: dict, context: Context) -> tf.Tensor:
         """Returns the class of each voxel of each volume, `[B, X, Y, Z] int32`."""
+        ...
+
+    def check_size(self, size: tuple[int, ...], devices: tuple[int, ...]):
+        """Raises UserError for volumes of X, Y, Z voxels that it cannot segment, so many devices sharing each side."""
         ...
 
 
@@ -327,7 +331,7 @@ class Steps:
         """
         model = self.model
         if not isinstance(model, SegmentingModel):
-            raise UserError(f"{type(model).__name__} segments nothing: it lacks `steps.SegmentingModel.segment`.")
+            raise UserError(f"{type(model).__name__} segments nothing: it is no `steps.SegmentingModel`.")
         return self._classify("segment", model.segment, source_specs, "BXYZ")
 
     @program_cache.cached

@@ -13,6 +13,7 @@ from lingvo_moe.analysis import plan as planning
 from lingvo_moe.analysis import plan_text, search
 from lingvo_moe.cli import images, run_setup, speech
 from lingvo_moe.cli.run_config import EvalConfig, ExportConfig, ModelConfig, PlanConfig, TranslateConfig
+from lingvo_moe.cli.scores import write_scores
 from lingvo_moe.data.corpus import Corpus
 from lingvo_moe.engines import cluster, topology
 from lingvo_moe.errors import UserError
@@ -55,15 +56,7 @@ def _evaluate_translations(config: EvalConfig):
     print(_loss_line(loss, config.split))
     if left_out:
         _log.info(f"{left_out} sentences of {experiment.texts.source_length} tokens or more were left out.")
-    if config.json:
-        rows = {
-            "model": name,
-            "step": translator.step,
-            "scores": [dataclasses.asdict(score) for score in scores],
-            "loss": dataclasses.asdict(loss),
-        }
-        with output_files.atomic_writer(config.json) as file:
-            json.dump(rows, file, indent=1, ensure_ascii=False)
+    write_scores(config, name, translator.step, scores, loss=dataclasses.asdict(loss))
 
 
 def _loss_line(loss: held_out_loss.HeldOutLoss, split: str) -> str:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
-
 from lingvo_moe.cli import run_setup
 from lingvo_moe.cli.run_config import EvalConfig
+from lingvo_moe.cli.scores import write_scores
 from lingvo_moe.errors import UserError
 from lingvo_moe.inference import segmenter
 from lingvo_moe.inference.segmenter import ClassScore
-from lingvo_moe.utils import output_files
 
 
 def evaluate(config: EvalConfig):
@@ -24,17 +21,18 @@ def evaluate(config: EvalConfig):
     model = segmenter.Segmenter(name, experiment, engine, config.log_directory())
     scores = segmenter.evaluate(model, experiment, config.max_pairs, config.split)
     print(table(scores, summary=config.summary))
-    if config.json:
-        rows = [dataclasses.asdict(score) for score in scores]
-        with output_files.atomic_writer(config.json) as file:
-            json.dump({"model": name, "step": model.step, "split": config.split, "scores": rows}, file, indent=1)
+    write_scores(config, name, model.step, scores)
 
 
 def table(scores: list[ClassScore], summary: bool = False) -> str:
     """Returns the scores by class, unless a `summary`, and their mean."""
     row = "{:12} {:>12} {:>8} {:>16}".format
     rows = (
-        row(score.name, f"{score.voxels:,}", f"{score.dice:.3f}", f"{score.threshold_dice:.3f}")
+        row(score.name, _count(score.voxels), f"{score.dice:.3f}", f"{score.threshold_dice:.3f}")
         for score in (scores[-1:] if summary else scores)
     )
     return "\n".join([row("class", "voxels", "Dice", "threshold's Dice"), *rows])
+
+
+def _count(voxels: int | None) -> str:
+    return "" if voxels is None else f"{voxels:,}"

@@ -45,7 +45,8 @@ def test_eval_prints_and_writes_dice_by_class(flags, tmp_path, capsys):
     rows = json.loads((tmp_path / "scores.json").read_text())
     scores = {score["name"]: score for score in rows["scores"]}
     assert rows["step"] == 4 and list(scores) == ["background", "ellipsoid", "tube", "mean"]
-    assert sum(scores[name]["voxels"] for name in ("background", "mean")) == 3 * 16 * 8 * 8
+    assert sum(scores[name]["voxels"] for name in ("background", "ellipsoid", "tube")) == 3 * 16 * 8 * 8
+    assert scores["mean"]["voxels"] is None
     assert scores["mean"]["dice"] == pytest.approx((scores["ellipsoid"]["dice"] + scores["tube"]["dice"]) / 2)
     assert scores["tube"]["threshold_dice"] == 0 < scores["ellipsoid"]["threshold_dice"] < 1
     assert all(name in printed for name in scores)
@@ -74,6 +75,9 @@ def test_mistakes_are_errors(arguments, message, capsys):
 
 
 def test_summary_is_the_mean():
-    scores = [ClassScore(name, 1000, 0.5, 0.25) for name in ("tube", "mean")]
-    assert "tube" not in images.table(scores, summary=True) and "tube" in images.table(scores)
-    assert images.table(scores, summary=True).splitlines()[1].split() == ["mean", "1,000", "0.500", "0.250"]
+    """It has no number of voxels."""
+    scores = [ClassScore("tube", 1000, 0.5, 0.25), ClassScore("mean", None, 0.5, 0.25)]
+    assert images.table(scores).splitlines()[1].split() == ["tube", "1,000", "0.500", "0.250"]
+    assert [line.split() for line in images.table(scores, summary=True).splitlines()[1:]] == [
+        ["mean", "0.500", "0.250"]
+    ]

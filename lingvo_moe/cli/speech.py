@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import logging
 
 from lingvo_moe.cli import run_setup
 from lingvo_moe.cli.run_config import EvalConfig
+from lingvo_moe.cli.scores import write_scores
 from lingvo_moe.data.corpus import Corpus
 from lingvo_moe.errors import UserError
 from lingvo_moe.inference import recognizer
 from lingvo_moe.inference.recognizer import VoiceScore
-from lingvo_moe.utils import output_files
 
 _log = logging.getLogger(__name__)
 
@@ -31,10 +29,7 @@ def evaluate(config: EvalConfig):
     print(table(scores, summary=config.summary))
     if left_out:
         _log.info(f"{left_out} recordings of more than {experiment.texts.source_length} frames were left out.")
-    if config.json:
-        rows = [dataclasses.asdict(score) for score in scores]
-        with output_files.atomic_writer(config.json) as file:
-            json.dump({"model": name, "step": model.step, "split": config.split, "scores": rows}, file, indent=1)
+    write_scores(config, name, model.step, scores)
 
 
 def table(scores: list[VoiceScore], summary: bool = False) -> str:

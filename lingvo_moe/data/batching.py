@@ -49,6 +49,11 @@ class BatchConfig:
         """The number of positions (tokens, frames, voxels) of a row, by side."""
         raise NotImplementedError
 
+    @property
+    def model_fields(self) -> dict[str, int]:
+        """What the input decides of the model: the values of its fields, by name."""
+        return {}
+
     def specs(self) -> dict[str, dict[str, Spec]]:
         """Returns the Spec of each array of a (global) batch, nested as the batch is."""
         raise NotImplementedError
@@ -219,7 +224,7 @@ class Readers(NamedTuple):
 
 
 class Rows(Protocol):
-    """A batch that is filled with examples; see `PackedRows`."""
+    """A batch that is filled with examples; see `PackedRows` and `ArrayRows`."""
 
     batch: Batch
 
@@ -298,6 +303,44 @@ class PackedRows:
         arrays["segment_ids"][row, start : last + 1] = self._segments[row]
         arrays["positions"][row, start : last + 1] = self._positions[:length]
         free[row] -= length
+
+
+class ArrayRows:
+    """A batch whose rows have one example each; a class below it puts an example's arrays into a row.
+
+    Args:
+      config: the arrays of a batch.
+      rows: the number of rows.
+    """
+
+    def __init__(self, config: BatchConfig, rows: int):
+        self.batch: Batch = {
+            side: {name: np.zeros((rows, *spec.shape[1:]), spec.dtype) for name, spec in fields.items()}
+            for side, fields in config.specs().items()
+        }
+        self._used, self._rows = 0, rows
+
+    @property
+    def full(self) -> bool:
+        """Whether no further example can be added."""
+        return self._used == self._rows
+
+    @property
+    def any(self) -> bool:
+        """Whether an example has been added."""
+        return self._used > 0
+
+    def add(self, example: Example) -> bool:
+        """Puts the example into the next row; returns False if there is none."""
+        if self.full:
+            return False
+        self.write(self._used, example)
+        self._used += 1
+        return True
+
+    def write(self, row: int, example: Example):
+        """Puts the example's arrays and segments into a row of zeros."""
+        raise NotImplementedError
 
 
 def pack(

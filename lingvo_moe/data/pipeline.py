@@ -228,6 +228,9 @@ class EvalInput:
         Args:
           shuffled: whether each target gets the source of another pair of its language, half of the split away. A
             language of one pair then has no batch.
+
+        Raises:
+          ValueError: with the first batch, `shuffled` volumes.
         """
         self.num_rejected = 0
         for batch, _ in pack(self._fitting(shuffled), self._config, self._config.batch_size):

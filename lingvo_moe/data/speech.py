@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from lingvo_moe.data import languages
-from lingvo_moe.data.batching import Batch, Example, InputConfig, Readers
+from lingvo_moe.data.batching import ArrayRows, Example, InputConfig, Readers
 from lingvo_moe.data.corpus import SPLITS, read_manifest
 from lingvo_moe.data.log_mel import LogMel
 from lingvo_moe.data.tokenizer import Tokenizers, sha256
@@ -67,6 +67,11 @@ class SpeechInput(InputConfig):
         if self.packing:
             raise UserError("input.packing is true, but a row is one recording; leave it out.")
 
+    @property
+    def model_fields(self) -> dict[str, int]:
+        """See `BatchConfig`."""
+        return {"num_bins": self.features.num_bins}
+
     def specs(self) -> dict[str, dict[str, Spec]]:
         """See `InputConfig`."""
         frames, labels = (self.batch_size, self.source_length), (self.batch_size, self.target_length)
@@ -100,35 +105,14 @@ class SpeechInput(InputConfig):
         )
 
 
-class RecordingRows:
-    """A batch of recordings that is filled row by row; see `batching.PackedRows`."""
+class RecordingRows(ArrayRows):
+    """A batch of recordings, one in a row; see `batching.ArrayRows`."""
 
-    def __init__(self, config: SpeechInput, rows: int):
-        self.batch: Batch = {
-            side: {name: np.zeros((rows, *spec.shape[1:]), spec.dtype) for name, spec in fields.items()}
-            for side, fields in config.specs().items()
-        }
-        self._used, self._rows = 0, rows
-
-    @property
-    def full(self) -> bool:
-        """Whether no further recording can be added."""
-        return self._used == self._rows
-
-    @property
-    def any(self) -> bool:
-        """Whether a recording has been added."""
-        return self._used > 0
-
-    def add(self, example: Example) -> bool:
-        """Puts a recording into the next row; returns False if there is none."""
-        if self.full:
-            return False
+    def write(self, row: int, example: Example):
+        """See `ArrayRows`."""
         for side, name, values in (("source", "features", example.source), ("target", "labels", example.target)):
-            self.batch[side][name][self._used, : len(values)] = values
-            self.batch[side]["segment_ids"][self._used, : len(values)] = 1
-        self._used += 1
-        return True
+            self.batch[side][name][row, : len(values)] = values
+            self.batch[side]["segment_ids"][row, : len(values)] = 1
 
 
 class RecordingReader:

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from lingvo_moe.data.batching import Batch, BatchConfig, Example
+from lingvo_moe.data.batching import ArrayRows, BatchConfig, Example
 from lingvo_moe.data.corpus import SPLITS
 from lingvo_moe.errors import UserError
 from lingvo_moe.sharding.layout import Spec
@@ -72,6 +72,11 @@ class VolumeInput(BatchConfig):
         """See `BatchConfig`: the voxels of a volume, each with a label."""
         return dict.fromkeys(("source", "target"), math.prod(self.size))
 
+    @property
+    def model_fields(self) -> dict[str, int]:
+        """See `BatchConfig`."""
+        return {"channels": CHANNELS, "classes": len(CLASSES)}
+
     def specs(self) -> dict[str, dict[str, Spec]]:
         """See `BatchConfig`."""
         shape = (self.batch_size, *self.size)
@@ -88,35 +93,14 @@ class VolumeInput(BatchConfig):
         return VolumeRows(self, count)
 
 
-class VolumeRows:
-    """A batch of volumes that is filled row by row; see `batching.Rows`."""
+class VolumeRows(ArrayRows):
+    """A batch of volumes, one in a row; see `batching.ArrayRows`."""
 
-    def __init__(self, config: VolumeInput, rows: int):
-        self.batch: Batch = {
-            side: {name: np.zeros((rows, *spec.shape[1:]), spec.dtype) for name, spec in fields.items()}
-            for side, fields in config.specs().items()
-        }
-        self._used, self._rows = 0, rows
-
-    @property
-    def full(self) -> bool:
-        """Whether no further volume can be added."""
-        return self._used == self._rows
-
-    @property
-    def any(self) -> bool:
-        """Whether a volume has been added."""
-        return self._used > 0
-
-    def add(self, example: Example) -> bool:
-        """Puts a volume into the next row; returns False if there is none."""
-        if self.full:
-            return False
-        self.batch["source"]["voxels"][self._used] = example.source
-        self.batch["target"]["labels"][self._used] = example.target
-        self.batch["target"]["segment_ids"][self._used] = 1
-        self._used += 1
-        return True
+    def write(self, row: int, example: Example):
+        """See `ArrayRows`."""
+        self.batch["source"]["voxels"][row] = example.source
+        self.batch["target"]["labels"][row] = example.target
+        self.batch["target"]["segment_ids"][row] = 1
 
 
 class TrainVolumes:
@@ -148,8 +132,9 @@ class HeldOutVolumes:
         self._count = config.held_out if max_volumes is None else min(max_volumes, config.held_out)
 
     def examples(self, shuffled: bool = False) -> Iterator[Example]:
-        """Yields the volumes; `shuffled` is for texts."""
-        del shuffled
+        """Yields the volumes. Raises ValueError if `shuffled`: labels of another volume measure nothing."""
+        if shuffled:
+            raise ValueError("volumes are not shuffled: the labels of another volume measure nothing")
         return (make_volume(self._config, self._split, n) for n in range(self._count))
 
 
@@ -164,33 +149,48 @@ def make_volume(config: VolumeInput, split: str, number: int) -> Example:
     labels, voxels = np.zeros(config.size, np.int32), np.zeros(config.size, np.float32)
     for label, kind in enumerate(CLASSES[1:], start=1):
         for _ in range(random.randint(_OBJECTS[kind][0], _OBJECTS[kind][1] + 1)):
-            inside = _DRAW[kind](config.size, random)
-            labels[inside], voxels[inside] = label, random.uniform(*INTENSITIES)
+            box, inside = _DRAW[kind](config.size, random)
+            labels[box][inside], voxels[box][inside] = label, random.uniform(*INTENSITIES)
     noise = config.noise * random.standard_normal(config.size)
     return Example(number, (voxels + noise.astype(np.float32))[..., None], labels)
 
 
-def _ellipsoid(size: tuple[int, ...], random: np.random.RandomState) -> np.ndarray:
-    """Returns which voxels are in a random ellipsoid, turned by any angle: `[X, Y, Z] bool`."""
+def _ellipsoid(size: tuple[int, ...], random: np.random.RandomState) -> tuple[tuple[slice, ...], np.ndarray]:
+    """Returns a box around a random ellipsoid, turned by any angle, and which voxels of the box are in it."""
     semi_axes = random.uniform(*_SEMI_AXES, 3) * min(size)
     centre = random.uniform(0.2, 0.8, 3) * size
     axes, _ = np.linalg.qr(random.standard_normal((3, 3)))
-    offsets = np.moveaxis(np.indices(size), 0, -1) - centre
-    return np.square(offsets @ axes / semi_axes).sum(-1) <= 1
+    reach = np.sqrt(np.square(axes * semi_axes).sum(-1))
+    box = _box(centre - reach, centre + reach, size)
+    x, y, z = _offsets(box, centre)
+    a, b, c = (np.square((x * u + y * v + z * w) / length) for (u, v, w), length in zip(axes.T, semi_axes))
+    return box, a + b + c <= 1
 
 
-def _tube(size: tuple[int, ...], random: np.random.RandomState) -> np.ndarray:
-    """Returns which voxels are near a random curve, a quadratic Bezier curve through the volume: `[X, Y, Z] bool`."""
+def _tube(size: tuple[int, ...], random: np.random.RandomState) -> tuple[tuple[slice, ...], np.ndarray]:
+    """Returns a box around a random curve, a quadratic Bezier curve, and which voxels of the box are near the curve."""
     radius = max(random.uniform(*_TUBE_RADII) * min(size), 1.0)
     start, middle, end = random.uniform(0.0, 1.0, (3, 3)) * size
-    reach, inside = math.ceil(radius), np.zeros(size, bool)
-    for t in np.linspace(0, 1, 2 * max(size))[:, None]:
-        point = ((1 - t) ** 2 * start + 2 * t * (1 - t) * middle + t**2 * end).ravel()
-        low = np.maximum(np.floor(point).astype(int) - reach, 0)
-        box = tuple(slice(at, at + 2 * reach + 2) for at in low)
-        grid = np.indices(inside[box].shape) + low[:, None, None, None] - point[:, None, None, None]
-        inside[box] |= np.square(grid).sum(0) <= radius**2
-    return inside
+    t = np.linspace(0, 1, 2 * max(size))[:, None]
+    points = (1 - t) ** 2 * start + 2 * t * (1 - t) * middle + t**2 * end
+    inside = np.zeros(size, bool)
+    for point in points:
+        near = _box(point - radius, point + radius, size)
+        x, y, z = map(np.square, _offsets(near, point))
+        inside[near] |= x + y + z <= radius**2
+    box = _box(points.min(0) - radius, points.max(0) + radius, size)
+    return box, inside[box]
+
+
+def _box(low: np.ndarray, high: np.ndarray, size: tuple[int, ...]) -> tuple[slice, ...]:
+    """Returns the voxels of a volume from one corner to another, which may be outside of it."""
+    first, last = np.maximum(np.floor(low), 0).astype(int), np.ceil(high).astype(int)
+    return tuple(slice(start, min(stop + 1, most)) for start, stop, most in zip(first, last, size))
+
+
+def _offsets(box: tuple[slice, ...], point: np.ndarray) -> list[np.ndarray]:
+    """Returns how far the voxels of a box are from a point along each side: `[X, 1, 1]`, `[1, Y, 1]`, `[1, 1, Z]`."""
+    return [indices - along for indices, along in zip(np.ogrid[box], point)]
 
 
 _DRAW = {"ellipsoid": _ellipsoid, "tube": _tube}

@@ -7,6 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
+from lingvo_moe.data import volumes
 from lingvo_moe.data.pipeline import EvalInput, TrainInput, merge_states
 from lingvo_moe.data.volumes import CLASSES, INTENSITIES, VolumeInput, make_volume
 from lingvo_moe.errors import UserError
@@ -27,6 +28,32 @@ def test_a_volume_depends_on_seed_split_and_number_alone():
     }
     assert equal(volumes[1, "valid", 1], make_volume(VolumeInput(size=SMALL.size, seed=1, shards=1), "valid", 1))
     assert not any(equal(one, other) for one, other in itertools.combinations(volumes.values(), 2))
+
+
+def ellipsoid(size, random) -> np.ndarray:
+    """The definition, at every voxel of the volume."""
+    semi_axes, centre = random.uniform(0.1, 0.25, 3) * min(size), random.uniform(0.2, 0.8, 3) * size
+    axes, _ = np.linalg.qr(random.standard_normal((3, 3)))
+    return np.square((np.moveaxis(np.indices(size), 0, -1) - centre) @ axes / semi_axes).sum(-1) <= 1
+
+
+def tube(size, random) -> np.ndarray:
+    """The same, as the distance of every voxel to the nearest point of the curve."""
+    radius, (p, q, r) = max(random.uniform(0.04, 0.08) * min(size), 1.0), random.uniform(0.0, 1.0, (3, 3)) * size
+    t = np.linspace(0, 1, 2 * max(size))[:, None]
+    curve = (1 - t) ** 2 * p + 2 * t * (1 - t) * q + t**2 * r
+    return np.square(np.moveaxis(np.indices(size), 0, -1)[..., None, :] - curve).sum(-1).min(-1) <= radius**2
+
+
+@pytest.mark.parametrize("draw", [ellipsoid, tube])
+def test_boxes_around_objects_leave_out_nothing(draw):
+    """Also where an object reaches beyond the volume."""
+    size = (24, 8, 15)
+    for seed in range(40):
+        box, inside = volumes._DRAW[draw.__name__](size, np.random.RandomState(seed))
+        found = np.zeros(size, bool)
+        found[box] = inside
+        np.testing.assert_array_equal(found, draw(size, np.random.RandomState(seed)), err_msg=f"of seed {seed}")
 
 
 def test_objects_have_the_intensities_of_their_kind_and_noise_is_added():
@@ -77,6 +104,12 @@ def test_held_out_batches_end_with_empty_rows():
     assert [batch["target"]["segment_ids"].tolist() for batch in batches] == [[1, 1], [1, 0]]
     np.testing.assert_array_equal(batches[1]["source"]["voxels"][0], make_volume(SMALL, "valid", 2).source)
     assert len(list(EvalInput("", "", SMALL, "test", max_pairs=2).batches())) == 1
+
+
+def test_held_out_volumes_are_not_shuffled():
+    """A caller that asks for other sources would otherwise get the same ones, and a gain of zero."""
+    with pytest.raises(ValueError, match="volumes are not shuffled"):
+        next(EvalInput("", "", SMALL, "valid").batches(shuffled=True))
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,8 @@ import numpy as np
 from lingvo_moe.data.batching import Example, PackedRows
 from lingvo_moe.engines.base import Engine
 from lingvo_moe.experiment import Experiment
+from lingvo_moe.inference.trained_weights import trained_weights
 from lingvo_moe.inference.translator import Translation
-from lingvo_moe.steps import weight_specs
-from lingvo_moe.training.checkpoint import Checkpoints
 from lingvo_moe.utils import progress
 
 
@@ -35,18 +34,13 @@ class Explainer:
     """
 
     def __init__(self, name: str, experiment: Experiment, engine: Engine, logdir: str | pathlib.Path):
-        """Compiles the program.
-
-        Args:
-          name: the registered name of the model.
-          experiment: its experiment.
-          engine: where to run.
-          logdir: the log directory that it was trained in.
+        """Compiles the program; the arguments are those of `translator.Translator`.
 
         Raises:
           UserError: no layer of the model has experts, or there is no tokenizer.
         """
-        self._name, self._logdir, self._tokenizers = name, logdir, experiment.open_tokenizers()
+        self._name, self._experiment, self._logdir = name, experiment, logdir
+        self._tokenizers = experiment.open_tokenizers()
         # A row holds one pair, the longest translation of the search included.
         self._input = dataclasses.replace(
             experiment.texts,
@@ -54,7 +48,6 @@ class Explainer:
             target_length=experiment.search.max_length + 1,
             packing=False,
         )
-        self._theta_specs = weight_specs(experiment.model.weights())
         self._program = engine.load(experiment.steps.explain(self._input.specs()))
 
     def explain(self, translations: Sequence[Translation], step: int) -> Iterator[dict[str, Any]]:
@@ -68,9 +61,8 @@ class Explainer:
           translations: of lines, in order.
           step: of the checkpoint that made them.
         """
-        checkpoints = Checkpoints(self._logdir)
-        _, theta = checkpoints.restore_theta(self._name, self._theta_specs, self._program.shardings("theta"), step)
-        checkpoints.close()
+        with trained_weights(self._name, self._experiment, self._logdir, step) as restore:
+            _, theta = restore(self._program.shardings("theta"))
         parts = [
             _Part(line, part, *(np.array(ids, np.int32) for ids in pair))
             for line, translation in enumerate(translations, start=1)

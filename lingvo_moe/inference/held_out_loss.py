@@ -13,8 +13,7 @@ from lingvo_moe.data.pipeline import EvalInput
 from lingvo_moe.engines.base import Engine
 from lingvo_moe.errors import UserError
 from lingvo_moe.experiment import Experiment
-from lingvo_moe.steps import weight_specs
-from lingvo_moe.training.checkpoint import Checkpoints
+from lingvo_moe.inference.trained_weights import trained_weights
 from lingvo_moe.training.loss import total_loss
 from lingvo_moe.utils import progress
 
@@ -77,12 +76,9 @@ def compute(
     held_out = EvalInput(experiment.corpus, experiment.tokenizers, experiment.input, split, languages, max_pairs)
     if next(held_out.batches(), None) is None:
         raise UserError(_no_batch(experiment, split, held_out.num_rejected))
-    theta_specs = weight_specs(experiment.model.weights())
-    checkpoints = Checkpoints(logdir)
-    checkpoints.require(name, theta_specs)
-    evaluation = engine.evaluation(experiment.steps, experiment.batch_specs())
-    step, theta = checkpoints.restore_theta(name, theta_specs, evaluation.shardings)
-    checkpoints.close()
+    with trained_weights(name, experiment, logdir) as restore:
+        evaluation = engine.evaluation(experiment.steps, experiment.batch_specs())
+        step, theta = restore(evaluation.shardings)
     evaluation.load(theta)
     with progress.bar(f"evaluating on {split}", None, "batches") as advance:
 

@@ -15,9 +15,8 @@ from lingvo_moe.engines.base import Engine
 from lingvo_moe.errors import UserError
 from lingvo_moe.experiment import Experiment
 from lingvo_moe.inference.error_rates import ErrorRates, majority_transcript
+from lingvo_moe.inference.trained_weights import trained_weights
 from lingvo_moe.layers.ctc import BLANK
-from lingvo_moe.steps import weight_specs
-from lingvo_moe.training.checkpoint import Checkpoints
 from lingvo_moe.utils import progress
 
 
@@ -48,25 +47,16 @@ class Recognizer:
     """
 
     def __init__(self, name: str, experiment: Experiment, engine: Engine, logdir: str | pathlib.Path):
-        """Compiles the program and restores the weights.
-
-        Args:
-          name: the registered name of the model.
-          experiment: its experiment, whose corpus has the recordings.
-          engine: where to run.
-          logdir: the log directory that it was trained in.
+        """Compiles the program and restores the weights; the arguments are those of `translator.Translator`.
 
         Raises:
           UserError: no recordings, no tokenizer or one too large for the model, no checkpoint or one of another model.
         """
         self._input, self._tokenizer = experiment.texts, experiment.open_tokenizers().target
         self._readers = self._input.open_readers(experiment.corpus, experiment.tokenizers).by_side
-        theta_specs = weight_specs(experiment.model.weights())
-        checkpoints = Checkpoints(logdir)
-        checkpoints.require(name, theta_specs)
-        self._program = engine.load(experiment.steps.transcribe(self._input.specs()["source"]))
-        self.step, self._theta = checkpoints.restore_theta(name, theta_specs, self._program.shardings("theta"))
-        checkpoints.close()
+        with trained_weights(name, experiment, logdir) as restore:
+            self._program = engine.load(experiment.steps.transcribe(self._input.specs()["source"]))
+            self.step, self._theta = restore(self._program.shardings("theta"))
 
     def transcribe(self, recordings: Sequence[str]) -> list[str | None]:
         """Returns the transcript of each reference to a recording; None of one that does not fit into a row."""

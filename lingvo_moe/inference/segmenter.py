@@ -12,8 +12,7 @@ from lingvo_moe.data.volumes import CLASSES, INTENSITIES
 from lingvo_moe.engines.base import Engine
 from lingvo_moe.experiment import Experiment
 from lingvo_moe.inference.dice import Overlap
-from lingvo_moe.steps import weight_specs
-from lingvo_moe.training.checkpoint import Checkpoints
+from lingvo_moe.inference.trained_weights import trained_weights
 from lingvo_moe.utils import progress
 
 
@@ -23,13 +22,13 @@ class ClassScore:
 
     Attributes:
       name: of the class, or `mean`.
-      voxels: how many voxels of the volumes are of the class.
+      voxels: how many voxels of the volumes are of the class; None of the mean.
       dice: of the model.
       threshold_dice: of `by_threshold`, the baseline that sees no shape.
     """
 
     name: str
-    voxels: int
+    voxels: int | None
     dice: float
     threshold_dice: float
 
@@ -42,23 +41,14 @@ class Segmenter:
     """
 
     def __init__(self, name: str, experiment: Experiment, engine: Engine, logdir: str | pathlib.Path):
-        """Compiles the program and restores the weights.
-
-        Args:
-          name: the registered name of the model.
-          experiment: its experiment.
-          engine: where to run.
-          logdir: the log directory that it was trained in.
+        """Compiles the program and restores the weights; the arguments are those of `translator.Translator`.
 
         Raises:
           UserError: no checkpoint, or one of another model.
         """
-        theta_specs = weight_specs(experiment.model.weights())
-        checkpoints = Checkpoints(logdir)
-        checkpoints.require(name, theta_specs)
-        self._program = engine.load(experiment.steps.segment(experiment.input.specs()["source"]))
-        self.step, self._theta = checkpoints.restore_theta(name, theta_specs, self._program.shardings("theta"))
-        checkpoints.close()
+        with trained_weights(name, experiment, logdir) as restore:
+            self._program = engine.load(experiment.steps.segment(experiment.input.specs()["source"]))
+            self.step, self._theta = restore(self._program.shardings("theta"))
 
     def segment(self, source: dict[str, np.ndarray]) -> np.ndarray:
         """Returns the class of each voxel of a batch's `source`: `[B, X, Y, Z] int32`."""
@@ -85,9 +75,8 @@ def evaluate(
             advance()
     rows = zip(CLASSES, voxels.tolist(), of_model.coefficients(), of_threshold.coefficients())
     scores = [ClassScore(*row) for row in rows]
-    objects = scores[1:]
-    mean = [float(np.mean([getattr(score, name) for score in objects])) for name in ("dice", "threshold_dice")]
-    return [*scores, ClassScore("mean", sum(score.voxels for score in objects), *mean)]
+    mean = [float(np.mean([getattr(score, name) for score in scores[1:]])) for name in ("dice", "threshold_dice")]
+    return [*scores, ClassScore("mean", None, *mean)]
 
 
 def by_threshold(voxels: np.ndarray) -> np.ndarray:

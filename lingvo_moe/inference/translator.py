@@ -12,10 +12,9 @@ import numpy as np
 from lingvo_moe.data.pipeline import source_batches
 from lingvo_moe.engines.base import Engine
 from lingvo_moe.experiment import Experiment
-from lingvo_moe.inference.segmentation import segment
+from lingvo_moe.inference.sentence_splitting import segment
+from lingvo_moe.inference.trained_weights import trained_weights
 from lingvo_moe.sharding.layout import Spec
-from lingvo_moe.steps import weight_specs
-from lingvo_moe.training.checkpoint import Checkpoints
 from lingvo_moe.utils import progress
 
 _log = logging.getLogger(__name__)
@@ -61,12 +60,9 @@ class Translator:
         self._tokenizers = experiment.open_tokenizers()
         shape = (experiment.decoding_batch, experiment.texts.source_length)
         specs = {field: Spec(shape, "int32", "BS") for field in ("ids", "segment_ids", "positions")}
-        theta_specs = weight_specs(experiment.model.weights())
-        checkpoints = Checkpoints(logdir)
-        checkpoints.require(name, theta_specs)
-        self._decoding = engine.decoding(experiment.steps, specs, experiment.search)
-        self.step, theta = checkpoints.restore_theta(name, theta_specs, self._decoding.shardings)
-        checkpoints.close()
+        with trained_weights(name, experiment, logdir) as restore:
+            self._decoding = engine.decoding(experiment.steps, specs, experiment.search)
+            self.step, theta = restore(self._decoding.shardings)
         self._decoding.load(theta)
 
     def fits(self, sentences: Sequence[str]) -> list[bool]:
@@ -77,8 +73,8 @@ class Translator:
     def translate(self, sentences: Sequence[str]) -> list[list[Translation]]:
         """Returns the translations of each sentence, best first. Translations of an empty sentence are empty.
 
-        A line of `input.source_length` tokens or more is translated in parts, see `segmentation`; a warning names the
-        line if a single sentence of it is too long and loses its end.
+        A line of `input.source_length` tokens or more is translated in parts, see `sentence_splitting`; a warning names
+        the line if a single sentence of it is too long and loses its end.
         """
         parts, lines = self._segmented(sentences)
         results: list[list[Translation]] = [[]] * len(parts)

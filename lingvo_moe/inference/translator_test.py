@@ -8,7 +8,7 @@ import pytest
 from lingvo_moe.engines.pjrt import Engine
 from lingvo_moe.errors import UserError
 from lingvo_moe.inference.explanation import Explainer
-from lingvo_moe.inference.segmentation import segment
+from lingvo_moe.inference.sentence_splitting import segment
 from lingvo_moe.inference.translator import Translation, Translator
 from lingvo_moe.testing import experiments as tiny
 from lingvo_moe.training.checkpoint import Checkpoints

@@ -145,8 +145,13 @@ class UNet(Layer):
         del lengths
         return 0.0
 
-    def check_size(self, size: tuple[int, ...]):
-        """Raises UserError for volumes that cannot be halved from level to level, or leave less than a window."""
+    def check_size(self, size: tuple[int, ...], devices: tuple[int, ...] = (1, 1, 1)):
+        """Raises UserError for volumes that cannot be halved from level to level, or leave less than a window.
+
+        Args:
+          size: X, Y and Z in voxels.
+          devices: how many share each of them. They must divide it, and not exceed what is left at the last level.
+        """
         multiple = 2 ** (self.num_layers - 1)
         if any(voxels % multiple for voxels in size):
             raise UserError(
@@ -159,6 +164,14 @@ class UNet(Layer):
                 f"{self.num_layers} levels, where windows have {_WINDOW}; use at least {_WINDOW * multiple}, or fewer "
                 f"levels (model.num_layers)."
             )
+        for axis, voxels, sharing in zip("XYZ", size, devices):
+            if voxels % sharing or voxels // multiple < sharing:
+                raise UserError(
+                    f"input.size has {voxels} voxels along {axis}, {voxels // multiple} at the last of "
+                    f"{self.num_layers} levels, for {sharing} devices, which must divide the first number and not "
+                    f"exceed the second. Use fewer devices for {axis} (--devices, --mesh), larger volumes, or fewer "
+                    f"levels (model.num_layers)."
+                )
 
     def _classify(self, theta: dict, source: dict, context: Context) -> tf.Tensor:
         """Returns logits `[B, X, Y, Z, classes] float32`."""

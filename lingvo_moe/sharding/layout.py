@@ -292,9 +292,10 @@ class Layout:
         layout = LAYOUTS.get(name)
         if layout.num_mesh_axes != len(mesh.shape):
             axes = f"{layout.num_mesh_axes} ax{'i' if layout.num_mesh_axes == 1 else 'e'}s"
+            fitting = [other for other in LAYOUTS.names() if LAYOUTS.get(other).num_mesh_axes == len(mesh.shape)]
             raise UserError(
-                f"layout {name} is for a mesh of {axes}, the mesh is {mesh}; choose another with --set layout=auto or "
-                f"--mesh."
+                f"layout {name} is for a mesh of {axes}, the mesh is {mesh}; choose another mesh with --devices or "
+                f"--mesh, or a layout with --set layout=NAME: {', '.join(fitting) or 'none is for so many axes'}."
             )
         return Layout(mesh, layout.rules, annotated=layout.annotated)
 

@@ -120,7 +120,7 @@ def test_layouts_are_selected_by_name():
     [
         ((8,), "gshrad", "layout 'gshrad' is unknown. Did you mean gshard"),
         ((8,), "gspmd", "for a mesh of 2 axes, the mesh is 8"),
-        ((4, 2), "gshard", "for a mesh of 1 axis, the mesh is 4x2; choose another with --set layout=auto"),
+        ((4, 2), "gshard", "for a mesh of 1 axis, the mesh is 4x2; .* --set layout=NAME: gspmd, .* spatial_data"),
     ],
 )
 def test_unfit_layout_name_is_an_error_with_a_remedy(mesh, name, message):

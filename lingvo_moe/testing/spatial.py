@@ -9,6 +9,7 @@ import numpy as np
 
 from lingvo_moe import tree
 from lingvo_moe.engines import pjrt
+from lingvo_moe.errors import UserError
 from lingvo_moe.layers.base import Context
 from lingvo_moe.lazy import tf
 from lingvo_moe.program import Program
@@ -43,11 +44,15 @@ def example(layer: ImageLayer, shape: tuple[int, ...], seed: int = 0) -> dict:
     return {"images": normal(shape), "theta": tree.map_leaves(lambda weight: normal(weight.shape), layer.weights())}
 
 
-def trace(layer: ImageLayer, shape: tuple[int, ...], devices: int):
-    """Calls a layer without computing anything, for the errors that it raises."""
+def accepts(layer: ImageLayer, shape: tuple[int, ...], devices: int) -> bool:
+    """Returns whether a layer raises no UserError for images that devices share; it is traced and computes nothing."""
     inputs, context = example(layer, shape), Context(layout(devices))
     call = tf.function(lambda images: layer(inputs.get("theta", {}), images, context), autograph=False)
-    call.get_concrete_function(tf.TensorSpec(shape))
+    try:
+        call.get_concrete_function(tf.TensorSpec(shape))
+    except UserError:
+        return False
+    return True
 
 
 def assert_partitioned(layers: Mapping[str, tuple[ImageLayer, tuple[int, ...]]], devices: int):

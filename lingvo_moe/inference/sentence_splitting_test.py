@@ -6,7 +6,7 @@ import hypothesis
 import pytest
 from hypothesis import strategies
 
-from lingvo_moe.inference.segmentation import segment
+from lingvo_moe.inference.sentence_splitting import segment
 
 
 def _words(text: str) -> int:

@@ -1,0 +1,36 @@
+"""The weights that inference runs with: those of a checkpoint, restored onto the devices of a program."""
+
+from __future__ import annotations
+
+import contextlib
+import pathlib
+from collections.abc import Callable, Iterator
+
+from lingvo_moe.experiment import Experiment
+from lingvo_moe.steps import weight_specs
+from lingvo_moe.training.checkpoint import Checkpoints
+
+
+@contextlib.contextmanager
+def trained_weights(
+    name: str, experiment: Experiment, logdir: str | pathlib.Path, step: int | None = None
+) -> Iterator[Callable[[dict], tuple[int, dict]]]:
+    """Opens the newest checkpoint of a log directory, or that of `step`, before a program for it is compiled.
+
+    Args:
+      name: the registered name of the model.
+      experiment: its experiment.
+      logdir: the log directory that it was trained in.
+      step: of a checkpoint that is known to be the model's.
+
+    Yields:
+      A function from the shardings of the weights to (step, weights).
+
+    Raises:
+      UserError: no checkpoint, or one of another model; of a given `step` only when it is restored.
+    """
+    specs = weight_specs(experiment.model.weights())
+    with contextlib.closing(Checkpoints(logdir)) as checkpoints:
+        if step is None:
+            checkpoints.require(name, specs)
+        yield lambda shardings: checkpoints.restore_theta(name, specs, shardings, step)
