@@ -1,0 +1,228 @@
+"""Writes the tables of a trained translation model's card: training, scores by language, packages by licence.
+
+    python -m tools.model_card --model=m4.Pocket --corpus=DIR --logdir=DIR --scores=OWN.json,UNSEEN.json --output=FILE
+
+Scores are files of `eval --json`, the first of them of the model's own packages. Licences are those that a Debian
+package's copyright file and a wheel's metadata name.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+import importlib.metadata
+import itertools
+import json
+import math
+import pathlib
+import re
+import subprocess
+import zipfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from absl import flags
+
+from lingvo_moe import experiment, lazy, registry
+from lingvo_moe.cli import app
+from lingvo_moe.data.corpus import Corpus
+from lingvo_moe.errors import UserError
+from lingvo_moe.utils import output_files
+
+FLAGS = flags.FlagValues()
+flags.DEFINE_string("model", None, "the registered model", flag_values=FLAGS)
+flags.DEFINE_string("corpus", None, "the corpus that it was trained on", flag_values=FLAGS)
+flags.DEFINE_list("logdir", None, "the log directories that it was trained in, oldest first", flag_values=FLAGS)
+flags.DEFINE_list("scores", None, "files of `eval --json`: own packages, other packages", flag_values=FLAGS)
+flags.DEFINE_string("packages", "~/.cache/lingvo_moe/packages", "where the packages are", flag_values=FLAGS)
+flags.DEFINE_string("output", None, "the Markdown file to write", flag_values=FLAGS)
+
+_PAUSE = 600  # seconds without a report, after which training is taken to have stopped
+_HIGH_RESOURCE = 20  # languages
+_MAX_LICENCES = 5  # of a package
+_LICENCE = re.compile(r"^License: *([\w.+-]+(?: with [\w .]+exception)?)$", re.MULTILINE)
+_SEE_FILE = "named in free text alone"
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainingRun:
+    """What the curves of a log directory say.
+
+    Attributes:
+      steps: the number of the last step.
+      tokens: of the targets that were read, without padding.
+      hours: of training, without pauses.
+      losses: (step, held-out cross-entropy, source gain), in nats per target token.
+    """
+
+    steps: int
+    tokens: float
+    hours: float
+    losses: list[tuple[int, float, float]]
+
+
+def main(arguments: list[str]):
+    """Writes the card."""
+    app.no_arguments(arguments[1:])
+    for flag in ("model", "corpus", "logdir", "scores", "output"):
+        if not FLAGS[flag].value:
+            raise UserError(f"--{flag} is missing: {FLAGS[flag].help}.")
+    output_files.check_path("--output", FLAGS.output)
+    name = registry.full_name(FLAGS.model)
+    input_config = experiment.get(name).input
+    positions = input_config.batch_size * input_config.lengths["target"]
+    runs = [read_curves(pathlib.Path(logdir), positions) for logdir in FLAGS.logdir]
+    scores = [_read_scores(file) for file in FLAGS.scores]
+    licences = by_licence(Corpus.open(FLAGS.corpus), pathlib.Path(FLAGS.packages).expanduser())
+    text = "\n".join([f"# {name}: figures\n", *_training(runs), *_scores(scores), *_licences(licences)])
+    with output_files.atomic_writer(FLAGS.output) as file:
+        file.write(text)
+
+
+def read_curves(logdir: pathlib.Path, positions: int) -> TrainingRun:
+    """Reads the curves of a log directory.
+
+    Args:
+      logdir: the log directory.
+      positions: of the targets in a batch.
+
+    Raises:
+      UserError: it has no curves.
+    """
+    times, padding, held_out = set(), [], collections.defaultdict(dict)
+    for run in ("train", "valid"):
+        for step, wall_time, tag, value in _events(logdir / run):
+            times.add((wall_time, step))
+            if run == "valid":
+                held_out[step][tag] = value
+            elif tag == "padding/target":
+                padding.append(value)
+    if not padding:
+        raise UserError(f"--logdir={logdir}: there are no curves of training; expected a log directory of `train`.")
+    ordered = sorted(times)
+    pauses = [after[0] - before[0] for before, after in itertools.pairwise(ordered)]
+    steps = max(step for _, step in ordered)
+    losses = [
+        (step, found["cross_entropy"], found.get("source_gain", math.nan)) for step, found in sorted(held_out.items())
+    ]
+    used = 1 - sum(padding) / len(padding)
+    return TrainingRun(steps, steps * positions * used, sum(p for p in pauses if p < _PAUSE) / 3600, losses)
+
+
+def by_licence(corpus: Corpus, packages: pathlib.Path) -> dict[str, list[str]]:
+    """Returns the inputs of a corpus by the names of their licences, in the order of the first of each."""
+    found = collections.defaultdict(list)
+    for name in corpus.manifest["inputs"]:
+        found[", ".join(_licences_of(name, packages))].append(name.partition("_")[0])
+    return {names: sorted(packages) for names, packages in sorted(found.items(), key=lambda item: min(item[1]))}
+
+
+def _licences_of(name: str, packages: pathlib.Path) -> Sequence[str]:
+    if (packages / name).is_file():
+        return _of_debian_package(packages / name)
+    for wheel in packages.glob(f"{name.lower()}-*.whl"):
+        with zipfile.ZipFile(wheel) as archive:
+            metadata = next(member for member in archive.namelist() if member.endswith(".dist-info/METADATA"))
+            directory = zipfile.Path(archive, metadata.removesuffix("METADATA"))
+            return _of_distribution(importlib.metadata.PathDistribution(directory))
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        return _of_distribution(importlib.metadata.distribution(name))
+    return (f"those of {name}",)
+
+
+def _of_debian_package(package: pathlib.Path) -> Sequence[str]:
+    with subprocess.Popen(["dpkg-deb", "--fsys-tarfile", package], stdout=subprocess.PIPE) as archive:
+        extract = ["tar", "--extract", "--to-stdout", "--wildcards", "./usr/share/doc/*/copyright"]
+        done = subprocess.run(extract, stdin=archive.stdout, capture_output=True, check=False)
+    names = collections.Counter(_LICENCE.findall(done.stdout.decode(errors="replace")))
+    return sorted(licence for licence, _ in names.most_common(_MAX_LICENCES)) or (_SEE_FILE,)
+
+
+def _of_distribution(distribution: importlib.metadata.Distribution) -> Sequence[str]:
+    fields = distribution.metadata
+    classifiers = [value.rpartition(" :: ")[2] for value in map(str, fields.get_all("Classifier", []))]
+    expressions = [*map(str, fields.get_all("License-Expression", []))]
+    return expressions or [name for name in classifiers if "licen" in name.lower()] or (_SEE_FILE,)
+
+
+def _events(directory: pathlib.Path) -> Iterator[tuple[int, float, str, float]]:
+    """Yields (step, time in seconds, name, value) of each value that was reported."""
+    lazy.import_tensorflow()  # imported by TensorBoard, it would print its messages
+    from tensorboard.backend.event_processing import event_file_loader
+    from tensorboard.util import tensor_util
+
+    for path in sorted(directory.iterdir()) if directory.is_dir() else ():
+        for event in event_file_loader.EventFileLoader(str(path)).Load():
+            for value in event.summary.value:
+                yield event.step, event.wall_time, value.tag, tensor_util.make_ndarray(value.tensor).item()
+
+
+def _read_scores(file: str) -> list[dict]:
+    try:
+        with open(file, encoding="utf-8") as opened:
+            return json.load(opened)["scores"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"--scores={file}: not a file of `eval --json` ({error!r}).") from None
+
+
+def _training(runs: list[TrainingRun]) -> Iterator[str]:
+    steps, tokens, hours = (sum(getattr(run, name) for run in runs) for name in ("steps", "tokens", "hours"))
+    yield f"""## Training
+
+{steps:,} steps, {tokens / 1e6:.1f} million target tokens, {hours:.1f} hours. Held-out cross-entropy and source gain, in
+nats per target token:
+"""
+    yield from _table(
+        ("step", "cross-entropy", "source gain"),
+        [(f"{step:,}", f"{loss:.3f}", f"{gain:.3f}") for run in runs for step, loss, gain in run.losses],
+    )
+
+
+def _scores(files: list[list[dict]]) -> Iterator[str]:
+    """Yields the scores by language, in the order of their training data, and the means."""
+    order = {score["language"]: score["train_pairs"] for score in sorted(files[0], key=lambda s: -s["train_pairs"])}
+    titles = ("own packages", "other packages")[: len(files)]
+    yield "\n## BLEU and chrF, of the model and of copying the source\n"
+    header = ["language", "training pairs"]
+    header += [f"{title}: {name}" for title in titles for name in ("sentences", "BLEU", "copying", "chrF", "copying")]
+    by_language = [{score["language"]: score for score in scores} for scores in files]
+    rows = [
+        (language, f"{pairs:,}", *itertools.chain.from_iterable(_cells([f.get(language)]) for f in by_language))
+        for language, pairs in order.items()
+    ]
+    for count in sorted({min(_HIGH_RESOURCE, len(order)), len(order)}):
+        chosen = list(order)[:count]
+        cells = (_cells([f[language] for language in chosen if language in f]) for f in by_language)
+        rows.append((f"mean of {count}", "", *itertools.chain.from_iterable(cells)))
+    yield from _table(header, rows)
+
+
+def _cells(scores: Sequence[dict | None]) -> list[str]:
+    """Returns the cells of a language, or of the mean of several; empty ones where nothing was scored."""
+    present = [score for score in scores if score]
+    if not present:
+        return [""] * 5
+    means = [
+        sum(score[field] for score in present) / len(present) for field in ("bleu", "copy_bleu", "chrf", "copy_chrf")
+    ]
+    return [str(sum(score["test_pairs"] for score in present)), *(f"{mean:.1f}" for mean in means)]
+
+
+def _licences(by_licence: Mapping[str, list[str]]) -> Iterator[str]:
+    yield f"""
+## Packages and licences
+
+At most {_MAX_LICENCES} licences of a package, those that its copyright file names most often.
+"""
+    yield from _table(
+        ("packages", "licences"), [(", ".join(packages), names) for names, packages in by_licence.items()]
+    )
+
+
+def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
+    for row in (header, ["---"] * len(header), *rows):
+        yield f"| {' | '.join(row)} |"
+
+
+if __name__ == "__main__":
+    app.run(main, FLAGS)

@@ -1,0 +1,116 @@
+"""Protects the figures of a model's card: tokens and means by hand, licences as the packages name them."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import subprocess
+import zipfile
+
+import pytest
+
+from lingvo_moe.cli import app
+from lingvo_moe.errors import UserError
+from lingvo_moe.testing import corpora
+from lingvo_moe.training.summary import SummaryWriter
+from tools import model_card
+
+_CONTROL = (
+    "Package: {name}\nVersion: 1\nArchitecture: all\nMaintainer: nobody <nobody@example.org>\nDescription: test\n"
+)
+
+
+def _package(directory: pathlib.Path, name: str, copyright_file: str):
+    root = directory / f"{name}_root"
+    for path, text in (
+        ("DEBIAN/control", _CONTROL.format(name=name)),
+        (f"usr/share/doc/{name}/copyright", copyright_file),
+    ):
+        (root / path).parent.mkdir(parents=True)
+        (root / path).write_text(text, encoding="utf-8")
+    subprocess.run(
+        ["dpkg-deb", "--root-owner-group", "--build", root, directory / f"{name}_1_all.deb"],
+        check=True,
+        capture_output=True,
+    )
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory) -> pathlib.Path:
+    """A corpus of four packages, which are there but for one that is installed."""
+    directory = tmp_path_factory.mktemp("packages") / "corpus"
+    corpora.write_corpus(directory, {"de": {"train": [("Hallo", "Hello")]}})
+    manifest = json.loads((directory / "corpus.json").read_text(encoding="utf-8"))
+    manifest["inputs"] = ["zeta_1_all.deb", "free_1_all.deb", "wheeled", "numpy"]
+    (directory / "corpus.json").write_text(json.dumps(manifest), encoding="utf-8")
+    paragraph = "Files: *\nCopyright: somebody\nLicense: {}\n Text of it.\n\n"
+    _package(directory, "zeta", "".join(map(paragraph.format, ("MIT", "GPL-2+", "MIT"))))
+    _package(directory, "free", "Everybody may copy this.\nLicense: none that has a name\n")
+    with zipfile.ZipFile(directory / "wheeled-2-py3-none-any.whl", "w") as archive:
+        archive.writestr(
+            "wheeled-2.dist-info/METADATA", "Metadata-Version: 2.4\nName: wheeled\nLicense-Expression: MIT\n"
+        )
+    return directory
+
+
+@pytest.fixture(scope="module")
+def logdir(tmp_path_factory) -> pathlib.Path:
+    """Curves of 200 steps, of which a quarter of the positions is padding."""
+    directory = tmp_path_factory.mktemp("log")
+    for name, step, scalars in (
+        ("train", 100, {"padding/target": 0.2}),
+        ("train", 200, {"padding/target": 0.3}),
+        ("valid", 150, {"cross_entropy": 3.25, "source_gain": 1.5}),
+    ):
+        writer = SummaryWriter(directory, name)
+        writer.write(step, scalars)
+        writer.close()
+    return directory
+
+
+def test_tokens_are_positions_without_padding(logdir):
+    run = model_card.read_curves(logdir, positions=1000)
+    assert run.steps == 200 and run.tokens == pytest.approx(150_000) and run.losses == [(150, 3.25, 1.5)]
+    assert 0 <= run.hours < 0.1
+
+
+def test_licences_are_those_that_the_packages_name(corpus):
+    """Each once, and a licence without a name is not invented."""
+    found = model_card.by_licence(model_card.Corpus.open(corpus), corpus)
+    assert found["GPL-2+, MIT"] == ["zeta"] and found["MIT"] == ["wheeled"]
+    assert found["named in free text alone"] == ["free"]
+    assert next(names for names, packages in found.items() if "numpy" in packages).startswith("BSD")
+
+
+def test_card_has_scores_by_language_and_their_mean(corpus, logdir, tmp_path):
+    """Languages by decreasing training data; a language that the second file lacks has empty cells."""
+
+    def score(language: str, pairs: int, bleu: float) -> dict:
+        counts = {"language": language, "train_pairs": pairs, "test_pairs": 10}
+        return counts | {"bleu": bleu, "chrf": 30.0, "copy_bleu": 2.0, "copy_chrf": 8.0}
+
+    files = {"own": [score("fi", 50, 11.0), score("de", 900, 20.0)], "other": [score("de", 0, 7.0)]}
+    for name, scores in files.items():
+        (tmp_path / f"{name}.json").write_text(json.dumps({"scores": scores}), encoding="utf-8")
+    arguments = [
+        "--model=m4.Pocket",
+        f"--corpus={corpus}",
+        f"--packages={corpus}",
+        f"--logdir={logdir},{logdir}",
+        f"--scores={tmp_path}/own.json,{tmp_path}/other.json",
+        f"--output={tmp_path}/card.md",
+    ]
+    assert app.execute(model_card.main, ["model_card", *arguments], model_card.FLAGS) == 0
+    card = (tmp_path / "card.md").read_text(encoding="utf-8")
+    assert "400 steps" in card  # both log directories
+    rows = [line for line in card.splitlines() if line.startswith(("| de", "| fi", "| mean"))]
+    assert rows == [
+        "| de | 900 | 10 | 20.0 | 2.0 | 30.0 | 8.0 | 10 | 7.0 | 2.0 | 30.0 | 8.0 |",
+        "| fi | 50 | 10 | 11.0 | 2.0 | 30.0 | 8.0 |  |  |  |  |  |",
+        "| mean of 2 |  | 20 | 15.5 | 2.0 | 30.0 | 8.0 | 10 | 7.0 | 2.0 | 30.0 | 8.0 |",
+    ]
+
+
+def test_a_directory_without_curves_is_an_error(tmp_path):
+    with pytest.raises(UserError, match="--logdir=.* there are no curves of training"):
+        model_card.read_curves(tmp_path, 1)
