@@ -53,6 +53,24 @@ _TEXT = """HloModule small, is_scheduled=true
   ROOT %t = (s32[]{:T(256)}, f32[4]{0:T(256)}) tuple(%x, %f)
 }
 
+%slices_left (h: (s32[], f32[4], u32[])) -> pred[] {
+  %h = (s32[]{:T(256)}, f32[4]{0:T(256)}, u32[]{:T(256)}) parameter(0)
+  %slices = u32[]{:T(256)} constant(9)
+  %slice = u32[]{:T(256)} get-tuple-element(%h), index=2
+  ROOT %left = pred[] compare(%slice, %slices), direction=LT
+}
+
+%two_slices (k: (s32[], f32[4], u32[])) -> (s32[], f32[4], u32[]) {
+  %k = (s32[]{:T(256)}, f32[4]{0:T(256)}, u32[]{:T(256)}) parameter(0)
+  %device = s32[]{:T(256)} get-tuple-element(%k), index=0
+  %done = u32[]{:T(256)} get-tuple-element(%k), index=2
+  %before = u32[]{:T(256)S(6)} copy(%done)
+  %two = u32[]{:T(256)} constant(2)
+  %after = u32[]{:T(256)} add(%before, %two), control-predecessors={%before}
+  %z = f32[4]{0:T(256)} copy(%k), backend_config={"estimated_cycles":"1000"}
+  ROOT %v = (s32[]{:T(256)}, f32[4]{0:T(256)}, u32[]{:T(256)}) tuple(%device, %z, %after)
+}
+
 ENTRY %main (a: f32[4]) -> f32[4] {
   %a = f32[4]{0:T(256)} parameter(0)
   %start = (s32[]{:T(256)}, /*index=1*/f32[4]{0:T(256)}) tuple(%a, %a)
@@ -61,6 +79,10 @@ ENTRY %main (a: f32[4]) -> f32[4] {
   %turned = s32[]{:T(256)} copy(%turns)
   %begin = (s32[]{:T(256)}, f32[4]{0:T(256)}, s32[]{:T(256)}) tuple(%a, %a, %turned)
   %while.3 = (s32[]{:T(256)}, f32[4]{0:T(256)}, s32[]{:T(256)}) while(%begin), condition=%like_before, body=%gradient
+  %first = u32[]{:T(256)} constant(1)
+  %outset = u32[]{:T(256)} copy(%first)
+  %sliced = (s32[]{:T(256)}, f32[4]{0:T(256)}, u32[]{:T(256)}) tuple(%a, %a, %outset)
+  %while.4 = (s32[]{:T(256)}, f32[4]{0:T(256)}, u32[]{:T(256)}) while(%sliced), condition=%slices_left, body=%two_slices
   %while.2 = (s32[]{:T(256)}, f32[4]{0:T(256)}) while(%start), condition=%until_done, body=%body
   ROOT %r = f32[4]{0:T(256)} copy(%a), backend_config={"flag":[],"estimated_cycles":"7"}
 }
@@ -70,10 +92,12 @@ ENTRY %main (a: f32[4]) -> f32[4] {
 def test_instructions_in_loops_count_with_the_trip_count():
     """Also in loops that count down or run as often as another one; if data decides, once, in `unknown_loops`.
 
-    The instructions inside a fusion are in the fusion's own estimate.
+    The loop of a product in slices counts by two in an element that is not the first: 1, 3, 5 and 7 are below 9. The
+    instructions inside a fusion are in the fusion's own estimate.
     """
     module = Module(_TEXT, 32)
-    assert sum(instruction.cycles * times for instruction, times in module.runs()) == 9 * 10 + 9 * 100 + 1 * 10 + 7
+    cycles = sum(instruction.cycles * times for instruction, times in module.runs())
+    assert cycles == 9 * 10 + 9 * 100 + 4 * 1000 + 1 * 10 + 7
     assert module.unknown_loops == 1
 
 

@@ -1,7 +1,8 @@
 """How often the loops of a compiled module run; the TPU compiler's text does not say it.
 
-A loop's counter is element 0 of its state. Its first value and what the body adds to it are read from the text, and the
-condition is evaluated for each value until it is false.
+A loop's counter is element 0 of its state, or another one in loops that the compiler makes late, as those of products
+in slices. Its first value and what the body adds to it are read from the text, and the condition is evaluated for each
+value until it is false.
 """
 
 from __future__ import annotations
@@ -42,23 +43,46 @@ class TripCounts:
         return self._counted[loop.name]
 
     def _count(self, loop: Instruction) -> int | None:
-        first, step = self._counter(loop)
+        index, first, step = self._counter(loop)
         condition = loop.computation("condition")
         for trip in range(_MAX_TRIPS):
-            value = self._condition(loop, condition, first + trip * step)
+            value = self._condition(loop, condition, (index, first + trip * step))
             if not value:
                 return trip if value is False else None
         return None
 
-    def _counter(self, loop: Instruction) -> tuple[int, int]:
-        """Returns the first value of a loop's counter and what each trip adds; 0 and 1 where the text does not say."""
-        initial = self._constant(self._initial(loop, 0))
-        added = self._source(self._passed(loop, 0))
-        steps = [self._constant(self._named[name]) for name in added.operands] if added.opcode == "add" else []
-        return initial or 0, next((step for step in steps if step), 1)
+    def _counter(self, loop: Instruction) -> tuple[int, int, int]:
+        """Returns the index of a loop's counter in its state, the counter's first value and what each trip adds.
 
-    def _condition(self, loop: Instruction, computation: str, counter: int, arguments: Sequence[_Value] = ()) -> _Value:
-        """Evaluates a loop's condition; None if it depends on data. `arguments` are those of a fusion in it."""
+        The last two are 0 and 1 where the text does not say.
+        """
+        condition = self._computations[loop.computation("condition")]
+        read = [i.index for i in condition if i.opcode == "get-tuple-element"]
+        index = 0 if 0 in read else next((index for index in read if self._counts(loop, index)), 0)
+        initial = self._constant(self._initial(loop, index))
+        added = self._source(self._passed(loop, index))
+        steps = [self._constant(self._named[name]) for name in added.operands] if added.opcode == "add" else []
+        return index, initial or 0, next((step for step in steps if step), 1)
+
+    def _counts(self, loop: Instruction, index: int) -> bool:
+        """Returns whether a trip adds a constant to element `index` of a loop's state, from a constant on."""
+        added = self._source(self._passed(loop, index))
+        if added.opcode != "add" or self._constant(self._initial(loop, index)) is None:
+            return False
+        before, step = (self._source(self._named[name]) for name in added.operands)
+        return before.opcode == "get-tuple-element" and before.index == index and self._constant(step) is not None
+
+    def _condition(
+        self, loop: Instruction, computation: str, counter: tuple[int, int], arguments: Sequence[_Value] = ()
+    ) -> _Value:
+        """Evaluates a loop's condition; None if it depends on data.
+
+        Args:
+          loop: the loop.
+          computation: its condition, or a fusion in it.
+          counter: the index of its counter in its state, and the counter's value.
+          arguments: those of a fusion.
+        """
         values: dict[str, _Value] = {}
         for instruction in self._computations[computation]:
             operands = [values.get(name) for name in instruction.operands]
@@ -67,7 +91,8 @@ class TripCounts:
             elif instruction.opcode == "fusion":
                 value = self._condition(loop, instruction.computation("calls"), counter, operands)
             elif instruction.opcode == "get-tuple-element":
-                value = counter if instruction.index == 0 else self._unchanged(loop, instruction.index)
+                index, value = counter
+                value = value if instruction.index == index else self._unchanged(loop, instruction.index)
             else:
                 value = _evaluate(instruction, operands)
             values[instruction.name] = value
@@ -89,8 +114,8 @@ class TripCounts:
         return initial.scalar
 
     def _last_counter(self, loop: Instruction) -> int | None:
-        trips, (first, step) = self.of(loop), self._counter(loop)
-        return None if trips is None else first + trips * step
+        trips, (index, first, step) = self.of(loop), self._counter(loop)
+        return None if trips is None or index else first + trips * step
 
     def _initial(self, loop: Instruction, index: int) -> Instruction:
         """Returns what element `index` of a loop's state is before the first trip."""
