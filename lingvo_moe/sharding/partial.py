@@ -119,7 +119,7 @@ def partial_sum(equation: str, left: tf.Tensor, right: tf.Tensor, layout: Layout
     Raises:
       UserError: no contracted axis is sharded, more than one is, the factors shard it differently, or unequally.
     """
-    left_axes, right_axes, outputs = _parsed(equation)
+    left_axes, right_axes, outputs = parse_product(equation)
     contracted, mesh_axis = _deferred(equation, layout)
     count = layout.mesh.axis_size(mesh_axis)
     parts = []
@@ -147,7 +147,7 @@ def product(equation: str, left: Partial | tf.Tensor, right: Partial | tf.Tensor
     Raises:
       UserError: both or none of them are partial, logical axes other than the partial sum's, or a sharded factor.
     """
-    left_axes, right_axes, outputs = _parsed(equation)
+    left_axes, right_axes, outputs = parse_product(equation)
     if isinstance(left, Partial) and not isinstance(right, Partial):
         return _product(equation, left, left_axes, right, right_axes, outputs)
     if isinstance(right, Partial) and not isinstance(left, Partial):
@@ -202,7 +202,7 @@ def _split(tensor: tf.Tensor, axes: str, contracted: str, mesh_axis: str, layout
 
 def _deferred(equation: str, layout: Layout) -> tuple[str, str]:
     """Returns the contracted logical axis that is sharded in both factors, and its mesh axis."""
-    left, right, outputs = _parsed(equation)
+    left, right, outputs = parse_product(equation)
     found = []
     for axis in (axis for axis in left if axis in right and axis not in outputs):
         of_left, of_right = (layout.mesh_axes(axes)[axes.index(axis)] for axes in (left, right))
@@ -226,7 +226,8 @@ def _deferred(equation: str, layout: Layout) -> tuple[str, str]:
     return found[0]
 
 
-def _parsed(equation: str) -> tuple[str, str, str]:
+def parse_product(equation: str) -> tuple[str, str, str]:
+    """Returns the logical axes of two factors and of their product; raises UserError for another equation."""
     factors, arrow, outputs = equation.partition("->")
     left, comma, right = factors.partition(",")
     letters = left + right + outputs
