@@ -7,7 +7,7 @@ device holds two slices, O(1/D) of the tensor, and D - 1 CollectivePermutes carr
 
 The devices are a dimension of their own, U, as in `sharding.partial`. The gradients are products in slices, too: that
 of the tensor that moves is a sum that moves. docs/operators.md has figures, beside those of the form that XLA makes for
-TPUs itself (`experiment.windowed_einsum`).
+TPUs itself (`windowed_einsum_mib`).
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class _Product:
             )
         parts = (*shape[:position], self.devices, shape[position] // self.devices, *shape[position + 1 :])
         split = tf.reshape(self.layout.annotate(tensor, axes), parts)
-        # On two mesh axes, TensorFlow's operator writes an invalid sharding for a manual dimension that is not the first.
+        # On two mesh axes, TensorFlow's operator writes an invalid sharding for a manual dimension behind others.
         first = tf.transpose(split, [position, *(d for d in range(len(parts)) if d != position)])
         return self.annotate(first, own)
 
@@ -171,11 +171,17 @@ class _Product:
         return self._loop(step, 1, term(0))[1]
 
     def _loop(self, step: Callable[..., tuple], first: int, *state: tf.Tensor) -> tuple:
-        """Runs D - 1 steps, of numbers from `first`."""
-        last = first + self.devices - 1
-        return tf.while_loop(
-            lambda k, *_: k < last, step, (tf.constant(first), *state), maximum_iterations=self.devices - 1
-        )
+        """Runs D - 1 steps, of numbers from `first`.
+
+        Two in each turn: the slice that a device multiplies by and the one that arrives swap their memory, which one
+        step would do with a copy.
+        """
+        pairs, odd = divmod(self.devices - 1, 2)
+        state = (tf.constant(first), *state)
+        if pairs:
+            last = first + 2 * pairs
+            state = tf.while_loop(lambda k, *_: k < last, lambda *s: step(*step(*s)), state, maximum_iterations=pairs)
+        return step(*state) if odd else state
 
     def _device(self) -> tf.Tensor:
         """`[U]`: each device's number along the mesh axis."""

@@ -132,7 +132,7 @@ LARGE = {"right": {"B": 64, "M": 256, "H": 1024}, "left": {"B": 1024, "M": 256, 
 def test_less_memory_than_gathering(name, gradients):
     """The gathered form has all of the factor, of 1 MiB, on each device; a product in slices has two slices.
 
-    Beside them there are a product's terms and, for the gradients, the weights of the test's sum.
+    Beside them there are a step's product and, for the gradients, the result, its gradient and the sums that move.
     """
     case = CASES[name]
     layout, inputs = case.layout(8), factors_of(case, LARGE[case.moves])
@@ -140,8 +140,8 @@ def test_less_memory_than_gathering(name, gradients):
     assert "all-gather" in runs(gathered, 8)
     whole = inputs[case.moves].nbytes
     assert gathered.memory().temp_size_in_bytes >= whole
-    assert windowed.memory().temp_size_in_bytes <= 0.75 * whole
-    assert windowed.memory().temp_size_in_bytes <= 0.75 * gathered.memory().temp_size_in_bytes
+    assert windowed.memory().temp_size_in_bytes < whole
+    assert windowed.memory().temp_size_in_bytes <= 0.5 * gathered.memory().temp_size_in_bytes
 
 
 def test_the_large_conflict_of_gspmds_2d_layout():
