@@ -20,6 +20,7 @@ from lingvo_moe.models.segmentation import UNet
 from lingvo_moe.models.transformer import Transformer
 from lingvo_moe.ops import precision
 from lingvo_moe.optimizers.adafactor import Adafactor
+from lingvo_moe.program import COMPILER_DEFAULT
 from lingvo_moe.sharding.layout import DeviceMesh, Layout
 from lingvo_moe.steps import DecodingModel, Optimizer, RecognisingModel, SegmentingModel, Steps
 
@@ -91,6 +92,8 @@ class Experiment:
       layout: the sharding of tensors over it: a registered layout, or `auto` for the one of the papers.
       platform: the platform that the programs are optimised for, `cpu`, `gpu` or `tpu`; empty for the one they run on.
       matmul_precision: of float32 operands, `default` or `highest`; see `ops.precision`.
+      windowed_einsum_mib: the least size of a tensor that XLA moves in slices during a product instead of gathering it,
+        on TPUs; -1 for the compiler's own choice. See `program.Program`.
       decoding_batch: the number of sentences translated at a time.
       corpus, tokenizers: output directories of `tools.build_corpus` and `tools.train_tokenizer`; `--corpus` and
         `--tokenizers` replace them. Empty for volumes, which a program makes.
@@ -105,6 +108,7 @@ class Experiment:
     layout: str = "auto"
     platform: str = ""
     matmul_precision: str = "default"
+    windowed_einsum_mib: int = COMPILER_DEFAULT
     decoding_batch: int = 64
     corpus: str = "build/corpus"
     tokenizers: str = "build/tokenizers"
@@ -112,9 +116,8 @@ class Experiment:
     @property
     def steps(self) -> Steps:
         """The step functions on this experiment's mesh."""
-        return Steps(
-            self.model, self.optimizer, Layout.of(self.mesh, self.layout), self.platform, self.matmul_precision
-        )
+        layout = Layout.of(self.mesh, self.layout)
+        return Steps(self.model, self.optimizer, layout, self.platform, self.matmul_precision, self.windowed_einsum_mib)
 
     @property
     def translates(self) -> bool:
@@ -149,6 +152,11 @@ class Experiment:
                 f"{did_you_mean(self.platform, PLATFORMS)}"
             )
         precision.check(self.matmul_precision)
+        if self.windowed_einsum_mib < COMPILER_DEFAULT:
+            raise UserError(
+                f"windowed_einsum_mib is {self.windowed_einsum_mib}; expected a size in MiB, 0 for all products, or "
+                f"{COMPILER_DEFAULT} for the compiler's own choice."
+            )
         self._check_sides()
         self._check_volumes(layout)
         self._check_pipeline(layout)

@@ -24,6 +24,8 @@ from lingvo_moe.sharding.layout import DeviceMesh, Layout, Spec
 _FORMAT = 2
 # Old enough for every runtime that reads a bundle, and new enough for what TensorFlow emits.
 _STABLEHLO_VERSION = "1.8.0"
+# Of `Program.windowed_einsum_mib`: what the compiler does by itself.
+COMPILER_DEFAULT = -1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,6 +54,9 @@ class Program:
       inputs, outputs: the leaves of the trees, in order.
       donated: paths of inputs that a call consumes; the output of the same path uses their memory.
       module: StableHLO as a portable artifact, which other versions of a runtime read as well.
+      windowed_einsum_mib: the least size in MiB of a factor or product that XLA moves in slices, with
+        CollectivePermutes in a loop, where it would gather or scatter it (GSPMD section 4.4). Sizes are those of the
+        whole tensor. For TPUs alone; COMPILER_DEFAULT for what the compiler does by itself.
     """
 
     name: str
@@ -60,6 +65,7 @@ class Program:
     outputs: tuple[Argument, ...]
     donated: tuple[str, ...]
     module: bytes = dataclasses.field(repr=False)
+    windowed_einsum_mib: int = COMPILER_DEFAULT
 
     def save(self, path: str):
         """Writes the bundle, a zip file of `program.json` and `module.bin`, and replaces `path` atomically."""
@@ -69,6 +75,7 @@ class Program:
             "mesh": list(self.mesh.shape),
             "axis_names": list(self.mesh.axis_names),
             "donated": list(self.donated),
+            "windowed_einsum_mib": self.windowed_einsum_mib,
             "inputs": [dataclasses.asdict(a) for a in self.inputs],
             "outputs": [dataclasses.asdict(a) for a in self.outputs],
         }
@@ -100,6 +107,7 @@ class Program:
                 _arguments(header["outputs"]),
                 tuple(header["donated"]),
                 module,
+                int(header.get("windowed_einsum_mib", COMPILER_DEFAULT)),
             )
         except FileNotFoundError:
             raise UserError(f"{path}: no such program; write it with `python -m lingvo_moe export`.") from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import pathlib
 import subprocess
@@ -107,6 +108,14 @@ def test_load_is_the_inverse_of_save(program, bundle):
     assert Program.load(bundle) == program
 
 
+def test_a_programs_threshold_for_products_in_slices_is_saved(program, bundle):
+    """Bundles from before there was one leave it to the compiler."""
+    dataclasses.replace(program, windowed_einsum_mib=64).save(bundle)
+    assert Program.load(bundle).windowed_einsum_mib == 64
+    rewrite(bundle, windowed_einsum_mib=None)
+    assert Program.load(bundle) == program
+
+
 @pytest.mark.slow
 def test_loaded_program_runs_without_tensorflow(bundle):
     """JAX and NumPy are enough; in a process of its own."""
@@ -190,6 +199,7 @@ def rewrite(bundle: str, **changes):
         {"mesh": None},
         {"mesh": 8},
         {"donated": 1},
+        {"windowed_einsum_mib": "many"},
         {"format": None},
     ],
 )

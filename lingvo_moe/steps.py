@@ -29,7 +29,7 @@ from lingvo_moe.layers.summaries import SummaryCollector, norm, root_mean_square
 from lingvo_moe.lazy import tf
 from lingvo_moe.ops.precision import matmul_precision
 from lingvo_moe.ops.random_numbers import fold_seed
-from lingvo_moe.program import Program, lower
+from lingvo_moe.program import COMPILER_DEFAULT, Program, lower
 from lingvo_moe.sharding.layout import Layout, Spec
 
 # The parts of the training state that `diagnose` reads.
@@ -133,6 +133,7 @@ class Steps:
       model, optimizer, layout: what the programs compute, and its sharding.
       platform: the platform that the programs are optimised for, see `Context`; they run on every platform.
       matmul_precision: of float32 operands of matrix products, see MATMUL_PRECISIONS.
+      windowed_einsum_mib: from which size on XLA multiplies in slices, see `Program`.
     """
 
     model: Model
@@ -140,6 +141,7 @@ class Steps:
     layout: Layout
     platform: str = ""
     matmul_precision: str = "default"
+    windowed_einsum_mib: int = COMPILER_DEFAULT
 
     def state_specs(self) -> dict:
         """Returns the tree of `Spec`s of the training state."""
@@ -377,7 +379,8 @@ class Steps:
         donated: tuple[str, ...] = (),
     ) -> Program:
         with matmul_precision(self.matmul_precision):
-            return lower(name, function, inputs, logical_axes, self.layout, donated)
+            program = lower(name, function, inputs, logical_axes, self.layout, donated)
+        return dataclasses.replace(program, windowed_einsum_mib=self.windowed_einsum_mib)
 
     def _context(self, **settings) -> Context:
         return Context(self.layout, platform=self.platform, **settings)

@@ -64,6 +64,11 @@ class StepFunctions(Protocol):
         """The precision to compile the functions for, see `ops.precision`."""
         ...
 
+    @property
+    def windowed_einsum_mib(self) -> int:
+        """From which size on XLA multiplies in slices, see `program.Program`."""
+        ...
+
     def state_specs(self) -> dict:
         """Returns the tree of `Spec`s of the training state."""
         ...

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -35,6 +37,13 @@ def test_a_program_is_compiled_without_the_cluster(name, devices):
     assert compiled.memory().argument_size_in_bytes == 16 // devices * 512 * 512 * 4
     assert "all-reduce" in compiled.hlo()
     assert (compiled.schedule is None) == name.startswith("a100")
+
+
+def test_products_in_slices_by_xla_are_refused():
+    """Its option for GPUs changes nothing."""
+    program = dataclasses.replace(_product(512, 8), windowed_einsum_mib=0)
+    with pytest.raises(UserError, match="windowed_einsum_mib=0: XLA multiplies in slices for TPUs alone"):
+        Cluster.of("h100:1x8").load(program)
 
 
 def test_what_does_not_fit_is_refused():

@@ -22,11 +22,15 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from lingvo_moe import tree
 from lingvo_moe.engines.base import StepPrograms
 from lingvo_moe.errors import UserError
-from lingvo_moe.program import Argument, Program
+from lingvo_moe.program import COMPILER_DEFAULT, Argument, Program
 from lingvo_moe.utils import cuda
 
 _log = logging.getLogger(__name__)
 _SHARDING_CALLS = ("Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape")
+# libtpu's option for products in slices. On TPU v2 and v3, CollectivePermutes are synchronous without the second one,
+# so that no slice would arrive during a product.
+_WINDOWED_EINSUM = "xla_jf_spmd_threshold_for_windowed_einsum_mib"
+_ASYNCHRONOUS_PERMUTES = {"xla_enable_async_collective_permute": "true"}
 
 
 class Engine:
@@ -281,15 +285,29 @@ def compile_program(
       options: of the platform's compiler.
 
     Raises:
-      UserError: a mesh axis does not divide a dimension that it shards.
+      UserError: a mesh axis does not divide a dimension that it shards, or the program asks for products in slices,
+        which the platform's compiler does not make.
     """
     _check_divisible(program, mesh)
+    windowed = _windowed_einsum_options(program, mesh.devices.flat[0].platform)
     donated = tuple(i for i, a in enumerate(program.inputs) if a.path in program.donated)
     call = exported(program).call
     in_shardings, out_shardings = _shardings(program, mesh)
     jitted = jax.jit(call, in_shardings=in_shardings, donate_argnums=donated, out_shardings=out_shardings)
     lowered = jitted.lower(*(jax.ShapeDtypeStruct(a.shape, np.dtype(a.dtype)) for a in program.inputs))
-    return lowered.compile(compiler_options=dict(options or {}))
+    return lowered.compile(compiler_options={**windowed, **(options or {})})
+
+
+def _windowed_einsum_options(program: Program, platform: str) -> dict[str, str]:
+    if program.windowed_einsum_mib == COMPILER_DEFAULT:
+        return {}
+    if platform != "tpu":
+        # XLA has options for GPUs, which change nothing in jaxlib 0.10.2 (docs/operators.md), and none for CPUs.
+        raise UserError(
+            f"program {program.name} has windowed_einsum_mib={program.windowed_einsum_mib}: XLA multiplies in slices "
+            f"for TPUs alone, and this is a {platform}. Use --set windowed_einsum_mib={COMPILER_DEFAULT}."
+        )
+    return {_WINDOWED_EINSUM: str(program.windowed_einsum_mib), **_ASYNCHRONOUS_PERMUTES}
 
 
 def exported(program: Program) -> export.Exported:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import jax
 import numpy as np
 import pytest
@@ -90,6 +92,12 @@ def test_hlo_is_the_partitioned_module(executable):
 def test_a_program_for_another_number_of_devices_is_an_error(program):
     with pytest.raises(UserError, match=r"test is made for 8 devices \(4x2\); this engine has 2. Pass --devices=8"):
         Engine(2, platform="cpu").load(program)
+
+
+def test_products_in_slices_by_xla_are_refused_where_it_does_not_make_them(program):
+    """Not compiled as if nothing had been asked for."""
+    with pytest.raises(UserError, match="test has windowed_einsum_mib=0: .*for TPUs alone, and this is a cpu.*mib=-1"):
+        harness.engine(GRID).load(dataclasses.replace(program, windowed_einsum_mib=0))
 
 
 def test_more_devices_than_there_are_is_an_error():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -9,7 +11,8 @@ from lingvo_moe.engines import topology
 from lingvo_moe.engines.topology import OutOfMemory, Slice
 from lingvo_moe.errors import UserError
 from lingvo_moe.lazy import tf
-from lingvo_moe.sharding.layout import DeviceMesh, Layout
+from lingvo_moe.program import lower
+from lingvo_moe.sharding.layout import AxisRule, DeviceMesh, Layout, Spec
 from lingvo_moe.testing import harness
 
 pytestmark = pytest.mark.slow
@@ -84,6 +87,25 @@ def test_modules_of_generations_with_sparse_cores_can_be_read(name):
     )
     hlo = tpu.load(program).hlo()
     assert "all-reduce" in hlo and "async-update" not in hlo
+
+
+def test_large_products_are_in_slices_from_a_threshold_on():
+    """Rows and columns are distributed: an AllGather of the columns, 16 MiB in bfloat16, or CollectivePermutes of them.
+
+    Of T(96L)'s layer. The permutes are asynchronous, unlike those of other programs for TPU v3.
+    """
+    layout = Layout(DeviceMesh((8,)), (AxisRule("BH", ("x",)),))
+    specs = {"x": Spec((128 * 128, 1024), "bfloat16", "BM"), "w": Spec((1024, 8192), "bfloat16", "MH")}
+
+    def product(inputs: dict) -> dict:
+        factors = (layout.annotate(inputs[name], axes) for name, axes in (("x", "BM"), ("w", "MH")))
+        return {"y": layout.annotate(tf.matmul(*factors), "BH")}
+
+    program = lower("product", product, specs, {"y": "BH"}, layout)
+    for threshold, in_slices in ((-1, False), (17, False), (16, True), (0, True)):
+        compiled = Slice.of("v3:2x2x1").load(dataclasses.replace(program, windowed_einsum_mib=threshold))
+        assert (" collective-permute-start(" in compiled.hlo()) == in_slices
+        assert (" all-gather(" in compiled.hlo()) != in_slices
 
 
 def test_out_of_memory_is_reported_with_its_sizes():

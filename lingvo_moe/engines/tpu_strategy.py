@@ -20,7 +20,7 @@ from lingvo_moe.engines.tpu_strategy_variables import ShardedVariable, TensorSha
 from lingvo_moe.errors import UserError
 from lingvo_moe.lazy import tf
 from lingvo_moe.ops import precision
-from lingvo_moe.program import Program
+from lingvo_moe.program import COMPILER_DEFAULT, Program
 from lingvo_moe.sharding import spmd
 from lingvo_moe.sharding.layout import Layout, Spec
 
@@ -125,6 +125,8 @@ class Training:
                 f"the slice has {len(engine.devices)} cores, the mesh is {steps.layout.mesh}; pass "
                 f"--mesh={len(engine.devices)}, or a slice of {steps.layout.mesh.size} cores."
             )
+        if steps.windowed_einsum_mib != COMPILER_DEFAULT:
+            raise _cannot(f"compile with windowed_einsum_mib={steps.windowed_einsum_mib}")
         # TensorFlow compiles a step function when it first runs.
         precision.set_matmul_precision(steps.matmul_precision)
         self._engine, self._steps, self._batch_specs = engine, steps, batch_specs

@@ -430,6 +430,13 @@ def test_a_mesh_of_another_size_is_refused():
         Training(tpu_strategy_graph.stand_in(CHIPS), one_layer("4"), ONE_LAYER_BATCH)
 
 
+def test_products_in_slices_by_xla_are_refused():
+    """TensorFlow compiles without options of a program."""
+    steps = dataclasses.replace(one_layer("8"), windowed_einsum_mib=0)
+    with pytest.raises(UserError, match="cannot compile with windowed_einsum_mib=0; use --engine=pjrt"):
+        Training(tpu_strategy_graph.stand_in(CHIPS), steps, ONE_LAYER_BATCH)
+
+
 def test_a_dimension_that_the_cores_do_not_divide_is_refused():
     specs = {name: dataclasses.replace(spec, shape=(6, 4)) for name, spec in ONE_LAYER_BATCH.items()}
     with pytest.raises(
