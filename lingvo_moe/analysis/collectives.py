@@ -53,6 +53,8 @@ class Collective:
       stride: the smallest difference between the numbers of two devices of a group.
       times: the number of runs.
       op_name: the operation that it comes from.
+      overlapped_cycles: the TPU compiler's estimate of what the core computes in one run between the start of an
+        asynchronous collective and its end, without loops; 0 for another one.
     """
 
     channel: str
@@ -62,6 +64,7 @@ class Collective:
     stride: int
     times: int
     op_name: str
+    overlapped_cycles: int = 0
 
 
 def find_collectives(module: Module) -> list[Collective]:
@@ -105,7 +108,21 @@ def _collective(module: Module, outer: Instruction, instruction: Instruction, ke
         *_group(instruction, module.num_devices),
         times,
         instruction.op_name or outer.op_name,
+        _overlapped_cycles(module, instruction),
     )
+
+
+def _overlapped_cycles(module: Module, start: Instruction) -> int:
+    """Returns the cycles of the instructions between the start of a collective and its end, as they are scheduled."""
+    if not start.opcode.endswith("-start"):
+        return 0
+    scheduled = module.computations[module.computation_of(start)]
+    cycles = 0
+    for instruction in scheduled[scheduled.index(start) + 1 :]:
+        if start.name in instruction.operands and instruction.opcode.endswith("-done"):
+            return cycles
+        cycles += instruction.cycles
+    return 0
 
 
 def _kind(instruction: Instruction) -> str:

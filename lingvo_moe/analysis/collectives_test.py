@@ -81,8 +81,9 @@ ENTRY %main (a: f32[4]) -> f32[4] {
   %either = f32[4]{0} conditional(%a, %a, %a), branch_computations={%branch, %other_branch}
   %call.1 = f32[4]{0} call(%a), to_apply=%called
   %gather-start = (f32[4]{0}, f32[32]{0}) all-gather-start(%a), replica_groups={{0,1,2,3},{4,5,6,7}}, dimensions={0}
+  %meanwhile = f32[4]{0} copy(%a), backend_config={"estimated_cycles":"5"}
   %gathered = f32[32]{0} all-gather-done(%gather-start)
-  ROOT %result = f32[4]{0} copy(%a)
+  ROOT %result = f32[4]{0} copy(%a), backend_config={"estimated_cycles":"7"}
 }
 """
 
@@ -96,7 +97,7 @@ def test_every_collective_has_its_kind_bytes_group_and_times():
         Collective("all-reduce.2", "all-reduce", 64, 8, 1, 1, ""),
         Collective("neighbours", "collective-permute", 16, 32, 1, 1, ""),
         Collective("scattered", "reduce-scatter", 8, 2, 1, 1, ""),
-        Collective("gather-start", "all-gather", 128, 4, 1, 1, ""),
+        Collective("gather-start", "all-gather", 128, 4, 1, 1, "", overlapped_cycles=5),
     ]
 
 
