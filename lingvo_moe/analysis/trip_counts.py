@@ -59,18 +59,18 @@ class TripCounts:
         condition = self._computations[loop.computation("condition")]
         read = [i.index for i in condition if i.opcode == "get-tuple-element"]
         index = 0 if 0 in read else next((index for index in read if self._counts(loop, index)), 0)
-        initial = self._constant(self._initial(loop, index))
-        added = self._source(self._passed(loop, index))
-        steps = [self._constant(self._named[name]) for name in added.operands] if added.opcode == "add" else []
+        initial, added = self._constant(self._initial(loop, index)), self._source(self._passed(loop, index))
+        operands = added.operands if added and added.opcode == "add" else ()
+        steps = [self._constant(self._named[name]) for name in operands]
         return index, initial or 0, next((step for step in steps if step), 1)
 
     def _counts(self, loop: Instruction, index: int) -> bool:
         """Returns whether a trip adds a constant to element `index` of a loop's state, from a constant on."""
         added = self._source(self._passed(loop, index))
-        if added.opcode != "add" or self._constant(self._initial(loop, index)) is None:
+        if added is None or added.opcode != "add" or self._constant(self._initial(loop, index)) is None:
             return False
-        before, step = (self._source(self._named[name]) for name in added.operands)
-        return before.opcode == "get-tuple-element" and before.index == index and self._constant(step) is not None
+        before, step = (self._named[name] for name in added.operands)
+        return _is_element(self._source(before), index) and self._constant(step) is not None
 
     def _condition(
         self, loop: Instruction, computation: str, counter: tuple[int, int], arguments: Sequence[_Value] = ()
@@ -106,9 +106,9 @@ class TripCounts:
         The limit of a gradient's loop is such a value: the last counter of the loop that it differentiates.
         """
         passed, initial = self._passed(loop, index), self._initial(loop, index)
-        if passed.opcode != "get-tuple-element" or passed.index != index:
+        if initial is None or not _is_element(passed, index):
             return None
-        if initial.opcode == "get-tuple-element" and initial.index == 0:
+        if _is_element(initial, 0):
             producer = self._named[initial.operands[0]]
             return self._last_counter(producer) if producer.opcode == "while" else None
         return initial.scalar
@@ -117,24 +117,31 @@ class TripCounts:
         trips, (index, first, step) = self.of(loop), self._counter(loop)
         return None if trips is None or index else first + trips * step
 
-    def _initial(self, loop: Instruction, index: int) -> Instruction:
-        """Returns what element `index` of a loop's state is before the first trip."""
-        return self._source(self._named[self._named[loop.operands[0]].operands[index]])
+    def _initial(self, loop: Instruction, index: int) -> Instruction | None:
+        """Returns what element `index` of a loop's state is before the first trip; None where the text does not say."""
+        return self._source(self._element(self._named[loop.operands[0]], index))
 
-    def _passed(self, loop: Instruction, index: int) -> Instruction:
-        """Returns what a trip makes of element `index` of a loop's state."""
-        root = next(i for i in self._computations[loop.computation("body")] if i.is_root)
-        return self._named[root.operands[index]]
+    def _passed(self, loop: Instruction, index: int) -> Instruction | None:
+        """Returns what a trip makes of element `index` of a loop's state; None where the text does not say."""
+        return self._element(next(i for i in self._computations[loop.computation("body")] if i.is_root), index)
 
-    def _source(self, instruction: Instruction) -> Instruction:
+    def _element(self, state: Instruction, index: int) -> Instruction | None:
+        """Returns an element of a `tuple`; None of another instruction, as a parameter or a loop."""
+        return self._named[state.operands[index]] if state.opcode == "tuple" else None
+
+    def _source(self, instruction: Instruction | None) -> Instruction | None:
         """Returns the instruction that is copied."""
-        while instruction.opcode in ("copy", "bitcast"):
+        while instruction and instruction.opcode in ("copy", "bitcast"):
             instruction = self._named[instruction.operands[0]]
         return instruction
 
-    def _constant(self, instruction: Instruction) -> int | None:
-        value = self._source(instruction).scalar
-        return None if value is None else int(value)
+    def _constant(self, instruction: Instruction | None) -> int | None:
+        source = self._source(instruction)
+        return None if source is None or source.scalar is None else int(source.scalar)
+
+
+def _is_element(instruction: Instruction | None, index: int) -> bool:
+    return instruction is not None and instruction.opcode == "get-tuple-element" and instruction.index == index
 
 
 def _evaluate(instruction: Instruction, operands: Sequence[_Value]) -> _Value:

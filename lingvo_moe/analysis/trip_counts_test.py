@@ -70,3 +70,18 @@ def test_a_loop_that_never_ends_counts_once():
     module = Module(_LOOP.format(first=0, step=1, direction="GE", limit=0), 1)
     times = {instruction.name: times for instruction, times in module.runs()}
     assert (times["next"], module.unknown_loops) == (1, 2)
+
+
+@pytest.mark.parametrize(
+    "text, changed",
+    [
+        ("(s32[]{:T(256)}) tuple(%begin)", "(s32[]{:T(256)}) custom-call(%begin)"),
+        ("ROOT %t = (s32[]{:T(256)}) tuple(%next)", "ROOT %t = (s32[]{:T(256)}) custom-call(%next)"),
+    ],
+)
+def test_a_counter_whose_change_is_not_in_the_text_counts_from_0_by_1(text, changed):
+    """A state need not be made by a `tuple`: it is also a parameter, a loop or a call."""
+    module = _LOOP.format(first=0, step=1, direction="LT", limit=9)
+    assert text in module
+    times = {instruction.name: times for instruction, times in Module(module.replace(text, changed), 1).runs()}
+    assert times["next"] == 9
