@@ -142,7 +142,7 @@ class TrainConfig(CorpusConfig):
         flags.DEFINE_string,
         None,
         "start new training with these weights instead of random ones: a log directory, or a file of `checkpoint "
-        "convert --output`",
+        "convert --output` (in one process)",
     )
     coordinator: str | None = _flag(
         flags.DEFINE_string, None, "of many processes (docs/processes.md): HOST:PORT where process 0 listens"

@@ -31,7 +31,7 @@ def train(config: TrainConfig):
         # Not earlier: checkpoints import JAX, which would set libtpu up its own way before TensorFlow does.
         from lingvo_moe.training import loop
 
-        with _initial_weights(config, name, experiment) as weights:
+        with _initial_weights(config, name, experiment, processes.count) as weights:
             metrics = loop.train(name, experiment, engine, logdir, processes, initial_weights=weights)
     if metrics:
         _log.info(
@@ -42,13 +42,23 @@ def train(config: TrainConfig):
 
 
 @contextlib.contextmanager
-def _initial_weights(config: TrainConfig, name: str, experiment: Experiment) -> Iterator[pathlib.Path | None]:
-    """Yields the log directory with the weights of --initial_weights, a temporary one if that is a file."""
+def _initial_weights(
+    config: TrainConfig, name: str, experiment: Experiment, processes: int
+) -> Iterator[pathlib.Path | None]:
+    """Yields the log directory with the weights of --initial_weights, a temporary one if that is a file.
+
+    None without the flag, and where training resumes: the weights may be gone by then.
+    """
     if config.initial_weights is None:
         yield None
         return
     from lingvo_moe.training import checkpoint_tools  # imports JAX, see `train`
+    from lingvo_moe.training.checkpoint import Checkpoints
 
+    if Checkpoints(config.log_directory()).steps():
+        _log.info(f"--initial_weights has no effect: --logdir={config.logdir} has checkpoints")
+        yield None
+        return
     given = pathlib.Path(config.initial_weights)
     if given.suffix != checkpoint_tools.SUFFIX:
         if not (given / "checkpoints").is_dir():
@@ -58,6 +68,12 @@ def _initial_weights(config: TrainConfig, name: str, experiment: Experiment) -> 
             )
         yield given
         return
+    if processes > 1:
+        raise UserError(
+            f"--initial_weights={given}: {processes} processes read weights from a log directory that all machines "
+            f"share, not from a file. Make one with `checkpoint convert --input={given} --model={name} --logdir=DIR` "
+            f"and pass --initial_weights=DIR."
+        )
     specs = weight_specs(experiment.model.weights())
     with checkpoint_tools.as_logdir(given, name, specs, "--initial_weights") as logdir:
         yield logdir

@@ -67,7 +67,7 @@ def train(
     """
     logdir, schedule = pathlib.Path(logdir), experiment.training
     train_input, held_out = _open_data(experiment)
-    _check_processes(name, experiment, train_input, logdir, process_group)
+    _check_processes(name, experiment, train_input, logdir, process_group, initial_weights)
     checkpoints = Checkpoints(logdir, schedule.keep, process_group)
     trained = checkpoints.latest() or 0
     if trained:
@@ -102,10 +102,16 @@ def _open_data(experiment: Experiment) -> tuple[TrainInput, EvalInput]:
 
 
 def _check_processes(
-    name: str, experiment: Experiment, train_input: TrainInput, logdir: pathlib.Path, process_group: ProcessGroup
+    name: str,
+    experiment: Experiment,
+    train_input: TrainInput,
+    logdir: pathlib.Path,
+    process_group: ProcessGroup,
+    initial_weights: str | pathlib.Path | None,
 ):
     """Raises UserError if processes have other settings or data, or if one of them cannot use the log directory."""
-    process_group.require_same({"data": train_input.stream_id, **_settings(name, experiment)})
+    given = {"data": train_input.stream_id, "--initial_weights": str(initial_weights)}
+    process_group.require_same({**given, **_settings(name, experiment)})
     process_group.broadcast(lambda: _require_writable(logdir))
     process_group.require_shared(logdir)
 
@@ -166,12 +172,10 @@ def _restore_or_initialise(
     if checkpoints.latest() is None:
         training.initialise(experiment.training.seed)
         if initial_weights is not None:
-            source, specs = (
-                Checkpoints(initial_weights, processes=checkpoints.processes),
-                experiment.steps.state_specs(),
-            )
+            source = Checkpoints(initial_weights, processes=checkpoints.processes)
+            specs = experiment.steps.state_specs()["theta"]
             shardings = None if training.shardings is None else training.shardings["theta"]
-            step, _ = source.restore_theta(name, specs["theta"], shardings, load=training.load_weights)
+            step, _ = source.restore_theta(name, specs, shardings, load=training.load_weights)
             source.close()
             _log.info(f"starting with the weights of step {step} ({source.directory})")
         return 0, None
