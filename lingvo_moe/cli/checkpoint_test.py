@@ -106,7 +106,9 @@ def test_average_and_convert_can_be_used(trained, data, tmp_path, capsys):
         )
         == 2
     )
-    assert "holds weights only (converted from weights.safetensors)" in capsys.readouterr().err
+    message = capsys.readouterr().err
+    assert "holds weights only (converted from weights.safetensors)" in message
+    assert f"or a new one with --initial_weights={back}." in message
 
 
 @pytest.mark.parametrize(

@@ -337,7 +337,8 @@ class Checkpoints:
         if items is None and "origin" in meta:
             raise UserError(
                 f"{path} holds weights only ({meta['origin']}), which translate and eval can use; training needs the "
-                f"optimizer state too. Pass the --logdir in which they were trained."
+                f"optimizer state too. Pass the --logdir in which they were trained, or a new one with "
+                f"--initial_weights={self.directory.parent}."
             )
         return step, meta
 
