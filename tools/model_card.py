@@ -40,8 +40,10 @@ flags.DEFINE_string("output", None, "the Markdown file to write", flag_values=FL
 _PAUSE = 600  # seconds without a report, after which training is taken to have stopped
 _HIGH_RESOURCE = 20  # languages
 _MAX_LICENCES = 5  # of a package
-_LICENCE = re.compile(r"^License: *([\w.+-]+(?: with [\w .]+exception)?)$", re.MULTILINE)
+_NAME = r"[\w.+-]+(?: with [\w .]+exception)?"
+_LICENCE = re.compile(rf"^License: *({_NAME}(?:,? (?:or|and|OR|AND) {_NAME})*)$", re.MULTILINE)
 _SEE_FILE = "named in free text alone"
+_NO_FILE = "no copyright file in the package"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,7 +122,9 @@ def by_licence(corpus: Corpus, packages: pathlib.Path) -> dict[str, list[str]]:
 def _licences_of(name: str, packages: pathlib.Path) -> Sequence[str]:
     if (packages / name).is_file():
         return _of_debian_package(packages / name)
-    for wheel in packages.glob(f"{name.lower()}-*.whl"):
+    if name.endswith(".deb"):
+        raise UserError(f"--packages={packages}: {name} of the corpus is not there.")
+    for wheel in sorted(packages.glob(f"{name.lower()}-*.whl")):
         with zipfile.ZipFile(wheel) as archive:
             metadata = next(member for member in archive.namelist() if member.endswith(".dist-info/METADATA"))
             directory = zipfile.Path(archive, metadata.removesuffix("METADATA"))
@@ -134,15 +138,17 @@ def _of_debian_package(package: pathlib.Path) -> Sequence[str]:
     with subprocess.Popen(["dpkg-deb", "--fsys-tarfile", package], stdout=subprocess.PIPE) as archive:
         extract = ["tar", "--extract", "--to-stdout", "--wildcards", "./usr/share/doc/*/copyright"]
         done = subprocess.run(extract, stdin=archive.stdout, capture_output=True, check=False)
+    if not done.stdout:
+        return (_NO_FILE,)
     names = collections.Counter(_LICENCE.findall(done.stdout.decode(errors="replace")))
     return sorted(licence for licence, _ in names.most_common(_MAX_LICENCES)) or (_SEE_FILE,)
 
 
 def _of_distribution(distribution: importlib.metadata.Distribution) -> Sequence[str]:
     fields = distribution.metadata
-    classifiers = [value.rpartition(" :: ")[2] for value in map(str, fields.get_all("Classifier", []))]
+    classifiers = [value.split(" :: ") for value in map(str, fields.get_all("Classifier", []))]
     expressions = [*map(str, fields.get_all("License-Expression", []))]
-    return expressions or [name for name in classifiers if "licen" in name.lower()] or (_SEE_FILE,)
+    return expressions or [parts[-1] for parts in classifiers if parts[0] == "License"] or (_SEE_FILE,)
 
 
 def _events(directory: pathlib.Path) -> Iterator[tuple[int, float, str, float]]:

@@ -44,7 +44,7 @@ def corpus(tmp_path_factory) -> pathlib.Path:
     manifest["inputs"] = ["zeta_1_all.deb", "free_1_all.deb", "wheeled", "numpy"]
     (directory / "corpus.json").write_text(json.dumps(manifest), encoding="utf-8")
     paragraph = "Files: *\nCopyright: somebody\nLicense: {}\n Text of it.\n\n"
-    _package(directory, "zeta", "".join(map(paragraph.format, ("MIT", "GPL-2+", "MIT"))))
+    _package(directory, "zeta", "".join(map(paragraph.format, ("MIT", "GPL-2 or GPL-3+ with Bison exception", "MIT"))))
     _package(directory, "free", "Everybody may copy this.\nLicense: none that has a name\n")
     with zipfile.ZipFile(directory / "wheeled-2-py3-none-any.whl", "w") as archive:
         archive.writestr(
@@ -77,9 +77,15 @@ def test_tokens_are_positions_without_padding(logdir):
 def test_licences_are_those_that_the_packages_name(corpus):
     """Each once, and a licence without a name is not invented."""
     found = model_card.by_licence(model_card.Corpus.open(corpus), corpus)
-    assert found["GPL-2+, MIT"] == ["zeta"] and found["MIT"] == ["wheeled"]
+    assert found["GPL-2 or GPL-3+ with Bison exception, MIT"] == ["zeta"] and found["MIT"] == ["wheeled"]
     assert found["named in free text alone"] == ["free"]
     assert next(names for names, packages in found.items() if "numpy" in packages).startswith("BSD")
+
+
+def test_a_package_that_is_not_there_is_an_error(corpus, tmp_path):
+    """Its licence would be missing from the card."""
+    with pytest.raises(UserError, match="--packages=.*: zeta_1_all.deb of the corpus is not there"):
+        model_card.by_licence(model_card.Corpus.open(corpus), tmp_path)
 
 
 def test_card_has_scores_by_language_and_their_mean(corpus, logdir, tmp_path):
