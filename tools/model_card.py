@@ -31,6 +31,7 @@ from lingvo_moe.utils import output_files
 
 FLAGS = flags.FlagValues()
 flags.DEFINE_string("model", None, "the registered model", flag_values=FLAGS)
+flags.DEFINE_multi_string("set", [], "field=value: of its training; may be repeated", flag_values=FLAGS)
 flags.DEFINE_string("corpus", None, "the corpus that it was trained on", flag_values=FLAGS)
 flags.DEFINE_list("logdir", None, "the log directories that it was trained in, oldest first", flag_values=FLAGS)
 flags.DEFINE_list("scores", None, "files of `eval --json`: own packages, other packages", flag_values=FLAGS)
@@ -39,6 +40,9 @@ flags.DEFINE_string("output", None, "the Markdown file to write", flag_values=FL
 
 _PAUSE = 600  # seconds without a report, after which training is taken to have stopped
 _HIGH_RESOURCE = 20  # languages
+_TITLES = ("own packages", "other packages")  # of the files of scores
+_MEASURES = ("bleu", "copy_bleu", "chrf", "copy_chrf")
+_FIELDS = ("language", "train_pairs", "test_pairs", *_MEASURES)  # of a score
 _MAX_LICENCES = 5  # of a package
 _NAME = r"[\w.+-]+(?: with [\w .]+exception)?"
 _LICENCE = re.compile(rf"^License: *({_NAME}(?:,? (?:or|and|OR|AND) {_NAME})*)$", re.MULTILINE)
@@ -71,8 +75,14 @@ def main(arguments: list[str]):
             raise UserError(f"--{flag} is missing: {FLAGS[flag].help}.")
     output_files.check_path("--output", FLAGS.output)
     name = registry.full_name(FLAGS.model)
-    input_config = experiment.get(name).input
-    positions = input_config.batch_size * input_config.lengths["target"]
+    config = experiment.get(name, FLAGS["set"].value)
+    if not config.translates:
+        raise UserError(f"{name} does not translate; the card is of a translation model.")
+    if len(FLAGS.scores) > len(_TITLES):
+        raise UserError(
+            f"--scores={','.join(FLAGS.scores)}: expected at most {len(_TITLES)} files: {', '.join(_TITLES)}."
+        )
+    positions = config.input.batch_size * config.input.lengths["target"]
     runs = [read_curves(pathlib.Path(logdir), positions) for logdir in FLAGS.logdir]
     scores = [_read_scores(file) for file in FLAGS.scores]
     licences = by_licence(Corpus.open(FLAGS.corpus), pathlib.Path(FLAGS.packages).expanduser())
@@ -166,9 +176,9 @@ def _events(directory: pathlib.Path) -> Iterator[tuple[int, float, str, float]]:
 def _read_scores(file: str) -> list[dict]:
     try:
         with open(file, encoding="utf-8") as opened:
-            return json.load(opened)["scores"]
+            return [{field: score[field] for field in _FIELDS} for score in json.load(opened)["scores"]]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"--scores={file}: not a file of `eval --json` ({error!r}).") from None
+        raise UserError(f"--scores={file}: not a file of `eval --json` of a translation model ({error!r}).") from None
 
 
 def _training(runs: list[TrainingRun]) -> Iterator[str]:
@@ -187,10 +197,13 @@ nats per target token:
 def _scores(files: list[list[dict]]) -> Iterator[str]:
     """Yields the scores by language, in the order of their training data, and the means."""
     order = {score["language"]: score["train_pairs"] for score in sorted(files[0], key=lambda s: -s["train_pairs"])}
-    titles = ("own packages", "other packages")[: len(files)]
     yield "\n## BLEU and chrF, of the model and of copying the source\n"
     header = ["language", "training pairs"]
-    header += [f"{title}: {name}" for title in titles for name in ("sentences", "BLEU", "copying", "chrF", "copying")]
+    header += [
+        f"{title}: {name}"
+        for title in _TITLES[: len(files)]
+        for name in ("sentences", "BLEU", "copying", "chrF", "copying")
+    ]
     by_language = [{score["language"]: score for score in scores} for scores in files]
     rows = [
         (language, f"{pairs:,}", *itertools.chain.from_iterable(_cells([f.get(language)]) for f in by_language))
@@ -208,9 +221,7 @@ def _cells(scores: Sequence[dict | None]) -> list[str]:
     present = [score for score in scores if score]
     if not present:
         return [""] * 5
-    means = [
-        sum(score[field] for score in present) / len(present) for field in ("bleu", "copy_bleu", "chrf", "copy_chrf")
-    ]
+    means = [sum(score[field] for score in present) / len(present) for field in _MEASURES]
     return [str(sum(score["test_pairs"] for score in present)), *(f"{mean:.1f}" for mean in means)]
 
 

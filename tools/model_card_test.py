@@ -120,3 +120,24 @@ def test_card_has_scores_by_language_and_their_mean(corpus, logdir, tmp_path):
 def test_a_directory_without_curves_is_an_error(tmp_path):
     with pytest.raises(UserError, match="--logdir=.* there are no curves of training"):
         model_card.read_curves(tmp_path, 1)
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["--model=unet.Small"], "unet.Small does not translate"),
+        (["--model=m4.Pocket", "--scores=a,b,c"], "--scores=a,b,c: expected at most 2 files: own packages, other"),
+        (["--model=m4.Pocket", "--set=input.batch=2"], "no such field"),
+    ],
+)
+def test_mistakes_are_errors(arguments, message, tmp_path, capsys):
+    """Before anything is read."""
+    given = ["--corpus=x", "--logdir=x", "--scores=x", f"--output={tmp_path}/card.md", *arguments]
+    assert app.execute(model_card.main, ["model_card", *given], model_card.FLAGS) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_scores_of_a_model_of_another_kind_are_an_error(tmp_path):
+    (tmp_path / "scores.json").write_text('{"scores": [{"name": "tube", "dice": 0.5}]}', encoding="utf-8")
+    with pytest.raises(UserError, match="scores.json: not a file of `eval --json` of a translation model"):
+        model_card._read_scores(f"{tmp_path}/scores.json")
