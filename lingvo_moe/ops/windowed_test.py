@@ -86,6 +86,7 @@ def runs(executable: pjrt.Executable, devices: int) -> dict[str, int]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("devices", [2, 4, 8])
 @pytest.mark.parametrize("name", CASES)
 def test_values_and_gradients_of_the_plain_product_by_permutes_alone(name, devices):
@@ -108,6 +109,7 @@ def test_values_and_gradients_of_the_plain_product_by_permutes_alone(name, devic
         np.testing.assert_allclose(found[path], value, rtol=0, atol=TOLERANCE * np.abs(value).max(), err_msg=path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mesh", [(4, 2), (2, 4)])
 def test_other_mesh_axes_keep_their_part_of_the_product(mesh):
     """Experts on y: the slices move along x alone, and of each device's own experts."""
@@ -127,6 +129,7 @@ def test_other_mesh_axes_keep_their_part_of_the_product(mesh):
 LARGE = {"right": {"B": 64, "M": 256, "H": 1024}, "left": {"B": 1024, "M": 256, "H": 64}}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gradients", [False, True])
 @pytest.mark.parametrize("name", list(CASES)[:4])
 def test_less_memory_than_gathering(name, gradients):
@@ -144,6 +147,7 @@ def test_less_memory_than_gathering(name, gradients):
     assert windowed.memory().temp_size_in_bytes <= 0.5 * gathered.memory().temp_size_in_bytes
 
 
+@pytest.mark.slow
 def test_the_large_conflict_of_gspmds_2d_layout():
     """Table 1, finalized: of BTM,MH->BTH the weights are cut along M by x, which cuts the batch; figure 8b's M by y."""
     layout = Layout.of(DeviceMesh((4, 2)), "gspmd")
@@ -161,6 +165,7 @@ def test_the_large_conflict_of_gspmds_2d_layout():
         np.testing.assert_allclose(executable(inputs)["y"], expected, rtol=0, atol=TOLERANCE * np.abs(expected).max())
 
 
+@pytest.mark.slow
 def test_bfloat16_factors():
     """The dtype of activations: sums over steps are rounded to it, as those of an AllReduce."""
     case = CASES["contracted rows of the right factor move"]
