@@ -167,7 +167,7 @@ def _events(directory: pathlib.Path) -> Iterator[tuple[int, float, str, float]]:
     from tensorboard.backend.event_processing import event_file_loader
     from tensorboard.util import tensor_util
 
-    for path in sorted(directory.iterdir()) if directory.is_dir() else ():
+    for path in sorted(directory.glob("events.out.tfevents.*")):
         for event in event_file_loader.EventFileLoader(str(path)).Load():
             for value in event.summary.value:
                 yield event.step, event.wall_time, value.tag, tensor_util.make_ndarray(value.tensor).item()

@@ -65,6 +65,7 @@ def logdir(tmp_path_factory) -> pathlib.Path:
         writer = SummaryWriter(directory, name)
         writer.write(step, scalars)
         writer.close()
+    (directory / "train" / "notes.txt").write_text("no events\n", encoding="utf-8")
     return directory
 
 
