@@ -120,7 +120,10 @@ def unstack_experts(weights: tf.Tensor) -> dict:
 
 
 def _matrices(weights: dict | tf.Tensor) -> list[tf.Tensor]:
-    return list(weights.values()) if isinstance(weights, dict) else tf.unstack(weights)
+    if not isinstance(weights, dict):
+        return tf.unstack(weights)
+    # By name: a tree that passes a loop or a program is sorted by name, `expert_10` before `expert_2`.
+    return [weights[f"expert_{expert}"] for expert in range(len(weights))]
 
 
 def block_size(num_choices: int, num_experts: int) -> int:

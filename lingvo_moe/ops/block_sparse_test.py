@@ -7,9 +7,10 @@ import dataclasses
 import numpy as np
 import pytest
 
+from lingvo_moe import tree
 from lingvo_moe.layers.mixture_of_experts import MixtureOfExperts
 from lingvo_moe.lazy import tf
-from lingvo_moe.ops.block_sparse import BlockSparse, block_size
+from lingvo_moe.ops.block_sparse import FEW_EXPERTS, BlockSparse, block_size
 from lingvo_moe.ops.context import Context
 from lingvo_moe.ops.routing import Routing
 from lingvo_moe.sharding.layout import DeviceMesh, Layout
@@ -104,6 +105,23 @@ def test_equals_buffers(choices, padded):
 def test_equals_buffers_for_any_number_of_tokens_experts_and_groups(num_experts, num_groups, batch, length):
     layer = layer_of(num_experts, num_groups)
     assert_as_buffers(layer, inputs_of(layer, batch, length))
+
+
+def test_unstacked_experts_keep_their_numbers():
+    """Of more than ten: a tree that passes a loop is sorted by name, `expert_10` before `expert_2`."""
+    layer = layer_of(num_experts=FEW_EXPERTS, num_groups=1)
+    inputs, stacked = inputs_of(layer, 4, 6), call(layer, "cpu")
+
+    def unstacked(inputs: dict) -> dict:
+        repeated = {name: weight if name == "gate" else weight[None] for name, weight in inputs["theta"].items()}
+        theta = layer.unstack(repeated, Context(platform="cpu"))
+        one = tree.map_leaves(lambda leaf: leaf[0], {name: theta[name] for name in ("wi", "wo")})
+        return stacked({**inputs, "theta": tree.unflatten(tree.flatten({**one, "gate": theta["gate"]}))})
+
+    found, expected = (
+        harness.run(function, inputs, logical_axes={"outputs": "btm"})["outputs"] for function in (unstacked, stacked)
+    )
+    np.testing.assert_array_equal(found, expected)
 
 
 @pytest.mark.parametrize("router", ["switch", "top_k:k=3"])
