@@ -332,7 +332,7 @@ class Checkpoints:
             raise UserError(
                 f"{path} holds {meta['model']}, whose weights are not those of {model}: "
                 f"{first_difference(meta['weights'], expected)}. Pass that --model (with the --set it was trained "
-                f"with), or another --logdir."
+                f"with), or another log directory."
             )
         if items is None and "origin" in meta:
             raise UserError(
