@@ -37,18 +37,22 @@ from lingvo_moe.sharding.layout import Layout
 PRODUCT_EFFICIENCY = 0.95
 # Bytes that are read or written for an element, forward and backward, at the memory's bandwidth.
 WORK_BYTES = {
-    "attention": 60.0,  # logits: mask, softmax and dropout, and their gradients
-    "attention recomputed": 20.0,
-    "residual": 40.0,  # norm, dropout and addition
+    "attention": 30.0,  # logits: mask and softmax, and their gradients
+    "attention recomputed": 14.0,
+    "attention dropout": 30.0,  # a random number is some ten operations on 32 bits
+    "residual": 40.0,  # norm and addition
+    "residual dropout": 100.0,
     "activation": 4.0,
-    "gating": 200.0,  # the exact softmax and the ranks of all tokens
+    "gating": 110.0,  # the softmax, and the ranks of all tokens in float32
     "one_hot": 8.0,
     "softmax": 20.0,
 }
-OPTIMIZER_PASSES = 11.0  # over float32 weights, gradients and updates
-STACKED_PASSES = 4.0  # gradients that a loop stacks, and weights that it slices and rounds
-ACCUMULATION_PASSES = 3.0  # float32 sums of the gradients of microbatches
-WORKSPACE_COPIES = 4.0  # of the largest temporary tensor
+OPTIMIZER_PASSES = 10.0  # over float32 weights, gradients and updates
+STACKED_PASSES = 4.0  # weights that a loop slices and rounds, and gradients that it stacks
+ACCUMULATION_PASSES = 5.0  # the same for each microbatch, and float32 sums of gradients
+SAVED_PASSES = 4.0  # tensors that a loop stacks and reads again
+WORKSPACE_LOGITS = 2.0  # float32 copies of a layer's logits
+WORKSPACE_WEIGHTS = 2.0  # float32 copies of the largest stacked weight, in its update
 _USABLE = 15.48 / 16  # what the compiler gives to a program on TPU v3
 
 
@@ -159,6 +163,7 @@ class CostModel:
             temporary = max(temporary, cost.temporary_bytes)
             if schedule:
                 bubbles += schedule.bubble_share * times * (cost.seconds + sum(move.seconds for move in cost.moves))
+        compute["saved tensors"] = SAVED_PASSES * saved / self._memory_bandwidth
         for name, seconds in self._of_weights(candidate, schedules):
             compute[name] += seconds
         for key, seconds in self._of_stages(candidate, schedules):
@@ -211,9 +216,8 @@ class CostModel:
         seconds += sum(self._work_seconds(work, partitioner, is_recomputed) for work in part.work)
         moves = (*forward.values(), *backward.values())
         saved = sum(self._saved_bytes(saved, names, partitioner) for saved in part.saved)
-        largest = max((partitioner.elements(work.axes) * 4 for work in part.work), default=0.0)
-        gathered = max((move.size for move in moves if move.kind == "all-gather"), default=0.0)
-        return _PartCost(seconds, moves, saved, WORKSPACE_COPIES * largest + gathered)
+        logits = [4 * partitioner.elements(work.axes) for work in part.work if work.kind == "attention"]
+        return _PartCost(seconds, moves, saved, WORKSPACE_LOGITS * max(logits, default=0.0))
 
     def _forward(self, step: Step, partitioner: Partitioner) -> tuple[float, Sequence[Move]]:
         if step.product is None:
@@ -233,10 +237,12 @@ class CostModel:
     @staticmethod
     def _resharding(step: Step, partitioner: Partitioner) -> Sequence[Move]:
         assert step.resharded is not None
-        return partitioner.reshard(step.resharded, step.before, 2)
+        return partitioner.reshard(step.resharded, step.before, step.item_bytes)
 
     def _work_seconds(self, work: Work, partitioner: Partitioner, is_recomputed: bool) -> float:
-        size = WORK_BYTES[work.kind] + is_recomputed * WORK_BYTES.get(f"{work.kind} recomputed", 0.0)
+        size = WORK_BYTES[work.kind]
+        size += WORK_BYTES.get(f"{work.kind} recomputed", 0.0) if is_recomputed else 0.0
+        size += WORK_BYTES.get(f"{work.kind} dropout", 0.0) if work.has_dropout else 0.0
         return partitioner.elements(work.axes) * size / self._memory_bandwidth
 
     @staticmethod
@@ -247,7 +253,7 @@ class CostModel:
 
     def _of_weights(self, candidate: Candidate, schedules: dict[str, Schedule]) -> Iterator[tuple[str, float]]:
         """The optimizer, and the gradients that loops collect."""
-        weights, stacked, *_ = self._sizes(candidate.layout, candidate.accumulates)
+        weights, stacked, _, _, _ = self._sizes(candidate.layout, candidate.accumulates)
         yield "optimizer", OPTIMIZER_PASSES * weights / self._memory_bandwidth
         turns = 1.0
         if candidate.accumulates:
@@ -275,27 +281,29 @@ class CostModel:
             yield ("all-reduce", "activations", name), 2 * machine.collective_seconds("all-reduce", whole, axis)
 
     def _memory(self, candidate: Candidate, saved: float, temporary: float) -> dict[str, float]:
-        weights, _, optimizer_state, gradients = self._sizes(candidate.layout, candidate.accumulates)
+        weights, _, optimizer_state, gradients, largest = self._sizes(candidate.layout, candidate.accumulates)
         return {
             "weights": weights,
             "optimizer state": optimizer_state,
             "gradients": gradients,
             "saved": saved,
-            "workspace": temporary,
+            "workspace": temporary + WORKSPACE_WEIGHTS * largest,
         }
 
-    def _bytes_of(self, layout: Layout, accumulates: bool) -> tuple[float, float, float, float]:
-        """Bytes of a device: (weights, those of stacks, optimizer state, gradients)."""
+    def _bytes_of(self, layout: Layout, accumulates: bool) -> tuple[float, float, float, float, float]:
+        """Bytes of a device: (weights, those of stacks, optimizer state, gradients, the largest weight)."""
         model = self._experiment.model
         narrow = 4 if accumulates else ITEM_BYTES[model.activation_dtype]
-        weights = stacked = gradients = 0.0
+        weights = stacked = gradients = largest = 0.0
         for weight in tree.flatten(model.weights()).values():
             size = weight.size / _shards(layout, weight.logical_axes)
             weights += 4 * size
             stacked += 4 * size * weight.is_repeated
+            largest = max(largest, 4 * size)
             gradients += size * (narrow if weight.is_repeated and not weight.wide else 4)
         states = tree.flatten(self._experiment.optimizer.state(model.weights())).values()
-        return weights, stacked, sum(4 * state.size / _shards(layout, state.logical_axes) for state in states), gradients
+        optimizer_state = sum(4 * state.size / _shards(layout, state.logical_axes) for state in states)
+        return weights, stacked, optimizer_state, gradients, largest
 
     def _table(self, layout: Layout, within_stages: bool) -> dict[str, tuple[int, ...]]:
         """The sharding of every tensor of the parts."""

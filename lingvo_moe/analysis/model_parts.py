@@ -32,7 +32,7 @@ class Step:
       saved: the checkpoint name of the result (see `layers.checkpoint_policy`); "end" for a result that the backward
         pass does not need; empty for one without a name.
       passes: how often the matrix unit is passed: 6 for float32 products that are exact.
-      resharded, before: the tensor, and its logical axes before the resharding.
+      resharded, before, item_bytes: the tensor, its logical axes before the resharding, and bytes of an element.
     """
 
     product: Product | None
@@ -40,6 +40,7 @@ class Step:
     passes: int = 1
     resharded: Tensor | None = None
     before: str = ""
+    item_bytes: int = 2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,11 +49,13 @@ class Work:
 
     Attributes:
       axes: of the tensor.
-      kind: which constant of `cost_model` has the seconds for an element.
+      kind: which constant of `cost_model` has the bytes for an element.
+      has_dropout: whether random numbers are made for it.
     """
 
     axes: str
     kind: str
+    has_dropout: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -177,7 +180,7 @@ class _Parts:
             Saved("BNTL", "", self._bytes, 3),
         )
         sizes = self._sizes(length, keys)
-        work = (Work("BNTL", "attention"), Work("BTM", "residual"))
+        work = (Work("BNTL", "attention", self._model.attention_dropout > 0), self._residual("BTM"))
         return Part(name, stack, count, sizes, steps, work, saved)
 
     def _dense(self, stack: str, length: int, is_last: bool) -> Part:
@@ -187,7 +190,7 @@ class _Parts:
             self._step(hidden, Tensor("wo", "HM", 1, True), Tensor("outputs", "BTM"), "end" if is_last else "output"),
         )
         saved = Saved("BTM", "output", self._bytes), Saved("BTH", "hidden", self._bytes)
-        work = Work("BTM", "residual"), Work("BTH", "activation")
+        work = self._residual("BTM"), Work("BTH", "activation")
         return Part("feed_forward", stack, 1, self._sizes(length, length), steps, work, saved)
 
     def _experts(self, stack: str, length: int, layer: MixtureOfExperts, is_last: bool) -> Iterator[Part]:
@@ -196,11 +199,11 @@ class _Parts:
         hidden, outputs = Tensor("hidden", "EGCH"), Tensor("outputs", "EGCM")
         # Products of the router are exact: float32 operands, six passes.
         gate = Product(tokens, Tensor("gate", GATE, 1, True), Tensor("logits", "GSE"), 4, 4)
-        work = Work("GSE", "gating"), Work("GSM", "residual")
+        work = Work("GSE", "gating"), self._residual("GSM")
         yield Part("gating", stack, 1, sizes, (Step(gate, "hidden", 6),), work, (Saved("GSE", "hidden", 4),))
         dispatch = (
             self._step(Tensor("dispatch", "GSEC"), tokens, Tensor("buffers", "GECM")),
-            Step(None, "output", resharded=rows, before="GECM"),
+            self._reshard(rows, "GECM"),
         )
         saved = (Saved("EGCM", "output", self._bytes),)
         yield Part("dispatch", stack, 1, sizes, dispatch, (Work("GSEC", "one_hot"),), saved)
@@ -211,7 +214,7 @@ class _Parts:
         saved = (Saved("EGCH", "hidden", self._bytes),)
         yield Part("experts", stack, 1, sizes, products, (Work("EGCH", "activation"),), saved)
         combine = (
-            Step(None, "output", resharded=Tensor("returned", "GECM"), before="EGCM"),
+            self._reshard(Tensor("returned", "GECM"), "EGCM"),
             self._step(Tensor("combine", "GSEC"), Tensor("returned", "GECM"), tokens, "end" if is_last else ""),
         )
         saved = Saved("GECM", "output", self._bytes), Saved("GSEC", "", self._bytes, 2)
@@ -229,8 +232,14 @@ class _Parts:
         sizes = self._outside(length, vocabulary)
         return Part("softmax", "", 1, sizes, (step,), (Work("BTV", "softmax"),))
 
+    def _residual(self, axes: str) -> Work:
+        return Work(axes, "residual", self._model.residual_dropout > 0)
+
     def _step(self, left: Tensor, right: Tensor, out: Tensor, saved: str = "") -> Step:
         return Step(Product(left, right, out, self._operand_bytes, self._bytes), saved)
+
+    def _reshard(self, tensor: Tensor, before: str) -> Step:
+        return Step(None, "output", resharded=tensor, before=before, item_bytes=self._operand_bytes)
 
     def _sizes(self, length: int, keys: int, layer: MixtureOfExperts | None = None) -> tuple[tuple[str, int], ...]:
         """The sizes of letters inside of a stack."""
