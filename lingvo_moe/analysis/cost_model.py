@@ -19,20 +19,21 @@ import dataclasses
 import functools
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from typing import NamedTuple
 
 from lingvo_moe import tree
 from lingvo_moe.analysis import model_parts
 from lingvo_moe.analysis.hardware import GENERATIONS, Network, Torus
 from lingvo_moe.analysis.layout_space import Candidate
 from lingvo_moe.analysis.model_parts import GATE, ITEM_BYTES, Part, Saved, Step, Work
-from lingvo_moe.analysis.sharded_product import Machine, Move, Partitioner
+from lingvo_moe.analysis.sharded_product import Division, Machine, Move, Partitioner
 from lingvo_moe.engines.cluster import Cluster
 from lingvo_moe.engines.topology import Slice
 from lingvo_moe.experiment import Experiment
 from lingvo_moe.layers.checkpoint_policy import SAVED_NAMES
 from lingvo_moe.layers.pipeline_schedule import Schedule
-from lingvo_moe.sharding.layout import Layout
+from lingvo_moe.sharding.layout import AxisRule, DeviceMesh, Layout
 
 PRODUCT_EFFICIENCY = 0.95
 # Bytes that are read or written for an element, forward and backward, at the memory's bandwidth.
@@ -115,6 +116,23 @@ class _PartCost:
     temporary_bytes: float
 
 
+class _Sizes(NamedTuple):
+    """Bytes of a device; `stacked` are the weights of stacks, `largest` is one weight."""
+
+    weights: float
+    stacked: float
+    optimizer_state: float
+    gradients: float
+    largest: float
+
+
+class _Divided(NamedTuple):
+    """How devices divide a step of a part: forward, and both products of the backward pass together."""
+
+    forward: Division
+    backward: Division
+
+
 class CostModel:
     """Predicts candidates of one experiment on one slice or cluster.
 
@@ -125,6 +143,9 @@ class CostModel:
     def __init__(self, experiment: Experiment, target: Slice | Cluster):
         model_parts.check(experiment)
         self._experiment = experiment
+        declared = experiment.model.weights()
+        self._weights = tuple(tree.flatten(declared).values())
+        self._states = tuple(tree.flatten(experiment.optimizer.state(declared)).values())
         self._precision_passes = 6 if experiment.matmul_precision == "highest" else 1
         if isinstance(target, Slice):
             hardware = GENERATIONS[target.generation]
@@ -136,7 +157,8 @@ class CostModel:
             peak = hardware.peak_flops if experiment.model.activation_dtype == "bfloat16" else hardware.tf32_flops
         self._flops, self._memory_bandwidth = peak * PRODUCT_EFFICIENCY, hardware.memory_bandwidth
         self._part_costs: dict[tuple, _PartCost] = {}
-        self._tables = functools.cache(self._table)
+        self._divided: dict[tuple, list[_Divided]] = {}
+        self._tables = functools.cache(self._mapping)
         self._sizes = functools.cache(self._bytes_of)
         self._parts = functools.cache(
             lambda batch_size, microbatches: model_parts.parts_of(experiment, batch_size, microbatches)
@@ -144,6 +166,11 @@ class CostModel:
         self._machines = functools.cache(
             lambda mesh: Machine(mesh, self._links, self._flops, self._memory_bandwidth)
         )
+
+    def may_fit(self, candidate: Candidate) -> bool:
+        """Whether there is memory for the weights and their update, without which nothing else matters."""
+        sizes = self._sizes(candidate.layout, candidate.accumulates)
+        return sizes.weights + sizes.optimizer_state + sizes.gradients <= self._available
 
     def estimate(self, candidate: Candidate) -> Estimate:
         """Predicts a legal candidate."""
@@ -187,55 +214,58 @@ class CostModel:
 
     def _part_cost(self, part: Part, candidate: Candidate, is_inside: bool) -> _PartCost:
         """The cost of one run, from the cache if a candidate with the same sharding of this part has been there."""
-        table = self._tables(candidate.layout, is_inside and candidate.stages > 1)
+        remat = candidate.remat if is_inside else "none"
+        table = self._table(candidate.layout, is_inside and candidate.stages > 1)
         shardings = tuple(table[axes] for axes in part.axes)
-        key = (part, shardings, candidate.mesh.shape, candidate.remat if is_inside else "none")
-        if key not in self._part_costs:
+        # Parts are kept by `_parts`, so each has an identity.
+        key = (id(part), shardings, candidate.mesh.shape)
+        if (*key, remat) not in self._part_costs:
             partitioner = Partitioner(
                 dict(zip(part.axes, shardings)), dict(part.sizes), self._machines(candidate.mesh.shape)
             )
-            self._part_costs[key] = self._cost_of(part, partitioner, key[-1])
-        return self._part_costs[key]
+            if key not in self._divided:
+                self._divided[key] = [self._divide(step, partitioner) for step in part.steps]
+            self._part_costs[*key, remat] = self._cost_of(part, self._divided[key], partitioner, remat)
+        return self._part_costs[*key, remat]
 
-    def _cost_of(self, part: Part, partitioner: Partitioner, remat: str) -> _PartCost:
+    def _cost_of(self, part: Part, steps: list[_Divided], partitioner: Partitioner, remat: str) -> _PartCost:
         names = SAVED_NAMES.get(remat)  # None: everything is saved
         forward: dict[tuple, Move] = {}
         backward: dict[tuple, Move] = {}
         seconds = 0.0
-        for step in part.steps:
-            is_repeated = names is not None and step.saved not in (*names, "end")
-            once, moves = self._forward(step, partitioner)
-            seconds += once * (1 + is_repeated)
-            forward |= {move.key: move for move in moves}
-            backward |= {move.key: move for move in moves} if is_repeated else {}
-        for step in part.steps:
-            again, moves = self._backward(step, partitioner)
-            seconds += again
-            backward |= {move.key: move for move in moves}
-        is_recomputed = names is not None
-        seconds += sum(self._work_seconds(work, partitioner, is_recomputed) for work in part.work)
-        moves = (*forward.values(), *backward.values())
+        for step, divided in zip(part.steps, steps):
+            seconds += divided.forward.seconds + divided.backward.seconds
+            forward |= {move.key: move for move in divided.forward.moves}
+            if names is not None and step.saved not in (*names, "end"):
+                seconds += divided.forward.seconds
+                backward |= {move.key: move for move in divided.forward.moves}
+        for divided in steps:
+            backward |= {move.key: move for move in divided.backward.moves}
+        seconds += sum(self._work_seconds(work, partitioner, names is not None) for work in part.work)
         saved = sum(self._saved_bytes(saved, names, partitioner) for saved in part.saved)
         logits = [4 * partitioner.elements(work.axes) for work in part.work if work.kind == "attention"]
+        moves = (*forward.values(), *backward.values())
         return _PartCost(seconds, moves, saved, WORKSPACE_LOGITS * max(logits, default=0.0))
 
-    def _forward(self, step: Step, partitioner: Partitioner) -> tuple[float, Sequence[Move]]:
+    def _divide(self, step: Step, partitioner: Partitioner) -> _Divided:
         if step.product is None:
-            return 0.0, self._resharding(step, partitioner)
-        division = partitioner.divide(step.product)
-        return max(step.passes, self._precision_passes) * division.seconds, division.moves
-
-    def _backward(self, step: Step, partitioner: Partitioner) -> tuple[float, Sequence[Move]]:
-        if step.product is None:
-            # The gradient takes the way back: the same bytes between the same devices.
             moves = self._resharding(step, partitioner)
-            return 0.0, [move._replace(key=("d", *move.key)) for move in moves]
-        divisions = [partitioner.divide(product) for product in step.product.backward()]
-        seconds = max(step.passes, self._precision_passes) * sum(division.seconds for division in divisions)
-        return seconds, [move for division in divisions for move in division.moves]
+            # The gradient takes the way back: the same bytes between the same devices.
+            back = tuple(move._replace(key=("d", *move.key)) for move in moves)
+            return _Divided(Division(0.0, moves), Division(0.0, back))
+        passes = max(step.passes, self._precision_passes)
+        forward = partitioner.divide(step.product)
+        backward = [partitioner.divide(product) for product in step.product.backward()]
+        return _Divided(
+            Division(passes * forward.seconds, forward.moves),
+            Division(
+                passes * sum(division.seconds for division in backward),
+                tuple(move for division in backward for move in division.moves),
+            ),
+        )
 
     @staticmethod
-    def _resharding(step: Step, partitioner: Partitioner) -> Sequence[Move]:
+    def _resharding(step: Step, partitioner: Partitioner) -> tuple[Move, ...]:
         assert step.resharded is not None
         return partitioner.reshard(step.resharded, step.before, step.item_bytes)
 
@@ -253,13 +283,13 @@ class CostModel:
 
     def _of_weights(self, candidate: Candidate, schedules: dict[str, Schedule]) -> Iterator[tuple[str, float]]:
         """The optimizer, and the gradients that loops collect."""
-        weights, stacked, _, _, _ = self._sizes(candidate.layout, candidate.accumulates)
-        yield "optimizer", OPTIMIZER_PASSES * weights / self._memory_bandwidth
+        sizes = self._sizes(candidate.layout, candidate.accumulates)
+        yield "optimizer", OPTIMIZER_PASSES * sizes.weights / self._memory_bandwidth
         turns = 1.0
         if candidate.accumulates:
             turns = max(schedule.turns / schedule.rounds for schedule in schedules.values())
         passes = ACCUMULATION_PASSES if candidate.accumulates else STACKED_PASSES
-        yield "gradients", passes * turns * stacked / self._memory_bandwidth
+        yield "gradients", passes * turns * sizes.stacked / self._memory_bandwidth
 
     def _of_stages(
         self, candidate: Candidate, schedules: dict[str, Schedule]
@@ -267,7 +297,7 @@ class CostModel:
         """What a pipeline sends from stage to stage in each turn, and its outputs to all stages."""
         if candidate.stages == 1:
             return
-        axis, table = 0, self._tables(candidate.layout, True)
+        axis, table = 0, self._table(candidate.layout, True)
         machine, name = self._machines(candidate.mesh.shape), candidate.mesh.axis_names[0]
         model, item_bytes = self._experiment.model, ITEM_BYTES[self._experiment.model.activation_dtype]
         for stack, schedule in schedules.items():
@@ -281,36 +311,41 @@ class CostModel:
             yield ("all-reduce", "activations", name), 2 * machine.collective_seconds("all-reduce", whole, axis)
 
     def _memory(self, candidate: Candidate, saved: float, temporary: float) -> dict[str, float]:
-        weights, _, optimizer_state, gradients, largest = self._sizes(candidate.layout, candidate.accumulates)
+        sizes = self._sizes(candidate.layout, candidate.accumulates)
         return {
-            "weights": weights,
-            "optimizer state": optimizer_state,
-            "gradients": gradients,
+            "weights": sizes.weights,
+            "optimizer state": sizes.optimizer_state,
+            "gradients": sizes.gradients,
             "saved": saved,
-            "workspace": temporary + WORKSPACE_WEIGHTS * largest,
+            "workspace": temporary + WORKSPACE_WEIGHTS * sizes.largest,
         }
 
-    def _bytes_of(self, layout: Layout, accumulates: bool) -> tuple[float, float, float, float, float]:
-        """Bytes of a device: (weights, those of stacks, optimizer state, gradients, the largest weight)."""
-        model = self._experiment.model
-        narrow = 4 if accumulates else ITEM_BYTES[model.activation_dtype]
+    def _bytes_of(self, layout: Layout, accumulates: bool) -> _Sizes:
+        table, narrow = self._table(layout, False), ITEM_BYTES[self._experiment.model.activation_dtype]
         weights = stacked = gradients = largest = 0.0
-        for weight in tree.flatten(model.weights()).values():
-            size = weight.size / _shards(layout, weight.logical_axes)
-            weights += 4 * size
-            stacked += 4 * size * weight.is_repeated
-            largest = max(largest, 4 * size)
-            gradients += size * (narrow if weight.is_repeated and not weight.wide else 4)
-        states = tree.flatten(self._experiment.optimizer.state(model.weights())).values()
-        optimizer_state = sum(4 * state.size / _shards(layout, state.logical_axes) for state in states)
-        return weights, stacked, optimizer_state, gradients, largest
+        for weight in self._weights:
+            size = 4 * weight.size / _shards(layout, table[weight.logical_axes])
+            is_narrow = weight.is_repeated and not weight.wide and not accumulates
+            weights += size
+            stacked += size * weight.is_repeated
+            gradients += size * (narrow / 4 if is_narrow else 1)
+            largest = max(largest, size)
+        states = sum(4 * state.size / _shards(layout, table[state.logical_axes]) for state in self._states)
+        return _Sizes(weights, stacked, states, gradients, largest)
 
     def _table(self, layout: Layout, within_stages: bool) -> dict[str, tuple[int, ...]]:
-        """The sharding of every tensor of the parts."""
+        """The sharding of every tensor of the parts and of every weight, which the sizes of the mesh do not change."""
+        return self._tables(layout.rules, layout.mesh.axis_names, within_stages)
+
+    def _mapping(
+        self, rules: tuple[AxisRule, ...], names: tuple[str, ...], within_stages: bool
+    ) -> dict[str, tuple[int, ...]]:
+        layout = Layout(DeviceMesh((1,) * len(names), names), rules)
         layout = layout.within_stages() if within_stages else layout
         axes = {axes for part in self._parts(self._experiment.input.batch_size, 1) for axes in part.axes}
+        axes |= {weight.logical_axes for weight in (*self._weights, *self._states)}
         return {name: (-1, -1) if name == GATE else layout.dims_mapping(name) for name in axes}
 
 
-def _shards(layout: Layout, logical_axes: str) -> int:
-    return math.prod(layout.mesh.shape[axis] for axis in layout.dims_mapping(logical_axes) if axis >= 0)
+def _shards(layout: Layout, sharding: tuple[int, ...]) -> int:
+    return math.prod(layout.mesh.shape[axis] for axis in sharding if axis >= 0)

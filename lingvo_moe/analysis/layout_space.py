@@ -216,7 +216,8 @@ def _structures(experiment: Experiment, count: int, has_stages: bool) -> tuple[S
             inside = _mapping(outside.within_stages(), tensors) if has_stages else mapping
         except ValueError:  # two letters of a tensor on one mesh axis
             continue
-        key = (tuple(mapping.values()), tuple(inside.values()))
+        # Vectors are of no weight: M alone may be on another axis than in matrices.
+        key = tuple(mapped[axes] for mapped in (mapping, inside) for axes in tensors if len(axes.lstrip("Rr")) > 1)
         if key not in found:
             divisors = [_divisor(tensors, mapping, inside, axis) for axis in range(count)]
             if all(divisors):  # 0: nothing is sharded along the axis

@@ -7,6 +7,7 @@ the logical axes of their tensors with the ones of these parts, and another one 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterator
 
 from lingvo_moe.analysis.sharded_product import Product, Tensor
@@ -88,7 +89,7 @@ class Part:
     work: tuple[Work, ...]
     saved: tuple[Saved, ...] = ()
 
-    @property
+    @functools.cached_property
     def axes(self) -> tuple[str, ...]:
         """The logical axes of all tensors, each once."""
         found: dict[str, None] = {}

@@ -10,9 +10,10 @@ heuristics; `docs/planning.md` compares both.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 from lingvo_moe.analysis.hardware import Network, Torus
@@ -42,8 +43,14 @@ class Machine:
 
     def collective_seconds(self, kind: str, size: float, axis: int) -> float:
         """Returns the seconds of a collective with `size` bytes of result, along a mesh axis."""
-        stride = math.prod(self.mesh[axis + 1 :])
-        return self.links.seconds(kind, size, self.mesh[axis], stride)
+        return size * self._seconds_per_byte(kind, axis)
+
+    @functools.cached_property
+    def _seconds_per_byte(self) -> Callable[[str, int], float]:
+        """Of a kind of collectives along a mesh axis: `hardware` has times that are proportional to the size."""
+        return functools.cache(
+            lambda kind, axis: self.links.seconds(kind, 2**30, self.mesh[axis], math.prod(self.mesh[axis + 1 :])) / 2**30
+        )
 
 
 @dataclasses.dataclass(frozen=True)
