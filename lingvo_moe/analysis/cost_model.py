@@ -157,15 +157,13 @@ class CostModel:
             peak = hardware.peak_flops if experiment.model.activation_dtype == "bfloat16" else hardware.tf32_flops
         self._flops, self._memory_bandwidth = peak * PRODUCT_EFFICIENCY, hardware.memory_bandwidth
         self._part_costs: dict[tuple, _PartCost] = {}
+        self._alike: dict[Part, int] = {}
+        self._numbers: dict[int, int] = {}
         self._divided: dict[tuple, list[_Divided]] = {}
         self._tables = functools.cache(self._mapping)
         self._sizes = functools.cache(self._bytes_of)
-        self._parts = functools.cache(
-            lambda batch_size, microbatches: model_parts.parts_of(experiment, batch_size, microbatches)
-        )
-        self._machines = functools.cache(
-            lambda mesh: Machine(mesh, self._links, self._flops, self._memory_bandwidth)
-        )
+        self._parts = functools.cache(self._numbered_parts)
+        self._machines = functools.cache(lambda mesh: Machine(mesh, self._links, self._flops, self._memory_bandwidth))
 
     def may_fit(self, candidate: Candidate) -> bool:
         """Whether there is memory for the weights and their update, without which nothing else matters."""
@@ -198,6 +196,14 @@ class CostModel:
         memory = self._memory(candidate, saved, temporary)
         tokens = candidate.batch_size * next(iter(self._experiment.input.lengths.values()))
         return Estimate(dict(compute), dict(collectives), bubbles, memory, self._available, tokens)
+
+    def _numbered_parts(self, batch_size: int, microbatches: int) -> tuple[Part, ...]:
+        """The parts, which `_parts` keeps; those of an encoder and a decoder that are alike have one number."""
+        parts = model_parts.parts_of(self._experiment, batch_size, microbatches)
+        for part in parts:
+            alike = dataclasses.replace(part, stack="")
+            self._numbers[id(part)] = self._alike.setdefault(alike, len(self._alike))
+        return parts
 
     def _schedules(self, candidate: Candidate) -> dict[str, Schedule]:
         """The schedule of each stack."""

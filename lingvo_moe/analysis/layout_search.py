@@ -8,6 +8,7 @@ decides: what does not fit is marked, and the order of the compiled ones is that
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
@@ -24,6 +25,9 @@ from lingvo_moe.sharding.layout import DeviceMesh
 # The quick model's error of memory: what it predicts up to this much above a device's memory may fit.
 MEMORY_TOLERANCE = 1.05
 _ALIKE = 0.01
+# A layout whose first policy and schedule takes as many times the fastest step is not pursued: recomputing more, or
+# more microbatches, do not make up for it.
+_SLOWER = 3.0
 _BATCH_FACTORS = (0.5, 1, 2, 4)
 _PINNED = ("remat", "pipeline", "stages", "microbatches")
 
@@ -60,7 +64,8 @@ class Ranking:
     Attributes:
       own: the experiment's settings.
       best: those that may fit, the fastest first.
-      num_candidates: all legal ones, with those that do not fit.
+      num_candidates: all legal ones, with those that do not fit. Of a layout that is many times slower than the
+        fastest, not all policies and schedules are predicted.
     """
 
     own: Found
@@ -134,25 +139,34 @@ def rank(
       UserError: the space is empty, nothing in it fits, or the model's parts are not known.
     """
     model = CostModel(experiment, target)
-    every = list(layout_space.candidates(experiment, space))
     best: list[Found] = []
-    least = float("inf")
-    for candidate in track(every):
-        if not model.may_fit(candidate):
-            continue
-        estimate = model.estimate(candidate)
-        least = min(least, estimate.bytes)
-        if estimate.bytes <= MEMORY_TOLERANCE * estimate.available:
-            best.append(Found(candidate, candidate.changes(experiment), estimate))
+    fastest, least, count = 0.0, float("inf"), 0
+    for _, group in itertools.groupby(track(layout_space.candidates(experiment, space)), _of_layout):
+        bound: Estimate | None = None
+        for candidate in group:
+            count += 1
+            if bound and bound.tokens_per_second * _SLOWER < fastest:
+                continue  # as are the other policies and schedules of this layout
+            if not model.may_fit(candidate):
+                continue
+            estimate = model.estimate(candidate)
+            bound, least = bound or estimate, min(least, estimate.bytes)
+            if estimate.bytes <= MEMORY_TOLERANCE * estimate.available:
+                fastest = max(fastest, estimate.tokens_per_second)
+                best.append(Found(candidate, candidate.changes(experiment), estimate))
     if not best:
         raise UserError(
-            f"--search=layout: by the quick model none of {len(every):,} legal layouts fits a device of {target.name}"
+            f"--search=layout: by the quick model none of {count:,} legal layouts fits a device of {target.name}"
             + (f"; the least memory is {least / 2**30:.1f} GiB" if least < float("inf") else "")
             + ". Use a larger --topology, a smaller --set input.batch_size=..., or leave out --mesh and --set."
         )
     best.sort(key=lambda found: (-found.estimate.tokens_per_second, found.estimate.bytes))
     own = layout_space.registered(experiment)
-    return Ranking(Found(own, (), model.estimate(own)), tuple(best), len(every))
+    return Ranking(Found(own, (), model.estimate(own)), tuple(best), count)
+
+
+def _of_layout(candidate: Candidate) -> tuple:
+    return candidate.layout, candidate.batch_size, candidate.pipeline
 
 
 def compile_best(

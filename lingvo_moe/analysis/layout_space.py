@@ -1,7 +1,7 @@
 """The legal layouts of a model on a number of devices: which letters are sharded along which axes of which mesh.
 
-A structure is a set of axis rules for a number of mesh axes; it is legal where no tensor of the model has two letters on
-one mesh axis. A candidate adds the sizes of the mesh's axes, each of which divides whatever it shards, the checkpoint
+A structure is a set of axis rules for a number of mesh axes; it is legal where no tensor of the model has two letters
+on one mesh axis. A candidate adds the sizes of the mesh's axes, each of which divides whatever it shards, the checkpoint
 policy, and the stages and microbatches of a pipeline.
 """
 
@@ -137,8 +137,8 @@ def candidates(experiment: Experiment, space: Space) -> Iterator[Candidate]:
     if is_empty:
         where = f"the mesh {space.mesh}" if space.mesh else f"a mesh of {space.devices} devices"
         raise UserError(
-            f"--search=layout: no legal layout on {where}: no assignment of logical axes has sizes that its axes divide "
-            f"(batches of {', '.join(map(str, space.batch_sizes))} rows, remat {', '.join(space.remats) or 'none'}, "
+            f"--search=layout: no legal layout on {where}: no assignment of logical axes has sizes that its axes "
+            f"divide (batches of {', '.join(map(str, space.batch_sizes))} rows, remat {', '.join(space.remats) or 'none'}, "
             f"pipeline {', '.join(space.pipelines)}). Leave out --mesh or some of --set, or change --topology."
         )
 
@@ -208,7 +208,7 @@ def _structures(experiment: Experiment, count: int, has_stages: bool) -> tuple[S
     Two sets of rules that shard all tensors alike are one structure.
     """
     found: dict[tuple, Structure] = {}
-    tensors = _tensors(experiment)
+    tensors = tensors_of(experiment)
     for rules in _rule_sets(experiment, mesh_axis_names(count), has_stages):
         outside = Layout(DeviceMesh((2,) * count), rules)
         try:
@@ -249,8 +249,8 @@ def _divisor(
 _UNLIMITED = math.lcm(*range(1, 65)) * 2**20  # what the batch alone is sharded along: `_divides_batch` checks it
 
 
-def _tensors(experiment: Experiment) -> dict[str, tuple[int, ...]]:
-    """The logical axes and sizes of all tensors that are annotated: weights, optimizer state, activations."""
+def tensors_of(experiment: Experiment) -> dict[str, tuple[int, ...]]:
+    """Returns logical axes and sizes of all tensors that are annotated: weights, optimizer state, activations."""
     weights = experiment.model.weights()
     declared = [*tree.flatten(weights).values(), *tree.flatten(experiment.optimizer.state(weights)).values()]
     tensors = {weight.logical_axes: weight.shape for weight in declared}
@@ -272,9 +272,12 @@ def _rule_sets(experiment: Experiment, names: tuple[str, ...], has_stages: bool)
     fallbacks = [order for size in range(1, len(free) + 1) for order in itertools.permutations(free, size)]
     experts = one if experiment.model.num_experts else (None,)
     for batch, expert, heads, hidden in itertools.product((*names, None), experts, one, one):
-        # With three axes or stages, the vocabulary is sharded as the hidden dimension: it is a small part of the model.
-        for vocabulary in one if len(names) < 3 and not has_stages else (hidden,):
-            for model in (*one, *fallbacks):
+        # With three axes or stages there are many: the batch is sharded, and the vocabulary as the hidden dimension.
+        is_large = len(names) == _MAX_AXES or has_stages
+        if is_large and batch is None:
+            continue
+        for vocabulary in (hidden,) if is_large else one:
+            for model in (*one, *fallbacks) if len(free) < _MAX_AXES else (None, *fallbacks):
                 letters = dict(zip(("BG", "E", "N", "H", "V"), (batch, expert, heads, hidden, vocabulary)))
                 letters |= {"PR": stage} if stage else {}
                 letters |= {"M": model} if isinstance(model, str) else {}

@@ -31,7 +31,10 @@ def compiled(found: Found) -> str:
 def results(compiled: Sequence[Found]) -> str:
     """Returns the table of the compiled candidates, the fastest first, and the flags of the first."""
     ranked = sorted(compiled, key=lambda found: -found.tokens_per_second)
-    lines = ["", f"{'':>3} {'predicted [m]':>20} {'compiled [c, m]':>20} {'tokens/s':>12}  settings, and what takes time"]
+    lines = [
+        "",
+        f"{'':>3} {'predicted [m]':>20} {'compiled [c, m]':>20} {'tokens/s':>12}  settings, and what takes time",
+    ]
     for number, found in enumerate(ranked, 1):
         estimate, speed = found.estimate, found.tokens_per_second
         predicted = f"{estimate.seconds:.3f} s {estimate.bytes / _GIB:5.1f} GiB"

@@ -1,10 +1,10 @@
 """The cost of one product of two sharded tensors: how the devices divide it, and what they must exchange for it.
 
-A model of XLA's partitioner (GSPMD section 3.5), not the partitioner. Along each mesh axis the devices divide one letter
-of the product among them, or none and repeat the work. An operand that is sharded otherwise is gathered or exchanged
-first. Where the divided letter is summed over, each device has a term of the sum, which an AllReduce completes, or a
-ReduceScatter if the result is sharded along that axis. The model takes the choice of the least time, whereas XLA has
-heuristics; `docs/planning.md` compares both.
+A model of XLA's partitioner (GSPMD section 3.5), not the partitioner. Along each mesh axis the devices divide one
+letter of the product among them, or none and repeat the work. An operand that is sharded otherwise is gathered or
+exchanged first. Where the divided letter is summed over, each device has a term of the sum, which an AllReduce
+completes, or a ReduceScatter if the result is sharded along that axis. The model takes the choice of the least time,
+whereas XLA has heuristics; docs/planning.md compares both.
 """
 
 from __future__ import annotations
@@ -49,7 +49,9 @@ class Machine:
     def _seconds_per_byte(self) -> Callable[[str, int], float]:
         """Of a kind of collectives along a mesh axis: `hardware` has times that are proportional to the size."""
         return functools.cache(
-            lambda kind, axis: self.links.seconds(kind, 2**30, self.mesh[axis], math.prod(self.mesh[axis + 1 :])) / 2**30
+            lambda kind, axis: (
+                self.links.seconds(kind, 2**30, self.mesh[axis], math.prod(self.mesh[axis + 1 :])) / 2**30
+            )
         )
 
 
