@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import time
 
 import pytest
@@ -14,7 +15,7 @@ from lingvo_moe.analysis.layout_space import Space
 from lingvo_moe.analysis.plan import Memory, Plan
 from lingvo_moe.engines.topology import Slice
 from lingvo_moe.errors import UserError
-from lingvo_moe.sharding.layout import DeviceMesh, Layout
+from lingvo_moe.sharding.layout import AxisRule, DeviceMesh, Layout
 
 for family in ("dense_lm", "hybrid_lm", "m4"):
     importlib.import_module(f"params.{family}")
@@ -45,7 +46,7 @@ def test_the_papers_layout_is_found_on_its_mesh(name, chips, policy):
     config = experiment.get(name)
     ranking = ranked(name, chips, mesh=config.mesh, remats=(policy,), pipelines=("none",), microbatches=1)
     first, own = ranking.best[0].estimate, ranking.own.estimate
-    assert own.seconds * 0.97 < first.seconds <= own.seconds * 1.0001
+    assert own.seconds * 0.95 < first.seconds <= own.seconds * 1.0001
     assert any(found.estimate.seconds <= own.seconds * 1.0001 for found in ranking.best)
 
 
@@ -95,20 +96,21 @@ def test_nothing_that_fits_is_an_error():
 
 @pytest.fixture
 def compiled(monkeypatch):
-    """Compiles instead by a made-up time: that of the mesh's first axis, 8 does not fit."""
+    """Compiles instead: the first is refused, the second does not fit, the n-th takes n seconds."""
+    numbers = itertools.count(1)
 
     def make(name, config, target, program, changes):
         time.sleep(0.01)
-        size = config.mesh.shape[0]
-        if size == 4:
-            raise UserError("four are refused")
-        fits, model = size != 8, config.model
+        number, model = next(numbers), config.model
+        if number == 1:
+            raise UserError("the first is refused")
+        fits = number != 2
         return Plan(
             model=name, changes=tuple(changes), program=program, topology=target.name, mesh=str(config.mesh),
             cores=8, weights=1, layout=config.layout, remat=model.remat, batch_size=16, num_groups=16,
             num_experts=0, num_layers=4, activation_dtype="float32", tokens=2048, model_flops=1.0,
             memory=Memory(1, 1, 1, 1, 1 if fits else None, 2**34, None if fits else 2**35), collectives=(),
-            cycles=1, rematerialised_cycles=0, cycles_by_part={}, compute_seconds=float(size) if fits else None,
+            cycles=1, rematerialised_cycles=0, cycles_by_part={}, compute_seconds=float(number) if fits else None,
             unknown_loops=0, lower_seconds=0.0, compile_seconds=0.0,
         )  # fmt: skip
 
@@ -133,12 +135,19 @@ def test_the_models_own_settings_and_the_best_are_compiled(compiled):
     """As many as asked, unless the budget ends; refusals have a reason."""
     ranking = ranked("dense_lm.Small", (2, 2, 1), pipelines=("none",), microbatches=1)
     found = compiled(ranking, 100.0, 6)
-    assert len(found) == 7 and found[0].changes == () and found[0].refusal == "four are refused"
-    assert all(one.plan for one in found if one.candidate.mesh.shape[0] != 4)
-    assert compiled(ranking, 0.0, 6) == [] or len(compiled(ranking, 0.0, 6)) == 1
+    assert len(found) == 7 and found[0].changes == () and found[0].refusal == "the first is refused"
+    assert [one.tokens_per_second for one in found] == [0.0, 0.0, *(2048 / n for n in range(3, 8))]
+    assert found[1].plan and not found[1].plan.fits
     text = layout_text.results(found)
-    ordered = sorted(found, key=lambda one: -one.tokens_per_second)
-    assert layout_text.flags(ordered[0]) in text and "register_layout(" in text and "refused" in text
+    lines = [line for line in text.splitlines() if layout_text.flags(found[2]) in line]
+    assert lines[0].startswith("  1 ") and "3.000 s" in lines[0] and "register_layout(" in text
+    assert "refused" in text and "no fit  32.0 GiB" in text
+
+
+def test_no_compilation_starts_that_would_exceed_the_budget(compiled):
+    """A hundredth of a second each: the first has no estimate, a second one no time."""
+    ranking = ranked("dense_lm.Small", (2, 2, 1), pipelines=("none",), microbatches=1)
+    assert len(compiled(ranking, 0.005, 6)) == 1
 
 
 def test_the_flags_of_the_result_select_it():
@@ -149,9 +158,7 @@ def test_the_flags_of_the_result_select_it():
         assert Layout.of(config.mesh, config.layout).rules == found.candidate.layout.rules
         assert config.model.remat == found.candidate.remat
     lines = layout_text.registration(found.candidate.layout.rules, 2)
-    rules = []
-    from lingvo_moe.sharding.layout import AxisRule
-
+    rules: list[AxisRule] = []
     exec(lines, {"AxisRule": AxisRule, "register_layout": lambda name, given, num_mesh_axes: rules.extend(given)})
     assert tuple(rules) == found.candidate.layout.rules
 

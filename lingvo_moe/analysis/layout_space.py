@@ -1,8 +1,8 @@
 """The legal layouts of a model on a number of devices: which letters are sharded along which axes of which mesh.
 
 A structure is a set of axis rules for a number of mesh axes; it is legal where no tensor of the model has two letters
-on one mesh axis. A candidate adds the sizes of the mesh's axes, each of which divides whatever it shards, the checkpoint
-policy, and the stages and microbatches of a pipeline.
+on one mesh axis. A candidate adds the sizes of the mesh's axes, each of which divides whatever it shards, the
+checkpoint policy, and the stages and microbatches of a pipeline.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ def candidates(experiment: Experiment, space: Space) -> Iterator[Candidate]:
         where = f"the mesh {space.mesh}" if space.mesh else f"a mesh of {space.devices} devices"
         raise UserError(
             f"--search=layout: no legal layout on {where}: no assignment of logical axes has sizes that its axes "
-            f"divide (batches of {', '.join(map(str, space.batch_sizes))} rows, remat {', '.join(space.remats) or 'none'}, "
+            f"divide (batches of {', '.join(map(str, space.batch_sizes))} rows, remat {', '.join(space.remats)}, "
             f"pipeline {', '.join(space.pipelines)}). Leave out --mesh or some of --set, or change --topology."
         )
 
