@@ -98,6 +98,21 @@ def test_list_and_show_name_every_model_and_field(capsys):
             "sparse_lm.MoE10B32E does not translate; plan its training",
         ),
         (["plan", "Quickstart", "--topology=v3:2x2x1", "--search=speed"], "no such dimension"),
+        (["plan", "m4.Small", "--topology=v3:2x2x1", "--search=layout,groups"], "does not vary groups; leave that out"),
+        (
+            ["plan", "m4.Small", "--topology=v3:2x2x1", "--search=layout", "--top=0", "--json=plan.json"],
+            "--top=0 compiles nothing, so there is no plan for --json",
+        ),
+        (
+            ["plan", "m4.Small", "--topology=v3:2x2x1", "--search=layout", "--set=layout=gshard"],
+            "--search=layout looks for it; leave out --set layout",
+        ),
+        (
+            ["plan", "dense_lm.Small", "--topology=v3:2x2x1", "--search=layout", "--mesh=8", "--set=input.batch_size=9"]
+            + ["--set=model.head_dim=33", "--set=model.model_dim=33", "--set=model.hidden_dim=33"]
+            + ["--set=model.num_heads=3", "--set=model.target_vocabulary=33", "--set=model.pipeline=none"],
+            "--search=layout: no legal layout on the mesh 8",
+        ),
         (
             ["plan", "Quickstart", "--topology=v3:2x2x1", "--search=remat", "--program=decode"],
             "leave out --program=decode",
