@@ -58,8 +58,7 @@ SIZES = (
 
 def spearman(first: Sequence[float], second: Sequence[float]) -> float:
     """Returns the correlation of ranks; equal values have their mean rank."""
-    ranks = [_ranks(np.asarray(values)) for values in (first, second)]
-    return float(np.corrcoef(*ranks)[0, 1])
+    return float(np.corrcoef(_ranks(np.asarray(first)), _ranks(np.asarray(second)))[0, 1])
 
 
 def _ranks(values: np.ndarray) -> np.ndarray:

@@ -137,13 +137,12 @@ class CostModel:
     """Predicts candidates of one experiment on one slice or cluster.
 
     Raises:
-      UserError: a model whose parts are not known, see `model_parts.check`.
+      UserError: a model whose parts are not known, see `model_parts.model_of`.
     """
 
     def __init__(self, experiment: Experiment, target: Slice | Cluster):
-        model_parts.check(experiment)
-        self._experiment = experiment
-        declared = experiment.model.weights()
+        self._experiment, self._model = experiment, model_parts.model_of(experiment)
+        declared = self._model.weights()
         self._weights = tuple(tree.flatten(declared).values())
         self._states = tuple(tree.flatten(experiment.optimizer.state(declared)).values())
         self._precision_passes = 6 if experiment.matmul_precision == "highest" else 1
@@ -207,7 +206,7 @@ class CostModel:
 
     def _schedules(self, candidate: Candidate) -> dict[str, Schedule]:
         """The schedule of each stack."""
-        model = self._experiment.model
+        model = self._model
         return {
             stack: Schedule.of(
                 candidate.pipeline,
@@ -305,7 +304,7 @@ class CostModel:
             return
         axis, table = 0, self._table(candidate.layout, True)
         machine, name = self._machines(candidate.mesh.shape), candidate.mesh.axis_names[0]
-        model, item_bytes = self._experiment.model, ITEM_BYTES[self._experiment.model.activation_dtype]
+        model, item_bytes = self._model, ITEM_BYTES[self._model.activation_dtype]
         for stack, schedule in schedules.items():
             length = self._experiment.input.lengths["source" if stack == "encoder" else "target"]
             shards = math.prod(candidate.mesh.shape[axis] for axis in table["BTM"] if axis >= 0)
@@ -327,7 +326,7 @@ class CostModel:
         }
 
     def _bytes_of(self, layout: Layout, accumulates: bool) -> _Sizes:
-        table, narrow = self._table(layout, False), ITEM_BYTES[self._experiment.model.activation_dtype]
+        table, narrow = self._table(layout, False), ITEM_BYTES[self._model.activation_dtype]
         weights = stacked = gradients = largest = 0.0
         for weight in self._weights:
             size = 4 * weight.size / _shards(layout, table[weight.logical_axes])

@@ -141,7 +141,9 @@ def rank(
     model = CostModel(experiment, target)
     best: list[Found] = []
     fastest, least, count = 0.0, float("inf"), 0
-    for _, group in itertools.groupby(track(layout_space.candidates(experiment, space)), _of_layout):
+    every = layout_space.candidates(experiment, space)
+    every = itertools.chain([next(every)], every)  # an empty space is an error before any progress
+    for _, group in itertools.groupby(track(every), _of_layout):
         bound: Estimate | None = None
         for candidate in group:
             count += 1
@@ -189,12 +191,9 @@ def compile_best(
       top: the number of choices to compile.
       assignments: the user's, for the plans.
     """
-    start = time.monotonic()
-    longest = 0.0
-    chosen = [ranking.own]
-    for choice in ranking.choices():
-        if len(chosen) <= top and not _is_own(choice, ranking.own):
-            chosen.append(choice)
+    others = (choice for choice in ranking.choices() if not _is_own(choice, ranking.own))
+    chosen = [ranking.own, *itertools.islice(others, top)]
+    start, longest = time.monotonic(), 0.0
     for found in chosen:
         started = time.monotonic()
         if started - start + longest > budget_seconds:

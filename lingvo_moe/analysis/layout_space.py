@@ -124,7 +124,7 @@ def candidates(experiment: Experiment, space: Space) -> Iterator[Candidate]:
     Raises:
       UserError: at the end, if there was none; or a model whose parts are not known.
     """
-    model_parts.check(experiment)
+    model_parts.model_of(experiment)
     is_empty = True
     for count in range(1, _MAX_AXES + 1) if space.mesh is None else (len(space.mesh.shape),):
         for has_stages in (False, True):
@@ -164,7 +164,7 @@ def _schedules(
     experiment: Experiment, space: Space, mesh: DeviceMesh, pipeline: str, batch_size: int
 ) -> Iterator[tuple[int, int]]:
     """Yields (stages, microbatches) for a mesh, the first axis of which has the stages of a pipeline."""
-    model = experiment.model
+    model = model_parts.model_of(experiment)
     stages, most = (1, _MAX_ACCUMULATED) if pipeline == "none" else (mesh.shape[0], 0)
     if pipeline != "none":
         repeats = [model.num_layers // len(model.layer_patterns) // len(p) for p in model.layer_patterns.values()]
@@ -278,7 +278,7 @@ def _rule_sets(experiment: Experiment, names: tuple[str, ...], has_stages: bool)
             continue
         for vocabulary in (hidden,) if is_large else one:
             for model in (*one, *fallbacks) if len(free) < _MAX_AXES else (None, *fallbacks):
-                letters = dict(zip(("BG", "E", "N", "H", "V"), (batch, expert, heads, hidden, vocabulary)))
+                letters: dict[str, str | None] = {"BG": batch, "E": expert, "N": heads, "H": hidden, "V": vocabulary}
                 letters |= {"PR": stage} if stage else {}
                 letters |= {"M": model} if isinstance(model, str) else {}
                 rules = _rules(names, letters)

@@ -101,8 +101,8 @@ class Part:
         return tuple(found | dict.fromkeys(saved.axes for saved in self.saved))
 
 
-def check(experiment: Experiment):
-    """Raises UserError for a model whose parts are not known here."""
+def model_of(experiment: Experiment) -> Transformer:
+    """Returns the model; raises UserError for one whose parts are not known here."""
     model = experiment.model
     if not isinstance(model, (LanguageModel, Translation)):
         raise UserError(
@@ -117,6 +117,7 @@ def check(experiment: Experiment):
                     f"--search=layout predicts the layers dense and moe, and cannot predict {choice!r} of "
                     f"model.layer_pattern; use --search=remat,mesh, which compile every candidate."
                 )
+    return model
 
 
 def parts_of(experiment: Experiment, batch_size: int, microbatches: int) -> tuple[Part, ...]:
@@ -128,7 +129,7 @@ class _Parts:
     """The parts of one experiment."""
 
     def __init__(self, experiment: Experiment, batch_size: int, microbatches: int):
-        self._model: Transformer = experiment.model
+        self._model = model_of(experiment)
         self._lengths, self._batch, self._microbatches = experiment.input.lengths, batch_size, microbatches
         self._bytes = ITEM_BYTES[self._model.activation_dtype]
         # The matrix units of a TPU round float32 operands, and so do GPUs (to 4 bytes).
@@ -195,7 +196,7 @@ class _Parts:
         return Part("feed_forward", stack, 1, self._sizes(length, length), steps, work, saved)
 
     def _experts(self, stack: str, length: int, layer: MixtureOfExperts, is_last: bool) -> Iterator[Part]:
-        sizes = self._sizes(length, length, layer)
+        sizes = self._routed_sizes(length, layer)
         tokens, rows = Tensor("tokens", "GSM"), Tensor("rows", "EGCM")
         hidden, outputs = Tensor("hidden", "EGCH"), Tensor("outputs", "EGCM")
         # Products of the router are exact: float32 operands, six passes.
@@ -242,17 +243,19 @@ class _Parts:
     def _reshard(self, tensor: Tensor, before: str) -> Step:
         return Step(None, "output", resharded=tensor, before=before, item_bytes=self._operand_bytes)
 
-    def _sizes(self, length: int, keys: int, layer: MixtureOfExperts | None = None) -> tuple[tuple[str, int], ...]:
+    def _sizes(self, length: int, keys: int) -> tuple[tuple[str, int], ...]:
         """The sizes of letters inside of a stack."""
-        model, batch = self._model, self._batch // self._microbatches
-        sizes = {"B": batch, "T": length, "L": keys, "M": model.model_dim, "H": model.hidden_dim}
-        sizes |= {"N": model.num_heads, "D": model.head_dim}
-        if layer:
-            groups = max(1, model.num_groups // self._microbatches)
-            size = batch * length // groups
-            capacity = layer.make_router().capacity(size, layer.num_experts, layer.capacity_factor)
-            sizes |= {"G": groups, "S": size, "E": layer.num_experts, "C": capacity}
+        model = self._model
+        sizes = {"B": self._batch // self._microbatches, "T": length, "L": keys, "N": model.num_heads}
+        sizes |= {"M": model.model_dim, "H": model.hidden_dim, "D": model.head_dim}
         return tuple(sizes.items())
+
+    def _routed_sizes(self, length: int, layer: MixtureOfExperts) -> tuple[tuple[str, int], ...]:
+        """The same, with those of groups and experts."""
+        groups = max(1, self._model.num_groups // self._microbatches)
+        size = self._batch // self._microbatches * length // groups
+        capacity = layer.make_router().capacity(size, layer.num_experts, layer.capacity_factor)
+        return *self._sizes(length, length), ("G", groups), ("S", size), ("E", layer.num_experts), ("C", capacity)
 
     def _outside(self, length: int, vocabulary: int) -> tuple[tuple[str, int], ...]:
         """The sizes of letters outside of the stacks."""

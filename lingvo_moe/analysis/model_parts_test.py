@@ -77,4 +77,4 @@ def _is_part(axes: str, whole: str) -> bool:
 def test_models_whose_parts_are_not_known_are_refused(name, assignments, pattern):
     """The error has a remedy."""
     with pytest.raises(UserError, match=pattern):
-        model_parts.check(experiment.unchecked(name, assignments))
+        model_parts.model_of(experiment.unchecked(name, assignments))

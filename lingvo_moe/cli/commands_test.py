@@ -108,9 +108,11 @@ def test_list_and_show_name_every_model_and_field(capsys):
             "--search=layout looks for it; leave out --set layout",
         ),
         (
-            ["plan", "dense_lm.Small", "--topology=v3:2x2x1", "--search=layout", "--mesh=8", "--set=input.batch_size=9"]
-            + ["--set=model.head_dim=33", "--set=model.model_dim=33", "--set=model.hidden_dim=33"]
-            + ["--set=model.num_heads=3", "--set=model.target_vocabulary=33", "--set=model.pipeline=none"],
+            [
+                *("plan", "dense_lm.Small", "--topology=v3:2x2x1", "--search=layout", "--mesh=8"),
+                *(f"--set={name}=33" for name in ("model_dim", "hidden_dim", "head_dim", "target_vocabulary")),
+                *("--set=num_heads=3", "--set=batch_size=9", "--set=model.pipeline=none"),
+            ],
             "--search=layout: no legal layout on the mesh 8",
         ),
         (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable
 
 from lingvo_moe.analysis import layout_search, layout_text
@@ -16,8 +15,6 @@ from lingvo_moe.experiment import Experiment
 from lingvo_moe.experiment import get as get_experiment
 from lingvo_moe.sharding.layout import DeviceMesh
 from lingvo_moe.utils import progress
-
-_log = logging.getLogger(__name__)
 
 
 def find(config: PlanConfig, own: Experiment, target: Slice | Cluster) -> Plan | None:
@@ -37,7 +34,6 @@ def find(config: PlanConfig, own: Experiment, target: Slice | Cluster) -> Plan |
     varies_batch = "batch" in config.search
     space = layout_search.space_of(own, len(target.devices), config.assignments, mesh, varies_batch)
     name = config.full_name()
-    _log.info(f"predicting the layouts of {name} on the {len(target.devices)} devices of {target.name} ...")
     ranking = layout_search.rank(own, target, space, _tracked)
     print(layout_text.predictions(ranking), flush=True)
     if not config.top:
