@@ -141,6 +141,8 @@ class CostModel:
     """
 
     def __init__(self, experiment: Experiment, target: Slice | Cluster):
+        if isinstance(target, Cluster):
+            experiment = dataclasses.replace(experiment, platform="gpu")
         self._experiment, self._model = experiment, model_parts.model_of(experiment)
         declared = self._model.weights()
         self._weights = tuple(tree.flatten(declared).values())

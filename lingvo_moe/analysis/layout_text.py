@@ -15,8 +15,8 @@ _LEGEND = "[m] the quick model, or with [c] the plan: cycles of the compiler, li
 def predictions(ranking: Ranking) -> str:
     """Returns the best choices by the quick model, before anything is compiled."""
     lines = [
-        f"{ranking.num_candidates:,} legal layouts, of which {len(ranking.best):,} fit and {ranking.own_rank:,} are "
-        f"faster than the model's own, by the quick model [m]:",
+        f"{ranking.num_candidates:,} legal layouts; {len(ranking.best):,} fit and are not many times slower than the "
+        f"fastest, {ranking.own_rank:,} are faster than the model's own, by the quick model [m]:",
         *(line for number, found in enumerate(_first(ranking), 1) for line in _prediction(str(number), found)),
         *_prediction("own", ranking.own),
     ]
