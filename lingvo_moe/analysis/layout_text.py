@@ -25,7 +25,7 @@ def predictions(ranking: Ranking) -> str:
 
 def compiled(found: Found) -> str:
     """Returns a line for a candidate that has been compiled."""
-    return f"{flags(found)}: {_outcome(found)}, predicted {found.estimate.seconds:.3f} s [m]"
+    return f"{flags(found)}: {_outcome(found)}, predicted {_seconds(found.estimate.seconds).strip()} [m]"
 
 
 def results(compiled: Sequence[Found]) -> str:
@@ -37,7 +37,7 @@ def results(compiled: Sequence[Found]) -> str:
     ]
     for number, found in enumerate(ranked, 1):
         estimate, speed = found.estimate, found.tokens_per_second
-        predicted = f"{estimate.seconds:.3f} s {estimate.bytes / _GIB:5.1f} GiB"
+        predicted = f"{_seconds(estimate.seconds)} {estimate.bytes / _GIB:5.1f} GiB"
         lines.append(f"{number:>3} {predicted:>20} {_short(found):>20} {speed:12,.0f}  {flags(found)}")
         lines.append(f"{'':60}{estimate.reason()}")
     lines += ["", *_advice(ranked), _LEGEND]
@@ -70,7 +70,7 @@ def _first(ranking: Ranking) -> Iterator[Found]:
 def _prediction(label: str, found: Found) -> Iterator[str]:
     estimate = found.estimate
     size = f"{estimate.bytes / _GIB:5.1f} GiB"
-    yield f"{label:>3} {estimate.seconds:8.3f} s {size} {estimate.tokens_per_second:12,.0f} tokens/s  {flags(found)}"
+    yield f"{label:>3} {_seconds(estimate.seconds)} {size} {estimate.tokens_per_second:12,.0f} tokens/s  {flags(found)}"
     yield f"{'':17}{estimate.reason()}"
 
 
@@ -81,7 +81,7 @@ def _outcome(found: Found) -> str:
         return f"refused: {found.refusal}"
     if not made.fits or made.step_seconds is None:
         return f"DOES NOT FIT, {(made.memory.needed or 0) / _GIB:.2f} GiB needed [c]"
-    return f"{made.step_seconds:.3f} s [c, m], {made.memory.total / _GIB:.2f} GiB [c]"
+    return f"{_seconds(made.step_seconds).strip()} [c, m], {made.memory.total / _GIB:.2f} GiB [c]"
 
 
 def _short(found: Found) -> str:
@@ -90,7 +90,11 @@ def _short(found: Found) -> str:
         return "refused"
     if not made.fits or made.step_seconds is None:
         return f"no fit {(made.memory.needed or 0) / _GIB:5.1f} GiB"
-    return f"{made.step_seconds:.3f} s {made.memory.total / _GIB:5.1f} GiB"
+    return f"{_seconds(made.step_seconds)} {made.memory.total / _GIB:5.1f} GiB"
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:8.3f} s" if seconds >= 0.1 else f"{seconds * 1e3:7.2f} ms"
 
 
 def _advice(ranked: Sequence[Found]) -> Iterator[str]:
