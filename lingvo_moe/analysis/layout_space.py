@@ -96,7 +96,8 @@ class Structure:
 
     Attributes:
       rules: for meshes of `len(divisors)` axes.
-      divisors: of each mesh axis, the greatest number that divides all sizes that it shards, the batch's excepted.
+      divisors: of each mesh axis, the greatest number that divides all sizes that it shards, the batch's excepted; 0 if
+        it shards the batch alone.
       batch_axes: the mesh axes of the batch's letters B and G, outside of stages and within them; -1 for none.
     """
 
@@ -219,9 +220,10 @@ def _structures(experiment: Experiment, count: int, has_stages: bool) -> tuple[S
         # Vectors are of no weight: M alone may be on another axis than in matrices.
         key = tuple(mapped[axes] for mapped in (mapping, inside) for axes in tensors if len(axes.lstrip("Rr")) > 1)
         if key not in found:
-            divisors = [_divisor(tensors, mapping, inside, axis) for axis in range(count)]
-            if all(divisors):  # 0: nothing is sharded along the axis
-                found[key] = Structure(rules, tuple(divisors), (mapping["BTM"][0], inside["BTM"][0]))
+            divisors = [_divisor(tensors, (mapping, inside), axis) for axis in range(count)]
+            used = tuple(divisor for divisor in divisors if divisor is not None)
+            if len(used) == count:
+                found[key] = Structure(rules, used, (mapping["BTM"][0], inside["BTM"][0]))
     return tuple(found.values())
 
 
@@ -230,23 +232,19 @@ def _mapping(layout: Layout, tensors: Mapping[str, tuple[int, ...]]) -> dict[str
 
 
 def _divisor(
-    tensors: Mapping[str, tuple[int, ...]],
-    mapping: Mapping[str, tuple[int, ...]],
-    inside: Mapping[str, tuple[int, ...]],
-    axis: int,
-) -> int:
-    """The greatest common divisor of all sizes along a mesh axis; 0 if there are none, those of the batch included."""
-    divisor = 0
-    for axes, sizes in tensors.items():
-        for mapped in (mapping[axes], inside[axes]):
-            if axis in mapped:
-                letter, size = axes[mapped.index(axis)], sizes[mapped.index(axis)]
-                divisor = math.gcd(divisor, 0 if letter in _BATCH else size)
-                divisor = divisor or _UNLIMITED
-    return divisor
+    tensors: Mapping[str, tuple[int, ...]], mappings: Sequence[Mapping[str, tuple[int, ...]]], axis: int
+) -> int | None:
+    """The greatest common divisor of all sizes along a mesh axis except the batch's, which `_divides_batch` checks.
 
-
-_UNLIMITED = math.lcm(*range(1, 65)) * 2**20  # what the batch alone is sharded along: `_divides_batch` checks it
+    0, which every number divides, if the batch alone is sharded along the axis; None if nothing is.
+    """
+    sharded = [
+        (axes[mapping[axes].index(axis)], sizes[mapping[axes].index(axis)])
+        for axes, sizes in tensors.items()
+        for mapping in mappings
+        if axis in mapping[axes]
+    ]
+    return math.gcd(*(size for letter, size in sharded if letter not in _BATCH)) if sharded else None
 
 
 def tensors_of(experiment: Experiment) -> dict[str, tuple[int, ...]]:
@@ -273,7 +271,7 @@ def _rule_sets(experiment: Experiment, names: tuple[str, ...], has_stages: bool)
     experts = one if experiment.model.num_experts else (None,)
     for batch, expert, heads, hidden in itertools.product((*names, None), experts, one, one):
         # With three axes or stages there are many: the batch is sharded, and the vocabulary as the hidden dimension.
-        is_large = len(names) == _MAX_AXES or has_stages
+        is_large = len(names) >= _MAX_AXES or has_stages
         if is_large and batch is None:
             continue
         for vocabulary in (hidden,) if is_large else one:
