@@ -292,3 +292,12 @@ def test_export_writes_a_program_that_loads(tmp_path):
     program = Program.load(str(path))
     assert program.name == "decode" and program.mesh.size == 2
     assert {a.path for a in program.outputs} == {"ids", "scores", "lengths"}
+
+
+def test_plan_predicts_layouts_without_compiling(capsys):
+    """`--top=0` prints the best and the model's own, and their reasons; given settings stay."""
+    arguments = ("--topology=v3:2x2x1", "--mesh=4x2", "--set=model.remat=full", "--set=model.pipeline=none")
+    assert _run("plan", "dense_lm.Small", "--search=layout", "--top=0", *arguments) == 0
+    printed = capsys.readouterr().out
+    assert "legal layouts; " in printed and "self_attention" in printed and "\nown " in printed
+    assert "--set=layout=" in printed and "mesh=" not in printed and "remat=" not in printed
