@@ -8,6 +8,7 @@ import math
 from lingvo_moe.engines.cluster import GPUS, Cluster, Gpu
 
 GIGA = 10**9
+GIB = 2**30
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,6 +20,8 @@ class Generation:
       clock: Hz of a core; None if it is not published.
       peak_flops: bfloat16 operations per second of a device.
       link_bandwidth: bytes per second of one link between chips, in each direction.
+      memory: bytes of a device.
+      memory_bandwidth: bytes per second of a device.
       source: the publication of the figures.
     """
 
@@ -26,6 +29,8 @@ class Generation:
     clock: float | None
     peak_flops: float
     link_bandwidth: float
+    memory: int
+    memory_bandwidth: float
     source: str
 
 
@@ -33,13 +38,13 @@ _2020 = "Jouppi et al. 2020, 'A domain-specific supercomputer for training deep 
 _2023 = "Jouppi et al. 2023, 'TPU v4: an optically reconfigurable supercomputer', ISCA, table 4"
 _CLOUD = "Google Cloud TPU documentation, system architecture; the clock is peak / (2 x multipliers)"
 GENERATIONS = {
-    "v2": Generation(2, 700e6, 22.5e12, 62 * GIGA, _2020),
-    "v3": Generation(2, 940e6, 61.5e12, 82 * GIGA, _2020),
-    "v4": Generation(2, 1050e6, 137.5e12, 50 * GIGA, _2023),
-    "v5e": Generation(1, 1500e6, 197e12, 50 * GIGA, _CLOUD),
-    "v5p": Generation(1, 1750e6, 459e12, 100 * GIGA, _CLOUD),
-    "v6e": Generation(1, 1750e6, 918e12, 112 * GIGA, _CLOUD),
-    "tpu7x": Generation(2, None, 1153e12, 100 * GIGA, _CLOUD),
+    "v2": Generation(2, 700e6, 22.5e12, 62 * GIGA, 8 * GIB, 350 * GIGA, _2020),
+    "v3": Generation(2, 940e6, 61.5e12, 82 * GIGA, 16 * GIB, 450 * GIGA, _2020),
+    "v4": Generation(2, 1050e6, 137.5e12, 50 * GIGA, 16 * GIB, 600 * GIGA, _2023),
+    "v5e": Generation(1, 1500e6, 197e12, 50 * GIGA, 16 * GIB, 819 * GIGA, _CLOUD),
+    "v5p": Generation(1, 1750e6, 459e12, 100 * GIGA, 95 * GIB, 2765 * GIGA, _CLOUD),
+    "v6e": Generation(1, 1750e6, 918e12, 112 * GIGA, 32 * GIB, 1640 * GIGA, _CLOUD),
+    "tpu7x": Generation(2, None, 1153e12, 100 * GIGA, 96 * GIB, 3690 * GIGA, _CLOUD),
 }
 
 

@@ -17,6 +17,7 @@ from lingvo_moe.experiment import Experiment
 from lingvo_moe.layers.checkpoint_policy import REMAT
 from lingvo_moe.sharding.layout import DeviceMesh
 
+LAYOUT = "layout"  # see `layout_search`, which varies remat and mesh in any case
 # The candidates for the size of a batch and the number of groups, as multiples of the model's own.
 _FACTORS = (0.25, 0.5, 2, 4)
 
@@ -46,12 +47,15 @@ class Trial:
 
 
 def check_dimensions(names: Sequence[str]):
-    """Raises UserError for a name that is not in DIMENSIONS."""
+    """Raises UserError for a name that is neither in DIMENSIONS nor LAYOUT, or one that a layout's search lacks."""
+    known = (*DIMENSIONS, LAYOUT)
     for name in names:
-        if name not in DIMENSIONS:
+        if name not in known:
             raise UserError(
-                f"--search={name}: no such dimension.{did_you_mean(name, DIMENSIONS)} Known: {', '.join(DIMENSIONS)}."
+                f"--search={name}: no such dimension.{did_you_mean(name, known)} Known: {', '.join(known)}."
             )
+    if LAYOUT in names and "groups" in names:
+        raise UserError(f"--search={','.join(names)}: a search for layouts does not vary groups; leave that out.")
 
 
 def search(

@@ -11,7 +11,7 @@ import sys
 
 from lingvo_moe.analysis import plan as planning
 from lingvo_moe.analysis import plan_text, search
-from lingvo_moe.cli import images, run_setup, speech
+from lingvo_moe.cli import images, layouts, run_setup, speech
 from lingvo_moe.cli.run_config import EvalConfig, ExportConfig, ModelConfig, PlanConfig, TranslateConfig
 from lingvo_moe.cli.scores import write_scores
 from lingvo_moe.data.corpus import Corpus
@@ -157,18 +157,28 @@ def plan(config: PlanConfig):
     target = _target(config.topology or topology.v3_slice(mesh.size))
     mesh = mesh if config.mesh else _mesh_of(target, mesh)
     target.check(mesh)
+    if search.LAYOUT in config.search:
+        chosen = layouts.find(config, dataclasses.replace(own, mesh=mesh), target)
+        if chosen is None:
+            return
+    else:
+        chosen = _compile(config, target, mesh)
+    if config.json:
+        chosen.save(config.json)
+    print(plan_text.text(chosen, config.tokens, config.price_per_hour), end="")
+
+
+def _compile(config: PlanConfig, target: topology.Slice | cluster.Cluster, mesh: DeviceMesh) -> planning.Plan:
+    """Plans the model as it is, or the fastest of a search for settings."""
+    name = config.full_name()
     experiment = get_experiment(name, config.assignments, mesh)
     _log.info(
         f"compiling {name}, {experiment.model.num_weights():,} weights, for the {len(target.devices)} devices of "
         f"{target.name} ..."
     )
     if config.search:
-        chosen = _search(config, target, mesh)
-    else:
-        chosen = planning.make(name, experiment, target, config.program, list(config.assignments))
-    if config.json:
-        chosen.save(config.json)
-    print(plan_text.text(chosen, config.tokens, config.price_per_hour), end="")
+        return _search(config, target, mesh)
+    return planning.make(name, experiment, target, config.program, list(config.assignments))
 
 
 def _target(name: str) -> topology.Slice | cluster.Cluster:

@@ -98,6 +98,23 @@ def test_list_and_show_name_every_model_and_field(capsys):
             "sparse_lm.MoE10B32E does not translate; plan its training",
         ),
         (["plan", "Quickstart", "--topology=v3:2x2x1", "--search=speed"], "no such dimension"),
+        (["plan", "m4.Small", "--topology=v3:2x2x1", "--search=layout,groups"], "does not vary groups; leave that out"),
+        (
+            ["plan", "m4.Small", "--topology=v3:2x2x1", "--search=layout", "--top=0", "--json=plan.json"],
+            "--top=0 compiles nothing, so there is no plan for --json",
+        ),
+        (
+            ["plan", "m4.Small", "--topology=v3:2x2x1", "--search=layout", "--set=layout=gshard"],
+            "--search=layout looks for it; leave out --set layout",
+        ),
+        (
+            [
+                *("plan", "dense_lm.Small", "--topology=v3:2x2x1", "--search=layout", "--mesh=8"),
+                *(f"--set={name}=33" for name in ("model_dim", "hidden_dim", "head_dim", "target_vocabulary")),
+                *("--set=num_heads=3", "--set=batch_size=9", "--set=model.pipeline=none"),
+            ],
+            "--search=layout: no legal layout on the mesh 8",
+        ),
         (
             ["plan", "Quickstart", "--topology=v3:2x2x1", "--search=remat", "--program=decode"],
             "leave out --program=decode",
@@ -275,3 +292,12 @@ def test_export_writes_a_program_that_loads(tmp_path):
     program = Program.load(str(path))
     assert program.name == "decode" and program.mesh.size == 2
     assert {a.path for a in program.outputs} == {"ids", "scores", "lengths"}
+
+
+def test_plan_predicts_layouts_without_compiling(capsys):
+    """`--top=0` prints the best and the model's own, and their reasons; given settings stay."""
+    arguments = ("--topology=v3:2x2x1", "--mesh=4x2", "--set=model.remat=full", "--set=model.pipeline=none")
+    assert _run("plan", "dense_lm.Small", "--search=layout", "--top=0", *arguments) == 0
+    printed = capsys.readouterr().out
+    assert "legal layouts; " in printed and "self_attention" in printed and "\nown " in printed
+    assert "--set=layout=" in printed and "mesh=" not in printed and "remat=" not in printed

@@ -243,7 +243,15 @@ class PlanConfig(ModelConfig):
     search: tuple[str, ...] = _flag(
         flags.DEFINE_list,
         (),
-        "vary these and find the fastest that fits: any of remat,mesh,groups,batch; about a minute for each trial",
+        "vary these and find the fastest that fits: any of remat,mesh,groups,batch, about a minute for each trial; or "
+        "layout, which predicts all layouts, meshes, pipelines and policies and compiles the best (layout,batch: and "
+        "batches)",
+    )
+    budget: float = _flag(
+        flags.DEFINE_float, 30.0, "of --search=layout: minutes of compiling the best layouts", lower_bound=0.0
+    )
+    top: int = _flag(
+        flags.DEFINE_integer, 4, "of --search=layout: how many layouts to compile; 0 predicts alone", lower_bound=0
     )
 
 

@@ -17,12 +17,14 @@ evaluation reproduce the annotations of GShard Algorithm 2 and of GSPMD table 1 
   2. Where a tensor has several logical axes of one rule, the first of them in the tensor is sharded: GSEC and GECM
      along G, EGCM and EMH along E.
 
-A user's file adds layouts with `register_layout` (docs/extending.md).
+A user's file adds layouts with `register_layout` (docs/extending.md). A layout's rules may also be written where its
+name is expected, as `rules_text` writes them: `BGE:x,HNV:y,M~y/x` is `gspmd`.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Sequence
 
 import numpy as np
@@ -37,6 +39,7 @@ UNREDUCED = "U"
 # GSPMD section 5.2: of three axes the first, l, is for pipeline stages; x and y are those of two axes.
 _MESH_AXES = {1: ("x",), 2: ("x", "y")}
 AUTO = "auto"
+_RULE = re.compile(r"(\w+)([:~])(\w+(?:/\w+)*)")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -150,7 +153,37 @@ def register_layout(name: str, rules: Sequence[AxisRule], num_mesh_axes: int, an
     """
     if not isinstance(num_mesh_axes, int) or num_mesh_axes < 1:
         raise UserError(f"layout {name!r}: num_mesh_axes is {num_mesh_axes!r}; expected a number from 1.")
-    mesh_axes = mesh_axis_names(num_mesh_axes)
+    _check_rules(name, rules, mesh_axis_names(num_mesh_axes))
+    for axes in annotated or ():
+        try:
+            _check_logical_axes(axes)
+        except ValueError as error:
+            raise UserError(f"layout {name!r}, annotated tensor {axes!r}: {error}") from None
+    LAYOUTS.register(name, NamedLayout(tuple(rules), num_mesh_axes, annotated))
+
+
+def rules_text(rules: Sequence[AxisRule]) -> str:
+    """Returns axis rules as a text for `--set layout=TEXT`: `BGE:x`, and `M~y/x` for one that falls back."""
+    return ",".join(f"{rule.logical_axes}{'~' if rule.fallback else ':'}{'/'.join(rule.mesh_axes)}" for rule in rules)
+
+
+def parse_rules(text: str, mesh: DeviceMesh) -> tuple[AxisRule, ...]:
+    """Reads what `rules_text` writes; raises UserError for anything else, and for axes that the mesh does not have."""
+    rules = []
+    for part in text.split(","):
+        matched = _RULE.fullmatch(part.strip())
+        if not matched:
+            raise UserError(
+                f"layout {text!r}: {part!r} is no axis rule; write letters, ':' and a mesh axis, for instance BGE:x, "
+                f"or '~' and mesh axes in order of preference, for instance M~y/x."
+            )
+        rules.append(AxisRule(matched[1], tuple(matched[3].split("/")), fallback=matched[2] == "~"))
+    _check_rules(text, rules, mesh.axis_names)
+    return tuple(rules)
+
+
+def _check_rules(name: str, rules: Sequence[AxisRule], mesh_axes: tuple[str, ...]):
+    """Raises UserError for malformed rules, and for a letter in two of them."""
     owner: dict[str, int] = {}
     for number, rule in enumerate(rules):
         problem = _problem(rule, mesh_axes)
@@ -159,12 +192,6 @@ def register_layout(name: str, rules: Sequence[AxisRule], num_mesh_axes: int, an
                 problem = f"logical axis {axis} is in rule {owner[axis]} already; name it in one rule"
         if problem:
             raise UserError(f"layout {name!r}, rule {number}, {rule}: {problem}.")
-    for axes in annotated or ():
-        try:
-            _check_logical_axes(axes)
-        except ValueError as error:
-            raise UserError(f"layout {name!r}, annotated tensor {axes!r}: {error}") from None
-    LAYOUTS.register(name, NamedLayout(tuple(rules), num_mesh_axes, annotated))
 
 
 def _problem(rule: AxisRule, mesh_axes: tuple[str, ...]) -> str:
@@ -276,7 +303,7 @@ class Layout:
 
     @staticmethod
     def of(mesh: DeviceMesh, name: str = AUTO) -> Layout:
-        """Returns a registered layout on a mesh.
+        """Returns a registered layout, or one written as by `rules_text`, on a mesh.
 
         `auto` is `gshard` on a mesh of one axis, `gspmd` on one of two, and `pipeline_gspmd` on one of three.
 
@@ -288,6 +315,8 @@ class Layout:
                 f"the mesh {mesh} has {len(mesh.shape)} axes, for which no layout is the usual one; register one with "
                 f"`register_layout` and choose it with --set layout=NAME (docs/extending.md)."
             )
+        if ":" in name or "~" in name:
+            return Layout(mesh, parse_rules(name, mesh))
         name = _AUTO_LAYOUTS[len(mesh.shape)] if name == AUTO else name
         layout = LAYOUTS.get(name)
         if layout.num_mesh_axes != len(mesh.shape):

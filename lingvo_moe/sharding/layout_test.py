@@ -16,6 +16,7 @@ from lingvo_moe.sharding.layout import (
     DeviceMesh,
     Layout,
     register_layout,
+    rules_text,
 )
 from lingvo_moe.testing import harness
 
@@ -359,3 +360,28 @@ def test_layout_within_stages_leaves_their_axis_to_them():
     for name, shape in (("pipeline", (8,)), ("pipeline_gshard", (4, 2)), ("gspmd", (4, 2))):
         other = Layout.of(DeviceMesh(shape), name)
         assert other.within_stages() == other
+
+
+@pytest.mark.parametrize("name", ["gshard", "gshard_sharded_update", "gspmd", "pipeline_data", "pipeline_gspmd"])
+def test_a_layout_may_be_written_where_its_name_is_expected(name):
+    """The text of its rules, which `plan --search=layout` prints, is the layout."""
+    mesh = DeviceMesh((2,) * LAYOUTS.get(name).num_mesh_axes)
+    layout = Layout.of(mesh, name)
+    assert Layout.of(mesh, rules_text(layout.rules)) == layout
+    assert rules_text(GSPMD_2D) == "BGE:x,HNV:y,M~y/x"
+
+
+@pytest.mark.parametrize(
+    ("text", "pattern"),
+    [
+        ("BGE:x,HNV", "'HNV' is no axis rule; write letters, ':' and a mesh axis"),
+        ("BGE:x,HNV:z", "mesh axis 'z' is not one of this layout's mesh axes, x, y"),
+        ("BGE:x,HB:y", "logical axis B is in rule 0 already"),
+        ("BGE:x/y", "several mesh_axes need fallback=True"),
+        ("BQE:x", "logical axis 'Q' is not one of"),
+    ],
+)
+def test_malformed_texts_of_layouts_are_refused(text, pattern):
+    """The error names the text and the rule."""
+    with pytest.raises(UserError, match=pattern):
+        Layout.of(DeviceMesh((4, 2)), text)

@@ -1,0 +1,118 @@
+"""The text of a search for layouts: what the quick model predicts [m], what the compiler says [c], and the flags."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from lingvo_moe.analysis.layout_search import Found, Ranking
+from lingvo_moe.sharding.layout import AxisRule
+
+_GIB = 2**30
+_SHOWN = 8
+_LEGEND = "[m] the quick model, or with [c] the plan: cycles of the compiler, links of our model"
+
+
+def predictions(ranking: Ranking) -> str:
+    """Returns the best choices by the quick model, before anything is compiled."""
+    lines = [
+        f"{ranking.num_candidates:,} legal layouts; {len(ranking.best):,} fit and are not many times slower than the "
+        f"fastest, {ranking.own_rank:,} are faster than the model's own, by the quick model [m]:",
+        *(line for number, found in enumerate(_first(ranking), 1) for line in _prediction(str(number), found)),
+        *_prediction("own", ranking.own),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def compiled(found: Found) -> str:
+    """Returns a line for a candidate that has been compiled."""
+    return f"{flags(found)}: {_outcome(found)}, predicted {_seconds(found.estimate.seconds).strip()} [m]"
+
+
+def results(compiled: Sequence[Found]) -> str:
+    """Returns the table of the compiled candidates, the fastest first, and the flags of the first."""
+    ranked = sorted(compiled, key=lambda found: -found.tokens_per_second)
+    lines = [
+        "",
+        f"{'':>3} {'predicted [m]':>20} {'compiled [c, m]':>20} {'tokens/s':>12}  settings, and what takes time",
+    ]
+    for number, found in enumerate(ranked, 1):
+        estimate, speed = found.estimate, found.tokens_per_second
+        predicted = f"{_seconds(estimate.seconds)} {estimate.bytes / _GIB:5.1f} GiB"
+        lines.append(f"{number:>3} {predicted:>20} {_short(found):>20} {speed:12,.0f}  {flags(found)}")
+        lines.append(f"{'':60}{estimate.reason()}")
+    lines += ["", *_advice(ranked), _LEGEND]
+    return "\n".join(lines) + "\n"
+
+
+def flags(found: Found) -> str:
+    """Returns the flags of `plan` or `train` that choose a candidate."""
+    if not found.changes:
+        return "the model's own settings"
+    return " ".join(
+        f"--{change}" if change.startswith("mesh=") else f"--set={change}" for change in sorted(found.changes)
+    )
+
+
+def registration(rules: Sequence[AxisRule], axes: int) -> str:
+    """Returns the lines of a file for `--import` that give a layout a name."""
+    lines = [
+        f"    AxisRule({rule.logical_axes!r}, {rule.mesh_axes!r}{', fallback=True' if rule.fallback else ''}),"
+        for rule in rules
+    ]
+    return "\n".join(['register_layout("found", (', *lines, f"), num_mesh_axes={axes})"])
+
+
+def _first(ranking: Ranking) -> Iterator[Found]:
+    for _, found in zip(range(_SHOWN), ranking.choices()):
+        yield found
+
+
+def _prediction(label: str, found: Found) -> Iterator[str]:
+    estimate = found.estimate
+    size = f"{estimate.bytes / _GIB:5.1f} GiB"
+    yield f"{label:>3} {_seconds(estimate.seconds)} {size} {estimate.tokens_per_second:12,.0f} tokens/s  {flags(found)}"
+    yield f"{'':17}{estimate.reason()}"
+
+
+def _outcome(found: Found) -> str:
+    """What the compiler says, in words."""
+    made = found.plan
+    if made is None:
+        return f"refused: {found.refusal}"
+    if not made.fits or made.step_seconds is None:
+        return f"DOES NOT FIT, {(made.memory.needed or 0) / _GIB:.2f} GiB needed [c]"
+    return f"{_seconds(made.step_seconds).strip()} [c, m], {made.memory.total / _GIB:.2f} GiB [c]"
+
+
+def _short(found: Found) -> str:
+    made = found.plan
+    if made is None:
+        return "refused"
+    if not made.fits or made.step_seconds is None:
+        return f"no fit {(made.memory.needed or 0) / _GIB:5.1f} GiB"
+    return f"{_seconds(made.step_seconds)} {made.memory.total / _GIB:5.1f} GiB"
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:8.3f} s" if seconds >= 0.1 else f"{seconds * 1e3:7.2f} ms"
+
+
+def _advice(ranked: Sequence[Found]) -> Iterator[str]:
+    """How to use the fastest."""
+    best = ranked[0]
+    if not best.tokens_per_second:
+        yield "none of the compiled candidates fits; raise --budget or --top, or take a larger --topology."
+        return
+    if not best.changes:
+        yield "the model's own settings are the fastest of the compiled ones."
+        return
+    own = next((found for found in ranked if not found.changes), None)
+    if own and own.tokens_per_second:
+        gain = best.tokens_per_second / own.tokens_per_second
+        yield f"{gain:.2f} times as fast as the model's own settings. To use it:"
+    else:
+        yield "the model's own settings do not fit or were not compiled. To use the fastest:"
+    yield f"  {flags(best)}"
+    yield "or, in a file for --import, with --set=layout=found:"
+    layout = best.candidate.layout
+    yield from (f"  {line}" for line in registration(layout.rules, len(layout.mesh.shape)).splitlines())

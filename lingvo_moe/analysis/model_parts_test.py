@@ -1,0 +1,80 @@
+"""Protects the description of a step's parts: FLOPs are those of `flops`, tensors those that layers annotate."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import math
+
+import pytest
+
+from lingvo_moe import experiment
+from lingvo_moe.analysis import flops, layout_space, model_parts
+from lingvo_moe.errors import UserError
+from lingvo_moe.sharding.layout import DeviceMesh, Layout
+from lingvo_moe.steps import Steps
+
+for family in ("conformer", "dense_lm", "hybrid_lm", "m4", "sparse_lm", "unet"):
+    importlib.import_module(f"params.{family}")
+
+
+def _forward_flops(config) -> float:
+    """Twice the multiplications of all forward products, without one-hot products and gating."""
+    total = 0.0
+    repeats = config.model.num_layers // config.model.layers_per_repeat
+    for part in model_parts.parts_of(config, config.input.batch_size, 1):
+        sizes = dict(part.sizes)
+        for step in part.steps:
+            if step.product and not step.product.is_lookup and part.name not in ("gating", "dispatch", "combine"):
+                letters = {letter for tensor in step.product.tensors for letter in tensor.axes}
+                copies = max(step.product.left.copies, step.product.right.copies)
+                times = part.count * (repeats if part.stack else 1)
+                total += 2 * times * copies * math.prod(sizes[letter] for letter in letters)
+    return total
+
+
+@pytest.mark.parametrize("name", ["dense_lm.Dense64BMesh8x16", "m4.Dense96L", "hybrid_lm.MoE33B8E", "m4.MoE128E12L"])
+def test_products_have_the_flops_of_a_step(name):
+    """The backward pass has twice as many. `flops` counts the gate weights, too, a thousandth of them or less."""
+    config = experiment.get(name)
+    assert 3 * _forward_flops(config) == pytest.approx(flops.training_step(config.model, config.input), rel=2e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["hybrid_lm.Small", "m4.Small"])
+def test_layers_annotate_no_tensor_that_the_parts_lack(name, monkeypatch):
+    """A layout that is legal for the parts is then legal for the program."""
+    annotated = set()
+
+    def record(self, tensor, logical_axes):
+        annotated.add(logical_axes.lstrip("R"))
+        return tensor
+
+    config = experiment.unchecked(name, ["model.num_layers=4"])
+    config = dataclasses.replace(config, mesh=DeviceMesh((1,)), platform="tpu")
+    # Rows of source tokens are BS in a batch; no rule of the search names S.
+    known = {"BS", *(axes.lstrip("R") for axes in layout_space.tensors_of(config))}
+    monkeypatch.setattr(Layout, "annotate", record)
+    Steps(config.model, config.optimizer, Layout(), "tpu").train(config.batch_specs())
+    # Vectors, masks and random numbers have a subset of the letters of another tensor, in its order.
+    lacking = {axes for axes in annotated if not any(_is_part(axes, whole) for whole in known)}
+    assert not lacking
+
+
+def _is_part(axes: str, whole: str) -> bool:
+    letters = iter(whole)
+    return all(letter in letters for letter in axes.replace("m", "").replace("e", ""))
+
+
+@pytest.mark.parametrize(
+    ("name", "assignments", "pattern"),
+    [
+        ("unet.Small", (), "not a UNet; use --search=remat,mesh"),
+        ("conformer.Small", (), "Transformers of texts, not a"),
+        ("m4.Quickstart", (), "--set model.unroll=false"),
+    ],
+)
+def test_models_whose_parts_are_not_known_are_refused(name, assignments, pattern):
+    """The error has a remedy."""
+    with pytest.raises(UserError, match=pattern):
+        model_parts.model_of(experiment.unchecked(name, assignments))

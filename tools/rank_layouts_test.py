@@ -1,0 +1,49 @@
+"""Protects the comparison of predicted and compiled layouts: rank correlation, the choice of layouts, the report."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from lingvo_moe import experiment
+from tools import rank_layouts
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "expected"),
+    [
+        ((1, 2, 3, 4), (10, 20, 30, 400), 1.0),
+        ((1, 2, 3, 4), (4, 3, 2, 1), -1.0),
+        # 1 - 6 sum d^2 / (n (n^2 - 1)), differences 1, 1, 1, 1: 1 - 24 / 60.
+        ((1, 2, 3, 4), (2, 1, 4, 3), 0.6),
+        ((1, 1, 2), (5, 5, 7), 1.0),
+    ],
+)
+def test_rank_correlation(first, second, expected):
+    """Spearman's: of ranks, equal values have their mean rank."""
+    assert rank_layouts.spearman(first, second) == pytest.approx(expected)
+
+
+def test_the_same_seed_chooses_the_same_layouts():
+    """An interrupted comparison continues with the next layout."""
+    import params.dense_lm  # noqa: F401  (registers the model)
+
+    config = experiment.unchecked("dense_lm.Small")
+    first, again, other = (list(itertools.islice(rank_layouts.choose(config, 8, seed), 20)) for seed in (1, 1, 2))
+    assert first == again != other
+    assert len({candidate.mesh.shape for candidate in first}) > 3
+
+
+def test_report():
+    """Layouts that do not fit count for memory alone."""
+    results = [
+        {"fits": True, "predicted_seconds": 1.0, "seconds": 1.1, "predicted_bytes": 1, "bytes": 2},
+        {"fits": True, "predicted_seconds": 2.0, "seconds": 1.0, "predicted_bytes": 2, "bytes": 3},
+        {"fits": True, "predicted_seconds": 3.0, "seconds": 3.0, "predicted_bytes": 3, "bytes": 4},
+        {"fits": False, "predicted_seconds": 9.0, "predicted_bytes": 9, "bytes": 9},
+        {"fits": False, "predicted_seconds": 9.0, "predicted_bytes": 9, "refusal": "why"},
+    ]
+    text = rank_layouts.report(results)
+    assert "5 random layouts: 3 fit, 1 refused" in text
+    assert "step times: 0.500" in text and "memory: 1.000" in text and "takes 1.10 of the fastest" in text
