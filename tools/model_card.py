@@ -75,7 +75,7 @@ def main(arguments: list[str]):
             raise UserError(f"--{flag} is missing: {FLAGS[flag].help}.")
     output_files.check_path("--output", FLAGS.output)
     name = registry.full_name(FLAGS.model)
-    config = experiment.get(name, FLAGS["set"].value)
+    config = experiment.get(name, FLAGS["set"].value or ())
     if not config.translates:
         raise UserError(f"{name} does not translate; the card is of a translation model.")
     if len(FLAGS.scores) > len(_TITLES):
