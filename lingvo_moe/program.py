@@ -107,7 +107,7 @@ class Program:
                 _arguments(header["outputs"]),
                 tuple(header["donated"]),
                 module,
-                int(header.get("windowed_einsum_mib", COMPILER_DEFAULT)),
+                _integer(header.get("windowed_einsum_mib", COMPILER_DEFAULT)),
             )
         except FileNotFoundError:
             raise UserError(f"{path}: no such program; write it with `python -m lingvo_moe export`.") from None
@@ -188,6 +188,12 @@ def _portable(module: bytes) -> bytes:
     from jax.extend.mlir.dialects import stablehlo
 
     return stablehlo.serialize_portable_artifact_str(module, _STABLEHLO_VERSION)
+
+
+def _integer(value: object) -> int:
+    if type(value) is not int:
+        raise ValueError(f"{value!r} is not an integer")
+    return value
 
 
 def _arguments(rows: list[dict]) -> tuple[Argument, ...]:

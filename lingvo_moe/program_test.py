@@ -200,6 +200,7 @@ def rewrite(bundle: str, **changes):
         {"mesh": 8},
         {"donated": 1},
         {"windowed_einsum_mib": "many"},
+        {"windowed_einsum_mib": 2.7},
         {"format": None},
     ],
 )

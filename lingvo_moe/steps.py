@@ -333,7 +333,7 @@ class Steps:
         """
         model = self.model
         if not isinstance(model, SegmentingModel):
-            raise UserError(f"{type(model).__name__} segments nothing: it is no `steps.SegmentingModel`.")
+            raise UserError(f"{type(model).__name__} cannot segment: it is not a `steps.SegmentingModel`.")
         return self._classify("segment", model.segment, source_specs, "BXYZ")
 
     @program_cache.cached

@@ -148,6 +148,8 @@ def _of_debian_package(package: pathlib.Path) -> Sequence[str]:
     with subprocess.Popen(["dpkg-deb", "--fsys-tarfile", package], stdout=subprocess.PIPE) as archive:
         extract = ["tar", "--extract", "--to-stdout", "--wildcards", "./usr/share/doc/*/copyright"]
         done = subprocess.run(extract, stdin=archive.stdout, capture_output=True, check=False)
+    if archive.returncode:
+        raise UserError(f"{package} cannot be read by dpkg-deb; delete it, and build the corpus again.")
     if not done.stdout:
         return (_NO_FILE,)
     names = collections.Counter(_LICENCE.findall(done.stdout.decode(errors="replace")))
@@ -198,6 +200,7 @@ def _scores(files: list[list[dict]]) -> Iterator[str]:
     """Yields the scores by language, in the order of their training data, and the means."""
     order = {score["language"]: score["train_pairs"] for score in sorted(files[0], key=lambda s: -s["train_pairs"])}
     yield "\n## BLEU and chrF, of the model and of copying the source\n"
+    yield "A mean is over the languages that have sentences to score, among those with most training pairs.\n"
     header = ["language", "training pairs"]
     header += [
         f"{title}: {name}"
@@ -212,7 +215,7 @@ def _scores(files: list[list[dict]]) -> Iterator[str]:
     for count in sorted({min(_HIGH_RESOURCE, len(order)), len(order)}):
         chosen = list(order)[:count]
         cells = (_cells([f[language] for language in chosen if language in f]) for f in by_language)
-        rows.append((f"mean of {count}", "", *itertools.chain.from_iterable(cells)))
+        rows.append((f"mean of the first {count}", "", *itertools.chain.from_iterable(cells)))
     yield from _table(header, rows)
 
 

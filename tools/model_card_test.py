@@ -114,7 +114,7 @@ def test_card_has_scores_by_language_and_their_mean(corpus, logdir, tmp_path):
     assert rows == [
         "| de | 900 | 10 | 20.0 | 2.0 | 30.0 | 8.0 | 10 | 7.0 | 2.0 | 30.0 | 8.0 |",
         "| fi | 50 | 10 | 11.0 | 2.0 | 30.0 | 8.0 |  |  |  |  |  |",
-        "| mean of 2 |  | 20 | 15.5 | 2.0 | 30.0 | 8.0 | 10 | 7.0 | 2.0 | 30.0 | 8.0 |",
+        "| mean of the first 2 |  | 20 | 15.5 | 2.0 | 30.0 | 8.0 | 10 | 7.0 | 2.0 | 30.0 | 8.0 |",
     ]
 
 
@@ -142,3 +142,10 @@ def test_scores_of_a_model_of_another_kind_are_an_error(tmp_path):
     (tmp_path / "scores.json").write_text('{"scores": [{"name": "tube", "dice": 0.5}]}', encoding="utf-8")
     with pytest.raises(UserError, match="scores.json: not a file of `eval --json` of a translation model"):
         model_card._read_scores(f"{tmp_path}/scores.json")
+
+
+def test_a_package_that_cannot_be_read_is_an_error(corpus, tmp_path):
+    """Not a package without a licence."""
+    (tmp_path / "zeta_1_all.deb").write_bytes(b"cut off")
+    with pytest.raises(UserError, match="zeta_1_all.deb cannot be read by dpkg-deb"):
+        model_card.by_licence(model_card.Corpus.open(corpus), tmp_path)

@@ -96,12 +96,22 @@ def main(arguments: list[str]):
             if sum(result["fits"] for result in results) >= _VALUES.count:
                 break
             if number < len(results):
+                require_same(results[number], candidate.changes(config), output)
                 continue
             results.append(_compared(config, candidate, model, target, assignments))
             output.parent.mkdir(parents=True, exist_ok=True)
             output.write_text(json.dumps(results, indent=1) + "\n")
             advance(int(results[-1]["fits"]))
     print(report(results))
+
+
+def require_same(result: dict, changes: tuple[str, ...], output: pathlib.Path):
+    """Raises UserError if a result that is there is not of the layout that these flags draw."""
+    if tuple(result["changes"]) != changes:
+        raise UserError(
+            f"--output={output} has results of other flags (--model, --set, --topology or --seed); pass those, or "
+            f"name another file."
+        )
 
 
 def _compared(

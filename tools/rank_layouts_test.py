@@ -7,6 +7,7 @@ import itertools
 import pytest
 
 from lingvo_moe import experiment
+from lingvo_moe.errors import UserError
 from tools import rank_layouts
 
 
@@ -33,6 +34,13 @@ def test_the_same_seed_chooses_the_same_layouts():
     first, again, other = (list(itertools.islice(rank_layouts.choose(config, 8, seed), 20)) for seed in (1, 1, 2))
     assert first == again != other
     assert len({candidate.mesh.shape for candidate in first}) > 3
+
+
+def test_results_of_other_flags_are_refused(tmp_path):
+    """They would be counted as this comparison's."""
+    rank_layouts.require_same({"changes": ["mesh=8"]}, ("mesh=8",), tmp_path)
+    with pytest.raises(UserError, match="has results of other flags"):
+        rank_layouts.require_same({"changes": ["mesh=8"]}, ("mesh=4x2",), tmp_path)
 
 
 def test_report():

@@ -174,8 +174,8 @@ def parse_rules(text: str, mesh: DeviceMesh) -> tuple[AxisRule, ...]:
         matched = _RULE.fullmatch(part.strip())
         if not matched:
             raise UserError(
-                f"layout {text!r}: {part!r} is no axis rule; write letters, ':' and a mesh axis, for instance BGE:x, "
-                f"or '~' and mesh axes in order of preference, for instance M~y/x."
+                f"layout {text!r}: {part!r} is not an axis rule; write letters, ':' and a mesh axis, for instance "
+                f"BGE:x, or '~' and mesh axes in order of preference, for instance M~y/x."
             )
         rules.append(AxisRule(matched[1], tuple(matched[3].split("/")), fallback=matched[2] == "~"))
     _check_rules(text, rules, mesh.axis_names)

@@ -374,7 +374,7 @@ def test_a_layout_may_be_written_where_its_name_is_expected(name):
 @pytest.mark.parametrize(
     ("text", "pattern"),
     [
-        ("BGE:x,HNV", "'HNV' is no axis rule; write letters, ':' and a mesh axis"),
+        ("BGE:x,HNV", "'HNV' is not an axis rule; write letters, ':' and a mesh axis"),
         ("BGE:x,HNV:z", "mesh axis 'z' is not one of this layout's mesh axes, x, y"),
         ("BGE:x,HB:y", "logical axis B is in rule 0 already"),
         ("BGE:x/y", "several mesh_axes need fallback=True"),

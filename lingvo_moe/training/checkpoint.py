@@ -174,11 +174,10 @@ class Checkpoints:
           UserError: no checkpoint, one of a model with other weights or of weights only, or corrupt ones only.
         """
         items = {"theta": specs["theta"], "rest": {k: v for k, v in specs.items() if k != "theta"}}
-        if shardings is None:
-            arguments = {name: checkpoint_arrays.restore_arguments(item) for name, item in items.items()}
-        else:
+        targets: dict[str, dict | None] = dict.fromkeys(items)
+        if shardings is not None:
             targets = {"theta": shardings["theta"], "rest": {k: v for k, v in shardings.items() if k != "theta"}}
-            arguments = {name: checkpoint_arrays.restore_on_devices(items[name], targets[name]) for name in ARRAYS}
+        arguments = {name: _restore_arguments(items[name], targets[name]) for name in ARRAYS}
         while True:
             step, meta = self._meta(model, specs["theta"], None)
             try:
@@ -201,11 +200,19 @@ class Checkpoints:
         step: int | None = None,
         load: Callable[[dict], None] = lambda theta: None,
     ) -> tuple[int, dict]:
-        """Returns (step, weights) of the newest checkpoint whose weights can be read, or of `step`; see `restore`."""
-        if shardings is None:
-            arguments = {"theta": checkpoint_arrays.restore_arguments(specs)}
-        else:
-            arguments = {"theta": checkpoint_arrays.restore_on_devices(specs, shardings)}
+        """Returns (step, weights) of the newest checkpoint whose weights can be read, or of `step`.
+
+        Args:
+          model: the registered name, for messages.
+          specs: the tree of `Spec`s of the weights.
+          shardings: see `restore`, of the weights.
+          step: of a checkpoint; None for the newest.
+          load: see `restore`, of the weights.
+
+        Raises:
+          UserError: as `restore`, or the checkpoint of `step` is corrupt.
+        """
+        arguments = {"theta": _restore_arguments(specs, shardings)}
         while True:
             candidate, _ = self._meta(model, specs, WEIGHTS, step)
             try:
@@ -367,6 +374,13 @@ class Checkpoints:
         if first is not None:
             raise CorruptCheckpoint(first)
         return value  # type: ignore[return-value]  (None only where `function` returns it)
+
+
+def _restore_arguments(specs: dict, shardings: dict | None) -> orbax.args.CheckpointArgs:
+    """Returns the arguments that restore an item onto devices, or, without shardings, as `StoredArray`s."""
+    if shardings is None:
+        return checkpoint_arrays.restore_arguments(specs)
+    return checkpoint_arrays.restore_on_devices(specs, shardings)
 
 
 def summary(problems: list[str]) -> str:

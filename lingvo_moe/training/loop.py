@@ -69,17 +69,16 @@ def train(
     train_input, held_out = _open_data(experiment)
     _check_processes(name, experiment, train_input, logdir, process_group, initial_weights)
     checkpoints = Checkpoints(logdir, schedule.keep, process_group)
+    initial = None if initial_weights is None else Checkpoints(initial_weights, processes=process_group)
     trained = checkpoints.latest() or 0
-    if trained:
-        checkpoints.require(name, experiment.steps.state_specs()["theta"])
-    elif initial_weights is not None:
-        Checkpoints(initial_weights, processes=process_group).require(name, experiment.steps.state_specs()["theta"])
+    if source := checkpoints if trained else initial:
+        source.require(name, experiment.steps.state_specs()["theta"])
     if trained >= schedule.steps:
         _log.info(f"{name} has already been trained for {trained} steps; --steps={trained + 1000} would continue.")
         process_group.finish()
         return {}
     training = _compile(name, experiment, engine, process_group)
-    first_step, data_state = _restore_or_initialise(name, experiment, training, checkpoints, initial_weights)
+    first_step, data_state = _restore_or_initialise(name, experiment, training, checkpoints, initial)
     process_group.barrier()
     batches = train_input.batches(data_state, experiment.input.shards_of_rows(training.rows))
     preemption = PreemptionGuard(schedule.grace_seconds, not process_group.catches_sigterm)
@@ -166,18 +165,21 @@ def _restore_or_initialise(
     experiment: Experiment,
     training: Training,
     checkpoints: Checkpoints,
-    initial_weights: str | pathlib.Path | None,
+    initial: Checkpoints | None,
 ) -> tuple[int, State | None]:
-    """Loads the newest checkpoint, or creates the initial state; returns the steps made and the state of the input."""
+    """Loads the newest checkpoint, or creates the initial state, with the weights of `initial` if that is given.
+
+    Returns:
+      (the steps made, the state of the input).
+    """
     if checkpoints.latest() is None:
         training.initialise(experiment.training.seed)
-        if initial_weights is not None:
-            source = Checkpoints(initial_weights, processes=checkpoints.processes)
+        if initial is not None:
             specs = experiment.steps.state_specs()["theta"]
             shardings = None if training.shardings is None else training.shardings["theta"]
-            step, _ = source.restore_theta(name, specs, shardings, load=training.load_weights)
-            source.close()
-            _log.info(f"starting with the weights of step {step} ({source.directory})")
+            step, _ = initial.restore_theta(name, specs, shardings, load=training.load_weights)
+            initial.close()
+            _log.info(f"starting with the weights of step {step} ({initial.directory})")
         return 0, None
     saved = checkpoints.restore(name, experiment.steps.state_specs(), training.shardings, training.load)
     _log.info(f"resuming from step {saved.step} ({checkpoints.directory})")
