@@ -19,6 +19,7 @@ import time
 
 from absl import flags
 
+from lingvo_moe import experiment
 from lingvo_moe.cli import app
 from lingvo_moe.data import splitting
 from lingvo_moe.data.corpus import Corpus
@@ -52,9 +53,9 @@ def main(arguments: list[str]):
     corpus, unseen = directory / "corpus", directory / "unseen"
     tokenizers, logdir = directory / "tokenizers", directory / "log"
     languages = [f"--languages={','.join(_VALUES.languages)}"] if _VALUES.languages else []
-    _stage("1/6 corpus", "tools.build_corpus", f"--preset={_VALUES.preset}", *languages, f"--output={corpus}")
+    _stage("1/7 corpus", "tools.build_corpus", f"--preset={_VALUES.preset}", *languages, f"--output={corpus}")
     _stage(
-        "2/6 corpus of other packages, to test with",
+        "2/7 corpus of other packages, to test with",
         "tools.build_corpus",
         f"--preset={_VALUES.unseen}",
         f"--unseen_by={corpus}",
@@ -62,7 +63,7 @@ def main(arguments: list[str]):
         f"--output={unseen}",
     )
     _stage(
-        "3/6 tokenizer",
+        "3/7 tokenizer",
         "tools.train_tokenizer",
         f"--corpus={corpus}",
         f"--output={tokenizers}",
@@ -70,10 +71,11 @@ def main(arguments: list[str]):
         f"--max_sentences={_TOKENIZER_SENTENCES}",
     )
     model = (f"--model={_VALUES.model}", f"--logdir={logdir}", f"--tokenizers={tokenizers}")
-    _stage("4/6 training", "lingvo_moe", "train", *model, f"--corpus={corpus}", *_training_flags())
+    embeddings = _embeddings(directory, corpus, tokenizers)
+    _stage("5/7 training", "lingvo_moe", "train", *model, f"--corpus={corpus}", *embeddings, *_training_flags())
     for title, tested in (("its own packages", corpus), ("packages it has not seen", unseen)):
         _stage(
-            f"5/6 evaluation, on sentences of {title}",
+            f"6/7 evaluation, on sentences of {title}",
             "lingvo_moe",
             "eval",
             *model,
@@ -87,6 +89,23 @@ def main(arguments: list[str]):
         f"Curves: {_python()} -m tensorboard.main --logdir={logdir}\nYour own sentences: "
         f"echo 'El archivo no se pudo abrir.' | {_python()} -m lingvo_moe translate {' '.join(model)}"
     )
+
+
+def _embeddings(directory: pathlib.Path, corpus: pathlib.Path, tokenizers: pathlib.Path) -> list[str]:
+    """Makes the initial embeddings of a model with tied ones; returns the flags that pass them to its training."""
+    configured = experiment.get(_VALUES.model).model
+    if not getattr(configured, "tied_table", ""):
+        return []
+    file = directory / "embeddings.safetensors"
+    _stage(
+        "4/7 initial embeddings",
+        "tools.train_embeddings",
+        f"--corpus={corpus}",
+        f"--tokenizers={tokenizers}",
+        f"--model_dim={configured.model_dim}",
+        f"--output={file}",
+    )
+    return [f"--initial_embeddings={file}"]
 
 
 def _training_flags() -> list[str]:
@@ -113,7 +132,7 @@ def _translate_samples(corpus_directory: pathlib.Path, directory: pathlib.Path, 
     pairs = _samples(Corpus.open(corpus_directory))
     source, output = directory / "samples.txt", directory / "samples.en.txt"
     source.write_text("".join(f"{sentence}\n" for _, sentence, _ in pairs), encoding="utf-8")
-    _stage("6/6 a few of those sentences", "lingvo_moe", "translate", *model, f"--input={source}", f"--output={output}")
+    _stage("7/7 a few of those sentences", "lingvo_moe", "translate", *model, f"--input={source}", f"--output={output}")
     for (language, sentence, reference), line in zip(pairs, output.read_text(encoding="utf-8").split("\n")):
         print(f"\n{language:11}{sentence}\n{'ours':11}{line}\n{'reference':11}{reference}")
 

@@ -48,15 +48,20 @@ def test_stages_are_public_commands_with_matching_paths(flags, tmp_path, monkeyp
         ("tools.build_corpus", "--preset=django"),
         ("tools.build_corpus", "--preset=unseen"),
         ("tools.train_tokenizer", f"--corpus={tmp_path}/corpus"),
+        ("tools.train_embeddings", f"--corpus={tmp_path}/corpus"),
         ("lingvo_moe", "train"),
         ("lingvo_moe", "eval"),
         ("lingvo_moe", "eval"),
         ("lingvo_moe", "translate"),
     ]
     assert {"--languages=de,fr", f"--unseen_by={tmp_path}/corpus"} <= set(stages[1][1])
-    assert {"--steps=7", "--set=training.seed=3", "--set=input.seed=3"} <= set(stages[3][1])
-    assert {f"--logdir={tmp_path}/log", f"--tokenizers={tmp_path}/tokenizers"} <= set(stages[3][1])
-    assert [f"--corpus={tmp_path}/{name}" in stages[i][1] for i, name in ((4, "corpus"), (5, "unseen"))] == [True, True]
+    assert {"--steps=7", "--set=training.seed=3", "--set=input.seed=3"} <= set(stages[4][1])
+    assert stages[3][1][-1] == f"--output={tmp_path}/embeddings.safetensors"
+    assert {f"--initial_embeddings={tmp_path}/embeddings.safetensors", f"--corpus={tmp_path}/corpus"} <= set(
+        stages[4][1]
+    )
+    assert {f"--logdir={tmp_path}/log", f"--tokenizers={tmp_path}/tokenizers"} <= set(stages[4][1])
+    assert [f"--corpus={tmp_path}/{name}" in stages[i][1] for i, name in ((5, "corpus"), (6, "unseen"))] == [True, True]
     shown = capsys.readouterr().out
     (_, source, reference), *_ = samples = quickstart._samples(Corpus.open(tmp_path / "corpus"))
     assert f"de         {source}\nours       our line\nreference  {reference}\n" in shown and "Curves: " in shown
@@ -82,7 +87,7 @@ def test_failed_stage_ends_the_quickstart_with_its_status(code, status, monkeypa
     monkeypatch.setattr(subprocess, "run", lambda command, check: run([sys.executable, "-c", code], check=check))
     before = signal.getsignal(signal.SIGINT)
     with pytest.raises(SystemExit) as ended:
-        quickstart._stage("4/6 training", "lingvo_moe", "train")
+        quickstart._stage("5/7 training", "lingvo_moe", "train")
     assert ended.value.code == status and signal.getsignal(signal.SIGINT) is before
     assert "Run the same command again to resume from here." in capsys.readouterr().err
 
@@ -96,5 +101,5 @@ def test_ctrl_c_leaves_the_stage_time_to_save(monkeypatch):
     run = subprocess.run
     monkeypatch.setattr(subprocess, "run", lambda command, check: run([sys.executable, "-c", code], check=check))
     with pytest.raises(SystemExit) as ended:
-        quickstart._stage("4/6 training", "lingvo_moe", "train")
+        quickstart._stage("5/7 training", "lingvo_moe", "train")
     assert ended.value.code == 130

@@ -144,6 +144,9 @@ class TrainConfig(CorpusConfig):
         "start new training with these weights instead of random ones: a log directory, or a file of `checkpoint "
         "convert --output` (in one process)",
     )
+    initial_embeddings: str | None = _flag(
+        flags.DEFINE_string, None, "start new training with the embeddings of this file of tools.train_embeddings"
+    )
     coordinator: str | None = _flag(
         flags.DEFINE_string, None, "of many processes (docs/processes.md): HOST:PORT where process 0 listens"
     )

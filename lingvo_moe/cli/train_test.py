@@ -11,9 +11,8 @@ import time
 import pytest
 
 from lingvo_moe import experiment
-from lingvo_moe.cli import main
+from lingvo_moe.cli import initial_weights, main
 from lingvo_moe.cli.run_config import TrainConfig
-from lingvo_moe.cli.train import _initial_weights
 from lingvo_moe.errors import UserError
 from lingvo_moe.testing import experiments as tiny
 
@@ -24,7 +23,7 @@ TPU = ["train", "--model=Quickstart", "--logdir=x", "--engine=tpu_strategy"]
 # Prints the status and the imported modules at the end.
 _CODE = """
 import sys
-from lingvo_moe.cli import main
+from lingvo_moe.cli import initial_weights, main
 status = main.main(["lingvo_moe", *sys.argv[1:]])
 {then}
 print(status, *(name for name in ("jax", "orbax", "lingvo_moe.engines.pjrt") if name in sys.modules))
@@ -95,7 +94,9 @@ def test_initial_weights_are_not_looked_for_where_training_resumes(tmp_path):
     """They may have been removed since; a file is not read again."""
     (tmp_path / "log" / "checkpoints" / "4").mkdir(parents=True)
     config = TrainConfig(model="Quickstart", logdir=str(tmp_path / "log"), initial_weights="nowhere.safetensors")
-    with _initial_weights(config, "m4.Quickstart", experiment.get("m4.Quickstart"), processes=1) as weights:
+    with initial_weights.of_checkpoint(
+        config, "m4.Quickstart", experiment.get("m4.Quickstart"), processes=1
+    ) as weights:
         assert weights is None
 
 
@@ -104,7 +105,7 @@ def test_several_processes_read_no_file_of_weights(tmp_path):
     config = TrainConfig(model="Quickstart", logdir=str(tmp_path / "log"), initial_weights="w.safetensors")
     with (
         pytest.raises(UserError, match="2 processes read .*checkpoint convert --input=w.safetensors --model=m4.Quick"),
-        _initial_weights(config, "m4.Quickstart", experiment.get("m4.Quickstart"), processes=2),
+        initial_weights.of_checkpoint(config, "m4.Quickstart", experiment.get("m4.Quickstart"), processes=2),
     ):
         pass
 

@@ -17,14 +17,12 @@ import time
 from collections import Counter
 from typing import Any
 
-import numpy as np
 import sentencepiece
 
 from lingvo_moe.data.corpus import Corpus
-from lingvo_moe.data.mixture import Mixture
+from lingvo_moe.data.corpus_sample import sample_pairs
 from lingvo_moe.data.tokenizer import MANIFEST, SIDES, SPECIAL_IDS, Tokenizers, read_manifest, sha256
 from lingvo_moe.errors import UserError
-from lingvo_moe.utils import progress
 
 _LOG = logging.getLogger(__name__)
 
@@ -122,12 +120,9 @@ def _is_up_to_date(output: pathlib.Path, settings: dict[str, Any], force: bool) 
 
 def _sample(corpus: Corpus, temperature: float, count: int) -> dict[str, Counter[str]]:
     """Returns how often each sentence occurs in the first `count` examples of the training stream, by side."""
-    mixture = Mixture(tuple(corpus.count("train", language) for language in corpus.languages), temperature)
-    pairs, repetitions = np.unique(np.stack(mixture.sample(np.arange(count))), axis=1, return_counts=True)
     sentences: dict[str, Counter[str]] = {side: Counter() for side in SIDES}
-    sampled = list(zip(*pairs.tolist(), repetitions.tolist(), strict=True))
-    for language, index, times in progress.track(sampled, "reading the corpus", unit="pairs"):
-        for side, text in zip(SIDES, corpus.pairs("train", corpus.languages[language])[index], strict=True):
+    for *texts, times in sample_pairs(corpus, temperature, count):
+        for side, text in zip(SIDES, texts, strict=True):
             sentences[side][text] += times
     return sentences
 

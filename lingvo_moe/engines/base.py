@@ -134,6 +134,10 @@ class Training(Protocol):
         """Replaces the weights of the state by restored ones."""
         ...
 
+    def set_weight(self, path: str, value: np.ndarray):
+        """Replaces one weight of the state by the value `[...]`, which all processes pass whole."""
+        ...
+
     def train(self, batches: Sequence[dict]) -> Metrics:
         """Runs one step for each batch.
 

@@ -134,6 +134,15 @@ class Training:
         """Replaces the weights of the state."""
         self.state = {**self.state, "theta": theta}
 
+    def set_weight(self, path: str, value: np.ndarray):
+        """Replaces one weight; each device takes its own shard."""
+        flat = tree.flatten(self.state["theta"])
+        old = flat[path]
+        flat[path] = jax.make_array_from_callback(
+            old.shape, old.sharding, lambda index: value[index].astype(old.dtype, copy=False)
+        )
+        self.load_weights(tree.unflatten(flat))
+
     def train(self, batches: Sequence[dict]) -> dict[str, jax.Array]:
         """Runs one step for each batch, of which it takes this process's `rows`; returns the metrics of the last."""
         metrics: dict[str, jax.Array] = {}

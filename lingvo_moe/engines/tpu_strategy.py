@@ -160,6 +160,10 @@ class Training:
         """Assigns the weights of the state as `load` does; raises UserError for those of another model."""
         _assign(self.state["theta"], theta)
 
+    def set_weight(self, path: str, value: np.ndarray):
+        """Assigns one weight shard by shard."""
+        tree.flatten(self.state["theta"])[path].load(value)
+
     def train(self, batches: Sequence[dict]) -> dict[str, tf.Tensor]:
         """Runs one step for each batch, all in one loop on the device; each number of batches compiles its own loop.
 

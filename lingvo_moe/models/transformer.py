@@ -198,6 +198,11 @@ class Transformer(Layer):
         """The layers by name."""
         raise NotImplementedError
 
+    @property
+    def tied_table(self) -> str:
+        """The path of the one table `[V, M]` of tied embeddings; empty if they are not tied."""
+        return f"{_TIED}/table" if self.tied_embeddings else ""
+
     def _embed(self, name: str, theta: dict, side: dict, context: Context) -> tf.Tensor:
         embedded = self._look_up(name, theta, side["ids"], side["positions"], context)
         context.summarize(name, lambda: magnitude(embedded))

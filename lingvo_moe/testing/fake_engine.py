@@ -69,6 +69,10 @@ class FakeTraining:
         """Replaces the weights of the state."""
         self.state = {**self.state, "theta": tree.map_leaves(lambda leaf: leaf[...], theta)}
 
+    def set_weight(self, path: str, value: np.ndarray):
+        """Replaces one weight of the state."""
+        self.load_weights(tree.unflatten({**tree.flatten(self.state["theta"]), path: value}))
+
     def train(self, batches: Sequence[dict]) -> Metrics:
         """Counts the steps."""
         step = int(self.state["step"]) + len(batches)

@@ -7,12 +7,15 @@ asked to stop. Everything else that happens during training is a callback (`trai
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import itertools
 import logging
 import pathlib
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
 
 from lingvo_moe import overrides
 from lingvo_moe.data.batching import Batch
@@ -38,6 +41,7 @@ def train(
     process_group: ProcessGroup = ProcessGroup(),
     callbacks: Sequence[Callback] = (),
     initial_weights: str | pathlib.Path | None = None,
+    initial_values: Mapping[str, np.ndarray] | None = None,
 ) -> dict[str, float]:
     """Trains to `experiment.training.steps`, from the newest checkpoint in `logdir` if there is one.
 
@@ -55,6 +59,7 @@ def train(
       initial_weights: the log directory of other training, whose newest weights a new training starts with, at step 0
         and with a new optimizer state (fine-tuning); None for random weights. Without effect once `logdir` has a
         checkpoint.
+      initial_values: weights by path, which new training starts with instead of random ones.
 
     Returns:
       The metrics of the last step, with `valid/cross_entropy` if it was computed at the end. Empty if training was
@@ -67,7 +72,7 @@ def train(
     """
     logdir, schedule = pathlib.Path(logdir), experiment.training
     train_input, held_out = _open_data(experiment)
-    _check_processes(name, experiment, train_input, logdir, process_group, initial_weights)
+    _check_processes(name, experiment, train_input, logdir, process_group, initial_weights, initial_values or {})
     checkpoints = Checkpoints(logdir, schedule.keep, process_group)
     initial = None if initial_weights is None else Checkpoints(initial_weights, processes=process_group)
     trained = checkpoints.latest() or 0
@@ -78,7 +83,9 @@ def train(
         process_group.finish()
         return {}
     training = _compile(name, experiment, engine, process_group)
-    first_step, data_state = _restore_or_initialise(name, experiment, training, checkpoints, initial)
+    first_step, data_state = _restore_or_initialise(
+        name, experiment, training, checkpoints, initial, initial_values or {}
+    )
     process_group.barrier()
     batches = train_input.batches(data_state, experiment.input.shards_of_rows(training.rows))
     preemption = PreemptionGuard(schedule.grace_seconds, not process_group.catches_sigterm)
@@ -107,9 +114,11 @@ def _check_processes(
     logdir: pathlib.Path,
     process_group: ProcessGroup,
     initial_weights: str | pathlib.Path | None,
+    initial_values: Mapping[str, np.ndarray],
 ):
     """Raises UserError if processes have other settings or data, or if one of them cannot use the log directory."""
     given = {"data": train_input.stream_id, "--initial_weights": str(initial_weights)}
+    given |= {f"initial {path}": hashlib.sha256(value.tobytes()).hexdigest() for path, value in initial_values.items()}
     process_group.require_same({**given, **_settings(name, experiment)})
     process_group.broadcast(lambda: _require_writable(logdir))
     process_group.require_shared(logdir)
@@ -166,8 +175,9 @@ def _restore_or_initialise(
     training: Training,
     checkpoints: Checkpoints,
     initial: Checkpoints | None,
+    initial_values: Mapping[str, np.ndarray],
 ) -> tuple[int, State | None]:
-    """Loads the newest checkpoint, or creates the initial state, with the weights of `initial` if that is given.
+    """Loads the newest checkpoint, or creates the initial state, with the weights of `initial` and `initial_values`.
 
     Returns:
       (the steps made, the state of the input).
@@ -180,6 +190,8 @@ def _restore_or_initialise(
             step, _ = initial.restore_theta(name, specs, shardings, load=training.load_weights)
             initial.close()
             _log.info(f"starting with the weights of step {step} ({initial.directory})")
+        for path, value in initial_values.items():
+            training.set_weight(path, value)
         return 0, None
     saved = checkpoints.restore(name, experiment.steps.state_specs(), training.shardings, training.load)
     _log.info(f"resuming from step {saved.step} ({checkpoints.directory})")

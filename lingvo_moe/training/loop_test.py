@@ -196,6 +196,22 @@ def test_new_training_starts_with_the_weights_of_another_one(data, tmp_path):
         loop.train("other", other, Engine(2, "cpu"), tmp_path / "other", initial_weights=given)
 
 
+def test_new_training_starts_with_given_values(data, tmp_path):
+    """Of one weight, bit for bit on both devices; the others are random, and a resumed training keeps its own."""
+    experiment, path = tiny.tiny(data, *_schedule(2)), "target_embedding/table"
+    loop.train("tiny", experiment, Engine(2, "cpu"), tmp_path / "random", callbacks=[random := _Start()])
+    values = {path: np.random.default_rng(0).normal(size=random.state[f"theta/{path}"].shape).astype(np.float32)}
+    start, logdir = _Start(), tmp_path / "given"
+    loop.train("tiny", experiment, Engine(2, "cpu"), logdir, callbacks=[start], initial_values=values)
+    changed = {name for name, value in start.state.items() if not np.array_equal(value, random.state[name])}
+    assert changed == {f"theta/{path}"}
+    np.testing.assert_array_equal(start.state[f"theta/{path}"], values[path])
+
+    longer = tiny.tiny(data, *_schedule(3))
+    loop.train("tiny", longer, Engine(2, "cpu"), logdir, callbacks=[start], initial_values=values)
+    assert int(start.state["step"]) == 2 and not np.array_equal(start.state[f"theta/{path}"], values[path])
+
+
 def test_a_vocabulary_too_small_for_the_tokenizer_is_refused(data, tmp_path):
     """Ids beyond the embedding never reach a program."""
     small = overrides.apply(tiny.tiny(data), ["model.target_vocabulary=50"])

@@ -108,6 +108,15 @@ def test_each_engine_starts_with_the_weights_of_a_checkpoint(data, engines, unin
     assert first[0] < first[1]
 
 
+def _assert_one_weight_is_set(training, before: dict[str, np.ndarray]):
+    """A sharded one, from its whole value."""
+    path = max((path for path in before if path.startswith("theta/")), key=lambda path: before[path].size)
+    value = np.arange(before[path].size, dtype=np.float32).reshape(before[path].shape)
+    training.set_weight(path.removeprefix("theta/"), value)
+    for name, array in harness.arrays(training.state).items():
+        np.testing.assert_array_equal(array, value if name == path else before[name], err_msg=name)
+
+
 def test_both_engines_initialise_the_same_bits(data, engines):
     config = _experiment(data, 6)
     states = []
@@ -115,6 +124,7 @@ def test_both_engines_initialise_the_same_bits(data, engines):
         training = engine.training(config.steps, config.batch_specs(), False)
         training.initialise(config.training.seed)
         states.append(harness.arrays(training.state))
+        _assert_one_weight_is_set(training, states[-1])
     assert states[0].keys() == states[1].keys() == tree.flatten(config.steps.state_specs()).keys()
     for path, value in states[0].items():
         np.testing.assert_array_equal(states[1][path], value, err_msg=path)

@@ -1,0 +1,99 @@
+"""Where the weights of a new training come from, if not from random numbers: the flags of `train`."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import pathlib
+from collections.abc import Iterator
+
+import numpy as np
+
+from lingvo_moe import tree
+from lingvo_moe.cli.run_config import TrainConfig
+from lingvo_moe.data import piece_vectors
+from lingvo_moe.data.tokenizer import Tokenizers
+from lingvo_moe.errors import UserError
+from lingvo_moe.experiment import Experiment
+from lingvo_moe.steps import weight_specs
+
+_log = logging.getLogger(__name__)
+
+
+@contextlib.contextmanager
+def of_checkpoint(
+    config: TrainConfig, name: str, experiment: Experiment, processes: int
+) -> Iterator[pathlib.Path | None]:
+    """Yields the log directory with the weights of --initial_weights, a temporary one if that is a file.
+
+    None without the flag, and where training resumes: the weights may be gone by then.
+    """
+    if config.initial_weights is None:
+        yield None
+        return
+    from lingvo_moe.training import checkpoint_tools  # imports JAX, see `train.train`
+
+    if _resumes(config, "--initial_weights"):
+        yield None
+        return
+    given = pathlib.Path(config.initial_weights)
+    if given.suffix != checkpoint_tools.SUFFIX:
+        if not (given / "checkpoints").is_dir():
+            raise UserError(
+                f"--initial_weights={given}: there are no checkpoints; expected a log directory, or a file whose name "
+                f"ends with {checkpoint_tools.SUFFIX}."
+            )
+        yield given
+        return
+    if processes > 1:
+        raise UserError(
+            f"--initial_weights={given}: {processes} processes read weights from a log directory that all machines "
+            f"share, not from a file. Make one with `checkpoint convert --input={given} --model={name} --logdir=DIR` "
+            f"and pass --initial_weights=DIR."
+        )
+    specs = weight_specs(experiment.model.weights())
+    with checkpoint_tools.as_logdir(given, name, specs, "--initial_weights") as logdir:
+        yield logdir
+
+
+def embeddings(config: TrainConfig, name: str, experiment: Experiment) -> dict[str, np.ndarray]:
+    """Returns the embeddings of --initial_embeddings by their path; nothing without the flag or where training resumes.
+
+    Raises:
+      UserError: another flag gives all weights, the model has no tied embeddings, or the file is not of its tokenizer
+        and size.
+    """
+    file = config.initial_embeddings
+    if file is None or _resumes(config, "--initial_embeddings"):
+        return {}
+    if config.initial_weights is not None:
+        raise UserError("--initial_weights has embeddings too; leave --initial_embeddings out.")
+    path = getattr(experiment.model, "tied_table", "")
+    if not path:
+        raise UserError(
+            f"--initial_embeddings={file}: {name} has no tied embeddings, which all sides of the model share "
+            f"(model.tied_embeddings)."
+        )
+    vectors = piece_vectors.read(file, Tokenizers.load(experiment.tokenizers), "--initial_embeddings")
+    rows, dim = _shape(experiment, path)
+    if vectors.shape[1] != dim:
+        raise UserError(
+            f"--initial_embeddings={file} has vectors of {vectors.shape[1]}, the model's model_dim is {dim}. Make it "
+            f"again: `python -m tools.train_embeddings --model_dim={dim}`."
+        )
+    return {path: piece_vectors.extend(vectors, rows)}
+
+
+def _shape(experiment: Experiment, path: str) -> tuple[int, ...]:
+    """Returns the shape of a weight of the model."""
+    return tree.flatten(weight_specs(experiment.model.weights()))[path].shape
+
+
+def _resumes(config: TrainConfig, flag: str) -> bool:
+    """Says whether the log directory has checkpoints, where `flag` has no effect; what it names may be gone by then."""
+    from lingvo_moe.training.checkpoint import Checkpoints  # imports JAX, see `train.train`
+
+    if not Checkpoints(config.log_directory()).steps():
+        return False
+    _log.info(f"{flag} has no effect: --logdir={config.logdir} has checkpoints")
+    return True

@@ -1,0 +1,71 @@
+"""Protects `train --initial_embeddings`: vectors of the model's own tokenizer and size, for new training alone."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from lingvo_moe import experiment, overrides
+from lingvo_moe.cli import initial_weights
+from lingvo_moe.cli.run_config import TrainConfig
+from lingvo_moe.data import piece_vectors, tokenizer_trainer
+from lingvo_moe.data.corpus import Corpus
+from lingvo_moe.data.tokenizer import Tokenizers
+from lingvo_moe.errors import UserError
+from lingvo_moe.testing.corpora import write_corpus
+
+NAME = "m4.Quickstart"
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("data")
+    pairs = [(f"Haus Nummer {i} steht dort.", f"House number {i} stands there.") for i in range(300)]
+    corpus = Corpus.open(write_corpus(directory / "corpus", {"de": {"train": pairs}}))
+    tokenizers, _ = tokenizer_trainer.train(corpus, directory / "shared", {"shared": 400}, 5.0, 300)
+    vectors = np.random.default_rng(0).normal(size=(tokenizers.source.vocabulary_size, 256)).astype(np.float32)
+    piece_vectors.write(str(directory / "vectors.safetensors"), vectors, tokenizers, {})
+    return directory
+
+
+@pytest.fixture
+def config(directory, tmp_path) -> TrainConfig:
+    return TrainConfig(
+        model=NAME, logdir=str(tmp_path / "log"), initial_embeddings=str(directory / "vectors.safetensors")
+    )
+
+
+def _experiment(directory, *changes: str):
+    return overrides.apply(experiment.get(NAME), [f"tokenizers={directory / 'shared'}", *changes])
+
+
+def test_the_tied_table_has_the_vectors_of_the_file(directory, config):
+    """And random rows for the pieces that the tokenizer lacks."""
+    (path, table), *others = initial_weights.embeddings(config, NAME, _experiment(directory)).items()
+    expected = piece_vectors.read(config.initial_embeddings, Tokenizers.load(directory / "shared"), "--flag")
+    assert path == "embedding/table" and table.shape == (6000, 256) and not others
+    np.testing.assert_array_equal(table[: len(expected)], expected)
+
+
+def test_nothing_is_read_without_the_flag_or_where_training_resumes(directory, config, tmp_path):
+    assert initial_weights.embeddings(dataclasses.replace(config, initial_embeddings=None), NAME, None) == {}
+    (tmp_path / "log" / "checkpoints" / "4").mkdir(parents=True)
+    gone = dataclasses.replace(config, initial_embeddings="gone.safetensors")
+    assert initial_weights.embeddings(gone, NAME, _experiment(directory)) == {}
+
+
+@pytest.mark.parametrize(
+    "name, changes, flags, message",
+    [
+        (NAME, ["model.tied_embeddings=false"], {}, "m4.Quickstart has no tied embeddings"),
+        ("unet.Small", None, {}, "unet.Small has no tied embeddings"),
+        (NAME, ["model.model_dim=128", "model.num_heads=2"], {}, "vectors of 256, the model's model_dim is 128"),
+        (NAME, [], {"initial_weights": "log"}, "leave --initial_embeddings out"),
+    ],
+)
+def test_what_does_not_fit_is_refused(name, changes, flags, message, directory, config):
+    given = experiment.get(name) if changes is None else _experiment(directory, *changes)
+    with pytest.raises(UserError, match=message):
+        initial_weights.embeddings(dataclasses.replace(config, **flags), name, given)

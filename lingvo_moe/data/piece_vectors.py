@@ -1,0 +1,187 @@
+"""Initial embeddings from counts of a parallel corpus: pieces that translate each other start with like vectors.
+
+Pretrained, aligned embeddings help translation most where there is little training (Qi et al. 2018). These come from
+the training corpus alone, in a minute:
+
+- An English piece's vector is near those of pieces with the same neighbours: positive pointwise mutual information with
+  the two pieces before and after it, reduced by singular value decomposition (Levy and Goldberg 2014).
+- A source piece's vector is the mean of the English pieces that it translates to, by `lexicon`.
+- A piece of both sides has a mean of both, by its frequency on each. Each piece has a random part of its own, so that
+  no two are equal.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import safetensors
+import scipy.sparse
+from safetensors import numpy as safetensors_numpy
+from scipy.sparse import linalg
+
+from lingvo_moe.data.corpus import Corpus
+from lingvo_moe.data.corpus_sample import sample_pairs
+from lingvo_moe.data.lexicon import SentencePairs, translation_probabilities
+from lingvo_moe.data.tokenizer import SPECIAL_IDS, Tokenizer, Tokenizers, sha256
+from lingvo_moe.errors import UserError
+
+SUFFIX = ".safetensors"
+_KEY, _METADATA, _FORMAT = "vectors", "lingvo_moe.piece_vectors", 1
+_CONTEXT_DIMENSIONS = 128
+_REACH = 2  # neighbours on each side
+# Trials of m4.Quickstart, docs/results.md: a larger share of the context was better up to here.
+_CONTEXT_SHARE = 0.92
+_OWN_PART = 0.3  # the length of a source piece's random part, beside 1 of its translations
+_LEAST_PROBABILITY = 0.03  # of a translation to count
+_NOT_OURS = (safetensors.SafetensorError, KeyError, TypeError, ValueError)  # what `_load` raises for other files
+
+
+def train(corpus: Corpus, tokenizers: Tokenizers, dim: int, temperature: float, max_sentences: int) -> np.ndarray:
+    """Returns a unit vector for each piece, `[V, dim] float32`.
+
+    Args:
+      corpus: its training split is read.
+      tokenizers: one for both sides.
+      dim: the model dimension.
+      temperature: of the sampling of languages.
+      max_sentences: the number of pairs to sample.
+
+    Raises:
+      UserError: the sides have different tokenizers, or the corpus has no training pair.
+    """
+    tokenizer = _shared(tokenizers)
+    sources, targets, _ = zip(*sample_pairs(corpus, temperature, max_sentences), strict=True)
+    pairs = list(zip(tokenizer.encode(sources), tokenizer.encode(targets), strict=True))
+    return piece_vectors(pairs, tokenizer.vocabulary_size, dim)
+
+
+def piece_vectors(pairs: SentencePairs, vocabulary: int, dim: int) -> np.ndarray:
+    """Returns a unit vector for each piece, `[vocabulary, dim] float32`, from ids of source and target."""
+    generator = np.random.default_rng(0)
+    own = _unit(generator.normal(size=(vocabulary, dim)))
+    rotation = np.linalg.qr(generator.normal(size=(dim, dim)))[0]
+    contexts = context_vectors([target for _, target in pairs], vocabulary, min(_CONTEXT_DIMENSIONS, dim // 2))
+    rotated = contexts @ rotation[: contexts.shape[1]]
+    english = _unit(_CONTEXT_SHARE * rotated + np.sqrt(1 - _CONTEXT_SHARE**2) * own)
+
+    table = translation_probabilities(pairs, vocabulary)
+    table[table < _LEAST_PROBABILITY] = 0.0
+    translated = _unit(_unit(table @ english.astype(np.float32)) + _OWN_PART * own)
+
+    counts = [np.bincount(np.concatenate(side), minlength=vocabulary) for side in zip(*pairs, strict=True)]
+    in_english = (counts[1] / np.maximum(counts[0] + counts[1], 1))[:, None]
+    vectors = _unit(in_english * english + (1 - in_english) * translated)
+    special = list(SPECIAL_IDS.values())
+    vectors[special] = own[special]
+    return vectors.astype(np.float32)
+
+
+def context_vectors(sentences: Sequence[np.ndarray], vocabulary: int, dim: int) -> np.ndarray:
+    """Returns unit vectors `[vocabulary, dim]`: pieces with the same neighbours have like ones, unseen pieces zero.
+
+    Args:
+      sentences: ids `[length]`; equal sentences count once.
+      vocabulary: the number of pieces.
+      dim: less than `vocabulary`.
+    """
+    ends = SPECIAL_IDS["bos"], SPECIAL_IDS["eos"]
+    gap = np.full(_REACH, SPECIAL_IDS["pad"], np.int32)
+    different = {sentence.tobytes(): sentence for sentence in sentences}.values()
+    text = np.concatenate([part for ids in different for part in ([ends[0]], ids, [ends[1]], gap)])
+    blocks = []
+    for distance in range(1, _REACH + 1):
+        before, after = text[:-distance], text[distance:]
+        inside = (before != gap[0]) & (after != gap[0])
+        entries = before[inside], after[inside]
+        counts = scipy.sparse.csr_array((np.ones(len(entries[0])), entries), shape=(vocabulary, vocabulary))
+        blocks += [_information(counts), _information(counts.T.tocsr())]
+    features = scipy.sparse.hstack(blocks).tocsr()
+    left, values, _ = linalg.svds(features, k=dim, rng=np.random.default_rng(0))
+    return _unit(left * np.sqrt(values))
+
+
+def write(file: str, vectors: np.ndarray, tokenizers: Tokenizers, settings: dict[str, Any]):
+    """Writes the vectors of a tokenizer's pieces to a safetensors file, completely or not at all.
+
+    Args:
+      file: whose name ends with `SUFFIX`.
+      vectors: `[V, dim] float32`.
+      tokenizers: one for both sides.
+      settings: what the vectors were made from, in terms of JSON; see `is_up_to_date`.
+    """
+    metadata = {"format": _FORMAT, "tokenizer": sha256(_shared(tokenizers).model), "settings": settings}
+    partial = f"{file}.partial"
+    try:
+        safetensors_numpy.save_file({_KEY: vectors}, partial, {_METADATA: json.dumps(metadata, sort_keys=True)})
+        os.replace(partial, file)
+    finally:
+        pathlib.Path(partial).unlink(missing_ok=True)
+
+
+def read(file: str, tokenizers: Tokenizers, flag: str) -> np.ndarray:
+    """Returns the vectors `[V, dim] float32` of a file that `write` made for the same tokenizer.
+
+    Raises:
+      UserError: no such file, another file, or one of another tokenizer; names `flag`.
+    """
+    if not pathlib.Path(file).is_file():
+        raise UserError(f"{flag}={file}: there is no such file; `python -m tools.train_embeddings` makes one.")
+    try:
+        metadata, vectors = _load(file)
+        version, tokenizer = metadata["format"], metadata["tokenizer"]
+    except _NOT_OURS as error:
+        raise UserError(f"{flag}={file} is not a file of tools.train_embeddings ({error}).") from None
+    if version != _FORMAT:
+        raise UserError(f"{flag}={file}: format {version!r}; this program knows {_FORMAT}.")
+    if tokenizer != sha256(_shared(tokenizers).model) or vectors.shape[0] != tokenizers.source.vocabulary_size:
+        raise UserError(f"{flag}={file} was made with another tokenizer; make it again with --tokenizers of the model.")
+    return vectors
+
+
+def is_up_to_date(file: str, tokenizers: Tokenizers, settings: dict[str, Any]) -> bool:
+    """Says whether `file` is complete and has the vectors of these settings."""
+    expected = {"format": _FORMAT, "tokenizer": sha256(_shared(tokenizers).model), "settings": settings}
+    try:
+        return pathlib.Path(file).is_file() and _load(file)[0] == expected
+    except _NOT_OURS:
+        return False
+
+
+def _load(file: str) -> tuple[dict[str, Any], np.ndarray]:
+    with safetensors.safe_open(file, "numpy") as opened:
+        return json.loads((opened.metadata() or {})[_METADATA]), opened.get_tensor(_KEY)
+
+
+def extend(vectors: np.ndarray, rows: int) -> np.ndarray:
+    """Returns `vectors [V, dim]` with random unit vectors after them: `[rows, dim]`, for a model of `rows` pieces."""
+    surplus = np.random.default_rng(1).normal(size=(rows - len(vectors), vectors.shape[1]))
+    return np.concatenate([vectors, _unit(surplus).astype(vectors.dtype)])
+
+
+def _shared(tokenizers: Tokenizers) -> Tokenizer:
+    if tokenizers.source.model != tokenizers.target.model:
+        raise UserError(
+            "Embeddings need one tokenizer for both sides; train it with `python -m tools.train_tokenizer "
+            "--shared_vocabulary=N`."
+        )
+    return tokenizers.source
+
+
+def _information(counts: scipy.sparse.csr_array) -> scipy.sparse.csr_array:
+    """Positive pointwise mutual information of rows and columns; frequent columns are damped (Levy et al. 2015)."""
+    entries = counts.tocoo()
+    rows, columns = counts.sum(axis=1), counts.sum(axis=0) ** 0.75
+    expected = rows[entries.row] * columns[entries.col] / columns.sum()
+    values = np.maximum(np.log(entries.data / expected), 0.0)
+    return scipy.sparse.csr_array((values, (entries.row, entries.col)), shape=counts.shape)
+
+
+def _unit(vectors: np.ndarray) -> np.ndarray:
+    """Divides rows by their length; zero stays zero."""
+    lengths = np.linalg.norm(vectors, axis=-1, keepdims=True)
+    return np.divide(vectors, lengths, out=np.zeros_like(vectors), where=lengths > 1e-6)
