@@ -23,6 +23,7 @@ from lingvo_moe import experiment
 from lingvo_moe.cli import app
 from lingvo_moe.data import splitting
 from lingvo_moe.data.corpus import Corpus
+from lingvo_moe.models.transformer import Transformer
 
 _VALUES = flags.FlagValues()
 flags.DEFINE_string("model", "m4.Quickstart", "the registered model to train", flag_values=_VALUES)
@@ -94,7 +95,7 @@ def main(arguments: list[str]):
 def _embeddings(directory: pathlib.Path, corpus: pathlib.Path, tokenizers: pathlib.Path) -> list[str]:
     """Makes the initial embeddings of a model with tied ones; returns the flags that pass them to its training."""
     configured = experiment.get(_VALUES.model).model
-    if not getattr(configured, "tied_table", ""):
+    if not isinstance(configured, Transformer) or not configured.tied_table:
         return []
     file = directory / "embeddings.safetensors"
     _stage(
