@@ -20,7 +20,7 @@ from matplotlib.figure import Figure
 
 from lingvo_moe.cli import app
 from lingvo_moe.errors import UserError
-from tools.report import charts, claims, clusters, links, published, tables
+from tools.report import charts, claims, clusters, links, published, style, tables
 from tools.report import plans as of_plans
 from tools.report.plans import BOTH_SIDES, GIB, Plans
 from tools.report.tables import change, percent
@@ -42,7 +42,7 @@ def main(arguments: list[str]):
     print(f"{output}: {len(plans)} plans, {len(tables.missing(plans))} of the tables not planned")
     if _VALUES.figures:
         for name, figure in figures(plans).items():
-            _write(pathlib.Path(_VALUES.figures, f"{name}.svg"), charts.svg(figure))
+            _write(pathlib.Path(_VALUES.figures, f"{name}.svg"), style.svg(figure))
 
 
 def _write(path: pathlib.Path, content: bytes):
@@ -104,7 +104,7 @@ def _environment() -> jinja2.Environment:
 
 
 def _data_url(figure: Figure) -> Markup:
-    return Markup("data:image/svg+xml;base64," + base64.b64encode(charts.svg(figure)).decode())
+    return Markup("data:image/svg+xml;base64," + base64.b64encode(style.svg(figure)).decode())
 
 
 def _highlights(plans: Plans) -> list[tuple[str, str]]:

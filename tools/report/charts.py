@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import io
 from collections.abc import Mapping, Sequence
 
 import matplotlib
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
@@ -16,37 +14,38 @@ from lingvo_moe.analysis.plan import Plan
 from tools.report import links, published
 from tools.report import plans as of_plans
 from tools.report.plans import GIB, Plans
+from tools.report.style import (
+    BLUE,
+    DARK,
+    GREEN,
+    GREY,
+    LIGHT,
+    MUTED,
+    ORANGE,
+    PURPLE,
+    SETTINGS,
+    SKY,
+    VERMILLION,
+    VIOLET,
+    WIDTH,
+    YELLOW,
+)
 from tools.report.tables import M4, change, gib, pairs_of_experts, percent, seconds
 
 CORE_GIB = 16  # memory of a TPU v3 core (Jouppi et al. 2020, table 1)
-# After Okabe and Ito, and greys of different lightness: distinct to colour-blind readers.
-_BLUE, _SKY, _GREEN, _YELLOW = "#0072b2", "#56b4e9", "#009e73", "#f0e442"
-_ORANGE, _VERMILLION, _PURPLE, _VIOLET = "#e69f00", "#d55e00", "#cc79a7", "#6a3d9a"
-_GREY, _LIGHT, _DARK, _MUTED = "#a3abb5", "#ccd1d8", "#76808d", "#5a6472"
 _MEMORY = {
-    "replicated weights": _BLUE,
-    "distributed weights": _ORANGE,
-    "optimizer state": _PURPLE,
-    "activations, inputs, buffers": _SKY,
+    "replicated weights": BLUE,
+    "distributed weights": ORANGE,
+    "optimizer state": PURPLE,
+    "activations, inputs, buffers": SKY,
 }
 _AT_PEAK, _ROOFLINE = "roofline: all compute at the peak", "roofline"
 _TIME = {
     _AT_PEAK: "#5f7ea8",
-    **dict(zip(of_plans.PARTS, (_BLUE, _SKY, _GREEN, _VIOLET, _YELLOW, _GREY, _DARK, _LIGHT))),
-    **dict(zip(of_plans.COLLECTIVES, (_VERMILLION, _PURPLE, _ORANGE))),
+    **dict(zip(of_plans.PARTS, (BLUE, SKY, GREEN, VIOLET, YELLOW, GREY, DARK, LIGHT))),
+    **dict(zip(of_plans.COLLECTIVES, (VERMILLION, PURPLE, ORANGE))),
 }
-_PIPELINE = {"compute": _BLUE, "bubbles": _YELLOW, "collectives": _VERMILLION}
-_SETTINGS = {
-    "svg.hashsalt": "lingvo_moe",  # the same figure has the same bytes
-    "svg.fonttype": "none",
-    "font.size": 8.0,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.axisbelow": True,
-    "grid.color": "#dedad0",
-    "legend.frameon": False,
-}
-_WIDTH = 7.2  # inches
+_PIPELINE = {"compute": BLUE, "bubbles": YELLOW, "collectives": VERMILLION}
 _NARROWEST_LABEL = 0.085  # of the axis
 _BEHIND_TEXT = {"facecolor": "white", "edgecolor": "none", "pad": 1.0}  # hides grid lines
 
@@ -142,13 +141,13 @@ def _pipeline_bar(plan: Plan | None, label: str) -> Bar:
 
 def collectives() -> Figure:
     """GShard figure 9: the time of a collective against the number of partitions, on logarithmic axes."""
-    with matplotlib.rc_context(_SETTINGS):
-        figure = Figure(figsize=(_WIDTH, 3.5), layout="constrained")
+    with matplotlib.rc_context(SETTINGS):
+        figure = Figure(figsize=(WIDTH, 3.5), layout="constrained")
         axes = figure.add_subplot()
         for name, kind in links.KINDS.items():
             for size, style in zip(links.SIZES, ("--", "-")):
                 times = [links.milliseconds(kind, count, size) for count in links.PARTITIONS]
-                colour = _VERMILLION if name == "AllToAll" else _BLUE
+                colour = VERMILLION if name == "AllToAll" else BLUE
                 axes.plot(links.PARTITIONS, times, style, color=colour, marker="o", markersize=3)
                 label = f"{name}, {size} MiB"
                 at = (links.PARTITIONS[-1], times[-1])
@@ -182,13 +181,13 @@ def stacked(
     bars = [bar for members in groups.values() for bar in members]
     height = sum(0.62 if bar.thin else 1 for bar in bars) + 0.9 * len(groups)
     longest = max([sum(bar.values.values()) for bar in bars] + [value for value, _ in marks], default=0) or 1
-    with matplotlib.rc_context(_SETTINGS):
-        figure = Figure(figsize=(_WIDTH, 0.95 + 0.27 * height + 0.16 * (len(colours) // 4)), layout="constrained")
+    with matplotlib.rc_context(SETTINGS):
+        figure = Figure(figsize=(WIDTH, 0.95 + 0.27 * height + 0.16 * (len(colours) // 4)), layout="constrained")
         axes = figure.add_subplot()
         axes.set_xlim(0, longest * 1.3)
         _draw_groups(axes, groups, colours)
         for (value, label), style, side in zip(marks, ("-", "--"), ("left", "right")):
-            axes.axvline(value, color=_VERMILLION if side == "right" else "black", linewidth=0.9, linestyle=style)
+            axes.axvline(value, color=VERMILLION if side == "right" else "black", linewidth=0.9, linestyle=style)
             axes.annotate(label, (value, -1.05), ha=side, va="bottom", fontsize=7, annotation_clip=False)
         axes.set_xlabel(axis)
         axes.spines["left"].set_visible(False)
@@ -223,7 +222,7 @@ def _draw_bar(axes: Axes, y: float, bar: Bar, colours: Mapping[str, str]):
             colour = _contrast(colours[name])
             axes.text(left + value / 2, y, f"{value:.2f}", ha="center", va="center", fontsize=6.5, color=colour)
         left += value
-    _write(axes, left, y, bar.end, fontsize=7, color=_MUTED if bar.thin else "black")
+    _write(axes, left, y, bar.end, fontsize=7, color=MUTED if bar.thin else "black")
 
 
 def _write(axes: Axes, x: float, y: float, text: str, **style):
@@ -234,11 +233,3 @@ def _contrast(colour: str) -> str:
     """Returns black or white, whichever is read better on a colour."""
     red, green, blue = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
     return "white" if 0.299 * red + 0.587 * green + 0.114 * blue < 128 else "black"
-
-
-def svg(figure: Figure) -> bytes:
-    """Returns a figure as SVG; the same figure gives the same bytes."""
-    written = io.BytesIO()
-    with matplotlib.rc_context(_SETTINGS):
-        FigureCanvasSVG(figure).print_svg(written, metadata={"Date": None, "Creator": None})
-    return written.getvalue()

@@ -16,7 +16,7 @@ from lingvo_moe.errors import UserError
 from lingvo_moe.testing.plans import GIB, training_plan
 from tools import plan_zoo
 from tools.report import __main__ as report
-from tools.report import charts, links, published, tables
+from tools.report import charts, links, published, style, tables
 from tools.report import plans as of_plans
 
 ROWS = {row.plan: row for row in (*published.rows(), published.TRILLION)}
@@ -168,7 +168,7 @@ def test_plan_that_does_not_fit_shows_the_compilers_answer():
     plans = {"m4.MoE2048E60L.replicated": too_large("m4.MoE2048E60L.replicated"), "m4.MoE128E12L": too_large()}
     rows = rows_of(report.page(plans).decode(), "Multilingual translation")
     assert rows[-2][-2:] == ["keep_hidden", "does not fit: needs 18.20 of 15.48 GiB [c]"]
-    text = charts.svg(charts.memory(plans)).decode()
+    text = style.svg(charts.memory(plans)).decode()
     assert "15.48 available" in text and "and more: does not fit, needs 18.20" in text
 
 
@@ -188,7 +188,7 @@ def test_memory_of_128_and_2048_experts_is_compared(full_page):
     plans = {"m4.MoE128E12L.tokens_per_core": few, "m4.MoE2048E12L": many}
     page = report.page(plans).decode()
     assert rows_of(page, "What GShard's section 5 says")[2][3:] == ["constant", "-0.2 %, within 10 %", "[c, p]"]
-    assert "8.00, -0.2 %" in charts.svg(charts.memory(plans)).decode() and "-0.2 %</dd>" in page
+    assert "8.00, -0.2 %" in style.svg(charts.memory(plans)).decode() and "-0.2 %</dd>" in page
     assert "%</dd>" not in full_page and "(unlike: 8,192 and 512 tokens per core)" in full_page
 
 
@@ -324,5 +324,5 @@ def test_bars_show_their_values():
     figure = charts.stacked({"all": [bar]}, {"a": "#aa0000", "b": "#00bb00"}, "s")
     boxes = [patch.get_extents().transformed(figure.axes[0].transData.inverted()) for patch in figure.axes[0].patches]
     assert [(box.x0, box.width) for box in boxes] == [pytest.approx((0, 1)), pytest.approx((1, 3))]
-    text = charts.svg(figure).decode()
+    text = style.svg(figure).decode()
     assert "#aa0000" in text and "#00bb00" in text and ">four</text>" in text

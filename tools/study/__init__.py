@@ -1,0 +1,1 @@
+"""M4 in miniature: the papers' comparison of translation models, at equal CPU time."""

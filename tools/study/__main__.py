@@ -1,0 +1,141 @@
+"""Trains and compares the translation models of a study, each for the same CPU time: M4 in miniature (docs/study.md).
+
+    python -m tools.study --corpus=DIR [--budget=60] [--plan=tools/study/m4.toml] [--directory=build/study]
+    python -m tools.study --results=docs/study/results.json --output=docs/study --page=docs/study.md
+
+The first form trains, evaluates and draws; what is finished is not repeated, so the same command goes on after it was
+ended at any point. The second draws again from the numbers of a study.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import functools
+import os
+import pathlib
+import sys
+from collections.abc import Iterator
+
+from absl import flags
+
+from lingvo_moe.cli import app
+from lingvo_moe.data import tokenizer_trainer
+from lingvo_moe.data.corpus import Corpus
+from lingvo_moe.errors import UserError
+from tools.benchmarks import document
+from tools.report import style
+from tools.study import charts, corpora, plan, tables, trial
+from tools.study.plan import Study
+from tools.study.results import Results, collect
+from tools.study.trial import CommandFailed, Data, Trial
+
+FLAGS = flags.FlagValues()
+flags.DEFINE_string("plan", "tools/study/m4.toml", "what to train and compare", flag_values=FLAGS)
+flags.DEFINE_string("corpus", None, "the directory of a corpus with the study's languages", flag_values=FLAGS)
+flags.DEFINE_string("directory", "build/study", "directory of all files", flag_values=FLAGS)
+flags.DEFINE_float(
+    "budget", 60.0, "minutes of CPU time of each training, of all threads together", lower_bound=0.0, flag_values=FLAGS
+)
+flags.DEFINE_multi_string("set", [], "field=value: of all models; may be repeated", flag_values=FLAGS)
+flags.DEFINE_string("results", None, "only draw the results.json of a study", flag_values=FLAGS)
+flags.DEFINE_string(
+    "output", None, "directory of figures, tables and numbers; default: `report` in --directory", flag_values=FLAGS
+)
+flags.DEFINE_string("page", None, "also write the tables into this page, between its markers", flag_values=FLAGS)
+
+_TOKENIZER_SENTENCES = 60_000
+_ROUTED_SENTENCES = 20  # of each language, to see which experts take them
+
+
+def main(arguments: list[str]) -> int:
+    """Runs the study and draws it; returns the exit status, 1 if a run failed."""
+    app.no_arguments(arguments[1:])
+    if FLAGS.results:
+        report(Results.load(pathlib.Path(FLAGS.results)))
+        return 0
+    if not FLAGS.corpus:
+        raise UserError("--corpus is missing: the directory of a corpus with the study's languages.")
+    if not FLAGS.budget:
+        raise UserError("--budget=0: expected minutes of CPU time above 0.")
+    study, directory = plan.load(FLAGS.plan), pathlib.Path(FLAGS.directory)
+    trials = [Trial(study, run, directory / "runs" / run.name, FLAGS["set"].value or ()) for run in study.runs]
+    for each in trials:
+        each.experiment()  # reports a mistake before hours of training
+    directory.mkdir(parents=True, exist_ok=True)
+    with _locked(directory) as lock:
+        data, languages = prepare(study, Corpus.open_to_train(FLAGS.corpus), directory)
+        execute, failed = functools.partial(trial.execute, inherited=[lock]), []
+        for number, each in enumerate(trials, start=1):
+            print(f"\n== {number}/{len(trials)} {each.run.name}", flush=True)
+            try:
+                each.complete(data, 60 * FLAGS.budget, execute)
+            except CommandFailed as error:
+                if error.status == app.INTERRUPTED:
+                    return error.status
+                failed.append(f"{each.run.name} ({error})")
+            report(collect(study, trials, FLAGS.budget, languages))
+    if failed:
+        print(f"Failed: {', '.join(failed)}. The same command tries these again.", file=sys.stderr)
+    return 1 if failed else 0
+
+
+def prepare(study: Study, corpus: Corpus, directory: pathlib.Path) -> tuple[Data, list[str]]:
+    """Makes what all runs read, unless it is there.
+
+    Returns:
+      (the data, the language of each line of its sentences).
+    """
+    of_all = corpora.restrict(corpus, study.languages, directory / "corpus")
+    limits = {run.language: {run.language: study.languages[run.language]} for run in study.baselines}
+    single = {
+        language: corpora.restrict(corpus, limit, directory / "corpora" / language).directory
+        for language, limit in limits.items()
+    }
+    sizes = {tokenizer_trainer.SHARED: study.vocabulary}
+    tokenizer_trainer.train(of_all, directory / "tokenizers", sizes, 5.0, _TOKENIZER_SENTENCES)
+    samples = [
+        (language, source)
+        for language in study.languages
+        for source, _ in of_all.sample("test", language, _ROUTED_SENTENCES)
+    ]
+    sentences = directory / "sentences.txt"
+    sentences.write_text("".join(f"{source}\n" for _, source in samples), encoding="utf-8")
+    data = Data(of_all.directory, {"": of_all.directory, **single}, directory / "tokenizers", sentences)
+    return data, [language for language, _ in samples]
+
+
+def report(results: Results):
+    """Writes numbers, tables and figures, of what is finished."""
+    output = pathlib.Path(FLAGS.output or pathlib.Path(FLAGS.directory, "report"))
+    output.mkdir(parents=True, exist_ok=True)
+    results.save(output / "results.json")
+    text = tables.text(results)
+    (output / "tables.md").write_text(f"{text}\n", encoding="utf-8")
+    drawn = charts.figures(results)
+    for name, figure in drawn.items():
+        (output / f"{name}.svg").write_bytes(style.svg(figure))
+    if FLAGS.page:
+        page = pathlib.Path(FLAGS.page)
+        links = [f"![{name}]({os.path.relpath(output / name, page.parent)}.svg)\n" for name in drawn]
+        document.replace(page, "study", "\n".join([text, "", *links]))
+    print(f"{output}: {len(results.runs)} runs, {len(results.missing)} missing", flush=True)
+
+
+@contextlib.contextmanager
+def _locked(directory: pathlib.Path) -> Iterator[int]:
+    """Waits until no other process works in the directory; yields a descriptor that holds it.
+
+    Commands inherit the descriptor: if this process is killed, the next one waits until its last command has ended.
+    """
+    with open(directory / "lock", "w", encoding="utf-8") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print(f"waiting for another process that works in {directory} ...", file=sys.stderr, flush=True)
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield file.fileno()
+
+
+if __name__ == "__main__":
+    app.run(main, FLAGS)

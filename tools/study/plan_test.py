@@ -1,0 +1,81 @@
+"""Protects the file that describes a study: the one of the repository fits its models, and mistakes are named."""
+
+from __future__ import annotations
+
+import pathlib
+
+import pytest
+
+from lingvo_moe.errors import UserError
+from tools.study import plan
+from tools.study.trial import Trial
+
+_M4 = pathlib.Path(__file__).with_name("m4.toml")
+_SMALL = """
+model = "m4.Pocket"
+vocabulary = 8000
+[languages]
+de = 0
+fr = 100
+[[baselines]]
+language = "fr"
+set = ["model.residual_dropout=0.1"]
+[[models]]
+name = "16 experts"
+seeds = [0, 3]
+"""
+
+
+def _load(directory: pathlib.Path, text: str) -> plan.Study:
+    (directory / "study.toml").write_text(text, encoding="utf-8")
+    return plan.load(directory / "study.toml")
+
+
+def test_models_of_the_repository_s_study_are_those_of_the_paper():
+    """Each is a valid experiment; expert counts, depth, baselines and seeds are what docs/study.md promises."""
+    study = plan.load(_M4)
+    models = {run.name: Trial(study, run, pathlib.Path("x")).experiment().model for run in study.runs}
+    assert [models[name].num_experts for name in ("dense", "4_experts", "16_experts", "64_experts")] == [0, 4, 16, 64]
+    deep, usual = models["16_experts_twice_the_depth"], models["16_experts"]
+    assert (deep.num_layers, deep.num_experts) == (2 * usual.num_layers, usual.num_experts)
+    assert {"16_experts_seed1", "16_experts_seed2", "dense_seed1", "dense_seed2"} <= set(models)
+    # 0.01 E^2: a weight of 1 in perfect balance, whatever the number of experts.
+    assert all(m.aux_loss_weight == pytest.approx(0.01 * m.num_experts**2) for m in models.values() if m.num_experts)
+    limits = [study.languages[run.language] for run in study.baselines]
+    assert sorted(limits) == [0, 0, 2000, 2000, 20_000, 20_000]
+    assert all(models[run.name].num_experts == 0 for run in study.baselines)
+
+
+def test_runs_come_with_one_of_each_model_first(tmp_path):
+    """So that a study that ends early has the whole picture, without its second seeds."""
+    study = _load(tmp_path, _SMALL)
+    assert [run.name for run in study.runs] == ["bilingual_fr", "16_experts", "16_experts_seed3"]
+    assert study.runs[0].assignments == ("model.num_experts=0", "model.residual_dropout=0.1")
+    assert dict(study.languages) == {"de": 0, "fr": 100} and study.max_pairs == 100 and study.losses == ()
+
+
+def test_losses_fall(tmp_path):
+    assert _load(tmp_path, f"losses = [3, 4.5]\n{_SMALL}").losses == (4.5, 3)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("vocabulary = 8000", "", "`vocabulary` is missing"),
+        ("vocabulary = 8000", "vocabulary = '8000'", "vocabulary is '8000'; expected a whole number"),
+        ("vocabulary = 8000", "vocabulary = true", "vocabulary is True; expected a whole number"),
+        ("vocabulary = 8000", "vocabulary = 8000\nmax_pair = 3", "`max_pair` is unknown. Did you mean max_pairs"),
+        ("fr = 100", "fr = 'all'", "languages: fr is 'all'; expected a whole number"),
+        ('language = "fr"', 'language = "it"', "baselines: it is not among the study's languages"),
+        ("seeds = [0, 3]", "seeds = [3, 3]", "two runs are named 16_experts_seed3"),
+        ("seeds = [0, 3]", "seed = [0, 3]", "models: `seed` is unknown. Did you mean seeds"),
+        ('name = "16 experts"', 'name = "--"', "a model's name is empty"),
+        ('[[models]]\nname = "16 experts"\nseeds = [0, 3]', "models = []", "expected one language and one of `models`"),
+        ("[languages]", "[languages", "not TOML"),
+    ],
+)
+def test_mistakes_are_named(old, new, message, tmp_path):
+    assert old in _SMALL
+    text = _SMALL.replace(old, new) if "models = []" not in new else f"{new}\n{_SMALL.replace(old, '')}"
+    with pytest.raises(UserError, match=message.replace("[", r"\[")):
+        _load(tmp_path, text)

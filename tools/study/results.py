@@ -1,0 +1,251 @@
+"""The numbers of a study: what its runs left, as JSON, and what follows from it."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import json
+import math
+import pathlib
+from collections.abc import Iterable, Mapping, Sequence
+
+from lingvo_moe.errors import UserError
+from lingvo_moe.inference.evaluation import LanguageScore, mean
+from tools.study import ticks
+from tools.study.plan import Study
+from tools.study.trial import Trial
+
+_VERSION = 1
+_MOST_POINTS = 100  # of a curve
+_LOSS = "valid/cross_entropy"
+
+
+@dataclasses.dataclass(frozen=True)
+class Routing:
+    """Which experts take the tokens of one layer, outside of training.
+
+    Attributes:
+      shares: by language, the share of its choices that go to each expert.
+      information: mutual information of language and expert, in bits, where all languages are equally frequent: 0 where
+        experts do not differ in their languages.
+    """
+
+    shares: dict[str, list[float]]
+    information: float
+
+    @property
+    def load(self) -> list[float]:
+        """The share of each expert, all languages taken together, times the number of experts: 1 is perfect balance."""
+        columns = list(zip(*self.shares.values()))
+        return [mean(column) * len(columns) for column in columns]
+
+
+@dataclasses.dataclass(frozen=True)
+class RunResult:
+    """What one run has shown.
+
+    Attributes:
+      model, language, seed: see `plan.Run`.
+      assignments: `field=value`s that make the model.
+      weights, experts: of the model.
+      steps, cpu_seconds, tokens: of the training; tokens of the targets.
+      curve: (step, tokens, CPU seconds, held-out cross-entropy, source gain) after each evaluation.
+      overflow: (step, share of dropped tokens), of training; empty without experts.
+      scores: of the test sentences, by language.
+      cross_entropy, source_gain: of the test sentences of all its languages, in nats per target token.
+      routing: by layer; empty without experts.
+    """
+
+    model: str
+    language: str
+    seed: int
+    assignments: list[str]
+    weights: int
+    experts: int
+    steps: int
+    cpu_seconds: float
+    tokens: int
+    curve: list[tuple[int, int, float, float, float]]
+    overflow: list[tuple[int, float]]
+    scores: list[LanguageScore]
+    cross_entropy: float
+    source_gain: float
+    routing: dict[str, Routing]
+
+    def bleu(self, language: str) -> float | None:
+        """BLEU of a language; None where it was not scored."""
+        return next((score.bleu for score in self.scores if score.language == language), None)
+
+    def reached(self, loss: float) -> tuple[float, float] | None:
+        """Returns the tokens and the CPU seconds after which the held-out loss was first as low; None if never.
+
+        Between two evaluations, the loss is taken to fall on a straight line.
+        """
+        before = None
+        for _, *now, value, _ in self.curve:
+            if value <= loss:
+                if before is None:
+                    return now[0], now[1]
+                share = (before[1] - loss) / (before[1] - value)
+                tokens, seconds = (old + share * (new - old) for old, new in zip(before[0], now))
+                return tokens, seconds
+            before = (now, value)
+        return None
+
+
+@dataclasses.dataclass(frozen=True)
+class Results:
+    """A study's results.
+
+    Attributes:
+      minutes: of CPU time of each training.
+      losses: see `plan.Study`.
+      runs: those that are finished, in the study's order.
+      missing: the models and seeds that are not.
+    """
+
+    minutes: float
+    losses: list[float]
+    runs: list[RunResult]
+    missing: list[str]
+
+    @property
+    def models(self) -> dict[str, list[RunResult]]:
+        """The multilingual runs, by model."""
+        found = collections.defaultdict(list)
+        for run in self.runs:
+            if not run.language:
+                found[run.model].append(run)
+        return dict(found)
+
+    @property
+    def languages(self) -> dict[str, int]:
+        """The training pairs of each language, from high to low resource."""
+        scores = {score.language: score.train_pairs for run in self.runs for score in run.scores}
+        return dict(sorted(scores.items(), key=lambda item: (-item[1], item[0])))
+
+    @property
+    def baselines(self) -> dict[str, float]:
+        """BLEU of the bilingual models, by language."""
+        found = {run.language: run.bleu(run.language) for run in self.runs if run.language}
+        return {language: bleu for language, bleu in found.items() if bleu is not None}
+
+    def bleu(self, model: str) -> dict[str, list[float]]:
+        """BLEU of a multilingual model, by language: one number for each seed."""
+        values = {language: [run.bleu(language) for run in self.models.get(model, [])] for language in self.languages}
+        scored = {language: [b for b in found if b is not None] for language, found in values.items()}
+        return {language: found for language, found in scored.items() if found}
+
+    def save(self, path: pathlib.Path):
+        """Writes the results as JSON."""
+        text = json.dumps({"version": _VERSION, **dataclasses.asdict(self)}, indent=None, ensure_ascii=False)
+        path.write_text(text.replace('{"model"', '\n{"model"') + "\n", encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: pathlib.Path) -> Results:
+        """Reads results that `save` wrote. Raises UserError for a file of another kind."""
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+            if content.pop("version") != _VERSION:
+                raise ValueError("another version")
+            return cls(**{**content, "runs": [_run(**run) for run in content["runs"]]})
+        except OSError as error:
+            raise UserError(f"{path}: {error.strerror}; expected the results.json of a study.") from None
+        except (ValueError, TypeError, KeyError) as error:
+            raise UserError(f"{path}: not the results.json of a study ({error}).") from None
+
+
+def _run(curve: list, overflow: list, scores: list[dict], routing: dict[str, dict], **fields) -> RunResult:
+    return RunResult(
+        curve=list(map(tuple, curve)),
+        overflow=list(map(tuple, overflow)),
+        scores=[LanguageScore(**score) for score in scores],
+        routing={layer: Routing(**found) for layer, found in routing.items()},
+        **fields,
+    )
+
+
+def trend(values: Sequence[float], window: int = 10) -> list[float]:
+    """Returns the moving average of GShard's figure 6: at each place, over `window` values around it.
+
+    Near both ends, the mean is over those of the window that exist.
+    """
+    return [mean(values[max(0, i - window // 2) : i - window // 2 + window]) for i in range(len(values))]
+
+
+def collect(study: Study, trials: Sequence[Trial], minutes: float, languages: Sequence[str]) -> Results:
+    """Reads what finished runs have left.
+
+    Args:
+      study: the study.
+      trials: its runs.
+      minutes: of CPU time of each.
+      languages: of the lines that were routed.
+    """
+    finished = [trial for trial in trials if trial.is_finished]
+    missing = [trial.run.name for trial in trials if not trial.is_finished]
+    return Results(minutes, list(study.losses), [_collect(trial, languages) for trial in finished], missing)
+
+
+def _collect(trial: Trial, languages: Sequence[str]) -> RunResult:
+    made = ticks.read(trial.logdir)
+    found = json.loads(trial.scores.read_text(encoding="utf-8"))
+    loss, model = found["loss"], trial.experiment().model
+    lines = trial.experts.read_text(encoding="utf-8").splitlines() if model.num_experts else []
+    return RunResult(
+        model=trial.run.model,
+        language=trial.run.language,
+        seed=trial.run.seed,
+        assignments=list(trial.assignments),
+        weights=model.num_weights(),
+        experts=model.num_experts,
+        steps=made[-1].step,
+        cpu_seconds=round(made[-1].seconds, 1),
+        tokens=made[-1].tokens,
+        curve=[(t.step, t.tokens, round(t.seconds, 1), *_held_out(t.scalars)) for t in made if _LOSS in t.scalars],
+        overflow=_thinned([(tick.step, tick.scalars["overflow"]) for tick in made if "overflow" in tick.scalars]),
+        scores=[LanguageScore(**score) for score in found["scores"]],
+        cross_entropy=round(loss["cross_entropy"], 4),
+        source_gain=round((loss["shuffled_cross_entropy"] or math.nan) - loss["cross_entropy"], 4),
+        routing=routing(lines, languages, model.num_experts),
+    )
+
+
+def _held_out(scalars: Mapping[str, float]) -> tuple[float, float]:
+    return scalars[_LOSS], scalars.get("valid/source_gain", math.nan)
+
+
+def routing(lines: Iterable[str], languages: Sequence[str], experts: int) -> dict[str, Routing]:
+    """Counts the choices in a file of `translate --explain`, by layer.
+
+    Args:
+      lines: of the file.
+      languages: of each line that was translated.
+      experts: how many each layer has.
+    """
+    counts: dict[str, dict[str, collections.Counter[int]]] = collections.defaultdict(
+        lambda: collections.defaultdict(collections.Counter)
+    )
+    for line in lines:
+        explanation = json.loads(line)
+        language = languages[int(explanation["line"]) - 1]
+        for layer in (name for name in explanation if "/" in name):
+            counts[layer][language].update(expert for token in explanation[layer] for expert, _ in token)
+    return {layer: _routing(found, experts) for layer, found in counts.items()}
+
+
+def _routing(counts: Mapping[str, collections.Counter[int]], experts: int) -> Routing:
+    shares = {
+        language: [found[expert] / found.total() for expert in range(experts)] for language, found in counts.items()
+    }
+    of_all = [mean(column) for column in zip(*shares.values())]
+    information = mean([sum(p * math.log2(p / q) for p, q in zip(found, of_all) if p > 0) for found in shares.values()])
+    rounded = {language: [round(share, 4) for share in found] for language, found in shares.items()}
+    return Routing(rounded, round(information, 4))
+
+
+def _thinned(points: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
+    """Returns the means of at most `_MOST_POINTS` equal parts of a curve, each at its last step."""
+    size = -(-len(points) // _MOST_POINTS) or 1
+    parts = (points[start : start + size] for start in range(0, len(points), size))
+    return [(part[-1][0], round(mean([value for _, value in part]), 5)) for part in parts]

@@ -1,0 +1,172 @@
+"""The whole tool on tiny models: killed in the middle of a training, it goes on, and repeats nothing."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from lingvo_moe.cli import app
+from lingvo_moe.testing import experiments as tiny
+from lingvo_moe.training.checkpoint import Checkpoints
+from tools.study import __main__ as study
+from tools.study import ticks, trial
+from tools.study.results import Results
+
+_PLAN = """
+model = "m4.Quickstart"
+vocabulary = 512
+max_pairs = 3
+losses = [100.0, 0.001]
+set = [{settings}]
+[languages]
+de = 0
+fr = 40
+[[models]]
+name = "4 experts"
+set = ["model.num_experts=4", "training.checkpoint_every=5", "training.evaluate_every=5"]
+"""
+_REPOSITORY = pathlib.Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def corpus(data) -> pathlib.Path:
+    return data.corpus
+
+
+@pytest.fixture
+def flags():
+    saved = study.FLAGS.flag_values_dict()
+    yield study.FLAGS
+    for name, value in saved.items():
+        study.FLAGS[name].value = value
+
+
+def _plan(directory: pathlib.Path) -> pathlib.Path:
+    settings = [flag.removeprefix("--set=") for flag in tiny.settings() if flag.startswith("--set=")]
+    plan = directory / "study.toml"
+    plan.write_text(_PLAN.format(settings=", ".join(f'"{setting}"' for setting in settings)), encoding="utf-8")
+    return plan
+
+
+@pytest.mark.slow
+def test_a_study_that_is_killed_goes_on_and_is_finished_once(corpus, tmp_path):
+    """SIGKILL of the tool and of the training in its first half costs what came after the checkpoint, and no more."""
+    command = [sys.executable, "-m", "tools.study", f"--corpus={corpus}", f"--plan={_plan(tmp_path)}"]
+    command += [f"--directory={tmp_path}/study", "--budget=0.2"]
+    log, logdir = tmp_path / "output.log", tmp_path / "study" / "runs" / "4_experts" / "log"
+    environment = {**os.environ, "PYTHONPATH": str(_REPOSITORY)}
+
+    def start(wait: bool) -> subprocess.Popen:
+        with open(log, "w", encoding="utf-8") as opened:
+            process = subprocess.Popen(command, stdout=opened, stderr=opened, env=environment, start_new_session=True)
+        if wait:
+            assert process.wait() == 0, log.read_text(encoding="utf-8")
+        return process
+
+    first = start(wait=False)
+    while not Checkpoints(logdir).steps() and first.poll() is None:
+        time.sleep(0.05)
+    os.killpg(first.pid, signal.SIGKILL)
+    first.wait()
+    killed, saved = ticks.read(logdir), Checkpoints(logdir).steps()[-1]
+    assert killed[-1].seconds < 6 and killed[-1].step - saved <= 2 * 5  # a checkpoint is written while steps go on
+    start(wait=True)
+    output = log.read_text(encoding="utf-8")
+    assert f"resuming from step {saved} " in output
+    assert re.findall(r"-m lingvo_moe (\w+)", output) == ["train", "train", "eval", "translate"]
+    made = ticks.read(logdir)
+    assert made[:saved] == killed[:saved]
+    assert [tick.step for tick in made] == list(range(1, made[-1].step + 1))  # each step once
+    assert made[-1].seconds > 6  # half of the time, and the other half as far as steps take equal times
+    (run,) = Results.load(tmp_path / "study" / "report" / "results.json").runs
+    assert run.steps == made[-1].step and run.tokens == made[-1].tokens and run.experts == 4
+    assert [score.language for score in run.scores] == ["de", "fr"] and run.scores[1].train_pairs == 40
+    assert run.reached(100.0) and not run.reached(0.001)
+    assert set(run.routing) == {"encoder/2", "decoder/2"} and set(run.routing["encoder/2"].shares) == {"de", "fr"}
+    assert {path.name for path in (tmp_path / "study" / "report").iterdir()} == {
+        *("results.json", "tables.md"),
+        *(f"{name}.svg" for name in ("gain", "efficiency", "experts", "languages_4_experts")),
+    }
+    start(wait=True)
+    assert "-m lingvo_moe" not in log.read_text(encoding="utf-8")
+
+
+def test_numbers_are_drawn_again_into_a_page(tmp_path, flags):
+    """Without any training; prose outside of the markers stays."""
+    Results(60.0, [3.0], [], ["dense"]).save(tmp_path / "results.json")
+    page = tmp_path / "study.md"
+    page.write_text("before\n<!-- study: begin -->\nold\n<!-- study: end -->\nafter\n", encoding="utf-8")
+    arguments = [f"--results={tmp_path}/results.json", f"--output={tmp_path}/out", f"--page={page}"]
+    assert app.execute(study.main, ["study", *arguments], flags) == 0
+    text = page.read_text(encoding="utf-8")
+    assert text.startswith("before\n") and text.endswith("after\n") and "old" not in text
+    assert "**Not measured: dense.**" in text and (tmp_path / "out" / "tables.md").read_text(encoding="utf-8") in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "--corpus is missing"),
+        (["--corpus=x", "--budget=0"], "--budget=0: expected minutes"),
+        (["--corpus=x", "--plan=missing.toml"], "missing.toml: no such file"),
+        (["--corpus=x", "--set=model.num_expert=3"], "no such field"),
+        (["--results=missing.json"], "missing.json: No such file"),
+        (["--corpus=missing"], "the corpus missing does not exist"),
+        (["--corpus=x", "more"], "unexpected argument 'more'"),
+    ],
+)
+def test_mistakes_are_errors(arguments, message, tmp_path, flags, capsys):
+    """Before anything is trained."""
+    given = [f"--plan={pathlib.Path(study.__file__).with_name('m4.toml')}", f"--directory={tmp_path}/x", *arguments]
+    assert app.execute(study.main, ["study", *given], flags) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_two_studies_do_not_share_a_directory(tmp_path, capsys):
+    """The second waits, also for a command whose study was killed: that has inherited the lock."""
+    code = "import sys; print('ready', flush=True); sys.stdin.read()"
+    with study._locked(tmp_path) as lock:
+        command = subprocess.Popen(
+            [sys.executable, "-c", code], pass_fds=[lock], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        assert command.stdin and command.stdout and command.stdout.readline() == b"ready\n"
+    code = (
+        f"import pathlib\nfrom tools.study.__main__ import _locked\nwith _locked(pathlib.Path({str(tmp_path)!r})): pass"
+    )
+    waiter = subprocess.Popen(
+        [sys.executable, "-c", code],
+        stderr=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": str(_REPOSITORY)},
+    )
+    assert waiter.stderr and b"waiting for another process" in waiter.stderr.readline() and waiter.poll() is None
+    command.communicate()
+    assert waiter.wait() == 0
+    waiter.stderr.close()
+
+
+@pytest.mark.slow
+def test_a_run_that_fails_does_not_stop_the_others(data, tmp_path, flags, monkeypatch, capsys):
+    """It is tried again by the next start; an interruption ends the study."""
+    ended: list[str] = []
+
+    def complete(run, data, budget, execute):
+        ended.append(run.run.name)
+        raise trial.CommandFailed(130 if run.run.name == "dense" else 137)
+
+    monkeypatch.setattr(trial.Trial, "complete", complete)
+    text = _plan(tmp_path).read_text(encoding="utf-8")
+    plan = tmp_path / "two.toml"
+    for name, status in (("dense, too", 1), ("dense", 130)):
+        plan.write_text(f'{text}[[models]]\nname = "{name}"\nset = ["model.num_experts=0"]\n', encoding="utf-8")
+        arguments = [f"--corpus={data.corpus}", f"--plan={plan}", f"--directory={tmp_path}/study"]
+        assert app.execute(study.main, ["study", *arguments], flags) == status
+    assert ended == ["4_experts", "dense_too", "4_experts", "dense"]
+    assert "Failed: 4_experts (status 137), dense_too (status 137)." in capsys.readouterr().err
