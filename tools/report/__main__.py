@@ -1,6 +1,6 @@
 """Writes one HTML page of the plans of the zoo, beside what the papers publish of the same models.
 
-    python -m tools.report [--plans=docs/plans] [--output=build/report.html] [--figures=DIRECTORY]
+    python -m tools.report [--plans=docs/plans] [--output=build/report.html] [--figures=DIRECTORY] [--planning=FILE]
 
 The plans are those of tools.plan_zoo; a missing one is shown as not planned. The page needs no other file, and the
 same plans give the same page.
@@ -29,6 +29,9 @@ _VALUES = flags.FlagValues()
 flags.DEFINE_string("plans", "docs/plans", "directory of plans, NAME.json", flag_values=_VALUES)
 flags.DEFINE_string("output", "build/report.html", "file of the page", flag_values=_VALUES)
 flags.DEFINE_string("figures", None, "also write the figures to this directory, as SVG", flag_values=_VALUES)
+flags.DEFINE_string(
+    "planning", None, "also write the tables of clusters into this page, docs/planning.md", flag_values=_VALUES
+)
 
 
 def main(arguments: list[str]):
@@ -43,6 +46,16 @@ def main(arguments: list[str]):
     if _VALUES.figures:
         for name, figure in figures(plans).items():
             _write(pathlib.Path(_VALUES.figures, f"{name}.svg"), charts.svg(figure))
+    if _VALUES.planning:
+        _write_tables(pathlib.Path(_VALUES.planning), plans)
+
+
+def _write_tables(page: pathlib.Path, plans: Plans):
+    try:
+        text = page.read_text(encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"--planning={page}: cannot be read ({error.strerror}); expected docs/planning.md.") from None
+    _write(page, clusters.written_into(text, plans).encode())
 
 
 def _write(path: pathlib.Path, content: bytes):
@@ -83,6 +96,7 @@ def page(plans: Plans) -> bytes:
             attempts_of=published.GSPMD_2,
             pipelines=published.GSPMD_4,
             clusters=clusters.table(plans),
+            meshes=clusters.meshes(plans),
             commands=tables.commands(plans),
             missing=tables.missing(plans),
             papers=published.PAPERS,

@@ -147,7 +147,7 @@ def test_plans_of_clusters_are_sorted_and_show_their_figures():
         "m4.MoE128E12L.h100-4x8": moved(timed, "h100:4x8", 32),
         "m4.MoE128E12L.h100-1x8": moved(too_large(), "h100:1x8", 8),
     }
-    rows = rows_of(report.page(plans).decode(), "Models of the papers on clusters of GPUs")[1:]
+    rows = rows_of(report.page(plans).decode(), "Models of the papers on clusters of GPUs and slices")[1:]
     assert [row[1] for row in rows] == ["h100:4x8", "h100:1x8", "h200:2x8"]
     # 2^20 tokens in half a second, a quarter second's operations of 128 TPUs; 953,674 steps of half a second.
     assert rows[2][4:] == [
@@ -160,7 +160,7 @@ def test_plans_of_clusters_are_sorted_and_show_their_figures():
         f"{953_674.3 * 0.5 * 16 / 31_557_600:.2f}",
     ]
     assert "does not fit" in rows[1][4]
-    assert "Clusters of GPUs" not in report.page({"m4.MoE128E12L": planned()}).decode()
+    assert "GPU clusters and newer TPUs" not in report.page({"m4.MoE128E12L": planned()}).decode()
 
 
 def test_plan_that_does_not_fit_shows_the_compilers_answer():
