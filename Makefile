@@ -43,8 +43,8 @@ bazel: setup  ## run the small tests and check the imports of the others among t
 golden: setup  ## rewrite testdata/golden, the hyperparameters of every registered model, after a change that is meant
 	.venv/bin/python -m tools.write_golden
 
-docs: setup  ## write build/report.html, the plans beside the published figures, and redraw docs/figures
-	.venv/bin/python -m tools.report --figures=docs/figures
+docs: setup  ## write build/report.html, the plans beside the published figures, redraw docs/figures and the tables of docs/planning.md
+	.venv/bin/python -m tools.report --figures=docs/figures --planning=docs/planning.md
 
 lock: setup  ## resolve pyproject.toml into the lock files, requirements*.txt
 	.venv/bin/python -m tools.lock

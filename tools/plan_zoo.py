@@ -28,9 +28,38 @@ flags.DEFINE_boolean("again", False, "also make the plans that exist", flag_valu
 _SMALLEST_SLICE, _FEWEST_WEIGHTS = 32, 10**9
 
 _M4_ROWS = ("MoE128E12L", "MoE128E36L", "MoE512E12L", "MoE512E36L", "MoE2048E12L", "MoE2048E36L")
-# A model, a cluster of GPUs and a mesh.
-_CLUSTERS = (("m4.MoE128E12L", "h100:4x8", "32"), ("hybrid_lm.MoE33B8E", "h100:4x8", "8x4"))
 _GIANTS = ("m4.MoE2048E60L", "m4.Dense96L")
+# Of each model, the clusters of GPUs and slices of newer TPUs to plan it on, and the mesh: the smallest that are
+# expected to have enough memory, in powers of two. v5e and v6e have no slices of more than 256 chips.
+_CLUSTERS = {
+    "m4.MoE128E12L": (
+        ("h100:4x8", "32"), ("h200:2x8", "16"), ("b200:2x8", "16"),
+        ("v4:4x4x4", "128"), ("v5e:16x8", "128"), ("v5p:4x4x2", "32"), ("v6e:8x8", "64"), ("tpu7x:4x2x2", "32"),
+    ),
+    "m4.MoE128E36L": (("h100:4x8", "32"), ("h200:2x8", "16"), ("b200:1x8", "8"), ("v6e:8x8", "64")),
+    "m4.MoE512E12L": (("h100:4x8", "32"), ("h200:2x8", "16"), ("b200:2x8", "16"), ("v6e:16x8", "128")),
+    "m4.MoE512E36L": (("h100:8x8", "64"), ("h200:4x8", "32"), ("b200:2x8", "16"), ("v6e:16x16", "256")),
+    "m4.MoE2048E12L": (("h100:16x8", "128"), ("h200:8x8", "64"), ("b200:8x8", "64")),
+    "m4.MoE2048E36L": (("h100:32x8", "256"), ("h200:16x8", "128"), ("b200:8x8", "64"), ("v5p:8x8x4", "256")),
+    "m4.MoE2048E60L": (("h100:32x8", "256"), ("h200:16x8", "128"), ("b200:8x8", "64"), ("v5p:8x8x4", "256")),
+    "m4.Dense96L": (("h100:16x8", "128"), ("h200:8x8", "64"), ("b200:8x8", "64")),
+    "dense_lm.Dense64BMesh8x16": (
+        ("h100:4x8", "4x8"), ("h200:2x8", "2x8"), ("b200:2x8", "2x8"), ("v5p:4x4x2", "4x8"), ("v6e:8x8", "8x8"),
+    ),
+    "hybrid_lm.MoE33B8E": (
+        ("h100:1x8", "2x4"), ("h100:4x8", "8x4"), ("h200:1x8", "2x4"), ("b200:1x8", "2x4"),
+        ("v5p:2x2x2", "2x4"), ("v6e:4x4", "4x4"),
+    ),
+}  # fmt: skip
+# Where the experts are, on one cluster: by default on one axis across nodes (M4), or on the first of two (hybrid).
+_MESHES = {
+    # Experts in four parts, one a node; their hidden dimension, heads and vocabulary inside of a node.
+    "m4.MoE128E12L.h100-4x8.hidden_inside_nodes": ("mesh=4x8",),
+    # Each node has all experts, and its GPUs the same tokens. More activations are stored than with a batch over all.
+    "m4.MoE128E12L.h100-4x8.experts_inside_nodes": ("mesh=4x8", "layout=BG:x,EHNV:y", "model.remat=keep_outputs"),
+    # One expert for each GPU of a node, and their hidden dimension across nodes.
+    "hybrid_lm.MoE33B8E.h100-4x8.experts_inside_nodes": ("mesh=4x8", "layout=BGE:y,HNV:x,M~x/y"),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,10 +117,19 @@ def variants() -> dict[str, Request]:
 
 
 def clusters() -> dict[str, Request]:
-    """Returns models on clusters of GPUs."""
+    """Returns models on clusters of GPUs and slices of newer TPUs, by model, then as _CLUSTERS has them."""
     return {
         f"{model}.{topology.replace(':', '-')}": Request(model, topology=topology, mesh=mesh)
-        for model, topology, mesh in _CLUSTERS
+        for model, places in _CLUSTERS.items()
+        for topology, mesh in places
+    }
+
+
+def meshes() -> dict[str, Request]:
+    """Returns models on a cluster with other meshes and layouts than the registered ones."""
+    return {
+        name: Request(".".join(name.split(".")[:2]), changes, topology=name.split(".")[2].replace("-", ":"))
+        for name, changes in _MESHES.items()
     }
 
 
@@ -105,8 +143,8 @@ def giants() -> list[str]:
 
 
 def plans() -> dict[str, Request]:
-    """Returns all plans: every registered model for a slice, `variants` and `clusters`."""
-    return {name: Request(name) for name in giants()} | variants() | clusters()
+    """Returns all plans: every registered model for a slice, `variants`, `clusters` and `meshes`."""
+    return {name: Request(name) for name in giants()} | variants() | clusters() | meshes()
 
 
 def main(arguments: list[str]):

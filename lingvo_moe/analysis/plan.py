@@ -291,7 +291,7 @@ def _of_program(lowered: Program, compiled: Compiled, target: Slice | Cluster) -
             f"the compiled module has collectives that this version cannot count: {', '.join(names)}. Please report it."
         )
     try:
-        found, runs = find_collectives(module), list(_runs(module, target))
+        collectives, runs = collective_costs(module, target), list(_runs(module, target))
         scheduled_seconds = compiler_schedule.seconds(compiled.schedule, module) if compiled.schedule else None
     except ValueError as error:
         raise UserError(f"the compiled module cannot be read: {error}. Please report it.") from None
@@ -303,7 +303,7 @@ def _of_program(lowered: Program, compiled: Compiled, target: Slice | Cluster) -
     return {
         "memory": _memory(lowered, temporaries),
         "cycles": cycles,
-        "collectives": _collectives(found, _links(target)),
+        "collectives": collectives,
         "rematerialised_cycles": _rematerialised(runs),
         "bubble_cycles": _bubbles(runs),
         "cycles_by_part": _by_part(runs),
@@ -311,6 +311,18 @@ def _of_program(lowered: Program, compiled: Compiled, target: Slice | Cluster) -
         "scheduled_seconds": scheduled_seconds,
         "unknown_loops": module.unknown_loops,
     }
+
+
+def part_of(instruction: Instruction) -> str:
+    """Returns the part of the model, of PARTS, that an instruction belongs to, or `other`."""
+    scopes = _PART.findall(instruction.op_name)
+    # The optimizer's inner scopes have the names of the weights.
+    return "optimizer" if "optimizer" in scopes else scopes[-1] if scopes else _OTHER
+
+
+def collective_costs(module: Module, target: Slice | Cluster) -> tuple[CollectiveCost, ...]:
+    """Returns the collectives of a module that was compiled for a target; raises ValueError for unreadable groups."""
+    return _collectives(find_collectives(module), _links(target))
 
 
 def _lower(experiment: Experiment, program: str) -> Program:
@@ -406,10 +418,7 @@ def _bubbles(runs: list[tuple[Instruction, int]]) -> int:
 def _by_part(runs: list[tuple[Instruction, int]]) -> dict[str, int]:
     cycles_by_part: dict[str, int] = dict.fromkeys((*PARTS, _OTHER), 0)
     for instruction, cycles in runs:
-        scopes = _PART.findall(instruction.op_name)
-        # The optimizer's inner scopes have the names of the weights.
-        part = "optimizer" if "optimizer" in scopes else scopes[-1] if scopes else _OTHER
-        cycles_by_part[part] += cycles
+        cycles_by_part[part_of(instruction)] += cycles
     return cycles_by_part
 
 

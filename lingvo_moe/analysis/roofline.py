@@ -1,7 +1,8 @@
-"""The time of a GPU's kernels by the roofline: our model, a lower bound.
+"""The time of kernels by the roofline: our model, a lower bound.
 
-XLA's CUDA compiler writes no cycles into the module, as the TPU's does. A kernel takes as long as its matrix products
-at the GPU's peak, or as its operands and results at the memory's bandwidth, whichever is longer.
+A kernel takes as long as its matrix products at the device's peak, or as its operands and results at the memory's
+bandwidth, whichever is longer. For GPUs it is a plan's time, since XLA's CUDA compiler writes no cycles into the
+module. For TPUs it is what their compiler's cycles are compared with (GShard section 5.2).
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import math
 import re
 
 from lingvo_moe.analysis.collectives import COLLECTIVES
+from lingvo_moe.analysis.hardware import Generation
 from lingvo_moe.analysis.hlo import Module
 from lingvo_moe.analysis.instruction import Instruction
 from lingvo_moe.engines.cluster import Gpu
@@ -23,6 +25,11 @@ _UPDATE = "dynamic-update-slice"
 _SLICES = ("dynamic-slice", "slice", "gather")
 _SAME_ELEMENTS = ("bitcast", "copy", "convert", "reshape", "transpose")
 _SHAPE = re.compile(r"\b([a-z]+\d*\w*)\[([\d,]*)\]")
+_EXACT = "operand_precision={highest"
+_EXACT_PASSES = 6  # of a TPU's matrix unit, which multiplies bfloat16, for an exact product of float32
+_LABELS = re.compile(r"dim_labels=(\w+)_(\w+)->(\w+)")
+# Of each spatial dimension of a convolution, in XLA's notation of windows: `size=1x16 pad=0_0x15_15 rhs_reversal=0x1`.
+_WINDOW = re.compile(r"window=\{([^}]*)\}")
 
 
 def cycles(module: Module, instruction: Instruction, gpu: Gpu) -> int:
@@ -30,37 +37,70 @@ def cycles(module: Module, instruction: Instruction, gpu: Gpu) -> int:
     return math.ceil(seconds(module, instruction, gpu) * gpu.clock)
 
 
-def seconds(module: Module, instruction: Instruction, gpu: Gpu) -> float:
+def seconds(module: Module, instruction: Instruction, device: Gpu | Generation) -> float:
     """Returns the seconds that one run of an instruction takes; raises ValueError for an unknown library call."""
     kind = instruction.opcode.removesuffix("-start").removesuffix("-done")
     if instruction.opcode in _FREE or kind in COLLECTIVES:
         return 0.0
     if instruction.opcode == "custom-call" and re.search(r'custom_call_target="__cu(blas|dnn)', instruction.rest):
         raise ValueError(f"{instruction.name} calls a library whose work is not counted")
-    products = sum(_product_seconds(module, dot, gpu) for dot in _dots(module, instruction))
-    return max(products, _bytes(module, instruction) / gpu.memory_bandwidth)
+    products = sum(_product_seconds(module, product, device) for product in _products(module, instruction))
+    return max(products, _bytes(module, instruction) / device.memory_bandwidth)
 
 
-def _dots(module: Module, instruction: Instruction) -> list[Instruction]:
-    if instruction.opcode == "dot":
+def _products(module: Module, instruction: Instruction) -> list[Instruction]:
+    """The matrix products of an instruction; a TPU's compiler writes them as convolutions."""
+    if instruction.opcode in ("dot", "convolution"):
         return [instruction]
     return [
-        dot
+        product
         for name in module.called(instruction)
         for inner in module.computations[name]
-        for dot in _dots(module, inner)
+        for product in _products(module, inner)
     ]
 
 
-def _product_seconds(module: Module, dot: Instruction, gpu: Gpu) -> float:
-    left = module.named(dot.operands[0]).result
-    dtype, sizes = _shape(left)
+def _product_seconds(module: Module, product: Instruction, device: Gpu | Generation) -> float:
+    flops = _dot_flops(module, product) if product.opcode == "dot" else _convolution_flops(module, product)
+    if isinstance(device, Generation):
+        return flops * (_EXACT_PASSES if _EXACT in product.rest else 1) / device.peak_flops
+    if _shape(module.named(product.operands[0]).result)[0] in ("bf16", "f16"):
+        return flops / device.peak_flops
+    return flops / (device.float32_flops if _EXACT in product.rest else device.tf32_flops)
+
+
+def _dot_flops(module: Module, dot: Instruction) -> int:
+    _, sizes = _shape(module.named(dot.operands[0]).result)
     contracted = re.search(r"lhs_contracting_dims=\{([\d,]*)\}", dot.rest)
     depth = math.prod(sizes[int(d)] for d in contracted[1].split(",")) if contracted and contracted[1] else 1
-    flops = 2 * math.prod(_shape(dot.result)[1]) * depth
-    if dtype in ("bf16", "f16"):
-        return flops / gpu.peak_flops
-    return flops / (gpu.float32_flops if "operand_precision={highest" in dot.rest else gpu.tf32_flops)
+    return 2 * math.prod(_shape(dot.result)[1]) * depth
+
+
+def _convolution_flops(module: Module, convolution: Instruction) -> int:
+    """Two for each element of the kernel that meets an element of the input, not padding nor a hole of a dilation."""
+    labels = _LABELS.search(convolution.rest)
+    if labels is None:
+        raise ValueError(f"{convolution.name} is a convolution without dim_labels")
+    shapes = [_shape(module.named(name).result)[1] for name in convolution.operands[:2]]
+    left, right, out = (
+        dict(zip(text, sizes)) for text, sizes in zip(labels.groups(), (*shapes, _shape(convolution.result)[1]))
+    )
+    pairs = math.prod(_met(convolution, int(d), left[d], right[d], out[d]) for d in labels[3] if d.isdigit())
+    return 2 * out["b"] * out["f"] * right["i"] * pairs
+
+
+def _met(convolution: Instruction, dimension: int, left: int, right: int, out: int) -> int:
+    """How many pairs of an output's and a kernel's position in a spatial dimension read an element of the input."""
+    matched = _WINDOW.search(convolution.rest)
+    options = dict(option.split("=") for option in matched[1].split()) if matched else {}
+
+    def of(name: str, default: str) -> int:
+        values = options[name].split("x") if name in options else [default] * (dimension + 1)
+        return int(values[dimension].partition("_")[0])
+
+    stride, padding, holes, spread = of("stride", "1"), of("pad", "0"), of("lhs_dilate", "1"), of("rhs_dilate", "1")
+    read = (position * stride + element * spread - padding for position in range(out) for element in range(right))
+    return sum(0 <= place <= (left - 1) * holes and place % holes == 0 for place in read)
 
 
 def _bytes(module: Module, instruction: Instruction) -> int:

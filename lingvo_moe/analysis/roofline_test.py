@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lingvo_moe.analysis import roofline
+from lingvo_moe.analysis.hardware import GENERATIONS
 from lingvo_moe.analysis.hlo import Module
 from lingvo_moe.engines.cluster import GPUS
 
@@ -94,3 +95,66 @@ def test_a_library_call_is_not_counted_as_nothing():
     module = Module(MODULE, 8)
     with pytest.raises(ValueError, match="called calls a library whose work is not counted"):
         roofline.seconds(module, module.named("called"), H100)
+
+
+# As the TPU's compiler writes products of M4's layers: a batch of matrices has a window that skips all but one of them.
+TPU_MODULE = """HloModule jit_layers, is_scheduled=true
+
+%logits (p0: bf16[16,128,16,128], p1: bf16[16,128,16,128]) -> f32[16,16,128,128] {
+  %p0 = bf16[16,128,16,128]{3,1,2,0} parameter(0)
+  %p1 = bf16[16,128,16,128]{3,1,2,0} parameter(1)
+  ROOT %batch = f32[16,16,128,128]{2,3,1,0} convolution(%p0, %p1), window={size=16x16 stride=15x15 lhs_dilate=16x16}, \
+dim_labels=0b1f_0o1i->01bf
+}
+
+ENTRY %main (a: bf16[16,128,1024], b: bf16[1024,8192,1]) -> f32[16,128,8192] {
+  %a = bf16[16,128,1024]{2,1,0} parameter(0)
+  %b = bf16[1024,8192,1]{1,0,2} parameter(1)
+  %d = f32[2,1024,1024]{2,1,0} parameter(3)
+  %e = f32[1024,2048,1]{1,0,2} parameter(4)
+  %q = bf16[16,128,16,128]{3,1,2,0} parameter(5)
+  %image = f32[8,64,64,32]{3,2,1,0} parameter(6)
+  %kernel = f32[3,3,32,64]{3,2,1,0} parameter(7)
+  %hidden = f32[16,128,8192]{2,1,0} convolution(%a, %b), window={size=1}, dim_labels=0bf_io0->0bf
+  %scores = f32[16,16,128,128]{2,3,1,0} fusion(%q, %q), kind=kOutput, calls=%logits
+  %gate = f32[2,1024,2048]{2,1,0} convolution(%d, %e), window={size=1}, \
+dim_labels=0bf_io0->0bf, operand_precision={highest,highest}
+  %padded = f32[8,64,64,64]{3,2,1,0} convolution(%image, %kernel), window={size=3x3 pad=1_1x1_1}, \
+dim_labels=b01f_01io->b01f
+  ROOT %unlabelled = f32[16,128,8192]{2,1,0} convolution(%a, %b), window={size=1}
+}
+"""
+V3_PEAK, V3_BANDWIDTH = 61.5e12, 450e9
+TPU_COMPUTED = {
+    "hidden": 2 * 16 * 128 * 1024 * 8192 / V3_PEAK,
+    # Logits of 16 rows and 16 heads, 128 queries and keys, heads of 128; 50 MB of operands and result take longer.
+    "scores": (2 * 16 * 128 * 16 * 128 * 2 + 16 * 16 * 128 * 128 * 4) / V3_BANDWIDTH,
+    # An exact product of float32 takes six passes.
+    "gate": 6 * 2 * 2048 * 1024 * 2048 / V3_PEAK,
+}
+
+
+@pytest.mark.parametrize("name", sorted(TPU_COMPUTED))
+def test_seconds_of_a_tpu_are_those_counted_by_hand(name):
+    module = Module(TPU_MODULE, 8)
+    found = roofline.seconds(module, module.named(name), GENERATIONS["v3"])
+    assert found == pytest.approx(TPU_COMPUTED[name], rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    "name, flops",
+    [
+        ("batch", 2 * 16 * 16 * 128 * 128 * 128),  # not 2 x 16 x 16 x (16 x 16) ...: the window meets one matrix
+        ("padded", 2 * 8 * 32 * 64 * (3 * 64 - 2) ** 2),  # of three columns of the kernel, two meet at each border
+    ],
+)
+def test_positions_without_input_are_not_counted(name, flops):
+    """Padding and the holes of a dilation multiply nothing, and the compiler skips them."""
+    module = Module(TPU_MODULE, 8)
+    assert roofline._convolution_flops(module, module.named(name)) == flops
+
+
+def test_a_convolution_that_cannot_be_read_is_not_counted_as_nothing():
+    module = Module(TPU_MODULE, 8)
+    with pytest.raises(ValueError, match="unlabelled is a convolution without dim_labels"):
+        roofline.seconds(module, module.named("unlabelled"), GENERATIONS["v3"])

@@ -60,7 +60,7 @@ class Translation(Transformer):
         """
         context = dataclasses.replace(context, dtype=self.activation_dtype)
         source, target = batch["source"], batch["target"]
-        memory, encoder_metrics = self._encode(theta, source, context)
+        memory, encoder_metrics = self.encode(theta, source, context)
         masks = Masks(
             causal_mask(target["segment_ids"]),
             tf.equal(target["segment_ids"], 0),
@@ -74,6 +74,23 @@ class Translation(Transformer):
         )
         logits = self._softmax(self.target_vocabulary)(self._projection(theta), outputs, context)
         return self._total(logits, target, encoder_metrics, decoder_metrics)
+
+    def encode(self, theta: dict, source: dict, context: Context) -> tuple[tf.Tensor, dict]:
+        """The encoder alone.
+
+        Args:
+          theta: at least the weights of the source's embedding and of the encoder.
+          source: ids, segment_ids, positions `[B, S] int32`.
+          context: of the call.
+
+        Returns:
+          (outputs `[B, S, M]`, the experts' metrics).
+        """
+        context = dataclasses.replace(context, dtype=self.activation_dtype)
+        segments = source["segment_ids"]
+        masks = Masks(segment_mask(segments, segments), tf.equal(segments, 0))
+        inputs = self._embed("source_embedding", theta, source, context)
+        return self._layers["encoder"](theta["encoder"], inputs, None, masks, context.fold("encoder"))
 
     def decoding_theta(self, theta: dict, context: Context) -> dict:
         """The weights for `start_decoding` and `decode_step`."""
@@ -91,7 +108,7 @@ class Translation(Transformer):
           context: of the call.
         """
         context = dataclasses.replace(context, dtype=self.activation_dtype)
-        memory, _ = self._encode(theta, source, context)
+        memory, _ = self.encode(theta, source, context)
         caches = self._layers["decoder"].start(theta["decoder"], memory, cache_length, context)
         return {"caches": caches, "source_segments": source["segment_ids"]}
 
@@ -128,12 +145,6 @@ class Translation(Transformer):
         outputs, caches = self._layers["decoder"].step(theta["decoder"], inputs, state["caches"], start, masks, context)
         logits = self._softmax(self.target_vocabulary)(theta["softmax"], outputs, context)
         return logits, dict(state, caches=caches)
-
-    def _encode(self, theta: dict, source: dict, context: Context) -> tuple[tf.Tensor, dict]:
-        segments = source["segment_ids"]
-        masks = Masks(segment_mask(segments, segments), tf.equal(segments, 0))
-        inputs = self._embed("source_embedding", theta, source, context)
-        return self._layers["encoder"](theta["encoder"], inputs, None, masks, context.fold("encoder"))
 
     def _drop_words(self, ids: tf.Tensor, context: Context) -> tf.Tensor:
         if not context.training or self.word_dropout == 0.0:

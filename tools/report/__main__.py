@@ -1,6 +1,6 @@
 """Writes one HTML page of the plans of the zoo, beside what the papers publish of the same models.
 
-    python -m tools.report [--plans=docs/plans] [--output=build/report.html] [--figures=DIRECTORY]
+    python -m tools.report [--plans=docs/plans] [--output=build/report.html] [--figures=DIRECTORY] [--planning=FILE]
 
 The plans are those of tools.plan_zoo; a missing one is shown as not planned. The page needs no other file, and the
 same plans give the same page.
@@ -12,6 +12,7 @@ import base64
 import functools
 import os
 import pathlib
+from collections.abc import Sequence
 
 import jinja2
 from absl import flags
@@ -20,15 +21,20 @@ from matplotlib.figure import Figure
 
 from lingvo_moe.cli import app
 from lingvo_moe.errors import UserError
-from tools.report import charts, claims, clusters, links, published, style, tables
+from tools.report import charts, claims, clusters, layers, links, published, style, tables
 from tools.report import plans as of_plans
+from tools.report.layers import LayerPair
 from tools.report.plans import BOTH_SIDES, GIB, Plans
 from tools.report.tables import change, percent
 
 _VALUES = flags.FlagValues()
 flags.DEFINE_string("plans", "docs/plans", "directory of plans, NAME.json", flag_values=_VALUES)
+flags.DEFINE_string("layer_pairs", "docs/layer_pairs.json", "the results of tools.layer_pairs", flag_values=_VALUES)
 flags.DEFINE_string("output", "build/report.html", "file of the page", flag_values=_VALUES)
 flags.DEFINE_string("figures", None, "also write the figures to this directory, as SVG", flag_values=_VALUES)
+flags.DEFINE_string(
+    "planning", None, "also write the tables of clusters into this page, docs/planning.md", flag_values=_VALUES
+)
 
 
 def main(arguments: list[str]):
@@ -38,11 +44,22 @@ def main(arguments: list[str]):
     output = pathlib.Path(_VALUES.output)
     if not output.name or (output.exists() and not output.is_file()):
         raise UserError(f"--output={_VALUES.output}: expected the name of a file.")
-    _write(output, page(plans))
+    pairs = layers.load(pathlib.Path(_VALUES.layer_pairs))
+    _write(output, page(plans, pairs))
     print(f"{output}: {len(plans)} plans, {len(tables.missing(plans))} of the tables not planned")
     if _VALUES.figures:
-        for name, figure in figures(plans).items():
+        for name, figure in figures(plans, pairs).items():
             _write(pathlib.Path(_VALUES.figures, f"{name}.svg"), style.svg(figure))
+    if _VALUES.planning:
+        _write_tables(pathlib.Path(_VALUES.planning), plans)
+
+
+def _write_tables(page: pathlib.Path, plans: Plans):
+    try:
+        text = page.read_text(encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"--planning={page}: cannot be read ({error.strerror}); expected docs/planning.md.") from None
+    _write(page, clusters.written_into(text, plans).encode())
 
 
 def _write(path: pathlib.Path, content: bytes):
@@ -52,9 +69,10 @@ def _write(path: pathlib.Path, content: bytes):
     os.replace(partial, path)
 
 
-def figures(plans: Plans) -> dict[str, Figure]:
+def figures(plans: Plans, pairs: Sequence[LayerPair]) -> dict[str, Figure]:
     """Returns the figures by name."""
-    return {
+    of_layers = {"layers": charts.layer_pairs(pairs)} if pairs else {}
+    return of_layers | {
         "memory": charts.memory(plans),
         "time": charts.time(plans),
         "collectives": charts.collectives(),
@@ -62,19 +80,20 @@ def figures(plans: Plans) -> dict[str, Figure]:
     }
 
 
-def page(plans: Plans) -> bytes:
-    """Returns the page as HTML; the same plans give the same bytes."""
+def page(plans: Plans, pairs: Sequence[LayerPair] = ()) -> bytes:
+    """Returns the page as HTML; the same plans and pairs of layers give the same bytes."""
     text = (
         _environment()
         .get_template("report.html")
         .render(
-            images={name: _data_url(figure) for name, figure in figures(plans).items()},
+            images={name: _data_url(figure) for name, figure in figures(plans, pairs).items()},
             highlights=_highlights(plans),
             memory=tables.memory(plans),
             breakdown=tables.breakdown(plans),
             collectives=tables.collectives(),
             growth={name: f"{links.growth(kind):.1f}" for name, kind in links.KINDS.items()},
-            claims=claims.claims(plans),
+            claims=claims.claims(plans, pairs),
+            layers=layers.table(pairs),
             training=tables.training(plans),
             token_counts=tables.token_counts(plans),
             utilisations={variant: _utilisations(plans, variant) for variant in ("", BOTH_SIDES)},
@@ -83,6 +102,7 @@ def page(plans: Plans) -> bytes:
             attempts_of=published.GSPMD_2,
             pipelines=published.GSPMD_4,
             clusters=clusters.table(plans),
+            meshes=clusters.meshes(plans),
             commands=tables.commands(plans),
             missing=tables.missing(plans),
             papers=published.PAPERS,

@@ -11,8 +11,9 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from lingvo_moe.analysis.plan import Plan
-from tools.report import links, published
+from tools.report import layers, links, published
 from tools.report import plans as of_plans
+from tools.report.layers import LayerPair
 from tools.report.plans import GIB, Plans
 from tools.report.style import (
     BLUE,
@@ -39,12 +40,13 @@ _MEMORY = {
     "optimizer state": PURPLE,
     "activations, inputs, buffers": SKY,
 }
-_AT_PEAK, _ROOFLINE = "roofline: all compute at the peak", "roofline"
+_AT_PEAK, _ROOFLINE = "the model's own operations at the peak", "at the peak"
 _TIME = {
     _AT_PEAK: "#5f7ea8",
     **dict(zip(of_plans.PARTS, (BLUE, SKY, GREEN, VIOLET, YELLOW, GREY, DARK, LIGHT))),
     **dict(zip(of_plans.COLLECTIVES, (VERMILLION, PURPLE, ORANGE))),
 }
+_LAYERS = dict(zip((*layers.GROUPS, *layers.COLLECTIVES), (BLUE, SKY, GREEN, VIOLET, LIGHT, VERMILLION, PURPLE)))
 _PIPELINE = {"compute": BLUE, "bubbles": YELLOW, "collectives": VERMILLION}
 _NARROWEST_LABEL = 0.085  # of the axis
 _BEHIND_TEXT = {"facecolor": "white", "edgecolor": "none", "pad": 1.0}  # hides grid lines
@@ -89,8 +91,26 @@ def _memory_bar(plans: Plans, name: str, label: str, beside: str = "") -> Bar:
     return Bar(label, {kind: size / GIB for kind, size in zip(_MEMORY, sizes)}, end)
 
 
+def layer_pairs(pairs: Sequence[LayerPair]) -> Figure:
+    """GShard figure 8: the forward pass of an MoE layer and the Transformer layer beside it, above its roofline."""
+    bars = []
+    for pair in pairs:
+        values, bound = pair.values(is_roofline=False), pair.values(is_roofline=True)
+        share = f"{1e3 * pair.roofline_seconds:.1f} ms, {percent(pair.roofline_seconds / pair.seconds, 0)}"
+        bars += [
+            Bar(f"{pair.experts} experts", _milliseconds(values), f"{1e3 * pair.seconds:.1f} ms"),
+            Bar("roofline", _milliseconds(bound), share, thin=True),
+        ]
+    tokens = " and ".join(dict.fromkeys(f"{pair.tokens // pair.cores:,}" for pair in pairs))
+    return stacked({f"{tokens} tokens per core": bars}, _LAYERS, "milliseconds of the forward pass")
+
+
+def _milliseconds(values: Mapping[str, float]) -> dict[str, float]:
+    return {name: 1e3 * value for name, value in values.items()}
+
+
 def time(plans: Plans) -> Figure:
-    """GShard figure 8: a step by part of the model and kind of collective, and its roofline."""
+    """A training step by part of the model and kind of collective, above the model's own operations at the peak."""
     groups = {
         f"{layers} layers": [
             bar for row in M4 if f" {layers}L" in row.model for bar in _time_bars(plans.get(row.plan), row.model)
@@ -103,7 +123,7 @@ def time(plans: Plans) -> Figure:
 def _time_bars(plan: Plan | None, label: str) -> list[Bar]:
     if plan is None or not plan.fits:
         return [Bar(label, {}, "not planned" if plan is None else "does not fit")]
-    collectives, roofline = of_plans.collectives_by_kind(plan), of_plans.roofline_seconds(plan)
+    collectives, at_peak = of_plans.collectives_by_kind(plan), of_plans.at_peak_seconds(plan)
     step, share = of_plans.step_seconds(plan), of_plans.all_to_all_share(plan)
     return [
         Bar(
@@ -114,7 +134,7 @@ def _time_bars(plan: Plan | None, label: str) -> list[Bar]:
         Bar(
             _ROOFLINE,
             {_AT_PEAK: of_plans.peak_seconds(plan)} | collectives,
-            f"{seconds(roofline)} s, {percent(roofline / step, 0)} of the step",
+            f"{seconds(at_peak)} s, {percent(at_peak / step, 0)} of the step",
             thin=True,
         ),
     ]
@@ -140,7 +160,7 @@ def _pipeline_bar(plan: Plan | None, label: str) -> Bar:
 
 
 def collectives() -> Figure:
-    """GShard figure 9: the time of a collective against the number of partitions, on logarithmic axes."""
+    """GShard figure 9, modelled: the time of a collective against the number of partitions, on logarithmic axes."""
     with matplotlib.rc_context(SETTINGS):
         figure = Figure(figsize=(WIDTH, 3.5), layout="constrained")
         axes = figure.add_subplot()
@@ -159,7 +179,7 @@ def collectives() -> Figure:
         axes.set_yticks(ticks := [0.03, 0.1, 0.3, 1, 3], [f"{value:g}" for value in ticks])
         axes.minorticks_off()
         axes.set_xlabel("partitions D (cores)")
-        axes.set_ylabel("milliseconds")
+        axes.set_ylabel("milliseconds, modelled")
         axes.grid(axis="y")
     return figure
 

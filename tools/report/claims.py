@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from lingvo_moe.analysis.plan import Plan
-from tools.report import links, published
+from tools.report import layers, links, published
 from tools.report import plans as of_plans
+from tools.report.layers import LayerPair
 from tools.report.plans import Plans
 from tools.report.tables import (
     M4,
@@ -23,9 +24,10 @@ from tools.report.tables import (
 
 PROMISE = 0.1  # how much memory may differ between 128 and 2048 experts
 _RECOMPUTED = ("0 %", "28 %", "34 %")  # with 12, 36 and 60 layers
+_NO_PAIRS = "not compiled: python -m tools.layer_pairs"
 
 
-def claims(plans: Plans) -> Table:
+def claims(plans: Plans, pairs: Sequence[LayerPair]) -> Table:
     """Returns the table; where two plans are compared, their other differences are named."""
     columns = [
         Column("GShard says"),
@@ -35,7 +37,7 @@ def claims(plans: Plans) -> Table:
         Column("planned", group="here"),
         Column("source", group="here", words=True),
     ]
-    rows = [*_memory(plans), *_time(plans), *_links()]
+    rows = [*_memory(plans), *_time(pairs), *_links()]
     return Table("What GShard's section 5 says of M4, and the same of the plans.", columns, rows)
 
 
@@ -52,39 +54,25 @@ def _memory(plans: Plans) -> Iterator[list[Cell]]:
         yield _row("share of cycles that recompute activations", "5.1", row.model, says, planned, "[c]")
 
 
-def _time(plans: Plans) -> Iterator[list[Cell]]:
-    growths: tuple[tuple[str, str, Callable[[Plan, Plan], str], str], ...] = (
-        (
-            "time with 2048 experts against 128",
-            "1.7 ×",
-            lambda few, many: ratio(many.step_seconds, few.step_seconds),
-            "[c, m]",
-        ),
-        ("time of AllToAll with 2048 experts against 128", "3.75 ×", _all_to_all_growth, "[m]"),
+def _time(pairs: Sequence[LayerPair]) -> Iterator[list[Cell]]:
+    """What section 5.2 says of figure 8, and the same of the compiled pairs of layers with fewest and most experts."""
+    both = layers.growth(pairs)
+    growths: tuple[tuple[str, str, Callable[[LayerPair], float], str], ...] = (
+        ("time with 2048 experts against 128", "1.7 ×", lambda pair: pair.seconds, "[c, m]"),
+        ("time of AllToAll with 2048 experts against 128", "3.75 ×", lambda pair: pair.all_to_all, "[m]"),
     )
-    shares: tuple[tuple[str, tuple[str, str], Callable[[Plan], float], str], ...] = (
-        (
-            "share of the roofline",
-            ("> 70 %", "48 %"),
-            lambda plan: of_plans.roofline_seconds(plan) / of_plans.step_seconds(plan),
-            "[c, p, m]",
-        ),
-        ("share of AllToAll in the time", ("16 %", "36 %"), of_plans.all_to_all_share, "[c, m]"),
-        (
-            "share of gating in the time",
-            ("negligible", "< 10 %"),
-            lambda plan: of_plans.compute_by_part(plan)["gating"] / of_plans.step_seconds(plan),
-            "[c, m]",
-        ),
+    shares: tuple[tuple[str, tuple[str, str], Callable[[LayerPair], float], str], ...] = (
+        ("share of the roofline", ("> 70 %", "48 %"), lambda pair: pair.roofline_seconds / pair.seconds, "[c, m]"),
+        ("share of AllToAll in the time", ("16 %", "36 %"), lambda pair: pair.all_to_all / pair.seconds, "[c, m]"),
+        ("share of gating in the time", ("negligible", "< 10 %"), lambda pair: pair.gating / pair.seconds, "[c, m]"),
     )
-    for what, says, growth, source in growths:
-        for few, many in pairs_of_experts():
-            yield _row(what, "5.2", _layers(many), says, _figure(plans, (few.plan, many.plan), growth), source)
-    for what, both, share, source in shares:
-        for pair in pairs_of_experts():
-            for row, says in zip(pair, both):
-                planned = _figure(plans, (row.plan,), lambda plan, share=share: percent(share(plan)))
-                yield _row(what, "5.2", row.model, says, planned, source)
+    for what, says, value, source in growths:
+        found = ratio(value(both[1]), value(both[0])) if both else _NO_PAIRS
+        yield _row(what, "5.2", "two layers", says, found, source)
+    for what, says, value, source in shares:
+        for index, experts in enumerate((128, 2048)):
+            found = percent(value(both[index])) if both else _NO_PAIRS
+            yield _row(what, "5.2", f"two layers, {experts} experts", says[index], found, source)
 
 
 def _links() -> Iterator[list[Cell]]:
@@ -111,8 +99,3 @@ def _figure(plans: Plans, names: tuple[str, ...], figure: Callable[..., str]) ->
 def _memory_difference(few: Plan, many: Plan) -> str:
     within = "within" if abs(many.memory.total / few.memory.total - 1) <= PROMISE else "not within"
     return f"{change(many.memory.total, few.memory.total)}, {within} {percent(PROMISE, 0)}"
-
-
-def _all_to_all_growth(few: Plan, many: Plan) -> str:
-    before, after = (of_plans.collectives_by_kind(plan)["AllToAll"] for plan in (few, many))
-    return ratio(after, before) if before else "none in the smaller"

@@ -1,48 +1,148 @@
-"""The table of models on clusters of GPUs, `plan_zoo.clusters`."""
+"""The tables of models on clusters of GPUs and slices of newer TPUs, `plan_zoo.clusters`, as HTML and as Markdown."""
 
 from __future__ import annotations
 
+import re
+
+from lingvo_moe.analysis.hardware import GENERATIONS
+from lingvo_moe.analysis.plan import CollectiveCost, Plan
 from lingvo_moe.engines.cluster import GPUS
+from lingvo_moe.errors import UserError
 from tools.report import plans as of_plans
 from tools.report.plans import TRILLION_TOKENS, Plans
-from tools.report.tables import Column, Table, does_not_fit, gib, percent, seconds
+from tools.report.tables import Cell, Column, Span, Table, does_not_fit, gib, percent, seconds
+
+# The published tables are of TPU v3; all other devices are here.
+_DEVICES = (*GPUS, *(name for name in GENERATIONS if name != "v3"))
+_NONE = "–"
 
 
 def table(plans: Plans) -> Table:
-    """Every plan for GPUs, by model and GPU."""
+    """Every plan of a model as it is registered, by model and device."""
     columns = [
         Column("model", words=True),
-        Column("cluster", words=True),
+        Column("devices", words=True),
         Column("mesh"),
         Column("remat", words=True),
-        Column("memory per GPU, GiB", "[c, p]"),
-        Column("compute, s", "[m]"),
+        Column("memory per device, GiB", "[c, p]"),
+        Column("compute, s", "[m]; TPU: [c]"),
         Column("collectives, s", "[m]"),
         Column("schedule, s", "[c]"),
-        Column("1000 tokens/s", "[m]"),
-        Column("of peak", "[m, p]"),
-        Column("GPU-years for 1T tokens", "[m]"),
+        Column("1000 tokens/s", "[c, m]"),
+        Column("of peak", "[c, p, m]"),
+        Column("device-years for 1T tokens", "[c, m]"),
     ]
-    chosen = [plan for plan in plans.values() if plan.device == "GPU" and plan.program == "train"]
-    order = list(GPUS)
-    chosen.sort(key=lambda plan: (plan.model, order.index(plan.topology.partition(":")[0])))
+    chosen = [plan for name, plan in plans.items() if name == _name(plan) and _is_elsewhere(plan)]
     rows = []
-    for plan in chosen:
+    for plan in sorted(chosen, key=_order):
         where = [plan.model, plan.topology, plan.mesh, plan.remat]
-        if not plan.fits:
-            rows.append([*where, does_not_fit(plan, len(columns) - len(where))])
-            continue
-        step = of_plans.step_seconds(plan)
-        rows.append(
-            [
-                *where,
-                gib(plan.memory.total),
-                seconds(step - plan.collective_seconds),
-                seconds(plan.collective_seconds),
-                seconds(plan.scheduled_seconds),
-                f"{plan.tokens / step / 1000:,.0f}",
-                percent(plan.utilisation),
-                f"{plan.core_years(TRILLION_TOKENS):.2f}",
-            ]
-        )
-    return Table("Models of the papers on clusters of GPUs.", columns, rows)
+        rows.append([*where, *(_figures(plan) if plan.fits else [does_not_fit(plan, len(columns) - len(where))])])
+    return Table("Models of the papers on clusters of GPUs and slices of newer TPUs.", columns, rows)
+
+
+def meshes(plans: Plans) -> Table:
+    """Models on one cluster with several meshes and layouts: where their experts are, and what that costs."""
+    columns = [
+        Column("model", words=True),
+        Column("devices", words=True),
+        Column("mesh"),
+        Column("layout", words=True),
+        Column("remat", words=True),
+        Column("memory per device, GiB", "[c, p]"),
+        Column("compute, s", "[m]"),
+        Column("AllToAll, s", "[m]"),
+        Column("AllReduce, s", "[m]"),
+        Column("AllGather, ReduceScatter, others, s", "[m]"),
+        Column("step, s", "[m]"),
+        Column("schedule, s", "[c]"),
+    ]
+    others = [plan for name, plan in plans.items() if name.startswith(f"{_name(plan)}.") and _is_elsewhere(plan)]
+    names = {_name(plan) for plan in others}
+    chosen = [*(plan for name, plan in plans.items() if name in names), *others]
+    rows = []
+    for plan in sorted(chosen, key=_order):
+        where = [plan.model, plan.topology, plan.mesh, plan.layout, plan.remat]
+        rows.append([*where, *(_divided(plan) if plan.fits else [does_not_fit(plan, len(columns) - len(where))])])
+    return Table("Meshes and layouts on one cluster.", columns, rows)
+
+
+def markdown(table: Table) -> str:
+    """Returns a table as Markdown, without its caption."""
+    heads = [f"{column.head} {column.source}".strip() for column in table.columns]
+    lines = [heads, ["---"] * len(heads), *(list(_texts(row)) for row in table.rows)]
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
+
+
+def written_into(page: str, plans: Plans) -> str:
+    """Returns a page of Markdown with both tables between their marks, `<!-- table: NAME -->` and `<!-- end -->`.
+
+    Raises:
+      UserError: the page does not have the marks of a table, once.
+    """
+    for name, made in (("clusters", table(plans)), ("meshes", meshes(plans))):
+        marks = re.compile(rf"(<!-- table: {name} -->\n).*?(<!-- end -->\n)", re.DOTALL)
+        page, found = marks.subn(lambda match, made=made: f"{match[1]}{markdown(made)}{match[2]}", page)
+        if found != 1:
+            raise UserError(
+                f"the page has {found} places for the table {name}; mark one with the lines <!-- table: {name} --> and "
+                f"<!-- end -->."
+            )
+    return page
+
+
+def _name(plan: Plan) -> str:
+    """The name of the plan of a model as it is registered, see `plan_zoo.clusters`."""
+    return f"{plan.model}.{plan.topology.replace(':', '-')}"
+
+
+def _is_elsewhere(plan: Plan) -> bool:
+    return plan.program == "train" and _device(plan) in _DEVICES
+
+
+def _device(plan: Plan) -> str:
+    return plan.topology.partition(":")[0]
+
+
+def _order(plan: Plan) -> tuple[str, int]:
+    return plan.model, _DEVICES.index(_device(plan))
+
+
+def _figures(plan: Plan) -> list[Cell]:
+    """The cells of a plan that fits; of a TPU without a published clock, what needs no clock."""
+    known = [gib(plan.memory.total), seconds(plan.compute_seconds), seconds(plan.collective_seconds)]
+    if plan.step_seconds is None:
+        return [*known, *[_NONE] * 4]
+    return [
+        *known,
+        seconds(plan.scheduled_seconds),
+        f"{plan.tokens / plan.step_seconds / 1000:,.0f}",
+        percent(plan.utilisation),
+        f"{plan.core_years(TRILLION_TOKENS):.2f}",
+    ]
+
+
+def _divided(plan: Plan) -> list[Cell]:
+    """The cells of a plan that fits, with its collectives by kind."""
+
+    def of(*kinds: str) -> float:
+        return sum(cost.seconds for cost in plan.collectives if _kind(cost) in kinds)
+
+    by_kind = (of("all-to-all"), of("all-reduce"), of(""))
+    step, schedule = of_plans.step_seconds(plan), plan.scheduled_seconds
+    return [gib(plan.memory.total), *map(seconds, (step - plan.collective_seconds, *by_kind, step, schedule))]
+
+
+def _kind(cost: CollectiveCost) -> str:
+    """AllToAll and AllReduce have columns of their own."""
+    return cost.kind if cost.kind in ("all-to-all", "all-reduce") else ""
+
+
+def _texts(row) -> list[str]:
+    """The cells of a row as plain text; a cell over several columns is followed by empty ones."""
+    texts = []
+    for cell in row:
+        if isinstance(cell, Span):
+            texts += [re.sub(r"<[^>]*>", "", cell.text), *[""] * (cell.columns - 1)]
+        else:
+            texts.append(cell)
+    return texts

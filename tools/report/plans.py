@@ -175,7 +175,7 @@ def peak_seconds(plan: Plan) -> float:
     return plan.model_flops / (plan.cores * V3.peak_flops)
 
 
-def roofline_seconds(plan: Plan) -> float:
+def at_peak_seconds(plan: Plan) -> float:
     """Returns the time of the model's own operations at the cores' peak plus that of the collectives."""
     return peak_seconds(plan) + plan.collective_seconds
 

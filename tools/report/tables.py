@@ -189,25 +189,25 @@ def memory(plans: Plans) -> Table:
 
 
 def breakdown(plans: Plans) -> Table:
-    """Where an M4 model's step goes, and how near it is to its roofline."""
+    """Where an M4 model's step goes, and how near it is to the cores' peak."""
     columns = [
         Column("model"),
         Column("compute", "[c]", "seconds of a step"),
         *(Column(kind, "[m]", "seconds of a step") for kind in of_plans.COLLECTIVES),
         Column("together", "[c, m]", "seconds of a step"),
         Column("share of AllToAll", "[c, m]"),
-        Column("roofline, s", "[p, m]"),
-        Column("roofline of step", "[c, p, m]"),
+        Column("at the peak, s", "[p, m]"),
+        Column("at the peak / step", "[c, p, m]"),
         Column("recomputed", "[c]"),
     ]
 
     def figures(plan: Plan) -> list[str]:
-        roofline = of_plans.roofline_seconds(plan)
+        at_peak = of_plans.at_peak_seconds(plan)
         return [
             *map(seconds, (plan.compute_seconds, *of_plans.collectives_by_kind(plan).values(), plan.step_seconds)),
             percent(of_plans.all_to_all_share(plan)),
-            seconds(roofline),
-            percent(roofline / of_plans.step_seconds(plan)),
+            seconds(at_peak),
+            percent(at_peak / of_plans.step_seconds(plan)),
             percent(of_plans.rematerialised_share(plan)),
         ]
 
@@ -364,7 +364,7 @@ _PLANNED: tuple[tuple[tuple[str, str, Callable[[Plan, Row], str]], tuple[str, ..
 
 
 def collectives() -> Table:
-    """The figures of GShard figure 9 by our model of the links."""
+    """The figures of GShard figure 9 by our model of the links; nothing of it is measured."""
     columns = [Column("D"), Column("slice", words=True)]
     columns += [Column(f"{size} MiB", "[m]", f"{name}, ms") for name in links.KINDS for size in links.SIZES]
     kinds = [(kind, size) for kind in links.KINDS.values() for size in links.SIZES]
@@ -375,7 +375,8 @@ def collectives() -> Table:
     growth = [f"{links.growth(kind):.1f} ×" for kind, _ in kinds]
     rows.append([f"{links.PARTITIONS[0]} to {links.PARTITIONS[-1]}", "", *growth])
     rows.append(["paper: GShard section 5.3", "", "9 ×", "9 ×", "O(1)", "O(1)"])
-    return Table("Time of one collective among all cores of the squarest TPU v3 slice, and its growth.", columns, rows)
+    caption = "Modelled time of one collective among all cores of the squarest TPU v3 slice, and its growth."
+    return Table(caption, columns, rows)
 
 
 def commands(plans: Plans) -> Table:
