@@ -48,7 +48,7 @@ def pytest_addoption(parser: pytest.Parser):
         "--part",
         metavar="I/N",
         help="run the I-th of N parts of the test files; compilers never return some of their memory, so the suite "
-        "runs in several pytest processes, one after the other.",
+        "runs in several pytest processes.",
     )
 
 
@@ -65,7 +65,11 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 def pytest_sessionfinish(session: pytest.Session):
     """Reports this worker's peak memory to pytest's main process."""
     if hasattr(session.config, "workeroutput"):
-        session.config.workeroutput["peak_gb"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
+        session.config.workeroutput["peak_gb"] = _peak_gb()
+
+
+def _peak_gb() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -75,9 +79,9 @@ def pytest_testnodedown(node, error):
 
 
 def pytest_terminal_summary(terminalreporter, config: pytest.Config):
-    """Prints the peak memory of the workers."""
-    if peaks := config.stash.get(_PEAKS, []):
-        terminalreporter.write_line(f"peak memory of the workers: {', '.join(f'{peak:.1f}' for peak in peaks)} GB")
+    """Prints the part, and the peak memory of the workers, or of this process if it has none."""
+    peaks = ", ".join(f"{peak:.1f}" for peak in config.stash.get(_PEAKS, []) or [_peak_gb()])
+    terminalreporter.write_line(f"part {config.getoption('--part') or '1/1'}, peak memory: {peaks} GB")
 
 
 def pytest_sessionstart(session: pytest.Session):
