@@ -33,8 +33,8 @@ def of(name: str) -> Experiment:
 
 
 def _of_volumes() -> dict[str, object]:
-    """The sizes of a U-Net: windows of 3 fit into the volume at the last of its levels."""
-    return {"model.base_channels": 4, "input.size": "32,32,32", "input.batch_size": 4}
+    """The sizes of a U-Net: two levels have each kind of operator, and every further one adds equal collectives."""
+    return {"model.num_layers": 2, "model.base_channels": 4, "input.size": "32,32,32", "input.batch_size": 4}
 
 
 def _of_transformer(model: Transformer, layout: Layout) -> dict[str, object]:

@@ -36,19 +36,39 @@ _TINY = [
     "search.max_length=8",
     "decoding_batch=16",
 ]
+_TINY_LANGUAGE_MODEL = [
+    "model.num_layers=4",
+    "model.hidden_dim=256",
+    "model.num_heads=2",
+    "model.head_dim=64",
+    "model.target_vocabulary=256",
+    "model.remat=full",
+    "input.target_length=32",
+    "input.batch_size=32",
+]
 
 
 def tiny(*changes: str) -> experiment.Experiment:
     return experiment.get("m4.Quickstart", [*_TINY, *changes], DeviceMesh((8,)))
 
 
+def tiny_language_model(*changes: str) -> experiment.Experiment:
+    """The same layers in one stack without cross-attention, which compiles in less than half of the time."""
+    return experiment.get("sparse_lm.Small", [*_TINY_LANGUAGE_MODEL, *changes], DeviceMesh((8,)))
+
+
 def make(config: experiment.Experiment, program: str = "train") -> plan.Plan:
-    return plan.make("m4.Quickstart", config, Slice.of("v3:2x2x1"), program)
+    return plan.make("tiny", config, Slice.of("v3:2x2x1"), program)
 
 
 @pytest.fixture(scope="module")
 def planned() -> plan.Plan:
     return make(tiny())
+
+
+@pytest.fixture(scope="module")
+def planned_language_model() -> plan.Plan:
+    return make(tiny_language_model())
 
 
 def test_memory_has_the_programs_inputs_by_category(planned):
@@ -86,24 +106,24 @@ def test_time_is_cycles_and_collectives(planned):
 
 def test_without_rematerialisation_nothing_is_recomputed():
     """Four AllToAll per layer are left."""
-    result = make(tiny("model.remat=none"))
+    result = make(tiny_language_model("model.remat=none"))
     assert result.rematerialised_cycles == 0
-    assert {e.kind: e.runs for e in result.collectives}["all-to-all"] == 4 * 2 * _REPEATS
+    assert {e.kind: e.runs for e in result.collectives}["all-to-all"] == 4 * _REPEATS
 
 
-def test_sharded_update_shards_dense_weights(planned):
+def test_sharded_update_shards_dense_weights(planned_language_model):
     """Dense hidden weights are sharded over 8 cores; the collectives of experts are unchanged."""
-    result = make(tiny("layout=gshard_sharded_update"))
+    before, result = planned_language_model, make(tiny_language_model("layout=gshard_sharded_update"))
     dense = sum(
         weight.size
-        for path, weight in tree.flatten(tiny().model.weights()).items()
+        for path, weight in tree.flatten(tiny_language_model().model.weights()).items()
         if "H" in weight.logical_axes and "E" not in weight.logical_axes
     )
-    moved = result.memory.distributed_weights - planned.memory.distributed_weights
+    moved = result.memory.distributed_weights - before.memory.distributed_weights
     assert moved == 4 * dense // 8 > 0
-    assert result.memory.replicated_weights == planned.memory.replicated_weights - 4 * dense
+    assert result.memory.replicated_weights == before.memory.replicated_weights - 4 * dense
     runs = {collective.kind: collective.runs for collective in result.collectives}
-    assert runs["all-to-all"] == 6 * 2 * _REPEATS
+    assert runs["all-to-all"] == 6 * _REPEATS
 
 
 def test_decoding_has_a_plan():
@@ -115,7 +135,7 @@ def test_decoding_has_a_plan():
 
 def test_program_that_does_not_fit_has_largest_buffers_and_remedies():
     """The user learns which tensor is too large and which settings help."""
-    result = make(tiny("model.source_vocabulary=32_000_000"))
+    result = make(tiny("model.source_vocabulary=32_000_000", "model.num_experts=0", "model.num_layers=2"))
     assert not result.fits and result.cycles is None and result.step_seconds is None and result.core_years(1e9) is None
     text = plan_text.text(result, 1e12)
     assert "DOES NOT FIT" in text and "input.batch_size" in text
@@ -132,21 +152,19 @@ def test_text_marks_the_origin_of_every_figure(planned):
         assert part in text
 
 
-def test_operand_precision_is_what_is_sent_and_multiplied(planned):
+def test_operand_precision_is_what_is_sent_and_multiplied(planned_language_model):
     """A TPU rounds float32 operands to bfloat16, before it sends tokens to the experts; `highest` does neither."""
-    exact = make(tiny("matmul_precision=highest"))
-    sent = [{c.kind: c.bytes for c in found.collectives}["all-to-all"] for found in (planned, exact)]
+    rounded, exact = planned_language_model, make(tiny_language_model("matmul_precision=highest"))
+    sent = [{c.kind: c.bytes for c in found.collectives}["all-to-all"] for found in (rounded, exact)]
     assert sent[1] == 2 * sent[0]
-    assert exact.cycles > planned.cycles
+    assert exact.cycles > rounded.cycles
 
 
 def test_a_plan_for_gpus_has_the_collectives_of_the_module():
     """The reading of XLA's text for GPUs: loops, asynchronous collectives, and the work of every kernel."""
-    planned = plan.make("m4.Quickstart", tiny(), Cluster.of("h100:2x4"))
+    planned = plan.make("sparse_lm.Small", tiny_language_model(), Cluster.of("h100:2x4"))
     runs = {(found.kind, found.group): found.runs for found in planned.collectives}
-    assert runs["all-to-all", 8] == 6 * 2 * _REPEATS, (
-        "two forward, two rematerialised, two backward, in encoder and decoder"
-    )
+    assert runs["all-to-all", 8] == 6 * _REPEATS, "two forward, two rematerialised, two backward"
     assert planned.fits and planned.device == "GPU" and planned.memory.temporaries > 0
     assert planned.compute_seconds > 0 and planned.collective_seconds > 0
     # No part is free, and the roofline counts at least the model's own operations at the peak.

@@ -27,7 +27,9 @@ _BATCH, _SOURCE_LENGTH, _MAX_LENGTH = 8, 6, 9
 _MODEL = Translation(
     source_vocabulary=16,
     target_vocabulary=12,
-    num_layers=8,
+    num_layers=4,
+    encoder_layer_pattern=("dense",),
+    layer_pattern=("moe",),
     model_dim=16,
     hidden_dim=32,
     num_heads=2,
@@ -61,7 +63,7 @@ def source() -> dict:
 def theta() -> dict:
     """Weights with a sharp softmax, so that hypotheses differ by more than rounding, and some of them end early."""
     steps = Steps(_MODEL, Adafactor(), Layout())
-    state = Engine(1).load(steps.init())({"seed": np.array([0, 3], np.int32)})["state"]
+    state = Engine(1).load(steps.init())({"seed": np.array([0, 8], np.int32)})["state"]
     values = tree.map_leaves(np.array, state["theta"])
     values["softmax"]["projection"] *= 2.5
     return values
@@ -82,7 +84,7 @@ class _Naive:
             )
             return {"caches": state["caches"], "source_segments": state["source_segments"]}
 
-        sizes = {"R": _MODEL.num_layers // 4, "B": rows, "N": _MODEL.num_heads, "D": _MODEL.head_dim}
+        sizes = {"R": _MODEL.num_layers // 2, "B": rows, "N": _MODEL.num_heads, "D": _MODEL.head_dim}
 
         def spec(logical_axes: str, length: int) -> Spec:
             return Spec(tuple({**sizes, "L": length}[axis] for axis in logical_axes), "float32", logical_axes)
@@ -93,7 +95,7 @@ class _Naive:
             for memory in ("", "memory_")
         }
         state = {
-            "caches": {"part_0": {"layer_0": layer, "layer_1": layer}},
+            "caches": {"part_0": {"layer_0": layer}},
             "source_segments": Spec((rows, _SOURCE_LENGTH), "int32", "BS"),
         }
 

@@ -5,11 +5,13 @@ The result is the partitioned, scheduled module with the compiler's account of m
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib.util
 import math
 import os
 import re
+from collections.abc import Iterator
 
 import numpy as np
 from jax.errors import JaxRuntimeError
@@ -129,7 +131,8 @@ class Slice:
         self.check(program.mesh)
         mesh = Mesh(np.array(self.devices).reshape(program.mesh.shape), program.mesh.axis_names)
         try:
-            return Compiled(program, pjrt.compile_program(program, mesh, self._compiler_options))
+            with _without_flags_of_xla():
+                return Compiled(program, pjrt.compile_program(program, mesh, self._compiler_options))
         except JaxRuntimeError as error:
             raise _out_of_memory(str(error)) or error from None
 
@@ -189,7 +192,8 @@ def _devices(name: str) -> list:
     for variable, value in (("TPU_LIBRARY_PATH", libtpu.get_library_path()), ("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")):
         os.environ.setdefault(variable, value)
     try:
-        return topologies.get_topology_desc(platform="tpu", topology_name=name).devices
+        with _without_flags_of_xla():
+            return topologies.get_topology_desc(platform="tpu", topology_name=name).devices
     except JaxRuntimeError as error:
         if "lockfile" in str(error):
             raise UserError(
@@ -200,6 +204,17 @@ def _devices(name: str) -> list:
             f"--topology={name}: libtpu knows no such slice ({str(error).partition(': ')[2].splitlines()[0]}). "
             f"For instance: {', '.join(GENERATIONS.values())}."
         ) from None
+
+
+@contextlib.contextmanager
+def _without_flags_of_xla() -> Iterator[None]:
+    """Hides XLA_FLAGS: libtpu, whose own are in LIBTPU_INIT_ARGS, ends the process for one that it does not know."""
+    flags = os.environ.pop("XLA_FLAGS", None)
+    try:
+        yield
+    finally:
+        if flags is not None:
+            os.environ["XLA_FLAGS"] = flags
 
 
 def _out_of_memory(message: str) -> OutOfMemory | None:

@@ -40,6 +40,8 @@ MODEL = Translation(
     label_smoothing=0.1,
     unroll=True,
 )
+# What is trained on several meshes: each kind of layer once, which compiles in half the time.
+TRAINED = dataclasses.replace(MODEL, num_layers=2, encoder_layer_pattern=("dense",), layer_pattern=("moe",))
 PLAIN = dataclasses.replace(MODEL, input_dropout=0.0, residual_dropout=0.0, attention_dropout=0.0, label_smoothing=0.0)
 OPTIMIZER = Adafactor(learning_rate=InverseSquareRoot(peak=0.25, decay_after=25))
 
@@ -75,9 +77,9 @@ def copying(step: int) -> dict:
 
 
 @functools.cache
-def theta() -> dict:
+def theta(model: Translation = MODEL) -> dict:
     """Initial weights, as numpy arrays."""
-    flat = tree.flatten(MODEL.weights())
+    flat = tree.flatten(model.weights())
     values = {path: initial_value(weight, path, tf.constant([0, 1])).numpy() for path, weight in flat.items()}
     return tree.unflatten(values)
 
@@ -314,14 +316,16 @@ def test_impossible_fields_are_errors_that_name_them(changes, message):
 def trainer(mesh: str, layout: str = "auto", platform: str = "") -> pjrt.Executable:
     layout = Layout.of(DeviceMesh.parse(mesh), layout)
     specs = tree.map_leaves(lambda value: Spec(value.shape, "int32", "BT"), copying(0))
-    return harness.engine(layout).load(Steps(MODEL, OPTIMIZER, layout, platform).train(specs))
+    return harness.engine(layout).load(Steps(TRAINED, OPTIMIZER, layout, platform).train(specs))
 
 
 def train(executable: pjrt.Executable, steps: int) -> list[dict[str, float]]:
     """The metrics of the first steps."""
-    optimizer_state = tree.map_leaves(lambda entry: np.zeros(entry.shape, np.float32), OPTIMIZER.state(MODEL.weights()))
+    optimizer_state = tree.map_leaves(
+        lambda entry: np.zeros(entry.shape, np.float32), OPTIMIZER.state(TRAINED.weights())
+    )
     counts = dict.fromkeys(("step", "skipped", "skipped_in_a_row"), np.int32(0))
-    state = {**counts, "seed": np.int32([3, 4]), "theta": theta(), "optimizer_state": optimizer_state}
+    state = {**counts, "seed": np.int32([3, 4]), "theta": theta(TRAINED), "optimizer_state": optimizer_state}
     history = []
     for step in range(steps):
         outputs = executable({"state": state, "batch": copying(step)})

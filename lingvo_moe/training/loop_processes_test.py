@@ -28,18 +28,19 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("compiled_once")]
 
 _REPOSITORY = pathlib.Path(loop.__file__).parents[2]
 _SCHEDULE = ("training.checkpoint_every=4", "training.evaluate_every=8")
+_CHANGES = ("model.num_layers=2", "model.layer_pattern=moe", *_SCHEDULE)
 
 
 def _alone(data: tiny.Data, logdir: pathlib.Path, steps: int):
     """Trains in this process, on two of its devices."""
-    config = tiny.tiny(data, *_SCHEDULE, f"training.steps={steps}")
-    loop.train(tiny.MODEL, config, Engine(2, "cpu"), logdir)
+    config = tiny.tiny_language_model(data, *_CHANGES, f"training.steps={steps}")
+    loop.train(tiny.LANGUAGE_MODEL, config, Engine(2, "cpu"), logdir)
 
 
 def _start(
     data: tiny.Data, logdir: pathlib.Path, steps: int, *flags: str, settings: Sequence[str] = ()
 ) -> list[subprocess.Popen]:
-    """Starts two processes with one device each; `settings` choose another model than `tiny`'s."""
+    """Starts two processes with one device each; `settings` choose another model than `_alone`'s."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         joining = [f"--coordinator=127.0.0.1:{free.getsockname()[1]}", "--processes=2"]
     command = [
@@ -47,7 +48,7 @@ def _start(
         "-m",
         "lingvo_moe",
         "train",
-        *(settings or tiny.settings(*_SCHEDULE)),
+        *(settings or tiny.language_model_settings(*_CHANGES)),
         f"--corpus={data.corpus}",
         f"--tokenizers={data.tokenizers}",
         f"--logdir={logdir}",
@@ -148,7 +149,7 @@ def test_a_pipeline_over_the_border_of_processes_trains_as_in_one(data, tmp_path
 
 def test_both_stop_after_the_same_step_and_report_mistakes(data, tmp_path):
     """SIGTERM to one of them stops both, with a complete checkpoint; both report a wrong flag."""
-    small = ("--set=model.num_experts=0", "--set=model.num_layers=2", "--set=training.evaluate_every=0")
+    small = ("--set=model.num_experts=0", "--set=model.layer_pattern=dense", "--set=training.evaluate_every=0")
     started = _start(data, tmp_path / "log", 1000, "--set=input.batch_size=6", "--set=input.shards=1", *small)
     stderr = _await_stderr(started, None)
     # The watchdog's status is of a process whose peer was first.

@@ -28,7 +28,9 @@ def programs(request) -> tuple:
     own = experiment.get(
         "m4.Quickstart",
         [
-            "model.num_layers=8",
+            "model.num_layers=4",
+            "model.encoder_layer_pattern=dense",
+            "model.layer_pattern=moe",
             "model.model_dim=16",
             "model.hidden_dim=32",
             "model.num_heads=2",
