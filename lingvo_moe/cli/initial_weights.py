@@ -12,7 +12,6 @@ import numpy as np
 from lingvo_moe import tree
 from lingvo_moe.cli.run_config import TrainConfig
 from lingvo_moe.data import piece_vectors
-from lingvo_moe.data.tokenizer import Tokenizers
 from lingvo_moe.errors import UserError
 from lingvo_moe.experiment import Experiment
 from lingvo_moe.steps import weight_specs
@@ -60,8 +59,8 @@ def embeddings(config: TrainConfig, name: str, experiment: Experiment) -> dict[s
     """Returns the embeddings of --initial_embeddings by their path; nothing without the flag or where training resumes.
 
     Raises:
-      UserError: another flag gives all weights, the model has no tied embeddings, or the file is not of its tokenizer
-        and size.
+      UserError: another flag gives all weights, the model has no tied embeddings, or the tokenizer is larger than the
+        model's vocabulary, or the file is not of this tokenizer and size.
     """
     file = config.initial_embeddings
     if file is None or _resumes(config, "--initial_embeddings"):
@@ -74,7 +73,7 @@ def embeddings(config: TrainConfig, name: str, experiment: Experiment) -> dict[s
             f"--initial_embeddings={file}: {name} has no tied embeddings, which all sides of the model share "
             f"(model.tied_embeddings)."
         )
-    vectors = piece_vectors.read(file, Tokenizers.load(experiment.tokenizers), "--initial_embeddings")
+    vectors = piece_vectors.read(file, experiment.open_tokenizers(), "--initial_embeddings")
     rows, dim = _shape(experiment, path)
     if vectors.shape[1] != dim:
         raise UserError(

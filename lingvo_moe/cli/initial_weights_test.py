@@ -62,6 +62,12 @@ def test_nothing_is_read_without_the_flag_or_where_training_resumes(directory, c
         (NAME, ["model.tied_embeddings=false"], {}, "m4.Quickstart has no tied embeddings"),
         ("unet.Small", None, {}, "unet.Small has no tied embeddings"),
         (NAME, ["model.model_dim=128", "model.num_heads=2"], {}, "vectors of 256, the model's model_dim is 128"),
+        (
+            NAME,
+            ["model.source_vocabulary=300", "model.target_vocabulary=300"],
+            {},
+            "has .* pieces, the model's source_voc",
+        ),
         (NAME, [], {"initial_weights": "log"}, "leave --initial_embeddings out"),
     ],
 )

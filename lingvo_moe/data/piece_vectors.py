@@ -1,7 +1,7 @@
 """Initial embeddings from counts of a parallel corpus: pieces that translate each other start with like vectors.
 
 Pretrained, aligned embeddings help translation most where there is little training (Qi et al. 2018). These come from
-the training corpus alone, in a minute:
+the training corpus alone, in half a minute:
 
 - An English piece's vector is near those of pieces with the same neighbours: positive pointwise mutual information with
   the two pieces before and after it, reduced by singular value decomposition (Levy and Goldberg 2014).
@@ -34,8 +34,8 @@ SUFFIX = ".safetensors"
 _KEY, _METADATA, _FORMAT = "vectors", "lingvo_moe.piece_vectors", 1
 _CONTEXT_DIMENSIONS = 128
 _REACH = 2  # neighbours on each side
-# Trials of m4.Quickstart, docs/results.md: a larger share of the context was better up to here.
-_CONTEXT_SHARE = 0.92
+# Trials of m4.Quickstart, docs/results.md: a larger weight of the neighbours was better up to here.
+_CONTEXT_WEIGHT = 0.92
 _OWN_PART = 0.3  # the length of a source piece's random part, beside 1 of its translations
 _LEAST_PROBABILITY = 0.03  # of a translation to count
 _NOT_OURS = (safetensors.SafetensorError, KeyError, TypeError, ValueError)  # what `_load` raises for other files
@@ -67,7 +67,7 @@ def piece_vectors(pairs: SentencePairs, vocabulary: int, dim: int) -> np.ndarray
     rotation = np.linalg.qr(generator.normal(size=(dim, dim)))[0]
     contexts = context_vectors([target for _, target in pairs], vocabulary, min(_CONTEXT_DIMENSIONS, dim // 2))
     rotated = contexts @ rotation[: contexts.shape[1]]
-    english = _unit(_CONTEXT_SHARE * rotated + np.sqrt(1 - _CONTEXT_SHARE**2) * own)
+    english = _unit(_CONTEXT_WEIGHT * rotated + np.sqrt(1 - _CONTEXT_WEIGHT**2) * own)
 
     table = translation_probabilities(pairs, vocabulary)
     table[table < _LEAST_PROBABILITY] = 0.0

@@ -135,7 +135,7 @@ class Training(Protocol):
         ...
 
     def set_weight(self, path: str, value: np.ndarray):
-        """Replaces one weight of the state by the value `[...]`, which all processes pass whole."""
+        """Replaces one weight of the state by a value of its shape, which all processes pass whole."""
         ...
 
     def train(self, batches: Sequence[dict]) -> Metrics:

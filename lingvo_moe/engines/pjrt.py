@@ -135,9 +135,11 @@ class Training:
         self.state = {**self.state, "theta": theta}
 
     def set_weight(self, path: str, value: np.ndarray):
-        """Replaces one weight; each device takes its own shard."""
+        """Replaces one weight; each device takes its own shard. Raises UserError for a value of another shape."""
         flat = tree.flatten(self.state["theta"])
         old = flat[path]
+        if value.shape != old.shape:
+            raise UserError(f"the value of {path} has shape {list(value.shape)}, the weight {list(old.shape)}.")
         flat[path] = jax.make_array_from_callback(
             old.shape, old.sharding, lambda index: value[index].astype(old.dtype, copy=False)
         )

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import importlib.util
+import logging
 import math
 import os
 import re
@@ -23,6 +25,7 @@ from lingvo_moe.errors import UserError, did_you_mean
 from lingvo_moe.program import Program
 from lingvo_moe.sharding.layout import DeviceMesh
 
+_log = logging.getLogger(__name__)
 # The generations that libtpu 0.0.51 compiles for, and an example of a slice's name.
 GENERATIONS = {
     "v2": "v2:4x4x1",
@@ -210,11 +213,18 @@ def _devices(name: str) -> list:
 def _without_flags_of_xla() -> Iterator[None]:
     """Hides XLA_FLAGS: libtpu, whose own are in LIBTPU_INIT_ARGS, ends the process for one that it does not know."""
     flags = os.environ.pop("XLA_FLAGS", None)
+    if flags:
+        _log_hidden(flags)
     try:
         yield
     finally:
         if flags is not None:
             os.environ["XLA_FLAGS"] = flags
+
+
+@functools.cache  # once, not for each program
+def _log_hidden(flags: str):
+    _log.info(f"libtpu does not get XLA_FLAGS={flags}; its own flags are those of LIBTPU_INIT_ARGS.")
 
 
 def _out_of_memory(message: str) -> OutOfMemory | None:

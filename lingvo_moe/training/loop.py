@@ -118,10 +118,14 @@ def _check_processes(
 ):
     """Raises UserError if processes have other settings or data, or if one of them cannot use the log directory."""
     given = {"data": train_input.stream_id, "--initial_weights": str(initial_weights)}
-    given |= {f"initial {path}": hashlib.sha256(value.tobytes()).hexdigest() for path, value in initial_values.items()}
     process_group.require_same({**given, **_settings(name, experiment)})
     process_group.broadcast(lambda: _require_writable(logdir))
     process_group.require_shared(logdir)
+    # Not earlier: in a log directory that is not shared, one process may resume, without initial values.
+    values = {
+        f"the initial {path}": hashlib.sha256(value.tobytes()).hexdigest() for path, value in initial_values.items()
+    }
+    process_group.require_same(values)
 
 
 def _make_steps(run: TrainingRun, batches: Iterator[tuple[Batch, State]], callbacks: Sequence[Callback]) -> int:

@@ -64,7 +64,12 @@ def _time(pairs: Sequence[LayerPair]) -> Iterator[list[Cell]]:
     shares: tuple[tuple[str, tuple[str, str], Callable[[LayerPair], float], str], ...] = (
         ("share of the roofline", ("> 70 %", "48 %"), lambda pair: pair.roofline_seconds / pair.seconds, "[c, m]"),
         ("share of AllToAll in the time", ("16 %", "36 %"), lambda pair: pair.all_to_all / pair.seconds, "[c, m]"),
-        ("share of gating in the time", ("negligible", "< 10 %"), lambda pair: pair.gating / pair.seconds, "[c, m]"),
+        (
+            "share of gating in the time, here with its projection",
+            ("negligible", "< 10 %"),
+            lambda pair: pair.gating / pair.seconds,
+            "[c, m]",
+        ),
     )
     for what, says, value, source in growths:
         found = ratio(value(both[1]), value(both[0])) if both else _NO_PAIRS
