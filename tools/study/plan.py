@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import pathlib
 import re
 import tomllib
@@ -72,8 +73,15 @@ class _Table:
             raise UserError(f"{where} is {values!r}; expected a table.")
         self._where, self._left, self._known = where, dict(values), set[str]()
 
-    def take(self, key: str, kind: type, default: Any = None) -> Any:
-        """Returns a value; raises UserError if it is missing, without a default, or of another type."""
+    def take(self, key: str, kind: type, default: Any = None, least: int | None = None) -> Any:
+        """Returns a value; raises UserError if it is missing, without a default, or of another type or range.
+
+        Args:
+          key: of the value.
+          kind: its type.
+          default: what a missing one is taken as.
+          least: the smallest that is allowed.
+        """
         self._known.add(key)
         if key not in self._left:
             if default is None:
@@ -83,12 +91,18 @@ class _Table:
         # TOML writes 4.0 as 4, too; a bool is an int to Python alone.
         if isinstance(value, bool) or not isinstance(value, (int, float) if kind is float else kind):
             raise UserError(f"{self._where}: {key} is {value!r}; expected {_KINDS[kind]}.")
+        if kind is float and not math.isfinite(value):
+            raise UserError(f"{self._where}: {key} is {value}; expected a finite number.")
+        if least is not None and value < least:
+            raise UserError(f"{self._where}: {key} is {value}; expected {least} or more.")
         return value
 
-    def take_list(self, key: str, kind: type, default: Any = None) -> tuple:
+    def take_list(self, key: str, kind: type, default: Any = None, least: int | None = None) -> tuple:
         """Returns a list whose items are of one type; raises UserError as `take` does."""
         items = self.take(key, list, default)
-        return tuple(_Table(f"{self._where}: {key}", {"an item": item}).take("an item", kind) for item in items)
+        return tuple(
+            _Table(f"{self._where}: {key}", {"an item": item}).take("an item", kind, None, least) for item in items
+        )
 
     def end(self):
         """Raises UserError if there are keys that were not taken."""
@@ -115,10 +129,10 @@ def load(path: str | pathlib.Path) -> Study:
     limits = _Table(f"{path}: languages", languages)
     study = Study(
         model=table.take("model", str),
-        languages={language: limits.take(language, int) for language in languages},
+        languages={language: limits.take(language, int, least=0) for language in languages},
         assignments=table.take_list("set", str, []),
-        vocabulary=table.take("vocabulary", int),
-        max_pairs=table.take("max_pairs", int, 100),
+        vocabulary=table.take("vocabulary", int, least=1),
+        max_pairs=table.take("max_pairs", int, 100, least=1),
         losses=tuple(sorted(table.take_list("losses", float, []), reverse=True)),
         baselines=tuple(_baseline(f"{path}: baselines", each) for each in table.take("baselines", list, [])),
         models=tuple(run for each in table.take("models", list) for run in _models(f"{path}: models", each)),
@@ -139,7 +153,7 @@ def _baseline(where: str, values: Any) -> Run:
 def _models(where: str, values: Any) -> list[Run]:
     table = _Table(where, values)
     name, assignments = table.take("name", str), table.take_list("set", str, [])
-    seeds = table.take_list("seeds", int, [0])
+    seeds = table.take_list("seeds", int, [0], least=0)
     table.end()
     return [Run(name, "", assignments, seed) for seed in seeds]
 

@@ -80,6 +80,15 @@ def test_losses_fall(tmp_path):
         ('name = "16 experts"', 'name = "--"', "a model's name is empty"),
         ('[[models]]\nname = "16 experts"\nseeds = [0, 3]', "models = []", "expected one language and one of `models`"),
         ("[languages]", "[languages", "not TOML"),
+        ("vocabulary = 8000", "vocabulary = 0", "vocabulary is 0; expected 1 or more"),
+        ("vocabulary = 8000", "vocabulary = 8000\nmax_pairs = 0", "max_pairs is 0; expected 1 or more"),
+        (
+            "vocabulary = 8000",
+            "vocabulary = 8000\nlosses = [3, nan]",
+            "losses: an item is nan; expected a finite number",
+        ),
+        ("fr = 100", "fr = -1", "languages: fr is -1; expected 0 or more"),
+        ("seeds = [0, 3]", "seeds = [0, -3]", "models: seeds: an item is -3; expected 0 or more"),
     ],
 )
 def test_mistakes_are_named(old, new, message, tmp_path):
