@@ -7,6 +7,7 @@ import pathlib
 from collections.abc import Iterable, Mapping, Sequence
 
 from lingvo_moe.errors import UserError
+from lingvo_moe.utils import output_files
 from tools.benchmarks.comparisons import COMPARISONS, Result
 
 _BY_NAME = {comparison.name: comparison for comparison in COMPARISONS}
@@ -79,13 +80,27 @@ def by_part(profiles: Mapping[str, Mapping[str, float]]) -> str:
 
 
 def replace(page: pathlib.Path, name: str, text: str):
-    """Replaces the text between the markers `name` of a page; raises UserError if they are missing."""
+    """Replaces the text between the markers `name` of a page; raises UserError as `around` does."""
+    before, after = around(page, name)
+    with output_files.atomic_writer(str(page)) as file:
+        file.write(f"{before}\n{text}\n{after}")
+
+
+def around(page: pathlib.Path, name: str) -> tuple[str, str]:
+    """Returns a page up to its first marker `name` and from the second one on, with the markers.
+
+    Raises:
+      UserError: the page cannot be read, or a marker is missing.
+    """
     begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
-    before, found, rest = page.read_text(encoding="utf-8").partition(begin)
+    try:
+        before, found, rest = page.read_text(encoding="utf-8").partition(begin)
+    except OSError as error:
+        raise UserError(f"{page}: {error.strerror}; expected a page with the markers `{begin}` and `{end}`.") from None
     _, ended, after = rest.partition(end)
     if not found or not ended:
         raise UserError(f"{page}: the markers `{begin}` and `{end}` are missing; put them where the figures belong.")
-    page.write_text(f"{before}{begin}\n{text}\n{end}{after}", encoding="utf-8")
+    return f"{before}{begin}", f"{end}{after}"
 
 
 def _share(parts: Mapping[str, float], part: str) -> str:

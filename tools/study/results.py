@@ -8,9 +8,11 @@ import json
 import math
 import pathlib
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from lingvo_moe.errors import UserError
 from lingvo_moe.inference.evaluation import LanguageScore, mean
+from lingvo_moe.utils import output_files
 from tools.study import ticks
 from tools.study.plan import Study
 from tools.study.trial import Trial
@@ -137,32 +139,51 @@ class Results:
         return {language: found for language, found in scored.items() if found}
 
     def save(self, path: pathlib.Path):
-        """Writes the results as JSON."""
-        text = json.dumps({"version": _VERSION, **dataclasses.asdict(self)}, indent=None, ensure_ascii=False)
-        path.write_text(text.replace('{"model"', '\n{"model"') + "\n", encoding="utf-8")
+        """Writes the results as JSON; a number that is not finite becomes null, as JSON has no other word for it."""
+        content = _without_nan({"version": _VERSION, **dataclasses.asdict(self)})
+        text = json.dumps(content, ensure_ascii=False, allow_nan=False)
+        with output_files.atomic_writer(str(path)) as file:
+            file.write(text.replace('{"model"', '\n{"model"') + "\n")
 
     @classmethod
     def load(cls, path: pathlib.Path) -> Results:
         """Reads results that `save` wrote. Raises UserError for a file of another kind."""
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
+            if not isinstance(content, dict):
+                raise ValueError("expected an object")
             if content.pop("version") != _VERSION:
                 raise ValueError("another version")
             return cls(**{**content, "runs": [_run(**run) for run in content["runs"]]})
         except OSError as error:
             raise UserError(f"{path}: {error.strerror}; expected the results.json of a study.") from None
-        except (ValueError, TypeError, KeyError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise UserError(f"{path}: not the results.json of a study ({error}).") from None
 
 
 def _run(curve: list, overflow: list, scores: list[dict], routing: dict[str, dict], **fields) -> RunResult:
+    losses = {name: _number(fields.pop(name)) for name in ("cross_entropy", "source_gain")}
     return RunResult(
-        curve=list(map(tuple, curve)),
-        overflow=list(map(tuple, overflow)),
+        curve=[(step, tokens, seconds, _number(loss), _number(gain)) for step, tokens, seconds, loss, gain in curve],
+        overflow=[(step, _number(share)) for step, share in overflow],
         scores=[LanguageScore(**score) for score in scores],
         routing={layer: Routing(**found) for layer, found in routing.items()},
+        **losses,
         **fields,
     )
+
+
+def _without_nan(value: Any) -> Any:
+    """Returns nested lists, tuples and dicts with None in place of numbers that are not finite."""
+    if isinstance(value, dict):
+        return {name: _without_nan(item) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_without_nan(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _number(value: float | None) -> float:
+    return math.nan if value is None else value
 
 
 def trend(values: Sequence[float], window: int = 10) -> list[float]:
@@ -191,7 +212,7 @@ def _collect(trial: Trial, languages: Sequence[str]) -> RunResult:
     made = ticks.read(trial.logdir)
     found = json.loads(trial.scores.read_text(encoding="utf-8"))
     loss, model = found["loss"], trial.experiment().model
-    lines = trial.experts.read_text(encoding="utf-8").splitlines() if model.num_experts else []
+    lines = _lines(trial.experts) if model.num_experts else []
     return RunResult(
         model=trial.run.model,
         language=trial.run.language,
@@ -209,6 +230,11 @@ def _collect(trial: Trial, languages: Sequence[str]) -> RunResult:
         source_gain=round((loss["shuffled_cross_entropy"] or math.nan) - loss["cross_entropy"], 4),
         routing=routing(lines, languages, model.num_experts),
     )
+
+
+def _lines(file: pathlib.Path) -> list[str]:
+    """Returns the lines of a file; characters such as U+2028, which JSON leaves in texts, do not end one."""
+    return [line for line in file.read_text(encoding="utf-8").split("\n") if line]
 
 
 def _held_out(scalars: Mapping[str, float]) -> tuple[float, float]:

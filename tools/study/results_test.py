@@ -114,7 +114,43 @@ def test_results_are_read_as_they_were_written(study, tmp_path):
     assert Results.load(tmp_path / "results.json") == study
 
 
-@pytest.mark.parametrize("content", ["[]", "{}", '{"version": 9}', '{"version": 1, "runs": [{}]}', "not JSON", None])
+def test_numbers_that_are_missing_are_null(study, tmp_path):
+    """NaN is not JSON: other readers refuse it."""
+    run = dataclasses.replace(study.runs[0], curve=[(10, 1000, 60.0, 5.0, math.nan)], source_gain=math.nan)
+    dataclasses.replace(study, runs=[run]).save(tmp_path / "results.json")
+    text = (tmp_path / "results.json").read_text(encoding="utf-8")
+    assert "NaN" not in text and '"source_gain": null' in text and "[10, 1000, 60.0, 5.0, null]" in text
+    (found,) = Results.load(tmp_path / "results.json").runs
+    assert math.isnan(found.source_gain) and math.isnan(found.curve[0][4]) and found.curve[0][:4] == (10, 1000, 60, 5)
+
+
+def test_a_line_separator_in_a_text_does_not_end_a_line(tmp_path):
+    """`translate --explain` writes it as it is."""
+    (tmp_path / "experts.jsonl").write_text('{"source": "a\u2028b\x85"}\n{"line": 2}\n', encoding="utf-8")
+    assert [json.loads(line) for line in results._lines(tmp_path / "experts.jsonl")] == [
+        {"source": "a\u2028b\x85"},
+        {"line": 2},
+    ]
+
+
+_ROUTING_LIST = json.dumps(
+    {
+        "version": 1,
+        "minutes": 1.0,
+        "losses": [],
+        "missing": [],
+        "runs": [dataclasses.asdict(_run("a", {})) | {"routing": []}],
+    }
+)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        *("[]", "{}", "5", "null", '"x"', '{"version": 9}', '{"version": 1, "runs": [{}]}', "not JSON", None),
+        _ROUTING_LIST,
+    ],
+)
 def test_other_files_are_an_error(content, tmp_path):
     if content is not None:
         (tmp_path / "results.json").write_text(content, encoding="utf-8")
