@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import functools
+import math
 import os
 import pathlib
 import sys
@@ -23,6 +24,7 @@ from lingvo_moe.cli import app
 from lingvo_moe.data import tokenizer_trainer
 from lingvo_moe.data.corpus import Corpus
 from lingvo_moe.errors import UserError
+from lingvo_moe.utils import output_files
 from tools.benchmarks import document
 from tools.report import style
 from tools.study import charts, corpora, plan, tables, trial
@@ -31,7 +33,7 @@ from tools.study.results import Results, collect
 from tools.study.trial import CommandFailed, Data, Trial
 
 FLAGS = flags.FlagValues()
-flags.DEFINE_string("plan", "tools/study/m4.toml", "what to train and compare", flag_values=FLAGS)
+flags.DEFINE_string("plan", None, "what to train and compare; default: m4.toml of tools/study", flag_values=FLAGS)
 flags.DEFINE_string("corpus", None, "the directory of a corpus with the study's languages", flag_values=FLAGS)
 flags.DEFINE_string("directory", "build/study", "directory of all files", flag_values=FLAGS)
 flags.DEFINE_float(
@@ -40,31 +42,42 @@ flags.DEFINE_float(
 flags.DEFINE_multi_string("set", [], "field=value: of all models; may be repeated", flag_values=FLAGS)
 flags.DEFINE_string("results", None, "only draw the results.json of a study", flag_values=FLAGS)
 flags.DEFINE_string(
-    "output", None, "directory of figures, tables and numbers; default: `report` in --directory", flag_values=FLAGS
+    "output",
+    None,
+    "directory of figures, tables and numbers; default, without --results: `report` in --directory",
+    flag_values=FLAGS,
 )
 flags.DEFINE_string("page", None, "also write the tables into this page, between its markers", flag_values=FLAGS)
 
+_PLAN = pathlib.Path(__file__).with_name("m4.toml")
 _TOKENIZER_SENTENCES = 60_000
 _ROUTED_SENTENCES = 20  # of each language, to see which experts take them
+_MARKER = "study"  # of the generated part of --page
 
 
 def main(arguments: list[str]) -> int:
     """Runs the study and draws it; returns the exit status, 1 if a run failed."""
     app.no_arguments(arguments[1:])
+    if FLAGS.page:
+        document.around(pathlib.Path(FLAGS.page), _MARKER)  # reports a mistake before hours of training
     if FLAGS.results:
+        if not FLAGS.output:
+            raise UserError("--output is missing: with --results, the directory to write figures and tables to.")
         report(Results.load(pathlib.Path(FLAGS.results)))
         return 0
     if not FLAGS.corpus:
         raise UserError("--corpus is missing: the directory of a corpus with the study's languages.")
-    if not FLAGS.budget:
-        raise UserError("--budget=0: expected minutes of CPU time above 0.")
-    study, directory = plan.load(FLAGS.plan), pathlib.Path(FLAGS.directory)
+    if not FLAGS.budget or not math.isfinite(FLAGS.budget):
+        raise UserError(f"--budget={FLAGS.budget:g}: expected minutes of CPU time above 0.")
+    study, directory = plan.load(FLAGS.plan or _PLAN), pathlib.Path(FLAGS.directory)
     trials = [Trial(study, run, directory / "runs" / run.name, FLAGS["set"].value or ()) for run in study.runs]
     for each in trials:
-        each.experiment()  # reports a mistake before hours of training
+        each.experiment()  # reports a mistake, too
     directory.mkdir(parents=True, exist_ok=True)
     with _locked(directory) as lock:
         data, languages = prepare(study, Corpus.open_to_train(FLAGS.corpus), directory)
+        for each in trials:
+            each.check_settings(data, 60 * FLAGS.budget)
         execute, failed = functools.partial(trial.execute, inherited=[lock]), []
         for number, each in enumerate(trials, start=1):
             print(f"\n== {number}/{len(trials)} {each.run.name}", flush=True)
@@ -96,11 +109,11 @@ def prepare(study: Study, corpus: Corpus, directory: pathlib.Path) -> tuple[Data
     tokenizer_trainer.train(of_all, directory / "tokenizers", sizes, 5.0, _TOKENIZER_SENTENCES)
     samples = [
         (language, source)
-        for language in study.languages
+        for language in sorted(study.languages)
         for source, _ in of_all.sample("test", language, _ROUTED_SENTENCES)
     ]
     sentences = directory / "sentences.txt"
-    sentences.write_text("".join(f"{source}\n" for _, source in samples), encoding="utf-8")
+    _write(sentences, "".join(f"{source}\n" for _, source in samples))
     data = Data(of_all.directory, {"": of_all.directory, **single}, directory / "tokenizers", sentences)
     return data, [language for language, _ in samples]
 
@@ -111,15 +124,20 @@ def report(results: Results):
     output.mkdir(parents=True, exist_ok=True)
     results.save(output / "results.json")
     text = tables.text(results)
-    (output / "tables.md").write_text(f"{text}\n", encoding="utf-8")
+    _write(output / "tables.md", f"{text}\n")
     drawn = charts.figures(results)
     for name, figure in drawn.items():
-        (output / f"{name}.svg").write_bytes(style.svg(figure))
+        _write(output / f"{name}.svg", style.svg(figure).decode())
     if FLAGS.page:
         page = pathlib.Path(FLAGS.page)
         links = [f"![{name}]({os.path.relpath(output / name, page.parent)}.svg)\n" for name in drawn]
-        document.replace(page, "study", "\n".join([text, "", *links]))
+        document.replace(page, _MARKER, "\n".join([text, "", *links]))
     print(f"{output}: {len(results.runs)} runs, {len(results.missing)} missing", flush=True)
+
+
+def _write(path: pathlib.Path, text: str):
+    with output_files.atomic_writer(str(path)) as file:
+        file.write(text)
 
 
 @contextlib.contextmanager

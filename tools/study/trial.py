@@ -1,13 +1,14 @@
 """One run of a study: training for a CPU time, then evaluation, by the project's own commands.
 
-The first half of the CPU time is trained at the full learning rate. How many steps that were tells how many the second
-half will be, in which the rate falls to a tenth. Each stage leaves a file, and a stage that has left one is skipped, so
-a run that was ended at any point goes on from its newest checkpoint.
+The first half of the CPU time is trained at the full learning rate, after the warm-up. How many steps that were tells
+how many the second half will be, in which the rate falls to a tenth. Each stage leaves a file, and a stage that has
+left one is skipped, so a run that was ended at any point goes on from its newest checkpoint.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import os
 import pathlib
@@ -16,6 +17,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from lingvo_moe import experiment
 from lingvo_moe.cli.app import INTERRUPTED
@@ -136,12 +138,26 @@ class Trial:
           UserError: the directory has a run of other settings.
           CommandFailed: a command failed, or was interrupted.
         """
-        self._check_settings(data, budget)
+        self.check_settings(data, budget)
+        self.directory.mkdir(parents=True, exist_ok=True)
+        _write(self._settings_file, self._settings(data, budget))
         if not self.scores.exists():
             self._train(data, budget, execute)
             self._evaluate(data, execute)
         if not self.is_finished:
             self._explain(data, execute)
+
+    def check_settings(self, data: Data, budget: float):
+        """Raises UserError if the directory has a run of other settings; arguments are those of `complete`."""
+        if not self._settings_file.exists():
+            return
+        before = json.loads(self._settings_file.read_text(encoding="utf-8"))
+        for name, value in self._settings(data, budget).items():
+            if before.get(name) != value:
+                raise UserError(
+                    f"{self.directory} was trained with {name} {before.get(name)}, which is now {value}. Name a new "
+                    f"--directory, or delete this one to train it anew."
+                )
 
     def schedule(self, budget: float) -> Schedule | None:
         """Returns the second half of the training; None before the first is done. Once decided, it stays."""
@@ -156,29 +172,22 @@ class Trial:
         _write(file, dataclasses.asdict(decided))
         return decided
 
-    def _check_settings(self, data: Data, budget: float):
-        """Writes the settings; raises UserError if the directory has other ones."""
+    @property
+    def _settings_file(self) -> pathlib.Path:
+        return self.directory / "settings.json"
+
+    def _settings(self, data: Data, budget: float) -> dict[str, Any]:
+        """Returns all that the numbers of the run follow from."""
         corpus = json.loads((data.corpus / "corpus.json").read_text(encoding="utf-8"))
-        settings = {
+        return {
             "model": self._study.model,
             "set": list(self.assignments),
             "language": self.run.language,
             "max_pairs": self._study.max_pairs,
             "cpu_seconds": budget,
             "corpus": corpus["fingerprint"],
+            "sentences": hashlib.sha256(data.sentences.read_bytes()).hexdigest(),
         }
-        file = self.directory / "settings.json"
-        if not file.exists():
-            self.directory.mkdir(parents=True, exist_ok=True)
-            _write(file, settings)
-            return
-        before = json.loads(file.read_text(encoding="utf-8"))
-        for name, value in settings.items():
-            if before.get(name) != value:
-                raise UserError(
-                    f"{self.directory} was trained with {name} {before.get(name)}, which is now {value}. Name a new "
-                    f"--directory, or delete this one to train it anew."
-                )
 
     def _flags(self, corpus: pathlib.Path, data: Data) -> list[str]:
         return [
@@ -208,7 +217,7 @@ class Trial:
         _require(execute([*command, *changes, f"--steps={schedule.steps}"], {}))
 
     def _evaluate(self, data: Data, execute: Execute):
-        languages = [self.run.language] if self.run.language else list(self._study.languages)
+        languages = [self.run.language] if self.run.language else sorted(self._study.languages)
         flags = [f"--languages={','.join(languages)}", f"--max_pairs={self._study.max_pairs}", f"--json={self.scores}"]
         _require(execute(["eval", *self._flags(data.corpus, data), *flags], {}))
 

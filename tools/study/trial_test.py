@@ -57,6 +57,7 @@ class _Machine:
 def data(tmp_path) -> Data:
     (tmp_path / "corpus").mkdir()
     (tmp_path / "corpus" / "corpus.json").write_text('{"fingerprint": "abc"}', encoding="utf-8")
+    (tmp_path / "sentences.txt").write_text("eins\nun\n", encoding="utf-8")
     return Data(
         tmp_path / "corpus",
         {"": tmp_path / "corpus", "fr": tmp_path / "corpora" / "fr"},
@@ -132,6 +133,17 @@ def test_other_settings_are_an_error(data, tmp_path, study, budget, message):
     changed = Trial(_STUDY, _EXPERTS, tmp_path / "run", [] if study else ["model.num_layers=8"])
     with pytest.raises(UserError, match=message):
         changed.complete(data, budget, _Machine(changed))
+
+
+def test_other_sentences_are_an_error(data, tmp_path):
+    """Their languages are told by the lines' order, which the lines of a finished run must have."""
+    run = Trial(_STUDY, _EXPERTS, tmp_path / "run")
+    run.check_settings(data, 100.0)
+    run.complete(data, 100.0, _Machine(run))
+    run.check_settings(data, 100.0)
+    data.sentences.write_text("un\neins\n", encoding="utf-8")
+    with pytest.raises(UserError, match="run was trained with sentences .*, which is now "):
+        run.check_settings(data, 100.0)
 
 
 @pytest.mark.parametrize("budget", [3.0, 1e-6])
