@@ -27,7 +27,7 @@ from lingvo_moe.errors import UserError
 from lingvo_moe.utils import output_files
 from tools.benchmarks import document
 from tools.report import style
-from tools.study import charts, corpora, plan, tables, trial
+from tools.study import charts, corpora, embeddings, plan, tables, trial
 from tools.study.plan import Study
 from tools.study.results import Results, collect
 from tools.study.trial import CommandFailed, Data, Trial
@@ -78,6 +78,7 @@ def main(arguments: list[str]) -> int:
         data, languages = prepare(study, Corpus.open_to_train(FLAGS.corpus), directory)
         for each in trials:
             each.check_settings(data, 60 * FLAGS.budget)
+        embeddings.make(trials, data)
         execute, failed = functools.partial(trial.execute, inherited=[lock]), []
         for number, each in enumerate(trials, start=1):
             print(f"\n== {number}/{len(trials)} {each.run.name}", flush=True)
@@ -94,7 +95,7 @@ def main(arguments: list[str]) -> int:
 
 
 def prepare(study: Study, corpus: Corpus, directory: pathlib.Path) -> tuple[Data, list[str]]:
-    """Makes what all runs read, unless it is there.
+    """Makes what all runs read but for initial embeddings, unless it is there.
 
     Returns:
       (the data, the language of each line of its sentences).
@@ -114,7 +115,8 @@ def prepare(study: Study, corpus: Corpus, directory: pathlib.Path) -> tuple[Data
     ]
     sentences = directory / "sentences.txt"
     _write(sentences, "".join(f"{source}\n" for _, source in samples))
-    data = Data(of_all.directory, {"": of_all.directory, **single}, directory / "tokenizers", sentences)
+    training = {"": of_all.directory, **single}
+    data = Data(of_all.directory, training, directory / "tokenizers", sentences, directory / "embeddings")
     return data, [language for language, _ in samples]
 
 

@@ -22,6 +22,7 @@ from typing import Any
 from lingvo_moe import experiment
 from lingvo_moe.cli.app import INTERRUPTED
 from lingvo_moe.errors import UserError
+from lingvo_moe.models.transformer import Transformer
 from lingvo_moe.sharding.layout import DeviceMesh
 from lingvo_moe.utils import output_files
 from tools.study import ticks
@@ -67,13 +68,19 @@ class Data:
       corpus: of all languages.
       training: the corpora to train on: by language, and that of all languages under "".
       tokenizers: of all runs.
-      sentences: a file of test sentences to route, and the language of each line.
+      sentences: a file of test sentences to route.
+      embeddings: a directory of initial embeddings.
     """
 
     corpus: pathlib.Path
     training: Mapping[str, pathlib.Path]
     tokenizers: pathlib.Path
     sentences: pathlib.Path
+    embeddings: pathlib.Path
+
+    def embeddings_of(self, language: str, dim: int) -> pathlib.Path:
+        """Returns the file of vectors `[V, dim]` counted from `training[language]`."""
+        return self.embeddings / language / f"{dim}.safetensors"
 
 
 class Trial:
@@ -121,6 +128,12 @@ class Trial:
     def num_experts(self) -> int:
         """E; 0 for a dense model."""
         return self.experiment().model.num_experts
+
+    @property
+    def embedding_dim(self) -> int:
+        """M of the initial embeddings; 0 without tied embeddings, which start with random ones."""
+        model = self.experiment().model
+        return model.model_dim if isinstance(model, Transformer) and model.tied_table else 0
 
     def experiment(self) -> experiment.Experiment:
         """Returns the experiment; raises UserError where the study's assignments do not fit it."""
@@ -201,6 +214,8 @@ class Trial:
 
     def _train(self, data: Data, budget: float, execute: Execute):
         command = ["train", *self._flags(data.training[self.run.language], data), "--import=tools.study.cpu_clock"]
+        if self.embedding_dim:
+            command.append(f"--initial_embeddings={data.embeddings_of(self.run.language, self.embedding_dim)}")
         # Long enough for a slow step and its checkpoint beside other work.
         command.append("--set=training.grace_seconds=600")
         schedule = self.schedule(budget)

@@ -63,6 +63,7 @@ def data(tmp_path) -> Data:
         {"": tmp_path / "corpus", "fr": tmp_path / "corpora" / "fr"},
         tmp_path / "tokenizers",
         tmp_path / "sentences.txt",
+        tmp_path / "embeddings",
     )
 
 
@@ -74,6 +75,8 @@ def test_half_of_the_time_at_the_full_rate_then_it_falls(data, tmp_path):
     first, second, evaluation, explanation = machine.commands
     assert [command[0] for command in machine.commands] == ["train", "train", "eval", "translate"]
     assert "--import=tools.study.cpu_clock" in first and not any("cooldown" in flag for flag in first)
+    for command in (first, second):
+        assert f"--initial_embeddings={tmp_path / 'embeddings' / '256.safetensors'}" in command
     falling = {"--set=optimizer.learning_rate.cooldown_after=25", "--set=optimizer.learning_rate.cooldown_steps=25"}
     assert falling | {"--steps=50"} <= set(second)
     assert ticks.read(run.logdir)[-1].seconds == 100
@@ -91,7 +94,16 @@ def test_a_baseline_is_trained_on_its_language_and_tested_on_the_same_sentences(
     run.complete(data, 10.0, machine)
     assert [command[0] for command in machine.commands] == ["train", "train", "eval"] and run.is_finished
     assert f"--corpus={tmp_path / 'corpora' / 'fr'}" in machine.commands[0]
+    assert f"--initial_embeddings={tmp_path / 'embeddings' / 'fr' / '256.safetensors'}" in machine.commands[0]
     assert {f"--corpus={tmp_path / 'corpus'}", "--languages=fr"} <= set(machine.commands[2])
+
+
+def test_a_model_without_tied_embeddings_starts_with_random_ones(data, tmp_path):
+    """`train` refuses counted ones."""
+    run = Trial(_STUDY, _BILINGUAL, tmp_path / "run", ["model.tied_embeddings=false"])
+    machine = _Machine(run)
+    run.complete(data, 10.0, machine)
+    assert not any("initial_embeddings" in flag for command in machine.commands for flag in command)
 
 
 @pytest.mark.parametrize("fails", [1, 2, 3, 4])
