@@ -134,16 +134,20 @@ def test_training_resumes_with_another_number_of_processes_after_a_kill(data, tm
     _assert_same_checkpoint(whole, torn, steps)
 
 
-def test_a_pipeline_over_the_border_of_processes_trains_as_in_one(data, tmp_path):
-    """One stage in each process: the losses and weights equal, bit for bit, those of two stages in one process."""
-    changes = ("layout=pipeline", "model.pipeline=gpipe", "model.stages=2", "model.microbatches=2")
-    changes += ("model.num_layers=2", "model.layer_pattern=dense", "model.unroll=false", "training.evaluate_every=0")
+def test_translation_in_a_pipeline_over_the_border_of_processes_trains_as_in_one(data, tmp_path):
+    """One stage of each stack in each process: losses, source gain and weights equal those of one, bit for bit.
+
+    Before and after the stages each process has half of the rows, so it packs its own pairs of sentences.
+    """
+    changes = ("layout=pipeline_data", "model.pipeline=gpipe", "model.stages=2", "model.microbatches=2")
+    changes += ("model.layer_pattern=dense", "model.unroll=false", "model.remat=full")
+    changes += ("training.checkpoint_every=4", "training.evaluate_every=4")
     divided, whole = tmp_path / "divided", tmp_path / "whole"
-    config = tiny.tiny_language_model(data, *changes, "training.checkpoint_every=4", "training.steps=4")
-    loop.train(tiny.LANGUAGE_MODEL, config, Engine(2, "cpu"), whole)
-    settings = tiny.language_model_settings(*changes, "training.checkpoint_every=4")
-    _await_stderr(_start(data, divided, 4, settings=settings))
+    loop.train(tiny.MODEL, tiny.tiny(data, *changes, "training.steps=4"), Engine(2, "cpu"), whole)
+    _await_stderr(_start(data, divided, 4, settings=tiny.settings(*changes)))
     assert sorted(_losses(whole)) == [1, 2, 3, 4] and _losses(divided) == _losses(whole)
+    gains = [tiny.curves(logdir, "valid")["source_gain"] for logdir in (divided, whole)]
+    assert gains[0] == gains[1] and sorted(gains[0]) == [4]
     _assert_same_checkpoint(whole, divided, 4)
 
 

@@ -17,6 +17,7 @@ from lingvo_moe import overrides, tree
 from lingvo_moe.engines.pjrt import Engine, Training
 from lingvo_moe.errors import UserError
 from lingvo_moe.testing import experiments as tiny
+from lingvo_moe.testing import harness
 from lingvo_moe.training import loop
 from lingvo_moe.training.callbacks import Callback
 from lingvo_moe.training.checkpoint import Checkpoints
@@ -30,6 +31,20 @@ _MAIN = (
     "import jax, runpy; jax.config.update('jax_num_cpu_devices', 8); jax.devices(); "
     "runpy.run_module('lingvo_moe', run_name='__main__', alter_sys=True)"
 )
+_OPTIONS_OF_TESTS = ("JAX_DISABLE_MOST_OPTIMIZATIONS", "XLA_FLAGS")
+# Trains on four devices and on one: arguments are the corpus, the tokenizers, the log directory and changes.
+_ON_FOUR_AND_ONE = """
+import sys
+from lingvo_moe.engines.pjrt import Engine
+from lingvo_moe.sharding.layout import DeviceMesh
+from lingvo_moe.testing import experiments as tiny
+from lingvo_moe.training import loop
+
+corpus, tokenizers, logdir, *changes = sys.argv[1:]
+for devices in (4, 1):
+    config = tiny.tiny(tiny.Data(corpus, tokenizers), *changes, mesh=DeviceMesh((devices,)))
+    loop.train(tiny.MODEL, config, Engine(devices, "cpu"), f"{logdir}/{devices}")
+"""
 
 
 def _losses(logdir: pathlib.Path, run: str = "train") -> dict[int, float]:
@@ -104,6 +119,25 @@ def test_a_killed_run_resumes_bit_for_bit(data, tmp_path):
     stderr = process.communicate()[1]
     assert process.returncode == 0, stderr
     assert _losses(interrupted) == expected
+
+
+def test_four_devices_train_as_one_with_the_compiler_of_users(data, tmp_path):
+    """Other tests compile with few optimizations and XLA's older code generator for CPUs, see `conftest.py`.
+
+    Devices add in another order than one does, see `translation_test.TOLERANCE`.
+    """
+    changes = ("model.num_layers=2", "model.encoder_layer_pattern=dense", "model.layer_pattern=moe")
+    changes += ("training.steps=4", "training.evaluate_every=0")
+    command = [sys.executable, "-c", _ON_FOUR_AND_ONE, data.corpus, data.tokenizers, tmp_path, *changes]
+    environment = {name: value for name, value in os.environ.items() if name not in _OPTIONS_OF_TESTS}
+    environment["PYTHONPATH"] = os.pathsep.join(sys.path)
+    done = subprocess.run(command, cwd=_REPOSITORY, capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 0, done.stderr
+    found, expected = _losses(tmp_path / "4"), _losses(tmp_path / "1")
+    assert sorted(found) == sorted(expected) == [1, 2, 3, 4]
+    np.testing.assert_allclose(
+        [found[step] for step in expected], list(expected.values()), rtol=64 * harness.FLOAT32_ROUNDING
+    )
 
 
 def test_a_finished_run_changes_nothing(data, tmp_path, caplog):

@@ -24,13 +24,14 @@ TOLERANCE = 2e-5
 
 @pytest.fixture(scope="module", params=[1, 3])
 def programs(request) -> tuple:
-    """Returns (flat program, reordering program, inputs), with a softmax sharp enough for hypotheses to differ."""
+    """Returns (flat program, reordering program, inputs), with a softmax sharp enough for hypotheses to differ.
+
+    Both stacks have a dense layer and one with experts, so the decoder has caches of two kinds of layers.
+    """
     own = experiment.get(
         "m4.Quickstart",
         [
             "model.num_layers=4",
-            "model.encoder_layer_pattern=dense",
-            "model.layer_pattern=moe",
             "model.model_dim=16",
             "model.hidden_dim=32",
             "model.num_heads=2",
