@@ -36,7 +36,7 @@ def test_a_file_of_vectors_is_written_once(directory, capsys):
     assert _run(*flags, "--model_dim=16", "--max_sentences=300") == 0
     tokenizers = Tokenizers.load(directory / "shared")
     size = tokenizers.source.vocabulary_size
-    assert f"{output}: {size} pieces, vectors of 16." in capsys.readouterr().out
+    assert f"{output} made: {size} pieces, vectors of 16." in capsys.readouterr().out
     assert piece_vectors.read(str(output), tokenizers, "--output").shape == (size, 16)
     before = output.stat().st_mtime_ns
     assert _run(*flags, "--model_dim=16", "--max_sentences=300") == 0

@@ -1,8 +1,7 @@
 """Which pieces translate which: IBM Model 1, learnt from sentence pairs without an alignment.
 
 Brown et al. 1993, section 4: each piece of a translation comes from one piece of its source, any of them alike, or from
-none. Expectation-maximisation counts the whole sample in each iteration, which takes seconds where a neural network
-takes hours to have seen the same sentences.
+the NULL word. Each iteration of expectation-maximisation counts the whole sample.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import numpy as np
 from lingvo_moe.utils import progress
 
 ITERATIONS = 4
-_NONE = 3  # the unknown piece, which no source text has, stands for "from no piece"
+_NULL_WORD = 3  # the unknown piece, which no source text has, stands for it
 _TINY = 1e-30  # nothing, but not a divisor of zero
 _CHUNK = 20_000  # sentence pairs counted at a time: about 4 million pairs of pieces
 # An iteration counts all pairs of pieces of a sentence pair; long ones would have most of them, and say least.
@@ -52,12 +51,12 @@ def _cells(pairs: SentencePairs, vocabulary: int) -> Iterator[tuple[np.ndarray, 
     """Yields the pieces that each target piece may come from, chunk by chunk.
 
     Yields:
-      (cells, lengths): `lengths [target pieces]` counts the candidates of each, among them `_NONE`; `cells [candidates]
-      int64` are their entries in the table of probabilities, source * vocabulary + target.
+      (cells, lengths): `lengths [target pieces]` counts the candidates of each, among them `_NULL_WORD`; `cells
+      [candidates] int64` are their entries in the table of probabilities, source * vocabulary + target.
     """
     for first in range(0, len(pairs), _CHUNK):
         chunk = pairs[first : first + _CHUNK]
-        sources = np.concatenate([np.append(source, _NONE) for source, _ in chunk]).astype(np.int64)
+        sources = np.concatenate([np.append(source, _NULL_WORD) for source, _ in chunk]).astype(np.int64)
         targets = np.concatenate([target for _, target in chunk])
         source_lengths = np.array([len(source) + 1 for source, _ in chunk])
         target_lengths = [len(target) for _, target in chunk]

@@ -1,7 +1,7 @@
 """Initial embeddings from counts of a parallel corpus: pieces that translate each other start with like vectors.
 
 Pretrained, aligned embeddings help translation most where there is little training (Qi et al. 2018). These come from
-the training corpus alone, in half a minute:
+the training corpus alone:
 
 - An English piece's vector is near those of pieces with the same neighbours: positive pointwise mutual information with
   the two pieces before and after it, reduced by singular value decomposition (Levy and Goldberg 2014).
@@ -31,14 +31,36 @@ from lingvo_moe.data.tokenizer import SPECIAL_IDS, Tokenizer, Tokenizers, sha256
 from lingvo_moe.errors import UserError
 
 SUFFIX = ".safetensors"
+TEMPERATURE, MAX_SENTENCES = 5.0, 150_000  # of the sample, unless others are given
 _KEY, _METADATA, _FORMAT = "vectors", "lingvo_moe.piece_vectors", 1
 _CONTEXT_DIMENSIONS = 128
 _REACH = 2  # neighbours on each side
 # Trials of m4.Quickstart, docs/results.md: a larger weight of the neighbours was better up to here.
 _CONTEXT_WEIGHT = 0.92
-_OWN_PART = 0.3  # the length of a source piece's random part, beside 1 of its translations
+_RANDOM_WEIGHT = 0.3  # of a source piece's own random vector, beside 1 of its translations
 _LEAST_PROBABILITY = 0.03  # of a translation to count
 _NOT_OURS = (safetensors.SafetensorError, KeyError, TypeError, ValueError)  # what `_load` raises for other files
+
+
+def make(
+    file: str,
+    corpus: Corpus,
+    tokenizers: Tokenizers,
+    dim: int,
+    temperature: float = TEMPERATURE,
+    max_sentences: int = MAX_SENTENCES,
+) -> bool:
+    """Writes the vectors of `train` to a file, unless it has those of the same arguments; says whether it wrote.
+
+    Raises:
+      UserError: as `train`.
+    """
+    sample = {"temperature": str(temperature), "max_sentences": max_sentences}
+    settings = {"corpus": corpus.fingerprint, "model_dim": dim, **sample}
+    if is_up_to_date(file, tokenizers, settings):
+        return False
+    write(file, train(corpus, tokenizers, dim, temperature, max_sentences), tokenizers, settings)
+    return True
 
 
 def train(corpus: Corpus, tokenizers: Tokenizers, dim: int, temperature: float, max_sentences: int) -> np.ndarray:
@@ -71,7 +93,7 @@ def piece_vectors(pairs: SentencePairs, vocabulary: int, dim: int) -> np.ndarray
 
     table = translation_probabilities(pairs, vocabulary)
     table[table < _LEAST_PROBABILITY] = 0.0
-    translated = _unit(_unit(table @ english.astype(np.float32)) + _OWN_PART * own)
+    translated = _unit(_unit(table @ english.astype(np.float32)) + _RANDOM_WEIGHT * own)
 
     counts = [np.bincount(np.concatenate(side), minlength=vocabulary) for side in zip(*pairs, strict=True)]
     in_english = (counts[1] / np.maximum(counts[0] + counts[1], 1))[:, None]
@@ -99,7 +121,7 @@ def context_vectors(sentences: Sequence[np.ndarray], vocabulary: int, dim: int) 
         inside = (before != gap[0]) & (after != gap[0])
         entries = before[inside], after[inside]
         counts = scipy.sparse.csr_array((np.ones(len(entries[0])), entries), shape=(vocabulary, vocabulary))
-        blocks += [_information(counts), _information(counts.T.tocsr())]
+        blocks += [_positive_pmi(counts), _positive_pmi(counts.T.tocsr())]
     features = scipy.sparse.hstack(blocks).tocsr()
     left, values, _ = linalg.svds(features, k=dim, rng=np.random.default_rng(0))
     return _unit(left * np.sqrt(values))
@@ -172,8 +194,11 @@ def _shared(tokenizers: Tokenizers) -> Tokenizer:
     return tokenizers.source
 
 
-def _information(counts: scipy.sparse.csr_array) -> scipy.sparse.csr_array:
-    """Positive pointwise mutual information of rows and columns; frequent columns are damped (Levy et al. 2015)."""
+def _positive_pmi(counts: scipy.sparse.csr_array) -> scipy.sparse.csr_array:
+    """Returns the positive pointwise mutual information of rows and columns, of the same shape as `counts`.
+
+    The frequency of columns is smoothed with the exponent 0.75 (Levy et al. 2015).
+    """
     entries = counts.tocoo()
     rows, columns = counts.sum(axis=1), counts.sum(axis=0) ** 0.75
     expected = rows[entries.row] * columns[entries.col] / columns.sum()

@@ -13,6 +13,7 @@ import logging
 import pathlib
 import tempfile
 import time
+import types
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
@@ -41,7 +42,7 @@ def train(
     process_group: ProcessGroup = ProcessGroup(),
     callbacks: Sequence[Callback] = (),
     initial_weights: str | pathlib.Path | None = None,
-    initial_values: Mapping[str, np.ndarray] | None = None,
+    initial_values: Mapping[str, np.ndarray] = types.MappingProxyType({}),
 ) -> dict[str, float]:
     """Trains to `experiment.training.steps`, from the newest checkpoint in `logdir` if there is one.
 
@@ -72,7 +73,7 @@ def train(
     """
     logdir, schedule = pathlib.Path(logdir), experiment.training
     train_input, held_out = _open_data(experiment)
-    _check_processes(name, experiment, train_input, logdir, process_group, initial_weights, initial_values or {})
+    _check_processes(name, experiment, train_input, logdir, process_group, initial_weights, initial_values)
     checkpoints = Checkpoints(logdir, schedule.keep, process_group)
     initial = None if initial_weights is None else Checkpoints(initial_weights, processes=process_group)
     trained = checkpoints.latest() or 0
@@ -83,9 +84,7 @@ def train(
         process_group.finish()
         return {}
     training = _compile(name, experiment, engine, process_group)
-    first_step, data_state = _restore_or_initialise(
-        name, experiment, training, checkpoints, initial, initial_values or {}
-    )
+    first_step, data_state = _restore_or_initialise(name, experiment, training, checkpoints, initial, initial_values)
     process_group.barrier()
     batches = train_input.batches(data_state, experiment.input.shards_of_rows(training.rows))
     preemption = PreemptionGuard(schedule.grace_seconds, not process_group.catches_sigterm)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Iterable, Sequence
 
 from lingvo_moe.analysis.hardware import GENERATIONS
 from lingvo_moe.analysis.plan import CollectiveCost, Plan
@@ -33,11 +34,8 @@ def table(plans: Plans) -> Table:
         Column("device-years for 1T tokens", "[c, m]"),
     ]
     chosen = [plan for name, plan in plans.items() if name == _name(plan) and _is_elsewhere(plan)]
-    rows = []
-    for plan in sorted(chosen, key=_order):
-        where = [plan.model, plan.topology, plan.mesh, plan.remat]
-        rows.append([*where, *(_figures(plan) if plan.fits else [does_not_fit(plan, len(columns) - len(where))])])
-    return Table("Models of the papers on clusters of GPUs and slices of newer TPUs.", columns, rows)
+    caption = "Models of the papers on clusters of GPUs and slices of newer TPUs."
+    return _table(caption, columns, chosen, ("model", "topology", "mesh", "remat"), _figures)
 
 
 def meshes(plans: Plans) -> Table:
@@ -59,11 +57,19 @@ def meshes(plans: Plans) -> Table:
     others = [plan for name, plan in plans.items() if name.startswith(f"{_name(plan)}.") and _is_elsewhere(plan)]
     names = {_name(plan) for plan in others}
     chosen = [*(plan for name, plan in plans.items() if name in names), *others]
+    where = ("model", "topology", "mesh", "layout", "remat")
+    return _table("Meshes and layouts on one cluster.", columns, chosen, where, _divided)
+
+
+def _table(
+    caption: str, columns: list[Column], chosen: Iterable[Plan], where: Sequence[str], figures: Callable
+) -> Table:
+    """A row for each plan: the attributes `where`, then `figures(plan)`, or that the program does not fit."""
     rows = []
     for plan in sorted(chosen, key=_order):
-        where = [plan.model, plan.topology, plan.mesh, plan.layout, plan.remat]
-        rows.append([*where, *(_divided(plan) if plan.fits else [does_not_fit(plan, len(columns) - len(where))])])
-    return Table("Meshes and layouts on one cluster.", columns, rows)
+        found = figures(plan) if plan.fits else [does_not_fit(plan, len(columns) - len(where))]
+        rows.append([*(getattr(plan, name) for name in where), *found])
+    return Table(caption, columns, rows)
 
 
 def markdown(table: Table) -> str:

@@ -90,11 +90,13 @@ def load(path: pathlib.Path) -> list[LayerPair]:
         return []
     try:
         pairs = [LayerPair(**values) for values in json.loads(path.read_text(encoding="utf-8"))]
-        if all(pair.seconds > 0 for pair in pairs):
-            return pairs
-    except (ValueError, TypeError, AttributeError):
-        pass
-    raise UserError(f"{path}: not the results of layer pairs; `python -m tools.layer_pairs` writes them anew.")
+        if any(pair.seconds <= 0 for pair in pairs):
+            raise ValueError("a time is not above 0")
+    except (ValueError, TypeError, AttributeError) as error:
+        raise UserError(
+            f"{path}: not the results of layer pairs ({error}); `python -m tools.layer_pairs` writes them anew."
+        ) from None
+    return pairs
 
 
 def table(pairs: Sequence[LayerPair]) -> Table:

@@ -9,10 +9,6 @@ from lingvo_moe.data.corpus import Corpus
 from lingvo_moe.data.tokenizer import Tokenizers
 from tools.study.trial import Data, Trial
 
-# The defaults of tools.train_embeddings.
-_TEMPERATURE = 5.0
-_MAX_SENTENCES = 150_000
-
 
 def make(trials: Sequence[Trial], data: Data):
     """Counts what is missing, each from the corpus that a run is trained on: a bilingual model's is of its language.
@@ -26,11 +22,6 @@ def make(trials: Sequence[Trial], data: Data):
     """
     tokenizers = Tokenizers.load(data.tokenizers)
     for language, dim in sorted({(each.run.language, each.embedding_dim) for each in trials if each.embedding_dim}):
-        corpus, file = Corpus.open(data.training[language]), data.embeddings_of(language, dim)
-        sample = {"temperature": str(_TEMPERATURE), "max_sentences": _MAX_SENTENCES}
-        settings = {"corpus": corpus.fingerprint, "model_dim": dim, **sample}
-        if piece_vectors.is_up_to_date(str(file), tokenizers, settings):
-            continue
+        file = data.embeddings_of(language, dim)
         file.parent.mkdir(parents=True, exist_ok=True)
-        vectors = piece_vectors.train(corpus, tokenizers, dim, _TEMPERATURE, _MAX_SENTENCES)
-        piece_vectors.write(str(file), vectors, tokenizers, settings)
+        piece_vectors.make(str(file), Corpus.open(data.training[language]), tokenizers, dim)
