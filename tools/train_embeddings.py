@@ -55,7 +55,9 @@ def main(argv: list[str]):
     corpus = Corpus.open_to_train(FLAGS.corpus)
     sample = FLAGS.temperature, FLAGS.max_sentences
     is_new = piece_vectors.make(FLAGS.output, corpus, tokenizers, FLAGS.model_dim, *sample)
-    size = f"{tokenizers.source.vocabulary_size} pieces, vectors of {FLAGS.model_dim}"
+    sizes = tokenizers.source.vocabulary_size, tokenizers.target.vocabulary_size
+    pieces = f"{sizes[0]} pieces" if tokenizers.is_shared else f"{sizes[0]} source and {sizes[1]} target pieces"
+    size = f"{pieces}, vectors of {FLAGS.model_dim}"
     print(f"{FLAGS.output} {'made' if is_new else 'is up to date'}: {size}.")
 
 

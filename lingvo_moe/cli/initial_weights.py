@@ -67,25 +67,32 @@ def embeddings(config: TrainConfig, name: str, experiment: Experiment) -> dict[s
         return {}
     if config.initial_weights is not None:
         raise UserError("--initial_weights has embeddings too; leave --initial_embeddings out.")
-    path = getattr(experiment.model, "tied_table", "")
-    if not path:
+    paths: dict[str, str] = getattr(experiment.model, "tied_tables", {})
+    if not paths:
         raise UserError(
-            f"--initial_embeddings={file}: {name} has no tied embeddings, which all sides of the model share "
-            f"(model.tied_embeddings)."
+            f"--initial_embeddings={file}: {name} has no tied embeddings (model.tied_embeddings), which are as long as "
+            f"the vectors of the softmax."
         )
-    vectors = piece_vectors.read(file, experiment.open_tokenizers(), "--initial_embeddings")
-    rows, dim = _shape(experiment, path)
+    tokenizers = experiment.open_tokenizers()
+    vectors = piece_vectors.read(file, tokenizers, "--initial_embeddings")._asdict()
+    if len(set(paths.values())) < len(paths) and not tokenizers.is_shared:
+        raise UserError(
+            f"--initial_embeddings={file} has the vectors of two tokenizers, and {name} has one table for both sides, "
+            f"as source_vocabulary and target_vocabulary are equal. Train one tokenizer (tools.train_tokenizer "
+            f"--shared_vocabulary), or set different sizes."
+        )
+    return {path: _fit(vectors[side], experiment, path, file) for side, path in paths.items()}
+
+
+def _fit(vectors: np.ndarray, experiment: Experiment, path: str, file: str) -> np.ndarray:
+    """Returns the vectors and random rows after them, as the weight has; raises UserError where dimensions differ."""
+    rows, dim = tree.flatten(weight_specs(experiment.model.weights()))[path].shape
     if vectors.shape[1] != dim:
         raise UserError(
             f"--initial_embeddings={file} has vectors of {vectors.shape[1]}, the model's model_dim is {dim}. Make it "
             f"again: `python -m tools.train_embeddings --model_dim={dim}`."
         )
-    return {path: piece_vectors.extend(vectors, rows)}
-
-
-def _shape(experiment: Experiment, path: str) -> tuple[int, ...]:
-    """Returns the shape of a weight of the model."""
-    return tree.flatten(weight_specs(experiment.model.weights()))[path].shape
+    return piece_vectors.extend(vectors, rows)
 
 
 def _resumes(config: TrainConfig, flag: str) -> bool:

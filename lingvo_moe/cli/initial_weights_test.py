@@ -24,16 +24,16 @@ def directory(tmp_path_factory):
     directory = tmp_path_factory.mktemp("data")
     pairs = [(f"Haus Nummer {i} steht dort.", f"House number {i} stands there.") for i in range(300)]
     corpus = Corpus.open(write_corpus(directory / "corpus", {"de": {"train": pairs}}))
-    tokenizers, _ = tokenizer_trainer.train(corpus, directory / "shared", {"shared": 400}, 5.0, 300)
-    vectors = np.random.default_rng(0).normal(size=(tokenizers.source.vocabulary_size, 256)).astype(np.float32)
-    piece_vectors.write(str(directory / "vectors.safetensors"), vectors, tokenizers, {})
+    for name, sizes in (("shared", {"shared": 400}), ("two", {"source": 400, "target": 60})):
+        tokenizers, _ = tokenizer_trainer.train(corpus, directory / name, sizes, 5.0, 300)
+        piece_vectors.make(str(directory / f"{name}.safetensors"), corpus, tokenizers, 256, max_sentences=300)
     return directory
 
 
 @pytest.fixture
 def config(directory, tmp_path) -> TrainConfig:
     return TrainConfig(
-        model=NAME, logdir=str(tmp_path / "log"), initial_embeddings=str(directory / "vectors.safetensors")
+        model=NAME, logdir=str(tmp_path / "log"), initial_embeddings=str(directory / "shared.safetensors")
     )
 
 
@@ -46,7 +46,22 @@ def test_the_tied_table_has_the_vectors_of_the_file(directory, config):
     (path, table), *others = initial_weights.embeddings(config, NAME, _experiment(directory)).items()
     expected = piece_vectors.read(config.initial_embeddings, Tokenizers.load(directory / "shared"), "--flag")
     assert path == "embedding/table" and table.shape == (6000, 256) and not others
-    np.testing.assert_array_equal(table[: len(expected)], expected)
+    np.testing.assert_array_equal(table[: len(expected.source)], expected.source)
+
+
+def test_tables_of_two_vocabularies_have_the_vectors_of_their_sides(directory, config):
+    two = dataclasses.replace(config, initial_embeddings=str(directory / "two.safetensors"))
+    tokenizers = f"tokenizers={directory / 'two'}"
+    tables = initial_weights.embeddings(two, NAME, _experiment(directory, tokenizers, "model.source_vocabulary=7000"))
+    assert {path: table.shape for path, table in tables.items()} == {
+        "source_embedding/table": (7000, 256),
+        "embedding/table": (6000, 256),
+    }
+    expected = piece_vectors.read(two.initial_embeddings, Tokenizers.load(directory / "two"), "--flag")
+    for path, side in (("source_embedding/table", expected.source), ("embedding/table", expected.target)):
+        np.testing.assert_array_equal(tables[path][: len(side)], side)
+    with pytest.raises(UserError, match="vectors of two tokenizers, and m4.Quickstart has one table for both sides"):
+        initial_weights.embeddings(two, NAME, _experiment(directory, tokenizers))
 
 
 def test_nothing_is_read_without_the_flag_or_where_training_resumes(directory, config, tmp_path):

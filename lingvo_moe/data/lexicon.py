@@ -22,37 +22,38 @@ _MOST_SOURCE_PIECES, _MOST_TARGET_PIECES = 60, 40
 SentencePairs = Sequence[tuple[np.ndarray, np.ndarray]]
 
 
-def translation_probabilities(pairs: SentencePairs, vocabulary: int) -> np.ndarray:
-    """Returns p(target piece | source piece): `[source piece, target piece] float32`, `[vocabulary, vocabulary]`.
+def translation_probabilities(pairs: SentencePairs, num_sources: int, num_targets: int) -> np.ndarray:
+    """Returns p(target piece | source piece): `[num_sources, num_targets] float32`.
 
     Rows sum to 1, or to 0 for pieces that no source has. It takes 8 bytes for each entry while it runs.
 
     Args:
       pairs: ids of source and target, each `[length] int32`; empty and very long ones are left out.
-      vocabulary: the number of pieces of both sides.
+      num_sources: the number of source pieces.
+      num_targets: the number of target pieces.
     """
     kept = [
         pair for pair in pairs if 0 < len(pair[0]) <= _MOST_SOURCE_PIECES and 0 < len(pair[1]) <= _MOST_TARGET_PIECES
     ]
-    table = np.ones(vocabulary * vocabulary, np.float32)
+    table = np.ones(num_sources * num_targets, np.float32)
     for _ in progress.track(range(ITERATIONS), "aligning pieces (IBM Model 1)", unit="iterations"):
         counts = np.zeros_like(table)
-        for cells, lengths in _cells(kept, vocabulary):
+        for cells, lengths in _cells(kept, num_targets):
             probabilities = table[cells]
             totals = np.add.reduceat(probabilities, np.cumsum(lengths) - lengths)
             np.add.at(counts, cells, probabilities / np.repeat(np.maximum(totals, _TINY), lengths))
-        rows = counts.reshape(vocabulary, vocabulary)
+        rows = counts.reshape(num_sources, num_targets)
         rows /= np.maximum(rows.sum(axis=1, keepdims=True), _TINY)
         table = counts
-    return table.reshape(vocabulary, vocabulary) if kept else np.zeros((vocabulary, vocabulary), np.float32)
+    return table.reshape(num_sources, num_targets) if kept else np.zeros((num_sources, num_targets), np.float32)
 
 
-def _cells(pairs: SentencePairs, vocabulary: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+def _cells(pairs: SentencePairs, num_targets: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Yields the pieces that each target piece may come from, chunk by chunk.
 
     Yields:
       (cells, lengths): `lengths [target pieces]` counts the candidates of each, among them `_NULL_WORD`; `cells
-      [candidates] int64` are their entries in the table of probabilities, source * vocabulary + target.
+      [candidates] int64` are their entries in the table of probabilities, source * num_targets + target.
     """
     for first in range(0, len(pairs), _CHUNK):
         chunk = pairs[first : first + _CHUNK]
@@ -64,4 +65,4 @@ def _cells(pairs: SentencePairs, vocabulary: int) -> Iterator[tuple[np.ndarray, 
         # Candidate i of a target piece is piece i of its source, whose pieces start at `starts`.
         starts = np.repeat(np.cumsum(source_lengths) - source_lengths, target_lengths)
         shifts = np.repeat(np.cumsum(lengths) - lengths - starts, lengths)
-        yield sources[np.arange(len(shifts)) - shifts] * vocabulary + np.repeat(targets, lengths), lengths
+        yield sources[np.arange(len(shifts)) - shifts] * num_targets + np.repeat(targets, lengths), lengths

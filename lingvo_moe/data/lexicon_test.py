@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from lingvo_moe.data import lexicon
 
-_VOCABULARY = 12
-_SENTENCE = st.lists(st.integers(4, _VOCABULARY - 1), max_size=5)
+_SIZES = 12, 9  # pieces of the source, of the target
+_SOURCE, _TARGET = (st.lists(st.integers(4, size - 1), max_size=5) for size in _SIZES)
 
 
 def _model_1(pairs, iterations):
@@ -31,13 +31,13 @@ def _model_1(pairs, iterations):
     return probability
 
 
-@given(st.lists(st.tuples(_SENTENCE, _SENTENCE), max_size=8))
+@given(st.lists(st.tuples(_SOURCE, _TARGET), max_size=8))
 def test_the_table_is_that_of_model_1(pairs):
     table = lexicon.translation_probabilities(
-        [(np.array(source, np.int32), np.array(target, np.int32)) for source, target in pairs], _VOCABULARY
+        [(np.array(source, np.int32), np.array(target, np.int32)) for source, target in pairs], *_SIZES
     )
     used = [pair for pair in pairs if all(pair)]
-    expected = np.zeros((_VOCABULARY, _VOCABULARY))
+    expected = np.zeros(_SIZES)
     for key, value in _model_1(used, lexicon.ITERATIONS).items():
         expected[key] = value
     np.testing.assert_allclose(table, expected, rtol=1e-4, atol=1e-6)
@@ -49,9 +49,9 @@ def test_chunks_do_not_change_the_table(monkeypatch):
     pairs = [
         tuple(generator.integers(4, 40, generator.integers(1, 9)).astype(np.int32) for _ in range(2)) for _ in range(50)
     ]
-    whole = lexicon.translation_probabilities(pairs, 40)
+    whole = lexicon.translation_probabilities(pairs, 40, 40)
     monkeypatch.setattr(lexicon, "_CHUNK", 7)
-    np.testing.assert_allclose(lexicon.translation_probabilities(pairs, 40), whole, rtol=1e-5)
+    np.testing.assert_allclose(lexicon.translation_probabilities(pairs, 40, 40), whole, rtol=1e-5)
 
 
 def test_translations_are_found_without_an_alignment():
@@ -61,7 +61,7 @@ def test_translations_are_found_without_an_alignment():
     for _ in range(400):
         source = generator.choice(np.arange(5, 40), 5, replace=False).astype(np.int32)
         pairs.append((source, np.append(generator.permutation(source + 40), 4).astype(np.int32)))
-    table = lexicon.translation_probabilities(pairs, 80)
+    table = lexicon.translation_probabilities(pairs, 80, 80)
     assert (table[5:40].argmax(axis=1) == np.arange(45, 80)).all()
     # What each target has comes from no piece of the source.
     assert table[3].argmax() == 4

@@ -6,8 +6,9 @@ the training corpus alone:
 - An English piece's vector is near those of pieces with the same neighbours: positive pointwise mutual information with
   the two pieces before and after it, reduced by singular value decomposition (Levy and Goldberg 2014).
 - A source piece's vector is the mean of the English pieces that it translates to, by `lexicon`.
-- A piece of both sides has a mean of both, by its frequency on each. Each piece has a random part of its own, so that
-  no two are equal.
+- With one tokenizer for both sides, a piece has a mean of both, by its frequency on each.
+
+Each piece has a random part of its own, so that no two are equal.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import json
 import os
 import pathlib
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import safetensors
@@ -27,12 +28,12 @@ from scipy.sparse import linalg
 from lingvo_moe.data.corpus import Corpus
 from lingvo_moe.data.corpus_sample import sample_pairs
 from lingvo_moe.data.lexicon import SentencePairs, translation_probabilities
-from lingvo_moe.data.tokenizer import SPECIAL_IDS, Tokenizer, Tokenizers, sha256
+from lingvo_moe.data.tokenizer import SIDES, SPECIAL_IDS, Tokenizers, sha256
 from lingvo_moe.errors import UserError
 
 SUFFIX = ".safetensors"
 TEMPERATURE, MAX_SENTENCES = 5.0, 150_000  # of the sample, unless others are given
-_KEY, _METADATA, _FORMAT = "vectors", "lingvo_moe.piece_vectors", 1
+_METADATA, _FORMAT = "lingvo_moe.piece_vectors", 2
 _CONTEXT_DIMENSIONS = 128
 _REACH = 2  # neighbours on each side
 # Trials of m4.Quickstart, docs/results.md: a larger weight of the neighbours was better up to here.
@@ -40,6 +41,13 @@ _CONTEXT_WEIGHT = 0.92
 _RANDOM_WEIGHT = 0.3  # of a source piece's own random vector, beside 1 of its translations
 _LEAST_PROBABILITY = 0.03  # of a translation to count
 _NOT_OURS = (safetensors.SafetensorError, KeyError, TypeError, ValueError)  # what `_load` raises for other files
+
+
+class Vectors(NamedTuple):
+    """The vectors `[V, dim] float32` of the pieces of each side; one array if they share a tokenizer."""
+
+    source: np.ndarray
+    target: np.ndarray
 
 
 def make(
@@ -63,43 +71,69 @@ def make(
     return True
 
 
-def train(corpus: Corpus, tokenizers: Tokenizers, dim: int, temperature: float, max_sentences: int) -> np.ndarray:
-    """Returns a unit vector for each piece, `[V, dim] float32`.
+def train(corpus: Corpus, tokenizers: Tokenizers, dim: int, temperature: float, max_sentences: int) -> Vectors:
+    """Returns a unit vector for each piece: `[V, dim] float32` of source and of target.
 
     Args:
       corpus: its training split is read.
-      tokenizers: one for both sides.
+      tokenizers: two, or one for both sides, whose pieces have the same vector on both.
       dim: the model dimension.
       temperature: of the sampling of languages.
       max_sentences: the number of pairs to sample.
 
     Raises:
-      UserError: the sides have different tokenizers, or the corpus has no training pair.
+      UserError: the corpus has no training pair.
     """
-    tokenizer = _shared(tokenizers)
     sources, targets, _ = zip(*sample_pairs(corpus, temperature, max_sentences), strict=True)
-    pairs = list(zip(tokenizer.encode(sources), tokenizer.encode(targets), strict=True))
-    return piece_vectors(pairs, tokenizer.vocabulary_size, dim)
+    pairs = list(zip(tokenizers.source.encode(sources), tokenizers.target.encode(targets), strict=True))
+    sizes = tokenizers.source.vocabulary_size, tokenizers.target.vocabulary_size
+    if not tokenizers.is_shared:
+        return Vectors(*separate_vectors(pairs, *sizes, dim))
+    vectors = shared_vectors(pairs, sizes[0], dim)
+    return Vectors(vectors, vectors)
 
 
-def piece_vectors(pairs: SentencePairs, vocabulary: int, dim: int) -> np.ndarray:
-    """Returns a unit vector for each piece, `[vocabulary, dim] float32`, from ids of source and target."""
+def shared_vectors(pairs: SentencePairs, vocabulary: int, dim: int) -> np.ndarray:
+    """Returns a unit vector for each piece of both sides, `[vocabulary, dim] float32`, from ids of pairs."""
     generator = np.random.default_rng(0)
-    own = _unit(generator.normal(size=(vocabulary, dim)))
-    rotation = np.linalg.qr(generator.normal(size=(dim, dim)))[0]
-    contexts = context_vectors([target for _, target in pairs], vocabulary, min(_CONTEXT_DIMENSIONS, dim // 2))
-    rotated = contexts @ rotation[: contexts.shape[1]]
-    english = _unit(_CONTEXT_WEIGHT * rotated + np.sqrt(1 - _CONTEXT_WEIGHT**2) * own)
-
-    table = translation_probabilities(pairs, vocabulary)
-    table[table < _LEAST_PROBABILITY] = 0.0
-    translated = _unit(_unit(table @ english.astype(np.float32)) + _RANDOM_WEIGHT * own)
-
+    noise = _unit(generator.normal(size=(vocabulary, dim)))
+    translated, english = _side_vectors(pairs, noise, noise, generator)
     counts = [np.bincount(np.concatenate(side), minlength=vocabulary) for side in zip(*pairs, strict=True)]
     in_english = (counts[1] / np.maximum(counts[0] + counts[1], 1))[:, None]
-    vectors = _unit(in_english * english + (1 - in_english) * translated)
+    return _finished(in_english * english + (1 - in_english) * translated, noise)
+
+
+def separate_vectors(
+    pairs: SentencePairs, num_sources: int, num_targets: int, dim: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns unit vectors of source and of target pieces, `[num_sources, dim]` and `[num_targets, dim] float32`."""
+    generator = np.random.default_rng(0)
+    source_noise, target_noise = (_unit(generator.normal(size=(size, dim))) for size in (num_sources, num_targets))
+    source, target = _side_vectors(pairs, source_noise, target_noise, generator)
+    return _finished(source, source_noise), _finished(target, target_noise)
+
+
+def _side_vectors(
+    pairs: SentencePairs, source_noise: np.ndarray, target_noise: np.ndarray, generator: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns unit vectors of source and target pieces, of the shapes of their random parts."""
+    vocabulary, dim = target_noise.shape
+    rotation = np.linalg.qr(generator.normal(size=(dim, dim)))[0]
+    reduced = min(_CONTEXT_DIMENSIONS, dim // 2, vocabulary - 1)
+    contexts = context_vectors([target for _, target in pairs], vocabulary, reduced)
+    rotated = contexts @ rotation[: contexts.shape[1]]
+    english = _unit(_CONTEXT_WEIGHT * rotated + np.sqrt(1 - _CONTEXT_WEIGHT**2) * target_noise)
+
+    table = translation_probabilities(pairs, len(source_noise), vocabulary)
+    table[table < _LEAST_PROBABILITY] = 0.0
+    return _unit(_unit(table @ english.astype(np.float32)) + _RANDOM_WEIGHT * source_noise), english
+
+
+def _finished(vectors: np.ndarray, noise: np.ndarray) -> np.ndarray:
+    """Returns unit vectors of float32; those of special pieces are random."""
+    vectors = _unit(vectors)
     special = list(SPECIAL_IDS.values())
-    vectors[special] = own[special]
+    vectors[special] = noise[special]
     return vectors.astype(np.float32)
 
 
@@ -127,71 +161,71 @@ def context_vectors(sentences: Sequence[np.ndarray], vocabulary: int, dim: int) 
     return _unit(left * np.sqrt(values))
 
 
-def write(file: str, vectors: np.ndarray, tokenizers: Tokenizers, settings: dict[str, Any]):
-    """Writes the vectors of a tokenizer's pieces to a safetensors file, completely or not at all.
+def write(file: str, vectors: Vectors, tokenizers: Tokenizers, settings: dict[str, Any]):
+    """Writes the vectors of tokenizers' pieces to a safetensors file, completely or not at all.
 
     Args:
       file: whose name ends with `SUFFIX`.
-      vectors: `[V, dim] float32`.
-      tokenizers: one for both sides.
+      vectors: of `train`.
+      tokenizers: of the pieces.
       settings: what the vectors were made from, in terms of JSON; see `is_up_to_date`.
     """
-    metadata = {"format": _FORMAT, "tokenizer": sha256(_shared(tokenizers).model), "settings": settings}
+    metadata = {"format": _FORMAT, "tokenizers": _identity(tokenizers), "settings": settings}
+    tables = {"shared": vectors.source} if tokenizers.is_shared else vectors._asdict()
     partial = f"{file}.partial"
     try:
-        safetensors_numpy.save_file({_KEY: vectors}, partial, {_METADATA: json.dumps(metadata, sort_keys=True)})
+        safetensors_numpy.save_file(tables, partial, {_METADATA: json.dumps(metadata, sort_keys=True)})
         os.replace(partial, file)
     finally:
         pathlib.Path(partial).unlink(missing_ok=True)
 
 
-def read(file: str, tokenizers: Tokenizers, flag: str) -> np.ndarray:
-    """Returns the vectors `[V, dim] float32` of a file that `write` made for the same tokenizer.
+def read(file: str, tokenizers: Tokenizers, flag: str) -> Vectors:
+    """Returns the vectors of a file that `write` made for the same tokenizers.
 
     Raises:
-      UserError: no such file, another file, or one of another tokenizer; names `flag`.
+      UserError: no such file, another file, or one of other tokenizers; names `flag`.
     """
     if not pathlib.Path(file).is_file():
         raise UserError(f"{flag}={file}: there is no such file; `python -m tools.train_embeddings` makes one.")
     try:
-        metadata, vectors = _load(file)
-        version, tokenizer = metadata["format"], metadata["tokenizer"]
+        metadata, tables = _load(file)
+        version, identity = metadata["format"], metadata.get("tokenizers")
+        vectors = Vectors(*(tables["shared" if "shared" in tables else side] for side in SIDES))
     except _NOT_OURS as error:
         raise UserError(f"{flag}={file} is not a file of tools.train_embeddings ({error}).") from None
     if version != _FORMAT:
-        raise UserError(f"{flag}={file}: format {version!r}; this program knows {_FORMAT}.")
-    if tokenizer != sha256(_shared(tokenizers).model) or vectors.shape[0] != tokenizers.source.vocabulary_size:
+        raise UserError(f"{flag}={file}: format {version!r}; this program knows {_FORMAT}. Make the file again.")
+    if identity != _identity(tokenizers) or any(
+        len(table) != getattr(tokenizers, side).vocabulary_size for side, table in vectors._asdict().items()
+    ):
         raise UserError(f"{flag}={file} was made with another tokenizer; make it again with --tokenizers of the model.")
     return vectors
 
 
 def is_up_to_date(file: str, tokenizers: Tokenizers, settings: dict[str, Any]) -> bool:
     """Says whether `file` is complete and has the vectors of these settings."""
-    expected = {"format": _FORMAT, "tokenizer": sha256(_shared(tokenizers).model), "settings": settings}
+    expected = {"format": _FORMAT, "tokenizers": _identity(tokenizers), "settings": settings}
     try:
         return pathlib.Path(file).is_file() and _load(file)[0] == expected
     except _NOT_OURS:
         return False
 
 
-def _load(file: str) -> tuple[dict[str, Any], np.ndarray]:
+def _load(file: str) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     with safetensors.safe_open(file, "numpy") as opened:
-        return json.loads((opened.metadata() or {})[_METADATA]), opened.get_tensor(_KEY)
+        metadata = json.loads((opened.metadata() or {})[_METADATA])
+    return metadata, safetensors_numpy.load_file(file)
+
+
+def _identity(tokenizers: Tokenizers) -> list[str]:
+    return [sha256(getattr(tokenizers, side).model) for side in SIDES]
 
 
 def extend(vectors: np.ndarray, rows: int) -> np.ndarray:
     """Returns `vectors [V, dim]` with random unit vectors after them: `[rows, dim]`, for a model of `rows` pieces."""
     surplus = np.random.default_rng(1).normal(size=(rows - len(vectors), vectors.shape[1]))
     return np.concatenate([vectors, _unit(surplus).astype(vectors.dtype)])
-
-
-def _shared(tokenizers: Tokenizers) -> Tokenizer:
-    if tokenizers.source.model != tokenizers.target.model:
-        raise UserError(
-            "Embeddings need one tokenizer for both sides; train it with `python -m tools.train_tokenizer "
-            "--shared_vocabulary=N`."
-        )
-    return tokenizers.source
 
 
 def _positive_pmi(counts: scipy.sparse.csr_array) -> scipy.sparse.csr_array:

@@ -31,7 +31,7 @@ def _pairs(count: int) -> list[tuple[np.ndarray, np.ndarray]]:
 
 @pytest.fixture(scope="module")
 def vectors() -> np.ndarray:
-    return piece_vectors.piece_vectors(_pairs(1500), _SIZE, 32)
+    return piece_vectors.shared_vectors(_pairs(1500), _SIZE, 32)
 
 
 def test_the_nearest_pieces_are_the_translations(vectors):
@@ -44,6 +44,20 @@ def test_the_nearest_pieces_are_the_translations(vectors):
         assert products.diagonal().min() > 0.8
     # No two pieces are the same, or training could not tell them apart.
     assert (vectors[english + 50] * vectors[english + 100]).sum(axis=1).max() < 0.99
+
+
+def test_pieces_of_separate_tokenizers_have_vectors_of_their_own(vectors):
+    """The ids of the sides say nothing about each other; translations are as close as those of one tokenizer."""
+    pairs = [(source - 50, target) for source, target in _pairs(1500)]
+    source, target = piece_vectors.separate_vectors(pairs, 100, 60, 32)
+    assert source.shape == (100, 32) and target.shape == (60, 32) and source.dtype == target.dtype == np.float32
+    english = np.arange(10, 50)
+    for shift in (0, 50):
+        products = source[english + shift] @ target[english].T
+        assert (products.argmax(axis=1) == np.arange(40)).all()
+        assert products.diagonal().min() > 0.8
+    # Pieces that are nowhere have nothing in common.
+    assert np.abs((source[50:60] * target[50:60]).sum(axis=1)).max() < 0.8
 
 
 def test_pieces_with_the_same_neighbours_are_close(vectors):
@@ -81,14 +95,15 @@ def shared(tmp_path_factory) -> tuple[Corpus, Tokenizers]:
 def test_a_corpus_gives_the_same_vectors_again(shared):
     corpus, tokenizers = shared
     vectors = piece_vectors.train(corpus, tokenizers, 32, temperature=5.0, max_sentences=600)
-    assert vectors.shape == (tokenizers.source.vocabulary_size, 32)
+    assert vectors.source.shape == (tokenizers.source.vocabulary_size, 32) and vectors.source is vectors.target
     np.testing.assert_array_equal(piece_vectors.train(corpus, tokenizers, 32, 5.0, 600), vectors)
 
 
 def test_a_file_is_read_for_its_own_tokenizer_alone(shared, tmp_path):
     """Rows of another tokenizer would be the vectors of other pieces."""
     _, tokenizers = shared
-    vectors = np.ones((tokenizers.source.vocabulary_size, 8), np.float32)
+    table = np.ones((tokenizers.source.vocabulary_size, 8), np.float32)
+    vectors = piece_vectors.Vectors(table, table)
     file = str(tmp_path / "vectors.safetensors")
     piece_vectors.write(file, vectors, tokenizers, {})
     np.testing.assert_array_equal(piece_vectors.read(file, tokenizers, "--flag"), vectors)
@@ -96,10 +111,28 @@ def test_a_file_is_read_for_its_own_tokenizer_alone(shared, tmp_path):
     other = Tokenizer(tokenizers.source.model + b" ")
     with pytest.raises(UserError, match="--flag=.* was made with another tokenizer; make it again with --tokenizers"):
         piece_vectors.read(file, dataclasses.replace(tokenizers, source=other, target=other), "--flag")
-    with pytest.raises(UserError, match="one tokenizer for both sides; .*--shared_vocabulary"):
-        piece_vectors.write(file, vectors, dataclasses.replace(tokenizers, source=other), {})
+    with pytest.raises(UserError, match="was made with another tokenizer"):
+        piece_vectors.read(file, dataclasses.replace(tokenizers, source=other), "--flag")
     with pytest.raises(UserError, match="no such file; `python -m tools.train_embeddings` makes one"):
         piece_vectors.read(f"{file}.absent", tokenizers, "--flag")
+
+
+def test_a_file_has_the_vectors_of_both_tokenizers(shared, tmp_path):
+    """A corpus gives vectors of two tokenizers too, and the file tells the sides apart."""
+    corpus, _ = shared
+    tokenizers, _ = tokenizer_trainer.train(corpus, tmp_path / "two", {"source": 400, "target": 60}, 5.0, 600)
+    file = str(tmp_path / "vectors.safetensors")
+    assert piece_vectors.make(file, corpus, tokenizers, 32, max_sentences=600)
+    assert not piece_vectors.make(file, corpus, tokenizers, 32, max_sentences=600)
+    expected = piece_vectors.train(corpus, tokenizers, 32, 5.0, 600)
+    found = piece_vectors.read(file, tokenizers, "--flag")
+    assert found.source.shape == (tokenizers.source.vocabulary_size, 32)
+    assert found.target.shape == (tokenizers.target.vocabulary_size, 32)
+    for side in found._fields:
+        np.testing.assert_array_equal(getattr(found, side), getattr(expected, side))
+    swapped = dataclasses.replace(tokenizers, source=tokenizers.target, target=tokenizers.source)
+    with pytest.raises(UserError, match="was made with another tokenizer"):
+        piece_vectors.read(file, swapped, "--flag")
 
 
 @pytest.mark.parametrize(

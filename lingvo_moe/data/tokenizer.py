@@ -130,6 +130,11 @@ class Tokenizers:
     target: Tokenizer
     manifest: dict[str, Any] = dataclasses.field(repr=False)
 
+    @property
+    def is_shared(self) -> bool:
+        """Whether both sides have one tokenizer."""
+        return self.source.model == self.target.model
+
     @classmethod
     def load(cls, directory: str | pathlib.Path) -> Tokenizers:
         """Reads a directory that `tools.train_tokenizer` made.

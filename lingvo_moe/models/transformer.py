@@ -41,8 +41,8 @@ class Transformer(Layer):
       aux_loss_weight: k in loss = cross-entropy + k * l_aux (GShard section 2.2).
       input_dropout, residual_dropout, attention_dropout: rates (GShard appendix A.2).
       twin_keys: whether cross-attention starts with equal projections of queries and keys, see `MultiHeadAttention`.
-      tied_embeddings: whether all embeddings and the softmax share one table (Press and Wolf 2017), `embedding/table`;
-        a translation model's two vocabularies are then one (`tools.train_tokenizer --shared_vocabulary`).
+      tied_embeddings: whether the target's embedding and the softmax share one table (Press and Wolf 2017),
+        `embedding/table`. It is the source's embedding, too, where both sides have one vocabulary.
       label_smoothing: of the optimised loss; the reported cross-entropy has none.
       activation_dtype: `float32` or `bfloat16`; weights are float32.
       unroll, remat: how repeated layers are computed, see `layers.repeat`.
@@ -199,9 +199,15 @@ class Transformer(Layer):
         raise NotImplementedError
 
     @property
-    def tied_table(self) -> str:
-        """The path of the one table `[V, M]` of tied embeddings; empty if they are not tied."""
-        return f"{_TIED}/table" if self.tied_embeddings else ""
+    def tied_tables(self) -> dict[str, str]:
+        """The paths of the tables `[V, M]` of tied embeddings, by side of the corpus; none if they are not tied."""
+        if not self.tied_embeddings:
+            return {}
+        return {side: f"{self._table(f'{side}_embedding')}/table" for side in self.vocabularies}
+
+    def _table(self, name: str) -> str:
+        """The table of the embedding `name`."""
+        return _TIED if self.tied_embeddings else name
 
     def _embed(self, name: str, theta: dict, side: dict, context: Context) -> tf.Tensor:
         embedded = self._look_up(name, theta, side["ids"], side["positions"], context)
@@ -210,7 +216,7 @@ class Transformer(Layer):
 
     def _look_up(self, name: str, theta: dict, ids: tf.Tensor, positions: tf.Tensor, context: Context) -> tf.Tensor:
         """The embeddings `[B, T, M]` of `ids` and `positions` `[B, T]`, of the table `name` or of the tied one."""
-        table = _TIED if self.tied_embeddings else name
+        table = self._table(name)
         return self._layers[table](theta[table], ids, positions, context)
 
     def _projection(self, theta: dict) -> dict:

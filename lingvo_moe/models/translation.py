@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 
-from lingvo_moe.errors import UserError
 from lingvo_moe.layers.attention import causal_mask, segment_mask
 from lingvo_moe.layers.base import Context
 from lingvo_moe.layers.transformer import Masks
@@ -30,15 +29,6 @@ class Translation(Transformer):
     unknown_id: int = 3
 
     sides = ("source", "target")
-
-    def __post_init__(self):
-        super().__post_init__()
-        if self.tied_embeddings and self.source_vocabulary != self.target_vocabulary:
-            raise UserError(
-                f"tied_embeddings needs one vocabulary, but source_vocabulary is {self.source_vocabulary} and "
-                f"target_vocabulary {self.target_vocabulary}. Set both to the size of a shared tokenizer "
-                "(tools.train_tokenizer --shared_vocabulary)."
-            )
 
     @property
     def layer_patterns(self) -> dict[str, tuple[str, ...]]:
@@ -158,11 +148,13 @@ class Translation(Transformer):
             "encoder": self._stack("encoder", has_cross_attention=False),
             "decoder": self._stack("decoder", has_cross_attention=True),
         }
-        if self.tied_embeddings:
-            return {"embedding": self._embedding(self.target_vocabulary), **stacks}
-        return {
-            "source_embedding": self._embedding(self.source_vocabulary),
-            "target_embedding": self._embedding(self.target_vocabulary),
-            **stacks,
-            "softmax": self._softmax(self.target_vocabulary),
+        tables = {
+            self._table("source_embedding"): self._embedding(self.source_vocabulary),
+            self._table("target_embedding"): self._embedding(self.target_vocabulary),
         }
+        softmax = {} if self.tied_embeddings else {"softmax": self._softmax(self.target_vocabulary)}
+        return {**tables, **stacks, **softmax}
+
+    def _table(self, name: str) -> str:
+        has_own = name == "source_embedding" and self.source_vocabulary != self.target_vocabulary
+        return name if has_own else super()._table(name)

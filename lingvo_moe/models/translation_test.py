@@ -195,10 +195,22 @@ def test_twin_keys_start_equal_to_queries_in_cross_attention_alone():
         np.testing.assert_array_equal(twins[path], twins[path.replace("/key", "/query")])
 
 
-def test_tied_embeddings_need_one_vocabulary():
-    """The error names both sizes and the remedy."""
-    with pytest.raises(UserError, match="source_vocabulary is 16 and target_vocabulary 20.*--shared_vocabulary"):
-        dataclasses.replace(TIED, target_vocabulary=20)
+def test_a_source_with_another_vocabulary_has_a_table_of_its_own():
+    """Only the target's embedding is the softmax's; the loss is that of three tables with the same values."""
+    tied = dataclasses.replace(TIED, source_vocabulary=VOCABULARY + 4)
+    assert tied.tied_tables == {"source": "source_embedding/table", "target": "embedding/table"}
+    assert TIED.tied_tables == dict.fromkeys(("source", "target"), "embedding/table") and not PLAIN.tied_tables
+    weights, batch = theta(tied), copying(0)
+    assert weights["source_embedding"]["table"].shape == (VOCABULARY + 4, tied.model_dim)
+    batch["source"]["ids"] += 4 * (batch["source"]["ids"] == VOCABULARY - 1)  # a piece that the target lacks
+    table = weights["embedding"]["table"]
+    separate = {name: weights[name] for name in ("source_embedding", "encoder", "decoder")}
+    separate |= {"target_embedding": {"table": table}, "softmax": {"projection": table.T}}
+    losses = [
+        float(model.loss(tree.map_leaves(tf.constant, each), tree.map_leaves(tf.constant, batch), Context())[0])
+        for model, each in ((tied, weights), (dataclasses.replace(tied, tied_embeddings=False), separate))
+    ]
+    np.testing.assert_allclose(losses[0], losses[1], rtol=TOLERANCE)
 
 
 def test_ids_under_padding_do_not_change_the_loss():

@@ -133,7 +133,7 @@ class Trial:
     def embedding_dim(self) -> int:
         """M of the initial embeddings; 0 without tied embeddings, which start with random ones."""
         model = self.experiment().model
-        return model.model_dim if isinstance(model, Transformer) and model.tied_table else 0
+        return model.model_dim if isinstance(model, Transformer) and model.tied_tables else 0
 
     def experiment(self) -> experiment.Experiment:
         """Returns the experiment; raises UserError where the study's assignments do not fit it."""
