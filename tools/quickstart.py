@@ -23,7 +23,8 @@ from lingvo_moe import experiment
 from lingvo_moe.cli import app
 from lingvo_moe.data import splitting
 from lingvo_moe.data.corpus import Corpus
-from lingvo_moe.models.transformer import Transformer
+from lingvo_moe.errors import UserError
+from lingvo_moe.models.translation import Translation
 
 _VALUES = flags.FlagValues()
 flags.DEFINE_string("model", "m4.Quickstart", "the registered model to train", flag_values=_VALUES)
@@ -31,12 +32,11 @@ flags.DEFINE_string("preset", "debian", "preset of tools.build_corpus to train o
 flags.DEFINE_string("unseen", "unseen", "preset of tools.build_corpus to test on", flag_values=_VALUES)
 flags.DEFINE_list(
     "languages",
-    ["es", "pt_BR", "ca", "it"],
+    ["es", "pt_BR", "it"],
     "the languages to translate from; none for all that the preset has",
     flag_values=_VALUES,
 )
 flags.DEFINE_string("directory", "build/quickstart", "directory of all files", flag_values=_VALUES)
-flags.DEFINE_integer("vocabulary", 6000, "vocabulary size of the tokenizer, one for both sides", flag_values=_VALUES)
 flags.DEFINE_integer("steps", None, "train to this step, instead of the model's own number", flag_values=_VALUES)
 flags.DEFINE_integer("seed", 0, "of the initial weights and of the order of the training data", flag_values=_VALUES)
 flags.DEFINE_integer("max_pairs", 100, "test sentences translated per language, at most", flag_values=_VALUES)
@@ -50,6 +50,9 @@ def main(arguments: list[str]):
     """Runs all stages and shows the result."""
     app.no_arguments(arguments[1:])
     start = time.monotonic()
+    configured = experiment.get(_VALUES.model).model
+    if not isinstance(configured, Translation):
+        raise UserError(f"--model={_VALUES.model} does not translate; name a translation model, such as m4.Quickstart.")
     directory = pathlib.Path(_VALUES.directory)
     corpus, unseen = directory / "corpus", directory / "unseen"
     tokenizers, logdir = directory / "tokenizers", directory / "log"
@@ -68,11 +71,11 @@ def main(arguments: list[str]):
         "tools.train_tokenizer",
         f"--corpus={corpus}",
         f"--output={tokenizers}",
-        f"--shared_vocabulary={_VALUES.vocabulary}",
+        *_vocabularies(configured),
         f"--max_sentences={_TOKENIZER_SENTENCES}",
     )
     model = (f"--model={_VALUES.model}", f"--logdir={logdir}", f"--tokenizers={tokenizers}")
-    embeddings = _embeddings(directory, corpus, tokenizers)
+    embeddings = _embeddings(configured, directory, corpus, tokenizers)
     _stage("5/7 training", "lingvo_moe", "train", *model, f"--corpus={corpus}", *embeddings, *_training_flags())
     for title, tested in (("its own packages", corpus), ("packages it has not seen", unseen)):
         _stage(
@@ -92,10 +95,18 @@ def main(arguments: list[str]):
     )
 
 
-def _embeddings(directory: pathlib.Path, corpus: pathlib.Path, tokenizers: pathlib.Path) -> list[str]:
+def _vocabularies(model: Translation) -> list[str]:
+    """Returns the sizes of the tokenizers; there is one for both sides if the model has one table for both."""
+    if len(set(model.tied_tables.values())) == 1:
+        return [f"--shared_vocabulary={model.source_vocabulary}"]
+    return [f"--{side}_vocabulary={size}" for side, size in model.vocabularies.items()]
+
+
+def _embeddings(
+    model: Translation, directory: pathlib.Path, corpus: pathlib.Path, tokenizers: pathlib.Path
+) -> list[str]:
     """Makes the initial embeddings of a model with tied ones; returns the flags that pass them to its training."""
-    configured = experiment.get(_VALUES.model).model
-    if not isinstance(configured, Transformer) or not configured.tied_table:
+    if not model.tied_tables:
         return []
     file = directory / "embeddings.safetensors"
     _stage(
@@ -103,7 +114,7 @@ def _embeddings(directory: pathlib.Path, corpus: pathlib.Path, tokenizers: pathl
         "tools.train_embeddings",
         f"--corpus={corpus}",
         f"--tokenizers={tokenizers}",
-        f"--model_dim={configured.model_dim}",
+        f"--model_dim={model.model_dim}",
         f"--output={file}",
     )
     return [f"--initial_embeddings={file}"]

@@ -9,7 +9,9 @@ import sys
 
 import pytest
 
+from lingvo_moe import experiment
 from lingvo_moe.data.corpus import Corpus
+from lingvo_moe.errors import UserError
 from lingvo_moe.testing import experiments as tiny
 from tools import quickstart
 
@@ -55,6 +57,7 @@ def test_stages_are_public_commands_with_matching_paths(flags, tmp_path, monkeyp
         ("lingvo_moe", "translate"),
     ]
     assert {"--languages=de,fr", f"--unseen_by={tmp_path}/corpus"} <= set(stages[1][1])
+    assert "--shared_vocabulary=6000" in stages[2][1]
     assert {"--steps=7", "--set=training.seed=3", "--set=input.seed=3"} <= set(stages[4][1])
     assert stages[3][1][-1] == f"--output={tmp_path}/embeddings.safetensors"
     assert {f"--initial_embeddings={tmp_path}/embeddings.safetensors", f"--corpus={tmp_path}/corpus"} <= set(
@@ -68,6 +71,24 @@ def test_stages_are_public_commands_with_matching_paths(flags, tmp_path, monkeyp
     assert "own packages 30.0 (1.0), unseen packages 20.0 (1.0)." in shown
     written = (tmp_path / "samples.txt").read_text(encoding="utf-8")
     assert written == "".join(f"{source}\n" for _, source, _ in samples)
+
+
+@pytest.mark.parametrize(
+    "model, sizes",
+    [
+        ("m4.Pocket", ["--shared_vocabulary=12000"]),
+        ("m4.Small", ["--source_vocabulary=16000", "--target_vocabulary=8000"]),
+    ],
+)
+def test_tokenizers_are_those_of_the_model(model, sizes):
+    """One for both sides where the model has one table, two elsewhere."""
+    assert quickstart._vocabularies(experiment.get(model).model) == sizes
+
+
+def test_a_model_that_does_not_translate_is_one_line(flags):
+    flags["model"].value = "unet.Small"
+    with pytest.raises(UserError, match="--model=unet.Small does not translate"):
+        quickstart.main(["quickstart"])
 
 
 def test_samples_are_chosen_by_rule(tmp_path):
