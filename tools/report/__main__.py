@@ -29,7 +29,9 @@ from tools.report.tables import change, percent
 
 _VALUES = flags.FlagValues()
 flags.DEFINE_string("plans", "docs/plans", "directory of plans, NAME.json", flag_values=_VALUES)
-flags.DEFINE_string("layer_pairs", "docs/layer_pairs.json", "the results of tools.layer_pairs", flag_values=_VALUES)
+flags.DEFINE_string(
+    "layer_pairs", "docs/layer_pairs.json", "the results of tools.layer_pairs; empty for none", flag_values=_VALUES
+)
 flags.DEFINE_string("output", "build/report.html", "file of the page", flag_values=_VALUES)
 flags.DEFINE_string("figures", None, "also write the figures to this directory, as SVG", flag_values=_VALUES)
 flags.DEFINE_string(
@@ -44,7 +46,7 @@ def main(arguments: list[str]):
     output = pathlib.Path(_VALUES.output)
     if not output.name or (output.exists() and not output.is_file()):
         raise UserError(f"--output={_VALUES.output}: expected the name of a file.")
-    pairs = layers.load(pathlib.Path(_VALUES.layer_pairs))
+    pairs = _layer_pairs()
     _write(output, page(plans, pairs))
     print(f"{output}: {len(plans)} plans, {len(tables.missing(plans))} of the tables not planned")
     if _VALUES.figures:
@@ -52,6 +54,13 @@ def main(arguments: list[str]):
             _write(pathlib.Path(_VALUES.figures, f"{name}.svg"), style.svg(figure))
     if _VALUES.planning:
         _write_tables(pathlib.Path(_VALUES.planning), plans)
+
+
+def _layer_pairs() -> list[LayerPair]:
+    file = _VALUES.layer_pairs
+    if file and not pathlib.Path(file).is_file():
+        raise UserError(f"--layer_pairs={file}: there is no such file; `python -m tools.layer_pairs` writes one.")
+    return layers.load(pathlib.Path(file)) if file else []
 
 
 def _write_tables(page: pathlib.Path, plans: Plans):

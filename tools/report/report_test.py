@@ -278,11 +278,19 @@ def test_invalid_file_is_named(tmp_path, text, message):
 
 def run(capsys, *arguments: str) -> tuple[int, str]:
     try:
-        status = app.execute(report.main, ["report", "--layer_pairs=none", *arguments], report._VALUES)
+        status = app.execute(report.main, ["report", "--layer_pairs=", *arguments], report._VALUES)
     finally:
         report._VALUES.unparse_flags()
     printed = capsys.readouterr()
     return status, printed.out + printed.err
+
+
+def test_missing_layer_pairs_are_one_line(tmp_path, capsys):
+    """A typo must not leave figure 8 out in silence."""
+    planned().save(tmp_path / "m4.MoE128E12L.json")
+    status, printed = run(capsys, f"--plans={tmp_path}", "--layer_pairs=typo.json", f"--output={tmp_path}/x.html")
+    assert status == 2 and "--layer_pairs=typo.json: there is no such file" in printed
+    assert not (tmp_path / "x.html").exists()
 
 
 @pytest.mark.slow
