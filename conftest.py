@@ -43,6 +43,7 @@ hypothesis.settings.load_profile("repeatable")
 
 
 _PEAKS = pytest.StashKey[list[float]]()
+_RETURNED_AT = pytest.StashKey[float]()  # GB of this process when freed memory was last returned
 
 
 def pytest_addoption(parser: pytest.Parser):
@@ -92,6 +93,27 @@ def pytest_sessionstart(session: pytest.Session):
     process_setup.set_up_process()
 
 
+def pytest_runtest_teardown(item: pytest.Item):
+    """Returns what a test's compilers freed when the process has grown: one file compiles programs of many GB."""
+    stash = item.config.stash
+    if _resident_gb() > stash.get(_RETURNED_AT, 0.0) + 0.2:
+        _return_freed_memory()
+        stash[_RETURNED_AT] = _resident_gb()
+
+
+def _resident_gb() -> float:
+    if sys.platform != "linux":
+        return 0.0
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * resource.getpagesize() / 1e9
+
+
+def _return_freed_memory():
+    """Gives freed memory back to the system: the C library keeps it, and the process rarely uses it again."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).malloc_trim(0)
+
+
 @pytest.fixture(scope="module", autouse=True)
 def drop_compiled_programs(request):
     """Drops a file's compiled programs when it ends; the programs of the whole suite would take twenty gigabytes."""
@@ -107,9 +129,7 @@ def drop_compiled_programs(request):
     jax.config.update("jax_compilation_cache_dir", None)
     compilation_cache.reset_cache()
     gc.collect()
-    # The C library keeps the memory that compilers freed, and the process rarely uses it again.
-    if sys.platform == "linux":
-        ctypes.CDLL(None).malloc_trim(0)
+    _return_freed_memory()
 
 
 @pytest.fixture(scope="module")
