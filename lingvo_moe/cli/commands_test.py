@@ -171,7 +171,7 @@ def test_translate_writes_as_many_lines_as_it_reads(trained, tmp_path, capsys):
 
 
 def test_translate_with_no_model_uses_the_released_one(trained, data, tmp_path, capsys, monkeypatch):
-    """If it is there, in bfloat16; a log directory that is named is of another model, which must be named too."""
+    """If it is there, in int8; a log directory that is named is of another model, which must be named too."""
     model, *settings = tiny.settings()
     assert model == f"--model={tiny.MODEL}"
     monkeypatch.setattr(released, "MODEL", tiny.MODEL)
@@ -181,7 +181,7 @@ def test_translate_with_no_model_uses_the_released_one(trained, data, tmp_path, 
     assert "--model is missing" in capsys.readouterr().err
     (tmp_path / "tokenizers").symlink_to(data.tokenizers)
     weights = tmp_path / "weights.safetensors"
-    assert _run("checkpoint", "convert", trained[-1], f"--output={weights}", "--dtype=bfloat16") == 0
+    assert _run("checkpoint", "convert", trained[-1], f"--output={weights}", "--dtype=int8") == 0
     assert _run("translate", *settings, given) == 0
     assert len(capsys.readouterr().out.splitlines()) == 2
     assert _run("translate", *settings, given, f"--logdir={tmp_path}") == 2

@@ -1,6 +1,6 @@
 """The model that `translate` uses if none is named: that of the directory `released` in this package, if it is there.
 
-The directory has `weights.safetensors`, which `checkpoint convert --output --dtype=bfloat16` wrote, and `tokenizers`.
+The directory has `weights.safetensors`, which `checkpoint convert --output --dtype=int8` wrote, and `tokenizers`.
 """
 
 from __future__ import annotations

@@ -9,7 +9,8 @@ import json
 import os
 import pathlib
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 import numpy as np
 import safetensors
@@ -19,7 +20,7 @@ from safetensors import numpy as safetensors_numpy
 from lingvo_moe import tree
 from lingvo_moe.errors import UserError
 from lingvo_moe.sharding.layout import Spec
-from lingvo_moe.training import checkpoint_manifest
+from lingvo_moe.training import checkpoint_manifest, quantization
 from lingvo_moe.training.checkpoint import Checkpoints, first_difference, summary
 from lingvo_moe.training.checkpoint_errors import CorruptCheckpoint
 from lingvo_moe.training.checkpoint_reader import ARRAYS, WEIGHTS, Reader
@@ -30,7 +31,16 @@ _METADATA = "lingvo_moe"
 _FORMAT = 1
 SUFFIX = ".safetensors"
 # The dtypes of safetensors files by their names there.
-_DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16", "F64": "float64", "I32": "int32", "I64": "int64"}
+_DTYPES = {
+    "F32": "float32",
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "F64": "float64",
+    "I8": "int8",
+    "I32": "int32",
+    "I64": "int64",
+}
+_INT8 = "int8"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -173,10 +183,12 @@ def to_safetensors(checkpoints: Checkpoints, step: int, file: str | pathlib.Path
       checkpoints: of a log directory.
       step: the one to read.
       file: to write.
-      dtype: of the weights in the file; `bfloat16` halves it and rounds each weight to 8 significant bits.
+      dtype: of the weights in the file. `bfloat16` halves it and rounds each weight to 8 significant bits; `int8`
+        quarters it, see `quantization`.
 
     Raises:
-      UserError: the step is absent or corrupt, or the file cannot be written there.
+      UserError: the step is absent or corrupt, its weights are not finite and `dtype` is `int8`, or the file cannot be
+        written there.
     """
     _check_suffix("--output", file)
     if not pathlib.Path(file).absolute().parent.is_dir():
@@ -184,9 +196,11 @@ def to_safetensors(checkpoints: Checkpoints, step: int, file: str | pathlib.Path
     reader = Reader(checkpoints.path(choose(checkpoints, step, WEIGHTS)))
     paths = [path.removeprefix(ARRAYS["theta"]) for path in reader.specs(WEIGHTS)]
     theta = {
-        path: np.ascontiguousarray(_read_weight(reader, path), jnp.dtype(dtype))
+        path: np.ascontiguousarray(_read_weight(reader, path), None if dtype == _INT8 else jnp.dtype(dtype))
         for path in progress.track(paths, f"reading step {step}", unit="arrays")
     }
+    if dtype == _INT8:
+        theta = quantization.quantize(theta)
     metadata = {"format": _FORMAT, "model": reader.meta["model"], "step": step}
     partial = pathlib.Path(f"{file}.partial")
     try:
@@ -228,8 +242,8 @@ def from_safetensors(
             flat = tree.flatten(specs)
             _check_tensors(flag, file, opened, model, flat)
             theta = {
-                path: opened.get_tensor(path).astype(flat[path].dtype, copy=False)
-                for path in progress.track(sorted(opened.keys()), f"reading {pathlib.Path(file).name}", unit="arrays")
+                path: _read_tensor(opened, path).astype(flat[path].dtype, copy=False)
+                for path in progress.track(sorted(flat), f"reading {pathlib.Path(file).name}", unit="arrays")
             }
     except safetensors.SafetensorError as error:
         raise UserError(f"{flag}={file}: not a complete safetensors file ({error}).") from None
@@ -256,6 +270,12 @@ def _read_weight(reader: Reader, path: str) -> np.ndarray:
         raise UserError(f"{reader.directory} is corrupt: {error}. Choose another step.") from None
 
 
+def _read_tensor(opened: safetensors.safe_open, path: str) -> np.ndarray:
+    if _dtype(opened.get_slice(path)) == _INT8:
+        return quantization.dequantize(opened.get_tensor(path), opened.get_tensor(path + quantization.SCALE))
+    return opened.get_tensor(path)
+
+
 def _step(flag: str, file: str | pathlib.Path, metadata: Mapping[str, str]) -> int:
     """Returns the step that a file's metadata names."""
     try:
@@ -280,20 +300,32 @@ def _check_tensors(
     model: str,
     specs: Mapping[str, Spec],
 ):
-    """Raises UserError if names, shapes or dtypes are not those of the model; bfloat16 stands for float32 too."""
-    found = {}
-    for path in list(opened.keys()):  # the object is no dict
-        stored = opened.get_slice(path)
-        dtype = _DTYPES.get(stored.get_dtype(), stored.get_dtype())
-        if dtype == "bfloat16" and path in specs and specs[path].dtype == "float32":
-            dtype = "float32"  # each bfloat16 is a float32 as well
-        found[path] = f"{dtype} {list(stored.get_shape())}"
-    expected = {path: f"{spec.dtype} {list(spec.shape)}" for path, spec in specs.items()}
-    if found != expected:
+    """Raises UserError if names, shapes or dtypes are not those of the model; smaller dtypes stand for float32 too."""
+    stored = {path: opened.get_slice(path) for path in list(opened.keys())}  # the object is no dict
+    there = {path: _describe(_dtype(each), each.get_shape()) for path, each in stored.items()}
+    here = {path: _describe(spec.dtype, spec.shape) for path, spec in specs.items()}
+    for path in there.keys() & {path for path, spec in specs.items() if spec.dtype == "float32"}:
+        shape = stored[path].get_shape()
+        if _dtype(stored[path]) == "bfloat16":  # each is a float32 as well
+            there[path] = _describe("float32", shape)
+        if _dtype(stored[path]) == _INT8 and there.get(path + quantization.SCALE) == _describe("float32", shape[:-1]):
+            there[path] = _describe("float32", shape)
+            del there[path + quantization.SCALE]
+    if there != here:
         raise UserError(
-            f"{flag}={file} does not hold the weights of {model}: {first_difference(found, expected)}. Pass that "
+            f"{flag}={file} does not hold the weights of {model}: {first_difference(there, here)}. Pass that "
             f"--model (with the --set it was trained with), or another file."
         )
+
+
+def _dtype(stored: Any) -> str:
+    """Returns the dtype's name in NumPy of a tensor in a safetensors file."""
+    name: str = stored.get_dtype()
+    return _DTYPES.get(name, name)
+
+
+def _describe(dtype: str, shape: Iterable[int]) -> str:
+    return f"{dtype} {list(shape)}"
 
 
 def _check_suffix(flag: str, file: str | pathlib.Path):

@@ -7,6 +7,7 @@ import pathlib
 
 import numpy as np
 import pytest
+import safetensors
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors import numpy as safetensors_numpy
@@ -117,6 +118,34 @@ def test_file_of_half_the_bits(trained, weights_file, tmp_path):
     for path, value in tree.flatten(restore_theta(tmp_path / "back")[1]).items():
         assert np.asarray(value).dtype == np.float32
         np.testing.assert_allclose(value, original[path], rtol=BFLOAT16_ROUNDING, atol=0)
+
+
+def test_file_of_a_quarter_of_the_bits(trained, weights_file, tmp_path):
+    """int8 quarters matrices but for a scale of each row; back, each is within half a scale; vectors are exact."""
+    file = tmp_path / "quarter.safetensors"
+    tools.to_safetensors(trained, 8, file, "int8")
+    original = safetensors_numpy.load_file(weights_file)
+    stored = safetensors_numpy.load_file(file)
+    assert stored["embedding"].dtype == np.int8 and stored["embedding.scale"].shape == (16,)
+    tools.from_safetensors(file, "tiny", SPECS["theta"], tmp_path / "back")
+    for path, value in tree.flatten(restore_theta(tmp_path / "back")[1]).items():
+        if original[path].ndim < 2:
+            np.testing.assert_array_equal(value, original[path])
+        else:
+            half = np.abs(original[path]).max(axis=-1, keepdims=True) / 254
+            assert np.all(np.abs(value - original[path]) <= half * (1 + 1e-5)), path
+
+
+def test_int8_file_without_its_scales_is_refused(trained, tmp_path):
+    """Nobody could tell the weights' size."""
+    file = tmp_path / "quarter.safetensors"
+    tools.to_safetensors(trained, 8, file, "int8")
+    with safetensors.safe_open(file, "numpy") as opened:
+        metadata = opened.metadata()
+    stored = {path: value for path, value in safetensors_numpy.load_file(file).items() if path != "embedding.scale"}
+    safetensors_numpy.save_file(stored, file, metadata)
+    with pytest.raises(UserError, match=r"embedding is int8 \[16, 8\] there, float32 \[16, 8\] here"):
+        tools.from_safetensors(file, "tiny", SPECS["theta"], tmp_path / "new")
 
 
 @pytest.mark.parametrize(
