@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import pathlib
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -78,9 +79,6 @@ _LANGUAGE_MODEL_SETTINGS = (
     "platform=cpu",
 )
 
-_programs: dict[str, Program] = {}
-_executables: dict[tuple, Executable] = {}
-
 
 @dataclasses.dataclass(frozen=True)
 class Data:
@@ -129,31 +127,33 @@ def language_model_settings(*changes: str) -> list[str]:
 def compile_once(patch: pytest.MonkeyPatch):
     """Makes this process lower and compile equal programs only once, and not if another test file has done so already.
 
-    `conftest.py` makes the cache directory, and deletes it.
+    `conftest.py` makes the cache directory, and deletes it. In memory, programs are kept until the patch ends.
     """
+    programs: dict[str, Program] = {}
+    executables: dict[tuple, Executable] = {}
     patch.setattr(program_cache._settings, "directory", None)  # restored when the patch ends
     program_cache.use(program_cache.default())
-    if executables := program_cache.executables():
-        use_compilation_cache(executables)
+    if directory := program_cache.executables():
+        use_compilation_cache(directory)
     for name in ("init", "train", "evaluate", "diagnose", "decode", "segment"):
-        patch.setattr(Steps, name, _lowering_once(getattr(Steps, name)))
+        patch.setattr(Steps, name, _lowering_once(getattr(Steps, name), programs))
     load = Engine.load
 
     def load_once(self, program: Program) -> Executable:
         key = (*self.devices, program)
-        if key not in _executables:
-            _executables[key] = load(self, program)
-        return _executables[key]
+        if key not in executables:
+            executables[key] = load(self, program)
+        return executables[key]
 
     patch.setattr(Engine, "load", load_once)
 
 
-def _lowering_once(lower):
+def _lowering_once(lower: Callable[..., Program], programs: dict[str, Program]) -> Callable[..., Program]:
     def lower_once(self, *arguments) -> Program:
         key = f"{lower.__name__} of {self} for {arguments}"
-        if key not in _programs:
-            _programs[key] = lower(self, *arguments)
-        return _programs[key]
+        if key not in programs:
+            programs[key] = lower(self, *arguments)
+        return programs[key]
 
     return lower_once
 
