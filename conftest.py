@@ -95,10 +95,8 @@ def pytest_sessionstart(session: pytest.Session):
 
 def pytest_runtest_teardown(item: pytest.Item):
     """Returns what a test's compilers freed when the process has grown: one file compiles programs of many GB."""
-    stash = item.config.stash
-    if _resident_gb() > stash.get(_RETURNED_AT, 0.0) + 0.2:
-        _return_freed_memory()
-        stash[_RETURNED_AT] = _resident_gb()
+    if _resident_gb() > item.config.stash.get(_RETURNED_AT, 0.0) + 0.2:
+        _return_freed_memory(item.config)
 
 
 def _resident_gb() -> float:
@@ -108,10 +106,12 @@ def _resident_gb() -> float:
     return pages * resource.getpagesize() / 1e9
 
 
-def _return_freed_memory():
+def _return_freed_memory(config: pytest.Config):
     """Gives freed memory back to the system: the C library keeps it, and the process rarely uses it again."""
+    gc.collect()  # lowered graphs are cycles, which Python leaves for long
     if sys.platform == "linux":
         ctypes.CDLL(None).malloc_trim(0)
+    config.stash[_RETURNED_AT] = _resident_gb()
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -128,8 +128,7 @@ def drop_compiled_programs(request):
     # A file that uses the cache of programs, as `testing.experiments.compile_once` and commands do, sets it again.
     jax.config.update("jax_compilation_cache_dir", None)
     compilation_cache.reset_cache()
-    gc.collect()
-    _return_freed_memory()
+    _return_freed_memory(request.config)
 
 
 @pytest.fixture(scope="module")
