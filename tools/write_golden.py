@@ -38,6 +38,11 @@ def collectives(name: str) -> str:
     return _collectives(miniature.of(name))
 
 
+def golden_collectives(name: str) -> str:
+    """Returns the golden text of `collectives`."""
+    return (DIRECTORY / "collectives" / f"{name}.txt").read_text(encoding="utf-8")
+
+
 @functools.cache
 def _collectives(small: experiment.Experiment) -> str:
     return miniature.collectives(small)

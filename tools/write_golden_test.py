@@ -1,4 +1,8 @@
-"""Tests that the collectives of the giants are those of the golden texts, and those of M4 the paper's."""
+"""Tests that the collectives of the giants are those of the golden texts, and those of M4 the paper's.
+
+`translation_golden_test` and `unet_golden_test` compile some of the miniatures, because one process with all of them
+needs 5 GB: TensorFlow keeps parts of every graph that it has lowered.
+"""
 
 from __future__ import annotations
 
@@ -11,21 +15,17 @@ from tools import plan_zoo, write_golden
 
 pytestmark = pytest.mark.slow
 
-_GOLDEN = write_golden.DIRECTORY / "collectives"
 
-
-@pytest.mark.parametrize("name", plan_zoo.giants())
+@pytest.mark.parametrize("name", [name for name in plan_zoo.giants() if not name.startswith(("m4.", "unet."))])
 def test_collectives_of_the_miniature(name):
     """Protects the annotations: without one, the partitioner gathers a mask, an activation or a weight."""
-    golden = _GOLDEN / f"{name}.txt"
-    assert golden.read_text(encoding="utf-8") == write_golden.collectives(name), (
-        f"the collectives of {name} differ from {golden.name}; if that is intended, run `make golden` and commit it."
-    )
+    assert write_golden.golden_collectives(name) == write_golden.collectives(name), "`make golden`, if this is intended"
 
 
 def test_every_golden_text_has_a_model():
     """Protects against texts of removed models."""
-    assert {path.stem for path in _GOLDEN.glob("*.txt")} == set(plan_zoo.giants())
+    texts = (write_golden.DIRECTORY / "collectives").glob("*.txt")
+    assert {path.stem for path in texts} == set(plan_zoo.giants())
 
 
 @pytest.mark.parametrize("name", [name for name in plan_zoo.giants() if re.match(r"m4.MoE|sparse_lm", name)])
@@ -36,7 +36,7 @@ def test_two_all_to_all_forward_and_two_backward_per_moe_layer(name):
     dense weights that the 1T model's layout shards.
     """
     small = miniature.of(name)
-    found = dict(re.findall(r"([\w-]+) among \d+: (\d+)", (_GOLDEN / f"{name}.txt").read_text(encoding="utf-8")))
+    found = dict(re.findall(r"([\w-]+) among \d+: (\d+)", write_golden.golden_collectives(name)))
     layers_with_experts = small.model.num_layers // 2
     assert int(found["all-to-all"]) == 4 * layers_with_experts
     assert set(found) <= {"all-to-all", "all-reduce", "all-gather"}
