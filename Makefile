@@ -27,8 +27,8 @@ format: setup  ## rewrite the sources: import order, mended lint, format
 	.venv/bin/ruff check --fix-only
 	.venv/bin/ruff format
 
-# Compilers never return some of their memory: in sixteen parts, each in a process of its own, one takes
-# 1.2 to 4.5 GB, and 5.6 GB where tools/write_golden_test.py is.
+# TensorFlow and compilers never return some of their memory: in sixteen parts, each in a process of its own, one takes
+# 1 to 4 GB.
 # Whoever of two has ended a part takes the next one, and prints what it has to say.
 pytest: setup  ## all tests, two parts at a time
 	@directory=$$(mktemp -d); trap 'rm -rf "$$directory"' EXIT; export LINGVO_MOE_TEST_CACHE=$$directory/cache; \
