@@ -1,6 +1,6 @@
 """Layouts: the logical axes of a tensor determine its sharding.
 
-Every dimension of a weight or an activation has a logical axis, the letter of the papers:
+Every dimension of a weight or an activation has a logical axis, named by the letter of the papers:
 
   G groups   S tokens per group   E experts   C expert capacity   M model   H hidden (feed-forward)
   B batch    T, L length          N heads     D head size         V vocabulary   R repeats (stacked layers)
