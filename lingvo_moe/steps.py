@@ -341,7 +341,7 @@ class Steps:
         """Returns the program `{theta, batch} -> {STACK: {LAYER: {experts, weights}}}`, which experts take each token.
 
         Raises:
-          UserError: the model does not tell its routing.
+          UserError: the model does not expose its routing.
         """
         model = self.model
         if not isinstance(model, RoutingModel):

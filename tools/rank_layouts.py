@@ -1,11 +1,11 @@
-"""Compares the quick model of layouts with the compiler: over random legal layouts, and over the plans of docs/plans.
+"""Compares the cost model of layouts with the compiler: over random legal layouts, and over the plans of docs/plans.
 
     python -m tools.rank_layouts --count=60 --output=build/rank_layouts.json [--seed=1]
     python -m tools.rank_layouts --calibration
 
 The first command compiles random layouts of a model of medium size for a slice, one after another, and prints
 Spearman's rank correlation of predicted and compiled step times; it continues a file that exists. The second one
-predicts the registered giants, which have plans.
+predicts the registered large models, which have plans.
 """
 
 from __future__ import annotations

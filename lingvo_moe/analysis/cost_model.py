@@ -1,4 +1,6 @@
-"""Predicts the time and memory of a training step under any layout, from hyperparameters alone, in under a millisecond.
+"""The analytical cost model: time and memory of a training step in any layout, from its hyperparameters alone.
+
+A prediction takes less than a millisecond.
 
 The terms, and where they come from:
 

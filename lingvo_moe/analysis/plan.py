@@ -207,7 +207,7 @@ class Plan:
         Raises:
           UserError: the file cannot be read, or is not a plan of this version.
         """
-        remedy = f"`plan NAME --json={path}` writes it anew."
+        remedy = f"regenerate it with `plan NAME --json={path}`."
         try:
             with open(path, encoding="utf-8") as file:
                 values = json.load(file)

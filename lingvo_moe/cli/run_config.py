@@ -87,7 +87,7 @@ class MeshConfig(ModelConfig):
     def device_mesh(self) -> DeviceMesh | None:
         """Returns the mesh of `--mesh` or `--devices`, None without both; raises UserError for a wrong value."""
         if self.mesh is not None and self.devices is not None:
-            raise UserError("--mesh and --devices both say how many devices; pass one of them.")
+            raise UserError("--mesh and --devices are mutually exclusive; pass one of them.")
         if self.devices is not None and self.devices < 1:
             raise UserError(f"--devices={self.devices}: at least one device is needed.")
         return DeviceMesh.parse(self.mesh) if self.mesh else DeviceMesh((self.devices,)) if self.devices else None
@@ -148,7 +148,7 @@ class TrainConfig(CorpusConfig):
         flags.DEFINE_string, None, "start new training with the embeddings of this file of tools.train_embeddings"
     )
     coordinator: str | None = _flag(
-        flags.DEFINE_string, None, "of many processes (docs/processes.md): HOST:PORT where process 0 listens"
+        flags.DEFINE_string, None, "HOST:PORT of process 0 for multi-process runs (docs/processes.md)"
     )
     processes: int | None = _flag(
         flags.DEFINE_integer, None, "the number of processes that train this model, with equally many devices each"

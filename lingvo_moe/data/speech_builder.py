@@ -47,12 +47,12 @@ class Recording(NamedTuple):
         """The corpus's label."""
         return f"{self.language}_{self.variant}"
 
-    def say(self, espeak: Espeak) -> np.ndarray:
+    def synthesize(self, espeak: Espeak) -> np.ndarray:
         """Returns its samples, at a speed and pitch that depend on the recording alone."""
         draws = (splitting.hash_fraction(f"{part}\t{self.voice}\t{self.transcript}") for part in ("rate", "pitch"))
         rate, pitch = (round(low + draw * (high - low)) for draw, (low, high) in zip(draws, (_RATES, _PITCHES)))
         name = _NAMES.get(self.language, self.language.lower().replace("_", "-"))
-        return espeak.say(self.transcript, f"{name}+{self.variant}", rate, pitch)
+        return espeak.synthesize(self.transcript, f"{name}+{self.variant}", rate, pitch)
 
 
 def build(
@@ -134,7 +134,7 @@ def _write(writer: Writer, recordings: Sequence[Recording], espeak: Espeak):
             pairs: dict[str, list[tuple[str, str]]] = {split: [] for split in SPLITS}
             samples: dict[str, list[np.ndarray]] = {split: [] for split in SPLITS}
             for recording in by_voice[voice]:
-                spoken, split = recording.say(espeak), recording.split
+                spoken, split = recording.synthesize(espeak), recording.split
                 start = sum(map(len, samples[split]))
                 pairs[split].append((reference(split, voice, start, len(spoken)), recording.transcript))
                 samples[split].append(spoken)

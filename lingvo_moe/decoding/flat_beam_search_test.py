@@ -240,8 +240,8 @@ def test_translation_does_not_depend_on_the_batch(theta, source):
 def test_finite_capacity_is_for_live_hypotheses_alone(theta, source, platform):
     """Dead hypotheses and empty rows take no buffer positions; if they did, live ones behind them would be dropped.
 
-    Rows: one sentence that comes last in its group, behind empty ones. An expert has room for its K hypotheses, not for
-    those of the other rows.
+    Rows: one sentence that comes last in its group, behind empty ones. An expert has capacity for its K hypotheses, not
+    for those of the other rows.
     """
     search = _SEARCHES[-1]
     changes = {"num_groups": 1, "inference_capacity_factor": 0.0, "inference_min_capacity": _SOURCE_LENGTH}

@@ -86,7 +86,7 @@ class StageBuffers:
     # Weights: `[R, ...]` as they are stored, and `[P, rows, ...]` by stage.
 
     def by_stage(self, weight: tf.Tensor, logical_axes: str) -> tf.Tensor:
-        """Stacks a weight `[R, ...]`, with these logical axes, by stage; zeros where a stage has room for more."""
+        """Stacks a weight `[R, ...]`, with these logical axes, by stage; padded with zeros."""
         schedule, shape = self.schedule, weight.shape[1:]
         missing = schedule.stages * schedule.rows - schedule.repeats
         padded = tf.pad(weight, [[0, missing], *([[0, 0]] * len(shape))]) if missing else weight

@@ -120,7 +120,7 @@ class Transformer(Layer):
         that is not dispatched (a dropped token, padding).
 
         Raises:
-          UserError: no layer tells its routing, or one does so more than once or of other tokens.
+          UserError: no layer exposes its routing, or one does so more than once or of other tokens.
         """
         found: dict[str, list[Routing]] = {}
 

@@ -84,7 +84,7 @@ _executables: dict[tuple, Executable] = {}
 
 @dataclasses.dataclass(frozen=True)
 class Data:
-    """Directories of a small corpus of two made-up languages and of its tokenizers."""
+    """Directories of a small corpus of two synthetic languages and of its tokenizers."""
 
     corpus: pathlib.Path
     tokenizers: pathlib.Path

@@ -94,7 +94,7 @@ def load(path: pathlib.Path) -> list[LayerPair]:
             raise ValueError("a time is not above 0")
     except (ValueError, TypeError, AttributeError) as error:
         raise UserError(
-            f"{path}: not the results of layer pairs ({error}); `python -m tools.layer_pairs` writes them anew."
+            f"{path}: not the results of layer pairs ({error}); regenerate them with `python -m tools.layer_pairs`."
         ) from None
     return pairs
 

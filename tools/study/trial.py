@@ -169,7 +169,7 @@ class Trial:
             if before.get(name) != value:
                 raise UserError(
                     f"{self.directory} was trained with {name} {before.get(name)}, which is now {value}. Name a new "
-                    f"--directory, or delete this one to train it anew."
+                    f"--directory, or delete this one to train it from the start."
                 )
 
     def schedule(self, budget: float) -> Schedule | None:
