@@ -8,7 +8,7 @@ from lingvo_moe.errors import UserError, did_you_mean
 from lingvo_moe.lazy import tf
 
 # `none` runs the microbatches one after another; `gpipe` gives each stage consecutive layers (Huang et al. 2019);
-# `circular` deals out the layers one by one, so that a microbatch passes all stages several times.
+# `circular` assigns the layers round-robin, so that a microbatch passes all stages several times.
 PIPELINES = ("none", "gpipe", "circular")
 
 

@@ -308,7 +308,7 @@ class Transformer(Layer):
             )
         if self.pipeline != "none" and self.dispatch == "gather":
             raise UserError(
-                f"{setting}: dispatch=gather partitions by hand, which stages of a pipeline cannot; use --set "
+                f"{setting}: dispatch=gather uses manual partitioning, which stages of a pipeline cannot; use --set "
                 f"model.dispatch=einsum or auto."
             )
         if self.num_experts and self.num_groups % self.microbatches:
