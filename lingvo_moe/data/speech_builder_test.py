@@ -62,7 +62,7 @@ def test_a_complete_corpus_is_left_unchanged(texts, built):
     again, is_new = speech_builder.build(texts, built.directory)
     assert not is_new and again.fingerprint == built.fingerprint
     with pytest.raises(UserError, match="has a corpus of other inputs"):
-        speech_builder.build(texts, built.directory, max_letters=20)
+        speech_builder.build(texts, built.directory, max_characters=20)
 
 
 @pytest.mark.parametrize(

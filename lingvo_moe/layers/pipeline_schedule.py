@@ -71,7 +71,7 @@ class Schedule:
 
     @property
     def turns(self) -> int:
-        """Of the whole loop."""
+        """The number of turns of the loop."""
         return (self.rounds - 1) * self.period + self.microbatches + self.stages - 1
 
     @property

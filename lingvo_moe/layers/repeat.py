@@ -102,7 +102,7 @@ class _Repeat:
         return outputs, dict(zip(self._metric_names, totals)), summaries
 
     def scanned(self, inputs: tf.Tensor) -> tuple[tf.Tensor, dict, dict]:
-        """As `unrolled`."""
+        """Computes what `unrolled` does, in a loop."""
         _, names = self._probe(inputs)
 
         def step(i, outputs, totals, summaries):
@@ -115,7 +115,7 @@ class _Repeat:
         return outputs, self._unpacked(totals), dict(zip(names, summaries))
 
     def rematerialised(self, inputs: tf.Tensor, saved_names: tuple[str, ...]) -> tuple[tf.Tensor, dict, dict]:
-        """As `unrolled`; saves the tensors with these checkpoint names."""
+        """Computes what `unrolled` does, in a loop; saves the tensors with these checkpoint names."""
         specs, names = self._probe(inputs, saved_names)
 
         @tf.custom_gradient

@@ -64,7 +64,7 @@ class Gather:
         )
 
     def dispatch(self, tokens: tf.Tensor) -> tf.Tensor:
-        """As `Einsum.dispatch`."""
+        """See `Einsum.dispatch`."""
         to_positions = _with_gradient(
             "dispatch",
             lambda tokens: self._take(tokens, self._choices // self._num_choices),
@@ -74,7 +74,7 @@ class Gather:
         return self._context.annotate(rows, "GECM")
 
     def combine(self, outputs: tf.Tensor) -> tf.Tensor:
-        """As `Einsum.combine`; weights and sums are float32."""
+        """See `Einsum.combine`; weights and sums are float32."""
         groups, _, _, model_dim = outputs.shape
         to_tokens = _with_gradient(
             "combine",

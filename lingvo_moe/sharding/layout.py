@@ -359,7 +359,7 @@ class Layout:
         return self._mesh_axes(self.outer_axes + logical_axes)[len(self.outer_axes) :]
 
     def _mesh_axes(self, logical_axes: str) -> tuple[str | None, ...]:
-        """As `mesh_axes`, for the dimensions of the tensor after vectorisation."""
+        """The mesh axes as `mesh_axes` gives them, for the dimensions of the tensor after vectorisation."""
         _check_logical_axes(logical_axes)
         sharded: dict[str, str] = {}  # mesh axis: logical axis
         for rule in self.rules:

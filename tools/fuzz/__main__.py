@@ -38,7 +38,7 @@ flags.DEFINE_integer("cases", 1000, "number of cases", lower_bound=1, flag_value
 flags.DEFINE_integer("seed", 0, "seed of the cases", flag_values=_VALUES)
 flags.DEFINE_integer("only", None, "run this case alone, and show its output", lower_bound=0, flag_values=_VALUES)
 flags.DEFINE_integer(
-    "processes", 40, "one of so many cases runs in a process of its own; 0 for none", lower_bound=0, flag_values=_VALUES
+    "processes", 40, "run every N-th case in a process of its own; 0 for none", lower_bound=0, flag_values=_VALUES
 )
 flags.DEFINE_string("json", None, "also write the failures to this file", flag_values=_VALUES)
 

@@ -44,12 +44,12 @@ class LayerPair:
 
     @property
     def seconds(self) -> float:
-        """Of both layers, by the compiler's cycles."""
+        """The time of both layers, by the compiler's cycles."""
         return sum(self.compute.values()) + sum(self.collectives.values())
 
     @property
     def roofline_seconds(self) -> float:
-        """Of both layers at their roofline, with the same collectives."""
+        """The time of both layers at their roofline, with the same collectives."""
         return sum(self.roofline.values()) + sum(self.collectives.values())
 
     @property

@@ -22,7 +22,6 @@ from typing import Any
 from lingvo_moe import experiment
 from lingvo_moe.cli.app import INTERRUPTED
 from lingvo_moe.errors import UserError
-from lingvo_moe.models.transformer import Transformer
 from lingvo_moe.sharding.layout import DeviceMesh
 from lingvo_moe.utils import output_files
 from tools.study import ticks
@@ -132,8 +131,8 @@ class Trial:
     @property
     def embedding_dim(self) -> int:
         """M of the initial embeddings; 0 without tied embeddings, which start with random ones."""
-        model = self.experiment().model
-        return model.model_dim if isinstance(model, Transformer) and model.tied_tables else 0
+        tied = self.experiment().tied_model
+        return tied.model_dim if tied else 0
 
     def experiment(self) -> experiment.Experiment:
         """Returns the experiment; raises UserError where the study's assignments do not fit it."""
