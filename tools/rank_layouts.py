@@ -17,6 +17,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 from absl import flags
+from scipy import stats
 
 from lingvo_moe import experiment
 from lingvo_moe.analysis import layout_space, plan
@@ -54,15 +55,6 @@ SIZES = (
     "input.batch_size=64",
     "input.target_length=512",
 )
-
-
-def spearman(first: Sequence[float], second: Sequence[float]) -> float:
-    """Returns the correlation of ranks; equal values have their mean rank."""
-    return float(np.corrcoef(_ranks(np.asarray(first)), _ranks(np.asarray(second)))[0, 1])
-
-
-def _ranks(values: np.ndarray) -> np.ndarray:
-    return np.array([(values < value).sum() + ((values == value).sum() - 1) / 2 for value in values])
 
 
 def choose(config: Experiment, devices: int, seed: int) -> Iterator[Candidate]:
@@ -141,8 +133,8 @@ def report(results: Sequence[dict]) -> str:
     best = min(timed, key=lambda result: result["predicted_seconds"])
     lines = [
         f"{len(results)} random layouts: {len(timed)} fit, {refused} refused",
-        f"rank correlation of step times: {spearman(*zip(*pairs)):.3f}",
-        f"rank correlation of memory: {spearman(*zip(*memory)):.3f}",
+        f"rank correlation of step times: {stats.spearmanr(*zip(*pairs)).statistic:.3f}",
+        f"rank correlation of memory: {stats.spearmanr(*zip(*memory)).statistic:.3f}",
         f"predicted / compiled time: median {np.median(ratios):.2f}, from {ratios.min():.2f} to {ratios.max():.2f}",
         f"the predicted best takes {best['seconds'] / min(second for _, second in pairs):.2f} of the fastest's time",
     ]

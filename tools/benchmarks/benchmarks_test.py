@@ -160,16 +160,6 @@ def test_worker_that_ends_early_is_quoted(tmp_path):
         Worker("fake", [sys.executable, "-c", "raise SystemExit('no such layer')"], {}, tmp_path)
 
 
-def test_page_keeps_its_prose(tmp_path):
-    """Only the text between the markers is replaced."""
-    page = tmp_path / "page.md"
-    page.write_text("before\n<!-- measured: begin -->\nold\n<!-- measured: end -->\nafter\n", encoding="utf-8")
-    document.replace(page, "measured", "new")
-    assert page.read_text(encoding="utf-8") == "before\n<!-- measured: begin -->\nnew\n<!-- measured: end -->\nafter\n"
-    with pytest.raises(UserError, match="markers"):
-        document.replace(page, "profiled", "new")
-
-
 def test_row_that_was_not_measured_is_empty():
     """A missing peer leaves the row without figures, and its reason below the table."""
     missed = Result("translation_8", ours=3.0, other=2.0, ratio=1.5, low=1.4, high=1.6, facts=(FACTS, FACTS))
