@@ -175,7 +175,7 @@ class Plan:
 
     @property
     def utilisation(self) -> float | None:
-        """The model's FLOPs as a fraction of the cores' peak; None if the time or the FLOPs are unknown."""
+        """MFU, the model's FLOPs as a fraction of the cores' peak; None if the time or the FLOPs are unknown."""
         if self.step_seconds is None or self.model_flops is None:
             return None
         return self.model_flops / (self.step_seconds * self.cores * hardware_of(self.topology).peak_flops)

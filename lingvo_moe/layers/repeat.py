@@ -5,7 +5,8 @@
   unroll        R copies in the graph; fastest to run for few layers.
   scan          one loop; the backward pass reads whatever the forward pass computed.
   scan + remat  one loop; each repeat's input is saved, and the backward loop recomputes the repeat (GShard section
-                5.1), except for tensors that layers name with `Context.checkpoint_name` and the policy saves.
+                5.1), except for tensors that layers name with `Context.checkpoint_name` and the policy saves. Also
+                called gradient checkpointing or activation checkpointing.
 """
 
 from __future__ import annotations

@@ -17,6 +17,10 @@ evaluation reproduce the annotations of GShard Algorithm 2 and of GSPMD table 1 
   2. Where a tensor has several logical axes of one rule, the first of them in the tensor is sharded: GSEC and GECM
      along G, EGCM and EMH along E.
 
+Parallelism is a choice of axis rules. Data parallelism shards B and G, expert parallelism E, tensor parallelism
+(in-layer model parallelism) H, N and V. Sharding weights along the batch's mesh axis too, as FSDP and ZeRO do, is
+weight-update sharding: H in `gshard_sharded_update`, M in `gspmd`.
+
 A user's file adds layouts with `register_layout` (docs/extending.md). A layout's rules may also be written where its
 name is expected, as `rules_text` writes them: `BGE:x,HNV:y,M~y/x` is `gspmd`.
 """
@@ -392,7 +396,10 @@ class Layout:
         return self.mesh.axis_size(self.mesh_axes(logical_axes)[logical_axes.index(axis)])
 
     def annotate(self, tensor: tf.Tensor, logical_axes: str) -> tf.Tensor:
-        """Annotates `tensor`, which has these `logical_axes`, with its sharding; the value is unchanged."""
+        """Annotates `tensor`, which has these `logical_axes`, with its sharding (a sharding constraint).
+
+        The value is unchanged.
+        """
         if len(logical_axes) != tensor.shape.rank:
             raise ValueError(
                 f"logical axes {logical_axes!r} name {len(logical_axes)} dimensions, the tensor has shape "
