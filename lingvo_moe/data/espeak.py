@@ -75,4 +75,4 @@ class Espeak:
         del events
         if count > 0:
             self._chunks.append(ctypes.string_at(samples, 2 * count))
-        return 0  # go on
+        return 0  # continue

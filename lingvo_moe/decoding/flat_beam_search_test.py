@@ -276,7 +276,7 @@ def test_a_batch_of_empty_rows_is_not_searched():
 
 
 def _table_search(table: np.ndarray, size: int, alpha: float) -> list[tuple[float, tuple[int, ...]]]:
-    """Returns (score, tokens) of a search in plain Python that goes on to the last token, whatever it has found.
+    """Returns (score, tokens) of a search in plain Python that continues to the last token, whatever it has found.
 
     Args:
       table: `[T, V, V]`, log-probabilities of the next token at each position after each token.
@@ -319,7 +319,7 @@ def _flat_table_search(logits: np.ndarray, search: BeamSearch) -> tuple[Hypothes
 def test_a_search_does_not_end_before_its_last_hypothesis_is_found(alpha):
     """The n best of single sentences equal those of a search that never ends early: not only the best one is final.
 
-    With other sentences in the batch the search goes on for their sake, and an early end would not show.
+    With other sentences in the batch the search continues for their sake, and an early end would not show.
     """
     random, ended_early = np.random.RandomState(0), 0
     search = BeamSearch(beam_size=3, max_length=6, length_alpha=alpha)

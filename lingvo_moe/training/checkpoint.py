@@ -263,7 +263,7 @@ class Checkpoints:
         return self._manager
 
     def _write_manifest(self, step: int, arrays: int):
-        """Writes the manifest once Orbax has committed the checkpoint, while training goes on."""
+        """Writes the manifest once Orbax has committed the checkpoint, while training continues."""
         if self._manager is not None:
             self._manager.wait_until_finished()
         if self.processes.is_primary:

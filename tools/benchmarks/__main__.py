@@ -36,7 +36,7 @@ flags.DEFINE_string(
     "venvs", "build/benchmarks/venvs", "directory of the peers' virtual environments", flag_values=_VALUES
 )
 flags.DEFINE_string(
-    "output", "docs/performance.md", "page that a run of all rows writes its figures to", flag_values=_VALUES
+    "output", "docs/performance.md", "page that a run of all rows writes its numbers to", flag_values=_VALUES
 )
 _PROFILED = {"8 experts": "translation_8", "64 experts": "translation_64"}
 

@@ -29,7 +29,7 @@ flags.DEFINE_integer("rounds", 4, "measurements of each side", lower_bound=2, fl
 flags.DEFINE_string(
     "directory", "build/benchmarks", "directory of the workers' logs and the cache of programs", flag_values=_VALUES
 )
-flags.DEFINE_string("output", "docs/performance.md", "page that the figures are written to", flag_values=_VALUES)
+flags.DEFINE_string("output", "docs/performance.md", "page that the numbers are written to", flag_values=_VALUES)
 
 
 def main(arguments: list[str]):

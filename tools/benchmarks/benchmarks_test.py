@@ -161,7 +161,7 @@ def test_worker_that_ends_early_is_quoted(tmp_path):
 
 
 def test_row_that_was_not_measured_is_empty():
-    """A missing peer leaves the row without figures, and its reason below the table."""
+    """A missing peer leaves the row without numbers, and its reason below the table."""
     missed = Result("translation_8", ours=3.0, other=2.0, ratio=1.5, low=1.4, high=1.6, facts=(FACTS, FACTS))
     cells = document.rows([missed, Result("decoding", missing="no such package")])
     assert cells[0][1:] == ("3.0000", "2.0000", "1.50", "1.40-1.60", "0.75", "no")

@@ -166,7 +166,7 @@ class Result:
       low, high: quartiles of the ratios of single rounds.
       facts: the facts of the two workers.
       losses: (first, last) of each side that trains.
-      missing: why there are no figures, or empty.
+      missing: why there are no numbers, or empty.
     """
 
     name: str

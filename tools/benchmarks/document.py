@@ -12,7 +12,7 @@ _HEAD = ("what", "ours, s", "other, s", "ratio", "quartiles", "goal", "met")
 
 
 def rows(results: Iterable[Result]) -> list[tuple[str, ...]]:
-    """Returns the cells of each row; the figures of a row that was not measured are empty."""
+    """Returns the cells of each row; the numbers of a row that was not measured are empty."""
     found = []
     for result in results:
         comparison = _BY_NAME[result.name]

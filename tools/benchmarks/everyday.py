@@ -37,12 +37,12 @@ _VALUES = flags.FlagValues()
 flags.DEFINE_string("corpus", "build/quickstart/corpus", "corpus of the quickstart", flag_values=_VALUES)
 flags.DEFINE_string("tokenizers", "build/quickstart/tokenizers", "tokenizers of the quickstart", flag_values=_VALUES)
 flags.DEFINE_integer("rounds", 3, "number of runs of each command", lower_bound=1, flag_values=_VALUES)
-flags.DEFINE_string("output", "docs/performance.md", "page that the figures are written to", flag_values=_VALUES)
+flags.DEFINE_string("output", "docs/performance.md", "page that the numbers are written to", flag_values=_VALUES)
 
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """A figure and its goal, in `unit`; the goal is a maximum, or a minimum if `at_least`."""
+    """A measured number and its goal, in `unit`; the goal is a maximum, or a minimum if `at_least`."""
 
     what: str
     value: float
@@ -52,12 +52,12 @@ class Row:
 
     @property
     def met(self) -> bool:
-        """Whether the figure meets its goal."""
+        """Whether the number meets its goal."""
         return self.value >= self.goal if self.at_least else self.value <= self.goal
 
 
 def main(arguments: list[str]) -> int:
-    """Measures and writes the figures; returns 1 if a goal is missed."""
+    """Measures and writes the numbers; returns 1 if a goal is missed."""
     app.no_arguments(arguments[1:])
     data = [f"--corpus={_VALUES.corpus}", f"--tokenizers={_VALUES.tokenizers}"]
     with tempfile.TemporaryDirectory(prefix="everyday.") as directory:

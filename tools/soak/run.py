@@ -23,7 +23,7 @@ from tools.soak.process import TrainingProcesses
 SAVE_EVERY, EVALUATE_EVERY, KEEP = 8, 12, 3
 STEPS_PER_KILL = 30
 _MARGIN = 2 * EVALUATE_EVERY
-# A checkpoint is written while steps go on, and the next one waits for it: until then, two intervals can be lost.
+# A checkpoint is written while steps continue, and the next one waits for it: until then, two intervals can be lost.
 MOST_LOST = 2 * SAVE_EVERY
 _RESUMED = re.compile(r"resuming from step (\d+)")
 

@@ -3,8 +3,8 @@
     python -m tools.study --corpus=DIR [--budget=60] [--plan=tools/study/m4.toml] [--directory=build/study]
     python -m tools.study --results=docs/study/results.json --output=docs/study --page=docs/study.md
 
-The first form trains, evaluates and draws; what is finished is not repeated, so the same command goes on after it was
-ended at any point. The second draws again from the numbers of a study.
+The first form trains, evaluates and draws; what is finished is not repeated, so the same command resumes after any
+interruption. The second redraws from the numbers of a study.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """One run of a study: training for a CPU time, then evaluation, by the project's own commands.
 
-The first half of the CPU time is trained at the full learning rate, after the warm-up. How many steps that were tells
-how many the second half will be, in which the rate falls to a tenth. Each stage leaves a file, and a stage that has
-left one is skipped, so a run that was ended at any point goes on from its newest checkpoint.
+The first half of the CPU time is trained at the full learning rate, after the warm-up. The number
+of its steps determines that of the second half, in which the rate falls to a tenth. Each stage leaves a file, and a
+stage that has left one is skipped, so a run resumes from its newest checkpoint after any interruption.
 """
 
 from __future__ import annotations
