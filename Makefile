@@ -23,13 +23,12 @@ static: setup  ## format, lint and types
 	.venv/bin/ruff check
 	.venv/bin/pyright
 
-format: setup  ## rewrite the sources: import order, mended lint, format
+format: setup  ## rewrite the sources: import order, fixable lint, format
 	.venv/bin/ruff check --fix-only
 	.venv/bin/ruff format
 
 # TensorFlow and compilers never return some of their memory: in sixteen parts, each in a process of its own, one takes
-# 1 to 4 GB.
-# Whoever of two has ended a part takes the next one, and prints what it has to say.
+# 1 to 4 GB. Two workers pull parts from the queue and print their output.
 pytest: setup  ## all tests, two parts at a time
 	@directory=$$(mktemp -d); trap 'rm -rf "$$directory"' EXIT; export LINGVO_MOE_TEST_CACHE=$$directory/cache; \
 	seq 16 | xargs -P2 -I{} sh -c '.venv/bin/python -m pytest --quiet --part={}/16 > '$$directory'/{}.log 2>&1; \

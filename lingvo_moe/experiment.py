@@ -22,7 +22,7 @@ from lingvo_moe.ops import precision
 from lingvo_moe.optimizers.adafactor import Adafactor
 from lingvo_moe.program import COMPILER_DEFAULT
 from lingvo_moe.sharding.layout import DeviceMesh, Layout
-from lingvo_moe.steps import DecodingModel, Optimizer, RecognisingModel, SegmentingModel, Steps
+from lingvo_moe.steps import DecodingModel, Optimizer, RecognisingModel, SegmentingModel, Steps, TiedModel
 
 PLATFORMS = ("", "cpu", "gpu", "tpu")
 
@@ -133,6 +133,11 @@ class Experiment:
     def segments(self) -> bool:
         """Whether the model segments volumes."""
         return isinstance(self.model, SegmentingModel)
+
+    @property
+    def tied_model(self) -> TiedModel | None:
+        """The model if its embeddings are tied, otherwise None."""
+        return self.model if isinstance(self.model, TiedModel) and self.model.tied_tables else None
 
     @property
     def texts(self) -> InputConfig:

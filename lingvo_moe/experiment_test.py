@@ -105,8 +105,8 @@ def test_input_has_the_sides_of_the_model(name, source_length, message):
     "assignments, mesh, message",
     [
         (["input.size=36,32,30"], 1, "input.size is 36x32x30; 3 levels .* multiples of 4"),
-        (["input.size=36,32,32"], 8, "36 voxels along X, 9 at the last of 3 levels, for 8 devices, which must divide"),
-        (["model.num_layers=4"], 8, "32 voxels along X, 4 at the last of 4 levels, for 8 devices"),
+        (["input.size=36,32,32"], 8, "36 voxels along X, 9 at the last of 3 levels; the 8 devices along X must divide"),
+        (["model.num_layers=4"], 8, "32 voxels along X, 4 at the last of 4 levels; the 8 devices along X"),
         (["model.channels=2"], 1, "model.channels is 2, but the input has 1; use --set model.channels=1"),
         (["model.classes=2"], 1, "model.classes is 2, but the input has 3"),
         (["corpus=texts"], 1, "--corpus=texts: a program makes the volumes of this model; leave --corpus out"),

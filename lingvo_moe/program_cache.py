@@ -21,7 +21,7 @@ from lingvo_moe.errors import UserError
 from lingvo_moe.program import Program
 
 OFF = "off"
-# The maximal number of files of each kind; the oldest are deleted. A program of a giant takes some megabytes.
+# The maximal number of files of each kind; the oldest are deleted. A program of a large model takes some megabytes.
 _MAX_FILES = 200
 _VERSIONS = ("tensorflow", "tensorflow-tpu", "jax")
 _SOURCE = pathlib.Path(__file__).parent

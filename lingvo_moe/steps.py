@@ -76,6 +76,21 @@ class DecodingModel(Model, Protocol):
 
 
 @runtime_checkable
+class TiedModel(Model, Protocol):
+    """What initial embeddings require of a model beside `Model`."""
+
+    @property
+    def model_dim(self) -> int:
+        """M, the size of an embedding."""
+        ...
+
+    @property
+    def tied_tables(self) -> dict[str, str]:
+        """The paths of the tables `[V, M]` of tied embeddings, by side of the corpus; none if they are not tied."""
+        ...
+
+
+@runtime_checkable
 class RoutingModel(Model, Protocol):
     """What `explain` requires of a model beside `Model`."""
 
@@ -341,7 +356,7 @@ class Steps:
         """Returns the program `{theta, batch} -> {STACK: {LAYER: {experts, weights}}}`, which experts take each token.
 
         Raises:
-          UserError: the model does not tell its routing.
+          UserError: the model does not expose its routing.
         """
         model = self.model
         if not isinstance(model, RoutingModel):

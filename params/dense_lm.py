@@ -7,10 +7,10 @@ table 1: `gspmd_attempt_1`, `gspmd_attempt_2`, or `gspmd`, the finalized one, wh
 from __future__ import annotations
 
 from lingvo_moe import registry
-from params.language_models import Giant, SmallRecipe
+from params.language_models import LargeRecipe, SmallRecipe
 
 
-class Wide(Giant):
+class Wide(LargeRecipe):
     """GSPMD table 2: 2B weights per layer."""
 
     model_dim, hidden_dim, num_heads, head_dim = 8192, 65_536, 128, 256
@@ -87,7 +87,7 @@ class Dense4T(Wide):
     num_layers, model_dim, hidden_dim, num_heads, batch_size = 128, 32_768, 262_144, 512, 32
 
 
-class Narrow(Giant):
+class Narrow(LargeRecipe):
     """GSPMD table 3: 16B weights, 64 layers, small matrices."""
 
     num_layers, model_dim, hidden_dim, num_heads, head_dim = 64, 4096, 16_384, 64, 128

@@ -6,10 +6,10 @@ The table gives experts, H, N and weights; 12 layers of M 8192 with heads of 128
 from __future__ import annotations
 
 from lingvo_moe import registry
-from params.language_models import Giant, SmallRecipe
+from params.language_models import LargeRecipe, SmallRecipe
 
 
-class Hybrid(Giant):
+class Hybrid(LargeRecipe):
     """A column of table 7; a dense layer has the size of one expert."""
 
     num_layers, model_dim, head_dim = 12, 8192, 128

@@ -13,7 +13,7 @@ from params.m4 import aux_loss_weight
 TRILLION_TOKENS = 10**12
 
 
-class Giant(Recipe):
+class LargeRecipe(Recipe):
     """A row of GSPMD's tables: float32 weights, bfloat16 activations, sequences of 1024 tokens, Adafactor.
 
     `batch_size` is in sequences. Each sequence is a group of the gating (GSPMD section 5.4: EBCM).

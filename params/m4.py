@@ -73,9 +73,9 @@ class M4(Recipe):
                 head_dim=self.head_dim,
                 num_experts=self.num_experts,
                 num_groups=2 * self.num_cores,
-                # Room for every token of a group at every expert would be a thousand times the work; see
-                # `MixtureOfExperts`. A core is a group. The encoder has room for four times the mean load, a step of
-                # decoding for all hypotheses of two sentences (E = 2048), eight (512), all sixteen (128).
+                # Capacity for every token of a group (C = S) would be a thousand times the work; see
+                # `MixtureOfExperts`. A core is a group. The encoder has capacity for four times the mean load, a step
+                # of decoding for all hypotheses of two sentences (E = 2048), eight (512), all sixteen (128).
                 inference_capacity_factor=8.0 if self.num_experts else None,
                 inference_min_capacity=_DECODING_POSITIONS // self.num_experts if self.num_experts else 1,
                 inference_num_groups=self.num_cores,

@@ -7,10 +7,10 @@ experts).
 from __future__ import annotations
 
 from lingvo_moe import registry
-from params.language_models import Giant, SmallRecipe
+from params.language_models import LargeRecipe, SmallRecipe
 
 
-class Sparse(Giant):
+class Sparse(LargeRecipe):
     """A column of table 6: four sequences per device."""
 
     num_layers, model_dim, hidden_dim, num_heads, head_dim = 36, 1024, 8192, 16, 128

@@ -36,5 +36,5 @@ def test_column_equals_table_8(name):
 
 def test_more_devices_than_slices_at_the_deepest_level_are_an_error():
     """256 voxels, halved three times, are 32: enough for the 32 devices of the last column, and for no more."""
-    with pytest.raises(UserError, match="256 voxels along X, 32 at the last of 4 levels, for 64 devices"):
+    with pytest.raises(UserError, match="256 voxels along X, 32 at the last of 4 levels; the 64 devices along X"):
         experiment.get("unet.Volume256Mesh2x32", mesh=DeviceMesh((1, 64)))

@@ -24,7 +24,9 @@ from lingvo_moe.errors import UserError
 FLAGS = flags.FlagValues()
 flags.DEFINE_string("preset", "pypi", "Where the sentences come from, see tools.build_corpus.", flag_values=FLAGS)
 flags.DEFINE_list("languages", ["en"], "The languages to speak: en, or others that the preset has.", flag_values=FLAGS)
-flags.DEFINE_integer("max_letters", 48, "Of a transcript; longer ones are left out.", lower_bound=1, flag_values=FLAGS)
+flags.DEFINE_integer(
+    "max_characters", 48, "The longest transcript; longer ones are left out.", lower_bound=1, flag_values=FLAGS
+)
 flags.DEFINE_multi_string(
     "input", [], "A file or directory of your own sentences, see tools.build_corpus.", flag_values=FLAGS
 )
@@ -46,7 +48,7 @@ def main(argv: list[str]):
         texts, _ = corpus_builder.build(
             FLAGS.preset, FLAGS.input, Path(directory) / "texts", FLAGS.packages, selected=frozenset(read)
         )
-        corpus, is_new = speech_builder.build(texts, FLAGS.output, sorted(selected), FLAGS.max_letters, FLAGS.force)
+        corpus, is_new = speech_builder.build(texts, FLAGS.output, sorted(selected), FLAGS.max_characters, FLAGS.force)
     counts = ", ".join(f"{corpus.count(split)} {split}" for split in SPLITS)
     state = "built" if is_new else "is up to date"
     print(f"{corpus.directory} {state}: {len(corpus.languages)} voices, {counts} recordings; see {REPORT} there.")

@@ -52,8 +52,8 @@ def main(arguments: list[str]) -> int:
         port = free.getsockname()[1]
     count = _VALUES.processes
     train = [sys.executable, "-m", "lingvo_moe", "train", *train_flags]
-    place = [f"--coordinator=127.0.0.1:{port}", f"--processes={count}"]
-    return run([[*train, *place, f"--process={index}"] for index in range(count)])
+    rank = [f"--coordinator=127.0.0.1:{port}", f"--processes={count}"]
+    return run([[*train, *rank, f"--process={index}"] for index in range(count)])
 
 
 def run(commands: Sequence[Sequence[str]]) -> int:

@@ -31,7 +31,7 @@ from lingvo_moe.utils import output_files
 
 FLAGS = flags.FlagValues()
 flags.DEFINE_string("model", None, "the registered model", flag_values=FLAGS)
-flags.DEFINE_multi_string("set", [], "field=value: of its training; may be repeated", flag_values=FLAGS)
+flags.DEFINE_multi_string("set", [], "override FIELD=VALUE of its training; may be repeated", flag_values=FLAGS)
 flags.DEFINE_string("corpus", None, "the corpus that it was trained on", flag_values=FLAGS)
 flags.DEFINE_list("logdir", None, "the log directories that it was trained in, oldest first", flag_values=FLAGS)
 flags.DEFINE_list("scores", None, "files of `eval --json`: own packages, other packages", flag_values=FLAGS)

@@ -1,9 +1,9 @@
-"""Plans every registered giant at full scale, one after another, into docs/plans; tools.report makes a page of them.
+"""Plans every registered large model at full scale, one by one, into docs/plans; tools.report makes a page of them.
 
-    python -m tools.plan_zoo [--only=m4,sparse_lm.MoE10B32E] [--again]
+    python -m tools.plan_zoo [--only=m4,sparse_lm.MoE10B32E] [--force]
 
-An existing plan is kept, unless --again. Each plan is made by a process of its own, `python -m lingvo_moe plan NAME`,
-and takes one to three minutes of one core.
+An existing plan is kept, unless --force is given. Each plan is made by a process of its own, `python -m lingvo_moe plan
+NAME`, and takes one to three minutes of one core.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from lingvo_moe.utils import progress
 
 DIRECTORY = pathlib.Path(__file__).parent.parent / "docs" / "plans"
 _VALUES = flags.FlagValues()
-flags.DEFINE_list("only", [], "prefixes of names of plans; default: all", flag_values=_VALUES)
-flags.DEFINE_boolean("again", False, "also make the plans that exist", flag_values=_VALUES)
+flags.DEFINE_list("only", [], "prefixes of the names of the plans to make; by default all", flag_values=_VALUES)
+flags.DEFINE_boolean("force", False, "replan existing plans too", flag_values=_VALUES)
 # Cores, or weights; models with less of both run on a workstation and are not planned.
 _SMALLEST_SLICE, _FEWEST_WEIGHTS = 32, 10**9
 
 _M4_ROWS = ("MoE128E12L", "MoE128E36L", "MoE512E12L", "MoE512E36L", "MoE2048E12L", "MoE2048E36L")
-_GIANTS = ("m4.MoE2048E60L", "m4.Dense96L")
+_LARGEST = ("m4.MoE2048E60L", "m4.Dense96L")
 # Of each model, the clusters of GPUs and slices of newer TPUs to plan it on, and the mesh: the smallest that are
 # expected to have enough memory, in powers of two. v5e and v6e have no slices of more than 256 chips.
 _CLUSTERS = {
@@ -101,7 +101,7 @@ def variants() -> dict[str, Request]:
     # A TPU rounds float32 operands of products to bfloat16, and sends them so, unless it is told not to.
     for row in ("MoE128E12L", "MoE2048E36L"):
         found[f"m4.{row}.highest"] = Request(f"m4.{row}", ("matmul_precision=highest",))
-    for model in (*(f"m4.{row}" for row in _M4_ROWS), *_GIANTS):
+    for model in (*(f"m4.{row}" for row in _M4_ROWS), *_LARGEST):
         found[f"{model}.decode"] = Request(model, program="decode")
     for attempt in ("gspmd_attempt_1", "gspmd_attempt_2"):
         for mesh in ("8x16", "16x32", "32x64"):
@@ -120,8 +120,8 @@ def clusters() -> dict[str, Request]:
     """Returns models on clusters of GPUs and slices of newer TPUs, by model, then as _CLUSTERS has them."""
     return {
         f"{model}.{topology.replace(':', '-')}": Request(model, topology=topology, mesh=mesh)
-        for model, places in _CLUSTERS.items()
-        for topology, mesh in places
+        for model, targets in _CLUSTERS.items()
+        for topology, mesh in targets
     }
 
 
@@ -136,10 +136,10 @@ def meshes() -> dict[str, Request]:
 def giants() -> list[str]:
     """Returns the registered models that are made for a slice."""
 
-    def is_giant(config: experiment.Experiment) -> bool:
+    def is_large(config: experiment.Experiment) -> bool:
         return config.mesh.size >= _SMALLEST_SLICE or config.model.num_weights() >= _FEWEST_WEIGHTS
 
-    return [name for name in registry.names() if is_giant(experiment.get(name))]
+    return [name for name in registry.names() if is_large(experiment.get(name))]
 
 
 def plans() -> dict[str, Request]:
@@ -156,7 +156,7 @@ def main(arguments: list[str]):
             f"--only={','.join(_VALUES.only)}: no plan's name starts so; the names are {', '.join(plans())}."
         )
     missing = {
-        name: plan for name, plan in wanted.items() if _VALUES.again or not (DIRECTORY / f"{name}.json").exists()
+        name: plan for name, plan in wanted.items() if _VALUES.force or not (DIRECTORY / f"{name}.json").exists()
     }
     print(f"{len(wanted) - len(missing)} plans exist, {len(missing)} to make")
     DIRECTORY.mkdir(parents=True, exist_ok=True)

@@ -64,9 +64,9 @@ def run(monkeypatch, directory, *arguments) -> tuple[int, list]:
 
 
 def test_existing_plans_are_kept(monkeypatch, tmp_path):
-    """A second run makes nothing, unless --again."""
+    """A second run makes nothing, unless --force."""
     assert [len(run(monkeypatch, tmp_path, "--only=sparse_lm")[1]) for _ in range(2)] == [4, 0]
-    assert len(run(monkeypatch, tmp_path, "--only=sparse_lm", "--again")[1]) == 4
+    assert len(run(monkeypatch, tmp_path, "--only=sparse_lm", "--force")[1]) == 4
 
 
 def test_a_failed_plan_is_named_and_the_others_are_made(monkeypatch, tmp_path, capsys):

@@ -38,7 +38,9 @@ flags.DEFINE_list(
 )
 flags.DEFINE_string("directory", "build/quickstart", "directory of all files", flag_values=_VALUES)
 flags.DEFINE_integer("steps", None, "train to this step, instead of the model's own number", flag_values=_VALUES)
-flags.DEFINE_integer("seed", 0, "of the initial weights and of the order of the training data", flag_values=_VALUES)
+flags.DEFINE_integer(
+    "seed", 0, "seed of the initial weights and of the order of the training data", flag_values=_VALUES
+)
 flags.DEFINE_integer("max_pairs", 100, "test sentences translated per language, at most", flag_values=_VALUES)
 
 _TOKENIZER_SENTENCES = 60_000  # half a minute

@@ -1,11 +1,11 @@
-"""Compares the quick model of layouts with the compiler: over random legal layouts, and over the plans of docs/plans.
+"""Compares the cost model of layouts with the compiler: over random legal layouts, and over the plans of docs/plans.
 
     python -m tools.rank_layouts --count=60 --output=build/rank_layouts.json [--seed=1]
     python -m tools.rank_layouts --calibration
 
 The first command compiles random layouts of a model of medium size for a slice, one after another, and prints
 Spearman's rank correlation of predicted and compiled step times; it continues a file that exists. The second one
-predicts the registered giants, which have plans.
+predicts the registered large models, which have plans.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 from absl import flags
+from scipy import stats
 
 from lingvo_moe import experiment
 from lingvo_moe.analysis import layout_space, plan
@@ -34,10 +35,10 @@ from tools import plan_zoo
 _VALUES = flags.FlagValues()
 flags.DEFINE_boolean("calibration", False, "compare with docs/plans, and compile nothing", flag_values=_VALUES)
 flags.DEFINE_string("model", "hybrid_lm.Small", "the registered model of random layouts", flag_values=_VALUES)
-flags.DEFINE_multi_string("set", [], "field=value of it, beside those of SIZES", flag_values=_VALUES)
-flags.DEFINE_string("topology", "v3:4x4x1", "the slice", flag_values=_VALUES)
-flags.DEFINE_integer("count", 60, "how many layouts that fit", lower_bound=2, flag_values=_VALUES)
-flags.DEFINE_integer("seed", 1, "of the choice", flag_values=_VALUES)
+flags.DEFINE_multi_string("set", [], "override FIELD=VALUE, after those of SIZES; may be repeated", flag_values=_VALUES)
+flags.DEFINE_string("topology", "v3:4x4x1", "the TPU slice to compile for", flag_values=_VALUES)
+flags.DEFINE_integer("count", 60, "number of layouts that fit to compile", lower_bound=2, flag_values=_VALUES)
+flags.DEFINE_integer("seed", 1, "random seed", flag_values=_VALUES)
 flags.DEFINE_string("output", "build/rank_layouts.json", "the file of results", flag_values=_VALUES)
 # Large enough that no term of a step is negligible, small enough that most layouts fit.
 SIZES = (
@@ -54,15 +55,6 @@ SIZES = (
     "input.batch_size=64",
     "input.target_length=512",
 )
-
-
-def spearman(first: Sequence[float], second: Sequence[float]) -> float:
-    """Returns the correlation of ranks; equal values have their mean rank."""
-    return float(np.corrcoef(_ranks(np.asarray(first)), _ranks(np.asarray(second)))[0, 1])
-
-
-def _ranks(values: np.ndarray) -> np.ndarray:
-    return np.array([(values < value).sum() + ((values == value).sum() - 1) / 2 for value in values])
 
 
 def choose(config: Experiment, devices: int, seed: int) -> Iterator[Candidate]:
@@ -141,12 +133,17 @@ def report(results: Sequence[dict]) -> str:
     best = min(timed, key=lambda result: result["predicted_seconds"])
     lines = [
         f"{len(results)} random layouts: {len(timed)} fit, {refused} refused",
-        f"rank correlation of step times: {spearman(*zip(*pairs)):.3f}",
-        f"rank correlation of memory: {spearman(*zip(*memory)):.3f}",
+        f"rank correlation of step times: {_rank_correlation(pairs):.3f}",
+        f"rank correlation of memory: {_rank_correlation(memory):.3f}",
         f"predicted / compiled time: median {np.median(ratios):.2f}, from {ratios.min():.2f} to {ratios.max():.2f}",
         f"the predicted best takes {best['seconds'] / min(second for _, second in pairs):.2f} of the fastest's time",
     ]
     return "\n".join(lines)
+
+
+def _rank_correlation(pairs: Sequence[tuple[float, float]]) -> float:
+    """Spearman's correlation: that of ranks, where equal values have their mean rank."""
+    return float(np.corrcoef(stats.rankdata(np.array(pairs), axis=0), rowvar=False)[0, 1])
 
 
 def _calibrate():

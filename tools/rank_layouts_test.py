@@ -11,21 +11,6 @@ from lingvo_moe.errors import UserError
 from tools import rank_layouts
 
 
-@pytest.mark.parametrize(
-    ("first", "second", "expected"),
-    [
-        ((1, 2, 3, 4), (10, 20, 30, 400), 1.0),
-        ((1, 2, 3, 4), (4, 3, 2, 1), -1.0),
-        # 1 - 6 sum d^2 / (n (n^2 - 1)), differences 1, 1, 1, 1: 1 - 24 / 60.
-        ((1, 2, 3, 4), (2, 1, 4, 3), 0.6),
-        ((1, 1, 2), (5, 5, 7), 1.0),
-    ],
-)
-def test_rank_correlation(first, second, expected):
-    """Spearman's: of ranks, equal values have their mean rank."""
-    assert rank_layouts.spearman(first, second) == pytest.approx(expected)
-
-
 def test_the_same_seed_chooses_the_same_layouts():
     """An interrupted comparison continues with the next layout."""
     import params.dense_lm  # noqa: F401  (registers the model)

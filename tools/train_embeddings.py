@@ -30,7 +30,7 @@ flags.DEFINE_integer(
 flags.DEFINE_float(
     "temperature",
     piece_vectors.TEMPERATURE,
-    "Of the sampling of languages: 1 in proportion to the corpus, inf all equal.",
+    "The sampling temperature of languages: 1 in proportion to the corpus, inf all equal.",
     flag_values=FLAGS,
 )
 flags.DEFINE_integer(

@@ -51,7 +51,10 @@ flags.DEFINE_integer(
     flag_values=FLAGS,
 )
 flags.DEFINE_float(
-    "temperature", 5.0, "Of the sampling of languages: 1 in proportion to the corpus, inf all equal.", flag_values=FLAGS
+    "temperature",
+    5.0,
+    "The sampling temperature of languages: 1 in proportion to the corpus, inf all equal.",
+    flag_values=FLAGS,
 )
 flags.DEFINE_integer(
     "max_sentences",

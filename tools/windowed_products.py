@@ -1,11 +1,10 @@
-"""Products whose factors one mesh axis cuts along different dimensions: gathered, or in slices, by the compiled module.
+"""Compares products in slices with gathered ones, where one mesh axis shards the factors along different dimensions.
 
     python -m tools.windowed_products [--products=NAME,...] [--gradients]
 
 Each product is that of a feed-forward layer of a model of the zoo, on TPU v3 (docs/operators.md). Memory is the TPU
-compiler's account of temporaries, cycles are its estimates, and seconds of collectives are those of
-`analysis.hardware`. Of these, as many are hidden as the core computes between the start of an asynchronous collective
-and its end.
+compiler's account of temporaries, cycles are its estimates, and the time of collectives is that of `analysis.hardware`.
+A collective is hidden for as long as the core computes between its asynchronous start and its end.
 """
 
 from __future__ import annotations
@@ -27,8 +26,8 @@ from lingvo_moe.program import lower
 from lingvo_moe.sharding.layout import DeviceMesh, Layout, Spec
 
 _VALUES = flags.FlagValues()
-flags.DEFINE_list("products", [], "names of products; by default all", flag_values=_VALUES)
-flags.DEFINE_bool("gradients", False, "with both gradients of a product", flag_values=_VALUES)
+flags.DEFINE_list("products", [], "products to compare; by default all", flag_values=_VALUES)
+flags.DEFINE_bool("gradients", False, "compile each product with both of its gradients", flag_values=_VALUES)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,10 +35,10 @@ class Product:
     """A product of a layer: bfloat16 activations and float32 weights, which are rounded before they move.
 
     Attributes:
-      mesh, layout: of the model.
-      equation: the activations, the weights and the result.
-      mesh_axis: that cuts the activations and the weights along different dimensions.
-      sizes: of the dimensions, in the order of the activations' letters, then of the weights' other ones.
+      mesh, layout: the model's.
+      equation: the logical axes of the activations, the weights and the result.
+      mesh_axis: the mesh axis that shards the activations and the weights along different dimensions.
+      sizes: the sizes of the activations' axes, then those of the weights' other ones.
     """
 
     mesh: tuple[int, ...]
@@ -56,7 +55,7 @@ class Product:
 
     @property
     def specs(self) -> dict[str, Spec]:
-        """Of the activations x and the weights w."""
+        """The specs of the activations x and the weights w."""
         size = dict(zip(dict.fromkeys("".join(self.axes[:2])), self.sizes, strict=True))
         shapes = (tuple(size[axis] for axis in axes) for axes in self.axes[:2])
         return {
@@ -65,8 +64,8 @@ class Product:
         }
 
 
-# GSPMD's 2-D layout cuts the batch and the weights' M along x, and the activations' M and the weights' H along y. With
-# `gshard_sharded_update` there is one axis, of the batch and the weights' H.
+# GSPMD's 2-D layout shards the batch and the weights' M along x, and the activations' M and the weights' H along y.
+# `gshard_sharded_update` has one mesh axis, along which it shards the batch and the weights' H.
 PRODUCTS = {
     "Narrow16B weights": Product((8, 16), "gspmd", "BTM,MH->BTH", "x", (96, 1024, 4096, 16_384)),
     "Narrow16B activations": Product((8, 16), "gspmd", "BTM,MH->BTH", "y", (96, 1024, 4096, 16_384)),
@@ -118,7 +117,7 @@ class Figures:
 
     @property
     def seconds(self) -> float:
-        """Of the product, with the overlap of the compiler's schedule."""
+        """The time of the product, with the overlap of the compiler's schedule."""
         return self.compute + self.collective - self.hidden
 
 

@@ -1,4 +1,6 @@
-"""Predicts the time and memory of a training step under any layout, from hyperparameters alone, in under a millisecond.
+"""The analytical cost model: time and memory of a training step in any layout, from its hyperparameters alone.
+
+A prediction takes less than a millisecond.
 
 The terms, and where they come from:
 
@@ -79,17 +81,17 @@ class Estimate:
 
     @property
     def seconds(self) -> float:
-        """Of a step."""
+        """The time of a step."""
         return sum(self.compute.values()) + sum(self.collectives.values())
 
     @property
     def tokens_per_second(self) -> float:
-        """As a plan's."""
+        """Tokens per second, counted as a plan counts them."""
         return self.tokens / self.seconds
 
     @property
     def bytes(self) -> float:
-        """Of a device, of all kinds."""
+        """The memory of a device, of all kinds together."""
         return sum(self.memory.values())
 
     @property

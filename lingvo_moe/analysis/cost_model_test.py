@@ -1,4 +1,4 @@
-"""Protects the quick model: it agrees with the compiled plans of docs/plans, and is quick."""
+"""Protects the analytical cost model: it agrees with the compiled plans of docs/plans, and is fast."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ for family in ("dense_lm", "hybrid_lm", "m4", "sparse_lm"):
     importlib.import_module(f"params.{family}")
 
 _PLANS = pathlib.Path(__file__).parents[2] / "docs" / "plans"
-_GIANTS = (
+_MODELS = (
     "dense_lm.Dense64BMesh8x16",
     "dense_lm.Dense1T",
     "dense_lm.Narrow16BMesh8x32",
@@ -42,7 +42,7 @@ def predicted(name: str) -> tuple[Estimate, plan.Plan]:
     return CostModel(config, target).estimate(layout_space.registered(config)), made
 
 
-@pytest.mark.parametrize("name", _GIANTS)
+@pytest.mark.parametrize("name", _MODELS)
 def test_predictions_agree_with_compiled_plans(name):
     """Time within a seventh, collectives within an eighth, memory within a fifth."""
     estimate, made = predicted(name)

@@ -1,8 +1,8 @@
 """Finds the fastest layout: `plan --search=layout` predicts every legal layout, and compiles the best few.
 
-The quick model (`cost_model`) ranks all of `layout_space`. Among the best, those that differ little are one choice: of
-candidates with the same mesh, policy and schedule, and times within a hundredth, the first is compiled. The compiler
-decides: what does not fit is marked, and the order of the compiled ones is that of their plans.
+The analytical cost model (`cost_model`) ranks all of `layout_space`. Among the best, those that differ little are one
+choice: of candidates with the same mesh, policy and schedule, and times within a hundredth, the first is compiled. The
+compiler decides: what does not fit is marked, and the order of the compiled ones is that of their plans.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from lingvo_moe.experiment import Experiment
 from lingvo_moe.layers.checkpoint_policy import REMAT
 from lingvo_moe.sharding.layout import DeviceMesh
 
-# The quick model's error of memory: what it predicts up to this much above a device's memory may fit.
+# The cost model's error of memory: what it predicts up to this much above a device's memory may fit.
 MEMORY_TOLERANCE = 1.05
 _ALIKE = 0.01
 # A layout whose first policy and schedule takes as many times the fastest step is not pursued: recomputing more, or
@@ -39,7 +39,7 @@ class Found:
     Attributes:
       candidate: with which settings.
       changes: of the experiment, each `field=value`; none for the model's own settings.
-      estimate: the quick model's.
+      estimate: the cost model's prediction.
       plan: the compiled one; None if it was not compiled.
       refusal: why it could not be compiled.
     """
@@ -52,14 +52,14 @@ class Found:
 
     @property
     def tokens_per_second(self) -> float:
-        """By the plan; 0 if there is none that fits."""
+        """The speed by the plan; 0 if there is none that fits."""
         compiled = self.plan
         return compiled.tokens / compiled.step_seconds if compiled and compiled.fits and compiled.step_seconds else 0.0
 
 
 @dataclasses.dataclass(frozen=True)
 class Ranking:
-    """All candidates by the quick model.
+    """All candidates, ranked by the cost model.
 
     Attributes:
       own: the experiment's settings.
@@ -158,7 +158,7 @@ def rank(
                 best.append(Found(candidate, candidate.changes(experiment), estimate))
     if not best:
         raise UserError(
-            f"--search=layout: by the quick model none of {count:,} legal layouts fits a device of {target.name}"
+            f"--search=layout: no layout fits a device of {target.name}, of {count:,} legal ones, by the cost model"
             + (f"; the least memory is {least / 2**30:.1f} GiB" if least < float("inf") else "")
             + ". Use a larger --topology, a smaller --set input.batch_size=..., or leave out --mesh and --set."
         )

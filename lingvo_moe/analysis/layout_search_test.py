@@ -42,7 +42,7 @@ def ranked(name: str, chips: tuple[int, ...], **fields) -> Ranking:
     ],
 )
 def test_the_papers_layout_is_found_on_its_mesh(name, chips, policy):
-    """Nothing that the quick model finds faster is much faster, and what it finds is at least as fast."""
+    """Nothing that the cost model finds faster is much faster, and what it finds is at least as fast."""
     config = experiment.get(name)
     ranking = ranked(name, chips, mesh=config.mesh, remats=(policy,), pipelines=("none",), microbatches=1)
     first, own = ranking.best[0].estimate, ranking.own.estimate
@@ -88,8 +88,8 @@ def test_what_the_user_sets_does_not_vary():
 
 
 def test_nothing_that_fits_is_an_error():
-    """With the least memory that a layout needs, as far as weights leave room at all."""
-    with pytest.raises(UserError, match="none of .* legal layouts fits a device of v3:4x4x1.*larger --topology"):
+    """With the least memory that a layout needs, as far as weights leave headroom at all."""
+    with pytest.raises(UserError, match="no layout fits a device of v3:4x4x1, of .* legal ones.*larger --topology"):
         config = experiment.unchecked("dense_lm.Dense1T")
         layout_search.rank(config, slice_of(4, 4, 1), Space(32, (128,), DeviceMesh((8, 4)), pipelines=("none",)))
 

@@ -1,7 +1,7 @@
-"""The legal layouts of a model on a number of devices: which letters are sharded along which axes of which mesh.
+"""The legal layouts of a model on a number of devices: which logical axes are sharded along which mesh axes.
 
-A structure is a set of axis rules for a number of mesh axes; it is legal where no tensor of the model has two letters
-on one mesh axis. A candidate adds the sizes of the mesh's axes, each of which divides whatever it shards, the
+A structure is a set of axis rules for a number of mesh axes; it is legal where no tensor of the model has two logical
+axes on one mesh axis. A candidate adds the sizes of the mesh's axes, each of which divides whatever it shards, the
 checkpoint policy, and the stages and microbatches of a pipeline.
 """
 
@@ -23,7 +23,7 @@ from lingvo_moe.sharding.layout import AxisRule, DeviceMesh, Layout, mesh_axis_n
 _MAX_AXES = 3
 _MAX_MICROBATCHES_PER_STAGE = 8
 _MAX_ACCUMULATED = 16  # microbatches without a pipeline
-# Letters of activations that are sharded together: a reshape makes groups of the batch's tokens.
+# Logical axes of activations that are sharded together: a reshape makes groups of the batch's tokens.
 _BATCH = "BG"
 
 
@@ -98,7 +98,7 @@ class Structure:
       rules: for meshes of `len(divisors)` axes.
       divisors: of each mesh axis, the greatest number that divides all sizes that it shards, the batch's excepted; 0 if
         it shards the batch alone.
-      batch_axes: the mesh axes of the batch's letters B and G, outside of stages and within them; -1 for none.
+      batch_axes: the mesh axes of the batch's logical axes B and G, outside of stages and within them; -1 for none.
     """
 
     rules: tuple[AxisRule, ...]
@@ -215,7 +215,7 @@ def _structures(experiment: Experiment, count: int, has_stages: bool) -> tuple[S
         try:
             mapping = _mapping(outside, tensors)
             inside = _mapping(outside.within_stages(), tensors) if has_stages else mapping
-        except ValueError:  # two letters of a tensor on one mesh axis
+        except ValueError:  # two logical axes of a tensor on one mesh axis
             continue
         # Vectors are of no weight: M alone may be on another axis than in matrices.
         key = tuple(mapped[axes] for mapped in (mapping, inside) for axes in tensors if len(axes.lstrip("Rr")) > 1)
@@ -244,7 +244,7 @@ def _divisor(
         for mapping in mappings
         if axis in mapping[axes]
     ]
-    return math.gcd(*(size for letter, size in sharded if letter not in _BATCH)) if sharded else None
+    return math.gcd(*(size for axis, size in sharded if axis not in _BATCH)) if sharded else None
 
 
 def tensors_of(experiment: Experiment) -> dict[str, tuple[int, ...]]:
@@ -254,7 +254,7 @@ def tensors_of(experiment: Experiment) -> dict[str, tuple[int, ...]]:
     tensors = {weight.logical_axes: weight.shape for weight in declared}
     for part in model_parts.parts_of(experiment, experiment.input.batch_size, 1):
         sizes = dict(part.sizes)
-        named = {axes: tuple(sizes[letter] for letter in axes) for axes in part.axes if axes != GATE}
+        named = {axes: tuple(sizes[axis] for axis in axes) for axes in part.axes if axes != GATE}
         tensors |= {axes: shape for axes, shape in named.items() if axes not in tensors}
     return tensors
 
@@ -262,8 +262,8 @@ def tensors_of(experiment: Experiment) -> dict[str, tuple[int, ...]]:
 def _rule_sets(experiment: Experiment, names: tuple[str, ...], has_stages: bool) -> Iterator[tuple[AxisRule, ...]]:
     """Yields axis rules, of which not all are legal.
 
-    Each letter is on one mesh axis or on none: of two letters of one axis the first in a tensor is sharded, so the
-    letters of weights may share the batch's axis (weight-update sharding). M may also take what axis is left.
+    Each logical axis is on one mesh axis or on none. Of two on one mesh axis the first in a tensor is sharded, so axes
+    of weights may share the batch's (weight-update sharding). M may also take the mesh axis that is left.
     """
     stage, free = (names[0], names[1:]) if has_stages else (None, names)
     one = (None, *free)
@@ -276,14 +276,14 @@ def _rule_sets(experiment: Experiment, names: tuple[str, ...], has_stages: bool)
             continue
         for vocabulary in (hidden,) if is_large else one:
             for model in (*one, *fallbacks) if len(free) < _MAX_AXES else (None, *fallbacks):
-                letters: dict[str, str | None] = {"BG": batch, "E": expert, "N": heads, "H": hidden, "V": vocabulary}
-                letters |= {"PR": stage} if stage else {}
-                letters |= {"M": model} if isinstance(model, str) else {}
-                rules = _rules(names, letters)
+                mesh_axes: dict[str, str | None] = {"BG": batch, "E": expert, "N": heads, "H": hidden, "V": vocabulary}
+                mesh_axes |= {"PR": stage} if stage else {}
+                mesh_axes |= {"M": model} if isinstance(model, str) else {}
+                rules = _rules(names, mesh_axes)
                 yield (*rules, AxisRule("M", model, fallback=True)) if isinstance(model, tuple) else rules
 
 
-def _rules(names: tuple[str, ...], letters: Mapping[str, str | None]) -> tuple[AxisRule, ...]:
-    """The rules of letters that are on one mesh axis each."""
-    of_axis = {name: "".join(group for group, axis in letters.items() if axis == name) for name in names}
+def _rules(names: tuple[str, ...], mesh_axes: Mapping[str, str | None]) -> tuple[AxisRule, ...]:
+    """The rules of logical axes that are on one mesh axis each."""
+    of_axis = {name: "".join(group for group, axis in mesh_axes.items() if axis == name) for name in names}
     return tuple(AxisRule(group, (name,)) for name, group in of_axis.items() if group)

@@ -27,7 +27,7 @@ def sample(name: str, devices: int, count: int, **fields):
 
 @pytest.mark.parametrize(("name", "devices"), [("dense_lm.Small", 8), ("hybrid_lm.Small", 16), ("m4.Small", 8)])
 def test_every_candidate_is_legal(name, devices):
-    """The experiment accepts its settings, devices divide every weight, and no tensor has two letters on an axis."""
+    """The experiment accepts its settings, devices divide every weight, and no mesh axis shards a tensor twice."""
     _, candidates = sample(name, devices, 100)
     for candidate in candidates:
         config = experiment.unchecked(name)

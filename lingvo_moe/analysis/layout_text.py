@@ -1,4 +1,4 @@
-"""The text of a search for layouts: what the quick model predicts [m], what the compiler says [c], and the flags."""
+"""The text of a search for layouts: what the cost model predicts [m], what the compiler says [c], and the flags."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from lingvo_moe.sharding.layout import AxisRule
 
 _GIB = 2**30
 _SHOWN = 8
-_LEGEND = "[m] the quick model, or with [c] the plan: cycles of the compiler, links of our model"
+_LEGEND = "[m] the cost model, or with [c] the plan: cycles of the compiler, links of our model"
 
 
 def predictions(ranking: Ranking) -> str:
-    """Returns the best choices by the quick model, before anything is compiled."""
+    """Returns the best choices by the cost model, before anything is compiled."""
     lines = [
         f"{ranking.num_candidates:,} legal layouts; {len(ranking.best):,} fit and are not many times slower than the "
-        f"fastest, {ranking.own_rank:,} are faster than the model's own, by the quick model [m]:",
+        f"fastest, {ranking.own_rank:,} are faster than the model's own, by the cost model [m]:",
         *(line for number, found in enumerate(_first(ranking), 1) for line in _prediction(str(number), found)),
         *_prediction("own", ranking.own),
     ]

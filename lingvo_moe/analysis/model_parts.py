@@ -20,7 +20,7 @@ from lingvo_moe.models.transformer import Transformer
 from lingvo_moe.models.translation import Translation
 
 ITEM_BYTES = {"float32": 4, "bfloat16": 2}
-# The gate has the logical axes "me", so it is never sharded; in a product its letters are those of the other operand.
+# The gate has the logical axes "me", so it is never sharded; in a product they are those of the other operand.
 GATE = "ME"
 
 
@@ -77,7 +77,7 @@ class Part:
       name: one of `plan.PARTS`.
       stack: the stack that repeats it; empty for an embedding or a softmax, which is computed once.
       count: how often it is in one repeat of the stack.
-      sizes: of letters, as `(letter, size)`.
+      sizes: of logical axes, as `(axis, size)`.
       steps, work, saved: see the classes.
     """
 
@@ -244,7 +244,7 @@ class _Parts:
         return Step(None, "output", resharded=tensor, before=before, item_bytes=self._operand_bytes)
 
     def _sizes(self, length: int, keys: int) -> tuple[tuple[str, int], ...]:
-        """The sizes of letters inside of a stack."""
+        """The sizes of logical axes inside of a stack."""
         model = self._model
         sizes = {"B": self._batch // self._microbatches, "T": length, "L": keys, "N": model.num_heads}
         sizes |= {"M": model.model_dim, "H": model.hidden_dim, "D": model.head_dim}
@@ -258,5 +258,5 @@ class _Parts:
         return *self._sizes(length, length), ("G", groups), ("S", size), ("E", layer.num_experts), ("C", capacity)
 
     def _outside(self, length: int, vocabulary: int) -> tuple[tuple[str, int], ...]:
-        """The sizes of letters outside of the stacks."""
+        """The sizes of logical axes outside of the stacks."""
         return ("B", self._batch), ("T", length), ("M", self._model.model_dim), ("V", vocabulary)

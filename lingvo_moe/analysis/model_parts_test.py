@@ -26,10 +26,10 @@ def _forward_flops(config) -> float:
         sizes = dict(part.sizes)
         for step in part.steps:
             if step.product and not step.product.is_lookup and part.name not in ("gating", "dispatch", "combine"):
-                letters = {letter for tensor in step.product.tensors for letter in tensor.axes}
+                axes = {axis for tensor in step.product.tensors for axis in tensor.axes}
                 copies = max(step.product.left.copies, step.product.right.copies)
                 times = part.count * (repeats if part.stack else 1)
-                total += 2 * times * copies * math.prod(sizes[letter] for letter in letters)
+                total += 2 * times * copies * math.prod(sizes[axis] for axis in axes)
     return total
 
 
@@ -56,14 +56,14 @@ def test_layers_annotate_no_tensor_that_the_parts_lack(name, monkeypatch):
     known = {"BS", *(axes.lstrip("R") for axes in layout_space.tensors_of(config))}
     monkeypatch.setattr(Layout, "annotate", record)
     Steps(config.model, config.optimizer, Layout(), "tpu").train(config.batch_specs())
-    # Vectors, masks and random numbers have a subset of the letters of another tensor, in its order.
-    lacking = {axes for axes in annotated if not any(_is_part(axes, whole) for whole in known)}
+    # Vectors, masks and random numbers have a subset of the logical axes of another tensor, in its order.
+    lacking = {axes for axes in annotated if not any(_is_part(axes, of) for of in known)}
     assert not lacking
 
 
-def _is_part(axes: str, whole: str) -> bool:
-    letters = iter(whole)
-    return all(letter in letters for letter in axes.replace("m", "").replace("e", ""))
+def _is_part(axes: str, of: str) -> bool:
+    remaining = iter(of)
+    return all(axis in remaining for axis in axes.replace("m", "").replace("e", ""))
 
 
 @pytest.mark.parametrize(

@@ -175,7 +175,7 @@ class Plan:
 
     @property
     def utilisation(self) -> float | None:
-        """The model's FLOPs as a fraction of the cores' peak; None if the time or the FLOPs are unknown."""
+        """MFU, the model's FLOPs as a fraction of the cores' peak; None if the time or the FLOPs are unknown."""
         if self.step_seconds is None or self.model_flops is None:
             return None
         return self.model_flops / (self.step_seconds * self.cores * hardware_of(self.topology).peak_flops)
@@ -207,7 +207,7 @@ class Plan:
         Raises:
           UserError: the file cannot be read, or is not a plan of this version.
         """
-        remedy = f"`plan NAME --json={path}` writes it anew."
+        remedy = f"regenerate it with `plan NAME --json={path}`."
         try:
             with open(path, encoding="utf-8") as file:
                 values = json.load(file)

@@ -218,7 +218,8 @@ def test_other_file_is_an_error(text, tmp_path):
 def test_a_plan_of_another_version_is_refused(text, version, tmp_path):
     (tmp_path / "plan.json").write_text(text)
     with pytest.raises(
-        UserError, match=f"^[^(]*plan.json: a plan of version {version}, this program reads version 3.*writes it anew"
+        UserError,
+        match=f"^[^(]*plan.json: a plan of version {version}, this program reads version 3.*regenerate it with",
     ):
         plan.Plan.load(tmp_path / "plan.json")
 

@@ -1,4 +1,4 @@
-"""A plan as text. Every figure is marked: [c] the compiler's, [p] from the program's inputs, [m] our model's."""
+"""A plan as text. Every number is marked: [c] the compiler's, [p] from the program's inputs, [m] our model's."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lingvo_moe.engines.cluster import Gpu
 _GIB = 2**30
 _MIN_FRACTION = 0.005
 _HOURS_PER_YEAR = 365.25 * 24
-_LEGEND = "[c] the compiler's figure   [p] counted from the program's inputs   [m] our model"
+_LEGEND = "[c] the compiler's number   [p] counted from the program's inputs   [m] our model"
 
 
 def text(plan: Plan, tokens: float, price: float | None = None) -> str:

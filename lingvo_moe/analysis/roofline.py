@@ -77,7 +77,7 @@ def _dot_flops(module: Module, dot: Instruction) -> int:
 
 
 def _convolution_flops(module: Module, convolution: Instruction) -> int:
-    """Two for each element of the kernel that meets an element of the input, not padding nor a hole of a dilation."""
+    """Two for each element of the kernel that is applied to an element of the input, not to padding or a dilation."""
     labels = _LABELS.search(convolution.rest)
     if labels is None:
         raise ValueError(f"{convolution.name} is a convolution without dim_labels")
@@ -85,11 +85,11 @@ def _convolution_flops(module: Module, convolution: Instruction) -> int:
     left, right, out = (
         dict(zip(text, sizes)) for text, sizes in zip(labels.groups(), (*shapes, _shape(convolution.result)[1]))
     )
-    pairs = math.prod(_met(convolution, int(d), left[d], right[d], out[d]) for d in labels[3] if d.isdigit())
+    pairs = math.prod(_count_taps(convolution, int(d), left[d], right[d], out[d]) for d in labels[3] if d.isdigit())
     return 2 * out["b"] * out["f"] * right["i"] * pairs
 
 
-def _met(convolution: Instruction, dimension: int, left: int, right: int, out: int) -> int:
+def _count_taps(convolution: Instruction, dimension: int, left: int, right: int, out: int) -> int:
     """How many pairs of an output's and a kernel's position in a spatial dimension read an element of the input."""
     matched = _WINDOW.search(convolution.rest)
     options = dict(option.split("=") for option in matched[1].split()) if matched else {}
@@ -99,8 +99,8 @@ def _met(convolution: Instruction, dimension: int, left: int, right: int, out: i
         return int(values[dimension].partition("_")[0])
 
     stride, padding, holes, spread = of("stride", "1"), of("pad", "0"), of("lhs_dilate", "1"), of("rhs_dilate", "1")
-    read = (position * stride + element * spread - padding for position in range(out) for element in range(right))
-    return sum(0 <= place <= (left - 1) * holes and place % holes == 0 for place in read)
+    taps = (position * stride + element * spread - padding for position in range(out) for element in range(right))
+    return sum(0 <= tap <= (left - 1) * holes and tap % holes == 0 for tap in taps)
 
 
 def _bytes(module: Module, instruction: Instruction) -> int:

@@ -1,10 +1,10 @@
-"""The cost of one product of two sharded tensors: how the devices divide it, and what they must exchange for it.
+"""The cost of one product of two sharded tensors: how the devices divide it, and the collectives that this needs.
 
 A model of XLA's partitioner (GSPMD section 3.5), not the partitioner. Along each mesh axis the devices divide one
-letter of the product among them, or none and repeat the work. An operand that is sharded otherwise is gathered or
-exchanged first. Where the divided letter is summed over, each device has a term of the sum, which an AllReduce
-completes, or a ReduceScatter if the result is sharded along that axis. The model takes the choice of the least time,
-whereas XLA has heuristics; docs/planning.md compares both.
+logical axis of the product among them, or none and repeat the work. An operand that is sharded otherwise is first
+resharded by AllToAll or AllGather. Where the divided axis is contracted, each device has a term of the sum, which an
+AllReduce completes, or a ReduceScatter if the result is sharded along that mesh axis. The model takes the choice of
+the least time, whereas XLA has heuristics; docs/planning.md compares both.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Machine:
 
     @functools.cached_property
     def _seconds_per_byte(self) -> Callable[[str, int], float]:
-        """Of a kind of collectives along a mesh axis: `hardware` has times that are proportional to the size."""
+        """Returns the seconds per byte of a kind of collectives along a mesh axis: `hardware`'s times are linear."""
         return functools.cache(
             lambda kind, axis: (
                 self.links.seconds(kind, 2**30, self.mesh[axis], math.prod(self.mesh[axis + 1 :])) / 2**30
@@ -79,7 +79,7 @@ class Tensor:
 
 @dataclasses.dataclass(frozen=True)
 class Product:
-    """`left` times `right`, summed over the letters that `out` does not have.
+    """`left` times `right`, summed over the logical axes that `out` does not have.
 
     Attributes:
       left, right, out: the tensors; there are `max(left.copies, right.copies)` such products.
@@ -143,8 +143,8 @@ class Partitioner:
     """The sharding of all tensors, by which products are divided.
 
     Attributes:
-      shardings: of logical axes.
-      sizes: of letters, in upper case.
+      shardings: by the logical axes of a tensor.
+      sizes: of logical axes, by their upper-case names.
       machine: the devices.
     """
 
@@ -163,8 +163,8 @@ class Partitioner:
             sharded = {self._by_axis(tensor.axes).get(axis) for tensor in product.tensors}
             options.append([None, *sorted(filter(None, sharded))])
         divisions = []
-        for letters in itertools.product(*options):
-            divided = {axis: letter for axis, letter in enumerate(letters) if letter}
+        for choice in itertools.product(*options):
+            divided = {axis: logical for axis, logical in enumerate(choice) if logical}
             if len(set(divided.values())) == len(divided):
                 divisions.append(self._division(product, divided))
         return min(divisions, key=lambda division: division.total)
@@ -174,11 +174,11 @@ class Partitioner:
         return tuple(self._moves(tensor, self._by_axis(before), self._by_axis(tensor.axes), item_bytes))
 
     def _division(self, product: Product, divided: dict[int, str]) -> Division:
-        """The cost if devices divide these letters, `{mesh axis: letter}`."""
+        """The cost if devices divide these axes, `{mesh axis: logical axis}`."""
         moves: list[Move] = []
         for tensor in (product.left, product.right):
             if not (product.is_lookup and tensor is product.left):
-                target = {axis: letter for axis, letter in divided.items() if letter in tensor.axes}
+                target = {axis: logical for axis, logical in divided.items() if logical in tensor.axes}
                 moves += self._moves(tensor, self._by_axis(tensor.axes), target, product.operand_bytes)
         moves += self._completed(product.out, divided, product.result_bytes)
         return Division(self._compute_seconds(product, divided), tuple(moves))
@@ -186,19 +186,19 @@ class Partitioner:
     def _moves(
         self, tensor: Tensor, start: Mapping[int, str], target: Mapping[int, str], item_bytes: int
     ) -> Iterator[Move]:
-        """The collectives from one sharding to another, each `{mesh axis: letter}`.
+        """The collectives from one sharding to another, each `{mesh axis: logical axis}`.
 
-        What only becomes smaller is a slice, and free. Exchanges come before gatherings, of the smaller tensor.
+        What only becomes smaller is a slice, and free. AllToAlls come before AllGathers, of the smaller tensor.
         """
         current = dict(start)
-        for axis, letter in target.items():
-            if axis not in current and letter not in current.values():
-                current[axis] = letter
-        for axis, letter in target.items():
-            if current.get(axis) not in (None, letter) and letter not in current.values():
-                current[axis] = letter
-                yield self._move("all-to-all", tensor, axis, letter, current, item_bytes)
-        # What is left of two axes that change places is gathered, and sliced for nothing.
+        for axis, logical in target.items():
+            if axis not in current and logical not in current.values():
+                current[axis] = logical
+        for axis, logical in target.items():
+            if current.get(axis) not in (None, logical) and logical not in current.values():
+                current[axis] = logical
+                yield self._move("all-to-all", tensor, axis, logical, current, item_bytes)
+        # Where two mesh axes swap what they shard, one is left: it is gathered, and then sliced, which is free.
         misplaced = [axis for axis in current if current[axis] != target.get(axis)]
         for axis in sorted(misplaced, key=lambda axis: self.machine.mesh[axis]):
             del current[axis]
@@ -207,49 +207,49 @@ class Partitioner:
     def _completed(self, out: Tensor, divided: Mapping[int, str], item_bytes: int) -> Iterator[Move]:
         """The collectives from the result as it is computed to the result as it is annotated."""
         wanted = self._by_axis(out.axes)
-        current = {axis: letter for axis, letter in divided.items() if letter in out.axes}
-        for axis in [axis for axis, letter in divided.items() if letter not in out.axes]:
-            letter = wanted.get(axis)
-            if letter is None or letter in current.values():
+        current = {axis: logical for axis, logical in divided.items() if logical in out.axes}
+        for axis in [axis for axis, logical in divided.items() if logical not in out.axes]:
+            logical = wanted.get(axis)
+            if logical is None or logical in current.values():
                 yield self._move("all-reduce", out, axis, "", current, item_bytes)
                 continue
-            whole, current[axis] = dict(current), letter
+            before, current[axis] = dict(current), logical
             # libtpu writes no ReduceScatter whose parts have a last dimension of one tile or less, but an AllReduce
             # and a slice: in the plans of GSPMD table 2, M = 8192 along an axis of 64, and not of 32.
-            if letter == out.axes[-1] and self.sizes[letter.upper()] // self.machine.mesh[axis] <= _TILE:
-                yield self._move("all-reduce", out, axis, letter, whole, item_bytes)
+            if logical == out.axes[-1] and self.sizes[logical.upper()] // self.machine.mesh[axis] <= _TILE:
+                yield self._move("all-reduce", out, axis, logical, before, item_bytes)
             else:
-                yield self._move("reduce-scatter", out, axis, letter, current, item_bytes)
+                yield self._move("reduce-scatter", out, axis, logical, current, item_bytes)
         yield from self._moves(out, current, wanted, item_bytes)
 
     def _move(
-        self, kind: str, tensor: Tensor, axis: int, letter: str, result: Mapping[int, str], item_bytes: int
+        self, kind: str, tensor: Tensor, axis: int, logical: str, result: Mapping[int, str], item_bytes: int
     ) -> Move:
         size = self._elements(tensor.axes, result) * item_bytes
         seconds = tensor.copies * self.machine.collective_seconds(kind, size, axis)
-        return Move((tensor.name, kind, axis, letter), kind, axis, tensor.copies * size, seconds, tensor.is_weight)
+        return Move((tensor.name, kind, axis, logical), kind, axis, tensor.copies * size, seconds, tensor.is_weight)
 
     def _compute_seconds(self, product: Product, divided: Mapping[int, str]) -> float:
         """Matrix products of a device, in whole tiles, or the reading of the operands, whichever is longer."""
         if product.is_lookup:
             return 0.0
         left, right, out = (set(tensor.axes) for tensor in product.tensors)
-        local = {letter: self.sizes[letter.upper()] for letter in left | right | out}
-        for axis, letter in divided.items():
-            local[letter] = -(-local[letter] // self.machine.mesh[axis])
-        matrices = [math.prod(local[letter] for letter in part) for part in (left - right, right - left, left - out)]
+        local = {logical: self.sizes[logical.upper()] for logical in left | right | out}
+        for axis, logical in divided.items():
+            local[logical] = -(-local[logical] // self.machine.mesh[axis])
+        matrices = [math.prod(local[logical] for logical in part) for part in (left - right, right - left, left - out)]
         copies = max(product.left.copies, product.right.copies)
-        batch = copies * math.prod(local[letter] for letter in left & right & out)
+        batch = copies * math.prod(local[logical] for logical in left & right & out)
         flops = 2 * batch * math.prod(-(-size // _TILE) * _TILE for size in matrices)
         read = product.operand_bytes * sum(
-            tensor.copies * math.prod(local[letter] for letter in tensor.axes) for tensor in product.tensors
+            tensor.copies * math.prod(local[logical] for logical in tensor.axes) for tensor in product.tensors
         )
         return max(flops / self.machine.flops, read / self.machine.memory_bandwidth)
 
     def _elements(self, axes: str, current: Mapping[int, str]) -> float:
         shards = math.prod(self.machine.mesh[axis] for axis in current)
-        return math.prod(self.sizes[letter.upper()] for letter in axes) / shards
+        return math.prod(self.sizes[logical.upper()] for logical in axes) / shards
 
     def _by_axis(self, axes: str) -> dict[int, str]:
-        """The letter that is sharded along each mesh axis."""
-        return {axis: letter for letter, axis in zip(axes, self.shardings[axes]) if axis != _NOT_SHARDED}
+        """The logical axis that is sharded along each mesh axis."""
+        return {axis: logical for logical, axis in zip(axes, self.shardings[axes]) if axis != _NOT_SHARDED}

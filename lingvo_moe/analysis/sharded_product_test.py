@@ -13,7 +13,7 @@ _SIZES = {"A": 4096, "B": 8192, "C": 2048}
 
 
 def divide(left: str, right: str, out: str, **shardings):
-    """Divides a product of tensors whose letters are on the given mesh axes, `AB=(0, -1)`."""
+    """Divides a product of tensors whose logical axes are on the given mesh axes, `AB=(0, -1)`."""
     replicated = {axes: (-1,) * len(axes) for axes in (left, right, out)}
     product = Product(Tensor("left", left), Tensor("right", right, 1, True), Tensor("out", out), 2, 4)
     return Partitioner(replicated | shardings, _SIZES, _MACHINE).divide(product)
@@ -66,7 +66,7 @@ def test_backward_products_have_the_collectives_of_the_gradients():
     assert moves(of_weight) == [("all-reduce", 0, 8192 * 2048 * 4)]
 
 
-def test_a_transposition_of_letters_is_an_all_to_all():
+def test_a_transposition_of_axes_is_an_all_to_all():
     """GShard section 3.2: from groups to experts; each device keeps its share of the bytes."""
     shardings = {"GEC": (0, -1, -1), "EGC": (0, -1, -1)}
     partitioner = Partitioner(shardings, {"G": 64, "E": 16, "C": 32}, _MACHINE)

@@ -88,12 +88,12 @@ def _verify(config: CheckpointConfig) -> int:
         problems = tools.verify(checkpoints, step)
         corrupt += bool(problems)
         if problems:
-            verdict = "corrupt"
+            status = "corrupt"
         elif (checkpoints.path(step) / checkpoint_manifest.MANIFEST).exists():
-            verdict = "valid"
+            status = "valid"
         else:
-            verdict = f"every array can be read and is finite; no {checkpoint_manifest.MANIFEST} to compare files with"
-        print("\n  ".join([f"{checkpoints.path(step)}: {verdict}", *problems]), flush=True)
+            status = f"every array can be read and is finite; no {checkpoint_manifest.MANIFEST} to compare files with"
+        print("\n  ".join([f"{checkpoints.path(step)}: {status}", *problems]), flush=True)
     return 2 if corrupt else 0
 
 

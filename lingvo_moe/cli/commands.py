@@ -74,8 +74,8 @@ def _evaluate_language_model(config: EvalConfig):
     for flag in ("languages", "max_pairs", "summary", "beam_size"):
         if flag in config.given:
             raise UserError(
-                f"--{flag} is for translation; {config.full_name()} is a language model, of which "
-                f"eval computes the perplexity of all texts. Leave it out."
+                f"--{flag} is for translation models; of {config.full_name()}, a language model, `eval` computes the "
+                f"perplexity over all texts. Leave --{flag} out."
             )
     name, experiment, engine = run_setup.set_up(config, "evaluate", {})
     result = held_out_loss.compute(name, experiment, engine, config.log_directory(), config.split)

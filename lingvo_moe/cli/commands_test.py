@@ -58,7 +58,7 @@ def test_list_and_show_name_every_model_and_field(capsys):
         (["train", "--model=Quickstart", "--logdir=x", "--set=model.num_experts=1"], "needs at least 2 experts"),
         (["train", "--model=Quickstart", "--logdir=x", "--devices=3"], "which 3 devices .* do not divide"),
         (["train", "--model=Quickstart", "--logdir=x", "--devices=0"], "at least one device"),
-        (["train", "--model=Quickstart", "--logdir=x", "--devices=2", "--mesh=2x1"], "--mesh and --devices both"),
+        (["train", "--model=Quickstart", "--logdir=x", "--devices=2", "--mesh=2x1"], "--mesh and --devices are mutually exclusive"),
         (
             ["train", "--model=Quickstart", "--logdir=x", "--processes=2"],
             "--processes=2: neither Slurm nor Open MPI has started this process",
@@ -126,11 +126,11 @@ def test_list_and_show_name_every_model_and_field(capsys):
         (["export", "--model=dense_lm.Small", "--program=decode", "--output=x"], "it has nothing to translate"),
         (
             ["eval", "--model=dense_lm.Small", "--logdir=x", "--languages=de"],
-            "--languages is for translation; dense_lm.Small is a",
+            "--languages is for translation models; of dense_lm.Small, a language model",
         ),
-        (["eval", "--model=dense_lm.Small", "--logdir=x", "--beam_size=4"], "--beam_size is for translation"),
-        (["eval", "--model=dense_lm.Small", "--logdir=x", "--max_pairs=100"], "--max_pairs is for translation"),
-        (["eval", "--model=dense_lm.Small", "--logdir=x", "--summary"], "--summary is for translation"),
+        (["eval", "--model=dense_lm.Small", "--logdir=x", "--beam_size=4"], "--beam_size is for translation models"),
+        (["eval", "--model=dense_lm.Small", "--logdir=x", "--max_pairs=100"], "--max_pairs is for translation models"),
+        (["eval", "--model=dense_lm.Small", "--logdir=x", "--summary"], "--summary is for translation models"),
         (
             ["train", "--model=dense_lm.Small", "--logdir=x", "--set=source_length=96"],
             "a language model reads targets alone; set it",

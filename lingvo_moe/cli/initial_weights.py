@@ -67,13 +67,13 @@ def embeddings(config: TrainConfig, name: str, experiment: Experiment) -> dict[s
         return {}
     if config.initial_weights is not None:
         raise UserError("--initial_weights has embeddings too; leave --initial_embeddings out.")
-    paths: dict[str, str] = getattr(experiment.model, "tied_tables", {})
-    if not paths:
+    tied = experiment.tied_model
+    if tied is None:
         raise UserError(
             f"--initial_embeddings={file}: {name} has no tied embeddings (model.tied_embeddings), which are as long as "
             f"the vectors of the softmax."
         )
-    tokenizers = experiment.open_tokenizers()
+    paths, tokenizers = tied.tied_tables, experiment.open_tokenizers()
     vectors = piece_vectors.read(file, tokenizers, "--initial_embeddings")._asdict()
     if len(set(paths.values())) < len(paths) and not tokenizers.is_shared:
         raise UserError(
@@ -96,7 +96,7 @@ def _fit(vectors: np.ndarray, experiment: Experiment, path: str, file: str) -> n
 
 
 def _resumes(config: TrainConfig, flag: str) -> bool:
-    """Says whether the log directory has checkpoints, where `flag` has no effect; what it names may be gone by then."""
+    """Whether the log directory has checkpoints, where `flag` has no effect; what it names may be gone by then."""
     from lingvo_moe.training.checkpoint import Checkpoints  # imports JAX, see `train.train`
 
     if not Checkpoints(config.log_directory()).steps():

@@ -97,11 +97,11 @@ print(int(statistics.median(faults() for _ in range(7))))
 
 @pytest.mark.slow
 def test_program_called_again_reuses_its_memory():
-    """The pages of 32 MiB of temporaries, 8192 a call, are not allocated anew; by default they are.
+    """The pages of 32 MiB of temporaries, 8192 a call, are not allocated again; by default they are.
 
-    The median counts: where the memory of the last call is not freed yet, the heap grows once, and later calls find
-    room. The program waits for the value of another one, so that it runs on a thread of JAX, which must use the heap
-    of the others.
+    The median counts: where the memory of the last call is not freed yet, the heap grows once, and later calls reuse
+    it. The program waits for the value of another one, so that it runs on a thread of JAX, which must use the heap of
+    the others.
     """
     kept, default = (int(_run(_PAGE_FAULTS, setting).stdout) for setting in ("keep", "default"))
     assert kept < 1000 < 8192 <= default

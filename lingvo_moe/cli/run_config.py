@@ -65,7 +65,7 @@ class ModelConfig(CommandConfig):
 
     model: str | None = _flag(flags.DEFINE_string, None, "a registered name, or an unambiguous part of one")
     assignments: tuple[str, ...] = _flag(
-        flags.DEFINE_multi_string, (), "field=value: overrides a hyperparameter; may be repeated", "set"
+        flags.DEFINE_multi_string, (), "override FIELD=VALUE, a hyperparameter; may be repeated", "set"
     )
 
     def full_name(self) -> str:
@@ -87,7 +87,7 @@ class MeshConfig(ModelConfig):
     def device_mesh(self) -> DeviceMesh | None:
         """Returns the mesh of `--mesh` or `--devices`, None without both; raises UserError for a wrong value."""
         if self.mesh is not None and self.devices is not None:
-            raise UserError("--mesh and --devices both say how many devices; pass one of them.")
+            raise UserError("--mesh and --devices are mutually exclusive; pass one of them.")
         if self.devices is not None and self.devices < 1:
             raise UserError(f"--devices={self.devices}: at least one device is needed.")
         return DeviceMesh.parse(self.mesh) if self.mesh else DeviceMesh((self.devices,)) if self.devices else None
@@ -148,7 +148,7 @@ class TrainConfig(CorpusConfig):
         flags.DEFINE_string, None, "start new training with the embeddings of this file of tools.train_embeddings"
     )
     coordinator: str | None = _flag(
-        flags.DEFINE_string, None, "of many processes (docs/processes.md): HOST:PORT where process 0 listens"
+        flags.DEFINE_string, None, "HOST:PORT of process 0 for multi-process runs (docs/processes.md)"
     )
     processes: int | None = _flag(
         flags.DEFINE_integer, None, "the number of processes that train this model, with equally many devices each"
@@ -214,7 +214,7 @@ class ExportConfig(MeshConfig):
     """The flags of `export`."""
 
     program: str = _flag(
-        flags.DEFINE_enum, "train", "which program", enum_values=["init", "train", "evaluate", "decode"]
+        flags.DEFINE_enum, "train", "the program to plan", enum_values=["init", "train", "evaluate", "decode"]
     )
     output: str | None = _flag(flags.DEFINE_string, None, "the bundle to write")
 
@@ -232,7 +232,7 @@ class PlanConfig(ModelConfig):
     mesh: str | None = _flag(
         flags.DEFINE_string, None, "the device mesh, e.g. 128 or 16x8; default: all devices in one axis"
     )
-    program: str = _flag(flags.DEFINE_enum, "train", "which program", enum_values=["train", "decode"])
+    program: str = _flag(flags.DEFINE_enum, "train", "the program to plan", enum_values=["train", "decode"])
     tokens: float = _flag(
         flags.DEFINE_float,
         1e12,
@@ -251,10 +251,10 @@ class PlanConfig(ModelConfig):
         "batches)",
     )
     budget: float = _flag(
-        flags.DEFINE_float, 30.0, "of --search=layout: minutes of compiling the best layouts", lower_bound=0.0
+        flags.DEFINE_float, 30.0, "minutes to compile the best layouts of --search=layout", lower_bound=0.0
     )
     top: int = _flag(
-        flags.DEFINE_integer, 4, "of --search=layout: how many layouts to compile; 0 predicts alone", lower_bound=0
+        flags.DEFINE_integer, 4, "number of layouts of --search=layout to compile; 0 predicts alone", lower_bound=0
     )
 
 
@@ -286,7 +286,7 @@ class CheckpointConfig(ModelConfig):
     dtype: str = _flag(
         flags.DEFINE_enum,
         "float32",
-        "convert --output: of the weights in the file; bfloat16 halves it, int8 with scales quarters it",
+        "convert --output: dtype of the weights in the file; bfloat16 halves its size, int8 with scales quarters it",
         enum_values=["float32", "bfloat16", "int8"],
     )
 

@@ -56,7 +56,7 @@ def configure(config: RunConfig, changes: Mapping[str, object]) -> tuple[str, Ex
 
 
 def membership(config: TrainConfig) -> Membership | None:
-    """Returns the place of this process in a run of several, from flags or a launcher; None for a run of one."""
+    """Returns the rank of this process in a run of several, from flags or a launcher; None for a run of one."""
     if config.engine == "tpu_strategy":
         if {"coordinator", "processes", "process"} & config.given:
             raise UserError(
@@ -112,4 +112,4 @@ def _use_cache(config: RunConfig):
     except UserError as error:
         if "cache" in config.given:
             raise
-        _log.warning("programs are compiled anew each time: %s", error)
+        _log.warning("programs are recompiled in each run: %s", error)

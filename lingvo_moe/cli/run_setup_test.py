@@ -27,12 +27,12 @@ def cache_is_off_afterwards():
 
 
 def test_the_default_cache_directory_may_be_unusable(tmp_path, monkeypatch, caplog):
-    """A read-only home directory does not prevent training; a warning says that every program is compiled anew."""
+    """A read-only home directory does not prevent training; a warning says that programs are recompiled."""
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("LINGVO_MOE_CACHE", f"{tmp_path}/file/below")
     run_setup._use_cache(_config())
     assert program_cache.executables() is None
-    assert f"compiled anew each time: --cache={tmp_path}/file/below: cannot be written to" in caplog.text
+    assert f"recompiled in each run: --cache={tmp_path}/file/below: cannot be written to" in caplog.text
 
 
 def test_a_named_cache_directory_must_be_usable(tmp_path):

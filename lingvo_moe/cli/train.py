@@ -42,7 +42,7 @@ def train(config: TrainConfig):
 
 @contextlib.contextmanager
 def _process_group(config: TrainConfig) -> Iterator[ProcessGroup]:
-    """Joins the processes that train the same model, if there are several."""
+    """Connects the processes that train the same model, if there are several."""
     member = run_setup.membership(config)
     if member is None:
         yield ProcessGroup()

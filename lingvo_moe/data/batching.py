@@ -239,7 +239,7 @@ class Rows(Protocol):
         ...
 
     def add(self, example: Example) -> bool:
-        """Puts the example into a row with room for it; returns False if there is none."""
+        """Puts the example into a row with enough space; returns False if there is none."""
         ...
 
 

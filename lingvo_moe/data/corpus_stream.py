@@ -121,7 +121,7 @@ class HeldOutPairs:
 
     def examples(self, shuffled: bool) -> Iterator[Example]:
         """Yields one pair of each language, then a second of each, and so on."""
-        # A target gets the source of the pair this many places before it: its own, or another one.
+        # A target gets the source of the pair this many positions before it: its own, or another one.
         languages = [(pairs, len(pairs) // 2 if shuffled else 0) for pairs in self._pairs]
         longest = max(map(len, self._pairs), default=0)
         texts = (

@@ -1,7 +1,7 @@
 """Speech synthesis with eSpeak NG, of the package espeakng-loader: text to samples, offline.
 
 A process has one synthesiser. The samples of a text depend on the voice and, in the last digits, on what the process
-has synthesised before, so a process that says the same texts in the same order gets the same samples.
+has synthesised before, so a process that synthesises the same texts in the same order gets the same samples.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Espeak:
         self._library.espeak_SetSynthCallback(self._callback)
         self._library.espeak_ng_SetRandSeed(ctypes.c_long(_SEED))
 
-    def say(self, text: str, voice: str, rate: int = 175, pitch: int = 50) -> np.ndarray:
+    def synthesize(self, text: str, voice: str, rate: int = 175, pitch: int = 50) -> np.ndarray:
         """Returns the samples of a text, `[count] int16`.
 
         Args:
@@ -75,4 +75,4 @@ class Espeak:
         del events
         if count > 0:
             self._chunks.append(ctypes.string_at(samples, 2 * count))
-        return 0  # go on
+        return 0  # continue

@@ -1,4 +1,4 @@
-"""Protects the alignment of pieces: it is IBM Model 1, and finds the translations of a made-up language."""
+"""Protects the alignment of pieces: it is IBM Model 1, and finds the translations of a synthetic language."""
 
 from __future__ import annotations
 

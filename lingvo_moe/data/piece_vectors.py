@@ -58,7 +58,7 @@ def make(
     temperature: float = TEMPERATURE,
     max_sentences: int = MAX_SENTENCES,
 ) -> bool:
-    """Writes the vectors of `train` to a file, unless it has those of the same arguments; says whether it wrote.
+    """Writes the vectors of `train` to a file, unless it has those of the same arguments; returns whether it wrote.
 
     Raises:
       UserError: as `train`.
@@ -204,7 +204,7 @@ def read(file: str, tokenizers: Tokenizers, flag: str) -> Vectors:
 
 
 def is_up_to_date(file: str, tokenizers: Tokenizers, settings: dict[str, Any]) -> bool:
-    """Says whether `file` is complete and has the vectors of these settings."""
+    """Returns whether `file` is complete and has the vectors of these settings."""
     expected = {"format": _FORMAT, "tokenizers": _identity(tokenizers), "settings": settings}
     try:
         return pathlib.Path(file).is_file() and _load(file)[0] == expected

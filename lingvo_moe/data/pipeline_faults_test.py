@@ -64,12 +64,12 @@ def test_corpus_that_changes_between_opening_and_reading_is_an_error(copied, mon
     """The error names the file."""
     open_corpus = Corpus.open
 
-    def open_and_damage(directory):
+    def open_and_corrupt(directory):
         opened = open_corpus(directory)
         fault(opened.path("train", "de"))
         return opened
 
-    monkeypatch.setattr(Corpus, "open", open_and_damage)
+    monkeypatch.setattr(Corpus, "open", open_and_corrupt)
     with pytest.raises(UserError, match=message):
         TrainInput(copied / "corpus", copied / "tokenizers", _CONFIG)
 

@@ -47,16 +47,16 @@ class Recording(NamedTuple):
         """The corpus's label."""
         return f"{self.language}_{self.variant}"
 
-    def say(self, espeak: Espeak) -> np.ndarray:
+    def synthesize(self, espeak: Espeak) -> np.ndarray:
         """Returns its samples, at a speed and pitch that depend on the recording alone."""
         draws = (splitting.hash_fraction(f"{part}\t{self.voice}\t{self.transcript}") for part in ("rate", "pitch"))
         rate, pitch = (round(low + draw * (high - low)) for draw, (low, high) in zip(draws, (_RATES, _PITCHES)))
         name = _NAMES.get(self.language, self.language.lower().replace("_", "-"))
-        return espeak.say(self.transcript, f"{name}+{self.variant}", rate, pitch)
+        return espeak.synthesize(self.transcript, f"{name}+{self.variant}", rate, pitch)
 
 
 def build(
-    texts: Corpus, output: str | Path, languages: Sequence[str] = ("en",), max_letters: int = 48, force: bool = False
+    texts: Corpus, output: str | Path, languages: Sequence[str] = ("en",), max_characters: int = 48, force: bool = False
 ) -> tuple[Corpus, bool]:
     """Speaks the sentences of a corpus, unless `output` already has the recordings.
 
@@ -64,7 +64,7 @@ def build(
       texts: its splits are those of the recordings.
       output: the directory to make.
       languages: whose sentences to speak: `en`, the targets of all pairs, or languages of the corpus.
-      max_letters: of a transcript; longer sentences are left out.
+      max_characters: the length of the longest transcript; longer sentences are left out.
       force: whether to replace a corpus of other sentences.
 
     Returns:
@@ -75,12 +75,12 @@ def build(
     """
     output = Path(output).absolute()
     check_output_directory(output)
-    settings = (_RULES_VERSION, texts.fingerprint, tuple(languages), max_letters, TRAINING_VOICES, HELD_OUT_VOICES)
+    settings = (_RULES_VERSION, texts.fingerprint, tuple(languages), max_characters, TRAINING_VOICES, HELD_OUT_VOICES)
     target = OutputDirectory(output, f"speech {settings}")
     if not force and target.is_up_to_date():
         return Corpus.open(output), False
     target.check_replaceable(force)
-    recordings = [recording for language in languages for recording in _recordings(texts, language, max_letters)]
+    recordings = [recording for language in languages for recording in _recordings(texts, language, max_characters)]
     espeak = Espeak()
     with target.atomic_writer() as writer:
         _write(writer, recordings, espeak)
@@ -101,11 +101,11 @@ def transcript_of(sentence: str) -> str | None:
     return " ".join(words).replace("-", " ").lower()
 
 
-def _recordings(texts: Corpus, language: str, max_letters: int) -> Iterator[Recording]:
+def _recordings(texts: Corpus, language: str, max_characters: int) -> Iterator[Recording]:
     """Yields what to record in a language, by split and voice, in an order that depends on the sentences alone."""
     seen: set[str] = set()
     for split in reversed(SPLITS):  # a transcript that is held out is not trained on
-        transcripts = sorted(_transcripts(texts, split, language, max_letters) - seen)
+        transcripts = sorted(_transcripts(texts, split, language, max_characters) - seen)
         seen.update(transcripts)
         for transcript in transcripts:
             draw = splitting.hash_fraction(f"voice\t{transcript}")
@@ -115,14 +115,14 @@ def _recordings(texts: Corpus, language: str, max_letters: int) -> Iterator[Reco
                 yield from (Recording(split, language, variant, transcript) for transcript in transcripts)
 
 
-def _transcripts(texts: Corpus, split: str, language: str, max_letters: int) -> set[str]:
+def _transcripts(texts: Corpus, split: str, language: str, max_characters: int) -> set[str]:
     if language == "en":
         pairs = (pair for other in texts.languages_of(split) for pair in texts.pairs(split, other))
         sentences = {english for _, english in pairs}
     else:
         sentences = {source for source, _ in texts.pairs(split, language)}
     found = {transcript_of(sentence) for sentence in sentences}
-    return {transcript for transcript in found if transcript and len(transcript) <= max_letters}
+    return {transcript for transcript in found if transcript and len(transcript) <= max_characters}
 
 
 def _write(writer: Writer, recordings: Sequence[Recording], espeak: Espeak):
@@ -134,7 +134,7 @@ def _write(writer: Writer, recordings: Sequence[Recording], espeak: Espeak):
             pairs: dict[str, list[tuple[str, str]]] = {split: [] for split in SPLITS}
             samples: dict[str, list[np.ndarray]] = {split: [] for split in SPLITS}
             for recording in by_voice[voice]:
-                spoken, split = recording.say(espeak), recording.split
+                spoken, split = recording.synthesize(espeak), recording.split
                 start = sum(map(len, samples[split]))
                 pairs[split].append((reference(split, voice, start, len(spoken)), recording.transcript))
                 samples[split].append(spoken)

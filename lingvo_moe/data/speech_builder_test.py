@@ -1,4 +1,4 @@
-"""A speech corpus says each sentence as it is written, holds sentences and voices out, and is the same every time."""
+"""A speech corpus has each sentence as it is written, holds sentences and voices out, and is the same every time."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_a_complete_corpus_is_left_unchanged(texts, built):
     again, is_new = speech_builder.build(texts, built.directory)
     assert not is_new and again.fingerprint == built.fingerprint
     with pytest.raises(UserError, match="has a corpus of other inputs"):
-        speech_builder.build(texts, built.directory, max_letters=20)
+        speech_builder.build(texts, built.directory, max_characters=20)
 
 
 @pytest.mark.parametrize(
@@ -83,4 +83,4 @@ def test_transcripts_are_what_is_said(sentence, transcript):
 
 def test_an_unknown_voice_is_an_error():
     with pytest.raises(UserError, match="no voice 'tlh-x'"):
-        Espeak().say("a", "tlh-x")
+        Espeak().synthesize("a", "tlh-x")

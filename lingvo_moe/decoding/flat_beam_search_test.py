@@ -240,8 +240,8 @@ def test_translation_does_not_depend_on_the_batch(theta, source):
 def test_finite_capacity_is_for_live_hypotheses_alone(theta, source, platform):
     """Dead hypotheses and empty rows take no buffer positions; if they did, live ones behind them would be dropped.
 
-    Rows: one sentence that comes last in its group, behind empty ones. An expert has room for its K hypotheses, not for
-    those of the other rows.
+    Rows: one sentence that comes last in its group, behind empty ones. An expert has capacity for its K hypotheses, not
+    for those of the other rows.
     """
     search = _SEARCHES[-1]
     changes = {"num_groups": 1, "inference_capacity_factor": 0.0, "inference_min_capacity": _SOURCE_LENGTH}
@@ -276,7 +276,7 @@ def test_a_batch_of_empty_rows_is_not_searched():
 
 
 def _table_search(table: np.ndarray, size: int, alpha: float) -> list[tuple[float, tuple[int, ...]]]:
-    """Returns (score, tokens) of a search in plain Python that goes on to the last token, whatever it has found.
+    """Returns (score, tokens) of a search in plain Python that continues to the last token, whatever it has found.
 
     Args:
       table: `[T, V, V]`, log-probabilities of the next token at each position after each token.
@@ -319,7 +319,7 @@ def _flat_table_search(logits: np.ndarray, search: BeamSearch) -> tuple[Hypothes
 def test_a_search_does_not_end_before_its_last_hypothesis_is_found(alpha):
     """The n best of single sentences equal those of a search that never ends early: not only the best one is final.
 
-    With other sentences in the batch the search goes on for their sake, and an early end would not show.
+    With other sentences in the batch the search continues for their sake, and an early end would not show.
     """
     random, ended_early = np.random.RandomState(0), 0
     search = BeamSearch(beam_size=3, max_length=6, length_alpha=alpha)

@@ -1,4 +1,4 @@
-"""Several processes joined by JAX's distributed runtime: a program runs on the devices of all of them.
+"""Several processes connected by JAX's distributed runtime: a program runs on the devices of all of them.
 
 JAX finds the processes, detects the loss of one and ends the others; `watchdog` reports that. Only the public API of
 JAX and Orbax is used.
@@ -40,7 +40,7 @@ _LOGGER = logging.getLogger(__name__)
 
 
 class JaxProcessGroup(ProcessGroup):
-    """The processes that JAX's distributed runtime has joined.
+    """The processes that JAX's distributed runtime has connected.
 
     Values travel as bytes in an all-gather of the devices, after a barrier of the coordination service: the first
     collective of two processes fails when one comes to it half a minute after the other.
@@ -96,9 +96,9 @@ class JaxProcessGroup(ProcessGroup):
 def join(
     member: Membership, platform: str | None = None, start_seconds: int = START_SECONDS
 ) -> Iterator[JaxProcessGroup]:
-    """Joins the processes of a run, so that JAX finds the devices of all. Enter it before JAX looks for devices.
+    """Connects the processes of a run, so that JAX finds the devices of all. Enter it before JAX looks for devices.
 
-    Call `watchdog.supervise` first: JAX aborts a process that cannot go on.
+    Call `watchdog.supervise` first: JAX aborts a process that cannot continue.
 
     Args:
       member: which process of which run this is.

@@ -175,7 +175,9 @@ def test_an_error_of_one_ends_the_other_and_an_error_of_both_is_reported_by_both
 def test_who_does_not_come_or_comes_twice_is_an_error_in_bounded_time():
     address = _address()
     status, _, errors = _end([_start("pass", [address, 2, 0], start_seconds=3)])[0]
-    assert status == 2 and errors.strip().startswith(f"error: the 2 processes did not meet at --coordinator={address}")
+    assert status == 2 and errors.strip().startswith(
+        f"error: not all 2 processes connected to the coordinator at --coordinator={address}"
+    )
     started = [_start("pass", [address, 3, index], start_seconds=10) for index in (0, 1, 1)]
     ended = _end(started)
     assert all(status == 2 for status, _, _ in ended), ended

@@ -18,7 +18,7 @@ _LAUNCHERS = {
 
 @dataclasses.dataclass(frozen=True)
 class Membership:
-    """The place of this process in a run of several. JAX detects what is None from its cluster.
+    """The rank of this process in a run of several. JAX detects what is None from its cluster.
 
     Attributes:
       count: the number of processes.
@@ -62,7 +62,7 @@ class Membership:
 def find(
     coordinator: str | None, processes: int | None, process: int | None, environment: Mapping[str, str]
 ) -> Membership | None:
-    """Returns the place of this process in its run, or None for a run of one process.
+    """Returns the rank of this process in its run, or None for a run of one process.
 
     A flag wins over what a launcher has set. `--processes=1` alone makes a run of one process under any launcher.
 

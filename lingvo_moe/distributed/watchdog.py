@@ -157,6 +157,6 @@ def _start_problem(log: str, member: Membership) -> str:
         )
     where = f"--coordinator={member.coordinator}" if member.coordinator else "the address that JAX detected"
     return (
-        f"the {member.count} processes did not meet at {where} in time; start each of them once, with the same "
-        f"--coordinator and --processes, where it can reach that address."
+        f"not all {member.count} processes connected to the coordinator at {where} in time; start each of them once, "
+        f"with the same --coordinator and --processes, where it can reach that address."
     )

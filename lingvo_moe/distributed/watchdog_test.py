@@ -97,7 +97,7 @@ def test_signals_reach_the_child_and_it_dies_with_its_parent():
         ("INTERNAL: something new", "a process of 3 is gone, so process 2 stops too", 3),
         (
             "DEADLINE_EXCEEDED\nRPC: /RegisterTask",
-            "error: the 3 processes did not meet at --coordinator=h:1 in time",
+            "error: not all 3 processes connected to the coordinator at --coordinator=h:1 in time",
             2,
         ),
         ("ALREADY_EXISTS\nRPC: /RegisterTask", "error: two processes were started with --process=2", 2),

@@ -46,6 +46,10 @@ class StepPrograms(Protocol):
         """`{theta, source} -> {classes}`, of the positions of recordings; see `steps.Steps.transcribe`."""
         ...
 
+    def segment(self, source_specs: dict) -> Program:
+        """`{theta, source} -> {classes}`, of the voxels of volumes; see `steps.Steps.segment`."""
+        ...
+
     def explain(self, batch_specs: dict) -> Program:
         """`{theta, batch} -> ...`, which experts take each token; see `steps.Steps.explain`."""
         ...
@@ -66,7 +70,7 @@ class StepFunctions(Protocol):
 
     @property
     def windowed_einsum_mib(self) -> int:
-        """From which size on XLA multiplies in slices, see `program.Program`."""
+        """The size in MiB from which on XLA multiplies in slices, see `program.Program`."""
         ...
 
     def state_specs(self) -> dict:

@@ -18,7 +18,7 @@ from lingvo_moe.testing import harness
 
 def _product(size: int, devices: int):
     """A program that sums products of sharded matrices over all devices."""
-    spec = {"x": np.broadcast_to(np.float32(0), (16, size, size))}  # takes no room here
+    spec = {"x": np.broadcast_to(np.float32(0), (16, size, size))}  # takes no memory here
     return harness.lower_for(
         lambda inputs: {"y": tf.reduce_sum(tf.matmul(inputs["x"], inputs["x"]), axis=0)},
         spec,

@@ -217,7 +217,7 @@ class Executable:
 
     def __init__(self, program: Program, mesh: Mesh):
         self.program = program
-        self._in_shardings, self._out_shardings = _shardings(program, mesh)
+        self._in_shardings, _ = _shardings(program, mesh)
         self._compiled = compile_program(program, mesh)
 
     def __call__(self, inputs: Mapping[str, Any]) -> dict:
@@ -243,10 +243,6 @@ class Executable:
     def shardings(self, path: str) -> dict:
         """Returns the tree of shardings of the inputs below `path`, for a checkpoint to be restored to."""
         return _below(path, self.program.inputs, self._in_shardings)
-
-    def output_shardings(self, path: str) -> dict:
-        """Returns the tree of shardings of the outputs below `path`."""
-        return _below(path, self.program.outputs, self._out_shardings)
 
     def hlo(self) -> str:
         """Returns the text of the compiled, partitioned module."""

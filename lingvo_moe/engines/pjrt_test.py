@@ -76,12 +76,13 @@ def test_outputs_reuse_the_memory_of_donated_inputs(executable):
     assert state["w"].is_deleted() and not outputs["state"]["w"].is_deleted()
 
 
-def test_shardings_are_those_of_the_inputs_or_outputs_below_a_path(executable):
-    state = executable(inputs_of())["state"]
-    for shardings in (executable.shardings("state"), executable.output_shardings("state")):
-        assert shardings.keys() == {"w", "step"}
-        assert shardings["w"] == state["w"].sharding and shardings["step"].is_fully_replicated
-    assert executable.shardings("batch").keys() == {"x"} and executable.output_shardings("batch") == {}
+def test_shardings_are_those_of_the_inputs_below_a_path(executable):
+    """And of the outputs that replace them."""
+    state, shardings = executable(inputs_of())["state"], executable.shardings("state")
+    assert shardings.keys() == state.keys() == {"w", "step"}
+    assert shardings["w"] == state["w"].sharding
+    assert shardings["step"].is_fully_replicated and state["step"].sharding.is_fully_replicated
+    assert executable.shardings("batch").keys() == {"x"}
 
 
 def test_hlo_is_the_partitioned_module(executable):

@@ -59,7 +59,7 @@ def test_core_counts_without_a_slice_are_refused(cores):
 
 def _square(size: int, mesh: str = "8"):
     layout = Layout.of(DeviceMesh.parse(mesh))
-    spec = {"x": np.broadcast_to(np.float32(0), (8, size, size))}  # takes no room here
+    spec = {"x": np.broadcast_to(np.float32(0), (8, size, size))}  # takes no memory here
     return harness.lower_for(
         lambda inputs: {"y": tf.matmul(inputs["x"], inputs["x"])}, spec, layout, {"x": "Bmh", "y": "Bmh"}
     )
@@ -78,7 +78,7 @@ def test_modules_of_generations_with_sparse_cores_can_be_read(name):
     """Left to itself, the compiler gives large collectives to SparseCores, in a form that jaxlib does not read."""
     tpu = Slice.of(name)
     cores = len(tpu.devices)
-    spec = {"x": np.broadcast_to(np.float32(0), (8, 2048, 2048))}  # takes no room here
+    spec = {"x": np.broadcast_to(np.float32(0), (8, 2048, 2048))}  # takes no memory here
     program = harness.lower_for(
         lambda inputs: {"y": tf.reduce_sum(inputs["x"], axis=0)},
         spec,

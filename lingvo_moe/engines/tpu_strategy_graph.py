@@ -105,13 +105,6 @@ class TPUGraph:
         (function,) = [f.signature.name for f in self.definition.library.function if _STEP.search(f.signature.name)]
         return digest(self.definition.library, function)
 
-    def bridged(self) -> str:
-        """Returns the MLIR of TensorFlow's TPU bridge: one call on all cores, fed from each core's variables."""
-        from tensorflow.python import pywrap_mlir  # the bridge has no public name
-
-        module = pywrap_mlir.import_graphdef(self.definition, "", False)
-        return pywrap_mlir.experimental_run_pass_pipeline(module, "tf-replicated-clustering-bridge-v2", False)
-
     def bytes_per_core(self) -> int:
         """Returns the bytes of the state on each core."""
         return sum(math.prod(variable.shard_shape) * variable.itemsize for variable in self.variables().values())

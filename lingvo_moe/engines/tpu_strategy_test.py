@@ -114,8 +114,12 @@ def graph(mesh: str) -> TPUGraph:
 
 @functools.cache
 def one_layer_module(mesh: str) -> str:
-    """Returns the TPU bridge's output for training one layer."""
-    return tpu_strategy_graph.build(CHIPS, one_layer(mesh), ONE_LAYER_BATCH, ("train",)).bridged()
+    """Returns the TPU bridge's MLIR for training one layer: one call on all cores, fed from each core's variables."""
+    from tensorflow.python import pywrap_mlir  # the bridge has no public name
+
+    definition = tpu_strategy_graph.build(CHIPS, one_layer(mesh), ONE_LAYER_BATCH, ("train",)).definition
+    module = pywrap_mlir.import_graphdef(definition, "", False)
+    return pywrap_mlir.experimental_run_pass_pipeline(module, "tf-replicated-clustering-bridge-v2", False)
 
 
 @functools.cache

@@ -51,7 +51,7 @@ class Explainer:
         self._program = engine.load(experiment.steps.explain(self._input.specs()))
 
     def explain(self, translations: Sequence[Translation], step: int) -> Iterator[dict[str, Any]]:
-        """Yields an explanation for each part of each translation: one, or several of a line that was cut.
+        """Yields an explanation for each part of each translation: one, or several of a line that was split.
 
         An explanation is JSON: `line` and `part`, from 1; `source`, the tokens that the encoder reads, and
         `translation`, those that the decoder reads, from `<s>` on; and for each layer with experts, `encoder/2` or

@@ -1,4 +1,4 @@
-"""Cuts lines that are longer than a model's limit at the ends of their sentences."""
+"""Splits lines that are longer than a model's limit at the ends of their sentences."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Protects the cutting of long lines: nothing is lost but the end of a sentence that is too long by itself."""
+"""Protects the splitting of long lines: nothing is lost but the end of a sentence that is too long by itself."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_chinese_sentences_need_no_spaces():
     [("one two three four five", _words, ["one two three"]), ("一二三四五六", len, ["一二三"])],
 )
 def test_a_sentence_that_is_too_long_loses_its_end(line, count, expected):
-    """It is cut between words, or between characters where there are no spaces, and the caller can warn."""
+    """It is truncated between words, or between characters where there are no spaces, and the caller can warn."""
     assert segment(line, count, 3) == (expected, True)
 
 

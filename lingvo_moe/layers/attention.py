@@ -69,7 +69,7 @@ class MultiHeadAttention(Layer):
         context: Context,
         logical_axes: tuple[str, str] = ("BLND", "BLND"),
     ) -> tf.Tensor:
-        """As `__call__`, from keys and values with these logical axes.
+        """Computes what `__call__` does, from keys and values with these logical axes.
 
         A query that sees no key gets the mean of all values.
         """

@@ -60,7 +60,7 @@ class Weight:
     @property
     def rows(self) -> tuple[int, ...]:
         """The dimensions of the matrix's rows: those contracted over."""
-        return tuple(d for d, letter in enumerate(self.logical_axes) if letter in self.fan_in)
+        return tuple(d for d, axis in enumerate(self.logical_axes) if axis in self.fan_in)
 
     @property
     def columns(self) -> tuple[int, ...]:
@@ -80,8 +80,8 @@ class Weight:
 
 def matrix(logical_axes: str, fan_in: str, gain: float = 1.0, **sizes: int) -> Weight:
     """A matrix whose outputs have variance `gain^2` for unit inputs: `matrix("MH", fan_in="M", M=512, H=2048)`."""
-    contracted = math.prod(sizes[letter.upper()] for letter in fan_in)
-    shape = tuple(sizes[letter.upper()] for letter in logical_axes)
+    contracted = math.prod(sizes[axis.upper()] for axis in fan_in)
+    shape = tuple(sizes[axis.upper()] for axis in logical_axes)
     return Weight(shape, logical_axes, fan_in, stddev=gain / math.sqrt(contracted))
 
 

@@ -1,4 +1,7 @@
-"""Checkpoint policies: which named tensors a repeat saves for its backward pass (see `Context.checkpoint_name`)."""
+"""Checkpoint policies (activation checkpointing): which named tensors a repeat saves for its backward pass.
+
+A layer names them with `Context.checkpoint_name`.
+"""
 
 from __future__ import annotations
 

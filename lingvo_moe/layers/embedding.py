@@ -1,4 +1,4 @@
-"""Token embedding, position information, and the output projection with its cross-entropy."""
+"""Token embedding with positional encoding, and the output projection with its cross-entropy."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Embedding(Layer):
 
 
 def sinusoids(positions: tf.Tensor, model_dim: int) -> tf.Tensor:
-    """Sines, then cosines, of geometric wavelengths (Vaswani 2017, 3.5).
+    """The sinusoidal positional encoding: sines, then cosines, of geometric wavelengths (Vaswani et al. 2017, 3.5).
 
     Positions `[B, T] int32` to `[B, T, M] float32`. A function of the position alone: packed sequences restart it, and
     there is no longest length.

@@ -15,7 +15,7 @@ from lingvo_moe.ops.dispatch import AUTO, check_dispatch, choose
 from lingvo_moe.ops.projection import project_by_expert, project_in_float32
 from lingvo_moe.ops.routing import Routing
 
-_LARGE_GROUP = 2**20  # tokens; with room for all of them, there is room for all of a smaller group
+_LARGE_GROUP = 2**20  # tokens; where C = S for a group of this size, C = S for smaller ones too
 
 
 @register_feed_forward("moe")
@@ -29,8 +29,8 @@ class MixtureOfExperts(Layer):
         sharding. Each of M microbatches has G / M of the groups.
       router: a registered router, see `layers.routers`: `top2` is the papers'.
       capacity_factor: an expert takes C = factor * S / E tokens of a group of S; 2 is the papers'.
-      inference_capacity_factor: the same outside training. None: room for all, so that the result of a sentence does
-        not depend on what it is batched with.
+      inference_capacity_factor: the same outside training. None: capacity for every token (C = S), so that the result
+        of a sentence does not depend on what it is batched with.
       inference_min_capacity: the least C outside training (Mesh TensorFlow's and DeepSpeed's minimal capacity). A step
         of decoding has few tokens, and the hypotheses of a sentence often choose the same experts.
       inference_num_groups: G outside training. 0: as in training.
@@ -124,9 +124,9 @@ class MixtureOfExperts(Layer):
         return max(capacity, min(self.inference_min_capacity, tokens_per_group))
 
     def _is_block_sparse(self, context: Context) -> bool:
-        """Whether to compute used positions alone, as most are empty where experts have room for all tokens."""
-        has_room_for_all = self._capacity(_LARGE_GROUP, context) == _LARGE_GROUP
-        return self.dispatch == AUTO and has_room_for_all and prefers_block_sparse(context)
+        """Whether to compute used positions alone, as most are empty where experts have capacity for every token."""
+        has_full_capacity = self._capacity(_LARGE_GROUP, context) == _LARGE_GROUP
+        return self.dispatch == AUTO and has_full_capacity and prefers_block_sparse(context)
 
     def _route(self, theta: dict, grouped: tf.Tensor, paddings: tf.Tensor, capacity: int, context: Context) -> Routing:
         """Algorithm 2, lines 1 and 2, in float32: gates decide, so no product of theirs is rounded to bfloat16."""
@@ -137,7 +137,7 @@ class MixtureOfExperts(Layer):
         return self.make_router()(logits, context.annotate(paddings, "GS"), capacity, context)
 
     def _compute_blocks(self, theta: dict, grouped: tf.Tensor, routing: Routing, context: Context) -> tf.Tensor:
-        """What `_compute_buffers` computes with room for all, by `ops.block_sparse`."""
+        """What `_compute_buffers` computes with capacity for every token (C = S), by `ops.block_sparse`."""
         with tf.name_scope("dispatch"):
             blocks = BlockSparse(routing, self.num_experts)
             rows = blocks.dispatch(grouped)

@@ -8,7 +8,7 @@ from lingvo_moe.errors import UserError, did_you_mean
 from lingvo_moe.lazy import tf
 
 # `none` runs the microbatches one after another; `gpipe` gives each stage consecutive layers (Huang et al. 2019);
-# `circular` deals out the layers one by one, so that a microbatch passes all stages several times.
+# `circular` assigns the layers round-robin, so that a microbatch passes all stages several times.
 PIPELINES = ("none", "gpipe", "circular")
 
 
@@ -24,7 +24,7 @@ class Schedule:
       stages: L, of equal size.
       rounds: how often a microbatch passes all stages; 1 for GPipe.
       repeats_per_turn: the layers (repeats of a pattern of layers) that a stage computes in a turn.
-      repeats: R, of the stack. Stages may have room for more; the rest of them passes its inputs on.
+      repeats: R, of the stack. Stages may hold more; the padding passes its inputs on.
       microbatches: into which a batch is divided.
     """
 
@@ -61,7 +61,7 @@ class Schedule:
 
     @property
     def rows(self) -> int:
-        """The repeats that a stage has room for."""
+        """The repeats that a stage holds, padding included."""
         return self.rounds * self.repeats_per_turn
 
     @property
@@ -71,7 +71,7 @@ class Schedule:
 
     @property
     def turns(self) -> int:
-        """Of the whole loop."""
+        """The number of turns of the loop."""
         return (self.rounds - 1) * self.period + self.microbatches + self.stages - 1
 
     @property
@@ -142,7 +142,7 @@ class Turn:
         return (self.stages.round * schedule.stages + tf.range(schedule.stages)) * schedule.repeats_per_turn + j
 
     def row(self, j: tf.Tensor | int) -> tf.Tensor:
-        """The number of the turn's repeat j among those that each stage has room for, `[L] int32`."""
+        """The number of the turn's repeat j among those that each stage holds, `[L] int32`."""
         return self.stages.round * self.schedule.repeats_per_turn + j
 
     def active(self, j: tf.Tensor | int) -> tf.Tensor:

@@ -166,9 +166,9 @@ def test_equals_for_any_numbers_of_stages_layers_and_rows(name, stages, microbat
 def test_partitioned_stages_pass_microbatches_by_collective_permute(name, stages, mesh, layout):
     """Activations and memory, forward and backward; nothing is gathered.
 
-    The circular schedule deals out layers that are stored one after another, by an AllToAll outside of the loops. Three
-    stages do not divide four layers, whose weights are stored everywhere, so that their gradients are gathered. On
-    three axes, dimensions within a stage are sharded and gathered as well.
+    The circular schedule assigns stored layers round-robin, by an AllToAll outside of the loops. Three stages do not
+    divide four layers, whose weights are stored everywhere, so that their gradients are gathered. On three axes,
+    dimensions within a stage are sharded and gathered as well.
     """
     sharded, is_uneven = Layout.of(DeviceMesh.parse(mesh), layout), REPEATS % stages
     axes = {path: letters.replace("R", "r") if is_uneven else letters for path, letters in LOGICAL_AXES.items()}

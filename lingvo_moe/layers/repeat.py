@@ -5,7 +5,8 @@
   unroll        R copies in the graph; fastest to run for few layers.
   scan          one loop; the backward pass reads whatever the forward pass computed.
   scan + remat  one loop; each repeat's input is saved, and the backward loop recomputes the repeat (GShard section
-                5.1), except for tensors that layers name with `Context.checkpoint_name` and the policy saves.
+                5.1), except for tensors that layers name with `Context.checkpoint_name` and the policy saves. Also
+                called gradient checkpointing or activation checkpointing.
 """
 
 from __future__ import annotations
@@ -102,7 +103,7 @@ class _Repeat:
         return outputs, dict(zip(self._metric_names, totals)), summaries
 
     def scanned(self, inputs: tf.Tensor) -> tuple[tf.Tensor, dict, dict]:
-        """As `unrolled`."""
+        """Computes what `unrolled` does, in a loop."""
         _, names = self._probe(inputs)
 
         def step(i, outputs, totals, summaries):
@@ -115,7 +116,7 @@ class _Repeat:
         return outputs, self._unpacked(totals), dict(zip(names, summaries))
 
     def rematerialised(self, inputs: tf.Tensor, saved_names: tuple[str, ...]) -> tuple[tf.Tensor, dict, dict]:
-        """As `unrolled`; saves the tensors with these checkpoint names."""
+        """Computes what `unrolled` does, in a loop; saves the tensors with these checkpoint names."""
         specs, names = self._probe(inputs, saved_names)
 
         @tf.custom_gradient

@@ -80,13 +80,13 @@ class StageBuffers:
         return self.annotate(tf.concat([state[1:], state[:1]], axis=0), logical_axes)
 
     def look_up(self, tensor: tf.Tensor, turn: Turn, logical_axes: str) -> tf.Tensor:
-        """Of microbatches `[M, ...]` that all devices have, the one of each stage: `[P, ...]`."""
+        """Returns the microbatch of each stage, `[P, ...]`, from microbatches `[M, ...]` that all devices have."""
         return self.annotate(tf.gather(tensor, turn.stages.microbatch), logical_axes)
 
     # Weights: `[R, ...]` as they are stored, and `[P, rows, ...]` by stage.
 
     def by_stage(self, weight: tf.Tensor, logical_axes: str) -> tf.Tensor:
-        """Stacks a weight `[R, ...]`, with these logical axes, by stage; zeros where a stage has room for more."""
+        """Stacks a weight `[R, ...]`, with these logical axes, by stage; padded with zeros."""
         schedule, shape = self.schedule, weight.shape[1:]
         missing = schedule.stages * schedule.rows - schedule.repeats
         padded = tf.pad(weight, [[0, missing], *([[0, 0]] * len(shape))]) if missing else weight
@@ -169,7 +169,7 @@ class StageBuffers:
 
 
 def select(mask: tf.Tensor, chosen: tf.Tensor, other: tf.Tensor | float) -> tf.Tensor:
-    """By stage `chosen` where `mask [P]` is true, otherwise `other`."""
+    """Returns `chosen` for the stages where `mask [P]` is true, `other` for the rest."""
     return tf.where(tf.reshape(mask, [-1] + [1] * (chosen.shape.rank - 1)), chosen, tf.cast(other, chosen.dtype))
 
 
@@ -179,7 +179,7 @@ def _swap(tensor: tf.Tensor) -> tf.Tensor:
 
 
 def _rows(stacked: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
-    """Of `stacked [P, rows, ...]` the row `rows [P]` of each stage, `[P, ...]`."""
+    """Returns row `rows [P]` of each stage, `[P, ...]`, from `stacked [P, rows, ...]`."""
     return tf.gather(stacked, rows, axis=1, batch_dims=1)
 
 

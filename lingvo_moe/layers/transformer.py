@@ -145,7 +145,7 @@ class TransformerLayer(Layer):
         """The caches with the keys and values of new positions `[B, K, M]`; see `step`."""
         caches, new = dict(caches), self.attention.keys_values(theta, normed, context)
         for logical_axes, name, tensor in zip(CACHED_AXES, ("keys", "values"), new):
-            offset = [repeat_index, *(start if letter == "L" else 0 for letter in logical_axes)]
+            offset = [repeat_index, *(start if axis == "L" else 0 for axis in logical_axes)]
             update = tf.einsum(f"BLND->{logical_axes}", tensor)[None]
             caches[name] = context.annotate(dynamic_update_slice(caches[name], update, offset), f"R{logical_axes}")
         return caches
@@ -309,7 +309,7 @@ class TransformerStack(Layer):
             sizes |= {"L": cache_length, "B": memory.shape[0]}
             for logical_axes, name in zip(CACHED_AXES, ("key", "value")):
                 weight = context.cast(cross_attention[name])
-                shape = (weight.shape[0], *(sizes[letter] for letter in logical_axes))
+                shape = (weight.shape[0], *(sizes[axis] for axis in logical_axes))
                 of_memory = tf.einsum(f"BLM,RMND->R{logical_axes}", memory, weight)
                 cache[f"{name}s"] = context.annotate(tf.zeros(shape, memory.dtype), f"R{logical_axes}")
                 cache[f"memory_{name}s"] = context.annotate(of_memory, f"R{logical_axes}")

@@ -168,9 +168,9 @@ class UNet(Layer):
             if voxels % sharing or voxels // multiple < sharing:
                 raise UserError(
                     f"input.size has {voxels} voxels along {axis}, {voxels // multiple} at the last of "
-                    f"{self.num_layers} levels, for {sharing} devices, which must divide the first number and not "
-                    f"exceed the second. Use fewer devices for {axis} (--devices, --mesh), larger volumes, or fewer "
-                    f"levels (model.num_layers)."
+                    f"{self.num_layers} levels; the {sharing} devices along {axis} must divide the first number and "
+                    f"not exceed the second. Use fewer devices for {axis} (--devices, --mesh), larger volumes, or "
+                    f"fewer levels (model.num_layers)."
                 )
 
     def _classify(self, theta: dict, source: dict, context: Context) -> tf.Tensor:

@@ -120,7 +120,7 @@ class Transformer(Layer):
         that is not dispatched (a dropped token, padding).
 
         Raises:
-          UserError: no layer tells its routing, or one does so more than once or of other tokens.
+          UserError: no layer exposes its routing, or one does so more than once or of other tokens.
         """
         found: dict[str, list[Routing]] = {}
 
@@ -171,7 +171,7 @@ class Transformer(Layer):
 
     @property
     def layers_per_repeat(self) -> int:
-        """Of all stacks, the layers of one repeat of all patterns; `num_layers` is a multiple of it."""
+        """The layers of one repeat of all patterns, in all stacks together; `num_layers` is a multiple of it."""
         return len(self.layer_patterns) * math.lcm(*map(len, self.layer_patterns.values()))
 
     @property
@@ -200,7 +200,7 @@ class Transformer(Layer):
 
     @property
     def tied_tables(self) -> dict[str, str]:
-        """The paths of the tables `[V, M]` of tied embeddings, by side of the corpus; none if they are not tied."""
+        """The paths of the tables `[V, M]` of tied embeddings; see `steps.TiedModel`."""
         if not self.tied_embeddings:
             return {}
         return {side: f"{self._table(f'{side}_embedding')}/table" for side in self.vocabularies}
@@ -308,7 +308,7 @@ class Transformer(Layer):
             )
         if self.pipeline != "none" and self.dispatch == "gather":
             raise UserError(
-                f"{setting}: dispatch=gather partitions by hand, which stages of a pipeline cannot; use --set "
+                f"{setting}: dispatch=gather uses manual partitioning, which stages of a pipeline cannot; use --set "
                 f"model.dispatch=einsum or auto."
             )
         if self.num_experts and self.num_groups % self.microbatches:

@@ -94,7 +94,7 @@ class Translation(Transformer):
         Args:
           theta: of `decoding_theta`.
           source: ids, segment_ids, positions `[B, S] int32`, one sentence a row.
-          cache_length: target positions, of all hypotheses together, that the cache has room for.
+          cache_length: the cache's capacity in target positions, of all hypotheses together.
           context: of the call.
         """
         context = dataclasses.replace(context, dtype=self.activation_dtype)

@@ -1,9 +1,9 @@
 """Block-sparse experts, for inference on one processor: buffer positions without a token are not computed.
 
-Where every expert has room for all tokens, most of the [E, C] buffer positions are empty. Here the rows of each expert
-are contiguous and padded to whole blocks, and a loop computes the blocks that are used (as MegaBlocks does: Gale et al.
-2022, arXiv 2211.15841). Their number is known only at run time, so the loop has no gradient and cannot be sharded over
-experts.
+Where experts have capacity for every token (C = S), most of the [E, C] buffer positions are empty. Here the rows of
+each expert are contiguous and padded to whole blocks, and a loop computes the blocks that are used (as MegaBlocks does:
+Gale et al. 2022, arXiv 2211.15841). Their number is known only at run time, so the loop has no gradient and cannot be
+sharded over experts.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ FEW_EXPERTS = 16
 
 
 def prefers_block_sparse(context: Context) -> bool:
-    """Whether `BlockSparse` is faster than buffers with room for all tokens.
+    """Whether `BlockSparse` is faster than buffers with capacity for every token.
 
     It is in inference, on a CPU that has all experts to itself. Pipeline stages cannot vectorise it.
     """

@@ -1,4 +1,4 @@
-"""Block-sparse experts compute what buffers with room for all compute, and no unused block."""
+"""Block-sparse experts compute what buffers with full capacity (C = S) compute, and no unused block."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ class Context:
         return self.seed is not None
 
     def annotate(self, tensor: tf.Tensor, logical_axes: str) -> tf.Tensor:
-        """See `Layout.annotate`."""
+        """Adds a sharding constraint; see `Layout.annotate`."""
         return self.layout.annotate(tensor, logical_axes)
 
     def cast(self, tensor: tf.Tensor) -> tf.Tensor:

@@ -64,7 +64,7 @@ class Gather:
         )
 
     def dispatch(self, tokens: tf.Tensor) -> tf.Tensor:
-        """As `Einsum.dispatch`."""
+        """See `Einsum.dispatch`."""
         to_positions = _with_gradient(
             "dispatch",
             lambda tokens: self._take(tokens, self._choices // self._num_choices),
@@ -74,7 +74,7 @@ class Gather:
         return self._context.annotate(rows, "GECM")
 
     def combine(self, outputs: tf.Tensor) -> tf.Tensor:
-        """As `Einsum.combine`; weights and sums are float32."""
+        """See `Einsum.combine`; weights and sums are float32."""
         groups, _, _, model_dim = outputs.shape
         to_tokens = _with_gradient(
             "combine",
@@ -167,7 +167,7 @@ def _on_own_groups(
       arguments: tensors of full shapes and their logical axes.
       logical_axes: of the result.
       shape: of the result.
-      layout: where it does not shard G, `function` is applied to the whole tensors.
+      layout: where it does not shard G, `function` is applied to the complete tensors.
 
     Raises:
       UserError: the number of devices does not divide the groups, or M.
@@ -184,13 +184,13 @@ def _on_own_groups(
 
 
 def _check_divisible(shape: tuple[int, ...], logical_axes: str, layout: Layout):
-    for size, letter in zip(shape, logical_axes):
-        shards = layout.num_shards(logical_axes, letter)
+    for size, axis in zip(shape, logical_axes):
+        shards = layout.num_shards(logical_axes, axis)
         if size % shards:
             what, remedy = {
                 "G": (f"the {size} groups of this batch", "num_groups and the tokens of a batch multiples"),
                 "M": (f"model_dim={size}", "it a multiple"),
-            }[letter]
+            }[axis]
             raise UserError(
                 f"dispatch=gather needs equal parts on all devices, but {shards} devices do not divide {what}. "
                 f"Make {remedy} of {shards}, or set dispatch=einsum."

@@ -32,7 +32,7 @@ def mean_of_quotients(
       Means with the rank of `squared`, of size 1 along rows and columns.
     """
     row_axes, column_axes = (
-        "".join(letter for d, letter in enumerate(logical_axes) if d not in without) for without in (columns, rows)
+        "".join(axis for d, axis in enumerate(logical_axes) if d not in without) for without in (columns, rows)
     )
     sums = tf.einsum(f"{logical_axes},{column_axes}->{row_axes}", squared, 1.0 / column)
     for dimension in columns:

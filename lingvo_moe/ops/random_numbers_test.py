@@ -47,7 +47,7 @@ def test_numbers_are_uniform_and_independent_of_their_neighbours():
 @pytest.mark.parametrize("shape", [(), (7,), (3, 5), (2, 3, 4, 5)])
 @pytest.mark.parametrize("word", [2**32, 64, 20])
 def test_no_two_elements_share_a_counter(shape, word):
-    """With a word of few values in place of 2^32: weights of the giants have more elements than one word can count."""
+    """With a word of few values in place of 2^32: large models have weights of more elements than a word can count."""
     with mock.patch.object(random_numbers, "_WORD", word):
         words = [np.broadcast_to(counters.numpy(), shape).ravel() for counters in random_numbers._counters(shape)]
     assert len(set(zip(*words))) == math.prod(shape)
@@ -67,7 +67,7 @@ def test_a_number_and_a_tensor_of_it_fold_alike():
 
 @pytest.mark.parametrize("mesh", ["2", "8", "4x2"])
 def test_the_same_bits_on_any_number_of_devices_and_each_makes_its_own(mesh):
-    """A device that made them all would need room for them all."""
+    """A device that made them all would need memory for them all."""
 
     def function(layout):
         return lambda inputs: {"y": layout.annotate(uniform(inputs["seed"], (16, 4, 64)), "EMH")}

@@ -22,10 +22,10 @@ SIZES = {"B": 16, "T": 3, "M": 32, "H": 24, "E": 2}
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A product and what the mesh axis x cuts, the first of `cut` in each tensor; `moves` is the factor that moves."""
+    """A product; the mesh axis x shards the first of `sharded` in each tensor; `moves` is the factor that moves."""
 
     equation: str
-    cut: str
+    sharded: str
     moves: str
 
     @property
@@ -36,10 +36,10 @@ class Case:
 
     def layout(self, *mesh: int) -> Layout:
         """On a second mesh axis, y, experts are distributed."""
-        return Layout(DeviceMesh(mesh), (AxisRule(self.cut, ("x",)), AxisRule("E", ("y",)))[: len(mesh)])
+        return Layout(DeviceMesh(mesh), (AxisRule(self.sharded, ("x",)), AxisRule("E", ("y",)))[: len(mesh)])
 
 
-# GShard table 4: matrices cut along A and C, or along A and B; and the result along one or the other.
+# GShard table 4: matrices sharded along A and C, or along A and B; and the result along one or the other.
 CASES = {
     "columns of the right factor move": Case("BM,MH->BH", "BH", "right"),
     "rows of the left factor move": Case("BM,MH->HB", "BH", "left"),
@@ -47,7 +47,7 @@ CASES = {
     "contracted columns of the left factor move": Case("BM,HM->BH", "MH", "left"),
     "three dimensions": Case("BTM,MH->BTH", "BH", "right"),
     "a dimension of all three tensors": Case("EBM,EMH->EBH", "BH", "right"),
-    "cut in the middle of all tensors": Case("TBM,EHM->TBEH", "BH", "right"),
+    "sharded in the middle of all tensors": Case("TBM,EHM->TBEH", "BH", "right"),
 }
 # The sums have 16 to 144 terms, of random signs and standard deviation 1, in an order that depends on the devices.
 TOLERANCE = 512 * harness.FLOAT32_ROUNDING
@@ -149,7 +149,7 @@ def test_less_memory_than_gathering(name, gradients):
 
 @pytest.mark.slow
 def test_the_large_conflict_of_gspmds_2d_layout():
-    """Table 1, finalized: of BTM,MH->BTH the weights are cut along M by x, which cuts the batch; figure 8b's M by y."""
+    """Table 1, finalized: in BTM,MH->BTH, x shards the batch and M of the weights; in figure 8b y shards M."""
     layout = Layout.of(DeviceMesh((4, 2)), "gspmd")
     case = Case("BTM,MH->BTH", "", "")
     inputs = factors_of(case)
@@ -190,8 +190,8 @@ def test_on_one_device_it_is_the_plain_product():
     np.testing.assert_array_equal(found["y"], expected["y"])
 
 
-def _multiply(equation: str = "BM,MH->BH", cut: str = "BH", axis: str = "x", columns: int = 16, **layout: str):
-    result = Layout(DeviceMesh((8,)), (AxisRule(cut, ("x",)),), **layout)
+def _multiply(equation: str = "BM,MH->BH", sharded: str = "BH", axis: str = "x", columns: int = 16, **layout: str):
+    result = Layout(DeviceMesh((8,)), (AxisRule(sharded, ("x",)),), **layout)
     left, right = equation.partition("->")[0].split(",")
     return windowed_einsum(
         equation, tf.zeros([16] * len(left)), tf.zeros([16] * (len(right) - 1) + [columns]), axis, result
@@ -201,12 +201,12 @@ def _multiply(equation: str = "BM,MH->BH", cut: str = "BH", axis: str = "x", col
 MISUSES = {
     "'y' is not an axis of the mesh 8; use one of x": lambda: _multiply(axis="y"),
     "H of MH is 12, which the 8 devices along mesh axis x do not divide": lambda: _multiply(columns=12),
-    "cuts B of BM, nothing of MH, B of BH; the factors do not conflict": lambda: _multiply(cut="B"),
-    "cuts M of BM, M of MH, nothing of BH; the factors do not conflict": lambda: _multiply(cut="M"),
-    "cuts B of BM, H of MH, nothing of hb; expected B or H of the result": lambda: _multiply("BM,MH->hb"),
+    "shards B of BM, nothing of MH, B of BH; expected a different dimension": lambda: _multiply(sharded="B"),
+    "shards M of BM, M of MH, nothing of BH; expected a different dimension": lambda: _multiply(sharded="M"),
+    "shards B of BM, H of MH, nothing of hb; expected B or H of the result": lambda: _multiply("BM,MH->hb"),
     "H is a dimension of 3 of the three tensors; expected 2": lambda: _multiply("BHM,HMT->BHT"),
     "T is a dimension of 1 of the three tensors": lambda: _multiply("BTM,MH->BH"),
-    "B and b are two dimensions": lambda: _multiply("BbM,MH->BbH"),
+    "B and b are two logical axes": lambda: _multiply("BbM,MH->BbH"),
     "is not understood; write the logical axes": lambda: _multiply("BM,MH"),
     "vectorised over P": lambda: _multiply(outer_axes="P"),
 }

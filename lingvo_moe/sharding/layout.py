@@ -1,6 +1,6 @@
 """Layouts: the logical axes of a tensor determine its sharding.
 
-Every dimension of a weight or an activation has a logical axis, the letter of the papers:
+Every dimension of a weight or an activation has a logical axis, named by the letter of the papers:
 
   G groups   S tokens per group   E experts   C expert capacity   M model   H hidden (feed-forward)
   B batch    T, L length          N heads     D head size         V vocabulary   R repeats (stacked layers)
@@ -16,6 +16,10 @@ evaluation reproduce the annotations of GShard Algorithm 2 and of GSPMD table 1 
      earlier rule has assigned in this tensor.
   2. Where a tensor has several logical axes of one rule, the first of them in the tensor is sharded: GSEC and GECM
      along G, EGCM and EMH along E.
+
+Parallelism is a choice of axis rules. Data parallelism shards B and G, expert parallelism E, tensor parallelism
+(in-layer model parallelism) H, N and V. Sharding weights along the batch's mesh axis too, as FSDP and ZeRO do, is
+weight-update sharding: H in `gshard_sharded_update`, M in `gspmd`.
 
 A user's file adds layouts with `register_layout` (docs/extending.md). A layout's rules may also be written where its
 name is expected, as `rules_text` writes them: `BGE:x,HNV:y,M~y/x` is `gspmd`.
@@ -359,7 +363,7 @@ class Layout:
         return self._mesh_axes(self.outer_axes + logical_axes)[len(self.outer_axes) :]
 
     def _mesh_axes(self, logical_axes: str) -> tuple[str | None, ...]:
-        """As `mesh_axes`, for the dimensions of the tensor after vectorisation."""
+        """The mesh axes as `mesh_axes` gives them, for the dimensions of the tensor after vectorisation."""
         _check_logical_axes(logical_axes)
         sharded: dict[str, str] = {}  # mesh axis: logical axis
         for rule in self.rules:
@@ -392,7 +396,10 @@ class Layout:
         return self.mesh.axis_size(self.mesh_axes(logical_axes)[logical_axes.index(axis)])
 
     def annotate(self, tensor: tf.Tensor, logical_axes: str) -> tf.Tensor:
-        """Annotates `tensor`, which has these `logical_axes`, with its sharding; the value is unchanged."""
+        """Annotates `tensor`, which has these `logical_axes`, with its sharding (a sharding constraint).
+
+        The value is unchanged.
+        """
         if len(logical_axes) != tensor.shape.rank:
             raise ValueError(
                 f"logical axes {logical_axes!r} name {len(logical_axes)} dimensions, the tensor has shape "

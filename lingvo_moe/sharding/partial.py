@@ -79,8 +79,8 @@ class Partial:
 
     def _refusal(self) -> UserError:
         return UserError(
-            f"{self} meets an operator that needs a complete tensor: it may not be linear. Call `reduce` first; +, -, "
-            f"scaling and `product` with a complete tensor take partial sums."
+            f"{self} is passed to an operator that needs a complete tensor: it may not be linear. Call `reduce` first; "
+            f"+, -, scaling and `product` with a complete tensor take partial sums."
         )
 
     def _with(self, terms: tf.Tensor) -> Partial:
@@ -100,7 +100,7 @@ class Partial:
 
     def _check_scalar(self, factor):
         if isinstance(factor, Partial):
-            raise UserError(f"{self} meets {factor} in a product, which is not linear in both. `reduce` one of them.")
+            raise UserError(f"{self} is multiplied by {factor}, which is not linear. `reduce` one of them first.")
         rank = len(getattr(factor, "shape", ()))
         if rank:
             raise UserError(f"{self} is scaled by a tensor of rank {rank}; write a `product`, which names dimensions.")
@@ -175,8 +175,8 @@ def _product(
     if partial.mesh_axis in partial.layout.mesh_axes(factor_axes):
         raise UserError(
             f"product {equation}: the factor {factor_axes} is sharded along mesh axis {partial.mesh_axis}, of which "
-            f"{partial} has one term on each device. `reduce` the sum first, or name the factor's dimension by a "
-            f"lower-case letter."
+            f"{partial} has one term on each device. `reduce` the sum first, or give the factor's dimension "
+            f"a lower-case logical axis."
         )
     factor = partial.layout.annotate(factor, factor_axes)
     terms = tf.einsum(f"{UNREDUCED}{partial_axes},{factor_axes}->{UNREDUCED}{outputs}", partial.terms, factor)
@@ -220,8 +220,8 @@ def _deferred(equation: str, layout: Layout) -> tuple[str, str]:
     contracted, _ = found[0]
     if contracted.lower() in left + right:
         raise UserError(
-            f"partial_sum {equation}: {contracted} and {contracted.lower()} are two dimensions; name one of them by "
-            f"another letter."
+            f"partial_sum {equation}: {contracted} and {contracted.lower()} are two logical axes that differ in "
+            f"case alone. Rename one."
         )
     return found[0]
 
@@ -230,8 +230,8 @@ def parse_product(equation: str) -> tuple[str, str, str]:
     """Returns the logical axes of two factors and of their product; raises UserError for another equation."""
     factors, arrow, outputs = equation.partition("->")
     left, comma, right = factors.partition(",")
-    letters = left + right + outputs
-    if not (arrow and comma and letters.isalpha()) or UNREDUCED in letters:
+    named = left + right + outputs
+    if not (arrow and comma and named.isalpha()) or UNREDUCED in named:
         raise UserError(
             f"equation {equation!r} is not understood; write the logical axes of two factors and of their product, "
             f"without {UNREDUCED}: BTH,HM->BTM."

@@ -307,10 +307,10 @@ def _sum(equation: str = EQUATION, layout: Layout = CONTRACTED, rows: int = 16, 
 TWO_AXES = Layout(DeviceMesh((4, 2)), (AxisRule("BMH", ("x",)), AxisRule("T", ("y",))))
 MISUSES = {
     "would count once for each term": lambda: _sum() + tf.zeros((16, 16)),
-    "H and h are two dimensions": lambda: partial_sum(
+    "H and h are two logical axes": lambda: partial_sum(
         "BH,Hh->Bh", tf.zeros((8, 8)), tf.zeros((8, 4)), Layout(DeviceMesh((2,)), (AxisRule("H", ("x",)),))
     ),
-    "not linear in both": lambda: _sum() * _sum(),
+    "is multiplied by the partial sum": lambda: _sum() * _sum(),
     "tensor of rank 2; write a `product`": lambda: _sum() * tf.zeros((16, 16)),
     "not sums of the same kind": lambda: _sum() + _sum(rows=8),
     "shards 0 of the contracted axes; one must be. Use tf.einsum": lambda: _sum("BT,TH->BH"),

@@ -82,7 +82,7 @@ _LANGUAGE_MODEL_SETTINGS = (
 
 @dataclasses.dataclass(frozen=True)
 class Data:
-    """Directories of a small corpus of two made-up languages and of its tokenizers."""
+    """Directories of a small corpus of two synthetic languages and of its tokenizers."""
 
     corpus: pathlib.Path
     tokenizers: pathlib.Path

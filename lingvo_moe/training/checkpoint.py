@@ -131,7 +131,7 @@ class Checkpoints:
         """Starts to write a checkpoint of `state["step"]`; it appears under its name only when it is complete.
 
         Arrays are copied to the host before this returns, so the state may be donated to the next step. A
-        `ShardedTensor`, for whose copy a host need not have room, is on disk by then. Corrupt checkpoints that `latest`
+        `ShardedTensor`, of which a host need not hold a copy, is on disk by then. Corrupt checkpoints that `latest`
         or `restore` passed over are renamed to `STEP.corrupt`.
 
         Args:
@@ -263,7 +263,7 @@ class Checkpoints:
         return self._manager
 
     def _write_manifest(self, step: int, arrays: int):
-        """Writes the manifest once Orbax has committed the checkpoint, while training goes on."""
+        """Writes the manifest once Orbax has committed the checkpoint, while training continues."""
         if self._manager is not None:
             self._manager.wait_until_finished()
         if self.processes.is_primary:
@@ -416,5 +416,5 @@ def _disk_errors(directory: pathlib.Path) -> Iterator[None]:
         free = shutil.disk_usage(next(path for path in (directory, *directory.parents) if path.is_dir())).free
         raise UserError(
             f"{directory}: the checkpoint could not be written ({cause}; {free / 2**20:.0f} MiB are free). "
-            f"Checkpoints saved before are complete. Make room and run the same command again."
+            f"Checkpoints saved before are complete. Free disk space and run the same command again."
         ) from error

@@ -32,7 +32,7 @@ _CODECS = (
     {"name": "zstd", "configuration": {"level": 1}},
     {"name": "crc32c"},
 )
-# Bytes of each item that are on their way from a `ShardedTensor` to files: what the host must have room for.
+# Bytes of each item that are on their way from a `ShardedTensor` to files, which the host must hold.
 _MAX_BYTES_IN_FLIGHT = 2**28
 
 
@@ -179,7 +179,7 @@ def _shards_of(leaf: Any, number: int) -> _Shards:
 
 
 async def _write(values: Sequence[_Shards], infos: Sequence):
-    """Writes the shards of all arrays; of those that are not on the host, no more at a time than it has room for."""
+    """Writes the shards of all arrays; of those that are not on the host, `_MAX_BYTES_IN_FLIGHT` at a time."""
     writes: list[Any] = []
     in_flight = 0
     for value, info in zip(values, infos, strict=True):

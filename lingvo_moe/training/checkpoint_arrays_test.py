@@ -133,7 +133,7 @@ class Counted(ShardedVariable):
 
 
 def test_host_memory_is_bounded(tmp_path, monkeypatch):
-    """With room for two shards of eight, no more are there while writing, and reading one reads no other."""
+    """If two shards of eight are allowed, writing holds no more, and reading one reads no other."""
     shard = 16 * 64 * 4
     spec = Spec((8, 16, 64), "float32", "EMH")
     specs = {**SPECS, "theta": {"expert": spec}}

@@ -93,13 +93,13 @@ def test_flipped_weight_is_found_at_restore(flipped, caplog):
     assert names(flipped) == {"4", "8", "8.corrupt"} and restore(flipped).step == 8
 
 
-@pytest.mark.parametrize("damage", [truncate, pathlib.Path.unlink])
-def test_file_lost_between_start_and_restore(saved, tmp_path, damage):
+@pytest.mark.parametrize("corrupt", [truncate, pathlib.Path.unlink])
+def test_file_lost_between_start_and_restore(saved, tmp_path, corrupt):
     """A program is compiled in between, which takes minutes."""
     shutil.copytree(saved, tmp_path / "log")
     checkpoints = Checkpoints(tmp_path / "log")
     assert checkpoints.latest() == 8
-    damage(largest(checkpoints.path(8), ARRAYS))
+    corrupt(largest(checkpoints.path(8), ARRAYS))
     assert checkpoints.restore("tiny", SPECS, shardings(SPECS, ONE)).step == 4
 
 

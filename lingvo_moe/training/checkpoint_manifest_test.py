@@ -68,14 +68,14 @@ def test_any_flipped_bit_is_found(step, data):
 
 
 @pytest.mark.parametrize(
-    "damage", [truncate, pathlib.Path.unlink, lambda path: path.write_bytes(path.read_bytes() + b"\0")]
+    "corrupt", [truncate, pathlib.Path.unlink, lambda path: path.write_bytes(path.read_bytes() + b"\0")]
 )
-def test_sizes_are_compared_without_reading(step, damage):
+def test_sizes_are_compared_without_reading(step, corrupt):
     """A file that was cut, removed or appended to is found by its size."""
     for path in files(step):
         if path.name != checkpoint_manifest.MANIFEST:
             before = path.read_bytes()
-            damage(path)
+            corrupt(path)
             found = problems(step, hashes=False)
             path.write_bytes(before)
             assert len(found) == 1 and found[0].startswith(f"{path.relative_to(step).as_posix()} "), found

@@ -150,7 +150,7 @@ def test_save_refused_by_the_file_system(tmp_path, size):
     # The kernel words a full disk differently, see below. Threads of Orbax may report other failures before or after.
     expected = (
         rf"^error: {tmp_path}/checkpoints: the checkpoint could not be written \(File too large; \d+ MiB are free\). "
-        r"Checkpoints saved before are complete. Make room and run the same command again.$"
+        r"Checkpoints saved before are complete. Free disk space and run the same command again.$"
     )
     assert refused.returncode == 2 and re.search(expected, refused.stderr, re.MULTILINE), refused.stderr
     assert restore(tmp_path).step == 4
@@ -199,7 +199,7 @@ def test_bug_while_saving_keeps_its_traceback(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("file", "damage"),
+    ("file", "change"),
     [
         *itertools.product(
             ["meta/metadata", "theta/manifest.ocdbt", "rest/d/*", "theta/ocdbt.process_0/d/*", "_CHECKPOINT_METADATA"],
@@ -209,12 +209,12 @@ def test_bug_while_saving_keeps_its_traceback(tmp_path):
         ("manifest.json", truncate),
     ],
 )
-def test_corrupt_checkpoint_is_logged_and_the_previous_one_is_used(tmp_path, caplog, file, damage):
+def test_corrupt_checkpoint_is_logged_and_the_previous_one_is_used(tmp_path, caplog, file, change):
     """Bit flips, truncated and missing files never become wrong weights; each is logged once, with path and file."""
     save(tmp_path, 4, 8)
     corrupt = tmp_path / "checkpoints" / "8"
     path = largest(corrupt, file)
-    damage(path)
+    change(path)
     checkpoints = Checkpoints(tmp_path)
     assert checkpoints.latest() == 4
     saved = checkpoints.restore("tiny", SPECS, shardings(SPECS, ONE))

@@ -97,7 +97,7 @@ class Diagnosis:
             key=lambda finding: finding.value,
         )
 
-    def verdict(self) -> str:
+    def summary(self) -> str:
         """Returns where to look, as a sentence without a full stop."""
         first = self.not_finite()
         if first is not None:
@@ -107,7 +107,7 @@ class Diagnosis:
         return f"all numbers are finite; the largest: {self.largest()}"
 
     def text(self) -> str:
-        """Returns a table, one block a line in forward order, then the metrics and the verdict."""
+        """Returns a table, one block a line in forward order, then the metrics and the summary."""
         first = self.not_finite()
         rows = [(scope, *self._row(scope)) for scope in self.blocks]
         table = [_HEADER, *((scope, *(_shown(value) for value in values)) for scope, *values in rows)]
@@ -123,7 +123,7 @@ class Diagnosis:
         lines += ["", *(f"{name:16} {value:.6g}" for name, value in self.metrics.items())]
         if "softmax" in self.blocks:
             lines.append(f"{'logits, largest':16} {self.blocks['softmax']['max']:.6g}")
-        return "\n".join([*lines, "", self.verdict()])
+        return "\n".join([*lines, "", self.summary()])
 
     def as_json(self) -> dict[str, Any]:
         """Returns a tree for `json.dumps`; numbers that are not finite, which JSON lacks, are strings."""

@@ -93,7 +93,7 @@ def test_the_diagnosed_step_is_the_one_that_training_makes():
         assert value == pytest.approx(metrics[name], rel=REPLAY_TOLERANCE), name
     norms = [value**2 for value in found.gradients.values()]
     assert math.sqrt(sum(norms)) == pytest.approx(metrics["gradient_norm"], rel=TOLERANCE)
-    assert found.not_finite() is None and found.verdict().startswith("all numbers are finite; the largest: ")
+    assert found.not_finite() is None and found.summary().startswith("all numbers are finite; the largest: ")
     assert trained().diagnose(a_batch(2), 2)["metrics"]["loss"] == np.float32(found.metrics["loss"])
 
 
@@ -140,7 +140,7 @@ def test_a_nan_in_one_expert_of_one_repeat_is_named():
     """The weight is named first, then the activations that depend on it; earlier ones are finite."""
     healthy, found = diagnosis(), diagnosis(**changed(f"{MOE}/wi", (1, 2, 0, 0), np.nan))
     assert (found.not_finite().kind, found.not_finite().scope) == ("weight", f"{MOE}/wi[1]")
-    assert "the root mean square of weight decoder/layer_1/feed_forward/wi[1] is nan" in found.verdict()
+    assert "the root mean square of weight decoder/layer_1/feed_forward/wi[1] is nan" in found.summary()
     spoilt = [place for place, values in found.blocks.items() if not math.isfinite(values["max"])]
     assert spoilt == [f"{MOE}[1]", "decoder/norm", "softmax"] and math.isnan(found.metrics["loss"])
     assert found.blocks["decoder/layer_1/self_attention[1]"] == healthy.blocks["decoder/layer_1/self_attention[1]"]
@@ -193,7 +193,7 @@ def test_the_largest_number_is_named_if_all_are_finite():
     assert found.not_finite() is None and found.largest() == Finding(
         "gradient", "stack/block/w[0]", pytest.approx(1e20)
     )
-    assert found.verdict() == (
+    assert found.summary() == (
         "all numbers are finite, but not the gradient's squared norm; the largest: the norm of the "
         "gradient of stack/block/w[0] is 1e+20"
     )

@@ -74,11 +74,7 @@ def train(
     logdir, schedule = pathlib.Path(logdir), experiment.training
     train_input, held_out = _open_data(experiment)
     _check_processes(name, experiment, train_input, logdir, process_group, initial_weights, initial_values)
-    checkpoints = Checkpoints(logdir, schedule.keep, process_group)
-    initial = None if initial_weights is None else Checkpoints(initial_weights, processes=process_group)
-    trained = checkpoints.latest() or 0
-    if source := checkpoints if trained else initial:
-        source.require(name, experiment.steps.state_specs()["theta"])
+    checkpoints, initial, trained = _open_checkpoints(name, experiment, logdir, process_group, initial_weights)
     if trained >= schedule.steps:
         _log.info(f"{name} has already been trained for {trained} steps; --steps={trained + 1000} would continue.")
         process_group.finish()
@@ -104,6 +100,26 @@ def _open_data(experiment: Experiment) -> tuple[TrainInput, EvalInput]:
     experiment.check_tokenizers()
     directories = experiment.corpus, experiment.tokenizers
     return TrainInput(*directories, experiment.input), EvalInput(*directories, experiment.input, split="valid")
+
+
+def _open_checkpoints(
+    name: str,
+    experiment: Experiment,
+    logdir: pathlib.Path,
+    process_group: ProcessGroup,
+    initial_weights: str | pathlib.Path | None,
+) -> tuple[Checkpoints, Checkpoints | None, int]:
+    """Opens the checkpoints of `logdir` and of the initial weights, and returns them with the newest step or 0.
+
+    Raises:
+      UserError: those that training starts with are of another model.
+    """
+    checkpoints = Checkpoints(logdir, experiment.training.keep, process_group)
+    initial = None if initial_weights is None else Checkpoints(initial_weights, processes=process_group)
+    trained = checkpoints.latest() or 0
+    if source := checkpoints if trained else initial:
+        source.require(name, experiment.steps.state_specs()["theta"])
+    return checkpoints, initial, trained
 
 
 def _check_processes(

@@ -168,7 +168,9 @@ def test_diverged_training_ends_and_keeps_its_checkpoint(data, tmp_path, monkeyp
 
     monkeypatch.setattr(Training, "train", make_and_blow_up)
     wild = tiny.tiny(data, *_schedule(40), "training.max_skipped=5")
-    with pytest.raises(UserError, match=r"the loss of step 11 is (nan|inf).*5 steps in a row changed no weight"):
+    with pytest.raises(
+        UserError, match=r"the loss of step 11 is (nan|inf).*5 consecutive updates were skipped as non-finite"
+    ):
         loop.train("tiny", wild, Engine(2, "cpu"), tmp_path)
     skipped = [max(values) for _, values in sorted(tiny.curves(tmp_path)["skipped_in_a_row"].items())]
     assert skipped[-6:] == [0, 1, 2, 3, 4, 5] or skipped[-6:] == [1, 2, 3, 4, 5, 6], skipped

@@ -61,8 +61,8 @@ def _error(run: TrainingRun, result: StepResult, data_state: State) -> UserError
     """
     loss, norm = float(result.metrics["loss"]), float(result.metrics["gradient_norm"])
     problem = (
-        f"the loss of step {result.step} is {loss}, its gradient's norm {norm}; {_skipped_in_a_row(result)} steps in a "
-        f"row changed no weight for such a reason (training.max_skipped={run.experiment.training.max_skipped})"
+        f"the loss of step {result.step} is {loss}, its gradient's norm {norm}; {_skipped_in_a_row(result)} "
+        f"consecutive updates were skipped as non-finite (training.max_skipped={run.experiment.training.max_skipped})"
     )
     path = replay.path_of(run.logdir, result.step)
     try:
@@ -70,7 +70,7 @@ def _error(run: TrainingRun, result: StepResult, data_state: State) -> UserError
     except UserError as error:
         return UserError(f"{problem}. What is needed to repeat that step could not be saved: {error}")
     return UserError(
-        f"{problem}. {_verdict(run, result)}. To look closer, with the same --set: "
+        f"{problem}. {_summary(run, result)}. To look closer, with the same --set: "
         f"python -m lingvo_moe diagnose --model='{run.name}' --logdir={run.logdir} --batch={path}. A lower --set "
         f"optimizer.learning_rate.peak=... or a longer warmup_steps may help."
     )
@@ -112,11 +112,11 @@ def _global_batch(parts: list) -> Batch:
     )
 
 
-def _verdict(run: TrainingRun, result: StepResult) -> str:
+def _summary(run: TrainingRun, result: StepResult) -> str:
     """Recomputes the step with summaries; returns what they show, as a sentence without a full stop."""
     try:
         outputs = run.training.diagnose(result.batches[-1], result.step - 1)
         diagnosis = Diagnosis.of(outputs, run.experiment.model.weights())
     except Exception as error:  # an engine may raise anything; often its devices have no memory for one more program
         return f"It could not be recomputed ({reason(error)})"
-    return f"Recomputed, {diagnosis.verdict()}"
+    return f"Recomputed, {diagnosis.summary()}"

@@ -33,7 +33,7 @@ class SummaryWriter:
         if not self._directory.is_dir():
             raise UserError(
                 f"{self._directory}: the directory has been removed while training wrote its curves there. The same "
-                f"command resumes from the newest checkpoint that is left, or starts anew."
+                f"command resumes from the newest checkpoint that is left, or starts from the first step."
             )
 
     def close(self):
@@ -52,7 +52,7 @@ class SummaryWriter:
             )
             raise UserError(
                 f"{self._directory}: the curves could not be written ({reason}). Checkpoints saved before are "
-                f"complete. Make room and run the same command again."
+                f"complete. Free disk space and run the same command again."
             ) from error
 
 

@@ -50,7 +50,7 @@ def check_relative_path(path: object, origin: str) -> PurePosixPath:
     if reason:
         raise UserError(
             f"{origin}: the path {path!r} is refused: {reason}. Expected a relative path inside of the directory; "
-            "the file may have been altered, get it anew from a source that you trust."
+            "the file may have been altered; get a new copy from a source that you trust."
         )
     return PurePosixPath(path)
 

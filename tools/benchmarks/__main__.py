@@ -21,6 +21,7 @@ from absl import flags
 from lingvo_moe.cli import app
 from lingvo_moe.errors import UserError
 from lingvo_moe.utils import output_files, progress
+from tools import markers
 from tools.benchmarks import comparisons, document
 from tools.benchmarks.comparisons import COMPARISONS, Comparison, Directories, Result
 
@@ -35,7 +36,7 @@ flags.DEFINE_string(
     "venvs", "build/benchmarks/venvs", "directory of the peers' virtual environments", flag_values=_VALUES
 )
 flags.DEFINE_string(
-    "output", "docs/performance.md", "page that a run of all rows writes its figures to", flag_values=_VALUES
+    "output", "docs/performance.md", "page that a run of all rows writes its numbers to", flag_values=_VALUES
 )
 _PROFILED = {"8 experts": "translation_8", "64 experts": "translation_64"}
 
@@ -58,8 +59,8 @@ def main(arguments: list[str]) -> int:
     print(document.for_screen(results))
     if not _VALUES.only:
         run["profiles"] = {title: _profile(name, directories) for title, name in _PROFILED.items()}
-        document.replace(pathlib.Path(_VALUES.output), "measured", document.for_page(run))
-        document.replace(pathlib.Path(_VALUES.output), "profiled", document.by_part(run["profiles"]))
+        markers.replace(pathlib.Path(_VALUES.output), "measured", document.for_page(run))
+        markers.replace(pathlib.Path(_VALUES.output), "profiled", document.by_part(run["profiles"]))
     if _VALUES.json:
         with output_files.atomic_writer(_VALUES.json) as file:
             file.write(json.dumps(run, indent=1) + "\n")

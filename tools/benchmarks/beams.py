@@ -18,7 +18,8 @@ from absl import flags
 from lingvo_moe.cli import app
 from lingvo_moe.errors import UserError
 from lingvo_moe.utils import progress
-from tools.benchmarks import comparisons, document, work
+from tools import markers
+from tools.benchmarks import comparisons, work
 from tools.benchmarks.comparisons import Comparison, Directories, Result
 
 _VALUES = flags.FlagValues()
@@ -28,7 +29,7 @@ flags.DEFINE_integer("rounds", 4, "measurements of each side", lower_bound=2, fl
 flags.DEFINE_string(
     "directory", "build/benchmarks", "directory of the workers' logs and the cache of programs", flag_values=_VALUES
 )
-flags.DEFINE_string("output", "docs/performance.md", "page that the figures are written to", flag_values=_VALUES)
+flags.DEFINE_string("output", "docs/performance.md", "page that the numbers are written to", flag_values=_VALUES)
 
 
 def main(arguments: list[str]):
@@ -45,7 +46,7 @@ def main(arguments: list[str]):
                 results[beam, length] = comparisons.run(case, _VALUES.rounds, directories, count)
     text = table(results)
     print(text)
-    document.replace(pathlib.Path(_VALUES.output), "beams", text)
+    markers.replace(pathlib.Path(_VALUES.output), "beams", text)
 
 
 def comparison(beam: int, length: int) -> Comparison:

@@ -122,9 +122,9 @@ def test_wide_layers_have_equal_capacity_per_token(experts):
 @pytest.mark.parametrize("mesh", ["8", "4x2"])
 def test_weak_scaling_has_the_work_of_one_device_on_each(mesh):
     """Each of eight groups has the tokens and the capacity of the single one."""
-    grown, one = BY_NAME[f"grown_{mesh}"].ours, work.TRANSLATION
-    assert (grown.tokens // grown.groups, grown.capacity) == (one.tokens, one.capacity)
-    assert BY_NAME[f"cut_{mesh}"].ours.tokens == one.tokens and grown.groups == 8
+    weak, one = BY_NAME[f"weak_scaling_{mesh}"].ours, work.TRANSLATION
+    assert (weak.tokens // weak.groups, weak.capacity) == (one.tokens, one.capacity)
+    assert BY_NAME[f"strong_scaling_{mesh}"].ours.tokens == one.tokens and weak.groups == 8
 
 
 def test_model_has_the_dimensions_of_the_work():
@@ -160,23 +160,13 @@ def test_worker_that_ends_early_is_quoted(tmp_path):
         Worker("fake", [sys.executable, "-c", "raise SystemExit('no such layer')"], {}, tmp_path)
 
 
-def test_page_keeps_its_prose(tmp_path):
-    """Only the text between the markers is replaced."""
-    page = tmp_path / "page.md"
-    page.write_text("before\n<!-- measured: begin -->\nold\n<!-- measured: end -->\nafter\n", encoding="utf-8")
-    document.replace(page, "measured", "new")
-    assert page.read_text(encoding="utf-8") == "before\n<!-- measured: begin -->\nnew\n<!-- measured: end -->\nafter\n"
-    with pytest.raises(UserError, match="markers"):
-        document.replace(page, "profiled", "new")
-
-
 def test_row_that_was_not_measured_is_empty():
-    """A missing peer leaves the row without figures, and its reason below the table."""
+    """A missing peer leaves the row without numbers, and its reason below the table."""
     missed = Result("translation_8", ours=3.0, other=2.0, ratio=1.5, low=1.4, high=1.6, facts=(FACTS, FACTS))
     cells = document.rows([missed, Result("decoding", missing="no such package")])
     assert cells[0][1:] == ("3.0000", "2.0000", "1.50", "1.40-1.60", "0.75", "no")
     assert cells[1][1:] == ("", "", "", "", "0.40", "not measured")
-    assert document.rows([dataclasses.replace(missed, name="cut_8")])[0][-2:] == ("", "")  # has no goal
+    assert document.rows([dataclasses.replace(missed, name="strong_scaling_8")])[0][-2:] == ("", "")  # has no goal
     assert "no such package" in document.for_screen([missed, Result("decoding", missing="no such package")])
 
 

@@ -147,7 +147,10 @@ COMPARISONS = (
             goal=goal,
             equal=(*_LEARNING, "weights"),
         )
-        for name, of, tokens, goal in (("grown", _EIGHT_TIMES, "8 x 512", 1.3), ("cut", _IN_EIGHT, "512", math.inf))
+        for name, of, tokens, goal in (
+            ("weak_scaling", _EIGHT_TIMES, "8 x 512", 1.3),
+            ("strong_scaling", _IN_EIGHT, "512", math.inf),
+        )
         for mesh in ("8", "4x2")
     ),
 )
@@ -163,7 +166,7 @@ class Result:
       low, high: quartiles of the ratios of single rounds.
       facts: the facts of the two workers.
       losses: (first, last) of each side that trains.
-      missing: why there are no figures, or empty.
+      missing: why there are no numbers, or empty.
     """
 
     name: str

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import math
-import pathlib
 from collections.abc import Iterable, Mapping, Sequence
 
-from lingvo_moe.errors import UserError
-from lingvo_moe.utils import output_files
 from tools.benchmarks.comparisons import COMPARISONS, Result
 
 _BY_NAME = {comparison.name: comparison for comparison in COMPARISONS}
@@ -15,7 +12,7 @@ _HEAD = ("what", "ours, s", "other, s", "ratio", "quartiles", "goal", "met")
 
 
 def rows(results: Iterable[Result]) -> list[tuple[str, ...]]:
-    """Returns the cells of each row; the figures of a row that was not measured are empty."""
+    """Returns the cells of each row; the numbers of a row that was not measured are empty."""
     found = []
     for result in results:
         comparison = _BY_NAME[result.name]
@@ -77,30 +74,6 @@ def by_part(profiles: Mapping[str, Mapping[str, float]]) -> str:
     lines = [f"| part | {' | '.join(names)} |", f"|{'---|' * (1 + len(names))}"]
     lines += [f"| {part} | {' | '.join(_share(profiles[name], part) for name in names)} |" for part in parts]
     return "\n".join(lines)
-
-
-def replace(page: pathlib.Path, name: str, text: str):
-    """Replaces the text between the markers `name` of a page; raises UserError as `around` does."""
-    before, after = around(page, name)
-    with output_files.atomic_writer(str(page)) as file:
-        file.write(f"{before}\n{text}\n{after}")
-
-
-def around(page: pathlib.Path, name: str) -> tuple[str, str]:
-    """Returns a page up to its first marker `name` and from the second one on, with the markers.
-
-    Raises:
-      UserError: the page cannot be read, or a marker is missing.
-    """
-    begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
-    try:
-        before, found, rest = page.read_text(encoding="utf-8").partition(begin)
-    except OSError as error:
-        raise UserError(f"{page}: {error.strerror}; expected a page with the markers `{begin}` and `{end}`.") from None
-    _, ended, after = rest.partition(end)
-    if not found or not ended:
-        raise UserError(f"{page}: the markers `{begin}` and `{end}` are missing; put them where the figures belong.")
-    return f"{before}{begin}", f"{end}{after}"
 
 
 def _share(parts: Mapping[str, float], part: str) -> str:

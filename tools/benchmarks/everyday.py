@@ -1,9 +1,10 @@
 """Everyday waiting times on a workstation: commands from start to end, and the input pipeline against training.
 
-    python -m tools.benchmarks.everyday [--corpus=build/corpus] [--tokenizers=build/tokenizers] [--rounds=3]
+    python -m tools.benchmarks.everyday [--corpus=build/quickstart/corpus]
+        [--tokenizers=build/quickstart/tokenizers] [--rounds=3]
 
-The figure of a command is the CPU time of its process with a warm cache of programs, the least of all rounds; `train`
-makes one step and saves it, `translate` translates one line. Writes the figures to docs/performance.md. The status is 1
+The time of a command is the CPU time of its process with a warm cache of programs, the least of all rounds; `train`
+makes one step and saves it, `translate` translates one line. Writes the numbers to docs/performance.md. The status is 1
 if one misses its goal.
 """
 
@@ -25,7 +26,7 @@ from lingvo_moe import experiment
 from lingvo_moe.cli import app
 from lingvo_moe.data.pipeline import TrainInput
 from lingvo_moe.errors import UserError
-from tools.benchmarks import document
+from tools import markers
 from tools.benchmarks.worker import REPOSITORY
 
 MODEL = "m4.Quickstart"
@@ -33,15 +34,15 @@ _STEPS = 61
 _BATCHES = 100
 
 _VALUES = flags.FlagValues()
-flags.DEFINE_string("corpus", "build/corpus", "corpus of the quickstart", flag_values=_VALUES)
-flags.DEFINE_string("tokenizers", "build/tokenizers", "tokenizers of the quickstart", flag_values=_VALUES)
+flags.DEFINE_string("corpus", "build/quickstart/corpus", "corpus of the quickstart", flag_values=_VALUES)
+flags.DEFINE_string("tokenizers", "build/quickstart/tokenizers", "tokenizers of the quickstart", flag_values=_VALUES)
 flags.DEFINE_integer("rounds", 3, "number of runs of each command", lower_bound=1, flag_values=_VALUES)
-flags.DEFINE_string("output", "docs/performance.md", "page that the figures are written to", flag_values=_VALUES)
+flags.DEFINE_string("output", "docs/performance.md", "page that the numbers are written to", flag_values=_VALUES)
 
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """A figure and its goal, in `unit`; the goal is a maximum, or a minimum if `at_least`."""
+    """A measured number and its goal, in `unit`; the goal is a maximum, or a minimum if `at_least`."""
 
     what: str
     value: float
@@ -51,12 +52,12 @@ class Row:
 
     @property
     def met(self) -> bool:
-        """Whether the figure meets its goal."""
+        """Whether the number meets its goal."""
         return self.value >= self.goal if self.at_least else self.value <= self.goal
 
 
 def main(arguments: list[str]) -> int:
-    """Measures and writes the figures; returns 1 if a goal is missed."""
+    """Measures and writes the numbers; returns 1 if a goal is missed."""
     app.no_arguments(arguments[1:])
     data = [f"--corpus={_VALUES.corpus}", f"--tokenizers={_VALUES.tokenizers}"]
     with tempfile.TemporaryDirectory(prefix="everyday.") as directory:
@@ -66,7 +67,7 @@ def main(arguments: list[str]) -> int:
         ]
     text = table(rows)
     print(text)
-    document.replace(pathlib.Path(_VALUES.output), "everyday", text)
+    markers.replace(pathlib.Path(_VALUES.output), "everyday", text)
     return int(not all(row.met for row in rows))
 
 

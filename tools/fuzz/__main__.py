@@ -2,11 +2,11 @@
 
     python -m tools.fuzz --cases=1000 --seed=0 [--only=CASE] [--processes=40] [--json=FILE]
 
-A case is a call: of a command with an unfit value of a flag, or of a program that reads a file, with that file damaged.
-It must end with status 0, or with status 2 and one line `error: ...` that names the flag, the value or the file; within
-five minutes, without a traceback; and every existing file must be unchanged, and no partial file be left. Most cases
-run in this process, one of `--processes` as a user would run it. The status is 1 if a case failed; `--only` runs one
-again, shows its output, and shrinks it if it fails. The same --seed and --cases draw the same cases.
+A case is a call: of a command with an unfit value of a flag, or of a program that reads a file, with that file
+corrupted. It must end with status 0, or with status 2 and one line `error: ...` that names the flag, the value or the
+file; within five minutes, without a traceback; and every existing file must be unchanged, and no partial file be left.
+Most cases run in this process, one of `--processes` as a user would run it. The status is 1 if a case failed; `--only`
+runs one again, shows its output, and shrinks it if it fails. The same --seed and --cases draw the same cases.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ flags.DEFINE_integer("cases", 1000, "number of cases", lower_bound=1, flag_value
 flags.DEFINE_integer("seed", 0, "seed of the cases", flag_values=_VALUES)
 flags.DEFINE_integer("only", None, "run this case alone, and show its output", lower_bound=0, flag_values=_VALUES)
 flags.DEFINE_integer(
-    "processes", 40, "one of so many cases runs in a process of its own; 0 for none", lower_bound=0, flag_values=_VALUES
+    "processes", 40, "run every N-th case in a process of its own; 0 for none", lower_bound=0, flag_values=_VALUES
 )
 flags.DEFINE_string("json", None, "also write the failures to this file", flag_values=_VALUES)
 

@@ -28,7 +28,7 @@ class Case:
       prepare: puts files into the working directory of the case.
       input: standard input.
       writes: names of files in the working directory that a call with status 0 may overwrite.
-      verdict_on_stdout: status 2 may come with a verdict on standard output in place of an error.
+      summary_on_stdout: status 2 may come with a summary on standard output instead of an error.
     """
 
     target: str
@@ -38,7 +38,7 @@ class Case:
     prepare: Callable[[pathlib.Path], None] = lambda directory: None
     input: bytes = b""
     writes: tuple[str, ...] = ()
-    verdict_on_stdout: bool = False
+    summary_on_stdout: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,7 +89,7 @@ def _check_call(case: Case, outcome: Outcome) -> list[str]:
         return [f"status 0, but: {messages[0]}"] if messages else []
     if outcome.status != MISTAKE:
         return [f"status {outcome.status}: {outcome.stderr.strip()[-500:]}"]
-    if case.verdict_on_stdout and outcome.stdout.strip() and not messages:
+    if case.summary_on_stdout and outcome.stdout.strip() and not messages:
         return []
     if len(messages) != 1:
         return [f"{len(messages)} lines begin with error: {outcome.stderr.strip()[-500:]!r}"]

@@ -1,4 +1,4 @@
-"""Strategies of cases that damage a copy of a valid input and call a program that reads it."""
+"""Strategies of cases that corrupt a copy of a valid input and call a program that reads it."""
 
 from __future__ import annotations
 
@@ -28,33 +28,33 @@ _CHECKPOINT_CALLS = (
     ("train",),
     ("verify",),
 )
-_STEP_NAMES = ("9", "08", "4.damaged", "1e3", "-1", "²", "9" * 40, "9.orbax-checkpoint-tmp", "checkpoint", " 9")
+_STEP_NAMES = ("9", "08", "4.corrupt", "1e3", "-1", "²", "9" * 40, "9.orbax-checkpoint-tmp", "checkpoint", " 9")
 
 
 @st.composite
-def _damaged(
+def _corrupted(
     draw: st.DrawFn, fixtures: Fixtures, source: str, among: str = ""
 ) -> tuple[Callable[[pathlib.Path], None], str]:
-    """Draws a function that copies `source` and damages one of its files, and the file's path in the copy."""
+    """Draws a function that copies `source` and corrupts one of its files, and the file's path in the copy."""
     origin = fixtures.directory / source
     files = sorted(path for path in (origin / among).rglob("*") if path.is_file()) if origin.is_dir() else [origin]
     relative = draw(st.sampled_from(files)).relative_to(fixtures.directory)
-    damage = draw(mutations.damages(relative.suffix == ".json"))
+    corrupt = draw(mutations.corruptions(relative.suffix == ".json"))
 
     def prepare(directory: pathlib.Path):
         if origin.is_dir():
             shutil.copytree(origin, directory / source)
         else:
             shutil.copy(origin, directory / source)
-        damage(directory / relative)
+        corrupt(directory / relative)
 
     return prepare, str(relative)
 
 
 @st.composite
 def corpus(draw: st.DrawFn, fixtures: Fixtures) -> Case:
-    """A corpus with a damaged file, given to training and to the tokenizer's training."""
-    prepare, file = draw(_damaged(fixtures, "corpus"))
+    """A corpus with a corrupt file, given to training and to the tokenizer's training."""
+    prepare, file = draw(_corrupted(fixtures, "corpus"))
     sizes = ("--source_vocabulary=400", "--target_vocabulary=150", "--max_sentences=500")
     calls = (
         ("train_tokenizer", ("--corpus=corpus", "--output=new", *sizes)),
@@ -65,16 +65,16 @@ def corpus(draw: st.DrawFn, fixtures: Fixtures) -> Case:
 
 @st.composite
 def tokenizer(draw: st.DrawFn, fixtures: Fixtures) -> Case:
-    """Tokenizers with a damaged file."""
-    prepare, file = draw(_damaged(fixtures, "tokenizers"))
+    """Tokenizers with a corrupt file."""
+    prepare, file = draw(_corrupted(fixtures, "tokenizers"))
     arguments = (*_TRAIN, _DATA[0], "--tokenizers=tokenizers", "--logdir=FIXTURES/log")
     return Case("tokenizers", "lingvo_moe", arguments, (file, "tokenizer"), prepare)
 
 
 @st.composite
 def catalog(draw: st.DrawFn, fixtures: Fixtures) -> Case:
-    """A damaged catalog of any format."""
-    prepare, file = draw(_damaged(fixtures, "catalogs"))
+    """A corrupt catalog of any format."""
+    prepare, file = draw(_corrupted(fixtures, "catalogs"))
     chosen = draw(st.sampled_from(("catalogs", file)))
     return Case(
         f"catalogs, {pathlib.Path(file).suffix}",
@@ -87,8 +87,8 @@ def catalog(draw: st.DrawFn, fixtures: Fixtures) -> Case:
 
 @st.composite
 def checkpoint(draw: st.DrawFn, fixtures: Fixtures) -> Case:
-    """A log directory with a damaged file of any or of the newer checkpoint, given to every reader."""
-    prepare, file = draw(_damaged(fixtures, "log", draw(st.sampled_from(("", f"checkpoints/{STEPS[1]}")))))
+    """A log directory with a corrupt file of any or of the newer checkpoint, given to every reader."""
+    prepare, file = draw(_corrupted(fixtures, "log", draw(st.sampled_from(("", f"checkpoints/{STEPS[1]}")))))
     del file  # messages name the checkpoint
     action, *rest = draw(st.sampled_from(_CHECKPOINT_CALLS))
     call = (*_TRAIN, *_DATA) if action == "train" else ("checkpoint", action, *rest)
@@ -98,7 +98,7 @@ def checkpoint(draw: st.DrawFn, fixtures: Fixtures) -> Case:
         (*call, "--logdir=log"),
         ("checkpoint", "log"),
         prepare,
-        verdict_on_stdout=action == "verify",
+        summary_on_stdout=action == "verify",
     )
 
 
@@ -121,13 +121,13 @@ def step_directory(draw: st.DrawFn, fixtures: Fixtures) -> Case:
     action = draw(st.sampled_from(("verify", "inspect")))
     arguments = ("checkpoint", action, "--logdir=log")
     named = ("checkpoint", "log")
-    return Case("checkpoints, names", "lingvo_moe", arguments, named, prepare, verdict_on_stdout=action == "verify")
+    return Case("checkpoints, names", "lingvo_moe", arguments, named, prepare, summary_on_stdout=action == "verify")
 
 
 @st.composite
 def safetensors(draw: st.DrawFn, fixtures: Fixtures) -> Case:
-    """A damaged safetensors file."""
-    prepare, file = draw(_damaged(fixtures, "weights.safetensors"))
+    """A corrupt safetensors file."""
+    prepare, file = draw(_corrupted(fixtures, "weights.safetensors"))
     sets = tuple(argument for argument in _TINY if not argument.startswith("--devices"))
     call = ("checkpoint", "convert", f"--input={file}", "--logdir=new", *sets)
     return Case("safetensors", "lingvo_moe", call, (file,), prepare)
@@ -135,15 +135,15 @@ def safetensors(draw: st.DrawFn, fixtures: Fixtures) -> Case:
 
 @st.composite
 def program(draw: st.DrawFn, fixtures: Fixtures) -> Case:
-    """A damaged program bundle."""
-    prepare, file = draw(_damaged(fixtures, "program.zip"))
+    """A corrupt program bundle."""
+    prepare, file = draw(_corrupted(fixtures, "program.zip"))
     return Case("programs", "load_program", (file,), (file,), prepare)
 
 
 @st.composite
 def plan(draw: st.DrawFn, fixtures: Fixtures) -> Case:
-    """Plans, one of them damaged, given to the report."""
-    prepare, file = draw(_damaged(fixtures, "plans"))
+    """Plans, one of them corrupt, given to the report."""
+    prepare, file = draw(_corrupted(fixtures, "plans"))
     return Case("plans", "report", ("--plans=plans", "--output=new.html"), (file, "--plans"), prepare)
 
 
@@ -161,8 +161,8 @@ def package(draw: st.DrawFn, fixtures: Fixtures) -> Case:
 
 @st.composite
 def sentences(draw: st.DrawFn, fixtures: Fixtures) -> Case:
-    """Damaged lines to translate; the checkpoint is of another model, which is reported after they are read."""
-    prepare, file = draw(_damaged(fixtures, "sentences.txt"))
+    """Corrupt lines to translate; the checkpoint is of another model, which is reported after they are read."""
+    prepare, file = draw(_corrupted(fixtures, "sentences.txt"))
     arguments = ("translate", *_TINY, _DATA[1], "--platform=cpu", "--logdir=FIXTURES/other", "--output=new.txt")
     named = (file, "--input", "weights are not those")
     if draw(st.booleans()):

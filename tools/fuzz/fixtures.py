@@ -1,4 +1,4 @@
-"""Valid inputs of every format that is read, made once; the fuzzer damages copies of them."""
+"""Valid inputs of every format that is read, made once; the fuzzer corrupts copies of them."""
 
 from __future__ import annotations
 

@@ -88,11 +88,11 @@ def test_unclear_end_is_a_problem(outcome, problem):
 
 
 def test_clear_end_passes():
-    """Status 2 with one clear line, status 0, and a verdict on standard output are no problems."""
+    """Status 2 with one clear line, status 0, and a summary on standard output are no problems."""
     assert checks.check(_CASE, _GOOD, {"a": "1"}, {"a": "1"}) == []
     assert checks.check(_CASE, Outcome(0, "done", ""), {}, {"new": "1"}) == []
-    verdict = dataclasses.replace(_CASE, verdict_on_stdout=True)
-    assert checks.check(verdict, Outcome(2, "step 8: corrupt", ""), {}, {}) == []
+    summary = dataclasses.replace(_CASE, summary_on_stdout=True)
+    assert checks.check(summary, Outcome(2, "step 8: corrupt", ""), {}, {}) == []
 
 
 def test_changed_removed_and_partial_files_are_problems(tmp_path):

@@ -1,4 +1,4 @@
-"""Strategies of damage to files: lost, flipped and replaced bytes, other JSON content, missing files."""
+"""Strategies that corrupt files: lost, flipped and replaced bytes, other JSON content, missing files."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 Edit = Callable[[bytes], bytes]
-Damage = Callable[[pathlib.Path], None]
+Corruption = Callable[[pathlib.Path], None]
 
 # Taken modulo the length of a file, so that a strategy does not depend on the file's content.
 _POSITIONS = st.integers(0, 2**24)
@@ -142,8 +142,8 @@ def _entries(content: Any) -> Iterator[tuple[Any, Any]]:
 
 
 @st.composite
-def damages(draw: st.DrawFn, is_json: bool) -> Damage:
-    """Draws one damage to an existing file."""
+def corruptions(draw: st.DrawFn, is_json: bool) -> Corruption:
+    """Draws one corruption of an existing file."""
     how = draw(st.sampled_from(("edit",) * 17 + ("remove", "directory", "link")))
     if how != "edit":
         return functools.partial(_replace_file, how=how)

@@ -56,7 +56,7 @@ _TOOLS = {
 
 
 class _Timeout(BaseException):
-    """Not an Exception, so that no entry point catches it."""
+    """A case ran too long. It is no Exception, so that no entry point catches it."""
 
 
 def flags_of(tool: str) -> flags.FlagValues:

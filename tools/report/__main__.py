@@ -53,7 +53,7 @@ def main(arguments: list[str]):
         for name, figure in figures(plans, pairs).items():
             _write(pathlib.Path(_VALUES.figures, f"{name}.svg"), style.svg(figure))
     if _VALUES.planning:
-        _write_tables(pathlib.Path(_VALUES.planning), plans)
+        clusters.write_tables(pathlib.Path(_VALUES.planning), plans)
 
 
 def _layer_pairs() -> list[LayerPair]:
@@ -61,14 +61,6 @@ def _layer_pairs() -> list[LayerPair]:
     if file and not pathlib.Path(file).is_file():
         raise UserError(f"--layer_pairs={file}: there is no such file; `python -m tools.layer_pairs` writes one.")
     return layers.load(pathlib.Path(file)) if file else []
-
-
-def _write_tables(page: pathlib.Path, plans: Plans):
-    try:
-        text = page.read_text(encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"--planning={page}: cannot be read ({error.strerror}); expected docs/planning.md.") from None
-    _write(page, clusters.written_into(text, plans).encode())
 
 
 def _write(path: pathlib.Path, content: bytes):

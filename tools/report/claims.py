@@ -30,7 +30,7 @@ _NO_PAIRS = "not compiled: python -m tools.layer_pairs"
 def claims(plans: Plans, pairs: Sequence[LayerPair]) -> Table:
     """Returns the table; where two plans are compared, their other differences are named."""
     columns = [
-        Column("GShard says"),
+        Column("claim"),
         Column("where", words=True),
         Column("of the model", words=True),
         Column("published", group="paper"),
@@ -38,7 +38,7 @@ def claims(plans: Plans, pairs: Sequence[LayerPair]) -> Table:
         Column("source", group="here", words=True),
     ]
     rows = [*_memory(plans), *_time(pairs), *_links()]
-    return Table("What GShard's section 5 says of M4, and the same of the plans.", columns, rows)
+    return Table("What GShard's section 5 claims of M4, and the same quantities of the plans.", columns, rows)
 
 
 def _row(what: str, section: str, model: str, published: str, planned: Cell, source: str) -> list[Cell]:
@@ -49,13 +49,13 @@ def _memory(plans: Plans) -> Iterator[list[Cell]]:
     for few, many in pairs_of_experts():
         planned = _figure(plans, (few.plan, many.plan), _memory_difference)
         yield _row("memory with 2048 experts against 128", "5.1", _layers(many), "constant", planned, "[c, p]")
-    for row, says in zip((row for row in M4 if "2048E" in row.model), _RECOMPUTED, strict=True):
+    for row, claimed in zip((row for row in M4 if "2048E" in row.model), _RECOMPUTED, strict=True):
         planned = _figure(plans, (row.plan,), lambda plan: percent(of_plans.rematerialised_share(plan)))
-        yield _row("share of cycles that recompute activations", "5.1", row.model, says, planned, "[c]")
+        yield _row("share of cycles that recompute activations", "5.1", row.model, claimed, planned, "[c]")
 
 
 def _time(pairs: Sequence[LayerPair]) -> Iterator[list[Cell]]:
-    """What section 5.2 says of figure 8, and the same of the compiled pairs of layers with fewest and most experts."""
+    """The claims of section 5.2 (figure 8) beside the compiled pairs of layers with fewest and most experts."""
     both = layers.growth(pairs)
     growths: tuple[tuple[str, str, Callable[[LayerPair], float], str], ...] = (
         ("time with 2048 experts against 128", "1.7 ×", lambda pair: pair.seconds, "[c, m]"),
@@ -71,19 +71,19 @@ def _time(pairs: Sequence[LayerPair]) -> Iterator[list[Cell]]:
             "[c, m]",
         ),
     )
-    for what, says, value, source in growths:
+    for what, claimed, value, source in growths:
         found = ratio(value(both[1]), value(both[0])) if both else _NO_PAIRS
-        yield _row(what, "5.2", "two layers", says, found, source)
-    for what, says, value, source in shares:
+        yield _row(what, "5.2", "two layers", claimed, found, source)
+    for what, claimed, value, source in shares:
         for index, experts in enumerate((128, 2048)):
             found = percent(value(both[index])) if both else _NO_PAIRS
-            yield _row(what, "5.2", f"two layers, {experts} experts", says[index], found, source)
+            yield _row(what, "5.2", f"two layers, {experts} experts", claimed[index], found, source)
 
 
 def _links() -> Iterator[list[Cell]]:
-    for name, kind, says in (("AllToAll", "all-to-all", "9 ×"), ("AllReduce", "all-reduce", "O(1)")):
+    for name, kind, claimed in (("AllToAll", "all-to-all", "9 ×"), ("AllReduce", "all-reduce", "O(1)")):
         growth = f"{links.growth(kind):.1f} ×"
-        yield _row(f"time of {name} with 2048 partitions against 16", "5.3", "any", says, growth, "[m]")
+        yield _row(f"time of {name} with 2048 partitions against 16", "5.3", "any", claimed, growth, "[m]")
 
 
 def _layers(row: published.Row) -> str:

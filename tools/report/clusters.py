@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import pathlib
 import re
 from collections.abc import Callable, Iterable, Sequence
 
 from lingvo_moe.analysis.hardware import GENERATIONS
 from lingvo_moe.analysis.plan import CollectiveCost, Plan
 from lingvo_moe.engines.cluster import GPUS
-from lingvo_moe.errors import UserError
+from tools import markers
 from tools.report import plans as of_plans
 from tools.report.plans import TRILLION_TOKENS, Plans
 from tools.report.tables import Cell, Column, Span, Table, does_not_fit, gib, percent, seconds
@@ -79,21 +80,10 @@ def markdown(table: Table) -> str:
     return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
 
 
-def written_into(page: str, plans: Plans) -> str:
-    """Returns a page of Markdown with both tables between their marks, `<!-- table: NAME -->` and `<!-- end -->`.
-
-    Raises:
-      UserError: the page does not have the marks of a table, once.
-    """
+def write_tables(page: pathlib.Path, plans: Plans):
+    """Writes both tables between their markers, `clusters` and `meshes`; raises UserError as `markers.replace` does."""
     for name, made in (("clusters", table(plans)), ("meshes", meshes(plans))):
-        marks = re.compile(rf"(<!-- table: {name} -->\n).*?(<!-- end -->\n)", re.DOTALL)
-        page, found = marks.subn(lambda match, made=made: f"{match[1]}{markdown(made)}{match[2]}", page)
-        if found != 1:
-            raise UserError(
-                f"the page has {found} places for the table {name}; mark one with the lines <!-- table: {name} --> and "
-                f"<!-- end -->."
-            )
-    return page
+        markers.replace(page, name, markdown(made).rstrip("\n"))
 
 
 def _name(plan: Plan) -> str:

@@ -19,7 +19,15 @@ from tools.report import clusters
 
 _DOCS = pathlib.Path(__file__).parents[2] / "docs"
 _YEAR = 365.25 * 24 * 3600
-_PAGE = "# A\n<!-- table: clusters -->\nold\n<!-- end -->\nB\n<!-- table: meshes -->\n<!-- end -->\nC\n"
+_PAGE = """# A
+<!-- clusters: begin -->
+old
+<!-- clusters: end -->
+B
+<!-- meshes: begin -->
+<!-- meshes: end -->
+C
+"""
 
 
 def moved(topology: str, devices: int, **changes) -> Plan:
@@ -30,7 +38,7 @@ def moved(topology: str, devices: int, **changes) -> Plan:
 
 def rows_of(page: str, name: str) -> list[list[str]]:
     """The cells of a table of a page, below its heads."""
-    lines = page.partition(f"<!-- table: {name} -->\n")[2].partition("<!-- end -->")[0].splitlines()
+    lines = page.partition(f"<!-- {name}: begin -->\n")[2].partition(f"<!-- {name}: end -->")[0].splitlines()
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
 
 
@@ -116,18 +124,22 @@ def test_other_plans_are_left_out():
     assert rows[1][5:] == ["8.02", "0.350", "0.100", "0.050", "0.000", "0.500", "–"]
 
 
-def test_tables_replace_what_is_between_their_marks():
+def test_tables_replace_what_is_between_their_markers(tmp_path):
     """The rest of the page stays as it is, and writing it twice changes nothing."""
-    plans = {"m4.MoE128E12L.h100-4x8": moved("h100:4x8", 32)}
-    page = clusters.written_into(_PAGE, plans)
-    assert page.startswith("# A\n<!-- table: clusters -->\n| model |") and page.endswith("C\n") and "old" not in page
+    plans, path = {"m4.MoE128E12L.h100-4x8": moved("h100:4x8", 32)}, tmp_path / "page.md"
+    path.write_text(_PAGE, encoding="utf-8")
+    clusters.write_tables(path, plans)
+    page = path.read_text(encoding="utf-8")
+    assert page.startswith("# A\n<!-- clusters: begin -->\n| model |") and page.endswith("C\n") and "old" not in page
     assert rows_of(page, "clusters")[0][:5] == ["m4.MoE128E12L", "h100:4x8", "32", "keep_hidden", "8.02"]
-    assert clusters.written_into(page, plans) == page
+    clusters.write_tables(path, plans)
+    assert path.read_text(encoding="utf-8") == page
 
 
-def test_a_page_without_marks_is_refused():
-    with pytest.raises(UserError, match="0 places for the table clusters; mark one"):
-        clusters.written_into("# A\n", {})
+def test_a_page_without_markers_is_refused(tmp_path):
+    (tmp_path / "page.md").write_text("# A\n", encoding="utf-8")
+    with pytest.raises(UserError, match="the markers `<!-- clusters: begin -->` and .* are missing"):
+        clusters.write_tables(tmp_path / "page.md", {})
 
 
 def test_a_missing_page_is_refused(tmp_path, capsys):
@@ -138,4 +150,4 @@ def test_a_missing_page_is_refused(tmp_path, capsys):
         assert app.execute(report.main, ["report", *arguments], report._VALUES) == 2
     finally:
         report._VALUES.unparse_flags()
-    assert "none.md: cannot be read (No such file or directory)" in capsys.readouterr().err
+    assert "none.md: No such file or directory; expected a page with the markers" in capsys.readouterr().err

@@ -44,12 +44,12 @@ class LayerPair:
 
     @property
     def seconds(self) -> float:
-        """Of both layers, by the compiler's cycles."""
+        """The time of both layers, by the compiler's cycles."""
         return sum(self.compute.values()) + sum(self.collectives.values())
 
     @property
     def roofline_seconds(self) -> float:
-        """Of both layers at their roofline, with the same collectives."""
+        """The time of both layers at their roofline, with the same collectives."""
         return sum(self.roofline.values()) + sum(self.collectives.values())
 
     @property
@@ -94,7 +94,7 @@ def load(path: pathlib.Path) -> list[LayerPair]:
             raise ValueError("a time is not above 0")
     except (ValueError, TypeError, AttributeError) as error:
         raise UserError(
-            f"{path}: not the results of layer pairs ({error}); `python -m tools.layer_pairs` writes them anew."
+            f"{path}: not the results of layer pairs ({error}); regenerate them with `python -m tools.layer_pairs`."
         ) from None
     return pairs
 

@@ -54,7 +54,7 @@ def load(directory: pathlib.Path) -> dict[str, Plan]:
 
 
 def _check(plan: Plan, path: pathlib.Path):
-    remedy = f"`python -m lingvo_moe plan NAME --json={path}` writes it anew."
+    remedy = f"regenerate it with `python -m lingvo_moe plan NAME --json={path}`."
     if mistyped := _mistyped(plan):
         raise UserError(f"{path}: not a valid plan (wrong type of {', '.join(mistyped)}); {remedy}")
     if not _is_complete(plan):

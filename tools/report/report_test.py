@@ -187,7 +187,7 @@ def test_memory_of_128_and_2048_experts_is_compared(full_page):
     many = planned("m4.MoE2048E12L", memory=Memory(2 * GIB, GIB, 0, 0, 5 * GIB))
     plans = {"m4.MoE128E12L.tokens_per_core": few, "m4.MoE2048E12L": many}
     page = report.page(plans).decode()
-    assert rows_of(page, "What GShard's section 5 says")[2][3:] == ["constant", "-0.2 %, within 10 %", "[c, p]"]
+    assert rows_of(page, "What GShard's section 5 claims")[2][3:] == ["constant", "-0.2 %, within 10 %", "[c, p]"]
     assert "8.00, -0.2 %" in style.svg(charts.memory(plans)).decode() and "-0.2 %</dd>" in page
     assert "%</dd>" not in full_page and "(unlike: 8,192 and 512 tokens per core)" in full_page
 
@@ -197,14 +197,14 @@ def test_other_differences_of_compared_plans_are_named():
     few = planned("m4.MoE128E12L.tokens_per_core", tokens=2**16)
     many = planned("m4.MoE2048E12L", memory=Memory(2 * GIB, GIB, 0, 0, 6 * GIB), remat="full")
     page = report.page({"m4.MoE128E12L.tokens_per_core": few, "m4.MoE2048E12L": many}).decode()
-    cells = rows_of(page, "What GShard's section 5 says")[2]
+    cells = rows_of(page, "What GShard's section 5 claims")[2]
     assert cells[3:] == ["constant", "+12.3 %, not within 10 % (unlike: remat keep_hidden and full)", "[c, p]"]
     assert "+12.3 %</dd>" not in page
 
 
 def test_claims_are_computed_from_the_plans(full_page):
     """Protects the quantities beside GShard's section 5, computed by hand for these plans."""
-    rows = rows_of(full_page, "What GShard's section 5 says")
+    rows = rows_of(full_page, "What GShard's section 5 claims")
     found = {(row[0], row[2]): row[3:5] for row in rows}
     assert found["share of cycles that recompute activations", "MoE(2048E, 36L)"] == ["28 %", "10.0 %"]
     assert found["time of AllToAll with 2048 partitions against 16", "any"] == ["9 ×", "8.0 ×"]

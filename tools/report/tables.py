@@ -189,7 +189,7 @@ def memory(plans: Plans) -> Table:
 
 
 def breakdown(plans: Plans) -> Table:
-    """Where an M4 model's step goes, and how near it is to the cores' peak."""
+    """Breaks down the step of each M4 model, and compares it with the cores' peak."""
     columns = [
         Column("model"),
         Column("compute", "[c]", "seconds of a step"),

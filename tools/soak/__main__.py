@@ -2,9 +2,9 @@
 
     python -m tools.soak --kills=100 --seed=0 [--processes=2] [--directory=build/soak] [--json=FILE]
 
-A first training is undisturbed. The second is killed (or terminated, or its newest checkpoint damaged) at moments drawn
-from the seed, and started again. Its checkpoints must stay valid, few steps may be lost, and in the end losses and
-weights must equal those of the first bit for bit. The status is 1 if anything was lost. A kill takes about twenty
+A first training is undisturbed. The second is killed (or terminated, or its newest checkpoint corrupted) at moments
+drawn from the seed, and started again. Its checkpoints must stay valid, few steps may be lost, and in the end losses
+and weights must equal those of the first bit for bit. The status is 1 if anything was lost. A kill takes about twenty
 seconds, mostly the next start.
 """
 
@@ -65,12 +65,12 @@ def summary(result: Result, seconds: float) -> str:
     lines = ["", row("phase of the process", "faults", "most steps lost", "problems"), "-" * 69]
     lines += [row(*counted) for counted in counts(result)]
     kills = sum(event.fault.signal == KILL for event in result.events)
-    damaged = sum(event.damage is not None for event in result.events)
+    corrupted = sum(event.corruption is not None for event in result.events)
     ends = [event.seconds for event in result.events if event.fault.signal == KILL]
-    lost = [event.reached - event.resumed for event in result.events if event.damage is None]
+    lost = [event.reached - event.resumed for event in result.events if event.corruption is None]
     lines += [
         "-" * 69,
-        f"{kills} SIGKILL, {len(result.events) - kills} SIGTERM, {damaged} damaged checkpoints, over "
+        f"{kills} SIGKILL, {len(result.events) - kills} SIGTERM, {corrupted} corruptions of a checkpoint, over "
         f"{result.steps} steps, in {seconds / 60:.0f} minutes.",
         f"Steps lost: {max(lost, default=0)} at most ({MOST_LOST} are allowed), "
         f"{sum(lost) / max(1, len(lost)):.1f} on average. Held-out losses never computed: {result.unmeasured}.",

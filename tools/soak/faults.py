@@ -1,4 +1,4 @@
-"""Faults of processes, drawn from a seed, and damage to checkpoints while no process runs."""
+"""Faults of processes, drawn from a seed, and corruption of checkpoints while no process runs."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ KILL, TERMINATE = "SIGKILL", "SIGTERM"
 # The phases that a fault is aimed at, with weights and the longest delay in seconds. A save takes tenths of a second,
 # writing its manifest milliseconds; a start takes as long as that of the reference run.
 AIMS = {"start": (2, None), "step": (3, 0.05), "save": (4, 0.25), "manifest": (2, 0.02), "evaluation": (2, 0.05)}
-_TERMINATE_SHARE, _DAMAGE_SHARE = 0.1, 0.2
+_TERMINATE_SHARE, _CORRUPTION_SHARE = 0.1, 0.2
 
 
 @dataclasses.dataclass(frozen=True)
 class Fault:
-    """A signal to one process, and damage to the checkpoints afterwards.
+    """A signal to one process, and corruption of the newest checkpoint afterwards.
 
     Attributes:
       signal: KILL or TERMINATE.
@@ -24,7 +24,7 @@ class Fault:
       ahead: number of new steps to make first.
       delay: time to wait after the phase has begun, as a share of the longest delay.
       process: the process that gets the signal, as a share of their number.
-      damage: the damage to the checkpoints afterwards, of DAMAGES; None for none.
+      corruption: what is done to the newest checkpoint afterwards, of CORRUPTIONS; None for nothing.
     """
 
     signal: str
@@ -32,7 +32,7 @@ class Fault:
     ahead: int
     delay: float
     process: float
-    damage: str | None
+    corruption: str | None
 
 
 def draw(kills: int, seed: int, most_ahead: int) -> Iterator[Fault]:
@@ -47,7 +47,7 @@ def draw(kills: int, seed: int, most_ahead: int) -> Iterator[Fault]:
             generator.randint(1, most_ahead),
             generator.random(),
             generator.random(),
-            generator.choice(list(DAMAGES)) if generator.random() < _DAMAGE_SHARE else None,
+            generator.choice(list(CORRUPTIONS)) if generator.random() < _CORRUPTION_SHARE else None,
         )
         kills -= not terminates
         yield fault
@@ -81,8 +81,8 @@ def _leave_partial(step: pathlib.Path, generator: random.Random):
     (partial / "d").write_bytes(generator.randbytes(100))
 
 
-# Damage to the newest checkpoint by name, and whether the checkpoint is valid afterwards.
-DAMAGES: dict[str, tuple[Callable[[pathlib.Path, random.Random], None], bool]] = {
+# Corruptions of the newest checkpoint by name, and whether the checkpoint is valid afterwards.
+CORRUPTIONS: dict[str, tuple[Callable[[pathlib.Path, random.Random], None], bool]] = {
     "truncated file": (_truncate, False),
     "flipped bit": (_flip, False),
     "missing file": (_remove, False),

@@ -17,13 +17,13 @@ from lingvo_moe.errors import UserError
 from lingvo_moe.testing import experiments as tiny
 from lingvo_moe.training.preemption import EXIT_STATUS
 from tools.soak import checks, process, stacks
-from tools.soak.faults import DAMAGES, KILL, Fault, draw
+from tools.soak.faults import CORRUPTIONS, KILL, Fault, draw
 from tools.soak.process import TrainingProcesses
 
 SAVE_EVERY, EVALUATE_EVERY, KEEP = 8, 12, 3
 STEPS_PER_KILL = 30
 _MARGIN = 2 * EVALUATE_EVERY
-# A checkpoint is written while steps go on, and the next one waits for it: until then, two intervals can be lost.
+# A checkpoint is written while steps continue, and the next one waits for it: until then, two intervals can be lost.
 MOST_LOST = 2 * SAVE_EVERY
 _RESUMED = re.compile(r"resuming from step (\d+)")
 
@@ -38,7 +38,7 @@ class Event:
       reached: the last step it had made.
       resumed: the step of the newest valid checkpoint afterwards.
       seconds: from the signal to the end of all processes.
-      damage: the damage to the newest checkpoint afterwards, if any.
+      corruption: what was done to the newest checkpoint afterwards, if anything.
       problems: what was lost.
     """
 
@@ -47,7 +47,7 @@ class Event:
     reached: int
     resumed: int
     seconds: float
-    damage: str | None = None
+    corruption: str | None = None
     problems: list[str] = dataclasses.field(default_factory=list)
 
 
@@ -101,8 +101,8 @@ class Soak:
         kills_left = self._kills
         for number, fault in enumerate(draw(self._kills, self._seed, 2 * STEPS_PER_KILL), start=1):
             event = self._run_until(number, fault, kills_left)
-            if fault.damage is not None:
-                self._damage(event, fault.damage, generator)
+            if fault.corruption is not None:
+                self._corrupt(event, fault.corruption, generator)
             result.events.append(event)
             result.problems += event.problems
             log(_line(number, event))
@@ -169,19 +169,20 @@ class Soak:
             self._arguments(logdir), self._logdirs[logdir], self._directory, name, self._process_group
         )
 
-    def _damage(self, event: Event, name: str, generator: random.Random):
-        """Damages the newest checkpoint if it is complete and there is another one to resume from."""
+    def _corrupt(self, event: Event, name: str, generator: random.Random):
+        """Corrupts the newest checkpoint if it is complete and there is another one to resume from."""
         logdir = self._logdirs["soaked"]
         steps, complete = self._valid, process.complete(logdir)
         if len(steps) < 2 or steps[-1] not in complete:
             return
-        damage, usable = DAMAGES[name]
-        damage(logdir / "checkpoints" / str(steps[-1]), generator)
-        event.damage, event.resumed = name, steps[-1] if usable else steps[-2]
+        corrupt, usable = CORRUPTIONS[name]
+        corrupt(logdir / "checkpoints" / str(steps[-1]), generator)
+        event.corruption, event.resumed = name, steps[-1] if usable else steps[-2]
         self._valid = checks.valid(logdir)
         if (newest := max(self._valid, default=0)) != event.resumed:
             event.problems.append(
-                f"after the damage ({event.damage}) {newest} is the newest valid checkpoint instead of {event.resumed}"
+                f"after the corruption ({event.corruption}) {newest} is the newest valid checkpoint instead of "
+                f"{event.resumed}"
             )
 
     def _compare(self, result: Result):
@@ -227,16 +228,17 @@ def counts(result: Result) -> list[tuple[str, int, int, int]]:
         rows[str(event.phase)].append(event)
     found = []
     for name, events in rows.items():
-        lost = [max(0, event.reached - event.resumed) for event in events if event.damage is None]
+        lost = [max(0, event.reached - event.resumed) for event in events if event.corruption is None]
         found.append((name, len(events), max(lost, default=0), sum(len(event.problems) for event in events)))
     return sorted(found, key=lambda row: (-row[1], row[0]))
 
 
 def _line(number: int, event: Event) -> str:
     """Returns the line of an event in the log."""
-    damage = f"; then {event.damage}" if event.damage else ""
+    corruption = f"; then {event.corruption}" if event.corruption else ""
     lost = f"{max(0, event.reached - event.resumed)} steps lost"
     return (
         f"{number:4} {event.fault.signal} aimed at {event.fault.aim}, hit {event.phase}, at step {event.reached}"
-        f"{damage}; resumes from {event.resumed}, " + (f"LOST: {'; '.join(event.problems)}" if event.problems else lost)
+        f"{corruption}; resumes from {event.resumed}, "
+        + (f"LOST: {'; '.join(event.problems)}" if event.problems else lost)
     )

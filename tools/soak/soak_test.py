@@ -116,16 +116,16 @@ def test_faults_depend_on_the_seed_alone():
     assert drawn == list(faults.draw(200, 0, 60)) != list(faults.draw(200, 1, 60))
     assert sum(fault.signal == KILL for fault in drawn) == 200 and any(fault.signal == TERMINATE for fault in drawn)
     assert {fault.aim for fault in drawn} == set(faults.AIMS)
-    assert {fault.damage for fault in drawn} == {None, *faults.DAMAGES}
+    assert {fault.corruption for fault in drawn} == {None, *faults.CORRUPTIONS}
     assert all(1 <= fault.ahead <= 60 and 0 <= fault.delay < 1 for fault in drawn)
 
 
-@pytest.mark.parametrize("name", faults.DAMAGES)
-def test_damage_to_checkpoints(tmp_path, name):
-    """Damage makes the newest checkpoint invalid or leaves it valid, as declared; the one before stays valid."""
+@pytest.mark.parametrize("name", faults.CORRUPTIONS)
+def test_corruption_of_checkpoints(tmp_path, name):
+    """A corruption makes the newest checkpoint invalid or leaves it valid, as declared; the one before stays valid."""
     save(tmp_path, 4, 8)
-    damage, usable = faults.DAMAGES[name]
-    damage(tmp_path / "checkpoints" / "8", random.Random(0))
+    corrupt, usable = faults.CORRUPTIONS[name]
+    corrupt(tmp_path / "checkpoints" / "8", random.Random(0))
     assert checks.valid(tmp_path) == ([4, 8] if usable else [4])
     assert Checkpoints(tmp_path).latest() == (8 if usable else 4)
 

@@ -3,8 +3,8 @@
     python -m tools.study --corpus=DIR [--budget=60] [--plan=tools/study/m4.toml] [--directory=build/study]
     python -m tools.study --results=docs/study/results.json --output=docs/study --page=docs/study.md
 
-The first form trains, evaluates and draws; what is finished is not repeated, so the same command goes on after it was
-ended at any point. The second draws again from the numbers of a study.
+The first form trains, evaluates and draws; what is finished is not repeated, so the same command resumes after any
+interruption. The second redraws from the numbers of a study.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from lingvo_moe.data import tokenizer_trainer
 from lingvo_moe.data.corpus import Corpus
 from lingvo_moe.errors import UserError
 from lingvo_moe.utils import output_files
-from tools.benchmarks import document
+from tools import markers
 from tools.report import style
 from tools.study import charts, corpora, embeddings, plan, tables, trial
 from tools.study.plan import Study
@@ -39,7 +39,7 @@ flags.DEFINE_string("directory", "build/study", "directory of all files", flag_v
 flags.DEFINE_float(
     "budget", 60.0, "minutes of CPU time of each training, of all threads together", lower_bound=0.0, flag_values=FLAGS
 )
-flags.DEFINE_multi_string("set", [], "field=value: of all models; may be repeated", flag_values=FLAGS)
+flags.DEFINE_multi_string("set", [], "override FIELD=VALUE of all models; may be repeated", flag_values=FLAGS)
 flags.DEFINE_string("results", None, "only draw the results.json of a study", flag_values=FLAGS)
 flags.DEFINE_string(
     "output",
@@ -59,7 +59,7 @@ def main(arguments: list[str]) -> int:
     """Runs the study and draws it; returns the exit status, 1 if a run failed."""
     app.no_arguments(arguments[1:])
     if FLAGS.page:
-        document.around(pathlib.Path(FLAGS.page), _MARKER)  # reports a mistake before hours of training
+        markers.around(pathlib.Path(FLAGS.page), _MARKER)  # reports a mistake before hours of training
     if FLAGS.results:
         if not FLAGS.output:
             raise UserError("--output is missing: with --results, the directory to write figures and tables to.")
@@ -133,7 +133,7 @@ def report(results: Results):
     if FLAGS.page:
         page = pathlib.Path(FLAGS.page)
         links = [f"![{name}]({os.path.relpath(output / name, page.parent)}.svg)\n" for name in drawn]
-        document.replace(page, _MARKER, "\n".join([text, "", *links]))
+        markers.replace(page, _MARKER, "\n".join([text, "", *links]))
     print(f"{output}: {len(results.runs)} runs, {len(results.missing)} missing", flush=True)
 
 

@@ -58,11 +58,11 @@ def _draw_gain(axes: Axes, results: Results, model: str, zero: Mapping[str, floa
     chosen = [language for language in results.languages if language in zero and language in scored]
     gains = [[bleu - zero[language] for bleu in scored[language]] for language in chosen]
     means = list(map(mean, gains))
-    places = range(len(chosen))
-    axes.plot(places, trend(means), color=colour, label=model)
-    axes.plot(places, means, "o", color=colour, markersize=3)
-    axes.vlines(places, list(map(min, gains)), list(map(max, gains)), color=colour, linewidth=0.8)
-    axes.set_xticks(places, chosen)
+    positions = range(len(chosen))
+    axes.plot(positions, trend(means), color=colour, label=model)
+    axes.plot(positions, means, "o", color=colour, markersize=3)
+    axes.vlines(positions, list(map(min, gains)), list(map(max, gains)), color=colour, linewidth=0.8)
+    axes.set_xticks(positions, chosen)
 
 
 def efficiency(results: Results) -> Figure:

@@ -12,7 +12,7 @@ from lingvo_moe.data.corpus_writer import OutputDirectory, Pair
 from lingvo_moe.errors import UserError
 
 _LEFT_OUT = "left out by the study"
-# What is written anew, because it is of the new corpus.
+# What is rewritten, because it describes the new corpus.
 _OWN = ("format", "version", "fingerprint", "inputs_identity", "pairs", "languages", "languages_without_pairs")
 
 

@@ -34,7 +34,7 @@ class CpuClock(Callback):
         if run.first_step - self._last.step > run.experiment.training.steps_per_loop:
             raise UserError(
                 f"{ticks.path(run.logdir)}: the CPU time of step {run.first_step}, from which training resumes, is "
-                f"missing; delete {run.logdir} to train anew."
+                f"missing; delete {run.logdir} to train from the start."
             )
         ticks.rewrite(run.logdir, kept)
         self._file = open(ticks.path(run.logdir), "a", encoding="utf-8")  # noqa: SIM115  (stays open until `on_close`)

@@ -187,7 +187,7 @@ def _number(value: float | None) -> float:
 
 
 def trend(values: Sequence[float], window: int = 10) -> list[float]:
-    """Returns the moving average of GShard's figure 6: at each place, over `window` values around it.
+    """Returns the moving average of GShard's figure 6: at each position, over `window` values around it.
 
     Near both ends, the mean is over those of the window that exist.
     """

@@ -1,4 +1,4 @@
-"""The whole tool on tiny models: killed in the middle of a training, it goes on, and repeats nothing."""
+"""The whole tool on tiny models: killed in the middle of a training, it resumes, and repeats nothing."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_a_study_that_is_killed_goes_on_and_is_finished_once(corpus, tmp_path):
     os.killpg(first.pid, signal.SIGKILL)
     first.wait()
     killed, saved = ticks.read(logdir), Checkpoints(logdir).steps()[-1]
-    assert killed[-1].seconds < 6 and killed[-1].step - saved <= 2 * 5  # a checkpoint is written while steps go on
+    assert killed[-1].seconds < 6 and killed[-1].step - saved <= 2 * 5  # a checkpoint is written while steps continue
     start(wait=True)
     output = log.read_text(encoding="utf-8")
     assert f"resuming from step {saved} " in output

@@ -1,8 +1,8 @@
 """One run of a study: training for a CPU time, then evaluation, by the project's own commands.
 
-The first half of the CPU time is trained at the full learning rate, after the warm-up. How many steps that were tells
-how many the second half will be, in which the rate falls to a tenth. Each stage leaves a file, and a stage that has
-left one is skipped, so a run that was ended at any point goes on from its newest checkpoint.
+The first half of the CPU time is trained at the full learning rate, after the warm-up. The number
+of its steps determines that of the second half, in which the rate falls to a tenth. Each stage leaves a file, and a
+stage that has left one is skipped, so a run resumes from its newest checkpoint after any interruption.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from typing import Any
 from lingvo_moe import experiment
 from lingvo_moe.cli.app import INTERRUPTED
 from lingvo_moe.errors import UserError
-from lingvo_moe.models.transformer import Transformer
 from lingvo_moe.sharding.layout import DeviceMesh
 from lingvo_moe.utils import output_files
 from tools.study import ticks
@@ -132,8 +131,8 @@ class Trial:
     @property
     def embedding_dim(self) -> int:
         """M of the initial embeddings; 0 without tied embeddings, which start with random ones."""
-        model = self.experiment().model
-        return model.model_dim if isinstance(model, Transformer) and model.tied_tables else 0
+        tied = self.experiment().tied_model
+        return tied.model_dim if tied else 0
 
     def experiment(self) -> experiment.Experiment:
         """Returns the experiment; raises UserError where the study's assignments do not fit it."""
@@ -169,7 +168,7 @@ class Trial:
             if before.get(name) != value:
                 raise UserError(
                     f"{self.directory} was trained with {name} {before.get(name)}, which is now {value}. Name a new "
-                    f"--directory, or delete this one to train it anew."
+                    f"--directory, or delete this one to train it from the start."
                 )
 
     def schedule(self, budget: float) -> Schedule | None:

@@ -1,4 +1,4 @@
-"""Protects a run: its commands, the length of its training, and that it goes on wherever it was ended.
+"""Protects a run: its commands, the length of its training, and that it resumes wherever it was ended.
 
 Commands are not run: `_Machine` leaves the files that they would leave.
 """

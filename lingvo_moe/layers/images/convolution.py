@@ -31,7 +31,7 @@ class _Kernel(WindowedLayer):
         self._check_sizes("dilations", self.dilations)
         if self.rank == 3 and self.padding != SAME and self.dilations[1] != self.dilations[2]:
             raise UserError(
-                f"{self._name}: dilations are {self.dilations}; with padding other than SAME, TensorFlow exchanges "
+                f"{self._name}: dilations are {self.dilations}; with padding other than SAME, TensorFlow swaps "
                 f"those of Y and Z when it infers the shape of a volume. Use equal ones, or SAME."
             )
         for name in ("inputs", "outputs"):

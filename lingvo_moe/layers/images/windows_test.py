@@ -28,7 +28,7 @@ KERNEL = {"inputs": 2, "outputs": 2, "window": (3, 3)}
         (lambda: Convolution(**KERNEL | {"outputs": 0}), "outputs is 0; it counts channels"),
         (
             lambda: Convolution(inputs=1, outputs=1, window=(2, 2, 2), dilations=(1, 1, 2), padding="VALID"),
-            "exchanges those of Y and Z",
+            "swaps those of Y and Z",
         ),
     ],
 )

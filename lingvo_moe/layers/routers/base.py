@@ -89,7 +89,7 @@ def check_num_experts(router: str, num_experts: int, least: int):
 def expert_capacity(tokens_per_group: int, num_experts: int, capacity_factor: float | None) -> int:
     """The tokens of a group that an expert takes at most: C = factor * S / E, at least 1.
 
-    The papers' 2N/(G E) is a factor of 2 (GShard section 2.2, "Local group dispatching"). None: room for all, C = S.
+    The papers' 2N/(G E) is a factor of 2 (GShard section 2.2, "Local group dispatching"). None: for every token, C = S.
     """
     if capacity_factor is None:
         return tokens_per_group

@@ -24,7 +24,7 @@ from lingvo_moe.ops.routing import Routing
 @register_router("switch")
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Switch(Router):
-    """Each token goes to the expert with its largest gate, which is its weight (equation 2), if the buffer has room.
+    """Each token goes to the expert with its largest gate, its weight (equation 2), if a buffer position is free.
 
     The aux_loss is 1/E sum_e f_e P_e: equation 4's alpha * E * sum_e f_e P_e is `aux_loss_weight = alpha * E^2`. Other
     metrics: `overflow`, the share of dropped tokens; `expert_load`, the largest expert's share of tokens times E.

@@ -26,7 +26,7 @@ _TINY = 1e-9
 @register_router("top2")
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Top2(Router):
-    """Each token goes to the experts with its two largest gates, as long as their buffers have room.
+    """Each token goes to the experts with its two largest gates, as long as buffer positions are free.
 
     The aux_loss counts first choices, before the capacity cuts any. Other metrics: `overflow`, the share of dropped
     tokens, which no expert took (both buffers full, or the second not drawn); `second_expert`, the share of tokens that

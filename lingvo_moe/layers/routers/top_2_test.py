@@ -26,7 +26,8 @@ def algorithm_1(
 ) -> tuple[np.ndarray, float, np.ndarray]:
     """Algorithm 1 for one group, line by line: (combine weights [S, E, C], l_aux, decisions c_E).
 
-    Paddings are left out, as if the group were shorter. `draws [S]` are line 17's; without them line 19 asks for room.
+    Paddings are left out, as if the group were shorter. `draws [S]` are line 17's; without them line 19 checks for a
+    free buffer position.
     """
     size, num_experts = gates.shape
     combine = np.zeros((size, num_experts, capacity))

@@ -27,7 +27,7 @@ from lingvo_moe.ops.routing import Routing
 @register_router("top_k")
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TopK(Router):
-    """Each token goes to the experts with its k largest gates; every expert has room for all tokens of a group.
+    """Each token goes to the experts with its k largest gates; experts have capacity for every token (C = S).
 
     The weights are the gates over the sum of the chosen ones, which is the softmax of the k largest logits.
     `capacity_factor` and `inference_capacity_factor` have no effect: C = S, so buffers hold E / k times what is used.
@@ -53,7 +53,7 @@ class TopK(Router):
         check_num_experts(f"top_k with k={self.k}", num_experts, max(2, self.k))
 
     def capacity(self, tokens_per_group: int, num_experts: int, factor: float | None) -> int:
-        """See `Router`: room for all."""
+        """See `Router`: capacity for every token, C = S."""
         del num_experts, factor
         return tokens_per_group
 

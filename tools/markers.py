@@ -1,0 +1,32 @@
+"""Generated parts of a page of Markdown: the text between the lines `<!-- NAME: begin -->` and `<!-- NAME: end -->`."""
+
+from __future__ import annotations
+
+import pathlib
+
+from lingvo_moe.errors import UserError
+from lingvo_moe.utils import output_files
+
+
+def replace(page: pathlib.Path, name: str, text: str):
+    """Replaces the text between the markers `name` of a page; raises UserError as `around` does."""
+    before, after = around(page, name)
+    with output_files.atomic_writer(str(page)) as file:
+        file.write(f"{before}\n{text}\n{after}")
+
+
+def around(page: pathlib.Path, name: str) -> tuple[str, str]:
+    """Returns a page up to its first marker `name` and from the second one on, with the markers.
+
+    Raises:
+      UserError: the page cannot be read, or a marker is missing.
+    """
+    begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
+    try:
+        before, found, rest = page.read_text(encoding="utf-8").partition(begin)
+    except OSError as error:
+        raise UserError(f"{page}: {error.strerror}; expected a page with the markers `{begin}` and `{end}`.") from None
+    _, ended, after = rest.partition(end)
+    if not found or not ended:
+        raise UserError(f"{page}: the markers `{begin}` and `{end}` are missing; put them where the tables belong.")
+    return f"{before}{begin}", f"{end}{after}"
