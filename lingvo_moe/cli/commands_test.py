@@ -58,7 +58,10 @@ def test_list_and_show_name_every_model_and_field(capsys):
         (["train", "--model=Quickstart", "--logdir=x", "--set=model.num_experts=1"], "needs at least 2 experts"),
         (["train", "--model=Quickstart", "--logdir=x", "--devices=3"], "which 3 devices .* do not divide"),
         (["train", "--model=Quickstart", "--logdir=x", "--devices=0"], "at least one device"),
-        (["train", "--model=Quickstart", "--logdir=x", "--devices=2", "--mesh=2x1"], "--mesh and --devices are mutually exclusive"),
+        (
+            ["train", "--model=Quickstart", "--logdir=x", "--devices=2", "--mesh=2x1"],
+            "--mesh and --devices are mutually exclusive",
+        ),
         (
             ["train", "--model=Quickstart", "--logdir=x", "--processes=2"],
             "--processes=2: neither Slurm nor Open MPI has started this process",
