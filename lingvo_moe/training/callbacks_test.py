@@ -114,7 +114,9 @@ def test_too_many_skipped_steps_end_training(data, tmp_path, monkeypatch):
         return {**train(self, batches), "skipped_in_a_row": int(self.state["step"])}
 
     monkeypatch.setattr(FakeTraining, "train", train_and_skip)
-    with pytest.raises(UserError, match=r"the loss of step 3 is .*3 steps in a row.*It could not be recomputed"):
+    with pytest.raises(
+        UserError, match=r"the loss of step 3 is .*3 consecutive updates were skipped.*It could not be recomputed"
+    ):
         _train(data, tmp_path, [], "training.steps=9", "training.max_skipped=3")
     assert (tmp_path / "replay" / "3.npz").exists()
 

@@ -86,7 +86,7 @@ def test_a_saved_step_can_be_repeated(data, tmp_path, monkeypatch, capsys):
     experiment = tiny.tiny(data, *_CHANGES, "training.steps=8", "training.max_skipped=2")
     with pytest.raises(
         UserError,
-        match=r"the loss of step 4 is \d.*2 steps in a row.*Recomputed, all numbers are finite; "
+        match=r"the loss of step 4 is \d.*2 consecutive updates were skipped.*Recomputed, all numbers are finite; "
         r"the largest: the largest activation after .*/replay/4.npz. A lower",
     ) as error:
         train(experiment, tmp_path)
@@ -138,7 +138,7 @@ def test_the_first_non_finite_number_is_named(data, tmp_path, monkeypatch, value
     monkeypatch.setattr(pjrt.Training, "initialise", initialise_and_spoil)
     experiment = tiny.tiny(data, *_CHANGES, "training.steps=40", "training.max_skipped=3")
     expected = (
-        r"the loss of step {} is (nan|inf).* {} steps in a row.* Recomputed, the first number that is not finite: "
+        r"the loss of step {} is (nan|inf).* {} consecutive updates.* Recomputed, the first number that is not finite: "
     )
     with pytest.raises(UserError, match=expected.format(3, 3) + finding):
         train(experiment, tmp_path)
@@ -153,12 +153,12 @@ def test_the_first_non_finite_number_is_named(data, tmp_path, monkeypatch, value
         (
             (Replay, "save"),
             OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)),
-            r"2 steps in a row.*could not be saved: .*/replay/3.npz: No space left on device\.$",
+            r"2 consecutive updates.*could not be saved: .*/replay/3.npz: No space left on device\.$",
         ),
         (
             (Checkpoints, "save"),
             UserError("LOG/checkpoints: the checkpoint could not be written."),
-            r"2 steps in a row.*could not be saved: LOG/checkpoints: the checkpoint could not be written\.$",
+            r"2 consecutive updates.*could not be saved: LOG/checkpoints: the checkpoint could not be written\.$",
         ),
         (
             (pjrt.Training, "diagnose"),
