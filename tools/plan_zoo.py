@@ -133,7 +133,7 @@ def meshes() -> dict[str, Request]:
     }
 
 
-def giants() -> list[str]:
+def large_models() -> list[str]:
     """Returns the registered models that are made for a slice."""
 
     def is_large(config: experiment.Experiment) -> bool:
@@ -144,7 +144,7 @@ def giants() -> list[str]:
 
 def plans() -> dict[str, Request]:
     """Returns all plans: every registered model for a slice, `variants`, `clusters` and `meshes`."""
-    return {name: Request(name) for name in giants()} | variants() | clusters() | meshes()
+    return {name: Request(name) for name in large_models()} | variants() | clusters() | meshes()
 
 
 def main(arguments: list[str]):

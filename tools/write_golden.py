@@ -29,7 +29,7 @@ def main(arguments: list[str]):
     if _VALUES.collectives:
         _write(
             DIRECTORY / "collectives",
-            {name: collectives(name) for name in progress.track(plan_zoo.giants(), "compiling miniatures")},
+            {name: collectives(name) for name in progress.track(plan_zoo.large_models(), "compiling miniatures")},
         )
 
 

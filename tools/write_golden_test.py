@@ -1,4 +1,4 @@
-"""Tests that the collectives of the giants are those of the golden texts, and those of M4 the paper's.
+"""Tests that the collectives of the large models are those of the golden texts, and those of M4 the paper's.
 
 `translation_golden_test` and `unet_golden_test` compile some of the miniatures, because one process with all of them
 needs 5 GB: TensorFlow keeps parts of every graph that it has lowered.
@@ -16,7 +16,7 @@ from tools import plan_zoo, write_golden
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize("name", [name for name in plan_zoo.giants() if not name.startswith(("m4.", "unet."))])
+@pytest.mark.parametrize("name", [name for name in plan_zoo.large_models() if not name.startswith(("m4.", "unet."))])
 def test_collectives_of_the_miniature(name):
     """Protects the annotations: without one, the partitioner gathers a mask, an activation or a weight."""
     assert write_golden.golden_collectives(name) == write_golden.collectives(name), "`make golden`, if this is intended"
@@ -25,10 +25,10 @@ def test_collectives_of_the_miniature(name):
 def test_every_golden_text_has_a_model():
     """Protects against texts of removed models."""
     texts = (write_golden.DIRECTORY / "collectives").glob("*.txt")
-    assert {path.stem for path in texts} == set(plan_zoo.giants())
+    assert {path.stem for path in texts} == set(plan_zoo.large_models())
 
 
-@pytest.mark.parametrize("name", [name for name in plan_zoo.giants() if re.match(r"m4.MoE|sparse_lm", name)])
+@pytest.mark.parametrize("name", [name for name in plan_zoo.large_models() if re.match(r"m4.MoE|sparse_lm", name)])
 def test_two_all_to_all_forward_and_two_backward_per_moe_layer(name):
     """Protects GShard section 3.2 and Algorithm 2 in the golden texts themselves.
 
