@@ -133,7 +133,7 @@ def drop_compiled_programs(request):
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    """A small corpus of two made-up languages and its tokenizers, `testing.experiments.Data`."""
+    """A small corpus of two synthetic languages and its tokenizers, `testing.experiments.Data`."""
     from lingvo_moe.testing import experiments
 
     return experiments.make_data(tmp_path_factory.mktemp("data"))
