@@ -80,6 +80,9 @@ _LANGUAGE_MODEL_SETTINGS = (
 )
 
 
+_MOST_EXECUTABLES = 6  # in memory; each takes some 50 MB
+
+
 @dataclasses.dataclass(frozen=True)
 class Data:
     """Directories of a small corpus of two synthetic languages and of its tokenizers."""
@@ -127,7 +130,8 @@ def language_model_settings(*changes: str) -> list[str]:
 def compile_once(patch: pytest.MonkeyPatch):
     """Makes this process lower and compile equal programs only once, and not if another test file has done so already.
 
-    `conftest.py` makes the cache directory, and deletes it. In memory, programs are kept until the patch ends.
+    `conftest.py` makes the cache directory, and deletes it. In memory, programs and the last executables are kept until
+    the patch ends.
     """
     programs: dict[str, Program] = {}
     executables: dict[tuple, Executable] = {}
@@ -142,6 +146,8 @@ def compile_once(patch: pytest.MonkeyPatch):
     def load_once(self, program: Program) -> Executable:
         key = (*self.devices, program)
         if key not in executables:
+            if len(executables) == _MOST_EXECUTABLES:
+                del executables[next(iter(executables))]
             executables[key] = load(self, program)
         return executables[key]
 
