@@ -76,7 +76,8 @@ def test_stages_are_public_commands_with_matching_paths(flags, tmp_path, monkeyp
 @pytest.mark.parametrize(
     "model, sizes",
     [
-        ("m4.Pocket", ["--shared_vocabulary=12000"]),
+        ("m4.Quickstart", ["--shared_vocabulary=6000"]),
+        ("m4.Pocket", ["--source_vocabulary=64000", "--target_vocabulary=8000"]),
         ("m4.Small", ["--source_vocabulary=16000", "--target_vocabulary=8000"]),
     ],
 )
