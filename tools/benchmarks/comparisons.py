@@ -12,11 +12,12 @@ from collections.abc import Callable, Sequence
 
 from lingvo_moe.errors import UserError
 from tools.benchmarks import environments, work
-from tools.benchmarks.work import Work
+from tools.benchmarks.work import Learning, Work
 from tools.benchmarks.worker import Measurement, Worker
 
 OURS = "ours"
 PROFILE = "profile"  # also one of our modules
+LEARNER = "learner"  # likewise
 OUR_ENVIRONMENT = {"XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false", "JAX_PLATFORMS": "cpu"}
 # Lingvo 0.14.2's UniTransformer took 1.04 s for the step of `work.LANGUAGE_MODEL` on one core whose 1024^3 matrix
 # product ran at 95 GFLOP/s. It does not install with current Python, so its step counts as that many operations at the
@@ -187,9 +188,9 @@ class Directories:
     directory: pathlib.Path
     venvs: pathlib.Path
 
-    def worker(self, name: str, who: str, work: Work) -> Worker:
+    def worker(self, name: str, who: str, work: Work | Learning) -> Worker:
         """Returns a ready worker: the peer `who`, or our module of that name."""
-        if who in (OURS, PROFILE):
+        if who in (OURS, PROFILE, LEARNER):
             command = [sys.executable, "-m", f"tools.benchmarks.{who}"]
             environment = {**OUR_ENVIRONMENT, "LINGVO_MOE_CACHE": str(self.directory / "cache")}
         else:

@@ -34,7 +34,7 @@ def start(fields: dict) -> protocol.Started:
     facts, run = {"train": _training, "decode": _decoding, "reorder": _decoding, "layer": _layer, "product": _product}[
         work.kind
     ](work)
-    return {**facts, "versions": _versions()}, run
+    return {**facts, "versions": versions()}, run
 
 
 def experiment_of(work: Work) -> Experiment:
@@ -237,7 +237,8 @@ def _facts(own: Experiment, work: Work) -> dict:
     }
 
 
-def _versions() -> dict[str, str]:
+def versions() -> dict[str, str]:
+    """Returns the versions of the libraries that our workers use, by name."""
     import jax
 
     return {"jax": jax.__version__, "tensorflow": tf.__version__}

@@ -65,6 +65,21 @@ def numbers(work: dict) -> list[float]:
     return [draw.gauss(0.0, 1.0) for _ in range(work["rows"] * work["length"] * work["model_dim"])]
 
 
+def rate_factor(step: int, steps: int) -> float:
+    """Returns the learning rate of a step over the largest one: it rises, then falls on a straight line to a tenth.
+
+    It is that of m4.Quickstart: the first tenth of the steps is the warm-up, the last rate is that of the last tenth.
+
+    Args:
+      step: the number of steps before this one.
+      steps: of the whole training, at least 10.
+    """
+    count, warmup = step + 1, steps // 10
+    falling = (steps - warmup) * 9 // 10
+    left = (warmup + falling - count) / falling
+    return min(1.0, count / warmup) * (0.1 + 0.9 * min(max(left, 0.0), 1.0))
+
+
 def digest(values: object) -> str:
     """Returns a short fingerprint, by which two workers show that they have the same numbers."""
     return f"{zlib.crc32(json.dumps(values).encode()):08x}"

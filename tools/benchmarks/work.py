@@ -66,3 +66,34 @@ PRODUCT = Work(kind="product", model_dim=1024, times=20)
 def wide_layer(experts: int) -> Work:
     """Returns a layer with more experts and tokens, as GShard scales: tokens and capacity per expert stay constant."""
     return dataclasses.replace(LAYER, experts=experts, rows=experts, groups=experts // 8, times=max(1, 40 // experts))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Learning:
+    """The training of a dense encoder-decoder with tied embeddings, without dropout and label smoothing.
+
+    Attributes:
+      batches: the file of `batches.write` that it trains on, one batch a step, and is evaluated on.
+      steps: of the whole training, which the learning rate follows; see `protocol.rate_factor`.
+      rate: the largest learning rate; 0 for our own recipe's.
+      settings: further `field=value`s of our model.
+      layers: of each side.
+      model_dim, hidden_dim, heads, head_dim, vocabulary: of the model.
+      rows, source_length, target_length: of a batch.
+      seed: of the weights.
+    """
+
+    batches: str
+    steps: int
+    rate: float = 0.0
+    settings: tuple[str, ...] = ()
+    layers: int = 2
+    model_dim: int = 256
+    hidden_dim: int = 512
+    heads: int = 4
+    head_dim: int = 64
+    vocabulary: int
+    rows: int = 32
+    source_length: int = 40
+    target_length: int = 32
+    seed: int = 1
