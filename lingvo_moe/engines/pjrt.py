@@ -9,6 +9,7 @@ import contextlib
 import hashlib
 import logging
 import math
+import os
 import pathlib
 import platform as machine
 from collections.abc import Mapping, Sequence
@@ -271,12 +272,15 @@ def use_compilation_cache(directory: pathlib.Path):
     """Makes JAX cache the executables of this process in a subdirectory of `directory`.
 
     Each kind of machine has its own, because several may share a home directory and an executable for a CPU uses all
-    instructions that it has.
+    instructions that it has. So has each number of cores: XLA divides work among threads when it compiles, and with
+    another division sums have other last bits.
     """
     cpu = pathlib.Path("/proc/cpuinfo")
     described = cpu.read_text(encoding="utf-8").partition("\n\n")[0] if cpu.exists() else ""
     kind = [line for line in described.splitlines() if line.startswith(("model name", "flags", "Features", "CPU part"))]
-    name = hashlib.sha256("\n".join([machine.machine(), machine.system(), *kind]).encode()).hexdigest()[:16]
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    described = "\n".join([machine.machine(), machine.system(), f"{cores} cores", *kind])
+    name = hashlib.sha256(described.encode()).hexdigest()[:16]
     jax.config.update("jax_compilation_cache_dir", str(directory / name))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 
 import jax
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
+from lingvo_moe.engines import pjrt
 from lingvo_moe.engines.pjrt import Engine, Executable
 from lingvo_moe.errors import UserError
 from lingvo_moe.lazy import tf
@@ -88,6 +90,18 @@ def test_shardings_are_those_of_the_inputs_below_a_path(executable):
 def test_hlo_is_the_partitioned_module(executable):
     assert "num_partitions=8" in executable.hlo()
     assert "f32[2,8]" in executable.hlo(), "a device's shard of w"
+
+
+def test_each_number_of_cores_has_its_own_executables(monkeypatch, tmp_path):
+    """XLA divides work among threads when it compiles: on other cores an executable sums in another order."""
+    if not hasattr(os, "sched_getaffinity"):
+        pytest.skip("the system does not tell the cores of a process")
+    directories = []
+    for cores in ({0}, {0, 1}, {0, 1}):
+        monkeypatch.setattr(os, "sched_getaffinity", lambda process, cores=cores: cores)
+        pjrt.use_compilation_cache(tmp_path)
+        directories.append(jax.config.jax_compilation_cache_dir)
+    assert directories[0] != directories[1] == directories[2]
 
 
 def test_a_program_for_another_number_of_devices_is_an_error(program):
