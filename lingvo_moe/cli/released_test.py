@@ -1,0 +1,43 @@
+"""The released model is complete, fits the registered one, and translates."""
+
+from __future__ import annotations
+
+import pytest
+
+from lingvo_moe import experiment
+from lingvo_moe.cli import main, released
+from lingvo_moe.data.tokenizer import Tokenizers
+
+pytestmark = pytest.mark.slow
+
+# Frequent strings of many applications, which a model of their catalogs knows by heart.
+SENTENCES = {
+    "Datei nicht gefunden": "File not found",
+    "Fichier introuvable": "File not found",
+    "Abrir archivo": "Open File",
+    "Filen blev ikke fundet": "File not found",
+}
+
+
+def test_files_are_small_and_of_the_registered_model():
+    """A clone has them: at most 40 MB. The tokenizers' sizes are those of the embeddings."""
+    files = [path for path in released.DIRECTORY.rglob("*") if path.is_file()]
+    assert sum(path.stat().st_size for path in files) < 40e6
+    tokenizers = Tokenizers.load(released.DIRECTORY / "tokenizers")
+    model = experiment.get(released.MODEL).model
+    assert tokenizers.source.vocabulary_size == model.source_vocabulary
+    assert tokenizers.target.vocabulary_size == model.target_vocabulary
+
+
+def test_translate_without_a_model_translates(tmp_path, capsys):
+    """From four languages, without being told which; most words of the expected English are there."""
+    given = tmp_path / "in.txt"
+    given.write_text("".join(f"{line}\n" for line in SENTENCES), encoding="utf-8")
+    assert main.main(["lingvo_moe", "translate", f"--input={given}"]) == 0
+    found = capsys.readouterr().out.splitlines()
+    words = [
+        (set(line.lower().split()), set(SENTENCES[source].lower().split())) for source, line in zip(SENTENCES, found)
+    ]
+    assert len(found) == len(SENTENCES) and all(len(line & expected) * 2 > len(expected) for line, expected in words), (
+        found
+    )
