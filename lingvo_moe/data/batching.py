@@ -99,6 +99,8 @@ class InputConfig(BatchConfig):
       target_length: T, the tokens of a target row, including the bos (in the labels, the eos) of each sentence. Padding
         is least if T : S equals target tokens : source tokens of the corpus.
       temperature: of the sampling of languages: 1 in proportion to the corpus, 5 as in M4, inf all equal.
+      sentence_balance: 0 reads every pair of a language equally often, 1 every English sentence, however many languages
+        have it; values between are between. See `sentence_balance`.
       packing: whether a row may have several pairs. Without it a row is one pair.
       lookahead: packing closes a batch when this many pairs do not fit into it; they start the next one. A larger value
         gives less padding. 1 is plain first-fit in stream order.
@@ -116,6 +118,7 @@ class InputConfig(BatchConfig):
     source_length: int = 96
     target_length: int = 48
     temperature: float = 5.0
+    sentence_balance: float = 0.0
     packing: bool = True
     lookahead: int = 16
     seed: int = 0
@@ -133,6 +136,10 @@ class InputConfig(BatchConfig):
         for name, value in minimum.items():
             if getattr(self, name) < value:
                 raise UserError(f"input.{name}={getattr(self, name)}: expected at least {value}.")
+        if not 0 <= self.sentence_balance <= 1:
+            raise UserError(
+                f"input.sentence_balance={self.sentence_balance}: expected 0 (by pair) to 1 (by English sentence)."
+            )
 
     @property
     def lengths(self) -> dict[str, int]:

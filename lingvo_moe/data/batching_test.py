@@ -226,3 +226,10 @@ def test_batch_is_divided_into_equal_shards():
         match=r"rows 6 to 11 of a batch, which are not a whole number of its 3 shards.* --set input.shards=2 ",
     ):
         config.shards_of_rows(range(6, 12))
+
+
+@pytest.mark.parametrize("value", [-0.1, 1.5, float("nan")])
+def test_sentence_balance_is_between_0_and_1(value):
+    """Above 1, sentences of many languages would nearly disappear."""
+    with pytest.raises(UserError, match=f"input.sentence_balance={value}: expected 0 .* to 1"):
+        InputConfig(sentence_balance=value)

@@ -52,6 +52,10 @@ class Pairs:
     def __iter__(self) -> Iterator[tuple[str, str]]:
         return (self[index] for index in range(len(self)))
 
+    def english(self) -> list[bytes]:
+        """Returns the English text of every pair, in UTF-8."""
+        return [line.rpartition(b"\t")[2] for line in self._data.splitlines()]
+
 
 class Corpus:
     """A corpus in a directory; use `Corpus.open`.

@@ -15,6 +15,7 @@ import numpy as np
 from lingvo_moe.data.batching import Example, InputConfig
 from lingvo_moe.data.corpus import Corpus
 from lingvo_moe.data.mixture import Mixture
+from lingvo_moe.data.sentence_balance import PairList, balance_sentences
 from lingvo_moe.data.tokenizer import SIDES
 from lingvo_moe.lazy import tf
 
@@ -29,7 +30,7 @@ class TrainPairs:
     """The training pairs of a corpus; the protocol `pipeline.Stream`.
 
     Attributes:
-      identity: what decides which pair is example n: corpus, tokenizers, temperature and seed.
+      identity: what decides which pair is example n: corpus, tokenizers, temperature, seed, sentence balance.
     """
 
     def __init__(self, corpus: str | pathlib.Path, tokenizers: str | pathlib.Path, config: InputConfig):
@@ -40,13 +41,11 @@ class TrainPairs:
         """
         opened = Corpus.open_to_train(corpus)
         self._readers, identities = config.open_readers(corpus, tokenizers)
-        sizes = tuple(opened.count("train", language) for language in opened.languages)
-        self._mixture = Mixture(sizes, config.temperature, config.seed)
-        self._pairs = [
-            opened.pairs("train", language) if size else ()
-            for language, size in zip(opened.languages, sizes, strict=True)
-        ]
+        self._pairs = _open_pairs(opened, config.sentence_balance)
+        self._mixture = Mixture(tuple(map(len, self._pairs)), config.temperature, config.seed)
         self.identity = (opened.fingerprint, list(identities), config.temperature, config.seed)
+        if config.sentence_balance:
+            self.identity += (config.sentence_balance,)
 
     def examples(self, first: int, step: int) -> Iterator[Example]:
         """Yields the examples first, first + step, ... of one of `step` shards."""
@@ -135,6 +134,15 @@ class HeldOutPairs:
             sentences: dict[str, tuple[str, ...]] = dict(zip(SIDES, zip(*chunk, strict=True), strict=True))
             tokens = {side: reader.encode(sentences[side]) for side, reader in self._readers.items()}
             yield from _examples(itertools.islice(indices, len(chunk)), tokens)
+
+
+def _open_pairs(corpus: Corpus, sentence_balance: float) -> list[PairList]:
+    """Returns the list that the training examples of each language of the corpus are drawn from."""
+    languages = corpus.languages_of("train")
+    pairs = [corpus.pairs("train", language) for language in languages]
+    lists = balance_sentences(pairs, sentence_balance) if sentence_balance else pairs
+    by_language = dict(zip(languages, lists, strict=True))
+    return [by_language.get(language, ()) for language in corpus.languages]
 
 
 def _examples(indices: Iterable[int], tokens: Mapping[str, Iterable[np.ndarray]]) -> Iterator[Example]:
