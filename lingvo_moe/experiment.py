@@ -41,6 +41,8 @@ class TrainingSchedule:
       keep: the number of checkpoints to keep.
       steps_per_loop: steps in one call of the engine, which on a TPU do not return to the host; divides the intervals.
       max_skipped: training stops after this many skipped steps in a row, see `steps`.
+      ema_decay: the decay per step of a moving average of the weights, for instance 0.999; 0 for none. Held-out losses
+        and whatever reads a checkpoint's weights use the average. It costs the memory of one more copy of the weights.
       grace_seconds: the maximal time from SIGTERM to the end of the process; it must suffice for the step in progress
         and a checkpoint.
     """
@@ -54,6 +56,7 @@ class TrainingSchedule:
     keep: int = 3
     steps_per_loop: int = 1
     max_skipped: int = 10
+    ema_decay: float = 0.0
     grace_seconds: float = 25.0
 
     def __post_init__(self):
@@ -70,6 +73,8 @@ class TrainingSchedule:
         ):
             if getattr(self, name) < least:
                 raise UserError(f"training.{name} is {getattr(self, name)}; it must be at least {least}.")
+        if not 0 <= self.ema_decay < 1:
+            raise UserError(f"training.ema_decay is {self.ema_decay}; expected 0 for no average, or less than 1.")
         for name in ("log_every", "evaluate_every", "checkpoint_every"):
             if getattr(self, name) % self.steps_per_loop:
                 raise UserError(
@@ -117,7 +122,15 @@ class Experiment:
     def steps(self) -> Steps:
         """The step functions on this experiment's mesh."""
         layout = Layout.of(self.mesh, self.layout)
-        return Steps(self.model, self.optimizer, layout, self.platform, self.matmul_precision, self.windowed_einsum_mib)
+        return Steps(
+            self.model,
+            self.optimizer,
+            layout,
+            self.platform,
+            self.matmul_precision,
+            self.windowed_einsum_mib,
+            self.training.ema_decay,
+        )
 
     @property
     def translates(self) -> bool:

@@ -7,7 +7,8 @@ They depend on the protocols `Model` and `Optimizer`, not on a class. The traini
   skipped           scalar int32, the number of steps that changed no weight because their loss or a gradient was not
                     finite
   skipped_in_a_row  scalar int32, the number of such steps since the last one that changed weights
-  theta             the weights
+  theta             the weights; with `ema_decay` their moving average, which evaluation and decoding use
+  ema_gap           with `ema_decay`: the weights that are trained, minus the average; initially zero
   optimizer_state   the optimizer's
 
 The state is all that the next step depends on, so a step can be replayed bit for bit.
@@ -32,8 +33,8 @@ from lingvo_moe.ops.random_numbers import fold_seed
 from lingvo_moe.program import COMPILER_DEFAULT, Program, lower
 from lingvo_moe.sharding.layout import Layout, Spec
 
-# The parts of the training state that `diagnose` reads.
-DIAGNOSED = ("step", "seed", "theta")
+# The parts of the training state, if it has them, that `diagnose` reads.
+DIAGNOSED = ("step", "seed", "theta", "ema_gap")
 
 
 class Model(Protocol):
@@ -149,6 +150,7 @@ class Steps:
       platform: the platform that the programs are optimised for, see `Context`; they run on every platform.
       matmul_precision: of float32 operands of matrix products, see MATMUL_PRECISIONS.
       windowed_einsum_mib: from which size on XLA multiplies in slices, see `Program`.
+      ema_decay: of the moving average of the weights, per step; 0 for none.
     """
 
     model: Model
@@ -157,6 +159,7 @@ class Steps:
     platform: str = ""
     matmul_precision: str = "default"
     windowed_einsum_mib: int = COMPILER_DEFAULT
+    ema_decay: float = 0.0
 
     def state_specs(self) -> dict:
         """Returns the tree of `Spec`s of the training state."""
@@ -166,6 +169,7 @@ class Steps:
             **counts,
             "seed": Spec((2,), "int32", "s"),
             "theta": weight_specs(weights),
+            **({"ema_gap": weight_specs(weights)} if self.ema_decay else {}),
             "optimizer_state": weight_specs(self.optimizer.state(weights)),
         }
 
@@ -178,13 +182,14 @@ class Steps:
     def init_function(self, inputs: dict) -> dict:
         """`{seed} -> {state}`: the initial state, sharded from the start: each device computes its own shards."""
         weights = self.model.weights()
+        theta = self._initial(weights, "theta", inputs["seed"])
         return {
             "state": {
                 "step": tf.constant(0),
                 "skipped": tf.constant(0),
                 "skipped_in_a_row": tf.constant(0),
                 "seed": tf.identity(inputs["seed"]),
-                "theta": self._initial(weights, "theta", inputs["seed"]),
+                **self._average(theta, theta, tf.constant(0)),
                 "optimizer_state": self._initial(self.optimizer.state(weights), "optimizer_state", inputs["seed"]),
             }
         }
@@ -207,17 +212,19 @@ class Steps:
 
         def function(inputs: dict) -> dict:
             state, weights = inputs["state"], self.model.weights()
-            theta = self._annotated(weights, state["theta"])
+            before = {name: self._annotated(weights, state[name]) for name in ("theta", "ema_gap") if name in state}
+            theta = self._trained(before)
             loss, metrics, gradients = self._differentiate(theta, state, self._annotated(batch_specs, inputs["batch"]))
             with tf.name_scope("optimizer"):
-                updated = self.optimizer.update(
+                new_theta, optimizer_state = self.optimizer.update(
                     weights, theta, gradients, state["optimizer_state"], state["step"], self._context()
                 )
                 norm = _global_norm(weights, gradients)
                 is_finite = tf.math.is_finite(loss) & tf.math.is_finite(norm)
-                theta, optimizer_state = (
-                    tree.map_leaves(lambda new, old: tf.where(is_finite, new, old), new, old)
-                    for new, old in zip(updated, (theta, state["optimizer_state"]))
+                updated = tree.map_leaves(
+                    lambda new, old: tf.where(is_finite, new, old),
+                    {**self._average(before["theta"], new_theta, state["step"]), "optimizer_state": optimizer_state},
+                    {**before, "optimizer_state": state["optimizer_state"]},
                 )
             skipped = tf.cast(~is_finite, tf.int32)
             counts = {
@@ -236,8 +243,7 @@ class Steps:
                     **counts,
                     "step": state["step"] + 1,
                     "seed": tf.identity(state["seed"]),
-                    "theta": theta,
-                    "optimizer_state": optimizer_state,
+                    **updated,
                 },
                 "metrics": metrics,
             }
@@ -272,7 +278,7 @@ class Steps:
 
         def function(inputs: dict) -> dict:
             state, weights, summaries = inputs["state"], self.model.weights(), SummaryCollector()
-            theta, batch = self._annotated(weights, state["theta"]), self._annotated(batch_specs, inputs["batch"])
+            theta, batch = self._annotated(weights, self._trained(state)), self._annotated(batch_specs, inputs["batch"])
             loss, metrics, gradients = self._differentiate(theta, state, batch, summaries)
             return {
                 "metrics": dict(metrics, loss=loss, gradient_norm=_global_norm(weights, gradients)),
@@ -410,6 +416,27 @@ class Steps:
             tape.watch(list(leaves.values()))
             loss, metrics = self.model.loss(theta, batch, self._context(seed=seed, add_summary=add_summary))
         return loss, metrics, tree.unflatten(dict(zip(leaves, _gradient(tape, loss, list(leaves.values())))))
+
+    def _trained(self, state: dict) -> dict:
+        """Returns the weights that are trained, of which the state may hold the average."""
+        return tree.map_leaves(tf.add, state["theta"], state["ema_gap"]) if self.ema_decay else state["theta"]
+
+    def _average(self, average: dict, trained: dict, step: tf.Tensor) -> dict:
+        """Returns `theta`, and with `ema_decay` `ema_gap`, after the step that follows `step` steps.
+
+        Early averages have a shorter memory, as in `tf.train.ExponentialMovingAverage` with `num_updates`.
+
+        Args:
+          average: the average of the weights so far.
+          trained: the weights after the step.
+          step: scalar int32.
+        """
+        if not self.ema_decay:
+            return {"theta": trained}
+        count = tf.cast(step, tf.float32)
+        decay = tf.minimum(self.ema_decay, (1.0 + count) / (10.0 + count))
+        gap = tree.map_leaves(lambda old, new: decay * (new - old), average, trained)
+        return {"theta": tree.map_leaves(tf.subtract, trained, gap), "ema_gap": gap}
 
     def _initial(self, weights: dict, prefix: str, seed: tf.Tensor) -> dict:
         flat = tree.flatten(weights, f"{prefix}/")

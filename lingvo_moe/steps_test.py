@@ -224,9 +224,10 @@ class Poisoned(OneLayer):
 
 
 @pytest.mark.slow
-def test_non_finite_step_is_counted_and_changes_no_weight():
-    """Weights and optimizer state stay as they are, and the next step continues from them."""
-    steps = Steps(Poisoned(), OPTIMIZER, Layout.of(DeviceMesh((2,))))
+@pytest.mark.parametrize("ema_decay", [0.0, 0.6])
+def test_non_finite_step_is_counted_and_changes_no_weight(ema_decay):
+    """Weights, their average and the optimizer state stay as they are, and the next step continues from them."""
+    steps = Steps(Poisoned(), OPTIMIZER, Layout.of(DeviceMesh((2,))), ema_decay=ema_decay)
     engine = harness.engine(steps.layout)
     step, state = (
         engine.load(steps.train(BATCH_SPECS)),
@@ -236,7 +237,9 @@ def test_non_finite_step_is_counted_and_changes_no_weight():
     for number, poison in enumerate([None, Poisoned.LOSS, Poisoned.GRADIENT, None, Poisoned.LOSS]):
         batch = batch_of(number)
         batch["ids"][0, 0] = 0 if poison is None else poison
-        before = tree.map_leaves(np.asarray, {name: state[name] for name in ("theta", "optimizer_state")})
+        before = tree.map_leaves(
+            np.asarray, {name: state[name] for name in ("theta", "ema_gap", "optimizer_state") if name in state}
+        )
         outputs = step({"state": state, "batch": batch})
         state, metrics = outputs["state"], outputs["metrics"]
         same = [
@@ -251,6 +254,46 @@ def test_non_finite_step_is_counted_and_changes_no_weight():
         counted.append((int(state["skipped"]), int(state["skipped_in_a_row"])))
         assert (int(metrics["skipped"]), int(metrics["skipped_in_a_row"])) == counted[-1]
     assert counted == [(0, 0), (1, 1), (2, 2), (2, 0), (3, 1)] and int(state["step"]) == 5
+
+
+def averaging(mesh: str) -> Steps:
+    return Steps(OneLayer(), OPTIMIZER, Layout.of(DeviceMesh.parse(mesh)), ema_decay=0.6)
+
+
+def trained_weights(state: dict) -> dict[str, np.ndarray]:
+    """Returns the weights, of which `theta` is the average, by path."""
+    gaps = tree.flatten(state["ema_gap"])
+    return {path: average + gaps[path] for path, average in tree.flatten(state["theta"]).items()}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh", ["1", "8"])
+def test_theta_is_the_moving_average_of_the_weights_of_training_without_it(mesh):
+    """`ema_decay` does not change what is trained; the oracle averages the other run's weights, in numpy."""
+    steps = averaging(mesh)
+    executable = harness.engine(steps.layout).load(steps.train(BATCH_SPECS))
+    plain, weights = new_state(), tree.flatten(new_state()["theta"])
+    state, average = {**plain, "ema_gap": tree.map_leaves(np.zeros_like, plain["theta"])}, weights
+    for step in range(16):  # the decay reaches 0.6 at the 14th
+        plain, _ = train(trainer(mesh), plain, range(step, step + 1))
+        state, _ = train(executable, state, range(step, step + 1))
+        weights, decay = tree.flatten(plain["theta"]), min(0.6, (1 + step) / (10 + step))
+        average = {path: decay * average[path] + (1 - decay) * weights[path] for path in weights}
+        for path, value in tree.flatten(state["theta"]).items():
+            np.testing.assert_allclose(value, average[path], atol=TRAINED_TOLERANCE, err_msg=path)
+            np.testing.assert_allclose(
+                trained_weights(state)[path], weights[path], atol=TRAINED_TOLERANCE, err_msg=path
+            )
+
+
+@pytest.mark.slow
+def test_average_starts_with_the_initial_weights():
+    """So weights that are loaded into `theta` are those that training goes on with."""
+    steps = averaging("8")
+    state = harness.engine(steps.layout).load(steps.init())({"seed": np.array([0, 0], np.int32)})["state"]
+    assert tree.flatten(state).keys() == tree.flatten(steps.state_specs()).keys()
+    assert_same_bits(tree.map_leaves(np.asarray, state["theta"]), new_state()["theta"])
+    assert not any(np.asarray(gap).any() for gap in tree.flatten(state["ema_gap"]).values())
 
 
 @pytest.mark.slow

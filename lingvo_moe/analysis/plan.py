@@ -357,7 +357,7 @@ def _memory(
 
 def _kind(argument: Argument) -> str:
     parts = argument.path.split("/")
-    if "optimizer_state" in parts[:2]:
+    if {"optimizer_state", "ema_gap"}.intersection(parts[:2]):
         return "optimizer_state"
     if "theta" in parts[:2]:
         return "distributed_weights" if max(argument.dims_mapping, default=-1) >= 0 else "replicated_weights"

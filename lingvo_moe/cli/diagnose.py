@@ -9,6 +9,7 @@ import logging
 
 import numpy as np
 
+from lingvo_moe import tree
 from lingvo_moe.cli import run_setup
 from lingvo_moe.cli.run_config import DiagnoseConfig
 from lingvo_moe.data.pipeline import TrainInput
@@ -61,6 +62,8 @@ def diagnose(config: DiagnoseConfig):
     program = engine.load(experiment.steps.diagnose(experiment.batch_specs()))
     _, theta = checkpoints.restore_theta(name, theta_specs, program.shardings("state")["theta"], step.checkpoint)
     state = {"step": np.int32(step.done), "seed": np.array(step.seed, np.int32), "theta": theta}
+    if experiment.training.ema_decay:
+        state["ema_gap"] = _read_gap(checkpoints, step.checkpoint, theta)
     diagnosis = Diagnosis.of(program({"state": state, "batch": step.batch}), experiment.model.weights())
     print(
         f"step {step.done + 1} of {name}, with the weights of {checkpoints.path(step.checkpoint)}\n\n{diagnosis.text()}"
@@ -101,6 +104,14 @@ def _next(experiment: Experiment, checkpoints: Checkpoints) -> _Step:
     with contextlib.closing(train_input.batches(reader.meta["data_state"])) as stream:
         batch, _ = next(stream)
     return _Step(checkpoint, seed, checkpoint, batch)
+
+
+def _read_gap(checkpoints: Checkpoints, step: int, theta: dict) -> dict:
+    """Returns the trained weights minus their average; zeros for a checkpoint of weights alone."""
+    reader = Reader(checkpoints.path(step))
+    if "rest" not in reader.items:
+        return tree.map_leaves(lambda weight: np.zeros(weight.shape, np.float32), theta)
+    return tree.unflatten({path: reader.read(f"ema_gap/{path}") for path in tree.flatten(theta)})
 
 
 def _latest(checkpoints: Checkpoints) -> int:

@@ -162,7 +162,7 @@ class Training:
     def diagnose(self, batch: dict, step: int) -> dict:
         """Compiles and runs `steps.diagnose_function` for the step after `step` steps, with the current weights."""
         program = self._engine.load(self._steps.diagnose(self._batch_specs))
-        state = {"step": np.int32(step), "seed": self.state["seed"], "theta": self.state["theta"]}
+        state = {name: self.state[name] for name in program.shardings("state")} | {"step": np.int32(step)}
         return program({"state": state, "batch": self._shard_rows(batch)})
 
     def _shard_rows(self, batch: dict) -> dict:

@@ -240,7 +240,8 @@ class Training:
 
     def build_diagnose(self, shards: dict[str, list[tf.Tensor]], step: tf.Tensor) -> dict[str, tf.Tensor]:
         """Adds the program of `diagnose` to the graph; results by path. `shards` are of the feed of one batch."""
-        feed, leaves = self.feed(1), tree.flatten({name: self.state[name] for name in ("seed", "theta")})
+        parts = {name: self.state[name] for name in ("seed", "theta", "ema_gap") if name in self.state}
+        feed, leaves = self.feed(1), tree.flatten(parts)
         diagnose = self._steps.diagnose_function(self._batch_specs)
 
         def program(handles: dict, arguments: tuple[dict, tf.Tensor]) -> dict:

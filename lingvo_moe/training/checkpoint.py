@@ -188,8 +188,20 @@ class Checkpoints:
             except CorruptCheckpoint as error:
                 self._mark_corrupt(step, None, str(error))
 
+    def require_state(self, model: str, specs: dict):
+        """Raises the UserErrors of `restore` that need no array to be read; arguments are those of `restore`."""
+        step, _ = self._meta(model, specs["theta"], None)
+        expected = _shapes({name: part for name, part in specs.items() if name != "theta"})
+        found = self.processes.broadcast(lambda: _stored_shapes(self.path(step), "rest"))
+        if found not in (None, expected):
+            raise UserError(
+                f"{self.path(step)} was saved with other settings of the optimizer or of training.ema_decay: "
+                f"{first_difference(found, expected)}. Pass the --set flags that it was trained with, or start new "
+                f"training from its weights: another --logdir, and --initial_weights={self.directory.parent}."
+            )
+
     def require(self, model: str, theta_specs: dict):
-        """Raises the UserErrors of `restore` (of `restore_theta` in a reader) that need no array to be read."""
+        """Raises the UserErrors of `restore_theta` that need no array to be read."""
         self._meta(model, theta_specs, WEIGHTS if self._keep is None else None)
 
     def restore_theta(
@@ -396,8 +408,16 @@ def first_difference(found: dict, expected: dict) -> str:
     return "in no weight"
 
 
-def _shapes(theta: dict) -> dict[str, list[int]]:
-    return {path: list(value.shape) for path, value in tree.flatten(theta).items()}
+def _shapes(arrays: dict) -> dict[str, list[int]]:
+    return {path: list(value.shape) for path, value in tree.flatten(arrays).items()}
+
+
+def _stored_shapes(path: pathlib.Path, item: str) -> dict[str, list[int]] | None:
+    """Returns the shapes of an item's arrays by path; None if their list is corrupt, which `restore` will find."""
+    try:
+        return {name: list(spec.shape) for name, spec in Reader(path).specs([item]).items()}
+    except CorruptCheckpoint:
+        return None
 
 
 @contextlib.contextmanager

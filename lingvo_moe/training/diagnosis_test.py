@@ -68,7 +68,7 @@ def trained() -> Training:
 @functools.cache
 def state() -> dict:
     """Returns what a diagnosis reads of `trained`, on the host."""
-    return jax.tree.map(np.array, {name: trained().state[name] for name in DIAGNOSED})
+    return jax.tree.map(np.array, {name: trained().state[name] for name in DIAGNOSED if name in trained().state})
 
 
 def diagnosis(mesh: str = "2", **changes: np.ndarray) -> Diagnosis:

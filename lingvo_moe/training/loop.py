@@ -117,8 +117,11 @@ def _open_checkpoints(
     checkpoints = Checkpoints(logdir, experiment.training.keep, process_group)
     initial = None if initial_weights is None else Checkpoints(initial_weights, processes=process_group)
     trained = checkpoints.latest() or 0
-    if source := checkpoints if trained else initial:
-        source.require(name, experiment.steps.state_specs()["theta"])
+    specs = experiment.steps.state_specs()
+    if trained:
+        checkpoints.require_state(name, specs)
+    elif initial is not None:
+        initial.require(name, specs["theta"])
     return checkpoints, initial, trained
 
 

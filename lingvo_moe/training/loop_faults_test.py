@@ -34,7 +34,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("compiled_once")]
 # The diagnosis is a program of its own, in which the compiler may or may not fuse k * l_aux into the sum of the loss.
 REPLAY_TOLERANCE = 2 * harness.FLOAT32_ROUNDING
 EXPERTS = "encoder/layer_1/feed_forward"
-_CHANGES = ("training.checkpoint_every=4", "training.evaluate_every=0")
+_CHANGES = ("training.checkpoint_every=4", "training.evaluate_every=0", "training.ema_decay=0.9")
 
 
 def train(experiment: Experiment, logdir: pathlib.Path) -> dict[str, float]:

@@ -189,8 +189,8 @@ def test_several_steps_in_one_call_have_the_same_losses(data, tmp_path):
     assert {step: three[step] for step in one} == one
 
 
-def test_a_checkpoint_of_another_model_is_refused(data, tmp_path):
-    """A wrong --model does not harm the existing checkpoint."""
+def test_a_checkpoint_of_another_model_or_optimizer_is_refused(data, tmp_path):
+    """A wrong --model or --set does not harm the existing checkpoint, and is reported before compilation."""
     experiment = tiny.tiny(data, *_schedule(4))
     loop.train("tiny", experiment, Engine(2, "cpu"), tmp_path)
     other = overrides.apply(experiment, ["model.num_experts=8", "training.steps=8"])
@@ -198,6 +198,12 @@ def test_a_checkpoint_of_another_model_is_refused(data, tmp_path):
         UserError, match=r"holds tiny, whose weights are not those of other: .*gate is .*4\] there, .*8\] here"
     ):
         loop.train("other", other, Engine(2, "cpu"), tmp_path)
+    for change, difference in (
+        ("training.ema_decay=0.9", r"ema_gap/\S* is absent there, \[.*\] here"),
+        ("optimizer.beta1=0.9", r"optimizer_state/\S*/momentum is absent there"),
+    ):
+        with pytest.raises(UserError, match=rf"was saved with other settings .*{difference}.*--initial_weights="):
+            loop.train("tiny", tiny.tiny(data, *_schedule(8), change), Engine(2, "cpu"), tmp_path)
     assert Checkpoints(tmp_path).latest() == 4
 
 
