@@ -35,7 +35,7 @@ def test_files_are_small_and_of_the_registered_model():
 
 
 def test_translate_without_a_model_translates(tmp_path, capsys):
-    """From four languages, without being told which; most words of the expected English are there."""
+    """From four languages, without a flag that names them; most words of the expected English are there."""
     given = tmp_path / "in.txt"
     given.write_text("".join(f"{line}\n" for line in SENTENCES), encoding="utf-8")
     assert main.main(["lingvo_moe", "translate", f"--input={given}"]) == 0

@@ -107,7 +107,7 @@ def restored_cache() -> Iterator[None]:
 def test_each_number_of_cores_has_its_own_executables(monkeypatch, tmp_path):
     """XLA divides work among threads when it compiles: on other cores an executable sums in another order."""
     if not hasattr(os, "sched_getaffinity"):
-        pytest.skip("the system does not tell the cores of a process")
+        pytest.skip("the system does not report the cores of a process")
     directories = []
     for cores in ({0}, {0, 1}, {0, 1}):
         monkeypatch.setattr(os, "sched_getaffinity", lambda process, cores=cores: cores)
