@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import pathlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from lingvo_moe import experiment, tree
 from lingvo_moe.cli.run_config import TranslateConfig
@@ -46,6 +46,6 @@ def by_default(config: TranslateConfig) -> Iterator[TranslateConfig]:
         yield dataclasses.replace(config, model=MODEL, logdir=str(logdir), tokenizers=tokenizers)
 
 
-def _specs(assignments: Sequence[str]) -> dict[str, Spec]:
+def _specs(assignments: tuple[str, ...]) -> dict[str, Spec]:
     """Returns the shape and dtype of each weight of the released model with some settings, by path."""
     return tree.flatten(weight_specs(experiment.get(MODEL, assignments).model.weights()))
