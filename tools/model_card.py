@@ -52,7 +52,7 @@ _NO_FILE = "no copyright file in the package"
 
 @dataclasses.dataclass(frozen=True)
 class TrainingRun:
-    """What the curves of a log directory say.
+    """What the curves of a log directory show.
 
     Attributes:
       steps: the number of the last step.

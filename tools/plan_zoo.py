@@ -98,7 +98,7 @@ def variants() -> dict[str, Request]:
     # Appendix A.6's capacity, C = 2BL/(DE): with G = 2D twice that of section 2.2.
     for row in ("MoE128E12L", "MoE2048E36L"):
         found[f"m4.{row}.capacity_of_a6"] = Request(f"m4.{row}", ("model.capacity_factor=4",))
-    # A TPU rounds float32 operands of products to bfloat16, and sends them so, unless it is told not to.
+    # A TPU rounds float32 operands of products to bfloat16, and sends them so, by default.
     for row in ("MoE128E12L", "MoE2048E36L"):
         found[f"m4.{row}.highest"] = Request(f"m4.{row}", ("matmul_precision=highest",))
     for model in (*(f"m4.{row}" for row in _M4_ROWS), *_LARGEST):

@@ -1,4 +1,4 @@
-"""The text of a search for layouts: what the cost model predicts [m], what the compiler says [c], and the flags."""
+"""The text of a search for layouts: what the cost model predicts [m], what the compiler reports [c], and the flags."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def _prediction(label: str, found: Found) -> Iterator[str]:
 
 
 def _outcome(found: Found) -> str:
-    """What the compiler says, in words."""
+    """The result of the compiler, in words."""
     made = found.plan
     if made is None:
         return f"refused: {found.refusal}"

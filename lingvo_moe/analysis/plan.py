@@ -424,11 +424,11 @@ def _by_part(runs: list[tuple[Instruction, int]]) -> dict[str, int]:
 
 def _largest_buffers(lowered: Program, target: Slice | Cluster) -> tuple[Buffer, ...]:
     """Compiles the program for more memory: out of memory, the TPU's compiler does not report the buffers."""
-    roomier = target.with_more_memory()
-    if roomier is None:
+    larger = target.with_more_memory()
+    if larger is None:
         return ()
     with contextlib.suppress(OutOfMemory):
-        return tuple(Module(roomier.load(lowered).hlo(), lowered.mesh.size).largest_buffers(_MAX_BUFFERS))
+        return tuple(Module(larger.load(lowered).hlo(), lowered.mesh.size).largest_buffers(_MAX_BUFFERS))
     return ()
 
 

@@ -144,8 +144,8 @@ def test_seconds_of_a_tpu_are_those_counted_by_hand(name):
 @pytest.mark.parametrize(
     "name, flops",
     [
-        ("batch", 2 * 16 * 16 * 128 * 128 * 128),  # not 2 x 16 x 16 x (16 x 16) ...: the window meets one matrix
-        ("padded", 2 * 8 * 32 * 64 * (3 * 64 - 2) ** 2),  # of three columns of the kernel, two meet at each border
+        ("batch", 2 * 16 * 16 * 128 * 128 * 128),  # not 2 x 16 x 16 x (16 x 16) ...: the window covers one matrix
+        ("padded", 2 * 8 * 32 * 64 * (3 * 64 - 2) ** 2),  # at a border two columns of the kernel are inside
     ],
 )
 def test_positions_without_input_are_not_counted(name, flops):

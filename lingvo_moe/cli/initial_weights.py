@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import pathlib
-from collections.abc import Iterator
 
 import numpy as np
 
@@ -19,40 +17,34 @@ from lingvo_moe.steps import weight_specs
 _log = logging.getLogger(__name__)
 
 
-@contextlib.contextmanager
-def of_checkpoint(
-    config: TrainConfig, name: str, experiment: Experiment, processes: int
-) -> Iterator[pathlib.Path | None]:
-    """Yields the log directory with the weights of --initial_weights, a temporary one if that is a file.
+def weights(
+    config: TrainConfig, name: str, experiment: Experiment
+) -> tuple[pathlib.Path | None, dict[str, np.ndarray]]:
+    """Returns the log directory that --initial_weights names, or None and the weights of the file by their path.
 
-    None without the flag, and where training resumes: the weights may be gone by then.
+    None and no weights without the flag, and where training resumes: what it names may be gone by then.
+
+    Raises:
+      UserError: there are no checkpoints, or the file is not of this model.
     """
     if config.initial_weights is None:
-        yield None
-        return
+        return None, {}
     from lingvo_moe.training import checkpoint_tools  # imports JAX, see `train.train`
 
     if _resumes(config, "--initial_weights"):
-        yield None
-        return
+        return None, {}
     given = pathlib.Path(config.initial_weights)
-    if given.suffix != checkpoint_tools.SUFFIX:
-        if not (given / "checkpoints").is_dir():
-            raise UserError(
-                f"--initial_weights={given}: there are no checkpoints; expected a log directory, or a file whose name "
-                f"ends with {checkpoint_tools.SUFFIX}."
-            )
-        yield given
-        return
-    if processes > 1:
+    if given.suffix == checkpoint_tools.SUFFIX:
+        specs = weight_specs(experiment.model.weights())
+        step, values = checkpoint_tools.read_safetensors(given, name, specs, f"--initial_weights={given}")
+        _log.info(f"starting with the weights of step {step} ({given})")
+        return None, values
+    if not (given / "checkpoints").is_dir():
         raise UserError(
-            f"--initial_weights={given}: {processes} processes read weights from a log directory that all machines "
-            f"share, not from a file. Make one with `checkpoint convert --input={given} --model={name} --logdir=DIR` "
-            f"and pass --initial_weights=DIR."
+            f"--initial_weights={given}: there are no checkpoints; expected a log directory, or a file whose name ends "
+            f"with {checkpoint_tools.SUFFIX}."
         )
-    specs = weight_specs(experiment.model.weights())
-    with checkpoint_tools.as_logdir(given, name, specs, "--initial_weights") as logdir:
-        yield logdir
+    return given, {}
 
 
 def embeddings(config: TrainConfig, name: str, experiment: Experiment) -> dict[str, np.ndarray]:

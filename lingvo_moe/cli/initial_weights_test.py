@@ -1,22 +1,27 @@
-"""Protects `train --initial_embeddings`: vectors of the model's own tokenizer and size, for new training alone."""
+"""Protects `train --initial_weights` and `--initial_embeddings`: of the model's own sizes, for new training alone."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 
 import numpy as np
 import pytest
 
-from lingvo_moe import experiment, overrides
+from lingvo_moe import experiment, overrides, tree
 from lingvo_moe.cli import initial_weights
 from lingvo_moe.cli.run_config import TrainConfig
 from lingvo_moe.data import piece_vectors, tokenizer_trainer
 from lingvo_moe.data.corpus import Corpus
 from lingvo_moe.data.tokenizer import Tokenizers
 from lingvo_moe.errors import UserError
+from lingvo_moe.steps import weight_specs
 from lingvo_moe.testing.corpora import write_corpus
+from lingvo_moe.training import checkpoint_tools
+from lingvo_moe.training.checkpoint import Checkpoints
 
 NAME = "m4.Quickstart"
+TINY = ["model.model_dim=16", "model.hidden_dim=8", "model.num_heads=2", "model.head_dim=8", "model.num_experts=2"]
 
 
 @pytest.fixture(scope="module")
@@ -64,11 +69,35 @@ def test_tables_of_two_vocabularies_have_the_vectors_of_their_sides(directory, c
         initial_weights.embeddings(two, NAME, _experiment(directory, tokenizers))
 
 
+def test_weights_of_a_file_are_read_and_the_file_is_named(tmp_path, caplog):
+    """Exact values by path, and messages that name the user's file: no temporary copy is made."""
+    specs = tree.flatten(weight_specs(experiment.get(NAME, TINY).model.weights()))
+    theta = {path: np.full(spec.shape, number, spec.dtype) for number, (path, spec) in enumerate(specs.items())}
+    with contextlib.closing(Checkpoints(tmp_path / "given", keep=1)) as checkpoints:
+        checkpoints.save_weights(7, NAME, tree.unflatten(theta), "a test")
+    file = tmp_path / "given.safetensors"
+    checkpoint_tools.to_safetensors(checkpoints, 7, file)
+
+    config = TrainConfig(model=NAME, logdir=str(tmp_path / "log"), initial_weights=str(file))
+    caplog.set_level("INFO")
+    directory, values = initial_weights.weights(config, NAME, experiment.get(NAME, TINY))
+    assert directory is None and values.keys() == theta.keys()
+    assert all(np.array_equal(value, theta[path]) for path, value in values.items())
+    assert caplog.messages[-1] == f"starting with the weights of step 7 ({file})"
+    with pytest.raises(UserError, match=f"--initial_weights={file} does not hold the weights of {NAME}: "):
+        initial_weights.weights(config, NAME, experiment.get(NAME))
+
+    config = dataclasses.replace(config, initial_weights=str(tmp_path / "given"))
+    assert initial_weights.weights(config, NAME, experiment.get(NAME, TINY)) == (tmp_path / "given", {})
+
+
 def test_nothing_is_read_without_the_flag_or_where_training_resumes(directory, config, tmp_path):
+    assert initial_weights.weights(config, NAME, _experiment(directory)) == (None, {})
     assert initial_weights.embeddings(dataclasses.replace(config, initial_embeddings=None), NAME, None) == {}
     (tmp_path / "log" / "checkpoints" / "4").mkdir(parents=True)
-    gone = dataclasses.replace(config, initial_embeddings="gone.safetensors")
+    gone = dataclasses.replace(config, initial_embeddings="gone.safetensors", initial_weights="gone.safetensors")
     assert initial_weights.embeddings(gone, NAME, _experiment(directory)) == {}
+    assert initial_weights.weights(gone, NAME, _experiment(directory)) == (None, {})
 
 
 @pytest.mark.parametrize(

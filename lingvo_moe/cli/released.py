@@ -10,8 +10,10 @@ import dataclasses
 import pathlib
 from collections.abc import Iterator
 
-from lingvo_moe import experiment
+from lingvo_moe import experiment, tree
 from lingvo_moe.cli.run_config import TranslateConfig
+from lingvo_moe.errors import UserError
+from lingvo_moe.sharding.layout import Spec
 from lingvo_moe.steps import weight_specs
 
 MODEL = "m4.Pocket"
@@ -25,15 +27,25 @@ def by_default(config: TranslateConfig) -> Iterator[TranslateConfig]:
     The log directory is temporary: to make it from the file takes a second or two.
 
     Raises:
-      UserError: the file does not hold the weights of the released model, changed by the assignments of `config`.
+      UserError: the assignments of `config` give the model other weights than the released ones.
     """
     weights = DIRECTORY / "weights.safetensors"
     if config.model or config.logdir or not weights.is_file():
         yield config
         return
-    specs = weight_specs(experiment.get(MODEL, config.assignments).model.weights())
+    changed, specs = (_specs(assignments) for assignments in (config.assignments, ()))
+    if path := next((path for path in sorted(changed | specs) if changed.get(path) != specs.get(path)), None):
+        raise UserError(
+            f"--set: the released weights are of {MODEL} as it is; with these settings its weight {path} differs. "
+            f"Leave them out, or pass --model and the --logdir of a training with them."
+        )
     from lingvo_moe.training import checkpoint_tools  # slow; a mistake in --set is reported before it
 
-    with checkpoint_tools.as_logdir(weights, MODEL, specs) as logdir:
+    with checkpoint_tools.as_logdir(weights, MODEL, tree.unflatten(specs)) as logdir:
         tokenizers = config.tokenizers or str(DIRECTORY / "tokenizers")
         yield dataclasses.replace(config, model=MODEL, logdir=str(logdir), tokenizers=tokenizers)
+
+
+def _specs(assignments: tuple[str, ...]) -> dict[str, Spec]:
+    """Returns the shape and dtype of each weight of the released model with some settings, by path."""
+    return tree.flatten(weight_specs(experiment.get(MODEL, assignments).model.weights()))

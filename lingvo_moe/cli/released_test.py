@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import tempfile
+
 import pytest
 
 from lingvo_moe import experiment
 from lingvo_moe.cli import main, released
 from lingvo_moe.data.tokenizer import Tokenizers
+from lingvo_moe.training.checkpoint import Checkpoints
 
 pytestmark = pytest.mark.slow
 
@@ -30,7 +35,7 @@ def test_files_are_small_and_of_the_registered_model():
 
 
 def test_translate_without_a_model_translates(tmp_path, capsys):
-    """From four languages, without being told which; most words of the expected English are there."""
+    """From four languages, without a flag that names them; most words of the expected English are there."""
     given = tmp_path / "in.txt"
     given.write_text("".join(f"{line}\n" for line in SENTENCES), encoding="utf-8")
     assert main.main(["lingvo_moe", "translate", f"--input={given}"]) == 0
@@ -41,3 +46,24 @@ def test_translate_without_a_model_translates(tmp_path, capsys):
     assert len(found) == len(SENTENCES) and all(len(line & expected) * 2 > len(expected) for line, expected in words), (
         found
     )
+
+
+def test_settings_that_change_the_weights_are_refused(capsys):
+    """The error names --set, which the user gave, and no file, which the user did not."""
+    assert main.main(["lingvo_moe", "translate", "--set=model.model_dim=64"]) == 2
+    message = capsys.readouterr().err
+    assert message.startswith("error: --set: ") and "weight decoder/" in message and "safetensors" not in message
+
+
+def test_a_full_disk_for_the_temporary_copy_is_one_line(monkeypatch, capsys, tmp_path):
+    """It names the directory of temporary files, not the one inside it that is gone by then."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+    def refuse(*arguments):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Checkpoints, "_open_manager", refuse)
+    assert main.main(["lingvo_moe", "translate"]) == 2
+    message = capsys.readouterr().err
+    assert f"error: {tmp_path}: a temporary copy of " in message and "TMPDIR" in message
+    assert not list(tmp_path.iterdir())

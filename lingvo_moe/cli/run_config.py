@@ -142,7 +142,7 @@ class TrainConfig(CorpusConfig):
         flags.DEFINE_string,
         None,
         "start new training with these weights instead of random ones: a log directory, or a file of `checkpoint "
-        "convert --output` (in one process)",
+        "convert --output`",
     )
     initial_embeddings: str | None = _flag(
         flags.DEFINE_string, None, "start new training with the embeddings of this file of tools.train_embeddings"

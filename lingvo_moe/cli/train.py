@@ -28,10 +28,10 @@ def train(config: TrainConfig):
         from lingvo_moe.training import loop
 
         values = initial_weights.embeddings(config, name, experiment)
-        with initial_weights.of_checkpoint(config, name, experiment, processes.count) as weights:
-            metrics = loop.train(
-                name, experiment, engine, logdir, processes, initial_weights=weights, initial_values=values
-            )
+        others, weights = initial_weights.weights(config, name, experiment)
+        metrics = loop.train(
+            name, experiment, engine, logdir, processes, initial_weights=others, initial_values=values | weights
+        )
     if metrics:
         _log.info(
             f"trained for {experiment.training.steps} steps: cross-entropy {metrics['cross_entropy']:.3f}"

@@ -10,10 +10,7 @@ import time
 
 import pytest
 
-from lingvo_moe import experiment
-from lingvo_moe.cli import initial_weights, main
-from lingvo_moe.cli.run_config import TrainConfig
-from lingvo_moe.errors import UserError
+from lingvo_moe.cli import main
 from lingvo_moe.testing import experiments as tiny
 
 pytestmark = pytest.mark.slow
@@ -88,26 +85,6 @@ def test_mistakes_are_one_line_with_the_remedy(arguments, pattern, capsys, tmp_p
         message
     )
     assert not list(tmp_path.iterdir())
-
-
-def test_initial_weights_are_not_looked_for_where_training_resumes(tmp_path):
-    """They may have been removed since; a file is not read again."""
-    (tmp_path / "log" / "checkpoints" / "4").mkdir(parents=True)
-    config = TrainConfig(model="Quickstart", logdir=str(tmp_path / "log"), initial_weights="nowhere.safetensors")
-    with initial_weights.of_checkpoint(
-        config, "m4.Quickstart", experiment.get("m4.Quickstart"), processes=1
-    ) as weights:
-        assert weights is None
-
-
-def test_several_processes_read_no_file_of_weights(tmp_path):
-    """Each would write a log directory of its own, and the checkpoint library writes with all of them."""
-    config = TrainConfig(model="Quickstart", logdir=str(tmp_path / "log"), initial_weights="w.safetensors")
-    with (
-        pytest.raises(UserError, match="2 processes read .*checkpoint convert --input=w.safetensors --model=m4.Quick"),
-        initial_weights.of_checkpoint(config, "m4.Quickstart", experiment.get("m4.Quickstart"), processes=2),
-    ):
-        pass
 
 
 def test_an_unreachable_slice_is_reported_within_seconds_and_without_jax(tmp_path):

@@ -16,7 +16,7 @@ ITERATIONS = 4
 _NULL_WORD = 3  # the unknown piece, which no source text has, stands for it
 _TINY = 1e-30  # nothing, but not a divisor of zero
 _CHUNK = 20_000  # sentence pairs counted at a time: about 4 million pairs of pieces
-# An iteration counts all pairs of pieces of a sentence pair; long ones would have most of them, and say least.
+# An iteration counts all pairs of pieces of a sentence pair; long ones have most, and inform least.
 _MOST_SOURCE_PIECES, _MOST_TARGET_PIECES = 60, 40
 
 SentencePairs = Sequence[tuple[np.ndarray, np.ndarray]]

@@ -47,7 +47,7 @@ def test_the_nearest_pieces_are_the_translations(vectors):
 
 
 def test_pieces_of_separate_tokenizers_have_vectors_of_their_own(vectors):
-    """The ids of the sides say nothing about each other; translations are as close as those of one tokenizer."""
+    """The ids of the sides are unrelated; translations are as close as those of one tokenizer."""
     pairs = [(source - 50, target) for source, target in _pairs(1500)]
     source, target = piece_vectors.separate_vectors(pairs, 100, 60, 32)
     assert source.shape == (100, 32) and target.shape == (60, 32) and source.dtype == target.dtype == np.float32
@@ -70,7 +70,7 @@ def test_pieces_with_the_same_neighbours_are_close(vectors):
 
 
 def test_repeated_sentences_count_once():
-    """A string that many packages have says nothing more about its pieces."""
+    """More copies of a string, from other packages, change nothing."""
     sentences = [target for _, target in _pairs(300)]
     expected = piece_vectors.context_vectors(sentences, _SIZE, 16)
     np.testing.assert_array_equal(piece_vectors.context_vectors([*sentences, *sentences[:50] * 9], _SIZE, 16), expected)

@@ -271,7 +271,7 @@ def test_evaluation_alternates_languages_in_a_fixed_order(corpus, tokenizers):
 
 
 def test_shuffled_evaluation_has_the_same_targets_with_other_sources(corpus, tokenizers):
-    """Of the same language, so that a loss with them tells how much the model reads its source."""
+    """Of the same language, so that a loss with them shows how much the model uses its source."""
     config = dataclasses.replace(_CONFIG, packing=False, source_length=400, target_length=400)
     held_out = EvalInput(corpus, tokenizers, config)
     right, shuffled = (

@@ -43,7 +43,7 @@ def test_output_and_status_pass_through():
 
 
 def test_an_abort_of_the_runtime_becomes_one_line_and_another_abort_is_shown():
-    """A page of C++ stack says nothing to the user; a defect of another library must not be hidden."""
+    """A page of C++ stack does not help the user; a defect of another library must not be hidden."""
     lost = "os.write(2, b'W1122 09:08:20.0 1 preemption_sync_manager.cc:147] Failed to retrieve preemption notice\\n');"
     lost += f"os.write(2, b'''{_FATAL}UNAVAILABLE: Task 0 heartbeat timeout.\n*** stack trace: ***\n    @  0x7f\n''')"
     process = _start(f"{lost}; os.abort()")

@@ -24,7 +24,7 @@ from lingvo_moe.utils import cuda
 
 _NAME = re.compile(r"(\w+):(\d+)x(\d+)")
 _MAX_GPUS_PER_NODE = 8
-# The compiler writes its schedule, and of its other dumps only what it cannot be told to leave out.
+# The compiler writes its schedule, and of its other dumps only what no option leaves out.
 _SCHEDULE_OPTIONS = {"xla_dump_latency_hiding_schedule": True, "xla_dump_hlo_module_re": "none of the modules"}
 # What the CUDA context, NCCL and the libraries' workspaces take of a card's memory. An assumption, not a measurement.
 _RESERVED = 0.05

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections.abc import Iterator
 
 import jax
 import numpy as np
@@ -92,10 +93,21 @@ def test_hlo_is_the_partitioned_module(executable):
     assert "f32[2,8]" in executable.hlo(), "a device's shard of w"
 
 
+@pytest.fixture
+def restored_cache() -> Iterator[None]:
+    """Restores JAX's settings of the cache of executables."""
+    names = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
+    before = {name: getattr(jax.config, name) for name in names}
+    yield
+    for name, value in before.items():
+        jax.config.update(name, value)
+
+
+@pytest.mark.usefixtures("restored_cache")
 def test_each_number_of_cores_has_its_own_executables(monkeypatch, tmp_path):
     """XLA divides work among threads when it compiles: on other cores an executable sums in another order."""
     if not hasattr(os, "sched_getaffinity"):
-        pytest.skip("the system does not tell the cores of a process")
+        pytest.skip("the system does not report the cores of a process")
     directories = []
     for cores in ({0}, {0, 1}, {0, 1}):
         monkeypatch.setattr(os, "sched_getaffinity", lambda process, cores=cores: cores)

@@ -129,7 +129,7 @@ class MixtureOfExperts(Layer):
         return self.dispatch == AUTO and has_full_capacity and prefers_block_sparse(context)
 
     def _route(self, theta: dict, grouped: tf.Tensor, paddings: tf.Tensor, capacity: int, context: Context) -> Routing:
-        """Algorithm 2, lines 1 and 2, in float32: gates decide, so no product of theirs is rounded to bfloat16."""
+        """Algorithm 2, lines 1 and 2, in float32: bfloat16 logits would choose other experts."""
         gate = context.annotate(theta["gate"], "me")
         logits = project_in_float32(tf.cast(grouped, tf.float32), gate, context)
         logits = context.checkpoint_name(logits, "hidden", "GSE")

@@ -44,7 +44,7 @@ def inputs_of(layer: MixtureOfExperts, batch: int = BATCH, length: int = LENGTH,
         name: (weight.stddev * random.normal(size=weight.shape)).astype(np.float32)
         for name, weight in layer.weights().items()
     }
-    theta["gate"] *= 3  # decided gates: both large and small second choices
+    theta["gate"] *= 3  # sharper gates: both large and small second choices
     return {
         "theta": theta,
         "inputs": random.normal(size=(batch, length, MODEL)).astype(np.float32),

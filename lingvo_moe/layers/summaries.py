@@ -38,8 +38,8 @@ def router_entropy(gates: tf.Tensor, paddings: tf.Tensor) -> dict[str, tf.Tensor
       paddings: `[G, S] bool`, positions that do not count.
 
     Returns:
-      `router_entropy`, of a token's gates, mean over tokens: low where the router is decided. `load_entropy`, of the
-      gates' mean over tokens: low where it sends all of them the same way.
+      `router_entropy`, of a token's gates, mean over tokens: low where few experts have most of it.
+      `load_entropy`, of the gates' mean over tokens: low where they send all tokens the same way.
     """
     tokens = tf.reduce_sum(tf.cast(tf.logical_not(paddings), tf.float32))
     gates = tf.where(paddings[..., None], 0.0, gates)

@@ -29,7 +29,7 @@ TOLERANCE = 4096 * harness.FLOAT32_ROUNDING
 
 @functools.cache
 def batch() -> dict:
-    """Voxels that say something of their labels."""
+    """Voxels that depend on their labels."""
     random = np.random.default_rng(0)
     labels = random.integers(0, 3, (BATCH, *SIZE)).astype(np.int32)
     voxels = labels[..., None] + random.normal(size=(BATCH, *SIZE, 1))

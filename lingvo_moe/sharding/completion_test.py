@@ -110,7 +110,7 @@ def test_elementwise_operators_have_priority_over_products():
 
 
 def test_an_annotation_is_not_refined_unless_dimensions_are_open():
-    """Section 3.5, partial specification: a closed dimension stays replicated, an open one takes what it meets."""
+    """Section 3.5, partial specification: a closed dimension stays replicated, an open one is completed."""
     inputs = inputs_of(x="BD")
 
     def function(open_dims: tuple[int, ...]) -> Callable[[dict], tf.Tensor]:

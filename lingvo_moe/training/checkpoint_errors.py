@@ -1,4 +1,4 @@
-"""What can be wrong with a stored checkpoint, told from what is wrong with the machine that reads it."""
+"""Distinguishes corrupt checkpoints from faults of the machine that reads them."""
 
 from __future__ import annotations
 

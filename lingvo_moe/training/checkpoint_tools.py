@@ -190,7 +190,7 @@ def to_safetensors(checkpoints: Checkpoints, step: int, file: str | pathlib.Path
       UserError: the step is absent or corrupt, its weights are not finite and `dtype` is `int8`, or the file cannot be
         written there.
     """
-    _check_suffix("--output", file)
+    _check_suffix(f"--output={file}", file)
     if not pathlib.Path(file).absolute().parent.is_dir():
         raise UserError(f"--output={file}: there is no directory {pathlib.Path(file).parent}; create it first.")
     reader = Reader(checkpoints.path(choose(checkpoints, step, WEIGHTS)))
@@ -211,20 +211,15 @@ def to_safetensors(checkpoints: Checkpoints, step: int, file: str | pathlib.Path
 
 
 def from_safetensors(
-    file: str | pathlib.Path,
-    model: str,
-    specs: Mapping[str, object],
-    logdir: str | pathlib.Path,
-    flag: str = "--input",
+    file: str | pathlib.Path, model: str, specs: Mapping[str, object], logdir: str | pathlib.Path
 ) -> int:
-    """Writes the log directory `logdir` with the weights of a file that `to_safetensors` wrote, in the model's dtypes.
+    """Writes the log directory `logdir` with the weights of --input, a file that `to_safetensors` wrote.
 
     Args:
       file: the file to read.
       model: the registered name.
       specs: the tree of the `Spec`s of the model's weights.
       logdir: the log directory to write.
-      flag: the flag that names the file, for messages.
 
     Returns:
       The step of the weights.
@@ -232,34 +227,64 @@ def from_safetensors(
     Raises:
       UserError: no such file, one of other weights, or `logdir` has checkpoints.
     """
-    _check_suffix(flag, file)
     target = _new_checkpoints(logdir, "--logdir")
-    if not pathlib.Path(file).is_file():
-        raise UserError(f"{flag}={file}: there is no such file.")
-    try:
-        with safetensors.safe_open(file, "numpy") as opened:
-            step = _step(flag, file, opened.metadata() or {})
-            flat = tree.flatten(specs)
-            _check_tensors(flag, file, opened, model, flat)
-            theta = {
-                path: _read_tensor(opened, path).astype(flat[path].dtype, copy=False)
-                for path in progress.track(sorted(flat), f"reading {pathlib.Path(file).name}", unit="arrays")
-            }
-    except safetensors.SafetensorError as error:
-        raise UserError(f"{flag}={file}: not a complete safetensors file ({error}).") from None
+    step, theta = read_safetensors(file, model, specs, f"--input={file}")
     target.save_weights(step, model, tree.unflatten(theta), f"converted from {pathlib.Path(file).name}")
     target.close()
     return step
 
 
+def read_safetensors(
+    file: str | pathlib.Path, model: str, specs: Mapping[str, object], name: str
+) -> tuple[int, dict[str, np.ndarray]]:
+    """Reads a file that `to_safetensors` wrote.
+
+    Args:
+      file: the file to read.
+      model: the registered name.
+      specs: the tree of the `Spec`s of the model's weights.
+      name: what messages call the file, like `--input=FILE`.
+
+    Returns:
+      The step of the weights, and the weights by path in the model's dtypes.
+
+    Raises:
+      UserError: no such file, or one of other weights.
+    """
+    _check_suffix(name, file)
+    if not pathlib.Path(file).is_file():
+        raise UserError(f"{name}: there is no such file.")
+    try:
+        with safetensors.safe_open(file, "numpy") as opened:
+            step = _step(name, opened.metadata() or {})
+            flat = tree.flatten(specs)
+            _check_tensors(name, opened, model, flat)
+            return step, {
+                path: _read_tensor(opened, path).astype(flat[path].dtype, copy=False)
+                for path in progress.track(sorted(flat), f"reading {pathlib.Path(file).name}", unit="arrays")
+            }
+    except safetensors.SafetensorError as error:
+        raise UserError(f"{name}: not a complete safetensors file ({error}).") from None
+
+
 @contextlib.contextmanager
-def as_logdir(
-    file: str | pathlib.Path, model: str, specs: Mapping[str, object], flag: str = "--input"
-) -> Iterator[pathlib.Path]:
-    """Yields a temporary log directory with the weights of a file; see `from_safetensors`."""
+def as_logdir(file: pathlib.Path, model: str, specs: Mapping[str, object]) -> Iterator[pathlib.Path]:
+    """Yields a temporary log directory with the weights of a file; no message names the directory.
+
+    Raises:
+      UserError: as `read_safetensors`, or the temporary directory cannot be written to.
+    """
+    step, theta = read_safetensors(file, model, specs, str(file))
     with tempfile.TemporaryDirectory() as directory:
         logdir = pathlib.Path(directory, "log")
-        from_safetensors(file, model, specs, logdir, flag)
+        try:
+            with contextlib.closing(Checkpoints(logdir, keep=1)) as checkpoints:
+                checkpoints.save_weights(step, model, tree.unflatten(theta), f"converted from {file.name}")
+        except UserError:
+            raise UserError(
+                f"{tempfile.gettempdir()}: a temporary copy of {file} could not be written there. Free disk space, or "
+                f"set TMPDIR to another directory."
+            ) from None
         yield logdir
 
 
@@ -276,30 +301,23 @@ def _read_tensor(opened: safetensors.safe_open, path: str) -> np.ndarray:
     return opened.get_tensor(path)
 
 
-def _step(flag: str, file: str | pathlib.Path, metadata: Mapping[str, str]) -> int:
+def _step(name: str, metadata: Mapping[str, str]) -> int:
     """Returns the step that a file's metadata names."""
     try:
         found = json.loads(metadata[_METADATA])
         version, step = found["format"], found["step"]
     except (KeyError, TypeError, ValueError, RecursionError):
         raise UserError(
-            f"{flag}={file}: its metadata has no step and format; expected a file that `checkpoint convert "
-            f"--output` wrote."
+            f"{name}: its metadata has no step and format; expected a file that `checkpoint convert --output` wrote."
         ) from None
     if version != _FORMAT:
-        raise UserError(f"{flag}={file}: format {version!r}; this program knows {_FORMAT}.")
+        raise UserError(f"{name}: format {version!r}; this program knows {_FORMAT}.")
     if type(step) is not int or step < 0:
-        raise UserError(f"{flag}={file}: its step is {step!r}; expected a non-negative integer.")
+        raise UserError(f"{name}: its step is {step!r}; expected a non-negative integer.")
     return step
 
 
-def _check_tensors(
-    flag: str,
-    file: str | pathlib.Path,
-    opened: safetensors.safe_open,
-    model: str,
-    specs: Mapping[str, Spec],
-):
+def _check_tensors(name: str, opened: safetensors.safe_open, model: str, specs: Mapping[str, Spec]):
     """Raises UserError if names, shapes or dtypes are not those of the model; smaller dtypes stand for float32 too."""
     stored = {path: opened.get_slice(path) for path in list(opened.keys())}  # the object is no dict
     there = {path: _describe(_dtype(each), each.get_shape()) for path, each in stored.items()}
@@ -313,7 +331,7 @@ def _check_tensors(
             del there[path + quantization.SCALE]
     if there != here:
         raise UserError(
-            f"{flag}={file} does not hold the weights of {model}: {first_difference(there, here)}. Pass that "
+            f"{name} does not hold the weights of {model}: {first_difference(there, here)}. Pass that "
             f"--model (with the --set it was trained with), or another file."
         )
 
@@ -328,9 +346,9 @@ def _describe(dtype: str, shape: Iterable[int]) -> str:
     return f"{dtype} {list(shape)}"
 
 
-def _check_suffix(flag: str, file: str | pathlib.Path):
+def _check_suffix(name: str, file: str | pathlib.Path):
     if pathlib.Path(file).suffix != SUFFIX or pathlib.Path(file).is_dir():
-        raise UserError(f"{flag}={file}: expected the name of a file that ends with {SUFFIX}.")
+        raise UserError(f"{name}: expected the name of a file that ends with {SUFFIX}.")
 
 
 def _new_checkpoints(logdir: str | pathlib.Path, flag: str) -> Checkpoints:

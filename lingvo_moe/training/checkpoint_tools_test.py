@@ -137,7 +137,7 @@ def test_file_of_a_quarter_of_the_bits(trained, weights_file, tmp_path):
 
 
 def test_int8_file_without_its_scales_is_refused(trained, tmp_path):
-    """Nobody could tell the weights' size."""
+    """The scale of the weights is unknown."""
     file = tmp_path / "quarter.safetensors"
     tools.to_safetensors(trained, 8, file, "int8")
     with safetensors.safe_open(file, "numpy") as opened:

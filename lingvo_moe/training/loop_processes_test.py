@@ -20,7 +20,7 @@ import pytest
 from lingvo_moe.distributed import watchdog
 from lingvo_moe.engines.pjrt import Engine
 from lingvo_moe.testing import experiments as tiny
-from lingvo_moe.training import loop
+from lingvo_moe.training import checkpoint_tools, loop
 from lingvo_moe.training.checkpoint import Checkpoints
 from lingvo_moe.training.checkpoint_reader import Reader
 
@@ -132,6 +132,22 @@ def test_training_resumes_with_another_number_of_processes_after_a_kill(data, tm
     valid = _losses(whole, "valid")
     assert valid and {step: _losses(torn, "valid").get(step) for step in valid} == valid
     _assert_same_checkpoint(whole, torn, steps)
+
+
+def test_processes_start_with_the_weights_of_a_file(data, tmp_path):
+    """Each reads the file itself; the losses are those of one process that starts with the same weights."""
+    _alone(data, tmp_path / "given", 4)
+    file = tmp_path / "given.safetensors"
+    checkpoint_tools.to_safetensors(Checkpoints(tmp_path / "given"), 4, file)
+    stderr = _await_stderr(_start(data, tmp_path / "two", 4, f"--initial_weights={file}"))
+    assert f"starting with the weights of step 4 ({file})" in stderr[0], stderr
+    config = tiny.tiny_language_model(data, *_CHANGES, "training.steps=4")
+    engine, given = Engine(2, "cpu"), tmp_path / "given"
+    loop.train(tiny.LANGUAGE_MODEL, config, engine, tmp_path / "one", initial_weights=given)
+    one, two = (list(_losses(tmp_path / name).values()) for name in ("one", "two"))
+    np.testing.assert_allclose(
+        one, two, rtol=1e-5
+    )  # a change of last bits in four steps; with random weights they are some percent apart
 
 
 def test_translation_in_a_pipeline_over_the_border_of_processes_trains_as_in_one(data, tmp_path):

@@ -14,9 +14,10 @@ import sys
 
 import numpy as np
 
-from lingvo_moe import experiment, program_cache
+from lingvo_moe import experiment, overrides, program_cache
 from lingvo_moe.cli import process_setup
 from lingvo_moe.data.batching import Batch
+from lingvo_moe.errors import UserError
 from lingvo_moe.experiment import Experiment
 from lingvo_moe.sharding.layout import DeviceMesh
 from lingvo_moe.training.loss import total_loss
@@ -60,8 +61,32 @@ def experiment_of(work: Learning) -> Experiment:
     """Returns the recipe with the work's dimensions and number of steps.
 
     Raises:
-      UserError: the work's `settings` do not fit it.
+      UserError: the work's `settings` do not fit it, or change what the peer has too.
     """
+    lengths = {f"input.{name}": getattr(work, name) for name in ("source_length", "target_length")}
+    peak = (work.rate or _RATE) * math.sqrt(work.steps)
+    given = {"input.batch_size": work.rows, **lengths, "optimizer.learning_rate.peak": peak, "platform": "cpu"}
+    common = _common(work)
+    assignments = [f"{path}={value}" for path, value in (common | given).items()]
+    own = experiment.get(_MODEL, [*assignments, *work.settings], DeviceMesh())
+    for path, value in overrides.fields(own):
+        if path in common and value != common[path]:
+            raise UserError(
+                f"--set={path}={value}: the peer has {common[path]}, and both sides are equal in it; leave it out."
+            )
+    return own
+
+
+def _common(work: Learning) -> dict[str, int | bool]:
+    """Returns the fields that both sides have equal, whatever the `settings` are."""
+    # `protocol.rate_factor`
+    warmup = work.steps // 10
+    rate = {
+        "decay_after": work.steps,
+        "warmup_steps": warmup,
+        "cooldown_after": warmup,
+        "cooldown_steps": (work.steps - warmup) * 9 // 10,
+    }
     model = {
         "num_experts": 0,
         "num_layers": 2 * work.layers,
@@ -72,20 +97,8 @@ def experiment_of(work: Learning) -> Experiment:
         "source_vocabulary": work.vocabulary,
         "target_vocabulary": work.vocabulary,
     }
-    lengths = {name: getattr(work, name) for name in ("source_length", "target_length")}
-    batch = {"batch_size": work.rows, "packing": "false", **lengths}
-    # `protocol.rate_factor`
-    warmup = work.steps // 10
-    rate = {
-        "peak": (work.rate or _RATE) * math.sqrt(work.steps),
-        "decay_after": work.steps,
-        "warmup_steps": warmup,
-        "cooldown_after": warmup,
-        "cooldown_steps": (work.steps - warmup) * 9 // 10,
-    }
-    parts = (("model.", model), ("input.", batch), ("optimizer.learning_rate.", rate))
-    assignments = [f"{prefix}{name}={value}" for prefix, fields in parts for name, value in fields.items()]
-    return experiment.get(_MODEL, [*assignments, "platform=cpu", *work.settings], DeviceMesh())
+    parts = (("model.", model), ("input.", {"packing": False}), ("optimizer.learning_rate.", rate))
+    return {f"{prefix}{name}": value for prefix, fields in parts for name, value in fields.items()}
 
 
 def of_model(rows: Rows) -> Batch:

@@ -45,7 +45,7 @@ flags.DEFINE_string("language", "it", "language to translate into English", flag
 flags.DEFINE_integer("steps", 1000, "training steps of each side", lower_bound=10, flag_values=_VALUES)
 flags.DEFINE_integer("evaluations", 5, "how often the held-out loss is taken", lower_bound=1, flag_values=_VALUES)
 flags.DEFINE_list("rates", ["3e-4", "1e-3", "3e-3"], "Marian's largest learning rates to try", flag_values=_VALUES)
-flags.DEFINE_multi_string("set", [], "field=value: of our model; may be repeated", flag_values=_VALUES)
+flags.DEFINE_multi_string("set", [], "field=value: of our recipe; may be repeated", flag_values=_VALUES)
 flags.DEFINE_string("json", None, "also write the run to this file", flag_values=_VALUES)
 flags.DEFINE_string("document", None, "page to write the figures to", flag_values=_VALUES)
 flags.DEFINE_string(
@@ -113,6 +113,7 @@ def main(arguments: list[str]) -> int:
     """Trains and compares; returns 1 if our loss is more than 3 % above Marian's."""
     app.no_arguments(arguments[1:])
     rates, ends = _rates(_VALUES.rates), _ends(_VALUES.steps, _VALUES.evaluations)
+    learner.experiment_of(_work())  # raises for --set before anything is read
     output_files.check_path("--json", _VALUES.json)
     if _VALUES.document:
         markers.around(pathlib.Path(_VALUES.document), "losses")  # raises before the work
@@ -177,12 +178,7 @@ def make_batches(directory: pathlib.Path) -> Learning:
             f"Train one with `python -m tools.train_tokenizer --shared_vocabulary=6000`."
         )
     file = directory / "batches.npz"
-    work = Learning(
-        batches=str(file),
-        steps=_VALUES.steps,
-        settings=tuple(_VALUES.set),
-        vocabulary=tokenizers.source.vocabulary_size,
-    )
+    work = dataclasses.replace(_work(), batches=str(file), vocabulary=tokenizers.source.vocabulary_size)
     config = learner.experiment_of(work).input
     own = directory / "corpus"
     corpora.restrict(corpus, {_VALUES.language: 0}, own)
@@ -191,6 +187,11 @@ def make_batches(directory: pathlib.Path) -> Learning:
     held_out = map(rows_of, EvalInput(own, _VALUES.tokenizers, config).batches())
     batches.write(file, {"train": training, "held_out": list(held_out)})
     return work
+
+
+def _work() -> Learning:
+    """Returns the work that the flags describe, still without batches and with a vocabulary of some size."""
+    return Learning(batches="", steps=_VALUES.steps, settings=tuple(_VALUES.set), vocabulary=1000)
 
 
 def rows_of(batch: Batch) -> batches.Rows:
@@ -222,7 +223,7 @@ def check_equal(ours: Curve, other: Curve):
         if ours.facts[fact] != other.facts[fact]:
             raise UserError(
                 f"{other.name}: its {fact} are {other.facts[fact]}, ours {ours.facts[fact]}; the losses cannot be "
-                f"compared. Leave out what changes them from --set."
+                f"compared."
             )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import pathlib
 import re
@@ -27,7 +28,8 @@ from tools.benchmarks.worker import Worker
 
 pytestmark = pytest.mark.slow
 
-TINY = ("model.model_dim=16", "model.hidden_dim=32", "model.num_heads=2", "model.head_dim=8", "input.batch_size=8")
+TINY = {"model_dim": 16, "hidden_dim": 32, "heads": 2, "head_dim": 8, "rows": 8}
+SETTINGS = ("input.batch_size=8", "model.input_dropout=0.1")
 # Reads as many batches as it is asked for; its loss is its learning rate.
 FAKE = """
 import sys
@@ -53,15 +55,16 @@ def data(tmp_path_factory) -> Data:
 
 
 @pytest.fixture(autouse=True)
-def defaults():
-    """Each test starts with the flags' defaults."""
+def defaults(monkeypatch):
+    """Each test starts with the flags' defaults, and compares tiny models."""
+    monkeypatch.setattr(losses, "Learning", functools.partial(Learning, **TINY))
     losses._VALUES.unparse_flags()
     yield
     losses._VALUES.unparse_flags()
 
 
 def flags_of(data: Data, directory: pathlib.Path, *further: str) -> list[str]:
-    settings = [f"--set={assignment}" for assignment in TINY]
+    settings = [f"--set={assignment}" for assignment in SETTINGS]
     paths = [f"--corpus={data.corpus}", f"--tokenizers={data.tokenizers}", f"--directory={directory}"]
     return ["losses", "--language=de", "--steps=10", "--evaluations=2", *paths, *settings, *further]
 
@@ -137,7 +140,7 @@ def test_tiny_run_against_a_fake_peer(data, tmp_path, monkeypatch, capsys):
     page.write_text("<!-- losses: begin -->\n<!-- losses: end -->\n", encoding="utf-8")
     status = execute(*flags_of(data, tmp_path, "--rates=9,8,10", f"--document={page}", f"--json={tmp_path}/run.json"))
     shown = capsys.readouterr().out
-    assert status == 0 and "| Marian, 8 | ratio |" in shown and "model.model_dim=16" in shown
+    assert status == 0 and "| Marian, 8 | ratio |" in shown and "--set=model.input_dropout=0.1" in shown
     assert shown.strip() in page.read_text(encoding="utf-8") and (tmp_path / "run.json").exists()
 
 
@@ -169,7 +172,7 @@ def test_table_of_losses():
 def test_different_work_is_an_error(fact):
     """The error names the fact and both values."""
     losses.check_equal(curve(1.0), curve(1.0))
-    with pytest.raises(UserError, match=f"its {fact} are other, ours .*--set"):
+    with pytest.raises(UserError, match=f"its {fact} are other, ours "):
         losses.check_equal(curve(1.0), curve(1.0, **{fact: "other"}))
 
 
@@ -188,6 +191,10 @@ def test_evaluations_are_even_and_the_last_is_at_the_end():
         (["--language=tlh"], "--language=tlh: .* it has de, fr"),
         (["--document=none.md"], "none.md: .*markers"),
         (["--set=model.depth=3"], "depth"),
+        (["--set=num_layers=2"], "--set=model.num_layers=2: the peer has 4, .*leave it out"),
+        (["--set=model.hidden_dim=64"], "--set=model.hidden_dim=64: the peer has 32"),
+        (["--set=input.packing=true"], "--set=input.packing=True: the peer has False"),
+        (["--set=warmup_steps=7"], "--set=optimizer.learning_rate.warmup_steps=7: the peer has 1"),
     ],
 )
 def test_mistakes_of_the_user(data, tmp_path, capsys, flags, message):

@@ -47,6 +47,10 @@ _CALLS = {
     "launch_tpu": (("--dry_run", "--slice=s", "--zone=z"), "no --model"),
     "benchmarks": (("--only=nothing",), "there is no such row"),
     "benchmarks.beams": (("--beams=0",), "--beams=0"),
+    "benchmarks.losses": (
+        ("--corpus=FIXTURES/corpus", "--tokenizers=FIXTURES/tokenizers", "--language=de", "--directory=new"),
+        "have different ones",
+    ),
     "gpu_bench.make": (("--model=dense_lm.Small", "--directory=new"), "does not translate"),
     "launch_processes": ((), "no --model"),
     "tpu_graph": (("--only=nothing",), "--only=nothing"),

@@ -30,7 +30,7 @@ from tools import (
     write_golden,
 )
 from tools.benchmarks import __main__ as benchmarks
-from tools.benchmarks import beams
+from tools.benchmarks import beams, losses
 from tools.fuzz.case import Case, Outcome
 from tools.gpu_bench import make
 from tools.report import __main__ as report
@@ -49,6 +49,7 @@ _TOOLS = {
     "write_golden": write_golden,
     "benchmarks": benchmarks,
     "benchmarks.beams": beams,
+    "benchmarks.losses": losses,
     "gpu_bench.make": make,
     "launch_processes": launch_processes,
     "tpu_graph": tpu_graph,

@@ -93,12 +93,12 @@ def test_choices_are_counted_by_language_and_layer():
     assert list(found) == ["encoder/2", "decoder/2"]
     assert found["encoder/2"].shares == {"fr": [0.5, 0.5, 0.0, 0.0], "ca": [0.0, 0.0, 0.0, 1.0]}
     assert found["encoder/2"].load == [1.0, 1.0, 0.0, 2.0]
-    # The expert tells which of two languages it is.
+    # The expert identifies one of two languages.
     assert found["encoder/2"].information == pytest.approx(1.0) and found["decoder/2"].information == 0.0
 
 
-def test_experts_that_take_all_languages_alike_tell_nothing():
-    """And one that a third language prefers tells a little: by the definition, over all pairs."""
+def test_experts_that_take_all_languages_alike_have_no_information():
+    """One that a third language prefers has a little: by the definition, over all pairs."""
     lines = [{"line": i, "encoder/2": [[[0, 0.5], [1, 0.5]]]} for i in (1, 2)]
     assert results.routing(map(json.dumps, lines), ["fr", "ca"], 2)["encoder/2"].information == 0.0
     lines.append({"line": 3, "encoder/2": [[[0, 1.0]]]})

@@ -128,7 +128,7 @@ def _experts(results: Results) -> Iterator[str]:
     yield (
         "Dropped tokens are of training's last part, in all layers together. The load is of the most used expert, the "
         "unused are those with less than a tenth of an equal share; both on test sentences, where nothing is dropped. "
-        "Information: how many bits a choice tells of its language, where all languages are equally frequent.\n"
+        "Information: how many bits a choice gives about its language, where all languages are equally frequent.\n"
     )
     rows = []
     for run in routed:

@@ -148,7 +148,7 @@ def test_other_settings_are_an_error(data, tmp_path, study, budget, message):
 
 
 def test_other_sentences_are_an_error(data, tmp_path):
-    """Their languages are told by the lines' order, which the lines of a finished run must have."""
+    """The order of the lines gives their languages, which the lines of a finished run must have."""
     run = Trial(_STUDY, _EXPERTS, tmp_path / "run")
     run.check_settings(data, 100.0)
     run.complete(data, 100.0, _Machine(run))
