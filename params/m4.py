@@ -292,7 +292,7 @@ class Pocket(Recipe):
             optimizer=Adafactor(
                 beta1=0.9, learning_rate=InverseSquareRoot(peak=3.0, decay_after=10_000, warmup_steps=200)
             ),
-            input=InputConfig(batch_size=16, source_length=96, target_length=76, temperature=3.0),
+            input=InputConfig(batch_size=16, source_length=96, target_length=76, temperature=3.0, sentence_balance=0.5),
             training=TrainingSchedule(log_every=20, evaluate_every=500, checkpoint_every=200, keep=8),
             search=BeamSearch(max_length=72, length_alpha=1.0),
             corpus="build/pocket/corpus",

@@ -190,10 +190,14 @@ def _training(runs: list[TrainingRun]) -> Iterator[str]:
 {steps:,} steps, {tokens / 1e6:.1f} million target tokens, {hours:.1f} hours. Held-out cross-entropy and source gain, in
 nats per target token:
 """
-    yield from _table(
-        ("step", "cross-entropy", "source gain"),
-        [(f"{step:,}", f"{loss:.3f}", f"{gain:.3f}") for run in runs for step, loss, gain in run.losses],
-    )
+    # Each run counts from 0, as new training does with --initial_weights.
+    before = itertools.accumulate((run.steps for run in runs), initial=0)
+    rows = [
+        (f"{start + step:,}", f"{loss:.3f}", f"{gain:.3f}")
+        for start, run in zip(before, runs)
+        for step, loss, gain in run.losses
+    ]
+    yield from _table(("step", "cross-entropy", "source gain"), rows)
 
 
 def _scores(files: list[list[dict]]) -> Iterator[str]:

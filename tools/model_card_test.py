@@ -110,6 +110,7 @@ def test_card_has_scores_by_language_and_their_mean(corpus, logdir, tmp_path):
     assert app.execute(model_card.main, ["model_card", *arguments], model_card.FLAGS) == 0
     card = (tmp_path / "card.md").read_text(encoding="utf-8")
     assert "400 steps" in card  # both log directories
+    assert "| 150 | 3.250 | 1.500 |" in card and "| 350 | 3.250 | 1.500 |" in card, "steps are counted through"
     rows = [line for line in card.splitlines() if line.startswith(("| de", "| fi", "| mean"))]
     assert rows == [
         "| de | 900 | 10 | 20.0 | 2.0 | 30.0 | 8.0 | 10 | 7.0 | 2.0 | 30.0 | 8.0 |",
