@@ -14,7 +14,6 @@ Each piece has a random part of its own, so that no two are equal.
 from __future__ import annotations
 
 import json
-import os
 import pathlib
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -30,6 +29,7 @@ from lingvo_moe.data.corpus_sample import sample_pairs
 from lingvo_moe.data.lexicon import SentencePairs, translation_probabilities
 from lingvo_moe.data.tokenizer import SIDES, SPECIAL_IDS, Tokenizers, sha256
 from lingvo_moe.errors import UserError
+from lingvo_moe.utils import output_files
 
 SUFFIX = ".safetensors"
 TEMPERATURE, MAX_SENTENCES = 5.0, 150_000  # of the sample, unless others are given
@@ -172,12 +172,8 @@ def write(file: str, vectors: Vectors, tokenizers: Tokenizers, settings: dict[st
     """
     metadata = {"format": _FORMAT, "tokenizers": _identity(tokenizers), "settings": settings}
     tables = {"shared": vectors.source} if tokenizers.is_shared else vectors._asdict()
-    partial = f"{file}.partial"
-    try:
+    with output_files.atomic_path(file) as partial:
         safetensors_numpy.save_file(tables, partial, {_METADATA: json.dumps(metadata, sort_keys=True)})
-        os.replace(partial, file)
-    finally:
-        pathlib.Path(partial).unlink(missing_ok=True)
 
 
 def read(file: str, tokenizers: Tokenizers, flag: str) -> Vectors:

@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import datetime
 import json
-import os
 import pathlib
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
@@ -24,7 +23,7 @@ from lingvo_moe.training import checkpoint_manifest, quantization
 from lingvo_moe.training.checkpoint import Checkpoints, first_difference, summary
 from lingvo_moe.training.checkpoint_errors import CorruptCheckpoint
 from lingvo_moe.training.checkpoint_reader import ARRAYS, WEIGHTS, Reader
-from lingvo_moe.utils import progress
+from lingvo_moe.utils import output_files, progress
 
 # The only entry of a safetensors file's metadata, a JSON object: the library writes several in an arbitrary order.
 _METADATA = "lingvo_moe"
@@ -202,12 +201,8 @@ def to_safetensors(checkpoints: Checkpoints, step: int, file: str | pathlib.Path
     if dtype == _INT8:
         theta = quantization.quantize(theta)
     metadata = {"format": _FORMAT, "model": reader.meta["model"], "step": step}
-    partial = pathlib.Path(f"{file}.partial")
-    try:
+    with output_files.atomic_path(file) as partial:
         safetensors_numpy.save_file(theta, partial, {_METADATA: json.dumps(metadata, sort_keys=True)})
-        os.replace(partial, file)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def from_safetensors(

@@ -37,10 +37,22 @@ def atomic_writer(path: str) -> Iterator[TextIO]:
     if path == "-":
         yield sys.stdout
         return
+    with atomic_path(path) as partial, open(partial, "w", encoding="utf-8") as file:
+        yield file
+
+
+@contextlib.contextmanager
+def atomic_path(path: str | pathlib.Path) -> Iterator[pathlib.Path]:
+    """Yields the path of a file to write, which replaces `path` when the context ends without an error.
+
+    It has the permissions of any new file; a library may write it with its own (safetensors: for its owner alone).
+    """
     partial = pathlib.Path(f"{path}.partial")
     try:
-        with open(partial, "w", encoding="utf-8") as file:
-            yield file
+        partial.touch()
+        mode = partial.stat().st_mode
+        yield partial
+        partial.chmod(mode)
         os.replace(partial, path)
     finally:
         partial.unlink(missing_ok=True)

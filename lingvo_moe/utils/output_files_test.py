@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 
+import numpy as np
 import pytest
+from safetensors import numpy
 
 from lingvo_moe.errors import UserError
 from lingvo_moe.utils import output_files
@@ -48,3 +50,12 @@ def test_file_is_replaced_completely_or_not_at_all(tmp_path, capsys):
     with output_files.atomic_writer("-") as file:
         file.write("shown")
     assert capsys.readouterr().out == "shown"
+
+
+def test_file_of_a_library_has_the_permissions_of_a_new_file(tmp_path):
+    """Others may read a released model: safetensors writes files for their owner alone."""
+    (tmp_path / "new").touch()
+    with output_files.atomic_path(tmp_path / "out.safetensors") as partial:
+        numpy.save_file({"a": np.zeros(3, np.float32)}, partial)
+    assert (tmp_path / "out.safetensors").stat().st_mode == (tmp_path / "new").stat().st_mode
+    assert list(numpy.load_file(tmp_path / "out.safetensors")["a"]) == [0, 0, 0]
