@@ -47,7 +47,8 @@ _RETURNED_AT = pytest.StashKey[float]()  # GB of this process when freed memory 
 
 
 def pytest_addoption(parser: pytest.Parser):
-    """Adds the option `--part`."""
+    """Adds the option `--part`, and the setting it reads."""
+    parser.addini("large_memory", "test files of which each is a part of its own", type="paths")
     parser.addoption(
         "--part",
         metavar="I/N",
@@ -62,8 +63,16 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     if part is None or not collection_path.name.endswith("_test.py"):
         return None
     index, count = map(int, part.split("/"))
-    files = sorted(path for top in config.getini("testpaths") for path in (config.rootpath / top).rglob("*_test.py"))
-    return True if files.index(collection_path) % count != index - 1 else None
+    large = config.getini("large_memory")
+    if count <= len(large):
+        raise pytest.UsageError(
+            f"--part={part}: expected more than {len(large)} parts, see large_memory in pytest.ini."
+        )
+    if collection_path in large:
+        return None if large.index(collection_path) == index - 1 else True
+    files = {path for top in config.getini("testpaths") for path in (config.rootpath / top).rglob("*_test.py")}
+    others = sorted(files.difference(large))
+    return None if len(large) + others.index(collection_path) % (count - len(large)) == index - 1 else True
 
 
 def pytest_sessionfinish(session: pytest.Session):
