@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import json
 import logging
+import pathlib
 
 import numpy as np
 
@@ -55,6 +56,7 @@ def diagnose(config: DiagnoseConfig):
     if saved:
         saved.check_shapes(experiment.batch_specs())
     step = _replayed(saved, checkpoints) if saved else _next(experiment, checkpoints)
+    _check_average(checkpoints.path(step.checkpoint), experiment.training.ema_decay)
     _log.info(
         f"compiling the diagnosis of {name}, {experiment.model.num_weights():,} weights, for {len(engine.devices)} "
         f"{engine.platform} device(s), mesh {experiment.mesh} ..."
@@ -104,6 +106,19 @@ def _next(experiment: Experiment, checkpoints: Checkpoints) -> _Step:
     with contextlib.closing(train_input.batches(reader.meta["data_state"])) as stream:
         batch, _ = next(stream)
     return _Step(checkpoint, seed, checkpoint, batch)
+
+
+def _check_average(path: pathlib.Path, ema_decay: float):
+    """Raises UserError where the checkpoint has an average of the weights and the settings none, or the reverse."""
+    reader = Reader(path)
+    if "rest" not in reader.items:
+        return
+    averaged = any(name.startswith("ema_gap/") for name in reader.specs(["rest"]))
+    if averaged != bool(ema_decay):
+        raise UserError(
+            f"{path} was saved {'with' if averaged else 'without'} an average of the weights, but training.ema_decay "
+            f"is {ema_decay}; pass --set training.ema_decay as it was in training."
+        )
 
 
 def _read_gap(checkpoints: Checkpoints, step: int, theta: dict) -> dict:

@@ -67,6 +67,22 @@ def test_mistakes_are_reported_before_anything_is_compiled(data, logdir, tmp_pat
         assert message in error_of(capsys, data, *flags), message
 
 
+def test_settings_of_another_average_are_refused(data, logdir, tmp_path, capsys):
+    """Without the setting the average would pass for the trained weights, whose loss is another one."""
+    batch = a_batch(data, tmp_path)
+    message = error_of(capsys, data, f"--logdir={logdir}", batch, "--set=training.ema_decay=0.9")
+    assert (
+        "checkpoints/4 was saved without an average" in message and "training.ema_decay is 0.9; pass --set" in message
+    )
+
+    specs = tiny.tiny(data, "training.ema_decay=0.9").steps.state_specs()
+    checkpoints = Checkpoints(tmp_path / "averaged", keep=1)
+    checkpoints.save(tiny.MODEL, tree.map_leaves(lambda spec: np.zeros(spec.shape, spec.dtype), specs), {})
+    checkpoints.close()
+    message = error_of(capsys, data, f"--logdir={tmp_path}/averaged", batch)
+    assert "was saved with an average of the weights, but training.ema_decay is 0.0; pass --set" in message
+
+
 def test_a_model_must_be_named(capsys):
     assert main.main(["lingvo_moe", "diagnose"]) == 2
     assert "--model is missing" in capsys.readouterr().err

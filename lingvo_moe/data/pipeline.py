@@ -59,7 +59,8 @@ class TrainInput:
     """The training batches of a model.
 
     Attributes:
-      stream_id: a hash of all that decides which example has number n: of a corpus, tokenizers, temperature and seed.
+      stream_id: a hash of all that decides which example has number n: of a corpus, tokenizers, temperature,
+        sentence balance and seed.
     """
 
     def __init__(self, corpus: str | pathlib.Path, tokenizers: str | pathlib.Path, config: BatchConfig):
@@ -182,8 +183,8 @@ def _check_identity(state: State, identity: State):
         if state.get(key) != value:
             raise UserError(
                 f"the position in the training data cannot be resumed: its {key} is {state.get(key)}, now it is "
-                f"{value}. Give the same corpus, tokenizers, input.temperature, input.seed and input.shards as "
-                f"before, or start in another --logdir."
+                f"{value}. Give the same corpus, tokenizers, input.temperature, input.sentence_balance, input.seed and "
+                f"input.shards as before, or start in another --logdir."
             )
 
 

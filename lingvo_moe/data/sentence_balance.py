@@ -3,7 +3,8 @@
 A pair whose English text stands in k pairs of all languages together gets a weight in proportion to k ** -balance. With
 balance 0 all pairs are read equally often, so a model reads the English of a sentence with 40 translations 40 times
 and learns it by heart. With balance 1 all English sentences are read equally often. The weights are integers, the
-number of times that a pair stands in its language's list; `mixture` samples from that list.
+number of times that a pair stands in its language's list; `mixture` samples from that list, whose length is then what
+temperature sampling takes for the size of the language.
 """
 
 from __future__ import annotations
