@@ -12,7 +12,7 @@ import pathlib
 from absl import flags
 
 from lingvo_moe import experiment, registry
-from lingvo_moe.analysis import miniature
+from lingvo_moe.analysis import miniature, plan
 from lingvo_moe.cli import app
 from lingvo_moe.utils import progress
 from tools import plan_zoo
@@ -34,8 +34,13 @@ def main(arguments: list[str]):
 
 
 def collectives(name: str) -> str:
-    """Returns the collectives of a model's miniature; models of one structure share it, and it is compiled once."""
-    return _collectives(miniature.of(name))
+    """Returns the collectives of a model's miniature."""
+    return miniature.collectives(planned(name))
+
+
+def planned(name: str) -> plan.Plan:
+    """Returns the plan of a model's miniature; models of one structure share it, and it is compiled once."""
+    return _planned(miniature.of(name))
 
 
 def golden_collectives(name: str) -> str:
@@ -44,8 +49,8 @@ def golden_collectives(name: str) -> str:
 
 
 @functools.cache
-def _collectives(small: experiment.Experiment) -> str:
-    return miniature.collectives(small)
+def _planned(small: experiment.Experiment) -> plan.Plan:
+    return miniature.make_plan(small)
 
 
 def _write(directory: pathlib.Path, texts: dict[str, str]):

@@ -1,7 +1,7 @@
 """Tests that the collectives of the large models are those of the golden texts, and those of M4 the paper's.
 
-`translation_golden_test` and `unet_golden_test` compile some of the miniatures, because one process with all of them
-needs 5 GB: TensorFlow keeps parts of every graph that it has lowered.
+Other `*_golden_test`s compile some of the miniatures, because one process with all of them needs 5 GB: TensorFlow keeps
+parts of every graph that it has lowered.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ def of(name: str) -> Experiment:
 
 def _of_volumes() -> dict[str, object]:
     """The sizes of a U-Net: two levels have each kind of operator, and every further one adds equal collectives."""
-    return {"model.num_layers": 2, "model.base_channels": 4, "input.size": "32,32,32", "input.batch_size": 4}
+    return {"model.num_layers": 2, "model.base_channels": 4, "input.size": "16,16,16", "input.batch_size": 4}
 
 
 def _of_transformer(model: Transformer, layout: Layout) -> dict[str, object]:
@@ -62,10 +62,12 @@ def _of_transformer(model: Transformer, layout: Layout) -> dict[str, object]:
     return sizes
 
 
-def collectives(miniature: Experiment) -> str:
+def make_plan(miniature: Experiment) -> plan.Plan:
+    """Returns the plan of a miniature's training step on eight TPU v3 cores."""
+    return plan.make("miniature", miniature, Slice.of(_SLICE))
+
+
+def collectives(planned: plan.Plan) -> str:
     """Returns a line per kind of collective and size of its groups: how many run in a training step."""
-    collectives = plan.make("miniature", miniature, Slice.of(_SLICE)).collectives
-    return (
-        "".join(f"{collective.kind} among {collective.group}: {collective.runs}\n" for collective in collectives)
-        or "none\n"
-    )
+    lines = (f"{found.kind} among {found.group}: {found.runs}\n" for found in planned.collectives)
+    return "".join(lines) or "none\n"

@@ -33,12 +33,12 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("compiled_once")]
 
 # The diagnosis is a program of its own, in which the compiler may or may not fuse k * l_aux into the sum of the loss.
 REPLAY_TOLERANCE = 2 * harness.FLOAT32_ROUNDING
-EXPERTS = "encoder/layer_1/feed_forward"
+EXPERTS = "decoder/layer_1/feed_forward"
 _CHANGES = ("training.checkpoint_every=4", "training.evaluate_every=0", "training.ema_decay=0.9")
 
 
 def train(experiment: Experiment, logdir: pathlib.Path) -> dict[str, float]:
-    return loop.train(tiny.MODEL, experiment, pjrt.Engine(2, "cpu"), logdir)
+    return loop.train(tiny.LANGUAGE_MODEL, experiment, pjrt.Engine(2, "cpu"), logdir)
 
 
 def pretend_skipped(monkeypatch: pytest.MonkeyPatch, skipped: list[int]):
@@ -60,7 +60,7 @@ def diagnose(data: tiny.Data, logdir: pathlib.Path, *flags: str) -> int:
         [
             "lingvo_moe",
             "diagnose",
-            *tiny.settings(*_CHANGES),
+            *tiny.language_model_settings(*_CHANGES),
             f"--corpus={data.corpus}",
             "--platform=cpu",
             f"--tokenizers={data.tokenizers}",
@@ -73,7 +73,7 @@ def diagnose(data: tiny.Data, logdir: pathlib.Path, *flags: str) -> int:
 def test_a_finite_step_after_too_many_skipped_ones_continues_training(data, tmp_path, monkeypatch):
     """It has been started when the skipped steps are counted; training ends only if it is skipped as well."""
     pretend_skipped(monkeypatch, [0, 1, 2, 0, 0, 0])
-    assert train(tiny.tiny(data, *_CHANGES, "training.steps=6", "training.max_skipped=2"), tmp_path)
+    assert train(tiny.tiny_language_model(data, *_CHANGES, "training.steps=6", "training.max_skipped=2"), tmp_path)
     assert not (tmp_path / "replay").exists()
 
 
@@ -83,7 +83,7 @@ def test_a_saved_step_can_be_repeated(data, tmp_path, monkeypatch, capsys):
     Training resumes from the weights before the first skipped step, with the batches after those it has read.
     """
     pretend_skipped(monkeypatch, [0, 0, 1, 2, 3])
-    experiment = tiny.tiny(data, *_CHANGES, "training.steps=8", "training.max_skipped=2")
+    experiment = tiny.tiny_language_model(data, *_CHANGES, "training.steps=8", "training.max_skipped=2")
     with pytest.raises(
         UserError,
         match=r"the loss of step 4 is \d.*2 consecutive updates were skipped.*Recomputed, all numbers are finite; "
@@ -92,10 +92,10 @@ def test_a_saved_step_can_be_repeated(data, tmp_path, monkeypatch, capsys):
         train(experiment, tmp_path)
     monkeypatch.undo()
     kept = Replay.load(tmp_path / "replay" / "4.npz")
-    assert (kept.model, kept.step, kept.seed, kept.checkpoint) == (tiny.MODEL, 4, (0, 0), 5)
+    assert (kept.model, kept.step, kept.seed, kept.checkpoint) == (tiny.LANGUAGE_MODEL, 4, (0, 0), 5)
     assert Checkpoints(tmp_path).latest() == 5
     command = re.search(r"diagnose --model='(.*)' --logdir=(.*) --batch=(.*)\. A lower", str(error.value)).groups()
-    assert command == (tiny.MODEL, str(tmp_path), str(tmp_path / "replay" / "4.npz"))
+    assert command == (tiny.LANGUAGE_MODEL, str(tmp_path), str(tmp_path / "replay" / "4.npz"))
     flags = (f"--batch={command[2]}", f"--json={tmp_path}/found.json")
     capsys.readouterr()
     assert diagnose(data, tmp_path, *flags) == 0
@@ -104,7 +104,7 @@ def test_a_saved_step_can_be_repeated(data, tmp_path, monkeypatch, capsys):
     assert found["metrics"]["gradient_norm"] == pytest.approx(kept.gradient_norm, rel=REPLAY_TOLERANCE)
     assert found["finite"] and (found["step"], found["checkpoint"]) == (4, 5)
     out = capsys.readouterr().out
-    assert out.startswith(f"step 4 of {tiny.MODEL}, with the weights of {tmp_path}/checkpoints/5\n")
+    assert out.startswith(f"step 4 of {tiny.LANGUAGE_MODEL}, with the weights of {tmp_path}/checkpoints/5\n")
     assert f"training computed a loss of {kept.loss:.6g}" in out
     assert diagnose(data, tmp_path, f"--json={tmp_path}/next.json") == 0
     following = json.loads((tmp_path / "next.json").read_text())
@@ -132,11 +132,11 @@ def test_the_first_non_finite_number_is_named(data, tmp_path, monkeypatch, value
     def initialise_and_spoil(self, seed):
         initialise(self, seed)
         theta = tree.map_leaves(np.array, self.state["theta"])
-        theta["encoder"]["layer_1"]["feed_forward"]["wi"][0] = value  # of all experts, because one may get no token
+        theta["decoder"]["layer_1"]["feed_forward"]["wi"][0] = value  # of all experts, because one may get no token
         self.load(self.state | {"theta": theta})
 
     monkeypatch.setattr(pjrt.Training, "initialise", initialise_and_spoil)
-    experiment = tiny.tiny(data, *_CHANGES, "training.steps=40", "training.max_skipped=3")
+    experiment = tiny.tiny_language_model(data, *_CHANGES, "training.steps=40", "training.max_skipped=3")
     expected = (
         r"the loss of step {} is (nan|inf).* {} consecutive updates.* Recomputed, the first number that is not finite: "
     )
@@ -176,7 +176,7 @@ def test_a_failing_save_or_diagnosis_does_not_hide_why_training_ended(
     pretend_skipped(monkeypatch, [0, 1, 2, 3])
     monkeypatch.setattr(*where, fail)
     with pytest.raises(UserError, match=message):
-        train(tiny.tiny(data, *_CHANGES, "training.steps=8", "training.max_skipped=2"), tmp_path)
+        train(tiny.tiny_language_model(data, *_CHANGES, "training.steps=8", "training.max_skipped=2"), tmp_path)
 
 
 def test_an_unwritable_log_directory_is_reported_before_compiling(data, tmp_path, monkeypatch):
@@ -188,17 +188,17 @@ def test_an_unwritable_log_directory_is_reported_before_compiling(data, tmp_path
     with pytest.raises(
         UserError, match=rf"--logdir={tmp_path}/file/log: nothing can be written there \(Not a directory\)"
     ):
-        loop.train(tiny.MODEL, tiny.tiny(data), engine, tmp_path / "file" / "log")
+        loop.train(tiny.LANGUAGE_MODEL, tiny.tiny_language_model(data), engine, tmp_path / "file" / "log")
     monkeypatch.setattr(tempfile, "TemporaryFile", read_only)
     with pytest.raises(
         UserError, match=rf"--logdir={tmp_path}/log: nothing can be written there \(Read-only file system\)"
     ):
-        loop.train(tiny.MODEL, tiny.tiny(data), engine, tmp_path / "log")
+        loop.train(tiny.LANGUAGE_MODEL, tiny.tiny_language_model(data), engine, tmp_path / "log")
 
 
 def test_training_resumes_after_a_full_disk_ended_it(data, tmp_path, monkeypatch):
     """The curves could not be written; the next run has the losses of an undisturbed one."""
-    experiment = tiny.tiny(data, *_CHANGES, "training.steps=8")
+    experiment = tiny.tiny_language_model(data, *_CHANGES, "training.steps=8")
     undisturbed = tmp_path / "undisturbed"
     train(experiment, undisturbed)
     write = SummaryWriter.write
@@ -232,7 +232,7 @@ def test_removing_the_log_directory_ends_training(data, tmp_path, monkeypatch, l
         return make(self, batches)
 
     monkeypatch.setattr(pjrt.Training, "train", make_and_remove)
-    experiment = tiny.tiny(data, *_CHANGES, "training.steps=12", f"training.log_every={log_every}")
+    experiment = tiny.tiny_language_model(data, *_CHANGES, "training.steps=12", f"training.log_every={log_every}")
     with pytest.raises(UserError, match=f"{tmp_path}/train: the directory has been removed"):
         train(experiment, tmp_path)
     monkeypatch.undo()

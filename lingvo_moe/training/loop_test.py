@@ -61,7 +61,7 @@ def _command(data: tiny.Data, logdir: pathlib.Path, steps: int) -> list[str]:
         "-c",
         _MAIN,
         "train",
-        *tiny.settings(*changes),
+        *tiny.language_model_settings(*changes),
         f"--corpus={data.corpus}",
         f"--tokenizers={data.tokenizers}",
         f"--logdir={logdir}",
@@ -94,7 +94,7 @@ def test_a_killed_run_resumes_bit_for_bit(data, tmp_path):
     """SIGKILL at an arbitrary step, SIGTERM in the next run, then a third to the end: the losses of one run."""
     steps, uninterrupted, interrupted = 80, tmp_path / "uninterrupted", tmp_path / "interrupted"
     schedule = (f"training.steps={steps}", f"training.checkpoint_every={steps}", "training.evaluate_every=0")
-    loop.train(tiny.MODEL, tiny.tiny(data, *schedule), Engine(2, "cpu"), uninterrupted)
+    loop.train(tiny.LANGUAGE_MODEL, tiny.tiny_language_model(data, *schedule), Engine(2, "cpu"), uninterrupted)
     expected = _losses(uninterrupted)
     assert sorted(expected) == list(range(1, steps + 1))
 
@@ -143,13 +143,13 @@ def test_four_devices_train_as_one_with_the_compiler_of_users(data, tmp_path):
 def test_a_finished_run_changes_nothing(data, tmp_path, caplog):
     """Running the same command again is harmless; `keep` checkpoints stay; the held-out loss is computed when due."""
     caplog.set_level(logging.INFO, "lingvo_moe")
-    experiment = tiny.tiny(data, *_schedule(12))
+    experiment = tiny.tiny_language_model(data, *_schedule(12))
     metrics = loop.train("tiny", experiment, Engine(2, "cpu"), tmp_path)
     assert np.isfinite(metrics["valid/cross_entropy"]) and metrics["rejected_pairs"] == 0
     assert {"aux_loss", "overflow", "expert_load", "tokens_per_second"} <= set(metrics)
-    assert 0 < metrics["padding/source"] < 1 and 0 < metrics["padding/target"] < 1
+    assert 0 < metrics["padding/target"] < 1
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["12", "8"]
-    assert sorted(_losses(tmp_path, "valid")) == [6, 12] and np.isfinite(metrics["valid/source_gain"])
+    assert sorted(_losses(tmp_path, "valid")) == [6, 12]
     before = _losses(tmp_path)
     assert loop.train("tiny", experiment, Engine(2, "cpu"), tmp_path) == {}
     assert "already been trained for 12 steps" in caplog.messages[-1] and _losses(tmp_path) == before
@@ -167,7 +167,7 @@ def test_diverged_training_ends_and_keeps_its_checkpoint(data, tmp_path, monkeyp
         return metrics
 
     monkeypatch.setattr(Training, "train", make_and_blow_up)
-    wild = tiny.tiny(data, *_schedule(40), "training.max_skipped=5")
+    wild = tiny.tiny_language_model(data, *_schedule(40), "training.max_skipped=5")
     with pytest.raises(
         UserError, match=r"the loss of step 11 is (nan|inf).*5 consecutive updates were skipped as non-finite"
     ):
@@ -182,7 +182,7 @@ def test_several_steps_in_one_call_have_the_same_losses(data, tmp_path):
     schedule = ("training.checkpoint_every=6", "training.evaluate_every=0", "training.log_every=3")
     for logdir, changes, ends in (("one", (), (10,)), ("three", ("training.steps_per_loop=3",), (4, 10))):
         for end in ends:
-            config = tiny.tiny(data, *schedule, *changes, f"training.steps={end}")
+            config = tiny.tiny_language_model(data, *schedule, *changes, f"training.steps={end}")
             loop.train("tiny", config, Engine(2, "cpu"), tmp_path / logdir)
     one, three = _losses(tmp_path / "one"), _losses(tmp_path / "three")
     assert sorted(one) == [3, 6, 9, 10] and sorted(three) == [3, 4, 6, 9, 10]
@@ -191,7 +191,7 @@ def test_several_steps_in_one_call_have_the_same_losses(data, tmp_path):
 
 def test_a_checkpoint_of_another_model_or_optimizer_is_refused(data, tmp_path):
     """A wrong --model or --set does not harm the existing checkpoint, and is reported before compilation."""
-    experiment = tiny.tiny(data, *_schedule(4))
+    experiment = tiny.tiny_language_model(data, *_schedule(4))
     loop.train("tiny", experiment, Engine(2, "cpu"), tmp_path)
     other = overrides.apply(experiment, ["model.num_experts=8", "training.steps=8"])
     with pytest.raises(
@@ -203,7 +203,7 @@ def test_a_checkpoint_of_another_model_or_optimizer_is_refused(data, tmp_path):
         ("optimizer.beta1=0.9", r"optimizer_state/\S*/momentum is absent there"),
     ):
         with pytest.raises(UserError, match=rf"was saved with other settings .*{difference}.*--initial_weights="):
-            loop.train("tiny", tiny.tiny(data, *_schedule(8), change), Engine(2, "cpu"), tmp_path)
+            loop.train("tiny", tiny.tiny_language_model(data, *_schedule(8), change), Engine(2, "cpu"), tmp_path)
     assert Checkpoints(tmp_path).latest() == 4
 
 
@@ -219,7 +219,7 @@ def test_new_training_starts_with_the_weights_of_another_one(data, tmp_path):
 
     The same command resumes from its own checkpoint, and weights of another model are refused before compilation.
     """
-    experiment, start, given = tiny.tiny(data, *_schedule(4)), _Start(), tmp_path / "given"
+    experiment, start, given = tiny.tiny_language_model(data, *_schedule(4)), _Start(), tmp_path / "given"
     loop.train("tiny", experiment, Engine(2, "cpu"), given)
     loop.train("tiny", experiment, Engine(2, "cpu"), tmp_path / "random", callbacks=[random := _Start()])
     loop.train("tiny", experiment, Engine(2, "cpu"), tmp_path / "tuned", callbacks=[start], initial_weights=given)
@@ -230,7 +230,7 @@ def test_new_training_starts_with_the_weights_of_another_one(data, tmp_path):
     assert any(not np.array_equal(value, random.state[path]) for path, value in start.state.items())
     assert _losses(tmp_path / "tuned")[4] < _losses(tmp_path / "random")[4]
 
-    longer = tiny.tiny(data, *_schedule(5))
+    longer = tiny.tiny_language_model(data, *_schedule(5))
     loop.train("tiny", longer, Engine(2, "cpu"), tmp_path / "tuned", callbacks=[start], initial_weights=given)
     assert int(start.state["step"]) == 4
     other = overrides.apply(experiment, ["model.num_experts=8"])
@@ -240,7 +240,7 @@ def test_new_training_starts_with_the_weights_of_another_one(data, tmp_path):
 
 def test_new_training_starts_with_given_values(data, tmp_path):
     """Of one weight, bit for bit on both devices; the others are random, and a resumed training keeps its own."""
-    experiment, path = tiny.tiny(data, *_schedule(2)), "target_embedding/table"
+    experiment, path = tiny.tiny_language_model(data, *_schedule(2)), "embedding/table"
     loop.train("tiny", experiment, Engine(2, "cpu"), tmp_path / "random", callbacks=[random := _Start()])
     values = {path: np.random.default_rng(0).normal(size=random.state[f"theta/{path}"].shape).astype(np.float32)}
     start, logdir = _Start(), tmp_path / "given"
@@ -249,14 +249,14 @@ def test_new_training_starts_with_given_values(data, tmp_path):
     assert changed == {f"theta/{path}"}
     np.testing.assert_array_equal(start.state[f"theta/{path}"], values[path])
 
-    longer = tiny.tiny(data, *_schedule(3))
+    longer = tiny.tiny_language_model(data, *_schedule(3))
     loop.train("tiny", longer, Engine(2, "cpu"), logdir, callbacks=[start], initial_values=values)
     assert int(start.state["step"]) == 2 and not np.array_equal(start.state[f"theta/{path}"], values[path])
 
 
 def test_a_vocabulary_too_small_for_the_tokenizer_is_refused(data, tmp_path):
     """Ids beyond the embedding never reach a program."""
-    small = overrides.apply(tiny.tiny(data), ["model.target_vocabulary=50"])
+    small = overrides.apply(tiny.tiny_language_model(data), ["model.target_vocabulary=50"])
     with pytest.raises(UserError, match="target tokenizer .* has .* pieces, the model's target_vocabulary is 50"):
         loop.train("tiny", small, Engine(2, "cpu"), tmp_path)
     assert not list(tmp_path.iterdir())
