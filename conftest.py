@@ -20,7 +20,7 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 # Tests compile many programs for the CPU and run few steps of each; this saves a third of the compiler's time.
 # Partitioning is not affected. `tools.soak` runs optimised programs.
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "true")
-# XLA's older code generator for CPUs takes a third less of what is left, and one module of machine code a fifth less than
+# XLA's older code generator for CPUs takes a third less of what is left; one module of machine code, a fifth less than
 # the 32 that are generated in parallel; the suite's two processes use both cores anyway.
 os.environ.setdefault("XLA_FLAGS", "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1")
 # Processes, pytest's other workers included, share a cache of compiled programs; the user's own cache is not used.

@@ -122,6 +122,7 @@ class Plan:
       lower_seconds, compile_seconds: on this machine.
       bubble_cycles: those of the cycles that a stage of a pipeline spends in turns without a microbatch.
       largest_buffers: if the program does not fit, its largest buffers, as compiled for cores with more memory.
+      compiler_options: beside the compiler's defaults, each `NAME=VALUE`.
     """
 
     model: str
@@ -152,6 +153,7 @@ class Plan:
     scheduled_seconds: float | None = None
     bubble_cycles: int = 0
     largest_buffers: tuple[Buffer, ...] = ()
+    compiler_options: tuple[str, ...] = ()
 
     @property
     def fits(self) -> bool:
@@ -215,6 +217,7 @@ class Plan:
             if version != VERSION:
                 raise UserError(f"{path}: a plan of version {version}, this program reads version {VERSION}; {remedy}")
             values["changes"] = tuple(values["changes"])
+            values["compiler_options"] = tuple(values.get("compiler_options", ()))
             values["memory"] = Memory(**values["memory"])
             values["collectives"] = tuple(CollectiveCost(**cost) for cost in values["collectives"])
             values["largest_buffers"] = tuple(Buffer(**buffer) for buffer in values["largest_buffers"])
@@ -254,6 +257,7 @@ def make(
         "changes": tuple(changes),
         "program": program,
         "topology": target.name,
+        "compiler_options": target.compiler_options,
         **_settings(experiment, program),
         "tokens": _tokens(experiment, program),
         "lower_seconds": lowered_at - start,

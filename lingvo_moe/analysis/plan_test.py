@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import pytest
@@ -200,6 +201,18 @@ def test_plan_round_trips_as_json(planned, tmp_path):
     planned.save(tmp_path / "plan.json")
     saved = json.loads((tmp_path / "plan.json").read_text())
     assert saved["version"] == 3 and saved["memory"]["optimizer_state"] == planned.memory.optimizer_state
+    assert plan.Plan.load(tmp_path / "plan.json") == planned
+
+
+def test_options_of_the_compiler_are_recorded(planned, tmp_path):
+    """A plan made with other options is another plan; one without the field, of an older version, has none."""
+    changed = dataclasses.replace(planned, compiler_options=("xla_tpu_run_space_to_batch=false",))
+    changed.save(tmp_path / "plan.json")
+    assert plan.Plan.load(tmp_path / "plan.json") == changed != planned
+    assert "compiler options: xla_tpu_run_space_to_batch=false\n" in plan_text.text(changed, 1e12)
+    values = json.loads((tmp_path / "plan.json").read_text())
+    del values["compiler_options"]
+    (tmp_path / "plan.json").write_text(json.dumps(values))
     assert plan.Plan.load(tmp_path / "plan.json") == planned
 
 

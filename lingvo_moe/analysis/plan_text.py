@@ -47,6 +47,8 @@ def _title(plan: Plan) -> Iterator[str]:
         f"{plan.model}: {plan.weights:,} weights, program {plan.program}, on {plan.topology}, "
         f"{plan.cores} {plan.device}s, mesh {plan.mesh}"
     )
+    if plan.compiler_options:
+        yield f"compiler options: {', '.join(plan.compiler_options)}"
     yield f"traced and lowered in {plan.lower_seconds:.0f} s, compiled in {plan.compile_seconds:.0f} s"
 
 

@@ -8,6 +8,7 @@ import logging
 import os
 import pathlib
 import sys
+from collections.abc import Sequence
 
 from lingvo_moe.analysis import plan as planning
 from lingvo_moe.analysis import plan_text, search
@@ -15,7 +16,7 @@ from lingvo_moe.cli import images, layouts, run_setup, speech
 from lingvo_moe.cli.run_config import EvalConfig, ExportConfig, ModelConfig, PlanConfig, TranslateConfig
 from lingvo_moe.cli.scores import write_scores
 from lingvo_moe.data.corpus import Corpus
-from lingvo_moe.engines import cluster, topology
+from lingvo_moe.engines import cluster, compiler_options, topology
 from lingvo_moe.errors import UserError
 from lingvo_moe.experiment import get as get_experiment
 from lingvo_moe.experiment import unchecked
@@ -154,7 +155,8 @@ def plan(config: PlanConfig):
     if config.program == "decode" and not own.translates:
         raise UserError(f"--program=decode: {name} does not translate; plan its training.")
     mesh = DeviceMesh.parse(config.mesh) if config.mesh else own.mesh
-    target = _target(config.topology or topology.v3_slice(mesh.size))
+    compiler_options.parse(config.compiler_options)
+    target = _target(config.topology or topology.v3_slice(mesh.size), config.compiler_options)
     mesh = mesh if config.mesh else _mesh_of(target, mesh)
     target.check(mesh)
     if search.LAYOUT in config.search:
@@ -181,8 +183,9 @@ def _compile(config: PlanConfig, target: topology.Slice | cluster.Cluster, mesh:
     return planning.make(name, experiment, target, config.program, list(config.assignments))
 
 
-def _target(name: str) -> topology.Slice | cluster.Cluster:
-    return cluster.Cluster.of(name) if cluster.is_cluster(name) else topology.Slice.of(name)
+def _target(name: str, options: Sequence[str]) -> topology.Slice | cluster.Cluster:
+    kind = cluster.Cluster if cluster.is_cluster(name) else topology.Slice
+    return kind.of(name, options)
 
 
 def _search(config: PlanConfig, target: topology.Slice | cluster.Cluster, mesh: DeviceMesh) -> planning.Plan:

@@ -95,6 +95,10 @@ def test_list_and_show_name_every_model_and_field(capsys):
             ],
             "model.stages is 3, which 2 devices .layout pipeline_gshard, mesh 2x4. do not divide",
         ),
+        (
+            ["plan", "Quickstart", "--topology=v3:2x2x1", "--compiler_option=fast"],
+            "--compiler_option=fast: expected NAME",
+        ),
         (["plan", "Quickstart", "--topology=v3:2x2x1", "--json=nowhere/plan.json"], "there is no directory nowhere"),
         (
             ["plan", "sparse_lm.MoE10B32E", "--program=decode"],

@@ -232,6 +232,12 @@ class PlanConfig(ModelConfig):
     mesh: str | None = _flag(
         flags.DEFINE_string, None, "the device mesh, e.g. 128 or 16x8; default: all devices in one axis"
     )
+    compiler_options: tuple[str, ...] = _flag(
+        flags.DEFINE_multi_string,
+        (),
+        "NAME=VALUE, an option of XLA's compiler, which the plan records; may be repeated",
+        "compiler_option",
+    )
     program: str = _flag(flags.DEFINE_enum, "train", "the program to plan", enum_values=["train", "decode"])
     tokens: float = _flag(
         flags.DEFINE_float,

@@ -10,12 +10,13 @@ import dataclasses
 import pathlib
 import re
 import tempfile
+from collections.abc import Sequence
 
 import numpy as np
 from jax.experimental import topologies
 from jax.sharding import Mesh
 
-from lingvo_moe.engines import pjrt
+from lingvo_moe.engines import compiler_options, pjrt
 from lingvo_moe.engines.topology import Compiled, OutOfMemory
 from lingvo_moe.errors import UserError, did_you_mean
 from lingvo_moe.program import Program
@@ -138,6 +139,7 @@ class Cluster:
       nodes, gpus_per_node: the other parts.
       devices: all GPUs, node by node, as JAX describes them.
       is_limited: whether a program that needs more memory than there is is refused.
+      compiler_options: of XLA's compiler for GPUs beside its defaults, each `NAME=VALUE`.
     """
 
     name: str
@@ -146,10 +148,19 @@ class Cluster:
     gpus_per_node: int
     devices: tuple
     is_limited: bool = True
+    compiler_options: tuple[str, ...] = ()
 
     @staticmethod
-    def of(name: str) -> Cluster:
-        """Describes a cluster; raises UserError if there is no such GPU, or if XLA's CUDA compiler is not installed."""
+    def of(name: str, options: Sequence[str] = ()) -> Cluster:
+        """Describes a cluster.
+
+        Args:
+          name: of the cluster.
+          options: of the compiler, each `NAME=VALUE`.
+
+        Raises:
+          UserError: there is no such GPU, XLA's CUDA compiler is not installed, or it refuses an option.
+        """
         matched = _NAME.fullmatch(name.lower())
         if not matched:
             raise UserError(
@@ -166,7 +177,9 @@ class Cluster:
                 f"--topology={name}: {nodes} nodes of {gpus} GPUs; expected at least one node of 1 to "
                 f"{_MAX_GPUS_PER_NODE} GPUs, for instance {generation}:4x8."
             )
-        return Cluster(name.lower(), generation, nodes, gpus, tuple(_devices(GPUS[generation], nodes, gpus)))
+        devices = tuple(_devices(GPUS[generation], nodes, gpus))
+        compiler_options.check(options, devices[0], name)
+        return Cluster(name.lower(), generation, nodes, gpus, devices, compiler_options=tuple(options))
 
     @property
     def gpu(self) -> Gpu:
@@ -194,8 +207,9 @@ class Cluster:
         """
         self.check(program.mesh)
         mesh = Mesh(np.array(self.devices).reshape(program.mesh.shape), program.mesh.axis_names)
+        options = _SCHEDULE_OPTIONS | compiler_options.parse(self.compiler_options)
         with tempfile.TemporaryDirectory() as directory:
-            executable = pjrt.compile_program(program, mesh, {**_SCHEDULE_OPTIONS, "xla_dump_to": directory})
+            executable = pjrt.compile_program(program, mesh, options | {"xla_dump_to": directory})
             # None for an A100, of whose kernels the compiler has no estimates.
             schedule = next(pathlib.Path(directory).glob("*.schedule.txt"), None)
             compiled = Compiled(program, executable, schedule and schedule.read_text(encoding="utf-8"))

@@ -13,14 +13,14 @@ import logging
 import math
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from jax.errors import JaxRuntimeError
 from jax.experimental import topologies
 from jax.sharding import Mesh
 
-from lingvo_moe.engines import pjrt
+from lingvo_moe.engines import compiler_options, pjrt
 from lingvo_moe.errors import UserError, did_you_mean
 from lingvo_moe.program import Program
 from lingvo_moe.sharding.layout import DeviceMesh
@@ -74,16 +74,26 @@ class Slice:
       generation: the first part of the name.
       chips: the number of chips along each dimension.
       devices: all cores, as JAX describes them.
+      compiler_options: of libtpu's compiler beside its defaults, each `NAME=VALUE`.
     """
 
     name: str
     generation: str
     chips: tuple[int, ...]
     devices: tuple
+    compiler_options: tuple[str, ...] = ()
 
     @staticmethod
-    def of(name: str) -> Slice:
-        """Asks libtpu for a slice; raises UserError if there is none of that name, or if libtpu is not installed."""
+    def of(name: str, options: Sequence[str] = ()) -> Slice:
+        """Asks libtpu for a slice.
+
+        Args:
+          name: of the slice.
+          options: of the compiler, each `NAME=VALUE`.
+
+        Raises:
+          UserError: there is no slice of that name, libtpu is not installed, or its compiler refuses an option.
+        """
         matched = _NAME.fullmatch(name)
         if not matched:
             raise UserError(
@@ -102,7 +112,10 @@ class Slice:
                 f"--topology={name}: a host holds 2x2 chips, so the first two sizes must be even and none may be 0; "
                 f"for instance {GENERATIONS[generation]}."
             )
-        return Slice(name, generation, chips, tuple(_devices(name)))
+        devices = tuple(_devices(name))
+        with _without_flags_of_xla():
+            compiler_options.check(options, devices[0], name)
+        return Slice(name, generation, chips, devices, tuple(options))
 
     def check(self, mesh: DeviceMesh):
         """Raises UserError if a mesh does not have as many devices as the slice has cores."""
@@ -118,11 +131,7 @@ class Slice:
             return None
         *sides, depth = (*self.chips, 1)[:3]
         depth *= len(self.devices) // math.prod(self.chips)
-        return Slice.of(f"{_LARGEST_MEMORY}:{'x'.join(map(str, (*sides, depth)))}")
-
-    @property
-    def _compiler_options(self) -> dict[str, str]:
-        return _WITHOUT_SPARSE_CORES if self.generation in _WITH_SPARSE_CORES else {}
+        return Slice.of(f"{_LARGEST_MEMORY}:{'x'.join(map(str, (*sides, depth)))}", self.compiler_options)
 
     def load(self, program: Program) -> Compiled:
         """Compiles a program for the slice.
@@ -133,9 +142,11 @@ class Slice:
         """
         self.check(program.mesh)
         mesh = Mesh(np.array(self.devices).reshape(program.mesh.shape), program.mesh.axis_names)
+        own = _WITHOUT_SPARSE_CORES if self.generation in _WITH_SPARSE_CORES else {}
+        options = own | compiler_options.parse(self.compiler_options)
         try:
             with _without_flags_of_xla():
-                return Compiled(program, pjrt.compile_program(program, mesh, self._compiler_options))
+                return Compiled(program, pjrt.compile_program(program, mesh, options))
         except JaxRuntimeError as error:
             raise _out_of_memory(str(error)) or error from None
 

@@ -1,0 +1,64 @@
+"""Options of XLA's compilers that a user names, `NAME=VALUE`, for programs that are compiled to be planned."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+from jax.errors import JaxRuntimeError
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from lingvo_moe.errors import UserError
+
+_FLAG = "--compiler_option"
+_BOOLEANS = {"true": True, "false": False}
+
+
+def parse(options: Sequence[str]) -> dict[str, str | bool]:
+    """Returns options by name; `true` and `false` become booleans, as XLA's own options need them.
+
+    Args:
+      options: each `NAME=VALUE`; one that is named twice has its last value.
+
+    Raises:
+      UserError: an option has another form.
+    """
+    found = {}
+    for option in options:
+        name, separator, value = option.partition("=")
+        if not (separator and value) or not name.isidentifier():
+            raise UserError(f"{_FLAG}={option}: expected NAME=VALUE, for instance xla_tpu_run_space_to_batch=false.")
+        found[name] = _BOOLEANS.get(value, value)
+    return found
+
+
+def check(options: Sequence[str], device: object, target: str):
+    """Compiles an empty program with options, so that a mistake is found before the long work.
+
+    Args:
+      options: each `NAME=VALUE`.
+      device: to compile for, which need not exist here.
+      target: its name for the error.
+
+    Raises:
+      UserError: the device's compiler has no such option, or does not take its value.
+    """
+    if not options:
+        return
+    sharding = NamedSharding(Mesh(np.array([device]), "x"), PartitionSpec())
+    argument = jax.ShapeDtypeStruct((), np.float32, sharding=sharding)
+    lowered = jax.jit(lambda x: x + 1).lower(argument)
+    for option in options:
+        try:
+            lowered.compile(compiler_options=parse([option]))
+        except (JaxRuntimeError, RuntimeError) as error:
+            raise UserError(
+                f"{_FLAG}={option}: the compiler for {target} refuses it: {_reason(error)} The options "
+                f"of TPUs start with xla_tpu_, those of GPUs with xla_gpu_."
+            ) from None
+
+
+def _reason(error: Exception) -> str:
+    """Returns the compiler's words without its error code, as a sentence."""
+    return f"{str(error).partition(': ')[2].rstrip(' .:') or error}."
