@@ -71,11 +71,13 @@ class Request:
     program: str = "train"
     topology: str = ""
     mesh: str = ""
+    compiler_options: tuple[str, ...] = ()
 
     def command(self, name: str) -> list[str]:
         """Returns the command that writes the plan `name`."""
         sets = [f"--set={change}" for change in self.changes]
         where = [f"--{flag}={getattr(self, flag)}" for flag in ("topology", "mesh") if getattr(self, flag)]
+        where += [f"--compiler_option={option}" for option in self.compiler_options]
         output = f"--json={DIRECTORY / name}.json"
         start = [sys.executable, "-m", "lingvo_moe", "plan", self.model]
         return [*start, *sets, *where, f"--program={self.program}", output]
@@ -133,6 +135,19 @@ def meshes() -> dict[str, Request]:
     }
 
 
+def volumes() -> dict[str, Request]:
+    """Returns the columns of GSPMD's table 8; a v3 slice has eight cores, so small ones have more data parallelism."""
+    found = {}
+    for name in (name for name in registry.names() if name.startswith("unet.Volume")):
+        config = experiment.get(name)
+        copies, (rows, columns) = max(1, 8 // config.mesh.size), config.mesh.shape
+        changes = (f"input.batch_size={copies * config.input.batch_size}",) if copies > 1 else ()
+        # libtpu's space-to-batch pass does not end within minutes on them.
+        options = ("xla_tpu_run_space_to_batch=false",)
+        found[name] = Request(name, changes, mesh=f"{copies * rows}x{columns}", compiler_options=options)
+    return found
+
+
 def large_models() -> list[str]:
     """Returns the registered models that are made for a slice."""
 
@@ -143,8 +158,8 @@ def large_models() -> list[str]:
 
 
 def plans() -> dict[str, Request]:
-    """Returns all plans: every registered model for a slice, `variants`, `clusters` and `meshes`."""
-    return {name: Request(name) for name in large_models()} | variants() | clusters() | meshes()
+    """Returns all plans: every registered model for a slice, `variants`, `clusters`, `meshes` and `volumes`."""
+    return {name: Request(name) for name in large_models()} | variants() | clusters() | meshes() | volumes()
 
 
 def main(arguments: list[str]):

@@ -16,11 +16,23 @@ from tools import plan_zoo
 
 @pytest.mark.parametrize("name", plan_zoo.plans())
 def test_every_plan_has_a_model_and_valid_settings(name):
-    """The settings are accepted, and the model is made for a slice: of 32 cores, or of the stages of a Conformer."""
+    """The settings are accepted; the model is made for a slice: of 32 cores, of a Conformer's stages, of table 8."""
     request = plan_zoo.plans()[name]
     config = experiment.get(request.model, request.changes)
-    assert config.mesh.size >= 32 or (config.mesh.size == config.model.stages and config.model.num_layers >= 32)
+    of_stages = config.mesh.size == config.model.stages and config.model.num_layers >= 32
+    assert config.mesh.size >= 32 or of_stages or name in plan_zoo.volumes()
     assert name.startswith(request.model)
+
+
+def test_volumes_have_the_same_work_on_each_core_as_in_the_papers_table():
+    """On a slice of eight cores or more: equal voxels for each core, shared by as many cores."""
+    requests = plan_zoo.volumes()
+    assert len(requests) == 7
+    for name, request in requests.items():
+        own, mesh = experiment.get(name), DeviceMesh.parse(request.mesh)
+        config = experiment.get(name, request.changes, mesh)
+        assert mesh.size == max(8, own.mesh.size) and mesh.shape[1] == own.mesh.shape[1]
+        assert config.input.batch_size / mesh.size == own.input.batch_size / own.mesh.size
 
 
 def test_variants_have_the_stated_batch():

@@ -123,6 +123,7 @@ class Plan:
       bubble_cycles: those of the cycles that a stage of a pipeline spends in turns without a microbatch.
       largest_buffers: if the program does not fit, its largest buffers, as compiled for cores with more memory.
       compiler_options: beside the compiler's defaults, each `NAME=VALUE`.
+      unit: of what `tokens` counts: tokens, or voxels of a model that segments volumes.
     """
 
     model: str
@@ -154,6 +155,7 @@ class Plan:
     bubble_cycles: int = 0
     largest_buffers: tuple[Buffer, ...] = ()
     compiler_options: tuple[str, ...] = ()
+    unit: str = "tokens"
 
     @property
     def fits(self) -> bool:
@@ -260,6 +262,7 @@ def make(
         "compiler_options": target.compiler_options,
         **_settings(experiment, program),
         "tokens": _tokens(experiment, program),
+        "unit": "voxels" if experiment.segments else "tokens",
         "lower_seconds": lowered_at - start,
         "model_flops": flops.training_step(experiment.model, experiment.input) if program == "train" else None,
     }

@@ -143,11 +143,11 @@ def _cost(plan: Plan, step_seconds: float, tokens: float, price: float | None) -
         yield f"  10^6 sentences  {hours:12,.1f} {plan.device}-hours{_priced(hours, price)}"
         yield "  (searches of the greatest length; a search ends when all of its sentences have ended)"
     else:
-        yield f"  tokens/s        {plan.tokens / step_seconds:12,.0f}"
+        yield f"  {plan.unit}/s        {plan.tokens / step_seconds:12,.0f}"
         yield f"  utilisation     {plan.utilisation:8.1%} of the {plan.device}s' peak, rematerialisation not counted"
         days, years = tokens / plan.tokens * step_seconds / 86400, plan.core_years(tokens) or 0.0
         yield (
-            f"  {tokens:.3g} tokens    {years:,.2f} {plan.device}-years, {days:,.1f} days"
+            f"  {tokens:.3g} {plan.unit}    {years:,.2f} {plan.device}-years, {days:,.1f} days"
             f"{_priced(years * _HOURS_PER_YEAR, price)}"
         )
 

@@ -1,4 +1,4 @@
-"""Packing: sentence pairs of any length become batches of one shape, with several pairs per row and little padding.
+"""Sequence packing: pairs of any length become batches of one shape, with several pairs per row and little padding.
 
 A batch is a nested dict of int32 arrays,
 

@@ -1,4 +1,4 @@
-"""Multi-head attention (Vaswani et al. 2017, section 3.2), over whole sequences or over a cache of keys and values."""
+"""Multi-head attention (Vaswani et al. 2017, section 3.2), over whole sequences or over a KV cache."""
 
 from __future__ import annotations
 

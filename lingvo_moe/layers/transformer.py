@@ -94,7 +94,7 @@ class TransformerLayer(Layer):
         masks: Masks,
         context: Context,
     ) -> tuple[tf.Tensor, dict]:
-        """One decoding step over a cache that is written once per position.
+        """One decoding step over a KV cache that is written once per position.
 
         Args:
           theta: tensors for `weights()`, or for `unstack`ed ones.

@@ -66,7 +66,7 @@ class UNet(Layer):
       channels: of the voxels.
       classes: of a voxel; 0 is the background.
       dice_weight: w in loss = cross-entropy + w (1 - Dice), for classes of few voxels.
-      activation_dtype: `float32` or `bfloat16`; weights are float32.
+      activation_dtype: `float32`, or `bfloat16` for mixed precision; weights are float32.
     """
 
     num_layers: int = 4

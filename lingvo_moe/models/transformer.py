@@ -44,13 +44,14 @@ class Transformer(Layer):
       tied_embeddings: whether the target's embedding and the softmax share one table (Press and Wolf 2017),
         `embedding/table`. It is the source's embedding, too, where both sides have one vocabulary.
       label_smoothing: of the optimised loss; the reported cross-entropy has none.
-      activation_dtype: `float32` or `bfloat16`; weights are float32.
+      activation_dtype: `float32`, or `bfloat16` for mixed precision; weights are float32.
       unroll, remat: how repeated layers are computed, see `layers.repeat`.
       pipeline: `none`, `gpipe` or `circular`: how the layers of a stack are divided among stages on different devices,
         see `layers.pipeline_schedule` and docs/pipelines.md.
       stages: of a pipeline; a multiple of the devices along the layout's axis of stages.
-      microbatches: into which a batch is divided for the layers of the stacks, with a pipeline or, one after another,
-        without. Each has its share of the groups; results depend on their number, and on nothing else of a pipeline.
+      microbatches: into which a batch is divided for the layers of the stacks: those of a pipeline or, without one, one
+        after another (gradient accumulation within the stacks). Each has its share of the groups; results depend on
+        their number, and on nothing else of a pipeline.
     """
 
     num_layers: int

@@ -23,7 +23,7 @@ class Adafactor:
       beta1: the decay of the first moment, an average of updates that is as large as the weights; 0 for none, as in the
         papers. Small batches are noisy and gain from it.
       beta2_cap, beta2_exponent: the decay of the second moments at step t (from 1) is min(cap, 1 - t^-exponent).
-      clipping_threshold: the largest root mean square of an update, per matrix.
+      clipping_threshold: the largest root mean square of an update, per matrix; there is no gradient clipping.
       multiply_by_parameter_scale: whether updates are relative to the root mean square of the matrix
         (section 8).
       minimum_scale: the least such root mean square.

@@ -128,7 +128,7 @@ class Checkpoints:
         return self._problems[step, items]
 
     def save(self, model: str, state: dict, data_state: Any):
-        """Starts to write a checkpoint of `state["step"]`; it appears under its name only when it is complete.
+        """Starts an asynchronous checkpoint of `state["step"]`; it appears under its name only when it is complete.
 
         Arrays are copied to the host before this returns, so the state may be donated to the next step. A
         `ShardedTensor`, of which a host need not hold a copy, is on disk by then. Corrupt checkpoints that `latest`

@@ -44,7 +44,7 @@ def train(
     initial_weights: str | pathlib.Path | None = None,
     initial_values: Mapping[str, np.ndarray] = types.MappingProxyType({}),
 ) -> dict[str, float]:
-    """Trains to `experiment.training.steps`, from the newest checkpoint in `logdir` if there is one.
+    """Trains to `experiment.training.steps`; resumes from the newest checkpoint in `logdir` if there is one.
 
     SIGINT and SIGTERM end training after the step in progress, with a checkpoint (`training.preemption`). With several
     processes each computes the rows of a batch that its devices hold and writes their shards of a checkpoint; the

@@ -24,9 +24,10 @@ NAMES = tables.missing({})
 
 
 def planned(name: str = "m4.MoE128E12L", **changes) -> Plan:
-    """A plan for the cores of the published row."""
+    """A plan for the cores of the published row, or for eight of fewer cores: no slice is smaller."""
     row = ROWS[".".join(name.split(".")[:2])]
-    return training_plan(row.plan, row.cores, row.mesh.strip("()").replace(",", "x"), **changes)
+    mesh = row.mesh.strip("()").replace(",", "x") if row.cores >= 8 else "8x1"
+    return training_plan(row.plan, max(8, row.cores), mesh, **changes)
 
 
 def too_large(name: str = "m4.MoE128E12L") -> Plan:
@@ -127,11 +128,13 @@ def test_command_of_each_plan():
     plans = {
         "m4.MoE128E12L": planned(changes=("model.remat=full",)),
         "m4.MoE128E12L.v5e": planned(topology="v5e:16x8", program="decode"),
+        "unet.Volume128Mesh1x1": planned("unet.Volume128Mesh1x1", compiler_options=("a=b",)),
     }
     commands = [row[-1] for row in rows_of(report.page(plans).decode(), "All plans")[1:]]
     assert commands == [
         "python -m lingvo_moe plan m4.MoE128E12L --set=model.remat=full",
         "python -m lingvo_moe plan m4.MoE128E12L --program=decode --topology=v5e:16x8 --mesh=128",
+        "python -m lingvo_moe plan unet.Volume128Mesh1x1 --topology=v3:2x2x1 --mesh=8x1 --compiler_option=a=b",
     ]
 
 
