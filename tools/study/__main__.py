@@ -47,7 +47,9 @@ flags.DEFINE_string(
     "directory of figures, tables and numbers; default, without --results: `report` in --directory",
     flag_values=FLAGS,
 )
-flags.DEFINE_string("page", None, "also write the tables into this page, between its markers", flag_values=FLAGS)
+flags.DEFINE_string(
+    "page", None, "write the tables into this page, between its markers, instead of tables.md", flag_values=FLAGS
+)
 
 _PLAN = pathlib.Path(__file__).with_name("m4.toml")
 _TOKENIZER_SENTENCES = 60_000
@@ -121,12 +123,11 @@ def prepare(study: Study, corpus: Corpus, directory: pathlib.Path) -> tuple[Data
 
 
 def report(results: Results):
-    """Writes numbers, tables and figures, of what is finished."""
+    """Writes numbers, tables and figures of what is finished."""
     output = pathlib.Path(FLAGS.output or pathlib.Path(FLAGS.directory, "report"))
     output.mkdir(parents=True, exist_ok=True)
     results.save(output / "results.json")
     text = tables.text(results)
-    _write(output / "tables.md", f"{text}\n")
     drawn = charts.figures(results)
     for name, figure in drawn.items():
         _write(output / f"{name}.svg", style.svg(figure).decode())
@@ -134,6 +135,8 @@ def report(results: Results):
         page = pathlib.Path(FLAGS.page)
         links = [f"![{name}]({os.path.relpath(output / name, page.parent)}.svg)\n" for name in drawn]
         markers.replace(page, _MARKER, "\n".join([text, "", *links]))
+    else:
+        _write(output / "tables.md", f"{text}\n")
     print(f"{output}: {len(results.runs)} runs, {len(results.missing)} missing", flush=True)
 
 

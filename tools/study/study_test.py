@@ -113,7 +113,9 @@ def test_numbers_are_drawn_again_into_a_page(tmp_path, flags):
     assert app.execute(study.main, ["study", *arguments], flags) == 0
     text = page.read_text(encoding="utf-8")
     assert text.startswith("before\n") and text.endswith("after\n") and "old" not in text
-    assert "**Not measured: dense.**" in text and (tmp_path / "out" / "tables.md").read_text(encoding="utf-8") in text
+    assert "**Not measured: dense.**" in text
+    assert app.execute(study.main, ["study", *arguments[:2]], flags) == 0
+    assert (tmp_path / "out" / "tables.md").read_text(encoding="utf-8").strip() in text
 
 
 @pytest.mark.parametrize(
