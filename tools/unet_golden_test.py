@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from lingvo_moe.analysis import plan_text
 from tools import plan_zoo, write_golden
 
 pytestmark = pytest.mark.slow
@@ -13,3 +14,11 @@ pytestmark = pytest.mark.slow
 def test_collectives_of_the_miniature(name):
     """Protects the annotations, as the test of the other models does."""
     assert write_golden.golden_collectives(name) == write_golden.collectives(name), "`make golden`, if this is intended"
+
+
+def test_a_plan_of_volumes_counts_voxels():
+    """Of a batch of the miniature, and says so where it says tokens of a text."""
+    planned = write_golden.planned("unet.Volume256Mesh2x32")
+    assert planned.tokens == 4 * 16**3
+    text = plan_text.text(planned, 1e9)
+    assert "voxels/s" in text and "1e+09 voxels" in text and "tokens" not in text

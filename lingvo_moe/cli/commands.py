@@ -16,7 +16,7 @@ from lingvo_moe.cli import images, layouts, run_setup, speech
 from lingvo_moe.cli.run_config import EvalConfig, ExportConfig, ModelConfig, PlanConfig, TranslateConfig
 from lingvo_moe.cli.scores import write_scores
 from lingvo_moe.data.corpus import Corpus
-from lingvo_moe.engines import cluster, compiler_options, topology
+from lingvo_moe.engines import cluster, topology
 from lingvo_moe.errors import UserError
 from lingvo_moe.experiment import get as get_experiment
 from lingvo_moe.experiment import unchecked
@@ -155,7 +155,6 @@ def plan(config: PlanConfig):
     if config.program == "decode" and not own.translates:
         raise UserError(f"--program=decode: {name} does not translate; plan its training.")
     mesh = DeviceMesh.parse(config.mesh) if config.mesh else own.mesh
-    compiler_options.parse(config.compiler_options)
     target = _target(config.topology or topology.v3_slice(mesh.size), config.compiler_options)
     mesh = mesh if config.mesh else _mesh_of(target, mesh)
     target.check(mesh)

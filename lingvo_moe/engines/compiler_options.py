@@ -52,7 +52,7 @@ def check(options: Sequence[str], device: object, target: str):
     for option in options:
         try:
             lowered.compile(compiler_options=parse([option]))
-        except (JaxRuntimeError, RuntimeError) as error:
+        except JaxRuntimeError as error:
             raise UserError(
                 f"{_FLAG}={option}: the compiler for {target} refuses it: {_reason(error)} The options "
                 f"of TPUs start with xla_tpu_, those of GPUs with xla_gpu_."
