@@ -57,7 +57,7 @@ def test_stages_are_public_commands_with_matching_paths(flags, tmp_path, monkeyp
         ("lingvo_moe", "translate"),
     ]
     assert {"--languages=de,fr", f"--unseen_by={tmp_path}/corpus"} <= set(stages[1][1])
-    assert "--shared_vocabulary=6000" in stages[2][1]
+    assert {"--source_vocabulary=24000", "--target_vocabulary=8000"} <= set(stages[2][1])
     assert {"--steps=7", "--set=training.seed=3", "--set=input.seed=3"} <= set(stages[4][1])
     assert stages[3][1][-1] == f"--output={tmp_path}/embeddings.safetensors"
     assert {f"--initial_embeddings={tmp_path}/embeddings.safetensors", f"--corpus={tmp_path}/corpus"} <= set(
@@ -74,16 +74,16 @@ def test_stages_are_public_commands_with_matching_paths(flags, tmp_path, monkeyp
 
 
 @pytest.mark.parametrize(
-    "model, sizes",
+    "model, changes, sizes",
     [
-        ("m4.Quickstart", ["--shared_vocabulary=6000"]),
-        ("m4.Pocket", ["--source_vocabulary=64000", "--target_vocabulary=8000"]),
-        ("m4.Small", ["--source_vocabulary=16000", "--target_vocabulary=8000"]),
+        ("m4.Quickstart", [], ["--source_vocabulary=24000", "--target_vocabulary=8000"]),
+        ("m4.Quickstart", ["source_vocabulary=8000"], ["--shared_vocabulary=8000"]),
+        ("m4.Small", [], ["--source_vocabulary=16000", "--target_vocabulary=8000"]),
     ],
 )
-def test_tokenizers_are_those_of_the_model(model, sizes):
+def test_tokenizers_are_those_of_the_model(model, changes, sizes):
     """One for both sides where the model has one table, two elsewhere."""
-    assert quickstart._vocabularies(experiment.get(model).model) == sizes
+    assert quickstart._vocabularies(experiment.get(model, changes).model) == sizes
 
 
 def test_a_model_that_does_not_translate_is_one_line(flags):

@@ -48,25 +48,26 @@ def _experiment(directory, *changes: str):
 
 def test_the_tied_table_has_the_vectors_of_the_file(directory, config):
     """And random rows for the pieces that the tokenizer lacks."""
-    (path, table), *others = initial_weights.embeddings(config, NAME, _experiment(directory)).items()
+    same = _experiment(directory, "model.source_vocabulary=8000")
+    (path, table), *others = initial_weights.embeddings(config, NAME, same).items()
     expected = piece_vectors.read(config.initial_embeddings, Tokenizers.load(directory / "shared"), "--flag")
-    assert path == "embedding/table" and table.shape == (6000, 256) and not others
+    assert path == "embedding/table" and table.shape == (8000, 256) and not others
     np.testing.assert_array_equal(table[: len(expected.source)], expected.source)
 
 
 def test_tables_of_two_vocabularies_have_the_vectors_of_their_sides(directory, config):
     two = dataclasses.replace(config, initial_embeddings=str(directory / "two.safetensors"))
     tokenizers = f"tokenizers={directory / 'two'}"
-    tables = initial_weights.embeddings(two, NAME, _experiment(directory, tokenizers, "model.source_vocabulary=7000"))
+    tables = initial_weights.embeddings(two, NAME, _experiment(directory, tokenizers))
     assert {path: table.shape for path, table in tables.items()} == {
-        "source_embedding/table": (7000, 256),
-        "embedding/table": (6000, 256),
+        "source_embedding/table": (24_000, 256),
+        "embedding/table": (8000, 256),
     }
     expected = piece_vectors.read(two.initial_embeddings, Tokenizers.load(directory / "two"), "--flag")
     for path, side in (("source_embedding/table", expected.source), ("embedding/table", expected.target)):
         np.testing.assert_array_equal(tables[path][: len(side)], side)
     with pytest.raises(UserError, match="vectors of two tokenizers, and m4.Quickstart has one table for both sides"):
-        initial_weights.embeddings(two, NAME, _experiment(directory, tokenizers))
+        initial_weights.embeddings(two, NAME, _experiment(directory, tokenizers, "model.source_vocabulary=8000"))
 
 
 def test_weights_of_a_file_are_read_and_the_file_is_named(tmp_path, caplog):
