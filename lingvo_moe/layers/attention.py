@@ -77,7 +77,7 @@ class MultiHeadAttention(Layer):
         projected = project(queries, theta["query"], context) * (1.0 / math.sqrt(self.head_dim))
         projected = context.checkpoint_name(projected, "hidden", "BTND")
         logits = tf.cast(self.logits(theta, projected, keys, key_axes, context), tf.float32)
-        logits = tf.where(mask[:, None], context.annotate(logits, "BNTL"), _MASKED)
+        logits = tf.where(mask[:, None], logits, _MASKED)
         probabilities = context.cast(tf.nn.softmax(logits))
         probabilities = context.dropout(probabilities, self.dropout, "attention", "BNTL")
         attended = attention_mean(probabilities, values, value_axes, context)

@@ -33,7 +33,7 @@ class Embedding(Layer):
         # Whole rows are read, so a replicated table needs no communication and a sharded one an AllReduce of [B, T, M].
         with tf.name_scope("embedding"):
             vectors = tf.gather(theta["table"], ids) * math.sqrt(self.model_dim)
-            return context.annotate(context.cast(vectors + sinusoids(positions, self.model_dim)), "BTM")
+            return context.cast(vectors + sinusoids(positions, self.model_dim))
 
 
 def sinusoids(positions: tf.Tensor, model_dim: int) -> tf.Tensor:
@@ -63,8 +63,7 @@ class Softmax(Layer):
     def __call__(self, theta: dict, inputs: tf.Tensor, context: Context) -> tf.Tensor:
         """`[B, T, M]` to logits `[B, T, V] float32`."""
         with tf.name_scope("softmax"):
-            logits = project(inputs, theta["projection"], context)
-            logits = tf.cast(context.annotate(logits, "BTV"), tf.float32)
+            logits = tf.cast(project(inputs, theta["projection"], context), tf.float32)
             context.summarize("softmax", lambda: magnitude(logits))
             return logits
 

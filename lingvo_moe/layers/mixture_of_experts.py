@@ -7,7 +7,7 @@ import math
 
 from lingvo_moe.layers.base import Context, Layer, matrix
 from lingvo_moe.layers.feed_forward import register_feed_forward
-from lingvo_moe.layers.routers.base import Router, make_router, softmax_gates
+from lingvo_moe.layers.routers.base import Router, make_router
 from lingvo_moe.layers.summaries import router_entropy
 from lingvo_moe.lazy import tf
 from lingvo_moe.ops.block_sparse import FEW_EXPERTS, BlockSparse, prefers_block_sparse, unstack_experts
@@ -108,7 +108,7 @@ class MixtureOfExperts(Layer):
             outputs = self._compute_blocks(theta, grouped, routing, context)
         else:
             outputs = self._compute_buffers(theta, grouped, routing, capacity, context)
-        return context.annotate(tf.reshape(outputs, (batch, length, model_dim)), "BTM"), routing.metrics
+        return tf.reshape(outputs, (batch, length, model_dim)), routing.metrics
 
     def unstack(self, theta: dict, context: Context) -> dict:
         """See `Layer.unstack`: the weights of few experts are sliced apart."""
@@ -133,8 +133,8 @@ class MixtureOfExperts(Layer):
         gate = context.annotate(theta["gate"], "me")
         logits = project_in_float32(tf.cast(grouped, tf.float32), gate, context)
         logits = context.checkpoint_name(logits, "hidden", "GSE")
-        context.summarize("", lambda: router_entropy(softmax_gates(logits, context), paddings))
-        return self.make_router()(logits, context.annotate(paddings, "GS"), capacity, context)
+        context.summarize("", lambda: router_entropy(tf.nn.softmax(logits), paddings))
+        return self.make_router()(logits, paddings, capacity, context)
 
     def _compute_blocks(self, theta: dict, grouped: tf.Tensor, routing: Routing, context: Context) -> tf.Tensor:
         """What `_compute_buffers` computes with capacity for every token (C = S), by `ops.block_sparse`."""

@@ -177,7 +177,7 @@ class TransformerLayer(Layer):
 
     def _add(self, residual: tf.Tensor, outputs: tf.Tensor, key: str, context: Context) -> tf.Tensor:
         dropped = context.dropout(outputs, self.residual_dropout, f"{key}/residual", "BTM")
-        added = context.annotate(residual + dropped, "BTM")
+        added = residual + dropped
         context.summarize(key, lambda: magnitude(added))
         return added
 

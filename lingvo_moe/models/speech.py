@@ -91,7 +91,7 @@ class SpeechRecognition(Transformer):
         context.summarize("subsampling", lambda: magnitude(inputs))
         inputs = context.dropout(inputs, self.input_dropout, "subsampling", "BTM")
         segments = tf.cast(tf.logical_not(paddings), tf.int32)
-        masks = Masks(context.annotate(segment_mask(segments, segments), "BTL"), paddings)
+        masks = Masks(segment_mask(segments, segments), paddings)
         outputs, metrics = self._layers["encoder"](theta["encoder"], inputs, None, masks, context.fold("encoder"))
         logits = self._softmax(self.target_vocabulary)(theta["softmax"], outputs, context)
         return logits, paddings, metrics

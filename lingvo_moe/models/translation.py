@@ -139,7 +139,7 @@ class Translation(Transformer):
     def _drop_words(self, ids: tf.Tensor, context: Context) -> tf.Tensor:
         if not context.training or self.word_dropout == 0.0:
             return ids
-        draw = context.annotate(context.uniform(tuple(ids.shape), "word_dropout"), "BT")
+        draw = context.uniform(tuple(ids.shape), "word_dropout")
         return tf.where(draw < self.word_dropout, self.unknown_id, ids)
 
     @property

@@ -28,8 +28,8 @@ class Einsum:
 
     def __init__(self, routing: Routing, num_experts: int, capacity: int, context: Context):
         self._context = context
-        self._combine = context.cast(routing.combine_weights(num_experts, capacity, context))
-        self._dispatch = context.annotate(context.cast(tf.not_equal(self._combine, 0.0)), "GSEC")
+        self._combine = context.cast(routing.combine_weights(num_experts, capacity))
+        self._dispatch = context.cast(tf.not_equal(self._combine, 0.0))
 
     def dispatch(self, tokens: tf.Tensor) -> tf.Tensor:
         """`[G, S, M]` to buffers `[G, E, C, M]`, zeros in empty positions."""

@@ -7,7 +7,6 @@ import functools
 import operator
 
 from lingvo_moe.lazy import tf
-from lingvo_moe.ops.context import Context
 
 NONE = -1  # the index of no buffer position, and of no choice
 # The metric that a model adds to its loss, times `aux_loss_weight`.
@@ -52,15 +51,15 @@ class Routing:
         positions = self.expert_indices() * capacity + self.positions
         return tf.where(tf.not_equal(self.weights, 0.0), positions, NONE)
 
-    def combine_weights(self, num_experts: int, capacity: int, context: Context) -> tf.Tensor:
+    def combine_weights(self, num_experts: int, capacity: int) -> tf.Tensor:
         """Algorithm 2's `[G, S, E, C] float32`: the weight of token s at position c of expert e; 0 elsewhere."""
         weights = self.weights[..., None]
         is_position = tf.equal(self.positions[..., None], tf.range(capacity))
         if self.experts is None:
-            return context.annotate(tf.where(is_position, weights, 0.0), "GSEC")
+            return tf.where(is_position, weights, 0.0)
         is_expert = tf.equal(self.experts[..., None], tf.range(num_experts))
         is_both = tf.logical_and(is_expert[..., None], is_position[..., None, :])
-        return context.annotate(sum_of_choices(tf.where(is_both, weights[..., None], 0.0)), "GSEC")
+        return sum_of_choices(tf.where(is_both, weights[..., None], 0.0))
 
 
 def sum_of_choices(tensor: tf.Tensor) -> tf.Tensor:

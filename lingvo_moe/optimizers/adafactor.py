@@ -103,13 +103,10 @@ class Adafactor:
     ) -> tuple[tf.Tensor, dict]:
         gradient = context.annotate(gradient, weight.logical_axes)
         squared = tf.square(gradient)
-        declared = _factors(weight)
 
         def decayed(name: str, mean: tf.Tensor) -> tf.Tensor:
             # Algorithm 4 adds epsilon to each square; added to their mean, it has the same effect and costs less.
-            return context.annotate(
-                beta2 * factors[name] + (1.0 - beta2) * (mean + self.epsilon), declared[name].logical_axes
-            )
+            return beta2 * factors[name] + (1.0 - beta2) * (mean + self.epsilon)
 
         if weight.rows:
             row = decayed("row", tf.reduce_mean(squared, axis=weight.columns))
@@ -133,8 +130,8 @@ class Adafactor:
             update *= tf.maximum(self.minimum_scale, tf.sqrt(_mean_square(weight, value)))
         if self.beta1:
             update = self.beta1 * factors["momentum"] + (1.0 - self.beta1) * update
-            new_state["momentum"] = context.annotate(update, weight.logical_axes)
-        return context.annotate(value - rate * update, weight.logical_axes), new_state
+            new_state["momentum"] = update
+        return value - rate * update, new_state
 
 
 def _factors(weight: Weight) -> dict:

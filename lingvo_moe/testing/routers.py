@@ -66,7 +66,7 @@ def route(router: Router, logits: np.ndarray, paddings: np.ndarray, capacity: in
 
 def assert_combine_weights(routing: Routing, expected: list[np.ndarray], capacity: int):
     """Compares Algorithm 2's `[G, S, E, C]` with that of each group."""
-    found = routing.combine_weights(expected[0].shape[1], capacity, Context()).numpy()
+    found = routing.combine_weights(expected[0].shape[1], capacity).numpy()
     np.testing.assert_allclose(found, expected, rtol=TOLERANCE, atol=1e-9)
 
 

@@ -96,11 +96,6 @@ def expert_capacity(tokens_per_group: int, num_experts: int, capacity_factor: fl
     return min(tokens_per_group, max(1, int(capacity_factor * tokens_per_group / num_experts)))
 
 
-def softmax_gates(logits: tf.Tensor, context: Context) -> tf.Tensor:
-    """Gates `[G, S, E] float32`: the softmax of logits over experts."""
-    return context.annotate(tf.nn.softmax(logits), "GSE")
-
-
 def largest_gates(gates: tf.Tensor, count: int, context: Context) -> tuple[list[tf.Tensor], tf.Tensor]:
     """Returns the experts with the `count` largest gates `[G, S, E]`, and these gates.
 
@@ -110,16 +105,16 @@ def largest_gates(gates: tf.Tensor, count: int, context: Context) -> tuple[list[
     num_experts, experts, masks, left = gates.shape[-1], [], [], gates
     for _ in range(count):
         _, expert = largest(left)
-        mask = context.annotate(tf.equal(expert[..., None], tf.range(num_experts)), "GSE")
+        mask = tf.equal(expert[..., None], tf.range(num_experts))
         experts, masks, left = [*experts, expert], [*masks, mask], tf.where(mask, -1.0, left)
     chosen = tf.stack([tf.reduce_sum(tf.where(mask, gates, 0.0), axis=-1) for mask in masks], axis=-1)
     return [context.checkpoint_name(expert, "output", "GS") for expert in experts], chosen
 
 
-def choice_mask(expert: tf.Tensor, present: tf.Tensor, num_experts: int, context: Context) -> tf.Tensor:
+def choice_mask(expert: tf.Tensor, present: tf.Tensor, num_experts: int) -> tf.Tensor:
     """`[G, S]` to `[G, S, E] int32`: 1 at the chosen expert of a present token. bfloat16 cannot count past 256."""
     chosen = tf.logical_and(tf.equal(expert[..., None], tf.range(num_experts)), present[..., None])
-    return context.annotate(tf.cast(chosen, tf.int32), "GSE")
+    return tf.cast(chosen, tf.int32)
 
 
 def positions_in_buffers(masks: Sequence[tf.Tensor], context: Context) -> list[tf.Tensor]:

@@ -11,7 +11,6 @@ from lingvo_moe.layers.routers.base import (
     expert_capacity,
     register_router,
     share_of_tokens,
-    softmax_gates,
 )
 from lingvo_moe.lazy import tf
 from lingvo_moe.ops.context import Context
@@ -62,7 +61,7 @@ class ExpertChoice(Router):
 
     def __call__(self, logits: tf.Tensor, paddings: tf.Tensor, capacity: int, context: Context) -> Routing:
         """See `Router`."""
-        gates, present = softmax_gates(logits, context), tf.logical_not(paddings)
+        gates, present = tf.nn.softmax(logits), tf.logical_not(paddings)
         candidates = tf.where(present[..., None], gates, -1.0)
         _, tokens = tf.math.top_k(context.annotate(tf.einsum("GSE->GES", candidates), "GES"), capacity)
         # [G, S, E, C], of which XLA fuses the comparison with both reductions.

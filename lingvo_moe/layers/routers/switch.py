@@ -14,7 +14,6 @@ from lingvo_moe.layers.routers.base import (
     positions_in_buffers,
     register_router,
     share_of_tokens,
-    softmax_gates,
 )
 from lingvo_moe.lazy import tf
 from lingvo_moe.ops.context import Context
@@ -44,9 +43,9 @@ class Switch(Router):
 
     def __call__(self, logits: tf.Tensor, paddings: tf.Tensor, capacity: int, context: Context) -> Routing:
         """See `Router`."""
-        gates, present = softmax_gates(logits, context), tf.logical_not(paddings)
+        gates, present = tf.nn.softmax(logits), tf.logical_not(paddings)
         (expert,), weights = largest_gates(gates, 1, context)
-        mask = choice_mask(expert, present, gates.shape[-1], context)
+        mask = choice_mask(expert, present, gates.shape[-1])
         (position,) = positions_in_buffers([mask], context)
         used = tf.logical_and(present, position < capacity)
         return Routing(

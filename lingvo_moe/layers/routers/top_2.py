@@ -14,7 +14,6 @@ from lingvo_moe.layers.routers.base import (
     positions_in_buffers,
     register_router,
     share_of_tokens,
-    softmax_gates,
 )
 from lingvo_moe.lazy import tf
 from lingvo_moe.ops.context import Context
@@ -45,7 +44,7 @@ class Top2(Router):
 
     def __call__(self, logits: tf.Tensor, paddings: tf.Tensor, capacity: int, context: Context) -> Routing:
         """See `Router`. In training the second expert is used with probability 2 * g2 (line 19), otherwise always."""
-        return route(softmax_gates(logits, context), paddings, capacity, context)
+        return route(tf.nn.softmax(logits), paddings, capacity, context)
 
 
 def route(gates: tf.Tensor, paddings: tf.Tensor, capacity: int, context: Context) -> Routing:
@@ -53,13 +52,13 @@ def route(gates: tf.Tensor, paddings: tf.Tensor, capacity: int, context: Context
     present = tf.logical_not(paddings)
     experts, gates_of_two = largest_gates(gates, 2, context)  # lines 5 and 15
     normalised = gates_of_two / (tf.reduce_sum(gates_of_two, axis=-1, keepdims=True) + _TINY)  # lines 6 and 16
-    masks = [choice_mask(expert, present, gates.shape[-1], context) for expert in experts]
+    masks = [choice_mask(expert, present, gates.shape[-1]) for expert in experts]
     first_position, second_position = positions_in_buffers(masks, context)
     # Tokens at positions beyond the capacity are dropped.
     first_used = tf.logical_and(present, first_position < capacity)  # line 8
     second_used = tf.logical_and(present, second_position < capacity)  # line 19
     if context.training:
-        draw = context.annotate(context.uniform(tuple(gates.shape[:2]), "second_expert"), "GS")  # line 17
+        draw = context.uniform(tuple(gates.shape[:2]), "second_expert")  # line 17
         second_used = tf.logical_and(second_used, 2.0 * normalised[..., 1] > draw)
     used = tf.stack([first_used, second_used], axis=-1)
     num_used = tf.reduce_sum(tf.cast(used, tf.float32), axis=-1)  # [G, S]: 0, 1 or 2 experts

@@ -78,7 +78,7 @@ def check(gates: np.ndarray, paddings: np.ndarray, capacity: int, seed: int | No
     groups, size, num_experts = gates.shape
     context = context_of(seed)
     routing = route(tf.constant(gates), tf.constant(paddings), capacity, context)
-    combine = routing.combine_weights(num_experts, capacity, context).numpy()
+    combine = routing.combine_weights(num_experts, capacity).numpy()
     draws = draws_of(context, groups, size)
     expected = [
         algorithm_1(gates[g], paddings[g], capacity, None if draws is None else draws[g]) for g in range(groups)
@@ -178,7 +178,7 @@ def test_more_tokens_than_bfloat16_can_count(dtype):
     routing = route(tf.constant(gates), tf.constant(no_paddings(gates)), size, context)
     np.testing.assert_array_equal(routing.positions[0, :, 0], np.arange(size))
     np.testing.assert_array_equal(routing.positions[0, :, 1], np.arange(size))
-    combine = routing.combine_weights(3, size, context).numpy()
+    combine = routing.combine_weights(3, size).numpy()
     assert (combine != 0).sum(axis=1).max() == 1
 
 
@@ -207,7 +207,7 @@ def test_invariants(case):
     gates, paddings, capacity, seed = case
     context = context_of(seed)
     routing = route(tf.constant(gates), tf.constant(paddings), capacity, context)
-    combine = routing.combine_weights(gates.shape[-1], capacity, context).numpy()
+    combine = routing.combine_weights(gates.shape[-1], capacity).numpy()
     taken = combine > 0
     assert taken.sum(axis=1).max() <= 1
     assert taken.sum(axis=(2, 3)).max() <= 2

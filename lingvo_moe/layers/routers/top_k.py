@@ -17,7 +17,6 @@ from lingvo_moe.layers.routers.base import (
     load_balance_loss,
     positions_in_buffers,
     register_router,
-    softmax_gates,
 )
 from lingvo_moe.lazy import tf
 from lingvo_moe.ops.context import Context
@@ -64,9 +63,9 @@ class TopK(Router):
     def __call__(self, logits: tf.Tensor, paddings: tf.Tensor, capacity: int, context: Context) -> Routing:
         """See `Router`; `capacity` is S."""
         del capacity
-        gates, present = softmax_gates(logits, context), tf.logical_not(paddings)
+        gates, present = tf.nn.softmax(logits), tf.logical_not(paddings)
         experts, chosen = largest_gates(gates, self.k, context)
-        masks = [choice_mask(expert, present, gates.shape[-1], context) for expert in experts]
+        masks = [choice_mask(expert, present, gates.shape[-1]) for expert in experts]
         share = tf.cast(tf.add_n(masks), tf.float32) / self.k
         normalised = chosen / tf.reduce_sum(chosen, axis=-1, keepdims=True)
         return Routing(
