@@ -272,7 +272,7 @@ class Pocket(Recipe):
         return Experiment(
             # No dropout: the corpus is not read often enough to overfit.
             model=Translation(
-                # As many pieces for each language as m4.Quickstart has. English alone has fewer, and a smaller softmax.
+                # 1500 pieces for each language. English alone has fewer than all, and a smaller softmax.
                 source_vocabulary=64_000,
                 target_vocabulary=8000,
                 tied_embeddings=True,
