@@ -78,13 +78,13 @@ class Sites:
 
 
 def _caller() -> str:
-    """The file and function of the library that annotates a tensor: `layers/attention.py attend`."""
+    """The file and function of the library that annotates: `layers/attention.py MultiHeadAttention.attend`."""
     frame = inspect.currentframe()
     while frame is not None:
         path = pathlib.Path(frame.f_code.co_filename)
         name = path.relative_to(_PACKAGE).as_posix() if path.is_relative_to(_PACKAGE) else ""
         if name and name not in _HELPERS:
-            return f"{name} {frame.f_code.co_name}"
+            return f"{name} {frame.f_code.co_qualname.partition('.<locals>')[0]}"
         frame = frame.f_back
     return "elsewhere"
 
