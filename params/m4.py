@@ -227,7 +227,7 @@ class Quickstart(Recipe):
         return Experiment(
             # No dropout: training ends before it has read the corpus once.
             model=Translation(
-                # Most words of the three languages are one piece, which the counted embeddings can know.
+                # So most words of the three languages are one piece, of which counting finds a translation.
                 source_vocabulary=24_000,
                 target_vocabulary=8000,
                 tied_embeddings=True,
