@@ -35,7 +35,7 @@ def test_a_site_is_the_layer_that_annotates_and_can_be_left_out():
 
 
 def test_halves_are_tried_until_the_needed_sites_are_left():
-    """Of eight sites two are needed; of two that say the same, the last one that is left."""
+    """Three of eight sites are needed, one of them for cycles; of two that say the same, the later one."""
 
     def cost(left_out) -> Cost:
         gathers = ("c" in left_out) + ({"e", "f"} <= set(left_out))

@@ -3,7 +3,7 @@
     python -m tools.plan_zoo [--only=m4,sparse_lm.MoE10B32E] [--force]
 
 An existing plan is kept, unless --force is given. Each plan is made by a process of its own, `python -m lingvo_moe plan
-NAME`, and takes one to three minutes of one core; of a U-Net, five to seven.
+NAME`, and takes one to four minutes of one core; of a U-Net, five to seven, and for v6e up to thirteen.
 """
 
 from __future__ import annotations
