@@ -108,6 +108,14 @@ class Layer:
         return True
 
     @property
+    def independent_rows(self) -> bool:
+        """Whether each row of a batch is computed by itself, and the first dimension of random numbers is the rows.
+
+        A pipeline's devices may then differentiate their rows separately, see `layers.weight_gradients`.
+        """
+        return False
+
+    @property
     def experts_per_token(self) -> float:
         """How many of the experts, of weights with the axis E, compute a token; to count operations."""
         return 1.0

@@ -47,6 +47,11 @@ class FeedForward(Protocol):
         ...
 
     @property
+    def independent_rows(self) -> bool:
+        """See `Layer.independent_rows`."""
+        ...
+
+    @property
     def experts_per_token(self) -> float:
         """See `Layer.experts_per_token`."""
         ...
@@ -128,6 +133,11 @@ class DenseFeedForward(Layer):
                 f"layer dense: activation is {self.activation!r}; use {' or '.join(_ACTIVATIONS)}."
                 f"{did_you_mean(self.activation, _ACTIVATIONS)}"
             )
+
+    @property
+    def independent_rows(self) -> bool:
+        """See `Layer.independent_rows`."""
+        return True
 
     def weights(self) -> dict:
         """See `Layer.weights`."""

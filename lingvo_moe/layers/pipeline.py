@@ -6,7 +6,7 @@ float constants, such as the encoder's outputs. A turn of the loop computes all 
 stage, which is a CollectivePermute. The last stage passes a microbatch to the storage of the first one.
 
 The backward pass is the same loop in reverse. Each repeat of each microbatch is recomputed from its saved input, as
-in `repeat` (GSPMD section 5.2 follows GPipe in this).
+in `repeat` (GSPMD section 5.2 follows GPipe in this). Gradients of weights are added up by `weight_gradients`.
 
 Random numbers are functions of (seed, microbatch, repeat), and metrics are means over microbatches and repeats, so
 results do not depend on the schedule or the number of stages. In a bubble a stage computes zeros or stale data; masks
@@ -26,6 +26,7 @@ from lingvo_moe.layers.pipeline_schedule import Schedule, Turn
 from lingvo_moe.layers.repeat import Body
 from lingvo_moe.layers.stage_buffers import StageBuffers, select
 from lingvo_moe.layers.summaries import SummaryCollector
+from lingvo_moe.layers.weight_gradients import RowParts, WeightGradients
 from lingvo_moe.lazy import tf
 from lingvo_moe.ops.vectorize import vectorize
 
@@ -42,6 +43,7 @@ def pipeline(
     *,
     metric_names: Sequence[str] = (),
     remat: str = "full",
+    independent_rows: bool = False,
 ) -> tuple[tf.Tensor, dict]:
     """Applies `body` R times to each microbatch; row b of a batch is in microbatch b modulo their number.
 
@@ -56,6 +58,8 @@ def pipeline(
       schedule: for R repeats.
       metric_names: the names of the metrics that `body` returns.
       remat: a policy of `checkpoint_policy.SAVED_NAMES`.
+      independent_rows: whether `body` computes each row of a batch by itself (`Layer.independent_rows`). If it has no
+        metrics either, devices that divide the rows reduce their gradients of the weights once, after the last turn.
 
     Returns:
       (`[B, T, M]`, metrics averaged over microbatches and repeats). Summaries of `body` are added to the context's as
@@ -75,7 +79,9 @@ def pipeline(
     layout = context.layout.within_stages() if schedule.stages > 1 else context.layout
     inside = dataclasses.replace(context, layout=layout, microbatches=schedule.microbatches)
     buffers = StageBuffers(schedule, inside)
-    stages = _Stages(body, weights, constants, constant_axes, buffers, metric_names, SAVED_NAMES[remat])
+    rows = inputs.shape[0] // schedule.microbatches
+    parts = RowParts.of(layout, rows, weights) if independent_rows and not metric_names else None
+    stages = _Stages(body, weights, constants, constant_axes, buffers, metric_names, SAVED_NAMES[remat], parts)
     run = _Pipeline(stages, buffers, [buffers.divide(inputs, _ACTIVATIONS), *stages.carried], stages.stacked(theta))
     outputs, metrics, summaries = run()
     if context.add_summary:
@@ -103,6 +109,7 @@ class _Stages:
     Attributes:
       carried: the float constants by microbatch, which move with the activations.
       carried_axes: the logical axes of the activations and of `carried`.
+      parts: of a microbatch, whose gradients of the weights are computed separately; None for those of all rows.
       saved_specs: of what the backward pass needs of a repeat, its inputs first; known after `probe`.
       summary_names: known after `probe`.
     """
@@ -116,8 +123,9 @@ class _Stages:
         buffers: StageBuffers,
         metric_names: Sequence[str],
         saved_names: tuple[str, ...],
+        parts: RowParts | None,
     ):
-        self._body, self._buffers, self._saved_names = body, buffers, saved_names
+        self._body, self._buffers, self._saved_names, self.parts = body, buffers, saved_names, parts
         self.metric_names = list(metric_names)
         declared, axes = tree.flatten(weights), tree.flatten(constant_axes)
         self._names, self.weight_axes = list(declared), [weight.logical_axes for weight in declared.values()]
@@ -175,6 +183,8 @@ class _Stages:
     ) -> list[tf.Tensor]:
         """The gradients, by stage, of inputs, constants and the weights of the repeat, which is recomputed.
 
+        Those of weights are `[P, U, ...]` if rows are differentiated in parts.
+
         Args:
           turn: of the loop.
           j: number of the repeat in the turn.
@@ -186,18 +196,27 @@ class _Stages:
         """
         of_outputs, of_metrics = upstream
 
-        def one(theta, inputs, constants, fixed, microbatch, repeat, saved, of_outputs) -> list[tf.Tensor]:
+        def of_rows(part, theta, rows, microbatch, repeat) -> list[tf.Tensor]:
+            inputs, constants, fixed, saved, of_outputs = rows
             sources, policy = [inputs, *constants, *theta], Restore(self._saved_names, saved)
             with tf.GradientTape() as tape:
                 tape.watch(sources)
                 with tf.name_scope("rematerialised"):  # `analysis.plan` finds it by this name
-                    results = self._call(theta, inputs, constants, fixed, microbatch, repeat, policy)
+                    results = self._call(theta, inputs, constants, fixed, microbatch, repeat, policy, part=part)
             return tape.gradient(
                 list(results),
                 sources,
                 output_gradients=[of_outputs, of_metrics],
                 unconnected_gradients=tf.UnconnectedGradients.ZERO,
             )
+
+        def one(theta, inputs, constants, fixed, microbatch, repeat, saved, of_outputs) -> list[tf.Tensor]:
+            rows = (inputs, constants, fixed, saved, of_outputs)
+            if self.parts is None:
+                return of_rows(None, theta, rows, microbatch, repeat)
+            gradients = self.parts.map(lambda part, rows: of_rows(part, theta, rows, microbatch, repeat), (rows,))
+            of_carried, of_theta = gradients[: 1 + len(constants)], gradients[1 + len(constants) :]
+            return [*map(self.parts.join, of_carried), *of_theta]
 
         return self._vectorized(one, (*self._arguments(turn, j, theta, inputs, constants), saved, of_outputs))
 
@@ -211,14 +230,17 @@ class _Stages:
         repeat: tf.Tensor,
         checkpoint_policy: Callable | None = None,
         add_summary: SummaryCollector | None = None,
+        part: tf.Tensor | None = None,
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        """One stage: (outputs, metrics `[number of metrics]`)."""
+        """One stage: (outputs, metrics `[number of metrics]`), of the rows of one part if that is given."""
         context = self._buffers.context
         if self._buffers.schedule.stages > 1:
             context = dataclasses.replace(context, layout=context.layout.vectorized(self._buffers.stage_axis))
         context = dataclasses.replace(
             context.fold(microbatch).fold(repeat), checkpoint_policy=checkpoint_policy, add_summary=add_summary
         )
+        if self.parts is not None and part is not None:
+            context = self.parts.context(context, part)
         named = dict(zip(self._carried_names, constants)) | dict(zip(self._fixed, fixed))
         weights = tree.unflatten(dict(zip(self._names, theta)))
         outputs, metrics = self._body(weights, inputs, tree.unflatten(named), context)
@@ -251,6 +273,7 @@ class _Pipeline:
         self._stages, self._buffers, self._schedule = stages, buffers, buffers.schedule
         self._carried, self._theta, self._axes = carried, theta, stages.carried_axes
         stages.probe(carried, theta)
+        self._weight_gradients = WeightGradients(buffers, stages.weight_axes, stages.parts)
         self._constant_specs = [
             TensorSpec(tensor.shape[1:], tensor.dtype, axes) for tensor, axes in zip(carried[1:], self._axes[1:])
         ]
@@ -351,17 +374,14 @@ class _Pipeline:
             tf.constant(schedule.turns - 1),
             [buffers.empty(storage, axes) for storage, axes in zip(storages, self._axes)],
             storages,
-            [
-                buffers.annotate(tf.zeros_like(weight), buffers.row_axes(axes))
-                for weight, axes in zip(theta, self._stages.weight_axes)
-            ],
+            self._weight_gradients.zeros(theta),
         )
         _, _, storages, of_theta = _loop(schedule.turns, self._scoped(step), start, backwards=True)
         of_carried = [
             tf.cast(buffers.fetch(storage, axes), tensor.dtype)
             for storage, tensor, axes in zip(storages, carried, self._axes, strict=True)
         ]
-        return [*of_carried, *of_theta]
+        return [*of_carried, *self._weight_gradients.reduced(of_theta)]
 
     def _backward_turn(self, t, theta, saved: tuple, upstream: tuple, of_theta: list[tf.Tensor]) -> tuple:
         """Runs the repeats of turn t in reverse; returns the gradients of the states before it, and of the weights."""
@@ -380,10 +400,7 @@ class _Pipeline:
                     for old, new in zip(of_states[1:], gradients[1:count])
                 ),
             ]
-            of_theta = [
-                buffers.add_to_row(total, turn, j, select(active, part, 0), axes)
-                for total, part, axes in zip(of_theta, gradients[count:], stages.weight_axes, strict=True)
-            ]
+            of_theta = self._weight_gradients.add(of_theta, turn, j, gradients[count:])
             return j - 1, [buffers.annotate(state, axes) for state, axes in zip(before, self._axes)], of_theta
 
         last = self._schedule.repeats_per_turn - 1

@@ -65,6 +65,11 @@ class TransformerLayer(Layer):
     def _norm(self) -> LayerNorm:
         return LayerNorm(model_dim=self.attention.model_dim)
 
+    @property
+    def independent_rows(self) -> bool:
+        """See `Layer.independent_rows`; attention reads the positions of one row."""
+        return self.feed_forward.independent_rows
+
     def weights(self) -> dict:
         """See `Layer.weights`."""
         # A token that attends to itself from the start gains nothing, a target token that finds its source does.
@@ -243,6 +248,7 @@ class TransformerStack(Layer):
         if self.pipeline == "none" and self.microbatches == 1:
             outputs, metrics = repeat(*arguments, context, unroll=self.unroll, **options)
         else:
+            options["independent_rows"] = all(layer.independent_rows for layer in self.period)
             outputs, metrics = pipeline(*arguments, _CONSTANT_AXES, context, self.schedule, **options)
         normed = self._norm(theta["norm"], outputs, context)
         context.summarize("norm", lambda: magnitude(normed))

@@ -8,7 +8,7 @@ from typing import Any
 
 from lingvo_moe.lazy import tf
 from lingvo_moe.ops import random_numbers
-from lingvo_moe.ops.random_numbers import fold_seed
+from lingvo_moe.ops.random_numbers import Rows, fold_seed
 from lingvo_moe.sharding.layout import Layout
 
 
@@ -26,6 +26,7 @@ class Context:
       record_routing: called by layers with experts with (scope, the router's `ops.routing.Routing`), or None. Only
         programs that unroll their layers have one.
       microbatches: into how many parts the batch is divided, of which this call sees one; see `layers.pipeline`.
+      rows: those of the microbatch that this call sees; None where it sees all. See `layers.weight_gradients`.
       platform: the platform to be fast on, `cpu`, `gpu` or `tpu`; empty for none in particular. Only `ops` reads it.
         Results are equal up to rounding.
     """
@@ -38,6 +39,7 @@ class Context:
     add_summary: Callable[[str, tf.Tensor], None] | None = None
     record_routing: Callable[[str, Any], None] | None = None
     microbatches: int = 1
+    rows: Rows | None = None
     platform: str = ""
 
     @property
@@ -91,10 +93,13 @@ class Context:
         return part if self.seed is None else dataclasses.replace(part, seed=fold_seed(self.seed, key))
 
     def uniform(self, shape: tuple[int, ...], key: str) -> tf.Tensor:
-        """Returns random float32 numbers in [0, 1), a function of the seed and `key` alone: equal on any mesh."""
+        """Returns random float32 numbers in [0, 1), a function of the seed and `key` alone: equal on any mesh.
+
+        Where the call sees some of the rows, the first dimension is theirs.
+        """
         if self.seed is None:
             raise ValueError(f"{self.scope}{key}: random numbers need a seed; only contexts of training have one.")
-        return random_numbers.uniform(fold_seed(self.seed, key), shape)
+        return random_numbers.uniform(fold_seed(self.seed, key), shape, self.rows)
 
     def dropout(self, tensor: tf.Tensor, rate: float, key: str, logical_axes: str) -> tf.Tensor:
         """Zeroes elements with probability `rate` and scales the others by 1/(1 - rate), in training only."""

@@ -7,6 +7,7 @@ number of devices.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import zlib
 from collections.abc import Callable
@@ -21,9 +22,25 @@ _PARITY = 0x1BD11BDA
 _WORD = 2**32
 
 
-def uniform(seed: tf.Tensor, shape: tuple[int, ...]) -> tf.Tensor:
-    """Returns float32 numbers in [0, 1), multiples of 2^-24, of the given shape under the `[2] int32` seed."""
-    word, _ = _hash()(tf.bitcast(seed, tf.uint32), *_counters(shape))
+@dataclasses.dataclass(frozen=True)
+class Rows:
+    """The rows of a tensor, consecutive along its first dimension, whose random numbers are drawn.
+
+    Attributes:
+      first: the index of the first one, a scalar int32.
+      total: of the whole tensor.
+    """
+
+    first: tf.Tensor
+    total: int
+
+
+def uniform(seed: tf.Tensor, shape: tuple[int, ...], rows: Rows | None = None) -> tf.Tensor:
+    """Returns float32 numbers in [0, 1), multiples of 2^-24, of the given shape under the `[2] int32` seed.
+
+    With `rows`, these are some rows of the tensor that has all of them: the same numbers as there.
+    """
+    word, _ = _hash()(tf.bitcast(seed, tf.uint32), *_counters(shape, rows))
     return tf.cast(tf.cast(tf.bitwise.right_shift(word, _constant(8)), tf.int32), tf.float32) * 2.0**-24
 
 
@@ -35,7 +52,7 @@ def fold_seed(seed: tf.Tensor, key: str | int | tf.Tensor) -> tf.Tensor:
     return tf.bitcast(tf.stack(words), tf.int32)
 
 
-def _counters(shape: tuple[int, ...]) -> tuple[tf.Tensor, tf.Tensor]:
+def _counters(shape: tuple[int, ...], rows: Rows | None = None) -> tuple[tf.Tensor, tf.Tensor]:
     """Two words that no two elements share.
 
     The index within the trailing dimensions, as many as one word can count, and the index of those before.
@@ -43,11 +60,14 @@ def _counters(shape: tuple[int, ...]) -> tuple[tf.Tensor, tf.Tensor]:
     words, stride = [_constant(0), _constant(0)], [1, 1]
     which = 0
     for dimension in reversed(range(len(shape))):
-        if stride[0] * shape[dimension] > _WORD:
+        size, index = shape[dimension], tf.range(shape[dimension])
+        if rows is not None and dimension == 0:
+            size, index = rows.total, index + rows.first
+        if stride[0] * size > _WORD:
             which = 1
-        index = tf.cast(tf.range(shape[dimension]), tf.uint32) * _constant(stride[which])
+        index = tf.cast(index, tf.uint32) * _constant(stride[which])
         words[which] += tf.reshape(index, [-1] + [1] * (len(shape) - 1 - dimension))
-        stride[which] *= shape[dimension]
+        stride[which] *= size
     return tf.broadcast_to(words[0], shape), words[1]
 
 

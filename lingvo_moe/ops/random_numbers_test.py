@@ -54,6 +54,15 @@ def test_no_two_elements_share_a_counter(shape, word):
     assert words[0].max() < word
 
 
+@pytest.mark.parametrize("word", [2**32, 20])
+def test_some_rows_have_the_numbers_of_the_whole_tensor(word):
+    """Devices that compute their rows separately draw the dropout masks of one that computes all of them."""
+    with mock.patch.object(random_numbers, "_WORD", word):
+        whole = uniform(tf.constant(SEED), (6, 3, 5))
+        rows = uniform(tf.constant(SEED), (2, 3, 5), random_numbers.Rows(tf.constant(2), 6))
+    np.testing.assert_array_equal(rows, whole[2:4])
+
+
 def test_every_name_and_number_has_a_seed_of_its_own():
     keys = ["a", "b", "train", 0, 1, 2, 2**31 - 1]
     seeds = {tuple(fold_seed(tf.constant(seed), key).numpy()) for seed in ([1, 2], [2, 1], [1, 3]) for key in keys}
