@@ -51,8 +51,7 @@ WORK_BYTES = {
     "softmax": 20.0,
 }
 OPTIMIZER_PASSES = 10.0  # over float32 weights, gradients and updates
-STACKED_PASSES = 4.0  # weights that a loop slices and rounds, and gradients that it stacks
-ACCUMULATION_PASSES = 5.0  # the same for each microbatch, and float32 sums of gradients
+STACKED_PASSES = 4.0  # weights that a loop slices and rounds, and gradients that it stacks or adds up, each microbatch
 SAVED_PASSES = 4.0  # tensors that a loop stacks and reads again
 WORKSPACE_LOGITS = 2.0  # float32 copies of a layer's logits
 WORKSPACE_WEIGHTS = 2.0  # float32 copies of the largest stacked weight, in its update
@@ -186,7 +185,10 @@ class CostModel:
             compute[part.name] += times * cost.seconds
             for move in cost.moves:
                 what = "weights" if move.is_weight else "activations"
-                collectives[move.kind, what, candidate.mesh.axis_names[move.axis]] += times * move.seconds
+                runs: float = times
+                if schedule and self._is_deferred(move, part.stack, candidate):  # sums of microbatches, in float32
+                    runs = part.count * schedule.rows * 4 / ITEM_BYTES[self._model.activation_dtype]
+                collectives[move.kind, what, candidate.mesh.axis_names[move.axis]] += runs * move.seconds
             saved += times * cost.saved_bytes
             temporary = max(temporary, cost.temporary_bytes)
             if schedule:
@@ -297,8 +299,18 @@ class CostModel:
         turns = 1.0
         if candidate.accumulates:
             turns = max(schedule.turns / schedule.rounds for schedule in schedules.values())
-        passes = ACCUMULATION_PASSES if candidate.accumulates else STACKED_PASSES
-        yield "gradients", passes * turns * sizes.stacked / self._memory_bandwidth
+        yield "gradients", STACKED_PASSES * turns * sizes.stacked / self._memory_bandwidth
+
+    def _is_deferred(self, move: Move, stack: str, candidate: Candidate) -> bool:
+        """Whether a gradient is reduced once, after the loop of microbatches; see `layers.weight_gradients`."""
+        if not (candidate.accumulates and move.is_weight and move.kind == "all-reduce"):
+            return False
+        table = self._table(candidate.layout, candidate.stages > 1)
+        return (
+            move.axis == table["BTM"][0]
+            and all(layer.independent_rows for layer in self._model.feed_forwards(stack))
+            and all(move.axis not in table[weight.logical_axes] for weight in self._weights if weight.is_repeated)
+        )
 
     def _of_stages(
         self, candidate: Candidate, schedules: dict[str, Schedule]
@@ -318,6 +330,14 @@ class CostModel:
             yield ("collective-permute", "activations", name), seconds
             whole = candidate.microbatches * size
             yield ("all-reduce", "activations", name), 2 * machine.collective_seconds("all-reduce", whole, axis)
+            if table["BTV"][2] >= 0:
+                # XLA embeds, and computes logits, in another order of the devices, in both passes: two permutes of the
+                # whole batch in float32, two in the type of activations.
+                both = 2 * whole * (1 + 4 / item_bytes)
+                yield (
+                    ("collective-permute", "activations", name),
+                    machine.collective_seconds("collective-permute", both, axis),
+                )
 
     def _memory(self, candidate: Candidate, saved: float, temporary: float) -> dict[str, float]:
         sizes = self._sizes(candidate.layout, candidate.accumulates)
