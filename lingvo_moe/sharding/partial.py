@@ -12,6 +12,9 @@ docs/partial_values.md has the evidence.
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
+
+import numpy as np
 
 from lingvo_moe.errors import UserError
 from lingvo_moe.lazy import tf
@@ -23,7 +26,8 @@ class Partial:
     """A tensor that is the sum of `terms` over their first dimension.
 
     It can be added to and subtracted from another one, scaled, and multiplied by complete tensors (`product`). Every
-    TensorFlow operator refuses it with a ValueError: what is not linear needs the sum.
+    other operator of TensorFlow and Python refuses it with a ValueError, NumPy's functions with a TypeError: what is
+    not linear needs the sum.
 
     Attributes:
       terms: `[U, ...]`; mesh axis `mesh_axis` shards U.
@@ -36,6 +40,8 @@ class Partial:
     logical_axes: str
     mesh_axis: str
     layout: Layout
+
+    __array_ufunc__ = None  # NumPy leaves its operators to this class
 
     @property
     def shape(self) -> tf.TensorShape:
@@ -73,6 +79,26 @@ class Partial:
         del dtype, name
         raise self._refusal()
 
+    def _refuse(self, *operands: Any, **options: Any) -> Any:
+        """Raises UserError."""
+        del operands, options
+        raise self._refusal()
+
+    __array__ = __bool__ = __float__ = __int__ = __iter__ = __getitem__ = _refuse
+    __abs__ = __pow__ = __rpow__ = __rtruediv__ = __matmul__ = __rmatmul__ = _refuse
+    __lt__ = __le__ = __gt__ = __ge__ = _refuse
+
+    def __radd__(self, other: Any) -> Partial:
+        """Adds to the 0 with which `sum` begins; raises UserError for anything else."""
+        if isinstance(other, int) and other == 0:
+            return self
+        raise self._added_to_complete()
+
+    def __rsub__(self, other: Any) -> Partial:
+        """Raises UserError: what it is subtracted from is no partial sum."""
+        del other
+        raise self._added_to_complete()
+
     def __str__(self) -> str:
         shape = tuple(self.terms.shape[1:])
         return f"the partial sum {self.logical_axes} {shape}, unreduced along mesh axis {self.mesh_axis},"
@@ -86,12 +112,15 @@ class Partial:
     def _with(self, terms: tf.Tensor) -> Partial:
         return _annotated(terms, self.logical_axes, self.mesh_axis, self.layout)
 
+    def _added_to_complete(self) -> UserError:
+        return UserError(
+            f"{self} is added to or subtracted from a complete tensor, which would count once for each term. "
+            f"`reduce` it first."
+        )
+
     def _check_same_kind(self, other):
         if not isinstance(other, Partial):
-            raise UserError(
-                f"{self} is added to or subtracted from a complete tensor, which would count once for each term. "
-                f"`reduce` it first."
-            )
+            raise self._added_to_complete()
         if (self.logical_axes, self.mesh_axis) != (
             other.logical_axes,
             other.mesh_axis,
@@ -101,7 +130,7 @@ class Partial:
     def _check_scalar(self, factor):
         if isinstance(factor, Partial):
             raise UserError(f"{self} is multiplied by {factor}, which is not linear. `reduce` one of them first.")
-        rank = len(getattr(factor, "shape", ()))
+        rank = factor.shape.rank if isinstance(factor, tf.Tensor) else np.ndim(factor)
         if rank:
             raise UserError(f"{self} is scaled by a tensor of rank {rank}; write a `product`, which names dimensions.")
 

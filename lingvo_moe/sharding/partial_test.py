@@ -284,6 +284,13 @@ NON_LINEAR = {
     "complete + partial": lambda p: tf.zeros((16, 16)) + p,
     "complete - partial": lambda p: tf.zeros((16, 16)) - p,
     "maximum": lambda p: tf.maximum(tf.zeros((16, 16)), p),
+    "abs": abs,
+    "**": lambda p: p**2,
+    "1 /": lambda p: 1 / p,
+    ">": lambda p: p > 0,
+    "bool": bool,
+    "NumPy's conversion": np.asarray,
+    "slice": lambda p: p[0],
 }
 
 
@@ -312,6 +319,9 @@ MISUSES = {
     ),
     "is multiplied by the partial sum": lambda: _sum() * _sum(),
     "tensor of rank 2; write a `product`": lambda: _sum() * tf.zeros((16, 16)),
+    "tensor of rank 1; write a `product`": lambda: [1.0, 2.0] * _sum(),
+    "tensor of rank 3; write a `product`": lambda: np.ones((1, 16, 16)) * _sum(),
+    "subtracted from a complete tensor": lambda: 1.0 - _sum(),
     "not sums of the same kind": lambda: _sum() + _sum(rows=8),
     "shards 0 of the contracted axes; one must be. Use tf.einsum": lambda: _sum("BT,TH->BH"),
     "shards 2 of the contracted axes": lambda: partial_sum(
@@ -338,6 +348,17 @@ def test_misuse_is_an_error_with_a_remedy(message):
     """No misuse becomes a wrong value or a hidden communication."""
     with pytest.raises(UserError, match=message):
         MISUSES[message]()
+
+
+def test_scaled_and_added_by_python_and_numpy():
+    """A factor of NumPy is a number, too, and `sum` begins with 0."""
+    of_one = _ones()
+    for partial, factor in ((np.float32(2) * of_one, 2), (sum([of_one, of_one, of_one]), 3), (of_one / 2, 0.5)):
+        np.testing.assert_array_equal(reduce(partial), np.full((16, 16), 16 * factor))
+
+
+def _ones() -> Partial:
+    return partial_sum(EQUATION, tf.ones((16, 16)), tf.ones((16, 16)), CONTRACTED)
 
 
 def test_on_one_device_a_partial_sum_has_one_term():
