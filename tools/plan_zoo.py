@@ -114,6 +114,11 @@ def variants() -> dict[str, Request]:
     found[f"{model}.found"] = Request(model, changes)
     model, changes = "m4.MoE2048E36L", ("mesh=1024x2", "layout=BGE:x,NHV:y,M~x/y", "model.remat=keep_hidden")
     found[f"{model}.found"] = Request(model, changes)
+    # Table 4's batch without a pipeline.
+    model = "dense_lm.Pipelined16BMesh4x16x4"
+    changes = ("mesh=128x2", "layout=BG:x,NHV:y,M~x/y", "model.remat=keep_outputs")
+    changes += ("model.pipeline=none", "model.stages=1", "model.microbatches=1")
+    found[f"{model}.found"] = Request(model, changes)
     found["m4.MoE2048E60L.replicated"] = Request("m4.MoE2048E60L", ("layout=gshard",))
     return found
 

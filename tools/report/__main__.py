@@ -21,16 +21,23 @@ from matplotlib.figure import Figure
 
 from lingvo_moe.cli import app
 from lingvo_moe.errors import UserError
-from tools.report import charts, claims, clusters, layers, links, published, style, tables
+from tools.report import charts, claims, clusters, layers, links, published, searches, style, tables
 from tools.report import plans as of_plans
 from tools.report.layers import LayerPair
 from tools.report.plans import BOTH_SIDES, GIB, Plans
+from tools.report.searches import LayoutSearch
 from tools.report.tables import change, percent
 
 _VALUES = flags.FlagValues()
 flags.DEFINE_string("plans", "docs/plans", "directory of plans, NAME.json", flag_values=_VALUES)
 flags.DEFINE_string(
     "layer_pairs", "docs/layer_pairs.json", "the results of tools.layer_pairs; empty for none", flag_values=_VALUES
+)
+flags.DEFINE_string(
+    "layout_searches",
+    "docs/layout_searches.json",
+    "the results of tools.layout_searches; empty for none",
+    flag_values=_VALUES,
 )
 flags.DEFINE_string("output", "build/report.html", "file of the page", flag_values=_VALUES)
 flags.DEFINE_string("figures", None, "also write the figures to this directory, as SVG", flag_values=_VALUES)
@@ -46,14 +53,16 @@ def main(arguments: list[str]):
     output = pathlib.Path(_VALUES.output)
     if not output.name or (output.exists() and not output.is_file()):
         raise UserError(f"--output={_VALUES.output}: expected the name of a file.")
-    pairs = _layer_pairs()
-    _write(output, page(plans, pairs))
+    pairs, found = _layer_pairs(), searches.load(_VALUES.layout_searches)
+    _write(output, page(plans, pairs, found))
     print(f"{output}: {len(plans)} plans, {len(tables.missing(plans))} of the tables not planned")
     if _VALUES.figures:
         for name, figure in figures(plans, pairs).items():
             _write(pathlib.Path(_VALUES.figures, f"{name}.svg"), style.svg(figure))
     if _VALUES.planning:
         clusters.write_tables(pathlib.Path(_VALUES.planning), plans)
+        if found:
+            searches.write_table(pathlib.Path(_VALUES.planning), found, plans)
 
 
 def _layer_pairs() -> list[LayerPair]:
@@ -81,8 +90,8 @@ def figures(plans: Plans, pairs: Sequence[LayerPair]) -> dict[str, Figure]:
     }
 
 
-def page(plans: Plans, pairs: Sequence[LayerPair] = ()) -> bytes:
-    """Returns the page as HTML; the same plans and pairs of layers give the same bytes."""
+def page(plans: Plans, pairs: Sequence[LayerPair] = (), found: Sequence[LayoutSearch] = ()) -> bytes:
+    """Returns the page as HTML; the same plans, pairs of layers and searches give the same bytes."""
     text = (
         _environment()
         .get_template("report.html")
@@ -104,6 +113,7 @@ def page(plans: Plans, pairs: Sequence[LayerPair] = ()) -> bytes:
             pipelines=published.GSPMD_4,
             clusters=clusters.table(plans),
             meshes=clusters.meshes(plans),
+            searches=searches.table(found, plans),
             commands=tables.commands(plans),
             missing=tables.missing(plans),
             papers=published.PAPERS,

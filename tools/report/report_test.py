@@ -281,7 +281,9 @@ def test_invalid_file_is_named(tmp_path, text, message):
 
 def run(capsys, *arguments: str) -> tuple[int, str]:
     try:
-        status = app.execute(report.main, ["report", "--layer_pairs=", *arguments], report._VALUES)
+        status = app.execute(
+            report.main, ["report", "--layer_pairs=", "--layout_searches=", *arguments], report._VALUES
+        )
     finally:
         report._VALUES.unparse_flags()
     printed = capsys.readouterr()
