@@ -19,6 +19,7 @@ _FOUND = ("layout=BG:x,NHV:y,M~x/y", "mesh=64x4")
 _SEARCH = LayoutSearch(_MODEL, 95_716, 22, 14.26, 2.268, 2.13, _FOUND)
 
 
+@pytest.mark.slow
 def test_a_search_tells_the_models_own_layout_from_a_faster_one():
     """There are settings for the found layout if, and only if, its step is shorter than the model's own."""
     found = layout_searches.search("dense_lm.Small")
