@@ -13,8 +13,7 @@ import pytest
 from lingvo_moe import experiment
 from lingvo_moe.analysis.collectives import Collective, find_collectives, missed
 from lingvo_moe.analysis.hlo import Module
-from lingvo_moe.engines.cluster import Cluster, is_cluster
-from lingvo_moe.engines.topology import Slice
+from lingvo_moe.engines.cluster import Cluster, target_of
 from lingvo_moe.lazy import tf
 from lingvo_moe.program import Program
 from lingvo_moe.sharding.layout import DeviceMesh, Layout
@@ -188,8 +187,8 @@ def _lowered(name: str, platform: str) -> Program:
 )
 def test_no_collective_of_a_compiled_module_is_missed(name, topology):
     """Against a dumb search of the text: as many of each kind, and none that the module's own check would report."""
-    target = Cluster.of(topology) if is_cluster(topology) else Slice.of(topology)
-    text = target.load(_lowered(name, "gpu" if is_cluster(topology) else "")).hlo()
+    target = target_of(topology)
+    text = target.load(_lowered(name, "gpu" if isinstance(target, Cluster) else "")).hlo()
     module, runs = Module(text, 8), collections.Counter()
     for collective in find_collectives(module):
         runs[collective.kind] += collective.times

@@ -8,7 +8,6 @@ import logging
 import os
 import pathlib
 import sys
-from collections.abc import Sequence
 
 from lingvo_moe.analysis import plan as planning
 from lingvo_moe.analysis import plan_text, search
@@ -155,7 +154,7 @@ def plan(config: PlanConfig):
     if config.program == "decode" and not own.translates:
         raise UserError(f"--program=decode: {name} does not translate; plan its training.")
     mesh = DeviceMesh.parse(config.mesh) if config.mesh else own.mesh
-    target = _target(config.topology or topology.v3_slice(mesh.size), config.compiler_options)
+    target = cluster.target_of(config.topology or topology.v3_slice(mesh.size), config.compiler_options)
     mesh = mesh if config.mesh else _mesh_of(target, mesh)
     target.check(mesh)
     if search.LAYOUT in config.search:
@@ -172,7 +171,7 @@ def plan(config: PlanConfig):
 def _compile(config: PlanConfig, target: topology.Slice | cluster.Cluster, mesh: DeviceMesh) -> planning.Plan:
     """Plans the model as it is, or the fastest of a search for settings."""
     name = config.full_name()
-    experiment = get_experiment(name, config.assignments, mesh)
+    experiment = layouts.planned(name, config.assignments, mesh)
     _log.info(
         f"compiling {name}, {experiment.model.num_weights():,} weights, for the {len(target.devices)} devices of "
         f"{target.name} ..."
@@ -180,11 +179,6 @@ def _compile(config: PlanConfig, target: topology.Slice | cluster.Cluster, mesh:
     if config.search:
         return _search(config, target, mesh)
     return planning.make(name, experiment, target, config.program, list(config.assignments))
-
-
-def _target(name: str, options: Sequence[str]) -> topology.Slice | cluster.Cluster:
-    kind = cluster.Cluster if cluster.is_cluster(name) else topology.Slice
-    return kind.of(name, options)
 
 
 def _search(config: PlanConfig, target: topology.Slice | cluster.Cluster, mesh: DeviceMesh) -> planning.Plan:
@@ -195,7 +189,7 @@ def _search(config: PlanConfig, target: topology.Slice | cluster.Cluster, mesh: 
         target,
         list(config.search),
         [f"mesh={mesh}", *config.assignments],
-        lambda assignments: get_experiment(name, list(assignments)),
+        lambda assignments: layouts.planned(name, assignments),
     ):
         trials.append(trial)
         print(plan_text.trial(trial), flush=True)

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from lingvo_moe import tree
-from lingvo_moe.engines.cluster import Cluster, is_cluster
-from lingvo_moe.engines.topology import Slice
+from lingvo_moe.engines.cluster import Cluster, target_of
 from lingvo_moe.layers.mixture_of_experts import MixtureOfExperts
 from lingvo_moe.lazy import tf
 from lingvo_moe.ops.context import Context
@@ -73,8 +72,8 @@ def test_project_in_float32_equals_the_einsum_in_value_and_gradient():
 @pytest.mark.parametrize("topology", ["v3:2x2x1", "v6e:2x4", "h100:1x8"])
 def test_the_routers_logits_are_multiplied_in_float32(topology):
     """Read from the module that the compiler makes: the products of a router, forward and backward, and no others."""
-    target = Cluster.of(topology) if is_cluster(topology) else Slice.of(topology)
-    platform = "gpu" if is_cluster(topology) else "tpu"
+    target = target_of(topology)
+    platform = "gpu" if isinstance(target, Cluster) else "tpu"
     layer = MixtureOfExperts(model_dim=128, hidden_dim=256, num_experts=8, num_groups=8)
     layout = Layout.of(DeviceMesh((8,)))
     weights = {name: Spec(weight.shape, "float32", weight.logical_axes) for name, weight in layer.weights().items()}
