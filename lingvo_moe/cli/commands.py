@@ -10,7 +10,7 @@ import pathlib
 import sys
 
 from lingvo_moe.analysis import plan as planning
-from lingvo_moe.analysis import plan_text, search
+from lingvo_moe.analysis import plan_text, remedies, search
 from lingvo_moe.cli import images, layouts, run_setup, speech
 from lingvo_moe.cli.run_config import EvalConfig, ExportConfig, ModelConfig, PlanConfig, TranslateConfig
 from lingvo_moe.cli.scores import write_scores
@@ -165,7 +165,17 @@ def plan(config: PlanConfig):
         chosen = _compile(config, target, mesh)
     if config.json:
         chosen.save(config.json)
-    print(plan_text.text(chosen, config.tokens, config.price_per_hour), end="")
+    print(plan_text.text(chosen, config.tokens, config.price_per_hour, _sufficient(config, chosen, target)), end="")
+
+
+def _sufficient(
+    config: PlanConfig, chosen: planning.Plan, target: topology.Slice | cluster.Cluster
+) -> remedies.Sufficient | None:
+    """Predicts how many devices a training step fits that does not fit the target; None for anything else."""
+    if chosen.fits or chosen.program != "train":
+        return None
+    settings = [*config.assignments, *chosen.changes]
+    return remedies.sufficient(layouts.planned(config.full_name(), settings, DeviceMesh.parse(chosen.mesh)), target)
 
 
 def _compile(config: PlanConfig, target: topology.Slice | cluster.Cluster, mesh: DeviceMesh) -> planning.Plan:
