@@ -25,6 +25,7 @@ from lingvo_moe.sharding.layout import DeviceMesh, Layout
 from lingvo_moe.steps import DecodingModel, Optimizer, RecognisingModel, SegmentingModel, Steps, TiedModel
 
 PLATFORMS = ("", "cpu", "gpu", "tpu")
+DEVICE_FLAGS = "--devices"  # of most commands
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -161,8 +162,12 @@ class Experiment:
             f"{type(self.model).__name__} reads an input of {type(self.input).__name__}, which has no texts."
         )
 
-    def check(self):
-        """Raises UserError where the parts do not fit each other or the mesh; called after all flags are applied."""
+    def check(self, device_flags: str = DEVICE_FLAGS):
+        """Raises UserError where the parts do not fit each other or the mesh; called after all flags are applied.
+
+        Args:
+          device_flags: of the command, which select the devices; for the remedies.
+        """
         layout = Layout.of(self.mesh, self.layout)
         if self.platform not in PLATFORMS:
             raise UserError(
@@ -176,9 +181,9 @@ class Experiment:
                 f"{COMPILER_DEFAULT} for the compiler's own choice."
             )
         self._check_sides()
-        self._check_volumes(layout)
+        self._check_volumes(layout, device_flags)
         self._check_pipeline(layout)
-        self._check_divisible(layout)
+        self._check_divisible(layout, device_flags)
         for side, length in self.input.lengths.items():
             tokens = self.input.batch_size * length
             if self.model.num_experts and tokens % self.model.num_groups:
@@ -187,7 +192,7 @@ class Experiment:
                     f"model.num_groups={self.model.num_groups} does not divide; change one of them."
                 )
 
-    def _check_divisible(self, layout: Layout):
+    def _check_divisible(self, layout: Layout, device_flags: str):
         """Raises UserError where devices do not divide what the layout shards among them."""
         sizes = {"input.batch_size": ("B", self.input.batch_size)}
         if self.translates:
@@ -205,8 +210,8 @@ class Experiment:
             if size % multiple:
                 of = f"{parts} microbatches on {devices}" if parts > 1 else devices
                 raise UserError(
-                    f"{name} is {size}, which {of} devices (mesh {self.mesh}) do not divide. Use --devices with a "
-                    f"divisor of {size}, or --set {name}=N with a multiple of {multiple}."
+                    f"{name} is {size}, which {of} devices (mesh {self.mesh}) do not divide. Use {device_flags} "
+                    f"with a divisor of {size}, or --set {name}=N with a multiple of {multiple}."
                 )
 
     def _check_pipeline(self, layout: Layout):
@@ -252,7 +257,7 @@ class Experiment:
                 f"{type(self.input).__name__}; change the recipe."
             )
 
-    def _check_volumes(self, layout: Layout):
+    def _check_volumes(self, layout: Layout, device_flags: str):
         """Raises UserError where devices have no share of the volumes, or one that is too small."""
         if not isinstance(self.model, SegmentingModel) or not isinstance(self.input, VolumeInput):
             return
@@ -262,7 +267,7 @@ class Experiment:
             raise UserError(
                 f"layout {self.layout} shares volumes among {math.prod(shards.values())} of the {self.mesh.size} "
                 f"devices (mesh {self.mesh}), and the others would repeat their work. Use --set layout=spatial with "
-                f"--devices, for the dimension X, or --set layout=spatial_data with --mesh, for the batch and X."
+                f"{device_flags} for the dimension X, or --set layout=spatial_data with --mesh, for the batch and X."
             )
         self.model.check_size(self.input.size, tuple(shards[axis] for axis in "XYZ"))
 
@@ -315,13 +320,19 @@ class Recipe:
         raise NotImplementedError
 
 
-def get(name: str, assignments: tuple[str, ...] | list[str] = (), mesh: DeviceMesh | None = None) -> Experiment:
+def get(
+    name: str,
+    assignments: tuple[str, ...] | list[str] = (),
+    mesh: DeviceMesh | None = None,
+    device_flags: str = DEVICE_FLAGS,
+) -> Experiment:
     """Returns the experiment of a registered name.
 
     Args:
       name: a registered name or an unambiguous part of one.
       assignments: `field=value` texts of `--set`.
       mesh: replaces the experiment's own; None keeps that.
+      device_flags: of the command, which select the devices; for the remedies.
 
     Raises:
       UserError: an unknown name or field, or values that do not fit each other.
@@ -329,7 +340,7 @@ def get(name: str, assignments: tuple[str, ...] | list[str] = (), mesh: DeviceMe
     experiment = unchecked(name, assignments)
     if mesh is not None:
         experiment = dataclasses.replace(experiment, mesh=mesh)
-    experiment.check()
+    experiment.check(device_flags)
     return experiment
 
 

@@ -1,8 +1,8 @@
 """The collectives of a compiled module, wherever they are: in loops, branches and calls, and inside fusions.
 
 The TPU's compiler writes a ReduceScatter as a fusion of an all-reduce and the slice that each device keeps. An
-asynchronous collective of newer generations is split over several fusions, with computation between them; its parts
-have the same channel.
+asynchronous collective of newer generations is split over several fusions, with computation between them; the compiler
+writes one `chain_id` to all of its parts, and to no other collective.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ _ANY = re.compile(
 # Devices in the order of a transposed iota.
 _IOTA = r"\[[\d,]+\](?:T\([\d,]+\))?"
 _CHANNEL = re.compile(r"\bchannel_id=(\d+)")
+_CHAIN = re.compile(r'\bchain_id="(\d+)"')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,14 +69,19 @@ class Collective:
 
 
 def find_collectives(module: Module) -> list[Collective]:
-    """Returns all collectives that a module runs, in its order; raises ValueError for groups that it cannot read."""
+    """Returns all collectives that a module runs, in its order; raises ValueError for groups that it cannot read.
+
+    Of a collective that is split over fusions, the first part counts, each time that it runs. Parts are known by their
+    chain alone: unrelated collectives of one channel, kind and size all count.
+    """
     found, first_parts = [], {}
     for outer, times in module.runs():
         for instruction, kept in _within(module, outer):
             collective = _collective(module, outer, instruction, kept, times)
-            # Of a collective that is split over fusions, the first part counts, each time that it runs.
-            key = (module.computation_of(outer), collective.channel, collective.kind)
-            if instruction is outer or first_parts.setdefault(key, outer.name) == outer.name:
+            chain = _CHAIN.search(instruction.rest)
+            # A copy of a loop's body may keep the numbers of its chains, but runs by itself.
+            key = (module.computation_of(outer), collective.channel, collective.kind, chain and chain[1])
+            if chain is None or first_parts.setdefault(key, outer.name) == outer.name:
                 found.append(collective)
     return found
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
+import functools
 import re
 
 import numpy as np
@@ -11,8 +13,9 @@ import pytest
 from lingvo_moe import experiment
 from lingvo_moe.analysis.collectives import Collective, find_collectives, missed
 from lingvo_moe.analysis.hlo import Module
-from lingvo_moe.engines.topology import Slice
+from lingvo_moe.engines.cluster import Cluster, target_of
 from lingvo_moe.lazy import tf
+from lingvo_moe.program import Program
 from lingvo_moe.sharding.layout import DeviceMesh, Layout
 from lingvo_moe.testing import harness
 
@@ -121,8 +124,9 @@ def test_collectives_of_a_compiled_loop_count_with_its_trips(mesh, group, stride
     assert sum(c.times for c in found) == 5
 
 
+_REPEATS = 3  # of a model's loop over its layers: unlike the trips of any other loop, and of the two mesh axes
 _TINY = [
-    "model.num_layers=6",
+    f"model.num_layers={_REPEATS}",
     "model.model_dim=128",
     "model.hidden_dim=256",
     "model.num_heads=4",
@@ -131,12 +135,12 @@ _TINY = [
     "input.target_length=32",
     "input.batch_size=16",
 ]
-_WITH_EXPERTS = [*_TINY, "model.num_experts=4", "model.num_groups=8"]
+_WITH_EXPERTS = [*_TINY, f"model.num_layers={2 * _REPEATS}", "model.num_experts=4", "model.num_groups=8"]
 _LOOP = re.compile(r" while\(.*?body=%([\w.\-]+)")
 
 
-def dumb_count(text: str, repeats: int) -> collections.Counter[str]:
-    """Returns runs by kind from a plain search: every channel once, or `repeats` times if it is in a loop's body."""
+def dumb_count(text: str) -> collections.Counter[str]:
+    """Returns runs by kind from a plain search: every channel once, or _REPEATS times if it is in a loop's body."""
     bodies, callers, times = set(_LOOP.findall(text)), {}, {}
     computation = ""
     lines = []
@@ -150,57 +154,89 @@ def dumb_count(text: str, repeats: int) -> collections.Counter[str]:
         if kind and "=" in line:
             channel = re.search(r"channel_id=\d+", line)[0]
             name = "reduce-scatter" if computation.startswith("all-reduce-scatter") else kind[1]
-            times[name, channel] = repeats if bodies & {computation, callers.get(computation)} else 1
+            times[name, channel] = _REPEATS if bodies & {computation, callers.get(computation)} else 1
     counts = collections.Counter()
     for (name, _), runs in times.items():
         counts[name] += runs
     return counts
 
 
+@functools.cache
+def _lowered(name: str, platform: str) -> Program:
+    """Returns a training step for eight devices: one for all slices, one for all clusters."""
+    settings = _WITH_EXPERTS if name.startswith("hybrid") else _TINY
+    config = dataclasses.replace(experiment.get(name, settings, DeviceMesh.parse("4x2")), platform=platform)
+    return config.steps.train(config.batch_specs())
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "name, settings, topology, repeats",
+    "name, topology",
     [
-        ("dense_lm.Small", _TINY, "v3:2x2x1", 6),
-        ("hybrid_lm.Small", _WITH_EXPERTS, "v5e:2x4", 3),
-        ("dense_lm.Small", _TINY, "v6e:2x4", 6),
+        ("hybrid_lm.Small", "v5e:2x4"),  # the compiler splits its AllGathers over fusions
+        ("dense_lm.Small", "v2:2x2x1"),
+        ("dense_lm.Small", "v3:2x2x1"),
+        ("dense_lm.Small", "v4:2x2x1"),
+        ("dense_lm.Small", "v5p:2x2x2"),
+        ("dense_lm.Small", "v6e:2x4"),
+        ("dense_lm.Small", "tpu7x:2x2x1"),
+        ("dense_lm.Small", "a100:1x8"),
+        ("dense_lm.Small", "h200:1x8"),
+        ("dense_lm.Small", "b200:1x8"),
     ],
 )
-def test_no_collective_of_a_compiled_module_is_missed(name, settings, topology, repeats):
+def test_no_collective_of_a_compiled_module_is_missed(name, topology):
     """Against a dumb search of the text: as many of each kind, and none that the module's own check would report."""
-    config = experiment.get(name, settings, DeviceMesh.parse("4x2"))
-    text = Slice.of(topology).load(config.steps.train(config.batch_specs())).hlo()
+    target = target_of(topology)
+    text = target.load(_lowered(name, "gpu" if isinstance(target, Cluster) else "")).hlo()
     module, runs = Module(text, 8), collections.Counter()
     for collective in find_collectives(module):
         runs[collective.kind] += collective.times
-    assert runs == dumb_count(text, repeats) and runs["reduce-scatter"] and not missed(text, module)
+    assert runs == dumb_count(text) and runs["reduce-scatter"] and not missed(text, module)
+
+
+def _gathering(parts: dict[str, str]) -> str:
+    """Returns _TEXT with a fusion of each name, of an AllGather on channel 9 that has these attributes."""
+    fused = "".join(
+        f"""%fused_{name} (of_{name}: f32[4]) -> f32[32] {{
+  %of_{name} = f32[4]{{0}} parameter(0)
+  ROOT %all-gather.{name} = f32[32]{{0}} all-gather(%of_{name}), channel_id=9, replica_groups=[1,8]<=[8], \
+dimensions={{0}}{attributes}
+}}
+
+"""
+        for name, attributes in parts.items()
+    )
+    calls = "".join(f"  %{name} = f32[32]{{0}} fusion(%a), kind=kCustom, calls=%fused_{name}\n" for name in parts)
+    return _TEXT.replace("ENTRY", f"{fused}ENTRY").replace("  ROOT %result", f"{calls}  ROOT %result")
+
+
+def _chain(number: int) -> str:
+    return f', frontend_attributes={{chain_id="{number}"}}'
+
+
+def _gathers(parts: dict[str, str]) -> list[Collective]:
+    """Returns the collectives that `_gathering` adds to _TEXT, after a check that none is missed."""
+    text = _gathering(parts)
+    module = Module(text, 32)
+    assert not missed(text, module)
+    found, others = find_collectives(module), find_collectives(Module(_TEXT, 32))
+    assert found[: len(others)] == others
+    return found[len(others) :]
 
 
 def test_parts_of_an_asynchronous_collective_count_once():
     """Newer generations split an AllGather over fusions, with other work between its start and its end."""
-    text = _TEXT.replace(
-        "ENTRY",
-        """%part (p: f32[4]) -> f32[32] {
-  %p = f32[4]{0} parameter(0)
-  ROOT %all-gather.9 = f32[32]{0} all-gather(%p), channel_id=9, replica_groups=[1,8]<=[8], dimensions={0}
-}
+    parts = {name: _chain(3) for name in ("async-collective-start", "fusion.9", "async-collective-done")}
+    assert _gathers(parts) == [Collective("9", "all-gather", 128, 8, 1, 1, "")]
 
-%other_part (q: f32[4]) -> f32[32] {
-  %q = f32[4]{0} parameter(0)
-  ROOT %all-gather.10 = f32[32]{0} all-gather(%q), channel_id=9, replica_groups=[1,8]<=[8], dimensions={0}
-}
 
-ENTRY""",
-    ).replace(
-        "  ROOT %result",
-        """  %async-collective-start = f32[32]{0} fusion(%a), kind=kCustom, calls=%part
-  %async-collective-done = f32[32]{0} fusion(%a), kind=kCustom, calls=%other_part
-  ROOT %result""",
-    )
-    module = Module(text, 32)
-    found = find_collectives(module)
-    assert found[-1] == Collective("9", "all-gather", 128, 8, 1, 1, "")
-    assert len(found) == len(find_collectives(Module(_TEXT, 32))) + 1 and not missed(text, module)
+@pytest.mark.parametrize(
+    "first, second", [("", ""), (_chain(3), ""), ("", _chain(3)), (_chain(3), _chain(4))], ids=lambda text: text[-4:-2]
+)
+def test_unrelated_collectives_of_one_channel_all_count(first, second):
+    """Alike in channel, kind, size and computation, but not parts of one chain: each sends its bytes."""
+    assert len(_gathers({"one": first, "two": second})) == 2
 
 
 @pytest.mark.parametrize(

@@ -74,6 +74,57 @@ def test_all_to_all_takes_as_long_as_its_busiest_link(chips):
     assert Torus(V3, (*chips, 1)).seconds("all-to-all", 32 * MIB, cores, 1) == pytest.approx(expected)
 
 
+@pytest.mark.parametrize(
+    ("name", "chips", "kind", "group", "stride", "result", "busiest"),
+    [
+        # A ring of 8 chips: each needs the 7 MiB of the 7 others, half of it through the link from each side.
+        ("v5e", (8, 1), "all-gather", 8, 1, 8, 3.5),
+        # The way back: 7 MiB of sums for 7 others leave each chip through its two links; it keeps a sum of 1 MiB.
+        ("v5e", (8, 1), "reduce-scatter", 8, 1, 1, 3.5),
+        # A ReduceScatter of 8 MiB as above, then an AllGather of the sums as above.
+        ("v5e", (8, 1), "all-reduce", 8, 1, 8, 7),
+        # The ring is cut in two places: 4 chips send 4 x 1 MiB each to the other half, through 2 links.
+        ("v5e", (8, 1), "all-to-all", 8, 1, 8, 8),
+        # All goes to one neighbour, through the link to it.
+        ("v5e", (8, 1), "collective-permute", 8, 1, 8, 8),
+        # Half of that ring is a line: the chip at its end gets the 3 MiB of the others through one link.
+        ("v5e", (8, 1), "all-gather", 4, 1, 4, 3),
+        ("v5e", (8, 1), "reduce-scatter", 4, 1, 1, 3),
+        ("v5e", (8, 1), "all-reduce", 4, 1, 4, 6),
+        # The middle of the line is one link: 2 chips send 2 x 1 MiB each.
+        ("v5e", (8, 1), "all-to-all", 4, 1, 4, 4),
+        # Two chips have one link between them, not a ring of two links.
+        ("v5e", (2, 2), "all-gather", 2, 1, 2, 1),
+        # A torus of 4x4: 15 MiB come from 15 chips through 4 links, two along x and two along y.
+        ("v5e", (4, 4), "all-gather", 16, 1, 16, 3.75),
+        ("v5e", (4, 4), "reduce-scatter", 16, 1, 1, 3.75),
+        ("v5e", (4, 4), "all-reduce", 16, 1, 16, 7.5),
+        # Chips 0, 4, 8 and 12 are a ring along y: 3 MiB come through its 2 links at each.
+        ("v5e", (4, 4), "all-gather", 4, 4, 4, 1.5),
+        ("v5e", (4, 4), "reduce-scatter", 4, 4, 1, 1.5),
+        ("v5e", (4, 4), "all-reduce", 4, 4, 4, 3),
+        # Chips 0, 4, 8 and 12 of 4x8 are a line along y: one link at its end.
+        ("v5e", (4, 8), "all-gather", 4, 4, 4, 3),
+        # Half of 4x8: rings along x and lines along y, so the chips of an edge have 2 + 1 links for 15 MiB.
+        ("v5e", (4, 8), "all-gather", 16, 1, 16, 5),
+        # Two cores on each of 4x4 chips: 30 MiB are of the cores of other chips, and come once, for both.
+        ("v3", (4, 4, 1), "all-gather", 32, 1, 32, 7.5),
+        # The chip adds up what its own cores have of the 30 MiB before it sends it.
+        ("v3", (4, 4, 1), "reduce-scatter", 32, 1, 1, 7.5),
+        ("v3", (4, 4, 1), "all-reduce", 32, 1, 32, 15),
+        # One core of each chip along x: chips 0 to 3, a ring.
+        ("v3", (4, 4, 1), "all-gather", 4, 2, 4, 1.5),
+        # The two cores of one chip: no link.
+        ("v3", (4, 4, 1), "all-reduce", 2, 1, 2, 0),
+    ],
+)
+def test_seconds_are_those_of_the_busiest_link(name, chips, kind, group, stride, result, busiest):
+    """MiB of a device's result, and MiB on the busiest link in one direction, both counted by hand: no formula."""
+    generation = GENERATIONS[name]
+    seconds = Torus(generation, chips).seconds(kind, result * MIB, group, stride)
+    assert seconds == pytest.approx(busiest * MIB / generation.link_bandwidth)
+
+
 @pytest.mark.parametrize("kind", COLLECTIVES)
 def test_cores_of_one_chip_need_no_link(kind):
     """They communicate through the chip's memory."""

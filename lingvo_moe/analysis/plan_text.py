@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from lingvo_moe.analysis import remedies
 from lingvo_moe.analysis.hardware import hardware_of
 from lingvo_moe.analysis.plan import Plan
 from lingvo_moe.analysis.search import Trial
@@ -15,15 +16,23 @@ _HOURS_PER_YEAR = 365.25 * 24
 _LEGEND = "[c] the compiler's number   [p] counted from the program's inputs   [m] our model"
 
 
-def text(plan: Plan, tokens: float, price: float | None = None) -> str:
+def text(plan: Plan, tokens: float, price: float | None = None, sufficient: remedies.Sufficient | None = None) -> str:
     """Returns the text of a plan.
 
     Args:
       plan: of one program.
       tokens: the length of the training run whose cost it states.
       price: of a core or a GPU for an hour, in any currency.
+      sufficient: what the program is predicted to fit, if it does not fit.
     """
-    lines = [*_title(plan), "", *_memory(plan), *(_time(plan, tokens, price) if plan.fits else ()), "", _LEGEND]
+    lines = [
+        *_title(plan),
+        "",
+        *_memory(plan, sufficient),
+        *(_time(plan, tokens, price) if plan.fits else ()),
+        "",
+        _LEGEND,
+    ]
     return "\n".join(lines) + "\n"
 
 
@@ -52,7 +61,7 @@ def _title(plan: Plan) -> Iterator[str]:
     yield f"traced and lowered in {plan.lower_seconds:.0f} s, compiled in {plan.compile_seconds:.0f} s"
 
 
-def _memory(plan: Plan) -> Iterator[str]:
+def _memory(plan: Plan, sufficient: remedies.Sufficient | None) -> Iterator[str]:
     memory = plan.memory
     yield f"memory per {plan.device}, GiB"
     for label, size, origin in (
@@ -75,10 +84,16 @@ def _memory(plan: Plan) -> Iterator[str]:
     )
     for buffer in plan.largest_buffers:
         yield f"    {buffer.bytes / _GIB:8.2f} [c]  {buffer.shape:28} {buffer.op_name.rpartition('call_exported/')[2]}"
-    yield "  Remedies: a smaller --set input.batch_size=..., --set model.remat=full, --set"
-    yield "  model.activation_dtype=bfloat16, a layout that shards more weights (--set layout=gshard_sharded_update,"
-    yield f"  or a mesh of two axes with --mesh=AxB), or more {plan.device}s. --search=remat,mesh,groups,batch"
-    yield "  tries some."
+    yield "  Remedies:"
+    yield from (f"    {remedy}" for remedy in remedies.of(plan))
+    if sufficient:
+        estimate = sufficient.estimate
+        yield (
+            f"    the least that is predicted to fit: --topology={sufficient.topology} --mesh={sufficient.mesh}, "
+            f"{estimate.bytes / _GIB:.2f} of {estimate.available / _GIB:.2f} GiB [m]"
+        )
+    if search := remedies.search_of(plan):
+        yield f"    {search} tries some."
 
 
 def _needed(plan: Plan) -> str:

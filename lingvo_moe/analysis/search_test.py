@@ -9,10 +9,12 @@ import pytest
 from lingvo_moe import experiment
 from lingvo_moe.analysis import plan, plan_text, search
 from lingvo_moe.analysis.plan import Memory, Plan
+from lingvo_moe.engines.cluster import Cluster
 from lingvo_moe.engines.topology import Slice
 from lingvo_moe.errors import UserError
 
 _MODEL = "m4.Small"
+_SLICE = Slice("v3:2x2x1", "v3", (2, 2, 1), tuple(range(8)))
 # Artificial seconds of a step by policy; "none" does not fit.
 _SECONDS = {"full": 4.0, "keep_outputs": 2.0, "keep_hidden": 3.0}
 
@@ -58,10 +60,8 @@ def artificial_plan(name, config, tpu, program="train", changes=()) -> Plan:
 def trials(monkeypatch):
     monkeypatch.setattr(plan, "make", artificial_plan)
 
-    def run(dimensions, assignments=("model.remat=full",)):
-        return list(
-            search.search(_MODEL, Slice("v3:2x2x1", "v3", (2, 2, 1), tuple(range(8))), dimensions, assignments, build)
-        )
+    def run(dimensions, assignments=("model.remat=full",), target=_SLICE):
+        return list(search.search(_MODEL, target, dimensions, assignments, build))
 
     return run
 
@@ -77,6 +77,18 @@ def test_all_rematerialisation_policies_are_tried(trials):
     assert set(results) == {(), ("model.remat=none",), ("model.remat=keep_outputs",), ("model.remat=keep_hidden",)}
     assert results["model.remat=none",].tokens_per_second == 0.0
     assert max(results.values(), key=lambda t: t.tokens_per_second).changes == ("model.remat=keep_outputs",)
+
+
+def test_a_cluster_of_gpus_is_searched_as_a_slice_is(trials):
+    """Policies and meshes for its GPUs, two nodes of four; the plans, and the lines of the trials, are of GPUs."""
+    cluster = Cluster("h100:2x4", "h100", 2, 4, tuple(range(8)))
+    found = trials(["remat", "mesh"], target=cluster)
+    assert {trial.plan.topology for trial in found} == {"h100:2x4"}
+    assert {trial.plan.device for trial in found} == {"GPU"}
+    best = max(found, key=lambda trial: trial.tokens_per_second)
+    assert "model.remat=keep_outputs" in best.changes and "tokens/s" in plan_text.trial(best)
+    meshes = {change for trial in found for change in trial.changes if change.startswith("mesh=")}
+    assert meshes == {"mesh=4x2", "mesh=2x4"}  # beside the model's own, 8
 
 
 def test_each_dimension_starts_from_the_best_so_far(trials):

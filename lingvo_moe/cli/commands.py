@@ -8,10 +8,9 @@ import logging
 import os
 import pathlib
 import sys
-from collections.abc import Sequence
 
 from lingvo_moe.analysis import plan as planning
-from lingvo_moe.analysis import plan_text, search
+from lingvo_moe.analysis import plan_text, remedies, search
 from lingvo_moe.cli import images, layouts, run_setup, speech
 from lingvo_moe.cli.run_config import EvalConfig, ExportConfig, ModelConfig, PlanConfig, TranslateConfig
 from lingvo_moe.cli.scores import write_scores
@@ -155,7 +154,7 @@ def plan(config: PlanConfig):
     if config.program == "decode" and not own.translates:
         raise UserError(f"--program=decode: {name} does not translate; plan its training.")
     mesh = DeviceMesh.parse(config.mesh) if config.mesh else own.mesh
-    target = _target(config.topology or topology.v3_slice(mesh.size), config.compiler_options)
+    target = cluster.target_of(config.topology or topology.v3_slice(mesh.size), config.compiler_options)
     mesh = mesh if config.mesh else _mesh_of(target, mesh)
     target.check(mesh)
     if search.LAYOUT in config.search:
@@ -166,13 +165,23 @@ def plan(config: PlanConfig):
         chosen = _compile(config, target, mesh)
     if config.json:
         chosen.save(config.json)
-    print(plan_text.text(chosen, config.tokens, config.price_per_hour), end="")
+    print(plan_text.text(chosen, config.tokens, config.price_per_hour, _sufficient(config, chosen, target)), end="")
+
+
+def _sufficient(
+    config: PlanConfig, chosen: planning.Plan, target: topology.Slice | cluster.Cluster
+) -> remedies.Sufficient | None:
+    """Predicts how many devices a training step fits that does not fit the target; None for anything else."""
+    if chosen.fits or chosen.program != "train":
+        return None
+    settings = [*config.assignments, *chosen.changes]
+    return remedies.sufficient(layouts.planned(config.full_name(), settings, DeviceMesh.parse(chosen.mesh)), target)
 
 
 def _compile(config: PlanConfig, target: topology.Slice | cluster.Cluster, mesh: DeviceMesh) -> planning.Plan:
     """Plans the model as it is, or the fastest of a search for settings."""
     name = config.full_name()
-    experiment = get_experiment(name, config.assignments, mesh)
+    experiment = layouts.planned(name, config.assignments, mesh)
     _log.info(
         f"compiling {name}, {experiment.model.num_weights():,} weights, for the {len(target.devices)} devices of "
         f"{target.name} ..."
@@ -180,11 +189,6 @@ def _compile(config: PlanConfig, target: topology.Slice | cluster.Cluster, mesh:
     if config.search:
         return _search(config, target, mesh)
     return planning.make(name, experiment, target, config.program, list(config.assignments))
-
-
-def _target(name: str, options: Sequence[str]) -> topology.Slice | cluster.Cluster:
-    kind = cluster.Cluster if cluster.is_cluster(name) else topology.Slice
-    return kind.of(name, options)
 
 
 def _search(config: PlanConfig, target: topology.Slice | cluster.Cluster, mesh: DeviceMesh) -> planning.Plan:
@@ -195,7 +199,7 @@ def _search(config: PlanConfig, target: topology.Slice | cluster.Cluster, mesh: 
         target,
         list(config.search),
         [f"mesh={mesh}", *config.assignments],
-        lambda assignments: get_experiment(name, list(assignments)),
+        lambda assignments: layouts.planned(name, assignments),
     ):
         trials.append(trial)
         print(plan_text.trial(trial), flush=True)

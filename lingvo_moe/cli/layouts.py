@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from lingvo_moe.analysis import layout_search, layout_text
 from lingvo_moe.analysis.layout_space import Candidate
@@ -15,6 +15,14 @@ from lingvo_moe.experiment import Experiment
 from lingvo_moe.experiment import get as get_experiment
 from lingvo_moe.sharding.layout import DeviceMesh
 from lingvo_moe.utils import progress
+
+# The flags of `plan` that select the devices, in the words of a remedy.
+_DEVICE_FLAGS = "--mesh, or another --topology,"
+
+
+def planned(name: str, assignments: Sequence[str], mesh: DeviceMesh | None = None) -> Experiment:
+    """Returns the experiment to plan; raises UserError as `experiment.get`, with remedies that fit `plan`."""
+    return get_experiment(name, list(assignments), mesh, _DEVICE_FLAGS)
 
 
 def find(config: PlanConfig, own: Experiment, target: Slice | Cluster) -> Plan | None:
@@ -44,7 +52,7 @@ def find(config: PlanConfig, own: Experiment, target: Slice | Cluster) -> Plan |
             name,
             target,
             ranking,
-            lambda changes: get_experiment(name, [f"mesh={own.mesh}", *config.assignments, *changes]),
+            lambda changes: planned(name, [f"mesh={own.mesh}", *config.assignments, *changes]),
             60 * config.budget,
             config.top,
             config.assignments,

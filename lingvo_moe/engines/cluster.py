@@ -17,7 +17,7 @@ from jax.experimental import topologies
 from jax.sharding import Mesh
 
 from lingvo_moe.engines import compiler_options, pjrt
-from lingvo_moe.engines.topology import Compiled, OutOfMemory
+from lingvo_moe.engines.topology import GENERATIONS, Compiled, OutOfMemory, Slice
 from lingvo_moe.errors import UserError, did_you_mean
 from lingvo_moe.program import Program
 from lingvo_moe.sharding.layout import DeviceMesh
@@ -124,11 +124,6 @@ GPUS = {
 }
 
 
-def is_cluster(name: str) -> bool:
-    """Returns whether the name of a topology is meant as a cluster of GPUs: its first part has a GPU's form."""
-    return re.match(r"[abhlv]\d{2,}", name.lower()) is not None
-
-
 @dataclasses.dataclass(frozen=True)
 class Cluster:
     """Nodes of GPUs, all alike, joined by NVLink within a node and by a network between nodes.
@@ -223,6 +218,27 @@ class Cluster:
         if self.is_limited and needed > self.gpu.available:
             raise OutOfMemory(needed, self.gpu.available)
         return compiled
+
+
+def target_of(name: str, options: Sequence[str] = ()) -> Slice | Cluster:
+    """Describes what a topology's name stands for: a TPU slice or a cluster of GPUs.
+
+    Args:
+      name: of the topology, `v3:32x32x1` or `h100:4x8`.
+      options: of the compiler, each `NAME=VALUE`.
+
+    Raises:
+      UserError: the first part names no TPU and no GPU, or as `Slice.of` and `Cluster.of`.
+    """
+    generation = name.partition(":")[0].lower()
+    if generation in GPUS:
+        return Cluster.of(name, options)
+    if generation in GENERATIONS:
+        return Slice.of(name, options)
+    raise UserError(
+        f"--topology={name}: no such TPU or GPU.{did_you_mean(generation, [*GENERATIONS, *GPUS])} Known: the TPUs "
+        f"{', '.join(GENERATIONS)}, as in {GENERATIONS['v3']}; the GPUs {', '.join(GPUS)}, as in h100:4x8."
+    )
 
 
 def _devices(gpu: Gpu, nodes: int, gpus_per_node: int) -> list:

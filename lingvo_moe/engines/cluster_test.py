@@ -9,7 +9,7 @@ import pytest
 
 from lingvo_moe.engines import cluster
 from lingvo_moe.engines.cluster import Cluster
-from lingvo_moe.engines.topology import OutOfMemory
+from lingvo_moe.engines.topology import OutOfMemory, Slice
 from lingvo_moe.errors import UserError
 from lingvo_moe.lazy import tf
 from lingvo_moe.sharding.layout import DeviceMesh, Layout
@@ -60,20 +60,41 @@ def test_what_does_not_fit_is_refused():
     [
         ("h100", "--topology=h100 is not understood; write a GPU, the number of nodes and the GPUs of a node"),
         ("h100:8", "--topology=h100:8 is not understood"),
-        ("h10:1x8", "no such GPU. Did you mean .*h100"),
+        ("h10:1x8", "no such GPU. Did you mean .*h100.*Known: a100, h100, h200, b200"),
         ("h100:0x8", "0 nodes of 8 GPUs; expected at least one node of 1 to 8 GPUs, for instance h100:4x8"),
         ("h100:2x16", "2 nodes of 16 GPUs"),
     ],
 )
 def test_malformed_names_are_errors(name, message):
-    assert cluster.is_cluster(name)
     with pytest.raises(UserError, match=message):
         Cluster.of(name)
 
 
-@pytest.mark.parametrize("name", ["v3:2x2x1", "v5e:2x2", "tpu7x:2x2x1", "", "x"])
-def test_other_names_are_not_clusters(name):
-    assert not cluster.is_cluster(name)
+@pytest.mark.parametrize(
+    ("name", "kind"), [("v3:2x2x1", Slice), ("v5e:2x2", Slice), ("b200:1x8", Cluster), ("H200:1x8", Cluster)]
+)
+def test_a_name_stands_for_a_slice_or_a_cluster(name, kind):
+    """Its first part decides, in letters of any case."""
+    described = cluster.target_of(name)
+    assert isinstance(described, kind) and described.name == name.lower()
+
+
+@pytest.mark.parametrize(
+    ("name", "suggestion"),
+    [
+        ("gb200:4x8", r" Did you mean b200\b[^?]*\?"),
+        ("h10:1x8", r" Did you mean h100\b[^?]*\?"),
+        ("v5:2x2", r" Did you mean v5\w\b[^?]*\?"),
+        ("rtx4090:1x8", ""),
+        ("mi300x:1x8", ""),
+        (":4x8", ""),
+    ],
+)
+def test_an_unknown_name_lists_tpus_and_gpus(name, suggestion):
+    """Whoever mistypes a GPU is not told of TPUs alone; what is like no name gets no suggestion."""
+    known = "Known: the TPUs v2, v3, .*tpu7x, as in v3:32x32x1; the GPUs a100, h100, h200, b200, as in h100:4x8"
+    with pytest.raises(UserError, match=f"^--topology={name}: no such TPU or GPU[.]{suggestion} {known}"):
+        cluster.target_of(name)
 
 
 def test_a_mesh_of_another_size_is_refused():

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 
 from lingvo_moe import tree
-from lingvo_moe.engines.topology import Slice
+from lingvo_moe.engines.cluster import Cluster, target_of
 from lingvo_moe.layers.mixture_of_experts import MixtureOfExperts
 from lingvo_moe.lazy import tf
 from lingvo_moe.ops.context import Context
@@ -67,8 +69,11 @@ def test_project_in_float32_equals_the_einsum_in_value_and_gradient():
 
 
 @pytest.mark.slow
-def test_a_tpu_multiplies_the_routers_logits_in_float32():
-    """Read from the module that its compiler makes: the products of a router, forward and backward, and no others."""
+@pytest.mark.parametrize("topology", ["v3:2x2x1", "v6e:2x4", "h100:1x8"])
+def test_the_routers_logits_are_multiplied_in_float32(topology):
+    """Read from the module that the compiler makes: the products of a router, forward and backward, and no others."""
+    target = target_of(topology)
+    platform = "gpu" if isinstance(target, Cluster) else "tpu"
     layer = MixtureOfExperts(model_dim=128, hidden_dim=256, num_experts=8, num_groups=8)
     layout = Layout.of(DeviceMesh((8,)))
     weights = {name: Spec(weight.shape, "float32", weight.logical_axes) for name, weight in layer.weights().items()}
@@ -77,14 +82,14 @@ def test_a_tpu_multiplies_the_routers_logits_in_float32():
         with tf.GradientTape() as tape:
             tape.watch([inputs["x"], *inputs["theta"].values()])
             paddings = tf.zeros(inputs["x"].shape[:2], tf.bool)
-            outputs, metrics = layer(inputs["theta"], inputs["x"], paddings, Context(layout, platform="tpu"))
+            outputs, metrics = layer(inputs["theta"], inputs["x"], paddings, Context(layout, platform=platform))
             loss = tf.reduce_sum(outputs**2) + metrics["aux_loss"]
         return {"gradients": tape.gradient(loss, {"x": inputs["x"], **inputs["theta"]})}
 
     axes = {"gradients/x": "BTM", **{f"gradients/{name}": spec.logical_axes for name, spec in weights.items()}}
     specs = {"x": Spec((8, 128, 128), "float32", "BTM"), "theta": weights}
-    text = Slice.of("v3:2x2x1").load(lower("routed", function, specs, axes, layout)).hlo()
-    products = [line for line in text.splitlines() if " convolution(" in line]
+    text = target.load(lower("routed", function, specs, axes, layout)).hlo()
+    products = [line for line in text.splitlines() if re.search(r" (convolution|dot)\(", line)]
     exact = [line for line in products if "operand_precision={highest,highest}" in line]
     assert len(exact) == 3 and all("XlaDot" in line for line in exact) and len(products) > len(exact)
 
