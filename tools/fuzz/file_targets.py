@@ -144,7 +144,13 @@ def program(draw: st.DrawFn, fixtures: Fixtures) -> Case:
 def plan(draw: st.DrawFn, fixtures: Fixtures) -> Case:
     """Plans, one of them corrupt, given to the report."""
     prepare, file = draw(_corrupted(fixtures, "plans"))
-    return Case("plans", "report", ("--plans=plans", "--layer_pairs=", "--output=new.html"), (file, "--plans"), prepare)
+    return Case(
+        "plans",
+        "report",
+        ("--plans=plans", "--layer_pairs=", "--collective_times=", "--output=new.html"),
+        (file, "--plans"),
+        prepare,
+    )
 
 
 @st.composite

@@ -43,7 +43,7 @@ _CALLS = {
     "export": ((*_TINY, "--output=new.zip", "--set=model.num_experts=7"), "num_experts"),
     "build_corpus": (("--preset=none", "--input=FIXTURES/sentences.txt", "--output=new"), "sentences.txt"),
     "train_tokenizer": (("--corpus=FIXTURES/catalogs", "--output=new"), "is not a corpus"),
-    "report": (("--plans=FIXTURES/catalogs", "--layer_pairs=", "--output=new.html"), "catalogs"),
+    "report": (("--plans=FIXTURES/catalogs", "--layer_pairs=", "--collective_times=", "--output=new.html"), "catalogs"),
     "launch_tpu": (("--dry_run", "--slice=s", "--zone=z"), "no --model"),
     "benchmarks": (("--only=nothing",), "there is no such row"),
     "benchmarks.beams": (("--beams=0",), "--beams=0"),
@@ -90,7 +90,7 @@ _WORKING = {
             "force",
         )
     },
-    ("report", "output"): ("--plans=FIXTURES/plans", "--layer_pairs="),
+    ("report", "output"): ("--plans=FIXTURES/plans", "--layer_pairs=", "--collective_times="),
 }
 # Flags that would start hours of work, or work on other machines.
 _LEFT_OUT = {
