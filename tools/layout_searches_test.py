@@ -46,7 +46,7 @@ def test_the_saved_searches_are_in_the_page(tmp_path):
     assert tuple(search.model for search in saved) == layout_searches.MODELS
     searches.save(saved, tmp_path / "copy.json")
     assert (tmp_path / "copy.json").read_text() == _SAVED.read_text()
-    page = report.page({}, (), saved).decode()
+    page = report.page({}, found=saved).decode()
     assert all(f"{search.layouts:,}" in page for search in saved) and 'id="searches"' in page
     assert 'id="searches"' not in report.page({}).decode()
 

@@ -112,8 +112,9 @@ def variants() -> dict[str, Request]:
     # What `plan --search=layout` finds beyond the papers.
     model, changes = "dense_lm.Narrow16BMesh32x8", ("mesh=64x4", "layout=BG:x,NHV:y,M~x/y")
     found[f"{model}.found"] = Request(model, changes)
-    model, changes = "m4.MoE2048E36L", ("mesh=1024x2", "layout=BGE:x,NHV:y,M~x/y", "model.remat=keep_hidden")
-    found[f"{model}.found"] = Request(model, changes)
+    changes = ("mesh=1024x2", "layout=BGE:x,NHV:y,M~x/y", "model.remat=keep_hidden")
+    for model in ("m4.MoE2048E36L", "m4.MoE2048E60L"):
+        found[f"{model}.found"] = Request(model, changes)
     # Table 4's batch without a pipeline.
     model = "dense_lm.Pipelined16BMesh4x16x4"
     changes = ("mesh=128x2", "layout=BG:x,NHV:y,M~x/y", "model.remat=keep_outputs")

@@ -147,7 +147,7 @@ def plan(draw: st.DrawFn, fixtures: Fixtures) -> Case:
     return Case(
         "plans",
         "report",
-        ("--plans=plans", "--layer_pairs=", "--layout_searches=", "--output=new.html"),
+        ("--plans=plans", "--layer_pairs=", "--collective_times=", "--layout_searches=", "--output=new.html"),
         (file, "--plans"),
         prepare,
     )

@@ -43,7 +43,16 @@ _CALLS = {
     "export": ((*_TINY, "--output=new.zip", "--set=model.num_experts=7"), "num_experts"),
     "build_corpus": (("--preset=none", "--input=FIXTURES/sentences.txt", "--output=new"), "sentences.txt"),
     "train_tokenizer": (("--corpus=FIXTURES/catalogs", "--output=new"), "is not a corpus"),
-    "report": (("--plans=FIXTURES/catalogs", "--layer_pairs=", "--layout_searches=", "--output=new.html"), "catalogs"),
+    "report": (
+        (
+            "--plans=FIXTURES/catalogs",
+            "--layer_pairs=",
+            "--collective_times=",
+            "--layout_searches=",
+            "--output=new.html",
+        ),
+        "catalogs",
+    ),
     "launch_tpu": (("--dry_run", "--slice=s", "--zone=z"), "no --model"),
     "benchmarks": (("--only=nothing",), "there is no such row"),
     "benchmarks.beams": (("--beams=0",), "--beams=0"),
@@ -90,7 +99,7 @@ _WORKING = {
             "force",
         )
     },
-    ("report", "output"): ("--plans=FIXTURES/plans", "--layer_pairs=", "--layout_searches="),
+    ("report", "output"): ("--plans=FIXTURES/plans", "--layer_pairs=", "--collective_times=", "--layout_searches="),
 }
 # Flags that would start hours of work, or work on other machines.
 _LEFT_OUT = {

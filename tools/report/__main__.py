@@ -21,9 +21,11 @@ from matplotlib.figure import Figure
 
 from lingvo_moe.cli import app
 from lingvo_moe.errors import UserError
-from tools.report import charts, claims, clusters, layers, links, published, searches, style, tables
+from tools import markers
+from tools.report import charts, claims, clusters, layers, links, measured, published, searches, style, tables
 from tools.report import plans as of_plans
 from tools.report.layers import LayerPair
+from tools.report.measured import Measured
 from tools.report.plans import BOTH_SIDES, GIB, Plans
 from tools.report.searches import LayoutSearch
 from tools.report.tables import change, percent
@@ -34,6 +36,12 @@ flags.DEFINE_string(
     "layer_pairs", "docs/layer_pairs.json", "the results of tools.layer_pairs; empty for none", flag_values=_VALUES
 )
 flags.DEFINE_string(
+    "collective_times",
+    "docs/collective_times.json",
+    "the results of tools.collective_times; empty for none",
+    flag_values=_VALUES,
+)
+flags.DEFINE_string(
     "layout_searches",
     "docs/layout_searches.json",
     "the results of tools.layout_searches; empty for none",
@@ -41,9 +49,7 @@ flags.DEFINE_string(
 )
 flags.DEFINE_string("output", "build/report.html", "file of the page", flag_values=_VALUES)
 flags.DEFINE_string("figures", None, "also write the figures to this directory, as SVG", flag_values=_VALUES)
-flags.DEFINE_string(
-    "planning", None, "also write the tables of clusters into this page, docs/planning.md", flag_values=_VALUES
-)
+flags.DEFINE_string("planning", None, "also write tables into this page, docs/planning.md", flag_values=_VALUES)
 
 
 def main(arguments: list[str]):
@@ -53,16 +59,20 @@ def main(arguments: list[str]):
     output = pathlib.Path(_VALUES.output)
     if not output.name or (output.exists() and not output.is_file()):
         raise UserError(f"--output={_VALUES.output}: expected the name of a file.")
-    pairs, found = _layer_pairs(), searches.load(_VALUES.layout_searches)
-    _write(output, page(plans, pairs, found))
+    pairs, times = _layer_pairs(), _collective_times()
+    found = searches.load(_VALUES.layout_searches)
+    _write(output, page(plans, pairs, times, found))
     print(f"{output}: {len(plans)} plans, {len(tables.missing(plans))} of the tables not planned")
     if _VALUES.figures:
-        for name, figure in figures(plans, pairs).items():
+        for name, figure in figures(plans, pairs, times).items():
             _write(pathlib.Path(_VALUES.figures, f"{name}.svg"), style.svg(figure))
     if _VALUES.planning:
-        clusters.write_tables(pathlib.Path(_VALUES.planning), plans)
+        planning = pathlib.Path(_VALUES.planning)
+        clusters.write_tables(planning, plans)
+        if times is not None:
+            markers.replace(planning, "collective_times", clusters.markdown(measured.table(times)).rstrip("\n"))
         if found:
-            searches.write_table(pathlib.Path(_VALUES.planning), found, plans)
+            markers.replace(planning, "searches", clusters.markdown(searches.table(found, plans)).rstrip("\n"))
 
 
 def _layer_pairs() -> list[LayerPair]:
@@ -72,6 +82,15 @@ def _layer_pairs() -> list[LayerPair]:
     return layers.load(pathlib.Path(file)) if file else []
 
 
+def _collective_times() -> Measured | None:
+    file = _VALUES.collective_times
+    if file and not pathlib.Path(file).is_file():
+        raise UserError(
+            f"--collective_times={file}: there is no such file; `python -m tools.collective_times` writes one."
+        )
+    return measured.load(pathlib.Path(file)) if file else None
+
+
 def _write(path: pathlib.Path, content: bytes):
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f"{path.name}.partial")
@@ -79,10 +98,12 @@ def _write(path: pathlib.Path, content: bytes):
     os.replace(partial, path)
 
 
-def figures(plans: Plans, pairs: Sequence[LayerPair]) -> dict[str, Figure]:
+def figures(plans: Plans, pairs: Sequence[LayerPair], times: Measured | None = None) -> dict[str, Figure]:
     """Returns the figures by name."""
-    of_layers = {"layers": charts.layer_pairs(pairs)} if pairs else {}
-    return of_layers | {
+    optional = {"layers": charts.layer_pairs(pairs)} if pairs else {}
+    if times is not None:
+        optional["collective_times"] = charts.measured_collectives(times)
+    return optional | {
         "memory": charts.memory(plans),
         "time": charts.time(plans),
         "collectives": charts.collectives(),
@@ -90,18 +111,24 @@ def figures(plans: Plans, pairs: Sequence[LayerPair]) -> dict[str, Figure]:
     }
 
 
-def page(plans: Plans, pairs: Sequence[LayerPair] = (), found: Sequence[LayoutSearch] = ()) -> bytes:
-    """Returns the page as HTML; the same plans, pairs of layers and searches give the same bytes."""
+def page(
+    plans: Plans, pairs: Sequence[LayerPair] = (), times: Measured | None = None, found: Sequence[LayoutSearch] = ()
+) -> bytes:
+    """Returns the page as HTML; the same plans, pairs of layers, measured times and searches give the same bytes."""
     text = (
         _environment()
         .get_template("report.html")
         .render(
-            images={name: _data_url(figure) for name, figure in figures(plans, pairs).items()},
+            images={name: _data_url(figure) for name, figure in figures(plans, pairs, times).items()},
             highlights=_highlights(plans),
             memory=tables.memory(plans),
             breakdown=tables.breakdown(plans),
             collectives=tables.collectives(),
             growth={name: f"{links.growth(kind):.1f}" for name, kind in links.KINDS.items()},
+            measured=times and measured.table(times),
+            measured_growth={name: f"{measured.growth(times, name):.1f}" for name in measured.OPERATIONS}
+            if times
+            else {},
             claims=claims.claims(plans, pairs),
             layers=layers.table(pairs),
             training=tables.training(plans),

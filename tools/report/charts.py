@@ -11,9 +11,10 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from lingvo_moe.analysis.plan import Plan
-from tools.report import layers, links, published
+from tools.report import layers, links, measured, published
 from tools.report import plans as of_plans
 from tools.report.layers import LayerPair
+from tools.report.measured import Measured
 from tools.report.plans import GIB, Plans
 from tools.report.style import (
     BLUE,
@@ -181,6 +182,29 @@ def collectives() -> Figure:
         axes.set_xlabel("partitions D (cores)")
         axes.set_ylabel("milliseconds, modelled")
         axes.grid(axis="y")
+    return figure
+
+
+def measured_collectives(times: Measured) -> Figure:
+    """GShard figure 9, measured among virtual devices; dotted lines have a process for each device."""
+    with matplotlib.rc_context(SETTINGS):
+        figure = Figure(figsize=(WIDTH, 3.2), layout="constrained")
+        for axes, size in zip(figure.subplots(1, len(measured.SIZES), sharey=True), measured.SIZES):
+            for name, colour in zip(measured.OPERATIONS, (BLUE, VERMILLION, DARK)):
+                for in_one_process, style in ((True, "-"), (False, ":")):
+                    found = measured.series(times, name, size, in_one_process)
+                    points = [time.devices for time in found], [1e3 * time.cpu_seconds for time in found]
+                    label = name if in_one_process else f"{name}, a process for each device"
+                    axes.plot(*points, style, color=colour, marker="o", markersize=3, label=label)
+            ticks = sorted({devices for _, devices in times.shapes})
+            axes.set_xscale("log", base=2)
+            axes.set_yscale("log")
+            axes.set_xticks(ticks, [str(count) for count in ticks])
+            axes.set_xlabel("virtual devices D")
+            axes.set_title(f"{size} MiB on each device", fontsize=8)
+            axes.grid(axis="y")
+        figure.axes[0].set_ylabel("milliseconds of CPU time, measured")
+        figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside upper left", ncols=3, fontsize=7.5)
     return figure
 
 

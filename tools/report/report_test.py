@@ -282,7 +282,9 @@ def test_invalid_file_is_named(tmp_path, text, message):
 def run(capsys, *arguments: str) -> tuple[int, str]:
     try:
         status = app.execute(
-            report.main, ["report", "--layer_pairs=", "--layout_searches=", *arguments], report._VALUES
+            report.main,
+            ["report", "--layer_pairs=", "--collective_times=", "--layout_searches=", *arguments],
+            report._VALUES,
         )
     finally:
         report._VALUES.unparse_flags()
@@ -290,11 +292,12 @@ def run(capsys, *arguments: str) -> tuple[int, str]:
     return status, printed.out + printed.err
 
 
-def test_missing_layer_pairs_are_one_line(tmp_path, capsys):
-    """A typo must not leave figure 8 out in silence."""
+@pytest.mark.parametrize("flag", ["layer_pairs", "collective_times"])
+def test_missing_results_are_one_line(tmp_path, capsys, flag):
+    """A typo must not leave figure 8 or the measured figure 9 out in silence."""
     planned().save(tmp_path / "m4.MoE128E12L.json")
-    status, printed = run(capsys, f"--plans={tmp_path}", "--layer_pairs=typo.json", f"--output={tmp_path}/x.html")
-    assert status == 2 and "--layer_pairs=typo.json: there is no such file" in printed
+    status, printed = run(capsys, f"--plans={tmp_path}", f"--{flag}=typo.json", f"--output={tmp_path}/x.html")
+    assert status == 2 and f"--{flag}=typo.json: there is no such file; `python -m tools.{flag}`" in printed
     assert not (tmp_path / "x.html").exists()
 
 

@@ -9,8 +9,6 @@ from collections.abc import Sequence
 
 from lingvo_moe.analysis.plan import Plan
 from lingvo_moe.errors import UserError
-from tools import markers
-from tools.report import clusters
 from tools.report.plans import Plans
 from tools.report.tables import Cell, Column, Table, ratio, seconds
 
@@ -79,11 +77,6 @@ def table(found: Sequence[LayoutSearch], plans: Plans) -> Table:
         Column("compiled, found / own"),
     ]
     return Table("Layouts that the search finds, beside the models' own.", columns, [_row(one, plans) for one in found])
-
-
-def write_table(page: pathlib.Path, found: Sequence[LayoutSearch], plans: Plans):
-    """Writes the table between its markers, `searches`; raises UserError as `markers.replace` does."""
-    markers.replace(page, "searches", clusters.markdown(table(found, plans)).rstrip("\n"))
 
 
 def _row(search: LayoutSearch, plans: Plans) -> list[Cell]:

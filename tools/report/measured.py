@@ -1,0 +1,131 @@
+"""Reads docs/collective_times.json, the results of tools.collective_times, and shows them beside GShard figure 9."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+from collections.abc import Sequence
+
+from lingvo_moe.errors import UserError
+from tools.report.tables import Column, Table
+
+# What was measured, in the order of the table. An addition moves no data between devices: it is what AllReduce and
+# AllToAll are compared with.
+OPERATIONS = ("AllReduce", "AllToAll", "Add")
+SIZES = (8, 32)  # MiB
+
+
+@dataclasses.dataclass(frozen=True)
+class Time:
+    """The least time of one operation among virtual devices, over several runs.
+
+    Attributes:
+      operation: one of OPERATIONS.
+      mebibytes: what each device has.
+      processes: how many there were.
+      devices: of all processes together.
+      wall_seconds: from the first process's start of a run until the last one's end.
+      cpu_seconds: of all processes together.
+    """
+
+    operation: str
+    mebibytes: int
+    processes: int
+    devices: int
+    wall_seconds: float
+    cpu_seconds: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Measured:
+    """The results.
+
+    Attributes:
+      processor: the name of the processor.
+      cores: of the machine.
+      runs: of each operation, of which the least time counts.
+      times: the results.
+    """
+
+    processor: str
+    cores: int
+    runs: int
+    times: tuple[Time, ...]
+
+    @property
+    def shapes(self) -> list[tuple[int, int]]:
+        """(processes, devices) of the times, in order."""
+        return sorted({(time.processes, time.devices) for time in self.times})
+
+    def time(self, operation: str, mebibytes: int, shape: tuple[int, int]) -> Time | None:
+        """Returns a time; None if it was not measured."""
+        for time in self.times:
+            if (time.operation, time.mebibytes, time.processes, time.devices) == (operation, mebibytes, *shape):
+                return time
+        return None
+
+
+def save(measured: Measured, path: pathlib.Path):
+    """Writes the results."""
+    path.write_text(f"{json.dumps(dataclasses.asdict(measured), indent=1)}\n", encoding="utf-8")
+
+
+def load(path: pathlib.Path) -> Measured:
+    """Reads what `save` wrote.
+
+    Raises:
+      UserError: the file is missing, or another one.
+    """
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+        measured = Measured(**values | {"times": tuple(Time(**time) for time in values["times"])})
+        if not measured.times or any(min(time.wall_seconds, time.cpu_seconds) <= 0 for time in measured.times):
+            raise ValueError("there are no times, or one is not above 0")
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise UserError(
+            f"{path}: not the times of collectives ({error}); `python -m tools.collective_times` writes them."
+        ) from None
+    return measured
+
+
+def table(measured: Measured) -> Table:
+    """Wall time and CPU time of each operation, and the CPU time for each GiB that all devices have together."""
+    columns = [Column("devices"), Column("processes")]
+    for size in SIZES:
+        columns += [Column(f"{name}, {size} MiB: wall, CPU ms") for name in OPERATIONS]
+    columns += [Column(f"{name}, {SIZES[-1]} MiB: CPU s / GiB") for name in OPERATIONS]
+    rows = []
+    for processes, devices in measured.shapes:
+        found = {(name, size): measured.time(name, size, (processes, devices)) for size in SIZES for name in OPERATIONS}
+        cells = [_milliseconds(time) for time in found.values()]
+        cells += [_per_gib(found[name, SIZES[-1]]) for name in OPERATIONS]
+        rows.append([f"{devices}", f"{processes}", *cells])
+    caption = (
+        f"Measured: the least of {measured.runs} runs among virtual devices of {measured.cores} cores "
+        f"({measured.processor})."
+    )
+    return Table(caption, columns, rows)
+
+
+def growth(measured: Measured, operation: str) -> float:
+    """Returns how much CPU time the most devices of one process take against the fewest, of the larger size."""
+    shapes = [shape for shape in measured.shapes if shape[0] == 1]
+    first, last = (measured.time(operation, SIZES[-1], shapes[index]) for index in (0, -1))
+    assert first is not None and last is not None
+    return last.cpu_seconds / first.cpu_seconds
+
+
+def series(measured: Measured, operation: str, mebibytes: int, in_one_process: bool) -> Sequence[Time]:
+    """Returns the times of an operation against the number of devices: of one process, or of one device in each."""
+    shapes = [shape for shape in measured.shapes if (shape[0] == 1 if in_one_process else shape[0] == shape[1])]
+    found = (measured.time(operation, mebibytes, shape) for shape in shapes)
+    return [time for time in found if time is not None]
+
+
+def _milliseconds(time: Time | None) -> str:
+    return f"{1e3 * time.wall_seconds:.1f}, {1e3 * time.cpu_seconds:.1f}" if time else "–"
+
+
+def _per_gib(time: Time | None) -> str:
+    return f"{time.cpu_seconds / (time.devices * time.mebibytes / 1024):.2f}" if time else "–"
