@@ -255,6 +255,34 @@ def test_finite_capacity_is_for_live_hypotheses_alone(theta, source, platform):
     np.testing.assert_allclose(found["scores"][-1], expected["scores"][0], atol=_TOLERANCE)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("missing", [0, 1])
+def test_finite_capacity_suffices_for_the_sentences_that_it_is_made_for(theta, source, missing):
+    """Two of a group's eight rows are live, and all of their hypotheses choose the same two experts.
+
+    With a buffer position for each hypothesis of two sentences, each translation is that of the sentence alone. With
+    one position less it is not: the last hypothesis of the second sentence is dropped.
+    """
+    search, live = _SEARCHES[-1], (2, 5)
+    gates = {
+        path: np.zeros_like(value) if path.endswith("/gate") else value for path, value in tree.flatten(theta).items()
+    }
+    same_experts = tree.unflatten(gates)  # of equal logits, the router takes the first two
+    places = len(live) * search.beam_size - missing
+    changes = {"num_groups": 1, "inference_capacity_factor": 0.0, "inference_min_capacity": places}
+    steps = Steps(dataclasses.replace(_MODEL, **changes), Adafactor(), Layout())
+    finite = Engine(1).load(steps.decode(_source_specs(_BATCH), search))
+
+    def only(*kept: int) -> dict:
+        return {field: np.where(np.isin(np.arange(_BATCH), kept)[:, None], value, 0) for field, value in source.items()}
+
+    found = {name: np.asarray(value) for name, value in finite({"theta": same_experts, "source": only(*live)}).items()}
+    for row, is_dropped in zip(live, (False, bool(missing))):
+        alone = _flat(same_experts, only(row), search, DeviceMesh())
+        differs = not np.allclose(found["scores"][row], alone["scores"][row], rtol=0, atol=_TOLERANCE)
+        assert differs == is_dropped and (is_dropped or np.array_equal(found["ids"][row], alone["ids"][row]))
+
+
 def test_a_batch_of_empty_rows_is_not_searched():
     """The last batch of a file has empty rows; nobody waits for their hypotheses to end."""
     from lingvo_moe.lazy import tf
