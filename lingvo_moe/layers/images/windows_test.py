@@ -60,7 +60,19 @@ def test_settings_that_make_no_layer(make, pattern):
             TransposedConvolution(**KERNEL | {"window": (9, 3)}, strides=(2, 1)),
             (1, 4, 8, 2),
             4,
-            "an output depends on 5 inputs along X .a window of 9, stride 2., but a device has 1",
+            r"windows of 9 with stride 2 along X, of which a device has one \(mesh 4\), overlap .* than its neigh",
+        ),
+        (
+            TransposedConvolution(**KERNEL | {"window": (4, 3)}, strides=(2, 1), padding="VALID"),
+            (1, 4, 8, 2),
+            4,
+            "windows of 4 with stride 2 along X",
+        ),
+        (
+            Convolution(**KERNEL | {"window": (7, 3)}, strides=(2, 1), padding="VALID"),
+            (1, 14, 8, 2),
+            4,
+            "Convolution: windows of 7 with stride 2 along X",
         ),
         (
             Convolution(**KERNEL),
