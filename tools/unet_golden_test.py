@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lingvo_moe.analysis import plan_text
+from lingvo_moe.analysis import plan, plan_text
 from tools import plan_zoo, write_golden
 
 pytestmark = pytest.mark.slow
@@ -22,3 +22,11 @@ def test_a_plan_of_volumes_counts_voxels():
     assert planned.tokens == 4 * 16**3
     text = plan_text.text(planned, 1e9)
     assert "voxels/s" in text and "1e+09 voxels" in text and "tokens" not in text
+
+
+def test_sixteen_partitions_are_fourteen_times_as_fast():
+    """GSPMD's table 8 has 15.7 times. By the plans, compute and collectives together."""
+    one, sixteen = (
+        plan.Plan.load(plan_zoo.DIRECTORY / f"unet.Volume128Mesh{mesh}.json").step_seconds for mesh in ("1x1", "1x16")
+    )
+    assert one is not None and sixteen is not None and 14 * sixteen <= one

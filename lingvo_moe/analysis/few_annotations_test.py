@@ -8,11 +8,15 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
+import importlib
+import pathlib
+import re
 
 import numpy as np
 import pytest
 
 from lingvo_moe import tree
+from lingvo_moe.analysis import miniature
 from lingvo_moe.analysis.collectives import find_collectives
 from lingvo_moe.analysis.hlo import Module
 from lingvo_moe.engines.topology import Slice
@@ -135,3 +139,26 @@ def test_tpu_compiler_completes_them_too(family):
         layout = Layout.of(DeviceMesh(FAMILIES[family][1]), name)
         modules.append(sent(Slice.of("v3:2x2x1").load(lowered(family, layout)).hlo()))
     assert_sends_no_more(modules[1], modules[0], family)
+
+
+GOLDEN = pathlib.Path(__file__).parents[2] / "testdata" / "golden" / "collectives"
+# Of a step with few annotations, how many more collectives run than with all, by kind and size of the groups.
+MORE_IN_STEPS = {
+    "dense_lm.Dense64BMesh8x16": {},
+    "sparse_lm.MoE577B2048E": {},
+    "hybrid_lm.MoE33B8E": {("all-gather", 2): -3},
+}
+
+
+@pytest.mark.parametrize("name", MORE_IN_STEPS)
+def test_whole_steps_have_the_collectives_of_all_annotations(name):
+    """Of miniatures, for eight TPU v3 cores; the golden texts are those of the registered layouts."""
+    importlib.import_module(f"params.{name.partition('.')[0]}")
+    small = miniature.of(name)
+    few = {1: "gshard_few", 2: "gspmd_few"}[len(small.mesh.shape)]
+    planned = miniature.make_plan(dataclasses.replace(small, layout=few))
+    text = (GOLDEN / f"{name}.txt").read_text(encoding="utf-8")
+    expected = {(kind, int(group)): int(runs) for kind, group, runs in re.findall(r"(\S+) among (\d+): (\d+)", text)}
+    for key, more in MORE_IN_STEPS[name].items():
+        expected[key] += more
+    assert {(found.kind, found.group): found.runs for found in planned.collectives} == expected

@@ -136,11 +136,13 @@ def candidates(experiment: Experiment, space: Space) -> Iterator[Candidate]:
                     is_empty = False
                     yield candidate
     if is_empty:
+        numbers = {"stages": space.stages, "microbatches": space.microbatches}
+        set_to = "".join(f", {name} {number}" for name, number in numbers.items() if number is not None)
         where = f"the mesh {space.mesh}" if space.mesh else f"a mesh of {space.devices} devices"
         raise UserError(
             f"--search=layout: no legal layout on {where}: no assignment of logical axes has sizes that its axes "
             f"divide (batches of {', '.join(map(str, space.batch_sizes))} rows, remat {', '.join(space.remats)}, "
-            f"pipeline {', '.join(space.pipelines)}). Leave out --mesh or some of --set, or change --topology."
+            f"pipeline {', '.join(space.pipelines)}{set_to}). Leave out --mesh or some of --set, or change --topology."
         )
 
 

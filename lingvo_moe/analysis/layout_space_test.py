@@ -91,3 +91,5 @@ def test_an_empty_space_is_an_error():
         list(layout_space.candidates(config, Space(7, (config.input.batch_size,))))
     with pytest.raises(UserError, match="no legal layout on the mesh 5x3.*Leave out --mesh"):
         list(layout_space.candidates(config, Space(15, (config.input.batch_size,), DeviceMesh((5, 3)))))
+    with pytest.raises(UserError, match=r"pipeline none, gpipe, circular, stages 3, microbatches 2\)"):
+        list(layout_space.candidates(config, Space(7, (config.input.batch_size,), stages=3, microbatches=2)))

@@ -105,8 +105,9 @@ def model_of(experiment: Experiment) -> Transformer:
     """Returns the model; raises UserError for one whose parts are not known here."""
     model = experiment.model
     if not isinstance(model, (LanguageModel, Translation)):
+        dimensions = "remat,mesh" if "remat" in {field.name for field in dataclasses.fields(model)} else "mesh"
         raise UserError(
-            f"--search=layout predicts Transformers of texts, not a {type(model).__name__}; use --search=remat,mesh."
+            f"--search=layout predicts Transformers of texts, not a {type(model).__name__}; use --search={dimensions}."
         )
     if model.unroll:
         raise UserError("--search=layout predicts scanned layers; use --set model.unroll=false.")

@@ -160,9 +160,9 @@ class UNet(Layer):
             )
         if min(size) < _WINDOW * multiple:
             raise UserError(
-                f"input.size is {'x'.join(map(str, size))}, which leaves {min(size) // multiple} voxels at the last of "
-                f"{self.num_layers} levels, where windows have {_WINDOW}; use at least {_WINDOW * multiple}, or fewer "
-                f"levels (model.num_layers)."
+                f"input.size is {'x'.join(map(str, size))}; a side of the last of {self.num_layers} levels has "
+                f"{min(size) // multiple}, fewer than the {_WINDOW} voxels of a window; use at least "
+                f"{_WINDOW * multiple}, or fewer levels (model.num_layers)."
             )
         for axis, voxels, sharing in zip("XYZ", size, devices):
             if voxels % sharing or voxels // multiple < sharing:

@@ -141,7 +141,11 @@ def test_only_halos_and_sums_cross_devices():
             1,
             "input.size is 16x8x6; 3 levels .model.num_layers. halve each side 2 times, so use multiples of 4",
         ),
-        ((16, 16, 8), 1, "input.size is 16x16x8, which leaves 2 voxels at the last of 3 levels.*use at least 12"),
+        (
+            (16, 16, 8),
+            1,
+            "input.size is 16x16x8; a side of the last of 3 levels has 2, fewer than the 3 voxels of a.*at least 12",
+        ),
         ((16, 16, 16), 8, "8 devices share 4 elements along X"),
     ],
 )

@@ -1,4 +1,7 @@
-"""Shared by the tests of images' layers: a layer and its gradients, on one device and spatially partitioned."""
+"""Shared by the tests of images' layers: a layer and its gradients, on one device and spatially partitioned.
+
+`devices` are a number, which share X, or a mesh of two axes, the first of which shares X and the second Y.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,8 @@ from lingvo_moe.program import Program
 from lingvo_moe.sharding.layout import DeviceMesh, Layout
 from lingvo_moe.testing import harness
 
+Devices = int | tuple[int, int]
+
 # Relative to the largest element: a sum over up to a few hundred products, in another order.
 TOLERANCE = 256 * harness.FLOAT32_ROUNDING
 
@@ -32,9 +37,11 @@ class ImageLayer(Protocol):
         ...
 
 
-def layout(devices: int) -> Layout:
-    """Returns the layout in which `devices` share the spatial dimension X."""
-    return Layout.of(DeviceMesh((devices,)), "spatial")
+def layout(devices: Devices) -> Layout:
+    """Returns the layout in which `devices` share the spatial dimension X, or a mesh X and Y."""
+    if isinstance(devices, int):
+        return Layout.of(DeviceMesh((devices,)), "spatial")
+    return Layout.of(DeviceMesh(devices), "X:x,Y:y")
 
 
 def example(layer: ImageLayer, shape: tuple[int, ...], seed: int = 0) -> dict:
@@ -44,7 +51,7 @@ def example(layer: ImageLayer, shape: tuple[int, ...], seed: int = 0) -> dict:
     return {"images": normal(shape), "theta": tree.map_leaves(lambda weight: normal(weight.shape), layer.weights())}
 
 
-def accepts(layer: ImageLayer, shape: tuple[int, ...], devices: int) -> bool:
+def accepts(layer: ImageLayer, shape: tuple[int, ...], devices: Devices) -> bool:
     """Returns whether a layer raises no UserError for images that devices share; it is traced and computes nothing."""
     inputs, context = example(layer, shape), Context(layout(devices))
     call = tf.function(lambda images: layer(inputs.get("theta", {}), images, context), autograph=False)
@@ -55,7 +62,7 @@ def accepts(layer: ImageLayer, shape: tuple[int, ...], devices: int) -> bool:
     return True
 
 
-def assert_partitioned(layers: Mapping[str, tuple[ImageLayer, tuple[int, ...]]], devices: int):
+def assert_partitioned(layers: Mapping[str, tuple[ImageLayer, tuple[int, ...]]], devices: Devices):
     """Outputs and all gradients of layers, by name with the shape of their images, equal those on one device."""
     expected, found = run(layers, devices=1), run(layers, devices)
     for path, value in expected.items():
@@ -64,7 +71,7 @@ def assert_partitioned(layers: Mapping[str, tuple[ImageLayer, tuple[int, ...]]],
         np.testing.assert_allclose(found[path], value, rtol=0, atol=atol, err_msg=message)
 
 
-def run(layers: Mapping[str, tuple[ImageLayer, tuple[int, ...]]], devices: int) -> dict[str, np.ndarray]:
+def run(layers: Mapping[str, tuple[ImageLayer, tuple[int, ...]]], devices: Devices) -> dict[str, np.ndarray]:
     """Returns outputs and all gradients of layers, by name with the shape of their images, in one program.
 
     The images and outputs of the program are replicated, and sharded inside of it, so that the devices need not divide
@@ -75,18 +82,18 @@ def run(layers: Mapping[str, tuple[ImageLayer, tuple[int, ...]]], devices: int) 
     return harness.run(harness.with_gradients(calls), inputs, layout(devices))
 
 
-def compiled(layer: ImageLayer, shape: tuple[int, ...], devices: int) -> pjrt.Executable:
+def compiled(layer: ImageLayer, shape: tuple[int, ...], devices: Devices) -> pjrt.Executable:
     """Compiles what `lowered` lowers, for the first virtual CPU devices."""
     return harness.engine(layout(devices)).load(lowered(layer, shape, devices))
 
 
-def lowered(layer: ImageLayer, shape: tuple[int, ...], devices: int) -> Program:
+def lowered(layer: ImageLayer, shape: tuple[int, ...], devices: Devices) -> Program:
     """Lowers a layer and its gradients for images that are sharded before and after the program.
 
     Nothing inside is annotated: the partitioner propagates the sharding.
     """
     inputs, rank = example(layer, shape), len(shape) - 2
-    axes = f"bX{'yz'[: rank - 1]}i"
+    axes = f"b{'XYZ'[:rank]}i"
     paths = ("images", "values/outputs", "gradients/images")
 
     def function(tensors: dict) -> dict:
@@ -99,7 +106,7 @@ def _calls(layers: Mapping[str, ImageLayer], layout: Layout) -> Callable[[dict],
     def function(inputs: dict) -> dict[str, tf.Tensor]:
         context, outputs = Context(layout), {}
         for name, layer in layers.items():
-            axes = f"bX{'yz'[: inputs[name]['images'].shape.rank - 3]}i"
+            axes = f"b{'XYZ'[: inputs[name]['images'].shape.rank - 2]}i"
             images = context.annotate(inputs[name]["images"], axes)
             outputs[name] = context.annotate(layer(inputs[name].get("theta", {}), images, context), axes)
         return outputs

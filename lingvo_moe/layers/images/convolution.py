@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 from lingvo_moe.errors import UserError
 from lingvo_moe.layers.base import Context, Weight, matrix
@@ -50,6 +51,30 @@ class _Kernel(WindowedLayer):
         self.check_partitions(outputs, context)
         return outputs + context.cast(theta["bias"]) if self.bias else outputs
 
+    def _check_reach(self, large: Sequence[int], small: Sequence[int], context: Context):
+        """Raises UserError for windows that XLA's partitioner cannot compile where each device has one window.
+
+        The images are `large` (a convolution's input), and each window of them is one element of `small`. To compute
+        `large` from `small`, as a transposed convolution and the gradient of a convolution by its input do, XLA inserts
+        zeros between the elements of `small`. Where a device has one of these and needs others than its neighbours',
+        it ends the process, or returns an error of its own.
+        """
+        for axis, size, windows, extent, stride in zip("XYZ", large, small, self.extent, self.strides):
+            devices = context.layout.num_shards(self.axes, axis)
+            if devices == 1 or windows > devices or stride == 1:
+                continue
+            low = max((windows - 1) * stride + extent - size, 0) // 2 if self.padding == SAME else 0
+            of_device = -(-size // devices)
+            starts = [device * of_device + low for device in range(devices)]
+            left = max(device + (extent - 1 - start) // stride for device, start in enumerate(starts))
+            right = max((start + of_device - 1) // stride - device for device, start in enumerate(starts))
+            if max(left, right) > 1:
+                raise UserError(
+                    f"{self._name}: windows of {extent} with stride {stride} along {axis}, of which a device has one "
+                    f"(mesh {context.layout.mesh}), overlap with those of other devices than its neighbours, and XLA "
+                    f"cannot partition that. Use fewer devices for {axis}, larger images, or a smaller window."
+                )
+
     @property
     def _spatial(self) -> str:
         """The logical axes of a kernel's window, which is never sharded."""
@@ -87,7 +112,8 @@ class Convolution(_Kernel):
         """`[B, X, Y(, Z), I]` to `[B, X', Y'(, Z'), O]`, of the dtype of activations.
 
         Raises:
-          UserError: see `check_input`; also an output with fewer elements than devices.
+          UserError: see `check_input`; also an output with fewer elements than devices, and windows as of
+            `_check_reach`.
         """
         self.check_input(inputs, context)
         padded, padding = self._padded(context.cast(inputs))
@@ -98,6 +124,7 @@ class Convolution(_Kernel):
         else:
             pairs = zip(tf.split(padded, self.groups, axis=-1), tf.split(kernel, self.groups, axis=-1))
             outputs = tf.concat([self._convolve(part, of_part, padding) for part, of_part in pairs], axis=-1)
+        self._check_reach(padded.shape[1:-1], outputs.shape[1:-1], context)
         return self._finish(outputs, theta, context)
 
     def _convolve(self, inputs: tf.Tensor, kernel: tf.Tensor, padding: str) -> tf.Tensor:
@@ -127,14 +154,14 @@ class TransposedConvolution(_Kernel):
         """`[B, X, Y(, Z), I]` to `[B, X', Y'(, Z'), O]`, of the dtype of activations.
 
         Raises:
-          UserError: an image of another rank, of fewer elements than devices, or one that padding cuts off; also an
-            output that depends on more than two devices' inputs, for which XLA's partitioner ends the process.
+          UserError: an image of another rank, of fewer elements than devices, or one that padding cuts off; also
+            windows as of `_check_reach`.
         """
         self.check_rank(inputs)
         self.check_partitions(inputs, context)
-        self._check_reach(inputs, context)
         transposed = tf.nn.conv2d_transpose if self.rank == 2 else tf.nn.conv3d_transpose
         sizes = self._output_sizes(tuple(inputs.shape[1:-1]))
+        self._check_reach(sizes, inputs.shape[1:-1], context)
         outputs = transposed(
             context.cast(inputs),
             context.cast(theta["kernel"]),
@@ -144,17 +171,6 @@ class TransposedConvolution(_Kernel):
             dilations=(1, *self.dilations, 1),
         )
         return self._finish(self._cut(outputs), theta, context)
-
-    def _check_reach(self, inputs: tf.Tensor, context: Context):
-        for axis, size, extent, stride in zip("XYZ", inputs.shape[1:-1], self.extent, self.strides):
-            devices = context.layout.num_shards(self.axes, axis)
-            of_device, halo = -(-size // devices), -(-extent // stride) - 1
-            if devices > 1 and halo > of_device:
-                raise UserError(
-                    f"{self._name}: an output depends on {halo + 1} inputs along {axis} (a window of {extent}, stride "
-                    f"{stride}), but a device has {of_device} (mesh {context.layout.mesh}), and XLA cannot partition "
-                    f"that. Use fewer devices for {axis}, larger images, or a smaller window."
-                )
 
     def _output_sizes(self, sizes: tuple[int, ...]) -> tuple[int, ...]:
         """The spatial sizes of an output, before explicit padding is cut off."""

@@ -79,31 +79,93 @@ def test_equals_a_sum_over_windows(data, rank):
     np.testing.assert_allclose(harness.run(run, inputs)["y"], expected, rtol=0, atol=atol)
 
 
+def by_scattering(layer: TransposedConvolution, images: np.ndarray, theta: dict) -> np.ndarray:
+    """The transposed convolution in float64: each input adds its multiple of the kernel to a window of the output."""
+    sizes = images.shape[1:-1]
+    extents = [(window - 1) * dilation + 1 for window, dilation in zip(layer.window, layer.dilations)]
+    reached = [(n - 1) * s + extent for n, s, extent in zip(sizes, layer.strides, extents)]
+    total = np.zeros(
+        (len(images), *(max(n * s, all_) for n, s, all_ in zip(sizes, layer.strides, reached)), layer.outputs)
+    )
+    for position in itertools.product(*map(range, sizes)):
+        for tap in itertools.product(*map(range, layer.window)):
+            written = tuple(p * s + t * d for p, s, t, d in zip(position, layer.strides, tap, layer.dilations))
+            total[(slice(None), *written)] += (
+                images[(slice(None), *position)] @ theta["kernel"][tap].astype(np.float64).T
+            )
+    if layer.padding == "SAME":  # that of the convolution that this one transposes, from `n * s` elements to n
+        low = [max(all_ - n * s, 0) // 2 for n, s, all_ in zip(sizes, layer.strides, reached)]
+        kept = [slice(start, start + n * s) for start, n, s in zip(low, sizes, layer.strides)]
+    else:
+        padding = [(0, 0)] * len(sizes) if layer.padding == "VALID" else layer.padding
+        kept = [slice(low, all_ - high) for (low, high), all_ in zip(padding, reached)]
+    return total[(slice(None), *kept)] + theta.get("bias", 0.0)
+
+
 @st.composite
-def partitioned(draw, devices: int) -> tuple[Convolution | TransposedConvolution, tuple[int, ...]]:
+def transposed(draw, rank: int) -> TransposedConvolution:
+    """2-D or 3-D; window, stride, dilation and padding of any kind that leaves an output."""
+    sizes = lambda low, high: tuple(draw(st.integers(low, high)) for _ in range(rank))  # noqa: E731
+    explicit = tuple((draw(st.integers(0, 2)), draw(st.integers(0, 1))) for _ in range(rank))
+    return TransposedConvolution(
+        inputs=2,
+        outputs=3,
+        window=sizes(1, 4),
+        strides=sizes(1, 3),
+        dilations=(draw(st.integers(1, 2)), *(draw(st.integers(1, 2)),) * (rank - 1)),
+        padding=draw(st.sampled_from(["SAME", "VALID", explicit])),
+        bias=draw(st.booleans()),
+    )
+
+
+@settings(max_examples=8)
+@given(data=st.data(), rank=st.integers(2, 3))
+def test_transposed_equals_scattered_kernels(data, rank):
+    """On one device, against float64."""
+    layer, shape = data.draw(transposed(rank)), (2, *(4, 5, 4)[:rank], 2)
+    inputs = spatial.example(layer, shape)
+    run = lambda tensors: {"y": layer(tensors["theta"], tensors["images"], Context())}  # noqa: E731
+    expected = by_scattering(layer, inputs["images"].astype(np.float64), inputs["theta"])
+    atol = spatial.TOLERANCE * np.abs(expected).max()
+    np.testing.assert_allclose(harness.run(run, inputs)["y"], expected, rtol=0, atol=atol)
+
+
+CHANNELS_AND_GROUPS = {"dense": (2, 1), "groups": (4, 2), "depthwise": (3, 3), "transposed": (2, 1)}
+
+
+@st.composite
+def partitioned(draw, kind: str, devices: spatial.Devices) -> tuple[Convolution | TransposedConvolution, tuple]:
     """A layer and images or volumes that devices share unevenly, or evenly; windows up to several partitions wide."""
-    rank, size, window = draw(st.integers(2, 3)), draw(st.integers(devices, 5 * devices)), draw(st.integers(1, 9))
-    low, high = draw(st.integers(0, 4)), draw(st.integers(0, 4))
+    rank, is_transposed = draw(st.integers(2, 3)), kind == "transposed"
+    along = ((devices, 1) if isinstance(devices, int) else devices) + (1,)
+    each = lambda *bounds: tuple(draw(st.integers(*pair)) for pair in bounds[:rank])  # noqa: E731
+    apart = draw(st.integers(1, 2))  # different dilations along Y and Z are an error unless padding is SAME
+    dilations = (draw(st.integers(1, 3)), apart, apart)[:rank]
+    window, strides = each((1, 9 // dilations[0]), (1, 3), (1, 2)), each((1, 4), (1, 3), (1, 2))
+    extents = [(size - 1) * dilation + 1 for size, dilation in zip(window, dilations)]
+    least = [n if is_transposed else (n - 1) * s + extent for n, s, extent in zip(along, strides, extents)]
+    sizes = each(*((low, low + 3 * n) for low, n in zip(least, along)))
+    explicit = tuple(zip(each((0, 4), (0, 2), (0, 1)), each((0, 4), (0, 1), (0, 1))))
+    channels, groups = CHANNELS_AND_GROUPS[kind]
     fields = {
-        "inputs": 2,
-        "outputs": draw(st.sampled_from([2, 4])),
-        "window": (window, 2, 1)[:rank],
-        "strides": (draw(st.integers(1, 4)), 1, 1)[:rank],
-        "padding": draw(st.sampled_from(["SAME", "VALID", ((low, high), (0, 1), (0, 0))[:rank]])),
+        "inputs": channels,
+        "outputs": channels * draw(st.integers(1, 2)),
+        "window": window,
+        "strides": strides,
+        "dilations": dilations,
+        "padding": draw(st.sampled_from(["SAME", "VALID", explicit])),
+        "bias": False,
     }
-    shape = (1, size, 2, 2, 2)[: rank + 1]
-    if draw(st.booleans()):
-        return TransposedConvolution(**fields, bias=False), (*shape, 2)
-    groups, dilations = draw(st.sampled_from([1, 2])), (draw(st.integers(1, 3)), 1, 1)[:rank]
-    return Convolution(**fields, groups=groups, dilations=dilations), (*shape, 2)
+    layer = TransposedConvolution(**fields) if is_transposed else Convolution(**fields, groups=groups)
+    return layer, (1, *sizes, channels)
 
 
 @settings(max_examples=6)
-@given(data=st.data(), devices=st.sampled_from([2, 4, 8]))
+@given(data=st.data(), devices=st.sampled_from([(2, 2), 4, 8, (4, 2)]))
 def test_partitioned_equals_one_device(data, devices):
     """Output and both gradients: strides, dilations, paddings, wide windows, uneven and empty last partitions."""
-    layers = {name: data.draw(partitioned(devices)) for name in "abc"}
-    assume(all(spatial.accepts(layer, shape, devices) for layer, shape in layers.values()))
+    is_accepted = lambda drawn: spatial.accepts(*drawn, devices)  # noqa: E731
+    layers = {kind: data.draw(partitioned(kind, devices).filter(is_accepted)) for kind in CHANNELS_AND_GROUPS}
     spatial.assert_partitioned(layers, devices)
 
 
@@ -134,9 +196,15 @@ def test_devices_exchange_halos_and_add_up_weight_gradients(name):
 
 
 def test_halos_that_differ_between_partitions():
-    """GShard appendix A.4, figure 11: 12 elements on 4 devices, window 3, padding (1, 1), stride 2: halos of 1 to 4."""
+    """GShard appendix A.4, figure 11: 12 elements on 4 devices, window 3, padding (1, 1), stride 2: halos of 1 to 4.
+
+    And, in the same program, windows that reach over five devices, and strided ones over three.
+    """
     layer = Convolution(inputs=2, outputs=2, window=(3, 1), strides=(2, 1), padding=((1, 1), (0, 0)))
-    spatial.assert_partitioned({"figure_11": (layer, (1, 12, 2, 2))}, devices=4)
+    wide = Convolution(inputs=2, outputs=2, window=(7, 1))
+    strided = Convolution(inputs=2, outputs=2, window=(9, 1), strides=(2, 1))
+    layers = {"figure_11": (layer, (1, 12, 2, 2)), "wide": (wide, (1, 8, 2, 2)), "strided": (strided, (1, 16, 2, 2))}
+    spatial.assert_partitioned(layers, devices=4)
 
 
 def test_padding_wider_than_the_window():

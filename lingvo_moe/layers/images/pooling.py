@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
+import numpy as np
+
 from lingvo_moe.errors import UserError
 from lingvo_moe.layers.base import Context
 from lingvo_moe.layers.images.windows import SPATIAL_AXES, WindowedLayer
@@ -50,8 +52,11 @@ class AveragePooling(WindowedLayer):
 
     def __post_init__(self):
         super().__post_init__()
-        if self._has_explicit_padding:
-            raise UserError(f"AveragePooling: padding is {self.padding}; use SAME or VALID.")
+        if any(max(pair) >= size for pair, size in zip(self.explicit_padding, self.window)):
+            raise UserError(
+                f"AveragePooling: padding is {self.padding}, but windows are {self.window}; a window of padding alone "
+                f"has no mean. Use less padding than a window has elements."
+            )
 
     def weights(self) -> dict:
         """See `Layer.weights`."""
@@ -62,6 +67,16 @@ class AveragePooling(WindowedLayer):
         del theta
         self.check_input(inputs, context)
         pool = tf.nn.avg_pool2d if self.rank == 2 else tf.nn.avg_pool3d
-        outputs = pool(inputs, (1, *self.window, 1), (1, *self.strides, 1), self.padding)
+        padded, padding = self._padded(inputs)
+        outputs = pool(padded, (1, *self.window, 1), (1, *self.strides, 1), padding)
         self.check_partitions(outputs, context)
-        return outputs
+        return self._without_padding(outputs, tuple(inputs.shape[1:-1])) if self._has_explicit_padding else outputs
+
+    def _without_padding(self, means: tf.Tensor, sizes: tuple[int, ...]) -> tf.Tensor:
+        """Divides means, in which explicit padding counts as zeros, by the part of each window that is no padding."""
+        for axis, (size, (low, _)) in enumerate(zip(sizes, self.explicit_padding)):
+            starts = np.arange(means.shape[1 + axis]) * self.strides[axis] - low
+            inside = np.minimum(starts + self.window[axis], size) - np.maximum(starts, 0)
+            shape = [-1 if other == axis else 1 for other in range(self.rank)]
+            means *= tf.constant((self.window[axis] / inside).reshape(1, *shape, 1), means.dtype)
+        return means
