@@ -31,6 +31,7 @@ MODELS = (
     "dense_lm.Narrow16BMesh32x8",
     "dense_lm.Pipelined16BMesh4x16x4",
     "m4.MoE2048E36L",
+    "m4.MoE2048E60L",
 )
 
 
