@@ -10,8 +10,9 @@ import dataclasses
 import pathlib
 import re
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+import jax
 import numpy as np
 from jax.experimental import topologies
 from jax.sharding import Mesh
@@ -27,6 +28,8 @@ _NAME = re.compile(r"(\w+):(\d+)x(\d+)")
 _MAX_GPUS_PER_NODE = 8
 # The compiler writes its schedule, and of its other dumps only what no option leaves out.
 _SCHEDULE_OPTIONS = {"xla_dump_latency_hiding_schedule": True, "xla_dump_hlo_module_re": "none of the modules"}
+# Of the compiler's error where it finds neither ptxas nor a driver.
+_NO_ASSEMBLER = "No PTX compilation provider is available"
 # What the CUDA context, NCCL and the libraries' workspaces take of a card's memory. An assumption, not a measurement.
 _RESERVED = 0.05
 
@@ -209,7 +212,7 @@ class Cluster:
         mesh = Mesh(np.array(self.devices).reshape(program.mesh.shape), program.mesh.axis_names)
         options = _SCHEDULE_OPTIONS | compiler_options.parse(self.compiler_options)
         with tempfile.TemporaryDirectory() as directory:
-            executable = pjrt.compile_program(program, mesh, options | {"xla_dump_to": directory})
+            executable = _compile(program, mesh, options | {"xla_dump_to": directory})
             # None for an A100, of whose kernels the compiler has no estimates.
             schedule = next(pathlib.Path(directory).glob("*.schedule.txt"), None)
             compiled = Compiled(program, executable, schedule and schedule.read_text(encoding="utf-8"))
@@ -223,6 +226,19 @@ class Cluster:
         if self.is_limited and needed > self.gpu.available:
             raise OutOfMemory(needed, self.gpu.available)
         return compiled
+
+
+def _compile(program: Program, mesh: Mesh, options: Mapping[str, str | bool]) -> jax.stages.Compiled:
+    """Compiles by XLA's CUDA compiler; raises UserError where it finds no assembler."""
+    try:
+        return pjrt.compile_program(program, mesh, options)
+    except jax.errors.JaxRuntimeError as error:
+        if _NO_ASSEMBLER not in str(error):
+            raise
+        raise UserError(
+            "XLA's CUDA compiler found neither ptxas nor a CUDA toolkit: make setup, or pip install "
+            "'lingvo_moe[gpu-compiler]'."
+        ) from error
 
 
 def target_of(name: str, options: Sequence[str] = ()) -> Slice | Cluster:
@@ -249,7 +265,7 @@ def target_of(name: str, options: Sequence[str] = ()) -> Slice | Cluster:
 def _devices(gpu: Gpu, nodes: int, gpus_per_node: int) -> list:
     if not cuda.has_compiler():
         raise UserError(
-            "XLA's CUDA compiler is not installed, which plans for GPUs need (124 MB, no GPU and no driver): "
+            "XLA's CUDA compiler is not installed, which plans for GPUs need (250 MB, no GPU and no driver): "
             "make setup, or pip install 'lingvo_moe[gpu-compiler]'."
         )
     try:

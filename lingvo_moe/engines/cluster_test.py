@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+import jax
 import numpy as np
 import pytest
 
@@ -100,6 +101,17 @@ def test_an_unknown_name_lists_tpus_and_gpus(name, suggestion):
 def test_a_mesh_of_another_size_is_refused():
     with pytest.raises(UserError, match="h100:1x8 has 8 GPUs; the mesh is 4, of 4. Pass --mesh=8, or a cluster of 4"):
         Cluster.of("h100:1x8").load(_product(8, 4))
+
+
+def test_a_missing_assembler_is_reported_with_the_remedy(monkeypatch):
+    """Machines without a CUDA toolkit need the packages that have ptxas; XLA's own error names none."""
+
+    def fails(*_):
+        raise jax.errors.JaxRuntimeError("UNAVAILABLE: No PTX compilation provider is available. Neither ptxas/nvlink")
+
+    monkeypatch.setattr(cluster.pjrt, "compile_program", fails)
+    with pytest.raises(UserError, match="neither ptxas nor a CUDA toolkit: make setup"):
+        Cluster.of("h100:1x8").load(_product(8, 8))
 
 
 def test_a_missing_compiler_is_reported_with_the_remedy(monkeypatch):
