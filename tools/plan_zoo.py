@@ -115,6 +115,9 @@ def variants() -> dict[str, Request]:
     changes = ("mesh=1024x2", "layout=BGE:x,NHV:y,M~x/y", "model.remat=keep_hidden")
     for model in ("m4.MoE2048E36L", "m4.MoE2048E60L"):
         found[f"{model}.found"] = Request(model, changes)
+    # Every dense weight and its update sharded along M, which 512 cores divide; 2048 do not.
+    found["m4.MoE512E12L.sharded_update"] = Request("m4.MoE512E12L", ("layout=BGE:x,M~x",))
+    found["m4.MoE512E36L.sharded_update"] = Request("m4.MoE512E36L", ("layout=BGE:x,M~x", "model.remat=keep_hidden"))
     # Table 4's batch without a pipeline.
     model = "dense_lm.Pipelined16BMesh4x16x4"
     changes = ("mesh=128x2", "layout=BG:x,NHV:y,M~x/y", "model.remat=keep_outputs")
