@@ -1,8 +1,8 @@
 """Gradients of a pipeline's weights, added up over its turns.
 
 Devices that divide the rows of a microbatch have a part of each gradient. Where layers compute rows independently, the
-parts are differentiated one by one, as terms of a partial value (see `sharding.partial`): the loop carries the terms,
-and one reduction follows it, instead of one in every turn.
+parts are differentiated separately, as terms of a partial value (`sharding.partial`; Yuan et al. 2021): the loop
+carries the terms, and one reduction follows it, instead of one in every turn.
 """
 
 from __future__ import annotations
@@ -65,6 +65,9 @@ class RowParts:
 
         Returns:
           The results, each `[U, ...]`.
+
+        Raises:
+          UserError: an operator inside `function` has no vectorised form.
         """
         return vectorize(function, (tf.range(self.count), *tf.nest.map_structure(self._divide, arguments)))
 
@@ -73,7 +76,7 @@ class RowParts:
         return tf.reshape(tensor, (self.rows, *tensor.shape[2:]))
 
     def _divide(self, tensor: tf.Tensor) -> tf.Tensor:
-        """Inverts `join`. What else is sharded is left to the partitioner, which knows it."""
+        """Inverts `join`. The result has no annotation: XLA propagates the sharding through the reshape."""
         return tf.reshape(tensor, (self.count, self.rows // self.count, *tensor.shape[1:]))
 
 
