@@ -97,7 +97,7 @@ class Experiment:
       mesh: the device mesh; `--devices` and `--mesh` replace it.
       layout: the sharding of tensors over it: a registered layout, or `auto` for the one of the papers.
       platform: the platform that the programs are optimised for, `cpu`, `gpu` or `tpu`; empty for the one they run on.
-      matmul_precision: of float32 operands, `default` or `highest`; see `ops.precision`.
+      matmul_precision: of float32 operands, `default`, `highest` or `bfloat16`; see `ops.precision`.
       windowed_einsum_mib: the least size of a tensor that XLA moves in slices during a product instead of gathering it,
         on TPUs; -1 for the compiler's own choice. See `program.Program`.
       decoding_batch: the number of sentences translated at a time.

@@ -404,7 +404,7 @@ class Steps:
         return dataclasses.replace(program, windowed_einsum_mib=self.windowed_einsum_mib)
 
     def _context(self, **settings) -> Context:
-        return Context(self.layout, platform=self.platform, **settings)
+        return Context(self.layout, platform=self.platform, matmul_precision=self.matmul_precision, **settings)
 
     def _differentiate(
         self, theta: dict, state: dict, batch: dict, add_summary: SummaryCollector | None = None

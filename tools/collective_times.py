@@ -20,7 +20,7 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -35,7 +35,7 @@ from lingvo_moe.errors import UserError
 from lingvo_moe.lazy import tf
 from lingvo_moe.program import Program, lower
 from lingvo_moe.sharding.layout import DeviceMesh, Layout, Spec
-from lingvo_moe.utils import progress
+from lingvo_moe.utils import processor, progress
 from tools import launch_processes
 from tools.report import measured
 from tools.report.measured import Measured, Time
@@ -126,7 +126,7 @@ def main(arguments: list[str]):
     shapes = [_shape(text) for text in _VALUES.shapes]
     times = [time for shape in progress.track(shapes, "measuring") for time in measure(*shape, _VALUES.runs)]
     cores = len(os.sched_getaffinity(0))
-    measured.save(Measured(_processor(), cores, _VALUES.runs, tuple(times)), pathlib.Path(_VALUES.output))
+    measured.save(Measured(processor.name(), cores, _VALUES.runs, tuple(times)), pathlib.Path(_VALUES.output))
 
 
 def measure(processes: int, devices: int, runs: int) -> list[Time]:
@@ -208,13 +208,6 @@ def _shape(text: str) -> tuple[int, int]:
             f"one process with eight devices."
         )
     return int(matched[1]), int(matched[1]) * int(matched[2])
-
-
-def _processor() -> str:
-    """Returns the name of the processor, as Linux reports it."""
-    file = pathlib.Path("/proc/cpuinfo")
-    lines: Sequence[str] = file.read_text(encoding="utf-8").splitlines() if file.exists() else ()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")
 
 
 if __name__ == "__main__":

@@ -35,6 +35,7 @@ from lingvo_moe.engines.topology import Slice
 from lingvo_moe.experiment import Experiment
 from lingvo_moe.layers.checkpoint_policy import SAVED_NAMES
 from lingvo_moe.layers.pipeline_schedule import Schedule
+from lingvo_moe.ops.precision import HIGHEST
 from lingvo_moe.sharding.layout import AxisRule, DeviceMesh, Layout
 
 PRODUCT_EFFICIENCY = 0.95
@@ -148,7 +149,7 @@ class CostModel:
         declared = self._model.weights()
         self._weights = tuple(tree.flatten(declared).values())
         self._states = tuple(tree.flatten(experiment.optimizer.state(declared)).values())
-        self._precision_passes = 6 if experiment.matmul_precision == "highest" else 1
+        self._precision_passes = 6 if experiment.matmul_precision == HIGHEST else 1
         if isinstance(target, Slice):
             hardware = GENERATIONS[target.generation]
             self._links, self._available = Torus(hardware, target.chips), hardware.memory * _USABLE

@@ -18,6 +18,7 @@ from lingvo_moe.layers.mixture_of_experts import MixtureOfExperts
 from lingvo_moe.models.language_model import LanguageModel
 from lingvo_moe.models.transformer import Transformer
 from lingvo_moe.models.translation import Translation
+from lingvo_moe.ops.precision import HIGHEST
 
 ITEM_BYTES = {"float32": 4, "bfloat16": 2}
 # The gate has the logical axes "me", so it is never sharded; in a product they are those of the other operand.
@@ -134,7 +135,7 @@ class _Parts:
         self._lengths, self._batch, self._microbatches = experiment.input.lengths, batch_size, microbatches
         self._bytes = ITEM_BYTES[self._model.activation_dtype]
         # The matrix units of a TPU round float32 operands, and so do GPUs (to 4 bytes).
-        rounded = experiment.matmul_precision == "default" and experiment.platform != "gpu"
+        rounded = experiment.matmul_precision != HIGHEST and experiment.platform != "gpu"
         self._operand_bytes = 2 if rounded else self._bytes
 
     def all(self) -> Iterator[Part]:

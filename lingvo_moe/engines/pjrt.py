@@ -24,7 +24,7 @@ from lingvo_moe import tree
 from lingvo_moe.engines.base import StepPrograms
 from lingvo_moe.errors import UserError
 from lingvo_moe.program import COMPILER_DEFAULT, Argument, Program
-from lingvo_moe.utils import cuda
+from lingvo_moe.utils import cuda, processor
 
 _log = logging.getLogger(__name__)
 _SHARDING_CALLS = ("Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape")
@@ -275,9 +275,7 @@ def use_compilation_cache(directory: pathlib.Path):
     instructions that it has. So has each number of cores: XLA divides work among threads when it compiles, and with
     another division sums have other last bits.
     """
-    cpu = pathlib.Path("/proc/cpuinfo")
-    described = cpu.read_text(encoding="utf-8").partition("\n\n")[0] if cpu.exists() else ""
-    kind = [line for line in described.splitlines() if line.startswith(("model name", "flags", "Features", "CPU part"))]
+    kind = [processor.description().get(field, "") for field in ("model name", "flags", "Features", "CPU part")]
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     described = "\n".join([machine.machine(), machine.system(), f"{cores} cores", *kind])
     name = hashlib.sha256(described.encode()).hexdigest()[:16]

@@ -9,7 +9,7 @@ from lingvo_moe.layers.base import Context, Layer, Weight, matrix
 from lingvo_moe.layers.summaries import magnitude
 from lingvo_moe.lazy import tf
 from lingvo_moe.ops.cross_entropy import label_and_mean_nll
-from lingvo_moe.ops.projection import project
+from lingvo_moe.ops.projection import project, project_to_rows
 
 _LONGEST_WAVE = 10000.0  # Vaswani et al. 2017, section 3.5
 
@@ -61,9 +61,13 @@ class Softmax(Layer):
         return {"projection": matrix("MV", fan_in="M", M=self.model_dim, V=self.vocabulary)}
 
     def __call__(self, theta: dict, inputs: tf.Tensor, context: Context) -> tf.Tensor:
-        """`[B, T, M]` to logits `[B, T, V] float32`."""
+        """`[B, T, M]` to logits `[B, T, V] float32`; tied, `theta` has an embedding's `table` and no `projection`."""
         with tf.name_scope("softmax"):
-            logits = tf.cast(project(inputs, theta["projection"], context), tf.float32)
+            if "table" in theta:
+                products = project_to_rows(inputs, theta["table"], context)
+            else:
+                products = project(inputs, theta["projection"], context)
+            logits = tf.cast(products, tf.float32)
             context.summarize("softmax", lambda: magnitude(logits))
             return logits
 

@@ -220,9 +220,9 @@ class Transformer(Layer):
         table = self._table(name)
         return self._layers[table](theta[table], ids, positions, context)
 
-    def _projection(self, theta: dict) -> dict:
-        """The weights of the softmax; of tied embeddings, the table's transpose."""
-        return {"projection": tf.transpose(theta[_TIED]["table"])} if self.tied_embeddings else theta["softmax"]
+    def _softmax_theta(self, theta: dict) -> dict:
+        """The weights of the softmax; of tied embeddings, their table."""
+        return theta[_TIED] if self.tied_embeddings else theta["softmax"]
 
     def _total(self, logits: tf.Tensor, target: dict, *stack_metrics: dict) -> tuple[tf.Tensor, dict]:
         """(cross-entropy + k * l_aux, metrics) of `logits [B, T, V]`.

@@ -62,7 +62,7 @@ class Translation(Transformer):
         outputs, decoder_metrics = self._layers["decoder"](
             theta["decoder"], inputs, memory, masks, context.fold("decoder")
         )
-        logits = self._softmax(self.target_vocabulary)(self._projection(theta), outputs, context)
+        logits = self._softmax(self.target_vocabulary)(self._softmax_theta(theta), outputs, context)
         return self._total(logits, target, encoder_metrics, decoder_metrics)
 
     def encode(self, theta: dict, source: dict, context: Context) -> tuple[tf.Tensor, dict]:
@@ -84,9 +84,10 @@ class Translation(Transformer):
 
     def decoding_theta(self, theta: dict, context: Context) -> dict:
         """The weights for `start_decoding` and `decode_step`."""
-        # A tied table is transposed once, not in each step.
-        decoder = self._layers["decoder"].unstack(theta["decoder"], context)
-        return {**theta, "decoder": decoder, "softmax": self._projection(theta)}
+        decoder, softmax = self._layers["decoder"].unstack(theta["decoder"], context), self._softmax_theta(theta)
+        if "table" in softmax:  # transposed once, not in each step
+            softmax = {"projection": tf.transpose(softmax["table"])}
+        return {**theta, "decoder": decoder, "softmax": softmax}
 
     def start_decoding(self, theta: dict, source: dict, cache_length: int, context: Context) -> dict:
         """Encodes the source; returns the state for `decode_step`.

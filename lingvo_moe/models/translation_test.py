@@ -20,6 +20,7 @@ from lingvo_moe.optimizers.schedules import InverseSquareRoot
 from lingvo_moe.sharding.layout import DeviceMesh, Layout, Spec
 from lingvo_moe.steps import Steps
 from lingvo_moe.testing import harness
+from lingvo_moe.utils import processor
 
 pytestmark = pytest.mark.slow
 
@@ -326,10 +327,12 @@ def test_impossible_fields_are_errors_that_name_them(changes, message):
 
 
 @functools.lru_cache(maxsize=2)  # in the order of the tests below, none is compiled twice; each takes 0.2 GB
-def trainer(model: Translation, mesh: str, layout: str = "auto", platform: str = "") -> pjrt.Executable:
+def trainer(
+    model: Translation, mesh: str, layout: str = "auto", platform: str = "", precision: str = "default"
+) -> pjrt.Executable:
     layout = Layout.of(DeviceMesh.parse(mesh), layout)
     specs = tree.map_leaves(lambda value: Spec(value.shape, "int32", "BT"), copying(0))
-    return harness.engine(layout).load(Steps(model, OPTIMIZER, layout, platform).train(specs))
+    return harness.engine(layout).load(Steps(model, OPTIMIZER, layout, platform, precision).train(specs))
 
 
 def train(model: Translation, steps: int, *where: str) -> list[dict[str, float]]:
@@ -370,6 +373,18 @@ def test_the_same_seed_has_the_same_losses_on_every_mesh(model, mesh, layout, pl
     for one, many in zip(expected, train(model, 4, mesh, layout, platform), strict=True):
         for name, value in one.items():
             np.testing.assert_allclose(many[name], value, rtol=TRAINED_TOLERANCE, err_msg=name)
+
+
+def test_rounded_products_train_alike_unrolled_scanned_and_on_every_mesh(monkeypatch):
+    """With a tied table, scans and recomputation: no product is of a form that XLA's CPU compiler lacks."""
+    monkeypatch.setattr(processor, "multiplies_bfloat16", lambda: True)
+    unrolled = dataclasses.replace(TRAINED, tied_embeddings=True)
+    scanned = dataclasses.replace(unrolled, unroll=False, remat="keep_outputs")
+    expected = train(unrolled, 2, "1", "auto", "cpu", "bfloat16")
+    for model, mesh in ((unrolled, "8"), (scanned, "4x2")):
+        for one, many in zip(expected, train(model, 2, mesh, "auto", "cpu", "bfloat16"), strict=True):
+            for name in ("cross_entropy", "gradient_norm"):
+                np.testing.assert_allclose(many[name], one[name], rtol=harness.BFLOAT16_ROUNDING, err_msg=name)
 
 
 @pytest.mark.parametrize("platform", ["", "cpu"])

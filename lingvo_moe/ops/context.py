@@ -8,6 +8,7 @@ from typing import Any
 
 from lingvo_moe.lazy import tf
 from lingvo_moe.ops import random_numbers
+from lingvo_moe.ops.precision import DEFAULT
 from lingvo_moe.ops.random_numbers import Rows, fold_seed
 from lingvo_moe.sharding.layout import Layout
 
@@ -29,6 +30,7 @@ class Context:
       rows: those of the microbatch that this call sees; None where it sees all. See `layers.weight_gradients`.
       platform: the platform to be fast on, `cpu`, `gpu` or `tpu`; empty for none in particular. Only `ops` reads it.
         Results are equal up to rounding.
+      matmul_precision: of float32 operands of matrix products, see `ops.precision`. Only `ops` reads it.
     """
 
     layout: Layout = Layout()
@@ -41,6 +43,7 @@ class Context:
     microbatches: int = 1
     rows: Rows | None = None
     platform: str = ""
+    matmul_precision: str = DEFAULT
 
     @property
     def training(self) -> bool:

@@ -1,8 +1,10 @@
 """The precision of matrix products of float32 operands.
 
 Matrix units multiply bfloat16 (TPU) or TF32 (GPU). By default XLA rounds float32 operands to these, and what is sent to
-be multiplied, such as an AllToAll of tokens, may already be rounded. CPUs multiply float32 either way. Operands in
-bfloat16 are not affected, and the routers' products are always exact (`ops.projection.project_in_float32`).
+be multiplied, such as an AllToAll of tokens, may already be rounded. CPUs multiply float32 by default and with
+`highest`. With `bfloat16`, a CPU that multiplies bfloat16 faster (AVX512-BF16, AMX) rounds the operands of projections
+and experts in training steps; sums are float32 (`ops.rounded`). Operands in bfloat16 are not affected, and the routers'
+products are always exact (`ops.projection.project_in_float32`).
 """
 
 from __future__ import annotations
@@ -13,15 +15,17 @@ from collections.abc import Iterator
 from lingvo_moe.errors import UserError, did_you_mean
 from lingvo_moe.lazy import tf
 
-# `default`: one product of rounded operands. `highest`: as exact as float32, in six products on a TPU.
-MATMUL_PRECISIONS = ("default", "highest")
+DEFAULT, HIGHEST, BFLOAT16 = "default", "highest", "bfloat16"
+# `default`: one product of operands that matrix units round. `highest`: as exact as float32, in six products on a TPU.
+# `bfloat16`: operands may be rounded to bfloat16 on any platform; TPUs and GPUs do what they do by default.
+MATMUL_PRECISIONS = (DEFAULT, HIGHEST, BFLOAT16)
 
 
 def check(precision: str):
     """Raises UserError if `precision` is none of MATMUL_PRECISIONS."""
     if precision not in MATMUL_PRECISIONS:
         raise UserError(
-            f"matmul_precision is {precision!r}; use {' or '.join(MATMUL_PRECISIONS)}."
+            f"matmul_precision is {precision!r}; use one of {', '.join(MATMUL_PRECISIONS)}."
             f"{did_you_mean(precision, MATMUL_PRECISIONS)}"
         )
 
@@ -29,7 +33,7 @@ def check(precision: str):
 def set_matmul_precision(precision: str):
     """Sets the precision of what TensorFlow compiles for XLA from now on, in this process."""
     # TensorFlow's name for it is that of GPUs; its compiler for XLA reads it for every platform.
-    tf.config.experimental.enable_tensor_float_32_execution(precision == "default")
+    tf.config.experimental.enable_tensor_float_32_execution(precision != HIGHEST)
 
 
 @contextlib.contextmanager

@@ -13,12 +13,13 @@ import math
 from typing import Any
 
 from lingvo_moe.lazy import tf
+from lingvo_moe.ops import rounded
 from lingvo_moe.ops.context import Context
+from lingvo_moe.ops.tiles import transpose
 
 # On a CPU: up to this many rows per expert, gradients transpose the rows and not the weights (measured: a third faster
 # at 32 rows, nothing gained at 64).
 FEW_ROWS = 32
-_TILE = 8  # side of the tiles in which they are transposed
 
 
 def project(inputs: tf.Tensor, weight: tf.Tensor, context: Context, contracted: int = 1) -> tf.Tensor:
@@ -29,8 +30,17 @@ def project(inputs: tf.Tensor, weight: tf.Tensor, context: Context, contracted: 
         batch, fan_in, outputs = "ABC"[:leading], "KL"[:contracted], "OP"[: weight.shape.rank - contracted]
         return tf.einsum(f"{batch}{fan_in},{fan_in}{outputs}->{batch}{outputs}", inputs, weight)
     rows = tf.reshape(inputs, (-1, math.prod(weight.shape[:contracted])))
-    products = tf.matmul(rows, tf.reshape(weight, (rows.shape[-1], -1)))
+    multiply = rounded.multiply if rounded.is_faster(rows, context) else tf.matmul
+    products = multiply(rows, tf.reshape(weight, (rows.shape[-1], -1)))
     return tf.reshape(products, (*inputs.shape[:leading], *weight.shape[contracted:]))
+
+
+def project_to_rows(inputs: tf.Tensor, table: tf.Tensor, context: Context) -> tf.Tensor:
+    """`[..., K]` times the transpose of a table `[V, K]`: `[..., V]`, of the activations' dtype."""
+    rows = tf.reshape(inputs, (-1, inputs.shape[-1]))
+    if not rounded.is_faster(rows, context):
+        return project(inputs, tf.transpose(table), context)
+    return tf.reshape(rounded.multiply(rows, table, transpose_b=True), (*inputs.shape[:-1], table.shape[0]))
 
 
 def project_in_float32(inputs: tf.Tensor, weight: tf.Tensor, context: Context) -> tf.Tensor:
@@ -69,8 +79,11 @@ def project_by_expert(inputs: tf.Tensor, weights: tf.Tensor, context: Context) -
     if context.platform != "cpu":
         return tf.einsum("EGCK,EKO->EGCO", inputs, weights)
     experts, groups, capacity, fan_in = inputs.shape
-    multiply = _multiply_few_rows if groups * capacity <= FEW_ROWS else tf.matmul
-    products = multiply(tf.reshape(inputs, (experts, groups * capacity, fan_in)), weights)
+    rows = tf.reshape(inputs, (experts, groups * capacity, fan_in))
+    multiply = rounded.multiply if rounded.is_faster(rows, context) else tf.matmul
+    if groups * capacity <= FEW_ROWS:
+        multiply = _multiply_few_rows
+    products = multiply(rows, weights)
     return tf.reshape(products, (experts, groups, capacity, weights.shape[-1]))
 
 
@@ -83,16 +96,8 @@ def _multiply_few_rows(rows: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
     def multiply(rows, weights):
         def gradient(upstream):
             with tf.name_scope("experts"):  # `tools.benchmarks.profile` finds it by this name
-                return _transpose(tf.matmul(weights, _transpose(upstream))), tf.matmul(_transpose(rows), upstream)
+                return transpose(tf.matmul(weights, transpose(upstream))), tf.matmul(transpose(rows), upstream)
 
         return tf.matmul(rows, weights), gradient
 
     return tf.custom_gradient(multiply)(rows, weights)
-
-
-def _transpose(tensor: tf.Tensor) -> tf.Tensor:
-    """`[E, A, B]` to `[E, B, A]`, tile by tile: XLA would fuse a plain transposition into the product after it."""
-    experts, height, width = tensor.shape
-    a, b = math.gcd(height, _TILE), math.gcd(width, _TILE)
-    tiles = tf.transpose(tf.reshape(tensor, (experts, height // a, a, width // b, b)), (0, 3, 4, 1, 2))
-    return tf.reshape(tiles, (experts, width, height))

@@ -20,7 +20,7 @@ from absl import flags
 
 from lingvo_moe.cli import app
 from lingvo_moe.errors import UserError
-from lingvo_moe.utils import output_files, progress
+from lingvo_moe.utils import output_files, processor, progress
 from tools import markers
 from tools.benchmarks import comparisons, document
 from tools.benchmarks.comparisons import COMPARISONS, Comparison, Directories, Result
@@ -51,7 +51,8 @@ def main(arguments: list[str]) -> int:
         results = [_measure(comparison, directories, advance) for comparison in chosen]
     run = {
         "date": datetime.date.today().isoformat(),
-        "machine": _processor(),
+        "machine": processor.name(),
+        "flags": processor.vector_flags(),
         "rounds": _VALUES.rounds,
         "command": f"python -m tools.benchmarks --rounds={_VALUES.rounds}",
         "results": [dataclasses.asdict(result) for result in results],
@@ -93,13 +94,6 @@ def _profile(name: str, directories: Directories) -> dict[str, float]:
 
 def _goal(result: Result) -> float:
     return next(comparison.goal for comparison in COMPARISONS if comparison.name == result.name)
-
-
-def _processor() -> str:
-    for line in pathlib.Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return "unknown processor"
 
 
 if __name__ == "__main__":

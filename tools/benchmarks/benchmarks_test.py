@@ -175,3 +175,12 @@ def test_profile_counts_the_shortest_run_of_an_instruction():
     events = [("dot.1", 0.2), ("dot.1", 0.1), ("fusion.2", 0.3), ("fusion.2", 0.3), ("of another module", 9.0)]
     names = {"dot.1": "call/decoder/feed_forward/experts/einsum", "fusion.2": "call/optimizer/decoder_softmax/mul"}
     assert profile.by_part(events, names, steps=2) == {"optimizer": 0.3, "experts": 0.1}
+
+
+def test_the_page_names_the_peak_and_the_processor():
+    """A step that takes 0.5 s and has 2e10 operations, which take 0.2 s at the peak: 100 GFLOP/s."""
+    peak = Result("peak_8", ours=0.5, other=0.2, ratio=2.5, low=2.4, high=2.6, facts=({**FACTS, "flop": 2e10}, FACTS))
+    run = {"date": "2026-11-25", "machine": "A Processor", "flags": ["avx2", "fma"], "rounds": 2, "command": "measure"}
+    page = document.for_page({**run, "results": [dataclasses.asdict(peak)]})
+    assert "A Processor, one core with a peak of 100 GFLOP/s in float32, 2 rounds" in page
+    assert "avx2, fma" in page

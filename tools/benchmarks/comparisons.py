@@ -60,6 +60,7 @@ def _with(of: Work, **changes) -> Work:
 
 
 _ALL_EXPERTS = _with(work.TRANSLATION, kind="decode", capacity_factor=None)
+_ROUNDED = _with(work.TRANSLATION, matmul_precision="bfloat16")
 _MANY = _with(work.TRANSLATION, experts=64)
 # Weak scaling: each of 8 devices has the tokens, and the capacity, of `work.TRANSLATION`.
 _EIGHT_TIMES = _with(work.TRANSLATION, groups=8, rows=8 * work.TRANSLATION.rows)
@@ -73,6 +74,15 @@ COMPARISONS = (
         other=work.TRANSLATION,
         by="nllb_moe",
         goal=0.75,
+        equal=_LEARNING,
+    ),
+    Comparison(
+        name="translation_8_bfloat16",
+        title="the same, our products of bfloat16 with float32 sums, theirs of float32",
+        ours=_ROUNDED,
+        other=_ROUNDED,
+        by="nllb_moe",
+        goal=math.inf,
         equal=_LEARNING,
     ),
     Comparison(

@@ -53,7 +53,9 @@ def for_page(run: Mapping) -> str:
     """Returns the generated part of the page, from a run's JSON."""
     results = [Result(**row) for row in run["results"]]
     lines = [
-        f"{run['date']}, {run['machine']}, one core, {run['rounds']} rounds: `{run['command']}`",
+        f"{run['date']}, {run['machine']}, one core{_peak(results)}, {run['rounds']} rounds: `{run['command']}`",
+        "",
+        f"Vector instructions of the processor: {', '.join(run['flags'])}.",
         "",
         f"| {' | '.join(_HEAD)} |",
         f"|{'---|' * len(_HEAD)}",
@@ -62,6 +64,14 @@ def for_page(run: Mapping) -> str:
         *(f"- {_facts(result)}" for result in results),
     ]
     return "\n".join(lines)
+
+
+def _peak(results: Sequence[Result]) -> str:
+    """Returns the rate of the product that a training step is compared with, in the same run."""
+    for result in results:
+        if _BY_NAME[result.name].per == "flop" and not result.missing and not _BY_NAME[result.name].flop:
+            return f" with a peak of {result.facts[0]['flop'] / result.other / 1e9:.0f} GFLOP/s in float32"
+    return ""
 
 
 def by_part(profiles: Mapping[str, Mapping[str, float]]) -> str:

@@ -70,6 +70,7 @@ def experiment_of(work: Work) -> Experiment:
         "search.forbidden_ids": ",".join(map(str, _FORBIDDEN)),
         "optimizer.beta1": 0.0,
         "platform": "cpu",
+        "matmul_precision": work.matmul_precision,
     }
     parts = (("model.", model), ("input.", lengths), ("optimizer.learning_rate.", rate), ("", others))
     assignments = [f"{prefix}{name}={value}" for prefix, fields in parts for name, value in fields.items()]

@@ -19,6 +19,7 @@ class Work:
       groups: G, of each side's tokens.
       capacity_factor: C = factor * N / (G E); None for a capacity of all tokens.
       beam_size, max_length: of the beam search, which always runs to max_length.
+      matmul_precision: of our training step; a peer multiplies float32 whatever it is.
       mesh: of virtual devices of our worker, all on one core.
       times: repetitions in one measurement; its seconds are divided by them.
       seed: of batch and weights.
@@ -39,6 +40,7 @@ class Work:
     capacity_factor: float | None = 2.0
     beam_size: int = 4
     max_length: int = 32
+    matmul_precision: str = "default"
     mesh: str = "1"
     times: int = 1
     seed: int = 1

@@ -1,0 +1,101 @@
+"""Products of rounded operands: values, gradients, when they are used; XLA's CPU compiler has all their forms."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lingvo_moe import tree
+from lingvo_moe.lazy import tf
+from lingvo_moe.ops import rounded
+from lingvo_moe.ops.context import Context
+from lingvo_moe.ops.projection import project, project_by_expert, project_to_rows
+from lingvo_moe.testing import harness
+from lingvo_moe.utils import processor
+
+_SIZES = st.sampled_from([1, 2, 3, 8, 33, 64])
+_TRAINING = {"seed": np.zeros(2, np.int32), "platform": "cpu", "matmul_precision": "bfloat16"}
+
+
+@pytest.fixture(autouse=True)
+def fast_bfloat16(monkeypatch):
+    """The results are the same on a processor that is not faster."""
+    monkeypatch.setattr(processor, "multiplies_bfloat16", lambda: True)
+
+
+@settings(max_examples=25)
+@given(st.sampled_from([(), (1,), (3,)]), _SIZES, _SIZES, _SIZES, st.booleans())
+def test_products_of_any_shape_have_rounded_operands_and_float32_sums(leading, height, inner, width, transpose_b):
+    """Compiled, in value and both gradients, against NumPy in float64: no shape is one that XLA refuses to run."""
+    random = np.random.default_rng(0)
+    rows = random.normal(size=(*leading, height, inner)).astype(np.float32)
+    weights = random.normal(size=(*leading, *((width, inner) if transpose_b else (inner, width)))).astype(np.float32)
+    upstream = random.normal(size=(*leading, height, width)).astype(np.float32)
+
+    def function(tensors):
+        with tf.GradientTape() as tape:
+            tape.watch([tensors["rows"], tensors["weights"]])
+            products = rounded.multiply(tensors["rows"], tensors["weights"], transpose_b)
+        by_rows, by_weights = tape.gradient(products, [tensors["rows"], tensors["weights"]], tensors["upstream"])
+        return {"products": products, "by_rows": by_rows, "by_weights": by_weights}
+
+    tensors = {"rows": rows, "weights": weights, "upstream": upstream}
+    found = harness.compile_for(function, tensors)(tensors)
+    r, w, u = (value.astype(ml_dtypes.bfloat16).astype(np.float64) for value in (rows, weights, upstream))
+    matrix = np.swapaxes(w, -1, -2) if transpose_b else w
+    by_weights = np.swapaxes(r, -1, -2) @ u
+    expected = {
+        "products": r @ matrix,
+        "by_rows": u @ np.swapaxes(matrix, -1, -2),
+        "by_weights": np.swapaxes(by_weights, -1, -2) if transpose_b else by_weights,
+    }
+    for name, value in expected.items():
+        # The sum of up to 64 products of numbers below 5, each addition rounded to float32.
+        tolerance = 64 * 64 * 25 * harness.FLOAT32_ROUNDING
+        assert found[name].dtype == np.float32
+        np.testing.assert_allclose(found[name], value, rtol=0, atol=tolerance, err_msg=name)
+
+
+@pytest.mark.parametrize("form", ["matrix", "heads", "contracted heads", "experts", "table"])
+def test_every_projection_of_a_training_step_is_rounded(form):
+    """Each form differs from float32 by what rounding two operands may change, and by no less: it is in use."""
+    multiply, inputs, weight = {
+        "matrix": (project, (2, 20, 16), (16, 24)),
+        "heads": (project, (2, 20, 16), (16, 2, 8)),
+        "contracted heads": (lambda i, w, context: project(i, w, context, contracted=2), (2, 20, 2, 8), (2, 8, 24)),
+        "experts": (project_by_expert, (3, 2, 20, 16), (3, 16, 24)),
+        "table": (project_to_rows, (2, 20, 16), (24, 16)),
+    }[form]
+    random = np.random.default_rng(0)
+    tensors = {"inputs": random.normal(size=inputs).astype(np.float32), "weight": random.normal(size=weight)}
+    tensors["weight"] = tensors["weight"].astype(np.float32)
+
+    def outputs(context):
+        products = harness.with_gradients(lambda t: {"outputs": multiply(t["inputs"], t["weight"], context)})
+        return tree.flatten(harness.compile_for(products, tensors)(tensors))
+
+    exact, found = outputs(Context(platform="cpu")), outputs(Context(**_TRAINING))
+    for path, value in exact.items():
+        difference = np.abs(found[path] - value).max()
+        # Relative to the largest result: two operands of one rounding each.
+        assert 0.01 * harness.BFLOAT16_ROUNDING < difference / np.abs(value).max() < 2 * harness.BFLOAT16_ROUNDING, path
+
+
+@pytest.mark.parametrize(
+    "change", [{"seed": None}, {"platform": "tpu"}, {"matmul_precision": "default"}, {"matmul_precision": "highest"}]
+)
+def test_other_programs_platforms_and_precisions_are_not_rounded(change):
+    """Inference, matrix units that round by themselves, and what the user did not ask for."""
+    rows = tf.zeros((2, 2))
+    assert rounded.is_faster(rows, Context(**_TRAINING))
+    assert not rounded.is_faster(rows, Context(**{**_TRAINING, **change}))
+    assert not rounded.is_faster(tf.cast(rows, tf.bfloat16), Context(**_TRAINING))
+
+
+def test_a_processor_without_the_instructions_multiplies_float32(monkeypatch):
+    """There, products of bfloat16 would be slower."""
+    monkeypatch.setattr(processor, "multiplies_bfloat16", lambda: False)
+    assert not rounded.is_faster(tf.zeros((2, 2)), Context(**_TRAINING))

@@ -1,0 +1,45 @@
+"""What Linux says of a processor is read by field, and an unknown one has neither name nor instructions."""
+
+from __future__ import annotations
+
+import pytest
+
+from lingvo_moe.utils import processor
+
+_TWO_CORES = """processor\t: 0
+model name\t: A Processor: 16 cores
+flags\t\t: fpu sse2 fma avx2 avx512_bf16
+
+processor\t: 1
+model name\t: Another
+flags\t\t: fpu
+"""
+
+
+@pytest.fixture(autouse=True)
+def described(tmp_path, monkeypatch):
+    """Describes the processor in a file of the test's own."""
+    file = tmp_path / "cpuinfo"
+    monkeypatch.setattr(processor, "_DESCRIPTION", file)
+    processor.description.cache_clear()
+    yield file.write_text
+    processor.description.cache_clear()
+
+
+def test_the_first_core_is_described(described):
+    """A colon in a value stays, other cores are not read."""
+    described(_TWO_CORES)
+    assert processor.name() == "A Processor: 16 cores"
+    assert processor.vector_flags() == ("fma", "avx2", "avx512_bf16")
+    assert processor.multiplies_bfloat16()
+
+
+def test_a_processor_without_bfloat16_products_is_told(described):
+    """AVX-512 alone has none."""
+    described("model name: x\nflags: avx512f avx512_vnni\n")
+    assert not processor.multiplies_bfloat16()
+
+
+def test_a_system_that_describes_no_processor():
+    """Nothing is assumed."""
+    assert (processor.name(), processor.vector_flags(), processor.multiplies_bfloat16()) == ("unknown", (), False)
