@@ -66,6 +66,7 @@ def experiment_of(work: Learning) -> Experiment:
     lengths = {f"input.{name}": getattr(work, name) for name in ("source_length", "target_length")}
     peak = (work.rate or _RATE) * math.sqrt(work.steps)
     given = {"input.batch_size": work.rows, **lengths, "optimizer.learning_rate.peak": peak, "platform": "cpu"}
+    given["matmul_precision"] = "default"  # float32, as the peer
     common = _common(work)
     assignments = [f"{path}={value}" for path, value in (common | given).items()]
     own = experiment.get(_MODEL, [*assignments, *work.settings], DeviceMesh())
