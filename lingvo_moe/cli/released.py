@@ -9,19 +9,21 @@ import contextlib
 import dataclasses
 import pathlib
 from collections.abc import Iterator
+from typing import TypeVar
 
 from lingvo_moe import experiment, tree
-from lingvo_moe.cli.run_config import TranslateConfig
+from lingvo_moe.cli.run_config import RunConfig
 from lingvo_moe.errors import UserError
 from lingvo_moe.sharding.layout import Spec
 from lingvo_moe.steps import weight_specs
 
+Config = TypeVar("Config", bound=RunConfig)
 MODEL = "m4.Pocket"
 DIRECTORY = pathlib.Path(__file__).parent.parent / "released"
 
 
 @contextlib.contextmanager
-def by_default(config: TranslateConfig) -> Iterator[TranslateConfig]:
+def by_default(config: Config) -> Iterator[Config]:
     """Yields `config`; if it names no model and no log directory, with those of the released model, if there is one.
 
     The log directory is temporary: to make it from the file takes a second or two.

@@ -28,15 +28,18 @@ class Translation:
 
     Attributes:
       text: the translation.
-      score: its length-normalised log-probability; of a line that was translated in parts, that of the least probable
-        part. Low scores mark doubtful translations.
+      score: its length-normalised log-probability, which ranks the hypotheses of a sentence; of a line that was
+        translated in parts, that of the least probable part.
       parts: the pairs of token ids, (sentence, translation), that the model read and wrote, without eos: one, or one
         for each part; none of an empty line.
+      confidence: the geometric mean of its tokens' probabilities, 0 to 1, which compares translations of any length;
+        of a line that was translated in parts, the least. Low values mark doubtful translations (docs/pocket.md).
     """
 
     text: str
     score: float
     parts: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...] = ()
+    confidence: float = 1.0
 
 
 class Translator:
@@ -146,7 +149,12 @@ class Translator:
         rows = [row[:length].tolist() for row, length in zip(ids, lengths)]
         texts, eos = self._tokenizers.target.decode(rows), self._tokenizers.target.eos_id
         return [
-            Translation(text, float(score), ((sentence, tuple(token for token in row if token != eos)),))
+            Translation(
+                text,
+                float(score),
+                ((sentence, tuple(token for token in row if token != eos)),),
+                self._experiment.search.confidence(float(score), len(row)),
+            )
             for text, score, row in zip(texts, scores, rows)
         ]
 
@@ -176,6 +184,7 @@ def _joined(parts: Sequence[list[Translation]]) -> list[Translation]:
             " ".join(part.text for part in ranked),
             min(part.score for part in ranked),
             tuple(pair for part in ranked for pair in part.parts),
+            min(part.confidence for part in ranked),
         )
         for ranked in zip(*parts, strict=True)
     ]

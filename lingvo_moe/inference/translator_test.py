@@ -135,6 +135,17 @@ def test_a_line_of_many_sentences_is_a_chunk_of_its_own(translator, monkeypatch,
     assert "line 5: a sentence has more than" in caplog.text and caplog.text.count("line ") == 1
 
 
+def test_confidence_is_the_mean_probability_of_a_token(data, translator):
+    """The geometric mean, from score and length; of a line in parts, the least."""
+    (best, *_), (parts, *_) = translator.translate(["neerg der eulb", "neerg der eulb. eert gib a. " * 12])
+    ((_, tokens),) = best.parts
+    length, alpha = min(len(tokens) + 1, 12), tiny.tiny(data).search.length_alpha  # with eos, if it was reached
+    log_probability = best.score * ((5 + length) / 6) ** alpha
+    assert best.confidence == pytest.approx(np.exp(log_probability / length))
+    assert 0 < parts.confidence < 1 and len(parts.parts) > 1
+    assert translator.translate([""])[0][0].confidence == 1
+
+
 def test_a_missing_checkpoint_is_reported_with_the_command_that_makes_one(data, tmp_path):
     """Before anything is compiled."""
     with pytest.raises(UserError, match="no checkpoint. Train first: python -m lingvo_moe train --model=tiny"):
