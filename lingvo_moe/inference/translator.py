@@ -19,7 +19,9 @@ from lingvo_moe.sharding.layout import Spec
 from lingvo_moe.utils import progress
 
 _log = logging.getLogger(__name__)
-_CHUNK_BATCHES = 16  # sentences of like length are batched within a chunk: fewer would be slower
+# Sentences of like length are batched within a chunk. The batches of held-out sentences of m4.Pocket, in random order,
+# have 10 % more steps with chunks of 32 than if the whole file was sorted, and 22 % with chunks of 16.
+_CHUNK_BATCHES = 32
 
 
 @dataclasses.dataclass(frozen=True)
