@@ -170,7 +170,11 @@ class TranslateConfig(SearchConfig):
     """The flags of `translate`."""
 
     input: str = _flag(flags.DEFINE_string, "-", "a file of sentences, one a line; - for standard input")
-    output: str = _flag(flags.DEFINE_string, "-", "where to write translations; - for standard output")
+    output: str = _flag(
+        flags.DEFINE_string,
+        "-",
+        "where to write translations: a file, complete at the end, or - for standard output, as they are made",
+    )
     n_best: int = _flag(
         flags.DEFINE_integer, 1, "translations per line; with more than one, each line is number, score, text"
     )

@@ -144,7 +144,7 @@ def _report_doubtful(config: TranslateConfig, sentences: Sequence[str], best: Se
         with output_files.atomic_writer(config.doubtful) as file:
             for index in doubtful:
                 source = " ".join(sentences[index].split())  # a tab would be another column
-                print(index + 1, f"{best[index].confidence:.2f}", source, best[index].text, sep="\t", file=file)
+                print(index + 1, f"{best[index].confidence:.3f}", source, best[index].text, sep="\t", file=file)
 
 
 def _read_lines(path: str) -> list[str]:
