@@ -1,4 +1,4 @@
-"""The commands eval, translate, plan and export, from flags to results."""
+"""The commands eval, plan and export, from flags to results."""
 
 from __future__ import annotations
 
@@ -6,14 +6,13 @@ import dataclasses
 import json
 import logging
 import os
-import pathlib
-import sys
 
 from lingvo_moe.analysis import plan as planning
 from lingvo_moe.analysis import plan_text, remedies, search
 from lingvo_moe.cli import images, layouts, run_setup, speech
-from lingvo_moe.cli.run_config import EvalConfig, ExportConfig, ModelConfig, PlanConfig, TranslateConfig
+from lingvo_moe.cli.run_config import EvalConfig, ExportConfig, PlanConfig
 from lingvo_moe.cli.scores import write_scores
+from lingvo_moe.cli.translate import require_translation
 from lingvo_moe.data.corpus import Corpus
 from lingvo_moe.engines import cluster, topology
 from lingvo_moe.errors import UserError
@@ -22,7 +21,6 @@ from lingvo_moe.experiment import unchecked
 from lingvo_moe.inference import held_out_loss
 from lingvo_moe.inference.evaluation import LanguageScore, groups, mean
 from lingvo_moe.inference.evaluation import evaluate as evaluate_languages
-from lingvo_moe.inference.explanation import Explainer
 from lingvo_moe.inference.translator import Translator
 from lingvo_moe.sharding.layout import DeviceMesh
 from lingvo_moe.utils import output_files
@@ -89,58 +87,6 @@ def _evaluate_language_model(config: EvalConfig):
         with output_files.atomic_writer(config.json) as file:
             fields = {**dataclasses.asdict(result), "perplexity": result.perplexity}
             json.dump({"model": name, "split": config.split, **fields}, file, indent=1)
-
-
-def _require_translation(config: ModelConfig):
-    """Raises UserError for a model of another kind, before anything is loaded."""
-    experiment = get_experiment(config.full_name())
-    if experiment.recognises:
-        raise UserError(
-            f"{config.full_name()} recognises speech; it has nothing to translate. `eval` computes its error rates."
-        )
-    if experiment.segments:
-        raise UserError(
-            f"{config.full_name()} segments volumes; it has nothing to translate. `eval` computes Dice coefficients."
-        )
-    if not experiment.translates:
-        raise UserError(
-            f"{config.full_name()} is a language model; it has nothing to translate. `eval` computes its perplexity."
-        )
-
-
-def translate(config: TranslateConfig):
-    """`translate`: writes one line for each line read, in the same order; an empty line stays empty."""
-    _require_translation(config)
-    output_files.check_path("--output", config.output)
-    _check_explain(config)
-    name, experiment, engine = run_setup.set_up(config, "decode", {"search.beam_size": config.beam_size})
-    if not 1 <= config.n_best <= experiment.search.beam_size:
-        raise UserError(
-            f"--n_best={config.n_best}: the beam has {experiment.search.beam_size} hypotheses; raise --beam_size."
-        )
-    sentences = _read_lines(config.input)
-    if not sentences:
-        raise UserError(f"--input={config.input}: nothing to translate; expected one sentence a line.")
-    explainer = Explainer(name, experiment, engine, config.log_directory()) if config.explain else None
-    translator = Translator(name, experiment, engine, config.log_directory())
-    results, step = translator.translate(sentences), translator.step
-    del translator  # and with it the weights on the devices
-    with output_files.atomic_writer(config.output) as file:
-        for number, hypotheses in enumerate(results, start=1):
-            for hypothesis in hypotheses[: config.n_best]:
-                columns = [str(number)] if config.n_best > 1 else []
-                columns += [f"{hypothesis.score:.4f}"] if config.n_best > 1 or config.scores else []
-                print(*columns, hypothesis.text, sep="\t", file=file)
-    if explainer and config.explain:
-        with output_files.atomic_writer(config.explain) as file:
-            for explanation in explainer.explain([hypotheses[0] for hypotheses in results], step):
-                print(json.dumps(explanation, ensure_ascii=False), file=file)
-
-
-def _check_explain(config: TranslateConfig):
-    output_files.check_path("--explain", config.explain)
-    if config.explain in ("", "-") or (config.explain and config.explain == config.output):
-        raise UserError(f"--explain={config.explain}: expected the name of a file of its own, beside --output.")
 
 
 def plan(config: PlanConfig):
@@ -220,7 +166,7 @@ def export(config: ExportConfig):
         raise UserError("--output is missing: the file to write the program to.")
     output_files.check_path("--output", config.output)
     if config.program == "decode":
-        _require_translation(config)
+        require_translation(config)
     name = config.full_name()
     experiment = get_experiment(name, config.assignments, config.device_mesh())
     steps, specs = experiment.steps, experiment.input.specs()
@@ -259,27 +205,6 @@ def table(scores: list[LanguageScore], summary: bool = False) -> str:
     if len(scores) >= 6:
         lines += [line(f"{name} ({len(members)})", members) for name, members in groups(scores)]
     return "\n".join([*lines, line(f"average of {len(scores)}", scores)])
-
-
-def _read_lines(path: str) -> list[str]:
-    """Returns the lines of a UTF-8 file or of standard input; raises UserError naming a line that is not text."""
-    data = sys.stdin.buffer.read() if path == "-" else pathlib.Path(path).read_bytes()
-    lines = data.split(b"\n")
-    lines = lines[:-1] if lines[-1] == b"" else lines
-    sentences = []
-    for number, line in enumerate(lines, start=1):
-        try:
-            sentences.append(line.decode("utf-8").removesuffix("\r"))
-        except UnicodeDecodeError as error:
-            raise UserError(
-                f"--input={path}, line {number}: not UTF-8 (byte {error.start + 1} of the line); convert it, for "
-                f"instance with iconv."
-            ) from None
-        if "\0" in sentences[-1]:
-            raise UserError(
-                f"--input={path}, line {number}: holds a NUL byte; expected a text file, one sentence a line."
-            )
-    return sentences
 
 
 def _mesh_of(target: topology.Slice | cluster.Cluster, mesh: DeviceMesh) -> DeviceMesh:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import math
-import pathlib
 
 import pytest
 
-from lingvo_moe.cli import main, released
+from lingvo_moe.cli import main
 from lingvo_moe.program import Program
 from lingvo_moe.testing import experiments as tiny
 
@@ -26,11 +25,6 @@ def trained(data, tmp_path_factory) -> list[str]:
 
 def _run(*arguments: str) -> int:
     return main.main(["lingvo_moe", *arguments])
-
-
-def _lines(path: pathlib.Path, *lines: str) -> str:
-    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-    return f"--input={path}"
 
 
 def test_list_and_show_name_every_model_and_field(capsys):
@@ -163,101 +157,6 @@ def test_mistakes_are_one_line_with_the_remedy(arguments, pattern, capsys, tmp_p
     assert message.startswith("error: ") and len(message.strip().splitlines()) <= 2
     assert re.search(pattern, message), message
     assert not list(tmp_path.iterdir())
-
-
-def test_translate_writes_as_many_lines_as_it_reads(trained, tmp_path, capsys):
-    """Line n of the output is the translation of line n, empty lines and repeated ones included."""
-    given = _lines(tmp_path / "in.txt", "der old", "", "neerg der der", "der old", "eert")
-    assert _run("translate", *trained, given, f"--output={tmp_path / 'out.txt'}") == 0
-    lines = (tmp_path / "out.txt").read_text(encoding="utf-8").split("\n")
-    assert len(lines) == 6 and lines[5] == "" and lines[0] == lines[3]
-    assert _run("translate", *trained, given, "--n_best=2") == 0
-    rows = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
-    assert [row[0] for row in rows] == [str(n) for n in range(1, 6) for _ in range(2)]
-    scores = [float(row[1]) for row in rows]
-    assert all(first >= second for first, second in zip(scores[::2], scores[1::2]))
-    assert [row[2] for row in rows[::2]] == lines[:5]
-    assert _run("translate", *trained, given, "--scores") == 0
-    assert [line.split("\t") for line in capsys.readouterr().out.splitlines()] == [row[1:] for row in rows[::2]]
-
-
-def test_translate_with_no_model_uses_the_released_one(trained, data, tmp_path, capsys, monkeypatch):
-    """If it is there, in int8; a log directory that is named is of another model, which must be named too."""
-    model, *settings = tiny.settings()
-    assert model == f"--model={tiny.MODEL}"
-    monkeypatch.setattr(released, "MODEL", tiny.MODEL)
-    monkeypatch.setattr(released, "DIRECTORY", tmp_path)
-    own = tuple(flag.removeprefix("--set=") for flag in settings if flag.startswith("--set="))
-    specs_of = released._specs
-    monkeypatch.setattr(released, "_specs", lambda assignments: specs_of(assignments or own))  # as if registered so
-    given = _lines(tmp_path / "in.txt", "der old", "eert")
-    assert _run("translate", *settings, given) == 2
-    assert "--model is missing" in capsys.readouterr().err
-    (tmp_path / "tokenizers").symlink_to(data.tokenizers)
-    weights = tmp_path / "weights.safetensors"
-    assert _run("checkpoint", "convert", trained[-1], f"--output={weights}", "--dtype=int8") == 0
-    assert _run("translate", *settings, given) == 0
-    assert len(capsys.readouterr().out.splitlines()) == 2
-    assert _run("translate", *settings, given, f"--logdir={tmp_path}") == 2
-    assert "--model is missing" in capsys.readouterr().err
-
-
-def test_translate_explains_which_experts_took_each_token(trained, tmp_path):
-    """One JSON object a line; the translations are those of a run without --explain."""
-    given, explained = _lines(tmp_path / "in.txt", "der old", "", "eert"), tmp_path / "experts.jsonl"
-    outputs = [tmp_path / name for name in ("plain.txt", "explained.txt")]
-    assert _run("translate", *trained, given, f"--output={outputs[0]}") == 0
-    assert _run("translate", *trained, given, f"--output={outputs[1]}", f"--explain={explained}") == 0
-    assert outputs[0].read_text() == outputs[1].read_text()
-    found = [json.loads(line) for line in explained.read_text(encoding="utf-8").splitlines()]
-    assert [explanation["line"] for explanation in found] == [1, 3]
-    assert all(len(explanation["encoder/2"]) == len(explanation["source"]) for explanation in found)
-
-
-@pytest.mark.parametrize("name", ["no/experts.jsonl", "", "-", "out.txt"])
-def test_a_bad_file_for_explanations_is_an_error_before_the_work(trained, tmp_path, capsys, name):
-    """A missing directory, no name, standard output, or the file of the translations."""
-    path = name if name in ("", "-") else tmp_path / name
-    assert _run("translate", *trained, f"--output={tmp_path / 'out.txt'}", f"--explain={path}") == 2
-    assert f"--explain={path}: " in capsys.readouterr().err
-
-
-def test_a_model_without_experts_has_nothing_to_explain(data, tmp_path, capsys):
-    """Whatever num_experts says: the layers decide."""
-    flags = [*tiny.settings("model.layer_pattern=dense"), f"--tokenizers={data.tokenizers}", f"--logdir={tmp_path}"]
-    given = _lines(tmp_path / "in.txt", "der old")
-    assert _run("translate", *flags, given, f"--explain={tmp_path / 'experts.jsonl'}") == 2
-    assert "no layer of the model has experts" in capsys.readouterr().err
-
-
-def test_one_long_line_does_not_stop_the_others(trained, tmp_path, capsys):
-    """It is translated up to the limit, and a warning names it."""
-    given = _lines(tmp_path / "in.txt", "der old", "neerg der " * 40, "eert")
-    assert _run("translate", *trained, given) == 0
-    captured = capsys.readouterr()
-    assert captured.out.count("\n") == 3 and "warning: line 2: a sentence has more than" in captured.err
-
-
-@pytest.mark.parametrize(
-    ("content", "flags", "pattern"),
-    [
-        (b"der\n\xff\xfe\n", [], "line 2: not UTF-8"),
-        (b"a\0b\n", [], "line 1: holds a NUL byte"),
-        (b"", [], "nothing to translate"),
-        (b"der\n", ["--n_best=9"], "raise --beam_size"),
-    ],
-)
-def test_bad_input_leaves_the_output_as_it_was(trained, content, flags, pattern, tmp_path, capsys):
-    """The error names the line, and an earlier result stays."""
-    import re
-
-    (tmp_path / "in.txt").write_bytes(content)
-    (tmp_path / "out.txt").write_text("earlier\n", encoding="utf-8")
-    capsys.readouterr()
-    status = _run("translate", *trained, f"--input={tmp_path / 'in.txt'}", f"--output={tmp_path / 'out.txt'}", *flags)
-    message = capsys.readouterr().err
-    assert status == 2 and re.search(f"error: .*{pattern}", message), message
-    assert (tmp_path / "out.txt").read_text(encoding="utf-8") == "earlier\n"
 
 
 def test_eval_prints_and_writes_scores_beside_the_copy_baseline(trained, data, tmp_path, capsys):

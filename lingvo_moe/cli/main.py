@@ -98,7 +98,7 @@ def _deferred(function: str, module: str = "commands") -> Callable[[ModelConfig,
 
 def _translate(config: TranslateConfig, arguments: list[str]) -> int | None:
     with released.by_default(config) as chosen:
-        return _deferred("translate")(chosen, arguments)
+        return _deferred("translate", "translate")(chosen, arguments)
 
 
 COMMANDS = {

@@ -8,23 +8,27 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import pathlib
+import signal
 from collections.abc import Iterator
+from typing import TypeVar
 
 from lingvo_moe import experiment, tree
-from lingvo_moe.cli.run_config import TranslateConfig
+from lingvo_moe.cli.run_config import RunConfig
 from lingvo_moe.errors import UserError
 from lingvo_moe.sharding.layout import Spec
 from lingvo_moe.steps import weight_specs
 
+Config = TypeVar("Config", bound=RunConfig)
 MODEL = "m4.Pocket"
 DIRECTORY = pathlib.Path(__file__).parent.parent / "released"
 
 
 @contextlib.contextmanager
-def by_default(config: TranslateConfig) -> Iterator[TranslateConfig]:
+def by_default(config: Config) -> Iterator[Config]:
     """Yields `config`; if it names no model and no log directory, with those of the released model, if there is one.
 
-    The log directory is temporary: to make it from the file takes a second or two.
+    The log directory is temporary: to make it from the file takes a second or two. So that it is removed, SIGTERM is as
+    Ctrl-C meanwhile.
 
     Raises:
       UserError: the assignments of `config` give the model other weights than the released ones.
@@ -41,9 +45,19 @@ def by_default(config: TranslateConfig) -> Iterator[TranslateConfig]:
         )
     from lingvo_moe.training import checkpoint_tools  # slow; a mistake in --set is reported before it
 
-    with checkpoint_tools.as_logdir(weights, MODEL, tree.unflatten(specs)) as logdir:
+    with _terminated_as_interrupted(), checkpoint_tools.as_logdir(weights, MODEL, tree.unflatten(specs)) as logdir:
         tokenizers = config.tokenizers or str(DIRECTORY / "tokenizers")
         yield dataclasses.replace(config, model=MODEL, logdir=str(logdir), tokenizers=tokenizers)
+
+
+@contextlib.contextmanager
+def _terminated_as_interrupted() -> Iterator[None]:
+    """Within it, SIGTERM raises KeyboardInterrupt."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _specs(assignments: tuple[str, ...]) -> dict[str, Spec]:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import tempfile
 
 import pytest
 
 from lingvo_moe import experiment
 from lingvo_moe.cli import main, released
+from lingvo_moe.cli.run_config import TranslateConfig
 from lingvo_moe.data.tokenizer import Tokenizers
 from lingvo_moe.training.checkpoint import Checkpoints
 
@@ -53,6 +55,17 @@ def test_settings_that_change_the_weights_are_refused(capsys):
     assert main.main(["lingvo_moe", "translate", "--set=model.model_dim=64"]) == 2
     message = capsys.readouterr().err
     assert message.startswith("error: --set: ") and "weight decoder/" in message and "safetensors" not in message
+
+
+def test_a_terminated_command_leaves_no_temporary_copy(monkeypatch, tmp_path):
+    """SIGTERM, which `kill` and `timeout` send, would leave 100 MB each time; afterwards it is what it was."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(KeyboardInterrupt), released.by_default(TranslateConfig()) as config:
+        assert config.logdir and os.listdir(config.logdir)
+        os.kill(os.getpid(), signal.SIGTERM)
+        signal.pause()
+    assert not list(tmp_path.iterdir()) and signal.getsignal(signal.SIGTERM) == before
 
 
 def test_a_full_disk_for_the_temporary_copy_is_one_line(monkeypatch, capsys, tmp_path):

@@ -161,7 +161,7 @@ class SearchConfig(RunConfig):
     """The flags of a command that decodes."""
 
     beam_size: int | None = _flag(
-        flags.DEFINE_integer, None, "hypotheses per sentence, instead of the model's own number"
+        flags.DEFINE_integer, None, "hypotheses per sentence, instead of the model's own number", lower_bound=1
     )
 
 
@@ -170,12 +170,28 @@ class TranslateConfig(SearchConfig):
     """The flags of `translate`."""
 
     input: str = _flag(flags.DEFINE_string, "-", "a file of sentences, one a line; - for standard input")
-    output: str = _flag(flags.DEFINE_string, "-", "where to write translations; - for standard output")
+    output: str = _flag(
+        flags.DEFINE_string,
+        "-",
+        "where to write translations: a file, complete at the end, or - for standard output, as they are made",
+    )
     n_best: int = _flag(
         flags.DEFINE_integer, 1, "translations per line; with more than one, each line is number, score, text"
     )
     scores: bool = _flag(
         flags.DEFINE_boolean, False, "write each line as score, text: the length-normalised log-probability"
+    )
+    doubtful: str | None = _flag(
+        flags.DEFINE_string,
+        None,
+        "also write this file of the doubtful lines, each as number, confidence, source, text",
+    )
+    doubt_below: float = _flag(
+        flags.DEFINE_float,
+        0.6,
+        "the confidence below which a line is doubtful: the geometric mean of the probabilities of its tokens",
+        lower_bound=0.0,
+        upper_bound=1.0,
     )
     explain: str | None = _flag(
         flags.DEFINE_string,

@@ -8,6 +8,7 @@ reorders the mask alone; keys and values are written once and never move. The se
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 
 from lingvo_moe.errors import UserError
@@ -49,6 +50,16 @@ class BeamSearch:
     def cache_length(self) -> int:
         """T*K, the number of cache positions for one sentence."""
         return self.beam_size * self.max_length
+
+    def confidence(self, score: float, length: int) -> float:
+        """Returns the geometric mean of the tokens' probabilities of a hypothesis, 0 to 1.
+
+        Args:
+          score: its length-normalised log-probability.
+          length: in tokens, eos included.
+        """
+        log_probability = score * ((5 + length) / 6) ** self.length_alpha
+        return math.exp(log_probability / max(length, 1))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -364,6 +364,15 @@ def test_a_search_does_not_end_before_its_last_hypothesis_is_found(alpha):
     assert ended_early > 3, "the test needs searches that end early"
 
 
+@pytest.mark.parametrize("alpha", [0.0, 0.6, 1.0])
+def test_confidence_does_not_depend_on_the_length_penalty(alpha):
+    """Three tokens of probabilities 0.5, 0.25 and 0.125: their geometric mean."""
+    search = BeamSearch(length_alpha=alpha)
+    score = np.log(0.5 * 0.25 * 0.125) / ((5 + 3) / 6) ** alpha
+    assert search.confidence(score, 3) == pytest.approx(0.25)
+    assert search.confidence(0.0, 0) == 1 and search.confidence(-1e9, 2) == 0
+
+
 @pytest.mark.parametrize("change", [{"beam_size": 0}, {"max_length": 0}])
 def test_sizes_below_one_are_errors(change):
     """The message names the field."""

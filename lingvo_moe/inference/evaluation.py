@@ -51,19 +51,8 @@ def evaluate(
     Raises:
       UserError: a language the corpus lacks or has no such pairs of, or no held-out pairs at all.
     """
-    chosen = _choose(corpus, languages, split)
-    pairs, left_out = {}, 0
-    for language in chosen:
-        held_out = corpus.sample(split, language, max_pairs)
-        fits = translator.fits([source for source, _ in held_out])
-        pairs[language] = [pair for pair, fit in zip(held_out, fits) if fit]
-        left_out += len(held_out) - len(pairs[language])
-    chosen = [language for language in chosen if pairs[language]]
-    if not chosen:
-        raise UserError(
-            f"all {left_out} {split} sentences are longer than the model's limit; raise it with "
-            f"--set input.source_length=..."
-        )
+    pairs, left_out = held_out(translator, corpus, languages, max_pairs, split)
+    chosen = list(pairs)
     sources = [source for language in chosen for source, _ in pairs[language]]
     translations = [best.text for best, *_ in translator.translate(sources)]
     scores, start = [], 0
@@ -74,6 +63,26 @@ def evaluate(
         )
         start += count
     return scores, left_out
+
+
+def held_out(
+    translator: Translator, corpus: Corpus, languages: Sequence[str] = (), max_pairs: int = 100, split: str = "test"
+) -> tuple[dict[str, list[tuple[str, str]]], int]:
+    """Returns (the pairs of each language that `evaluate` scores, the number left out); see there."""
+    pairs, left_out = {}, 0
+    for language in _choose(corpus, languages, split):
+        sample = corpus.sample(split, language, max_pairs)
+        fits = translator.fits([source for source, _ in sample])
+        kept = [pair for pair, fit in zip(sample, fits) if fit]
+        left_out += len(sample) - len(kept)
+        if kept:
+            pairs[language] = kept
+    if not pairs:
+        raise UserError(
+            f"all {left_out} {split} sentences are longer than the model's limit; raise it with "
+            f"--set input.source_length=..."
+        )
+    return pairs, left_out
 
 
 def groups(scores: Sequence[LanguageScore], count: int = 3) -> list[tuple[str, list[LanguageScore]]]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import logging
 import pathlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
@@ -18,6 +19,9 @@ from lingvo_moe.sharding.layout import Spec
 from lingvo_moe.utils import progress
 
 _log = logging.getLogger(__name__)
+# Sentences of like length are batched within a chunk. The batches of held-out sentences of m4.Pocket, in random order,
+# have 10 % more steps with chunks of 32 than if the whole file was sorted, and 22 % with chunks of 16.
+_CHUNK_BATCHES = 32
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,15 +30,18 @@ class Translation:
 
     Attributes:
       text: the translation.
-      score: its length-normalised log-probability; of a line that was translated in parts, that of the least probable
-        part. Low scores mark doubtful translations.
+      score: its length-normalised log-probability, which ranks the hypotheses of a sentence; of a line that was
+        translated in parts, that of the least probable part.
       parts: the pairs of token ids, (sentence, translation), that the model read and wrote, without eos: one, or one
         for each part; none of an empty line.
+      confidence: the geometric mean of its tokens' probabilities, 0 to 1, which compares translations of any length;
+        of a line that was translated in parts, the least. Low values mark doubtful translations (docs/pocket.md).
     """
 
     text: str
     score: float
     parts: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...] = ()
+    confidence: float = 1.0
 
 
 class Translator:
@@ -71,28 +78,38 @@ class Translator:
         return [len(tokens) < limit for tokens in self._tokenizers.source.encode(sentences)]
 
     def translate(self, sentences: Sequence[str]) -> list[list[Translation]]:
-        """Returns the translations of each sentence, best first. Translations of an empty sentence are empty.
+        """Returns the translations of each sentence, best first; see `stream`."""
+        return [translations for chunk in self.stream(sentences) for translations in chunk]
 
-        A line of `input.source_length` tokens or more is translated in parts, see `sentence_splitting`; a warning names
-        the line if a single sentence of it is too long and loses its end.
+    def stream(self, sentences: Sequence[str], start: int = 0) -> Iterator[list[list[Translation]]]:
+        """Yields the translations of each sentence, best first, some sentences at a time, in order.
+
+        Equal sentences are translated once. Translations of an empty sentence are empty. A line of
+        `input.source_length` tokens or more is translated in parts, see `sentence_splitting`; before the first
+        translation, a warning names each line with a sentence that is too long by itself and loses its end.
+
+        Args:
+          sentences: the lines.
+          start: how many of them to leave out, at the beginning.
         """
-        parts, lines = self._segmented(sentences)
-        results: list[list[Translation]] = [[]] * len(parts)
-        batches = source_batches(
-            parts, self._tokenizers.source, self._experiment.decoding_batch, self._experiment.texts.source_length
-        )
-        with progress.bar("translating", len(parts), "sentences") as advance:
-            for indices, source in batches:
-                for index, translations in zip(indices, self._translate_batch(source)):
-                    results[index] = translations
-                advance(len(indices))
-        return [_joined(results[line.start : line.stop]) for line in lines]
+        lines = self._segmented(sentences[start:], start + 1)
+        uses = collections.Counter(text for line in lines for text in line)
+        if len(uses) < len(lines):
+            _log.info("%d lines have %d different sentences; each is translated once.", len(lines), len(uses))
+        known: dict[str, list[Translation]] = {}
+        with progress.bar("translating", len(uses), "sentences") as advance:
+            for chunk in _chunks(lines, _CHUNK_BATCHES * self._experiment.decoding_batch):
+                new = list(dict.fromkeys(text for line in chunk for text in line if text not in known))
+                known.update(zip(new, self._translate_texts(new, advance), strict=True))
+                yield [_joined([known[text] for text in line]) for line in chunk]
+                uses.subtract(text for line in chunk for text in line)
+                known = {text: translations for text, translations in known.items() if uses[text]}
 
-    def _segmented(self, sentences: Sequence[str]) -> tuple[list[str], list[range]]:
-        """Returns texts that fit the model, and for each sentence which of them are its parts."""
+    def _segmented(self, sentences: Sequence[str], first: int) -> list[list[str]]:
+        """Returns for each line its parts, which fit the model; `first` is the number of the first line."""
         limit = self._experiment.texts.source_length - 1
-        parts, lines = [], []
-        for number, (sentence, fits) in enumerate(zip(sentences, self.fits(sentences)), start=1):
+        lines = []
+        for number, (sentence, fits) in enumerate(zip(sentences, self.fits(sentences)), start=first):
             texts, truncated = ([sentence], False) if fits else segment(sentence, self._count_tokens, limit)
             if truncated:
                 _log.warning(
@@ -100,9 +117,20 @@ class Translator:
                     "--set input.source_length=N.",
                     *(number, limit),
                 )
-            lines.append(range(len(parts), len(parts) + len(texts)))
-            parts += texts
-        return parts, lines
+            lines.append(texts)
+        return lines
+
+    def _translate_texts(self, texts: Sequence[str], advance: Callable[[int], None]) -> list[list[Translation]]:
+        """Returns the translations of each text, which fits the model, best first."""
+        results: list[list[Translation]] = [[]] * len(texts)
+        batches = source_batches(
+            texts, self._tokenizers.source, self._experiment.decoding_batch, self._experiment.texts.source_length
+        )
+        for indices, source in batches:
+            for index, translations in zip(indices, self._translate_batch(source)):
+                results[index] = translations
+            advance(len(indices))
+        return results
 
     def _count_tokens(self, text: str) -> int:
         return len(self._tokenizers.source.encode([text])[0])
@@ -123,9 +151,30 @@ class Translator:
         rows = [row[:length].tolist() for row, length in zip(ids, lengths)]
         texts, eos = self._tokenizers.target.decode(rows), self._tokenizers.target.eos_id
         return [
-            Translation(text, float(score), ((sentence, tuple(token for token in row if token != eos)),))
+            Translation(
+                text,
+                float(score),
+                ((sentence, tuple(token for token in row if token != eos)),),
+                self._experiment.search.confidence(float(score), len(row)),
+            )
             for text, score, row in zip(texts, scores, rows)
         ]
+
+
+def _chunks(lines: Sequence[list[str]], size: int) -> Iterator[list[list[str]]]:
+    """Yields consecutive lines whose new texts are at most `size`, so that they fill batches; or one longer line."""
+    seen: set[str] = set()
+    chunk, new = [], 0
+    for line in lines:
+        texts = set(line) - seen
+        if chunk and new + len(texts) > size:
+            yield chunk
+            chunk, new = [], 0
+        chunk.append(line)
+        seen |= texts
+        new += len(texts)
+    if chunk:
+        yield chunk
 
 
 def _joined(parts: Sequence[list[Translation]]) -> list[Translation]:
@@ -137,6 +186,7 @@ def _joined(parts: Sequence[list[Translation]]) -> list[Translation]:
             " ".join(part.text for part in ranked),
             min(part.score for part in ranked),
             tuple(pair for part in ranked for pair in part.parts),
+            min(part.confidence for part in ranked),
         )
         for ranked in zip(*parts, strict=True)
     ]

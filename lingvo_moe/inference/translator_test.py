@@ -105,6 +105,47 @@ def test_a_long_line_is_translated_in_parts(translator, caplog):
     assert "line 2: a sentence has more than 47 tokens; its end is not translated" in caplog.text
 
 
+def test_chunks_are_in_order_and_have_no_sentence_twice(translator, monkeypatch):
+    """Whole lines at a time, as many as fill the batches of a chunk; a repeated sentence is not searched again."""
+    monkeypatch.setattr("lingvo_moe.inference.translator._CHUNK_BATCHES", 1)
+    expected, batches = translator.translate(_SENTENCES), []
+    translate_batch = translator._translate_batch
+
+    def counted(source):
+        batches.append(int(np.any(source["segment_ids"], axis=1).sum()))
+        return translate_batch(source)
+
+    monkeypatch.setattr(translator, "_translate_batch", counted)
+    chunks = list(translator.stream(_SENTENCES))
+    assert [len(chunk) for chunk in chunks] == [4, 5]  # the fifth sentence is new, the sixth is not
+    assert batches == [4, 4] and len(set(_SENTENCES)) == 8
+    for one, other in zip([line for chunk in chunks for line in chunk], expected, strict=True):
+        assert [t.text for t in one] == [t.text for t in other]
+    assert [t.text for line in translator.translate(_SENTENCES[7:]) for t in line] == [
+        t.text for chunk in translator.stream(_SENTENCES, start=7) for line in chunk for t in line
+    ]
+
+
+def test_a_line_of_many_sentences_is_a_chunk_of_its_own(translator, monkeypatch, caplog):
+    """Its equal parts are searched once; the warnings of later lines have the numbers of the whole input."""
+    monkeypatch.setattr("lingvo_moe.inference.translator._CHUNK_BATCHES", 1)
+    long = " ".join(f"{word} der gib." for word in ("eert", "drib", "neerg", "eulb", "esuoh") for _ in range(12))
+    chunks = list(translator.stream(["der", "neerg", long, "der", "neerg der " * 40], start=1))
+    assert [len(chunk) for chunk in chunks] == [1, 1, 2]
+    assert "line 5: a sentence has more than" in caplog.text and caplog.text.count("line ") == 1
+
+
+def test_confidence_is_the_mean_probability_of_a_token(data, translator):
+    """The geometric mean, from score and length; of a line in parts, the least."""
+    (best, *_), (parts, *_) = translator.translate(["neerg der eulb", "neerg der eulb. eert gib a. " * 12])
+    ((_, tokens),) = best.parts
+    length, alpha = min(len(tokens) + 1, 12), tiny.tiny(data).search.length_alpha  # with eos, if it was reached
+    log_probability = best.score * ((5 + length) / 6) ** alpha
+    assert best.confidence == pytest.approx(np.exp(log_probability / length))
+    assert 0 < parts.confidence < 1 and len(parts.parts) > 1
+    assert translator.translate([""])[0][0].confidence == 1
+
+
 def test_a_missing_checkpoint_is_reported_with_the_command_that_makes_one(data, tmp_path):
     """Before anything is compiled."""
     with pytest.raises(UserError, match="no checkpoint. Train first: python -m lingvo_moe train --model=tiny"):

@@ -270,7 +270,8 @@ def as_logdir(file: pathlib.Path, model: str, specs: Mapping[str, object]) -> It
       UserError: as `read_safetensors`, or the temporary directory cannot be written to.
     """
     step, theta = read_safetensors(file, model, specs, str(file))
-    with tempfile.TemporaryDirectory() as directory:
+    # After Ctrl-C threads may still write there, which must not hide the interruption.
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as directory:
         logdir = pathlib.Path(directory, "log")
         try:
             with contextlib.closing(Checkpoints(logdir, keep=1)) as checkpoints:

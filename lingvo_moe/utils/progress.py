@@ -94,6 +94,7 @@ class _Bar:
             progress.TimeRemainingColumn(),
             text("{task.fields[note]}"),
             console=console.Console(stderr=True),
+            redirect_stdout=sys.stdout.isatty(),  # what is printed to a file meanwhile belongs there
         )
         self._note = ""
         self._task = self._progress.add_task(title, total=total, completed=done, rate="-", note="")

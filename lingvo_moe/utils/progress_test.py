@@ -74,3 +74,24 @@ def test_terminal_has_a_bar_with_literal_names(monkeypatch):
         advance(4, note="[bold]")
     drawn = terminal.getvalue()
     assert "reading [red]a[/red]" in drawn and "4/4" in drawn and "lines/s" in drawn and "[bold]" in drawn
+
+
+@pytest.mark.parametrize("stdout_is_terminal", [False, True])
+def test_what_is_printed_meanwhile_goes_where_it_belongs(monkeypatch, stdout_is_terminal):
+    """Into the file that standard output is; on the terminal that shows both, above the bar."""
+
+    class Stream(io.StringIO):
+        def __init__(self, is_terminal: bool):
+            super().__init__()
+            self.is_terminal = is_terminal
+
+        def isatty(self) -> bool:
+            return self.is_terminal
+
+    output, terminal = Stream(stdout_is_terminal), Stream(True)
+    monkeypatch.setattr("sys.stdout", output)
+    monkeypatch.setattr("sys.stderr", terminal)
+    with progress.bar("translating", 2, "sentences"):
+        print("File not found")
+    assert (output.getvalue() == "File not found\n") != stdout_is_terminal
+    assert ("File not found" in terminal.getvalue()) == stdout_is_terminal

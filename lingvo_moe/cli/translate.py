@@ -1,0 +1,170 @@
+"""The command translate, from lines to lines."""
+
+from __future__ import annotations
+
+import codecs
+import contextlib
+import dataclasses
+import hashlib
+import json
+import logging
+import os
+import pathlib
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+
+from lingvo_moe import experiment as experiments
+from lingvo_moe.cli import run_setup
+from lingvo_moe.cli.run_config import ModelConfig, TranslateConfig
+from lingvo_moe.errors import UserError
+from lingvo_moe.inference.explanation import Explainer
+from lingvo_moe.inference.journal import Journal, journal
+from lingvo_moe.inference.translator import Translation, Translator
+from lingvo_moe.utils import output_files
+
+_log = logging.getLogger(__name__)
+
+
+def translate(config: TranslateConfig):
+    """`translate`: writes one line for each line read, in the same order; an empty line stays empty.
+
+    Translations on standard output are written as they are made. A file of `--output` is written at the end; until then
+    they are kept in a journal beside it, from which the same command continues.
+    """
+    require_translation(config)
+    _check_files(config)
+    name, experiment, engine = run_setup.set_up(config, "decode", {"search.beam_size": config.beam_size})
+    if not 1 <= config.n_best <= experiment.search.beam_size:
+        raise UserError(
+            f"--n_best={config.n_best}: expected 1 to {experiment.search.beam_size}, the hypotheses of the beam; for "
+            f"more of them raise --beam_size."
+        )
+    sentences = _read_lines(config.input)
+    if not sentences:
+        raise UserError(f"--input={config.input}: nothing to translate; expected one sentence a line.")
+    explainer = Explainer(name, experiment, engine, config.log_directory()) if config.explain else None
+    translator = Translator(name, experiment, engine, config.log_directory())
+    step = translator.step
+    with contextlib.ExitStack() as stack:
+        kept = None
+        if config.output != "-":
+            run = _identity(config, experiments.text(name, experiment), step, sentences)
+            kept = stack.enter_context(journal(f"{config.output}.{run}.partial"))
+        best = _write(config, _translated(translator, sentences, kept, config.n_best))
+        _report_doubtful(config, sentences, best)
+        del translator  # and with it the weights on the devices
+        if explainer and config.explain:
+            with output_files.atomic_writer(config.explain) as file:
+                for explanation in explainer.explain(best, step):
+                    print(json.dumps(explanation, ensure_ascii=False), file=file)
+
+
+def require_translation(config: ModelConfig):
+    """Raises UserError for a model of another kind, before anything is loaded."""
+    experiment = experiments.get(config.full_name())
+    if experiment.recognises:
+        raise UserError(
+            f"{config.full_name()} recognises speech; it has nothing to translate. `eval` computes its error rates."
+        )
+    if experiment.segments:
+        raise UserError(
+            f"{config.full_name()} segments volumes; it has nothing to translate. `eval` computes Dice coefficients."
+        )
+    if not experiment.translates:
+        raise UserError(
+            f"{config.full_name()} is a language model; it has nothing to translate. `eval` computes its perplexity."
+        )
+
+
+def _check_files(config: TranslateConfig):
+    """Raises UserError for an input that is not there, and a path that cannot be written to or that two flags name."""
+    if config.input != "-" and not os.path.exists(config.input):
+        raise UserError(f"--input={config.input}: there is no such file; expected one sentence a line.")
+    output_files.check_path("--output", config.output)
+    others = [config.input, config.output]
+    for flag, path in (("--explain", config.explain), ("--doubtful", config.doubtful)):
+        output_files.check_path(flag, path)
+        if path in ("", "-") or (path and path in others):
+            raise UserError(f"{flag}={path}: expected the name of a file of its own, beside --input and --output.")
+        others.append(path or "-")
+
+
+def _identity(config: TranslateConfig, settings: str, step: int, sentences: Sequence[str]) -> str:
+    """Returns eight digits that differ between runs whose translations differ."""
+    # The log directory of the released model is temporary.
+    logdir = str(config.log_directory().absolute()) if "logdir" in config.given else ""
+    described = json.dumps([settings, logdir, step, config.n_best, sentences])
+    return hashlib.sha256(described.encode()).hexdigest()[:8]
+
+
+def _translated(
+    translator: Translator, sentences: Sequence[str], kept: Journal | None, n_best: int
+) -> Iterator[list[list[Translation]]]:
+    """Yields the `n_best` translations of each line, some lines at a time: those kept before, then new ones."""
+    start = kept.lines if kept else 0
+    if kept and start:
+        _log.info("the first %d of %d lines were translated before.", start, len(sentences))
+        yield from ([translations] for translations in kept.read())
+    for chunk in translator.stream(sentences, start):
+        best = [translations[:n_best] for translations in chunk]
+        if kept:
+            kept.append(best)
+        yield best
+
+
+def _write(config: TranslateConfig, chunks: Iterable[list[list[Translation]]]) -> list[Translation]:
+    """Writes translations as they come; returns the best of each line."""
+    best = []
+    with output_files.atomic_writer(config.output) as opened:
+        # A progress bar replaces sys.stdout while it is drawn on the terminal that shows both.
+        file = None if config.output == "-" else opened
+        for chunk in chunks:
+            for translations in chunk:
+                number = len(best) + 1
+                for translation in translations:
+                    columns = [str(number)] if config.n_best > 1 else []
+                    columns += [f"{translation.score:.4f}"] if config.n_best > 1 or config.scores else []
+                    print(*columns, translation.text, sep="\t", file=file)
+                # The tokens of a large file need not stay in memory.
+                best.append(translations[0] if config.explain else dataclasses.replace(translations[0], parts=()))
+            (file or sys.stdout).flush()
+    return best
+
+
+def _report_doubtful(config: TranslateConfig, sentences: Sequence[str], best: Sequence[Translation]):
+    """Says how many lines are doubtful, and writes the file of `--doubtful`."""
+    doubtful = [number for number, translation in enumerate(best) if translation.confidence < config.doubt_below]
+    if doubtful:
+        _log.info(
+            "%d of %d lines are doubtful: their confidence is below %g%s.",
+            *(len(doubtful), len(best), config.doubt_below),
+            "" if config.doubtful else "; --doubtful=FILE lists them",
+        )
+    if config.doubtful:
+        with output_files.atomic_writer(config.doubtful) as file:
+            for index in doubtful:
+                source = " ".join(sentences[index].split())  # a tab would be another column
+                print(index + 1, f"{best[index].confidence:.3f}", source, best[index].text, sep="\t", file=file)
+
+
+def _read_lines(path: str) -> list[str]:
+    """Returns the lines of a UTF-8 file or of standard input; raises UserError naming a line that is not text."""
+    if path == "-" and sys.stdin.isatty():
+        _log.info("reading sentences from the terminal, one a line; Ctrl-D ends them.")
+    data = sys.stdin.buffer.read() if path == "-" else pathlib.Path(path).read_bytes()
+    lines = data.removeprefix(codecs.BOM_UTF8).split(b"\n")
+    lines = lines[:-1] if lines[-1] == b"" else lines
+    sentences = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            sentences.append(line.decode("utf-8").removesuffix("\r"))
+        except UnicodeDecodeError as error:
+            raise UserError(
+                f"--input={path}, line {number}: not UTF-8 (byte {error.start + 1} of the line); convert it, for "
+                f"instance with iconv."
+            ) from None
+        if "\0" in sentences[-1]:
+            raise UserError(
+                f"--input={path}, line {number}: holds a NUL byte; expected a text file, one sentence a line."
+            )
+    return sentences

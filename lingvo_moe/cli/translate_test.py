@@ -1,0 +1,242 @@
+"""`translate` writes a line for each line; an interrupted run is continued, and doubtful lines are listed."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import re
+
+import pytest
+
+from lingvo_moe.cli import main, released
+from lingvo_moe.inference import translator
+from lingvo_moe.testing import experiments as tiny
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("compiled_once")]
+
+_WORDS = ("der", "neerg", "eulb", "eert", "gib")
+
+
+@pytest.fixture(scope="module")
+def trained(data, tmp_path_factory) -> list[str]:
+    """Returns the flags of a model that was trained for two steps."""
+    logdir = tmp_path_factory.mktemp("log")
+    shared = [*tiny.settings(), f"--tokenizers={data.tokenizers}", f"--logdir={logdir}"]
+    assert _run("train", *shared, f"--corpus={data.corpus}", "--steps=2", "--set=training.evaluate_every=0") == 0
+    return shared
+
+
+def _run(*arguments: str) -> int:
+    return main.main(["lingvo_moe", *arguments])
+
+
+def _lines(path: pathlib.Path, *lines: str) -> str:
+    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    return f"--input={path}"
+
+
+def test_translate_writes_as_many_lines_as_it_reads(trained, tmp_path, capsys):
+    """Line n of the output is the translation of line n, empty lines and repeated ones included."""
+    given = _lines(tmp_path / "in.txt", "der old", "", "neerg der der", "der old", "eert")
+    assert _run("translate", *trained, given, f"--output={tmp_path / 'out.txt'}") == 0
+    lines = (tmp_path / "out.txt").read_text(encoding="utf-8").split("\n")
+    assert len(lines) == 6 and lines[5] == "" and lines[0] == lines[3]
+    assert _run("translate", *trained, given, "--n_best=2") == 0
+    rows = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
+    assert [row[0] for row in rows] == [str(n) for n in range(1, 6) for _ in range(2)]
+    scores = [float(row[1]) for row in rows]
+    assert all(first >= second for first, second in zip(scores[::2], scores[1::2]))
+    assert [row[2] for row in rows[::2]] == lines[:5]
+    assert _run("translate", *trained, given, "--scores") == 0
+    assert [line.split("\t") for line in capsys.readouterr().out.splitlines()] == [row[1:] for row in rows[::2]]
+
+
+def test_translate_with_no_model_uses_the_released_one(trained, data, tmp_path, capsys, monkeypatch):
+    """If it is there, in int8; a log directory that is named is of another model, which must be named too."""
+    model, *settings = tiny.settings()
+    assert model == f"--model={tiny.MODEL}"
+    monkeypatch.setattr(released, "MODEL", tiny.MODEL)
+    monkeypatch.setattr(released, "DIRECTORY", tmp_path)
+    own = tuple(flag.removeprefix("--set=") for flag in settings if flag.startswith("--set="))
+    specs_of = released._specs
+    monkeypatch.setattr(released, "_specs", lambda assignments: specs_of(assignments or own))  # as if registered so
+    given = _lines(tmp_path / "in.txt", "der old", "eert")
+    assert _run("translate", *settings, given) == 2
+    assert "--model is missing" in capsys.readouterr().err
+    (tmp_path / "tokenizers").symlink_to(data.tokenizers)
+    weights = tmp_path / "weights.safetensors"
+    assert _run("checkpoint", "convert", trained[-1], f"--output={weights}", "--dtype=int8") == 0
+    assert _run("translate", *settings, given) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 2
+    assert _run("translate", *settings, given, f"--logdir={tmp_path}") == 2
+    assert "--model is missing" in capsys.readouterr().err
+
+
+def test_translate_explains_which_experts_took_each_token(trained, tmp_path):
+    """One JSON object a line; the translations are those of a run without --explain."""
+    given, explained = _lines(tmp_path / "in.txt", "der old", "", "eert"), tmp_path / "experts.jsonl"
+    outputs = [tmp_path / name for name in ("plain.txt", "explained.txt")]
+    assert _run("translate", *trained, given, f"--output={outputs[0]}") == 0
+    assert _run("translate", *trained, given, f"--output={outputs[1]}", f"--explain={explained}") == 0
+    assert outputs[0].read_text() == outputs[1].read_text()
+    found = [json.loads(line) for line in explained.read_text(encoding="utf-8").splitlines()]
+    assert [explanation["line"] for explanation in found] == [1, 3]
+    assert all(len(explanation["encoder/2"]) == len(explanation["source"]) for explanation in found)
+
+
+@pytest.mark.parametrize("flag", ["--explain", "--doubtful"])
+@pytest.mark.parametrize("name", ["no/experts.jsonl", "", "-", "out.txt", "in.txt"])
+def test_a_bad_file_beside_the_output_is_an_error_before_the_work(trained, tmp_path, capsys, flag, name):
+    """A missing directory, no name, standard output, the file of the translations or of the sentences."""
+    path = name if name in ("", "-") else tmp_path / name
+    given = _lines(tmp_path / "in.txt", "der old")
+    assert _run("translate", *trained, given, f"--output={tmp_path / 'out.txt'}", f"{flag}={path}") == 2
+    assert f"{flag}={path}: " in capsys.readouterr().err
+
+
+def test_a_model_without_experts_has_nothing_to_explain(data, tmp_path, capsys):
+    """Whatever num_experts says: the layers decide."""
+    flags = [*tiny.settings("model.layer_pattern=dense"), f"--tokenizers={data.tokenizers}", f"--logdir={tmp_path}"]
+    given = _lines(tmp_path / "in.txt", "der old")
+    assert _run("translate", *flags, given, f"--explain={tmp_path / 'experts.jsonl'}") == 2
+    assert "no layer of the model has experts" in capsys.readouterr().err
+
+
+def test_one_long_line_does_not_stop_the_others(trained, tmp_path, capsys):
+    """It is translated up to the limit, and a warning names it."""
+    given = _lines(tmp_path / "in.txt", "der old", "neerg der " * 40, "eert")
+    assert _run("translate", *trained, given) == 0
+    captured = capsys.readouterr()
+    assert captured.out.count("\n") == 3 and "warning: line 2: a sentence has more than" in captured.err
+
+
+@pytest.mark.parametrize(
+    ("content", "flags", "pattern"),
+    [
+        (b"der\n\xff\xfe\n", [], "line 2: not UTF-8"),
+        (b"a\0b\n", [], "line 1: holds a NUL byte"),
+        (b"", [], "nothing to translate"),
+        (b"der\n", ["--n_best=9"], "--n_best=9: expected 1 to 2"),
+        (b"der\n", ["--n_best=0"], "--n_best=0: expected 1 to 2"),
+    ],
+)
+def test_bad_input_leaves_the_output_as_it_was(trained, content, flags, pattern, tmp_path, capsys):
+    """The error names the line, and an earlier result stays."""
+    (tmp_path / "in.txt").write_bytes(content)
+    (tmp_path / "out.txt").write_text("earlier\n", encoding="utf-8")
+    capsys.readouterr()
+    status = _run("translate", *trained, f"--input={tmp_path / 'in.txt'}", f"--output={tmp_path / 'out.txt'}", *flags)
+    message = capsys.readouterr().err
+    assert status == 2 and re.search(f"error: .*{pattern}", message), message
+    assert (tmp_path / "out.txt").read_text(encoding="utf-8") == "earlier\n"
+
+
+@pytest.fixture
+def many(tmp_path, monkeypatch) -> list[str]:
+    """Returns the flags of an input of several chunks, 16 batches of four sentences each, and an output."""
+    monkeypatch.setattr(translator, "_CHUNK_BATCHES", 16)
+    lines = [f"{first} {second} {third}" for first in _WORDS for second in _WORDS for third in _WORDS]
+    return [_lines(tmp_path / "in.txt", *lines), f"--output={tmp_path / 'out.txt'}"]
+
+
+def _interrupt(monkeypatch, after: int, error: type[BaseException] = KeyboardInterrupt):
+    """Makes the translator fail after some chunks."""
+    stream = translator.Translator.stream
+
+    def interrupted(self, sentences, start=0):
+        for number, chunk in enumerate(stream(self, sentences, start)):
+            if number == after:
+                raise error
+            yield chunk
+
+    monkeypatch.setattr(translator.Translator, "stream", interrupted)
+
+
+def test_an_interrupted_run_continues(trained, many, tmp_path, capsys, monkeypatch):
+    """What was translated is kept, nothing is translated again, and all files are those of an undisturbed run."""
+    flags = [*trained, *many, "--n_best=2", f"--doubtful={tmp_path / 'doubtful.txt'}", "--doubt_below=1"]
+    flags.append(f"--explain={tmp_path / 'experts.jsonl'}")
+    files = [tmp_path / name for name in ("out.txt", "doubtful.txt", "experts.jsonl")]
+    assert _run("translate", *flags) == 0
+    expected = [file.read_text(encoding="utf-8") for file in files]
+    assert sorted(tmp_path.iterdir()) == sorted([*files, tmp_path / "in.txt"])
+    for file in files:
+        file.unlink()
+    with monkeypatch.context() as patch:
+        _interrupt(patch, after=1)
+        assert _run("translate", *flags) == 130
+    message = capsys.readouterr().err
+    (kept,) = tmp_path.glob("out.txt.*.partial")
+    assert f"64 lines are translated and kept in {kept}; the same command continues" in message
+    assert not any(file.exists() for file in files)
+    with open(kept, "ab") as file:
+        file.write(b'[["half a')  # a process that was killed while it wrote
+    assert _run("translate", *flags) == 0
+    assert "the first 64 of 125 lines were translated before" in capsys.readouterr().err
+    assert [file.read_text(encoding="utf-8") for file in files] == expected and not kept.exists()
+
+
+@pytest.mark.parametrize("change", [["--n_best=2"], ["--set=search.length_alpha=0"], ["--input=other.txt"]])
+def test_another_run_does_not_continue_it(trained, many, change, tmp_path, capsys, monkeypatch):
+    """Other flags or another input: nothing of the interrupted run is used, or lost."""
+    monkeypatch.chdir(tmp_path)
+    _lines(tmp_path / "other.txt", "der old")
+    with monkeypatch.context() as patch:
+        _interrupt(patch, after=1)
+        assert _run("translate", *trained, *many) == 130
+    assert _run("translate", *trained, *many, *change) == 0
+    assert "were translated before" not in capsys.readouterr().err
+    assert len(list(tmp_path.glob("out.txt.*.partial"))) == 1
+
+
+def test_standard_output_is_written_as_translations_are_made(trained, many, capsys, monkeypatch):
+    """An interrupted run has written the lines of whole chunks."""
+    _interrupt(monkeypatch, after=1)
+    assert _run("translate", *trained, many[0]) == 130
+    assert capsys.readouterr().out.count("\n") == 64
+
+
+def test_doubtful_lines_are_listed(trained, tmp_path, capsys):
+    """Those with less confidence than the threshold, with number and source; without a file they are counted."""
+    given = [*trained, _lines(tmp_path / "in.txt", "der old", "", "neerg\tder der")]
+    assert _run("translate", *given, "--doubt_below=1", f"--doubtful={tmp_path / 'doubtful.txt'}") == 0
+    captured = capsys.readouterr()
+    translations = captured.out.split("\n")
+    rows = [line.split("\t") for line in (tmp_path / "doubtful.txt").read_text(encoding="utf-8").splitlines()]
+    assert [(row[0], *row[2:]) for row in rows] == [
+        ("1", "der old", translations[0]),
+        ("3", "neerg der der", translations[2]),
+    ]
+    assert all(0 < float(row[1]) < 1 for row in rows)
+    assert "2 of 3 lines are doubtful: their confidence is below 1." in captured.err
+    assert _run("translate", *given, "--doubt_below=0") == 0
+    assert "doubtful" not in capsys.readouterr().err
+    assert _run("translate", *given, "--doubt_below=1") == 0
+    assert "--doubtful=FILE lists them" in capsys.readouterr().err
+
+
+def test_an_output_that_cannot_be_written_is_an_error_before_the_work(trained, tmp_path, capsys):
+    """Whatever the reason; here, as for a privileged user too, a name too long for the file system."""
+    path = tmp_path / ("o" * 250)
+    assert _run("translate", *trained, _lines(tmp_path / "in.txt", "der old"), f"--output={path}") == 2
+    message = capsys.readouterr().err
+    assert f"error: {path}" in message and "translating" not in message
+
+
+def test_an_input_that_is_not_there_is_named(trained, capsys):
+    """With its flag."""
+    assert _run("translate", *trained, "--input=nowhere.txt") == 2
+    assert "error: --input=nowhere.txt: there is no such file" in capsys.readouterr().err
+
+
+def test_a_byte_order_mark_is_no_text(trained, tmp_path):
+    """Editors on Windows write one."""
+    files = [tmp_path / name for name in ("plain.txt", "marked.txt", "doubtful.txt")]
+    files[0].write_text("der old\n", encoding="utf-8")
+    files[1].write_bytes("\ufeffder old\r\n".encode())
+    flags = [*trained, f"--doubtful={files[2]}", "--doubt_below=1", f"--output={tmp_path / 'out.txt'}"]
+    found = []
+    for file in files[:2]:
+        assert _run("translate", *flags, f"--input={file}") == 0
+        found.append(files[2].read_text(encoding="utf-8"))
+    assert found[0] == found[1]

@@ -1,0 +1,91 @@
+"""A file of the translations that a run has made so far, so that the same run continues after them."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import fcntl
+import json
+import logging
+import os
+import pathlib
+from collections.abc import Iterator, Sequence
+from typing import BinaryIO
+
+from lingvo_moe.errors import UserError
+from lingvo_moe.inference.translator import Translation
+
+_log = logging.getLogger(__name__)
+
+
+class Journal:
+    """Translations of the first lines of an input; `journal` opens one.
+
+    Attributes:
+      lines: the number of lines whose translations it has.
+    """
+
+    def __init__(self, file: BinaryIO, path: pathlib.Path):
+        """Counts the lines of a file; a last one that is not complete, of a process that was killed, is cut off."""
+        self._file, self._path, self.lines, end = file, path, 0, 0
+        file.seek(0)
+        for line in file:
+            if line.endswith(b"\n"):
+                self.lines, end = self.lines + 1, end + len(line)
+        file.truncate(end)
+
+    def read(self) -> Iterator[list[Translation]]:
+        """Yields the translations of each line that were appended before.
+
+        Raises:
+          UserError: the file is corrupt.
+        """
+        self._file.seek(0)
+        for number, line in enumerate(self._file, start=1):
+            try:
+                yield [_translation(*fields) for fields in json.loads(line)]
+            except (ValueError, TypeError, RecursionError):
+                raise UserError(
+                    f"{self._path}, line {number}: not translations that an earlier run kept; delete the file."
+                ) from None
+
+    def append(self, chunk: Sequence[list[Translation]]):
+        """Adds the translations of the next lines, and hands them to the operating system."""
+        rows = ([dataclasses.astuple(translation) for translation in translations] for translations in chunk)
+        text = "".join(f"{json.dumps(row, ensure_ascii=False)}\n" for row in rows)
+        self._file.write(text.encode("utf-8"))
+        self._file.flush()
+        self.lines += len(chunk)
+
+
+@contextlib.contextmanager
+def journal(path: str | pathlib.Path) -> Iterator[Journal]:
+    """Yields the journal of a path, new or of an earlier run; removes it when the context ends without an error.
+
+    Raises:
+      UserError: another process has it open.
+    """
+    path = pathlib.Path(path)
+    with open(path, "a+b") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(
+                f"{path}: another process is making the same translations; wait for it, or end it."
+            ) from None
+        opened = Journal(file, path)
+        try:
+            yield opened
+        except BaseException:
+            if opened.lines:
+                _log.info(
+                    "%d lines are translated and kept in %s; the same command continues after them.", opened.lines, path
+                )
+            else:
+                os.unlink(path)
+            raise
+        os.unlink(path)
+
+
+def _translation(text: str, score: float, parts: list[list[list[int]]], confidence: float) -> Translation:
+    return Translation(text, score, tuple((tuple(source), tuple(target)) for source, target in parts), confidence)

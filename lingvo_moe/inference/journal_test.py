@@ -1,0 +1,73 @@
+"""A journal has every line that was appended, whatever ended the process, and is gone when the work is done."""
+
+from __future__ import annotations
+
+import pytest
+
+from lingvo_moe.errors import UserError
+from lingvo_moe.inference.journal import journal
+from lingvo_moe.inference.translator import Translation
+
+_LINES = [
+    [
+        Translation("File “a”\u2028not found", -0.1234567890123, (((5, 6), (7,)), ((8,), (9, 10))), 0.7),
+        Translation("", -1.0),
+    ],
+    [Translation("", 0.0), Translation("\ttwo", -3.5, (((), ()),), 0.25)],
+]
+
+
+@pytest.fixture
+def interrupted(tmp_path):
+    """Returns the path of a journal of two lines."""
+    path = tmp_path / "out.partial"
+    with pytest.raises(KeyboardInterrupt), journal(path) as opened:
+        opened.append(_LINES)
+        raise KeyboardInterrupt
+    return path
+
+
+def test_translations_are_read_as_they_were(interrupted):
+    """Scores to the last digit; more lines follow them; the file goes with the end of the work."""
+    with pytest.raises(ZeroDivisionError), journal(interrupted) as opened:
+        assert opened.lines == 2 and list(opened.read()) == _LINES
+        opened.append(_LINES[:1])
+        raise ZeroDivisionError
+    with journal(interrupted) as opened:
+        assert opened.lines == 3 and list(opened.read()) == [*_LINES, _LINES[0]]
+    assert not interrupted.exists()
+
+
+@pytest.mark.parametrize("removed", [1, 20])
+def test_a_line_that_is_not_complete_is_cut_off(interrupted, removed):
+    """Of a process that was killed while it wrote."""
+    interrupted.write_bytes(interrupted.read_bytes()[:-removed])
+    with journal(interrupted) as opened:
+        opened.append(_LINES[1:])
+        assert opened.lines == 2 and list(opened.read()) == _LINES
+
+
+def test_a_run_that_fails_before_its_first_line_leaves_no_file(tmp_path):
+    """An error before the work changes nothing."""
+    with pytest.raises(UserError), journal(tmp_path / "out.partial"):
+        raise UserError("no checkpoint")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("line", [b"[[1\n", b"[3]\n", b'[["a", 1.0]]\n', b'[["a", 1.0, [[1]], 0.5]]\n', b"\xff\n"])
+def test_another_content_is_an_error(tmp_path, line):
+    """It names the line and the remedy, and the file stays."""
+    path = tmp_path / "out.partial"
+    path.write_bytes(line)
+    with pytest.raises(UserError, match=r"out.partial, line 1: .*delete the file"), journal(path) as opened:
+        list(opened.read())
+    assert path.read_bytes() == line
+
+
+def test_two_processes_do_not_write_the_same_journal(tmp_path):
+    """Their lines would mix. The second one leaves the file of the first alone."""
+    path = tmp_path / "out.partial"
+    with journal(path):
+        with pytest.raises(UserError, match="another process is making the same translations"), journal(path):
+            pass
+        assert path.exists()

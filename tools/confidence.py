@@ -1,0 +1,143 @@
+"""Measures what the confidence of translations says about their quality, on held-out sentences.
+
+  python -m tools.confidence --corpus=build/pocket/corpus
+
+The model is that of `translate`: the released one unless --model and --logdir name another. It prints two tables in
+Markdown: quality by tenths of the sentences, from the least confidence to the greatest, and what `translate --doubtful`
+would list at several values of --doubt_below. Quality is chrF against the one reference of each sentence, which a
+translation in other words misses; a translation is poor if its chrF is below 30. A line below the tables has the rank
+correlation with chrF, of the confidence and of the score. With --json=FILE every sentence is written, too.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+from collections.abc import Sequence
+
+import numpy as np
+from absl import flags
+
+from lingvo_moe.cli import app, released, run_config, run_setup
+from lingvo_moe.data.corpus import Corpus
+from lingvo_moe.errors import UserError
+from lingvo_moe.inference.evaluation import held_out, mean
+from lingvo_moe.inference.translator import Translator
+from lingvo_moe.utils import output_files
+
+FLAGS = flags.FlagValues()
+run_config.define_flags(run_config.EvalConfig, FLAGS)
+
+POOR = 30.0  # chrF; docs/pocket.md has samples
+_BANDS = 10
+_THRESHOLDS = (0.4, 0.5, 0.55, 0.6, 0.65, 0.7, 0.8)
+
+
+@dataclasses.dataclass(frozen=True)
+class Scored:
+    """A held-out sentence and its translation.
+
+    Attributes:
+      language: its label.
+      source, translation, reference: the texts.
+      confidence, score: see `translator.Translation`.
+      chrf: of this translation, 0 to 100.
+    """
+
+    language: str
+    source: str
+    translation: str
+    reference: str
+    confidence: float
+    score: float
+    chrf: float
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether it is the reference, but for case."""
+        return self.translation.casefold() == self.reference.casefold()
+
+    @property
+    def is_poor(self) -> bool:
+        """Whether chrF is low."""
+        return self.chrf < POOR
+
+
+def main(arguments: list[str]):
+    """Translates and prints the tables."""
+    app.no_arguments(arguments[1:])
+    given = run_config.read(run_config.EvalConfig, FLAGS)
+    output_files.check_path("--json", given.json)
+    if not given.corpus:
+        raise UserError("--corpus is missing: a directory of tools.build_corpus, with held-out sentences.")
+    with released.by_default(given) as config:
+        found = sorted(_translated(config, Corpus.open(given.corpus)), key=lambda sentence: sentence.confidence)
+    if given.json:
+        with output_files.atomic_writer(given.json) as file:
+            json.dump([dataclasses.asdict(sentence) for sentence in found], file, indent=1, ensure_ascii=False)
+    print(f"{bands(found)}\n\n{thresholds(found)}\n\n{correlations(found)}")
+
+
+def _translated(config: run_config.EvalConfig, corpus: Corpus) -> list[Scored]:
+    from sacrebleu import sentence_chrf  # slow to import
+
+    name, experiment, engine = run_setup.set_up(config, "decode", {"search.beam_size": config.beam_size})
+    translator = Translator(name, experiment, engine, config.log_directory())
+    pairs, _ = held_out(translator, corpus, config.languages, config.max_pairs, config.split)
+    rows = [(language, *pair) for language, of_language in pairs.items() for pair in of_language]
+    translations = translator.translate([source for _, source, _ in rows])
+    return [
+        Scored(*row[:2], best.text, row[2], best.confidence, best.score, sentence_chrf(best.text, [row[2]]).score)
+        for row, (best, *_) in zip(rows, translations, strict=True)
+    ]
+
+
+def bands(found: Sequence[Scored]) -> str:
+    """Returns a table: quality by tenths of the sentences, which are in the order of their confidence."""
+    rows = ["| confidence | sentences | mean chrF | the reference | poor |", "|---|---|---|---|---|"]
+    bounds = [len(found) * i // _BANDS for i in range(_BANDS + 1)]
+    for start, stop in itertools.pairwise(bounds):
+        if band := found[start:stop]:
+            rows.append(
+                f"| {band[0].confidence:.2f} to {band[-1].confidence:.2f} | {len(band)} | "
+                f"{mean([s.chrf for s in band]):.1f} | {_percent([s.is_exact for s in band])} | "
+                f"{_percent([s.is_poor for s in band])} |"
+            )
+    return "\n".join(rows)
+
+
+def thresholds(found: Sequence[Scored]) -> str:
+    """Returns a table: for some thresholds, how many sentences are below, and how many of the poor ones."""
+    rows = ["| `--doubt_below` | lines below it | of these poor | of all poor below it |", "|---|---|---|---|"]
+    poor = [sentence for sentence in found if sentence.is_poor]
+    for threshold in _THRESHOLDS:
+        below = [sentence.confidence < threshold for sentence in found]
+        is_poor = [sentence.is_poor for sentence in found if sentence.confidence < threshold]
+        caught = [sentence.confidence < threshold for sentence in poor]
+        rows.append(f"| {threshold:g} | {_percent(below)} | {_percent(is_poor)} | {_percent(caught)} |")
+    return "\n".join(rows)
+
+
+def correlations(found: Sequence[Scored]) -> str:
+    """Returns a line: Spearman's rank correlation of chrF with the confidence and with the score."""
+    chrf = [sentence.chrf for sentence in found]
+    confidence, score = (
+        np.corrcoef(_ranks(values), _ranks(chrf))[0, 1]
+        for values in ([sentence.confidence for sentence in found], [sentence.score for sentence in found])
+    )
+    return f"rank correlation with chrF: confidence {confidence:.2f}, score {score:.2f}"
+
+
+def _ranks(values: Sequence[float]) -> np.ndarray:
+    """Returns the rank of each value; of equal values, the mean of their ranks."""
+    _, inverse, counts = np.unique(np.array(values), return_inverse=True, return_counts=True)
+    return (np.cumsum(counts) - (counts - 1) / 2)[inverse]
+
+
+def _percent(values: Sequence[bool]) -> str:
+    return f"{100 * mean(values):.0f} %" if values else "-"
+
+
+if __name__ == "__main__":
+    app.run(main, FLAGS)
