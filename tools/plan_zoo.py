@@ -30,16 +30,18 @@ _SMALLEST_SLICE, _FEWEST_WEIGHTS = 32, 10**9
 _M4_ROWS = ("MoE128E12L", "MoE128E36L", "MoE512E12L", "MoE512E36L", "MoE2048E12L", "MoE2048E36L")
 _LARGEST = ("m4.MoE2048E60L", "m4.Dense96L")
 # Of each model, the clusters of GPUs and slices of newer TPUs to plan it on, and the mesh: the smallest that are
-# expected to have enough memory, in powers of two. v5e and v6e have no slices of more than 256 chips.
+# expected to have enough memory, in powers of two. v5e and v6e have no slices of more than 256 chips. Left out are what
+# cannot be made: MoE(128E, 12L) on tpu7x, whose module jaxlib 0.10.2 cannot read, and MoE(2048E, 12L) on h200:8x8, for
+# which ptxas needs more than ten minutes, or without optimisations more than 19 GB.
 _CLUSTERS = {
     "m4.MoE128E12L": (
         ("h100:4x8", "32"), ("h200:2x8", "16"), ("b200:2x8", "16"),
-        ("v4:4x4x4", "128"), ("v5e:16x8", "128"), ("v5p:4x4x2", "32"), ("v6e:8x8", "64"), ("tpu7x:4x2x2", "32"),
+        ("v4:4x4x4", "128"), ("v5e:16x8", "128"), ("v5p:4x4x2", "32"), ("v6e:8x8", "64"),
     ),
     "m4.MoE128E36L": (("h100:4x8", "32"), ("h200:2x8", "16"), ("b200:1x8", "8"), ("v6e:8x8", "64")),
     "m4.MoE512E12L": (("h100:4x8", "32"), ("h200:4x8", "32"), ("b200:2x8", "16"), ("v6e:16x8", "128")),
     "m4.MoE512E36L": (("h100:8x8", "64"), ("h200:4x8", "32"), ("b200:2x8", "16"), ("v6e:16x16", "256")),
-    "m4.MoE2048E12L": (("h100:16x8", "128"), ("h200:8x8", "64"), ("b200:8x8", "64")),
+    "m4.MoE2048E12L": (("h100:16x8", "128"), ("b200:8x8", "64")),
     "m4.MoE2048E36L": (("h100:32x8", "256"), ("h200:16x8", "128"), ("b200:8x8", "64"), ("v5p:8x8x4", "256")),
     "m4.MoE2048E60L": (("h100:32x8", "256"), ("h200:16x8", "128"), ("b200:8x8", "64"), ("v5p:8x8x4", "256")),
     "m4.Dense96L": (("h100:16x8", "128"), ("h200:8x8", "64"), ("b200:8x8", "64")),
@@ -118,6 +120,11 @@ def variants() -> dict[str, Request]:
     # Every dense weight and its update sharded along M, which 512 cores divide; 2048 do not.
     found["m4.MoE512E12L.sharded_update"] = Request("m4.MoE512E12L", ("layout=BGE:x,M~x",))
     found["m4.MoE512E36L.sharded_update"] = Request("m4.MoE512E36L", ("layout=BGE:x,M~x", "model.remat=keep_hidden"))
+    # On 128 cores: groups of 1024 tokens, as in all other rows, and the update of all weights sharded along H, V or M.
+    groups = ("model.num_groups=1024",)
+    found["m4.MoE128E12L.groups_of_1024"] = Request("m4.MoE128E12L", groups)
+    for model in ("m4.MoE128E12L", "m4.MoE128E36L"):
+        found[f"{model}.groups_of_1024.sharded_update"] = Request(model, (*groups, "layout=BGEHVM:x"))
     # Table 4's batch without a pipeline.
     model = "dense_lm.Pipelined16BMesh4x16x4"
     changes = ("mesh=128x2", "layout=BG:x,NHV:y,M~x/y", "model.remat=keep_outputs")

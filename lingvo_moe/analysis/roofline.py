@@ -44,8 +44,12 @@ def seconds(module: Module, instruction: Instruction, device: Gpu | Generation) 
         return 0.0
     if instruction.opcode == "custom-call" and re.search(r'custom_call_target="__cu(blas|dnn)', instruction.rest):
         raise ValueError(f"{instruction.name} calls a library whose work is not counted")
-    products = sum(_product_seconds(module, product, device) for product in _products(module, instruction))
-    return max(products, _bytes(module, instruction) / device.memory_bandwidth)
+    return max(product_seconds(module, instruction, device), _bytes(module, instruction) / device.memory_bandwidth)
+
+
+def product_seconds(module: Module, instruction: Instruction, device: Gpu | Generation) -> float:
+    """Returns the seconds of the matrix products alone of one run of an instruction, at the device's peak."""
+    return sum(_product_seconds(module, product, device) for product in _products(module, instruction))
 
 
 def _products(module: Module, instruction: Instruction) -> list[Instruction]:

@@ -28,6 +28,9 @@ _NAME = re.compile(r"(\w+):(\d+)x(\d+)")
 _MAX_GPUS_PER_NODE = 8
 # The compiler writes its schedule, and of its other dumps only what no option leaves out.
 _SCHEDULE_OPTIONS = {"xla_dump_latency_hiding_schedule": True, "xla_dump_hlo_module_re": "none of the modules"}
+# Machine code without optimisations: for some kernels ptxas takes more than ten minutes otherwise. A plan reads the
+# module, the memory and the schedule, which are made before machine code.
+_OWN_OPTIONS = ("xla_gpu_disable_gpuasm_optimizations=true",)
 # Of the compiler's error where it finds neither ptxas nor a driver.
 _NO_ASSEMBLER = "No PTX compilation provider is available"
 # What the CUDA context, NCCL and the libraries' workspaces take of a card's memory. An assumption, not a measurement.
@@ -142,7 +145,8 @@ class Cluster:
       nodes, gpus_per_node: the other parts.
       devices: all GPUs, node by node, as JAX describes them.
       is_limited: whether a program that needs more memory than there is is refused.
-      compiler_options: of XLA's compiler for GPUs beside its defaults, each `NAME=VALUE`.
+      compiler_options: of XLA's compiler for GPUs beside its defaults, each `NAME=VALUE`: those of XLA_FLAGS,
+        ours, and the user's.
     """
 
     name: str
@@ -182,7 +186,9 @@ class Cluster:
             )
         devices = tuple(_devices(GPUS[generation], nodes, gpus))
         compiler_options.check(options, devices[0], name)
-        return Cluster(name.lower(), generation, nodes, gpus, devices, compiler_options=tuple(options))
+        named = compiler_options.merge(_OWN_OPTIONS, options)
+        obeyed = compiler_options.merge(compiler_options.of_environment(), named)
+        return Cluster(name.lower(), generation, nodes, gpus, devices, compiler_options=obeyed)
 
     @property
     def gpu(self) -> Gpu:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 
 import jax
 import numpy as np
@@ -38,6 +39,20 @@ def test_a_program_is_compiled_without_the_cluster(name, devices):
     assert compiled.memory().argument_size_in_bytes == 16 // devices * 512 * 512 * 4
     assert "all-reduce" in compiled.hlo()
     assert (compiled.schedule is None) == name.startswith("a100")
+
+
+def test_optimised_machine_code_changes_nothing_that_a_plan_reads():
+    """So plans do not wait for it, and record how they were compiled: the module, its memory and the schedule."""
+    option, program = "xla_gpu_disable_gpuasm_optimizations", _product(512, 8)
+    assert Cluster.of("h100:1x8").compiler_options == (f"{option}=true",)
+    clusters = [Cluster.of("h100:1x8", [f"{option}={value}"]) for value in ("true", "false")]
+    quick, optimised = (_without_ids(described.load(program)) for described in clusters)
+    assert quick == optimised
+
+
+def _without_ids(compiled) -> tuple[str, str, str]:
+    """What a plan reads of a compiled program; XLA numbers the computations of a process."""
+    return compiled.hlo(), str(compiled.memory()), re.sub(r"\bid: \d+", "", compiled.schedule)
 
 
 def test_products_in_slices_by_xla_are_refused():

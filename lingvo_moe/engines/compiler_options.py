@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 
 import jax
@@ -31,6 +32,18 @@ def parse(options: Sequence[str]) -> dict[str, str | bool]:
             raise UserError(f"{_FLAG}={option}: expected NAME=VALUE, for instance xla_tpu_run_space_to_batch=false.")
         found[name] = _BOOLEANS.get(value, value)
     return found
+
+
+def of_environment() -> tuple[str, ...]:
+    """Returns the options for GPUs in XLA_FLAGS, which XLA's CUDA compiler obeys, each `NAME=VALUE`."""
+    flags = [flag[2:] for flag in os.environ.get("XLA_FLAGS", "").split() if flag.startswith("--xla_gpu_")]
+    return tuple(flag if "=" in flag else f"{flag}=true" for flag in flags)
+
+
+def merge(defaults: Sequence[str], options: Sequence[str]) -> tuple[str, ...]:
+    """Returns the defaults that no option names, then the options; each `NAME=VALUE`."""
+    named = {option.partition("=")[0] for option in options}
+    return (*(default for default in defaults if default.partition("=")[0] not in named), *options)
 
 
 def check(options: Sequence[str], device: object, target: str):

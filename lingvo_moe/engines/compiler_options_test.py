@@ -26,6 +26,23 @@ def test_another_form_is_an_error(option):
         compiler_options.parse([option])
 
 
+def test_options_replace_defaults_of_their_name():
+    """A plan records each option once, so that its command can be repeated."""
+    assert compiler_options.merge(["a=1", "b=2"], ["c=3", "a=4"]) == ("b=2", "c=3", "a=4")
+    own = Cluster.of("h100:1x8").compiler_options
+    assert own and Cluster.of("h100:1x8", own).compiler_options == own
+
+
+def test_options_of_the_environment_are_recorded(monkeypatch):
+    """XLA obeys them, so a plan that did not name them could not be made again; ours and the user's are stronger."""
+    (own,) = Cluster.of("h100:1x8").compiler_options
+    name = own.partition("=")[0]
+    monkeypatch.setenv("XLA_FLAGS", f"--xla_cpu_a=1  --xla_gpu_enable_fast_min_max --{name}=false --{_OF_GPU}")
+    found = Cluster.of("h100:1x8").compiler_options
+    assert found == ("xla_gpu_enable_fast_min_max=true", _OF_GPU, own)
+    assert Cluster.of("h100:1x8", [f"{name}=false"]).compiler_options[-1] == f"{name}=false"
+
+
 @pytest.mark.parametrize(
     ("make", "target", "good", "bad", "reason"),
     [
@@ -36,7 +53,7 @@ def test_another_form_is_an_error(option):
 )
 def test_the_compiler_of_the_target_is_asked(make, target, good, bad, reason):
     """With the option, the target and the compiler's reason in the error; XLA_FLAGS do not disturb libtpu."""
-    assert make(target, [good]).compiler_options == (good,)
+    assert make(target, [good]).compiler_options[-1:] == (good,)
     with pytest.raises(UserError, match=f"^--compiler_option={bad}: the compiler for {target} refuses it: {reason}"):
         make(target, [good, bad])
 
