@@ -272,7 +272,7 @@ class Pocket(Recipe):
     def experiment(self) -> Experiment:
         """Returns the full configuration."""
         return Experiment(
-            # No dropout: the corpus is not read often enough to overfit.
+            # No dropout: what was tried did not translate better (docs/pocket.md).
             model=Translation(
                 # 1500 pieces for each language. English alone has fewer than all, and a smaller softmax.
                 source_vocabulary=64_000,
