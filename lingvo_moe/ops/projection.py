@@ -15,6 +15,7 @@ from typing import Any
 from lingvo_moe.lazy import tf
 from lingvo_moe.ops import rounded
 from lingvo_moe.ops.context import Context
+from lingvo_moe.ops.precision import HIGHEST
 from lingvo_moe.ops.tiles import transpose
 
 # On a CPU: up to this many rows per expert, gradients transpose the rows and not the weights (measured: a third faster
@@ -48,7 +49,7 @@ def project_in_float32(inputs: tf.Tensor, weight: tf.Tensor, context: Context) -
 
     A TPU otherwise multiplies float32 in one pass of bfloat16, which rounds the logits of a router to three digits.
     """
-    exact = dataclasses.replace(context, dtype="float32")
+    exact = dataclasses.replace(context, dtype="float32", matmul_precision=HIGHEST)
     # Outside of XLA, TensorFlow's own products are float32 already, and it has no product of a stated precision.
     if context.platform == "cpu" or tf.executing_eagerly():
         return project(inputs, weight, exact)

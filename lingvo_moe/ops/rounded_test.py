@@ -12,7 +12,7 @@ from lingvo_moe import tree
 from lingvo_moe.lazy import tf
 from lingvo_moe.ops import rounded
 from lingvo_moe.ops.context import Context
-from lingvo_moe.ops.projection import project, project_by_expert, project_to_rows
+from lingvo_moe.ops.projection import project, project_by_expert, project_in_float32, project_to_rows
 from lingvo_moe.testing import harness
 from lingvo_moe.utils import processor
 
@@ -82,6 +82,20 @@ def test_every_projection_of_a_training_step_is_rounded(form):
         difference = np.abs(found[path] - value).max()
         # Relative to the largest result: two operands of one rounding each.
         assert 0.01 * harness.BFLOAT16_ROUNDING < difference / np.abs(value).max() < 2 * harness.BFLOAT16_ROUNDING, path
+
+
+def test_the_routers_product_is_not_rounded():
+    """In value and gradient, the same bits as without the setting."""
+    random = np.random.default_rng(0)
+    tensors = {name: random.normal(size=size).astype(np.float32) for name, size in (("x", (2, 20, 16)), ("w", (16, 8)))}
+
+    def outputs(context):
+        products = harness.with_gradients(lambda t: {"outputs": project_in_float32(t["x"], t["w"], context)})
+        return tree.flatten(harness.compile_for(products, tensors)(tensors))
+
+    exact, found = outputs(Context(platform="cpu")), outputs(Context(**_TRAINING))
+    for path, value in exact.items():
+        np.testing.assert_array_equal(found[path], value, err_msg=path)
 
 
 @pytest.mark.parametrize(
