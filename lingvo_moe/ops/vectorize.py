@@ -58,6 +58,14 @@ def _register_converters():
         left, right = (_stacked(node, index) for index in range(2))
         return pfor.wrap(_batched_dot(left, right, node), True)
 
+    @pfor.RegisterPFor("BatchMatMulV3")
+    def product_of_another_type(node):
+        node.expanddim_inputs_for_broadcast()
+        left, right = node.input(0).t, node.input(1).t
+        names = {"adjoint_a": "adj_x", "adjoint_b": "adj_y", "output_type": "Tout"}
+        attributes = {argument: node.get_attr(name) for argument, name in names.items()}
+        return pfor.wrap(tf.matmul(left, right, **attributes), True)
+
 
 def _stacked(node, index: int) -> tf.Tensor:
     """Input `index` of an operator, repeated along a new leading dimension if it is the same for all iterations."""

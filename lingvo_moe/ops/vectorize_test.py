@@ -7,6 +7,7 @@ import pytest
 
 from lingvo_moe.errors import UserError
 from lingvo_moe.lazy import tf
+from lingvo_moe.ops import rounded
 from lingvo_moe.ops.context import Context
 from lingvo_moe.ops.projection import project_in_float32
 from lingvo_moe.ops.vectorize import vectorize
@@ -45,6 +46,24 @@ def test_exact_products_and_their_gradients():
             products = tf.sin(project_in_float32(x, weight, Context())) + shared
         of_x, of_weight = tape.gradient(products, [x, weight])
         return tf.concat([tf.reshape(tensor, [-1]) for tensor in (products, of_x, of_weight)], axis=0)
+
+    found = both(one)
+    np.testing.assert_allclose(found["vectorized"], found["loop"], rtol=8 * harness.FLOAT32_ROUNDING, atol=1e-6)
+
+
+@pytest.mark.parametrize("transpose_b", [False, True])
+def test_products_of_rounded_operands_and_their_gradients(transpose_b):
+    """A pipeline's stages with `matmul_precision=bfloat16`; one factor may be shared."""
+
+    def one(x: tf.Tensor, weight: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
+        right = tf.transpose(weight) if transpose_b else weight
+        with tf.GradientTape() as tape:
+            tape.watch([x, right])
+            pair = tf.stack([right, -right])
+            shared = rounded.multiply(tf.constant(inputs_of()["x"][0]), pair, transpose_b)
+            products = tf.sin(rounded.multiply(x, pair, transpose_b)) + shared
+        of_x, of_right = tape.gradient(products, [x, right])
+        return tf.concat([tf.reshape(tensor, [-1]) for tensor in (products, of_x, of_right)], axis=0)
 
     found = both(one)
     np.testing.assert_allclose(found["vectorized"], found["loop"], rtol=8 * harness.FLOAT32_ROUNDING, atol=1e-6)
