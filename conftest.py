@@ -150,6 +150,18 @@ def data(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
+def trained(data, tmp_path_factory) -> list[str]:
+    """Returns the flags of a tiny model, which the command line trained for two steps."""
+    from lingvo_moe.cli import main
+    from lingvo_moe.testing import experiments
+
+    flags = [*experiments.settings(), f"--tokenizers={data.tokenizers}", f"--logdir={tmp_path_factory.mktemp('log')}"]
+    steps = ("--steps=2", "--set=training.evaluate_every=0")
+    assert main.main(["lingvo_moe", "train", *flags, f"--corpus={data.corpus}", *steps]) == 0
+    return flags
+
+
+@pytest.fixture(scope="module")
 def compiled_once():
     """Compiles each program of a file once: `pytest.mark.usefixtures("compiled_once")`."""
     from lingvo_moe.testing import experiments

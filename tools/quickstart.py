@@ -101,7 +101,7 @@ def _vocabularies(model: Translation) -> list[str]:
     """Returns the sizes of the tokenizers; there is one for both sides if the model has one table for both."""
     if len(set(model.tied_tables.values())) == 1:
         return [f"--shared_vocabulary={model.source_vocabulary}"]
-    return [f"--{side}_vocabulary={size}" for side, size in model.vocabularies.items()]
+    return ["--align_pieces", *(f"--{side}_vocabulary={size}" for side, size in model.vocabularies.items())]
 
 
 def _embeddings(

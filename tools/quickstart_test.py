@@ -76,9 +76,9 @@ def test_stages_are_public_commands_with_matching_paths(flags, tmp_path, monkeyp
 @pytest.mark.parametrize(
     "model, changes, sizes",
     [
-        ("m4.Quickstart", [], ["--source_vocabulary=24000", "--target_vocabulary=8000"]),
+        ("m4.Quickstart", [], ["--align_pieces", "--source_vocabulary=24000", "--target_vocabulary=8000"]),
         ("m4.Quickstart", ["source_vocabulary=8000"], ["--shared_vocabulary=8000"]),
-        ("m4.Small", [], ["--source_vocabulary=16000", "--target_vocabulary=8000"]),
+        ("m4.Small", [], ["--align_pieces", "--source_vocabulary=16000", "--target_vocabulary=8000"]),
     ],
 )
 def test_tokenizers_are_those_of_the_model(model, changes, sizes):

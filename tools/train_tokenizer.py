@@ -3,7 +3,8 @@
   python -m tools.train_tokenizer --corpus=corpus --output=tokenizer --source_vocabulary=8000 --target_vocabulary=4000
   python -m tools.train_tokenizer --corpus=corpus --output=tokenizer --shared_vocabulary=8000
 
-The second form trains one tokenizer of both sides, shared.model, for models with tied embeddings. The same corpus and
+The second form trains one tokenizer of both sides, shared.model, for models with tied embeddings. With --align_pieces
+the first form splits names, which both sides spell alike, alike on both: they are easier to copy. The same corpus and
 flags give the same bytes; an existing tokenizer of the same settings is left unchanged. It takes half a minute for the
 quickstart corpus.
 """
@@ -50,6 +51,12 @@ flags.DEFINE_integer(
     upper_bound=_MOST_PIECES,
     flag_values=FLAGS,
 )
+flags.DEFINE_bool(
+    "align_pieces",
+    False,
+    "Give source.model the pieces of target.model and prefer them, so that both split names alike.",
+    flag_values=FLAGS,
+)
 flags.DEFINE_float(
     "temperature",
     5.0,
@@ -74,6 +81,8 @@ def main(argv: list[str]):
         if not FLAGS[name].value:
             raise UserError(f"--{name}=DIR is missing.")
     shared = FLAGS.shared_vocabulary
+    if shared and FLAGS.align_pieces:
+        raise UserError("--align_pieces aligns two tokenizers; --shared_vocabulary trains one. Pass one of them.")
     requested: dict[str, int] = {side: shared or getattr(FLAGS, f"{side}_vocabulary") for side in SIDES}
     tokenizers, is_new = tokenizer_trainer.train(
         Corpus.open_to_train(FLAGS.corpus),
@@ -81,6 +90,7 @@ def main(argv: list[str]):
         {tokenizer_trainer.SHARED: shared} if shared else requested,
         FLAGS.temperature,
         FLAGS.max_sentences,
+        FLAGS.align_pieces,
         FLAGS.force,
     )
     sizes = {side: getattr(tokenizers, side).vocabulary_size for side in SIDES}

@@ -47,6 +47,10 @@ def test_second_call_reports_up_to_date(corpus, tmp_path, capsys):
         (("--corpus=x", "--output=y", "--target_vocabulary=99999999999999999999"), "target_vocabulary"),
         (("--corpus=x", "--output=y", "--shared_vocabulary=2147483648"), "shared_vocabulary"),
         (("--corpus=x", "--output=y", "--max_sentences=0"), "max_sentences"),
+        (
+            ("--corpus=x", "--output=y", "--shared_vocabulary=500", "--align_pieces"),
+            "--align_pieces aligns two tokenizers; --shared_vocabulary trains one",
+        ),
         (("--corpora=x",), "unknown flag --corpora. Did you mean corpus?"),
     ],
 )

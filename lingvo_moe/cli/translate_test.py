@@ -17,15 +17,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("compiled_once")]
 _WORDS = ("der", "neerg", "eulb", "eert", "gib")
 
 
-@pytest.fixture(scope="module")
-def trained(data, tmp_path_factory) -> list[str]:
-    """Returns the flags of a model that was trained for two steps."""
-    logdir = tmp_path_factory.mktemp("log")
-    shared = [*tiny.settings(), f"--tokenizers={data.tokenizers}", f"--logdir={logdir}"]
-    assert _run("train", *shared, f"--corpus={data.corpus}", "--steps=2", "--set=training.evaluate_every=0") == 0
-    return shared
-
-
 def _run(*arguments: str) -> int:
     return main.main(["lingvo_moe", *arguments])
 

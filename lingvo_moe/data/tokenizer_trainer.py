@@ -19,6 +19,7 @@ from typing import Any
 
 import sentencepiece
 
+from lingvo_moe.data import aligned_pieces
 from lingvo_moe.data.corpus import Corpus
 from lingvo_moe.data.corpus_sample import sample_pairs
 from lingvo_moe.data.tokenizer import MANIFEST, SIDES, SPECIAL_IDS, Tokenizers, read_manifest, sha256
@@ -45,6 +46,7 @@ def train(
     vocabulary: dict[str, int],
     temperature: float,
     max_sentences: int,
+    align_pieces: bool = False,
     force: bool = False,
 ) -> tuple[Tokenizers, bool]:
     """Trains and writes the tokenizers, unless they exist. The same arguments give the same bytes.
@@ -55,14 +57,15 @@ def train(
       vocabulary: the requested number of pieces, by side, or of `SHARED` alone; a small corpus may give fewer.
       temperature: of the sampling of languages.
       max_sentences: the number of pairs to sample, including repetitions.
+      align_pieces: whether the source tokenizer has the target's pieces and prefers them; see `aligned_pieces`.
       force: whether to replace a tokenizer of another corpus or of other settings.
 
     Returns:
       The tokenizers, and whether this call trained them.
 
     Raises:
-      UserError: a vocabulary too small for the characters of the corpus, a corpus without a usable sentence, or an
-        output directory with other files.
+      UserError: a vocabulary too small for the characters of the corpus, or for aligned pieces, a corpus without a
+        usable sentence, or an output directory with other files.
     """
     output = output.resolve()  # so that `.` has a name, and a link is kept
     _recover(output)
@@ -72,6 +75,7 @@ def train(
         "vocabulary": vocabulary,
         "temperature": str(temperature),
         "max_sentences": max_sentences,
+        **({"align_pieces": True} if align_pieces else {}),
         "sentencepiece": sentencepiece.__version__,
     }
     if _is_up_to_date(output, settings, force):
@@ -80,6 +84,8 @@ def train(
     if SHARED in vocabulary:
         sentences = {SHARED: sentences["source"] + sentences["target"]}
     models = {name: _train_one(name, sentences[name], vocabulary[name]) for name in vocabulary}
+    if align_pieces:
+        models["source"] = aligned_pieces.align(models["source"], models["target"], vocabulary["source"])
     of_sides = {side: SHARED if SHARED in vocabulary else side for side in SIDES}
     described = {side: _describe(name, models[name]) for side, name in of_sides.items()}
     manifest = {"ids": SPECIAL_IDS, "settings": settings, **described}
