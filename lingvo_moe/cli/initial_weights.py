@@ -9,7 +9,8 @@ import numpy as np
 
 from lingvo_moe import tree
 from lingvo_moe.cli.run_config import TrainConfig
-from lingvo_moe.data import piece_vectors
+from lingvo_moe.data import embedding_transfer, piece_vectors
+from lingvo_moe.data.tokenizer import Tokenizers
 from lingvo_moe.errors import UserError
 from lingvo_moe.experiment import Experiment
 from lingvo_moe.steps import weight_specs
@@ -28,6 +29,8 @@ def weights(
       UserError: there are no checkpoints, or the file is not of this model.
     """
     if config.initial_weights is None:
+        if config.initial_tokenizers is not None:
+            raise UserError("--initial_tokenizers are those of --initial_weights; pass that flag, too.")
         return None, {}
     from lingvo_moe.training import checkpoint_tools  # imports JAX, see `train.train`
 
@@ -38,13 +41,40 @@ def weights(
         specs = weight_specs(experiment.model.weights())
         step, values = checkpoint_tools.read_safetensors(given, name, specs, f"--initial_weights={given}")
         _log.info(f"starting with the weights of step {step} ({given})")
-        return None, values
+        return None, _with_new_tokenizers(values, config.initial_tokenizers, name, experiment)
+    if config.initial_tokenizers is not None:
+        raise UserError(
+            f"--initial_tokenizers needs a file; make one: `python -m lingvo_moe checkpoint convert --logdir={given} "
+            f"--output=weights{checkpoint_tools.SUFFIX}`, and pass it with --initial_weights."
+        )
     if not (given / "checkpoints").is_dir():
         raise UserError(
             f"--initial_weights={given}: there are no checkpoints; expected a log directory, or a file whose name ends "
             f"with {checkpoint_tools.SUFFIX}."
         )
     return given, {}
+
+
+def _with_new_tokenizers(
+    values: dict[str, np.ndarray], old: str | None, name: str, experiment: Experiment
+) -> dict[str, np.ndarray]:
+    """Returns weights with the embeddings of the experiment's tokenizers, from those of the tokenizers `old`."""
+    if old is None:
+        return values
+    if experiment.tied_model is None:
+        raise UserError(f"--initial_tokenizers: {name} has no tied embeddings (model.tied_embeddings); others stay.")
+    before, after = Tokenizers.load(old), experiment.open_tokenizers()
+    moved = dict(values)
+    for side, path in experiment.tied_model.tied_tables.items():
+        tables = getattr(before, side), getattr(after, side)
+        largest = max(tokenizer.vocabulary_size for tokenizer in tables)
+        if largest > len(values[path]):
+            raise UserError(
+                f"--initial_tokenizers={old}: of the {side} tokenizers there and in --tokenizers the larger one has "
+                f"{largest} pieces, the weights only {len(values[path])}. Pass tokenizers of the model's size."
+            )
+        moved[path] = embedding_transfer.transfer(values[path], *tables)
+    return moved
 
 
 def embeddings(config: TrainConfig, name: str, experiment: Experiment) -> dict[str, np.ndarray]:

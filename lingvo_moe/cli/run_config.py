@@ -144,6 +144,12 @@ class TrainConfig(CorpusConfig):
         "start new training with these weights instead of random ones: a log directory, or a file of `checkpoint "
         "convert --output`",
     )
+    initial_tokenizers: str | None = _flag(
+        flags.DEFINE_string,
+        None,
+        "with a file of --initial_weights that was trained with other tokenizers: their directory; embeddings are "
+        "then found by their pieces",
+    )
     initial_embeddings: str | None = _flag(
         flags.DEFINE_string, None, "start new training with the embeddings of this file of tools.train_embeddings"
     )
