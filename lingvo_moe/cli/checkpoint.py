@@ -46,14 +46,15 @@ def run(config: CheckpointConfig, arguments: list[str]) -> int | None:
             f"--{name} is not for checkpoint {arguments[0]}, which takes "
             f"{', '.join(f'--{flag}' for flag in action.flags)}."
         )
-    _logdir(config)
+    if not config.logdirs:
+        _logdir(config)
     # Arrays are read on the host, so that an accelerator on which training runs stays free.
     jax.config.update("jax_platforms", "cpu")
     return action.run(config)
 
 
 def _inspect(config: CheckpointConfig):
-    checkpoints = _existing(config)
+    checkpoints = _existing(_logdir(config))
     print(checkpoints.directory)
     print(_table([("step", "date (UTC)", "model", "weights", "MiB", "state"), *_overviews(checkpoints)]))
     for path in sorted(checkpoints.directory.glob("*.corrupt*")):
@@ -81,7 +82,7 @@ def _inspect_arrays(reader: Reader, pattern: re.Pattern, stats: bool):
 
 
 def _verify(config: CheckpointConfig) -> int:
-    checkpoints = _existing(config)
+    checkpoints = _existing(_logdir(config))
     steps = checkpoints.steps() if config.step is None else [_require_step(checkpoints, config.step)]
     corrupt = 0
     for step in steps:
@@ -98,9 +99,12 @@ def _verify(config: CheckpointConfig) -> int:
 
 
 def _average(config: CheckpointConfig):
-    checkpoints = _existing(config)
     if not config.output:
         raise UserError("--output is missing: the log directory to write the average to.")
+    if config.logdirs:
+        _average_logdirs(config, config.output)
+        return
+    checkpoints = _existing(_logdir(config))
     if (config.last is None) == (not config.steps):
         raise UserError("which checkpoints? Pass either --last=N or --steps=A,B,C.")
     steps = checkpoints.steps()[-config.last :] if config.last is not None else list(map(_step_number, config.steps))
@@ -108,6 +112,14 @@ def _average(config: CheckpointConfig):
         raise UserError(f"--last={config.last}: {checkpoints.directory} holds {len(steps)} checkpoints.")
     tools.average(checkpoints, steps, config.output)
     _log.info(f"{config.output}: average of steps {', '.join(map(str, steps))}, as step {max(steps)}")
+
+
+def _average_logdirs(config: CheckpointConfig, output: str):
+    if config.logdir or config.last is not None or config.steps:
+        raise UserError("--logdirs averages the newest checkpoints; leave --logdir, --last and --steps out.")
+    logdirs = {name: _existing(name, "--logdirs") for name in config.logdirs}
+    tools.average_logdirs(logdirs, output)
+    _log.info(f"{output}: average of the newest weights of {', '.join(logdirs)}")
 
 
 def _convert(config: CheckpointConfig):
@@ -124,7 +136,7 @@ def _convert(config: CheckpointConfig):
 def _to_safetensors(config: CheckpointConfig, file: str):
     if config.model or config.assignments:
         raise UserError("--model and --set are for --input; with --output, the checkpoint says what it holds.")
-    checkpoints = _existing(config)
+    checkpoints = _existing(_logdir(config))
     step = tools.choose(checkpoints, config.step, tools.WEIGHTS)
     tools.to_safetensors(checkpoints, step, file, config.dtype)
     _log.info(f"{file}: weights of step {step}, {config.dtype}")
@@ -145,7 +157,7 @@ def _from_safetensors(config: CheckpointConfig, file: str):
 _ACTIONS = {
     "inspect": _Action(_inspect, ("logdir", "step", "grep", "stats")),
     "verify": _Action(_verify, ("logdir", "step")),
-    "average": _Action(_average, ("logdir", "last", "steps", "output")),
+    "average": _Action(_average, ("logdir", "last", "steps", "logdirs", "output")),
     "convert": _Action(_convert, ("logdir", "step", "output", "dtype", "input", "model", "set")),
 }
 
@@ -156,10 +168,10 @@ def _logdir(config: CheckpointConfig) -> str:
     return config.logdir
 
 
-def _existing(config: CheckpointConfig) -> Checkpoints:
-    checkpoints = Checkpoints(_logdir(config))
+def _existing(logdir: str, flag: str = "--logdir") -> Checkpoints:
+    checkpoints = Checkpoints(logdir)
     if not checkpoints.steps():
-        raise UserError(f"--logdir={config.logdir}: there is no checkpoint in {checkpoints.directory}.")
+        raise UserError(f"{flag}={logdir}: there is no checkpoint in {checkpoints.directory}.")
     return checkpoints
 
 

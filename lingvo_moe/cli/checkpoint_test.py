@@ -76,10 +76,12 @@ def test_average_and_convert_can_be_used(trained, data, tmp_path, capsys):
     assert _run("checkpoint", "convert", f"--logdir={average}", f"--output={file}") == 0
     model = [setting for setting in tiny.settings() if not setting.startswith("--devices")]
     assert _run("checkpoint", "convert", f"--logdir={back}", f"--input={file}", *model) == 0
+    both = tmp_path / "both"
+    assert _run("checkpoint", "average", f"--logdirs={average},{back}", f"--output={both}") == 0
     capsys.readouterr()
     (tmp_path / "in.txt").write_text("der old\nneerg\n", encoding="utf-8")
     translations = []
-    for logdir in (average, back):
+    for logdir in (average, back, both):
         assert (
             _run(
                 "translate",
@@ -92,7 +94,7 @@ def test_average_and_convert_can_be_used(trained, data, tmp_path, capsys):
             == 0
         )
         translations.append(capsys.readouterr().out)
-    assert translations[0] == translations[1] and len(translations[0].splitlines()) == 4
+    assert translations[0] == translations[1] == translations[2] and len(translations[0].splitlines()) == 4
     assert _run("checkpoint", "inspect", f"--logdir={average}") == 0
     assert "complete, weights only: average of steps 2, 4" in capsys.readouterr().out
     assert (
@@ -132,6 +134,13 @@ def test_average_and_convert_can_be_used(trained, data, tmp_path, capsys):
             ["average", "--logdir=LOG", "--output=new", "--steps=2,3"],
             "there is no checkpoint of step 3. Existing steps: 2, 4",
         ),
+        (["average", "--logdirs=LOG", "--output=new"], "expected two or more different log directories"),
+        (["average", "--logdirs=LOG,nowhere", "--output=new"], "--logdirs=nowhere: there is no checkpoint in"),
+        (
+            ["average", "--logdirs=LOG,LOG2", "--logdir=LOG", "--output=new"],
+            "--logdirs averages the newest checkpoints; leave --logdir, --last and --steps out",
+        ),
+        (["convert", "--logdir=LOG", "--logdirs=LOG,LOG"], "--logdirs is not for checkpoint convert"),
         (["convert", "--logdir=LOG"], "which way"),
         (["convert", "--logdir=LOG", "--output=a.safetensors", "--input=b.safetensors"], "which way"),
         (["convert", "--logdir=LOG", "--output=a.bin"], "ends with .safetensors"),

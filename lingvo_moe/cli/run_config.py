@@ -307,6 +307,9 @@ class CheckpointConfig(ModelConfig):
     )
     last: int | None = _flag(flags.DEFINE_integer, None, "average: this many of the newest checkpoints", lower_bound=2)
     steps: tuple[str, ...] = _flag(flags.DEFINE_list, (), "average: these checkpoints, separated by commas")
+    logdirs: tuple[str, ...] = _flag(
+        flags.DEFINE_list, (), "average: the newest checkpoints of these log directories, separated by commas"
+    )
     input: str | None = _flag(flags.DEFINE_string, None, "convert: the safetensors file to make a log directory of")
     output: str | None = _flag(
         flags.DEFINE_string, None, "average: the log directory to make; convert: the safetensors file to write"

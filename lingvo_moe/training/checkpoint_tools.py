@@ -154,24 +154,48 @@ def average(checkpoints: Checkpoints, steps: list[int], output: str | pathlib.Pa
     """
     if len(steps) < 2 or len(set(steps)) < len(steps):
         raise UserError(f"--steps={','.join(map(str, steps))}: expected two or more different steps.")
+    origin = f"average of steps {', '.join(map(str, steps))}"
+    _average({f"step {step}": (checkpoints, step) for step in steps}, output, origin)
+
+
+def average_logdirs(logdirs: Mapping[str, Checkpoints], output: str | pathlib.Path):
+    """Writes the mean of the newest weights of several log directories as the log directory `output`.
+
+    As `average`, of trainings that began with the same weights (Wortsman et al. 2022, "Model soups").
+
+    Args:
+      logdirs: two or more by name, each with a checkpoint.
+      output: the log directory to write.
+
+    Raises:
+      UserError: a checkpoint is corrupt, the models differ, or `output` has checkpoints.
+    """
+    if len(logdirs) < 2:
+        raise UserError(f"--logdirs={','.join(logdirs)}: expected two or more different log directories.")
+    members = {name: (checkpoints, checkpoints.steps()[-1]) for name, checkpoints in logdirs.items()}
+    steps = ", ".join(str(step) for _, step in members.values())
+    _average(members, output, f"average of {len(logdirs)} log directories, steps {steps}")
+
+
+def _average(members: Mapping[str, tuple[Checkpoints, int]], output: str | pathlib.Path, origin: str):
     target = _new_checkpoints(output, "--output")
-    readers = [Reader(checkpoints.path(choose(checkpoints, step, WEIGHTS))) for step in steps]
-    first = readers[0].meta
-    for reader in readers:
-        if reader.meta["weights"] != first["weights"]:
+    readers = {name: Reader(each.path(choose(each, step, WEIGHTS))) for name, (each, step) in members.items()}
+    (first_name, first), *_ = readers.items()
+    shapes = first.meta["weights"]
+    for reader in readers.values():
+        if reader.meta["weights"] != shapes:
             raise UserError(
-                f"{reader.directory}: its weights are not those of step {steps[0]}: "
-                f"{first_difference(reader.meta['weights'], first['weights'])}."
+                f"{reader.directory}: its weights are not those of {first_name}: "
+                f"{first_difference(reader.meta['weights'], shapes)}."
             )
     theta = {}
-    for path in progress.track(sorted(first["weights"]), f"averaging {len(steps)} checkpoints", unit="arrays"):
-        total = np.zeros(first["weights"][path], np.float64)
-        for reader in readers:
+    for path in progress.track(sorted(shapes), f"averaging {len(readers)} checkpoints", unit="arrays"):
+        total = np.zeros(shapes[path], np.float64)
+        for reader in readers.values():
             total += _read_weight(reader, path)
-        theta[path] = (total / len(steps)).astype(np.float32)
-    target.save_weights(
-        max(steps), first["model"], tree.unflatten(theta), f"average of steps {', '.join(map(str, steps))}"
-    )
+        theta[path] = (total / len(readers)).astype(np.float32)
+    newest = max(step for _, step in members.values())
+    target.save_weights(newest, first.meta["model"], tree.unflatten(theta), origin)
     target.close()
 
 

@@ -63,6 +63,20 @@ def test_average_is_the_mean_in_float64(trained, tmp_path, steps):
     assert tools.verify(Checkpoints(tmp_path / "average"), step) == []
 
 
+def test_average_of_log_directories_is_the_mean_of_their_newest_weights(trained, tmp_path):
+    """Of different numbers of steps; models of other weights are refused and named."""
+    save(tmp_path / "other", 4)
+    logdirs = {"log": trained, "other": Checkpoints(tmp_path / "other")}
+    tools.average_logdirs(logdirs, tmp_path / "average")
+    step, found = restore_theta(tmp_path / "average")
+    newest = [theta_of(12), theta_of(4)]
+    expected = {path: np.mean([t[path] for t in newest], axis=0, dtype=np.float64) for path in THETA}
+    assert step == 12
+    assert_equal(found, tree.unflatten({path: value.astype(np.float32) for path, value in expected.items()}))
+    origin = tools.overview(Checkpoints(tmp_path / "average"), step).origin
+    assert origin == "average of 2 log directories, steps 12, 4"
+
+
 def test_average_refuses_unfit_steps(tmp_path):
     """One step, the same step twice, absent ones, other models, corrupt ones; no log directory is created."""
     save(tmp_path, 4, 8)
