@@ -66,14 +66,13 @@ def _with_new_tokenizers(
     before, after = Tokenizers.load(old), experiment.open_tokenizers()
     moved = dict(values)
     for side, path in experiment.tied_model.tied_tables.items():
-        tables = getattr(before, side), getattr(after, side)
-        largest = max(tokenizer.vocabulary_size for tokenizer in tables)
-        if largest > len(values[path]):
+        used = getattr(before, side)
+        if used.vocabulary_size > len(values[path]):
             raise UserError(
-                f"--initial_tokenizers={old}: of the {side} tokenizers there and in --tokenizers the larger one has "
-                f"{largest} pieces, the weights only {len(values[path])}. Pass tokenizers of the model's size."
+                f"--initial_tokenizers={old}: the {side} tokenizer has {used.vocabulary_size} pieces, the initial "
+                f"weights only {len(values[path])}; pass the tokenizers that they were trained with."
             )
-        moved[path] = embedding_transfer.transfer(values[path], *tables)
+        moved[path] = embedding_transfer.transfer(values[path], used, getattr(after, side))
     return moved
 
 

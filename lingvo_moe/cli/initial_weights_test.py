@@ -29,7 +29,11 @@ def directory(tmp_path_factory):
     directory = tmp_path_factory.mktemp("data")
     pairs = [(f"Haus Nummer {i} steht dort.", f"House number {i} stands there.") for i in range(300)]
     corpus = Corpus.open(write_corpus(directory / "corpus", {"de": {"train": pairs}}))
-    for name, sizes in (("shared", {"shared": 400}), ("two", {"source": 400, "target": 60})):
+    for name, sizes in (
+        ("shared", {"shared": 400}),
+        ("two", {"source": 400, "target": 60}),
+        ("small", {"source": 310, "target": 60}),
+    ):
         tokenizers, _ = tokenizer_trainer.train(corpus, directory / name, sizes, 5.0, 300)
         piece_vectors.make(str(directory / f"{name}.safetensors"), corpus, tokenizers, 256, max_sentences=300)
     return directory
@@ -90,6 +94,61 @@ def test_weights_of_a_file_are_read_and_the_file_is_named(tmp_path, caplog):
 
     config = dataclasses.replace(config, initial_weights=str(tmp_path / "given"))
     assert initial_weights.weights(config, NAME, experiment.get(NAME, TINY)) == (tmp_path / "given", {})
+
+
+def _numbered_rows(directory, vocabulary: int):
+    """A file of weights of a tiny model whose rows of both tables are their numbers, and its experiment."""
+    sizes = [f"model.{side}_vocabulary={vocabulary + extra}" for side, extra in (("source", 8), ("target", 0))]
+    small = experiment.get(NAME, [*TINY, *sizes])
+    theta = {}
+    for path, spec in tree.flatten(weight_specs(small.model.weights())).items():
+        theta[path] = np.broadcast_to(
+            np.arange(spec.shape[0], dtype=spec.dtype)[(...,) + (None,) * (len(spec.shape) - 1)], spec.shape
+        )
+    with contextlib.closing(Checkpoints(directory / "given", keep=1)) as checkpoints:
+        checkpoints.save_weights(7, NAME, tree.unflatten(theta), "a test")
+    checkpoint_tools.to_safetensors(checkpoints, 7, directory / "given.safetensors")
+    return directory / "given.safetensors", small
+
+
+def test_embeddings_of_a_file_go_to_the_pieces_of_other_tokenizers(directory, tmp_path):
+    """A row follows its piece, on either side; every other weight is as in the file."""
+    file, small = _numbered_rows(tmp_path, 400)
+    config = TrainConfig(
+        model=NAME,
+        logdir=str(tmp_path / "log"),
+        initial_weights=str(file),
+        initial_tokenizers=str(directory / "two"),
+    )
+    new = overrides.apply(small, [f"tokenizers={directory / 'shared'}"])
+    plain = initial_weights.weights(dataclasses.replace(config, initial_tokenizers=None), NAME, new)[1]
+    moved = initial_weights.weights(config, NAME, new)[1]
+    before, after = Tokenizers.load(directory / "two"), Tokenizers.load(directory / "shared")
+    for side, path in small.tied_model.tied_tables.items():
+        old, pieces = (
+            tokenizer.pieces(range(tokenizer.vocabulary_size))
+            for tokenizer in (getattr(before, side), getattr(after, side))
+        )
+        kept = {row: old.index(piece) for row, piece in enumerate(pieces) if piece in old}
+        assert len(kept) > 20 and any(row != other for row, other in kept.items())
+        for row, other in kept.items():
+            assert np.all(moved[path][row] == other), pieces[row]
+    tables = set(small.tied_model.tied_tables.values())
+    assert all(np.array_equal(moved[path], value) for path, value in plain.items() if path not in tables)
+
+
+def test_other_tokenizers_need_a_file_a_tied_model_and_room(directory, tmp_path):
+    """The message names the flag and the remedy."""
+    file, small = _numbered_rows(tmp_path, 302)
+    flags = {"model": NAME, "logdir": str(tmp_path / "log"), "initial_tokenizers": str(directory / "two")}
+    other = overrides.apply(small, [f"tokenizers={directory / 'small'}"])
+    for changes, given, message in (
+        ({}, small, "--initial_tokenizers are those of --initial_weights; pass that flag, too"),
+        ({"initial_weights": str(tmp_path / "given")}, small, "--initial_tokenizers needs a file; make one: .*convert"),
+        ({"initial_weights": str(file)}, other, r"the source tokenizer has \d+ pieces, the initial weights only 310"),
+    ):
+        with pytest.raises(UserError, match=message):
+            initial_weights.weights(TrainConfig(**flags, **changes), NAME, given)
 
 
 def test_nothing_is_read_without_the_flag_or_where_training_resumes(directory, config, tmp_path):
