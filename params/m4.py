@@ -272,7 +272,7 @@ class Pocket(Recipe):
     def experiment(self) -> Experiment:
         """Returns the full configuration."""
         return Experiment(
-            # No dropout: only a last training had it, and the mean of the weights before and after is best (docs/pocket.md).
+            # No dropout: only the last training had it, and the mean of weights with and without it is best.
             model=Translation(
                 # 1500 pieces for each language. English alone has fewer than all, and a smaller softmax.
                 source_vocabulary=64_000,
