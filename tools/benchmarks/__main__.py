@@ -49,12 +49,13 @@ def main(arguments: list[str]) -> int:
     directories = Directories(pathlib.Path(_VALUES.directory).absolute(), pathlib.Path(_VALUES.venvs).absolute())
     with progress.bar("measuring", len(chosen) * _VALUES.rounds, "rounds") as advance:
         results = [_measure(comparison, directories, advance) for comparison in chosen]
+    only = [f"--only={','.join(_VALUES.only)}"] if _VALUES.only else []
     run = {
         "date": datetime.date.today().isoformat(),
         "machine": processor.name(),
         "flags": processor.vector_flags(),
         "rounds": _VALUES.rounds,
-        "command": f"python -m tools.benchmarks --rounds={_VALUES.rounds}",
+        "command": " ".join(["python -m tools.benchmarks", f"--rounds={_VALUES.rounds}", *only]),
         "results": [dataclasses.asdict(result) for result in results],
     }
     print(document.for_screen(results))
