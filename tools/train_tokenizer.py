@@ -4,7 +4,7 @@
   python -m tools.train_tokenizer --corpus=corpus --output=tokenizer --shared_vocabulary=8000
 
 The second form trains one tokenizer of both sides, shared.model, for models with tied embeddings. With --align_pieces
-the first form splits names, which both sides spell alike, alike on both: they are easier to copy. The same corpus and
+the first form splits names alike on both sides, so that a model can copy them piece by piece. The same corpus and
 flags give the same bytes; an existing tokenizer of the same settings is left unchanged. It takes half a minute for the
 quickstart corpus.
 """

@@ -46,8 +46,6 @@ def run(config: CheckpointConfig, arguments: list[str]) -> int | None:
             f"--{name} is not for checkpoint {arguments[0]}, which takes "
             f"{', '.join(f'--{flag}' for flag in action.flags)}."
         )
-    if not config.logdirs:
-        _logdir(config)
     # Arrays are read on the host, so that an accelerator on which training runs stays free.
     jax.config.update("jax_platforms", "cpu")
     return action.run(config)

@@ -23,10 +23,11 @@ def weights(
 ) -> tuple[pathlib.Path | None, dict[str, np.ndarray]]:
     """Returns the log directory that --initial_weights names, or None and the weights of the file by their path.
 
-    None and no weights without the flag, and where training resumes: what it names may be gone by then.
+    None and no weights without the flag, and where training resumes: what it names may be gone by then. With
+    --initial_tokenizers, the embeddings of the file are those of the experiment's tokenizers.
 
     Raises:
-      UserError: there are no checkpoints, or the file is not of this model.
+      UserError: there are no checkpoints, the file is not of this model, or --initial_tokenizers does not fit.
     """
     if config.initial_weights is None:
         if config.initial_tokenizers is not None:
@@ -62,7 +63,10 @@ def _with_new_tokenizers(
     if old is None:
         return values
     if experiment.tied_model is None:
-        raise UserError(f"--initial_tokenizers: {name} has no tied embeddings (model.tied_embeddings); others stay.")
+        raise UserError(
+            f"--initial_tokenizers={old}: {name} has no tied embeddings (model.tied_embeddings), the only ones "
+            "that can go to other tokenizers. Leave the flag out, and use the tokenizers of the initial weights."
+        )
     before, after = Tokenizers.load(old), experiment.open_tokenizers()
     moved = dict(values)
     for side, path in experiment.tied_model.tied_tables.items():

@@ -96,10 +96,10 @@ def test_weights_of_a_file_are_read_and_the_file_is_named(tmp_path, caplog):
     assert initial_weights.weights(config, NAME, experiment.get(NAME, TINY)) == (tmp_path / "given", {})
 
 
-def _numbered_rows(directory, vocabulary: int):
+def _numbered_rows(directory, vocabulary: int, *changes: str):
     """A file of weights of a tiny model whose rows of both tables are their numbers, and its experiment."""
     sizes = [f"model.{side}_vocabulary={vocabulary + extra}" for side, extra in (("source", 8), ("target", 0))]
-    small = experiment.get(NAME, [*TINY, *sizes])
+    small = experiment.get(NAME, [*TINY, *sizes, *changes])
     theta = {}
     for path, spec in tree.flatten(weight_specs(small.model.weights())).items():
         theta[path] = np.broadcast_to(
@@ -142,7 +142,10 @@ def test_other_tokenizers_need_a_file_a_tied_model_and_room(directory, tmp_path)
     file, small = _numbered_rows(tmp_path, 302)
     flags = {"model": NAME, "logdir": str(tmp_path / "log"), "initial_tokenizers": str(directory / "two")}
     other = overrides.apply(small, [f"tokenizers={directory / 'small'}"])
+    (tmp_path / "untied").mkdir()
+    of_untied, untied = _numbered_rows(tmp_path / "untied", 302, "model.tied_embeddings=false")
     for changes, given, message in (
+        ({"initial_weights": str(of_untied)}, untied, "--initial_tokenizers=.*: m4.Quickstart has no tied embeddings"),
         ({}, small, "--initial_tokenizers are those of --initial_weights; pass that flag, too"),
         ({"initial_weights": str(tmp_path / "given")}, small, "--initial_tokenizers needs a file; make one: .*convert"),
         ({"initial_weights": str(file)}, other, r"the source tokenizer has \d+ pieces, the initial weights only 310"),

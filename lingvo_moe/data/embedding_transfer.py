@@ -28,7 +28,10 @@ def transfer(table: np.ndarray, old: Tokenizer, new: Tokenizer) -> np.ndarray:
 
 
 def _parts(piece: str, tokenizer: Tokenizer) -> np.ndarray:
-    """Returns the ids of the pieces of a piece's text, `[length]`; a word's beginning has no piece of its own."""
+    """Returns the ids of the pieces of a piece's text, `[length]`, without those of a space alone.
+
+    Of a text that has no others it is the unknown piece.
+    """
     ids = tokenizer.encode([piece.replace(_SPACE, " ")])[0]
     is_space = np.array([part == _SPACE for part in tokenizer.pieces(ids)], bool)
-    return ids[~is_space] if (~is_space).any() else np.append(ids, tokenizer.unk_id)[:1]
+    return ids[~is_space] if (~is_space).any() else np.array([tokenizer.unk_id])

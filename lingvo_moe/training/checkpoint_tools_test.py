@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import pathlib
 
@@ -75,6 +76,12 @@ def test_average_of_log_directories_is_the_mean_of_their_newest_weights(trained,
     assert_equal(found, tree.unflatten({path: value.astype(np.float32) for path, value in expected.items()}))
     origin = tools.overview(Checkpoints(tmp_path / "average"), step).origin
     assert origin == "average of 2 log directories, steps 12, 4"
+
+    with contextlib.closing(Checkpoints(tmp_path / "wider", keep=1)) as wider:
+        wider.save_weights(4, "tiny", {"embedding": np.zeros((16, 9), np.float32)}, "a test")
+    with pytest.raises(UserError, match=r"wider.* not those of log: embedding is \[16, 9\] there, \[16, 8\] here"):
+        tools.average_logdirs({"log": trained, "wider": Checkpoints(tmp_path / "wider")}, tmp_path / "none")
+    assert not (tmp_path / "none").exists()
 
 
 def test_average_refuses_unfit_steps(tmp_path):
