@@ -101,6 +101,7 @@ class InputConfig(BatchConfig):
       temperature: of the sampling of languages: 1 in proportion to the corpus, 5 as in M4, inf all equal.
       sentence_balance: 0 reads every pair of a language equally often, 1 every English sentence, however many languages
         have it; values between are between. See `sentence_balance`.
+      name_substitution: the share of the training pairs with names that have new ones; see `name_substitution`.
       packing: whether a row may have several pairs. Without it a row is one pair.
       lookahead: packing closes a batch when this many pairs do not fit into it; they start the next one. A larger value
         gives less padding. 1 is plain first-fit in stream order.
@@ -119,6 +120,7 @@ class InputConfig(BatchConfig):
     target_length: int = 48
     temperature: float = 5.0
     sentence_balance: float = 0.0
+    name_substitution: float = 0.0
     packing: bool = True
     lookahead: int = 16
     seed: int = 0
@@ -139,6 +141,10 @@ class InputConfig(BatchConfig):
         if not 0 <= self.sentence_balance <= 1:
             raise UserError(
                 f"input.sentence_balance={self.sentence_balance}: expected 0 (by pair) to 1 (by English sentence)."
+            )
+        if not 0 <= self.name_substitution <= 1:
+            raise UserError(
+                f"input.name_substitution={self.name_substitution}: expected a share of the pairs with names, 0 to 1."
             )
 
     @property

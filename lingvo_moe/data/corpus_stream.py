@@ -15,6 +15,7 @@ import numpy as np
 from lingvo_moe.data.batching import Example, InputConfig
 from lingvo_moe.data.corpus import Corpus
 from lingvo_moe.data.mixture import Mixture
+from lingvo_moe.data.name_substitution import NameSubstitution
 from lingvo_moe.data.sentence_balance import PairList, balance_sentences
 from lingvo_moe.data.tokenizer import SIDES
 from lingvo_moe.lazy import tf
@@ -30,7 +31,8 @@ class TrainPairs:
     """The training pairs of a corpus; the protocol `pipeline.Stream`.
 
     Attributes:
-      identity: what decides which pair is example n: corpus, tokenizers, temperature, seed, sentence balance.
+      identity: what decides which pair is example n: corpus, tokenizers, temperature, seed, sentence balance, name
+        substitution.
     """
 
     def __init__(self, corpus: str | pathlib.Path, tokenizers: str | pathlib.Path, config: InputConfig):
@@ -46,6 +48,10 @@ class TrainPairs:
         self.identity = (opened.fingerprint, list(identities), config.temperature, config.seed)
         if config.sentence_balance:
             self.identity += (config.sentence_balance,)
+        self._substitute: NameSubstitution | None = None
+        if config.name_substitution:
+            self._substitute = NameSubstitution(self._pairs, config.name_substitution, config.seed)
+            self.identity += ("names", config.name_substitution)
 
     def examples(self, first: int, step: int) -> Iterator[Example]:
         """Yields the examples first, first + step, ... of one of `step` shards."""
@@ -95,7 +101,9 @@ class TrainPairs:
     def _read_texts(self, indices: np.ndarray) -> np.ndarray:
         """Returns the pairs of the examples `indices` `[N]` as UTF-8: `[N, 2] bytes`."""
         sampled = zip(*(part.tolist() for part in self._mixture.sample(indices)), strict=True)
-        pairs = (self._pairs[language][index] for language, index in sampled)
+        pairs: Iterable[tuple[str, str]] = (self._pairs[language][index] for language, index in sampled)
+        if self._substitute:
+            pairs = (self._substitute(number, *pair) for number, pair in zip(indices.tolist(), pairs, strict=True))
         return np.array([[source.encode(), english.encode()] for source, english in pairs], dtype=object)
 
 

@@ -60,7 +60,7 @@ class TrainInput:
 
     Attributes:
       stream_id: a hash of all that decides which example has number n: of a corpus, tokenizers, temperature,
-        sentence balance and seed.
+        sentence balance, name substitution and seed.
     """
 
     def __init__(self, corpus: str | pathlib.Path, tokenizers: str | pathlib.Path, config: BatchConfig):
@@ -183,8 +183,8 @@ def _check_identity(state: State, identity: State):
         if state.get(key) != value:
             raise UserError(
                 f"the position in the training data cannot be resumed: its {key} is {state.get(key)}, now it is "
-                f"{value}. Give the same corpus, tokenizers, input.temperature, input.sentence_balance, input.seed and "
-                f"input.shards as before, or start in another --logdir."
+                f"{value}. Give the same corpus, tokenizers, input.temperature, input.sentence_balance, "
+                f"input.name_substitution, input.seed and input.shards as before, or start in another --logdir."
             )
 
 

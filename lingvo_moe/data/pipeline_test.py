@@ -168,9 +168,9 @@ def combine(parts: Sequence[tuple[Batch, dict]]) -> tuple[Batch, dict]:
 
 
 def test_state_of_another_stream_is_refused(corpus, tokenizers, train_input):
-    """Another seed, temperature, balance or number of shards, or another version of the program."""
+    """Another seed, temperature, balance, share of new names or number of shards, or another version of the program."""
     ((_, state),) = take(train_input.batches(), 1)
-    for change in ({"seed": 1}, {"temperature": 1.0}, {"sentence_balance": 0.5}):
+    for change in ({"seed": 1}, {"temperature": 1.0}, {"sentence_balance": 0.5}, {"name_substitution": 0.5}):
         other = TrainInput(corpus, tokenizers, InputConfig(**{**vars(_CONFIG), **change}))
         with pytest.raises(UserError, match="cannot be resumed: its stream is .*Give the same corpus"):
             other.batches(state)
