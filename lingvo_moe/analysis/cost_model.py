@@ -213,15 +213,9 @@ class CostModel:
 
     def _schedules(self, candidate: Candidate) -> dict[str, Schedule]:
         """The schedule of each stack."""
-        model = self._model
         return {
-            stack: Schedule.of(
-                candidate.pipeline,
-                candidate.stages,
-                candidate.microbatches,
-                model.num_layers // len(model.layer_patterns) // len(pattern),
-            )
-            for stack, pattern in model.layer_patterns.items()
+            stack: Schedule.of(candidate.pipeline, candidate.stages, candidate.microbatches, repeats)
+            for stack, repeats in self._model.repeats.items()
         }
 
     def _part_cost(self, part: Part, candidate: Candidate, is_inside: bool) -> _PartCost:

@@ -170,7 +170,7 @@ def _schedules(
     model = model_parts.model_of(experiment)
     stages, most = (1, _MAX_ACCUMULATED) if pipeline == "none" else (mesh.shape[0], 0)
     if pipeline != "none":
-        repeats = [model.num_layers // len(model.layer_patterns) // len(p) for p in model.layer_patterns.values()]
+        repeats = model.repeats.values()
         # All devices would store the layers that their number does not divide.
         if any(count % stages for count in repeats) or (pipeline == "circular" and min(repeats) == stages):
             return

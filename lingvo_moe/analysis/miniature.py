@@ -12,6 +12,7 @@ from lingvo_moe.engines.topology import Slice
 from lingvo_moe.experiment import Experiment
 from lingvo_moe.models.segmentation import UNet
 from lingvo_moe.models.transformer import Transformer
+from lingvo_moe.models.translation import Translation
 from lingvo_moe.sharding.layout import DeviceMesh, Layout
 
 _SLICE = "v3:2x2x1"
@@ -57,6 +58,8 @@ def _of_transformer(model: Transformer, layout: Layout) -> dict[str, object]:
         sizes["model.inference_min_capacity"] = 0  # decoding's alone
         if model.inference_num_groups:
             sizes["model.inference_num_groups"] = layout.num_shards("G", "G")
+    if isinstance(model, Translation):
+        sizes["model.num_encoder_layers"] = 0  # as many as the decoder's, in every miniature
     sizes |= {f"model.{side}_vocabulary": 512 for side in model.vocabularies}
     sizes |= {f"input.{side}_length": 32 for side in model.sides}
     return sizes

@@ -7,13 +7,13 @@ import pathlib
 
 import numpy as np
 
-from lingvo_moe import tree
+from lingvo_moe import overrides, tree
 from lingvo_moe.cli.run_config import TrainConfig
 from lingvo_moe.data import embedding_transfer, piece_vectors
 from lingvo_moe.data.tokenizer import Tokenizers
 from lingvo_moe.errors import UserError
 from lingvo_moe.experiment import Experiment
-from lingvo_moe.steps import weight_specs
+from lingvo_moe.steps import Model, weight_specs
 
 _log = logging.getLogger(__name__)
 
@@ -24,14 +24,16 @@ def weights(
     """Returns the log directory that --initial_weights names, or None and the weights of the file by their path.
 
     None and no weights without the flag, and where training resumes: what it names may be gone by then. With
-    --initial_tokenizers, the embeddings of the file are those of the experiment's tokenizers.
+    --initial_set, the file is of a shallower model, and stacks are deepened. With --initial_tokenizers, the embeddings
+    of the file are those of the experiment's tokenizers.
 
     Raises:
       UserError: there are no checkpoints, the file is not of this model, or --initial_tokenizers does not fit.
     """
     if config.initial_weights is None:
-        if config.initial_tokenizers is not None:
-            raise UserError("--initial_tokenizers are those of --initial_weights; pass that flag, too.")
+        for flag in ("initial_tokenizers", "initial_set"):
+            if getattr(config, flag):
+                raise UserError(f"--{flag} belongs to --initial_weights; pass that flag, too.")
         return None, {}
     from lingvo_moe.training import checkpoint_tools  # imports JAX, see `train.train`
 
@@ -39,21 +41,48 @@ def weights(
         return None, {}
     given = pathlib.Path(config.initial_weights)
     if given.suffix == checkpoint_tools.SUFFIX:
-        specs = weight_specs(experiment.model.weights())
+        specs = weight_specs(_initial_model(config, experiment).weights())
         step, values = checkpoint_tools.read_safetensors(given, name, specs, f"--initial_weights={given}")
         _log.info(f"starting with the weights of step {step} ({given})")
+        if config.initial_set:
+            values = _deepened(values, name, experiment)
         return None, _with_new_tokenizers(values, config.initial_tokenizers, name, experiment)
-    if config.initial_tokenizers is not None:
-        raise UserError(
-            f"--initial_tokenizers needs a file; make one: `python -m lingvo_moe checkpoint convert --logdir={given} "
-            f"--output=weights{checkpoint_tools.SUFFIX}`, and pass it with --initial_weights."
-        )
+    for flag in ("initial_tokenizers", "initial_set"):
+        if getattr(config, flag):
+            raise UserError(
+                f"--{flag} needs a file; make one: `python -m lingvo_moe checkpoint convert --logdir={given} "
+                f"--output=weights{checkpoint_tools.SUFFIX}`, and pass it with --initial_weights."
+            )
     if not (given / "checkpoints").is_dir():
         raise UserError(
             f"--initial_weights={given}: there are no checkpoints; expected a log directory, or a file whose name ends "
             f"with {checkpoint_tools.SUFFIX}."
         )
     return given, {}
+
+
+def _deepened(values: dict[str, np.ndarray], name: str, experiment: Experiment) -> dict[str, np.ndarray]:
+    """Returns weights for the layers of the experiment's model, from those of a model with fewer; see `deepening`."""
+    from lingvo_moe.training.deepening import deepen
+
+    shapes = {path: spec.shape for path, spec in tree.flatten(weight_specs(experiment.model.weights())).items()}
+    deeper = deepen(values, shapes)
+    for path in sorted(shapes.keys() | deeper.keys()):
+        there, here = deeper[path].shape if path in deeper else "absent", shapes.get(path, "absent")
+        if there != here:
+            raise UserError(
+                f"--initial_set: only the number of layers may differ, but the weight {path} of {name} is {here}, and "
+                f"{there} with these settings."
+            )
+    return deeper
+
+
+def _initial_model(config: TrainConfig, experiment: Experiment) -> Model:
+    """Returns the model of --initial_weights: with --initial_set, a shallower one than the experiment's."""
+    try:
+        return overrides.apply(experiment, config.initial_set).model
+    except UserError as error:
+        raise UserError(f"--initial_set: {error}") from None
 
 
 def _with_new_tokenizers(

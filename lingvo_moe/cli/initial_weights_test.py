@@ -146,12 +146,37 @@ def test_other_tokenizers_need_a_file_a_tied_model_and_room(directory, tmp_path)
     of_untied, untied = _numbered_rows(tmp_path / "untied", 302, "model.tied_embeddings=false")
     for changes, given, message in (
         ({"initial_weights": str(of_untied)}, untied, "--initial_tokenizers=.*: m4.Quickstart has no tied embeddings"),
-        ({}, small, "--initial_tokenizers are those of --initial_weights; pass that flag, too"),
+        ({}, small, "--initial_tokenizers belongs to --initial_weights; pass that flag, too"),
         ({"initial_weights": str(tmp_path / "given")}, small, "--initial_tokenizers needs a file; make one: .*convert"),
         ({"initial_weights": str(file)}, other, r"the source tokenizer has \d+ pieces, the initial weights only 310"),
     ):
         with pytest.raises(UserError, match=message):
             initial_weights.weights(TrainConfig(**flags, **changes), NAME, given)
+
+
+def test_weights_of_a_shallower_model_are_deepened(tmp_path):
+    """The file is checked against the model of --initial_set; weights outside of layers are as in the file."""
+    file, small = _numbered_rows(tmp_path, 302)
+    flags = {"model": NAME, "logdir": str(tmp_path / "log"), "initial_weights": str(file)}
+    config = TrainConfig(**flags, initial_set=("num_layers=4", "num_encoder_layers=0"))
+    deeper = overrides.apply(small, ["num_layers=8", "num_encoder_layers=6"])
+    shapes = {path: spec.shape for path, spec in tree.flatten(weight_specs(deeper.model.weights())).items()}
+    values = initial_weights.weights(config, NAME, deeper)[1]
+    assert {path: value.shape for path, value in values.items()} == shapes
+    assert values["encoder/layer_1/feed_forward/wo"].shape[0] == 3
+    np.testing.assert_array_equal(values["embedding/table"][:, 0], np.arange(302))
+
+    wider = overrides.apply(small, ["model.target_vocabulary=400"])
+    for changes, given, message in (
+        ({"initial_set": ()}, deeper, f"--initial_weights={file} does not hold the weights"),
+        ({"initial_set": ("num_layer=4",)}, deeper, "--initial_set: .*Did you mean num_layers"),
+        ({}, wider, "--initial_weights=.* does not hold the weights"),
+        ({"initial_set": ("target_vocabulary=302",)}, wider, "--initial_set: only the number of layers may differ"),
+        ({"initial_weights": None}, deeper, "--initial_set belongs to --initial_weights; pass that flag, too"),
+        ({"initial_weights": str(tmp_path / "given")}, deeper, "--initial_set needs a file; make one: .*convert"),
+    ):
+        with pytest.raises(UserError, match=message):
+            initial_weights.weights(dataclasses.replace(config, **changes), NAME, given)
 
 
 def test_nothing_is_read_without_the_flag_or_where_training_resumes(directory, config, tmp_path):

@@ -144,6 +144,12 @@ class TrainConfig(CorpusConfig):
         "start new training with these weights instead of random ones: a log directory, or a file of `checkpoint "
         "convert --output`",
     )
+    initial_set: tuple[str, ...] = _flag(
+        flags.DEFINE_multi_string,
+        (),
+        "with a file of --initial_weights of a shallower model: FIELD=VALUE, as that model had it, for instance "
+        "model.num_layers=4; more layers begin as copies; may be repeated",
+    )
     initial_tokenizers: str | None = _flag(
         flags.DEFINE_string,
         None,

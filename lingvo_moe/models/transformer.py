@@ -96,6 +96,7 @@ class Transformer(Layer):
             raise UserError(
                 "unroll and remat exclude each other: rematerialisation needs the loop. Set remat=none or unroll=false."
             )
+        self._check_layers()
         self._check_patterns()
         self._check_pipeline()
 
@@ -107,8 +108,18 @@ class Transformer(Layer):
 
     @property
     def layer_patterns(self) -> dict[str, tuple[str, ...]]:
-        """The layer pattern of each stack, by the stack's name; each stack has as many layers."""
+        """The layer pattern of each stack, by the stack's name."""
         raise NotImplementedError
+
+    @property
+    def stack_layers(self) -> dict[str, int]:
+        """The number of layers of each stack, by its name; `num_layers` together."""
+        return dict.fromkeys(self.layer_patterns, self.num_layers // len(self.layer_patterns))
+
+    @property
+    def repeats(self) -> dict[str, int]:
+        """R of each stack, by its name: how often it repeats its layer pattern."""
+        return {stack: self.stack_layers[stack] // len(pattern) for stack, pattern in self.layer_patterns.items()}
 
     def loss(self, theta: dict, batch: dict, context: Context) -> tuple[tf.Tensor, dict]:
         """Returns the loss of one batch and its metrics; see `steps.Model`."""
@@ -139,7 +150,7 @@ class Transformer(Layer):
             tokens = batch["source" if stack == "encoder" else "target"]["ids"]
             rows, length = tokens.shape
             groups, size, _ = repeats[0].shape
-            if len(repeats) * period * len(self.layer_patterns) != self.num_layers or groups * size != rows * length:
+            if len(repeats) != self.repeats[stack] or groups * size != rows * length:
                 raise UserError(f"{scope}: layers that route twice, or a part of their tokens, cannot be explained.")
             for repeat, routing in enumerate(repeats):
                 shape = (*tokens.shape, routing.shape[-1])
@@ -163,16 +174,17 @@ class Transformer(Layer):
     def attention_products(self, lengths: dict[str, int]) -> float:
         """Returns how many multiplications all attention takes for a row without those with weights, as `positions_of`.
 
-        Logits and means are two products of queries and keys, for each element of a head.
+        Logits and means are two products of queries and keys, for each element of a head. A subclass with more stacks
+        than the decoder's has a form of its own.
         """
-        pairs = sum(length**2 for length in lengths.values()) + (
-            math.prod(lengths.values()) if len(lengths) == 2 else 0
-        )
-        return self.num_layers // len(lengths) * 2 * pairs * self.num_heads * self.head_dim
+        return self.num_layers * 2 * lengths["target"] ** 2 * self.num_heads * self.head_dim
 
     @property
     def layers_per_repeat(self) -> int:
-        """The layers of one repeat of all patterns, in all stacks together; `num_layers` is a multiple of it."""
+        """The layers of one repeat of all patterns, in all stacks together.
+
+        `num_layers` is a multiple of it where all stacks have as many layers.
+        """
         return len(self.layer_patterns) * math.lcm(*map(len, self.layer_patterns.values()))
 
     @property
@@ -251,7 +263,7 @@ class Transformer(Layer):
     def _stack(self, name: str, has_cross_attention: bool) -> TransformerStack:
         return TransformerStack(
             period=tuple(self._stacked_layer(layer, has_cross_attention) for layer in self.feed_forwards(name)),
-            repeats=self.num_layers // len(self.layer_patterns) // len(self.layer_patterns[name]),
+            repeats=self.repeats[name],
             unroll=self.unroll,
             remat=self.remat,
             pipeline=self.pipeline,
@@ -278,7 +290,8 @@ class Transformer(Layer):
     def _pattern(self) -> tuple[str, ...]:
         return self.layer_pattern or (("dense", "moe") if self.num_experts else ("dense",))
 
-    def _check_patterns(self):
+    def _check_layers(self):
+        """Raises UserError for numbers of layers that the patterns do not divide."""
         if self.num_layers < self.layers_per_repeat or self.num_layers % self.layers_per_repeat:
             halves = "half of the layers are the encoder's and " if len(self.layer_patterns) == 2 else ""
             patterns = " and ".join(dict.fromkeys(map(",".join, self.layer_patterns.values())))
@@ -286,6 +299,8 @@ class Transformer(Layer):
                 f"num_layers is {self.num_layers}; {halves}each stack repeats the layer pattern {patterns}, so it must "
                 f"be a multiple of {self.layers_per_repeat}."
             )
+
+    def _check_patterns(self):
         for stack, pattern in self.layer_patterns.items():
             for choice, layer in zip(pattern, self.feed_forwards(stack)):
                 if stack == "decoder" and not layer.is_causal:

@@ -214,6 +214,22 @@ def test_a_source_with_another_vocabulary_has_a_table_of_its_own():
     np.testing.assert_allclose(losses[0], losses[1], rtol=TOLERANCE)
 
 
+def test_an_encoder_may_be_deeper_than_the_decoder():
+    """Each stack repeats its own pattern; products of attention are counted by hand, queries times keys of each."""
+    pattern = ("dense", "dense", "moe")
+    model = dataclasses.replace(MODEL, num_layers=8, num_encoder_layers=6, encoder_layer_pattern=pattern)
+    flat = tree.flatten(model.weights())
+    assert {path: weight.shape[0] for path, weight in flat.items() if path.endswith("wo")} == {
+        "encoder/layer_0/feed_forward/wo": 2,
+        "encoder/layer_1/feed_forward/wo": 2,
+        "encoder/layer_2/feed_forward/wo": 2,
+        "decoder/layer_0/feed_forward/wo": 1,
+        "decoder/layer_1/feed_forward/wo": 1,
+    }
+    pairs = 6 * 10 * 10 + 2 * (7 * 7 + 7 * 10)
+    assert model.attention_products({"source": 10, "target": 7}) == pairs * 2 * model.num_heads * model.head_dim
+
+
 def test_ids_under_padding_do_not_change_the_loss():
     batch, changed = copying(0), copying(0)
     for part in changed.values():
@@ -250,11 +266,11 @@ def routed(model: Translation, values: dict) -> dict:
 
 def test_routing_names_the_expert_that_a_token_goes_to():
     """Experts that change places change their numbers and nothing else, in this layer alone; paddings go to none."""
-    model = dataclasses.replace(PLAIN, num_layers=8, unroll=False)
+    model = dataclasses.replace(PLAIN, num_layers=6, num_encoder_layers=4, unroll=False)
     flat = tree.flatten(model.weights())
     values = {path: initial_value(weight, path, tf.constant([0, 1])).numpy() for path, weight in flat.items()}
     before = routed(model, tree.unflatten(values))
-    assert list(before) == ["encoder/2", "encoder/4", "decoder/2", "decoder/4"]
+    assert list(before) == ["encoder/2", "encoder/4", "decoder/2"]
     places = np.random.RandomState(0).permutation(model.num_experts)
     gate = values["encoder/layer_1/feed_forward/gate"]  # [R, M, E]: repeat 1 is layer 4 of the encoder
     gate[1] = gate[1][:, places]
@@ -266,7 +282,7 @@ def test_routing_names_the_expert_that_a_token_goes_to():
     np.testing.assert_array_equal(
         places[after["encoder/4"]["experts"]][present], before["encoder/4"]["experts"][present]
     )
-    for layer in ("encoder/2", "decoder/2", "decoder/4"):
+    for layer in ("encoder/2", "decoder/2"):
         np.testing.assert_array_equal(after[layer]["experts"], before[layer]["experts"])
     for layer in after.values():
         totals = layer["weights"].sum(axis=-1)
@@ -315,6 +331,8 @@ def test_word_dropout_hides_the_targets_own_words_in_training():
         ({"num_layers": 6}, "must be a multiple of 4"),
         ({"num_layers": 0}, "must be a multiple of 4"),
         ({"num_layers": 3, "num_experts": 0}, "must be a multiple of 2"),
+        ({"num_encoder_layers": 3}, "num_encoder_layers is 3 of num_layers=4, so the encoder has 3 layers; .* of 2"),
+        ({"num_encoder_layers": 4}, "the decoder has 0 layers; it repeats the layer pattern dense,moe"),
         ({"num_experts": 1}, "at least 2 experts"),
         ({"activation_dtype": "float16"}, "'float16'; use float32 or bfloat16"),
         ({"remat": "full"}, "exclude each other"),
