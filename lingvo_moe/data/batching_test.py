@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings, strategies
 
 from lingvo_moe.data.batching import Batch, Example, InputConfig, default_shards, pack, padding_fractions
+from lingvo_moe.data.speech import SpeechInput
 from lingvo_moe.errors import UserError
 from lingvo_moe.sharding.layout import DeviceMesh
 
@@ -229,7 +230,17 @@ def test_batch_is_divided_into_equal_shards():
 
 
 @pytest.mark.parametrize("value", [-0.1, 1.5, float("nan")])
-def test_sentence_balance_is_between_0_and_1(value):
-    """Above 1, sentences of many languages would nearly disappear."""
+def test_shares_are_between_0_and_1(value):
+    """With a sentence balance above 1, sentences of many languages would nearly disappear."""
     with pytest.raises(UserError, match=f"input.sentence_balance={value}: expected 0 .* to 1"):
         InputConfig(sentence_balance=value)
+    with pytest.raises(UserError, match=f"input.name_substitution={value}: expected a share"):
+        InputConfig(name_substitution=value)
+
+
+def test_only_pairs_of_texts_have_new_names():
+    """A language model has nothing to copy from, and a recording has no letters."""
+    with pytest.raises(UserError, match="input.name_substitution is for models that read a source"):
+        InputConfig(source_length=0, name_substitution=0.5)
+    with pytest.raises(UserError, match="input.name_substitution is for pairs of texts"):
+        SpeechInput(name_substitution=0.5)

@@ -1,22 +1,31 @@
 """Other names in training pairs, so that a model learns to copy names that it has never seen.
 
-A name is a capitalised word that stands on both sides of a pair: of a program, a person, a place. A corpus has few of
-them, each in many pairs, so a model learns them by heart and misspells others. With name substitution, a share of the
-pairs with names has new ones, the same on both sides. They are made of the beginning of one name of the corpus and the
-end of another ("Ubuntu" and "Firefox": "Ubufox"), so hardly any is read twice.
+A name is a word in Latin letters with a capital that stands on both sides of a pair, such as "Firefox" or "HTML". A
+corpus has few of them, each in many pairs, so a model learns them by heart and misspells others. With name
+substitution, a share of the pairs with names has new ones, the same on both sides. They are made of the beginning of
+one name of the corpus and the end of another ("Ubuntu" and "Firefox": "Ubuefox"), so hardly any is read twice.
 """
 
 from __future__ import annotations
 
+import collections
 import random
 import re
 from collections.abc import Iterator, Sequence
 
 from lingvo_moe.data.sentence_balance import PairList
 
-# Not a part of a longer word, of an identifier (x_Name), a path, an address, an entity (&Name;), an escape (\Name) or a
-# placeholder (%Name, $Name).
-_NAME = re.compile(r"(?<![\w%&\\$@./-])[A-Z][^\W_]{2,}(?![\w/]|-\w)")
+# A letter or digit, but for the scripts that attach theirs to a Latin word: Chinese, Japanese, Korean.
+_JOINED = r"[^\W\u3040-\u30ff\u3400-\u9fff\uac00-\ud7a3]"
+_LATIN = r"A-Za-z\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u024f"
+# Not a part of a longer word, of an identifier (x_Name), a tag, a path, an address, an entity (&Name;), an escape
+# (\Name) or a placeholder (%Name, $Name, {Name}, %(Name)s): those must stay as they are.
+_NAME = re.compile(
+    rf"(?<!{_JOINED})(?<![_%&\\$@./:{{<#-])(?<![%$]\()"
+    rf"[A-Z\u00c0-\u00d6\u00d8-\u00de][{_LATIN}0-9]{{2,}}"
+    rf"(?!{_JOINED}|[_/&@}}(]|[.-]\w|::|://)"
+)
+_WORD = re.compile(rf"[{_LATIN}0-9]{{3,}}")
 _READ_PAIRS = 4000  # of each language, for the names of the corpus
 _LONGEST_PART = 6  # characters, of a new name
 
@@ -32,14 +41,19 @@ class NameSubstitution:
           share: of the pairs with names, 0 to 1.
           seed: of the choice.
         """
-        found = {name for pairs in languages for pair in _spread(pairs) for name in shared_names(*pair)}
+        sample = [pair for pairs in languages for pair in _spread(pairs)]
+        words = collections.Counter(word for _, english in sample for word in _WORD.findall(english))
+        found = {name for pair in sample for name in shared_names(*pair)}
+        # A word that English mostly writes in lower case is none ("Color" in a title).
+        self._ordinary = {name for name in found if not name.isupper() and words[name.lower()] > words[name]}
+        names = found - self._ordinary
         # Acronyms are made of acronyms, as they are split into pieces in another way.
-        self._names = {upper: sorted(name for name in found if name.isupper() == upper) for upper in (True, False)}
+        self._names = {upper: sorted(name for name in names if name.isupper() == upper) for upper in (True, False)}
         self._share, self._seed = share, seed
 
     def __call__(self, number: int, source: str, english: str) -> tuple[str, str]:
         """Returns the texts of example `number`, with new names or as they are."""
-        names = shared_names(source, english)
+        names = [name for name in shared_names(source, english) if name not in self._ordinary]
         if not names:
             return source, english
         choose = random.Random(f"{self._seed} {number}")
@@ -60,9 +74,9 @@ class NameSubstitution:
 
 
 def shared_names(source: str, english: str) -> list[str]:
-    """Returns the names of a pair, each once: capitalised words of three characters or more that both sides have."""
-    there = set(_NAME.findall(source))
-    return [name for name in dict.fromkeys(_NAME.findall(english)) if name in there]
+    """Returns the names of a pair, each once: those that both sides have equally often, and in no longer word."""
+    there, here = (collections.Counter(_NAME.findall(text)) for text in (source, english))
+    return [name for name, count in here.items() if count == there[name] == source.count(name) == english.count(name)]
 
 
 def _spread(pairs: PairList) -> Iterator[tuple[str, str]]:

@@ -181,6 +181,23 @@ def test_state_of_another_stream_is_refused(corpus, tokenizers, train_input):
         train_input.batches({"stream": train_input.stream_id, "shards": 1, "places": {}})
 
 
+def test_new_names_are_the_same_when_a_stream_resumes(tokenizers, tmp_path):
+    """They are written into new and into pending examples."""
+    pairs = [(f"Satz {i} mit {name}", f"sentence {i} with {name}") for i in range(40) for name in ("Firefox", "Ubuntu")]
+    corpus = write_corpus(tmp_path / "corpus", {"de": {"train": pairs}})
+    plain, changed = (
+        TrainInput(corpus, tokenizers, dataclasses.replace(_CONFIG, name_substitution=share)) for share in (0.0, 1.0)
+    )
+    uninterrupted = take(changed.batches(), 6)
+    assert uninterrupted[1][1]["positions"]["0"]["pending"]
+    assert_same(take(changed.batches(uninterrupted[1][1]), 4), uninterrupted[2:])
+    names = {english.rsplit(" ", 1)[1] for batch, _ in uninterrupted for _, english in texts(batch, tokenizers)}
+    before = {
+        english.rsplit(" ", 1)[1] for batch, _ in take(plain.batches(), 6) for _, english in texts(batch, tokenizers)
+    }
+    assert len(before) == 2 < len(names)
+
+
 def test_batch_size_may_change_when_a_stream_resumes(corpus, tokenizers, train_input):
     """The position does not depend on it."""
     ((_, state),) = take(train_input.batches(), 1)

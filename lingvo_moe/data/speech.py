@@ -64,6 +64,8 @@ class SpeechInput(InputConfig):
             raise UserError(
                 f"input.source_length is {self.source_length}; the frames of a row are a multiple of {_SUBSAMPLING}."
             )
+        if self.name_substitution:
+            raise UserError("input.name_substitution is for pairs of texts, which recordings are not; leave it out.")
         if self.packing:
             raise UserError("input.packing is true, but a row is one recording; leave it out.")
 
