@@ -37,7 +37,7 @@ PAIRS = {
     "m4.MoE512E12L": ("input.batch_size=8192",),
     "m4.MoE2048E12L": ("input.batch_size=32768",),
 }
-_ONE_OF_EACH = ("model.unroll=true", "model.remat=none")
+_ONE_OF_EACH = ("model.num_encoder_layers=0", "model.unroll=true", "model.remat=none")
 _V3 = GENERATIONS["v3"]
 _EMBEDDING = "embedding"
 

@@ -172,7 +172,7 @@ def _schedules(
     if pipeline != "none":
         repeats = model.repeats.values()
         # All devices would store the layers that their number does not divide.
-        if any(count % stages for count in repeats) or (pipeline == "circular" and min(repeats) == stages):
+        if any(count % stages for count in repeats) or (pipeline == "circular" and max(repeats) == stages):
             return
         most = _MAX_MICROBATCHES_PER_STAGE * stages
     if space.stages not in (None, stages):

@@ -68,6 +68,16 @@ def test_pipelines_have_their_stages_on_the_first_axis():
         assert candidate.layout.mesh_axes("P") == (candidate.mesh.axis_names[0],)
 
 
+def test_stacks_of_different_depth_have_pipelines_that_divide_both():
+    """An encoder of 8 and a decoder of 4 layers, in repeats of two: two stages, of which one stack has two rounds."""
+    assignments = ["model.num_layers=12", "model.num_encoder_layers=8"]
+    config = experiment.unchecked("m4.Small", assignments)
+    found = list(layout_space.candidates(config, Space(8, (config.input.batch_size,), pipelines=("gpipe", "circular"))))
+    assert {(candidate.pipeline, candidate.stages) for candidate in found} == {("gpipe", 2), ("circular", 2)}
+    for candidate in random.Random(0).sample(found, 20):
+        experiment.get("m4.Small", [*assignments, *candidate.changes(config)])
+
+
 def test_what_is_given_does_not_vary():
     """One mesh, one policy, one number of microbatches."""
     _, candidates = sample("hybrid_lm.Small", 8, 500, mesh=DeviceMesh((4, 2)), remats=("full",), microbatches=2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import pathlib
 
@@ -13,6 +14,7 @@ from lingvo_moe.data import embedding_transfer, piece_vectors
 from lingvo_moe.data.tokenizer import Tokenizers
 from lingvo_moe.errors import UserError
 from lingvo_moe.experiment import Experiment
+from lingvo_moe.models.transformer import Transformer
 from lingvo_moe.steps import Model, weight_specs
 
 _log = logging.getLogger(__name__)
@@ -28,7 +30,8 @@ def weights(
     of the file are those of the experiment's tokenizers.
 
     Raises:
-      UserError: there are no checkpoints, the file is not of this model, or --initial_tokenizers does not fit.
+      UserError: there are no checkpoints, the file is not of this model, or --initial_set or --initial_tokenizers do
+        not fit.
     """
     if config.initial_weights is None:
         for flag in ("initial_tokenizers", "initial_set"):
@@ -41,7 +44,7 @@ def weights(
         return None, {}
     given = pathlib.Path(config.initial_weights)
     if given.suffix == checkpoint_tools.SUFFIX:
-        specs = weight_specs(_initial_model(config, experiment).weights())
+        specs = weight_specs(_initial_model(config, name, experiment.model).weights())
         step, values = checkpoint_tools.read_safetensors(given, name, specs, f"--initial_weights={given}")
         _log.info(f"starting with the weights of step {step} ({given})")
         if config.initial_set:
@@ -66,7 +69,10 @@ def _deepened(values: dict[str, np.ndarray], name: str, experiment: Experiment) 
     from lingvo_moe.training.deepening import deepen
 
     shapes = {path: spec.shape for path, spec in tree.flatten(weight_specs(experiment.model.weights())).items()}
-    deeper = deepen(values, shapes)
+    try:
+        deeper = deepen(values, shapes)
+    except UserError as error:
+        raise UserError(f"--initial_set: {error}") from None
     for path in sorted(shapes.keys() | deeper.keys()):
         there, here = deeper[path].shape if path in deeper else "absent", shapes.get(path, "absent")
         if there != here:
@@ -77,12 +83,22 @@ def _deepened(values: dict[str, np.ndarray], name: str, experiment: Experiment) 
     return deeper
 
 
-def _initial_model(config: TrainConfig, experiment: Experiment) -> Model:
-    """Returns the model of --initial_weights: with --initial_set, a shallower one than the experiment's."""
+def _initial_model(config: TrainConfig, name: str, model: Model) -> Model:
+    """Returns the model of --initial_weights: with --initial_set, a shallower one than the experiment's.
+
+    Raises:
+      UserError: the model has no stacks of layers, or has no such field or value.
+    """
+    if not config.initial_set:
+        return model
+    if not isinstance(model, Transformer):
+        raise UserError(f"--initial_set: {name} has no stacks of layers, so leave it out.")
+    # Weights do not depend on the stages that they are divided among.
+    whole = dataclasses.replace(model, pipeline="none", stages=1, microbatches=1)
     try:
-        return overrides.apply(experiment, config.initial_set).model
+        return overrides.apply(whole, [text.removeprefix("model.") for text in config.initial_set])
     except UserError as error:
-        raise UserError(f"--initial_set: {error}") from None
+        raise UserError(f"--initial_set: {str(error).removeprefix('--set ')}") from None
 
 
 def _with_new_tokenizers(

@@ -97,13 +97,13 @@ def test_weights_of_a_file_are_read_and_the_file_is_named(tmp_path, caplog):
 
 
 def _numbered_rows(directory, vocabulary: int, *changes: str):
-    """A file of weights of a tiny model whose rows of both tables are their numbers, and its experiment."""
+    """A file of weights of a tiny model whose rows are their numbers, from 1 on, and its experiment."""
     sizes = [f"model.{side}_vocabulary={vocabulary + extra}" for side, extra in (("source", 8), ("target", 0))]
     small = experiment.get(NAME, [*TINY, *sizes, *changes])
     theta = {}
     for path, spec in tree.flatten(weight_specs(small.model.weights())).items():
         theta[path] = np.broadcast_to(
-            np.arange(spec.shape[0], dtype=spec.dtype)[(...,) + (None,) * (len(spec.shape) - 1)], spec.shape
+            np.arange(1, spec.shape[0] + 1, dtype=spec.dtype)[(...,) + (None,) * (len(spec.shape) - 1)], spec.shape
         )
     with contextlib.closing(Checkpoints(directory / "given", keep=1)) as checkpoints:
         checkpoints.save_weights(7, NAME, tree.unflatten(theta), "a test")
@@ -132,7 +132,7 @@ def test_embeddings_of_a_file_go_to_the_pieces_of_other_tokenizers(directory, tm
         kept = {row: old.index(piece) for row, piece in enumerate(pieces) if piece in old}
         assert len(kept) > 20 and any(row != other for row, other in kept.items())
         for row, other in kept.items():
-            assert np.all(moved[path][row] == other), pieces[row]
+            assert np.all(moved[path][row] == other + 1), pieces[row]
     tables = set(small.tied_model.tied_tables.values())
     assert all(np.array_equal(moved[path], value) for path, value in plain.items() if path not in tables)
 
@@ -163,13 +163,20 @@ def test_weights_of_a_shallower_model_are_deepened(tmp_path):
     shapes = {path: spec.shape for path, spec in tree.flatten(weight_specs(deeper.model.weights())).items()}
     values = initial_weights.weights(config, NAME, deeper)[1]
     assert {path: value.shape for path, value in values.items()} == shapes
-    assert values["encoder/layer_1/feed_forward/wo"].shape[0] == 3
-    np.testing.assert_array_equal(values["embedding/table"][:, 0], np.arange(302))
+    np.testing.assert_array_equal(values["encoder/layer_1/self_attention/output"][:, 0, 0, 0], [1.0, 0.25, 0.25])
+    np.testing.assert_array_equal(values["embedding/table"][:, 0], np.arange(302) + 1)
 
     wider = overrides.apply(small, ["model.target_vocabulary=400"])
     for changes, given, message in (
         ({"initial_set": ()}, deeper, f"--initial_weights={file} does not hold the weights"),
-        ({"initial_set": ("num_layer=4",)}, deeper, "--initial_set: .*Did you mean num_layers"),
+        ({"initial_set": ("num_layer=4",)}, deeper, "--initial_set: num_layer: no such field.*Did you mean num_layers"),
+        ({"initial_set": ("input.seed=4",)}, deeper, "--initial_set: input.seed: no such field"),
+        ({}, experiment.get("unet.Small"), "--initial_set: .* has no stacks of layers"),
+        (
+            {"initial_set": ("num_layers=4", "layer_pattern=")},
+            overrides.apply(small, ["num_layers=2", "layer_pattern=moe"]),
+            "--initial_set: the decoder has 1 layers, without",
+        ),
         ({}, wider, "--initial_weights=.* does not hold the weights"),
         ({"initial_set": ("target_vocabulary=302",)}, wider, "--initial_set: only the number of layers may differ"),
         ({"initial_weights": None}, deeper, "--initial_set belongs to --initial_weights; pass that flag, too"),

@@ -147,8 +147,8 @@ class TrainConfig(CorpusConfig):
     initial_set: tuple[str, ...] = _flag(
         flags.DEFINE_multi_string,
         (),
-        "with a file of --initial_weights of a shallower model: FIELD=VALUE, as that model had it, for instance "
-        "model.num_layers=4; more layers begin as copies; may be repeated",
+        "FIELD=VALUE, a setting of the shallower model whose file --initial_weights names, such as model.num_layers=4; "
+        "the added layers begin as copies; may be repeated",
     )
     initial_tokenizers: str | None = _flag(
         flags.DEFINE_string,

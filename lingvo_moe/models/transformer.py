@@ -38,7 +38,8 @@ class Transformer(Layer):
       router: of layers with experts, a registered one, see `layers.routers`; `top2` is the papers'.
       capacity_factor, dispatch, inference_capacity_factor, inference_min_capacity, inference_num_groups: see
         `MixtureOfExperts`.
-      aux_loss_weight: k in loss = cross-entropy + k * l_aux (GShard section 2.2).
+      aux_loss_weight: k in loss = cross-entropy + k * l_aux (GShard section 2.2); l_aux is the mean over the stacks of
+        the mean over a stack's layers.
       input_dropout, residual_dropout, attention_dropout: rates (GShard appendix A.2).
       twin_keys: whether cross-attention starts with equal projections of queries and keys, see `MultiHeadAttention`.
       tied_embeddings: whether the target's embedding and the softmax share one table (Press and Wolf 2017),
@@ -174,8 +175,8 @@ class Transformer(Layer):
     def attention_products(self, lengths: dict[str, int]) -> float:
         """Returns how many multiplications all attention takes for a row without those with weights, as `positions_of`.
 
-        Logits and means are two products of queries and keys, for each element of a head. A subclass with more stacks
-        than the decoder's has a form of its own.
+        Logits and means are two products of queries and keys, for each element of a head. This is for a decoder alone;
+        other models override it.
         """
         return self.num_layers * 2 * lengths["target"] ** 2 * self.num_heads * self.head_dim
 
@@ -183,7 +184,7 @@ class Transformer(Layer):
     def layers_per_repeat(self) -> int:
         """The layers of one repeat of all patterns, in all stacks together.
 
-        `num_layers` is a multiple of it where all stacks have as many layers.
+        `num_layers` is a multiple of it if all stacks have the same number of layers.
         """
         return len(self.layer_patterns) * math.lcm(*map(len, self.layer_patterns.values()))
 

@@ -163,13 +163,18 @@ class Translation(Transformer):
     def _check_layers(self):
         if not self.num_encoder_layers:
             super()._check_layers()
+        elif not 0 < self.num_encoder_layers < self.num_layers:
+            raise UserError(
+                f"num_encoder_layers is {self.num_encoder_layers}, and num_layers, of both stacks, {self.num_layers}; "
+                f"the encoder needs fewer than all, and 0 stands for half of them."
+            )
         for stack, count in self.stack_layers.items():
             pattern = self.layer_patterns[stack]
             if count < len(pattern) or count % len(pattern):
                 raise UserError(
                     f"num_encoder_layers is {self.num_encoder_layers} of num_layers={self.num_layers}, so the {stack} "
-                    f"has {count} layers; it repeats the layer pattern {','.join(pattern)}, so use a multiple of "
-                    f"{len(pattern)}."
+                    f"has {count} layers, but it repeats the layer pattern {','.join(pattern)}: change one of the two "
+                    f"so that it has a multiple of {len(pattern)}."
                 )
 
     @property

@@ -215,7 +215,7 @@ def test_a_source_with_another_vocabulary_has_a_table_of_its_own():
 
 
 def test_an_encoder_may_be_deeper_than_the_decoder():
-    """Each stack repeats its own pattern; products of attention are counted by hand, queries times keys of each."""
+    """Each stack repeats its own pattern, and the products of attention are as counted by hand."""
     pattern = ("dense", "dense", "moe")
     model = dataclasses.replace(MODEL, num_layers=8, num_encoder_layers=6, encoder_layer_pattern=pattern)
     flat = tree.flatten(model.weights())
@@ -331,8 +331,10 @@ def test_word_dropout_hides_the_targets_own_words_in_training():
         ({"num_layers": 6}, "must be a multiple of 4"),
         ({"num_layers": 0}, "must be a multiple of 4"),
         ({"num_layers": 3, "num_experts": 0}, "must be a multiple of 2"),
-        ({"num_encoder_layers": 3}, "num_encoder_layers is 3 of num_layers=4, so the encoder has 3 layers; .* of 2"),
-        ({"num_encoder_layers": 4}, "the decoder has 0 layers; it repeats the layer pattern dense,moe"),
+        ({"num_encoder_layers": 3}, "num_encoder_layers is 3 of num_layers=4, so the encoder has 3 layers, .* of 2"),
+        ({"num_layers": 5, "num_encoder_layers": 2}, "the decoder has 3 layers, .*pattern dense,moe"),
+        ({"num_encoder_layers": 4}, "num_encoder_layers is 4, and num_layers, of both stacks, 4; .* fewer than all"),
+        ({"num_encoder_layers": -2}, "num_encoder_layers is -2"),
         ({"num_experts": 1}, "at least 2 experts"),
         ({"activation_dtype": "float16"}, "'float16'; use float32 or bfloat16"),
         ({"remat": "full"}, "exclude each other"),

@@ -1,8 +1,8 @@
 """Weights for a deeper model from those of a shallower one, so that training goes on with more layers ("stacking").
 
-A new layer begins as a copy of an old one of its kind (Gong et al. 2019, "Efficient training of BERT by progressively
-stacking"). It adds little to the residual stream at first, so the deeper model begins with nearly the function of the
-shallower one (Chen et al. 2016, "Net2Net").
+A new layer begins as a copy of an old one (as in Gong et al. 2019, "Efficient training of BERT by progressively
+stacking") that adds only a quarter as much to the residual stream. So the deeper model begins near the function of the
+shallower one, if there are few new layers and none ends with a normalisation (Chen et al. 2016, "Net2Net").
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import numpy as np
 
 from lingvo_moe.errors import UserError
 
-# Factor of the last product of each sublayer of a new layer. Not zero: Adafactor's updates are relative to the size of
-# a weight.
+# Factor of the last weight of each sublayer of a new layer. Not zero: Adafactor's updates are relative to the size of a
+# weight.
 _OUTPUT_SCALE = 0.25
 _OUTPUTS = ("output", "wo")
 _STACKED = re.compile(r"(?P<stack>[^/]+)/(?P<layer>layer_\d+)/(?P<name>.+)")
@@ -35,8 +35,9 @@ class _Layer:
 def deepen(values: Mapping[str, np.ndarray], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
     """Returns weights for a model whose stacks have more layers.
 
-    The old layers keep their order: each becomes the first one of its kind that follows the one before. Any other layer
-    is a copy of the nearest old one of its kind before it or, where there is none, after it.
+    The old layers keep their order: each becomes the first layer of its kind after the one before. Any other layer is a
+    copy of the nearest old one of its kind before it or, if there is none, after it. Layers whose weights have the same
+    names and shapes are of one kind.
 
     Args:
       values: the weights of the shallower model, by path; those of stacks are `[R, ...]`.
@@ -79,7 +80,7 @@ def _unrolled(stack: str, period: Mapping[str, Mapping[str, tuple[int, ...]]]) -
 
 
 def _sources(stack: str, old: Sequence[_Layer], new: Sequence[_Layer]) -> Iterator[tuple[_Layer, _Layer, bool]]:
-    """Yields for each new layer (itself, the old one whose weights it takes, whether it is one more)."""
+    """Yields for each new layer (itself, the old one whose weights it takes, whether it is a copy)."""
     left, last = list(old), dict[tuple, _Layer]()
     for index, layer in enumerate(new):
         if left and left[0].shapes == layer.shapes:
@@ -89,12 +90,12 @@ def _sources(stack: str, old: Sequence[_Layer], new: Sequence[_Layer]) -> Iterat
         source = last.get(layer.shapes) or next((each for each in left if each.shapes == layer.shapes), None)
         if source is None:
             raise UserError(
-                f"layer {index + 1} of the {stack} is like none of the {len(old)} layers of the initial weights, so it "
-                f"cannot be a copy of one; its weights have other names or sizes."
+                f"layer {index + 1} of the {stack} has weights of other names or shapes than all {len(old)} layers of "
+                f"the initial weights, so it cannot be a copy of one."
             )
         yield layer, source, True
     if left:
         raise UserError(
-            f"the {stack} has {len(new)} layers, in which {len(left)} of the {len(old)} layers of the initial weights "
-            f"have no place. Layers keep their order, and each needs one of its kind (dense, moe)."
+            f"the {stack} has {len(new)} layers, without a place for {len(left)} of the {len(old)} layers of the "
+            f"initial weights: they keep their order, and each needs a layer of its kind (dense, moe)."
         )

@@ -73,8 +73,12 @@ def test_the_rest_is_as_it_was():
 @pytest.mark.parametrize(
     ("period", "repeats", "message"),
     [
-        ([_DENSE], 3, "the encoder has 3 layers, in which 1 of the 2 layers of the initial weights have no place"),
-        ([_DENSE, _DENSE | {"wi": (3, 5)}, _MOE], 1, "layer 2 of the encoder is like none of the 2 layers"),
+        ([_DENSE], 3, "the encoder has 3 layers, without a place for 1 of the 2 layers of the initial weights"),
+        (
+            [_DENSE, _DENSE | {"wi": (3, 5)}, _MOE],
+            1,
+            "layer 2 of the encoder has weights of other names or shapes than all 2 layers",
+        ),
     ],
 )
 def test_other_layers_are_refused(period, repeats, message):

@@ -91,6 +91,7 @@ def _common(work: Learning) -> dict[str, int | bool]:
     model = {
         "num_experts": 0,
         "num_layers": 2 * work.layers,
+        "num_encoder_layers": 0,
         "model_dim": work.model_dim,
         "hidden_dim": work.hidden_dim,
         "num_heads": work.heads,
