@@ -21,7 +21,7 @@ _UNTIED = ("model.tied_embeddings=false", "model.model_dim=32")
 @pytest.mark.slow
 def test_embeddings_are_counted_from_the_corpus_of_a_run_alone(data, tmp_path):
     """Once for all seeds, and none for a model that could not take them."""
-    study = Study("m4.Pocket", {"de": 0, "fr": 0}, _SMALL, 300, 3, (), (), ())
+    study = Study("m4.Quickstart", {"de": 0, "fr": 0}, _SMALL, 300, 3, (), (), ())
     runs = [Run("dense"), Run("dense", seed=1), Run("bilingual fr", "fr"), Run("untied", "", _UNTIED)]
     trials = [Trial(study, run, tmp_path / run.name) for run in runs]
     corpus = Corpus.open(data.corpus)

@@ -12,7 +12,7 @@ from tools.study.trial import Trial
 
 _M4 = pathlib.Path(__file__).with_name("m4.toml")
 _SMALL = """
-model = "m4.Pocket"
+model = "m4.Quickstart"
 vocabulary = 8000
 [languages]
 de = 0

@@ -20,7 +20,7 @@ from tools.study.plan import Run, Study
 from tools.study.ticks import Tick
 from tools.study.trial import Data, Trial
 
-_STUDY = Study("m4.Pocket", {"de": 0, "fr": 9}, ("training.keep=2",), 8000, 50, (), (), ())
+_STUDY = Study("m4.Quickstart", {"de": 0, "fr": 9}, ("training.keep=2",), 8000, 50, (), (), ())
 _EXPERTS = Run("4 experts", "", ("model.num_experts=4",), seed=2)
 _BILINGUAL = Run("bilingual fr", "fr", ("model.num_experts=0",))
 
