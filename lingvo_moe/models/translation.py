@@ -163,7 +163,8 @@ class Translation(Transformer):
     def _check_layers(self):
         if not self.num_encoder_layers:
             super()._check_layers()
-        elif not 0 < self.num_encoder_layers < self.num_layers:
+            return
+        if not 0 < self.num_encoder_layers < self.num_layers:
             raise UserError(
                 f"num_encoder_layers is {self.num_encoder_layers}, and num_layers, of both stacks, {self.num_layers}; "
                 f"the encoder needs fewer than all, and 0 stands for half of them."

@@ -81,7 +81,8 @@ def _unrolled(stack: str, period: Mapping[str, Mapping[str, tuple[int, ...]]]) -
 
 def _sources(stack: str, old: Sequence[_Layer], new: Sequence[_Layer]) -> Iterator[tuple[_Layer, _Layer, bool]]:
     """Yields for each new layer (itself, the old one whose weights it takes, whether it is a copy)."""
-    left, last = list(old), dict[tuple, _Layer]()
+    left = list(old)
+    last: dict[tuple, _Layer] = {}  # the last old layer of each kind so far
     for index, layer in enumerate(new):
         if left and left[0].shapes == layer.shapes:
             last[layer.shapes] = left.pop(0)
