@@ -22,12 +22,12 @@ from absl import flags
 from lingvo_moe.cli import app, released, run_config, run_setup
 from lingvo_moe.data.corpus import Corpus
 from lingvo_moe.errors import UserError
-from lingvo_moe.inference.evaluation import held_out, mean
+from lingvo_moe.inference.evaluation import mean, translate_held_out
 from lingvo_moe.inference.translator import Translator
 from lingvo_moe.utils import output_files
 
 FLAGS = flags.FlagValues()
-run_config.define_flags(run_config.EvalConfig, FLAGS)
+run_config.define_flags(run_config.HeldOutConfig, FLAGS)
 
 POOR = 30.0  # chrF; docs/pocket.md has samples
 _BANDS = 10
@@ -67,7 +67,7 @@ class Scored:
 def main(arguments: list[str]):
     """Translates and prints the tables."""
     app.no_arguments(arguments[1:])
-    given = run_config.read(run_config.EvalConfig, FLAGS)
+    given = run_config.read(run_config.HeldOutConfig, FLAGS)
     output_files.check_path("--json", given.json)
     if not given.corpus:
         raise UserError("--corpus is missing: a directory of tools.build_corpus, with held-out sentences.")
@@ -79,17 +79,23 @@ def main(arguments: list[str]):
     print(f"{bands(found)}\n\n{thresholds(found)}\n\n{correlations(found)}")
 
 
-def _translated(config: run_config.EvalConfig, corpus: Corpus) -> list[Scored]:
+def _translated(config: run_config.HeldOutConfig, corpus: Corpus) -> list[Scored]:
     from sacrebleu import sentence_chrf  # slow to import
 
     name, experiment, engine = run_setup.set_up(config, "decode", {"search.beam_size": config.beam_size})
     translator = Translator(name, experiment, engine, config.log_directory())
-    pairs, _ = held_out(translator, corpus, config.languages, config.max_pairs, config.split)
-    rows = [(language, *pair) for language, of_language in pairs.items() for pair in of_language]
-    translations = translator.translate([source for _, source, _ in rows])
+    found, _ = translate_held_out(translator, corpus, config.languages, config.max_pairs, config.split)
     return [
-        Scored(*row[:2], best.text, row[2], best.confidence, best.score, sentence_chrf(best.text, [row[2]]).score)
-        for row, (best, *_) in zip(rows, translations, strict=True)
+        Scored(
+            one.language,
+            one.source,
+            one.translation.text,
+            one.reference,
+            one.translation.confidence,
+            one.translation.score,
+            sentence_chrf(one.translation.text, [one.reference]).score,
+        )
+        for one in found
     ]
 
 

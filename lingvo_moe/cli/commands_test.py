@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 
 import pytest
 
 from lingvo_moe.cli import main
+from lingvo_moe.data.corpus import Corpus
 from lingvo_moe.program import Program
 from lingvo_moe.testing import experiments as tiny
 
@@ -127,6 +129,11 @@ def test_list_and_show_name_every_model_and_field(capsys):
         (["eval", "--model=dense_lm.Small", "--logdir=x", "--max_pairs=100"], "--max_pairs is for translation models"),
         (["eval", "--model=dense_lm.Small", "--logdir=x", "--summary"], "--summary is for translation models"),
         (
+            ["eval", "--model=dense_lm.Small", "--logdir=x", "--translations=y"],
+            "--translations is for translation models",
+        ),
+        (["eval", "--model=Quickstart", "--logdir=x", "--translations=no/file"], "--translations=no/file: there is no"),
+        (
             ["train", "--model=dense_lm.Small", "--logdir=x", "--set=source_length=96"],
             "a language model reads targets alone; set it",
         ),
@@ -153,11 +160,16 @@ def test_mistakes_are_one_line_with_the_remedy(arguments, pattern, capsys, tmp_p
 def test_eval_prints_and_writes_scores_beside_the_copy_baseline(trained, data, tmp_path, capsys):
     """Each language has a row; the average is the mean of the rows; unknown languages are named."""
     flags = [*trained, f"--corpus={data.corpus}", "--max_pairs=3", f"--json={tmp_path / 'scores.json'}"]
-    assert _run("eval", *flags) == 0
+    assert _run("eval", *flags, f"--translations={tmp_path / 'translations.tsv'}") == 0
     out = capsys.readouterr().out
     written = json.loads((tmp_path / "scores.json").read_text(encoding="utf-8"))
     scores, loss = written["scores"], written["loss"]
     assert [row["language"] for row in scores] == ["de", "fr"] and all(row["test_pairs"] == 3 for row in scores)
+    lines = (tmp_path / "translations.tsv").read_text(encoding="utf-8").splitlines()
+    rows = [line.split("\t") for line in lines]
+    assert [row[0] for row in rows] == ["de"] * 3 + ["fr"] * 3 and all(0 < float(row[1]) < 1 for row in rows)
+    pairs = set(itertools.chain(*(Corpus.open(data.corpus).pairs("test", language) for language in ("de", "fr"))))
+    assert {(row[2], row[4]) for row in rows} <= pairs
     average = sum(row["copy_chrf"] for row in scores) / 2
     *_, averages, last = out.splitlines()
     assert averages.startswith("average of 2") and averages.endswith(f"{average:.1f}")

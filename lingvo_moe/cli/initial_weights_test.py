@@ -168,7 +168,7 @@ def test_weights_of_a_shallower_model_are_deepened(tmp_path):
 
     wider = overrides.apply(small, ["model.target_vocabulary=400"])
     for changes, given, message in (
-        ({"initial_set": ()}, deeper, f"--initial_weights={file} does not hold the weights"),
+        ({"initial_set": ()}, deeper, f"--initial_weights={file} does not hold the weights.*--initial_set"),
         ({"initial_set": ("num_layer=4",)}, deeper, "--initial_set: num_layer: no such field.*Did you mean num_layers"),
         ({"initial_set": ("input.seed=4",)}, deeper, "--initial_set: input.seed: no such field"),
         ({}, experiment.get("unet.Small"), "--initial_set: .* has no stacks of layers"),
@@ -177,7 +177,7 @@ def test_weights_of_a_shallower_model_are_deepened(tmp_path):
             overrides.apply(small, ["num_layers=2", "layer_pattern=moe"]),
             "--initial_set: the decoder has 1 layers, without",
         ),
-        ({}, wider, "--initial_weights=.* does not hold the weights"),
+        ({}, wider, "--initial_weights=.* does not hold the weights.*or another file.$"),
         ({"initial_set": ("target_vocabulary=302",)}, wider, "--initial_set: only the number of layers may differ"),
         ({"initial_weights": None}, deeper, "--initial_set belongs to --initial_weights; pass that flag, too"),
         ({"initial_weights": str(tmp_path / "given")}, deeper, "--initial_set needs a file; make one: .*convert"),

@@ -101,13 +101,16 @@ def _translate(config: TranslateConfig, arguments: list[str]) -> int | None:
         return _deferred("translate", "translate")(chosen, arguments)
 
 
+def _evaluate(config: EvalConfig, arguments: list[str]) -> int | None:
+    with released.by_default(config) as chosen:
+        return _deferred("evaluate")(chosen, arguments)
+
+
 COMMANDS = {
     "list": Command("all registered models, their experts, layers, weights and devices", CommandConfig, _list),
     "show": Command("every hyperparameter of a model: show NAME", ModelConfig, _show),
     "train": Command("train a model, or resume its training", TrainConfig, _deferred("train", "train")),
-    "eval": Command(
-        "score on held-out data: BLEU and chrF, perplexity, error rates or Dice", EvalConfig, _deferred("evaluate")
-    ),
+    "eval": Command("score on held-out data: BLEU and chrF, perplexity, error rates or Dice", EvalConfig, _evaluate),
     "translate": Command("translate lines into lines", TranslateConfig, _translate),
     "plan": Command(
         "compile a model for a TPU slice without one: memory, communication, step time, cost: plan NAME",

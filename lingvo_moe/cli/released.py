@@ -1,4 +1,4 @@
-"""The model that `translate` uses if none is named: that of the directory `released` in this package, if it is there.
+"""The model that `translate` and `eval` use if none is named: that of `released` in this package, if it is there.
 
 The directory has `weights.safetensors`, which `checkpoint convert --output --dtype=int8` wrote, and `tokenizers`.
 """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import signal
 import tempfile
@@ -13,9 +14,10 @@ from lingvo_moe import experiment
 from lingvo_moe.cli import main, released
 from lingvo_moe.cli.run_config import TranslateConfig
 from lingvo_moe.data.tokenizer import Tokenizers
+from lingvo_moe.testing import corpora
 from lingvo_moe.training.checkpoint import Checkpoints
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("compiled_once")]
 
 # Frequent strings of many applications, which a model of their catalogs knows by heart.
 SENTENCES = {
@@ -48,6 +50,16 @@ def test_translate_without_a_model_translates(tmp_path, capsys):
     assert len(found) == len(SENTENCES) and all(len(line & expected) * 2 > len(expected) for line, expected in words), (
         found
     )
+
+
+def test_eval_without_a_model_scores_the_released_one(tmp_path, capsys):
+    """On a corpus of the user's own, most translations are the references."""
+    pairs = list(SENTENCES.items())
+    corpus = corpora.write_corpus(tmp_path / "corpus", {"de": {"train": pairs[:1], "test": pairs}})
+    assert main.main(["lingvo_moe", "eval", f"--corpus={corpus}", f"--json={tmp_path / 'scores.json'}"]) == 0
+    (score,) = json.loads((tmp_path / "scores.json").read_text(encoding="utf-8"))["scores"]
+    assert score["test_pairs"] == len(pairs) and score["chrf"] > 60 > score["copy_chrf"]
+    assert "average of 1" in capsys.readouterr().out
 
 
 def test_settings_that_change_the_weights_are_refused(capsys):

@@ -213,16 +213,27 @@ class TranslateConfig(SearchConfig):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class EvalConfig(CorpusConfig, SearchConfig):
-    """The flags of `eval`."""
+class HeldOutConfig(CorpusConfig, SearchConfig):
+    """The flags of a command that decodes held-out data."""
 
     languages: tuple[str, ...] = _flag(flags.DEFINE_list, (), "comma-separated labels; default: all of the corpus")
     max_pairs: int = _flag(flags.DEFINE_integer, 100, "sentences per language, or volumes, at most", lower_bound=1)
     split: str = _flag(flags.DEFINE_enum, "test", "which held-out data", enum_values=["test", "valid"])
+    json: str | None = _flag(flags.DEFINE_string, None, "also write the scores to this file")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EvalConfig(HeldOutConfig):
+    """The flags of `eval`."""
+
     summary: bool = _flag(
         flags.DEFINE_boolean, False, "only groups and the average, no row per language, voice or class"
     )
-    json: str | None = _flag(flags.DEFINE_string, None, "also write the scores to this file")
+    translations: str | None = _flag(
+        flags.DEFINE_string,
+        None,
+        "also write this file of the sentences, each as language, confidence, source, translation, reference",
+    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from lingvo_moe.data.corpus import Corpus
 from lingvo_moe.errors import UserError, did_you_mean
-from lingvo_moe.inference.translator import Translator
+from lingvo_moe.inference.translator import Translation, Translator
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,12 +30,26 @@ class LanguageScore:
     copy_chrf: float
 
 
-def evaluate(
-    translator: Translator, corpus: Corpus, languages: Sequence[str] = (), max_pairs: int = 100, split: str = "test"
-) -> tuple[list[LanguageScore], int]:
-    """Translates up to `max_pairs` sentences of each language and scores the translations.
+@dataclasses.dataclass(frozen=True)
+class Translated:
+    """A held-out sentence and its best translation.
 
-    Sentences longer than the model's limit are left out, of the translations and of the copies alike.
+    Attributes:
+      language: its label in the corpus.
+      source, reference: the pair.
+      translation: of the source, with its confidence.
+    """
+
+    language: str
+    source: str
+    translation: Translation
+    reference: str
+
+
+def translate_held_out(
+    translator: Translator, corpus: Corpus, languages: Sequence[str] = (), max_pairs: int = 100, split: str = "test"
+) -> tuple[list[Translated], int]:
+    """Translates up to `max_pairs` sentences of each language.
 
     Args:
       translator: the model.
@@ -45,38 +59,40 @@ def evaluate(
       split: `test` or `valid`.
 
     Returns:
-      (one score per language, the number of sentences left out). Languages are in the order of GShard's figure 6, by
-      decreasing number of training pairs.
+      (the sentences, the number of those left out, which are longer than the model's limit). Languages are in the order
+      of GShard's figure 6, by decreasing number of training pairs.
 
     Raises:
       UserError: a language the corpus lacks or has no such pairs of, or no held-out pairs at all.
     """
-    pairs, left_out = held_out(translator, corpus, languages, max_pairs, split)
-    chosen = list(pairs)
-    sources = [source for language in chosen for source, _ in pairs[language]]
-    translations = [best.text for best, *_ in translator.translate(sources)]
-    scores, start = [], 0
-    for language in chosen:
-        count = len(pairs[language])
-        scores.append(
-            _score(language, corpus.count("train", language), pairs[language], translations[start : start + count])
-        )
-        start += count
-    return scores, left_out
+    pairs, left_out = _held_out(translator, corpus, languages, max_pairs, split)
+    translations = translator.translate([source for _, source, _ in pairs])
+    found = [
+        Translated(language, source, best, reference)
+        for (language, source, reference), (best, *_) in zip(pairs, translations, strict=True)
+    ]
+    return found, left_out
 
 
-def held_out(
-    translator: Translator, corpus: Corpus, languages: Sequence[str] = (), max_pairs: int = 100, split: str = "test"
-) -> tuple[dict[str, list[tuple[str, str]]], int]:
-    """Returns (the pairs of each language that `evaluate` scores, the number left out); see there."""
-    pairs, left_out = {}, 0
+def score(corpus: Corpus, translated: Sequence[Translated]) -> list[LanguageScore]:
+    """Returns one score for each language, in the order of `translated`, beside that of copying the sources."""
+    by_language: dict[str, list[Translated]] = {}
+    for sentence in translated:
+        by_language.setdefault(sentence.language, []).append(sentence)
+    return [_score(language, corpus.count("train", language), sentences) for language, sentences in by_language.items()]
+
+
+def _held_out(
+    translator: Translator, corpus: Corpus, languages: Sequence[str], max_pairs: int, split: str
+) -> tuple[list[tuple[str, str, str]], int]:
+    """Returns ((language, source, reference) of the sentences that fit the model, the number of the others)."""
+    pairs, left_out = [], 0
     for language in _choose(corpus, languages, split):
         sample = corpus.sample(split, language, max_pairs)
         fits = translator.fits([source for source, _ in sample])
-        kept = [pair for pair, fit in zip(sample, fits) if fit]
+        kept = [(language, *pair) for pair, fit in zip(sample, fits) if fit]
         left_out += len(sample) - len(kept)
-        if kept:
-            pairs[language] = kept
+        pairs += kept
     if not pairs:
         raise UserError(
             f"all {left_out} {split} sentences are longer than the model's limit; raise it with "
@@ -114,10 +130,10 @@ def _choose(corpus: Corpus, languages: Sequence[str], split: str) -> list[str]:
     return sorted(chosen, key=lambda language: (-corpus.count("train", language), language))
 
 
-def _score(language: str, train_pairs: int, pairs: list[tuple[str, str]], translations: list[str]) -> LanguageScore:
+def _score(language: str, train_pairs: int, sentences: Sequence[Translated]) -> LanguageScore:
     import sacrebleu  # slow to import, and only evaluation needs it
 
-    sources, references = [source for source, _ in pairs], [[target for _, target in pairs]]
+    references = [[sentence.reference for sentence in sentences]]
 
     def scores(hypotheses: list[str]) -> tuple[float, float]:
         return (
@@ -125,4 +141,6 @@ def _score(language: str, train_pairs: int, pairs: list[tuple[str, str]], transl
             sacrebleu.corpus_chrf(hypotheses, references).score,
         )
 
-    return LanguageScore(language, train_pairs, len(pairs), *scores(translations), *scores(sources))
+    translations = scores([sentence.translation.text for sentence in sentences])
+    copies = scores([sentence.source for sentence in sentences])
+    return LanguageScore(language, train_pairs, len(sentences), *translations, *copies)

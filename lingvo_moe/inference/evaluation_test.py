@@ -9,7 +9,7 @@ import sacrebleu
 
 from lingvo_moe.data.corpus import Corpus
 from lingvo_moe.errors import UserError
-from lingvo_moe.inference.evaluation import LanguageScore, evaluate, groups, mean
+from lingvo_moe.inference.evaluation import LanguageScore, groups, mean, score, translate_held_out
 from lingvo_moe.inference.translator import Translation
 from lingvo_moe.testing import experiments as tiny
 
@@ -37,7 +37,8 @@ class Mirror:
 
 
 def test_scores_are_of_the_best_hypotheses_and_of_the_sources(corpus):
-    scores, left_out = evaluate(Mirror(), corpus, max_pairs=5)
+    translated, left_out = translate_held_out(Mirror(), corpus, max_pairs=5)
+    scores = score(corpus, translated)
     assert left_out == 0 and [score.train_pairs for score in scores] == sorted(
         (corpus.count("train", language) for language in ("de", "fr")), reverse=True
     )
@@ -49,16 +50,17 @@ def test_scores_are_of_the_best_hypotheses_and_of_the_sources(corpus):
     copied = sacrebleu.corpus_bleu([source for source, _ in pairs], [[target for _, target in pairs]]).score
     assert german.copy_bleu == copied and german.test_pairs == 5
     assert german.train_pairs == corpus.count("train", "de")
+    assert [(s.source, s.reference) for s in translated if s.language == "de"] == pairs
 
 
 def test_long_sentences_are_left_out_and_counted(corpus):
     lengths = [len(source) for source, _ in corpus.pairs("test", "de")]
     limit = sorted(lengths)[len(lengths) // 2]
-    scores, left_out = evaluate(Mirror(limit), corpus, ["de"], max_pairs=1000)
+    translated, left_out = translate_held_out(Mirror(limit), corpus, ["de"], max_pairs=1000)
     assert left_out == sum(length > limit for length in lengths) > 0
-    assert scores[0].test_pairs == len(lengths) - left_out
+    assert len(translated) == score(corpus, translated)[0].test_pairs == len(lengths) - left_out
     with pytest.raises(UserError, match="all .* test sentences are longer than the model's limit"):
-        evaluate(Mirror(1), corpus)
+        translate_held_out(Mirror(1), corpus)
 
 
 @pytest.mark.parametrize(
@@ -66,7 +68,7 @@ def test_long_sentences_are_left_out_and_counted(corpus):
 )
 def test_an_unknown_language_is_named(corpus, languages, pattern):
     with pytest.raises(UserError, match=f"--languages={languages[0]}: .*{pattern}"):
-        evaluate(Mirror(), corpus, languages)
+        translate_held_out(Mirror(), corpus, languages)
 
 
 def test_groups_keep_the_order_and_all_languages():

@@ -254,7 +254,7 @@ def from_safetensors(
 
 
 def read_safetensors(
-    file: str | pathlib.Path, model: str, specs: Mapping[str, object], name: str
+    file: str | pathlib.Path, model: str, specs: Mapping[str, object], name: str, remedy: str = ""
 ) -> tuple[int, dict[str, np.ndarray]]:
     """Reads a file that `to_safetensors` wrote.
 
@@ -263,6 +263,7 @@ def read_safetensors(
       model: the registered name.
       specs: the tree of the `Spec`s of the model's weights.
       name: what messages call the file, like `--input=FILE`.
+      remedy: what the message about other weights advises besides another --model, --set or file.
 
     Returns:
       The step of the weights, and the weights by path in the model's dtypes.
@@ -277,7 +278,7 @@ def read_safetensors(
         with safetensors.safe_open(file, "numpy") as opened:
             step = _step(name, opened.metadata() or {})
             flat = tree.flatten(specs)
-            _check_tensors(name, opened, model, flat)
+            _check_tensors(name, opened, model, flat, remedy)
             return step, {
                 path: _read_tensor(opened, path).astype(flat[path].dtype, copy=False)
                 for path in progress.track(sorted(flat), f"reading {pathlib.Path(file).name}", unit="arrays")
@@ -337,7 +338,7 @@ def _step(name: str, metadata: Mapping[str, str]) -> int:
     return step
 
 
-def _check_tensors(name: str, opened: safetensors.safe_open, model: str, specs: Mapping[str, Spec]):
+def _check_tensors(name: str, opened: safetensors.safe_open, model: str, specs: Mapping[str, Spec], remedy: str):
     """Raises UserError if names, shapes or dtypes are not those of the model; smaller dtypes stand for float32 too."""
     stored = {path: opened.get_slice(path) for path in list(opened.keys())}  # the object is no dict
     there = {path: _describe(_dtype(each), each.get_shape()) for path, each in stored.items()}
@@ -352,7 +353,7 @@ def _check_tensors(name: str, opened: safetensors.safe_open, model: str, specs: 
     if there != here:
         raise UserError(
             f"{name} does not hold the weights of {model}: {first_difference(there, here)}. Pass that "
-            f"--model (with the --set it was trained with), or another file."
+            f"--model (with the --set it was trained with), or another file.{remedy and f' {remedy}'}"
         )
 
 
