@@ -29,7 +29,7 @@ from lingvo_moe.utils import output_files
 FLAGS = flags.FlagValues()
 run_config.define_flags(run_config.HeldOutConfig, FLAGS)
 
-POOR = 30.0  # chrF; docs/pocket.md has samples
+POOR = 30.0  # chrF
 _BANDS = 10
 _THRESHOLDS = (0.4, 0.5, 0.55, 0.6, 0.65, 0.7, 0.8)
 
