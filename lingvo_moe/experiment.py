@@ -238,6 +238,8 @@ class Experiment:
         self._check_corpus()
         self._check_model_fields()
         if self.model.sides == tuple(self.input.lengths):
+            if isinstance(self.input, InputConfig) and self.input.name_substitution and not self.input.source_length:
+                raise UserError("input.name_substitution is for models that read a source, so leave it out.")
             return
         if self.translates:
             raise UserError(

@@ -101,6 +101,12 @@ def test_input_has_the_sides_of_the_model(name, source_length, message):
         experiment.get(name, [f"input.source_length={source_length}"])
 
 
+def test_a_language_model_has_no_names_to_copy():
+    """Name substitution changes a name in the source, too."""
+    with pytest.raises(UserError, match="input.name_substitution is for models that read a source"):
+        experiment.get("dense_lm.Small", ["input.name_substitution=0.5"])
+
+
 @pytest.mark.parametrize(
     "assignments, mesh, message",
     [

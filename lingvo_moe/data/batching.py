@@ -146,8 +146,6 @@ class InputConfig(BatchConfig):
             raise UserError(
                 f"input.name_substitution={self.name_substitution}: expected a share of the pairs with names, 0 to 1."
             )
-        if self.name_substitution and not self.source_length:
-            raise UserError("input.name_substitution is for models that read a source, so leave it out.")
 
     @property
     def lengths(self) -> dict[str, int]:

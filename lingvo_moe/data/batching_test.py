@@ -239,8 +239,6 @@ def test_shares_are_between_0_and_1(value):
 
 
 def test_only_pairs_of_texts_have_new_names():
-    """A language model has nothing to copy from, and a recording has no letters."""
-    with pytest.raises(UserError, match="input.name_substitution is for models that read a source"):
-        InputConfig(source_length=0, name_substitution=0.5)
+    """A recording has no letters; `experiment_test` has language models."""
     with pytest.raises(UserError, match="input.name_substitution is for pairs of texts"):
         SpeechInput(name_substitution=0.5)
