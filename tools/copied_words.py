@@ -3,8 +3,8 @@
   python -m lingvo_moe eval --corpus=CORPUS --translations=translations.tsv
   python -m tools.copied_words --translations=translations.tsv --trained_on=build/pocket/corpus
 
-It counts the words of four letters or digits or more that a source and its reference share, and that the English of
-the training pairs has at most --max_count times. The result is the share of them that the translation has, too.
+It counts the words of four Latin letters or digits or more that a source and its reference share, and that the English
+of the training pairs has at most --max_count times. The result is the share of them that the translation has, too.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ flags.DEFINE_integer(
     "max_count", 40, "How often a word may be in the English of training.", lower_bound=0, flag_values=FLAGS
 )
 
-_WORD = re.compile(r"[^\W_]{4,}")
+# Chinese, Japanese and Korean text attaches its letters to Latin words; words of other scripts are in no English text.
+_WORD = re.compile(r"[A-Za-z0-9\u00c0-\u024f]{4,}")
 _FIELDS = 5  # of a line: language, confidence, source, translation, reference
 
 
@@ -52,12 +53,14 @@ def main(arguments: list[str]):
         if not FLAGS[name].value:
             raise UserError(f"--{name} is missing.")
     sentences = read(FLAGS.translations)
-    counts = _count(Corpus.open(FLAGS.trained_on), {word for sentence in sentences for word in sentence.shared})
+    counts = _count(
+        Corpus.open_to_train(FLAGS.trained_on), {word for sentence in sentences for word in sentence.shared}
+    )
     print(summary(sentences, {word for word, count in counts.items() if count > FLAGS.max_count}))
 
 
 def read(path: str) -> list[Sentence]:
-    """Returns the sentences of a file; raises UserError if there is none, or for a line with other fields."""
+    """Returns the sentences of a file; raises UserError if it cannot be read, or for a line with other fields."""
     sentences = []
     try:
         with open(path, encoding="utf-8", newline="\n") as file:
@@ -91,7 +94,7 @@ def summary(sentences: Iterable[Sentence], frequent: Collection[str]) -> str:
 def _count(corpus: Corpus, words: Collection[str]) -> collections.Counter[str]:
     """Returns how often each of `words` is in the English of the training pairs."""
     counts: collections.Counter[str] = collections.Counter()
-    for language in progress.track(corpus.languages, "counting words", unit="languages"):
+    for language in progress.track(corpus.languages_of("train"), "counting words", unit="languages"):
         for _, english in corpus.pairs("train", language):
             counts.update(word for word in _WORD.findall(english) if word in words)
     return counts

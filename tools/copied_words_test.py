@@ -8,10 +8,12 @@ from lingvo_moe.cli import app
 from lingvo_moe.testing.corpora import write_corpus
 from tools import copied_words
 
-# "Firefox" is copied, "Ubuntu" is misspelt, "Linux" is frequent, "pad" is short, "Haus" is in the source alone.
+# "Firefox" and "Emacs" are copied, "Ubuntu" is misspelt, "Linux" is frequent, "pad" is short, "Haus" is in the source
+# alone.
 _LINES = (
     "de\t0.5000\tFirefox auf Linux\tFirefox on Linux\tFirefox on Linux\n"
     "fr\t0.5000\tUbuntu Haus pad\tUbunto house pad\tUbuntu house pad\n"
+    "ja\t0.5000\tEmacsを開く\topen Emacs\tOpen Emacs\n"
 )
 
 
@@ -24,12 +26,13 @@ def _run(*arguments: str) -> int:
 def _flags(directory) -> list[str]:
     """Writes a file and a corpus with "Linux" three times; returns the flags that name them."""
     (directory / "read.tsv").write_text(_LINES, encoding="utf-8")
-    write_corpus(directory / "corpus", {"de": {"train": [("ein", "Linux, Linux"), ("zwei", "a Linux_Firefox")]}})
+    pairs = [("ein", "Linux, Linux"), ("zwei", "a Linux_Firefox")]
+    write_corpus(directory / "corpus", {"de": {"train": pairs}, "fr": {"test": [("un", "Emacs")]}})
     return [f"--translations={directory / 'read.tsv'}", f"--trained_on={directory / 'corpus'}"]
 
 
 @pytest.mark.parametrize(
-    "max_count, expected", [(2, "1 of 2 rare words"), (3, "2 of 3 rare words"), (0, "0 of 1 rare words")]
+    "max_count, expected", [(2, "2 of 3 rare words"), (3, "3 of 4 rare words"), (0, "1 of 2 rare words")]
 )
 def test_frequent_words_do_not_count(max_count, expected, tmp_path, capsys):
     """One translation of each counts; with --max_count=0 only a word that training never had."""

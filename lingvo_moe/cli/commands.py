@@ -31,10 +31,10 @@ _log = logging.getLogger(__name__)
 def evaluate(config: EvalConfig):
     """`eval`: prints one row per language, voice or class, then groups; for a language model, its perplexity."""
     output_files.check_path("--json", config.json)
-    output_files.check_path("--translations", config.translations)
     experiment = get_experiment(config.full_name())
-    if config.translations and not experiment.translates:
+    if config.translations is not None and not experiment.translates:
         raise UserError(f"--translations is for translation models; {config.full_name()} is none. Leave it out.")
+    output_files.check_own_paths({"--translations": config.translations}, {"--json": config.json})
     if experiment.translates:
         _evaluate_translations(config)
     elif experiment.recognises:

@@ -134,6 +134,18 @@ def test_list_and_show_name_every_model_and_field(capsys):
         ),
         (["eval", "--model=Quickstart", "--logdir=x", "--translations=no/file"], "--translations=no/file: there is no"),
         (
+            ["eval", "--model=Quickstart", "--logdir=x", "--translations=-"],
+            "--translations=-: expected the name of a file",
+        ),
+        (
+            ["eval", "--model=Quickstart", "--logdir=x", "--translations=y", "--json=y"],
+            "--translations=y: expected the name of a file of its own, beside --json",
+        ),
+        (["eval"], "--corpus is missing: .* held-out sentences to score the released"),
+        (["eval", "--corpus=x", "stray"], "unexpected argument 'stray'"),
+        (["eval", "--corpus=x", "--tokenizers=y"], "--tokenizers: the released model has its own"),
+        (["translate", "--set=tokenizers=y"], "--tokenizers: the released model has its own"),
+        (
             ["train", "--model=dense_lm.Small", "--logdir=x", "--set=source_length=96"],
             "a language model reads targets alone; set it",
         ),

@@ -45,7 +45,8 @@ def weights(
     given = pathlib.Path(config.initial_weights)
     if given.suffix == checkpoint_tools.SUFFIX:
         specs = weight_specs(_initial_model(config, name, experiment.model).weights())
-        remedy = "" if config.initial_set else "If a shallower model has them, name its settings with --initial_set."
+        can_be_deepened = isinstance(experiment.model, Transformer) and not config.initial_set
+        remedy = "If a shallower model has them, name its settings with --initial_set." if can_be_deepened else ""
         step, values = checkpoint_tools.read_safetensors(given, name, specs, f"--initial_weights={given}", remedy)
         _log.info(f"starting with the weights of step {step} ({given})")
         if config.initial_set:

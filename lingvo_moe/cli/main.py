@@ -97,13 +97,20 @@ def _deferred(function: str, module: str = "commands") -> Callable[[ModelConfig,
 
 
 def _translate(config: TranslateConfig, arguments: list[str]) -> int | None:
+    app.no_arguments(arguments)
     with released.by_default(config) as chosen:
-        return _deferred("translate", "translate")(chosen, arguments)
+        return _deferred("translate", "translate")(chosen, [])
 
 
 def _evaluate(config: EvalConfig, arguments: list[str]) -> int | None:
+    app.no_arguments(arguments)
+    if released.applies(config) and not config.corpus:
+        raise UserError(
+            "--corpus is missing: a directory of tools.build_corpus, on whose held-out sentences to score the released "
+            "model; or pass --model and --logdir of another one."
+        )
     with released.by_default(config) as chosen:
-        return _deferred("evaluate")(chosen, arguments)
+        return _deferred("evaluate")(chosen, [])
 
 
 COMMANDS = {

@@ -15,12 +15,13 @@ from typing import TypeVar
 from lingvo_moe import experiment, tree
 from lingvo_moe.cli.run_config import RunConfig
 from lingvo_moe.errors import UserError
-from lingvo_moe.sharding.layout import Spec
+from lingvo_moe.sharding.layout import DeviceMesh, Spec
 from lingvo_moe.steps import weight_specs
 
 Config = TypeVar("Config", bound=RunConfig)
 MODEL = "m4.Pocket"
 DIRECTORY = pathlib.Path(__file__).parent.parent / "released"
+_WEIGHTS = "weights.safetensors"
 
 
 @contextlib.contextmanager
@@ -31,23 +32,38 @@ def by_default(config: Config) -> Iterator[Config]:
     Ctrl-C meanwhile.
 
     Raises:
-      UserError: the assignments of `config` give the model other weights than the released ones.
+      UserError: the assignments of `config` give the model other weights than the released ones, or `config` names
+        tokenizers.
     """
-    weights = DIRECTORY / "weights.safetensors"
-    if config.model or config.logdir or not weights.is_file():
+    if not applies(config):
         yield config
         return
-    changed, specs = (_specs(assignments) for assignments in (config.assignments, ()))
+    if config.tokenizers or any(text.partition("=")[0].strip() == "tokenizers" for text in config.assignments):
+        raise UserError(
+            "--tokenizers: the released model has its own; leave the flag out, or pass --model and the --logdir of a "
+            "training with these."
+        )
+    mesh = config.device_mesh()
+    changed, specs = (_specs(assignments, mesh) for assignments in (config.assignments, ()))
     if path := next((path for path in sorted(changed | specs) if changed.get(path) != specs.get(path)), None):
         raise UserError(
             f"--set: the released weights are of {MODEL} as it is; with these settings its weight {path} differs. "
             f"Leave them out, or pass --model and the --logdir of a training with them."
         )
-    from lingvo_moe.training import checkpoint_tools  # slow; a mistake in --set is reported before it
+    # Slow to import; a mistake in --set is reported before.
+    from lingvo_moe.engines import pjrt
+    from lingvo_moe.training import checkpoint_tools
 
-    with _terminated_as_interrupted(), checkpoint_tools.as_logdir(weights, MODEL, tree.unflatten(specs)) as logdir:
-        tokenizers = config.tokenizers or str(DIRECTORY / "tokenizers")
-        yield dataclasses.replace(config, model=MODEL, logdir=str(logdir), tokenizers=tokenizers)
+    if mesh:
+        pjrt.request_cpu_devices(mesh.size)  # writing the log directory starts JAX
+    file = DIRECTORY / _WEIGHTS
+    with _terminated_as_interrupted(), checkpoint_tools.as_logdir(file, MODEL, tree.unflatten(specs)) as logdir:
+        yield dataclasses.replace(config, model=MODEL, logdir=str(logdir), tokenizers=str(DIRECTORY / "tokenizers"))
+
+
+def applies(config: RunConfig) -> bool:
+    """Whether `by_default` yields the released model."""
+    return not config.model and not config.logdir and (DIRECTORY / _WEIGHTS).is_file()
 
 
 @contextlib.contextmanager
@@ -60,6 +76,6 @@ def _terminated_as_interrupted() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _specs(assignments: tuple[str, ...]) -> dict[str, Spec]:
+def _specs(assignments: tuple[str, ...], mesh: DeviceMesh | None) -> dict[str, Spec]:
     """Returns the shape and dtype of each weight of the released model with some settings, by path."""
-    return tree.flatten(weight_specs(experiment.get(MODEL, assignments).model.weights()))
+    return tree.flatten(weight_specs(experiment.get(MODEL, assignments, mesh).model.weights()))

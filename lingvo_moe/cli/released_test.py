@@ -6,6 +6,8 @@ import errno
 import json
 import os
 import signal
+import subprocess
+import sys
 import tempfile
 
 import pytest
@@ -60,6 +62,13 @@ def test_eval_without_a_model_scores_the_released_one(tmp_path, capsys):
     (score,) = json.loads((tmp_path / "scores.json").read_text(encoding="utf-8"))["scores"]
     assert score["test_pairs"] == len(pairs) and score["chrf"] > 60 > score["copy_chrf"]
     assert "average of 1" in capsys.readouterr().out
+
+
+def test_the_released_model_runs_on_several_devices():
+    """In a process of its own, where JAX has not started; --set is checked on the mesh that is given."""
+    command = [sys.executable, "-m", "lingvo_moe", "translate", "--mesh=2x2", "--platform=cpu", "--set=layout=gspmd"]
+    found = subprocess.run(command, input="Abrir archivo\n", capture_output=True, text=True, check=False)
+    assert found.returncode == 0 and found.stdout.lower() == "open file\n", found.stderr
 
 
 def test_settings_that_change_the_weights_are_refused(capsys):

@@ -81,12 +81,10 @@ def _check_files(config: TranslateConfig):
     if config.input != "-" and not os.path.exists(config.input):
         raise UserError(f"--input={config.input}: there is no such file; expected one sentence a line.")
     output_files.check_path("--output", config.output)
-    others = [config.input, config.output]
-    for flag, path in (("--explain", config.explain), ("--doubtful", config.doubtful)):
-        output_files.check_path(flag, path)
-        if path in ("", "-") or (path and path in others):
-            raise UserError(f"{flag}={path}: expected the name of a file of its own, beside --input and --output.")
-        others.append(path or "-")
+    output_files.check_own_paths(
+        {"--explain": config.explain, "--doubtful": config.doubtful},
+        {"--input": config.input, "--output": config.output},
+    )
 
 
 def _identity(config: TranslateConfig, settings: str, step: int, sentences: Sequence[str]) -> str:

@@ -50,7 +50,9 @@ def test_translate_with_no_model_uses_the_released_one(trained, data, tmp_path, 
     monkeypatch.setattr(released, "DIRECTORY", tmp_path)
     own = tuple(flag.removeprefix("--set=") for flag in settings if flag.startswith("--set="))
     specs_of = released._specs
-    monkeypatch.setattr(released, "_specs", lambda assignments: specs_of(assignments or own))  # as if registered so
+    monkeypatch.setattr(
+        released, "_specs", lambda assignments, mesh: specs_of(assignments or own, mesh)
+    )  # as if registered so
     given = _lines(tmp_path / "in.txt", "der old", "eert")
     assert _run("translate", *settings, given) == 2
     assert "--model is missing" in capsys.readouterr().err

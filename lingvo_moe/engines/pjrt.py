@@ -366,10 +366,14 @@ def _shardings(program: Program, mesh: Mesh) -> tuple[tuple[NamedSharding, ...],
     return inputs, outputs
 
 
-def _find_devices(num_cpu_devices: int, platform: str | None) -> list:
-    # Once JAX has started, its CPU devices are fixed; the caller checks whether they are enough.
+def request_cpu_devices(number: int):
+    """Makes JAX start with this number of virtual CPU devices; without effect once it has started."""
     with contextlib.suppress(RuntimeError):
-        jax.config.update("jax_num_cpu_devices", num_cpu_devices)
+        jax.config.update("jax_num_cpu_devices", number)
+
+
+def _find_devices(num_cpu_devices: int, platform: str | None) -> list:
+    request_cpu_devices(num_cpu_devices)  # the caller checks whether they are enough
     try:
         devices = jax.devices(platform)
     except RuntimeError as error:

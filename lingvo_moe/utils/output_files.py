@@ -6,7 +6,7 @@ import contextlib
 import os
 import pathlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TextIO
 
 from lingvo_moe.errors import UserError
@@ -29,6 +29,21 @@ def check_path(flag: str, path: str | None):
     directory = os.path.dirname(path) or "."
     if not os.path.isdir(directory):
         raise UserError(f"{flag}={path}: there is no directory {directory}; create it first.")
+
+
+def check_own_paths(paths: Mapping[str, str | None], taken: Mapping[str, str | None]):
+    """Raises UserError unless each is None or a file that can be written to and that no other flag names.
+
+    Args:
+      paths: the value of each flag, by its name.
+      taken: of the flags whose files these must not be.
+    """
+    others = list(taken.values())
+    for flag, path in paths.items():
+        check_path(flag, path)
+        if path in ("", "-") or (path and path in others):
+            raise UserError(f"{flag}={path}: expected the name of a file of its own, beside {' and '.join(taken)}.")
+        others.append(path or "-")
 
 
 @contextlib.contextmanager
