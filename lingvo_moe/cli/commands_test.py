@@ -7,6 +7,7 @@ import json
 import math
 
 import pytest
+import sacrebleu
 
 from lingvo_moe.cli import main
 from lingvo_moe.data.corpus import Corpus
@@ -182,6 +183,10 @@ def test_eval_prints_and_writes_scores_beside_the_copy_baseline(trained, data, t
     assert [row[0] for row in rows] == ["de"] * 3 + ["fr"] * 3 and all(0 < float(row[1]) < 1 for row in rows)
     pairs = set(itertools.chain(*(Corpus.open(data.corpus).pairs("test", language) for language in ("de", "fr"))))
     assert {(row[2], row[4]) for row in rows} <= pairs
+    for score in scores:  # of the translations that were written
+        own = [row for row in rows if row[0] == score["language"]]
+        chrf = sacrebleu.corpus_chrf([row[3] for row in own], [[row[4] for row in own]]).score
+        assert chrf == pytest.approx(score["chrf"])
     average = sum(row["copy_chrf"] for row in scores) / 2
     *_, averages, last = out.splitlines()
     assert averages.startswith("average of 2") and averages.endswith(f"{average:.1f}")
