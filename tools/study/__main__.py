@@ -1,6 +1,6 @@
 """Trains and compares the translation models of a study, each for the same CPU time: M4 in miniature (docs/study.md).
 
-    python -m tools.study --corpus=DIR [--budget=60] [--plan=tools/study/m4.toml] [--directory=build/study]
+    python -m tools.study --corpus=DIR [--budget=60] [--only=RUN,...] [--plan=PLAN.toml] [--directory=build/study]
     python -m tools.study --results=docs/study/results.json --output=docs/study --page=docs/study.md
 
 The first form trains, evaluates and draws; what is finished is not repeated, so the same command resumes after any
@@ -40,6 +40,7 @@ flags.DEFINE_float(
     "budget", 60.0, "minutes of CPU time of each training, of all threads together", lower_bound=0.0, flag_values=FLAGS
 )
 flags.DEFINE_multi_string("set", [], "override FIELD=VALUE of all models; may be repeated", flag_values=FLAGS)
+flags.DEFINE_list("only", [], "names of the runs to train, with commas; default: all of the plan", flag_values=FLAGS)
 flags.DEFINE_string("results", None, "only draw the results.json of a study", flag_values=FLAGS)
 flags.DEFINE_string(
     "output",
@@ -72,6 +73,7 @@ def main(arguments: list[str]) -> int:
     if not FLAGS.budget or not math.isfinite(FLAGS.budget):
         raise UserError(f"--budget={FLAGS.budget:g}: expected minutes of CPU time above 0.")
     study, directory = plan.load(FLAGS.plan or _PLAN), pathlib.Path(FLAGS.directory)
+    study = plan.select(study, FLAGS.only) if FLAGS.only else study
     trials = [Trial(study, run, directory / "runs" / run.name, FLAGS["set"].value or ()) for run in study.runs]
     for each in trials:
         each.experiment()  # reports a mistake, too

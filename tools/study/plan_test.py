@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pathlib
 
 import pytest
@@ -97,3 +98,23 @@ def test_mistakes_are_named(old, new, message, tmp_path):
     text = _SMALL.replace(old, new) if "models = []" not in new else f"{new}\n{_SMALL.replace(old, '')}"
     with pytest.raises(UserError, match=message.replace("[", r"\[")):
         _load(tmp_path, text)
+
+
+def test_some_runs_are_selected_by_name(tmp_path):
+    """In the plan's order; languages and settings stay."""
+    study = _load(tmp_path, _SMALL)
+    selected = plan.select(study, ["16_experts_seed3", "bilingual_fr"])
+    assert [run.name for run in selected.runs] == ["bilingual_fr", "16_experts_seed3"]
+    assert dataclasses.replace(selected, models=study.models) == study
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (["16_expert"], "no run is named '16_expert'; known: bilingual_fr, 16_experts.* Did you mean 16_experts"),
+        (["bilingual_fr"], "expected a multilingual model"),
+    ],
+)
+def test_a_selection_without_a_model_is_an_error(names, message, tmp_path):
+    with pytest.raises(UserError, match=message):
+        plan.select(_load(tmp_path, _SMALL), names)

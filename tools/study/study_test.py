@@ -129,6 +129,7 @@ def test_numbers_are_drawn_again_into_a_page(tmp_path, flags):
         (["--corpus=x", f"--page={ticks.__file__}"], "ticks.py: the markers `<!-- study: begin -->`"),
         (["--corpus=x", "--plan=missing.toml"], "missing.toml: no such file"),
         (["--corpus=x", "--set=model.num_expert=3"], "no such field"),
+        (["--corpus=x", "--only=dense,sparse"], "no run is named 'sparse'; known: bilingual_it,"),
         (["--results=missing.json"], "--output is missing"),
         (["--results=missing.json", "--output=x"], "missing.json: No such file"),
         (["--corpus=missing"], "the corpus missing does not exist"),
