@@ -77,6 +77,20 @@ class DecodingModel(Model, Protocol):
 
 
 @runtime_checkable
+class RowSelectingModel(DecodingModel, Protocol):
+    """What `decode` requires of a model, beside `DecodingModel`, to leave out sentences whose search has ended."""
+
+    @property
+    def decodes_sentences_apart(self) -> bool:
+        """Whether the logits of a sentence depend on no other sentence of its batch but for rounding."""
+        ...
+
+    def select_rows(self, state: dict, rows: tf.Tensor) -> dict:
+        """Returns the decoding state of these rows `[B'] int32` of the batch."""
+        ...
+
+
+@runtime_checkable
 class TiedModel(Model, Protocol):
     """What initial embeddings require of a model beside `Model`."""
 
@@ -316,6 +330,11 @@ class Steps:
         if not isinstance(model, DecodingModel):
             raise UserError(f"{type(model).__name__} does not decode: it lacks a method of `steps.DecodingModel`.")
 
+        select_rows = None
+        # Each of several devices would have to keep equally many rows.
+        if self.layout.is_one_device and isinstance(model, RowSelectingModel) and model.decodes_sentences_apart:
+            select_rows = model.select_rows
+
         def function(inputs: dict) -> dict:
             context = self._context()
             theta = model.decoding_theta(self._annotated(model.weights(), inputs["theta"]), context)
@@ -326,7 +345,7 @@ class Steps:
                 return model.decode_step(theta, state, ids, paddings, position, start, mask, context)
 
             present = tf.reduce_any(tf.not_equal(source["segment_ids"], 0), axis=1)
-            hypotheses = flat_beam_search(search, step, state, present, context)
+            hypotheses = flat_beam_search(search, step, state, present, context, select_rows)
             return {"ids": hypotheses.ids, "scores": hypotheses.scores, "lengths": hypotheses.lengths}
 
         inputs = {"theta": weight_specs(model.weights()), "source": source_specs}

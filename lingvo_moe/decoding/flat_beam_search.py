@@ -3,6 +3,10 @@
 At step t the K hypotheses of a sentence write their keys and values to the positions t*K .. t*K + K - 1 of one cache of
 T*K positions. A 0/1 mask says which positions a hypothesis attends to: those of its ancestors. Reordering the beam
 reorders the mask alone; keys and values are written once and never move. The search is graph code, one XLA program.
+
+The searches of a batch do not end together: of m4.Pocket's batches, an eighth of the sentences is still searched after
+three quarters of the steps. On one device, the loop over tokens is therefore two loops: of the whole batch and, as soon
+as that is enough for the searches that have not ended, of a quarter.
 """
 
 from __future__ import annotations
@@ -11,6 +15,7 @@ import dataclasses
 import math
 from collections.abc import Callable
 
+from lingvo_moe import tree
 from lingvo_moe.errors import UserError
 from lingvo_moe.lazy import tf
 from lingvo_moe.ops.context import Context
@@ -21,6 +26,9 @@ _IMPOSSIBLE = -float("inf")
 # (decoding state, ids [B, K], paddings [B, K], position, first cache position, mask [B, K, T*K])
 # -> (logits [B, K, V], decoding state)
 Step = Callable[[dict, "tf.Tensor", "tf.Tensor", "tf.Tensor", "tf.Tensor", "tf.Tensor"], tuple["tf.Tensor", dict]]
+# (decoding state, rows of the batch) -> decoding state of these rows
+SelectRows = Callable[[dict, "tf.Tensor"], dict]
+_PART = 4  # a search narrows to a quarter of its batch
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -78,7 +86,12 @@ class Hypotheses:
 
 
 def flat_beam_search(
-    search: BeamSearch, step: Step, model_state: dict, present: tf.Tensor, context: Context
+    search: BeamSearch,
+    step: Step,
+    model_state: dict,
+    present: tf.Tensor,
+    context: Context,
+    select_rows: SelectRows | None = None,
 ) -> Hypotheses:
     """Finds the K best translations of each sentence.
 
@@ -94,63 +107,104 @@ def flat_beam_search(
       model_state: the model's decoding state before the first token.
       present: `[B] bool`, whether a row has a sentence. The hypotheses of other rows have no meaning.
       context: the layout of the search's own tensors.
+      select_rows: selects rows of the model's decoding state. With it, the search goes on in a quarter of the batch as
+        soon as that is enough for the searches that have not ended. Hypotheses stay the same, but for rounding, if the
+        logits of a sentence do not depend on other sentences.
 
     Returns:
       The hypotheses of all sentences.
     """
-    batch = present.shape[0]
-    beam = _Beam(search, batch, context)
-
-    def searched(active, finished):
-        return tf.logical_and(present, beam.can_improve(active, finished))
-
-    def body(t, active, finished, mask, model_state):
-        own = beam.own_positions(t)
-        paddings = beam.paddings(active, searched(active, finished))
-        first, seen = t * search.beam_size, tf.logical_or(mask, own)
-        logits, model_state = step(model_state, active["last"], paddings, t, first, seen)
-        active, finished, parents = beam.expand(t, logits, active, finished)
-        mask = beam.reorder(seen, parents)
-        return t + 1, active, finished, mask, model_state
-
-    def unfinished(t, active, finished, mask, model_state):
-        del mask, model_state
-        return tf.logical_and(t < search.max_length, tf.reduce_any(searched(active, finished)))
-
+    beam, batch = _Beam(search, context), present.shape[0]
     mask = context.annotate(tf.zeros((batch, search.beam_size, search.cache_length), tf.bool), "BTL")
-    state = (tf.constant(0), beam.initial(), beam.no_finished(), mask, model_state)
-    t, active, finished, _, _ = tf.while_loop(unfinished, body, state, maximum_iterations=search.max_length)
-    return beam.result(t, active, finished)
+    beams = {"active": beam.initial(batch), "finished": beam.no_finished(batch), "mask": mask}
+    few = batch // _PART if select_rows else 0
+    t, beams, model_state = beam.run(step, present, (tf.constant(0), beams, model_state), until=few)
+    if select_rows and few:
+        live = _first_true(beam.searched(present, beams), few)
+        start = (t, _gather_rows(beams, live), select_rows(model_state, live))
+        t, narrow, _ = beam.run(step, tf.gather(present, live), start, until=0)
+        beams = _write_rows(beams, live, narrow)
+    return beam.result(t, beams["active"], beams["finished"])
+
+
+def _first_true(mask: tf.Tensor, count: int) -> tf.Tensor:
+    """Returns the indices `[count]` of a mask `[B]`, those where it is true first."""
+    return tf.argsort(tf.cast(tf.logical_not(mask), tf.int32), stable=True)[:count]
+
+
+def _gather_rows(beams: dict, rows: tf.Tensor) -> dict:
+    """Returns these rows of every leaf."""
+    return tree.map_leaves(lambda leaf: tf.gather(leaf, rows), beams)
+
+
+def _write_rows(beams: dict, rows: tf.Tensor, new: dict) -> dict:
+    """Returns `beams` with every leaf's `rows` replaced by those of `new`."""
+    return tree.map_leaves(lambda old, new: tf.tensor_scatter_nd_update(old, rows[:, None], new), beams, new)
 
 
 class _Beam:
     """The hypotheses of one search.
 
     Active ones are a dict of `ids [B, K, T]`, `last [B, K]` and `scores [B, K]`, sums of log-probabilities. Finished
-    ones are a dict of `ids`, `scores` (normalised) and `lengths`.
+    ones are a dict of `ids`, `scores` (normalised) and `lengths`. Both, and the mask of the cache, are a search's
+    `beams`.
     """
 
-    def __init__(self, search: BeamSearch, batch: int, context: Context):
-        self._search, self._batch, self._context = search, batch, context
-        self._shape = (batch, search.beam_size)
+    def __init__(self, search: BeamSearch, context: Context):
+        self._search, self._context = search, context
 
-    def initial(self) -> dict:
+    def run(
+        self, step: Step, present: tf.Tensor, start: tuple[tf.Tensor, dict, dict], until: int
+    ) -> tuple[tf.Tensor, dict, dict]:
+        """Searches while more than `until` searches have not ended and `max_length` is not reached.
+
+        Args:
+          step: the model's decoding step.
+          present: `[B] bool`, whether a row has a sentence.
+          start: (the next token's position, beams, the model's decoding state).
+          until: a number of sentences.
+
+        Returns:
+          The same three values after the last step.
+        """
+        size = self._search.beam_size
+
+        def body(t, beams, model_state):
+            active, finished = beams["active"], beams["finished"]
+            paddings = self.paddings(active, self.searched(present, beams))
+            seen = tf.logical_or(beams["mask"], self.own_positions(t))
+            logits, model_state = step(model_state, active["last"], paddings, t, t * size, seen)
+            active, finished, parents = self.expand(t, logits, active, finished)
+            return t + 1, {"active": active, "finished": finished, "mask": self.reorder(seen, parents)}, model_state
+
+        def goes_on(t, beams, model_state):
+            del model_state
+            searched = self.searched(present, beams)
+            many = tf.reduce_sum(tf.cast(searched, tf.int32)) > until if until else tf.reduce_any(searched)
+            return tf.logical_and(t < self._search.max_length, many)
+
+        return tf.while_loop(goes_on, body, start, maximum_iterations=self._search.max_length)
+
+    def searched(self, present: tf.Tensor, beams: dict) -> tf.Tensor:
+        """Returns `[B] bool`: whether a sentence is `present [B]` and its hypotheses can still become better."""
+        return tf.logical_and(present, self.can_improve(beams["active"], beams["finished"]))
+
+    def initial(self, batch: int) -> dict:
         """Returns the empty hypothesis of each sentence, and impossible ones for the rest of the beam."""
-        only_first = tf.range(self._search.beam_size) > 0
-        scores = tf.tile(tf.where(only_first, _IMPOSSIBLE, 0.0)[None], [self._batch, 1])
-        ids = tf.zeros((*self._shape, self._search.max_length), tf.int32)
+        shape, only_first = (batch, self._search.beam_size), tf.range(self._search.beam_size) > 0
         return {
-            "ids": self._annotate(ids),
-            "last": self._annotate(tf.fill(self._shape, self._search.bos_id)),
-            "scores": self._annotate(scores),
+            "ids": self._annotate(tf.zeros((*shape, self._search.max_length), tf.int32)),
+            "last": self._annotate(tf.fill(shape, self._search.bos_id)),
+            "scores": self._annotate(tf.tile(tf.where(only_first, _IMPOSSIBLE, 0.0)[None], [batch, 1])),
         }
 
-    def no_finished(self) -> dict:
+    def no_finished(self, batch: int) -> dict:
         """Returns impossible hypotheses: none is finished yet."""
+        shape = (batch, self._search.beam_size)
         return {
-            "ids": self._annotate(tf.zeros((*self._shape, self._search.max_length), tf.int32)),
-            "scores": self._annotate(tf.fill(self._shape, _IMPOSSIBLE)),
-            "lengths": self._annotate(tf.zeros(self._shape, tf.int32)),
+            "ids": self._annotate(tf.zeros((*shape, self._search.max_length), tf.int32)),
+            "scores": self._annotate(tf.fill(shape, _IMPOSSIBLE)),
+            "lengths": self._annotate(tf.zeros(shape, tf.int32)),
         }
 
     def own_positions(self, t: tf.Tensor) -> tf.Tensor:
@@ -203,7 +257,7 @@ class _Beam:
         count = tf.reduce_sum(tf.cast(finished["scores"] > _IMPOSSIBLE, tf.int32), axis=-1, keepdims=True)
         rank = tf.range(self._search.beam_size)[None]
         order = tf.where(rank < count, rank, self._search.beam_size + rank - count)  # both lists are sorted
-        lengths = tf.fill(self._shape, t)
+        lengths = tf.fill(finished["lengths"].shape, t)
 
         def pick(finished: tf.Tensor, active: tf.Tensor) -> tf.Tensor:
             return self._annotate(tf.gather(tf.concat([finished, active], axis=1), order, batch_dims=1))

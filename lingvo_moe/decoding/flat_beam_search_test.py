@@ -198,7 +198,7 @@ def _flat(theta: dict, source: dict, search: BeamSearch, mesh: DeviceMesh, platf
 def test_flat_equals_naive_hypothesis_by_hypothesis(theta, source, search):
     """Every hypothesis, its length and its score equal those of the search that reorders keys and values.
 
-    This holds for the plain program and for the one that is optimised for a CPU.
+    This holds for the plain program and for the one that is optimised for a CPU; both narrow their batch.
     """
     expected = _Naive(theta, source, search.beam_size).search(search.length_alpha)
     for outputs in (_flat(theta, source, search, DeviceMesh(), platform) for platform in ("", "cpu")):
@@ -301,6 +301,37 @@ def test_a_batch_of_empty_rows_is_not_searched():
     assert len(calls) > 1
     np.testing.assert_array_equal(calls[0], [[True, True], [False, True]])
     np.testing.assert_array_equal(calls[1], [[True, True], [False, False]])
+
+
+def test_a_search_goes_on_in_a_quarter_of_its_batch():
+    """Sentences leave the batch as their searches end, and their hypotheses stay those of the whole batch.
+
+    The state of the model says which sentence a row has: the table of logits, and the step after which it can end.
+    """
+    from lingvo_moe.lazy import tf
+
+    random, search, sizes = np.random.RandomState(3), BeamSearch(beam_size=3, max_length=12), []
+    table = tf.constant(random.normal(size=(8, 12, 9, 9)).astype(np.float32))
+    ends = tf.constant([2, 3, 9, 2, 5, 4, 11, 1])
+
+    def step(state, ids, paddings, position, first, mask):
+        del paddings, first, mask
+        sizes.append(ids.shape[0])
+        logits = tf.gather(tf.gather(table, state["sentence"])[:, position], ids, batch_dims=1)
+        end = tf.where(position < state["end"], -50.0, 50.0)[:, None, None]
+        return tf.where(tf.range(9) == search.eos_id, end, logits), state
+
+    def select_rows(state, rows):
+        return tree.map_leaves(lambda leaf: tf.gather(leaf, rows), state)
+
+    state, present = {"sentence": tf.range(8), "end": ends}, tf.constant([True] * 7 + [False])
+    whole = flat_beam_search(search, step, state, present, Context())
+    assert set(sizes) == {8}
+    sizes.clear()
+    narrow = flat_beam_search(search, step, state, present, Context(), select_rows)
+    assert sizes == [8] * sizes.count(8) + [2] * sizes.count(2) and 5 <= sizes.count(8) < len(sizes)
+    for found, expected in zip(dataclasses.astuple(narrow), dataclasses.astuple(whole), strict=True):
+        np.testing.assert_array_equal(found[:7], expected[:7])
 
 
 def _table_search(table: np.ndarray, size: int, alpha: float) -> list[tuple[float, tuple[int, ...]]]:

@@ -116,6 +116,14 @@ class Layer:
         return False
 
     @property
+    def independent_in_inference(self) -> bool:
+        """Whether, outside of training, a token's output depends on no other token of the batch but for rounding.
+
+        A search then need not compute the sentences that it has finished.
+        """
+        return False
+
+    @property
     def experts_per_token(self) -> float:
         """How many of the experts, of weights with the axis E, compute a token; to count operations."""
         return 1.0

@@ -52,6 +52,11 @@ class FeedForward(Protocol):
         ...
 
     @property
+    def independent_in_inference(self) -> bool:
+        """See `Layer.independent_in_inference`."""
+        ...
+
+    @property
     def experts_per_token(self) -> float:
         """See `Layer.experts_per_token`."""
         ...
@@ -137,6 +142,11 @@ class DenseFeedForward(Layer):
     @property
     def independent_rows(self) -> bool:
         """See `Layer.independent_rows`."""
+        return True
+
+    @property
+    def independent_in_inference(self) -> bool:
+        """See `Layer.independent_in_inference`."""
         return True
 
     def weights(self) -> dict:

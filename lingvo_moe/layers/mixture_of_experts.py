@@ -68,6 +68,11 @@ class MixtureOfExperts(Layer):
         return self.make_router().is_causal
 
     @property
+    def independent_in_inference(self) -> bool:
+        """See `Layer.independent_in_inference`: true if no token competes for a buffer position."""
+        return self.is_causal and self._inference_capacity(_LARGE_GROUP) == _LARGE_GROUP
+
+    @property
     def experts_per_token(self) -> float:
         """See `Layer.experts_per_token`."""
         return self.make_router().experts_per_token(self.num_experts)
@@ -117,15 +122,17 @@ class MixtureOfExperts(Layer):
         return {**theta, "wi": unstack_experts(theta["wi"]), "wo": unstack_experts(theta["wo"])}
 
     def _capacity(self, tokens_per_group: int, context: Context) -> int:
-        router = self.make_router()
-        if context.training:
-            return router.capacity(tokens_per_group, self.num_experts, self.capacity_factor)
-        capacity = router.capacity(tokens_per_group, self.num_experts, self.inference_capacity_factor)
+        if not context.training:
+            return self._inference_capacity(tokens_per_group)
+        return self.make_router().capacity(tokens_per_group, self.num_experts, self.capacity_factor)
+
+    def _inference_capacity(self, tokens_per_group: int) -> int:
+        capacity = self.make_router().capacity(tokens_per_group, self.num_experts, self.inference_capacity_factor)
         return max(capacity, min(self.inference_min_capacity, tokens_per_group))
 
     def _is_block_sparse(self, context: Context) -> bool:
         """Whether to compute used positions alone, as most are empty where experts have capacity for every token."""
-        has_full_capacity = self._capacity(_LARGE_GROUP, context) == _LARGE_GROUP
+        has_full_capacity = self._inference_capacity(_LARGE_GROUP) == _LARGE_GROUP
         return self.dispatch == AUTO and has_full_capacity and prefers_block_sparse(context)
 
     def _route(self, theta: dict, grouped: tf.Tensor, paddings: tf.Tensor, capacity: int, context: Context) -> Routing:

@@ -288,6 +288,11 @@ class TransformerStack(Layer):
             outputs, caches[name] = self._step_part(part, outputs, caches[name], start, masks, context)
         return self._norm(theta["norm"], outputs, context), caches
 
+    def select_rows(self, caches: dict, rows: tf.Tensor) -> dict:
+        """The caches of these rows `[B'] int32` of the batch."""
+        batch_dim = 1 + CACHED_AXES[0].index("B")  # after R; the same of keys and values
+        return tree.map_leaves(lambda cache: tf.gather(cache, rows, axis=batch_dim), caches)
+
     def _step_part(
         self, theta: dict, inputs: tf.Tensor, caches: dict, start: tf.Tensor, masks: Masks, context: Context
     ) -> tuple[tf.Tensor, dict]:

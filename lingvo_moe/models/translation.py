@@ -11,6 +11,8 @@ from lingvo_moe.layers.transformer import Masks
 from lingvo_moe.lazy import tf
 from lingvo_moe.models.transformer import Transformer
 
+_PART = 4  # decoding has a second form of the encoder, for a quarter of the source's columns
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Translation(Transformer):
@@ -116,7 +118,7 @@ class Translation(Transformer):
           context: of the call.
         """
         context = dataclasses.replace(context, dtype=self.activation_dtype)
-        memory, _ = self.encode(theta, source, context)
+        memory = self._encode_sentences(theta, source, context)
         caches = self._layers["decoder"].start(theta["decoder"], memory, cache_length, context)
         return {"caches": caches, "source_segments": source["segment_ids"]}
 
@@ -153,6 +155,39 @@ class Translation(Transformer):
         outputs, caches = self._layers["decoder"].step(theta["decoder"], inputs, state["caches"], start, masks, context)
         logits = self._softmax(self.target_vocabulary)(theta["softmax"], outputs, context)
         return logits, dict(state, caches=caches)
+
+    @property
+    def decodes_sentences_apart(self) -> bool:
+        """See `steps.RowSelectingModel`."""
+        return all(
+            layer.independent_in_inference for stack in self.layer_patterns for layer in self.feed_forwards(stack)
+        )
+
+    def select_rows(self, state: dict, rows: tf.Tensor) -> dict:
+        """See `steps.RowSelectingModel`; a subclass whose state has more than that of `start_decoding` extends it."""
+        return {
+            "caches": self._layers["decoder"].select_rows(state["caches"], rows),
+            "source_segments": tf.gather(state["source_segments"], rows),
+        }
+
+    def _encode_sentences(self, theta: dict, source: dict, context: Context) -> tf.Tensor:
+        """The encoder's outputs `[B, S, M]` for one sentence a row.
+
+        A row has room for the longest sentence of all, but most batches have short ones. So on one device the encoder
+        is compiled for the first quarter of the columns, too; outputs of the others are then zeros.
+        """
+        segments = source["segment_ids"]
+        columns = segments.shape[1]
+        quarter = columns // _PART
+        if not (context.layout.is_one_device and self.decodes_sentences_apart and quarter):
+            return self.encode(theta, source, context)[0]
+
+        def encode_quarter() -> tf.Tensor:
+            memory, _ = self.encode(theta, {field: ids[:, :quarter] for field, ids in source.items()}, context)
+            return tf.pad(memory, [[0, 0], [0, columns - quarter], [0, 0]])
+
+        is_short = tf.reduce_all(tf.equal(segments[:, quarter:], 0))
+        return tf.cond(is_short, encode_quarter, lambda: self.encode(theta, source, context)[0])
 
     def _drop_words(self, ids: tf.Tensor, context: Context) -> tf.Tensor:
         if not context.training or self.word_dropout == 0.0:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from lingvo_moe import tree
+from lingvo_moe.decoding.flat_beam_search import BeamSearch
 from lingvo_moe.engines import pjrt
 from lingvo_moe.errors import UserError
 from lingvo_moe.layers.base import Context, initial_value
@@ -435,6 +436,50 @@ def test_decoding_one_token_at_a_time_equals_teacher_forcing(platform, unroll):
 
     found = harness.run(stepwise, {"theta": theta(), **batch})["nll"]
     np.testing.assert_allclose(found, teacher_forced(batch), rtol=TOLERANCE)
+
+
+@pytest.mark.parametrize(("filled", "is_short"), [(4, True), (5, False)])
+def test_decoding_reads_a_quarter_of_the_row_where_that_holds_all_sentences(filled, is_short):
+    """The keys of the source's tokens stay the same; those of columns that are not read are zeros."""
+    model = dataclasses.replace(MODEL, unroll=False)
+    ids = [[5, 6, 7, 8, 9][:filled], [9, 8, 7]]
+    prepared = model.decoding_theta(tree.map_leaves(tf.constant, theta()), Context())
+
+    def memory_of(columns: int) -> dict[str, np.ndarray]:
+        source = side(ids, [[1] * len(row) for row in ids], False)
+        source = tree.map_leaves(lambda field: np.pad(field, [[0, 0], [0, columns - filled]]), source)
+        state = model.start_decoding(prepared, tree.map_leaves(tf.constant, source), 4, Context())
+        caches = tree.flatten(state["caches"])
+        keys = {path: np.asarray(cache) for path, cache in caches.items() if path.endswith("memory_keys")}
+        return keys or pytest.fail("no keys of the source")
+
+    whole, cut = memory_of(16), memory_of(filled)
+    for path, keys in whole.items():
+        np.testing.assert_allclose(keys[..., 0, :, :, :filled], cut[path][..., 0, :, :, :], atol=1e-6)
+        np.testing.assert_allclose(keys[..., 1, :, :, :3], cut[path][..., 1, :, :, :3], atol=1e-6)
+        assert (not keys[..., filled:].any()) == is_short
+
+
+@pytest.mark.parametrize(
+    ("changes", "mesh", "selects"),
+    [
+        ({}, (1,), True),
+        ({}, (2,), False),
+        ({"inference_capacity_factor": 2.0}, (1,), False),
+        ({"layer_pattern": ("dense", "moe:inference_capacity_factor=2")}, (1,), False),
+        ({"router": "expert_choice", "encoder_layer_pattern": ("moe",), "layer_pattern": ("dense",)}, (1,), False),
+    ],
+)
+def test_sentences_that_compete_for_experts_stay_in_the_batch(changes, mesh, selects, monkeypatch):
+    """If they left it, a translation would depend on when the searches of other sentences end."""
+    selected, select_rows = [], Translation.select_rows
+    monkeypatch.setattr(
+        Translation, "select_rows", lambda self, *arguments: selected.append(self) or select_rows(self, *arguments)
+    )
+    model = dataclasses.replace(MODEL, **changes)
+    specs = {field: Spec((BATCH, LENGTH), "int32", "BS") for field in ("ids", "segment_ids", "positions")}
+    Steps(model, OPTIMIZER, Layout.of(DeviceMesh(mesh))).decode(specs, BeamSearch(beam_size=2, max_length=4))
+    assert selected == [model] * selects
 
 
 def teacher_forced(batch: dict) -> np.ndarray:

@@ -27,8 +27,7 @@ def prefers_block_sparse(context: Context) -> bool:
 
     It is in inference, on a CPU that has all experts to itself. Pipeline stages cannot vectorise it.
     """
-    alone = context.layout.mesh.size == 1 and not context.layout.outer_axes
-    return not context.training and context.platform == "cpu" and alone
+    return not context.training and context.platform == "cpu" and context.layout.is_one_device
 
 
 class BlockSparse:

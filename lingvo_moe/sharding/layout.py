@@ -332,6 +332,11 @@ class Layout:
             )
         return Layout(mesh, layout.rules, annotated=layout.annotated)
 
+    @property
+    def is_one_device(self) -> bool:
+        """Whether all tensors are on one device, none of them within a function that is vectorised."""
+        return self.mesh.size == 1 and not self.outer_axes
+
     def vectorized(self, axis: str) -> Layout:
         """Returns the layout of a function that is vectorised over a new leading dimension, the logical axis `axis`.
 

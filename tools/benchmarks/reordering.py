@@ -2,7 +2,7 @@
 
 The flat beam search moves nothing, and attends to the positions of all hypotheses of a sentence instead. Here a
 hypothesis is a row of the batch, as in most toolkits, and so are the source's keys and values. Otherwise the search is
-the same, step for step.
+the same, except that rows never leave the batch; in the benchmark no search ends before the maximum length.
 """
 
 from __future__ import annotations
