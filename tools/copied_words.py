@@ -19,6 +19,7 @@ from absl import flags
 from lingvo_moe.cli import app
 from lingvo_moe.data.corpus import Corpus
 from lingvo_moe.errors import UserError
+from lingvo_moe.inference import translation_file
 from lingvo_moe.utils import progress
 
 FLAGS = flags.FlagValues()
@@ -30,7 +31,6 @@ flags.DEFINE_integer(
 
 # Chinese, Japanese and Korean text attaches its letters to Latin words; words of other scripts are in no English text.
 _WORD = re.compile(r"[A-Za-z0-9\u00c0-\u024f]{4,}")
-_FIELDS = 5  # of a line: language, confidence, source, translation, reference
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,22 +60,11 @@ def main(arguments: list[str]):
 
 
 def read(path: str) -> list[Sentence]:
-    """Returns the sentences of a file; raises UserError if it cannot be read, or for a line with other fields."""
-    sentences = []
-    try:
-        with open(path, encoding="utf-8", newline="\n") as file:
-            for number, line in enumerate(file, start=1):
-                fields = line.rstrip("\n").split("\t")
-                if len(fields) != _FIELDS:
-                    raise UserError(
-                        f"--translations={path}: line {number} has {len(fields)} fields; expected the {_FIELDS} of "
-                        f"`eval --translations`: language, confidence, source, translation, reference."
-                    )
-                source, translation, reference = map(_words, fields[2:])
-                sentences.append(Sentence(source & reference, translation))
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"--translations={path}: {getattr(error, 'strerror', None) or error}.") from None
-    return sentences
+    """Returns the sentences of a file of `eval --translations`; raises UserError as `translation_file.read` does."""
+    return [
+        Sentence(_words(line.source) & _words(line.reference), _words(line.translation))
+        for line in translation_file.read(path)
+    ]
 
 
 def summary(sentences: Iterable[Sentence], frequent: Collection[str]) -> str:

@@ -6,7 +6,6 @@ import dataclasses
 import json
 import logging
 import os
-from collections.abc import Sequence
 
 from lingvo_moe.analysis import plan as planning
 from lingvo_moe.analysis import plan_text, remedies, search
@@ -19,8 +18,8 @@ from lingvo_moe.engines import cluster, topology
 from lingvo_moe.errors import UserError
 from lingvo_moe.experiment import get as get_experiment
 from lingvo_moe.experiment import unchecked
-from lingvo_moe.inference import held_out_loss
-from lingvo_moe.inference.evaluation import LanguageScore, Translated, groups, mean, score, translate_held_out
+from lingvo_moe.inference import held_out_loss, translation_file
+from lingvo_moe.inference.evaluation import LanguageScore, groups, mean, score, translate_held_out
 from lingvo_moe.inference.translator import Translator
 from lingvo_moe.sharding.layout import DeviceMesh
 from lingvo_moe.utils import output_files
@@ -51,7 +50,7 @@ def _evaluate_translations(config: EvalConfig):
     translator = Translator(name, experiment, engine, config.log_directory())
     translated, left_out = translate_held_out(translator, corpus, config.languages, config.max_pairs, config.split)
     if config.translations:
-        _write_translations(config.translations, translated)
+        translation_file.write(config.translations, translated)
     scores = score(corpus, translated)
     print(table(scores, summary=config.summary))
     loss = held_out_loss.compute(
@@ -61,15 +60,6 @@ def _evaluate_translations(config: EvalConfig):
     if left_out:
         _log.info(f"{left_out} sentences of {experiment.texts.source_length} tokens or more were left out.")
     write_scores(config, name, translator.step, scores, loss=dataclasses.asdict(loss))
-
-
-def _write_translations(path: str, translated: Sequence[Translated]):
-    """Writes a line for each sentence: language, confidence, source, translation and reference, with tabs between."""
-    with output_files.atomic_writer(path) as file:
-        for one in translated:
-            best = one.translation
-            fields = (one.language, f"{best.confidence:.4f}", one.source, best.text, one.reference)
-            print("\t".join(" ".join(field.split()) for field in fields), file=file)
 
 
 def _loss_line(loss: held_out_loss.HeldOutLoss, split: str) -> str:
