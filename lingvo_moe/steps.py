@@ -81,7 +81,7 @@ class RowSelectingModel(DecodingModel, Protocol):
     """What `decode` requires of a model, beside `DecodingModel`, to leave out sentences whose search has ended."""
 
     @property
-    def decodes_sentences_apart(self) -> bool:
+    def independent_sentences(self) -> bool:
         """Whether the logits of a sentence depend on no other sentence of its batch but for rounding."""
         ...
 
@@ -332,7 +332,7 @@ class Steps:
 
         select_rows = None
         # Each of several devices would have to keep equally many rows.
-        if self.layout.is_one_device and isinstance(model, RowSelectingModel) and model.decodes_sentences_apart:
+        if self.layout.is_one_device and isinstance(model, RowSelectingModel) and model.independent_sentences:
             select_rows = model.select_rows
 
         def function(inputs: dict) -> dict:

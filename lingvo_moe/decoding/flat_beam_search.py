@@ -107,9 +107,9 @@ def flat_beam_search(
       model_state: the model's decoding state before the first token.
       present: `[B] bool`, whether a row has a sentence. The hypotheses of other rows have no meaning.
       context: the layout of the search's own tensors.
-      select_rows: selects rows of the model's decoding state. With it, the search goes on in a quarter of the batch as
-        soon as that is enough for the searches that have not ended. Hypotheses stay the same, but for rounding, if the
-        logits of a sentence do not depend on other sentences.
+      select_rows: selects rows of the model's decoding state. With it, the search continues in a quarter of the batch
+        as soon as that is enough for the searches that have not ended. Hypotheses stay the same, but for rounding, if
+        the logits of a sentence do not depend on other sentences.
 
     Returns:
       The hypotheses of all sentences.
@@ -177,13 +177,13 @@ class _Beam:
             active, finished, parents = self.expand(t, logits, active, finished)
             return t + 1, {"active": active, "finished": finished, "mask": self.reorder(seen, parents)}, model_state
 
-        def goes_on(t, beams, model_state):
+        def unfinished(t, beams, model_state):
             del model_state
             searched = self.searched(present, beams)
             many = tf.reduce_sum(tf.cast(searched, tf.int32)) > until if until else tf.reduce_any(searched)
             return tf.logical_and(t < self._search.max_length, many)
 
-        return tf.while_loop(goes_on, body, start, maximum_iterations=self._search.max_length)
+        return tf.while_loop(unfinished, body, start, maximum_iterations=self._search.max_length)
 
     def searched(self, present: tf.Tensor, beams: dict) -> tf.Tensor:
         """Returns `[B] bool`: whether a sentence is `present [B]` and its hypotheses can still become better."""

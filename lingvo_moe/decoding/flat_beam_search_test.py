@@ -198,7 +198,7 @@ def _flat(theta: dict, source: dict, search: BeamSearch, mesh: DeviceMesh, platf
 def test_flat_equals_naive_hypothesis_by_hypothesis(theta, source, search):
     """Every hypothesis, its length and its score equal those of the search that reorders keys and values.
 
-    This holds for the plain program and for the one that is optimised for a CPU; both narrow their batch.
+    This holds for the plain program and for the one that is optimised for a CPU.
     """
     expected = _Naive(theta, source, search.beam_size).search(search.length_alpha)
     for outputs in (_flat(theta, source, search, DeviceMesh(), platform) for platform in ("", "cpu")):
@@ -233,6 +233,16 @@ def test_translation_does_not_depend_on_the_batch(theta, source):
     together, repeated = _flat(theta, source, search, DeviceMesh()), _flat(theta, alone, search, DeviceMesh())
     for b in range(_BATCH):
         np.testing.assert_array_equal(repeated["ids"][b], together["ids"][0])
+
+
+@pytest.mark.slow
+def test_a_few_sentences_are_searched_in_a_quarter_of_the_batch(theta, source):
+    """From the first token on; the hypotheses of two of eight rows are those that they have among all eight."""
+    search, few = _SEARCHES[-1], np.isin(np.arange(_BATCH), (3, 6))
+    together = _flat(theta, source, search, DeviceMesh())
+    found = _flat(theta, {field: value * few[:, None] for field, value in source.items()}, search, DeviceMesh())
+    np.testing.assert_array_equal(found["ids"][few], together["ids"][few])
+    np.testing.assert_allclose(found["scores"][few], together["scores"][few], atol=_TOLERANCE)
 
 
 @pytest.mark.slow
@@ -303,7 +313,7 @@ def test_a_batch_of_empty_rows_is_not_searched():
     np.testing.assert_array_equal(calls[1], [[True, True], [False, False]])
 
 
-def test_a_search_goes_on_in_a_quarter_of_its_batch():
+def test_a_search_continues_in_a_quarter_of_its_batch():
     """Sentences leave the batch as their searches end, and their hypotheses stay those of the whole batch.
 
     The state of the model says which sentence a row has: the table of logits, and the step after which it can end.

@@ -157,7 +157,7 @@ class Translation(Transformer):
         return logits, dict(state, caches=caches)
 
     @property
-    def decodes_sentences_apart(self) -> bool:
+    def independent_sentences(self) -> bool:
         """See `steps.RowSelectingModel`."""
         return all(
             layer.independent_in_inference for stack in self.layer_patterns for layer in self.feed_forwards(stack)
@@ -179,7 +179,7 @@ class Translation(Transformer):
         segments = source["segment_ids"]
         columns = segments.shape[1]
         quarter = columns // _PART
-        if not (context.layout.is_one_device and self.decodes_sentences_apart and quarter):
+        if not (context.layout.is_one_device and self.independent_sentences and quarter):
             return self.encode(theta, source, context)[0]
 
         def encode_quarter() -> tf.Tensor:

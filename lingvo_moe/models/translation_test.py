@@ -460,6 +460,29 @@ def test_decoding_reads_a_quarter_of_the_row_where_that_holds_all_sentences(fill
         assert (not keys[..., filled:].any()) == is_short
 
 
+@pytest.mark.parametrize("unroll", [False, True])
+def test_selected_rows_continue_as_in_the_whole_batch(unroll):
+    """The logits of the third token, for which caches of both attentions are read, in another order of rows."""
+    model, rows = dataclasses.replace(MODEL, unroll=unroll), tf.constant([2, 0])
+    ids = [[5, 6, 7], [9], [8, 7, 6], [4, 4]]
+    source = tree.map_leaves(tf.constant, side(ids, [[1] * len(row) for row in ids], False))
+    prepared = model.decoding_theta(tree.map_leaves(tf.constant, theta()), Context())
+    tokens = tf.constant([[4, 9, 5], [7, 7, 8], [6, 10, 11], [5, 4, 12]])
+
+    def logits(state: dict, tokens: tf.Tensor, position: int) -> tuple[tf.Tensor, dict]:
+        mask = tf.broadcast_to(tf.range(3) <= position, (tokens.shape[0], 1, 3))
+        paddings, step = tf.zeros((tokens.shape[0], 1), tf.bool), tf.constant(position)
+        new = tokens[:, position, None]
+        return model.decode_step(prepared, state, new, paddings, step, step, mask, Context())
+
+    state = model.start_decoding(prepared, source, 3, Context())
+    for position in (0, 1):
+        _, state = logits(state, tokens, position)
+    whole, _ = logits(state, tokens, 2)
+    few, _ = logits(model.select_rows(state, rows), tf.gather(tokens, rows), 2)
+    np.testing.assert_allclose(few, tf.gather(whole, rows), atol=1e-6)
+
+
 @pytest.mark.parametrize(
     ("changes", "mesh", "selects"),
     [
