@@ -1,4 +1,6 @@
-"""Readers of translation catalogs: .mo, .po, JSON beside an en.json, and TSV. A reader yields the entries of one file.
+"""Readers of translation catalogs: .mo, .po, JSON beside an en.json, TSV, and help pages beside their English pages.
+
+A reader yields the entries of one file. Help pages are read only where a source asks for them (`PAGE_SUFFIXES`).
 
 A .po file is read by polib. A .mo file is two tables of offsets, which are read here and checked against the file's
 length: the standard library's gettext would compile the header's Plural-Forms formula to Python and execute it.
@@ -15,7 +17,7 @@ from typing import NamedTuple
 
 import polib
 
-from lingvo_moe.data import languages
+from lingvo_moe.data import help_pages, languages
 from lingvo_moe.errors import UserError
 
 _MAGIC = {b"\xde\x12\x04\x95": "<", b"\x95\x04\x12\xde": ">"}
@@ -25,6 +27,11 @@ _INDEX_OF_ONE = re.compile(r"n(?:%10+)?==1(?!\d)[^?:]*\?(\d)")
 _PO_STRING = re.compile(rb'\s*(?:msg\w+(?:\[\d+\])?\s+|(?="))(.*?)\s*$', re.DOTALL)
 # {{PLURAL:$1|one|many}}, {{GENDER:$1|he|she}}, {{GRAMMAR:case|word}}; the first form may be written `1=one`.
 _CHOICE = re.compile(r"\{\{\s*(?:PLURAL|GENDER|GRAMMAR)\s*:[^{}|]*\|(?:\d+=)?([^{}|]*)(?:\|[^{}]*)?\}\}", re.IGNORECASE)
+
+# Inner keys of OpenStreetMap's presets: other words for a thing, which each language has of its own.
+_SEARCH_WORDS = frozenset(("terms", "aliases"))
+# The key of an emoji's name in Unicode's CLDR, a list of one text; its other key has search words.
+_EMOJI_NAME = "tts"
 
 
 class Entry(NamedTuple):
@@ -63,6 +70,8 @@ def language_by_path(name: PurePath) -> str | None:
     """
     if name.suffix == ".json":
         return languages.normalize(name.stem)
+    if name.suffix in PAGE_SUFFIXES:
+        return help_pages.language(name)
     return languages.from_path(name) if name.parent.name == "LC_MESSAGES" else None
 
 
@@ -143,7 +152,7 @@ def _check_quotes(text: bytes):
 def _read_json(path: Path, name: PurePath) -> Iterator[Entry]:
     """Reads `LANG.json`, a tree of texts by key (MediaWiki's, Home Assistant's), and the English `en.json` beside it.
 
-    Other JSON has no entries.
+    The label may be the tree's only root, as in Rails. Other JSON has no entries.
     """
     language = languages.normalize(path.stem)
     beside = path.with_name("en.json")
@@ -158,7 +167,11 @@ def _read_json(path: Path, name: PurePath) -> Iterator[Entry]:
 def _json_messages(path: Path) -> dict[tuple[str, ...], str]:
     """Returns the texts of a JSON file by the path of their keys."""
     try:
-        return dict(_leaves(json.loads(path.read_text(encoding="utf-8")), ()))
+        tree = json.loads(path.read_text(encoding="utf-8"))
+        if isinstance(tree, dict) and len(tree) == 1:
+            (root,) = tree
+            tree = tree[root] if languages.normalize(root) == languages.normalize(path.stem) else tree
+        return dict(_leaves(tree, ()))
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path}: not a readable JSON catalog ({error}). Repair or remove it.") from None
 
@@ -169,7 +182,10 @@ def _leaves(node: object, keys: tuple[str, ...]) -> Iterator[tuple[tuple[str, ..
         yield keys, node
     elif isinstance(node, dict):
         for key, child in node.items():
-            yield from _leaves(child, (*keys, key))
+            if not (keys and key in _SEARCH_WORDS):
+                yield from _leaves(child, (*keys, key))
+    elif isinstance(node, list) and keys[-1:] == (_EMOJI_NAME,) and len(node) == 1:
+        yield from _leaves(node[0], keys)
 
 
 def _first_choice(text: str) -> str:
@@ -234,5 +250,13 @@ def _language_of_tsv(path: Path, name: PurePath, columns: int) -> str | None:
     return language
 
 
+def _read_page(path: Path, name: PurePath) -> Iterator[Entry]:
+    language = help_pages.language(name)
+    for english, translation in help_pages.pairs(path, name):
+        yield Entry(language, english, translation)
+
+
 _READERS = {".mo": _read_mo, ".po": _read_po, ".json": _read_json, ".tsv": _read_tsv}
 SUFFIXES = frozenset(_READERS)
+PAGE_SUFFIXES = help_pages.SUFFIXES
+_READERS |= dict.fromkeys(PAGE_SUFFIXES, _read_page)

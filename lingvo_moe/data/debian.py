@@ -84,27 +84,35 @@ class Package:
     Args:
       path: of the package.
       selected: the languages whose catalogs are read; empty for all.
+      suffixes: of the catalogs to read.
+      english: a package to unpack into the same directory, for catalogs whose English texts are in a package of their
+        own.
     """
 
-    def __init__(self, path: Path, selected: Collection[str] = ()):
+    def __init__(
+        self,
+        path: Path,
+        selected: Collection[str] = (),
+        suffixes: Collection[str] = catalogs.SUFFIXES,
+        english: Path | None = None,
+    ):
         self.name = path.name
         self.size = path.stat().st_size
         self.skipped_links = 0
-        self._path, self._selected = path, selected
+        self._path, self._selected, self._suffixes = path, selected, suffixes
+        self._archives = [path] if english is None else [english, path]
 
     def identity(self) -> str:
-        """Returns the hash of the archive."""
-        return sha256(self._path)
+        """Returns the hash of the archive, or of both archives."""
+        hashes = [sha256(path) for path in self._archives]
+        return hashes[0] if len(hashes) == 1 else hashlib.sha256("".join(hashes).encode()).hexdigest()
 
     def files(self) -> Iterator[CatalogFile]:
         """Yields the catalogs in the package. dpkg-deb and tar refuse members outside of the directory."""
         with tempfile.TemporaryDirectory(prefix="unpacked-", dir=self._path.parent) as directory:
-            unpacked = subprocess.run(["dpkg-deb", "--extract", self._path, directory], capture_output=True, text=True)
-            if unpacked.returncode:
-                raise UserError(
-                    f"{self._path}: cannot be unpacked ({_reason(unpacked)}). Delete it and run the same command again."
-                )
-            catalogs_inside = CatalogDirectory(self.name, Path(directory), selected=self._selected)
+            for path in self._archives:
+                _unpack(path, directory)
+            catalogs_inside = CatalogDirectory(self.name, Path(directory), self._suffixes, self._selected)
             self.skipped_links = catalogs_inside.skipped_links
             # The progress bar counts downloaded bytes: a file counts with its compressed size.
             compression = self.size / max(catalogs_inside.size, 1)
@@ -161,6 +169,22 @@ def fetch(cache: Path, names: Sequence[str], selected: Collection[str] = ()) -> 
     Raises:
       UserError: apt is absent, its lists or a package cannot be downloaded, or a quarter of the packages is unknown.
     """
+    archives = fetch_archives(cache, names)
+    return SourceList(
+        [Package(path, selected) for path in archives.values()], [name for name in names if name not in archives]
+    )
+
+
+def fetch_archives(cache: Path, names: Sequence[str]) -> dict[str, Path]:
+    """Returns the paths of packages by name, downloading what `cache` lacks; without those the distribution lacks.
+
+    Args:
+      cache: the download cache.
+      names: of the packages.
+
+    Raises:
+      UserError: as `fetch`.
+    """
     cache = cache.absolute()
     cache.mkdir(parents=True, exist_ok=True)
     archives = _read_index(cache, names)
@@ -169,10 +193,13 @@ def fetch(cache: Path, names: Sequence[str], selected: Collection[str] = ()) -> 
         apt.update()
         archives = apt.available(names)
         _download_missing(apt, cache, names, archives)
-    known = {archive.name for archive in archives}
-    return SourceList(
-        [Package(cache / archive.file, selected) for archive in archives], [name for name in names if name not in known]
-    )
+    return {archive.name: cache / archive.file for archive in archives}
+
+
+def _unpack(path: Path, directory: str):
+    unpacked = subprocess.run(["dpkg-deb", "--extract", path, directory], capture_output=True, text=True)
+    if unpacked.returncode:
+        raise UserError(f"{path}: cannot be unpacked ({_reason(unpacked)}). Delete it and run the same command again.")
 
 
 def _download_missing(apt: _Apt, cache: Path, names: Sequence[str], archives: Sequence[Archive]):

@@ -1,4 +1,4 @@
-"""The corpus of m4.Pocket: 44 languages into English, from Debian packages and PyPI wheels; the preset `pocket`.
+"""The corpus of m4.Pocket: 44 languages into English, from Debian, PyPI and npm packages; the preset `pocket`.
 
 Languages: those with most text in these packages, and smaller ones that a large relative helps (ast, be, bs, mk, nn).
 Left out are scripts of one language each that would take pieces of the vocabulary (ka, ta, hi, ...), conversions of
@@ -14,8 +14,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from pathlib import Path
 
-from lingvo_moe.data import debian, languages, wheels
-from lingvo_moe.data.sources import SourceList, register_source
+from lingvo_moe.data import debian, debian_help, languages, npm_packages, wheels
+from lingvo_moe.data.sources import Sentences, SourceList, register_source
 
 LANGUAGES = tuple(
     (
@@ -51,11 +51,20 @@ _LIBREOFFICE = {
 
 @register_source("pocket")
 def pocket_preset(cache: Path, selected: Collection[str]) -> SourceList:
-    """Debian packages, the descriptions of all packages, and the wheels of the preset `pypi`."""
+    """Debian packages, their help pages, the descriptions of all packages, the wheels of `pypi`, and npm packages."""
     read = selected or LANGUAGES
     office = [package for language, package in _LIBREOFFICE.items() if languages.is_selected(language, read)]
     fetched = debian.fetch(cache, [*debian.APPLICATIONS, *_APPLICATIONS, *office], read)
+    pages = debian_help.fetch(cache, read)
     descriptions = debian.Descriptions(cache.absolute() / "lists", read)
     return SourceList(
-        [*fetched.sources, descriptions, *wheels.pypi_preset(cache, read).sources], fetched.missing_packages, read
+        [
+            *fetched.sources,
+            *pages.sources,
+            descriptions,
+            *wheels.pypi_preset(cache, read).sources,
+            *map(Sentences, npm_packages.fetch(cache, npm_packages.PACKAGES, read)),
+        ],
+        [*fetched.missing_packages, *pages.missing_packages],
+        read,
     )

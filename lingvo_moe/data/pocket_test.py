@@ -27,6 +27,10 @@ def asked(monkeypatch) -> list[str]:
         "pypi_preset",
         lambda cache, selected: SourceList([EntrySource("wheels", [Entry("de", "tree", "Baum")])]),
     )
+    pages = SourceList([EntrySource("help pages", [])], ["no manual"])
+    monkeypatch.setattr(pocket.debian_help, "fetch", lambda cache, selected: pages)
+    npm = EntrySource("npm", [Entry("nl", "One. Two.", "Een. Twee.")])
+    monkeypatch.setattr(pocket.npm_packages, "fetch", lambda cache, packages, selected: [npm])
     return names
 
 
@@ -34,8 +38,9 @@ def test_reads_its_own_languages_unless_some_are_selected(asked, tmp_path):
     """A catalog of another language in one of the packages does not get into the corpus."""
     by_default, _ = corpus_builder.build("pocket", (), tmp_path / "corpus", tmp_path / "cache")
     assert list(by_default.languages) == ["de", "nl"]
-    assert by_default.manifest["inputs"] == ["packages", "package descriptions", "wheels"]
-    assert by_default.manifest["missing_packages"] == ["absent"]
+    assert by_default.manifest["inputs"] == ["packages", "help pages", "package descriptions", "wheels", "npm"]
+    assert by_default.manifest["missing_packages"] == ["absent", "no manual"]
+    assert ("Twee.", "Two.") in list(by_default.pairs("train", "nl"))
     selected, _ = corpus_builder.build("pocket", (), tmp_path / "nl", tmp_path / "cache", selected=frozenset(("nl",)))
     assert list(selected.languages) == ["nl"]
 

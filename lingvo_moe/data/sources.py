@@ -14,6 +14,8 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import os
+import re
+import shutil
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -21,6 +23,10 @@ from typing import NamedTuple, Protocol
 from lingvo_moe.data import catalogs, languages
 from lingvo_moe.errors import UserError
 from lingvo_moe.extensions import Registry
+
+# White space after the end of a sentence. Chinese and Japanese have none there.
+_SENTENCE_END = re.compile(r"(?<=[.!?])\s+|(?<=[。！？])\s*")
+_LETTER_OR_DIGIT = re.compile(r"[^\W_]")
 
 
 class CatalogFile(NamedTuple):
@@ -106,10 +112,10 @@ class CatalogDirectory:
     ):
         self.name = name
         self._root = root if root.is_dir() else root.parent
-        paths = sorted(_walk(root), key=lambda path: path.relative_to(root).parts) if root.is_dir() else [root]
+        walked = _walk(root, suffixes) if root.is_dir() else [root]
         paths = [
             path
-            for path in paths
+            for path in sorted(walked, key=lambda path: path.relative_to(self._root).parts)
             if path.suffix in suffixes
             and languages.is_selected(catalogs.language_by_path(path.relative_to(self._root)), selected)
         ]
@@ -126,6 +132,34 @@ class CatalogDirectory:
         for path in self._paths:
             name = path.relative_to(self._root)
             yield CatalogFile(f"{self.name}/{name}", path.stat().st_size, catalogs.read(path, name))
+
+
+class Sentences:
+    """Another source, its texts divided into sentences.
+
+    A text is divided if it has as many sentences in both languages; else it is kept whole. For prose: a pair of whole
+    paragraphs may exceed a model's length, and its test would be of all its sentences at once.
+
+    Args:
+      source: the source to divide.
+      name: for the corpus manifest; None for that of `source`.
+    """
+
+    def __init__(self, source: Source, name: str | None = None):
+        self._source = source
+        self.name, self.size = name or source.name, source.size
+        self.skipped_links = 0
+
+    def identity(self) -> str:
+        """Returns a hash of the content that differs from the divided source's."""
+        return hashlib.sha256(f"sentences {self._source.identity()}".encode()).hexdigest()
+
+    def files(self) -> Iterator[CatalogFile]:
+        """Yields the files of the divided source, with an entry per sentence."""
+        for file in self._source.files():
+            entries = (sentence for entry in file.entries for sentence in _divided(entry))
+            yield file._replace(entries=entries)
+        self.skipped_links = self._source.skipped_links
 
 
 class EntrySource:
@@ -189,6 +223,22 @@ def user_input(path: str | Path) -> Source:
     return source
 
 
+def complete_directory(path: Path, fill: Callable[[Path], None]) -> Path:
+    """Returns the directory `path`, which exists only when it is complete.
+
+    Args:
+      path: of the directory.
+      fill: called if there is none yet, with an empty directory to write into; leftovers of a killed run are deleted.
+    """
+    if not path.is_dir():
+        partial = path.with_name(f"{path.name}.partial")
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        fill(partial)
+        os.replace(partial, path)
+    return path
+
+
 def sha256(path: Path) -> str:
     """Returns the SHA-256 of a file's content, in hexadecimal."""
     with path.open("rb") as file:
@@ -200,11 +250,31 @@ def combined_hash(files: Iterable[tuple[str, Path]]) -> str:
     return hashlib.sha256("".join(f"{name}\t{sha256(path)}\n" for name, path in files).encode()).hexdigest()
 
 
-def _walk(root: Path) -> Iterator[Path]:
-    """Yields the files below `root` with a catalog's suffix; linked directories are not entered."""
+def _divided(entry: catalogs.Entry) -> Iterator[catalogs.Entry]:
+    english, translation = _sentences(entry.english), _sentences(entry.translation)
+    if len(english) != len(translation):
+        yield entry
+        return
+    for sentence, translated in zip(english, translation):
+        yield entry._replace(english=sentence, translation=translated)
+
+
+def _sentences(text: str) -> list[str]:
+    """Returns the sentences of a text. After an abbreviation (`e.g. this`), a small letter continues the sentence."""
+    sentences, start = [], 0
+    for end in _SENTENCE_END.finditer(text):
+        first = _LETTER_OR_DIGIT.search(text, end.end())
+        if first and not first[0].islower() and _LETTER_OR_DIGIT.search(text, start, end.start()):
+            sentences.append(text[start : end.start()])
+            start = end.end()
+    return [*sentences, text[start:]]
+
+
+def _walk(root: Path, suffixes: Collection[str]) -> Iterator[Path]:
+    """Yields the files below `root` with one of the suffixes; linked directories are not entered."""
     for directory, _, names in os.walk(root):
         paths = (Path(directory, name) for name in names)
-        yield from (path for path in paths if path.suffix in catalogs.SUFFIXES and path.is_file())
+        yield from (path for path in paths if path.suffix in suffixes and path.is_file())
 
 
 def _is_inside(path: Path, root: Path) -> bool:

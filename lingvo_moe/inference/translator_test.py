@@ -105,6 +105,15 @@ def test_a_long_line_is_translated_in_parts(translator, caplog):
     assert "line 2: a sentence has more than 47 tokens; its end is not translated" in caplog.text
 
 
+def test_many_long_lines_have_one_warning(translator, caplog):
+    """A file of 100,000 lines would have hundreds of them."""
+    long = "neerg der " * 40
+    translator.translate([long, "der", long])
+    assert [record.getMessage().partition(":")[0] for record in caplog.records] == ["lines 1 and 3"]
+    translator.translate([long] * 14)
+    assert "lines 1, 2, 3, 4, 5, 6, 7, 8, 9, 10 and 4 more: a sentence" in caplog.text
+
+
 def test_chunks_are_in_order_and_have_no_sentence_twice(translator, monkeypatch):
     """Whole lines at a time, as many as fill the batches of a chunk; a repeated sentence is not searched again."""
     monkeypatch.setattr("lingvo_moe.inference.translator._CHUNK_BATCHES", 1)

@@ -1,0 +1,110 @@
+"""Reads help pages: the paragraphs of a translated page, paired with those of the English page.
+
+LibreOffice's HTML gives a paragraph the same id in all languages. A GNOME page (Mallard, XML) is translated paragraph
+by paragraph, so all languages have the same elements in the same order; where a page differs, it is of another version
+and has no pairs.
+
+    libreoffice/help/de/text/shared/main0108.html   beside libreoffice/help/en-US/text/shared/main0108.html
+    share/help/de/gedit/index.page                  beside share/help/C/gedit/index.page
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path, PurePath
+
+from lxml import etree, html  # pyright: ignore[reportAttributeAccessIssue]; it is compiled, without type stubs
+
+from lingvo_moe.data import languages
+from lingvo_moe.errors import UserError
+
+SUFFIXES = frozenset((".html", ".page"))
+_ENGLISH = {".html": "en-US", ".page": "C"}
+_HTML_BLOCKS = ("p", "h1", "h2", "h3", "h4", "h5", "h6")
+_MALLARD = "{http://projectmallard.org/1.0/}"
+# What a reader of the page sees between the elements of a path through menus, and between keys pressed together.
+_SEPARATORS = {" > ": "guiseq", "+": "keyseq"}
+_MALLARD_BLOCKS = tuple(_MALLARD + tag for tag in ("p", "title", "desc"))
+
+
+def language(name: PurePath) -> str | None:
+    """Returns the language of a page by its path inside its source, or None."""
+    folder = _language_folder(name)
+    return None if folder is None else languages.normalize(name.parts[folder])
+
+
+def pairs(path: Path, name: PurePath) -> Iterator[tuple[str, str]]:
+    """Yields (English, translation) for each paragraph of a page that its English page has too.
+
+    Args:
+      path: of the page. An English page has no pairs, nor has one without an English page.
+      name: its path inside its source, which names the language.
+
+    Raises:
+      UserError: one of the two pages is not a readable document.
+    """
+    folder = _language_folder(name)
+    if folder is None:
+        return
+    from_end = len(name.parts) - folder
+    parts = list(path.parts)
+    parts[-from_end] = _ENGLISH[path.suffix]
+    beside = Path(*parts)
+    if path == beside or not beside.is_file() or beside.is_symlink():
+        return
+    if path.suffix == ".html":
+        yield from _with_equal_ids(_html_paragraphs(beside), _html_paragraphs(path))
+    else:
+        yield from _in_equal_order(_mallard_paragraphs(beside), _mallard_paragraphs(path))
+
+
+def _language_folder(name: PurePath) -> int | None:
+    """Returns the index of the folder that is named after the language, the one below `help`."""
+    folders = name.parts[:-1]
+    return folders.index("help") + 1 if "help" in folders[:-1] else None
+
+
+def _with_equal_ids(english: dict[str, str], translation: dict[str, str]) -> Iterator[tuple[str, str]]:
+    for key, text in english.items():
+        if key in translation:
+            yield text, translation[key]
+
+
+def _in_equal_order(english: list[tuple[str, str]], translation: list[tuple[str, str]]) -> Iterator[tuple[str, str]]:
+    if [tag for tag, _ in english] == [tag for tag, _ in translation]:
+        for (_, text), (_, translated) in zip(english, translation):
+            yield text, translated
+
+
+def _html_paragraphs(path: Path) -> dict[str, str]:
+    """Returns the text of the paragraphs and headings of a page of LibreOffice's help, by id."""
+    try:
+        page = html.parse(str(path), parser=html.HTMLParser(encoding="utf-8", no_network=True)).getroot()
+    except (OSError, etree.LxmlError) as error:
+        raise _unreadable(path, error) from None
+    for span in page.iter("span"):
+        # An alternative for macOS or for another application. The page's script shows one; this is not the usual one.
+        if span.get("hidden") is not None and not span.get("id", "").startswith("default"):
+            span.text = None
+            for child in list(span):
+                span.remove(child)
+    blocks = ((block.get("id", ""), block.text_content()) for block in page.iter(*_HTML_BLOCKS))
+    return {key: text for key, text in blocks if key.startswith(("par_", "hd_"))}
+
+
+def _mallard_paragraphs(path: Path) -> list[tuple[str, str]]:
+    """Returns the tags and texts of the paragraphs and titles of a Mallard page."""
+    try:
+        parser = etree.XMLParser(resolve_entities=False, no_network=True, remove_comments=True)
+        page = etree.parse(str(path), parser=parser).getroot()
+    except (OSError, etree.LxmlError) as error:
+        raise _unreadable(path, error) from None
+    for separator, tag in _SEPARATORS.items():
+        for sequence in page.iter(_MALLARD + tag):
+            for child in sequence[:-1]:
+                child.tail = separator
+    return [(block.tag, "".join(block.itertext())) for block in page.iter(*_MALLARD_BLOCKS)]
+
+
+def _unreadable(path: Path, error: Exception) -> UserError:
+    return UserError(f"{path}: not a readable help page ({error}). Get a new copy, or remove it.")

@@ -1,0 +1,109 @@
+"""Protects help pages: paragraphs of two languages are paired by id or by order, and other pages have no pairs."""
+
+from __future__ import annotations
+
+from pathlib import Path, PurePath
+
+import pytest
+
+from lingvo_moe.data import catalogs, help_pages
+from lingvo_moe.data.catalogs import Entry
+from lingvo_moe.errors import UserError
+
+_HTML = """<html><head><title>x</title></head><body><p>no id</p>
+<h1 id="hd_id1"><a name="x"></a>{title}</h1>
+<p id="par_id2">{text} <span class="switchinline"><span hidden="true" id="MAC_1">Cmd<b>!</b></span><span hidden="true"
+id="default_1">Ctrl</span></span>+S.</p>
+{more}</body></html>"""
+_MALLARD = """<page xmlns="http://projectmallard.org/1.0/" id="x" xml:lang="{language}"><info><desc>{desc}</desc>
+<credit type="author"><name>N. N.</name></credit></info><title>{title}</title><!-- a comment -->
+<steps><item><p>{text} <guiseq><gui>A</gui><gui>B</gui></guiseq>, <keyseq><key>Ctrl</key><key>S</key></keyseq>.</p>
+</item></steps>{more}</page>"""
+
+
+def _write(root: Path, name: str, text: str) -> PurePath:
+    (root / name).parent.mkdir(parents=True, exist_ok=True)
+    (root / name).write_text(text, encoding="utf-8")
+    return PurePath(name)
+
+
+def _read(root: Path, name: PurePath) -> list[Entry]:
+    entries = catalogs.read(root / name, name)
+    return [Entry(e.language, *(" ".join(text.split()) for text in (e.english, e.translation))) for e in entries]
+
+
+def test_html_paragraphs_are_paired_by_id(tmp_path):
+    """A paragraph that one page lacks is skipped; of the alternatives in a paragraph, the default one is read."""
+    english = _HTML.format(title="Saving", text="Press", more='<p id="par_id3">New.</p>')
+    german = _HTML.format(title="Speichern", text="Drücken Sie", more='<p id="par_id4">Alt.</p>')
+    english_name = _write(tmp_path, "libreoffice/help/en-US/text/a.html", english)
+    name = _write(tmp_path, "libreoffice/help/pt-BR/text/a.html", german)
+    assert _read(tmp_path, name) == [
+        Entry("pt_BR", "Saving", "Speichern"),
+        Entry("pt_BR", "Press Ctrl+S.", "Drücken Sie Ctrl+S."),
+    ]
+    assert _read(tmp_path, english_name) == []
+
+
+def test_mallard_paragraphs_are_paired_by_order(tmp_path):
+    """Menus and keys have separators; names of authors are no paragraphs."""
+    english = _MALLARD.format(language="en", desc="About it.", title="Saving", text="Choose", more="")
+    german = _MALLARD.format(language="de", desc="Darüber.", title="Speichern", text="Wählen Sie", more="")
+    _write(tmp_path, "help/C/app/x.page", english)
+    name = _write(tmp_path, "help/de/app/x.page", german)
+    assert _read(tmp_path, name) == [
+        Entry("de", "About it.", "Darüber."),
+        Entry("de", "Saving", "Speichern"),
+        Entry("de", "Choose A > B, Ctrl+S.", "Wählen Sie A > B, Ctrl+S."),
+    ]
+
+
+def test_mallard_page_with_other_paragraphs_has_no_pairs(tmp_path):
+    """A translation of an older page would pair the wrong paragraphs from some line on."""
+    fields = {"desc": "d", "title": "t", "text": "p"}
+    _write(tmp_path, "help/C/app/x.page", _MALLARD.format(language="en", more="<p>new</p>", **fields))
+    name = _write(tmp_path, "help/de/app/x.page", _MALLARD.format(language="de", more="", **fields))
+    assert _read(tmp_path, name) == []
+
+
+@pytest.mark.parametrize("name", ["help/de/app/x.page", "help/x.page", "de/app/x.page", "x.html", "help/de/x.html"])
+def test_page_without_an_english_page_has_no_pairs(tmp_path, name):
+    """Other files with these suffixes are in packages, too."""
+    _write(tmp_path, name, "<page/>")
+    assert _read(tmp_path, PurePath(name)) == []
+
+
+def test_link_is_not_read_as_the_english_page(tmp_path):
+    """A link inside a package must not pull other files of the machine into a corpus."""
+    _write(tmp_path, "secret.page", _MALLARD.format(language="en", desc="d", title="t", text="p", more=""))
+    (tmp_path / "help/C").mkdir(parents=True)
+    (tmp_path / "help/C/x.page").symlink_to(tmp_path / "secret.page")
+    name = _write(tmp_path, "help/de/x.page", (tmp_path / "secret.page").read_text())
+    assert _read(tmp_path, name) == []
+
+
+def test_entities_are_not_resolved(tmp_path):
+    """A page cannot read other files, or grow without limit."""
+    (tmp_path / "secret").write_text("secret")
+    declaration = f'<!DOCTYPE page [<!ENTITY x SYSTEM "{tmp_path}/secret">]>'
+    page = '<page xmlns="http://projectmallard.org/1.0/"><p>a &x; b</p></page>'
+    _write(tmp_path, "help/C/x.page", declaration + page)
+    name = _write(tmp_path, "help/de/x.page", declaration + page)
+    assert "secret" not in str(_read(tmp_path, name))
+
+
+def test_malformed_page_is_an_error_that_names_the_file(tmp_path):
+    """With the parser's reason and the remedy."""
+    _write(tmp_path, "help/C/x.page", "<page/>")
+    name = _write(tmp_path, "help/de/x.page", "<page><p>no end")
+    with pytest.raises(UserError, match=r"help/de/x\.page: not a readable help page \(.*Get a new copy, or remove it"):
+        _read(tmp_path, name)
+
+
+@pytest.mark.parametrize(
+    "name, language",
+    [("a/help/pt-BR/text/x.html", "pt_BR"), ("help/sr@latin/app/x.page", "sr_Latn"), ("de/x.page", None)],
+)
+def test_language_is_the_folder_below_help(name, language):
+    """The files of other languages than those asked for are not read."""
+    assert help_pages.language(PurePath(name)) == catalogs.language_by_path(PurePath(name)) == language
