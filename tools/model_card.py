@@ -3,7 +3,7 @@
     python -m tools.model_card --model=m4.Pocket --corpus=DIR --logdir=DIR --scores=OWN.json,UNSEEN.json --output=FILE
 
 Scores are files of `eval --json`, the first of them of the model's own packages. Licences are those that a Debian
-package's copyright file and a wheel's metadata name.
+package's copyright file, a wheel's metadata and an npm package's manifest name.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import math
 import pathlib
 import re
 import subprocess
+import tarfile
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
@@ -25,6 +26,7 @@ from absl import flags
 
 from lingvo_moe import experiment, lazy, registry
 from lingvo_moe.cli import app
+from lingvo_moe.data import debian_help, npm_packages
 from lingvo_moe.data.corpus import Corpus
 from lingvo_moe.errors import UserError
 from lingvo_moe.utils import output_files
@@ -124,9 +126,9 @@ def read_curves(logdir: pathlib.Path, positions: int) -> TrainingRun:
 def by_licence(corpus: Corpus, packages: pathlib.Path) -> dict[str, list[str]]:
     """Returns the inputs of a corpus by the names of their licences, in the order of the first of each."""
     found = collections.defaultdict(list)
-    for name in corpus.manifest["inputs"]:
+    for name in (name.removesuffix(debian_help.NAME_SUFFIX) for name in corpus.manifest["inputs"]):
         found[", ".join(_licences_of(name, packages))].append(name.partition("_")[0])
-    return {names: sorted(packages) for names, packages in sorted(found.items(), key=lambda item: min(item[1]))}
+    return {names: sorted(set(packages)) for names, packages in sorted(found.items(), key=lambda item: min(item[1]))}
 
 
 def _licences_of(name: str, packages: pathlib.Path) -> Sequence[str]:
@@ -139,6 +141,9 @@ def _licences_of(name: str, packages: pathlib.Path) -> Sequence[str]:
             metadata = next(member for member in archive.namelist() if member.endswith(".dist-info/METADATA"))
             directory = zipfile.Path(archive, metadata.removesuffix("METADATA"))
             return _of_distribution(importlib.metadata.PathDistribution(directory))
+    for package in npm_packages.PACKAGES:
+        if package.name == name:
+            return _of_npm_package(packages / package.archive.pattern)
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         return _of_distribution(importlib.metadata.distribution(name))
     return (f"those of {name}",)
@@ -154,6 +159,15 @@ def _of_debian_package(package: pathlib.Path) -> Sequence[str]:
         return (_NO_FILE,)
     names = collections.Counter(_LICENCE.findall(done.stdout.decode(errors="replace")))
     return sorted(licence for licence, _ in names.most_common(_MAX_LICENCES)) or (_SEE_FILE,)
+
+
+def _of_npm_package(path: pathlib.Path) -> Sequence[str]:
+    if not path.is_file():
+        raise UserError(f"--packages={path.parent}: {path.name} of the corpus is not there.")
+    with tarfile.open(path) as archive:
+        manifest = archive.extractfile("package/package.json")
+        assert manifest is not None  # npm makes no package without it
+        return (str(json.load(manifest).get("license", _NO_FILE)),)
 
 
 def _of_distribution(distribution: importlib.metadata.Distribution) -> Sequence[str]:

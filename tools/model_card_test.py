@@ -5,16 +5,19 @@ from __future__ import annotations
 import json
 import pathlib
 import subprocess
+import tarfile
 import zipfile
 
 import pytest
 
 from lingvo_moe.cli import app
+from lingvo_moe.data import npm_packages
 from lingvo_moe.errors import UserError
 from lingvo_moe.testing import corpora
 from lingvo_moe.training.summary import SummaryWriter
 from tools import model_card
 
+_NPM = npm_packages.PACKAGES[0]
 _CONTROL = (
     "Package: {name}\nVersion: 1\nArchitecture: all\nMaintainer: nobody <nobody@example.org>\nDescription: test\n"
 )
@@ -41,7 +44,14 @@ def corpus(tmp_path_factory) -> pathlib.Path:
     directory = tmp_path_factory.mktemp("packages") / "corpus"
     corpora.write_corpus(directory, {"de": {"train": [("Hallo", "Hello")]}})
     manifest = json.loads((directory / "corpus.json").read_text(encoding="utf-8"))
-    manifest["inputs"] = ["zeta_1_all.deb", "free_1_all.deb", "wheeled", "numpy"]
+    manifest["inputs"] = [
+        "zeta_1_all.deb",
+        "zeta_1_all.deb, help pages",
+        "free_1_all.deb",
+        "wheeled",
+        "numpy",
+        _NPM.name,
+    ]
     (directory / "corpus.json").write_text(json.dumps(manifest), encoding="utf-8")
     paragraph = "Files: *\nCopyright: somebody\nLicense: {}\n Text of it.\n\n"
     _package(directory, "zeta", "".join(map(paragraph.format, ("MIT", "GPL-2 or GPL-3+ with Bison exception", "MIT"))))
@@ -50,6 +60,9 @@ def corpus(tmp_path_factory) -> pathlib.Path:
         archive.writestr(
             "wheeled-2.dist-info/METADATA", "Metadata-Version: 2.4\nName: wheeled\nLicense-Expression: MIT\n"
         )
+    (directory / "package.json").write_text('{"license": "ISC"}', encoding="utf-8")
+    with tarfile.open(directory / _NPM.archive.pattern, "w:gz") as archive:
+        archive.add(directory / "package.json", "package/package.json")
     return directory
 
 
@@ -79,13 +92,17 @@ def test_licences_are_those_that_the_packages_name(corpus):
     """Each once, and a licence without a name is not invented."""
     found = model_card.by_licence(model_card.Corpus.open(corpus), corpus)
     assert found["GPL-2 or GPL-3+ with Bison exception, MIT"] == ["zeta"] and found["MIT"] == ["wheeled"]
-    assert found["named in free text alone"] == ["free"]
+    assert found["named in free text alone"] == ["free"] and found["ISC"] == [_NPM.name]
     assert next(names for names, packages in found.items() if "numpy" in packages).startswith("BSD")
 
 
 def test_a_package_that_is_not_there_is_an_error(corpus, tmp_path):
     """Its licence would be missing from the card."""
     with pytest.raises(UserError, match="--packages=.*: zeta_1_all.deb of the corpus is not there"):
+        model_card.by_licence(model_card.Corpus.open(corpus), tmp_path)
+    for path in corpus.glob("*.deb"):
+        (tmp_path / path.name).symlink_to(path)
+    with pytest.raises(UserError, match=f"{_NPM.archive.pattern} of the corpus is not there"):
         model_card.by_licence(model_card.Corpus.open(corpus), tmp_path)
 
 

@@ -74,7 +74,7 @@ def test_translate_explains_which_experts_took_each_token(trained, tmp_path):
     assert outputs[0].read_text() == outputs[1].read_text()
     found = [json.loads(line) for line in explained.read_text(encoding="utf-8").splitlines()]
     assert [explanation["line"] for explanation in found] == [1, 3]
-    assert all(len(explanation["encoder/2"]) == len(explanation["source"]) for explanation in found)
+    assert all(len(explanation["decoder/1"]) == len(explanation["translation"]) for explanation in found)
 
 
 @pytest.mark.parametrize("flag", ["--explain", "--doubtful"])

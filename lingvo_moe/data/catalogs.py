@@ -28,11 +28,6 @@ _PO_STRING = re.compile(rb'\s*(?:msg\w+(?:\[\d+\])?\s+|(?="))(.*?)\s*$', re.DOTA
 # {{PLURAL:$1|one|many}}, {{GENDER:$1|he|she}}, {{GRAMMAR:case|word}}; the first form may be written `1=one`.
 _CHOICE = re.compile(r"\{\{\s*(?:PLURAL|GENDER|GRAMMAR)\s*:[^{}|]*\|(?:\d+=)?([^{}|]*)(?:\|[^{}]*)?\}\}", re.IGNORECASE)
 
-# Inner keys of OpenStreetMap's presets: other words for a thing, which each language has of its own.
-_SEARCH_WORDS = frozenset(("terms", "aliases"))
-# The key of an emoji's name in Unicode's CLDR, a list of one text; its other key has search words.
-_EMOJI_NAME = "tts"
-
 
 class Entry(NamedTuple):
     """One message of a catalog, before cleaning.
@@ -152,7 +147,7 @@ def _check_quotes(text: bytes):
 def _read_json(path: Path, name: PurePath) -> Iterator[Entry]:
     """Reads `LANG.json`, a tree of texts by key (MediaWiki's, Home Assistant's), and the English `en.json` beside it.
 
-    The label may be the tree's only root, as in Rails. Other JSON has no entries.
+    Other JSON has no entries.
     """
     language = languages.normalize(path.stem)
     beside = path.with_name("en.json")
@@ -167,11 +162,7 @@ def _read_json(path: Path, name: PurePath) -> Iterator[Entry]:
 def _json_messages(path: Path) -> dict[tuple[str, ...], str]:
     """Returns the texts of a JSON file by the path of their keys."""
     try:
-        tree = json.loads(path.read_text(encoding="utf-8"))
-        if isinstance(tree, dict) and len(tree) == 1:
-            (root,) = tree
-            tree = tree[root] if languages.normalize(root) == languages.normalize(path.stem) else tree
-        return dict(_leaves(tree, ()))
+        return dict(_leaves(json.loads(path.read_text(encoding="utf-8")), ()))
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path}: not a readable JSON catalog ({error}). Repair or remove it.") from None
 
@@ -182,10 +173,7 @@ def _leaves(node: object, keys: tuple[str, ...]) -> Iterator[tuple[tuple[str, ..
         yield keys, node
     elif isinstance(node, dict):
         for key, child in node.items():
-            if not (keys and key in _SEARCH_WORDS):
-                yield from _leaves(child, (*keys, key))
-    elif isinstance(node, list) and keys[-1:] == (_EMOJI_NAME,) and len(node) == 1:
-        yield from _leaves(node[0], keys)
+            yield from _leaves(child, (*keys, key))
 
 
 def _first_choice(text: str) -> str:
@@ -256,7 +244,7 @@ def _read_page(path: Path, name: PurePath) -> Iterator[Entry]:
         yield Entry(language, english, translation)
 
 
-_READERS = {".mo": _read_mo, ".po": _read_po, ".json": _read_json, ".tsv": _read_tsv}
-SUFFIXES = frozenset(_READERS)
+_CATALOG_READERS = {".mo": _read_mo, ".po": _read_po, ".json": _read_json, ".tsv": _read_tsv}
+SUFFIXES = frozenset(_CATALOG_READERS)
 PAGE_SUFFIXES = help_pages.SUFFIXES
-_READERS |= dict.fromkeys(PAGE_SUFFIXES, _read_page)
+_READERS = {**_CATALOG_READERS, **dict.fromkeys(PAGE_SUFFIXES, _read_page)}

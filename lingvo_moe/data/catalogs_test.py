@@ -113,18 +113,6 @@ def test_corrupt_po_is_an_error_that_names_the_file(tmp_path, content):
         _read(path)
 
 
-def test_json_of_one_root_and_names_of_emoji(tmp_path):
-    """The root may be the label; of CLDR's lists the name is read, and search words are not."""
-    emoji = {"default": ["cat", "pet"], "tts": ["cat face"]}
-    _write_json(tmp_path / "en.json", {"en": {"a": {"name": "Cafe", "terms": "bar"}, "b": emoji}})
-    emoji = {"default": ["Katze", "Tier"], "tts": ["Katzengesicht"]}
-    _write_json(tmp_path / "pt_BR.json", {"pt-BR": {"a": {"name": "Café", "terms": "loja"}, "b": emoji}})
-    assert _read(tmp_path / "pt_BR.json") == [
-        Entry("pt_BR", "Cafe", "Café"),
-        Entry("pt_BR", "cat face", "Katzengesicht"),
-    ]
-
-
 def test_mediawiki_catalog_uses_first_forms_and_the_english_beside_it(tmp_path):
     """Keys without English are skipped; the English file itself has no entries."""
     _write_json(tmp_path / "en.json", {"@metadata": {}, "n": "$1 {{PLURAL:$1|page|pages}}", "only": "English"})

@@ -9,8 +9,10 @@ from collections.abc import Collection
 from pathlib import Path
 
 from lingvo_moe.data import catalogs, debian, languages
-from lingvo_moe.data.sources import Sentences, SourceList
+from lingvo_moe.data.sentence_source import Sentences
+from lingvo_moe.data.sources import SourceList
 
+NAME_SUFFIX = ", help pages"  # of a source's name, after that of its package
 _OFFICE_ENGLISH = "libreoffice-help-en-us"
 # libreoffice-help-sk and -om have almost no translated page.
 _OFFICE = {
@@ -36,7 +38,7 @@ def fetch(cache: Path, selected: Collection[str] = ()) -> SourceList:
       UserError: as `debian.fetch_archives`.
     """
     office = [package for language, package in _OFFICE.items() if languages.is_selected(language, selected)]
-    names = [_OFFICE_ENGLISH, *office, *_MANUALS]
+    names = [*([_OFFICE_ENGLISH] if office else []), *office, *_MANUALS]
     archives = debian.fetch_archives(cache, names)
     missing = [name for name in names if name not in archives]
     english = archives.pop(_OFFICE_ENGLISH, None)
@@ -44,4 +46,4 @@ def fetch(cache: Path, selected: Collection[str] = ()) -> SourceList:
         debian.Package(path, selected, catalogs.PAGE_SUFFIXES, english if name in office else None)
         for name, path in archives.items()
     ]
-    return SourceList([Sentences(package, f"{package.name}, help pages") for package in packages], missing)
+    return SourceList([Sentences(package, f"{package.name}{NAME_SUFFIX}") for package in packages], missing)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from lingvo_moe.data import debian_help
+from lingvo_moe.data.sentence_source import Sentences
 
 
 @pytest.fixture
@@ -31,9 +32,16 @@ def test_office_packages_of_the_selected_languages(asked):
     office = [name for name in asked if name.startswith("libreoffice")]
     assert office == ["libreoffice-help-en-us", "libreoffice-help-de", "libreoffice-help-pt-br"]
     assert fetched.missing_packages == ["evince-common"]
+    assert all(isinstance(source, Sentences) for source in fetched.sources)
     names = [source.name for source in fetched.sources]
     assert "libreoffice-help-de.deb, help pages" in names and "gnome-user-docs.deb, help pages" in names
     assert not any("en-us" in name for name in names)
+
+
+def test_english_pages_are_not_fetched_alone(asked):
+    """LibreOffice has no help in Serbian."""
+    debian_help.fetch(Path("cache"), ("sr",))
+    assert asked and not any(name.startswith("libreoffice") for name in asked)
 
 
 def test_all_languages_by_default(asked):

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from lingvo_moe.data import debian
+from lingvo_moe.data import catalogs, debian
 from lingvo_moe.data.catalogs import Entry
 from lingvo_moe.errors import UserError
 
@@ -145,6 +145,24 @@ def test_packages_and_descriptions(mirror, tmp_path):
     ]
     assert {entry.language for entry in entries[5:]} == {"pt_BR"}
     assert not list((tmp_path / "cache").glob("unpacked-*"))
+
+
+def test_help_pages_of_two_packages(mirror, tmp_path):
+    """LibreOffice's pages have their English texts in a package of their own; both decide the identity."""
+    cache, page = tmp_path / "cache", '<html><p id="par_1">{}</p></html>'
+    cache.mkdir()
+    for package, folder, text in (("english", "en-US", "Yes."), ("german", "de", "Ja."), ("other", "en-US", "No.")):
+        (tmp_path / "page.html").write_text(page.format(text))
+        with tarfile.open(cache / f"{package}.deb", "w") as archive:
+            archive.add(tmp_path / "page.html", f"usr/share/help/{folder}/text/page.html")
+            archive.add(tmp_path / "page.html", "usr/share/fr.tsv")
+    alone, beside, other = (
+        debian.Package(cache / "german.deb", ("de",), catalogs.PAGE_SUFFIXES, english and cache / f"{english}.deb")
+        for english in (None, "english", "other")
+    )
+    assert _entries([alone]) == []
+    assert _entries([beside]) == [Entry("de", "Yes.", "Ja.")] and _entries([other]) == [Entry("de", "No.", "Ja.")]
+    assert len({package.identity() for package in (alone, beside, other)}) == 3
 
 
 def test_file_sizes_of_a_package_add_up_to_its_size(mirror, tmp_path):

@@ -10,6 +10,7 @@ and has no pairs.
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Iterator
 from pathlib import Path, PurePath
 
@@ -23,7 +24,7 @@ _ENGLISH = {".html": "en-US", ".page": "C"}
 _HTML_BLOCKS = ("p", "h1", "h2", "h3", "h4", "h5", "h6")
 _MALLARD = "{http://projectmallard.org/1.0/}"
 # What a reader of the page sees between the elements of a path through menus, and between keys pressed together.
-_SEPARATORS = {" > ": "guiseq", "+": "keyseq"}
+_SEPARATORS = {"guiseq": " > ", "keyseq": "+"}
 _MALLARD_BLOCKS = tuple(_MALLARD + tag for tag in ("p", "title", "desc"))
 
 
@@ -50,7 +51,8 @@ def pairs(path: Path, name: PurePath) -> Iterator[tuple[str, str]]:
     parts = list(path.parts)
     parts[-from_end] = _ENGLISH[path.suffix]
     beside = Path(*parts)
-    if path == beside or not beside.is_file() or beside.is_symlink():
+    root = path.parents[len(name.parts) - 1].resolve()
+    if path == beside or not beside.is_file() or not beside.resolve().is_relative_to(root):
         return
     if path.suffix == ".html":
         yield from _with_equal_ids(_html_paragraphs(beside), _html_paragraphs(path))
@@ -64,7 +66,9 @@ def _language_folder(name: PurePath) -> int | None:
     return folders.index("help") + 1 if "help" in folders[:-1] else None
 
 
-def _with_equal_ids(english: dict[str, str], translation: dict[str, str]) -> Iterator[tuple[str, str]]:
+def _with_equal_ids(
+    english: dict[tuple[str, int], str], translation: dict[tuple[str, int], str]
+) -> Iterator[tuple[str, str]]:
     for key, text in english.items():
         if key in translation:
             yield text, translation[key]
@@ -76,20 +80,34 @@ def _in_equal_order(english: list[tuple[str, str]], translation: list[tuple[str,
             yield text, translated
 
 
-def _html_paragraphs(path: Path) -> dict[str, str]:
-    """Returns the text of the paragraphs and headings of a page of LibreOffice's help, by id."""
+def _html_paragraphs(path: Path) -> dict[tuple[str, int], str]:
+    """Returns the text of the paragraphs and headings of a page of LibreOffice's help, by id and occurrence of it."""
     try:
         page = html.parse(str(path), parser=html.HTMLParser(encoding="utf-8", no_network=True)).getroot()
     except (OSError, etree.LxmlError) as error:
         raise _unreadable(path, error) from None
-    for span in page.iter("span"):
-        # An alternative for macOS or for another application. The page's script shows one; this is not the usual one.
-        if span.get("hidden") is not None and not span.get("id", "").startswith("default"):
-            span.text = None
-            for child in list(span):
-                span.remove(child)
-    blocks = ((block.get("id", ""), block.text_content()) for block in page.iter(*_HTML_BLOCKS))
-    return {key: text for key, text in blocks if key.startswith(("par_", "hd_"))}
+    if page is None:
+        raise _unreadable(path, "it is empty")
+    _keep_defaults(page)
+    for line_end in page.iter("br"):
+        line_end.tail = f" {line_end.tail or ''}"
+    texts, seen = {}, collections.Counter()
+    for block in page.iter(*_HTML_BLOCKS):
+        key = block.get("id", "")
+        if key.startswith(("par_", "hd_")):
+            texts[key, seen[key]] = block.text_content()
+            seen[key] += 1
+    return texts
+
+
+def _keep_defaults(page: html.HtmlElement):
+    """Removes the texts for macOS or for one application where a page has another one; its script would choose."""
+    for switch in page.xpath('//span[@class="switchinline"]'):
+        alternatives = list(switch)
+        default = next((one for one in alternatives if one.get("id", "").startswith("default")), None)
+        for other in alternatives:
+            if default is not None and other is not default:
+                other.drop_tree()  # the text after it stays
 
 
 def _mallard_paragraphs(path: Path) -> list[tuple[str, str]]:
@@ -99,12 +117,12 @@ def _mallard_paragraphs(path: Path) -> list[tuple[str, str]]:
         page = etree.parse(str(path), parser=parser).getroot()
     except (OSError, etree.LxmlError) as error:
         raise _unreadable(path, error) from None
-    for separator, tag in _SEPARATORS.items():
+    for tag, separator in _SEPARATORS.items():
         for sequence in page.iter(_MALLARD + tag):
             for child in sequence[:-1]:
                 child.tail = separator
     return [(block.tag, "".join(block.itertext())) for block in page.iter(*_MALLARD_BLOCKS)]
 
 
-def _unreadable(path: Path, error: Exception) -> UserError:
+def _unreadable(path: Path, error: Exception | str) -> UserError:
     return UserError(f"{path}: not a readable help page ({error}). Get a new copy, or remove it.")

@@ -8,13 +8,17 @@ import pytest
 
 from lingvo_moe.data import catalogs, help_pages
 from lingvo_moe.data.catalogs import Entry
+from lingvo_moe.data.sources import CatalogDirectory
 from lingvo_moe.errors import UserError
 
 _HTML = """<html><head><title>x</title></head><body><p>no id</p>
 <h1 id="hd_id1"><a name="x"></a>{title}</h1>
-<p id="par_id2">{text} <span class="switchinline"><span hidden="true" id="MAC_1">Cmd<b>!</b></span><span hidden="true"
-id="default_1">Ctrl</span></span>+S.</p>
+<p id="par_id2">{text} {switch}+S<br>or {switch}+T.</p><p id="par_id2">{text} all.</p>
 {more}</body></html>"""
+_SWITCH = (
+    '<span class="switchinline"><span hidden="true" id="MAC_1"><span class="emph">Cmd</span></span>'
+    '<span hidden="true" id="default_1"><span class="emph">Ctrl</span></span></span>'
+)
 _MALLARD = """<page xmlns="http://projectmallard.org/1.0/" id="x" xml:lang="{language}"><info><desc>{desc}</desc>
 <credit type="author"><name>N. N.</name></credit></info><title>{title}</title><!-- a comment -->
 <steps><item><p>{text} <guiseq><gui>A</gui><gui>B</gui></guiseq>, <keyseq><key>Ctrl</key><key>S</key></keyseq>.</p>
@@ -34,13 +38,14 @@ def _read(root: Path, name: PurePath) -> list[Entry]:
 
 def test_html_paragraphs_are_paired_by_id(tmp_path):
     """A paragraph that one page lacks is skipped; of the alternatives in a paragraph, the default one is read."""
-    english = _HTML.format(title="Saving", text="Press", more='<p id="par_id3">New.</p>')
-    german = _HTML.format(title="Speichern", text="Drücken Sie", more='<p id="par_id4">Alt.</p>')
+    english = _HTML.format(title="Saving", text="Press", switch=_SWITCH, more='<p id="par_id3">New.</p>')
+    german = _HTML.format(title="Speichern", text="Drücken Sie", switch=_SWITCH, more='<p id="par_id4">Alt.</p>')
     english_name = _write(tmp_path, "libreoffice/help/en-US/text/a.html", english)
     name = _write(tmp_path, "libreoffice/help/pt-BR/text/a.html", german)
     assert _read(tmp_path, name) == [
         Entry("pt_BR", "Saving", "Speichern"),
-        Entry("pt_BR", "Press Ctrl+S.", "Drücken Sie Ctrl+S."),
+        Entry("pt_BR", "Press Ctrl+S or Ctrl+T.", "Drücken Sie Ctrl+S or Ctrl+T."),
+        Entry("pt_BR", "Press all.", "Drücken Sie all."),
     ]
     assert _read(tmp_path, english_name) == []
 
@@ -73,23 +78,47 @@ def test_page_without_an_english_page_has_no_pairs(tmp_path, name):
     assert _read(tmp_path, PurePath(name)) == []
 
 
-def test_link_is_not_read_as_the_english_page(tmp_path):
-    """A link inside a package must not pull other files of the machine into a corpus."""
-    _write(tmp_path, "secret.page", _MALLARD.format(language="en", desc="d", title="t", text="p", more=""))
-    (tmp_path / "help/C").mkdir(parents=True)
-    (tmp_path / "help/C/x.page").symlink_to(tmp_path / "secret.page")
-    name = _write(tmp_path, "help/de/x.page", (tmp_path / "secret.page").read_text())
-    assert _read(tmp_path, name) == []
+@pytest.mark.parametrize("link", ["help/C", "help/C/x.page"])
+def test_link_out_of_the_source_is_not_read_as_the_english_page(tmp_path, link):
+    """A link inside a package must not pull other files of the machine into a corpus; one inside of it may be read."""
+    text = _MALLARD.format(language="en", desc="d", title="t", text="p", more="")
+    for target, count in ((tmp_path / "outside" / "C", 0), (tmp_path / "inside" / "elsewhere", 3)):
+        root = tmp_path / "inside"
+        _write(target, "x.page", text)
+        name = _write(root, "help/de/x.page", text)
+        (root / link).parent.mkdir(parents=True, exist_ok=True)
+        (root / link).unlink(missing_ok=True)
+        (root / link).symlink_to(target if link == "help/C" else target / "x.page")
+        assert len(_read(root, name)) == count
 
 
 def test_entities_are_not_resolved(tmp_path):
     """A page cannot read other files, or grow without limit."""
     (tmp_path / "secret").write_text("secret")
-    declaration = f'<!DOCTYPE page [<!ENTITY x SYSTEM "{tmp_path}/secret">]>'
-    page = '<page xmlns="http://projectmallard.org/1.0/"><p>a &x; b</p></page>'
+    declaration = f'<!DOCTYPE page [<!ENTITY x SYSTEM "{tmp_path}/secret"><!ENTITY y "secret too">]>'
+    page = '<page xmlns="http://projectmallard.org/1.0/"><p>a &x; &y; b</p></page>'
     _write(tmp_path, "help/C/x.page", declaration + page)
     name = _write(tmp_path, "help/de/x.page", declaration + page)
     assert "secret" not in str(_read(tmp_path, name))
+
+
+@pytest.mark.parametrize("content", ["", " ", "<!-- nothing -->"])
+def test_empty_html_is_an_error_that_names_the_file(tmp_path, content):
+    """As an interrupted unpacking may leave it."""
+    _write(tmp_path, "help/en-US/x.html", _HTML.format(title="t", text="t", switch="", more=""))
+    name = _write(tmp_path, "help/de/x.html", content)
+    with pytest.raises(UserError, match=r"help/de/x\.html: not a readable help page \(.*Get a new copy, or remove it"):
+        _read(tmp_path, name)
+
+
+def test_pages_are_not_read_as_catalogs_of_a_user(tmp_path):
+    """Only sources that ask for help pages read them."""
+    _write(tmp_path, "help/C/x.page", "<page/>")
+    _write(tmp_path, "help/de/x.page", "<page>")
+    source = CatalogDirectory("texts", tmp_path)
+    assert (
+        list(source.files()) == [] and len(list(CatalogDirectory("x", tmp_path, catalogs.PAGE_SUFFIXES).files())) == 2
+    )
 
 
 def test_malformed_page_is_an_error_that_names_the_file(tmp_path):

@@ -1,30 +1,30 @@
 """Catalogs of npm packages. `npm pack` downloads the archives; nothing in them is installed or run.
 
-A package's catalogs are unpacked as `FOLDER/LANG.json`, with normalised labels, whatever the package calls them.
+A package's catalogs are unpacked as `FOLDER/LANG.json`, with normalised labels and without what is no translation,
+whatever the package's own layout.
 """
 
 from __future__ import annotations
 
-import logging
-import os
+import dataclasses
+import hashlib
+import json
 import re
 import shutil
-import subprocess
 import tarfile
-import tempfile
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path, PurePosixPath
-from typing import NamedTuple
 
-from lingvo_moe.data import languages
-from lingvo_moe.data.sources import CatalogDirectory, Source, complete_directory, sha256
+from lingvo_moe.data import languages, pinned
+from lingvo_moe.data.sources import CatalogDirectory, Source
 from lingvo_moe.errors import UserError
 from lingvo_moe.utils import safe_paths
 
-_LOG = logging.getLogger(__name__)
+_RULES_VERSION = 1  # of unpacking: increase it with every change of the rules
 
 
-class NpmPackage(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class NpmPackage:
     """A package of the npm registry.
 
     Attributes:
@@ -32,17 +32,22 @@ class NpmPackage(NamedTuple):
       version: exact.
       sha256: of the archive that `npm pack` downloads.
       catalog: a pattern of the archive's members that are catalogs. Its groups are `folder` and `label`.
+      labels: normalised labels by the package's own, where they mean another language than usual.
+      ignored: keys of texts that are no translations, such as search words, which each language has of its own.
     """
 
     name: str
     version: str
     sha256: str
     catalog: str
+    labels: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    ignored: Collection[str] = ()
 
     @property
-    def file_name(self) -> str:
-        """The name without a slash, with the version; npm names the archive so."""
-        return f"{self.name.removeprefix('@').replace('/', '-')}-{self.version}"
+    def archive(self) -> pinned.PinnedArchive:
+        """The archive; npm leaves the slash of a scope out of its name."""
+        file = self.name.removeprefix("@").replace("/", "-")
+        return pinned.PinnedArchive(f"{self.name}@{self.version}", f"{file}-{self.version}.tgz", self.sha256)
 
 
 # Scratch: programming for children, with much prose. Element: a messenger. OpenStreetMap: what there is on a map.
@@ -65,12 +70,15 @@ PACKAGES = (
         "6.19.2",
         "c8d410007593ce458f7d38381458f20bf73412f7e2c2c075c147a7f916e95555",
         r"package/dist/(?P<folder>translations)/(?P<label>[\w-]+)\.json",
+        ignored=("terms", "aliases"),
     ),
     NpmPackage(
         "cldr-annotations-full",
         "48.2.0",
         "28576e51225deb51e3ddd734b0f824a0079682cb5d8c27faa9f68149317a14d1",
         r"package/(?P<folder>annotations)/(?P<label>[\w-]+)/annotations\.json",
+        labels={"pt": "pt_BR", "pt-PT": "pt", "zh": "zh_Hans"},
+        ignored=("identity", "default"),
     ),
 )
 
@@ -87,62 +95,72 @@ def fetch(cache: Path, packages: Sequence[NpmPackage], selected: Collection[str]
 
 
 def _unpacked(cache: Path, package: NpmPackage) -> Path:
-    """Returns the directory of a package's catalogs."""
+    """Returns the directory of a package's catalogs. Its name changes with what decides its content."""
+    rules = hashlib.sha256(f"{_RULES_VERSION} {package}".encode()).hexdigest()[:12]
 
     def fill(directory: Path):
-        _unpack(_intact(cache, package) or _download(cache, package), package.catalog, directory)
+        _unpack(pinned.fetch(cache, package.archive, _npm_pack(package)), package, directory)
 
-    return complete_directory(cache / package.file_name, fill)
-
-
-def _intact(cache: Path, package: NpmPackage) -> Path | None:
-    """Returns the downloaded archive with the pinned hash, or None."""
-    path = cache / f"{package.file_name}.tgz"
-    return path if path.is_file() and sha256(path) == package.sha256 else None
+    return pinned.complete_directory(cache / f"{package.archive.pattern.removesuffix('.tgz')}-{rules}", fill)
 
 
-def _download(cache: Path, package: NpmPackage) -> Path:
-    pinned = f"{package.name}@{package.version}"
-    if shutil.which("npm") is None:
-        raise UserError(
-            f"this preset needs npm to download {pinned}, and this machine does not have it. Install it "
-            "(apt install npm), or use --preset=debian."
-        )
-    _LOG.info("downloading %s ...", pinned)
-    with tempfile.TemporaryDirectory(dir=cache) as temporary:
-        command = ["npm", "pack", pinned, "--ignore-scripts", "--silent", f"--pack-destination={temporary}"]
-        finished = subprocess.run(command, capture_output=True, text=True, check=False)
-        downloaded = Path(temporary, f"{package.file_name}.tgz")
-        if finished.returncode or not downloaded.is_file():
-            reason = (finished.stderr.strip() or finished.stdout.strip() or "no reason given").splitlines()[-1]
+def _npm_pack(package: NpmPackage) -> Callable[[Path], list[str]]:
+    """Returns what gives the command that downloads a package into a directory."""
+
+    def command(directory: Path) -> list[str]:
+        if shutil.which("npm") is None:
             raise UserError(
-                f"npm could not download {pinned}: {reason}\nCheck the network and run the same command again; "
-                "completed downloads are kept."
+                f"this preset needs npm to download {package.archive.title}, and this machine does not have it. "
+                "Install it (apt install npm), or use --preset=debian."
             )
-        if sha256(downloaded) != package.sha256:
-            raise UserError(
-                f"npm downloaded {pinned} with another content than expected (SHA-256 {sha256(downloaded)}, expected "
-                f"{package.sha256}). Check which registry npm uses: npm config get registry."
-            )
-        os.replace(downloaded, cache / downloaded.name)
-    return cache / downloaded.name
+        options = ["--ignore-scripts", "--loglevel=error", f"--pack-destination={directory}"]
+        return ["npm", "pack", package.archive.title, *options]
+
+    return command
 
 
-def _unpack(path: Path, catalog: str, directory: Path):
-    """Writes the catalogs alone. Raises UserError for a member that leads out of the directory."""
+def _unpack(path: Path, package: NpmPackage, directory: Path):
+    """Writes the catalogs alone.
+
+    Raises:
+      UserError: a member is not JSON, or leads out of the directory.
+    """
+    sizes: dict[PurePosixPath, int] = {}
     with tarfile.open(path) as archive:
-        for member, target in _catalogs(path, archive, catalog):
-            content = archive.extractfile(member)
-            assert content is not None  # a regular file
-            (directory / target).parent.mkdir(parents=True, exist_ok=True)
-            (directory / target).write_bytes(content.read())
+        for member in archive:  # in their order: reading another one means to decompress all before it again
+            match = re.fullmatch(package.catalog, member.name)
+            target = _target(path, match, package) if match and member.isreg() else None
+            # Of two members with one label (`nb` and `no`) the larger stays: the other is an unfinished translation.
+            if match and target and member.size > sizes.get(target, 0):
+                sizes[target] = member.size
+                tree = _tree(path, archive, member)
+                if isinstance(tree, dict) and list(tree) == [match["label"]]:
+                    tree = tree[match["label"]]  # as in Rails
+                (directory / target).parent.mkdir(parents=True, exist_ok=True)
+                (directory / target).write_text(json.dumps(_texts(tree, package.ignored)), encoding="utf-8")
 
 
-def _catalogs(path: Path, archive: tarfile.TarFile, catalog: str) -> Iterator[tuple[tarfile.TarInfo, PurePosixPath]]:
-    """Yields the catalogs of an archive, regular files alone, and the relative path of each."""
-    for member in archive:
-        match = re.fullmatch(catalog, member.name)
-        label = languages.normalize(match["label"]) if match else None
-        if match and label and member.isreg():
-            target = f"{match['folder']}/{label}.json"
-            yield member, safe_paths.check_relative_path(target, f"{path}, archive member")
+def _target(path: Path, match: re.Match[str], package: NpmPackage) -> PurePosixPath | None:
+    """Returns where a member is unpacked; None if it names no language."""
+    label = package.labels.get(match["label"]) or languages.normalize(match["label"])
+    if label is None:
+        return None
+    return safe_paths.check_relative_path(f"{match['folder']}/{label}.json", f"{path}, archive member")
+
+
+def _tree(path: Path, archive: tarfile.TarFile, member: tarfile.TarInfo) -> object:
+    content = archive.extractfile(member)
+    assert content is not None  # a regular file
+    try:
+        return json.loads(content.read())
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path}: {member.name} is not a readable JSON catalog ({error}).") from None
+
+
+def _texts(tree: object, ignored: Collection[str]) -> object:
+    """Returns a catalog as a tree of texts: without ignored keys, and with the text itself for a list of one text."""
+    if isinstance(tree, dict):
+        return {key: _texts(child, ignored) for key, child in tree.items() if key not in ignored}
+    if isinstance(tree, list):
+        return tree[0] if len(tree) == 1 else None
+    return tree

@@ -15,7 +15,8 @@ from collections.abc import Collection
 from pathlib import Path
 
 from lingvo_moe.data import debian, debian_help, languages, npm_packages, wheels
-from lingvo_moe.data.sources import Sentences, SourceList, register_source
+from lingvo_moe.data.sentence_source import Sentences
+from lingvo_moe.data.sources import SourceList, register_source
 
 LANGUAGES = tuple(
     (

@@ -14,8 +14,6 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import os
-import re
-import shutil
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -23,10 +21,6 @@ from typing import NamedTuple, Protocol
 from lingvo_moe.data import catalogs, languages
 from lingvo_moe.errors import UserError
 from lingvo_moe.extensions import Registry
-
-# White space after the end of a sentence. Chinese and Japanese have none there.
-_SENTENCE_END = re.compile(r"(?<=[.!?])\s+|(?<=[。！？])\s*")
-_LETTER_OR_DIGIT = re.compile(r"[^\W_]")
 
 
 class CatalogFile(NamedTuple):
@@ -134,34 +128,6 @@ class CatalogDirectory:
             yield CatalogFile(f"{self.name}/{name}", path.stat().st_size, catalogs.read(path, name))
 
 
-class Sentences:
-    """Another source, its texts divided into sentences.
-
-    A text is divided if it has as many sentences in both languages; else it is kept whole. For prose: a pair of whole
-    paragraphs may exceed a model's length, and its test would be of all its sentences at once.
-
-    Args:
-      source: the source to divide.
-      name: for the corpus manifest; None for that of `source`.
-    """
-
-    def __init__(self, source: Source, name: str | None = None):
-        self._source = source
-        self.name, self.size = name or source.name, source.size
-        self.skipped_links = 0
-
-    def identity(self) -> str:
-        """Returns a hash of the content that differs from the divided source's."""
-        return hashlib.sha256(f"sentences {self._source.identity()}".encode()).hexdigest()
-
-    def files(self) -> Iterator[CatalogFile]:
-        """Yields the files of the divided source, with an entry per sentence."""
-        for file in self._source.files():
-            entries = (sentence for entry in file.entries for sentence in _divided(entry))
-            yield file._replace(entries=entries)
-        self.skipped_links = self._source.skipped_links
-
-
 class EntrySource:
     """Entries in memory: the simplest source for a preset of one's own."""
 
@@ -223,22 +189,6 @@ def user_input(path: str | Path) -> Source:
     return source
 
 
-def complete_directory(path: Path, fill: Callable[[Path], None]) -> Path:
-    """Returns the directory `path`, which exists only when it is complete.
-
-    Args:
-      path: of the directory.
-      fill: called if there is none yet, with an empty directory to write into; leftovers of a killed run are deleted.
-    """
-    if not path.is_dir():
-        partial = path.with_name(f"{path.name}.partial")
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
-        fill(partial)
-        os.replace(partial, path)
-    return path
-
-
 def sha256(path: Path) -> str:
     """Returns the SHA-256 of a file's content, in hexadecimal."""
     with path.open("rb") as file:
@@ -248,26 +198,6 @@ def sha256(path: Path) -> str:
 def combined_hash(files: Iterable[tuple[str, Path]]) -> str:
     """Returns a hash of the names given to the files and of their contents."""
     return hashlib.sha256("".join(f"{name}\t{sha256(path)}\n" for name, path in files).encode()).hexdigest()
-
-
-def _divided(entry: catalogs.Entry) -> Iterator[catalogs.Entry]:
-    english, translation = _sentences(entry.english), _sentences(entry.translation)
-    if len(english) != len(translation):
-        yield entry
-        return
-    for sentence, translated in zip(english, translation):
-        yield entry._replace(english=sentence, translation=translated)
-
-
-def _sentences(text: str) -> list[str]:
-    """Returns the sentences of a text. After an abbreviation (`e.g. this`), a small letter continues the sentence."""
-    sentences, start = [], 0
-    for end in _SENTENCE_END.finditer(text):
-        first = _LETTER_OR_DIGIT.search(text, end.end())
-        if first and not first[0].islower() and _LETTER_OR_DIGIT.search(text, start, end.start()):
-            sentences.append(text[start : end.start()])
-            start = end.end()
-    return [*sentences, text[start:]]
 
 
 def _walk(root: Path, suffixes: Collection[str]) -> Iterator[Path]:

@@ -87,28 +87,6 @@ def test_input_without_catalogs_is_an_error(root, tmp_path, path, message):
         sources.user_input(str(tmp_path / path))
 
 
-@pytest.mark.parametrize(
-    "english, german, sentences",
-    [
-        ("One. Two (e.g. three)? Four", "Eins. Zwei (z.B. drei)? Vier", 3),
-        ("Open it. Close it.", "Öffnen und schließen.", 1),
-        ("打开。关闭！", "Auf. Zu!", 2),
-        ("Version 3.5 is here. 2 files.", "Version 3.5 ist da. 2 Dateien.", 2),
-        ("Wait...", "Warten...", 1),
-    ],
-)
-def test_texts_are_divided_if_both_languages_have_as_many_sentences(english, german, sentences):
-    """A wrong division would pair sentences that do not translate each other."""
-    source = EntrySource("prose", [Entry("de", english, german)])
-    divided = sources.Sentences(source, "prose, divided")
-    (file,) = divided.files()
-    entries = list(file.entries)
-    assert len(entries) == sentences and {entry.language for entry in entries} == {"de"}
-    assert "".join("".join(entry.english for entry in entries).split()) == "".join(english.split())
-    assert "".join("".join(entry.translation for entry in entries).split()) == "".join(german.split())
-    assert divided.name == "prose, divided" and divided.identity() != source.identity()
-
-
 def test_missing_django_is_an_error_with_the_remedy(monkeypatch):
     """The preset needs an installed Django."""
     monkeypatch.setattr(sources.importlib.util, "find_spec", lambda name: None)

@@ -8,30 +8,16 @@ applications written with Django add ten thousand more, in up to 110 languages.
 
 from __future__ import annotations
 
-import logging
-import os
-import subprocess
+import functools
 import sys
-import tempfile
 import zipfile
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from lingvo_moe.data import debian
-from lingvo_moe.data.sources import (
-    CatalogDirectory,
-    Source,
-    SourceList,
-    complete_directory,
-    django,
-    register_source,
-    sha256,
-)
-from lingvo_moe.errors import UserError
+from lingvo_moe.data import debian, pinned
+from lingvo_moe.data.sources import CatalogDirectory, Source, SourceList, django, register_source
 from lingvo_moe.utils import safe_paths
-
-_LOG = logging.getLogger(__name__)
 
 
 class Wheel(NamedTuple):
@@ -78,48 +64,24 @@ def fetch(cache: Path, wheels: Sequence[Wheel], selected: Collection[str] = ()) 
 
 def _unpacked(cache: Path, wheel: Wheel) -> Path:
     """Returns the directory of a wheel's catalogs."""
+    name = f"{wheel.package}-{wheel.version}"
+    archive = pinned.PinnedArchive(f"{wheel.package}=={wheel.version}", f"{name}-*.whl", wheel.sha256)
 
     def fill(directory: Path):
-        _unpack(_intact(cache, wheel) or _download(cache, wheel), wheel.suffix, directory)
+        command = functools.partial(_pip_download, archive)
+        _unpack(pinned.fetch(cache, archive, command), wheel.suffix, directory)
 
-    return complete_directory(cache / f"{wheel.package}-{wheel.version}", fill)
-
-
-def _download(cache: Path, wheel: Wheel) -> Path:
-    _LOG.info("downloading %s %s ...", wheel.package, wheel.version)
-    with tempfile.TemporaryDirectory(dir=cache) as temporary:
-        pins = Path(temporary, "pins.txt")
-        pins.write_text(f"{wheel.package}=={wheel.version} --hash=sha256:{wheel.sha256}\n", encoding="utf-8")
-        finished = subprocess.run(_pip_download(temporary, pins), capture_output=True, text=True, check=False)
-        if finished.returncode:
-            reason = (finished.stderr.strip() or finished.stdout.strip() or "no reason given").splitlines()[-1]
-            raise UserError(
-                f"pip could not download {wheel.package}=={wheel.version}: {reason}\nCheck the network and run the "
-                "same command again; completed downloads are kept."
-            )
-        for path in Path(temporary).glob("*.whl"):
-            os.replace(path, cache / path.name)
-    downloaded = _intact(cache, wheel)
-    if downloaded is None:
-        raise UserError(
-            f"{cache}: pip downloaded {wheel.package} in a version other than {wheel.version}; empty the directory and "
-            "run the same command again."
-        )
-    return downloaded
+    return pinned.complete_directory(cache / name, fill)
 
 
-def _pip_download(directory: str, pins: Path) -> list[str]:
+def _pip_download(archive: pinned.PinnedArchive, directory: Path) -> list[str]:
+    pins = directory / "pins.txt"
+    pins.write_text(f"{archive.title} --hash=sha256:{archive.sha256}\n", encoding="utf-8")
     # The wheel is read, not run, so the Python that it needs does not matter.
     options = (
         "--quiet --disable-pip-version-check --no-deps --require-hashes --only-binary=:all: --ignore-requires-python"
     ).split()
     return [sys.executable, "-m", "pip", "download", *options, f"--dest={directory}", f"--requirement={pins}"]
-
-
-def _intact(cache: Path, wheel: Wheel) -> Path | None:
-    """Returns the downloaded wheel with the pinned hash, or None."""
-    paths = sorted(cache.glob(f"{wheel.package}-{wheel.version}-*.whl"))
-    return next((path for path in paths if sha256(path) == wheel.sha256), None)
 
 
 def _unpack(path: Path, suffix: str, directory: Path) -> None:

@@ -29,7 +29,7 @@ def _no_pip(monkeypatch, returncode: int = 1):
         assert "--require-hashes" in command and "--no-deps" in command
         return subprocess.CompletedProcess(command, returncode, "", "ERROR: no network")
 
-    monkeypatch.setattr(wheels.subprocess, "run", run)
+    monkeypatch.setattr(subprocess, "run", run)
 
 
 def test_intact_wheel_is_not_downloaded_again_and_only_catalogs_are_unpacked(tmp_path, monkeypatch):
@@ -64,11 +64,11 @@ def test_interrupted_unpacking_is_repeated(tmp_path, monkeypatch):
     """Leftovers of a killed run do not get into a corpus."""
     _no_pip(monkeypatch)
     wheel = _wheel(tmp_path, {"some/locale/de/LC_MESSAGES/a.mo": b"x"})
-    leftover = tmp_path / "some-1.0.partial" / "old.mo"
-    leftover.parent.mkdir()
+    leftover = tmp_path / "some-1.0.partial-x" / "complete" / "old.mo"
+    leftover.parent.mkdir(parents=True)
     leftover.write_bytes(b"y")
-    wheels.fetch(tmp_path, (wheel,))
-    assert not list(tmp_path.rglob("old.mo"))
+    (source,) = wheels.fetch(tmp_path, (wheel,))
+    assert source.size == 1 and not list((tmp_path / "some-1.0").rglob("old.mo"))
 
 
 def test_unseen_packages_are_a_game_and_a_home_automation(tmp_path, monkeypatch):

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from typing import NamedTuple
 
-_CLOSING = "[\"'”’»)\\]」』]*"
-# Chinese, Japanese, Devanagari and Arabic sentences may end without a space.
-_SENTENCE_END = re.compile(rf"[.!?…]+{_CLOSING}\s+|[。！？।؟۔]+{_CLOSING}\s*")
+from lingvo_moe.data.sentence_source import SENTENCE_END
 
 
 class Segments(NamedTuple):
@@ -33,7 +30,7 @@ def segment(line: str, count_tokens: Callable[[str], int], limit: int) -> Segmen
     """
     if count_tokens(line) <= limit:
         return Segments([line], False)
-    ends = [match.end() for match in _SENTENCE_END.finditer(line)]
+    ends = [match.end() for match in SENTENCE_END.finditer(line)]
     texts, truncated, start = [], False, 0
     sentences = [line[begin:end] for begin, end in zip([0, *ends], [*ends, len(line)]) if line[begin:end].strip()]
     while start < len(sentences):

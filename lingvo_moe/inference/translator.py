@@ -87,7 +87,8 @@ class Translator:
 
         Equal sentences are translated once. Translations of an empty sentence are empty. A line of
         `input.source_length` tokens or more is translated in parts, see `sentence_splitting`; before the first
-        translation, a warning names each line with a sentence that is too long by itself and loses its end.
+        translation, a warning names the lines with a sentence that is too long by itself and loses its end, ten of them
+        at most.
 
         Args:
           sentences: the lines.
@@ -112,7 +113,8 @@ class Translator:
         lines, too_long = [], []
         for number, (sentence, fits) in enumerate(zip(sentences, self.fits(sentences)), start=first):
             texts, truncated = ([sentence], False) if fits else segment(sentence, self._count_tokens, limit)
-            too_long += [number] * truncated
+            if truncated:
+                too_long.append(number)
             lines.append(texts)
         if too_long:
             _log.warning(
@@ -164,13 +166,10 @@ class Translator:
 
 
 def _line_list(numbers: Sequence[int]) -> str:
-    """Returns `line 3`, `lines 3, 7 and 9`, or the first numbers and how many more there are."""
-    if len(numbers) == 1:
-        return f"line {numbers[0]}"
-    named = numbers[: len(numbers) - 1 if len(numbers) <= _MAX_NAMED else _MAX_NAMED]
-    rest = len(numbers) - len(named)
-    last = numbers[-1] if rest == 1 else f"{rest} more"
-    return f"lines {', '.join(map(str, named))} and {last}"
+    """Returns `line 3`, `lines 3, 7` or, of many numbers, the first ones and how many more there are."""
+    named = ", ".join(map(str, numbers[:_MAX_NAMED]))
+    more = f" and {len(numbers) - _MAX_NAMED} more" if len(numbers) > _MAX_NAMED else ""
+    return f"line{'s' * (len(numbers) > 1)} {named}{more}"
 
 
 def _chunks(lines: Sequence[list[str]], size: int) -> Iterator[list[list[str]]]:

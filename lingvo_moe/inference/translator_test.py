@@ -16,6 +16,7 @@ from lingvo_moe.training.checkpoint import Checkpoints
 pytestmark = pytest.mark.slow
 
 _SENTENCES = ["der", "neerg der eulb", "eert", "", "esuoh gib a", "der", "drib", "hsirp xyz", "enots wen eht"]
+_EXPERTS = "model.encoder_layer_pattern=moe"  # in the encoder, too
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +25,7 @@ def logdir(data, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         tiny.compile_once(patch)
         directory = tmp_path_factory.mktemp("log")
-        config = tiny.tiny(data)
+        config = tiny.tiny(data, _EXPERTS)
         state = Engine(2, "cpu").load(config.steps.init())({"seed": np.array([0, 1], np.int32)})["state"]
         checkpoints = Checkpoints(directory, keep=1)
         checkpoints.save("tiny", state, None)
@@ -34,7 +35,7 @@ def logdir(data, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def translator(data, logdir) -> Translator:
-    return Translator("tiny", tiny.tiny(data), Engine(2, "cpu"), logdir)
+    return Translator("tiny", tiny.tiny(data, _EXPERTS), Engine(2, "cpu"), logdir)
 
 
 def test_order_and_batching_do_not_change_translations(translator):
@@ -59,7 +60,7 @@ def test_an_empty_sentence_is_not_given_to_the_model(translator):
 
 def test_the_experts_of_every_token_are_explained(data, logdir, translator):
     """By layer, what encoder and decoder read, of each part of a line; two experts each, whose weights add to 1."""
-    explainer = Explainer("tiny", tiny.tiny(data), Engine(2, "cpu"), logdir)
+    explainer = Explainer("tiny", tiny.tiny(data, _EXPERTS), Engine(2, "cpu"), logdir)
     sentences = ["neerg der eulb", "", "gib", "eert. " * 30, "der", "neerg"]
     best = [translations[0] for translations in translator.translate(sentences)]
     found = list(explainer.explain(best, translator.step))
@@ -68,7 +69,7 @@ def test_the_experts_of_every_token_are_explained(data, logdir, translator):
     assert "".join(found[0]["source"]).replace("▁", " ") == " neerg der eulb</s>"
     for explanation in found:
         assert explanation["source"][-1] == "</s>" and explanation["translation"][0] == "<s>"
-        for layer, side in (("encoder/2", "source"), ("decoder/2", "translation")):
+        for layer, side in (("encoder/1", "source"), ("decoder/1", "translation")):
             assert len(explanation[layer]) == len(explanation[side])
             for choices in explanation[layer]:
                 assert 1 <= len(choices) <= 2 and sum(weight for _, weight in choices) == pytest.approx(1, abs=1e-3)
@@ -76,10 +77,10 @@ def test_the_experts_of_every_token_are_explained(data, logdir, translator):
 
 def test_the_experts_of_a_token_do_not_depend_on_later_tokens(data, logdir):
     """In the decoder: the entry beside a token is that of this token, not of the one that it predicts."""
-    explainer = Explainer("tiny", tiny.tiny(data), Engine(2, "cpu"), logdir)
+    explainer = Explainer("tiny", tiny.tiny(data, _EXPERTS), Engine(2, "cpu"), logdir)
     pairs = [((5, 6, 7), (8, 9, 10, 11)), ((5, 6, 7), (8, 9, 12, 11)), ((5, 6, 7), (20, 9, 10, 11))]
     one, later, earlier = (
-        explanation["decoder/2"]
+        explanation["decoder/1"]
         for explanation in explainer.explain([Translation("", 0.0, (pair,)) for pair in pairs], step=0)
     )
     assert one[:3] == later[:3] and one[3] != later[3]
@@ -109,9 +110,9 @@ def test_many_long_lines_have_one_warning(translator, caplog):
     """A file of 100,000 lines would have hundreds of them."""
     long = "neerg der " * 40
     translator.translate([long, "der", long])
-    assert [record.getMessage().partition(":")[0] for record in caplog.records] == ["lines 1 and 3"]
-    translator.translate([long] * 14)
-    assert "lines 1, 2, 3, 4, 5, 6, 7, 8, 9, 10 and 4 more: a sentence" in caplog.text
+    assert [record.getMessage().partition(":")[0] for record in caplog.records] == ["lines 1, 3"]
+    translator.translate([long] * 11)
+    assert "lines 1, 2, 3, 4, 5, 6, 7, 8, 9, 10 and 1 more: a sentence" in caplog.text
 
 
 def test_chunks_are_in_order_and_have_no_sentence_twice(translator, monkeypatch):
@@ -148,7 +149,10 @@ def test_confidence_is_the_mean_probability_of_a_token(data, translator):
     """The geometric mean, from score and length; of a line in parts, the least."""
     (best, *_), (parts, *_) = translator.translate(["neerg der eulb", "neerg der eulb. eert gib a. " * 12])
     ((_, tokens),) = best.parts
-    length, alpha = min(len(tokens) + 1, 12), tiny.tiny(data).search.length_alpha  # with eos, if it was reached
+    length, alpha = (
+        min(len(tokens) + 1, 12),
+        tiny.tiny(data, _EXPERTS).search.length_alpha,
+    )  # with eos, if it was reached
     log_probability = best.score * ((5 + length) / 6) ** alpha
     assert best.confidence == pytest.approx(np.exp(log_probability / length))
     assert 0 < parts.confidence < 1 and len(parts.parts) > 1
@@ -158,4 +162,4 @@ def test_confidence_is_the_mean_probability_of_a_token(data, translator):
 def test_a_missing_checkpoint_is_reported_with_the_command_that_makes_one(data, tmp_path):
     """Before anything is compiled."""
     with pytest.raises(UserError, match="no checkpoint. Train first: python -m lingvo_moe train --model=tiny"):
-        Translator("tiny", tiny.tiny(data), tiny.Uncompiled(2, "cpu"), tmp_path)
+        Translator("tiny", tiny.tiny(data, _EXPERTS), tiny.Uncompiled(2, "cpu"), tmp_path)

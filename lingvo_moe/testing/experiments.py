@@ -27,9 +27,12 @@ WORDS = (
     "red blue green old new big small house tree river stone bird horse child letter window garden table road bread "
     "water fire music winter summer morning evening carries finds sees keeps paints buys sells opens the a every"
 ).split()
-# As small as all kinds of layers allow: a step takes milliseconds, and compiling it some seconds.
+# As small as all kinds of layers allow: an encoder of one dense layer, a decoder of one layer with experts. A step
+# takes milliseconds, and compiling it some seconds.
 _SETTINGS = (
-    "model.num_layers=4",
+    "model.num_layers=2",
+    "model.encoder_layer_pattern=dense",
+    "model.layer_pattern=moe",
     "model.model_dim=16",
     "model.hidden_dim=32",
     "model.num_heads=2",

@@ -107,6 +107,7 @@ class ProgressBar(Callback):
         "valid": "valid/cross_entropy",
         "source gain": "valid/source_gain",
         "overflow": "overflow",
+        "lr": "learning_rate",
         "tok/s": "tokens_per_second",
     }
 
