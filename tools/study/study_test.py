@@ -32,7 +32,6 @@ fr = 40
 name = "4 experts"
 set = [
     "model.num_experts=4",
-    "model.num_layers=2",
     "model.layer_pattern=moe",
     "training.checkpoint_every=5",
     "training.evaluate_every=5",
@@ -55,7 +54,9 @@ def flags():
 
 
 def _plan(directory: pathlib.Path) -> pathlib.Path:
-    settings = [flag.removeprefix("--set=") for flag in tiny.settings() if flag.startswith("--set=")]
+    # The baselines have no experts, so a layer pattern with experts can only be a setting of a model.
+    patterns = ("model.layer_pattern=", "model.encoder_layer_pattern=")
+    settings = [flag.removeprefix("--set=") for flag in tiny.settings(*patterns) if flag.startswith("--set=")]
     plan = directory / "study.toml"
     plan.write_text(_PLAN.format(settings=", ".join(f'"{setting}"' for setting in settings)), encoding="utf-8")
     return plan
