@@ -1,6 +1,6 @@
 """Help pages in Debian packages, sentence by sentence: LibreOffice's help and the manuals of GNOME's applications.
 
-They are prose, with sentences of 13 words on average, where the messages of programs have 7.
+They are prose: LibreOffice's paragraphs have 13 words on average, the messages of programs 7.
 """
 
 from __future__ import annotations
