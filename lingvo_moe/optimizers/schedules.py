@@ -15,7 +15,7 @@ class InverseSquareRoot:
     `InverseSquareRoot(peak=1.0, decay_after=10_000)`: 0.01 for ten thousand steps, then decreasing.
 
     Attributes:
-      peak: the numerator.
+      peak: the numerator. The highest rate is `peak / sqrt(decay_after)`, by default a hundredth of it.
       decay_after: the number of steps before the decay begins.
       warmup_steps: the rate increases linearly from near zero over this many steps; 0 for no warm-up.
       cooldown_after, cooldown_steps: from step `cooldown_after` on, over `cooldown_steps` steps, the rate decreases
