@@ -143,7 +143,7 @@ def _licences_of(name: str, packages: pathlib.Path) -> Sequence[str]:
             return _of_distribution(importlib.metadata.PathDistribution(directory))
     for package in npm_packages.PACKAGES:
         if package.name == name:
-            return _of_npm_package(packages / package.archive.pattern)
+            return _of_npm_package(packages / package.file_name)
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         return _of_distribution(importlib.metadata.distribution(name))
     return (f"those of {name}",)

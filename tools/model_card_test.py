@@ -40,7 +40,7 @@ def _package(directory: pathlib.Path, name: str, copyright_file: str):
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory) -> pathlib.Path:
-    """A corpus of four packages, which are there but for one that is installed."""
+    """A corpus of packages, which are there but for one that is installed; of one, help pages are read too."""
     directory = tmp_path_factory.mktemp("packages") / "corpus"
     corpora.write_corpus(directory, {"de": {"train": [("Hallo", "Hello")]}})
     manifest = json.loads((directory / "corpus.json").read_text(encoding="utf-8"))
@@ -61,7 +61,7 @@ def corpus(tmp_path_factory) -> pathlib.Path:
             "wheeled-2.dist-info/METADATA", "Metadata-Version: 2.4\nName: wheeled\nLicense-Expression: MIT\n"
         )
     (directory / "package.json").write_text('{"license": "ISC"}', encoding="utf-8")
-    with tarfile.open(directory / _NPM.archive.pattern, "w:gz") as archive:
+    with tarfile.open(directory / _NPM.file_name, "w:gz") as archive:
         archive.add(directory / "package.json", "package/package.json")
     return directory
 
@@ -102,7 +102,7 @@ def test_a_package_that_is_not_there_is_an_error(corpus, tmp_path):
         model_card.by_licence(model_card.Corpus.open(corpus), tmp_path)
     for path in corpus.glob("*.deb"):
         (tmp_path / path.name).symlink_to(path)
-    with pytest.raises(UserError, match=f"{_NPM.archive.pattern} of the corpus is not there"):
+    with pytest.raises(UserError, match=f"{_NPM.file_name} of the corpus is not there"):
         model_card.by_licence(model_card.Corpus.open(corpus), tmp_path)
 
 

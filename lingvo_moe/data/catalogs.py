@@ -1,6 +1,6 @@
 """Readers of translation catalogs: .mo, .po, JSON beside an en.json, TSV, and help pages beside their English pages.
 
-A reader yields the entries of one file. Help pages are read only where a source asks for them (`PAGE_SUFFIXES`).
+A reader yields the entries of one file. Help pages are read only where a source asks for them (`help_pages.SUFFIXES`).
 
 A .po file is read by polib. A .mo file is two tables of offsets, which are read here and checked against the file's
 length: the standard library's gettext would compile the header's Plural-Forms formula to Python and execute it.
@@ -65,7 +65,7 @@ def language_by_path(name: PurePath) -> str | None:
     """
     if name.suffix == ".json":
         return languages.normalize(name.stem)
-    if name.suffix in PAGE_SUFFIXES:
+    if name.suffix in help_pages.SUFFIXES:
         return help_pages.language(name)
     return languages.from_path(name) if name.parent.name == "LC_MESSAGES" else None
 
@@ -246,5 +246,4 @@ def _read_page(path: Path, name: PurePath) -> Iterator[Entry]:
 
 _CATALOG_READERS = {".mo": _read_mo, ".po": _read_po, ".json": _read_json, ".tsv": _read_tsv}
 SUFFIXES = frozenset(_CATALOG_READERS)
-PAGE_SUFFIXES = help_pages.SUFFIXES
-_READERS = {**_CATALOG_READERS, **dict.fromkeys(PAGE_SUFFIXES, _read_page)}
+_READERS = {**_CATALOG_READERS, **dict.fromkeys(help_pages.SUFFIXES, _read_page)}

@@ -167,7 +167,7 @@ def fetch(cache: Path, names: Sequence[str], selected: Collection[str] = ()) -> 
       selected: the languages to read; empty for all.
 
     Raises:
-      UserError: apt is absent, its lists or a package cannot be downloaded, or a quarter of the packages is unknown.
+      UserError: as `fetch_archives`.
     """
     archives = fetch_archives(cache, names)
     return SourceList(
@@ -183,7 +183,7 @@ def fetch_archives(cache: Path, names: Sequence[str]) -> dict[str, Path]:
       names: of the packages.
 
     Raises:
-      UserError: as `fetch`.
+      UserError: apt is absent, its lists or a package cannot be downloaded, or a quarter of the packages is unknown.
     """
     cache = cache.absolute()
     cache.mkdir(parents=True, exist_ok=True)

@@ -8,17 +8,17 @@ from __future__ import annotations
 from collections.abc import Collection
 from pathlib import Path
 
-from lingvo_moe.data import catalogs, debian, languages
+from lingvo_moe.data import debian, help_pages, languages
 from lingvo_moe.data.sentence_source import Sentences
 from lingvo_moe.data.sources import SourceList
 
 NAME_SUFFIX = ", help pages"  # of a source's name, after that of its package
 _OFFICE_ENGLISH = "libreoffice-help-en-us"
-# libreoffice-help-sk and -om have almost no translated page.
+# libreoffice-help-sk has no page.
 _OFFICE = {
     languages.normalize(suffix): f"libreoffice-help-{suffix}"
     for suffix in (
-        "ca cs da de el es et eu fi fr gl hi hu id it ja km ko nl pl pt pt-br ru sl sv tr vi zh-cn zh-tw"
+        "ca cs da de dz el es et eu fi fr gl hi hu id it ja km ko nl om pl pt pt-br ru sl sv tr vi zh-cn zh-tw"
     ).split()
 }
 _MANUALS = tuple(
@@ -43,7 +43,7 @@ def fetch(cache: Path, selected: Collection[str] = ()) -> SourceList:
     missing = [name for name in names if name not in archives]
     english = archives.pop(_OFFICE_ENGLISH, None)
     packages = [
-        debian.Package(path, selected, catalogs.PAGE_SUFFIXES, english if name in office else None)
+        debian.Package(path, selected, help_pages.SUFFIXES, english if name in office else None)
         for name, path in archives.items()
     ]
     return SourceList([Sentences(package, f"{package.name}{NAME_SUFFIX}") for package in packages], missing)

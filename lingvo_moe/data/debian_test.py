@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from lingvo_moe.data import catalogs, debian
+from lingvo_moe.data import debian, help_pages
 from lingvo_moe.data.catalogs import Entry
 from lingvo_moe.errors import UserError
 
@@ -157,7 +157,7 @@ def test_help_pages_of_two_packages(mirror, tmp_path):
             archive.add(tmp_path / "page.html", f"usr/share/help/{folder}/text/page.html")
             archive.add(tmp_path / "page.html", "usr/share/fr.tsv")
     alone, beside, other = (
-        debian.Package(cache / "german.deb", ("de",), catalogs.PAGE_SUFFIXES, english and cache / f"{english}.deb")
+        debian.Package(cache / "german.deb", ("de",), help_pages.SUFFIXES, english and cache / f"{english}.deb")
         for english in (None, "english", "other")
     )
     assert _entries([alone]) == []

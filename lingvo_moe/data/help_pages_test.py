@@ -115,10 +115,8 @@ def test_pages_are_not_read_as_catalogs_of_a_user(tmp_path):
     """Only sources that ask for help pages read them."""
     _write(tmp_path, "help/C/x.page", "<page/>")
     _write(tmp_path, "help/de/x.page", "<page>")
-    source = CatalogDirectory("texts", tmp_path)
-    assert (
-        list(source.files()) == [] and len(list(CatalogDirectory("x", tmp_path, catalogs.PAGE_SUFFIXES).files())) == 2
-    )
+    assert not list(CatalogDirectory("texts", tmp_path).files())
+    assert len(list(CatalogDirectory("texts", tmp_path, help_pages.SUFFIXES).files())) == 2
 
 
 def test_malformed_page_is_an_error_that_names_the_file(tmp_path):

