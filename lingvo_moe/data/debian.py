@@ -111,7 +111,7 @@ class Package:
         """Yields the catalogs in the package. dpkg-deb and tar refuse members outside of the directory."""
         with tempfile.TemporaryDirectory(prefix="unpacked-", dir=self._path.parent) as directory:
             for path in self._archives:
-                _unpack(path, directory)
+                unpack(path, directory)
             catalogs_inside = CatalogDirectory(self.name, Path(directory), self._suffixes, self._selected)
             self.skipped_links = catalogs_inside.skipped_links
             # The progress bar counts downloaded bytes: a file counts with its compressed size.
@@ -196,7 +196,12 @@ def fetch_archives(cache: Path, names: Sequence[str]) -> dict[str, Path]:
     return {archive.name: cache / archive.file for archive in archives}
 
 
-def _unpack(path: Path, directory: str):
+def unpack(path: Path, directory: str):
+    """Unpacks a package. dpkg-deb and tar refuse members outside of the directory.
+
+    Raises:
+      UserError: the package is damaged.
+    """
     unpacked = subprocess.run(["dpkg-deb", "--extract", path, directory], capture_output=True, text=True)
     if unpacked.returncode:
         raise UserError(f"{path}: cannot be unpacked ({_reason(unpacked)}). Delete it and run the same command again.")

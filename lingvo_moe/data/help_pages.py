@@ -1,16 +1,19 @@
 """Reads help pages: the paragraphs of a translated page, paired with those of the English page.
 
-LibreOffice's HTML gives a paragraph the same id in all languages. A GNOME page (Mallard, XML) is translated paragraph
-by paragraph, so all languages have the same elements in the same order; where a page differs, it is of another version
-and has no pairs.
+LibreOffice's HTML gives a paragraph the same id in all languages. A GNOME page (Mallard, XML) and a KDE manual (the
+HTML of all its pages, in one compressed file) are translated paragraph by paragraph, so all languages have the same
+elements in the same order; where a page, or a section of a manual, differs, it is of another version and has no pairs.
 
     libreoffice/help/de/text/shared/main0108.html   beside libreoffice/help/en-US/text/shared/main0108.html
     share/help/de/gedit/index.page                  beside share/help/C/gedit/index.page
+    share/doc/HTML/de/kate/index.cache.bz2          beside share/doc/HTML/en/kate/index.cache.bz2
 """
 
 from __future__ import annotations
 
+import bz2
 import collections
+import re
 from collections.abc import Iterator
 from pathlib import Path, PurePath
 
@@ -19,9 +22,13 @@ from lxml import etree, html  # pyright: ignore[reportAttributeAccessIssue]; it 
 from lingvo_moe.data import languages
 from lingvo_moe.errors import UserError
 
-SUFFIXES = frozenset((".html", ".page"))
-_ENGLISH = {".html": "en-US", ".page": "C"}
+_MANUAL = "index.cache.bz2"
+_ENGLISH = {".html": "en-US", ".page": "C", ".bz2": "en"}
+SUFFIXES = frozenset(_ENGLISH)
 _HTML_BLOCKS = ("p", "h1", "h2", "h3", "h4", "h5", "h6")
+_MANUAL_PAGE = re.compile(r'<FILENAME filename="[^"]*">')
+# Anchors that DocBook's style sheets number themselves: in another language they are elsewhere.
+_NUMBERED_ANCHOR = re.compile(r"id[mp]?\d|ftn\.")
 _MALLARD = "{http://projectmallard.org/1.0/}"
 # What a reader of the page sees between the elements of a path through menus, and between keys pressed together.
 _SEPARATORS = {"guiseq": " > ", "keyseq": "+"}
@@ -56,14 +63,19 @@ def pairs(path: Path, name: PurePath) -> Iterator[tuple[str, str]]:
         return
     if path.suffix == ".html":
         yield from _with_equal_ids(_html_paragraphs(beside), _html_paragraphs(path))
-    else:
+    elif path.suffix == ".page":
         yield from _in_equal_order(_mallard_paragraphs(beside), _mallard_paragraphs(path))
+    else:
+        english, translated = _manual_sections(beside), _manual_sections(path)
+        for section, paragraphs in english.items():
+            yield from _in_equal_order(paragraphs, translated.get(section, []))
 
 
 def _language_folder(name: PurePath) -> int | None:
-    """Returns the index of the folder that is named after the language, the one below `help`."""
+    """Returns the index of the folder that is named after the language, the one below `help` or (manuals) `HTML`."""
     folders = name.parts[:-1]
-    return folders.index("help") + 1 if "help" in folders[:-1] else None
+    above = "HTML" if name.name == _MANUAL else "help"
+    return folders.index(above) + 1 if above in folders[:-1] else None
 
 
 def _with_equal_ids(
@@ -122,6 +134,32 @@ def _mallard_paragraphs(path: Path) -> list[tuple[str, str]]:
             for child in sequence[:-1]:
                 child.tail = separator
     return [(block.tag, "".join(block.itertext())) for block in page.iter(*_MALLARD_BLOCKS)]
+
+
+def _manual_sections(path: Path) -> dict[str, list[tuple[str, str]]]:
+    """Returns the tags and texts of the paragraphs, headings and terms of a KDE manual, by anchor before them."""
+    try:
+        pages = _MANUAL_PAGE.split(bz2.decompress(path.read_bytes()).decode())[1:]
+        roots = [html.document_fromstring(page, parser=html.HTMLParser(no_network=True)) for page in pages]
+    except (OSError, ValueError, etree.LxmlError) as error:
+        raise _unreadable(path, error) from None
+    sections = collections.defaultdict(list)
+    for root in roots:
+        section = ""
+        for element in root.iter("a", "dt", *_HTML_BLOCKS):
+            if element.tag != "a":
+                if _is_text(element):
+                    sections[section].append((element.tag, element.text_content()))
+            elif element.get("name") and not _NUMBERED_ANCHOR.match(element.get("name")):
+                section = element.get("name")
+    return sections
+
+
+def _is_text(block: html.HtmlElement) -> bool:
+    """Returns whether a block of a manual is none of the names of its authors or the lines of its contents."""
+    return block.get("class") not in ("author", "copyright") and not any(
+        above.get("class") == "toc" for above in block.iterancestors()
+    )
 
 
 def _unreadable(path: Path, error: Exception | str) -> UserError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bz2
 from pathlib import Path, PurePath
 
 import pytest
@@ -23,6 +24,13 @@ _MALLARD = """<page xmlns="http://projectmallard.org/1.0/" id="x" xml:lang="{lan
 <credit type="author"><name>N. N.</name></credit></info><title>{title}</title><!-- a comment -->
 <steps><item><p>{text} <guiseq><gui>A</gui><gui>B</gui></guiseq>, <keyseq><key>Ctrl</key><key>S</key></keyseq>.</p>
 </item></steps>{more}</page>"""
+
+
+# A page of a KDE manual: contents, authors, a section with an anchor of its own, and one with a numbered anchor.
+_MANUAL = """<FILENAME filename="{page}.html"><html><body>
+<div class="toc"><dl><dt><a href="#x">{title}</a></dt></dl></div>
+<p class="author"><span>N. N.</span></p><a name="{page}"></a><h2>{title}</h2><p>{text} <b>all</b>.</p>
+<a name="id{number}"></a><dl><dt>{term}</dt><dd><p>{text} it.</p></dd></dl>{more}</body></html></FILENAME>"""
 
 
 def _write(root: Path, name: str, text: str) -> PurePath:
@@ -61,6 +69,48 @@ def test_mallard_paragraphs_are_paired_by_order(tmp_path):
         Entry("de", "Saving", "Speichern"),
         Entry("de", "Choose A > B, Ctrl+S.", "Wählen Sie A > B, Ctrl+S."),
     ]
+
+
+def _write_manual(root: Path, language: str, *pages: str) -> PurePath:
+    name = PurePath(f"share/doc/HTML/{language}/app/index.cache.bz2")
+    (root / name).parent.mkdir(parents=True, exist_ok=True)
+    (root / name).write_bytes(bz2.compress("".join(pages).encode()))
+    return name
+
+
+def test_sections_of_a_manual_are_paired_by_order(tmp_path):
+    """A section with other paragraphs has no pairs, wherever it is, and the sections after it are not shifted."""
+    fields = {"title": "Saving", "text": "Save", "term": "File"}
+    translated = {"title": "Speichern", "text": "Speichern Sie", "term": "Datei"}
+    english = [
+        _MANUAL.format(page="a", number=1, more="", **fields),
+        _MANUAL.format(page="b", number=2, more="<p>new</p>", **fields),
+        _MANUAL.format(page="c", number=3, more="", **fields),
+    ]
+    german = [
+        _MANUAL.format(page="new", number=1, more="", **translated),
+        _MANUAL.format(page="c", number=2, more="", **translated),
+        _MANUAL.format(page="b", number=3, more="", **translated),
+    ]
+    english_name = _write_manual(tmp_path, "en", *english)
+    name = _write_manual(tmp_path, "pt_BR", *german)
+    assert _read(tmp_path, name) == [
+        Entry("pt_BR", "Saving", "Speichern"),
+        Entry("pt_BR", "Save all.", "Speichern Sie all."),
+        Entry("pt_BR", "File", "Datei"),
+        Entry("pt_BR", "Save it.", "Speichern Sie it."),
+    ]
+    assert _read(tmp_path, english_name) == []
+
+
+@pytest.mark.parametrize("content", [b"no archive", bz2.compress(b'<FILENAME filename="a"><p>\xff</p>')])
+def test_damaged_manual_is_an_error_that_names_the_file(tmp_path, content):
+    """As an interrupted unpacking may leave it, or another encoding."""
+    _write_manual(tmp_path, "en", _MANUAL.format(page="a", number=1, title="t", text="x", term="y", more=""))
+    name = _write_manual(tmp_path, "de")
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(UserError, match=r"de/app/index\.cache\.bz2: not a readable help page \(.*Get a new copy"):
+        _read(tmp_path, name)
 
 
 def test_mallard_page_with_other_paragraphs_has_no_pairs(tmp_path):
@@ -129,7 +179,13 @@ def test_malformed_page_is_an_error_that_names_the_file(tmp_path):
 
 @pytest.mark.parametrize(
     "name, language",
-    [("a/help/pt-BR/text/x.html", "pt_BR"), ("help/sr@latin/app/x.page", "sr_Latn"), ("de/x.page", None)],
+    [
+        ("a/help/pt-BR/text/x.html", "pt_BR"),
+        ("help/sr@latin/app/x.page", "sr_Latn"),
+        ("doc/HTML/zh_CN/app/index.cache.bz2", "zh_Hans"),
+        ("doc/HTML/de/app/changes.bz2", None),
+        ("de/x.page", None),
+    ],
 )
 def test_language_is_the_folder_below_help(name, language):
     """The files of other languages than those asked for are not read."""

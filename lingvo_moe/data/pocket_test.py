@@ -29,6 +29,8 @@ def asked(monkeypatch) -> list[str]:
     )
     pages = SourceList([EntrySource("help pages", [])], ["no manual"])
     monkeypatch.setattr(pocket.debian_help, "fetch", lambda cache, selected: pages)
+    browsers = SourceList([EntrySource("Firefox", [])], ["no Firefox"])
+    monkeypatch.setattr(pocket.mozilla, "fetch", lambda cache, selected: browsers)
     npm = EntrySource("npm", [Entry("nl", "One. Two.", "Een. Twee.")])
     monkeypatch.setattr(pocket.npm_packages, "fetch", lambda cache, packages, selected: [npm])
     return names
@@ -38,8 +40,15 @@ def test_reads_its_own_languages_unless_some_are_selected(asked, tmp_path):
     """A catalog of another language in one of the packages does not get into the corpus."""
     by_default, _ = corpus_builder.build("pocket", (), tmp_path / "corpus", tmp_path / "cache")
     assert list(by_default.languages) == ["de", "nl"]
-    assert by_default.manifest["inputs"] == ["packages", "help pages", "package descriptions", "wheels", "npm"]
-    assert by_default.manifest["missing_packages"] == ["absent", "no manual"]
+    assert by_default.manifest["inputs"] == [
+        "packages",
+        "help pages",
+        "Firefox",
+        "package descriptions",
+        "wheels",
+        "npm",
+    ]
+    assert by_default.manifest["missing_packages"] == ["absent", "no manual", "no Firefox"]
     assert ("Twee.", "Two.") in list(by_default.pairs("train", "nl"))
     selected, _ = corpus_builder.build("pocket", (), tmp_path / "nl", tmp_path / "cache", selected=frozenset(("nl",)))
     assert list(selected.languages) == ["nl"]
@@ -58,6 +67,6 @@ def test_fetches_the_office_catalogs_of_the_languages_that_are_read(asked):
 def test_packages_to_test_on_are_not_read(asked):
     """Training on them would make the test of other packages worthless."""
     pocket.pocket_preset(Path("cache"), ())
-    assert len(asked) == len(set(asked)) > 140
+    assert len(asked) == len(set(asked)) > 200
     assert not {"freeciv-data", "gimp-data", "digikam-data"} & set(asked)
     assert wheels.HOME_ASSISTANT not in wheels.WHEELS

@@ -1,0 +1,107 @@
+"""Firefox and Thunderbird in Debian: Fluent messages, in ZIP archives inside of packages.
+
+Each language has a package; the English messages are in the application's own. What is read of them is kept in the
+cache as `LANG.json`, since to unpack an application takes long. Messages in the applications' older formats
+(.properties, .dtd) are not read.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import tempfile
+import zipfile
+from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
+
+from lingvo_moe.data import debian, fluent_catalogs, languages, pinned
+from lingvo_moe.data.sentence_source import Sentences
+from lingvo_moe.data.sources import CatalogDirectory, Source, SourceList, combined_hash
+from lingvo_moe.errors import UserError
+from lingvo_moe.utils import progress
+
+_RULES_VERSION = 1  # of unpacking: increase it with every change of the rules, here and in `fluent_catalogs`
+# The packages of the applications, and the languages of their `APPLICATION-l10n-LANGUAGE`.
+_LANGUAGES = {
+    "firefox-esr": (
+        "ach af an ar ast az be bg bn br bs ca ca-valencia cak cs cy da de dsb el eo es-ar es-cl es-es es-mx et eu fa "
+        "ff fi fr fur fy-nl ga-ie gd gl gn gu-in he hi-in hr hsb hu hy-am ia id is it ja ka kab kk km kn ko lij lt lv "
+        "mk mr ms my nb-no ne-np nl nn-no oc pa-in pl pt-br pt-pt rm ro ru sat sc sco si sk skr sl son sq sr sv-se szl "
+        "ta te tg th tl tr trs uk ur uz vi xh zh-cn zh-tw"
+    ).split(),
+    "thunderbird": (
+        "af ar ast be bg br ca cak cs cy da de dsb el es-ar es-es es-mx et eu fi fr fy-nl ga-ie gd gl he hr hsb hu "
+        "hy-am id is it ja ka kab kk ko lt lv ms nb-no nl nn-no pa-in pl pt-br pt-pt rm ro ru sk sl sq sr sv-se th tr "
+        "uk uz vi zh-cn zh-tw"
+    ).split(),
+}
+_ZIP_SUFFIXES = (".ja", ".xpi")
+_MEMBER = re.compile(r"(?:.*/)?localization/(?P<label>[\w-]+)/(?P<name>.+\.ftl)")
+_ENGLISH = "en-US"
+
+
+def fetch(cache: Path, selected: Collection[str] = ()) -> SourceList:
+    """Returns the messages of the selected languages (empty: of all), downloading what `cache` lacks.
+
+    Raises:
+      UserError: as `debian.fetch_archives`, or an archive in a package is damaged.
+    """
+    by_application = {application: _language_packages(application, selected) for application in _LANGUAGES}
+    names = [name for application, packages in by_application.items() if packages for name in (application, *packages)]
+    archives = debian.fetch_archives(cache, names)
+    sources = [
+        _messages(cache, archives[application], [archives[name] for name in packages if name in archives], selected)
+        for application, packages in by_application.items()
+        if application in archives
+    ]
+    return SourceList(sources, [name for name in names if name not in archives])
+
+
+def _language_packages(application: str, selected: Collection[str]) -> list[str]:
+    return [
+        f"{application}-l10n-{language}"
+        for language in _LANGUAGES[application]
+        if languages.is_selected(languages.normalize(language), selected)
+    ]
+
+
+def _messages(cache: Path, application: Path, packages: Sequence[Path], selected: Collection[str]) -> Source:
+    paths = [application, *packages]
+    hashes = combined_hash((path.name, path) for path in paths)
+    directory = cache / f"{application.name.partition('_')[0]}-{hashes[:12]}-{_RULES_VERSION}"
+    pinned.complete_directory(directory, lambda partial: _unpack(paths, partial))
+    return Sentences(CatalogDirectory(application.name, directory, (".json",), selected))
+
+
+def _unpack(packages: Sequence[Path], directory: Path):
+    """Writes the texts of all packages, a file for each language."""
+    for package in progress.track(packages, f"reading messages of {packages[0].name}", unit="packages"):
+        with tempfile.TemporaryDirectory(dir=directory.parent, prefix="unpacked-") as temporary:
+            debian.unpack(package, temporary)
+            for label, files in _fluent_files(Path(temporary), package).items():
+                path = directory / f"{'en' if label == _ENGLISH else languages.normalize(label)}.json"
+                path.write_text(json.dumps(fluent_catalogs.texts(files)), encoding="utf-8")
+
+
+def _fluent_files(root: Path, package: Path) -> dict[str, dict[str, str]]:
+    """Returns the Fluent files of an unpacked package by the label of their language and by name."""
+    by_label: dict[str, dict[str, str]] = {}
+    for path in sorted(root.rglob("*")):
+        if path.suffix in _ZIP_SUFFIXES and path.is_file() and not path.is_symlink():
+            try:
+                for match, content in _members(path):
+                    by_label.setdefault(match["label"], {})[match["name"]] = content
+            except (zipfile.BadZipFile, UnicodeDecodeError, OSError) as error:
+                raise UserError(
+                    f"{package}: {path.name} in it is not readable ({error}). Delete the package and run the same "
+                    "command again."
+                ) from None
+    return by_label
+
+
+def _members(path: Path) -> Iterator[tuple[re.Match[str], str]]:
+    with zipfile.ZipFile(path) as archive:
+        for name in archive.namelist():
+            match = _MEMBER.fullmatch(name)
+            if match and (match["label"] == _ENGLISH or languages.normalize(match["label"])):
+                yield match, archive.read(name).decode()
