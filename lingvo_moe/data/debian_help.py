@@ -30,12 +30,12 @@ _GNOME = tuple(
     ).split()
 )
 
-# With a manual, and most with catalogs, which `pocket` reads too. Of Debian's 186, those that add at least 2,000 pairs
-# of three words or more to `pocket`, and as many per megabyte, and those whose catalogs it read already.
+# KDE's packages with a manual. Most have catalogs, too, which `pocket` reads. Of Debian's 186, those that add at least
+# 2,000 pairs of three words or more to `pocket`, and at least 2,000 for each megabyte, and those that it read before.
 KDE = tuple(
     (
         "akonadi-import-wizard akregator ark bluedevil calligraplan calligrasheets-data cantor cervisia choqok dolphin "
-        "juk k3b-i18n kajongg kalarm kalgebra-common kate5-data kbackup kblackbox kcachegrind kcalc kde-cli-tools-data "
+        "juk kajongg kalarm kalgebra-common kate5-data kbackup kblackbox kcachegrind kcalc kde-cli-tools-data "
         "kde-config-cron kde-config-tablet kde-spectacle kdeconnect kdenlive-data kdesvn kdiff3-doc keditbookmarks "
         "kexi-data kfind kfloppy kfourinline kgeotag kgoldrunner kgpg kid3 kig kile-doc killbots kimagemapeditor "
         "kinfocenter kio kio-audiocd kio-extras-data kjumpingcube kleopatra kmag kmail kmenuedit kmix kmouth kmplot "

@@ -34,7 +34,8 @@ def test_office_packages_of_the_selected_languages(asked):
     assert fetched.missing_packages == ["evince-common"]
     assert all(isinstance(source, Sentences) for source in fetched.sources)
     names = [source.name for source in fetched.sources]
-    assert "libreoffice-help-de.deb, help pages" in names and "gnome-user-docs.deb, help pages" in names
+    assert "libreoffice-help-de.deb, help pages" in names
+    assert "gnome-user-docs.deb, help pages" in names and "konqueror.deb, help pages" in names
     assert not any("en-us" in name for name in names)
 
 

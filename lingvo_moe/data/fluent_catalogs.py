@@ -14,15 +14,18 @@ variables are placeholders, and there is no markup.
 
 from __future__ import annotations
 
+import collections
+import html
 import re
 from collections.abc import Iterable, Iterator, Mapping
 
 from fluent.runtime import FluentBundle
 from fluent.syntax import FluentParser, ast, visitor
-from lxml import html  # pyright: ignore[reportAttributeAccessIssue]; it is compiled, without type stubs
+from lxml.html import defs  # pyright: ignore[reportAttributeAccessIssue]; it is compiled, without type stubs
 
-_NO_TEXT = re.compile(r"key|key(?:code|shortcut)|style|\w*accesskey\w*", re.IGNORECASE)  # attributes for the program
-_MARKUP = re.compile(r"<[A-Za-z/]")
+# Messages and attributes that are no texts: keys, combinations of keys, and styles.
+_NO_TEXT = re.compile(r".*access-?key\w*|.*[-.](?:key(?:code|shortcut|label\w*)?|acceltext|style)", re.IGNORECASE)
+_TAG = re.compile(r"</?([A-Za-z][\w:.+-]*)[^<>]*>")
 
 
 def texts(files: Mapping[str, str]) -> dict[str, dict[str, str]]:
@@ -39,14 +42,23 @@ def texts(files: Mapping[str, str]) -> dict[str, dict[str, str]]:
     placeholders = _Placeholders()
     for resource in resources.values():
         placeholders.visit(resource)
-    return {
-        name: dict(_texts(resource, _bundle([resource, *resources.values()]), placeholders.by_name))
-        for name, resource in resources.items()
-    }
+    count = collections.Counter(message.id.name for resource in resources.values() for message in _messages(resource))
+    bundle_of_all = _bundle(resources.values())
+    found = {}
+    for name, resource in resources.items():
+        # Of messages with one id, a bundle has the first.
+        is_unique = all(count[message.id.name] == 1 for message in _messages(resource))
+        bundle = bundle_of_all if is_unique else _bundle([resource, *resources.values()])
+        found[name] = dict(_texts(resource, bundle, placeholders.by_name))
+    return found
+
+
+def _messages(resource: ast.Resource) -> Iterator[ast.Message]:
+    return (entry for entry in resource.body if isinstance(entry, ast.Message))
 
 
 def _bundle(resources: Iterable[ast.Resource]) -> FluentBundle:
-    """Returns what formats messages; of two messages with one id, that of the first resource counts."""
+    """Returns what formats the messages of files."""
     # A locale would only decide how a number written in a message is formatted. Values are not known here: a function
     # of one gives its placeholder.
     functions = {"PLATFORM": lambda: "other", "NUMBER": _first, "DATETIME": _first}
@@ -72,19 +84,18 @@ def _first(value: object, **options: object) -> object:
 
 
 def _texts(resource: ast.Resource, bundle: FluentBundle, placeholders: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    for message in resource.body:
-        if isinstance(message, ast.Message):
-            attributes = [attribute.id.name for attribute in message.attributes]
-            for attribute in ["", *attributes]:
-                text = None if _NO_TEXT.fullmatch(attribute) else _format(bundle, message, attribute, placeholders)
-                if text is not None:
-                    yield f"{message.id.name}.{attribute}".removesuffix("."), _without_markup(text)
+    for message in _messages(resource):
+        for attribute in ["", *(attribute.id.name for attribute in message.attributes)]:
+            key = f"{message.id.name}.{attribute}".removesuffix(".")
+            text = None if _NO_TEXT.fullmatch(key) else _format(bundle, message, attribute, placeholders)
+            if text is not None:
+                yield key, _without_markup(text)
 
 
 def _format(bundle: FluentBundle, message: ast.Message, attribute: str, placeholders: Mapping[str, str]) -> str | None:
     """Returns the text of a message, or of its attribute; None if it has none, or a reference in it leads nowhere."""
     resolved = bundle.get_message(message.id.name)
-    pattern = resolved.attributes[attribute] if attribute else resolved.value
+    pattern = resolved.attributes.get(attribute) if attribute else resolved.value
     if pattern is None:
         return None
     try:
@@ -95,4 +106,12 @@ def _format(bundle: FluentBundle, message: ast.Message, attribute: str, placehol
 
 
 def _without_markup(text: str) -> str:
-    return html.fragment_fromstring(text, create_parent=True).text_content() if _MARKUP.search(text) else text
+    """Removes the tags of HTML, and no other words in angle brackets; replaces entities."""
+    return html.unescape(_TAG.sub(_replacement, text))
+
+
+def _replacement(tag: re.Match[str]) -> str:
+    name = tag[1].lower()
+    if name not in defs.tags:
+        return tag[0]
+    return " " if name == "br" or name in defs.block_tags else ""

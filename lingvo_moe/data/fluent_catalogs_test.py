@@ -33,6 +33,9 @@ def _text(message: str) -> str | None:
         ("a = See { b }, { b.label }\nb = this\n    .label = that", "See this, that"),
         ('a = { "{" }x{ "}" }', "{x}"),
         ('a = Read <a data-l10n-name="x">our <b>terms</b></a> &amp; more', "Read our terms & more"),
+        ("a = One<br>Two<p>Three", "One Two Three"),
+        ("a = &lt;name&gt; &amp; more", "<name> & more"),
+        ("a = Ended by <xsl:message>, <Ctrl+K>", "Ended by <xsl:message>, <Ctrl+K>"),
         ("a = 3 < 4", "3 < 4"),
         ("a = See { nothing }", None),
         ("a = See { -nothing }", None),
@@ -47,12 +50,20 @@ def test_text_of_a_message(message, text):
 
 def test_attributes_are_texts_unless_the_program_reads_them():
     """Keys and styles differ between languages, but they are no translations."""
-    message = (
-        "a = File\n    .label = Open\n    .accesskey = O\n    .buttonaccesskeyaccept = K\n    .style = width: 3em\n"
-    )
+    first = "a = File\n    .label = Open\n    .accesskey = O\n    .buttonaccesskeyaccept = K\n    .style = width: 3em\n"
     more = "    .key = o\n    .keycode = VK_F1\n    .searchkeywords = find\nb =\n    .aria-label = Close\n"
-    read = fluent_catalogs.texts({"a.ftl": message + more})["a.ftl"]
-    assert read == {"a": "File", "a.label": "Open", "a.searchkeywords": "find", "b.aria-label": "Close"}
+    keys = "    .acceltext = F1\nc-accesskey = C\nd-access-key = D\nkeyboard = Keyboard\ne =\n    .keylabel = E\n"
+    read = fluent_catalogs.texts({"a.ftl": first + more + keys + "    .keyshortcut = e"})["a.ftl"]
+    texts = {"a": "File", "a.label": "Open", "a.searchkeywords": "find", "b.aria-label": "Close"}
+    assert read == {**texts, "keyboard": "Keyboard"}
+
+
+def test_message_of_another_file_with_the_same_id():
+    """Each file has its own; of two in one file the first counts, as in the applications."""
+    read = fluent_catalogs.texts(
+        {"a.ftl": "a = One\na = Two\n    .label = Three", "b.ftl": "a = { -name }\n-name = Four"}
+    )
+    assert read == {"a.ftl": {"a": "One"}, "b.ftl": {"a": "Four"}}
 
 
 def test_the_rest_of_a_damaged_file_is_read():

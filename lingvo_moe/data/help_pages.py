@@ -26,13 +26,18 @@ _MANUAL = "index.cache.bz2"
 _ENGLISH = {".html": "en-US", ".page": "C", ".bz2": "en"}
 SUFFIXES = frozenset(_ENGLISH)
 _HTML_BLOCKS = ("p", "h1", "h2", "h3", "h4", "h5", "h6")
-_MANUAL_PAGE = re.compile(r'<FILENAME filename="[^"]*">')
+_MANUAL_PAGE = re.compile(r'<FILENAME filename="([^"]*)">')
 # Anchors that DocBook's style sheets number themselves: in another language they are elsewhere.
 _NUMBERED_ANCHOR = re.compile(r"id[mp]?\d|ftn\.")
 _MALLARD = "{http://projectmallard.org/1.0/}"
 # What a reader of the page sees between the elements of a path through menus, and between keys pressed together.
 _SEPARATORS = {"guiseq": " > ", "keyseq": "+"}
 _MALLARD_BLOCKS = tuple(_MALLARD + tag for tag in ("p", "title", "desc"))
+# Where one text is so much longer, the texts are not translations of one another: of Chinese and English, 4 is usual.
+_MAX_LENGTH_RATIO = 8
+_SHORT_TEXT = 40  # characters
+_NO_TEXT = re.compile(r"author|copyright|toc|list-of-.*")  # classes of blocks in a manual, and of those around them
+_NUMBER = re.compile(r"\d+")
 
 
 def language(name: PurePath) -> str | None:
@@ -68,7 +73,9 @@ def pairs(path: Path, name: PurePath) -> Iterator[tuple[str, str]]:
     else:
         english, translated = _manual_sections(beside), _manual_sections(path)
         for section, paragraphs in english.items():
-            yield from _in_equal_order(paragraphs, translated.get(section, []))
+            texts = _in_equal_order(paragraphs, translated.get(section, []))
+            # Numbers of chapters and figures depend on the version; addresses are those of people.
+            yield from (pair for pair in texts if _have_equal_numbers(*pair) and "@" not in "".join(pair))
 
 
 def _language_folder(name: PurePath) -> int | None:
@@ -87,9 +94,17 @@ def _with_equal_ids(
 
 
 def _in_equal_order(english: list[tuple[str, str]], translation: list[tuple[str, str]]) -> Iterator[tuple[str, str]]:
-    if [tag for tag, _ in english] == [tag for tag, _ in translation]:
-        for (_, text), (_, translated) in zip(english, translation):
-            yield text, translated
+    """Pairs the texts of two lists of (tag, text), unless they differ in tags, or by much in the length of a text."""
+    if [tag for tag, _ in english] != [tag for tag, _ in translation]:
+        return
+    texts = [(text, translated) for (_, text), (_, translated) in zip(english, translation)]
+    if not any(map(_is_shifted, texts)):
+        yield from texts
+
+
+def _is_shifted(pair: tuple[str, str]) -> bool:
+    shorter, longer = sorted(len(text.strip()) for text in pair)
+    return longer > max(_MAX_LENGTH_RATIO * shorter, _SHORT_TEXT)
 
 
 def _html_paragraphs(path: Path) -> dict[tuple[str, int], str]:
@@ -136,30 +151,45 @@ def _mallard_paragraphs(path: Path) -> list[tuple[str, str]]:
     return [(block.tag, "".join(block.itertext())) for block in page.iter(*_MALLARD_BLOCKS)]
 
 
-def _manual_sections(path: Path) -> dict[str, list[tuple[str, str]]]:
-    """Returns the tags and texts of the paragraphs, headings and terms of a KDE manual, by anchor before them."""
+def _manual_sections(path: Path) -> dict[tuple[str, bool], list[tuple[str, str]]]:
+    """Returns the tags and texts of the paragraphs, headings and terms of a KDE manual.
+
+    Their keys are the anchor before them, or the one in a heading or term, and whether it is in it: a heading has
+    pairs although its section differs.
+    """
     try:
         pages = _MANUAL_PAGE.split(bz2.decompress(path.read_bytes()).decode())[1:]
-        roots = [html.document_fromstring(page, parser=html.HTMLParser(no_network=True)) for page in pages]
+        roots = [html.document_fromstring(page, parser=html.HTMLParser(no_network=True)) for page in pages[1::2]]
     except (OSError, ValueError, etree.LxmlError) as error:
         raise _unreadable(path, error) from None
     sections = collections.defaultdict(list)
-    for root in roots:
-        section = ""
+    for page, root in zip(pages[::2], roots):
+        section = page
         for element in root.iter("a", "dt", *_HTML_BLOCKS):
-            if element.tag != "a":
-                if _is_text(element):
-                    sections[section].append((element.tag, element.text_content()))
-            elif element.get("name") and not _NUMBERED_ANCHOR.match(element.get("name")):
-                section = element.get("name")
+            if element.tag == "a":
+                section = _anchor(element) or section
+            elif _is_text(element):
+                own = next(filter(None, map(_anchor, element.iter("a"))), None)
+                sections[own or section, own is not None].append((element.tag, element.text_content()))
     return sections
 
 
+def _anchor(element: html.HtmlElement) -> str | None:
+    """Returns the name that a link's element gives to its place, if all languages have it."""
+    name = element.get("name")
+    return name if name and not _NUMBERED_ANCHOR.match(name) else None
+
+
 def _is_text(block: html.HtmlElement) -> bool:
-    """Returns whether a block of a manual is none of the names of its authors or the lines of its contents."""
-    return block.get("class") not in ("author", "copyright") and not any(
-        above.get("class") == "toc" for above in block.iterancestors()
+    """Returns whether a block of a manual is neither an author's name nor a line of a list of contents."""
+    above = {element.get("class", "") for element in block.iterancestors()}
+    return not any(map(_NO_TEXT.fullmatch, {block.get("class", ""), *above})) and not (
+        block.tag == "dt" and "qandaset" in above
     )
+
+
+def _have_equal_numbers(text: str, translated: str) -> bool:
+    return sorted(_NUMBER.findall(text)) == sorted(_NUMBER.findall(translated))
 
 
 def _unreadable(path: Path, error: Exception | str) -> UserError:

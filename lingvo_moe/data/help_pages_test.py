@@ -26,11 +26,12 @@ _MALLARD = """<page xmlns="http://projectmallard.org/1.0/" id="x" xml:lang="{lan
 </item></steps>{more}</page>"""
 
 
-# A page of a KDE manual: contents, authors, a section with an anchor of its own, and one with a numbered anchor.
+# A page of a KDE manual: contents, authors, a heading and a term with anchors of their own, and a numbered anchor.
 _MANUAL = """<FILENAME filename="{page}.html"><html><body>
-<div class="toc"><dl><dt><a href="#x">{title}</a></dt></dl></div>
-<p class="author"><span>N. N.</span></p><a name="{page}"></a><h2>{title}</h2><p>{text} <b>all</b>.</p>
-<a name="id{number}"></a><dl><dt>{term}</dt><dd><p>{text} it.</p></dd></dl>{more}</body></html></FILENAME>"""
+<div class="toc"><dl><dt><a href="#x">{title} 1</a></dt></dl></div><div class="list-of-tables"><dt>{title} 2</dt></div>
+<p class="author"><span>N. N.</span></p><p class="copyright">{title} 3</p>{before}
+<h2><a name="{page}"></a>{title}</h2><p>{text} <b>all</b>.</p><a name="id{number}"></a><a name="ftn.x{number}"></a>
+<dl><dt><a name="{page}-term"></a>{term}</dt><dd><p>{text} it.</p></dd></dl>{more}</body></html></FILENAME>"""
 
 
 def _write(root: Path, name: str, text: str) -> PurePath:
@@ -78,35 +79,54 @@ def _write_manual(root: Path, language: str, *pages: str) -> PurePath:
     return name
 
 
+_ENGLISH_FIELDS = {"title": "Saving", "text": "Save", "term": "File"}
+_TRANSLATED_FIELDS = {"title": "Speichern", "text": "Speichern Sie", "term": "Datei"}
+
+
+def _page(page: str, number: int, translated: bool = False, before: str = "", more: str = "") -> str:
+    fields = _TRANSLATED_FIELDS if translated else _ENGLISH_FIELDS
+    return _MANUAL.format(page=page, number=number, before=before, more=more, **fields)
+
+
 def test_sections_of_a_manual_are_paired_by_order(tmp_path):
-    """A section with other paragraphs has no pairs, wherever it is, and the sections after it are not shifted."""
-    fields = {"title": "Saving", "text": "Save", "term": "File"}
-    translated = {"title": "Speichern", "text": "Speichern Sie", "term": "Datei"}
-    english = [
-        _MANUAL.format(page="a", number=1, more="", **fields),
-        _MANUAL.format(page="b", number=2, more="<p>new</p>", **fields),
-        _MANUAL.format(page="c", number=3, more="", **fields),
-    ]
-    german = [
-        _MANUAL.format(page="new", number=1, more="", **translated),
-        _MANUAL.format(page="c", number=2, more="", **translated),
-        _MANUAL.format(page="b", number=3, more="", **translated),
-    ]
-    english_name = _write_manual(tmp_path, "en", *english)
-    name = _write_manual(tmp_path, "pt_BR", *german)
-    assert _read(tmp_path, name) == [
-        Entry("pt_BR", "Saving", "Speichern"),
-        Entry("pt_BR", "Save all.", "Speichern Sie all."),
-        Entry("pt_BR", "File", "Datei"),
-        Entry("pt_BR", "Save it.", "Speichern Sie it."),
-    ]
+    """A section with other paragraphs has no pairs but its heading; wherever it is, other sections are not shifted."""
+    english_name = _write_manual(
+        tmp_path, "en", _page("a", 1), _page("b", 2, more="<p>new</p>"), _page("c", 3, before="<h1>C</h1>")
+    )
+    name = _write_manual(
+        tmp_path, "pt_BR", _page("new", 1, True), _page("c", 2, True, before="<p>old</p>"), _page("b", 3, True)
+    )
+    section = [Entry("pt_BR", "Save all.", "Speichern Sie all.")]
+    heading = [Entry("pt_BR", "Saving", "Speichern")]
+    term = [Entry("pt_BR", "File", "Datei")]
+    rest = [Entry("pt_BR", "Save it.", "Speichern Sie it.")]
+    assert _read(tmp_path, name) == heading + section + term + heading + section + term + rest
     assert _read(tmp_path, english_name) == []
+
+
+@pytest.mark.parametrize(
+    "english, translated, count",
+    [
+        ("<p>Figure 3.2 shows it.</p>", "<p>Das zeigt Abbildung 3.2.</p>", 1),
+        ("<p>Figure 3.2 shows it.</p>", "<p>Das zeigt Abbildung 2.1.</p>", 0),
+        ("<p>Write to nobody@example.org.</p>", "<p>Schreiben Sie an nobody@example.org.</p>", 0),
+        ("<p>The first one.</p><p>The picture.</p>", "<p>Das Bild.</p><p></p>", 2),
+        (f"<p>{'Long text. ' * 5}</p><p>Next.</p>", "<p></p><p>Weiter.</p>", 0),
+        (f"<p>{'Long text. ' * 9}</p><p>Next.</p>", "<p>Kurz.</p><p>Weiter.</p>", 0),
+        ("<h1>Question?</h1><div class='qandaset'><dl><dt>Question?</dt></dl><p>So.</p></div>", None, 2),
+    ],
+)
+def test_shifted_and_useless_texts_of_a_manual_are_not_read(tmp_path, english, translated, count):
+    """Equal tags in equal order may still be of different texts; numbers of figures change with the version."""
+    _write_manual(tmp_path, "en", f'<FILENAME filename="a.html"><html><body>{english}</body></html>')
+    text = f'<FILENAME filename="a.html"><html><body>{translated or english}</body></html>'
+    assert len(_read(tmp_path, _write_manual(tmp_path, "de", text))) == count
 
 
 @pytest.mark.parametrize("content", [b"no archive", bz2.compress(b'<FILENAME filename="a"><p>\xff</p>')])
 def test_damaged_manual_is_an_error_that_names_the_file(tmp_path, content):
     """As an interrupted unpacking may leave it, or another encoding."""
-    _write_manual(tmp_path, "en", _MANUAL.format(page="a", number=1, title="t", text="x", term="y", more=""))
+    _write_manual(tmp_path, "en", _page("a", 1))
     name = _write_manual(tmp_path, "de")
     (tmp_path / name).write_bytes(content)
     with pytest.raises(UserError, match=r"de/app/index\.cache\.bz2: not a readable help page \(.*Get a new copy"):

@@ -48,6 +48,8 @@ def fetch(cache: Path, selected: Collection[str] = ()) -> SourceList:
     """
     by_application = {application: _language_packages(application, selected) for application in _LANGUAGES}
     names = [name for application, packages in by_application.items() if packages for name in (application, *packages)]
+    if not names:
+        return SourceList([])
     archives = debian.fetch_archives(cache, names)
     sources = [
         _messages(cache, archives[application], [archives[name] for name in packages if name in archives], selected)
@@ -70,33 +72,40 @@ def _messages(cache: Path, application: Path, packages: Sequence[Path], selected
     hashes = combined_hash((path.name, path) for path in paths)
     directory = cache / f"{application.name.partition('_')[0]}-{hashes[:12]}-{_RULES_VERSION}"
     pinned.complete_directory(directory, lambda partial: _unpack(paths, partial))
-    return Sentences(CatalogDirectory(application.name, directory, (".json",), selected))
+    # The English file decides the content, too, and has no pairs of its own.
+    read = {*selected, "en"} if selected else ()
+    return Sentences(CatalogDirectory(application.name, directory, (".json",), read))
 
 
 def _unpack(packages: Sequence[Path], directory: Path):
     """Writes the texts of all packages, a file for each language."""
     for package in progress.track(packages, f"reading messages of {packages[0].name}", unit="packages"):
-        with tempfile.TemporaryDirectory(dir=directory.parent, prefix="unpacked-") as temporary:
-            debian.unpack(package, temporary)
-            for label, files in _fluent_files(Path(temporary), package).items():
-                path = directory / f"{'en' if label == _ENGLISH else languages.normalize(label)}.json"
-                path.write_text(json.dumps(fluent_catalogs.texts(files)), encoding="utf-8")
+        try:
+            by_label = _texts(package)
+        except (zipfile.BadZipFile, UnicodeDecodeError, OSError, RecursionError) as error:
+            raise UserError(
+                f"{package}: its messages are not readable ({error}). Delete it and run the same command again."
+            ) from None
+        if not by_label:
+            raise UserError(
+                f"{package}: expected Fluent files, localization/LANG/*.ftl, in a ZIP archive in it; there is none. "
+                "This reader is for the packages of Debian 12; use --preset=debian."
+            )
+        for label, texts in by_label.items():
+            path = directory / f"{'en' if label == _ENGLISH else languages.normalize(label)}.json"
+            path.write_text(json.dumps(texts), encoding="utf-8")
 
 
-def _fluent_files(root: Path, package: Path) -> dict[str, dict[str, str]]:
-    """Returns the Fluent files of an unpacked package by the label of their language and by name."""
-    by_label: dict[str, dict[str, str]] = {}
-    for path in sorted(root.rglob("*")):
-        if path.suffix in _ZIP_SUFFIXES and path.is_file() and not path.is_symlink():
-            try:
+def _texts(package: Path) -> dict[str, dict[str, dict[str, str]]]:
+    """Returns the texts of a package by the label of their language, file and message."""
+    files: dict[str, dict[str, str]] = {}
+    with tempfile.TemporaryDirectory(dir=package.parent, prefix="unpacked-") as directory:
+        debian.unpack(package, directory)
+        for path in sorted(Path(directory).rglob("*")):
+            if path.suffix in _ZIP_SUFFIXES and path.is_file() and not path.is_symlink():
                 for match, content in _members(path):
-                    by_label.setdefault(match["label"], {})[match["name"]] = content
-            except (zipfile.BadZipFile, UnicodeDecodeError, OSError) as error:
-                raise UserError(
-                    f"{package}: {path.name} in it is not readable ({error}). Delete the package and run the same "
-                    "command again."
-                ) from None
-    return by_label
+                    files.setdefault(match["label"], {})[match["name"]] = content
+    return {label: fluent_catalogs.texts(contents) for label, contents in files.items()}
 
 
 def _members(path: Path) -> Iterator[tuple[re.Match[str], str]]:
@@ -104,4 +113,4 @@ def _members(path: Path) -> Iterator[tuple[re.Match[str], str]]:
         for name in archive.namelist():
             match = _MEMBER.fullmatch(name)
             if match and (match["label"] == _ENGLISH or languages.normalize(match["label"])):
-                yield match, archive.read(name).decode()
+                yield match, archive.read(name).decode("utf-8-sig")

