@@ -3,10 +3,9 @@
   python -m tools.train_embeddings --corpus=corpus --tokenizers=tokenizers --output=embeddings.safetensors
   python -m lingvo_moe train --model=NAME --initial_embeddings=embeddings.safetensors ...
 
-For models with tied embeddings, whose one tokenizer tools.train_tokenizer made with --shared_vocabulary. It counts
-pairs of pieces in sentence pairs and trains nothing by gradients; see lingvo_moe/data/piece_vectors.py. It takes 42 CPU
-seconds for the quickstart corpus, and 8 bytes of memory for each pair of pieces: 1.2 GB for 12,000 pieces. An existing
-file of the same corpus, tokenizer and flags is left unchanged.
+For models with tied embeddings. It counts pairs of pieces in sentence pairs and trains nothing by gradients; see
+lingvo_moe/data/piece_vectors.py. It takes 42 CPU seconds for the quickstart corpus, and 8 bytes of memory for each
+pair of pieces: 1.2 GB for 12,000 pieces. An existing file of the same corpus, tokenizer and flags is left unchanged.
 """
 
 from __future__ import annotations

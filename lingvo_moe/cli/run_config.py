@@ -253,7 +253,7 @@ class ExportConfig(MeshConfig):
     """The flags of `export`."""
 
     program: str = _flag(
-        flags.DEFINE_enum, "train", "the program to plan", enum_values=["init", "train", "evaluate", "decode"]
+        flags.DEFINE_enum, "train", "the program to export", enum_values=["init", "train", "evaluate", "decode"]
     )
     output: str | None = _flag(flags.DEFINE_string, None, "the bundle to write")
 
