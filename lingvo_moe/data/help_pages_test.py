@@ -30,7 +30,8 @@ _MALLARD = """<page xmlns="http://projectmallard.org/1.0/" id="x" xml:lang="{lan
 _MANUAL = """<FILENAME filename="{page}.html"><html><body>
 <div class="toc"><dl><dt><a href="#x">{title} 1</a></dt></dl></div><div class="list-of-tables"><dt>{title} 2</dt></div>
 <p class="author"><span>N. N.</span></p><p class="copyright">{title} 3</p>{before}
-<h2><a name="{page}"></a>{title}</h2><p>{text} <b>all</b>.</p><a name="id{number}"></a><a name="ftn.x{number}"></a>
+<h2><a name="{page}"></a>{title}</h2><p>{text} <b>all</b>.</p><a name="id{number}"></a><p>{text} one.</p>
+<a name="ftn.x{number}"></a><p>{text} two.</p>
 <dl><dt><a name="{page}-term"></a>{term}</dt><dd><p>{text} it.</p></dd></dl>{more}</body></html></FILENAME>"""
 
 
@@ -91,16 +92,25 @@ def _page(page: str, number: int, translated: bool = False, before: str = "", mo
 def test_sections_of_a_manual_are_paired_by_order(tmp_path):
     """A section with other paragraphs has no pairs but its heading; wherever it is, other sections are not shifted."""
     english_name = _write_manual(
-        tmp_path, "en", _page("a", 1), _page("b", 2, more="<p>new</p>"), _page("c", 3, before="<h1>C</h1>")
+        tmp_path,
+        "en",
+        _page("a", 1),
+        _page("b", 2, before="<p>First.</p>", more="<p>new</p>"),
+        _page("c", 3, before="<h1>C</h1>"),
     )
     name = _write_manual(
-        tmp_path, "pt_BR", _page("new", 1, True), _page("c", 2, True, before="<p>old</p>"), _page("b", 3, True)
+        tmp_path,
+        "pt_BR",
+        _page("new", 1, True),
+        _page("c", 2, True, before="<p>old</p>"),
+        _page("b", 3, True, before="<p>Zuerst.</p>"),
     )
-    section = [Entry("pt_BR", "Save all.", "Speichern Sie all.")]
+    start = [Entry("pt_BR", "First.", "Zuerst.")]
+    section = [Entry("pt_BR", f"Save {word}.", f"Speichern Sie {word}.") for word in ("all", "one", "two")]
     heading = [Entry("pt_BR", "Saving", "Speichern")]
     term = [Entry("pt_BR", "File", "Datei")]
     rest = [Entry("pt_BR", "Save it.", "Speichern Sie it.")]
-    assert _read(tmp_path, name) == heading + section + term + heading + section + term + rest
+    assert _read(tmp_path, name) == start + heading + section + term + heading + section + term + rest
     assert _read(tmp_path, english_name) == []
 
 
