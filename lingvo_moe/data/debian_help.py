@@ -30,20 +30,21 @@ _GNOME = tuple(
     ).split()
 )
 
-# KDE's packages with a manual. Most have catalogs, too, which `pocket` reads. Of Debian's 186, those that add at least
-# 2,000 pairs of three words or more to `pocket`, and at least 2,000 for each megabyte, and those that it read before.
-KDE = tuple(
+# Packages of KDE with a manual in English and in languages of `pocket`, which reads the catalogs of most of them, too.
+# They were chosen out of Debian's 186 with a manual: those that add at least 2,000 pairs of three words or more to
+# `pocket`, and at least 2,000 for each megabyte; and those whose catalogs were chosen before.
+KDE_PACKAGES = tuple(
     (
-        "akonadi-import-wizard akregator ark bluedevil calligraplan calligrasheets-data cantor cervisia choqok dolphin "
-        "juk kajongg kalarm kalgebra-common kate5-data kbackup kblackbox kcachegrind kcalc kde-cli-tools-data "
-        "kde-config-cron kde-config-tablet kde-spectacle kdeconnect kdenlive-data kdesvn kdiff3-doc keditbookmarks "
-        "kexi-data kfind kfloppy kfourinline kgeotag kgoldrunner kgpg kid3 kig kile-doc killbots kimagemapeditor "
-        "kinfocenter kio kio-audiocd kio-extras-data kjumpingcube kleopatra kmag kmail kmenuedit kmix kmouth kmplot "
-        "kmymoney-common knotes kolf kompare konqueror konsole konsolekalendar kontact konversation-data korganizer "
-        "krdc kreversi krusader kshisen ksirk ksudoku ksystemlog ktechlab ktimetracker ktorrent-data kturtle kubrick "
-        "kwalletmanager kwave kwin-data kwordquiz kxstitch-common libkf5kdelibs4support-data lokalize lskat-data "
-        "okteta okular palapeli-data partitionmanager pim-data-exporter plasma-desktop-data plasma-workspace-data "
-        "powerdevil-data rkward-data rocs rsibreak skrooge-common step tellico-doc umbrello-data"
+        "akonadi-import-wizard akregator ark bluedevil calligraplan cantor cervisia choqok dolphin juk kajongg kalarm "
+        "kalgebra-common kate5-data kbackup kblackbox kcachegrind kcalc kde-cli-tools-data kde-config-cron "
+        "kde-config-tablet kde-spectacle kdenlive-data kdesvn kdiff3-doc keditbookmarks kexi-data kfind kfloppy "
+        "kfourinline kgeotag kgoldrunner kgpg kid3 kig kile-doc killbots kimagemapeditor kinfocenter kio kio-audiocd "
+        "kio-extras-data kjumpingcube kleopatra kmag kmail kmenuedit kmix kmouth kmplot kmymoney-common knotes kolf "
+        "kompare konqueror konsole konsolekalendar kontact konversation-data korganizer krdc kreversi krusader kshisen "
+        "ksirk ksudoku ksystemlog ktechlab ktimetracker ktorrent-data kturtle kubrick kwalletmanager kwave kwin-data "
+        "kwordquiz kxstitch-common libkf5kdelibs4support-data lokalize lskat-data okteta okular palapeli-data "
+        "partitionmanager plasma-desktop-data plasma-workspace-data powerdevil-data rkward-data rocs rsibreak "
+        "skrooge-common step tellico-doc umbrello-data"
     ).split()
 )
 
@@ -55,7 +56,7 @@ def fetch(cache: Path, selected: Collection[str] = ()) -> SourceList:
       UserError: as `debian.fetch_archives`.
     """
     office = [package for language, package in _OFFICE.items() if languages.is_selected(language, selected)]
-    names = [*([_OFFICE_ENGLISH] if office else []), *office, *_GNOME, *KDE]
+    names = [*([_OFFICE_ENGLISH] if office else []), *office, *_GNOME, *KDE_PACKAGES]
     archives = debian.fetch_archives(cache, names)
     missing = [name for name in names if name not in archives]
     english = archives.pop(_OFFICE_ENGLISH, None)

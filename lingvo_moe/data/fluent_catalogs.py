@@ -1,4 +1,4 @@
-"""The texts of Fluent files (.ftl), the message format of Firefox and Thunderbird.
+"""The texts of Fluent files (.ftl, Project Fluent's syntax 1.0), the message format of Firefox and Thunderbird.
 
     -brand-name = Firefox
     close-tabs = { $count ->
@@ -36,6 +36,9 @@ def texts(files: Mapping[str, str]) -> dict[str, dict[str, str]]:
 
     Args:
       files: their contents by name. A term may be in another file than the message that uses it.
+
+    Raises:
+      RecursionError: the expressions of a file are nested hundreds of levels deep.
     """
     parser = FluentParser(with_spans=False)
     resources = {name: parser.parse(content) for name, content in files.items()}

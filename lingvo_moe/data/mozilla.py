@@ -11,6 +11,7 @@ import json
 import re
 import tempfile
 import zipfile
+import zlib
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
@@ -82,7 +83,14 @@ def _unpack(packages: Sequence[Path], directory: Path):
     for package in progress.track(packages, f"reading messages of {packages[0].name}", unit="packages"):
         try:
             by_label = _texts(package)
-        except (zipfile.BadZipFile, UnicodeDecodeError, OSError, RecursionError) as error:
+        except (
+            zipfile.BadZipFile,
+            zlib.error,
+            EOFError,
+            NotImplementedError,
+            UnicodeDecodeError,
+            RecursionError,
+        ) as error:
             raise UserError(
                 f"{package}: its messages are not readable ({error}). Delete it and run the same command again."
             ) from None

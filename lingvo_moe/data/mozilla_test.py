@@ -35,7 +35,7 @@ _PACKAGES = {
 
 def _write_archive(path: Path, members: dict[str, bytes]):
     path.parent.mkdir(parents=True, exist_ok=True)
-    with zipfile.ZipFile(path, "w") as file:
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file:
         for name, content in members.items():
             file.writestr(name, content)
 
@@ -139,6 +139,10 @@ def test_another_version_of_a_package_is_unpacked_again(asked, tmp_path, monkeyp
     "members, message",
     [
         (None, r"its messages are not readable \(File is not a zip file\)\. Delete it"),
+        (
+            {"localization/en-US/damaged.ftl": b"a = b"},
+            r"its messages are not readable \(Error -3 while decomp.*Delete it",
+        ),
         ({"localization/en-US/a.ftl": b"a = \xff"}, r"its messages are not readable \('utf-8' codec .*Delete it"),
         ({"locale/en-US/a.ftl": b"a = b"}, r"expected Fluent files, localization/LANG/\*\.ftl, in a ZIP archive"),
     ],
@@ -148,8 +152,13 @@ def test_unreadable_package_is_an_error_that_names_it(asked, tmp_path, monkeypat
 
     def unpack(path, directory):
         _write_archive(Path(directory, "omni.ja"), members or {})
+        archive = Path(directory, "omni.ja")
         if members is None:
-            Path(directory, "omni.ja").write_text("PK no zip")
+            archive.write_text("PK no zip")
+        elif "localization/en-US/damaged.ftl" in members:
+            content = archive.read_bytes()
+            start = content.index(b".ftl") + len(b".ftl")
+            archive.write_bytes(content[:start] + b"\xff" + content[start + 1 :])
 
     monkeypatch.setattr(mozilla.debian, "unpack", unpack)
     with pytest.raises(UserError, match=rf"firefox-esr_1\.deb: {message}"):

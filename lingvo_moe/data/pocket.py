@@ -28,13 +28,14 @@ LANGUAGES = tuple(
 _APPLICATIONS = tuple(
     (
         "anjuta-common apt aptitude-common audacious-plugins-data audacity-data bash blender-data calligra-data "
-        "coreutils darktable dia-common dpkg epiphany-browser-data evolution-data-server-common filezilla-common gajim "
-        "gedit-common gettext git gnome-builder gnome-shell-common gnome-software-common gnupg-l10n gparted-common "
-        "gpodder grisbi-common gthumb-data inkscape k3b-i18n kdepim-runtime kdeplasma-addons-data kdevelop-l10n kdiff3 "
-        "kile-l10n labplot-data libc-l10n libglib2.0-data libgtk-4-common lyx-common make mate-control-center-common "
-        "mate-panel-common minetest-data mutt nano network-manager-gnome pan phpmyadmin plasma-discover-common "
-        "plasma-nm pluma-common poedit-common postgresql-client-15 rhythmbox-data shotwell-common sudo synaptic "
-        "system-config-printer-common tar tellico-data texinfo util-linux-locales weechat-core wesnoth-1.16-data wget"
+        "calligrasheets-data coreutils darktable dia-common dpkg epiphany-browser-data evolution-data-server-common "
+        "filezilla-common gajim gedit-common gettext git gnome-builder gnome-shell-common gnome-software-common "
+        "gnupg-l10n gparted-common gpodder grisbi-common gthumb-data inkscape k3b-i18n kdeconnect kdepim-runtime "
+        "kdeplasma-addons-data kdevelop-l10n kdiff3 kile-l10n labplot-data libc-l10n libglib2.0-data libgtk-4-common "
+        "lyx-common make mate-control-center-common mate-panel-common minetest-data mutt nano network-manager-gnome "
+        "pan phpmyadmin pim-data-exporter plasma-discover-common plasma-nm pluma-common poedit-common "
+        "postgresql-client-15 rhythmbox-data shotwell-common sudo synaptic system-config-printer-common tar "
+        "tellico-data texinfo util-linux-locales weechat-core wesnoth-1.16-data wget"
     ).split()
 )
 _LIBREOFFICE = {
@@ -52,7 +53,9 @@ def pocket_preset(cache: Path, selected: Collection[str]) -> SourceList:
     """Debian packages, help pages, Mozilla's applications, all package descriptions, `pypi`, and npm packages."""
     read = selected or LANGUAGES
     office = [package for language, package in _LIBREOFFICE.items() if languages.is_selected(language, read)]
-    packages = dict.fromkeys([*debian.APPLICATIONS, *_APPLICATIONS, *debian_help.KDE, *office])  # kio is in two
+    packages = dict.fromkeys(
+        [*debian.APPLICATIONS, *_APPLICATIONS, *debian_help.KDE_PACKAGES, *office]
+    )  # kio is in two
     fetched = debian.fetch(cache, list(packages), read)
     pages = debian_help.fetch(cache, read)
     messages = mozilla.fetch(cache, read)
