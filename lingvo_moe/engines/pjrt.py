@@ -6,6 +6,7 @@ JAX serves as the PJRT runtime and nothing more. This module imports no TensorFl
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import hashlib
 import logging
 import math
@@ -333,13 +334,16 @@ def exported(program: Program) -> export.Exported:
 
     inputs, outputs = avals(program.inputs), avals(program.outputs)
     allow = export.DisabledSafetyCheck
+    # JAX 0.11 has no such field any more: there, all modules are as if it were True.
+    fields = {field.name for field in dataclasses.fields(export.Exported)}
+    older: dict[str, Any] = {"_has_named_shardings": True} if "_has_named_shardings" in fields else {}
     return export.Exported(
         fun_name=program.name,
         in_tree=tree_of((inputs, {})),
         in_avals=inputs,
         out_tree=tree_of(outputs),
         out_avals=outputs,
-        _has_named_shardings=True,
+        **older,
         _in_named_shardings=(None,) * len(inputs),
         _out_named_shardings=(None,) * len(outputs),
         in_shardings_hlo=(None,) * len(inputs),
