@@ -7,6 +7,8 @@ tokenizer falls back to bytes, so no source text is unknown). `tools.train_token
     tokenizer.json                the manifest: training settings, vocabulary sizes, special ids and SHA-256 of the
                                   models; with a shared tokenizer, both sides name shared.model
 
+A model may be compressed (`xz source.model`): a directory without NAME.model may have NAME.model.xz.
+
 A trained vocabulary may be smaller than requested, because a small corpus has fewer pieces. A model's vocabulary must
 be at least as large as the tokenizer's; its surplus embeddings are never looked up.
 
@@ -19,6 +21,7 @@ import dataclasses
 import functools
 import hashlib
 import json
+import lzma
 import pathlib
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -33,6 +36,7 @@ from lingvo_moe.utils import safe_paths
 SPECIAL_IDS = {"pad": 0, "eos": 1, "bos": 2, "unk": 3}
 MANIFEST = "tokenizer.json"
 SIDES = ("source", "target")
+_MAX_MODEL = 2**28  # bytes, of a decompressed model
 _REMEDY = "train one with `python -m tools.train_tokenizer --corpus=CORPUS --output={}`"
 
 
@@ -178,7 +182,7 @@ def sha256(data: bytes) -> str:
 
 
 def _load_verified(path: pathlib.Path, entry: dict[str, Any]) -> Tokenizer:
-    tokenizer = Tokenizer(_read(path))
+    tokenizer = Tokenizer(_read_model(path))
     if (actual := sha256(tokenizer.model)) != entry["sha256"]:
         raise UserError(
             f"{path} has SHA-256 {actual[:12]}..., but {MANIFEST} expects {entry['sha256'][:12]}...: "
@@ -187,6 +191,24 @@ def _load_verified(path: pathlib.Path, entry: dict[str, Any]) -> Tokenizer:
         )
     tokenizer.check(path)
     return tokenizer
+
+
+def _read_model(path: pathlib.Path) -> bytes:
+    """Returns the bytes of a model file, decompressed if there is only `path` with .xz at its end."""
+    compressed = path.with_name(f"{path.name}.xz")
+    if path.exists() or not compressed.exists():
+        return _read(path)
+    decompressor = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_MAX_MODEL)
+    try:
+        model = decompressor.decompress(_read(compressed), max_length=_MAX_MODEL)
+    except lzma.LZMAError:
+        model = b""
+    if not decompressor.eof:
+        raise UserError(
+            f"{compressed} is not a complete xz file of at most {_MAX_MODEL // 2**20} MiB; copy it again, or "
+            + _REMEDY.format(path.parent)
+        )
+    return model
 
 
 def _read(path: pathlib.Path) -> bytes:

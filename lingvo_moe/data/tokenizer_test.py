@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import lzma
 import shutil
 import subprocess
 import sys
@@ -154,6 +155,34 @@ def test_corrupt_model_is_refused(copy, corrupt):
     with pytest.raises(UserError, match="source.model is not a complete SentencePiece model"):
         Tokenizer.load(path)
     with pytest.raises(UserError, match="source.model has SHA-256 .* expects .* do not belong together"):
+        Tokenizers.load(copy)
+
+
+def test_compressed_model_is_read(copy):
+    """As the plain one is, whose hash it has."""
+    plain, path = Tokenizers.load(copy), copy / "source.model"
+    (copy / "source.model.xz").write_bytes(lzma.compress(path.read_bytes()))
+    path.unlink()
+    assert Tokenizers.load(copy) == plain
+
+
+@pytest.mark.parametrize("corrupt", [lambda data: data[:-20], lambda data: b"", lambda data: b"xz" + data])
+def test_corrupt_compressed_model_is_refused(copy, corrupt):
+    """Truncated, empty or other files."""
+    path = copy / "source.model"
+    (copy / "source.model.xz").write_bytes(corrupt(lzma.compress(path.read_bytes())))
+    path.unlink()
+    with pytest.raises(UserError, match="source.model.xz is not a complete xz file of at most 256 MiB; copy it again"):
+        Tokenizers.load(copy)
+
+
+def test_compressed_model_that_is_too_large_is_refused(copy, monkeypatch):
+    """A small file cannot fill the memory."""
+    path = copy / "source.model"
+    (copy / "source.model.xz").write_bytes(lzma.compress(bytes(2**21)))
+    path.unlink()
+    monkeypatch.setattr("lingvo_moe.data.tokenizer._MAX_MODEL", 2**20)
+    with pytest.raises(UserError, match="source.model.xz is not a complete xz file of at most 1 MiB"):
         Tokenizers.load(copy)
 
 
