@@ -35,13 +35,22 @@ class TrainPairs:
         substitution.
     """
 
-    def __init__(self, corpus: str | pathlib.Path, tokenizers: str | pathlib.Path, config: InputConfig):
+    def __init__(
+        self, corpus: str | pathlib.Path, tokenizers: str | pathlib.Path, config: InputConfig, in_graph: bool = True
+    ):
         """Opens both directories and reads the training pairs.
+
+        Args:
+          corpus: its directory.
+          tokenizers: their directory.
+          config: what decides the stream.
+          in_graph: whether a tf.data pipeline reads and tokenises, with the same result as without TensorFlow.
 
         Raises:
           UserError: either is missing or corrupt, or the corpus has no training pair.
         """
         opened = Corpus.open_to_train(corpus)
+        self._in_graph = in_graph
         self._readers, identities = config.open_readers(corpus, tokenizers)
         self._pairs = _open_pairs(opened, config.sentence_balance)
         self._mixture = Mixture(tuple(map(len, self._pairs)), config.temperature, config.seed)
@@ -55,6 +64,15 @@ class TrainPairs:
 
     def examples(self, first: int, step: int) -> Iterator[Example]:
         """Yields the examples first, first + step, ... of one of `step` shards."""
+        chunk = max(_CHUNK // step, _MIN_CHUNK)
+        if self._in_graph:
+            return self._examples_in_graph(first, step, chunk)
+        starts = itertools.count(first, step * chunk)
+        return itertools.chain.from_iterable(
+            self.examples_at(np.arange(start, start + step * chunk, step)) for start in starts
+        )
+
+    def _examples_in_graph(self, first: int, step: int, chunk: int) -> Iterator[Example]:
         failures: list[Exception] = []
 
         def call(function: Callable, argument: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
@@ -74,7 +92,6 @@ class TrainPairs:
             texts.set_shape([None, 2])
             return indices, {side: reader.tokenize(texts[:, SIDES.index(side)]) for side, reader in readers.items()}
 
-        chunk = max(_CHUNK // step, _MIN_CHUNK)
         options = tf.data.Options()
         # There is nothing to tune, and closing an iterator waits for the tuner's thread, which after some minutes wakes
         # up only once a minute: that would block Python, once for each shard.
@@ -90,7 +107,7 @@ class TrainPairs:
             raise (failures[0] if failures else error) from None
 
     def examples_at(self, indices: np.ndarray) -> Iterator[Example]:
-        """Yields the examples `indices` `[N]`: the few pending ones that a resumed stream starts with."""
+        """Returns an iterator of the examples `indices` `[N]`."""
         texts = self._read_texts(indices)
         tokens = {
             side: reader.encode([text.decode() for text in texts[:, SIDES.index(side)]])

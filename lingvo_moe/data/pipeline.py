@@ -63,13 +63,21 @@ class TrainInput:
         sentence balance, name substitution and seed.
     """
 
-    def __init__(self, corpus: str | pathlib.Path, tokenizers: str | pathlib.Path, config: BatchConfig):
+    def __init__(
+        self, corpus: str | pathlib.Path, tokenizers: str | pathlib.Path, config: BatchConfig, in_graph: bool = True
+    ):
         """Opens the training examples: those of a corpus, unless the input makes its own.
+
+        Args:
+          corpus: its directory.
+          tokenizers: their directory.
+          config: the shape and the content of batches.
+          in_graph: whether TensorFlow reads a corpus, which gives the same batches as without it.
 
         Raises:
           UserError: a directory is missing or corrupt, or the corpus has no training pair.
         """
-        self._config, self._examples = config, _open_stream(corpus, tokenizers, config)
+        self._config, self._examples = config, _open_stream(corpus, tokenizers, config, in_graph)
         self.stream_id = sha256(repr(self._examples.identity).encode())[:16]
 
     def batches(
@@ -137,10 +145,12 @@ class TrainInput:
             raise UserError(f"none of {rejections} consecutive training pairs fits {now}; increase with {remedy}")
 
 
-def _open_stream(corpus: str | pathlib.Path, tokenizers: str | pathlib.Path, config: BatchConfig) -> Stream:
+def _open_stream(
+    corpus: str | pathlib.Path, tokenizers: str | pathlib.Path, config: BatchConfig, in_graph: bool
+) -> Stream:
     if isinstance(config, VolumeInput):
         return TrainVolumes(config)
-    return TrainPairs(corpus, tokenizers, _of_texts(config))
+    return TrainPairs(corpus, tokenizers, _of_texts(config), in_graph)
 
 
 def _open_held_out(

@@ -19,15 +19,13 @@ from safetensors import numpy as safetensors_numpy
 from lingvo_moe import tree
 from lingvo_moe.errors import UserError
 from lingvo_moe.sharding.layout import Spec
-from lingvo_moe.training import checkpoint_manifest, quantization
+from lingvo_moe.training import checkpoint_manifest, quantization, weights_file
 from lingvo_moe.training.checkpoint import Checkpoints, first_difference, summary
 from lingvo_moe.training.checkpoint_errors import CorruptCheckpoint
 from lingvo_moe.training.checkpoint_reader import ARRAYS, WEIGHTS, Reader
 from lingvo_moe.utils import output_files, progress
 
 # The only entry of a safetensors file's metadata, a JSON object: the library writes several in an arbitrary order.
-_METADATA = "lingvo_moe"
-_FORMAT = 1
 SUFFIX = ".safetensors"
 # The dtypes of safetensors files by their names there.
 _DTYPES = {
@@ -224,9 +222,8 @@ def to_safetensors(checkpoints: Checkpoints, step: int, file: str | pathlib.Path
     }
     if dtype == _INT8:
         theta = quantization.quantize(theta)
-    metadata = {"format": _FORMAT, "model": reader.meta["model"], "step": step}
     with output_files.atomic_path(file) as partial:
-        safetensors_numpy.save_file(theta, partial, {_METADATA: json.dumps(metadata, sort_keys=True)})
+        safetensors_numpy.save_file(theta, partial, weights_file.metadata(reader.meta["model"], step))
 
 
 def from_safetensors(
@@ -280,7 +277,7 @@ def read_safetensors(
             flat = tree.flatten(specs)
             _check_tensors(name, opened, model, flat, remedy)
             return step, {
-                path: _read_tensor(opened, path).astype(flat[path].dtype, copy=False)
+                path: weights_file.read_tensor(opened, path).astype(flat[path].dtype, copy=False)
                 for path in progress.track(sorted(flat), f"reading {pathlib.Path(file).name}", unit="arrays")
             }
     except safetensors.SafetensorError as error:
@@ -316,23 +313,17 @@ def _read_weight(reader: Reader, path: str) -> np.ndarray:
         raise UserError(f"{reader.directory} is corrupt: {error}. Choose another step.") from None
 
 
-def _read_tensor(opened: safetensors.safe_open, path: str) -> np.ndarray:
-    if _dtype(opened.get_slice(path)) == _INT8:
-        return quantization.dequantize(opened.get_tensor(path), opened.get_tensor(path + quantization.SCALE))
-    return opened.get_tensor(path)
-
-
 def _step(name: str, metadata: Mapping[str, str]) -> int:
     """Returns the step that a file's metadata names."""
     try:
-        found = json.loads(metadata[_METADATA])
+        found = json.loads(metadata[weights_file.METADATA])
         version, step = found["format"], found["step"]
     except (KeyError, TypeError, ValueError, RecursionError):
         raise UserError(
             f"{name}: its metadata has no step and format; expected a file that `checkpoint convert --output` wrote."
         ) from None
-    if version != _FORMAT:
-        raise UserError(f"{name}: format {version!r}; this program knows {_FORMAT}.")
+    if version != weights_file.FORMAT:
+        raise UserError(f"{name}: format {version!r}; this program knows {weights_file.FORMAT}.")
     if type(step) is not int or step < 0:
         raise UserError(f"{name}: its step is {step!r}; expected a non-negative integer.")
     return step

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
 import pathlib
+import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from lingvo_moe import experiment, tree
 from lingvo_moe.data import tokenizer_trainer
@@ -22,8 +26,8 @@ from lingvo_moe.experiment import Experiment
 from lingvo_moe.sharding.layout import DeviceMesh
 from lingvo_moe.steps import weight_specs
 from lingvo_moe.testing.corpora import write_corpus
-from lingvo_moe.training import checkpoint_tools
-from tools.gpu_training import FACTS, PROGRAMS, WEIGHTS, feed, make
+from lingvo_moe.training import checkpoint_tools, weights_file
+from tools.gpu_training import FACTS, PROGRAMS, WEIGHTS, batches, feed, make, run
 
 _SHALLOW = ("model.num_layers=4", "model.num_encoder_layers=0", "model.encoder_layer_pattern=")
 _TINY = (
@@ -45,8 +49,7 @@ _TINY = (
     "optimizer.learning_rate.cooldown_after=4",
     "optimizer.learning_rate.cooldown_steps=1000",
 )
-_DEEP = _TINY
-_WORKERS = 2
+_WORKERS, _STEPS = 2, 120
 # A machine without TensorFlow, on which one command feeds and another one trains.
 _BARE = """
 import runpy, sys
@@ -79,102 +82,134 @@ def _environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
 
 
+@contextlib.contextmanager
+def _feeding(data: pathlib.Path, directory: pathlib.Path, output: pathlib.Path) -> Iterator[subprocess.Popen]:
+    """Runs a feed of the programs in `directory` as long as the context lasts."""
+    sides = (f"--corpus={data / 'corpus'}", f"--tokenizers={data / 'tokenizers'}")
+    command = _bare("tools.gpu_training.feed", directory, *sides, f"--output={output}", f"--workers={_WORKERS}")
+    with subprocess.Popen(command, env=_environment(), start_new_session=True) as process:
+        try:
+            yield process
+        finally:
+            os.killpg(process.pid, signal.SIGKILL)
+
+
 def test_feed_has_the_examples_of_the_input_pipeline(data, tmp_path):
     """A worker's batch is one shard of what TensorFlow's pipeline reads with as many shards."""
     config = _experiment(data, *_TINY).input
-    (tmp_path / FACTS).write_text(json.dumps({"input": dataclasses.asdict(config)}))
+    (tmp_path / FACTS).write_text(
+        json.dumps({"model": "m4.Pocket", "input": dataclasses.asdict(config), "schedule": {}})
+    )
     whole = dataclasses.replace(config, batch_size=config.batch_size * _WORKERS, shards=_WORKERS)
-    expected = TrainInput(data / "corpus", data / "tokenizers", whole).batches()
-    sides = (f"--corpus={data / 'corpus'}", f"--tokenizers={data / 'tokenizers'}")
-    with subprocess.Popen(
-        _bare("tools.gpu_training.feed", tmp_path, *sides, f"--output={tmp_path / 'feed'}", f"--workers={_WORKERS}"),
-        env=_environment(),
-        start_new_session=True,
-    ) as process:
-        try:
-            for number in range(3):
-                batch, _ = next(expected)
-                for worker in range(_WORKERS):
-                    file = feed.path(tmp_path / "feed", worker, number)
-                    while not file.exists():
-                        assert process.poll() is None, "the feed ended"
-                        time.sleep(0.01)
-                    rows = slice(worker * config.batch_size, (worker + 1) * config.batch_size)
-                    fed = tree.flatten(feed.unpack(np.load(file), config))
-                    for path, array in tree.flatten(batch).items():
-                        np.testing.assert_array_equal(fed[path], array[rows], err_msg=path)
-        finally:
-            os.killpg(process.pid, 9)
-    expected.close()
+    with (
+        contextlib.closing(TrainInput(data / "corpus", data / "tokenizers", whole).batches()) as expected,
+        _feeding(data, tmp_path, tmp_path / "feed") as process,
+    ):
+        for number in range(3):
+            batch, _ = next(expected)
+            for worker in range(_WORKERS):
+                file = feed.path(tmp_path / "feed", worker, number)
+                while not file.exists():
+                    assert process.poll() is None, "the feed ended"
+                    time.sleep(0.01)
+                rows = slice(worker * config.batch_size, (worker + 1) * config.batch_size)
+                fed = tree.flatten(feed.unpack(np.load(file), config))
+                for path, array in tree.flatten(batch).items():
+                    np.testing.assert_array_equal(fed[path], array[rows], err_msg=path)
 
 
 @pytest.mark.slow
 def test_training_learns_and_continues(data, tmp_path):
-    """From shallower weights; the second training begins where the first one ended, and its mean is of this model."""
-    shallow, deep = _experiment(data, *_TINY, *_SHALLOW), _experiment(data, *_DEEP, "platform=gpu")
-    _write_initial(shallow, tmp_path / "shallow.safetensors")
-    make.make(deep, "m4.Pocket", tmp_path)
-    make.write_weights(deep, "m4.Pocket", tmp_path / "shallow.safetensors", list(_SHALLOW), tmp_path / WEIGHTS)
-    assert {path.name for path in tmp_path.iterdir()} >= {f"{name}.zip" for name in PROGRAMS}
-    first, second = (_train(data, tmp_path, fractions) for fractions in ("0,0.5", "0.5,1"))
+    """The second training begins where the first one ended, and the weights that it writes are of this model."""
+    own = _experiment(data, *_TINY, "platform=gpu")
+    made = tmp_path / "made"
+    make.make(own, "m4.Pocket", _random_weights(own), made)
+    assert {path.name for path in made.iterdir()} == {*(f"{name}.zip" for name in PROGRAMS), FACTS, WEIGHTS}
+    first, second = (_train(data, tmp_path, cooldown) for cooldown in ("0,0.5", "0.5,1"))
     losses = [line["held_out"] for line in first if "held_out" in line]
     assert losses[-1] < losses[0] - 0.2
     assert next(line["held_out"] for line in second if "held_out" in line) == pytest.approx(losses[-1], abs=1e-3)
-    assert second[-3]["means"] > 0 and second[-3]["held_out_of_mean"] < losses[0]
-    parts = sorted((tmp_path / "output").glob("weights.*"))
-    (tmp_path / "trained.safetensors").write_bytes(b"".join(part.read_bytes() for part in parts))
-    specs = weight_specs(deep.model.weights())
-    steps, values = checkpoint_tools.read_safetensors(tmp_path / "trained.safetensors", "m4.Pocket", specs, "file")
-    assert steps > 0 and all(np.isfinite(value).all() for value in values.values())
+    rates = [line["learning_rate"] for line in (*first, *second) if "learning_rate" in line]
+    assert rates == sorted(rates, reverse=True)
+    (end,) = (line for line in second if "means" in line)
+    assert end["means"] == _STEPS // 6
+    evaluated = [line["held_out"] for line in second if "held_out" in line]
+    assert end["lowest"] == min(*evaluated, end["held_out_of_mean"]) < losses[0]
+    trained = tmp_path / "trained.safetensors"
+    trained.write_bytes(b"".join(part.read_bytes() for part in sorted((tmp_path / "output").glob("weights.*"))))
+    specs = weight_specs(own.model.weights())
+    steps, values = checkpoint_tools.read_safetensors(trained, "m4.Pocket", specs, "file")
+    assert steps == _STEPS and all(np.isfinite(value).all() for value in values.values())
 
 
-def test_models_without_texts(tmp_path):
-    """Are an error that names another model."""
+def test_make_takes_the_weights_of_a_shallower_model(tmp_path, monkeypatch):
+    """As `train --initial_weights --initial_set` does; without weights there is nothing to train."""
+    shallow = experiment.get("m4.Pocket", [*_TINY, *_SHALLOW], DeviceMesh((1,)))
+    file = tmp_path / "shallow.safetensors"
+    save_file(_random_weights(shallow), file, weights_file.metadata("m4.Pocket", 7))
+    seen = {}
+    monkeypatch.setattr(make, "make", lambda own, name, weights, directory: seen.update(weights))
+    (tmp_path / "made").mkdir()
+    flags = [f"--directory={tmp_path / 'made'}", *(f"--set={text}" for text in _TINY)]
+    make._VALUES(["make", *flags, f"--initial_weights={file}", *(f"--initial_set={text}" for text in _SHALLOW)])
+    make.main(["make"])
+    deep = experiment.get("m4.Pocket", _TINY, DeviceMesh((1,))).model
+    assert {path: value.shape for path, value in seen.items()} == {
+        path: spec.shape for path, spec in tree.flatten(weight_specs(deep.weights())).items()
+    }
+    make._VALUES(["make", *flags])
+    make._VALUES["initial_weights"].unparse()
+    make._VALUES["initial_set"].unparse()
+    with pytest.raises(UserError, match="--initial_weights=None: expected a file of weights; make one"):
+        make.main(["make"])
+
+
+def test_errors(data, tmp_path, capsys):
+    """Of other directories, of a feed's directory that was used before, and of models without texts."""
     with pytest.raises(UserError, match="unet.* reads no texts; name a model that does, for instance m4.Pocket"):
-        make.make(experiment.get("unet.Small"), "unet.Small", tmp_path)
+        make.make(experiment.get("unet.Small"), "unet.Small", {}, tmp_path)
+    sides = [f"--corpus={data / 'corpus'}", f"--tokenizers={data / 'tokenizers'}", f"--output={tmp_path}"]
+    for main, arguments in ((feed.main, sides), (run.main, [*sides, "--feed=none", "--steps=1"])):
+        assert main([str(tmp_path), *arguments]) == 2
+        assert "facts.json: not what tools.gpu_training.make writes" in capsys.readouterr().err
+    with pytest.raises(UserError, match="--output=.*: expected a new directory, for batches of this feed alone"):
+        feed.feed(data / "corpus", data / "tokenizers", _experiment(data, *_TINY).input, 1, tmp_path)
 
 
-def _write_initial(shallow: Experiment, file: pathlib.Path):
-    """Writes random weights of a model as a file."""
-    from safetensors.numpy import save_file
+def test_reader_reports_a_feed_that_does_not_write(data, tmp_path, monkeypatch):
+    """And a file that is no batch, instead of waiting for ever."""
+    config = _experiment(data, *_TINY).input
+    monkeypatch.setattr(batches, "_PATIENCE", 0)
+    with pytest.raises(UserError, match="--feed=.*: no 0_0.npy in 0 s; is tools.gpu_training.feed running"):
+        batches.Batches(tmp_path, 1, config, {}).next()
+    feed.path(tmp_path, 0, 0).write_bytes(b"no array")
+    with pytest.raises(UserError, match="--feed="):
+        batches.Batches(tmp_path, 1, config, {}).next()
 
+
+def _random_weights(own: Experiment) -> dict[str, np.ndarray]:
     random = np.random.default_rng(0)
-    specs = tree.flatten(weight_specs(shallow.model.weights()))
-    metadata = {"lingvo_moe": json.dumps({"format": 1, "model": "m4.Pocket", "step": 7})}
-    save_file(
-        {path: random.normal(0, 0.1, spec.shape).astype(np.float32) for path, spec in specs.items()}, file, metadata
+    specs = tree.flatten(weight_specs(own.model.weights()))
+    return {path: random.normal(0, 0.1, spec.shape).astype(np.float32) for path, spec in specs.items()}
+
+
+def _train(data: pathlib.Path, directory: pathlib.Path, cooldown: str) -> list[dict]:
+    """Returns the lines of the log of a training with the programs in `made`."""
+    output = directory / f"feed {cooldown}"
+    command = _bare(
+        "tools.gpu_training.run",
+        directory / "made",
+        f"--corpus={data / 'corpus'}",
+        f"--tokenizers={data / 'tokenizers'}",
+        f"--feed={output}",
+        f"--workers={_WORKERS}",
+        f"--steps={_STEPS}",
+        f"--cooldown={cooldown}",
+        f"--state={directory / 'state'}",
+        f"--output={directory / 'output'}",
+        "--platform=cpu",
     )
-
-
-def _train(data: pathlib.Path, directory: pathlib.Path, fractions: str) -> list[dict]:
-    """Returns the lines of the log of a training of four seconds."""
-    sides = (f"--corpus={data / 'corpus'}", f"--tokenizers={data / 'tokenizers'}")
-    feed_directory = directory / f"feed_{fractions.replace(',', '_')}"  # a comma separates feeds
-    with subprocess.Popen(
-        _bare("tools.gpu_training.feed", directory, *sides, f"--output={feed_directory}", f"--workers={_WORKERS}"),
-        env=_environment(),
-        start_new_session=True,
-    ) as process:
-        try:
-            trained = subprocess.run(
-                _bare(
-                    "tools.gpu_training.run",
-                    directory,
-                    *sides,
-                    f"--feeds={feed_directory}",
-                    f"--workers={_WORKERS}",
-                    "--seconds=4",
-                    f"--fractions={fractions}",
-                    f"--state={directory / 'state'}",
-                    f"--output={directory / 'output'}",
-                    "--platform=cpu",
-                ),
-                capture_output=True,
-                text=True,
-                env=_environment(),
-                timeout=300,
-            )
-        finally:
-            os.killpg(process.pid, 9)
+    with _feeding(data, directory / "made", output):
+        trained = subprocess.run(command, capture_output=True, text=True, env=_environment())
     assert trained.returncode == 0, trained.stderr
     return [json.loads(line) for line in trained.stdout.splitlines()]

@@ -1,0 +1,28 @@
+"""What a safetensors file of weights holds beside them; needs neither TensorFlow nor JAX."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import safetensors
+
+from lingvo_moe.training import quantization
+
+METADATA = "lingvo_moe"  # the key of the metadata
+FORMAT = 1
+
+
+def metadata(model: str, step: int) -> dict[str, str]:
+    """Returns the metadata of a file with the weights of a registered model after `step` steps."""
+    return {METADATA: json.dumps({"format": FORMAT, "model": model, "step": step}, sort_keys=True)}
+
+
+def read_tensor(opened: safetensors.safe_open, path: str) -> np.ndarray:
+    """Returns a weight of a file that was opened for NumPy; one in int8 as float32."""
+    value = opened.get_tensor(path)
+    return (
+        quantization.dequantize(value, opened.get_tensor(path + quantization.SCALE))
+        if value.dtype == np.int8
+        else value
+    )

@@ -1,0 +1,69 @@
+"""Reads the batches of `tools.gpu_training.feed` ahead, onto the device."""
+
+from __future__ import annotations
+
+import pathlib
+import queue
+import threading
+import time
+from typing import Any
+
+import jax
+import numpy as np
+
+from lingvo_moe import tree
+from lingvo_moe.data.batching import InputConfig
+from lingvo_moe.errors import UserError
+from tools.gpu_training import feed
+
+_PATIENCE = 300  # seconds; a feed reads the corpus before its first batch
+
+
+class Batches:
+    """The batches of a feed, in its order: one of each worker, then a second of each."""
+
+    def __init__(self, directory: pathlib.Path, workers: int, config: InputConfig, shardings: dict):
+        """Starts to read ahead in the background."""
+        self._directory, self._workers = directory, workers
+        self._config, self._shardings = config, shardings
+        self._ready: queue.Queue = queue.Queue(feed.AHEAD)
+        threading.Thread(target=self._read_ahead, daemon=True).start()
+
+    @property
+    def waiting(self) -> int:
+        """The number of batches that have been read and not been taken."""
+        return self._ready.qsize()
+
+    def next(self) -> tuple[Any, int]:
+        """Returns (the batch on the device, the number of its target tokens); waits for it.
+
+        Raises:
+          UserError: the feed writes no batch, or a file that is none.
+        """
+        item = self._ready.get()
+        if isinstance(item, Exception):
+            raise UserError(f"--feed={self._directory}: {item}.") from item
+        return item
+
+    def _read_ahead(self):
+        try:
+            number = 0
+            while True:
+                for worker in range(self._workers):
+                    self._ready.put(self._read(feed.path(self._directory, worker, number)))
+                number += 1
+        except Exception as error:
+            self._ready.put(error)
+
+    def _read(self, file: pathlib.Path) -> tuple[Any, int]:
+        deadline = time.monotonic() + _PATIENCE
+        while not file.exists():
+            if time.monotonic() > deadline:
+                raise TimeoutError(
+                    f"no {file.name} in {_PATIENCE} s; is tools.gpu_training.feed running, with as many --workers"
+                )
+            time.sleep(0.0005)
+        batch = feed.unpack(np.load(file, allow_pickle=False), self._config)
+        file.unlink()
+        tokens = int(np.count_nonzero(batch["target"]["segment_ids"]))
+        return tree.map_leaves(jax.device_put, batch, self._shardings), tokens
