@@ -36,11 +36,16 @@ WEIGHTS = {
 def inputs() -> dict:
     random = np.random.default_rng(0)
 
-    def normal(*shape: int) -> np.ndarray:
-        return random.normal(size=shape).astype(np.float32)
+    def normal(*shape: int, scale: float = 1.0) -> np.ndarray:
+        return (scale * random.normal(size=shape)).astype(np.float32)
 
+    # Weights scaled by their fan-in keep the outputs near 1: `body` takes the sine of their product with `memory`,
+    # and its gradients would multiply the rounding of an argument of 6 by outputs of 7.
     return {
-        "theta": {"wi": normal(REPEATS, MODEL, HIDDEN), "wo": normal(REPEATS, HIDDEN, MODEL)},
+        "theta": {
+            "wi": normal(REPEATS, MODEL, HIDDEN, scale=MODEL**-0.5),
+            "wo": normal(REPEATS, HIDDEN, MODEL, scale=HIDDEN**-0.5),
+        },
         "inputs": normal(BATCH, LENGTH, MODEL),
         "constants": {"memory": normal(BATCH, 3, MODEL), "mask": random.random((BATCH, LENGTH)) < 0.7},
         "seed": np.int32([5, 6]),
