@@ -23,7 +23,7 @@ from lingvo_moe.testing import harness
 
 MESHES = ["1", "2", "4", "8", "4x2"]
 VOCABULARY, BATCH, LENGTH = 16, 8, 4
-OPTIMIZER = Adafactor(learning_rate=InverseSquareRoot(peak=0.5, decay_after=25))
+OPTIMIZER = Adafactor(learning_rate=InverseSquareRoot(peak_value=0.1, decay_after=25))
 BATCH_SPECS = {name: Spec((BATCH, LENGTH), "int32", "BT") for name in ("ids", "labels")}
 
 # A loss of about 3 nats, a few sums of float32 products, and four Adafactor steps, which divide a gradient and its

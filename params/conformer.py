@@ -46,7 +46,7 @@ class Pipelined(Recipe):
                 stages=self.stages,
                 microbatches=self.microbatches,
             ),
-            optimizer=Adafactor(learning_rate=InverseSquareRoot(peak=1.0, decay_after=10_000)),
+            optimizer=Adafactor(learning_rate=InverseSquareRoot()),
             input=SpeechInput(
                 batch_size=self.microbatches,
                 source_length=2560,
@@ -121,7 +121,7 @@ class Small(Recipe):
                 residual_dropout=0.05,
                 unroll=True,
             ),
-            optimizer=Adafactor(learning_rate=InverseSquareRoot(peak=0.5, decay_after=400, warmup_steps=100)),
+            optimizer=Adafactor(learning_rate=InverseSquareRoot(peak_value=0.025, decay_after=400, warmup_steps=100)),
             input=SpeechInput(
                 batch_size=16, source_length=320, target_length=48, temperature=1.0, features=LogMel(num_bins=40)
             ),

@@ -54,7 +54,7 @@ class LargeRecipe(Recipe):
                 stages=1 if self.pipeline == "none" else self.mesh[0],
                 microbatches=self.microbatches,
             ),
-            optimizer=Adafactor(learning_rate=InverseSquareRoot(peak=1.0, decay_after=10_000)),
+            optimizer=Adafactor(learning_rate=InverseSquareRoot()),
             input=InputConfig(
                 batch_size=self.batch_size,
                 source_length=0,
@@ -94,7 +94,7 @@ class SmallRecipe(Recipe):
                 residual_dropout=0.1,
                 remat="keep_hidden",
             ),
-            optimizer=Adafactor(learning_rate=InverseSquareRoot(peak=1.0, decay_after=400, warmup_steps=100)),
+            optimizer=Adafactor(learning_rate=InverseSquareRoot(peak_value=0.05, decay_after=400, warmup_steps=100)),
             input=InputConfig(batch_size=16, source_length=0, target_length=128, temperature=5.0),
             training=TrainingSchedule(steps=3000, evaluate_every=250, checkpoint_every=250),
             mesh=DeviceMesh(self.mesh),

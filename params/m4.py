@@ -6,8 +6,6 @@ core, and a batch has two groups per core. The small models run on a workstation
 
 from __future__ import annotations
 
-import math
-
 from lingvo_moe import registry
 from lingvo_moe.data.batching import InputConfig, default_shards
 from lingvo_moe.decoding.flat_beam_search import BeamSearch
@@ -89,7 +87,7 @@ class M4(Recipe):
                 stages=self.stages,
                 microbatches=self.microbatches,
             ),
-            optimizer=Adafactor(learning_rate=InverseSquareRoot(peak=1.0, decay_after=10_000)),
+            optimizer=Adafactor(learning_rate=InverseSquareRoot()),
             input=InputConfig(
                 batch_size=self.batch_tokens // self.sequence_length,
                 source_length=self.sequence_length,
@@ -246,7 +244,7 @@ class Quickstart(Recipe):
             optimizer=Adafactor(
                 beta1=0.9,
                 learning_rate=InverseSquareRoot(
-                    peak=0.03 * math.sqrt(steps),
+                    peak_value=0.03,
                     decay_after=steps,
                     warmup_steps=150,
                     cooldown_after=150,
@@ -298,7 +296,7 @@ class Pocket(Recipe):
             # The number of steps need not be known: 0.03, decreasing from step 10,000 on. To end the training,
             # `--set optimizer.learning_rate.cooldown_after=STEP` and `cooldown_steps`.
             optimizer=Adafactor(
-                beta1=0.9, learning_rate=InverseSquareRoot(peak=3.0, decay_after=10_000, warmup_steps=200)
+                beta1=0.9, learning_rate=InverseSquareRoot(peak_value=0.03, decay_after=10_000, warmup_steps=200)
             ),
             input=InputConfig(
                 batch_size=16,
@@ -338,7 +336,7 @@ class Small(Recipe):
                 residual_dropout=0.1,
                 label_smoothing=0.1,
             ),
-            optimizer=Adafactor(learning_rate=InverseSquareRoot(peak=1.0, decay_after=1000, warmup_steps=200)),
+            optimizer=Adafactor(learning_rate=InverseSquareRoot(peak_value=0.0316, decay_after=1000, warmup_steps=200)),
             input=InputConfig(batch_size=32, source_length=96, target_length=48, temperature=5.0),
             training=TrainingSchedule(steps=100_000, log_every=20, evaluate_every=500, checkpoint_every=250),
             search=BeamSearch(max_length=64),

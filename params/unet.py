@@ -27,7 +27,7 @@ class Spatial(Recipe):
         """Returns the full configuration."""
         return Experiment(
             model=UNet(activation_dtype="bfloat16"),
-            optimizer=Adafactor(learning_rate=InverseSquareRoot(peak=0.1, decay_after=1000)),
+            optimizer=Adafactor(learning_rate=InverseSquareRoot(peak_value=0.00316, decay_after=1000)),
             input=VolumeInput(batch_size=self.batch_size, size=(self.side,) * 3),
             training=TrainingSchedule(steps=100_000, log_every=100, evaluate_every=1000, checkpoint_every=1000),
             mesh=DeviceMesh(self.mesh),
@@ -94,7 +94,7 @@ class Small(Recipe):
         """Returns the full configuration."""
         return Experiment(
             model=UNet(num_layers=3, base_channels=4),
-            optimizer=Adafactor(learning_rate=InverseSquareRoot(peak=0.1, decay_after=200, warmup_steps=20)),
+            optimizer=Adafactor(learning_rate=InverseSquareRoot(peak_value=0.00707, decay_after=200, warmup_steps=20)),
             input=VolumeInput(batch_size=2),
             training=TrainingSchedule(steps=600, evaluate_every=100, checkpoint_every=100),
             mesh=DeviceMesh((1,)),

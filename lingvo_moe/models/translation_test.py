@@ -46,7 +46,7 @@ MODEL = Translation(
 TRAINED = dataclasses.replace(MODEL, num_layers=2, encoder_layer_pattern=("dense",), layer_pattern=("moe",))
 EXPERTS_IN_ENCODER = dataclasses.replace(TRAINED, encoder_layer_pattern=("moe",), layer_pattern=("dense",))
 PLAIN = dataclasses.replace(MODEL, input_dropout=0.0, residual_dropout=0.0, attention_dropout=0.0, label_smoothing=0.0)
-OPTIMIZER = Adafactor(learning_rate=InverseSquareRoot(peak=0.25, decay_after=25))
+OPTIMIZER = Adafactor(learning_rate=InverseSquareRoot(peak_value=0.05, decay_after=25))
 
 # A loss of about 3 nats through some 50 float32 products and sums in a row, ordered differently.
 TOLERANCE = 64 * harness.FLOAT32_ROUNDING

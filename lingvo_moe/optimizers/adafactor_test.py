@@ -16,7 +16,7 @@ from lingvo_moe.testing import harness
 STEPS = 3
 # Relative to the largest element, after three steps of means over at most 32 elements, roots and quotients.
 TOLERANCE = 32 * harness.FLOAT32_ROUNDING
-RATE = InverseSquareRoot(peak=1.0, decay_after=25)  # 0.2, large enough to see
+RATE = InverseSquareRoot(peak_value=0.2, decay_after=25)  # large enough to see
 
 # Every kind of weight: E > M, so that the two largest dimensions are not the matrix; vectors; a matrix of several
 # logical axes.

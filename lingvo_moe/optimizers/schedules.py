@@ -9,13 +9,13 @@ from lingvo_moe.lazy import tf
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class InverseSquareRoot:
-    """`peak / sqrt(max(step, decay_after))`, with an optional linear warm-up and an optional linear cool-down.
+    """`peak_value / sqrt(max(step / decay_after, 1))`, with optional linear warm-up and linear cool-down.
 
-    GShard appendix A.2, "1.0 learning rate with square root decay after 10k training steps", is
-    `InverseSquareRoot(peak=1.0, decay_after=10_000)`: 0.01 for ten thousand steps, then decreasing.
+    GShard appendix A.2, "1.0 learning rate with square root decay after 10k training steps", is the default: 1 /
+    sqrt(max(step, 10,000)), so 0.01 for ten thousand steps, then decreasing.
 
     Attributes:
-      peak: the numerator. The highest rate is `peak / sqrt(decay_after)`, by default a hundredth of it.
+      peak_value: the highest rate, as in Optax's schedules.
       decay_after: the number of steps before the decay begins.
       warmup_steps: the rate increases linearly from near zero over this many steps; 0 for no warm-up.
       cooldown_after, cooldown_steps: from step `cooldown_after` on, over `cooldown_steps` steps, the rate decreases
@@ -23,7 +23,7 @@ class InverseSquareRoot:
         with a lower loss with it.
     """
 
-    peak: float = 1.0
+    peak_value: float = 0.01
     decay_after: int = 10_000
     warmup_steps: int = 0
     cooldown_after: int = 0
@@ -32,7 +32,7 @@ class InverseSquareRoot:
     def __call__(self, step: tf.Tensor) -> tf.Tensor:
         """Returns the learning rate of `step` (scalar int32, from 0), scalar float32."""
         count = tf.cast(step, tf.float32) + 1.0
-        rate = self.peak * tf.math.rsqrt(tf.maximum(count, float(self.decay_after)))
+        rate = self.peak_value * tf.math.rsqrt(tf.maximum(count / self.decay_after, 1.0))
         rate *= tf.minimum(1.0, count / max(self.warmup_steps, 1))
         if self.cooldown_steps:
             end = self.cooldown_after + self.cooldown_steps

@@ -24,7 +24,7 @@ def test_gshard_1_over_root_after_10k_steps(step, rate):
 @pytest.mark.parametrize("step", [0, 1, 9, 10, 99, 400])
 def test_warmup_increases_linearly_to_the_schedule(step):
     """The warm-up multiplies the schedule."""
-    schedule = InverseSquareRoot(peak=2.0, decay_after=100, warmup_steps=10)
+    schedule = InverseSquareRoot(peak_value=0.2, decay_after=100, warmup_steps=10)
     expected = 2.0 / math.sqrt(max(step + 1, 100)) * min(1.0, (step + 1) / 10)
     np.testing.assert_allclose(schedule(tf.constant(step)), expected, rtol=TOLERANCE)
 

@@ -72,7 +72,7 @@ def _error(run: TrainingRun, result: StepResult, data_state: State) -> UserError
     return UserError(
         f"{problem}. {_summary(run, result)}. To look closer, with the same --set: "
         f"python -m lingvo_moe diagnose --model='{run.name}' --logdir={run.logdir} --batch={path}. A lower --set "
-        f"optimizer.learning_rate.peak=... or a longer warmup_steps may help."
+        f"optimizer.learning_rate.peak_value=... or a longer warmup_steps may help."
     )
 
 

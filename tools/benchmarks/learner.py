@@ -8,7 +8,6 @@ target token.
 
 from __future__ import annotations
 
-import math
 import os
 import sys
 
@@ -64,9 +63,13 @@ def experiment_of(work: Learning) -> Experiment:
       UserError: the work's `settings` do not fit it, or change what the peer has too.
     """
     lengths = {f"input.{name}": getattr(work, name) for name in ("source_length", "target_length")}
-    peak = (work.rate or _RATE) * math.sqrt(work.steps)
-    given = {"input.batch_size": work.rows, **lengths, "optimizer.learning_rate.peak": peak, "platform": "cpu"}
-    given["matmul_precision"] = "default"  # float32, as the peer
+    given = {
+        "input.batch_size": work.rows,
+        **lengths,
+        "optimizer.learning_rate.peak_value": work.rate or _RATE,
+        "platform": "cpu",
+        "matmul_precision": "default",  # float32, as the peer
+    }
     common = _common(work)
     assignments = [f"{path}={value}" for path, value in (common | given).items()]
     own = experiment.get(_MODEL, [*assignments, *work.settings], DeviceMesh())

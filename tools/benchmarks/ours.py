@@ -62,7 +62,7 @@ def experiment_of(work: Work) -> Experiment:
     if work.sides == 2:
         model |= {"source_vocabulary": work.vocabulary, "word_dropout": 0.0}
     lengths = {"batch_size": work.rows, "source_length": work.length * (work.sides - 1), "target_length": work.length}
-    rate = {"warmup_steps": 0, "cooldown_steps": 0, "peak": 1.0, "decay_after": 400}
+    rate = {"warmup_steps": 0, "cooldown_steps": 0, "peak_value": 0.05, "decay_after": 400}
     others = {
         "search.beam_size": work.beam_size,
         "search.max_length": work.max_length,

@@ -35,7 +35,7 @@ _WIDE = (
     "input.source_length=256",
     "input.target_length=256",
     "decoding_batch=32",
-    "optimizer.learning_rate.peak=0.1",
+    "optimizer.learning_rate.peak_value=0.001",
     "optimizer.learning_rate.warmup_steps=0",
     "platform=gpu",
 )
