@@ -272,7 +272,7 @@ class Pocket(Recipe):
     def experiment(self) -> Experiment:
         """Returns the full configuration."""
         return Experiment(
-            # No dropout: only the last trainings had it, see docs/pocket.md.
+            # No dropout: training runs from the fourth on set it with --set, see docs/pocket.md.
             model=Translation(
                 # 1500 pieces for each language. English alone has fewer than all, and a smaller softmax.
                 source_vocabulary=64_000,

@@ -69,7 +69,7 @@ flags.DEFINE_string("output", None, "The directory to make.", flag_values=FLAGS)
 flags.DEFINE_string(
     "packages",
     None,
-    "The directory for downloads of presets (pypi 170 MB, debian 300 MB, pocket 800 MB, unseen 65 MB); by default "
+    "The directory for downloads of presets (pypi 170 MB, debian 300 MB, pocket 1.3 GB, unseen 65 MB); by default "
     "~/.cache/lingvo_moe/packages.",
     flag_values=FLAGS,
 )

@@ -1,6 +1,7 @@
 """The model that `translate` and `eval` use if none is named: that of `released` in this package, if it is there.
 
-The directory has `weights.safetensors`, which `checkpoint convert --output --dtype=int8` wrote, and `tokenizers`.
+The directory has `weights.safetensors`, in int8 as `checkpoint convert --dtype=int8` writes it, and `tokenizers`, whose
+models may be compressed.
 """
 
 from __future__ import annotations
@@ -41,14 +42,14 @@ def by_default(config: Config) -> Iterator[Config]:
     if config.tokenizers or any(text.partition("=")[0].strip() == "tokenizers" for text in config.assignments):
         raise UserError(
             "--tokenizers: the released model has its own; leave the flag out, or pass --model and the --logdir of a "
-            "training with these."
+            "training run with these."
         )
     mesh = config.device_mesh()
     changed, specs = (_specs(assignments, mesh) for assignments in (config.assignments, ()))
     if path := next((path for path in sorted(changed | specs) if changed.get(path) != specs.get(path)), None):
         raise UserError(
             f"--set: the released weights are of {MODEL} as it is; with these settings its weight {path} differs. "
-            f"Leave them out, or pass --model and the --logdir of a training with them."
+            f"Leave them out, or pass --model and the --logdir of a training run with them."
         )
     # Slow to import; a mistake in --set is reported before.
     from lingvo_moe.engines import pjrt

@@ -182,6 +182,7 @@ def sha256(data: bytes) -> str:
 
 
 def _load_verified(path: pathlib.Path, entry: dict[str, Any]) -> Tokenizer:
+    path = _stored(path)
     tokenizer = Tokenizer(_read_model(path))
     if (actual := sha256(tokenizer.model)) != entry["sha256"]:
         raise UserError(
@@ -193,19 +194,24 @@ def _load_verified(path: pathlib.Path, entry: dict[str, Any]) -> Tokenizer:
     return tokenizer
 
 
-def _read_model(path: pathlib.Path) -> bytes:
-    """Returns the bytes of a model file, decompressed if there is only `path` with .xz at its end."""
+def _stored(path: pathlib.Path) -> pathlib.Path:
+    """Returns the file of a model: `path`, or the compressed one beside it if that is all there is."""
     compressed = path.with_name(f"{path.name}.xz")
-    if path.exists() or not compressed.exists():
+    return compressed if compressed.exists() and not path.exists() else path
+
+
+def _read_model(path: pathlib.Path) -> bytes:
+    """Returns the bytes of a model, decompressed if the file's name ends with .xz."""
+    if path.suffix != ".xz":
         return _read(path)
     decompressor = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_MAX_MODEL)
     try:
-        model = decompressor.decompress(_read(compressed), max_length=_MAX_MODEL)
+        model = decompressor.decompress(_read(path), max_length=_MAX_MODEL)
     except lzma.LZMAError:
         model = b""
     if not decompressor.eof:
         raise UserError(
-            f"{compressed} is not a complete xz file of at most {_MAX_MODEL // 2**20} MiB; copy it again, or "
+            f"{path} is not a complete xz file of at most {_MAX_MODEL // 2**20} MiB; copy it again, or "
             + _REMEDY.format(path.parent)
         )
     return model

@@ -164,6 +164,9 @@ def test_compressed_model_is_read(copy):
     (copy / "source.model.xz").write_bytes(lzma.compress(path.read_bytes()))
     path.unlink()
     assert Tokenizers.load(copy) == plain
+    (copy / "source.model.xz").write_bytes(lzma.compress((copy / "target.model").read_bytes()))
+    with pytest.raises(UserError, match="source.model.xz has SHA-256 .* do not belong together"):
+        Tokenizers.load(copy)
 
 
 @pytest.mark.parametrize("corrupt", [lambda data: data[:-20], lambda data: b"", lambda data: b"xz" + data])

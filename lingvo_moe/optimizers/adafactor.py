@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 from lingvo_moe import tree
+from lingvo_moe.errors import UserError
 from lingvo_moe.layers.base import Context, Weight
 from lingvo_moe.lazy import tf
 from lingvo_moe.ops.factored_moments import mean_of_quotients, prefers_mean_of_quotients
@@ -28,6 +30,9 @@ class Adafactor:
         (section 8).
       minimum_scale: the least such root mean square.
       epsilon: added to squared gradients.
+
+    Raises:
+      UserError: a number is out of range.
     """
 
     learning_rate: InverseSquareRoot = InverseSquareRoot()
@@ -38,6 +43,14 @@ class Adafactor:
     multiply_by_parameter_scale: bool = True
     minimum_scale: float = 1e-3
     epsilon: float = 1e-30
+
+    def __post_init__(self):
+        for name in ("beta1", "beta2_cap"):
+            if not 0 <= getattr(self, name) < 1:
+                raise UserError(f"optimizer.{name} is {getattr(self, name)}; expected at least 0 and less than 1.")
+        for name in ("beta2_exponent", "clipping_threshold", "minimum_scale", "epsilon"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise UserError(f"optimizer.{name} is {getattr(self, name)}; expected a number above 0.")
 
     def state(self, weights: dict) -> dict:
         """Declares the optimizer state: `row` and `column` for each matrix, `moment` for each vector, initially zero.

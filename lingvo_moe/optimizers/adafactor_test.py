@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 
 from lingvo_moe import tree
+from lingvo_moe.errors import UserError
 from lingvo_moe.layers.base import Context, Weight
 from lingvo_moe.lazy import tf
 from lingvo_moe.optimizers.adafactor import Adafactor
@@ -280,3 +283,12 @@ def test_zero_gradients_change_nothing_and_are_finite():
         after, new_state = update_one(weight, value, np.zeros((2, 3, 4)), optimizer_state, step)
         np.testing.assert_array_equal(after, value)
         assert all(np.isfinite(entry).all() for entry in new_state.values())
+
+
+@pytest.mark.parametrize(
+    "field, value", [("beta1", 1.0), ("beta2_cap", -0.1), ("clipping_threshold", 0.0), ("epsilon", math.nan)]
+)
+def test_numbers_out_of_range(field, value):
+    """Found when a command starts, not by a loss that is not finite."""
+    with pytest.raises(UserError, match=rf"optimizer\.{field} is {value}; expected"):
+        Adafactor(**{field: value})

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
+from lingvo_moe.errors import UserError
 from lingvo_moe.lazy import tf
 
 
@@ -15,12 +17,15 @@ class InverseSquareRoot:
     sqrt(max(step, 10,000)), so 0.01 for ten thousand steps, then decreasing.
 
     Attributes:
-      peak_value: the highest rate, as in Optax's schedules.
+      peak_value: the highest rate, as in Optax's schedules; above 0.
       decay_after: the number of steps before the decay begins.
       warmup_steps: the rate increases linearly from near zero over this many steps; 0 for no warm-up.
       cooldown_after, cooldown_steps: from step `cooldown_after` on, over `cooldown_steps` steps, the rate decreases
         linearly to a tenth of the schedule, and stays there; 0 steps for no cool-down. Short runs of a known length end
         with a lower loss with it.
+
+    Raises:
+      UserError: a number is out of range.
     """
 
     peak_value: float = 0.01
@@ -28,6 +33,15 @@ class InverseSquareRoot:
     warmup_steps: int = 0
     cooldown_after: int = 0
     cooldown_steps: int = 0
+
+    def __post_init__(self):
+        if not 0 < self.peak_value < math.inf:
+            raise UserError(f"optimizer.learning_rate.peak_value is {self.peak_value}; expected a number above 0.")
+        for name, least in {"decay_after": 1, "warmup_steps": 0, "cooldown_after": 0, "cooldown_steps": 0}.items():
+            if getattr(self, name) < least:
+                raise UserError(
+                    f"optimizer.learning_rate.{name} is {getattr(self, name)}; it must be at least {least}."
+                )
 
     def __call__(self, step: tf.Tensor) -> tf.Tensor:
         """Returns the learning rate of `step` (scalar int32, from 0), scalar float32."""

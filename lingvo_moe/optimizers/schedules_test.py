@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 
+from lingvo_moe.errors import UserError
 from lingvo_moe.lazy import tf
 from lingvo_moe.optimizers.schedules import InverseSquareRoot
 from lingvo_moe.testing import harness
@@ -37,3 +38,12 @@ def test_cooldown_decreases_linearly_to_a_tenth_of_the_schedule(step, share):
         for after, steps in ((0, 0), (200, 100))
     )
     np.testing.assert_allclose(cooled, share * curve, rtol=TOLERANCE)
+
+
+@pytest.mark.parametrize(
+    "field, value", [("peak_value", -1.0), ("peak_value", math.nan), ("decay_after", 0), ("cooldown_steps", -1)]
+)
+def test_numbers_out_of_range(field, value):
+    """A rate of zero or less would train nothing, or away from the minimum, and no loss would say why."""
+    with pytest.raises(UserError, match=rf"optimizer\.learning_rate\.{field} is {value}; "):
+        InverseSquareRoot(**{field: value})

@@ -25,7 +25,6 @@ from lingvo_moe.training.checkpoint_errors import CorruptCheckpoint
 from lingvo_moe.training.checkpoint_reader import ARRAYS, WEIGHTS, Reader
 from lingvo_moe.utils import output_files, progress
 
-# The only entry of a safetensors file's metadata, a JSON object: the library writes several in an arbitrary order.
 SUFFIX = ".safetensors"
 # The dtypes of safetensors files by their names there.
 _DTYPES = {
@@ -159,7 +158,7 @@ def average(checkpoints: Checkpoints, steps: list[int], output: str | pathlib.Pa
 def average_logdirs(logdirs: Mapping[str, Checkpoints], output: str | pathlib.Path):
     """Writes the mean of the newest weights of several log directories as the log directory `output`.
 
-    As `average`, of trainings that began with the same weights (Wortsman et al. 2022, "Model soups").
+    As `average`, of training runs that began with the same weights (Wortsman et al. 2022, "Model soups").
 
     Args:
       logdirs: two or more by name, each with a checkpoint.

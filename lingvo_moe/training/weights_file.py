@@ -1,4 +1,4 @@
-"""What a safetensors file of weights holds beside them; needs neither TensorFlow nor JAX."""
+"""A safetensors file of weights: its metadata, and its tensors as float32; needs neither TensorFlow nor JAX."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import safetensors
 
 from lingvo_moe.training import quantization
 
-METADATA = "lingvo_moe"  # the key of the metadata
+# The key of the metadata's only entry, a JSON object: the library writes several entries in an arbitrary order.
+METADATA = "lingvo_moe"
 FORMAT = 1
 
 

@@ -265,7 +265,7 @@ def check_equal(comparison: Comparison, facts: Sequence[dict]):
 
 
 def check_losses(name: str, work: Work, facts: dict, measured: Sequence[Measurement]) -> tuple[float, float] | None:
-    """Returns the (first, last) loss of a training; None for work without a loss.
+    """Returns the (first, last) loss of a training run; None for work without a loss.
 
     Raises:
       UserError: the loss does not start near chance, or does not fall.

@@ -218,7 +218,7 @@ def train(name: str, worker: Worker, ends: Sequence[int], advance: Callable) -> 
 
 
 def check_equal(ours: Curve, other: Curve):
-    """Raises UserError if the two trainings had other batches or layers."""
+    """Raises UserError if the two training runs had other batches or layers."""
     for fact in _EQUAL:
         if ours.facts[fact] != other.facts[fact]:
             raise UserError(
@@ -228,7 +228,7 @@ def check_equal(ours: Curve, other: Curve):
 
 
 def table(run: Run) -> str:
-    """Returns the losses at each evaluation, then the facts of all trainings, as Markdown."""
+    """Returns the losses at each evaluation, then the facts of all training runs, as Markdown."""
     best = run.best
     lines = [
         f"`{run.command}`; loss on {run.held_out_tokens:,} held-out target tokens, in nats per token:",

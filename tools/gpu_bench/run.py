@@ -60,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"{name:28} {'not known' if value is None else f'{value:,.4g}' if isinstance(value, float) else value}")
     if figures["last loss"] < figures["first loss"]:
         return 0
-    print("error: the loss did not fall, so the figures are not of a training.", file=sys.stderr)
+    print("error: the loss did not fall, so the figures are not those of training.", file=sys.stderr)
     return 1
 
 

@@ -1,4 +1,4 @@
-"""Training on an accelerator's machine that has no TensorFlow: programs are made here and run with JAX there."""
+"""Training on a machine that has a GPU but no TensorFlow: programs are made elsewhere and run with JAX there."""
 
 from __future__ import annotations
 

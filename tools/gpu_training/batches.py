@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import pathlib
 import queue
 import threading
@@ -22,10 +23,9 @@ _PATIENCE = 300  # seconds; a feed reads the corpus before its first batch
 class Batches:
     """The batches of a feed, in its order: one of each worker, then a second of each."""
 
-    def __init__(self, directory: pathlib.Path, workers: int, config: InputConfig, shardings: dict):
+    def __init__(self, directory: pathlib.Path, config: InputConfig, shardings: dict):
         """Starts to read ahead in the background."""
-        self._directory, self._workers = directory, workers
-        self._config, self._shardings = config, shardings
+        self._directory, self._config, self._shardings = directory, config, shardings
         self._ready: queue.Queue = queue.Queue(feed.AHEAD)
         threading.Thread(target=self._read_ahead, daemon=True).start()
 
@@ -47,23 +47,25 @@ class Batches:
 
     def _read_ahead(self):
         try:
-            number = 0
-            while True:
-                for worker in range(self._workers):
+            workers = int(self._wait_for(self._directory / feed.WORKERS).read_text(encoding="utf-8"))
+            for number in itertools.count():
+                for worker in range(workers):
                     self._ready.put(self._read(feed.path(self._directory, worker, number)))
-                number += 1
         except Exception as error:
             self._ready.put(error)
 
-    def _read(self, file: pathlib.Path) -> tuple[Any, int]:
+    def _wait_for(self, file: pathlib.Path) -> pathlib.Path:
         deadline = time.monotonic() + _PATIENCE
         while not file.exists():
             if time.monotonic() > deadline:
                 raise TimeoutError(
-                    f"no {file.name} in {_PATIENCE} s; is tools.gpu_training.feed running, with as many --workers"
+                    f"no {file.name} within {_PATIENCE} s; start tools.gpu_training.feed with this as its --output"
                 )
             time.sleep(0.0005)
-        batch = feed.unpack(np.load(file, allow_pickle=False), self._config)
+        return file
+
+    def _read(self, file: pathlib.Path) -> tuple[Any, int]:
+        batch = feed.unpack(np.load(self._wait_for(file), allow_pickle=False), self._config)
         file.unlink()
         tokens = int(np.count_nonzero(batch["target"]["segment_ids"]))
         return tree.map_leaves(jax.device_put, batch, self._shardings), tokens

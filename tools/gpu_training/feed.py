@@ -5,7 +5,7 @@
 
 Worker i of W packs the examples n with n % W == i (shard i, see `data.pipeline`). Its batch n is the file `i_n.npy` of
 the output, a new directory that should be in memory: `[B, columns] int32`, the arrays of the batch side by side. A
-worker waits while its last `AHEAD` files have not been taken.
+worker waits while its last `AHEAD` files have not been taken. `workers` is a file with the number W.
 """
 
 from __future__ import annotations
@@ -24,9 +24,11 @@ import numpy as np
 from lingvo_moe.data.batching import FIELDS, Batch, InputConfig
 from lingvo_moe.data.pipeline import TrainInput
 from lingvo_moe.errors import UserError
+from lingvo_moe.utils import output_files
 from tools.gpu_training import read_facts
 
 AHEAD = 6  # batches
+WORKERS = "workers"
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -39,14 +41,17 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--tokenizers", required=True)
     parser.add_argument("--output", type=pathlib.Path, required=True, help="a new directory for the batches")
     parser.add_argument("--workers", type=int, default=14, help="processes")
-    parser.add_argument("--seed", type=int, default=0, help="of the order of the examples")
+    parser.add_argument("--seed", type=int, help="of the order of the examples; by default input.seed")
     given = parser.parse_args(arguments)
     try:
         _, config, _ = read_facts(given.directory)
-        feed(given.corpus, given.tokenizers, dataclasses.replace(config, seed=given.seed), given.workers, given.output)
+        if given.seed is not None:
+            config = dataclasses.replace(config, seed=given.seed)
+        feed(given.corpus, given.tokenizers, config, given.workers, given.output)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    print("error: a worker has ended; start the feed again, with a new --output.", file=sys.stderr)
     return 1
 
 
@@ -60,6 +65,8 @@ def feed(corpus: str, tokenizers: str, config: InputConfig, workers: int, direct
     train_input = TrainInput(corpus, tokenizers, shards, in_graph=False)
     try:
         directory.mkdir(parents=True)
+        with output_files.atomic_path(directory / WORKERS) as partial:
+            partial.write_text(f"{workers}\n", encoding="utf-8")
     except OSError as error:
         raise UserError(
             f"--output={directory}: expected a new directory, for batches of this feed alone ({error.strerror})."

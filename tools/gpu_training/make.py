@@ -1,9 +1,10 @@
-"""Makes the programs of a training, for a machine that has JAX, NumPy and SentencePiece but no TensorFlow.
+"""Makes the programs of a training run, for a machine that has JAX, NumPy and SentencePiece but no TensorFlow.
 
     python -m tools.gpu_training.make --model=m4.Pocket --initial_weights=FILE [--set FIELD=VALUE ...]
         [--initial_set FIELD=VALUE ...] [--directory=build/gpu_training]
 
-`tools.gpu_training.run` trains with them. The initial weights, in int8, are those of a file, see `train`.
+`tools.gpu_training.run` trains with them. The initial weights are read as `train --initial_weights` reads them, and
+written in int8.
 """
 
 from __future__ import annotations
@@ -68,9 +69,10 @@ def make(own: Experiment, name: str, weights: dict[str, np.ndarray], directory: 
     if not isinstance(own.input, InputConfig):
         raise UserError(f"--model={name} reads no texts; name a model that does, for instance m4.Pocket.")
     schedule = own.optimizer.learning_rate
-    if not isinstance(schedule, InverseSquareRoot):
+    if not isinstance(schedule, InverseSquareRoot) or not schedule.cooldown_steps:
         raise UserError(
-            f"the learning rate of {name} is {schedule}; expected an InverseSquareRoot, with its cool-down."
+            f"--model={name}: its learning rate has no cool-down ({schedule}); pass --set=optimizer.learning_rate."
+            "cooldown_after=N and --set=optimizer.learning_rate.cooldown_steps=M, with M above the number of steps."
         )
     specs = own.input.specs()
     made = {"train": own.steps.train(specs), "evaluate": own.steps.evaluate(specs)}

@@ -1,4 +1,4 @@
-"""Measures a training: steps, tokens, losses and rates."""
+"""Measures a training run: steps, tokens, losses and rates."""
 
 from __future__ import annotations
 
@@ -12,14 +12,13 @@ _READ_LOSS_EVERY = 10  # steps
 
 
 class Every:
-    """Whether a number of seconds has passed since it last had."""
+    """A clock of periods."""
 
     def __init__(self, seconds: float):
         self._seconds, self._last = seconds, time.time()
 
-    @property
-    def is_due(self) -> bool:
-        """True once after each period."""
+    def passed(self) -> bool:
+        """Returns whether the period has passed; if so, the next one starts."""
         if time.time() - self._last < self._seconds:
             return False
         self._last = time.time()
@@ -41,10 +40,9 @@ class Meter:
         """Seconds since the start."""
         return time.time() - self._start
 
-    @property
     def is_due(self) -> bool:
-        """Whether to log."""
-        return bool(self._losses) and self._every.is_due
+        """Returns whether to log; true once in each period."""
+        return bool(self._losses) and self._every.passed()
 
     def add(self, tokens: int, metrics: dict):
         """Adds a step; waits for an earlier one, so that few are dispatched ahead of the device."""

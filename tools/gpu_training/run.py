@@ -5,16 +5,18 @@
         --output=DIR (--seconds=500 | --steps=20000) [--cooldown=0,1] [--state=FILE] [--platform=gpu]
 
 After the warm-up, the learning rate follows the schedule's cool-down from the first of the shares of --cooldown to the
-second, over the given time or steps. --state is a file to continue from, if it exists, and to write at the end. In the
-last sixth of a training that ends its cool-down, the mean of up to 100 weights is taken. The output is `log.jsonl` and
-`weights.N`, the parts of a safetensors file in int8 (`cat weights.* > weights.safetensors`): of all weights that were
-evaluated (the initial ones, some in between, the last, the mean), those with the lowest held-out loss.
+second, over the given time or steps; `cooldown_steps` must be above the number of steps. --state is a file to continue
+from, if it exists, and to write at the end; continue with another --seed of the feed, or the same examples are read
+again. In the last sixth of a run that ends its cool-down, the mean of up to 100 weights is taken. The output is
+`log.jsonl` and `weights.safetensors`, in int8: of all weights that were evaluated (the initial ones, some in between,
+the last, the mean), those with the lowest held-out loss.
 """
 
 from __future__ import annotations
 
 import argparse
 import concurrent.futures
+import contextlib
 import json
 import pathlib
 import sys
@@ -24,7 +26,7 @@ from typing import TextIO
 import jax
 import numpy as np
 import safetensors
-from safetensors.numpy import load_file, save, save_file
+from safetensors.numpy import load_file, save_file
 
 from lingvo_moe import tree
 from lingvo_moe.data.pipeline import EvalInput
@@ -38,9 +40,8 @@ from tools.gpu_training import PROGRAMS, WEIGHTS, read_facts
 from tools.gpu_training.batches import Batches
 from tools.gpu_training.meter import Every, Meter
 
-_PART = 15_000_000  # bytes of a part of the weights
 _SAVE_EVERY = 150  # seconds
-_MEAN_FROM, _MEANS = 5 / 6, 100  # share of the training, number of weights
+_MEAN_FROM, _MEANS = 5 / 6, 100  # share of the run, number of weights
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -52,16 +53,17 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--corpus", required=True, help="for its held-out pairs")
     parser.add_argument("--tokenizers", required=True)
     parser.add_argument("--feed", type=pathlib.Path, required=True, help="the output of tools.gpu_training.feed")
-    parser.add_argument("--workers", type=int, default=14, help="of the feed")
     length = parser.add_mutually_exclusive_group(required=True)
-    length.add_argument("--seconds", type=float, help="of training, without compilation")
-    length.add_argument("--steps", type=int, help="of training")
-    parser.add_argument("--cooldown", type=_shares, default=(0.0, 1.0), help="its shares at the start and at the end")
+    length.add_argument("--seconds", type=_positive, help="of the run, without compilation")
+    length.add_argument("--steps", type=int, help="of the run")
+    parser.add_argument(
+        "--cooldown", type=_shares, default=(0.0, 1.0), help="its shares at the start and at the end, as 0,0.5"
+    )
     parser.add_argument("--state", type=pathlib.Path, help="file to continue from, and to write")
     parser.add_argument("--output", type=pathlib.Path, required=True, help="directory of weights and log")
     parser.add_argument("--platform", choices=("cpu", "gpu", "tpu"), default="gpu")
-    parser.add_argument("--seed", type=int, default=0, help="of dropout")
-    parser.add_argument("--evaluate_every", type=float, default=60, help="seconds")
+    parser.add_argument("--seed", type=int, default=0, help="of dropout and of the routers' random choices")
+    parser.add_argument("--evaluate_every", type=_positive, default=60, help="seconds")
     parser.add_argument("--max_pairs", type=int, default=40, help="held-out pairs of each language")
     given = parser.parse_args(arguments)
     try:
@@ -72,30 +74,41 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except OSError as error:
-        print(f"error: {error.filename}: {error.strerror}.", file=sys.stderr)
+        print(f"error: {error.filename or given.output}: {error.strerror or error}.", file=sys.stderr)
         return 2
     return 0
 
 
+def _positive(text: str) -> float:
+    """Returns a number above 0; argparse prints the error behind the flag's name."""
+    with contextlib.suppress(ValueError):
+        if (value := float(text)) > 0:
+            return value
+    raise argparse.ArgumentTypeError(f"{text!r}: expected a number above 0")
+
+
 def _shares(text: str) -> tuple[float, float]:
-    first, last = map(float, text.split(","))
-    if not 0 <= first <= last <= 1:
-        raise ValueError(text)  # argparse names flag and value
-    return first, last
+    with contextlib.suppress(ValueError):
+        first, last = map(float, text.split(","))
+        if 0 <= first < last <= 1:
+            return first, last
+    raise argparse.ArgumentTypeError(f"{text!r}: expected two shares from 0 to 1, the smaller first, as 0,0.5")
 
 
 class Run:
-    """A training: programs, state and log."""
+    """A training run: programs, state and log."""
 
     def __init__(self, given: argparse.Namespace, log: TextIO):
         """Compiles the programs and reads the held-out pairs.
 
         Raises:
-          UserError: the programs, corpus or tokenizers cannot be read, or there is no such device.
+          UserError: the programs, corpus or tokenizers cannot be read, there is no such device, or the cool-down is too
+            short for --steps.
         """
         self._given, self._begin = given, time.time()
         self._log_file = log
         self._model, self._config, self._schedule = read_facts(given.directory)
+        self._check_steps()
         self._train, self._evaluate = _compile(given.directory, Engine(1, given.platform))
         held_out = EvalInput(given.corpus, given.tokenizers, self._config, max_pairs=given.max_pairs)
         self._held_out = list(held_out.batches())
@@ -112,23 +125,24 @@ class Run:
         given = self._given
         state = self._initial_state()
         self._log(held_out=self._keep_lowest(state["theta"]))
-        batches = Batches(given.feed, given.workers, self._config, self._train.shardings("batch"))
+        batches = Batches(given.feed, self._config, self._train.shardings("batch"))
         batch, count = batches.next()
         position = int(np.asarray(state["step"]))
         warmup = 0 if position else self._schedule["warmup_steps"]
         meter, evaluates, saves = Meter(), Every(given.evaluate_every), Every(_SAVE_EVERY)
         while (share := meter.steps / given.steps if given.steps else meter.elapsed / given.seconds) < 1:
-            position = position + 1 if meter.steps < warmup else max(position, self._position(share))
+            # Each step has another position: the random numbers of dropout and routers depend on it.
+            position = max(position + 1, 0 if meter.steps < warmup else self._position(share))
             outputs = self._train({"state": {**state, "step": np.int32(position)}, "batch": batch})
             state = outputs["state"]
             meter.add(count, outputs["metrics"])
             if given.cooldown[1] == 1 and share >= _MEAN_FROM + (1 - _MEAN_FROM) * self._means / _MEANS:
                 self._add_to_mean(state["theta"])
-            if meter.is_due:
+            if meter.is_due():
                 self._log(position=position, **meter.read(), waiting=batches.waiting)
-            if evaluates.is_due:
+            if evaluates.passed():
                 self._log(steps=meter.steps, held_out=self._keep_lowest(state["theta"]))
-            if saves.is_due:
+            if saves.passed():
                 self._save(meter.steps)
             batch, count = batches.next()
         jax.block_until_ready(state["theta"])
@@ -140,8 +154,17 @@ class Run:
         if given.state:
             self._save_state(state)
 
+    def _check_steps(self):
+        first, last = self._given.cooldown
+        most = int((last - first) * self._schedule["cooldown_steps"])
+        if self._given.steps is not None and not 0 < self._given.steps <= most:
+            raise UserError(
+                f"--steps={self._given.steps}: expected 1 to {most}, the steps of this part of the cool-down; for "
+                "more, pass another --set=optimizer.learning_rate.cooldown_steps=N to tools.gpu_training.make."
+            )
+
     def _position(self, share: float) -> int:
-        """Returns the step of the schedule after this share of the training."""
+        """Returns the step of the schedule after this share of the run."""
         first, last = self._given.cooldown
         passed = first + (last - first) * share
         return self._schedule["cooldown_after"] + int(passed * self._schedule["cooldown_steps"])
@@ -189,13 +212,14 @@ class Run:
     def _save(self, steps: int):
         """Writes the weights with the lowest held-out loss so far."""
         if self._at_lowest is None:
-            raise UserError("no held-out loss was finite, so there are no weights to write; check the initial ones.")
+            raise UserError(
+                f"{self._given.directory / WEIGHTS}: no held-out loss was finite, neither of these weights nor later; "
+                "make them again from others, or lower optimizer.learning_rate.peak_value."
+            )
         theta = {path: np.asarray(value) for path, value in tree.flatten(self._at_lowest).items()}
-        data = save(quantize(theta), weights_file.metadata(self._model, steps))
-        for number, offset in enumerate(range(0, len(data), _PART)):
-            with output_files.atomic_path(self._given.output / f"weights.{number}") as partial:
-                partial.write_bytes(data[offset : offset + _PART])
-        self._log(saved_bytes=len(data), steps=steps)
+        with output_files.atomic_path(self._given.output / "weights.safetensors") as partial:
+            save_file(quantize(theta), partial, weights_file.metadata(self._model, steps))
+        self._log(saved=True, steps=steps)
 
     def _save_state(self, state: dict):
         with output_files.atomic_path(self._given.state) as partial:

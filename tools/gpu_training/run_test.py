@@ -1,4 +1,4 @@
-"""Tests that a training without TensorFlow reads the pairs of the input pipeline, learns, and can be continued."""
+"""Tests that training without TensorFlow reads the pairs of the input pipeline, learns, and can be continued."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def test_feed_has_the_examples_of_the_input_pipeline(data, tmp_path):
 
 @pytest.mark.slow
 def test_training_learns_and_continues(data, tmp_path):
-    """The second training begins where the first one ended, and the weights that it writes are of this model."""
+    """The second run begins where the first one ended, and the weights that it writes are of this model."""
     own = _experiment(data, *_TINY, "platform=gpu")
     made = tmp_path / "made"
     make.make(own, "m4.Pocket", _random_weights(own), made)
@@ -135,8 +135,7 @@ def test_training_learns_and_continues(data, tmp_path):
     assert end["means"] == _STEPS // 6
     evaluated = [line["held_out"] for line in second if "held_out" in line]
     assert end["lowest"] == min(*evaluated, end["held_out_of_mean"]) < losses[0]
-    trained = tmp_path / "trained.safetensors"
-    trained.write_bytes(b"".join(part.read_bytes() for part in sorted((tmp_path / "output").glob("weights.*"))))
+    trained = tmp_path / "output" / "weights.safetensors"
     specs = weight_specs(own.model.weights())
     steps, values = checkpoint_tools.read_safetensors(trained, "m4.Pocket", specs, "file")
     assert steps == _STEPS and all(np.isfinite(value).all() for value in values.values())
@@ -168,6 +167,8 @@ def test_errors(data, tmp_path, capsys):
     """Of other directories, of a feed's directory that was used before, and of models without texts."""
     with pytest.raises(UserError, match="unet.* reads no texts; name a model that does, for instance m4.Pocket"):
         make.make(experiment.get("unet.Small"), "unet.Small", {}, tmp_path)
+    with pytest.raises(UserError, match="--model=m4.Pocket: its learning rate has no cool-down .*cooldown_steps=M"):
+        make.make(_experiment(data, *_TINY, "optimizer.learning_rate.cooldown_steps=0"), "m4.Pocket", {}, tmp_path)
     sides = [f"--corpus={data / 'corpus'}", f"--tokenizers={data / 'tokenizers'}", f"--output={tmp_path}"]
     for main, arguments in ((feed.main, sides), (run.main, [*sides, "--feed=none", "--steps=1"])):
         assert main([str(tmp_path), *arguments]) == 2
@@ -176,15 +177,38 @@ def test_errors(data, tmp_path, capsys):
         feed.feed(data / "corpus", data / "tokenizers", _experiment(data, *_TINY).input, 1, tmp_path)
 
 
+def test_errors_of_flags_of_run(data, tmp_path, capsys):
+    """Before anything is compiled. Steps beyond the cool-down would have no learning rate of their own."""
+    flags = [str(tmp_path), f"--corpus={data / 'corpus'}", f"--tokenizers={data / 'tokenizers'}", "--feed=none"]
+    flags += [f"--output={tmp_path / 'output'}"]
+    for wrong, message in (
+        ("--cooldown=0.5", "argument --cooldown: '0.5': expected two shares from 0 to 1"),
+        ("--cooldown=0.5,0.5", "expected two shares from 0 to 1, the smaller first"),
+        ("--evaluate_every=0", "argument --evaluate_every: '0': expected a number above 0"),
+    ):
+        with pytest.raises(SystemExit):
+            run.main([*flags, "--steps=1", wrong])
+        assert message in capsys.readouterr().err
+    config = dataclasses.asdict(_experiment(data, *_TINY).input)
+    facts = {"model": "m4.Pocket", "input": config, "schedule": {"cooldown_steps": 1000}}
+    (tmp_path / FACTS).write_text(json.dumps(facts))
+    for steps in ("0", "501"):
+        assert run.main([*flags, f"--steps={steps}", "--cooldown=0,0.5"]) == 2
+        assert f"--steps={steps}: expected 1 to 500, the steps of this part of the cool-down" in capsys.readouterr().err
+
+
 def test_reader_reports_a_feed_that_does_not_write(data, tmp_path, monkeypatch):
     """And a file that is no batch, instead of waiting for ever."""
     config = _experiment(data, *_TINY).input
     monkeypatch.setattr(batches, "_PATIENCE", 0)
-    with pytest.raises(UserError, match="--feed=.*: no 0_0.npy in 0 s; is tools.gpu_training.feed running"):
-        batches.Batches(tmp_path, 1, config, {}).next()
+    with pytest.raises(UserError, match="--feed=.*: no workers within 0 s; start tools.gpu_training.feed with"):
+        batches.Batches(tmp_path, config, {}).next()
+    (tmp_path / feed.WORKERS).write_text("1\n")
+    with pytest.raises(UserError, match="--feed=.*: no 0_0.npy within 0 s"):
+        batches.Batches(tmp_path, config, {}).next()
     feed.path(tmp_path, 0, 0).write_bytes(b"no array")
     with pytest.raises(UserError, match="--feed="):
-        batches.Batches(tmp_path, 1, config, {}).next()
+        batches.Batches(tmp_path, config, {}).next()
 
 
 def _random_weights(own: Experiment) -> dict[str, np.ndarray]:
@@ -194,7 +218,7 @@ def _random_weights(own: Experiment) -> dict[str, np.ndarray]:
 
 
 def _train(data: pathlib.Path, directory: pathlib.Path, cooldown: str) -> list[dict]:
-    """Returns the lines of the log of a training with the programs in `made`."""
+    """Returns the lines of the log of a run with the programs in `made`."""
     output = directory / f"feed {cooldown}"
     command = _bare(
         "tools.gpu_training.run",
@@ -202,7 +226,6 @@ def _train(data: pathlib.Path, directory: pathlib.Path, cooldown: str) -> list[d
         f"--corpus={data / 'corpus'}",
         f"--tokenizers={data / 'tokenizers'}",
         f"--feed={output}",
-        f"--workers={_WORKERS}",
         f"--steps={_STEPS}",
         f"--cooldown={cooldown}",
         f"--state={directory / 'state'}",

@@ -1,4 +1,4 @@
-"""The processes of a training: started, watched, and one of them ended at a chosen moment."""
+"""The processes of a training run: started, watched, and one of them ended at a chosen moment."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ END_SECONDS = 60.0
 
 
 class TrainingProcesses:
-    """The processes of one start of a training; they are killed at the latest when the context is left.
+    """The processes of one start of a training run; they are killed at the latest when the context is left.
 
     Attributes:
       started: time of the start, of time.monotonic.

@@ -1,4 +1,4 @@
-"""Measures the CPU time of a training, and ends it after a given time: a callback.
+"""Measures the CPU time of a training run, and ends it after a given time: a callback.
 
     STUDY_CPU_SECONDS=1800 python -m lingvo_moe train --import=tools.study.cpu_clock ...
 

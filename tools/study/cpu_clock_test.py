@@ -1,4 +1,4 @@
-"""Protects the measure of a run's CPU time: it continues after a kill without what was lost, and ends a training.
+"""Protects the measure of a run's CPU time: it continues after a kill without what was lost, and ends a training run.
 
 The engine is `testing.fake_engine`, so nothing is compiled.
 """

@@ -1,4 +1,4 @@
-"""The whole tool on tiny models: killed in the middle of a training, it resumes, and repeats nothing."""
+"""The whole tool on tiny models: killed in the middle of a training run, it resumes, and repeats nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The file that `cpu_clock` writes into a log directory: CPU time and target tokens after each step of a training."""
+"""The file that `cpu_clock` writes into a log directory: CPU time and target tokens after each step of a run."""
 
 from __future__ import annotations
 

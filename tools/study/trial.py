@@ -48,7 +48,7 @@ class CommandFailed(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Schedule:
-    """The second half of a training.
+    """The second half of a training run.
 
     Attributes:
       cooldown_after: the step after which the learning rate falls.
