@@ -104,6 +104,7 @@ def test_training_resumes_with_another_number_of_processes_after_a_kill(data, tm
     order of summation does not matter. The survivor of a kill ends at once, with one line and no traceback.
     """
     whole, torn = tmp_path / "whole", tmp_path / "torn"
+    _alone(data, tmp_path / "lowered", 8)  # the processes find the programs in the cache: each would lower them itself
     started = _start(data, torn, 1000)
     # The held-out loss that falls due with the checkpoint, too: one that a kill prevents is not measured later.
     while not ((torn / "checkpoints" / "8").exists() and _is_measured(torn, 8)):
