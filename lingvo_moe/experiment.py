@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from lingvo_moe import overrides, registry
+from lingvo_moe import overrides, ranges, registry
 from lingvo_moe.data.batching import BatchConfig, InputConfig
 from lingvo_moe.data.speech import SpeechInput
 from lingvo_moe.data.tokenizer import Tokenizers
@@ -21,6 +21,7 @@ from lingvo_moe.models.transformer import Transformer
 from lingvo_moe.ops import precision
 from lingvo_moe.optimizers.adafactor import Adafactor
 from lingvo_moe.program import COMPILER_DEFAULT
+from lingvo_moe.ranges import COUNT, COUNT_OR_0, SHARE_BELOW_1, Range
 from lingvo_moe.sharding.layout import DeviceMesh, Layout
 from lingvo_moe.steps import DecodingModel, Optimizer, RecognisingModel, SegmentingModel, Steps, TiedModel
 
@@ -61,21 +62,22 @@ class TrainingSchedule:
     grace_seconds: float = 25.0
 
     def __post_init__(self):
-        for name, least in (
-            ("steps", 1),
-            ("log_every", 1),
-            ("evaluate_every", 0),
-            ("evaluation_batches", 1),
-            ("checkpoint_every", 1),
-            ("keep", 1),
-            ("steps_per_loop", 1),
-            ("max_skipped", 1),
-            ("grace_seconds", 0),
-        ):
-            if getattr(self, name) < least:
-                raise UserError(f"training.{name} is {getattr(self, name)}; it must be at least {least}.")
-        if not 0 <= self.ema_decay < 1:
-            raise UserError(f"training.ema_decay is {self.ema_decay}; expected 0 for no average, or less than 1.")
+        counts = (
+            "steps",
+            "log_every",
+            "evaluation_batches",
+            "checkpoint_every",
+            "keep",
+            "steps_per_loop",
+            "max_skipped",
+        )
+        others = {
+            "seed": COUNT_OR_0,
+            "evaluate_every": COUNT_OR_0,
+            "grace_seconds": Range(),
+            "ema_decay": SHARE_BELOW_1,
+        }
+        ranges.check("training.", self, dict.fromkeys(counts, COUNT) | others)
         for name in ("log_every", "evaluate_every", "checkpoint_every"):
             if getattr(self, name) % self.steps_per_loop:
                 raise UserError(
@@ -175,6 +177,7 @@ class Experiment:
                 f"{did_you_mean(self.platform, PLATFORMS)}"
             )
         precision.check(self.matmul_precision)
+        ranges.check("", self, {"decoding_batch": COUNT})
         if self.windowed_einsum_mib < COMPILER_DEFAULT:
             raise UserError(
                 f"windowed_einsum_mib is {self.windowed_einsum_mib}; expected a size in MiB, 0 for all products, or "

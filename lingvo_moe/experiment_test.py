@@ -171,7 +171,7 @@ def test_schedule_fields_have_lower_bounds(field):
     """Zero is valid for `evaluate_every` alone."""
     least = 0 if field == "evaluate_every" else 1
     TrainingSchedule(**{field: least})
-    with pytest.raises(UserError, match=f"training.{field} is {least - 1}; it must be at least {least}"):
+    with pytest.raises(UserError, match=f"training.{field} is {least - 1}; expected at least {least}"):
         TrainingSchedule(**{field: least - 1})
 
 

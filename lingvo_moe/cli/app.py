@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import errno
 import inspect
+import io
+import math
 import os
 import re
 import sys
@@ -45,7 +47,18 @@ def run(main: Main, flag_values: flags.FlagValues = flags.FLAGS) -> NoReturn:
 def run_process(command: Callable[[], int]) -> NoReturn:
     """Sets this process up for a command line, calls `command` and exits with the status it returns."""
     process_setup.set_up_process()
+    _prepare_streams()
     _exit(command())
+
+
+def _prepare_streams():
+    """Opens standard streams that are closed, as a daemon's are; what is written is UTF-8, whatever the locale is."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115  (open until the process ends)
+    for stream, errors in ((sys.stdout, "strict"), (sys.stderr, "backslashreplace")):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(encoding="utf-8", errors=errors)
 
 
 def _exit(status: int) -> NoReturn:
@@ -107,12 +120,12 @@ def parse(argv: Sequence[str], flag_values: flags.FlagValues) -> list[str]:
         # absl shows a bad boolean as the tuple of its error's arguments.
         message = re.sub(r"\('(.*?)', .*\)$", r"\1", " ".join(str(error).split())).removeprefix("ERROR:: ")
         raise UserError(f"{message}. --help lists the flags.") from None
-    _check_text(flag_values)
+    _check_values(flag_values)
     return left
 
 
-def _check_text(flag_values: flags.FlagValues):
-    """Raises UserError for a NUL character, which a file of --flagfile may hold but no path, and for invalid UTF-8."""
+def _check_values(flag_values: flags.FlagValues):
+    """Raises UserError for NaN, invalid UTF-8, and a NUL character, which no path holds but a --flagfile may."""
     for name in flag_values:
         value = flag_values[name].value
         for text in (part for part in (value if isinstance(value, list) else [value]) if isinstance(part, str)):
@@ -121,6 +134,8 @@ def _check_text(flag_values: flags.FlagValues):
             if _SURROGATES.search(text):
                 shown = text.encode("utf-8", "backslashreplace").decode()
                 raise UserError(f"--{name}={shown} holds bytes that are not UTF-8; rename what it names.")
+        if isinstance(value, float) and math.isnan(value):
+            raise UserError(f"--{name}=nan: expected a number.")
 
 
 def no_arguments(arguments: Sequence[str]):

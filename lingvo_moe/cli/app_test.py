@@ -18,6 +18,7 @@ from lingvo_moe.errors import UserError
 def values() -> flags.FlagValues:
     values = flags.FlagValues()
     flags.DEFINE_integer("steps", 3, "How many steps.", flag_values=values)
+    flags.DEFINE_float("rate", 0.5, "How fast.", lower_bound=0.0, flag_values=values)
     flags.DEFINE_bool("force", False, "Do it anyway.", flag_values=values)
     flags.DEFINE_multi_string("input", [], "What to read.", flag_values=values)
     return values
@@ -56,6 +57,7 @@ def test_the_status_is_returned(values):
             "error: flag --steps=four: invalid literal for int() with base 10: 'four'. --help lists the flags.\n",
         ),
         ("--force=maybe", "error: flag --force=maybe: Non-boolean argument to boolean flag. --help lists the flags.\n"),
+        ("--rate=nan", "error: --rate=nan: expected a number.\n"),
         ("--input=a\0b", "error: --input holds a NUL character; expected text.\n"),
         ("--input=a\udcff", "error: --input=a\\udcff holds bytes that are not UTF-8; rename what it names.\n"),
         ("--flagfile=/", "error: Unable to open flagfile: [Errno 21] Is a directory: '/'. --help lists the flags.\n"),
@@ -119,6 +121,21 @@ def test_a_closed_pipe_is_not_an_error():
     assert process.stderr.read() == b""
     process.stderr.close()
     assert process.wait() == 141
+
+
+def test_closed_streams_and_other_encodings_are_no_errors():
+    """A daemon has no standard streams; where the locale's encoding is not UTF-8, the output still is."""
+    code = (
+        "import sys\nfrom lingvo_moe.cli import app\n"
+        "def main(arguments):\n    print(sys.stdin.read(), '\\u00df'); print('\\u00df\\udcff', file=sys.stderr)\n"
+        "app.run(main)"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "PYTHONIOENCODING": "ascii"}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, input=b"text", capture_output=True, check=False, env=environment)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "text ß\n".encode(), "ß\\udcff\n".encode())
+    closing = ["sh", "-c", 'exec "$0" "$@" <&- >&- 2>&-', *command]
+    assert subprocess.run(closing, check=False, env=environment).returncode == 0
 
 
 @pytest.mark.parametrize("status", [0, 2])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
@@ -115,6 +116,10 @@ def _average(config: CheckpointConfig):
 def _average_logdirs(config: CheckpointConfig, output: str):
     if config.logdir or config.last is not None or config.steps:
         raise UserError("--logdirs averages the newest checkpoints; leave --logdir, --last and --steps out.")
+    if len({os.path.realpath(name) for name in config.logdirs if name}) < len(config.logdirs):
+        raise UserError(
+            f"--logdirs={','.join(config.logdirs)}: one is empty or named twice; expected different log directories."
+        )
     logdirs = {name: _existing(name, "--logdirs") for name in config.logdirs}
     tools.average_logdirs(logdirs, output)
     _log.info(f"{output}: average of the newest weights of {', '.join(logdirs)}")
@@ -208,7 +213,7 @@ def _pattern(text: str | None) -> re.Pattern:
 
 
 def _step_number(text: str) -> int:
-    if not re.fullmatch("[0-9]+", text):
+    if not re.fullmatch("[0-9]{1,18}", text):
         raise UserError(f"--steps: {text!r} is not a step; expected non-negative integers separated by commas.")
     return int(text)
 

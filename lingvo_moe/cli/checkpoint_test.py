@@ -130,11 +130,14 @@ def test_average_and_convert_can_be_used(trained, data, tmp_path, capsys):
         (["average", "--logdir=LOG", "--output=new", "--last=2", "--steps=2,4"], "either --last=N or --steps=A,B,C"),
         (["average", "--logdir=LOG", "--output=new", "--last=3"], "--last=3: .* holds 2 checkpoints"),
         (["average", "--logdir=LOG", "--output=new", "--steps=2,four"], "'four' is not a step"),
+        (["average", "--logdir=LOG", "--output=new", f"--steps=2,{5000 * '1'}"], "1' is not a step"),
         (
             ["average", "--logdir=LOG", "--output=new", "--steps=2,3"],
             "there is no checkpoint of step 3. Existing steps: 2, 4",
         ),
         (["average", "--logdirs=LOG", "--output=new"], "expected two or more different log directories"),
+        (["average", "--logdirs=LOG,LOG/.", "--output=new"], "LOG/.: one is empty or named twice; expected different"),
+        (["average", "--logdirs=LOG,", "--output=new"], "LOG,: one is empty or named twice; expected different"),
         (["average", "--logdirs=LOG,nowhere", "--output=new"], "--logdirs=nowhere: there is no checkpoint in"),
         (
             ["average", "--logdirs=LOG,LOG2", "--logdir=LOG", "--output=new"],

@@ -80,11 +80,10 @@ def _check_files(config: TranslateConfig):
     """Raises UserError for an input that is not there, and a path that cannot be written to or that two flags name."""
     if config.input != "-" and not os.path.exists(config.input):
         raise UserError(f"--input={config.input}: there is no such file; expected one sentence a line.")
-    output_files.check_path("--output", config.output)
-    output_files.check_own_paths(
-        {"--explain": config.explain, "--doubtful": config.doubtful},
-        {"--input": config.input, "--output": config.output},
-    )
+    written = {"--explain": config.explain, "--doubtful": config.doubtful}
+    if config.output != "-":
+        written = {"--output": config.output, **written}
+    output_files.check_own_paths(written, {"--input": config.input})
 
 
 def _identity(config: TranslateConfig, settings: str, step: int, sentences: Sequence[str]) -> str:
@@ -131,7 +130,7 @@ def _write(config: TranslateConfig, chunks: Iterable[list[list[Translation]]]) -
 
 def _report_doubtful(config: TranslateConfig, sentences: Sequence[str], best: Sequence[Translation]):
     """Says how many lines are doubtful, and writes the file of `--doubtful`."""
-    doubtful = [number for number, translation in enumerate(best) if translation.confidence < config.doubt_below]
+    doubtful = [number for number, translation in enumerate(best) if not translation.confidence >= config.doubt_below]
     if doubtful:
         _log.info(
             "%d of %d lines are doubtful: their confidence is below %g%s.",

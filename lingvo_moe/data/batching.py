@@ -21,8 +21,10 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from lingvo_moe import ranges
 from lingvo_moe.data.tokenizer import SIDES, SPECIAL_IDS, Tokenizers, sha256
 from lingvo_moe.errors import UserError
+from lingvo_moe.ranges import ABOVE_0, COUNT, COUNT_OR_0, SHARE, Range
 from lingvo_moe.sharding.layout import AUTO, DeviceMesh, Layout, Spec
 
 Batch = dict[str, dict[str, np.ndarray]]
@@ -127,25 +129,13 @@ class InputConfig(BatchConfig):
     shards: int = 8
 
     def __post_init__(self):
-        minimum = {
-            "batch_size": 1,
-            "source_length": 2 if self.source_length else 0,
-            "target_length": 2,
-            "lookahead": 1,
-            "seed": 0,
-            "shards": 1,
+        lengths = {
+            "source_length": Range(2 if self.source_length else 0, COUNT.most),
+            "target_length": Range(2, COUNT.most),
         }
-        for name, value in minimum.items():
-            if getattr(self, name) < value:
-                raise UserError(f"input.{name}={getattr(self, name)}: expected at least {value}.")
-        if not 0 <= self.sentence_balance <= 1:
-            raise UserError(
-                f"input.sentence_balance={self.sentence_balance}: expected 0 (by pair) to 1 (by English sentence)."
-            )
-        if not 0 <= self.name_substitution <= 1:
-            raise UserError(
-                f"input.name_substitution={self.name_substitution}: expected a share of the pairs with names, 0 to 1."
-            )
+        counts = dict.fromkeys(("batch_size", "lookahead", "shards"), COUNT)
+        others = {"seed": COUNT_OR_0, "temperature": ABOVE_0, "sentence_balance": SHARE, "name_substitution": SHARE}
+        ranges.check("input.", self, {**lengths, **counts, **others})
 
     @property
     def lengths(self) -> dict[str, int]:

@@ -204,7 +204,7 @@ def test_input_specs_match_a_batch():
 )
 def test_invalid_config_is_an_error(field, value):
     """The error names the field, the value and the minimum."""
-    with pytest.raises(UserError, match=f"input.{field}={value}: expected at least"):
+    with pytest.raises(UserError, match=f"input.{field} is {value}; expected at least"):
         InputConfig(**{field: value})
 
 
@@ -232,9 +232,9 @@ def test_batch_is_divided_into_equal_shards():
 @pytest.mark.parametrize("value", [-0.1, 1.5, float("nan")])
 def test_shares_are_between_0_and_1(value):
     """With a sentence balance above 1, sentences of many languages would nearly disappear."""
-    with pytest.raises(UserError, match=f"input.sentence_balance={value}: expected 0 .* to 1"):
+    with pytest.raises(UserError, match=f"input.sentence_balance is {value}; expected at least 0 and at most 1"):
         InputConfig(sentence_balance=value)
-    with pytest.raises(UserError, match=f"input.name_substitution={value}: expected a share"):
+    with pytest.raises(UserError, match=f"input.name_substitution is {value}; expected at least 0 and at most 1"):
         InputConfig(name_substitution=value)
 
 

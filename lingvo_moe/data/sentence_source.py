@@ -12,7 +12,8 @@ from lingvo_moe.data.sources import CatalogFile, Source
 _RULES_VERSION = 1  # a part of a corpus's identity: increase it with every change of the rules
 _CLOSING = "[\"'”’»)\\]」』）】]*"
 # Where a sentence may end. Chinese, Japanese, Devanagari and Arabic sentences may end without a space.
-SENTENCE_END = re.compile(rf"[.!?…]+{_CLOSING}\s+|[。！？।؟۔]+{_CLOSING}\s*")
+# Only a whole run of points is tried: trying each of its ends would take quadratic time.
+SENTENCE_END = re.compile(rf"(?<![.!?…])[.!?…]++{_CLOSING}+\s+|[。！？।؟۔]+{_CLOSING}\s*")
 # A single letter (`e.g.`, `z. B.`, `U.S.`), an ordinal (`31. Dezember`), or one of a few words.
 _ABBREVIATION = re.compile(
     r"\b(?:[^\W\d_]|\d{1,2}|Dr|Mr|Mrs|St|No|Nr|vs|approx|resp|bzw|ca|evtl|inkl|np|ej|ex|напр)\.\s+$"

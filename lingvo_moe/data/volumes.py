@@ -18,9 +18,11 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from lingvo_moe import ranges
 from lingvo_moe.data.batching import ArrayRows, BatchConfig, Example
 from lingvo_moe.data.corpus import SPLITS
 from lingvo_moe.errors import UserError
+from lingvo_moe.ranges import COUNT, Range
 from lingvo_moe.sharding.layout import Spec
 
 CLASSES = ("background", "ellipsoid", "tube")  # by label
@@ -61,11 +63,8 @@ class VolumeInput(BatchConfig):
     def __post_init__(self):
         if len(self.size) != 3 or min(self.size) < _SMALLEST:
             raise UserError(f"input.size is {self.size}; give three numbers from {_SMALLEST}, as 32,32,32.")
-        for name, least in (("batch_size", 1), ("noise", 0), ("held_out", 1), ("seed", 0), ("shards", 1)):
-            if not least <= getattr(self, name) < math.inf:
-                raise UserError(f"input.{name}={getattr(self, name)}: expected at least {least}.")
-        if self.seed >= 2**32:
-            raise UserError(f"input.seed={self.seed}: expected a number below {2**32}.")
+        counts = dict.fromkeys(("batch_size", "held_out", "shards"), COUNT)
+        ranges.check("input.", self, {**counts, "noise": Range(), "seed": Range(0, 2**32 - 1)})
 
     @property
     def lengths(self) -> dict[str, int]:

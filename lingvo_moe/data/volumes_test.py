@@ -117,11 +117,11 @@ def test_held_out_volumes_are_not_shuffled():
     [
         ({"size": (32, 32)}, r"input.size is \(32, 32\); give three numbers from 8"),
         ({"size": (4, 32, 32)}, "give three numbers from 8"),
-        ({"batch_size": 0}, "input.batch_size=0: expected at least 1"),
-        ({"seed": 2**32}, "input.seed=4294967296: expected a number below 4294967296"),
-        ({"noise": float("nan")}, "input.noise=nan: expected at least 0"),
-        ({"noise": -1.0}, "input.noise=-1.0"),
-        ({"held_out": 0}, "input.held_out=0"),
+        ({"batch_size": 0}, "input.batch_size is 0; expected at least 1"),
+        ({"seed": 2**32}, "input.seed is 4294967296; expected at least 0 and at most 4,294,967,295"),
+        ({"noise": float("nan")}, "input.noise is nan; expected at least 0"),
+        ({"noise": -1.0}, "input.noise is -1.0"),
+        ({"held_out": 0}, "input.held_out is 0"),
     ],
 )
 def test_settings_that_make_no_batch(fields, pattern):

@@ -15,11 +15,11 @@ import dataclasses
 import math
 from collections.abc import Callable
 
-from lingvo_moe import tree
-from lingvo_moe.errors import UserError
+from lingvo_moe import ranges, tree
 from lingvo_moe.lazy import tf
 from lingvo_moe.ops.context import Context
 from lingvo_moe.ops.top_k import VocabularyChunks, largest_few
+from lingvo_moe.ranges import COUNT, COUNT_OR_0, Range
 
 _IMPOSSIBLE = -float("inf")
 
@@ -28,6 +28,7 @@ _IMPOSSIBLE = -float("inf")
 Step = Callable[[dict, "tf.Tensor", "tf.Tensor", "tf.Tensor", "tf.Tensor", "tf.Tensor"], tuple["tf.Tensor", dict]]
 # (decoding state, rows of the batch) -> decoding state of these rows
 SelectRows = Callable[[dict, "tf.Tensor"], dict]
+_ALPHAS = Range(0, 10)  # far beyond any use; scores of larger ones are not finite
 _PART = 4  # a search narrows to a quarter of its batch
 
 
@@ -51,8 +52,8 @@ class BeamSearch:
     forbidden_ids: tuple[int, ...] = (0, 2, 3)
 
     def __post_init__(self):
-        if self.beam_size < 1 or self.max_length < 1:
-            raise UserError(f"beam_size is {self.beam_size} and max_length {self.max_length}; both must be at least 1.")
+        counts = dict.fromkeys(("beam_size", "max_length"), COUNT)
+        ranges.check("search.", self, {**counts, "length_alpha": _ALPHAS, "bos_id": COUNT_OR_0, "eos_id": COUNT_OR_0})
 
     @property
     def cache_length(self) -> int:

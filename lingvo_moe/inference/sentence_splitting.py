@@ -12,7 +12,7 @@ class Segments(NamedTuple):
     """The parts of a line.
 
     Attributes:
-      texts: the parts in order, each short enough for the model.
+      texts: the parts in order, at least one, each short enough for the model.
       truncated: whether a sentence was too long by itself and lost its end.
     """
 
@@ -42,7 +42,7 @@ def segment(line: str, count_tokens: Callable[[str], int], limit: int) -> Segmen
             text, truncated = _beginning(text, count_tokens, limit), True
         texts.append(text)
         start = stop
-    return Segments(texts, truncated)
+    return Segments(texts or [""], truncated)  # of a line of spaces nothing is left
 
 
 def _beginning(sentence: str, count_tokens: Callable[[str], int], limit: int) -> str:

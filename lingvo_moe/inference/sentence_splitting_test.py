@@ -42,7 +42,13 @@ def test_a_sentence_that_is_too_long_loses_its_end(line, count, expected):
     assert segment(line, count, 3) == (expected, True)
 
 
-@hypothesis.given(strategies.lists(strategies.sampled_from(["ab", "c.", "d!", "e?)", "。", "f"]), max_size=40))
+def test_a_long_line_without_a_sentence():
+    """Of spaces nothing is left to translate; a run of points ends no sentence, and is not tried point by point."""
+    assert segment("\x85" * 40, len, 12) == ([""], False)
+    assert segment("." * 1_000_000, len, 12) == (["." * 12], True)
+
+
+@hypothesis.given(strategies.lists(strategies.sampled_from(["ab", "c.", "d!", "e?)", "。", "f", "..."]), max_size=40))
 def test_parts_fit_and_nothing_else_is_lost(words):
     """With every sentence short enough, the parts are the line; otherwise each part fits all the same."""
     line = " ".join(words)

@@ -9,6 +9,7 @@ import dataclasses
 import math
 from typing import ClassVar
 
+from lingvo_moe import ranges
 from lingvo_moe.errors import UserError
 from lingvo_moe.layers.base import Context, Layer
 from lingvo_moe.layers.images.convolution import Convolution, TransposedConvolution
@@ -16,6 +17,7 @@ from lingvo_moe.layers.images.normalization import InstanceNorm
 from lingvo_moe.layers.images.pooling import MaxPooling
 from lingvo_moe.layers.summaries import magnitude
 from lingvo_moe.lazy import tf
+from lingvo_moe.ranges import COUNT, Range
 
 _WINDOW = 3  # of a convolution, along each dimension
 _HALF = (2, 2, 2)  # window and stride
@@ -85,15 +87,8 @@ class UNet(Layer):
     def __post_init__(self):
         if self.activation_dtype not in ("float32", "bfloat16"):
             raise UserError(f"activation_dtype is {self.activation_dtype!r}; use float32 or bfloat16.")
-        for name, least in (
-            ("num_layers", 2),
-            ("base_channels", 1),
-            ("channels", 1),
-            ("classes", 2),
-            ("dice_weight", 0),
-        ):
-            if not least <= getattr(self, name) < math.inf:
-                raise UserError(f"model.{name} is {getattr(self, name)}; it must be at least {least}.")
+        channels = dict.fromkeys(("base_channels", "channels"), COUNT)
+        ranges.check("model.", self, {"num_layers": Range(2), "classes": Range(2), **channels, "dice_weight": Range()})
         if self.num_layers > _MOST_LEVELS:
             raise UserError(
                 f"model.num_layers is {self.num_layers}; it must be at most {_MOST_LEVELS}: each level halves a volume."

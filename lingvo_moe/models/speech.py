@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from lingvo_moe import ranges
 from lingvo_moe.layers.attention import segment_mask
 from lingvo_moe.layers.base import Context
 from lingvo_moe.layers.conformer import ConformerLayer
@@ -19,6 +20,7 @@ from lingvo_moe.layers.summaries import magnitude
 from lingvo_moe.layers.transformer import Masks, TransformerLayer
 from lingvo_moe.lazy import tf
 from lingvo_moe.models.transformer import Transformer
+from lingvo_moe.ranges import COUNT
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -41,6 +43,10 @@ class SpeechRecognition(Transformer):
     kernel_size: int = 32
 
     sides = ("source", "target")
+
+    def __post_init__(self):
+        super().__post_init__()
+        ranges.check("model.", self, dict.fromkeys(("num_bins", "subsampling_channels", "kernel_size"), COUNT))
 
     @property
     def layer_patterns(self) -> dict[str, tuple[str, ...]]:

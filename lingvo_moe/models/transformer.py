@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 
+from lingvo_moe import ranges
 from lingvo_moe.errors import UserError, did_you_mean
 from lingvo_moe.layers import mixture_of_experts  # noqa: F401  (registers the layer `moe`)
 from lingvo_moe.layers.attention import MultiHeadAttention
@@ -18,8 +19,16 @@ from lingvo_moe.layers.transformer import TransformerLayer, TransformerStack
 from lingvo_moe.lazy import tf
 from lingvo_moe.ops.dispatch import AUTO, check_dispatch
 from lingvo_moe.ops.routing import AUX_LOSS, Routing
+from lingvo_moe.ranges import ABOVE_0, COUNT, COUNT_OR_0, SHARE_BELOW_1, Range
 
 _TIED = "embedding"  # the name of the table that tied embeddings share
+_RANGES = {
+    **dict.fromkeys(("num_layers", "model_dim", "hidden_dim", "num_heads", "head_dim", "num_groups"), COUNT),
+    **dict.fromkeys(("num_experts", "inference_min_capacity", "inference_num_groups"), COUNT_OR_0),
+    **dict.fromkeys(("input_dropout", "residual_dropout", "attention_dropout", "label_smoothing"), SHARE_BELOW_1),
+    "capacity_factor": ABOVE_0,
+    "aux_loss_weight": Range(),
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -89,6 +98,10 @@ class Transformer(Layer):
     def __post_init__(self):
         if self.activation_dtype not in ("float32", "bfloat16"):
             raise UserError(f"activation_dtype is {self.activation_dtype!r}; use float32 or bfloat16.")
+        vocabularies = [field for side in self.sides if hasattr(self, field := f"{side}_vocabulary")]
+        ranges.check("model.", self, {**_RANGES, **dict.fromkeys(vocabularies, COUNT)})
+        if self.inference_capacity_factor is not None:
+            ranges.check("model.", self, {"inference_capacity_factor": ABOVE_0})
         check_dispatch(self.dispatch)
         make_router(self.router)
         if self.remat not in REMAT:

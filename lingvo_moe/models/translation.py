@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 
+from lingvo_moe import ranges
 from lingvo_moe.errors import UserError
 from lingvo_moe.layers.attention import causal_mask, segment_mask
 from lingvo_moe.layers.base import Context
 from lingvo_moe.layers.transformer import Masks
 from lingvo_moe.lazy import tf
 from lingvo_moe.models.transformer import Transformer
+from lingvo_moe.ranges import COUNT_OR_0, SHARE, Range
 
 _PART = 4  # decoding has a second form of the encoder, for a quarter of the source's columns
 
@@ -35,6 +37,11 @@ class Translation(Transformer):
     unknown_id: int = 3
 
     sides = ("source", "target")
+
+    def __post_init__(self):
+        super().__post_init__()
+        unknown = Range(0, self.target_vocabulary - 1)
+        ranges.check("model.", self, {"num_encoder_layers": COUNT_OR_0, "word_dropout": SHARE, "unknown_id": unknown})
 
     @property
     def layer_patterns(self) -> dict[str, tuple[str, ...]]:

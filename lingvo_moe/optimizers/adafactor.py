@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 
-from lingvo_moe import tree
-from lingvo_moe.errors import UserError
+from lingvo_moe import ranges, tree
 from lingvo_moe.layers.base import Context, Weight
 from lingvo_moe.lazy import tf
 from lingvo_moe.ops.factored_moments import mean_of_quotients, prefers_mean_of_quotients
 from lingvo_moe.optimizers.schedules import InverseSquareRoot
+from lingvo_moe.ranges import ABOVE_0, SHARE_BELOW_1
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -45,12 +44,9 @@ class Adafactor:
     epsilon: float = 1e-30
 
     def __post_init__(self):
-        for name in ("beta1", "beta2_cap"):
-            if not 0 <= getattr(self, name) < 1:
-                raise UserError(f"optimizer.{name} is {getattr(self, name)}; expected at least 0 and less than 1.")
-        for name in ("beta2_exponent", "clipping_threshold", "minimum_scale", "epsilon"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise UserError(f"optimizer.{name} is {getattr(self, name)}; expected a number above 0.")
+        above = ("beta2_exponent", "clipping_threshold", "minimum_scale", "epsilon")
+        decays = dict.fromkeys(("beta1", "beta2_cap"), SHARE_BELOW_1)
+        ranges.check("optimizer.", self, {**decays, **dict.fromkeys(above, ABOVE_0)})
 
     def state(self, weights: dict) -> dict:
         """Declares the optimizer state: `row` and `column` for each matrix, `moment` for each vector, initially zero.

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 
-from lingvo_moe.errors import UserError
+from lingvo_moe import ranges
 from lingvo_moe.lazy import tf
+from lingvo_moe.ranges import ABOVE_0, COUNT, COUNT_OR_0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -35,13 +35,9 @@ class InverseSquareRoot:
     cooldown_steps: int = 0
 
     def __post_init__(self):
-        if not 0 < self.peak_value < math.inf:
-            raise UserError(f"optimizer.learning_rate.peak_value is {self.peak_value}; expected a number above 0.")
-        for name, least in {"decay_after": 1, "warmup_steps": 0, "cooldown_after": 0, "cooldown_steps": 0}.items():
-            if getattr(self, name) < least:
-                raise UserError(
-                    f"optimizer.learning_rate.{name} is {getattr(self, name)}; it must be at least {least}."
-                )
+        steps = dict.fromkeys(("warmup_steps", "cooldown_after", "cooldown_steps"), COUNT_OR_0)
+        allowed = {"peak_value": ABOVE_0, "decay_after": COUNT, **steps}
+        ranges.check("optimizer.learning_rate.", self, allowed)
 
     def __call__(self, step: tf.Tensor) -> tf.Tensor:
         """Returns the learning rate of `step` (scalar int32, from 0), scalar float32."""

@@ -189,7 +189,9 @@ def _average(members: Mapping[str, tuple[Checkpoints, int]], output: str | pathl
     for path in progress.track(sorted(shapes), f"averaging {len(readers)} checkpoints", unit="arrays"):
         total = np.zeros(shapes[path], np.float64)
         for reader in readers.values():
-            total += _read_weight(reader, path)
+            weight = _read_weight(reader, path)
+            _check_finite({path: weight}, f"{reader.directory}", "choose another step")
+            total += weight
         theta[path] = (total / len(readers)).astype(np.float32)
     newest = max(step for _, step in members.values())
     target.save_weights(newest, first.meta["model"], tree.unflatten(theta), origin)
@@ -288,9 +290,10 @@ def as_logdir(file: pathlib.Path, model: str, specs: Mapping[str, object]) -> It
     """Yields a temporary log directory with the weights of a file; no message names the directory.
 
     Raises:
-      UserError: as `read_safetensors`, or the temporary directory cannot be written to.
+      UserError: as `read_safetensors`, weights are not finite, or the temporary directory cannot be written to.
     """
     step, theta = read_safetensors(file, model, specs, str(file))
+    _check_finite(theta, str(file), "use another file")
     # After Ctrl-C threads may still write there, which must not hide the interruption.
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as directory:
         logdir = pathlib.Path(directory, "log")
@@ -303,6 +306,13 @@ def as_logdir(file: pathlib.Path, model: str, specs: Mapping[str, object]) -> It
                 f"set TMPDIR to another directory."
             ) from None
         yield logdir
+
+
+def _check_finite(theta: Mapping[str, np.ndarray], name: str, remedy: str):
+    """Raises UserError for a weight that is not finite: results computed from it would be wrong everywhere."""
+    for path, weight in theta.items():
+        if not np.isfinite(weight).all():
+            raise UserError(f"{name}: {path} has values that are not finite; {remedy}.")
 
 
 def _read_weight(reader: Reader, path: str) -> np.ndarray:
@@ -364,8 +374,10 @@ def _check_suffix(name: str, file: str | pathlib.Path):
 
 def _new_checkpoints(logdir: str | pathlib.Path, flag: str) -> Checkpoints:
     """Returns the checkpoints of a new log directory; raises UserError if there are some in it."""
-    if pathlib.Path(logdir).exists() and not pathlib.Path(logdir).is_dir():
-        raise UserError(f"{flag}={logdir} is a file; expected a directory, or a name for a new one.")
+    path = pathlib.Path(logdir).absolute()
+    there = next(each for each in (path, *path.parents) if each.exists())
+    if not there.is_dir():
+        raise UserError(f"{flag}={logdir}: {there} is a file; expected a directory, or a name for a new one.")
     checkpoints = Checkpoints(logdir, keep=1)
     if checkpoints.directory.exists() and any(checkpoints.directory.iterdir()):
         raise UserError(f"{flag}={logdir} already has checkpoints; name a new directory.")

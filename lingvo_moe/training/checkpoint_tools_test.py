@@ -169,6 +169,27 @@ def test_int8_file_without_its_scales_is_refused(trained, tmp_path):
         tools.from_safetensors(file, "tiny", SPECS["theta"], tmp_path / "new")
 
 
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_weights_that_are_not_finite_are_refused(weights_file, tmp_path, value):
+    """A model with them would translate each line into the same token, and nothing would say why."""
+    file, logdir = tmp_path / "weights.safetensors", tmp_path / "log"
+    with safetensors.safe_open(weights_file, "numpy") as opened:
+        metadata = opened.metadata()
+    stored = safetensors_numpy.load_file(weights_file)
+    stored["embedding"][3, 4] = value
+    safetensors_numpy.save_file(stored, file, metadata)
+    message = "weights.safetensors: embedding has values that are not finite; use another file"
+    with pytest.raises(UserError, match=message), tools.as_logdir(file, "tiny", SPECS["theta"]):
+        pass
+    checkpoints = Checkpoints(logdir, keep=9)
+    for step, theta in ((4, stored), (8, safetensors_numpy.load_file(weights_file))):
+        checkpoints.save_weights(step, "tiny", tree.unflatten(theta), "a test")
+    checkpoints.close()
+    with pytest.raises(UserError, match="checkpoints/4: embedding has values that are not finite; choose another step"):
+        tools.average(Checkpoints(logdir), [4, 8], tmp_path / "average")
+    assert not (tmp_path / "average").exists()
+
+
 @pytest.mark.parametrize(
     ("change", "pattern"),
     [
@@ -250,6 +271,8 @@ def test_unfit_paths_are_refused_first(trained, weights_file, tmp_path):
         tools.from_safetensors(weights_file, "tiny", SPECS["theta"], trained.directory.parent)
     with pytest.raises(UserError, match="is a file; expected a directory"):
         tools.from_safetensors(weights_file, "tiny", SPECS["theta"], weights_file)
+    with pytest.raises(UserError, match="x/y: .*weights.safetensors is a file; expected a directory"):
+        tools.from_safetensors(weights_file, "tiny", SPECS["theta"], weights_file / "x" / "y")
     assert not list(tmp_path.iterdir())
 
 

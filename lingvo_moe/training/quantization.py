@@ -40,4 +40,5 @@ def quantize(weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 def dequantize(steps: np.ndarray, scale: np.ndarray) -> np.ndarray:
     """Returns `steps * scale`: `[..., N] float32` from `[..., N] int8` and `[...] float32`."""
-    return steps.astype(np.float32) * scale[..., None]
+    with np.errstate(over="ignore", invalid="ignore"):  # of a damaged file; its readers refuse what is not finite
+        return steps.astype(np.float32) * scale[..., None]

@@ -21,6 +21,8 @@ def check_path(flag: str, path: str | None):
     """
     if path in (None, "-"):
         return
+    if not path:
+        raise UserError(f"{flag} is empty; expected the name of a file.")
     if os.path.isdir(path):
         raise UserError(f"{flag}={path} is a directory; expected the name of a file.")
     # Replacing a device such as /dev/null by a file would break the machine.
@@ -29,6 +31,11 @@ def check_path(flag: str, path: str | None):
     directory = os.path.dirname(path) or "."
     if not os.path.isdir(directory):
         raise UserError(f"{flag}={path}: there is no directory {directory}; create it first.")
+    try:
+        with _partial(path) as partial:
+            partial.touch()
+    except OSError as error:
+        raise UserError(f"{flag}={path} cannot be written to ({error.strerror}); name another file.") from None
 
 
 def check_own_paths(paths: Mapping[str, str | None], taken: Mapping[str, str | None]):
@@ -38,12 +45,14 @@ def check_own_paths(paths: Mapping[str, str | None], taken: Mapping[str, str | N
       paths: the value of each flag, by its name.
       taken: of the flags whose files these must not be.
     """
-    others = list(taken.values())
+    owners = {_resolved(path): flag for flag, path in taken.items()} | {"-": "standard output"}
     for flag, path in paths.items():
         check_path(flag, path)
-        if path in ("", "-") or (path and path in others):
-            raise UserError(f"{flag}={path}: expected the name of a file of its own, beside {' and '.join(taken)}.")
-        others.append(path or "-")
+        if path is None:
+            continue
+        if owner := owners.get(_resolved(path)):
+            raise UserError(f"{flag}={path}: expected the name of a file of its own, beside {owner}.")
+        owners[_resolved(path)] = flag
 
 
 @contextlib.contextmanager
@@ -62,12 +71,25 @@ def atomic_path(path: str | pathlib.Path) -> Iterator[pathlib.Path]:
 
     It has the permissions of any new file; a library may write it with its own (safetensors: for its owner alone).
     """
-    partial = pathlib.Path(f"{path}.partial")
-    try:
+    with _partial(path) as partial:
         partial.touch()
         mode = partial.stat().st_mode
         yield partial
         partial.chmod(mode)
         os.replace(partial, path)
+
+
+@contextlib.contextmanager
+def _partial(path: str | pathlib.Path) -> Iterator[pathlib.Path]:
+    """Yields the name of a file beside `path`, of this process alone, and deletes the file at the end."""
+    partial = pathlib.Path(f"{path}.partial-{os.getpid()}")
+    try:
+        yield partial
     finally:
-        partial.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
+
+
+def _resolved(path: str | None) -> str | None:
+    """Returns one name for all names of a file."""
+    return os.path.realpath(path) if path and path != "-" else path

@@ -16,6 +16,8 @@ from lingvo_moe.utils import output_files
     ("path", "message"),
     [
         ("{tmp}", "is a directory"),
+        ("", " is empty; expected the name of a file"),
+        ("{tmp}/" + 250 * "a", "cannot be written to .File name too long.; name another file"),
         ("{tmp}/no/file", "there is no directory {tmp}/no; create it first"),
         (os.devnull, "is not a file but a device or a pipe"),
         ("{tmp}/pipe", "is not a file but a device or a pipe"),
@@ -25,7 +27,7 @@ def test_unwritable_path_is_refused(tmp_path, path, message):
     """Devices above all: a privileged user would replace one by a file, for every program on the machine."""
     os.mkfifo(tmp_path / "pipe")
     path = path.format(tmp=tmp_path)
-    with pytest.raises(UserError, match=f"--output={path}.*{message.format(tmp=tmp_path)}"):
+    with pytest.raises(UserError, match=f"--output(={path})?.*{message.format(tmp=tmp_path)}"):
         output_files.check_path("--output", path)
 
 
@@ -34,6 +36,20 @@ def test_writable_paths_are_accepted(tmp_path):
     (tmp_path / "old.txt").write_text("old")
     for path in (None, "-", f"{tmp_path}/new.txt", f"{tmp_path}/old.txt"):
         output_files.check_path("--output", path)
+
+
+@pytest.mark.parametrize("other", ["{tmp}/./file", "{tmp}//file", "{tmp}/link"])
+def test_two_flags_do_not_name_one_file(tmp_path, other):
+    """The second would replace what the first wrote, or what was read."""
+    (tmp_path / "file").write_text("text")
+    (tmp_path / "link").symlink_to(tmp_path / "file")
+    with pytest.raises(UserError, match="--b=.*: expected the name of a file of its own, beside --a"):
+        output_files.check_own_paths({"--b": other.format(tmp=tmp_path)}, {"--a": f"{tmp_path}/file"})
+    with pytest.raises(UserError, match="--c=.*: expected the name of a file of its own, beside --b"):
+        output_files.check_own_paths({"--b": f"{tmp_path}/new", "--c": f"{tmp_path}/./new"}, {"--a": None})
+    with pytest.raises(UserError, match="--b=-: expected the name of a file of its own, beside standard output"):
+        output_files.check_own_paths({"--b": "-"}, {"--a": "-"})
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "link"]
 
 
 def test_file_is_replaced_completely_or_not_at_all(tmp_path, capsys):

@@ -48,6 +48,8 @@ class Batches:
     def _read_ahead(self):
         try:
             workers = int(self._wait_for(self._directory / feed.WORKERS).read_text(encoding="utf-8"))
+            if workers < 1:
+                raise ValueError(f"{feed.WORKERS} says {workers}; start the feed again")
             for number in itertools.count():
                 for worker in range(workers):
                     self._ready.put(self._read(feed.path(self._directory, worker, number)))
@@ -65,7 +67,11 @@ class Batches:
         return file
 
     def _read(self, file: pathlib.Path) -> tuple[Any, int]:
-        batch = feed.unpack(np.load(self._wait_for(file), allow_pickle=False), self._config)
+        try:
+            batch = feed.unpack(np.load(self._wait_for(file), allow_pickle=False), self._config)
+        except (ValueError, EOFError) as error:
+            reason = error if isinstance(error, UserError) else "not an array"
+            raise ValueError(f"{file.name} is no batch of these programs: {reason}") from None
         file.unlink()
         tokens = int(np.count_nonzero(batch["target"]["segment_ids"]))
         return tree.map_leaves(jax.device_put, batch, self._shardings), tokens

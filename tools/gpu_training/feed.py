@@ -11,10 +11,12 @@ worker waits while its last `AHEAD` files have not been taken. `workers` is a fi
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import multiprocessing
 import os
 import pathlib
+import signal
 import sys
 import time
 from multiprocessing import connection
@@ -40,17 +42,21 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--corpus", required=True)
     parser.add_argument("--tokenizers", required=True)
     parser.add_argument("--output", type=pathlib.Path, required=True, help="a new directory for the batches")
-    parser.add_argument("--workers", type=int, default=14, help="processes")
+    parser.add_argument("--workers", type=_positive, default=14, help="processes")
     parser.add_argument("--seed", type=int, help="of the order of the examples; by default input.seed")
     given = parser.parse_args(arguments)
     try:
-        _, config, _ = read_facts(given.directory)
-        if given.seed is not None:
-            config = dataclasses.replace(config, seed=given.seed)
+        facts = read_facts(given.directory)
+        facts.check_tokenizers(given.tokenizers)
+        seed = facts.config.seed if given.seed is None else given.seed
+        config = dataclasses.replace(facts.config, seed=seed)
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
         feed(given.corpus, given.tokenizers, config, given.workers, given.output)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        return 130
     print("error: a worker has ended; start the feed again, with a new --output.", file=sys.stderr)
     return 1
 
@@ -75,11 +81,14 @@ def feed(corpus: str, tokenizers: str, config: InputConfig, workers: int, direct
     processes = [
         context.Process(target=_work, args=(train_input, worker, directory), daemon=True) for worker in range(workers)
     ]
-    for process in processes:
-        process.start()
-    connection.wait([process.sentinel for process in processes])
-    for process in processes:
-        process.terminate()
+    try:
+        for process in processes:
+            process.start()
+        connection.wait([process.sentinel for process in processes])
+    finally:
+        for process in processes:
+            if process.is_alive():
+                process.terminate()
 
 
 def path(directory: pathlib.Path, worker: int, number: int) -> pathlib.Path:
@@ -88,7 +97,10 @@ def path(directory: pathlib.Path, worker: int, number: int) -> pathlib.Path:
 
 
 def unpack(rows: np.ndarray, config: InputConfig) -> Batch:
-    """Returns the batch of a file's `[B, columns] int32`."""
+    """Returns the batch of a file's `[B, columns] int32`; raises UserError for an array of another form."""
+    expected = (config.batch_size, sum(len(FIELDS[side]) * length for side, length in config.lengths.items()))
+    if rows.shape != expected or rows.dtype != np.int32:
+        raise UserError(f"an array of {rows.dtype} {list(rows.shape)}; expected int32 {list(expected)}")
     columns = [(side, name, length) for side, length in config.lengths.items() for name in FIELDS[side]]
     ends = np.cumsum([length for _, _, length in columns])
     batch: Batch = {side: {} for side in config.lengths}
@@ -97,9 +109,22 @@ def unpack(rows: np.ndarray, config: InputConfig) -> Batch:
     return batch
 
 
+def _positive(text: str) -> int:
+    """Returns a number of at least 1; argparse prints the error behind the flag's name."""
+    with contextlib.suppress(ValueError):
+        if (value := int(text)) > 0:
+            return value
+    raise argparse.ArgumentTypeError(f"{text!r}: expected a number of at least 1")
+
+
 def _work(train_input: TrainInput, worker: int, directory: pathlib.Path):
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the feed ends its workers
+    feed_process = os.getppid()
     for number, (batch, _) in enumerate(train_input.batches(shards=range(worker, worker + 1))):
         while number >= AHEAD and path(directory, worker, number - AHEAD).exists():
+            if os.getppid() != feed_process:  # it was killed
+                return
             time.sleep(0.002)
         partial = directory / f"{worker}.partial"
         with open(partial, "wb") as file:

@@ -51,9 +51,10 @@ def main(arguments: list[str]):
     )
     _, weights = initial_weights.weights(config, name, own)
     if not weights:
+        given = f"={_VALUES.initial_weights}: expected" if _VALUES.initial_weights else " is missing:"
         raise UserError(
-            f"--initial_weights={_VALUES.initial_weights}: expected a file of weights; make one: `python -m lingvo_moe "
-            "checkpoint convert --logdir=LOGDIR --output=weights.safetensors`."
+            f"--initial_weights{given} a file of weights; make one: `python -m lingvo_moe checkpoint convert "
+            "--logdir=LOGDIR --output=weights.safetensors`."
         )
     make(own, name, weights, directory)
     sizes = {path.name: path.stat().st_size for path in sorted(directory.iterdir())}
@@ -76,7 +77,12 @@ def make(own: Experiment, name: str, weights: dict[str, np.ndarray], directory: 
         )
     specs = own.input.specs()
     made = {"train": own.steps.train(specs), "evaluate": own.steps.evaluate(specs)}
-    facts = {"model": name, "input": dataclasses.asdict(own.input), "schedule": dataclasses.asdict(schedule)}
+    facts = {
+        "model": name,
+        "input": dataclasses.asdict(own.input),
+        "schedule": dataclasses.asdict(schedule),
+        "vocabularies": own.model.vocabularies,
+    }
     try:
         directory.mkdir(parents=True, exist_ok=True)
         for program in PROGRAMS:

@@ -7,9 +7,10 @@
 After the warm-up, the learning rate follows the schedule's cool-down from the first of the shares of --cooldown to the
 second, over the given time or steps; `cooldown_steps` must be above the number of steps. --state is a file to continue
 from, if it exists, and to write at the end; continue with another --seed of the feed, or the same examples are read
-again. In the last sixth of a run that ends its cool-down, the mean of up to 100 weights is taken. The output is
-`log.jsonl` and `weights.safetensors`, in int8: of all weights that were evaluated (the initial ones, some in between,
-the last, the mean), those with the lowest held-out loss.
+again. Ctrl-C, SIGTERM and a feed that ends save state and weights, and the log says which --cooldown continues. In the
+last sixth of a run that ends its cool-down, the mean of up to 100 weights is taken. The output is `log.jsonl` and
+`weights.safetensors`, in int8: of all weights that were evaluated (the initial ones, some in between, the last, the
+mean), those with the lowest held-out loss.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ import concurrent.futures
 import contextlib
 import json
 import pathlib
+import signal
 import sys
+import threading
 import time
 from typing import TextIO
 
@@ -40,7 +43,8 @@ from tools.gpu_training import PROGRAMS, WEIGHTS, read_facts
 from tools.gpu_training.batches import Batches
 from tools.gpu_training.meter import Every, Meter
 
-_SAVE_EVERY = 150  # seconds
+_WEIGHTS, _SAVE_EVERY = "weights.safetensors", 150  # seconds
+_INTERRUPTED = 130  # exit status
 _MEAN_FROM, _MEANS = 5 / 6, 100  # share of the run, number of weights
 
 
@@ -55,36 +59,69 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--feed", type=pathlib.Path, required=True, help="the output of tools.gpu_training.feed")
     length = parser.add_mutually_exclusive_group(required=True)
     length.add_argument("--seconds", type=_positive, help="of the run, without compilation")
-    length.add_argument("--steps", type=int, help="of the run")
+    length.add_argument("--steps", type=_count, help="of the run")
     parser.add_argument(
         "--cooldown", type=_shares, default=(0.0, 1.0), help="its shares at the start and at the end, as 0,0.5"
     )
     parser.add_argument("--state", type=pathlib.Path, help="file to continue from, and to write")
     parser.add_argument("--output", type=pathlib.Path, required=True, help="directory of weights and log")
     parser.add_argument("--platform", choices=("cpu", "gpu", "tpu"), default="gpu")
-    parser.add_argument("--seed", type=int, default=0, help="of dropout and of the routers' random choices")
+    parser.add_argument("--seed", type=_count, default=0, help="of dropout and of the routers' random choices")
     parser.add_argument("--evaluate_every", type=_positive, default=60, help="seconds")
-    parser.add_argument("--max_pairs", type=int, default=40, help="held-out pairs of each language")
+    parser.add_argument("--max_pairs", type=_count, default=40, help="held-out pairs of each language")
     given = parser.parse_args(arguments)
+    if given.platform == "cpu":
+        jax.config.update("jax_platforms", "cpu")  # or JAX starts, and reports, what it cannot use
     try:
-        given.output.mkdir(parents=True, exist_ok=True)
+        _prepare(given)
         with (given.output / "log.jsonl").open("a", encoding="utf-8") as log:
-            Run(given, log).train()
+            return 0 if Run(given, log).train(_stop_at_signals()) else _INTERRUPTED
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        return _INTERRUPTED
     except OSError as error:
         print(f"error: {error.filename or given.output}: {error.strerror or error}.", file=sys.stderr)
         return 2
-    return 0
+
+
+def _prepare(given: argparse.Namespace):
+    """Makes the output; raises UserError if what is written at the end would be lost, or replace something else."""
+    if given.state:
+        output_files.check_path("--state", str(given.state))
+    if (given.output / _WEIGHTS).exists():
+        raise UserError(f"--output={given.output} has the weights of an earlier run; name a new directory.")
+    given.output.mkdir(parents=True, exist_ok=True)
+
+
+def _stop_at_signals() -> threading.Event:
+    """Returns what the first SIGINT or SIGTERM sets; the second one ends the process."""
+    stop = threading.Event()
+
+    def handle(number: int, frame: object):
+        stop.set()
+        signal.signal(number, signal.default_int_handler)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, handle)
+    return stop
 
 
 def _positive(text: str) -> float:
     """Returns a number above 0; argparse prints the error behind the flag's name."""
     with contextlib.suppress(ValueError):
-        if (value := float(text)) > 0:
+        if 0 < (value := float(text)) < np.inf:
             return value
     raise argparse.ArgumentTypeError(f"{text!r}: expected a number above 0")
+
+
+def _count(text: str) -> int:
+    """Returns a number of at least 0 that int32 has."""
+    with contextlib.suppress(ValueError):
+        if 0 <= (value := int(text)) < 2**31:
+            return value
+    raise argparse.ArgumentTypeError(f"{text!r}: expected a number from 0 to {2**31 - 1:,}")
 
 
 def _shares(text: str) -> tuple[float, float]:
@@ -107,30 +144,49 @@ class Run:
         """
         self._given, self._begin = given, time.time()
         self._log_file = log
-        self._model, self._config, self._schedule = read_facts(given.directory)
+        facts = read_facts(given.directory)
+        facts.check_tokenizers(given.tokenizers)
+        self._model, self._config, self._schedule = facts.model, facts.config, facts.schedule
         self._check_steps()
         self._train, self._evaluate = _compile(given.directory, Engine(1, given.platform))
         held_out = EvalInput(given.corpus, given.tokenizers, self._config, max_pairs=given.max_pairs)
         self._held_out = list(held_out.batches())
         if not self._held_out:
-            raise UserError(f"--corpus={given.corpus} has no held-out pair that fits into a row; use another one.")
+            raise UserError(
+                f"--corpus={given.corpus}: none of --max_pairs={given.max_pairs} held-out pairs of each language fits "
+                "into a row; raise --max_pairs, or use another corpus."
+            )
         self._mean, self._means = None, 0
-        self._lowest, self._at_lowest = np.inf, None
+        self._lowest, self._at_lowest = np.inf, {}
         self._average = jax.jit(_average, donate_argnums=0)
         device = self._train.shardings("batch")["target"]["ids"].mesh.devices.flat[0]
         self._log(device=device.device_kind, jax=jax.__version__, compiled=True)
 
-    def train(self):
-        """Trains, and writes weights and state; raises UserError if the feed ends or the state is of other programs."""
+    def train(self, stop: threading.Event) -> bool:
+        """Trains, and writes weights and state.
+
+        Args:
+          stop: ends training after the current step when it is set.
+
+        Returns:
+          Whether training has reached its end.
+
+        Raises:
+          UserError: the feed has ended (weights and state are written all the same), or the state is of other programs.
+        """
         given = self._given
         state = self._initial_state()
-        self._log(held_out=self._keep_lowest(state["theta"]))
+        self._log(held_out=(first := self._keep_lowest(state["theta"])))
+        if not np.isfinite(first):
+            raise UserError(
+                f"{self._given.state or self._given.directory}: the held-out loss of these weights is {first}."
+            )
         batches = Batches(given.feed, self._config, self._train.shardings("batch"))
         batch, count = batches.next()
         position = int(np.asarray(state["step"]))
         warmup = 0 if position else self._schedule["warmup_steps"]
-        meter, evaluates, saves = Meter(), Every(given.evaluate_every), Every(_SAVE_EVERY)
-        while (share := meter.steps / given.steps if given.steps else meter.elapsed / given.seconds) < 1:
+        meter, evaluates, saves, failed = Meter(), Every(given.evaluate_every), Every(_SAVE_EVERY), None
+        while (share := self._share(meter)) < 1 and not (failed or stop.is_set()):
             # Each step has another position: the random numbers of dropout and routers depend on it.
             position = max(position + 1, 0 if meter.steps < warmup else self._position(share))
             outputs = self._train({"state": {**state, "step": np.int32(position)}, "batch": batch})
@@ -144,7 +200,10 @@ class Run:
                 self._log(steps=meter.steps, held_out=self._keep_lowest(state["theta"]))
             if saves.passed():
                 self._save(meter.steps)
-            batch, count = batches.next()
+            try:
+                batch, count = batches.next()
+            except UserError as error:
+                failed = error
         jax.block_until_ready(state["theta"])
         self._log(steps=meter.steps, tokens=meter.tokens, seconds=meter.elapsed)
         last = self._keep_lowest(state["theta"])
@@ -153,6 +212,16 @@ class Run:
         self._save(meter.steps)
         if given.state:
             self._save_state(state)
+        if share < 1:
+            first, last = given.cooldown
+            self._log(stopped=True, continue_with=f"--cooldown={first + (last - first) * share:.6f},{last:g}")
+        if failed:
+            raise failed
+        return share >= 1
+
+    def _share(self, meter: Meter) -> float:
+        """Returns how much of the run is done, 0 to 1."""
+        return meter.steps / self._given.steps if self._given.steps else meter.elapsed / self._given.seconds
 
     def _check_steps(self):
         first, last = self._given.cooldown
@@ -167,12 +236,12 @@ class Run:
         """Returns the step of the schedule after this share of the run."""
         first, last = self._given.cooldown
         passed = first + (last - first) * share
-        return self._schedule["cooldown_after"] + int(passed * self._schedule["cooldown_steps"])
+        return int(self._schedule["cooldown_after"] + passed * self._schedule["cooldown_steps"])
 
     def _initial_state(self) -> dict:
         """Returns the state of --state if there is one; else the initial weights and an optimizer state of zeros."""
         specs = {a.path: a for a in self._train.program.inputs if a.path.startswith("state/")}
-        shapes = {path.removeprefix("state/"): a.shape for path, a in specs.items()}
+        shapes = {path.removeprefix("state/"): (a.shape, a.dtype) for path, a in specs.items()}
         file = self._given.state
         try:
             if file and file.exists():
@@ -185,9 +254,12 @@ class Run:
                     for path in shapes:
                         if path.startswith("theta/"):
                             flat[path] = weights_file.read_tensor(opened, path.removeprefix("theta/"))
-        except safetensors.SafetensorError as error:
+        except (safetensors.SafetensorError, OSError) as error:
             raise UserError(f"{file}: not the weights or the state of these programs ({error}).") from None
-        if {path: value.shape for path, value in flat.items()} != shapes:
+        except ValueError:
+            raise UserError(f"{file}: a weight and its scale do not fit; make it again.") from None
+        described = {path: (value.shape, value.dtype.name) for path, value in flat.items()}
+        if described != shapes:
             raise UserError(f"{file}: its tensors are not those of the programs in {self._given.directory}.")
         return tree.unflatten(flat)
 
@@ -211,13 +283,8 @@ class Run:
 
     def _save(self, steps: int):
         """Writes the weights with the lowest held-out loss so far."""
-        if self._at_lowest is None:
-            raise UserError(
-                f"{self._given.directory / WEIGHTS}: no held-out loss was finite, neither of these weights nor later; "
-                "make them again from others, or lower optimizer.learning_rate.peak_value."
-            )
         theta = {path: np.asarray(value) for path, value in tree.flatten(self._at_lowest).items()}
-        with output_files.atomic_path(self._given.output / "weights.safetensors") as partial:
+        with output_files.atomic_path(self._given.output / _WEIGHTS) as partial:
             save_file(quantize(theta), partial, weights_file.metadata(self._model, steps))
         self._log(saved=True, steps=steps)
 
@@ -234,7 +301,10 @@ class Run:
 
 def _compile(directory: pathlib.Path, engine: Engine) -> list[Executable]:
     """Compiles the programs at the same time."""
-    programs = [Program.load(str(directory / f"{name}.zip")) for name in PROGRAMS]
+    try:
+        programs = [Program.load(str(directory / f"{name}.zip")) for name in PROGRAMS]
+    except UserError as error:
+        raise UserError(f"{error} Here, tools.gpu_training.make writes it.") from None
     with concurrent.futures.ThreadPoolExecutor() as threads:
         return list(threads.map(engine.load, programs))
 

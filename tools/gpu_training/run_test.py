@@ -78,8 +78,10 @@ def _bare(module: str, *arguments: object) -> list[str]:
     return [sys.executable, "-c", _BARE, module, *map(str, arguments)]
 
 
-def _environment() -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+def _environment(directory: pathlib.Path) -> dict[str, str]:
+    """Returns the variables of processes that compile each program once."""
+    cache = {"JAX_COMPILATION_CACHE_DIR": str(directory / "cache"), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+    return {**os.environ, **cache, "PYTHONPATH": os.pathsep.join(sys.path)}
 
 
 @contextlib.contextmanager
@@ -87,18 +89,19 @@ def _feeding(data: pathlib.Path, directory: pathlib.Path, output: pathlib.Path) 
     """Runs a feed of the programs in `directory` as long as the context lasts."""
     sides = (f"--corpus={data / 'corpus'}", f"--tokenizers={data / 'tokenizers'}")
     command = _bare("tools.gpu_training.feed", directory, *sides, f"--output={output}", f"--workers={_WORKERS}")
-    with subprocess.Popen(command, env=_environment(), start_new_session=True) as process:
+    with subprocess.Popen(command, env=_environment(directory), start_new_session=True) as process:
         try:
             yield process
         finally:
-            os.killpg(process.pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
 
 
 def test_feed_has_the_examples_of_the_input_pipeline(data, tmp_path):
     """A worker's batch is one shard of what TensorFlow's pipeline reads with as many shards."""
     config = _experiment(data, *_TINY).input
     (tmp_path / FACTS).write_text(
-        json.dumps({"model": "m4.Pocket", "input": dataclasses.asdict(config), "schedule": {}})
+        json.dumps({"model": "m4.Pocket", "input": dataclasses.asdict(config), "schedule": {}, "vocabularies": {}})
     )
     whole = dataclasses.replace(config, batch_size=config.batch_size * _WORKERS, shards=_WORKERS)
     with (
@@ -135,10 +138,32 @@ def test_training_learns_and_continues(data, tmp_path):
     assert end["means"] == _STEPS // 6
     evaluated = [line["held_out"] for line in second if "held_out" in line]
     assert end["lowest"] == min(*evaluated, end["held_out_of_mean"]) < losses[0]
-    trained = tmp_path / "output" / "weights.safetensors"
+    trained = tmp_path / "output 0.5,1" / "weights.safetensors"
     specs = weight_specs(own.model.weights())
     steps, values = checkpoint_tools.read_safetensors(trained, "m4.Pocket", specs, "file")
     assert steps == _STEPS and all(np.isfinite(value).all() for value in values.values())
+    _interrupt(data, tmp_path)
+
+
+def _interrupt(data: pathlib.Path, directory: pathlib.Path):
+    """Ends a run and then its feed by signals; neither leaves a process, and weights and state are saved."""
+    fed, state = directory / "feed", directory / "state"
+    state.unlink()
+    with _feeding(data, directory / "made", fed) as feeding:
+        command = _run(data, directory, fed, "interrupted", "--seconds=1000", "--cooldown=0.2,0.7")
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=_environment(directory)) as process:
+            lines = (json.loads(line) for line in process.stdout)
+            assert any("learning_rate" in line for line in lines)
+            process.send_signal(signal.SIGINT)
+            assert next(line["continue_with"] for line in lines if "stopped" in line).startswith("--cooldown=0.2")
+        assert process.returncode == 130
+        assert state.exists() and (directory / "interrupted" / "weights.safetensors").exists()
+        feeding.terminate()
+        assert feeding.wait() == 130
+        with pytest.raises(ProcessLookupError):  # no worker is left in its group
+            while True:
+                os.killpg(feeding.pid, 0)
+                time.sleep(0.01)
 
 
 def test_make_takes_the_weights_of_a_shallower_model(tmp_path, monkeypatch):
@@ -159,7 +184,7 @@ def test_make_takes_the_weights_of_a_shallower_model(tmp_path, monkeypatch):
     make._VALUES(["make", *flags])
     make._VALUES["initial_weights"].unparse()
     make._VALUES["initial_set"].unparse()
-    with pytest.raises(UserError, match="--initial_weights=None: expected a file of weights; make one"):
+    with pytest.raises(UserError, match="--initial_weights is missing: a file of weights; make one"):
         make.main(["make"])
 
 
@@ -184,6 +209,8 @@ def test_errors_of_flags_of_run(data, tmp_path, capsys):
     for wrong, message in (
         ("--cooldown=0.5", "argument --cooldown: '0.5': expected two shares from 0 to 1"),
         ("--cooldown=0.5,0.5", "expected two shares from 0 to 1, the smaller first"),
+        ("--evaluate_every=inf", "argument --evaluate_every: 'inf': expected a number above 0"),
+        ("--max_pairs=-1", "argument --max_pairs: '-1': expected a number from 0 to 2,147,483,647"),
         ("--evaluate_every=0", "argument --evaluate_every: '0': expected a number above 0"),
     ):
         with pytest.raises(SystemExit):
@@ -191,10 +218,20 @@ def test_errors_of_flags_of_run(data, tmp_path, capsys):
         assert message in capsys.readouterr().err
     config = dataclasses.asdict(_experiment(data, *_TINY).input)
     facts = {"model": "m4.Pocket", "input": config, "schedule": {"cooldown_steps": 1000}}
-    (tmp_path / FACTS).write_text(json.dumps(facts))
+    (tmp_path / FACTS).write_text(json.dumps({**facts, "vocabularies": {"source": 100, "target": 400}}))
+    assert run.main([*flags, "--steps=1"]) == 2
+    assert "the source tokenizer has 300 pieces, m4.Pocket's source_vocabulary is 100" in capsys.readouterr().err
+    assert feed.main([flag for flag in flags if not flag.startswith("--feed")]) == 2
+    assert "the source tokenizer has 300 pieces" in capsys.readouterr().err
+    (tmp_path / FACTS).write_text(json.dumps({**facts, "vocabularies": {}}))
     for steps in ("0", "501"):
         assert run.main([*flags, f"--steps={steps}", "--cooldown=0,0.5"]) == 2
         assert f"--steps={steps}: expected 1 to 500, the steps of this part of the cool-down" in capsys.readouterr().err
+    assert run.main([*flags, "--steps=1", f"--state={tmp_path / 'no' / 'state'}"]) == 2
+    assert "--state=" in (message := capsys.readouterr().err) and "there is no directory" in message
+    (tmp_path / "output" / "weights.safetensors").touch()
+    assert run.main([*flags, "--steps=1"]) == 2
+    assert "has the weights of an earlier run; name a new directory" in capsys.readouterr().err
 
 
 def test_reader_reports_a_feed_that_does_not_write(data, tmp_path, monkeypatch):
@@ -207,7 +244,13 @@ def test_reader_reports_a_feed_that_does_not_write(data, tmp_path, monkeypatch):
     with pytest.raises(UserError, match="--feed=.*: no 0_0.npy within 0 s"):
         batches.Batches(tmp_path, config, {}).next()
     feed.path(tmp_path, 0, 0).write_bytes(b"no array")
-    with pytest.raises(UserError, match="--feed="):
+    with pytest.raises(UserError, match="--feed=.*: 0_0.npy is no batch of these programs: not an array"):
+        batches.Batches(tmp_path, config, {}).next()
+    np.save(feed.path(tmp_path, 0, 0), np.zeros((4, 3), np.int32))
+    with pytest.raises(UserError, match=r"an array of int32 \[4, 3\]; expected int32 \[4, 336\]"):
+        batches.Batches(tmp_path, config, {}).next()
+    (tmp_path / feed.WORKERS).write_text("0\n")
+    with pytest.raises(UserError, match="workers says 0; start the feed again"):
         batches.Batches(tmp_path, config, {}).next()
 
 
@@ -219,20 +262,24 @@ def _random_weights(own: Experiment) -> dict[str, np.ndarray]:
 
 def _train(data: pathlib.Path, directory: pathlib.Path, cooldown: str) -> list[dict]:
     """Returns the lines of the log of a run with the programs in `made`."""
-    output = directory / f"feed {cooldown}"
-    command = _bare(
+    fed = directory / f"feed {cooldown}"
+    command = _run(data, directory, fed, f"output {cooldown}", f"--steps={_STEPS}", f"--cooldown={cooldown}")
+    with _feeding(data, directory / "made", fed):
+        trained = subprocess.run(command, capture_output=True, text=True, env=_environment(directory))
+    assert trained.returncode == 0, trained.stderr
+    return [json.loads(line) for line in trained.stdout.splitlines()]
+
+
+def _run(data: pathlib.Path, directory: pathlib.Path, fed: pathlib.Path, output: str, *flags: str) -> list[str]:
+    """Returns the command of a run with the programs in `made`."""
+    return _bare(
         "tools.gpu_training.run",
         directory / "made",
         f"--corpus={data / 'corpus'}",
         f"--tokenizers={data / 'tokenizers'}",
-        f"--feed={output}",
-        f"--steps={_STEPS}",
-        f"--cooldown={cooldown}",
+        f"--feed={fed}",
         f"--state={directory / 'state'}",
-        f"--output={directory / 'output'}",
+        f"--output={directory / output}",
         "--platform=cpu",
+        *flags,
     )
-    with _feeding(data, directory / "made", output):
-        trained = subprocess.run(command, capture_output=True, text=True, env=_environment())
-    assert trained.returncode == 0, trained.stderr
-    return [json.loads(line) for line in trained.stdout.splitlines()]

@@ -1,0 +1,68 @@
+"""Ranges of hyperparameters: a number out of range is an error when a command starts, not a loss that is not finite."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+
+from lingvo_moe.errors import UserError
+
+
+@dataclasses.dataclass(frozen=True)
+class Range:
+    """The numbers from `least` to `most`, both included unless `above` or `below` leaves them out; never infinity.
+
+    Attributes:
+      least: the lower end.
+      most: the upper end.
+      above: whether the lower end itself is out of range.
+      below: whether the upper end itself is out of range.
+    """
+
+    least: float = 0
+    most: float = math.inf
+    above: bool = False
+    below: bool = False
+
+    def __contains__(self, value: float) -> bool:
+        return (
+            self.least <= value <= self.most
+            and math.isfinite(value)
+            and not (self.above and value == self.least)
+            and not (self.below and value == self.most)
+        )
+
+    def __str__(self) -> str:
+        least = f"a number above {self.least:g}" if self.above else f"at least {self.least:g}"
+        if math.isinf(self.most):
+            return least
+        return f"{least} and {'below' if self.below else 'at most'} {_text(self.most)}"
+
+
+ABOVE_0 = Range(above=True)
+SHARE = Range(most=1)
+SHARE_BELOW_1 = Range(most=1, below=True)
+# Programs count in int32.
+COUNT = Range(1, 2**31 - 1)
+COUNT_OR_0 = Range(0, 2**31 - 1)
+
+
+def check(prefix: str, owner: object, ranges: Mapping[str, Range]):
+    """Checks fields of an object.
+
+    Args:
+      prefix: of the fields' names in `--set`, for instance `optimizer.`.
+      owner: has the fields.
+      ranges: by field.
+
+    Raises:
+      UserError: a field is out of its range.
+    """
+    for name, allowed in ranges.items():
+        if (value := getattr(owner, name)) not in allowed:
+            raise UserError(f"{prefix}{name} is {value}; expected {allowed}.")
+
+
+def _text(number: float) -> str:
+    return f"{number:,}" if isinstance(number, int) else f"{number:g}"

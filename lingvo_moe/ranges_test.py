@@ -1,0 +1,31 @@
+"""Protects hyperparameters from numbers that no program can use."""
+
+from __future__ import annotations
+
+import math
+import types
+
+import pytest
+
+from lingvo_moe import ranges
+from lingvo_moe.errors import UserError
+
+
+@pytest.mark.parametrize(
+    "allowed, inside, outside, text",
+    [
+        (ranges.ABOVE_0, (1e-30, 2.0), (0.0, -1.0), "a number above 0"),
+        (ranges.SHARE, (0, 1, 0.5), (-0.1, 1.1), "at least 0 and at most 1"),
+        (ranges.SHARE_BELOW_1, (0, 0.999), (1.0,), "at least 0 and below 1"),
+        (ranges.COUNT, (1, 2**31 - 1), (0, -3, 2**31), "at least 1 and at most 2,147,483,647"),
+        (ranges.Range(2), (2, 1e9), (1,), "at least 2"),
+    ],
+)
+def test_a_field_out_of_its_range_is_an_error(allowed, inside, outside, text):
+    """With the name of --set, the value and what was expected; no range has NaN or infinity."""
+    for value in inside:
+        ranges.check("model.", types.SimpleNamespace(field=value), {"field": allowed})
+    for value in (*outside, math.nan, math.inf, -math.inf):
+        with pytest.raises(UserError) as raised:
+            ranges.check("model.", types.SimpleNamespace(field=value), {"field": allowed})
+        assert str(raised.value) == f"model.field is {value}; expected {text}."
