@@ -124,7 +124,7 @@ def test_a_reference_that_leads_nowhere_is_an_error(corpus, text, message):
     [
         ({"source_length": 150}, "source_length is 150; the frames of a row are a multiple of 4"),
         ({"packing": True}, "packing is true, but a row is one recording"),
-        ({"target_length": 1}, "target_length=1"),
+        ({"target_length": 1}, "target_length is 1"),
     ],
 )
 def test_impossible_shapes_are_errors(changes, message):
