@@ -223,4 +223,6 @@ def _read(path: pathlib.Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise UserError(f"Cannot read {path} ({error.strerror}); " + _REMEDY.format(path.parent)) from error
+        raise UserError(
+            f"Cannot read {path} ({error.strerror}); copy it again, or " + _REMEDY.format(path.parent)
+        ) from error
