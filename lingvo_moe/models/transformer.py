@@ -23,7 +23,7 @@ from lingvo_moe.ranges import ABOVE_0, COUNT, COUNT_OR_0, SHARE_BELOW_1, Range
 
 _TIED = "embedding"  # the name of the table that tied embeddings share
 _RANGES = {
-    **dict.fromkeys(("num_layers", "model_dim", "hidden_dim", "num_heads", "head_dim", "num_groups"), COUNT),
+    **dict.fromkeys(("model_dim", "hidden_dim", "num_heads", "head_dim", "num_groups"), COUNT),
     **dict.fromkeys(("num_experts", "inference_min_capacity", "inference_num_groups"), COUNT_OR_0),
     **dict.fromkeys(("input_dropout", "residual_dropout", "attention_dropout", "label_smoothing"), SHARE_BELOW_1),
     "capacity_factor": ABOVE_0,

@@ -124,7 +124,7 @@ def test_numbers_are_drawn_again_into_a_page(tmp_path, flags):
     [
         ([], "--corpus is missing"),
         (["--corpus=x", "--budget=0"], "--budget=0: expected minutes"),
-        (["--corpus=x", "--budget=nan"], "--budget=nan: expected minutes"),
+        (["--corpus=x", "--budget=nan"], "--budget=nan: expected a number"),
         (["--corpus=x", "--budget=inf"], "--budget=inf: expected minutes"),
         (["--corpus=x", "--page=typo.md"], "typo.md: No such file"),
         (["--corpus=x", f"--page={ticks.__file__}"], "ticks.py: the markers `<!-- study: begin -->`"),
