@@ -101,7 +101,7 @@ class Transformer(Layer):
         vocabularies = [field for side in self.sides if hasattr(self, field := f"{side}_vocabulary")]
         ranges.check("model.", self, {**_RANGES, **dict.fromkeys(vocabularies, COUNT)})
         if self.inference_capacity_factor is not None:
-            ranges.check("model.", self, {"inference_capacity_factor": ABOVE_0})
+            ranges.check("model.", self, {"inference_capacity_factor": Range()})
         check_dispatch(self.dispatch)
         make_router(self.router)
         if self.remat not in REMAT:

@@ -22,7 +22,7 @@ def check_path(flag: str, path: str | None):
     if path in (None, "-"):
         return
     if not path:
-        raise UserError(f"{flag} is empty; expected the name of a file.")
+        raise UserError(f"{flag}=: expected the name of a file.")
     if os.path.isdir(path):
         raise UserError(f"{flag}={path} is a directory; expected the name of a file.")
     # Replacing a device such as /dev/null by a file would break the machine.

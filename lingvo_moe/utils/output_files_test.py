@@ -16,7 +16,7 @@ from lingvo_moe.utils import output_files
     ("path", "message"),
     [
         ("{tmp}", "is a directory"),
-        ("", " is empty; expected the name of a file"),
+        ("", ": expected the name of a file"),
         ("{tmp}/" + 250 * "a", "cannot be written to .File name too long.; name another file"),
         ("{tmp}/no/file", "there is no directory {tmp}/no; create it first"),
         (os.devnull, "is not a file but a device or a pipe"),
