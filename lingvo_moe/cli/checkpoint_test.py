@@ -136,8 +136,8 @@ def test_average_and_convert_can_be_used(trained, data, tmp_path, capsys):
             "there is no checkpoint of step 3. Existing steps: 2, 4",
         ),
         (["average", "--logdirs=LOG", "--output=new"], "expected two or more different log directories"),
-        (["average", "--logdirs=LOG,LOG/.", "--output=new"], "LOG/.: one is empty or named twice; expected different"),
-        (["average", "--logdirs=LOG,", "--output=new"], "LOG,: one is empty or named twice; expected different"),
+        (["average", "--logdirs=LOG,LOG/.", "--output=new"], "/\\.: one is empty or named twice; expected different"),
+        (["average", "--logdirs=LOG,", "--output=new"], ",: one is empty or named twice; expected different"),
         (["average", "--logdirs=LOG,nowhere", "--output=new"], "--logdirs=nowhere: there is no checkpoint in"),
         (
             ["average", "--logdirs=LOG,LOG2", "--logdir=LOG", "--output=new"],
