@@ -298,15 +298,7 @@ class Experiment:
 
     def open_tokenizers(self) -> Tokenizers:
         """Reads the tokenizers; raises UserError where the vocabulary of one is larger than the model's."""
-        tokenizers = Tokenizers.load(self.tokenizers)
-        for side, size in self.model.vocabularies.items():
-            pieces = getattr(tokenizers, side).vocabulary_size
-            if pieces > size:
-                raise UserError(
-                    f"the {side} tokenizer in {self.tokenizers} has {pieces} pieces, the model's {side}_vocabulary "
-                    f"is {size}. Pass --set model.{side}_vocabulary={pieces}, or train a smaller tokenizer."
-                )
-        return tokenizers
+        return Tokenizers.load_for(self.model.vocabularies, self.tokenizers)
 
     def batch_specs(self) -> dict:
         """Returns the tree of `Spec`s of a training batch."""

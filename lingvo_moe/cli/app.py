@@ -52,8 +52,14 @@ def run_process(command: Callable[[], int]) -> NoReturn:
 
 
 def _prepare_streams():
-    """Opens standard streams that are closed, as a daemon's are; what is written is UTF-8, whatever the locale is."""
-    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+    """Opens closed standard streams; what is written is UTF-8, whatever the locale is.
+
+    Closed standard output ends the process: the results would be lost.
+    """
+    if sys.stdout is None:
+        os.write(2, b"error: standard output is closed; redirect it to a file, or to /dev/null.\n")
+        os._exit(2)
+    for name, mode in (("stdin", "r"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115  (open until the process ends)
     for stream, errors in ((sys.stdout, "strict"), (sys.stderr, "backslashreplace")):

@@ -123,8 +123,8 @@ def test_a_closed_pipe_is_not_an_error():
     assert process.wait() == 141
 
 
-def test_closed_streams_and_other_encodings_are_no_errors():
-    """A daemon has no standard streams; where the locale's encoding is not UTF-8, the output still is."""
+def test_closed_streams_and_other_encodings():
+    """Closed standard output is an error, as results would be lost; in every locale the output is UTF-8."""
     code = (
         "import sys\nfrom lingvo_moe.cli import app\n"
         "def main(arguments):\n    print(sys.stdin.read(), '\\u00df'); print('\\u00df\\udcff', file=sys.stderr)\n"
@@ -134,8 +134,11 @@ def test_closed_streams_and_other_encodings_are_no_errors():
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, input=b"text", capture_output=True, check=False, env=environment)
     assert (done.returncode, done.stdout, done.stderr) == (0, "text ß\n".encode(), "ß\\udcff\n".encode())
-    closing = ["sh", "-c", 'exec "$0" "$@" <&- >&- 2>&-', *command]
-    assert subprocess.run(closing, check=False, env=environment).returncode == 0
+    for closed, status in (("<&- 2>&-", 0), (">&-", 2)):
+        closing = ["sh", "-c", f'exec "$0" "$@" {closed}', *command]
+        done = subprocess.run(closing, capture_output=True, check=False, env=environment, stdin=subprocess.DEVNULL)
+        assert done.returncode == status, done.stderr
+    assert done.stderr == b"error: standard output is closed; redirect it to a file, or to /dev/null.\n"
 
 
 @pytest.mark.parametrize("status", [0, 2])

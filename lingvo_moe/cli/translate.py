@@ -130,7 +130,7 @@ def _write(config: TranslateConfig, chunks: Iterable[list[list[Translation]]]) -
 
 def _report_doubtful(config: TranslateConfig, sentences: Sequence[str], best: Sequence[Translation]):
     """Says how many lines are doubtful, and writes the file of `--doubtful`."""
-    doubtful = [number for number, translation in enumerate(best) if not translation.confidence >= config.doubt_below]
+    doubtful = [number for number, translation in enumerate(best) if translation.confidence < config.doubt_below]
     if doubtful:
         _log.info(
             "%d of %d lines are doubtful: their confidence is below %g%s.",

@@ -218,6 +218,14 @@ def test_an_output_that_cannot_be_written_is_an_error_before_the_work(trained, t
     )
 
 
+def test_the_input_is_not_replaced(trained, tmp_path, capsys):
+    """By its translation, whatever the path is called."""
+    given = _lines(tmp_path / "in.txt", "der old")
+    assert _run("translate", *trained, given, f"--output={tmp_path}/./in.txt") == 2
+    assert "expected the name of a file of its own, beside --input" in capsys.readouterr().err
+    assert (tmp_path / "in.txt").read_text() == "der old\n"
+
+
 def test_an_input_that_is_not_there_is_named(trained, capsys):
     """With its flag."""
     assert _run("translate", *trained, "--input=nowhere.txt") == 2

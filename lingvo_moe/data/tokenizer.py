@@ -23,7 +23,7 @@ import hashlib
 import json
 import lzma
 import pathlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -151,6 +151,26 @@ class Tokenizers:
         manifest = read_manifest(directory)
         source, target = (_load_verified(directory / manifest[side]["file"], manifest[side]) for side in SIDES)
         return cls(source, target, manifest)
+
+    @classmethod
+    def load_for(cls, vocabularies: Mapping[str, int], directory: str | pathlib.Path) -> Tokenizers:
+        """As `load`, for a model.
+
+        Args:
+          vocabularies: the sizes of the model's vocabularies, by side.
+          directory: that `tools.train_tokenizer` made.
+
+        Raises:
+          UserError: as `load`, or a tokenizer has more pieces than the model's vocabulary.
+        """
+        tokenizers = cls.load(directory)
+        for side, size in vocabularies.items():
+            if (pieces := getattr(tokenizers, side).vocabulary_size) > size:
+                raise UserError(
+                    f"the {side} tokenizer in {directory} has {pieces} pieces, the model's {side}_vocabulary "
+                    f"is {size}. Pass --set model.{side}_vocabulary={pieces}, or train a smaller tokenizer."
+                )
+        return tokenizers
 
 
 def read_manifest(directory: pathlib.Path) -> dict[str, Any]:

@@ -61,14 +61,14 @@ class BeamSearch:
         return self.beam_size * self.max_length
 
     def confidence(self, score: float, length: int) -> float:
-        """Returns the geometric mean of the tokens' probabilities of a hypothesis, 0 to 1.
+        """Returns the geometric mean of the tokens' probabilities of a hypothesis, 0 to 1; 0 for a score of NaN.
 
         Args:
           score: its length-normalised log-probability.
           length: in tokens, eos included.
         """
         log_probability = score * ((5 + length) / 6) ** self.length_alpha
-        return math.exp(log_probability / max(length, 1))
+        return 0.0 if math.isnan(log_probability) else math.exp(log_probability / max(length, 1))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -412,6 +412,7 @@ def test_confidence_does_not_depend_on_the_length_penalty(alpha):
     score = np.log(0.5 * 0.25 * 0.125) / ((5 + 3) / 6) ** alpha
     assert search.confidence(score, 3) == pytest.approx(0.25)
     assert search.confidence(0.0, 0) == 1 and search.confidence(-1e9, 2) == 0
+    assert search.confidence(float("nan"), 2) == 0, "doubtful, whatever the threshold"
 
 
 @pytest.mark.parametrize("change", [{"beam_size": 0}, {"max_length": 0}])

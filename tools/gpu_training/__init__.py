@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import argparse
+import contextlib
 import json
 import pathlib
 from typing import NamedTuple
 
 from lingvo_moe.data.batching import InputConfig
-from lingvo_moe.data.tokenizer import Tokenizers
 from lingvo_moe.errors import UserError
+from lingvo_moe.ranges import COUNT, COUNT_OR_0
 
 PROGRAMS = ("train", "evaluate")
 FACTS = "facts.json"
@@ -22,7 +24,7 @@ class Facts(NamedTuple):
       model: the registered name.
       config: of the batches.
       schedule: of the learning rate, by field.
-      vocabularies: the sizes of the model's, by side.
+      vocabularies: the sizes of the model's, by side; for `Tokenizers.load_for`.
     """
 
     model: str
@@ -30,15 +32,21 @@ class Facts(NamedTuple):
     schedule: dict[str, float]
     vocabularies: dict[str, int]
 
-    def check_tokenizers(self, directory: str):
-        """Raises UserError if the tokenizers in `directory` are larger than the model's vocabularies."""
-        tokenizers = Tokenizers.load(directory)
-        for side, size in self.vocabularies.items():
-            if (pieces := getattr(tokenizers, side).vocabulary_size) > size:
-                raise UserError(
-                    f"--tokenizers={directory}: the {side} tokenizer has {pieces} pieces, {self.model}'s "
-                    f"{side}_vocabulary is {size}; name the tokenizers of the initial weights."
-                )
+
+def count(text: str) -> int:
+    """Returns the value of a flag, 1 to 2^31 - 1; argparse prints the error behind the flag's name."""
+    with contextlib.suppress(ValueError):
+        if (value := int(text)) in COUNT:
+            return value
+    raise argparse.ArgumentTypeError(f"{text!r}: expected {COUNT}")
+
+
+def seed(text: str) -> int:
+    """As `count`, from 0."""
+    with contextlib.suppress(ValueError):
+        if (value := int(text)) in COUNT_OR_0:
+            return value
+    raise argparse.ArgumentTypeError(f"{text!r}: expected {COUNT_OR_0}")
 
 
 def read_facts(directory: pathlib.Path) -> Facts:

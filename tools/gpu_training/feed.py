@@ -11,7 +11,6 @@ worker waits while its last `AHEAD` files have not been taken. `workers` is a fi
 from __future__ import annotations
 
 import argparse
-import contextlib
 import dataclasses
 import multiprocessing
 import os
@@ -25,9 +24,10 @@ import numpy as np
 
 from lingvo_moe.data.batching import FIELDS, Batch, InputConfig
 from lingvo_moe.data.pipeline import TrainInput
+from lingvo_moe.data.tokenizer import Tokenizers
 from lingvo_moe.errors import UserError
 from lingvo_moe.utils import output_files
-from tools.gpu_training import read_facts
+from tools.gpu_training import count, read_facts, seed
 
 AHEAD = 6  # batches
 WORKERS = "workers"
@@ -42,14 +42,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--corpus", required=True)
     parser.add_argument("--tokenizers", required=True)
     parser.add_argument("--output", type=pathlib.Path, required=True, help="a new directory for the batches")
-    parser.add_argument("--workers", type=_positive, default=14, help="processes")
-    parser.add_argument("--seed", type=int, help="of the order of the examples; by default input.seed")
+    parser.add_argument("--workers", type=count, default=14, help="processes")
+    parser.add_argument("--seed", type=seed, help="of the order of the examples; by default input.seed")
     given = parser.parse_args(arguments)
     try:
         facts = read_facts(given.directory)
-        facts.check_tokenizers(given.tokenizers)
-        seed = facts.config.seed if given.seed is None else given.seed
-        config = dataclasses.replace(facts.config, seed=seed)
+        Tokenizers.load_for(facts.vocabularies, given.tokenizers)
+        config = facts.config if given.seed is None else dataclasses.replace(facts.config, seed=given.seed)
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         feed(given.corpus, given.tokenizers, config, given.workers, given.output)
     except UserError as error:
@@ -107,14 +106,6 @@ def unpack(rows: np.ndarray, config: InputConfig) -> Batch:
     for (side, name, _), array in zip(columns, np.split(rows, ends[:-1], axis=1), strict=True):
         batch[side][name] = np.ascontiguousarray(array)
     return batch
-
-
-def _positive(text: str) -> int:
-    """Returns a number of at least 1; argparse prints the error behind the flag's name."""
-    with contextlib.suppress(ValueError):
-        if (value := int(text)) > 0:
-            return value
-    raise argparse.ArgumentTypeError(f"{text!r}: expected a number of at least 1")
 
 
 def _work(train_input: TrainInput, worker: int, directory: pathlib.Path):

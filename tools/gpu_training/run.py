@@ -33,13 +33,15 @@ from safetensors.numpy import load_file, save_file
 
 from lingvo_moe import tree
 from lingvo_moe.data.pipeline import EvalInput
+from lingvo_moe.data.tokenizer import Tokenizers
 from lingvo_moe.engines.pjrt import Engine, Executable
 from lingvo_moe.errors import UserError
 from lingvo_moe.program import Program
+from lingvo_moe.ranges import ABOVE_0
 from lingvo_moe.training import weights_file
 from lingvo_moe.training.quantization import quantize
 from lingvo_moe.utils import output_files
-from tools.gpu_training import PROGRAMS, WEIGHTS, read_facts
+from tools.gpu_training import PROGRAMS, WEIGHTS, count, read_facts, seed
 from tools.gpu_training.batches import Batches
 from tools.gpu_training.meter import Every, Meter
 
@@ -59,16 +61,16 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--feed", type=pathlib.Path, required=True, help="the output of tools.gpu_training.feed")
     length = parser.add_mutually_exclusive_group(required=True)
     length.add_argument("--seconds", type=_positive, help="of the run, without compilation")
-    length.add_argument("--steps", type=_count, help="of the run")
+    length.add_argument("--steps", type=count, help="of the run")
     parser.add_argument(
         "--cooldown", type=_shares, default=(0.0, 1.0), help="its shares at the start and at the end, as 0,0.5"
     )
     parser.add_argument("--state", type=pathlib.Path, help="file to continue from, and to write")
     parser.add_argument("--output", type=pathlib.Path, required=True, help="directory of weights and log")
     parser.add_argument("--platform", choices=("cpu", "gpu", "tpu"), default="gpu")
-    parser.add_argument("--seed", type=_count, default=0, help="of dropout and of the routers' random choices")
+    parser.add_argument("--seed", type=seed, default=0, help="of dropout and of the routers' random choices")
     parser.add_argument("--evaluate_every", type=_positive, default=60, help="seconds")
-    parser.add_argument("--max_pairs", type=_count, default=40, help="held-out pairs of each language")
+    parser.add_argument("--max_pairs", type=count, default=40, help="held-out pairs of each language")
     given = parser.parse_args(arguments)
     if given.platform == "cpu":
         jax.config.update("jax_platforms", "cpu")  # or JAX starts, and reports, what it cannot use
@@ -111,17 +113,9 @@ def _stop_at_signals() -> threading.Event:
 def _positive(text: str) -> float:
     """Returns a number above 0; argparse prints the error behind the flag's name."""
     with contextlib.suppress(ValueError):
-        if 0 < (value := float(text)) < np.inf:
+        if (value := float(text)) in ABOVE_0:
             return value
-    raise argparse.ArgumentTypeError(f"{text!r}: expected a number above 0")
-
-
-def _count(text: str) -> int:
-    """Returns a number of at least 0 that int32 has."""
-    with contextlib.suppress(ValueError):
-        if 0 <= (value := int(text)) < 2**31:
-            return value
-    raise argparse.ArgumentTypeError(f"{text!r}: expected a number from 0 to {2**31 - 1:,}")
+    raise argparse.ArgumentTypeError(f"{text!r}: expected {ABOVE_0}")
 
 
 def _shares(text: str) -> tuple[float, float]:
@@ -145,7 +139,7 @@ class Run:
         self._given, self._begin = given, time.time()
         self._log_file = log
         facts = read_facts(given.directory)
-        facts.check_tokenizers(given.tokenizers)
+        Tokenizers.load_for(facts.vocabularies, given.tokenizers)
         self._model, self._config, self._schedule = facts.model, facts.config, facts.schedule
         self._check_steps()
         self._train, self._evaluate = _compile(given.directory, Engine(1, given.platform))
@@ -178,11 +172,9 @@ class Run:
         state = self._initial_state()
         self._log(held_out=(first := self._keep_lowest(state["theta"])))
         if not np.isfinite(first):
-            raise UserError(
-                f"{self._given.state or self._given.directory}: the held-out loss of these weights is {first}."
-            )
+            raise UserError(f"{self._initial_file()}: the held-out loss of these weights is {first}; use others.")
         batches = Batches(given.feed, self._config, self._train.shardings("batch"))
-        batch, count = batches.next()
+        batch, tokens = batches.next()
         position = int(np.asarray(state["step"]))
         warmup = 0 if position else self._schedule["warmup_steps"]
         meter, evaluates, saves, failed = Meter(), Every(given.evaluate_every), Every(_SAVE_EVERY), None
@@ -191,7 +183,7 @@ class Run:
             position = max(position + 1, 0 if meter.steps < warmup else self._position(share))
             outputs = self._train({"state": {**state, "step": np.int32(position)}, "batch": batch})
             state = outputs["state"]
-            meter.add(count, outputs["metrics"])
+            meter.add(tokens, outputs["metrics"])
             if given.cooldown[1] == 1 and share >= _MEAN_FROM + (1 - _MEAN_FROM) * self._means / _MEANS:
                 self._add_to_mean(state["theta"])
             if meter.is_due():
@@ -201,7 +193,7 @@ class Run:
             if saves.passed():
                 self._save(meter.steps)
             try:
-                batch, count = batches.next()
+                batch, tokens = batches.next()
             except UserError as error:
                 failed = error
         jax.block_until_ready(state["theta"])
@@ -226,7 +218,7 @@ class Run:
     def _check_steps(self):
         first, last = self._given.cooldown
         most = int((last - first) * self._schedule["cooldown_steps"])
-        if self._given.steps is not None and not 0 < self._given.steps <= most:
+        if self._given.steps is not None and self._given.steps > most:
             raise UserError(
                 f"--steps={self._given.steps}: expected 1 to {most}, the steps of this part of the cool-down; for "
                 "more, pass another --set=optimizer.learning_rate.cooldown_steps=N to tools.gpu_training.make."
@@ -238,16 +230,20 @@ class Run:
         passed = first + (last - first) * share
         return int(self._schedule["cooldown_after"] + passed * self._schedule["cooldown_steps"])
 
+    def _initial_file(self) -> pathlib.Path:
+        """Returns the file that the run starts from: --state if it exists, else the initial weights."""
+        state = self._given.state
+        return state if state and state.exists() else self._given.directory / WEIGHTS
+
     def _initial_state(self) -> dict:
         """Returns the state of --state if there is one; else the initial weights and an optimizer state of zeros."""
         specs = {a.path: a for a in self._train.program.inputs if a.path.startswith("state/")}
         shapes = {path.removeprefix("state/"): (a.shape, a.dtype) for path, a in specs.items()}
-        file = self._given.state
+        file = self._initial_file()
         try:
-            if file and file.exists():
+            if file == self._given.state:
                 flat = load_file(file)
             else:
-                file = self._given.directory / WEIGHTS
                 flat = {path.removeprefix("state/"): np.zeros(a.shape, a.dtype) for path, a in specs.items()}
                 flat["seed"] = np.array([0, self._given.seed], np.int32)
                 with safetensors.safe_open(file, "numpy") as opened:

@@ -143,6 +143,7 @@ def test_training_learns_and_continues(data, tmp_path):
     steps, values = checkpoint_tools.read_safetensors(trained, "m4.Pocket", specs, "file")
     assert steps == _STEPS and all(np.isfinite(value).all() for value in values.values())
     _interrupt(data, tmp_path)
+    _lose_feed(data, tmp_path)
 
 
 def _interrupt(data: pathlib.Path, directory: pathlib.Path):
@@ -210,7 +211,8 @@ def test_errors_of_flags_of_run(data, tmp_path, capsys):
         ("--cooldown=0.5", "argument --cooldown: '0.5': expected two shares from 0 to 1"),
         ("--cooldown=0.5,0.5", "expected two shares from 0 to 1, the smaller first"),
         ("--evaluate_every=inf", "argument --evaluate_every: 'inf': expected a number above 0"),
-        ("--max_pairs=-1", "argument --max_pairs: '-1': expected a number from 0 to 2,147,483,647"),
+        ("--steps=0", "argument --steps: '0': expected at least 1 and at most 2,147,483,647"),
+        ("--max_pairs=-1", "argument --max_pairs: '-1': expected at least 1 and at most 2,147,483,647"),
         ("--evaluate_every=0", "argument --evaluate_every: '0': expected a number above 0"),
     ):
         with pytest.raises(SystemExit):
@@ -220,11 +222,11 @@ def test_errors_of_flags_of_run(data, tmp_path, capsys):
     facts = {"model": "m4.Pocket", "input": config, "schedule": {"cooldown_steps": 1000}}
     (tmp_path / FACTS).write_text(json.dumps({**facts, "vocabularies": {"source": 100, "target": 400}}))
     assert run.main([*flags, "--steps=1"]) == 2
-    assert "the source tokenizer has 300 pieces, m4.Pocket's source_vocabulary is 100" in capsys.readouterr().err
+    assert "has 300 pieces, the model's source_vocabulary is 100" in capsys.readouterr().err
     assert feed.main([flag for flag in flags if not flag.startswith("--feed")]) == 2
-    assert "the source tokenizer has 300 pieces" in capsys.readouterr().err
+    assert "has 300 pieces, the model's source_vocabulary is 100" in capsys.readouterr().err
     (tmp_path / FACTS).write_text(json.dumps({**facts, "vocabularies": {}}))
-    for steps in ("0", "501"):
+    for steps in ("501", "1000"):
         assert run.main([*flags, f"--steps={steps}", "--cooldown=0,0.5"]) == 2
         assert f"--steps={steps}: expected 1 to 500, the steps of this part of the cool-down" in capsys.readouterr().err
     assert run.main([*flags, "--steps=1", f"--state={tmp_path / 'no' / 'state'}"]) == 2
@@ -268,6 +270,25 @@ def _train(data: pathlib.Path, directory: pathlib.Path, cooldown: str) -> list[d
         trained = subprocess.run(command, capture_output=True, text=True, env=_environment(directory))
     assert trained.returncode == 0, trained.stderr
     return [json.loads(line) for line in trained.stdout.splitlines()]
+
+
+def _lose_feed(data: pathlib.Path, directory: pathlib.Path):
+    """Trains with a feed that ends after two batches: an error, but weights and state are saved."""
+    lost, state = directory / "lost", directory / "state"
+    state.unlink()
+    lost.mkdir()
+    (lost / feed.WORKERS).write_text("1\n")
+    left = sorted((directory / "feed").glob("*.npy"))[:2]
+    for number, file in enumerate(left):
+        file.rename(feed.path(lost, 0, number))
+    command = _run(data, directory, lost, "lost output", f"--steps={_STEPS}")
+    command[2] = command[2].replace(
+        "runpy.run_module", "import tools.gpu_training.batches as b; b._PATIENCE = 1\nrunpy.run_module"
+    )
+    ended = subprocess.run(command, capture_output=True, text=True, env=_environment(directory))
+    assert ended.returncode == 2 and "lost: no 0_2.npy within 1 s; start tools.gpu_training.feed" in ended.stderr
+    assert "continue_with" in ended.stdout
+    assert state.exists() and (directory / "lost output" / "weights.safetensors").exists()
 
 
 def _run(data: pathlib.Path, directory: pathlib.Path, fed: pathlib.Path, output: str, *flags: str) -> list[str]:
