@@ -177,7 +177,7 @@ def test_schedule_fields_have_lower_bounds(field):
 
 def test_mesh_determines_the_layout():
     """`layout=auto` on a 2-D mesh is GSPMD's."""
-    config = experiment.get("m4.Quickstart", mesh=DeviceMesh((2, 2)))
+    config = experiment.get("m4.Quickstart", ["layout=auto"], DeviceMesh((2, 2)))
     assert config.steps.layout.rules == GSPMD_2D and config.steps.layout.mesh == config.mesh == DeviceMesh((2, 2))
 
 

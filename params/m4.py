@@ -221,7 +221,7 @@ class Quickstart(Recipe):
 
     def experiment(self) -> Experiment:
         """Returns the full configuration; docs/results.md has the trials that led to it."""
-        steps = 2800
+        steps = 2400
         return Experiment(
             # No dropout: training ends before it has read the corpus once.
             model=Translation(
@@ -236,19 +236,22 @@ class Quickstart(Recipe):
                 num_heads=4,
                 head_dim=64,
                 num_experts=8,
-                num_groups=16,
+                num_groups=8,
+                # A step of half the time has the same loss.
+                capacity_factor=1.25,
+                sampled_softmax=3072,
                 aux_loss_weight=aux_loss_weight(8),
                 unroll=True,
             ),
-            # 0.03, from the end of the warm-up on a straight line to a tenth of it, and this for the last steps.
+            # 0.03 for the first half, then on a straight line to a tenth of it, and this for the last steps.
             optimizer=Adafactor(
                 beta1=0.9,
                 learning_rate=InverseSquareRoot(
                     peak_value=0.03,
                     decay_after=steps,
                     warmup_steps=150,
-                    cooldown_after=150,
-                    cooldown_steps=(steps - 150) * 9 // 10,
+                    cooldown_after=steps // 2,
+                    cooldown_steps=steps * 9 // 20,
                 ),
             ),
             # Lengths in the proportion of source and target tokens, so that both rows are filled.
@@ -258,6 +261,8 @@ class Quickstart(Recipe):
             training=TrainingSchedule(steps=steps, evaluate_every=400, checkpoint_every=100),
             search=BeamSearch(max_length=48, length_alpha=1.0),
             mesh=DeviceMesh((2,)),
+            # As `auto`, but each device updates a part of the dense weights: a step is 6 % faster.
+            layout="BGE:x,M~x",
             matmul_precision="bfloat16",
             decoding_batch=64,
             corpus="build/quickstart/corpus",

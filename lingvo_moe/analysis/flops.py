@@ -23,7 +23,7 @@ def training_step(model: Transformer | UNet, batch: BatchConfig) -> float:
     """
     products = model.attention_products(batch.lengths)
     for path, weight in tree.flatten(model.weights()).items():
-        if weight.fan_in and not path.endswith("embedding/table"):
+        if weight.fan_in:
             products += model.positions_of(path, batch.lengths) * weight.size * _active_fraction(model, path, weight)
     return _FLOPS_PER_PRODUCT * batch.batch_size * products
 

@@ -112,6 +112,8 @@ def model_of(experiment: Experiment) -> Transformer:
         )
     if model.unroll:
         raise UserError("--search=layout predicts scanned layers; use --set model.unroll=false.")
+    if model.num_candidates:
+        raise UserError("--search=layout predicts the whole softmax; use --set model.sampled_softmax=0.")
     for stack in model.layer_patterns:
         for choice, layer in zip(model.layer_patterns[stack], model.feed_forwards(stack)):
             if type(layer) not in (DenseFeedForward, MixtureOfExperts):

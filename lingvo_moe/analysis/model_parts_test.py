@@ -40,6 +40,18 @@ def test_products_have_the_flops_of_a_step(name):
     assert 3 * _forward_flops(config) == pytest.approx(flops.training_step(config.model, config.input), rel=2e-3)
 
 
+def test_flops_count_the_softmax_once():
+    """Of tied embeddings, too, whose table is looked up besides; of a sampled softmax, its candidates alone."""
+    settings = ["model.tied_embeddings=false", "model.sampled_softmax=0"]
+    whole = experiment.get("m4.Quickstart", settings)
+    tied = experiment.get("m4.Quickstart", ["model.tied_embeddings=true", "model.sampled_softmax=0"])
+    sampled = experiment.get("m4.Quickstart", [settings[0], "model.sampled_softmax=1000"])
+    found = [flops.training_step(each.model, each.input) for each in (whole, tied, sampled)]
+    model, lengths = whole.model, whole.input.lengths
+    saved = 6 * whole.input.batch_size * lengths["target"] * model.model_dim * (model.target_vocabulary - 1000)
+    assert found[0] == found[1] == found[2] + saved
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["hybrid_lm.Small", "m4.Small"])
 def test_layers_annotate_no_tensor_that_the_parts_lack(name, monkeypatch):

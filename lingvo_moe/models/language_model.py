@@ -46,8 +46,7 @@ class LanguageModel(Transformer):
         masks = Masks(causal_mask(target["segment_ids"]), tf.equal(target["segment_ids"], 0))
         inputs = self._embed("embedding", theta, target, context)
         outputs, metrics = self._layers["decoder"](theta["decoder"], inputs, None, masks, context.fold("decoder"))
-        logits = self._softmax(self.target_vocabulary)(self._softmax_theta(theta), outputs, context)
-        return self._total(logits, target, metrics)
+        return self._total(theta, outputs, target, context, metrics)
 
     @property
     def _layers(self) -> dict:

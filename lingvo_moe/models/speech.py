@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 
 from lingvo_moe import ranges
+from lingvo_moe.errors import UserError
 from lingvo_moe.layers.attention import segment_mask
 from lingvo_moe.layers.base import Context
 from lingvo_moe.layers.conformer import ConformerLayer
@@ -47,6 +48,9 @@ class SpeechRecognition(Transformer):
     def __post_init__(self):
         super().__post_init__()
         ranges.check("model.", self, dict.fromkeys(("num_bins", "subsampling_channels", "kernel_size"), COUNT))
+        for name in ("sampled_softmax", "label_smoothing", "tied_embeddings"):
+            if getattr(self, name):
+                raise UserError(f"model.{name} is {getattr(self, name)}; a speech model, whose loss is CTC, has none.")
 
     @property
     def layer_patterns(self) -> dict[str, tuple[str, ...]]:

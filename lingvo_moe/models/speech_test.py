@@ -153,3 +153,9 @@ def test_transcribes_blanks_where_there_is_no_frame():
 def test_kernel_of_no_position_is_an_error_when_the_model_is_made():
     with pytest.raises(UserError, match="kernel_size is 0"):
         dataclasses.replace(MODEL, kernel_size=0)
+
+
+@pytest.mark.parametrize("name, value", [("sampled_softmax", 2), ("label_smoothing", 0.1), ("tied_embeddings", True)])
+def test_settings_of_a_softmax_over_words_are_errors(name, value):
+    with pytest.raises(UserError, match=f"model.{name} is {value}; a speech model, whose loss is CTC, has none"):
+        dataclasses.replace(MODEL, **{name: value})

@@ -14,6 +14,7 @@ from lingvo_moe.layers.checkpoint_policy import REMAT
 from lingvo_moe.layers.embedding import Embedding, Softmax, cross_entropy
 from lingvo_moe.layers.feed_forward import FeedForward, make_feed_forward
 from lingvo_moe.layers.routers.base import make_router
+from lingvo_moe.layers.sampled_softmax import sampled_cross_entropy
 from lingvo_moe.layers.summaries import magnitude
 from lingvo_moe.layers.transformer import TransformerLayer, TransformerStack
 from lingvo_moe.lazy import tf
@@ -24,7 +25,7 @@ from lingvo_moe.ranges import ABOVE_0, COUNT, COUNT_OR_0, SHARE_BELOW_1, Range
 _TIED = "embedding"  # the name of the table that tied embeddings share
 _RANGES = {
     **dict.fromkeys(("model_dim", "hidden_dim", "num_heads", "head_dim", "num_groups"), COUNT),
-    **dict.fromkeys(("num_experts", "inference_min_capacity", "inference_num_groups"), COUNT_OR_0),
+    **dict.fromkeys(("num_experts", "inference_min_capacity", "inference_num_groups", "sampled_softmax"), COUNT_OR_0),
     **dict.fromkeys(("input_dropout", "residual_dropout", "attention_dropout", "label_smoothing"), SHARE_BELOW_1),
     "capacity_factor": ABOVE_0,
     "aux_loss_weight": Range(),
@@ -54,6 +55,8 @@ class Transformer(Layer):
       tied_embeddings: whether the target's embedding and the softmax share one table (Press and Wolf 2017),
         `embedding/table`. It is the source's embedding, too, where both sides have one vocabulary.
       label_smoothing: of the optimised loss; the reported cross-entropy has none.
+      sampled_softmax: number of candidates with which training estimates the cross-entropy, see
+        `layers.sampled_softmax`; 0 for the whole vocabulary, as in one that has no more. Not with label smoothing.
       activation_dtype: `float32`, or `bfloat16` for mixed precision; weights are float32.
       unroll, remat: how repeated layers are computed, see `layers.repeat`.
       pipeline: `none`, `gpipe` or `circular`: how the layers of a stack are divided among stages on different devices,
@@ -85,6 +88,7 @@ class Transformer(Layer):
     twin_keys: bool = False
     tied_embeddings: bool = False
     label_smoothing: float = 0.0
+    sampled_softmax: int = 0
     activation_dtype: str = "float32"
     unroll: bool = False
     remat: str = "none"
@@ -111,6 +115,7 @@ class Transformer(Layer):
                 "unroll and remat exclude each other: rematerialisation needs the loop. Set remat=none or unroll=false."
             )
         self._check_layers()
+        self._check_softmax()
         self._check_patterns()
         self._check_pipeline()
 
@@ -175,12 +180,19 @@ class Transformer(Layer):
         return layers
 
     def positions_of(self, path: str, lengths: dict[str, int]) -> float:
-        """Returns how many positions of a batch's row a weight multiplies, for `analysis.flops`.
+        """Returns how many positions of a batch's row a weight multiplies in training, for `analysis.flops`.
+
+        None for a table that is only looked up. Of the softmax's weight each position may multiply a part.
 
         Args:
           path: of the weight.
           lengths: of a row, by side.
         """
+        if path == (f"{_TIED}/table" if self.tied_embeddings else "softmax/projection"):
+            vocabulary = self.vocabularies["target"]
+            return lengths["target"] * (self.num_candidates or vocabulary) / vocabulary
+        if path.endswith("embedding/table"):
+            return 0.0
         of_memory = "cross_attention/key" in path or "cross_attention/value" in path
         is_source = "source" in lengths and (path.startswith("encoder/") or of_memory)
         return lengths["source" if is_source else "target"]
@@ -192,6 +204,11 @@ class Transformer(Layer):
         other models override it.
         """
         return self.num_layers * 2 * lengths["target"] ** 2 * self.num_heads * self.head_dim
+
+    @property
+    def num_candidates(self) -> int:
+        """The candidates of a sampled softmax; 0 where training, too, uses the whole vocabulary."""
+        return self.sampled_softmax if self.sampled_softmax < self.vocabularies["target"] else 0
 
     @property
     def layers_per_repeat(self) -> int:
@@ -250,12 +267,14 @@ class Transformer(Layer):
         """The weights of the softmax; of tied embeddings, their table."""
         return theta[_TIED] if self.tied_embeddings else theta["softmax"]
 
-    def _total(self, logits: tf.Tensor, target: dict, *stack_metrics: dict) -> tuple[tf.Tensor, dict]:
-        """(cross-entropy + k * l_aux, metrics) of `logits [B, T, V]`.
+    def _total(
+        self, theta: dict, outputs: tf.Tensor, target: dict, context: Context, *stack_metrics: dict
+    ) -> tuple[tf.Tensor, dict]:
+        """(cross-entropy + k * l_aux, metrics) of the last stack's `outputs [B, T, M]`.
 
         Metrics of layers are means over the stacks that have them.
         """
-        nll, smoothed = cross_entropy(logits, target["labels"], self.label_smoothing)
+        nll, smoothed = self._cross_entropy(self._softmax_theta(theta), outputs, target["labels"], context)
         present = tf.cast(tf.not_equal(target["segment_ids"], 0), tf.float32)
         tokens = tf.reduce_sum(present)
         metrics = {"cross_entropy": tf.math.divide_no_nan(tf.reduce_sum(nll * present), tokens), "tokens": tokens}
@@ -264,6 +283,16 @@ class Transformer(Layer):
             metrics[name] = tf.add_n(values) / len(values)
         loss = tf.math.divide_no_nan(tf.reduce_sum(smoothed * present), tokens)
         return self._with_aux_loss(loss, metrics), metrics
+
+    def _cross_entropy(
+        self, theta: dict, outputs: tf.Tensor, labels: tf.Tensor, context: Context
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """(reported, optimised) cross-entropy of each label, `[B, T]`, from the weights of the softmax."""
+        if self.num_candidates and context.training:
+            nll = sampled_cross_entropy(theta, outputs, labels, self.num_candidates, context)
+            return nll, nll
+        logits = self._softmax(self.vocabularies["target"])(theta, outputs, context)
+        return cross_entropy(logits, labels, self.label_smoothing)
 
     def _with_aux_loss(self, loss: tf.Tensor, metrics: dict) -> tf.Tensor:
         return loss + self.aux_loss_weight * metrics.get(AUX_LOSS, 0.0)
@@ -312,6 +341,13 @@ class Transformer(Layer):
             raise UserError(
                 f"num_layers is {self.num_layers}; {halves}each stack repeats the layer pattern {patterns}, so it must "
                 f"be a multiple of {self.layers_per_repeat}."
+            )
+
+    def _check_softmax(self):
+        if self.num_candidates and self.label_smoothing:
+            raise UserError(
+                f"model.sampled_softmax is {self.sampled_softmax} and model.label_smoothing is {self.label_smoothing}: "
+                f"label smoothing needs the whole vocabulary. Set one of them to 0."
             )
 
     def _check_patterns(self):

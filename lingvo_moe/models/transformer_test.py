@@ -112,6 +112,28 @@ def test_unknown_dispatch_is_an_error_that_names_it(num_experts):
         dataclasses.replace(MODEL, num_experts=num_experts, dispatch="gater")
 
 
+@pytest.mark.parametrize("tied", [False, True])
+def test_sampled_softmax_is_for_training_alone(tied):
+    """Evaluation has the loss of the whole vocabulary; with all but one id as candidates training nearly has it."""
+    whole = dataclasses.replace(MODEL, label_smoothing=0.0, residual_dropout=0.0, tied_embeddings=tied)
+    sampled = dataclasses.replace(whole, sampled_softmax=VOCABULARY - 1)
+    inputs = tree.map_leaves(tf.constant, inputs_of(whole))
+    assert sampled.weights() == whole.weights()
+    evaluated = [model.loss(inputs["theta"], inputs["batch"], Context())[0] for model in (whole, sampled)]
+    assert evaluated[0] == evaluated[1]
+    trained = [loss_of(model)(inputs)["metrics"]["cross_entropy"] for model in (whole, sampled)]
+    assert trained[0] != trained[1] and abs(trained[0] - trained[1]) < 0.2
+
+
+def test_sampled_softmax_excludes_label_smoothing():
+    """Unless the vocabulary has no more ids than candidates: then it is not sampled."""
+    with pytest.raises(UserError, match="sampled_softmax is 8 and model.label_smoothing is 0.1: .* Set one of them"):
+        dataclasses.replace(MODEL, sampled_softmax=8)
+    whole = dataclasses.replace(MODEL, sampled_softmax=VOCABULARY)
+    inputs = tree.map_leaves(tf.constant, inputs_of(MODEL))
+    assert loss_of(whole)(inputs)["loss"] == loss_of(MODEL)(inputs)["loss"]
+
+
 def kinds_of(model: Translation, stack: str) -> list[str]:
     """The type of each feed-forward layer of one repeat."""
     return [type(layer).__name__ for layer in model.feed_forwards(stack)]

@@ -88,8 +88,7 @@ class Translation(Transformer):
         outputs, decoder_metrics = self._layers["decoder"](
             theta["decoder"], inputs, memory, masks, context.fold("decoder")
         )
-        logits = self._softmax(self.target_vocabulary)(self._softmax_theta(theta), outputs, context)
-        return self._total(logits, target, encoder_metrics, decoder_metrics)
+        return self._total(theta, outputs, target, context, encoder_metrics, decoder_metrics)
 
     def encode(self, theta: dict, source: dict, context: Context) -> tuple[tf.Tensor, dict]:
         """The encoder alone.

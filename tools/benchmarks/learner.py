@@ -101,6 +101,7 @@ def _common(work: Learning) -> dict[str, int | bool]:
         "head_dim": work.head_dim,
         "source_vocabulary": work.vocabulary,
         "target_vocabulary": work.vocabulary,
+        "sampled_softmax": 0,
     }
     parts = (("model.", model), ("input.", {"packing": False}), ("optimizer.learning_rate.", rate))
     return {f"{prefix}{name}": value for prefix, fields in parts for name, value in fields.items()}

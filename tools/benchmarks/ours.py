@@ -54,6 +54,7 @@ def experiment_of(work: Work) -> Experiment:
         "residual_dropout": 0.0,
         "attention_dropout": 0.0,
         "label_smoothing": 0.0,
+        "sampled_softmax": 0,
         "remat": "none",
         "unroll": True,
         "tied_embeddings": False,
@@ -70,6 +71,7 @@ def experiment_of(work: Work) -> Experiment:
         "search.forbidden_ids": ",".join(map(str, _FORBIDDEN)),
         "optimizer.beta1": 0.0,
         "platform": "cpu",
+        "layout": "auto",
         "matmul_precision": work.matmul_precision,
     }
     parts = (("model.", model), ("input.", lengths), ("optimizer.learning_rate.", rate), ("", others))

@@ -1,0 +1,69 @@
+"""Sampled softmax (Jean et al. 2015): the cross-entropy of training, with a part of the vocabulary instead of all.
+
+On a CPU the softmax of a small model can take a third of a training step. Evaluation and decoding use all of it.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from lingvo_moe.layers.base import Context
+from lingvo_moe.layers.embedding import Softmax
+from lingvo_moe.lazy import tf
+
+_EXCLUDED = -1e9  # a logit whose exponential is 0
+
+
+def sampled_cross_entropy(
+    theta: dict, inputs: tf.Tensor, labels: tf.Tensor, num_candidates: int, context: Context
+) -> tf.Tensor:
+    """The cross-entropy of each label against candidates, which the whole batch shares.
+
+    The vocabulary is divided into `intervals`, of each of which one id is drawn. It counts as often as its interval has
+    ids, so the sum of exponentials of all ids but the label is estimated without bias; its logarithm is on average
+    slightly too small.
+
+    Args:
+      theta: the weights of `Softmax`, or an embedding's `table`.
+      inputs: `[B, T, M]`.
+      labels: `[B, T] int32`.
+      num_candidates: C, at most V.
+      context: of training: candidates are drawn with its seed.
+
+    Returns:
+      `[B, T] float32`, in nats.
+    """
+    ((name, weights),) = theta.items()
+    axis = 0 if name == "table" else 1  # of the ids
+    ends = intervals(num_candidates, weights.shape[axis])
+    widths = np.diff(ends).astype(np.float32)
+    ids = ends[:-1] + tf.cast(context.uniform((num_candidates,), "candidates") * widths, tf.int32)
+    candidates = {name: tf.gather(weights, ids, axis=axis)}
+    logits = Softmax(vocabulary=num_candidates, model_dim=inputs.shape[-1])(candidates, inputs, context)
+    with tf.name_scope("softmax"):
+        others = tf.where(tf.equal(ids, labels[..., None]), _EXCLUDED, logits + np.log(widths))
+        vectors = tf.gather(weights, labels, axis=axis)
+        equation = "btm,btm->bt" if name == "table" else "btm,mbt->bt"
+        of_label = tf.einsum(equation, tf.cast(inputs, tf.float32), vectors)
+        return tf.nn.softplus(tf.reduce_logsumexp(others, axis=-1) - of_label)
+
+
+def intervals(number: int, vocabulary: int) -> np.ndarray:
+    """Divides the ids of a vocabulary into intervals whose lengths grow in proportion to the id.
+
+    Tokenizers number pieces by frequency, and the frequency of words falls with the inverse of their rank. So each
+    interval has about the same number of a text's tokens, except the first ones, of one id each, which have more.
+
+    Returns:
+      `[number + 1] int32`: where each interval begins, and the end of the last, `vocabulary`.
+    """
+    # The fewest single ids with which the next interval has at least one id.
+    single = next(
+        count
+        for count in range(1, number + 1)
+        if count + math.log(vocabulary / count) / math.log1p(1 / count) >= number
+    )
+    growing = np.geomspace(single, vocabulary, number - single + 1)
+    return np.concatenate([np.arange(single), np.round(growing)]).astype(np.int32)
