@@ -86,6 +86,21 @@ def test_tokenizers_are_those_of_the_model(model, changes, sizes):
     assert quickstart._vocabularies(experiment.get(model, changes).model) == sizes
 
 
+@pytest.mark.parametrize("is_fast, name", [(True, "m4.Quickstart"), (False, "m4.QuickstartShort")])
+def test_a_slow_processor_trains_fewer_steps(flags, monkeypatch, is_fast, name):
+    """The models differ in nothing but the steps and the schedule that depends on them."""
+    stages = []
+    monkeypatch.setattr(quickstart.processor, "multiplies_bfloat16", lambda: is_fast)
+    monkeypatch.setattr(quickstart, "_stage", lambda title, module, *arguments: stages.append(arguments))
+    monkeypatch.setattr(quickstart, "_translate_samples", lambda *arguments: None)
+    monkeypatch.setattr(quickstart, "_result", lambda directory: "")
+    quickstart.main(["quickstart"])
+    assert all(f"--model={name}" in arguments for arguments in stages if arguments[0] in ("train", "eval"))
+    whole, short = experiment.get("m4.Quickstart"), experiment.get("m4.QuickstartShort")
+    assert (whole.model, whole.input) == (short.model, short.input)
+    assert whole.training.steps > short.training.steps
+
+
 def test_a_model_that_does_not_translate_is_one_line(flags):
     flags["model"].value = "unet.Small"
     with pytest.raises(UserError, match="--model=unet.Small does not translate"):
