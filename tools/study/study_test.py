@@ -66,7 +66,7 @@ def _plan(directory: pathlib.Path) -> pathlib.Path:
 def test_a_study_that_is_killed_goes_on_and_is_finished_once(corpus, tmp_path):
     """SIGKILL of the tool and of the training in its first half costs what came after the checkpoint, and no more."""
     command = [sys.executable, "-m", "tools.study", f"--corpus={corpus}", f"--plan={_plan(tmp_path)}"]
-    command += [f"--directory={tmp_path}/study", "--budget=0.1"]
+    command += [f"--directory={tmp_path}/study", "--budget=0.2"]
     log, logdir = tmp_path / "output.log", tmp_path / "study" / "runs" / "4_experts" / "log"
     environment = {**os.environ, "PYTHONPATH": str(_REPOSITORY)}
 
@@ -83,7 +83,7 @@ def test_a_study_that_is_killed_goes_on_and_is_finished_once(corpus, tmp_path):
     os.killpg(first.pid, signal.SIGKILL)
     first.wait()
     killed, saved = ticks.read(logdir), Checkpoints(logdir).steps()[-1]
-    assert killed[-1].seconds < 3 and killed[-1].step - saved <= 2 * 5  # a checkpoint is written while steps continue
+    assert killed[-1].seconds < 6 and killed[-1].step - saved <= 2 * 5  # a checkpoint is written while steps continue
     start(wait=True)
     output = log.read_text(encoding="utf-8")
     assert f"resuming from step {saved} " in output
@@ -91,7 +91,7 @@ def test_a_study_that_is_killed_goes_on_and_is_finished_once(corpus, tmp_path):
     made = ticks.read(logdir)
     assert made[:saved] == killed[:saved]
     assert [tick.step for tick in made] == list(range(1, made[-1].step + 1))  # each step once
-    assert made[-1].seconds > 3  # half of the time, and the other half as far as steps take equal times
+    assert made[-1].seconds > 6  # half of the time, and the other half as far as steps take equal times
     (run,) = Results.load(tmp_path / "study" / "report" / "results.json").runs
     assert run.steps == made[-1].step and run.tokens == made[-1].tokens and run.experts == 4
     assert [score.language for score in run.scores] == ["de", "fr"] and run.scores[1].train_pairs == 40
