@@ -1,6 +1,6 @@
 """From nothing to translations in one go: corpora, tokenizer, training, BLEU, a few sentences of unseen packages.
 
-    python -m tools.quickstart [--languages=es,it,...] [--directory=build/quickstart]
+    python -m tools.quickstart [--model=NAME] [--languages=es,it,...] [--directory=build/quickstart]
 
 Each stage is a public command, printed before it runs. A finished stage is skipped, so an interrupted run resumes. The
 model is tested twice: on sentences held out of its corpus, and on the texts of packages that its corpus does not have.
@@ -31,8 +31,8 @@ _VALUES = flags.FlagValues()
 flags.DEFINE_string(
     "model",
     None,
-    "the registered model to train; by default m4.Quickstart, which takes less than 20 minutes on two cores with fast "
-    "products of bfloat16 (AVX512-BF16 or AMX), and m4.QuickstartShort, with fewer steps, on other processors",
+    "the registered model to train; by default m4.Quickstart on a processor with fast products of bfloat16 "
+    "(AVX512-BF16 or AMX), and on others m4.QuickstartShort, with fewer steps",
     flag_values=_VALUES,
 )
 flags.DEFINE_string("preset", "debian", "preset of tools.build_corpus to train on", flag_values=_VALUES)

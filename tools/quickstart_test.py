@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pathlib
 import signal
 import subprocess
@@ -95,10 +96,17 @@ def test_a_slow_processor_trains_fewer_steps(flags, monkeypatch, is_fast, name):
     monkeypatch.setattr(quickstart, "_translate_samples", lambda *arguments: None)
     monkeypatch.setattr(quickstart, "_result", lambda directory: "")
     quickstart.main(["quickstart"])
-    assert all(f"--model={name}" in arguments for arguments in stages if arguments[0] in ("train", "eval"))
+    named = [arguments[1] for arguments in stages if arguments[0] in ("train", "eval")]
+    assert named == [f"--model={name}"] * 3
     whole, short = experiment.get("m4.Quickstart"), experiment.get("m4.QuickstartShort")
-    assert (whole.model, whole.input) == (short.model, short.input)
     assert whole.training.steps > short.training.steps
+    assert whole == dataclasses.replace(short, training=whole.training, optimizer=whole.optimizer)
+    rate = whole.optimizer.learning_rate
+    assert short.optimizer == dataclasses.replace(whole.optimizer, learning_rate=short.optimizer.learning_rate)
+    assert (rate.peak_value, rate.warmup_steps) == (
+        short.optimizer.learning_rate.peak_value,
+        short.optimizer.learning_rate.warmup_steps,
+    )
 
 
 def test_a_model_that_does_not_translate_is_one_line(flags):

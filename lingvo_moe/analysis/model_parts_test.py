@@ -84,6 +84,7 @@ def _is_part(axes: str, of: str) -> bool:
         ("unet.Small", (), "not a UNet; use --search=mesh"),
         ("conformer.Small", (), "Transformers of texts, not a .*; use --search=remat,mesh"),
         ("m4.Quickstart", (), "--set model.unroll=false"),
+        ("m4.Quickstart", ("model.unroll=false",), "--set model.sampled_softmax=0"),
     ],
 )
 def test_models_whose_parts_are_not_known_are_refused(name, assignments, pattern):

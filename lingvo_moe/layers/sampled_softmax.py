@@ -29,7 +29,7 @@ def sampled_cross_entropy(
       theta: the weights of `Softmax`, or an embedding's `table`.
       inputs: `[B, T, M]`.
       labels: `[B, T] int32`.
-      num_candidates: C, at most V.
+      num_candidates: C, at least 2 and at most V.
       context: of training: candidates are drawn with its seed.
 
     Returns:
@@ -55,6 +55,10 @@ def intervals(number: int, vocabulary: int) -> np.ndarray:
 
     Tokenizers number pieces by frequency, and the frequency of words falls with the inverse of their rank. So each
     interval has about the same number of a text's tokens, except the first ones, of one id each, which have more.
+
+    Args:
+      number: of intervals, at least 2 and at most `vocabulary`.
+      vocabulary: V.
 
     Returns:
       `[number + 1] int32`: where each interval begins, and the end of the last, `vocabulary`.

@@ -344,6 +344,10 @@ class Transformer(Layer):
             )
 
     def _check_softmax(self):
+        if self.num_candidates == 1:
+            raise UserError(
+                "model.sampled_softmax is 1; expected at least 2 candidates, or 0 for the whole vocabulary."
+            )
         if self.num_candidates and self.label_smoothing:
             raise UserError(
                 f"model.sampled_softmax is {self.sampled_softmax} and model.label_smoothing is {self.label_smoothing}: "

@@ -125,6 +125,11 @@ def test_sampled_softmax_is_for_training_alone(tied):
     assert trained[0] != trained[1] and abs(trained[0] - trained[1]) < 0.2
 
 
+def test_one_candidate_is_an_error():
+    with pytest.raises(UserError, match="model.sampled_softmax is 1; expected at least 2 candidates, or 0"):
+        dataclasses.replace(MODEL, label_smoothing=0.0, sampled_softmax=1)
+
+
 def test_sampled_softmax_excludes_label_smoothing():
     """Unless the vocabulary has no more ids than candidates: then it is not sampled."""
     with pytest.raises(UserError, match="sampled_softmax is 8 and model.label_smoothing is 0.1: .* Set one of them"):

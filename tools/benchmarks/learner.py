@@ -25,7 +25,7 @@ from tools.benchmarks.batches import Batches, Rows
 from tools.benchmarks.work import Learning
 
 _MODEL = "m4.Quickstart"
-_RATE = 0.05  # the recipe's
+_RATE = 0.05  # the recipe's when it was chosen
 
 
 def start(fields: dict) -> protocol.Started:
