@@ -123,8 +123,8 @@ def test_sharded_update_shards_dense_weights(planned):
 
 
 def test_decoding_has_a_plan():
-    """Beam search may stop early; its loop counts with its limit."""
-    result = make(tiny(), "decode")
+    """Beam search may stop early; its loop counts with its limit. Replicated weights need no all-gather."""
+    result = make(tiny("layout=gshard"), "decode")
     assert result.fits and result.memory.optimizer_state == 0 and result.tokens == 16 * 32
     assert "all-gather" not in {collective.kind for collective in result.collectives}
 
