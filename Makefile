@@ -10,7 +10,7 @@ export PYTHON
 help:  ## list these targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-quickstart: setup  ## corpora, tokenizer, a small model, its BLEU: everything once, end to end
+quickstart: .venv/.complete  ## corpora, tokenizer, a small model, its BLEU: everything once, end to end
 	.venv/bin/python -m tools.quickstart
 
 check: static  ## before a commit: static checks and the fast tests
@@ -49,11 +49,15 @@ docs: setup  ## write build/report.html, the plans beside the published figures,
 lock: setup  ## resolve pyproject.toml into the lock files, requirements*.txt
 	.venv/bin/python -m tools.lock
 
-setup: .venv/.complete  ## the virtual environment .venv with the packages of requirements.txt
+setup: .venv/.complete-dev  ## the virtual environment .venv with the packages of requirements.txt and requirements-dev.txt
 
 clean:  ## remove .venv and the caches; what you trained stays
 	rm -rf .venv .hypothesis .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
+# The quickstart needs neither compilers for TPUs and GPUs nor what checks the sources, 1.5 GB.
 .venv/.complete: requirements.txt
 	tools/setup.sh venv
+
+.venv/.complete-dev: requirements.txt requirements-dev.txt
+	tools/setup.sh venv dev

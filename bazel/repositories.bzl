@@ -78,6 +78,6 @@ def _virtual_environment_impl(repository):
 
 virtual_environment = repository_rule(
     implementation = _virtual_environment_impl,
-    doc = "A Python toolchain of the interpreter in `.venv`, which holds the packages of requirements.txt.",
+    doc = "A Python toolchain of the interpreter in `.venv`, which holds the packages of requirements-dev.txt.",
     local = True,
 )

@@ -3,8 +3,10 @@
     python -m tools.lock            # after a change of pyproject.toml
     python -m tools.lock --upgrade  # also take the newest versions of what pyproject.toml does not pin
 
-requirements.txt has the dependencies and all extras. requirements-tpu.txt has what `tools.launch_tpu` installs on a
-Cloud TPU machine, where a TensorFlow with TPU support replaces the usual one. pip resolves both for this platform.
+requirements.txt has the dependencies and the extras that commands of this repository need to run. requirements-dev.txt
+adds the other extras: the compilers of `plan`, and what tests and checks. requirements-tpu.txt has what
+`tools.launch_tpu` installs on a Cloud TPU machine, where a TensorFlow with TPU support replaces the usual one. pip
+resolves all of them for this platform.
 """
 
 from __future__ import annotations
@@ -30,7 +32,9 @@ flags.DEFINE_boolean("upgrade", False, "take the newest version of what is not p
 
 ROOT = Path(__file__).resolve().parent.parent
 LOCK = "requirements.txt"
+DEV_LOCK = "requirements-dev.txt"
 TPU_LOCK = "requirements-tpu.txt"
+_DEV_EXTRAS = ("dev", "gpu-compiler", "tpu-compiler")
 _TPU_VERSION = TPU_TENSORFLOW.partition("==")[2].rpartition(".")[0]
 # The TPU's TensorFlow stands for `tensorflow`, which tensorflow-text asks for: it is resolved and left out.
 _TPU_REPLACED = ("tensorboard", "tensorflow", "tensorflow-text")
@@ -44,29 +48,33 @@ _HEADER = "# Written by `make lock` from pyproject.toml, for {python} on {platfo
 
 
 def main(arguments: list[str]):
-    """Writes both files; raises UserError where pip finds no versions that go together."""
+    """Writes the files; raises UserError where pip finds no versions that go together."""
     app.no_arguments(arguments[1:])
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    direct = project["dependencies"]
-    extras = [pin for extra in project["optional-dependencies"].values() for pin in extra]
-    _write(ROOT / LOCK, [*direct, *extras], left_out=())
+    direct, extras = project["dependencies"], project["optional-dependencies"]
+    running = [*direct, *(pin for extra, pins in extras.items() if extra not in _DEV_EXTRAS for pin in pins)]
+    development = [pin for extra in _DEV_EXTRAS for pin in extras[extra]]
+    everything = _resolve([*running, *development], _known(LOCK, DEV_LOCK))
+    needed_to_run = _resolve(running, versions(lock_text(everything)))
+    _write(LOCK, lock_text(needed_to_run))
+    _write(DEV_LOCK, lock_text(everything, left_out=versions(lock_text(needed_to_run)), on_top_of=LOCK))
     kept = [pin for pin in direct if pin.partition("==")[0] not in _TPU_REPLACED]
-    _write(ROOT / TPU_LOCK, [*kept, *_TPU_PACKAGES], left_out=("tensorflow",))
+    _write(TPU_LOCK, lock_text(_resolve([*kept, *_TPU_PACKAGES], _known(TPU_LOCK)), left_out=("tensorflow",)))
 
 
-def _write(path: Path, requirements: list[str], left_out: Collection[str]):
-    report = _resolve(requirements, {} if _VALUES.upgrade else _versions(path))
-    with output_files.atomic_writer(str(path)) as file:
-        file.write(lock_text(report, left_out))
-    print(f"{path.name}: {len(report['install']) - len(left_out)} packages")
+def _write(name: str, text: str):
+    with output_files.atomic_writer(str(ROOT / name)) as file:
+        file.write(text)
+    print(f"{name}: {len(versions(text))} packages")
 
 
-def lock_text(report: Mapping[str, Any], left_out: Collection[str] = ()) -> str:
+def lock_text(report: Mapping[str, Any], left_out: Collection[str] = (), on_top_of: str = "") -> str:
     """Returns the text of a lock file.
 
     Args:
       report: what `pip install --report` wrote.
       left_out: names of packages to leave out.
+      on_top_of: the lock file that this one adds packages to, if any.
     """
     environment = report["environment"]
     lines = [
@@ -81,15 +89,19 @@ def lock_text(report: Mapping[str, Any], left_out: Collection[str] = ()) -> str:
         python=f"Python {environment['python_version']}",
         platform=f"{environment['sys_platform']} {environment['platform_machine']}",
     )
-    return header + "".join(sorted(line for line in lines if line.partition("==")[0] not in left_out))
+    included = f"--requirement {on_top_of}\n" if on_top_of else ""
+    return header + included + "".join(sorted(line for line in lines if line.partition("==")[0] not in left_out))
 
 
-def _versions(path: Path) -> dict[str, str]:
-    """Returns the version of each package in a lock file; none if there is no file."""
-    if not path.exists():
-        return {}
-    pins = [line.split()[0] for line in path.read_text(encoding="utf-8").splitlines() if "==" in line]
-    return dict(pin.split("==") for pin in pins)
+def versions(text: str) -> dict[str, str]:
+    """Returns the version of each package in the text of a lock file, without those of a file that it includes."""
+    return dict(line.split()[0].split("==") for line in text.splitlines() if "==" in line)
+
+
+def _known(*names: str) -> dict[str, str]:
+    """Returns the versions in these lock files; none if they are to be upgraded, or do not exist."""
+    paths = [] if _VALUES.upgrade else [path for name in names if (path := ROOT / name).exists()]
+    return {package: pin for path in paths for package, pin in versions(path.read_text(encoding="utf-8")).items()}
 
 
 def _resolve(requirements: list[str], versions: Mapping[str, str]) -> dict[str, Any]:

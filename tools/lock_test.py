@@ -15,8 +15,9 @@ _LINE = re.compile(r"[a-z0-9.-]+==[^ ]+ --hash=sha256:[0-9a-f]{64}")
 
 
 def locked(name: str) -> list[str]:
-    """Returns the lines of a lock file, without the header."""
-    return (lock.ROOT / name).read_text(encoding="utf-8").splitlines()[1:]
+    """Returns the lines of a lock file that name packages."""
+    lines = (lock.ROOT / name).read_text(encoding="utf-8").splitlines()
+    return [line for line in lines[1:] if line != "--requirement requirements.txt"]
 
 
 def report(*packages: tuple[str, str, str]) -> dict:
@@ -41,9 +42,17 @@ def test_lock_text():
         "a==1 --hash=sha256:aa",
         "some-name==1.2 --hash=sha256:bb",
     ]
+    assert lock.versions(text) == {"a": "1", "some-name": "1.2"}
 
 
-@pytest.mark.parametrize("name", [lock.LOCK, lock.TPU_LOCK])
+def test_lock_text_on_top_of_another():
+    """pip reads the other file first; its packages are not repeated."""
+    text = lock.lock_text(report(("a", "1", "aa"), ("b", "2", "bb")), ["a"], on_top_of="requirements.txt")
+    assert text.splitlines()[1:] == ["--requirement requirements.txt", "b==2 --hash=sha256:bb"]
+    assert lock.versions(text) == {"b": "2"}
+
+
+@pytest.mark.parametrize("name", [lock.LOCK, lock.DEV_LOCK, lock.TPU_LOCK])
 def test_every_locked_package_has_a_hash(name):
     """pip refuses the whole file if one hash is missing."""
     assert all(_LINE.fullmatch(line) for line in locked(name))
@@ -53,8 +62,15 @@ def test_lock_agrees_with_pyproject():
     """A pin that was changed without `make lock` is found here."""
     project = tomllib.loads((lock.ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     direct = {*project["dependencies"], *(pin for pins in project["optional-dependencies"].values() for pin in pins)}
-    pins = {line.split()[0] for line in locked(lock.LOCK)}
+    pins = {line.split()[0] for name in (lock.LOCK, lock.DEV_LOCK) for line in locked(name)}
     assert {re.sub(r"\[.*\]", "", pin).lower() for pin in direct} <= pins
+
+
+def test_running_needs_no_compilers_of_other_devices():
+    """They are 1.5 GB, which the quickstart would download and unpack before it starts."""
+    running, added = ({line.partition("==")[0] for line in locked(name)} for name in (lock.LOCK, lock.DEV_LOCK))
+    assert {"jax-cuda13-pjrt", "libtpu", "nvidia-cuda-nvcc", "pyright", "pytest"} <= added
+    assert {"django", "jaxlib", "matplotlib", "tensorflow"} <= running and not running & added
 
 
 def test_tpu_lock_has_one_tensorflow():

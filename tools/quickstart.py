@@ -51,7 +51,7 @@ flags.DEFINE_integer(
 flags.DEFINE_integer("max_pairs", 100, "test sentences translated per language, at most", flag_values=_VALUES)
 
 _TOKENIZER_SENTENCES = 60_000  # half a minute
-_NUM_SAMPLES = 8
+_NUM_SAMPLES = 4  # of each of the two corpora
 _SAMPLE_LENGTH = 80  # characters: a line of the screen
 
 
@@ -87,7 +87,8 @@ def main(arguments: list[str]):
     model = (f"--model={name}", f"--logdir={logdir}", f"--tokenizers={tokenizers}")
     embeddings = _embeddings(configured, directory, corpus, tokenizers)
     _stage("5/7 training", "lingvo_moe", "train", *model, f"--corpus={corpus}", *embeddings, *_training_flags())
-    for title, tested in (("its own packages", corpus), ("packages it has not seen", unseen)):
+    tested_on = {"its own packages": corpus, "packages it has not seen": unseen}
+    for title, tested in tested_on.items():
         _stage(
             f"6/7 evaluation, on sentences of {title}",
             "lingvo_moe",
@@ -97,7 +98,7 @@ def main(arguments: list[str]):
             f"--max_pairs={_VALUES.max_pairs}",
             f"--json={directory / f'scores_{tested.name}.json'}",
         )
-    _translate_samples(unseen, directory, model)
+    _translate_samples(tested_on, directory, model)
     print(
         f"\nDone in {(time.monotonic() - start) / 60:.1f} minutes. {_result(directory)}\n"
         f"Curves: {_python()} -m tensorboard.main --logdir={logdir}\nYour own sentences: "
@@ -150,13 +151,17 @@ def _stage(title: str, module: str, *arguments: str):
         sys.exit(status if status > 0 else 128 - status)
 
 
-def _translate_samples(corpus_directory: pathlib.Path, directory: pathlib.Path, model: tuple[str, ...]):
-    pairs = _samples(Corpus.open(corpus_directory))
+def _translate_samples(tested_on: dict[str, pathlib.Path], directory: pathlib.Path, model: tuple[str, ...]):
+    """Translates and prints some test sentences of each corpus in `tested_on`, which has the title of each."""
+    samples = [(title, *sample) for title, tested in tested_on.items() for sample in _samples(Corpus.open(tested))]
     source, output = directory / "samples.txt", directory / "samples.en.txt"
-    source.write_text("".join(f"{sentence}\n" for _, sentence, _ in pairs), encoding="utf-8")
+    source.write_text("".join(f"{sentence}\n" for _, _, sentence, _ in samples), encoding="utf-8")
     _stage("7/7 a few of those sentences", "lingvo_moe", "translate", *model, f"--input={source}", f"--output={output}")
-    for (language, sentence, reference), line in zip(pairs, output.read_text(encoding="utf-8").split("\n")):
-        print(f"\n{language:11}{sentence}\n{'ours':11}{line}\n{'reference':11}{reference}")
+    shown = ""
+    for (title, language, sentence, reference), line in zip(samples, output.read_text(encoding="utf-8").split("\n")):
+        print("" if title == shown else f"\nOf {title}:\n")
+        print(f"{language:11}{sentence}\n{'ours':11}{line}\n{'reference':11}{reference}")
+        shown = title
 
 
 def _samples(corpus: Corpus) -> list[tuple[str, str, str]]:

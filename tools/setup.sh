@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Installs what `make` needs and is not there yet:
-#   setup.sh venv             .venv, from $PYTHON or any Python 3.11
+#   setup.sh venv             .venv with requirements.txt, from $PYTHON or any Python 3.11
+#   setup.sh venv dev         the same with requirements-dev.txt, too
 #   setup.sh bazel [COMMAND]  Bazel, from Debian's packages
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -8,6 +9,10 @@ cd "$(dirname "$0")/.."
 die() {
     echo "error: $*" >&2
     exit 2
+}
+
+usage() {
+    die "usage: tools/setup.sh venv [dev] | bazel [COMMAND]"
 }
 
 install_packages() {
@@ -38,7 +43,14 @@ find_python() {
 }
 
 set_up_venv() {
-    local python=${PYTHON:-}
+    local python=${PYTHON:-} requirements=requirements.txt stamps=(.venv/.complete) options=()
+    case ${1:-} in
+        # Python compiles the few modules that it imports; pip would compile all of them, which takes half a minute.
+        "") options=(--no-compile) ;;
+        # Bazel's sandbox cannot keep what Python compiles there.
+        dev) requirements=requirements-dev.txt stamps+=(.venv/.complete-dev) ;;
+        *) usage ;;
+    esac
     if [[ -n $python ]]; then
         is_python_3_11 "$python" || die "PYTHON=$python is not Python 3.11, which the pinned packages are for."
     elif ! python=$(find_python); then
@@ -50,10 +62,10 @@ set_up_venv() {
     # Without the stamp an earlier set-up was interrupted and may have left packages half written. What it downloaded is
     # in pip's cache.
     [[ -e .venv/.complete ]] || "$python" -m venv --clear .venv
-    rm -f .venv/.complete
-    .venv/bin/python -m pip install --disable-pip-version-check --require-hashes --only-binary=:all: \
-        --requirement requirements.txt
-    touch .venv/.complete
+    rm -f .venv/.complete .venv/.complete-dev
+    .venv/bin/python -m pip install --disable-pip-version-check --require-hashes --only-binary=:all: "${options[@]}" \
+        --requirement "$requirements"
+    touch "${stamps[@]}"
 }
 
 set_up_bazel() {
@@ -62,7 +74,7 @@ set_up_bazel() {
 }
 
 case ${1:-} in
-    venv) set_up_venv ;;
+    venv) set_up_venv "${@:2}" ;;
     bazel) set_up_bazel "${@:2}" ;;
-    *) die "usage: tools/setup.sh venv | bazel [COMMAND]" ;;
+    *) usage ;;
 esac

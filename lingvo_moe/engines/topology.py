@@ -198,7 +198,7 @@ class Compiled:
 def _devices(name: str) -> list:
     if importlib.util.find_spec("libtpu") is None:
         raise UserError(
-            "libtpu, the TPU's compiler, is not installed; install what requirements.txt names: make setup."
+            "libtpu, the TPU's compiler, is not installed: make setup, or pip install 'lingvo_moe[tpu-compiler]'."
         )
     import libtpu
 
