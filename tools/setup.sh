@@ -43,11 +43,9 @@ find_python() {
 }
 
 set_up_venv() {
-    local python=${PYTHON:-} requirements=requirements.txt stamps=(.venv/.complete) options=()
+    local python=${PYTHON:-} requirements=requirements.txt stamps=(.venv/.complete)
     case ${1:-} in
-        # Python compiles the few modules that it imports; pip would compile all of them, which takes half a minute.
-        "") options=(--no-compile) ;;
-        # Bazel's sandbox cannot keep what Python compiles there.
+        "") ;;
         dev) requirements=requirements-dev.txt stamps+=(.venv/.complete-dev) ;;
         *) usage ;;
     esac
@@ -63,8 +61,10 @@ set_up_venv() {
     # in pip's cache.
     [[ -e .venv/.complete ]] || "$python" -m venv --clear .venv
     rm -f .venv/.complete .venv/.complete-dev
-    .venv/bin/python -m pip install --disable-pip-version-check --require-hashes --only-binary=:all: "${options[@]}" \
+    .venv/bin/python -m pip install --disable-pip-version-check --require-hashes --only-binary=:all: --no-compile \
         --requirement "$requirements"
+    # pip would compile the modules on one core. Packages have templates that are not Python, which fail.
+    .venv/bin/python -m compileall -qq -j 0 .venv/lib || true
     touch "${stamps[@]}"
 }
 
