@@ -2,6 +2,8 @@
 # PYTHON chooses the Python 3.11 that .venv is made from, BAZEL the Bazel 4 (or newer, untried).
 BAZEL ?= bazel
 export PYTHON
+# Where Python may not write what it compiles, as in many containers, each command would compile TensorFlow again.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help quickstart check test static format pytest bazel golden docs lock setup clean

@@ -275,7 +275,7 @@ class Quickstart(Recipe):
 class QuickstartShort(Quickstart):
     """The same, with as many steps as fit in 20 minutes on two cores that have no fast products of bfloat16."""
 
-    steps = 1800
+    steps = 1600
 
 
 @registry.register

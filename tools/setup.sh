@@ -43,9 +43,11 @@ find_python() {
 }
 
 set_up_venv() {
-    local python=${PYTHON:-} requirements=requirements.txt stamps=(.venv/.complete)
+    local python=${PYTHON:-} requirements=requirements.txt stamps=(.venv/.complete) compile=true
     case ${1:-} in
-        "") ;;
+        # Python compiles the modules that it imports; compiling all of them takes half a minute.
+        "") compile=false ;;
+        # Bazel's sandbox cannot keep what Python compiles there.
         dev) requirements=requirements-dev.txt stamps+=(.venv/.complete-dev) ;;
         *) usage ;;
     esac
@@ -63,8 +65,8 @@ set_up_venv() {
     rm -f .venv/.complete .venv/.complete-dev
     .venv/bin/python -m pip install --disable-pip-version-check --require-hashes --only-binary=:all: --no-compile \
         --requirement "$requirements"
-    # pip would compile the modules on one core. Packages have templates that are not Python, which fail.
-    .venv/bin/python -m compileall -qq -j 0 .venv/lib || true
+    # pip would use one core. Packages have templates that are not Python, which fail.
+    if $compile; then .venv/bin/python -m compileall -qq -j 0 .venv/lib || true; fi
     touch "${stamps[@]}"
 }
 
