@@ -57,7 +57,7 @@ clean:  ## remove .venv and the caches; what you trained stays
 	rm -rf .venv .hypothesis .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# The quickstart needs neither compilers for TPUs and GPUs nor what checks the sources, 1.5 GB.
+# The quickstart needs neither the compilers for TPUs and GPUs nor what checks the sources: 1.5 GB once installed.
 .venv/.complete: requirements.txt
 	tools/setup.sh venv
 

@@ -4,7 +4,7 @@
     python -m tools.lock --upgrade  # also take the newest versions of what pyproject.toml does not pin
 
 requirements.txt has the dependencies and the extras that commands of this repository need to run. requirements-dev.txt
-adds the other extras: the compilers of `plan`, and what tests and checks. requirements-tpu.txt has what
+adds the other extras: the compilers of `plan`, the tests and the checks. requirements-tpu.txt has what
 `tools.launch_tpu` installs on a Cloud TPU machine, where a TensorFlow with TPU support replaces the usual one. pip
 resolves all of them for this platform.
 """
@@ -55,9 +55,9 @@ def main(arguments: list[str]):
     running = [*direct, *(pin for extra, pins in extras.items() if extra not in _DEV_EXTRAS for pin in pins)]
     development = [pin for extra in _DEV_EXTRAS for pin in extras[extra]]
     everything = _resolve([*running, *development], _known(LOCK, DEV_LOCK))
-    needed_to_run = _resolve(running, versions(lock_text(everything)))
-    _write(LOCK, lock_text(needed_to_run))
-    _write(DEV_LOCK, lock_text(everything, left_out=versions(lock_text(needed_to_run)), on_top_of=LOCK))
+    needed_to_run = lock_text(_resolve(running, versions(lock_text(everything))))
+    _write(LOCK, needed_to_run)
+    _write(DEV_LOCK, lock_text(everything, left_out=versions(needed_to_run), on_top_of=LOCK))
     kept = [pin for pin in direct if pin.partition("==")[0] not in _TPU_REPLACED]
     _write(TPU_LOCK, lock_text(_resolve([*kept, *_TPU_PACKAGES], _known(TPU_LOCK)), left_out=("tensorflow",)))
 
@@ -104,13 +104,13 @@ def _known(*names: str) -> dict[str, str]:
     return {package: pin for path in paths for package, pin in versions(path.read_text(encoding="utf-8")).items()}
 
 
-def _resolve(requirements: list[str], versions: Mapping[str, str]) -> dict[str, Any]:
-    """Returns pip's report of what it would install into an empty environment, with `versions` wherever they fit."""
+def _resolve(requirements: list[str], known: Mapping[str, str]) -> dict[str, Any]:
+    """Returns pip's report of what it would install into an empty environment, with `known` versions if they fit."""
     pinned = {pin.partition("==")[0].partition("[")[0].lower() for pin in requirements}
     with tempfile.TemporaryDirectory() as directory:
         constraints, report = Path(directory, "constraints.txt"), Path(directory, "report.json")
         constraints.write_text(
-            "".join(f"{name}=={version}\n" for name, version in versions.items() if name not in pinned),
+            "".join(f"{name}=={version}\n" for name, version in known.items() if name not in pinned),
             encoding="utf-8",
         )
         command = [

@@ -67,7 +67,7 @@ def test_lock_agrees_with_pyproject():
 
 
 def test_running_needs_no_compilers_of_other_devices():
-    """They are 1.5 GB, which the quickstart would download and unpack before it starts."""
+    """They are 1.5 GB once installed, and the quickstart would install them before it starts."""
     running, added = ({line.partition("==")[0] for line in locked(name)} for name in (lock.LOCK, lock.DEV_LOCK))
     assert {"jax-cuda13-pjrt", "libtpu", "nvidia-cuda-nvcc", "pyright", "pytest"} <= added
     assert {"django", "jaxlib", "matplotlib", "tensorflow"} <= running and not running & added

@@ -1,4 +1,4 @@
-"""From nothing to translations in one go: corpora, tokenizer, training, BLEU, a few sentences of unseen packages.
+"""From nothing to translations in one go: corpora, tokenizer, training, BLEU, a few translated sentences.
 
     python -m tools.quickstart [--model=NAME] [--languages=es,it,...] [--directory=build/quickstart]
 

@@ -65,8 +65,8 @@ set_up_venv() {
     rm -f .venv/.complete .venv/.complete-dev
     .venv/bin/python -m pip install --disable-pip-version-check --require-hashes --only-binary=:all: --no-compile \
         --requirement "$requirements"
-    # pip would use one core. Packages have templates that are not Python, which fail.
-    if $compile; then .venv/bin/python -m compileall -qq -j 0 .venv/lib || true; fi
+    # pip would use one core.
+    if $compile; then .venv/bin/python -m compileall -q -j 0 .venv/lib; fi
     touch "${stamps[@]}"
 }
 

@@ -68,8 +68,8 @@ def numbers(work: dict) -> list[float]:
 def rate_factor(step: int, steps: int) -> float:
     """Returns the learning rate of a step over the largest one: it rises, then falls on a straight line to a tenth.
 
-    m4.Quickstart had this schedule when it was chosen. The first tenth of the steps is the
-    warm-up, the last rate is that of the last tenth.
+    m4.Quickstart had this schedule when it was chosen. The first tenth of the steps is the warm-up, the last rate is
+    that of the last tenth.
 
     Args:
       step: the number of steps before this one.
