@@ -13,7 +13,7 @@ import re
 from lingvo_moe.analysis.collectives import COLLECTIVES
 from lingvo_moe.analysis.hardware import Generation
 from lingvo_moe.analysis.hlo import Module
-from lingvo_moe.analysis.instruction import Instruction
+from lingvo_moe.analysis.instruction import ARRAY, Instruction, array_bytes
 from lingvo_moe.engines.cluster import Gpu
 
 # They move nothing, or the instructions that they run are counted by themselves.
@@ -25,7 +25,11 @@ _UPDATE = "dynamic-update-slice"
 _SLICES = ("dynamic-slice", "slice", "gather")
 _SAME_ELEMENTS = ("bitcast", "copy", "convert", "reshape", "transpose")
 _SHAPE = re.compile(r"\b([a-z]+\d*\w*)\[([\d,]*)\]")
-_EXACT = "operand_precision={highest"
+_LIBRARY = re.compile(r'custom_call_target="__cu(blas|dnn)')
+_LIBRARY_PRODUCT = re.compile(r'"gemm_backend_config":')
+# Of products, in XLA's own notation and in that of its calls of cuBLAS.
+_CONTRACTED = re.compile(r'lhs_contracting_dim(?:s=\{|ensions":\[)([\d,"]*)[}\]]')
+_EXACT = re.compile(r'operand_precision(?:=\{highest|":\["HIGHEST)')
 _EXACT_PASSES = 6  # of a TPU's matrix unit, which multiplies bfloat16, for an exact product of float32
 _LABELS = re.compile(r"dim_labels=(\w+)_(\w+)->(\w+)")
 # Of each spatial dimension of a convolution, in XLA's notation of windows: `size=1x16 pad=0_0x15_15 rhs_reversal=0x1`.
@@ -42,7 +46,7 @@ def seconds(module: Module, instruction: Instruction, device: Gpu | Generation) 
     kind = instruction.opcode.removesuffix("-start").removesuffix("-done")
     if instruction.opcode in _FREE or kind in COLLECTIVES:
         return 0.0
-    if instruction.opcode == "custom-call" and re.search(r'custom_call_target="__cu(blas|dnn)', instruction.rest):
+    if _is_library_call(instruction) and not _is_library_product(instruction):
         raise ValueError(f"{instruction.name} calls a library whose work is not counted")
     return max(product_seconds(module, instruction, device), _bytes(module, instruction) / device.memory_bandwidth)
 
@@ -54,7 +58,7 @@ def product_seconds(module: Module, instruction: Instruction, device: Gpu | Gene
 
 def _products(module: Module, instruction: Instruction) -> list[Instruction]:
     """The matrix products of an instruction; a TPU's compiler writes them as convolutions."""
-    if instruction.opcode in ("dot", "convolution"):
+    if instruction.opcode in ("dot", "convolution") or _is_library_product(instruction):
         return [instruction]
     return [
         product
@@ -64,19 +68,29 @@ def _products(module: Module, instruction: Instruction) -> list[Instruction]:
     ]
 
 
+def _is_library_call(instruction: Instruction) -> bool:
+    return instruction.opcode == "custom-call" and _LIBRARY.search(instruction.rest) is not None
+
+
+def _is_library_product(instruction: Instruction) -> bool:
+    """Whether cuBLAS makes a product; its result is a tuple of the product and of memory to work in."""
+    return _is_library_call(instruction) and _LIBRARY_PRODUCT.search(instruction.rest) is not None
+
+
 def _product_seconds(module: Module, product: Instruction, device: Gpu | Generation) -> float:
-    flops = _dot_flops(module, product) if product.opcode == "dot" else _convolution_flops(module, product)
+    flops = _convolution_flops(module, product) if product.opcode == "convolution" else _dot_flops(module, product)
+    is_exact = _EXACT.search(product.rest) is not None
     if isinstance(device, Generation):
-        return flops * (_EXACT_PASSES if _EXACT in product.rest else 1) / device.peak_flops
+        return flops * (_EXACT_PASSES if is_exact else 1) / device.peak_flops
     if _shape(module.named(product.operands[0]).result)[0] in ("bf16", "f16"):
         return flops / device.peak_flops
-    return flops / (device.float32_flops if _EXACT in product.rest else device.tf32_flops)
+    return flops / (device.float32_flops if is_exact else device.tf32_flops)
 
 
 def _dot_flops(module: Module, dot: Instruction) -> int:
     _, sizes = _shape(module.named(dot.operands[0]).result)
-    contracted = re.search(r"lhs_contracting_dims=\{([\d,]*)\}", dot.rest)
-    depth = math.prod(sizes[int(d)] for d in contracted[1].split(",")) if contracted and contracted[1] else 1
+    contracted = _CONTRACTED.search(dot.rest)
+    depth = math.prod(sizes[int(d)] for d in re.findall(r"\d+", contracted[1])) if contracted else 1
     return 2 * math.prod(_shape(dot.result)[1]) * depth
 
 
@@ -114,6 +128,11 @@ def _bytes(module: Module, instruction: Instruction) -> int:
         return _written(module, inner) + _read(module, inner)
     if instruction.opcode in _SLICES:
         return 2 * instruction.result_bytes
+    if _is_library_product(instruction):
+        product = ARRAY.search(instruction.result)
+        return array_bytes(product[0] if product else "") + sum(
+            module.named(name).result_bytes for name in instruction.operands
+        )
     if instruction.opcode == _UPDATE:
         return 2 * module.named(instruction.operands[1]).result_bytes
     return instruction.result_bytes + sum(module.named(name).result_bytes for name in instruction.operands)

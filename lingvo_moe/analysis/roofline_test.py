@@ -56,7 +56,15 @@ ENTRY %main (a: bf16[4096,1024], b: bf16[1024,8192]) -> f32[4096] {
   %rounded = f32[4096,4096]{1,0} dot(%x, %y), lhs_contracting_dims={1}, rhs_contracting_dims={0}
   %reduced = f32[4096]{0} all-reduce(%f), replica_groups={}, to_apply=%add
   %alone = f32[1,4096]{1,0} dynamic-slice(%e, %d, %d), dynamic_slice_sizes={1,4096}
-  %called = (f32[8]{0}, s8[64]{0}) custom-call(%f), custom_call_target="__cublas$gemm"
+  %library = (bf16[4096,8192]{1,0}, s8[4194304]{0}) custom-call(%a, %b), custom_call_target="__cublas$lt$matmul", \
+backend_config={"gemm_backend_config":{"dot_dimension_numbers":{"lhs_contracting_dimensions":["1"],\
+"rhs_contracting_dimensions":["0"]},"precision_config":{"operand_precision":["DEFAULT","DEFAULT"]}}}
+  %library_exact = (f32[4096,4096]{1,0}, s8[64]{0}) custom-call(%x, %y), custom_call_target="__cublas$gemm", \
+backend_config={"gemm_backend_config":{"dot_dimension_numbers":{"lhs_contracting_dimensions":["1"],\
+"rhs_contracting_dimensions":["0"]},"precision_config":{"operand_precision":["HIGHEST","HIGHEST"]}}}
+  %library_of_vector = (f32[4096]{0}, s8[4194304]{0}) custom-call(%x, %f), custom_call_target="__cublas$gemm", \
+backend_config={"gemm_backend_config":{"dot_dimension_numbers":{"lhs_contracting_dimensions":["1"]}}}
+  %called = (f32[8]{0}, s8[64]{0}) custom-call(%f), custom_call_target="__cudnn$convForward"
   ROOT %copied = f32[4096]{0} copy(%f)
 }
 """
@@ -71,6 +79,10 @@ COMPUTED = {
     # A vector times a matrix reads the matrix.
     "float32": (4096 * 4096 + 4096 + 4096) * 4 / BANDWIDTH,
     "exact": 2 * 4096**3 / 66.9e12,
+    # cuBLAS makes the same products. The second element of the result is memory to work in, which is not counted.
+    "library": 2 * 4096 * 8192 * 1024 / 989.4e12,
+    "library_exact": 2 * 4096**3 / 66.9e12,
+    "library_of_vector": (4096 * 4096 + 4096 + 4096) * 4 / BANDWIDTH,
     "rounded": 2 * 4096**3 / 494.7e12,
     "reduced": 0.0,  # the model of the links has it
     "alone": 2 * 4096 * 4 / BANDWIDTH,

@@ -118,14 +118,24 @@ def test_a_mesh_of_another_size_is_refused():
         Cluster.of("h100:1x8").load(_product(8, 4))
 
 
-def test_a_missing_assembler_is_reported_with_the_remedy(monkeypatch):
-    """Machines without a CUDA toolkit need the packages that have ptxas; XLA's own error names none."""
+@pytest.mark.parametrize(
+    "error, reported",
+    [
+        (
+            "UNAVAILABLE: No PTX compilation provider is available. Neither ptxas/nvlink",
+            "neither ptxas nor.*make setup",
+        ),
+        ("INTERNAL: Couldn't find output tile sizes that satisfy hlo: %dot.920", "xla_gpu_enable_triton_gemm=false"),
+    ],
+)
+def test_an_error_of_the_compiler_is_reported_with_the_remedy(error, reported, monkeypatch):
+    """XLA's own errors name none: of a machine without ptxas, and of a product that it cannot divide into tiles."""
 
     def fails(*_):
-        raise jax.errors.JaxRuntimeError("UNAVAILABLE: No PTX compilation provider is available. Neither ptxas/nvlink")
+        raise jax.errors.JaxRuntimeError(error)
 
     monkeypatch.setattr(cluster.pjrt, "compile_program", fails)
-    with pytest.raises(UserError, match="neither ptxas nor a CUDA toolkit: make setup"):
+    with pytest.raises(UserError, match=reported):
         Cluster.of("h100:1x8").load(_product(8, 8))
 
 
