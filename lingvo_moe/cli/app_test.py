@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 
+import jax
 import pytest
 from absl import flags
 
@@ -84,6 +85,13 @@ def test_bad_flags_are_one_line(values, capsys, argument, message):
             "error: no space left on the device; free some and run the same command again\n",
         ),
         (PermissionError(errno.EACCES, "Permission denied", "secret"), 2, "error: secret: permission denied\n"),
+        (
+            jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 8 bytes.\nBFC Allocator"),
+            2,
+            "error: the program does not fit into a device's memory: Out of memory allocating 8 bytes. Use --set with "
+            "a smaller input.batch_size, decoding_batch or search.max_length, or more devices; `plan` shows what a "
+            "program needs.\n",
+        ),
     ],
 )
 def test_errors_of_the_environment_are_one_line(values, capsys, error, status, message):
@@ -91,9 +99,10 @@ def test_errors_of_the_environment_are_one_line(values, capsys, error, status, m
     assert capsys.readouterr().err == message
 
 
-def test_a_bug_keeps_its_traceback(values):
-    with pytest.raises(ZeroDivisionError):
-        app.execute(_raising(ZeroDivisionError()), ["tool"], values)
+@pytest.mark.parametrize("error", [ZeroDivisionError(), jax.errors.JaxRuntimeError("INTERNAL: a check failed")])
+def test_a_bug_keeps_its_traceback(values, error):
+    with pytest.raises(type(error)):
+        app.execute(_raising(error), ["tool"], values)
 
 
 def test_help_shows_the_module_and_its_flags(values, capsys):

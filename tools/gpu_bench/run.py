@@ -48,6 +48,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", type=pathlib.Path, help="also write the figures to this file")
     given = parser.parse_args(arguments)
     try:
+        if given.platform == "cpu":
+            jax.config.update("jax_platforms", "cpu")  # or JAX starts, and reports, what it cannot use
         if given.steps < 1:
             raise UserError(f"--steps={given.steps}: at least one step is needed.")
         figures = run(given.directory, given.platform, given.steps, given.peak)
