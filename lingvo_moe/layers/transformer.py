@@ -14,7 +14,7 @@ from lingvo_moe.layers.pipeline_schedule import Schedule
 from lingvo_moe.layers.repeat import repeat
 from lingvo_moe.layers.summaries import magnitude
 from lingvo_moe.lazy import tf
-from lingvo_moe.ops.attention import CACHED_AXES
+from lingvo_moe.ops.attention import CACHED_AXES, over_written
 from lingvo_moe.ops.slices import dynamic_update_slice
 
 
@@ -117,15 +117,21 @@ class TransformerLayer(Layer):
         with tf.name_scope("self_attention"):
             normed = self._norm(theta["self_attention"]["norm"], inputs, context)
             caches = self._write(theta["self_attention"], normed, caches, repeat_index, start, context)
-            outputs = inputs + self.attention.attend(
-                theta["self_attention"],
-                normed,
-                caches["keys"][repeat_index],
-                caches["values"][repeat_index],
-                masks.self_attention,
-                context,
-                logical_axes=CACHED_AXES,
-            )
+            keys, values = (caches[name][repeat_index] for name in ("keys", "values"))
+
+            def attend(positions: int) -> tf.Tensor:
+                return self.attention.attend(
+                    theta["self_attention"],
+                    normed,
+                    keys[..., :positions],
+                    values[:, :, :positions],
+                    masks.self_attention[..., :positions],
+                    context,
+                    logical_axes=CACHED_AXES,
+                )
+
+            written = start + inputs.shape[1]
+            outputs = inputs + over_written(attend, written, keys.shape[-1], context)
         with tf.name_scope("cross_attention"):
             normed = self._norm(theta["cross_attention"]["norm"], outputs, context)
             outputs += self.attention.attend(

@@ -1,4 +1,4 @@
-"""Attention's products that are made for a CPU equal the plain einsums, in value and gradient."""
+"""Attention's products that are made for a CPU equal the plain einsums; of a cache it reads what is written."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import pytest
 
 from lingvo_moe import tree
 from lingvo_moe.lazy import tf
-from lingvo_moe.ops.attention import CACHED_AXES, attention_logits, attention_mean
+from lingvo_moe.ops.attention import CACHED_AXES, attention_logits, attention_mean, over_written
 from lingvo_moe.ops.context import Context
+from lingvo_moe.sharding.layout import DeviceMesh, Layout
 from lingvo_moe.testing import harness
 
 SIZES = {"B": 2, "N": 3, "D": 4, "L": 5}
@@ -59,3 +60,28 @@ def test_bfloat16_products_of_one_query_are_summed_in_float32():
     context = Context(dtype="bfloat16", platform="cpu")
     assert attention_logits(inputs["queries"], inputs["keys"], CACHED_AXES[0], context).dtype == tf.float32
     assert attention_mean(inputs["probabilities"], inputs["values"], CACHED_AXES[1], context).dtype == tf.bfloat16
+
+
+@pytest.mark.parametrize("written, read", [(1, 3), (3, 3), (4, 6), (6, 6), (7, 13), (13, 13)])
+def test_the_smallest_part_that_holds_the_written_positions_is_read(written, read):
+    """A part that is too small would leave out what a hypothesis has said; the sizes of branches are checked in XLA."""
+
+    @tf.function(jit_compile=True)
+    def positions(written: tf.Tensor) -> tf.Tensor:
+        return over_written(tf.constant, written, 13, Context(platform="cpu"))
+
+    assert int(positions(tf.constant(written))) == read
+
+
+@pytest.mark.parametrize(
+    "context", [Context(), Context(platform="tpu"), Context(platform="cpu", layout=Layout(DeviceMesh((2,))))]
+)
+def test_other_platforms_and_several_devices_read_the_whole_cache(context):
+    """A branch would cost a TPU more than it saves, and would have to be taken by all devices at the same time."""
+    assert int(over_written(tf.constant, tf.constant(1), 13, context)) == 13
+
+
+def test_a_cache_of_few_positions_has_no_empty_part():
+    """Attention over no position at all has no mean."""
+    assert int(over_written(tf.constant, tf.constant(1), 2, Context(platform="cpu"))) == 1
+    assert int(over_written(tf.constant, tf.constant(1), 1, Context(platform="cpu"))) == 1
