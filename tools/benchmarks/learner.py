@@ -25,7 +25,6 @@ from tools.benchmarks.batches import Batches, Rows
 from tools.benchmarks.work import Learning
 
 _MODEL = "m4.Quickstart"
-_RATE = 0.05  # the recipe's when it was chosen
 
 
 def start(fields: dict) -> protocol.Started:
@@ -66,7 +65,6 @@ def experiment_of(work: Learning) -> Experiment:
     given = {
         "input.batch_size": work.rows,
         **lengths,
-        "optimizer.learning_rate.peak_value": work.rate or _RATE,
         "platform": "cpu",
         "matmul_precision": "default",  # float32, as the peer
     }

@@ -77,7 +77,7 @@ class Learning:
     Attributes:
       batches: the file of `batches.write` that it trains on, one batch a step, and is evaluated on.
       steps: of the whole training, which the learning rate follows; see `protocol.rate_factor`.
-      rate: the largest learning rate; 0 for our own recipe's.
+      rate: the peer's largest learning rate; 0 for ours, whose recipe has one.
       settings: further `field=value`s of our model.
       layers: of each side.
       model_dim, hidden_dim, heads, head_dim, vocabulary: of the model.
