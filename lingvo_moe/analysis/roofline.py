@@ -24,7 +24,6 @@ _FREE = (
 _UPDATE = "dynamic-update-slice"
 _SLICES = ("dynamic-slice", "slice", "gather")
 _SAME_ELEMENTS = ("bitcast", "copy", "convert", "reshape", "transpose")
-_SHAPE = re.compile(r"\b([a-z]+\d*\w*)\[([\d,]*)\]")
 _LIBRARY = re.compile(r'custom_call_target="__cu(blas|dnn)')
 _LIBRARY_PRODUCT = re.compile(r'"gemm_backend_config":')
 # Of products, in XLA's own notation and in that of its calls of cuBLAS.
@@ -129,10 +128,8 @@ def _bytes(module: Module, instruction: Instruction) -> int:
     if instruction.opcode in _SLICES:
         return 2 * instruction.result_bytes
     if _is_library_product(instruction):
-        product = ARRAY.search(instruction.result)
-        return array_bytes(product[0] if product else "") + sum(
-            module.named(name).result_bytes for name in instruction.operands
-        )
+        product = next(ARRAY.finditer(instruction.result))[0]
+        return array_bytes(product) + sum(module.named(name).result_bytes for name in instruction.operands)
     if instruction.opcode == _UPDATE:
         return 2 * module.named(instruction.operands[1]).result_bytes
     return instruction.result_bytes + sum(module.named(name).result_bytes for name in instruction.operands)
@@ -181,5 +178,5 @@ def _positions(module: Module, user: Instruction, parameter: Instruction) -> lis
 
 
 def _shape(text: str) -> tuple[str, list[int]]:
-    dtype, sizes = _SHAPE.findall(text)[0]
+    dtype, sizes = ARRAY.findall(text)[0]
     return dtype, [int(size) for size in sizes.split(",") if size]

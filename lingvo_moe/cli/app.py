@@ -28,8 +28,8 @@ _HELP_FLAGS = ("--help", "-help", "-h", "-?")
 # How Python decodes bytes of the command line that are not UTF-8; they cannot be printed.
 _SURROGATES = re.compile("[\ud800-\udfff]")
 # XLA's error where a device has too little memory, as JAX and TensorFlow name it. Not all commands import these.
-_OF_XLA = ("JaxRuntimeError", "ResourceExhaustedError")
-_OUT_OF_MEMORY = re.compile(r"(?:RESOURCE_EXHAUSTED: )?(.*(?:[Oo]ut of memory|OOM)[^\n.]*)")
+_OF_XLA = {"JaxRuntimeError": "RESOURCE_EXHAUSTED: ", "ResourceExhaustedError": ""}
+_OUT_OF_MEMORY = re.compile(r".*(?:[Oo]ut of memory|OOM|allocat).*")
 _REMEDIES = {
     errno.ENOSPC: "no space left on the device; free some and run the same command again",
     errno.EDQUOT: "the disk quota is used up; free some space and run the same command again",
@@ -115,12 +115,21 @@ def _execute(main: Main, argv: Sequence[str], flag_values: flags.FlagValues) -> 
         reason = _REMEDIES.get(error.errno or 0, str(error.strerror))
         return _fail(f"{error.filename}: {reason}" if error.filename is not None else reason)
     except Exception as error:
-        if type(error).__name__ not in _OF_XLA or (match := _OUT_OF_MEMORY.match(str(error))) is None:
+        if (reason := _out_of_memory(error)) is None:
             raise
         return _fail(
-            f"the program does not fit into a device's memory: {match[1]}. Use --set with a smaller input.batch_size, "
+            f"the program does not fit into a device's memory: {reason}. Use --set with a smaller input.batch_size, "
             "decoding_batch or search.max_length, or more devices; `plan` shows what a program needs."
         )
+
+
+def _out_of_memory(error: Exception) -> str | None:
+    """Returns the first line of XLA's error where a device has too little memory; None for any other error."""
+    text, prefix = str(error), _OF_XLA.get(type(error).__name__)
+    if prefix is None or not text.startswith(prefix):
+        return None
+    match = _OUT_OF_MEMORY.match(text.removeprefix(prefix))
+    return match[0].rstrip(".") if match else None
 
 
 def parse(argv: Sequence[str], flag_values: flags.FlagValues) -> list[str]:

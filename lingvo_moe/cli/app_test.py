@@ -99,7 +99,27 @@ def test_errors_of_the_environment_are_one_line(values, capsys, error, status, m
     assert capsys.readouterr().err == message
 
 
-@pytest.mark.parametrize("error", [ZeroDivisionError(), jax.errors.JaxRuntimeError("INTERNAL: a check failed")])
+@pytest.mark.parametrize(
+    "error, reason",
+    [
+        ("Out of memory while trying to allocate 1.50GiB.\nBFC Allocator", "while trying to allocate 1.50GiB. Use"),
+        ("Error allocating device buffer: Attempting to allocate 16.00G.", "Attempting to allocate 16.00G. Use"),
+    ],
+)
+def test_out_of_memory_of_gpus_and_tpus_is_reported(values, capsys, error, reason):
+    """Each platform words it in its own way, and the size that it could not allocate is in the message."""
+    assert app.execute(_raising(jax.errors.JaxRuntimeError(f"RESOURCE_EXHAUSTED: {error}")), ["tool"], values) == 2
+    assert reason in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ZeroDivisionError(),
+        jax.errors.JaxRuntimeError("INTERNAL: failed to allocate a register"),
+        jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: too many open files"),
+    ],
+)
 def test_a_bug_keeps_its_traceback(values, error):
     with pytest.raises(type(error)):
         app.execute(_raising(error), ["tool"], values)

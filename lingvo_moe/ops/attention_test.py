@@ -1,4 +1,4 @@
-"""Attention's products that are made for a CPU equal the plain einsums; of a cache it reads what is written."""
+"""Attention for a CPU: products equal the plain einsums, in value and gradient; unwritten parts are not read."""
 
 from __future__ import annotations
 
