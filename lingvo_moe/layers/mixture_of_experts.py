@@ -10,7 +10,7 @@ from lingvo_moe.layers.feed_forward import register_feed_forward
 from lingvo_moe.layers.routers.base import Router, make_router
 from lingvo_moe.layers.summaries import router_entropy
 from lingvo_moe.lazy import tf
-from lingvo_moe.ops.block_sparse import FEW_EXPERTS, BlockSparse, prefers_block_sparse, unstack_experts
+from lingvo_moe.ops.block_sparse import FEW_EXPERTS, BlockSparse, prefers_block_sparse, prepare_experts
 from lingvo_moe.ops.dispatch import AUTO, check_dispatch, choose
 from lingvo_moe.ops.projection import project_by_expert, project_in_float32
 from lingvo_moe.ops.routing import Routing
@@ -116,10 +116,10 @@ class MixtureOfExperts(Layer):
         return tf.reshape(outputs, (batch, length, model_dim)), routing.metrics
 
     def unstack(self, theta: dict, context: Context) -> dict:
-        """See `Layer.unstack`: the weights of few experts are sliced apart."""
+        """See `Layer.unstack`: the weights of few experts are sliced apart, and transposed."""
         if not self._is_block_sparse(context) or self.num_experts > FEW_EXPERTS:
             return theta
-        return {**theta, "wi": unstack_experts(theta["wi"]), "wo": unstack_experts(theta["wo"])}
+        return {**theta, "wi": prepare_experts(theta["wi"]), "wo": prepare_experts(theta["wo"])}
 
     def _capacity(self, tokens_per_group: int, context: Context) -> int:
         if not context.training:
@@ -146,7 +146,7 @@ class MixtureOfExperts(Layer):
     def _compute_blocks(self, theta: dict, grouped: tf.Tensor, routing: Routing, context: Context) -> tf.Tensor:
         """What `_compute_buffers` computes with capacity for every token (C = S), by `ops.block_sparse`."""
         with tf.name_scope("dispatch"):
-            blocks = BlockSparse(routing, self.num_experts)
+            blocks = BlockSparse(routing, self.num_experts, prepared=isinstance(theta["wi"], dict))
             rows = blocks.dispatch(grouped)
         with tf.name_scope("experts"):
             rows = blocks.apply(theta, rows, context)

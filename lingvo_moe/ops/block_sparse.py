@@ -4,6 +4,9 @@ Where experts have capacity for every token (C = S), most of the [E, C] buffer p
 each expert are contiguous and padded to whole blocks, and a loop computes the blocks that are used (as MegaBlocks does:
 Gale et al. 2022, arXiv 2211.15841). Their number is known only at run time, so the loop has no gradient and cannot be
 sharded over experts.
+
+XLA's CPU kernel rearranges the second factor of a product before it multiplies. With few rows, that of an expert's
+weights takes longer than the product. So a search transposes the weights once, and multiplies them by transposed rows.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from lingvo_moe.ops.dispatch import choices_of
 from lingvo_moe.ops.projection import project
 from lingvo_moe.ops.routing import NONE, Routing, sum_of_choices
 from lingvo_moe.ops.slices import dynamic_update_slice
+from lingvo_moe.ops.tiles import transpose
 
 _SMALLEST, _LARGEST = 8, 64  # rows of a block
 # Up to this many experts, each has a loop of its own; of more, the weights of each block are looked up and copied.
@@ -36,14 +40,15 @@ class BlockSparse:
     Choice K * n + k is the k-th of token n, all groups counted through; block b has the rows b * size and following.
 
     Attributes:
-      size: rows of a block, about half of an expert's average number of rows.
+      size: rows of a block, see `block_size`.
       number: of blocks, at most; the number in use is known only at run time.
     """
 
-    def __init__(self, routing: Routing, num_experts: int):
+    def __init__(self, routing: Routing, num_experts: int, prepared: bool = False):
+        """Sorts the choices; `prepared` tells whether `apply` will have weights of `prepare_experts`."""
         experts, weights = (tf.reshape(part, (-1,)) for part in (routing.expert_indices(), routing.weights))
         num_choices = experts.shape[0]
-        self.size = block_size(num_choices, num_experts)
+        self.size = block_size(num_choices, num_experts, prepared)
         self.number = -(-num_choices // self.size) + num_experts
         present = tf.not_equal(weights, 0.0)
         chosen = tf.cast(tf.logical_and(tf.equal(experts[:, None], tf.range(num_experts)), present[:, None]), tf.int32)
@@ -64,28 +69,23 @@ class BlockSparse:
         """Computes the experts' networks: rows to rows, zeros in unused ones.
 
         Args:
-          theta: `wi [E, M, H]` and `wo [E, H, M]`, or each as returned by `unstack_experts`.
+          theta: `wi [E, M, H]` and `wo [E, H, M]`, or each as returned by `prepare_experts`.
           rows: `[number * size, M]`.
           context: of the call.
         """
         outputs = tf.zeros_like(rows)
-        if self._ends.shape[0] > FEW_EXPERTS:
+        if not isinstance(theta["wi"], dict) and self._ends.shape[0] > FEW_EXPERTS:
             block_is_after = tf.range(self.number)[:, None] >= self._ends
             expert_of = tf.reduce_sum(tf.cast(block_is_after, tf.int32), axis=-1)
-            return self._loop(
-                tf.constant(0),
-                self._ends[-1],
-                rows,
-                outputs,
-                context,
-                lambda block: (theta["wi"][expert_of[block]], theta["wo"][expert_of[block]]),
-            )
+
+            def compute(block, own):
+                return _network(theta["wi"][expert_of[block]], theta["wo"][expert_of[block]], context)(own)
+
+            return self._loop(tf.constant(0), self._ends[-1], rows, outputs, compute)
         start = tf.constant(0)
-        for expert, matrices in enumerate(zip(_matrices(theta["wi"]), _matrices(theta["wo"]), strict=True)):
-            outputs = self._loop(
-                start, self._ends[expert], rows, outputs, context, lambda _, matrices=matrices: matrices
-            )
-            start = self._ends[expert]
+        for network, end in zip(_networks(theta, context), tf.unstack(self._ends), strict=True):
+            outputs = self._loop(start, end, rows, outputs, lambda _, own, network=network: network(own))
+            start = end
         return outputs
 
     def _loop(
@@ -94,16 +94,14 @@ class BlockSparse:
         end: tf.Tensor,
         rows: tf.Tensor,
         outputs: tf.Tensor,
-        context: Context,
-        matrices_of: Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor]],
+        compute: Callable[[tf.Tensor, tf.Tensor], tf.Tensor],
     ) -> tf.Tensor:
-        """Writes blocks start .. end - 1 of `outputs`, each computed with the two matrices of its expert."""
+        """Writes blocks start .. end - 1 of `outputs`, each computed from (its number, its rows)."""
 
         def body(block, outputs):
-            offset, (wi, wo) = [block * self.size, 0], matrices_of(block)
+            offset = [block * self.size, 0]
             own = tf.slice(rows, offset, (self.size, rows.shape[-1]))
-            hidden = tf.nn.relu(project(own, wi, context))
-            return block + 1, dynamic_update_slice(outputs, project(hidden, wo, context), offset)
+            return block + 1, dynamic_update_slice(outputs, compute(block, own), offset)
 
         return tf.while_loop(lambda block, _: block < end, body, (start, outputs), maximum_iterations=self.number)[1]
 
@@ -113,19 +111,43 @@ class BlockSparse:
         return context.cast(sum_of_choices(tf.cast(taken, tf.float32) * self._weights[..., None]))
 
 
-def unstack_experts(weights: tf.Tensor) -> dict:
-    """`[R, E, ...]` as a tree of each expert's weights, `[R, ...]`, so that no use has to slice them."""
-    return {f"expert_{expert}": weights[:, expert] for expert in range(weights.shape[1])}
+def prepare_experts(weights: tf.Tensor) -> dict:
+    """`[R, E, A, B]` as a tree of each expert's transposed weights, `[R, B, A]`, for many calls of `apply`."""
+    return {f"expert_{expert}": tf.transpose(weights[:, expert], (0, 2, 1)) for expert in range(weights.shape[1])}
 
 
-def _matrices(weights: dict | tf.Tensor) -> list[tf.Tensor]:
-    if not isinstance(weights, dict):
-        return tf.unstack(weights)
+def _networks(theta: dict, context: Context) -> list[Callable[[tf.Tensor], tf.Tensor]]:
+    """The networks of few experts, see `BlockSparse.apply`."""
+    wi, wo = theta["wi"], theta["wo"]
+    if not isinstance(wi, dict):
+        return [_network(*matrices, context=context) for matrices in zip(tf.unstack(wi), tf.unstack(wo), strict=True)]
     # By name: a tree that passes a loop or a program is sorted by name, `expert_10` before `expert_2`.
-    return [weights[f"expert_{expert}"] for expert in range(len(weights))]
+    names = [f"expert_{expert}" for expert in range(len(wi))]
+    return [_transposed_network(wi[name], wo[name], context) for name in names]
 
 
-def block_size(num_choices: int, num_experts: int) -> int:
-    """A power of two: too few rows waste a read of the weights, too many are mostly empty."""
-    half = max(num_choices // num_experts, 1).bit_length() - 2
-    return min(max(1 << max(half, 0), _SMALLEST), _LARGEST)
+def _network(wi: tf.Tensor, wo: tf.Tensor, context: Context) -> Callable[[tf.Tensor], tf.Tensor]:
+    """An expert's network of rows `[size, M]`."""
+    return lambda rows: project(tf.nn.relu(project(rows, wi, context)), wo, context)
+
+
+def _transposed_network(wi: tf.Tensor, wo: tf.Tensor, context: Context) -> Callable[[tf.Tensor], tf.Tensor]:
+    """The same, from transposed weights."""
+
+    def compute(rows: tf.Tensor) -> tf.Tensor:
+        hidden = tf.nn.relu(tf.matmul(context.cast(wi), transpose(rows)))
+        return transpose(tf.matmul(context.cast(wo), hidden))
+
+    return compute
+
+
+def block_size(num_choices: int, num_experts: int, prepared: bool = False) -> int:
+    """A power of two: too few rows waste a read of the weights, too many are mostly empty.
+
+    About half of an expert's average number of rows. With weights of `prepare_experts`, about that number: a block of
+    16 rows takes little longer than one of 8; beyond 32 rows, other products are as fast.
+    """
+    bits = max(num_choices // num_experts, 1).bit_length()
+    if prepared:
+        return min(max(1 << (bits - 1), 16), 32)
+    return min(max(1 << max(bits - 2, 0), _SMALLEST), _LARGEST)

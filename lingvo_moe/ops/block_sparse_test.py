@@ -107,10 +107,11 @@ def test_equals_buffers_for_any_number_of_tokens_experts_and_groups(num_experts,
     assert_as_buffers(layer, inputs_of(layer, batch, length))
 
 
-def test_unstacked_experts_keep_their_numbers():
-    """Of more than ten: a tree that passes a loop is sorted by name, `expert_10` before `expert_2`."""
-    layer = layer_of(num_experts=FEW_EXPERTS, num_groups=1)
-    inputs, stacked = inputs_of(layer, 4, 6), call(layer, "cpu")
+@pytest.mark.parametrize("num_experts, length", [(FEW_EXPERTS, 6), (2, 43)])
+def test_prepared_experts_compute_the_same(num_experts, length):
+    """Of many, whose tree is sorted by name in a loop, `expert_10` before `expert_2`; of two, in many blocks."""
+    layer = layer_of(num_experts=num_experts, num_groups=1)
+    inputs, stacked = inputs_of(layer, 4, length), call(layer, "cpu")
 
     def unstacked(inputs: dict) -> dict:
         repeated = {name: weight if name == "gate" else weight[None] for name, weight in inputs["theta"].items()}
@@ -121,7 +122,7 @@ def test_unstacked_experts_keep_their_numbers():
     found, expected = (
         harness.run(function, inputs, logical_axes={"outputs": "btm"})["outputs"] for function in (unstacked, stacked)
     )
-    np.testing.assert_array_equal(found, expected)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=TOLERANCE * np.abs(expected).max())
 
 
 @pytest.mark.parametrize("router", ["switch", "top_k:k=3"])
@@ -174,3 +175,9 @@ def test_a_block_has_rows_of_one_expert_and_used_blocks_come_first():
 )
 def test_block_size_is_about_half_of_an_experts_rows(num_choices, num_experts, size):
     assert block_size(num_choices, num_experts) == size
+
+
+@pytest.mark.parametrize("num_choices, num_experts, size", [(2, 8, 16), (64, 8, 16), (384, 16, 16), (512, 16, 32)])
+def test_block_size_of_prepared_experts_is_about_that_of_an_experts_rows(num_choices, num_experts, size):
+    assert block_size(num_choices, num_experts, prepared=True) == size
+    assert block_size(9000, num_experts, prepared=True) == 32

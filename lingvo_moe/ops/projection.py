@@ -13,9 +13,9 @@ import math
 from typing import Any
 
 from lingvo_moe.lazy import tf
-from lingvo_moe.ops import rounded
 from lingvo_moe.ops.context import Context
 from lingvo_moe.ops.precision import HIGHEST
+from lingvo_moe.ops.products import multiply
 from lingvo_moe.ops.tiles import transpose
 
 # On a CPU: up to this many rows per expert, gradients transpose the rows and not the weights (measured: a third faster
@@ -31,17 +31,17 @@ def project(inputs: tf.Tensor, weight: tf.Tensor, context: Context, contracted: 
         batch, fan_in, outputs = "ABC"[:leading], "KL"[:contracted], "OP"[: weight.shape.rank - contracted]
         return tf.einsum(f"{batch}{fan_in},{fan_in}{outputs}->{batch}{outputs}", inputs, weight)
     rows = tf.reshape(inputs, (-1, math.prod(weight.shape[:contracted])))
-    multiply = rounded.multiply if rounded.is_faster(rows, context) else tf.matmul
-    products = multiply(rows, tf.reshape(weight, (rows.shape[-1], -1)))
+    products = multiply(rows, tf.reshape(weight, (rows.shape[-1], -1)), context)
     return tf.reshape(products, (*inputs.shape[:leading], *weight.shape[contracted:]))
 
 
 def project_to_rows(inputs: tf.Tensor, table: tf.Tensor, context: Context) -> tf.Tensor:
     """`[..., K]` times the transpose of a table `[V, K]`: `[..., V]`, of the activations' dtype."""
-    rows = tf.reshape(inputs, (-1, inputs.shape[-1]))
-    if not rounded.is_faster(rows, context):
+    if context.platform != "cpu":
         return project(inputs, tf.transpose(table), context)
-    return tf.reshape(rounded.multiply(rows, table, transpose_b=True), (*inputs.shape[:-1], table.shape[0]))
+    rows = tf.reshape(inputs, (-1, inputs.shape[-1]))
+    products = multiply(rows, context.cast(table), context, transpose_b=True)
+    return tf.reshape(products, (*inputs.shape[:-1], table.shape[0]))
 
 
 def project_in_float32(inputs: tf.Tensor, weight: tf.Tensor, context: Context) -> tf.Tensor:
@@ -54,13 +54,13 @@ def project_in_float32(inputs: tf.Tensor, weight: tf.Tensor, context: Context) -
     if context.platform == "cpu" or tf.executing_eagerly():
         return project(inputs, weight, exact)
 
-    def multiply(inputs, weight):
+    def product(inputs, weight):
         def gradient(upstream):
             return _dot(upstream, weight, (2,), (1,)), _dot(inputs, upstream, (0, 1), (0, 1))
 
         return _dot(inputs, weight, (2,), (0,)), gradient
 
-    return tf.custom_gradient(multiply)(inputs, weight)
+    return tf.custom_gradient(product)(inputs, weight)
 
 
 def _dot(left: tf.Tensor, right: tf.Tensor, contracted: tuple[int, ...], by: tuple[int, ...]) -> tf.Tensor:
@@ -81,24 +81,24 @@ def project_by_expert(inputs: tf.Tensor, weights: tf.Tensor, context: Context) -
         return tf.einsum("EGCK,EKO->EGCO", inputs, weights)
     experts, groups, capacity, fan_in = inputs.shape
     rows = tf.reshape(inputs, (experts, groups * capacity, fan_in))
-    multiply = rounded.multiply if rounded.is_faster(rows, context) else tf.matmul
-    if groups * capacity <= FEW_ROWS:
-        multiply = _multiply_few_rows
-    products = multiply(rows, weights)
+    few = groups * capacity <= FEW_ROWS
+    products = _multiply_few_rows(rows, weights, context) if few else multiply(rows, weights, context)
     return tf.reshape(products, (experts, groups, capacity, weights.shape[-1]))
 
 
-def _multiply_few_rows(rows: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
+def _multiply_few_rows(rows: tf.Tensor, weights: tf.Tensor, context: Context) -> tf.Tensor:
     """`tf.matmul` of `[E, C, K]` and `[E, K, O]` for C <= FEW_ROWS, whose gradients transpose the rows.
 
     By default XLA's CPU compiler multiplies the gradient of few rows by transposed weights, which takes twice as long.
     """
+    devices = context.layout.mesh.size
 
-    def multiply(rows, weights):
+    def product(rows, weights):
         def gradient(upstream):
             with tf.name_scope("experts"):  # `tools.benchmarks.profile` finds it by this name
-                return transpose(tf.matmul(weights, transpose(upstream))), tf.matmul(transpose(rows), upstream)
+                by_rows = transpose(tf.matmul(weights, transpose(upstream, devices)), devices)
+                return by_rows, tf.matmul(transpose(rows, devices), upstream)
 
         return tf.matmul(rows, weights), gradient
 
-    return tf.custom_gradient(multiply)(rows, weights)
+    return tf.custom_gradient(product)(rows, weights)

@@ -9,11 +9,18 @@ from lingvo_moe.lazy import tf
 _SIDE = 8  # of a tile
 
 
-def transpose(tensor: tf.Tensor) -> tf.Tensor:
-    """`[..., A, B]` to `[..., B, A]`, tile by tile: XLA would fuse a plain transposition into the product after it."""
+def transpose(tensor: tf.Tensor, devices: int = 1) -> tf.Tensor:
+    """`[..., A, B]` to `[..., B, A]`, tile by tile: XLA would fuse a plain transposition into the product after it.
+
+    Each dimension may be sharded over up to `devices` devices: a tile never lies on two.
+    """
     *leading, height, width = tensor.shape
-    a, b = math.gcd(height, _SIDE), math.gcd(width, _SIDE)
+    a, b = _side(height, devices), _side(width, devices)
     count = len(leading)
     order = (*range(count), count + 2, count + 3, count, count + 1)
     tiles = tf.transpose(tf.reshape(tensor, (*leading, height // a, a, width // b, b)), order)
     return tf.reshape(tiles, (*leading, width, height))
+
+
+def _side(length: int, devices: int) -> int:
+    return math.gcd(length // devices, _SIDE) if length % devices == 0 else 1

@@ -7,11 +7,12 @@ import pytest
 
 from lingvo_moe.errors import UserError
 from lingvo_moe.lazy import tf
-from lingvo_moe.ops import rounded
 from lingvo_moe.ops.context import Context
+from lingvo_moe.ops.products import multiply
 from lingvo_moe.ops.projection import project_in_float32
 from lingvo_moe.ops.vectorize import vectorize
 from lingvo_moe.testing import harness
+from lingvo_moe.utils import processor
 
 pytestmark = pytest.mark.slow
 
@@ -52,16 +53,19 @@ def test_exact_products_and_their_gradients():
 
 
 @pytest.mark.parametrize("transpose_b", [False, True])
-def test_products_of_rounded_operands_and_their_gradients(transpose_b):
-    """A pipeline's stages with `matmul_precision=bfloat16`; one factor may be shared."""
+@pytest.mark.parametrize("precision", ["bfloat16", "default"])
+def test_products_for_a_cpu_and_their_gradients(precision, transpose_b, monkeypatch):
+    """A pipeline's stages with either precision; one factor may be shared."""
+    monkeypatch.setattr(processor, "multiplies_bfloat16", lambda: True)
 
     def one(x: tf.Tensor, weight: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
         right = tf.transpose(weight) if transpose_b else weight
+        context = Context(seed=seed, platform="cpu", matmul_precision=precision)
         with tf.GradientTape() as tape:
             tape.watch([x, right])
             pair = tf.stack([right, -right])
-            shared = rounded.multiply(tf.constant(inputs_of()["x"][0]), pair, transpose_b)
-            products = tf.sin(rounded.multiply(x, pair, transpose_b)) + shared
+            shared = multiply(tf.constant(inputs_of()["x"][0]), pair, context, transpose_b)
+            products = tf.sin(multiply(x, pair, context, transpose_b)) + shared
         of_x, of_right = tape.gradient(products, [x, right])
         return tf.concat([tf.reshape(tensor, [-1]) for tensor in (products, of_x, of_right)], axis=0)
 

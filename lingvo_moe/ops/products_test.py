@@ -1,6 +1,8 @@
-"""Products of rounded operands: values, gradients, when they are used; XLA's CPU compiler has all their forms."""
+"""Products for a CPU: values, gradients, their forms, when operands are rounded; XLA's compiler has all these forms."""
 
 from __future__ import annotations
+
+import re
 
 import ml_dtypes
 import numpy as np
@@ -9,10 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lingvo_moe import tree
+from lingvo_moe.engines.pjrt import Engine
 from lingvo_moe.lazy import tf
-from lingvo_moe.ops import rounded
 from lingvo_moe.ops.context import Context
+from lingvo_moe.ops.products import is_rounded, multiply
 from lingvo_moe.ops.projection import project, project_by_expert, project_in_float32, project_to_rows
+from lingvo_moe.program import lower
+from lingvo_moe.sharding.layout import DeviceMesh, Layout, Spec
 from lingvo_moe.testing import harness
 from lingvo_moe.utils import processor
 
@@ -26,25 +31,27 @@ def fast_bfloat16(monkeypatch):
     monkeypatch.setattr(processor, "multiplies_bfloat16", lambda: True)
 
 
-@settings(max_examples=25)
-@given(st.sampled_from([(), (1,), (3,)]), _SIZES, _SIZES, _SIZES, st.booleans())
-def test_products_of_any_shape_have_rounded_operands_and_float32_sums(leading, height, inner, width, transpose_b):
+@settings(max_examples=40)
+@given(st.sampled_from([(), (1,), (3,)]), _SIZES, _SIZES, _SIZES, st.booleans(), st.booleans())
+def test_products_of_any_shape_have_float32_sums(leading, height, inner, width, transpose_b, rounded):
     """Compiled, in value and both gradients, against NumPy in float64: no shape is one that XLA refuses to run."""
     random = np.random.default_rng(0)
     rows = random.normal(size=(*leading, height, inner)).astype(np.float32)
     weights = random.normal(size=(*leading, *((width, inner) if transpose_b else (inner, width)))).astype(np.float32)
     upstream = random.normal(size=(*leading, height, width)).astype(np.float32)
+    context = Context(**{**_TRAINING, "matmul_precision": "bfloat16" if rounded else "default"})
 
     def function(tensors):
         with tf.GradientTape() as tape:
             tape.watch([tensors["rows"], tensors["weights"]])
-            products = rounded.multiply(tensors["rows"], tensors["weights"], transpose_b)
+            products = multiply(tensors["rows"], tensors["weights"], context, transpose_b)
         by_rows, by_weights = tape.gradient(products, [tensors["rows"], tensors["weights"]], tensors["upstream"])
         return {"products": products, "by_rows": by_rows, "by_weights": by_weights}
 
     tensors = {"rows": rows, "weights": weights, "upstream": upstream}
     found = harness.compile_for(function, tensors)(tensors)
-    r, w, u = (value.astype(ml_dtypes.bfloat16).astype(np.float64) for value in (rows, weights, upstream))
+    dtype = ml_dtypes.bfloat16 if rounded else np.float32
+    r, w, u = (value.astype(dtype).astype(np.float64) for value in (rows, weights, upstream))
     matrix = np.swapaxes(w, -1, -2) if transpose_b else w
     by_weights = np.swapaxes(r, -1, -2) @ u
     expected = {
@@ -104,12 +111,51 @@ def test_the_routers_product_is_not_rounded():
 def test_other_programs_platforms_and_precisions_are_not_rounded(change):
     """Inference, matrix units that round by themselves, and what the user did not ask for."""
     rows = tf.zeros((2, 2))
-    assert rounded.is_faster(rows, Context(**_TRAINING))
-    assert not rounded.is_faster(rows, Context(**{**_TRAINING, **change}))
-    assert not rounded.is_faster(tf.cast(rows, tf.bfloat16), Context(**_TRAINING))
+    assert is_rounded(rows, Context(**_TRAINING))
+    assert not is_rounded(rows, Context(**{**_TRAINING, **change}))
+    assert not is_rounded(tf.cast(rows, tf.bfloat16), Context(**_TRAINING))
 
 
 def test_a_processor_without_the_instructions_multiplies_float32(monkeypatch):
     """There, products of bfloat16 would be slower."""
     monkeypatch.setattr(processor, "multiplies_bfloat16", lambda: False)
-    assert not rounded.is_faster(tf.zeros((2, 2)), Context(**_TRAINING))
+    assert not is_rounded(tf.zeros((2, 2)), Context(**_TRAINING))
+
+
+def weight_gradient(sizes: tuple[int, int, int], transpose_b: bool = False, layout: Layout = Layout()) -> str:
+    """The module of a weight's gradient, from [A, K] rows and [A, B] gradients of the products."""
+    height, inner, width = sizes
+    context = Context(**{**_TRAINING, "matmul_precision": "default", "layout": layout})
+
+    def function(tensors):
+        with tf.GradientTape() as tape:
+            tape.watch(tensors["weights"])
+            rows = context.annotate(tensors["rows"], "BM")
+            products = context.annotate(multiply(rows, tensors["weights"], context, transpose_b), "BH")
+        return {"gradient": tape.gradient(products, tensors["weights"], tensors["upstream"])}
+
+    specs = {
+        "rows": Spec((height, inner), "float32", "BM"),
+        "weights": Spec((width, inner) if transpose_b else (inner, width), "float32", "HM" if transpose_b else "MH"),
+        "upstream": Spec((height, width), "float32", "BH"),
+    }
+    axes = {"gradient": specs["weights"].logical_axes}
+    return Engine(layout.mesh.size, "cpu").load(lower("gradient", function, specs, axes, layout)).hlo()
+
+
+@pytest.mark.parametrize("transpose_b", [False, True])
+@pytest.mark.parametrize("inner, width, slow", [(64, 128, False), (64, 64, False), (128, 64, True)])
+def test_a_weights_gradient_has_the_library_s_kernel_where_that_gains(inner, width, slow, transpose_b):
+    """No product of the module has a transposed first factor, unless the transposition costs what the kernel gains."""
+    module = weight_gradient((256, inner, width), transpose_b)
+    assert ("lhs_contracting_dims={0}" in module) == slow
+    assert ("ynn" in module) != slow
+
+
+@pytest.mark.parametrize("height", [256, 24, 20])
+def test_a_transposition_is_sharded_as_its_tensor(height):
+    """On two devices and four, the only collective is the sum of the devices' gradients, whatever the rows' number."""
+    for mesh in (DeviceMesh((2,)), DeviceMesh((4,))):
+        module = weight_gradient((height, 64, 128), layout=Layout.of(mesh))
+        collectives = re.findall(r" (all-[a-z]+|collective-[a-z]+|reduce-scatter)(?:-start)?\(", module)
+        assert collectives == ["all-reduce"], (height, mesh)
