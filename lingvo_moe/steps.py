@@ -149,9 +149,16 @@ class Optimizer(Protocol):
         ...
 
     def update(
-        self, weights: dict, theta: dict, gradients: dict, optimizer_state: dict, step: tf.Tensor, context: Context
+        self,
+        weights: dict,
+        theta: dict,
+        gradients: dict,
+        optimizer_state: dict,
+        step: tf.Tensor,
+        is_finite: tf.Tensor,
+        context: Context,
     ) -> tuple[dict, dict]:
-        """Returns (theta, optimizer_state) after one step."""
+        """Returns (theta, optimizer_state) after one step, or as they are if loss or gradients are not finite."""
         ...
 
 
@@ -230,16 +237,14 @@ class Steps:
             theta = self._trained(before)
             loss, metrics, gradients = self._differentiate(theta, state, self._annotated(batch_specs, inputs["batch"]))
             with tf.name_scope("optimizer"):
-                new_theta, optimizer_state = self.optimizer.update(
-                    weights, theta, gradients, state["optimizer_state"], state["step"], self._context()
-                )
                 norm = _global_norm(weights, gradients)
                 is_finite = tf.math.is_finite(loss) & tf.math.is_finite(norm)
-                updated = tree.map_leaves(
-                    lambda new, old: tf.where(is_finite, new, old),
-                    {**self._average(before["theta"], new_theta, state["step"]), "optimizer_state": optimizer_state},
-                    {**before, "optimizer_state": state["optimizer_state"]},
+                new_theta, optimizer_state = self.optimizer.update(
+                    weights, theta, gradients, state["optimizer_state"], state["step"], is_finite, self._context()
                 )
+                updated = self._average(before["theta"], new_theta, state["step"])
+                if self.ema_decay:  # otherwise these are the optimizer's weights
+                    updated = tree.map_leaves(lambda new, old: tf.where(is_finite, new, old), updated, before)
             skipped = tf.cast(~is_finite, tf.int32)
             counts = {
                 "skipped": state["skipped"] + skipped,
@@ -258,6 +263,7 @@ class Steps:
                     "step": state["step"] + 1,
                     "seed": tf.identity(state["seed"]),
                     **updated,
+                    "optimizer_state": optimizer_state,
                 },
                 "metrics": metrics,
             }

@@ -219,7 +219,7 @@ class TransformerBase(Bilingual):
 class Quickstart(Recipe):
     """The model of `make quickstart`: 8 experts in each MoE layer, 2 virtual CPU devices, minutes on two cores."""
 
-    steps = 2800
+    steps = 4800
 
     def experiment(self) -> Experiment:
         """Returns the full configuration; docs/results.md has the trials that led to it."""
@@ -244,11 +244,11 @@ class Quickstart(Recipe):
                 aux_loss_weight=aux_loss_weight(8),
                 unroll=True,
             ),
-            # 0.03 for the first half, then on a straight line to a tenth of it, and this for the last steps.
+            # 0.02 for the first half, then on a straight line to a tenth of it, and this for the last steps.
             optimizer=Adafactor(
                 beta1=0.9,
                 learning_rate=InverseSquareRoot(
-                    peak_value=0.03,
+                    peak_value=0.02,
                     decay_after=self.steps,
                     warmup_steps=150,
                     cooldown_after=self.steps // 2,
@@ -275,7 +275,7 @@ class Quickstart(Recipe):
 class QuickstartShort(Quickstart):
     """The same, with as many steps as fit in 20 minutes on two cores that have no fast products of bfloat16."""
 
-    steps = 1600
+    steps = 1800
 
 
 @registry.register

@@ -39,11 +39,17 @@ def sampled_cross_entropy(
     axis = 0 if name == "table" else 1  # of the ids
     ends = intervals(num_candidates, weights.shape[axis])
     widths = np.diff(ends).astype(np.float32)
+    interval_of_id = np.repeat(np.arange(num_candidates, dtype=np.int32), np.diff(ends))
     ids = ends[:-1] + tf.cast(context.uniform((num_candidates,), "candidates") * widths, tf.int32)
     candidates = {name: tf.gather(weights, ids, axis=axis)}
     logits = Softmax(vocabulary=num_candidates, model_dim=inputs.shape[-1])(candidates, inputs, context)
     with tf.name_scope("softmax"):
-        others = tf.where(tf.equal(ids, labels[..., None]), _EXCLUDED, logits + np.log(widths))
+        # Only the candidate of the label's interval can be the label. Comparing all ids with each label gives the same,
+        # but XLA then draws the ids again for each label: a twentieth of a step.
+        of_interval = tf.gather(interval_of_id, labels)
+        excluded = tf.where(tf.equal(tf.gather(ids, of_interval), labels), of_interval, -1)
+        is_label = tf.equal(np.arange(num_candidates, dtype=np.int32), excluded[..., None])
+        others = tf.where(is_label, _EXCLUDED, logits + np.log(widths))
         vectors = tf.gather(weights, labels, axis=axis)
         equation = "btm,btm->bt" if name == "table" else "btm,mbt->bt"
         of_label = tf.einsum(equation, tf.cast(inputs, tf.float32), vectors)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import re
 
 import hypothesis
 import numpy as np
@@ -88,6 +89,27 @@ def test_each_id_is_drawn():
             nll = sampled_cross_entropy(theta, inputs, labels, 6, Context(seed=tf.constant([0, seed])))
         seen |= tf.convert_to_tensor(tape.gradient(nll, theta["table"])).numpy().any(axis=1)
     assert seen.all()
+
+
+def test_candidates_are_drawn_once():
+    """No loop over all logits, in value or gradient, computes random numbers: XLA fuses what draws them if it can."""
+    inputs = {
+        "table": np.zeros((VOCABULARY, MODEL), np.float32),
+        "inputs": np.zeros((4, 3, MODEL), np.float32),
+        "labels": np.zeros((4, 3), np.int32),
+        "seed": np.int32([3, 5]),
+    }
+
+    def function(inputs: dict) -> dict:
+        context = Context(seed=inputs["seed"], platform="cpu")
+        theta = {"table": inputs["table"]}
+        return {"nll": sampled_cross_entropy(theta, inputs["inputs"], inputs["labels"], 6, context)}
+
+    module = harness.compile_for(harness.with_gradients(function), inputs).hlo()
+    over_logits = [text for text in module.split("\n\n") if re.search(r"f32\[(4,3|12),6\]", text)]
+    drawing = [text for text in module.split("\n\n") if " xor(" in text]
+    assert over_logits and drawing
+    assert not [text for text in over_logits if text in drawing and not text.startswith("ENTRY")]
 
 
 @pytest.mark.parametrize("mesh", ["2", "8", "4x2"])

@@ -7,7 +7,8 @@ import dataclasses
 from lingvo_moe import ranges, tree
 from lingvo_moe.layers.base import Context, Weight
 from lingvo_moe.lazy import tf
-from lingvo_moe.ops.factored_moments import mean_of_quotients, prefers_mean_of_quotients
+from lingvo_moe.ops import fusion
+from lingvo_moe.ops.factored_moments import mean_by_rows, prefers_mean_by_rows
 from lingvo_moe.optimizers.schedules import InverseSquareRoot
 from lingvo_moe.ranges import ABOVE_0, SHARE_BELOW_1
 
@@ -70,7 +71,14 @@ class Adafactor:
         return _factors(weight) | ({"momentum": _zeros(weight, ())} if self.beta1 else {})
 
     def update(
-        self, weights: dict, theta: dict, gradients: dict, optimizer_state: dict, step: tf.Tensor, context: Context
+        self,
+        weights: dict,
+        theta: dict,
+        gradients: dict,
+        optimizer_state: dict,
+        step: tf.Tensor,
+        is_finite: tf.Tensor,
+        context: Context,
     ) -> tuple[dict, dict]:
         """Applies the gradients of one step.
 
@@ -80,6 +88,7 @@ class Adafactor:
           gradients: likewise.
           optimizer_state: float32 tensors for `self.state(weights)`.
           step: scalar int32, the number of steps before this one.
+          is_finite: scalar bool; if false, theta and optimizer state stay as they are.
           context: the layout and platform of the step.
 
         Returns:
@@ -92,55 +101,53 @@ class Adafactor:
         flat_state = tree.flatten(optimizer_state)
         new_theta, new_state = {}, {}
         for path, weight in declared.items():
-            factors = {name: flat_state[f"{path}/{name}"] for name in self._state_of(weight)}
+            state = {name: flat_state[f"{path}/{name}"] for name in self._state_of(weight)}
             with tf.name_scope(path.replace("/", "_")):
-                new_theta[path], updated = self._update_one(
-                    weight, values[path], flat_gradients[path], factors, beta2, rate, context
-                )
-            new_state.update({f"{path}/{name}": value for name, value in updated.items()})
+                gradient = context.annotate(flat_gradients[path], weight.logical_axes)
+                update, updated = self._scaled(weight, gradient, state, beta2, context)
+                if self.multiply_by_parameter_scale:
+                    update *= tf.maximum(self.minimum_scale, tf.sqrt(_mean_square(weight, values[path])))
+                if self.beta1:
+                    update = self.beta1 * state["momentum"] + (1.0 - self.beta1) * update
+                    # So the new weights are computed from the stored momentum, not from all that it is computed from.
+                    update = fusion.optimization_barrier(tf.where(is_finite, update, state["momentum"]), context)
+                    new_state[f"{path}/momentum"] = update
+                new_theta[path] = tf.where(is_finite, values[path] - rate * update, values[path])
+            new_state |= {f"{path}/{name}": tf.where(is_finite, new, state[name]) for name, new in updated.items()}
         return tree.unflatten(new_theta), tree.unflatten(new_state)
 
-    def _update_one(
-        self,
-        weight: Weight,
-        value: tf.Tensor,
-        gradient: tf.Tensor,
-        factors: dict,
-        beta2: tf.Tensor,
-        rate: tf.Tensor,
-        context: Context,
+    def _scaled(
+        self, weight: Weight, gradient: tf.Tensor, state: dict, beta2: tf.Tensor, context: Context
     ) -> tuple[tf.Tensor, dict]:
-        gradient = context.annotate(gradient, weight.logical_axes)
-        squared = tf.square(gradient)
+        """Returns the clipped update, before its scale and the learning rate, and the new second moments."""
 
         def decayed(name: str, mean: tf.Tensor) -> tf.Tensor:
             # Algorithm 4 adds epsilon to each square; added to their mean, it has the same effect and costs less.
-            return beta2 * factors[name] + (1.0 - beta2) * (mean + self.epsilon)
+            return beta2 * state[name] + (1.0 - beta2) * (mean + self.epsilon)
 
-        if weight.rows:
-            row = decayed("row", tf.reduce_mean(squared, axis=weight.columns))
-            column = decayed("column", tf.reduce_mean(squared, axis=weight.rows))
-            new_state = {"row": row, "column": column}
-            wide_row = _expand(row, weight.columns)
-            total = tf.reduce_mean(wide_row, axis=weight.rows, keepdims=True)
-            # The quotient wide_row / total may underflow in float32; each of the two does not.
-            update = gradient * (tf.math.rsqrt(wide_row) * tf.sqrt(total)) * tf.math.rsqrt(_expand(column, weight.rows))
-            matrices = (weight.logical_axes, weight.rows, weight.columns)
-            if prefers_mean_of_quotients(*matrices, context):
-                mean_square = mean_of_quotients(squared, wide_row, column, *matrices) * total
-            else:
-                mean_square = _mean_square(weight, update)
+        if not weight.rows:
+            moment = decayed("moment", tf.square(gradient))
+            update = gradient * tf.math.rsqrt(moment)
+            return self._clipped(update, _mean_square(weight, update)), {"moment": moment}
+        # What feeds a sum alone is fused into it; what feeds several operations is written to memory.
+        for_columns, for_update = (fusion.optimization_barrier(gradient, context) for _ in range(2))
+        row = decayed("row", tf.reduce_mean(tf.square(gradient), axis=weight.columns))
+        column = decayed("column", tf.reduce_mean(tf.square(for_columns), axis=weight.rows))
+        wide_row = _expand(row, weight.columns)
+        # The quotient wide_row / total may underflow in float32; each of the two does not.
+        total = tf.reduce_mean(wide_row, axis=weight.rows, keepdims=True)
+        by_row = tf.math.rsqrt(wide_row) * tf.sqrt(total)
+        by_column = tf.math.rsqrt(_expand(column, weight.rows))
+        column_apart = fusion.optimization_barrier(by_column, context)
+        if prefers_mean_by_rows(weight.logical_axes, weight.rows, weight.columns, context):
+            mean_square = mean_by_rows(for_update, wide_row, column_apart, weight.rows, weight.columns) * total
         else:
-            new_state = {"moment": decayed("moment", squared)}
-            update = gradient * tf.math.rsqrt(new_state["moment"])
-            mean_square = _mean_square(weight, update)
-        update /= tf.maximum(1.0, tf.sqrt(mean_square) / self.clipping_threshold)
-        if self.multiply_by_parameter_scale:
-            update *= tf.maximum(self.minimum_scale, tf.sqrt(_mean_square(weight, value)))
-        if self.beta1:
-            update = self.beta1 * factors["momentum"] + (1.0 - self.beta1) * update
-            new_state["momentum"] = update
-        return value - rate * update, new_state
+            row_apart = fusion.optimization_barrier(by_row, context)
+            mean_square = _mean_square(weight, for_update * row_apart * column_apart)
+        return self._clipped(gradient * by_row * by_column, mean_square), {"row": row, "column": column}
+
+    def _clipped(self, update: tf.Tensor, mean_square: tf.Tensor) -> tf.Tensor:
+        return update / tf.maximum(1.0, tf.sqrt(mean_square) / self.clipping_threshold)
 
 
 def _factors(weight: Weight) -> dict:

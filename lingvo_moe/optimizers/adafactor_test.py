@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 import numpy as np
 import pytest
@@ -112,7 +113,7 @@ def all_steps(optimizer: Adafactor, context: Context = Context()):
         for step in range(STEPS):
             gradients = inputs["gradients"][str(step)]
             theta, optimizer_state = optimizer.update(
-                WEIGHTS, theta, gradients, optimizer_state, tf.constant(step), context
+                WEIGHTS, theta, gradients, optimizer_state, tf.constant(step), tf.constant(True), context
             )
         return {"theta": theta, "optimizer_state": optimizer_state}
 
@@ -214,7 +215,7 @@ def update_one(
         {"w": optimizer_state},
     )
     theta, optimizer_state = optimizer.update(
-        {"w": weight}, *trees_of_one, tf.constant(step), Context(platform=platform)
+        {"w": weight}, *trees_of_one, tf.constant(step), tf.constant(True), Context(platform=platform)
     )
     return theta["w"].numpy(), harness.arrays(optimizer_state["w"])
 
@@ -292,3 +293,36 @@ def test_numbers_out_of_range(field, value):
     """Found when a command starts, not by a loss that is not finite."""
     with pytest.raises(UserError, match=rf"optimizer\.{field} is {value}; expected"):
         Adafactor(**{field: value})
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_a_cpu_writes_a_matrix_twice(devices):
+    """The new momentum and the new weights, but no squares, no update and no copy: each is a pass over memory.
+
+    On two devices each of them has half of the columns.
+    """
+    layout = Layout.of(DeviceMesh((devices,)), "M:x")
+    weight, optimizer = Weight((256, 64), "VM", "V"), Adafactor(learning_rate=RATE, beta1=0.9)
+
+    def function(inputs: dict) -> dict:
+        theta, optimizer_state = optimizer.update(
+            {"w": weight},
+            *({"w": tensors} for tensors in (inputs["state"]["theta"], inputs["gradient"], inputs["state"]["factors"])),
+            tf.constant(3),
+            tf.reduce_all(inputs["is_finite"]),
+            Context(layout, platform="cpu"),
+        )
+        return {"state": {"theta": theta["w"], "factors": optimizer_state["w"]}}
+
+    matrix = np.zeros(weight.shape, np.float32)
+    factors = {"row": matrix[:, 0], "column": matrix[0], "momentum": matrix}
+    inputs = {"state": {"theta": matrix, "factors": factors}, "gradient": matrix, "is_finite": np.ones(1, bool)}
+    logical_axes = {
+        **dict.fromkeys(("state/theta", "state/factors/momentum", "gradient"), "VM"),
+        "state/factors/row": "V",
+        "state/factors/column": "M",
+    }
+    program = harness.lower_for(function, inputs, layout, logical_axes, donated=("state",))
+    entry = harness.engine(layout).load(program).hlo().partition("\nENTRY")[2]
+    written = re.findall(rf"%\S+ = f32\[256,{64 // devices}\]\S* (?!parameter)([a-z\-]+)\(", entry)
+    assert written == ["fusion", "fusion"]

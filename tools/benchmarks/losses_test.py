@@ -110,7 +110,7 @@ def test_both_sides_have_one_schedule(steps):
     """The peers' function is the recipe's schedule, which is TensorFlow's."""
     own = learner.experiment_of(Learning(batches="", steps=steps, vocabulary=100))
     rates = [float(own.optimizer.learning_rate(tf.constant(step))) for step in range(0, steps, 7)]
-    expected = [0.03 * protocol.rate_factor(step, steps) for step in range(0, steps, 7)]
+    expected = [0.02 * protocol.rate_factor(step, steps) for step in range(0, steps, 7)]
     np.testing.assert_allclose(rates, expected, rtol=2e-6)  # a dozen float32 operations
     assert protocol.rate_factor(steps // 10 - 1, steps) == 1.0
     assert protocol.rate_factor(steps - 1, steps) == pytest.approx(0.1)
