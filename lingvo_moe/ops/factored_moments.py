@@ -11,7 +11,8 @@ def mean_by_rows(
 ) -> tf.Tensor:
     """The mean over each matrix of `(gradient * by_column)^2 / row`, from the mean of each row.
 
-    So each element is multiplied once less.
+    Each element is multiplied by one factor instead of two. The row's moment divides, as the square of its inverse root
+    may overflow.
 
     Args:
       gradient: of a weight.

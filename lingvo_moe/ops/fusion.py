@@ -13,9 +13,10 @@ from lingvo_moe.ops.context import Context
 
 
 def optimization_barrier(tensor: tf.Tensor, context: Context) -> tf.Tensor:
-    """Returns the tensor, which XLA fuses with nothing that uses the result; on other platforms than CPUs it may.
+    """Returns `tensor`, of any shape and dtype: on a CPU, XLA does not fuse what computes it with what uses the result.
 
-    Two barriers of one tensor are two tensors to XLA, and what is computed from them is not merged.
+    Equal operations on a tensor and on its barrier, or on two of its barriers, stay separate. On other platforms, and
+    outside of a compiled program, this does nothing.
     """
     if context.platform != "cpu" or tf.executing_eagerly():  # TensorFlow itself has no such operation
         return tensor

@@ -286,6 +286,28 @@ def test_zero_gradients_change_nothing_and_are_finite():
         assert all(np.isfinite(entry).all() for entry in new_state.values())
 
 
+@pytest.mark.parametrize("platform", ["", "cpu"])
+@pytest.mark.parametrize("beta1", [0.0, 0.9])
+def test_a_step_that_is_not_finite_changes_nothing(platform, beta1):
+    """Weights, momentum and second moments, of every kind of weight, compiled; the same gradients count if it is."""
+    optimizer, context = Adafactor(learning_rate=RATE, beta1=beta1), Context(platform=platform)
+
+    def function(inputs: dict) -> dict:
+        is_finite = tf.reduce_all(inputs["is_finite"])
+        before = inputs["theta"], inputs["gradients"], inputs["state"]
+        theta, optimizer_state = optimizer.update(WEIGHTS, *before, tf.constant(3), is_finite, context)
+        return {"theta": theta, "state": optimizer_state}
+
+    theta, random = trees()["theta"], np.random.default_rng(4)
+    state = tree.map_leaves(lambda e: random.uniform(1, 2, e.shape).astype(np.float32), optimizer.state(WEIGHTS))
+    inputs = {"theta": theta, "state": state, "gradients": tree.map_leaves(lambda w: w * np.float32(np.nan), theta)}
+    kept = harness.run(function, {**inputs, "is_finite": np.array([True, False])})
+    for path, value in tree.flatten({"theta": theta, "state": state}).items():
+        np.testing.assert_array_equal(kept[path], value, err_msg=path)
+    changed = harness.run(function, {**inputs, "is_finite": np.array([True, True])})
+    assert all(np.isnan(value).all() for value in changed.values())
+
+
 @pytest.mark.parametrize(
     "field, value", [("beta1", 1.0), ("beta2_cap", -0.1), ("clipping_threshold", 0.0), ("epsilon", math.nan)]
 )
