@@ -13,7 +13,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-from lingvo_moe.cli import process_setup
+from lingvo_moe.cli import allocator, process_setup
 
 # For this process and for the programs that tests start.
 os.environ["JAX_PLATFORMS"] = "cpu"
@@ -129,7 +129,7 @@ def drop_compiled_programs(request):
     """Drops a file's compiled programs when it ends; the programs of the whole suite would take twenty gigabytes."""
     with pytest.MonkeyPatch.context() as patch:
         # Tests run many programs and few steps of each, so freed memory is not used again.
-        patch.setattr(process_setup, "keep_freed_memory", lambda: None)
+        patch.setattr(allocator, "keep_freed_memory", lambda: None)
         yield
     for function in vars(request.module).values():
         if hasattr(function, "cache_clear"):

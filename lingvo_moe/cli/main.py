@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, NoReturn
 from absl import flags
 
 from lingvo_moe import experiment, extensions, registry
-from lingvo_moe.cli import app, released, run_config
+from lingvo_moe.cli import allocator, app, released, run_config
 from lingvo_moe.cli.run_config import (
     CheckpointConfig,
     CommandConfig,
@@ -33,11 +33,13 @@ class Command(NamedTuple):
       summary: one line of help.
       config: its flags.
       run: called with the configuration and the arguments that are not flags.
+      runs_programs: whether the allocator decides how fast it is.
     """
 
     summary: str
     config: type[CommandConfig]
     run: Callable[[Any, list[str]], int | None]
+    runs_programs: bool = False
 
 
 def _list(config: CommandConfig, arguments: list[str]):
@@ -116,9 +118,11 @@ def _evaluate(config: EvalConfig, arguments: list[str]) -> int | None:
 COMMANDS = {
     "list": Command("all registered models, their experts, layers, weights and devices", CommandConfig, _list),
     "show": Command("every hyperparameter of a model: show NAME", ModelConfig, _show),
-    "train": Command("train a model, or resume its training", TrainConfig, _deferred("train", "train")),
-    "eval": Command("score on held-out data: BLEU and chrF, perplexity, error rates or Dice", EvalConfig, _evaluate),
-    "translate": Command("translate lines into lines", TranslateConfig, _translate),
+    "train": Command("train a model, or resume its training", TrainConfig, _deferred("train", "train"), True),
+    "eval": Command(
+        "score on held-out data: BLEU and chrF, perplexity, error rates or Dice", EvalConfig, _evaluate, True
+    ),
+    "translate": Command("translate lines into lines", TranslateConfig, _translate, True),
     "plan": Command(
         "compile a model for a TPU slice without one: memory, communication, step time, cost: plan NAME",
         PlanConfig,
@@ -141,6 +145,9 @@ _HELP = ("--help", "-h", "help")
 
 def run() -> NoReturn:
     """The entry point of the process: runs the command that its arguments name, and exits."""
+    command = COMMANDS.get(sys.argv[1]) if len(sys.argv) > 1 else None
+    if command and command.runs_programs:
+        allocator.use_jemalloc()
     app.run_process(lambda: main(sys.argv))
 
 

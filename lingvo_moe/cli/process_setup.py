@@ -6,11 +6,9 @@ from here.
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import glob
 import os
-import platform
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -18,10 +16,6 @@ from typing import Any
 from lingvo_moe import lazy
 from lingvo_moe.cli import logging_setup
 from lingvo_moe.utils import cuda
-
-# Options of mallopt(3): never shrink the heap, allocate everything inside it, and one heap for all threads, because
-# only one can grow far.
-_TRIM_THRESHOLD, _MMAP_MAX, _ARENA_MAX = -1, -4, -8
 
 
 def set_up_process():
@@ -50,20 +44,6 @@ def set_environment():
         os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")
     if cuda.has_unusable_gpu():
         os.environ.setdefault("JAX_PLATFORMS", "cpu")
-
-
-def keep_freed_memory():
-    """Makes the C library of this process keep freed memory for the next step of a program.
-
-    XLA allocates the temporaries of a CPU program at every call and frees them at its end. By default each large one
-    goes back to the system, which fills it with zeros for the next call, page by page: a quarter of a small model's
-    step. Call this before JAX has devices: their threads would have heaps of their own by then.
-    """
-    if platform.libc_ver()[0] != "glibc":
-        return
-    set_option = ctypes.CDLL(None).mallopt
-    for option, value in ((_TRIM_THRESHOLD, -1), (_MMAP_MAX, 0), (_ARENA_MAX, 1)):
-        set_option(option, value)
 
 
 def ignore_closed_event_loops():

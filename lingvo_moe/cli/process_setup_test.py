@@ -78,35 +78,6 @@ def test_a_compiler_for_gpus_without_cuda_does_not_start_a_gpu(monkeypatch, gpus
     assert {name: os.environ[name] for name in names if name in os.environ} == expected
 
 
-_PAGE_FAULTS = """
-import ctypes, resource, statistics, sys
-ctypes.CDLL(None).prctl(41, 1, 0, 0, 0)  # PR_SET_THP_DISABLE: where huge pages are used, 8192 pages are 16
-from lingvo_moe.cli import process_setup
-if sys.argv[1] == "keep":
-    process_setup.keep_freed_memory()
-import jax
-sums = jax.jit(lambda x: (jax.numpy.cumsum(x) * 2).reshape(-1, 8).sum(0))
-value = jax.numpy.ones(2**23)
-def faults():
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    sums(value * 2).block_until_ready()
-    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
-print(int(statistics.quantiles((faults() for _ in range(25)), n=4)[0]))
-"""
-
-
-@pytest.mark.slow
-def test_program_called_again_reuses_its_memory():
-    """The pages of 32 MiB of temporaries, 8192 a call, are not allocated again; by default they are.
-
-    The lower quartile counts: where the memory of the last call is not freed yet, the heap grows, and later calls reuse
-    it; on a busy machine it grows in several calls. The program waits for the value of another one, so that it runs on
-    a thread of JAX, which must use the heap of the others.
-    """
-    kept, default = (int(_run(_PAGE_FAULTS, setting).stdout) for setting in ("keep", "default"))
-    assert kept < 1000 < 8192 <= default
-
-
 def _run(code: str, *arguments: str, environment: Mapping[str, str] = os.environ) -> subprocess.CompletedProcess:
     """Runs Python code in a process of its own, which must succeed."""
     process = subprocess.run(

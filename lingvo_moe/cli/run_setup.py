@@ -8,7 +8,7 @@ import os
 from collections.abc import Mapping
 
 from lingvo_moe import program_cache
-from lingvo_moe.cli import process_setup
+from lingvo_moe.cli import allocator
 from lingvo_moe.cli.run_config import RunConfig, TrainConfig
 from lingvo_moe.distributed.membership import Membership
 from lingvo_moe.distributed.membership import find as find_membership
@@ -92,7 +92,7 @@ def _make_engine(
 ) -> Engine:
     if config.engine != "tpu_strategy":
         _use_cache(config)
-        process_setup.keep_freed_memory()
+        allocator.keep_freed_memory()
     options = engines.EngineOptions(
         purpose=purpose,
         num_devices=num_devices,
@@ -102,7 +102,13 @@ def _make_engine(
         tpu=config.tpu,
         executables=program_cache.executables(),
     )
-    return engines.make(config.engine, options)
+    engine = engines.make(config.engine, options)
+    if purpose == "train" and engine.platform == "cpu" and allocator.is_missing():
+        _log.info(
+            "jemalloc is not installed (%s on Debian): with it, a step on CPU cores may take a quarter less time",
+            allocator.PACKAGE,
+        )
+    return engine
 
 
 def _use_cache(config: RunConfig):

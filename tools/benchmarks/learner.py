@@ -14,7 +14,7 @@ import sys
 import numpy as np
 
 from lingvo_moe import experiment, overrides, program_cache
-from lingvo_moe.cli import process_setup
+from lingvo_moe.cli import allocator, process_setup
 from lingvo_moe.data.batching import Batch
 from lingvo_moe.errors import UserError
 from lingvo_moe.experiment import Experiment
@@ -117,6 +117,6 @@ def of_model(rows: Rows) -> Batch:
 
 if __name__ == "__main__":
     process_setup.set_up_process()
-    process_setup.keep_freed_memory()
+    allocator.keep_freed_memory()
     program_cache.use(os.environ.get("LINGVO_MOE_CACHE", program_cache.OFF))
     protocol.serve(start, sys.argv[1:])

@@ -13,7 +13,7 @@ import numpy as np
 
 from lingvo_moe import experiment, program_cache, tree
 from lingvo_moe.analysis import flops
-from lingvo_moe.cli import process_setup
+from lingvo_moe.cli import allocator, process_setup
 from lingvo_moe.experiment import Experiment
 from lingvo_moe.layers.base import Context, initial_value
 from lingvo_moe.layers.mixture_of_experts import MixtureOfExperts
@@ -249,6 +249,6 @@ def versions() -> dict[str, str]:
 
 if __name__ == "__main__":
     process_setup.set_up_process()
-    process_setup.keep_freed_memory()
+    allocator.keep_freed_memory()
     program_cache.use(os.environ.get("LINGVO_MOE_CACHE", program_cache.OFF))
     protocol.serve(start, sys.argv[1:])

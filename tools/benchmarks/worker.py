@@ -10,6 +10,7 @@ import pathlib
 import subprocess
 from collections.abc import Mapping, Sequence
 
+from lingvo_moe.cli import allocator
 from lingvo_moe.errors import UserError
 
 REPOSITORY = pathlib.Path(__file__).parents[2]
@@ -56,7 +57,8 @@ class Worker:
                 stderr=log,
                 text=True,
                 cwd=REPOSITORY,
-                env={**os.environ, "PYTHONPATH": str(REPOSITORY), **(environment or {})},
+                # Both sides have the same allocator: the peer's library recommends to replace the C library's, too.
+                env={**os.environ, **allocator.preloading(), "PYTHONPATH": str(REPOSITORY), **(environment or {})},
             )
         assert self._process.stdin and self._process.stdout, "both are pipes"
         self._requests, self._answers = self._process.stdin, self._process.stdout
