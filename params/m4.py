@@ -259,7 +259,7 @@ class Quickstart(Recipe):
             input=InputConfig(
                 batch_size=16, source_length=64, target_length=56, temperature=5.0, name_substitution=0.5
             ),
-            training=TrainingSchedule(steps=self.steps, evaluate_every=400, checkpoint_every=100),
+            training=TrainingSchedule(steps=self.steps, evaluate_every=400, checkpoint_every=200),
             search=BeamSearch(max_length=48, length_alpha=1.0),
             mesh=DeviceMesh((2,)),
             # As `auto`, but the embedding tables are sharded along the vocabulary: each device updates a part of them.

@@ -30,7 +30,8 @@ def use_jemalloc():
     set: by this function, or by a user, who chooses the allocator then (the C library's, if it is set to nothing).
     """
     environment = preloading()
-    if environment and "LD_PRELOAD" not in os.environ and sys.executable:
+    can_start_again = sys.executable and sys.argv[0] not in ("", "-")  # not a program read from standard input
+    if environment and can_start_again and "LD_PRELOAD" not in os.environ:
         os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**environment, **os.environ})
 
 

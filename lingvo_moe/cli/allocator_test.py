@@ -68,6 +68,13 @@ def test_an_allocator_of_the_users_stays(monkeypatch, installed, started, chosen
     assert not started and not allocator.is_missing()
 
 
+def test_a_program_from_standard_input_is_not_started_again(monkeypatch, installed, started):
+    """It has been read already."""
+    monkeypatch.setattr(sys, "argv", ["-", "train"])
+    allocator.use_jemalloc()
+    assert not started
+
+
 def test_without_jemalloc_the_command_continues(monkeypatch, installed, started):
     os.remove(installed)
     allocator.use_jemalloc()

@@ -20,9 +20,10 @@ from lingvo_moe.data.sentence_balance import PairList, balance_sentences
 from lingvo_moe.data.tokenizer import SIDES
 from lingvo_moe.lazy import tf
 
-_CHUNK = 256  # examples tokenised at a time, by all shards together
-_MIN_CHUNK = 32  # by one shard
-_PREFETCHED_CHUNKS = 8
+# Of few examples at a time, the calls of NumPy and TensorFlow take longer than the work.
+_CHUNK = 1024  # examples tokenised at a time, by all shards together
+_MIN_CHUNK = 128  # by one shard
+_PREFETCHED_CHUNKS = 2
 _END_OF_STREAM = 1 << 62
 _NO_TOKENS = np.zeros(0, np.int32)
 
