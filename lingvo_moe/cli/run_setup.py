@@ -102,13 +102,7 @@ def _make_engine(
         tpu=config.tpu,
         executables=program_cache.executables(),
     )
-    engine = engines.make(config.engine, options)
-    if purpose == "train" and engine.platform == "cpu" and allocator.is_missing():
-        _log.info(
-            "jemalloc is not installed (%s on Debian): with it, a step on CPU cores may take a quarter less time",
-            allocator.PACKAGE,
-        )
-    return engine
+    return engines.make(config.engine, options)
 
 
 def _use_cache(config: RunConfig):

@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterator
 
 from lingvo_moe import lazy
-from lingvo_moe.cli import initial_weights, logging_setup, run_setup
+from lingvo_moe.cli import allocator, initial_weights, logging_setup, run_setup
 from lingvo_moe.cli.run_config import TrainConfig
 from lingvo_moe.distributed import watchdog
 from lingvo_moe.distributed.process_group import ProcessGroup
@@ -33,6 +33,8 @@ def train(config: TrainConfig):
             name, experiment, engine, logdir, processes, initial_weights=others, initial_values=values | weights
         )
     if metrics:
+        if engine.platform == "cpu" and allocator.is_missing():
+            _log.info(f"training on CPU cores is faster with jemalloc, on Debian the package {allocator.PACKAGE}")
         _log.info(
             f"trained for {experiment.training.steps} steps: cross-entropy {metrics['cross_entropy']:.3f}"
             + (f", held out {metrics['valid/cross_entropy']:.3f}" if "valid/cross_entropy" in metrics else "")
