@@ -24,14 +24,14 @@ _TRIM_THRESHOLD, _MMAP_MAX, _ARENA_MAX = -1, -4, -8
 
 
 def use_jemalloc():
-    """Starts this process's command again with jemalloc; call it before anything else.
+    """Restarts this process with jemalloc; call it before the process does anything that must not be done twice.
 
     Only the start of a process can replace its allocator. Returns if jemalloc is not installed, and if `LD_PRELOAD` is
-    set: by this function, or by a user, who chooses the allocator then (the C library's, if it is set to nothing).
+    set: by the restart, or by a user, who chooses the allocator then (the C library's, if it is set to nothing).
     """
     environment = preloading()
-    can_start_again = sys.executable and sys.argv[0] not in ("", "-")  # not a program read from standard input
-    if environment and can_start_again and "LD_PRELOAD" not in os.environ:
+    can_restart = sys.executable and sys.argv[0] not in ("", "-")  # not a program read from standard input
+    if environment and can_restart and "LD_PRELOAD" not in os.environ:
         os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**environment, **os.environ})
 
 

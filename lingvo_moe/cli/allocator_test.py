@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
-from collections.abc import Mapping
 
 import pytest
 
 from lingvo_moe.cli import allocator, main
+from lingvo_moe.testing.processes import run_code
 
 needs_jemalloc = pytest.mark.skipif(
     not allocator.preloading(), reason=f"needs {allocator.PACKAGE}, which tools/setup.sh installs"
@@ -49,7 +48,7 @@ def started(monkeypatch):
     return calls
 
 
-def test_the_command_starts_again_with_jemalloc(monkeypatch, installed, started):
+def test_the_command_restarts_with_jemalloc(monkeypatch, installed, started):
     """With all of its arguments, those of Python included, and its environment; options of the user's stay."""
     monkeypatch.setattr(sys, "orig_argv", ["python", "-W", "error", "-m", "lingvo_moe", "train", "--steps=1"])
     monkeypatch.setenv("MALLOC_CONF", "narenas:1")
@@ -62,13 +61,13 @@ def test_the_command_starts_again_with_jemalloc(monkeypatch, installed, started)
 
 @pytest.mark.parametrize("chosen", ["", "libtcmalloc.so.4"])
 def test_an_allocator_of_the_users_stays(monkeypatch, installed, started, chosen):
-    """An empty value is a choice, too; and a process that was started again is not started a third time."""
+    """An empty value is a choice, too; and a process is restarted only once."""
     monkeypatch.setenv("LD_PRELOAD", chosen)
     allocator.use_jemalloc()
     assert not started and not allocator.is_missing()
 
 
-def test_a_program_from_standard_input_is_not_started_again(monkeypatch, installed, started):
+def test_a_program_from_standard_input_is_not_restarted(monkeypatch, installed, started):
     """It has been read already."""
     monkeypatch.setattr(sys, "argv", ["-", "train"])
     allocator.use_jemalloc()
@@ -82,7 +81,7 @@ def test_without_jemalloc_the_command_continues(monkeypatch, installed, started)
 
 
 @pytest.mark.parametrize("command, again", [("train", True), ("translate", True), ("list", False), ("wrong", False)])
-def test_commands_that_run_programs_start_again(monkeypatch, installed, started, command, again):
+def test_commands_that_run_programs_restart(monkeypatch, installed, started, command, again):
     """The others would only start later."""
     monkeypatch.setattr(sys, "argv", ["lingvo_moe", command])
     monkeypatch.setattr(main.app, "run_process", lambda command: None)
@@ -98,7 +97,7 @@ def test_a_started_process_has_jemalloc():
         "print(hasattr(ctypes.CDLL(None), 'mallctl'), sys.argv[1:])"
     )
     environment = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
-    process = _run(code, "a b", "", environment=environment)
+    process = run_code(code, "a b", "", environment=environment)
     assert (process.stdout, process.stderr) == ("True ['a b', '']\n", "")
 
 
@@ -112,18 +111,6 @@ def test_program_called_again_reuses_its_memory(kept_by):
     a thread of JAX, which must use the heap of the others.
     """
     environment = os.environ | (allocator.preloading() if kept_by == "jemalloc" else {})
-    kept = int(_run(_PAGE_FAULTS, kept_by, environment=environment).stdout)
-    default = int(_run(_PAGE_FAULTS, "default").stdout)
+    kept = int(run_code(_PAGE_FAULTS, kept_by, environment=environment).stdout)
+    default = int(run_code(_PAGE_FAULTS, "default").stdout)
     assert kept < 1000 < 8192 <= default
-
-
-def _run(code: str, *arguments: str, environment: Mapping[str, str] = os.environ) -> subprocess.CompletedProcess:
-    """Runs Python code in a process of its own, which must succeed."""
-    process = subprocess.run(
-        [sys.executable, "-c", code, *arguments],
-        capture_output=True,
-        text=True,
-        env={**environment, "PYTHONPATH": os.pathsep.join(sys.path)},
-    )
-    assert process.returncode == 0, process.stderr
-    return process

@@ -33,13 +33,13 @@ class Command(NamedTuple):
       summary: one line of help.
       config: its flags.
       run: called with the configuration and the arguments that are not flags.
-      runs_programs: whether the allocator decides how fast it is.
+      uses_jemalloc: whether it restarts with jemalloc, as it runs programs many times.
     """
 
     summary: str
     config: type[CommandConfig]
     run: Callable[[Any, list[str]], int | None]
-    runs_programs: bool = False
+    uses_jemalloc: bool = False
 
 
 def _list(config: CommandConfig, arguments: list[str]):
@@ -146,7 +146,7 @@ _HELP = ("--help", "-h", "help")
 def run() -> NoReturn:
     """The entry point of the process: runs the command that its arguments name, and exits."""
     command = COMMANDS.get(sys.argv[1]) if len(sys.argv) > 1 else None
-    if command and command.runs_programs:
+    if command and command.uses_jemalloc:
         allocator.use_jemalloc()
     app.run_process(lambda: main(sys.argv))
 

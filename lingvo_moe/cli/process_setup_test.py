@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import types
-from collections.abc import Mapping
 
 import pytest
 
 from lingvo_moe.cli import process_setup
+from lingvo_moe.testing.processes import run_code
 from lingvo_moe.utils import cuda
 
 
@@ -33,7 +32,7 @@ def test_importing_the_command_line_changes_nothing_of_the_process():
         "assert sys.unraisablehook is hook and not logging.getLogger('lingvo_moe').handlers\n"
         "assert not logging.getLogger('absl').filters and not logging.getLogger('asyncio').filters\n"
     )
-    _run(code)
+    run_code(code)
 
 
 @pytest.mark.parametrize("given, expected", [(None, "3"), ("1", "3"), ("0", "0"), ("2", "2")])
@@ -54,7 +53,7 @@ def test_looking_for_devices_is_silent():
     )
     of_tests = ("JAX_", "TPU_", "TF_CPP", "XLA_")
     environment = {name: value for name, value in os.environ.items() if not name.startswith(of_tests)}
-    process = _run(code, environment=environment)
+    process = run_code(code, environment=environment)
     assert (process.stdout, process.stderr) == ("cpu\n", "")
 
 
@@ -76,15 +75,3 @@ def test_a_compiler_for_gpus_without_cuda_does_not_start_a_gpu(monkeypatch, gpus
     monkeypatch.setattr(cuda, "has_runtime", lambda: installed)
     process_setup.set_environment()
     assert {name: os.environ[name] for name in names if name in os.environ} == expected
-
-
-def _run(code: str, *arguments: str, environment: Mapping[str, str] = os.environ) -> subprocess.CompletedProcess:
-    """Runs Python code in a process of its own, which must succeed."""
-    process = subprocess.run(
-        [sys.executable, "-c", code, *arguments],
-        capture_output=True,
-        text=True,
-        env={**environment, "PYTHONPATH": os.pathsep.join(sys.path)},
-    )
-    assert process.returncode == 0, process.stderr
-    return process

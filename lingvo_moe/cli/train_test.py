@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import sys
 import time
 
 import pytest
 
 from lingvo_moe.cli import main
 from lingvo_moe.testing import experiments as tiny
+from lingvo_moe.testing.processes import run_code
 
 pytestmark = pytest.mark.slow
 
@@ -38,14 +38,7 @@ tpu_strategy.Engine.connect = staticmethod(lambda tpu: local_tpu.engine())
 def _process(code: str, *arguments: str, **options) -> subprocess.CompletedProcess:
     """Runs `main` in a process whose environment does not choose JAX's platform."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("JAX_")}
-    return subprocess.run(
-        [sys.executable, "-c", code, *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**environment, "PYTHONPATH": os.pathsep.join(sys.path)},
-        **options,
-    )
+    return run_code(code, *arguments, environment=environment, succeeds=False, **options)
 
 
 @pytest.mark.parametrize(

@@ -57,8 +57,8 @@ class Worker:
                 stderr=log,
                 text=True,
                 cwd=REPOSITORY,
-                # Both sides have the same allocator: the peer's library recommends to replace the C library's, too.
-                env={**os.environ, **allocator.preloading(), "PYTHONPATH": str(REPOSITORY), **(environment or {})},
+                # Both sides have the same allocator; as for our commands, `LD_PRELOAD=` keeps the C library's.
+                env={**allocator.preloading(), **os.environ, "PYTHONPATH": str(REPOSITORY), **(environment or {})},
             )
         assert self._process.stdin and self._process.stdout, "both are pipes"
         self._requests, self._answers = self._process.stdin, self._process.stdout
