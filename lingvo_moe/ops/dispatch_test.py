@@ -204,10 +204,12 @@ def test_rows_are_gathered_in_both_passes_in_named_scopes():
     # The lowered program has the scatters: compilers for CPUs may write them as loops.
     scattered = re.findall(r'"stablehlo\.scatter".*?\) -> tensor<(?:\d+x)*(\w+)>', _lowered("8"), re.DOTALL)
     assert set(scattered) == {"i32"}
-    found = re.findall(r" (\w+)\[[\d,]*\]\S* gather\(.*op_name=\"([^\"]*)\"", compiled("gather", "8").hlo())
-    assert {dtype for dtype, _ in found} == {"f32"}
-    assert sum("dispatch" in name for _, name in found) == 2, "one in each pass"
-    assert sum("combine" in name for _, name in found) == 2
+    found = re.findall(r" (\w+)\[([\d,]*)\]\S* gather\(.*op_name=\"([^\"]*)\"", compiled("gather", "8").hlo())
+    assert {dtype for dtype, *_ in found} == {"f32"}
+    rows = [name for _, shape, name in found if shape.endswith(f",{MODEL}")]
+    assert sum("dispatch" in name for name in rows) == 2, "one in each pass"
+    assert sum("combine" in name for name in rows) == 2
+    assert len(found) == len(rows) + 1, "the weight of each position, for the gradient"
 
 
 def _lowered(mesh: str) -> str:

@@ -4,7 +4,8 @@
     python -m tools.study --results=docs/study/results.json --output=docs/study --page=docs/study.md
 
 The first form trains, evaluates and draws; what is finished is not repeated, so the same command resumes after any
-interruption. The second redraws from the numbers of a study.
+interruption. Started several times, for instance with `taskset` on one core each, it makes as many runs at once. The
+second form redraws from the numbers of a study.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import math
 import os
 import pathlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from absl import flags
 
@@ -78,21 +79,21 @@ def main(arguments: list[str]) -> int:
     for each in trials:
         each.experiment()  # reports a mistake, too
     directory.mkdir(parents=True, exist_ok=True)
-    with _locked(directory) as lock:
+    with _locked(directory / "lock"):
         data, languages = prepare(study, Corpus.open_to_train(FLAGS.corpus), directory)
         for each in trials:
-            each.check_settings(data, 60 * FLAGS.budget)
+            each.check_settings(data, _seconds(each))
         embeddings.make(trials, data)
-        execute, failed = functools.partial(trial.execute, inherited=[lock]), []
-        for number, each in enumerate(trials, start=1):
-            print(f"\n== {number}/{len(trials)} {each.run.name}", flush=True)
-            try:
-                each.complete(data, 60 * FLAGS.budget, execute)
-            except CommandFailed as error:
-                if error.status == app.INTERRUPTED:
-                    return error.status
-                failed.append(f"{each.run.name} ({error})")
-            report(collect(study, trials, FLAGS.budget, languages))
+    failed = []
+    for each, lock in _in_turn(trials):
+        print(f"\n== {1 + trials.index(each)}/{len(trials)} {each.run.name}", flush=True)
+        try:
+            each.complete(data, _seconds(each), functools.partial(trial.execute, inherited=[lock]))
+        except CommandFailed as error:
+            if error.status == app.INTERRUPTED:
+                return error.status
+            failed.append(f"{each.run.name} ({error})")
+        report(collect(study, trials, FLAGS.budget, languages))
     if failed:
         print(f"Failed: {', '.join(failed)}. The same command tries these again.", file=sys.stderr)
     return 1 if failed else 0
@@ -147,17 +148,42 @@ def _write(path: pathlib.Path, text: str):
         file.write(text)
 
 
+def _seconds(each: Trial) -> float:
+    """Returns the CPU time of a run."""
+    return 60 * FLAGS.budget * each.run.share
+
+
+def _in_turn(trials: Sequence[Trial]) -> Iterator[tuple[Trial, int]]:
+    """Yields each run and a descriptor that holds it: first those that are in no other process, then the others."""
+    elsewhere = []
+    for each in trials:
+        each.directory.mkdir(parents=True, exist_ok=True)
+        try:
+            with _locked(each.directory / "lock", wait=False) as lock:
+                yield each, lock
+        except BlockingIOError:
+            elsewhere.append(each)
+    for each in elsewhere:
+        with _locked(each.directory / "lock") as lock:
+            yield each, lock
+
+
 @contextlib.contextmanager
-def _locked(directory: pathlib.Path) -> Iterator[int]:
-    """Waits until no other process works in the directory; yields a descriptor that holds it.
+def _locked(path: pathlib.Path, wait: bool = True) -> Iterator[int]:
+    """Holds a lock file; yields a descriptor that holds it as well.
 
     Commands inherit the descriptor: if this process is killed, the next one waits until its last command has ended.
+
+    Raises:
+      BlockingIOError: another process holds the file, and `wait` is false.
     """
-    with open(directory / "lock", "w", encoding="utf-8") as file:
+    with open(path, "w", encoding="utf-8") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            print(f"waiting for another process that works in {directory} ...", file=sys.stderr, flush=True)
+            if not wait:
+                raise
+            print(f"waiting for another process that works in {path.parent} ...", file=sys.stderr, flush=True)
             fcntl.flock(file, fcntl.LOCK_EX)
         yield file.fileno()
 

@@ -22,12 +22,14 @@ class Run:
       language: of a bilingual baseline; empty for a multilingual model.
       assignments: `field=value`s of `--set`, after those of the study.
       seed: of the initial weights and of the order of the training data.
+      share: of the study's CPU time, above 0 and at most 1.
     """
 
     model: str
     language: str = ""
     assignments: tuple[str, ...] = ()
     seed: int = 0
+    share: float = 1.0
 
     @property
     def name(self) -> str:
@@ -162,8 +164,11 @@ def _baseline(where: str, values: Any) -> Run:
     table = _Table(where, values)
     language = table.take("language", str)
     assignments = table.take_list("set", str, [])
+    share = table.take("share", float, 1.0)
     table.end()
-    return Run(f"bilingual {language}", language, ("model.num_experts=0", *assignments))
+    if not 0 < share <= 1:
+        raise UserError(f"{where}: share is {share:g}; expected a number above 0, and at most 1.")
+    return Run(f"bilingual {language}", language, ("model.num_experts=0", *assignments), share=share)
 
 
 def _models(where: str, values: Any) -> list[Run]:

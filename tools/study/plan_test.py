@@ -45,13 +45,19 @@ def test_models_of_the_repository_s_study_are_those_of_the_paper():
     limits = [study.languages[run.language] for run in study.baselines]
     assert sorted(limits) == [0, 0, 2000, 2000, 20_000, 20_000]
     assert all(models[run.name].num_experts == 0 for run in study.baselines)
+    # The less data, the less time, as docs/study.md says.
+    assert [run.share for run in sorted(study.baselines, key=lambda run: study.languages[run.language] or 1e9)] == [
+        *(0.05, 0.05),
+        *(0.25, 0.25),
+        *(1.0, 1.0),
+    ]
 
 
 def test_the_learning_rate_is_constant():
-    """0.03 for longer than any run of an hour, so that models with quicker steps have no other schedule."""
+    """0.02 for longer than any run of an hour, so that models with quicker steps have no other schedule."""
     study = plan.load(_M4)
     rates = [Trial(study, run, pathlib.Path("x")).experiment().optimizer.learning_rate for run in study.runs]
-    assert {rate.peak_value for rate in rates} == {0.03}
+    assert {rate.peak_value for rate in rates} == {0.02}
     assert min(rate.decay_after for rate in rates) >= 1_000_000
     assert {rate.cooldown_steps for rate in rates} == {0}
 
@@ -76,6 +82,8 @@ def test_losses_fall(tmp_path):
         ("vocabulary = 8000", "vocabulary = true", "vocabulary is True; expected a whole number"),
         ("vocabulary = 8000", "vocabulary = 8000\nmax_pair = 3", "`max_pair` is unknown. Did you mean max_pairs"),
         ("fr = 100", "fr = 'all'", "languages: fr is 'all'; expected a whole number"),
+        ('language = "fr"', 'language = "fr"\nshare = 0', "baselines: share is 0; expected a number above 0, and at most 1"),
+        ('language = "fr"', 'language = "fr"\nshare = 1.5', "baselines: share is 1.5; expected a number above 0"),
         ('language = "fr"', 'language = "it"', "baselines: it is not among the study's languages"),
         ("seeds = [0, 3]", "seeds = [3, 3]", "two runs are named 16_experts_seed3"),
         ("seeds = [0, 3]", "seed = [0, 3]", "models: `seed` is unknown. Did you mean seeds"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pathlib
 import re
@@ -9,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from typing import Any
 
 import pytest
 
@@ -145,16 +147,17 @@ def test_mistakes_are_errors(arguments, message, tmp_path, flags, capsys):
 
 
 @pytest.mark.slow
-def test_two_studies_do_not_share_a_directory(tmp_path, capsys):
-    """The second waits, also for a command whose study was killed: that has inherited the lock."""
+def test_a_command_holds_its_run_after_its_study_was_killed(tmp_path):
+    """It has inherited the lock, for which the next start waits."""
     code = "import sys; print('ready', flush=True); sys.stdin.read()"
-    with study._locked(tmp_path) as lock:
+    with study._locked(tmp_path / "lock") as lock:
         command = subprocess.Popen(
             [sys.executable, "-c", code], pass_fds=[lock], stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
         assert command.stdin and command.stdout and command.stdout.readline() == b"ready\n"
     code = (
-        f"import pathlib\nfrom tools.study.__main__ import _locked\nwith _locked(pathlib.Path({str(tmp_path)!r})): pass"
+        "import pathlib\nfrom tools.study.__main__ import _locked\n"
+        f"with _locked(pathlib.Path({str(tmp_path / 'lock')!r})): pass"
     )
     waiter = subprocess.Popen(
         [sys.executable, "-c", code],
@@ -165,6 +168,25 @@ def test_two_studies_do_not_share_a_directory(tmp_path, capsys):
     command.communicate()
     assert waiter.wait() == 0
     waiter.stderr.close()
+
+
+class _Named:
+    """What `_in_turn` needs of a run."""
+
+    def __init__(self, directory: pathlib.Path):
+        self.directory = directory
+
+
+def test_runs_of_other_processes_come_last(tmp_path):
+    """So that two processes make two runs at once, and each ends when all are finished."""
+    runs: list[Any] = [_Named(tmp_path / name) for name in "abc"]
+    with contextlib.ExitStack() as other:
+        runs[0].directory.mkdir()
+        other.enter_context(study._locked(runs[0].directory / "lock"))
+        mine = study._in_turn(runs)
+        assert [next(mine)[0], next(mine)[0]] == runs[1:]
+        other.close()  # otherwise the next one would wait
+        assert next(mine)[0] is runs[0]
 
 
 @pytest.mark.slow
