@@ -19,6 +19,7 @@ from collections.abc import Callable
 
 from lingvo_moe.errors import UserError
 from lingvo_moe.program import Program
+from lingvo_moe.utils import processor
 
 OFF = "off"
 # The maximal number of files of each kind; the oldest are deleted. A program of a large model takes some megabytes.
@@ -81,7 +82,9 @@ def cached(method: Callable[..., Program]) -> Callable[..., Program]:
     def lower(self, *arguments) -> Program:
         if _settings.directory is None or not _is_covered(self):
             return method(self, *arguments)
-        text = f"{method.__name__} of {self} for {arguments} by {_fingerprint()}"
+        # The processor decides the form of products (`ops.products`), and several may share a directory.
+        form = f"multiplies_bfloat16={processor.multiplies_bfloat16()}"
+        text = f"{method.__name__} of {self} for {arguments} by {_fingerprint()}, {form}"
         path = _settings.directory / "programs" / hashlib.sha256(text.encode()).hexdigest()
         with contextlib.suppress(UserError, OSError):  # absent, or corrupt and then replaced
             os.utime(path)

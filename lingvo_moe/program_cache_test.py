@@ -16,6 +16,7 @@ from lingvo_moe.errors import UserError
 from lingvo_moe.optimizers.adafactor import Adafactor
 from lingvo_moe.program import Program
 from lingvo_moe.sharding.layout import DeviceMesh
+from lingvo_moe.utils import processor
 
 lowered: list[str] = []
 
@@ -62,15 +63,18 @@ def test_program_is_lowered_once(programs):
 
 
 def test_key_contains_all_that_a_program_depends_on(programs, monkeypatch):
-    """The method, its arguments, a hyperparameter, and the source of this package."""
+    """The method, its arguments, a hyperparameter, the processor's instructions, and the source of this package."""
     Steps().train({"ids": 1})
     Steps().train({"ids": 2})
     Steps().evaluate({"ids": 1})
     other = Steps(optimizer=Adafactor(epsilon=1e-20)).train({"ids": 1})
     assert b"epsilon=1e-20" in other.module
+    for has_instructions in (False, True):
+        monkeypatch.setattr(processor, "multiplies_bfloat16", lambda found=has_instructions: found)
+        Steps().train({"ids": 3})
     monkeypatch.setattr(program_cache, "_fingerprint", lambda: "another version")
     Steps().train({"ids": 1})
-    assert len(lowered) == 5 == len(list(programs.iterdir()))
+    assert len(lowered) == 7 == len(list(programs.iterdir()))
 
 
 @pytest.mark.parametrize("content", [b"", b"PK\x03\x04 truncated"])

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from lingvo_moe.lazy import tf
 from lingvo_moe.ops.context import Context
 from lingvo_moe.ops.dispatch import choices_of
+from lingvo_moe.ops.products import multiply
 from lingvo_moe.ops.projection import project
 from lingvo_moe.ops.routing import NONE, Routing, sum_of_choices
 from lingvo_moe.ops.slices import dynamic_update_slice
@@ -135,8 +136,8 @@ def _transposed_network(wi: tf.Tensor, wo: tf.Tensor, context: Context) -> Calla
     """The same, from transposed weights."""
 
     def compute(rows: tf.Tensor) -> tf.Tensor:
-        hidden = tf.nn.relu(tf.matmul(context.cast(wi), transpose(rows)))
-        return transpose(tf.matmul(context.cast(wo), hidden))
+        hidden = tf.nn.relu(multiply(context.cast(wi), transpose(rows), context))
+        return transpose(multiply(context.cast(wo), hidden, context))
 
     return compute
 

@@ -1,12 +1,12 @@
-"""Products of matrices for a CPU's training steps, where XLA's compiler has kernels of different speeds.
+"""Products of matrices for a CPU, where XLA's compiler has kernels of different speeds.
 
 It gives a product to a library (YNNPACK) unless the first factor is transposed, as in the gradient of a weight. Such a
 product takes a slower kernel: half as fast, where the second factor has 1024 columns. So the first factor is transposed
 in memory, except one that is wider than the second, for which this gains nothing.
 
 With `matmul_precision=bfloat16`, on a CPU that has instructions for it, operands are rounded to bfloat16 and sums are
-float32, as a TPU does by default. Then a first factor is always transposed in memory, as the slower kernel gains
-nothing from bfloat16, and XLA has none for two transposed factors.
+float32, as a TPU does by default, in training and in inference. Then a first factor is always transposed in memory, as
+the slower kernel gains nothing from bfloat16, and XLA has none for two transposed factors.
 """
 
 from __future__ import annotations
@@ -23,10 +23,12 @@ def multiply(rows: tf.Tensor, weights: tf.Tensor, context: Context, transpose_b:
 
     Where operands are rounded, so are those of the gradients.
     """
-    if not context.training or context.platform != "cpu" or rows.dtype != tf.float32:
+    if context.platform != "cpu" or rows.dtype != tf.float32:
         return tf.matmul(rows, weights, transpose_b=transpose_b)
-    scope = tf.get_current_name_scope()  # which `analysis.plan` and `tools.benchmarks.profile` tell parts by
     dtype = tf.bfloat16 if is_rounded(rows, context) else tf.float32
+    if not context.training:
+        return _multiply(tf.cast(rows, dtype), tf.cast(weights, dtype), transpose_b=transpose_b)
+    scope = tf.get_current_name_scope()  # which `analysis.plan` and `tools.benchmarks.profile` tell parts by
 
     def product(rows, weights):
         rows, weights = tf.cast(rows, dtype), tf.cast(weights, dtype)
@@ -43,11 +45,10 @@ def multiply(rows: tf.Tensor, weights: tf.Tensor, context: Context, transpose_b:
 
 
 def is_rounded(rows: tf.Tensor, context: Context) -> bool:
-    """Returns whether `multiply` rounds: in training steps on a CPU that multiplies bfloat16 faster, where asked to."""
+    """Returns whether `multiply` rounds: on a CPU that multiplies bfloat16 faster, where asked to."""
     return (
         context.matmul_precision == BFLOAT16
         and context.platform == "cpu"
-        and context.training
         and rows.dtype == tf.float32
         and processor.multiplies_bfloat16()
     )

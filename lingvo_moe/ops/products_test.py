@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 
 import ml_dtypes
@@ -22,7 +23,8 @@ from lingvo_moe.testing import harness
 from lingvo_moe.utils import processor
 
 _SIZES = st.sampled_from([1, 2, 3, 8, 33, 64])
-_TRAINING = {"seed": np.zeros(2, np.int32), "platform": "cpu", "matmul_precision": "bfloat16"}
+_INFERENCE = {"platform": "cpu", "matmul_precision": "bfloat16"}
+_TRAINING = {**_INFERENCE, "seed": np.zeros(2, np.int32)}
 
 
 @pytest.fixture(autouse=True)
@@ -66,8 +68,9 @@ def test_products_of_any_shape_have_float32_sums(leading, height, inner, width, 
         np.testing.assert_allclose(found[name], value, rtol=0, atol=tolerance, err_msg=name)
 
 
+@pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("form", ["matrix", "heads", "contracted heads", "experts", "table"])
-def test_every_projection_of_a_training_step_is_rounded(form):
+def test_every_projection_is_rounded(form, training):
     """Each form differs from float32 by what rounding two operands may change, and by no less: it is in use."""
     multiply, inputs, weight = {
         "matrix": (project, (2, 20, 16), (16, 24)),
@@ -81,10 +84,14 @@ def test_every_projection_of_a_training_step_is_rounded(form):
     tensors["weight"] = tensors["weight"].astype(np.float32)
 
     def outputs(context):
-        products = harness.with_gradients(lambda t: {"outputs": multiply(t["inputs"], t["weight"], context)})
-        return tree.flatten(harness.compile_for(products, tensors)(tensors))
+        def products(t: dict) -> dict:
+            return {"outputs": multiply(t["inputs"], t["weight"], context)}
 
-    exact, found = outputs(Context(platform="cpu")), outputs(Context(**_TRAINING))
+        function = harness.with_gradients(products) if training else products
+        return tree.flatten(harness.compile_for(function, tensors)(tensors))
+
+    rounding = Context(**_TRAINING if training else _INFERENCE)
+    exact, found = outputs(dataclasses.replace(rounding, matmul_precision="default")), outputs(rounding)
     for path, value in exact.items():
         difference = np.abs(found[path] - value).max()
         # Relative to the largest result: two operands of one rounding each.
@@ -106,10 +113,10 @@ def test_the_routers_product_is_not_rounded():
 
 
 @pytest.mark.parametrize(
-    "change", [{"seed": None}, {"platform": "tpu"}, {"matmul_precision": "default"}, {"matmul_precision": "highest"}]
+    "change", [{"platform": "tpu"}, {"matmul_precision": "default"}, {"matmul_precision": "highest"}]
 )
-def test_other_programs_platforms_and_precisions_are_not_rounded(change):
-    """Inference, matrix units that round by themselves, and what the user did not ask for."""
+def test_other_platforms_and_precisions_are_not_rounded(change):
+    """Matrix units that round by themselves, and what the user did not ask for."""
     rows = tf.zeros((2, 2))
     assert is_rounded(rows, Context(**_TRAINING))
     assert not is_rounded(rows, Context(**{**_TRAINING, **change}))

@@ -24,6 +24,7 @@ OUR_ENVIRONMENT = {"XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false", "JAX_PLATF
 # peak.
 LINGVO_FLOP = 1.04 * 95e9
 _LEARNING = ("layers", "expert_layers", "experts", "capacity", "tokens", "batch")
+_SEARCHING = ("layers", "expert_layers", "experts", "tokens", "batch", "decoded", "beams")
 _FARTHEST_FROM_CHANCE = 0.1
 # Share of the capacity: NllbMoe computes only rows that hold a token, and an untrained router leaves experts unused.
 _FEWEST_ROWS = 0.25
@@ -147,7 +148,16 @@ COMPARISONS = (
         other=_ALL_EXPERTS,
         by="nllb_moe",
         goal=0.4,
-        equal=("layers", "expert_layers", "experts", "tokens", "batch", "decoded", "beams"),
+        equal=_SEARCHING,
+    ),
+    Comparison(
+        name="decoding_bfloat16",
+        title="the same, our products of bfloat16 with float32 sums, theirs of float32",
+        ours=_with(_ALL_EXPERTS, matmul_precision="bfloat16"),
+        other=_ALL_EXPERTS,
+        by="nllb_moe",
+        goal=math.inf,
+        equal=_SEARCHING,
     ),
     *(
         Comparison(

@@ -82,7 +82,7 @@ def test_losses_fall(tmp_path):
         ("vocabulary = 8000", "vocabulary = true", "vocabulary is True; expected a whole number"),
         ("vocabulary = 8000", "vocabulary = 8000\nmax_pair = 3", "`max_pair` is unknown. Did you mean max_pairs"),
         ("fr = 100", "fr = 'all'", "languages: fr is 'all'; expected a whole number"),
-        ('language = "fr"', 'language = "fr"\nshare = 0', "baselines: share is 0; expected a number above 0, and at most 1"),
+        ('language = "fr"', 'language = "fr"\nshare = 0', "share is 0; expected a number above 0, and at most 1"),
         ('language = "fr"', 'language = "fr"\nshare = 1.5', "baselines: share is 1.5; expected a number above 0"),
         ('language = "fr"', 'language = "it"', "baselines: it is not among the study's languages"),
         ("seeds = [0, 3]", "seeds = [3, 3]", "two runs are named 16_experts_seed3"),
