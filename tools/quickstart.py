@@ -32,7 +32,7 @@ flags.DEFINE_string(
     "model",
     None,
     "the registered model to train; by default m4.Quickstart on a processor with fast products of bfloat16 "
-    "(AVX512-BF16 or AMX), and on others m4.QuickstartShort, with fewer steps",
+    "(AMX, or AMD's AVX512-BF16), and on others m4.QuickstartShort, with fewer steps",
     flag_values=_VALUES,
 )
 flags.DEFINE_string("preset", "debian", "preset of tools.build_corpus to train on", flag_values=_VALUES)

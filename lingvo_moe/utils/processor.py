@@ -5,8 +5,6 @@ from __future__ import annotations
 import functools
 import pathlib
 
-# Instructions that multiply bfloat16 and add in float32, at twice the rate of float32 or more.
-BFLOAT16_FLAGS = ("avx512_bf16", "amx_bf16")
 _DESCRIPTION = pathlib.Path("/proc/cpuinfo")
 
 
@@ -30,5 +28,10 @@ def vector_flags() -> tuple[str, ...]:
 
 
 def multiplies_bfloat16() -> bool:
-    """Returns whether the processor has instructions that multiply bfloat16 faster than float32."""
-    return any(flag in vector_flags() for flag in BFLOAT16_FLAGS)
+    """Returns whether the processor multiplies bfloat16, with sums in float32, faster than float32.
+
+    Those with AMX do, and AMD's with AVX512-BF16. On an Intel processor without AMX, a product with AVX512-BF16 takes
+    longer than one of float32 (docs/performance.md).
+    """
+    flags = vector_flags()
+    return "amx_bf16" in flags or ("avx512_bf16" in flags and description().get("vendor_id") == "AuthenticAMD")

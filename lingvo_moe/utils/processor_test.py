@@ -7,6 +7,7 @@ import pytest
 from lingvo_moe.utils import processor
 
 _TWO_CORES = """processor\t: 0
+vendor_id\t: AuthenticAMD
 model name\t: A Processor: 16 cores
 flags\t\t: fpu sse2 fma avx2 avx512_bf16
 
@@ -34,10 +35,19 @@ def test_the_first_core_is_described(described):
     assert processor.multiplies_bfloat16()
 
 
-def test_a_processor_without_bfloat16_products_is_told(described):
-    """AVX-512 alone has none."""
-    described("model name: x\nflags: avx512f avx512_vnni\n")
-    assert not processor.multiplies_bfloat16()
+@pytest.mark.parametrize(
+    "vendor, flags, faster",
+    [
+        ("GenuineIntel", "avx512f avx512_bf16 amx_bf16 amx_tile", True),
+        ("GenuineIntel", "avx512f avx512_bf16", False),  # as where a virtual machine hides AMX
+        ("AuthenticAMD", "avx512f avx512_bf16", True),
+        ("AuthenticAMD", "avx512f avx512_vnni", False),
+    ],
+)
+def test_processors_whose_bfloat16_products_are_faster(described, vendor, flags, faster):
+    """AVX-512 alone has none, and Intel's AVX512-BF16 gains nothing."""
+    described(f"vendor_id: {vendor}\nmodel name: x\nflags: {flags}\n")
+    assert processor.multiplies_bfloat16() == faster
 
 
 def test_a_system_that_describes_no_processor():
