@@ -2,9 +2,9 @@
 
 Matrix units multiply bfloat16 (TPU) or TF32 (GPU). By default XLA rounds float32 operands to these, and what is sent to
 be multiplied, such as an AllToAll of tokens, may already be rounded. CPUs multiply float32 by default and with
-`highest`. With `bfloat16`, a CPU that multiplies bfloat16 faster (AMX, or AMD's AVX512-BF16) rounds the operands of projections
-and experts; sums are float32 (`ops.products`). Operands in bfloat16 are not affected, and the
-routers' products are always exact (`ops.projection.project_in_float32`).
+`highest`. With `bfloat16`, a CPU that multiplies bfloat16 faster (AMX, or AMD's AVX512-BF16) rounds the operands of
+projections and experts; sums are float32 (`ops.products`). Operands in bfloat16 are not affected, and the routers'
+products are always exact (`ops.projection.project_in_float32`).
 """
 
 from __future__ import annotations
