@@ -19,7 +19,8 @@ def decode(steps: Steps, source_specs: dict, search: BeamSearch) -> Program:
     """Returns the program of `Steps.decode` with reordered caches, for one device."""
     model = steps.model
     assert isinstance(model, DecodingModel), "a translation model decodes"
-    size, context = search.beam_size, Context(steps.layout, platform=steps.platform)
+    size = search.beam_size
+    context = Context(steps.layout, platform=steps.platform, matmul_precision=steps.matmul_precision)
 
     def function(inputs: dict) -> dict:
         theta, source = model.decoding_theta(inputs["theta"], context), inputs["source"]
