@@ -18,7 +18,6 @@ from collections.abc import Callable, Sequence
 from lingvo_moe.errors import UserError, did_you_mean
 from lingvo_moe.lazy import tf
 from lingvo_moe.ops.context import Context
-from lingvo_moe.ops.fusion import optimization_barrier
 from lingvo_moe.ops.routing import NONE, Routing, sum_of_choices
 from lingvo_moe.sharding import spmd
 from lingvo_moe.sharding.layout import Layout
@@ -86,8 +85,6 @@ class Gather:
 
         def gradient(upstream: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
             with tf.name_scope("combine"):
-                # Computed once, not for each of a token's choices: dropout draws its numbers here again.
-                upstream = optimization_barrier(upstream, self._context)
                 taken = tf.cast(self._take(upstream, self._choices // self._num_choices), tf.float32)
                 of_rows = tf.cast(taken * self._of_positions(weights)[..., None], rows.dtype)
                 # XLA's CPU compiler makes a product of this: a tenth of the time of a sum of products.
