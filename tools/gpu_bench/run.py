@@ -1,10 +1,12 @@
 """Trains and decodes with programs of `tools.gpu_bench.make`; needs JAX, NumPy and this repository.
 
     python -m tools.gpu_bench.run build/gpu_bench [--platform=gpu] [--steps=20] [--peak=TFLOP/S] [--json=FILE]
+        [--trace=DIR]
 
 Trains on one batch of random sentences, whose loss must fall, and translates random sentences; prints tokens per second
 and model FLOPs utilisation: the operations that the model asks for (lingvo_moe/analysis/flops.py), per second of the
-fastest step, over the device's peak. The status is 1 if the loss did not fall.
+fastest step, over the device's peak. --trace writes the profiler's trace of two further steps, for XProf or Perfetto.
+The status is 1 if the loss did not fall.
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ PEAKS = {
     "NVIDIA A100-SXM4-80GB": 312.0,
     "NVIDIA A100-SXM4-40GB": 312.0,
 }
+_TRACED_STEPS = 2
 _BEGIN, _FIRST_WORD = 2, 4  # the id that starts a target; lower ids than the first word's are special tokens
 
 
@@ -46,13 +49,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--steps", type=int, default=20, help="measured training steps, after a warm-up step")
     parser.add_argument("--peak", type=float, help="the device's peak TFLOP/s; default: by its name")
     parser.add_argument("--json", type=pathlib.Path, help="also write the figures to this file")
+    parser.add_argument("--trace", type=pathlib.Path, help="directory for the profiler's trace of two steps")
     given = parser.parse_args(arguments)
     try:
         if given.platform == "cpu":
             jax.config.update("jax_platforms", "cpu")  # or JAX starts, and reports, what it cannot use
         if given.steps < 1:
             raise UserError(f"--steps={given.steps}: at least one step is needed.")
-        figures = run(given.directory, given.platform, given.steps, given.peak)
+        figures = run(given.directory, given.platform, given.steps, given.peak, given.trace)
         if given.json:
             _write(given.json, figures)
     except UserError as error:
@@ -66,8 +70,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 1
 
 
-def run(directory: pathlib.Path, platform: str | None, steps: int, peak: float | None) -> dict:
-    """Measures and returns the figures by name.
+def run(
+    directory: pathlib.Path,
+    platform: str | None,
+    steps: int,
+    peak: float | None,
+    trace: pathlib.Path | None = None,
+) -> dict:
+    """Measures and returns the figures by name; traces two steps more if `trace` is a directory for that.
 
     Raises:
       UserError: the directory holds something else, there is no such device, or a loss is not finite.
@@ -78,7 +88,7 @@ def run(directory: pathlib.Path, platform: str | None, steps: int, peak: float |
     state = init({"seed": np.array([0, 1], np.int32)})["state"]
     source = _sentences(programs["decode"], facts["vocabulary"])["source"]
     decoding, lengths = _decode(decode, state["theta"], source)
-    losses, seconds = _train(train, state, _sentences(programs["train"], facts["vocabulary"]), steps)
+    losses, seconds = _train(train, state, _sentences(programs["train"], facts["vocabulary"]), steps, trace)
     kind = engine.devices[0].device_kind
     peak = peak or PEAKS.get(kind)
     fastest, speed = min(seconds), facts["flop"] / min(seconds) / 1e12
@@ -103,19 +113,31 @@ def run(directory: pathlib.Path, platform: str | None, steps: int, peak: float |
     }
 
 
-def _train(train: Executable, state: dict, batch: dict, steps: int) -> tuple[list[float], list[float]]:
+def _train(
+    train: Executable, state: dict, batch: dict, steps: int, trace: pathlib.Path | None
+) -> tuple[list[float], list[float]]:
     """Returns (losses, seconds of each step after the first)."""
     losses, seconds = [], []
     batch = tree.map_leaves(jax.device_put, batch, train.shardings("batch"))
-    for _ in range(steps + 1):
+
+    def step():
+        nonlocal state
         start = time.perf_counter()
         outputs = train({"state": state, "batch": batch})
         losses.append(float(outputs["metrics"]["cross_entropy"]))  # waits for the step
         seconds.append(time.perf_counter() - start)
         state = outputs["state"]
+
+    for _ in range(steps + 1):
+        step()
+    measured = seconds[1:]
+    if trace:
+        with jax.profiler.trace(trace):
+            for _ in range(_TRACED_STEPS):
+                step()
     if not all(map(math.isfinite, losses)):
         raise UserError(f"the losses are {losses}; expected finite ones; this device computes wrongly.")
-    return losses, seconds[1:]
+    return losses, measured
 
 
 def _decode(decode: Executable, theta: dict, source: dict) -> tuple[float, np.ndarray]:

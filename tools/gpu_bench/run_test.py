@@ -64,6 +64,7 @@ def test_programs_train_and_decode_without_tensorflow(directory, tmp_path):
             "--steps=12",
             "--peak=0.001",
             f"--json={tmp_path}/figures.json",
+            f"--trace={tmp_path}/trace",
         ],
         capture_output=True,
         text=True,
@@ -77,6 +78,7 @@ def test_programs_train_and_decode_without_tensorflow(directory, tmp_path):
     assert figures["last loss"] < figures["first loss"] and figures["TensorFlow in the process"] is False
     assert figures["tokens a second"] > 0 and figures["seconds of decoding"] > 0 and figures["sentences decoded"] == 2
     assert figures["model TFLOP/s"] * 1e12 * figures["seconds a step, fastest"] == pytest.approx(facts["flop"])
+    assert next((tmp_path / "trace").rglob("*.xplane.pb")).stat().st_size > 0
     assert figures["utilisation, %"] == pytest.approx(100 * figures["model TFLOP/s"] / 1e-3)
 
 
