@@ -4,6 +4,7 @@
   python -m tools.build_corpus --preset=django --output=small                Django's 96 languages alone, no download
   python -m tools.build_corpus --preset=debian --output=big                  624 languages from Debian, in minutes
   python -m tools.build_corpus --preset=debian --languages=de,fr --output=two  two of them, in a minute
+  python -m tools.build_corpus --preset=debian_more --output=more            the same, and more packages
   python -m tools.build_corpus --preset=pocket --output=44                   44 languages, from more of both
   python -m tools.build_corpus --preset=unseen --unseen_by=two --output=test  to test a model of these two
   python -m tools.build_corpus --preset=none --input=my_files --output=mine  your own .po, .mo, .tsv, MediaWiki .json
@@ -32,9 +33,9 @@ flags.DEFINE_string(
     "preset",
     "pypi",
     "The data sources to read. pypi: the catalogs of Django and of three applications written with it, which pip "
-    "downloads; django: the installed Django alone; debian: Debian packages, which apt downloads; pocket: more of "
-    "both, in 44 languages; unseen: two packages that no other preset reads; none: your --input alone; or the name of "
-    "a source that --import registers.",
+    "downloads; django: the installed Django alone; debian: Debian packages, which apt downloads; debian_more: "
+    "the same and more packages, among them LibreOffice; pocket: more of all, in 44 languages; unseen: two packages that no "
+    "other preset reads; none: your --input alone; or the name of a source that --import registers.",
     flag_values=FLAGS,
 )
 flags.DEFINE_list(
@@ -69,8 +70,8 @@ flags.DEFINE_string("output", None, "The directory to make.", flag_values=FLAGS)
 flags.DEFINE_string(
     "packages",
     None,
-    "The directory for downloads of presets (pypi 170 MB, debian 300 MB, pocket 1.3 GB, unseen 65 MB); by default "
-    "~/.cache/lingvo_moe/packages.",
+    "The directory for downloads of presets (pypi 170 MB, debian 300 MB, debian_more 570 MB, pocket 1.3 GB, unseen "
+    "65 MB); by default ~/.cache/lingvo_moe/packages.",
     flag_values=FLAGS,
 )
 flags.DEFINE_bool("force", False, "Build again, and replace a corpus of other inputs.", flag_values=FLAGS)

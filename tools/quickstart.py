@@ -35,7 +35,7 @@ flags.DEFINE_string(
     "(AMX, or AMD's AVX512-BF16), and on others m4.QuickstartShort, with fewer steps",
     flag_values=_VALUES,
 )
-flags.DEFINE_string("preset", "debian", "preset of tools.build_corpus to train on", flag_values=_VALUES)
+flags.DEFINE_string("preset", "debian_more", "preset of tools.build_corpus to train on", flag_values=_VALUES)
 flags.DEFINE_string("unseen", "unseen", "preset of tools.build_corpus to test on", flag_values=_VALUES)
 flags.DEFINE_list(
     "languages",

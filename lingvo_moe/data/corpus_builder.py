@@ -8,7 +8,7 @@ import hashlib
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
-from lingvo_moe.data import catalogs, cleaning, debian, languages, pocket, sources, splitting, wheels
+from lingvo_moe.data import catalogs, cleaning, debian, debian_more, languages, pocket, sources, splitting, wheels
 from lingvo_moe.data.corpus import Corpus
 from lingvo_moe.data.corpus_report import listing
 from lingvo_moe.data.corpus_writer import OutputDirectory, Pair, check_output_directory
@@ -17,7 +17,7 @@ from lingvo_moe.data.sources import SourceList
 from lingvo_moe.errors import UserError
 from lingvo_moe.utils import progress
 
-PRESET_MODULES = (sources, debian, wheels, pocket)  # importing them registers the presets
+PRESET_MODULES = (sources, debian, debian_more, wheels, pocket)  # importing them registers the presets
 HELD_OUT_CAP = 1000  # pairs per language, in test and in valid each
 # A part of a corpus's identity: increase it with every change of reading, cleaning or splitting.
 _RULES_VERSION = 3

@@ -153,9 +153,13 @@ def debian_preset(cache: Path, selected: Collection[str]) -> SourceList:
 
     The lists of descriptions are fetched in all languages: apt would delete those that other corpora are built from.
     """
-    names = [name for name in PACKAGES if languages.is_selected(_ONE_LANGUAGE.get(name), selected)]
-    fetched = fetch(cache, names, selected)
+    fetched = fetch(cache, packages(selected), selected)
     return fetched._replace(sources=[*fetched.sources, Descriptions(cache.absolute() / "lists", selected)])
+
+
+def packages(selected: Collection[str] = ()) -> list[str]:
+    """Returns the packages of the preset that have catalogs in the selected languages (empty: in any)."""
+    return [name for name in PACKAGES if languages.is_selected(_ONE_LANGUAGE.get(name), selected)]
 
 
 def fetch(cache: Path, names: Sequence[str], selected: Collection[str] = ()) -> SourceList:

@@ -5,7 +5,7 @@ They are prose: LibreOffice's paragraphs have 13 words on average, the messages 
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from lingvo_moe.data import debian, help_pages, languages
@@ -55,13 +55,24 @@ def fetch(cache: Path, selected: Collection[str] = ()) -> SourceList:
     Raises:
       UserError: as `debian.fetch_archives`.
     """
-    office = [package for language, package in _OFFICE.items() if languages.is_selected(language, selected)]
-    names = [*([_OFFICE_ENGLISH] if office else []), *office, *_GNOME, *KDE_PACKAGES]
+    names = [*office_packages(selected), *_GNOME, *KDE_PACKAGES]
     archives = debian.fetch_archives(cache, names)
-    missing = [name for name in names if name not in archives]
-    english = archives.pop(_OFFICE_ENGLISH, None)
+    return SourceList(sources(archives, selected), [name for name in names if name not in archives])
+
+
+def office_packages(selected: Collection[str] = ()) -> list[str]:
+    """Returns the packages of LibreOffice's help in the selected languages (empty: in all), the English one first."""
+    office = [package for language, package in _OFFICE.items() if languages.is_selected(language, selected)]
+    return [_OFFICE_ENGLISH, *office] if office else []
+
+
+def sources(archives: Mapping[str, Path], selected: Collection[str] = ()) -> list[Sentences]:
+    """Returns the help pages of packages, the paths of which are by name; LibreOffice's need the English package."""
+    english = archives.get(_OFFICE_ENGLISH)
+    office = set(_OFFICE.values())
     packages = [
         debian.Package(path, selected, help_pages.SUFFIXES, english if name in office else None)
         for name, path in archives.items()
+        if name != _OFFICE_ENGLISH
     ]
-    return SourceList([Sentences(package, f"{package.name}{NAME_SUFFIX}") for package in packages], missing)
+    return [Sentences(package, f"{package.name}{NAME_SUFFIX}") for package in packages]

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from pathlib import Path
 
-from lingvo_moe.data import debian, debian_help, languages, mozilla, npm_packages, wheels
+from lingvo_moe.data import debian, debian_help, debian_more, mozilla, npm_packages, wheels
 from lingvo_moe.data.sentence_source import Sentences
 from lingvo_moe.data.sources import SourceList, register_source
 
@@ -38,21 +38,13 @@ _APPLICATIONS = tuple(
         "tellico-data texinfo util-linux-locales weechat-core wesnoth-1.16-data wget"
     ).split()
 )
-_LIBREOFFICE = {
-    language: f"libreoffice-l10n-{suffix}"
-    for language, suffix in (
-        *((language, language.lower().replace("_", "-")) for language in LANGUAGES if not language.startswith("zh")),
-        ("zh_Hans", "zh-cn"),
-        ("zh_Hant", "zh-tw"),
-    )
-}
 
 
 @register_source("pocket")
 def pocket_preset(cache: Path, selected: Collection[str]) -> SourceList:
     """Debian packages, help pages, Mozilla's applications, all package descriptions, `pypi`, and npm packages."""
     read = selected or LANGUAGES
-    office = [package for language, package in _LIBREOFFICE.items() if languages.is_selected(language, read)]
+    office = debian_more.message_packages(read)
     packages = dict.fromkeys(
         [*debian.APPLICATIONS, *_APPLICATIONS, *debian_help.KDE_PACKAGES, *office]
     )  # kio is in two
