@@ -33,9 +33,9 @@ flags.DEFINE_string(
     "preset",
     "pypi",
     "The data sources to read. pypi: the catalogs of Django and of three applications written with it, which pip "
-    "downloads; django: the installed Django alone; debian: Debian packages, which apt downloads; debian_more: "
-    "the same and more packages, among them LibreOffice; pocket: more of all, in 44 languages; unseen: two packages that no "
-    "other preset reads; none: your --input alone; or the name of a source that --import registers.",
+    "downloads; django: the installed Django alone; debian: Debian packages, which apt downloads; debian_more: the "
+    "same and more packages, among them LibreOffice; pocket: more of all, in 44 languages; unseen: two packages that "
+    "no other preset reads; none: your --input alone; or the name of a source that --import registers.",
     flag_values=FLAGS,
 )
 flags.DEFINE_list(
