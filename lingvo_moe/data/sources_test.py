@@ -133,7 +133,7 @@ def test_unknown_preset_is_an_error_with_a_suggestion(tmp_path):
     """The error has the known presets, the nearest one and --import."""
     with pytest.raises(UserError, match="preset 'debain' is unknown. Did you mean debian?.*--import=FILE"):
         corpus_builder.build("debain", [], tmp_path / "corpus")
-    assert set(sources.PRESETS.names()) == {"debian", "django", "none", "pocket", "pypi", "unseen"}
+    assert set(sources.PRESETS.names()) == {"debian", "debian_more", "django", "none", "pocket", "pypi", "unseen"}
 
 
 def test_preset_belongs_to_one_function(presets):
