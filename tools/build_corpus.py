@@ -4,7 +4,7 @@
   python -m tools.build_corpus --preset=django --output=small                Django's 96 languages alone, no download
   python -m tools.build_corpus --preset=debian --output=big                  624 languages from Debian, in minutes
   python -m tools.build_corpus --preset=debian --languages=de,fr --output=two  two of them, in a minute
-  python -m tools.build_corpus --preset=debian_more --output=more            the same, and more packages
+  python -m tools.build_corpus --preset=debian_more --output=more            626 languages, from more of its packages
   python -m tools.build_corpus --preset=pocket --output=44                   44 languages, from more of both
   python -m tools.build_corpus --preset=unseen --unseen_by=two --output=test  to test a model of these two
   python -m tools.build_corpus --preset=none --input=my_files --output=mine  your own .po, .mo, .tsv, MediaWiki .json

@@ -12,7 +12,7 @@ from pathlib import Path
 from lingvo_moe.data import debian, debian_help, languages
 from lingvo_moe.data.sources import SourceList, register_source
 
-# Those of `pocket` that add at least 1400 pairs of these three languages for each megabyte.
+# Chosen out of the applications of `pocket`: those that add at least 1400 such pairs for each megabyte.
 APPLICATIONS = tuple(
     (
         "audacious-plugins-data audacity-data blender-data calligrasheets-data darktable evolution-data-server-common "
@@ -22,26 +22,29 @@ APPLICATIONS = tuple(
         "tellico-data util-linux-locales weechat-core wget"
     ).split()
 )
-# LibreOffice's messages, with Debian's spelling of the label.
+# LibreOffice's messages in the languages whose packages `debian` does not read, with Debian's spelling of the label.
 _MESSAGES = {
     languages.normalize(suffix): f"libreoffice-l10n-{suffix}"
     for suffix in (
-        "af am ar as ast be bg bn br bs ca cs cy da de dz el eo es et eu fa fi fr ga gd gl gu gug he hi hr hu id is it "
-        "ja ka kk km kmr kn ko lt lv mk ml mn mr nb ne nl nn nr nso oc om or pa-in pl pt pt-br ro ru rw si sk sl sr "
-        "ss st sv szl ta te tg th tn tr ts ug uk uz ve vi xh za zh-cn zh-tw zu"
+        "ar as ast be bg bn bs ca cs cy da de el eo es et eu fa fi fr gl gu he hi hr hu id is it ja km kn ko lt lv mk "
+        "ml mr nb nl nn oc pa-in pl pt pt-br ro ru sk sl sr sv ta te th tr ug uk vi za zh-cn zh-tw"
     ).split()
 }
 
 
 def message_packages(selected: Collection[str] = ()) -> list[str]:
-    """Returns the packages of LibreOffice's messages in the selected languages (empty: in all)."""
+    """Returns LibreOffice's packages of messages that `debian` lacks, in the selected languages (empty: in all)."""
     return [package for language, package in _MESSAGES.items() if languages.is_selected(language, selected)]
 
 
 @register_source("debian_more")
 def debian_more_preset(cache: Path, selected: Collection[str]) -> SourceList:
-    """The preset `debian`, further applications, and LibreOffice's messages and help."""
-    catalogs = list(dict.fromkeys((*debian.packages(selected), *APPLICATIONS, *message_packages(selected))))
+    """The preset `debian`, other applications, and LibreOffice's messages and help.
+
+    Raises:
+      UserError: as `debian.fetch_archives`.
+    """
+    catalogs = [*debian.packages(selected), *APPLICATIONS, *message_packages(selected)]
     pages = debian_help.office_packages(selected)
     names = [*catalogs, *pages]
     archives = debian.fetch_archives(cache, names)

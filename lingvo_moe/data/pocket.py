@@ -24,18 +24,14 @@ LANGUAGES = tuple(
         "sk sl sr sv tr uk vi zh_Hans zh_Hant"
     ).split()
 )
-# Each has between 300 and 20,000 sentences of three words or more.
+# Beside those of `debian_more`; each has between 300 and 20,000 sentences of three words or more.
 _APPLICATIONS = tuple(
     (
-        "anjuta-common apt aptitude-common audacious-plugins-data audacity-data bash blender-data calligra-data "
-        "calligrasheets-data coreutils darktable dia-common dpkg epiphany-browser-data evolution-data-server-common "
-        "filezilla-common gajim gedit-common gettext git gnome-builder gnome-shell-common gnome-software-common "
-        "gnupg-l10n gparted-common gpodder grisbi-common gthumb-data inkscape k3b-i18n kdeconnect kdepim-runtime "
-        "kdeplasma-addons-data kdevelop-l10n kdiff3 kile-l10n labplot-data libc-l10n libglib2.0-data libgtk-4-common "
-        "lyx-common make mate-control-center-common mate-panel-common minetest-data mutt nano network-manager-gnome "
-        "pan phpmyadmin pim-data-exporter plasma-discover-common plasma-nm pluma-common poedit-common "
-        "postgresql-client-15 rhythmbox-data shotwell-common sudo synaptic system-config-printer-common tar "
-        "tellico-data texinfo util-linux-locales weechat-core wesnoth-1.16-data wget"
+        "anjuta-common apt aptitude-common bash calligra-data coreutils dia-common dpkg epiphany-browser-data gajim "
+        "gedit-common gettext git gnome-builder gnome-shell-common gparted-common grisbi-common gthumb-data inkscape "
+        "k3b-i18n kdeconnect kdepim-runtime kdiff3 labplot-data libgtk-4-common lyx-common mate-control-center-common "
+        "mate-panel-common minetest-data mutt pan pim-data-exporter pluma-common rhythmbox-data sudo synaptic texinfo "
+        "wesnoth-1.16-data"
     ).split()
 )
 
@@ -44,10 +40,10 @@ _APPLICATIONS = tuple(
 def pocket_preset(cache: Path, selected: Collection[str]) -> SourceList:
     """Debian packages, help pages, Mozilla's applications, all package descriptions, `pypi`, and npm packages."""
     read = selected or LANGUAGES
+    kde = debian_help.KDE_PACKAGES
+    others = sorted({*_APPLICATIONS, *debian_more.APPLICATIONS}.difference(kde))  # a corpus depends on the order
     office = debian_more.message_packages(read)
-    packages = dict.fromkeys(
-        [*debian.APPLICATIONS, *_APPLICATIONS, *debian_help.KDE_PACKAGES, *office]
-    )  # kio is in two
+    packages = dict.fromkeys([*debian.APPLICATIONS, *others, *kde, *office])  # kio is in two
     fetched = debian.fetch(cache, list(packages), read)
     pages = debian_help.fetch(cache, read)
     messages = mozilla.fetch(cache, read)

@@ -56,6 +56,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             jax.config.update("jax_platforms", "cpu")  # or JAX starts, and reports, what it cannot use
         if given.steps < 1:
             raise UserError(f"--steps={given.steps}: at least one step is needed.")
+        if given.trace:
+            _make_directory(given.trace)
         figures = run(given.directory, given.platform, given.steps, given.peak, given.trace)
         if given.json:
             _write(given.json, figures)
@@ -75,9 +77,9 @@ def run(
     platform: str | None,
     steps: int,
     peak: float | None,
-    trace: pathlib.Path | None = None,
+    trace: pathlib.Path | None,
 ) -> dict:
-    """Measures and returns the figures by name; traces two steps more if `trace` is a directory for that.
+    """Measures and returns the figures by name; then traces two further steps if `trace` names a directory.
 
     Raises:
       UserError: the directory holds something else, there is no such device, or a loss is not finite.
@@ -116,28 +118,26 @@ def run(
 def _train(
     train: Executable, state: dict, batch: dict, steps: int, trace: pathlib.Path | None
 ) -> tuple[list[float], list[float]]:
-    """Returns (losses, seconds of each step after the first)."""
+    """Returns (losses, seconds of each step after the first); the steps that are traced are further ones."""
     losses, seconds = [], []
     batch = tree.map_leaves(jax.device_put, batch, train.shardings("batch"))
 
-    def step():
-        nonlocal state
-        start = time.perf_counter()
+    def step(state: dict) -> tuple[dict, float]:
         outputs = train({"state": state, "batch": batch})
-        losses.append(float(outputs["metrics"]["cross_entropy"]))  # waits for the step
-        seconds.append(time.perf_counter() - start)
-        state = outputs["state"]
+        return outputs["state"], float(outputs["metrics"]["cross_entropy"])  # waits for the step
 
     for _ in range(steps + 1):
-        step()
-    measured = seconds[1:]
+        start = time.perf_counter()
+        state, loss = step(state)
+        seconds.append(time.perf_counter() - start)
+        losses.append(loss)
+    if not all(map(math.isfinite, losses)):
+        raise UserError(f"the losses are {losses}; expected finite ones; this device computes wrongly.")
     if trace:
         with jax.profiler.trace(trace):
             for _ in range(_TRACED_STEPS):
-                step()
-    if not all(map(math.isfinite, losses)):
-        raise UserError(f"the losses are {losses}; expected finite ones; this device computes wrongly.")
-    return losses, measured
+                state, _loss = step(state)
+    return losses, seconds[1:]
 
 
 def _decode(decode: Executable, theta: dict, source: dict) -> tuple[float, np.ndarray]:
@@ -183,6 +183,14 @@ def _facts(directory: pathlib.Path) -> dict:
         raise UserError(
             f"{directory / FACTS}: not what tools.gpu_bench.make writes ({error}); make it again."
         ) from None
+
+
+def _make_directory(path: pathlib.Path):
+    """Makes the directory of the trace before anything is measured, so that no figures are lost."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"--trace={path}: this directory cannot be made ({error.strerror}).") from None
 
 
 def _write(path: pathlib.Path, figures: dict):

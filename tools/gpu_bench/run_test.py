@@ -101,6 +101,7 @@ def test_errors(directory, tmp_path, capsys):
         ([str(tmp_path)], "facts.json: not what tools.gpu_bench.make writes"),
         ([str(directory), "--steps=0"], "--steps=0: at least one step"),
         ([str(directory), "--platform=tpu"], "--platform=tpu: JAX finds no such device"),
+        ([str(directory), f"--trace={tmp_path}/facts.json"], "facts.json: this directory cannot be made"),
     ):
         assert run.main(arguments) == 2
         line = capsys.readouterr().err.splitlines()[-1]
