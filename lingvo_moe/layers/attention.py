@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 
 from lingvo_moe.layers.base import Context, Layer, matrix
 from lingvo_moe.lazy import tf
 from lingvo_moe.ops.attention import attention_logits, attention_mean
 from lingvo_moe.ops.projection import project
-
-_MASKED = -1e9
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -76,11 +75,9 @@ class MultiHeadAttention(Layer):
         key_axes, value_axes = logical_axes
         projected = project(queries, theta["query"], context) * (1.0 / math.sqrt(self.head_dim))
         projected = context.checkpoint_name(projected, "hidden", "BTND")
-        logits = tf.cast(self.logits(theta, projected, keys, key_axes, context), tf.float32)
-        logits = tf.where(mask[:, None], logits, _MASKED)
-        probabilities = context.cast(tf.nn.softmax(logits))
-        probabilities = context.dropout(probabilities, self.dropout, "attention", "BNTL")
-        attended = attention_mean(probabilities, values, value_axes, context)
+        logits = self.logits(theta, projected, keys, key_axes, context)
+        drop = functools.partial(context.dropout, rate=self.dropout, key="attention", logical_axes="BNTL")
+        attended = attention_mean(logits, mask, values, value_axes, drop, context)
         attended = context.checkpoint_name(attended, "hidden", "BTND")
         outputs = project(attended, theta["output"], context, contracted=2)
         return context.checkpoint_name(outputs, "output", "BTM")

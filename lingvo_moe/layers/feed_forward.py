@@ -21,6 +21,7 @@ from lingvo_moe.errors import UserError, did_you_mean
 from lingvo_moe.extensions import Registry
 from lingvo_moe.layers.base import Context, Layer, matrix
 from lingvo_moe.lazy import tf
+from lingvo_moe.ops.activation import relu
 from lingvo_moe.ops.projection import project
 from lingvo_moe.utils import extension_choice
 
@@ -160,6 +161,6 @@ class DenseFeedForward(Layer):
         """`[B, T, M]` to (`[B, T, M]`, no metrics); see `FeedForward`."""
         del paddings  # each position is computed by itself
         hidden = context.checkpoint_name(project(inputs, theta["wi"], context), "hidden", "BTH")
-        hidden = tf.nn.relu(hidden) if self.activation == "relu" else hidden * tf.sigmoid(hidden)
+        hidden = relu(hidden, context) if self.activation == "relu" else hidden * tf.sigmoid(hidden)
         outputs = project(hidden, theta["wo"], context)
         return context.checkpoint_name(outputs, "output", "BTM"), {}

@@ -10,6 +10,7 @@ from lingvo_moe.layers.feed_forward import register_feed_forward
 from lingvo_moe.layers.routers.base import Router, make_router
 from lingvo_moe.layers.summaries import router_entropy
 from lingvo_moe.lazy import tf
+from lingvo_moe.ops.activation import relu
 from lingvo_moe.ops.block_sparse import FEW_EXPERTS, BlockSparse, prefers_block_sparse, prepare_experts
 from lingvo_moe.ops.dispatch import AUTO, check_dispatch, choose
 from lingvo_moe.ops.projection import project_by_expert, project_in_float32
@@ -166,7 +167,7 @@ class MixtureOfExperts(Layer):
             dispatched = context.checkpoint_name(tf.einsum("GECM->EGCM", buffers.dispatch(grouped)), "output", "EGCM")
         with tf.name_scope("experts"):
             hidden = context.checkpoint_name(project_by_expert(dispatched, theta["wi"], context), "hidden", "EGCH")
-            expert_outputs = project_by_expert(tf.nn.relu(hidden), theta["wo"], context)
+            expert_outputs = project_by_expert(relu(hidden, context), theta["wo"], context)
             expert_outputs = context.annotate(expert_outputs, "EGCM")
         with tf.name_scope("combine"):
             expert_outputs = context.checkpoint_name(tf.einsum("EGCM->GECM", expert_outputs), "output", "GECM")

@@ -1,8 +1,8 @@
-"""The two products of attention, in the form that is fastest on the platform.
+"""Attention's two products, in the form that is fastest on the platform, and the softmax between them.
 
-The plain form is one einsum. A CPU is slow at the product of one row and a matrix, so for a single query over a cache,
-as in each decoding step, both products are elementwise multiplications and sums, in float32. Where a cache has more
-positions than are written, a CPU reads the smallest part of it that holds these.
+The plain form of a product is one einsum. A CPU is slow at the product of one row and a matrix, so for a single query
+over a cache, as in each decoding step, both products are elementwise multiplications and sums, in float32. Where a
+cache has more positions than are written, a CPU reads the smallest part of it that holds these.
 """
 
 from __future__ import annotations
@@ -11,10 +11,13 @@ from collections.abc import Callable
 
 from lingvo_moe.lazy import tf
 from lingvo_moe.ops.context import Context
+from lingvo_moe.ops.fusion import optimization_barrier
+from lingvo_moe.ops.gradients import named_gradient
 
 # Logical axes of the keys and values of a cache, which decoding reads at every step: as the two products read them, so
 # that they are transposed once.
 CACHED_AXES = ("BNDL", "BNLD")
+_MASKED = -1e9
 _PARTS = (4, 2)  # the parts of a cache that are read alone: a quarter, a half
 
 
@@ -26,12 +29,77 @@ def attention_logits(queries: tf.Tensor, keys: tf.Tensor, key_axes: str, context
     return tf.reduce_sum(query * keys, axis=2)[:, :, None]
 
 
-def attention_mean(probabilities: tf.Tensor, values: tf.Tensor, value_axes: str, context: Context) -> tf.Tensor:
-    """Means of values, with the logical axes `value_axes`, by probabilities `[B, N, T, L]`: `[B, T, N, D]`."""
-    if not _is_single_query(probabilities.shape[2], value_axes, CACHED_AXES[1], context):
-        return tf.einsum(f"BNTL,{value_axes}->BTND", probabilities, values)
-    wide, values = tf.cast(tf.einsum("BNTL->BNLT", probabilities), tf.float32), tf.cast(values, tf.float32)
-    return tf.cast(tf.reduce_sum(wide * values, axis=2), probabilities.dtype)[:, None]
+def attention_mean(
+    logits: tf.Tensor,
+    mask: tf.Tensor,
+    values: tf.Tensor,
+    value_axes: str,
+    drop: Callable[[tf.Tensor], tf.Tensor],
+    context: Context,
+) -> tf.Tensor:
+    """Means of values, by the softmax of logits where a mask is true: `[B, T, N, D]`, of the dtype of activations.
+
+    A query that sees no key gets the mean of all values. The softmax is computed in float32.
+
+    Args:
+      logits: `[B, N, T, L]`, floating-point.
+      mask: `[B, T, L] bool`.
+      values: with the logical axes `value_axes`, of the dtype of activations.
+      value_axes: a permutation of `BLND`.
+      drop: dropout of probabilities `[B, N, T, L]`: multiplies each by a number that does not depend on it.
+      context: of the call.
+    """
+    if context.platform == "gpu":
+        return _mean_in_few_passes(logits, mask, values, value_axes, drop, context)
+    probabilities = context.cast(_masked_softmax(logits, mask))
+    return _weighted_sum(drop(probabilities), values, value_axes, context)
+
+
+def _mean_in_few_passes(
+    logits: tf.Tensor,
+    mask: tf.Tensor,
+    values: tf.Tensor,
+    value_axes: str,
+    drop: Callable[[tf.Tensor], tf.Tensor],
+    context: Context,
+) -> tf.Tensor:
+    """`attention_mean`, whose gradient reads and writes less: on a GPU, memory bounds the time between the products.
+
+    As in FlashAttention (Dao et al. 2022, section B.2), the sum over keys of probabilities and their gradients is the
+    product of the mean and its gradient, a sum over D. And the probabilities are kept as they are multiplied: in
+    bfloat16, where TensorFlow's gradient, and XLA's without the barrier, read them in float32.
+    """
+
+    def mean(logits: tf.Tensor, values: tf.Tensor) -> tuple[tf.Tensor, Callable]:
+        probabilities = context.cast(_masked_softmax(logits, mask))
+        if probabilities.dtype != tf.float32:
+            probabilities = optimization_barrier(probabilities, context, platforms=("gpu",))
+        dropped = drop(probabilities)
+        means = _weighted_sum(dropped, values, value_axes, context)
+
+        def gradient(upstream: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            by_values = tf.einsum(f"BNTL,BTND->{value_axes}", dropped, upstream)
+            by_probabilities = drop(tf.einsum(f"BTND,{value_axes}->BNTL", upstream, values))
+            shared = tf.reduce_sum(tf.cast(means, tf.float32) * tf.cast(upstream, tf.float32), axis=-1)
+            difference = tf.cast(by_probabilities, tf.float32) - tf.einsum("BTN->BNT", shared)[..., None]
+            by_logits = tf.cast(probabilities, tf.float32) * difference
+            return tf.cast(tf.where(mask[:, None], by_logits, 0.0), logits.dtype), by_values
+
+        return means, gradient
+
+    return named_gradient(mean)(logits, values)
+
+
+def _masked_softmax(logits: tf.Tensor, mask: tf.Tensor) -> tf.Tensor:
+    return tf.nn.softmax(tf.where(mask[:, None], tf.cast(logits, tf.float32), _MASKED))
+
+
+def _weighted_sum(weights: tf.Tensor, values: tf.Tensor, value_axes: str, context: Context) -> tf.Tensor:
+    """Sums of values, with the logical axes `value_axes`, by weights `[B, N, T, L]`: `[B, T, N, D]`."""
+    if not _is_single_query(weights.shape[2], value_axes, CACHED_AXES[1], context):
+        return tf.einsum(f"BNTL,{value_axes}->BTND", weights, values)
+    wide, values = tf.cast(tf.einsum("BNTL->BNLT", weights), tf.float32), tf.cast(values, tf.float32)
+    return tf.cast(tf.reduce_sum(wide * values, axis=2), weights.dtype)[:, None]
 
 
 def over_written(attend: Callable[[int], tf.Tensor], written: tf.Tensor, positions: int, context: Context) -> tf.Tensor:

@@ -9,9 +9,8 @@ def label_and_mean_nll(logits: tf.Tensor, labels: tf.Tensor) -> tuple[tf.Tensor,
     """The negative log-likelihood of each label, and its mean over the vocabulary (for label smoothing).
 
     The gradient is written out: it is one pass over the logits, where TensorFlow's makes five. The label is selected by
-      a
-    comparison that XLA fuses into the sum, not by a gather: the vocabulary may be sharded, and a gather's gradient is a
-    scatter.
+    a comparison that XLA fuses into the sum, not by a gather: the vocabulary may be sharded, and a gather's gradient is
+    a scatter.
 
     Args:
       logits: `[B, T, V] float32`.
