@@ -121,15 +121,16 @@ def test_dropout_drops_attention_probabilities_in_training_only():
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("platform", ["", "gpu"])
 @pytest.mark.parametrize("mesh", ["8", "4x2"])
-def test_partitioned_equals_unpartitioned(mesh):
-    """Value and gradients; on two axes the heads lie along y."""
+def test_partitioned_equals_unpartitioned(mesh, platform):
+    """Value and gradients; on two axes the heads lie along y. The gradient for GPUs is another one."""
     inputs = {"theta": theta_of(), "tokens": tokens_of(8, 4), "segments": np.tile(np.int32([1, 1, 2, 0]), (8, 1))}
 
     def call(layout: Layout):
         def function(inputs: dict) -> dict:
-            tokens = inputs["tokens"]
-            return {"y": LAYER(inputs["theta"], tokens, tokens, causal_mask(inputs["segments"]), Context(layout))}
+            tokens, mask = inputs["tokens"], causal_mask(inputs["segments"])
+            return {"y": LAYER(inputs["theta"], tokens, tokens, mask, Context(layout, platform=platform))}
 
         return harness.with_gradients(function)
 
