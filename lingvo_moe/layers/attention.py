@@ -78,7 +78,6 @@ class MultiHeadAttention(Layer):
         logits = self.logits(theta, projected, keys, key_axes, context)
         drop = functools.partial(context.dropout, rate=self.dropout, key="attention", logical_axes="BNTL")
         attended = attention_mean(logits, mask, values, value_axes, drop, context)
-        attended = context.checkpoint_name(attended, "hidden", "BTND")
         outputs = project(attended, theta["output"], context, contracted=2)
         return context.checkpoint_name(outputs, "output", "BTM")
 

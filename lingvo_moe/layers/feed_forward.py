@@ -160,7 +160,11 @@ class DenseFeedForward(Layer):
     ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
         """`[B, T, M]` to (`[B, T, M]`, no metrics); see `FeedForward`."""
         del paddings  # each position is computed by itself
-        hidden = context.checkpoint_name(project(inputs, theta["wi"], context), "hidden", "BTH")
-        hidden = relu(hidden, context) if self.activation == "relu" else hidden * tf.sigmoid(hidden)
+        hidden = project(inputs, theta["wi"], context)
+        if self.activation == "relu":
+            hidden = relu(hidden, "BTH", context)
+        else:
+            hidden = context.checkpoint_name(hidden, "hidden", "BTH")
+            hidden *= tf.sigmoid(hidden)
         outputs = project(hidden, theta["wo"], context)
         return context.checkpoint_name(outputs, "output", "BTM"), {}

@@ -166,8 +166,8 @@ class MixtureOfExperts(Layer):
             buffers = choose(self.dispatch, grouped, context)(routing, self.num_experts, capacity, context)
             dispatched = context.checkpoint_name(tf.einsum("GECM->EGCM", buffers.dispatch(grouped)), "output", "EGCM")
         with tf.name_scope("experts"):
-            hidden = context.checkpoint_name(project_by_expert(dispatched, theta["wi"], context), "hidden", "EGCH")
-            expert_outputs = project_by_expert(relu(hidden, context), theta["wo"], context)
+            hidden = relu(project_by_expert(dispatched, theta["wi"], context), "EGCH", context)
+            expert_outputs = project_by_expert(hidden, theta["wo"], context)
             expert_outputs = context.annotate(expert_outputs, "EGCM")
         with tf.name_scope("combine"):
             expert_outputs = context.checkpoint_name(tf.einsum("EGCM->GECM", expert_outputs), "output", "GECM")

@@ -9,21 +9,29 @@ from lingvo_moe.ops.context import Context
 from lingvo_moe.ops.gradients import named_gradient
 
 
-def relu(inputs: tf.Tensor, context: Context) -> tf.Tensor:
+def relu(inputs: tf.Tensor, logical_axes: str, context: Context) -> tf.Tensor:
     """`max(inputs, 0)`, of any shape and floating-point dtype.
 
+    What the gradient reads is named `hidden` for the checkpoint policy: the inputs, or for a GPU the result.
     TensorFlow's gradient asks whether the result is greater than 0. XLA makes of it whether the inputs are, and so
     keeps the inputs, the largest tensor of a feed-forward layer, beside the result until the backward pass. For a GPU,
     the gradient asks whether the result differs from 0, which XLA leaves as it is: the inputs are not even written, as
     the product that computes them applies the ReLU.
+
+    Args:
+      inputs: any tensor.
+      logical_axes: of its dimensions.
+      context: of the call.
     """
-    return named_gradient(_with_gradient)(inputs) if context.platform == "gpu" else tf.nn.relu(inputs)
+    if context.platform != "gpu":
+        return tf.nn.relu(context.checkpoint_name(inputs, "hidden", logical_axes))
 
+    def with_gradient(inputs: tf.Tensor) -> tuple[tf.Tensor, Callable]:
+        outputs = context.checkpoint_name(tf.nn.relu(inputs), "hidden", logical_axes)
 
-def _with_gradient(inputs: tf.Tensor) -> tuple[tf.Tensor, Callable]:
-    outputs = tf.nn.relu(inputs)
+        def gradient(upstream: tf.Tensor) -> tf.Tensor:
+            return context.annotate(tf.where(tf.not_equal(outputs, 0), upstream, 0), logical_axes)
 
-    def gradient(upstream: tf.Tensor) -> tf.Tensor:
-        return tf.where(tf.not_equal(outputs, 0), upstream, 0)
+        return outputs, gradient
 
-    return outputs, gradient
+    return named_gradient(with_gradient)(inputs)

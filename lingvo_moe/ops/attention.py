@@ -39,7 +39,8 @@ def attention_mean(
 ) -> tf.Tensor:
     """Means of values, by the softmax of logits where a mask is true: `[B, T, N, D]`, of the dtype of activations.
 
-    A query that sees no key gets the mean of all values. The softmax is computed in float32.
+    A query that sees no key gets the mean of all values. The softmax is computed in float32. The means are named
+    `hidden` for the checkpoint policy.
 
     Args:
       logits: `[B, N, T, L]`, floating-point.
@@ -49,10 +50,11 @@ def attention_mean(
       drop: dropout of probabilities `[B, N, T, L]`: multiplies each by a number that does not depend on it.
       context: of the call.
     """
-    if context.platform == "gpu":
+    # Rematerialised layers keep no probabilities; there the other gradient was predicted to gain nothing.
+    if context.platform == "gpu" and context.checkpoint_policy is None:
         return _mean_in_few_passes(logits, mask, values, value_axes, drop, context)
     probabilities = context.cast(_masked_softmax(logits, mask))
-    return _weighted_sum(drop(probabilities), values, value_axes, context)
+    return context.checkpoint_name(_weighted_sum(drop(probabilities), values, value_axes, context), "hidden", "BTND")
 
 
 def _mean_in_few_passes(
@@ -75,9 +77,10 @@ def _mean_in_few_passes(
         if probabilities.dtype != tf.float32:
             probabilities = optimization_barrier(probabilities, context, platforms=("gpu",))
         dropped = drop(probabilities)
-        means = _weighted_sum(dropped, values, value_axes, context)
+        means = context.annotate(_weighted_sum(dropped, values, value_axes, context), "BTND")
 
         def gradient(upstream: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            upstream = context.annotate(upstream, "BTND")
             by_values = tf.einsum(f"BNTL,BTND->{value_axes}", dropped, upstream)
             by_probabilities = drop(tf.einsum(f"BTND,{value_axes}->BNTL", upstream, values))
             shared = tf.reduce_sum(tf.cast(means, tf.float32) * tf.cast(upstream, tf.float32), axis=-1)
