@@ -132,25 +132,26 @@ def test_loss_is_cross_entropy_plus_k_aux():
         np.testing.assert_allclose(found["loss"], found["cross_entropy"] + k * found["aux_loss"], rtol=TOLERANCE)
 
 
-def with_gradients(model: LanguageModel, layout: Layout):
+def with_gradients(model: LanguageModel, layout: Layout, platform: str = ""):
     """Loss and gradients of all weights."""
 
     def function(inputs: dict) -> dict:
         with tf.GradientTape() as tape:
             leaves = tree.flatten(inputs["theta"])
             tape.watch(list(leaves.values()))
-            loss, _ = model.loss(inputs["theta"], inputs["batch"], Context(layout))
+            loss, _ = model.loss(inputs["theta"], inputs["batch"], Context(layout, platform=platform))
         found = tape.gradient(loss, list(leaves.values()))
         return {"loss": loss, "gradients": tree.unflatten(dict(zip(leaves, map(tf.convert_to_tensor, found))))}
 
     return function
 
 
-def run(model: LanguageModel, layout: Layout = Layout()) -> dict[str, np.ndarray]:
+def run(model: LanguageModel, layout: Layout = Layout(), platform: str = "") -> dict[str, np.ndarray]:
     logical_axes = {f"theta/{path}": weight.logical_axes for path, weight in tree.flatten(model.weights()).items()}
     logical_axes |= {f"gradients/{path.removeprefix('theta/')}": name for path, name in logical_axes.items()}
     logical_axes |= {f"batch/target/{name}": "BT" for name in batch()["target"]}
-    return harness.run(with_gradients(model, layout), {"theta": theta(), "batch": batch()}, layout, logical_axes)
+    inputs = {"theta": theta(), "batch": batch()}
+    return harness.run(with_gradients(model, layout, platform), inputs, layout, logical_axes)
 
 
 @functools.cache
@@ -169,6 +170,13 @@ def assert_equal(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]):
 @pytest.mark.parametrize("way", WAYS)
 def test_every_way_of_repeating_layers_has_the_same_loss_and_gradients(way):
     assert_equal(run(dataclasses.replace(MODEL, unroll=False, **WAYS[way])), unrolled())
+
+
+@pytest.mark.parametrize("mesh", ["1", "4x2"])
+@pytest.mark.parametrize("way", [{"unroll": True}, {"unroll": False, "remat": "keep_hidden"}])
+def test_gradients_for_a_gpu_are_the_same(way, mesh):
+    """Those of attention and ReLU are written out for it, and a checkpoint policy keeps another tensor."""
+    assert_equal(run(dataclasses.replace(MODEL, **way), Layout.of(DeviceMesh.parse(mesh)), "gpu"), unrolled())
 
 
 @pytest.mark.parametrize("mesh", ["8", "4x2"])
