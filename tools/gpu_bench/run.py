@@ -26,6 +26,7 @@ from lingvo_moe import tree
 from lingvo_moe.engines.pjrt import Engine, Executable
 from lingvo_moe.errors import UserError
 from lingvo_moe.program import Program
+from tools import traced_steps
 from tools.gpu_bench import FACTS, PROGRAMS
 
 # Dense bfloat16 TFLOP/s by JAX's name of the device, from the data sheets; other devices need --peak.
@@ -35,7 +36,6 @@ PEAKS = {
     "NVIDIA A100-SXM4-80GB": 312.0,
     "NVIDIA A100-SXM4-40GB": 312.0,
 }
-_TRACED_STEPS = 2
 _BEGIN, _FIRST_WORD = 2, 4  # the id that starts a target; lower ids than the first word's are special tokens
 
 
@@ -57,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if given.steps < 1:
             raise UserError(f"--steps={given.steps}: at least one step is needed.")
         if given.trace:
-            _make_directory(given.trace)
+            traced_steps.prepare(given.trace)
         figures = run(given.directory, given.platform, given.steps, given.peak, given.trace)
         if given.json:
             _write(given.json, figures)
@@ -122,21 +122,21 @@ def _train(
     losses, seconds = [], []
     batch = tree.map_leaves(jax.device_put, batch, train.shardings("batch"))
 
-    def step(state: dict) -> tuple[dict, float]:
+    def step() -> float:
+        nonlocal state
         outputs = train({"state": state, "batch": batch})
-        return outputs["state"], float(outputs["metrics"]["cross_entropy"])  # waits for the step
+        state = outputs["state"]
+        return float(outputs["metrics"]["cross_entropy"])  # waits for the step
 
     for _ in range(steps + 1):
         start = time.perf_counter()
-        state, loss = step(state)
+        loss = step()
         seconds.append(time.perf_counter() - start)
         losses.append(loss)
     if not all(map(math.isfinite, losses)):
         raise UserError(f"the losses are {losses}; expected finite ones; this device computes wrongly.")
     if trace:
-        with jax.profiler.trace(trace):
-            for _ in range(_TRACED_STEPS):
-                state, _loss = step(state)
+        traced_steps.trace(trace, step)
     return losses, seconds[1:]
 
 
@@ -183,14 +183,6 @@ def _facts(directory: pathlib.Path) -> dict:
         raise UserError(
             f"{directory / FACTS}: not what tools.gpu_bench.make writes ({error}); make it again."
         ) from None
-
-
-def _make_directory(path: pathlib.Path):
-    """Makes the directory of the trace before anything is measured, so that no figures are lost."""
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"--trace={path}: this directory cannot be made ({error.strerror}).") from None
 
 
 def _write(path: pathlib.Path, figures: dict):

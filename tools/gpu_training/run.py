@@ -2,7 +2,7 @@
 
     python -m tools.gpu_training.feed build/gpu_training --corpus=DIR --tokenizers=DIR --output=/dev/shm/feed &
     python -m tools.gpu_training.run build/gpu_training --corpus=DIR --tokenizers=DIR --feed=/dev/shm/feed
-        --output=DIR (--seconds=500 | --steps=20000) [--cooldown=0,1] [--state=FILE] [--platform=gpu]
+        --output=DIR (--seconds=500 | --steps=20000) [--cooldown=0,1] [--state=FILE] [--platform=gpu] [--trace=DIR]
 
 After the warm-up, the learning rate follows the schedule's cool-down from the first of the shares of --cooldown to the
 second, over the given time or steps; `cooldown_steps` must be above the number of steps. --state is a file to continue
@@ -10,7 +10,8 @@ from, if it exists, and to write at the end; continue with another --seed of the
 again. Ctrl-C, SIGTERM and a feed that ends save state and weights, and the log says which --cooldown continues. In the
 last sixth of a run that ends its cool-down, the mean of up to 100 weights is taken. The output is `log.jsonl` and
 `weights.safetensors`, in int8: of all weights that were evaluated (the initial ones, some in between, the last, the
-mean), those with the lowest held-out loss.
+mean), those with the lowest held-out loss. --trace writes the profiler's trace of two further steps, whose weights are
+not kept, after all else.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ from lingvo_moe.ranges import ABOVE_0
 from lingvo_moe.training import weights_file
 from lingvo_moe.training.quantization import quantize
 from lingvo_moe.utils import output_files
+from tools import traced_steps
 from tools.gpu_training import PROGRAMS, WEIGHTS, count, read_facts, seed
 from tools.gpu_training.batches import Batches
 from tools.gpu_training.meter import Every, Meter
@@ -71,6 +73,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=seed, default=0, help="of dropout and of the routers' random choices")
     parser.add_argument("--evaluate_every", type=_positive, default=60, help="seconds")
     parser.add_argument("--max_pairs", type=count, default=40, help="held-out pairs of each language")
+    parser.add_argument("--trace", type=pathlib.Path, help="directory for the profiler's trace of two further steps")
     given = parser.parse_args(arguments)
     if given.platform == "cpu":
         jax.config.update("jax_platforms", "cpu")  # or JAX starts, and reports, what it cannot use
@@ -94,6 +97,8 @@ def _prepare(given: argparse.Namespace):
         output_files.check_path("--state", str(given.state))
     if (given.output / _WEIGHTS).exists():
         raise UserError(f"--output={given.output} has the weights of an earlier run; name a new directory.")
+    if given.trace:
+        traced_steps.prepare(given.trace)
     given.output.mkdir(parents=True, exist_ok=True)
 
 
@@ -209,7 +214,17 @@ class Run:
             self._log(stopped=True, continue_with=f"--cooldown={first + (last - first) * share:.6f},{last:g}")
         if failed:
             raise failed
+        if given.trace and not stop.is_set():
+            self._trace(state, batch)
         return share >= 1
+
+    def _trace(self, state: dict, batch: dict):
+        def step():
+            nonlocal state
+            state = jax.block_until_ready(self._train({"state": state, "batch": batch})["state"])
+
+        traced_steps.trace(self._given.trace, step)
+        self._log(traced=str(self._given.trace))
 
     def _share(self, meter: Meter) -> float:
         """Returns how much of the run is done, 0 to 1."""

@@ -142,6 +142,7 @@ def test_training_learns_and_continues(data, tmp_path):
     specs = weight_specs(own.model.weights())
     steps, values = checkpoint_tools.read_safetensors(trained, "m4.Pocket", specs, "file")
     assert steps == _STEPS and all(np.isfinite(value).all() for value in values.values())
+    assert "traced" in second[-1] and next((tmp_path / "trace").rglob("*.xplane.pb")).stat().st_size > 0
     _interrupt(data, tmp_path)
     _lose_feed(data, tmp_path)
 
@@ -231,6 +232,8 @@ def test_errors_of_flags_of_run(data, tmp_path, capsys):
         assert f"--steps={steps}: expected 1 to 500, the steps of this part of the cool-down" in capsys.readouterr().err
     assert run.main([*flags, "--steps=1", f"--state={tmp_path / 'no' / 'state'}"]) == 2
     assert "--state=" in (message := capsys.readouterr().err) and "there is no directory" in message
+    assert run.main([*flags, "--steps=1", f"--trace={tmp_path / FACTS}"]) == 2
+    assert f"--trace={tmp_path / FACTS}: this directory cannot be made" in capsys.readouterr().err
     (tmp_path / "output" / "weights.safetensors").touch()
     assert run.main([*flags, "--steps=1"]) == 2
     assert "has the weights of an earlier run; name a new directory" in capsys.readouterr().err
@@ -265,7 +268,8 @@ def _random_weights(own: Experiment) -> dict[str, np.ndarray]:
 def _train(data: pathlib.Path, directory: pathlib.Path, cooldown: str) -> list[dict]:
     """Returns the lines of the log of a run with the programs in `made`."""
     fed = directory / f"feed {cooldown}"
-    command = _run(data, directory, fed, f"output {cooldown}", f"--steps={_STEPS}", f"--cooldown={cooldown}")
+    flags = (f"--steps={_STEPS}", f"--cooldown={cooldown}", f"--trace={directory / 'trace'}")
+    command = _run(data, directory, fed, f"output {cooldown}", *flags)
     with _feeding(data, directory / "made", fed):
         trained = subprocess.run(command, capture_output=True, text=True, env=_environment(directory))
     assert trained.returncode == 0, trained.stderr
