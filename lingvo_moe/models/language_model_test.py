@@ -173,7 +173,7 @@ def test_every_way_of_repeating_layers_has_the_same_loss_and_gradients(way):
 
 
 @pytest.mark.parametrize("mesh", ["1", "4x2"])
-@pytest.mark.parametrize("way", [{"unroll": True}, {"unroll": False, "remat": "keep_hidden"}])
+@pytest.mark.parametrize("way", [{"unroll": True}, {"unroll": False}, {"unroll": False, "remat": "keep_hidden"}])
 def test_gradients_for_a_gpu_are_the_same(way, mesh):
     """Those of attention and ReLU are written out for it, and a checkpoint policy keeps another tensor."""
     assert_equal(run(dataclasses.replace(MODEL, **way), Layout.of(DeviceMesh.parse(mesh)), "gpu"), unrolled())

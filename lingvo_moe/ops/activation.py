@@ -13,10 +13,10 @@ def relu(inputs: tf.Tensor, logical_axes: str, context: Context) -> tf.Tensor:
     """`max(inputs, 0)`, of any shape and floating-point dtype.
 
     What the gradient reads is named `hidden` for the checkpoint policy: the inputs, or for a GPU the result.
-    TensorFlow's gradient asks whether the result is greater than 0. XLA makes of it whether the inputs are, and so
-    keeps the inputs, the largest tensor of a feed-forward layer, beside the result until the backward pass. For a GPU,
-    the gradient asks whether the result differs from 0, which XLA leaves as it is: the inputs are not even written, as
-    the product that computes them applies the ReLU.
+    TensorFlow's gradient compares the result with 0. XLA simplifies that to a comparison of the inputs with 0, and so
+    keeps both until the backward pass, the largest tensors of a feed-forward layer. For a GPU, the gradient tests that
+    the result is not 0, which XLA does not simplify. It keeps the result alone, and cuBLAS applies the ReLU in the
+    product before it.
 
     Args:
       inputs: any tensor.

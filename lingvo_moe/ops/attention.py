@@ -47,7 +47,7 @@ def attention_mean(
       mask: `[B, T, L] bool`.
       values: with the logical axes `value_axes`, of the dtype of activations.
       value_axes: a permutation of `BLND`.
-      drop: dropout of probabilities `[B, N, T, L]`: multiplies each by a number that does not depend on it.
+      drop: dropout of probabilities `[B, N, T, L]`: multiplies each by a constant, the same in every call.
       context: of the call.
     """
     # Rematerialised layers keep no probabilities; there the other gradient was predicted to gain nothing.
@@ -74,7 +74,7 @@ def _mean_in_few_passes(
 
     def mean(logits: tf.Tensor, values: tf.Tensor) -> tuple[tf.Tensor, Callable]:
         probabilities = context.cast(_masked_softmax(logits, mask))
-        if probabilities.dtype != tf.float32:
+        if context.training and probabilities.dtype != tf.float32:
             probabilities = optimization_barrier(probabilities, context, platforms=("gpu",))
         dropped = drop(probabilities)
         means = context.annotate(_weighted_sum(dropped, values, value_axes, context), "BTND")

@@ -21,7 +21,8 @@ class Context:
       layout: how tensors are sharded.
       seed: `[2] int32`, the key of this call's random numbers; None where nothing is random (evaluation, decoding).
       dtype: of activations (`float32` or `bfloat16`). Weights are stored in float32 and cast where they are used.
-      checkpoint_policy: called by `checkpoint_name`, or None outside rematerialised layers; see `layers.repeat`.
+      checkpoint_policy: called by `checkpoint_name`, or None outside rematerialised layers; see `layers.repeat`. `ops`
+        also reads whether there is one.
       scope: the path of this call in the model, as in the paths of the weights: `decoder/layer_0/`.
       add_summary: called by `summarize`, or None where summaries are off; see `layers.summaries`.
       record_routing: called by layers with experts with (scope, the router's `ops.routing.Routing`), or None. Only

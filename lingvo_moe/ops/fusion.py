@@ -17,7 +17,7 @@ from lingvo_moe.ops.context import Context
 def optimization_barrier(tensor: tf.Tensor, context: Context, platforms: Container[str] = ("cpu",)) -> tf.Tensor:
     """Returns `tensor`, of any shape and dtype: XLA does not fuse what computes it with what uses the result.
 
-    Equal operations on a tensor and on its barrier, or on two of its barriers, stay separate. On other platforms than
+    Equal operations on a tensor and on its barrier, or on two of its barriers, stay separate. On platforms other than
     `platforms`, and outside of a compiled program, this does nothing.
     """
     if context.platform not in platforms or tf.executing_eagerly():  # TensorFlow itself has no such operation

@@ -9,9 +9,10 @@ from lingvo_moe.lazy import tf
 
 
 def named_gradient(function: Callable[..., tuple[Any, Callable]]) -> Callable[..., Any]:
-    """Returns `tf.custom_gradient(function)`; the gradient has the name scope of here, by which `analysis` finds it.
+    """Returns `tf.custom_gradient(function)`, whose gradient has the name scope of the caller.
 
-    TensorFlow names its own gradients so, and those that are written out like nothing.
+    `analysis` finds the part of the model by this name. TensorFlow names its own gradients in the same way, but custom
+    gradients have no name scope.
     """
     scope = f"gradient_tape/{tf.get_current_name_scope()}"
 

@@ -53,13 +53,6 @@ def _register_converters():
     def bitcast(node):
         return pfor.wrap(tf.bitcast(node.stacked_input(0), node.get_attr("type")), True)
 
-    @pfor.RegisterPFor("XlaOptimizationBarrier")
-    def barrier(node):
-        from tensorflow.compiler.tf2xla.python import xla
-
-        tensors: Any = xla.optimization_barrier(node.stacked_input(0))
-        return pfor.wrap(tensors[0], True)
-
     @pfor.RegisterPFor("XlaDot")
     def dot(node):
         left, right = (_stacked(node, index) for index in range(2))

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
-import functools
-
 import numpy as np
 import pytest
 
 from lingvo_moe.errors import UserError
 from lingvo_moe.lazy import tf
-from lingvo_moe.ops.attention import attention_mean
 from lingvo_moe.ops.context import Context
 from lingvo_moe.ops.products import multiply
 from lingvo_moe.ops.projection import project_in_float32
@@ -54,30 +50,6 @@ def test_exact_products_and_their_gradients():
 
     found = both(one)
     np.testing.assert_allclose(found["vectorized"], found["loop"], rtol=8 * harness.FLOAT32_ROUNDING, atol=1e-6)
-
-
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_attention_for_a_gpu_and_its_gradients(dtype):
-    """A pipeline's stages: in bfloat16 the probabilities pass an operator of XLA that TensorFlow cannot vectorise."""
-    context = Context(dtype=dtype, platform="gpu")
-
-    def one(x: tf.Tensor, weight: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
-        values = context.cast(tf.reshape(weight[:, :4], (2, 5, 1, 2)))  # B 2, L 5, N 1, D 2
-        logits = context.cast(x[:, None])  # B 2, N 1, T 4, L 5
-        dropping = dataclasses.replace(context, seed=seed)
-        with tf.GradientTape() as tape:
-            tape.watch([logits, values])
-            mask = tf.range(5)[None, None] <= tf.range(4)[None, :, None] + tf.zeros((2, 1, 1), tf.int32)
-            drop = functools.partial(dropping.dropout, rate=0.3, key="attention", logical_axes="BNTL")
-            means = attention_mean(logits, mask, values, "BLND", drop, context)
-            total = tf.reduce_sum(tf.sin(means))
-        gradients = tape.gradient(total, [logits, values])
-        return tf.concat([tf.cast(tf.reshape(tensor, [-1]), tf.float32) for tensor in (means, *gradients)], axis=0)
-
-    found = both(one)
-    atol = {"float32": harness.FLOAT32_ROUNDING, "bfloat16": 2.0**-8}[dtype] * 4 * np.abs(found["loop"]).max()
-    assert np.abs(found["loop"]).max() > 0.1
-    np.testing.assert_allclose(found["vectorized"], found["loop"], rtol=0, atol=atol)
 
 
 @pytest.mark.parametrize("transpose_b", [False, True])
