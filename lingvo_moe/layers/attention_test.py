@@ -121,8 +121,7 @@ def test_dropout_drops_attention_probabilities_in_training_only():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("platform", ["", "gpu"])
-@pytest.mark.parametrize("mesh", ["8", "4x2"])
+@pytest.mark.parametrize(("mesh", "platform"), [("8", ""), ("4x2", ""), ("4x2", "gpu")])
 def test_partitioned_equals_unpartitioned(mesh, platform):
     """Value and gradients; on two axes the heads lie along y. The gradient for GPUs is another one."""
     inputs = {"theta": theta_of(), "tokens": tokens_of(8, 4), "segments": np.tile(np.int32([1, 1, 2, 0]), (8, 1))}
