@@ -30,7 +30,14 @@ _VALUES = flags.FlagValues()
 flags.DEFINE_string("model", "hybrid_lm.MoE33B8E", "a registered model that is made for a slice", flag_values=_VALUES)
 _PACKAGE = pathlib.Path(inspect.getfile(Layout)).parents[1]
 # They annotate for their callers.
-_HELPERS = ("sharding/layout.py", "ops/context.py", "layers/stage_buffers.py", "layers/checkpoint_policy.py")
+_HELPERS = (
+    "sharding/layout.py",
+    "ops/context.py",
+    "ops/attention.py",
+    "ops/activation.py",
+    "layers/stage_buffers.py",
+    "layers/checkpoint_policy.py",
+)
 # The inputs and outputs of a program, whose shardings are part of it.
 _OF_PROGRAMS = "steps.py"
 # A smaller share of the cycles is due to scheduling.
