@@ -42,6 +42,11 @@ def attention_mean(
     A query that sees no key gets the mean of all values. The softmax is computed in float32. The means are named
     `hidden` for the checkpoint policy.
 
+    On a GPU, memory bounds the time between the products, so the gradient reads and writes less there. As in
+    FlashAttention (Dao et al. 2022, section B.2), the sum over keys of probabilities and their gradients is the product
+    of the mean and its gradient, a sum over D. And the probabilities are kept as they are multiplied: in bfloat16,
+    where TensorFlow's gradient, and XLA's without the barrier, read them in float32.
+
     Args:
       logits: `[B, N, T, L]`, floating-point.
       mask: `[B, T, L] bool`.
@@ -51,33 +56,14 @@ def attention_mean(
       context: of the call.
     """
     # Rematerialised layers keep no probabilities; there the other gradient was predicted to gain nothing.
-    if context.platform == "gpu" and context.checkpoint_policy is None:
-        return _mean_in_few_passes(logits, mask, values, value_axes, drop, context)
-    probabilities = context.cast(_masked_softmax(logits, mask))
-    return context.checkpoint_name(_weighted_sum(drop(probabilities), values, value_axes, context), "hidden", "BTND")
-
-
-def _mean_in_few_passes(
-    logits: tf.Tensor,
-    mask: tf.Tensor,
-    values: tf.Tensor,
-    value_axes: str,
-    drop: Callable[[tf.Tensor], tf.Tensor],
-    context: Context,
-) -> tf.Tensor:
-    """`attention_mean`, whose gradient reads and writes less: on a GPU, memory bounds the time between the products.
-
-    As in FlashAttention (Dao et al. 2022, section B.2), the sum over keys of probabilities and their gradients is the
-    product of the mean and its gradient, a sum over D. And the probabilities are kept as they are multiplied: in
-    bfloat16, where TensorFlow's gradient, and XLA's without the barrier, read them in float32.
-    """
+    in_few_passes = context.platform == "gpu" and context.checkpoint_policy is None
 
     def mean(logits: tf.Tensor, values: tf.Tensor) -> tuple[tf.Tensor, Callable]:
         probabilities = context.cast(_masked_softmax(logits, mask))
-        if context.training and probabilities.dtype != tf.float32:
+        if in_few_passes and context.training and probabilities.dtype != tf.float32:
             probabilities = optimization_barrier(probabilities, context, platforms=("gpu",))
         dropped = drop(probabilities)
-        means = context.annotate(_weighted_sum(dropped, values, value_axes, context), "BTND")
+        means = context.checkpoint_name(_weighted_sum(dropped, values, value_axes, context), "hidden", "BTND")
 
         def gradient(upstream: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
             upstream = context.annotate(upstream, "BTND")
@@ -90,7 +76,7 @@ def _mean_in_few_passes(
 
         return means, gradient
 
-    return named_gradient(mean)(logits, values)
+    return named_gradient(mean)(logits, values) if in_few_passes else mean(logits, values)[0]
 
 
 def _masked_softmax(logits: tf.Tensor, mask: tf.Tensor) -> tf.Tensor:

@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from lingvo_moe.errors import UserError, did_you_mean
 from lingvo_moe.lazy import tf
 from lingvo_moe.ops.context import Context
+from lingvo_moe.ops.gradients import named_gradient
 from lingvo_moe.ops.routing import NONE, Routing, sum_of_choices
 from lingvo_moe.sharding import spmd
 from lingvo_moe.sharding.layout import Layout
@@ -65,31 +66,31 @@ class Gather:
 
     def dispatch(self, tokens: tf.Tensor) -> tf.Tensor:
         """See `Einsum.dispatch`."""
-        to_positions = _with_gradient(
-            "dispatch",
-            lambda tokens: self._take(tokens, self._choices // self._num_choices),
-            lambda rows: tf.reduce_sum(self._by_token(rows), axis=2),
-        )
-        rows = tf.reshape(to_positions(tokens), (-1, self._num_experts, self._capacity, tokens.shape[-1]))
+
+        def to_positions(tokens: tf.Tensor) -> tuple[tf.Tensor, Callable]:
+            rows = self._take(tokens, self._choices // self._num_choices)
+            return rows, lambda upstream: tf.reduce_sum(self._by_token(upstream), axis=2)
+
+        rows = named_gradient(to_positions)(tokens)
+        rows = tf.reshape(rows, (-1, self._num_experts, self._capacity, tokens.shape[-1]))
         return self._context.annotate(rows, "GECM")
 
     def combine(self, outputs: tf.Tensor) -> tf.Tensor:
         """See `Einsum.combine`; weights and sums are float32."""
         groups, _, _, model_dim = outputs.shape
         rows = tf.reshape(outputs, (groups, -1, model_dim))
-        return self._context.annotate(tf.custom_gradient(self._weighted_sums)(rows, self._weights), "GSM")
+        return self._context.annotate(named_gradient(self._weighted_sums)(rows, self._weights), "GSM")
 
     def _weighted_sums(self, rows: tf.Tensor, weights: tf.Tensor) -> tuple[tf.Tensor, Callable]:
         """Buffer positions `[G, E * C, M]` to the sums of each token's, and their gradient, which gathers tokens."""
         by_token = tf.cast(self._by_token(rows), tf.float32)
 
         def gradient(upstream: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-            with tf.name_scope("combine"):
-                taken = tf.cast(self._take(upstream, self._choices // self._num_choices), tf.float32)
-                of_rows = tf.cast(taken * self._of_positions(weights)[..., None], rows.dtype)
-                # XLA's CPU compiler makes a product of this: a tenth of the time of a sum of products.
-                of_weights = tf.einsum("GSKM,GSM->GSK", by_token, tf.cast(upstream, tf.float32))
-                return of_rows, of_weights
+            taken = tf.cast(self._take(upstream, self._choices // self._num_choices), tf.float32)
+            of_rows = tf.cast(taken * self._of_positions(weights)[..., None], rows.dtype)
+            # XLA's CPU compiler makes a product of this: a tenth of the time of a sum of products.
+            of_weights = tf.einsum("GSKM,GSM->GSK", by_token, tf.cast(upstream, tf.float32))
+            return of_rows, of_weights
 
         return self._context.cast(sum_of_choices(by_token * weights[..., None])), gradient
 
@@ -157,18 +158,6 @@ def choices_of(positions: tf.Tensor, num_positions: int) -> tf.Tensor:
     ordinals = tf.broadcast_to(tf.range(choices) + 1, positions.shape)
     filled = tf.math.unsorted_segment_sum(ordinals, across_groups, groups * num_positions)
     return tf.reshape(filled, (groups, num_positions)) - 1
-
-
-def _with_gradient(
-    scope: str, function: Callable[[tf.Tensor], tf.Tensor], gradient: Callable[[tf.Tensor], tf.Tensor]
-) -> Callable[[tf.Tensor], tf.Tensor]:
-    """`function` with the gradient `gradient`, under the name `scope`, by which `analysis` finds both."""
-
-    def scoped(upstream: tf.Tensor) -> tf.Tensor:
-        with tf.name_scope(scope):
-            return gradient(upstream)
-
-    return tf.custom_gradient(lambda tensor: (function(tensor), scoped))
 
 
 def _on_own_groups(

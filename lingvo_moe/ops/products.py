@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from lingvo_moe.lazy import tf
 from lingvo_moe.ops.context import Context
+from lingvo_moe.ops.gradients import named_gradient
 from lingvo_moe.ops.precision import BFLOAT16
 from lingvo_moe.ops.tiles import transpose
 from lingvo_moe.utils import processor
@@ -28,20 +29,18 @@ def multiply(rows: tf.Tensor, weights: tf.Tensor, context: Context, transpose_b:
     dtype = tf.bfloat16 if is_rounded(rows, context) else tf.float32
     if not context.training:
         return _multiply(tf.cast(rows, dtype), tf.cast(weights, dtype), transpose_b=transpose_b)
-    scope = tf.get_current_name_scope()  # which `analysis.plan` and `tools.benchmarks.profile` tell parts by
 
     def product(rows, weights):
         rows, weights = tf.cast(rows, dtype), tf.cast(weights, dtype)
 
         def gradient(upstream):
-            with tf.name_scope(f"gradient/{scope}"):
-                upstream = tf.cast(upstream, dtype)
-                by_weights = _by_weights(rows, upstream, context, transpose_b)
-                return _multiply(upstream, weights, transpose_b=not transpose_b), by_weights
+            upstream = tf.cast(upstream, dtype)
+            by_weights = _by_weights(rows, upstream, context, transpose_b)
+            return _multiply(upstream, weights, transpose_b=not transpose_b), by_weights
 
         return _multiply(rows, weights, transpose_b=transpose_b), gradient
 
-    return tf.custom_gradient(product)(rows, weights)
+    return named_gradient(product)(rows, weights)
 
 
 def is_rounded(rows: tf.Tensor, context: Context) -> bool:

@@ -14,6 +14,7 @@ from typing import Any
 
 from lingvo_moe.lazy import tf
 from lingvo_moe.ops.context import Context
+from lingvo_moe.ops.gradients import named_gradient
 from lingvo_moe.ops.precision import HIGHEST
 from lingvo_moe.ops.products import multiply
 from lingvo_moe.ops.tiles import transpose
@@ -95,10 +96,9 @@ def _multiply_few_rows(rows: tf.Tensor, weights: tf.Tensor, context: Context) ->
 
     def product(rows, weights):
         def gradient(upstream):
-            with tf.name_scope("experts"):  # `tools.benchmarks.profile` finds it by this name
-                by_rows = transpose(tf.matmul(weights, transpose(upstream, devices)), devices)
-                return by_rows, tf.matmul(transpose(rows, devices), upstream)
+            by_rows = transpose(tf.matmul(weights, transpose(upstream, devices)), devices)
+            return by_rows, tf.matmul(transpose(rows, devices), upstream)
 
         return tf.matmul(rows, weights), gradient
 
-    return tf.custom_gradient(product)(rows, weights)
+    return named_gradient(product)(rows, weights)

@@ -11,7 +11,7 @@ again. Ctrl-C, SIGTERM and a feed that ends save state and weights, and the log 
 last sixth of a run that ends its cool-down, the mean of up to 100 weights is taken. The output is `log.jsonl` and
 `weights.safetensors`, in int8: of all weights that were evaluated (the initial ones, some in between, the last, the
 mean), those with the lowest held-out loss. --trace writes the profiler's trace of two further steps, whose weights are
-not kept, after all else.
+not kept, after all else; a run that is stopped writes none.
 """
 
 from __future__ import annotations
