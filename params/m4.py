@@ -184,7 +184,7 @@ class Dense96LGPipe(Dense96L):
     """T(96L) as it was trained, by GPipe: 8 stages of 6 layers of each stack, 256 of each stage for the batch.
 
     The paper gives neither stages nor microbatches. A microbatch has 512 tokens of each side on a core; bubbles are
-    18 % of the turns. Weights of layers are stored by stage, so that their update needs no sharding.
+    18 % of the iterations. Weights of layers are stored by stage, so that their update needs no sharding.
     """
 
     layout = "pipeline_gshard"

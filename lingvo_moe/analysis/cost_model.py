@@ -8,7 +8,7 @@ The terms, and where they come from:
   other work    elements of softmaxes, norms, one-hot masks: bytes at the memory's bandwidth, see WORK_BYTES
   collectives   those of `sharded_product`, at the links' full bandwidth (`hardware`), one after another, as in `plan`
   optimizer     passes over the weights of a device, OPTIMIZER_PASSES
-  bubbles       turns of a pipeline without a microbatch: their products, other work and collectives
+  bubbles       iterations of a pipeline without a microbatch: their products, other work and collectives
   memory        weights, optimizer state and gradients exactly; saved tensors by the checkpoint policy; a workspace
 
 The constants are fitted to the compiled plans of docs/plans, TPU v3 (`tools/rank_layouts.py --calibration` prints the
@@ -66,7 +66,7 @@ class Estimate:
     Attributes:
       compute: seconds by part of the model, bubbles included.
       collectives: seconds by kind, what is moved (`weights` or `activations`) and mesh axis.
-      bubbles: the seconds of both that turns without a microbatch take.
+      bubbles: the seconds of both that iterations without a microbatch take.
       memory: bytes of a device by kind.
       available: bytes of a device.
       tokens: of a step, as in a plan.
@@ -181,7 +181,7 @@ class CostModel:
         bubbles, saved, temporary = 0.0, 0.0, 0.0
         for part in self._parts(candidate.batch_size, candidate.microbatches):
             schedule = schedules[part.stack] if part.stack else None
-            times = part.count * (schedule.turns * schedule.repeats_per_turn if schedule else 1)
+            times = part.count * (schedule.iterations * schedule.repeats_per_iteration if schedule else 1)
             cost = self._part_cost(part, candidate, is_inside=schedule is not None)
             compute[part.name] += times * cost.seconds
             for move in cost.moves:
@@ -291,10 +291,10 @@ class CostModel:
         """The optimizer, and the gradients that loops collect."""
         sizes = self._sizes(candidate.layout, candidate.accumulates)
         yield "optimizer", OPTIMIZER_PASSES * sizes.weights / self._memory_bandwidth
-        turns = 1.0
+        iterations = 1.0
         if candidate.accumulates:
-            turns = max(schedule.turns / schedule.rounds for schedule in schedules.values())
-        yield "gradients", STACKED_PASSES * turns * sizes.stacked / self._memory_bandwidth
+            iterations = max(schedule.iterations / schedule.rounds for schedule in schedules.values())
+        yield "gradients", STACKED_PASSES * iterations * sizes.stacked / self._memory_bandwidth
 
     def _is_deferred(self, move: Move, stack: str, candidate: Candidate) -> bool:
         """Whether a gradient is reduced once, after the loop of microbatches; see `layers.weight_gradients`."""
@@ -310,7 +310,7 @@ class CostModel:
     def _of_stages(
         self, candidate: Candidate, schedules: dict[str, Schedule]
     ) -> Iterator[tuple[tuple[str, str, str], float]]:
-        """What a pipeline sends from stage to stage in each turn, and its outputs to all stages."""
+        """What a pipeline sends from stage to stage in each iteration, and its outputs to all stages."""
         if candidate.stages == 1:
             return
         axis, table = 0, self._table(candidate.layout, True)
@@ -321,7 +321,7 @@ class CostModel:
             shards = math.prod(candidate.mesh.shape[axis] for axis in table["BTM"] if axis >= 0)
             rows = candidate.batch_size / candidate.microbatches
             size = rows * length * model.model_dim * item_bytes / shards
-            seconds = 2 * schedule.turns * machine.collective_seconds("collective-permute", size, axis)
+            seconds = 2 * schedule.iterations * machine.collective_seconds("collective-permute", size, axis)
             yield ("collective-permute", "activations", name), seconds
             whole = candidate.microbatches * size
             yield ("all-reduce", "activations", name), 2 * machine.collective_seconds("all-reduce", whole, axis)

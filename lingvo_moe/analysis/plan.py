@@ -31,7 +31,7 @@ PROGRAMS = ("train", "decode")
 VERSION = 3  # of the saved JSON; in version 2, `tokens` of a training step were those of both sides
 _SECONDS_PER_YEAR = 365.25 * 24 * 3600
 _REMATERIALISED = "rematerialised"  # the name scope of `layers.repeat` and `layers.pipeline`
-_TURNS = re.compile(r"pipeline_(\d+)_of_(\d+)_turns")  # the name scope of `layers.pipeline_schedule`
+_ITERATIONS = re.compile(r"pipeline_(\d+)_of_(\d+)_iterations")  # the name scope of `layers.pipeline_schedule`
 # Name scopes of the layers, models and steps; the innermost one decides.
 PARTS = (
     "embedding",
@@ -120,7 +120,7 @@ class Plan:
       scheduled_seconds: of one run, by the compiler's own estimates, see `compiler_schedule`; of GPUs alone.
       unknown_loops: loops that are counted as one trip because their trip count depends on data.
       lower_seconds, compile_seconds: on this machine.
-      bubble_cycles: those of the cycles that a stage of a pipeline spends in turns without a microbatch.
+      bubble_cycles: those of the cycles that a stage of a pipeline spends in iterations without a microbatch.
       largest_buffers: if the program does not fit, its largest buffers, as compiled for cores with more memory.
       compiler_options: beside the compiler's defaults, each `NAME=VALUE`.
       unit: of what `tokens` counts: tokens, or voxels of a model that segments volumes.
@@ -416,9 +416,9 @@ def _rematerialised(runs: list[tuple[Instruction, int]]) -> int:
 def _bubbles(runs: list[tuple[Instruction, int]]) -> int:
     bubbles = 0.0
     for instruction, cycles in runs:
-        if found := _TURNS.search(instruction.op_name):
-            busy, turns = map(int, found.groups())
-            bubbles += cycles * (1 - busy / turns)
+        if found := _ITERATIONS.search(instruction.op_name):
+            busy, iterations = map(int, found.groups())
+            bubbles += cycles * (1 - busy / iterations)
     return round(bubbles)
 
 

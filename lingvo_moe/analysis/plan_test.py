@@ -172,8 +172,8 @@ def test_a_plan_for_gpus_has_the_collectives_of_the_module():
     assert "on h100:2x4, 8 GPUs" in page and "memory per GPU" in page and "GPU-years" in page and "at 2 an hour" in page
 
 
-def test_bubbles_of_a_pipeline_are_the_schedules_share_of_its_turns(monkeypatch):
-    """(L - 1) / (M + L - 1) of the cycles in the loop of turns, which the compiled module runs M + L - 1 times."""
+def test_bubbles_of_a_pipeline_are_the_schedules_share_of_its_iterations(monkeypatch):
+    """(L - 1) / (M + L - 1) of the cycles in the loop of iterations, which the compiled module runs M + L - 1 times."""
     load, modules = Slice.load, []
 
     def remember(self, program):
@@ -188,11 +188,11 @@ def test_bubbles_of_a_pipeline_are_the_schedules_share_of_its_turns(monkeypatch)
     config = experiment.get("dense_lm.Small", changes, DeviceMesh((2, 4)))
     planned = plan.make("dense_lm.Small", config, Slice.of("v3:2x2x1"))
 
-    turns = microbatches + stages - 1
-    in_turns = [(i, times) for i, times in modules[0].runs() if f"_of_{turns}_turns" in i.op_name]
-    cycles = sum(instruction.cycles * times for instruction, times in in_turns)
-    assert cycles > planned.cycles / 4 and all(times % turns == 0 for _, times in in_turns if times > 1)
-    assert planned.bubble_cycles == pytest.approx(cycles * (stages - 1) / turns, rel=1e-6)
+    iterations = microbatches + stages - 1
+    in_iterations = [(i, times) for i, times in modules[0].runs() if f"_of_{iterations}_iterations" in i.op_name]
+    cycles = sum(instruction.cycles * times for instruction, times in in_iterations)
+    assert cycles > planned.cycles / 4 and all(times % iterations == 0 for _, times in in_iterations if times > 1)
+    assert planned.bubble_cycles == pytest.approx(cycles * (stages - 1) / iterations, rel=1e-6)
     assert "% bubbles" in plan_text.text(planned, 1e12)
 
 

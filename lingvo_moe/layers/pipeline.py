@@ -2,8 +2,8 @@
 
 A stage is the body that `layers.repeat` scans, vectorised over a leading dimension of stages, the logical axis P, which
 a layout shards. What a microbatch needs moves through buffers with this dimension: its activations, and with them the
-float constants, such as the encoder's outputs. A turn of the loop computes all stages and passes the buffers on by one
-stage, which is a CollectivePermute. The last stage passes a microbatch to the storage of the first one.
+float constants, such as the encoder's outputs. An iteration of the loop computes all stages and passes the buffers on
+by one stage, which is a CollectivePermute. The last stage passes a microbatch to the storage of the first one.
 
 The backward pass is the same loop in reverse. Each repeat of each microbatch is recomputed from its saved input, as
 in `repeat` (GSPMD section 5.2 follows GPipe in this). Gradients of weights are added up by `weight_gradients`.
@@ -22,7 +22,7 @@ from lingvo_moe import tree
 from lingvo_moe.errors import UserError
 from lingvo_moe.layers.base import Context
 from lingvo_moe.layers.checkpoint_policy import SAVED_NAMES, Restore, Save, TensorSpec
-from lingvo_moe.layers.pipeline_schedule import Schedule, Turn
+from lingvo_moe.layers.pipeline_schedule import Iteration, Schedule
 from lingvo_moe.layers.repeat import Body
 from lingvo_moe.layers.stage_buffers import StageBuffers, select
 from lingvo_moe.layers.summaries import SummaryCollector
@@ -59,7 +59,7 @@ def pipeline(
       metric_names: the names of the metrics that `body` returns.
       remat: a policy of `checkpoint_policy.SAVED_NAMES`.
       independent_rows: whether `body` computes each row of a batch by itself (`Layer.independent_rows`). If it has no
-        metrics either, devices that divide the rows reduce their gradients of the weights once, after the last turn.
+        metrics either, devices that divide the rows reduce their gradients of the weights once, after the loop.
 
     Returns:
       (`[B, T, M]`, metrics averaged over microbatches and repeats). Summaries of `body` are added to the context's as
@@ -95,7 +95,7 @@ _ACTIVATIONS = "BTM"
 
 @dataclasses.dataclass(frozen=True)
 class _Results:
-    """What all stages compute in a turn, each by stage: outputs, metrics, named tensors, summaries."""
+    """What all stages compute in an iteration, each by stage: outputs, metrics, named tensors, summaries."""
 
     outputs: tf.Tensor
     metrics: tf.Tensor
@@ -160,20 +160,20 @@ class _Stages:
         self.summary_names = list(collector.values) if collector else []
 
     def compute(
-        self, turn: Turn, j: tf.Tensor, theta: list[tf.Tensor], inputs: tf.Tensor, constants: list[tf.Tensor]
+        self, iteration: Iteration, j: tf.Tensor, theta: list[tf.Tensor], inputs: tf.Tensor, constants: list[tf.Tensor]
     ) -> _Results:
-        """Repeat j of a turn at all stages, from inputs and constants by stage."""
+        """Repeat j of an iteration at all stages, from inputs and constants by stage."""
 
         def one(*arguments) -> tuple:
             save, collector = Save(self._saved_names), self._collector()
             outputs, metrics = self._call(*arguments, checkpoint_policy=save, add_summary=collector)
             return outputs, metrics, save.tensors, list(collector.values.values()) if collector else []
 
-        return _Results(*self._vectorized(one, self._arguments(turn, j, theta, inputs, constants)))
+        return _Results(*self._vectorized(one, self._arguments(iteration, j, theta, inputs, constants)))
 
     def gradients(
         self,
-        turn: Turn,
+        iteration: Iteration,
         j: tf.Tensor,
         theta: list[tf.Tensor],
         inputs: tf.Tensor,
@@ -186,8 +186,8 @@ class _Stages:
         Those of weights are `[P, U, ...]` if rows are differentiated in parts.
 
         Args:
-          turn: of the loop.
-          j: number of the repeat in the turn.
+          iteration: of the loop.
+          j: number of the repeat in the iteration.
           theta: the weights by stage.
           inputs: by stage.
           constants: by stage.
@@ -218,7 +218,7 @@ class _Stages:
             of_carried, of_theta = gradients[: 1 + len(constants)], gradients[1 + len(constants) :]
             return [*map(self.parts.join, of_carried), *of_theta]
 
-        return self._vectorized(one, (*self._arguments(turn, j, theta, inputs, constants), saved, of_outputs))
+        return self._vectorized(one, (*self._arguments(iteration, j, theta, inputs, constants), saved, of_outputs))
 
     def _call(
         self,
@@ -247,13 +247,14 @@ class _Stages:
         values = [metrics[name] for name in self.metric_names]
         return context.annotate(outputs, _ACTIVATIONS), tf.stack(values) if values else tf.zeros(0)
 
-    def _arguments(self, turn, j, theta, inputs, constants) -> tuple:
+    def _arguments(self, iteration, j, theta, inputs, constants) -> tuple:
         """The arguments of `_call` by stage."""
-        rows = [self._buffers.row(weight, turn, j, axes) for weight, axes in zip(theta, self.weight_axes)]
+        rows = [self._buffers.row(weight, iteration, j, axes) for weight, axes in zip(theta, self.weight_axes)]
         fixed = [
-            self._buffers.look_up(tensor, turn, axes) for tensor, axes in zip(self._fixed.values(), self._fixed_axes)
+            self._buffers.look_up(tensor, iteration, axes)
+            for tensor, axes in zip(self._fixed.values(), self._fixed_axes)
         ]
-        return rows, inputs, constants, fixed, turn.stages.microbatch, turn.repeat(j)
+        return rows, inputs, constants, fixed, iteration.stages.microbatch, iteration.repeat(j)
 
     def _vectorized(self, function: Callable, arguments: tuple):
         if self._buffers.schedule.stages > 1:
@@ -298,25 +299,27 @@ class _Pipeline:
         return outputs, metrics, dict(zip(self._stages.summary_names, by_repeat))
 
     def _forward(self, carried: list[tf.Tensor], theta: list[tf.Tensor]) -> tuple[tuple, tf.Tensor, tf.Tensor, list]:
-        """Runs all turns.
+        """Runs all iterations.
 
         Returns:
-          (what the backward pass needs: of each turn the constants, of each repeat in a turn its inputs and the named
+          (what the backward pass needs: of each iteration the constants, of each repeat in it its inputs and the named
           tensors; outputs by microbatch; sums of metrics; summaries by stage and row).
         """
         buffers, schedule = self._buffers, self._schedule
         storage, *constants = (buffers.store(tensor, axes) for tensor, axes in zip(carried, self._axes))
 
-        def step(t, states, storage, totals, summaries, turns, repeats):
-            turn = schedule.at(t)
-            states = [buffers.enter(s, turn, state) for s, state in zip([storage, *constants], states)]
-            turns = buffers.save(turns, t, states[1:], self._constant_specs)
-            outputs, totals, summaries, repeats = self._forward_turn(t, theta, states, totals, summaries, repeats)
+        def step(t, states, storage, totals, summaries, by_iteration, by_repeat):
+            iteration = schedule.at(t)
+            states = [buffers.enter(s, iteration, state) for s, state in zip([storage, *constants], states)]
+            by_iteration = buffers.save(by_iteration, t, states[1:], self._constant_specs)
+            outputs, totals, summaries, by_repeat = self._forward_iteration(
+                t, theta, states, totals, summaries, by_repeat
+            )
             states = [
                 buffers.pass_on(state, axes) for state, axes in zip([outputs, *states[1:]], self._axes, strict=True)
             ]
-            storage = buffers.put(storage, turn.last.microbatch, turn.ends, states[0])
-            return t + 1, states, storage, totals, summaries, turns, repeats
+            storage = buffers.put(storage, iteration.last.microbatch, iteration.ends, states[0])
+            return t + 1, states, storage, totals, summaries, by_iteration, by_repeat
 
         start = (
             tf.constant(0),
@@ -324,27 +327,29 @@ class _Pipeline:
             storage,
             tf.zeros((schedule.stages, len(self._stages.metric_names))),
             [tf.zeros((schedule.stages, schedule.rows)) for _ in self._stages.summary_names],
-            buffers.stacks(schedule.turns, self._constant_specs),
-            buffers.stacks(schedule.turns * schedule.repeats_per_turn, self._stages.saved_specs),
+            buffers.stacks(schedule.iterations, self._constant_specs),
+            buffers.stacks(schedule.iterations * schedule.repeats_per_iteration, self._stages.saved_specs),
         )
-        _, _, storage, totals, summaries, turns, repeats = _loop(schedule.turns, self._scoped(step), start)
-        return (turns, repeats), buffers.fetch(storage, _ACTIVATIONS), tf.reduce_sum(totals, axis=0), summaries
+        _, _, storage, totals, summaries, by_iteration, by_repeat = _loop(
+            schedule.iterations, self._scoped(step), start
+        )
+        return (by_iteration, by_repeat), buffers.fetch(storage, _ACTIVATIONS), tf.reduce_sum(totals, axis=0), summaries
 
-    def _forward_turn(self, t, theta, states, totals, summaries, saved) -> tuple:
-        """Runs the repeats of turn t; returns (outputs, totals, summaries, saved)."""
-        turn, buffers = self._schedule.at(t), self._buffers
+    def _forward_iteration(self, t, theta, states, totals, summaries, saved) -> tuple:
+        """Runs the repeats of iteration t; returns (outputs, totals, summaries, saved)."""
+        iteration, buffers = self._schedule.at(t), self._buffers
 
         def step(j, inputs, totals, summaries, saved):
-            results = self._stages.compute(turn, j, theta, inputs, states[1:])
+            results = self._stages.compute(iteration, j, theta, inputs, states[1:])
             saved = buffers.save(saved, self._index(t, j), [inputs, *results.saved], self._stages.saved_specs)
-            active = turn.active(j)
+            active = iteration.active(j)
             totals = totals + select(active, results.metrics, 0)
-            summaries = self._with_summaries(summaries, turn, j, results.summaries)
+            summaries = self._with_summaries(summaries, iteration, j, results.summaries)
             outputs = buffers.annotate(select(active, results.outputs, inputs), _ACTIVATIONS)
             return j + 1, outputs, totals, summaries, saved
 
         start = (tf.constant(0), states[0], totals, summaries, saved)
-        return _loop(self._schedule.repeats_per_turn, step, start)[1:]
+        return _loop(self._schedule.repeats_per_iteration, step, start)[1:]
 
     def _backward(
         self, saved: tuple, theta: list[tf.Tensor], carried: list[tf.Tensor], upstream: tuple[tf.Tensor, tf.Tensor]
@@ -356,43 +361,51 @@ class _Pipeline:
         storages = [buffers.store(tensor, axes) for tensor, axes in zip(of_stored, self._axes)]
 
         def step(t, of_states, storages, of_theta):
-            turn = schedule.at(t)
-            ended = select(turn.ends, storages[0][:, turn.last.microbatch], 0)
-            storages = [buffers.put(storages[0], turn.last.microbatch, turn.ends, tf.zeros_like(ended)), *storages[1:]]
+            iteration = schedule.at(t)
+            ended = select(iteration.ends, storages[0][:, iteration.last.microbatch], 0)
+            storages = [
+                buffers.put(storages[0], iteration.last.microbatch, iteration.ends, tf.zeros_like(ended)),
+                *storages[1:],
+            ]
             of_states = [
                 buffers.pass_back(state, axes)
                 for state, axes in zip([of_states[0] + ended, *of_states[1:]], self._axes, strict=True)
             ]
-            of_states, of_theta = self._backward_turn(t, theta, saved, (of_states, upstream[1]), of_theta)
+            of_states, of_theta = self._backward_iteration(t, theta, saved, (of_states, upstream[1]), of_theta)
             storages = [
-                buffers.put(storage, turn.first.microbatch, turn.starts, storage[:, turn.first.microbatch] + state)
+                buffers.put(
+                    storage,
+                    iteration.first.microbatch,
+                    iteration.starts,
+                    storage[:, iteration.first.microbatch] + state,
+                )
                 for storage, state in zip(storages, of_states)
             ]
-            return t - 1, [select(~turn.starts, state, 0) for state in of_states], storages, of_theta
+            return t - 1, [select(~iteration.starts, state, 0) for state in of_states], storages, of_theta
 
         start = (
-            tf.constant(schedule.turns - 1),
+            tf.constant(schedule.iterations - 1),
             [buffers.empty(storage, axes) for storage, axes in zip(storages, self._axes)],
             storages,
             self._weight_gradients.zeros(theta),
         )
-        _, _, storages, of_theta = _loop(schedule.turns, self._scoped(step), start, backwards=True)
+        _, _, storages, of_theta = _loop(schedule.iterations, self._scoped(step), start, backwards=True)
         of_carried = [
             tf.cast(buffers.fetch(storage, axes), tensor.dtype)
             for storage, tensor, axes in zip(storages, carried, self._axes, strict=True)
         ]
         return [*of_carried, *self._weight_gradients.reduced(of_theta)]
 
-    def _backward_turn(self, t, theta, saved: tuple, upstream: tuple, of_theta: list[tf.Tensor]) -> tuple:
-        """Runs the repeats of turn t in reverse; returns the gradients of the states before it, and of the weights."""
-        turn, buffers, stages = self._schedule.at(t), self._buffers, self._stages
-        (turns, repeats), (of_states, of_metrics) = saved, upstream
-        constants = buffers.restore(turns, t, self._constant_specs)
+    def _backward_iteration(self, t, theta, saved: tuple, upstream: tuple, of_theta: list[tf.Tensor]) -> tuple:
+        """Runs the repeats of iteration t in reverse; returns the gradients of the states before it and of weights."""
+        iteration, buffers, stages = self._schedule.at(t), self._buffers, self._stages
+        (by_iteration, by_repeat), (of_states, of_metrics) = saved, upstream
+        constants = buffers.restore(by_iteration, t, self._constant_specs)
 
         def step(j, of_states, of_theta):
-            inputs, *named = buffers.restore(repeats, self._index(t, j), stages.saved_specs)
-            gradients = stages.gradients(turn, j, theta, inputs, constants, named, (of_states[0], of_metrics))
-            active, count = turn.active(j), len(of_states)
+            inputs, *named = buffers.restore(by_repeat, self._index(t, j), stages.saved_specs)
+            gradients = stages.gradients(iteration, j, theta, inputs, constants, named, (of_states[0], of_metrics))
+            active, count = iteration.active(j), len(of_states)
             before = [
                 select(active, gradients[0], of_states[0]),
                 *(
@@ -400,14 +413,14 @@ class _Pipeline:
                     for old, new in zip(of_states[1:], gradients[1:count])
                 ),
             ]
-            of_theta = self._weight_gradients.add(of_theta, turn, j, gradients[count:])
+            of_theta = self._weight_gradients.add(of_theta, iteration, j, gradients[count:])
             return j - 1, [buffers.annotate(state, axes) for state, axes in zip(before, self._axes)], of_theta
 
-        last = self._schedule.repeats_per_turn - 1
+        last = self._schedule.repeats_per_iteration - 1
         return _loop(last + 1, step, (tf.constant(last), of_states, of_theta), backwards=True)[1:]
 
     def _scoped(self, step: Callable) -> Callable:
-        """The step of a turn in a name scope, by which `analysis.plan` counts the cycles of bubbles."""
+        """The step of an iteration in a name scope, by which `analysis.plan` counts the cycles of bubbles."""
 
         def scoped(*variables):
             with tf.name_scope(self._schedule.scope):
@@ -416,12 +429,14 @@ class _Pipeline:
         return scoped
 
     def _index(self, t: tf.Tensor, j: tf.Tensor) -> tf.Tensor:
-        """The number of a repeat among those of all turns."""
-        return t * self._schedule.repeats_per_turn + j
+        """The number of a repeat among those of all iterations."""
+        return t * self._schedule.repeats_per_iteration + j
 
-    def _with_summaries(self, stacks: list[tf.Tensor], turn: Turn, j: tf.Tensor, values: list[tf.Tensor]) -> list:
+    def _with_summaries(
+        self, stacks: list[tf.Tensor], iteration: Iteration, j: tf.Tensor, values: list[tf.Tensor]
+    ) -> list:
         """Adds the summaries of repeat j, each `[P]`, to those by stage and row."""
-        is_row = tf.equal(turn.row(j)[:, None], tf.range(self._schedule.rows)) & turn.active(j)[:, None]
+        is_row = tf.equal(iteration.row(j)[:, None], tf.range(self._schedule.rows)) & iteration.active(j)[:, None]
         combined = []
         for name, stack, value in zip(self._stages.summary_names, stacks, values, strict=True):
             if name.endswith("/max"):

@@ -14,23 +14,23 @@ PIPELINES = ("none", "gpipe", "circular")
 
 @dataclasses.dataclass(frozen=True)
 class Schedule:
-    """A loop of turns; in each, every stage computes one microbatch, and then passes it on to the next stage.
+    """A loop of iterations; in each, every stage computes one microbatch, and then passes it on to the next stage.
 
-    Microbatch m is at stage s in round r in turn `r * period + m + s`. There, stage s computes the repeats
-    `(r * stages + s) * repeats_per_turn` and following. In turns without a microbatch (bubbles) a stage computes what
-    nobody reads.
+    Microbatch m is at stage s in round r in iteration `r * period + m + s`. There, stage s computes the repeats
+    `(r * stages + s) * repeats_per_iteration` and following. In iterations without a microbatch (bubbles) a stage
+    computes what nobody reads.
 
     Attributes:
       stages: L, of equal size.
       rounds: how often a microbatch passes all stages; 1 for GPipe.
-      repeats_per_turn: the layers (repeats of a pattern of layers) that a stage computes in a turn.
+      repeats_per_iteration: the layers (repeats of a pattern of layers) that a stage computes in an iteration.
       repeats: R, of the stack. Stages may hold more; the padding passes its inputs on.
       microbatches: into which a batch is divided.
     """
 
     stages: int
     rounds: int
-    repeats_per_turn: int
+    repeats_per_iteration: int
     repeats: int
     microbatches: int
 
@@ -56,40 +56,40 @@ class Schedule:
                 f"least one repeat. Use --set model.stages=N with N up to {repeats}, or more layers."
             )
         share = -(-repeats // stages)
-        rounds, repeats_per_turn = (share, 1) if pipeline == "circular" else (1, share)
-        return Schedule(stages, rounds, repeats_per_turn, repeats, microbatches)
+        rounds, repeats_per_iteration = (share, 1) if pipeline == "circular" else (1, share)
+        return Schedule(stages, rounds, repeats_per_iteration, repeats, microbatches)
 
     @property
     def rows(self) -> int:
         """The repeats that a stage holds, padding included."""
-        return self.rounds * self.repeats_per_turn
+        return self.rounds * self.repeats_per_iteration
 
     @property
     def period(self) -> int:
-        """The turns of a round at one stage: a microbatch must have passed all stages before it starts again."""
+        """The iterations of a round at one stage: a microbatch must have passed all stages before it starts again."""
         return max(self.microbatches, self.stages)
 
     @property
-    def turns(self) -> int:
-        """The number of turns of the loop."""
+    def iterations(self) -> int:
+        """The number of iterations of the loop."""
         return (self.rounds - 1) * self.period + self.microbatches + self.stages - 1
 
     @property
     def bubble_share(self) -> float:
-        """The share of a stage's turns in which it has no microbatch: (L - 1) / (microbatches + L - 1) for GPipe."""
-        return 1 - self.rounds * self.microbatches / self.turns
+        """The share of a stage's iterations that have no microbatch: (L - 1) / (microbatches + L - 1) for GPipe."""
+        return 1 - self.rounds * self.microbatches / self.iterations
 
     @property
     def scope(self) -> str:
-        """The name scope of a turn: `pipeline_BUSY_of_TURNS_turns`, with the turns that are no bubbles at a stage."""
-        return f"pipeline_{self.rounds * self.microbatches}_of_{self.turns}_turns"
+        """The name scope of an iteration: `pipeline_BUSY_of_ALL_iterations`; BUSY are no bubbles at a stage."""
+        return f"pipeline_{self.rounds * self.microbatches}_of_{self.iterations}_iterations"
 
-    def at(self, turn: tf.Tensor) -> Turn:
-        """Returns what all stages do in a turn, a scalar."""
-        return Turn(self, self.assignment(turn - tf.range(self.stages)), turn)
+    def at(self, iteration: tf.Tensor) -> Iteration:
+        """Returns what all stages do in an iteration, a scalar."""
+        return Iteration(self, self.assignment(iteration - tf.range(self.stages)), iteration)
 
     def assignment(self, since: tf.Tensor) -> Assignment:
-        """What a stage computes that many turns after it starts its first microbatch."""
+        """What a stage computes that many iterations after it starts its first microbatch."""
         rounds, microbatch = since // self.period, since % self.period
         busy = (since >= 0) & (rounds < self.rounds) & (microbatch < self.microbatches)
         return Assignment(tf.where(busy, microbatch, 0), tf.where(busy, rounds, 0), busy)
@@ -97,7 +97,7 @@ class Schedule:
 
 @dataclasses.dataclass(frozen=True)
 class Assignment:
-    """What a stage computes in a turn; scalars, or `[L]` for all stages.
+    """What a stage computes in an iteration; scalars, or `[L]` for all stages.
 
     Attributes:
       microbatch: 0 in a bubble.
@@ -111,13 +111,13 @@ class Assignment:
 
 
 @dataclasses.dataclass(frozen=True)
-class Turn:
-    """One turn of a schedule.
+class Iteration:
+    """One iteration of a schedule.
 
     Attributes:
-      schedule: of the turn.
+      schedule: of the iteration.
       stages: what all stages compute, `[L]`.
-      number: of the turn, a scalar.
+      number: of the iteration, a scalar.
     """
 
     schedule: Schedule
@@ -137,13 +137,13 @@ class Turn:
         return self.schedule.assignment(self.number - (self.schedule.stages - 1))
 
     def repeat(self, j: tf.Tensor | int) -> tf.Tensor:
-        """The repeat that each stage computes as the turn's number j, `[L] int32`; R and above where there is none."""
+        """The repeat that each stage computes as the iteration's number j, `[L] int32`; R and above: none."""
         schedule = self.schedule
-        return (self.stages.round * schedule.stages + tf.range(schedule.stages)) * schedule.repeats_per_turn + j
+        return (self.stages.round * schedule.stages + tf.range(schedule.stages)) * schedule.repeats_per_iteration + j
 
     def row(self, j: tf.Tensor | int) -> tf.Tensor:
-        """The number of the turn's repeat j among those that each stage holds, `[L] int32`."""
-        return self.stages.round * self.schedule.repeats_per_turn + j
+        """The number of the iteration's repeat j among those that each stage holds, `[L] int32`."""
+        return self.stages.round * self.schedule.repeats_per_iteration + j
 
     def active(self, j: tf.Tensor | int) -> tf.Tensor:
         """Whether each stage has a microbatch and repeat j exists, `[L] bool`."""
@@ -156,5 +156,5 @@ class Turn:
 
     @property
     def ends(self) -> tf.Tensor:
-        """`[L] bool`: true at the first stage, to which the last one passes on a microbatch at the end of the turn."""
+        """`[L] bool`: true at the first stage, to which the last one passes on a microbatch when the iteration ends."""
         return self.last.busy & tf.equal(tf.range(self.schedule.stages), 0)

@@ -14,19 +14,21 @@ from lingvo_moe.layers.pipeline_schedule import Schedule
 from lingvo_moe.lazy import tf
 
 # One microbatch of a stack of layers, in the order in which a schedule computes it.
-Visit = tuple[int, int, int]  # turn, stage, repeat
+Visit = tuple[int, int, int]  # iteration, stage, repeat
 
 
 def visits(schedule: Schedule) -> dict[int, list[Visit]]:
     """By microbatch, what the stages compute that is not masked."""
     found: dict[int, list[Visit]] = {m: [] for m in range(schedule.microbatches)}
-    for number in range(schedule.turns):
-        turn = schedule.at(tf.constant(number))
-        assert int(turn.first.microbatch) == turn.stages.microbatch[0]
-        assert int(turn.last.microbatch) == turn.stages.microbatch[-1]
-        for j in range(schedule.repeats_per_turn):
-            for stage in np.flatnonzero(turn.active(j).numpy()):
-                found[int(turn.stages.microbatch[stage])].append((number, int(stage), int(turn.repeat(j)[stage])))
+    for number in range(schedule.iterations):
+        iteration = schedule.at(tf.constant(number))
+        assert int(iteration.first.microbatch) == iteration.stages.microbatch[0]
+        assert int(iteration.last.microbatch) == iteration.stages.microbatch[-1]
+        for j in range(schedule.repeats_per_iteration):
+            for stage in np.flatnonzero(iteration.active(j).numpy()):
+                found[int(iteration.stages.microbatch[stage])].append(
+                    (number, int(stage), int(iteration.repeat(j)[stage]))
+                )
     return found
 
 
@@ -55,21 +57,21 @@ def test_every_microbatch_passes_all_layers_in_order(pipeline, stages, microbatc
 def test_bubbles_of_gpipe_are_the_papers(stages, microbatches):
     """GPipe's share is (L - 1) / (microbatches + L - 1), of a microbatch's pass through a stage."""
     schedule = Schedule.of("gpipe", stages, microbatches, repeats=16)
-    assert schedule.turns == microbatches + stages - 1
+    assert schedule.iterations == microbatches + stages - 1
     assert schedule.bubble_share == pytest.approx((stages - 1) / (microbatches + stages - 1))
 
 
 def test_circular_schedule_has_fewer_bubbles():
     """With as many rounds as a stage has layers, the bubbles are of one layer instead of all of a stage."""
     gpipe, circular = (Schedule.of(name, 4, 8, repeats=16) for name in ("gpipe", "circular"))
-    assert (gpipe.rounds, gpipe.repeats_per_turn, circular.rounds, circular.repeats_per_turn) == (1, 4, 4, 1)
+    assert (gpipe.rounds, gpipe.repeats_per_iteration, circular.rounds, circular.repeats_per_iteration) == (1, 4, 4, 1)
     assert circular.bubble_share == pytest.approx(3 / (4 * 8 + 3)) and circular.bubble_share < gpipe.bubble_share / 3
 
 
 def test_few_microbatches_wait_for_all_stages_in_a_circular_schedule():
     """A microbatch cannot start its second round before it has passed the last stage."""
     schedule = Schedule.of("circular", 4, 2, repeats=8)
-    assert (schedule.period, schedule.turns) == (4, 4 + 2 + 3)
+    assert (schedule.period, schedule.iterations) == (4, 4 + 2 + 3)
 
 
 @pytest.mark.parametrize(

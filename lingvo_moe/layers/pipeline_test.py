@@ -181,7 +181,9 @@ def test_partitioned_stages_pass_microbatches_by_collective_permute(name, stages
 
 def rotations(hlo: str) -> int:
     """Counts the CollectivePermutes of a while loop's body."""
-    return len(re.findall(r" collective-permute(?:-start)?\(.*op_name=\"[^\"]*/while(?:_1)?/\w+_turns/concat", hlo))
+    return len(
+        re.findall(r" collective-permute(?:-start)?\(.*op_name=\"[^\"]*/while(?:_1)?/\w+_iterations/concat", hlo)
+    )
 
 
 @pytest.mark.parametrize("name", ["gpipe", "circular"])

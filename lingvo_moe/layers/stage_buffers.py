@@ -10,13 +10,13 @@ from collections.abc import Callable, Sequence
 
 from lingvo_moe.layers.base import Context
 from lingvo_moe.layers.checkpoint_policy import TensorSpec
-from lingvo_moe.layers.pipeline_schedule import Schedule, Turn
+from lingvo_moe.layers.pipeline_schedule import Iteration, Schedule
 from lingvo_moe.lazy import tf
 from lingvo_moe.ops.slices import dynamic_update_slice
 from lingvo_moe.sharding import spmd
 
-# Dimensions that are never sharded: the turns of a loop, the microbatches in a storage, a stage's rows of a weight.
-_TURNS, _MICROBATCHES, _ROWS = "v", "s", "r"
+# Dimensions that are never sharded: iterations of a loop, microbatches in a storage, a stage's rows of a weight.
+_ITERATIONS, _MICROBATCHES, _ROWS = "v", "s", "r"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,9 +61,9 @@ class StageBuffers:
         """Zeros for one microbatch of a storage at each stage, `[P, B / M, ...]`."""
         return self.annotate(tf.zeros((self.schedule.stages, *storage.shape[2:]), storage.dtype), logical_axes)
 
-    def enter(self, storage: tf.Tensor, turn: Turn, state: tf.Tensor) -> tf.Tensor:
+    def enter(self, storage: tf.Tensor, iteration: Iteration, state: tf.Tensor) -> tf.Tensor:
         """`state [P, B / M, ...]`, at the first stage replaced by the microbatch of the storage that starts there."""
-        return select(turn.starts, storage[:, turn.first.microbatch], state)
+        return select(iteration.starts, storage[:, iteration.first.microbatch], state)
 
     def put(self, storage: tf.Tensor, microbatch: tf.Tensor, mask: tf.Tensor, state: tf.Tensor) -> tf.Tensor:
         """The storage with a microbatch replaced by `state [P, B / M, ...]` at stages where `mask [P]` is true."""
@@ -79,9 +79,9 @@ class StageBuffers:
         """Inverts `pass_on`."""
         return self.annotate(tf.concat([state[1:], state[:1]], axis=0), logical_axes)
 
-    def look_up(self, tensor: tf.Tensor, turn: Turn, logical_axes: str) -> tf.Tensor:
+    def look_up(self, tensor: tf.Tensor, iteration: Iteration, logical_axes: str) -> tf.Tensor:
         """Returns the microbatch of each stage, `[P, ...]`, from microbatches `[M, ...]` that all devices have."""
-        return self.annotate(tf.gather(tensor, turn.stages.microbatch), logical_axes)
+        return self.annotate(tf.gather(tensor, iteration.stages.microbatch), logical_axes)
 
     # Weights: `[R, ...]` as they are stored, and `[P, rows, ...]` by stage.
 
@@ -90,7 +90,7 @@ class StageBuffers:
         schedule, shape = self.schedule, weight.shape[1:]
         missing = schedule.stages * schedule.rows - schedule.repeats
         padded = tf.pad(weight, [[0, missing], *([[0, 0]] * len(shape))]) if missing else weight
-        parts = tf.reshape(padded, (schedule.rounds, schedule.stages, schedule.repeats_per_turn, *shape))
+        parts = tf.reshape(padded, (schedule.rounds, schedule.stages, schedule.repeats_per_iteration, *shape))
         return self.annotate(
             tf.reshape(_swap(parts), (schedule.stages, schedule.rows, *shape)), self.row_axes(logical_axes)
         )
@@ -98,22 +98,24 @@ class StageBuffers:
     def by_repeat(self, stacked: tf.Tensor) -> tf.Tensor:
         """Inverts `by_stage`, without an annotation."""
         schedule, shape = self.schedule, stacked.shape[2:]
-        parts = tf.reshape(stacked, (schedule.stages, schedule.rounds, schedule.repeats_per_turn, *shape))
+        parts = tf.reshape(stacked, (schedule.stages, schedule.rounds, schedule.repeats_per_iteration, *shape))
         return tf.reshape(_swap(parts), (-1, *shape))[: schedule.repeats]
 
     def row_axes(self, logical_axes: str) -> str:
         """The logical axes of one stage of a weight that is stored with these."""
         return _ROWS + logical_axes[1:]
 
-    def row(self, stacked: tf.Tensor, turn: Turn, j: tf.Tensor, logical_axes: str) -> tf.Tensor:
-        """The row of each stage for repeat j of a turn: `[P, rows, ...]` to `[P, ...]`."""
-        arguments = [(stacked, self.row_axes(logical_axes)), (turn.row(j), "")]
+    def row(self, stacked: tf.Tensor, iteration: Iteration, j: tf.Tensor, logical_axes: str) -> tf.Tensor:
+        """The row of each stage for repeat j of an iteration: `[P, rows, ...]` to `[P, ...]`."""
+        arguments = [(stacked, self.row_axes(logical_axes)), (iteration.row(j), "")]
         return self._by_each_stage(_rows, arguments, logical_axes[1:])
 
-    def add_to_row(self, stacked: tf.Tensor, turn: Turn, j: tf.Tensor, part: tf.Tensor, logical_axes: str) -> tf.Tensor:
+    def add_to_row(
+        self, stacked: tf.Tensor, iteration: Iteration, j: tf.Tensor, part: tf.Tensor, logical_axes: str
+    ) -> tf.Tensor:
         """Adds `part [P, ...]` to the row of each stage, see `row`."""
         part, row_axes = self.annotate(part, logical_axes[1:]), self.row_axes(logical_axes)
-        arguments = [(stacked, row_axes), (turn.row(j), ""), (part, logical_axes[1:])]
+        arguments = [(stacked, row_axes), (iteration.row(j), ""), (part, logical_axes[1:])]
         return self._by_each_stage(_add_to_rows, arguments, row_axes)
 
     def _by_each_stage(
@@ -136,12 +138,12 @@ class StageBuffers:
         shape, mapping = (self.schedule.stages, *result.shape[1:]), layout.dims_mapping(stages + logical_axes)
         return spmd.manual_to_auto_spmd_partition(result, devices, mapping, shape, manual_dim=0)
 
-    # What the backward pass needs, stacked by turn.
+    # What the backward pass needs, stacked by iteration.
 
-    def stacks(self, turns: int, specs: Sequence[TensorSpec]) -> list[tf.Tensor]:
-        """Zeros `[turns, P, ...]` for tensors with these specs of one stage."""
+    def stacks(self, iterations: int, specs: Sequence[TensorSpec]) -> list[tf.Tensor]:
+        """Zeros `[iterations, P, ...]` for tensors with these specs of one stage."""
         return [
-            self._annotate_stack(tf.zeros((turns, self.schedule.stages, *spec.shape), spec.dtype), spec)
+            self._annotate_stack(tf.zeros((iterations, self.schedule.stages, *spec.shape), spec.dtype), spec)
             for spec in specs
         ]
 
@@ -161,7 +163,7 @@ class StageBuffers:
         return [self.annotate(stack[index], spec.logical_axes) for stack, spec in zip(stacks, specs, strict=True)]
 
     def _annotate_stack(self, stack: tf.Tensor, spec: TensorSpec) -> tf.Tensor:
-        return self.context.annotate(stack, _TURNS + self.stage_axis + spec.logical_axes)
+        return self.context.annotate(stack, _ITERATIONS + self.stage_axis + spec.logical_axes)
 
     @property
     def _is_first(self) -> tf.Tensor:

@@ -69,15 +69,18 @@ def test_weights_by_stage_pad_with_zeros_and_convert_back(buffers):
 
 
 def test_each_turn_reads_the_row_of_the_repeat_that_the_schedule_computes(buffers):
-    """In every turn and stage that is no bubble; otherwise a layer would run with the weights of another one."""
+    """In every iteration and stage that is no bubble; otherwise a layer would run with the weights of another one."""
     schedule = buffers.schedule
     repeats = buffers.by_stage(tf.range(schedule.repeats, dtype=tf.int32)[:, None], "RM")
     computed = 0
-    for number in range(schedule.turns):
-        turn = schedule.at(tf.constant(number))
-        for j in range(schedule.repeats_per_turn):
-            rows, expected = buffers.row(repeats, turn, tf.constant(j), "RM")[:, 0].numpy(), turn.repeat(j).numpy()
-            valid = turn.stages.busy.numpy() & (expected < schedule.repeats)
+    for number in range(schedule.iterations):
+        iteration = schedule.at(tf.constant(number))
+        for j in range(schedule.repeats_per_iteration):
+            rows, expected = (
+                buffers.row(repeats, iteration, tf.constant(j), "RM")[:, 0].numpy(),
+                iteration.repeat(j).numpy(),
+            )
+            valid = iteration.stages.busy.numpy() & (expected < schedule.repeats)
             np.testing.assert_array_equal(rows[valid], expected[valid])
             computed += int(valid.sum())
     assert computed == schedule.repeats * schedule.microbatches, "each microbatch passes each layer once"
@@ -86,10 +89,10 @@ def test_each_turn_reads_the_row_of_the_repeat_that_the_schedule_computes(buffer
 def test_gradients_are_added_to_the_row_that_was_read(buffers):
     """A gradient of another repeat would train the wrong layer; other rows stay as they are."""
     schedule, stacked = buffers.schedule, numbered(2, buffers.schedule.rows, 2)
-    turn, part = schedule.at(tf.constant(schedule.turns // 2)), 100.0 * numbered(2, 2)
-    found = buffers.add_to_row(stacked, turn, tf.constant(0), part, "RM")
+    iteration, part = schedule.at(tf.constant(schedule.iterations // 2)), 100.0 * numbered(2, 2)
+    found = buffers.add_to_row(stacked, iteration, tf.constant(0), part, "RM")
     expected = stacked.numpy()
-    for stage, row in enumerate(turn.row(tf.constant(0)).numpy()):
+    for stage, row in enumerate(iteration.row(tf.constant(0)).numpy()):
         expected[stage, row] += part[stage]
     np.testing.assert_array_equal(found, expected)
 

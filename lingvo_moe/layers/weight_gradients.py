@@ -1,8 +1,8 @@
-"""Gradients of a pipeline's weights, added up over its turns.
+"""Gradients of a pipeline's weights, added up over its iterations.
 
 Devices that divide the rows of a microbatch have a part of each gradient. Where layers compute rows independently, the
 parts are differentiated separately, as terms of a partial value (`sharding.partial`; Yuan et al. 2021): the loop
-carries the terms, and one reduction follows it, instead of one in every turn.
+carries the terms, and one reduction follows it, instead of one in every iteration.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 from lingvo_moe import tree
 from lingvo_moe.layers.base import Context
-from lingvo_moe.layers.pipeline_schedule import Turn
+from lingvo_moe.layers.pipeline_schedule import Iteration
 from lingvo_moe.layers.stage_buffers import StageBuffers, select
 from lingvo_moe.lazy import tf
 from lingvo_moe.ops.random_numbers import Rows
@@ -95,7 +95,7 @@ class WeightGradients:
     parts: RowParts | None
 
     def zeros(self, theta: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """The sums before the first turn, from the weights by stage `[P, rows, ...]`."""
+        """The sums before the first iteration, from the weights by stage `[P, rows, ...]`."""
         buffers, count = self._terms, [self.parts.count] if self.parts else []
         return [
             buffers.annotate(tf.zeros((*weight.shape[:2], *count, *weight.shape[2:]), weight.dtype), axes)
@@ -103,12 +103,12 @@ class WeightGradients:
         ]
 
     def add(
-        self, totals: Sequence[tf.Tensor], turn: Turn, j: tf.Tensor, gradients: Sequence[tf.Tensor]
+        self, totals: Sequence[tf.Tensor], iteration: Iteration, j: tf.Tensor, gradients: Sequence[tf.Tensor]
     ) -> list[tf.Tensor]:
-        """Adds the gradients of repeat j of a turn, `[P, ...]` or `[P, U, ...]`, of the stages that compute it."""
-        active = turn.active(j)
+        """Adds the gradients of an iteration's repeat j, `[P, ...]` or `[P, U, ...]`, of the stages that compute it."""
+        active = iteration.active(j)
         return [
-            self._terms.add_to_row(total, turn, j, select(active, part, 0), axes)
+            self._terms.add_to_row(total, iteration, j, select(active, part, 0), axes)
             for total, part, axes in zip(totals, gradients, self._axes, strict=True)
         ]
 

@@ -116,7 +116,7 @@ def test_gradients_of_independent_rows_are_reduced_once_for_all_microbatches(nam
     executable = compiled(name, stages, mesh, layout, remat, independent_rows=True)
     assert_equal(executable)
     assert reductions_in_loops(executable) == 0 and harness.collectives(executable)["all-reduce"] > 0
-    # Without the declaration, the loop reduces the gradients in each turn.
+    # Without the declaration, the loop reduces the gradients in each iteration.
     assert reductions_in_loops(compiled(name, stages, mesh, layout, remat, independent_rows=False)) > 0
 
 

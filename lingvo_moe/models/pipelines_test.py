@@ -101,10 +101,10 @@ def one_after_another(name: str) -> dict:
 def test_stages_gather_no_more_than_the_model_without_a_pipeline():
     """On three axes: nothing is gathered between stages, and AllToAlls are those of the experts, on their axis."""
 
-    def in_turns(mesh: str, layout: str, **changes) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+    def in_the_loop(mesh: str, layout: str, **changes) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
         sharded = Layout.of(DeviceMesh.parse(mesh), layout)
         module = Module(compiled("language_model", sharded, **changes).hlo(), sharded.mesh.size)
-        found = [collective for collective in find_collectives(module) if "_turns/" in collective.op_name]
+        found = [collective for collective in find_collectives(module) if "_iterations/" in collective.op_name]
         gathers, all_to_alls = (
             [(collective.bytes, collective.stride) for collective in found if collective.kind == kind]
             for kind in ("all-gather", "all-to-all")
@@ -112,8 +112,8 @@ def test_stages_gather_no_more_than_the_model_without_a_pipeline():
         return gathers, all_to_alls
 
     # On 2x2x2 the numbers of devices of neighbouring stages are 4 apart, those of neighbouring experts 2.
-    gathers, all_to_alls = in_turns("2x2x2", "pipeline_gspmd", pipeline="gpipe", stages=2)
-    plain_gathers, plain_all_to_alls = in_turns("2x2", "gspmd")
+    gathers, all_to_alls = in_the_loop("2x2x2", "pipeline_gspmd", pipeline="gpipe", stages=2)
+    plain_gathers, plain_all_to_alls = in_the_loop("2x2", "gspmd")
     assert gathers and all(stride < 4 for _, stride in gathers)
     assert sum(size for size, _ in gathers) <= sum(size for size, _ in plain_gathers)
     assert len(all_to_alls) == 6 and {stride for _, stride in all_to_alls} == {2}

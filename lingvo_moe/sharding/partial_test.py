@@ -235,7 +235,7 @@ def test_linear_operators_share_one_reduction_and_gradients_need_none():
 
 @pytest.mark.parametrize("deferred, runs", [(True, 0), (False, 1)])
 def test_microbatches_in_a_loop_are_reduced_once(deferred, runs):
-    """Gradient accumulation: a loop carries the terms, and the sum over devices comes after it, not in every turn."""
+    """Gradient accumulation: a loop carries the terms, and the sum over devices follows it."""
     layout = Layout(DeviceMesh((8,)), (AxisRule("B", ("x",)),))
     inputs = {"x": RANDOM.normal(size=(3, 16, 4)).astype(np.float32), "dy": RANDOM.normal(size=(3, 16, 8))}
     inputs["dy"] = inputs["dy"].astype(np.float32)
