@@ -207,7 +207,7 @@ class Experiment:
         inside = layout if self.model.pipeline == "none" else layout.within_stages()
         for name, (axis, size) in sizes.items():
             # A batch and its groups are divided into microbatches first, each of which the devices divide.
-            parts = self.model.microbatches if name in ("input.batch_size", "model.num_groups") else 1
+            parts = 1 if name in ("decoding_batch", "model.num_experts") else self.model.microbatches
             devices = inside.num_shards(axis, axis) if parts > 1 else layout.num_shards(axis, axis)
             multiple = math.lcm(parts * devices, layout.num_shards(axis, axis))
             if size % multiple:

@@ -77,6 +77,13 @@ def test_pipelines_that_do_not_fit_are_errors_with_the_numbers_that_do(assignmen
         experiment.get("dense_lm.Small", assignments, DeviceMesh.parse(mesh))
 
 
+def test_groups_of_held_out_losses_are_those_of_a_microbatch():
+    """They are evaluated in microbatches, as training is; each of them has a part of the groups."""
+    settings = ["model.unroll=false", "model.remat=full", "model.microbatches=4", "model.num_groups=16"]
+    with pytest.raises(UserError, match="inference_num_groups is 4, which 4 microbatches on 4 .*multiple of 16"):
+        experiment.get("m4.Quickstart", [*settings, "model.inference_num_groups=4"], DeviceMesh((4,)))
+
+
 def test_pipeline_needs_settings_alone():
     """The same model, layers and weights, on stages x data x in-layer shards."""
     piped = experiment.get("dense_lm.Small", [*_PIPELINED, "model.microbatches=4"], DeviceMesh((2, 2, 2)))

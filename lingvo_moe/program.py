@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
-import os
 import zipfile
 import zlib
 from collections.abc import Callable, Mapping
@@ -20,6 +19,7 @@ from lingvo_moe.errors import UserError
 from lingvo_moe.lazy import tf
 from lingvo_moe.sharding import spmd
 from lingvo_moe.sharding.layout import DeviceMesh, Layout, Spec
+from lingvo_moe.utils import output_files
 
 _FORMAT = 2
 # Old enough for every runtime that reads a bundle, and new enough for what TensorFlow emits.
@@ -84,10 +84,8 @@ class Program:
             for name, data in (("program.json", json.dumps(header, indent=1)), ("module.bin", self.module)):
                 # Without a time stamp: equal programs are equal files.
                 bundle.writestr(zipfile.ZipInfo(name), data, zipfile.ZIP_DEFLATED)
-        partial = f"{path}.partial"
-        with open(partial, "wb") as file:
-            file.write(buffer.getvalue())
-        os.replace(partial, path)
+        with output_files.atomic_path(path) as partial:
+            partial.write_bytes(buffer.getvalue())
 
     @staticmethod
     def load(path: str) -> Program:
@@ -120,7 +118,7 @@ class Program:
             KeyError,
             TypeError,
             ValueError,
-            NotImplementedError,
+            RuntimeError,  # zipfile's, for a file that seems to be encrypted or of another version
         ) as error:
             if isinstance(error, UserError):
                 raise

@@ -141,7 +141,7 @@ def test_saving_is_atomic(program, bundle, tmp_path, monkeypatch):
     def full_disk(*_):
         raise OSError("no space left on device")
 
-    monkeypatch.setattr("lingvo_moe.program.os.replace", full_disk)
+    monkeypatch.setattr("os.replace", full_disk)
     with pytest.raises(OSError, match="no space"):
         program.save(bundle)
     assert pathlib.Path(bundle).read_bytes() == before
@@ -172,12 +172,13 @@ def test_corrupt_byte_is_an_error_or_harmless(program, bundle):
     """Whichever byte is corrupt: the result is a one-line error or the same program, never another program."""
     content = pathlib.Path(bundle).read_bytes()
     for position in range(len(content)):
-        changed = bytes([content[position] ^ 0xFF])
-        pathlib.Path(bundle).write_bytes(content[:position] + changed + content[position + 1 :])
-        try:
-            assert Program.load(bundle) == program
-        except UserError as error:
-            assert bundle in str(error)
+        for flipped in (0x01, 0xFF):
+            changed = bytes([content[position] ^ flipped])
+            pathlib.Path(bundle).write_bytes(content[:position] + changed + content[position + 1 :])
+            try:
+                assert Program.load(bundle) == program
+            except UserError as error:
+                assert bundle in str(error)
 
 
 def rewrite(bundle: str, **changes):

@@ -11,7 +11,7 @@ from pathlib import Path
 from lingvo_moe.data import catalogs, cleaning, debian, debian_more, languages, pocket, sources, splitting, wheels
 from lingvo_moe.data.corpus import Corpus
 from lingvo_moe.data.corpus_report import listing
-from lingvo_moe.data.corpus_writer import OutputDirectory, Pair, check_output_directory
+from lingvo_moe.data.corpus_writer import OutputDirectory, Pair, prepare_output_directory
 from lingvo_moe.data.rejection import Rejection
 from lingvo_moe.data.sources import SourceList
 from lingvo_moe.errors import UserError
@@ -73,7 +73,7 @@ def build(
       UserError: an input cannot be read, no training pair remains, or `output` has something else.
     """
     output = Path(output).absolute()
-    check_output_directory(output)
+    prepare_output_directory(output)
     wanted = selected or (unseen_by.languages if unseen_by else ())
     read_from = find_sources(preset, inputs, packages, wanted)
     read = wanted or read_from.languages

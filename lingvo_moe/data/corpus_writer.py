@@ -17,6 +17,7 @@ from lingvo_moe.data import languages
 from lingvo_moe.data.corpus import FORMAT, MANIFEST, REPORT, SPLITS, VERSION, Corpus
 from lingvo_moe.data.corpus_report import report
 from lingvo_moe.errors import UserError
+from lingvo_moe.utils import output_directories
 
 Pair = tuple[str, str]  # (source, english)
 
@@ -58,28 +59,23 @@ class OutputDirectory:
         try:
             partial.mkdir()
             yield Writer(partial)
-            self._replace_by(partial)
+            output_directories.replace(self.directory, partial, _check_only_corpus_files)
         finally:
             shutil.rmtree(partial, ignore_errors=True)
 
-    def _replace_by(self, partial: Path):
-        if not self.directory.exists():
-            partial.rename(self.directory)
-            return
-        old = self.directory.with_name(f".{self.directory.name}.replaced-{os.getpid()}")
-        self.directory.rename(old)
-        try:
-            partial.rename(self.directory)
-        except OSError:
-            old.rename(self.directory)
-            raise
-        shutil.rmtree(old)
+
+def prepare_output_directory(directory: Path):
+    """Restores a corpus whose replacement was interrupted.
+
+    Raises:
+      UserError: `directory` exists and is neither a corpus nor empty.
+    """
+    output_directories.recover(directory, _check_only_corpus_files)
+    if os.path.lexists(directory):
+        _check_only_corpus_files(directory)
 
 
-def check_output_directory(directory: Path):
-    """Raises UserError if `directory` exists and is neither a corpus nor empty."""
-    if not os.path.lexists(directory):
-        return
+def _check_only_corpus_files(directory: Path):
     if directory.is_symlink() or not directory.is_dir():
         raise UserError(f"--output={directory} is a file or a link; name a directory that does not exist yet.")
     names = {entry.name for entry in directory.iterdir()}

@@ -9,7 +9,7 @@ import pathlib
 import pytest
 
 from lingvo_moe.data.corpus import MANIFEST, Corpus
-from lingvo_moe.data.corpus_writer import OutputDirectory, Writer, check_output_directory
+from lingvo_moe.data.corpus_writer import OutputDirectory, Writer, prepare_output_directory
 from lingvo_moe.errors import UserError
 
 NONE = collections.Counter()
@@ -83,7 +83,7 @@ def test_a_link_is_not_followed(tmp_path):
     for name, target in (("link", tmp_path / "corpus"), ("dangling", tmp_path / "nowhere")):
         (tmp_path / name).symlink_to(target)
         with pytest.raises(UserError, match="is a file or a link"):
-            check_output_directory(tmp_path / name)
+            prepare_output_directory(tmp_path / name)
 
 
 @pytest.mark.parametrize("label", ["../de", "a/b", ""])

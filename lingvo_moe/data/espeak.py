@@ -30,7 +30,7 @@ class Espeak:
     """
 
     def __init__(self):
-        """Loads the library; raises UserError if the package is not installed."""
+        """Loads the library; raises UserError if the package is not installed, or not complete."""
         if importlib.util.find_spec("espeakng_loader") is None:
             raise UserError(
                 "recordings are spoken by eSpeak NG, and the package espeakng-loader is not installed. Install it: "
@@ -45,6 +45,8 @@ class Espeak:
         ]
         data = espeakng_loader.get_data_path().encode()
         self.sample_rate = self._library.espeak_Initialize(_SYNCHRONOUS, 0, data, 0)
+        if self.sample_rate <= 0:  # an error's number
+            raise UserError("eSpeak NG cannot read its data; install the package espeakng-loader again.")
         self._chunks: list[bytes] = []
         self._callback = _Callback(self._collect)  # as long as the library may call it
         self._library.espeak_SetSynthCallback(self._callback)
@@ -60,7 +62,7 @@ class Espeak:
           pitch: 0 to 99.
 
         Raises:
-          UserError: there is no such voice.
+          UserError: there is no such voice, or it cannot speak the text.
         """
         if self._library.espeak_SetVoiceByName(voice.encode()):
             raise UserError(f"eSpeak NG has no voice {voice!r}; its languages are in docs/languages.md of the project.")
@@ -68,7 +70,8 @@ class Espeak:
         self._library.espeak_SetParameter(_PITCH, pitch, 0)
         self._chunks.clear()
         encoded = text.encode() + b"\0"
-        self._library.espeak_Synth(encoded, len(encoded), 0, 1, 0, _UTF8, None, None)
+        if self._library.espeak_Synth(encoded, len(encoded), 0, 1, 0, _UTF8, None, None):
+            raise UserError(f"eSpeak NG cannot speak {text!r} with the voice {voice!r}.")
         return np.frombuffer(b"".join(self._chunks), np.int16).copy()
 
     def _collect(self, samples: Any, count: int, events: Any) -> int:

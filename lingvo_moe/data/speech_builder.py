@@ -18,7 +18,7 @@ import numpy as np
 
 from lingvo_moe.data import splitting
 from lingvo_moe.data.corpus import SPLITS, Corpus
-from lingvo_moe.data.corpus_writer import OutputDirectory, Writer, check_output_directory
+from lingvo_moe.data.corpus_writer import OutputDirectory, Writer, prepare_output_directory
 from lingvo_moe.data.espeak import Espeak
 from lingvo_moe.data.speech import AUDIO_SUFFIX, ENCODING, reference
 from lingvo_moe.errors import UserError
@@ -74,7 +74,7 @@ def build(
       UserError: the corpus has no such language or sentence, or `output` has something else.
     """
     output = Path(output).absolute()
-    check_output_directory(output)
+    prepare_output_directory(output)
     settings = (_RULES_VERSION, texts.fingerprint, tuple(languages), max_characters, TRAINING_VOICES, HELD_OUT_VOICES)
     target = OutputDirectory(output, f"speech {settings}")
     if not force and target.is_up_to_date():

@@ -24,6 +24,7 @@ from lingvo_moe.data.corpus import Corpus
 from lingvo_moe.data.corpus_sample import sample_pairs
 from lingvo_moe.data.tokenizer import MANIFEST, SIDES, SPECIAL_IDS, Tokenizers, read_manifest, sha256
 from lingvo_moe.errors import UserError
+from lingvo_moe.utils import output_directories
 
 _LOG = logging.getLogger(__name__)
 
@@ -96,7 +97,7 @@ def train(
 
 def _check_only_tokenizer_files(directory: pathlib.Path):
     """Raises UserError if `directory` exists and is anything but a directory of tokenizer files."""
-    names = {MANIFEST, *_FILES.values()}
+    names = {MANIFEST, *_FILES.values(), *(f"{file}.xz" for file in _FILES.values())}
     if directory.exists() and not (directory.is_dir() and {entry.name for entry in directory.iterdir()} <= names):
         raise UserError(
             f"{directory} has files that are not of a tokenizer and is left unchanged; "
@@ -177,19 +178,13 @@ def _describe(name: str, model: bytes) -> dict[str, Any]:
 
 
 def _replace(output: pathlib.Path, files: dict[str, bytes]):
-    """Replaces `output` by a directory of `files`. An error names `output`.
-
-    After an interruption at any moment the old or the new directory is complete; if the process is killed between two
-    renames, `_recover` restores the old one in the next run.
-    """
-    partial = _sibling(output, "partial")
+    """Replaces `output` by a directory of `files`, see `output_directories.replace`. An error names `output`."""
+    partial = _partial(output)
     try:
         partial.mkdir(parents=True)
         for name, data in files.items():
             (partial / name).write_bytes(data)
-        if output.exists():
-            output.rename(_sibling(output, "replaced"))
-        partial.rename(output)
+        output_directories.replace(output, partial, _check_only_tokenizer_files)
     except OSError as error:
         error.filename = str(output)
         raise
@@ -199,14 +194,12 @@ def _replace(output: pathlib.Path, files: dict[str, bytes]):
 
 def _recover(output: pathlib.Path):
     """Restores the old directory if `_replace` was killed after renaming it, and removes its temporary directories."""
-    partial, replaced = _sibling(output, "partial"), _sibling(output, "replaced")
-    if replaced.exists() and not output.exists():
-        replaced.rename(output)
-    for leftover in (partial, replaced):
-        if leftover.exists():
-            _check_only_tokenizer_files(leftover)
-            shutil.rmtree(leftover)
+    output_directories.recover(output, _check_only_tokenizer_files)
+    partial = _partial(output)
+    if partial.exists():
+        _check_only_tokenizer_files(partial)
+        shutil.rmtree(partial)
 
 
-def _sibling(output: pathlib.Path, state: str) -> pathlib.Path:
-    return output.with_name(f".{output.name}.{state}")
+def _partial(output: pathlib.Path) -> pathlib.Path:
+    return output.with_name(f".{output.name}.partial")

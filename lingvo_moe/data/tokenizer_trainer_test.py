@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import lzma
 import os
 import pathlib
 import re
@@ -249,6 +250,17 @@ def test_full_disk_leaves_the_old_tokenizer_and_nothing_else(corpus, trained, tm
     assert caught.value.filename == str(output)
     assert contents(output) == contents(trained)
     assert os.listdir(tmp_path) == ["tokenizer"]
+
+
+def test_a_directory_with_a_compressed_model_is_one_of_tokenizers(corpus, trained, tmp_path):
+    """Other flags than those it was trained with are refused by themselves, not as other files."""
+    output = shutil.copytree(trained, tmp_path / "tokenizer")
+    model = output / "source.model"
+    (output / "source.model.xz").write_bytes(lzma.compress(model.read_bytes()))
+    model.unlink()
+    assert not train(corpus, output)[1]
+    with pytest.raises(UserError, match="has a tokenizer of another corpus or of other flags"):
+        train(corpus, output, max_sentences=999)
 
 
 def test_recovery_never_removes_other_files(corpus, tmp_path):

@@ -66,13 +66,7 @@ def journal(path: str | pathlib.Path) -> Iterator[Journal]:
       UserError: another process has it open.
     """
     path = pathlib.Path(path)
-    with open(path, "a+b") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UserError(
-                f"{path}: another process is making the same translations; wait for it, or end it."
-            ) from None
+    with _open_locked(path) as file:
         opened = Journal(file, path)
         try:
             yield opened
@@ -82,9 +76,26 @@ def journal(path: str | pathlib.Path) -> Iterator[Journal]:
                     "%d lines are translated and kept in %s; the same command continues after them.", opened.lines, path
                 )
             else:
-                os.unlink(path)
+                path.unlink(missing_ok=True)
             raise
-        os.unlink(path)
+        path.unlink(missing_ok=True)
+
+
+def _open_locked(path: pathlib.Path) -> BinaryIO:
+    """Opens a file for this process alone, and again if another process removed it before it was locked."""
+    while True:
+        file = open(path, "a+b")  # noqa: SIM115 - the caller closes it
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.close()
+            raise UserError(
+                f"{path}: another process is making the same translations; wait for it, or end it."
+            ) from None
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(file.fileno()), path.stat()):
+                return file
+        file.close()
 
 
 def _translation(text: str, score: float, parts: list[list[list[int]]], confidence: float) -> Translation:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+
 import pytest
 
 from lingvo_moe.errors import UserError
@@ -62,6 +64,32 @@ def test_another_content_is_an_error(tmp_path, line):
     with pytest.raises(UserError, match=r"out.partial, line 1: .*delete the file"), journal(path) as opened:
         list(opened.read())
     assert path.read_bytes() == line
+
+
+def test_a_journal_that_was_deleted_meanwhile_does_not_fail_the_run(tmp_path):
+    """Its translations are complete by then."""
+    with journal(tmp_path / "out.partial") as opened:
+        opened.append(_LINES)
+        (tmp_path / "out.partial").unlink()
+
+
+def test_a_file_that_another_process_removes_before_it_is_locked_is_opened_anew(tmp_path, monkeypatch):
+    """The lock of a file without a name keeps no other process away, and its lines would be lost."""
+    path, flock, locked = tmp_path / "out.partial", fcntl.flock, []
+
+    def remove_and_lock(file, operation):
+        if not locked:
+            path.unlink()
+        locked.append(file)
+        flock(file, operation)
+
+    monkeypatch.setattr(fcntl, "flock", remove_and_lock)
+    with pytest.raises(KeyboardInterrupt), journal(path) as opened:
+        opened.append(_LINES)
+        raise KeyboardInterrupt
+    assert len(locked) == 2
+    with journal(path) as opened:
+        assert list(opened.read()) == _LINES
 
 
 def test_two_processes_do_not_write_the_same_journal(tmp_path):

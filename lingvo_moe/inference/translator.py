@@ -15,7 +15,6 @@ from lingvo_moe.engines.base import Engine
 from lingvo_moe.experiment import Experiment
 from lingvo_moe.inference.sentence_splitting import segment
 from lingvo_moe.inference.trained_weights import trained_weights
-from lingvo_moe.sharding.layout import Spec
 from lingvo_moe.utils import progress
 
 _log = logging.getLogger(__name__)
@@ -66,10 +65,8 @@ class Translator:
         """
         self._experiment = experiment
         self._tokenizers = experiment.open_tokenizers()
-        shape = (experiment.decoding_batch, experiment.texts.source_length)
-        specs = {field: Spec(shape, "int32", "BS") for field in ("ids", "segment_ids", "positions")}
         with trained_weights(name, experiment, logdir) as restore:
-            self._decoding = engine.decoding(experiment.steps, specs, experiment.search)
+            self._decoding = engine.decoding(experiment.steps, experiment.decoding_specs(), experiment.search)
             self.step, theta = restore(self._decoding.shardings)
         self._decoding.load(theta)
 

@@ -17,12 +17,14 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
+from lingvo_moe import ranges
 from lingvo_moe.errors import UserError, did_you_mean
 from lingvo_moe.extensions import Registry
 from lingvo_moe.layers.base import Context, Layer, matrix
 from lingvo_moe.lazy import tf
 from lingvo_moe.ops.activation import relu
 from lingvo_moe.ops.projection import project
+from lingvo_moe.ranges import COUNT
 from lingvo_moe.utils import extension_choice
 
 
@@ -134,6 +136,7 @@ class DenseFeedForward(Layer):
     activation: str = "relu"
 
     def __post_init__(self):
+        ranges.check("layer dense: ", self, {"model_dim": COUNT, "hidden_dim": COUNT})
         if self.activation not in _ACTIVATIONS:
             raise UserError(
                 f"layer dense: activation is {self.activation!r}; use {' or '.join(_ACTIVATIONS)}."

@@ -65,6 +65,13 @@ def test_swish_is_x_times_its_sigmoid():
     np.testing.assert_allclose(found, expected, rtol=0, atol=TOLERANCE * np.abs(expected).max())
 
 
+@pytest.mark.parametrize("size", [0, -4])
+def test_a_size_out_of_range_is_an_error(size):
+    """A layer pattern may set it: `dense:hidden_dim=0`."""
+    with pytest.raises(UserError, match=f"layer dense: hidden_dim is {size}; expected at least 1"):
+        DenseFeedForward(model_dim=8, hidden_dim=size)
+
+
 def test_an_unknown_activation_is_an_error():
     with pytest.raises(UserError, match="activation is 'swich'; use relu or swish. Did you mean swish"):
         make_feed_forward("dense:activation=swich", {"model_dim": 8, "hidden_dim": 16})

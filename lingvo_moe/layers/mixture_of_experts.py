@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 
+from lingvo_moe import ranges
 from lingvo_moe.layers.base import Context, Layer, matrix
 from lingvo_moe.layers.feed_forward import register_feed_forward
 from lingvo_moe.layers.routers.base import Router, make_router
@@ -15,8 +16,15 @@ from lingvo_moe.ops.block_sparse import FEW_EXPERTS, BlockSparse, prefers_block_
 from lingvo_moe.ops.dispatch import AUTO, check_dispatch, choose
 from lingvo_moe.ops.projection import project_by_expert, project_in_float32
 from lingvo_moe.ops.routing import Routing
+from lingvo_moe.ranges import ABOVE_0, COUNT, COUNT_OR_0, Range
 
-_LARGE_GROUP = 2**20  # tokens; where C = S for a group of this size, C = S for smaller ones too
+_ANY_GROUP = 2**20  # tokens; where C = S for a group of this size, C = S for smaller ones too
+_RANGES = {
+    **dict.fromkeys(("model_dim", "hidden_dim", "num_groups"), COUNT),
+    **dict.fromkeys(("inference_min_capacity", "inference_num_groups"), COUNT_OR_0),
+    "capacity_factor": ABOVE_0,
+    "inference_capacity_factor": Range(),
+}
 
 
 @register_feed_forward("moe")
@@ -26,8 +34,8 @@ class MixtureOfExperts(Layer):
 
     Attributes:
       num_groups: G, into which the tokens of a batch are split; each is routed by itself. A batch whose number of
-        tokens G does not divide (short ones, in inference) is split into gcd(tokens, G) groups, which keeps G's
-        sharding. Each of M microbatches has G / M of the groups.
+        tokens G does not divide (short ones, in inference) is split into gcd(tokens, G) groups; their sharding is that
+        of G if the devices divide that number, too. Each of M microbatches has G / M of the groups.
       router: a registered router, see `layers.routers`: `top2` is the papers'.
       capacity_factor: an expert takes C = factor * S / E tokens of a group of S; 2 is the papers'.
       inference_capacity_factor: the same outside training. None: capacity for every token (C = S), so that the result
@@ -51,6 +59,8 @@ class MixtureOfExperts(Layer):
     dispatch: str = AUTO
 
     def __post_init__(self):
+        unlimited = {name for name in _RANGES if getattr(self, name) is None}
+        ranges.check("layer moe: ", self, {name: _RANGES[name] for name in _RANGES.keys() - unlimited})
         check_dispatch(self.dispatch)
         self.make_router().check(self.num_experts)
 
@@ -71,7 +81,7 @@ class MixtureOfExperts(Layer):
     @property
     def independent_in_inference(self) -> bool:
         """See `Layer.independent_in_inference`: true if no token competes for a buffer position."""
-        return self.is_causal and self._inference_capacity(_LARGE_GROUP) == _LARGE_GROUP
+        return self.is_causal and self._inference_capacity(_ANY_GROUP) == _ANY_GROUP
 
     @property
     def experts_per_token(self) -> float:
@@ -133,7 +143,7 @@ class MixtureOfExperts(Layer):
 
     def _is_block_sparse(self, context: Context) -> bool:
         """Whether to compute used positions alone, as most are empty where experts have capacity for every token."""
-        has_full_capacity = self._inference_capacity(_LARGE_GROUP) == _LARGE_GROUP
+        has_full_capacity = self._inference_capacity(_ANY_GROUP) == _ANY_GROUP
         return self.dispatch == AUTO and has_full_capacity and prefers_block_sparse(context)
 
     def _route(self, theta: dict, grouped: tf.Tensor, paddings: tf.Tensor, capacity: int, context: Context) -> Routing:

@@ -249,6 +249,22 @@ def test_groups_that_devices_do_not_divide():
         harness.lower_for(call(layer_of(dispatch="gather"), layout), inputs, layout)
 
 
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"hidden_dim": 0}, "layer moe: hidden_dim is 0; expected at least 1"),
+        ({"num_groups": -3}, "layer moe: num_groups is -3; expected at least 1"),
+        ({"capacity_factor": math.nan}, "layer moe: capacity_factor is nan; expected a number above 0"),
+        ({"capacity_factor": math.inf}, "layer moe: capacity_factor is inf; expected a number above 0"),
+        ({"inference_capacity_factor": math.nan}, "layer moe: inference_capacity_factor is nan; expected at least 0"),
+    ],
+)
+def test_a_field_out_of_range_is_an_error(changes, message):
+    """A layer pattern may set any of them: `moe:capacity_factor=inf`."""
+    with pytest.raises(UserError, match=message):
+        layer_of(**changes)
+
+
 def test_unknown_dispatch_is_an_error_that_names_it():
     with pytest.raises(UserError, match="dispatch is 'einsums'; use one of auto, einsum, gather. Did you mean einsum?"):
         layer_of(dispatch="einsums")

@@ -25,7 +25,7 @@ from lingvo_moe.layers.checkpoint_policy import SAVED_NAMES, Restore, Save, Tens
 from lingvo_moe.layers.pipeline_schedule import Iteration, Schedule
 from lingvo_moe.layers.repeat import Body
 from lingvo_moe.layers.stage_buffers import StageBuffers, select
-from lingvo_moe.layers.summaries import SummaryCollector
+from lingvo_moe.layers.summaries import SummaryCollector, larger
 from lingvo_moe.layers.weight_gradients import RowParts, WeightGradients
 from lingvo_moe.lazy import tf
 from lingvo_moe.ops.vectorize import vectorize
@@ -440,7 +440,7 @@ class _Pipeline:
         combined = []
         for name, stack, value in zip(self._stages.summary_names, stacks, values, strict=True):
             if name.endswith("/max"):
-                combined.append(tf.where(is_row, tf.maximum(stack, value[:, None]), stack))
+                combined.append(tf.where(is_row, larger(stack, value[:, None]), stack))
             else:
                 combined.append(stack + tf.where(is_row, value[:, None] / self._schedule.microbatches, 0.0))
         return combined

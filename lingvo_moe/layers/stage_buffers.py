@@ -13,7 +13,7 @@ from lingvo_moe.layers.checkpoint_policy import TensorSpec
 from lingvo_moe.layers.pipeline_schedule import Iteration, Schedule
 from lingvo_moe.lazy import tf
 from lingvo_moe.ops.slices import dynamic_update_slice
-from lingvo_moe.sharding import spmd
+from lingvo_moe.sharding import leading_dimension
 
 # Dimensions that are never sharded: iterations of a loop, microbatches in a storage, a stage's rows of a weight.
 _ITERATIONS, _MICROBATCHES, _ROWS = "v", "s", "r"
@@ -72,12 +72,11 @@ class StageBuffers:
 
     def pass_on(self, state: tf.Tensor, logical_axes: str) -> tf.Tensor:
         """Passes the state of each stage on to the next one; of the last stage, to the first one."""
-        # The partitioner knows this form, of two slices, for a CollectivePermute; not that of `tf.roll`.
-        return self.annotate(tf.concat([state[-1:], state[:-1]], axis=0), logical_axes)
+        return self.annotate(leading_dimension.pass_on(state), logical_axes)
 
     def pass_back(self, state: tf.Tensor, logical_axes: str) -> tf.Tensor:
         """Inverts `pass_on`."""
-        return self.annotate(tf.concat([state[1:], state[:1]], axis=0), logical_axes)
+        return self.annotate(leading_dimension.pass_back(state), logical_axes)
 
     def look_up(self, tensor: tf.Tensor, iteration: Iteration, logical_axes: str) -> tf.Tensor:
         """Returns the microbatch of each stage, `[P, ...]`, from microbatches `[M, ...]` that all devices have."""
@@ -121,22 +120,12 @@ class StageBuffers:
     def _by_each_stage(
         self, function: Callable[..., tf.Tensor], arguments: Sequence[tuple[tf.Tensor, str]], logical_axes: str
     ) -> tf.Tensor:
-        """Applies `function` to tensors stacked by stage, each with the logical axes of one stage.
-
-        The axis of stages is manual where it is sharded, the others stay automatic (GSPMD section 3.4): the partitioner
-        would move rows between devices, as it does not know that each stage reads one of its own.
-        """
-        tensors, layout = [tensor for tensor, _ in arguments], self.context.layout
-        if layout.num_shards(self.stage_axis, self.stage_axis) == 1:
-            return self.annotate(function(*tensors), logical_axes)
-        devices, stages = layout.mesh.devices, self.stage_axis
-        own = [
-            spmd.auto_to_manual_spmd_partition(tensor, devices, layout.dims_mapping(stages + axes), manual_dim=0)
-            for tensor, axes in arguments
-        ]
-        result = function(*own)
-        shape, mapping = (self.schedule.stages, *result.shape[1:]), layout.dims_mapping(stages + logical_axes)
-        return spmd.manual_to_auto_spmd_partition(result, devices, mapping, shape, manual_dim=0)
+        """Applies `function` to tensors stacked by stage, each with the logical axes of one stage."""
+        layout, stages = self.context.layout, self.stage_axis
+        if layout.num_shards(stages, stages) == 1:
+            return self.annotate(function(*(tensor for tensor, _ in arguments)), logical_axes)
+        by_stage = [(tensor, stages + axes) for tensor, axes in arguments]
+        return leading_dimension.map_shards(function, by_stage, stages + logical_axes, layout)
 
     # What the backward pass needs, stacked by iteration.
 

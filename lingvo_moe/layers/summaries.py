@@ -57,6 +57,12 @@ def largest(tensor: tf.Tensor, axes) -> tf.Tensor:
     )
 
 
+def larger(first: tf.Tensor, second: tf.Tensor) -> tf.Tensor:
+    """The larger element of two tensors that can be broadcast; NaN where one of them is, see `largest`."""
+    is_nan = tf.math.is_nan(first) | tf.math.is_nan(second)
+    return tf.where(is_nan, float("nan"), tf.maximum(first, second))
+
+
 def norm(tensor: tf.Tensor, axes) -> tf.Tensor:
     """The root of the sum of squares along `axes`, float32; finite where the root is, even if the squares are not."""
     return _scaled_root(tensor, list(axes), tf.reduce_sum)

@@ -36,6 +36,13 @@ def test_magnitudes_equal_numpys():
         assert np.isnan(values[4]) and values[5] == np.inf
 
 
+def test_the_larger_of_two_keeps_nan():
+    """A microbatch with NaN is the one that `diagnose` looks for, whatever the compiler makes of a maximum with it."""
+    first, second = np.float32([[1, np.nan, 3, np.nan]]), np.float32([[2], [np.nan]])
+    found = harness.run(lambda i: {"y": summaries.larger(i["a"], i["b"])}, {"a": first, "b": second})["y"]
+    np.testing.assert_array_equal(found, [[2, np.nan, 3, np.nan], [np.nan] * 4])
+
+
 def test_entropies_equal_numpys_without_paddings():
     random = np.random.default_rng(1)
     logits, paddings = 3 * random.normal(size=(3, 8, 5)), random.uniform(size=(3, 8)) < 0.4

@@ -179,6 +179,7 @@ def test_uneven_stages_store_all_layers_everywhere():
         ({"unroll": True, "remat": "none"}, "unroll is true"),
         ({"pipeline": "gpipe", "stages": 2, "dispatch": "gather"}, "dispatch=gather.*use --set model.dispatch=einsum"),
         ({"num_groups": 6}, "num_groups is 6, which microbatches=4 does not divide"),
+        ({"inference_num_groups": 6}, "inference_num_groups is 6, which microbatches=4 does not divide"),
     ],
 )
 def test_settings_that_do_not_fit_are_errors_with_a_remedy(changes, message):

@@ -182,7 +182,7 @@ class Transformer(Layer):
     def positions_of(self, path: str, lengths: dict[str, int]) -> float:
         """Returns how many positions of a batch's row a weight multiplies in training, for `analysis.flops`.
 
-        None for a table that is only looked up. Of the softmax's weight each position may multiply a part.
+        0 for a table that is only looked up. Of the softmax's weight each position may multiply a part.
 
         Args:
           path: of the weight.
@@ -381,9 +381,9 @@ class Transformer(Layer):
                 f"{setting}: dispatch=gather uses manual partitioning, which stages of a pipeline cannot; use --set "
                 f"model.dispatch=einsum or auto."
             )
-        if self.num_experts and self.num_groups % self.microbatches:
-            raise UserError(
-                f"num_groups is {self.num_groups}, which microbatches={self.microbatches} does not divide; each has an "
-                f"equal share of the groups. Use a divisor of {self.num_groups}, or a multiple of "
-                f"{self.microbatches} groups."
-            )
+        for field in ("num_groups", "inference_num_groups") if self.num_experts else ():
+            if (groups := getattr(self, field)) % self.microbatches:
+                raise UserError(
+                    f"{field} is {groups}, which microbatches={self.microbatches} does not divide; each has an equal "
+                    f"share of the groups. Use a divisor of {groups}, or a multiple of {self.microbatches} groups."
+                )

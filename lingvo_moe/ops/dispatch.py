@@ -4,9 +4,8 @@ A group has E * C buffer positions, C of each expert, and each of its S tokens h
 ways carry the same rows:
 
   einsum  products with a one-hot tensor `[G, S, E, C]`: what matrix units do best, and what XLA partitions by itself.
-  gather  rows are taken by index; no tensor is larger than G * S * K rows. XLA cannot know that no row leaves its
-  group, so
-          each device takes rows from its own groups in manual mode (GShard section 3.2).
+  gather  rows are taken by index; no tensor is larger than G * max(S * K, E * C) rows. XLA cannot know that no row
+          leaves its group, so each device takes rows from its own groups in manual mode (GShard section 3.2).
 
 `auto` is the faster of the two, see `choose`.
 """
@@ -124,8 +123,8 @@ class Gather:
 # The values of `model.dispatch` beside AUTO.
 DISPATCHES = {"einsum": Einsum, "gather": Gather}
 AUTO = "auto"
-# Tokens of a group: below this size, a CPU's products with a one-hot tensor take less time than looking up rows.
-_LARGE_GROUP = 128
+# Tokens of a group: below this number, a CPU's products with a one-hot tensor take less time than looking up rows.
+_GATHER_FROM = 128
 
 
 def check_dispatch(name: str):
@@ -147,7 +146,7 @@ def choose(name: str, tokens: tf.Tensor, context: Context) -> Callable[..., Eins
     if layout.outer_axes:
         return Einsum
     divisible = groups % layout.num_shards("GSM", "G") == 0 == model_dim % layout.num_shards("GSM", "M")
-    return Gather if context.platform == "cpu" and size >= _LARGE_GROUP and divisible else Einsum
+    return Gather if context.platform == "cpu" and size >= _GATHER_FROM and divisible else Einsum
 
 
 def choices_of(positions: tf.Tensor, num_positions: int) -> tf.Tensor:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from lingvo_moe.errors import UserError
 from lingvo_moe.lazy import tf
 from lingvo_moe.ops.slices import dynamic_slice, dynamic_update_slice
-from lingvo_moe.sharding import spmd
+from lingvo_moe.sharding import leading_dimension
 from lingvo_moe.sharding.layout import UNREDUCED, Layout
 from lingvo_moe.sharding.partial import parse_product
 
@@ -188,12 +188,12 @@ class _Product:
         return self.annotate(tf.range(self.devices), UNREDUCED)
 
     def _pass_back(self, slices: tf.Tensor) -> tf.Tensor:
-        """Sends each device's slice to the device before it, in a form that becomes a CollectivePermute."""
-        return self.annotate(tf.concat([slices[1:], slices[:1]], axis=0), self.moves)
+        """Sends each device's slice to the device before it, by CollectivePermute."""
+        return self.annotate(leading_dimension.pass_back(slices), self.moves)
 
     def _pass_on(self, slices: tf.Tensor) -> tf.Tensor:
         """Sends each device's slice to the device after it."""
-        return self.annotate(tf.concat([slices[-1:], slices[:-1]], axis=0), self.moves)
+        return self.annotate(leading_dimension.pass_on(slices), self.moves)
 
     def _take(self, tensor: tf.Tensor, axes: str, part: tf.Tensor) -> tf.Tensor:
         """On each device, takes slice `part [U]` of the sliced dimension."""
@@ -204,33 +204,23 @@ class _Product:
             return dynamic_slice(own, start[0], [*own.shape[:dimension], size, *own.shape[dimension + 1 :]])
 
         starts = self._starts(part * size, axes)
-        return self._on_each_device(take, [(tensor, axes), (starts, _STARTS)], axes)
+        return self._map_shards(take, [(tensor, axes), (starts, _STARTS)], axes)
 
     def _put(self, tensor: tf.Tensor, axes: str, block: tf.Tensor, part: tf.Tensor) -> tf.Tensor:
         """On each device, replaces slice `part [U]` of the sliced dimension by `block`."""
         starts = self._starts(part * block.shape[axes.index(self.sliced)], axes)
         arguments = [(tensor, axes), (block, axes), (starts, _STARTS)]
-        return self._on_each_device(
-            lambda own, block, start: dynamic_update_slice(own, block, start[0]), arguments, axes
-        )
+        return self._map_shards(lambda own, block, start: dynamic_update_slice(own, block, start[0]), arguments, axes)
 
     def _starts(self, index: tf.Tensor, axes: str) -> tf.Tensor:
         """`[U, rank]`: where the slice of each device starts, at `index [U]` of the sliced dimension."""
         return self.annotate(index[:, None] * tf.constant([[int(axis == self.sliced) for axis in axes]]), _STARTS)
 
-    def _on_each_device(
+    def _map_shards(
         self, function: Callable[..., tf.Tensor], arguments: Sequence[tuple[tf.Tensor, str]], axes: str
     ) -> tf.Tensor:
-        """Applies `function` on each device to its part of U, since the partitioner cannot know that none moves."""
-        layout = self.layout.unreduced(self.mesh_axis)
-        devices = layout.mesh.devices
-        own = [
-            spmd.auto_to_manual_spmd_partition(tensor, devices, layout.dims_mapping(names), manual_dim=0)
-            for tensor, names in arguments
-        ]
-        result = function(*own)
-        shape, mapping = (self.devices, *result.shape[1:]), layout.dims_mapping(axes)
-        return spmd.manual_to_auto_spmd_partition(result, devices, mapping, shape, manual_dim=0)
+        """Applies `function` on each device to its part of U."""
+        return leading_dimension.map_shards(function, arguments, axes, self.layout.unreduced(self.mesh_axis))
 
 
 def _sharded_axis(axes: str, mesh_axis: str, layout: Layout) -> str:

@@ -129,8 +129,9 @@ class RestoreStoredArrays(orbax.args.PyTreeRestore):
 def save_arguments(arrays: dict) -> SaveArrays:
     """Returns the arguments that save a tree of arrays.
 
-    JAX arrays are copied to the host before this returns. A `ShardedTensor` is read while it is written, so it must not
-    change until the save has finished.
+    JAX arrays are copied to the host before this returns, or on CPUs referred to: JAX does not reuse a donated buffer
+    as long as NumPy refers to it. A `ShardedTensor` is read while it is written, so it must not change until the save
+    has finished.
     """
     leaves = tree.flatten(arrays)
     for leaf in leaves.values():

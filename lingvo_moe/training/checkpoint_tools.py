@@ -165,11 +165,11 @@ def average_logdirs(logdirs: Mapping[str, Checkpoints], output: str | pathlib.Pa
       output: the log directory to write.
 
     Raises:
-      UserError: a checkpoint is corrupt, the models differ, or `output` has checkpoints.
+      UserError: a log directory has no valid checkpoint, the models differ, or `output` has checkpoints.
     """
     if len(logdirs) < 2:
         raise UserError(f"--logdirs={','.join(logdirs)}: expected two or more different log directories.")
-    members = {name: (checkpoints, checkpoints.steps()[-1]) for name, checkpoints in logdirs.items()}
+    members = {name: (checkpoints, choose(checkpoints, None, WEIGHTS)) for name, checkpoints in logdirs.items()}
     steps = ", ".join(str(step) for _, step in members.values())
     _average(members, output, f"average of {len(logdirs)} log directories, steps {steps}")
 
@@ -231,6 +231,8 @@ def from_safetensors(
     file: str | pathlib.Path, model: str, specs: Mapping[str, object], logdir: str | pathlib.Path
 ) -> int:
     """Writes the log directory `logdir` with the weights of --input, a file that `to_safetensors` wrote.
+
+    They are copied bit for bit; `verify` and what uses weights refuse values that are not finite.
 
     Args:
       file: the file to read.

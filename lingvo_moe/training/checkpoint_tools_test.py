@@ -18,6 +18,7 @@ from lingvo_moe.errors import UserError
 from lingvo_moe.sharding.layout import Spec
 from lingvo_moe.testing.checkpoints import ONE, SPECS, assert_equal, flip, largest, save, shardings, state_of
 from lingvo_moe.testing.harness import BFLOAT16_ROUNDING
+from lingvo_moe.training import checkpoint_manifest
 from lingvo_moe.training import checkpoint_tools as tools
 from lingvo_moe.training.checkpoint import Checkpoints
 
@@ -65,7 +66,7 @@ def test_average_is_the_mean_in_float64(trained, tmp_path, steps):
 
 
 def test_average_of_log_directories_is_the_mean_of_their_newest_weights(trained, tmp_path):
-    """Of different numbers of steps; models of other weights are refused and named."""
+    """Of different numbers of steps; newest are valid ones; models of other weights are refused and named."""
     save(tmp_path / "other", 4)
     logdirs = {"log": trained, "other": Checkpoints(tmp_path / "other")}
     tools.average_logdirs(logdirs, tmp_path / "average")
@@ -75,6 +76,12 @@ def test_average_of_log_directories_is_the_mean_of_their_newest_weights(trained,
     assert step == 12
     assert_equal(found, tree.unflatten({path: value.astype(np.float32) for path, value in expected.items()}))
     origin = tools.overview(Checkpoints(tmp_path / "average"), step).origin
+    assert origin == "average of 2 log directories, steps 12, 4"
+
+    save(tmp_path / "broken", 4, 8)
+    (tmp_path / "broken" / "checkpoints" / "8" / checkpoint_manifest.MANIFEST).write_text("{")
+    tools.average_logdirs({"log": trained, "broken": Checkpoints(tmp_path / "broken")}, tmp_path / "of valid ones")
+    origin = tools.overview(Checkpoints(tmp_path / "of valid ones"), 12).origin
     assert origin == "average of 2 log directories, steps 12, 4"
 
     with contextlib.closing(Checkpoints(tmp_path / "wider", keep=1)) as wider:

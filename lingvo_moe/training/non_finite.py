@@ -25,6 +25,7 @@ class NonFiniteGuard(Callback):
 
     It reads the metrics of a step only when the next one has been started, so that the devices never wait for it. The
     next step may turn out to be finite; training ends only if it was skipped too, and so has not changed the weights.
+    With `training.steps_per_loop`, the next result is of several steps, all of which must have been skipped.
     """
 
     def __init__(self):
@@ -42,8 +43,9 @@ class NonFiniteGuard(Callback):
 
 
 def _check(run: TrainingRun, result: StepResult, newest: StepResult):
-    limit = run.experiment.training.max_skipped
-    if all(_skipped_in_a_row(checked) >= limit for checked in (result, newest)):
+    skipped = _skipped_in_a_row(result)
+    since = 0 if newest is result else len(newest.batches)
+    if skipped >= run.experiment.training.max_skipped and _skipped_in_a_row(newest) == skipped + since:
         raise _error(run, result, run.global_data_state(newest.data_state))
 
 
@@ -82,7 +84,7 @@ def _save(run: TrainingRun, result: StepResult, data_state: State, path: pathlib
     now = int(np.asarray(run.training.state["step"]))
     seed = tuple(np.asarray(run.training.state["seed"]).tolist())
     loss, gradient_norm = (float(result.metrics[metric]) for metric in ("loss", "gradient_norm"))
-    rows = {name: array.tolist() for name, array in tree.flatten(result.batches[-1]).items()}
+    rows = {name: (array.dtype.name, array.tolist()) for name, array in tree.flatten(result.batches[-1]).items()}
     parts = run.process_group.gather([run.training.rows.start, rows])
     run.process_group.broadcast(
         lambda: _save_replay(
@@ -102,14 +104,12 @@ def _save_replay(step: replay.Replay, path: pathlib.Path):
 
 
 def _global_batch(parts: list) -> Batch:
-    """Joins (first row, rows by path) of every process into a batch; equal first rows mean equal rows."""
+    """Joins (first row, (dtype, rows) by path) of every process into a batch; equal first rows mean equal rows."""
     rows = dict(parts)
-    return tree.unflatten(
-        {
-            path: np.concatenate([np.array(rows[start][path], np.int32) for start in sorted(rows)])
-            for path in parts[0][1]
-        }
-    )
+    batch = {}
+    for path, (dtype, _) in parts[0][1].items():
+        batch[path] = np.concatenate([np.array(rows[start][path][1], dtype) for start in sorted(rows)])
+    return tree.unflatten(batch)
 
 
 def _summary(run: TrainingRun, result: StepResult) -> str:

@@ -1,7 +1,7 @@
 """Weights in eight bits: int8 with one float32 scale for each vector along the last dimension.
 
 Symmetric quantization by the largest magnitude (Jacob et al. 2018, section 2.1, with zero point 0). Tensors of fewer
-than two dimensions, such as normalisation scales and biases, stay as they are.
+than two dimensions stay as they are, such as the scale of the last normalisation; those of repeated layers are stacked.
 """
 
 from __future__ import annotations
@@ -40,5 +40,5 @@ def quantize(weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 def dequantize(steps: np.ndarray, scale: np.ndarray) -> np.ndarray:
     """Returns `steps * scale`: `[..., N] float32` from `[..., N] int8` and `[...] float32`."""
-    with np.errstate(over="ignore", invalid="ignore"):  # of a damaged file; its readers refuse what is not finite
+    with np.errstate(over="ignore", invalid="ignore"):  # of a damaged file; what uses weights refuses these values
         return steps.astype(np.float32) * scale[..., None]

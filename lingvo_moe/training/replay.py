@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import pathlib
 import zipfile
 import zlib
@@ -19,6 +18,7 @@ from lingvo_moe import tree
 from lingvo_moe.data.batching import Batch
 from lingvo_moe.errors import UserError
 from lingvo_moe.sharding.layout import Spec
+from lingvo_moe.utils import output_files
 
 _FORMAT, _VERSION = "lingvo_moe replay", 1
 
@@ -52,19 +52,10 @@ class Replay:
         names = [field.name for field in dataclasses.fields(self) if field.name not in ("batch", "path")]
         about = {name: getattr(self, name) for name in names}
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_name(f"{path.name}.partial")
-        try:
-            with open(partial, "wb") as file:
-                np.savez_compressed(
-                    file,
-                    about=json.dumps({"format": _FORMAT, "version": _VERSION, **about}),
-                    **tree.flatten(self.batch),
-                )
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(partial, path)
-        finally:
-            partial.unlink(missing_ok=True)
+        text = json.dumps({"format": _FORMAT, "version": _VERSION, **about})
+        # NumPy would add .npz to the name of a file.
+        with output_files.atomic_path(path, sync=True) as partial, open(partial, "wb") as file:
+            np.savez_compressed(file, about=text, **tree.flatten(self.batch))
 
     @staticmethod
     def load(path: str | pathlib.Path) -> Replay:
@@ -81,7 +72,16 @@ class Replay:
                 f"--batch={path}: cannot be read ({error.strerror or error}); expected a file LOGDIR/replay/STEP.npz "
                 f"that training wrote."
             ) from None
-        except (ValueError, LookupError, TypeError, AttributeError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        except (
+            ValueError,
+            LookupError,
+            TypeError,
+            AttributeError,
+            EOFError,
+            RuntimeError,  # zipfile's, for a file that seems to be encrypted or of another version
+            zipfile.BadZipFile,
+            zlib.error,
+        ) as error:
             raise UserError(
                 f"--batch={path}: corrupt, or not a batch that training saved ({type(error).__name__}); expected a "
                 f"file LOGDIR/replay/STEP.npz."

@@ -84,6 +84,23 @@ def test_other_files_are_refused(tmp_path, harm, message):
         Replay.load(path)
 
 
+def test_a_corrupt_byte_is_an_error_or_harmless(tmp_path):
+    """One line, whichever byte it is and whatever zipfile makes of it, such as a file that seems to be encrypted."""
+    path = replay.path_of(tmp_path, 7)
+    a_replay().save(path)
+    content = path.read_bytes()
+    for position in range(len(content)):
+        for flipped in (0x01, 0xFF):
+            path.write_bytes(content[:position] + bytes([content[position] ^ flipped]) + content[position + 1 :])
+            try:
+                found = Replay.load(path)
+                found.check_shapes(SPECS)
+            except UserError as error:
+                assert str(path) in str(error)
+            else:
+                np.testing.assert_array_equal(found.batch["target"]["ids"], a_replay().batch["target"]["ids"])
+
+
 def test_batches_of_another_model_or_shape_are_refused():
     with pytest.raises(UserError, match="--batch=x is of tiny, not of other; pass --model=tiny"):
         a_replay().check_model("other")

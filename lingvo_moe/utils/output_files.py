@@ -66,16 +66,23 @@ def atomic_writer(path: str) -> Iterator[TextIO]:
 
 
 @contextlib.contextmanager
-def atomic_path(path: str | pathlib.Path) -> Iterator[pathlib.Path]:
+def atomic_path(path: str | pathlib.Path, sync: bool = False) -> Iterator[pathlib.Path]:
     """Yields the path of a file to write, which replaces `path` when the context ends without an error.
 
     It has the permissions of any new file; a library may write it with its own (safetensors: for its owner alone).
+
+    Args:
+      path: of the file.
+      sync: whether the file is on disk before it replaces `path`, so that a loss of power leaves one of the two.
     """
     with _partial(path) as partial:
         partial.touch()
         mode = partial.stat().st_mode
         yield partial
         partial.chmod(mode)
+        if sync:
+            with open(partial, "rb") as file:
+                os.fsync(file.fileno())
         os.replace(partial, path)
 
 

@@ -184,8 +184,12 @@ def make_batches(directory: pathlib.Path) -> Learning:
     corpora.restrict(corpus, {_VALUES.language: 0}, own)
     endless = TrainInput(own, _VALUES.tokenizers, config).batches()
     training = [rows_of(batch) for batch, _ in itertools.islice(endless, work.steps)]
-    held_out = map(rows_of, EvalInput(own, _VALUES.tokenizers, config).batches())
-    batches.write(file, {"train": training, "held_out": list(held_out)})
+    held_out = [rows_of(batch) for batch in EvalInput(own, _VALUES.tokenizers, config).batches()]
+    if not held_out:
+        raise UserError(
+            f"--language={_VALUES.language}: {_VALUES.corpus} has no held-out pair that fits into a row; use another."
+        )
+    batches.write(file, {"train": training, "held_out": held_out})
     return work
 
 

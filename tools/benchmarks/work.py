@@ -54,7 +54,9 @@ class Work:
     def capacity(self) -> int:
         """C: the capacity of an expert for the tokens of a group."""
         of_group = self.tokens // self.groups
-        return of_group if self.capacity_factor is None else max(1, int(self.capacity_factor * of_group / self.experts))
+        if self.capacity_factor is None:
+            return of_group
+        return min(of_group, max(1, int(self.capacity_factor * of_group / self.experts)))
 
 
 # 4 + 4 layers, 512 tokens on each side, one group.

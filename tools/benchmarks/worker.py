@@ -64,7 +64,7 @@ class Worker:
         self._requests, self._answers = self._process.stdin, self._process.stdout
         try:
             self.facts: dict = self._receive()["facts"]
-        except UserError:
+        except BaseException:
             self._end()
             raise
 

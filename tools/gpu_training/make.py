@@ -67,7 +67,7 @@ def make(own: Experiment, name: str, weights: dict[str, np.ndarray], directory: 
     Raises:
       UserError: the model reads no texts, its learning rate has no cool-down, or the directory cannot be written to.
     """
-    if not isinstance(own.input, InputConfig):
+    if type(own.input) is not InputConfig:  # that of speech is derived from it
         raise UserError(f"--model={name} reads no texts; name a model that does, for instance m4.Pocket.")
     schedule = own.optimizer.learning_rate
     if not isinstance(schedule, InverseSquareRoot) or not schedule.cooldown_steps:

@@ -15,13 +15,13 @@ class Every:
     """A clock of periods."""
 
     def __init__(self, seconds: float):
-        self._seconds, self._last = seconds, time.time()
+        self._seconds, self._last = seconds, time.monotonic()
 
     def passed(self) -> bool:
         """Returns whether the period has passed; if so, the next one starts."""
-        if time.time() - self._last < self._seconds:
+        if time.monotonic() - self._last < self._seconds:
             return False
-        self._last = time.time()
+        self._last = time.monotonic()
         return True
 
 
@@ -30,7 +30,7 @@ class Meter:
 
     def __init__(self):
         self.steps = self.tokens = 0
-        self._start, self._every = time.time(), Every(_LOG_EVERY)
+        self._start, self._every = time.monotonic(), Every(_LOG_EVERY)
         self._then = (self._start, 0, 0)
         self._losses: list[jax.Array] = []
         self._metrics: dict = {}
@@ -38,7 +38,7 @@ class Meter:
     @property
     def elapsed(self) -> float:
         """Seconds since the start."""
-        return time.time() - self._start
+        return time.monotonic() - self._start
 
     def is_due(self) -> bool:
         """Returns whether to log; true once in each period."""
@@ -55,7 +55,7 @@ class Meter:
         """Returns the values to log, of the steps since the last time."""
         values = {name: float(self._metrics[name]) for name in ("learning_rate", "skipped")}
         loss, self._losses = float(np.mean([float(loss) for loss in self._losses])), []
-        (then, steps, tokens), self._then = self._then, (time.time(), self.steps, self.tokens)
+        (then, steps, tokens), self._then = self._then, (time.monotonic(), self.steps, self.tokens)
         seconds = self._then[0] - then
         rates = {"steps_a_second": (self.steps - steps) / seconds, "tokens_a_second": (self.tokens - tokens) / seconds}
         return {"steps": self.steps, "tokens": self.tokens, "loss": loss, **values, **rates}

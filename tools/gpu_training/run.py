@@ -49,6 +49,7 @@ from tools.gpu_training.meter import Every, Meter
 
 _WEIGHTS, _SAVE_EVERY = "weights.safetensors", 150  # seconds
 _INTERRUPTED = 130  # exit status
+_MAX_SKIPPED = 10  # updates in a row that are not finite, as `training.max_skipped`
 _MEAN_FROM, _MEANS = 5 / 6, 100  # share of the run, number of weights
 
 
@@ -70,7 +71,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--state", type=pathlib.Path, help="file to continue from, and to write")
     parser.add_argument("--output", type=pathlib.Path, required=True, help="directory of weights and log")
     parser.add_argument("--platform", choices=("cpu", "gpu", "tpu"), default="gpu")
-    parser.add_argument("--seed", type=seed, default=0, help="of dropout and of the routers' random choices")
+    parser.add_argument("--seed", type=seed, help="of dropout and of the routers' random choices; a state has its own")
     parser.add_argument("--evaluate_every", type=_positive, default=60, help="seconds")
     parser.add_argument("--max_pairs", type=count, default=40, help="held-out pairs of each language")
     parser.add_argument("--trace", type=pathlib.Path, help="directory for the profiler's trace of two further steps")
@@ -95,6 +96,8 @@ def _prepare(given: argparse.Namespace):
     """Makes the output; raises UserError if what is written at the end would be lost, or replace something else."""
     if given.state:
         output_files.check_path("--state", str(given.state))
+        if given.seed is not None and given.state.exists():
+            raise UserError(f"--seed={given.seed}: --state={given.state} has the seed of its run; leave --seed out.")
     if (given.output / _WEIGHTS).exists():
         raise UserError(f"--output={given.output} has the weights of an earlier run; name a new directory.")
     if given.trace:
@@ -147,7 +150,6 @@ class Run:
         Tokenizers.load_for(facts.vocabularies, given.tokenizers)
         self._model, self._config, self._schedule = facts.model, facts.config, facts.schedule
         self._check_steps()
-        self._train, self._evaluate = _compile(given.directory, Engine(1, given.platform))
         held_out = EvalInput(given.corpus, given.tokenizers, self._config, max_pairs=given.max_pairs)
         self._held_out = list(held_out.batches())
         if not self._held_out:
@@ -155,8 +157,9 @@ class Run:
                 f"--corpus={given.corpus}: none of --max_pairs={given.max_pairs} held-out pairs of each language fits "
                 "into a row; raise --max_pairs, or use another corpus."
             )
+        self._train, self._evaluate = _compile(given.directory, Engine(1, given.platform))
         self._mean, self._means = None, 0
-        self._lowest, self._at_lowest = np.inf, {}
+        self._lowest, self._at_lowest, self._steps_at_lowest = np.inf, {}, 0
         self._average = jax.jit(_average, donate_argnums=0)
         device = self._train.shardings("batch")["target"]["ids"].mesh.devices.flat[0]
         self._log(device=device.device_kind, jax=jax.__version__, compiled=True)
@@ -171,11 +174,12 @@ class Run:
           Whether training has reached its end.
 
         Raises:
-          UserError: the feed has ended (weights and state are written all the same), or the state is of other programs.
+          UserError: the feed has ended, or steps are no longer finite (in both cases weights and state are written), or
+            the state is of other programs.
         """
         given = self._given
         state = self._initial_state()
-        self._log(held_out=(first := self._keep_lowest(state["theta"])))
+        self._log(held_out=(first := self._keep_lowest(state["theta"], steps=0)))
         if not np.isfinite(first):
             raise UserError(f"{self._initial_file()}: the held-out loss of these weights is {first}; use others.")
         batches = Batches(given.feed, self._config, self._train.shardings("batch"))
@@ -184,6 +188,11 @@ class Run:
         warmup = 0 if position else self._schedule["warmup_steps"]
         meter, evaluates, saves, failed = Meter(), Every(given.evaluate_every), Every(_SAVE_EVERY), None
         while (share := self._share(meter)) < 1 and not (failed or stop.is_set()):
+            try:
+                batch, tokens = batches.next() if meter.steps else (batch, tokens)
+            except UserError as error:
+                failed = error
+                break
             # Each step has another position: the random numbers of dropout and routers depend on it.
             position = max(position + 1, 0 if meter.steps < warmup else self._position(share))
             outputs = self._train({"state": {**state, "step": np.int32(position)}, "batch": batch})
@@ -193,22 +202,12 @@ class Run:
                 self._add_to_mean(state["theta"])
             if meter.is_due():
                 self._log(position=position, **meter.read(), waiting=batches.waiting)
+                failed = _not_finite(state)
             if evaluates.passed():
-                self._log(steps=meter.steps, held_out=self._keep_lowest(state["theta"]))
+                self._log(steps=meter.steps, held_out=self._keep_lowest(state["theta"], meter.steps))
             if saves.passed():
-                self._save(meter.steps)
-            try:
-                batch, tokens = batches.next()
-            except UserError as error:
-                failed = error
-        jax.block_until_ready(state["theta"])
-        self._log(steps=meter.steps, tokens=meter.tokens, seconds=meter.elapsed)
-        last = self._keep_lowest(state["theta"])
-        mean = self._keep_lowest(self._mean) if self._mean is not None else None
-        self._log(held_out=last, held_out_of_mean=mean, means=self._means, lowest=self._lowest)
-        self._save(meter.steps)
-        if given.state:
-            self._save_state(state)
+                self._save()
+        self._finish(state, meter)
         if share < 1:
             first, last = given.cooldown
             self._log(stopped=True, continue_with=f"--cooldown={first + (last - first) * share:.6f},{last:g}")
@@ -217,6 +216,17 @@ class Run:
         if given.trace and not stop.is_set():
             self._trace(state, batch)
         return share >= 1
+
+    def _finish(self, state: dict, meter: Meter):
+        """Evaluates the last weights and the mean, and writes weights and state."""
+        jax.block_until_ready(state["theta"])
+        self._log(steps=meter.steps, tokens=meter.tokens, seconds=meter.elapsed)
+        last = self._keep_lowest(state["theta"], meter.steps)
+        mean = self._keep_lowest(self._mean, meter.steps) if self._mean is not None else None
+        self._log(held_out=last, held_out_of_mean=mean, means=self._means, lowest=self._lowest)
+        self._save()
+        if self._given.state:
+            self._save_state(state)
 
     def _trace(self, state: dict, batch: dict):
         def step():
@@ -260,7 +270,7 @@ class Run:
                 flat = load_file(file)
             else:
                 flat = {path.removeprefix("state/"): np.zeros(a.shape, a.dtype) for path, a in specs.items()}
-                flat["seed"] = np.array([0, self._given.seed], np.int32)
+                flat["seed"] = np.array([0, self._given.seed or 0], np.int32)
                 with safetensors.safe_open(file, "numpy") as opened:
                     for path in shapes:
                         if path.startswith("theta/"):
@@ -280,11 +290,12 @@ class Run:
         losses, tokens = zip(*((float(each["cross_entropy"]), float(each["tokens"])) for each in metrics))
         return float(np.average(losses, weights=tokens))
 
-    def _keep_lowest(self, theta: dict) -> float:
-        """Returns the held-out loss, and keeps the weights if it is the lowest so far."""
+    def _keep_lowest(self, theta: dict, steps: int) -> float:
+        """Returns the held-out loss, and keeps the weights after so many steps if it is the lowest so far."""
         loss = self._held_out_loss(theta)
         if loss < self._lowest:
             self._lowest, self._at_lowest = loss, jax.tree.map(jax.numpy.copy, theta)
+            self._steps_at_lowest = steps
         return loss
 
     def _add_to_mean(self, theta: dict):
@@ -292,8 +303,9 @@ class Run:
         copy = jax.tree.map(jax.numpy.copy, theta)
         self._mean = copy if self._mean is None else self._average(self._mean, copy, float(self._means))
 
-    def _save(self, steps: int):
+    def _save(self):
         """Writes the weights with the lowest held-out loss so far."""
+        steps = self._steps_at_lowest
         theta = {path: np.asarray(value) for path, value in tree.flatten(self._at_lowest).items()}
         with output_files.atomic_path(self._given.output / _WEIGHTS) as partial:
             save_file(quantize(theta), partial, weights_file.metadata(self._model, steps))
@@ -318,6 +330,16 @@ def _compile(directory: pathlib.Path, engine: Engine) -> list[Executable]:
         raise UserError(f"{error} Here, tools.gpu_training.make writes it.") from None
     with concurrent.futures.ThreadPoolExecutor() as threads:
         return list(threads.map(engine.load, programs))
+
+
+def _not_finite(state: dict) -> UserError | None:
+    """Returns an error if the last updates were skipped because loss or gradients were not finite."""
+    if (skipped := int(np.asarray(state["skipped_in_a_row"]))) < _MAX_SKIPPED:
+        return None
+    return UserError(
+        f"the last {skipped} updates were skipped as non-finite. Start again from the weights of the output, with a "
+        "lower --set=optimizer.learning_rate.peak_value of tools.gpu_training.make."
+    )
 
 
 def _average(mean: dict, theta: dict, number: float) -> dict:

@@ -145,6 +145,7 @@ def test_training_learns_and_continues(data, tmp_path):
     assert "traced" in second[-1] and next((tmp_path / "trace").rglob("*.xplane.pb")).stat().st_size > 0
     _interrupt(data, tmp_path)
     _lose_feed(data, tmp_path)
+    _end_with_feed(data, tmp_path)
 
 
 def _interrupt(data: pathlib.Path, directory: pathlib.Path):
@@ -194,6 +195,8 @@ def test_errors(data, tmp_path, capsys):
     """Of other directories, of a feed's directory that was used before, and of models without texts."""
     with pytest.raises(UserError, match="unet.* reads no texts; name a model that does, for instance m4.Pocket"):
         make.make(experiment.get("unet.Small"), "unet.Small", {}, tmp_path)
+    with pytest.raises(UserError, match="conformer.* reads no texts"):
+        make.make(experiment.get("conformer.Small"), "conformer.Small", {}, tmp_path)
     with pytest.raises(UserError, match="--model=m4.Pocket: its learning rate has no cool-down .*cooldown_steps=M"):
         make.make(_experiment(data, *_TINY, "optimizer.learning_rate.cooldown_steps=0"), "m4.Pocket", {}, tmp_path)
     sides = [f"--corpus={data / 'corpus'}", f"--tokenizers={data / 'tokenizers'}", f"--output={tmp_path}"]
@@ -232,11 +235,22 @@ def test_errors_of_flags_of_run(data, tmp_path, capsys):
         assert f"--steps={steps}: expected 1 to 500, the steps of this part of the cool-down" in capsys.readouterr().err
     assert run.main([*flags, "--steps=1", f"--state={tmp_path / 'no' / 'state'}"]) == 2
     assert "--state=" in (message := capsys.readouterr().err) and "there is no directory" in message
+    (tmp_path / "state").touch()
+    assert run.main([*flags, "--steps=1", f"--state={tmp_path / 'state'}", "--seed=1"]) == 2
+    assert "has the seed of its run; leave --seed out" in capsys.readouterr().err
     assert run.main([*flags, "--steps=1", f"--trace={tmp_path / FACTS}"]) == 2
     assert f"--trace={tmp_path / FACTS}: this directory cannot be made" in capsys.readouterr().err
     (tmp_path / "output" / "weights.safetensors").touch()
     assert run.main([*flags, "--steps=1"]) == 2
     assert "has the weights of an earlier run; name a new directory" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("skipped, ends", [(9, False), (10, True)])
+def test_a_run_whose_steps_are_no_longer_finite_ends(skipped, ends):
+    """It would spend the rest of its time on nothing."""
+    error = run._not_finite({"skipped_in_a_row": np.int32(skipped)})
+    assert (error is not None) == ends
+    assert not ends or "the last 10 updates were skipped as non-finite" in str(error)
 
 
 def test_reader_reports_a_feed_that_does_not_write(data, tmp_path, monkeypatch):
@@ -276,20 +290,30 @@ def _train(data: pathlib.Path, directory: pathlib.Path, cooldown: str) -> list[d
     return [json.loads(line) for line in trained.stdout.splitlines()]
 
 
-def _lose_feed(data: pathlib.Path, directory: pathlib.Path):
-    """Trains with a feed that ends after two batches: an error, but weights and state are saved."""
-    lost, state = directory / "lost", directory / "state"
-    state.unlink()
-    lost.mkdir()
-    (lost / feed.WORKERS).write_text("1\n")
-    left = sorted((directory / "feed").glob("*.npy"))[:2]
-    for number, file in enumerate(left):
-        file.rename(feed.path(lost, 0, number))
-    command = _run(data, directory, lost, "lost output", f"--steps={_STEPS}")
+def _run_with_two_batches(data: pathlib.Path, directory: pathlib.Path, name: str, steps: int):
+    """Trains anew with a feed that has ended after two batches."""
+    fed = directory / name
+    (directory / "state").unlink()
+    fed.mkdir()
+    (fed / feed.WORKERS).write_text("1\n")
+    for number, file in enumerate(sorted((directory / "feed").glob("*.npy"))[:2]):
+        file.rename(feed.path(fed, 0, number))
+    command = _run(data, directory, fed, f"{name} output", f"--steps={steps}")
     command[2] = command[2].replace(
         "runpy.run_module", "import tools.gpu_training.batches as b; b._PATIENCE = 1\nrunpy.run_module"
     )
-    ended = subprocess.run(command, capture_output=True, text=True, env=_environment(directory))
+    return subprocess.run(command, capture_output=True, text=True, env=_environment(directory))
+
+
+def _end_with_feed(data: pathlib.Path, directory: pathlib.Path):
+    """A run that needs no batch after those of a feed is complete."""
+    ended = _run_with_two_batches(data, directory, "enough", 2)
+    assert ended.returncode == 0, ended.stderr
+
+
+def _lose_feed(data: pathlib.Path, directory: pathlib.Path):
+    """Trains with a feed that ends after two batches: an error, but weights and state are saved."""
+    state, ended = directory / "state", _run_with_two_batches(data, directory, "lost", _STEPS)
     assert ended.returncode == 2 and "lost: no 0_2.npy within 1 s; start tools.gpu_training.feed" in ended.stderr
     assert "continue_with" in ended.stdout
     assert state.exists() and (directory / "lost output" / "weights.safetensors").exists()

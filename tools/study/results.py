@@ -85,6 +85,8 @@ class RunResult:
         """
         before = None
         for _, *now, value, _ in self.curve:
+            if not math.isfinite(value):
+                continue
             if value <= loss:
                 if before is None:
                     return now[0], now[1]

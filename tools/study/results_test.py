@@ -81,6 +81,12 @@ def test_a_loss_that_rises_again_was_reached():
     assert dataclasses.replace(_run("dense", {}), curve=curve).reached(4.0) == (10, 1.0)
 
 
+def test_a_loss_that_is_not_finite_is_left_out():
+    """A point of the curve before it and one after it are still on a straight line."""
+    curve = [(1, 10, 1.0, 5.0, 0.0), (2, 20, 2.0, math.nan, 0.0), (3, 30, 3.0, 3.0, 0.0)]
+    assert dataclasses.replace(_run("dense", {}), curve=curve).reached(4.0) == (20, 2.0)
+
+
 def test_choices_are_counted_by_language_and_layer():
     """Two lines of fr, one of ca in two parts: fr goes to experts 0 and 1, ca to expert 3 alone."""
     lines = [

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import pathlib
 from collections.abc import Iterator, Sequence
+
+from lingvo_moe.utils import output_files
 
 LIMIT = "STUDY_CPU_SECONDS"  # environment variable: training ends with a checkpoint after this time
 PARENT = "STUDY_PARENT"  # environment variable: training ends with a checkpoint once its parent is another process
@@ -46,9 +47,8 @@ def read(logdir: pathlib.Path) -> list[Tick]:
 
 def rewrite(logdir: pathlib.Path, ticks: Sequence[Tick]):
     """Replaces the file by one of these ticks, at once."""
-    partial = path(logdir).with_suffix(".partial")
-    partial.write_text("".join(tick.line() for tick in ticks), encoding="utf-8")
-    os.replace(partial, path(logdir))
+    with output_files.atomic_writer(str(path(logdir))) as file:
+        file.writelines(tick.line() for tick in ticks)
 
 
 def _parse(file: pathlib.Path) -> Iterator[Tick]:

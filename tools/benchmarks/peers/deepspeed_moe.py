@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import pathlib
 import sys
@@ -55,7 +56,9 @@ def _init_process_group(torch):
     import deepspeed
 
     os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0")
-    store = pathlib.Path(tempfile.mkdtemp(), "store")
+    directory = tempfile.TemporaryDirectory()
+    atexit.register(directory.cleanup)
+    store = pathlib.Path(directory.name, "store")
     deepspeed.init_distributed(
         dist_backend="gloo", auto_mpi_discovery=False, init_method=f"file://{store}", rank=0, world_size=1
     )

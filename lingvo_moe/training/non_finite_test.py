@@ -1,0 +1,64 @@
+"""When training ends because steps are skipped, and what is kept of such a step."""
+
+from __future__ import annotations
+
+import pathlib
+import types
+
+import numpy as np
+import pytest
+
+from lingvo_moe.distributed.process_group import ProcessGroup
+from lingvo_moe.errors import UserError
+from lingvo_moe.training.callbacks import StepResult
+from lingvo_moe.training.non_finite import NonFiniteGuard
+from lingvo_moe.training.replay import Replay, path_of
+
+FEATURES = np.array([[0.5, -1.75], [np.nan, 3.0]], np.float32)
+BATCH = {"source": {"features": FEATURES}, "target": {"ids": np.array([[1, 2], [3, 0]], np.int32)}}
+
+
+def run_of(logdir: pathlib.Path, max_skipped: int) -> types.SimpleNamespace:
+    """What the guard reads of a run; its checkpoint exists, and nothing can be recomputed."""
+
+    def diagnose(*_):
+        raise RuntimeError("no device")
+
+    return types.SimpleNamespace(
+        name="tiny",
+        logdir=logdir,
+        experiment=types.SimpleNamespace(training=types.SimpleNamespace(max_skipped=max_skipped)),
+        training=types.SimpleNamespace(
+            state={"step": np.int32(2), "seed": np.array([0, 5], np.int32)}, rows=range(2), diagnose=diagnose
+        ),
+        checkpoints=types.SimpleNamespace(wait=lambda: None, steps=lambda: [2]),
+        process_group=ProcessGroup(),
+        global_data_state=lambda state: state,
+    )
+
+
+def result(step: int, skipped: int, loop: int = 1) -> StepResult:
+    metrics = {"loss": np.nan, "gradient_norm": np.nan, "skipped_in_a_row": skipped}
+    return StepResult(step, [BATCH] * loop, metrics, {}, last=False)
+
+
+@pytest.mark.parametrize("skipped, ends", [(9, True), (8, False), (4, False)])
+def test_all_steps_of_the_next_loop_must_have_been_skipped(tmp_path, skipped, ends):
+    """After five skipped steps, a loop of four in which one is finite has changed the weights of the skipped step."""
+    guard, run = NonFiniteGuard(), run_of(tmp_path, max_skipped=4)
+    guard.on_step(run, result(8, 5, loop=4))
+    if ends:
+        with pytest.raises(UserError, match="5 consecutive updates were skipped"):
+            guard.on_step(run, result(12, skipped, loop=4))
+    else:
+        guard.on_step(run, result(12, skipped, loop=4))
+
+
+def test_a_batch_of_numbers_is_kept_as_it_is(tmp_path):
+    """Features of speech and voxels are float32, and what is skipped may well have NaN in its input."""
+    with pytest.raises(UserError, match="1 consecutive updates were skipped"):
+        NonFiniteGuard().on_end(run_of(tmp_path, max_skipped=1), result(3, 1))
+    kept = Replay.load(path_of(tmp_path, 3)).batch
+    assert kept["source"]["features"].dtype == np.float32 and kept["target"]["ids"].dtype == np.int32
+    np.testing.assert_array_equal(kept["source"]["features"], FEATURES)
+    np.testing.assert_array_equal(kept["target"]["ids"], BATCH["target"]["ids"])
