@@ -67,6 +67,10 @@ def _inspect(config: CheckpointConfig):
 
 def _inspect_arrays(reader: Reader, pattern: re.Pattern, stats: bool):
     specs = {path: spec for path, spec in reader.specs().items() if pattern.search(path)}
+    if not specs:
+        raise UserError(
+            f"--grep={pattern.pattern}: no path of step {reader.directory.name} matches; without it, all are listed."
+        )
     header = ("array", "dtype", "shape", "bytes")
     rows = [
         (path, spec.dtype, "x".join(map(str, spec.shape)) or "scalar", f"{num_bytes(spec):,}")

@@ -124,6 +124,7 @@ def test_average_and_convert_can_be_used(trained, data, tmp_path, capsys):
         (["verify", "--logdir=LOG", "--step=3"], "--step=3: there is no such checkpoint; existing steps: 2, 4"),
         (["verify", "--logdir=LOG", "--grep=x"], "--grep is not for checkpoint verify, which takes --logdir, --step"),
         (["inspect", "--logdir=LOG", "--grep=("], "not a regular expression"),
+        (["inspect", "--logdir=LOG", "--grep=decoder/2"], "--grep=decoder/2: no path of step .* matches"),
         (["inspect", "--logdir=LOG", "--step=-1"], "--step|step"),
         (["average", "--logdir=LOG", "--last=2"], "--output is missing"),
         (["average", "--logdir=LOG", "--output=new"], "either --last=N or --steps=A,B,C"),

@@ -33,6 +33,8 @@ def evaluate(config: EvalConfig):
     experiment = get_experiment(config.full_name())
     if config.translations is not None and not experiment.translates:
         raise UserError(f"--translations is for translation models; {config.full_name()} is none. Leave it out.")
+    written = {"--translations": config.translations, "--json": config.json}
+    output_files.check_outside(written, "--corpus", config.corpus or experiment.corpus)
     output_files.check_own_paths({"--translations": config.translations}, {"--json": config.json})
     if experiment.translates:
         _evaluate_translations(config)

@@ -34,9 +34,10 @@ def by_default(config: Config) -> Iterator[Config]:
 
     Raises:
       UserError: the assignments of `config` give the model other weights than the released ones, or `config` names
-        tokenizers.
+        tokenizers, or the released model without a log directory.
     """
     if not applies(config):
+        _check_logdir(config)
         yield config
         return
     if config.tokenizers or any(text.partition("=")[0].strip() == "tokenizers" for text in config.assignments):
@@ -65,6 +66,15 @@ def by_default(config: Config) -> Iterator[Config]:
 def applies(config: RunConfig) -> bool:
     """Whether `by_default` yields the released model."""
     return not config.model and not config.logdir and (DIRECTORY / _WEIGHTS).is_file()
+
+
+def _check_logdir(config: RunConfig):
+    """Raises UserError for the released model by name, whose log directory a user does not have."""
+    if config.model and not config.logdir and config.full_name() == MODEL:
+        raise UserError(
+            f"--logdir is missing: the log directory of a training run of {MODEL}. For the weights that come with the "
+            "package, leave --model out."
+        )
 
 
 @contextlib.contextmanager

@@ -78,6 +78,12 @@ def test_settings_that_change_the_weights_are_refused(capsys):
     assert message.startswith("error: --set: ") and "weight decoder/" in message and "safetensors" not in message
 
 
+def test_the_released_model_by_name_needs_no_name(capsys):
+    """A new user finds it in the list of models, and its log directory nowhere."""
+    assert main.main(["lingvo_moe", "translate", "--model=Pocket"]) == 2
+    assert "For the weights that come with the package, leave --model out." in capsys.readouterr().err
+
+
 def test_a_terminated_command_leaves_no_temporary_copy(monkeypatch, tmp_path):
     """SIGTERM, which `kill` and `timeout` send, would leave 100 MB each time; afterwards it is what it was."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))

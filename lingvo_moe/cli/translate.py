@@ -80,6 +80,8 @@ def _check_files(config: TranslateConfig):
     """Raises UserError for an input that is not there, and a path that cannot be written to or that two flags name."""
     if config.input != "-" and not os.path.exists(config.input):
         raise UserError(f"--input={config.input}: there is no such file; expected one sentence a line.")
+    if config.input != "-" and os.path.isdir(config.input):
+        raise UserError(f"--input={config.input} is a directory; expected a file of one sentence a line.")
     written = {"--explain": config.explain, "--doubtful": config.doubtful}
     if config.output != "-":
         written = {"--output": config.output, **written}

@@ -126,7 +126,7 @@ def test_bad_input_leaves_the_output_as_it_was(trained, content, flags, pattern,
 
 @pytest.fixture
 def many(tmp_path, monkeypatch) -> list[str]:
-    """Returns the flags of an input of several chunks, 16 batches of four sentences each, and an output."""
+    """Returns the flags of an input of several chunks, of 2, 4, 8 and 16 batches of four sentences, and an output."""
     monkeypatch.setattr(translator, "_CHUNK_BATCHES", 16)
     lines = [f"{first} {second} {third}" for first in _WORDS for second in _WORDS for third in _WORDS]
     return [_lines(tmp_path / "in.txt", *lines), f"--output={tmp_path / 'out.txt'}"]
@@ -156,16 +156,16 @@ def test_an_interrupted_run_continues(trained, many, tmp_path, capsys, monkeypat
     for file in files:
         file.unlink()
     with monkeypatch.context() as patch:
-        _interrupt(patch, after=1)
+        _interrupt(patch, after=3)
         assert _run("translate", *flags) == 130
     message = capsys.readouterr().err
     (kept,) = tmp_path.glob("out.txt.*.partial")
-    assert f"64 lines are translated and kept in {kept}; the same command continues" in message
+    assert f"56 lines are translated and kept in {kept}; the same command continues" in message
     assert not any(file.exists() for file in files)
     with open(kept, "ab") as file:
         file.write(b'[["half a')  # a process that was killed while it wrote
     assert _run("translate", *flags) == 0
-    assert "the first 64 of 125 lines were translated before" in capsys.readouterr().err
+    assert "the first 56 of 125 lines were translated before" in capsys.readouterr().err
     assert [file.read_text(encoding="utf-8") for file in files] == expected and not kept.exists()
 
 
@@ -184,9 +184,9 @@ def test_another_run_does_not_continue_it(trained, many, change, tmp_path, capsy
 
 def test_standard_output_is_written_as_translations_are_made(trained, many, capsys, monkeypatch):
     """An interrupted run has written the lines of whole chunks."""
-    _interrupt(monkeypatch, after=1)
+    _interrupt(monkeypatch, after=3)
     assert _run("translate", *trained, many[0]) == 130
-    assert capsys.readouterr().out.count("\n") == 64
+    assert capsys.readouterr().out.count("\n") == 56
 
 
 def test_doubtful_lines_are_listed(trained, tmp_path, capsys):

@@ -34,6 +34,7 @@ class TrainPairs:
     Attributes:
       identity: what decides which pair is example n: corpus, tokenizers, temperature, seed, sentence balance, name
         substitution.
+      readers: see `batching.Readers.identities`.
     """
 
     def __init__(
@@ -52,10 +53,10 @@ class TrainPairs:
         """
         opened = Corpus.open_to_train(corpus)
         self._in_graph = in_graph
-        self._readers, identities = config.open_readers(corpus, tokenizers)
+        self._readers, self.readers = config.open_readers(corpus, tokenizers)
         self._pairs = _open_pairs(opened, config.sentence_balance)
         self._mixture = Mixture(tuple(map(len, self._pairs)), config.temperature, config.seed)
-        self.identity = (opened.fingerprint, list(identities), config.temperature, config.seed)
+        self.identity = (opened.fingerprint, list(self.readers), config.temperature, config.seed)
         if config.sentence_balance:
             self.identity += (config.sentence_balance,)
         self._substitute: NameSubstitution | None = None

@@ -34,9 +34,11 @@ class Stream(Protocol):
 
     Attributes:
       identity: what decides which example has number n; its text is hashed.
+      readers: hashes or texts of what reads its texts, such as tokenizers.
     """
 
     identity: tuple
+    readers: tuple[str, ...]
 
     def examples(self, first: int, step: int) -> Iterator[Example]:
         """Yields the examples first, first + step, ... endlessly."""
@@ -108,7 +110,11 @@ class TrainInput:
         return _prefetch(
             (
                 _concatenate_rows([batch for batch, _ in parts]),
-                {**identity, "positions": {str(shard): position for shard, (_, position) in zip(shards, parts)}},
+                {
+                    **identity,
+                    "readers": list(self._examples.readers),
+                    "positions": {str(shard): position for shard, (_, position) in zip(shards, parts)},
+                },
             )
             for parts in zip(*streams)
         )

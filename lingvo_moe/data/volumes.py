@@ -107,7 +107,10 @@ class TrainVolumes:
 
     Attributes:
       identity: what decides which volume is example n.
+      readers: none, as a volume has no text.
     """
+
+    readers = ()
 
     def __init__(self, config: VolumeInput):
         self._config = config

@@ -120,7 +120,8 @@ def _choose(corpus: Corpus, languages: Sequence[str], split: str) -> list[str]:
     for language in languages:
         if language not in corpus.languages:
             raise UserError(
-                f"--languages={language}: the corpus has no such language.{did_you_mean(language, corpus.languages)}"
+                f"--languages={language}: {corpus.directory} has no such language; it has "
+                f"{', '.join(corpus.languages)}.{did_you_mean(language, corpus.languages)}"
             )
         if not corpus.count(split, language):
             raise UserError(f"--languages={language}: the corpus has no {split} pairs of it; see its report.txt.")

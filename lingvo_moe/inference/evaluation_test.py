@@ -64,7 +64,7 @@ def test_long_sentences_are_left_out_and_counted(corpus):
 
 
 @pytest.mark.parametrize(
-    "languages, pattern", [(["dee"], "no such language. Did you mean de"), (["xx"], "no such language")]
+    "languages, pattern", [(["dee"], "no such language; it has de, fr. Did you mean de"), (["xx"], "no such language")]
 )
 def test_an_unknown_language_is_named(corpus, languages, pattern):
     with pytest.raises(UserError, match=f"--languages={languages[0]}: .*{pattern}"):

@@ -23,11 +23,13 @@ class Journal:
 
     Attributes:
       lines: the number of lines whose translations it has.
+      is_corrupt: whether `read` has found another content.
     """
 
     def __init__(self, file: BinaryIO, path: pathlib.Path):
         """Counts the lines of a file; a last one that is not complete, of a process that was killed, is cut off."""
         self._file, self._path, self.lines, end = file, path, 0, 0
+        self.is_corrupt = False
         file.seek(0)
         for line in file:
             if line.endswith(b"\n"):
@@ -43,8 +45,12 @@ class Journal:
         self._file.seek(0)
         for number, line in enumerate(self._file, start=1):
             try:
-                yield [_translation(*fields) for fields in json.loads(line)]
+                (*translations,) = (_translation(*fields) for fields in json.loads(line))
+                if not translations:
+                    raise ValueError("a line has at least one")
+                yield translations
             except (ValueError, TypeError, RecursionError):
+                self.is_corrupt = True
                 raise UserError(
                     f"{self._path}, line {number}: not translations that an earlier run kept; delete the file."
                 ) from None
@@ -71,6 +77,8 @@ def journal(path: str | pathlib.Path) -> Iterator[Journal]:
         try:
             yield opened
         except BaseException:
+            if opened.is_corrupt:
+                raise
             if opened.lines:
                 _log.info(
                     "%d lines are translated and kept in %s; the same command continues after them.", opened.lines, path

@@ -56,14 +56,17 @@ def test_a_run_that_fails_before_its_first_line_leaves_no_file(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("line", [b"[[1\n", b"[3]\n", b'[["a", 1.0]]\n', b'[["a", 1.0, [[1]], 0.5]]\n', b"\xff\n"])
-def test_another_content_is_an_error(tmp_path, line):
-    """It names the line and the remedy, and the file stays."""
+@pytest.mark.parametrize(
+    "line", [b"[]\n", b"[[1\n", b"[3]\n", b'[["a", 1.0]]\n', b'[["a", 1.0, [[1]], 0.5]]\n', b"\xff\n"]
+)
+def test_another_content_is_an_error(tmp_path, caplog, line):
+    """It names the line and the remedy, says nothing of continuing, and the file stays."""
     path = tmp_path / "out.partial"
+    caplog.set_level("INFO")
     path.write_bytes(line)
     with pytest.raises(UserError, match=r"out.partial, line 1: .*delete the file"), journal(path) as opened:
         list(opened.read())
-    assert path.read_bytes() == line
+    assert path.read_bytes() == line and "continues" not in caplog.text
 
 
 def test_a_journal_that_was_deleted_meanwhile_does_not_fail_the_run(tmp_path):

@@ -6,6 +6,7 @@ import contextlib
 import pathlib
 from collections.abc import Callable, Iterator
 
+from lingvo_moe.errors import UserError
 from lingvo_moe.experiment import Experiment
 from lingvo_moe.steps import weight_specs
 from lingvo_moe.training.checkpoint import Checkpoints
@@ -27,10 +28,28 @@ def trained_weights(
       A function from the shardings of the weights to (step, weights).
 
     Raises:
-      UserError: no checkpoint, or one of another model; of a given `step` only when it is restored.
+      UserError: no checkpoint, or one of another model or with other tokenizers; of a given `step` only when it is
+        restored.
     """
     specs = weight_specs(experiment.model.weights())
     with contextlib.closing(Checkpoints(logdir)) as checkpoints:
         if step is None:
             checkpoints.require(name, specs)
-        yield lambda shardings: checkpoints.restore_theta(name, specs, shardings, step)
+
+        def restore(shardings: dict) -> tuple[int, dict]:
+            found, theta = checkpoints.restore_theta(name, specs, shardings, step)
+            _check_readers(experiment, checkpoints.data_state(found), logdir)
+            return found, theta
+
+        yield restore
+
+
+def _check_readers(experiment: Experiment, data_state: dict | None, logdir: str | pathlib.Path):
+    """Raises UserError if a model of texts was trained with other tokenizers, as far as its checkpoint says."""
+    trained_with = (data_state or {}).get("readers")
+    if trained_with is None or not experiment.model.vocabularies or experiment.recognises:
+        return
+    if trained_with != list(experiment.texts.open_readers(experiment.corpus, experiment.tokenizers).identities):
+        raise UserError(
+            f"--tokenizers={experiment.tokenizers}: not the tokenizers that {logdir} was trained with; pass those."
+        )

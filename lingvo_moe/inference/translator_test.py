@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 
+from lingvo_moe import overrides
+from lingvo_moe.data import tokenizer_trainer
+from lingvo_moe.data.corpus import Corpus
 from lingvo_moe.engines.pjrt import Engine
 from lingvo_moe.errors import UserError
+from lingvo_moe.inference import translator as translator_module
 from lingvo_moe.inference.explanation import Explainer
 from lingvo_moe.inference.sentence_splitting import segment
 from lingvo_moe.inference.translator import Translation, Translator
 from lingvo_moe.testing import experiments as tiny
+from lingvo_moe.training import loop
 from lingvo_moe.training.checkpoint import Checkpoints
 
 pytestmark = pytest.mark.slow
@@ -134,6 +141,24 @@ def test_chunks_are_in_order_and_have_no_sentence_twice(translator, monkeypatch)
     assert [t.text for line in translator.translate(_SENTENCES[7:]) for t in line] == [
         t.text for chunk in translator.stream(_SENTENCES, start=7) for line in chunk for t in line
     ]
+
+
+def test_tokenizers_that_the_model_was_not_trained_with_are_an_error(data, tmp_path):
+    """With them, each word would be translated as another one, and nothing would say why."""
+    config = tiny.tiny(data)
+    loop.train(tiny.MODEL, overrides.apply(config, ["training.steps=1"]), Engine(2, "cpu"), tmp_path / "log")
+    others = dataclasses.replace(config, tokenizers=str(tmp_path / "tokenizers"))
+    sizes = {"source": config.model.source_vocabulary - 1, "target": config.model.target_vocabulary}
+    tokenizer_trainer.train(Corpus.open(data.corpus), tmp_path / "tokenizers", sizes, 5.0, 1000)
+    with pytest.raises(UserError, match="--tokenizers=.*tokenizers: not the tokenizers that .*log was trained with"):
+        Translator(tiny.MODEL, others, Engine(2, "cpu"), tmp_path / "log")
+    assert Translator(tiny.MODEL, config, Engine(2, "cpu"), tmp_path / "log").step == 1
+
+
+def test_the_first_chunks_are_small():
+    """A user sees translations, and a journal has some, within seconds; later chunks have fewer steps in all."""
+    chunks = translator_module._chunks([[str(number)] for number in range(1000)], 4)
+    assert [len(chunk) for chunk in chunks][:7] == [8, 16, 32, 64, 128, 128, 128]
 
 
 def test_a_line_of_many_sentences_is_a_chunk_of_its_own(translator, monkeypatch, caplog):

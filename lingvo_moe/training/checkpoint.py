@@ -236,6 +236,10 @@ class Checkpoints:
                     raise UserError(f"{self.path(step)} is corrupt: {error}. Choose another step.") from None
                 self._mark_corrupt(candidate, WEIGHTS, str(error))
 
+    def data_state(self, step: int) -> Any:
+        """Returns the state of the input pipeline at a step; None in a checkpoint of weights only."""
+        return self.processes.broadcast(lambda: Reader(self.path(step)).meta["data_state"])
+
     def wait(self):
         """Returns when all that was saved is on disk; raises UserError where it could not be written."""
         pending, self._pending_manifest = self._pending_manifest, None
@@ -248,8 +252,9 @@ class Checkpoints:
         self.wait()
         self._manifest_writer.shutdown()
         if self._manager is not None:
-            self._manager.close()
-            self._manager = None
+            manager, self._manager = self._manager, None
+            with _disk_errors(self.directory):  # of a save that `wait` has reported already
+                manager.close()
 
     def _save(self, step: int, meta: dict, **arrays: dict):
         self.wait()

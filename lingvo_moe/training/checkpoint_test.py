@@ -181,6 +181,23 @@ def test_full_disk_is_named(tmp_path, monkeypatch, error):
         save(tmp_path, 4)
 
 
+def test_a_full_disk_is_named_as_the_directory_is_released(tmp_path, monkeypatch):
+    """There Orbax raises the error of the last save again, of many lines."""
+    error = ValueError("RESOURCE_EXHAUSTED: Failed to write 72 bytes to file 4: No space left on device")
+
+    def close(manager):
+        raise error
+
+    checkpoints = Checkpoints(tmp_path, keep=1)
+    checkpoints.save("tiny", state_of(4), {"next": 4})
+    checkpoints.wait()
+    monkeypatch.setattr(orbax.CheckpointManager, "close", close)
+    with pytest.raises(UserError, match=r"could not be written \(No space left on device; \d+ MiB are free\)"):
+        checkpoints.close()
+    monkeypatch.undo()
+    checkpoints.close()
+
+
 def test_files_removed_while_they_are_written(tmp_path):
     """This is an error of the environment, so it is one line without a traceback."""
     with (

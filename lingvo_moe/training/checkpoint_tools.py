@@ -5,9 +5,12 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import datetime
+import fcntl
 import json
 import pathlib
+import shutil
 import tempfile
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -37,6 +40,8 @@ _DTYPES = {
     "I64": "int64",
 }
 _INT8 = "int8"
+# Of temporary log directories; one that is younger than this may not be locked yet.
+_TEMPORARY, _LOCK, _YOUNG = "lingvo_moe-", "lock", 60  # seconds
 
 
 @dataclasses.dataclass(frozen=True)
@@ -223,8 +228,13 @@ def to_safetensors(checkpoints: Checkpoints, step: int, file: str | pathlib.Path
     }
     if dtype == _INT8:
         theta = quantization.quantize(theta)
-    with output_files.atomic_path(file) as partial:
-        safetensors_numpy.save_file(theta, partial, weights_file.metadata(reader.meta["model"], step))
+    try:
+        with output_files.atomic_path(file) as partial:
+            safetensors_numpy.save_file(theta, partial, weights_file.metadata(reader.meta["model"], step))
+    except (OSError, safetensors.SafetensorError) as error:  # the latter is its own for a full disk, too
+        raise UserError(
+            f"--output={file}: cannot be written ({error}); free disk space, or name another file."
+        ) from None
 
 
 def from_safetensors(
@@ -296,8 +306,13 @@ def as_logdir(file: pathlib.Path, model: str, specs: Mapping[str, object]) -> It
     """
     step, theta = read_safetensors(file, model, specs, str(file))
     _check_finite(theta, str(file), "use another file")
+    _remove_abandoned()
     # After Ctrl-C threads may still write there, which must not hide the interruption.
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as directory:
+    with (
+        tempfile.TemporaryDirectory(prefix=_TEMPORARY, ignore_cleanup_errors=True) as directory,
+        open(pathlib.Path(directory, _LOCK), "wb") as lock,
+    ):
+        fcntl.flock(lock, fcntl.LOCK_EX)
         logdir = pathlib.Path(directory, "log")
         try:
             with contextlib.closing(Checkpoints(logdir, keep=1)) as checkpoints:
@@ -308,6 +323,17 @@ def as_logdir(file: pathlib.Path, model: str, specs: Mapping[str, object]) -> It
                 f"set TMPDIR to another directory."
             ) from None
         yield logdir
+
+
+def _remove_abandoned():
+    """Removes the temporary log directories of processes that were killed; of others, the lock is held."""
+    for directory in pathlib.Path(tempfile.gettempdir()).glob(f"{_TEMPORARY}*"):
+        with contextlib.suppress(OSError):  # of another user, or removed meanwhile
+            if time.time() - directory.stat().st_mtime < _YOUNG:
+                continue
+            with open(directory / _LOCK, "r+b") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(directory)
 
 
 def _check_finite(theta: Mapping[str, np.ndarray], name: str, remedy: str):

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
+import os
 import pathlib
+import tempfile
 
 import numpy as np
 import pytest
@@ -16,11 +19,22 @@ from safetensors import numpy as safetensors_numpy
 from lingvo_moe import tree
 from lingvo_moe.errors import UserError
 from lingvo_moe.sharding.layout import Spec
-from lingvo_moe.testing.checkpoints import ONE, SPECS, assert_equal, flip, largest, save, shardings, state_of
+from lingvo_moe.testing.checkpoints import (
+    ONE,
+    SPECS,
+    assert_equal,
+    files_up_to,
+    flip,
+    largest,
+    save,
+    shardings,
+    state_of,
+)
 from lingvo_moe.testing.harness import BFLOAT16_ROUNDING
 from lingvo_moe.training import checkpoint_manifest
 from lingvo_moe.training import checkpoint_tools as tools
 from lingvo_moe.training.checkpoint import Checkpoints
+from lingvo_moe.training.checkpoint_reader import WEIGHTS
 
 THETA = tree.flatten(SPECS["theta"])
 
@@ -133,6 +147,33 @@ def test_safetensors_round_trip(tmp_path):
     for path, value in tree.flatten(found).items():
         assert np.asarray(value).tobytes() == theta[path].tobytes(), path
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.safetensors", "b.safetensors", "back", "odd"]
+
+
+def test_temporary_copies_of_killed_processes_are_removed(weights_file, tmp_path, monkeypatch):
+    """Those of processes that run are kept, and directories that are none."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    for name in ("lingvo_moe-killed", "lingvo_moe-running", "lingvo_moe-new", "lingvo_moe-other", "mine"):
+        (tmp_path / name).mkdir()
+        if name != "lingvo_moe-other":
+            (tmp_path / name / "lock").touch()
+        if name != "lingvo_moe-new":
+            os.utime(tmp_path / name, (0, 0))
+    with open(tmp_path / "lingvo_moe-running" / "lock") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with tools.as_logdir(weights_file, "tiny", SPECS["theta"]) as logdir:
+            assert Checkpoints(logdir).latest(WEIGHTS) == 8
+    kept = {"lingvo_moe-running", "lingvo_moe-new", "lingvo_moe-other", "mine"}
+    assert {path.name for path in tmp_path.iterdir()} == kept
+
+
+def test_a_full_disk_is_an_error_that_leaves_no_file(trained, tmp_path):
+    """safetensors has an error of its own for it."""
+    with (
+        files_up_to(100),
+        pytest.raises(UserError, match="--output=.*a.safetensors: cannot be written .* free disk space"),
+    ):
+        tools.to_safetensors(trained, 8, tmp_path / "a.safetensors")
+    assert not list(tmp_path.iterdir())
 
 
 def test_file_of_half_the_bits(trained, weights_file, tmp_path):

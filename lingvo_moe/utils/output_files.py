@@ -55,6 +55,19 @@ def check_own_paths(paths: Mapping[str, str | None], taken: Mapping[str, str | N
         owners[_resolved(path)] = flag
 
 
+def check_outside(paths: Mapping[str, str | None], flag: str, directory: str | pathlib.Path):
+    """Raises UserError for a file inside of a directory that is read.
+
+    Args:
+      paths: the value of each flag, by its name.
+      flag: that names the directory, for the error.
+      directory: its value.
+    """
+    for name, path in paths.items():
+        if path and path != "-" and pathlib.Path(path).resolve().is_relative_to(pathlib.Path(directory).resolve()):
+            raise UserError(f"{name}={path} is inside of {flag}={directory}, which is read; name a file elsewhere.")
+
+
 @contextlib.contextmanager
 def atomic_writer(path: str) -> Iterator[TextIO]:
     """Yields standard output for `-`, else a text file that replaces `path` when the context ends without an error."""

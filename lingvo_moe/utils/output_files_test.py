@@ -75,3 +75,13 @@ def test_file_of_a_library_has_the_permissions_of_a_new_file(tmp_path):
         numpy.save_file({"a": np.zeros(3, np.float32)}, partial)
     assert (tmp_path / "out.safetensors").stat().st_mode == (tmp_path / "new").stat().st_mode
     assert list(numpy.load_file(tmp_path / "out.safetensors")["a"]) == [0, 0, 0]
+
+
+def test_a_file_inside_of_a_directory_that_is_read_is_an_error(tmp_path, monkeypatch):
+    """It would replace what is read, whatever name it has."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "link").symlink_to(tmp_path / "corpus")
+    for path in ("corpus/test/de.tsv", "link/new", "other/../corpus/x", "corpus"):
+        with pytest.raises(UserError, match="--translations=.* is inside of --corpus=corpus, which is read"):
+            output_files.check_outside({"--json": None, "--translations": path}, "--corpus", "corpus")
+    output_files.check_outside({"--json": "-", "--translations": "corpus.tsv"}, "--corpus", "corpus")
