@@ -49,7 +49,7 @@ COUNT_OR_0 = Range(0, 2**31 - 1)
 
 
 def check(prefix: str, owner: object, ranges: Mapping[str, Range]):
-    """Checks fields of an object.
+    """Checks fields of an object; None, the default of a field that may be left out, is not a number out of range.
 
     Args:
       prefix: of the fields' names in `--set`, for instance `optimizer.`.
@@ -60,7 +60,7 @@ def check(prefix: str, owner: object, ranges: Mapping[str, Range]):
       UserError: a field is out of its range.
     """
     for name, allowed in ranges.items():
-        if (value := getattr(owner, name)) not in allowed:
+        if (value := getattr(owner, name)) is not None and value not in allowed:
             raise UserError(f"{prefix}{name} is {value}; expected {allowed}.")
 
 

@@ -33,8 +33,9 @@ def evaluate(config: EvalConfig):
     experiment = get_experiment(config.full_name())
     if config.translations is not None and not experiment.translates:
         raise UserError(f"--translations is for translation models; {config.full_name()} is none. Leave it out.")
-    written = {"--translations": config.translations, "--json": config.json}
-    output_files.check_outside(written, "--corpus", config.corpus or experiment.corpus)
+    # A model of volumes, which makes them, has no corpus.
+    if corpus := config.corpus or unchecked(config.full_name(), config.assignments).corpus:
+        output_files.check_outside({"--translations": config.translations, "--json": config.json}, "--corpus", corpus)
     output_files.check_own_paths({"--translations": config.translations}, {"--json": config.json})
     if experiment.translates:
         _evaluate_translations(config)

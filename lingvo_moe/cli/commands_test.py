@@ -195,6 +195,9 @@ def test_eval_prints_and_writes_scores_beside_the_copy_baseline(trained, data, t
         f"{loss['shuffled_cross_entropy']:.3f} with the sources of other sentences: the source saves "
         f"{loss['shuffled_cross_entropy'] - loss['cross_entropy']:.3f}"
     )
+    for flag in ("--translations", "--json"):
+        assert _run("eval", *flags, f"{flag}={data.corpus}/test/de.tsv") == 2
+        assert f"{flag}={data.corpus}/test/de.tsv is inside of --corpus=" in capsys.readouterr().err
     assert _run("eval", *flags, "--languages=dee") == 2
     assert "Did you mean de" in capsys.readouterr().err
 

@@ -38,9 +38,10 @@ def flags(tmp_path_factory) -> list[str]:
     return shared
 
 
-def test_eval_prints_and_writes_dice_by_class(flags, tmp_path, capsys):
-    """All three volumes of the split, of which the last batch has one."""
-    assert main.main(["lingvo_moe", "eval", *flags, f"--json={tmp_path / 'scores.json'}"]) == 0
+def test_eval_prints_and_writes_dice_by_class(flags, tmp_path, capsys, monkeypatch):
+    """All three volumes of the split, of which the last batch has one; into the directory where the user is."""
+    monkeypatch.chdir(tmp_path)
+    assert main.main(["lingvo_moe", "eval", *flags, "--json=scores.json"]) == 0
     printed = capsys.readouterr().out
     rows = json.loads((tmp_path / "scores.json").read_text())
     scores = {score["name"]: score for score in rows["scores"]}

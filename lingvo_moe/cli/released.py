@@ -65,12 +65,16 @@ def by_default(config: Config) -> Iterator[Config]:
 
 def applies(config: RunConfig) -> bool:
     """Whether `by_default` yields the released model."""
-    return not config.model and not config.logdir and (DIRECTORY / _WEIGHTS).is_file()
+    return not config.model and not config.logdir and _is_there()
+
+
+def _is_there() -> bool:
+    return (DIRECTORY / _WEIGHTS).is_file()
 
 
 def _check_logdir(config: RunConfig):
     """Raises UserError for the released model by name, whose log directory a user does not have."""
-    if config.model and not config.logdir and config.full_name() == MODEL:
+    if config.model and not config.logdir and config.full_name() == MODEL and _is_there():
         raise UserError(
             f"--logdir is missing: the log directory of a training run of {MODEL}. For the weights that come with the "
             "package, leave --model out."

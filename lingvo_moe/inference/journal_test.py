@@ -70,10 +70,12 @@ def test_another_content_is_an_error(tmp_path, caplog, line):
 
 
 def test_a_journal_that_was_deleted_meanwhile_does_not_fail_the_run(tmp_path):
-    """Its translations are complete by then."""
+    """Its translations are complete by then; leaving the context would raise FileNotFoundError."""
     with journal(tmp_path / "out.partial") as opened:
         opened.append(_LINES)
         (tmp_path / "out.partial").unlink()
+        assert opened.lines == len(_LINES)
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_file_that_another_process_removes_before_it_is_locked_is_opened_anew(tmp_path, monkeypatch):

@@ -28,23 +28,18 @@ def trained_weights(
       A function from the shardings of the weights to (step, weights).
 
     Raises:
-      UserError: no checkpoint, or one of another model or with other tokenizers; of a given `step` only when it is
-        restored.
+      UserError: no checkpoint, or one of another model or with other tokenizers; of a given `step`, which is known to
+        have these, only when it is restored.
     """
     specs = weight_specs(experiment.model.weights())
     with contextlib.closing(Checkpoints(logdir)) as checkpoints:
         if step is None:
-            checkpoints.require(name, specs)
-
-        def restore(shardings: dict) -> tuple[int, dict]:
-            found, theta = checkpoints.restore_theta(name, specs, shardings, step)
-            _check_readers(experiment, checkpoints.data_state(found), logdir)
-            return found, theta
-
-        yield restore
+            newest = checkpoints.require(name, specs)
+            _check_tokenizers(experiment, checkpoints.data_state(newest), logdir)
+        yield lambda shardings: checkpoints.restore_theta(name, specs, shardings, step)
 
 
-def _check_readers(experiment: Experiment, data_state: dict | None, logdir: str | pathlib.Path):
+def _check_tokenizers(experiment: Experiment, data_state: dict | None, logdir: str | pathlib.Path):
     """Raises UserError if a model of texts was trained with other tokenizers, as far as its checkpoint says."""
     trained_with = (data_state or {}).get("readers")
     if trained_with is None or not experiment.model.vocabularies or experiment.recognises:

@@ -59,8 +59,7 @@ class MixtureOfExperts(Layer):
     dispatch: str = AUTO
 
     def __post_init__(self):
-        unlimited = {name for name in _RANGES if getattr(self, name) is None}
-        ranges.check("layer moe: ", self, {name: _RANGES[name] for name in _RANGES.keys() - unlimited})
+        ranges.check("layer moe: ", self, _RANGES)
         check_dispatch(self.dispatch)
         self.make_router().check(self.num_experts)
 

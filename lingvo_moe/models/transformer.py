@@ -28,7 +28,7 @@ _RANGES = {
     **dict.fromkeys(("num_experts", "inference_min_capacity", "inference_num_groups", "sampled_softmax"), COUNT_OR_0),
     **dict.fromkeys(("input_dropout", "residual_dropout", "attention_dropout", "label_smoothing"), SHARE_BELOW_1),
     "capacity_factor": ABOVE_0,
-    "aux_loss_weight": Range(),
+    **dict.fromkeys(("aux_loss_weight", "inference_capacity_factor"), Range()),
 }
 
 
@@ -104,8 +104,6 @@ class Transformer(Layer):
             raise UserError(f"activation_dtype is {self.activation_dtype!r}; use float32 or bfloat16.")
         vocabularies = [field for side in self.sides if hasattr(self, field := f"{side}_vocabulary")]
         ranges.check("model.", self, {**_RANGES, **dict.fromkeys(vocabularies, COUNT)})
-        if self.inference_capacity_factor is not None:
-            ranges.check("model.", self, {"inference_capacity_factor": Range()})
         check_dispatch(self.dispatch)
         make_router(self.router)
         if self.remat not in REMAT:

@@ -200,9 +200,10 @@ class Checkpoints:
                 f"training from its weights: another --logdir, and --initial_weights={self.directory.parent}."
             )
 
-    def require(self, model: str, theta_specs: dict):
-        """Raises the UserErrors of `restore_theta` that need no array to be read."""
-        self._meta(model, theta_specs, WEIGHTS if self._keep is None else None)
+    def require(self, model: str, theta_specs: dict) -> int:
+        """Returns the newest step; raises the UserErrors of `restore_theta` that need no array to be read."""
+        step, _ = self._meta(model, theta_specs, WEIGHTS if self._keep is None else None)
+        return step
 
     def restore_theta(
         self,
