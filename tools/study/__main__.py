@@ -4,8 +4,8 @@
     python -m tools.study --results=docs/study/results.json --output=docs/study --page=docs/study.md
 
 The first form trains, evaluates and draws; what is finished is not repeated, so the same command resumes after any
-interruption. Started several times, for instance with `taskset` on one core each, it makes as many runs at once. The
-second form redraws from the numbers of a study.
+interruption. Started several times, for instance with `taskset` on one core each, it makes as many runs at once. `--only`
+trains some of the runs; the report is of all that are finished. The second form redraws from the numbers of a study.
 """
 
 from __future__ import annotations
@@ -74,19 +74,20 @@ def main(arguments: list[str]) -> int:
     if not FLAGS.budget or not math.isfinite(FLAGS.budget):
         raise UserError(f"--budget={FLAGS.budget:g}: expected minutes of CPU time above 0.")
     study, directory = plan.load(FLAGS.plan or _PLAN), pathlib.Path(FLAGS.directory)
-    study = plan.select(study, FLAGS.only) if FLAGS.only else study
+    plan.check_names(study, FLAGS.only)
     trials = [Trial(study, run, directory / "runs" / run.name, FLAGS["set"].value or ()) for run in study.runs]
     for each in trials:
         each.experiment()  # reports a mistake, too
+    selected = [each for each in trials if not FLAGS.only or each.run.name in FLAGS.only]
     directory.mkdir(parents=True, exist_ok=True)
     with _locked(directory / "lock"):
         data, languages = prepare(study, Corpus.open_to_train(FLAGS.corpus), directory)
-        for each in trials:
+        for each in selected:
             each.check_settings(data, _seconds(each))
-        embeddings.make(trials, data)
+        embeddings.make(selected, data)
     failed = []
-    for each, lock in _in_turn(trials):
-        print(f"\n== {1 + trials.index(each)}/{len(trials)} {each.run.name}", flush=True)
+    for each, lock in _in_turn(selected):
+        print(f"\n== {1 + selected.index(each)}/{len(selected)} {each.run.name}", flush=True)
         try:
             each.complete(data, _seconds(each), functools.partial(trial.execute, inherited=[lock]))
         except CommandFailed as error:

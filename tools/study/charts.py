@@ -128,7 +128,7 @@ def languages(results: Results, model: str) -> Figure:
             image = axes.imshow(values[:, order], cmap="Blues", vmin=0, vmax=most, aspect="auto", interpolation="none")
             axes.set_yticks(range(len(ordered)), ordered)
             axes.set_xticks([])
-            axes.set_xlabel(f"experts of {layer}; {found.information:.2f} bits about the language", color=MUTED)
+            axes.set_xlabel(f"experts of {layer}; mutual information {found.information:.2f} bits", color=MUTED)
             figure.colorbar(image, ax=axes)
         for axes in all_axes[len(layers) :]:
             axes.set_visible(False)

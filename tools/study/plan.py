@@ -144,20 +144,12 @@ def load(path: str | pathlib.Path) -> Study:
     return study
 
 
-def select(study: Study, names: Collection[str]) -> Study:
-    """Returns the study with only the runs of these names.
-
-    Raises:
-      UserError: a name is no run's, or none is of a multilingual model.
-    """
+def check_names(study: Study, names: Collection[str]):
+    """Raises UserError for a name that no run has."""
     known = [run.name for run in study.runs]
     for name in names:
         if name not in known:
             raise UserError(f"--only: no run is named {name!r}; known: {', '.join(known)}.{did_you_mean(name, known)}")
-    baselines, models = (tuple(run for run in runs if run.name in names) for runs in (study.baselines, study.models))
-    if not models:
-        raise UserError("--only: expected a multilingual model, which the others are compared with.")
-    return dataclasses.replace(study, baselines=baselines, models=models)
 
 
 def _baseline(where: str, values: Any) -> Run:

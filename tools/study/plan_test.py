@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import pathlib
 
 import pytest
@@ -108,21 +107,9 @@ def test_mistakes_are_named(old, new, message, tmp_path):
         _load(tmp_path, text)
 
 
-def test_some_runs_are_selected_by_name(tmp_path):
-    """In the plan's order; languages and settings stay."""
+def test_a_name_that_no_run_has_is_an_error(tmp_path):
     study = _load(tmp_path, _SMALL)
-    selected = plan.select(study, ["16_experts_seed3", "bilingual_fr"])
-    assert [run.name for run in selected.runs] == ["bilingual_fr", "16_experts_seed3"]
-    assert dataclasses.replace(selected, models=study.models) == study
-
-
-@pytest.mark.parametrize(
-    ("names", "message"),
-    [
-        (["16_expert"], "no run is named '16_expert'; known: bilingual_fr, 16_experts.* Did you mean 16_experts"),
-        (["bilingual_fr"], "expected a multilingual model"),
-    ],
-)
-def test_a_selection_without_a_model_is_an_error(names, message, tmp_path):
+    plan.check_names(study, ["16_experts_seed3", "bilingual_fr"])
+    message = "no run is named '16_expert'; known: bilingual_fr, 16_experts.* Did you mean 16_experts"
     with pytest.raises(UserError, match=message):
-        plan.select(_load(tmp_path, _SMALL), names)
+        plan.check_names(study, ["bilingual_fr", "16_expert"])

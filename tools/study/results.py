@@ -10,6 +10,8 @@ import pathlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from lingvo_moe.errors import UserError
 from lingvo_moe.inference.evaluation import LanguageScore, mean
 from lingvo_moe.utils import output_files
@@ -20,6 +22,7 @@ from tools.study.trial import Trial
 _VERSION = 1
 _MOST_POINTS = 100  # of a curve
 _LOSS = "valid/cross_entropy"
+_SHUFFLES = 100
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,12 +31,15 @@ class Routing:
 
     Attributes:
       shares: by language, the share of its choices that go to each expert.
-      information: mutual information of language and expert, in bits, where all languages are equally frequent: 0 where
-        experts do not differ in their languages.
+      information: mutual information of language and expert in these choices, in bits, where all languages are equally
+        frequent. That of few choices is above 0 even where experts do not differ in their languages.
+      chance: the same where languages are drawn for the sentences, without replacement: the mean of `_SHUFFLES` draws.
+        None in results that were collected without it.
     """
 
     shares: dict[str, list[float]]
     information: float
+    chance: float | None = None
 
     @property
     def load(self) -> list[float]:
@@ -251,25 +257,37 @@ def routing(lines: Iterable[str], languages: Sequence[str], experts: int) -> dic
       languages: of each line that was translated.
       experts: how many each layer has.
     """
-    counts: dict[str, dict[str, collections.Counter[int]]] = collections.defaultdict(
-        lambda: collections.defaultdict(collections.Counter)
-    )
+    counts: dict[str, np.ndarray] = collections.defaultdict(lambda: np.zeros((len(languages), experts), int))
     for line in lines:
         explanation = json.loads(line)
-        language = languages[int(explanation["line"]) - 1]
         for layer in (name for name in explanation if "/" in name):
-            counts[layer][language].update(expert for token in explanation[layer] for expert, _ in token)
-    return {layer: _routing(found, experts) for layer, found in counts.items()}
+            chosen = [expert for token in explanation[layer] for expert, _ in token]
+            counts[layer][int(explanation["line"]) - 1] += np.bincount(chosen, minlength=experts)
+    return {layer: _routing(found, np.asarray(languages)) for layer, found in counts.items()}
 
 
-def _routing(counts: Mapping[str, collections.Counter[int]], experts: int) -> Routing:
-    shares = {
-        language: [found[expert] / found.total() for expert in range(experts)] for language, found in counts.items()
-    }
-    of_all = [mean(column) for column in zip(*shares.values())]
-    information = mean([sum(p * math.log2(p / q) for p, q in zip(found, of_all) if p > 0) for found in shares.values()])
-    rounded = {language: [round(share, 4) for share in found] for language, found in shares.items()}
-    return Routing(rounded, round(information, 4))
+def _routing(counts: np.ndarray, languages: np.ndarray) -> Routing:
+    """Summarises the choices, counts [lines, experts], of lines of these languages."""
+    routed = counts.sum(1) > 0
+    counts, languages = counts[routed], languages[routed]
+    random = np.random.default_rng(0)
+    shares = _shares(counts, languages)
+    by_chance = [_information(_shares(counts, random.permutation(languages))) for _ in range(_SHUFFLES)]
+    rounded = {language: [round(share, 4) for share in found.tolist()] for language, found in shares.items()}
+    return Routing(rounded, round(_information(shares), 4), round(mean(by_chance), 4))
+
+
+def _shares(counts: np.ndarray, languages: np.ndarray) -> dict[str, np.ndarray]:
+    """Returns the share of each language's choices that go to each expert."""
+    sums = {language: counts[languages == language].sum(0) for language in dict.fromkeys(languages.tolist())}
+    return {language: found / found.sum() for language, found in sums.items()}
+
+
+def _information(shares: Mapping[str, np.ndarray]) -> float:
+    """Returns the mutual information of language and expert, in bits, of equally frequent languages."""
+    of_languages = np.stack(list(shares.values()))
+    ratios = of_languages / np.maximum(of_languages.mean(0), np.finfo(float).tiny)
+    return float((of_languages * np.log2(ratios, where=ratios > 0, out=np.zeros_like(ratios))).sum(1).mean())
 
 
 def _thinned(points: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:

@@ -7,6 +7,7 @@ import json
 import math
 import xml.etree.ElementTree
 
+import numpy as np
 import pytest
 
 from lingvo_moe.errors import UserError
@@ -36,7 +37,7 @@ def _run(model: str, bleu: dict[str, float], language: str = "", seed: int = 0, 
         scores=[LanguageScore(name, _PAIRS[name], 50, score, 30.0, 2.0, 9.0) for name, score in bleu.items()],
         cross_entropy=3.9,
         source_gain=0.8,
-        routing={"encoder/2": Routing(shares, 2 / 3)} if experts else {},
+        routing={"encoder/2": Routing(shares, 2 / 3, 0.1)} if experts else {},
     )
 
 
@@ -113,6 +114,22 @@ def test_experts_that_take_all_languages_alike_have_no_information():
     expected = sum(q * math.log2(q / (of_expert[e] / 3)) for (_, e), q in p.items())
     found = results.routing(map(json.dumps, lines), ["fr", "ca", "nn"], 2)
     assert found["encoder/2"].information == pytest.approx(expected, abs=1e-4)
+
+
+@pytest.mark.parametrize("preference", [0.0, 0.3])
+def test_chance_is_what_few_choices_show_of_experts_that_take_all_languages_alike(preference):
+    """30 choices of 64 experts for each of 20 sentences; a language prefers an expert of its own, or none."""
+    random, languages = np.random.default_rng(1), [name for name in ("fr", "ca", "nn", "it", "es") for _ in range(20)]
+    lines = []
+    for number, language in enumerate(languages, 1):
+        chosen = random.integers(64, size=30)
+        chosen[random.random(30) < preference] = ["fr", "ca", "nn", "it", "es"].index(language)
+        lines.append(json.dumps({"line": number, "encoder/2": [[[int(expert), 1.0]] for expert in chosen]}))
+    found = results.routing(lines, languages, 64)["encoder/2"]
+    own, other = preference + (1 - preference) / 64, (1 - preference) / 64
+    of_all = (own + 4 * other) / 5
+    expected = own * math.log2(own / of_all) + 4 * other * math.log2(other / of_all)
+    assert found.chance > 0.02 and found.information - found.chance == pytest.approx(expected, abs=0.02)
 
 
 def test_results_are_read_as_they_were_written(study, tmp_path):

@@ -103,8 +103,12 @@ def test_a_study_that_is_killed_goes_on_and_is_finished_once(corpus, tmp_path):
         *("results.json", "tables.md"),
         *(f"{name}.svg" for name in ("gain", "efficiency", "experts", "languages_4_experts")),
     }
+    with open(tmp_path / "study.toml", "a", encoding="utf-8") as plan:
+        plan.write('[[models]]\nname = "dense"\nset = ["model.num_experts=0"]\n')
+    command.append("--only=4_experts")
     start(wait=True)
     assert "-m lingvo_moe" not in log.read_text(encoding="utf-8")
+    assert Results.load(tmp_path / "study" / "report" / "results.json").missing == ["dense"]
 
 
 def test_numbers_are_drawn_again_into_a_page(tmp_path, flags):

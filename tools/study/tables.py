@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
 from lingvo_moe.inference.evaluation import LanguageScore, groups, mean
-from tools.study.results import Results, RunResult
+from tools.study.results import Results, Routing, RunResult
 
 _NOTHING = "not measured"
 _NEVER = "not reached"
@@ -45,7 +46,7 @@ def _models(results: Results) -> Iterator[str]:
                 f"{run.tokens / 1e6:.2f}M",
                 f"{run.cpu_seconds / 60:.1f}",
                 f"{run.cross_entropy:.3f}",
-                f"{min((point[3] for point in run.curve), default=float('nan')):.3f}",
+                f"{min((loss for *_, loss, _ in run.curve if math.isfinite(loss)), default=math.nan):.3f}",
                 f"{run.source_gain:.3f}",
                 f"{mean([score.bleu for score in run.scores]):.1f}",
                 f"{mean([score.copy_bleu for score in run.scores]):.1f}",
@@ -128,16 +129,22 @@ def _experts(results: Results) -> Iterator[str]:
     yield (
         "Dropped tokens are of training's last part, in all layers together. The load is of the most used expert, the "
         "unused are those with less than a tenth of an equal share; both on test sentences, where nothing is dropped. "
-        "Information: how many bits a choice gives about its language, where all languages are equally frequent.\n"
+        "Mutual information: how many bits a choice gives about its language, where all languages are equally frequent; "
+        "by chance: the same where the languages of the sentences are shuffled.\n"
     )
     rows = []
     for run in routed:
         dropped = f"{100 * run.overflow[-1][1]:.2f} %" if run.overflow else _NOTHING
         for layer, found in run.routing.items():
             unused = sum(load < 0.1 for load in found.load)
-            cells = (f"{max(found.load):.2f}", f"{unused} of {run.experts}", f"{found.information:.3f}")
+            cells = (f"{max(found.load):.2f}", f"{unused} of {run.experts}", f"{found.information:.3f}", _chance(found))
             rows.append((run.model, str(run.seed), dropped, layer, *cells))
-    yield from table(("model", "seed", "dropped tokens", "layer", "largest load", "unused", "information"), rows)
+    header = ("model", "seed", "dropped tokens", "layer", "largest load", "unused", "mutual information", "by chance")
+    yield from table(header, rows)
+
+
+def _chance(routing: Routing) -> str:
+    return _NOTHING if routing.chance is None else f"{routing.chance:.3f}"
 
 
 def _mean(values: Sequence[float | None]) -> str:
