@@ -64,7 +64,7 @@ def measure(name: str, sizes: tuple[int, ...]) -> tuple[list[tuple[str, int]], f
     generation = GENERATIONS[target.generation]
     links, found = Torus(generation, target.chips), find_collectives(module)
     cycles = sum(instruction.cycles * times for instruction, times in module.runs())
-    sent = sum(c.times * links.seconds(c.kind, c.bytes, c.group_size, c.stride) for c in found)
+    sent = sum(c.times * c.seconds(links) for c in found)
     return [(c.kind, c.bytes * c.times) for c in found], cycles / (generation.clock or np.nan), sent
 
 

@@ -152,7 +152,7 @@ def _figures(target: Slice, compiled: Compiled) -> Figures:
     generation = GENERATIONS[target.generation]
     links, found = Torus(generation, target.chips), find_collectives(module)
     clock = generation.clock or float("nan")
-    seconds = [links.seconds(c.kind, c.bytes, c.group_size, c.stride) for c in found]
+    seconds = [c.seconds(links) for c in found]
     return Figures(
         compiled.memory().temp_size_in_bytes,
         tuple(found),

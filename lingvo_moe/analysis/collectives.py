@@ -13,6 +13,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from lingvo_moe.analysis.hardware import Network, Torus
 from lingvo_moe.analysis.hlo import Module
 from lingvo_moe.analysis.instruction import Instruction, array_bytes
 
@@ -50,22 +51,39 @@ class Collective:
         the instruction's name if it has none.
       kind: one of COLLECTIVES.
       bytes: of the result on each device, for one run; for an `all-reduce`, also of each device's operand.
-      group_size: the number of devices that communicate with each other.
-      stride: the smallest difference between the numbers of two devices of a group.
+      group: the numbers of the devices of one group, which communicate with each other, in ascending order; all devices
+        for a `collective-permute`.
       times: the number of runs.
       op_name: the operation that it comes from.
       overlapped_cycles: the TPU compiler's estimate of what the core computes in one run between the start of an
         asynchronous collective and its end, without loops; 0 for another one.
+      pairs: the (source, target) devices of a `collective-permute`.
     """
 
     channel: str
     kind: str
     bytes: int
-    group_size: int
-    stride: int
+    group: tuple[int, ...]
     times: int
     op_name: str
     overlapped_cycles: int = 0
+    pairs: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def group_size(self) -> int:
+        """The number of devices that communicate with each other."""
+        return len(self.group)
+
+    @property
+    def stride(self) -> int:
+        """The smallest difference between the numbers of two devices of a group."""
+        return int(np.diff(self.group).min()) if len(self.group) > 1 else 1
+
+    def seconds(self, links: Torus | Network) -> float:
+        """Returns the seconds of one run by our model of the links."""
+        if self.kind == "collective-permute":
+            return links.permute_seconds(self.bytes, self.pairs)
+        return links.seconds(self.kind, self.bytes, self.group)
 
 
 def find_collectives(module: Module) -> list[Collective]:
@@ -111,10 +129,11 @@ def _collective(module: Module, outer: Instruction, instruction: Instruction, ke
         channel[1] if channel else instruction.name,
         "reduce-scatter" if kept else _kind(instruction),
         kept or _result_bytes(instruction),
-        *_group(instruction, module.num_devices),
+        tuple(np.sort(_first_group(instruction, module.num_devices)).tolist()),
         times,
         instruction.op_name or outer.op_name,
         _overlapped_cycles(module, instruction),
+        _pairs(instruction),
     )
 
 
@@ -171,10 +190,14 @@ def _kept_bytes(computation: list[Instruction], reduced: Instruction) -> int:
     return kept
 
 
-def _group(instruction: Instruction, num_devices: int) -> tuple[int, int]:
-    """Returns (size, stride) of the groups."""
-    members = np.sort(_first_group(instruction, num_devices))
-    return len(members), int(np.diff(members).min()) if len(members) > 1 else 1
+def _pairs(instruction: Instruction) -> tuple[tuple[int, int], ...]:
+    """Returns the (source, target) devices of a permute; raises ValueError for one without them."""
+    if _kind(instruction) != "collective-permute":
+        return ()
+    listed = re.search(r"\bsource_target_pairs=\{((?:\{\d+,\d+\},?)*)\}", instruction.rest)
+    if listed is None:
+        raise ValueError(f"the pairs of {instruction.name} are not understood: {instruction.rest[:100]}")
+    return tuple((int(source), int(target)) for source, target in re.findall(r"\{(\d+),(\d+)\}", listed[1]))
 
 
 def _first_group(instruction: Instruction, num_devices: int) -> np.ndarray:

@@ -1,6 +1,6 @@
 """The floating-point operations (FLOPs) of a model, for the utilisation: a step's FLOPs over the peak of the cores.
 
-Rematerialisation, empty expert capacity and gating are not counted.
+Rematerialisation, empty expert capacity, dispatch and combine are not counted; the product with the router's weight is.
 """
 
 from __future__ import annotations

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import math
+from collections.abc import Sequence
+
+import numpy as np
 
 from lingvo_moe.engines.cluster import GPUS, Cluster, Gpu
 
 GIGA = 10**9
 GIB = 2**30
+_ALL_TO_ALLS = ("all-to-all", "ragged-all-to-all")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,7 +69,7 @@ class Network:
 
     cluster: Cluster
 
-    def seconds(self, kind: str, size: int, group: int, stride: int) -> float:
+    def seconds(self, kind: str, size: float, group: Sequence[int]) -> float:
         """Returns the seconds of one collective, alone on the links, at their full bandwidth; all groups run at once.
 
         What stays in a node goes over NVLink and what leaves it over the adapters, at the same time; so this is the
@@ -72,22 +77,51 @@ class Network:
         node's part of the group; an AllToAll sends different bytes to each device.
 
         Args:
-          kind: see `collectives.COLLECTIVES`.
+          kind: one of `collectives.COLLECTIVES` but `collective-permute`, see `permute_seconds`.
           size: bytes of the result on each device.
-          group: the number of devices that communicate with each other.
-          stride: the difference between the numbers of neighbours in the group.
+          group: the numbers of the devices of one group; the other groups are alike.
         """
-        local = max(1, min(group, self.cluster.gpus_per_node // stride))
-        nodes = -(-group // local)
-        gpu = self.cluster.gpu
-        if kind in ("all-to-all", "ragged-all-to-all"):
-            inside, outside = size * (local - 1) / group, size * (group - local) / group
+        of_nodes = collections.Counter(device // self.cluster.gpus_per_node for device in group)
+        local, nodes = max(of_nodes.values()), len(of_nodes)
+        if kind in _ALL_TO_ALLS:
+            inside, outside = size * (local - 1) / len(group), size * (len(group) - local) / len(group)
         elif kind in ("all-reduce", "all-gather", "reduce-scatter"):
-            whole = size * {"all-reduce": 2, "all-gather": 1, "reduce-scatter": group}[kind]
+            whole = size * {"all-reduce": 2, "all-gather": 1, "reduce-scatter": len(group)}[kind]
             inside, outside = whole * (1 - 1 / local), whole * (1 - 1 / nodes) / local
-        else:  # a permutation between neighbours, a broadcast
+        else:  # a broadcast
             inside, outside = size, size * (nodes > 1)
+        return self._longer(inside, outside)
+
+    def permute_seconds(self, size: float, pairs: Sequence[tuple[int, int]]) -> float:
+        """Returns the seconds of a CollectivePermute of `size` bytes from each source to its target."""
+        node = self.cluster.gpus_per_node
+        leaves = any(source // node != target // node for source, target in pairs)
+        stays = any(source // node == target // node and source != target for source, target in pairs)
+        return self._longer(size * stays, size * leaves)
+
+    def _longer(self, inside: float, outside: float) -> float:
+        """Returns the seconds of these bytes over a device's NVLink and its adapter."""
+        gpu = self.cluster.gpu
         return max(inside / gpu.nvlink_bandwidth, outside / gpu.network_bandwidth)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Span:
+    """Where a group is along one dimension: its positions, the spacing between neighbours, and all there are."""
+
+    positions: int
+    spacing: int
+    size: int
+
+    @property
+    def links(self) -> float:
+        """The links in each direction that the group has to itself.
+
+        Evenly spaced positions of a whole ring use it both ways, others are a line. The groups in between use the same
+        links. Two chips have one link between them.
+        """
+        is_ring = self.positions * self.spacing == self.size > 2
+        return (2 if is_ring else 1) / self.spacing
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,46 +136,71 @@ class Torus:
     generation: Generation
     chips: tuple[int, ...]
 
-    def seconds(self, kind: str, size: int, group: int, stride: int) -> float:
+    def seconds(self, kind: str, size: float, group: Sequence[int]) -> float:
         """Returns the seconds of one collective, alone on the links, at their full bandwidth; all groups run at once.
 
         AllReduce is a ReduceScatter and an AllGather around rings in all dimensions at once, each moving all data
         except a device's own part: O(1) in the number of devices. An AllToAll is bound by the links across the middle
-        of the group's longest dimension: O(sqrt(devices)) on a two-dimensional torus (GShard section 5.3).
+        of one of the group's dimensions: O(sqrt(devices)) on a two-dimensional torus (GShard section 5.3). Groups
+        with other cores of the same chips, or with the chips in between, share the links.
 
         Args:
-          kind: see `collectives.COLLECTIVES`.
+          kind: one of `collectives.COLLECTIVES` but `collective-permute`, see `permute_seconds`.
           size: bytes of the result on each device.
-          group: the number of devices that communicate with each other.
-          stride: the difference between the numbers of neighbours in the group.
+          group: the numbers of the devices of one group; the other groups are alike.
         """
-        extents = self._extents(group, stride)
-        rings = [
-            (extent, extent == chips) for extent, chips in zip(extents, self.chips) if extent > 1
-        ]  # (chips, closed)
-        if not rings:
+        cores, *dimensions = self._spans(group)
+        spans = [span for span in dimensions if span.positions > 1]
+        if not spans:
             return 0.0  # between the cores of one chip, through its memory
-        bandwidth = self.generation.link_bandwidth
-        links = sum(2 if closed and extent > 2 else 1 for extent, closed in rings)
-        remote = 1 - 1 / math.prod(extents)
+        bandwidth = self.generation.link_bandwidth * cores.positions / cores.size
+        links = sum(span.links for span in spans)
+        chips = math.prod(span.positions for span in spans)
+        remote = 1 - 1 / chips
         if kind == "all-reduce":
             return 2 * size * remote / (links * bandwidth)
         if kind == "all-gather":
             return size * remote / (links * bandwidth)
         if kind == "reduce-scatter":
-            return size * group * remote / (links * bandwidth)
-        if kind in ("all-to-all", "ragged-all-to-all"):
-            longest, closed = max(rings)
-            across = math.prod(extents) // longest * (2 if closed and longest > 2 else 1)
-            return size * group / 4 / (across * bandwidth)
-        return size / bandwidth  # a permutation between neighbours, a broadcast around a ring
+            return size * len(group) * remote / (links * bandwidth)
+        if kind in _ALL_TO_ALLS:
+            across = min(chips // span.positions * span.links for span in spans)
+            return size * len(group) / 4 / (across * bandwidth)
+        return size * max(span.spacing for span in spans) / bandwidth  # a broadcast, around a ring
 
-    def _extents(self, group: int, stride: int) -> tuple[int, ...]:
-        """Returns the number of chips that a group spans along each dimension."""
-        sizes = (self.generation.cores_per_chip, *self.chips)
-        extents, below = [], 1
-        for size in sizes:
-            first, last = max(below, stride), min(below * size, stride * group)
-            extents.append(max(1, last // first))
-            below *= size
-        return tuple(extents[1:])
+    def permute_seconds(self, size: float, pairs: Sequence[tuple[int, int]]) -> float:
+        """Returns the seconds of a CollectivePermute of `size` bytes from each source to its target.
+
+        Each message goes along the first dimension, then the second, ..., the shorter way around a ring, half of it
+        each way if both are equal. The busiest link decides.
+        """
+        if not pairs:
+            return 0.0
+        at, ends = (self._coordinates(devices)[1:] for devices in zip(*pairs))
+        busiest = 0.0
+        for dimension, chips in enumerate(self.chips):
+            load = np.zeros((2, *self.chips))
+            ahead = (ends[dimension] - at[dimension]) % chips
+            for way, (hops, step) in enumerate(((ahead, 1), (chips - ahead, -1))):
+                share = np.where(2 * hops < chips, 1.0, np.where(2 * hops == chips, 0.5, 0.0))
+                for hop in range(chips // 2):
+                    here = at.copy()
+                    here[dimension] = (at[dimension] + step * hop) % chips
+                    np.add.at(load[way], tuple(here), share * (hop < hops) * (ahead > 0))
+            at[dimension] = ends[dimension]
+            busiest = max(busiest, load.max())
+        return busiest * size / self.generation.link_bandwidth
+
+    def _spans(self, group: Sequence[int]) -> list[_Span]:
+        """Returns the span of a group in a chip, then along each dimension of the torus."""
+        found = [np.unique(along) for along in self._coordinates(group)]
+        spacing = [int(np.diff(positions).min()) if len(positions) > 1 else 1 for positions in found]
+        return [_Span(len(positions), *each) for positions, *each in zip(found, spacing, self._sizes)]
+
+    def _coordinates(self, devices: Sequence[int]) -> np.ndarray:
+        """Returns [dimensions, devices]: the core in its chip, then the chip's position along each dimension."""
+        return np.array(np.unravel_index(np.asarray(devices), self._sizes, order="F"))
+
+    @property
+    def _sizes(self) -> tuple[int, ...]:
+        return (self.generation.cores_per_chip, *self.chips)

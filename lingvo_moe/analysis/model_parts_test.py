@@ -19,13 +19,13 @@ for family in ("conformer", "dense_lm", "hybrid_lm", "m4", "sparse_lm", "unet"):
 
 
 def _forward_flops(config) -> float:
-    """Twice the multiplications of all forward products, without one-hot products and gating."""
+    """Twice the multiplications of all forward products, without one-hot products."""
     total = 0.0
     repeats = config.model.num_layers // config.model.layers_per_repeat
     for part in model_parts.parts_of(config, config.input.batch_size, 1):
         sizes = dict(part.sizes)
         for step in part.steps:
-            if step.product and not step.product.is_lookup and part.name not in ("gating", "dispatch", "combine"):
+            if step.product and not step.product.is_lookup and part.name not in ("dispatch", "combine"):
                 axes = {axis for tensor in step.product.tensors for axis in tensor.axes}
                 copies = max(step.product.left.copies, step.product.right.copies)
                 times = part.count * (repeats if part.stack else 1)
@@ -33,11 +33,11 @@ def _forward_flops(config) -> float:
     return total
 
 
-@pytest.mark.parametrize("name", ["dense_lm.Dense64BMesh8x16", "m4.Dense96L", "hybrid_lm.MoE33B8E", "m4.MoE128E12L"])
+@pytest.mark.parametrize("name", ["dense_lm.Dense64BMesh8x16", "m4.Dense96L", "hybrid_lm.MoE33B8E", "m4.MoE2048E36L"])
 def test_products_have_the_flops_of_a_step(name):
-    """The backward pass has twice as many. `flops` counts the gate weights, too, a thousandth of them or less."""
+    """The backward pass has twice as many. The router's product is 2.6 % of those of 2048 experts."""
     config = experiment.get(name)
-    assert 3 * _forward_flops(config) == pytest.approx(flops.training_step(config.model, config.input), rel=2e-3)
+    assert 3 * _forward_flops(config) == pytest.approx(flops.training_step(config.model, config.input), rel=1e-12)
 
 
 def test_flops_count_the_softmax_once():

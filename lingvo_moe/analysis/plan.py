@@ -399,7 +399,7 @@ def _collectives(collectives: list[Collective], links: Torus | Network) -> tuple
             group,
             sum(c.times for c in members),
             sum(c.bytes * c.times for c in members),
-            sum(c.times * links.seconds(c.kind, c.bytes, c.group_size, c.stride) for c in members),
+            sum(c.times * c.seconds(links) for c in members),
         )
         for (kind, group), members in sorted(grouped.items())
     )

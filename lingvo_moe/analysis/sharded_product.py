@@ -16,6 +16,8 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
+import numpy as np
+
 from lingvo_moe.analysis.hardware import Network, Torus
 
 _TILE = 128  # rows and columns of a matrix unit (Jouppi et al. 2020, table 1)
@@ -48,11 +50,15 @@ class Machine:
     @functools.cached_property
     def _seconds_per_byte(self) -> Callable[[str, int], float]:
         """Returns the seconds per byte of a kind of collectives along a mesh axis: `hardware`'s times are linear."""
-        return functools.cache(
-            lambda kind, axis: (
-                self.links.seconds(kind, 2**30, self.mesh[axis], math.prod(self.mesh[axis + 1 :])) / 2**30
-            )
-        )
+
+        def of_axis(kind: str, axis: int) -> float:
+            groups = np.moveaxis(np.arange(math.prod(self.mesh)).reshape(self.mesh), axis, 0)
+            if kind == "collective-permute":  # to the next device along the axis
+                pairs = np.stack([groups, np.roll(groups, -1, 0)]).reshape(2, -1).T.tolist()
+                return self.links.permute_seconds(1.0, pairs)
+            return self.links.seconds(kind, 1.0, groups.reshape(len(groups), -1)[:, 0].tolist())
+
+        return functools.cache(of_axis)
 
 
 @dataclasses.dataclass(frozen=True)

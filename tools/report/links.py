@@ -14,7 +14,7 @@ KINDS = {"AllToAll": "all-to-all", "AllReduce": "all-reduce"}
 def milliseconds(kind: str, partitions: int, mebibytes: int) -> float:
     """Returns the time of a collective among all cores of the squarest TPU v3 slice of that many."""
     chips = tuple(map(int, v3_slice(partitions).partition(":")[2].split("x")))
-    return 1e3 * Torus(V3, chips).seconds(kind, mebibytes * 2**20, partitions, 1)
+    return 1e3 * Torus(V3, chips).seconds(kind, mebibytes * 2**20, range(partitions))
 
 
 def growth(kind: str) -> float:

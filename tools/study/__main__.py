@@ -4,8 +4,9 @@
     python -m tools.study --results=docs/study/results.json --output=docs/study --page=docs/study.md
 
 The first form trains, evaluates and draws; what is finished is not repeated, so the same command resumes after any
-interruption. Started several times, for instance with `taskset` on one core each, it makes as many runs at once. `--only`
-trains some of the runs; the report is of all that are finished. The second form redraws from the numbers of a study.
+interruption. Started several times, for instance with `taskset` on one core each, it makes as many runs at once.
+`--only` trains some of the runs; the report is of all that are finished. The second form redraws from the numbers of a
+study.
 """
 
 from __future__ import annotations

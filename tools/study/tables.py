@@ -129,8 +129,8 @@ def _experts(results: Results) -> Iterator[str]:
     yield (
         "Dropped tokens are of training's last part, in all layers together. The load is of the most used expert, the "
         "unused are those with less than a tenth of an equal share; both on test sentences, where nothing is dropped. "
-        "Mutual information: how many bits a choice gives about its language, where all languages are equally frequent; "
-        "by chance: the same where the languages of the sentences are shuffled.\n"
+        "Mutual information: how many bits a choice gives about its language, where all languages are equally "
+        "frequent; by chance: the same where the languages of the sentences are shuffled.\n"
     )
     rows = []
     for run in routed:
