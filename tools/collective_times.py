@@ -35,7 +35,7 @@ from lingvo_moe.errors import UserError
 from lingvo_moe.lazy import tf
 from lingvo_moe.program import Program, lower
 from lingvo_moe.sharding.layout import DeviceMesh, Layout, Spec
-from lingvo_moe.utils import processor, progress
+from lingvo_moe.utils import output_files, processor, progress
 from tools import launch_processes
 from tools.report import measured
 from tools.report.measured import Measured, Time
@@ -122,6 +122,7 @@ def main(arguments: list[str]):
     if _VALUES.task:
         _do(Task(**json.loads(_VALUES.task)))
         return
+    output_files.check_path("--output", _VALUES.output)
     os.environ["GLIBC_TUNABLES"] = _KEEP_MEMORY  # of the processes
     shapes = [_shape(text) for text in _VALUES.shapes]
     times = [time for shape in progress.track(shapes, "measuring") for time in measure(*shape, _VALUES.runs)]

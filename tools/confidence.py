@@ -16,8 +16,8 @@ import itertools
 import json
 from collections.abc import Sequence
 
-import numpy as np
 from absl import flags
+from scipy import stats
 
 from lingvo_moe.cli import app, released, run_config, run_setup
 from lingvo_moe.data.corpus import Corpus
@@ -129,16 +129,10 @@ def correlations(found: Sequence[Scored]) -> str:
     """Returns a line: Spearman's rank correlation of chrF with the confidence and with the score."""
     chrf = [sentence.chrf for sentence in found]
     confidence, score = (
-        np.corrcoef(_ranks(values), _ranks(chrf))[0, 1]
+        stats.spearmanr(values, chrf).statistic
         for values in ([sentence.confidence for sentence in found], [sentence.score for sentence in found])
     )
     return f"rank correlation with chrF: confidence {confidence:.2f}, score {score:.2f}"
-
-
-def _ranks(values: Sequence[float]) -> np.ndarray:
-    """Returns the rank of each value; of equal values, the mean of their ranks."""
-    _, inverse, counts = np.unique(np.array(values), return_inverse=True, return_counts=True)
-    return (np.cumsum(counts) - (counts - 1) / 2)[inverse]
 
 
 def _percent(values: Sequence[bool]) -> str:

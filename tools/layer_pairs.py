@@ -26,6 +26,7 @@ from lingvo_moe.models.translation import Translation
 from lingvo_moe.program import Program, lower
 from lingvo_moe.sharding.layout import Layout, Spec
 from lingvo_moe.steps import weight_specs
+from lingvo_moe.utils import output_files
 from tools.report import layers
 from tools.report.layers import LayerPair
 
@@ -101,6 +102,7 @@ def read(model: str, config: Experiment, target: Slice, hlo: str) -> LayerPair:
 def main(arguments: list[str]):
     """Writes the file."""
     app.no_arguments(arguments[1:])
+    output_files.check_path("--output", _VALUES.output)
     layers.save([compiled(model, changes) for model, changes in PAIRS.items()], pathlib.Path(_VALUES.output))
 
 

@@ -18,7 +18,7 @@ from lingvo_moe import experiment
 from lingvo_moe.analysis import layout_search
 from lingvo_moe.cli import app
 from lingvo_moe.engines.topology import Slice, v3_slice
-from lingvo_moe.utils import progress
+from lingvo_moe.utils import output_files, progress
 from tools.report import searches
 from tools.report.searches import LayoutSearch
 
@@ -59,6 +59,7 @@ def search(model: str) -> LayoutSearch:
 def main(arguments: list[str]):
     """Writes the file."""
     app.no_arguments(arguments[1:])
+    output_files.check_path("--output", _VALUES.output)
     found = [search(model) for model in progress.track(MODELS, "searching layouts", unit="models")]
     searches.save(found, pathlib.Path(_VALUES.output))
 

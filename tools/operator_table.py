@@ -159,7 +159,7 @@ def measure(operator: Operator, devices: int) -> Measured:
 def main(arguments: list[str]):
     """Prints the table."""
     app.no_arguments(arguments[1:])
-    if not all(text.isdecimal() for text in _VALUES.devices):
+    if not _VALUES.devices or not all(text.isdecimal() for text in _VALUES.devices):
         raise UserError(
             f"--devices={','.join(_VALUES.devices)}: expected numbers of TPU v3 cores, for instance 8,64,512."
         )

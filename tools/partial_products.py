@@ -71,7 +71,8 @@ def measure(name: str, sizes: tuple[int, ...]) -> tuple[list[tuple[str, int]], f
 def main(arguments: list[str]):
     """Prints a row for each plan."""
     app.no_arguments(arguments[1:])
-    if len(_VALUES.sizes) != 4 or not all(text.isdecimal() and int(text) % 8 == 0 for text in _VALUES.sizes):
+    is_size = [text.isdecimal() and int(text) > 0 and int(text) % 8 == 0 for text in _VALUES.sizes]
+    if len(is_size) != 4 or not all(is_size):
         raise UserError(
             f"--sizes={','.join(_VALUES.sizes)}: expected four multiples of 8, the cores, for instance "
             f"4096,1024,4096,128."

@@ -13,7 +13,8 @@ from __future__ import annotations
 import json
 import pathlib
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from absl import flags
@@ -29,7 +30,7 @@ from lingvo_moe.errors import UserError
 from lingvo_moe.experiment import Experiment
 from lingvo_moe.models.transformer import Transformer
 from lingvo_moe.sharding.layout import DeviceMesh
-from lingvo_moe.utils import progress
+from lingvo_moe.utils import output_files, progress
 from tools import plan_zoo
 
 _VALUES = flags.FlagValues()
@@ -82,28 +83,37 @@ def main(arguments: list[str]):
     assignments = [*SIZES, *_VALUES.set]
     config = experiment.unchecked(_VALUES.model, assignments)
     model = CostModel(config, target)
-    results = json.loads(output.read_text()) if output.exists() else []
+    settings = {"model": _VALUES.model, "set": assignments, "topology": _VALUES.topology, "seed": _VALUES.seed}
+    results = read(output, settings) if output.exists() else []
+    output.parent.mkdir(parents=True, exist_ok=True)
+    output_files.check_path("--output", str(output))
     with progress.bar("compiling random layouts", _VALUES.count, "layouts") as advance:
         for number, candidate in enumerate(choose(config, devices, _VALUES.seed)):
             if sum(result["fits"] for result in results) >= _VALUES.count:
                 break
             if number < len(results):
-                require_same(results[number], candidate.changes(config), output)
                 continue
             results.append(_compared(config, candidate, model, target, assignments))
-            output.parent.mkdir(parents=True, exist_ok=True)
-            output.write_text(json.dumps(results, indent=1) + "\n")
+            with output_files.atomic_writer(str(output)) as file:
+                file.write(json.dumps({**settings, "results": results}, indent=1) + "\n")
             advance(int(results[-1]["fits"]))
     print(report(results))
 
 
-def require_same(result: dict, changes: tuple[str, ...], output: pathlib.Path):
-    """Raises UserError if a result that is there is not of the layout that these flags draw."""
-    if tuple(result["changes"]) != changes:
-        raise UserError(
-            f"--output={output} has results of other flags (--model, --set, --topology or --seed); pass those, or "
-            f"name another file."
-        )
+def read(output: pathlib.Path, settings: Mapping[str, Any]) -> list[dict]:
+    """Returns the results in a file; raises UserError if they are of other flags than `settings`, or no results."""
+    try:
+        content = json.loads(output.read_text(encoding="utf-8"))
+        results = content.pop("results")
+    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+        raise UserError(f"--output={output} is not a file of this tool ({error}); name another file.") from None
+    for name, value in settings.items():
+        if content.get(name) != value:
+            raise UserError(
+                f"--output={output} has results of --{name}={content.get(name)}, not of {value}; pass the same flags, "
+                f"or name another file."
+            )
+    return results
 
 
 def _compared(
@@ -143,7 +153,7 @@ def report(results: Sequence[dict]) -> str:
 
 def _rank_correlation(pairs: Sequence[tuple[float, float]]) -> float:
     """Spearman's correlation: that of ranks, where equal values have their mean rank."""
-    return float(np.corrcoef(stats.rankdata(np.array(pairs), axis=0), rowvar=False)[0, 1])
+    return float(stats.spearmanr(np.array(pairs)).statistic)
 
 
 def _calibrate():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 
 import pytest
 
@@ -22,10 +23,19 @@ def test_the_same_seed_chooses_the_same_layouts():
 
 
 def test_results_of_other_flags_are_refused(tmp_path):
-    """They would be counted as this comparison's."""
-    rank_layouts.require_same({"changes": ["mesh=8"]}, ("mesh=8",), tmp_path)
-    with pytest.raises(UserError, match="has results of other flags"):
-        rank_layouts.require_same({"changes": ["mesh=8"]}, ("mesh=4x2",), tmp_path)
+    """They would be counted as this comparison's, although the layouts that are drawn may be the same."""
+    file, settings = tmp_path / "results.json", {"model": "dense_lm.Small", "topology": "v3:4x4x1"}
+    file.write_text(json.dumps({**settings, "results": [{"fits": True}]}), encoding="utf-8")
+    assert rank_layouts.read(file, settings) == [{"fits": True}]
+    with pytest.raises(UserError, match="has results of --topology=v3:4x4x1, not of v5e:8x4"):
+        rank_layouts.read(file, settings | {"topology": "v5e:8x4"})
+
+
+@pytest.mark.parametrize("text", ["", "[1]", "{}", "[[", "null"])
+def test_another_file_is_not_overwritten(text, tmp_path):
+    (tmp_path / "results.json").write_text(text, encoding="utf-8")
+    with pytest.raises(UserError, match="results.json is not a file of this tool"):
+        rank_layouts.read(tmp_path / "results.json", {})
 
 
 def test_report():

@@ -4,9 +4,9 @@
 
 Each row is the ratio of our CPU seconds to another's for the same work: the least of all rounds on both sides, with
 the quartiles of the ratios of single rounds. A peer runs in a virtual environment of its own with pinned versions, made
-on first use; if that fails, its row stays empty. The sides are checked to be comparable: equal tokens, layers, experts
-and capacity, losses that start near chance and fall. A run of all rows also profiles the training step, and takes half
-an hour.
+on first use; if that fails, its row stays empty. A row that fails otherwise is an error at the end. The sides are
+checked to be comparable: equal tokens, layers, experts and capacity, losses that start near chance and fall. A run of
+all rows also profiles the training step, and takes half an hour.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from lingvo_moe.utils import output_files, processor, progress
 from tools import markers
 from tools.benchmarks import comparisons, document
 from tools.benchmarks.comparisons import COMPARISONS, Comparison, Directories, Result
+from tools.benchmarks.environments import PeerMissingError
 
 _VALUES = flags.FlagValues()
 flags.DEFINE_list("only", [], "names of rows; default: all, which also writes the page", flag_values=_VALUES)
@@ -42,10 +43,14 @@ _PROFILED = {"8 experts": "translation_8", "64 experts": "translation_64"}
 
 
 def main(arguments: list[str]) -> int:
-    """Runs the benchmarks; returns 1 if a measured row misses its goal."""
+    """Runs the benchmarks; returns 1 if a row fails or misses its goal."""
     app.no_arguments(arguments[1:])
     chosen = _chosen(_VALUES.only)
     output_files.check_path("--json", _VALUES.json)
+    page = pathlib.Path(_VALUES.output)
+    if not _VALUES.only:
+        for name in ("measured", "profiled"):
+            markers.around(page, name)  # reports a mistake before half an hour of measurements
     directories = Directories(pathlib.Path(_VALUES.directory).absolute(), pathlib.Path(_VALUES.venvs).absolute())
     with progress.bar("measuring", len(chosen) * _VALUES.rounds, "rounds") as advance:
         results = [_measure(comparison, directories, advance) for comparison in chosen]
@@ -59,14 +64,19 @@ def main(arguments: list[str]) -> int:
         "results": [dataclasses.asdict(result) for result in results],
     }
     print(document.for_screen(results))
+    _write(run)
     if not _VALUES.only:
         run["profiles"] = {title: _profile(name, directories) for title, name in _PROFILED.items()}
-        markers.replace(pathlib.Path(_VALUES.output), "measured", document.for_page(run))
-        markers.replace(pathlib.Path(_VALUES.output), "profiled", document.by_part(run["profiles"]))
+        _write(run)
+        markers.replace(page, "measured", document.for_page(run))
+        markers.replace(page, "profiled", document.by_part(run["profiles"]))
+    return int(any(result.is_failure or (not result.missing and result.ratio > _goal(result)) for result in results))
+
+
+def _write(run: dict):
     if _VALUES.json:
         with output_files.atomic_writer(_VALUES.json) as file:
             file.write(json.dumps(run, indent=1) + "\n")
-    return int(any(not result.missing and result.ratio > _goal(result) for result in results))
 
 
 def _chosen(only: list[str]) -> list[Comparison]:
@@ -78,13 +88,11 @@ def _chosen(only: list[str]) -> list[Comparison]:
 
 
 def _measure(comparison: Comparison, directories: Directories, advance) -> Result:
-    """Measures a row; if a peer cannot be measured, the row holds the reason."""
+    """Measures a row; if a peer's environment cannot be made, or the measurement fails, the row holds the reason."""
     try:
         return comparisons.run(comparison, _VALUES.rounds, directories, lambda: advance(note=comparison.name))
     except UserError as error:
-        if comparison.by == comparisons.OURS:
-            raise
-        return Result(comparison.name, missing=str(error))
+        return Result(comparison.name, missing=str(error), is_failure=not isinstance(error, PeerMissingError))
 
 
 def _profile(name: str, directories: Directories) -> dict[str, float]:

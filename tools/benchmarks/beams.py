@@ -36,6 +36,7 @@ def main(arguments: list[str]):
     """Measures and writes the table."""
     app.no_arguments(arguments[1:])
     beams, lengths = _numbers("beams"), _numbers("lengths")
+    markers.around(pathlib.Path(_VALUES.output), "beams")  # reports a mistake before the measurements
     directories = Directories(pathlib.Path(_VALUES.directory).absolute(), pathlib.Path())
     results = {}
     with progress.bar("measuring", len(beams) * len(lengths) * _VALUES.rounds, "rounds") as advance:

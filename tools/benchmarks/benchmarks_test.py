@@ -11,8 +11,10 @@ import pytest
 
 from lingvo_moe.errors import UserError
 from lingvo_moe.models.translation import Translation
+from tools.benchmarks import __main__ as benchmarks
 from tools.benchmarks import comparisons, document, ours, profile, protocol, work
 from tools.benchmarks.comparisons import COMPARISONS, Comparison, Result
+from tools.benchmarks.environments import PeerMissingError
 from tools.benchmarks.worker import Measurement, Worker
 
 pytestmark = pytest.mark.slow
@@ -109,7 +111,8 @@ def test_product_has_no_loss():
 def test_both_sides_of_a_row_have_the_same_work(comparison: Comparison):
     """A peer gets our work; only our own other sides may differ."""
     assert comparison.goal > 0 and (comparison.by == comparisons.OURS or comparison.ours == comparison.other)
-    assert comparison.by == comparisons.OURS or (pathlib.Path(comparisons.__file__).parent / "peers").is_dir()
+    peer = pathlib.Path(comparisons.__file__).parent / "peers" / comparison.by
+    assert comparison.by == comparisons.OURS or (peer.with_suffix(".py").exists() and peer.with_suffix(".txt").exists())
 
 
 @pytest.mark.parametrize("experts", [8, 64, 256])
@@ -158,6 +161,27 @@ def test_worker_that_ends_early_is_quoted(tmp_path):
     """The error holds the last lines of the log."""
     with pytest.raises(UserError, match="no such layer"):
         Worker("fake", [sys.executable, "-c", "raise SystemExit('no such layer')"], {}, tmp_path)
+
+
+@pytest.mark.parametrize("error, is_failure", [(PeerMissingError("no pip"), False), (UserError("ended"), True)])
+def test_only_a_peer_that_cannot_be_installed_is_no_failure(error, is_failure, monkeypatch):
+    """A crash of our own worker is not a row that was not measured here."""
+
+    def fail(*_):
+        raise error
+
+    monkeypatch.setattr(comparisons, "run", fail)
+    found = benchmarks._measure(COMPARISONS[0], comparisons.Directories(pathlib.Path(), pathlib.Path()), None)
+    assert found.missing == str(error) and found.is_failure == is_failure
+
+
+def test_facts_are_of_the_model_that_was_built():
+    """They are compared with a peer's: copies of the work would be equal whatever the model does."""
+    half = dataclasses.replace(work.TRANSLATION, capacity_factor=1.0)
+    found = [ours._facts(ours.experiment_of(each), each) for each in (work.TRANSLATION, half)]
+    assert [facts["capacity"] for facts in found] == [128, 64]
+    other = ours.experiment_of(dataclasses.replace(half, rows=4))
+    assert ours._facts(other, half)["tokens"] == 256 and ours._facts(other, half)["capacity"] == 32
 
 
 def test_row_that_was_not_measured_is_empty():

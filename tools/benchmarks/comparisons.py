@@ -185,6 +185,7 @@ class Result:
       facts: the facts of the two workers.
       losses: (first, last) of each side that trains.
       missing: why there are no numbers, or empty.
+      is_failure: whether that is an error of the measurement, not a peer that cannot be installed here.
     """
 
     name: str
@@ -196,6 +197,7 @@ class Result:
     facts: tuple[dict, ...] = ()
     losses: tuple[tuple[float, float], ...] = ()
     missing: str = ""
+    is_failure: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -220,6 +222,7 @@ def run(comparison: Comparison, rounds: int, directories: Directories, advance: 
     """Measures both sides, one after the other in each of the rounds.
 
     Raises:
+      PeerMissingError: a peer's environment cannot be made.
       UserError: a worker ends early, or what they did cannot be compared.
     """
     with contextlib.ExitStack() as stack:

@@ -9,6 +9,11 @@ import sys
 
 from lingvo_moe.errors import UserError
 
+
+class PeerMissingError(UserError):
+    """A peer's environment cannot be made here."""
+
+
 _REQUIREMENTS = pathlib.Path(__file__).parent / "peers"
 _LAST_LINES = 4
 
@@ -19,7 +24,7 @@ def python_of(peer: str, directory: pathlib.Path) -> pathlib.Path:
     The environment is made if it is missing or its pins have changed.
 
     Raises:
-      UserError: the environment cannot be made.
+      PeerMissingError: the environment cannot be made.
     """
     requirements = _REQUIREMENTS / f"{peer}.txt"
     own = directory / peer
@@ -44,7 +49,7 @@ def _run(peer: str, command: list[str]):
     result = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
     if result.returncode:
         last = "\n".join(result.stdout.strip().splitlines()[-_LAST_LINES:])
-        raise UserError(
+        raise PeerMissingError(
             f"{peer}: its environment cannot be made here, `{' '.join(command)}` failed:\n{last}\n"
             f"Fix that, or omit its rows with --only."
         )

@@ -8,13 +8,9 @@ target token.
 
 from __future__ import annotations
 
-import os
-import sys
-
 import numpy as np
 
-from lingvo_moe import experiment, overrides, program_cache
-from lingvo_moe.cli import allocator, process_setup
+from lingvo_moe import experiment, overrides
 from lingvo_moe.data.batching import Batch
 from lingvo_moe.errors import UserError
 from lingvo_moe.experiment import Experiment
@@ -116,7 +112,4 @@ def of_model(rows: Rows) -> Batch:
 
 
 if __name__ == "__main__":
-    process_setup.set_up_process()
-    allocator.keep_freed_memory()
-    program_cache.use(os.environ.get("LINGVO_MOE_CACHE", program_cache.OFF))
-    protocol.serve(start, sys.argv[1:])
+    ours.main(start)

@@ -5,6 +5,7 @@ XLA_FLAGS=--xla_cpu_multi_thread_eigen=false python -m tools.benchmarks.ours WOR
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from collections.abc import Callable
@@ -48,7 +49,7 @@ def experiment_of(work: Work) -> Experiment:
         "head_dim": work.head_dim,
         "num_experts": work.experts,
         "num_groups": work.groups,
-        "capacity_factor": 2.0,
+        "capacity_factor": work.capacity_factor or 2.0,  # without a limit, which is for inference, it is not used
         "aux_loss_weight": 0.01 * work.experts**2,
         "input_dropout": 0.0,
         "residual_dropout": 0.0,
@@ -169,9 +170,9 @@ def _layer(work: Work) -> protocol.Started:
 
     facts = {
         "weights": layer.num_weights(),
-        "experts": work.experts,
-        "tokens": work.tokens,
-        "capacity": work.capacity,
+        "experts": theta["gate"].shape[-1],
+        "tokens": math.prod(given["inputs"].shape[:2]),
+        "capacity": _capacity(layer, work.tokens, work),
         "batch": protocol.digest(values[:1000]),
         "first_loss": step(),
     }
@@ -218,26 +219,35 @@ def _product(work: Work) -> protocol.Started:
 
 
 def _facts(own: Experiment, work: Work) -> dict:
-    """Returns facts counted in the weights that the model declares."""
+    """Returns facts of the model, its layers and weights, not copied from the work."""
     weights = tree.flatten(own.model.weights())
     layers = sum(weight.shape[0] for path, weight in weights.items() if path.endswith("self_attention/query"))
     gates = [weight for path, weight in weights.items() if path.endswith("/gate")]
     expert_layers, experts = sum(gate.shape[0] for gate in gates), gates[0].shape[-1]
+    tokens = own.input.batch_size * own.input.lengths["target"]
+    layer = next(each for each in own.model.feed_forwards("decoder") if isinstance(each, MixtureOfExperts))
+    capacity = _capacity(layer, tokens, work)
     # Without a capacity limit only rows that hold a token are computed; their number is not known before the run.
     rows = (
-        {} if work.capacity_factor is None else {"expert_rows": expert_layers * work.groups * experts * work.capacity}
+        {} if work.capacity_factor is None else {"expert_rows": expert_layers * layer.num_groups * experts * capacity}
     )
     return {
         "weights": own.model.num_weights(),
         "layers": layers,
         "expert_layers": expert_layers,
         "experts": experts,
-        "capacity": work.capacity,
-        "tokens": work.tokens,
+        "capacity": capacity,
+        "tokens": tokens,
         **rows,
         "batch": protocol.digest(protocol.token_ids(vars(work))),
         "flop": flops.training_step(own.model, own.input),
     }
+
+
+def _capacity(layer: MixtureOfExperts, tokens: int, work: Work) -> int:
+    """Returns the capacity of an expert for a group of tokens, by the layer's own rule."""
+    factor = layer.inference_capacity_factor if work.capacity_factor is None else layer.capacity_factor
+    return layer.make_router().capacity(tokens // layer.num_groups, layer.num_experts, factor)
 
 
 def versions() -> dict[str, str]:
@@ -247,8 +257,13 @@ def versions() -> dict[str, str]:
     return {"jax": jax.__version__, "tensorflow": tf.__version__}
 
 
-if __name__ == "__main__":
+def main(started: Callable[[dict], protocol.Started]):
+    """Serves the work of this process's arguments, with the settings that our commands have."""
     process_setup.set_up_process()
     allocator.keep_freed_memory()
     program_cache.use(os.environ.get("LINGVO_MOE_CACHE", program_cache.OFF))
-    protocol.serve(start, sys.argv[1:])
+    protocol.serve(started, sys.argv[1:])
+
+
+if __name__ == "__main__":
+    main(start)

@@ -8,12 +8,11 @@ from __future__ import annotations
 import collections
 import pathlib
 import re
-import sys
 import tempfile
 from collections.abc import Iterable, Mapping
 
 from lingvo_moe.analysis import hlo, plan
-from tools.benchmarks import protocol
+from tools.benchmarks import ours, protocol
 from tools.benchmarks.work import Work
 
 _STEPS = 10
@@ -23,8 +22,6 @@ _PART = re.compile("|".join(plan.PARTS))
 def start(fields: dict) -> protocol.Started:
     """Starts a worker whose facts are the profile; see `protocol.serve`."""
     import jax
-
-    from tools.benchmarks import ours
 
     trainer = ours.Trainer(Work(**fields))
     trainer.step()
@@ -75,4 +72,4 @@ def _events(profile) -> Iterable[tuple[str, float]]:
 
 
 if __name__ == "__main__":
-    protocol.serve(start, sys.argv[1:])
+    ours.main(start)

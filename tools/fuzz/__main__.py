@@ -90,7 +90,7 @@ class Fuzzer:
         """
         self._seed, self._count, self._processes = seed, count, processes
         # The cache of compiled programs; the user's own is not an input of a case.
-        os.environ["XDG_CACHE_HOME"] = str(directory / "cache")
+        os.environ["LINGVO_MOE_CACHE"] = str(directory / "cache")
         self._fixtures, self._cases = directory / "fixtures", directory / "cases"
         self._fixtures.mkdir()
         self._cases.mkdir()

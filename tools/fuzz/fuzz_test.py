@@ -25,7 +25,7 @@ _CASE = Case("flags", "lingvo_moe", ("show", "x"), ("--model",))
 def fuzzer(tmp_path_factory) -> Iterator[fuzz.Fuzzer]:
     """A fuzzer with its valid inputs."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", "")  # put back afterwards
+        patch.setenv("LINGVO_MOE_CACHE", "")  # put back afterwards
         yield fuzz.Fuzzer(tmp_path_factory.mktemp("fuzz"), seed=0, count=60)
 
 

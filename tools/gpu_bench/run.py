@@ -26,6 +26,7 @@ from lingvo_moe import tree
 from lingvo_moe.engines.pjrt import Engine, Executable
 from lingvo_moe.errors import UserError
 from lingvo_moe.program import Program
+from lingvo_moe.utils import output_files
 from tools import traced_steps
 from tools.gpu_bench import FACTS, PROGRAMS
 
@@ -56,16 +57,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
             jax.config.update("jax_platforms", "cpu")  # or JAX starts, and reports, what it cannot use
         if given.steps < 1:
             raise UserError(f"--steps={given.steps}: at least one step is needed.")
+        if given.peak is not None and not (math.isfinite(given.peak) and given.peak > 0):
+            raise UserError(f"--peak={given.peak:g}: expected TFLOP/s above 0.")
+        output_files.check_path("--json", given.json and str(given.json))
         if given.trace:
             traced_steps.prepare(given.trace)
         figures = run(given.directory, given.platform, given.steps, given.peak, given.trace)
+        _print(figures)
         if given.json:
-            _write(given.json, figures)
+            with output_files.atomic_writer(str(given.json)) as file:
+                file.write(json.dumps(figures, indent=1) + "\n")
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    for name, value in figures.items():
-        print(f"{name:28} {'not known' if value is None else f'{value:,.4g}' if isinstance(value, float) else value}")
     if figures["last loss"] < figures["first loss"]:
         return 0
     print("error: the loss did not fall, so the figures are not those of training.", file=sys.stderr)
@@ -185,11 +189,9 @@ def _facts(directory: pathlib.Path) -> dict:
         ) from None
 
 
-def _write(path: pathlib.Path, figures: dict):
-    try:
-        path.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"--json={path}: cannot be written ({error.strerror}).") from None
+def _print(figures: dict):
+    for name, value in figures.items():
+        print(f"{name:28} {'not known' if value is None else f'{value:,.4g}' if isinstance(value, float) else value}")
 
 
 if __name__ == "__main__":

@@ -242,7 +242,7 @@ class Run:
 
     def _check_steps(self):
         first, last = self._given.cooldown
-        most = int((last - first) * self._schedule["cooldown_steps"])
+        most = round((last - first) * self._schedule["cooldown_steps"])
         if self._given.steps is not None and self._given.steps > most:
             raise UserError(
                 f"--steps={self._given.steps}: expected 1 to {most}, the steps of this part of the cool-down; for "

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import base64
 import functools
-import os
 import pathlib
 from collections.abc import Sequence
 
@@ -21,6 +20,7 @@ from matplotlib.figure import Figure
 
 from lingvo_moe.cli import app
 from lingvo_moe.errors import UserError
+from lingvo_moe.utils import output_files
 from tools import markers
 from tools.report import charts, claims, clusters, layers, links, measured, published, searches, style, tables
 from tools.report import plans as of_plans
@@ -93,9 +93,8 @@ def _collective_times() -> Measured | None:
 
 def _write(path: pathlib.Path, content: bytes):
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f"{path.name}.partial")
-    partial.write_bytes(content)
-    os.replace(partial, path)
+    with output_files.atomic_path(path) as partial:
+        partial.write_bytes(content)
 
 
 def figures(plans: Plans, pairs: Sequence[LayerPair], times: Measured | None = None) -> dict[str, Figure]:
@@ -126,9 +125,7 @@ def page(
             collectives=tables.collectives(),
             growth={name: f"{links.growth(kind):.1f}" for name, kind in links.KINDS.items()},
             measured=times and measured.table(times),
-            measured_growth={name: f"{measured.growth(times, name):.1f}" for name in measured.OPERATIONS}
-            if times
-            else {},
+            measured_growth=times and measured.growth(times),
             claims=claims.claims(plans, pairs),
             layers=layers.table(pairs),
             training=tables.training(plans),

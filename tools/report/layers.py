@@ -8,6 +8,7 @@ import pathlib
 from collections.abc import Mapping, Sequence
 
 from lingvo_moe.errors import UserError
+from tools.report import files
 from tools.report.tables import Column, Table, percent
 
 # The bars of GShard figure 8, from the model's parts; a part in no group counts in the last one.
@@ -76,8 +77,7 @@ class LayerPair:
 
 def save(pairs: Sequence[LayerPair], path: pathlib.Path):
     """Writes the results."""
-    text = json.dumps([dataclasses.asdict(pair) for pair in pairs], indent=1)
-    path.write_text(f"{text}\n", encoding="utf-8")
+    files.save([dataclasses.asdict(pair) for pair in pairs], path)
 
 
 def load(path: pathlib.Path) -> list[LayerPair]:

@@ -8,6 +8,7 @@ import pathlib
 from collections.abc import Sequence
 
 from lingvo_moe.errors import UserError
+from tools.report import files
 from tools.report.tables import Column, Table
 
 # What was measured, in the order of the table. An addition moves no data between devices: it is what AllReduce and
@@ -68,7 +69,7 @@ class Measured:
 
 def save(measured: Measured, path: pathlib.Path):
     """Writes the results."""
-    path.write_text(f"{json.dumps(dataclasses.asdict(measured), indent=1)}\n", encoding="utf-8")
+    files.save(dataclasses.asdict(measured), path)
 
 
 def load(path: pathlib.Path) -> Measured:
@@ -108,12 +109,17 @@ def table(measured: Measured) -> Table:
     return Table(caption, columns, rows)
 
 
-def growth(measured: Measured, operation: str) -> float:
-    """Returns how much CPU time the most devices of one process take against the fewest, of the larger size."""
+def growth(measured: Measured) -> tuple[int, int, dict[str, float]] | None:
+    """Returns (fewest, most devices of one process, how many times the CPU time of the fewest each operation takes).
+
+    Of the larger size; None if two numbers of devices of one process were not measured.
+    """
     shapes = [shape for shape in measured.shapes if shape[0] == 1]
-    first, last = (measured.time(operation, SIZES[-1], shapes[index]) for index in (0, -1))
-    assert first is not None and last is not None
-    return last.cpu_seconds / first.cpu_seconds
+    if len(shapes) < 2:
+        return None
+    ends = {name: [measured.time(name, SIZES[-1], shapes[index]) for index in (0, -1)] for name in OPERATIONS}
+    ratios = {name: last.cpu_seconds / first.cpu_seconds for name, (first, last) in ends.items() if first and last}
+    return (shapes[0][1], shapes[-1][1], ratios) if len(ratios) == len(OPERATIONS) else None
 
 
 def series(measured: Measured, operation: str, mebibytes: int, in_one_process: bool) -> Sequence[Time]:

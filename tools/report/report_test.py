@@ -16,8 +16,9 @@ from lingvo_moe.errors import UserError
 from lingvo_moe.testing.plans import GIB, training_plan
 from tools import plan_zoo
 from tools.report import __main__ as report
-from tools.report import charts, links, published, style, tables
+from tools.report import charts, links, measured, published, style, tables
 from tools.report import plans as of_plans
+from tools.report.measured import Measured, Time
 
 ROWS = {row.plan: row for row in (*published.rows(), published.TRILLION)}
 NAMES = tables.missing({})
@@ -224,6 +225,17 @@ def test_collectives_grow_as_in_figure_9():
     """Protects the model of the links: AllToAll grows about 9 times (sqrt(D) would be 11), AllReduce does not."""
     assert links.growth("all-to-all") == pytest.approx(9, rel=0.15)
     assert links.growth("all-reduce") == pytest.approx(1, rel=0.15)
+
+
+def test_growth_of_measured_collectives_is_of_one_process():
+    """And missing where one number of devices was measured there: the page then says nothing about it."""
+
+    def of(*shapes: tuple[int, int]) -> Measured:
+        times = [Time(name, 32, *shape, 1.0, 0.1 * shape[1]) for shape in shapes for name in measured.OPERATIONS]
+        return Measured("a processor", 2, 3, tuple(times))
+
+    assert measured.growth(of((1, 2), (1, 8), (16, 16))) == (2, 8, pytest.approx(dict.fromkeys(measured.OPERATIONS, 4)))
+    assert measured.growth(of((1, 2), (2, 2))) is None and measured.growth(of((2, 2), (4, 4))) is None
 
 
 def test_page_is_self_contained(full_page):

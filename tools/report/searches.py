@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from lingvo_moe.analysis.plan import Plan
 from lingvo_moe.errors import UserError
+from tools.report import files
 from tools.report.plans import Plans
 from tools.report.tables import Cell, Column, Table, ratio, seconds
 
@@ -40,8 +41,7 @@ class LayoutSearch:
 
 def save(found: Sequence[LayoutSearch], path: pathlib.Path):
     """Writes the results."""
-    text = json.dumps([dataclasses.asdict(one) for one in found], indent=1)
-    path.write_text(f"{text}\n", encoding="utf-8")
+    files.save([dataclasses.asdict(one) for one in found], path)
 
 
 def load(file: str) -> list[LayoutSearch]:

@@ -20,7 +20,7 @@ from absl import flags
 from lingvo_moe.cli import app
 from lingvo_moe.distributed.watchdog import BOUND_SECONDS
 from lingvo_moe.errors import UserError
-from lingvo_moe.utils import progress
+from lingvo_moe.utils import output_files, progress
 from tools.soak.faults import KILL
 from tools.soak.run import MOST_LOST, Result, Soak, counts
 
@@ -47,15 +47,15 @@ def main(arguments: list[str]) -> int:
     directory = pathlib.Path(_VALUES.directory).absolute()
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise UserError(f"--directory={_VALUES.directory} is not empty; name a new directory.")
-    if _VALUES.json and not pathlib.Path(_VALUES.json).absolute().parent.is_dir():
-        raise UserError(f"--json={_VALUES.json}: there is no such directory; make it first.")
+    output_files.check_path("--json", _VALUES.json)
     start = time.monotonic()
     soak = Soak(directory, _VALUES.kills, _VALUES.seed, _VALUES.processes)
     with progress.bar("soaking", _VALUES.kills, "kills") as advance:
         result = soak.run(lambda line: print(line, flush=True), advance)
     print(summary(result, time.monotonic() - start))
     if _VALUES.json:
-        pathlib.Path(_VALUES.json).write_text(json.dumps(dataclasses.asdict(result), indent=1) + "\n", encoding="utf-8")
+        with output_files.atomic_writer(_VALUES.json) as file:
+            file.write(json.dumps(dataclasses.asdict(result), indent=1) + "\n")
     return 1 if result.problems else 0
 
 

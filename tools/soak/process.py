@@ -167,7 +167,7 @@ class _Process:
         # The cache of compiled programs; a kill may hit its writing as well.
         environment = {
             **os.environ,
-            "XDG_CACHE_HOME": str(directory / "cache"),
+            "LINGVO_MOE_CACHE": str(directory / "cache"),
             trainer.VARIABLE: str(self.stacks),
             "PYTHONPATH": os.pathsep.join([str(_REPOSITORY), *filter(None, sys.path)]),
         }

@@ -168,6 +168,8 @@ def _models(where: str, values: Any) -> list[Run]:
     name, assignments = table.take("name", str), table.take_list("set", str, [])
     seeds = table.take_list("seeds", int, [0], least=0)
     table.end()
+    if not seeds:
+        raise UserError(f"{where}: seeds is empty; expected a seed for each run.")
     return [Run(name, "", assignments, seed) for seed in seeds]
 
 

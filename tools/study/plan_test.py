@@ -97,6 +97,7 @@ def test_losses_fall(tmp_path):
             "losses: an item is nan; expected a finite number",
         ),
         ("fr = 100", "fr = -1", "languages: fr is -1; expected 0 or more"),
+        ("seeds = [0, 3]", "seeds = []", "models: seeds is empty; expected a seed for each run"),
         ("seeds = [0, 3]", "seeds = [0, -3]", "models: seeds: an item is -3; expected 0 or more"),
     ],
 )
