@@ -25,6 +25,7 @@ from lingvo_moe.errors import UserError
 from lingvo_moe.inference.evaluation import mean, translate_held_out
 from lingvo_moe.inference.translator import Translator
 from lingvo_moe.utils import output_files
+from tools import markdown
 
 FLAGS = flags.FlagValues()
 run_config.define_flags(run_config.HeldOutConfig, FLAGS)
@@ -101,28 +102,32 @@ def _translated(config: run_config.HeldOutConfig, corpus: Corpus) -> list[Scored
 
 def bands(found: Sequence[Scored]) -> str:
     """Returns a table: quality by tenths of the sentences, which are in the order of their confidence."""
-    rows = ["| confidence | sentences | mean chrF | the reference | poor |", "|---|---|---|---|---|"]
+    rows = []
     bounds = [len(found) * i // _BANDS for i in range(_BANDS + 1)]
     for start, stop in itertools.pairwise(bounds):
         if band := found[start:stop]:
             rows.append(
-                f"| {band[0].confidence:.2f} to {band[-1].confidence:.2f} | {len(band)} | "
-                f"{mean([s.chrf for s in band]):.1f} | {_percent([s.is_exact for s in band])} | "
-                f"{_percent([s.is_poor for s in band])} |"
+                (
+                    f"{band[0].confidence:.2f} to {band[-1].confidence:.2f}",
+                    str(len(band)),
+                    f"{mean([s.chrf for s in band]):.1f}",
+                    _percent([s.is_exact for s in band]),
+                    _percent([s.is_poor for s in band]),
+                )
             )
-    return "\n".join(rows)
+    return markdown.table(("confidence", "sentences", "mean chrF", "the reference", "poor"), rows)
 
 
 def thresholds(found: Sequence[Scored]) -> str:
     """Returns a table: for some thresholds, how many sentences are below, and how many of the poor ones."""
-    rows = ["| `--doubt_below` | lines below it | of these poor | of all poor below it |", "|---|---|---|---|"]
+    rows = []
     poor = [sentence for sentence in found if sentence.is_poor]
     for threshold in _THRESHOLDS:
         below = [sentence.confidence < threshold for sentence in found]
         is_poor = [sentence.is_poor for sentence in found if sentence.confidence < threshold]
         caught = [sentence.confidence < threshold for sentence in poor]
-        rows.append(f"| {threshold:g} | {_percent(below)} | {_percent(is_poor)} | {_percent(caught)} |")
-    return "\n".join(rows)
+        rows.append((f"{threshold:g}", *map(_percent, (below, is_poor, caught))))
+    return markdown.table(("`--doubt_below`", "lines below it", "of these poor", "of all poor below it"), rows)
 
 
 def correlations(found: Sequence[Scored]) -> str:

@@ -20,7 +20,7 @@ import re
 import subprocess
 import tarfile
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from absl import flags
 
@@ -30,6 +30,7 @@ from lingvo_moe.data import debian_help, npm_packages
 from lingvo_moe.data.corpus import Corpus
 from lingvo_moe.errors import UserError
 from lingvo_moe.utils import output_files
+from tools import markdown
 
 FLAGS = flags.FlagValues()
 flags.DEFINE_string("model", None, "the registered model", flag_values=FLAGS)
@@ -211,7 +212,7 @@ nats per target token:
         for start, run in zip(before, runs)
         for step, loss, gain in run.losses
     ]
-    yield from _table(("step", "cross-entropy", "source gain"), rows)
+    yield markdown.table(("step", "cross-entropy", "source gain"), rows)
 
 
 def _scores(files: list[list[dict]]) -> Iterator[str]:
@@ -234,7 +235,7 @@ def _scores(files: list[list[dict]]) -> Iterator[str]:
         chosen = list(order)[:count]
         cells = (_cells([f[language] for language in chosen if language in f]) for f in by_language)
         rows.append((f"mean of the first {count}", "", *itertools.chain.from_iterable(cells)))
-    yield from _table(header, rows)
+    yield markdown.table(header, rows)
 
 
 def _cells(scores: Sequence[dict | None]) -> list[str]:
@@ -252,14 +253,9 @@ def _licences(by_licence: Mapping[str, list[str]]) -> Iterator[str]:
 
 At most {_MAX_LICENCES} licences of a package, those that its copyright file names most often.
 """
-    yield from _table(
+    yield markdown.table(
         ("packages", "licences"), [(", ".join(packages), names) for names, packages in by_licence.items()]
     )
-
-
-def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
-    for row in (header, ["---"] * len(header), *rows):
-        yield f"| {' | '.join(row)} |"
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from absl import flags
 from lingvo_moe.cli import app
 from lingvo_moe.errors import UserError
 from lingvo_moe.utils import output_files, processor, progress
-from tools import markers
+from tools import markdown
 from tools.benchmarks import comparisons, document
 from tools.benchmarks.comparisons import COMPARISONS, Comparison, Directories, Result
 from tools.benchmarks.environments import PeerMissingError
@@ -50,7 +50,7 @@ def main(arguments: list[str]) -> int:
     page = pathlib.Path(_VALUES.output)
     if not _VALUES.only:
         for name in ("measured", "profiled"):
-            markers.around(page, name)  # reports a mistake before half an hour of measurements
+            markdown.around(page, name)  # reports a mistake before half an hour of measurements
     directories = Directories(pathlib.Path(_VALUES.directory).absolute(), pathlib.Path(_VALUES.venvs).absolute())
     with progress.bar("measuring", len(chosen) * _VALUES.rounds, "rounds") as advance:
         results = [_measure(comparison, directories, advance) for comparison in chosen]
@@ -68,8 +68,8 @@ def main(arguments: list[str]) -> int:
     if not _VALUES.only:
         run["profiles"] = {title: _profile(name, directories) for title, name in _PROFILED.items()}
         _write(run)
-        markers.replace(page, "measured", document.for_page(run))
-        markers.replace(page, "profiled", document.by_part(run["profiles"]))
+        markdown.replace(page, "measured", document.for_page(run))
+        markdown.replace(page, "profiled", document.by_part(run["profiles"]))
     return int(any(result.is_failure or (not result.missing and result.ratio > _goal(result)) for result in results))
 
 

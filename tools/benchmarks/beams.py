@@ -18,7 +18,7 @@ from absl import flags
 from lingvo_moe.cli import app
 from lingvo_moe.errors import UserError
 from lingvo_moe.utils import progress
-from tools import markers
+from tools import markdown
 from tools.benchmarks import comparisons, work
 from tools.benchmarks.comparisons import Comparison, Directories, Result
 
@@ -36,7 +36,7 @@ def main(arguments: list[str]):
     """Measures and writes the table."""
     app.no_arguments(arguments[1:])
     beams, lengths = _numbers("beams"), _numbers("lengths")
-    markers.around(pathlib.Path(_VALUES.output), "beams")  # reports a mistake before the measurements
+    markdown.around(pathlib.Path(_VALUES.output), "beams")  # reports a mistake before the measurements
     directories = Directories(pathlib.Path(_VALUES.directory).absolute(), pathlib.Path())
     results = {}
     with progress.bar("measuring", len(beams) * len(lengths) * _VALUES.rounds, "rounds") as advance:
@@ -47,7 +47,7 @@ def main(arguments: list[str]):
                 results[beam, length] = comparisons.run(case, _VALUES.rounds, directories, count)
     text = table(results)
     print(text)
-    markers.replace(pathlib.Path(_VALUES.output), "beams", text)
+    markdown.replace(pathlib.Path(_VALUES.output), "beams", text)
 
 
 def comparison(beam: int, length: int) -> Comparison:
@@ -66,15 +66,12 @@ def comparison(beam: int, length: int) -> Comparison:
 def table(results: dict[tuple[int, int], Result]) -> str:
     """Returns ratios by beam size (rows) and length (columns); below 1 the flat beam search is faster."""
     beams, lengths = (sorted({key[index] for key in results}) for index in (0, 1))
-    lines = [
-        f"| hypotheses | {' | '.join(f'{length} tokens' for length in lengths)} |",
-        f"|{'---|' * (1 + len(lengths))}",
-    ]
+    rows = []
     for beam in beams:
         members = [results[beam, length] for length in lengths]
         cells = [f"{row.ratio:.2f} ({row.ours:.3f} s against {row.other:.3f} s)" for row in members]
-        lines.append(f"| {beam} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+        rows.append((str(beam), *cells))
+    return markdown.table(("hypotheses", *(f"{length} tokens" for length in lengths)), rows)
 
 
 def _numbers(flag: str) -> list[int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
+from tools import markdown
 from tools.benchmarks.comparisons import COMPARISONS, Result
 
 _BY_NAME = {comparison.name: comparison for comparison in COMPARISONS}
@@ -57,9 +58,7 @@ def for_page(run: Mapping) -> str:
         "",
         f"Vector instructions of the processor: {', '.join(run['flags'])}.",
         "",
-        f"| {' | '.join(_HEAD)} |",
-        f"|{'---|' * len(_HEAD)}",
-        *(f"| {' | '.join(row)} |" for row in rows(results)),
+        markdown.table(_HEAD, rows(results)),
         "",
         *(f"- {_facts(result)}" for result in results),
     ]
@@ -81,9 +80,9 @@ def by_part(profiles: Mapping[str, Mapping[str, float]]) -> str:
         {part for of_parts in profiles.values() for part in of_parts},
         key=lambda part: -profiles[names[0]].get(part, 0.0),
     )
-    lines = [f"| part | {' | '.join(names)} |", f"|{'---|' * (1 + len(names))}"]
-    lines += [f"| {part} | {' | '.join(_share(profiles[name], part) for name in names)} |" for part in parts]
-    return "\n".join(lines)
+    return markdown.table(
+        ("part", *names), [(part, *(_share(profiles[name], part) for name in names)) for part in parts]
+    )
 
 
 def _share(parts: Mapping[str, float], part: str) -> str:

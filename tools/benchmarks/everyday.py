@@ -26,7 +26,7 @@ from lingvo_moe import experiment
 from lingvo_moe.cli import app
 from lingvo_moe.data.pipeline import TrainInput
 from lingvo_moe.errors import UserError
-from tools import markers
+from tools import markdown
 from tools.benchmarks.worker import REPOSITORY
 
 MODEL = "m4.Quickstart"
@@ -59,7 +59,7 @@ class Row:
 def main(arguments: list[str]) -> int:
     """Measures and writes the numbers; returns 1 if a goal is missed."""
     app.no_arguments(arguments[1:])
-    markers.around(pathlib.Path(_VALUES.output), "everyday")  # reports a mistake before the measurements
+    markdown.around(pathlib.Path(_VALUES.output), "everyday")  # reports a mistake before the measurements
     data = [f"--corpus={_VALUES.corpus}", f"--tokenizers={_VALUES.tokenizers}"]
     with tempfile.TemporaryDirectory(prefix="everyday.") as directory:
         rows = [
@@ -68,19 +68,17 @@ def main(arguments: list[str]) -> int:
         ]
     text = table(rows)
     print(text)
-    markers.replace(pathlib.Path(_VALUES.output), "everyday", text)
+    markdown.replace(pathlib.Path(_VALUES.output), "everyday", text)
     return int(not all(row.met for row in rows))
 
 
 def table(rows: Sequence[Row]) -> str:
     """Returns the rows as a Markdown table."""
-    lines = ["| what | measured | goal | met |", "|---|---|---|---|"]
+    cells = []
     for row in rows:
         most = "at least" if row.at_least else "at most"
-        lines.append(
-            f"| {row.what} | {row.value:.2f} {row.unit} | {most} {row.goal:g} | {'yes' if row.met else 'no'} |"
-        )
-    return "\n".join(lines)
+        cells.append((row.what, f"{row.value:.2f} {row.unit}", f"{most} {row.goal:g}", "yes" if row.met else "no"))
+    return markdown.table(("what", "measured", "goal", "met"), cells)
 
 
 def cpu_seconds(arguments: Sequence[str], status: int = 0, standard_input: str = "") -> float:

@@ -27,7 +27,7 @@ from lingvo_moe.data.pipeline import EvalInput, TrainInput
 from lingvo_moe.data.tokenizer import Tokenizers
 from lingvo_moe.errors import UserError
 from lingvo_moe.utils import output_files, progress
-from tools import markers
+from tools import markdown
 from tools.benchmarks import batches, comparisons, learner
 from tools.benchmarks.comparisons import Directories
 from tools.benchmarks.work import Learning
@@ -116,13 +116,13 @@ def main(arguments: list[str]) -> int:
     learner.experiment_of(_work())  # raises for --set before anything is read
     output_files.check_path("--json", _VALUES.json)
     if _VALUES.document:
-        markers.around(pathlib.Path(_VALUES.document), "losses")  # raises before the work
+        markdown.around(pathlib.Path(_VALUES.document), "losses")  # raises before the work
     directories = Directories(pathlib.Path(_VALUES.directory).absolute(), pathlib.Path(_VALUES.venvs).absolute())
     run = _run(rates, ends, directories)
     text = table(run)
     print(text)
     if _VALUES.document:
-        markers.replace(pathlib.Path(_VALUES.document), "losses", text)
+        markdown.replace(pathlib.Path(_VALUES.document), "losses", text)
     if _VALUES.json:
         with output_files.atomic_writer(_VALUES.json) as file:
             file.write(json.dumps(dataclasses.asdict(run), indent=1) + "\n")
@@ -234,15 +234,14 @@ def check_equal(ours: Curve, other: Curve):
 def table(run: Run) -> str:
     """Returns the losses at each evaluation, then the facts of all training runs, as Markdown."""
     best = run.best
+    rows = [("0", f"{run.ours.facts['first_loss']:.3f}", f"{best.facts['first_loss']:.3f}", "")]
+    for tokens, ours, other in zip(run.tokens, run.ours.held_out, best.held_out):
+        rows.append((f"{tokens:,}", f"{ours:.3f}", f"{other:.3f}", f"{ours / other:.3f}"))
     lines = [
         f"`{run.command}`; loss on {run.held_out_tokens:,} held-out target tokens, in nats per token:",
         "",
-        f"| target tokens | ours | {best.name} | ratio |",
-        "|---|---|---|---|",
-        f"| 0 | {run.ours.facts['first_loss']:.3f} | {best.facts['first_loss']:.3f} | |",
+        markdown.table(("target tokens", "ours", best.name, "ratio"), rows),
     ]
-    for tokens, ours, other in zip(run.tokens, run.ours.held_out, best.held_out):
-        lines.append(f"| {tokens:,} | {ours:.3f} | {other:.3f} | {ours / other:.3f} |")
     met = "yes" if run.ratio <= LARGEST_RATIO else "no"
     lines += ["", f"- at most {LARGEST_RATIO} times Marian's loss: {met}"]
     lines += [f"- {_facts(curve)}" for curve in (run.ours, *run.tried)]

@@ -21,7 +21,7 @@ from matplotlib.figure import Figure
 from lingvo_moe.cli import app
 from lingvo_moe.errors import UserError
 from lingvo_moe.utils import output_files
-from tools import markers
+from tools import markdown
 from tools.report import charts, claims, clusters, layers, links, measured, published, searches, style, tables
 from tools.report import plans as of_plans
 from tools.report.layers import LayerPair
@@ -70,9 +70,9 @@ def main(arguments: list[str]):
         planning = pathlib.Path(_VALUES.planning)
         clusters.write_tables(planning, plans)
         if times is not None:
-            markers.replace(planning, "collective_times", clusters.markdown(measured.table(times)).rstrip("\n"))
+            markdown.replace(planning, "collective_times", clusters.text(measured.table(times)))
         if found:
-            markers.replace(planning, "searches", clusters.markdown(searches.table(found, plans)).rstrip("\n"))
+            markdown.replace(planning, "searches", clusters.text(searches.table(found, plans)))
 
 
 def _layer_pairs() -> list[LayerPair]:

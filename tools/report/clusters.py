@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from lingvo_moe.analysis.hardware import GENERATIONS
 from lingvo_moe.analysis.plan import CollectiveCost, Plan
 from lingvo_moe.engines.cluster import GPUS
-from tools import markers
+from tools import markdown
 from tools.report import plans as of_plans
 from tools.report.plans import TRILLION_TOKENS, Plans
 from tools.report.tables import Cell, Column, Span, Table, does_not_fit, gib, percent, seconds
@@ -73,17 +73,16 @@ def _table(
     return Table(caption, columns, rows)
 
 
-def markdown(table: Table) -> str:
+def text(table: Table) -> str:
     """Returns a table as Markdown, without its caption."""
     heads = [f"{column.head} {column.source}".strip() for column in table.columns]
-    lines = [heads, ["---"] * len(heads), *(list(_texts(row)) for row in table.rows)]
-    return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
+    return markdown.table(heads, [list(_texts(row)) for row in table.rows])
 
 
 def write_tables(page: pathlib.Path, plans: Plans):
-    """Writes both tables between their markers, `clusters` and `meshes`; raises UserError as `markers.replace` does."""
+    """Writes both tables between the markers `clusters` and `meshes`; raises UserError as `markdown.replace` does."""
     for name, made in (("clusters", table(plans)), ("meshes", meshes(plans))):
-        markers.replace(page, name, markdown(made).rstrip("\n"))
+        markdown.replace(page, name, text(made))
 
 
 def _name(plan: Plan) -> str:

@@ -27,7 +27,7 @@ from lingvo_moe.data import tokenizer_trainer
 from lingvo_moe.data.corpus import Corpus
 from lingvo_moe.errors import UserError
 from lingvo_moe.utils import output_files
-from tools import markers
+from tools import markdown
 from tools.report import style
 from tools.study import charts, corpora, embeddings, plan, tables, trial
 from tools.study.plan import Study
@@ -64,7 +64,7 @@ def main(arguments: list[str]) -> int:
     """Runs the study and draws it; returns the exit status, 1 if a run failed."""
     app.no_arguments(arguments[1:])
     if FLAGS.page:
-        markers.around(pathlib.Path(FLAGS.page), _MARKER)  # reports a mistake before hours of training
+        markdown.around(pathlib.Path(FLAGS.page), _MARKER)  # reports a mistake before hours of training
     if FLAGS.results:
         if not FLAGS.output:
             raise UserError("--output is missing: with --results, the directory to write figures and tables to.")
@@ -139,7 +139,7 @@ def report(results: Results):
     if FLAGS.page:
         page = pathlib.Path(FLAGS.page)
         links = [f"![{name}]({os.path.relpath(output / name, page.parent)}.svg)\n" for name in drawn]
-        markers.replace(page, _MARKER, "\n".join([text, "", *links]))
+        markdown.replace(page, _MARKER, "\n".join([text, "", *links]))
     else:
         _write(output / "tables.md", f"{text}\n")
     print(f"{output}: {len(results.runs)} runs, {len(results.missing)} missing", flush=True)

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 
 from lingvo_moe.inference.evaluation import LanguageScore, groups, mean
+from tools import markdown
 from tools.study.results import Results, Routing, RunResult
 
 _NOTHING = "not measured"
@@ -35,7 +36,7 @@ def _models(results: Results) -> Iterator[str]:
     )
     compared = _with_baseline(results)
     header = ("model", "seed", "weights", "steps", "target tokens", "CPU minutes", "loss", "lowest", "source gain")
-    yield from table(
+    yield markdown.table(
         (*header, "BLEU", "copying", *(f"above bilingual, {label}" for label, _ in compared)),
         [
             (
@@ -85,7 +86,7 @@ def _languages(results: Results) -> Iterator[str]:
     models, scores = list(results.models), _scores(results)
     rows = [(score.language, [score]) for score in scores]
     rows += groups(scores) if len(scores) >= 3 else []
-    yield from table(
+    yield markdown.table(
         ("language", "training pairs", "sentences", "copying", "bilingual", *models),
         [
             (
@@ -117,7 +118,7 @@ def _reached(results: Results) -> Iterator[str]:
         reached = [run.reached(loss) for loss in results.losses]
         cells = [f"{found[0] / 1e6:.2f} ({found[1] / 60:.1f})" if found else _NEVER for found in reached]
         rows.append((run.model, str(run.seed), *cells))
-    yield from table(("model", "seed", *(f"{loss:g}" for loss in results.losses)), rows)
+    yield markdown.table(("model", "seed", *(f"{loss:g}" for loss in results.losses)), rows)
 
 
 def _experts(results: Results) -> Iterator[str]:
@@ -140,7 +141,7 @@ def _experts(results: Results) -> Iterator[str]:
             cells = (f"{max(found.load):.2f}", f"{unused} of {run.experts}", f"{found.information:.3f}", _chance(found))
             rows.append((run.model, str(run.seed), dropped, layer, *cells))
     header = ("model", "seed", "dropped tokens", "layer", "largest load", "unused", "mutual information", "by chance")
-    yield from table(header, rows)
+    yield markdown.table(header, rows)
 
 
 def _chance(routing: Routing) -> str:
@@ -151,9 +152,3 @@ def _mean(values: Sequence[float | None]) -> str:
     """Returns the mean of the values that there are."""
     present = [value for value in values if value is not None]
     return f"{mean(present):.1f}" if present else ""
-
-
-def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Yields the lines of a table."""
-    for row in (header, ["---"] * len(header), *rows):
-        yield f"| {' | '.join(row)} |"

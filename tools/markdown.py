@@ -1,11 +1,22 @@
-"""Generated parts of a page of Markdown: the text between the lines `<!-- NAME: begin -->` and `<!-- NAME: end -->`."""
+"""Markdown: tables, and the generated parts of a page, between `<!-- NAME: begin -->` and `<!-- NAME: end -->`."""
 
 from __future__ import annotations
 
 import pathlib
+from collections.abc import Iterable, Sequence
 
 from lingvo_moe.errors import UserError
 from lingvo_moe.utils import output_files
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Returns a table, without a line break at its end."""
+    return "\n".join(map(row, (header, ["---"] * len(header), *rows)))
+
+
+def row(cells: Sequence[str]) -> str:
+    """Returns the line of a row."""
+    return f"| {' | '.join(cells)} |"
 
 
 def replace(page: pathlib.Path, name: str, text: str):
