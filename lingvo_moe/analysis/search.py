@@ -27,7 +27,8 @@ class Trial:
     """One candidate with its plan, or the reason why there is none.
 
     Attributes:
-      changes: of the registered model, each `field=value`; a mesh is `mesh=AxB`.
+      changes: of the unchanged settings, each `field=value`; a mesh is `mesh=AxB`. The plan's are those of the
+        registered model, with the user's.
       plan: None if the settings are not compatible.
       refusal: the reason in that case.
     """
@@ -71,7 +72,7 @@ def search(
       name: of the model.
       target: the slice or cluster.
       dimensions: names of DIMENSIONS, in any order.
-      assignments: `field=value`s of all trials.
+      assignments: the user's `field=value`s, which all trials have.
       build: returns the experiment of a list of assignments; raises UserError if they are not compatible.
 
     Raises:
@@ -79,7 +80,7 @@ def search(
     """
     seen: set[tuple[str, ...]] = set()
     start = build(assignments)
-    best = _try(name, target, start, ())
+    best = _try(name, target, start, assignments, ())
     yield best
     for dimension in (d for d in DIMENSIONS if d in dimensions):
         settings = build([*assignments, *best.changes])
@@ -89,7 +90,7 @@ def search(
                 continue
             seen.add(changes)
             try:
-                trial = _try(name, target, build([*assignments, *changes]), changes)
+                trial = _try(name, target, build([*assignments, *changes]), assignments, changes)
             except UserError as error:
                 trial = Trial(changes, None, str(error))
             yield trial
@@ -97,8 +98,10 @@ def search(
                 best = trial
 
 
-def _try(name: str, target: Slice | Cluster, experiment: Experiment, changes: tuple[str, ...]) -> Trial:
-    return Trial(changes, plan.make(name, experiment, target, "train", changes))
+def _try(
+    name: str, target: Slice | Cluster, experiment: Experiment, assignments: Sequence[str], changes: tuple[str, ...]
+) -> Trial:
+    return Trial(changes, plan.make(name, experiment, target, "train", (*assignments, *changes)))
 
 
 def _changed(changes: tuple[str, ...], value: str) -> tuple[str, ...]:

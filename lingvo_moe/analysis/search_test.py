@@ -71,6 +71,15 @@ def test_first_trial_has_the_unchanged_settings(trials):
     assert [trial.changes for trial in trials([])] == [()]
 
 
+def test_plans_have_the_users_settings_and_those_of_the_trial(trials):
+    """Whoever reads a saved plan rebuilds its model from these, and the last of two values counts."""
+    given = ("model.num_layers=8", "model.remat=full")
+    found = {trial.changes: trial.plan for trial in trials(["remat"], given)}
+    assert found[()].changes == given
+    assert found["model.remat=keep_outputs",].changes == (*given, "model.remat=keep_outputs")
+    assert build(found["model.remat=keep_outputs",].changes).model.remat == "keep_outputs"
+
+
 def test_all_rematerialisation_policies_are_tried(trials):
     """One that does not fit is slower than any."""
     results = {trial.changes: trial for trial in trials(["remat"])}

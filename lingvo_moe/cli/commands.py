@@ -128,8 +128,8 @@ def _sufficient(
     """Predicts how many devices a training step fits that does not fit the target; None for anything else."""
     if chosen.fits or chosen.program != "train":
         return None
-    settings = [*config.assignments, *chosen.changes]
-    return remedies.sufficient(layouts.planned(config.full_name(), settings, DeviceMesh.parse(chosen.mesh)), target)
+    experiment = layouts.planned(chosen.model, chosen.changes, DeviceMesh.parse(chosen.mesh))
+    return remedies.sufficient(experiment, target)
 
 
 def _compile(config: PlanConfig, target: topology.Slice | cluster.Cluster, mesh: DeviceMesh) -> planning.Plan:
@@ -152,8 +152,8 @@ def _search(config: PlanConfig, target: topology.Slice | cluster.Cluster, mesh: 
         name,
         target,
         list(config.search),
-        [f"mesh={mesh}", *config.assignments],
-        lambda assignments: layouts.planned(name, assignments),
+        config.assignments,
+        lambda assignments: layouts.planned(name, [f"mesh={mesh}", *assignments]),
     ):
         trials.append(trial)
         print(plan_text.trial(trial), flush=True)
