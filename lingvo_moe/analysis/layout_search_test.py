@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import itertools
+import re
 import time
 
 import pytest
@@ -142,6 +144,15 @@ def test_the_models_own_settings_and_the_best_are_compiled(compiled):
     lines = [line for line in text.splitlines() if layout_text.flags(found[2]) in line]
     assert lines[0].startswith("  1 ") and "3.000 s" in lines[0] and "register_layout(" in text
     assert "refused" in text and "no fit  32.0 GiB" in text
+
+
+def test_a_plan_without_a_time_may_fit(compiled):
+    """Of a generation without a published clock."""
+    ranking = ranked("dense_lm.Small", (2, 2, 1), mesh=DeviceMesh((8,)), pipelines=("none",), microbatches=1)
+    found = compiled(ranking, 100.0, 2)[-1]
+    found = dataclasses.replace(found, plan=dataclasses.replace(found.plan, compute_seconds=None))
+    for text in (layout_text.compiled(found), layout_text.results([found])):
+        assert "unknown" in text and not re.search("no fit|not fit", text, re.IGNORECASE)
 
 
 def test_no_compilation_starts_that_would_exceed_the_budget(compiled):

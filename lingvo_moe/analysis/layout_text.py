@@ -79,7 +79,7 @@ def _outcome(found: Found) -> str:
     made = found.plan
     if made is None:
         return f"refused: {found.refusal}"
-    if not made.fits or made.step_seconds is None:
+    if not made.fits:
         return f"DOES NOT FIT, {(made.memory.needed or 0) / _GIB:.2f} GiB needed [c]"
     return f"{_seconds(made.step_seconds).strip()} [c, m], {made.memory.total / _GIB:.2f} GiB [c]"
 
@@ -88,12 +88,14 @@ def _short(found: Found) -> str:
     made = found.plan
     if made is None:
         return "refused"
-    if not made.fits or made.step_seconds is None:
+    if not made.fits:
         return f"no fit {(made.memory.needed or 0) / _GIB:5.1f} GiB"
     return f"{_seconds(made.step_seconds)} {made.memory.total / _GIB:5.1f} GiB"
 
 
-def _seconds(seconds: float) -> str:
+def _seconds(seconds: float | None) -> str:
+    if seconds is None:
+        return "unknown"
     return f"{seconds:8.3f} s" if seconds >= 0.1 else f"{seconds * 1e3:7.2f} ms"
 
 

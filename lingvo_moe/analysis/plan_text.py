@@ -42,11 +42,14 @@ def trial(tried: Trial) -> str:
     if tried.plan is None:
         return f"{label:44} refused: {tried.refusal}"
     plan = tried.plan
-    if plan.cycles is None or plan.step_seconds is None:
+    if not plan.fits:
         return f"{label:44} does not fit: {_needed(plan)} [c]"
+    memory = f"{plan.memory.total / _GIB:6.2f} GiB [c]"
+    if plan.step_seconds is None or not plan.cycles:
+        return f"{label:44} {memory}, time unknown"
     rematerialised = (plan.rematerialised_cycles or 0) / plan.cycles
     return (
-        f"{label:44} {plan.memory.total / _GIB:6.2f} GiB [c]  {plan.step_seconds:8.3f} s/step  "
+        f"{label:44} {memory}  {plan.step_seconds:8.3f} s/step  "
         f"{tried.tokens_per_second:14,.0f} tokens/s [c, m]  {rematerialised:4.0%} rematerialised"
     )
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 from lingvo_moe.analysis import layout_space
 from lingvo_moe.analysis.cost_model import CostModel, Estimate
+from lingvo_moe.analysis.hardware import hardware_of
 from lingvo_moe.analysis.plan import Plan
 from lingvo_moe.engines.cluster import Cluster
 from lingvo_moe.engines.topology import GENERATIONS, Slice
@@ -54,8 +55,8 @@ def of(plan: Plan) -> list[str]:
 
 
 def search_of(plan: Plan) -> str:
-    """Returns the flag that tries settings for a plan that does not fit; empty for a program without a search."""
-    if plan.program != "train":
+    """Returns the flag that tries settings for a plan that does not fit; empty for what has no search."""
+    if plan.program != "train" or hardware_of(plan.topology).clock is None:
         return ""
     return f"--search=remat,mesh,{'groups,' if plan.num_experts else ''}batch"
 

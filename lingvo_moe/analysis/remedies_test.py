@@ -63,6 +63,11 @@ def test_decoding_has_neither_a_policy_nor_a_search():
     assert "decoding_batch=" in text and not any(word in text for word in (_BATCH, "remat", "--search"))
 
 
+def test_a_generation_without_a_clock_has_no_search():
+    """`plan --search` refuses it."""
+    assert "--search" not in plan_text.text(_plan(topology="tpu7x:2x2x1"), 1e12)
+
+
 def test_a_dense_model_has_no_groups_to_search():
     """And GPUs are called so."""
     text = plan_text.text(_plan(num_experts=0, topology="h100:1x8"), 1e12)

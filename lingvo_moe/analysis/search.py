@@ -10,6 +10,7 @@ import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 
 from lingvo_moe.analysis import plan
+from lingvo_moe.analysis.hardware import hardware_of
 from lingvo_moe.engines.cluster import Cluster
 from lingvo_moe.engines.topology import Slice
 from lingvo_moe.errors import UserError, did_you_mean
@@ -59,6 +60,15 @@ def check_dimensions(names: Sequence[str]):
         raise UserError(f"--search={','.join(names)}: a search for layouts does not vary groups; leave that out.")
 
 
+def check_clock(target: Slice | Cluster):
+    """Raises UserError where plans have no time to compare, because the clock of a generation is not published."""
+    if hardware_of(target.name).clock is None:
+        raise UserError(
+            f"--search compares the times of steps, which plans for {target.generation} do not have: its clock is not "
+            f"published. Leave --search out to see memory and cycles, or predict with --search=layout --top=0."
+        )
+
+
 def search(
     name: str,
     target: Slice | Cluster,
@@ -76,8 +86,9 @@ def search(
       build: returns the experiment of a list of assignments; raises UserError if they are not compatible.
 
     Raises:
-      UserError: the unchanged settings are not compatible.
+      UserError: the unchanged settings are not compatible, or as `check_clock`.
     """
+    check_clock(target)
     seen: set[tuple[str, ...]] = set()
     start = build(assignments)
     best = _try(name, target, start, assignments, ())

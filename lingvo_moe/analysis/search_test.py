@@ -136,6 +136,16 @@ def test_every_trial_has_a_line(trials):
     )
 
 
+def test_a_generation_without_a_clock_is_not_searched(trials):
+    """No trial has a time, so none would be the fastest; a line does not call unfit what fits."""
+    unclocked = Slice("tpu7x:2x2x1", "tpu7x", (2, 2, 1), tuple(range(8)))
+    with pytest.raises(UserError, match="tpu7x.*its clock is not published.*--search=layout --top=0"):
+        trials(["remat"], target=unclocked)
+    (trial,) = trials([])
+    timeless = dataclasses.replace(trial.plan, compute_seconds=None)
+    assert plan_text.trial(dataclasses.replace(trial, plan=timeless)).endswith("0.00 GiB [c], time unknown")
+
+
 def test_unknown_dimension_is_an_error_with_a_suggestion():
     """The error names the flag and the value."""
     with pytest.raises(UserError, match="--search=remats: no such dimension. Did you mean remat"):

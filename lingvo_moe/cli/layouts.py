@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from lingvo_moe.analysis import layout_search, layout_text
+from lingvo_moe.analysis import layout_search, layout_text, search
 from lingvo_moe.analysis.layout_space import Candidate
 from lingvo_moe.analysis.plan import Plan
 from lingvo_moe.cli.run_config import PlanConfig
@@ -34,10 +34,12 @@ def find(config: PlanConfig, own: Experiment, target: Slice | Cluster) -> Plan |
       target: the slice or cluster.
 
     Raises:
-      UserError: no layout is legal or fits, or nothing was compiled.
+      UserError: no layout is legal or fits, nothing was compiled, or plans for the target have no times.
     """
     if config.json and not config.top:
         raise UserError("--top=0 compiles nothing, so there is no plan for --json; leave one of them out.")
+    if config.top:
+        search.check_clock(target)
     mesh = DeviceMesh.parse(config.mesh) if config.mesh else None
     varies_batch = "batch" in config.search
     space = layout_search.space_of(own, len(target.devices), config.assignments, mesh, varies_batch)
