@@ -4,7 +4,8 @@ A prediction takes less than a millisecond.
 
 The terms, and where they come from:
 
-  products      FLOPs in whole tiles at PRODUCT_EFFICIENCY of the peak, or the operands at the memory's bandwidth
+  products      FLOPs in whole tiles at PRODUCT_EFFICIENCY of the peak, or the operands at the memory's bandwidth; exact
+                ones of float32 take a TPU's matrix unit six passes, and run outside of a GPU's
   other work    elements of softmaxes, norms, one-hot masks: bytes at the memory's bandwidth, see WORK_BYTES
   collectives   those of `sharded_product`, at the links' full bandwidth (`hardware`), one after another, as in `plan`
   optimizer     passes over the weights of a device, OPTIMIZER_PASSES
@@ -29,6 +30,7 @@ from lingvo_moe.analysis import model_parts
 from lingvo_moe.analysis.hardware import GENERATIONS, Network, Torus
 from lingvo_moe.analysis.layout_space import Candidate
 from lingvo_moe.analysis.model_parts import GATE, ITEM_BYTES, Part, Saved, Step, Work
+from lingvo_moe.analysis.roofline import EXACT_PASSES
 from lingvo_moe.analysis.sharded_product import Division, Machine, Move, Partitioner
 from lingvo_moe.engines.cluster import Cluster
 from lingvo_moe.engines.topology import Slice
@@ -149,16 +151,18 @@ class CostModel:
         declared = self._model.weights()
         self._weights = tuple(tree.flatten(declared).values())
         self._states = tuple(tree.flatten(experiment.optimizer.state(declared)).values())
-        self._precision_passes = 6 if experiment.matmul_precision == HIGHEST else 1
+        self._is_exact = experiment.matmul_precision == HIGHEST and self._model.activation_dtype == "float32"
         if isinstance(target, Slice):
             hardware = GENERATIONS[target.generation]
             self._links, self._available = Torus(hardware, target.chips), hardware.memory * _USABLE
-            peak = hardware.peak_flops
+            peak = self._exact_flops = hardware.peak_flops
+            self._exact_passes = EXACT_PASSES
         else:
             hardware = target.gpu
             self._links, self._available = Network(target), float(hardware.available)
-            peak = hardware.peak_flops if experiment.model.activation_dtype == "bfloat16" else hardware.tf32_flops
-        self._flops, self._memory_bandwidth = peak * PRODUCT_EFFICIENCY, hardware.memory_bandwidth
+            peak = hardware.peak_flops if self._model.activation_dtype == "bfloat16" else hardware.tf32_flops
+            self._exact_flops, self._exact_passes = hardware.float32_flops, 1
+        self._memory_bandwidth = hardware.memory_bandwidth
         self._part_costs: dict[tuple, _PartCost] = {}
         self._alike: dict[Part, int] = {}
         self._numbers: dict[int, int] = {}
@@ -166,7 +170,9 @@ class CostModel:
         self._tables = functools.cache(self._mapping)
         self._sizes = functools.cache(self._bytes_of)
         self._parts = functools.cache(self._numbered_parts)
-        self._machines = functools.cache(lambda mesh: Machine(mesh, self._links, self._flops, self._memory_bandwidth))
+        self._machines = functools.cache(
+            lambda mesh, flops=peak: Machine(mesh, self._links, flops * PRODUCT_EFFICIENCY, self._memory_bandwidth)
+        )
 
     def may_fit(self, candidate: Candidate) -> bool:
         """Whether there is memory for the weights and their update, without which nothing else matters."""
@@ -259,7 +265,10 @@ class CostModel:
             # The gradient takes the way back: the same bytes between the same devices.
             back = tuple(move._replace(key=("d", *move.key)) for move in moves)
             return _Divided(Division(0.0, moves), Division(0.0, back))
-        passes = max(step.passes, self._precision_passes)
+        passes = 1
+        if step.is_exact or self._is_exact:
+            passes, machine = self._exact_passes, self._machines(partitioner.machine.mesh, self._exact_flops)
+            partitioner = dataclasses.replace(partitioner, machine=machine)
         forward = partitioner.divide(step.product)
         backward = [partitioner.divide(product) for product in step.product.backward()]
         return _Divided(

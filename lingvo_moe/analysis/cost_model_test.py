@@ -9,8 +9,9 @@ import pathlib
 import pytest
 
 from lingvo_moe import experiment
-from lingvo_moe.analysis import layout_space, plan
+from lingvo_moe.analysis import cost_model, layout_space, plan
 from lingvo_moe.analysis.cost_model import CostModel, Estimate
+from lingvo_moe.engines.cluster import GPUS, Cluster
 from lingvo_moe.engines.topology import Slice
 from lingvo_moe.sharding.layout import DeviceMesh
 
@@ -83,6 +84,36 @@ def test_weights_and_optimizer_state_are_exact():
         weights = made.memory.replicated_weights + made.memory.distributed_weights
         assert estimate.memory["weights"] == pytest.approx(weights, rel=1e-6)
         assert estimate.memory["optimizer state"] == pytest.approx(made.memory.optimizer_state, rel=1e-3)
+
+
+def on_gpus(monkeypatch, name: str, mesh: str, topology: str, *assignments: str) -> dict[str, float]:
+    """The seconds of products by part, on nodes of eight GPUs."""
+    monkeypatch.setattr(cost_model, "WORK_BYTES", dict.fromkeys(cost_model.WORK_BYTES, 0.0))
+    config = experiment.get(name, assignments, DeviceMesh.parse(mesh))
+    gpu, _, nodes = topology.partition(":")
+    target = Cluster(f"{topology}x8", gpu, int(nodes), 8, tuple(range(config.mesh.size)))
+    return CostModel(config, target).estimate(layout_space.registered(config)).compute
+
+
+def test_exact_products_run_outside_of_a_gpus_matrix_units(monkeypatch):
+    """As in the roofline of plans: 75 TFLOP/s of a B200. Operands in bfloat16 are exact already."""
+
+    def feed_forward(*assignments: str) -> float:
+        return on_gpus(monkeypatch, "dense_lm.Dense64BMesh8x16", "8x2", "b200:2", *assignments)["feed_forward"]
+
+    narrow, wide = (f"model.activation_dtype={dtype}" for dtype in ("bfloat16", "float32"))
+    rounded, exact = feed_forward(wide), feed_forward(wide, "matmul_precision=highest")
+    assert exact / rounded == pytest.approx(GPUS["b200"].tf32_flops / GPUS["b200"].float32_flops)
+    assert feed_forward(narrow, "matmul_precision=highest") == feed_forward(narrow)
+
+
+def test_products_of_routers_are_exact_on_gpus(monkeypatch):
+    """Whatever the precision of other products, so their times on two GPUs are as the GPUs' float32 speeds."""
+    flops = [
+        on_gpus(monkeypatch, "m4.MoE2048E36L", "128", f"{gpu}:16")["gating"] * GPUS[gpu].float32_flops
+        for gpu in ("a100", "b200")
+    ]
+    assert flops[0] == pytest.approx(flops[1])
 
 
 def test_recomputing_more_takes_less_memory_and_more_time():

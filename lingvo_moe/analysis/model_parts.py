@@ -33,13 +33,13 @@ class Step:
       product: None for a resharding.
       saved: the checkpoint name of the result (see `layers.checkpoint_policy`); "end" for a result that the backward
         pass does not need; empty for one without a name.
-      passes: how often the matrix unit is passed: 6 for float32 products that are exact.
+      is_exact: whether float32 operands are multiplied without rounding, whatever `matmul_precision` is.
       resharded, before, item_bytes: the tensor, its logical axes before the resharding, and bytes of an element.
     """
 
     product: Product | None
     saved: str = ""
-    passes: int = 1
+    is_exact: bool = False
     resharded: Tensor | None = None
     before: str = ""
     item_bytes: int = 2
@@ -203,10 +203,12 @@ class _Parts:
         sizes = self._routed_sizes(length, layer)
         tokens, rows = Tensor("tokens", "GSM"), Tensor("rows", "EGCM")
         hidden, outputs = Tensor("hidden", "EGCH"), Tensor("outputs", "EGCM")
-        # Products of the router are exact: float32 operands, six passes.
+        # Products of the router are exact (`ops.projection.project_in_float32`).
         gate = Product(tokens, Tensor("gate", GATE, 1, True), Tensor("logits", "GSE"), 4, 4)
         work = Work("GSE", "gating"), self._residual("GSM")
-        yield Part("gating", stack, 1, sizes, (Step(gate, "hidden", 6),), work, (Saved("GSE", "hidden", 4),))
+        yield Part(
+            "gating", stack, 1, sizes, (Step(gate, "hidden", is_exact=True),), work, (Saved("GSE", "hidden", 4),)
+        )
         dispatch = (
             self._step(Tensor("dispatch", "GSEC"), tokens, Tensor("buffers", "GECM")),
             self._reshard(rows, "GECM"),

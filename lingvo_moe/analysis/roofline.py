@@ -29,7 +29,7 @@ _LIBRARY_PRODUCT = re.compile(r'"gemm_backend_config":')
 # Of products, in XLA's own notation and in that of its calls of cuBLAS.
 _CONTRACTED = re.compile(r'lhs_contracting_dim(?:s=\{|ensions":\[)([\d,"]*)[}\]]')
 _EXACT = re.compile(r'operand_precision(?:=\{highest|":\["HIGHEST)')
-_EXACT_PASSES = 6  # of a TPU's matrix unit, which multiplies bfloat16, for an exact product of float32
+EXACT_PASSES = 6  # of a TPU's matrix unit, which multiplies bfloat16, for an exact product of float32
 _LABELS = re.compile(r"dim_labels=(\w+)_(\w+)->(\w+)")
 # Of each spatial dimension of a convolution, in XLA's notation of windows: `size=1x16 pad=0_0x15_15 rhs_reversal=0x1`.
 _WINDOW = re.compile(r"window=\{([^}]*)\}")
@@ -80,7 +80,7 @@ def _product_seconds(module: Module, product: Instruction, device: Gpu | Generat
     flops = _convolution_flops(module, product) if product.opcode == "convolution" else _dot_flops(module, product)
     is_exact = _EXACT.search(product.rest) is not None
     if isinstance(device, Generation):
-        return flops * (_EXACT_PASSES if is_exact else 1) / device.peak_flops
+        return flops * (EXACT_PASSES if is_exact else 1) / device.peak_flops
     if _shape(module.named(product.operands[0]).result)[0] in ("bf16", "f16"):
         return flops / device.peak_flops
     return flops / (device.float32_flops if is_exact else device.tf32_flops)
