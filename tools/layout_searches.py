@@ -43,14 +43,15 @@ def search(model: str) -> LayoutSearch:
     started = time.process_time()
     ranking = layout_search.rank(own, target, space)
     seconds = time.process_time() - started
-    best = ranking.best[0]
-    is_own = math.isclose(best.estimate.seconds, ranking.own.estimate.seconds, rel_tol=1e-3)
+    best, registered = ranking.best[0], ranking.own
+    assert registered is not None  # `experiment.get` has checked it
+    is_own = math.isclose(best.estimate.seconds, registered.estimate.seconds, rel_tol=1e-3)
     return LayoutSearch(
         model=model,
         layouts=ranking.num_candidates,
-        faster=ranking.own_rank,
+        faster=ranking.num_faster(registered),
         cpu_seconds=seconds,
-        own_seconds=ranking.own.estimate.seconds,
+        own_seconds=registered.estimate.seconds,
         found_seconds=best.estimate.seconds,
         found=() if is_own else tuple(sorted(best.changes)),
     )

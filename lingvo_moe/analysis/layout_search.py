@@ -62,20 +62,19 @@ class Ranking:
     """All candidates, ranked by the cost model.
 
     Attributes:
-      own: the experiment's settings.
+      own: the experiment's settings; None where they are not legal on its mesh, as a layout for another number of axes.
       best: those that may fit, the fastest first.
       num_candidates: all legal ones, with those that do not fit. Of a layout that is many times slower than the
         fastest, not all policies and schedules are predicted.
     """
 
-    own: Found
+    own: Found | None
     best: tuple[Found, ...]
     num_candidates: int
 
-    @property
-    def own_rank(self) -> int:
-        """How many candidates are predicted to be faster than the experiment's settings."""
-        return sum(found.estimate.tokens_per_second > self.own.estimate.tokens_per_second for found in self.best)
+    def num_faster(self, than: Found) -> int:
+        """Returns how many candidates are predicted to be faster than another."""
+        return sum(found.estimate.tokens_per_second > than.estimate.tokens_per_second for found in self.best)
 
     def choices(self) -> Iterator[Found]:
         """Yields candidates in order, of those that differ little the first alone."""
@@ -130,7 +129,7 @@ def rank(
     """Predicts every candidate.
 
     Args:
-      experiment: its own settings are legal.
+      experiment: its own settings need not be legal.
       target: the slice or cluster.
       space: what varies.
       track: shows progress.
@@ -139,6 +138,7 @@ def rank(
       UserError: the space is empty, nothing in it fits, or the model's parts are not known.
     """
     model = CostModel(experiment, target)
+    own = _own(experiment, target, model)
     best: list[Found] = []
     fastest, least, count = 0.0, float("inf"), 0
     every = layout_space.candidates(experiment, space)
@@ -163,8 +163,18 @@ def rank(
             + ". Use a larger --topology, a smaller --set input.batch_size=..., or leave out --mesh and --set."
         )
     best.sort(key=lambda found: (-found.estimate.tokens_per_second, found.estimate.bytes))
+    return Ranking(own, tuple(best), count)
+
+
+def _own(experiment: Experiment, target: Slice | Cluster, model: CostModel) -> Found | None:
+    """The experiment's settings; None where they are not legal on the target."""
+    try:
+        target.check(experiment.mesh)
+        experiment.check()
+    except UserError:
+        return None
     own = layout_space.registered(experiment)
-    return Ranking(Found(own, (), model.estimate(own)), tuple(best), count)
+    return Found(own, (), model.estimate(own))
 
 
 def _of_layout(candidate: Candidate) -> tuple:
@@ -180,7 +190,7 @@ def compile_best(
     top: int,
     assignments: Sequence[str] = (),
 ) -> Iterator[Found]:
-    """Compiles the experiment's own settings and the best choices, and yields each with its plan.
+    """Compiles the experiment's own settings, if they are legal, and the best choices; yields each with its plan.
 
     Args:
       name: of the model.
@@ -191,8 +201,9 @@ def compile_best(
       top: the number of choices to compile.
       assignments: the user's, for the plans.
     """
-    others = (choice for choice in ranking.choices() if not _is_own(choice, ranking.own))
-    chosen = [ranking.own, *itertools.islice(others, top)]
+    own = [ranking.own] if ranking.own else []
+    others = (choice for choice in ranking.choices() if not any(_is_own(choice, one) for one in own))
+    chosen = [*own, *itertools.islice(others, top)]
     start, longest = time.monotonic(), 0.0
     for found in chosen:
         started = time.monotonic()

@@ -47,6 +47,7 @@ def test_the_papers_layout_is_found_on_its_mesh(name, chips, policy):
     """Nothing that the cost model finds faster is much faster, and what it finds is at least as fast."""
     config = experiment.get(name)
     ranking = ranked(name, chips, mesh=config.mesh, remats=(policy,), pipelines=("none",), microbatches=1)
+    assert ranking.own is not None
     first, own = ranking.best[0].estimate, ranking.own.estimate
     assert own.seconds * 0.95 < first.seconds <= own.seconds * 1.0001
     assert any(found.estimate.seconds <= own.seconds * 1.0001 for found in ranking.best)
@@ -153,6 +154,17 @@ def test_a_plan_without_a_time_may_fit(compiled):
     found = dataclasses.replace(found, plan=dataclasses.replace(found.plan, compute_seconds=None))
     for text in (layout_text.compiled(found), layout_text.results([found])):
         assert "unknown" in text and not re.search("no fit|not fit", text, re.IGNORECASE)
+
+
+def test_a_layout_for_another_number_of_axes_is_not_compared(compiled):
+    """The model's own is for two axes, the mesh has one: others are found, and the first that is compiled is one."""
+    config = dataclasses.replace(experiment.unchecked("dense_lm.Small", ["layout=gspmd"]), mesh=DeviceMesh((8,)))
+    space = Space(8, (config.input.batch_size,), config.mesh, pipelines=("none",), microbatches=1)
+    ranking = layout_search.rank(config, slice_of(2, 2, 1), space)
+    assert ranking.own is None and ranking.best
+    text = layout_text.predictions(ranking)
+    assert "own the model's own settings do not fit this mesh" in text and "faster than the model's own" not in text
+    assert [bool(found.changes) for found in compiled(ranking, 100.0, 2)] == [True, True]
 
 
 def test_no_compilation_starts_that_would_exceed_the_budget(compiled):

@@ -14,11 +14,13 @@ _LEGEND = "[m] the cost model, or with [c] the plan: cycles of the compiler, lin
 
 def predictions(ranking: Ranking) -> str:
     """Returns the best choices by the cost model, before anything is compiled."""
+    own = ranking.own
+    faster = f", {ranking.num_faster(own):,} are faster than the model's own" if own else ""
     lines = [
         f"{ranking.num_candidates:,} legal layouts; {len(ranking.best):,} fit and are not many times slower than the "
-        f"fastest, {ranking.own_rank:,} are faster than the model's own, by the cost model [m]:",
+        f"fastest{faster}, by the cost model [m]:",
         *(line for number, found in enumerate(_first(ranking), 1) for line in _prediction(str(number), found)),
-        *_prediction("own", ranking.own),
+        *(_prediction("own", own) if own else ["own the model's own settings do not fit this mesh"]),
     ]
     return "\n".join(lines) + "\n"
 

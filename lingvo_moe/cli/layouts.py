@@ -49,7 +49,7 @@ def find(config: PlanConfig, own: Experiment, target: Slice | Cluster) -> Plan |
     if not config.top:
         return None
     found = []
-    with progress.bar("compiling the best layouts", config.top + 1, "layouts") as advance:
+    with progress.bar("compiling the best layouts", config.top + bool(ranking.own), "layouts") as advance:
         for one in layout_search.compile_best(
             name,
             target,
