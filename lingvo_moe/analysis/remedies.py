@@ -46,11 +46,11 @@ def of(plan: Plan) -> list[str]:
     if plan.batch_size > Layout.of(mesh, plan.layout).num_shards("B", "B"):
         field = "input.batch_size" if trains else "decoding_batch"
         found.append(f"a smaller --set {field}=... (now {plan.batch_size})")
-    if trains and plan.remat != "full":
+    if trains and plan.remat != "full" and not _is_of_volumes(plan):
         found.append(f"--set model.remat=full (now {plan.remat})")
     if plan.activation_dtype != "bfloat16":
         found.append(f"--set model.activation_dtype=bfloat16 (now {plan.activation_dtype})")
-    found += _layouts(plan, mesh)
+    found += () if _is_of_volumes(plan) else _layouts(plan, mesh)
     return [*found, f"more {plan.device}s"]
 
 
@@ -58,7 +58,7 @@ def search_of(plan: Plan) -> str:
     """Returns the flag that tries settings for a plan that does not fit; empty for what has no search."""
     if plan.program != "train" or hardware_of(plan.topology).clock is None:
         return ""
-    return f"--search=remat,mesh,{'groups,' if plan.num_experts else ''}batch"
+    return f"--search={'' if _is_of_volumes(plan) else 'remat,'}mesh,{'groups,' if plan.num_experts else ''}batch"
 
 
 def sufficient(experiment: Experiment, target: Slice | Cluster) -> Sufficient | None:
@@ -85,6 +85,11 @@ def sufficient(experiment: Experiment, target: Slice | Cluster) -> Sufficient | 
             if estimate.fits:
                 return Sufficient(larger.name, mesh, estimate)
     return None
+
+
+def _is_of_volumes(plan: Plan) -> bool:
+    """Whether the model is a U-Net, which has neither checkpoint policies nor the logical axes of a Transformer."""
+    return plan.unit == "voxels"
 
 
 def _layouts(plan: Plan, mesh: DeviceMesh) -> Iterator[str]:

@@ -74,6 +74,13 @@ def test_a_dense_model_has_no_groups_to_search():
     assert "--search=remat,mesh,batch tries" in text and "more GPUs" in text
 
 
+def test_a_model_of_volumes_has_neither_a_policy_nor_layouts_of_transformers():
+    """Of one device, whose layout may be `auto`; a smaller batch, bfloat16 and a search for a mesh remain."""
+    text = plan_text.text(_plan(unit="voxels", num_experts=0, mesh="1", cores=1), 1e12)
+    assert [remedy in text for remedy in _ALL] == [True, False, True, False, False]
+    assert "--search=mesh,batch tries some" in text
+
+
 def _fits(config: experiment.Experiment, mesh: str, target: Slice | Cluster) -> bool:
     config = dataclasses.replace(config, mesh=DeviceMesh.parse(mesh))
     return CostModel(config, target).estimate(layout_space.registered(config)).fits
