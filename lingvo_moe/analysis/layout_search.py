@@ -111,7 +111,7 @@ def space_of(
     fixed = {name: getattr(model, name) for name in _PINNED if name in names}
     return Space(
         devices,
-        tuple(int(batch * factor) for factor in _BATCH_FACTORS) if varies_batch else (batch,),
+        tuple(int(batch * factor) for factor in _BATCH_FACTORS if batch * factor >= 1) if varies_batch else (batch,),
         mesh,
         (fixed["remat"],) if "remat" in fixed else REMAT,
         (fixed["pipeline"],) if "pipeline" in fixed else Space.pipelines,

@@ -78,12 +78,14 @@ def test_choices_differ():
 
 
 def test_what_the_user_sets_does_not_vary():
-    """A policy and a mesh stay; the batch varies only where asked; a layout cannot be both set and looked for."""
+    """A policy and a mesh stay; the batch varies only where asked, from one row on; a layout is set or looked for."""
     config = experiment.get("dense_lm.Small", ["remat=full", "model.pipeline=none"])
     mesh = DeviceMesh((4, 2))
     space = layout_search.space_of(config, 8, ["remat=full", "model.pipeline=none"], mesh, False)
     assert (space.mesh, space.remats, space.pipelines, space.batch_sizes) == (mesh, ("full",), ("none",), (16,))
     assert layout_search.space_of(config, 8, [], None, True).batch_sizes == (8, 16, 32, 64)
+    single = experiment.unchecked("dense_lm.Small", ["input.batch_size=1"])
+    assert layout_search.space_of(single, 8, [], None, True).batch_sizes == (1, 2, 4)
     with pytest.raises(UserError, match="--set layout=...: --search=layout looks for it; leave out --set layout"):
         layout_search.space_of(config, 8, ["layout=gspmd"], None, False)
     with pytest.raises(UserError, match="use --mesh to try one mesh alone"):

@@ -140,13 +140,16 @@ def _groups(experiment: Experiment, target: Slice | Cluster) -> Iterator[str]:
     del target
     if not experiment.model.num_experts:
         return iter(())
-    groups = experiment.model.num_groups
-    return (f"model.num_groups={int(groups * factor)}" for factor in _FACTORS)
+    return (f"model.num_groups={number}" for number in _multiples(experiment.model.num_groups))
 
 
 def _batches(experiment: Experiment, target: Slice | Cluster) -> Iterator[str]:
     del target
-    return (f"input.batch_size={int(experiment.input.batch_size * factor)}" for factor in _FACTORS)
+    return (f"input.batch_size={size}" for size in _multiples(experiment.input.batch_size))
+
+
+def _multiples(own: int) -> Iterator[int]:
+    return (int(own * factor) for factor in _FACTORS if own * factor >= 1)
 
 
 # The dimensions of the search: functions that yield the assignments to try besides the current one.

@@ -127,6 +127,16 @@ def test_groups_are_varied_only_with_experts(trials):
     assert len(trials(["groups"], ("model.num_experts=0", "model.num_groups=1"))) == 1
 
 
+def test_no_trial_has_less_than_a_row_or_a_group(trials):
+    """A quarter of two is none."""
+    small = ("model.remat=full", "mesh=2", "model.num_groups=2", "input.batch_size=2")
+    tried = {change for trial in trials(["groups", "batch"], small) for change in trial.changes}
+    assert {change for change in tried if change.endswith(("=0", "=1"))} == {
+        "model.num_groups=1",
+        "input.batch_size=1",
+    }
+
+
 def test_every_trial_has_a_line(trials):
     """With memory, or the reason why it does not fit."""
     lines = {trial.changes: plan_text.trial(trial) for trial in trials(["remat"])}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
+import math
 import os
 
 from lingvo_moe.analysis import plan as planning
@@ -99,10 +100,7 @@ def _evaluate_language_model(config: EvalConfig):
 
 def plan(config: PlanConfig):
     """`plan`: compiles for a TPU slice or GPU cluster without one; prints a step's memory, communication and time."""
-    output_files.check_path("--json", config.json)
-    search.check_dimensions(config.search)
-    if config.program != "train" and config.search:
-        raise UserError(f"--search compares training steps; leave out --program={config.program}.")
+    _check_flags(config)
     name = config.full_name()
     own = unchecked(name, config.assignments)
     if config.program == "decode" and not own.translates:
@@ -120,6 +118,20 @@ def plan(config: PlanConfig):
     if config.json:
         chosen.save(config.json)
     print(plan_text.text(chosen, config.tokens, config.price_per_hour, _sufficient(config, chosen, target)), end="")
+
+
+def _check_flags(config: PlanConfig):
+    """Raises UserError for flags of `plan` that are out of range, or mean nothing beside the others."""
+    output_files.check_path("--json", config.json)
+    search.check_dimensions(config.search)
+    if config.program != "train" and config.search:
+        raise UserError(f"--search compares training steps; leave out --program={config.program}.")
+    for flag in ("tokens", "price_per_hour", "budget"):
+        if not math.isfinite(getattr(config, flag) or 0):
+            raise UserError(f"--{flag}={getattr(config, flag)}: expected a finite number.")
+    for flag in ("budget", "top"):
+        if flag in config.given and search.LAYOUT not in config.search:
+            raise UserError(f"--{flag} is for --search=layout; add that, or leave --{flag} out.")
 
 
 def _sufficient(

@@ -96,6 +96,9 @@ def test_list_and_show_name_every_model_and_field(capsys):
             "sparse_lm.MoE10B32E does not translate; plan its training",
         ),
         (["plan", "Quickstart", "--topology=v3:2x2x1", "--search=speed"], "no such dimension"),
+        (["plan", "Quickstart", "--tokens=inf"], "--tokens=inf: expected a finite number"),
+        (["plan", "Quickstart", "--top=2"], "--top is for --search=layout; add that, or leave --top out"),
+        (["plan", "Quickstart", "--search=remat", "--budget=5"], "--budget is for --search=layout; add that"),
         (["plan", "m4.Small", "--topology=v3:2x2x1", "--search=layout,groups"], "does not vary groups; leave that out"),
         (
             ["plan", "m4.Small", "--topology=v3:2x2x1", "--search=layout", "--top=0", "--json=plan.json"],
