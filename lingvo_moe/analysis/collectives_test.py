@@ -58,7 +58,10 @@ to_apply=%add
 replica_groups=mesh['axis_0'=8,'axis_1'=4] {'axis_0'}, dimensions={1}, metadata={op_name="jit(call)/while/einsum"}
   %fusion.1 = f32[32,4]{1,0} fusion(%x), kind=kCustom, calls=%all-reduce-scatter.1, control-predecessors={%add}, \
 metadata={op_name="optimizer/update"}
-  ROOT %t = (s32[], f32[4]{0}) tuple(%x, %x)
+  %before = s32[] get-tuple-element(%b), index=0
+  %one = s32[] constant(1)
+  %next = s32[] add(%before, %one)
+  ROOT %t = (s32[], f32[4]{0}) tuple(%next, %x)
 }
 
 %branch (e: f32[4]) -> f32[4] {
@@ -77,7 +80,8 @@ metadata={op_name="optimizer/update"}
 
 ENTRY %main (a: f32[4]) -> f32[4] {
   %a = f32[4]{0} parameter(0)
-  %start = (s32[], /*index=1*/f32[4]{0}) tuple(%a, %a)
+  %from = s32[] constant(0)
+  %start = (s32[], /*index=1*/f32[4]{0}) tuple(%from, %a)
   %while.1 = (s32[], f32[4]{0}) while(%start), condition=%condition, body=%body
   %both = (f32[]{:T(256)}, f32[8]{0:T(256)}) all-reduce(%a, %a), replica_groups=[4,8]<=[8,4]T(1,0), to_apply=%add
   %fusion.2 = f32[16]{0} fusion(%a), kind=kCustom, calls=%fused_sum

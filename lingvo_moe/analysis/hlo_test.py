@@ -43,14 +43,20 @@ _TEXT = """HloModule small, is_scheduled=true
   %g = (s32[]{:T(256)}, f32[4]{0:T(256)}, s32[]{:T(256)}) parameter(0)
   %kept = s32[]{:T(256)} get-tuple-element(%g), index=2
   %y = f32[4]{0:T(256)} copy(%g), backend_config={"estimated_cycles":"100"}
-  ROOT %u = (s32[]{:T(256)}, f32[4]{0:T(256)}, s32[]{:T(256)}) tuple(%kept, %y, %kept)
+  %k_before = s32[]{:T(256)} get-tuple-element(%g), index=0
+  %k_one = s32[]{:T(256)} constant(1)
+  %k_next = s32[]{:T(256)} add(%k_before, %k_one)
+  ROOT %u = (s32[]{:T(256)}, f32[4]{0:T(256)}, s32[]{:T(256)}) tuple(%k_next, %y, %kept)
 }
 
 %body (b: (s32[], f32[4])) -> (s32[], f32[4]) {
   %b = (s32[]{:T(256)}, f32[4]{0:T(256)}) parameter(0)
   %x = f32[4]{0:T(256)} get-tuple-element(%b), index=1
   %f = f32[4]{0:T(256)} fusion(%x), kind=kLoop, calls=%fused, backend_config={"estimated_cycles":"10"}
-  ROOT %t = (s32[]{:T(256)}, f32[4]{0:T(256)}) tuple(%x, %f)
+  %i_before = s32[]{:T(256)} get-tuple-element(%b), index=0
+  %i_one = s32[]{:T(256)} constant(1)
+  %i_next = s32[]{:T(256)} add(%i_before, %i_one)
+  ROOT %t = (s32[]{:T(256)}, f32[4]{0:T(256)}) tuple(%i_next, %f)
 }
 
 %slices_left (h: (s32[], f32[4], u32[])) -> pred[] {
@@ -73,11 +79,12 @@ _TEXT = """HloModule small, is_scheduled=true
 
 ENTRY %main (a: f32[4]) -> f32[4] {
   %a = f32[4]{0:T(256)} parameter(0)
-  %start = (s32[]{:T(256)}, /*index=1*/f32[4]{0:T(256)}) tuple(%a, %a)
+  %from = s32[]{:T(256)} constant(0)
+  %start = (s32[]{:T(256)}, /*index=1*/f32[4]{0:T(256)}) tuple(%from, %a)
   %while.1 = (s32[]{:T(256)}, f32[4]{0:T(256)}) while(%start), condition=%condition, body=%body
   %turns = s32[]{:T(256)} get-tuple-element(%while.1), index=0
   %turned = s32[]{:T(256)} copy(%turns)
-  %begin = (s32[]{:T(256)}, f32[4]{0:T(256)}, s32[]{:T(256)}) tuple(%a, %a, %turned)
+  %begin = (s32[]{:T(256)}, f32[4]{0:T(256)}, s32[]{:T(256)}) tuple(%from, %a, %turned)
   %while.3 = (s32[]{:T(256)}, f32[4]{0:T(256)}, s32[]{:T(256)}) while(%begin), condition=%like_before, body=%gradient
   %first = u32[]{:T(256)} constant(1)
   %outset = u32[]{:T(256)} copy(%first)

@@ -2,11 +2,13 @@
 
 A loop's counter is element 0 of its state, or another one in loops that the compiler makes late, as those of products
 in slices. Its first value and what the body adds to it are read from the text, and the condition is evaluated for each
-value until it is false.
+value until it is false. Where the state is made by another instruction than a `tuple`, the text does not have them, and
+they are 0 and 1. A counter that starts at data, or to which data is added, has no trip count.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import operator
 from collections.abc import Mapping, Sequence
 
@@ -26,6 +28,19 @@ _COMPUTED = {
 }
 
 
+@dataclasses.dataclass(frozen=True)
+class _Counter:
+    """An element of a loop's state: its index, its first value, and what each trip adds."""
+
+    index: int
+    first: int
+    step: int
+
+    def after(self, trips: int) -> int:
+        """Returns the value after a number of trips."""
+        return self.first + trips * self.step
+
+
 class TripCounts:
     """The trip counts of a module's loops."""
 
@@ -43,34 +58,46 @@ class TripCounts:
         return self._counted[loop.name]
 
     def _count(self, loop: Instruction) -> int | None:
-        index, first, step = self._counter(loop)
+        counter = self._counter(loop)
+        if counter is None:
+            return None
         condition = loop.computation("condition")
         for trip in range(_MAX_TRIPS):
-            value = self._condition(loop, condition, (index, first + trip * step))
+            value = self._condition(loop, condition, (counter.index, counter.after(trip)))
             if not value:
                 return trip if value is False else None
         return None
 
-    def _counter(self, loop: Instruction) -> tuple[int, int, int]:
-        """Returns the index of a loop's counter in its state, the counter's first value and what each trip adds.
-
-        The last two are 0 and 1 where the text does not say.
-        """
+    def _counter(self, loop: Instruction) -> _Counter | None:
+        """Returns a loop's counter, the first that the condition reads; None if it depends on data."""
         condition = self._computations[loop.computation("condition")]
-        read = [i.index for i in condition if i.opcode == "get-tuple-element"]
-        index = 0 if 0 in read else next((index for index in read if self._counts(loop, index)), 0)
-        initial, added = self._constant(self._initial(loop, index)), self._source(self._passed(loop, index))
-        operands = added.operands if added and added.opcode == "add" else ()
-        steps = [self._constant(self._named[name]) for name in operands]
-        return index, initial or 0, next((step for step in steps if step), 1)
+        read = sorted({i.index for i in condition if i.opcode == "get-tuple-element"})
+        index = next((index for index in read if self._counts(loop, index)), 0)
+        first, step = self._first(loop, index), self._step(loop, index)
+        return None if first is None or step is None else _Counter(index, first, step)
 
     def _counts(self, loop: Instruction, index: int) -> bool:
-        """Returns whether a trip adds a constant to element `index` of a loop's state, from a constant on."""
-        added = self._source(self._passed(loop, index))
-        if added is None or added.opcode != "add" or self._constant(self._initial(loop, index)) is None:
-            return False
-        before, step = (self._named[name] for name in added.operands)
-        return _is_element(self._source(before), index) and self._constant(step) is not None
+        """Returns whether the text says that element `index` of a loop's state is a counter."""
+        is_in_text = self._initial(loop, index) is not None and self._passed(loop, index) is not None
+        return is_in_text and self._first(loop, index) is not None and self._step(loop, index) is not None
+
+    def _first(self, loop: Instruction, index: int) -> int | None:
+        """Returns a counter's first value, 0 where the text does not say; None if it depends on data."""
+        initial = self._initial(loop, index)
+        return 0 if initial is None else self._constant(initial)
+
+    def _step(self, loop: Instruction, index: int) -> int | None:
+        """Returns what each trip adds to a counter, 1 where the text does not say; None if that is no constant."""
+        passed = self._passed(loop, index)
+        if passed is None:
+            return 1
+        if passed.opcode not in ("add", "subtract"):
+            return None
+        before, by = (self._source(self._named[name]) for name in passed.operands)
+        if passed.opcode == "add" and _is_element(by, index):
+            before, by = by, before
+        step = self._constant(by) if _is_element(before, index) else None
+        return -step if step is not None and passed.opcode == "subtract" else step
 
     def _condition(
         self, loop: Instruction, computation: str, counter: tuple[int, int], arguments: Sequence[_Value] = ()
@@ -114,8 +141,8 @@ class TripCounts:
         return initial.scalar
 
     def _last_counter(self, loop: Instruction) -> int | None:
-        trips, (index, first, step) = self.of(loop), self._counter(loop)
-        return None if trips is None or index else first + trips * step
+        trips, counter = self.of(loop), self._counter(loop)
+        return None if trips is None or counter is None or counter.index else counter.after(trips)
 
     def _initial(self, loop: Instruction, index: int) -> Instruction | None:
         """Returns what element `index` of a loop's state is before the first trip; None where the text does not say."""
@@ -123,7 +150,8 @@ class TripCounts:
 
     def _passed(self, loop: Instruction, index: int) -> Instruction | None:
         """Returns what a trip makes of element `index` of a loop's state; None where the text does not say."""
-        return self._element(next(i for i in self._computations[loop.computation("body")] if i.is_root), index)
+        root = next(i for i in self._computations[loop.computation("body")] if i.is_root)
+        return self._source(self._element(root, index))
 
     def _element(self, state: Instruction, index: int) -> Instruction | None:
         """Returns an element of a `tuple`; None of another instruction, as a parameter or a loop."""

@@ -72,6 +72,35 @@ def test_a_loop_that_never_ends_counts_once():
     assert (times["next"], module.unknown_loops) == (1, 2)
 
 
+def _counted(text: str, changed: str, first: int = 0, direction: str = "LT", limit: int = 9) -> tuple[int, int]:
+    """How often the first loop runs if its text is another, and the number of unknown loops."""
+    module = _LOOP.format(first=first, step=1, direction=direction, limit=limit)
+    assert text in module
+    changed_module = Module(module.replace(text, changed), 1)
+    return {i.name: times for i, times in changed_module.runs()}["next"], changed_module.unknown_loops
+
+
+def test_a_counter_may_be_subtracted_from():
+    """9 down to 0, as XLA writes it before it makes an addition of it; a constant less the counter is no counter."""
+    assert _counted(" add(%copied, %step)", " subtract(%copied, %step)", 9, "GT", 0)[0] == 9
+    assert _counted(" add(%copied, %step)", " subtract(%step, %copied)") == (1, 2)
+
+
+@pytest.mark.parametrize(
+    "text, changed",
+    [
+        ("tuple(%begin)", "tuple(%a)"),
+        (" add(%copied, %step)", " add(%copied, %copied)"),
+        (" add(%copied, %step)", " multiply(%copied, %step)"),
+        ("tuple(%next)", "tuple(%j)"),
+    ],
+    ids=["starts at a parameter", "adds data", "multiplies", "does not change"],
+)
+def test_a_loop_without_a_counter_counts_once(text, changed):
+    """As the page says: nothing is assumed that the text contradicts. Nor is the loop known that differentiates it."""
+    assert _counted(text, changed) == (1, 2)
+
+
 @pytest.mark.parametrize(
     "text, changed",
     [
