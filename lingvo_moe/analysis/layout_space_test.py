@@ -11,7 +11,6 @@ from lingvo_moe import experiment, tree
 from lingvo_moe.analysis import layout_space
 from lingvo_moe.analysis.layout_space import Space
 from lingvo_moe.errors import UserError
-from lingvo_moe.layers.checkpoint_policy import REMAT
 from lingvo_moe.sharding.layout import DeviceMesh, Layout
 
 for family in ("dense_lm", "hybrid_lm", "m4", "sparse_lm"):
@@ -86,12 +85,11 @@ def test_what_is_given_does_not_vary():
 
 
 def test_no_candidate_is_there_twice():
-    """Two sets of rules that shard all matrices alike are one."""
-    _, candidates = sample("hybrid_lm.Small", 8, 10**6, remats=("full",), microbatches=1, pipelines=("none",))
-    matrices = ("BTM", "BTND", "BTH", "MND", "NDM", "MH", "HM", "VM", "MV", "BTV", "EMH", "EHM", "EGCM", "EGCH")
+    """Two sets of rules that shard all matrices alike are one: weights, optimizer state and activations."""
+    config, candidates = sample("hybrid_lm.Small", 8, 10**6, remats=("full",), microbatches=1, pipelines=("none",))
+    matrices = [axes for axes in layout_space.tensors_of(config) if len(axes.lstrip("Rr")) > 1]
     keys = [(c.mesh.shape, *(c.layout.dims_mapping(axes) for axes in matrices)) for c in candidates]
-    # Optimizer state and rows of a layer may differ still.
-    assert len(keys) < 2 * len(set(keys)) and {c.remat for c in candidates} <= set(REMAT)
+    assert len(keys) == len(set(keys)) > 1000
 
 
 def test_an_empty_space_is_an_error():

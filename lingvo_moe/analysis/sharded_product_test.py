@@ -75,7 +75,7 @@ def test_a_transposition_of_axes_is_an_all_to_all():
 
 
 def test_what_nobody_divides_is_repeated():
-    """Along y all eight devices compute the same; the time is four times that of 32 devices' share of eight."""
+    """Along y all eight devices compute the same; the time is eight times that where they divide C."""
     division = divide("AB", "BC", "AC", AB=(0, -1), AC=(0, -1))
     whole = divide("AB", "BC", "AC", AB=(0, -1), BC=(-1, 1), AC=(0, 1))
     assert division.seconds == pytest.approx(8 * whole.seconds)
