@@ -164,8 +164,7 @@ class CostModel:
             self._exact_flops, self._exact_passes = hardware.float32_flops, 1
         self._memory_bandwidth = hardware.memory_bandwidth
         self._part_costs: dict[tuple, _PartCost] = {}
-        self._alike: dict[Part, int] = {}
-        self._numbers: dict[int, int] = {}
+        self._numbers: dict[Part, int] = {}
         self._divided: dict[tuple, list[_Divided]] = {}
         self._tables = functools.cache(self._mapping)
         self._sizes = functools.cache(self._bytes_of)
@@ -185,10 +184,10 @@ class CostModel:
         compute: dict[str, float] = defaultdict(float)
         collectives: dict[tuple[str, str, str], float] = defaultdict(float)
         bubbles, saved, temporary = 0.0, 0.0, 0.0
-        for part in self._parts(candidate.batch_size, candidate.microbatches):
+        for number, part in self._parts(candidate.batch_size, candidate.microbatches):
             schedule = schedules[part.stack] if part.stack else None
             times = part.count * (schedule.iterations * schedule.repeats_per_iteration if schedule else 1)
-            cost = self._part_cost(part, candidate, is_inside=schedule is not None)
+            cost = self._part_cost(number, part, candidate, is_inside=schedule is not None)
             compute[part.name] += times * cost.seconds
             for move in cost.moves:
                 what = "weights" if move.is_weight else "activations"
@@ -209,13 +208,11 @@ class CostModel:
         tokens = candidate.batch_size * next(iter(self._experiment.input.lengths.values()))
         return Estimate(dict(compute), dict(collectives), bubbles, memory, self._available, tokens)
 
-    def _numbered_parts(self, batch_size: int, microbatches: int) -> tuple[Part, ...]:
-        """The parts, which `_parts` keeps; those of an encoder and a decoder that are alike have one number."""
+    def _numbered_parts(self, batch_size: int, microbatches: int) -> tuple[tuple[int, Part], ...]:
+        """The parts, each with a number: those of an encoder and a decoder that are alike have one, and one cost."""
         parts = model_parts.parts_of(self._experiment, batch_size, microbatches)
-        for part in parts:
-            alike = dataclasses.replace(part, stack="")
-            self._numbers[id(part)] = self._alike.setdefault(alike, len(self._alike))
-        return parts
+        alike = [dataclasses.replace(part, stack="", count=1) for part in parts]
+        return tuple((self._numbers.setdefault(one, len(self._numbers)), part) for one, part in zip(alike, parts))
 
     def _schedules(self, candidate: Candidate) -> dict[str, Schedule]:
         """The schedule of each stack."""
@@ -224,13 +221,12 @@ class CostModel:
             for stack, repeats in self._model.repeats.items()
         }
 
-    def _part_cost(self, part: Part, candidate: Candidate, is_inside: bool) -> _PartCost:
+    def _part_cost(self, number: int, part: Part, candidate: Candidate, is_inside: bool) -> _PartCost:
         """The cost of one run, from the cache if a candidate with the same sharding of this part has been there."""
         remat = candidate.remat if is_inside else "none"
         table = self._table(candidate.layout, is_inside and candidate.stages > 1)
         shardings = tuple(table[axes] for axes in part.axes)
-        # Parts are kept by `_parts`, so each has an identity.
-        key = (id(part), shardings, candidate.mesh.shape)
+        key = (number, shardings, candidate.mesh.shape)
         if (*key, remat) not in self._part_costs:
             partitioner = Partitioner(
                 dict(zip(part.axes, shardings)), dict(part.sizes), self._machines(candidate.mesh.shape)
@@ -375,7 +371,7 @@ class CostModel:
     ) -> dict[str, tuple[int, ...]]:
         layout = Layout(DeviceMesh((1,) * len(names), names), rules)
         layout = layout.within_stages() if within_stages else layout
-        axes = {axes for part in self._parts(self._experiment.input.batch_size, 1) for axes in part.axes}
+        axes = {axes for _, part in self._parts(self._experiment.input.batch_size, 1) for axes in part.axes}
         axes |= {weight.logical_axes for weight in (*self._weights, *self._states)}
         return {name: (-1, -1) if name == GATE else layout.dims_mapping(name) for name in axes}
 

@@ -9,7 +9,7 @@ import pathlib
 import pytest
 
 from lingvo_moe import experiment
-from lingvo_moe.analysis import cost_model, layout_space, plan
+from lingvo_moe.analysis import cost_model, layout_space, model_parts, plan
 from lingvo_moe.analysis.cost_model import CostModel, Estimate
 from lingvo_moe.engines.cluster import GPUS, Cluster
 from lingvo_moe.engines.topology import Slice
@@ -114,6 +114,15 @@ def test_products_of_routers_are_exact_on_gpus(monkeypatch):
         for gpu in ("a100", "b200")
     ]
     assert flops[0] == pytest.approx(flops[1])
+
+
+def test_parts_that_are_alike_are_divided_once():
+    """Those of the encoder and the decoder: most of a search's time is spent on dividing."""
+    config = experiment.get("m4.MoE128E12L")
+    model = CostModel(config, Slice("v3:8x8x1", "v3", (8, 8, 1), tuple(range(128))))
+    model.estimate(layout_space.registered(config))
+    parts = model_parts.parts_of(config, config.input.batch_size, 1)
+    assert len(model._part_costs) == len({dataclasses.replace(part, stack="") for part in parts}) < len(parts)
 
 
 def test_recomputing_more_takes_less_memory_and_more_time():
