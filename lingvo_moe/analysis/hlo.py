@@ -13,16 +13,8 @@ from lingvo_moe.analysis.instruction import ARRAY, Instruction, bytes_of, instru
 from lingvo_moe.analysis.trip_counts import TripCounts
 
 _COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{\s*$")
-_WITHOUT_BUFFER = (
-    "parameter",
-    "get-tuple-element",
-    "tuple",
-    "while",
-    "call",
-    "conditional",
-    "bitcast",
-    "optimization-barrier",
-)
+# Instructions whose results are inputs or other instructions' results.
+WITHOUT_BUFFER = ("parameter", "get-tuple-element", "tuple", "while", "call", "conditional", "bitcast", "opt-barrier")
 # Instructions that execute the instructions of the computations that they call.
 _EXECUTED = ("while", "call", "conditional", "async-start")
 
@@ -99,10 +91,14 @@ class Module:
         return self._named[name]
 
     def largest_buffers(self, count: int) -> list[Buffer]:
-        """Returns the largest single results, one per operation, without inputs and pointers to other results."""
+        """Returns the largest single results, one per operation, without inputs and pointers to other results.
+
+        Raises:
+          ValueError: an unknown element type.
+        """
         largest: dict[str, Buffer] = {}
         for instruction, _ in self._runs:
-            if instruction.opcode not in _WITHOUT_BUFFER:
+            if instruction.opcode not in WITHOUT_BUFFER:
                 for dtype, sizes in ARRAY.findall(instruction.result):
                     buffer = Buffer(bytes_of(dtype, sizes), f"{dtype}[{sizes}]", instruction.op_name)
                     largest[buffer.op_name] = max(largest.get(buffer.op_name, buffer), buffer, key=lambda b: b.bytes)

@@ -108,6 +108,21 @@ def test_instructions_in_loops_count_with_the_trip_count():
     assert module.unknown_loops == 1
 
 
+def test_largest_buffers_are_no_pointers():
+    """A barrier, as XLA writes it, has the buffers of its operands."""
+    module = Module(
+        """HloModule small
+ENTRY %main (a: f32[8]) -> f32[4] {
+  %a = f32[8]{0} parameter(0)
+  %before = f32[8]{0} opt-barrier(%a)
+  ROOT %part = f32[4]{0} slice(%before), slice={[0:4]}
+}
+""",
+        1,
+    )
+    assert [buffer.shape for buffer in module.largest_buffers(5)] == ["f32[4]"]
+
+
 def test_text_that_is_not_a_module_is_an_error():
     """Not an empty module."""
     with pytest.raises(ValueError, match="expected the text of a compiled XLA module"):

@@ -13,22 +13,9 @@ _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
 _CONTROL_PREDECESSORS = re.compile(r"control-predecessors=\{[^}]*\}")
 _KNOWN_TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
 _OP_NAME = re.compile(r'op_name="([^"]*)"')
-_BYTES = {
-    "pred": 1,
-    "s8": 1,
-    "u8": 1,
-    "s16": 2,
-    "u16": 2,
-    "f16": 2,
-    "bf16": 2,
-    "s32": 4,
-    "u32": 4,
-    "f32": 4,
-    "s64": 8,
-    "u64": 8,
-    "f64": 8,
-    "c64": 8,
-}
+# Element types are named by their bits: s4, bf16, f8e4m3fn, and c64 of two f32; but these.
+_BITS = re.compile(r"(?:bf|[fsuc])(\d+)(?:e\d+m\d+\w*)?")
+_OTHER_BITS = {"pred": 8, "token": 0, "opaque": 0}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,7 +38,7 @@ class Instruction:
 
     @property
     def result_bytes(self) -> int:
-        """Bytes of the result, of all elements of a tuple, without the padding of its layout."""
+        """Bytes of the result, of all elements of a tuple, without the padding of its layout; raises as `bytes_of`."""
         return array_bytes(self.result)
 
     @property
@@ -123,13 +110,21 @@ def instruction_of(line: str) -> Instruction | None:
 
 
 def array_bytes(text: str) -> int:
-    """Returns the bytes of all arrays that the text of a type has, without the padding of their layouts."""
+    """Returns the bytes of all arrays that a type's text has, without the padding of layouts; raises as `bytes_of`."""
     return sum(bytes_of(dtype, sizes) for dtype, sizes in ARRAY.findall(text))
 
 
 def bytes_of(dtype: str, sizes: str) -> int:
-    """Returns the bytes of an array from the text of its element type and of its sizes, as ARRAY finds them."""
-    return _BYTES.get(dtype, 4) * math.prod(map(int, filter(None, sizes.split(","))))
+    """Returns the bytes of an array from the text of its element type and of its sizes, as ARRAY finds them.
+
+    Raises:
+      ValueError: an unknown element type.
+    """
+    named = _BITS.fullmatch(dtype)
+    if named is None and dtype not in _OTHER_BITS:
+        raise ValueError(f"{dtype}[{sizes}] has an unknown element type")
+    bits = int(named[1]) if named else _OTHER_BITS[dtype]
+    return -(-bits * math.prod(map(int, filter(None, sizes.split(",")))) // 8)
 
 
 def _match(pattern: str, text: str) -> re.Match[str]:

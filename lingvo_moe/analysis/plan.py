@@ -292,16 +292,15 @@ def _without_program(lowered: Program, target: Slice | Cluster, answer: OutOfMem
 def _of_program(lowered: Program, compiled: Compiled, target: Slice | Cluster) -> dict:
     """The fields of a plan that are read from the compiled program."""
     hlo = compiled.hlo()
-    module = Module(hlo, lowered.mesh.size)
+    with _reading():
+        module = Module(hlo, lowered.mesh.size)
     if names := missed(hlo, module):
         raise UserError(
             f"the compiled module has collectives that this version cannot count: {', '.join(names)}. Please report it."
         )
-    try:
+    with _reading():
         collectives, runs = collective_costs(module, target), list(_runs(module, target))
         scheduled_seconds = compiler_schedule.seconds(compiled.schedule, module) if compiled.schedule else None
-    except ValueError as error:
-        raise UserError(f"the compiled module cannot be read: {error}. Please report it.") from None
     cycles = sum(cycles for _, cycles in runs)
     clock = hardware_of(target.name).clock
     # Donated inputs become outputs; all other outputs count as temporaries.
@@ -318,6 +317,15 @@ def _of_program(lowered: Program, compiled: Compiled, target: Slice | Cluster) -
         "scheduled_seconds": scheduled_seconds,
         "unknown_loops": module.unknown_loops,
     }
+
+
+@contextlib.contextmanager
+def _reading() -> Iterator[None]:
+    """Raises UserError where the module has something that the block cannot read."""
+    try:
+        yield
+    except ValueError as error:
+        raise UserError(f"the compiled module cannot be read: {error}. Please report it.") from None
 
 
 def part_of(instruction: Instruction) -> str:
@@ -434,9 +442,12 @@ def _largest_buffers(lowered: Program, target: Slice | Cluster) -> tuple[Buffer,
     larger = target.with_more_memory()
     if larger is None:
         return ()
-    with contextlib.suppress(OutOfMemory):
-        return tuple(Module(larger.load(lowered).hlo(), lowered.mesh.size).largest_buffers(_MAX_BUFFERS))
-    return ()
+    try:
+        hlo = larger.load(lowered).hlo()
+    except OutOfMemory:
+        return ()
+    with _reading():
+        return tuple(Module(hlo, lowered.mesh.size).largest_buffers(_MAX_BUFFERS))
 
 
 def _settings(experiment: Experiment, program: str) -> dict:

@@ -12,14 +12,13 @@ import re
 
 from lingvo_moe.analysis.collectives import COLLECTIVES
 from lingvo_moe.analysis.hardware import Generation
-from lingvo_moe.analysis.hlo import Module
+from lingvo_moe.analysis.hlo import WITHOUT_BUFFER, Module
 from lingvo_moe.analysis.instruction import ARRAY, Instruction, array_bytes
 from lingvo_moe.engines.cluster import Gpu
 
 # They move nothing, or the instructions that they run are counted by themselves.
 _FREE = (
-    "parameter", "constant", "get-tuple-element", "tuple", "bitcast", "while", "call", "conditional", "async-start",
-    "async-update", "async-done", "after-all", "partition-id", "replica-id", "opt-barrier", "optimization-barrier",
+    *WITHOUT_BUFFER, "constant", "async-start", "async-update", "async-done", "after-all", "partition-id", "replica-id",
 )  # fmt: skip
 _UPDATE = "dynamic-update-slice"
 _SLICES = ("dynamic-slice", "slice", "gather")
@@ -41,7 +40,7 @@ def cycles(module: Module, instruction: Instruction, gpu: Gpu) -> int:
 
 
 def seconds(module: Module, instruction: Instruction, device: Gpu | Generation) -> float:
-    """Returns the seconds that one run of an instruction takes; raises ValueError for an unknown library call."""
+    """Returns the seconds that one run of an instruction takes; raises ValueError for an unknown library or type."""
     kind = instruction.opcode.removesuffix("-start").removesuffix("-done")
     if instruction.opcode in _FREE or kind in COLLECTIVES:
         return 0.0
