@@ -13,7 +13,6 @@ import os
 import re
 import shutil
 import subprocess
-import tempfile
 import urllib.parse
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
@@ -29,7 +28,7 @@ from lingvo_moe.data.sources import (
     sha256,
 )
 from lingvo_moe.errors import UserError
-from lingvo_moe.utils import progress, safe_paths
+from lingvo_moe.utils import progress, safe_paths, temporary_directories
 
 APPLICATIONS = tuple(
     (
@@ -109,10 +108,10 @@ class Package:
 
     def files(self) -> Iterator[CatalogFile]:
         """Yields the catalogs in the package. dpkg-deb and tar refuse members outside of the directory."""
-        with tempfile.TemporaryDirectory(prefix="unpacked-", dir=self._path.parent) as directory:
+        with temporary_directories.make("unpacked-", self._path.parent) as directory:
             for path in self._archives:
                 unpack(path, directory)
-            catalogs_inside = CatalogDirectory(self.name, Path(directory), self._suffixes, self._selected)
+            catalogs_inside = CatalogDirectory(self.name, directory, self._suffixes, self._selected)
             self.skipped_links = catalogs_inside.skipped_links
             # The progress bar counts downloaded bytes: a file counts with its compressed size.
             compression = self.size / max(catalogs_inside.size, 1)
@@ -200,7 +199,7 @@ def fetch_archives(cache: Path, names: Sequence[str]) -> dict[str, Path]:
     return {archive.name: cache / archive.file for archive in archives}
 
 
-def unpack(path: Path, directory: str):
+def unpack(path: Path, directory: Path):
     """Unpacks a package. dpkg-deb and tar refuse members outside of the directory.
 
     Raises:

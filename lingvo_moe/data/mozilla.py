@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import re
-import tempfile
 import zipfile
 import zlib
 from collections.abc import Collection, Iterator, Sequence
@@ -19,7 +18,7 @@ from lingvo_moe.data import debian, fluent_catalogs, languages, pinned
 from lingvo_moe.data.sentence_source import Sentences
 from lingvo_moe.data.sources import CatalogDirectory, Source, SourceList, combined_hash
 from lingvo_moe.errors import UserError
-from lingvo_moe.utils import progress
+from lingvo_moe.utils import progress, temporary_directories
 
 _RULES_VERSION = 1  # of unpacking: increase it with every change of the rules, here and in `fluent_catalogs`
 # The packages of the applications, and the languages of their `APPLICATION-l10n-LANGUAGE`.
@@ -107,9 +106,9 @@ def _unpack(packages: Sequence[Path], directory: Path):
 def _texts(package: Path) -> dict[str, dict[str, dict[str, str]]]:
     """Returns the texts of a package by the label of their language, file and message."""
     files: dict[str, dict[str, str]] = {}
-    with tempfile.TemporaryDirectory(dir=package.parent, prefix="unpacked-") as directory:
+    with temporary_directories.make("unpacked-", package.parent) as directory:
         debian.unpack(package, directory)
-        for path in sorted(Path(directory).rglob("*")):
+        for path in sorted(directory.rglob("*")):
             if path.suffix in _ZIP_SUFFIXES and path.is_file() and not path.is_symlink():
                 for match, content in _members(path):
                     files.setdefault(match["label"], {})[match["name"]] = content

