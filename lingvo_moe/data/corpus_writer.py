@@ -7,7 +7,6 @@ import dataclasses
 import hashlib
 import json
 import os
-import shutil
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -54,14 +53,8 @@ class OutputDirectory:
     @contextlib.contextmanager
     def atomic_writer(self) -> Iterator[Writer]:
         """Yields a writer; its files replace the directory when the context ends, and are removed on an error."""
-        partial = self.directory.with_name(f".{self.directory.name}.partial-{os.getpid()}")
-        partial.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            partial.mkdir()
+        with output_directories.atomic_directory(self.directory, _check_only_corpus_files) as partial:
             yield Writer(partial)
-            output_directories.replace(self.directory, partial, _check_only_corpus_files)
-        finally:
-            shutil.rmtree(partial, ignore_errors=True)
 
 
 def prepare_output_directory(directory: Path):

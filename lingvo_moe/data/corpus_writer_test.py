@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import errno
+import os
 import pathlib
 
 import pytest
@@ -56,7 +57,7 @@ def test_the_old_corpus_returns_where_the_new_one_cannot_take_its_place(tmp_path
     rename = pathlib.Path.rename
 
     def refuse(self, target):
-        if ".partial-" in self.name:
+        if ".partial-" in self.parent.name:
             raise OSError(errno.EACCES, "Permission denied", str(target))
         return rename(self, target)
 
@@ -65,6 +66,14 @@ def test_the_old_corpus_returns_where_the_new_one_cannot_take_its_place(tmp_path
         write(output, "the house")
     assert Corpus.open(output).fingerprint == old
     assert [path.name for path in tmp_path.iterdir()] == ["corpus"]
+
+
+def test_another_build_of_the_same_name_is_left_alone(tmp_path):
+    """Two containers that share a volume may both have the process id 1."""
+    theirs = tmp_path / f".corpus.partial-{os.getpid()}" / "train"
+    theirs.mkdir(parents=True)
+    write(tmp_path / "corpus")
+    assert theirs.exists()
 
 
 def test_only_a_complete_corpus_of_the_same_inputs_is_up_to_date(tmp_path):

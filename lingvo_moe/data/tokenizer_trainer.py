@@ -12,7 +12,6 @@ import json
 import logging
 import pathlib
 import re
-import shutil
 import time
 from collections import Counter
 from typing import Any
@@ -69,7 +68,7 @@ def train(
         usable sentence, or an output directory with other files.
     """
     output = output.resolve()  # so that `.` has a name, and a link is kept
-    _recover(output)
+    output_directories.recover(output, _check_only_tokenizer_files)
     _check_only_tokenizer_files(output)
     settings = {
         "corpus": corpus.fingerprint,
@@ -178,28 +177,11 @@ def _describe(name: str, model: bytes) -> dict[str, Any]:
 
 
 def _replace(output: pathlib.Path, files: dict[str, bytes]):
-    """Replaces `output` by a directory of `files`, see `output_directories.replace`. An error names `output`."""
-    partial = _partial(output)
+    """Replaces `output` by a directory of `files`. An error names `output`."""
     try:
-        partial.mkdir(parents=True)
-        for name, data in files.items():
-            (partial / name).write_bytes(data)
-        output_directories.replace(output, partial, _check_only_tokenizer_files)
+        with output_directories.atomic_directory(output, _check_only_tokenizer_files) as partial:
+            for name, data in files.items():
+                (partial / name).write_bytes(data)
     except OSError as error:
         error.filename = str(output)
         raise
-    finally:
-        _recover(output)
-
-
-def _recover(output: pathlib.Path):
-    """Restores the old directory if `_replace` was killed after renaming it, and removes its temporary directories."""
-    output_directories.recover(output, _check_only_tokenizer_files)
-    partial = _partial(output)
-    if partial.exists():
-        _check_only_tokenizer_files(partial)
-        shutil.rmtree(partial)
-
-
-def _partial(output: pathlib.Path) -> pathlib.Path:
-    return output.with_name(f".{output.name}.partial")

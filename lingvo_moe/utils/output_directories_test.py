@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pathlib
 
 import pytest
@@ -11,59 +12,68 @@ from lingvo_moe.utils import output_directories
 
 
 class Killed(BaseException):
-    """Simulates SIGKILL: nothing is cleaned up after it."""
+    """Simulates SIGKILL: nothing can be renamed or deleted after it."""
 
 
-def anything(directory: pathlib.Path):
-    assert directory.is_dir()
+def only_old(directory: pathlib.Path):
+    """Accepts a complete directory alone, as the check of a corpus does."""
+    if {path.name for path in directory.iterdir()} != {"a", "b"}:
+        raise UserError(f"{directory} has other files")
 
 
 def make(directory: pathlib.Path, text: str) -> pathlib.Path:
-    directory.mkdir()
-    (directory / "file").write_text(text, encoding="utf-8")
+    directory.mkdir(exist_ok=True)
+    for name in ("a", "b"):
+        (directory / name).write_text(text, encoding="utf-8")
     return directory
 
 
-@pytest.mark.parametrize("renames, expected", [(0, "old"), (1, "old"), (2, "new")])
-def test_a_process_killed_at_any_step_loses_no_directory(tmp_path, monkeypatch, renames, expected):
-    """After `renames` renames the process is gone; the next run has the old or the new directory, and nothing else."""
-    output, complete = make(tmp_path / "output", "old"), make(tmp_path / "complete", "new")
-    rename, made = pathlib.Path.rename, []
+@pytest.mark.parametrize(
+    "renames, unlinks, expected", [(0, 0, "old"), (1, 0, "old"), (2, 0, "new"), (3, 0, "new"), (3, 1, "new")]
+)
+def test_a_process_killed_at_any_step_loses_no_directory(tmp_path, monkeypatch, renames, unlinks, expected):
+    """The process is gone after some renames, or after it has deleted a part of the old directory.
 
-    def die(self, target):
-        made.append(target)
-        if len(made) > renames:
-            raise Killed
-        return rename(self, target)
+    The next run finds the old or the new directory and removes everything else.
+    """
+    output, left = make(tmp_path / "output", "old"), {"rename": renames, "unlink": unlinks}
 
-    def die_before_deleting(*_):
-        raise Killed
+    def counted(name, original):
+        def call(*arguments, **options):
+            left[name] -= 1
+            if left[name] < 0:
+                raise Killed
+            return original(*arguments, **options)
+
+        return call
 
     with monkeypatch.context() as patched, pytest.raises(Killed):
-        patched.setattr(pathlib.Path, "rename", die)
-        patched.setattr("shutil.rmtree", die_before_deleting)
-        output_directories.replace(output, complete, anything)
-    output_directories.recover(output, anything)
-    assert (output / "file").read_text() == expected
-    assert {path.name for path in tmp_path.iterdir()} <= {"output", "complete"}
+        patched.setattr(pathlib.Path, "rename", counted("rename", pathlib.Path.rename))
+        patched.setattr(os, "unlink", counted("unlink", os.unlink))
+        with output_directories.atomic_directory(output, only_old) as complete:
+            make(complete, "new")
+    for path in tmp_path.glob(".output.partial-*"):
+        os.utime(path, (0, 0))
+    output_directories.recover(output, only_old)
+    only_old(output)
+    assert (output / "a").read_text() == expected
+    assert [path.name for path in tmp_path.iterdir()] == ["output"]
 
 
 def test_an_error_leaves_the_old_directory(tmp_path):
-    """The new one is not there."""
+    """And nothing beside it."""
     output = make(tmp_path / "output", "old")
-    with pytest.raises(FileNotFoundError):
-        output_directories.replace(output, tmp_path / "missing", anything)
-    assert (output / "file").read_text() == "old"
+    with pytest.raises(ZeroDivisionError), output_directories.atomic_directory(output, only_old) as complete:
+        make(complete, "new")
+        raise ZeroDivisionError
+    assert (output / "a").read_text() == "old"
     assert [path.name for path in tmp_path.iterdir()] == ["output"]
 
 
 def test_a_directory_of_other_files_is_kept(tmp_path):
     """It has the name of a temporary one by chance."""
-
-    def refuse(directory):
-        raise UserError(f"{directory} has other files")
-
     mine = make(tmp_path / ".output.replaced", "mine")
+    (mine / "notes").touch()
     with pytest.raises(UserError, match="other files"):
-        output_directories.recover(tmp_path / "output", refuse)
-    assert (mine / "file").read_text() == "mine"
+        output_directories.recover(tmp_path / "output", only_old)
+    assert (mine / "a").read_text() == "mine"
