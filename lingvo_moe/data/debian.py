@@ -7,8 +7,10 @@ used nor changed. A file that is there with the right hash is not downloaded aga
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import json
+import logging
 import os
 import re
 import shutil
@@ -28,7 +30,9 @@ from lingvo_moe.data.sources import (
     sha256,
 )
 from lingvo_moe.errors import UserError
-from lingvo_moe.utils import progress, safe_paths, temporary_directories
+from lingvo_moe.utils import output_files, progress, safe_paths, temporary_directories
+
+_LOG = logging.getLogger(__name__)
 
 APPLICATIONS = tuple(
     (
@@ -192,10 +196,11 @@ def fetch_archives(cache: Path, names: Sequence[str]) -> dict[str, Path]:
     cache.mkdir(parents=True, exist_ok=True)
     archives = _read_index(cache, names)
     if archives is None or not all(_is_intact(cache, archive) for archive in archives):
-        apt = _Apt(cache)
-        apt.update()
-        archives = apt.available(names)
-        _download_missing(apt, cache, names, archives)
+        with _locked(cache):
+            apt = _Apt(cache)
+            apt.update()
+            archives = apt.available(names)
+            _download_missing(apt, cache, names, archives)
     return {archive.name: cache / archive.file for archive in archives}
 
 
@@ -210,6 +215,18 @@ def unpack(path: Path, directory: Path):
         raise UserError(f"{path}: cannot be unpacked ({_reason(unpacked)}). Delete it and run the same command again.")
 
 
+@contextlib.contextmanager
+def _locked(cache: Path) -> Iterator[None]:
+    """Lets one process at a time download: apt's lists and its configuration are the same for all."""
+    with open(cache / "lock", "wb") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            _LOG.info("waiting for another process, which downloads packages into %s ...", cache)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
 def _download_missing(apt: _Apt, cache: Path, names: Sequence[str], archives: Sequence[Archive]):
     missing = [archive for archive in archives if not _is_intact(cache, archive)]
     with progress.bar("downloading packages", len(archives), "packages", done=len(archives) - len(missing)) as advance:
@@ -222,9 +239,8 @@ def _download_missing(apt: _Apt, cache: Path, names: Sequence[str], archives: Se
         "requested": list(names),
         "archives": [archive._asdict() for archive in archives],
     }
-    partial = cache / ".packages.json.partial"
-    partial.write_text(json.dumps(index, indent=1))
-    partial.replace(_index_path(cache, names))
+    with output_files.atomic_path(_index_path(cache, names)) as partial:
+        partial.write_text(json.dumps(index, indent=1))
 
 
 def _index_path(cache: Path, names: Sequence[str]) -> Path:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
+import fcntl
 import hashlib
 import io
 import json
@@ -231,6 +233,26 @@ def test_interrupted_download_resumes(mirror, tmp_path, log, monkeypatch):
     _calls(log)
     assert len(debian.debian_preset(cache, ()).sources) == 6
     assert _downloads(log) == ["gamma", "delta", "epsilon"]
+
+
+def test_a_second_process_waits_for_the_first(mirror, tmp_path, log, caplog):
+    """All builds have one cache: without the lock, they move away each other's downloads."""
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    with (
+        caplog.at_level("INFO", debian.__name__),
+        concurrent.futures.ThreadPoolExecutor() as threads,
+        open(cache / "lock", "wb") as lock,
+    ):
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        second = threads.submit(debian.fetch_archives, cache, ["alpha"])
+        with pytest.raises(concurrent.futures.TimeoutError):
+            second.result(0.3)
+        assert _calls(log) == [] and caplog.messages == [
+            f"waiting for another process, which downloads packages into {cache} ..."
+        ]
+        fcntl.flock(lock, fcntl.LOCK_UN)
+        assert second.result() == {"alpha": cache / "alpha_1.deb"}
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root's apt changes the user that downloads")
