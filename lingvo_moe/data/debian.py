@@ -49,8 +49,7 @@ _ONE_LANGUAGE = {
 PACKAGES = (*APPLICATIONS, *_ONE_LANGUAGE)
 DESCRIPTION_LANGUAGES = tuple(
     (
-        "ca cs da de el en eo es eu fi fr gl hr hu id it ja km ko ml nb nl pl pt pt_BR ro ru sk sr sv tr uk vi "
-        "zh_CN zh_TW"
+        "ca cs da de el en eo es eu fi fr gl hr hu id it ja km ko nb nl pl pt pt_BR ro ru sk sr sv tr uk vi zh_CN zh_TW"
     ).split()
 )
 _MAX_MISSING = 0.25  # of the packages
@@ -67,6 +66,7 @@ Acquire::Languages {{ {languages} }};
 #clear APT::Update::Post-Invoke;
 #clear APT::Update::Post-Invoke-Success;
 """
+_LISTS = "*_i18n_Translation-*"
 _PARAGRAPH = "\n .\n"
 _STANZA = re.compile(
     r"^Description-md5: (?P<digest>\w+)\nDescription-\w+: (?P<summary>.*)(?P<body>(?:\n .*)*)", re.MULTILINE
@@ -129,7 +129,7 @@ class Descriptions:
     def __init__(self, lists: Path, selected: Collection[str] = ()):
         self.name = "package descriptions"
         self.skipped_links = 0
-        paths = sorted(lists.glob("*_i18n_Translation-*"))
+        paths = sorted(lists.glob(_LISTS))
         read = {*selected, "en"} if selected else ()
         self._paths = [path for path in paths if languages.is_selected(_language(path), read)]
         self.size = sum(path.stat().st_size for path in self._paths)
@@ -152,12 +152,9 @@ class Descriptions:
 
 @register_source("debian")
 def debian_preset(cache: Path, selected: Collection[str]) -> SourceList:
-    """Packages with catalogs, and the descriptions of all packages; see `fetch`.
-
-    The lists of descriptions are fetched in all languages: apt would delete those that other corpora are built from.
-    """
+    """Packages with catalogs, and the descriptions of all packages; see `fetch` and `fetch_descriptions`."""
     fetched = fetch(cache, packages(selected), selected)
-    return fetched._replace(sources=[*fetched.sources, Descriptions(cache.absolute() / "lists", selected)])
+    return fetched._replace(sources=[*fetched.sources, fetch_descriptions(cache, selected)])
 
 
 def packages(selected: Collection[str] = ()) -> list[str]:
@@ -202,6 +199,37 @@ def fetch_archives(cache: Path, names: Sequence[str]) -> dict[str, Path]:
             archives = apt.available(names)
             _download_missing(apt, cache, names, archives)
     return {archive.name: cache / archive.file for archive in archives}
+
+
+def fetch_descriptions(cache: Path, selected: Collection[str] = ()) -> Descriptions:
+    """Returns the descriptions of all packages, downloading apt's lists if `cache` lacks one that is read.
+
+    They are downloaded in all languages: apt would delete those that other corpora are built from.
+
+    Args:
+      cache: the download cache.
+      selected: the languages to read; empty for all.
+
+    Raises:
+      UserError: apt is absent, or its lists cannot be downloaded.
+    """
+    cache = cache.absolute()
+    cache.mkdir(parents=True, exist_ok=True)
+    lists = cache / "lists"
+    if _missing_languages(lists, selected):
+        with _locked(cache):
+            _Apt(cache).update()
+        if missing := _missing_languages(lists, selected):
+            _LOG.warning("apt has no package descriptions in %s; the corpus is built without them", ", ".join(missing))
+    return Descriptions(lists, selected)
+
+
+def _missing_languages(lists: Path, selected: Collection[str]) -> list[str]:
+    """Returns the languages of descriptions, among those that are read, without a list."""
+    read = {*selected, "en"} if selected else ()
+    known = {languages.normalize(language) for language in DESCRIPTION_LANGUAGES}
+    found = {_language(path) for path in lists.glob(_LISTS)}
+    return sorted(language for language in known - found if language and languages.is_selected(language, read))
 
 
 def unpack(path: Path, directory: Path):

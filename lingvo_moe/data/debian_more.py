@@ -52,7 +52,7 @@ def debian_more_preset(cache: Path, selected: Collection[str]) -> SourceList:
         [
             *(debian.Package(archives[name], selected) for name in catalogs if name in archives),
             *debian_help.sources({name: archives[name] for name in pages if name in archives}, selected),
-            debian.Descriptions(cache.absolute() / "lists", selected),
+            debian.fetch_descriptions(cache, selected),
         ],
         [name for name in names if name not in archives],
     )

@@ -23,6 +23,7 @@ def asked(monkeypatch, tmp_path) -> list[list[str]]:
         return paths
 
     monkeypatch.setattr(debian, "fetch_archives", fetch_archives)
+    monkeypatch.setattr(debian, "fetch_descriptions", lambda cache, selected: debian.Descriptions(tmp_path, selected))
     return calls
 
 

@@ -90,6 +90,7 @@ _DIGESTS = {"one": "1" * 32, "two": "2" * 32, "unknown": "3" * 32}
 def mirror(tmp_path, monkeypatch) -> Path:
     """A mirror with four packages (a TSV in each) and descriptions in two languages; the tools are first in PATH."""
     monkeypatch.setattr(debian, "PACKAGES", ("alpha", "beta", "gamma", "delta", "epsilon"))
+    monkeypatch.setattr(debian, "DESCRIPTION_LANGUAGES", ("en", "pt_BR"))
     mirror, tools = tmp_path / "mirror", tmp_path / "tools"
     mirror.mkdir()
     tools.mkdir()
@@ -181,6 +182,25 @@ def test_intact_packages_are_not_downloaded_again_and_need_no_network(mirror, tm
     second = debian.debian_preset(tmp_path / "cache", ()).sources
     assert _calls(log) == []
     assert [source.identity() for source in first] == [source.identity() for source in second]
+
+
+@pytest.mark.parametrize("lost", ["*", "*-en", "*-pt*"])
+def test_lost_lists_are_downloaded_again(mirror, tmp_path, log, lost):
+    """Or a corpus is built without the descriptions, although all packages are there."""
+    cache = tmp_path / "cache"
+    debian.fetch_descriptions(cache)
+    for path in (cache / "lists").glob(f"x_{lost}"):
+        path.unlink()
+    _calls(log)
+    assert len(_entries([debian.fetch_descriptions(cache, ("pt_BR",))])) == 4
+    assert _calls(log) == ["apt-get update"]
+
+
+def test_a_list_that_the_distribution_lacks_is_reported(mirror, tmp_path, caplog):
+    """apt-get update succeeds without it."""
+    (mirror / "x_main_i18n_Translation-pt%5fBR").unlink()
+    assert _entries([debian.fetch_descriptions(tmp_path / "cache")]) == []
+    assert caplog.messages == ["apt has no package descriptions in pt_BR; the corpus is built without them"]
 
 
 def test_cache_of_another_list_of_packages_is_completed(mirror, tmp_path, log, monkeypatch):

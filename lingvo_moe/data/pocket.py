@@ -47,7 +47,7 @@ def pocket_preset(cache: Path, selected: Collection[str]) -> SourceList:
     fetched = debian.fetch(cache, list(packages), read)
     pages = debian_help.fetch(cache, read)
     messages = mozilla.fetch(cache, read)
-    descriptions = debian.Descriptions(cache.absolute() / "lists", read)
+    descriptions = debian.fetch_descriptions(cache, read)
     return SourceList(
         [
             *fetched.sources,

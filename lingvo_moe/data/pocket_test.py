@@ -22,6 +22,8 @@ def asked(monkeypatch) -> list[str]:
         return SourceList([EntrySource("packages", entries)], ["absent"])
 
     monkeypatch.setattr(pocket.debian, "fetch", fetch)
+    descriptions = EntrySource("package descriptions", [])
+    monkeypatch.setattr(pocket.debian, "fetch_descriptions", lambda cache, selected: descriptions)
     monkeypatch.setattr(
         pocket.wheels,
         "pypi_preset",
