@@ -18,6 +18,7 @@ import numpy as np
 
 from lingvo_moe.data import languages
 from lingvo_moe.errors import UserError, did_you_mean
+from lingvo_moe.utils import safe_paths
 
 FORMAT = "lingvo_moe corpus"
 VERSION = 2  # 1 called rejected pairs "dropped"
@@ -206,6 +207,10 @@ def _check_manifest(path: Path, manifest: dict):
         for split in SPLITS:
             if not all(isinstance(facts[split][field], int) for field in ("pairs", "bytes")):
                 raise TypeError(f"the {split} counts of {language} are not integers")
+    for name, size in manifest.get("files", {}).items():
+        safe_paths.check_relative_path(name, f"{path}, field files")
+        if not isinstance(size, int):
+            raise TypeError(f"the size of {name} is not an integer")
 
 
 def _read(path: Path) -> bytes:

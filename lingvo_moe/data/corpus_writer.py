@@ -85,6 +85,7 @@ class Writer:
         self._directory = directory
         self._languages: dict[str, dict[str, Any]] = {}
         self._without_pairs: dict[str, dict[str, Any]] = {}
+        self._files: dict[str, int] = {}
         self._content = hashlib.sha256()
         for split in SPLITS:
             (directory / split).mkdir()
@@ -115,8 +116,12 @@ class Writer:
         self._languages[language] = facts
 
     def add_file(self, name: str, data: bytes):
-        """Writes a file beside those of the pairs, such as recordings; `name` is a path below the corpus."""
+        """Writes a file beside those of the pairs, such as recordings; `name` is a path below the corpus.
+
+        The manifest lists its size.
+        """
         write(self._directory / name, data)
+        self._files[name] = len(data)
         self._content.update(f"{name}\t{hashlib.sha256(data).hexdigest()}\n".encode())
 
     def finish(self, facts: dict[str, Any]):
@@ -138,6 +143,7 @@ class Writer:
             "pairs": counts,
             "languages": self._languages,
             "languages_without_pairs": self._without_pairs,
+            **({"files": self._files} if self._files else {}),
         }
         write(self._directory / REPORT, report(manifest).encode())
         write(self._directory / MANIFEST, json.dumps(manifest, indent=1, ensure_ascii=False).encode())

@@ -16,7 +16,6 @@ A row is one recording: segment 1, and 0 for padding. Labels have no eos; CTC ne
 from __future__ import annotations
 
 import dataclasses
-import functools
 import re
 import types
 from collections.abc import Callable, Sequence
@@ -27,7 +26,7 @@ import numpy as np
 
 from lingvo_moe.data import languages
 from lingvo_moe.data.batching import ArrayRows, Example, InputConfig, Readers
-from lingvo_moe.data.corpus import SPLITS, read_manifest
+from lingvo_moe.data.corpus import MANIFEST, SPLITS, read_manifest
 from lingvo_moe.data.log_mel import LogMel
 from lingvo_moe.data.tokenizer import Tokenizers, sha256
 from lingvo_moe.errors import UserError
@@ -121,9 +120,10 @@ class RecordingReader:
     """Reads the recordings of a corpus as features; the protocol `batching.Reader`."""
 
     def __init__(self, corpus: Path, features: LogMel):
-        """Opens a corpus; raises UserError if it has no recordings, or of another sample rate."""
+        """Opens a corpus; raises UserError if recordings are missing, truncated or of another sample rate."""
         self._corpus, self._features = corpus, features
-        audio = read_manifest(corpus).get("audio")
+        manifest = read_manifest(corpus)
+        audio = manifest.get("audio")
         if not isinstance(audio, dict):
             raise UserError(f"{corpus}: a corpus of texts, but the model reads recordings. {_REBUILD}")
         if audio.get("sample_rate") != features.sample_rate:
@@ -131,6 +131,8 @@ class RecordingReader:
                 f"{corpus}: recordings of {audio.get('sample_rate')} samples per second, but "
                 f"input.features.sample_rate is {features.sample_rate}; pass --set with that of the corpus."
             )
+        for name, size in manifest.get("files", {}).items():
+            self._check_size(name, size)
 
     def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
         """Returns the features of each reference, `[frames, F] float32`."""
@@ -151,20 +153,23 @@ class RecordingReader:
 
     def samples(self, reference: str) -> np.ndarray:
         """Returns the samples of a reference, `[count] int16`; raises UserError where there is no such recording."""
-        path, start, count = _parsed(reference)
-        samples = self._file(path)
-        if start + count > len(samples):
-            raise UserError(
-                f"{self._corpus / path}: {len(samples)} samples, but the corpus names {reference!r}. {_REBUILD}"
-            )
-        return np.array(samples[start : start + count])
-
-    @functools.cache  # noqa: B019 (a reader lives as long as its process)
-    def _file(self, path: str) -> np.ndarray:
+        name, start, count = _parsed(reference)
+        path = self._corpus / name
         try:
-            return np.memmap(self._corpus / path, ENCODING, mode="r")
-        except (OSError, ValueError) as error:
-            raise UserError(f"{self._corpus / path}: cannot be read ({error}). {_REBUILD}") from None
+            total = path.stat().st_size // ENCODING.itemsize
+            # Not mapped into memory: of a file that is truncated meanwhile, that would end the process by a signal.
+            samples = np.fromfile(path, ENCODING, min(count, total), offset=min(start, total) * ENCODING.itemsize)
+        except OSError as error:
+            raise UserError(f"{path}: cannot be read ({error.strerror}). {_REBUILD}") from None
+        if len(samples) < count:
+            raise UserError(f"{path}: {total} samples, but the corpus names {reference!r}. {_REBUILD}")
+        return samples
+
+    def _check_size(self, name: str, expected: int):
+        path = self._corpus / name
+        found = f"{path.stat().st_size} bytes" if path.is_file() else "missing"
+        if found != f"{expected} bytes":
+            raise UserError(f"{path}: {found}, but {MANIFEST} lists {expected} bytes. {_REBUILD}")
 
 
 def reference(split: str, voice: str, start: int, count: int) -> str:

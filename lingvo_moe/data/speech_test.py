@@ -107,7 +107,8 @@ def test_another_sample_rate_is_an_error(corpus):
 @pytest.mark.parametrize(
     "text, message",
     [
-        (reference("test", "en_c", 0, 10**9), "samples, but the corpus names"),
+        (reference("test", "en_c", 0, 10**15), "samples, but the corpus names"),
+        (reference("test", "en_c", 10**15, 1), "samples, but the corpus names"),
         (reference("test", "en_z", 0, 1), "cannot be read"),
         (reference("test", "../x", 0, 1), "not a reference|not a language label"),
         ("test/en_c 0", "not a reference"),
@@ -132,10 +133,35 @@ def test_impossible_shapes_are_errors(changes, message):
         dataclasses.replace(CONFIG, **changes)
 
 
+@pytest.mark.parametrize(
+    "fault, message",
+    [
+        (lambda path: path.unlink(), "en_b.pcm: missing, but corpus.json lists [0-9]* bytes"),
+        (lambda path: path.write_bytes(b""), "en_b.pcm: 0 bytes, but corpus.json lists [0-9]* bytes"),
+    ],
+)
+def test_lost_recordings_are_errors_at_the_start(corpus, tmp_path, fault, message):
+    """Not when training draws one of them."""
+    shutil.copytree(corpus, tmp_path / "lost")
+    fault(tmp_path / "lost" / "train" / "en_b.pcm")
+    with pytest.raises(UserError, match=f"{message}.*tools.build_speech"):
+        RecordingReader(tmp_path / "lost", FEATURES)
+
+
+@pytest.mark.parametrize("name", ["../x", "/x"])
+def test_a_manifest_names_no_file_outside_of_the_corpus(corpus, tmp_path, name):
+    """Only the names of pairs are labels."""
+    manifest = json.loads((corpus / MANIFEST).read_text())
+    (tmp_path / MANIFEST).write_text(json.dumps({**manifest, "files": {name: 1}}))
+    with pytest.raises(UserError, match="corpus.json, field files: the path .* is refused"):
+        RecordingReader(tmp_path, FEATURES)
+
+
 def test_a_recording_that_is_cut_off_ends_training_with_its_name(corpus, tokenizers, tmp_path):
-    """Not with a page of TensorFlow, which calls the function that reads it."""
+    """Not with a page of TensorFlow, which calls the function that reads it, nor with a signal."""
     shutil.copytree(corpus, tmp_path / "cut")
+    opened = TrainInput(tmp_path / "cut", tokenizers, CONFIG)
     for path in (tmp_path / "cut" / "train").glob("*.pcm"):
         path.write_bytes(path.read_bytes()[:2])
     with pytest.raises(UserError, match="en_.*pcm: 1 samples, but the corpus names .*tools.build_speech"):
-        next(TrainInput(tmp_path / "cut", tokenizers, CONFIG).batches())
+        next(opened.batches())
