@@ -11,24 +11,26 @@ from lingvo_moe.errors import UserError
 
 @dataclasses.dataclass(frozen=True)
 class Range:
-    """The numbers from `least` to `most`, both included unless `above` or `below` leaves them out; never infinity.
+    """The numbers from `least` to `most`, both included unless `above` or `below` leaves them out.
 
     Attributes:
       least: the lower end.
       most: the upper end.
       above: whether the lower end itself is out of range.
       below: whether the upper end itself is out of range.
+      infinite: whether infinity is in a range without an upper end.
     """
 
     least: float = 0
     most: float = math.inf
     above: bool = False
     below: bool = False
+    infinite: bool = False
 
     def __contains__(self, value: float) -> bool:
         return (
             self.least <= value <= self.most
-            and math.isfinite(value)
+            and (self.infinite or math.isfinite(value))
             and not (self.above and value == self.least)
             and not (self.below and value == self.most)
         )
@@ -36,7 +38,7 @@ class Range:
     def __str__(self) -> str:
         least = f"a number above {self.least:g}" if self.above else f"at least {self.least:g}"
         if math.isinf(self.most):
-            return least
+            return f"{least}, or inf" if self.infinite else least
         return f"{least} and {'below' if self.below else 'at most'} {_text(self.most)}"
 
 

@@ -22,10 +22,19 @@ from lingvo_moe.errors import UserError
     ],
 )
 def test_a_field_out_of_its_range_is_an_error(allowed, inside, outside, text):
-    """With the name of --set, the value and what was expected; no range has NaN or infinity."""
+    """With the name of --set, the value and what was expected; none of these has NaN or infinity."""
     for value in inside:
         ranges.check("model.", types.SimpleNamespace(field=value), {"field": allowed})
     for value in (*outside, math.nan, math.inf, -math.inf):
         with pytest.raises(UserError) as raised:
             ranges.check("model.", types.SimpleNamespace(field=value), {"field": allowed})
         assert str(raised.value) == f"model.field is {value}; expected {text}."
+
+
+def test_a_range_may_have_infinity():
+    """But neither minus infinity nor NaN."""
+    allowed = ranges.Range(above=True, infinite=True)
+    assert math.inf in allowed and 5.0 in allowed
+    for value in (0.0, -math.inf, math.nan):
+        with pytest.raises(UserError, match="field is .*; expected a number above 0, or inf."):
+            ranges.check("", types.SimpleNamespace(field=value), {"field": allowed})

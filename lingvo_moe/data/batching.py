@@ -24,7 +24,7 @@ import numpy as np
 from lingvo_moe import ranges
 from lingvo_moe.data.tokenizer import SIDES, SPECIAL_IDS, Tokenizers, sha256
 from lingvo_moe.errors import UserError
-from lingvo_moe.ranges import ABOVE_0, COUNT, COUNT_OR_0, SHARE, Range
+from lingvo_moe.ranges import COUNT, COUNT_OR_0, SHARE, Range
 from lingvo_moe.sharding.layout import AUTO, DeviceMesh, Layout, Spec
 
 Batch = dict[str, dict[str, np.ndarray]]
@@ -134,7 +134,8 @@ class InputConfig(BatchConfig):
             "target_length": Range(2, COUNT.most),
         }
         counts = dict.fromkeys(("batch_size", "lookahead", "shards"), COUNT)
-        others = {"seed": COUNT_OR_0, "temperature": ABOVE_0, "sentence_balance": SHARE, "name_substitution": SHARE}
+        temperature = Range(above=True, infinite=True)
+        others = {"seed": COUNT_OR_0, "temperature": temperature, "sentence_balance": SHARE, "name_substitution": SHARE}
         ranges.check("input.", self, {**lengths, **counts, **others})
 
     @property

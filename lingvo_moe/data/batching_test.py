@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 
 import numpy as np
 import pytest
@@ -236,6 +237,14 @@ def test_shares_are_between_0_and_1(value):
         InputConfig(sentence_balance=value)
     with pytest.raises(UserError, match=f"input.name_substitution is {value}; expected at least 0 and at most 1"):
         InputConfig(name_substitution=value)
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0, -math.inf, math.nan])
+def test_the_temperature_is_above_0_and_may_be_infinite(value):
+    """`inf` samples all languages equally."""
+    assert InputConfig(temperature=math.inf).temperature == math.inf
+    with pytest.raises(UserError, match="input.temperature is .*; expected a number above 0, or inf"):
+        InputConfig(temperature=value)
 
 
 def test_only_pairs_of_texts_have_new_names():
