@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 
+from lingvo_moe import ranges
 from lingvo_moe.errors import UserError
 from lingvo_moe.lazy import tf
+from lingvo_moe.ranges import ABOVE_0, COUNT, Range
 
 _FLOOR = 1e-3  # added to the energy of a bin: a sample of 16 bits is at least 3e-5, and 512 of them make up a frame
 
@@ -36,23 +38,30 @@ class LogMel:
     highest: float = 7600.0
 
     def __post_init__(self):
-        for name in ("sample_rate", "num_bins", "step_seconds"):
-            if getattr(self, name) <= 0:
-                raise UserError(f"features.{name} is {getattr(self, name)}; expected a number above 0.")
+        counts = dict.fromkeys(("sample_rate", "num_bins"), COUNT)
+        numbers = dict.fromkeys(("frame_seconds", "step_seconds", "highest"), ABOVE_0)
+        ranges.check("input.features.", self, {**counts, **numbers, "lowest": Range()})
+        for name in ("step_seconds", "frame_seconds"):
+            samples = getattr(self, name) * self.sample_rate
+            if not 0.5 < samples <= COUNT.most:  # rounded, they are a length in int32
+                raise UserError(
+                    f"input.features.{name} is {getattr(self, name)}, {samples:.3g} samples at sample_rate="
+                    f"{self.sample_rate}; expected {COUNT} samples."
+                )
         if self.frame_seconds < self.step_seconds:
             raise UserError(
-                f"features.frame_seconds is {self.frame_seconds}, less than step_seconds, {self.step_seconds}: samples "
-                f"between two frames would be lost."
+                f"input.features.frame_seconds is {self.frame_seconds}, less than step_seconds, {self.step_seconds}: "
+                f"samples between two frames would be lost."
             )
-        if not 0 <= self.lowest < self.highest <= self.sample_rate / 2:
+        if not self.lowest < self.highest <= self.sample_rate / 2:
             raise UserError(
-                f"features.lowest and highest are {self.lowest} and {self.highest} Hz; expected 0 <= lowest < highest "
-                f"<= {self.sample_rate / 2}, half of sample_rate."
+                f"input.features.lowest and highest are {self.lowest} and {self.highest} Hz; expected "
+                f"0 <= lowest < highest <= {self.sample_rate / 2}, half of sample_rate."
             )
 
     def __call__(self, samples: tf.Tensor) -> tf.Tensor:
         """`[samples] float32` in [-1, 1] to `[frames, F] float32`; a recording shorter than a frame has one frame."""
-        length, step = (round(seconds * self.sample_rate) for seconds in (self.frame_seconds, self.step_seconds))
+        length, step = self._samples(self.frame_seconds), self._samples(self.step_seconds)
         padded = tf.pad(samples, [[0, tf.maximum(length - tf.size(samples), 0)]])
         spectrum = tf.abs(tf.signal.stft(padded, length, step))
         bands = tf.signal.linear_to_mel_weight_matrix(
@@ -61,3 +70,6 @@ class LogMel:
         energies = tf.math.log(tf.square(spectrum) @ bands + _FLOOR)
         mean, variance = tf.nn.moments(energies, axes=[0])
         return (energies - mean) * tf.math.rsqrt(variance + _FLOOR)
+
+    def _samples(self, seconds: float) -> int:
+        return round(seconds * self.sample_rate)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 
@@ -50,7 +52,12 @@ def test_loudness_does_not_matter():
 @pytest.mark.parametrize(
     "changes, message",
     [
-        ({"num_bins": 0}, "features.num_bins is 0"),
+        ({"num_bins": 0}, "input.features.num_bins is 0; expected at least 1"),
+        ({"frame_seconds": math.nan}, "input.features.frame_seconds is nan; expected a number above 0"),
+        ({"frame_seconds": math.inf}, "input.features.frame_seconds is inf; expected a number above 0"),
+        ({"frame_seconds": 1e308}, "frame_seconds is 1e[+]308, inf samples at .*; expected at least 1 and at most"),
+        ({"step_seconds": 2e-5}, "step_seconds is 2e-05, 0.441 samples at sample_rate=22050; expected at least 1"),
+        ({"lowest": math.nan}, "input.features.lowest is nan; expected at least 0"),
         ({"frame_seconds": 0.001}, "less than step_seconds"),
         ({"highest": 5000.0, "sample_rate": 8000}, "4000.0, half of sample_rate"),
     ],
