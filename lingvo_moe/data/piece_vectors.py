@@ -29,7 +29,7 @@ from lingvo_moe.data.corpus_sample import sample_pairs
 from lingvo_moe.data.lexicon import SentencePairs, translation_probabilities
 from lingvo_moe.data.tokenizer import SIDES, SPECIAL_IDS, Tokenizers, sha256
 from lingvo_moe.errors import UserError
-from lingvo_moe.utils import output_files
+from lingvo_moe.utils import tensor_files
 
 SUFFIX = ".safetensors"
 TEMPERATURE, MAX_SENTENCES = 5.0, 150_000  # of the sample, unless others are given
@@ -61,7 +61,7 @@ def make(
     """Writes the vectors of `train` to a file, unless it has those of the same arguments; returns whether it wrote.
 
     Raises:
-      UserError: as `train`.
+      UserError: as `train` and `write`.
     """
     sample = {"temperature": str(temperature), "max_sentences": max_sentences}
     settings = {"corpus": corpus.fingerprint, "model_dim": dim, **sample}
@@ -169,11 +169,13 @@ def write(file: str, vectors: Vectors, tokenizers: Tokenizers, settings: dict[st
       vectors: of `train`.
       tokenizers: of the pieces.
       settings: what the vectors were made from, in terms of JSON; see `is_up_to_date`.
+
+    Raises:
+      UserError: the file cannot be written, as on a full disk.
     """
     metadata = {"format": _FORMAT, "tokenizers": _identity(tokenizers), "settings": settings}
     tables = {"shared": vectors.source} if tokenizers.is_shared else vectors._asdict()
-    with output_files.atomic_path(file) as partial:
-        safetensors_numpy.save_file(tables, partial, {_METADATA: json.dumps(metadata, sort_keys=True)})
+    tensor_files.save(file, file, tables, {_METADATA: json.dumps(metadata, sort_keys=True)})
 
 
 def read(file: str, tokenizers: Tokenizers, flag: str) -> Vectors:

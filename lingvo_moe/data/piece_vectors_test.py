@@ -154,3 +154,10 @@ def test_surplus_rows_of_a_model_are_random_unit_vectors():
     np.testing.assert_array_equal(extended[:4], vectors)
     np.testing.assert_allclose(np.linalg.norm(extended, axis=1), 1, rtol=1e-6)
     assert extended.dtype == np.float32 and abs(extended[4] @ extended[5]) < 0.99
+
+
+def test_a_file_that_cannot_be_written_is_one_line(shared, tmp_path):
+    """After the work, as a full disk is; `tensor_files_test` has that."""
+    file = tmp_path / "gone" / "vectors.safetensors"
+    with pytest.raises(UserError, match="gone/vectors.safetensors: cannot be written .* free disk space"):
+        piece_vectors.make(str(file), *shared, 8, max_sentences=60)

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import safetensors
 from jax import numpy as jnp
-from safetensors import numpy as safetensors_numpy
 
 from lingvo_moe import tree
 from lingvo_moe.errors import UserError
@@ -23,7 +22,7 @@ from lingvo_moe.training import checkpoint_manifest, quantization, weights_file
 from lingvo_moe.training.checkpoint import Checkpoints, first_difference, summary
 from lingvo_moe.training.checkpoint_errors import CorruptCheckpoint
 from lingvo_moe.training.checkpoint_reader import ARRAYS, WEIGHTS, Reader
-from lingvo_moe.utils import output_files, progress, temporary_directories
+from lingvo_moe.utils import progress, temporary_directories, tensor_files
 
 SUFFIX = ".safetensors"
 # The dtypes of safetensors files by their names there.
@@ -223,13 +222,7 @@ def to_safetensors(checkpoints: Checkpoints, step: int, file: str | pathlib.Path
     }
     if dtype == _INT8:
         theta = quantization.quantize(theta)
-    try:
-        with output_files.atomic_path(file) as partial:
-            safetensors_numpy.save_file(theta, partial, weights_file.metadata(reader.meta["model"], step))
-    except (OSError, safetensors.SafetensorError) as error:  # the latter is its own for a full disk, too
-        raise UserError(
-            f"--output={file}: cannot be written ({error}); free disk space, or name another file."
-        ) from None
+    tensor_files.save(f"--output={file}", file, theta, weights_file.metadata(reader.meta["model"], step))
 
 
 def from_safetensors(
