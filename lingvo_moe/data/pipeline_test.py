@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from lingvo_moe.data import pipeline, tokenizer_trainer
+from lingvo_moe.data import corpus_stream, pipeline, tokenizer_trainer
 from lingvo_moe.data.batching import Batch, InputConfig
 from lingvo_moe.data.corpus import Corpus
 from lingvo_moe.data.pipeline import EvalInput, TrainInput, merge_states, rejected_pairs, source_batches
@@ -112,17 +112,21 @@ def test_training_batches_have_pairs_of_the_corpus_in_the_shape_of_the_specs(cor
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("in_graph", [True, False])
 @pytest.mark.parametrize(("source_length", "shards"), [(_CONFIG.source_length, 1), (0, 1), (_CONFIG.source_length, 4)])
-def test_stream_resumes_exactly_after_any_batch(corpus, tokenizers, source_length, shards):
-    """From the state as JSON, in a new TrainInput, with both ways of tokenising; a language model's stream, too."""
+def test_stream_resumes_exactly_after_any_batch(corpus, tokenizers, monkeypatch, source_length, shards, in_graph):
+    """From the state as JSON, in a new TrainInput, with or without TensorFlow; a language model's stream, too."""
     config = dataclasses.replace(_CONFIG, source_length=source_length, shards=shards)
     uninterrupted = take(TrainInput(corpus, tokenizers, config).batches(), 12)
     assert any(position["pending"] for _, state in uninterrupted for position in state["positions"].values())
+    for name in ("_CHUNK", "_MIN_CHUNK"):
+        monkeypatch.setattr(corpus_stream, name, 8)  # each stream needs several
+    start = TrainInput(corpus, tokenizers, config, in_graph).batches()
+    assert_same(take(start, 12), uninterrupted)
     for index in range(0, 9, 2):
         state = json.loads(json.dumps(uninterrupted[index][1]))
-        assert_same(
-            take(TrainInput(corpus, tokenizers, config).batches(state), 3), uninterrupted[index + 1 : index + 4]
-        )
+        resumed = TrainInput(corpus, tokenizers, config, in_graph).batches(state)
+        assert_same(take(resumed, 3), uninterrupted[index + 1 : index + 4])
 
 
 def test_every_example_is_used_once_or_counted_as_rejected(train_input, tokenizers):
