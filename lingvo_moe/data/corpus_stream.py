@@ -142,7 +142,8 @@ class HeldOutPairs:
         opened = Corpus.open(corpus)
         self._readers, _ = config.open_readers(corpus, tokenizers)
         self._pairs = [
-            opened.sample(split, language, max_pairs) for language in languages or opened.languages_of(split)
+            opened.sample(split, language, max_pairs)
+            for language in dict.fromkeys(languages or opened.languages_of(split))
         ]
 
     def examples(self, shuffled: bool) -> Iterator[Example]:

@@ -304,10 +304,11 @@ def test_shuffled_evaluation_has_the_same_targets_with_other_sources(corpus, tok
     assert not set(right) & set(shuffled)
 
 
-def test_evaluation_of_some_languages_and_pairs(corpus, tokenizers):
-    """As `eval --languages --max_pairs` chooses them."""
+@pytest.mark.parametrize("languages", [["fr"], ["fr", "fr"]])
+def test_evaluation_of_some_languages_and_pairs(corpus, tokenizers, languages):
+    """As `eval --languages --max_pairs` chooses them; a language that is named twice counts once, as in BLEU."""
     config = dataclasses.replace(_CONFIG, packing=False, source_length=400, target_length=400)
-    batches = EvalInput(corpus, tokenizers, config, "valid", ["fr"], 2).batches()
+    batches = EvalInput(corpus, tokenizers, config, "valid", languages, 2).batches()
     found = [target for batch in batches for _, target in texts(batch, tokenizers)]
     expected = [" ".join(target.split()) for _, target in Corpus.open(corpus).sample("valid", "fr", 2)]
     assert sorted(found) == sorted(expected)
