@@ -1,8 +1,7 @@
 """Builds a speech corpus: the sentences of a corpus of texts, spoken by eSpeak NG in many voices.
 
-A training sentence is spoken once, by one of the training voices. A held-out sentence is spoken once by one of them and
-once by each held-out voice, so held-out sentences are tested apart from held-out voices. Speed and pitch vary from
-recording to recording.
+A sentence is spoken once, by one of the training voices. A test sentence is spoken by each held-out voice as well, so
+held-out sentences are tested apart from held-out voices. Speed and pitch vary from recording to recording.
 """
 
 from __future__ import annotations
@@ -133,11 +132,12 @@ def _write(writer: Writer, recordings: Sequence[Recording], espeak: Espeak):
         for voice in sorted(by_voice):
             pairs: dict[str, list[tuple[str, str]]] = {split: [] for split in SPLITS}
             samples: dict[str, list[np.ndarray]] = {split: [] for split in SPLITS}
+            ends: dict[str, int] = dict.fromkeys(SPLITS, 0)
             for recording in by_voice[voice]:
                 spoken, split = recording.synthesize(espeak), recording.split
-                start = sum(map(len, samples[split]))
-                pairs[split].append((reference(split, voice, start, len(spoken)), recording.transcript))
+                pairs[split].append((reference(split, voice, ends[split], len(spoken)), recording.transcript))
                 samples[split].append(spoken)
+                ends[split] += len(spoken)
                 advance()
             for split, parts in samples.items():
                 if parts:

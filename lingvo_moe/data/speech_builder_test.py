@@ -9,7 +9,7 @@ from lingvo_moe.data import speech_builder
 from lingvo_moe.data.corpus import Corpus
 from lingvo_moe.data.espeak import Espeak
 from lingvo_moe.data.log_mel import LogMel
-from lingvo_moe.data.speech import RecordingReader
+from lingvo_moe.data.speech import AUDIO_SUFFIX, ENCODING, RecordingReader
 from lingvo_moe.data.speech_builder import HELD_OUT_VOICES, TRAINING_VOICES, transcript_of
 from lingvo_moe.errors import UserError
 from lingvo_moe.testing.corpora import write_corpus
@@ -56,6 +56,18 @@ def test_recordings_are_as_long_as_speech(built):
         samples = reader.samples(text)
         assert 0.05 < len(samples) / 22_050 / len(transcript) < 0.5
         assert np.abs(samples).max() > 1000
+
+
+def test_references_divide_the_recordings_of_a_voice(built):
+    """Each sample belongs to one sentence."""
+    for voice in built.languages_of("test"):
+        ranges = [map(int, text.split()[1:]) for text, _ in built.pairs("test", voice)]
+        ends = [0]
+        for start, count in ranges:
+            assert start == ends[-1]
+            ends.append(start + count)
+        size = (built.directory / "test" / f"{voice}{AUDIO_SUFFIX}").stat().st_size
+        assert len(ends) > 1 and size == ends[-1] * ENCODING.itemsize
 
 
 def test_a_complete_corpus_is_left_unchanged(texts, built):
