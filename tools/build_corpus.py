@@ -23,7 +23,7 @@ from lingvo_moe import extensions
 from lingvo_moe.cli import app
 from lingvo_moe.data import corpus_builder
 from lingvo_moe.data.corpus import REPORT, SPLITS, Corpus
-from lingvo_moe.data.corpus_report import warnings
+from lingvo_moe.data.corpus_report import summary, warnings
 from lingvo_moe.data.languages import check_selected
 from lingvo_moe.errors import UserError
 
@@ -99,7 +99,7 @@ def main(argv: list[str]):
     counts = ", ".join(f"{corpus.count(split)} {split}" for split in SPLITS)
     print(
         f"{corpus.directory} {'built' if is_new else 'is up to date'}: {len(corpus.languages)} languages, "
-        f"{counts} pairs; see {REPORT} there."
+        f"{counts} pairs; {summary(corpus.manifest)}; see {REPORT} there."
     )
 
 

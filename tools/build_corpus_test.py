@@ -56,14 +56,16 @@ def test_second_call_reports_up_to_date(django, capsys):
 
 
 def test_several_inputs(tmp_path, capsys):
-    """--input may be repeated; a corpus too small for held-out splits is a warning on standard error."""
+    """--input may be repeated; a corpus too small for held-out splits is a warning; what was rejected is said."""
     for language in ("de", "fr"):
-        (tmp_path / f"{language}.tsv").write_text(f"{language} text\ttext\n")
+        (tmp_path / f"{language}.tsv").write_text(f"{language} text\ttext\ntext\ttext\n12\t12\n" * 2)
     inputs = [f"--input={tmp_path}/{language}.tsv" for language in ("de", "fr")]
     assert _run("--preset=none", *inputs, f"--output={tmp_path}/corpus") == 0
     assert Corpus.open(tmp_path / "corpus").languages == ("de", "fr")
     captured = capsys.readouterr()
     assert "warning: the test split has 0 English sentences" in captured.err and "2 train" in captured.out
+    reasons = "identical to the English 4, no letters 4, duplicate 2"
+    assert f"12 entries read, 10 of them rejected ({reasons})" in captured.out
 
 
 def test_source_of_an_imported_file_is_a_preset(tmp_path):

@@ -44,6 +44,14 @@ def report(manifest: Mapping[str, Any]) -> str:
     )
 
 
+def summary(manifest: Mapping[str, Any]) -> str:
+    """Returns a line: how many entries were read, and how many of them are in no split, with the commonest reasons."""
+    facts = [*manifest["languages"].values(), *manifest["languages_without_pairs"].values()]
+    rejected = sum((collections.Counter(each["rejected"]) for each in facts), collections.Counter())
+    reasons = f" ({listing(rejected, 3)})" if rejected else ""
+    return f"{sum(each['read'] for each in facts):,} entries read, {rejected.total():,} of them rejected{reasons}"
+
+
 def warnings(manifest: Mapping[str, Any]) -> list[str]:
     """Returns what limits the trust in scores on this corpus."""
     keys, messages = manifest["english_keys"], []
@@ -63,7 +71,7 @@ def listing(counts: Mapping[str, int], limit: int = 10) -> str:
     """Returns `a 3, b 2`, largest count first, with at most `limit` names."""
     ranked = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     more = f", and {len(ranked) - limit} more" if len(ranked) > limit else ""
-    return ", ".join(f"{name} {count}" for name, count in ranked[:limit]) + more
+    return ", ".join(f"{name} {count:,}" for name, count in ranked[:limit]) + more
 
 
 def _row(language: str, facts: Mapping[str, Any]) -> tuple:
