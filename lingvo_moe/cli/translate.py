@@ -164,6 +164,7 @@ def _read_lines(path: str) -> list[str]:
             ) from None
         if "\0" in sentences[-1]:
             raise UserError(
-                f"--input={path}, line {number}: holds a NUL byte; expected a text file, one sentence a line."
+                f"--input={path}, line {number}: holds a NUL byte; expected a text file, one sentence a line. "
+                f"`tr -d '\\000'` removes such bytes."
             )
     return sentences

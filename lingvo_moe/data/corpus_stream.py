@@ -89,6 +89,9 @@ class TrainPairs:
 
         readers = {side: reader.in_graph(call) for side, reader in self._readers.items()}
 
+        # AutoGraph would leave a source file in the temporary directory for each process: commands end without
+        # Python's clean-up.
+        @tf.autograph.experimental.do_not_convert
         def tokenize(indices):
             texts = call(self._read_texts, indices, tf.string)
             texts.set_shape([None, 2])

@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import json
 import shutil
+import tempfile
 from collections import Counter
 from collections.abc import Sequence
 
@@ -57,6 +58,14 @@ def train_input(corpus, tokenizers) -> TrainInput:
 
 def take(items, count: int) -> list:
     return list(itertools.islice(items, count))
+
+
+@pytest.mark.slow
+def test_a_stream_leaves_no_temporary_file(train_input, tmp_path, monkeypatch):
+    """A command ends without Python's clean-up, so each training would leave one."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    take(train_input.batches(), 2)
+    assert not list(tmp_path.iterdir())
 
 
 def texts(batch: Batch, tokenizers) -> list[tuple[str, str]]:
