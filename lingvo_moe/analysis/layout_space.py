@@ -217,7 +217,7 @@ def _structures(experiment: Experiment, count: int, has_stages: bool) -> tuple[S
         try:
             mapping = _mapping(outside, tensors)
             inside = _mapping(outside.within_stages(), tensors) if has_stages else mapping
-        except ValueError:  # two logical axes of a tensor on one mesh axis
+        except UserError:  # two logical axes of a tensor on one mesh axis
             continue
         # Vectors are of no weight: M alone may be on another axis than in matrices.
         key = tuple(mapped[axes] for mapped in (mapping, inside) for axes in tensors if len(axes.lstrip("Rr")) > 1)

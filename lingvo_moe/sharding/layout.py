@@ -296,8 +296,8 @@ class Layout:
       annotated: the completion mode: the logical axes of the tensors that `annotate` annotates, of one repeat; XLA
         completes the sharding of the others. None: it annotates all. Inputs and outputs of a program always have one.
 
-    The methods raise ValueError for an unknown or repeated logical axis, and where two logical axes of one tensor are
-    assigned to one mesh axis.
+    The methods raise ValueError for an unknown or repeated logical axis, and UserError where the rules assign two
+    logical axes of one tensor to one mesh axis.
     """
 
     mesh: DeviceMesh = DeviceMesh()
@@ -380,9 +380,10 @@ class Layout:
                 continue
             mesh_axis, logical_axis = mesh_axes[0], present[0]
             if mesh_axis in sharded:
-                raise ValueError(
+                raise UserError(
                     f"tensor {logical_axes}: logical axes {sharded[mesh_axis]} and {logical_axis} are both assigned to "
-                    f"mesh axis {mesh_axis}; change an axis rule of the layout, or annotate this tensor by hand."
+                    f"mesh axis {mesh_axis}. Change the layout: name both in one axis rule, which shards the first of "
+                    f"them, or let the later rule fall back ({logical_axis}~{mesh_axis})."
                 )
             sharded[mesh_axis] = logical_axis
         mesh_axis_of = {logical: mesh for mesh, logical in sharded.items()}
