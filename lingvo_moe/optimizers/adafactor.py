@@ -10,7 +10,9 @@ from lingvo_moe.lazy import tf
 from lingvo_moe.ops import fusion
 from lingvo_moe.ops.factored_moments import mean_by_rows, prefers_mean_by_rows
 from lingvo_moe.optimizers.schedules import InverseSquareRoot
-from lingvo_moe.ranges import ABOVE_0, SHARE_BELOW_1
+from lingvo_moe.ranges import ABOVE_0, SHARE_BELOW_1, Range
+
+_LEAST_NORMAL = 2.0**-126  # of float32; programs may replace smaller numbers by 0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -29,7 +31,8 @@ class Adafactor:
       multiply_by_parameter_scale: whether updates are relative to the root mean square of the matrix
         (section 8).
       minimum_scale: the least such root mean square.
-      epsilon: added to squared gradients.
+      epsilon: added to squared gradients; with the share of it that a step adds, (1 - beta2_cap) * epsilon, no second
+        moment is 0.
 
     Raises:
       UserError: a number is out of range.
@@ -45,9 +48,10 @@ class Adafactor:
     epsilon: float = 1e-30
 
     def __post_init__(self):
-        above = ("beta2_exponent", "clipping_threshold", "minimum_scale", "epsilon")
+        above = ("beta2_exponent", "clipping_threshold", "minimum_scale")
         decays = dict.fromkeys(("beta1", "beta2_cap"), SHARE_BELOW_1)
         ranges.check("optimizer.", self, {**decays, **dict.fromkeys(above, ABOVE_0)})
+        ranges.check("optimizer.", self, {"epsilon": Range(_LEAST_NORMAL / (1.0 - self.beta2_cap))})
 
     def state(self, weights: dict) -> dict:
         """Declares the optimizer state: `row` and `column` for each matrix, `moment` for each vector, initially zero.

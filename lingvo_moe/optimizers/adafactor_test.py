@@ -286,6 +286,24 @@ def test_zero_gradients_change_nothing_and_are_finite():
         assert all(np.isfinite(entry).all() for entry in new_state.values())
 
 
+def test_no_accepted_epsilon_vanishes():
+    """A second moment of 0 would make NaN of a gradient of 0, in a step whose gradients are finite."""
+    with pytest.raises(UserError, match="optimizer.epsilon is 1e-39; expected at least 1.17549e-36"):
+        Adafactor(epsilon=1e-39)
+    for cap in (0.5, 0.99):
+        for step in (0, 10**6):
+            after, new_state = update_one(
+                Weight((2,), "M"),
+                np.ones(2),
+                np.zeros(2),
+                {"moment": tf.zeros(2)},
+                step,
+                beta2_cap=cap,
+                epsilon=1.1755e-38 / (1.0 - cap),
+            )
+            assert (after == 1.0).all() and (new_state["moment"] > 0.0).all(), (cap, step)
+
+
 @pytest.mark.parametrize("platform", ["", "cpu"])
 @pytest.mark.parametrize("beta1", [0.0, 0.9])
 def test_a_step_that_is_not_finite_changes_nothing(platform, beta1):
