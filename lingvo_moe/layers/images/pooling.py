@@ -13,12 +13,25 @@ from lingvo_moe.lazy import tf
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class MaxPooling(WindowedLayer):
-    """The largest element of each window, by channel; padding is never the largest."""
+class _Pooling(WindowedLayer):
+    """A reduction of each window, of its elements that are no padding; there must be one."""
+
+    def __post_init__(self):
+        super().__post_init__()
+        if any(max(pair) >= size for pair, size in zip(self.explicit_padding, self.window)):
+            raise UserError(
+                f"{type(self).__name__}: padding is {self.padding}, but windows are {self.window}; a window of padding "
+                f"alone has no value. Use less padding than a window has elements."
+            )
 
     def weights(self) -> dict:
         """See `Layer.weights`."""
         return {}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MaxPooling(_Pooling):
+    """The largest element of each window, by channel; padding is never the largest."""
 
     def __call__(self, theta: dict, inputs: tf.Tensor, context: Context) -> tf.Tensor:
         """`[B, X, Y(, Z), I]` to `[B, X', Y'(, Z'), I]`.
@@ -47,20 +60,8 @@ class MaxPooling(WindowedLayer):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class AveragePooling(WindowedLayer):
+class AveragePooling(_Pooling):
     """The mean of each window, by channel, of its elements that are no padding."""
-
-    def __post_init__(self):
-        super().__post_init__()
-        if any(max(pair) >= size for pair, size in zip(self.explicit_padding, self.window)):
-            raise UserError(
-                f"AveragePooling: padding is {self.padding}, but windows are {self.window}; a window of padding alone "
-                f"has no mean. Use less padding than a window has elements."
-            )
-
-    def weights(self) -> dict:
-        """See `Layer.weights`."""
-        return {}
 
     def __call__(self, theta: dict, inputs: tf.Tensor, context: Context) -> tf.Tensor:
         """`[B, X, Y(, Z), I]` to `[B, X', Y'(, Z'), I]`; raises UserError, see `check_input`."""
