@@ -9,7 +9,9 @@ A router of your own is one file, loaded with `--import=my_router.py` and chosen
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
+from fractions import Fraction
 from typing import Protocol
 
 from lingvo_moe.errors import UserError
@@ -87,13 +89,14 @@ def check_num_experts(router: str, num_experts: int, least: int):
 
 
 def expert_capacity(tokens_per_group: int, num_experts: int, capacity_factor: float | None) -> int:
-    """The tokens of a group that an expert takes at most: C = factor * S / E, at least 1.
+    """The tokens of a group that an expert takes at most: C = factor * S / E, at least 1, rounded down.
 
     The papers' 2N/(G E) is a factor of 2 (GShard section 2.2, "Local group dispatching"). None: for every token, C = S.
+    The factor is the decimal that is written: in floating point, 1.16 * 100 / 4 is less than 29.
     """
     if capacity_factor is None:
         return tokens_per_group
-    return min(tokens_per_group, max(1, int(capacity_factor * tokens_per_group / num_experts)))
+    return min(tokens_per_group, max(1, math.floor(Fraction(str(capacity_factor)) * tokens_per_group / num_experts)))
 
 
 def largest_gates(gates: tf.Tensor, count: int, context: Context) -> tuple[list[tf.Tensor], tf.Tensor]:

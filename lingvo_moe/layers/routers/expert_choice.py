@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from lingvo_moe.errors import UserError
+from lingvo_moe import ranges
 from lingvo_moe.layers.routers.base import (
     Router,
     check_num_experts,
@@ -15,6 +15,7 @@ from lingvo_moe.layers.routers.base import (
 from lingvo_moe.lazy import tf
 from lingvo_moe.ops.context import Context
 from lingvo_moe.ops.routing import Routing
+from lingvo_moe.ranges import ABOVE_0
 
 
 @register_router("expert_choice")
@@ -41,10 +42,7 @@ class ExpertChoice(Router):
     is_causal = False
 
     def __post_init__(self):
-        if self.choices_per_token <= 0:
-            raise UserError(
-                f"router expert_choice: choices_per_token is {self.choices_per_token}; it must be positive."
-            )
+        ranges.check("router expert_choice: ", self, {"choices_per_token": ABOVE_0})
 
     def check(self, num_experts: int):
         """See `Router`."""

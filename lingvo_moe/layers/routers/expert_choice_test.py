@@ -73,8 +73,12 @@ def test_capacity_is_its_own():
     assert router.experts_per_token(8) == 3.0 and ROUTER.experts_per_token(8) == 2.0
 
 
-def test_impossible_settings_are_errors():
-    with pytest.raises(UserError, match="choices_per_token is 0.0; it must be positive"):
-        make_router("expert_choice:choices_per_token=0")
+@pytest.mark.parametrize("choices", ["0.0", "nan", "inf"])
+def test_impossible_settings_are_errors(choices):
+    """Infinity and NaN too: no capacity can be computed from them."""
+    with pytest.raises(
+        UserError, match=f"router expert_choice: choices_per_token is {choices}; expected a number above 0"
+    ):
+        make_router(f"expert_choice:choices_per_token={choices}")
     with pytest.raises(UserError, match="num_experts is 1; router expert_choice needs at least 2"):
         ROUTER.check(1)

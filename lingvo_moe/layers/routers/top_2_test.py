@@ -297,9 +297,19 @@ def test_the_aux_loss_gradient_is_that_of_the_mean_gates():
 
 @pytest.mark.parametrize(
     "tokens, experts, factor, capacity",
-    [(1024, 128, 2.0, 16), (8, 2048, 2.0, 1), (10, 4, 1.0, 2), (10, 4, 2.0, 5), (4, 2, 8.0, 4), (7, 3, None, 7)],
+    [
+        (1024, 128, 2.0, 16),
+        (8, 2048, 2.0, 1),
+        (10, 4, 1.0, 2),
+        (10, 4, 2.0, 5),
+        (4, 2, 8.0, 4),
+        (7, 3, None, 7),
+        (100, 4, 1.16, 29),
+        (100, 4, 1e308, 100),
+    ],
 )
 def test_capacity_is_2n_by_ge_at_least_one_at_most_all(tokens, experts, factor, capacity):
+    """Of the factor as it is written: its nearest float would round 29 down to 28, and overflow at the largest."""
     assert expert_capacity(tokens, experts, factor) == capacity
 
 
