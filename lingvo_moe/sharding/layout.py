@@ -153,11 +153,17 @@ def register_layout(name: str, rules: Sequence[AxisRule], num_mesh_axes: int, an
       annotated: see `Layout`; by default all tensors.
 
     Raises:
-      UserError: malformed rules, or a name that another layout has.
+      UserError: malformed rules or `annotated`, or a name that another layout has.
     """
     if not isinstance(num_mesh_axes, int) or num_mesh_axes < 1:
         raise UserError(f"layout {name!r}: num_mesh_axes is {num_mesh_axes!r}; expected a number from 1.")
     _check_rules(name, rules, mesh_axis_names(num_mesh_axes))
+    are_texts = isinstance(annotated, tuple) and all(isinstance(axes, str) for axes in annotated)
+    if annotated is not None and not are_texts:
+        raise UserError(
+            f"layout {name!r}: annotated is {annotated!r}; expected None, or a tuple of the logical axes of tensors, "
+            f'for instance ("BTM",).'
+        )
     for axes in annotated or ():
         try:
             _check_logical_axes(axes)

@@ -197,6 +197,13 @@ def test_unknown_axis_of_an_annotated_tensor_is_an_error():
         register_layout("mine", EXPERTS_ONLY, num_mesh_axes=1, annotated=("BTM", "BTQ"))
 
 
+@pytest.mark.parametrize("annotated", ["BTM", ("BTM", 3), ["BTM"]])
+def test_annotated_tensors_are_a_tuple_of_texts(annotated):
+    """A text would annotate every tensor whose logical axes are a part of it."""
+    with LAYOUTS.isolated(), pytest.raises(UserError, match=r"annotated is .*; expected None, or a tuple"):
+        register_layout("mine", EXPERTS_ONLY, num_mesh_axes=1, annotated=annotated)
+
+
 def test_terms_of_a_partial_sum_have_their_mesh_axis_to_themselves():
     """What else the axis shards is complete in each term; the other axes shard as before."""
     assert TWO_AXES.unreduced("y").mesh_axes("UBTM") == ("y", "x", None, None)
