@@ -3,7 +3,7 @@
 The third state of a tensor beside split and broadcast in OneFlow's notation (S, B, P; Yuan et al. 2021, arXiv
 2110.15032), which calls it partial; "unreduced" is more precise, and U is its logical axis here, as P is a pipeline's
 stages and S and B are tokens and batch. XLA needs no operator for it. A product whose contracted dimension is sharded
-keeps that dimension's shards apart, as a dimension of its own: `BUk,UkO->UBO`, with U on the mesh axis of the shards.
+keeps that dimension's shards apart, as a dimension of its own: `BUh,UhO->UBO`, with U on the mesh axis of the shards.
 Each device then holds one term of the sum. Linear operators pass U on; `reduce` sums over it, which the partitioner
 writes as an AllReduce, or as a ReduceScatter where the layout shards the sum along the mesh axis.
 docs/partial_values.md has the evidence.
@@ -62,6 +62,10 @@ class Partial:
         """Negates each term."""
         return self._with(-self.terms)
 
+    def __pos__(self) -> Partial:
+        """Returns the same sum."""
+        return self
+
     def __mul__(self, factor: float | tf.Tensor) -> Partial:
         """Scales by a number or a complete scalar; raises UserError for another factor, see `product`."""
         self._check_scalar(factor)
@@ -86,7 +90,9 @@ class Partial:
 
     __array__ = __bool__ = __float__ = __int__ = __iter__ = __getitem__ = _refuse
     __abs__ = __pow__ = __rpow__ = __rtruediv__ = __matmul__ = __rmatmul__ = _refuse
-    __lt__ = __le__ = __gt__ = __ge__ = _refuse
+    __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = _refuse
+    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _refuse
+    __hash__ = object.__hash__  # which defining `==` would take away
 
     def __radd__(self, other: Any) -> Partial:
         """Adds to the 0 with which `sum` begins; raises UserError for anything else."""

@@ -213,7 +213,7 @@ def test_linear_operators_share_one_reduction_and_gradients_need_none():
     def deferred(i: dict) -> dict:
         first = partial_sum(EQUATION, i["a"], i["b"], CONTRACTED)
         second = partial_sum(EQUATION, i["c"], i["d"], CONTRACTED)
-        return {"y": reduce((first - -second) * i["scale"] / 2.0 + 0.5 * second)}
+        return {"y": reduce((+first - -second) * i["scale"] / 2.0 + 0.5 * second)}
 
     def complete(i: dict) -> dict:
         second = tf.matmul(i["c"], i["d"])
@@ -287,7 +287,13 @@ NON_LINEAR = {
     "abs": abs,
     "**": lambda p: p**2,
     "1 /": lambda p: 1 / p,
+    "//": lambda p: p // 2,
+    "1 //": lambda p: 1 // p,
+    "%": lambda p: p % 2,
+    "1 %": lambda p: 1 % p,
     ">": lambda p: p > 0,
+    "==": lambda p: p == 0,
+    "!=": lambda p: p != 0,
     "bool": bool,
     "NumPy's conversion": np.asarray,
     "slice": lambda p: p[0],
