@@ -63,6 +63,8 @@ def _counters(shape: tuple[int, ...], rows: Rows | None = None) -> tuple[tf.Tens
         size, index = shape[dimension], tf.range(shape[dimension])
         if rows is not None and dimension == 0:
             size, index = rows.total, index + rows.first
+        if size == 1:  # its index is 0, and the stride may be one more than a word holds
+            continue
         if stride[0] * size > _WORD:
             which = 1
         index = tf.cast(index, tf.uint32) * _constant(stride[which])

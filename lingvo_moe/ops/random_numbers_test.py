@@ -44,12 +44,16 @@ def test_numbers_are_uniform_and_independent_of_their_neighbours():
         assert abs(correlation) < 5 / math.sqrt(SAMPLES)
 
 
-@pytest.mark.parametrize("shape", [(), (7,), (3, 5), (2, 3, 4, 5)])
+@pytest.mark.parametrize("shape", [(), (7,), (3, 5), (2, 3, 4, 5), (1, 4, 5)])
 @pytest.mark.parametrize("word", [2**32, 64, 20])
 def test_no_two_elements_share_a_counter(shape, word):
     """With a word of few values in place of 2^32: large models have weights of more elements than a word can count."""
-    with mock.patch.object(random_numbers, "_WORD", word):
+    with (
+        mock.patch.object(random_numbers, "_WORD", word),
+        mock.patch.object(random_numbers, "_constant", wraps=random_numbers._constant) as constant,
+    ):
         words = [np.broadcast_to(counters.numpy(), shape).ravel() for counters in random_numbers._counters(shape)]
+    assert all(call.args[0] < word for call in constant.call_args_list), "a stride that a word cannot hold"
     assert len(set(zip(*words))) == math.prod(shape)
     assert words[0].max() < word
 
