@@ -48,7 +48,8 @@ def pipeline(
     """Applies `body` R times to each microbatch; row b of a batch is in microbatch b modulo their number.
 
     Args:
-      body: as in `repeat`. Its context is `context.fold(microbatch).fold(repeat)`.
+      body: as in `repeat`. Its context is `context.fold(microbatch).fold(repeat)`, and of one microbatch, as there,
+        `context.fold(repeat)`.
       weights: as in `repeat`.
       theta: as in `repeat`, tensors `[R, ...]`.
       inputs: `[B, T, M]`.
@@ -236,8 +237,10 @@ class _Stages:
         context = self._buffers.context
         if self._buffers.schedule.stages > 1:
             context = dataclasses.replace(context, layout=context.layout.vectorized(self._buffers.stage_axis))
+        if self._buffers.schedule.microbatches > 1:
+            context = context.fold(microbatch)
         context = dataclasses.replace(
-            context.fold(microbatch).fold(repeat), checkpoint_policy=checkpoint_policy, add_summary=add_summary
+            context.fold(repeat), checkpoint_policy=checkpoint_policy, add_summary=add_summary
         )
         if self.parts is not None and part is not None:
             context = self.parts.context(context, part)

@@ -123,6 +123,20 @@ def test_a_stack_is_its_period_repeated_and_normalised(way):
         np.testing.assert_allclose(value, expected, rtol=0, atol=TOLERANCE, err_msg=path)
 
 
+def test_a_pipeline_of_one_microbatch_draws_the_numbers_of_a_stack_without_one():
+    """Results depend on the number of microbatches, and on nothing else of a pipeline."""
+    layer = dataclasses.replace(LAYER, residual_dropout=0.5)
+    stack = dataclasses.replace(DENSE_STACK, period=(layer,), unroll=False, remat="full")
+    piped = dataclasses.replace(stack, pipeline="gpipe", stages=2)
+
+    def outputs(inputs: dict) -> dict:
+        context = Context(seed=tf.constant([1, 2]))
+        return {"plain": call(stack, inputs, context)[0], "piped": call(piped, inputs, context)[0]}
+
+    found = harness.run(outputs, inputs_of(stack))
+    np.testing.assert_allclose(found["piped"], found["plain"], rtol=0, atol=TOLERANCE)
+
+
 def test_a_dense_stack_has_no_metrics():
     assert DENSE_STACK.metric_names == ()
     assert call(DENSE_STACK, eager(inputs_of(DENSE_STACK)))[1] == {}
