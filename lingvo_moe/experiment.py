@@ -297,8 +297,21 @@ class Experiment:
             self.open_tokenizers()
 
     def open_tokenizers(self) -> Tokenizers:
-        """Reads the tokenizers; raises UserError where the vocabulary of one is larger than the model's."""
-        return Tokenizers.load_for(self.model.vocabularies, self.tokenizers)
+        """Reads the tokenizers.
+
+        Raises:
+          UserError: the vocabulary of one is larger than the model's, or tied embeddings have one table for the
+            different pieces of two.
+        """
+        tokenizers = Tokenizers.load_for(self.model.vocabularies, self.tokenizers)
+        tables = tied.tied_tables if (tied := self.tied_model) else {}
+        if len(set(tables.values())) < len(tables) and not tokenizers.is_shared:
+            raise UserError(
+                f"model.tied_embeddings: source_vocabulary and target_vocabulary are equal, so both sides share one "
+                f"table, but {self.tokenizers} has two tokenizers, whose pieces differ. Train one tokenizer "
+                f"(tools.train_tokenizer --shared_vocabulary), or set different sizes."
+            )
+        return tokenizers
 
     def batch_specs(self) -> dict:
         """Returns the tree of `Spec`s of a training batch."""

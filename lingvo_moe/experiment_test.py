@@ -198,6 +198,17 @@ def test_tokenizer_larger_than_the_vocabulary_is_an_error(data, side):
     assert experiments.tiny(data).open_tokenizers().source.vocabulary_size <= 512
 
 
+@pytest.mark.parametrize(
+    "changes", [["model.target_vocabulary=256"], ["model.target_vocabulary=512", "model.tied_embeddings=false"]]
+)
+def test_two_tokenizers_never_share_a_table(data, changes):
+    """Vocabularies of equal size are not one vocabulary: unrelated pieces would train one vector."""
+    settings = ["model.tied_embeddings=true", "model.source_vocabulary=512"]
+    assert not experiments.tiny(data, *settings, *changes).open_tokenizers().is_shared
+    with pytest.raises(UserError, match="share one table, but .* two tokenizers.*--shared_vocabulary.*different sizes"):
+        experiments.tiny(data, *settings, "model.target_vocabulary=512").open_tokenizers()
+
+
 def test_text_has_a_line_for_every_field():
     """`show` and the golden texts contain the whole configuration."""
     lines = experiment.text("m4.Quickstart", experiment.get("m4.Quickstart", ["model.num_heads=2"])).splitlines()

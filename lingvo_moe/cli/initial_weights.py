@@ -147,12 +147,6 @@ def embeddings(config: TrainConfig, name: str, experiment: Experiment) -> dict[s
         )
     paths, tokenizers = tied.tied_tables, experiment.open_tokenizers()
     vectors = piece_vectors.read(file, tokenizers, "--initial_embeddings")._asdict()
-    if len(set(paths.values())) < len(paths) and not tokenizers.is_shared:
-        raise UserError(
-            f"--initial_embeddings={file} has the vectors of two tokenizers, and {name} has one table for both sides, "
-            f"as source_vocabulary and target_vocabulary are equal. Train one tokenizer (tools.train_tokenizer "
-            f"--shared_vocabulary), or set different sizes."
-        )
     return {path: _fit(vectors[side], experiment, path, file) for side, path in paths.items()}
 
 
