@@ -187,34 +187,37 @@ class Experiment:
         self._check_volumes(layout, device_flags)
         self._check_pipeline(layout)
         self._check_divisible(layout, device_flags)
-        for side, length in self.input.lengths.items():
-            tokens = self.input.batch_size * length
-            if self.model.num_experts and tokens % self.model.num_groups:
+        for stack, name, groups in self.model.settings_of_layers("num_groups"):
+            length = int(self.model.positions_of(f"{stack}/", self.input.lengths))
+            if (tokens := self.input.batch_size * length) % groups:
                 raise UserError(
-                    f"a batch has {self.input.batch_size} x {length} = {tokens} {side} tokens, which "
-                    f"model.num_groups={self.model.num_groups} does not divide; change one of them."
+                    f"a batch has {self.input.batch_size} x {length} = {tokens} tokens in the {stack}, which {name}, "
+                    f"{groups}, does not divide; change one of them."
                 )
 
     def _check_divisible(self, layout: Layout, device_flags: str):
         """Raises UserError where devices do not divide what the layout shards among them."""
-        sizes = {"input.batch_size": ("B", self.input.batch_size)}
+        # A batch and its groups are divided into microbatches first, each of which the devices divide.
+        microbatches = self.model.microbatches
+        sizes = [("input.batch_size", "B", self.input.batch_size, microbatches)]
         if self.translates:
-            sizes["decoding_batch"] = ("B", self.decoding_batch)
-        if self.model.num_experts:
-            sizes["model.num_experts"] = ("E", self.model.num_experts)
-            sizes["model.num_groups"] = ("G", self.model.num_groups)
-            sizes["model.inference_num_groups"] = ("G", self.model.inference_num_groups)
+            sizes.append(("decoding_batch", "B", self.decoding_batch, 1))
+        for field, axis, parts in (
+            ("num_experts", "E", 1),
+            ("num_groups", "G", microbatches),
+            ("inference_num_groups", "G", microbatches),
+        ):
+            sizes += [(name, axis, size, parts) for _, name, size in self.model.settings_of_layers(field)]
         inside = layout if self.model.pipeline == "none" else layout.within_stages()
-        for name, (axis, size) in sizes.items():
-            # A batch and its groups are divided into microbatches first, each of which the devices divide.
-            parts = 1 if name in ("decoding_batch", "model.num_experts") else self.model.microbatches
+        for name, axis, size, parts in sizes:
             devices = inside.num_shards(axis, axis) if parts > 1 else layout.num_shards(axis, axis)
             multiple = math.lcm(parts * devices, layout.num_shards(axis, axis))
             if size % multiple:
                 of = f"{parts} microbatches on {devices}" if parts > 1 else devices
+                setting = "the layer pattern" if " of layer " in name else f"--set {name}=N"
                 raise UserError(
                     f"{name} is {size}, which {of} devices (mesh {self.mesh}) do not divide. Use {device_flags} "
-                    f"with a divisor of {size}, or --set {name}=N with a multiple of {multiple}."
+                    f"with a divisor of {size}, or {setting} with a multiple of {multiple}."
                 )
 
     def _check_pipeline(self, layout: Layout):

@@ -40,7 +40,17 @@ def data(tmp_path_factory) -> experiments.Data:
         (
             ["input.source_length=95", "model.num_groups=64"],
             2,
-            "a batch has 16 x 95 = 1520 source tokens, which model.num_groups=64",
+            "a batch has 16 x 95 = 1520 tokens in the encoder, which model.num_groups, 64, does not divide",
+        ),
+        (
+            ["model.layer_pattern=dense,moe:num_experts=12"],
+            8,
+            "num_experts of layer moe:num_experts=12 is 12, which 8 devices.* the layer pattern with a multiple of 8",
+        ),
+        (
+            ["model.encoder_layer_pattern=moe:num_groups=128", "input.source_length=60"],
+            2,
+            "a batch has 16 x 60 = 960 tokens in the encoder, which num_groups of layer moe:num_groups=128, 128,",
         ),
     ],
 )
@@ -166,9 +176,11 @@ def test_a_model_of_volumes_reads_no_texts():
         mixed.check()
 
 
-def test_groups_of_a_dense_model_are_not_checked():
-    """Without experts there is no gating."""
+def test_groups_of_a_dense_stack_are_not_checked():
+    """Without experts there is no gating, nor are the tokens of a stack without them divided into groups."""
     assert experiment.get("m4.Quickstart", ["model.num_experts=0", "model.num_groups=7"]).model.num_experts == 0
+    experts_in_decoder = ["model.encoder_layer_pattern=dense", "model.num_groups=64", "input.source_length=95"]
+    assert experiment.get("m4.Quickstart", experts_in_decoder).input.lengths["source"] == 95
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from lingvo_moe import ranges
 from lingvo_moe.errors import UserError
@@ -81,7 +81,7 @@ class UNet(Layer):
     sides = ("source", "target")
     # It reads no text, and has no experts, pipeline or loop of layers.
     vocabularies: ClassVar[dict[str, int]] = {}
-    num_experts, num_groups, inference_num_groups = 0, 1, 0
+    num_experts, num_groups = 0, 1
     unroll, remat, pipeline, stages, microbatches = True, "none", "none", 1, 1
 
     def __post_init__(self):
@@ -134,6 +134,11 @@ class UNet(Layer):
         # Each voxel of the level below multiplies the kernel of a transposed convolution once.
         depth = int(level) + (block == "upsampling") if block else 0
         return lengths["source"] / 8**depth
+
+    def settings_of_layers(self, field: str) -> list[tuple[str, str, Any]]:
+        """See `Transformer`; it has no feed-forward layers."""
+        del field
+        return []
 
     def attention_products(self, lengths: dict[str, int]) -> float:
         """See `Transformer`; it has no attention."""

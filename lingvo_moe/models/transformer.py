@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import Any
 
 from lingvo_moe import ranges
 from lingvo_moe.errors import UserError, did_you_mean
@@ -231,6 +232,21 @@ class Transformer(Layer):
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         return tuple(make_feed_forward(choice, fields) for choice in self.layer_patterns[stack])
 
+    def settings_of_layers(self, field: str) -> list[tuple[str, str, Any]]:
+        """The values of a field of the feed-forward layers that have it; a layer pattern may set it for one of them.
+
+        Returns:
+          (stack, name of the setting for messages, value) of each: `model.num_groups` where it has the model's value,
+          otherwise `num_groups of layer moe:num_groups=4`.
+        """
+        found = []
+        for stack, pattern in self.layer_patterns.items():
+            for choice, layer in zip(pattern, self.feed_forwards(stack)):
+                if (value := getattr(layer, field, None)) is not None:
+                    is_models = value == getattr(self, field, None)
+                    found.append((stack, f"model.{field}" if is_models else f"{field} of layer {choice}", value))
+        return found
+
     def weights(self) -> dict:
         """See `Layer.weights`."""
         return {name: layer.weights() for name, layer in self._layers.items()}
@@ -374,14 +390,17 @@ class Transformer(Layer):
                 f"{str(self.unroll).lower()} and remat {self.remat}. Use --set model.unroll=false and --set "
                 f"model.remat=full, keep_outputs or keep_hidden."
             )
-        if self.pipeline != "none" and self.dispatch == "gather":
-            raise UserError(
-                f"{setting}: dispatch=gather uses manual partitioning, which stages of a pipeline cannot; use --set "
-                f"model.dispatch=einsum or auto."
-            )
-        for field in ("num_groups", "inference_num_groups") if self.num_experts else ():
-            if (groups := getattr(self, field)) % self.microbatches:
+        for _, name, dispatch in self.settings_of_layers("dispatch"):
+            if self.pipeline != "none" and dispatch == "gather":
                 raise UserError(
-                    f"{field} is {groups}, which microbatches={self.microbatches} does not divide; each has an equal "
-                    f"share of the groups. Use a divisor of {groups}, or a multiple of {self.microbatches} groups."
+                    f"{setting}: {name} is gather, manual partitioning, which stages of a pipeline cannot do; use "
+                    f"einsum or auto, for instance --set model.dispatch=auto."
                 )
+        for field in ("num_groups", "inference_num_groups"):
+            for _, name, groups in self.settings_of_layers(field):
+                if groups % self.microbatches:
+                    raise UserError(
+                        f"{name} is {groups}, which microbatches={self.microbatches} does not divide; each has an "
+                        f"equal share of the groups. Use a divisor of {groups}, or a multiple of {self.microbatches} "
+                        f"groups."
+                    )

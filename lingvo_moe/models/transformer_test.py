@@ -176,6 +176,33 @@ def test_impossible_pattern_is_an_error_that_names_it(changes, message):
         dataclasses.replace(MODEL, **changes)
 
 
+def language_model(**fields) -> LanguageModel:
+    sizes = {"num_layers": 2, "model_dim": 8, "hidden_dim": 8, "num_heads": 1, "head_dim": 8}
+    return LanguageModel(target_vocabulary=16, **sizes | fields)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "fields", "message"),
+    [
+        ("moe:num_experts=4:num_groups=3", {}, "num_groups of layer moe:num_experts=4:num_groups=3 is 3, which micro"),
+        ("moe:num_experts=4:inference_num_groups=3", {"num_groups": 2}, "inference_num_groups of layer .* is 3, which"),
+        (
+            "moe:num_experts=4:dispatch=gather",
+            {"num_groups": 2, "pipeline": "gpipe", "stages": 2},
+            "dispatch of layer moe:num_experts=4:dispatch=gather is gather, manual partitioning",
+        ),
+    ],
+)
+def test_what_a_pattern_sets_is_checked_as_the_models_own(pattern, fields, message):
+    """A microbatch would get a group by rounding down, and a stage a dispatch that it cannot partition."""
+    with pytest.raises(UserError, match=message):
+        language_model(layer_pattern=(pattern,), microbatches=2, remat="full", **fields)
+
+
+def test_groups_that_no_layer_has_are_not_checked():
+    assert language_model(num_groups=3, microbatches=2, remat="full").num_groups == 3
+
+
 def test_expert_choice_is_for_encoders():
     """It is not causal: decoders and language models refuse it, an encoder with an ordinary decoder trains with it."""
     with pytest.raises(
@@ -184,16 +211,7 @@ def test_expert_choice_is_for_encoders():
     ):
         dataclasses.replace(MODEL, router="expert_choice")
     with pytest.raises(UserError, match="not causal"):
-        LanguageModel(
-            target_vocabulary=16,
-            num_layers=2,
-            model_dim=8,
-            hidden_dim=8,
-            num_heads=1,
-            head_dim=8,
-            num_experts=2,
-            layer_pattern=("moe:router=expert_choice",),
-        )
+        language_model(num_experts=2, layer_pattern=("moe:router=expert_choice",))
     model = dataclasses.replace(MODEL, encoder_layer_pattern=("dense", "moe:router=expert_choice"))
     found = harness.arrays(training_loss(model)(tree.map_leaves(tf.constant, inputs_of(model))))
     assert np.isfinite(found["values/loss"]) and found["gradients/theta/encoder/layer_1/feed_forward/gate"].any()
