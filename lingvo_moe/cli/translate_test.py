@@ -88,8 +88,8 @@ def test_a_bad_file_beside_the_output_is_an_error_before_the_work(trained, tmp_p
 
 
 def test_a_model_without_experts_has_nothing_to_explain(data, tmp_path, capsys):
-    """Whatever num_experts says: the layers decide."""
-    flags = [*tiny.settings("model.layer_pattern=dense"), f"--tokenizers={data.tokenizers}", f"--logdir={tmp_path}"]
+    changes = ("model.layer_pattern=dense", "model.num_experts=0")
+    flags = [*tiny.settings(*changes), f"--tokenizers={data.tokenizers}", f"--logdir={tmp_path}"]
     given = _lines(tmp_path / "in.txt", "der old")
     assert _run("translate", *flags, given, f"--explain={tmp_path / 'experts.jsonl'}") == 2
     assert "no layer of the model has experts" in capsys.readouterr().err

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from lingvo_moe.errors import UserError
 from lingvo_moe.layers.attention import causal_mask
 from lingvo_moe.layers.base import Context
 from lingvo_moe.layers.transformer import Masks
@@ -22,6 +23,11 @@ class LanguageModel(Transformer):
     target_vocabulary: int
 
     sides = ("target",)
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.twin_keys:
+            raise UserError("model.twin_keys is true, but a language model has no cross-attention; leave it out.")
 
     @property
     def layer_patterns(self) -> dict[str, tuple[str, ...]]:

@@ -51,6 +51,8 @@ class SpeechRecognition(Transformer):
         for name in ("sampled_softmax", "label_smoothing", "tied_embeddings"):
             if getattr(self, name):
                 raise UserError(f"model.{name} is {getattr(self, name)}; a speech model, whose loss is CTC, has none.")
+        if self.twin_keys:
+            raise UserError("model.twin_keys is true, but a speech model has no cross-attention; leave it out.")
 
     @property
     def layer_patterns(self) -> dict[str, tuple[str, ...]]:

@@ -41,7 +41,7 @@ class Transformer(Layer):
       num_layers: L, of all stacks together.
       model_dim, hidden_dim: M, and H of the dense feed-forward layers and of each expert.
       num_heads, head_dim: of attention.
-      num_experts: E of each feed-forward layer with experts.
+      num_experts: E of each feed-forward layer with experts; 0 where no layer of a pattern has them.
       num_groups: G, of each side's tokens; a multiple of the devices along the batch (GShard: twice their number).
       layer_pattern: the registered feed-forward layers (see `layers.feed_forward`) of consecutive Transformer layers,
         repeated to the end of a stack: `dense,moe` has experts in every other layer. Empty: `dense,moe`, or `dense`
@@ -52,7 +52,8 @@ class Transformer(Layer):
       aux_loss_weight: k in loss = cross-entropy + k * l_aux (GShard section 2.2); l_aux is the mean over the stacks of
         the mean over a stack's layers.
       input_dropout, residual_dropout, attention_dropout: rates (GShard appendix A.2).
-      twin_keys: whether cross-attention starts with equal projections of queries and keys, see `MultiHeadAttention`.
+      twin_keys: whether cross-attention starts with equal projections of queries and keys, see `MultiHeadAttention`;
+        for models that have it.
       tied_embeddings: whether the target's embedding and the softmax share one table (Press and Wolf 2017),
         `embedding/table`. It is the source's embedding, too, where both sides have one vocabulary.
       label_smoothing: of the optimised loss; the reported cross-entropy has none.
@@ -114,6 +115,7 @@ class Transformer(Layer):
                 "unroll and remat exclude each other: rematerialisation needs the loop. Set remat=none or unroll=false."
             )
         self._check_layers()
+        self._check_experts()
         self._check_softmax()
         self._check_patterns()
         self._check_pipeline()
@@ -355,6 +357,15 @@ class Transformer(Layer):
             raise UserError(
                 f"num_layers is {self.num_layers}; {halves}each stack repeats the layer pattern {patterns}, so it must "
                 f"be a multiple of {self.layers_per_repeat}."
+            )
+
+    def _check_experts(self):
+        """Raises UserError for experts that no layer has."""
+        if self.num_experts and not self.settings_of_layers("num_experts"):
+            patterns = " and ".join(dict.fromkeys(map(",".join, self.layer_patterns.values())))
+            raise UserError(
+                f"model.num_experts is {self.num_experts}, but no layer of the pattern {patterns} has experts; use "
+                f"--set model.layer_pattern=dense,moe, or --set model.num_experts=0."
             )
 
     def _check_softmax(self):

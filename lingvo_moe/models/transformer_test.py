@@ -164,6 +164,10 @@ def test_layer_pattern_is_repeated():
         ({"router": "swich"}, "router 'swich' is unknown. Did you mean switch"),
         ({"router": "switch", "num_experts": 1}, "num_experts is 1; router switch needs at least 2 experts"),
         ({"layer_pattern": ("moe",), "num_experts": 0}, "num_experts is 0; router top2 needs at least 2"),
+        (
+            {"layer_pattern": ("dense",)},
+            "model.num_experts is 8, but no layer of the pattern dense has experts; .*model.layer_pattern=dense,moe",
+        ),
         ({"layer_pattern": ("dense:hidden=3",)}, "no field 'hidden'. Did you mean hidden_dim"),
         (
             {"layer_pattern": ("dense", "dense", "moe")},
@@ -201,6 +205,12 @@ def test_what_a_pattern_sets_is_checked_as_the_models_own(pattern, fields, messa
 
 def test_groups_that_no_layer_has_are_not_checked():
     assert language_model(num_groups=3, microbatches=2, remat="full").num_groups == 3
+
+
+def test_a_language_model_has_no_twin_keys():
+    """They are those of cross-attention."""
+    with pytest.raises(UserError, match="model.twin_keys is true, but a language model has no cross-attention"):
+        language_model(twin_keys=True)
 
 
 def test_expert_choice_is_for_encoders():
