@@ -6,7 +6,7 @@ import dataclasses
 import math
 from typing import Any
 
-from lingvo_moe import ranges
+from lingvo_moe import ranges, tree
 from lingvo_moe.errors import UserError, did_you_mean
 from lingvo_moe.layers import mixture_of_experts  # noqa: F401  (registers the layer `moe`)
 from lingvo_moe.layers.attention import MultiHeadAttention
@@ -149,18 +149,38 @@ class Transformer(Layer):
         """Returns which experts take each token in `loss`, by layer: `encoder/2` is the second of the encoder.
 
         Of each layer, `experts [B, T, K] int32` and `weights [B, T, K] float32`, the combine weights: 0 for a choice
-        that is not dispatched (a dropped token, padding).
+        that is not dispatched (a dropped token, padding). Each microbatch is routed by itself, as in `loss`.
 
         Raises:
-          UserError: no layer exposes its routing, or one does so more than once or of other tokens.
+          UserError: the model reads no tokens on a side, no layer exposes its routing, or one does so more than once or
+            of other tokens.
+          ValueError: there are microbatches in training, whose random numbers `loss` draws within its pipeline.
         """
+        for side in self.sides:
+            if "ids" not in batch[side]:
+                raise UserError(f"{type(self).__name__} has no tokens in its {side}, whose experts could be shown.")
+        if context.training and self.microbatches > 1:
+            raise ValueError("the routing of microbatches is that of inference; the context has a seed.")
+        # Row b is in microbatch b modulo their number, see `layers.pipeline`.
+        microbatches = (
+            tree.map_leaves(lambda tensor, first=first: tensor[first :: self.microbatches], batch)
+            for first in range(self.microbatches)
+        )
+        parts = [self._routing_of_microbatch(theta, rows, context) for rows in microbatches]
+        return {
+            layer: {name: _interleaved([part[layer][name] for part in parts]) for name in of_layer}
+            for layer, of_layer in parts[0].items()
+        }
+
+    def _routing_of_microbatch(self, theta: dict, batch: dict, context: Context) -> dict[str, dict[str, tf.Tensor]]:
+        """Computes `routing` of the rows of one microbatch."""
         found: dict[str, list[Routing]] = {}
 
         def record(scope: str, routing: Routing):
             found.setdefault(scope, []).append(routing)
 
         unrolled = dataclasses.replace(self, unroll=True, remat="none", pipeline="none", microbatches=1)
-        unrolled.loss(theta, batch, dataclasses.replace(context, record_routing=record))
+        unrolled.loss(theta, batch, dataclasses.replace(context, record_routing=record, microbatches=self.microbatches))
         if not found:
             raise UserError("no layer of the model has experts (model.num_experts, model.layer_pattern).")
         layers = {}
@@ -415,3 +435,8 @@ class Transformer(Layer):
                         f"equal share of the groups. Use a divisor of {groups}, or a multiple of {self.microbatches} "
                         f"groups."
                     )
+
+
+def _interleaved(parts: list[tf.Tensor]) -> tf.Tensor:
+    """Rows `[B / M, ...]` of each of M microbatches to `[B, ...]`, row b from microbatch b modulo M."""
+    return tf.reshape(tf.stack(parts, axis=1), (-1, *parts[0].shape[1:]))

@@ -15,6 +15,7 @@ from lingvo_moe.layers.mixture_of_experts import MixtureOfExperts
 from lingvo_moe.layers.routers.base import make_router
 from lingvo_moe.lazy import tf
 from lingvo_moe.models.language_model import LanguageModel
+from lingvo_moe.models.transformer import Transformer
 from lingvo_moe.models.translation import Translation
 from lingvo_moe.testing import harness
 
@@ -39,7 +40,7 @@ MODEL = Translation(
 TOLERANCE = 64 * harness.FLOAT32_ROUNDING
 
 
-def inputs_of(model: Translation) -> dict:
+def inputs_of(model: Transformer) -> dict:
     """Initial weights, and a batch of random sentences of different lengths."""
     weights = tree.flatten(model.weights())
     theta = {path: initial_value(weight, path, tf.constant([0, 1])).numpy() for path, weight in weights.items()}
@@ -211,6 +212,28 @@ def test_a_language_model_has_no_twin_keys():
     """They are those of cross-attention."""
     with pytest.raises(UserError, match="model.twin_keys is true, but a language model has no cross-attention"):
         language_model(twin_keys=True)
+
+
+def test_routing_is_that_of_the_loss_of_each_microbatch():
+    """Every fourth row is in one microbatch, whose groups have no token of another's; both drop the same tokens."""
+    experts = {"num_experts": 4, "num_groups": 4, "router": "switch", "inference_capacity_factor": 1.0}
+    model = language_model(layer_pattern=("moe",), remat="full", microbatches=4, **experts)
+    inputs = inputs_of(model)
+    inputs["batch"]["target"]["segment_ids"][:] = 1  # so that all microbatches have as many tokens
+    theta, batch = (tree.map_leaves(tf.constant, inputs[part]) for part in ("theta", "batch"))
+
+    def weights(model: LanguageModel, batch: dict) -> np.ndarray:
+        layers = model.routing(theta, batch, Context())
+        return np.stack([layers[name]["weights"].numpy() for name in ("decoder/1", "decoder/2")])
+
+    _, metrics = model.loss(theta, batch, Context())
+    found, whole = weights(model, batch), dataclasses.replace(model, microbatches=1)
+    assert found.shape == (2, BATCH, LENGTH, 1) and np.mean(found == 0.0) == pytest.approx(float(metrics["overflow"]))
+    assert (found != weights(whole, batch)).any(), "groups of consecutive rows"
+    one_group, second = dataclasses.replace(whole, num_groups=1), tree.map_leaves(lambda ids: ids[1::4], batch)
+    np.testing.assert_allclose(found[:, 1::4], weights(one_group, second), rtol=TOLERANCE)
+    with pytest.raises(ValueError, match="is that of inference; the context has a seed"):
+        model.routing(theta, batch, Context(seed=tf.constant([1, 2])))
 
 
 def test_expert_choice_is_for_encoders():
