@@ -15,6 +15,7 @@ from lingvo_moe.layers.repeat import repeat
 from lingvo_moe.layers.summaries import magnitude
 from lingvo_moe.lazy import tf
 from lingvo_moe.ops.attention import CACHED_AXES, over_written
+from lingvo_moe.ops.projection import project_by_layer
 from lingvo_moe.ops.slices import dynamic_update_slice
 
 
@@ -325,9 +326,9 @@ class TransformerStack(Layer):
             sizes = {"N": layer.attention.num_heads, "D": layer.attention.head_dim}
             sizes |= {"L": cache_length, "B": memory.shape[0]}
             for logical_axes, name in zip(CACHED_AXES, ("key", "value")):
-                weight = context.cast(cross_attention[name])
-                shape = (weight.shape[0], *(sizes[axis] for axis in logical_axes))
-                of_memory = tf.einsum(f"BLM,RMND->R{logical_axes}", memory, weight)
+                projected = project_by_layer(memory, cross_attention[name], context)
+                shape = (projected.shape[0], *(sizes[axis] for axis in logical_axes))
+                of_memory = tf.einsum(f"RBLND->R{logical_axes}", projected)
                 cache[f"{name}s"] = context.annotate(tf.zeros(shape, memory.dtype), f"R{logical_axes}")
                 cache[f"memory_{name}s"] = context.annotate(of_memory, f"R{logical_axes}")
             caches[f"layer_{index}"] = cache

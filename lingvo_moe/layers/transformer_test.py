@@ -14,7 +14,9 @@ from lingvo_moe.layers.feed_forward import DenseFeedForward
 from lingvo_moe.layers.mixture_of_experts import MixtureOfExperts
 from lingvo_moe.layers.transformer import Masks, TransformerLayer, TransformerStack
 from lingvo_moe.lazy import tf
+from lingvo_moe.ops.attention import CACHED_AXES
 from lingvo_moe.testing import harness
+from lingvo_moe.utils import processor
 
 pytestmark = pytest.mark.slow
 
@@ -140,6 +142,24 @@ def test_a_pipeline_of_one_microbatch_draws_the_numbers_of_a_stack_without_one()
 def test_a_dense_stack_has_no_metrics():
     assert DENSE_STACK.metric_names == ()
     assert call(DENSE_STACK, eager(inputs_of(DENSE_STACK)))[1] == {}
+
+
+@pytest.mark.parametrize("platform", ["", "cpu"])
+def test_the_encoders_outputs_are_projected_as_in_training(platform, monkeypatch):
+    """Keys and values of every layer, also where the operands of projections are rounded."""
+    monkeypatch.setattr(processor, "multiplies_bfloat16", lambda: True)
+    context = Context(platform=platform, matmul_precision="bfloat16")
+    inputs = eager(inputs_of(DENSE_STACK))
+    stack = dataclasses.replace(DENSE_STACK, unroll=False)
+    caches = stack.start(stack.unstack(inputs["theta"], context), inputs["memory"], LENGTH, context)
+    found = caches["part_0"]["layer_0"]
+    for repeat in range(stack.repeats):
+        theta = tree.map_leaves(lambda w, i=repeat: w[i], inputs["theta"]["layer_0"]["cross_attention"])
+        keys, values = ATTENTION.keys_values(theta, inputs["memory"], context)
+        of_layer = (found[name][repeat].numpy() for name in ("memory_keys", "memory_values"))
+        for cached, logical_axes, projected in zip(of_layer, CACHED_AXES, (keys, values)):
+            expected = tf.einsum(f"BLND->{logical_axes}", projected)
+            np.testing.assert_allclose(cached, expected, rtol=0, atol=TOLERANCE, err_msg=logical_axes)
 
 
 @pytest.mark.parametrize("unroll", [False, True])

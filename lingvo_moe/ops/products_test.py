@@ -69,7 +69,7 @@ def test_products_of_any_shape_have_float32_sums(leading, height, inner, width, 
 
 
 @pytest.mark.parametrize("training", [True, False])
-@pytest.mark.parametrize("form", ["matrix", "heads", "contracted heads", "experts", "table"])
+@pytest.mark.parametrize("form", ["matrix", "heads", "contracted heads", "experts", "few rows of experts", "table"])
 def test_every_projection_is_rounded(form, training):
     """Each form differs from float32 by what rounding two operands may change, and by no less: it is in use."""
     multiply, inputs, weight = {
@@ -77,6 +77,7 @@ def test_every_projection_is_rounded(form, training):
         "heads": (project, (2, 20, 16), (16, 2, 8)),
         "contracted heads": (lambda i, w, context: project(i, w, context, contracted=2), (2, 20, 2, 8), (2, 8, 24)),
         "experts": (project_by_expert, (3, 2, 20, 16), (3, 16, 24)),
+        "few rows of experts": (project_by_expert, (3, 1, 4, 16), (3, 16, 24)),
         "table": (project_to_rows, (2, 20, 16), (24, 16)),
     }[form]
     random = np.random.default_rng(0)

@@ -16,7 +16,7 @@ from lingvo_moe.lazy import tf
 from lingvo_moe.ops.context import Context
 from lingvo_moe.ops.gradients import named_gradient
 from lingvo_moe.ops.precision import HIGHEST
-from lingvo_moe.ops.products import multiply
+from lingvo_moe.ops.products import is_rounded, multiply
 from lingvo_moe.ops.tiles import transpose
 
 # On a CPU: up to this many rows per expert, gradients transpose the rows and not the weights (measured: a third faster
@@ -34,6 +34,13 @@ def project(inputs: tf.Tensor, weight: tf.Tensor, context: Context, contracted: 
     rows = tf.reshape(inputs, (-1, math.prod(weight.shape[:contracted])))
     products = multiply(rows, tf.reshape(weight, (rows.shape[-1], -1)), context)
     return tf.reshape(products, (*inputs.shape[:leading], *weight.shape[contracted:]))
+
+
+def project_by_layer(inputs: tf.Tensor, weights: tf.Tensor, context: Context) -> tf.Tensor:
+    """`[B, L, M]` times the weight of each of R layers, `[R, M, N, D]`: `[R, B, L, N, D]`, as `project` for each."""
+    if context.platform != "cpu":
+        return tf.einsum("BLM,RMND->RBLND", inputs, context.cast(weights))
+    return tf.stack([project(inputs, weight, context) for weight in tf.unstack(weights)])
 
 
 def project_to_rows(inputs: tf.Tensor, table: tf.Tensor, context: Context) -> tf.Tensor:
@@ -82,7 +89,9 @@ def project_by_expert(inputs: tf.Tensor, weights: tf.Tensor, context: Context) -
         return tf.einsum("EGCK,EKO->EGCO", inputs, weights)
     experts, groups, capacity, fan_in = inputs.shape
     rows = tf.reshape(inputs, (experts, groups * capacity, fan_in))
-    few = groups * capacity <= FEW_ROWS
+    # Rounded, few rows are multiplied as many are. Measured for experts of 256 x 1024: half the CPU time in inference;
+    # in training a fifth more for 4 rows, and the same for 16.
+    few = groups * capacity <= FEW_ROWS and not is_rounded(rows, context)
     products = _multiply_few_rows(rows, weights, context) if few else multiply(rows, weights, context)
     return tf.reshape(products, (experts, groups, capacity, weights.shape[-1]))
 
