@@ -49,6 +49,44 @@ def test_weights_are_those_of_the_paper():
     assert UNet(channels=3, classes=3).num_weights() == 19_069_955 + 2_336
 
 
+def classified_by_figure_2(weights: dict, voxels: tf.Tensor) -> tf.Tensor:
+    """Logits of a U-Net of two levels, in the operators of TensorFlow and the order of Cicek et al., figure 2."""
+
+    def convolved(inputs: tf.Tensor, kernel: tf.Tensor) -> tf.Tensor:
+        return tf.nn.conv3d(inputs, kernel, strides=(1, 1, 1, 1, 1), padding="SAME")
+
+    def block(name: str, outputs: tf.Tensor) -> tf.Tensor:
+        for layer in ("first", "second"):
+            outputs, norm = convolved(outputs, weights[name][layer]["kernel"]), weights[name][f"{layer}_norm"]
+            moments = tf.nn.moments(outputs, axes=(1, 2, 3), keepdims=True)
+            outputs = tf.nn.relu(tf.nn.batch_normalization(outputs, *moments, norm["bias"], norm["scale"], 1e-5))
+        return outputs
+
+    fine = block("analysis_0", voxels)
+    coarse = block("analysis_1", tf.nn.max_pool3d(fine, 2, 2, "VALID"))
+    kernel, shape = weights["upsampling_0"]["kernel"], (*fine.shape[:-1], coarse.shape[-1])
+    wide = tf.nn.conv3d_transpose(coarse, kernel, shape, strides=(1, 2, 2, 2, 1), padding="SAME")
+    outputs = block("synthesis_0", tf.concat([fine, wide], axis=-1))
+    return convolved(outputs, weights["softmax"]["kernel"]) + weights["softmax"]["bias"]
+
+
+def test_layers_are_those_of_figure_2():
+    """Two levels, with weights that are all unlike their initial values: classes of all voxels, and the loss."""
+    random = np.random.default_rng(1)
+    weights = tree.map_leaves(
+        lambda weight: tf.constant(weight.mean + (weight.stddev or 0.3) * random.normal(size=weight.shape), tf.float32),
+        MODEL.weights(),
+    )
+    given = tree.map_leaves(tf.constant, batch())
+    logits = classified_by_figure_2(weights, given["source"]["voxels"])
+    classes = MODEL.segment(weights, given["source"], Context()).numpy()
+    assert len(np.unique(classes)) == MODEL.classes
+    np.testing.assert_array_equal(classes, np.argmax(logits, axis=-1))
+    expected = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(given["target"]["labels"], logits))
+    _, metrics = MODEL.loss(weights, given, Context())
+    np.testing.assert_allclose(metrics["cross_entropy"], expected, rtol=TOLERANCE)
+
+
 def test_positions_are_counted_level_by_level():
     """The products of each layer of figure 2 of Cicek et al., here of a volume of 64^3: voxels, taps, channels."""
     layers = [
