@@ -18,7 +18,7 @@ from collections.abc import Callable
 from lingvo_moe import ranges, tree
 from lingvo_moe.lazy import tf
 from lingvo_moe.ops.context import Context
-from lingvo_moe.ops.top_k import VocabularyChunks, largest_few
+from lingvo_moe.ops.top_k import VocabularyChunks, top_k
 from lingvo_moe.ranges import COUNT, COUNT_OR_0, Range
 
 _IMPOSSIBLE = -float("inf")
@@ -230,7 +230,7 @@ class _Beam:
         best = chunks.largest()
         normalizers = best + tf.math.log(tf.reduce_sum(tf.exp(logits - best[..., None]), axis=-1))
         # Of the best 2K candidates at most K end, so at least K stay active.
-        scores, flat = chunks.largest_few_sums(active["scores"] - normalizers, 2 * size, self._context)
+        scores, flat = chunks.top_k_sums(active["scores"] - normalizers, 2 * size, self._context)
         parents, tokens = flat // vocabulary, flat % vocabulary
         written = tf.equal(tf.range(self._search.max_length), t)
         ids = tf.where(written, tokens[..., None], tf.gather(active["ids"], parents, batch_dims=1))
@@ -270,7 +270,7 @@ class _Beam:
         )
 
     def _keep_best(self, candidates: dict) -> dict:
-        _, order = largest_few(candidates["scores"], self._search.beam_size, self._context)
+        _, order = top_k(candidates["scores"], self._search.beam_size, self._context)
         return {name: self.reorder(value, order) for name, value in candidates.items()}
 
     def _forbid(self, logits: tf.Tensor) -> tf.Tensor:

@@ -111,16 +111,16 @@ class Subsampling(Layer):
         Position t is of the frames 4 t to 4 t + 6, and is padding where frame 4 t is.
         """
         with tf.name_scope("subsampling"):
-            hidden = _silent(context.cast(features)[..., None], paddings)
+            hidden = _zero_paddings(context.cast(features)[..., None], paddings)
             for name in ("first", "second"):
                 kernel, bias = context.cast(theta[name]), context.cast(theta[f"{name}_bias"])
                 hidden = tf.nn.relu(tf.nn.conv2d(hidden, kernel, strides=2, padding="SAME") + bias)
                 paddings = paddings[:, ::2]
-                hidden = context.annotate(_silent(hidden, paddings), "BTld")
+                hidden = context.annotate(_zero_paddings(hidden, paddings), "BTld")
             outputs = project(hidden, theta["projection"], context, contracted=2)
             return context.annotate(outputs, "BTM"), paddings
 
 
-def _silent(inputs: tf.Tensor, paddings: tf.Tensor) -> tf.Tensor:
+def _zero_paddings(inputs: tf.Tensor, paddings: tf.Tensor) -> tf.Tensor:
     """`[B, S, F, C]` with zeros for padding, so that its amount changes no output."""
     return tf.where(paddings[..., None, None], tf.zeros((), inputs.dtype), inputs)

@@ -18,7 +18,7 @@ def largest(values: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     return best, _first_index(tf.equal(values, best[..., None]))
 
 
-def largest_few(values: tf.Tensor, count: int, context: Context) -> tuple[tf.Tensor, tf.Tensor]:
+def top_k(values: tf.Tensor, count: int, context: Context) -> tuple[tf.Tensor, tf.Tensor]:
     """The `count` largest of each row, descending; of equal ones, the lower index first.
 
     A general top-k is a sort, except on a CPU, for which XLA has a kernel for few elements (it orders 0 before -0).
@@ -76,14 +76,23 @@ class VocabularyChunks:
         """The largest of each row, `[B, K]`."""
         return tf.reduce_max(self.maxima, axis=-1)
 
-    def largest_few_sums(self, offsets: tf.Tensor, count: int, context: Context) -> tuple[tf.Tensor, tf.Tensor]:
-        """`largest_few` of values + offsets `[B, K]`, over all K rows of a batch element together, `[B, K * V]`."""
+    def top_k_sums(self, offsets: tf.Tensor, count: int, context: Context) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns `top_k` of values + offsets, over all K rows of a batch element together.
+
+        Args:
+          offsets: `[B, K]`, added to all elements of a row.
+          count: how many.
+          context: of the call.
+
+        Returns:
+          Sums and `int32` indices, `[B, count]`; index k * V + v is element v of row k.
+        """
         batch, rows, chunks, length = self.values.shape
         # The sum of the largest is the largest sum, for sums are rounded alike.
-        _, chosen = largest_few(tf.reshape(self.maxima + offsets[..., None], (batch, rows * chunks)), count, context)
+        _, chosen = top_k(tf.reshape(self.maxima + offsets[..., None], (batch, rows * chunks)), count, context)
         chosen = tf.sort(chosen)  # so that of equal candidates the one of the lower index comes first
         candidates = tf.gather(tf.reshape(self.values, (batch, rows * chunks, length)), chosen, batch_dims=1)
         sums = candidates + tf.gather(offsets, chosen // chunks, batch_dims=1)[..., None]
         indices = tf.reshape(chosen[..., None] * length + tf.range(length), (batch, count * length))
-        best, order = largest_few(tf.reshape(sums, (batch, count * length)), count, context)
+        best, order = top_k(tf.reshape(sums, (batch, count * length)), count, context)
         return best, tf.gather(indices, order, batch_dims=1)

@@ -11,7 +11,7 @@ from hypothesis.extra import numpy as arrays
 
 from lingvo_moe.lazy import tf
 from lingvo_moe.ops.context import Context
-from lingvo_moe.ops.top_k import VocabularyChunks, largest, largest_few
+from lingvo_moe.ops.top_k import VocabularyChunks, largest, top_k
 from lingvo_moe.testing import harness
 
 # No subnormal numbers, which TensorFlow takes for zeros.
@@ -45,16 +45,16 @@ def test_index_is_within_the_row_even_with_nan():
     ),
     strategies.integers(1, 5),
 )
-def test_the_largest_few_are_the_first_of_a_stable_sort(platform, values, count):
+def test_top_k_is_the_start_of_a_stable_sort(platform, values, count):
     """Ties and infinities among them."""
     count = min(count, values.shape[1])
-    best, indices = largest_few(tf.constant(values), count, Context(platform=platform))
+    best, indices = top_k(tf.constant(values), count, Context(platform=platform))
     assert_first_of_a_stable_sort(best, indices, values)
 
 
 @pytest.mark.parametrize("platform", PLATFORMS)
 @given(strategies.data())
-def test_the_largest_few_sums_are_the_first_of_a_stable_sort(platform, data):
+def test_top_k_sums_are_the_start_of_a_stable_sort(platform, data):
     """Of all rows of a batch together, of any length: a prime length has chunks of one element."""
     shape = data.draw(
         strategies.tuples(strategies.integers(1, 3), strategies.integers(1, 3), strategies.integers(1, 48))
@@ -64,7 +64,7 @@ def test_the_largest_few_sums_are_the_first_of_a_stable_sort(platform, data):
     count = data.draw(strategies.integers(1, min(5, math.prod(shape[1:]))))
     chunks = VocabularyChunks.of(tf.constant(values), count)
     np.testing.assert_array_equal(chunks.largest(), values.max(axis=-1))
-    best, indices = chunks.largest_few_sums(tf.constant(offsets), count, Context(platform=platform))
+    best, indices = chunks.top_k_sums(tf.constant(offsets), count, Context(platform=platform))
     assert_first_of_a_stable_sort(best, indices, (values + offsets[..., None]).reshape(shape[0], -1))
 
 
@@ -76,7 +76,7 @@ def test_xla_selects_alike(platform):
 
     def function(inputs: dict) -> dict:
         context = Context(platform=platform)
-        best, indices = VocabularyChunks.of(inputs["values"], 5).largest_few_sums(inputs["offsets"], 5, context)
+        best, indices = VocabularyChunks.of(inputs["values"], 5).top_k_sums(inputs["offsets"], 5, context)
         return {"best": best, "indices": indices}
 
     logical_axes = {"values": "btv", "offsets": "bt", "best": "bt", "indices": "bt"}
@@ -85,8 +85,8 @@ def test_xla_selects_alike(platform):
 
 
 @pytest.mark.parametrize("platform", PLATFORMS)
-def test_the_few_of_a_row_with_a_number_that_is_none_are_places_of_it(platform):
-    indices = largest_few(tf.constant([[1.0, np.nan, 2.0, 0.0]]), 2, Context(platform=platform))[1].numpy()
+def test_indices_of_a_row_with_a_nan_are_within_the_row(platform):
+    indices = top_k(tf.constant([[1.0, np.nan, 2.0, 0.0]]), 2, Context(platform=platform))[1].numpy()
     assert (indices >= 0).all() and (indices < 4).all()
 
 
