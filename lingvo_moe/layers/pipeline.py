@@ -25,7 +25,7 @@ from lingvo_moe.layers.checkpoint_policy import SAVED_NAMES, Restore, Save, Tens
 from lingvo_moe.layers.pipeline_schedule import Iteration, Schedule
 from lingvo_moe.layers.repeat import Body
 from lingvo_moe.layers.stage_buffers import StageBuffers, select
-from lingvo_moe.layers.summaries import SummaryCollector, larger
+from lingvo_moe.layers.summaries import SummaryCollector, add_summaries, collector_for, larger
 from lingvo_moe.layers.weight_gradients import RowParts, WeightGradients
 from lingvo_moe.lazy import tf
 from lingvo_moe.ops.vectorize import vectorize
@@ -85,9 +85,7 @@ def pipeline(
     stages = _Stages(body, weights, constants, constant_axes, buffers, metric_names, SAVED_NAMES[remat], parts)
     run = _Pipeline(stages, buffers, [buffers.divide(inputs, _ACTIVATIONS), *stages.carried], stages.stacked(theta))
     outputs, metrics, summaries = run()
-    if context.add_summary:
-        for name, values in summaries.items():
-            context.add_summary(name, values)
+    add_summaries(context, summaries)
     return context.annotate(buffers.join(outputs, _ACTIVATIONS), _ACTIVATIONS), metrics
 
 
@@ -147,7 +145,7 @@ class _Stages:
 
     def probe(self, carried: Sequence[tf.Tensor], theta: Sequence[tf.Tensor]):
         """Traces the body once, as loops must know what it saves and summarises before their first iteration."""
-        save, collector = Save(self._saved_names), self._collector()
+        save, collector = Save(self._saved_names), collector_for(self._buffers.context)
         inputs, *constants = (tensor[0] for tensor in carried)
         fixed = [tensor[0] for tensor in self._fixed.values()]
         zero = tf.constant(0)
@@ -166,7 +164,7 @@ class _Stages:
         """Repeat j of an iteration at all stages, from inputs and constants by stage."""
 
         def one(*arguments) -> tuple:
-            save, collector = Save(self._saved_names), self._collector()
+            save, collector = Save(self._saved_names), collector_for(self._buffers.context)
             outputs, metrics = self._call(*arguments, checkpoint_policy=save, add_summary=collector)
             return outputs, metrics, save.tensors, list(collector.values.values()) if collector else []
 
@@ -264,9 +262,6 @@ class _Stages:
             return vectorize(function, arguments)
         results = function(*tf.nest.map_structure(lambda tensor: tensor[0], arguments))
         return tf.nest.map_structure(lambda tensor: tensor[None], results)
-
-    def _collector(self) -> SummaryCollector | None:
-        return SummaryCollector() if self._buffers.context.add_summary else None
 
 
 class _Pipeline:

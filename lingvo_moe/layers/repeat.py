@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from lingvo_moe import tree
 from lingvo_moe.layers.base import Context
 from lingvo_moe.layers.checkpoint_policy import SAVED_NAMES, Restore, Save, TensorSpec
-from lingvo_moe.layers.summaries import SummaryCollector
+from lingvo_moe.layers.summaries import SummaryCollector, add_summaries, collector_for
 from lingvo_moe.lazy import tf
 from lingvo_moe.ops.slices import dynamic_update_slice
 
@@ -63,9 +63,7 @@ def repeat(
         outputs, metrics, summaries = run.scanned(inputs)
     else:
         outputs, metrics, summaries = run.rematerialised(inputs, SAVED_NAMES[remat])
-    if context.add_summary:
-        for name, values in summaries.items():
-            context.add_summary(name, values)
+    add_summaries(context, summaries)
     return outputs, {name: value / run.times for name, value in metrics.items()}
 
 
@@ -94,7 +92,7 @@ class _Repeat:
         slices = [tf.unstack(weight) for weight in self._theta]
         outputs, totals, rows = inputs, [0.0] * len(self._metric_names), []
         for i in range(self.times):
-            collector = self._collector()
+            collector = collector_for(self._context)
             theta = [weight[i] for weight in slices]
             outputs, metrics = self._call(i, theta, outputs, self._constants, add_summary=collector)
             totals = [total + metric for total, metric in zip(totals, metrics)]
@@ -107,7 +105,7 @@ class _Repeat:
         _, names = self._probe(inputs)
 
         def step(i, outputs, totals, summaries):
-            collector = self._collector()
+            collector = collector_for(self._context)
             outputs, metrics = self._call(i, self._slices(i), outputs, self._constants, add_summary=collector)
             return i + 1, outputs, tf.add(totals, self._packed(metrics)), _with_row(summaries, i, collector)
 
@@ -143,7 +141,7 @@ class _Repeat:
         specs = [TensorSpec(inputs.shape, inputs.dtype, "BTM"), *specs]
 
         def step(i, outputs, totals, summaries, saved):
-            save, collector = Save(saved_names), self._collector()
+            save, collector = Save(saved_names), collector_for(self._context)
             following, metrics = self._call(i, self._slices(i, theta), outputs, constants, save, collector)
             saved = [
                 self._context.annotate(_store(stack, i, tensor), "R" + spec.logical_axes)
@@ -170,7 +168,7 @@ class _Repeat:
 
         A loop must know them before its first iteration. Traces the body for them, unless there are none.
         """
-        save, collector = Save(saved_names), self._collector()
+        save, collector = Save(saved_names), collector_for(self._context)
         if saved_names or collector:
             probe = tf.function(
                 lambda inputs: self._call(0, self._slices(0), inputs, self._constants, save, collector)[0],
@@ -178,10 +176,6 @@ class _Repeat:
             )
             probe.get_concrete_function(tf.TensorSpec(inputs.shape, inputs.dtype))
         return save.specs, list(collector.values) if collector else []
-
-    def _collector(self) -> SummaryCollector | None:
-        """A collector of the summaries of one repeat; None where summaries are off."""
-        return SummaryCollector() if self._context.add_summary else None
 
     def _backward_loop(self, saved, outputs_gradient, totals_gradient, saved_names, theta, constants):
         def step(i, gradient, constant_gradients, theta_gradients):

@@ -5,7 +5,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from lingvo_moe.lazy import tf
+from lingvo_moe.ops.context import Context
 
 
 class SummaryCollector:
@@ -23,6 +26,18 @@ class SummaryCollector:
         if name in self.values:
             raise ValueError(f"summary {name} is added twice; give each call a scope of its own, with Context.named.")
         self.values[name] = tf.stop_gradient(tf.cast(value, tf.float32))
+
+
+def collector_for(context: Context) -> SummaryCollector | None:
+    """A collector of the summaries of one repeated layer; None where the context's summaries are off."""
+    return SummaryCollector() if context.add_summary else None
+
+
+def add_summaries(context: Context, summaries: Mapping[str, tf.Tensor]):
+    """Adds those of repeated layers, `[R]` by name, to the context's; nothing where these are off."""
+    if context.add_summary:
+        for name, values in summaries.items():
+            context.add_summary(name, values)
 
 
 def magnitude(tensor: tf.Tensor) -> dict[str, tf.Tensor]:
