@@ -16,7 +16,12 @@ _LONGEST_WAVE = 10000.0  # Vaswani et al. 2017, section 3.5
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Embedding(Layer):
-    """A table of one vector per token id."""
+    """A table of one vector per token id.
+
+    Attributes:
+      vocabulary: V, the number of ids.
+      model_dim: M, the size of a vector.
+    """
 
     vocabulary: int
     model_dim: int
@@ -51,7 +56,12 @@ def sinusoids(positions: tf.Tensor, model_dim: int) -> tf.Tensor:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Softmax(Layer):
-    """The projection to the vocabulary."""
+    """The projection to the vocabulary.
+
+    Attributes:
+      vocabulary: V, the number of logits.
+      model_dim: M, of the inputs.
+    """
 
     vocabulary: int
     model_dim: int

@@ -13,6 +13,10 @@ class LayerNorm(Layer):
     """Subtracts the mean and divides by the standard deviation of the model dimension; learnt scale and bias.
 
     Statistics are float32 whatever the activations are: eight bits of mantissa lose small variances.
+
+    Attributes:
+      model_dim: M.
+      epsilon: added to the variance, so that the inputs may all be equal.
     """
 
     model_dim: int

@@ -55,7 +55,14 @@ _CONSTANT_AXES = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TransformerLayer(Layer):
-    """Self-attention, cross-attention in a decoder, and a feed-forward layer, each as `x + dropout(f(norm(x)))`."""
+    """Self-attention, cross-attention in a decoder, and a feed-forward layer, each as `x + dropout(f(norm(x)))`.
+
+    Attributes:
+      attention: self-attention, and cross-attention with weights of its own; `twin_keys` is for the latter alone.
+      feed_forward: the feed-forward or mixing layer.
+      has_cross_attention: whether the layer also attends to the encoder's outputs.
+      residual_dropout: the rate of dropout of each sublayer's outputs.
+    """
 
     attention: MultiHeadAttention
     feed_forward: FeedForward

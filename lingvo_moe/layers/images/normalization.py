@@ -15,6 +15,10 @@ class InstanceNorm(Layer):
     It is batch normalisation of a batch of one image, whose own statistics serve in evaluation too: there is no running
     average, and so no state beside the weights. Statistics are float32; devices that share an image add up their
     parts of them.
+
+    Attributes:
+      channels: of the images.
+      epsilon: added to the variance, so that all pixels of a channel may be equal.
     """
 
     channels: int
