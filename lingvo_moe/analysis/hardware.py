@@ -188,7 +188,7 @@ class Torus:
                     here[dimension] = (at[dimension] + step * hop) % chips
                     np.add.at(load[way], tuple(here), share * (hop < hops) * (ahead > 0))
             at[dimension] = ends[dimension]
-            busiest = max(busiest, load.max())
+            busiest = max(busiest, float(load.max()))
         return busiest * size / self.generation.link_bandwidth
 
     def _spans(self, group: Sequence[int]) -> list[_Span]:
