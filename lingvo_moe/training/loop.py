@@ -25,6 +25,7 @@ from lingvo_moe.distributed.process_group import ProcessGroup
 from lingvo_moe.engines.base import Engine, Training
 from lingvo_moe.errors import UserError
 from lingvo_moe.experiment import Experiment
+from lingvo_moe.training import logdir_lock
 from lingvo_moe.training.callbacks import Callback, StepResult, TrainingRun, registered_callbacks
 from lingvo_moe.training.checkpoint import Checkpoints
 from lingvo_moe.training.non_finite import NonFiniteGuard
@@ -67,32 +68,36 @@ def train(
       complete already.
 
     Raises:
-      UserError: data, tokenizer or checkpoint do not fit the model, too many steps in a row were not finite, or the
-        disk is full.
+      UserError: data, tokenizer or checkpoint do not fit the model, too many steps in a row were not finite, the
+        disk is full, or another process trains in `logdir`.
       KeyboardInterrupt: training was asked to stop, and has saved a checkpoint.
     """
     logdir, schedule = pathlib.Path(logdir), experiment.training
     train_input, held_out = _open_data(experiment)
     _check_processes(name, experiment, train_input, logdir, process_group, initial_weights, initial_values)
-    checkpoints, initial, trained = _open_checkpoints(name, experiment, logdir, process_group, initial_weights)
-    if trained >= schedule.steps:
-        _log.info(f"{name} has already been trained for {trained} steps; --steps={trained + 1000} would continue.")
+    with contextlib.ExitStack() as stack:
+        process_group.broadcast(lambda: stack.enter_context(logdir_lock.locked(logdir)))
+        checkpoints, initial, trained = _open_checkpoints(name, experiment, logdir, process_group, initial_weights)
+        if trained >= schedule.steps:
+            _log.info(f"{name} has already been trained for {trained} steps; --steps={trained + 1000} would continue.")
+            process_group.finish()
+            return {}
+        training = _compile(name, experiment, engine, process_group)
+        first_step, data_state = _restore_or_initialise(
+            name, experiment, training, checkpoints, initial, initial_values
+        )
+        process_group.barrier()
+        batches = train_input.batches(data_state, experiment.input.shards_of_rows(training.rows))
+        preemption = PreemptionGuard(schedule.grace_seconds, not process_group.catches_sigterm)
+        run = TrainingRun(name, experiment, training, checkpoints, process_group, preemption, logdir, first_step)
+        standard = [NonFiniteGuard(), Reporter(), Checkpointer(), HeldOutEvaluator(held_out), ProgressBar()]
+        with preemption, contextlib.closing(checkpoints):
+            step = _make_steps(run, batches, [*standard, *registered_callbacks(), *callbacks])
         process_group.finish()
-        return {}
-    training = _compile(name, experiment, engine, process_group)
-    first_step, data_state = _restore_or_initialise(name, experiment, training, checkpoints, initial, initial_values)
-    process_group.barrier()
-    batches = train_input.batches(data_state, experiment.input.shards_of_rows(training.rows))
-    preemption = PreemptionGuard(schedule.grace_seconds, not process_group.catches_sigterm)
-    run = TrainingRun(name, experiment, training, checkpoints, process_group, preemption, logdir, first_step)
-    standard = [NonFiniteGuard(), Reporter(), Checkpointer(), HeldOutEvaluator(held_out), ProgressBar()]
-    with preemption, contextlib.closing(checkpoints):
-        step = _make_steps(run, batches, [*standard, *registered_callbacks(), *callbacks])
-    process_group.finish()
-    if step < schedule.steps:
-        _log.info(f"stopped after step {step}, which is saved; the same command resumes from there.")
-        raise KeyboardInterrupt
-    return run.scalars
+        if step < schedule.steps:
+            _log.info(f"stopped after step {step}, which is saved; the same command resumes from there.")
+            raise KeyboardInterrupt
+        return run.scalars
 
 
 def _open_data(experiment: Experiment) -> tuple[TrainInput, EvalInput]:

@@ -18,7 +18,7 @@ from lingvo_moe.engines.pjrt import Engine, Training
 from lingvo_moe.errors import UserError
 from lingvo_moe.testing import experiments as tiny
 from lingvo_moe.testing import harness
-from lingvo_moe.training import loop
+from lingvo_moe.training import logdir_lock, loop
 from lingvo_moe.training.callbacks import Callback
 from lingvo_moe.training.checkpoint import Checkpoints
 from lingvo_moe.training.checkpoint_reader import Reader
@@ -38,7 +38,7 @@ import sys
 from lingvo_moe.engines.pjrt import Engine
 from lingvo_moe.sharding.layout import DeviceMesh
 from lingvo_moe.testing import experiments as tiny
-from lingvo_moe.training import loop
+from lingvo_moe.training import logdir_lock, loop
 
 corpus, tokenizers, logdir, *changes = sys.argv[1:]
 for devices in (4, 1):
@@ -260,3 +260,18 @@ def test_a_vocabulary_too_small_for_the_tokenizer_is_refused(data, tmp_path):
     with pytest.raises(UserError, match="target tokenizer .* has .* pieces, the model's target_vocabulary is 50"):
         loop.train("tiny", small, Engine(2, "cpu"), tmp_path)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_second_training_in_one_log_directory_is_refused(data, tmp_path, monkeypatch):
+    """Before it compiles, and the first one's save in progress stays; once the first has ended, it trains."""
+    experiment, saving = (
+        tiny.tiny_language_model(data, *_schedule(1)),
+        tmp_path / "checkpoints" / "12.orbax-checkpoint-tmp",
+    )
+    saving.mkdir(parents=True)
+    monkeypatch.setattr(logdir_lock, "_ENDING_SECONDS", 0)
+    with logdir_lock.locked(tmp_path), pytest.raises(UserError, match=f"--logdir={tmp_path}: another process trains"):
+        loop.train("tiny", experiment, None, tmp_path)  # pyright: ignore[reportArgumentType]  (no engine is used)
+    assert saving.exists()
+    loop.train("tiny", experiment, Engine(2, "cpu"), tmp_path)
+    assert not saving.exists() and Checkpoints(tmp_path).latest() == 1

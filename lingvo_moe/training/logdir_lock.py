@@ -1,0 +1,54 @@
+"""A lock on a log directory: two trainings in one would delete each other's checkpoints and mix their curves."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import pathlib
+import time
+from collections.abc import Iterator
+from typing import BinaryIO
+
+from lingvo_moe.errors import UserError
+
+_log = logging.getLogger(__name__)
+LOCK = "lock"
+# A process that was killed holds its lock until its memory is released.
+_ENDING_SECONDS = 10.0
+_POLL_SECONDS = 0.1
+
+
+@contextlib.contextmanager
+def locked(logdir: pathlib.Path) -> Iterator[None]:
+    """Holds `LOGDIR/lock` for this process alone; the operating system releases it however the process ends.
+
+    The file stays, since removing it would let two processes lock two files. Without an effect, but a warning, where
+    the file system has no locks.
+
+    Raises:
+      UserError: another process holds the lock.
+    """
+    with contextlib.ExitStack() as stack:
+        try:
+            _lock(stack.enter_context(open(logdir / LOCK, "ab")), logdir)
+        except OSError as error:
+            _log.warning(
+                "%s cannot be locked (%s). Make sure that nothing else trains in this directory.",
+                *(logdir / LOCK, error.strerror),
+            )
+        yield
+
+
+def _lock(file: BinaryIO, logdir: pathlib.Path):
+    deadline = time.monotonic() + _ENDING_SECONDS
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise UserError(
+                    f"--logdir={logdir}: another process trains there. Wait for it, end it, or pass another directory."
+                ) from None
+            time.sleep(_POLL_SECONDS)
