@@ -20,7 +20,7 @@ from lingvo_moe.errors import UserError
 from lingvo_moe.experiment import get as get_experiment
 from lingvo_moe.experiment import unchecked
 from lingvo_moe.inference import held_out_loss, translation_file
-from lingvo_moe.inference.evaluation import LanguageScore, groups, mean, score, translate_held_out
+from lingvo_moe.inference.evaluation import LanguageScore, choose_languages, groups, mean, score, translate_held_out
 from lingvo_moe.inference.translator import Translator
 from lingvo_moe.sharding.layout import DeviceMesh
 from lingvo_moe.utils import output_files
@@ -51,15 +51,18 @@ def evaluate(config: EvalConfig):
 def _evaluate_translations(config: EvalConfig):
     name, experiment, engine = run_setup.set_up(config, "decode", {"search.beam_size": config.beam_size})
     corpus = Corpus.open(experiment.corpus)
+    choose_languages(corpus, config.languages, config.split)  # reports a mistake before anything is compiled
     translator = Translator(name, experiment, engine, config.log_directory())
+    # Before the translations, which take minutes: training beside this may remove the checkpoint.
+    loss = held_out_loss.compute(
+        *(name, experiment, engine, config.log_directory()),
+        *(config.split, config.languages, config.max_pairs, translator.step),
+    )
     translated, left_out = translate_held_out(translator, corpus, config.languages, config.max_pairs, config.split)
     if config.translations:
         translation_file.write(config.translations, translated)
     scores = score(corpus, translated)
     print(table(scores, summary=config.summary))
-    loss = held_out_loss.compute(
-        name, experiment, engine, config.log_directory(), config.split, config.languages, config.max_pairs
-    )
     print(_loss_line(loss, config.split))
     if left_out:
         _log.info(f"{left_out} sentences of {experiment.texts.source_length} tokens or more were left out.")
@@ -68,7 +71,7 @@ def _evaluate_translations(config: EvalConfig):
 
 def _loss_line(loss: held_out_loss.HeldOutLoss, split: str) -> str:
     """Returns the cross-entropy, and how much of it the source saves."""
-    text = f"cross-entropy {loss.cross_entropy:.3f} nats per target token of the {split} split"
+    text = f"cross-entropy {loss.cross_entropy:.3f} nats per target token of the {split} split (step {loss.step})"
     if loss.source_gain is None:
         return text
     return (

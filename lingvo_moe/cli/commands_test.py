@@ -5,12 +5,14 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import types
 
 import pytest
 import sacrebleu
 
-from lingvo_moe.cli import main
+from lingvo_moe.cli import commands, main
 from lingvo_moe.data.corpus import Corpus
+from lingvo_moe.inference import held_out_loss
 from lingvo_moe.program import Program
 from lingvo_moe.testing import experiments as tiny
 
@@ -194,7 +196,7 @@ def test_eval_prints_and_writes_scores_beside_the_copy_baseline(trained, data, t
     *_, averages, last = out.splitlines()
     assert averages.startswith("average of 2") and averages.endswith(f"{average:.1f}")
     assert last == (
-        f"cross-entropy {loss['cross_entropy']:.3f} nats per target token of the test split; "
+        f"cross-entropy {loss['cross_entropy']:.3f} nats per target token of the test split (step {written['step']}); "
         f"{loss['shuffled_cross_entropy']:.3f} with the sources of other sentences: the source saves "
         f"{loss['shuffled_cross_entropy'] - loss['cross_entropy']:.3f}"
     )
@@ -203,6 +205,27 @@ def test_eval_prints_and_writes_scores_beside_the_copy_baseline(trained, data, t
         assert f"{flag}={data.corpus}/test/de.tsv is inside of --corpus=" in capsys.readouterr().err
     assert _run("eval", *flags, "--languages=dee") == 2
     assert "Did you mean de" in capsys.readouterr().err
+
+
+def test_eval_scores_one_checkpoint(trained, data, monkeypatch, capsys):
+    """The loss is of the checkpoint that translates, though training saves others; it is computed before them."""
+    calls = []
+
+    def loss(*arguments) -> held_out_loss.HeldOutLoss:
+        calls.append(("loss", arguments[-1]))
+        return held_out_loss.HeldOutLoss(arguments[-1], 9, 1.0, 2.0, 0)
+
+    def translated(translator, *arguments):
+        calls.append(("translate", translator.step))
+        return [], 0
+
+    monkeypatch.setattr(commands, "Translator", lambda *_: types.SimpleNamespace(step=3))
+    monkeypatch.setattr(held_out_loss, "compute", loss)
+    monkeypatch.setattr(commands, "translate_held_out", translated)
+    monkeypatch.setattr(commands, "score", lambda *_: [])
+    monkeypatch.setattr(commands, "table", lambda *_, **__: "")
+    assert _run("eval", *trained, f"--corpus={data.corpus}") == 0
+    assert calls == [("loss", 3), ("translate", 3)] and "of the test split (step 3);" in capsys.readouterr().out
 
 
 def test_a_language_model_is_trained_and_evaluated(data, tmp_path, capsys):

@@ -63,7 +63,7 @@ def translate_held_out(
       of GShard's figure 6, by decreasing number of training pairs.
 
     Raises:
-      UserError: a language the corpus lacks or has no such pairs of, or no held-out pairs at all.
+      UserError: as `choose_languages`, or all sentences are longer than the model's limit.
     """
     pairs, left_out = _held_out(translator, corpus, languages, max_pairs, split)
     translations = translator.translate([source for _, source, _ in pairs])
@@ -87,7 +87,7 @@ def _held_out(
 ) -> tuple[list[tuple[str, str, str]], int]:
     """Returns ((language, source, reference) of the sentences that fit the model, the number of the others)."""
     pairs, left_out = [], 0
-    for language in _choose(corpus, languages, split):
+    for language in choose_languages(corpus, languages, split):
         sample = corpus.sample(split, language, max_pairs)
         fits = translator.fits([source for source, _ in sample])
         kept = [(language, *pair) for pair, fit in zip(sample, fits) if fit]
@@ -116,7 +116,12 @@ def mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
 
 
-def _choose(corpus: Corpus, languages: Sequence[str], split: str) -> list[str]:
+def choose_languages(corpus: Corpus, languages: Sequence[str], split: str) -> list[str]:
+    """Returns these languages, or all that have the split if empty, by decreasing number of training pairs.
+
+    Raises:
+      UserError: a language the corpus lacks or has no such pairs of, or no held-out pairs at all.
+    """
     for language in languages:
         if language not in corpus.languages:
             raise UserError(

@@ -56,8 +56,9 @@ def compute(
     split: str = "test",
     languages: Sequence[str] = (),
     max_pairs: int | None = None,
+    step: int | None = None,
 ) -> HeldOutLoss:
-    """Predicts every text of a split once, with the newest checkpoint of `logdir`.
+    """Predicts every text of a split once, with the newest checkpoint of `logdir`, or that of `step`.
 
     Args:
       name: the registered name of the model.
@@ -67,6 +68,7 @@ def compute(
       split: `test` or `valid`.
       languages: which to predict; empty for all.
       max_pairs: of each language; None for all.
+      step: see `trained_weights`.
 
     Raises:
       UserError: before anything is compiled, if there is no data, tokenizer or checkpoint, if no text of the split
@@ -76,7 +78,7 @@ def compute(
     held_out = EvalInput(experiment.corpus, experiment.tokenizers, experiment.input, split, languages, max_pairs)
     if next(held_out.batches(), None) is None:
         raise UserError(_no_batch(experiment, split, held_out.num_rejected))
-    with trained_weights(name, experiment, logdir) as restore:
+    with trained_weights(name, experiment, logdir, step) as restore:
         evaluation = engine.evaluation(experiment.steps, experiment.batch_specs())
         step, theta = restore(evaluation.shardings)
     evaluation.load(theta)

@@ -8,6 +8,7 @@ import math
 import numpy as np
 import pytest
 
+from lingvo_moe import tree
 from lingvo_moe.data.corpus import Corpus
 from lingvo_moe.engines.pjrt import Engine
 from lingvo_moe.errors import UserError
@@ -55,18 +56,26 @@ def test_every_held_out_token_is_predicted_once(trained, lengths):
 
 
 def test_a_translation_model_is_also_given_other_sources(data, trained, tmp_path):
-    """The same number of pairs of some languages; the loss with other sources is another one."""
+    """The same number of pairs of some languages; the loss with other sources is another one.
+
+    It is that of the checkpoint that is asked for: `eval` has translated with it, and training has gone on.
+    """
     config, (_, engine, _, _) = tiny.tiny(data), trained
     state = engine.load(config.steps.init())({"seed": np.array([0, 1], np.int32)})["state"]
-    checkpoints = Checkpoints(tmp_path, keep=1)
+    checkpoints = Checkpoints(tmp_path, keep=2)
     checkpoints.save("tiny", state, None)
+    worse = tree.map_leaves(lambda weight: 0 * weight, state["theta"])
+    checkpoints.save("tiny", {**state, "step": np.int32(1), "theta": worse}, None)
     checkpoints.close()
-    found = held_out_loss.compute("tiny", config, engine, tmp_path, "test", ["fr"], 5)
+    arguments = "tiny", config, engine, tmp_path, "test", ["fr"], 5
+    found = held_out_loss.compute(*arguments, step=0)
     tokens = config.open_tokenizers().target.encode(
         [text for _, text in Corpus.open(data.corpus).sample("test", "fr", 5)]
     )
     assert found.tokens == sum(len(ids) + 1 for ids in tokens)
-    assert found.source_gain is not None and 0 < abs(found.source_gain) < 1
+    assert found.step == 0 and found.source_gain is not None and 0 < abs(found.source_gain) < 1
+    with pytest.raises(UserError, match="checkpoints/7 has been removed; training keeps .* Run the same command again"):
+        held_out_loss.compute(*arguments, step=7)
 
 
 def test_the_batch_size_does_not_matter(trained):

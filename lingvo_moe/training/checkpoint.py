@@ -223,7 +223,7 @@ class Checkpoints:
           load: see `restore`, of the weights.
 
         Raises:
-          UserError: as `restore`, or the checkpoint of `step` is corrupt.
+          UserError: as `restore`, or the checkpoint of `step` is corrupt or gone.
         """
         arguments = {"theta": _restore_arguments(specs, shardings)}
         while True:
@@ -344,6 +344,11 @@ class Checkpoints:
         self, model: str, theta_specs: dict, items: tuple[str, ...] | None, step: int | None = None
     ) -> tuple[int, dict]:
         """Returns (step, meta) of the newest valid checkpoint or of `step`; raises UserError for another model's."""
+        if step is not None and step not in self.steps():
+            raise UserError(
+                f"{self.path(step)} has been removed; training keeps the newest checkpoints (training.keep). Run the "
+                f"same command again."
+            )
         step = self.latest(items) if step is None else step
         if step is None:
             raise UserError(
