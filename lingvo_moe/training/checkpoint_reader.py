@@ -36,9 +36,8 @@ class Reader:
     def meta(self) -> dict[str, Any]:
         """`model`, `weights` (path to shape), `data_state`, and `origin` in a checkpoint of weights only."""
         meta = _read("meta", lambda: _checkpointer(orbax.JsonCheckpointHandler()).restore(self.directory / "meta"))
-        entries = meta.keys() if isinstance(meta, dict) else ()
-        if not {"model", "weights", "data_state"}.issubset(entries) or not isinstance(meta["weights"], dict):
-            raise CorruptCheckpoint("meta lacks an entry")
+        if not _is_meta(meta):
+            raise CorruptCheckpoint("meta lacks an entry, or has one of another kind")
         return meta
 
     @property
@@ -140,6 +139,23 @@ def this_process() -> orbax.options.MultiprocessingOptions:
     return orbax.options.MultiprocessingOptions(
         primary_host=jax.process_index(), active_processes={jax.process_index()}
     )
+
+
+def _is_meta(found: Any) -> bool:
+    """Returns whether JSON can be the `meta` of a checkpoint."""
+    if not isinstance(found, dict) or not {"model", "weights", "data_state"}.issubset(found):
+        return False
+    return (
+        isinstance(found["model"], str)
+        and isinstance(found["weights"], dict)
+        and all(map(_is_shape, found["weights"].values()))
+        and isinstance(found["data_state"], dict | None)
+        and isinstance(found.get("origin", ""), str)
+    )
+
+
+def _is_shape(value: Any) -> bool:
+    return isinstance(value, list) and all(type(size) is int and size >= 0 for size in value)
 
 
 def _checkpointer(handler: orbax.CheckpointHandler) -> orbax.Checkpointer:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import json
 import re
 
 import jax
@@ -53,6 +54,33 @@ def test_item_or_array_that_cannot_be_read_is_named(tmp_path, file, pattern):
     found = reader.problems()
     assert len(found) == 1 and re.match(pattern, found[0]), found
     assert reader.problems(WEIGHTS) == ([] if file.startswith("rest") else found)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"weights": {"a": "b"}},
+        {"weights": {"a": None}},
+        {"weights": {"a": [True]}},
+        {"weights": {"a": [-1]}},
+        {"weights": []},
+        {"model": 3},
+        {"data_state": [1]},
+        {"origin": 1},
+    ],
+)
+def test_meta_of_another_kind_is_corrupt(tmp_path, change):
+    """Whatever uses it would end with a traceback; without a manifest nothing else notices."""
+    (tmp_path / "meta").mkdir()
+    valid = {"model": "tiny", "weights": {"a": [2, 0], "b": []}, "data_state": None}
+    for meta in (valid, valid | {"origin": "a test", "data_state": {"next": 3}}):
+        (tmp_path / "meta" / "metadata").write_text(json.dumps(meta))
+        assert Reader(tmp_path).meta == meta
+    without = {name: value for name, value in valid.items() if name not in change}
+    for meta in (valid | change, without) if without != valid else (valid | change,):
+        (tmp_path / "meta" / "metadata").write_text(json.dumps(meta))
+        with pytest.raises(CorruptCheckpoint, match="meta lacks an entry, or has one of another kind"):
+            _ = Reader(tmp_path).meta
 
 
 @pytest.mark.parametrize("content", ["", "{}", "null", "{", '{"commit_timestamp_nsecs": 1e300}'])
