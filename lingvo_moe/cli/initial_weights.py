@@ -16,6 +16,7 @@ from lingvo_moe.errors import UserError
 from lingvo_moe.experiment import Experiment
 from lingvo_moe.models.transformer import Transformer
 from lingvo_moe.steps import Model, weight_specs
+from lingvo_moe.training.readers import same_readers
 
 _log = logging.getLogger(__name__)
 
@@ -30,8 +31,8 @@ def weights(
     of the file are those of the experiment's tokenizers.
 
     Raises:
-      UserError: there are no checkpoints, the file is not of this model, or --initial_set or --initial_tokenizers do
-        not fit.
+      UserError: there are no checkpoints, the file is not of this model, or --initial_set or
+        --initial_tokenizers do not fit.
     """
     if config.initial_weights is None:
         for flag in ("initial_tokenizers", "initial_set"):
@@ -47,8 +48,10 @@ def weights(
         specs = weight_specs(_initial_model(config, name, experiment.model).weights())
         can_be_deepened = isinstance(experiment.model, Transformer) and not config.initial_set
         remedy = "If a shallower model has them, name its settings with --initial_set." if can_be_deepened else ""
-        step, values = checkpoint_tools.read_safetensors(given, name, specs, f"--initial_weights={given}", remedy)
-        _log.info(f"starting with the weights of step {step} ({given})")
+        found = checkpoint_tools.read_safetensors(given, name, specs, f"--initial_weights={given}", remedy)
+        _check_tokenizers(config, found.readers, experiment)
+        values = found.theta
+        _log.info(f"starting with the weights of step {found.step} ({given})")
         if config.initial_set:
             values = _deepened(values, name, experiment)
         return None, _with_new_tokenizers(values, config.initial_tokenizers, name, experiment)
@@ -64,6 +67,21 @@ def weights(
             f"with {checkpoint_tools.SUFFIX}."
         )
     return given, {}
+
+
+def _check_tokenizers(config: TrainConfig, readers: list[str] | None, experiment: Experiment):
+    """Raises UserError if a file says that its weights were trained with other tokenizers than those of the flags."""
+    if same_readers(experiment, readers, config.initial_tokenizers):
+        return
+    if config.initial_tokenizers:
+        raise UserError(
+            f"--initial_tokenizers={config.initial_tokenizers}: not the tokenizers that {config.initial_weights} was "
+            f"trained with; pass those."
+        )
+    raise UserError(
+        f"--initial_weights={config.initial_weights}: trained with other tokenizers than "
+        f"--tokenizers={experiment.tokenizers}. Pass those, or name theirs with --initial_tokenizers."
+    )
 
 
 def _deepened(values: dict[str, np.ndarray], name: str, experiment: Experiment) -> dict[str, np.ndarray]:

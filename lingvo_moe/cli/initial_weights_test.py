@@ -96,6 +96,33 @@ def test_weights_of_a_file_are_read_and_the_file_is_named(tmp_path, caplog):
     assert initial_weights.weights(config, NAME, experiment.get(NAME, TINY)) == (tmp_path / "given", {})
 
 
+def test_a_file_says_which_tokenizers_it_was_trained_with(directory, tmp_path):
+    """Those of the new training, or of --initial_tokenizers: with others, each row would stand for another piece."""
+    small = experiment.get(NAME, [*TINY, "model.source_vocabulary=408", "model.target_vocabulary=400"])
+    specs = tree.flatten(weight_specs(small.model.weights()))
+    of_two = list(small.texts.open_readers("", directory / "two").identities)
+    theta = {path: np.zeros(spec.shape, spec.dtype) for path, spec in specs.items()}
+    with contextlib.closing(Checkpoints(tmp_path / "given", keep=1)) as checkpoints:
+        checkpoints.save_weights(7, NAME, tree.unflatten(theta), "a test", of_two)
+    file = tmp_path / "given.safetensors"
+    checkpoint_tools.to_safetensors(checkpoints, 7, file)
+    for own, initial, pattern in (
+        ("two", None, None),
+        ("shared", "two", None),
+        ("shared", None, "--initial_weights=.*: trained with other tokenizers than --tokenizers=.*shared. Pass those"),
+        ("two", "small", "--initial_tokenizers=.*small: not the tokenizers that .*given.safetensors was trained with"),
+    ):
+        config = TrainConfig(
+            model=NAME,
+            logdir=str(tmp_path / "log"),
+            initial_weights=str(file),
+            initial_tokenizers=initial and str(directory / initial),
+        )
+        refused = pytest.raises(UserError, match=pattern) if pattern else contextlib.nullcontext()
+        with refused:
+            initial_weights.weights(config, NAME, overrides.apply(small, [f"tokenizers={directory / own}"]))
+
+
 def _numbered_rows(directory, vocabulary: int, *changes: str):
     """A file of weights of a tiny model whose rows are their numbers, from 1 on, and its experiment."""
     sizes = [f"model.{side}_vocabulary={vocabulary + extra}" for side, extra in (("source", 8), ("target", 0))]

@@ -10,6 +10,7 @@ from lingvo_moe.errors import UserError
 from lingvo_moe.experiment import Experiment
 from lingvo_moe.steps import weight_specs
 from lingvo_moe.training.checkpoint import Checkpoints
+from lingvo_moe.training.readers import same_readers
 
 
 @contextlib.contextmanager
@@ -34,17 +35,10 @@ def trained_weights(
     specs = weight_specs(experiment.model.weights())
     with contextlib.closing(Checkpoints(logdir)) as checkpoints:
         if step is None:
-            newest = checkpoints.require(name, specs)
-            _check_tokenizers(experiment, checkpoints.data_state(newest), logdir)
+            readers = checkpoints.readers(checkpoints.require(name, specs))
+            if not same_readers(experiment, readers):
+                raise UserError(
+                    f"--tokenizers={experiment.tokenizers}: not the tokenizers that {logdir} was trained with; pass "
+                    f"those."
+                )
         yield lambda shardings: checkpoints.restore_theta(name, specs, shardings, step)
-
-
-def _check_tokenizers(experiment: Experiment, data_state: dict | None, logdir: str | pathlib.Path):
-    """Raises UserError if a model of texts was trained with other tokenizers, as far as its checkpoint says."""
-    trained_with = (data_state or {}).get("readers")
-    if trained_with is None or not experiment.model.vocabularies or experiment.recognises:
-        return
-    if trained_with != list(experiment.texts.open_readers(experiment.corpus, experiment.tokenizers).identities):
-        raise UserError(
-            f"--tokenizers={experiment.tokenizers}: not the tokenizers that {logdir} was trained with; pass those."
-        )

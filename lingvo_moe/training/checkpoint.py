@@ -146,7 +146,7 @@ class Checkpoints:
         meta = {"model": model, "weights": _shapes(state["theta"]), "data_state": data_state}
         self._save(int(np.asarray(state["step"])), meta, theta=state["theta"], rest=rest)
 
-    def save_weights(self, step: int, model: str, theta: dict, origin: str):
+    def save_weights(self, step: int, model: str, theta: dict, origin: str, readers: list[str] | None = None):
         """Starts to write a checkpoint of weights only, as `save` does; it can be used, but not trained on.
 
         Args:
@@ -154,8 +154,10 @@ class Checkpoints:
           model: the registered name.
           theta: the weights.
           origin: where the weights come from, in a few words.
+          readers: see `Reader.readers`.
         """
-        self._save(step, {"model": model, "weights": _shapes(theta), "data_state": None, "origin": origin}, theta=theta)
+        meta = {"model": model, "weights": _shapes(theta), "data_state": None, "origin": origin}
+        self._save(step, meta if readers is None else {**meta, "readers": readers}, theta=theta)
 
     def restore(
         self, model: str, specs: dict, shardings: dict | None, load: Callable[[dict], None] = lambda state: None
@@ -237,9 +239,9 @@ class Checkpoints:
                     raise UserError(f"{self.path(step)} is corrupt: {error}. Choose another step.") from None
                 self._mark_corrupt(candidate, WEIGHTS, str(error))
 
-    def data_state(self, step: int) -> Any:
-        """Returns the state of the input pipeline at a step; None in a checkpoint of weights only."""
-        return self.processes.broadcast(lambda: Reader(self.path(step)).meta["data_state"])
+    def readers(self, step: int) -> list[str] | None:
+        """Returns `Reader.readers` of a step."""
+        return self.processes.broadcast(lambda: Reader(self.path(step)).readers)
 
     def wait(self):
         """Returns when all that was saved is on disk; raises UserError where it could not be written."""

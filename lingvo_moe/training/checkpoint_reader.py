@@ -34,11 +34,16 @@ class Reader:
 
     @functools.cached_property
     def meta(self) -> dict[str, Any]:
-        """`model`, `weights` (path to shape), `data_state`, and `origin` in a checkpoint of weights only."""
+        """`model`, `weights` (path to shape), `data_state`; in a checkpoint of weights only, `origin` and `readers`."""
         meta = _read("meta", lambda: _checkpointer(orbax.JsonCheckpointHandler()).restore(self.directory / "meta"))
         if not _is_meta(meta):
             raise CorruptCheckpoint("meta lacks an entry, or has one of another kind")
         return meta
+
+    @property
+    def readers(self) -> list[str] | None:
+        """What read the texts that the weights were trained on, see `data.batching.Readers`; None if unknown."""
+        return (self.meta["data_state"] or self.meta).get("readers")
 
     @property
     def items(self) -> tuple[str, ...]:
@@ -151,6 +156,7 @@ def _is_meta(found: Any) -> bool:
         and all(map(_is_shape, found["weights"].values()))
         and isinstance(found["data_state"], dict | None)
         and isinstance(found.get("origin", ""), str)
+        and isinstance(found.get("readers", []), list)
     )
 
 

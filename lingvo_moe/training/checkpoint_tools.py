@@ -9,7 +9,7 @@ import json
 import pathlib
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import safetensors
@@ -58,6 +58,20 @@ class Overview:
     weights: int | None = None
     date: datetime.datetime | None = None
     origin: str | None = None
+
+
+class FileWeights(NamedTuple):
+    """What a file of weights holds.
+
+    Attributes:
+      step: of the weights.
+      theta: the weights by path, in the model's dtypes.
+      readers: see `checkpoint_reader.Reader.readers`.
+    """
+
+    step: int
+    theta: dict[str, np.ndarray]
+    readers: list[str] | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -175,30 +189,52 @@ def average_logdirs(logdirs: Mapping[str, Checkpoints], output: str | pathlib.Pa
 
 def _average(members: Mapping[str, tuple[Checkpoints, int]], output: str | pathlib.Path, origin: str):
     target = _new_checkpoints(output, "--output")
-    readers = {name: Reader(each.path(choose(each, step, WEIGHTS))) for name, (each, step) in members.items()}
-    (first_name, first), *_ = readers.items()
-    shapes = first.meta["weights"]
-    for reader in readers.values():
-        if reader.meta["weights"] != shapes:
-            raise UserError(
-                f"{reader.directory}: its weights are not those of {first_name}: "
-                f"{first_difference(reader.meta['weights'], shapes)}."
-            )
-    theta = {}
-    for path in progress.track(sorted(shapes), f"averaging {len(readers)} checkpoints", unit="arrays"):
+    read = {name: Reader(each.path(choose(each, step, WEIGHTS))) for name, (each, step) in members.items()}
+    readers = _common_readers(read)
+    meta = next(iter(read.values())).meta
+    shapes, theta = meta["weights"], {}
+    for path in progress.track(sorted(shapes), f"averaging {len(read)} checkpoints", unit="arrays"):
         total = np.zeros(shapes[path], np.float64)
-        for reader in readers.values():
+        for reader in read.values():
             weight = _read_weight(reader, path)
             _check_finite({path: weight}, f"{reader.directory}", "choose another step")
             total += weight
-        theta[path] = (total / len(readers)).astype(np.float32)
+        theta[path] = (total / len(read)).astype(np.float32)
     newest = max(step for _, step in members.values())
-    target.save_weights(newest, first.meta["model"], tree.unflatten(theta), origin)
+    target.save_weights(newest, meta["model"], tree.unflatten(theta), origin, readers)
     target.close()
 
 
+def _common_readers(members: Mapping[str, Reader]) -> list[str] | None:
+    """Returns `Reader.readers` of those members that have them.
+
+    Raises:
+      UserError: weights, models or readers differ.
+    """
+    (first_name, first), *_ = members.items()
+    shapes, model = first.meta["weights"], first.meta["model"]
+    knowing = [member for member in members.values() if member.readers is not None]
+    for member in members.values():
+        if member.meta["weights"] != shapes:
+            raise UserError(
+                f"{member.directory}: its weights are not those of {first_name}: "
+                f"{first_difference(member.meta['weights'], shapes)}."
+            )
+        if member.meta["model"] != model:
+            raise UserError(
+                f"{member.directory} holds {member.meta['model']}, but {first_name} {model}; the mean is of one model."
+            )
+    for member in knowing:
+        if member.readers != knowing[0].readers:
+            raise UserError(
+                f"{member.directory} was trained with other tokenizers than {knowing[0].directory}, so its numbers "
+                f"stand for other pieces. Leave one of them out."
+            )
+    return knowing[0].readers if knowing else None
+
+
 def to_safetensors(checkpoints: Checkpoints, step: int, file: str | pathlib.Path, dtype: str = "float32"):
-    """Writes the weights of a step under their paths, with model, step and format version as metadata.
+    """Writes the weights of a step under their paths, with `weights_file.metadata`.
 
     Args:
       checkpoints: of a log directory.
@@ -222,7 +258,8 @@ def to_safetensors(checkpoints: Checkpoints, step: int, file: str | pathlib.Path
     }
     if dtype == _INT8:
         theta = quantization.quantize(theta)
-    tensor_files.save(f"--output={file}", file, theta, weights_file.metadata(reader.meta["model"], step))
+    metadata = weights_file.metadata(reader.meta["model"], step, reader.readers)
+    tensor_files.save(f"--output={file}", file, theta, metadata)
 
 
 def from_safetensors(
@@ -245,15 +282,14 @@ def from_safetensors(
       UserError: no such file, one of other weights, or `logdir` has checkpoints.
     """
     target = _new_checkpoints(logdir, "--logdir")
-    step, theta = read_safetensors(file, model, specs, f"--input={file}")
-    target.save_weights(step, model, tree.unflatten(theta), f"converted from {pathlib.Path(file).name}")
-    target.close()
-    return step
+    found = read_safetensors(file, model, specs, f"--input={file}")
+    _save_converted(target, model, found, pathlib.Path(file))
+    return found.step
 
 
 def read_safetensors(
     file: str | pathlib.Path, model: str, specs: Mapping[str, object], name: str, remedy: str = ""
-) -> tuple[int, dict[str, np.ndarray]]:
+) -> FileWeights:
     """Reads a file that `to_safetensors` wrote.
 
     Args:
@@ -263,9 +299,6 @@ def read_safetensors(
       name: what messages call the file, like `--input=FILE`.
       remedy: what the message about other weights advises besides another --model, --set or file.
 
-    Returns:
-      The step of the weights, and the weights by path in the model's dtypes.
-
     Raises:
       UserError: no such file, or one of other weights.
     """
@@ -274,13 +307,14 @@ def read_safetensors(
         raise UserError(f"{name}: there is no such file.")
     try:
         with safetensors.safe_open(file, "numpy") as opened:
-            step = _step(name, opened.metadata() or {})
+            step, readers = _facts(name, opened.metadata() or {})
             flat = tree.flatten(specs)
             _check_tensors(name, opened, model, flat, remedy)
-            return step, {
+            theta = {
                 path: weights_file.read_tensor(opened, path).astype(flat[path].dtype, copy=False)
                 for path in progress.track(sorted(flat), f"reading {pathlib.Path(file).name}", unit="arrays")
             }
+            return FileWeights(step, theta, readers)
     except safetensors.SafetensorError as error:
         raise UserError(f"{name}: not a complete safetensors file ({error}).") from None
 
@@ -292,18 +326,23 @@ def as_logdir(file: pathlib.Path, model: str, specs: Mapping[str, object]) -> It
     Raises:
       UserError: as `read_safetensors`, weights are not finite, or the temporary directory cannot be written to.
     """
-    step, theta = read_safetensors(file, model, specs, str(file))
-    _check_finite(theta, str(file), "use another file")
+    found = read_safetensors(file, model, specs, str(file))
+    _check_finite(found.theta, str(file), "use another file")
     with temporary_directories.make("lingvo_moe-") as logdir:
         try:
-            with contextlib.closing(Checkpoints(logdir, keep=1)) as checkpoints:
-                checkpoints.save_weights(step, model, tree.unflatten(theta), f"converted from {file.name}")
+            _save_converted(Checkpoints(logdir, keep=1), model, found, file)
         except UserError:
             raise UserError(
                 f"{tempfile.gettempdir()}: a temporary copy of {file} could not be written there. Free disk space, or "
                 f"set TMPDIR to another directory."
             ) from None
         yield logdir
+
+
+def _save_converted(target: Checkpoints, model: str, found: FileWeights, file: pathlib.Path):
+    with contextlib.closing(target):
+        origin = f"converted from {file.name}"
+        target.save_weights(found.step, model, tree.unflatten(found.theta), origin, found.readers)
 
 
 def _check_finite(theta: Mapping[str, np.ndarray], name: str, remedy: str):
@@ -320,12 +359,12 @@ def _read_weight(reader: Reader, path: str) -> np.ndarray:
         raise UserError(f"{reader.directory} is corrupt: {error}. Choose another step.") from None
 
 
-def _step(name: str, metadata: Mapping[str, str]) -> int:
-    """Returns the step that a file's metadata names."""
+def _facts(name: str, metadata: Mapping[str, str]) -> tuple[int, list[str] | None]:
+    """Returns the step and the readers that a file's metadata names."""
     try:
         found = json.loads(metadata[weights_file.METADATA])
-        version, step = found["format"], found["step"]
-    except (KeyError, TypeError, ValueError, RecursionError):
+        version, step, readers = found["format"], found["step"], found.get("readers")
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
         raise UserError(
             f"{name}: its metadata has no step and format; expected a file that `checkpoint convert --output` wrote."
         ) from None
@@ -333,7 +372,7 @@ def _step(name: str, metadata: Mapping[str, str]) -> int:
         raise UserError(f"{name}: format {version!r}; this program knows {weights_file.FORMAT}.")
     if type(step) is not int or step < 0:
         raise UserError(f"{name}: its step is {step!r}; expected a non-negative integer.")
-    return step
+    return step, readers
 
 
 def _check_tensors(name: str, opened: safetensors.safe_open, model: str, specs: Mapping[str, Spec], remedy: str):

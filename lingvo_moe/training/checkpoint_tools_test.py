@@ -104,6 +104,39 @@ def test_average_of_log_directories_is_the_mean_of_their_newest_weights(trained,
     assert not (tmp_path / "none").exists()
 
 
+def test_average_is_of_one_model_and_its_tokenizers(tmp_path):
+    """The mean of two models is neither; rows of embeddings stand for the pieces of the tokenizers, which it keeps."""
+    members = {}
+    for name, model, readers in (
+        ("a", "tiny", ["x", "y"]),
+        ("b", "other", ["x", "y"]),
+        ("c", "tiny", ["x", "z"]),
+        ("d", "tiny", None),
+    ):
+        with contextlib.closing(Checkpoints(tmp_path / name, keep=1)) as members[name]:
+            members[name].save_weights(4, model, tree.unflatten(theta_of(4)), "a test", readers)
+    for names, pattern in (
+        ("ab", "b/checkpoints/4 holds other, but a tiny; the mean is of one model"),
+        ("dac", "c/checkpoints/4 was trained with other tokenizers than .*a/checkpoints/4, .* Leave one of them out"),
+    ):
+        with pytest.raises(UserError, match=pattern):
+            tools.average_logdirs({name: members[name] for name in names}, tmp_path / "average")
+    tools.average_logdirs({name: members[name] for name in "da"}, tmp_path / "average")
+    assert Checkpoints(tmp_path / "average").readers(4) == ["x", "y"] and members["d"].readers(4) is None
+
+
+def test_converted_weights_keep_what_read_their_texts(tmp_path):
+    """From a training's checkpoint to a file and back: translate refuses other tokenizers for these, too."""
+    with contextlib.closing(Checkpoints(tmp_path / "log", keep=1)) as checkpoints:
+        checkpoints.save("tiny", state_of(4), {"next": 4, "readers": ["x", "y"]})
+    file = tmp_path / "a.safetensors"
+    tools.to_safetensors(checkpoints, 4, file)
+    tools.from_safetensors(file, "tiny", SPECS["theta"], tmp_path / "back")
+    with tools.as_logdir(file, "tiny", SPECS["theta"]) as logdir:
+        found = [Checkpoints(each).readers(4) for each in (tmp_path / "log", tmp_path / "back", logdir)]
+    assert found == [["x", "y"]] * 3
+
+
 def test_average_refuses_unfit_steps(tmp_path):
     """One step, the same step twice, absent ones, other models, corrupt ones; no log directory is created."""
     save(tmp_path, 4, 8)

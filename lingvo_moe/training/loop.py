@@ -30,6 +30,7 @@ from lingvo_moe.training.callbacks import Callback, StepResult, TrainingRun, reg
 from lingvo_moe.training.checkpoint import Checkpoints
 from lingvo_moe.training.non_finite import NonFiniteGuard
 from lingvo_moe.training.preemption import PreemptionGuard
+from lingvo_moe.training.readers import same_readers
 from lingvo_moe.training.standard_callbacks import Checkpointer, HeldOutEvaluator, ProgressBar, Reporter
 
 _log = logging.getLogger(__name__)
@@ -117,7 +118,7 @@ def _open_checkpoints(
     """Opens the checkpoints of `logdir` and of the initial weights, and returns them with the newest step or 0.
 
     Raises:
-      UserError: those that training starts with are of another model.
+      UserError: those that training starts with are of another model, or were trained with other tokenizers.
     """
     checkpoints = Checkpoints(logdir, experiment.training.keep, process_group)
     initial = None if initial_weights is None else Checkpoints(initial_weights, processes=process_group)
@@ -126,7 +127,13 @@ def _open_checkpoints(
     if trained:
         checkpoints.require_state(name, specs)
     elif initial is not None:
-        initial.require(name, specs["theta"])
+        readers = initial.readers(initial.require(name, specs["theta"]))
+        if not same_readers(experiment, readers):
+            raise UserError(
+                f"--initial_weights={initial.directory.parent}: trained with other tokenizers than "
+                f"--tokenizers={experiment.tokenizers}. Pass those, or make a file of the weights (`checkpoint convert "
+                f"--output`) and name theirs with --initial_tokenizers."
+            )
     return checkpoints, initial, trained
 
 

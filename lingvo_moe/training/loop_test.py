@@ -238,6 +238,19 @@ def test_new_training_starts_with_the_weights_of_another_one(data, tmp_path):
         loop.train("other", other, Engine(2, "cpu"), tmp_path / "other", initial_weights=given)
 
 
+def test_initial_weights_of_other_tokenizers_are_refused(data, tmp_path):
+    """Before anything is compiled: each row of the embeddings would stand for another piece."""
+    experiment = tiny.tiny_language_model(data, *_schedule(1))
+    theta = tree.map_leaves(lambda spec: np.zeros(spec.shape, spec.dtype), experiment.steps.state_specs()["theta"])
+    checkpoints = Checkpoints(tmp_path / "given", keep=1)
+    checkpoints.save_weights(4, "tiny", theta, "a test", ["x", "y"])
+    checkpoints.close()
+    with pytest.raises(
+        UserError, match="--initial_weights=.*given: trained with other tokenizers than --tokenizers=.*"
+    ):
+        loop.train("tiny", experiment, tiny.Uncompiled(2, "cpu"), tmp_path, initial_weights=tmp_path / "given")
+
+
 def test_new_training_starts_with_given_values(data, tmp_path):
     """Of one weight, bit for bit on both devices; the others are random, and a resumed training keeps its own."""
     experiment, path = tiny.tiny_language_model(data, *_schedule(2)), "embedding/table"
@@ -271,7 +284,7 @@ def test_a_second_training_in_one_log_directory_is_refused(data, tmp_path, monke
     saving.mkdir(parents=True)
     monkeypatch.setattr(logdir_lock, "_ENDING_SECONDS", 0)
     with logdir_lock.locked(tmp_path), pytest.raises(UserError, match=f"--logdir={tmp_path}: another process trains"):
-        loop.train("tiny", experiment, None, tmp_path)  # pyright: ignore[reportArgumentType]  (no engine is used)
+        loop.train("tiny", experiment, tiny.Uncompiled(2, "cpu"), tmp_path)
     assert saving.exists()
     loop.train("tiny", experiment, Engine(2, "cpu"), tmp_path)
     assert not saving.exists() and Checkpoints(tmp_path).latest() == 1

@@ -14,9 +14,16 @@ METADATA = "lingvo_moe"
 FORMAT = 1
 
 
-def metadata(model: str, step: int) -> dict[str, str]:
-    """Returns the metadata of a file with the weights of a registered model after `step` steps."""
-    return {METADATA: json.dumps({"format": FORMAT, "model": model, "step": step}, sort_keys=True)}
+def metadata(model: str, step: int, readers: list[str] | None = None) -> dict[str, str]:
+    """Returns the metadata of a file with the weights of a registered model after `step` steps.
+
+    Args:
+      model: the registered name.
+      step: the number of steps.
+      readers: see `checkpoint_reader.Reader.readers`.
+    """
+    known = {} if readers is None else {"readers": readers}
+    return {METADATA: json.dumps({"format": FORMAT, "model": model, "step": step, **known}, sort_keys=True)}
 
 
 def read_tensor(opened: safetensors.safe_open, path: str) -> np.ndarray:

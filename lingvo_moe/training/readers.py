@@ -1,0 +1,24 @@
+"""Whether weights were trained on texts that the same tokenizers had read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from lingvo_moe.experiment import Experiment
+
+
+def same_readers(experiment: Experiment, readers: Sequence[str] | None, tokenizers: str | None = None) -> bool:
+    """Returns whether weights fit tokenizers, as far as is known; true for a model of recordings or volumes.
+
+    Args:
+      experiment: of the model.
+      readers: of the weights, see `checkpoint_reader.Reader.readers`.
+      tokenizers: their directory; None for the experiment's own.
+
+    Raises:
+      UserError: the directory is missing or corrupt.
+    """
+    if readers is None or not experiment.model.vocabularies or experiment.recognises:
+        return True
+    opened = experiment.texts.open_readers(experiment.corpus, tokenizers or experiment.tokenizers)
+    return list(readers) == list(opened.identities)
