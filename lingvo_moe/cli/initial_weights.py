@@ -31,7 +31,7 @@ def weights(
     of the file are those of the experiment's tokenizers.
 
     Raises:
-      UserError: there are no checkpoints, the file is not of this model, or --initial_set or
+      UserError: there are no checkpoints, the file is not of this model or not finite, or --initial_set or
         --initial_tokenizers do not fit.
     """
     if config.initial_weights is None:
@@ -39,7 +39,7 @@ def weights(
             if getattr(config, flag):
                 raise UserError(f"--{flag} belongs to --initial_weights; pass that flag, too.")
         return None, {}
-    from lingvo_moe.training import checkpoint_tools  # imports JAX, see `train.train`
+    from lingvo_moe.training import checkpoint_arrays, checkpoint_tools  # they import JAX, see `train.train`
 
     if _resumes(config, "--initial_weights"):
         return None, {}
@@ -49,6 +49,7 @@ def weights(
         can_be_deepened = isinstance(experiment.model, Transformer) and not config.initial_set
         remedy = "If a shallower model has them, name its settings with --initial_set." if can_be_deepened else ""
         found = checkpoint_tools.read_safetensors(given, name, specs, f"--initial_weights={given}", remedy)
+        checkpoint_arrays.check_finite(found.theta, f"--initial_weights={given}", "use another file")
         _check_tokenizers(config, found.readers, experiment)
         values = found.theta
         _log.info(f"starting with the weights of step {found.step} ({given})")

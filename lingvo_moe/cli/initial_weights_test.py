@@ -7,6 +7,7 @@ import dataclasses
 
 import numpy as np
 import pytest
+from safetensors import numpy as safetensors_numpy
 
 from lingvo_moe import experiment, overrides, tree
 from lingvo_moe.cli import initial_weights
@@ -17,7 +18,7 @@ from lingvo_moe.data.tokenizer import Tokenizers
 from lingvo_moe.errors import UserError
 from lingvo_moe.steps import weight_specs
 from lingvo_moe.testing.corpora import write_corpus
-from lingvo_moe.training import checkpoint_tools
+from lingvo_moe.training import checkpoint_tools, weights_file
 from lingvo_moe.training.checkpoint import Checkpoints
 
 NAME = "m4.Quickstart"
@@ -121,6 +122,19 @@ def test_a_file_says_which_tokenizers_it_was_trained_with(directory, tmp_path):
         refused = pytest.raises(UserError, match=pattern) if pattern else contextlib.nullcontext()
         with refused:
             initial_weights.weights(config, NAME, overrides.apply(small, [f"tokenizers={directory / own}"]))
+
+
+def test_a_file_that_is_not_finite_is_refused(tmp_path):
+    """Training would skip every step, and end with an error about its loss."""
+    specs = tree.flatten(weight_specs(experiment.get(NAME, TINY).model.weights()))
+    theta = {path: np.full(spec.shape, np.nan, spec.dtype) for path, spec in specs.items()}
+    file = tmp_path / "given.safetensors"
+    safetensors_numpy.save_file(theta, file, weights_file.metadata(NAME, 7))
+    config = TrainConfig(model=NAME, logdir=str(tmp_path / "log"), initial_weights=str(file))
+    with pytest.raises(
+        UserError, match=f"--initial_weights={file}: .* has values that are not finite; use another file"
+    ):
+        initial_weights.weights(config, NAME, experiment.get(NAME, TINY))
 
 
 def _numbered_rows(directory, vocabulary: int, *changes: str):

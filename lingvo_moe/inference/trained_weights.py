@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from lingvo_moe.errors import UserError
 from lingvo_moe.experiment import Experiment
 from lingvo_moe.steps import weight_specs
+from lingvo_moe.training import checkpoint_arrays
 from lingvo_moe.training.checkpoint import Checkpoints
 from lingvo_moe.training.readers import same_readers
 
@@ -30,7 +31,7 @@ def trained_weights(
 
     Raises:
       UserError: no checkpoint, or one of another model or with other tokenizers; of a given `step`, which is known to
-        have these, only when it is restored.
+        have these, only when it is restored. When they are restored, weights that are not finite.
     """
     specs = weight_specs(experiment.model.weights())
     with contextlib.closing(Checkpoints(logdir)) as checkpoints:
@@ -41,4 +42,11 @@ def trained_weights(
                     f"--tokenizers={experiment.tokenizers}: not the tokenizers that {logdir} was trained with; pass "
                     f"those."
                 )
-        yield lambda shardings: checkpoints.restore_theta(name, specs, shardings, step)
+
+        def restore(shardings: dict) -> tuple[int, dict]:
+            found, theta = checkpoints.restore_theta(name, specs, shardings, step)
+            remedy = "delete it to use the checkpoint before it, or name another --logdir"
+            checkpoint_arrays.check_finite(theta, str(checkpoints.path(found)), remedy)
+            return found, theta
+
+        yield restore

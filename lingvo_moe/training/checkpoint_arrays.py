@@ -159,6 +159,25 @@ def restore_on_devices(specs: dict, shardings: dict) -> orbax.args.StandardResto
     return orbax.args.StandardRestore(tree.map_leaves(abstract, specs, shardings))
 
 
+def check_finite(theta: dict, name: str, remedy: str):
+    """Raises UserError, naming `name` and the weight, for a weight that is not finite: all results would be wrong.
+
+    Args:
+      theta: a tree of NumPy or JAX arrays; of these, what the devices of this process hold is checked.
+      name: what has the weights.
+      remedy: the end of the message.
+    """
+    for path, weight in tree.flatten(theta).items():
+        # JAX keeps the copy on the host that NumPy asks for as long as the array, which `addressable_data` makes anew.
+        shards = (
+            [s.data.addressable_data(0) for s in weight.addressable_shards if s.replica_id == 0]
+            if isinstance(weight, jax.Array)
+            else [weight]
+        )
+        if not all(np.isfinite(np.asarray(shard)).all() for shard in shards):
+            raise UserError(f"{name}: {path} has values that are not finite; {remedy}.")
+
+
 def has_sharded_tensors(arrays: dict) -> bool:
     """Returns whether a leaf is a `ShardedTensor`, which `save_arguments` does not copy."""
     return any(isinstance(leaf, ShardedTensor) for leaf in tree.flatten(arrays).values())

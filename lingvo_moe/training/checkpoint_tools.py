@@ -18,7 +18,7 @@ from jax import numpy as jnp
 from lingvo_moe import tree
 from lingvo_moe.errors import UserError
 from lingvo_moe.sharding.layout import Spec
-from lingvo_moe.training import checkpoint_manifest, quantization, weights_file
+from lingvo_moe.training import checkpoint_arrays, checkpoint_manifest, quantization, weights_file
 from lingvo_moe.training.checkpoint import Checkpoints, first_difference, summary
 from lingvo_moe.training.checkpoint_errors import CorruptCheckpoint
 from lingvo_moe.training.checkpoint_reader import ARRAYS, WEIGHTS, Reader
@@ -197,7 +197,7 @@ def _average(members: Mapping[str, tuple[Checkpoints, int]], output: str | pathl
         total = np.zeros(shapes[path], np.float64)
         for reader in read.values():
             weight = _read_weight(reader, path)
-            _check_finite({path: weight}, f"{reader.directory}", "choose another step")
+            checkpoint_arrays.check_finite({path: weight}, f"{reader.directory}", "choose another step")
             total += weight
         theta[path] = (total / len(read)).astype(np.float32)
     newest = max(step for _, step in members.values())
@@ -327,7 +327,7 @@ def as_logdir(file: pathlib.Path, model: str, specs: Mapping[str, object]) -> It
       UserError: as `read_safetensors`, weights are not finite, or the temporary directory cannot be written to.
     """
     found = read_safetensors(file, model, specs, str(file))
-    _check_finite(found.theta, str(file), "use another file")
+    checkpoint_arrays.check_finite(found.theta, str(file), "use another file")
     with temporary_directories.make("lingvo_moe-") as logdir:
         try:
             _save_converted(Checkpoints(logdir, keep=1), model, found, file)
@@ -343,13 +343,6 @@ def _save_converted(target: Checkpoints, model: str, found: FileWeights, file: p
     with contextlib.closing(target):
         origin = f"converted from {file.name}"
         target.save_weights(found.step, model, tree.unflatten(found.theta), origin, found.readers)
-
-
-def _check_finite(theta: Mapping[str, np.ndarray], name: str, remedy: str):
-    """Raises UserError for a weight that is not finite: results computed from it would be wrong everywhere."""
-    for path, weight in theta.items():
-        if not np.isfinite(weight).all():
-            raise UserError(f"{name}: {path} has values that are not finite; {remedy}.")
 
 
 def _read_weight(reader: Reader, path: str) -> np.ndarray:
