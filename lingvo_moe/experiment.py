@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import threading
 
 from lingvo_moe import overrides, ranges, registry
 from lingvo_moe.data.batching import BatchConfig, InputConfig
@@ -74,7 +75,7 @@ class TrainingSchedule:
         others = {
             "seed": COUNT_OR_0,
             "evaluate_every": COUNT_OR_0,
-            "grace_seconds": Range(),
+            "grace_seconds": Range(0, threading.TIMEOUT_MAX),
             "ema_decay": SHARE_BELOW_1,
         }
         ranges.check("training.", self, dict.fromkeys(counts, COUNT) | others)

@@ -98,7 +98,7 @@ def _evaluate_language_model(config: EvalConfig):
     if config.json:
         with output_files.atomic_writer(config.json) as file:
             fields = {**dataclasses.asdict(result), "perplexity": result.perplexity}
-            json.dump({"model": name, "split": config.split, **fields}, file, indent=1)
+            json.dump(output_files.as_json({"model": name, "split": config.split, **fields}), file, indent=1)
 
 
 def plan(config: PlanConfig):

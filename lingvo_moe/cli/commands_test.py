@@ -247,6 +247,16 @@ def test_a_language_model_is_trained_and_evaluated(data, tmp_path, capsys):
     assert found["perplexity"] == math.exp(found["cross_entropy"])
 
 
+def test_eval_of_a_diverged_language_model_writes_json(tmp_path, monkeypatch, capsys):
+    """Its perplexity is beyond the range of floats, and JSON has no infinity."""
+    file = tmp_path / "found.json"
+    monkeypatch.setattr(commands.run_setup, "set_up", lambda *_: (tiny.LANGUAGE_MODEL, None, None))
+    monkeypatch.setattr(held_out_loss, "compute", lambda *_: held_out_loss.HeldOutLoss(2, 9, 800.0, None, 0))
+    assert _run("eval", f"--model={tiny.LANGUAGE_MODEL}", f"--logdir={tmp_path}", f"--json={file}") == 0
+    assert "800.0000 nats per token, perplexity inf, over 9 tokens" in capsys.readouterr().out
+    assert json.loads(file.read_text(), parse_constant=pytest.fail)["perplexity"] == "inf"
+
+
 def test_export_writes_a_program_that_loads(tmp_path):
     """The bundle can be loaded; `program_test` runs one without TensorFlow."""
     path = tmp_path / "decode.zip"

@@ -26,4 +26,4 @@ def write_scores(config: EvalConfig, name: str, step: int, scores: Sequence[Any]
     rows = [dataclasses.asdict(score) for score in scores]
     written = {"model": name, "step": step, "split": config.split, "scores": rows, **further}
     with output_files.atomic_writer(config.json) as file:
-        json.dump(written, file, indent=1, ensure_ascii=False)
+        json.dump(output_files.as_json(written), file, indent=1, ensure_ascii=False)

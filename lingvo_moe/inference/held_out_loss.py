@@ -39,8 +39,11 @@ class HeldOutLoss:
 
     @property
     def perplexity(self) -> float:
-        """The number of equally likely tokens that would be as hard to predict."""
-        return math.exp(self.cross_entropy)
+        """The number of equally likely tokens that would be as hard to predict; infinity beyond the range of floats."""
+        try:
+            return math.exp(self.cross_entropy)
+        except OverflowError:
+            return math.inf
 
     @property
     def source_gain(self) -> float | None:

@@ -13,6 +13,7 @@ from lingvo_moe.data.corpus import Corpus
 from lingvo_moe.engines.pjrt import Engine
 from lingvo_moe.errors import UserError
 from lingvo_moe.inference import held_out_loss
+from lingvo_moe.inference.held_out_loss import HeldOutLoss
 from lingvo_moe.testing import experiments as tiny
 from lingvo_moe.testing.corpora import write_corpus
 from lingvo_moe.training import loop
@@ -76,6 +77,12 @@ def test_a_translation_model_is_also_given_other_sources(data, trained, tmp_path
     assert found.step == 0 and found.source_gain is not None and 0 < abs(found.source_gain) < 1
     with pytest.raises(UserError, match="checkpoints/7 has been removed; training keeps .* Run the same command again"):
         held_out_loss.compute(*arguments, step=7)
+
+
+def test_the_perplexity_of_a_diverged_model_is_infinite():
+    """Beyond e^709 there is no float; `eval` must still print and write the loss."""
+    found = HeldOutLoss(1, 9, 800.0, None, 0)
+    assert found.perplexity == math.inf and HeldOutLoss(1, 9, math.log(8), None, 0).perplexity == pytest.approx(8)
 
 
 def test_the_batch_size_does_not_matter(trained):

@@ -15,6 +15,7 @@ import numpy as np
 
 from lingvo_moe import tree
 from lingvo_moe.layers.base import Weight
+from lingvo_moe.utils import output_files
 
 _COLUMNS = ("rms", "max", "gradient", "weights", "router_entropy", "load_entropy")
 _HEADER = ("after", "rms", "max", "gradient", "weights' rms", "router entropy", "load entropy")
@@ -126,11 +127,11 @@ class Diagnosis:
         return "\n".join([*lines, "", self.summary()])
 
     def as_json(self) -> dict[str, Any]:
-        """Returns a tree for `json.dumps`; numbers that are not finite, which JSON lacks, are strings."""
+        """Returns a tree for `json.dump`, see `output_files.as_json`."""
         first = self.not_finite()
         fields = {"metrics": self.metrics, "blocks": self.blocks, "weights": self.weights, "gradients": self.gradients}
         worst = dataclasses.asdict(first or self.largest())
-        return _plain(
+        return output_files.as_json(
             {**fields, "finite": first is None and math.isfinite(self.metrics["gradient_norm"]), "worst": worst}
         )
 
@@ -215,9 +216,3 @@ def _squares(values: Iterable[float]) -> float:
 
 def _shown(value: float | None) -> str:
     return "" if value is None else f"{value:.4g}"
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _plain(part) for name, part in value.items()}
-    return value if not isinstance(value, float) or math.isfinite(value) else str(value)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import pathlib
 import sys
 from collections.abc import Iterator, Mapping
-from typing import TextIO
+from typing import Any, TextIO
 
 from lingvo_moe.errors import UserError
 
@@ -66,6 +67,15 @@ def check_outside(paths: Mapping[str, str | None], flag: str, directory: str | p
     for name, path in paths.items():
         if path and path != "-" and pathlib.Path(path).resolve().is_relative_to(pathlib.Path(directory).resolve()):
             raise UserError(f"{name}={path} is inside of {flag}={directory}, which is read; name a file elsewhere.")
+
+
+def as_json(value: Any) -> Any:
+    """Returns a tree for `json.dump` whose numbers that are not finite, which JSON lacks, are strings such as `inf`."""
+    if isinstance(value, dict):
+        return {name: as_json(part) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [as_json(part) for part in value]
+    return value if not isinstance(value, float) or math.isfinite(value) else str(value)
 
 
 @contextlib.contextmanager

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 import os
 
 import numpy as np
@@ -85,3 +87,10 @@ def test_a_file_inside_of_a_directory_that_is_read_is_an_error(tmp_path, monkeyp
         with pytest.raises(UserError, match="--translations=.* is inside of --corpus=corpus, which is read"):
             output_files.check_outside({"--json": None, "--translations": path}, "--corpus", "corpus")
     output_files.check_outside({"--json": "-", "--translations": "corpus.tsv"}, "--corpus", "corpus")
+
+
+def test_json_has_no_numbers_that_are_not_finite():
+    """Python writes and reads `Infinity`, which other programs refuse."""
+    value = output_files.as_json({"a": [1.5, {"b": (math.inf, -math.inf, 2)}], "c": math.nan, "d": None, "e": "text"})
+    assert value == {"a": [1.5, {"b": ["inf", "-inf", 2]}], "c": "nan", "d": None, "e": "text"}
+    json.dumps(value, allow_nan=False)

@@ -234,8 +234,8 @@ def _collect(trial: Trial, languages: Sequence[str]) -> RunResult:
         curve=[(t.step, t.tokens, round(t.seconds, 1), *_held_out(t.scalars)) for t in made if _LOSS in t.scalars],
         overflow=_thinned([(tick.step, tick.scalars["overflow"]) for tick in made if "overflow" in tick.scalars]),
         scores=[LanguageScore(**score) for score in found["scores"]],
-        cross_entropy=round(loss["cross_entropy"], 4),
-        source_gain=round((loss["shuffled_cross_entropy"] or math.nan) - loss["cross_entropy"], 4),
+        cross_entropy=round(float(loss["cross_entropy"]), 4),  # `eval` writes "nan"
+        source_gain=round(float(loss["shuffled_cross_entropy"] or math.nan) - float(loss["cross_entropy"]), 4),
         routing=routing(lines, languages, model.num_experts),
     )
 
