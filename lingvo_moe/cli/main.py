@@ -98,10 +98,13 @@ def _deferred(function: str, module: str = "commands") -> Callable[[ModelConfig,
     return run
 
 
-def _translate(config: TranslateConfig, arguments: list[str]) -> int | None:
+def _translate(config: TranslateConfig, arguments: list[str]):
     app.no_arguments(arguments)
-    with released.by_default(config) as chosen:
-        return _deferred("translate", "translate")(chosen, [])
+    if not released.applies(config):
+        config.full_name()  # as in `_deferred`
+    from lingvo_moe.cli import translate
+
+    translate.translate(config)
 
 
 def _evaluate(config: EvalConfig, arguments: list[str]) -> int | None:

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 
 from lingvo_moe import experiment as experiments
-from lingvo_moe.cli import run_setup
+from lingvo_moe.cli import released, run_setup
 from lingvo_moe.cli.run_config import ModelConfig, TranslateConfig
 from lingvo_moe.errors import UserError
 from lingvo_moe.inference.explanation import Explainer
@@ -31,8 +31,13 @@ def translate(config: TranslateConfig):
     Translations on standard output are written as they are made. A file of `--output` is written at the end; until then
     they are kept in a journal beside it, from which the same command continues.
     """
+    _check_files(config)  # before the released weights are unpacked
+    with released.by_default(config) as chosen:
+        _translate(chosen)
+
+
+def _translate(config: TranslateConfig):
     require_translation(config)
-    _check_files(config)
     name, experiment, engine = run_setup.set_up(config, "decode", {"search.beam_size": config.beam_size})
     if not 1 <= config.n_best <= experiment.search.beam_size:
         raise UserError(
@@ -41,7 +46,11 @@ def translate(config: TranslateConfig):
         )
     sentences = _read_lines(config.input)
     if not sentences:
-        raise UserError(f"--input={config.input}: nothing to translate; expected one sentence a line.")
+        _log.warning("--input=%s is empty, and so is what is written.", config.input)
+        for path in filter(None, (config.output, config.doubtful, config.explain)):
+            with output_files.atomic_writer(path):
+                pass
+        return
     explainer = Explainer(name, experiment, engine, config.log_directory()) if config.explain else None
     translator = Translator(name, experiment, engine, config.log_directory())
     step = translator.step

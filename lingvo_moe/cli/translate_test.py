@@ -108,7 +108,6 @@ def test_one_long_line_does_not_stop_the_others(trained, tmp_path, capsys):
     [
         (b"der\n\xff\xfe\n", [], "line 2: not UTF-8"),
         (b"a\0b\n", [], "line 1: holds a NUL byte"),
-        (b"", [], "nothing to translate"),
         (b"der\n", ["--n_best=9"], "--n_best=9: expected 1 to 2"),
         (b"der\n", ["--n_best=0"], "--n_best=0: expected 1 to 2"),
     ],
@@ -122,6 +121,17 @@ def test_bad_input_leaves_the_output_as_it_was(trained, content, flags, pattern,
     message = capsys.readouterr().err
     assert status == 2 and re.search(f"error: .*{pattern}", message), message
     assert (tmp_path / "out.txt").read_text(encoding="utf-8") == "earlier\n"
+
+
+def test_an_empty_input_gives_an_empty_output(data, tmp_path, capsys):
+    """As of `cat`, so that a pipeline does not end; a warning says so, and no model is needed for it."""
+    (tmp_path / "in.txt").touch()
+    files = [tmp_path / name for name in ("out.txt", "doubtful.txt", "experts.jsonl")]
+    outputs = [f"--{flag}={file}" for flag, file in zip(("output", "doubtful", "explain"), files, strict=True)]
+    model = [*tiny.settings(), f"--tokenizers={data.tokenizers}", f"--logdir={tmp_path}"]
+    assert _run("translate", *model, f"--input={tmp_path / 'in.txt'}", *outputs) == 0
+    assert f"warning: --input={tmp_path / 'in.txt'} is empty" in capsys.readouterr().err
+    assert all(file.read_bytes() == b"" for file in files)
 
 
 @pytest.fixture
@@ -226,9 +236,11 @@ def test_the_input_is_not_replaced(trained, tmp_path, capsys):
     assert (tmp_path / "in.txt").read_text() == "der old\n"
 
 
-def test_an_input_that_is_not_there_is_named(trained, capsys):
-    """With its flag."""
-    assert _run("translate", *trained, "--input=nowhere.txt") == 2
+def test_an_input_that_is_not_there_is_named(capsys, monkeypatch):
+    """With its flag, before the released weights are unpacked, which takes seconds."""
+    monkeypatch.setattr(released, "applies", lambda config: True)
+    monkeypatch.setattr(released, "by_default", pytest.fail)
+    assert _run("translate", "--input=nowhere.txt") == 2
     assert "error: --input=nowhere.txt: there is no such file" in capsys.readouterr().err
 
 
