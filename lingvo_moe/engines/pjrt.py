@@ -54,16 +54,18 @@ class Engine:
           processes: how many processes share the devices; each has equally many.
 
         Raises:
-          UserError: the platform is absent, or has fewer devices, or the processes have more than `num_devices`.
+          UserError: the platform is absent, or has fewer devices, or the processes cannot share `num_devices` or have
+            more.
         """
-        if num_devices % processes:
-            raise UserError(
-                f"{num_devices} devices cannot be divided among {processes} processes; "
-                f"pass --devices={processes * -(-num_devices // processes)}, or another --processes."
-            )
-        available = _find_devices(num_devices // processes, platform)
+        per_process = -(-num_devices // processes)
+        available = _find_devices(per_process, platform)
         if all_accelerators and available[0].platform != "cpu":
             num_devices = len(available)
+        elif num_devices % processes:
+            raise UserError(
+                f"{num_devices} devices cannot be divided among {processes} processes; "
+                f"pass --devices={processes * per_process}, or another --processes."
+            )
         if num_devices > len(available):
             raise UserError(
                 f"--devices={num_devices}: there are {len(available)} {available[0].platform} devices; ask for at most "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import types
 from collections.abc import Iterator
 
 import jax
@@ -136,6 +137,19 @@ def test_an_engine_takes_the_first_devices():
     assert Engine(2, platform="cpu").devices == jax.devices("cpu")[:2]
     assert Engine(1, platform="cpu", all_accelerators=True).devices == jax.devices("cpu")[:1]
     assert Engine(1, platform="cpu").platform == "cpu"
+
+
+def test_more_processes_than_devices_of_the_mesh(monkeypatch):
+    """All accelerators are taken; virtual devices, and a number that the user named, are divided among processes."""
+    asked, gpus = [], [types.SimpleNamespace(platform="gpu")] * 32
+    monkeypatch.setattr(pjrt, "_find_devices", lambda number, platform: asked.append(number) or gpus)
+    assert Engine(8, None, all_accelerators=True, processes=32).devices == gpus and asked == [1]
+    refusal = "8 devices cannot be divided among 32 processes; pass --devices=32"
+    with pytest.raises(UserError, match=refusal):
+        Engine(8, None, processes=32)
+    monkeypatch.undo()
+    with pytest.raises(UserError, match=refusal):
+        Engine(8, "cpu", all_accelerators=True, processes=32)
 
 
 def test_an_absent_platform_is_an_error():
