@@ -97,7 +97,7 @@ class Experiment:
 
     Attributes:
       model, optimizer, input, training, search: the parts.
-      mesh: the device mesh; `--devices` and `--mesh` replace it.
+      mesh: the device mesh; `--devices`, `--mesh` and `--set mesh` replace it.
       layout: the sharding of tensors over it: a registered layout, or `auto` for the one of the papers.
       platform: the platform that the programs are optimised for, `cpu`, `gpu` or `tpu`; empty for the one they run on.
       matmul_precision: of float32 operands, `default`, `highest` or `bfloat16`; see `ops.precision`.

@@ -24,6 +24,17 @@ def fields(config: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
             yield prefix + field.name, value
 
 
+def assigned(assignments: Sequence[str], name: str) -> str | None:
+    """Returns the text that the last assignment to a field gives it, None if there is none.
+
+    Args:
+      assignments: as those of `apply`.
+      name: of a field of the configuration itself, not of one inside of it.
+    """
+    pairs = [assignment.partition("=") for assignment in assignments]
+    return next((text.strip() for field, equals, text in reversed(pairs) if equals and field.strip() == name), None)
+
+
 def apply(config: Any, assignments: Sequence[str]) -> Any:
     """Returns `config` with the assignments applied at once, so that fields that must agree can change together.
 

@@ -72,6 +72,12 @@ def test_unambiguous_end_of_a_path_is_enough():
     assert overrides.apply(Outer(), ["name=b"]).name == "b"
 
 
+def test_the_last_assignment_to_a_field_counts():
+    """A command asks for it before it applies them."""
+    assert overrides.assigned(["mesh=8", "first.mesh=2", " mesh = 4x2 ", "mesh"], "mesh") == "4x2"
+    assert overrides.assigned(["mesh", "meshes=3"], "mesh") is None
+
+
 @given(st.integers(-(10**9), 10**9), st.floats(allow_nan=False), st.booleans(), st.lists(st.integers(-99, 99)))
 def test_values_that_show_prints_can_be_set(count, rate, on, ids):
     """`show` and `--set` use the same notation."""

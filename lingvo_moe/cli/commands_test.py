@@ -50,7 +50,7 @@ def test_list_and_show_name_every_model_and_field(capsys):
         (["train", "--model=Quickstart", "--logdir=x", "--devices=0"], "at least one device"),
         (
             ["train", "--model=Quickstart", "--logdir=x", "--devices=2", "--mesh=2x1"],
-            "--mesh and --devices are mutually exclusive",
+            "--mesh=2x1 and --devices=2 are mutually exclusive",
         ),
         (
             ["train", "--model=Quickstart", "--logdir=x", "--processes=2"],

@@ -13,7 +13,7 @@ import signal
 from collections.abc import Iterator
 from typing import TypeVar
 
-from lingvo_moe import experiment, tree
+from lingvo_moe import experiment, overrides, tree
 from lingvo_moe.cli.run_config import RunConfig
 from lingvo_moe.errors import UserError
 from lingvo_moe.sharding.layout import DeviceMesh, Spec
@@ -40,7 +40,7 @@ def by_default(config: Config) -> Iterator[Config]:
         _check_logdir(config)
         yield config
         return
-    if config.tokenizers or any(text.partition("=")[0].strip() == "tokenizers" for text in config.assignments):
+    if config.tokenizers or overrides.assigned(config.assignments, "tokenizers") is not None:
         raise UserError(
             "--tokenizers: the released model has its own; leave the flag out, or pass --model and the --logdir of a "
             "training run with these."

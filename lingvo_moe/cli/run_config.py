@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from absl import flags
 
-from lingvo_moe import program_cache, registry
+from lingvo_moe import overrides, program_cache, registry
 from lingvo_moe.errors import UserError
 from lingvo_moe.sharding.layout import DeviceMesh
 
@@ -85,12 +85,20 @@ class MeshConfig(ModelConfig):
     mesh: str | None = _flag(flags.DEFINE_string, None, "the device mesh, e.g. 8, 4x2 or 2x2x2, instead of --devices")
 
     def device_mesh(self) -> DeviceMesh | None:
-        """Returns the mesh of `--mesh` or `--devices`, None without both; raises UserError for a wrong value."""
-        if self.mesh is not None and self.devices is not None:
-            raise UserError("--mesh and --devices are mutually exclusive; pass one of them.")
+        """Returns the mesh of `--mesh`, `--set mesh` or `--devices`, None without these.
+
+        Raises:
+          UserError: more than one of them is given, or a wrong value.
+        """
+        assigned = overrides.assigned(self.assignments, "mesh")
+        values = {"--mesh": self.mesh, "--set mesh": assigned, "--devices": self.devices}
+        given = [f"{flag}={value}" for flag, value in values.items() if value is not None]
+        if len(given) > 1:
+            raise UserError(f"{' and '.join(given)} are mutually exclusive; pass one of them.")
         if self.devices is not None and self.devices < 1:
             raise UserError(f"--devices={self.devices}: at least one device is needed.")
-        return DeviceMesh.parse(self.mesh) if self.mesh else DeviceMesh((self.devices,)) if self.devices else None
+        mesh = self.mesh or assigned
+        return DeviceMesh.parse(mesh) if mesh else DeviceMesh((self.devices,)) if self.devices else None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

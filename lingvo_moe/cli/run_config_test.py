@@ -47,9 +47,15 @@ def test_configurations_are_frozen():
 
 
 def test_the_mesh_is_either_a_number_of_devices_or_a_shape():
+    """`--set mesh` chooses it as `--mesh` does."""
     assert _read(run_config.TrainConfig).device_mesh() is None
     assert _read(run_config.TrainConfig, "--devices=8").device_mesh().shape == (8,)
     assert _read(run_config.TrainConfig, "--mesh=4x2").device_mesh().shape == (4, 2)
-    for arguments, message in ((["--mesh=4x2", "--devices=8"], "pass one of them"), (["--devices=0"], "at least one")):
+    assert _read(run_config.TrainConfig, "--set=mesh=8", "--set=mesh = 2x2").device_mesh().shape == (2, 2)
+    for arguments, message in (
+        (["--mesh=4x2", "--devices=8"], "--mesh=4x2 and --devices=8 are mutually exclusive; pass one of them"),
+        (["--set=mesh=4x2", "--devices=8"], "--set mesh=4x2 and --devices=8 are mutually exclusive"),
+        (["--devices=0"], "at least one"),
+    ):
         with pytest.raises(UserError, match=message):
             _read(run_config.TrainConfig, *arguments).device_mesh()

@@ -55,6 +55,20 @@ def test_programs_are_made_for_the_engines_platform_unless_another_is_set(monkey
     assert experiment.platform == experiment.steps.platform == expected
 
 
+@pytest.mark.parametrize(("flag", "mesh"), [("--set=mesh=2x2", (2, 2)), ("--mesh=2x2", (2, 2)), (None, (8,))])
+def test_a_mesh_that_the_user_names_is_kept_on_more_accelerators(flag, mesh):
+    """All of them are taken if the user names none."""
+    config = _config("--model=m4.Small", "--engine=mine", *filter(None, [flag]))
+    with engines.ENGINES.isolated():
+        engines.register_engine("mine")(
+            lambda options: types.SimpleNamespace(
+                platform="gpu", devices=[None] * (8 if options.all_accelerators else options.num_devices)
+            )
+        )
+        _, experiment, engine = run_setup.set_up(config, "train", {})
+    assert experiment.mesh.shape == mesh and len(engine.devices) == experiment.mesh.size
+
+
 def test_an_engine_is_found_by_its_name_and_given_the_flags():
     """An engine of `--import` needs no change of the command line; it receives every flag that concerns engines."""
     asked, engine = [], types.SimpleNamespace(platform="cpu", devices=[None, None])
