@@ -26,6 +26,7 @@ from lingvo_moe.engines.topology import Compiled, OutOfMemory, Slice
 from lingvo_moe.errors import UserError
 from lingvo_moe.experiment import Experiment
 from lingvo_moe.program import Argument, Program
+from lingvo_moe.utils import output_files
 
 PROGRAMS = ("train", "decode")
 VERSION = 3  # of the saved JSON; in version 2, `tokens` of a training step were those of both sides
@@ -197,12 +198,10 @@ class Plan:
         return tokens / self.tokens * self.step_seconds * self.cores / _SECONDS_PER_YEAR
 
     def save(self, path: str | os.PathLike):
-        """Writes the plan as JSON."""
-        partial = f"{path}.partial"
-        with open(partial, "w", encoding="utf-8") as file:
+        """Writes the plan as JSON; `-` is standard output."""
+        with output_files.atomic_writer(os.fspath(path)) as file:
             json.dump({"version": VERSION, **dataclasses.asdict(self)}, file, indent=1)
             file.write("\n")
-        os.replace(partial, path)
 
     @staticmethod
     def load(path: str | os.PathLike) -> Plan:

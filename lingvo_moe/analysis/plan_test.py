@@ -14,6 +14,7 @@ from lingvo_moe.engines.cluster import Cluster
 from lingvo_moe.engines.topology import Slice
 from lingvo_moe.errors import UserError
 from lingvo_moe.sharding.layout import DeviceMesh
+from lingvo_moe.testing.plans import training_plan
 
 pytestmark = pytest.mark.slow
 
@@ -202,6 +203,18 @@ def test_plan_round_trips_as_json(planned, tmp_path):
     saved = json.loads((tmp_path / "plan.json").read_text())
     assert saved["version"] == 3 and saved["memory"]["optimizer_state"] == planned.memory.optimizer_state
     assert plan.Plan.load(tmp_path / "plan.json") == planned
+
+
+def test_a_plan_is_written_completely_or_not_at_all(tmp_path, capsys):
+    """By a file of this process's own; `plan --json=-` prints the plan, as `eval` prints its scores."""
+    one, path = training_plan("m4.MoE128E12L", 128), tmp_path / "plan.json"
+    (tmp_path / "plan.json.partial").mkdir()
+    one.save(path)
+    with pytest.raises(TypeError):
+        dataclasses.replace(one, tokens=object()).save(path)
+    assert plan.Plan.load(path) == one and len(list(tmp_path.iterdir())) == 2
+    one.save("-")
+    assert json.loads(capsys.readouterr().out)["model"] == "m4.MoE128E12L"
 
 
 def test_options_of_the_compiler_are_recorded(planned, tmp_path):

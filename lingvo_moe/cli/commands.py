@@ -187,7 +187,7 @@ def export(config: ExportConfig):
     """`export`: lowers a program from specs alone and writes its bundle."""
     if config.output is None:
         raise UserError("--output is missing: the file to write the program to.")
-    output_files.check_path("--output", config.output)
+    output_files.check_path("--output", config.output, is_text=False)
     if config.program == "decode":
         require_translation(config)
     name = config.full_name()

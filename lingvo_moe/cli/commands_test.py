@@ -64,6 +64,7 @@ def test_list_and_show_name_every_model_and_field(capsys):
         (["train", "--model=Quickstart", "--logdir=x", "--tokenizers=nowhere"], "No tokenizer directory nowhere"),
         (["eval", "--model=Quickstart", "--logdir=x", "--corpus=nowhere"], "nowhere"),
         (["export", "--model=Quickstart"], "--output is missing"),
+        (["export", "--model=Quickstart", "--output=-"], "--output=-: only text is written to standard output"),
         (["show", "Quickstart", "Small"], "show takes one model's name, got 2"),
         (["plan"], "plan takes one model's name, got 0"),
         (["plan", "Quikstart"], "no such model. Did you mean m4.Quickstart"),

@@ -227,7 +227,7 @@ class HeldOutConfig(CorpusConfig, SearchConfig):
     languages: tuple[str, ...] = _flag(flags.DEFINE_list, (), "comma-separated labels; default: all of the corpus")
     max_pairs: int = _flag(flags.DEFINE_integer, 100, "sentences per language, or volumes, at most", lower_bound=1)
     split: str = _flag(flags.DEFINE_enum, "test", "which held-out data", enum_values=["test", "valid"])
-    json: str | None = _flag(flags.DEFINE_string, None, "also write the scores to this file")
+    json: str | None = _flag(flags.DEFINE_string, None, "also write the scores to this file; - for standard output")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -253,7 +253,7 @@ class DiagnoseConfig(CorpusConfig):
         None,
         "LOGDIR/replay/STEP.npz of a step at which training stopped; default: the batch that training would read next",
     )
-    json: str | None = _flag(flags.DEFINE_string, None, "also write every number to this file")
+    json: str | None = _flag(flags.DEFINE_string, None, "also write every number to this file; - for standard output")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -295,7 +295,7 @@ class PlanConfig(ModelConfig):
     price_per_hour: float | None = _flag(
         flags.DEFINE_float, None, "price of a core or a GPU for an hour, in any currency", lower_bound=0
     )
-    json: str | None = _flag(flags.DEFINE_string, None, "also write the plan to this file")
+    json: str | None = _flag(flags.DEFINE_string, None, "also write the plan to this file; - for standard output")
     search: tuple[str, ...] = _flag(
         flags.DEFINE_list,
         (),

@@ -13,15 +13,18 @@ from typing import Any, TextIO
 from lingvo_moe.errors import UserError
 
 
-def check_path(flag: str, path: str | None):
+def check_path(flag: str, path: str | None, is_text: bool = True):
     """Raises UserError if no file can be written to `path`; call this before hours of work.
 
     Args:
       flag: the flag that holds the path, for the error.
-      path: the value of the flag; None and `-` (standard output) are accepted.
+      path: the value of the flag; None is accepted, and `-`, standard output, for text.
+      is_text: whether `atomic_writer` writes the file; `atomic_path` has no standard output.
     """
-    if path in (None, "-"):
+    if path is None or (path == "-" and is_text):
         return
+    if path == "-":
+        raise UserError(f"{flag}=-: only text is written to standard output; expected the name of a file.")
     if not path:
         raise UserError(f"{flag}=: expected the name of a file.")
     if os.path.isdir(path):

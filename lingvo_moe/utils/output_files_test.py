@@ -40,6 +40,14 @@ def test_writable_paths_are_accepted(tmp_path):
         output_files.check_path("--output", path)
 
 
+def test_what_is_no_text_is_not_for_standard_output(tmp_path, monkeypatch):
+    """It was written to a file of the name `-`."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match="--output=-: only text is written to standard output"):
+        output_files.check_path("--output", "-", is_text=False)
+    output_files.check_path("--output", "./-", is_text=False)
+
+
 @pytest.mark.parametrize("other", ["{tmp}/./file", "{tmp}//file", "{tmp}/link"])
 def test_two_flags_do_not_name_one_file(tmp_path, other):
     """The second would replace what the first wrote, or what was read."""

@@ -95,7 +95,7 @@ def main(arguments: list[str] | None = None) -> int:
 def _prepare(given: argparse.Namespace):
     """Makes the output; raises UserError if what is written at the end would be lost, or replace something else."""
     if given.state:
-        output_files.check_path("--state", str(given.state))
+        output_files.check_path("--state", str(given.state), is_text=False)
         if given.seed is not None and given.state.exists():
             raise UserError(f"--seed={given.seed}: --state={given.state} has the seed of its run; leave --seed out.")
     if (given.output / _WEIGHTS).exists():
