@@ -84,7 +84,7 @@ def import_module(where: str):
       where: a module's dotted name, or a path to a .py file.
 
     Raises:
-      UserError: there is no such module or file, or importing it fails.
+      UserError: there is no such module or file, its name is that of another module, or importing it fails.
     """
     try:
         if where.endswith(".py"):
@@ -107,9 +107,31 @@ def _import_file(path: pathlib.Path):
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None:
         raise UserError("no Python source file.")
+    if other := _other_module(path):
+        raise UserError(f"{path.stem} is the name of {other}, which the file would replace; give it another name.")
     module = importlib.util.module_from_spec(spec)
     sys.modules[path.stem] = module
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        sys.modules.pop(path.stem, None)
+        raise
+
+
+def _other_module(path: pathlib.Path) -> str | None:
+    """Describes the module of another file that has the name of this one, imported or not; None if there is none."""
+    if path.stem in sys.stdlib_module_names:
+        return "a module of Python's standard library"
+    if path.stem == "__main__":
+        return "the running program"
+    try:
+        spec = importlib.util.find_spec(path.stem)
+    except (ModuleNotFoundError, ValueError):  # nothing has the first part of its dotted name, or no file is known
+        return None
+    # A directory of this name, which has no location, is no module unless a program uses it as one.
+    if spec is None or spec.origin is None or not spec.has_location:
+        return None
+    return None if pathlib.Path(spec.origin).resolve() == path.resolve() else f"the module {spec.origin}"
 
 
 def _is_same(old: Any, new: Any) -> bool:

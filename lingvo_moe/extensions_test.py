@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 from lingvo_moe import extensions
@@ -82,3 +84,34 @@ def test_failing_import_names_the_flag_and_the_reason(tmp_path, where, message):
     )
     with pytest.raises(UserError, match=f"--import=.*{message}"):
         extensions.import_module(where.format(tmp=tmp_path))
+    assert not {"broken", "leaves", "clash"} & sys.modules.keys(), "a module is half made"
+
+
+def test_a_file_does_not_replace_another_module(tmp_path):
+    """Whatever imports that module later would get the user's file."""
+    first = tmp_path / "first" / "extension_of_two.py"
+    first.parent.mkdir()
+    first.write_text("value = 1\n")
+    for _ in range(2):  # a file may be imported again
+        extensions.import_module(str(first))
+    for name, owner in (
+        ("queue", "a module of Python's standard library"),
+        ("telnetlib", "a module of Python's standard library"),  # which nothing imports
+        ("sentencepiece", "the module .*/sentencepiece/__init__.py"),  # which is imported when it is needed
+        ("extension_of_two", f"the module {first}"),
+        ("__main__", "the running program"),
+    ):
+        (tmp_path / f"{name}.py").write_text("value = 2\n")
+        before = sys.modules.get(name)
+        with pytest.raises(UserError, match=f"{name} is the name of {owner}, .*; give it another name"):
+            extensions.import_module(f"{tmp_path}/{name}.py")
+        assert sys.modules.get(name) is before
+
+
+def test_a_directory_of_the_same_name_is_no_module(tmp_path, monkeypatch):
+    """Such as the log directory of the model, where the command starts."""
+    (tmp_path / "start" / "extension_and_directory").mkdir(parents=True)
+    (tmp_path / "extension_and_directory.py").write_text("value = 1\n")
+    monkeypatch.syspath_prepend(tmp_path / "start")
+    extensions.import_module(f"{tmp_path}/extension_and_directory.py")
+    assert sys.modules["extension_and_directory"].value == 1
