@@ -189,7 +189,7 @@ class Cluster:
         devices = tuple(_devices(GPUS[generation], nodes, gpus))
         compiler_options.check(options, devices[0], name)
         named = compiler_options.merge(_OWN_OPTIONS, options)
-        obeyed = compiler_options.merge(compiler_options.of_environment(), named)
+        obeyed = compiler_options.merge(compiler_options.of_environment("XLA_FLAGS", "xla_gpu_"), named)
         return Cluster(name.lower(), generation, nodes, gpus, devices, compiler_options=obeyed)
 
     @property

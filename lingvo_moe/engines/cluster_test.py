@@ -87,7 +87,7 @@ def test_malformed_names_are_errors(name, message):
 
 
 @pytest.mark.parametrize(
-    ("name", "kind"), [("v3:2x2x1", Slice), ("v5e:2x2", Slice), ("b200:1x8", Cluster), ("H200:1x8", Cluster)]
+    ("name", "kind"), [("v3:2x2x1", Slice), ("V5E:2X2", Slice), ("b200:1x8", Cluster), ("H200:1x8", Cluster)]
 )
 def test_a_name_stands_for_a_slice_or_a_cluster(name, kind):
     """Its first part decides, in letters of any case."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import jax
 import numpy as np
@@ -34,10 +34,16 @@ def parse(options: Sequence[str]) -> dict[str, str | bool]:
     return found
 
 
-def of_environment() -> tuple[str, ...]:
-    """Returns the options for GPUs in XLA_FLAGS, which XLA's CUDA compiler obeys, each `NAME=VALUE`."""
-    flags = [flag[2:] for flag in os.environ.get("XLA_FLAGS", "").split() if flag.startswith("--xla_gpu_")]
-    return tuple(flag if "=" in flag else f"{flag}=true" for flag in flags)
+def of_environment(variable: str, prefix: str) -> tuple[str, ...]:
+    """Returns the options in an environment variable that a compiler obeys, each `NAME=VALUE`.
+
+    Args:
+      variable: `XLA_FLAGS` of XLA's CUDA compiler, or `LIBTPU_INIT_ARGS` of libtpu, which also takes `--noNAME`.
+      prefix: of the names; others are left out.
+    """
+    flags = [flag.lstrip("-") for flag in os.environ.get(variable, "").split()]
+    named = [f"{flag.removeprefix('no')}=false" if flag.startswith(f"no{prefix}") else flag for flag in flags]
+    return tuple(flag if "=" in flag else f"{flag}=true" for flag in named if flag.startswith(prefix))
 
 
 def merge(defaults: Sequence[str], options: Sequence[str]) -> tuple[str, ...]:
@@ -57,6 +63,24 @@ def check(options: Sequence[str], device: object, target: str):
     Raises:
       UserError: the device's compiler has no such option, or does not take its value.
     """
+    for option, error in _refusals(options, device):
+        raise UserError(
+            f"{_FLAG}={option}: the compiler for {target} refuses it: {_reason(error)} The options "
+            f"of TPUs start with xla_tpu_, those of GPUs with xla_gpu_."
+        )
+
+
+def accepted(options: Sequence[str], device: object) -> tuple[str, ...]:
+    """Returns those options that the compiler for a device accepts, which need not exist here; each `NAME=VALUE`.
+
+    Others are flags of the whole compiler, such as where it writes its dumps.
+    """
+    refused = {option for option, _ in _refusals(options, device)}
+    return tuple(option for option in options if option not in refused)
+
+
+def _refusals(options: Sequence[str], device: object) -> Iterator[tuple[str, Exception]]:
+    """Yields each option with which an empty program does not compile, and the compiler's error."""
     if not options:
         return
     sharding = NamedSharding(Mesh(np.array([device]), "x"), PartitionSpec())
@@ -66,10 +90,7 @@ def check(options: Sequence[str], device: object, target: str):
         try:
             lowered.compile(compiler_options=parse([option]))
         except JaxRuntimeError as error:
-            raise UserError(
-                f"{_FLAG}={option}: the compiler for {target} refuses it: {_reason(error)} The options "
-                f"of TPUs start with xla_tpu_, those of GPUs with xla_gpu_."
-            ) from None
+            yield option, error
 
 
 def _reason(error: Exception) -> str:

@@ -43,6 +43,16 @@ def test_options_of_the_environment_are_recorded(monkeypatch):
     assert Cluster.of("h100:1x8", [f"{name}=false"]).compiler_options[-1] == f"{name}=false"
 
 
+def test_options_of_libtpu_s_environment_are_recorded(monkeypatch):
+    """libtpu obeys them, but no compilation takes the flags of all of libtpu; ours and the user's are stronger."""
+    assert Slice.of("v6e:2x2").compiler_options == ()  # and libtpu, which reads the variable once, has started
+    fusion, own = "xla_tpu_enable_async_collective_fusion", "xla_tpu_offload_gather_to_sparsecore=true"
+    monkeypatch.setenv("LIBTPU_INIT_ARGS", f"--xla_jf_dump_to=/tmp  --{_OF_TPU} --no{fusion} --{own} --megascale_x=1")
+    found = Slice.of("v6e:2x2").compiler_options
+    assert found == (_OF_TPU, f"{fusion}=false")
+    assert Slice.of("v6e:2x2", [f"{fusion}=true", own]).compiler_options == (_OF_TPU, f"{fusion}=true", own)
+
+
 @pytest.mark.parametrize(
     ("make", "target", "good", "bad", "reason"),
     [

@@ -36,7 +36,8 @@ GENERATIONS = {
     "v6e": "v6e:16x16",
     "tpu7x": "tpu7x:4x4x4",
 }
-_LARGEST_MEMORY = "v5p"
+_LARGE_MEMORY = "v5p"
+_WITHOUT_LARGER_MEMORY = ("v5p", "tpu7x")  # 95 and 96 GiB
 # libtpu writes what it gives to SparseCores as async-updates with several operands, which jaxlib 0.10.2 refuses to
 # read. Plans of these generations are for TensorCores alone.
 _WITH_SPARSE_CORES = ("v5p", "v6e", "tpu7x")
@@ -74,7 +75,8 @@ class Slice:
       generation: the first part of the name.
       chips: the number of chips along each dimension.
       devices: all cores, as JAX describes them.
-      compiler_options: of libtpu's compiler beside its defaults, each `NAME=VALUE`.
+      compiler_options: of libtpu's compiler beside its defaults, each `NAME=VALUE`: those of LIBTPU_INIT_ARGS that
+        are not flags of all of libtpu, and the user's.
     """
 
     name: str
@@ -88,13 +90,13 @@ class Slice:
         """Asks libtpu for a slice.
 
         Args:
-          name: of the slice.
+          name: of the slice, in letters of any case.
           options: of the compiler, each `NAME=VALUE`.
 
         Raises:
           UserError: there is no slice of that name, libtpu is not installed, or its compiler refuses an option.
         """
-        matched = _NAME.fullmatch(name)
+        matched = _NAME.fullmatch(name.lower())
         if not matched:
             raise UserError(
                 f"--topology={name} is not understood; write a generation and the chips along each dimension, "
@@ -112,10 +114,14 @@ class Slice:
                 f"--topology={name}: a host holds 2x2 chips, so the first two sizes must be even and none may be 0; "
                 f"for instance {GENERATIONS[generation]}."
             )
-        devices = tuple(_devices(name))
+        devices = tuple(_devices(name.lower()))
+        own = _own_options(generation)
+        of_libtpu = compiler_options.of_environment("LIBTPU_INIT_ARGS", "xla_")
         with _without_flags_of_xla():
             compiler_options.check(options, devices[0], name)
-        return Slice(name, generation, chips, devices, tuple(options))
+            obeyed = compiler_options.accepted(of_libtpu, devices[0])
+        obeyed = [option for option in obeyed if option.partition("=")[0] not in own]
+        return Slice(name.lower(), generation, chips, devices, compiler_options.merge(obeyed, options))
 
     def check(self, mesh: DeviceMesh):
         """Raises UserError if a mesh does not have as many devices as the slice has cores."""
@@ -127,11 +133,11 @@ class Slice:
 
     def with_more_memory(self) -> Slice | None:
         """Returns a slice of equally many cores with more memory, to plan what did not fit; None if there is none."""
-        if self.generation == _LARGEST_MEMORY:
+        if self.generation in _WITHOUT_LARGER_MEMORY:
             return None
         *sides, depth = (*self.chips, 1)[:3]
         depth *= len(self.devices) // math.prod(self.chips)
-        return Slice.of(f"{_LARGEST_MEMORY}:{'x'.join(map(str, (*sides, depth)))}", self.compiler_options)
+        return Slice.of(f"{_LARGE_MEMORY}:{'x'.join(map(str, (*sides, depth)))}", self.compiler_options)
 
     def load(self, program: Program) -> Compiled:
         """Compiles a program for the slice.
@@ -142,8 +148,7 @@ class Slice:
         """
         self.check(program.mesh)
         mesh = Mesh(np.array(self.devices).reshape(program.mesh.shape), program.mesh.axis_names)
-        own = _WITHOUT_SPARSE_CORES if self.generation in _WITH_SPARSE_CORES else {}
-        options = own | compiler_options.parse(self.compiler_options)
+        options = _own_options(self.generation) | compiler_options.parse(self.compiler_options)
         try:
             with _without_flags_of_xla():
                 return Compiled(program, pjrt.compile_program(program, mesh, options))
@@ -163,6 +168,10 @@ def v3_slice(num_cores: int) -> str:
             f"{GENERATIONS['v3']}, or --mesh with a multiple of 8."
         )
     return f"v3:{chips // sides[-1]}x{sides[-1]}x1"
+
+
+def _own_options(generation: str) -> dict[str, str | bool]:
+    return dict(_WITHOUT_SPARSE_CORES) if generation in _WITH_SPARSE_CORES else {}
 
 
 class Compiled:

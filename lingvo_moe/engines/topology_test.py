@@ -115,6 +115,13 @@ def test_out_of_memory_is_reported_with_its_sizes():
     assert caught.value.needed > caught.value.available > 15 * 2**30
 
 
+@pytest.mark.parametrize("name, larger", [("v3:2x2x1", "v5p:2x2x2"), ("v5p:2x2x1", None), ("tpu7x:2x2x1", None)])
+def test_a_slice_with_more_memory_is_of_as_many_cores(name, larger):
+    """There is none for those of v5p, 95 GiB, and tpu7x, 96 GiB: a second compilation would not fit either."""
+    found = Slice.of(name).with_more_memory()
+    assert (found and found.name) == larger
+
+
 def test_a_mesh_of_another_size_is_refused():
     with pytest.raises(UserError, match="v3:2x2x1 has 8 cores; the mesh is 4, of 4. Pass --mesh=8"):
         Slice.of("v3:2x2x1").load(_square(8, "4"))
