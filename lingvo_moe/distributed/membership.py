@@ -73,14 +73,10 @@ def find(
       environment: the environment variables.
 
     Raises:
-      UserError: flags that contradict each other or do not suffice.
+      UserError: flags that contradict each other or do not suffice, or a launcher's variable that is no number.
     """
-    launched = {
-        launcher: (int(environment[count]), int(environment[index]))
-        for launcher, (count, index) in _LAUNCHERS.items()
-        if count in environment and index in environment
-    }
-    detected_count, detected_index = next(iter(launched.values()), (1, None))
+    launched = _launched(environment)
+    detected_count, detected_index = launched or (1, None)
     if processes is None and detected_count == 1:
         if coordinator is not None or process is not None:
             given = f"--coordinator={coordinator}" if coordinator is not None else f"--process={process}"
@@ -99,6 +95,21 @@ def find(
             f"--process (docs/processes.md)."
         )
     return found if count > 1 else None
+
+
+def _launched(environment: Mapping[str, str]) -> tuple[int, int] | None:
+    """Returns the number of processes and that of this one from the first launcher whose variables are set."""
+    for launcher, variables in _LAUNCHERS.items():
+        if not all(variable in environment for variable in variables):
+            continue
+        for variable in variables:
+            if not environment[variable].isdecimal():
+                raise UserError(
+                    f"the environment has {variable}={environment[variable]}, where {launcher} writes a whole number; "
+                    f"unset {' and '.join(variables)}, or start the processes with {launcher}."
+                )
+        return int(environment[variables[0]]), int(environment[variables[1]])
+    return None
 
 
 def _in_cluster(environment: Mapping[str, str]) -> bool:

@@ -22,6 +22,7 @@ _OPEN_MPI = {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "1"}
         ((None, None, None), _SLURM, Membership(4, 3)),
         ((None, None, None), _OPEN_MPI, Membership(2, 1)),
         ((None, None, None), _SLURM | _OPEN_MPI, Membership(2, 1)),
+        ((None, None, None), {"SLURM_PROCID": ""} | _OPEN_MPI, Membership(2, 1)),
         (("10.0.0.1:2345", None, None), _SLURM, Membership(4, 3, "10.0.0.1:2345")),
         (("10.0.0.1:2345", 2, 0), _SLURM, Membership(2, 0, "10.0.0.1:2345")),
         ((None, 8, None), _SLURM, Membership(8)),
@@ -50,3 +51,19 @@ def test_flags_win_over_what_a_launcher_has_set(flags, environment, expected):
 def test_contradictions_are_reported_before_any_process_waits(flags, message):
     with pytest.raises(UserError, match=message):
         membership.find(*flags, {})
+
+
+@pytest.mark.parametrize(
+    ("environment", "message"),
+    [
+        (
+            _SLURM | {"SLURM_STEP_NUM_TASKS": ""},
+            "SLURM_STEP_NUM_TASKS=, where Slurm writes a whole number; unset SLURM",
+        ),
+        (_OPEN_MPI | {"OMPI_COMM_WORLD_RANK": "-1"}, "OMPI_COMM_WORLD_RANK=-1, where Open MPI"),
+    ],
+)
+def test_a_variable_that_no_launcher_sets_so_is_named(environment, message):
+    """A script may have emptied it."""
+    with pytest.raises(UserError, match=message):
+        membership.find(None, None, None, environment)

@@ -410,7 +410,7 @@ def _check_answers(tpu: str):
         raise UserError(f"--tpu={tpu}: expected grpc://HOST:PORT, for instance grpc://10.0.0.2:8470.")
     try:
         socket.create_connection((host, int(port)), _CONNECT_SECONDS).close()
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # the latter for what can be no host's name, such as `..`
         raise UserError(
             f"--tpu={tpu}: nothing answers there ({error}); is the slice running, and this machine in its network?"
         ) from None

@@ -476,3 +476,5 @@ def test_an_unreachable_address_is_reported_at_once():
         port = server.getsockname()[1]
     with pytest.raises(UserError, match=f"--tpu=grpc://127.0.0.1:{port}: nothing answers there"):
         Engine.connect(f"grpc://127.0.0.1:{port}")
+    with pytest.raises(UserError, match="--tpu=grpc://[.][.]:80: nothing answers there .*label empty"):
+        Engine.connect("grpc://..:80")
