@@ -127,7 +127,7 @@ COMMANDS = {
     ),
     "translate": Command("translate lines into lines", TranslateConfig, _translate, True),
     "plan": Command(
-        "compile a model for a TPU slice without one: memory, communication, step time, cost: plan NAME",
+        "compile a model for a TPU slice or GPU cluster without one: memory, communication, time, cost: plan NAME",
         PlanConfig,
         _plan,
     ),

@@ -277,7 +277,9 @@ class PlanConfig(ModelConfig):
         "h100:4x8; default: TPU v3 with as many cores as the model is for",
     )
     mesh: str | None = _flag(
-        flags.DEFINE_string, None, "the device mesh, e.g. 128 or 16x8; default: all devices in one axis"
+        flags.DEFINE_string,
+        None,
+        "the device mesh, e.g. 128 or 16x8; default: the model's own if it has as many devices, else all in one axis",
     )
     compiler_options: tuple[str, ...] = _flag(
         flags.DEFINE_multi_string,
