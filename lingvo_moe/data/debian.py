@@ -27,10 +27,10 @@ from lingvo_moe.data.sources import (
     SourceList,
     combined_hash,
     register_source,
-    sha256,
 )
 from lingvo_moe.errors import UserError
 from lingvo_moe.utils import output_files, progress, safe_paths, temporary_directories
+from lingvo_moe.utils.hashes import file_sha256
 
 _LOG = logging.getLogger(__name__)
 
@@ -107,7 +107,7 @@ class Package:
 
     def identity(self) -> str:
         """Returns the hash of the archive, or of both archives."""
-        hashes = [sha256(path) for path in self._archives]
+        hashes = [file_sha256(path) for path in self._archives]
         return hashes[0] if len(hashes) == 1 else hashlib.sha256("".join(hashes).encode()).hexdigest()
 
     def files(self) -> Iterator[CatalogFile]:
@@ -298,7 +298,7 @@ def _read_index(cache: Path, names: Sequence[str]) -> list[Archive] | None:
 
 def _is_intact(directory: Path, archive: Archive) -> bool:
     path = directory / archive.file
-    return path.is_file() and sha256(path) == archive.sha256
+    return path.is_file() and file_sha256(path) == archive.sha256
 
 
 class _Apt:
@@ -372,7 +372,7 @@ class _Apt:
         """Downloads one package; it gets its final name only when it is complete."""
         downloaded = self._run("apt-get", "download", archive.name, cwd=self._partial)
         path = self._partial / archive.file
-        if downloaded.returncode or not path.is_file() or sha256(path) != archive.sha256:
+        if downloaded.returncode or not path.is_file() or file_sha256(path) != archive.sha256:
             raise UserError(
                 f"cannot download the package {archive.name} ({_reason(downloaded)}). Check the network and run "
                 "the same command again; completed downloads are kept."

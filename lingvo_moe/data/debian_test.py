@@ -287,7 +287,7 @@ def test_downloads_stay_in_apts_sandbox(mirror, tmp_path, monkeypatch):
 
 def test_package_with_another_hash_is_an_error(mirror, tmp_path, monkeypatch):
     """A mirror cannot replace a package."""
-    monkeypatch.setattr(debian, "sha256", lambda path: hashlib.sha256(b"other").hexdigest())
+    monkeypatch.setattr(debian, "file_sha256", lambda path: hashlib.sha256(b"other").hexdigest())
     with pytest.raises(UserError, match="cannot download the package alpha .*run the same command again"):
         debian.debian_preset(tmp_path / "cache", ())
 

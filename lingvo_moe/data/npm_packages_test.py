@@ -16,8 +16,8 @@ import pytest
 from lingvo_moe.data import npm_packages
 from lingvo_moe.data.catalogs import Entry
 from lingvo_moe.data.npm_packages import NpmPackage
-from lingvo_moe.data.sources import sha256
 from lingvo_moe.errors import UserError
+from lingvo_moe.utils.hashes import file_sha256
 
 _NPM = """#!{python}
 import pathlib, shutil, sys
@@ -55,7 +55,7 @@ def _write(archive: Path, members: dict[str, object]) -> NpmPackage:
             member = tarfile.TarInfo(name)
             member.size = len(data)
             file.addfile(member, io.BytesIO(data))
-    return dataclasses.replace(_PACKAGE, sha256=sha256(archive))
+    return dataclasses.replace(_PACKAGE, sha256=file_sha256(archive))
 
 
 def _entries(cache: Path, package: NpmPackage, *selected: str) -> list[Entry]:
@@ -135,7 +135,7 @@ def test_links_are_not_unpacked(archive, tmp_path):
             member = tarfile.TarInfo(f"package/a/ui/{name}.json")
             member.type, member.linkname, member.size = kind, "package/a/ui/en.json", 10
             file.addfile(member)
-    package = dataclasses.replace(_PACKAGE, sha256=sha256(archive))
+    package = dataclasses.replace(_PACKAGE, sha256=file_sha256(archive))
     assert _entries(tmp_path / "cache", package) == []
 
 
@@ -145,7 +145,7 @@ def test_catalog_that_is_not_json_is_an_error_that_names_it(archive, tmp_path):
         member = tarfile.TarInfo("package/a/ui/de.json")
         member.size = 1
         file.addfile(member, io.BytesIO(b"{"))
-    package = dataclasses.replace(_PACKAGE, sha256=sha256(archive))
+    package = dataclasses.replace(_PACKAGE, sha256=file_sha256(archive))
     with pytest.raises(UserError, match=r"some-texts-1\.0\.tgz: package/a/ui/de\.json is not a readable JSON catalog"):
         _entries(tmp_path / "cache", package)
 

@@ -10,9 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from lingvo_moe.data.sources import sha256
 from lingvo_moe.errors import UserError
 from lingvo_moe.utils import temporary_directories
+from lingvo_moe.utils.hashes import file_sha256
 
 _LOG = logging.getLogger(__name__)
 # Lines of npm and pip that are not the reason, such as `npm error code E404`.
@@ -61,7 +61,7 @@ def fetch(cache: Path, archive: PinnedArchive, command: Callable[[Path], list[st
         if intact is None:
             raise UserError(
                 f"{_name(words)} downloaded {archive.title} with another content than expected (SHA-256 "
-                f"{sha256(downloaded[0])}, expected {archive.sha256}). Check which registry it uses."
+                f"{file_sha256(downloaded[0])}, expected {archive.sha256}). Check which registry it uses."
             )
         os.replace(intact, cache / intact.name)
     return cache / intact.name
@@ -88,7 +88,7 @@ def complete_directory(path: Path, fill: Callable[[Path], None]) -> Path:
 
 def _intact(directory: Path, archive: PinnedArchive) -> Path | None:
     """Returns the archive in `directory` with the pinned hash, or None."""
-    return next((path for path in sorted(directory.glob(archive.pattern)) if sha256(path) == archive.sha256), None)
+    return next((path for path in sorted(directory.glob(archive.pattern)) if file_sha256(path) == archive.sha256), None)
 
 
 def _name(command: list[str]) -> str:

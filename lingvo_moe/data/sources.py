@@ -21,6 +21,7 @@ from typing import NamedTuple, Protocol
 from lingvo_moe.data import catalogs, languages
 from lingvo_moe.errors import UserError
 from lingvo_moe.extensions import Registry
+from lingvo_moe.utils.hashes import file_sha256
 
 
 class CatalogFile(NamedTuple):
@@ -189,15 +190,9 @@ def user_input(path: str | Path) -> Source:
     return source
 
 
-def sha256(path: Path) -> str:
-    """Returns the SHA-256 of a file's content, in hexadecimal."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def combined_hash(files: Iterable[tuple[str, Path]]) -> str:
     """Returns a hash of the names given to the files and of their contents."""
-    return hashlib.sha256("".join(f"{name}\t{sha256(path)}\n" for name, path in files).encode()).hexdigest()
+    return hashlib.sha256("".join(f"{name}\t{file_sha256(path)}\n" for name, path in files).encode()).hexdigest()
 
 
 def _walk(root: Path, suffixes: Collection[str]) -> Iterator[Path]:

@@ -11,8 +11,9 @@ import pytest
 
 from lingvo_moe.data import wheels
 from lingvo_moe.data.catalogs import Entry
-from lingvo_moe.data.sources import EntrySource, SourceList, sha256
+from lingvo_moe.data.sources import EntrySource, SourceList
 from lingvo_moe.errors import UserError
+from lingvo_moe.utils.hashes import file_sha256
 
 _NAME = "some-1.0-py3-none-any.whl"
 
@@ -22,7 +23,7 @@ def _wheel(directory: Path, members: dict[str, bytes]) -> wheels.Wheel:
     with zipfile.ZipFile(directory / _NAME, "w") as archive:
         for name, data in members.items():
             archive.writestr(name, data)
-    return wheels.Wheel("some", "1.0", sha256(directory / _NAME))
+    return wheels.Wheel("some", "1.0", file_sha256(directory / _NAME))
 
 
 def _no_pip(monkeypatch, returncode: int = 1):

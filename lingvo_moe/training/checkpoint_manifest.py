@@ -20,6 +20,7 @@ from typing import TypeVar
 from lingvo_moe.errors import UserError
 from lingvo_moe.training.checkpoint_errors import CorruptCheckpoint
 from lingvo_moe.utils import progress, safe_paths
+from lingvo_moe.utils.hashes import file_sha256
 
 Result = TypeVar("Result")
 MANIFEST = "manifest.json"
@@ -70,7 +71,7 @@ def write_manifest(directory: pathlib.Path, arrays: int) -> Manifest:
     sizes = _in_threads(lambda path: (directory / path).stat().st_size, paths, _STAT_THREADS)
     files = {path: File(size) for path, size in zip(paths, sizes)}
     hashed = [path for path, file in files.items() if _is_hashed(path, file.size)]
-    hashes = _in_threads(lambda path: _sha256(directory / path), hashed)
+    hashes = _in_threads(lambda path: file_sha256(directory / path), hashed)
     files |= {path: File(files[path].size, sha256) for path, sha256 in zip(hashed, hashes)}
     manifest = Manifest(int(directory.name), arrays, files)
     content = dataclasses.asdict(manifest) | {"version": _VERSION}
@@ -206,14 +207,9 @@ def _hash_problems(directory: pathlib.Path, files: dict[str, File]) -> list[str 
 
 def _hash_problem(file: pathlib.Path, path: str, expected: str | None) -> str | None:
     try:
-        return f"{path} has changed" if _sha256(file) != expected else None
+        return f"{path} has changed" if file_sha256(file) != expected else None
     except OSError as error:
         return f"{path} cannot be read ({error.strerror})"
-
-
-def _sha256(file: pathlib.Path) -> str:
-    with open(file, "rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def _digest(content: dict) -> str:

@@ -150,7 +150,7 @@ def test_no_path_of_a_manifest_leads_out_of_the_checkpoint(step, path):
     rewrite(step, files={path: {"size": 0, "sha256": "0"}})
     try:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(checkpoint_manifest, "_sha256", lambda file: opened.append(file) or "0")
+            patch.setattr(checkpoint_manifest, "file_sha256", lambda file: opened.append(file) or "0")
             found = problems(step)
     finally:
         (step / checkpoint_manifest.MANIFEST).write_bytes(before)
