@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import types
 import typing
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from lingvo_moe.errors import UserError, did_you_mean
 from lingvo_moe.sharding.layout import DeviceMesh
-
-_BOOLEANS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+from lingvo_moe.utils import field_values
 
 
 def fields(config: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -52,7 +50,8 @@ def apply(config: Any, assignments: Sequence[str]) -> Any:
         if not equals:
             raise UserError(f"--set {assignment}: write field=value, for instance model.num_experts=8.")
         path = _find(config, name.strip())
-        changes[path] = _parse(path, text.strip(), _type_of(config, path))
+        text, kind = text.strip(), _type_of(config, path)
+        changes[path] = field_values.parse(f"--set {path}={text}", text, kind, _parse_other)
     return _replace(config, changes)
 
 
@@ -76,23 +75,14 @@ def _type_of(config: Any, path: str) -> Any:
     return typing.get_type_hints(type(config))[name]
 
 
-def _parse(path: str, text: str, kind: Any) -> Any:
-    """Parses `text` as a value of type `kind`: int, float, bool, str, DeviceMesh, tuple[...] or `... | None`."""
-    if isinstance(kind, types.UnionType):
-        if text.lower() == "none":
-            return None
-        return _parse(path, text, next(k for k in typing.get_args(kind) if k is not types.NoneType))
-    if typing.get_origin(kind) is tuple:
-        return tuple(
-            _parse(path, part.strip(), typing.get_args(kind)[0]) for part in text.strip("()").split(",") if part.strip()
-        )
+def _parse_other(where: str, text: str, kind: Any) -> Any:
+    """Reads a tuple, or a DeviceMesh."""
     if kind is DeviceMesh:
         return DeviceMesh.parse(text)
-    try:
-        return _BOOLEANS[text.lower()] if kind is bool else kind(text)
-    except (KeyError, ValueError):
-        expected = {bool: "true or false", int: "a whole number", float: "a number"}.get(kind, kind.__name__)
-        raise UserError(f"--set {path}={text}: expected {expected}.") from None
+    if typing.get_origin(kind) is not tuple:
+        field_values.no_other_kind(where, text, kind)
+    parts = (part.strip() for part in text.strip("()").split(","))
+    return tuple(field_values.parse(where, part, typing.get_args(kind)[0], _parse_other) for part in parts if part)
 
 
 def _replace(config: Any, changes: dict[str, Any]) -> Any:

@@ -7,17 +7,15 @@ have their defaults.
 from __future__ import annotations
 
 import dataclasses
-import types
 import typing
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from lingvo_moe.errors import UserError, did_you_mean
 from lingvo_moe.extensions import Registry
+from lingvo_moe.utils import field_values
 
 Entry = TypeVar("Entry")
-_BOOLEANS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
-_EXPECTED = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
 
 
 def make(registry: Registry[type[Entry]], choice: str, defaults: Mapping[str, Any] | None = None) -> Entry:
@@ -44,22 +42,8 @@ def make(registry: Registry[type[Entry]], choice: str, defaults: Mapping[str, An
                 f"{registry.kind} {choice!r}: there is no field {name!r}.{did_you_mean(name, fields)} Fields: "
                 f"{', '.join(fields) or 'none'}."
             )
-        values[name] = _parse(f"{registry.kind} {choice!r}: {setting}", text, hints[name])
+        values[name] = field_values.parse(f"{registry.kind} {choice!r}: {setting}", text, hints[name])
     for name in fields.keys() - values.keys():
         if fields[name].default is fields[name].default_factory is dataclasses.MISSING:
             raise UserError(f"{registry.kind} {choice!r}: field {name} has no value; write {choice}:{name}=VALUE.")
     return cls(**values)
-
-
-def _parse(where: str, text: str, hint: Any) -> Any:
-    """Reads `text` as an int, float, bool, str, or one of these or None."""
-    if isinstance(hint, types.UnionType):
-        if text.lower() == "none":
-            return None
-        hint = next(kind for kind in typing.get_args(hint) if kind is not types.NoneType)
-    if hint not in _EXPECTED:
-        raise UserError(f"{where}: a field of this type cannot be set by a flag.")
-    try:
-        return _BOOLEANS[text.lower()] if hint is bool else hint(text)
-    except (KeyError, ValueError):
-        raise UserError(f"{where}: expected {_EXPECTED[hint]}.") from None
