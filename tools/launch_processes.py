@@ -44,9 +44,9 @@ def main(arguments: list[str]) -> int:
     """Runs the processes to their end; returns the exit status."""
     train_flags = arguments[1:]
     for flag in train_flags:
-        if flag.startswith("-") and flag.lstrip("-").partition("=")[0] in _OWN_FLAGS:
+        if app.flag_name(flag) in _OWN_FLAGS:
             raise UserError(f"{flag} after --: the launcher passes that itself; --processes=N goes before --.")
-    if not any(flag.startswith("--model") for flag in train_flags):
+    if "model" not in map(app.flag_name, train_flags):
         raise UserError("no --model among the flags of train; put them after --, for instance -- --model=m4.Small.")
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]

@@ -36,6 +36,8 @@ def _run(*programs: str) -> int:
     [
         ([], "no --model among the flags of train"),
         (["--", "--steps=3"], "no --model"),
+        (["--", "--models=m4.Small"], "no --model"),
+        (["--", "-model=m4.Small", "-process=3"], "-process=3 after --"),
         (["--", "--model=m4.Small", "--processes=3"], "--processes=3 after --: the launcher passes that itself"),
         (["--", "--model=m4.Small", "--coordinator=x:1"], "--coordinator=x:1 after --"),
     ],
@@ -43,6 +45,15 @@ def _run(*programs: str) -> int:
 def test_mistakes_are_reported_before_anything_is_started(arguments, message, capsys):
     assert app.execute(launch_processes.main, ["launch_processes", *arguments], launch_processes._VALUES) == 2
     assert message in capsys.readouterr().err
+
+
+def test_a_model_may_be_named_with_one_dash(monkeypatch):
+    """As `train` accepts it."""
+    started = []
+    monkeypatch.setattr(launch_processes, "run", lambda commands: started.extend(commands) or 0)
+    arguments = ["launch_processes", "--", "-model=m4.Small"]
+    assert app.execute(launch_processes.main, arguments, launch_processes._VALUES) == 0
+    assert len(started) == 2 and all("-model=m4.Small" in command for command in started)
 
 
 def test_the_process_that_failed_is_named_and_the_others_are_killed(monkeypatch, capsys):

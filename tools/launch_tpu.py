@@ -151,7 +151,7 @@ def _launch(train_flags: tuple[str, ...]) -> Launch:
             f"--logdir={_VALUES.logdir}: expected a directory; mount the bucket on the first machine "
             f"(docs/cloud_tpu.md)."
         )
-    if not _VALUES.delete and not any(flag.startswith("--model") for flag in train_flags):
+    if not _VALUES.delete and "model" not in map(app.flag_name, train_flags):
         raise UserError("no --model among the flags of train; put them after --, for instance -- --model=m4.Small.")
     return Launch(
         _VALUES.slice, _VALUES.zone, _VALUES.accelerator, _VALUES.logdir, train_flags, _VALUES.project, _VALUES.spot

@@ -64,6 +64,11 @@ def test_slice_of_many_machines_is_driven_by_the_first(capsys):
     assert "TPU_LOAD_LIBRARY=0" in found[-1][-1] and "--tpu=tpu " in found[-1][-1] and "--worker=0" in found[-1]
 
 
+def test_a_model_may_be_named_with_one_dash(capsys):
+    """As `train` accepts it."""
+    assert "train -model m4.Small " in commands(capsys, "--", "-model", "m4.Small")[-1][-1]
+
+
 def test_delete(capsys):
     """--delete runs one command; no other flag deletes."""
     ((*_, verb, name, zone, quiet),) = commands(capsys, "--delete")
@@ -78,6 +83,7 @@ def test_delete(capsys):
         ((*WHERE, "--accelerator=v3", *TRAIN), "--accelerator=v3: expected v2, v3 or v4 and the number of cores"),
         ((*WHERE, "--logdir=gs://bucket/log", *TRAIN), "expected a directory; mount the bucket"),
         (WHERE, "no --model among the flags"),
+        ((*WHERE, "--", "--models=m4.Small"), "no --model among the flags"),
     ],
 )
 def test_bad_flags(capsys, arguments, message):

@@ -169,6 +169,11 @@ def no_arguments(arguments: Sequence[str]):
         raise UserError(f"unexpected argument {arguments[0]!r}; flags are written --name=value, see --help.")
 
 
+def flag_name(argument: str) -> str | None:
+    """Returns the name in `--name`, `--name=value` or the same with one dash; None for what is no flag."""
+    return argument.lstrip("-").partition("=")[0] if argument.startswith("-") else None
+
+
 def _before_double_dash(argv: Sequence[str]) -> Sequence[str]:
     return argv[1 : argv.index("--")] if "--" in argv else argv[1:]
 

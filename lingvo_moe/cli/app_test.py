@@ -125,6 +125,13 @@ def test_a_bug_keeps_its_traceback(values, error):
         app.execute(_raising(error), ["tool"], values)
 
 
+def test_a_flag_is_written_with_one_dash_or_two():
+    """As absl reads it; a launcher looks for flags of the command that it starts."""
+    named = ("--model=m4.Small", "-model=m4.Small", "--model", "-model")
+    assert {app.flag_name(argument) for argument in named} == {"model"}
+    assert [app.flag_name(argument) for argument in ("model=x", "--modelled=x", "--")] == [None, "modelled", ""]
+
+
 def test_help_shows_the_module_and_its_flags(values, capsys):
     assert app.execute(_raising(AssertionError()), ["tool", "--help"], values) == 0
     shown = capsys.readouterr().out
