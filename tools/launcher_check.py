@@ -10,6 +10,7 @@ the flags of a process started by hand. Status 1 if a check fails. docs/processe
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pathlib
 import re
@@ -18,7 +19,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from absl import flags
 
@@ -40,7 +41,8 @@ _LAUNCH = {
 }
 # By launcher, where a process finds its number: in its environment, or on its command line.
 _INDEX = {"srun": "SLURM_PROCID=1", "mpirun": "OMPI_COMM_WORLD_RANK=1", "flags": "--process=1"}
-_STEPS, _MORE_STEPS, _SECONDS = 24, 48, 1800.0
+_STEPS, _MORE_STEPS, _UNTIL_SIGNAL = 24, 48, 10**6
+_SECONDS, _POLL_SECONDS = 1800.0, 0.05
 
 
 def main(arguments: list[str]) -> int:
@@ -54,7 +56,9 @@ def main(arguments: list[str]) -> int:
         raise UserError(f"--launchers={missing[0]} is not installed here, or is none of {', '.join(_LAUNCH)}.")
     data = experiments.make_data(directory / "data")
     alone = _Job("alone", data, directory)
-    alone.start(_MORE_STEPS).wait(_SECONDS)
+    with alone.start(_MORE_STEPS) as running:
+        if status := _wait(alone, running):
+            raise UserError(f"training with one process, to compare with, ended with status {status}; see {alone.log}.")
     problems = [problem for name in _VALUES.launchers for problem in _check(_Job(name, data, directory), alone)]
     print("\n".join(problems) or "every check passed")
     return 1 if problems else 0
@@ -71,11 +75,28 @@ class _Job:
             "--platform=cpu",
         ]
 
-    def start(self, steps: int) -> subprocess.Popen:
-        """Starts it; its output is added to `log`."""
+    @contextlib.contextmanager
+    def start(self, steps: int) -> Iterator[subprocess.Popen]:
+        """Starts it, with its output added to `log`; yields the launcher. At the end of the context all are killed."""
         launch = [*_LAUNCH.get(self.launcher, ()), *(() if self.launcher == "flags" else _TRAIN)]
+        command = [*launch, *self._flags, f"--steps={steps}"]
         with open(self.log, "ab") as log:
-            return subprocess.Popen([*launch, *self._flags, f"--steps={steps}"], stdout=log, stderr=log)
+            # In a process group of its own, so that Ctrl-C reaches this program alone, which then ends the context.
+            running = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, process_group=0)
+        try:
+            yield running
+        finally:
+            # By their command line: a launcher's processes have groups of their own, or are children of Slurm's daemon.
+            while pids := self.processes():
+                for pid in pids:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
+                time.sleep(_POLL_SECONDS)
+            running.wait()
+
+    def processes(self) -> list[int]:
+        """Returns the ids of the launcher and of the processes that it has started, as far as they have not ended."""
+        return [pid for pid in _pids() if f"--logdir={self.logdir}".encode() in _read(pid, "cmdline").split(b"\0")]
 
     def losses(self) -> dict[int, set[float]]:
         """Returns the losses of each step, all that were reported."""
@@ -83,12 +104,15 @@ class _Job:
 
     def signal_process_1(self, number: int):
         """Sends a signal to the process that the launcher has started as number 1."""
-        found = [pid for pid in _pids() if self._is_process_1(pid) and not self._is_process_1(_parent(pid))]
-        os.kill(found[0], number)
+        numbered = set(filter(self._is_process_1, self.processes()))
+        found = next((pid for pid in numbered if _parent(pid) not in numbered), None)
+        if found is None:
+            raise UserError(f"{self.launcher}: there is no process with {_INDEX[self.launcher]}; see {self.log}.")
+        os.kill(found, number)
 
     def _is_process_1(self, pid: int) -> bool:
         command, environment = (_read(pid, name).split(b"\0") for name in ("cmdline", "environ"))
-        trains = b"train" in command and f"--logdir={self.logdir}".encode() in command and b"srun" not in command[0]
+        trains = b"train" in command and b"srun" not in command[0]
         return trains and _INDEX[self.launcher].encode() in {*command, *environment}
 
 
@@ -100,18 +124,19 @@ def _check(job: _Job, alone: _Job) -> list[str]:
         print(f"{job.launcher:7} {what}: {'passed' if passed else 'FAILED'} ({seconds:.0f} s)", flush=True)
         found.extend([] if passed else [f"{job.launcher}: {what} (see {job.log})"])
 
-    status, seconds = _timed(lambda: job.start(_STEPS).wait(_SECONDS))
+    with job.start(_STEPS) as running:
+        status, seconds = _timed(lambda: _wait(job, running))
     check("trains with the losses of one process", status == 0 and _same(job, alone, _STEPS), seconds)
-    running = job.start(10**6)
-    _await(job, _STEPS + 8, running)
-    job.signal_process_1(signal.SIGKILL)
-    status, seconds = _timed(lambda: running.wait(_SECONDS))
+    with job.start(_UNTIL_SIGNAL) as running:
+        _await(job, _STEPS + 8, running)
+        job.signal_process_1(signal.SIGKILL)
+        status, seconds = _timed(lambda: _wait(job, running))
     lost = "process 1 of 2 is gone" in job.log.read_text(errors="replace") or job.launcher == "mpirun"
     check("ends when a process is killed", bool(status) and lost and seconds < watchdog.BOUND_SECONDS + 5, seconds)
-    running = job.start(10**6)
-    _await(job, max(Checkpoints(job.logdir).steps()) + 8, running)
-    job.signal_process_1(signal.SIGTERM)
-    status, seconds = _timed(lambda: running.wait(_SECONDS))
+    with job.start(_UNTIL_SIGNAL) as running:
+        _await(job, max(Checkpoints(job.logdir).steps()) + 8, running)
+        job.signal_process_1(signal.SIGTERM)
+        _, seconds = _timed(lambda: _wait(job, running))
     stopped = re.findall(r"stopped after step (\d+), which is saved", job.log.read_text(errors="replace"))
     saved = bool(stopped) and int(stopped[-1]) == max(Checkpoints(job.logdir).steps())
     check("resumes, and stops with a checkpoint", saved and _same(job, alone, _MORE_STEPS), seconds)
@@ -129,7 +154,15 @@ def _await(job: _Job, step: int, running: subprocess.Popen):
     while not any(saved >= step for saved in Checkpoints(job.logdir).steps()):
         if running.poll() is not None or time.monotonic() > deadline:
             raise UserError(f"{job.launcher}: training did not reach step {step}; see {job.log}.")
-        time.sleep(0.05)
+        time.sleep(_POLL_SECONDS)
+
+
+def _wait(job: _Job, running: subprocess.Popen) -> int:
+    """Returns the exit status of a launcher; raises UserError if it does not end."""
+    try:
+        return running.wait(_SECONDS)
+    except subprocess.TimeoutExpired:
+        raise UserError(f"{job.launcher}: training has not ended after {_SECONDS:g} s; see {job.log}.") from None
 
 
 def _timed(call: Callable[[], int]) -> tuple[int, float]:
