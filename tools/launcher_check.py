@@ -54,14 +54,19 @@ def main(arguments: list[str]) -> int:
     missing = [name for name in _VALUES.launchers if name not in _LAUNCH or not shutil.which(_LAUNCH[name][0])]
     if missing:
         raise UserError(f"--launchers={missing[0]} is not installed here, or is none of {', '.join(_LAUNCH)}.")
-    data = experiments.make_data(directory / "data")
+    with app.terminated_as_interrupted():
+        problems = _check_all(experiments.make_data(directory / "data"), directory)
+    print("\n".join(problems) or "every check passed")
+    return 1 if problems else 0
+
+
+def _check_all(data: experiments.Data, directory: pathlib.Path) -> list[str]:
+    """Returns what went wrong under each launcher; `directory` is where everything goes."""
     alone = _Job("alone", data, directory)
     with alone.start(_MORE_STEPS) as running:
         if status := _wait(alone, running):
             raise UserError(f"training with one process, to compare with, ended with status {status}; see {alone.log}.")
-    problems = [problem for name in _VALUES.launchers for problem in _check(_Job(name, data, directory), alone)]
-    print("\n".join(problems) or "every check passed")
-    return 1 if problems else 0
+    return [problem for name in _VALUES.launchers for problem in _check(_Job(name, data, directory), alone)]
 
 
 class _Job:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import time
@@ -58,6 +59,22 @@ def test_no_training_is_left_after_an_error(job):
         _await_processes(job, 2)
         raise ZeroDivisionError
     assert not job.processes()
+
+
+def test_no_training_is_left_after_sigterm(job, tmp_path, monkeypatch, capsys):
+    """As after Ctrl-C."""
+
+    def train(data, directory):
+        with job.start(10**6):
+            _await_processes(job, 2)
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(20)
+
+    monkeypatch.setattr(experiments, "make_data", lambda directory: None)
+    monkeypatch.setattr(launcher_check, "_check_all", train)
+    arguments = ["launcher_check", f"--directory={tmp_path / 'new'}", "--launchers=flags"]
+    assert app.execute(launcher_check.main, arguments, launcher_check._VALUES) == app.INTERRUPTED
+    assert capsys.readouterr().err == "interrupted\n" and not job.processes()
 
 
 def test_what_does_not_end_and_what_is_not_there_are_errors(job, monkeypatch):

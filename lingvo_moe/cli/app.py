@@ -7,14 +7,16 @@ closed it. A bug keeps its traceback.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import inspect
 import io
 import math
 import os
 import re
+import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NoReturn
 
 from absl import flags
@@ -161,6 +163,16 @@ def _check_values(flag_values: flags.FlagValues):
                 raise UserError(f"--{name}={shown} holds bytes that are not UTF-8; rename what it names.")
         if isinstance(value, float) and math.isnan(value):
             raise UserError(f"--{name}=nan: expected a number.")
+
+
+@contextlib.contextmanager
+def terminated_as_interrupted() -> Iterator[None]:
+    """Within it, SIGTERM raises KeyboardInterrupt, so that contexts end before the process does."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def no_arguments(arguments: Sequence[str]):

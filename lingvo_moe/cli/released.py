@@ -9,11 +9,11 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import pathlib
-import signal
 from collections.abc import Iterator
 from typing import TypeVar
 
 from lingvo_moe import experiment, overrides, tree
+from lingvo_moe.cli import app
 from lingvo_moe.cli.run_config import RunConfig
 from lingvo_moe.errors import UserError
 from lingvo_moe.sharding.layout import DeviceMesh, Spec
@@ -59,7 +59,7 @@ def by_default(config: Config) -> Iterator[Config]:
     if mesh:
         pjrt.request_cpu_devices(mesh.size)  # writing the log directory starts JAX
     file = DIRECTORY / _WEIGHTS
-    with _terminated_as_interrupted(), checkpoint_tools.as_logdir(file, MODEL, tree.unflatten(specs)) as logdir:
+    with app.terminated_as_interrupted(), checkpoint_tools.as_logdir(file, MODEL, tree.unflatten(specs)) as logdir:
         yield dataclasses.replace(config, model=MODEL, logdir=str(logdir), tokenizers=str(DIRECTORY / "tokenizers"))
 
 
@@ -79,16 +79,6 @@ def _check_logdir(config: RunConfig):
             f"--logdir is missing: the log directory of a training run of {MODEL}. For the weights that come with the "
             "package, leave --model out."
         )
-
-
-@contextlib.contextmanager
-def _terminated_as_interrupted() -> Iterator[None]:
-    """Within it, SIGTERM raises KeyboardInterrupt."""
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _specs(assignments: tuple[str, ...], mesh: DeviceMesh | None) -> dict[str, Spec]:
