@@ -134,7 +134,7 @@ def correlations(found: Sequence[Scored]) -> str:
     """Returns a line: Spearman's rank correlation of chrF with the confidence and with the score."""
     chrf = [sentence.chrf for sentence in found]
     confidence, score = (
-        stats.spearmanr(values, chrf).statistic
+        stats.spearmanr(values, chrf).statistic  # pyright: ignore[reportAttributeAccessIssue]; SciPy has no stubs
         for values in ([sentence.confidence for sentence in found], [sentence.score for sentence in found])
     )
     return f"rank correlation with chrF: confidence {confidence:.2f}, score {score:.2f}"

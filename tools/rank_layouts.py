@@ -153,7 +153,8 @@ def report(results: Sequence[dict]) -> str:
 
 def _rank_correlation(pairs: Sequence[tuple[float, float]]) -> float:
     """Spearman's correlation: that of ranks, where equal values have their mean rank."""
-    return float(stats.spearmanr(np.array(pairs)).statistic)
+    ranked = stats.spearmanr(np.array(pairs))
+    return float(ranked.statistic)  # pyright: ignore[reportAttributeAccessIssue]; SciPy has no stubs
 
 
 def _calibrate():

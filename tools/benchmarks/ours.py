@@ -19,6 +19,7 @@ from lingvo_moe.experiment import Experiment
 from lingvo_moe.layers.base import Context, initial_value
 from lingvo_moe.layers.mixture_of_experts import MixtureOfExperts
 from lingvo_moe.lazy import tf
+from lingvo_moe.models.transformer import Transformer
 from lingvo_moe.program import lower
 from lingvo_moe.sharding.layout import DeviceMesh, Layout, Spec
 from lingvo_moe.steps import Steps, weight_specs
@@ -225,12 +226,12 @@ def _facts(own: Experiment, work: Work) -> dict:
     gates = [weight for path, weight in weights.items() if path.endswith("/gate")]
     expert_layers, experts = sum(gate.shape[0] for gate in gates), gates[0].shape[-1]
     tokens = own.input.batch_size * own.input.lengths["target"]
-    layer = next(each for each in own.model.feed_forwards("decoder") if isinstance(each, MixtureOfExperts))
-    capacity = _capacity(layer, tokens, work)
+    assert isinstance(own.model, Transformer), "the work is a language model's or a translation's"
+    layer = own.model.feed_forwards("decoder")[-1]
+    assert isinstance(layer, MixtureOfExperts), "every other layer is one, the last too"
+    capacity, buffers = _capacity(layer, tokens, work), expert_layers * own.model.num_groups * experts
     # Without a capacity limit only rows that hold a token are computed; their number is not known before the run.
-    rows = (
-        {} if work.capacity_factor is None else {"expert_rows": expert_layers * layer.num_groups * experts * capacity}
-    )
+    rows = {} if work.capacity_factor is None else {"expert_rows": buffers * capacity}
     return {
         "weights": own.model.num_weights(),
         "layers": layers,
