@@ -194,14 +194,30 @@ def _by_scope(values: Mapping[str, Any], order: Mapping[str, int]) -> dict[str, 
     return {scope: scopes[scope] for scope in sorted(scopes, key=_key(order))}
 
 
-def _key(order: Mapping[str, int]) -> Callable[[str], tuple[int, float, int]]:
-    """Returns a sort key of forward order: all of one repeat before the next, then what is not repeated."""
+def _key(order: Mapping[str, int]) -> Callable[[str], tuple[int, float, int, int]]:
+    """Returns a sort key of forward order: all of one repeat before the next, then what is not repeated.
 
-    def key(scope: str) -> tuple[int, float, int]:
+    A block may have no weights of its own. What a layer summarises precedes the layer's output.
+    """
+
+    def key(scope: str) -> tuple[int, float, int, int]:
         path, _, row = scope.partition("[")
-        return order[path.partition("/")[0]], float(row.rstrip("]") or "inf"), order[path]
+        part = path.partition("/")[0]
+        position = next((order[outer] for outer in _outward(path) if outer in order), _unweighted(part, order))
+        return order.get(part, position), float(row.rstrip("]") or "inf"), position, -path.count("/")
 
     return key
+
+
+def _outward(path: str) -> Iterator[str]:
+    """Yields a path and those that it is inside of, the innermost first."""
+    parts = path.split("/")
+    return ("/".join(parts[:length]) for length in range(len(parts), 0, -1))
+
+
+def _unweighted(part: str, order: Mapping[str, int]) -> int:
+    """Returns the position of a part of a model without weights: tied embeddings are first, their logits last."""
+    return -1 if part.endswith("embedding") else len(order)
 
 
 def _is_inside(scope: str, block: str) -> bool:

@@ -198,3 +198,26 @@ def test_the_largest_number_is_named_if_all_are_finite():
         "gradient of stack/block/w[0] is 1e+20"
     )
     assert not found.as_json()["finite"] and Diagnosis.of(*outputs_of()).as_json()["finite"]
+
+
+def test_blocks_of_tied_embeddings_have_no_weights():
+    """A tied translation model, as m4.Pocket, summarises embeddings and logits, but has one table alone."""
+    no_data = tiny.Data(pathlib.Path("none"), pathlib.Path("none"))
+    config = tiny.tiny(no_data, "model.tied_embeddings=true", "model.source_vocabulary=256")
+    program = config.steps.diagnose(config.batch_specs())
+    outputs = {output.path: np.ones(output.shape, output.dtype) for output in program.outputs}
+    found = Diagnosis.of(tree.unflatten(outputs), config.model.weights())
+    blocks = list(found.blocks)
+    assert "embedding/table" in found.weights and not any("softmax" in scope for scope in found.weights)
+    assert blocks[:2] == ["source_embedding", "target_embedding"] and blocks[-2:] == ["decoder/norm", "softmax"]
+    assert blocks.index("encoder/norm") < blocks.index("decoder/layer_0/self_attention[0]")
+    assert "logits, largest  1" in found.text()
+
+
+def test_a_block_without_weights_precedes_the_output_of_its_layer():
+    """A user's layer may summarise what it computes on the way, under any name."""
+    outputs, weights = outputs_of()
+    outputs["blocks"]["stack"]["block"]["some_gates"] = {"max": np.ones(2)}
+    found = Diagnosis.of(outputs, weights)
+    repeats = [[f"stack/block/some_gates[{i}]", f"stack/block[{i}]"] for i in range(2)]
+    assert list(found.blocks) == [*repeats[0], *repeats[1], "softmax"]

@@ -34,7 +34,11 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("compiled_once")]
 # The diagnosis is a program of its own, in which the compiler may or may not fuse k * l_aux into the sum of the loss.
 REPLAY_TOLERANCE = 2 * harness.FLOAT32_ROUNDING
 EXPERTS = "decoder/layer_1/feed_forward"
-_CHANGES = ("training.checkpoint_every=4", "training.evaluate_every=0", "training.ema_decay=0.9")
+# Tied embeddings, as in m4.Pocket: the logits are a block of the diagnosis without weights of its own.
+_CHANGES = (
+    *("training.checkpoint_every=4", "training.evaluate_every=0"),
+    *("training.ema_decay=0.9", "model.tied_embeddings=true"),
+)
 
 
 def train(experiment: Experiment, logdir: pathlib.Path) -> dict[str, float]:
@@ -164,6 +168,11 @@ def test_the_first_non_finite_number_is_named(data, tmp_path, monkeypatch, value
             (pjrt.Training, "diagnose"),
             RuntimeError("RESOURCE_EXHAUSTED: Out of memory\nallocating"),
             r"It could not be recomputed \(RuntimeError: RESOURCE_EXHAUSTED: Out of memory\)\. To look closer",
+        ),
+        (
+            (pjrt.Training, "diagnose"),
+            KeyError("softmax"),
+            r"2 consecutive updates.*because of a defect .*\(KeyError: 'softmax'\); please report it.*To look closer",
         ),
     ],
 )

@@ -6,6 +6,7 @@ in a row mean that training cannot recover: the batch of the last one is saved a
 
 from __future__ import annotations
 
+import logging
 import pathlib
 
 import numpy as np
@@ -14,10 +15,13 @@ from lingvo_moe import tree
 from lingvo_moe.data.batching import Batch
 from lingvo_moe.data.pipeline import State
 from lingvo_moe.errors import UserError
+from lingvo_moe.lazy import tf
 from lingvo_moe.training import replay
 from lingvo_moe.training.callbacks import Callback, StepResult, TrainingRun
 from lingvo_moe.training.checkpoint_errors import reason
 from lingvo_moe.training.diagnosis import Diagnosis
+
+_log = logging.getLogger(__name__)
 
 
 class NonFiniteGuard(Callback):
@@ -116,7 +120,13 @@ def _summary(run: TrainingRun, result: StepResult) -> str:
     """Recomputes the step with summaries; returns what they show, as a sentence without a full stop."""
     try:
         outputs = run.training.diagnose(result.batches[-1], result.step - 1)
-        diagnosis = Diagnosis.of(outputs, run.experiment.model.weights())
-    except Exception as error:  # an engine may raise anything; often its devices have no memory for one more program
+        return f"Recomputed, {Diagnosis.of(outputs, run.experiment.model.weights()).summary()}"
+    except (UserError, RuntimeError, MemoryError, tf.errors.OpError) as error:  # JAX's errors are RuntimeErrors
+        # An engine refuses, or its devices have no memory for one more program.
         return f"It could not be recomputed ({reason(error)})"
-    return f"Recomputed, {diagnosis.summary()}"
+    except Exception as error:  # the model's code may raise anything, which must not hide why training ended
+        _log.exception("the step could not be summarised:")
+        return (
+            f"It could not be summarised because of a defect of lingvo_moe or of a file that --import names "
+            f"({reason(error)}); please report it, with the traceback above"
+        )
