@@ -63,6 +63,11 @@ class Registry(Generic[Entry]):
             )
         return self._entries[name]
 
+    def label(self, cls: type) -> str:
+        """What messages call an instance of `cls`: `layer 'mine'`, or the class's name where it is not registered."""
+        names = (name for name, entry in self._entries.items() if isinstance(entry, type) and _is_same(entry, cls))
+        return f"{self.kind} {next(names, cls.__name__)!r}"
+
     def names(self) -> tuple[str, ...]:
         """All registered names, in the order of registration."""
         return tuple(self._entries)

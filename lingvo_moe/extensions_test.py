@@ -27,6 +27,13 @@ def test_unknown_name_suggests_the_nearest_and_lists_all():
         registry.get("sevn")
 
 
+def test_label_names_what_was_registered():
+    """A message about a user's class names what the user wrote in a flag."""
+    registry: Registry[type] = Registry("thing")
+    registry.register("whole", int)
+    assert (registry.label(int), registry.label(float)) == ("thing 'whole'", "thing 'float'")
+
+
 @pytest.mark.parametrize("name", ["", " two", "a b", "-two", "a=b", "a/b", None, 2])
 def test_malformed_name_is_an_error(name):
     """A name is one word of a flag."""

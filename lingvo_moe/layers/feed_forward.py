@@ -120,6 +120,24 @@ def make_feed_forward(choice: str, fields: Mapping[str, Any]) -> FeedForward:
     return extension_choice.make(FEED_FORWARDS, choice, fields)
 
 
+def call_feed_forward(
+    layer: FeedForward, theta: dict, inputs: tf.Tensor, paddings: tf.Tensor, context: Context
+) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+    """Calls a layer, see `FeedForward.__call__`.
+
+    Raises:
+      UserError: the metrics are not those of `metric_names`, or the outputs do not have the shape of the inputs.
+    """
+    outputs, metrics = layer(theta, inputs, paddings, context)
+    extension_choice.check_metrics(FEED_FORWARDS, layer, metrics)
+    if not outputs.shape.is_compatible_with(inputs.shape):
+        raise UserError(
+            f"{FEED_FORWARDS.label(type(layer))}: a call returned outputs of shape {outputs.shape} for inputs of shape "
+            f"{inputs.shape}. The two must be equal, [B, T, M]."
+        )
+    return outputs, metrics
+
+
 @register_feed_forward("dense")
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DenseFeedForward(Layer):

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
+import re
+
 import numpy as np
 import pytest
 
 from lingvo_moe.errors import UserError
-from lingvo_moe.layers.base import Context
-from lingvo_moe.layers.feed_forward import DenseFeedForward, make_feed_forward
+from lingvo_moe.layers.base import Context, Layer
+from lingvo_moe.layers.feed_forward import (
+    FEED_FORWARDS,
+    DenseFeedForward,
+    call_feed_forward,
+    make_feed_forward,
+    register_feed_forward,
+)
 from lingvo_moe.lazy import tf
 from lingvo_moe.sharding.layout import DeviceMesh, Layout
 from lingvo_moe.testing import harness
@@ -75,3 +84,40 @@ def test_a_size_out_of_range_is_an_error(size):
 def test_an_unknown_activation_is_an_error():
     with pytest.raises(UserError, match="activation is 'swich'; use relu or swish. Did you mean swish"):
         make_feed_forward("dense:activation=swich", {"model_dim": 8, "hidden_dim": 16})
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Malformed(Layer):
+    """A user's layer, with the metric `open` and outputs that lack one dimension's last element."""
+
+    dimension: int = 0
+    returned: str = "open"
+
+    metric_names = ("open",)
+
+    def __call__(self, theta, inputs, paddings, context):
+        shape = [size - (d == self.dimension) for d, size in enumerate(inputs.shape)]
+        return tf.ones(shape), {self.returned: tf.constant(0.5)}
+
+
+@pytest.mark.parametrize("choice", ["malformed:dimension=1", "malformed:dimension=2"])
+def test_outputs_of_another_shape_name_the_layer(choice):
+    """TensorFlow would name two numbers and an addition, or broadcast."""
+    with FEED_FORWARDS.isolated():
+        register_feed_forward("malformed")(Malformed)
+        layer = make_feed_forward(choice, {})
+        shape = "(2, 2, 8)" if choice.endswith("1") else "(2, 3, 7)"
+        message = (
+            f"feed-forward layer 'malformed': a call returned outputs of shape {shape} for inputs of shape (2, 3, 8)."
+        )
+        with pytest.raises(UserError, match=re.escape(message)):
+            call_feed_forward(layer, {}, tf.ones((2, 3, 8)), tf.zeros((2, 3), tf.bool), Context())
+
+
+def test_other_metrics_than_the_declared_ones_name_the_layer():
+    """Their curves would be zeros."""
+    with FEED_FORWARDS.isolated():
+        register_feed_forward("malformed")(Malformed)
+        layer = make_feed_forward("malformed:dimension=3:returned=opened", {})
+        with pytest.raises(UserError, match="^feed-forward layer 'malformed': metric_names declares open, .* opened"):
+            call_feed_forward(layer, {}, tf.ones((2, 3, 8)), tf.zeros((2, 3), tf.bool), Context())

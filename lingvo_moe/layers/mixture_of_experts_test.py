@@ -303,3 +303,13 @@ def test_it_can_be_a_stage_of_a_pipeline(router):
         expected = found[f"{index}/loop"]
         atol = TOLERANCE * np.abs(expected).max()
         np.testing.assert_allclose(found[f"{index}/vectorized"], expected, rtol=0, atol=atol, err_msg=f"{index}")
+
+
+def test_a_router_that_returns_other_metrics_than_it_declares_is_named(monkeypatch):
+    """The layer's own metrics are its router's, so an error would otherwise name the layer."""
+    monkeypatch.setattr(top_2.Top2, "metric_names", ("aux_loss", "overflows"))
+    layer = layer_of()
+    with pytest.raises(
+        UserError, match="^router 'top2': metric_names declares aux_loss, overflows, but .* overflow, second"
+    ):
+        call(layer)(tree.map_leaves(tf.constant, inputs_of(layer)))

@@ -7,7 +7,7 @@ import dataclasses
 from lingvo_moe import tree
 from lingvo_moe.layers.attention import MultiHeadAttention
 from lingvo_moe.layers.base import Context, Layer
-from lingvo_moe.layers.feed_forward import FeedForward
+from lingvo_moe.layers.feed_forward import FeedForward, call_feed_forward
 from lingvo_moe.layers.normalization import LayerNorm
 from lingvo_moe.layers.pipeline import pipeline
 from lingvo_moe.layers.pipeline_schedule import Schedule
@@ -191,7 +191,8 @@ class TransformerLayer(Layer):
     ) -> tuple[tf.Tensor, dict]:
         with tf.name_scope(name):
             normed = self._norm(theta[name]["norm"], inputs, context)
-            fed, metrics = self.feed_forward(theta[name], normed, masks.paddings, context.fold(name))
+            of_layer = context.fold(name)
+            fed, metrics = call_feed_forward(self.feed_forward, theta[name], normed, masks.paddings, of_layer)
             return self._add(inputs, fed if weight == 1.0 else weight * fed, name, context), metrics
 
     def _add(self, residual: tf.Tensor, outputs: tf.Tensor, key: str, context: Context) -> tf.Tensor:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from lingvo_moe import tree
+from lingvo_moe.errors import UserError
 from lingvo_moe.layers.attention import MultiHeadAttention, causal_mask, segment_mask
 from lingvo_moe.layers.base import Context
 from lingvo_moe.layers.feed_forward import DenseFeedForward
@@ -137,6 +138,31 @@ def test_a_pipeline_of_one_microbatch_draws_the_numbers_of_a_stack_without_one()
 
     found = harness.run(outputs, inputs_of(stack))
     np.testing.assert_allclose(found["piped"], found["plain"], rtol=0, atol=TOLERANCE)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Narrow(DenseFeedForward):
+    """A user's layer that drops a channel, or returns `metric`, which it does not declare."""
+
+    metric: str = ""
+
+    metric_names = ("open_gates",)
+
+    def __call__(self, theta, inputs, paddings, context):
+        outputs, _ = super().__call__(theta, inputs, paddings, context)
+        return (outputs, {self.metric: tf.constant(0.0)}) if self.metric else (outputs[..., 1:], {"open_gates": 0.0})
+
+
+@pytest.mark.parametrize(
+    "way", [{"unroll": True}, {"remat": "full"}, {"remat": "full", "pipeline": "gpipe", "stages": 2, "microbatches": 2}]
+)
+def test_what_a_malformed_layer_returns_is_named(way):
+    """In a loop and in a pipeline, too, whose tracing hides where an addition fails."""
+    for metric, message in (("open", "but a call returned open"), ("", r"outputs of shape \(.*, 7\) for inputs")):
+        layer = dataclasses.replace(LAYER, feed_forward=Narrow(model_dim=MODEL, hidden_dim=16, metric=metric))
+        stack = TransformerStack(period=(layer,), repeats=2, **way)
+        with pytest.raises(UserError, match=f"^feed-forward layer 'Narrow': .*{message}"):
+            harness.lower_for(lambda inputs, stack=stack: {"outputs": call(stack, inputs)[0]}, inputs_of(stack))
 
 
 def test_a_dense_stack_has_no_metrics():

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import typing
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, TypeVar
 
 from lingvo_moe.errors import UserError, did_you_mean
@@ -47,3 +47,17 @@ def make(registry: Registry[type[Entry]], choice: str, defaults: Mapping[str, An
         if fields[name].default is fields[name].default_factory is dataclasses.MISSING:
             raise UserError(f"{registry.kind} {choice!r}: field {name} has no value; write {choice}:{name}=VALUE.")
     return cls(**values)
+
+
+def check_metrics(registry: Registry, instance: Any, returned: Collection[str]):
+    """Raises UserError unless a call of a registered class's instance returned the metrics of its `metric_names`."""
+    declared = instance.metric_names
+    if set(returned) != set(declared):
+        raise UserError(
+            f"{registry.label(type(instance))}: metric_names declares {_listed(declared)}, but a call returned "
+            f"{_listed(returned)}. Give both the same names."
+        )
+
+
+def _listed(names: Collection[str]) -> str:
+    return ", ".join(sorted(names)) or "no metric"

@@ -58,3 +58,23 @@ def test_fields_have_settings_defaults_and_own_defaults(things):
 def test_mistakes_are_named(things, choice, message):
     with pytest.raises(UserError, match=message):
         extension_choice.make(things, choice)
+
+
+@pytest.mark.parametrize(
+    ("returned", "message"),
+    [
+        ({"opened": 1.0}, "declares open, seen, but a call returned opened"),
+        ({"open": 1.0}, "declares open, seen, but a call returned open"),
+        ({}, "declares open, seen, but a call returned no metric"),
+    ],
+)
+def test_other_metrics_than_the_declared_ones_are_named(things, returned, message):
+    """A curve of a metric that nobody returns would show zeros, and one that nobody declares would be lost."""
+
+    class Measured(Thing):
+        metric_names = ("seen", "open")
+
+    things.register("measured", Measured)
+    extension_choice.check_metrics(things, Measured(size=1), {"open": 1.0, "seen": 2.0})
+    with pytest.raises(UserError, match=f"^thing 'measured': metric_names {message}\\. Give both the same names"):
+        extension_choice.check_metrics(things, Measured(size=1), returned)
