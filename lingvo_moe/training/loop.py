@@ -25,6 +25,7 @@ from lingvo_moe.distributed.process_group import ProcessGroup
 from lingvo_moe.engines.base import Engine, Training
 from lingvo_moe.errors import UserError
 from lingvo_moe.experiment import Experiment
+from lingvo_moe.optimizers.schedules import InverseSquareRoot
 from lingvo_moe.training import logdir_lock
 from lingvo_moe.training.callbacks import Callback, StepResult, TrainingRun, registered_callbacks
 from lingvo_moe.training.checkpoint import Checkpoints
@@ -83,6 +84,7 @@ def train(
             _log.info(f"{name} has already been trained for {trained} steps; --steps={trained + 1000} would continue.")
             process_group.finish()
             return {}
+        _log_cooldown(experiment)
         training = _compile(name, experiment, engine, process_group)
         first_step, data_state = _restore_or_initialise(
             name, experiment, training, checkpoints, initial, initial_values
@@ -190,6 +192,18 @@ def _started(run: TrainingRun, callbacks: Sequence[Callback]) -> Iterator[None]:
             callback.on_start(run)
             stack.push(lambda kind, error, traceback, callback=callback: callback.on_close(error))
         yield
+
+
+def _log_cooldown(experiment: Experiment):
+    """Says so where training ends before the learning rate's cool-down, which the user may expect, begins."""
+    rate, steps = experiment.optimizer.learning_rate, experiment.training.steps
+    if isinstance(rate, InverseSquareRoot) and rate.cooldown_steps and steps <= rate.cooldown_after:
+        _log.info(
+            f"training ends at step {steps}, before the learning rate's cool-down, which begins after step "
+            f"{rate.cooldown_after}; for one that ends with training: "
+            f"--set=optimizer.learning_rate.cooldown_after={steps // 2} "
+            f"--set=optimizer.learning_rate.cooldown_steps={steps - steps // 2}"
+        )
 
 
 def _compile(name: str, experiment: Experiment, engine: Engine, process_group: ProcessGroup) -> Training:

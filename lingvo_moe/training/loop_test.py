@@ -18,6 +18,7 @@ from lingvo_moe.engines.pjrt import Engine, Training
 from lingvo_moe.errors import UserError
 from lingvo_moe.testing import experiments as tiny
 from lingvo_moe.testing import harness
+from lingvo_moe.testing.fake_engine import FakeEngine
 from lingvo_moe.training import logdir_lock, loop
 from lingvo_moe.training.callbacks import Callback
 from lingvo_moe.training.checkpoint import Checkpoints
@@ -138,6 +139,19 @@ def test_four_devices_train_as_one_with_the_compiler_of_users(data, tmp_path):
     np.testing.assert_allclose(
         [found[step] for step in expected], list(expected.values()), rtol=64 * harness.FLOAT32_ROUNDING
     )
+
+
+@pytest.mark.parametrize(("after", "steps", "logged"), [(3, 2, True), (2, 2, True), (1, 2, False), (2, 0, False)])
+def test_a_run_that_ends_before_the_cooldown_says_so(data, tmp_path, caplog, after, steps, logged):
+    """A run with fewer --steps than the model's own schedule would train at the full rate to its end."""
+    caplog.set_level(logging.INFO, "lingvo_moe")
+    schedule = (f"cooldown_after={after}", f"cooldown_steps={steps}")
+    changes = (f"optimizer.learning_rate.{change}" for change in schedule)
+    loop.train(tiny.MODEL, tiny.tiny(data, "training.steps=2", *changes), FakeEngine(), tmp_path)
+    message = f"training ends at step 2, before the learning rate's cool-down, which begins after step {after}; for one"
+    remedy = "--set=optimizer.learning_rate.cooldown_after=1 --set=optimizer.learning_rate.cooldown_steps=1"
+    found = [line for line in caplog.messages if line.startswith(message) and line.endswith(remedy)]
+    assert len(found) == logged and logged == ("cool-down" in caplog.text)
 
 
 def test_a_finished_run_changes_nothing(data, tmp_path, caplog):
