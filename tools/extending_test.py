@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import pathlib
 import re
@@ -14,17 +15,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lingvo_moe import experiment, registry
+from lingvo_moe import experiment, registry, tree
 from lingvo_moe.cli import app, main
 from lingvo_moe.data import sources, tokenizer_trainer
 from lingvo_moe.data.corpus import Corpus
 from lingvo_moe.engines.registry import ENGINES
 from lingvo_moe.extensions import import_module
+from lingvo_moe.layers.base import Context, Weight
 from lingvo_moe.layers.feed_forward import FEED_FORWARDS
 from lingvo_moe.layers.routers.base import ROUTERS
+from lingvo_moe.lazy import tf
+from lingvo_moe.optimizers.schedules import InverseSquareRoot
 from lingvo_moe.sharding.layout import LAYOUTS
-from lingvo_moe.testing import experiments
+from lingvo_moe.testing import experiments, harness
 from lingvo_moe.training.callbacks import CALLBACKS
+from lingvo_moe.training.checkpoint_reader import Reader
 from tools import build_corpus
 
 pytestmark = pytest.mark.slow
@@ -73,7 +78,7 @@ def corpus(directory) -> Corpus:
 def test_every_extension_is_one_short_file():
     """One file each, under 60 lines."""
     extensions = {"penalized.py", "fully_sharded.py", "swiglu.py", "sigmoid.py", "json_lines.py"}
-    assert FILES.keys() == extensions | {"slow_steps.py", "dump_hlo.py"}
+    assert FILES.keys() == extensions | {"slow_steps.py", "dump_hlo.py", "adamw.py"}
     assert all(len(text.splitlines()) < 60 for text in FILES.values())
 
 
@@ -91,22 +96,69 @@ def test_data_source_reports_its_own_mistakes(corpus, directory, capsys, monkeyp
     assert "bad.jsonl:1: not an entry (KeyError('english'))" in capsys.readouterr().err
 
 
-def test_show_knows_the_fields_of_a_users_model(directory, capsys):
-    """A model from outside is configured like any other."""
+def test_show_knows_the_fields_of_a_users_model_and_optimizer(directory, capsys):
+    """A model from outside is configured like any other, and so is its optimizer."""
     arguments = ["show", "penalized.Tiny", f"--import={directory}/penalized.py", "--set=embedding_penalty=0.5"]
     assert main.main(["lingvo_moe", *arguments]) == 0
     assert "model.embedding_penalty = 0.5\n" in capsys.readouterr().out
+    arguments = ["show", "adamw.Small", f"--import={directory}/adamw.py", "--set=optimizer.weight_decay=0.25"]
+    assert main.main(["lingvo_moe", *arguments]) == 0
+    assert "optimizer.weight_decay = 0.25\n" in capsys.readouterr().out
+
+
+def test_adamw_is_the_papers(directory):
+    """Compared with a transcription of algorithm 2; a step that is not finite changes nothing."""
+    import_module(f"{directory}/adamw.py")
+    optimizer = sys.modules["adamw"].AdamW(learning_rate=InverseSquareRoot(peak_value=0.1), beta2=0.9, weight_decay=0.2)
+    weights = {"layer": {"wi": Weight((4, 3), "MH", "M")}, "scale": Weight((3,), "M")}
+    random, declared = np.random.default_rng(0), tree.flatten(weights)
+    theta, *gradients = (
+        {path: random.normal(size=weight.shape).astype(np.float32) for path, weight in declared.items()}
+        for _ in range(4)
+    )
+    found, state = as_tensors(theta), tree.map_leaves(lambda weight: tf.zeros(weight.shape), optimizer.state(weights))
+    for step, is_finite in ((0, True), (1, True), (2, True), (3, False)):
+        gradient = as_tensors(gradients[step] if is_finite else {path: theta[path] * np.nan for path in theta})
+        arguments = gradient, state, tf.constant(step), tf.constant(is_finite), Context()
+        found, state = optimizer.update(weights, found, *arguments)
+    for path, value in theta.items():
+        expected, first, second = value.astype(np.float64), 0.0, 0.0
+        for count, gradient in enumerate(gradients, 1):
+            first, second = 0.9 * first + 0.1 * gradient[path], 0.9 * second + 0.1 * gradient[path] ** 2
+            update = first / (1 - 0.9**count) / (np.sqrt(second / (1 - 0.9**count)) + 1e-8)
+            expected = expected - 0.1 * (update + 0.2 * expected)
+        # Three steps of about ten roundings; the differences 1 - 0.9^t are less precise by a factor of ten.
+        np.testing.assert_allclose(tree.flatten(found)[path], expected, rtol=0, atol=300 * harness.FLOAT32_ROUNDING)
+
+
+def as_tensors(arrays: dict[str, np.ndarray]) -> dict:
+    """Returns the tree of arrays by path."""
+    return tree.unflatten({path: tf.constant(array) for path, array in arrays.items()})
+
+
+def penalized_with_adamw(directory: pathlib.Path) -> str:
+    """Registers the document's own model with its own optimizer, to compile both in one program; returns the name."""
+    for name in ("penalized", "adamw"):
+        import_module(f"{directory}/{name}.py")
+
+    class PenalizedAdamW(sys.modules["penalized"].Tiny):
+        def experiment(self) -> experiment.Experiment:
+            return dataclasses.replace(super().experiment(), optimizer=sys.modules["adamw"].AdamW())
+
+    registry.register(PenalizedAdamW)
+    return f"{__name__.rpartition('.')[2]}.PenalizedAdamW"
 
 
 def test_training_with_all_extensions(corpus, directory, monkeypatch):
     """A training step is compiled and run with all that the files define, and reports the metrics that they declare."""
-    names = ("penalized.py", "fully_sharded.py", "swiglu.py", "sigmoid.py", "slow_steps.py", "dump_hlo.py")
+    names = ("fully_sharded.py", "swiglu.py", "sigmoid.py", "slow_steps.py", "dump_hlo.py")
+    model = penalized_with_adamw(directory)
     monkeypatch.chdir(directory)
     changes = ["layout=fully_sharded", "layer_pattern=swiglu,moe", "router=sigmoid:scale=2", "platform=cpu"]
     flags = [
         *(f"--import={directory}/{name}" for name in names),
         *(f"--set={change}" for change in (*changes, "training.evaluate_every=0")),
-        "--model=penalized.Tiny",
+        f"--model={model}",
         "--engine=dump_hlo",
         "--devices=2",
         "--steps=2",
@@ -121,7 +173,10 @@ def test_training_with_all_extensions(corpus, directory, monkeypatch):
         assert set(curves[metric]) == {1, 2}, metric
     (open_gates,) = curves["open_gates"][1]
     assert 0.2 < open_gates < 0.8
-    config = experiment.get("penalized.Tiny", changes)
+    assert any(
+        name.startswith("optimizer_state/second/") for name in Reader(directory / "run/checkpoints/2").specs(["rest"])
+    )
+    config = experiment.get(model, changes)
     assert config.steps.layout.mesh_axes("MH") == ("x", None)
     assert {cls.__name__ for cls in config.model.registered_classes} >= {"SwiGLU", "Sigmoid"}
     assert "all-to-all" in (directory / "train.hlo.txt").read_text()

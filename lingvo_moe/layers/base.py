@@ -72,6 +72,14 @@ class Weight:
         """The same weight for `times` stacked layers, with the logical axis R, or r if they are never sharded."""
         return dataclasses.replace(self, shape=(times, *self.shape), logical_axes=axis + self.logical_axes)
 
+    def zeros(self, without: tuple[int, ...] = ()) -> Weight:
+        """State of an optimizer that starts at zero: of this shape and these logical axes, `without` some dimensions.
+
+        So the layout shards it as it shards the weight.
+        """
+        dims = [d for d in range(len(self.shape)) if d not in without]
+        return Weight(tuple(self.shape[d] for d in dims), "".join(self.logical_axes[d] for d in dims))
+
     @property
     def is_repeated(self) -> bool:
         """Whether the weight is that of stacked layers."""

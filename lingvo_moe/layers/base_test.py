@@ -52,6 +52,13 @@ def test_repeated_adds_a_leading_axis():
     assert stacked.size == 5 * weight.size == 120
 
 
+def test_zeros_declare_state_that_is_sharded_as_the_weight():
+    """Of a weight, and of its factors; whatever its own initial value is."""
+    weight = matrix("EMH", fan_in="M", E=4, M=2, H=3)
+    assert weight.zeros() == Weight((4, 2, 3), "EMH") and weight.zeros(weight.columns) == Weight((4, 2), "EM")
+    assert not initial_value(Weight((2,), "M", mean=1.0).zeros(), "scale", tf.constant(SEED)).numpy().any()
+
+
 def test_matrix_keeps_the_variance_of_unit_inputs():
     assert matrix("NDM", fan_in="ND", N=4, D=16, M=7).stddev == 1 / 8
     assert matrix("me", fan_in="m", gain=3.0, M=9, E=2) == Weight((9, 2), "me", "m", stddev=1.0)

@@ -72,7 +72,7 @@ class Adafactor:
         }
 
     def _state_of(self, weight: Weight) -> dict:
-        return _factors(weight) | ({"momentum": _zeros(weight, ())} if self.beta1 else {})
+        return _factors(weight) | ({"momentum": weight.zeros()} if self.beta1 else {})
 
     def update(
         self,
@@ -157,14 +157,8 @@ class Adafactor:
 def _factors(weight: Weight) -> dict:
     """Declares the second moments of one weight."""
     if not weight.rows:
-        return {"moment": _zeros(weight, ())}
-    return {"row": _zeros(weight, weight.columns), "column": _zeros(weight, weight.rows)}
-
-
-def _zeros(weight: Weight, without: tuple[int, ...]) -> Weight:
-    """Declares zeros of a weight's shape and logical axes without some dimensions."""
-    dims = [d for d in range(len(weight.shape)) if d not in without]
-    return Weight(tuple(weight.shape[d] for d in dims), "".join(weight.logical_axes[d] for d in dims))
+        return {"moment": weight.zeros()}
+    return {"row": weight.zeros(weight.columns), "column": weight.zeros(weight.rows)}
 
 
 def _expand(factor: tf.Tensor, dimensions: tuple[int, ...]) -> tf.Tensor:
