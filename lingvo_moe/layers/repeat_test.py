@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import numpy as np
 import pytest
@@ -13,12 +14,14 @@ from lingvo_moe.layers.checkpoint_policy import REMAT
 from lingvo_moe.layers.repeat import repeat
 from lingvo_moe.layers.summaries import SummaryCollector
 from lingvo_moe.lazy import tf
+from lingvo_moe.program import Program
 from lingvo_moe.sharding.layout import DeviceMesh, Layout
 from lingvo_moe.testing import harness
 
 pytestmark = pytest.mark.slow
 
 BATCH, LENGTH, MODEL, HIDDEN = 8, 4, 4, 8
+MANY = 32  # repeats, where the graph or the memory of few would not show the difference
 WAYS = {"unroll": {"unroll": True}, "scan": {}, **{remat: {"remat": remat} for remat in REMAT if remat != "none"}}
 # Relative to the largest element: R = 3 layers of products over M = 4 and H = 8, summed in another order.
 TOLERANCE = 16 * harness.FLOAT32_ROUNDING
@@ -75,6 +78,16 @@ def call(times: int, way: dict, layout: Layout = Layout(), metric_names: tuple[s
     return harness.with_gradients(function)
 
 
+@functools.cache  # for results, the graph's size and memory
+def lowered(way: str, times: int) -> Program:
+    return harness.lower_for(call(times, WAYS[way]), inputs_of(times))
+
+
+@functools.cache
+def compiled(way: str, times: int):
+    return harness.engine(Layout()).load(lowered(way, times))
+
+
 def assert_equal(found: dict, expected: dict):
     for path, value in expected.items():
         np.testing.assert_allclose(found[path], value, rtol=0, atol=TOLERANCE * np.abs(value).max(), err_msg=path)
@@ -98,7 +111,7 @@ def plain_loop() -> dict:
 @pytest.mark.parametrize("way", WAYS)
 def test_equals_a_plain_loop(way, plain_loop):
     """Outputs, metrics, and gradients of inputs, of every weight and of the constants, under dropout."""
-    found = harness.run(call(3, WAYS[way]), inputs_of(3))
+    found = harness.arrays(compiled(way, 3)(inputs_of(3)))
     assert np.abs(plain_loop["gradients/memory"]).max() > 0
     assert_equal(found, plain_loop)
 
@@ -124,12 +137,12 @@ def test_without_metrics(way, plain_loop):
 @pytest.mark.parametrize("way", ["scan", "full", "keep_hidden"])
 def test_graph_size_does_not_grow_with_depth(way):
     """Only numbers grow: a shape's digits, a trip count."""
-    few, many = (len(harness.lower_for(call(times, WAYS[way]), inputs_of(times)).module) for times in (2, 16))
+    few, many = (len(lowered(way, times).module) for times in (3, MANY))
     assert abs(many - few) < 0.02 * few
 
 
 def test_graph_size_grows_when_unrolled():
-    few, many = (len(harness.lower_for(call(times, WAYS["unroll"]), inputs_of(times)).module) for times in (2, 8))
+    few, many = (len(lowered("unroll", times).module) for times in (3, 9))
     assert many > 2 * few
 
 
@@ -141,7 +154,7 @@ def test_rematerialisation_saves_inputs_alone():
 def test_each_checkpoint_policy_saves_more_than_the_one_before():
     """Per layer an output `[B, T, M]` and a choice `[B, T]`, then a hidden `[B, T, H]`, by the compiler."""
     of_outputs, of_hidden = BATCH * LENGTH * (MODEL + 1) * 4, BATCH * LENGTH * HIDDEN * 4
-    full, outputs, hidden = (temporaries(way) / 32 for way in ("full", "keep_outputs", "keep_hidden"))
+    full, outputs, hidden = (temporaries(way) / MANY for way in ("full", "keep_outputs", "keep_hidden"))
     assert outputs - full == pytest.approx(of_outputs, rel=0.1)
     assert hidden - outputs == pytest.approx(of_hidden, rel=0.1)
 
@@ -205,16 +218,13 @@ def in_bfloat16(weights: dict):
 
 def test_saved_tensors_are_not_recomputed():
     """Both products of the layer are saved: the compiled backward loop has two multiplications less."""
-    counts = {
-        way: harness.compile_for(call(4, WAYS[way]), inputs_of(4)).hlo().count(" dot(")
-        for way in ("full", "keep_hidden")
-    }
+    counts = {way: compiled(way, MANY).hlo().count(" dot(") for way in ("full", "keep_hidden")}
     assert counts["keep_hidden"] == counts["full"] - 2
 
 
 def temporaries(way: str) -> int:
-    """Bytes of temporary memory for 32 repeats, by the compiler."""
-    return harness.compile_for(call(32, WAYS[way]), inputs_of(32)).memory().temp_size_in_bytes
+    """Bytes of temporary memory for MANY repeats, by the compiler."""
+    return compiled(way, MANY).memory().temp_size_in_bytes
 
 
 def test_unroll_with_remat_is_an_error():
@@ -223,15 +233,15 @@ def test_unroll_with_remat_is_an_error():
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_summaries_have_one_row_per_repeat(way):
-    """By the scope's name, without a gradient; the results are the same without summaries."""
+def test_summaries_have_one_row_per_repeat(way, plain_loop):
+    """By the scope's name, without a gradient; the results are the same as without summaries."""
 
     def summarizing(theta: dict, inputs: tf.Tensor, constants: dict, context: Context) -> tuple[tf.Tensor, dict]:
         outputs, metrics = body(theta, inputs, constants, context)
         context.summarize("sublayer", lambda: {"sum": tf.reduce_sum(outputs), "size": metrics["size"]})
         return outputs, metrics
 
-    def function(inputs: dict, add_summary: SummaryCollector | None) -> dict:
+    def function(inputs: dict, add_summary: SummaryCollector) -> dict:
         context = Context(seed=inputs["seed"], add_summary=add_summary).named("stack")
         constants = {"memory": inputs["memory"]}
         outputs, metrics = repeat(
@@ -252,7 +262,7 @@ def test_summaries_have_one_row_per_repeat(way):
         return found | {"summaries": collector.values}
 
     found = harness.run(collected, inputs_of(3))
-    assert_equal(found, harness.run(harness.with_gradients(lambda tensors: function(tensors, None)), inputs_of(3)))
+    assert_equal(found, plain_loop)
     rows = {path.removeprefix("summaries/"): values for path, values in found.items() if path.startswith("summaries/")}
     assert rows.keys() == {"stack/sublayer/sum", "stack/sublayer/size"} and all(
         values.shape == (3,) for values in rows.values()
