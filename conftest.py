@@ -8,13 +8,11 @@ import os
 import resource
 import sys
 import tempfile
-import types
 from pathlib import Path
 
 import hypothesis
 import pytest
 
-from lingvo_moe import lazy
 from lingvo_moe.cli import allocator, process_setup
 
 # For this process and for the programs that tests start.
@@ -103,20 +101,6 @@ def pytest_terminal_summary(terminalreporter, config: pytest.Config):
 def pytest_sessionstart(session: pytest.Session):
     """Sets this process up as the command line does; after pytest has installed hooks of its own."""
     process_setup.set_up_process()
-    lazy._TENSORFLOW.configure_import(lazy.deferred_stderr, _set_up_tensorflow)
-
-
-def _set_up_tensorflow(tensorflow: types.ModuleType):
-    """Does what the command line does when TensorFlow has been imported, and makes tracing cheaper by a quarter.
-
-    TensorFlow records the stack of Python frames, which pytest makes deep, for every operator of every graph, to name
-    it in errors of its compiler. It has no public setting for that.
-    """
-    from tensorflow.python.util import tf_stack
-
-    lazy._hide_gpus(tensorflow)
-    none = tf_stack.extract_stack()
-    tf_stack.extract_stack = lambda stacklevel=1: none
 
 
 def pytest_runtest_teardown(item: pytest.Item):

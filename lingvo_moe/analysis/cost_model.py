@@ -332,12 +332,15 @@ class CostModel:
             yield ("all-reduce", "activations", name), 2 * machine.collective_seconds("all-reduce", whole, axis)
             if table["BTV"][2] >= 0:
                 # XLA embeds, and computes logits, in another order of the devices, in both passes: two permutes of the
-                # whole batch in float32, two in the type of activations.
+                # whole batch in float32, two in the type of activations. It also gathers whole rows of the batch from all
+                # stages.
                 both = 2 * whole * (1 + 4 / item_bytes)
                 yield (
                     ("collective-permute", "activations", name),
                     machine.collective_seconds("collective-permute", both, axis),
                 )
+                rows = whole * (candidate.mesh.shape[table["BTM"][2]] if table["BTM"][2] >= 0 else 1)
+                yield ("all-gather", "activations", name), machine.collective_seconds("all-gather", rows, axis)
 
     def _memory(self, candidate: Candidate, saved: float, temporary: float) -> dict[str, float]:
         sizes = self._sizes(candidate.layout, candidate.accumulates)

@@ -175,7 +175,7 @@ LOGICAL_AXES |= {"values/outputs": "BTM", "outputs": "BTM"}
 
 
 # Devices with several experts each, with one each, and on two axes.
-MESHES = ["2", "8", "4x2"]
+MESHES = ["2", "4", "8", "4x2"]
 
 
 @functools.cache

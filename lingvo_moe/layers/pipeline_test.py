@@ -99,7 +99,8 @@ def plain_loop(repeats: int, microbatches: int, given: dict) -> dict:
         outputs, sizes = [], []
         for m in range(microbatches):
             constants = {name: tensor[m::microbatches] for name, tensor in inputs["constants"].items()}
-            state, context = inputs["inputs"][m::microbatches], Context(seed=inputs["seed"]).fold(m)
+            state, context = inputs["inputs"][m::microbatches], Context(seed=inputs["seed"])
+            context = context.fold(m) if microbatches > 1 else context
             for i in range(repeats):
                 theta = {"wo": inputs["theta"]["wo"][i], "first": {"wi": inputs["theta"]["first"]["wi"][i]}}
                 state, metrics = body(theta, state, constants, context.fold(i))

@@ -1,4 +1,4 @@
-"""The Conformer: its loss does not depend on padding, a pipeline's schedule or the mesh, and it learns by CTC."""
+"""The Conformer: its loss does not depend on padding, a pipeline's schedule or the mesh."""
 
 from __future__ import annotations
 
