@@ -11,6 +11,7 @@ from lingvo_moe.analysis import layout_space
 from lingvo_moe.analysis.cost_model import CostModel, Estimate
 from lingvo_moe.analysis.hardware import hardware_of
 from lingvo_moe.analysis.plan import Plan
+from lingvo_moe.engines import topology
 from lingvo_moe.engines.cluster import Cluster
 from lingvo_moe.engines.topology import GENERATIONS, Slice
 from lingvo_moe.errors import UserError
@@ -18,8 +19,6 @@ from lingvo_moe.experiment import Experiment
 from lingvo_moe.sharding.layout import AUTO, DeviceMesh, Layout
 
 _MAX_DOUBLINGS = 8
-# Chips of the largest slice, by the Google Cloud TPU documentation, system architecture; the compiler takes any number.
-_LARGEST_SLICE = {"v2": 256, "v3": 1024, "v4": 4096, "v5e": 256, "v5p": 8960, "v6e": 256, "tpu7x": 9216}
 # The layouts of one mesh axis that replicate dense weights.
 _REPLICATING = (AUTO, "gshard", "gshard_few")
 
@@ -73,7 +72,7 @@ def sufficient(experiment: Experiment, target: Slice | Cluster) -> Sufficient | 
     """
     for doublings in range(1, _MAX_DOUBLINGS + 1):
         larger = _larger(target, doublings)
-        if isinstance(larger, Slice) and math.prod(larger.chips) > _LARGEST_SLICE[larger.generation]:
+        if isinstance(larger, Slice) and not topology.exists(larger.generation, larger.chips):
             return None
         for mesh in _meshes(experiment.mesh, doublings):
             own = dataclasses.replace(experiment, mesh=mesh)

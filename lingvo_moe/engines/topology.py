@@ -38,6 +38,11 @@ GENERATIONS = {
 }
 _LARGE_MEMORY = "v5p"
 _WITHOUT_LARGER_MEMORY = ("v5p", "tpu7x")  # 95 and 96 GiB
+# The largest slice of each generation, by Jouppi et al. 2020, table 1, and the Google Cloud TPU documentation: the
+# sides of a flat one, the chips of one of three dimensions, which has many shapes. For a larger v5e libtpu aborts the
+# process; for larger ones of other generations it compiles.
+_LARGEST_FLAT = {"v2": (16, 16), "v3": (32, 32), "v5e": (16, 16), "v6e": (16, 16)}
+_MOST_CHIPS = {"v4": 4096, "v5p": 8960, "tpu7x": 9216}
 # libtpu writes what it gives to SparseCores as async-updates with several operands, which jaxlib 0.10.2 refuses to
 # read. Plans of these generations are for TensorCores alone.
 _WITH_SPARSE_CORES = ("v5p", "v6e", "tpu7x")
@@ -114,6 +119,12 @@ class Slice:
                 f"--topology={name}: a host holds 2x2 chips, so the first two sizes must be even and none may be 0; "
                 f"for instance {GENERATIONS[generation]}."
             )
+        if not exists(generation, chips):
+            largest = _MOST_CHIPS.get(generation) or "{}x{}".format(*_LARGEST_FLAT[generation])
+            raise UserError(
+                f"--topology={name}: there is no such slice; the largest of {generation} has {largest} chips. Take a "
+                f"smaller one, or another generation: {', '.join(GENERATIONS)}."
+            )
         devices = tuple(_devices(name.lower()))
         own = _own_options(generation)
         of_libtpu = compiler_options.of_environment("LIBTPU_INIT_ARGS", "xla_")
@@ -137,6 +148,8 @@ class Slice:
             return None
         *sides, depth = (*self.chips, 1)[:3]
         depth *= len(self.devices) // math.prod(self.chips)
+        if not exists(_LARGE_MEMORY, (*sides, depth)):
+            return None
         return Slice.of(f"{_LARGE_MEMORY}:{'x'.join(map(str, (*sides, depth)))}", self.compiler_options)
 
     def load(self, program: Program) -> Compiled:
@@ -154,6 +167,13 @@ class Slice:
                 return Compiled(program, pjrt.compile_program(program, mesh, options))
         except JaxRuntimeError as error:
             raise _out_of_memory(str(error)) or error from None
+
+
+def exists(generation: str, chips: Sequence[int]) -> bool:
+    """Whether a generation has a slice as large as `chips`, the chips along two or three dimensions."""
+    if generation in _MOST_CHIPS:
+        return math.prod(chips) <= _MOST_CHIPS[generation]
+    return all(size <= largest for size, largest in zip(chips, (*_LARGEST_FLAT[generation], 1)))
 
 
 def v3_slice(num_cores: int) -> str:

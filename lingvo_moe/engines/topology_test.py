@@ -31,11 +31,34 @@ pytestmark = pytest.mark.slow
         ("v3:0x2x1", "none may be 0"),
         ("v3:2x2x0", "none may be 0"),
         ("v3:3x2x1", "the first two sizes must be even"),
+        ("v5e:32x32", "the largest of v5e has 16x16 chips"),  # libtpu would abort the process
+        ("v5e:16x16x2", "the largest of v5e has 16x16 chips"),  # and here
+        ("v6e:8x32", "the largest of v6e has 16x16 chips"),
+        ("v3:32x32x2", "the largest of v3 has 32x32 chips"),
+        ("v4:32x32x8", "the largest of v4 has 4096 chips"),
     ],
 )
-def test_a_malformed_name_is_reported_with_an_example(name, pattern):
+def test_a_name_without_a_slice_is_reported_with_an_example(name, pattern):
     with pytest.raises(UserError, match=f"--topology={name}.*{pattern}"):
         Slice.of(name)
+
+
+@pytest.mark.parametrize("generation", topology.GENERATIONS)
+def test_every_generation_has_a_largest_slice(generation):
+    """Of both notations, with and without a third size."""
+    assert topology.exists(generation, (16, 16, 1)) and topology.exists(generation, (16, 16))
+    assert not topology.exists(generation, (2048, 2048, 1)) and not topology.exists(generation, (2048, 2048))
+
+
+def test_no_slice_of_more_memory_is_larger_than_any():
+    """18,432 cores of tpu7x are more than the chips of a v5p pod."""
+    assert Slice("tpu7x:16x24x24", "tpu7x", (16, 24, 24), tuple(range(18432))).with_more_memory() is None
+
+
+@pytest.mark.parametrize("name", ["v5e:16x16", "v6e:16x16", "v2:16x16x1", "v3:32x32x1"])
+def test_libtpu_compiles_for_the_largest_flat_slices(name):
+    """The process would end if libtpu's own limit were lower than ours. An option makes `of` compile a program."""
+    assert len(Slice.of(name, ["xla_tpu_run_space_to_batch=false"]).devices) >= 256
 
 
 @pytest.mark.parametrize("name", topology.GENERATIONS.values())
