@@ -170,7 +170,12 @@ def test_a_plan_for_gpus_has_the_collectives_of_the_module():
     assert 0 < planned.utilisation < 1
     page = plan_text.text(planned, 1e9, price=2.0)
     assert planned.scheduled_seconds and "collectives overlapped, at the compiler's estimates" in page
-    assert "on h100:2x4, 8 GPUs" in page and "memory per GPU" in page and "GPU-years" in page and "at 2 an hour" in page
+    assert (
+        "on h100:2x4, 8 GPUs" in page
+        and "memory per GPU" in page
+        and "GPU-years" in page
+        and "at 2 per GPU-hour" in page
+    )
 
 
 def test_bubbles_of_a_pipeline_are_the_schedules_share_of_its_iterations(monkeypatch):

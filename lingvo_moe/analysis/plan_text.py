@@ -22,7 +22,7 @@ def text(plan: Plan, tokens: float, price: float | None = None, sufficient: reme
     Args:
       plan: of one program.
       tokens: the length of the training run whose cost it states.
-      price: of a core or a GPU for an hour, in any currency.
+      price: of a TPU chip or a GPU for an hour, in any currency.
       sufficient: what the program is predicted to fit, if it does not fit.
     """
     lines = [
@@ -158,7 +158,7 @@ def _cost(plan: Plan, step_seconds: float, tokens: float, price: float | None) -
     if plan.program == "decode":
         yield f"  sentences/s     {plan.batch_size / step_seconds:12,.1f}"
         hours = plan.core_hours_per_million() or 0.0
-        yield f"  10^6 sentences  {hours:12,.1f} {plan.device}-hours{_priced(hours, price)}"
+        yield f"  10^6 sentences  {hours:12,.1f} {plan.device}-hours{_priced(plan, hours, price)}"
         yield "  (searches of the greatest length; a search ends when all of its sentences have ended)"
     else:
         yield f"  {plan.unit}/s        {plan.tokens / step_seconds:12,.0f}"
@@ -166,7 +166,7 @@ def _cost(plan: Plan, step_seconds: float, tokens: float, price: float | None) -
         days, years = tokens / plan.tokens * step_seconds / 86400, plan.core_years(tokens) or 0.0
         yield (
             f"  {tokens:.3g} {plan.unit}    {years:,.2f} {plan.device}-years, {days:,.1f} days"
-            f"{_priced(years * _HOURS_PER_YEAR, price)}"
+            f"{_priced(plan, years * _HOURS_PER_YEAR, price)}"
         )
 
 
@@ -174,5 +174,13 @@ def _seconds(seconds: float) -> str:
     return f"{seconds:8.3f} s" if seconds >= 0.1 else f"{seconds * 1e3:8.2f} ms"
 
 
-def _priced(hours: float, price: float | None) -> str:
-    return "" if price is None else f", {hours * price:,.0f} at {price:g} an hour"
+def _priced(plan: Plan, hours: float, price: float | None) -> str:
+    """Returns what `hours` of one of the plan's devices cost; clouds have a price for a chip, not for its cores."""
+    if price is None:
+        return ""
+    hardware = hardware_of(plan.topology)
+    if isinstance(hardware, Gpu):
+        return f", cost {hours * price:,.0f} at {price:g} per GPU-hour"
+    cores = hardware.cores_per_chip
+    unit = "chip-hour" if cores == 1 else f"chip-hour (a chip has {cores} cores)"
+    return f", cost {hours / cores * price:,.0f} at {price:g} per {unit}"

@@ -295,7 +295,10 @@ class PlanConfig(ModelConfig):
         lower_bound=1,
     )
     price_per_hour: float | None = _flag(
-        flags.DEFINE_float, None, "price of a core or a GPU for an hour, in any currency", lower_bound=0
+        flags.DEFINE_float,
+        None,
+        "price of a TPU chip (of two cores in v2, v3, v4, tpu7x) or of a GPU for an hour, in any currency",
+        lower_bound=0,
     )
     json: str | None = _flag(flags.DEFINE_string, None, "also write the plan to this file; - for standard output")
     search: tuple[str, ...] = _flag(
