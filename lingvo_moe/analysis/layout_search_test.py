@@ -146,7 +146,7 @@ def test_the_models_own_settings_and_the_best_are_compiled(compiled):
     text = layout_text.results(found)
     lines = [line for line in text.splitlines() if layout_text.flags(found[2]) in line]
     assert lines[0].startswith("  1 ") and "3.000 s" in lines[0] and "register_layout(" in text
-    assert "refused" in text and "no fit  32.0 GiB" in text
+    assert "refused" in text and "no fit 32.00 GiB" in text
 
 
 def test_a_plan_without_a_time_may_fit(compiled):

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from lingvo_moe.analysis.layout_search import Found, Ranking
+from lingvo_moe.analysis.plan_text import size
 from lingvo_moe.sharding.layout import AxisRule
 
-_GIB = 2**30
 _SHOWN = 8
 _LEGEND = "[m] the cost model, or with [c] the plan: cycles of the compiler, links of our model"
 
@@ -35,13 +35,13 @@ def results(compiled: Sequence[Found]) -> str:
     ranked = sorted(compiled, key=lambda found: -found.tokens_per_second)
     lines = [
         "",
-        f"{'':>3} {'predicted [m]':>20} {'compiled [c, m]':>20} {'tokens/s':>12}  settings, and what takes time",
+        f"{'':>3} {'predicted [m]':>22} {'compiled [c, m]':>22} {'tokens/s':>12}  settings, and what takes time",
     ]
     for number, found in enumerate(ranked, 1):
         estimate, speed = found.estimate, found.tokens_per_second
-        predicted = f"{_seconds(estimate.seconds)} {estimate.bytes / _GIB:5.1f} GiB"
-        lines.append(f"{number:>3} {predicted:>20} {_short(found):>20} {speed:12,.0f}  {flags(found)}")
-        lines.append(f"{'':60}{estimate.reason()}")
+        predicted = f"{_seconds(estimate.seconds)} {size(estimate.bytes):>11}"
+        lines.append(f"{number:>3} {predicted:>22} {_short(found):>22} {speed:12,.0f}  {flags(found)}")
+        lines.append(f"{'':64}{estimate.reason()}")
     lines += ["", *_advice(ranked), _LEGEND]
     return "\n".join(lines) + "\n"
 
@@ -71,8 +71,8 @@ def _first(ranking: Ranking) -> Iterator[Found]:
 
 def _prediction(label: str, found: Found) -> Iterator[str]:
     estimate = found.estimate
-    size = f"{estimate.bytes / _GIB:5.1f} GiB"
-    yield f"{label:>3} {_seconds(estimate.seconds)} {size} {estimate.tokens_per_second:12,.0f} tokens/s  {flags(found)}"
+    predicted = f"{_seconds(estimate.seconds)} {size(estimate.bytes):>11}"
+    yield f"{label:>3} {predicted} {estimate.tokens_per_second:12,.0f} tokens/s  {flags(found)}"
     yield f"{'':17}{estimate.reason()}"
 
 
@@ -82,8 +82,8 @@ def _outcome(found: Found) -> str:
     if made is None:
         return f"refused: {found.refusal}"
     if not made.fits:
-        return f"DOES NOT FIT, {(made.memory.needed or 0) / _GIB:.2f} GiB needed [c]"
-    return f"{_seconds(made.step_seconds).strip()} [c, m], {made.memory.total / _GIB:.2f} GiB [c]"
+        return f"DOES NOT FIT, {size(made.memory.needed or 0)} needed [c]"
+    return f"{_seconds(made.step_seconds).strip()} [c, m], {size(made.memory.total)} [c]"
 
 
 def _short(found: Found) -> str:
@@ -91,8 +91,8 @@ def _short(found: Found) -> str:
     if made is None:
         return "refused"
     if not made.fits:
-        return f"no fit {(made.memory.needed or 0) / _GIB:5.1f} GiB"
-    return f"{_seconds(made.step_seconds)} {made.memory.total / _GIB:5.1f} GiB"
+        return f"no fit {size(made.memory.needed or 0)}"
+    return f"{_seconds(made.step_seconds)} {size(made.memory.total):>11}"
 
 
 def _seconds(seconds: float | None) -> str:

@@ -10,7 +10,7 @@ from lingvo_moe.analysis.plan import Plan
 from lingvo_moe.analysis.search import Trial
 from lingvo_moe.engines.cluster import Gpu
 
-_GIB = 2**30
+_MIB, _GIB = 2**20, 2**30
 _MIN_FRACTION = 0.005
 _HOURS_PER_YEAR = 365.25 * 24
 _LEGEND = "[c] the compiler's number   [p] counted from the program's inputs   [m] our model"
@@ -36,6 +36,11 @@ def text(plan: Plan, tokens: float, price: float | None = None, sufficient: reme
     return "\n".join(lines) + "\n"
 
 
+def size(count: float) -> str:
+    """Returns bytes with two decimals and their unit: GiB, or MiB below one GiB."""
+    return f"{count / _GIB:.2f} GiB" if count >= _GIB else f"{count / _MIB:.2f} MiB"
+
+
 def trial(tried: Trial) -> str:
     """Returns one line of a search."""
     label = " ".join(tried.changes) or "unchanged"
@@ -44,7 +49,7 @@ def trial(tried: Trial) -> str:
     plan = tried.plan
     if not plan.fits:
         return f"{label:44} does not fit: {_needed(plan)} [c]"
-    memory = f"{plan.memory.total / _GIB:6.2f} GiB [c]"
+    memory = f"{size(plan.memory.total):>11} [c]"
     if plan.step_seconds is None or not plan.cycles:
         return f"{label:44} {memory}, time unknown"
     rematerialised = (plan.rematerialised_cycles or 0) / plan.cycles
@@ -66,18 +71,18 @@ def _title(plan: Plan) -> Iterator[str]:
 
 def _memory(plan: Plan, sufficient: remedies.Sufficient | None) -> Iterator[str]:
     memory = plan.memory
-    yield f"memory per {plan.device}, GiB"
-    for label, size, origin in (
+    yield f"memory per {plan.device}"
+    for label, part, origin in (
         ("replicated weights", memory.replicated_weights, "p"),
         ("distributed weights", memory.distributed_weights, "p"),
         ("optimizer state", memory.optimizer_state, "p"),
         ("inputs", memory.inputs, "p"),
         ("activations, gradients, buffers", memory.temporaries, "c"),
     ):
-        if size is not None:
-            yield f"  {label:34}{size / _GIB:8.2f} [{origin}]"
+        if part is not None:
+            yield f"  {label:32}{size(part):>11} [{origin}]"
     if plan.fits:
-        yield f"  {'total':34}{memory.total / _GIB:8.2f}"
+        yield f"  {'total':32}{size(memory.total):>11}"
         return
     yield f"  DOES NOT FIT: the compiler needs {_needed(plan)} [c]."
     yield (
@@ -86,7 +91,7 @@ def _memory(plan: Plan, sufficient: remedies.Sufficient | None) -> Iterator[str]
         else "  The largest buffers are not known: no TPU core has enough memory for the program."
     )
     for buffer in plan.largest_buffers:
-        yield f"    {buffer.bytes / _GIB:8.2f} [c]  {buffer.shape:28} {buffer.op_name.rpartition('call_exported/')[2]}"
+        yield f"    {size(buffer.bytes):>11} [c]  {buffer.shape:28} {buffer.op_name.rpartition('call_exported/')[2]}"
     yield "  Remedies:"
     yield from (f"    {remedy}" for remedy in remedies.of(plan))
     if sufficient:
@@ -111,7 +116,7 @@ def _time(plan: Plan, tokens: float, price: float | None) -> Iterator[str]:
     for collective in plan.collectives:
         yield (
             f"  {collective.kind:20}among {collective.group:5}{collective.runs:7} x [c]"
-            f"{collective.bytes / 2**20:11,.1f} MiB [c]{collective.seconds * 1e3:9.2f} ms [m]"
+            f"{collective.bytes / _MIB:11,.1f} MiB [c]{collective.seconds * 1e3:9.2f} ms [m]"
         )
     if not plan.collectives:
         yield "  none"

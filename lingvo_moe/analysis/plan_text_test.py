@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lingvo_moe.analysis import plan_text
+from lingvo_moe.analysis.plan import Memory
 from lingvo_moe.testing.plans import training_plan
 
 _HOURS_PER_YEAR = 365.25 * 24
@@ -23,3 +24,17 @@ def test_a_price_is_of_a_chip_or_a_gpu(topology, devices_per_unit, unit):
     plan = training_plan("sparse_lm.Small", 8, topology=topology)
     hours = (plan.core_years(1e12) or 0) * _HOURS_PER_YEAR / devices_per_unit
     assert f" days, cost {2.5 * hours:,.0f} at 2.5 per {unit}\n" in plan_text.text(plan, 1e12, price=2.5)
+
+
+def test_small_sizes_can_be_compared():
+    """Below one GiB they are MiB, so that a small model's memory is not a column of zeros."""
+    memory = Memory(2**30, 2**20 * 1023, 2**19, 2**17, 3 * 2**29)
+    lines = plan_text.text(training_plan("sparse_lm.Small", 8, memory=memory), 1e12).split("\n")[4:10]
+    assert [" ".join(line.split()[-3:]) for line in lines] == [
+        "1.00 GiB [p]",
+        "1023.00 MiB [p]",
+        "0.50 MiB [p]",
+        "0.12 MiB [p]",
+        "1.50 GiB [c]",
+        "total 3.50 GiB",
+    ]
