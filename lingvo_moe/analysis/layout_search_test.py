@@ -189,6 +189,12 @@ def test_the_flags_of_the_result_select_it():
 
 
 def test_predictions_are_printed_with_their_reason():
-    """The rank of the model's own settings, and what takes the time."""
+    """A legend of the marks, the rank of the model's own settings, and what takes the time."""
     text = layout_text.predictions(ranked("dense_lm.Small", (2, 2, 1), pipelines=("none",), microbatches=1))
-    assert "legal layouts; " in text and "feed_forward" in text and "own" in text and "--set=layout=" in text
+    assert (
+        text.startswith("[m] the cost model   [c] ")
+        and "legal layouts; " in text
+        and "feed_forward" in text
+        and "own" in text
+        and "--set=layout=" in text
+    )

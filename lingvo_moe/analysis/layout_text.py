@@ -9,7 +9,10 @@ from lingvo_moe.analysis.plan_text import size
 from lingvo_moe.sharding.layout import AxisRule
 
 _SHOWN = 8
-_LEGEND = "[m] the cost model, or with [c] the plan: cycles of the compiler, links of our model"
+_LEGEND = (
+    "[m] the cost model   [c] the compiler   [c, m] the plan: cycles of the compiler, links of our model\n"
+    "GiB and MiB are those of one device."
+)
 
 
 def predictions(ranking: Ranking) -> str:
@@ -17,6 +20,7 @@ def predictions(ranking: Ranking) -> str:
     own = ranking.own
     faster = f", {ranking.num_faster(own):,} are faster than the model's own" if own else ""
     lines = [
+        _LEGEND,
         f"{ranking.num_candidates:,} legal layouts; {len(ranking.best):,} fit and are not many times slower than the "
         f"fastest{faster}, by the cost model [m]:",
         *(line for number, found in enumerate(_first(ranking), 1) for line in _prediction(str(number), found)),
@@ -42,7 +46,7 @@ def results(compiled: Sequence[Found]) -> str:
         predicted = f"{_seconds(estimate.seconds)} {size(estimate.bytes):>11}"
         lines.append(f"{number:>3} {predicted:>22} {_short(found):>22} {speed:12,.0f}  {flags(found)}")
         lines.append(f"{'':64}{estimate.reason()}")
-    lines += ["", *_advice(ranked), _LEGEND]
+    lines += ["", *_advice(ranked)]
     return "\n".join(lines) + "\n"
 
 

@@ -13,7 +13,7 @@ from lingvo_moe.engines.cluster import Gpu
 _MIB, _GIB = 2**20, 2**30
 _MIN_FRACTION = 0.005
 _HOURS_PER_YEAR = 365.25 * 24
-_LEGEND = "[c] the compiler's number   [p] counted from the program's inputs   [m] our model"
+LEGEND = "[c] the compiler's number   [p] counted from the program's inputs   [m] our model   [c, m] of both"
 
 
 def text(plan: Plan, tokens: float, price: float | None = None, sufficient: remedies.Sufficient | None = None) -> str:
@@ -27,11 +27,10 @@ def text(plan: Plan, tokens: float, price: float | None = None, sufficient: reme
     """
     lines = [
         *_title(plan),
+        LEGEND,
         "",
         *_memory(plan, sufficient),
         *(_time(plan, tokens, price) if plan.fits else ()),
-        "",
-        _LEGEND,
     ]
     return "\n".join(lines) + "\n"
 
@@ -42,20 +41,20 @@ def size(count: float) -> str:
 
 
 def trial(tried: Trial) -> str:
-    """Returns one line of a search."""
+    """Returns one line of a search; LEGEND explains its marks."""
     label = " ".join(tried.changes) or "unchanged"
     if tried.plan is None:
         return f"{label:44} refused: {tried.refusal}"
     plan = tried.plan
     if not plan.fits:
         return f"{label:44} does not fit: {_needed(plan)} [c]"
-    memory = f"{size(plan.memory.total):>11} [c]"
+    memory = f"{size(plan.memory.total):>11} per {plan.device} [c]"
     if plan.step_seconds is None or not plan.cycles:
         return f"{label:44} {memory}, time unknown"
     rematerialised = (plan.rematerialised_cycles or 0) / plan.cycles
     return (
         f"{label:44} {memory}  {plan.step_seconds:8.3f} s/step  "
-        f"{tried.tokens_per_second:14,.0f} tokens/s [c, m]  {rematerialised:4.0%} rematerialised"
+        f"{tried.tokens_per_second:14,.0f} {plan.unit}/s [c, m]  {rematerialised:4.0%} rematerialised"
     )
 
 
@@ -115,8 +114,8 @@ def _time(plan: Plan, tokens: float, price: float | None) -> Iterator[str]:
     yield f"collectives of one run{unknown}"
     for collective in plan.collectives:
         yield (
-            f"  {collective.kind:20}among {collective.group:5}{collective.runs:7} x [c]"
-            f"{collective.bytes / _MIB:11,.1f} MiB [c]{collective.seconds * 1e3:9.2f} ms [m]"
+            f"  {collective.kind:20}among {collective.group:5} {plan.device}s{collective.runs:7} x [c]"
+            f"{collective.bytes / _MIB:11,.1f} MiB per {plan.device} [c]{collective.seconds * 1e3:9.2f} ms [m]"
         )
     if not plan.collectives:
         yield "  none"

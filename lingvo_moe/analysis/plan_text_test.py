@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from lingvo_moe.analysis import plan_text
 from lingvo_moe.analysis.plan import Memory
+from lingvo_moe.analysis.search import Trial
 from lingvo_moe.testing.plans import training_plan
 
 _HOURS_PER_YEAR = 365.25 * 24
@@ -29,7 +32,11 @@ def test_a_price_is_of_a_chip_or_a_gpu(topology, devices_per_unit, unit):
 def test_small_sizes_can_be_compared():
     """Below one GiB they are MiB, so that a small model's memory is not a column of zeros."""
     memory = Memory(2**30, 2**20 * 1023, 2**19, 2**17, 3 * 2**29)
-    lines = plan_text.text(training_plan("sparse_lm.Small", 8, memory=memory), 1e12).split("\n")[4:10]
+    lines = (
+        plan_text.text(training_plan("sparse_lm.Small", 8, memory=memory), 1e12)
+        .split("memory per core\n")[1]
+        .split("\n")[:6]
+    )
     assert [" ".join(line.split()[-3:]) for line in lines] == [
         "1.00 GiB [p]",
         "1023.00 MiB [p]",
@@ -38,3 +45,15 @@ def test_small_sizes_can_be_compared():
         "1.50 GiB [c]",
         "total 3.50 GiB",
     ]
+
+
+@pytest.mark.parametrize(("topology", "device"), [("v3:2x2x1", "core"), ("h100:1x8", "GPU")])
+def test_numbers_have_a_unit_and_marks_a_legend(topology, device):
+    """The legend comes before the first mark; bytes of a collective are one device's, a group's size counts devices."""
+    plan = training_plan("sparse_lm.Small", 8, topology=topology)
+    text = plan_text.text(plan, 1e12)
+    assert text.index("[") == text.index("[c] the compiler's number   [p] ")
+    assert f"among     8 {device}s     24 x [c]      256.0 MiB per {device} [c]" in text
+    volumes = dataclasses.replace(plan, unit="voxels")
+    line = plan_text.trial(Trial((), volumes))
+    assert f"8.02 GiB per {device} [c] " in line and " voxels/s [c, m]" in line and "tokens" not in line

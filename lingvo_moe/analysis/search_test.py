@@ -153,7 +153,7 @@ def test_a_generation_without_a_clock_is_not_searched(trials):
         trials(["remat"], target=unclocked)
     (trial,) = trials([])
     timeless = dataclasses.replace(trial.plan, compute_seconds=None)
-    assert plan_text.trial(dataclasses.replace(trial, plan=timeless)).endswith("0.00 MiB [c], time unknown")
+    assert plan_text.trial(dataclasses.replace(trial, plan=timeless)).endswith("0.00 MiB per core [c], time unknown")
 
 
 def test_unknown_dimension_is_an_error_with_a_suggestion():

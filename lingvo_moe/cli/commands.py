@@ -163,6 +163,7 @@ def _compile(config: PlanConfig, target: topology.Slice | cluster.Cluster, mesh:
 def _search(config: PlanConfig, target: topology.Slice | cluster.Cluster, mesh: DeviceMesh) -> planning.Plan:
     """Prints each trial when it is done; returns the plan of the fastest that fits, or of the unchanged settings."""
     trials, name = [], config.full_name()
+    print(plan_text.LEGEND)
     for trial in search.search(
         name,
         target,

@@ -231,7 +231,7 @@ def training(plans: Plans) -> Table:
         Column("core-years", group=paper),
         Column("days", group=paper),
         Column("remat", group="here", words=True),
-        Column("memory, GiB", "[c, p]", "here"),
+        Column("memory per core, GiB", "[c, p]", "here"),
         Column("step, s", "[c, m]", "here"),
         Column("here / paper", group="here"),
         Column("core-years", "[c, m]", "here"),
@@ -349,7 +349,7 @@ def _step_ratio(plan: Plan, row: Row) -> str:
 
 # A benchmark's columns of plans: (heading, source, text of a plan), and the published columns that one needs, if any.
 _PLANNED: tuple[tuple[tuple[str, str, Callable[[Plan, Row], str]], tuple[str, ...]], ...] = (
-    (("memory, GiB", "[c, p]", lambda plan, row: gib(plan.memory.total)), ()),
+    (("memory per core, GiB", "[c, p]", lambda plan, row: gib(plan.memory.total)), ()),
     (("step, s", "[c, m]", lambda plan, row: seconds(plan.step_seconds)), ()),
     (("step, here / paper", "", _step_ratio), ("seconds", "kilotokens")),
     (("of peak", "[c, p, m]", lambda plan, row: percent(plan.utilisation)), ()),
