@@ -2,8 +2,9 @@
 
     python -m tools.plan_zoo [--only=m4,sparse_lm.MoE10B32E] [--force]
 
-An existing plan is kept, unless --force is given. Each plan is made by a process of its own, `python -m lingvo_moe plan
-NAME`, and takes one to four minutes of one core; of a U-Net, five to seven, and for v6e up to thirteen.
+A plan that exists is kept if it is of the same request, unless --force is given. Each plan is made by a process of its
+own, `python -m lingvo_moe plan NAME`, and takes one to four minutes of one core; of a U-Net, five to seven, and for v6e
+up to thirteen.
 """
 
 from __future__ import annotations
@@ -16,8 +17,11 @@ import sys
 from absl import flags
 
 from lingvo_moe import experiment, registry
+from lingvo_moe.analysis.plan import Plan
 from lingvo_moe.cli import app
+from lingvo_moe.engines.topology import v3_slice
 from lingvo_moe.errors import UserError
+from lingvo_moe.sharding.layout import DeviceMesh
 from lingvo_moe.utils import progress
 
 DIRECTORY = pathlib.Path(__file__).parent.parent / "docs" / "plans"
@@ -83,6 +87,15 @@ class Request:
         output = f"--json={DIRECTORY / name}.json"
         start = [sys.executable, "-m", "lingvo_moe", "plan", self.model]
         return [*start, *sets, *where, f"--program={self.program}", output]
+
+    def is_of(self, plan: Plan) -> bool:
+        """Whether `command` makes a plan of the same program for the same devices; of GPUs it has our options, too."""
+        mesh = experiment.get(self.model, self.changes, DeviceMesh.parse(self.mesh) if self.mesh else None).mesh
+        return (
+            (plan.model, plan.changes, plan.program) == (self.model, self.changes, self.program)
+            and (plan.topology, plan.mesh) == (self.topology or v3_slice(mesh.size), str(mesh))
+            and set(self.compiler_options) <= set(plan.compiler_options)
+        )
 
 
 def variants() -> dict[str, Request]:
@@ -178,17 +191,23 @@ def plans() -> dict[str, Request]:
     return {name: Request(name) for name in large_models()} | variants() | clusters() | meshes() | volumes()
 
 
+def _exists(name: str, request: Request) -> bool:
+    """Whether there is a plan of the request; a file that is none counts as missing."""
+    try:
+        return request.is_of(Plan.load(DIRECTORY / f"{name}.json"))
+    except UserError:
+        return False
+
+
 def main(arguments: list[str]):
-    """Makes the missing plans; after a failure the others are still made."""
+    """Makes the plans that are missing or of another request; after a failure the others are still made."""
     app.no_arguments(arguments[1:])
     wanted = {name: plan for name, plan in plans().items() if not _VALUES.only or name.startswith(tuple(_VALUES.only))}
     if not wanted:
         raise UserError(
             f"--only={','.join(_VALUES.only)}: no plan's name starts so; the names are {', '.join(plans())}."
         )
-    missing = {
-        name: plan for name, plan in wanted.items() if _VALUES.force or not (DIRECTORY / f"{name}.json").exists()
-    }
+    missing = {name: plan for name, plan in wanted.items() if _VALUES.force or not _exists(name, plan)}
     print(f"{len(wanted) - len(missing)} plans exist, {len(missing)} to make")
     DIRECTORY.mkdir(parents=True, exist_ok=True)
     failed = []

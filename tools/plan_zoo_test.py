@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import pathlib
 import subprocess
@@ -9,8 +10,10 @@ import subprocess
 import pytest
 
 from lingvo_moe import experiment
+from lingvo_moe.analysis.plan import Plan
 from lingvo_moe.cli import app
 from lingvo_moe.sharding.layout import DeviceMesh
+from lingvo_moe.testing.plans import training_plan
 from tools import plan_zoo
 
 
@@ -58,16 +61,50 @@ def test_meshes_have_the_devices_of_their_cluster(name):
     assert (mesh is None) == any(change.startswith("mesh=") for change in request.changes)
 
 
+def test_the_plans_in_docs_are_of_their_requests():
+    """An edited request would leave its old plan under the new meaning, in every table."""
+    requests, files = plan_zoo.plans(), {path.stem: path for path in plan_zoo.DIRECTORY.glob("*.json")}
+    assert files.keys() == requests.keys()
+    assert [name for name, path in files.items() if not requests[name].is_of(Plan.load(path))] == []
+
+
+def made(request: plan_zoo.Request) -> Plan:
+    """Returns a plan of a request, without compiling it."""
+    mesh = experiment.get(request.model, request.changes, DeviceMesh.parse(request.mesh) if request.mesh else None).mesh
+    plan = training_plan(request.model, mesh.size, str(mesh), changes=request.changes, program=request.program)
+    return dataclasses.replace(plan, topology=request.topology or plan.topology)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"model": "m4.MoE2048E60L"},
+        {"changes": ("model.remat=full",)},
+        {"program": "decode"},
+        {"topology": "v5p:8x8x4", "mesh": "256"},
+        {"mesh": "16x128"},
+        {"compiler_options": ("xla_tpu_run_space_to_batch=false",)},
+    ],
+)
+def test_a_plan_of_another_request_is_another_plan(changed):
+    """Everything that a request states, and the model's own slice if it states none, are compared."""
+    request = plan_zoo.Request("m4.MoE2048E36L")
+    other = dataclasses.replace(request, **changed)
+    assert request.is_of(made(request)) and not other.is_of(made(request))
+    if "compiler_options" not in changed:
+        assert other.is_of(made(other)) and not request.is_of(made(other))
+
+
 def run(monkeypatch, directory, *arguments) -> tuple[int, list]:
-    """Returns (exit status, commands); a fake command writes its file, and fails for a dense model."""
-    commands = []
+    """Returns (exit status, commands); a fake command writes its plan, and fails for a dense model."""
+    commands, requests = [], plan_zoo.plans()
 
     def call(command, **options):
         commands.append(command)
         path = command[-1].removeprefix("--json=")
         failed = "Dense" in path
         if not failed:
-            pathlib.Path(path).touch()
+            made(requests[pathlib.Path(path).stem]).save(path)
         return subprocess.CompletedProcess(command, int(failed))
 
     monkeypatch.setattr(plan_zoo, "DIRECTORY", directory)
@@ -79,6 +116,18 @@ def test_existing_plans_are_kept(monkeypatch, tmp_path):
     """A second run makes nothing, unless --force."""
     assert [len(run(monkeypatch, tmp_path, "--only=sparse_lm")[1]) for _ in range(2)] == [4, 0]
     assert len(run(monkeypatch, tmp_path, "--only=sparse_lm", "--force")[1]) == 4
+
+
+def test_a_plan_of_an_edited_request_is_made_again(monkeypatch, tmp_path):
+    """And so is a file that is no plan; the others are kept."""
+    run(monkeypatch, tmp_path, "--only=sparse_lm")
+    first, second = sorted(tmp_path.iterdir())[:2]
+    dataclasses.replace(Plan.load(first), changes=("model.remat=full",)).save(first)
+    second.write_text("")
+    assert [command[-1].removeprefix("--json=") for command in run(monkeypatch, tmp_path, "--only=sparse_lm")[1]] == [
+        str(first),
+        str(second),
+    ]
 
 
 def test_a_failed_plan_is_named_and_the_others_are_made(monkeypatch, tmp_path, capsys):
