@@ -332,8 +332,7 @@ class CostModel:
             yield ("all-reduce", "activations", name), 2 * machine.collective_seconds("all-reduce", whole, axis)
             if table["BTV"][2] >= 0:
                 # XLA embeds, and computes logits, in another order of the devices, in both passes: two permutes of the
-                # whole batch in float32, two in the type of activations. It also gathers whole rows of the batch from all
-                # stages.
+                # whole batch in float32, two in the type of activations. It also gathers whole rows from all stages.
                 both = 2 * whole * (1 + 4 / item_bytes)
                 yield (
                     ("collective-permute", "activations", name),

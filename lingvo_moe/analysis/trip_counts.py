@@ -91,9 +91,10 @@ class TripCounts:
         passed = self._passed(loop, index)
         if passed is None:
             return 1
+        passed, operands = self._computed(passed)
         if passed.opcode not in ("add", "subtract"):
             return None
-        before, by = (self._source(self._named[name]) for name in passed.operands)
+        before, by = map(self._source, operands)
         if passed.opcode == "add" and _is_element(by, index):
             before, by = by, before
         step = self._constant(by) if _is_element(before, index) else None
@@ -152,6 +153,15 @@ class TripCounts:
         """Returns what a trip makes of element `index` of a loop's state; None where the text does not say."""
         root = next(i for i in self._computations[loop.computation("body")] if i.is_root)
         return self._source(self._element(root, index))
+
+    def _computed(self, instruction: Instruction) -> tuple[Instruction, list[Instruction]]:
+        """Returns an instruction and its operands; of a fusion, as GPUs add in one, its root and the root's."""
+        operands = [self._named[name] for name in instruction.operands]
+        if instruction.opcode != "fusion":
+            return instruction, operands
+        root = next(i for i in self._computations[instruction.computation("calls")] if i.is_root)
+        inside = [self._named[name] for name in root.operands]
+        return root, [operands[i.parameter] if i.opcode == "parameter" else i for i in inside]
 
     def _element(self, state: Instruction, index: int) -> Instruction | None:
         """Returns an element of a `tuple`; None of another instruction, as a parameter or a loop."""

@@ -86,6 +86,22 @@ def test_a_counter_may_be_subtracted_from():
     assert _counted(" add(%copied, %step)", " subtract(%step, %copied)") == (1, 2)
 
 
+_FUSED = """%fused_add (p: s32[]) -> s32[] {
+  %p = s32[] parameter(0)
+  %two = s32[] constant(2)
+  ROOT %sum = s32[] add(%p, %two)
+}
+
+%body ("""
+
+
+def test_a_counter_may_be_added_to_in_a_fusion():
+    """As the compiler for GPUs writes it."""
+    module = _LOOP.format(first=1, step=1, direction="LT", limit=9).replace("%body (", _FUSED)
+    module = module.replace(" add(%copied, %step)", " fusion(%copied), kind=kLoop, calls=%fused_add")
+    assert {i.name: times for i, times in Module(module, 1).runs()}["next"] == 4
+
+
 @pytest.mark.parametrize(
     "text, changed",
     [
