@@ -127,6 +127,7 @@ def variants() -> dict[str, Request]:
     # What `plan --search=layout` finds beyond the papers.
     model, changes = "dense_lm.Narrow16BMesh32x8", ("mesh=64x4", "layout=BG:x,NHV:y,M~x/y")
     found[f"{model}.found"] = Request(model, changes)
+    found["hybrid_lm.MoE33B8E.found"] = Request("hybrid_lm.MoE33B8E", ("mesh=4x8", "layout=NHV:x,BGE:y,M~x/y"))
     changes = ("mesh=1024x2", "layout=BGE:x,NHV:y,M~x/y", "model.remat=keep_hidden")
     for model in ("m4.MoE2048E36L", "m4.MoE2048E60L"):
         found[f"{model}.found"] = Request(model, changes)
@@ -140,7 +141,7 @@ def variants() -> dict[str, Request]:
         found[f"{model}.groups_of_1024.sharded_update"] = Request(model, (*groups, "layout=BGEHVM:x"))
     # Table 4's batch without a pipeline.
     model = "dense_lm.Pipelined16BMesh4x16x4"
-    changes = ("mesh=128x2", "layout=BG:x,NHV:y,M~x/y", "model.remat=keep_outputs")
+    changes = ("mesh=256", "layout=BGHVM:x", "model.remat=keep_outputs")
     changes += ("model.pipeline=none", "model.stages=1", "model.microbatches=1")
     found[f"{model}.found"] = Request(model, changes)
     found["m4.MoE2048E60L.replicated"] = Request("m4.MoE2048E60L", ("layout=gshard",))

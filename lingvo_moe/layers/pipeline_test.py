@@ -146,7 +146,7 @@ class Size:
 
 # Fewer microbatches than stages; then more of both, one row in a microbatch, and, by GPipe, a stage without a layer.
 # Each stage stores two layers, so that a loop runs over them.
-SMALL, LARGE = Size(2, 1, 3, 2), Size(4, 5, 5, 1)
+SMALL, LARGE = Size(3, 2, 4, 2), Size(4, 5, 5, 1)
 
 
 @functools.cache  # the tests of results and of the graph's size read the same programs
