@@ -54,8 +54,8 @@ class Machine:
         def of_axis(kind: str, axis: int) -> float:
             groups = np.moveaxis(np.arange(math.prod(self.mesh)).reshape(self.mesh), axis, 0)
             if kind == "collective-permute":  # to the next device along the axis
-                pairs = np.stack([groups, np.roll(groups, -1, 0)]).reshape(2, -1).T.tolist()
-                return self.links.permute_seconds(1.0, pairs)
+                targets = np.roll(groups, -1, 0)
+                return self.links.permute_seconds(1.0, list(zip(groups.flatten().tolist(), targets.flatten().tolist())))
             return self.links.seconds(kind, 1.0, groups.reshape(len(groups), -1)[:, 0].tolist())
 
         return functools.cache(of_axis)
