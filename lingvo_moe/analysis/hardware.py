@@ -181,8 +181,9 @@ class Torus:
         for dimension, chips in enumerate(self.chips):
             load = np.zeros((2, *self.chips))
             ahead = (ends[dimension] - at[dimension]) % chips
-            for way, (hops, step) in enumerate(((ahead, 1), (chips - ahead, -1))):
-                share = np.where(2 * hops < chips, 1.0, np.where(2 * hops == chips, 0.5, 0.0))
+            ways = ((ahead, 1), (chips - ahead, -1)) if chips > 2 else ((ahead, 1),)  # two chips have one link
+            for way, (hops, step) in enumerate(ways):
+                share = np.where(2 * hops < chips, 1.0, np.where(2 * hops == chips, 1.0 / len(ways), 0.0))
                 for hop in range(chips // 2):
                     here = at.copy()
                     here[dimension] = (at[dimension] + step * hop) % chips

@@ -59,7 +59,8 @@ def busiest_link(torus: Torus, messages: Iterable[tuple[int, int]]) -> float:
         at, end = ([device // cores % torus.chips[0], device // cores // torus.chips[0]] for device in (source, target))
         for axis, size in enumerate(torus.chips[:2]):
             ahead = (end[axis] - at[axis]) % size
-            ways = [(step, length) for step, length in ((1, ahead), (-1, size - ahead)) if 2 * length <= size]
+            both = ((1, ahead), (-1, size - ahead)) if size > 2 else ((1, ahead),)  # one link between two chips
+            ways = [(step, length) for step, length in both if 2 * length <= size]
             for step, length in ways:
                 for hop in range(length):
                     position = (at[axis] + step * hop) % size
