@@ -240,7 +240,7 @@ def test_parts_of_an_asynchronous_collective_count_once():
 )
 def test_unrelated_collectives_of_one_channel_all_count(first, second):
     """Alike in channel, kind, size and computation, but not parts of one chain: each sends its bytes."""
-    assert len(_gathers({"one": first, "two": second})) == 2
+    assert len(_gathers({"gather.1": first, "gather.2": second})) == 2
 
 
 @pytest.mark.parametrize(
