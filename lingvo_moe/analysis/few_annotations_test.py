@@ -65,6 +65,7 @@ def _stack(family: str) -> TransformerStack:
     return TransformerStack(period=FAMILIES[family][0], repeats=2, remat="full")
 
 
+@functools.cache  # CPUs and TPUs compile the same program
 def lowered(family: str, layout: Layout) -> Program:
     """Outputs, metrics and all gradients of a stack that is scanned and rematerialised; its products are einsums."""
     stack = _stack(family)
