@@ -155,29 +155,23 @@ def test_tied_embeddings_decode_as_they_train():
     np.testing.assert_allclose(metrics["cross_entropy"], expected, rtol=TOLERANCE)
 
 
-@pytest.mark.parametrize("mesh", ["2", "8", "4x2"])
+@pytest.mark.parametrize("mesh", ["8", "4x2"])
 def test_tied_embeddings_have_the_same_loss_and_gradient_on_every_mesh(mesh):
     """The table is gathered by row and multiplied as a matrix: both must be sharded alike."""
     weights, batch = TIED.weights(), copying(0)
-    values = tree.unflatten(
-        {
-            path: initial_value(weight, path, tf.constant([0, 1])).numpy()
-            for path, weight in tree.flatten(weights).items()
-        }
-    )
+    inputs, layout = {"theta": theta(TIED), "batch": batch}, Layout.of(DeviceMesh.parse(mesh))
 
-    def run(layout: Layout) -> dict[str, np.ndarray]:
-        def function(inputs: dict) -> dict:
-            with tf.GradientTape() as tape:
-                tape.watch(inputs["theta"])
-                loss, _ = TIED.loss(inputs["theta"], inputs["batch"], Context(layout))
-            return {"loss": loss, "table": tape.gradient(loss, inputs["theta"]["embedding"]["table"])}
+    def function(inputs: dict, layout: Layout = layout) -> dict:
+        with tf.GradientTape() as tape:
+            tape.watch(inputs["theta"])
+            loss, _ = TIED.loss(inputs["theta"], inputs["batch"], Context(layout))
+        table = tape.gradient(loss, inputs["theta"]["embedding"]["table"])
+        return {"loss": loss, "table": tf.convert_to_tensor(table)}
 
-        axes = {f"theta/{path}": weight.logical_axes for path, weight in tree.flatten(weights).items()}
-        axes |= {f"batch/{path}": "BT" for path in tree.flatten(batch)}
-        return harness.run(function, {"theta": values, "batch": batch}, layout, axes)
-
-    expected, found = run(Layout()), run(Layout.of(DeviceMesh.parse(mesh)))
+    axes = {f"theta/{path}": weight.logical_axes for path, weight in tree.flatten(weights).items()}
+    axes |= {f"batch/{path}": "BT" for path in tree.flatten(batch)}
+    found = harness.run(function, inputs, layout, axes)
+    expected = function(tree.map_leaves(tf.constant, inputs), Layout())  # eagerly: nothing is compiled
     np.testing.assert_allclose(found["loss"], expected["loss"], rtol=TOLERANCE)
     atol = TOLERANCE * np.abs(expected["table"]).max()
     np.testing.assert_allclose(found["table"], expected["table"], rtol=0, atol=atol)
@@ -408,6 +402,27 @@ def test_rounded_products_train_alike_unrolled_scanned_and_on_every_mesh(monkeyp
                 np.testing.assert_allclose(many[name], one[name], rtol=harness.BFLOAT16_ROUNDING, err_msg=name)
 
 
+# Two sentences and their translations.
+FORCED = {
+    "source": side([[5, 6, 7], [9, 8, 7, 6]], [[1] * 3, [1] * 4], False),
+    "target": side([[4, 9, 5, 5, 7], [8, 6, 4, 11, 10]], [[1] * 5] * 2, True),
+}
+
+
+@functools.cache
+def teacher_forced() -> np.ndarray:
+    """`[B, T]`, the negative log-likelihood of each label: what it adds to the loss of its sentence's beginning."""
+    rows, length = FORCED["target"]["labels"].shape
+    sums = np.zeros((rows, length + 1))
+    for row in range(rows):
+        for end in range(1, length + 1):
+            one = tree.map_leaves(lambda value, row=row: value[row : row + 1].copy(), FORCED)
+            one["target"]["segment_ids"][:] = np.arange(length) < end  # every position a token, until the end
+            metrics = evaluate(one)
+            sums[row, end] = metrics["cross_entropy"] * metrics["tokens"]
+    return np.diff(sums, axis=1)
+
+
 @pytest.mark.parametrize(
     "platform, precision, tolerance",
     # The log-probabilities are sums of rounded operands, through some ten products in a row.
@@ -418,11 +433,7 @@ def test_decoding_one_token_at_a_time_equals_teacher_forcing(platform, precision
     """Every step's log-probability of the label is that of the whole sequence: masks, positions and caches agree."""
     monkeypatch.setattr(processor, "multiplies_bfloat16", lambda: True)
     model = dataclasses.replace(MODEL, unroll=unroll)
-    sentences, length = [[4, 9, 5, 5, 7], [8, 6, 4, 11, 10]], 5
-    batch = {
-        "source": side([[5, 6, 7], [9, 8, 7, 6]], [[1] * 3, [1] * 4], False),
-        "target": side(sentences, [[1] * 5] * 2, True),
-    }
+    length = FORCED["target"]["ids"].shape[1]
 
     def stepwise(inputs: dict) -> dict:
         context, source = Context(platform=platform, matmul_precision=precision), inputs["source"]
@@ -439,8 +450,8 @@ def test_decoding_one_token_at_a_time_equals_teacher_forcing(platform, precision
         _, _, nll = tf.while_loop(lambda t, *_: t < length, step, (tf.constant(0), state, tf.zeros((2, length))))
         return {"nll": nll}
 
-    found = harness.run(stepwise, {"theta": theta(), **batch})["nll"]
-    expected = teacher_forced(batch)
+    found = harness.run(stepwise, {"theta": theta(), **FORCED})["nll"]
+    expected = teacher_forced()
     np.testing.assert_allclose(found, expected, rtol=tolerance)
     assert precision == "default" or np.abs(found - expected).max() > TOLERANCE, "nothing was rounded"
 
@@ -496,7 +507,7 @@ def test_selected_rows_continue_as_in_the_whole_batch(unroll):
         ({}, (1,), True),
         ({}, (2,), False),
         ({"inference_capacity_factor": 2.0}, (1,), False),
-        ({"layer_pattern": ("dense", "moe:inference_capacity_factor=2")}, (1,), False),
+        ({"layer_pattern": ("moe:inference_capacity_factor=2",)}, (1,), False),
         ({"router": "expert_choice", "encoder_layer_pattern": ("moe",), "layer_pattern": ("dense",)}, (1,), False),
     ],
 )
@@ -506,20 +517,7 @@ def test_sentences_that_compete_for_experts_stay_in_the_batch(changes, mesh, sel
     monkeypatch.setattr(
         Translation, "select_rows", lambda self, *arguments: selected.append(self) or select_rows(self, *arguments)
     )
-    model = dataclasses.replace(MODEL, **changes)
+    model = dataclasses.replace(TRAINED, **changes)
     specs = {field: Spec((BATCH, LENGTH), "int32", "BS") for field in ("ids", "segment_ids", "positions")}
     Steps(model, OPTIMIZER, Layout.of(DeviceMesh(mesh))).decode(specs, BeamSearch(beam_size=2, max_length=4))
     assert selected == [model] * selects
-
-
-def teacher_forced(batch: dict) -> np.ndarray:
-    """`[B, T]`, the negative log-likelihood of each label: what it adds to the loss of its sentence's beginning."""
-    rows, length = batch["target"]["labels"].shape
-    sums = np.zeros((rows, length + 1))
-    for row in range(rows):
-        for end in range(1, length + 1):
-            one = tree.map_leaves(lambda value, row=row: value[row : row + 1].copy(), batch)
-            one["target"]["segment_ids"][:] = np.arange(length) < end  # every position a token, until the end
-            metrics = evaluate(one)
-            sums[row, end] = metrics["cross_entropy"] * metrics["tokens"]
-    return np.diff(sums, axis=1)
