@@ -39,7 +39,9 @@ pytestmark = pytest.mark.slow
 
 MESHES = ["8", "4x2"]
 TRANSLATION = (
-    "model.num_layers=4",
+    "model.num_layers=2",
+    "model.encoder_layer_pattern=moe",
+    "model.layer_pattern=dense",
     "model.model_dim=16",
     "model.hidden_dim=32",
     "model.num_heads=2",
@@ -163,7 +165,7 @@ def test_every_variable_is_sharded_as_the_layout_says(mesh):
 def test_experts_are_sharded_and_gates_replicated():
     """As in GShard's Algorithm 2 on one mesh axis, and in GSPMD on two."""
     one, two = graph("8").variables(), graph("4x2").variables()
-    expert, gate = "theta/encoder/layer_1/feed_forward/wi", "theta/encoder/layer_1/feed_forward/gate"
+    expert, gate = "theta/encoder/layer_0/feed_forward/wi", "theta/encoder/layer_0/feed_forward/gate"
     assert one[expert].partition_dims == (1, 8, 1, 1) and one[expert].shard_shape == (1, 1, 16, 32)
     assert two["theta/experts/wi"].partition_dims == (4, 1, 2) and two["theta/experts/wi"].shard_shape == (2, 8, 8)
     assert one[gate].partition_dims == two["theta/experts/gate"].partition_dims == ()
