@@ -176,7 +176,7 @@ def test_uneven_stages_store_all_layers_everywhere():
         ({"pipeline": "gpipe", "stages": 5}, "stages is 5, but a stack repeats its pattern of layers 4 times"),
         ({"pipeline": "gpipe", "stages": 2, "remat": "none"}, "remat none. Use .*model.remat=full, keep_outputs"),
         ({"unroll": True, "remat": "none"}, "unroll is true"),
-        ({"pipeline": "gpipe", "stages": 2, "dispatch": "gather"}, "dispatch=gather.*use --set model.dispatch=einsum"),
+        ({"pipeline": "gpipe", "stages": 2, "dispatch": "gather"}, "dispatch is gather, manual.*use einsum or auto"),
         ({"num_groups": 6}, "num_groups is 6, which microbatches=4 does not divide"),
         ({"inference_num_groups": 6}, "inference_num_groups is 6, which microbatches=4 does not divide"),
     ],

@@ -53,7 +53,7 @@ def main(arguments: list[str]) -> int:
             markdown.around(page, name)  # reports a mistake before half an hour of measurements
     directories = Directories(pathlib.Path(_VALUES.directory).absolute(), pathlib.Path(_VALUES.venvs).absolute())
     with progress.bar("measuring", len(chosen) * _VALUES.rounds, "rounds") as advance:
-        results = [_measure(comparison, directories, advance) for comparison in chosen]
+        results = [_measure(comparison, _VALUES.rounds, directories, advance) for comparison in chosen]
     only = [f"--only={','.join(_VALUES.only)}"] if _VALUES.only else []
     run = {
         "date": datetime.date.today().isoformat(),
@@ -87,10 +87,10 @@ def _chosen(only: list[str]) -> list[Comparison]:
     return [comparison for name, comparison in names.items() if not only or name in only]
 
 
-def _measure(comparison: Comparison, directories: Directories, advance) -> Result:
+def _measure(comparison: Comparison, rounds: int, directories: Directories, advance) -> Result:
     """Measures a row; if a peer's environment cannot be made, or the measurement fails, the row holds the reason."""
     try:
-        return comparisons.run(comparison, _VALUES.rounds, directories, lambda: advance(note=comparison.name))
+        return comparisons.run(comparison, rounds, directories, lambda: advance(note=comparison.name))
     except UserError as error:
         return Result(comparison.name, missing=str(error), is_failure=not isinstance(error, PeerMissingError))
 

@@ -171,7 +171,7 @@ def test_only_a_peer_that_cannot_be_installed_is_no_failure(error, is_failure, m
         raise error
 
     monkeypatch.setattr(comparisons, "run", fail)
-    found = benchmarks._measure(COMPARISONS[0], comparisons.Directories(pathlib.Path(), pathlib.Path()), None)
+    found = benchmarks._measure(COMPARISONS[0], 2, comparisons.Directories(pathlib.Path(), pathlib.Path()), None)
     assert found.missing == str(error) and found.is_failure == is_failure
 
 

@@ -164,7 +164,7 @@ def test_table_of_losses():
     """A row for each evaluation, a line for each training."""
     text = losses.table(run_of(curve(5.0, 4.0), curve(5.0, 4.5, name="Marian, 1"), curve(4.0, 5.0, name="Marian, 3")))
     assert "| target tokens | ours | Marian, 1 | ratio |" in text
-    assert "| 0 | 9.000 | 9.000 | |\n| 100 | 5.000 | 5.000 | 1.000 |\n| 200 | 4.000 | 4.500 | 0.889 |" in text
+    assert "| 0 | 9.000 | 9.000 |  |\n| 100 | 5.000 | 5.000 | 1.000 |\n| 200 | 4.000 | 4.500 | 0.889 |" in text
     assert text.count("\n- Marian, ") == 2 and "- ours: 7 weights, 60 CPU s" in text
 
 
