@@ -33,6 +33,13 @@ def assigned(assignments: Sequence[str], name: str) -> str | None:
     return next((text.strip() for field, equals, text in reversed(pairs) if equals and field.strip() == name), None)
 
 
+def text(value: Any) -> str:
+    """Returns the text of a value, or of its like in JSON, from which `apply` reads it."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return ",".join(map(text, value)) if isinstance(value, tuple | list) else str(value)
+
+
 def apply(config: Any, assignments: Sequence[str]) -> Any:
     """Returns `config` with the assignments applied at once, so that fields that must agree can change together.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import pathlib
 import re
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
@@ -14,7 +15,7 @@ from lingvo_moe import experiment, registry
 from lingvo_moe.cli.run_config import CheckpointConfig
 from lingvo_moe.errors import UserError, did_you_mean
 from lingvo_moe.steps import weight_specs
-from lingvo_moe.training import checkpoint_manifest
+from lingvo_moe.training import checkpoint_manifest, hyperparameters
 from lingvo_moe.training import checkpoint_tools as tools
 from lingvo_moe.training.checkpoint import Checkpoints
 from lingvo_moe.training.checkpoint_errors import CorruptCheckpoint
@@ -145,7 +146,8 @@ def _to_safetensors(config: CheckpointConfig, file: str):
         raise UserError("--model and --set are for --input; with --output, the checkpoint says what it holds.")
     checkpoints = _existing(_logdir(config))
     step = tools.choose(checkpoints, config.step, tools.WEIGHTS)
-    tools.to_safetensors(checkpoints, step, file, config.dtype)
+    recorded = hyperparameters.load(checkpoints.directory.parent)
+    tools.to_safetensors(checkpoints, step, file, config.dtype, recorded.portable if recorded else ())
     _log.info(f"{file}: weights of step {step}, {config.dtype}")
 
 
@@ -153,12 +155,14 @@ def _from_safetensors(config: CheckpointConfig, file: str):
     for flag, question in (("step", "which step it is of"), ("dtype", "which dtype it has")):
         if flag in config.given:
             raise UserError(f"--{flag} is for --output; with --input, the file says {question}.")
-    if not config.model:
-        raise UserError("--model is missing; `python -m lingvo_moe list` shows the registered models.")
-    name = registry.full_name(config.model)
-    specs = weight_specs(experiment.get(name, config.assignments).model.weights())
-    step = tools.from_safetensors(file, name, specs, _logdir(config))
-    _log.info(f"{config.logdir}: weights of {name}, step {step}")
+    logdir, given = _logdir(config), registry.full_name(config.model) if config.model else None
+    facts = tools.facts_of_safetensors(file, f"--input={file}")
+    name = given or registry.full_name(facts.model)
+    settings = facts.settings if name == facts.model else ()
+    trained = experiment.get(name, (*settings, *config.assignments))
+    step = tools.from_safetensors(file, name, weight_specs(trained.model.weights()), logdir)
+    hyperparameters.save(pathlib.Path(logdir), name, trained)
+    _log.info(f"{logdir}: weights of {name}, step {step}")
 
 
 _ACTIONS = {

@@ -13,6 +13,7 @@ from lingvo_moe import tree
 from lingvo_moe.cli import main
 from lingvo_moe.testing import experiments as tiny
 from lingvo_moe.testing.checkpoints import flip, largest
+from lingvo_moe.training import hyperparameters
 from lingvo_moe.training.checkpoint import Checkpoints
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("compiled_once")]
@@ -28,6 +29,7 @@ def trained(data, tmp_path_factory) -> pathlib.Path:
         state = tree.map_leaves(lambda spec: random.normal(scale=0.1, size=spec.shape).astype(spec.dtype), specs)
         checkpoints.save(tiny.MODEL, state | {"step": np.int32(step)}, None)
     checkpoints.close()
+    hyperparameters.save(logdir, tiny.MODEL, tiny.tiny(data))
     return logdir
 
 
@@ -70,12 +72,11 @@ def test_verify_names_corrupt_files(trained, tmp_path, capsys):
 
 
 def test_average_and_convert_can_be_used(trained, data, tmp_path, capsys):
-    """The average can be inspected, converted and translated with; training from it is refused."""
+    """The average can be inspected, converted and translated with, without --model and --set; training is refused."""
     average, back, file = tmp_path / "average", tmp_path / "back", tmp_path / "weights.safetensors"
     assert _run("checkpoint", "average", f"--logdir={trained}", "--last=2", f"--output={average}") == 0
     assert _run("checkpoint", "convert", f"--logdir={average}", f"--output={file}") == 0
-    model = [setting for setting in tiny.settings() if not setting.startswith("--devices")]
-    assert _run("checkpoint", "convert", f"--logdir={back}", f"--input={file}", *model) == 0
+    assert _run("checkpoint", "convert", f"--logdir={back}", f"--input={file}") == 0
     both = tmp_path / "both"
     assert _run("checkpoint", "average", f"--logdirs={average},{back}", f"--output={both}") == 0
     capsys.readouterr()
@@ -85,7 +86,7 @@ def test_average_and_convert_can_be_used(trained, data, tmp_path, capsys):
         assert (
             _run(
                 "translate",
-                *tiny.settings(),
+                "--devices=2",
                 f"--tokenizers={data.tokenizers}",
                 f"--logdir={logdir}",
                 f"--input={tmp_path / 'in.txt'}",
@@ -152,7 +153,7 @@ def test_average_and_convert_can_be_used(trained, data, tmp_path, capsys):
             ["convert", "--logdir=LOG", "--output=a.safetensors", "--model=Quickstart"],
             "--model and --set are for --input",
         ),
-        (["convert", "--logdir=new", "--input=a.safetensors"], "--model is missing"),
+        (["convert", "--logdir=new", "--input=a.safetensors"], "--input=a.safetensors: there is no such file"),
         (
             ["convert", "--logdir=new", "--input=a.safetensors", "--model=Quickstart", "--step=3"],
             "--step is for --output",

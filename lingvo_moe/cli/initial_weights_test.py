@@ -129,7 +129,7 @@ def test_a_file_that_is_not_finite_is_refused(tmp_path):
     specs = tree.flatten(weight_specs(experiment.get(NAME, TINY).model.weights()))
     theta = {path: np.full(spec.shape, np.nan, spec.dtype) for path, spec in specs.items()}
     file = tmp_path / "given.safetensors"
-    safetensors_numpy.save_file(theta, file, weights_file.metadata(NAME, 7))
+    safetensors_numpy.save_file(theta, file, weights_file.metadata(weights_file.Facts(NAME, 7)))
     config = TrainConfig(model=NAME, logdir=str(tmp_path / "log"), initial_weights=str(file))
     with pytest.raises(
         UserError, match=f"--initial_weights={file}: .* has values that are not finite; use another file"

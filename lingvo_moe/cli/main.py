@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, NoReturn
 from absl import flags
 
 from lingvo_moe import experiment, extensions, registry
-from lingvo_moe.cli import allocator, app, released, run_config
+from lingvo_moe.cli import allocator, app, recorded, released, run_config
 from lingvo_moe.cli.run_config import (
     CheckpointConfig,
     CommandConfig,
@@ -167,7 +167,7 @@ def main(argv: list[str]) -> int:
         config = run_config.read(command.config, values)
         for where in config.imports:
             extensions.import_module(where)
-        return command.run(config, arguments[1:])
+        return command.run(recorded.by_default(config), arguments[1:])
 
     run.__doc__ = f"python -m lingvo_moe {name}: {command.summary}."
     return app.execute(run, [f"lingvo_moe {name}", *argv[2:]], values)

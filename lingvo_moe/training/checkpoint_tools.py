@@ -5,10 +5,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import datetime
-import json
 import pathlib
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,7 +17,7 @@ from jax import numpy as jnp
 from lingvo_moe import tree
 from lingvo_moe.errors import UserError
 from lingvo_moe.sharding.layout import Spec
-from lingvo_moe.training import checkpoint_arrays, checkpoint_manifest, quantization, weights_file
+from lingvo_moe.training import checkpoint_arrays, checkpoint_manifest, hyperparameters, quantization, weights_file
 from lingvo_moe.training.checkpoint import Checkpoints, first_difference, summary
 from lingvo_moe.training.checkpoint_errors import CorruptCheckpoint
 from lingvo_moe.training.checkpoint_reader import ARRAYS, WEIGHTS, Reader
@@ -190,6 +189,7 @@ def average_logdirs(logdirs: Mapping[str, Checkpoints], output: str | pathlib.Pa
 def _average(members: Mapping[str, tuple[Checkpoints, int]], output: str | pathlib.Path, origin: str):
     target = _new_checkpoints(output, "--output")
     read = {name: Reader(each.path(choose(each, step, WEIGHTS))) for name, (each, step) in members.items()}
+    first, _ = next(iter(members.values()))
     readers = _common_readers(read)
     meta = next(iter(read.values())).meta
     shapes, theta = meta["weights"], {}
@@ -203,6 +203,7 @@ def _average(members: Mapping[str, tuple[Checkpoints, int]], output: str | pathl
     newest = max(step for _, step in members.values())
     target.save_weights(newest, meta["model"], tree.unflatten(theta), origin, readers)
     target.close()
+    hyperparameters.copy(first.directory.parent, pathlib.Path(output))
 
 
 def _common_readers(members: Mapping[str, Reader]) -> list[str] | None:
@@ -233,7 +234,13 @@ def _common_readers(members: Mapping[str, Reader]) -> list[str] | None:
     return knowing[0].readers if knowing else None
 
 
-def to_safetensors(checkpoints: Checkpoints, step: int, file: str | pathlib.Path, dtype: str = "float32"):
+def to_safetensors(
+    checkpoints: Checkpoints,
+    step: int,
+    file: str | pathlib.Path,
+    dtype: str = "float32",
+    settings: Sequence[str] = (),
+):
     """Writes the weights of a step under their paths, with `weights_file.metadata`.
 
     Args:
@@ -242,6 +249,7 @@ def to_safetensors(checkpoints: Checkpoints, step: int, file: str | pathlib.Path
       file: to write.
       dtype: of the weights in the file. `bfloat16` halves it and rounds each weight to 8 significant bits; `int8`
         quarters it, see `quantization`.
+      settings: see `weights_file.Facts`.
 
     Raises:
       UserError: the step is absent or corrupt, its weights are not finite and `dtype` is `int8`, or the file cannot be
@@ -258,8 +266,8 @@ def to_safetensors(checkpoints: Checkpoints, step: int, file: str | pathlib.Path
     }
     if dtype == _INT8:
         theta = quantization.quantize(theta)
-    metadata = weights_file.metadata(reader.meta["model"], step, reader.readers)
-    tensor_files.save(f"--output={file}", file, theta, metadata)
+    facts = weights_file.Facts(reader.meta["model"], step, reader.readers, settings)
+    tensor_files.save(f"--output={file}", file, theta, weights_file.metadata(facts))
 
 
 def from_safetensors(
@@ -302,19 +310,31 @@ def read_safetensors(
     Raises:
       UserError: no such file, or one of other weights.
     """
+    with _opened(file, name) as opened:
+        facts = weights_file.facts(name, opened)
+        flat = tree.flatten(specs)
+        _check_tensors(name, opened, model, flat, remedy)
+        theta = {
+            path: weights_file.read_tensor(opened, path).astype(flat[path].dtype, copy=False)
+            for path in progress.track(sorted(flat), f"reading {pathlib.Path(file).name}", unit="arrays")
+        }
+        return FileWeights(facts.step, theta, facts.readers)
+
+
+def facts_of_safetensors(file: str | pathlib.Path, name: str) -> weights_file.Facts:
+    """Returns the metadata of a file that `to_safetensors` wrote; arguments and errors as of `read_safetensors`."""
+    with _opened(file, name) as opened:
+        return weights_file.facts(name, opened)
+
+
+@contextlib.contextmanager
+def _opened(file: str | pathlib.Path, name: str) -> Iterator[safetensors.safe_open]:
     _check_suffix(name, file)
     if not pathlib.Path(file).is_file():
         raise UserError(f"{name}: there is no such file.")
     try:
         with safetensors.safe_open(file, "numpy") as opened:
-            step, readers = _facts(name, opened.metadata() or {})
-            flat = tree.flatten(specs)
-            _check_tensors(name, opened, model, flat, remedy)
-            theta = {
-                path: weights_file.read_tensor(opened, path).astype(flat[path].dtype, copy=False)
-                for path in progress.track(sorted(flat), f"reading {pathlib.Path(file).name}", unit="arrays")
-            }
-            return FileWeights(step, theta, readers)
+            yield opened
     except safetensors.SafetensorError as error:
         raise UserError(f"{name}: not a complete safetensors file ({error}).") from None
 
@@ -350,22 +370,6 @@ def _read_weight(reader: Reader, path: str) -> np.ndarray:
         return reader.read(ARRAYS["theta"] + path)
     except CorruptCheckpoint as error:
         raise UserError(f"{reader.directory} is corrupt: {error}. Choose another step.") from None
-
-
-def _facts(name: str, metadata: Mapping[str, str]) -> tuple[int, list[str] | None]:
-    """Returns the step and the readers that a file's metadata names."""
-    try:
-        found = json.loads(metadata[weights_file.METADATA])
-        version, step, readers = found["format"], found["step"], found.get("readers")
-    except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
-        raise UserError(
-            f"{name}: its metadata has no step and format; expected a file that `checkpoint convert --output` wrote."
-        ) from None
-    if version != weights_file.FORMAT:
-        raise UserError(f"{name}: format {version!r}; this program knows {weights_file.FORMAT}.")
-    if type(step) is not int or step < 0:
-        raise UserError(f"{name}: its step is {step!r}; expected a non-negative integer.")
-    return step, readers
 
 
 def _check_tensors(name: str, opened: safetensors.safe_open, model: str, specs: Mapping[str, Spec], remedy: str):

@@ -26,7 +26,7 @@ from lingvo_moe.engines.base import Engine, Training
 from lingvo_moe.errors import UserError
 from lingvo_moe.experiment import Experiment
 from lingvo_moe.optimizers.schedules import InverseSquareRoot
-from lingvo_moe.training import logdir_lock
+from lingvo_moe.training import hyperparameters, logdir_lock
 from lingvo_moe.training.callbacks import Callback, StepResult, TrainingRun, registered_callbacks
 from lingvo_moe.training.checkpoint import Checkpoints
 from lingvo_moe.training.non_finite import NonFiniteGuard
@@ -84,6 +84,7 @@ def train(
             _log.info(f"{name} has already been trained for {trained} steps; --steps={trained + 1000} would continue.")
             process_group.finish()
             return {}
+        process_group.broadcast(lambda: hyperparameters.save(logdir, name, experiment))
         _log_cooldown(experiment)
         training = _compile(name, experiment, engine, process_group)
         first_step, data_state = _restore_or_initialise(

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import safetensors
 
+from lingvo_moe.errors import UserError
 from lingvo_moe.training import quantization
 
 # The key of the metadata's only entry, a JSON object: the library writes several entries in an arbitrary order.
@@ -14,16 +17,52 @@ METADATA = "lingvo_moe"
 FORMAT = 1
 
 
-def metadata(model: str, step: int, readers: list[str] | None = None) -> dict[str, str]:
-    """Returns the metadata of a file with the weights of a registered model after `step` steps.
+class Facts(NamedTuple):
+    """What the metadata says of the weights.
 
-    Args:
+    Attributes:
       model: the registered name.
       step: the number of steps.
       readers: see `checkpoint_reader.Reader.readers`.
+      settings: `hyperparameters.Recorded.portable` of their training.
     """
-    known = {} if readers is None else {"readers": readers}
-    return {METADATA: json.dumps({"format": FORMAT, "model": model, "step": step, **known}, sort_keys=True)}
+
+    model: str
+    step: int
+    readers: list[str] | None = None
+    settings: Sequence[str] = ()
+
+
+def metadata(facts: Facts) -> dict[str, str]:
+    """Returns the metadata of a file of weights."""
+    known = {} if facts.readers is None else {"readers": facts.readers}
+    known |= {"settings": list(facts.settings)} if facts.settings else {}
+    return {METADATA: json.dumps({"format": FORMAT, "model": facts.model, "step": facts.step, **known}, sort_keys=True)}
+
+
+def facts(name: str, opened: safetensors.safe_open) -> Facts:
+    """Returns what the metadata says.
+
+    Args:
+      name: what messages call the file, like `--input=FILE`.
+      opened: the file.
+
+    Raises:
+      UserError: another program wrote the file, or another version of this one.
+    """
+    try:
+        found = json.loads((opened.metadata() or {})[METADATA])
+        version, step = found["format"], found["step"]
+        known = Facts(str(found.get("model")), step, found.get("readers"), list(map(str, found.get("settings", []))))
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
+        raise UserError(
+            f"{name}: its metadata has no step and format; expected a file that `checkpoint convert --output` wrote."
+        ) from None
+    if version != FORMAT:
+        raise UserError(f"{name}: format {version!r}; this program knows {FORMAT}.")
+    if type(step) is not int or step < 0:
+        raise UserError(f"{name}: its step is {step!r}; expected a non-negative integer.")
+    return known
 
 
 def read_tensor(opened: safetensors.safe_open, path: str) -> np.ndarray:

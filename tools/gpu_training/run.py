@@ -308,7 +308,7 @@ class Run:
         steps = self._steps_at_lowest
         theta = {path: np.asarray(value) for path, value in tree.flatten(self._at_lowest).items()}
         with output_files.atomic_path(self._given.output / _WEIGHTS) as partial:
-            save_file(quantize(theta), partial, weights_file.metadata(self._model, steps))
+            save_file(quantize(theta), partial, weights_file.metadata(weights_file.Facts(self._model, steps)))
         self._log(saved=True, steps=steps)
 
     def _save_state(self, state: dict):

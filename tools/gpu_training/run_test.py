@@ -173,7 +173,7 @@ def test_make_takes_the_weights_of_a_shallower_model(tmp_path, monkeypatch):
     """As `train --initial_weights --initial_set` does; without weights there is nothing to train."""
     shallow = experiment.get("m4.Pocket", [*_TINY, *_SHALLOW], DeviceMesh((1,)))
     file = tmp_path / "shallow.safetensors"
-    save_file(_random_weights(shallow), file, weights_file.metadata("m4.Pocket", 7))
+    save_file(_random_weights(shallow), file, weights_file.metadata(weights_file.Facts("m4.Pocket", 7)))
     seen = {}
     monkeypatch.setattr(make, "make", lambda own, name, weights, directory: seen.update(weights))
     (tmp_path / "made").mkdir()

@@ -1,0 +1,68 @@
+"""A command uses the model and the hyperparameters of its log directory, then those of its flags."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+from absl import flags
+
+from lingvo_moe import experiment
+from lingvo_moe.cli import recorded, run_config
+from lingvo_moe.errors import UserError
+from lingvo_moe.training import hyperparameters
+
+MODEL = "m4.Quickstart"
+
+
+def _config(*arguments: str) -> run_config.TranslateConfig:
+    values = flags.FlagValues()
+    run_config.define_flags(run_config.TranslateConfig, values)
+    values(["translate", *arguments])
+    return run_config.read(run_config.TranslateConfig, values)
+
+
+@pytest.fixture
+def logdir(tmp_path):
+    """Of a training with another router."""
+    hyperparameters.save(tmp_path, MODEL, experiment.unchecked(MODEL, ["router=switch", "search.beam_size=2"]))
+    return tmp_path
+
+
+@pytest.mark.parametrize("model", [(), ("--model=Quickstart",)])
+def test_what_a_training_recorded_is_used(logdir, model, caplog):
+    """Without the flags of the training, and said in the log."""
+    with caplog.at_level(logging.INFO):
+        found = recorded.by_default(_config(*model, f"--logdir={logdir}"))
+    assert isinstance(found, run_config.ModelConfig) and found.model == MODEL
+    assert found.assignments == ("model.router=switch", "search.beam_size=2")
+    assert f"{logdir}/hyperparameters.json: {MODEL} --set=model.router=switch --set=search.beam_size=2" in caplog.text
+    assert all(record.levelno == logging.INFO for record in caplog.records)
+
+
+def test_flags_come_last_and_a_change_of_the_model_is_a_warning(logdir, caplog):
+    """Weights of one router would be used with another without a word."""
+    found = recorded.by_default(_config(f"--logdir={logdir}", "--set=router=top2", "--set=search.beam_size=3"))
+    assert isinstance(found, run_config.ModelConfig)
+    changed = experiment.unchecked(MODEL, found.assignments)
+    assert changed.model == experiment.unchecked(MODEL).model and changed.search.beam_size == 3
+    warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert warnings == [f"model.router is top2 here; it is switch in {logdir}/hyperparameters.json."]
+
+
+def test_another_model_has_its_own_hyperparameters(logdir, caplog):
+    """The weights may fit it; the settings of the first need not."""
+    config = _config(f"--logdir={logdir}", "--model=m4.QuickstartShort")
+    assert recorded.by_default(config) == config
+    assert "has the hyperparameters of m4.Quickstart, which are not used" in caplog.text
+
+
+def test_nothing_is_recorded(tmp_path):
+    """As ever without a log directory, or with one of an earlier version."""
+    for config in (_config(), _config(f"--logdir={tmp_path}"), _config(f"--logdir={tmp_path}/new")):
+        assert recorded.by_default(config) == config
+
+
+def test_a_wrong_flag_is_reported(logdir):
+    with pytest.raises(UserError, match="roter: no such field. Did you mean"):
+        recorded.by_default(_config(f"--logdir={logdir}", "--set=roter=top2"))

@@ -1,0 +1,100 @@
+"""The hyperparameters in a log directory: every registered model's survive, and a file that is damaged is named."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+
+import pytest
+
+from lingvo_moe import experiment, overrides, registry
+from lingvo_moe.errors import UserError
+from lingvo_moe.optimizers.adafactor import Adafactor
+from lingvo_moe.training import hyperparameters
+
+MODEL = "m4.Quickstart"
+
+
+@pytest.mark.parametrize("name", registry.names())
+def test_every_value_of_every_model_is_read_as_it_was(name, tmp_path):
+    """A later version may have other defaults: the log directory's are those of its training."""
+    trained = experiment.unchecked(name)
+    hyperparameters.save(tmp_path, name, trained)
+    assert hyperparameters.load(tmp_path) == (name, ())
+    file = tmp_path / hyperparameters.FILE
+    values = json.loads(file.read_text())["hyperparameters"]
+    for path, _ in overrides.fields(trained):
+        if path in values and path not in ("corpus", "tokenizers"):
+            assert overrides.apply(trained, [f"{path}={overrides.text(values[path])}"]) == trained
+    assert {path for path, _ in overrides.fields(trained)} - values.keys() == {
+        *("mesh", "layout", "platform", "windowed_einsum_mib", "training.steps")
+    }
+
+
+def test_differences_are_assignments(tmp_path, monkeypatch):
+    """What differs from the registered model is read; not where and how long the training ran."""
+    changes = [
+        "model.router=switch",
+        "model.inference_capacity_factor=2.5",
+        "input.packing=false",
+        "search.beam_size=3",
+    ]
+    ran = [*changes, "training.steps=7", "mesh=4", "tokenizers=own", "search.forbidden_ids=0,3"]
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own").mkdir()
+    hyperparameters.save(tmp_path, MODEL, experiment.unchecked(MODEL, ran))
+    found = hyperparameters.load(tmp_path)
+    assert found is not None and found.model == MODEL
+    assert sorted(found.portable) == sorted([*changes, "search.forbidden_ids=0,3"])
+    assert set(found.assignments) - set(found.portable) == {f"tokenizers={tmp_path}/own"}
+    again = experiment.unchecked(MODEL, found.assignments)
+    assert again.model == experiment.unchecked(MODEL, ran).model and again.mesh == experiment.unchecked(MODEL).mesh
+
+
+def test_a_directory_that_is_gone_is_left_out(tmp_path, caplog):
+    """The model's own stands for it, or the flag; nobody has to repair the file."""
+    hyperparameters.save(tmp_path, MODEL, experiment.unchecked(MODEL, [f"corpus={tmp_path}/gone"]))
+    with caplog.at_level(logging.WARNING):
+        assert hyperparameters.load(tmp_path) == (MODEL, ())
+    assert f"corpus={tmp_path}/gone: this directory of the training is gone" in caplog.text
+
+
+def test_values_that_no_flag_can_set_are_left_out(tmp_path):
+    """An extension may have them; the others are kept."""
+
+    @dataclasses.dataclass(frozen=True)
+    class Special(Adafactor):
+        table: dict = dataclasses.field(default_factory=dict)
+
+    own = experiment.unchecked(MODEL)
+    special = Special(**{field.name: getattr(own.optimizer, field.name) for field in dataclasses.fields(Adafactor)})
+    trained = dataclasses.replace(own, optimizer=dataclasses.replace(special, beta1=0.5))
+    hyperparameters.save(tmp_path, MODEL, trained)
+    assert hyperparameters.load(tmp_path) == (MODEL, ("optimizer.beta1=0.5",))
+
+
+@pytest.mark.parametrize(
+    "content, pattern",
+    [
+        ("{", "expected the model and the hyperparameters that training wrote"),
+        ("[1]", "expected the model and the hyperparameters that training wrote"),
+        ('{"model": "m4.Quickstart"}', "expected the model and the hyperparameters that training wrote"),
+        ('{"model": "m4.Nowhere", "hyperparameters": {}}', "m4.Nowhere.* or the model be one of an --import"),
+        ('{"model": "m4.Quickstart", "hyperparameters": {"model.depth": 3}}', "model.depth: no such field.*version"),
+        ('{"model": "m4.Quickstart", "hyperparameters": {"model.model_dim": "x"}}', "model_dim=x: expected a whole"),
+        ('{"model": "m4.Quickstart", "hyperparameters": {"model.model_dim": {}}}', "model_dim={}: expected a whole"),
+        ('{"model": "m4.Quickstart", "hyperparameters": {"model.num_groups": -1}}', "num_groups"),
+    ],
+)
+def test_a_damaged_file_is_an_error_that_names_it(content, pattern, tmp_path):
+    (tmp_path / hyperparameters.FILE).write_text(content)
+    with pytest.raises(UserError, match=f"{tmp_path / hyperparameters.FILE}: .*{pattern}"):
+        hyperparameters.load(tmp_path)
+
+
+def test_no_file(tmp_path):
+    """Of log directories of earlier versions, and of those that are not there yet."""
+    assert hyperparameters.load(tmp_path) is None and hyperparameters.load(tmp_path / "new") is None
+    hyperparameters.copy(tmp_path, tmp_path)
+    assert not list(tmp_path.iterdir())
