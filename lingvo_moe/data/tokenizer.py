@@ -96,6 +96,11 @@ class Tokenizer:
         """Returns the ids of each text, `[length] int32`, without bos and eos."""
         return [np.array(ids, np.int32) for ids in self._processor.encode(list(texts), out_type=int)]
 
+    def has_pieces_for(self, text: str) -> bool:
+        """Returns whether the ids of a text stand for pieces, none for a byte or something unknown."""
+        ids = self.encode([text])[0].tolist()
+        return not any(self._processor.is_byte(i) or self._processor.is_unknown(i) for i in ids)
+
     def pieces(self, ids: Iterable[int] | np.ndarray) -> list[str]:
         """Returns the text of each id; one outside of the vocabulary is unknown."""
         size = self.vocabulary_size

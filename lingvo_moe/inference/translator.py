@@ -15,6 +15,7 @@ from lingvo_moe.engines.base import Engine
 from lingvo_moe.experiment import Experiment
 from lingvo_moe.inference.sentence_splitting import segment
 from lingvo_moe.inference.trained_weights import trained_weights
+from lingvo_moe.inference.unknown_symbols import Framed, take_out
 from lingvo_moe.utils import progress
 
 _log = logging.getLogger(__name__)
@@ -86,22 +87,24 @@ class Translator:
         Equal sentences are translated once. Translations of an empty sentence are empty. A line of
         `input.source_length` tokens or more is translated in parts, see `sentence_splitting`; before the first
         translation, a warning names the lines with a sentence that is too long by itself and loses its end, ten of them
-        at most.
+        at most. Symbols that the source tokenizer does not know are not translated, see `unknown_symbols`.
 
         Args:
           sentences: the lines.
           start: how many of them to leave out, at the beginning.
         """
-        lines = self._segmented(sentences[start:], start + 1)
+        framed = take_out(sentences[start:], self._tokenizers.source)
+        lines = self._segmented([line.text for line in framed], start + 1)
         uses = collections.Counter(text for line in lines for text in line)
         if len(uses) < len(lines):
             _log.info("%d lines have %d different sentences; each is translated once.", len(lines), len(uses))
         known: dict[str, list[Translation]] = {}
+        frames = iter(framed)
         with progress.bar("translating", len(uses), "sentences") as advance:
             for chunk in _chunks(lines, self._experiment.decoding_batch):
                 new = list(dict.fromkeys(text for line in chunk for text in line if text not in known))
                 known.update(zip(new, self._translate_texts(new, advance), strict=True))
-                yield [_joined([known[text] for text in line]) for line in chunk]
+                yield [_whole(next(frames), [known[text] for text in line]) for line in chunk]
                 uses.subtract(text for line in chunk for text in line)
                 known = {text: translations for text, translations in known.items() if uses[text]}
 
@@ -187,6 +190,11 @@ def _chunks(lines: Sequence[list[str]], batch: int) -> Iterator[list[list[str]]]
         new += len(texts)
     if chunk:
         yield chunk
+
+
+def _whole(frame: Framed, parts: Sequence[list[Translation]]) -> list[Translation]:
+    """Returns the translations of a line with its frame, from those of its parts."""
+    return [dataclasses.replace(each, text=frame.around(each.text)) for each in _joined(parts)]
 
 
 def _joined(parts: Sequence[list[Translation]]) -> list[Translation]:
