@@ -101,11 +101,11 @@ class TrainInput:
           UserError: immediately, a state of another stream; later, a corpus without a pair that fits into a row.
         """
         shards = range(self._config.num_shards) if shards is None else shards
-        identity = {"version": _STATE_VERSION, "stream": self.stream_id, "shards": self._config.num_shards}
+        identity = self._identity
         if state is None:
             start = {str(shard): {"next": shard, "pending": [], "rejected": 0} for shard in shards}
             state = {**identity, "positions": start}
-        _check_identity(state, identity)
+        self.check(state)
         streams = [self._shard(state["positions"][str(shard)]) for shard in shards]
         return _prefetch(
             (
@@ -118,6 +118,31 @@ class TrainInput:
             )
             for parts in zip(*streams)
         )
+
+    def check(self, state: State):
+        """Raises UserError for a state of another stream, which `batches` could not continue."""
+        resumed = "the position in the training data cannot be resumed"
+        if state.get("version") != _STATE_VERSION:
+            raise UserError(
+                f"{resumed}: another version of this program saved it (version {state.get('version')}, expected "
+                f"{_STATE_VERSION}). Start in another --logdir."
+            )
+        if state.get("readers", list(self._examples.readers)) != list(self._examples.readers):
+            raise UserError(
+                f"{resumed}: the tokenizers are not those of before. Give the same --tokenizers, or start in another "
+                f"--logdir."
+            )
+        for key, value in self._identity.items():
+            if state.get(key) != value:
+                raise UserError(
+                    f"{resumed}: its {key} is {state.get(key)}, now it is {value}. Give the same corpus, "
+                    f"input.temperature, input.sentence_balance, input.name_substitution, input.seed and input.shards "
+                    f"as before, or start in another --logdir."
+                )
+
+    @property
+    def _identity(self) -> State:
+        return {"version": _STATE_VERSION, "stream": self.stream_id, "shards": self._config.num_shards}
 
     def _shard(self, position: dict[str, Any]) -> Iterator[tuple[Batch, dict[str, Any]]]:
         """Yields (the shard's rows of the next batch, its position after it), endlessly."""
@@ -187,21 +212,6 @@ def merge_states(states: Sequence[State]) -> State:
 def rejected_pairs(state: State) -> int:
     """Returns the number of pairs that the shards of a state have rejected since the start as too long for a row."""
     return sum(position["rejected"] for position in state["positions"].values())
-
-
-def _check_identity(state: State, identity: State):
-    if state.get("version") != identity["version"]:
-        raise UserError(
-            "the position in the training data cannot be resumed: another version of this program saved it (version "
-            f"{state.get('version')}, expected {identity['version']}). Start in another --logdir."
-        )
-    for key, value in identity.items():
-        if state.get(key) != value:
-            raise UserError(
-                f"the position in the training data cannot be resumed: its {key} is {state.get(key)}, now it is "
-                f"{value}. Give the same corpus, tokenizers, input.temperature, input.sentence_balance, "
-                f"input.name_substitution, input.seed and input.shards as before, or start in another --logdir."
-            )
 
 
 class EvalInput:

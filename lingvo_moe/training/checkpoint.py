@@ -239,6 +239,10 @@ class Checkpoints:
                     raise UserError(f"{self.path(step)} is corrupt: {error}. Choose another step.") from None
                 self._mark_corrupt(candidate, WEIGHTS, str(error))
 
+    def data_state(self, step: int) -> Any:
+        """Returns the state of the input pipeline of a step."""
+        return self.processes.broadcast(lambda: Reader(self.path(step)).meta["data_state"])
+
     def readers(self, step: int) -> list[str] | None:
         """Returns `Reader.readers` of a step."""
         return self.processes.broadcast(lambda: Reader(self.path(step)).readers)

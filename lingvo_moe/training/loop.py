@@ -79,7 +79,9 @@ def train(
     _check_processes(name, experiment, train_input, logdir, process_group, initial_weights, initial_values)
     with contextlib.ExitStack() as stack:
         process_group.broadcast(lambda: stack.enter_context(logdir_lock.locked(logdir)))
-        checkpoints, initial, trained = _open_checkpoints(name, experiment, logdir, process_group, initial_weights)
+        checkpoints, initial, trained = _open_checkpoints(
+            name, experiment, train_input, logdir, process_group, initial_weights
+        )
         if trained >= schedule.steps:
             _log.info(f"{name} has already been trained for {trained} steps; --steps={trained + 1000} would continue.")
             process_group.finish()
@@ -114,6 +116,7 @@ def _open_data(experiment: Experiment) -> tuple[TrainInput, EvalInput]:
 def _open_checkpoints(
     name: str,
     experiment: Experiment,
+    train_input: TrainInput,
     logdir: pathlib.Path,
     process_group: ProcessGroup,
     initial_weights: str | pathlib.Path | None,
@@ -121,7 +124,7 @@ def _open_checkpoints(
     """Opens the checkpoints of `logdir` and of the initial weights, and returns them with the newest step or 0.
 
     Raises:
-      UserError: those that training starts with are of another model, or were trained with other tokenizers.
+      UserError: those that training starts with are of another model, or were trained with other tokenizers or data.
     """
     checkpoints = Checkpoints(logdir, experiment.training.keep, process_group)
     initial = None if initial_weights is None else Checkpoints(initial_weights, processes=process_group)
@@ -129,6 +132,8 @@ def _open_checkpoints(
     specs = experiment.steps.state_specs()
     if trained:
         checkpoints.require_state(name, specs)
+        if (state := checkpoints.data_state(trained)) is not None:
+            train_input.check(state)
     elif initial is not None:
         readers = initial.readers(initial.require(name, specs["theta"]))
         if not same_readers(experiment, readers):
