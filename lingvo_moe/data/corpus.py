@@ -179,8 +179,8 @@ def read_manifest(directory: Path) -> dict:
     if not path.is_file():
         reason = "is not a corpus (it has no corpus.json)" if directory.is_dir() else "does not exist"
         raise UserError(
-            f"the corpus {directory} {reason}. Build one: python -m tools.build_corpus --preset=pypi "
-            f"--output={directory}, or from your own files with --preset=none --input=DIR."
+            f"the corpus {directory} {reason}. Build one: python -m tools.build_corpus --preset=PRESET "
+            f"--output={directory}; --help lists the presets, and --preset=none --input=DIR reads your own files."
         )
     try:
         manifest = json.loads(_read(path))
