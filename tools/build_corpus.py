@@ -60,6 +60,16 @@ flags.DEFINE_multi_string(
     flag_values=FLAGS,
 )
 flags.DEFINE_multi_string(
+    "valid_input",
+    [],
+    "A directory or file of your own, as of --input, that is the validation split; its sentences, and those within one "
+    "word of them, are not trained on. May be repeated. By default, the split is made of the other inputs.",
+    flag_values=FLAGS,
+)
+flags.DEFINE_multi_string(
+    "test_input", [], "The same for the test split, such as a public test set. May be repeated.", flag_values=FLAGS
+)
+flags.DEFINE_multi_string(
     "import",
     [],
     "A module or .py file that registers data sources of your own with lingvo_moe.data.sources.register_source. "
@@ -83,6 +93,10 @@ def main(argv: list[str]):
         raise UserError(f"unexpected argument {argv[1]!r}; inputs are named with --input={argv[1]}.")
     if not FLAGS.output:
         raise UserError("--output is missing; name the directory to make with --output=DIR.")
+    if FLAGS.unseen_by and (FLAGS.valid_input or FLAGS.test_input):
+        raise UserError(
+            "--unseen_by makes a corpus for testing alone, of all inputs; leave --valid_input and --test_input out."
+        )
     for module in FLAGS["import"].value or ():
         extensions.import_module(module)
     corpus, is_new = corpus_builder.build(
@@ -93,6 +107,7 @@ def main(argv: list[str]):
         FLAGS.force,
         check_selected(FLAGS.languages, "--languages"),
         Corpus.open_to_train(FLAGS.unseen_by) if FLAGS.unseen_by else None,
+        {"valid": FLAGS.valid_input, "test": FLAGS.test_input},
     )
     for warning in warnings(corpus.manifest):
         _LOG.warning("%s", warning)

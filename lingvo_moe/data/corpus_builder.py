@@ -5,8 +5,10 @@ from __future__ import annotations
 import collections
 import dataclasses
 import hashlib
-from collections.abc import Collection, Iterable, Sequence
+import types
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from lingvo_moe.data import catalogs, cleaning, debian, debian_more, languages, pocket, sources, splitting, wheels
 from lingvo_moe.data.corpus import Corpus
@@ -43,6 +45,29 @@ class CollectedPairs:
     english_labels: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
     unlabelled: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
 
+    def add_counts(self, other: CollectedPairs):
+        """Adds the counts of other pairs."""
+        for mine, theirs in (
+            (self.read, other.read),
+            (self.english_labels, other.english_labels),
+            (self.unlabelled, other.unlabelled),
+        ):
+            mine.update(theirs)
+        for language, counts in other.rejected.items():
+            self.rejected[language].update(counts)
+
+
+class GivenSplit(NamedTuple):
+    """A held-out split that the user has chosen.
+
+    Attributes:
+      inputs: the names of its directories and files.
+      pairs: by language.
+    """
+
+    inputs: list[str]
+    pairs: Mapping[str, set[Pair]]
+
 
 def build(
     preset: str,
@@ -52,6 +77,7 @@ def build(
     force: bool = False,
     selected: Collection[str] = (),
     unseen_by: Corpus | None = None,
+    held_out: Mapping[str, Sequence[str | Path]] = types.MappingProxyType({}),
 ) -> tuple[Corpus, bool]:
     """Builds a corpus, unless `output` already has one of the same inputs.
 
@@ -65,6 +91,9 @@ def build(
         has.
       unseen_by: a corpus that a model is trained on. The result is for testing alone: its test split has every eligible
         sentence that is not in (or within one word of) that training split.
+      held_out: the user's own directories and files of the splits `valid` and `test`, which are those splits. Their
+        sentences, and those within one word of them, are left out of the training split. A split without files is made
+        of the other inputs.
 
     Returns:
       The corpus, and whether it was built by this call.
@@ -76,8 +105,13 @@ def build(
     prepare_output_directory(output)
     wanted = selected or (unseen_by.languages if unseen_by else ())
     read_from = find_sources(preset, inputs, packages, wanted)
+    given = {
+        split: [sources.user_input(path, f"--{split}_input") for path in paths]
+        for split, paths in sorted(held_out.items())
+        if paths
+    }
     read = wanted or read_from.languages
-    target = OutputDirectory(output, _identity(preset, read_from, read, unseen_by))
+    target = OutputDirectory(output, _identity(preset, read_from, read, unseen_by, given))
     if not force and target.is_up_to_date():
         return Corpus.open(output), False
     target.check_replaceable(force)
@@ -87,24 +121,55 @@ def build(
     if missing := set(selected) - set(collected.read):
         raise UserError(f"--languages={min(missing)}: the sources of this corpus have no entries in that language.")
     reject_wrong_script(collected)
-    _write(target, preset, read_from, collected, unseen_by)
+    chosen = {split: _collect_given(split, own, read, collected) for split, own in given.items()}
+    _write(target, preset, read_from, collected, unseen_by, chosen)
     return Corpus.open(output), True
 
 
-def _identity(preset: str, read_from: SourceList, selected: Collection[str], unseen_by: Corpus | None) -> str:
+def _collect_given(
+    split: str, read_from: Sequence[sources.Source], selected: Collection[str], collected: CollectedPairs
+) -> GivenSplit:
+    """Reads a held-out split; counts entries and rejections in `collected`.
+
+    Raises:
+      UserError: no pair is left.
+    """
+    given = collect_pairs(read_from, selected)
+    if not given.pairs:
+        raise UserError(f"--{split}_input: no pairs to hold out: {_why_empty(given)}")
+    collected.add_counts(given)
+    return GivenSplit([source.name for source in read_from], given.pairs)
+
+
+def _identity(
+    preset: str,
+    read_from: SourceList,
+    selected: Collection[str],
+    unseen_by: Corpus | None,
+    held_out: Mapping[str, Sequence[sources.Source]],
+) -> str:
     """Returns a hash of all that decides the corpus."""
     lines = [f"rules {_RULES_VERSION}", preset]
     lines += [f"language {language}" for language in sorted(selected)]
     lines += [f"unseen by {unseen_by.fingerprint}"] if unseen_by else []
     lines += [f"{source.name} {source.identity()}" for source in read_from.sources]
+    lines += [f"{split} {each.name} {each.identity()}" for split, own in held_out.items() for each in own]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
 def _write(
-    target: OutputDirectory, preset: str, read_from: SourceList, collected: CollectedPairs, unseen_by: Corpus | None
+    target: OutputDirectory,
+    preset: str,
+    read_from: SourceList,
+    collected: CollectedPairs,
+    unseen_by: Corpus | None,
+    given: Mapping[str, GivenSplit],
 ):
     english = {english for pairs in collected.pairs.values() for _, english in pairs}
-    split = splitting.split_unseen(english, _training_keys(unseen_by)) if unseen_by else splitting.split_keys(english)
+    if unseen_by:
+        split = splitting.split_unseen(english, _training_keys(unseen_by))
+    else:
+        split = splitting.split_keys(english, {name: _keys(own.pairs) for name, own in given.items()})
     with target.atomic_writer() as writer:
         for language in progress.track(sorted(collected.read), "writing the corpus", unit="languages"):
             rejected = collected.rejected[language]
@@ -112,13 +177,15 @@ def _write(
             if unseen_by:
                 divided = unseen_pairs(pairs, split, _training_sources(unseen_by, language), rejected)
             else:
-                divided = split_pairs(pairs, split, rejected)
+                chosen = {name: own.pairs.get(language, set()) for name, own in given.items()}
+                divided = split_pairs(pairs, split, rejected, chosen)
             writer.add(language, divided, collected.read[language], rejected)
         links = collections.Counter({source.name: source.skipped_links for source in read_from.sources})
         writer.finish(
             {
                 "preset": preset,
                 "inputs": [source.name for source in read_from.sources],
+                "held_out_inputs": {name: own.inputs for name, own in given.items()},
                 "inputs_identity": target.identity,
                 "unseen_by": unseen_by.fingerprint if unseen_by else None,
                 "missing_packages": list(read_from.missing_packages),
@@ -194,10 +261,25 @@ def reject_wrong_script(collected: CollectedPairs):
 
 
 def split_pairs(
-    pairs: Iterable[Pair], split: splitting.KeySplit, rejected: collections.Counter[str]
+    pairs: Iterable[Pair],
+    split: splitting.KeySplit,
+    rejected: collections.Counter[str],
+    given: Mapping[str, Collection[Pair]] = types.MappingProxyType({}),
 ) -> dict[str, list[Pair]]:
-    """Returns the pairs of one language by split, sorted by English; counts in `rejected` those that are in none."""
-    result: dict[str, list[Pair]] = {"train": [], "valid": [], "test": []}
+    """Returns the pairs of one language by split, sorted by English.
+
+    Args:
+      pairs: of the language.
+      split: of `splitting.split_keys`.
+      rejected: counts by reason, increased by the pairs that are in no split.
+      given: all pairs of the held-out splits that are given.
+    """
+    result: dict[str, list[Pair]] = {
+        "train": [],
+        "valid": [],
+        "test": [],
+        **{name: [*own] for name, own in given.items()},
+    }
     for pair in pairs:
         name = _split_of(pair[1], split)
         if isinstance(name, Rejection):
@@ -209,7 +291,7 @@ def split_pairs(
     train = [pair for pair in result["train"] if pair[0] not in held_out_sources]
     rejected[Rejection.SOURCE_HELD_OUT] += len(result["train"]) - len(train)
     result["train"] = train
-    for held_out in ("test", "valid"):
+    for held_out in {"test", "valid"} - given.keys():
         result[held_out] = _capped(result[held_out], rejected)
     return {name: sorted(chosen, key=lambda pair: pair[::-1]) for name, chosen in result.items()}
 
@@ -245,6 +327,11 @@ def _capped(pairs: list[Pair], rejected: collections.Counter[str]) -> list[Pair]
     return sorted(pairs, key=lambda pair: splitting.hash_fraction("\t".join(pair)))[:HELD_OUT_CAP]
 
 
+def _keys(pairs: Mapping[str, Collection[Pair]]) -> set[str]:
+    """Returns the English keys of pairs by language."""
+    return {splitting.english_key(english) for own in pairs.values() for _, english in own}
+
+
 def _training_keys(corpus: Corpus) -> set[str]:
     """Returns the English keys of a corpus's training split."""
     english = {english for language in corpus.languages_of("train") for _, english in corpus.pairs("train", language)}
@@ -260,6 +347,8 @@ def _training_sources(corpus: Corpus, language: str) -> set[str]:
 
 def _split_of(english: str, split: splitting.KeySplit) -> str | Rejection:
     key = splitting.english_key(english)
+    if key in split.given:
+        return Rejection.GIVEN
     if key in split.test or key in split.valid:
         if not splitting.can_be_held_out(english):
             return Rejection.HELD_OUT_WORDING

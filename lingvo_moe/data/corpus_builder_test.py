@@ -71,6 +71,61 @@ def test_no_held_out_sentence_is_trained_on_in_any_language(texts, tmp_path):
     assert built.languages_of("test") == ("de", "fr", "ru")
 
 
+def _held_out_files(directory: Path, count: int, words: str = "") -> tuple[Path, list[tuple[str, str]]]:
+    """Writes a file of German sentences, which also have some of `words`, and returns it with its pairs."""
+    pairs = [(f"prüf {sentence}{words}", f"{sentence}{words}") for sentence in _sentences(count)]
+    _write_tsv(directory / "de.tsv", pairs)
+    return directory / "de.tsv", pairs
+
+
+@pytest.mark.parametrize("split", ["test", "valid"])
+def test_a_split_that_is_given_is_that_split_and_is_not_trained_on(texts, tmp_path, split):
+    """In any language; the other held-out split is chosen by hash, and every entry is counted."""
+    (tmp_path / "own").mkdir()
+    file, pairs = _held_out_files(tmp_path / "own", 30)
+    _write_tsv(file, [*pairs, ("nur kurz", "short only"), ("gut", "%s")])
+    built = _build(texts, tmp_path / "corpus", held_out={split: [file]})
+    assert sorted(built.pairs(split, "de")) == sorted([*pairs, ("nur kurz", "short only")])
+    assert built.languages_of(split) == ("de",)
+    other = "valid" if split == "test" else "test"
+    keys = {
+        name: {english_key(e) for language in built.languages_of(name) for _, e in built.pairs(name, language)}
+        for name in SPLITS
+    }
+    assert len(keys[other]) >= 20 and not keys[other] & keys[split]
+    long = {key for key in keys[split] if key.count(" ") >= 3}
+    assert len(keys["train"]) > 1000 and not splitting.near_duplicates(keys["train"], long)
+    assert not keys["train"] & keys[split]
+    for language, facts in built.manifest["languages"].items():
+        assert facts["read"] == sum(built.count(s, language) for s in SPLITS) + sum(facts["rejected"].values())
+    assert built.manifest["languages"]["ru"]["rejected"][Rejection.GIVEN] == 30
+    assert f"{split} split: {file.name}" in (tmp_path / "corpus" / "report.txt").read_text(encoding="utf-8")
+
+
+def test_both_splits_are_given(texts, tmp_path):
+    """Nothing else is held out, and other files are another corpus."""
+    (tmp_path / "valid").mkdir()
+    (tmp_path / "test").mkdir()
+    valid, _ = _held_out_files(tmp_path / "valid", 5, " of one")
+    test, pairs = _held_out_files(tmp_path / "test", 5, " of two")
+    files = {"valid": [valid], "test": [test]}
+    built = _build(texts, tmp_path / "corpus", held_out=files)
+    assert (built.count("valid"), built.count("test")) == (5, 5)
+    assert not corpus_builder.build("none", [texts], tmp_path / "corpus", held_out=files)[1]
+    _write_tsv(test, pairs[1:])
+    with pytest.raises(UserError, match="has a corpus of other inputs"):
+        _build(texts, tmp_path / "corpus", held_out=files)
+
+
+def test_a_held_out_file_without_pairs_is_an_error(texts, tmp_path):
+    (tmp_path / "own").mkdir()
+    _write_tsv(tmp_path / "own" / "de.tsv", [("1", "2")])
+    with pytest.raises(UserError, match="--test_input: no pairs to hold out: all 1 entries were rejected .no letters"):
+        _build(texts, tmp_path / "corpus", held_out={"test": [tmp_path / "own"]})
+    with pytest.raises(UserError, match="--valid_input=nowhere: no such file"):
+        _build(texts, tmp_path / "corpus", held_out={"valid": ["nowhere"]})
+
+
 def test_every_entry_is_a_pair_or_is_rejected_with_a_reason(texts, tmp_path):
     """The manifest's counts add up."""
     _write_tsv(texts / "more-de.tsv", [("OK", "OK"), ("wort " + _sentences(1)[0], _sentences(1)[0]), ("", "empty one")])

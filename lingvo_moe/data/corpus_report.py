@@ -24,6 +24,7 @@ def report(manifest: Mapping[str, Any]) -> str:
     head = [
         f"Corpus of {len(manifest['languages'])} languages into English, preset {manifest['preset']}",
         f"from {len(manifest['inputs'])} inputs: {', '.join(manifest['inputs'])}",
+        *(f"{split} split: {', '.join(names)}" for split, names in manifest.get("held_out_inputs", {}).items()),
         f"fingerprint {manifest['fingerprint']}",
         f"different English sentences (keys): {keys['all']}, of which {keys['eligible']} are eligible for a "
         f"held-out split; {keys['test']} are test and {keys['valid']} validation sentences",
@@ -56,7 +57,7 @@ def warnings(manifest: Mapping[str, Any]) -> list[str]:
     """Returns what limits the trust in scores on this corpus."""
     keys, messages = manifest["english_keys"], []
     for split, fraction in (("test", splitting.TEST), ("valid", splitting.VALID)):
-        if keys[split] < fraction.min_keys:
+        if keys[split] < fraction.min_keys and split not in manifest.get("held_out_inputs", {}):
             messages.append(
                 f"the {split} split has {keys[split]} English sentences (fewer than {fraction.min_keys}): only "
                 f"{keys['eligible']} have {splitting.MIN_WORDS} to {splitting.MAX_WORDS} words and no "

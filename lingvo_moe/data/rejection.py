@@ -25,3 +25,4 @@ class Rejection(enum.StrEnum):
     NOT_ELIGIBLE = "not 4 to 40 words without a placeholder"
     OVER_CAP = "over the cap of a held-out split"
     SOURCE_HELD_OUT = "source text also held out"
+    GIVEN = "same key as a sentence of --valid_input or --test_input"

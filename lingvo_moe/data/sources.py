@@ -177,16 +177,16 @@ def django(selected: Collection[str] = ()) -> Source:
     return CatalogDirectory("Django", Path(spec.submodule_search_locations[0]), (".mo",), selected)
 
 
-def user_input(path: str | Path) -> Source:
-    """Returns the catalogs of a user's directory or file. Raises UserError if there is none."""
+def user_input(path: str | Path, flag: str = "--input") -> Source:
+    """Returns the catalogs of a user's directory or file. Raises UserError, with the flag, if there is none."""
     root = Path(os.path.realpath(path))
     if not root.exists():
-        raise UserError(f"--input={path}: no such file or directory.")
+        raise UserError(f"{flag}={path}: no such file or directory.")
     if root.is_file() and root.suffix not in catalogs.SUFFIXES:
-        raise UserError(f"--input={path}: expected a .tsv, .po, .mo or MediaWiki .json file, or a directory of them.")
+        raise UserError(f"{flag}={path}: expected a .tsv, .po, .mo or MediaWiki .json file, or a directory of them.")
     source = CatalogDirectory(root.name, root)
     if not source.size:
-        raise UserError(f"--input={path}: no .tsv, .po, .mo or .json file in this directory, or only empty ones.")
+        raise UserError(f"{flag}={path}: no .tsv, .po, .mo or .json file in this directory, or only empty ones.")
     return source
 
 

@@ -11,6 +11,7 @@ import collections
 import functools
 import hashlib
 import re
+import types
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
@@ -57,6 +58,7 @@ class KeySplit(NamedTuple):
       overlapping: keys that a training sentence contains nearly completely, so they are not held out; in no split.
       eligible: the number of keys that could be held out.
       all: the number of all keys.
+      given: those of the held-out keys that others have chosen.
     """
 
     test: frozenset[str]
@@ -65,6 +67,7 @@ class KeySplit(NamedTuple):
     overlapping: frozenset[str]
     eligible: int
     all: int
+    given: frozenset[str] = frozenset()
 
     def counts(self) -> dict[str, int]:
         """Returns the number of keys in each set, by its name."""
@@ -81,7 +84,12 @@ def english_key(english: str) -> str:
 
 def can_be_held_out(english: str) -> bool:
     """Returns whether this text is eligible for the test or validation split: 4 to 40 words and no placeholder."""
-    return MIN_WORDS <= english_key(english).count(" ") + 1 <= MAX_WORDS and not count_placeholders(english)
+    key = english_key(english)
+    return _is_long(key) and key.count(" ") + 1 <= MAX_WORDS and not count_placeholders(english)
+
+
+def _is_long(key: str) -> bool:
+    return key.count(" ") + 1 >= MIN_WORDS
 
 
 def hash_fraction(text: str) -> float:
@@ -89,14 +97,16 @@ def hash_fraction(text: str) -> float:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=7).digest(), "big") / (1 << 56)
 
 
-def split_keys(english: Iterable[str]) -> KeySplit:
+def split_keys(english: Iterable[str], given: Mapping[str, Collection[str]] = types.MappingProxyType({})) -> KeySplit:
     """Splits all English keys.
 
     A key's hash decides: the lowest 5 % of the eligible keys are test keys, the highest 2 % validation keys. If those
     are fewer than 60 and 30 keys, the ranges grow to that many keys, up to 10 % and 5 %.
 
     Args:
-      english: every English text of the corpus.
+      english: every English text of the corpus, without those of held-out splits that are given.
+      given: the keys of a split that others have chosen, `test` or `valid`. All are in that split, eligible or not;
+        those of fewer than 4 words have no near-duplicates.
     """
     eligible, keys = set(), set()
     for text in english:
@@ -107,17 +117,19 @@ def split_keys(english: Iterable[str]) -> KeySplit:
     hashes = {key: hash_fraction(key) for key in eligible}
     test_end = _range_length(sorted(hashes.values()), TEST)
     valid_start = 1 - _range_length(sorted(1 - value for value in hashes.values()), VALID)
-    test = {key for key, value in hashes.items() if value <= test_end}
-    valid = {key for key, value in hashes.items() if value >= valid_start} - test
-    near = near_duplicates(keys - test - valid, test | valid)
-    overlapping = ngram_overlaps(test | valid, keys - test - valid - near)
+    test = set(given.get("test", ())) or {key for key, value in hashes.items() if value <= test_end}
+    valid = set(given.get("valid", ())) or {key for key, value in hashes.items() if value >= valid_start} - test
+    others = frozenset().union(*given.values())
+    near = near_duplicates(keys - test - valid, filter(_is_long, test | valid))
+    overlapping = ngram_overlaps((test | valid) - others, keys - test - valid - near)
     return KeySplit(
         frozenset(test - overlapping),
         frozenset(valid - overlapping),
         frozenset(near),
         frozenset(overlapping),
         len(eligible),
-        len(keys),
+        len(keys | others),
+        others,
     )
 
 
