@@ -144,8 +144,8 @@ def _report_doubtful(config: TranslateConfig, sentences: Sequence[str], best: Se
     doubtful = [number for number, translation in enumerate(best) if translation.confidence < config.doubt_below]
     if doubtful:
         _log.info(
-            "%d of %d lines are doubtful: their confidence is below %g%s.",
-            *(len(doubtful), len(best), config.doubt_below),
+            "doubtful lines, with a confidence below %g: %d of %d%s.",
+            *(config.doubt_below, len(doubtful), len(best)),
             "" if config.doubtful else "; --doubtful=FILE lists them",
         )
     if config.doubtful:

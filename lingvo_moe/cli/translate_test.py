@@ -211,7 +211,7 @@ def test_doubtful_lines_are_listed(trained, tmp_path, capsys):
         ("3", "neerg der der", translations[2]),
     ]
     assert all(0 < float(row[1]) < 1 for row in rows)
-    assert "2 of 3 lines are doubtful: their confidence is below 1." in captured.err
+    assert "doubtful lines, with a confidence below 1: 2 of 3." in captured.err
     assert _run("translate", *given, "--doubt_below=0") == 0
     assert "doubtful" not in capsys.readouterr().err
     assert _run("translate", *given, "--doubt_below=1") == 0
