@@ -108,9 +108,10 @@ def plan(config: PlanConfig):
     own = unchecked(name, config.assignments)
     if config.program == "decode" and not own.translates:
         raise UserError(f"--program=decode: {name} does not translate; plan its training.")
-    mesh = DeviceMesh.parse(config.mesh) if config.mesh else own.mesh
+    given = config.device_mesh()
+    mesh = given or own.mesh
     target = cluster.target_of(config.topology or topology.v3_slice(mesh.size), config.compiler_options)
-    mesh = mesh if config.mesh else _mesh_of(target, mesh)
+    mesh = given or _mesh_of(target, mesh)
     target.check(mesh)
     if search.LAYOUT in config.search:
         chosen = layouts.find(config, dataclasses.replace(own, mesh=mesh), target)

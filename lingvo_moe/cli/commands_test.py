@@ -71,6 +71,8 @@ def test_list_and_show_name_every_model_and_field(capsys):
         (["plan", "Quickstart"], "no TPU v3 slice of 2 cores"),
         (["plan", "Quickstart", "--topology=v3:2x3x1"], "the first two sizes must be even"),
         (["plan", "Quickstart", "--topology=v3:2x2x1", "--mesh=4"], "has 8 cores; the mesh is 4"),
+        (["plan", "Quickstart", "--topology=v3:2x2x1", "--set=mesh=4"], "has 8 cores; the mesh is 4"),
+        (["plan", "Quickstart", "--set=mesh=8", "--mesh=8"], "--mesh=8 and --set mesh=8 are mutually exclusive"),
         (["plan", "Quickstart", "--topology=h10:1x8"], "no such TPU or GPU. Did you mean h100"),
         (["plan", "Quickstart", "--topology=h100:1x8", "--mesh=4"], "has 8 GPUs; the mesh is 4"),
         (

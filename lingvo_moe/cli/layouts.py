@@ -40,7 +40,7 @@ def find(config: PlanConfig, own: Experiment, target: Slice | Cluster) -> Plan |
         raise UserError("--top=0 compiles nothing, so there is no plan for --json; leave one of them out.")
     if config.top:
         search.check_clock(target)
-    mesh = DeviceMesh.parse(config.mesh) if config.mesh else None
+    mesh = config.device_mesh()
     varies_batch = "batch" in config.search
     space = layout_search.space_of(own, len(target.devices), config.assignments, mesh, varies_batch)
     name = config.full_name()

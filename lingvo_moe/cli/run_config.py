@@ -90,15 +90,7 @@ class MeshConfig(ModelConfig):
         Raises:
           UserError: more than one of them is given, or a wrong value.
         """
-        assigned = overrides.assigned(self.assignments, "mesh")
-        values = {"--mesh": self.mesh, "--set mesh": assigned, "--devices": self.devices}
-        given = [f"{flag}={value}" for flag, value in values.items() if value is not None]
-        if len(given) > 1:
-            raise UserError(f"{' and '.join(given)} are mutually exclusive; pass one of them.")
-        if self.devices is not None and self.devices < 1:
-            raise UserError(f"--devices={self.devices}: at least one device is needed.")
-        mesh = self.mesh or assigned
-        return DeviceMesh.parse(mesh) if mesh else DeviceMesh((self.devices,)) if self.devices else None
+        return _mesh(self.assignments, self.mesh, self.devices)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -315,6 +307,10 @@ class PlanConfig(ModelConfig):
         flags.DEFINE_integer, 4, "number of layouts of --search=layout to compile; 0 predicts alone", lower_bound=0
     )
 
+    def device_mesh(self) -> DeviceMesh | None:
+        """Returns the mesh of `--mesh` or `--set mesh`, None without these; raises UserError as `MeshConfig`."""
+        return _mesh(self.assignments, self.mesh)
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CheckpointConfig(ModelConfig):
@@ -350,6 +346,21 @@ class CheckpointConfig(ModelConfig):
         "convert --output: dtype of the weights in the file; bfloat16 halves its size, int8 with scales quarters it",
         enum_values=["float32", "bfloat16", "int8"],
     )
+
+
+def _mesh(assignments: tuple[str, ...], mesh: str | None, devices: int | None = None) -> DeviceMesh | None:
+    """Returns the mesh of the one of these that is given; None without them."""
+    assigned = overrides.assigned(assignments, "mesh")
+    values = {"--mesh": mesh, "--set mesh": assigned, "--devices": devices}
+    given = [f"{flag}={value}" for flag, value in values.items() if value is not None]
+    if len(given) > 1:
+        raise UserError(f"{' and '.join(given)} are mutually exclusive; pass one of them.")
+    if devices is not None and devices < 1:
+        raise UserError(f"--devices={devices}: at least one device is needed.")
+    if devices is not None:
+        return DeviceMesh((devices,))
+    named = mesh or assigned
+    return DeviceMesh.parse(named) if named else None
 
 
 def define_flags(config: type[CommandConfig], values: flags.FlagValues):
