@@ -132,7 +132,8 @@ def _open_checkpoints(
     specs = experiment.steps.state_specs()
     if trained:
         checkpoints.require_state(name, specs)
-        if (state := checkpoints.data_state(trained)) is not None:
+        state = checkpoints.data_state(trained) if trained < experiment.training.steps else None
+        if state is not None:
             train_input.check(state)
     elif initial is not None:
         readers = initial.readers(initial.require(name, specs["theta"]))

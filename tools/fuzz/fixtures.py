@@ -16,7 +16,7 @@ from lingvo_moe.sharding.layout import Spec
 from lingvo_moe.steps import weight_specs
 from lingvo_moe.testing import experiments as tiny
 from lingvo_moe.testing.plans import training_plan
-from lingvo_moe.training import checkpoint_tools
+from lingvo_moe.training import checkpoint_tools, hyperparameters
 from lingvo_moe.training.checkpoint import Checkpoints
 
 # The steps of the older and of the newer checkpoint.
@@ -44,6 +44,7 @@ def make(directory: pathlib.Path) -> Fixtures:
     specs = config.steps.state_specs()
     for step in STEPS:
         _save(directory / "log", specs, step)
+    hyperparameters.save(directory / "log", tiny.MODEL, config)
     other = tiny.tiny(data, "model.hidden_dim=64").steps.state_specs()
     _save(directory / "other", other, STEPS[0])
     checkpoint_tools.to_safetensors(Checkpoints(directory / "log"), STEPS[1], directory / "weights.safetensors")

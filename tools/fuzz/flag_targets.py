@@ -85,7 +85,7 @@ _WORKING = {
     ("build_corpus", "output"): ("--preset=none", "--input=FIXTURES/catalogs"),
     **{
         ("build_corpus", flag): ("--preset=none", "--input=FIXTURES/catalogs", "--output=new")
-        for flag in ("force", "languages", "unseen_by")
+        for flag in ("force", "languages", "unseen_by", "valid_input", "test_input")
     },
     ("train_tokenizer", "output"): ("--corpus=FIXTURES/corpus", *_SMALL),
     **{
@@ -110,7 +110,10 @@ _LEFT_OUT = {
     ("benchmarks.beams", "beams"),
 }
 # Values that would read or write the whole machine's files.
-_TOO_MUCH = {"input": ("/", ".."), "cache": ("/",), "logdir": ("/",)}
+_TOO_MUCH = {
+    **dict.fromkeys(("input", "valid_input", "test_input"), ("/", "..")),
+    **dict.fromkeys(("cache", "logdir"), ("/",)),
+}
 VALUES = (
     "",
     " ",
