@@ -76,9 +76,9 @@ def _error(run: TrainingRun, result: StepResult, data_state: State) -> UserError
     except UserError as error:
         return UserError(f"{problem}. What is needed to repeat that step could not be saved: {error}")
     return UserError(
-        f"{problem}. {_summary(run, result)}. To look closer, with the same --set: "
-        f"python -m lingvo_moe diagnose --model='{run.name}' --logdir={run.logdir} --batch={path}. A lower --set "
-        f"optimizer.learning_rate.peak_value=... or a longer warmup_steps may help."
+        f"{problem}. {_summary(run, result)}. To look closer: python -m lingvo_moe diagnose "
+        f"--logdir={run.logdir} --batch={path}. A lower --set optimizer.learning_rate.peak_value=... or a longer "
+        f"warmup_steps may help."
     )
 
 
