@@ -30,7 +30,8 @@ def by_default(config: CommandConfig) -> CommandConfig:
         _log.warning("--model=%s: %s has the hyperparameters of %s, which are not used.", name, file, found.model)
         return config
     if found.assignments or not config.model:
-        _log.info("%s: %s", file, " ".join([name, *(f"--set={each}" for each in found.assignments)]))
+        own = len(found.assignments)
+        _log.info("%s: %s, of which training changed %d hyperparameter%s.", file, name, own, "" if own == 1 else "s")
     assignments = (*found.assignments, *config.assignments)
     _warn_of_changes(file, name, found.assignments, assignments)
     return dataclasses.replace(config, model=name, assignments=assignments)
