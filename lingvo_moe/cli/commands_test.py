@@ -61,7 +61,7 @@ def test_list_and_show_name_every_model_and_field(capsys):
             "expected HOST:PORT",
         ),
         (["train", "--model=Quickstart", "--logdir=x", "--mesh=two"], "device mesh 'two' is not understood"),
-        (["train", "--model=Quickstart", "--logdir=x", "--tokenizers=nowhere"], "No tokenizer directory nowhere"),
+        (["train", "--model=Quickstart", "--logdir=x", "--tokenizers=nowhere"], "no directory of tokenizers nowhere"),
         (["eval", "--model=Quickstart", "--logdir=x", "--corpus=nowhere"], "nowhere"),
         (["export", "--model=Quickstart"], "--output is missing"),
         (["export", "--model=Quickstart", "--output=-"], "--output=-: only text is written to standard output"),

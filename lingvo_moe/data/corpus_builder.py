@@ -116,10 +116,7 @@ def build(
         return Corpus.open(output), False
     target.check_replaceable(force)
     collected = collect_pairs(read_from.sources, read)
-    if not collected.pairs:
-        raise UserError(f"nothing to build a corpus from: {_why_empty(collected)}")
-    if missing := set(selected) - set(collected.read):
-        raise UserError(f"--languages={min(missing)}: the sources of this corpus have no entries in that language.")
+    _check_not_empty(collected, selected)
     reject_wrong_script(collected)
     chosen = {split: _collect_given(split, own, read, collected) for split, own in given.items()}
     _write(target, preset, read_from, collected, unseen_by, chosen)
@@ -361,6 +358,15 @@ def _split_of(english: str, split: splitting.KeySplit) -> str | Rejection:
 def _sorted_counts(counts: collections.Counter[str]) -> dict[str, int]:
     """Returns the counts above 0, sorted by name."""
     return dict(sorted((+counts).items()))
+
+
+def _check_not_empty(collected: CollectedPairs, selected: Collection[str]):
+    """Raises UserError if there is no pair at all, or no entry in one of the selected languages."""
+    missing = set(selected) - set(collected.read)
+    if missing and (collected.read or not collected.unlabelled):
+        raise UserError(f"--languages={min(missing)}: the sources of this corpus have no entries in that language.")
+    if not collected.pairs:
+        raise UserError(f"nothing to build a corpus from: {_why_empty(collected)}")
 
 
 def _why_empty(collected: CollectedPairs) -> str:

@@ -317,6 +317,8 @@ def test_only_the_selected_languages_are_read(texts, tmp_path):
     assert list(built.pairs("test", "fr")) == list(all_languages.pairs("test", "fr"))
     with pytest.raises(UserError, match="--languages=rn: the sources of this corpus have no entries"):
         _build(texts, tmp_path / "other", selected=["de", "rn"])
+    with pytest.raises(UserError, match="--languages=rn: the sources of this corpus have no entries"):
+        _build(texts, tmp_path / "other", selected=["rn"])
 
 
 def test_test_corpus_has_what_the_training_corpus_has_not_seen(texts, tmp_path):

@@ -132,7 +132,9 @@ def test_plain_use_does_not_import_tensorflow(directory):
 
 def test_missing_files_are_errors_with_the_remedy(copy, tmp_path):
     """The error has the command that trains a tokenizer."""
-    with pytest.raises(UserError, match="No tokenizer directory .*nowhere.*tools.train_tokenizer .*output=.*nowhere"):
+    with pytest.raises(
+        UserError, match="there is no directory of tokenizers .*nowhere.*tools.train_tokenizer .*output=.*nowhere"
+    ):
         Tokenizers.load(tmp_path / "nowhere")
     (copy / "target.model").unlink()
     with pytest.raises(UserError, match="Cannot read .*target.model .No such file.*tools.train_tokenizer"):

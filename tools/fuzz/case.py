@@ -8,6 +8,8 @@ import pathlib
 import re
 from collections.abc import Callable, Mapping
 
+from lingvo_moe.training import logdir_lock
+
 Snapshot = Mapping[str, str]
 DONE, MISTAKE = 0, 2
 _SHORTEST_MESSAGE = 20
@@ -111,7 +113,8 @@ def _check_files(case: Case, outcome: Outcome, before: Snapshot, after: Snapshot
         for path in before.keys() & after.keys()
         if before[path] != after[path] and not (outcome.status == DONE and pathlib.Path(path).name in case.writes)
     ]
-    new = sorted(after.keys() - before.keys())
+    # The lock of a log directory stays, whatever ends the training.
+    new = sorted(path for path in after.keys() - before.keys() if pathlib.Path(path).name != logdir_lock.LOCK)
     left = [path for path in new if outcome.status != DONE or "partial" in pathlib.Path(path).name]
     return problems + [f"{path} was left behind" for path in left]
 
