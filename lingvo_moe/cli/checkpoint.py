@@ -159,7 +159,7 @@ def _from_safetensors(config: CheckpointConfig, file: str):
     facts = tools.facts_of_safetensors(file, f"--input={file}")
     name = given or registry.full_name(facts.model)
     settings = facts.settings if name == facts.model else ()
-    trained = experiment.get(name, (*settings, *config.assignments))
+    trained = experiment.unchecked(name, (*settings, *config.assignments))  # the mesh does not matter here
     step = tools.from_safetensors(file, name, weight_specs(trained.model.weights()), logdir)
     hyperparameters.save(pathlib.Path(logdir), name, trained)
     _log.info(f"{logdir}: weights of {name}, step {step}")

@@ -8,6 +8,7 @@ import pathlib
 
 from lingvo_moe import experiment, overrides, registry
 from lingvo_moe.cli.run_config import CommandConfig, RunConfig
+from lingvo_moe.errors import UserError
 from lingvo_moe.training import hyperparameters
 
 _log = logging.getLogger(__name__)
@@ -22,9 +23,14 @@ def by_default(config: CommandConfig) -> CommandConfig:
     if not isinstance(config, RunConfig) or not config.logdir:
         return config
     found = hyperparameters.load(pathlib.Path(config.logdir))
-    if found is None:
-        return config
     file = pathlib.Path(config.logdir) / hyperparameters.FILE
+    if found is None:
+        if not config.model:
+            raise UserError(
+                f"--model is missing, and there is no {file}: check --logdir, or pass --model, with the --set flags of "
+                f"the training if an earlier version made this directory."
+            )
+        return config
     name = registry.full_name(config.model) if config.model else found.model
     if name != found.model:
         _log.warning("--model=%s: %s has the hyperparameters of %s, which are not used.", name, file, found.model)

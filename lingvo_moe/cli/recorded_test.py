@@ -59,8 +59,12 @@ def test_another_model_has_its_own_hyperparameters(logdir, caplog):
 
 def test_nothing_is_recorded(tmp_path):
     """As ever without a log directory, or with one of an earlier version."""
-    for config in (_config(), _config(f"--logdir={tmp_path}"), _config(f"--logdir={tmp_path}/new")):
+    for config in (_config(), *(_config("--model=Small", f"--logdir={tmp_path}{end}") for end in ("", "/new"))):
         assert recorded.by_default(config) == config
+    with pytest.raises(
+        UserError, match="--model is missing, and there is no .*new/hyperparameters.json: check --logdir"
+    ):
+        recorded.by_default(_config(f"--logdir={tmp_path}/new"))
 
 
 def test_a_wrong_flag_is_reported(logdir):

@@ -31,6 +31,7 @@ _TOKENIZER = _Tokenizer(b"")
         ("Guten Morgen 😀, wie geht es?", Framed("", "Guten Morgen, wie geht es?", "")),
         ("😀 ein 🎉 Fest ❤\ufe0f", Framed("😀 ", "ein Fest", " ❤\ufe0f")),
         ("ja😀nein 🎉(doch)", Framed("", "ja nein (doch)", "")),
+        ("🎉\U000e0067\U000e007f Fest", Framed("🎉\U000e0067\U000e007f ", "Fest", "")),
         ("🇩🇪 Deutsch", Framed("🇩🇪 ", "Deutsch", "")),
         ("🎉", Framed("🎉", "", "")),
         ("😀 🎉 ", Framed("😀 🎉 ", "", "")),

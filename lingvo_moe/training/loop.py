@@ -86,7 +86,6 @@ def train(
             _log.info(f"{name} has already been trained for {trained} steps; --steps={trained + 1000} would continue.")
             process_group.finish()
             return {}
-        process_group.broadcast(lambda: hyperparameters.save(logdir, name, experiment))
         _log_cooldown(experiment)
         training = _compile(name, experiment, engine, process_group)
         first_step, data_state = _restore_or_initialise(
@@ -94,6 +93,8 @@ def train(
         )
         process_group.barrier()
         batches = train_input.batches(data_state, experiment.input.shards_of_rows(training.rows))
+        # Not earlier: settings that cannot be compiled or read are not those of this directory.
+        process_group.broadcast(lambda: hyperparameters.save(logdir, name, experiment))
         preemption = PreemptionGuard(schedule.grace_seconds, not process_group.catches_sigterm)
         run = TrainingRun(name, experiment, training, checkpoints, process_group, preemption, logdir, first_step)
         standard = [NonFiniteGuard(), Reporter(), Checkpointer(), HeldOutEvaluator(held_out), ProgressBar()]
