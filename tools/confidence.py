@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from absl import flags
 from scipy import stats
 
-from lingvo_moe.cli import app, released, run_config, run_setup
+from lingvo_moe.cli import app, recorded, released, run_config, run_setup
 from lingvo_moe.data.corpus import Corpus
 from lingvo_moe.errors import UserError
 from lingvo_moe.inference.evaluation import mean, translate_held_out
@@ -68,7 +68,7 @@ class Scored:
 def main(arguments: list[str]):
     """Translates and prints the tables."""
     app.no_arguments(arguments[1:])
-    given = run_config.read(run_config.HeldOutConfig, FLAGS)
+    given = recorded.by_default(run_config.read(run_config.HeldOutConfig, FLAGS))
     output_files.check_path("--json", given.json)
     if not given.corpus:
         raise UserError("--corpus is missing: a directory of tools.build_corpus, with held-out sentences.")

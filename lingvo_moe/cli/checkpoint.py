@@ -146,9 +146,18 @@ def _to_safetensors(config: CheckpointConfig, file: str):
         raise UserError("--model and --set are for --input; with --output, the checkpoint says what it holds.")
     checkpoints = _existing(_logdir(config))
     step = tools.choose(checkpoints, config.step, tools.WEIGHTS)
-    recorded = hyperparameters.load(checkpoints.directory.parent)
-    tools.to_safetensors(checkpoints, step, file, config.dtype, recorded.portable if recorded else ())
+    tools.to_safetensors(checkpoints, step, file, config.dtype, _settings(checkpoints.directory.parent))
     _log.info(f"{file}: weights of step {step}, {config.dtype}")
+
+
+def _settings(logdir: pathlib.Path) -> list[str]:
+    """Returns the settings for a file of weights; none, with a warning, if the log directory's cannot be read."""
+    try:
+        recorded = hyperparameters.load(logdir)
+    except UserError as error:
+        _log.warning("the file will have no settings of its training: %s", error)
+        return []
+    return recorded.portable if recorded else []
 
 
 def _from_safetensors(config: CheckpointConfig, file: str):

@@ -5,16 +5,18 @@ from __future__ import annotations
 import dataclasses
 import logging
 import pathlib
+from typing import TypeVar
 
 from lingvo_moe import experiment, overrides, registry
 from lingvo_moe.cli.run_config import CommandConfig, RunConfig
 from lingvo_moe.errors import UserError
 from lingvo_moe.training import hyperparameters
 
+Config = TypeVar("Config", bound=CommandConfig)
 _log = logging.getLogger(__name__)
 
 
-def by_default(config: CommandConfig) -> CommandConfig:
+def by_default(config: Config) -> Config:
     """Returns `config` with the model and hyperparameters of its log directory, before those of its own flags.
 
     Raises:

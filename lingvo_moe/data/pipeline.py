@@ -129,7 +129,8 @@ class TrainInput:
             )
         if state.get("readers", list(self._examples.readers)) != list(self._examples.readers):
             raise UserError(
-                f"{resumed}: the tokenizers are not those of before. Give the same --tokenizers, or start in another "
+                f"{resumed}: what reads the texts or recordings (tokenizers, "
+                f"input.features) is not that of before. Give the same --tokenizers and --set, or start in another "
                 f"--logdir."
             )
         for key, value in self._identity.items():

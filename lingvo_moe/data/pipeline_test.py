@@ -190,7 +190,7 @@ def test_state_of_another_stream_is_refused(corpus, tokenizers, train_input):
     two = TrainInput(corpus, tokenizers, dataclasses.replace(_CONFIG, shards=2))
     with pytest.raises(UserError, match="its shards is 1, now it is 2. Give the same .* input.shards as before"):
         two.batches(state)
-    with pytest.raises(UserError, match="the tokenizers are not those of before. Give the same --tokenizers"):
+    with pytest.raises(UserError, match="what reads the texts .*is not that of before. Give the same --tokenizers"):
         train_input.check({**state, "readers": ["another", "pair"]})
     with pytest.raises(UserError, match="cannot be resumed: another version .* saved it .version None, expected 2"):
         train_input.batches({"stream": train_input.stream_id, "shards": 1, "places": {}})
