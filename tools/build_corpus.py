@@ -63,7 +63,7 @@ flags.DEFINE_multi_string(
     "valid_input",
     [],
     "A directory or file of your own, as of --input, that is the validation split; its sentences, and those within one "
-    "word of its sentences of 4 to 40 words, are not trained on. May be repeated. By default, the split is made "
+    "word of its sentences of 4 or more words, are not trained on. May be repeated. By default, the split is made "
     "of the other inputs.",
     flag_values=FLAGS,
 )

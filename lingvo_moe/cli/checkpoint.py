@@ -6,8 +6,8 @@ import logging
 import os
 import pathlib
 import re
-from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 import jax
 
@@ -146,18 +146,14 @@ def _to_safetensors(config: CheckpointConfig, file: str):
         raise UserError("--model and --set are for --input; with --output, the checkpoint says what it holds.")
     checkpoints = _existing(_logdir(config))
     step = tools.choose(checkpoints, config.step, tools.WEIGHTS)
-    tools.to_safetensors(checkpoints, step, file, config.dtype, _settings(checkpoints.directory.parent))
+    tools.to_safetensors(checkpoints, step, file, config.dtype, _values(checkpoints.directory.parent))
     _log.info(f"{file}: weights of step {step}, {config.dtype}")
 
 
-def _settings(logdir: pathlib.Path) -> list[str]:
-    """Returns the settings for a file of weights; none, with a warning, if the log directory's cannot be read."""
-    try:
-        recorded = hyperparameters.load(logdir)
-    except UserError as error:
-        _log.warning("the file will have no settings of its training: %s", error)
-        return []
-    return recorded.portable if recorded else []
+def _values(logdir: pathlib.Path) -> Mapping[str, Any] | None:
+    """Returns the hyperparameters for a file of weights; None if the log directory has none."""
+    recorded = hyperparameters.load(logdir)
+    return recorded.portable.values if recorded else None
 
 
 def _from_safetensors(config: CheckpointConfig, file: str):
@@ -166,11 +162,15 @@ def _from_safetensors(config: CheckpointConfig, file: str):
             raise UserError(f"--{flag} is for --output; with --input, the file says {question}.")
     logdir, given = _logdir(config), registry.full_name(config.model) if config.model else None
     facts = tools.facts_of_safetensors(file, f"--input={file}")
-    name = given or registry.full_name(facts.model)
-    settings = facts.settings if name == facts.model else ()
+    if given in (None, facts.model):
+        recorded = hyperparameters.Recorded(facts.model, facts.hyperparameters or {})
+        name, settings = recorded.resolve(f"--input={file}")
+    else:
+        _log.warning("--model=%s: %s has the hyperparameters of %s, which are not used.", given, file, facts.model)
+        name, settings = given, ()
     trained = experiment.unchecked(name, (*settings, *config.assignments))  # the mesh does not matter here
     step = tools.from_safetensors(file, name, weight_specs(trained.model.weights()), logdir)
-    hyperparameters.save(pathlib.Path(logdir), name, trained)
+    hyperparameters.save(pathlib.Path(logdir), hyperparameters.of(name, trained).portable)
     _log.info(f"{logdir}: weights of {name}, step {step}")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pathlib
 import re
 import shutil
@@ -29,7 +30,7 @@ def trained(data, tmp_path_factory) -> pathlib.Path:
         state = tree.map_leaves(lambda spec: random.normal(scale=0.1, size=spec.shape).astype(spec.dtype), specs)
         checkpoints.save(tiny.MODEL, state | {"step": np.int32(step)}, None)
     checkpoints.close()
-    hyperparameters.save(logdir, tiny.MODEL, tiny.tiny(data))
+    hyperparameters.save(logdir, hyperparameters.of(tiny.MODEL, tiny.tiny(data)))
     return logdir
 
 
@@ -112,6 +113,20 @@ def test_average_and_convert_can_be_used(trained, data, tmp_path, capsys):
     message = capsys.readouterr().err
     assert "holds weights only (converted from weights.safetensors)" in message
     assert f"or a new one with --initial_weights={back}." in message
+
+
+def test_a_file_keeps_all_hyperparameters(trained, data, tmp_path):
+    """Also those that do not fit the mesh of the registered model, which has no part in converting."""
+    shutil.copytree(trained, tmp_path / "log")
+    config = tiny.tiny(data)
+    odd = dataclasses.replace(config, input=dataclasses.replace(config.texts, batch_size=3))
+    given = hyperparameters.of(tiny.MODEL, odd)
+    hyperparameters.save(tmp_path / "log", given)
+    file = tmp_path / "weights.safetensors"
+    assert _run("checkpoint", "convert", f"--logdir={tmp_path / 'log'}", f"--output={file}") == 0
+    assert _run("checkpoint", "convert", f"--logdir={tmp_path / 'back'}", f"--input={file}") == 0
+    found = hyperparameters.load(tmp_path / "back")
+    assert found is not None and found.resolve("it") == given.portable.resolve("it")
 
 
 @pytest.mark.parametrize(

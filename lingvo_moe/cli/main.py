@@ -112,7 +112,7 @@ def _evaluate(config: EvalConfig, arguments: list[str]) -> int | None:
     if released.applies(config) and not config.corpus:
         raise UserError(
             "--corpus is missing: a directory of tools.build_corpus, on whose held-out sentences to score the released "
-            "model; or pass --model and --logdir of another one."
+            "model; or pass the --logdir of another one."
         )
     with released.by_default(config) as chosen:
         return _deferred("evaluate")(chosen, [])

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import os
 import pathlib
+from collections.abc import Sequence
 from typing import TypeVar
 
 from lingvo_moe import experiment, overrides, registry
-from lingvo_moe.cli.run_config import CommandConfig, RunConfig
+from lingvo_moe.cli.run_config import CommandConfig, CorpusConfig, RunConfig
 from lingvo_moe.errors import UserError
 from lingvo_moe.training import hyperparameters
 
@@ -24,8 +26,8 @@ def by_default(config: Config) -> Config:
     """
     if not isinstance(config, RunConfig) or not config.logdir:
         return config
-    found = hyperparameters.load(pathlib.Path(config.logdir))
     file = pathlib.Path(config.logdir) / hyperparameters.FILE
+    found = hyperparameters.load(file.parent)
     if found is None:
         if not config.model:
             raise UserError(
@@ -33,21 +35,46 @@ def by_default(config: Config) -> Config:
                 f"the training if an earlier version made this directory."
             )
         return config
-    name = registry.full_name(config.model) if config.model else found.model
-    if name != found.model:
-        _log.warning("--model=%s: %s has the hyperparameters of %s, which are not used.", name, file, found.model)
+    if config.model and registry.full_name(config.model) != found.model:
+        _log.warning(
+            "--model=%s: %s has the hyperparameters of %s, which are not used.", *(config.model, file, found.model)
+        )
         return config
-    if found.assignments or not config.model:
-        own = len(found.assignments)
-        _log.info("%s: %s, of which training changed %d hyperparameter%s.", file, name, own, "" if own == 1 else "s")
-    assignments = (*found.assignments, *config.assignments)
-    _warn_of_changes(file, name, found.assignments, assignments)
+    name, own = found.resolve(str(file))
+    own = _of_this_machine(config, own)
+    count = len([each for each in own if _path(each) not in hyperparameters.DIRECTORIES])
+    if count or not config.model:
+        _log.info(
+            "%s: %s, of which training changed %d hyperparameter%s.", file, name, count, "" if count == 1 else "s"
+        )
+    assignments = (*own, *config.assignments)
+    _warn_of_changes(file, name, own, assignments)
     return dataclasses.replace(config, model=name, assignments=assignments)
 
 
-def _warn_of_changes(file: pathlib.Path, name: str, recorded: tuple[str, ...], assignments: tuple[str, ...]):
+def _of_this_machine(config: RunConfig, assignments: Sequence[str]) -> tuple[str, ...]:
+    """Returns the assignments without directories that are gone; warns of one that the command would read."""
+    kept = []
+    for each in assignments:
+        path, _, directory = each.partition("=")
+        if path in hyperparameters.DIRECTORIES and directory and not os.path.isdir(directory):
+            is_read = path == "tokenizers" or isinstance(config, CorpusConfig)
+            if is_read and not getattr(config, path) and overrides.assigned(config.assignments, path) is None:
+                _log.warning(
+                    "%s: the %s of the training, %s, are gone; pass --%s.", config.logdir, path, directory, path
+                )
+        else:
+            kept.append(each)
+    return tuple(kept)
+
+
+def _warn_of_changes(file: pathlib.Path, name: str, recorded: Sequence[str], assignments: Sequence[str]):
     """Warns of other hyperparameters of the model: the weights were trained with those of the file."""
-    trained = dict(overrides.fields(experiment.unchecked(name, recorded)))
-    for path, value in overrides.fields(experiment.unchecked(name, assignments)):
+    trained = dict(overrides.fields(experiment.unchecked(name, list(recorded))))
+    for path, value in overrides.fields(experiment.unchecked(name, list(assignments))):
         if path.startswith("model.") and value != trained[path]:
             _log.warning("%s is %s here; it is %s in %s.", path, *map(overrides.text, (value, trained[path])), file)
+
+
+def _path(assignment: str) -> str:
+    return assignment.partition("=")[0]

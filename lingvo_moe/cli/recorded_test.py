@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import pathlib
 
 import pytest
 from absl import flags
@@ -22,10 +23,14 @@ def _config(*arguments: str) -> run_config.TranslateConfig:
     return run_config.read(run_config.TranslateConfig, values)
 
 
+def _save(logdir: pathlib.Path, *assignments: str):
+    hyperparameters.save(logdir, hyperparameters.of(MODEL, experiment.unchecked(MODEL, assignments)))
+
+
 @pytest.fixture
 def logdir(tmp_path):
     """Of a training with another router."""
-    hyperparameters.save(tmp_path, MODEL, experiment.unchecked(MODEL, ["router=switch", "search.beam_size=2"]))
+    _save(tmp_path, "router=switch", "search.beam_size=2")
     return tmp_path
 
 
@@ -70,3 +75,26 @@ def test_nothing_is_recorded(tmp_path):
 def test_a_wrong_flag_is_reported(logdir):
     with pytest.raises(UserError, match="roter: no such field. Did you mean"):
         recorded.by_default(_config(f"--logdir={logdir}", "--set=roter=top2"))
+
+
+def test_a_directory_that_is_gone_is_left_out(tmp_path, caplog):
+    """The model's own stands for it, or the flag; nobody has to repair the file. `translate` reads no corpus."""
+    _save(tmp_path, f"corpus={tmp_path}/gone", f"tokenizers={tmp_path}/gone")
+    found = recorded.by_default(_config(f"--logdir={tmp_path}"))
+    assert isinstance(found, run_config.ModelConfig) and found.assignments == ()
+    assert [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING] == [
+        f"{tmp_path}: the tokenizers of the training, {tmp_path}/gone, are gone; pass --tokenizers."
+    ]
+    caplog.clear()
+    for flag in ("--tokenizers=own", "--set=tokenizers=own"):
+        recorded.by_default(_config(f"--logdir={tmp_path}", flag))
+    assert not [record for record in caplog.records if record.levelno == logging.WARNING]
+
+
+def test_directories_are_no_changed_hyperparameters(tmp_path, caplog):
+    """A run without any change is not said to have some, wherever its data is."""
+    _save(tmp_path, f"tokenizers={tmp_path}")
+    with caplog.at_level(logging.INFO):
+        found = recorded.by_default(_config(f"--logdir={tmp_path}", "--model=Quickstart"))
+    assert isinstance(found, run_config.ModelConfig) and found.assignments == (f"tokenizers={tmp_path}",)
+    assert not caplog.records

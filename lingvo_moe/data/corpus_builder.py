@@ -138,6 +138,11 @@ def _collect_given(
     return GivenSplit([source.name for source in read_from], given.pairs)
 
 
+def _shared_keys(given: Mapping[str, GivenSplit]) -> int:
+    """Returns the number of English keys that two given splits have in common."""
+    return len(set.intersection(*(_keys(own.pairs) for own in given.values()))) if len(given) > 1 else 0
+
+
 def _identity(
     preset: str,
     read_from: SourceList,
@@ -183,6 +188,7 @@ def _write(
                 "preset": preset,
                 "inputs": [source.name for source in read_from.sources],
                 "held_out_inputs": {name: own.inputs for name, own in given.items()},
+                "held_out_twice": _shared_keys(given),
                 "inputs_identity": target.identity,
                 "unseen_by": unseen_by.fingerprint if unseen_by else None,
                 "missing_packages": list(read_from.missing_packages),

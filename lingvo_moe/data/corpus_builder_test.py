@@ -12,7 +12,7 @@ from pathlib import Path
 import polib
 import pytest
 
-from lingvo_moe.data import corpus_builder, corpus_writer, splitting
+from lingvo_moe.data import corpus_builder, corpus_report, corpus_writer, splitting
 from lingvo_moe.data.corpus import SPLITS, Corpus
 from lingvo_moe.data.rejection import Rejection
 from lingvo_moe.data.splitting import english_key
@@ -112,9 +112,21 @@ def test_both_splits_are_given(texts, tmp_path):
     built = _build(texts, tmp_path / "corpus", held_out=files)
     assert (built.count("valid"), built.count("test")) == (5, 5)
     assert not corpus_builder.build("none", [texts], tmp_path / "corpus", held_out=files)[1]
+    both = _build(texts, tmp_path / "both", held_out={"valid": [valid], "test": [test, valid]})
+    assert "5 English sentences are in both --valid_input and --test_input." in corpus_report.warnings(both.manifest)
     _write_tsv(test, pairs[1:])
     with pytest.raises(UserError, match="has a corpus of other inputs"):
         _build(texts, tmp_path / "corpus", held_out=files)
+
+
+def test_near_duplicates_of_long_given_sentences_are_not_trained_on(texts, tmp_path):
+    """Sentences that are chosen by hash have at most 40 words; a user's may have more."""
+    long = " ".join(_WORDS * 3)
+    (tmp_path / "own").mkdir()
+    _write_tsv(tmp_path / "own" / "de.tsv", [(f"lang {long}", long)])
+    _write_tsv(texts / "de.tsv", [(f"fast {long}", f"{long} more"), ("kurz", "a short one")])
+    built = _build(texts, tmp_path / "corpus", held_out={"test": [tmp_path / "own"]})
+    assert len(long.split()) > 41 and list(built.pairs("train", "de")) == [("kurz", "a short one")]
 
 
 def test_a_held_out_file_without_pairs_is_an_error(texts, tmp_path):

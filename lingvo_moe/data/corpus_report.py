@@ -63,6 +63,8 @@ def warnings(manifest: Mapping[str, Any]) -> list[str]:
                 f"{keys['eligible']} have {splitting.MIN_WORDS} to {splitting.MAX_WORDS} words and no "
                 "placeholder."
             )
+    if shared := manifest.get("held_out_twice"):
+        messages.append(f"{shared} English sentences are in both --valid_input and --test_input.")
     if manifest["missing_packages"]:
         messages.append(f"packages that the distribution does not have: {', '.join(manifest['missing_packages'])}.")
     return messages

@@ -179,10 +179,10 @@ def near_duplicates(candidates: Collection[str], held_out: Iterable[str]) -> set
         words = key.split(" ")
         shorter.update(_deletions(words))
         masked.update(_masked(words))
-    near = set()
+    near, longest = set(), max((key.count(" ") + 1 for key in keys), default=0)
     for key in progress.track(candidates, "comparing with held-out sentences", unit="sentences"):
         words = key.split(" ")
-        if len(words) > MAX_WORDS + 1:
+        if len(words) > longest + 1:
             continue
         if key in shorter or not keys.isdisjoint(_deletions(words)) or not masked.isdisjoint(_masked(words)):
             near.add(key)

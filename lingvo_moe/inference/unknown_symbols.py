@@ -17,6 +17,8 @@ from lingvo_moe.data.tokenizer import Tokenizer
 # So, Sk: pictures, flags, skin tones. Cn, Co: pictures of a later Unicode, or of a font of its own.
 _CATEGORIES = ("So", "Sk", "Cn", "Co")
 # Joiners, variation selectors, the keycap and the tags of flags, which are part of a symbol after one.
+_KEYCAP = "\u20e3"
+_CLOSING = tuple(",.;:!?…)]")
 _JOINERS = "\u200d\ufe0e\ufe0f\u20e3\U000e0020-\U000e007f"
 
 
@@ -42,23 +44,37 @@ def take_out(lines: Sequence[str], tokenizer: Tokenizer) -> list[Framed]:
 
     A line without them is returned as it is, as `text`.
     """
-    symbols = sorted(character for character in set().union(*lines) if _is_unknown_symbol(character, tokenizer))
+    characters = set().union(*lines)
+    unknown = "".join(sorted(each for each in characters if _is_unknown_symbol(each, tokenizer)))
+    symbols = [f"[{re.escape(unknown)}]"] if unknown else []
+    if _KEYCAP in characters and not tokenizer.has_pieces_for(_KEYCAP):
+        symbols.append(f"[0-9#*]\ufe0f?{_KEYCAP}")
     if not symbols:
         return [Framed("", line, "") for line in lines]
-    run = rf"(?:\s*[{re.escape(''.join(symbols))}][{_JOINERS}]*)+"
-    whole = re.compile(rf"({run}\s*)?(.*?)({run}\s*)?", re.DOTALL)
-    inside = re.compile(rf"{run}(?P<word>(?=[^\s,.;:!?…)\]]))?")
-    return [_framed(line, whole, inside) for line in lines]
+    symbol = f"(?:{'|'.join(symbols)})[{_JOINERS}]*"
+    run = re.compile(rf"{symbol}(?:\s*{symbol})*")
+    return [_framed(line, run) for line in lines]
 
 
-def _framed(line: str, whole: re.Pattern, inside: re.Pattern) -> Framed:
-    if not inside.search(line):
+def _framed(line: str, run: re.Pattern) -> Framed:
+    spans = [found.span() for found in run.finditer(line)]
+    if not spans:
         return Framed("", line, "")
-    found = whole.fullmatch(line)
-    assert found is not None  # its middle takes anything
-    before, text, after = found.groups(default="")
-    left = inside.sub(lambda found: " " if found["word"] is not None else "", text)
-    return Framed(before, left.strip(), after)
+    begin, end = 0, len(line)
+    if not line[: spans[0][0]].strip():
+        begin = end - len(line[spans.pop(0)[1] :].lstrip())
+    if spans and not line[spans[-1][1] :].strip():
+        end = len(line[: spans[-1][0]].rstrip())
+    return Framed(line[:begin], _joined(run.split(line[begin:end])), line[end:])
+
+
+def _joined(parts: list[str]) -> str:
+    """Returns the parts of a line between its symbols, with one space between words."""
+    joined = [parts[0]]
+    for part in parts[1:]:
+        joined[-1] = joined[-1].rstrip()
+        joined.append(part if part[:1].isspace() or part[:1] in _CLOSING else f" {part}")
+    return "".join(joined).strip()
 
 
 def _is_unknown_symbol(character: str, tokenizer: Tokenizer) -> bool:

@@ -14,7 +14,7 @@ class _Tokenizer(Tokenizer):
     """Knows everything but these."""
 
     def has_pieces_for(self, text: str) -> bool:
-        return text not in "😀🎉❤👍🏽🇩🇪日"
+        return text not in "😀🎉❤👍🏽🇩🇪日\u20e3"
 
 
 _TOKENIZER = _Tokenizer(b"")
@@ -32,6 +32,7 @@ _TOKENIZER = _Tokenizer(b"")
         ("😀 ein 🎉 Fest ❤\ufe0f", Framed("😀 ", "ein Fest", " ❤\ufe0f")),
         ("ja😀nein 🎉(doch)", Framed("", "ja nein (doch)", "")),
         ("🎉\U000e0067\U000e007f Fest", Framed("🎉\U000e0067\U000e007f ", "Fest", "")),
+        ("1\ufe0f\u20e3 Datei 2", Framed("1\ufe0f\u20e3 ", "Datei 2", "")),
         ("🇩🇪 Deutsch", Framed("🇩🇪 ", "Deutsch", "")),
         ("🎉", Framed("🎉", "", "")),
         ("😀 🎉 ", Framed("😀 🎉 ", "", "")),
@@ -59,3 +60,5 @@ def test_many_symbols_take_no_longer_than_many_letters():
     """A regular expression with nested repetitions would take years here."""
     line = ("😀 " * 200 + "a") * 20 + "🎉" * 2000
     assert take_out([line], _TOKENIZER) == [Framed("😀 " * 200, " ".join("a" * 20), "🎉" * 2000)]
+    for many in ("😀" * 100_000, "😀" + " " * 100_000):
+        assert take_out([f"a{many}b"], _TOKENIZER)[0].text.split() == ["a", "b"]

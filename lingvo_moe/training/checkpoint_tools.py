@@ -7,7 +7,7 @@ import dataclasses
 import datetime
 import pathlib
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,10 +17,13 @@ from jax import numpy as jnp
 from lingvo_moe import tree
 from lingvo_moe.errors import UserError
 from lingvo_moe.sharding.layout import Spec
-from lingvo_moe.training import checkpoint_arrays, checkpoint_manifest, hyperparameters, quantization, weights_file
+from lingvo_moe.training import checkpoint_arrays, checkpoint_manifest, quantization, weights_file
 from lingvo_moe.training.checkpoint import Checkpoints, first_difference, summary
 from lingvo_moe.training.checkpoint_errors import CorruptCheckpoint
 from lingvo_moe.training.checkpoint_reader import ARRAYS, WEIGHTS, Reader
+from lingvo_moe.training.hyperparameters import Recorded
+from lingvo_moe.training.hyperparameters import load as load_hyperparameters
+from lingvo_moe.training.hyperparameters import save as save_hyperparameters
 from lingvo_moe.utils import progress, temporary_directories, tensor_files
 
 SUFFIX = ".safetensors"
@@ -189,7 +192,7 @@ def average_logdirs(logdirs: Mapping[str, Checkpoints], output: str | pathlib.Pa
 def _average(members: Mapping[str, tuple[Checkpoints, int]], output: str | pathlib.Path, origin: str):
     target = _new_checkpoints(output, "--output")
     read = {name: Reader(each.path(choose(each, step, WEIGHTS))) for name, (each, step) in members.items()}
-    first, _ = next(iter(members.values()))
+    recorded = _common_hyperparameters(members)
     readers = _common_readers(read)
     meta = next(iter(read.values())).meta
     shapes, theta = meta["weights"], {}
@@ -203,7 +206,25 @@ def _average(members: Mapping[str, tuple[Checkpoints, int]], output: str | pathl
     newest = max(step for _, step in members.values())
     target.save_weights(newest, meta["model"], tree.unflatten(theta), origin, readers)
     target.close()
-    hyperparameters.copy(first.directory.parent, pathlib.Path(output))
+    if recorded is not None:
+        save_hyperparameters(pathlib.Path(output), recorded)
+
+
+def _common_hyperparameters(members: Mapping[str, tuple[Checkpoints, int]]) -> Recorded | None:
+    """Returns the hyperparameters of the first log directory that has them; raises UserError if models differ."""
+    found = {name: load_hyperparameters(each.directory.parent) for name, (each, _) in members.items()}
+    knowing = {name: recorded for name, recorded in found.items() if recorded is not None}
+    models = {
+        name: {path: value for path, value in recorded.values.items() if path.startswith("model.")}
+        for name, recorded in knowing.items()
+    }
+    for name, model in models.items():
+        if model != (first := next(iter(models.values()))):
+            raise UserError(
+                f"{name}: its hyperparameters are not those of {next(iter(models))}: {first_difference(model, first)}. "
+                f"The mean is of one model."
+            )
+    return next(iter(knowing.values()), None)
 
 
 def _common_readers(members: Mapping[str, Reader]) -> list[str] | None:
@@ -239,7 +260,7 @@ def to_safetensors(
     step: int,
     file: str | pathlib.Path,
     dtype: str = "float32",
-    settings: Sequence[str] = (),
+    hyperparameters: Mapping[str, Any] | None = None,
 ):
     """Writes the weights of a step under their paths, with `weights_file.metadata`.
 
@@ -249,7 +270,7 @@ def to_safetensors(
       file: to write.
       dtype: of the weights in the file. `bfloat16` halves it and rounds each weight to 8 significant bits; `int8`
         quarters it, see `quantization`.
-      settings: see `weights_file.Facts`.
+      hyperparameters: see `weights_file.Facts`.
 
     Raises:
       UserError: the step is absent or corrupt, its weights are not finite and `dtype` is `int8`, or the file cannot be
@@ -266,7 +287,7 @@ def to_safetensors(
     }
     if dtype == _INT8:
         theta = quantization.quantize(theta)
-    facts = weights_file.Facts(reader.meta["model"], step, reader.readers, settings)
+    facts = weights_file.Facts(reader.meta["model"], step, reader.readers, hyperparameters)
     tensor_files.save(f"--output={file}", file, theta, weights_file.metadata(facts))
 
 

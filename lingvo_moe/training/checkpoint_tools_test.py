@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors import numpy as safetensors_numpy
 
-from lingvo_moe import tree
+from lingvo_moe import experiment, tree
 from lingvo_moe.errors import UserError
 from lingvo_moe.sharding.layout import Spec
 from lingvo_moe.testing.checkpoints import (
@@ -30,7 +30,7 @@ from lingvo_moe.testing.checkpoints import (
     state_of,
 )
 from lingvo_moe.testing.harness import BFLOAT16_ROUNDING
-from lingvo_moe.training import checkpoint_manifest
+from lingvo_moe.training import checkpoint_manifest, hyperparameters
 from lingvo_moe.training import checkpoint_tools as tools
 from lingvo_moe.training.checkpoint import Checkpoints
 from lingvo_moe.training.checkpoint_reader import WEIGHTS
@@ -102,6 +102,22 @@ def test_average_of_log_directories_is_the_mean_of_their_newest_weights(trained,
     with pytest.raises(UserError, match=r"wider.* not those of log: embedding is \[16, 9\] there, \[16, 8\] here"):
         tools.average_logdirs({"log": trained, "wider": Checkpoints(tmp_path / "wider")}, tmp_path / "none")
     assert not (tmp_path / "none").exists()
+
+
+def test_average_has_the_hyperparameters_of_its_members(tmp_path):
+    """Weights of two routers have equal shapes; their mean is refused. A log directory may have no record."""
+    for name, router in (("top2", "top2"), ("switch", "switch"), ("unknown", None)):
+        save(tmp_path / name, 4)
+        if router:
+            changed = experiment.unchecked("m4.Quickstart", [f"router={router}", f"input.seed={len(name)}"])
+            hyperparameters.save(tmp_path / name, hyperparameters.of("m4.Quickstart", changed))
+    members = {name: Checkpoints(tmp_path / name) for name in ("unknown", "switch", "top2")}
+    with pytest.raises(UserError, match="top2: .* not those of switch: model.router is top2 there, switch here"):
+        tools.average_logdirs(members, tmp_path / "none")
+    assert not (tmp_path / "none").exists()
+    del members["top2"]
+    tools.average_logdirs(members, tmp_path / "mean")
+    assert hyperparameters.load(tmp_path / "mean") == hyperparameters.load(tmp_path / "switch") is not None
 
 
 def test_average_is_of_one_model_and_its_tokenizers(tmp_path):

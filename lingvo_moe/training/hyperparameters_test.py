@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-import logging
+import pathlib
 
 import pytest
 
@@ -16,14 +15,20 @@ from lingvo_moe.training import hyperparameters
 MODEL = "m4.Quickstart"
 
 
+def _saved(logdir: pathlib.Path, trained: experiment.Experiment, name: str = MODEL) -> hyperparameters.Recorded:
+    """Returns what is read of what is saved."""
+    hyperparameters.save(logdir, hyperparameters.of(name, trained))
+    found = hyperparameters.load(logdir)
+    assert found is not None and found.model == name
+    return found
+
+
 @pytest.mark.parametrize("name", registry.names())
 def test_every_value_of_every_model_is_read_as_it_was(name, tmp_path):
     """A later version may have other defaults: the log directory's are those of its training."""
     trained = experiment.unchecked(name)
-    hyperparameters.save(tmp_path, name, trained)
-    assert hyperparameters.load(tmp_path) == (name, ())
-    file = tmp_path / hyperparameters.FILE
-    values = json.loads(file.read_text())["hyperparameters"]
+    values = _saved(tmp_path, trained, name).values
+    assert hyperparameters.Recorded(name, values).resolve("it") == (name, ())
     for path, _ in overrides.fields(trained):
         if path in values and path not in ("corpus", "tokenizers"):
             assert overrides.apply(trained, [f"{path}={overrides.text(values[path])}"]) == trained
@@ -43,21 +48,23 @@ def test_differences_are_assignments(tmp_path, monkeypatch):
     ran = [*changes, "training.steps=7", "mesh=4", "tokenizers=own", "search.forbidden_ids=0,3"]
     monkeypatch.chdir(tmp_path)
     (tmp_path / "own").mkdir()
-    hyperparameters.save(tmp_path, MODEL, experiment.unchecked(MODEL, ran))
-    found = hyperparameters.load(tmp_path)
-    assert found is not None and found.model == MODEL
-    assert sorted(found.portable) == sorted([*changes, "search.forbidden_ids=0,3"])
-    assert set(found.assignments) - set(found.portable) == {f"tokenizers={tmp_path}/own"}
-    again = experiment.unchecked(MODEL, found.assignments)
+    found = _saved(tmp_path, experiment.unchecked(MODEL, ran))
+    name, portable = found.portable.resolve("it")
+    assert name == MODEL and sorted(portable) == sorted([*changes, "search.forbidden_ids=0,3"])
+    _, assignments = found.resolve("it")
+    assert set(assignments) - set(portable) == {f"tokenizers={tmp_path}/own"}
+    again = experiment.unchecked(MODEL, assignments)
     assert again.model == experiment.unchecked(MODEL, ran).model and again.mesh == experiment.unchecked(MODEL).mesh
 
 
-def test_a_directory_that_is_gone_is_left_out(tmp_path, caplog):
-    """The model's own stands for it, or the flag; nobody has to repair the file."""
-    hyperparameters.save(tmp_path, MODEL, experiment.unchecked(MODEL, [f"corpus={tmp_path}/gone"]))
-    with caplog.at_level(logging.WARNING):
-        assert hyperparameters.load(tmp_path) == (MODEL, ())
-    assert f"corpus={tmp_path}/gone: this directory of the training is gone" in caplog.text
+def test_the_same_hyperparameters_are_not_written_again(tmp_path):
+    """Each restart would risk the file; others replace it."""
+    _saved(tmp_path, experiment.unchecked(MODEL))
+    before = (tmp_path / hyperparameters.FILE).stat().st_ino
+    _saved(tmp_path, experiment.unchecked(MODEL))
+    assert (tmp_path / hyperparameters.FILE).stat().st_ino == before
+    found = _saved(tmp_path, experiment.unchecked(MODEL, ["router=switch"]))
+    assert found.resolve("it") == (MODEL, ("model.router=switch",)) and len(list(tmp_path.iterdir())) == 1
 
 
 def test_values_that_no_flag_can_set_are_left_out(tmp_path):
@@ -70,8 +77,7 @@ def test_values_that_no_flag_can_set_are_left_out(tmp_path):
     own = experiment.unchecked(MODEL)
     special = Special(**{field.name: getattr(own.optimizer, field.name) for field in dataclasses.fields(Adafactor)})
     trained = dataclasses.replace(own, optimizer=dataclasses.replace(special, beta1=0.5))
-    hyperparameters.save(tmp_path, MODEL, trained)
-    assert hyperparameters.load(tmp_path) == (MODEL, ("optimizer.beta1=0.5",))
+    assert _saved(tmp_path, trained).resolve("it") == (MODEL, ("optimizer.beta1=0.5",))
 
 
 @pytest.mark.parametrize(
@@ -80,7 +86,7 @@ def test_values_that_no_flag_can_set_are_left_out(tmp_path):
         ("{", "expected the model and the hyperparameters that training wrote"),
         ("[1]", "expected the model and the hyperparameters that training wrote"),
         ('{"model": "m4.Quickstart"}', "expected the model and the hyperparameters that training wrote"),
-        ('{"model": "m4.Nowhere", "hyperparameters": {}}', "m4.Nowhere.* or the model be one of an --import"),
+        ('{"model": "m4.Nowhere", "hyperparameters": {}}', "m4.Nowhere.* or its model be one of an --import"),
         ('{"model": "m4.Quickstart", "hyperparameters": {"model.depth": 3}}', "model.depth: no such field.*version"),
         ('{"model": "m4.Quickstart", "hyperparameters": {"model.model_dim": "x"}}', "model_dim=x: expected a whole"),
         ('{"model": "m4.Quickstart", "hyperparameters": {"model.model_dim": {}}}', "model_dim={}: expected a whole"),
@@ -89,12 +95,13 @@ def test_values_that_no_flag_can_set_are_left_out(tmp_path):
 )
 def test_a_damaged_file_is_an_error_that_names_it(content, pattern, tmp_path):
     (tmp_path / hyperparameters.FILE).write_text(content)
-    with pytest.raises(UserError, match=f"{tmp_path / hyperparameters.FILE}: .*{pattern}"):
-        hyperparameters.load(tmp_path)
+    file = tmp_path / hyperparameters.FILE
+    with pytest.raises(UserError, match=f"{file}: .*{pattern}"):
+        found = hyperparameters.load(tmp_path)
+        assert found is not None
+        found.resolve(str(file))
 
 
 def test_no_file(tmp_path):
     """Of log directories of earlier versions, and of those that are not there yet."""
     assert hyperparameters.load(tmp_path) is None and hyperparameters.load(tmp_path / "new") is None
-    hyperparameters.copy(tmp_path, tmp_path)
-    assert not list(tmp_path.iterdir())

@@ -94,7 +94,7 @@ def train(
         process_group.barrier()
         batches = train_input.batches(data_state, experiment.input.shards_of_rows(training.rows))
         # Not earlier: settings that cannot be compiled or read are not those of this directory.
-        process_group.broadcast(lambda: hyperparameters.save(logdir, name, experiment))
+        process_group.broadcast(lambda: hyperparameters.save(logdir, hyperparameters.of(name, experiment)))
         preemption = PreemptionGuard(schedule.grace_seconds, not process_group.catches_sigterm)
         run = TrainingRun(name, experiment, training, checkpoints, process_group, preemption, logdir, first_step)
         standard = [NonFiniteGuard(), Reporter(), Checkpointer(), HeldOutEvaluator(held_out), ProgressBar()]

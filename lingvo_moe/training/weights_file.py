@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 import safetensors
@@ -24,20 +24,19 @@ class Facts(NamedTuple):
       model: the registered name.
       step: the number of steps.
       readers: see `checkpoint_reader.Reader.readers`.
-      settings: `hyperparameters.Recorded.portable` of their training.
+      hyperparameters: `values` of their training's `hyperparameters.Recorded`, without directories; None if unknown.
     """
 
     model: str
     step: int
     readers: list[str] | None = None
-    settings: Sequence[str] = ()
+    hyperparameters: Mapping[str, Any] | None = None
 
 
 def metadata(facts: Facts) -> dict[str, str]:
     """Returns the metadata of a file of weights."""
-    known = {} if facts.readers is None else {"readers": facts.readers}
-    known |= {"settings": list(facts.settings)} if facts.settings else {}
-    return {METADATA: json.dumps({"format": FORMAT, "model": facts.model, "step": facts.step, **known}, sort_keys=True)}
+    known = {name: value for name, value in facts._asdict().items() if value is not None}
+    return {METADATA: json.dumps({"format": FORMAT, **known}, sort_keys=True)}
 
 
 def facts(name: str, opened: safetensors.safe_open) -> Facts:
@@ -53,7 +52,8 @@ def facts(name: str, opened: safetensors.safe_open) -> Facts:
     try:
         found = json.loads((opened.metadata() or {})[METADATA])
         version, step = found["format"], found["step"]
-        known = Facts(str(found.get("model")), step, found.get("readers"), list(map(str, found.get("settings", []))))
+        values = found.get("hyperparameters")
+        known = Facts(str(found.get("model")), step, found.get("readers"), None if values is None else dict(values))
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
         raise UserError(
             f"{name}: its metadata has no step and format; expected a file that `checkpoint convert --output` wrote."

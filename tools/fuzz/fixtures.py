@@ -44,7 +44,7 @@ def make(directory: pathlib.Path) -> Fixtures:
     specs = config.steps.state_specs()
     for step in STEPS:
         _save(directory / "log", specs, step)
-    hyperparameters.save(directory / "log", tiny.MODEL, config)
+    hyperparameters.save(directory / "log", hyperparameters.of(tiny.MODEL, config))
     other = tiny.tiny(data, "model.hidden_dim=64").steps.state_specs()
     _save(directory / "other", other, STEPS[0])
     checkpoint_tools.to_safetensors(Checkpoints(directory / "log"), STEPS[1], directory / "weights.safetensors")
