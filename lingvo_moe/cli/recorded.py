@@ -44,9 +44,8 @@ def by_default(config: Config) -> Config:
     own = _of_this_machine(config, own)
     count = len([each for each in own if _path(each) not in hyperparameters.DIRECTORIES])
     if count or not config.model:
-        _log.info(
-            "%s: %s, of which training changed %d hyperparameter%s.", file, name, count, "" if count == 1 else "s"
-        )
+        changed = f", of which training changed {count} hyperparameter{'s' * (count > 1)}" if count else ""
+        _log.info("%s: %s%s.", file, name, changed)
     assignments = (*own, *config.assignments)
     _warn_of_changes(file, name, own, assignments)
     return dataclasses.replace(config, model=name, assignments=assignments)
