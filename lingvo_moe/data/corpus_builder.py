@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import collections
+import concurrent.futures
 import dataclasses
 import hashlib
+import itertools
 import types
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -219,9 +221,9 @@ def collect_pairs(read_from: Sequence[sources.Source], selected: Collection[str]
     collected = CollectedPairs()
     texts: dict[str, str] = {}  # one string object per English text, however many languages translate it
     with progress.bar("reading catalogs", sum(source.size for source in read_from) // 1000, "kB") as advance:
-        for source in read_from:
+        for source, files in _opened_ahead(read_from):
             done = 0.0
-            for file in source.files():
+            for file in files:
                 for entry in file.entries:
                     if languages.is_selected(entry.language, selected):
                         _add_entry(entry, file.name, collected, texts)
@@ -229,6 +231,26 @@ def collect_pairs(read_from: Sequence[sources.Source], selected: Collection[str]
                 done += file.size
             advance((source.size - int(done)) // 1000)
     return collected
+
+
+def _opened_ahead(
+    read_from: Sequence[sources.Source],
+) -> Iterator[tuple[sources.Source, Iterator[sources.CatalogFile]]]:
+    """Yields each source and its files; while one is read, a thread gets the first file of the next.
+
+    A package is unpacked, by another program, before its first file.
+    """
+
+    def open_source(source: sources.Source) -> tuple[list[sources.CatalogFile], Iterator[sources.CatalogFile]]:
+        files = iter(source.files())
+        return [*itertools.islice(files, 1)], files
+
+    with concurrent.futures.ThreadPoolExecutor(max_workers=1) as thread:
+        ahead = [thread.submit(open_source, source) for source in read_from[:1]]
+        for number, source in enumerate(read_from, 1):
+            first, files = ahead.pop().result()
+            ahead += [thread.submit(open_source, following) for following in read_from[number : number + 1]]
+            yield source, itertools.chain(first, files)
 
 
 def _add_entry(entry: catalogs.Entry, file: str, collected: CollectedPairs, texts: dict[str, str]):

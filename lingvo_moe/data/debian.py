@@ -53,6 +53,8 @@ DESCRIPTION_LANGUAGES = tuple(
     ).split()
 )
 _MAX_MISSING = 0.25  # of the packages
+# Packages of one call of apt, which reads its lists for a second first.
+_AT_ONCE = 12
 _INDEX_VERSION = 3  # 2 was one file for all presets
 
 # Read after the system's configuration. Images without translations say Acquire::Languages "none".
@@ -258,10 +260,11 @@ def _locked(cache: Path) -> Iterator[None]:
 def _download_missing(apt: _Apt, cache: Path, names: Sequence[str], archives: Sequence[Archive]):
     missing = [archive for archive in archives if not _is_intact(cache, archive)]
     with progress.bar("downloading packages", len(archives), "packages", done=len(archives) - len(missing)) as advance:
-        for archive in missing:
-            advance(0, archive.name)
-            apt.download(archive)
-            advance()
+        for first in range(0, len(missing), _AT_ONCE):
+            archives_now = missing[first : first + _AT_ONCE]
+            advance(0, ", ".join(archive.name for archive in archives_now))
+            apt.download(archives_now)
+            advance(len(archives_now))
     index = {
         "version": _INDEX_VERSION,
         "requested": list(names),
@@ -368,16 +371,22 @@ class _Apt:
             raise UserError(f"apt-get download has no address for {unknown} ({_reason(answer)}).")
         return [by_name[name] for name in known]
 
-    def download(self, archive: Archive):
-        """Downloads one package; it gets its final name only when it is complete."""
-        downloaded = self._run("apt-get", "download", archive.name, cwd=self._partial)
-        path = self._partial / archive.file
-        if downloaded.returncode or not path.is_file() or file_sha256(path) != archive.sha256:
+    def download(self, archives: Sequence[Archive]):
+        """Downloads packages; each gets its final name only when it is complete.
+
+        Raises:
+          UserError: a package cannot be downloaded; it is named. The others are kept.
+        """
+        finished = self._run("apt-get", "download", *(archive.name for archive in archives), cwd=self._partial)
+        complete = [archive for archive in archives if _is_intact(self._partial, archive)]
+        for archive in complete:
+            (self._partial / archive.file).replace(self._directory / archive.file)
+        failed = [archive.name for archive in archives if archive not in complete]
+        if failed:
             raise UserError(
-                f"cannot download the package {archive.name} ({_reason(downloaded)}). Check the network and run "
-                "the same command again; completed downloads are kept."
+                f"cannot download the package {failed[0]} ({_reason(finished)}). Check the network and "
+                "run the same command again; completed downloads are kept."
             )
-        path.replace(self._directory / archive.file)
 
     def _run(self, tool: str, *arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess:
         return subprocess.run(

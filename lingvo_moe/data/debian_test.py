@@ -26,7 +26,7 @@ mirror, log = pathlib.Path({mirror!r}), pathlib.Path({log!r})
 arguments = [word for word in sys.argv[1:] if not word.startswith("-")]
 tool = pathlib.Path(sys.argv[0]).name
 with log.open("a") as file:
-    print(tool, *arguments, file=file)
+    print(tool, *(word for word in sys.argv[1:] if not word.startswith("--config") and word != "-q"), file=file)
 if tool == "dpkg-deb":
     try:
         tarfile.open(arguments[0]).extractall(arguments[1])
@@ -126,8 +126,9 @@ def _calls(log: Path) -> list[str]:
 
 
 def _downloads(log: Path) -> list[str]:
-    downloads = [line.split() for line in _calls(log) if line.startswith("apt-get download")]
-    return [call[2] for call in downloads if len(call) == 3]  # --print-uris names all packages
+    """Returns the packages that apt has downloaded since the last call."""
+    calls = [line.split() for line in _calls(log) if line.startswith("apt-get download")]
+    return [name for call in calls if "--print-uris" not in call for name in call[2:]]
 
 
 def _entries(fetched) -> list[Entry]:
@@ -240,14 +241,15 @@ def test_interrupted_download_resumes(mirror, tmp_path, log, monkeypatch):
     """Complete packages are kept, an incomplete one is downloaded again."""
     cache, download = tmp_path / "cache", debian._Apt.download
 
-    def interrupted(self, archive):
-        if archive.name == "gamma":
-            (cache / "partial" / archive.file).write_bytes(b"half of it")
+    def interrupted(self, archives):
+        if archives[0].name == "gamma":
+            (cache / "partial" / archives[0].file).write_bytes(b"half of it")
             raise KeyboardInterrupt
-        download(self, archive)
+        download(self, archives)
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(debian._Apt, "download", interrupted)
+        patch.setattr(debian, "_AT_ONCE", 2)
         debian.debian_preset(cache, ())
     assert sorted(path.name for path in cache.glob("*.deb")) == ["alpha_1.deb", "beta_1.deb"]
     _calls(log)
@@ -309,6 +311,16 @@ def test_failed_download_is_an_error_that_names_the_package(mirror, tmp_path):
     (mirror / "down").touch()
     with pytest.raises(UserError, match=r"cannot download the package delta \(E: Could not resolve 'mirror'\)"):
         debian.debian_preset(cache, ())
+
+
+def test_the_others_of_a_failed_download_are_kept(mirror, tmp_path, monkeypatch):
+    """Several packages are downloaded at once; the corrupt one is named."""
+    intact = debian._is_intact
+    monkeypatch.setattr(debian, "_is_intact", lambda path, archive: archive.name != "beta" and intact(path, archive))
+    with pytest.raises(UserError, match="cannot download the package beta "):
+        debian.debian_preset(tmp_path / "cache", ())
+    kept = {path.name for path in (tmp_path / "cache").glob("*.deb")}
+    assert kept == {"alpha_1.deb", "gamma_1.deb", "delta_1.deb", "epsilon_1.deb"}
 
 
 def test_package_that_the_distribution_lacks_is_reported(mirror, tmp_path):
