@@ -40,16 +40,39 @@ def uniform(seed: tf.Tensor, shape: tuple[int, ...], rows: Rows | None = None) -
 
     With `rows`, these are some rows of the tensor that has all of them: the same numbers as there.
     """
-    word, _ = _hash()(tf.bitcast(seed, tf.uint32), *_counters(shape, rows))
-    return tf.cast(tf.cast(tf.bitwise.right_shift(word, _constant(8)), tf.int32), tf.float32) * 2.0**-24
+    if rows is None:
+        return _drawn(shape, None)(seed)
+    return _drawn(shape, rows.total)(seed, rows.first)
 
 
 def fold_seed(seed: tf.Tensor, key: str | int | tf.Tensor) -> tf.Tensor:
     """Returns the `[2] int32` seed of a name or a number under `seed`."""
     number = _constant(zlib.crc32(key.encode())) if isinstance(key, str) else tf.cast(key, tf.uint32)
-    # Elements count from 0 in the second word, too: the last value sets the seeds apart from them.
-    words = _hash()(tf.bitcast(seed, tf.uint32), number, _constant(_WORD - 1))
-    return tf.bitcast(tf.stack(words), tf.int32)
+    return _folded()(seed, number)
+
+
+# Graph functions are traced once per shape, and called: inlined, their operators were most of a graph.
+@functools.cache
+def _drawn(shape: tuple[int, ...], total: int | None) -> Callable:
+    """Returns the function from a seed, and the first row where there are `total` rows, to `uniform`'s numbers."""
+
+    def draw(seed: tf.Tensor, first: tf.Tensor | None = None) -> tf.Tensor:
+        counters = _counters(shape, None if first is None else Rows(first, total))
+        word, _ = _threefry(tf.bitcast(seed, tf.uint32), *counters)
+        return tf.cast(tf.cast(tf.bitwise.right_shift(word, _constant(8)), tf.int32), tf.float32) * 2.0**-24
+
+    return tf.function(draw, autograph=False)
+
+
+@functools.cache
+def _folded() -> Callable:
+    """Returns the function from a seed and a number to the seed under it."""
+
+    def fold(seed: tf.Tensor, number: tf.Tensor) -> tf.Tensor:
+        # Elements count from 0 in the second word, too: the last value sets the seeds apart from them.
+        return tf.bitcast(tf.stack(_threefry(tf.bitcast(seed, tf.uint32), number, _constant(_WORD - 1))), tf.int32)
+
+    return tf.function(fold, autograph=False)
 
 
 def _counters(shape: tuple[int, ...], rows: Rows | None = None) -> tuple[tf.Tensor, tf.Tensor]:
@@ -71,12 +94,6 @@ def _counters(shape: tuple[int, ...], rows: Rows | None = None) -> tuple[tf.Tens
         words[which] += tf.reshape(index, [-1] + [1] * (len(shape) - 1 - dimension))
         stride[which] *= size
     return tf.broadcast_to(words[0], shape), words[1]
-
-
-@functools.cache
-def _hash() -> Callable:
-    """`_threefry` as a graph function, traced once per shape and called; inlined, it was most of a graph."""
-    return tf.function(_threefry, autograph=False)
 
 
 def _threefry(key: tf.Tensor, first: tf.Tensor, second: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
