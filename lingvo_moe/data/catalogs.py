@@ -21,6 +21,8 @@ from lingvo_moe.data import help_pages, languages
 from lingvo_moe.errors import UserError
 
 _MAGIC = {b"\xde\x12\x04\x95": "<", b"\x95\x04\x12\xde": ">"}
+# A compiler may store equal texts once; in a crafted file, each of many messages may be most of the file.
+_MOST_COPIES = 16
 _CONTEXT_END = "\x04"
 _FORM_END = "\0"
 _INDEX_OF_ONE = re.compile(r"n(?:%10+)?==1(?!\d)[^?:]*\?(\d)")
@@ -97,6 +99,8 @@ def _mo_messages(data: bytes) -> list[tuple[str, str]]:
         table = struct.unpack_from(f"{order}{2 * count}I", data, start) if start + 8 * count <= len(data) else None
         if table is None or any(length + at > len(data) for length, at in zip(table[::2], table[1::2])):
             raise ValueError("it is truncated: a message lies beyond the end of the file")
+        if sum(table[::2]) > _MOST_COPIES * len(data):
+            raise ValueError("its messages overlap")
         columns.append([data[at : at + length] for length, at in zip(table[::2], table[1::2])])
     charset = re.search(rb"charset=([\w.:-]+)", dict(zip(*columns)).get(b"", b""))
     encoding = charset[1].decode("ascii") if charset else "utf-8"

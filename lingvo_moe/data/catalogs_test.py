@@ -80,6 +80,16 @@ def test_plural_formula_is_never_evaluated(tmp_path):
     assert len(_read(tmp_path / "de.mo")) == 2
 
 
+def test_mo_whose_messages_overlap_is_an_error(tmp_path):
+    """A small file could take all memory: each of its messages may be most of the file."""
+    count, size = 1000, 2**17
+    table = struct.pack(f"<{2 * count}I", *[size // 2, size // 4] * count)
+    head = struct.pack("<5I", 0x950412DE, 0, count, 20, 20)
+    (tmp_path / "de.mo").write_bytes((head + table).ljust(size, b"a"))
+    with pytest.raises(UserError, match="not a readable .mo catalog .its messages overlap"):
+        _read(tmp_path / "de.mo")
+
+
 @given(strategies.binary(max_size=200), strategies.integers(0, 2**32 - 1), strategies.integers(0, 2**32 - 1))
 def test_corrupt_mo_is_an_error_that_names_the_file(tmp_path_factory, tail, count, start):
     """Property: any bytes give entries, or an error with the file's name."""

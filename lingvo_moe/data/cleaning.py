@@ -14,11 +14,12 @@ from lingvo_moe.data.rejection import MAX_WORDS, Rejection
 _DOMINANT_FRACTION = 2 / 3
 _SCRIPT_SAMPLE = 2000  # pairs
 
-# Invisible marks (of direction, for example) and control characters. The joiners U+200C and U+200D are kept: Persian
+# Invisible marks (of direction, for example), control characters, and halves of characters (surrogates), which JSON may
+# have. The joiners U+200C and U+200D are kept: Persian
 # and the scripts of India spell with them.
 _INVISIBLE = re.compile(
     "[\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f\u00ad\u061c\u180e\u200b\u200e\u200f\u202a-\u202e"
-    "\u2060-\u206f\ufeff\ufff9-\ufffb]"
+    "\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff]"
 )
 # C's %s, %-5.2f and %(name)s, strftime's %Y, Qt's and KDE's %1, LibreOffice's %PRODUCTNAME and $(ARG1), Python's
 # {name}, the shell's $name and ${name}, MediaWiki's $1 and {{SITENAME}}. `%%` is a percent sign.

@@ -104,6 +104,7 @@ def build(
       UserError: an input cannot be read, no training pair remains, or `output` has something else.
     """
     output = Path(output).absolute()
+    _check_apart(output, inputs, held_out, unseen_by)
     prepare_output_directory(output)
     wanted = selected or (unseen_by.languages if unseen_by else ())
     read_from = find_sources(preset, inputs, packages, wanted)
@@ -121,8 +122,28 @@ def build(
     _check_not_empty(collected, selected)
     reject_wrong_script(collected)
     chosen = {split: _collect_given(split, own, read, collected) for split, own in given.items()}
-    _write(target, preset, read_from, collected, unseen_by, chosen)
+    _write(target, preset, read_from, collected, unseen_by, chosen, force)
     return Corpus.open(output), True
+
+
+def _check_apart(
+    output: Path,
+    inputs: Sequence[str | Path],
+    held_out: Mapping[str, Sequence[str | Path]],
+    unseen_by: Corpus | None,
+):
+    """Raises UserError for an output inside of what is read: it would replace it, or be read by the next build."""
+    read = [("--input", path) for path in inputs]
+    read += [(f"--{split}_input", path) for split, paths in held_out.items() for path in paths]
+    read += [("--unseen_by", unseen_by.directory)] if unseen_by else []
+    own = output.resolve()
+    for flag, path in read:
+        other = Path(path).resolve()
+        if own.is_relative_to(other) or other.is_relative_to(own):
+            raise UserError(
+                f"--output={output} and {flag}={path}: one is inside of the other, or they are the same. Name another "
+                "--output."
+            )
 
 
 def _collect_given(
@@ -168,6 +189,7 @@ def _write(
     collected: CollectedPairs,
     unseen_by: Corpus | None,
     given: Mapping[str, GivenSplit],
+    force: bool,
 ):
     english = {english for pairs in collected.pairs.values() for _, english in pairs}
     if unseen_by:
@@ -200,6 +222,7 @@ def _write(
                 "skipped_links": _sorted_counts(links),
             }
         )
+        target.check_replaceable(force)  # again: another process may have built a corpus there meanwhile
 
 
 def find_sources(

@@ -364,6 +364,47 @@ def test_test_corpus_has_the_languages_of_the_training_corpus(texts, tmp_path):
     assert _build(texts, tmp_path / "unseen", unseen_by=trained).languages == ("fr", "ru")
 
 
+def test_an_output_apart_from_what_is_read(texts, tmp_path):
+    """It would replace the corpus that a model is trained on, or be an input of the next build."""
+    trained = _build(texts, tmp_path / "corpus")
+    files = _files(tmp_path / "corpus")
+    for output in (tmp_path / "corpus", tmp_path / "corpus" / "unseen", tmp_path):
+        with pytest.raises(UserError, match=f"--output={output} and --unseen_by=.*Name another --output"):
+            corpus_builder.build("none", [], output, unseen_by=trained, force=True)
+    with pytest.raises(UserError, match=f"and --input={texts}: one is inside of the other"):
+        _build(texts, texts / "corpus")
+    with pytest.raises(UserError, match=f"and --test_input={texts}/de.tsv: one is inside of the other"):
+        corpus_builder.build("django", [], texts, held_out={"test": [texts / "de.tsv"]})
+    assert _files(tmp_path / "corpus") == files
+
+
+def test_a_corpus_that_another_process_has_built_meanwhile_is_kept(texts, tmp_path, monkeypatch):
+    """Both began when there was none; the second to end is refused."""
+    other, split_keys = tmp_path / "others", splitting.split_keys
+    other.mkdir()
+    (texts / "fr.po").rename(other / "fr.po")
+
+    def split_and_let_another_build(*arguments):
+        monkeypatch.undo()
+        _build(other, tmp_path / "corpus")
+        return split_keys(*arguments)
+
+    monkeypatch.setattr(splitting, "split_keys", split_and_let_another_build)
+    with pytest.raises(UserError, match="has a corpus of other inputs"):
+        _build(texts, tmp_path / "corpus")
+    assert Corpus.open(tmp_path / "corpus").languages == ("fr",)
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+
+
+def test_half_a_character_of_a_json_catalog_is_left_out(tmp_path):
+    """JSON may have one half of a pair of surrogates, which no text in UTF-8 has."""
+    (tmp_path / "texts").mkdir()
+    for name, text in (("en", "a long road"), ("de", "ein langer Weg")):
+        content = {str(number): f"{text} {number} \ud83d" for number in range(200)}
+        (tmp_path / "texts" / f"{name}.json").write_text(json.dumps(content), encoding="utf-8")
+    assert ("ein langer Weg 3", "a long road 3") in [*_build(tmp_path / "texts", tmp_path / "c").pairs("train", "de")]
+
+
 def test_unknown_preset_and_missing_input_are_errors():
     """With the nearest preset, and the flag to use."""
     with pytest.raises(UserError, match="preset 'debain' is unknown. Did you mean debian"):

@@ -6,6 +6,7 @@ see `mixture`.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import pathlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -143,6 +144,7 @@ class HeldOutPairs:
     ):
         """Opens both directories and reads the pairs of a split; see `pipeline.EvalInput`."""
         opened = Corpus.open(corpus)
+        self._config = config
         self._readers, _ = config.open_readers(corpus, tokenizers)
         self._pairs = [
             opened.sample(split, language, max_pairs)
@@ -151,15 +153,33 @@ class HeldOutPairs:
 
     def examples(self, shuffled: bool) -> Iterator[Example]:
         """Yields one pair of each language, then a second of each, and so on."""
-        # A target gets the source of the pair this many positions before it: its own, or another one.
-        languages = [(pairs, len(pairs) // 2 if shuffled else 0) for pairs in self._pairs]
-        longest = max(map(len, self._pairs), default=0)
-        texts = (
-            (pairs[index - shift][0], pairs[index][1])
-            for index in range(longest)
-            for pairs, shift in languages
-            if index < len(pairs) and bool(shift) == shuffled
-        )
+        if not shuffled:
+            return self._tokenized(self._in_turn([range(len(pairs)) for pairs in self._pairs]))
+        # A target gets the source of the pair this many positions before it. Pairs that fit into a row still do then,
+        # so that the targets are those that are not left out with their own sources.
+        fitting = [indices if len(indices) > 1 else [] for indices in self._fitting]
+        return self._tokenized(self._in_turn(fitting, [len(indices) // 2 for indices in fitting]))
+
+    def _in_turn(
+        self, languages: Sequence[Sequence[int]], shifts: Iterable[int] = itertools.repeat(0)
+    ) -> Iterator[tuple[str, str]]:
+        """Yields the texts of these pairs of each language, the sources shifted."""
+        chosen = list(zip(self._pairs, languages, shifts))
+        for number in range(max(map(len, languages), default=0)):
+            for pairs, indices, shift in chosen:
+                if number < len(indices):
+                    yield pairs[indices[number - shift]][0], pairs[indices[number]][1]
+
+    @functools.cached_property
+    def _fitting(self) -> list[list[int]]:
+        """The pairs of each language that fit into a row."""
+        return [
+            [number for number, example in enumerate(self._tokenized(iter(pairs))) if self._config.fits(example)]
+            for pairs in self._pairs
+        ]
+
+    def _tokenized(self, texts: Iterator[tuple[str, str]]) -> Iterator[Example]:
+        """Yields the example of each pair of texts."""
         indices = itertools.count()
         while chunk := list(itertools.islice(texts, _CHUNK)):
             sentences: dict[str, tuple[str, ...]] = dict(zip(SIDES, zip(*chunk, strict=True), strict=True))

@@ -302,17 +302,27 @@ def test_evaluation_alternates_languages_in_a_fixed_order(corpus, tokenizers):
     assert first[:6] == in_turn[:6] and first[-20:] == german[-20:]
 
 
-def test_shuffled_evaluation_has_the_same_targets_with_other_sources(corpus, tokenizers):
-    """Of the same language, so that a loss with them shows how much the model uses its source."""
-    config = dataclasses.replace(_CONFIG, packing=False, source_length=400, target_length=400)
-    held_out = EvalInput(corpus, tokenizers, config)
+@pytest.mark.parametrize(
+    ("source_length", "target_length", "languages"),
+    [(400, 400, ()), (14, 400, ("de",)), (400, 12, ("de",)), (14, 12, ("de",))],
+)
+def test_shuffled_evaluation_has_the_same_targets_with_other_sources(
+    corpus, tokenizers, source_length, target_length, languages
+):
+    """Of the same language, so that a loss with them shows how much the model uses its source.
+
+    Also where some pairs are longer than a row, and are left out. (Of French, only one fits then.)
+    """
+    config = dataclasses.replace(_CONFIG, packing=False, source_length=source_length, target_length=target_length)
+    held_out = EvalInput(corpus, tokenizers, config, languages=languages)
     right, shuffled = (
         [pair for batch in held_out.batches(shuffled) for pair in texts(batch, tokenizers)]
         for shuffled in (False, True)
     )
     assert sorted(target for _, target in right) == sorted(target for _, target in shuffled)
     assert sorted(source for source, _ in right) == sorted(source for source, _ in shuffled)
-    assert not set(right) & set(shuffled)
+    assert len(right) >= 4 and not set(right) & set(shuffled)
+    assert (len(right) < Corpus.open(corpus).count("valid")) == bool(languages)
 
 
 @pytest.mark.parametrize("languages", [["fr"], ["fr", "fr"]])

@@ -23,6 +23,7 @@ import hashlib
 import json
 import lzma
 import pathlib
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -36,6 +37,7 @@ from lingvo_moe.utils import safe_paths
 SPECIAL_IDS = {"pad": 0, "eos": 1, "bos": 2, "unk": 3}
 MANIFEST = "tokenizer.json"
 SIDES = ("source", "target")
+_LINE_OR_COLUMN_END = re.compile("[\t-\r\x1c-\x1e\x85\u2028\u2029]")
 _MAX_MODEL = 2**28  # bytes, of a decompressed model
 _REMEDY = "train one with `python -m tools.train_tokenizer --corpus=CORPUS --output={}`"
 
@@ -109,7 +111,8 @@ class Tokenizer:
     def decode(self, rows: Iterable[Sequence[int] | np.ndarray]) -> list[str]:
         """Returns the text of each row of ids, up to its first eos, without pad and bos.
 
-        An id outside of the vocabulary (a model may have a larger one) decodes as unknown.
+        An id outside of the vocabulary (a model may have a larger one) decodes as unknown. A text is one line without
+        tabs: a tokenizer with bytes has pieces for line ends and tabs, which decode as spaces.
         """
         size, skipped = self.vocabulary_size, (self.pad_id, self.bos_id)
         texts = []
@@ -117,7 +120,7 @@ class Tokenizer:
             ids = [int(i) for i in row]
             ids = ids[: ids.index(self.eos_id)] if self.eos_id in ids else ids
             texts.append([i if 0 <= i < size else self.unk_id for i in ids if i not in skipped])
-        return self._processor.decode(texts)
+        return [_LINE_OR_COLUMN_END.sub(" ", text) for text in self._processor.decode(texts)]
 
     def in_graph(self, call: Callable | None = None) -> Any:
         """Returns the `tensorflow_text.SentencepieceTokenizer` that gives the same `int32` ids as `encode`."""

@@ -104,6 +104,13 @@ def test_decode_stops_at_eos_and_skips_pad_and_bos(tokenizers):
     assert tokenizers.target.decode(rows) == ["Where is the library?"] * 2 + ["", ""]
 
 
+def test_a_decoded_text_is_one_line(tokenizers):
+    """A model may find the pieces of bytes that end a line or a column of a file."""
+    processor = sentencepiece.SentencePieceProcessor(model_proto=tokenizers.source.model)
+    line = [processor.piece_to_id(piece) for piece in ("<0x61>", "<0x0A>", "<0x62>", "<0x09>", "<0x0D>", "<0x63>")]
+    assert SPECIAL_IDS["unk"] not in line and tokenizers.source.decode([line]) == ["a b  c"]
+
+
 def test_id_outside_of_the_vocabulary_decodes_as_unknown(tokenizers):
     """A model may have more embeddings than the tokenizer has pieces."""
     unknown = tokenizers.target.decode([[SPECIAL_IDS["unk"]]])

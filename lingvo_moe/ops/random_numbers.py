@@ -57,8 +57,8 @@ def _drawn(shape: tuple[int, ...], total: int | None) -> Callable:
     """Returns the function from a seed, and the first row where there are `total` rows, to `uniform`'s numbers."""
 
     def draw(seed: tf.Tensor, first: tf.Tensor | None = None) -> tf.Tensor:
-        counters = _counters(shape, None if first is None else Rows(first, total))
-        word, _ = _threefry(tf.bitcast(seed, tf.uint32), *counters)
+        rows = None if first is None or total is None else Rows(first, total)
+        word, _ = _threefry(tf.bitcast(seed, tf.uint32), *_counters(shape, rows))
         return tf.cast(tf.cast(tf.bitwise.right_shift(word, _constant(8)), tf.int32), tf.float32) * 2.0**-24
 
     return tf.function(draw, autograph=False)

@@ -282,7 +282,7 @@ def to_safetensors(
     reader = Reader(checkpoints.path(choose(checkpoints, step, WEIGHTS)))
     paths = [path.removeprefix(ARRAYS["theta"]) for path in reader.specs(WEIGHTS)]
     theta = {
-        path: np.ascontiguousarray(_read_weight(reader, path), None if dtype == _INT8 else jnp.dtype(dtype))
+        path: np.asarray(_read_weight(reader, path), None if dtype == _INT8 else jnp.dtype(dtype), order="C")
         for path in progress.track(paths, f"reading step {step}", unit="arrays")
     }
     if dtype == _INT8:

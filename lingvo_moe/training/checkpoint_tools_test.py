@@ -319,6 +319,7 @@ def foreign(path: pathlib.Path, metadata: dict[str, str] | None):
         ({"lingvo_moe": json.dumps({"format": 2, "step": 4})}, "format 2; this program knows 1"),
         ({"lingvo_moe": json.dumps({"format": 1, "step": -4})}, "step is -4"),
         ({"lingvo_moe": json.dumps({"format": 1, "step": "../4"})}, "step is '../4'"),
+        ({"lingvo_moe": json.dumps({"format": 1, "step": 4, "readers": 5})}, "readers are 5; expected a list"),
     ],
 )
 def test_safetensors_of_another_program_is_refused(tmp_path, metadata, pattern):

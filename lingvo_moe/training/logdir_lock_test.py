@@ -16,15 +16,19 @@ from lingvo_moe.errors import UserError
 from lingvo_moe.training import logdir_lock
 
 # Holds the lock of a directory until it is killed; its first line says that it holds it.
-_HOLDER = (
-    "import fcntl, sys, time; f = open(sys.argv[1], 'ab'); fcntl.flock(f, 2); print('held', flush=True); time.sleep(60)"
-)
+_HOLDER = """
+import pathlib, sys, time
+from lingvo_moe.training import logdir_lock
+with logdir_lock.locked(pathlib.Path(sys.argv[1])):
+    print("held", flush=True)
+    time.sleep(60)
+"""
 
 
 def test_one_process_at_a_time(tmp_path, monkeypatch):
     """A second process is refused; once the first was killed, it succeeds, though the file is still there."""
     monkeypatch.setattr(logdir_lock, "_ENDING_SECONDS", 0)
-    holder = subprocess.Popen([sys.executable, "-Sc", _HOLDER, tmp_path / "lock"], stdout=subprocess.PIPE)
+    holder = subprocess.Popen([sys.executable, "-c", _HOLDER, tmp_path], stdout=subprocess.PIPE)
     with holder:
         assert holder.stdout and holder.stdout.readline() == b"held\n"
         refused = pytest.raises(

@@ -60,6 +60,9 @@ def facts(name: str, opened: safetensors.safe_open) -> Facts:
         ) from None
     if version != FORMAT:
         raise UserError(f"{name}: format {version!r}; this program knows {FORMAT}.")
+    readers = known.readers
+    if readers is not None and not (isinstance(readers, list) and all(isinstance(reader, str) for reader in readers)):
+        raise UserError(f"{name}: its readers are {readers!r}; expected a list of the tokenizers' hashes.")
     if type(step) is not int or step < 0:
         raise UserError(f"{name}: its step is {step!r}; expected a non-negative integer.")
     return known
