@@ -185,7 +185,8 @@ class TranslateConfig(SearchConfig):
     output: str = _flag(
         flags.DEFINE_string,
         "-",
-        "where to write translations: a file, complete at the end, or - for standard output, as they are made",
+        "where to write translations: a file, complete at the end, or - for standard output, as they are made once the "
+        "whole input has been read",
     )
     n_best: int = _flag(
         flags.DEFINE_integer, 1, "translations per line; with more than one, each line is number, score, text"

@@ -106,5 +106,8 @@ def _open_locked(path: pathlib.Path) -> BinaryIO:
         file.close()
 
 
-def _translation(text: str, score: float, parts: list[list[list[int]]], confidence: float) -> Translation:
-    return Translation(text, score, tuple((tuple(source), tuple(target)) for source, target in parts), confidence)
+def _translation(
+    text: str, score: float, parts: list[list[list[int]]], confidence: float, is_cut: bool = False
+) -> Translation:
+    pairs = tuple((tuple(source), tuple(target)) for source, target in parts)
+    return Translation(text, score, pairs, confidence, is_cut)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import itertools
 import logging
 import pathlib
 from collections.abc import Callable, Iterator, Sequence
@@ -38,12 +39,14 @@ class Translation:
         for each part; none of an empty line.
       confidence: the geometric mean of its tokens' probabilities, 0 to 1, which compares translations of any length;
         of a line that was translated in parts, the least. Low values mark doubtful translations (docs/pocket.md).
+      is_cut: whether it, or one of its parts, reached `search.max_length` tokens before its end.
     """
 
     text: str
     score: float
     parts: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...] = ()
     confidence: float = 1.0
+    is_cut: bool = False
 
 
 class Translator:
@@ -87,7 +90,8 @@ class Translator:
         Equal sentences are translated once. Translations of an empty sentence are empty. A line of
         `input.source_length` tokens or more is translated in parts, see `sentence_splitting`; before the first
         translation, a warning names the lines with a sentence that is too long by itself and loses its end, ten of them
-        at most. Symbols that the source tokenizer does not know are not translated, see `unknown_symbols`.
+        at most; after the last, another one those whose best translation has no end. Symbols that the source tokenizer
+        does not know are not translated, see `unknown_symbols`.
 
         Args:
           sentences: the lines.
@@ -99,14 +103,21 @@ class Translator:
         if len(uses) < len(lines):
             _log.info("%d lines have %d different sentences; each is translated once.", len(lines), len(uses))
         known: dict[str, list[Translation]] = {}
-        frames = iter(framed)
+        frames, numbers, cut = iter(framed), itertools.count(start + 1), []
         with progress.bar("translating", len(uses), "sentences") as advance:
             for chunk in _chunks(lines, self._experiment.decoding_batch):
                 new = list(dict.fromkeys(text for line in chunk for text in line if text not in known))
                 known.update(zip(new, self._translate_texts(new, advance), strict=True))
-                yield [_whole(next(frames), [known[text] for text in line]) for line in chunk]
+                done = [_whole(next(frames), [known[text] for text in line]) for line in chunk]
+                cut += [number for translations, number in zip(done, numbers) if translations[0].is_cut]
+                yield done
                 uses.subtract(text for line in chunk for text in line)
                 known = {text: translations for text, translations in known.items() if uses[text]}
+        if cut:
+            _log.warning(
+                "%s: the translation has no end after %d tokens. Pass --set search.max_length=N for longer ones.",
+                *(_line_list(cut), self._experiment.search.max_length),
+            )
 
     def _segmented(self, sentences: Sequence[str], first: int) -> list[list[str]]:
         """Returns for each line its parts, which fit the model; `first` is the number of the first line."""
@@ -161,6 +172,7 @@ class Translator:
                 float(score),
                 ((sentence, tuple(token for token in row if token != eos)),),
                 self._experiment.search.confidence(float(score), len(row)),
+                is_cut=eos not in row,
             )
             for text, score, row in zip(texts, scores, rows)
         ]
@@ -207,6 +219,7 @@ def _joined(parts: Sequence[list[Translation]]) -> list[Translation]:
             min(part.score for part in ranked),
             tuple(pair for part in ranked for pair in part.parts),
             min(part.confidence for part in ranked),
+            any(part.is_cut for part in ranked),
         )
         for ranked in zip(*parts, strict=True)
     ]

@@ -6,6 +6,7 @@ The engine is `testing.fake_engine`, so nothing is compiled.
 from __future__ import annotations
 
 import pathlib
+import re
 
 import pytest
 
@@ -82,7 +83,7 @@ def test_an_error_of_a_callback_ends_training_and_closes_all(data, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_request_to_stop_ends_training_after_the_next_step_with_a_checkpoint(data, tmp_path, caplog):
+def test_a_request_to_stop_ends_training_after_the_next_step_with_a_checkpoint(data, tmp_path, caplog, capsys):
     """Callbacks see that it is the last step; the next run resumes there."""
     log: list[str] = []
     caplog.set_level("INFO", "lingvo_moe")
@@ -90,6 +91,7 @@ def test_a_request_to_stop_ends_training_after_the_next_step_with_a_checkpoint(d
         _train(data, tmp_path, [Recorder("a", log, stop_at=5)], "training.steps=9")
     assert log[-3:] == ["a 6 last", "a ends at 6", "a closes"] and Checkpoints(tmp_path).latest() == 6
     assert "stopped after step 6, which is saved" in caplog.text
+    assert re.search(r"training \S+: 6/9 steps, .*  stopped\n", capsys.readouterr().err)
     _train(data, tmp_path, [Recorder("b", log)], "training.steps=9")
     assert log[9:11] == ["b starts after 6", "b 7"]
     assert "resuming from step 6" in caplog.text

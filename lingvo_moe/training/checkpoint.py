@@ -365,10 +365,12 @@ class Checkpoints:
         meta = self.processes.broadcast(lambda: Reader(path).meta)
         expected = {path: list(spec.shape) for path, spec in tree.flatten(theta_specs).items()}
         if meta["weights"] != expected:
+            remedy = "Pass that --model (with the --set it was trained with)"
+            if meta["model"] == model:
+                remedy = "Leave out the --set that changes the model"
             raise UserError(
                 f"{path} holds {meta['model']}, whose weights are not those of {model}: "
-                f"{first_difference(meta['weights'], expected)}. Pass that --model (with the --set it was trained "
-                f"with), or another log directory."
+                f"{first_difference(meta['weights'], expected)}. {remedy}, or name another log directory."
             )
         if items is None and "origin" in meta:
             raise UserError(

@@ -113,10 +113,10 @@ class ProgressBar(Callback):
 
     def on_start(self, run: TrainingRun):
         """Shows how many steps earlier runs have made."""
-        self._step = run.first_step
+        self._step, self._steps = run.first_step, run.experiment.training.steps
         self._bar = progress.bar(
             f"training {run.name}",
-            run.experiment.training.steps,
+            self._steps,
             "steps",
             done=run.first_step,
             shown=run.process_group.is_primary,
@@ -133,7 +133,9 @@ class ProgressBar(Callback):
 
     def on_close(self, error: BaseException | None):
         """Ends the bar."""
-        self._bar.__exit__(None if error is None else type(error), error, None)
+        # Asked to stop, training ends without an error.
+        ended = error or (None if self._step >= self._steps else KeyboardInterrupt())
+        self._bar.__exit__(None if ended is None else type(ended), ended, None)
 
 
 def _open_writer(run: TrainingRun, curves: str) -> SummaryWriter:
