@@ -55,7 +55,7 @@ def test_the_status_is_returned(values):
         ("--stpes=4", "error: unknown flag --stpes. Did you mean steps? --help lists the flags.\n"),
         (
             "--steps=four",
-            "error: flag --steps=four: invalid literal for int() with base 10: 'four'. --help lists the flags.\n",
+            "error: flag --steps=four: expected a whole number, not 'four'. --help lists the flags.\n",
         ),
         ("--force=maybe", "error: flag --force=maybe: Non-boolean argument to boolean flag. --help lists the flags.\n"),
         ("--rate=nan", "error: --rate=nan: expected a number.\n"),

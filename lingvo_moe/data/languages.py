@@ -117,8 +117,9 @@ def check_selected(labels: Collection[str], flag: str) -> frozenset[str]:
     for label in labels:
         normalized = normalize(label)
         if normalized != label:
-            remedy = f"Did you mean {normalized}?" if normalized else "Labels look like de, pt_BR or sr_Latn."
-            raise UserError(f"{flag}={label}: not a normalised language label. {remedy}")
+            if normalized is None:
+                raise UserError(f"{flag}={label}: no language is known by this label. Labels are de, pt_BR or sr_Latn.")
+            raise UserError(f"{flag}={label}: not a normalised language label. Did you mean {normalized}?")
     return frozenset(labels)
 
 
