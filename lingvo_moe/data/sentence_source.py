@@ -18,6 +18,7 @@ SENTENCE_END = re.compile(rf"(?<![.!?…])[.!?…]++{_CLOSING}+\s+|[。！？।
 _ABBREVIATION = re.compile(
     r"\b(?:[^\W\d_]|\d{1,2}|Dr|Mr|Mrs|St|No|Nr|vs|approx|resp|bzw|ca|evtl|inkl|np|ej|ex|напр)\.\s+$"
 )
+_LONGEST_ABBREVIATION = 8
 _LETTER_OR_DIGIT = re.compile(r"[^\W_]")
 
 
@@ -50,7 +51,7 @@ class Sentences:
 
 
 def _divided(entry: Entry) -> Iterator[Entry]:
-    english, translation = _sentences(entry.english), _sentences(entry.translation)
+    english, translation = sentences(entry.english), sentences(entry.translation)
     if len(english) != len(translation):
         yield entry
         return
@@ -58,22 +59,30 @@ def _divided(entry: Entry) -> Iterator[Entry]:
         yield entry._replace(english=sentence, translation=translated)
 
 
-def _sentences(text: str) -> list[str]:
+def sentences(text: str) -> list[str]:
     """Returns the sentences of a text, which is not divided inside parentheses or where that may be wrong."""
-    sentences, start = [], 0
+    found, start, tried, depth = [], 0, 0, 0
     for end in SENTENCE_END.finditer(text):
-        sentence = text[start : end.end()]
-        if _ends(sentence, text[end.end() :], is_spaced=text[end.start()] in ".!?…"):
-            sentences.append(sentence.strip())
-            start = end.end()
-    return [*sentences, text[start:].strip()]
+        depth += _depth(text, tried, end.end())
+        tried = end.end()
+        if depth <= 0 and _ends(text, start, end):
+            found.append(text[start:tried].strip())
+            start, depth = tried, 0
+    return [*found, text[start:].strip()]
 
 
-def _ends(sentence: str, rest: str, is_spaced: bool) -> bool:
-    """Returns whether `sentence` is one: `rest` may continue it, after an abbreviation for example."""
-    first = _LETTER_OR_DIGIT.search(rest)
-    if first is None or not _LETTER_OR_DIGIT.search(sentence):
+def _ends(text: str, start: int, end: re.Match[str]) -> bool:
+    """Returns whether the text from `start` on is a sentence: the rest may continue it, after an abbreviation."""
+    following = _LETTER_OR_DIGIT.search(text, end.end())
+    if following is None or not _LETTER_OR_DIGIT.search(text, start, end.end()):
         return False
-    if is_spaced and (first[0].islower() or _ABBREVIATION.search(sentence)):
-        return False
-    return sum(map(sentence.count, "(（")) <= sum(map(sentence.count, ")）"))
+    if text[end.start()] not in ".!?…":  # no space has to follow, and no abbreviation ends like this
+        return True
+    abbreviation = _ABBREVIATION.search(text, max(start, end.start() - _LONGEST_ABBREVIATION), end.end())
+    return not following[0].islower() and abbreviation is None
+
+
+def _depth(text: str, start: int, end: int) -> int:
+    """Returns how many more parentheses are opened than closed in a part of a text."""
+    opened, closed = (sum(text.count(mark, start, end) for mark in marks) for marks in ("(（", ")）"))
+    return opened - closed

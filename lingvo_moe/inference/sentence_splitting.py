@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from lingvo_moe.data.sentence_source import SENTENCE_END
+from lingvo_moe.data.sentence_source import SENTENCE_END, sentences
 
 
 class Segments(NamedTuple):
@@ -21,7 +21,7 @@ class Segments(NamedTuple):
 
 
 def segment(line: str, count_tokens: Callable[[str], int], limit: int) -> Segments:
-    """Returns a line's parts, each of as many whole sentences as fit.
+    """Returns a line's parts: the line, if it fits; else its sentences, as a model of sentences loses some of many.
 
     Args:
       line: the text.
@@ -30,19 +30,29 @@ def segment(line: str, count_tokens: Callable[[str], int], limit: int) -> Segmen
     """
     if count_tokens(line) <= limit:
         return Segments([line], False)
-    ends = [match.end() for match in SENTENCE_END.finditer(line)]
-    texts, truncated, start = [], False, 0
-    sentences = [line[begin:end] for begin, end in zip([0, *ends], [*ends, len(line)]) if line[begin:end].strip()]
-    while start < len(sentences):
-        stop = start + 1
-        while stop < len(sentences) and count_tokens("".join(sentences[start : stop + 1])) <= limit:
-            stop += 1
-        text = "".join(sentences[start:stop])
-        if count_tokens(text) > limit:
-            text, truncated = _beginning(text, count_tokens, limit), True
-        texts.append(text)
-        start = stop
+    texts, truncated = [], False
+    for sentence in filter(None, sentences(line)):
+        own = Segments([sentence], False) if count_tokens(sentence) <= limit else _pieces(sentence, count_tokens, limit)
+        texts += own.texts
+        truncated |= own.truncated
     return Segments(texts or [""], truncated)  # of a line of spaces nothing is left
+
+
+def _pieces(text: str, count_tokens: Callable[[str], int], limit: int) -> Segments:
+    """Returns the parts of a text that `sentences` does not divide, at all marks, as long as they fit."""
+    ends = [match.end() for match in SENTENCE_END.finditer(text)]
+    pieces = [text[begin:end] for begin, end in zip([0, *ends], [*ends, len(text)]) if text[begin:end].strip()]
+    texts, truncated, start = [], False, 0
+    while start < len(pieces):
+        stop = start + 1
+        while stop < len(pieces) and count_tokens("".join(pieces[start : stop + 1])) <= limit:
+            stop += 1
+        part = "".join(pieces[start:stop])
+        if count_tokens(part) > limit:
+            part, truncated = _beginning(part, count_tokens, limit), True
+        texts.append(part)
+        start = stop
+    return Segments(texts, truncated)
 
 
 def _beginning(sentence: str, count_tokens: Callable[[str], int], limit: int) -> str:
