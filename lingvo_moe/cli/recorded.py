@@ -31,8 +31,8 @@ def by_default(config: Config) -> Config:
     if found is None:
         if not config.model:
             raise UserError(
-                f"--model is missing, and there is no {file}: check --logdir, or pass --model, with the --set flags of "
-                f"the training if an earlier version made this directory."
+                f"--model is missing, and there is no {file}: check --logdir, or pass --model and the --set flags of "
+                f"the training. A training that ended before its first step, or of an earlier version, has no such file."
             )
         return config
     if config.model and registry.full_name(config.model) != found.model:
