@@ -97,8 +97,8 @@ def main(argv: list[str]):
     for side in SIDES:
         if sizes[side] < requested[side]:
             _LOG.info(
-                "the %s tokenizer has %d pieces, not %d: the corpus has no more. A model's model.%s_vocabulary must be "
-                "at least %d.",
+                "the %s tokenizer has %d pieces, not %d: the corpus has no more. Its models need at least "
+                "--set model.%s_vocabulary=%d.",
                 *(side, sizes[side], requested[side], side, sizes[side]),
             )
     pieces = f"{sizes['source']} shared" if shared else f"{sizes['source']} source and {sizes['target']} target"

@@ -146,8 +146,8 @@ def parse(argv: Sequence[str], flag_values: flags.FlagValues) -> list[str]:
     except flags.Error as error:
         # absl shows a bad boolean as the tuple of its error's arguments.
         message = re.sub(r"\('(.*?)', .*\)$", r"\1", " ".join(str(error).split())).removeprefix("ERROR:: ")
-        # Python's words for what is no number.
-        message = re.sub(r"invalid literal for int\(\) with base 10: ", "expected a whole number, not ", message)
+        # These two are Python's own words.
+        message = message.replace("invalid literal for int() with base 10: ", "expected a whole number, not ")
         message = message.replace("could not convert string to float: ", "expected a number, not ")
         raise UserError(f"{message}. --help lists the flags.") from None
     _check_values(flag_values)

@@ -32,7 +32,7 @@ def by_default(config: Config) -> Config:
         if not config.model:
             raise UserError(
                 f"--model is missing, and there is no {file}: check --logdir, or pass --model and the --set flags of "
-                f"the training. A training that ended before its first step, or of an earlier version, has none."
+                f"the training. There is none if it ended before its first step, or if an earlier version ran it."
             )
         return config
     if config.model and registry.full_name(config.model) != found.model:

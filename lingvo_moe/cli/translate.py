@@ -19,7 +19,7 @@ from lingvo_moe.cli.run_config import ModelConfig, TranslateConfig
 from lingvo_moe.errors import UserError
 from lingvo_moe.inference.explanation import Explainer
 from lingvo_moe.inference.journal import Journal, journal
-from lingvo_moe.inference.translator import Translation, Translator
+from lingvo_moe.inference.translator import Translation, Translator, line_list
 from lingvo_moe.utils import output_files
 
 _log = logging.getLogger(__name__)
@@ -60,6 +60,7 @@ def _translate(config: TranslateConfig):
             run = _identity(config, experiments.text(name, experiment), step, sentences)
             kept = stack.enter_context(journal(f"{config.output}.{run}.partial"))
         best = _write(config, _translated(translator, sentences, kept, config.n_best))
+        _warn_of_truncated(best, experiment.search.max_length)
         _report_doubtful(config, sentences, best)
         del translator  # and with it the weights on the devices
         if explainer and config.explain:
@@ -137,6 +138,15 @@ def _write(config: TranslateConfig, chunks: Iterable[list[list[Translation]]]) -
                 best.append(translations[0] if config.explain else dataclasses.replace(translations[0], parts=()))
             (file or sys.stdout).flush()
     return best
+
+
+def _warn_of_truncated(best: Sequence[Translation], max_length: int):
+    """Warns of the lines, also those translated before an interruption, whose translation has lost its end."""
+    if truncated := [number for number, translation in enumerate(best, start=1) if translation.truncated]:
+        _log.warning(
+            "%s: the translation is truncated at %d tokens. Pass --set search.max_length=N for a longer one.",
+            *(line_list(truncated), max_length),
+        )
 
 
 def _report_doubtful(config: TranslateConfig, sentences: Sequence[str], best: Sequence[Translation]):

@@ -155,12 +155,20 @@ def _interrupt(monkeypatch, after: int, error: type[BaseException] = KeyboardInt
     monkeypatch.setattr(translator.Translator, "stream", interrupted)
 
 
+def _truncated(capsys, expected: str = "") -> list[str]:
+    """Returns the warnings of truncated translations in an output with the text `expected`."""
+    message = capsys.readouterr().err
+    assert expected in message
+    return [line for line in message.splitlines() if "is truncated at" in line]
+
+
 def test_an_interrupted_run_continues(trained, many, tmp_path, capsys, monkeypatch):
     """What was translated is kept, nothing is translated again, and all files are those of an undisturbed run."""
     flags = [*trained, *many, "--n_best=2", f"--doubtful={tmp_path / 'doubtful.txt'}", "--doubt_below=1"]
     flags.append(f"--explain={tmp_path / 'experts.jsonl'}")
     files = [tmp_path / name for name in ("out.txt", "doubtful.txt", "experts.jsonl")]
     assert _run("translate", *flags) == 0
+    truncated = _truncated(capsys)
     expected = [file.read_text(encoding="utf-8") for file in files]
     assert sorted(tmp_path.iterdir()) == sorted([*files, tmp_path / "in.txt"])
     for file in files:
@@ -175,7 +183,8 @@ def test_an_interrupted_run_continues(trained, many, tmp_path, capsys, monkeypat
     with open(kept, "ab") as file:
         file.write(b'[["half a')  # a process that was killed while it wrote
     assert _run("translate", *flags) == 0
-    assert "the first 56 of 125 lines were translated before" in capsys.readouterr().err
+    (again,) = _truncated(capsys, "the first 56 of 125 lines were translated before")
+    assert truncated == [again] and " more: the" in again and "translation is truncated at 12 tokens" in again
     assert [file.read_text(encoding="utf-8") for file in files] == expected and not kept.exists()
 
 

@@ -14,9 +14,8 @@ from lingvo_moe.data.rejection import MAX_WORDS, Rejection
 _DOMINANT_FRACTION = 2 / 3
 _SCRIPT_SAMPLE = 2000  # pairs
 
-# Invisible marks (of direction, for example), control characters, and halves of characters (surrogates), which JSON may
-# have. The joiners U+200C and U+200D are kept: Persian
-# and the scripts of India spell with them.
+# Invisible marks (of direction, for example), control characters, and lone surrogates, which JSON may have. The joiners
+# U+200C and U+200D are kept: Persian and the scripts of India spell with them.
 _INVISIBLE = re.compile(
     "[\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f\u00ad\u061c\u180e\u200b\u200e\u200f\u202a-\u202e"
     "\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff]"

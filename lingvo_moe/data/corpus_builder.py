@@ -132,7 +132,10 @@ def _check_apart(
     held_out: Mapping[str, Sequence[str | Path]],
     unseen_by: Corpus | None,
 ):
-    """Raises UserError for an output inside of what is read: it would replace it, or be read by the next build."""
+    """Raises UserError if the output is something that is read, or one is inside of the other.
+
+    It would replace what is read, or be read by the next build.
+    """
     read = [("--input", path) for path in inputs]
     read += [(f"--{split}_input", path) for split, paths in held_out.items() for path in paths]
     read += [("--unseen_by", unseen_by.directory)] if unseen_by else []
@@ -141,7 +144,7 @@ def _check_apart(
         other = Path(path).resolve()
         if own.is_relative_to(other) or other.is_relative_to(own):
             raise UserError(
-                f"--output={output} and {flag}={path}: one is inside of the other, or they are the same. Name another "
+                f"--output={output} and {flag}={path}: they are the same, or one is inside of the other. Name another "
                 "--output."
             )
 
@@ -222,7 +225,9 @@ def _write(
                 "skipped_links": _sorted_counts(links),
             }
         )
-        target.check_replaceable(force)  # again: another process may have built a corpus there meanwhile
+        # Again: another process may have built a corpus there meanwhile. One of the same inputs is as good.
+        if not target.is_up_to_date():
+            target.check_replaceable(force)
 
 
 def find_sources(

@@ -371,9 +371,9 @@ def test_an_output_apart_from_what_is_read(texts, tmp_path):
     for output in (tmp_path / "corpus", tmp_path / "corpus" / "unseen", tmp_path):
         with pytest.raises(UserError, match=f"--output={output} and --unseen_by=.*Name another --output"):
             corpus_builder.build("none", [], output, unseen_by=trained, force=True)
-    with pytest.raises(UserError, match=f"and --input={texts}: one is inside of the other"):
+    with pytest.raises(UserError, match=f"and --input={texts}: they are the same, or one is inside"):
         _build(texts, texts / "corpus")
-    with pytest.raises(UserError, match=f"and --test_input={texts}/de.tsv: one is inside of the other"):
+    with pytest.raises(UserError, match=f"and --test_input={texts}/de.tsv: they are the same, or one is"):
         corpus_builder.build("django", [], texts, held_out={"test": [texts / "de.tsv"]})
     assert _files(tmp_path / "corpus") == files
 
@@ -394,6 +394,20 @@ def test_a_corpus_that_another_process_has_built_meanwhile_is_kept(texts, tmp_pa
         _build(texts, tmp_path / "corpus")
     assert Corpus.open(tmp_path / "corpus").languages == ("fr",)
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+
+
+def test_two_builds_of_the_same_inputs_may_run_at_the_same_time(texts, tmp_path, monkeypatch):
+    """Each of them succeeds, as one after the other."""
+    split_keys = splitting.split_keys
+
+    def split_and_let_another_build(*arguments):
+        monkeypatch.undo()
+        _build(texts, tmp_path / "corpus")
+        return split_keys(*arguments)
+
+    monkeypatch.setattr(splitting, "split_keys", split_and_let_another_build)
+    built = _build(texts, tmp_path / "corpus")
+    assert built.fingerprint == _build(texts, tmp_path / "alone").fingerprint
 
 
 def test_half_a_character_of_a_json_catalog_is_left_out(tmp_path):

@@ -261,10 +261,10 @@ def _download_missing(apt: _Apt, cache: Path, names: Sequence[str], archives: Se
     missing = [archive for archive in archives if not _is_intact(cache, archive)]
     with progress.bar("downloading packages", len(archives), "packages", done=len(archives) - len(missing)) as advance:
         for first in range(0, len(missing), _AT_ONCE):
-            archives_now = missing[first : first + _AT_ONCE]
-            advance(0, ", ".join(archive.name for archive in archives_now))
-            apt.download(archives_now)
-            advance(len(archives_now))
+            batch = missing[first : first + _AT_ONCE]
+            advance(0, batch[0].name)
+            apt.download(batch)
+            advance(len(batch))
     index = {
         "version": _INDEX_VERSION,
         "requested": list(names),

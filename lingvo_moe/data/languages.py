@@ -118,7 +118,7 @@ def check_selected(labels: Collection[str], flag: str) -> frozenset[str]:
         normalized = normalize(label)
         if normalized != label:
             if normalized is None:
-                raise UserError(f"{flag}={label}: no language is known by this label. Labels are de, pt_BR or sr_Latn.")
+                raise UserError(f"{flag}={label}: unknown language label. Labels look like de, pt_BR or sr_Latn.")
             raise UserError(f"{flag}={label}: not a normalised language label. Did you mean {normalized}?")
     return frozenset(labels)
 

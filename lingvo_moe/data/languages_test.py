@@ -62,7 +62,7 @@ def test_selected_labels_are_normalised():
     assert languages.check_selected(["de", "pt_BR"], "--languages") == {"de", "pt_BR"}
     with pytest.raises(UserError, match="--languages=pt-br: not a normalised language label. Did you mean pt_BR?"):
         languages.check_selected(["pt-br"], "--languages")
-    with pytest.raises(UserError, match="--languages=German: no language is known by this label. Labels are de"):
+    with pytest.raises(UserError, match="--languages=German: unknown language label. Labels look like de"):
         languages.check_selected(["German"], "--languages")
 
 

@@ -219,7 +219,8 @@ class EvalInput:
     """Held-out examples, packed as training packs them.
 
     Attributes:
-      num_rejected: the number of pairs that the current or last pass rejected because they do not fit into a row.
+      num_rejected: the number of pairs that the current or last pass rejected because they do not fit into a row;
+        none in a shuffled pass, which has only pairs that fit.
     """
 
     def __init__(
@@ -254,8 +255,8 @@ class EvalInput:
         The last batch may have empty rows. An empty split gives no batch.
 
         Args:
-          shuffled: whether each target gets the source of another pair of its language, half of the split away. A
-            language of one pair then has no batch.
+          shuffled: whether each target gets the source of another pair of its language that fits, half of them away.
+            A language with only one such pair is then left out.
 
         Raises:
           ValueError: with the first batch, `shuffled` volumes.

@@ -26,8 +26,8 @@ class HeldOutLoss:
       step: the training step of the checkpoint.
       tokens: how many target tokens were predicted, the end of each text included.
       cross_entropy: nats per target token.
-      shuffled_cross_entropy: the same for the same targets with the sources of other sentences; None for a language
-        model, and where each language has a single pair.
+      shuffled_cross_entropy: the same with the sources of other sentences, for the same targets but those of languages
+        with a single text that fits; None for a language model, and where each language has only one.
       left_out: how many texts are longer than a row.
     """
 

@@ -107,7 +107,7 @@ def _open_locked(path: pathlib.Path) -> BinaryIO:
 
 
 def _translation(
-    text: str, score: float, parts: list[list[list[int]]], confidence: float, is_cut: bool = False
+    text: str, score: float, parts: list[list[list[int]]], confidence: float, truncated: bool = False
 ) -> Translation:
     pairs = tuple((tuple(source), tuple(target)) for source, target in parts)
-    return Translation(text, score, pairs, confidence, is_cut)
+    return Translation(text, score, pairs, confidence, truncated)

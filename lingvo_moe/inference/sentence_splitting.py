@@ -21,7 +21,9 @@ class Segments(NamedTuple):
 
 
 def segment(line: str, count_tokens: Callable[[str], int], limit: int) -> Segments:
-    """Returns a line's parts: the line, if it fits; else its sentences, as a model of sentences loses some of many.
+    """Returns the line itself if it fits, and otherwise its sentences.
+
+    A part is one sentence, even where more would fit: a model that was trained on sentences drops some of many.
 
     Args:
       line: the text.
@@ -39,7 +41,7 @@ def segment(line: str, count_tokens: Callable[[str], int], limit: int) -> Segmen
 
 
 def _pieces(text: str, count_tokens: Callable[[str], int], limit: int) -> Segments:
-    """Returns the parts of a text that `sentences` does not divide, at all marks, as long as they fit."""
+    """Splits a sentence that is too long wherever one may end; each part has as many pieces as fit."""
     ends = [match.end() for match in SENTENCE_END.finditer(text)]
     pieces = [text[begin:end] for begin, end in zip([0, *ends], [*ends, len(text)]) if text[begin:end].strip()]
     texts, truncated, start = [], False, 0

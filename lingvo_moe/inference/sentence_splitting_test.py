@@ -26,7 +26,7 @@ def _words(text: str) -> int:
     ],
 )
 def test_lines_are_cut_at_sentence_ends(line, limit, expected):
-    """A model of sentences loses some of many. One that is too long and has an open parenthesis is cut all the same."""
+    """Each sentence is a part; one that is too long is also split inside of parentheses."""
     assert segment(line, _words, limit) == (expected, False)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import itertools
 import logging
 import pathlib
 from collections.abc import Callable, Iterator, Sequence
@@ -39,14 +38,14 @@ class Translation:
         for each part; none of an empty line.
       confidence: the geometric mean of its tokens' probabilities, 0 to 1, which compares translations of any length;
         of a line that was translated in parts, the least. Low values mark doubtful translations (docs/pocket.md).
-      is_cut: whether it, or one of its parts, reached `search.max_length` tokens before its end.
+      truncated: whether it, or one of its parts, reached `search.max_length` tokens before its end.
     """
 
     text: str
     score: float
     parts: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...] = ()
     confidence: float = 1.0
-    is_cut: bool = False
+    truncated: bool = False
 
 
 class Translator:
@@ -90,8 +89,7 @@ class Translator:
         Equal sentences are translated once. Translations of an empty sentence are empty. A line of
         `input.source_length` tokens or more is translated in parts, see `sentence_splitting`; before the first
         translation, a warning names the lines with a sentence that is too long by itself and loses its end, ten of them
-        at most; after the last, another one those whose best translation has no end. Symbols that the source tokenizer
-        does not know are not translated, see `unknown_symbols`.
+        at most. Symbols that the source tokenizer does not know are not translated, see `unknown_symbols`.
 
         Args:
           sentences: the lines.
@@ -103,21 +101,14 @@ class Translator:
         if len(uses) < len(lines):
             _log.info("%d lines have %d different sentences; each is translated once.", len(lines), len(uses))
         known: dict[str, list[Translation]] = {}
-        frames, numbers, cut = iter(framed), itertools.count(start + 1), []
+        frames = iter(framed)
         with progress.bar("translating", len(uses), "sentences") as advance:
             for chunk in _chunks(lines, self._experiment.decoding_batch):
                 new = list(dict.fromkeys(text for line in chunk for text in line if text not in known))
                 known.update(zip(new, self._translate_texts(new, advance), strict=True))
-                done = [_whole(next(frames), [known[text] for text in line]) for line in chunk]
-                cut += [number for translations, number in zip(done, numbers) if translations[0].is_cut]
-                yield done
+                yield [_whole(next(frames), [known[text] for text in line]) for line in chunk]
                 uses.subtract(text for line in chunk for text in line)
                 known = {text: translations for text, translations in known.items() if uses[text]}
-        if cut:
-            _log.warning(
-                "%s: the translation has no end after %d tokens. Pass --set search.max_length=N for longer ones.",
-                *(_line_list(cut), self._experiment.search.max_length),
-            )
 
     def _segmented(self, sentences: Sequence[str], first: int) -> list[list[str]]:
         """Returns for each line its parts, which fit the model; `first` is the number of the first line."""
@@ -132,7 +123,7 @@ class Translator:
             _log.warning(
                 "%s: a sentence has more than %d tokens; its end is not translated. Split it, or pass "
                 "--set input.source_length=N.",
-                *(_line_list(too_long), limit),
+                *(line_list(too_long), limit),
             )
         return lines
 
@@ -172,13 +163,13 @@ class Translator:
                 float(score),
                 ((sentence, tuple(token for token in row if token != eos)),),
                 self._experiment.search.confidence(float(score), len(row)),
-                is_cut=eos not in row,
+                truncated=eos not in row,
             )
             for text, score, row in zip(texts, scores, rows)
         ]
 
 
-def _line_list(numbers: Sequence[int]) -> str:
+def line_list(numbers: Sequence[int]) -> str:
     """Returns `line 3`, `lines 3, 7` or, of many numbers, the first ones and how many more there are."""
     named = ", ".join(map(str, numbers[:_MAX_NAMED]))
     more = f" and {len(numbers) - _MAX_NAMED} more" if len(numbers) > _MAX_NAMED else ""
@@ -219,7 +210,7 @@ def _joined(parts: Sequence[list[Translation]]) -> list[Translation]:
             min(part.score for part in ranked),
             tuple(pair for part in ranked for pair in part.parts),
             min(part.confidence for part in ranked),
-            any(part.is_cut for part in ranked),
+            any(part.truncated for part in ranked),
         )
         for ranked in zip(*parts, strict=True)
     ]

@@ -133,7 +133,7 @@ class ProgressBar(Callback):
 
     def on_close(self, error: BaseException | None):
         """Ends the bar."""
-        # Asked to stop, training ends without an error.
+        # Training that is asked to stop ends without an error; an exception makes the bar say `stopped`.
         ended = error or (None if self._step >= self._steps else KeyboardInterrupt())
         self._bar.__exit__(None if ended is None else type(ended), ended, None)
 
