@@ -30,10 +30,11 @@ format: setup  ## rewrite the sources: import order, fixable lint, format
 	.venv/bin/ruff format
 
 # TensorFlow and compilers never return some of their memory: in 26 parts, each in a process of its own, one takes 1 to
-# 3.6 GB. The first are the files of large_memory in pytest.ini. Two workers pull parts from the queue and print their output.
+# 3.6 GB. The first are the files of large_memory in pytest.ini. Two workers pull parts from the queue and print their output;
+# the last parts take longest and come first, so that neither worker waits long for the other at the end.
 pytest: setup  ## all tests, two parts at a time
 	@directory=$$(mktemp -d); trap 'rm -rf "$$directory"' EXIT; export LINGVO_MOE_TEST_CACHE=$$directory/cache; \
-	seq 26 | xargs -P2 -I{} sh -c '.venv/bin/python -m pytest --quiet --part={}/26 > '$$directory'/{}.log 2>&1; \
+	seq 26 -1 1 | xargs -P2 -I{} sh -c '.venv/bin/python -m pytest --quiet --part={}/26 > '$$directory'/{}.log 2>&1; \
 	    status=$$?; cat '$$directory'/{}.log; exit $$status'
 
 # pytest has run the tests. Bazel checks that the BUILD files declare every import: it runs the small tests again, each

@@ -34,7 +34,7 @@ def python_package(name, modules = None, deps = [], test_deps = [], data = [], s
       test_deps: further packages that the tests import.
       data: further files that the modules or the tests read. `testdata/**` of the directory is always there.
       size: the tests' size: small for tests that take seconds; medium for those that import TensorFlow or compile programs.
-      large: the tests that take half a minute or more, mostly to compile programs or in processes of their own.
+      large: the tests that take ten seconds or more, mostly to compile programs or in processes of their own.
     """
     if modules == None:
         files = _unclaimed()
