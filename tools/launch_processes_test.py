@@ -84,7 +84,6 @@ def test_four_processes_make_the_losses_of_one_with_as_many_devices(tmp_path, mo
     """
     data = tiny.make_data(tmp_path / "data")
     changes, mesh = ("training.evaluate_every=4", "training.checkpoint_every=4"), DeviceMesh((2, 2))
-    changes += ("model.num_layers=2", "model.layer_pattern=moe")
     tiny.compile_once(monkeypatch)
     config = tiny.tiny_language_model(data, *changes, "training.steps=4", mesh=mesh)
     loop.train(tiny.LANGUAGE_MODEL, config, Engine(mesh.size, "cpu"), tmp_path / "one")

@@ -118,8 +118,6 @@ def test_training_on_a_slice_leaves_jax_the_cpu_only(tmp_path):
     flags = [
         flag
         for flag in tiny.language_model_settings(
-            "model.num_layers=2",
-            "model.layer_pattern=moe",
             "model.num_experts=8",
             "model.num_groups=8",
             "input.batch_size=8",

@@ -35,7 +35,7 @@ def experiment_on(mesh: str) -> Experiment:
     """Returns two repeats of a dense layer and a layer with experts, scanned and rematerialised, with dropout."""
     return tiny.tiny_language_model(
         tiny.Data(pathlib.Path("none"), pathlib.Path("none")),
-        "model.num_layers=4",
+        *("model.num_layers=4", "model.layer_pattern=dense,moe", "model.unroll=false", "model.remat=full"),
         "model.residual_dropout=0.1",
         mesh=DeviceMesh.parse(mesh),
     )
@@ -48,7 +48,7 @@ def diagnose_on(mesh: str) -> Executable:
 
 
 def a_batch(seed: int) -> dict:
-    specs, random = experiment_on("2").batch_specs(), np.random.default_rng(seed)
+    specs, random = experiment_on("1").batch_specs(), np.random.default_rng(seed)
     batch = tree.map_leaves(lambda spec: random.integers(4, 200, spec.shape, np.int32), specs)
     rows, length = batch["target"]["ids"].shape
     positions = np.tile(np.arange(length, dtype=np.int32), (rows, 1))
@@ -57,9 +57,9 @@ def a_batch(seed: int) -> dict:
 
 @functools.cache
 def trained() -> Training:
-    """Returns the training state after two steps on two devices."""
-    config = experiment_on("2")
-    training = Engine(2, "cpu").training(config.steps, config.batch_specs(), evaluates=False)
+    """Returns the training state after two steps on one device."""
+    config = experiment_on("1")
+    training = Engine(1, "cpu").training(config.steps, config.batch_specs(), evaluates=False)
     training.initialise(3)
     training.train([a_batch(0), a_batch(1)])
     return training
@@ -71,7 +71,7 @@ def state() -> dict:
     return jax.tree.map(np.array, {name: trained().state[name] for name in DIAGNOSED if name in trained().state})
 
 
-def diagnosis(mesh: str = "2", **changes: np.ndarray) -> Diagnosis:
+def diagnosis(mesh: str = "1", **changes: np.ndarray) -> Diagnosis:
     """Returns a diagnosis of the third step, with some weights replaced, each named by its path with `__` for `/`."""
     theta = tree.flatten(state()["theta"]) | {path.replace("__", "/"): value for path, value in changes.items()}
     outputs = diagnose_on(mesh)({"state": state() | {"theta": tree.unflatten(theta)}, "batch": a_batch(2)})
@@ -119,9 +119,8 @@ def test_all_weights_and_blocks_are_listed_in_the_order_of_computation():
     assert lines[5].startswith(f"{MOE}[0] ") and len(lines[5].split()) == 7 and len(lines[4].split()) == 5
 
 
-@pytest.mark.parametrize("mesh", ["1", "4x2"])
-def test_meshes_agree(mesh):
-    expected, found = diagnosis("2"), diagnosis(mesh)
+def test_meshes_agree():
+    expected, found = diagnosis(), diagnosis("4x2")
     for field in ("metrics", "weights", "gradients"):
         assert getattr(found, field) == pytest.approx(getattr(expected, field), rel=TOLERANCE, abs=1e-6), field
     for place, values in expected.blocks.items():

@@ -33,7 +33,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("compiled_once")]
 
 # The diagnosis is a program of its own, in which the compiler may or may not fuse k * l_aux into the sum of the loss.
 REPLAY_TOLERANCE = 2 * harness.FLOAT32_ROUNDING
-EXPERTS = "decoder/layer_1/feed_forward"
+EXPERTS = "decoder/layer_0/feed_forward"
 # Tied embeddings, as in m4.Pocket: the logits are a block of the diagnosis without weights of its own.
 _CHANGES = (
     *("training.checkpoint_every=4", "training.evaluate_every=0"),
@@ -125,7 +125,7 @@ def test_the_first_non_finite_number_is_named(data, tmp_path, monkeypatch, value
     def initialise_and_spoil(self, seed):
         initialise(self, seed)
         theta = tree.map_leaves(np.array, self.state["theta"])
-        theta["decoder"]["layer_1"]["feed_forward"]["wi"][0] = value  # of all experts, because one may get no token
+        theta["decoder"]["layer_0"]["feed_forward"]["wi"][0] = value  # of all experts, because one may get no token
         self.load(self.state | {"theta": theta})
 
     monkeypatch.setattr(pjrt.Training, "initialise", initialise_and_spoil)
