@@ -425,12 +425,16 @@ def teacher_forced() -> np.ndarray:
 
 
 @pytest.mark.parametrize(
-    "platform, precision, tolerance",
-    # The log-probabilities are sums of rounded operands, through some ten products in a row.
-    [("", "default", TOLERANCE), ("cpu", "default", TOLERANCE), ("cpu", "bfloat16", 4 * harness.BFLOAT16_ROUNDING)],
+    "unroll, platform, precision, tolerance",
+    [
+        (False, "", "default", TOLERANCE),
+        (False, "cpu", "default", TOLERANCE),
+        (True, "cpu", "default", TOLERANCE),
+        # The log-probabilities are sums of rounded operands, through some ten products in a row.
+        (True, "cpu", "bfloat16", 4 * harness.BFLOAT16_ROUNDING),
+    ],
 )
-@pytest.mark.parametrize("unroll", [False, True])
-def test_decoding_one_token_at_a_time_equals_teacher_forcing(platform, precision, tolerance, unroll, monkeypatch):
+def test_decoding_one_token_at_a_time_equals_teacher_forcing(unroll, platform, precision, tolerance, monkeypatch):
     """Every step's log-probability of the label is that of the whole sequence: masks, positions and caches agree."""
     monkeypatch.setattr(processor, "multiplies_bfloat16", lambda: True)
     model = dataclasses.replace(MODEL, unroll=unroll)
