@@ -21,8 +21,13 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 # Partitioning is not affected. `tools.soak` runs optimised programs.
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "true")
 # XLA's older code generator for CPUs takes a third less of what is left; one module of machine code, a fifth less than
-# the 32 that are generated in parallel; the suite's two processes use both cores anyway.
-os.environ.setdefault("XLA_FLAGS", "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1")
+# the 32 that are generated in parallel; the suite's two processes use both cores anyway. The last two are what the
+# variable above sets for JAX, for the XLA of TensorFlow, which runs the programs of a slice here.
+os.environ.setdefault(
+    "XLA_FLAGS",
+    "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1 "
+    "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true",
+)
 # Processes, pytest's other workers included, share a cache of compiled programs; the user's own cache is not used.
 # `make pytest` names one for all parts of the suite.
 if "PYTEST_XDIST_WORKER" not in os.environ:
