@@ -31,7 +31,7 @@ format: setup  ## rewrite the sources: import order, fixable lint, format
 
 # TensorFlow and compilers never return some of their memory: in 26 parts, each in a process of its own, one takes 1 to
 # 3.6 GB. The first are the files of large_memory in pytest.ini. Two workers pull parts from the queue and print their output;
-# the last parts take longest and come first, so that neither worker waits long for the other at the end.
+# the parts with high numbers take longest as measured and come first, so that no worker is left alone for long.
 pytest: setup  ## all tests, two parts at a time
 	@directory=$$(mktemp -d); trap 'rm -rf "$$directory"' EXIT; export LINGVO_MOE_TEST_CACHE=$$directory/cache; \
 	seq 26 -1 1 | xargs -P2 -I{} sh -c '.venv/bin/python -m pytest --quiet --part={}/26 > '$$directory'/{}.log 2>&1; \

@@ -21,8 +21,8 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 # Partitioning is not affected. `tools.soak` runs optimised programs.
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "true")
 # XLA's older code generator for CPUs takes a third less of what is left; one module of machine code, a fifth less than
-# the 32 that are generated in parallel; the suite's two processes use both cores anyway. The last two are what the
-# variable above sets for JAX, for the XLA of TensorFlow, which runs the programs of a slice here.
+# the 32 that are generated in parallel; the suite's two processes use both cores anyway. The last two flags do
+# for TensorFlow's XLA, which runs the programs of a slice here, what the variable above does for JAX's.
 os.environ.setdefault(
     "XLA_FLAGS",
     "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1 "

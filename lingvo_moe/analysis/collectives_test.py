@@ -136,7 +136,6 @@ _TINY = [
     "model.num_heads=4",
     "model.head_dim=32",
     "model.target_vocabulary=256",
-    "model.remat=none",
     "input.target_length=32",
     "input.batch_size=16",
 ]

@@ -41,13 +41,12 @@ _SIZES = {
 }
 MODELS: dict[str, Transformer] = {
     "language_model": LanguageModel(layer_pattern=("moe",), **_SIZES),
-    # With stacks of different depths: the encoder's stages have two layers each, the decoder's one. Random numbers in
-    # stages take long to trace, and attention's are those of the language model, too.
+    # With stacks of different depths: the encoder's stages have two layers each, the decoder's one.
     "translation": Translation(
         source_vocabulary=16,
         layer_pattern=("dense",),
         encoder_layer_pattern=("moe",),
-        **_SIZES | {"num_layers": 6, "num_encoder_layers": 4, "attention_dropout": 0.0},
+        **_SIZES | {"num_layers": 6, "num_encoder_layers": 4},
     ),
 }
 # Relative to the largest element of a tensor: some 50 float32 products and sums in a row; the smallest gradients are

@@ -106,7 +106,7 @@ class Adafactor:
         flat_state, functions = tree.flatten(optimizer_state), {}
         new_theta, new_state = {}, {}
         for path, weight in declared.items():
-            key = weight.shape, weight.logical_axes, weight.fan_in
+            key = weight.shape, weight.logical_axes, weight.fan_in  # all that the update reads of a declaration
             if key not in functions:
                 functions[key] = self._update_of(weight, context)
             state = {name: flat_state[f"{path}/{name}"] for name in self._state_of(weight)}
@@ -122,7 +122,7 @@ class Adafactor:
         was almost half of a step's graph.
         """
 
-        def new(
+        def apply(
             value: tf.Tensor,
             gradient: tf.Tensor,
             state: dict[str, tf.Tensor],
@@ -142,7 +142,7 @@ class Adafactor:
                 new_state["momentum"] = update
             return tf.where(is_finite, value - rate * update, value), new_state
 
-        return new if tf.executing_eagerly() else tf.function(new, autograph=False)
+        return apply if tf.executing_eagerly() else tf.function(apply, autograph=False)
 
     def _scaled(
         self, weight: Weight, gradient: tf.Tensor, state: dict, beta2: tf.Tensor, context: Context

@@ -63,7 +63,7 @@ _SETTINGS = (
     "training.keep=2",
     "platform=cpu",
 )
-# The same for a language model. One layer: training it is traced and compiled in half the time of the registered four.
+# The same for a language model. Its one layer is traced and compiled in half the time of the registered four.
 _LANGUAGE_MODEL_SETTINGS = (
     "model.num_layers=1",
     "model.layer_pattern=moe",
