@@ -152,39 +152,44 @@ class HeldOutPairs:
         ]
 
     def examples(self, shuffled: bool) -> Iterator[Example]:
-        """Yields one pair of each language, then a second of each, and so on."""
+        """Yields one pair of each language, then a second of each, and so on; equal targets have equal numbers."""
+        numbered = ((number, *place) for number, place in enumerate(self._in_turn()))
         if not shuffled:
-            return self._tokenized(self._in_turn([range(len(pairs)) for pairs in self._pairs]))
-        # A target gets the source of the pair this many positions before it. Pairs that fit into a row still do then,
-        # so that the targets are those that are not left out with their own sources.
-        fitting = [indices if len(indices) > 1 else [] for indices in self._fitting]
-        return self._tokenized(self._in_turn(fitting, [len(indices) // 2 for indices in fitting]))
+            return self._tokenized((number, *self._pairs[language][index]) for number, language, index in numbered)
+        others = self._other_sources
+        return self._tokenized(
+            (number, self._pairs[language][others[language][index]][0], self._pairs[language][index][1])
+            for number, language, index in numbered
+            if index in others[language]
+        )
 
-    def _in_turn(
-        self, languages: Sequence[Sequence[int]], shifts: Iterable[int] = itertools.repeat(0)
-    ) -> Iterator[tuple[str, str]]:
-        """Yields the texts of these pairs of each language, the sources shifted."""
-        chosen = list(zip(self._pairs, languages, shifts))
-        for number in range(max(map(len, languages), default=0)):
-            for pairs, indices, shift in chosen:
-                if number < len(indices):
-                    yield pairs[indices[number - shift]][0], pairs[indices[number]][1]
+    def _in_turn(self) -> Iterator[tuple[int, int]]:
+        """Yields the numbers of a language and of one of its pairs, a pair of each language in turn."""
+        for index in range(max(map(len, self._pairs), default=0)):
+            yield from ((language, index) for language, pairs in enumerate(self._pairs) if index < len(pairs))
 
     @functools.cached_property
-    def _fitting(self) -> list[list[int]]:
-        """The pairs of each language that fit into a row."""
-        return [
-            [number for number, example in enumerate(self._tokenized(iter(pairs))) if self._config.fits(example)]
-            for pairs in self._pairs
-        ]
+    def _other_sources(self) -> list[dict[int, int]]:
+        """For each language, the pair whose source a target gets, for all pairs that fit into a row.
 
-    def _tokenized(self, texts: Iterator[tuple[str, str]]) -> Iterator[Example]:
-        """Yields the example of each pair of texts."""
-        indices = itertools.count()
+        It is half of these pairs away. The shuffled pairs fit, too. (Rows have a limit for each side.)
+        """
+        others = []
+        for pairs in self._pairs:
+            texts = ((number, source, target) for number, (source, target) in enumerate(pairs))
+            fitting = [example.stream_index for example in self._tokenized(texts) if self._config.fits(example)]
+            half = len(fitting) // 2
+            rotated = [*fitting[-half:], *fitting[:-half]]
+            others.append(dict(zip(fitting, rotated)) if half else {})
+        return others
+
+    def _tokenized(self, texts: Iterator[tuple[int, str, str]]) -> Iterator[Example]:
+        """Yields the example of each (number, source, target)."""
         while chunk := list(itertools.islice(texts, _CHUNK)):
-            sentences: dict[str, tuple[str, ...]] = dict(zip(SIDES, zip(*chunk, strict=True), strict=True))
+            numbers, *sides = zip(*chunk, strict=True)
+            sentences: dict[str, tuple[str, ...]] = dict(zip(SIDES, sides, strict=True))
             tokens = {side: reader.encode(sentences[side]) for side, reader in self._readers.items()}
-            yield from _examples(itertools.islice(indices, len(chunk)), tokens)
+            yield from _examples(numbers, tokens)
 
 
 def _open_pairs(corpus: Corpus, sentence_balance: float) -> list[PairList]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import collections
 import concurrent.futures
+import itertools
 import pathlib
 from collections.abc import Generator, Iterator, Sequence
 from typing import Any, Protocol, TypeVar
@@ -249,7 +250,7 @@ class EvalInput:
         self._examples = _open_held_out(corpus, tokenizers, config, split, languages, max_pairs)
         self.num_rejected = 0
 
-    def batches(self, shuffled: bool = False) -> Iterator[Batch]:
+    def batches(self, shuffled: bool = False, first: int | None = None) -> Iterator[Batch]:
         """Yields batches of all pairs that fit into a row: one of each language, then a second of each, and so on.
 
         The last batch may have empty rows. An empty split gives no batch.
@@ -257,15 +258,39 @@ class EvalInput:
         Args:
           shuffled: whether each target gets the source of another pair of its language that fits, half of them away.
             A language with only one such pair is then left out.
+          first: only the targets of this many batches that are not shuffled; None for all. With other sources, these
+            targets may need a batch more or less.
 
         Raises:
           ValueError: with the first batch, `shuffled` volumes.
         """
-        self.num_rejected = 0
-        for batch, _ in pack(self._fitting(shuffled), self._config, self._config.batch_size):
+        examples = self._fitting(shuffled)
+        if shuffled and first is not None:
+            examples, first = self._with_targets_of_first(first, examples), None
+        for batch, _ in itertools.islice(self._packed(examples), first):
             yield batch
 
+    def _with_targets_of_first(self, num_batches: int, shuffled: Iterator[Example]) -> Iterator[Example]:
+        """Yields the shuffled examples whose targets are in the first batches that are not shuffled."""
+        read: list[int] = []
+
+        def recorded(examples: Iterator[Example]) -> Iterator[Example]:
+            for example in examples:
+                read.append(example.stream_index)
+                yield example
+
+        packed = list(itertools.islice(self._packed(recorded(self._fitting(shuffled=False))), num_batches))
+        placed = set(read) - {example.stream_index for _, pending in packed[-1:] for example in pending}
+        last = max(placed, default=-1)
+        for example in itertools.takewhile(lambda example: example.stream_index <= last, shuffled):
+            if example.stream_index in placed:
+                yield example
+
+    def _packed(self, examples: Iterator[Example]) -> Iterator[tuple[Batch, list[Example]]]:
+        return pack(examples, self._config, self._config.batch_size)
+
     def _fitting(self, shuffled: bool) -> Iterator[Example]:
+        self.num_rejected = 0
         for example in self._examples.examples(shuffled):
             if self._config.fits(example):
                 yield example

@@ -325,6 +325,24 @@ def test_shuffled_evaluation_has_the_same_targets_with_other_sources(
     assert (len(right) < Corpus.open(corpus).count("valid")) == bool(languages)
 
 
+@pytest.mark.parametrize("packing", [False, True])
+def test_first_batches_have_the_same_targets_with_other_sources(corpus, tokenizers, packing):
+    """The source gain of a part of the split compares equal targets, also if other pairs share a row then.
+
+    One German pair is longer than a row; it comes early in the split.
+    """
+    config = dataclasses.replace(_CONFIG, batch_size=2, packing=packing)
+    held_out = EvalInput(corpus, tokenizers, config)
+    for first in (1, 3):
+        right, shuffled = (
+            [pair for batch in held_out.batches(shuffled, first) for pair in texts(batch, tokenizers)]
+            for shuffled in (False, True)
+        )
+        assert sorted(target for _, target in right) == sorted(target for _, target in shuffled)
+        assert right and not set(right) & set(shuffled)
+    assert len(list(held_out.batches(first=3))) == 3 < len(list(held_out.batches()))
+
+
 @pytest.mark.parametrize("languages", [["fr"], ["fr", "fr"]])
 def test_evaluation_of_some_languages_and_pairs(corpus, tokenizers, languages):
     """As `eval --languages --max_pairs` chooses them; a language that is named twice counts once, as in BLEU."""

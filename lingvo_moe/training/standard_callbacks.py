@@ -92,8 +92,8 @@ class HeldOutEvaluator(Callback):
         return losses
 
     def _cross_entropy(self, run: TrainingRun, shuffled: bool = False) -> float | None:
-        """Returns nats per target token of `evaluation_batches` batches; None without batches, or if asked to stop."""
-        batches = itertools.islice(self._held_out.batches(shuffled), run.experiment.training.evaluation_batches)
+        """Returns nats per target token of the first batches; None without batches, or if asked to stop."""
+        batches = self._held_out.batches(shuffled, run.experiment.training.evaluation_batches)
         until_stopped = itertools.takewhile(lambda batch: not run.should_stop(), batches)
         tokens, nats = total_loss(run.training.evaluate, until_stopped)
         return nats / tokens if tokens and not run.should_stop() else None
