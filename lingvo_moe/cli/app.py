@@ -81,22 +81,27 @@ def _exit(status: int) -> NoReturn:
     sys.exit(0)
 
 
-def execute(main: Main, argv: Sequence[str], flag_values: flags.FlagValues = flags.FLAGS) -> int:
+def execute(
+    main: Main, argv: Sequence[str], flag_values: flags.FlagValues = flags.FLAGS, description: str | None = None
+) -> int:
     """Parses `argv` into `flag_values`, calls `main` and returns the exit status.
 
     Args:
       main: called with the program's name and the arguments that are not flags; returning None means status 0.
       argv: the program's name and its arguments.
       flag_values: the flags; a command with subcommands passes those of the subcommand.
+      description: what --help shows above the flags; None for the docstring of the module that defines `main`.
     """
+    if description is None:
+        description = inspect.getdoc(inspect.getmodule(main)) or ""
     with logging_setup.plain_lines():
-        return _execute(main, argv, flag_values)
+        return _execute(main, argv, flag_values, description)
 
 
-def _execute(main: Main, argv: Sequence[str], flag_values: flags.FlagValues) -> int:
+def _execute(main: Main, argv: Sequence[str], flag_values: flags.FlagValues, description: str) -> int:
     try:
         if any(argument in _HELP_FLAGS for argument in _before_double_dash(argv)):
-            print(_help(main, flag_values))
+            print(_help(description, flag_values))
             status = 0
         else:
             status = main(parse(argv, flag_values)) or 0
@@ -193,13 +198,12 @@ def _before_double_dash(argv: Sequence[str]) -> Sequence[str]:
     return argv[1 : argv.index("--")] if "--" in argv else argv[1:]
 
 
-def _help(main: Main, flag_values: flags.FlagValues) -> str:
-    """Returns the docstring of the module that defines `main`, and the flags."""
-    description = inspect.getdoc(inspect.getmodule(main)) or ""
+def _help(description: str, flag_values: flags.FlagValues) -> str:
+    """Returns the description and the flags."""
     modules = [module for module in flag_values.flags_by_module_dict() if not module.startswith("absl")]
-    # The first line of a module's help is its file.
-    described = (flag_values.module_help(module).partition("\n")[2] for module in sorted(modules))
-    return "\n\n".join([description, "Flags:", *described])
+    # The first line of a module's help is its name.
+    described = [flag_values.module_help(module).strip("\n").partition("\n")[2] for module in sorted(modules)]
+    return "\n".join([f"{description}\n", "Flags:", *described])
 
 
 def _fail(message: str) -> int:

@@ -33,13 +33,26 @@ class Command(NamedTuple):
       summary: one line of help.
       config: its flags.
       run: called with the configuration and the arguments that are not flags.
+      arguments: what follows its name in the usage line.
+      examples: lines of its help, without `python -m lingvo_moe`, which stands in the place of {}.
       uses_jemalloc: whether it restarts with jemalloc, as it runs programs many times.
     """
 
     summary: str
     config: type[CommandConfig]
     run: Callable[[Any, list[str]], int | None]
+    arguments: str
+    examples: tuple[str, ...]
     uses_jemalloc: bool = False
+
+    def description(self, name: str) -> str:
+        """Returns what --help shows above the flags: usage, summary and examples."""
+        program = "python -m lingvo_moe"
+        examples = [f"  {example.format(program)}" for example in self.examples]
+        usage = f"usage: {program} {name} {self.arguments} [--flag=value ...]"
+        return "\n".join(
+            [usage.replace("  ", " "), "", f"{self.summary[0].upper()}{self.summary[1:]}.", "", "Examples:", *examples]
+        )
 
 
 def _list(config: CommandConfig, arguments: list[str]):
@@ -119,27 +132,84 @@ def _evaluate(config: EvalConfig, arguments: list[str]) -> int | None:
 
 
 COMMANDS = {
-    "list": Command("all registered models, their experts, layers, weights and devices", CommandConfig, _list),
-    "show": Command("every hyperparameter of a model: show NAME", ModelConfig, _show),
-    "train": Command("train a model, or resume its training", TrainConfig, _deferred("train", "train"), True),
-    "eval": Command(
-        "score on held-out data: BLEU and chrF, perplexity, error rates or Dice", EvalConfig, _evaluate, True
+    "list": Command(
+        "all registered models, their experts, layers, weights and devices",
+        CommandConfig,
+        _list,
+        "",
+        ("{} list", "{} list --import=my_models.py"),
     ),
-    "translate": Command("translate lines into lines", TranslateConfig, _translate, True),
+    "show": Command(
+        "every hyperparameter of a model",
+        ModelConfig,
+        _show,
+        "NAME",
+        ("{} show m4.Small", '{} show "MoE(2048E, 36L)" --set=model.num_layers=12'),
+    ),
+    "train": Command(
+        "train a model, or resume its training",
+        TrainConfig,
+        _deferred("train", "train"),
+        "--model=NAME --logdir=DIR",
+        (
+            "{} train --model=m4.Small --logdir=log --corpus=build/debian/corpus --tokenizers=build/debian/tokenizers",
+            "{} train --logdir=log --steps=20000 --devices=8",
+        ),
+        uses_jemalloc=True,
+    ),
+    "eval": Command(
+        "score on held-out data: BLEU and chrF, perplexity, error rates or Dice",
+        EvalConfig,
+        _evaluate,
+        "--logdir=DIR",
+        ("{} eval --logdir=log --languages=de,fr --translations=translations.tsv", "{} eval --corpus=build/corpus"),
+        uses_jemalloc=True,
+    ),
+    "translate": Command(
+        "translate lines into lines",
+        TranslateConfig,
+        _translate,
+        "[--logdir=DIR]",
+        (
+            'echo "Fichier introuvable" | {} translate',
+            "{} translate --logdir=log --input=lines.txt --output=english.txt --doubtful=check.tsv",
+        ),
+        uses_jemalloc=True,
+    ),
     "plan": Command(
-        "compile a model for a TPU slice or GPU cluster without one: memory, communication, time, cost: plan NAME",
+        "compile a model for a TPU slice or GPU cluster without one: memory, communication, time, cost",
         PlanConfig,
         _plan,
+        "NAME",
+        ("{} plan 2048E60L", "{} plan m4.MoE128E12L --topology=h100:4x8 --price_per_hour=2.5"),
     ),
     "diagnose": Command(
         "inspect a training step: activations, gradients, routers, and the first number that is not finite",
         DiagnoseConfig,
         _deferred("diagnose", "diagnose"),
+        "--logdir=DIR",
+        ("{} diagnose --logdir=log", "{} diagnose --logdir=log --batch=log/replay/120.npz --json=numbers.json"),
     ),
     "checkpoint": Command(
-        "manage checkpoints: checkpoint inspect, verify, average or convert", CheckpointConfig, _checkpoint
+        "manage checkpoints; ACTION is inspect, verify, average or convert",
+        CheckpointConfig,
+        _checkpoint,
+        "ACTION",
+        (
+            "{} checkpoint inspect --logdir=log --grep=experts --stats",
+            "{} checkpoint verify --logdir=log",
+            "{} checkpoint average --logdir=log --last=5 --output=mean",
+            "{} checkpoint convert --logdir=log --output=weights.safetensors --dtype=bfloat16",
+            "{} checkpoint convert --input=weights.safetensors --logdir=log",
+        ),
     ),
-    "export": Command("write a program as a bundle that runs without TensorFlow", ExportConfig, _deferred("export")),
+    "export": Command(
+        "write a program as a bundle that runs without TensorFlow",
+        ExportConfig,
+        _deferred("export"),
+        "--model=NAME --output=FILE",
+        ("{} export --model=m4.Small --program=decode --output=decode.zip",),
+    ),
 }
 
 
@@ -169,8 +239,7 @@ def main(argv: list[str]) -> int:
             extensions.import_module(where)
         return command.run(recorded.by_default(config), arguments[1:])
 
-    run.__doc__ = f"python -m lingvo_moe {name}: {command.summary}."
-    return app.execute(run, [f"lingvo_moe {name}", *argv[2:]], values)
+    return app.execute(run, [f"lingvo_moe {name}", *argv[2:]], values, command.description(name))
 
 
 def _show_usage(name: str) -> int:
@@ -179,7 +248,7 @@ def _show_usage(name: str) -> int:
         raise UserError(f"{name}: no such command.{did_you_mean(name, COMMANDS)} Commands: {', '.join(COMMANDS)}.")
     print("usage: python -m lingvo_moe COMMAND [--flag=value ...]\n")
     for command, described in COMMANDS.items():
-        print(f"  {command:10} {described.summary}")
+        print(f"  {f'{command} {described.arguments}':35} {described.summary}")
     print("\npython -m lingvo_moe COMMAND --help explains the command's flags.")
     return 0 if name else 2
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
 import subprocess
 import sys
 
 import pytest
+from absl import flags
 
-from lingvo_moe.cli import main
+from lingvo_moe.cli import app, main, run_config
 
 
 @pytest.mark.parametrize("arguments, status", [((), 2), (("--help",), 0), (("-h",), 0), (("help",), 0)])
@@ -15,6 +17,22 @@ def test_help_lists_every_command(arguments, status, capsys):
     assert main.main(["lingvo_moe", *arguments]) == status
     listed = [line.split()[0] for line in capsys.readouterr().out.splitlines() if line.startswith("  ")]
     assert listed == list(main.COMMANDS)
+
+
+@pytest.mark.parametrize("name", list(main.COMMANDS))
+def test_help_of_a_command_has_its_usage_and_examples_that_it_can_parse(name, capsys):
+    """The first thing that a user reads must not name a flag that does not exist."""
+    assert main.main(["lingvo_moe", name, "--help"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith(f"usage: python -m lingvo_moe {name} ")
+    command = main.COMMANDS[name]
+    for example in command.examples:
+        assert example.format("python -m lingvo_moe") in shown
+        arguments = shlex.split(example.partition("{} ")[2])
+        values = flags.FlagValues()
+        run_config.define_flags(command.config, values)
+        left = app.parse(arguments, values)
+        assert left[0] == name
 
 
 def test_a_reader_that_goes_away_is_no_error():
