@@ -16,7 +16,7 @@ _MAIN = (
     ("training/loop.py", "_make_steps", "step"),
     ("training/loop.py", "_compile", "compile"),
     ("training/checkpoint.py", "", "find a checkpoint"),
-    ("training/loop.py", "_restore_or_initialise", "compile"),
+    ("training/start.py", "load_state", "compile"),
 )
 # What another thread does meanwhile: it writes a checkpoint, then its manifest.
 _BACKGROUND = (

@@ -1,0 +1,140 @@
+"""What training starts from: data, checkpoints and initial weights, checked before anything is compiled."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import logging
+import pathlib
+import tempfile
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from lingvo_moe import overrides
+from lingvo_moe.data.pipeline import EvalInput, State, TrainInput
+from lingvo_moe.distributed.process_group import ProcessGroup
+from lingvo_moe.engines.base import Training
+from lingvo_moe.errors import UserError
+from lingvo_moe.experiment import Experiment
+from lingvo_moe.training.checkpoint import Checkpoints
+from lingvo_moe.training.readers import same_readers
+
+_log = logging.getLogger(__name__)
+
+
+class StartCheckpoints(NamedTuple):
+    """The checkpoints that training may start from.
+
+    Attributes:
+      own: those of its log directory.
+      initial: those of the initial weights; None without such weights.
+      trained: the newest step of `own`, 0 if there is none.
+    """
+
+    own: Checkpoints
+    initial: Checkpoints | None
+    trained: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Start:
+    """What training starts from; the attributes are the arguments of `loop.train`."""
+
+    name: str
+    experiment: Experiment
+    logdir: pathlib.Path
+    process_group: ProcessGroup
+    initial_weights: str | pathlib.Path | None
+    initial_values: Mapping[str, np.ndarray]
+
+    def open_data(self) -> tuple[TrainInput, EvalInput]:
+        """Opens the training and the validation split; raises UserError if the tokenizers do not fit the model."""
+        self.experiment.check_tokenizers()
+        config, directories = self.experiment.input, (self.experiment.corpus, self.experiment.tokenizers)
+        return TrainInput(*directories, config), EvalInput(*directories, config, split="valid")
+
+    def check_processes(self, train_input: TrainInput):
+        """Raises UserError if processes have other settings or data, or if one of them cannot use the log directory."""
+        given = {"data": train_input.stream_id, "--initial_weights": str(self.initial_weights)}
+        self.process_group.require_same({**given, **self._settings()})
+        self.process_group.broadcast(lambda: _require_writable(self.logdir))
+        self.process_group.require_shared(self.logdir)
+        # Not earlier: in a log directory that is not shared, one process may resume, without initial values.
+        values = {
+            f"the initial {path}": hashlib.sha256(value.tobytes()).hexdigest()
+            for path, value in self.initial_values.items()
+        }
+        self.process_group.require_same(values)
+
+    def open_checkpoints(self, train_input: TrainInput) -> StartCheckpoints:
+        """Opens the checkpoints of the log directory and of the initial weights.
+
+        Raises:
+          UserError: those that training starts with are of another model, or were trained with other tokenizers or
+            data.
+        """
+        steps, specs = self.experiment.training.steps, self.experiment.steps.state_specs()
+        own = Checkpoints(self.logdir, self.experiment.training.keep, self.process_group)
+        initial = None
+        if self.initial_weights is not None:
+            initial = Checkpoints(self.initial_weights, processes=self.process_group)
+        trained = own.latest() or 0
+        if trained:
+            own.require_state(self.name, specs)
+            state = own.data_state(trained) if trained < steps else None
+            if state is not None:
+                train_input.check(state)
+        elif initial is not None:
+            readers = initial.readers(initial.require(self.name, specs["theta"]))
+            if not same_readers(self.experiment, readers):
+                raise UserError(
+                    f"--initial_weights={initial.directory.parent}: trained with other tokenizers than "
+                    f"--tokenizers={self.experiment.tokenizers}. Pass those, or make a file of the weights "
+                    f"(`checkpoint convert --output`) and name theirs with --initial_tokenizers."
+                )
+        return StartCheckpoints(own, initial, trained)
+
+    def load_state(self, training: Training, checkpoints: StartCheckpoints) -> tuple[int, State | None]:
+        """Loads the newest checkpoint, or creates the initial state, with the initial weights and values.
+
+        Returns:
+          (the steps made, the state of the input).
+        """
+        specs = self.experiment.steps.state_specs()
+        if checkpoints.trained:
+            saved = checkpoints.own.restore(self.name, specs, training.shardings, training.load)
+            _log.info(f"resuming from step {saved.step} ({checkpoints.own.directory})")
+            return saved.step, saved.data_state
+        training.initialise(self.experiment.training.seed)
+        if (initial := checkpoints.initial) is not None:
+            shardings = None if training.shardings is None else training.shardings["theta"]
+            step, _ = initial.restore_theta(self.name, specs["theta"], shardings, load=training.load_weights)
+            initial.close()
+            _log.info(f"starting with the weights of step {step} ({initial.directory})")
+        for path, value in self.initial_values.items():
+            training.set_weight(path, value)
+        return 0, None
+
+    def _settings(self) -> dict[str, str]:
+        """Returns all that processes must agree on; the directories of the data may differ between machines."""
+        fields = overrides.fields(self.experiment)
+        return {"model": self.name} | {
+            path: str(value) for path, value in fields if path not in ("corpus", "tokenizers")
+        }
+
+
+def _require_writable(logdir: pathlib.Path):
+    """Makes the directory; raises UserError if it cannot be written to, before a compiler has run for minutes."""
+    if logdir.exists() and not logdir.is_dir():
+        raise UserError(f"--logdir={logdir} is a file; expected a directory, or a name for a new one.")
+    try:
+        logdir.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=logdir) as file:
+            file.write(bytes(4096))
+    except OSError as error:
+        raise UserError(
+            f"--logdir={logdir}: nothing can be written there ({error.strerror}); checkpoints and curves would be "
+            f"lost. Free some space or pass another directory."
+        ) from None
