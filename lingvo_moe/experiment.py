@@ -185,6 +185,7 @@ class Experiment:
                 f"{COMPILER_DEFAULT} for the compiler's own choice."
             )
         self._check_sides()
+        self._check_search()
         self._check_volumes(layout, device_flags)
         self._check_pipeline(layout)
         self._check_divisible(layout, device_flags)
@@ -255,6 +256,24 @@ class Experiment:
         raise UserError(
             f"input.source_length is {self.texts.source_length}, but a language model reads targets alone; set it to 0."
         )
+
+    def _check_search(self):
+        """Raises UserError where the search names tokens that the vocabulary does not have, or can never end."""
+        vocabulary = self.model.vocabularies.get("target")
+        if not self.translates or vocabulary is None:
+            return
+        named = {"bos_id": (self.search.bos_id,), "eos_id": (self.search.eos_id,)}
+        for field, ids in {**named, "forbidden_ids": self.search.forbidden_ids}.items():
+            for wrong in (number for number in ids if not 0 <= number < vocabulary):
+                raise UserError(
+                    f"search.{field} has {wrong}, which is no token of a vocabulary of {vocabulary}; expected 0 to "
+                    f"{vocabulary - 1}."
+                )
+        if self.search.eos_id in self.search.forbidden_ids:
+            raise UserError(
+                f"search.forbidden_ids has {self.search.eos_id}, which is search.eos_id: no translation could end. "
+                f"Leave it out."
+            )
 
     def _check_kind(self):
         """Raises UserError where recordings or volumes are read by a model of texts, and the like."""

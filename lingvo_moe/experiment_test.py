@@ -195,6 +195,25 @@ def test_schedule_fields_have_lower_bounds(field):
         TrainingSchedule(**{field: least - 1})
 
 
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (
+            "search.eos_id=99999",
+            "search.eos_id has 99999, which is no token of a vocabulary of 8000; expected 0 to 7999",
+        ),
+        ("search.bos_id=8000", "search.bos_id has 8000, which"),
+        ("search.forbidden_ids=0,-1", "search.forbidden_ids has -1, which"),
+        ("search.forbidden_ids=0,1", "search.forbidden_ids has 1, which is search.eos_id: no translation could end"),
+    ],
+)
+def test_a_search_names_tokens_of_the_vocabulary_and_can_end(change, message):
+    """A lookup would take the nearest token instead, and translate with it."""
+    assert experiment.get("m4.Quickstart", ["search.eos_id=7999"]).search.eos_id == 7999
+    with pytest.raises(UserError, match=message):
+        experiment.get("m4.Quickstart", [change])
+
+
 def test_the_grace_period_is_one_that_a_timer_has():
     """With a longer one the timer's thread would end, and the limit would not exist."""
     threading.Lock().acquire(timeout=TrainingSchedule(grace_seconds=threading.TIMEOUT_MAX).grace_seconds)

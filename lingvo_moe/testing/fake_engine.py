@@ -56,8 +56,9 @@ class FakeTraining:
         self.rows = range(next(iter(tree.flatten(batch_specs).values())).shape[0])
 
     def initialise(self, seed: int):
-        """Creates a state of zeros."""
-        self.state = tree.map_leaves(lambda spec: np.zeros(spec.shape, spec.dtype), self._specs)
+        """Creates a state of zeros, with the seed."""
+        zeros = tree.map_leaves(lambda spec: np.zeros(spec.shape, spec.dtype), self._specs)
+        self.state = {**zeros, "seed": np.array([0, seed], np.int32)}
 
     def load(self, state: dict):
         """Reads a checkpoint's arrays."""

@@ -82,6 +82,18 @@ def test_an_error_of_a_callback_ends_training_and_closes_all(data, tmp_path):
     assert log[2:] == ["a 1", "b 1", "b closes: no more", "a closes: no more"]
 
 
+def test_what_on_close_returns_does_not_hide_an_error(data, tmp_path):
+    """Training would end as if it had been asked to stop, and say that a step is saved that is not."""
+
+    class Closer(Recorder):
+        def on_close(self, error):
+            super().on_close(error)
+            return True
+
+    with pytest.raises(UserError, match="no more"):
+        _train(data, tmp_path, [Closer("a", [], fail_at=1)], "training.steps=9")
+
+
 @pytest.mark.slow
 def test_a_request_to_stop_ends_training_after_the_next_step_with_a_checkpoint(data, tmp_path, caplog, capsys):
     """Callbacks see that it is the last step; the next run resumes there."""
@@ -95,6 +107,15 @@ def test_a_request_to_stop_ends_training_after_the_next_step_with_a_checkpoint(d
     _train(data, tmp_path, [Recorder("b", log)], "training.steps=9")
     assert log[9:11] == ["b starts after 6", "b 7"]
     assert "resuming from step 6" in caplog.text
+
+
+def test_a_run_is_not_resumed_with_another_seed(data, tmp_path):
+    """It would go on with the seed of the checkpoint, and record the other one."""
+    _train(data, tmp_path, [], "training.steps=2", "training.seed=3")
+    with pytest.raises(UserError, match=r"training.seed is 4, but \S+/2 was trained with seed 3.*training.seed=3"):
+        _train(data, tmp_path, [], "training.steps=4", "training.seed=4")
+    _train(data, tmp_path, [], "training.steps=3", "training.seed=3")
+    assert Checkpoints(tmp_path).latest() == 3
 
 
 @pytest.mark.slow

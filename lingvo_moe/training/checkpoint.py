@@ -243,6 +243,10 @@ class Checkpoints:
         """Returns the state of the input pipeline of a step."""
         return self.processes.broadcast(lambda: Reader(self.path(step)).meta["data_state"])
 
+    def seed(self, step: int) -> int:
+        """Returns `training.seed` of the run that saved the complete state of a step."""
+        return self.processes.broadcast(lambda: int(Reader(self.path(step)).read("seed")[1]))
+
     def readers(self, step: int) -> list[str] | None:
         """Returns `Reader.readers` of a step."""
         return self.processes.broadcast(lambda: Reader(self.path(step)).readers)

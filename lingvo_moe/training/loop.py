@@ -7,6 +7,7 @@ asked to stop. Everything else that happens during training is a callback (`trai
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import logging
 import pathlib
@@ -144,8 +145,13 @@ def _started(run: TrainingRun, callbacks: Sequence[Callback]) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for callback in callbacks:
             callback.on_start(run)
-            stack.push(lambda kind, error, traceback, callback=callback: callback.on_close(error))
+            stack.push(functools.partial(_close, callback))
         yield
+
+
+def _close(callback: Callback, kind: type[BaseException] | None, error: BaseException | None, traceback):
+    """An exit function that never suppresses the error, whatever `on_close` returns."""
+    callback.on_close(error)
 
 
 def _log_cooldown(experiment: Experiment):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import itertools
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 
@@ -13,6 +14,8 @@ from lingvo_moe.training.callbacks import Callback, StepResult, TrainingRun
 from lingvo_moe.training.loss import total_loss
 from lingvo_moe.training.summary import NoWriter, SummaryWriter
 from lingvo_moe.utils import progress
+
+_log = logging.getLogger(__name__)
 
 
 class Reporter(Callback):
@@ -83,6 +86,12 @@ class HeldOutEvaluator(Callback):
         """Returns what the curves show; nothing without batches, or if asked to stop."""
         cross_entropy = self._cross_entropy(run)
         if cross_entropy is None:
+            if run.should_stop() and run.process_group.is_primary:
+                _log.warning(
+                    "asked to stop, so the held-out loss is not computed; `python -m lingvo_moe eval --logdir=%s "
+                    "--split=valid` computes that of the newest checkpoint.",
+                    run.logdir,
+                )
             return {}
         losses = {"cross_entropy": cross_entropy}
         if run.experiment.translates:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from lingvo_moe.data.batching import InputConfig
+from lingvo_moe.distributed.process_group import ProcessGroup
 from lingvo_moe.training import standard_callbacks
 from lingvo_moe.training.callbacks import StepResult
 from lingvo_moe.training.standard_callbacks import Checkpointer, HeldOutEvaluator
@@ -46,6 +47,7 @@ class _Run:
         self.training = types.SimpleNamespace(evaluate=self._evaluate, state={})
         self.checkpoints = types.SimpleNamespace(save=lambda *arguments: self.saved.append(arguments))
         self.name, self.scalars, self.evaluated, self.saved = "tiny", {}, [], []
+        self.process_group, self.logdir = ProcessGroup(), "log"
         self._batches = batches
 
     def _evaluate(self, batch: float) -> dict[str, float]:
@@ -95,11 +97,15 @@ def test_held_out_loss_and_source_gain_are_taken_when_due_and_at_the_end():
 
 
 @pytest.mark.parametrize("batches, written", [(0, None), (2, None), (4, None), (6, {"cross_entropy": 2.5})])
-def test_an_interrupted_evaluation_reports_no_loss_of_fewer_batches(batches, written):
-    """A mean of other batches would be a jump in the curve; a grace period is not spent on evaluation."""
+def test_an_interrupted_evaluation_reports_no_loss_of_fewer_batches(batches, written, caplog):
+    """A mean of other batches would be a jump in the curve; a grace period is not spent on evaluation.
+
+    Of the last step, no other run would measure it: a warning says what does.
+    """
     run = _Run(batches)
     assert _evaluate(run, 5) == ([] if written is None else [(5, written)])
     assert len(run.evaluated) == batches
+    assert ("eval --logdir=log --split=valid" in caplog.text) == (written is None)
 
 
 def test_checkpoints_are_saved_when_due_and_at_the_last_step():

@@ -73,7 +73,7 @@ class Start:
 
         Raises:
           UserError: those that training starts with are of another model, or were trained with other tokenizers or
-            data.
+            data, or with another seed.
         """
         steps, specs = self.experiment.training.steps, self.experiment.steps.state_specs()
         own = Checkpoints(self.logdir, self.experiment.training.keep, self.process_group)
@@ -83,9 +83,8 @@ class Start:
         trained = own.latest() or 0
         if trained:
             own.require_state(self.name, specs)
-            state = own.data_state(trained) if trained < steps else None
-            if state is not None:
-                train_input.check(state)
+            if trained < steps:
+                self._check_resumed(own, trained, train_input)
         elif initial is not None:
             readers = initial.readers(initial.require(self.name, specs["theta"]))
             if not same_readers(self.experiment, readers):
@@ -116,6 +115,17 @@ class Start:
         for path, value in self.initial_values.items():
             training.set_weight(path, value)
         return 0, None
+
+    def _check_resumed(self, own: Checkpoints, trained: int, train_input: TrainInput):
+        """Raises UserError if training would go on with other data or random numbers than it began with."""
+        seed = self.experiment.training.seed
+        if (saved := own.seed(trained)) != seed:
+            raise UserError(
+                f"training.seed is {seed}, but {own.path(trained)} was trained with seed {saved}, with which training "
+                f"goes on. Use --set training.seed={saved}, or another --logdir for a new training run."
+            )
+        if (state := own.data_state(trained)) is not None:
+            train_input.check(state)
 
     def _settings(self) -> dict[str, str]:
         """Returns all that processes must agree on; the directories of the data may differ between machines."""
