@@ -43,7 +43,7 @@ bazel: setup  ## run the small tests and check the imports of the others among t
 	@tools/setup.sh bazel $(BAZEL)
 	$(BAZEL) test --config=ci //...
 
-golden: setup  ## rewrite testdata/golden, the hyperparameters of every registered model, after a change that is meant
+golden: setup  ## rewrite testdata/golden, the hyperparameters of every registered model and the miniatures' collectives, after a change that is meant
 	.venv/bin/python -m tools.write_golden
 
 docs: setup  ## write build/report.html, the plans beside the published figures, redraw docs/figures and the tables of docs/planning.md
@@ -54,7 +54,7 @@ lock: setup  ## resolve pyproject.toml into the lock files, requirements*.txt
 
 setup: .venv/.complete-dev  ## the virtual environment .venv with the packages of requirements.txt and requirements-dev.txt
 
-clean:  ## remove .venv and the caches; what you trained stays
+clean:  ## remove .venv and the caches; trained models stay
 	rm -rf .venv .hypothesis .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 

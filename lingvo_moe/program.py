@@ -55,7 +55,7 @@ class Program:
       donated: paths of inputs that a call consumes; the output of the same path uses their memory.
       module: StableHLO as a portable artifact, which other versions of a runtime read as well.
       windowed_einsum_mib: the least size in MiB of a factor or product that XLA moves in slices, with
-        CollectivePermutes in a loop, where it would gather or scatter it (GSPMD section 4.4). Sizes are those of the
+        CollectivePermutes in a loop, where it would gather or scatter it (GShard section 3.3.2). Sizes are those of the
         whole tensor. For TPUs alone; COMPILER_DEFAULT for what the compiler does by itself.
     """
 

@@ -68,7 +68,11 @@ flags.DEFINE_multi_string(
     flag_values=FLAGS,
 )
 flags.DEFINE_multi_string(
-    "test_input", [], "The same for the test split, such as a public test set. May be repeated.", flag_values=FLAGS
+    "test_input",
+    [],
+    "A directory or file of your own, as of --input, that is the test split, such as a public test set; its sentences "
+    "are not trained on, as those of --valid_input. May be repeated.",
+    flag_values=FLAGS,
 )
 flags.DEFINE_multi_string(
     "import",

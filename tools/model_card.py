@@ -37,13 +37,13 @@ flags.DEFINE_string("model", None, "the registered model", flag_values=FLAGS)
 flags.DEFINE_multi_string("set", [], "override FIELD=VALUE of its training; may be repeated", flag_values=FLAGS)
 flags.DEFINE_string("corpus", None, "the corpus that it was trained on", flag_values=FLAGS)
 flags.DEFINE_list("logdir", None, "the log directories that it was trained in, oldest first", flag_values=FLAGS)
-flags.DEFINE_list("scores", None, "files of `eval --json`: own packages, other packages", flag_values=FLAGS)
+flags.DEFINE_list("scores", None, "files of `eval --json`: own packages, unseen packages", flag_values=FLAGS)
 flags.DEFINE_string("packages", "~/.cache/lingvo_moe/packages", "where the packages are", flag_values=FLAGS)
 flags.DEFINE_string("output", None, "the Markdown file to write", flag_values=FLAGS)
 
 _PAUSE = 600  # seconds without a report, after which training is taken to have stopped
 _HIGH_RESOURCE = 20  # languages
-_TITLES = ("own packages", "other packages")  # of the files of scores
+_TITLES = ("own packages", "unseen packages")  # of the files of scores
 _MEASURES = ("bleu", "copy_bleu", "chrf", "copy_chrf")
 _FIELDS = ("language", "train_pairs", "test_pairs", *_MEASURES)  # of a score
 _MAX_LICENCES = 5  # of a package

@@ -2,7 +2,7 @@
 
     python -m tools.plan_zoo [--only=m4,sparse_lm.MoE10B32E] [--force]
 
-A plan that exists is kept if it is of the same request, unless --force is given. Each plan is made by a process of its
+An existing plan is kept if its request has not changed, unless --force is given. Each plan is made by a process of its
 own, `python -m lingvo_moe plan NAME`, and takes one to four minutes of one core; of a U-Net, five to seven, and for v6e
 up to thirteen.
 """
@@ -27,7 +27,7 @@ from lingvo_moe.utils import progress
 DIRECTORY = pathlib.Path(__file__).parent.parent / "docs" / "plans"
 _VALUES = flags.FlagValues()
 flags.DEFINE_list("only", [], "prefixes of the names of the plans to make; by default all", flag_values=_VALUES)
-flags.DEFINE_boolean("force", False, "replan existing plans too", flag_values=_VALUES)
+flags.DEFINE_boolean("force", False, "make existing plans again, too", flag_values=_VALUES)
 # Cores, or weights; models with less of both run on a workstation and are not planned.
 _SMALLEST_SLICE, _FEWEST_WEIGHTS = 32, 10**9
 
@@ -112,7 +112,7 @@ def variants() -> dict[str, Request]:
         remat = experiment.get(f"m4.MoE2048E{layers}L").model.remat
         model = f"m4.MoE128E{layers}L"
         found[f"{model}.tokens_per_core"] = Request(model, ("input.batch_size=2048", f"model.remat={remat}"))
-    # Appendix A.6's capacity, C = 2BL/(DE): with G = 2D twice that of section 2.2.
+    # The capacity of appendix A.6 (GShard's ICLR version), C = 2BL/(DE): with G = 2D twice that of section 2.2.
     for row in ("MoE128E12L", "MoE2048E36L"):
         found[f"m4.{row}.capacity_of_a6"] = Request(f"m4.{row}", ("model.capacity_factor=4",))
     # A TPU rounds float32 operands of products to bfloat16, and sends them so, by default.

@@ -69,7 +69,7 @@ def main(arguments: list[str]):
     languages = [f"--languages={','.join(_VALUES.languages)}"] if _VALUES.languages else []
     _stage("1/7 corpus", "tools.build_corpus", f"--preset={_VALUES.preset}", *languages, f"--output={corpus}")
     _stage(
-        "2/7 corpus of other packages, to test with",
+        "2/7 corpus of unseen packages, to test with",
         "tools.build_corpus",
         f"--preset={_VALUES.unseen}",
         f"--unseen_by={corpus}",

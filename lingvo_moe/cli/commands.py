@@ -33,7 +33,7 @@ def evaluate(config: EvalConfig):
     output_files.check_path("--json", config.json)
     experiment = get_experiment(config.full_name())
     if config.translations is not None and not experiment.translates:
-        raise UserError(f"--translations is for translation models; {config.full_name()} is none. Leave it out.")
+        raise UserError(f"--translations works only with translation models, and {config.full_name()} is not one.")
     # A model of volumes, which makes them, has no corpus.
     if corpus := config.corpus or unchecked(config.full_name(), config.assignments).corpus:
         output_files.check_outside({"--translations": config.translations, "--json": config.json}, "--corpus", corpus)
@@ -70,12 +70,12 @@ def _evaluate_translations(config: EvalConfig):
 
 
 def _loss_line(loss: held_out_loss.HeldOutLoss, split: str) -> str:
-    """Returns the cross-entropy, and how much of it the source saves."""
+    """Returns the cross-entropy, and the source gain."""
     text = f"cross-entropy {loss.cross_entropy:.3f} nats per target token of the {split} split (step {loss.step})"
     if loss.source_gain is None:
         return text
     return (
-        f"{text}; {loss.shuffled_cross_entropy:.3f} with the sources of other sentences: the source saves "
+        f"{text}; {loss.shuffled_cross_entropy:.3f} with the sources of other sentences: source gain "
         f"{loss.source_gain:.3f}"
     )
 

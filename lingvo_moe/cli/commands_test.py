@@ -200,7 +200,7 @@ def test_eval_prints_and_writes_scores_beside_the_copy_baseline(trained, data, t
     assert averages.startswith("average of 2") and averages.endswith(f"{average:.1f}")
     assert last == (
         f"cross-entropy {loss['cross_entropy']:.3f} nats per target token of the test split (step {written['step']}); "
-        f"{loss['shuffled_cross_entropy']:.3f} with the sources of other sentences: the source saves "
+        f"{loss['shuffled_cross_entropy']:.3f} with the sources of other sentences: source gain "
         f"{loss['shuffled_cross_entropy'] - loss['cross_entropy']:.3f}"
     )
     for flag in ("--translations", "--json"):

@@ -124,8 +124,8 @@ def _evaluate(config: EvalConfig, arguments: list[str]) -> int | None:
     app.no_arguments(arguments)
     if released.applies(config) and not config.corpus:
         raise UserError(
-            "--corpus is missing: a directory of tools.build_corpus, on whose held-out sentences to score the released "
-            "model; or pass the --logdir of another one."
+            "--corpus is missing. Name a corpus of tools.build_corpus, to score the released model on its held-out "
+            "sentences, or pass --logdir to score another model."
         )
     with released.by_default(config) as chosen:
         return _deferred("evaluate")(chosen, [])

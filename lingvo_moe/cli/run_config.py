@@ -65,7 +65,10 @@ class ModelConfig(CommandConfig):
 
     model: str | None = _flag(flags.DEFINE_string, None, "a registered name, or an unambiguous part of one")
     assignments: tuple[str, ...] = _flag(
-        flags.DEFINE_multi_string, (), "override FIELD=VALUE, a hyperparameter; may be repeated", "set"
+        flags.DEFINE_multi_string,
+        (),
+        "override FIELD=VALUE, a hyperparameter that `show` prints; an unambiguous end of FIELD is enough",
+        "set",
     )
 
     def full_name(self) -> str:
@@ -105,7 +108,7 @@ class RunConfig(MeshConfig):
         "or the name of an engine that --import registers",
     )
     platform: str | None = _flag(
-        flags.DEFINE_enum, None, "where to run; default: what is there", enum_values=["cpu", "gpu", "tpu"]
+        flags.DEFINE_enum, None, "where to run; default: the platform that JAX finds", enum_values=["cpu", "gpu", "tpu"]
     )
     tpu: str | None = _flag(
         flags.DEFINE_string,
@@ -137,7 +140,7 @@ class CorpusConfig(RunConfig):
 class TrainConfig(CorpusConfig):
     """The flags of `train`."""
 
-    steps: int | None = _flag(flags.DEFINE_integer, None, "train to this step, instead of the model's own number")
+    steps: int | None = _flag(flags.DEFINE_integer, None, "stop at this step, instead of at training.steps")
     initial_weights: str | None = _flag(
         flags.DEFINE_string,
         None,
@@ -153,8 +156,8 @@ class TrainConfig(CorpusConfig):
     initial_tokenizers: str | None = _flag(
         flags.DEFINE_string,
         None,
-        "with a file of --initial_weights that was trained with other tokenizers: their directory; embeddings are "
-        "then found by their pieces",
+        "the tokenizers that the file of --initial_weights was trained with, if they are not --tokenizers; embeddings "
+        "are then transferred piece by piece",
     )
     initial_embeddings: str | None = _flag(
         flags.DEFINE_string, None, "start new training with the embeddings of this file of tools.train_embeddings"
@@ -197,7 +200,7 @@ class TranslateConfig(SearchConfig):
     doubtful: str | None = _flag(
         flags.DEFINE_string,
         None,
-        "also write this file of the doubtful lines, each as number, confidence, source, text",
+        "also write the doubtful lines to this file: number, confidence, source, translation (tab-separated)",
     )
     doubt_below: float = _flag(
         flags.DEFINE_float,
@@ -233,7 +236,7 @@ class EvalConfig(HeldOutConfig):
     translations: str | None = _flag(
         flags.DEFINE_string,
         None,
-        "also write this file of the sentences, each as language, confidence, source, translation, reference",
+        "also write the sentences to this file: language, confidence, source, translation, reference (tab-separated)",
     )
 
 
@@ -267,7 +270,7 @@ class PlanConfig(ModelConfig):
         flags.DEFINE_string,
         None,
         "a TPU slice: generation and chips, e.g. v3:32x32x1; or a GPU cluster: GPU, nodes and GPUs of a node, e.g. "
-        "h100:4x8; default: TPU v3 with as many cores as the model is for",
+        "h100:4x8; default: TPU v3 with as many cores as the model's mesh",
     )
     mesh: str | None = _flag(
         flags.DEFINE_string,
@@ -302,10 +305,16 @@ class PlanConfig(ModelConfig):
         "batches)",
     )
     budget: float = _flag(
-        flags.DEFINE_float, 30.0, "minutes to compile the best layouts of --search=layout", lower_bound=0.0
+        flags.DEFINE_float,
+        30.0,
+        "time limit, in minutes, for compiling the best layouts of --search=layout",
+        lower_bound=0.0,
     )
     top: int = _flag(
-        flags.DEFINE_integer, 4, "number of layouts of --search=layout to compile; 0 predicts alone", lower_bound=0
+        flags.DEFINE_integer,
+        4,
+        "number of layouts of --search=layout to compile; 0: only predict, compile nothing",
+        lower_bound=0,
     )
 
     def device_mesh(self) -> DeviceMesh | None:
@@ -323,7 +332,7 @@ class CheckpointConfig(ModelConfig):
     step: int | None = _flag(
         flags.DEFINE_integer,
         None,
-        "inspect, verify, convert: this checkpoint; default: the newest, verify: all",
+        "inspect, verify, convert: this checkpoint; default: the newest (verify: all)",
         lower_bound=0,
     )
     grep: str | None = _flag(

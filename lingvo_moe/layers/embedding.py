@@ -44,7 +44,8 @@ class Embedding(Layer):
 def sinusoids(positions: tf.Tensor, model_dim: int) -> tf.Tensor:
     """The sinusoidal positional encoding: sines, then cosines, of geometric wavelengths (Vaswani et al. 2017, 3.5).
 
-    Positions `[B, T] int32` to `[B, T, M] float32`. A function of the position alone: packed sequences restart it, and
+    Positions `[B, T] int32` to `[B, T, M] float32`. The last wavelength is 10,000 * 2 pi, as in tensor2tensor; with the
+    paper's exponents it is a little shorter. A function of the position alone: packed sequences restart it, and
     there is no longest length.
     """
     half = model_dim // 2

@@ -21,7 +21,7 @@ class Schedule:
     computes what nobody reads.
 
     Attributes:
-      stages: L, of equal size.
+      stages: P, of equal size.
       rounds: how often a microbatch passes all stages; 1 for GPipe.
       repeats_per_iteration: the layers (repeats of a pattern of layers) that a stage computes in an iteration.
       repeats: R, of the stack. Stages may hold more; the padding passes its inputs on.
@@ -76,7 +76,7 @@ class Schedule:
 
     @property
     def bubble_share(self) -> float:
-        """The share of a stage's iterations that have no microbatch: (L - 1) / (microbatches + L - 1) for GPipe."""
+        """The share of a stage's iterations that have no microbatch: (P - 1) / (microbatches + P - 1) for GPipe."""
         return 1 - self.rounds * self.microbatches / self.iterations
 
     @property
@@ -97,7 +97,7 @@ class Schedule:
 
 @dataclasses.dataclass(frozen=True)
 class Assignment:
-    """What a stage computes in an iteration; scalars, or `[L]` for all stages.
+    """What a stage computes in an iteration; scalars, or `[P]` for all stages.
 
     Attributes:
       microbatch: 0 in a bubble.
@@ -116,7 +116,7 @@ class Iteration:
 
     Attributes:
       schedule: of the iteration.
-      stages: what all stages compute, `[L]`.
+      stages: what all stages compute, `[P]`.
       number: of the iteration, a scalar.
     """
 
@@ -137,24 +137,24 @@ class Iteration:
         return self.schedule.assignment(self.number - (self.schedule.stages - 1))
 
     def repeat(self, j: tf.Tensor | int) -> tf.Tensor:
-        """The repeat that each stage computes as the iteration's number j, `[L] int32`; R and above: none."""
+        """The repeat that each stage computes as the iteration's number j, `[P] int32`; R and above: none."""
         schedule = self.schedule
         return (self.stages.round * schedule.stages + tf.range(schedule.stages)) * schedule.repeats_per_iteration + j
 
     def row(self, j: tf.Tensor | int) -> tf.Tensor:
-        """The number of the iteration's repeat j among those that each stage holds, `[L] int32`."""
+        """The number of the iteration's repeat j among those that each stage holds, `[P] int32`."""
         return self.stages.round * self.schedule.repeats_per_iteration + j
 
     def active(self, j: tf.Tensor | int) -> tf.Tensor:
-        """Whether each stage has a microbatch and repeat j exists, `[L] bool`."""
+        """Whether each stage has a microbatch and repeat j exists, `[P] bool`."""
         return self.stages.busy & (self.repeat(j) < self.schedule.repeats)
 
     @property
     def starts(self) -> tf.Tensor:
-        """`[L] bool`: true at the first stage, where it takes in a microbatch."""
+        """`[P] bool`: true at the first stage, where it takes in a microbatch."""
         return self.first.busy & tf.equal(tf.range(self.schedule.stages), 0)
 
     @property
     def ends(self) -> tf.Tensor:
-        """`[L] bool`: true at the first stage, to which the last one passes on a microbatch when the iteration ends."""
+        """`[P] bool`: true at the first stage, to which the last one passes on a microbatch when the iteration ends."""
         return self.last.busy & tf.equal(tf.range(self.schedule.stages), 0)

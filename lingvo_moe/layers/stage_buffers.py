@@ -36,9 +36,9 @@ class StageBuffers:
         return self.context.annotate(tensor, self.stage_axis + logical_axes)
 
     def divide(self, tensor: tf.Tensor, logical_axes: str) -> tf.Tensor:
-        """A batch `[B, ...]` to microbatches `[M, B / M, ...]`.
+        """A batch `[B, ...]` to microbatches `[m, B / m, ...]`.
 
-        Row b is in microbatch b modulo M, so that each device has as many rows of every microbatch, and none moves.
+        Row b is in microbatch b modulo m, so that each device has as many rows of every microbatch, and none moves.
         """
         rows = tf.reshape(tensor, (-1, self.schedule.microbatches, *tensor.shape[1:]))
         return self.context.annotate(_swap(rows), _MICROBATCHES + logical_axes)
@@ -48,7 +48,7 @@ class StageBuffers:
         return self.context.annotate(tf.reshape(_swap(tensor), (-1, *tensor.shape[2:])), logical_axes)
 
     def store(self, tensor: tf.Tensor, logical_axes: str) -> tf.Tensor:
-        """Microbatches `[M, ...]` to the storage of the first stage, `[P, M, ...]`; zeros at the others."""
+        """Microbatches `[m, ...]` to the storage of the first stage, `[P, m, ...]`; zeros at the others."""
         return self.annotate(select(self._is_first, tensor[None], 0), _MICROBATCHES + logical_axes)
 
     def fetch(self, storage: tf.Tensor, logical_axes: str) -> tf.Tensor:
@@ -79,7 +79,7 @@ class StageBuffers:
         return self.annotate(leading_dimension.pass_back(state), logical_axes)
 
     def look_up(self, tensor: tf.Tensor, iteration: Iteration, logical_axes: str) -> tf.Tensor:
-        """Returns the microbatch of each stage, `[P, ...]`, from microbatches `[M, ...]` that all devices have."""
+        """Returns the microbatch of each stage, `[P, ...]`, from microbatches `[m, ...]` that all devices have."""
         return self.annotate(tf.gather(tensor, iteration.stages.microbatch), logical_axes)
 
     # Weights: `[R, ...]` as they are stored, and `[P, rows, ...]` by stage.

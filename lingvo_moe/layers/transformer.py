@@ -290,7 +290,7 @@ class TransformerStack(Layer):
         """The caches of all layers for `step`, by part (see `TransformerLayer.step`).
 
         Those of self-attention have `cache_length` empty positions, those of cross-attention the keys and values of
-        `memory [B, S, M]`.
+        `memory [B, L, M]`.
         """
         return {name: self._caches(part, memory, cache_length, context) for name, part in theta["parts"].items()}
 

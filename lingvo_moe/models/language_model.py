@@ -1,4 +1,4 @@
-"""The decoder-only language model, dense or with experts (GSPMD section 5, GShard appendix A.4)."""
+"""The decoder-only language model, dense or with experts (GSPMD section 5; GShard, ICLR version, appendix A.4)."""
 
 from __future__ import annotations
 

@@ -137,7 +137,7 @@ def choose(name: str, tokens: tf.Tensor, context: Context) -> Callable[..., Eins
     """The dispatch of that name for groups of `tokens [G, S, M]`.
 
     AUTO is gather for large groups on a CPU, for which most of a one-hot product is zeros, wherever devices divide the
-    groups; otherwise einsum, which matrix units do nearly for nothing, and which pipeline stages can vectorise.
+    groups and M; otherwise einsum, which matrix units do nearly for nothing, and which pipeline stages can vectorise.
     """
     if name != AUTO:
         return DISPATCHES[name]

@@ -1,7 +1,7 @@
 """Products in slices: two tensors, sharded along different dimensions by one mesh axis, multiplied without gathering.
 
-GShard section 3.3.2, "slicing in a loop" (figure 4c), and GSPMD section 4.4, after Cannon's algorithm. The partitioner
-would gather one of the tensors on every device. Here that tensor moves around the ring of the mesh axis's devices, one
+GShard section 3.3.2, "slicing in a loop" (figure 4c), after Cannon's algorithm. The partitioner would gather one of the
+tensors on every device. Here that tensor moves around the ring of the mesh axis's devices, one
 slice at a time: a device multiplies by the slice that it has while the next one arrives by CollectivePermute. So a
 device holds two slices, O(1/D) of the tensor, and D - 1 CollectivePermutes carry what one AllGather does.
 

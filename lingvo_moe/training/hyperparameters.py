@@ -56,8 +56,7 @@ class Recorded(NamedTuple):
         except UserError as error:
             problem = str(error).removeprefix("--set ").removeprefix("--model=")
             raise UserError(
-                f"{where}: {problem} Another version of this program may have recorded it, or its model be one of an "
-                f"--import."
+                f"{where}: {problem} It may come from another version of this program, or need the file of an --import."
             ) from None
         return name, assignments
 

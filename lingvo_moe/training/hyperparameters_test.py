@@ -86,7 +86,7 @@ def test_values_that_no_flag_can_set_are_left_out(tmp_path):
         ("{", "expected the model and the hyperparameters that training wrote"),
         ("[1]", "expected the model and the hyperparameters that training wrote"),
         ('{"model": "m4.Quickstart"}', "expected the model and the hyperparameters that training wrote"),
-        ('{"model": "m4.Nowhere", "hyperparameters": {}}', "m4.Nowhere.* or its model be one of an --import"),
+        ('{"model": "m4.Nowhere", "hyperparameters": {}}', "m4.Nowhere.* or need the file of an --import"),
         ('{"model": "m4.Quickstart", "hyperparameters": {"model.depth": 3}}', "model.depth: no such field.*version"),
         ('{"model": "m4.Quickstart", "hyperparameters": {"model.model_dim": "x"}}', "model_dim=x: expected a whole"),
         ('{"model": "m4.Quickstart", "hyperparameters": {"model.model_dim": {}}}', "model_dim={}: expected a whole"),

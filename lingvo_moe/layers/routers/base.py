@@ -89,7 +89,7 @@ def check_num_experts(router: str, num_experts: int, least: int):
 
 
 def expert_capacity(tokens_per_group: int, num_experts: int, capacity_factor: float | None) -> int:
-    """The tokens of a group that an expert takes at most: C = factor * S / E, at least 1, rounded down.
+    """The tokens of a group that an expert takes at most: C = factor * S / E, rounded down, from 1 to S.
 
     The papers' 2N/(G E) is a factor of 2 (GShard section 2.2, "Local group dispatching"). None: for every token, C = S.
     The factor is the decimal that is written: in floating point, 1.16 * 100 / 4 is less than 29.

@@ -43,7 +43,11 @@ class Top2(Router):
         return 2.0
 
     def __call__(self, logits: tf.Tensor, paddings: tf.Tensor, capacity: int, context: Context) -> Routing:
-        """See `Router`. In training the second expert is used with probability 2 * g2 (line 19), otherwise always."""
+        """See `Router`.
+
+        The second expert is used if its buffer has a free position: in training with probability min(1, 2 * g2),
+        otherwise always (line 19).
+        """
         return route(tf.nn.softmax(logits), paddings, capacity, context)
 
 
