@@ -145,7 +145,7 @@ def test_a_directory_without_curves_is_an_error(tmp_path):
     "arguments, message",
     [
         (["--model=unet.Small"], "unet.Small does not translate"),
-        (["--model=m4.Pocket", "--scores=a,b,c"], "--scores=a,b,c: expected at most 2 files: own packages, other"),
+        (["--model=m4.Pocket", "--scores=a,b,c"], "--scores=a,b,c: expected at most 2 files: own packages, unseen"),
         (["--model=m4.Pocket", "--set=input.batch=2"], "no such field"),
     ],
 )

@@ -29,7 +29,7 @@ PLACEHOLDER = re.compile(
 )
 _ACCELERATOR_AT_END = re.compile(r"\s*\([_&~]\w\)")
 _ACCELERATOR = re.compile(r"(?<![_&~])[_&~](?=[^\W_])")
-_ENTITY = re.compile(r"&#?\w+;")
+ENTITY = re.compile(r"&#?\w+;")  # &nbsp;, &#8230;
 _OLD_KDE_CONTEXT = re.compile(r"\A_: .*?\n", re.DOTALL)
 _QUALIFIER = re.compile(r"\A\?[^:\n]{1,60}:")
 _CONTEXT = re.compile(r"[^|\n.!?]{1,60}\|(?=\S)")
@@ -66,6 +66,17 @@ def tidy(text: str) -> str:
 
 # One English text is translated into 19 languages on average.
 _tidy_english = functools.lru_cache(maxsize=1 << 16)(tidy)
+
+
+def without_accelerator_at_end(text: str) -> str:
+    """Returns the text without accelerators in parentheses, as in `ファイル(_F)`."""
+    return _ACCELERATOR_AT_END.sub("", text).strip()
+
+
+def accelerator_mark(text: str) -> int | None:
+    """Returns the position of the mark before an accelerator's letter; None if there is none, or more than one."""
+    marks = [match.start() for match in _ACCELERATOR.finditer(text)]
+    return None if len(marks) != 1 or ENTITY.match(text, marks[0]) else marks[0]
 
 
 def count_placeholders(text: str) -> int:
@@ -133,12 +144,11 @@ def _without_accelerator(text: str, other: str) -> str:
     """Removes the mark before an accelerator's letter, except in a word that both sides share (`file_name`, `AT&T`)."""
     if "_" not in text and "&" not in text and "~" not in text:
         return text
-    text = _ACCELERATOR_AT_END.sub("", text).strip()
-    marks = [match.start() for match in _ACCELERATOR.finditer(text)]
-    if len(marks) != 1 or _ENTITY.match(text, marks[0]):
+    text = without_accelerator_at_end(text)
+    if (mark := accelerator_mark(text)) is None:
         return text
-    start = text.rfind(" ", 0, marks[0]) + 1
+    start = text.rfind(" ", 0, mark) + 1
     word = text[start:].partition(" ")[0]
-    if marks[0] > start and word in other.split(" "):
+    if mark > start and word in other.split(" "):
         return text
-    return text[: marks[0]] + text[marks[0] + 1 :]
+    return text[:mark] + text[mark + 1 :]

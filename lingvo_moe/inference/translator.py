@@ -6,13 +6,17 @@ import collections
 import dataclasses
 import logging
 import pathlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
+from lingvo_moe.data.cleaning import tidy
 from lingvo_moe.data.pipeline import source_batches
 from lingvo_moe.engines.base import Engine
 from lingvo_moe.experiment import Experiment
+from lingvo_moe.inference.accelerators import without_accelerator
+from lingvo_moe.inference.capitals import lower_case, upper_case
 from lingvo_moe.inference.sentence_splitting import segment
 from lingvo_moe.inference.trained_weights import trained_weights
 from lingvo_moe.inference.unknown_symbols import Framed, take_out
@@ -89,36 +93,44 @@ class Translator:
         Equal sentences are translated once. Translations of an empty sentence are empty. A line of
         `input.source_length` tokens or more is translated in parts, see `sentence_splitting`; before the first
         translation, a warning names the lines with a sentence that is too long by itself and loses its end, ten of them
-        at most. Symbols that the source tokenizer does not know are not translated, see `unknown_symbols`.
+        at most. Symbols that the source tokenizer does not know are not translated, see `unknown_symbols`; the marks of
+        `accelerators` are removed; lines in `capitals` are read in lower case, too.
 
         Args:
           sentences: the lines.
           start: how many of them to leave out, at the beginning.
         """
-        framed = take_out(sentences[start:], self._tokenizers.source)
-        lines = self._segmented([line.text for line in framed], start + 1)
-        uses = collections.Counter(text for line in lines for text in line)
+        lines = self._lines(sentences[start:], start + 1)
+        uses = collections.Counter(text for line in lines for text in line.texts)
         if len(uses) < len(lines):
             _log.info("%d lines have %d different sentences; each is translated once.", len(lines), len(uses))
         known: dict[str, list[Translation]] = {}
-        frames = iter(framed)
         with progress.bar("translating", len(uses), "sentences") as advance:
             for chunk in _chunks(lines, self._experiment.decoding_batch):
-                new = list(dict.fromkeys(text for line in chunk for text in line if text not in known))
+                new = list(dict.fromkeys(text for line in chunk for text in line.texts if text not in known))
                 known.update(zip(new, self._translate_texts(new, advance), strict=True))
-                yield [_whole(next(frames), [known[text] for text in line]) for line in chunk]
-                uses.subtract(text for line in chunk for text in line)
+                yield [line.translations(known) for line in chunk]
+                uses.subtract(text for line in chunk for text in line.texts)
                 known = {text: translations for text, translations in known.items() if uses[text]}
 
-    def _segmented(self, sentences: Sequence[str], first: int) -> list[list[str]]:
-        """Returns for each line its parts, which fit the model; `first` is the number of the first line."""
-        limit = self._experiment.texts.source_length - 1
+    def _lines(self, sentences: Sequence[str], first: int) -> list[_Line]:
+        """Returns what the model reads of each line; `first` is the number of the first line."""
+        tokenizer, limit = self._tokenizers.source, self._experiment.texts.source_length - 1
+        framed = take_out([tidy(sentence) for sentence in sentences], tokenizer)
+        texts = [without_accelerator(frame.text, tokenizer) for frame in framed]
         lines, too_long = [], []
-        for number, (sentence, fits) in enumerate(zip(sentences, self.fits(sentences)), start=first):
-            texts, truncated = ([sentence], False) if fits else segment(sentence, self._count_tokens, limit)
+        for number, (frame, text, fits) in enumerate(zip(framed, texts, self.fits(texts)), start=first):
+            # Capitals have far more pieces; where they do not fit, the line is read in lower case alone.
+            readings, truncated = [_Reading([text])] if fits else [], False
+            if lowered := lower_case(text):
+                parts, truncated = segment(lowered, self._count_tokens, limit)
+                readings.append(_Reading(parts, lowered=True))
+            elif not fits:
+                parts, truncated = segment(text, self._count_tokens, limit)
+                readings.append(_Reading(parts))
+            lines.append(_Line(frame, readings))
             if truncated:
                 too_long.append(number)
-            lines.append(texts)
         if too_long:
             _log.warning(
                 "%s: a sentence has more than %d tokens; its end is not translated. Split it, or pass "
@@ -176,7 +188,42 @@ def line_list(numbers: Sequence[int]) -> str:
     return f"line{'s' * (len(numbers) > 1)} {named}{more}"
 
 
-def _chunks(lines: Sequence[list[str]], batch: int) -> Iterator[list[list[str]]]:
+class _Reading(NamedTuple):
+    """A way to read a line.
+
+    Attributes:
+      parts: what the model reads, each short enough.
+      lowered: whether they are in lower case and the line is in capitals.
+    """
+
+    parts: list[str]
+    lowered: bool = False
+
+    def translations(self, known: Mapping[str, list[Translation]]) -> list[Translation]:
+        """Returns the translations of the line, best first, from those of all parts."""
+        joined = _joined([known[part] for part in self.parts])
+        return [dataclasses.replace(each, text=upper_case(each.text)) for each in joined] if self.lowered else joined
+
+
+class _Line(NamedTuple):
+    """A line, with the symbols around it, and the ways to read it, of which there is at least one."""
+
+    frame: Framed
+    readings: list[_Reading]
+
+    @property
+    def texts(self) -> list[str]:
+        """All that the model reads."""
+        return [part for reading in self.readings for part in reading.parts]
+
+    def translations(self, known: Mapping[str, list[Translation]]) -> list[Translation]:
+        """Returns the translations of the reading whose best one has the highest confidence, within the frame."""
+        found = (reading.translations(known) for reading in self.readings)
+        best = max(found, key=lambda translations: translations[0].confidence)
+        return [dataclasses.replace(each, text=self.frame.around(each.text)) for each in best]
+
+
+def _chunks(lines: Sequence[_Line], batch: int) -> Iterator[list[_Line]]:
     """Yields consecutive lines whose new texts fill a number of batches at most, or one longer line.
 
     That number doubles from chunk to chunk, from `_FIRST_BATCHES` to `_CHUNK_BATCHES`.
@@ -184,7 +231,7 @@ def _chunks(lines: Sequence[list[str]], batch: int) -> Iterator[list[list[str]]]
     seen: set[str] = set()
     chunk, new, batches = [], 0, min(_FIRST_BATCHES, _CHUNK_BATCHES)
     for line in lines:
-        texts = set(line) - seen
+        texts = set(line.texts) - seen
         if chunk and new + len(texts) > batches * batch:
             yield chunk
             chunk, new, batches = [], 0, min(2 * batches, _CHUNK_BATCHES)
@@ -193,11 +240,6 @@ def _chunks(lines: Sequence[list[str]], batch: int) -> Iterator[list[list[str]]]
         new += len(texts)
     if chunk:
         yield chunk
-
-
-def _whole(frame: Framed, parts: Sequence[list[Translation]]) -> list[Translation]:
-    """Returns the translations of a line with its frame, from those of its parts."""
-    return [dataclasses.replace(each, text=frame.around(each.text)) for each in _joined(parts)]
 
 
 def _joined(parts: Sequence[list[Translation]]) -> list[Translation]:

@@ -13,9 +13,11 @@ from lingvo_moe.data.corpus import Corpus
 from lingvo_moe.engines.pjrt import Engine
 from lingvo_moe.errors import UserError
 from lingvo_moe.inference import translator as translator_module
+from lingvo_moe.inference.capitals import upper_case
 from lingvo_moe.inference.explanation import Explainer
 from lingvo_moe.inference.sentence_splitting import segment
 from lingvo_moe.inference.translator import Translation, Translator
+from lingvo_moe.inference.unknown_symbols import Framed
 from lingvo_moe.testing import experiments as tiny
 from lingvo_moe.training import loop
 from lingvo_moe.training.checkpoint import Checkpoints
@@ -63,6 +65,25 @@ def test_hypotheses_are_best_first(translator):
 
 def test_an_empty_sentence_is_not_given_to_the_model(translator):
     assert translator.translate(["", " "]) == [[Translation("", 0.0)] * 2] * 2
+
+
+def test_lines_are_read_as_the_text_of_corpora_is_written(translator):
+    """Without invisible marks and accelerators: training pairs have none."""
+    plain = translator.translate(["neerg der", "eulb"])
+    assert translator.translate(["neer\u00adg \u2068der\u2069", "_eulb"]) == plain
+    assert translator.translate(["neerg der(_N)", "eulb(&B)"]) == plain
+    (best, *_), *_ = translator.translate(["\u2603\tneerg\u2028der\t\u2603"])
+    assert best.text.startswith("\u2603 ") and best.text.endswith(" \u2603") and len(best.text.splitlines()) == 1
+
+
+def test_a_line_in_capitals_is_read_in_lower_case_too(translator):
+    """And its translation is the more confident one of the two, that of the lower-case line in capitals."""
+    (best, second), (lowered, *_) = translator.translate(["NEERG %s DER", "Neerg %s der"])
+    one_of_two = {upper_case(lowered.text): lowered.confidence}
+    assert best.text in one_of_two or best.confidence > lowered.confidence
+    assert best.confidence >= lowered.confidence and best.score >= second.score
+    too_long = "DER " * 40  # in capitals; in lower case, too
+    assert translator.translate([too_long])[0][0].text == translator.translate([too_long])[0][0].text.upper()
 
 
 def test_the_experts_of_every_token_are_explained(data, logdir, translator):
@@ -155,9 +176,13 @@ def test_tokenizers_that_the_model_was_not_trained_with_are_an_error(data, tmp_p
     assert Translator(tiny.MODEL, config, Engine(2, "cpu"), tmp_path / "log").step == 1
 
 
+def _line(text: str) -> translator_module._Line:
+    return translator_module._Line(Framed("", text, ""), [translator_module._Reading([text])])
+
+
 def test_the_first_chunks_are_small():
     """A user sees translations, and a journal has some, within seconds; later chunks have fewer steps in all."""
-    chunks = translator_module._chunks([[str(number)] for number in range(1000)], 4)
+    chunks = translator_module._chunks([_line(str(number)) for number in range(1000)], 4)
     assert [len(chunk) for chunk in chunks][:7] == [8, 16, 32, 64, 128, 128, 128]
 
 

@@ -1,0 +1,105 @@
+"""Measures how well lines are translated that are written unlike those of a corpus.
+
+  python -m tools.altered_lines --corpus=build/pocket/corpus --max_pairs=20
+
+The model is that of `translate`: the released one unless --model and --logdir name another. Held-out sentences are
+written in capitals, with the mark of an accelerator (`_File`, `Pr&int`), and with soft hyphens. A table in Markdown has
+BLEU and chrF of these, beside those of the same sentences as they are; means over languages. Sentences that an
+alteration leaves as they are do not count for it. Translations and references in capitals are compared as such.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import re
+from collections.abc import Callable, Sequence
+
+from absl import flags
+
+from lingvo_moe.cli import app, recorded, released, run_config, run_setup
+from lingvo_moe.data.cleaning import PLACEHOLDER
+from lingvo_moe.data.corpus import Corpus
+from lingvo_moe.errors import UserError
+from lingvo_moe.inference.evaluation import LanguageScore, Translated, mean, score, translate_held_out
+from lingvo_moe.inference.translator import Translator
+from tools import markdown
+
+FLAGS = flags.FlagValues()
+run_config.define_flags(run_config.HeldOutConfig, FLAGS)
+
+_WORD = re.compile(r"(?<![\w&~./@:\\%$<-])[^\W\d_]{4,}(?![\w&~./@:\\>-])")
+_SOFT_HYPHEN = "\u00ad"
+
+
+def capitals(text: str) -> str:
+    """Returns the text in capitals, if it has no placeholder, whose case has a meaning."""
+    return text if PLACEHOLDER.search(text) else text.upper()
+
+
+def with_mark(text: str, mark: str) -> str:
+    """Returns the text with a mark before one of the first four letters of a word; which one, its hash decides."""
+    if "_" in text or "&" in text or "~" in text:
+        return text
+    words = [word for word in _WORD.finditer(text) if word[0].lower() != word[0].upper()]
+    if not words:
+        return text
+    drawn = hashlib.sha256(text.encode()).digest()
+    place = words[drawn[0] % len(words)].start() + drawn[1] % 4
+    return text[:place] + mark + text[place:]
+
+
+def with_soft_hyphens(text: str) -> str:
+    """Returns the text with a soft hyphen after the third letter of each word of six or more."""
+    return re.sub(r"([^\W\d_]{3})(?=[^\W\d_]{3})", rf"\1{_SOFT_HYPHEN}", text)
+
+
+ALTERATIONS: dict[str, Callable[[str], str]] = {
+    "in capitals": capitals,
+    "with `_` before an accelerator": lambda text: with_mark(text, "_"),
+    "with `&` before an accelerator": lambda text: with_mark(text, "&"),
+    "with soft hyphens": with_soft_hyphens,
+}
+
+
+def main(arguments: list[str]):
+    """Translates and prints the table."""
+    app.no_arguments(arguments[1:])
+    given = recorded.by_default(run_config.read(run_config.HeldOutConfig, FLAGS))
+    if not given.corpus:
+        raise UserError("--corpus is missing: a directory of tools.build_corpus, with held-out sentences.")
+    corpus = Corpus.open(given.corpus)
+    with released.by_default(given) as config:
+        name, experiment, engine = run_setup.set_up(config, "decode", {"search.beam_size": config.beam_size})
+        translator = Translator(name, experiment, engine, config.log_directory())
+        found, _ = translate_held_out(translator, corpus, config.languages, config.max_pairs, config.split)
+        rows = [_row(corpus, translator, found, *alteration) for alteration in ALTERATIONS.items()]
+    print(markdown.table(("sentences", "number", "BLEU", "as they are", "chrF", "as they are"), rows))
+
+
+def _row(
+    corpus: Corpus, translator: Translator, found: Sequence[Translated], name: str, alter: Callable[[str], str]
+) -> tuple[str, ...]:
+    changed = [one for one in found if alter(one.source) != one.source]
+    if not changed:
+        return (name, "0", "-", "-", "-", "-")
+    translations = [best for best, *_ in translator.translate([alter(one.source) for one in changed])]
+    altered = [dataclasses.replace(one, translation=best) for one, best in zip(changed, translations, strict=True)]
+    if alter is capitals:
+        altered, changed = [_in_capitals(one) for one in altered], [_in_capitals(one) for one in changed]
+    of_altered, as_they_are = score(corpus, altered), score(corpus, changed)
+    return (name, str(len(changed)), *_means(of_altered, as_they_are, "bleu"), *_means(of_altered, as_they_are, "chrf"))
+
+
+def _in_capitals(one: Translated) -> Translated:
+    best = dataclasses.replace(one.translation, text=one.translation.text.upper())
+    return dataclasses.replace(one, translation=best, reference=one.reference.upper())
+
+
+def _means(altered: Sequence[LanguageScore], as_they_are: Sequence[LanguageScore], measure: str) -> tuple[str, str]:
+    first, second = (f"{mean([getattr(one, measure) for one in scores]):.1f}" for scores in (altered, as_they_are))
+    return first, second
+
+
+if __name__ == "__main__":
+    app.run(main, FLAGS)

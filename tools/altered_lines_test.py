@@ -1,0 +1,46 @@
+"""Protects the alterations of held-out lines, and a run from a corpus to the table."""
+
+from __future__ import annotations
+
+import pytest
+
+from lingvo_moe.cli import app, main
+from lingvo_moe.testing import experiments as tiny
+from tools import altered_lines
+
+pytestmark = pytest.mark.slow
+
+
+def test_one_mark_is_put_before_a_letter_of_a_word():
+    """Not into short words, identifiers, addresses or another script; the same text always gets the same one."""
+    marked = altered_lines.with_mark("Guten Morgen", "_")
+    assert marked.replace("_", "") == "Guten Morgen" and marked.count("_") == 1 and marked.index("_") < 10
+    assert marked == altered_lines.with_mark("Guten Morgen", "_")
+    for text in ("der Tag", "https://example.org/", "entity_id", "ファイルを開く", "%s", "AT&T"):
+        assert altered_lines.with_mark(text, "&") == text
+
+
+def test_capitals_and_soft_hyphens():
+    assert altered_lines.capitals("Datei fehlt") == "DATEI FEHLT" and altered_lines.capitals("%s fehlt") == "%s fehlt"
+    assert altered_lines.with_soft_hyphens("Dateien der") == "Dat\u00adeien der"
+
+
+@pytest.mark.usefixtures("compiled_once")
+def test_a_corpus_is_measured(data, tmp_path, capsys):
+    """With the flags of `eval`: a row for each alteration."""
+    flags = [*tiny.settings(), f"--tokenizers={data.tokenizers}", f"--logdir={tmp_path / 'log'}"]
+    corpus = f"--corpus={data.corpus}"
+    trained = main.main(["lingvo_moe", "train", *flags, corpus, "--steps=2", "--set=training.evaluate_every=0"])
+    assert trained == 0
+    capsys.readouterr()
+    arguments = ["altered_lines", *flags, corpus, "--max_pairs=6"]
+    assert app.execute(altered_lines.main, arguments, altered_lines.FLAGS) == 0
+    _, _, *rows = capsys.readouterr().out.splitlines()
+    assert [row.split(" | ")[0].strip("| ") for row in rows] == list(altered_lines.ALTERATIONS)
+    assert all(int(row.split(" | ")[1]) > 0 for row in rows)
+
+
+def test_a_missing_corpus_is_named(capsys):
+    """Before anything is loaded."""
+    assert app.execute(altered_lines.main, ["altered_lines"], altered_lines.FLAGS) == 2
+    assert "--corpus is missing" in capsys.readouterr().err
