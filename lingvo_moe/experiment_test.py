@@ -204,6 +204,10 @@ def test_schedule_fields_have_lower_bounds(field):
         ),
         ("search.bos_id=8000", "search.bos_id has 8000, which"),
         ("search.forbidden_ids=0,-1", "search.forbidden_ids has -1, which"),
+        (
+            "search.max_length=2147483647",
+            "search.beam_size 4 x search.max_length 2147483647 are .* expected at most 16777",
+        ),
         ("search.forbidden_ids=0,1", "search.forbidden_ids has 1, which is search.eos_id: no translation could end"),
     ],
 )

@@ -14,6 +14,7 @@ import hashlib
 import importlib.metadata
 import os
 import pathlib
+import re
 import tempfile
 from collections.abc import Callable
 
@@ -26,6 +27,11 @@ OFF = "off"
 _MAX_FILES = 200
 _VERSIONS = ("tensorflow", "tensorflow-tpu", "jax")
 _SOURCE = pathlib.Path(__file__).parent
+# The files that are made below the cache directory, here and by JAX; no others are deleted.
+_OWN_FILES = {
+    "programs": re.compile(r"programs/[0-9a-f]{64}"),
+    "executables": re.compile(r"executables/[0-9a-f]{16}/\S+-[0-9a-f]{64}-(?:cache|atime)"),
+}
 
 
 @dataclasses.dataclass
@@ -57,9 +63,9 @@ def use(directory: str):
     if directory == OFF:
         return
     try:
-        for part in ("programs", "executables"):
+        for part, own_file in _OWN_FILES.items():
             os.makedirs(os.path.join(directory, part), mode=0o700, exist_ok=True)
-            _delete_oldest(pathlib.Path(directory, part))
+            _delete_oldest(pathlib.Path(directory), part, own_file)
         with tempfile.TemporaryFile(dir=directory):
             pass
     except OSError as error:
@@ -128,8 +134,9 @@ def _write(program: Program, path: pathlib.Path):
         os.replace(f"{directory}/program", path)
 
 
-def _delete_oldest(directory: pathlib.Path):
+def _delete_oldest(cache: pathlib.Path, part: str, own_file: re.Pattern):
     with contextlib.suppress(FileNotFoundError):  # another process may delete them at the same time
-        files = sorted((path for path in directory.rglob("*") if path.is_file()), key=lambda path: path.stat().st_mtime)
+        found = (path for path in (cache / part).rglob("*") if own_file.fullmatch(path.relative_to(cache).as_posix()))
+        files = sorted((path for path in found if path.is_file()), key=lambda path: path.stat().st_mtime)
         for old in files[:-_MAX_FILES]:
             old.unlink()

@@ -122,6 +122,24 @@ def test_oldest_files_are_deleted(programs, monkeypatch):
     assert sorted(programs.iterdir()) == youngest
 
 
+def test_no_file_of_the_user_is_deleted(programs, monkeypatch):
+    """`--cache` may name a directory of theirs, which may have files where the cache has its own."""
+    monkeypatch.setattr(program_cache, "_MAX_FILES", 1)
+    executables = programs.parent / "executables" / "0123456789abcdef"
+    own = [
+        programs / ("0" * 64),
+        programs / ("2" * 64),
+        executables / f"jit_call-{'1' * 64}-cache",
+        executables / f"jit_call-{'1' * 64}-atime",
+    ]
+    users = [programs / "thesis.tex", programs / "below" / ("0" * 64), executables / "notes", programs.parent / "a"]
+    for path in (*own, *users):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("")
+    program_cache.use(str(programs.parent))
+    assert sum(path.exists() for path in own) == 2 and all(path.exists() for path in users)
+
+
 def test_unwritable_directory_is_an_error(tmp_path):
     """The message names the flag, the path and the reason."""
     (tmp_path / "file").write_text("")

@@ -52,7 +52,8 @@ def test_the_share_and_the_sentences():
     "text, message",
     [
         (b"de\t0.5\tone\ttwo\n", "line 1 has 4 fields; expected the 5 of `eval --translations`"),
-        (b"\xff", "invalid start byte"),
+        (b"de\t0.5\ta\tb\tc\n\xff\n", "line 2 is not UTF-8 (byte 1 of the line)"),
+        (b"", "line 1 has 1 fields"),
         (None, "No such file"),
     ],
 )

@@ -37,6 +37,7 @@ flags.DEFINE_integer(
     piece_vectors.MAX_SENTENCES,
     "The number of sentence pairs to sample, including repetitions.",
     lower_bound=1,
+    upper_bound=2**40,
     flag_values=FLAGS,
 )
 

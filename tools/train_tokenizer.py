@@ -24,7 +24,7 @@ from lingvo_moe.errors import UserError
 
 _LOG = logging.getLogger("tools.train_tokenizer")
 FLAGS = flags.FlagValues()
-_MOST_PIECES = 2**31 - 1  # of SentencePiece's ids
+_MOST_PIECES = 10**7  # SentencePiece trains none with numbers near its largest id
 flags.DEFINE_string("corpus", None, "The directory of a corpus that tools.build_corpus built.", flag_values=FLAGS)
 flags.DEFINE_string("output", None, "The directory to make.", flag_values=FLAGS)
 flags.DEFINE_integer(
@@ -68,6 +68,7 @@ flags.DEFINE_integer(
     200_000,
     "The number of sentence pairs to sample, including repetitions.",
     lower_bound=1,
+    upper_bound=2**40,
     flag_values=FLAGS,
 )
 flags.DEFINE_bool("force", False, "Replace a tokenizer of another corpus or of other flags.", flag_values=FLAGS)

@@ -26,9 +26,11 @@ from lingvo_moe.errors import UserError, did_you_mean
 
 Main = Callable[[list[str]], int | None]
 INTERRUPTED = 130
+_MAY_BE_EMPTY = "empty for none"  # in the help of a flag
 _HELP_FLAGS = ("--help", "-help", "-h", "-?")
 # How Python decodes bytes of the command line that are not UTF-8; they cannot be printed.
 _SURROGATES = re.compile("[\ud800-\udfff]")
+_CONTROL_CHARACTERS = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f]")
 # XLA's error where a device has too little memory, as JAX and TensorFlow name it. Not all commands import these.
 _OF_XLA = {"JaxRuntimeError": "RESOURCE_EXHAUSTED: ", "ResourceExhaustedError": ""}
 _OUT_OF_MEMORY = re.compile(r".*(?:[Oo]ut of memory|OOM|allocat).*")
@@ -53,6 +55,9 @@ def run_process(command: Callable[[], int]) -> NoReturn:
     """Sets this process up for a command line, calls `command` and exits with the status it returns."""
     process_setup.set_up_process()
     _prepare_streams()
+    # Python's own; `lingvo_moe.__main__` has another during imports. A shell ignores Ctrl-C for jobs in the background.
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     _exit(command())
 
 
@@ -121,6 +126,8 @@ def _execute(main: Main, argv: Sequence[str], flag_values: flags.FlagValues, des
             raise
         reason = _REMEDIES.get(error.errno or 0, str(error.strerror))
         return _fail(f"{error.filename}: {reason}" if error.filename is not None else reason)
+    except MemoryError as error:
+        return _fail(f"out of memory: {error or 'an allocation failed'}. Pass smaller numbers, or free some memory.")
     except Exception as error:
         if (reason := _out_of_memory(error)) is None:
             raise
@@ -155,15 +162,25 @@ def parse(argv: Sequence[str], flag_values: flags.FlagValues) -> list[str]:
         message = message.replace("invalid literal for int() with base 10: ", "expected a whole number, not ")
         message = message.replace("could not convert string to float: ", "expected a number, not ")
         raise UserError(f"{message}. --help lists the flags.") from None
+    except UnicodeDecodeError as error:
+        raise UserError(
+            f"--flagfile: a file that is not UTF-8 (byte {error.start + 1}); expected a flag a line."
+        ) from None
     _check_values(flag_values)
     return left
 
 
 def _check_values(flag_values: flags.FlagValues):
-    """Raises UserError for NaN, invalid UTF-8, and a NUL character, which no path holds but a --flagfile may."""
+    """Raises UserError for NaN, invalid UTF-8, and a NUL character, which no path holds but a --flagfile may.
+
+    So it does for an empty text, which as a path would be the current directory: `--cache=$DIRECTORY` where there is no
+    such variable. Flags that may be empty say so in their help.
+    """
     for name in flag_values:
-        value = flag_values[name].value
+        value, flag = flag_values[name].value, flag_values[name]
         for text in (part for part in (value if isinstance(value, list) else [value]) if isinstance(part, str)):
+            if not text and flag.present and _MAY_BE_EMPTY not in (flag.help or ""):
+                raise UserError(f"--{name}=: expected a value; give it one, or leave the flag out.")
             if "\0" in text:
                 raise UserError(f"--{name} holds a NUL character; expected text.")
             if _SURROGATES.search(text):
@@ -207,5 +224,7 @@ def _help(description: str, flag_values: flags.FlagValues) -> str:
 
 
 def _fail(message: str) -> int:
-    print(f"error: {message}", file=sys.stderr)
+    # What a user passed may hold a terminal's control characters.
+    shown = _CONTROL_CHARACTERS.sub(lambda found: found[0].encode("unicode_escape").decode(), message)
+    print(f"error: {shown}", file=sys.stderr)
     return 2

@@ -60,6 +60,7 @@ def test_the_status_is_returned(values):
         ("--force=maybe", "error: flag --force=maybe: Non-boolean argument to boolean flag. --help lists the flags.\n"),
         ("--rate=nan", "error: --rate=nan: expected a number.\n"),
         ("--input=a\0b", "error: --input holds a NUL character; expected text.\n"),
+        ("--input=", "error: --input=: expected a value; give it one, or leave the flag out.\n"),
         ("--input=a\udcff", "error: --input=a\\udcff holds bytes that are not UTF-8; rename what it names.\n"),
         ("--flagfile=/", "error: Unable to open flagfile: [Errno 21] Is a directory: '/'. --help lists the flags.\n"),
     ],
@@ -73,7 +74,13 @@ def test_bad_flags_are_one_line(values, capsys, argument, message):
     "error, status, message",
     [
         (UserError("no such thing."), 2, "error: no such thing.\n"),
+        (UserError("no \x1b[31msuch\nthing\x7f."), 2, "error: no \\x1b[31msuch\nthing\\x7f.\n"),
         (KeyboardInterrupt(), 130, "interrupted\n"),
+        (
+            MemoryError("Unable to allocate 745. GiB"),
+            2,
+            "error: out of memory: Unable to allocate 745. GiB. Pass smaller numbers, or free some memory.\n",
+        ),
         (
             OSError(errno.ENOSPC, "No space left", "big.bin"),
             2,
@@ -197,3 +204,29 @@ def test_the_process_exits_at_once_after_an_error(status):
     )
     expected = (2, "", "error: mistake\n") if status else (0, "ended\n", "")
     assert (found.returncode, found.stdout, found.stderr) == expected
+
+
+def test_a_flag_that_may_be_empty_says_so(values):
+    flags.DEFINE_string("extra", "file", "A file; empty for none.", flag_values=values)
+    assert app.execute(lambda argv: 0, ["tool", "--extra="], values) == 0 and values.extra == ""
+
+
+def test_a_flagfile_that_is_no_text_is_named(values, tmp_path, capsys):
+    (tmp_path / "flags").write_bytes(b"--steps=3\n\xff\n")
+    assert app.execute(lambda argv: 0, ["tool", f"--flagfile={tmp_path / 'flags'}"], values) == 2
+    assert capsys.readouterr().err.startswith("error: --flagfile: a file that is not UTF-8 (byte ")
+
+
+def test_an_interrupt_during_imports_is_one_line():
+    """They take a second; Python would print where it was."""
+    code = (
+        "import signal, sys\n"
+        "class Interrupting:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'lingvo_moe.cli.app': signal.raise_signal(signal.SIGINT)\n"
+        "sys.meta_path.insert(0, Interrupting())\n"
+        "from lingvo_moe.__main__ import run\n"
+        "run()\n"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (found.returncode, found.stdout, found.stderr) == (130, "", "interrupted\n")

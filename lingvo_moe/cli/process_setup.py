@@ -6,10 +6,12 @@ from here.
 
 from __future__ import annotations
 
+import _thread
 import functools
 import glob
 import os
 import sys
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -17,13 +19,15 @@ from lingvo_moe import lazy
 from lingvo_moe.cli import logging_setup
 from lingvo_moe.utils import cuda
 
+_UNTIL_RAISED_AGAIN = 0.05  # seconds; the callback takes less
+
 
 def set_up_process():
     """Prepares this process to run a command; `app.run_process` calls it before anything else."""
     set_environment()
     lazy.configure_tensorflow()
     logging_setup.silence_libraries()
-    ignore_closed_event_loops()
+    handle_unraisable_exceptions()
 
 
 def set_environment():
@@ -46,15 +50,20 @@ def set_environment():
         os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 
-def ignore_closed_event_loops():
-    """Stops Python from reporting reads that Orbax abandons.
+def handle_unraisable_exceptions():
+    """Stops Python from reporting reads that Orbax abandons, and from losing a Ctrl-C.
 
     When one of several reads fails, Orbax leaves the others to threads that find their event loop closed. The failure
-    itself is raised.
+    itself is raised. JAX has a callback of Python's garbage collection: a KeyboardInterrupt inside of it would only be
+    reported, so it is raised again soon after.
     """
-    sys.unraisablehook = functools.partial(_report_unless_closed, sys.unraisablehook)
+    sys.unraisablehook = functools.partial(_handle, sys.unraisablehook)
 
 
-def _report_unless_closed(report: Callable[[Any], object], unraisable: Any):
-    if str(unraisable.exc_value) != "Event loop is closed":
+def _handle(report: Callable[[Any], object], unraisable: Any):
+    if isinstance(unraisable.exc_value, KeyboardInterrupt):
+        again = threading.Timer(_UNTIL_RAISED_AGAIN, _thread.interrupt_main)
+        again.daemon = True
+        again.start()
+    elif str(unraisable.exc_value) != "Event loop is closed":
         report(unraisable)

@@ -16,10 +16,29 @@ from lingvo_moe.utils import cuda
 def test_abandoned_reads_are_not_reported_and_other_exceptions_are(monkeypatch):
     reported = []
     monkeypatch.setattr(sys, "unraisablehook", reported.append)
-    process_setup.ignore_closed_event_loops()
+    process_setup.handle_unraisable_exceptions()
     for message in ("Event loop is closed", "a bug"):
         sys.unraisablehook(types.SimpleNamespace(exc_value=RuntimeError(message)))
     assert [str(unraisable.exc_value) for unraisable in reported] == ["a bug"]
+
+
+def test_an_interrupt_in_a_callback_of_the_garbage_collector_is_not_lost():
+    """JAX has such a callback. Python reports what it raises, and goes on."""
+    code = (
+        "import gc, signal, time; from lingvo_moe.cli import process_setup\n"
+        "process_setup.handle_unraisable_exceptions()\n"
+        "def callback(phase, info):\n"
+        "    gc.callbacks.remove(callback)\n"
+        "    signal.raise_signal(signal.SIGINT)\n"
+        "gc.callbacks.append(callback)\n"
+        "gc.collect()\n"
+        "try:\n"
+        "    time.sleep(60)\n"
+        "except KeyboardInterrupt:\n"
+        "    print('interrupted')\n"
+    )
+    process = run_code(code)
+    assert (process.stdout, process.stderr) == ("interrupted\n", "")
 
 
 def test_importing_the_command_line_changes_nothing_of_the_process():

@@ -57,7 +57,7 @@ def _translate(config: TranslateConfig):
     with contextlib.ExitStack() as stack:
         kept = None
         if config.output != "-":
-            run = _identity(config, experiments.text(name, experiment), step, sentences)
+            run = _identity(config, experiments.text(name, experiment), translator, sentences)
             kept = stack.enter_context(journal(f"{config.output}.{run}.partial"))
         best = _write(config, _translated(translator, sentences, kept, config.n_best))
         _warn_of_truncated(best, experiment.search.max_length)
@@ -98,11 +98,11 @@ def _check_files(config: TranslateConfig):
     output_files.check_own_paths(written, {"--input": config.input})
 
 
-def _identity(config: TranslateConfig, settings: str, step: int, sentences: Sequence[str]) -> str:
+def _identity(config: TranslateConfig, settings: str, translator: Translator, sentences: Sequence[str]) -> str:
     """Returns eight digits that differ between runs whose translations differ."""
     # The log directory of the released model is temporary.
     logdir = str(config.log_directory().absolute()) if "logdir" in config.given else ""
-    described = json.dumps([settings, logdir, step, config.n_best, sentences])
+    described = json.dumps([settings, logdir, translator.step, translator.digest, config.n_best, sentences])
     return hashlib.sha256(described.encode()).hexdigest()[:8]
 
 

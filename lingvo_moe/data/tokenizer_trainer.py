@@ -7,6 +7,7 @@ vocabulary as in training.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import logging
@@ -14,6 +15,7 @@ import pathlib
 import re
 import time
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 import sentencepiece
@@ -68,6 +70,7 @@ def train(
         usable sentence, or an output directory with other files.
     """
     output = output.resolve()  # so that `.` has a name, and a link is kept
+    output_directories.check("--output", output)
     output_directories.recover(output, _check_only_tokenizer_files)
     _check_only_tokenizer_files(output)
     settings = {
@@ -90,7 +93,10 @@ def train(
     described = {side: _describe(name, models[name]) for side, name in of_sides.items()}
     manifest = {"ids": SPECIAL_IDS, "settings": settings, **described}
     files = {_FILES[name]: model for name, model in models.items()}
-    _replace(output, {**files, MANIFEST: (json.dumps(manifest, indent=1) + "\n").encode()})
+    with _replacing(output) as partial:
+        for name, data in {**files, MANIFEST: (json.dumps(manifest, indent=1) + "\n").encode()}.items():
+            (partial / name).write_bytes(data)
+        _is_up_to_date(output, settings, force)  # another process may have made it meanwhile
     return Tokenizers.load(output), True
 
 
@@ -99,14 +105,19 @@ def _check_only_tokenizer_files(directory: pathlib.Path):
     names = {MANIFEST, *_FILES.values(), *(f"{file}.xz" for file in _FILES.values())}
     if directory.exists() and not (directory.is_dir() and {entry.name for entry in directory.iterdir()} <= names):
         raise UserError(
-            f"{directory} has files that are not of a tokenizer and is left unchanged; "
-            "name another directory with --output."
+            f"{directory} has files that are not of a tokenizer, or is a file, and is left unchanged; name another "
+            f"directory with --output."
         )
 
 
 def _is_up_to_date(output: pathlib.Path, settings: dict[str, Any], force: bool) -> bool:
     """Returns whether `output` has the intact result of `settings`; raises UserError if it has another tokenizer."""
     if not (output / MANIFEST).exists():
+        if output.exists() and any(output.iterdir()) and not force:
+            raise UserError(
+                f"--output={output} has models, but no {MANIFEST}, so they are not of this command. Name another "
+                f"directory, or replace them with --force."
+            )
         return False
     try:
         existing = read_manifest(output).get("settings")
@@ -176,12 +187,12 @@ def _describe(name: str, model: bytes) -> dict[str, Any]:
     return {"file": _FILES[name], "vocabulary_size": size, "sha256": sha256(model)}
 
 
-def _replace(output: pathlib.Path, files: dict[str, bytes]):
-    """Replaces `output` by a directory of `files`. An error names `output`."""
+@contextlib.contextmanager
+def _replacing(output: pathlib.Path) -> Iterator[pathlib.Path]:
+    """Yields an empty directory that then replaces `output`. An error names `output`."""
     try:
         with output_directories.atomic_directory(output, _check_only_tokenizer_files) as partial:
-            for name, data in files.items():
-                (partial / name).write_bytes(data)
+            yield partial
     except OSError as error:
         error.filename = str(output)
         raise

@@ -156,6 +156,32 @@ def test_tokenizer_with_a_corrupt_manifest_is_replaced_only_by_force(corpus, tmp
     assert train(corpus, tmp_path, force=True)[1]
 
 
+def test_models_without_a_manifest_are_replaced_only_by_force(corpus, tmp_path):
+    """They are of another program, or all that is left of a directory."""
+    output = tmp_path / "output"
+    output.mkdir()
+    (output / "source.model").write_text("mine")
+    with pytest.raises(UserError, match="--output=.* has models, but no tokenizer.json.*--force"):
+        train(corpus, output)
+    assert (output / "source.model").read_text() == "mine"
+    assert train(corpus, output, force=True)[1]
+
+
+def test_a_tokenizer_that_another_process_made_meanwhile_is_kept(corpus, tmp_path, monkeypatch):
+    """One with other flags is refused, as if it had been there before."""
+    train_one, output = tokenizer_trainer._train_one, tmp_path / "output"
+
+    def trained_by_another(*arguments):
+        monkeypatch.setattr(tokenizer_trainer, "_train_one", train_one)
+        train(corpus, output, max_sentences=999)
+        return train_one(*arguments)
+
+    monkeypatch.setattr(tokenizer_trainer, "_train_one", trained_by_another)
+    with pytest.raises(UserError, match="another corpus or of other flags"):
+        train(corpus, output)
+    assert not train(corpus, output, max_sentences=999)[1] and list(tmp_path.iterdir()) == [output]
+
+
 def test_other_files_are_never_replaced(corpus, tmp_path):
     """Not even with --force."""
     file, directory = tmp_path / "file", tmp_path / "directory"
@@ -163,7 +189,9 @@ def test_other_files_are_never_replaced(corpus, tmp_path):
     directory.mkdir()
     (directory / "notes.txt").write_text("mine")
     for output in (file, directory):
-        with pytest.raises(UserError, match="has files that are not of a tokenizer and is left unchanged"):
+        with pytest.raises(
+            UserError, match="has files that are not of a tokenizer, or is a file, and is left unchanged"
+        ):
             train(corpus, output, force=True)
     assert file.read_text() == (directory / "notes.txt").read_text() == "mine"
 

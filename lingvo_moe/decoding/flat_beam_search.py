@@ -16,6 +16,7 @@ import math
 from collections.abc import Callable
 
 from lingvo_moe import ranges, tree
+from lingvo_moe.errors import UserError
 from lingvo_moe.lazy import tf
 from lingvo_moe.ops.context import Context
 from lingvo_moe.ops.top_k import VocabularyChunks, top_k
@@ -29,6 +30,7 @@ Step = Callable[[dict, "tf.Tensor", "tf.Tensor", "tf.Tensor", "tf.Tensor", "tf.T
 # (decoding state, rows of the batch) -> decoding state of these rows
 SelectRows = Callable[[dict, "tf.Tensor"], dict]
 _ALPHAS = Range(0, 10)  # far beyond any use; scores of larger ones are not finite
+_MOST_POSITIONS = 2**24  # far beyond any memory
 _PART = 4  # a search narrows to a quarter of its batch
 
 
@@ -54,6 +56,11 @@ class BeamSearch:
     def __post_init__(self):
         counts = dict.fromkeys(("beam_size", "max_length"), COUNT)
         ranges.check("search.", self, {**counts, "length_alpha": _ALPHAS, "bos_id": COUNT_OR_0, "eos_id": COUNT_OR_0})
+        if self.cache_length > _MOST_POSITIONS:
+            raise UserError(
+                f"search.beam_size {self.beam_size} x search.max_length {self.max_length} are {self.cache_length} "
+                f"positions of keys and values for a sentence; expected at most {_MOST_POSITIONS}."
+            )
 
     @property
     def cache_length(self) -> int:

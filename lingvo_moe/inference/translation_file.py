@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pathlib
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -31,17 +32,24 @@ def write(path: str, sentences: Iterable[Translated]):
 
 def read(path: str) -> list[Line]:
     """Returns the lines of a file; raises UserError if it cannot be read, or for a line with other fields."""
-    expected, lines = len(Line._fields), []
     try:
-        with open(path, encoding="utf-8", newline="\n") as file:
-            for number, text in enumerate(file, start=1):
-                fields = text.rstrip("\n").split("\t")
-                if len(fields) != expected:
-                    raise UserError(
-                        f"--translations={path}: line {number} has {len(fields)} fields; expected the {expected} of "
-                        f"`eval --translations`: {', '.join(Line._fields)}."
-                    )
-                lines.append(Line(*fields))
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"--translations={path}: {getattr(error, 'strerror', None) or error}.") from None
-    return lines
+        texts = pathlib.Path(path).read_bytes().removesuffix(b"\n").split(b"\n")
+    except OSError as error:
+        raise UserError(f"--translations={path}: {error.strerror}.") from None
+    return [_line(path, number, text) for number, text in enumerate(texts, start=1)]
+
+
+def _line(path: str, number: int, text: bytes) -> Line:
+    try:
+        fields = text.decode("utf-8").split("\t")
+    except UnicodeDecodeError as error:
+        raise UserError(
+            f"--translations={path}: line {number} is not UTF-8 (byte {error.start + 1} of the line); expected a "
+            f"file of `eval --translations`."
+        ) from None
+    if len(fields) != len(Line._fields):
+        raise UserError(
+            f"--translations={path}: line {number} has {len(fields)} fields; expected the {len(Line._fields)} of "
+            f"`eval --translations`: {', '.join(Line._fields)}."
+        )
+    return Line(*fields)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import hashlib
 import logging
 import pathlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,8 +12,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from lingvo_moe import tree
 from lingvo_moe.data.cleaning import tidy
 from lingvo_moe.data.pipeline import source_batches
+from lingvo_moe.data.tokenizer import Tokenizers
 from lingvo_moe.engines.base import Engine
 from lingvo_moe.experiment import Experiment
 from lingvo_moe.inference.accelerators import without_accelerator
@@ -27,6 +30,7 @@ _log = logging.getLogger(__name__)
 # have 10 % more steps with chunks of 32 than if the whole file was sorted, and 22 % with chunks of 16. The first chunks
 # are smaller, so that a user sees translations, and a journal has some, within seconds.
 _FIRST_BATCHES, _CHUNK_BATCHES = 2, 32
+_MOST_HASHED = 2**16  # elements of a weight
 _MAX_NAMED = 10  # lines in a warning; a long file may have hundreds
 
 
@@ -57,6 +61,7 @@ class Translator:
 
     Attributes:
       step: the training step of the checkpoint.
+      digest: a hash that differs between trained weights, and between tokenizers.
     """
 
     def __init__(self, name: str, experiment: Experiment, engine: Engine, logdir: str | pathlib.Path):
@@ -76,6 +81,7 @@ class Translator:
         with trained_weights(name, experiment, logdir) as restore:
             self._decoding = engine.decoding(experiment.steps, experiment.decoding_specs(), experiment.search)
             self.step, theta = restore(self._decoding.shardings)
+        self.digest = _digest(theta, self._tokenizers)
         self._decoding.load(theta)
 
     def fits(self, sentences: Sequence[str]) -> list[bool]:
@@ -179,6 +185,15 @@ class Translator:
             )
             for text, score, row in zip(texts, scores, rows)
         ]
+
+
+def _digest(theta: dict, tokenizers: Tokenizers) -> str:
+    """Returns the hash of the small weights and the tokenizers: no two trainings have the same scales of a norm."""
+    found = hashlib.sha256(tokenizers.source.model + tokenizers.target.model)
+    for path, weight in tree.flatten(theta).items():
+        if weight.size <= _MOST_HASHED:
+            found.update(path.encode() + np.asarray(weight).tobytes())
+    return found.hexdigest()
 
 
 def line_list(numbers: Sequence[int]) -> str:

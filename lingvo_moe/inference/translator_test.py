@@ -10,6 +10,7 @@ import pytest
 from lingvo_moe import overrides
 from lingvo_moe.data import tokenizer_trainer
 from lingvo_moe.data.corpus import Corpus
+from lingvo_moe.data.tokenizer import Tokenizers
 from lingvo_moe.engines.pjrt import Engine
 from lingvo_moe.errors import UserError
 from lingvo_moe.inference import translator as translator_module
@@ -162,6 +163,17 @@ def test_chunks_are_in_order_and_have_no_sentence_twice(translator, monkeypatch)
     assert [t.text for line in translator.translate(_SENTENCES[7:]) for t in line] == [
         t.text for chunk in translator.stream(_SENTENCES, start=7) for line in chunk for t in line
     ]
+
+
+def test_the_digest_is_of_weights_and_tokenizers(translator, data):
+    """So that an interrupted run is not continued with the translations of another model of the same name and step."""
+    tokenizers = Tokenizers.load(data.tokenizers)
+    swapped = dataclasses.replace(tokenizers, source=tokenizers.target)
+    theta = {"norm": {"scale": np.ones(4, np.float32)}, "large": np.ones(2**17, np.float32)}
+    other = {**theta, "norm": {"scale": np.full(4, 1.0001, np.float32)}}
+    digests = [translator_module._digest(*of) for of in ((theta, tokenizers), (other, tokenizers), (theta, swapped))]
+    assert len({*digests, translator.digest}) == 4
+    assert digests[0] == translator_module._digest(dict(reversed(theta.items())), tokenizers)
 
 
 def test_tokenizers_that_the_model_was_not_trained_with_are_an_error(data, tmp_path):

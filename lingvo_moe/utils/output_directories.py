@@ -6,7 +6,25 @@ import contextlib
 import pathlib
 from collections.abc import Callable, Iterator
 
+from lingvo_moe.errors import UserError
 from lingvo_moe.utils import temporary_directories
+
+
+def check(flag: str, output: pathlib.Path):
+    """Raises UserError if no directory can be made at `output`; call this before hours of work. Makes its parents.
+
+    Args:
+      flag: that names the directory, for the error.
+      output: an absolute path.
+    """
+    if not output.name:
+        raise UserError(f"{flag}={output}: expected a directory that can be replaced.")
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        with temporary_directories.make(_prefix(output), output.parent):
+            pass
+    except OSError as error:
+        raise UserError(f"{flag}={output}: cannot be made ({error.strerror}); name another directory.") from None
 
 
 @contextlib.contextmanager

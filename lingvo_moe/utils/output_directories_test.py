@@ -70,6 +70,22 @@ def test_an_error_leaves_the_old_directory(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["output"]
 
 
+@pytest.mark.parametrize(
+    "output, message",
+    [
+        ("/", "--output=/: expected a directory that can be replaced"),
+        ("file/below", r"--output=.*/file/below: cannot be made \(File exists\)"),
+        ("file/far/below", r"--output=.*/far/below: cannot be made \(Not a directory\)"),
+    ],
+)
+def test_where_no_directory_can_be_made_is_known_before_the_work(tmp_path, output, message):
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match=message):
+        output_directories.check("--output", tmp_path / output)
+    output_directories.check("--output", tmp_path / "new" / "output")
+    assert list((tmp_path / "new").iterdir()) == []
+
+
 def test_a_directory_of_other_files_is_kept(tmp_path):
     """It has the name of a temporary one by chance."""
     mine = make(tmp_path / ".output.replaced", "mine")
