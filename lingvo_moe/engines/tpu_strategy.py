@@ -409,7 +409,8 @@ def _check_answers(tpu: str):
     if not host or not port.isdecimal():
         raise UserError(f"--tpu={tpu}: expected grpc://HOST:PORT, for instance grpc://10.0.0.2:8470.")
     try:
-        socket.create_connection((host, int(port)), _CONNECT_SECONDS).close()
+        # The brackets are those of an IPv6 address.
+        socket.create_connection((host.strip("[]"), int(port)), _CONNECT_SECONDS).close()
     except (OSError, UnicodeError) as error:  # the latter for what can be no host's name, such as `..`
         raise UserError(
             f"--tpu={tpu}: nothing answers there ({error}); is the slice running, and this machine in its network?"

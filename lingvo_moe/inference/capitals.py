@@ -24,8 +24,9 @@ def lower_case(text: str) -> str | None:
     Placeholders, tags and entities stay as they are, and do not count. An `İ` or `Ğ` makes the line Turkish, which has
     a dotless small letter for `I`.
     """
-    letters = _KEPT.sub(" ", text)
-    if not letters.isupper() or sum(map(str.isupper, letters)) < 2:
+    letters = [character for character in _KEPT.sub(" ", text) if character.isalpha()]
+    # Other letters have no case: a Japanese line with a name in capitals is not in capitals.
+    if sum(map(str.isupper, letters)) < 2 or any(not letter.isupper() for letter in letters):
         return None
     if any(letter in text for letter in _TURKIC):
         text = _outside(text, lambda part: part.translate(_TURKIC_LOWER))

@@ -26,6 +26,8 @@ from lingvo_moe.inference.capitals import lower_case, upper_case
         ("X", None),
         ("%S", None),
         ("ファイル", None),
+        ("セルが TRUE の場合", None),
+        ("לאפשר SMB", None),
         ("3.14", None),
         ("", None),
     ],

@@ -29,8 +29,8 @@ class Weight:
     Attributes:
       shape: sizes, one per logical axis.
       logical_axes: the names of the dimensions, one letter each, which decide the sharding (see `sharding.layout`).
-      fan_in: the axes that the layer contracts over. They are the rows of the weight's matrix; the other axes, except
-        the leading `R` and `E`, are its columns. Empty for vectors: scales and biases.
+      fan_in: the axes that the layer contracts over, of an embedding's table V. They are the rows of the weight's
+        matrix; the other axes, except the leading `R` and `E`, are its columns. Empty for vectors: scales and biases.
       stddev: of the initial value, which is distributed uniformly about `mean`; 0 means that every element is `mean`.
       mean: of the initial value.
       twin: the name of a weight of the same layer and shape that has the same initial value; empty for none.

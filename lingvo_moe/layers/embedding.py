@@ -72,7 +72,10 @@ class Softmax(Layer):
         return {"projection": matrix("MV", fan_in="M", M=self.model_dim, V=self.vocabulary)}
 
     def __call__(self, theta: dict, inputs: tf.Tensor, context: Context) -> tf.Tensor:
-        """`[B, T, M]` to logits `[B, T, V] float32`; tied, `theta` has an embedding's `table` and no `projection`."""
+        """`[B, T, M]` to logits `[B, T, V] float32`; tied, `theta` has an embedding's `table` and no `projection`.
+
+        The product has the dtype of the inputs: with activations in bfloat16, a logit has eight significant bits.
+        """
         with tf.name_scope("softmax"):
             if "table" in theta:
                 products = project_to_rows(inputs, theta["table"], context)

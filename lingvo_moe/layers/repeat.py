@@ -53,6 +53,9 @@ def repeat(
 
     Returns:
       (`[B, T, M]`, metrics averaged over repeats). The summaries of `body` are added to the context's as `[R]`.
+
+    Raises:
+      ValueError: `unroll` with a `remat` other than "none".
     """
     if unroll and remat != "none":
         raise ValueError("repeat: unroll and remat exclude each other; rematerialisation needs the loop.")

@@ -35,7 +35,7 @@ class Masks:
 
     @property
     def over_memory(self) -> tf.Tensor:
-        """`cross_attention` of a decoder."""
+        """`cross_attention` of a decoder; raises ValueError in an encoder."""
         if self.cross_attention is None:
             raise ValueError("a decoder needs the mask of its cross-attention.")
         return self.cross_attention

@@ -100,6 +100,9 @@ class Context:
         """Returns random float32 numbers in [0, 1), a function of the seed and `key` alone: equal on any mesh.
 
         Where the call sees some of the rows, the first dimension is theirs.
+
+        Raises:
+          ValueError: a context without a seed, as all but those of training are.
         """
         if self.seed is None:
             raise ValueError(f"{self.scope}{key}: random numbers need a seed; only contexts of training have one.")

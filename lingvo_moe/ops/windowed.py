@@ -44,7 +44,8 @@ def windowed_einsum(equation: str, left: tf.Tensor, right: tf.Tensor, mesh_axis:
 
     Raises:
       UserError: the mesh axis does not exist, does not shard the factors along different dimensions, or does not shard
-        the result along one of these; its devices do not divide a dimension; or the layout is of vectorised tensors.
+        the result along one of these; its devices do not divide a dimension; the equation is malformed, or has an
+        axis in other than two or three tensors; or the layout is of vectorised tensors.
     """
     axes = parse_product(equation)
     _check(equation, axes, mesh_axis, layout)

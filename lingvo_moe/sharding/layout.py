@@ -68,6 +68,9 @@ class DeviceMesh:
     Attributes:
       shape: the number of devices along each axis; any number of axes.
       axis_names: one per axis; by default those of `mesh_axis_names`.
+
+    Raises:
+      UserError: a size below 1, or not one name for each axis.
     """
 
     shape: tuple[int, ...] = (1,)
@@ -318,7 +321,8 @@ class Layout:
         `auto` is `gshard` on a mesh of one axis, `gspmd` on one of two, and `pipeline_gspmd` on one of three.
 
         Raises:
-          UserError: an unknown name, or a layout for another number of mesh axes.
+          UserError: an unknown name, malformed rules, a layout for another number of mesh axes, or `auto` on a mesh of
+            more than three axes.
         """
         if name == AUTO and len(mesh.shape) not in _AUTO_LAYOUTS:
             raise UserError(
@@ -411,6 +415,9 @@ class Layout:
         """Annotates `tensor`, which has these `logical_axes`, with its sharding (a sharding constraint).
 
         The value is unchanged.
+
+        Raises:
+          ValueError: there are more or fewer logical axes than dimensions.
         """
         if len(logical_axes) != tensor.shape.rank:
             raise ValueError(

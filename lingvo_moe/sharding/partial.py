@@ -26,8 +26,8 @@ class Partial:
     """A tensor that is the sum of `terms` over their first dimension.
 
     It can be added to and subtracted from another one, scaled, and multiplied by complete tensors (`product`). Every
-    other operator of TensorFlow and Python refuses it with a ValueError, NumPy's functions with a TypeError: what is
-    not linear needs the sum.
+    other operator refuses it, as what is not linear needs the sum: TensorFlow's and the arithmetic of Python with a
+    UserError (a ValueError), other operators of Python and NumPy's functions with a TypeError.
 
     Attributes:
       terms: `[U, ...]`; mesh axis `mesh_axis` shards U.
@@ -152,7 +152,8 @@ def partial_sum(equation: str, left: tf.Tensor, right: tf.Tensor, layout: Layout
       layout: of the factors, and of the sum.
 
     Raises:
-      UserError: no contracted axis is sharded, more than one is, the factors shard it differently, or unequally.
+      UserError: no contracted axis is sharded, more than one is, the factors shard it differently, or unequally; or the
+        equation is malformed.
     """
     left_axes, right_axes, outputs = parse_product(equation)
     contracted, mesh_axis = _deferred(equation, layout)

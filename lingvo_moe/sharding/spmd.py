@@ -102,7 +102,8 @@ def mesh_split(
 
     Raises:
       ValueError: a mapping whose length is not the rank, an entry that is not a mesh axis, a mesh axis used twice, a
-        repeated device id, or a mesh of more or fewer devices than there are.
+        repeated device id, an unspecified dimension that the tensor does not have, or a mesh of more or fewer devices
+        than there are.
     """
     rank, mesh = _rank(tensor) + outer_dims, np.asarray(device_mesh)
     mapping = _check_dims_mapping(rank, mesh, dims_mapping)
