@@ -1,7 +1,6 @@
 """Lines in capitals: corpora of software have few, so a model reads the same line in lower case far better.
 
-`Translator` reads such a line both ways, and writes the more confident translation; that of the lower-case line in
-capitals.
+`Translator` reads such a line both ways, and writes the more confident translation in capitals.
 """
 
 from __future__ import annotations

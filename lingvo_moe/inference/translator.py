@@ -127,14 +127,12 @@ class Translator:
         lines, too_long = [], []
         for number, (frame, text, fits) in enumerate(zip(framed, texts, self.fits(texts)), start=first):
             # Capitals have far more pieces; where they do not fit, the line is read in lower case alone.
-            readings, truncated = [_Reading([text])] if fits else [], False
-            if lowered := lower_case(text):
-                parts, truncated = segment(lowered, self._count_tokens, limit)
-                readings.append(_Reading(parts, lowered=True))
-            elif not fits:
-                parts, truncated = segment(text, self._count_tokens, limit)
-                readings.append(_Reading(parts))
-            lines.append(_Line(frame, readings))
+            readings, truncated = [[text]] if fits else [], False
+            lowered = lower_case(text)
+            if lowered or not fits:
+                parts, truncated = segment(lowered or text, self._count_tokens, limit)
+                readings.append(parts)
+            lines.append(_Line(frame, readings, in_capitals=lowered is not None))
             if truncated:
                 too_long.append(number)
         if too_long:
@@ -203,39 +201,32 @@ def line_list(numbers: Sequence[int]) -> str:
     return f"line{'s' * (len(numbers) > 1)} {named}{more}"
 
 
-class _Reading(NamedTuple):
-    """A way to read a line.
+class _Line(NamedTuple):
+    """A line.
 
     Attributes:
-      parts: what the model reads, each short enough.
-      lowered: whether they are in lower case and the line is in capitals.
+      frame: the symbols around it.
+      readings: the ways to read it, at least one; each is the parts that the model reads, which are short enough.
+      in_capitals: whether it is, and its translation should be.
     """
 
-    parts: list[str]
-    lowered: bool = False
-
-    def translations(self, known: Mapping[str, list[Translation]]) -> list[Translation]:
-        """Returns the translations of the line, best first, from those of all parts."""
-        joined = _joined([known[part] for part in self.parts])
-        return [dataclasses.replace(each, text=upper_case(each.text)) for each in joined] if self.lowered else joined
-
-
-class _Line(NamedTuple):
-    """A line, with the symbols around it, and the ways to read it, of which there is at least one."""
-
     frame: Framed
-    readings: list[_Reading]
+    readings: list[list[str]]
+    in_capitals: bool = False
 
     @property
     def texts(self) -> list[str]:
         """All that the model reads."""
-        return [part for reading in self.readings for part in reading.parts]
+        return [part for parts in self.readings for part in parts]
 
     def translations(self, known: Mapping[str, list[Translation]]) -> list[Translation]:
         """Returns the translations of the reading whose best one has the highest confidence, within the frame."""
-        found = (reading.translations(known) for reading in self.readings)
+        found = (_joined([known[part] for part in parts]) for parts in self.readings)
         best = max(found, key=lambda translations: translations[0].confidence)
-        return [dataclasses.replace(each, text=self.frame.around(each.text)) for each in best]
+        return [dataclasses.replace(each, text=self.frame.around(self._in_case(each.text))) for each in best]
+
+    def _in_case(self, translation: str) -> str:
+        return upper_case(translation) if self.in_capitals else translation
 
 
 def _chunks(lines: Sequence[_Line], batch: int) -> Iterator[list[_Line]]:

@@ -78,13 +78,27 @@ def test_lines_are_read_as_the_text_of_corpora_is_written(translator):
 
 
 def test_a_line_in_capitals_is_read_in_lower_case_too(translator):
-    """And its translation is the more confident one of the two, that of the lower-case line in capitals."""
-    (best, second), (lowered, *_) = translator.translate(["NEERG %s DER", "Neerg %s der"])
-    one_of_two = {upper_case(lowered.text): lowered.confidence}
-    assert best.text in one_of_two or best.confidence > lowered.confidence
-    assert best.confidence >= lowered.confidence and best.score >= second.score
-    too_long = "DER " * 40  # in capitals; in lower case, too
-    assert translator.translate([too_long])[0][0].text == translator.translate([too_long])[0][0].text.upper()
+    (best, *_), (lowered, *_) = translator.translate(["NEERG %s DER", "Neerg %s der"])
+    assert best.confidence >= lowered.confidence
+
+
+def test_the_more_confident_translation_of_a_line_in_capitals_is_in_capitals():
+    """Within its frame, whichever reading it is of; a placeholder keeps its case."""
+    known = {}
+    for confidence, expected in ((0.4, "\u2603 B %s"), (0.6, "\u2603 AS IT IS %s")):
+        known["A %s"] = [Translation("as it is %s", -1.0, confidence=confidence)]
+        known["a %s"] = [Translation("b %s", -2.0, confidence=0.5)]
+        line = translator_module._Line(Framed("\u2603 ", "A %s", ""), [["A %s"], ["a %s"]], in_capitals=True)
+        assert [each.text for each in line.translations(known)] == [expected]
+
+
+def test_a_line_in_capitals_that_does_not_fit_is_read_in_lower_case_alone(translator):
+    """Capitals have far more pieces."""
+    lines = ["NEERG DER EULB " * count for count in range(1, 40)]
+    line = next(line for line in lines if not translator.fits([line.strip()])[0])
+    (in_capitals, *_), (lowered, *_) = translator.translate([line, line.capitalize()])
+    assert translator.fits([line.capitalize().strip()]) == [True]
+    assert (in_capitals.text, in_capitals.score) == (upper_case(lowered.text), lowered.score)
 
 
 def test_the_experts_of_every_token_are_explained(data, logdir, translator):
@@ -189,7 +203,7 @@ def test_tokenizers_that_the_model_was_not_trained_with_are_an_error(data, tmp_p
 
 
 def _line(text: str) -> translator_module._Line:
-    return translator_module._Line(Framed("", text, ""), [translator_module._Reading([text])])
+    return translator_module._Line(Framed("", text, ""), [[text]])
 
 
 def test_the_first_chunks_are_small():
