@@ -215,18 +215,3 @@ def test_a_flagfile_that_is_no_text_is_named(values, tmp_path, capsys):
     (tmp_path / "flags").write_bytes(b"--steps=3\n\xff\n")
     assert app.execute(lambda argv: 0, ["tool", f"--flagfile={tmp_path / 'flags'}"], values) == 2
     assert capsys.readouterr().err.startswith("error: --flagfile: a file that is not UTF-8 (byte ")
-
-
-def test_an_interrupt_during_imports_is_one_line():
-    """They take a second; Python would print where it was."""
-    code = (
-        "import signal, sys\n"
-        "class Interrupting:\n"
-        "    def find_spec(self, name, path=None, target=None):\n"
-        "        if name == 'lingvo_moe.cli.app': signal.raise_signal(signal.SIGINT)\n"
-        "sys.meta_path.insert(0, Interrupting())\n"
-        "from lingvo_moe.__main__ import run\n"
-        "run()\n"
-    )
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert (found.returncode, found.stdout, found.stderr) == (130, "", "interrupted\n")

@@ -10,6 +10,7 @@ import pytest
 from absl import flags
 
 from lingvo_moe.cli import app, main, run_config
+from lingvo_moe.testing.processes import run_code
 
 
 @pytest.mark.parametrize("arguments, status", [((), 2), (("--help",), 0), (("-h",), 0), (("help",), 0)])
@@ -43,3 +44,18 @@ def test_a_reader_that_goes_away_is_no_error():
         process.stdout.close()
         assert process.stderr.read() == b""
     assert process.returncode == 141
+
+
+def test_an_interrupt_during_imports_is_one_line():
+    """They take a second; Python would print where it was."""
+    code = (
+        "import signal, sys\n"
+        "class Interrupting:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'lingvo_moe.cli.app': signal.raise_signal(signal.SIGINT)\n"
+        "sys.meta_path.insert(0, Interrupting())\n"
+        "from lingvo_moe.__main__ import run\n"
+        "run()\n"
+    )
+    found = run_code(code, succeeds=False)
+    assert (found.returncode, found.stdout, found.stderr) == (130, "", "interrupted\n")
