@@ -42,7 +42,7 @@ class Scored:
     Attributes:
       language: its label.
       source, translation, reference: the texts.
-      confidence, score: see `translator.Translation`.
+      confidence, score: see `translation.Translation`.
       chrf: of this translation, 0 to 100.
     """
 

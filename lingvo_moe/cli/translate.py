@@ -19,7 +19,9 @@ from lingvo_moe.cli.run_config import ModelConfig, TranslateConfig
 from lingvo_moe.errors import UserError
 from lingvo_moe.inference.explanation import Explainer
 from lingvo_moe.inference.journal import Journal, journal
-from lingvo_moe.inference.translator import Translation, Translator, line_list
+from lingvo_moe.inference.readings import line_list
+from lingvo_moe.inference.translation import Translation
+from lingvo_moe.inference.translator import Translator
 from lingvo_moe.utils import output_files
 
 _log = logging.getLogger(__name__)

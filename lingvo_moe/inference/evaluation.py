@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 from lingvo_moe.data.corpus import Corpus
 from lingvo_moe.errors import UserError, did_you_mean
-from lingvo_moe.inference.translator import Translation, Translator
+from lingvo_moe.inference.translation import Translation
+from lingvo_moe.inference.translator import Translator
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from typing import BinaryIO
 
 from lingvo_moe.errors import UserError
-from lingvo_moe.inference.translator import Translation
+from lingvo_moe.inference.translation import Translation
 
 _log = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ import pytest
 
 from lingvo_moe.errors import UserError
 from lingvo_moe.inference.journal import journal
-from lingvo_moe.inference.translator import Translation
+from lingvo_moe.inference.translation import Translation
 
 _LINES = [
     [

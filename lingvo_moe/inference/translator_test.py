@@ -16,8 +16,9 @@ from lingvo_moe.errors import UserError
 from lingvo_moe.inference import translator as translator_module
 from lingvo_moe.inference.capitals import upper_case
 from lingvo_moe.inference.explanation import Explainer
-from lingvo_moe.inference.sentence_splitting import segment
-from lingvo_moe.inference.translator import Translation, Translator
+from lingvo_moe.inference.readings import Line, LineReader, Reading
+from lingvo_moe.inference.translation import Translation
+from lingvo_moe.inference.translator import Translator
 from lingvo_moe.inference.unknown_symbols import Framed
 from lingvo_moe.testing import experiments as tiny
 from lingvo_moe.training import loop
@@ -82,14 +83,11 @@ def test_a_line_in_capitals_is_read_in_lower_case_too(translator):
     assert best.confidence >= lowered.confidence
 
 
-def test_the_more_confident_translation_of_a_line_in_capitals_is_in_capitals():
-    """Within its frame, whichever reading it is of; a placeholder keeps its case."""
-    known = {}
-    for confidence, expected in ((0.4, "\u2603 B %s"), (0.6, "\u2603 AS IT IS %s")):
-        known["A %s"] = [Translation("as it is %s", -1.0, confidence=confidence)]
-        known["a %s"] = [Translation("b %s", -2.0, confidence=0.5)]
-        line = translator_module._Line(Framed("\u2603 ", "A %s", ""), [["A %s"], ["a %s"]], in_capitals=True)
-        assert [each.text for each in line.translations(known)] == [expected]
+def test_a_line_with_an_address_is_read_with_a_short_one(translator):
+    """And as it is, which is chosen here: this model copies nothing."""
+    lines = ["neerg https://a.de/der", "neerg http://1"]
+    (best, *_), (short, *_) = translator.translate(lines)
+    assert "http" not in short.text and best.parts != short.parts
 
 
 def test_a_line_in_capitals_that_does_not_fit_is_read_in_lower_case_alone(translator):
@@ -134,13 +132,14 @@ def test_no_sentences_have_no_translations(translator):
     assert translator.translate([]) == []
 
 
-def test_a_long_line_is_translated_in_parts(translator, caplog):
+def test_a_long_line_is_translated_in_parts(data, translator, caplog):
     """A sentence that is too long by itself loses its end, and a warning names its line."""
     sentences = ["neerg der eulb.", "eert gib a."]
     long = " ".join(sentences * 12)
     assert translator.fits(["der", long]) == [True, False]
     found = translator.translate(["der", long])
-    parts = segment(long, translator._count_tokens, 47).texts
+    ((_, (reading,), _),) = LineReader(Tokenizers.load(data.tokenizers).source, 47).lines([long])
+    parts = reading.parts
     assert len(parts) > 1 and not caplog.records
     separate = translator.translate(parts)
     assert [t.text for t in found[1]] == [" ".join(t.text for t in ranked) for ranked in zip(*separate)]
@@ -202,8 +201,8 @@ def test_tokenizers_that_the_model_was_not_trained_with_are_an_error(data, tmp_p
     assert Translator(tiny.MODEL, config, Engine(2, "cpu"), tmp_path / "log").step == 1
 
 
-def _line(text: str) -> translator_module._Line:
-    return translator_module._Line(Framed("", text, ""), [[text]])
+def _line(text: str) -> Line:
+    return Line(Framed("", text, ""), [Reading([text])])
 
 
 def test_the_first_chunks_are_small():

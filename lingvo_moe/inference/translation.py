@@ -1,0 +1,44 @@
+"""A translation of a line, with its score and its confidence."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+
+@dataclasses.dataclass(frozen=True)
+class Translation:
+    """One hypothesis.
+
+    Attributes:
+      text: the translation.
+      score: its length-normalised log-probability, which ranks the hypotheses of a sentence; of a line that was
+        translated in parts, that of the least probable part.
+      parts: the pairs of token ids, (sentence, translation), that the model read and wrote, without eos: one, or one
+        for each part; none of an empty line.
+      confidence: the geometric mean of its tokens' probabilities, 0 to 1, which compares translations of any length;
+        of a line that was translated in parts, the least. Low values mark doubtful translations (docs/pocket.md).
+      truncated: whether it, or one of its parts, reached `search.max_length` tokens before its end.
+    """
+
+    text: str
+    score: float
+    parts: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...] = ()
+    confidence: float = 1.0
+    truncated: bool = False
+
+
+def join(parts: Sequence[list[Translation]]) -> list[Translation]:
+    """Returns the translations of a line from those of its parts: the best of each, then the second best of each."""
+    if len(parts) == 1:
+        return parts[0]
+    return [
+        Translation(
+            " ".join(part.text for part in ranked),
+            min(part.score for part in ranked),
+            tuple(pair for part in ranked for pair in part.parts),
+            min(part.confidence for part in ranked),
+            any(part.truncated for part in ranked),
+        )
+        for ranked in zip(*parts, strict=True)
+    ]
