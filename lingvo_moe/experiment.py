@@ -258,7 +258,7 @@ class Experiment:
         )
 
     def _check_search(self):
-        """Raises UserError where the search names tokens that the vocabulary does not have, or can never end."""
+        """Raises UserError where the search names tokens that the vocabulary does not have."""
         vocabulary = self.model.vocabularies.get("target")
         if not self.translates or vocabulary is None:
             return
@@ -269,11 +269,6 @@ class Experiment:
                     f"search.{field} has {wrong}, which is no token of a vocabulary of {vocabulary}; expected 0 to "
                     f"{vocabulary - 1}."
                 )
-        if self.search.eos_id in self.search.forbidden_ids:
-            raise UserError(
-                f"search.forbidden_ids has {self.search.eos_id}, which is search.eos_id: no translation could end. "
-                f"Leave it out."
-            )
 
     def _check_kind(self):
         """Raises UserError where recordings or volumes are read by a model of texts, and the like."""

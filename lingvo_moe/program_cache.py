@@ -27,10 +27,13 @@ OFF = "off"
 _MAX_FILES = 200
 _VERSIONS = ("tensorflow", "tensorflow-tpu", "jax")
 _SOURCE = pathlib.Path(__file__).parent
-# The files that are made below the cache directory, here and by JAX; no others are deleted.
+# The files that are made below the cache directory, here and by JAX (for a GPU also what its compiler has timed); no
+# others are deleted. `tmp...` are the directories of killed processes.
 _OWN_FILES = {
-    "programs": re.compile(r"programs/[0-9a-f]{64}"),
-    "executables": re.compile(r"executables/[0-9a-f]{16}/\S+-[0-9a-f]{64}-(?:cache|atime)"),
+    "programs": re.compile(r"programs/(?:[0-9a-f]{64}|tmp\w+/program)"),
+    "executables": re.compile(
+        r"executables/[0-9a-f]{16}/(?:\S+-[0-9a-f]{64}-(?:cache|atime)|xla_gpu_per_fusion_autotune_cache_dir/\S+)"
+    ),
 }
 
 

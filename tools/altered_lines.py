@@ -18,9 +18,9 @@ from collections.abc import Callable, Sequence
 from absl import flags
 
 from lingvo_moe.cli import app, recorded, released, run_config, run_setup
-from lingvo_moe.data.cleaning import PLACEHOLDER
 from lingvo_moe.data.corpus import Corpus
 from lingvo_moe.errors import UserError
+from lingvo_moe.inference.capitals import upper_case
 from lingvo_moe.inference.evaluation import LanguageScore, Translated, mean, score, translate_held_out
 from lingvo_moe.inference.translator import Translator
 from tools import markdown
@@ -33,8 +33,8 @@ _SOFT_HYPHEN = "\u00ad"
 
 
 def capitals(text: str) -> str:
-    """Returns the text in capitals, if it has no placeholder, whose case has a meaning."""
-    return text if PLACEHOLDER.search(text) else text.upper()
+    """Returns the text in capitals, but for what a program reads."""
+    return upper_case(text)
 
 
 def with_mark(text: str, mark: str) -> str:

@@ -21,7 +21,7 @@ def test_one_mark_is_put_before_a_letter_of_a_word():
 
 
 def test_capitals_and_soft_hyphens():
-    assert altered_lines.capitals("Datei fehlt") == "DATEI FEHLT" and altered_lines.capitals("%s fehlt") == "%s fehlt"
+    assert altered_lines.capitals("Datei fehlt") == "DATEI FEHLT" and altered_lines.capitals("%s fehlt") == "%s FEHLT"
     assert altered_lines.with_soft_hyphens("Dateien der") == "Dat\u00adeien der"
 
 

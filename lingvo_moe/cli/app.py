@@ -127,7 +127,9 @@ def _execute(main: Main, argv: Sequence[str], flag_values: flags.FlagValues, des
         reason = _REMEDIES.get(error.errno or 0, str(error.strerror))
         return _fail(f"{error.filename}: {reason}" if error.filename is not None else reason)
     except MemoryError as error:
-        return _fail(f"out of memory: {error or 'an allocation failed'}. Pass smaller numbers, or free some memory.")
+        return _fail(
+            f"out of memory: {str(error) or 'an allocation failed'}. Pass smaller numbers, or free some memory."
+        )
     except Exception as error:
         if (reason := _out_of_memory(error)) is None:
             raise

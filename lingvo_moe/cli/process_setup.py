@@ -11,7 +11,7 @@ import functools
 import glob
 import os
 import sys
-import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -60,10 +60,14 @@ def handle_unraisable_exceptions():
     sys.unraisablehook = functools.partial(_handle, sys.unraisablehook)
 
 
+def _interrupt_later():
+    time.sleep(_UNTIL_RAISED_AGAIN)
+    _thread.interrupt_main()
+
+
 def _handle(report: Callable[[Any], object], unraisable: Any):
     if isinstance(unraisable.exc_value, KeyboardInterrupt):
-        again = threading.Timer(_UNTIL_RAISED_AGAIN, _thread.interrupt_main)
-        again.daemon = True
-        again.start()
+        # Not threading's: the collection may have begun while its lock is held.
+        _thread.start_new_thread(_interrupt_later, ())
     elif str(unraisable.exc_value) != "Event loop is closed":
         report(unraisable)

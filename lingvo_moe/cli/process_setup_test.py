@@ -26,6 +26,7 @@ def test_an_interrupt_in_a_callback_of_the_garbage_collector_is_not_lost():
     """JAX has such a callback. Python reports what it raises, and goes on."""
     code = (
         "import gc, signal, time; from lingvo_moe.cli import process_setup\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a shell ignores it for jobs in the background
         "process_setup.handle_unraisable_exceptions()\n"
         "def callback(phase, info):\n"
         "    gc.callbacks.remove(callback)\n"

@@ -27,7 +27,7 @@ PLACEHOLDER = re.compile(
     r"|%(?:\(\w+\))?(?:\d+\$)?(?:[-+#0]*(?:\*|\d+))?(?:\.(?:\*|\d+))?(?:hh?|ll?|[LqjztOE])?[A-Za-z@]"
     r"|%\d{1,2}(?!\d)|\$\{[^{}]+\}|\$\(\w+\)|\$\w+|\{\{[^{}]*\}\}|\{[^{}\s]*\}"
 )
-_ACCELERATOR_AT_END = re.compile(r"\s*\([_&~]\w\)")
+_ACCELERATOR_IN_PARENTHESES = re.compile(r"\s*\([_&~]\w\)")
 _ACCELERATOR = re.compile(r"(?<![_&~])[_&~](?=[^\W_])")
 ENTITY = re.compile(r"&#?\w+;")  # &nbsp;, &#8230;
 _OLD_KDE_CONTEXT = re.compile(r"\A_: .*?\n", re.DOTALL)
@@ -66,11 +66,6 @@ def tidy(text: str) -> str:
 
 # One English text is translated into 19 languages on average.
 _tidy_english = functools.lru_cache(maxsize=1 << 16)(tidy)
-
-
-def without_accelerator_at_end(text: str) -> str:
-    """Returns the text without accelerators in parentheses, as in `ファイル(_F)`."""
-    return _ACCELERATOR_AT_END.sub("", text).strip()
 
 
 def accelerator_mark(text: str) -> int | None:
@@ -144,7 +139,7 @@ def _without_accelerator(text: str, other: str) -> str:
     """Removes the mark before an accelerator's letter, except in a word that both sides share (`file_name`, `AT&T`)."""
     if "_" not in text and "&" not in text and "~" not in text:
         return text
-    text = without_accelerator_at_end(text)
+    text = _ACCELERATOR_IN_PARENTHESES.sub("", text).strip()
     if (mark := accelerator_mark(text)) is None:
         return text
     start = text.rfind(" ", 0, mark) + 1

@@ -19,7 +19,7 @@ from lingvo_moe.data.corpus_writer import OutputDirectory, Pair, prepare_output_
 from lingvo_moe.data.rejection import Rejection
 from lingvo_moe.data.sources import SourceList
 from lingvo_moe.errors import UserError
-from lingvo_moe.utils import progress
+from lingvo_moe.utils import output_directories, progress
 
 PRESET_MODULES = (sources, debian, debian_more, wheels, pocket)  # importing them registers the presets
 HELD_OUT_CAP = 1000  # pairs per language, in test and in valid each
@@ -118,6 +118,7 @@ def build(
     if not force and target.is_up_to_date():
         return Corpus.open(output), False
     target.check_replaceable(force)
+    output_directories.check("--output", output)
     collected = collect_pairs(read_from.sources, read)
     _check_not_empty(collected, selected)
     reject_wrong_script(collected)

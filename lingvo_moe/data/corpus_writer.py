@@ -63,7 +63,6 @@ def prepare_output_directory(directory: Path):
     Raises:
       UserError: `directory` exists and is neither a corpus nor empty.
     """
-    output_directories.check("--output", directory)
     output_directories.recover(directory, _check_only_corpus_files)
     if os.path.lexists(directory):
         _check_only_corpus_files(directory)

@@ -70,7 +70,6 @@ def train(
         usable sentence, or an output directory with other files.
     """
     output = output.resolve()  # so that `.` has a name, and a link is kept
-    output_directories.check("--output", output)
     output_directories.recover(output, _check_only_tokenizer_files)
     _check_only_tokenizer_files(output)
     settings = {
@@ -81,8 +80,10 @@ def train(
         **({"align_pieces": True} if align_pieces else {}),
         "sentencepiece": sentencepiece.__version__,
     }
-    if _is_up_to_date(output, settings, force):
+    _check_replaceable(output, settings, force)
+    if _is_up_to_date(output, settings):
         return Tokenizers.load(output), False
+    output_directories.check("--output", output)
     sentences = _sample(corpus, temperature, max_sentences)
     if SHARED in vocabulary:
         sentences = {SHARED: sentences["source"] + sentences["target"]}
@@ -96,7 +97,7 @@ def train(
     with _replacing(output) as partial:
         for name, data in {**files, MANIFEST: (json.dumps(manifest, indent=1) + "\n").encode()}.items():
             (partial / name).write_bytes(data)
-        _is_up_to_date(output, settings, force)  # another process may have made it meanwhile
+        _check_replaceable(output, settings, force)  # another process may have made it meanwhile
     return Tokenizers.load(output), True
 
 
@@ -104,35 +105,43 @@ def _check_only_tokenizer_files(directory: pathlib.Path):
     """Raises UserError if `directory` exists and is anything but a directory of tokenizer files."""
     names = {MANIFEST, *_FILES.values(), *(f"{file}.xz" for file in _FILES.values())}
     if directory.exists() and not (directory.is_dir() and {entry.name for entry in directory.iterdir()} <= names):
-        raise UserError(
-            f"{directory} has files that are not of a tokenizer, or is a file, and is left unchanged; name another "
-            f"directory with --output."
-        )
+        kind = "a directory with files that are not of a tokenizer" if directory.is_dir() else "a file"
+        raise UserError(f"{directory} is {kind}, and is left unchanged; name another directory with --output.")
 
 
-def _is_up_to_date(output: pathlib.Path, settings: dict[str, Any], force: bool) -> bool:
-    """Returns whether `output` has the intact result of `settings`; raises UserError if it has another tokenizer."""
+def _check_replaceable(output: pathlib.Path, settings: dict[str, Any], force: bool):
+    """Raises UserError if `output` has a tokenizer of other settings, or models without a manifest; not by force."""
+    if force or not output.exists() or not any(output.iterdir()):
+        return
     if not (output / MANIFEST).exists():
-        if output.exists() and any(output.iterdir()) and not force:
-            raise UserError(
-                f"--output={output} has models, but no {MANIFEST}, so they are not of this command. Name another "
-                f"directory, or replace them with --force."
-            )
-        return False
-    try:
-        existing = read_manifest(output).get("settings")
-    except UserError:
-        existing = None
-    if existing != settings and not force:
+        raise UserError(
+            f"--output={output} has models, but no {MANIFEST}, so they are not of this command. Name another "
+            f"directory, or replace them with --force."
+        )
+    if _settings(output) != settings:
         raise UserError(
             f"--output={output} has a tokenizer of another corpus or of other flags, and models may "
             "depend on it. Name another directory, or replace it with --force."
         )
+
+
+def _is_up_to_date(output: pathlib.Path, settings: dict[str, Any]) -> bool:
+    """Returns whether `output` has the intact result of `settings`."""
+    if _settings(output) != settings:
+        return False
     try:
         Tokenizers.load(output)
     except UserError:
         return False  # a corrupt file: training again gives the same bytes
-    return existing == settings
+    return True
+
+
+def _settings(output: pathlib.Path) -> dict[str, Any] | None:
+    """Returns the settings in the manifest of `output`; None without a readable one."""
+    try:
+        return read_manifest(output).get("settings")
+    except UserError:
+        return None
 
 
 def _sample(corpus: Corpus, temperature: float, count: int) -> dict[str, Counter[str]]:

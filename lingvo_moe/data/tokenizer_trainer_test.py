@@ -190,7 +190,7 @@ def test_other_files_are_never_replaced(corpus, tmp_path):
     (directory / "notes.txt").write_text("mine")
     for output in (file, directory):
         with pytest.raises(
-            UserError, match="has files that are not of a tokenizer, or is a file, and is left unchanged"
+            UserError, match="is a (file|directory with files that are not of a tokenizer), and is left unchanged"
         ):
             train(corpus, output, force=True)
     assert file.read_text() == (directory / "notes.txt").read_text() == "mine"
@@ -298,7 +298,7 @@ def test_recovery_never_removes_other_files(corpus, tmp_path):
     """A user's directory may have the name of a temporary one."""
     (tmp_path / ".tokenizer.replaced").mkdir()
     (tmp_path / ".tokenizer.replaced" / "notes.txt").write_text("mine")
-    with pytest.raises(UserError, match=".tokenizer.replaced has files that are not of a tokenizer"):
+    with pytest.raises(UserError, match=".tokenizer.replaced is a directory with files that are not of a tokenizer"):
         train(corpus, tmp_path / "tokenizer")
     assert (tmp_path / ".tokenizer.replaced" / "notes.txt").read_text() == "mine"
 

@@ -33,6 +33,16 @@ class _Tokenizer(Tokenizer):
         ("Dienste von AT&T", "Dienste von AT&T"),
         ("von http://a.de/ab_brechen laden", "von http://a.de/ab_brechen laden"),
         ("array_2d: Zeile", "array_2d: Zeile"),
+        ("AT&T", "AT&T"),
+        ("DIENSTE VON AT&T", "DIENSTE VON AT&T"),
+        ("MAX_SIZE", "MAX_SIZE"),
+        ("_E-Mail senden", "E-Mail senden"),
+        ("Annulla l'_azione", "Annulla l'azione"),
+        ("_Ein/Aus", "Ein/Aus"),
+        ("_फ़ाइल", "फ़ाइल"),
+        ("(_N)", "(N)"),
+        ("malloc(&p) fehlt", "malloc(&p) fehlt"),
+        ("Funktion f(_x) und g", "Funktion f(_x) und g"),
         ("Tom & Jerry", "Tom & Jerry"),
         ("a&nbsp;b", "a&nbsp;b"),
         ("__init__", "__init__"),
@@ -42,3 +52,33 @@ class _Tokenizer(Tokenizer):
 )
 def test_the_mark_of_an_accelerator_is_removed(text, expected):
     assert without_accelerator(text, _Tokenizer(b"")) == expected
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        "{file_name}",
+        "{_count}",
+        "{&x}",
+        "$file_name",
+        "${user_name}",
+        "%{user_name}",
+        "$(file_name)",
+        "%file_name%",
+        "<file_name>",
+        "@user_name@",
+        "--file_name",
+        "a/_b/c",
+        "%(file_name)s",
+        "&_",
+        "x@user_name.de",
+    ],
+)
+def test_what_a_program_reads_keeps_its_underscore(word):
+    """Even if all words have one piece."""
+
+    class OnePiece(Tokenizer):
+        def encode(self, texts):
+            return [np.zeros(1, np.int32) for _ in texts]
+
+    assert without_accelerator(f"Datei {word} fehlt", OnePiece(b"")) == f"Datei {word} fehlt"

@@ -1,7 +1,7 @@
 """Addresses (URLs, e-mail) in a line: a model copies them piece by piece, and loses or translates some pieces.
 
-`Translator` puts `http://1`, `http://2` in their places, which are copied, and then the addresses back. Where a
-translation lacks one, the line is translated as it is.
+`readings` has a line with `http://1`, `http://2` in their places, which are copied, and then puts the addresses back.
+Where a translation lacks one, that of the line as it is is used.
 """
 
 from __future__ import annotations
@@ -9,11 +9,8 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-ADDRESS = re.compile(
-    r"\b(?:https?://|ftp://|www\.)[^\s<>\"'«»“”„()\[\]{}|\\^`]*[^\s<>\"'«»“”„()\[\]{}|\\^`.,;:!?*_…]"
-    r"|(?<![\w.+-])[\w.+-]+@[\w-]+(?:\.[\w-]+)+",
-    re.IGNORECASE,
-)
+from lingvo_moe.inference.kept_text import ADDRESS
+
 _SHORT = "http://{}"
 _ANY_SHORT = re.compile(r"http://(\d+)")
 

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lingvo_moe.inference.addresses import ADDRESS, restore, shorten
+from lingvo_moe.inference.addresses import restore, shorten
+from lingvo_moe.inference.kept_text import ADDRESS
 
 
 @pytest.mark.parametrize(
@@ -17,6 +18,11 @@ from lingvo_moe.inference.addresses import ADDRESS, restore, shorten
         ('<a href="https://a.de/">hier</a>', '<a href="http://1">hier</a>', ("https://a.de/",)),
         ("An max.muster+x@mail.beispiel.de!", "An http://1!", ("max.muster+x@mail.beispiel.de",)),
         ("FTP://A.DE UND HTTP://B.DE", "http://1 UND http://2", ("FTP://A.DE", "HTTP://B.DE")),
+        ("参见 https://a.de/foo。谢谢", "参见 http://1。谢谢", ("https://a.de/foo",)),
+        ("詳細はhttps://a.jp/を", "詳細はhttp://1を", ("https://a.jp/",)),
+        ("a@b.de로", "http://1로", ("a@b.de",)),
+        ("https://ru.a.org/wiki/Линукс,", "http://1,", ("https://ru.a.org/wiki/Линукс",)),
+        ("%s@example.com", "%s@example.com", ()),
         ("http://1 und http://1", "http://1 und http://2", ("http://1", "http://1")),
         ("Benutzer @admin in /etc/hosts: 3.14", "Benutzer @admin in /etc/hosts: 3.14", ()),
         ("https:// und www.", "https:// und www.", ()),

@@ -36,7 +36,7 @@ class Reading(NamedTuple):
     addresses: tuple[str, ...] = ()
 
     def translations(self, known: Mapping[str, list[Translation]]) -> list[Translation] | None:
-        """Returns the translations of the line, best first; None if the best one lacks an address."""
+        """Returns the translations of the line, best first; None if the best one lacks an address (others may)."""
         joined = join([known[part] for part in self.parts])
         if not self.addresses:
             return joined
@@ -52,7 +52,7 @@ class Line(NamedTuple):
     Attributes:
       frame: the symbols around it.
       readings: the ways to read it, at least one of them without short addresses.
-      in_capitals: whether it is, and its translation should be.
+      in_capitals: whether the line is in capitals; its translation is then, too.
     """
 
     frame: Framed

@@ -81,8 +81,8 @@ class Translator:
         """
         lines = self._reader.lines(sentences[start:], start + 1)
         uses = collections.Counter(text for line in lines for text in line.texts)
-        if len(uses) < len(lines):
-            _log.info("%d lines have %d different sentences; each is translated once.", len(lines), len(uses))
+        if (different := len(set(sentences[start:]))) < len(lines):
+            _log.info("%d lines have %d different sentences; each is translated once.", len(lines), different)
         known: dict[str, list[Translation]] = {}
         with progress.bar("translating", len(uses), "sentences") as advance:
             for chunk in _chunks(lines, self._experiment.decoding_batch):

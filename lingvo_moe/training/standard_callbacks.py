@@ -84,20 +84,19 @@ class HeldOutEvaluator(Callback):
 
     def _losses(self, run: TrainingRun) -> dict[str, float]:
         """Returns what the curves show; nothing without batches, or if asked to stop."""
-        cross_entropy = self._cross_entropy(run)
-        if cross_entropy is None:
-            if run.should_stop() and run.process_group.is_primary:
-                _log.warning(
-                    "asked to stop, so the held-out loss is not computed; `python -m lingvo_moe eval --logdir=%s "
-                    "--split=valid` computes that of the newest checkpoint.",
-                    run.logdir,
-                )
-            return {}
-        losses = {"cross_entropy": cross_entropy}
-        if run.experiment.translates:
-            shuffled = self._cross_entropy(run, shuffled=True)
-            if shuffled is not None:
-                losses["source_gain"] = shuffled - cross_entropy
+        cross_entropy, losses = self._cross_entropy(run), {}
+        if cross_entropy is not None:
+            losses["cross_entropy"] = cross_entropy
+            if run.experiment.translates:
+                shuffled = self._cross_entropy(run, shuffled=True)
+                if shuffled is not None:
+                    losses["source_gain"] = shuffled - cross_entropy
+        if run.should_stop() and run.process_group.is_primary:
+            _log.warning(
+                "asked to stop, so the held-out evaluation is not complete; `python -m lingvo_moe eval --logdir=%s "
+                "--split=valid` evaluates the newest checkpoint.",
+                run.logdir,
+            )
         return losses
 
     def _cross_entropy(self, run: TrainingRun, shuffled: bool = False) -> float | None:

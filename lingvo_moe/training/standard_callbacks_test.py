@@ -105,7 +105,7 @@ def test_an_interrupted_evaluation_reports_no_loss_of_fewer_batches(batches, wri
     run = _Run(batches)
     assert _evaluate(run, 5) == ([] if written is None else [(5, written)])
     assert len(run.evaluated) == batches
-    assert ("eval --logdir=log --split=valid" in caplog.text) == (written is None)
+    assert "eval --logdir=log --split=valid" in caplog.text
 
 
 def test_checkpoints_are_saved_when_due_and_at_the_last_step():

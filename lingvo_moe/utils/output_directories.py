@@ -17,8 +17,6 @@ def check(flag: str, output: pathlib.Path):
       flag: that names the directory, for the error.
       output: an absolute path.
     """
-    if not output.name:
-        raise UserError(f"{flag}={output}: expected a directory that can be replaced.")
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         with temporary_directories.make(_prefix(output), output.parent):
@@ -74,6 +72,8 @@ def recover(output: pathlib.Path, check: Callable[[pathlib.Path], None]):
 
 
 def _prefix(output: pathlib.Path) -> str:
+    if not output.name:
+        raise UserError(f"--output={output}: expected a directory that can be replaced.")
     return f".{output.name}.partial-"
 
 
