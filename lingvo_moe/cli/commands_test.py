@@ -139,7 +139,7 @@ def test_list_and_show_name_every_model_and_field(capsys):
         (["eval", "--model=dense_lm.Small", "--logdir=x", "--summary"], "--summary is for translation models"),
         (
             ["eval", "--model=dense_lm.Small", "--logdir=x", "--translations=y"],
-            "--translations is for translation models",
+            "--translations works only with translation models",
         ),
         (["eval", "--model=Quickstart", "--logdir=x", "--translations=no/file"], "--translations=no/file: there is no"),
         (
@@ -150,7 +150,7 @@ def test_list_and_show_name_every_model_and_field(capsys):
             ["eval", "--model=Quickstart", "--logdir=x", "--translations=y", "--json=y"],
             "--translations=y: expected the name of a file of its own, beside --json",
         ),
-        (["eval"], "--corpus is missing: .* held-out sentences to score the released"),
+        (["eval"], "--corpus is missing. Name a corpus .* to score the released"),
         (["eval", "--corpus=x", "stray"], "unexpected argument 'stray'"),
         (["eval", "--corpus=x", "--tokenizers=y"], "--tokenizers: the released model has its own"),
         (["translate", "--set=tokenizers=y"], "--tokenizers: the released model has its own"),
