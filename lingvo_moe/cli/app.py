@@ -181,7 +181,7 @@ def _check_values(flag_values: flags.FlagValues):
     for name in flag_values:
         value, flag = flag_values[name].value, flag_values[name]
         for text in (part for part in (value if isinstance(value, list) else [value]) if isinstance(part, str)):
-            if not text and flag.present and _MAY_BE_EMPTY not in (flag.help or ""):
+            if not text and flag.present and not _may_be_empty(flag):
                 raise UserError(f"--{name}=: expected a value; give it one, or leave the flag out.")
             if "\0" in text:
                 raise UserError(f"--{name} holds a NUL character; expected text.")
@@ -190,6 +190,11 @@ def _check_values(flag_values: flags.FlagValues):
                 raise UserError(f"--{name}={shown} holds bytes that are not UTF-8; rename what it names.")
         if isinstance(value, float) and math.isnan(value):
             raise UserError(f"--{name}=nan: expected a number.")
+
+
+def _may_be_empty(flag: flags.Flag) -> bool:
+    """Whether its help says so, or whoever reads its list names the empty item."""
+    return _MAY_BE_EMPTY in (flag.help or "") or isinstance(flag.parser, flags.ListParser)
 
 
 @contextlib.contextmanager
