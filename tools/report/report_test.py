@@ -335,12 +335,16 @@ def test_no_plan_is_an_error(tmp_path, capsys):
     assert not pathlib.Path(tmp_path / "report.html").exists()
 
 
-@pytest.mark.parametrize("output", ["", "/", "{tmp}", "/dev/null"])
+@pytest.mark.parametrize("output", ["/", "{tmp}", "/dev/null"])
 def test_output_must_be_a_file(tmp_path, capsys, output):
     """Protects directories and devices from being replaced."""
     planned().save(tmp_path / "m4.MoE128E12L.json")
     status, printed = run(capsys, f"--plans={tmp_path}", f"--output={output.format(tmp=tmp_path)}")
     assert status == 2 and "expected the name of a file" in printed
+    assert run(capsys, f"--plans={tmp_path}", "--output=") == (
+        2,
+        "error: --output=: expected a value; give it one, or leave the flag out.\n",
+    )
 
 
 def test_bars_show_their_values():
