@@ -32,11 +32,6 @@ _WORD = re.compile(r"(?<![\w&~./@:\\%$<-])[^\W\d_]{4,}(?![\w&~./@:\\>-])")
 _SOFT_HYPHEN = "\u00ad"
 
 
-def capitals(text: str) -> str:
-    """Returns the text in capitals, but for what a program reads."""
-    return upper_case(text)
-
-
 def with_mark(text: str, mark: str) -> str:
     """Returns the text with a mark before one of the first four letters of a word; which one, its hash decides."""
     if "_" in text or "&" in text or "~" in text:
@@ -55,7 +50,7 @@ def with_soft_hyphens(text: str) -> str:
 
 
 ALTERATIONS: dict[str, Callable[[str], str]] = {
-    "in capitals": capitals,
+    "in capitals": upper_case,
     "with `_` before an accelerator": lambda text: with_mark(text, "_"),
     "with `&` before an accelerator": lambda text: with_mark(text, "&"),
     "with soft hyphens": with_soft_hyphens,
@@ -85,7 +80,7 @@ def _row(
         return (name, "0", "-", "-", "-", "-")
     translations = [best for best, *_ in translator.translate([alter(one.source) for one in changed])]
     altered = [dataclasses.replace(one, translation=best) for one, best in zip(changed, translations, strict=True)]
-    if alter is capitals:
+    if alter is upper_case:
         altered, changed = [_in_capitals(one) for one in altered], [_in_capitals(one) for one in changed]
     of_altered, as_they_are = score(corpus, altered), score(corpus, changed)
     return (name, str(len(changed)), *_means(of_altered, as_they_are, "bleu"), *_means(of_altered, as_they_are, "chrf"))

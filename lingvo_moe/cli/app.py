@@ -173,10 +173,10 @@ def parse(argv: Sequence[str], flag_values: flags.FlagValues) -> list[str]:
 
 
 def _check_values(flag_values: flags.FlagValues):
-    """Raises UserError for NaN, invalid UTF-8, and a NUL character, which no path holds but a --flagfile may.
+    """Raises UserError for a value that no flag has: NaN, invalid UTF-8, a NUL character, and an empty text.
 
-    So it does for an empty text, which as a path would be the current directory: `--cache=$DIRECTORY` where there is no
-    such variable. Flags that may be empty say so in their help.
+    A --flagfile may hold a NUL character, which no path does. An empty text would be the current directory as a path:
+    `--cache=$DIRECTORY`, where there is no such variable. Flags that may be empty say so in their help.
     """
     for name in flag_values:
         value, flag = flag_values[name].value, flag_values[name]

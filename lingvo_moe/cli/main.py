@@ -49,10 +49,8 @@ class Command(NamedTuple):
         """Returns what --help shows above the flags: usage, summary and examples."""
         program = "python -m lingvo_moe"
         examples = [f"  {example.format(program)}" for example in self.examples]
-        usage = f"usage: {program} {name} {self.arguments} [--flag=value ...]"
-        return "\n".join(
-            [usage.replace("  ", " "), "", f"{self.summary[0].upper()}{self.summary[1:]}.", "", "Examples:", *examples]
-        )
+        usage = " ".join(filter(None, ["usage:", program, name, self.arguments, "[--flag=value ...]"]))
+        return "\n".join([usage, "", f"{self.summary[0].upper()}{self.summary[1:]}.", "", "Examples:", *examples])
 
 
 def _list(config: CommandConfig, arguments: list[str]):

@@ -327,10 +327,7 @@ def test_shuffled_evaluation_has_the_same_targets_with_other_sources(
 
 @pytest.mark.parametrize("packing", [False, True])
 def test_first_batches_have_the_same_targets_with_other_sources(corpus, tokenizers, packing):
-    """The source gain of a part of the split compares equal targets, also if other pairs share a row then.
-
-    One German pair is longer than a row; it comes early in the split.
-    """
+    """The source gain of a part of the split compares equal targets, also if other pairs share a row then."""
     config = dataclasses.replace(_CONFIG, batch_size=2, packing=packing)
     held_out = EvalInput(corpus, tokenizers, config)
     for first in (1, 3):

@@ -78,18 +78,6 @@ def test_lines_are_read_as_the_text_of_corpora_is_written(translator):
     assert best.text.startswith("\u2603 ") and best.text.endswith(" \u2603") and len(best.text.splitlines()) == 1
 
 
-def test_a_line_in_capitals_is_read_in_lower_case_too(translator):
-    (best, *_), (lowered, *_) = translator.translate(["NEERG %s DER", "Neerg %s der"])
-    assert best.confidence >= lowered.confidence
-
-
-def test_a_line_with_an_address_is_read_with_a_short_one(translator):
-    """And as it is, which is chosen here: this model copies nothing."""
-    lines = ["neerg https://a.de/der", "neerg http://1"]
-    (best, *_), (short, *_) = translator.translate(lines)
-    assert "http" not in short.text and best.parts != short.parts
-
-
 def test_a_line_in_capitals_that_does_not_fit_is_read_in_lower_case_alone(translator):
     """Capitals have far more pieces."""
     lines = ["NEERG DER EULB " * count for count in range(1, 40)]

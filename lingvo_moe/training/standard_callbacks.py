@@ -91,7 +91,9 @@ class HeldOutEvaluator(Callback):
                 shuffled = self._cross_entropy(run, shuffled=True)
                 if shuffled is not None:
                     losses["source_gain"] = shuffled - cross_entropy
-        if run.should_stop() and run.process_group.is_primary:
+        is_complete = len(losses) == 1 + run.experiment.translates
+        # The same in all processes, which ask together.
+        if not is_complete and run.should_stop() and run.process_group.is_primary:
             _log.warning(
                 "asked to stop, so the held-out evaluation is not complete; `python -m lingvo_moe eval --logdir=%s "
                 "--split=valid` evaluates the newest checkpoint.",
