@@ -22,9 +22,10 @@ from lingvo_moe.models.transformer import Transformer
 from lingvo_moe.ops import precision
 from lingvo_moe.optimizers.adafactor import Adafactor
 from lingvo_moe.program import COMPILER_DEFAULT
+from lingvo_moe.protocols import DecodingModel, Optimizer, RecognisingModel, SegmentingModel, TiedModel
 from lingvo_moe.ranges import COUNT, COUNT_OR_0, SHARE_BELOW_1, Range
 from lingvo_moe.sharding.layout import DeviceMesh, Layout
-from lingvo_moe.steps import DecodingModel, Optimizer, RecognisingModel, SegmentingModel, Steps, TiedModel
+from lingvo_moe.steps import Steps
 
 PLATFORMS = ("", "cpu", "gpu", "tpu")
 DEVICE_FLAGS = "--devices"  # of most commands

@@ -1,6 +1,6 @@
 """The pure step functions: a model and an optimizer become programs (init, train, evaluate, decode, ...).
 
-They depend on the protocols `Model` and `Optimizer`, not on a class. The training state is a tree:
+They depend on `protocols.Model` and `protocols.Optimizer`, not on a class. The training state is a tree:
 
   step              scalar int32, the number of steps so far
   seed              [2] int32, the key of all random numbers: those of step t are a function of (seed, t, layer)
@@ -20,7 +20,6 @@ import dataclasses
 import math
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Protocol, runtime_checkable
 
 from lingvo_moe import program_cache, tree
 from lingvo_moe.decoding.flat_beam_search import BeamSearch, flat_beam_search
@@ -31,135 +30,19 @@ from lingvo_moe.lazy import tf
 from lingvo_moe.ops.precision import matmul_precision
 from lingvo_moe.ops.random_numbers import fold_seed
 from lingvo_moe.program import COMPILER_DEFAULT, Program, lower
-from lingvo_moe.sharding.layout import Layout, Spec
+from lingvo_moe.protocols import (
+    DecodingModel,
+    Model,
+    Optimizer,
+    RecognisingModel,
+    RoutingModel,
+    RowSelectingModel,
+    SegmentingModel,
+)
+from lingvo_moe.sharding.layout import LOGICAL_AXES, Layout, Spec
 
 # The parts of the training state, if it has them, that `diagnose` reads.
 DIAGNOSED = ("step", "seed", "theta", "ema_gap")
-
-
-class Model(Protocol):
-    """What the steps require of a model."""
-
-    def weights(self) -> dict:
-        """Returns the tree of `Weight`s."""
-        ...
-
-    def loss(self, theta: dict, batch: dict, context: Context) -> tuple[tf.Tensor, dict]:
-        """Returns the loss to minimise and scalar metrics, which include `cross_entropy` and `tokens`."""
-        ...
-
-
-@runtime_checkable
-class DecodingModel(Model, Protocol):
-    """What `decode` requires of a model beside `Model`."""
-
-    def decoding_theta(self, theta: dict, context: Context) -> dict:
-        """Returns the weights in the form that `start_decoding` and `decode_step` take."""
-        ...
-
-    def start_decoding(self, theta: dict, source: dict, cache_length: int, context: Context) -> dict:
-        """Returns the decoding state before the first target token."""
-        ...
-
-    def decode_step(
-        self,
-        theta: dict,
-        state: dict,
-        ids: tf.Tensor,
-        paddings: tf.Tensor,
-        position: tf.Tensor,
-        start: tf.Tensor,
-        mask: tf.Tensor,
-        context: Context,
-    ) -> tuple[tf.Tensor, dict]:
-        """Returns (logits `[B, K, V]`, decoding state) after one token for each of K hypotheses."""
-        ...
-
-
-@runtime_checkable
-class RowSelectingModel(DecodingModel, Protocol):
-    """What `decode` requires of a model, beside `DecodingModel`, to leave out sentences whose search has ended."""
-
-    @property
-    def independent_sentences(self) -> bool:
-        """Whether the logits of a sentence depend on no other sentence of its batch but for rounding."""
-        ...
-
-    def select_rows(self, state: dict, rows: tf.Tensor) -> dict:
-        """Returns the decoding state of these rows `[B'] int32` of the batch."""
-        ...
-
-
-@runtime_checkable
-class TiedModel(Model, Protocol):
-    """What initial embeddings require of a model beside `Model`."""
-
-    @property
-    def model_dim(self) -> int:
-        """M, the size of an embedding."""
-        ...
-
-    @property
-    def tied_tables(self) -> dict[str, str]:
-        """The paths of the tables `[V, M]` of tied embeddings, by side of the corpus; none if they are not tied."""
-        ...
-
-
-@runtime_checkable
-class RoutingModel(Model, Protocol):
-    """What `explain` requires of a model beside `Model`."""
-
-    def routing(self, theta: dict, batch: dict, context: Context) -> dict[str, dict[str, tf.Tensor]]:
-        """Returns `experts` and `weights`, both `[B, T, K]`, by the name of the layer with experts."""
-        ...
-
-
-@runtime_checkable
-class RecognisingModel(Model, Protocol):
-    """What `transcribe` requires of a model beside `Model`."""
-
-    def transcribe(self, theta: dict, source: dict, context: Context) -> tf.Tensor:
-        """Returns the class of each position of each recording, `[B, T] int32`, with CTC's blanks and repetitions."""
-        ...
-
-
-@runtime_checkable
-class SegmentingModel(Model, Protocol):
-    """What `segment`, and the check of an experiment, require of a model beside `Model`."""
-
-    def segment(self, theta: dict, source: dict, context: Context) -> tf.Tensor:
-        """Returns the class of each voxel of each volume, `[B, X, Y, Z] int32`."""
-        ...
-
-    def check_size(self, size: tuple[int, ...], devices: tuple[int, ...]):
-        """Raises UserError for volumes of X, Y, Z voxels that it cannot segment, so many devices sharing each side."""
-        ...
-
-
-class Optimizer(Protocol):
-    """What the steps require of an optimizer; see `optimizers.adafactor`."""
-
-    @property
-    def learning_rate(self) -> Callable[[tf.Tensor], tf.Tensor]:
-        """The learning rate as a function of the step, a scalar int32."""
-        ...
-
-    def state(self, weights: dict) -> dict:
-        """Returns the tree of `Weight`s that declares the optimizer state of a model with these weights."""
-        ...
-
-    def update(
-        self,
-        weights: dict,
-        theta: dict,
-        gradients: dict,
-        optimizer_state: dict,
-        step: tf.Tensor,
-        is_finite: tf.Tensor,
-        context: Context,
-    ) -> tuple[dict, dict]:
-        """Returns (theta, optimizer_state) after one step, or as they are if loss or gradients are not finite."""
-        ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -332,18 +215,60 @@ class Steps:
         Raises:
           UserError: the model has no decoding step.
         """
-        model = self.model
-        if not isinstance(model, DecodingModel):
-            raise UserError(f"{type(model).__name__} does not decode: it lacks a method of `steps.DecodingModel`.")
+        specs = weight_specs(self._decoding_model().weights())
+        return self._search(source_specs, search, specs, self._prepare_decoding)
 
+    @program_cache.cached
+    def prepare_decoding(self) -> Program:
+        """Returns the program `{theta} -> {theta}`: the weights as `decode_prepared` takes them, for one device.
+
+        It computes what a search derives from the weights alone, slices and transpositions, once for many searches.
+
+        Raises:
+          UserError: the model has no decoding step.
+        """
+        specs, logical_axes = weight_specs(self._decoding_model().weights()), {}
+
+        def function(inputs: dict) -> dict:
+            prepared = {"theta": self._prepare_decoding(inputs["theta"])}
+            flat = tree.flatten(prepared)
+            logical_axes.update({path: _unsharded(tensor.shape.rank) for path, tensor in flat.items()})
+            return prepared
+
+        return self._lower("prepare_decoding", function, {"theta": specs}, logical_axes)
+
+    @program_cache.cached
+    def decode_prepared(self, source_specs: dict, search: BeamSearch) -> Program:
+        """Returns the program of `decode` for the weights that `prepare_decoding` returns, on one device."""
+        return self._search(source_specs, search, self.prepared_specs(), lambda theta: theta)
+
+    def prepared_specs(self) -> dict:
+        """Returns the tree of `Spec`s of the weights that `prepare_decoding` returns."""
+        outputs = self.prepare_decoding().outputs
+        specs = {each.path: Spec(each.shape, each.dtype, _unsharded(len(each.shape))) for each in outputs}
+        return tree.unflatten(specs)["theta"]
+
+    def _decoding_model(self) -> DecodingModel:
+        if not isinstance(self.model, DecodingModel):
+            raise UserError(
+                f"{type(self.model).__name__} does not decode: it lacks a method of `protocols.DecodingModel`."
+            )
+        return self.model
+
+    def _prepare_decoding(self, theta: dict) -> dict:
+        model = self._decoding_model()
+        return model.decoding_theta(self._annotated(model.weights(), theta), self._context())
+
+    def _search(self, source_specs: dict, search: BeamSearch, specs: dict, prepare: Callable[[dict], dict]) -> Program:
+        """Returns the program of the beam search, for weights of these specs, which `prepare` prepares for decoding."""
+        model = self._decoding_model()
         select_rows = None
         # Each of several devices would have to keep equally many rows.
         if self.layout.is_one_device and isinstance(model, RowSelectingModel) and model.independent_sentences:
             select_rows = model.select_rows
 
         def function(inputs: dict) -> dict:
-            context = self._context()
-            theta = model.decoding_theta(self._annotated(model.weights(), inputs["theta"]), context)
+            context, theta = self._context(), prepare(inputs["theta"])
             source = self._annotated(source_specs, inputs["source"])
             state = model.start_decoding(theta, source, search.cache_length, context)
 
@@ -354,9 +279,8 @@ class Steps:
             hypotheses = flat_beam_search(search, step, state, present, context, select_rows)
             return {"ids": hypotheses.ids, "scores": hypotheses.scores, "lengths": hypotheses.lengths}
 
-        inputs = {"theta": weight_specs(model.weights()), "source": source_specs}
         logical_axes = {"ids": "BTL", "scores": "BT", "lengths": "BT"}
-        return self._lower("decode", function, inputs, logical_axes)
+        return self._lower("decode", function, {"theta": specs, "source": source_specs}, logical_axes)
 
     @program_cache.cached
     def transcribe(self, source_specs: dict) -> Program:
@@ -367,7 +291,9 @@ class Steps:
         """
         model = self.model
         if not isinstance(model, RecognisingModel):
-            raise UserError(f"{type(model).__name__} reads no speech: it lacks `steps.RecognisingModel.transcribe`.")
+            raise UserError(
+                f"{type(model).__name__} reads no speech: it lacks `protocols.RecognisingModel.transcribe`."
+            )
         return self._classify("transcribe", model.transcribe, source_specs, "BT")
 
     @program_cache.cached
@@ -379,7 +305,7 @@ class Steps:
         """
         model = self.model
         if not isinstance(model, SegmentingModel):
-            raise UserError(f"{type(model).__name__} cannot segment: it is not a `steps.SegmentingModel`.")
+            raise UserError(f"{type(model).__name__} cannot segment: it is not a `protocols.SegmentingModel`.")
         return self._classify("segment", model.segment, source_specs, "BXYZ")
 
     @program_cache.cached
@@ -391,7 +317,9 @@ class Steps:
         """
         model = self.model
         if not isinstance(model, RoutingModel):
-            raise UserError(f"{type(model).__name__} has no experts to explain: it lacks `steps.RoutingModel.routing`.")
+            raise UserError(
+                f"{type(model).__name__} has no experts to explain: it lacks `protocols.RoutingModel.routing`."
+            )
         logical_axes: dict[str, str] = {}
 
         def function(inputs: dict) -> dict:
@@ -482,6 +410,11 @@ def weight_specs(weights: dict) -> dict:
         name: Spec(node.shape, "float32", node.logical_axes) if isinstance(node, Weight) else weight_specs(node)
         for name, node in weights.items()
     }
+
+
+def _unsharded(rank: int) -> str:
+    """Returns logical axes of a tensor that no layout shards."""
+    return LOGICAL_AXES[:rank].lower()
 
 
 def _per_repeat(summary: Callable[[tf.Tensor, Sequence[int]], tf.Tensor]) -> Callable[[Weight, tf.Tensor], tf.Tensor]:

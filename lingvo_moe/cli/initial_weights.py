@@ -15,7 +15,8 @@ from lingvo_moe.data.tokenizer import Tokenizers
 from lingvo_moe.errors import UserError
 from lingvo_moe.experiment import Experiment
 from lingvo_moe.models.transformer import Transformer
-from lingvo_moe.steps import Model, weight_specs
+from lingvo_moe.protocols import Model
+from lingvo_moe.steps import weight_specs
 from lingvo_moe.training.readers import same_readers
 
 _log = logging.getLogger(__name__)

@@ -214,6 +214,22 @@ def test_flat_equals_naive_hypothesis_by_hypothesis(theta, source, search):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("mesh", [DeviceMesh(), DeviceMesh((4,))], ids=str)
+def test_weights_prepared_once_find_the_same(theta, source, mesh):
+    """An engine prepares weights when they are loaded, on one device: hypotheses and scores stay equal bit for bit.
+
+    Weights that are loaded later replace them.
+    """
+    search, platform = _SEARCHES[-1], "cpu"
+    steps = Steps(_MODEL, Adafactor(), Layout.of(mesh), platform)
+    decoding = Engine(mesh.size).decoding(steps, _source_specs(_BATCH), search)
+    for weights in (tree.map_leaves(np.zeros_like, theta), theta):
+        decoding.load(weights)
+        for name, expected in _flat(weights, source, search, mesh, platform).items():
+            np.testing.assert_array_equal(np.asarray(decoding.decode(source)[name]), expected)
+
+
+@pytest.mark.slow
 def test_partitioned_search_equals_unpartitioned(theta, source):
     """On four devices, optimised for a CPU or not, and on a 2x2 mesh: the same hypotheses as on one device."""
     search = _SEARCHES[-1]

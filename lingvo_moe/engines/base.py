@@ -42,6 +42,14 @@ class StepPrograms(Protocol):
         """`{theta, source} -> {ids, scores, lengths}`."""
         ...
 
+    def prepare_decoding(self) -> Program:
+        """`{theta} -> {theta}`, the weights as `decode_prepared` takes them, for one device."""
+        ...
+
+    def decode_prepared(self, source_specs: dict, search: Any) -> Program:
+        """`{theta, source} -> {ids, scores, lengths}`, with prepared weights."""
+        ...
+
     def transcribe(self, source_specs: dict) -> Program:
         """`{theta, source} -> {classes}`, of the positions of recordings; see `steps.Steps.transcribe`."""
         ...

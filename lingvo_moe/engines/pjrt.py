@@ -102,7 +102,9 @@ class Engine:
 
     def decoding(self, steps: StepPrograms, source_specs: dict, search: Any) -> Decoding:
         """Compiles a model's beam search; raises UserError as `load` does."""
-        return Decoding(self.load(steps.decode(source_specs, search)))
+        if len(self.devices) > 1:
+            return Decoding(self.load(steps.decode(source_specs, search)))
+        return Decoding(self.load(steps.decode_prepared(source_specs, search)), self.load(steps.prepare_decoding()))
 
 
 class Training:
@@ -210,6 +212,17 @@ class Evaluation(_Inference):
 
 class Decoding(_Inference):
     """A model's beam search."""
+
+    def __init__(self, search: Executable, prepare: Executable | None = None):
+        """Takes the program of a search and, if that takes prepared weights, the program that prepares them."""
+        super().__init__(search)
+        self._prepare = prepare
+        if prepare:
+            self.shardings = prepare.shardings("theta")
+
+    def load(self, theta: dict):
+        """Takes over weights, and prepares them."""
+        super().load(self._prepare({"theta": theta})["theta"] if self._prepare else theta)
 
     def decode(self, source: dict) -> dict[str, jax.Array]:
         """Returns `ids`, `scores` and `lengths` of the best hypotheses of each row."""

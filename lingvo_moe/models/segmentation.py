@@ -125,7 +125,7 @@ class UNet(Layer):
         return cross_entropy + self.dice_weight * (1.0 - dice), metrics
 
     def segment(self, theta: dict, source: dict, context: Context) -> tf.Tensor:
-        """See `steps.SegmentingModel`: the most probable class of each voxel, `[B, X, Y, Z] int32`."""
+        """See `protocols.SegmentingModel`: the most probable class of each voxel, `[B, X, Y, Z] int32`."""
         return tf.argmax(self._classify(theta, source, context), axis=-1, output_type=tf.int32)
 
     def positions_of(self, path: str, lengths: dict[str, int]) -> float:

@@ -81,7 +81,7 @@ class SpeechRecognition(Transformer):
         return self._with_aux_loss(per_label, metrics), {"cross_entropy": per_label, "tokens": tokens, **metrics}
 
     def transcribe(self, theta: dict, source: dict, context: Context) -> tf.Tensor:
-        """See `steps.RecognisingModel`: the most probable class of each position, `[B, S / 4] int32`."""
+        """See `protocols.RecognisingModel`: the most probable class of each position, `[B, S / 4] int32`."""
         logits, paddings, _ = self._classify(theta, source, context)
         return best_path(logits, paddings)
 

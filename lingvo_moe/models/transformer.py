@@ -142,7 +142,7 @@ class Transformer(Layer):
         return {stack: self.stack_layers[stack] // len(pattern) for stack, pattern in self.layer_patterns.items()}
 
     def loss(self, theta: dict, batch: dict, context: Context) -> tuple[tf.Tensor, dict]:
-        """Returns the loss of one batch and its metrics; see `steps.Model`."""
+        """Returns the loss of one batch and its metrics; see `protocols.Model`."""
         raise NotImplementedError
 
     def routing(self, theta: dict, batch: dict, context: Context) -> dict[str, dict[str, tf.Tensor]]:
@@ -280,7 +280,7 @@ class Transformer(Layer):
 
     @property
     def tied_tables(self) -> dict[str, str]:
-        """The paths of the tables `[V, M]` of tied embeddings; see `steps.TiedModel`."""
+        """The paths of the tables `[V, M]` of tied embeddings; see `protocols.TiedModel`."""
         if not self.tied_embeddings:
             return {}
         return {side: f"{self._table(f'{side}_embedding')}/table" for side in self.vocabularies}

@@ -164,13 +164,13 @@ class Translation(Transformer):
 
     @property
     def independent_sentences(self) -> bool:
-        """See `steps.RowSelectingModel`."""
+        """See `protocols.RowSelectingModel`."""
         return all(
             layer.independent_in_inference for stack in self.layer_patterns for layer in self.feed_forwards(stack)
         )
 
     def select_rows(self, state: dict, rows: tf.Tensor) -> dict:
-        """See `steps.RowSelectingModel`; a subclass whose state has more than that of `start_decoding` extends it."""
+        """See `protocols.RowSelectingModel`; a subclass with more in its state extends it."""
         return {
             "caches": self._layers["decoder"].select_rows(state["caches"], rows),
             "source_segments": tf.gather(state["source_segments"], rows),

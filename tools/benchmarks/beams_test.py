@@ -58,10 +58,11 @@ def programs(request) -> tuple:
         "segment_ids": np.ones((BATCH, LENGTH), np.int32),
         "positions": np.tile(np.arange(LENGTH, dtype=np.int32), (BATCH, 1)),
     }
+    prepared = Engine(1).load(own.steps.prepare_decoding())({"theta": theta})["theta"]
     return (
-        own.steps.decode(specs, search),
+        own.steps.decode_prepared(specs, search),
         reordering.decode(own.steps, specs, search),
-        {"theta": theta, "source": source},
+        {"theta": prepared, "source": source},
     )
 
 

@@ -123,16 +123,16 @@ def _training(work: Work) -> protocol.Started:
 
 
 def _decoding(work: Work) -> protocol.Started:
-    from lingvo_moe.engines.pjrt import Engine
+    from lingvo_moe.engines.pjrt import Decoding, Engine
 
     own, engine, source = experiment_of(work), Engine(1, "cpu"), batch_of(work)["source"]
-    decode = reordering.decode if work.kind == "reorder" else Steps.decode
+    decode = reordering.decode if work.kind == "reorder" else Steps.decode_prepared
     program = decode(own.steps, {name: own.batch_specs()["source"][name] for name in source}, own.search)
-    executable = engine.load(program)
-    theta = engine.load(own.steps.init())({"seed": np.array([0, work.seed], np.int32)})["state"]["theta"]
+    decoding = Decoding(engine.load(program), engine.load(own.steps.prepare_decoding()))
+    decoding.load(engine.load(own.steps.init())({"seed": np.array([0, work.seed], np.int32)})["state"]["theta"])
 
     def search() -> int:
-        return int(np.asarray(executable({"theta": theta, "source": source})["lengths"])[:, 0].sum())
+        return int(np.asarray(decoding.decode(source)["lengths"])[:, 0].sum())
 
     def run(times: int) -> list[float]:
         for _ in range(times):

@@ -12,18 +12,19 @@ from lingvo_moe.decoding.flat_beam_search import BeamSearch, flat_beam_search
 from lingvo_moe.layers.base import Context
 from lingvo_moe.lazy import tf
 from lingvo_moe.program import Program, lower
-from lingvo_moe.steps import DecodingModel, Steps, weight_specs
+from lingvo_moe.protocols import DecodingModel
+from lingvo_moe.steps import Steps
 
 
 def decode(steps: Steps, source_specs: dict, search: BeamSearch) -> Program:
-    """Returns the program of `Steps.decode` with reordered caches, for one device."""
+    """Returns the program of `Steps.decode_prepared` with reordered caches."""
     model = steps.model
     assert isinstance(model, DecodingModel), "a translation model decodes"
     size = search.beam_size
     context = Context(steps.layout, platform=steps.platform, matmul_precision=steps.matmul_precision)
 
     def function(inputs: dict) -> dict:
-        theta, source = model.decoding_theta(inputs["theta"], context), inputs["source"]
+        theta, source = inputs["theta"], inputs["source"]
         state = model.start_decoding(theta, source, search.max_length, context)
         state = {
             "caches": tree.map_leaves(lambda cache: tf.repeat(cache, size, axis=1), state["caches"]),
@@ -43,7 +44,7 @@ def decode(steps: Steps, source_specs: dict, search: BeamSearch) -> Program:
         found = flat_beam_search(search, step, state, present, context)
         return {"ids": found.ids, "scores": found.scores, "lengths": found.lengths}
 
-    inputs = {"theta": weight_specs(model.weights()), "source": source_specs}
+    inputs = {"theta": steps.prepared_specs(), "source": source_specs}
     return lower("decode", function, inputs, {"ids": "BTL", "scores": "BT", "lengths": "BT"}, steps.layout)
 
 

@@ -1,0 +1,134 @@
+"""What the steps require of models and optimizers: protocols, so that a class of one's own need not inherit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol, runtime_checkable
+
+from lingvo_moe.lazy import tf
+from lingvo_moe.ops.context import Context
+
+
+class Model(Protocol):
+    """What the steps require of a model."""
+
+    def weights(self) -> dict:
+        """Returns the tree of `Weight`s."""
+        ...
+
+    def loss(self, theta: dict, batch: dict, context: Context) -> tuple[tf.Tensor, dict]:
+        """Returns the loss to minimise and scalar metrics, which include `cross_entropy` and `tokens`."""
+        ...
+
+
+@runtime_checkable
+class DecodingModel(Model, Protocol):
+    """What `decode` requires of a model beside `Model`."""
+
+    def decoding_theta(self, theta: dict, context: Context) -> dict:
+        """Returns the weights in the form that `start_decoding` and `decode_step` take."""
+        ...
+
+    def start_decoding(self, theta: dict, source: dict, cache_length: int, context: Context) -> dict:
+        """Returns the decoding state before the first target token."""
+        ...
+
+    def decode_step(
+        self,
+        theta: dict,
+        state: dict,
+        ids: tf.Tensor,
+        paddings: tf.Tensor,
+        position: tf.Tensor,
+        start: tf.Tensor,
+        mask: tf.Tensor,
+        context: Context,
+    ) -> tuple[tf.Tensor, dict]:
+        """Returns (logits `[B, K, V]`, decoding state) after one token for each of K hypotheses."""
+        ...
+
+
+@runtime_checkable
+class RowSelectingModel(DecodingModel, Protocol):
+    """What `decode` requires of a model, beside `DecodingModel`, to leave out sentences whose search has ended."""
+
+    @property
+    def independent_sentences(self) -> bool:
+        """Whether the logits of a sentence depend on no other sentence of its batch but for rounding."""
+        ...
+
+    def select_rows(self, state: dict, rows: tf.Tensor) -> dict:
+        """Returns the decoding state of these rows `[B'] int32` of the batch."""
+        ...
+
+
+@runtime_checkable
+class TiedModel(Model, Protocol):
+    """What initial embeddings require of a model beside `Model`."""
+
+    @property
+    def model_dim(self) -> int:
+        """M, the size of an embedding."""
+        ...
+
+    @property
+    def tied_tables(self) -> dict[str, str]:
+        """The paths of the tables `[V, M]` of tied embeddings, by side of the corpus; none if they are not tied."""
+        ...
+
+
+@runtime_checkable
+class RoutingModel(Model, Protocol):
+    """What `explain` requires of a model beside `Model`."""
+
+    def routing(self, theta: dict, batch: dict, context: Context) -> dict[str, dict[str, tf.Tensor]]:
+        """Returns `experts` and `weights`, both `[B, T, K]`, by the name of the layer with experts."""
+        ...
+
+
+@runtime_checkable
+class RecognisingModel(Model, Protocol):
+    """What `transcribe` requires of a model beside `Model`."""
+
+    def transcribe(self, theta: dict, source: dict, context: Context) -> tf.Tensor:
+        """Returns the class of each position of each recording, `[B, T] int32`, with CTC's blanks and repetitions."""
+        ...
+
+
+@runtime_checkable
+class SegmentingModel(Model, Protocol):
+    """What `segment`, and the check of an experiment, require of a model beside `Model`."""
+
+    def segment(self, theta: dict, source: dict, context: Context) -> tf.Tensor:
+        """Returns the class of each voxel of each volume, `[B, X, Y, Z] int32`."""
+        ...
+
+    def check_size(self, size: tuple[int, ...], devices: tuple[int, ...]):
+        """Raises UserError for volumes of X, Y, Z voxels that it cannot segment, so many devices sharing each side."""
+        ...
+
+
+class Optimizer(Protocol):
+    """What the steps require of an optimizer; see `optimizers.adafactor`."""
+
+    @property
+    def learning_rate(self) -> Callable[[tf.Tensor], tf.Tensor]:
+        """The learning rate as a function of the step, a scalar int32."""
+        ...
+
+    def state(self, weights: dict) -> dict:
+        """Returns the tree of `Weight`s that declares the optimizer state of a model with these weights."""
+        ...
+
+    def update(
+        self,
+        weights: dict,
+        theta: dict,
+        gradients: dict,
+        optimizer_state: dict,
+        step: tf.Tensor,
+        is_finite: tf.Tensor,
+        context: Context,
+    ) -> tuple[dict, dict]:
+        """Returns (theta, optimizer_state) after one step, or as they are if loss or gradients are not finite."""
+        ...
