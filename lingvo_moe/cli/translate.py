@@ -63,6 +63,7 @@ def _translate(config: TranslateConfig):
             kept = stack.enter_context(journal(f"{config.output}.{run}.partial"))
         best = _write(config, _translated(translator, sentences, kept, config.n_best))
         _warn_of_truncated(best, experiment.search.max_length)
+        _warn_of_lost(best)
         _report_doubtful(config, sentences, best)
         del translator  # and with it the weights on the devices
         if explainer and config.explain:
@@ -151,12 +152,25 @@ def _warn_of_truncated(best: Sequence[Translation], max_length: int):
         )
 
 
+def _warn_of_lost(best: Sequence[Translation]):
+    """Warns of the lines whose translation does not have the placeholders, tags and addresses of the line."""
+    if lost := [number for number, translation in enumerate(best, start=1) if not translation.is_intact]:
+        _log.warning(
+            "%s: the translation lacks a placeholder, tag or address of the line, or has another one; correct it.",
+            line_list(lost),
+        )
+
+
 def _report_doubtful(config: TranslateConfig, sentences: Sequence[str], best: Sequence[Translation]):
     """Says how many lines are doubtful, and writes the file of `--doubtful`."""
-    doubtful = [number for number, translation in enumerate(best) if translation.confidence < config.doubt_below]
+    doubtful = [
+        number
+        for number, translation in enumerate(best)
+        if translation.confidence < config.doubt_below or not translation.is_intact
+    ]
     if doubtful:
         _log.info(
-            "doubtful lines, with a confidence below %g: %d of %d%s.",
+            "doubtful lines, with a confidence below %g or a lost placeholder: %d of %d%s.",
             *(config.doubt_below, len(doubtful), len(best)),
             "" if config.doubtful else "; --doubtful=FILE lists them",
         )

@@ -188,6 +188,20 @@ def test_an_interrupted_run_continues(trained, many, tmp_path, capsys, monkeypat
     assert [file.read_text(encoding="utf-8") for file in files] == expected and not kept.exists()
 
 
+def test_lines_without_their_placeholders_are_named(trained, tmp_path, capsys):
+    """Once, by their numbers; they are doubtful, however confident the model is."""
+    doubtful = tmp_path / "doubtful.txt"
+    given = _lines(tmp_path / "in.txt", "der old", "der %s", "gib", "{name} old")
+    assert (
+        _run("translate", *trained, given, f"--output={tmp_path / 'out'}", f"--doubtful={doubtful}", "--doubt_below=0")
+        == 0
+    )
+    message = capsys.readouterr().err
+    assert "lines 2, 4: the translation lacks a placeholder, tag or address of the line, or has another one" in message
+    assert "or a lost placeholder: 2 of 4." in message
+    assert [line.split("\t")[0] for line in doubtful.read_text(encoding="utf-8").splitlines()] == ["2", "4"]
+
+
 @pytest.mark.parametrize("change", [["--n_best=2"], ["--set=search.length_alpha=0"], ["--input=other.txt"]])
 def test_another_run_does_not_continue_it(trained, many, change, tmp_path, capsys, monkeypatch):
     """Other flags or another input: nothing of the interrupted run is used, or lost."""
@@ -220,7 +234,7 @@ def test_doubtful_lines_are_listed(trained, tmp_path, capsys):
         ("3", "neerg der der", translations[2]),
     ]
     assert all(0 < float(row[1]) < 1 for row in rows)
-    assert "doubtful lines, with a confidence below 1: 2 of 3." in captured.err
+    assert "doubtful lines, with a confidence below 1 or a lost placeholder: 2 of 3." in captured.err
     assert _run("translate", *given, "--doubt_below=0") == 0
     assert "doubtful" not in capsys.readouterr().err
     assert _run("translate", *given, "--doubt_below=1") == 0

@@ -107,7 +107,12 @@ def _open_locked(path: pathlib.Path) -> BinaryIO:
 
 
 def _translation(
-    text: str, score: float, parts: list[list[list[int]]], confidence: float, truncated: bool = False
+    text: str,
+    score: float,
+    parts: list[list[list[int]]],
+    confidence: float,
+    truncated: bool = False,
+    is_intact: bool = True,
 ) -> Translation:
     pairs = tuple((tuple(source), tuple(target)) for source, target in parts)
-    return Translation(text, score, pairs, confidence, truncated)
+    return Translation(text, score, pairs, confidence, truncated, is_intact)

@@ -1,11 +1,12 @@
 """How a line is read: as the text of corpora is written, in parts that fit the model, and in more than one way.
 
 Corpora are cleaned, so a model has hardly seen capitals, the marks of accelerators, invisible characters and symbols
-that its tokenizer does not know. It copies addresses badly.
+that its tokenizer does not know. It copies addresses badly, and loses some placeholders and tags.
 """
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import logging
 from collections.abc import Mapping, Sequence
@@ -14,9 +15,10 @@ from typing import NamedTuple
 from lingvo_moe.data.cleaning import tidy
 from lingvo_moe.data.tokenizer import Tokenizer
 from lingvo_moe.inference.accelerators import without_accelerator
-from lingvo_moe.inference.addresses import restore, shorten
 from lingvo_moe.inference.capitals import lower_case, upper_case
+from lingvo_moe.inference.kept_text import ADDRESS, required
 from lingvo_moe.inference.sentence_splitting import segment
+from lingvo_moe.inference.short_addresses import Shortened, restore, shorten
 from lingvo_moe.inference.translation import Translation, join
 from lingvo_moe.inference.unknown_symbols import Framed, take_out
 
@@ -29,21 +31,16 @@ class Reading(NamedTuple):
 
     Attributes:
       parts: what the model reads, each short enough.
-      addresses: what short addresses in the parts stand for.
+      originals: what short addresses in the parts stand for.
     """
 
     parts: list[str]
-    addresses: tuple[str, ...] = ()
+    originals: tuple[str, ...] = ()
 
-    def translations(self, known: Mapping[str, list[Translation]]) -> list[Translation] | None:
-        """Returns the translations of the line, best first; None if the best one lacks an address (others may)."""
+    def translations(self, known: Mapping[str, list[Translation]]) -> list[Translation]:
+        """Returns the translations of the line, best first."""
         joined = join([known[part] for part in self.parts])
-        if not self.addresses:
-            return joined
-        restored = [restore(each.text, self.addresses) for each in joined]
-        if not restored[0][1]:
-            return None
-        return [dataclasses.replace(each, text=text) for each, (text, _) in zip(joined, restored, strict=True)]
+        return [dataclasses.replace(each, text=restore(each.text, self.originals)) for each in joined]
 
 
 class Line(NamedTuple):
@@ -53,30 +50,50 @@ class Line(NamedTuple):
       frame: the symbols around it.
       readings: the ways to read it, at least one of them without short addresses.
       in_capitals: whether the line is in capitals; its translation is then, too.
+      fallbacks: ways to read it if no translation of the readings is intact.
     """
 
     frame: Framed
     readings: list[Reading]
     in_capitals: bool = False
+    fallbacks: Sequence[Reading] = ()
 
     @property
     def texts(self) -> list[str]:
-        """All that the model reads."""
+        """All that the model reads, without `fallbacks`."""
         return [part for reading in self.readings for part in reading.parts]
 
-    def translations(self, known: Mapping[str, list[Translation]]) -> list[Translation]:
-        """Returns the translations of one reading, within the frame.
+    def texts_of_fallbacks(self, known: Mapping[str, list[Translation]]) -> list[str]:
+        """Returns all that the model reads of the fallbacks, if they are needed."""
+        if not self.fallbacks or self._best(self.readings, known)[0].is_intact:
+            return []
+        return [part for reading in self.fallbacks for part in reading.parts]
 
-        That is the one whose best translation has the highest confidence, among those with short addresses if they have
-        kept them.
+    def translations(self, known: Mapping[str, list[Translation]]) -> list[Translation]:
+        """Returns the translations of one reading, intact ones first, within the frame.
+
+        That is the reading whose first translation is intact; of several, one with short addresses, and of these the
+        most confident. If there is none, it is one without short addresses.
+
+        Args:
+          known: the translations of `texts`, and of `texts_of_fallbacks`.
         """
-        found = [
-            (bool(reading.addresses), translations)
-            for reading in self.readings
-            if (translations := reading.translations(known))
-        ]
-        _, best = max(found, key=lambda one: (one[0], one[1][0].confidence))
+        readings = [*self.readings, *(each for each in self.fallbacks if all(part in known for part in each.parts))]
+        best = self._best(readings, known)
         return [dataclasses.replace(each, text=self.frame.around(self._in_case(each.text))) for each in best]
+
+    def _best(self, readings: Sequence[Reading], known: Mapping[str, list[Translation]]) -> list[Translation]:
+        wanted = _count_required(self.frame.text)
+        found = []
+        for reading in readings:
+            checked = [
+                dataclasses.replace(each, is_intact=_count_required(each.text) == wanted)
+                for each in reading.translations(known)
+            ]
+            intact_first = sorted(checked, key=lambda each: not each.is_intact)
+            best = intact_first[0]
+            found.append(((best.is_intact, bool(reading.originals) == best.is_intact, best.confidence), intact_first))
+        return max(found, key=lambda one: one[0])[1]
 
     def _in_case(self, translation: str) -> str:
         return upper_case(translation) if self.in_capitals else translation
@@ -100,18 +117,18 @@ class LineReader:
           sentences: the lines.
           first: the number of the first of them.
         """
-        framed = take_out([tidy(sentence) for sentence in sentences], self._tokenizer)
-        texts = [without_accelerator(frame.text, self._tokenizer) for frame in framed]
+        taken_out = take_out([tidy(sentence) for sentence in sentences], self._tokenizer)
+        framed = [frame._replace(text=without_accelerator(frame.text, self._tokenizer)) for frame in taken_out]
+        texts = [frame.text for frame in framed]
         lines, too_long = [], []
         for number, (frame, text, fits) in enumerate(zip(framed, texts, self.fits(texts)), start=first):
-            readings, truncated = self._readings(text, fits)
-            shortened, addresses = shorten(text)
+            readings, truncated = self._readings(Shortened(text, ()), fits)
+            addresses, needed = list(ADDRESS.finditer(text)), required(text)
             if addresses:
-                of_shortened, truncated = self._readings(
-                    shortened, self._count_tokens(shortened) <= self._limit, addresses
-                )
-                readings = of_shortened + readings
-            lines.append(Line(frame, readings, in_capitals=lower_case(text) is not None))
+                with_short, truncated = self._readings(shorten(text, addresses))
+                readings = with_short + readings
+            fallbacks = self._readings(shorten(text, needed))[0] if len(needed) > len(addresses) else ()
+            lines.append(Line(frame, readings, lower_case(text) is not None, fallbacks))
             if truncated:
                 too_long.append(number)
         if too_long:
@@ -122,20 +139,26 @@ class LineReader:
             )
         return lines
 
-    def _readings(self, text: str, fits: bool, addresses: tuple[str, ...] = ()) -> tuple[list[Reading], bool]:
+    def _readings(self, given: Shortened, fits: bool | None = None) -> tuple[list[Reading], bool]:
         """Returns the ways to read a text, and whether a sentence of it loses its end.
 
         Capitals have far more pieces; where they do not fit, the text is read in lower case alone.
         """
-        readings, truncated = [Reading([text], addresses)] if fits else [], False
+        text, originals = given
+        fits = self._count_tokens(text) <= self._limit if fits is None else fits
+        readings, truncated = [Reading([text], originals)] if fits else [], False
         lowered = lower_case(text)
         if lowered or not fits:
             parts, truncated = segment(lowered or text, self._count_tokens, self._limit)
-            readings.append(Reading(parts, addresses))
+            readings.append(Reading(parts, originals))
         return readings, truncated
 
     def _count_tokens(self, text: str) -> int:
         return len(self._tokenizer.encode([text])[0])
+
+
+def _count_required(text: str) -> collections.Counter[str]:
+    return collections.Counter(each[0] for each in required(text))
 
 
 def line_list(numbers: Sequence[int]) -> str:

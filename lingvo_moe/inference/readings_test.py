@@ -69,7 +69,7 @@ def test_the_more_confident_translation_of_a_line_in_capitals_is_in_capitals():
 
 
 def test_addresses_are_copied_or_the_line_is_read_as_it_is():
-    """The reading with short addresses is chosen if its best translation has them, whatever the confidence."""
+    """The reading with short addresses is chosen if a translation has them, whatever the confidence."""
     line = Line(
         Framed("", "siehe www.a.de", ""),
         [Reading(["siehe http://1"], ("www.a.de",)), Reading(["siehe www.a.de"])],
@@ -78,3 +78,40 @@ def test_addresses_are_copied_or_the_line_is_read_as_it_is():
     for text, expected in (("see http://1", "see www.a.de"), ("see it", "see www.b.com")):
         known["siehe http://1"] = [Translation(text, -2.0, confidence=0.5)]
         assert [each.text for each in line.translations(known)] == [expected]
+
+
+def test_intact_translations_come_first():
+    """The others follow in their order; a placeholder or tag that the line does not have makes one not intact, too."""
+    (line,) = LineReader(_Tokenizer(b""), 12).lines(["<b>neerg</b> %s"])
+    texts = ["green %s", "<b>a</b> %s %s", "<b>green</b> %s", "%s <b>b</b>"]
+    found = line.translations({"<b>neerg</b> %s": [Translation(text, -float(i)) for i, text in enumerate(texts)]})
+    assert [(each.text, each.is_intact) for each in found] == [
+        ("<b>green</b> %s", True),
+        ("%s <b>b</b>", True),
+        ("green %s", False),
+        ("<b>a</b> %s %s", False),
+    ]
+
+
+def test_a_line_with_a_placeholder_has_a_fallback():
+    """It is read only where no translation of the line is intact, and used only if its own is."""
+    (line,) = LineReader(_Tokenizer(b""), 12).lines(["siehe %s, www.a.de"])
+    assert [reading.parts for reading in line.readings] == [["siehe %s, http://1"], ["siehe %s, www.a.de"]]
+    assert line.fallbacks == [Reading(["siehe http://1, http://2"], ("%s", "www.a.de"))]
+    known = {
+        "siehe %s, http://1": [Translation("see http://1", -1.0, confidence=0.9)],
+        "siehe %s, www.a.de": [Translation("see www.a.de", -1.0, confidence=0.5)],
+    }
+    assert line.texts_of_fallbacks(known) == ["siehe http://1, http://2"]
+    for text, expected in (("see http://1, http://2", "see %s, www.a.de"), ("see http://2", "see www.a.de")):
+        fallback = {"siehe http://1, http://2": [Translation(text, -2.0, confidence=0.1)]}
+        assert [each.text for each in line.translations(known | fallback)] == [expected]
+    known["siehe %s, http://1"] = [Translation("http://1: see %s", -1.0)]
+    assert not line.texts_of_fallbacks(known)
+    assert [each.text for each in line.translations(known)] == ["www.a.de: see %s"]
+
+
+def test_lines_without_placeholders_have_no_fallback():
+    """Those with addresses alone are read with short ones anyway."""
+    lines = LineReader(_Tokenizer(b""), 12).lines(["neerg", "neerg www.a.de", "<neerg> 100%"])
+    assert [list(line.fallbacks) for line in lines] == [[], [], []]

@@ -19,6 +19,7 @@ class Translation:
       confidence: the geometric mean of its tokens' probabilities, 0 to 1, which compares translations of any length;
         of a line that was translated in parts, the least. Low values mark doubtful translations (docs/pocket.md).
       truncated: whether it, or one of its parts, reached `search.max_length` tokens before its end.
+      is_intact: whether it has the placeholders, tags and addresses of the line, see `kept_text.required`.
     """
 
     text: str
@@ -26,6 +27,7 @@ class Translation:
     parts: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...] = ()
     confidence: float = 1.0
     truncated: bool = False
+    is_intact: bool = True
 
 
 def join(parts: Sequence[list[Translation]]) -> list[Translation]:
@@ -39,6 +41,7 @@ def join(parts: Sequence[list[Translation]]) -> list[Translation]:
             tuple(pair for part in ranked for pair in part.parts),
             min(part.confidence for part in ranked),
             any(part.truncated for part in ranked),
+            all(part.is_intact for part in ranked),
         )
         for ranked in zip(*parts, strict=True)
     ]

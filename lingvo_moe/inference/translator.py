@@ -72,8 +72,8 @@ class Translator:
         `input.source_length` tokens or more is translated in parts, see `sentence_splitting`; before the first
         translation, a warning names the lines with a sentence that is too long by itself and loses its end, ten of them
         at most. Symbols that the source tokenizer does not know are not translated, see `unknown_symbols`; the marks of
-        `accelerators` are removed; lines in `capitals` are read in lower case, too, and those with `addresses` with
-        short ones.
+        `accelerators` are removed; lines in `capitals` are read in lower case, too, and those with addresses with
+        `short_addresses`, as are those that lose a placeholder or a tag.
 
         Args:
           sentences: the lines.
@@ -88,11 +88,16 @@ class Translator:
             for chunk in _chunks(lines, self._experiment.decoding_batch):
                 new = list(dict.fromkeys(text for line in chunk for text in line.texts if text not in known))
                 known.update(zip(new, self._translate_texts(new, advance), strict=True))
+                again = [text for line in chunk for text in line.texts_of_fallbacks(known)]
+                new = list(dict.fromkeys(text for text in again if text not in known))
+                known.update(zip(new, self._translate_texts(new), strict=True))
                 yield [line.translations(known) for line in chunk]
                 uses.subtract(text for line in chunk for text in line.texts)
                 known = {text: translations for text, translations in known.items() if uses[text]}
 
-    def _translate_texts(self, texts: Sequence[str], advance: Callable[[int], None]) -> list[list[Translation]]:
+    def _translate_texts(
+        self, texts: Sequence[str], advance: Callable[[int], None] = lambda count: None
+    ) -> list[list[Translation]]:
         """Returns the translations of each text, which fits the model, best first."""
         results: list[list[Translation]] = [[]] * len(texts)
         batches = source_batches(

@@ -78,6 +78,28 @@ def test_lines_are_read_as_the_text_of_corpora_is_written(translator):
     assert best.text.startswith("\u2603 ") and best.text.endswith(" \u2603") and len(best.text.splitlines()) == 1
 
 
+def test_a_lost_placeholder_is_translated_again(translator, monkeypatch):
+    """With a short address in its place, once for all lines that need it, and not where a hypothesis has it."""
+    read = []
+
+    def translate_texts(texts, advance=None):
+        read.append(list(texts))
+        answers = {"neerg %s": ["green", "bad %s"], "eulb %d": ["blue", "sky"], "eulb http://1": ["blue http://1", "x"]}
+        return [[Translation(answer, -1.0) for answer in answers.get(text, ["other", "one"])] for text in texts]
+
+    monkeypatch.setattr(translator, "_translate_texts", translate_texts)
+    lines = translator.translate(["neerg %s", "eulb %d", "der", "eulb %d", "gib %s"])
+    assert read == [["neerg %s", "eulb %d", "der", "gib %s"], ["eulb http://1", "gib http://1"]]
+    assert [[each.text for each in line] for line in lines] == [
+        ["bad %s", "green"],
+        ["blue %d", "x"],
+        ["other", "one"],
+        ["blue %d", "x"],
+        ["other", "one"],
+    ]
+    assert [line[0].is_intact for line in lines] == [True, True, True, True, False]
+
+
 def test_a_line_in_capitals_that_does_not_fit_is_read_in_lower_case_alone(translator):
     """Capitals have far more pieces."""
     lines = ["NEERG DER EULB " * count for count in range(1, 40)]
@@ -126,7 +148,7 @@ def test_a_long_line_is_translated_in_parts(data, translator, caplog):
     long = " ".join(sentences * 12)
     assert translator.fits(["der", long]) == [True, False]
     found = translator.translate(["der", long])
-    ((_, (reading,), _),) = LineReader(Tokenizers.load(data.tokenizers).source, 47).lines([long])
+    ((_, (reading,), *_),) = LineReader(Tokenizers.load(data.tokenizers).source, 47).lines([long])
     parts = reading.parts
     assert len(parts) > 1 and not caplog.records
     separate = translator.translate(parts)

@@ -1,4 +1,4 @@
-"""Addresses are replaced by short ones and come back unchanged; other text with dots and slashes is none."""
+"""What must be kept is replaced by short addresses and comes back unchanged; other text stays as it is."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lingvo_moe.inference.addresses import restore, shorten
-from lingvo_moe.inference.kept_text import ADDRESS
+from lingvo_moe.inference.kept_text import ADDRESS, required
+from lingvo_moe.inference.short_addresses import restore, shorten
 
 
 @pytest.mark.parametrize(
@@ -30,33 +30,45 @@ from lingvo_moe.inference.kept_text import ADDRESS
     ],
 )
 def test_addresses_are_shortened_and_restored(text, shortened, addresses):
-    assert shorten(text) == (shortened, addresses)
-    assert restore(shortened, addresses) == (text, True)
+    assert shorten(text, ADDRESS.finditer(text)) == (shortened, addresses)
+    assert restore(shortened, addresses) == text
+
+
+def test_all_that_is_required_is_shortened():
+    text = "<b>%1$s</b>: {name} (https://a.de), 5 %"
+    assert shorten(text, required(text)) == (
+        "http://1http://2http://3: http://4 (http://5), 5 %",
+        ("<b>", "%1$s", "</b>", "{name}", "https://a.de"),
+    )
 
 
 @pytest.mark.parametrize(
     "translation, expected",
     [
-        ("http://2 before http://1", ("b.de before a.de", True)),
-        ("only http://1", ("only a.de", False)),
-        ("http://1 http://2 http://2", ("a.de b.de b.de", False)),
-        ("http://1 http://2 http://12", ("a.de b.de http://12", False)),
-        ("none", ("none", False)),
+        ("http://2 before http://1", "b.de before a.de"),
+        ("http://1 http://2 http://12", "a.de b.de http://12"),
+        ("http://0", "http://0"),
+        ("none", "none"),
     ],
 )
-def test_a_translation_that_lacks_an_address_is_incomplete(translation, expected):
+def test_short_addresses_without_an_original_stay(translation, expected):
     assert restore(translation, ("a.de", "b.de")) == expected
 
 
-@given(st.lists(st.sampled_from(["https://a.de/1", "www.b.de", "c@d.de", "und", "(", ")", ".", "http://1", "http://"])))
+_PARTS = ["https://a.de/1", "www.b.de", "c@d.de", "und", "(", ")", ".", "http://1", "http://", "%s", "{n}", "<b>", "$1"]
+
+
+@given(st.lists(st.sampled_from(_PARTS)))
 def test_any_text_comes_back(parts):
     """And has no address of its own while it is shortened."""
     text = " ".join(parts)
-    shortened, addresses = shorten(text)
-    assert restore(shortened, addresses) == (text, True)
-    assert [found[0] for found in ADDRESS.finditer(text)] == list(addresses)
+    for found in (list(ADDRESS.finditer(text)), required(text)):
+        shortened, originals = shorten(text, found)
+        assert restore(shortened, originals) == text
+        assert [each[0] for each in found] == list(originals)
 
 
 def test_a_long_text_takes_no_longer_than_its_length():
     """A regular expression with nested repetitions would take years here."""
-    assert shorten("a@" * 20_000 + "www." * 20_000 + "a." * 20_000).text
+    text = "a@" * 20_000 + "www." * 20_000 + "a." * 20_000 + "<a" * 20_000 + "{a" * 20_000 + "%0" * 20_000
+    assert shorten(text, required(text)).text

@@ -1,0 +1,89 @@
+"""Counts the lines whose translation loses a placeholder, a tag or an address.
+
+  python -m tools.lost_placeholders --max_pairs=60                            of packages that no model was trained on
+  python -m tools.lost_placeholders --preset=none --input=my_files --max_pairs=500    of your own .po files
+
+The model is that of `translate`: the released one unless --model and --logdir name another. Held-out splits of corpora
+have no lines with placeholders, so the tool reads the data sources themselves. It takes the lines whose reference has
+the placeholders, tags and addresses of the source, up to --max_pairs of each language and kind, by a hash of the
+English text. A table in Markdown has the number of lines, and how many translations keep what they must.
+"""
+
+from __future__ import annotations
+
+import collections
+import hashlib
+from collections.abc import Iterable
+
+from absl import flags
+
+from lingvo_moe.cli import app, recorded, released, run_config, run_setup
+from lingvo_moe.data import corpus_builder, pocket
+from lingvo_moe.data.languages import check_selected
+from lingvo_moe.errors import UserError
+from lingvo_moe.inference.kept_text import ADDRESS, required
+from lingvo_moe.inference.translator import Translator
+from tools import markdown
+
+FLAGS = flags.FlagValues()
+run_config.define_flags(run_config.SearchConfig, FLAGS)
+flags.DEFINE_string("preset", "unseen", "data sources, as of tools.build_corpus", flag_values=FLAGS)
+flags.DEFINE_multi_string("input", [], "files of your own, as of tools.build_corpus; repeatable", flag_values=FLAGS)
+flags.DEFINE_string("packages", None, "directory for downloads, as of tools.build_corpus", flag_values=FLAGS)
+flags.DEFINE_list("languages", list(pocket.LANGUAGES), "languages of the lines", flag_values=FLAGS)
+flags.DEFINE_integer("max_pairs", 100, "lines of each language and kind", lower_bound=1, flag_values=FLAGS)
+
+KINDS = ("placeholders", "tags", "addresses")
+
+
+def main(arguments: list[str]):
+    """Translates and prints the table."""
+    app.no_arguments(arguments[1:])
+    selected = check_selected(FLAGS.languages, "--languages")
+    found = corpus_builder.find_sources(FLAGS.preset, FLAGS.input, FLAGS.packages, selected)
+    pairs = corpus_builder.collect_pairs(found.sources, selected).pairs
+    lines = {kind: sorted({line for own in pairs.values() for line in choose(own, kind)}) for kind in KINDS}
+    if not any(lines.values()):
+        raise UserError(
+            f"--preset={FLAGS.preset}: no line of {', '.join(FLAGS.languages)} has a placeholder, tag or address."
+        )
+    with released.by_default(recorded.by_default(run_config.read(run_config.SearchConfig, FLAGS))) as config:
+        name, experiment, engine = run_setup.set_up(config, "decode", {"search.beam_size": config.beam_size})
+        translator = Translator(name, experiment, engine, config.log_directory())
+        rows = [_row(translator, kind, lines[kind]) for kind in KINDS]
+    print(markdown.table(("lines with", "number", "intact", "share"), rows))
+
+
+def choose(pairs: Iterable[tuple[str, str]], kind: str) -> list[str]:
+    """Returns sources with what is required of this kind, whose references have all that is required of them."""
+    kept = {
+        english: source
+        for source, english in sorted(pairs)
+        if kind in kinds(source) and _count(source) == _count(english)
+    }
+    drawn = sorted(kept, key=lambda english: hashlib.sha256(english.encode()).digest())
+    return [kept[english] for english in drawn[: FLAGS.max_pairs]]
+
+
+def kinds(text: str) -> set[str]:
+    """Returns which of KINDS a text has."""
+    found = [each[0] for each in required(text)]
+    is_address = [bool(ADDRESS.fullmatch(each)) for each in found]
+    return {
+        "tags" if text[0] == "<" else "addresses" if address else "placeholders"
+        for text, address in zip(found, is_address, strict=True)
+    }
+
+
+def _count(text: str) -> collections.Counter[str]:
+    return collections.Counter(each[0] for each in required(text))
+
+
+def _row(translator: Translator, kind: str, lines: list[str]) -> tuple[str, ...]:
+    intact = sum(best.is_intact for best, *_ in translator.translate(lines))
+    share = f"{100 * intact / len(lines):.1f} %" if lines else "-"
+    return (kind, str(len(lines)), str(intact), share)
+
+
+if __name__ == "__main__":
+    app.run(main, FLAGS)
