@@ -125,6 +125,8 @@ def main(arguments: list[str]):
     output_files.check_path("--output", _VALUES.output)
     os.environ["GLIBC_TUNABLES"] = _KEEP_MEMORY  # of the processes
     shapes = [_shape(text) for text in _VALUES.shapes]
+    if not shapes:
+        raise UserError("--shapes= is empty: expected PROCESSESxDEVICES, for instance 1x8; several with commas.")
     times = [time for shape in progress.track(shapes, "measuring") for time in measure(*shape, _VALUES.runs)]
     cores = len(os.sched_getaffinity(0))
     measured.save(Measured(processor.name(), cores, _VALUES.runs, tuple(times)), pathlib.Path(_VALUES.output))

@@ -83,6 +83,15 @@ def test_impossible_shapes_are_one_line(shape, capsys):
     assert f"error: --shapes={shape}: expected PROCESSESxDEVICES, together a power" in capsys.readouterr().err
 
 
+def test_no_shapes_are_an_error_and_not_an_empty_file(tmp_path, capsys):
+    output = tmp_path / "times.json"
+    output.write_text("measured before", encoding="utf-8")
+    arguments = ["tool", "--shapes=", f"--output={output}"]
+    assert app.execute(collective_times.main, arguments, collective_times._VALUES) == 2
+    assert "error: --shapes= is empty: expected PROCESSESxDEVICES" in capsys.readouterr().err
+    assert output.read_text(encoding="utf-8") == "measured before"
+
+
 def _measured() -> Measured:
     """AllToAll takes 2 ms for each device and 3 of CPU time, with 32 MiB four times that."""
     shapes = [(1, 2), (1, 16), (2, 2)]

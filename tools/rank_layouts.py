@@ -59,7 +59,7 @@ SIZES = (
 
 
 def choose(config: Experiment, devices: int, seed: int) -> Iterator[Candidate]:
-    """Yields random legal layouts without end: each mesh is as likely as any other, and so is each of its layouts.
+    """Yields all legal layouts in random order: each mesh is as likely as any other, and so is each of its layouts.
 
     Without pipelines and microbatches, of which there are many more than of others.
     """
@@ -68,8 +68,12 @@ def choose(config: Experiment, devices: int, seed: int) -> Iterator[Candidate]:
     for candidate in layout_space.candidates(config, space):
         by_mesh.setdefault(candidate.mesh.shape, []).append(candidate)
     generator = random.Random(seed)
-    while True:
-        yield generator.choice(by_mesh[generator.choice(sorted(by_mesh))])
+    while by_mesh:
+        mesh = generator.choice(sorted(by_mesh))
+        left = by_mesh[mesh]
+        yield left.pop(generator.randrange(len(left)))
+        if not left:
+            del by_mesh[mesh]
 
 
 def main(arguments: list[str]):

@@ -13,13 +13,15 @@ from tools import rank_layouts
 
 
 def test_the_same_seed_chooses_the_same_layouts():
-    """An interrupted comparison continues with the next layout."""
+    """An interrupted comparison continues with the next layout. None is chosen twice, and in the end there is none."""
     import params.dense_lm  # noqa: F401  (registers the model)
 
     config = experiment.unchecked("dense_lm.Small")
     first, again, other = (list(itertools.islice(rank_layouts.choose(config, 8, seed), 20)) for seed in (1, 1, 2))
     assert first == again != other
     assert len({candidate.mesh.shape for candidate in first}) > 3
+    everything = list(rank_layouts.choose(config, 8, 1))
+    assert everything[:20] == first and len({str(candidate) for candidate in everything}) == len(everything) > 100
 
 
 def test_results_of_other_flags_are_refused(tmp_path):

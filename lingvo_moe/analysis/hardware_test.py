@@ -238,3 +238,13 @@ def test_a_permute_of_gpus_needs_the_network_if_a_pair_is_of_two_nodes(pairs, se
 @pytest.mark.parametrize("kind", GROUPED)
 def test_every_collective_of_gpus_has_a_time(kind):
     assert Network(Cluster("h100:4x8", "h100", 4, 8, ())).seconds(kind, MIB, range(32)) > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["v3:4x4x1", "v4:4x4x4", "v5e:8x4", "v6e:4x8"])
+def test_devices_of_a_slice_are_where_the_torus_has_them(name):
+    """Groups of a module are positions in the order that it was compiled for; JAX lists a slice host by host."""
+    found = topology.Slice.of(name)
+    torus = Torus(GENERATIONS[found.generation], (*found.chips, 1)[:3])
+    expected = [[each.core_on_chip for each in found.devices], *zip(*(each.coords for each in found.devices))]
+    np.testing.assert_array_equal(torus._coordinates(range(len(found.devices))), expected)

@@ -124,7 +124,8 @@ class Plan:
       bubble_cycles: those of the cycles that a stage of a pipeline spends in iterations without a microbatch.
       largest_buffers: if the program does not fit, its largest buffers, as compiled for cores with more memory.
       compiler_options: beside the compiler's defaults, each `NAME=VALUE`.
-      unit: of what `tokens` counts: tokens, or voxels of a model that segments volumes.
+      unit: of what `tokens` counts: tokens, voxels of a model that segments volumes, or frames of 10 ms of one that
+        recognises speech.
     """
 
     model: str
@@ -261,7 +262,7 @@ def make(
         "compiler_options": target.compiler_options,
         **_settings(experiment, program),
         "tokens": _tokens(experiment, program),
-        "unit": "voxels" if experiment.segments else "tokens",
+        "unit": "voxels" if experiment.segments else "frames" if experiment.recognises else "tokens",
         "lower_seconds": lowered_at - start,
         "model_flops": flops.training_step(experiment.model, experiment.input) if program == "train" else None,
     }
@@ -357,7 +358,7 @@ def _memory(
 ) -> Memory:
     size: dict[str, int] = defaultdict(int)
     for argument in program.inputs:
-        size[_kind(argument)] += _bytes_per_core(argument, program)
+        size[_kind(argument, program)] += _bytes_per_core(argument, program)
     return Memory(
         size["replicated_weights"],
         size["distributed_weights"],
@@ -369,18 +370,22 @@ def _memory(
     )
 
 
-def _kind(argument: Argument) -> str:
+def _kind(argument: Argument, program: Program) -> str:
     parts = argument.path.split("/")
     if {"optimizer_state", "ema_gap"}.intersection(parts[:2]):
         return "optimizer_state"
     if "theta" in parts[:2]:
-        return "distributed_weights" if max(argument.dims_mapping, default=-1) >= 0 else "replicated_weights"
+        return "distributed_weights" if _parts(argument, program) > 1 else "replicated_weights"
     return "inputs"
 
 
 def _bytes_per_core(argument: Argument, program: Program) -> int:
-    parts = math.prod(program.mesh.shape[axis] for axis in argument.dims_mapping if axis >= 0)
-    return math.prod(argument.shape) * _ITEM_BYTES[argument.dtype] // parts
+    return math.prod(argument.shape) * _ITEM_BYTES[argument.dtype] // _parts(argument, program)
+
+
+def _parts(argument: Argument, program: Program) -> int:
+    """Returns the number of different shards."""
+    return math.prod(program.mesh.shape[axis] for axis in argument.dims_mapping if axis >= 0)
 
 
 def _runs(module: Module, target: Slice | Cluster) -> Iterator[tuple[Instruction, int]]:

@@ -13,6 +13,7 @@ from lingvo_moe.analysis.hlo import Module
 from lingvo_moe.engines.cluster import Cluster
 from lingvo_moe.engines.topology import Slice
 from lingvo_moe.errors import UserError
+from lingvo_moe.program import Argument, Program
 from lingvo_moe.sharding.layout import DeviceMesh
 from lingvo_moe.testing.plans import training_plan
 
@@ -76,6 +77,13 @@ def test_memory_has_the_programs_inputs_by_category(planned):
     assert planned.memory.replicated_weights == 4 * (planned.weights - experts)
     assert 0 < planned.memory.optimizer_state < planned.memory.replicated_weights / 8  # factored
     assert planned.memory.temporaries > 0 and planned.fits
+
+
+def test_weights_are_distributed_where_devices_have_different_shards():
+    """A layout that shards a weight along an axis of one device distributes nothing."""
+    weight = Argument("theta/weight", (8, 4), "float32", (-1, 0))
+    kinds = [plan._kind(weight, Program("train", DeviceMesh(mesh), (weight,), (), (), b"")) for mesh in ((1,), (2,))]
+    assert kinds == ["replicated_weights", "distributed_weights"]
 
 
 def test_each_moe_layer_has_six_all_to_alls(planned):

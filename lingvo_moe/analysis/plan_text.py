@@ -53,7 +53,7 @@ def trial(tried: Trial) -> str:
         return f"{label:44} {memory}, time unknown"
     rematerialised = (plan.rematerialised_cycles or 0) / plan.cycles
     return (
-        f"{label:44} {memory}  {plan.step_seconds:8.3f} s/step  "
+        f"{label:44} {memory}  {_seconds(plan.step_seconds):>11}/step  "
         f"{tried.tokens_per_second:14,.0f} {plan.unit}/s [c, m]  {rematerialised:4.0%} rematerialised"
     )
 
@@ -162,7 +162,8 @@ def _cost(plan: Plan, step_seconds: float, tokens: float, price: float | None) -
     if plan.program == "decode":
         yield f"  sentences/s     {plan.batch_size / step_seconds:12,.1f}"
         hours = plan.core_hours_per_million() or 0.0
-        yield f"  10^6 sentences  {hours:12,.1f} {plan.device}-hours{_priced(plan, hours, price)}"
+        digits = 1 if hours >= 10 else 3
+        yield f"  10^6 sentences  {hours:12,.{digits}f} {plan.device}-hours{_priced(plan, hours, price)}"
         yield "  (searches of the greatest length; a search ends when all of its sentences have ended)"
     else:
         yield f"  {plan.unit}/s        {plan.tokens / step_seconds:12,.0f}"

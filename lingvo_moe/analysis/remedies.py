@@ -19,6 +19,7 @@ from lingvo_moe.experiment import Experiment
 from lingvo_moe.sharding.layout import AUTO, DeviceMesh, Layout
 
 _MAX_DOUBLINGS = 8
+_GPUS_PER_NODE = 8
 # The layouts of one mesh axis that replicate dense weights.
 _REPLICATING = (AUTO, "gshard", "gshard_few")
 
@@ -93,7 +94,7 @@ def _is_of_volumes(plan: Plan) -> bool:
 
 def _layouts(plan: Plan, mesh: DeviceMesh) -> Iterator[str]:
     """What shards weights that a layout of one axis replicates."""
-    one_axis = len(mesh.shape) == 1
+    one_axis = len(mesh.shape) == 1 and mesh.size > 1
     if one_axis and plan.layout in _REPLICATING:
         yield "--set layout=gshard_sharded_update, which shards dense weights too"
     if one_axis and plan.layout in (*_REPLICATING, "gshard_sharded_update") and (columns := _divisor(mesh.size)) > 1:
@@ -113,12 +114,15 @@ def _meshes(mesh: DeviceMesh, doublings: int) -> Iterator[DeviceMesh]:
 
 
 def _larger(target: Slice | Cluster, doublings: int) -> Slice | Cluster:
-    """Returns a description of `2**doublings` times as many devices: of nodes, or of chips in the squarest shape."""
+    """Returns a description of `2**doublings` times as many devices: full nodes, or chips in the squarest shape."""
     devices = tuple(range(len(target.devices) << doublings))  # the cost model counts them, and asks no compiler
     if isinstance(target, Cluster):
-        nodes = target.nodes << doublings
-        name = f"{target.generation}:{nodes}x{target.gpus_per_node}"
-        return dataclasses.replace(target, name=name, nodes=nodes, devices=devices)
+        within = doublings
+        while within and target.gpus_per_node << within > _GPUS_PER_NODE:
+            within -= 1
+        nodes, gpus = target.nodes << doublings - within, target.gpus_per_node << within
+        name = f"{target.generation}:{nodes}x{gpus}"
+        return dataclasses.replace(target, name=name, nodes=nodes, gpus_per_node=gpus, devices=devices)
     chips = list(target.chips)
     is_flat = GENERATIONS[target.generation].endswith("x1") or len(chips) == 2
     for _ in range(doublings):

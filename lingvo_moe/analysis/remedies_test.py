@@ -48,6 +48,7 @@ _ALL = (_BATCH, _REMAT, _NARROW, _UPDATE, _TWO_AXES)
         ({"mesh": "4x2"}, (_UPDATE, _TWO_AXES)),
         ({"layout": "spatial"}, (_UPDATE, _TWO_AXES)),
         ({"mesh": "7", "cores": 7}, (_TWO_AXES,)),
+        ({"mesh": "1", "cores": 1}, (_UPDATE, _TWO_AXES)),
     ],
 )
 def test_a_remedy_changes_something(changes, without):

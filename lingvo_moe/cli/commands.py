@@ -175,11 +175,12 @@ def _search(config: PlanConfig, target: topology.Slice | cluster.Cluster, mesh: 
         trials.append(trial)
         print(plan_text.trial(trial), flush=True)
     best = max(trials, key=lambda trial: trial.tokens_per_second)
-    if not best.plan.fits:
+    fitting = sum(trial.plan is not None and trial.plan.fits for trial in trials)
+    if not fitting:
         print("none of the settings fits; the plan of the unchanged settings:\n")
     else:
         print(
-            f"\nfastest of {len(trials)} that fits: "
+            f"\nfastest of the {fitting} that fit: "
             f"{' '.join(f'--set {c}' for c in best.changes) or 'the unchanged settings'}\n"
         )
     return best.plan

@@ -254,6 +254,6 @@ def _show_usage(name: str) -> int:
 def _short(count: int) -> str:
     """Returns a count in three digits and a unit: 12.3M for 12,345,678."""
     for unit, size in (("T", 10**12), ("B", 10**9), ("M", 10**6)):
-        if count >= size:
+        if float(f"{count:.3g}") >= size:  # 999,600,000 is 1B
             return f"{count / size:.3g}{unit}"
     return str(count)

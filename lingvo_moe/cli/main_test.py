@@ -60,3 +60,17 @@ def test_an_interrupt_during_imports_is_one_line():
     )
     found = run_code(code, succeeds=False)
     assert (found.returncode, found.stdout, found.stderr) == (130, "", "interrupted\n")
+
+
+@pytest.mark.parametrize(
+    "count, expected",
+    [
+        (12_345_678, "12.3M"),
+        (999_499, "999499"),
+        (999_600_000, "1B"),
+        (999_499_000_000, "999B"),
+        (999_600_000_000, "1T"),
+    ],
+)
+def test_counts_have_three_digits(count, expected):
+    assert main._short(count) == expected

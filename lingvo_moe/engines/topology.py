@@ -79,7 +79,8 @@ class Slice:
       name: in libtpu's notation, `v3:32x32x1`: a generation, and the number of chips along each dimension of the torus.
       generation: the first part of the name.
       chips: the number of chips along each dimension.
-      devices: all cores, as JAX describes them.
+      devices: all cores, as JAX describes them, in the order of `hardware.Torus`. JAX lists them host by host, so that
+        a row of a mesh would be spread over several rows of the torus.
       compiler_options: of libtpu's compiler beside its defaults, each `NAME=VALUE`: those of LIBTPU_INIT_ARGS that
         are not flags of all of libtpu, and the user's.
     """
@@ -125,7 +126,7 @@ class Slice:
                 f"--topology={name}: there is no such slice; the largest of {generation} has {largest} chips. Take a "
                 f"smaller one, or another generation: {', '.join(GENERATIONS)}."
             )
-        devices = tuple(_devices(name.lower()))
+        devices = tuple(sorted(_devices(name.lower()), key=lambda each: (*reversed(each.coords), each.core_on_chip)))
         own = _own_options(generation)
         of_libtpu = compiler_options.of_environment("LIBTPU_INIT_ARGS", "xla_")
         with _without_flags_of_xla():

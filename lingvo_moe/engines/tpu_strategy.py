@@ -47,9 +47,11 @@ class Engine:
           resolver: the `tf.distribute.cluster_resolver.TPUClusterResolver`.
           topology: what initialising it returned.
         """
-        assignment = tf.tpu.experimental.DeviceAssignment.build(
-            topology, computation_shape=list(topology.mesh_shape), num_replicas=1
-        )
+        # In the order of plans (`hardware.Torus`): core by core, then along the first dimension of the torus. So the
+        # axes of a mesh are along its dimensions. `DeviceAssignment.build` takes the chips in a ring.
+        cores = np.reshape(topology.device_coordinates, (-1, topology.mesh_rank))
+        ordered = sorted(cores.tolist(), key=lambda each: (*reversed(each[:-1]), each[-1]))
+        assignment = tf.tpu.experimental.DeviceAssignment(topology, np.array([ordered]))
         self.strategy = tf.distribute.TPUStrategy(
             resolver, experimental_device_assignment=assignment, experimental_spmd_xla_partitioning=True
         )

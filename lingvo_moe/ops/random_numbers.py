@@ -40,9 +40,7 @@ def uniform(seed: tf.Tensor, shape: tuple[int, ...], rows: Rows | None = None) -
 
     With `rows`, these are some rows of the tensor that has all of them: the same numbers as there.
     """
-    if rows is None:
-        return _drawn(shape, None)(seed)
-    return _drawn(shape, rows.total)(seed, rows.first)
+    return _drawn()(seed, *_counters(shape, rows))
 
 
 def fold_seed(seed: tf.Tensor, key: str | int | tf.Tensor) -> tf.Tensor:
@@ -51,14 +49,14 @@ def fold_seed(seed: tf.Tensor, key: str | int | tf.Tensor) -> tf.Tensor:
     return _folded()(seed, number)
 
 
-# Graph functions are traced once per shape, and called: inlined, their operators were most of a graph.
+# Graph functions are traced once per shape, and called: inlined, their operators were most of a graph. Counters are
+# arguments: inside, they would be constants, which TensorFlow computes on the host, in full, when it lowers the caller.
 @functools.cache
-def _drawn(shape: tuple[int, ...], total: int | None) -> Callable:
-    """Returns the function from a seed, and the first row where there are `total` rows, to `uniform`'s numbers."""
+def _drawn() -> Callable:
+    """Returns the function from a seed and counters to `uniform`'s numbers."""
 
-    def draw(seed: tf.Tensor, first: tf.Tensor | None = None) -> tf.Tensor:
-        rows = None if first is None or total is None else Rows(first, total)
-        word, _ = _threefry(tf.bitcast(seed, tf.uint32), *_counters(shape, rows))
+    def draw(seed: tf.Tensor, first: tf.Tensor, second: tf.Tensor) -> tf.Tensor:
+        word, _ = _threefry(tf.bitcast(seed, tf.uint32), first, second)
         return tf.cast(tf.cast(tf.bitwise.right_shift(word, _constant(8)), tf.int32), tf.float32) * 2.0**-24
 
     return tf.function(draw, autograph=False)

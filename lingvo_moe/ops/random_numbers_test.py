@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import resource
 from unittest import mock
 
 import numpy as np
@@ -11,7 +12,8 @@ import pytest
 from lingvo_moe.lazy import tf
 from lingvo_moe.ops import random_numbers
 from lingvo_moe.ops.random_numbers import fold_seed, uniform
-from lingvo_moe.sharding.layout import DeviceMesh, Layout
+from lingvo_moe.program import lower
+from lingvo_moe.sharding.layout import DeviceMesh, Layout, Spec
 from lingvo_moe.testing import harness
 
 SEED = np.int32([1, -2])
@@ -61,11 +63,9 @@ def test_no_two_elements_share_a_counter(shape, word):
 @pytest.mark.parametrize("word", [2**32, 20])
 def test_some_rows_have_the_numbers_of_the_whole_tensor(word):
     """Devices that compute their rows separately draw the dropout masks of one that computes all of them."""
-    random_numbers._drawn.cache_clear()  # what is traced with another word
     with mock.patch.object(random_numbers, "_WORD", word):
         whole = uniform(tf.constant(SEED), (6, 3, 5))
         rows = uniform(tf.constant(SEED), (2, 3, 5), random_numbers.Rows(tf.constant(2), 6))
-    random_numbers._drawn.cache_clear()
     np.testing.assert_array_equal(rows, whole[2:4])
 
 
@@ -94,3 +94,12 @@ def test_the_same_bits_on_any_number_of_devices_and_each_makes_its_own(mesh):
     memory = executable.memory()
     assert memory.output_size_in_bytes + memory.temp_size_in_bytes <= one.nbytes / layout.mesh.size + 1024
     assert not harness.collectives(executable)
+
+
+def test_lowering_makes_no_numbers_on_the_host():
+    """A program of a model that no host could hold is lowered from its shapes alone; here, of 8 GiB of numbers."""
+    shape = (2**16, 2**15)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    seed = {"seed": Spec((2,), "int32", "s")}
+    lower("drawn", lambda inputs: {"sum": tf.reduce_sum(uniform(inputs["seed"], shape))}, seed, {}, Layout())
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2**19  # KiB

@@ -130,12 +130,14 @@ def test_command_of_each_plan():
         "m4.MoE128E12L": planned(changes=("model.remat=full",)),
         "m4.MoE128E12L.v5e": planned(topology="v5e:16x8", program="decode"),
         "unet.Volume128Mesh1x1": planned("unet.Volume128Mesh1x1", compiler_options=("a=b",)),
+        "unet.Volume128Mesh1x1.found": planned("unet.Volume128Mesh1x1", changes=("mesh=8x1",)),
     }
     commands = [row[-1] for row in rows_of(report.page(plans).decode(), "All plans")[1:]]
     assert commands == [
         "python -m lingvo_moe plan m4.MoE128E12L --set=model.remat=full",
         "python -m lingvo_moe plan m4.MoE128E12L --program=decode --topology=v5e:16x8 --mesh=128",
         "python -m lingvo_moe plan unet.Volume128Mesh1x1 --topology=v3:2x2x1 --mesh=8x1 --compiler_option=a=b",
+        "python -m lingvo_moe plan unet.Volume128Mesh1x1 --topology=v3:2x2x1 --set=mesh=8x1",
     ]
 
 

@@ -398,7 +398,8 @@ def _command(plan: Plan) -> str:
     program = "" if plan.program == "train" else f" --program={plan.program}"
     changes = "".join(f" --set={changed}" for changed in plan.changes)
     changes += "".join(f" --compiler_option={option}" for option in plan.compiler_options)
-    where = f" --topology={plan.topology} --mesh={plan.mesh}"
+    mesh = "" if any(changed.startswith("mesh=") for changed in plan.changes) else f" --mesh={plan.mesh}"
+    where = f" --topology={plan.topology}{mesh}"
     own = [row for row in (*published.rows(), published.TRILLION) if row.plan == plan.model]
     if own and plan.mesh == own[0].mesh.strip("()").replace(",", "x") and plan.topology == v3_slice(own[0].cores):
         where = ""  # the defaults of `plan`
