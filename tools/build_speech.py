@@ -43,7 +43,9 @@ def main(argv: list[str]):
     if not FLAGS.output:
         raise UserError("--output is missing; name the directory to make with --output=DIR.")
     selected = check_selected(FLAGS.languages, "--languages")
-    read = {language for language in selected if not is_english(language)} or set(_READ_FOR_ENGLISH)
+    read = {language for language in selected if not is_english(language)}
+    if not read and FLAGS.preset != "none":
+        read = set(_READ_FOR_ENGLISH)
     with tempfile.TemporaryDirectory(prefix="lingvo_moe_texts_") as directory:
         texts, _ = corpus_builder.build(
             FLAGS.preset, FLAGS.input, Path(directory) / "texts", FLAGS.packages, selected=frozenset(read)

@@ -27,6 +27,16 @@ def test_sentences_of_ones_own_become_recordings(tmp_path, capsys):
     assert _run(*arguments, "--languages=en,de") == 0 and "is up to date" in capsys.readouterr().out
 
 
+@pytest.mark.slow
+def test_english_of_ones_own_files_needs_no_certain_languages(tmp_path):
+    """All files are read, and not those of the languages that presets are read for."""
+    lines = [f"Het {a} en {b}\tThe {a} and the {b}\n" for a in WORDS for b in WORDS]
+    (tmp_path / "nl.tsv").write_text("".join(lines), encoding="utf-8")
+    arguments = ("--preset=none", f"--input={tmp_path / 'nl.tsv'}", f"--output={tmp_path / 'speech'}")
+    assert _run(*arguments) == 0
+    assert {voice[:3] for voice in Corpus.open(tmp_path / "speech").languages_of("train")} == {"en_"}
+
+
 @pytest.mark.parametrize(
     "arguments, message",
     [

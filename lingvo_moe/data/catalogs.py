@@ -20,6 +20,7 @@ import polib
 from lingvo_moe.data import help_pages, languages
 from lingvo_moe.errors import UserError
 
+ENGLISH_JSON = "en.json"
 _MAGIC = {b"\xde\x12\x04\x95": "<", b"\x95\x04\x12\xde": ">"}
 # A compiler may store equal texts once; in a crafted file, each of many messages may be most of the file.
 _MOST_COPIES = 16
@@ -154,13 +155,18 @@ def _read_json(path: Path, name: PurePath) -> Iterator[Entry]:
     Other JSON has no entries.
     """
     language = languages.normalize(path.stem)
-    beside = path.with_name("en.json")
-    if language is None or path == beside or not beside.is_file() or beside.is_symlink():
+    beside = path.with_name(ENGLISH_JSON)
+    if language is None or path == beside or not beside.is_file() or not _is_beside(beside.resolve(), path):
         return
     english = _json_messages(beside)
     for key, translation in _json_messages(path).items():
         if key in english:
             yield Entry(language, _first_choice(english[key]), _first_choice(translation))
+
+
+def _is_beside(resolved: Path, path: Path) -> bool:
+    """Returns whether a link leads to a file of the same directory: others may be outside of the source."""
+    return resolved.parent == path.parent.resolve()
 
 
 def _json_messages(path: Path) -> dict[tuple[str, ...], str]:

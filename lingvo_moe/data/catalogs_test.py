@@ -131,6 +131,18 @@ def test_mediawiki_catalog_uses_first_forms_and_the_english_beside_it(tmp_path):
     assert _read(tmp_path / "en.json") == []
 
 
+def test_english_json_may_be_a_link_to_a_file_beside_it(tmp_path):
+    """And to no other: that may be outside of the source."""
+    (tmp_path / "in").mkdir()
+    for directory in (tmp_path, tmp_path / "in"):
+        (directory / "en-US.json").write_text('{"key": "yes"}', encoding="utf-8")
+    (tmp_path / "in" / "de.json").write_text('{"key": "ja"}', encoding="utf-8")
+    for target, count in (("en-US.json", 1), ("../en-US.json", 0)):
+        (tmp_path / "in" / "en.json").unlink(missing_ok=True)
+        (tmp_path / "in" / "en.json").symlink_to(target)
+        assert len(list(catalogs.read(tmp_path / "in" / "de.json", PurePath("de.json")))) == count
+
+
 def test_json_tree_is_read_by_the_paths_of_its_keys(tmp_path):
     """Home Assistant's translations are nested; the same key may occur in many places."""
     _write_json(tmp_path / "en.json", {"title": "Lamp", "step": {"user": {"title": "Add a lamp"}, "n": 3}})

@@ -153,7 +153,11 @@ def test_same_files_give_the_same_bytes_in_any_directory_order(texts, tmp_path, 
     """The order of a directory listing depends on the file system."""
     first = _build(texts, tmp_path / "first")
     walk = os.walk
-    monkeypatch.setattr(os, "walk", lambda root: ((top, folders, names[::-1]) for top, folders, names in walk(root)))
+
+    def backwards(root, **options):
+        return ((top, folders, names[::-1]) for top, folders, names in walk(root, **options))
+
+    monkeypatch.setattr(os, "walk", backwards)
     second = _build(texts, tmp_path / "second")
     assert first.fingerprint == second.fingerprint
     assert _files(tmp_path / "first") == _files(tmp_path / "second")

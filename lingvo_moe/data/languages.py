@@ -137,20 +137,20 @@ def from_path(path: PurePath, header: str = "") -> str | None:
     """Returns the label of the language that a catalog translates into, or None if neither path nor header names it.
 
     The layouts `LANG/LC_MESSAGES/x.mo`, `LANG.po`, `x-LANG.po`, `x.LANG.po` and `LANG/x.po` are recognised. Short names
-    such as `gtk-de` or `app` look like labels too, so the catalog's own header, or a two-letter language, takes
-    precedence over a three-letter one.
+    such as `gtk-de`, `app` or `ui` look like labels too. So the catalog's own header takes precedence if the directory
+    or the name agrees with it, and a two-letter language over a three-letter one.
 
     Args:
       path: the catalog's path inside its source.
       header: the `Language:` field of the catalog's header, if it has one.
     """
     if path.parent.name == "LC_MESSAGES":
-        return normalize(path.parent.parent.name)
+        return normalize(path.parent.parent.name) or normalize(header)
     stated = normalize(header)
     parent = normalize(path.parent.name)
     by_name = [label for label in map(normalize, _tails(path.stem)) if label]
     short = [label for label in by_name if _is_two_letter(label)]
-    if stated in by_name:
+    if stated and stated in (*by_name, parent):
         return stated
     return (
         next(iter(short), None)

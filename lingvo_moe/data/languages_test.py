@@ -118,6 +118,11 @@ def test_label_that_is_not_one_is_refused_with_the_manifest_and_the_value(label)
         ("app.po", "de_AT", "de_AT"),
         ("wp-de.po", "de", "de"),
         ("messages.po", "", None),
+        ("de/ui.po", "de", "de"),  # `ui` looks like a language
+        ("de/db.po", "de_DE", "de"),
+        ("js/de.po", "", "de"),
+        ("de/LC_MESSAGES/x.mo", "fr", "de"),
+        ("LC_MESSAGES/x.mo", "fr", "fr"),
         ("locale/all/LC_MESSAGES/qqq.mo", "", "all"),
     ],
 )

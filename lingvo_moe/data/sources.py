@@ -117,10 +117,14 @@ class CatalogDirectory:
         self._paths = [path for path in paths if _is_inside(path, self._root)]
         self.skipped_links = len(paths) - len(self._paths)
         self.size = sum(path.stat().st_size for path in self._paths)
+        for path in self._paths:
+            _check_name(path)
 
     def identity(self) -> str:
-        """Returns a hash of the catalogs' relative paths and contents."""
-        return combined_hash((str(path.relative_to(self._root)), path) for path in self._paths)
+        """Returns a hash of the relative paths and contents of the catalogs, and of the English JSON beside them."""
+        english = {path.with_name(catalogs.ENGLISH_JSON) for path in self._paths if path.suffix == ".json"}
+        read = sorted({*self._paths, *filter(Path.is_file, english)})
+        return combined_hash((str(path.relative_to(self._root)), path) for path in read)
 
     def files(self) -> Iterator[CatalogFile]:
         """Yields the catalogs in the order of their paths."""
@@ -197,9 +201,22 @@ def combined_hash(files: Iterable[tuple[str, Path]]) -> str:
 
 def _walk(root: Path, suffixes: Collection[str]) -> Iterator[Path]:
     """Yields the files below `root` with one of the suffixes; linked directories are not entered."""
-    for directory, _, names in os.walk(root):
+    for directory, _, names in os.walk(root, onerror=_refuse):
         paths = (Path(directory, name) for name in names)
         yield from (path for path in paths if path.suffix in suffixes and path.is_file())
+
+
+def _refuse(error: OSError):
+    """Raises UserError for a directory that cannot be read: its catalogs would be missing without a word."""
+    raise UserError(f"{error.filename}: this directory cannot be read ({error.strerror}).") from None
+
+
+def _check_name(path: Path):
+    """Raises UserError for a name that no manifest can have."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        raise UserError(f"{os.fsencode(path)!r}: the name of this file is not UTF-8; rename it.") from None
 
 
 def _is_inside(path: Path, root: Path) -> bool:

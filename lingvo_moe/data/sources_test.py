@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Collection
 from pathlib import Path
 
@@ -50,6 +52,38 @@ def test_identity_depends_on_names_and_contents(root):
     renamed = sources.user_input(str(root)).identity()
     (root / "nl.tsv").write_text("ja\tno\n")
     assert len({before, renamed, sources.user_input(str(root)).identity()}) == 3
+
+
+def test_identity_depends_on_the_english_json_beside_a_file(root):
+    """It has half of the text, although the file is named alone."""
+    (root / "en.json").write_text('{"key": "yes"}', encoding="utf-8")
+    (root / "de.json").write_text('{"key": "ja"}', encoding="utf-8")
+    before = sources.user_input(root / "de.json").identity()
+    assert sources.user_input(root / "de.json").identity() == before
+    (root / "en.json").write_text('{"key": "aye"}', encoding="utf-8")
+    assert sources.user_input(root / "de.json").identity() != before
+
+
+def test_a_directory_that_cannot_be_read_is_an_error(root, monkeypatch):
+    """Its catalogs would be missing, and nothing would say so."""
+    scandir = os.scandir
+
+    def refused(path):
+        if os.fspath(path).endswith("sub"):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refused)
+    with pytest.raises(UserError, match="sub: this directory cannot be read .Permission denied"):
+        sources.user_input(root)
+
+
+def test_a_name_that_is_not_utf8_is_an_error(root):
+    """The manifest could not name the file."""
+    with open(os.path.join(os.fsencode(root), b"fran\xe7ais.tsv"), "wb") as file:
+        file.write(b"oui\tyes\n")
+    with pytest.raises(UserError, match=r"ais.tsv'?: the name of this file is not UTF-8; rename it"):
+        sources.user_input(root)
 
 
 def test_links_out_of_the_directory_are_skipped_and_counted(root, tmp_path):

@@ -118,8 +118,10 @@ def _transcripts(texts: Corpus, split: str, language: str, max_characters: int) 
     if language == "en":
         pairs = (pair for other in texts.languages_of(split) for pair in texts.pairs(split, other))
         sentences = {english for _, english in pairs}
-    else:
+    elif language in texts.languages_of(split):
         sentences = {source for source, _ in texts.pairs(split, language)}
+    else:
+        sentences = set()
     found = {transcript_of(sentence) for sentence in sentences}
     return {transcript for transcript in found if transcript and len(transcript) <= max_characters}
 

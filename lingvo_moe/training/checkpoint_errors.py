@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import pathlib
 import re
 
 from lingvo_moe.errors import UserError
@@ -11,9 +12,10 @@ from lingvo_moe.errors import UserError
 # How TensorStore reports that stored bytes cannot be found or decoded; an error of a decoder has no status of its own.
 _STORED = ("Error reading", "Error opening", "Error decoding", "DATA_LOSS", "NOT_FOUND")
 # What does not mean that bytes changed: the machine or the file server has too little of something, or refuses.
+_REFUSALS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EACCES, errno.EPERM, errno.ESTALE, errno.ETIMEDOUT)
 _REFUSED = (
     *("RESOURCE_EXHAUSTED", "PERMISSION_DENIED", "UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED", "ABORTED"),
-    *map(os.strerror, (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EACCES, errno.ESTALE, errno.ETIMEDOUT)),
+    *map(os.strerror, _REFUSALS),
 )
 # Where TensorStore found something: the item is the last part of a long path.
 _DATABASE = re.compile(r' in OCDBT database at local file ".*?/([^/"]*)/"')
@@ -27,6 +29,14 @@ def is_corruption(error: BaseException) -> bool:
     """Returns whether an error of a read means that stored bytes changed, are gone or cannot be read from the disk."""
     text = "\n".join(map(str, _causes(error)))
     return any(phrase in text for phrase in _STORED) and not any(phrase in text for phrase in _REFUSED)
+
+
+def check_refused(file: pathlib.Path, error: OSError):
+    """Raises UserError if an error of a read does not mean that the file of a checkpoint is corrupt."""
+    if error.errno in _REFUSALS:
+        raise UserError(
+            f"{file}: the checkpoint cannot be read ({error.strerror}); it is not changed, and no other one is used."
+        ) from None
 
 
 def reason(error: BaseException) -> str:

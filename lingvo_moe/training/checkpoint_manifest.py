@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import TypeVar
 
 from lingvo_moe.errors import UserError
-from lingvo_moe.training.checkpoint_errors import CorruptCheckpoint
+from lingvo_moe.training.checkpoint_errors import CorruptCheckpoint, check_refused
 from lingvo_moe.utils import progress, safe_paths
 from lingvo_moe.utils.hashes import file_sha256
 
@@ -92,6 +92,7 @@ def load(directory: pathlib.Path) -> Manifest | None:
 
     Raises:
       CorruptCheckpoint: it is not as it was written, or that of another step or version.
+      UserError: it cannot be read for another reason, such as a missing permission.
     """
     try:
         content = json.loads((directory / MANIFEST).read_bytes())
@@ -102,6 +103,7 @@ def load(directory: pathlib.Path) -> Manifest | None:
     except FileNotFoundError:
         return None
     except OSError as error:
+        check_refused(directory / MANIFEST, error)
         raise CorruptCheckpoint(f"{MANIFEST} cannot be read ({error.strerror})") from None
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         raise CorruptCheckpoint(f"{MANIFEST} is not as it was written") from None
@@ -127,6 +129,9 @@ def problems(directory: pathlib.Path, items: Collection[str] | None = None, hash
     Returns:
       One line for each file that is not as it was written; empty for a valid checkpoint. None where there is no
       manifest.
+
+    Raises:
+      UserError: a file cannot be read for another reason, such as a missing permission.
     """
     try:
         manifest = load(directory)
@@ -194,6 +199,7 @@ def _size_problem(root: str, path: str, expected: int) -> str | None:
     except FileNotFoundError:
         return f"{path} is missing"
     except OSError as error:
+        check_refused(pathlib.Path(root, path), error)
         return f"{path} cannot be read ({error.strerror})"
     return f"{path} has {actual} bytes instead of {expected}" if actual != expected else None
 
@@ -209,6 +215,7 @@ def _hash_problem(file: pathlib.Path, path: str, expected: str | None) -> str | 
     try:
         return f"{path} has changed" if file_sha256(file) != expected else None
     except OSError as error:
+        check_refused(file, error)
         return f"{path} cannot be read ({error.strerror})"
 
 

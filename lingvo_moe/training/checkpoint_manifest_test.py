@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import builtins
+import errno
+import io
 import json
 import os
 import pathlib
@@ -10,8 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lingvo_moe.errors import UserError
 from lingvo_moe.testing.checkpoints import flip, save, truncate
 from lingvo_moe.training import checkpoint_manifest
+from lingvo_moe.training.checkpoint_errors import CorruptCheckpoint
 
 
 @pytest.fixture(scope="module")
@@ -65,6 +70,24 @@ def test_any_flipped_bit_is_found(step, data):
     finally:
         path.write_bytes(before)
     assert len(found) == 1 and found[0].startswith(f"{path.relative_to(step).as_posix()} "), found
+
+
+@pytest.mark.parametrize("name", [checkpoint_manifest.MANIFEST, "meta"])
+def test_a_missing_permission_is_no_corruption(step, name, monkeypatch):
+    """A checkpoint that is called corrupt is renamed, and the steps since the one before it are lost."""
+    refused = next(path for path in files(step) if name in path.parts)
+    opened = open
+
+    def without_permission(file, *arguments, **settings):
+        if os.fspath(file) == os.fspath(refused):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), file)
+        return opened(file, *arguments, **settings)
+
+    for module in (io, builtins):
+        monkeypatch.setattr(module, "open", without_permission)
+    with pytest.raises(UserError, match=f"{refused.name}: the checkpoint cannot be read .Permission denied") as raised:
+        problems(step)
+    assert not isinstance(raised.value, CorruptCheckpoint)
 
 
 @pytest.mark.parametrize(
