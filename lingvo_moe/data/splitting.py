@@ -1,8 +1,9 @@
-"""The train/valid/test split, without English sentences that are shared, or nearly shared, between splits.
+"""The train/valid/test split: no English sentence is in two splits, and no training sentence is nearly a held-out one.
 
 The same English text occurs in many languages' catalogs, so a split by pair would put almost every test sentence into
 the training set of some other language. Here the English key decides, once for all languages; near-duplicates of
-held-out sentences are in no split.
+held-out sentences are not trained on. A validation sentence may be nearly the same as a test sentence: the two
+held-out splits are not compared with each other.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import collections
 import functools
 import hashlib
+import math
 import re
 import types
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -54,7 +56,7 @@ class KeySplit(NamedTuple):
 
     Attributes:
       test, valid: keys of the held-out splits.
-      near_duplicates: keys within one word of a held-out key; in no split.
+      near_duplicates: keys that are not held out and within one word of a held-out key; in no split.
       overlapping: keys that a training sentence contains nearly completely, so they are not held out; in no split.
       eligible: the number of keys that could be held out.
       all: the number of all keys.
@@ -172,9 +174,12 @@ def near_duplicates(candidates: Collection[str], held_out: Iterable[str]) -> set
     """Returns the candidates that substituting, inserting or deleting one word turns into a held-out key.
 
     Every held-out key is indexed by itself, by itself without each word, and by itself with each word masked; the
-    neighbours of a candidate are then found by look-up, not by comparing all pairs.
+    neighbours of a candidate are then found by look-up, not by comparing all pairs. Keys that are more than a word
+    longer than every candidate are left out: they are near none, and the index of a key takes memory with the square
+    of its length.
     """
-    keys, shorter, masked = set(held_out), set(), set()
+    max_words = max((key.count(" ") + 1 for key in candidates), default=0) + 1
+    keys, shorter, masked = {key for key in held_out if key.count(" ") < max_words}, set(), set()
     for key in keys:
         words = key.split(" ")
         shorter.update(_deletions(words))
@@ -198,16 +203,23 @@ def _masked(words: list[str]) -> Iterator[str]:
 
 
 def ngram_overlaps(held_out: Collection[str], training: Collection[str]) -> set[str]:
-    """Returns the held-out keys of at least 8 words that share 80 % of their 4-grams with one training key."""
+    """Returns the held-out keys of at least 8 words that share 80 % of their 4-grams with one training key.
+
+    A training key without any of the rarest 4-grams of a held-out key, one more than may be missing, shares too few.
+    Only those are indexed: sentences of one template share the others, so an index of all would compare all pairs.
+    """
     ngrams_of = {key: _ngrams(key) for key in held_out if key.count(" ") + 1 >= MIN_WORDS_FOR_OVERLAP}
+    required = {key: math.ceil(MAX_OVERLAP * len(ngrams)) for key, ngrams in ngrams_of.items()}
+    frequency = collections.Counter(ngram for ngrams in ngrams_of.values() for ngram in ngrams)
     keys_with: Mapping[str, list[str]] = collections.defaultdict(list)
     for key, ngrams in ngrams_of.items():
-        for ngram in ngrams:
+        for ngram in sorted(ngrams, key=frequency.__getitem__)[: len(ngrams) - required[key] + 1]:
             keys_with[ngram].append(key)
     overlapping: set[str] = set()
     for sentence in progress.track(training, "comparing 4-grams with training sentences", unit="sentences"):
-        shared = collections.Counter(key for ngram in _ngrams(sentence) for key in keys_with.get(ngram, ()))
-        overlapping.update(key for key, count in shared.items() if count >= MAX_OVERLAP * len(ngrams_of[key]))
+        ngrams = _ngrams(sentence)
+        similar = {key for ngram in ngrams for key in keys_with.get(ngram, ())} - overlapping
+        overlapping.update(key for key in similar if len(ngrams & ngrams_of[key]) >= required[key])
     return overlapping
 
 

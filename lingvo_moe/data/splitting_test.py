@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import itertools
+import tracemalloc
 
 import pytest
-from hypothesis import given, strategies
+from hypothesis import given, settings, strategies
 
 from lingvo_moe.data import splitting
 
 _KEYS = strategies.lists(strategies.sampled_from("abcd"), min_size=1, max_size=6).map(" ".join)
+_LONG_KEYS = strategies.lists(strategies.sampled_from("abc"), min_size=1, max_size=14).map(" ".join)
+_SENTENCES = strategies.lists(strategies.sampled_from("abcdefgh"), min_size=6, max_size=16).map(" ".join)
+_REPLACEMENTS = strategies.tuples(strategies.integers(0, 15), strategies.integers(0, 2), strategies.sampled_from("abx"))
 
 
 @pytest.mark.parametrize(
@@ -58,6 +62,57 @@ def test_near_duplicates_equal_a_comparison_of_all_pairs(candidates, held_out):
     near = {key for key in candidates if any(_word_distance(key.split(), other.split()) <= 1 for other in held_out)}
     found = splitting.near_duplicates(candidates - held_out, held_out)
     assert found == near - held_out
+
+
+@settings(max_examples=100)
+@given(strategies.sets(_LONG_KEYS, max_size=6), strategies.sets(_LONG_KEYS, max_size=6), _REPLACEMENTS)
+def test_near_duplicates_of_keys_of_all_lengths_equal_a_comparison_of_all_pairs(candidates, held_out, replacement):
+    """Leaving out keys that are too long for every candidate changes nothing, also at the limit of one word."""
+    held_out |= {_replaced(key, replacement) + end for key in candidates for end in ("", " a", " a b")}
+    near = {key for key in candidates if any(_word_distance(key.split(), other.split()) <= 1 for other in held_out)}
+    found = splitting.near_duplicates(candidates - held_out, held_out)
+    assert found == near - held_out
+
+
+def test_near_duplicates_do_not_index_keys_that_are_too_long():
+    """The index of a key of 2000 words takes 20 MB, and a training split may have many long keys."""
+    long = " ".join(["word"] * 2000)
+    tracemalloc.start()
+    try:
+        assert splitting.near_duplicates(["a b c d"], [long, "a b c"]) == {"a b c d"}
+        assert tracemalloc.get_traced_memory()[1] < 2_000_000
+    finally:
+        tracemalloc.stop()
+
+
+@settings(max_examples=200)
+@given(
+    strategies.sets(_SENTENCES, min_size=1, max_size=6),
+    strategies.sets(_LONG_KEYS | _SENTENCES, max_size=6),
+    strategies.lists(_REPLACEMENTS, min_size=1, max_size=6),
+)
+def test_ngram_overlaps_equal_a_comparison_of_all_pairs(held_out, training, replacements):
+    """Property: indexing only the rarest 4-grams of a key finds the same keys as comparing it with every sentence."""
+    training |= {_replaced(key, replacement) for key in held_out for replacement in replacements}
+    overlapping = {
+        key
+        for key in held_out
+        if len(key.split()) >= splitting.MIN_WORDS_FOR_OVERLAP
+        and any(
+            len(_four_grams(key) & _four_grams(other)) >= splitting.MAX_OVERLAP * len(_four_grams(key))
+            for other in training
+        )
+    }
+    assert splitting.ngram_overlaps(held_out, training) == overlapping
+
+
+def test_ngram_overlaps_of_a_template_do_not_compare_all_pairs():
+    """40,000 sentences of one template took minutes: each shares some 4-grams with every other."""
+    sentences = [
+        f"the current temperature of the sensor {a}{b} in the room {b}{a} is too high right now"
+        for a, b in itertools.product(range(1000, 1200), range(200))
+    ]
+    assert splitting.ngram_overlaps(sentences[::2], sentences[1::2]) == set()
 
 
 def test_ngram_overlap_needs_80_percent_of_the_4_grams_in_one_sentence():
@@ -123,6 +178,18 @@ def _sentences(count: int) -> list[str]:
         f"{a} {b} {c} {letters[x % 20]} {letters[y % 20]}z"
         for (a, b, c), (x, y) in itertools.islice(zip(itertools.product(letters, repeat=3), code), count)
     ]
+
+
+def _replaced(key: str, replacement: tuple[int, int, str]) -> str:
+    """Returns the key with the words from a position on, none or several, replaced by another word."""
+    start, length, word = replacement
+    words = key.split()
+    return " ".join([*words[:start], word, *words[start + length :]])
+
+
+def _four_grams(key: str) -> set[tuple[str, ...]]:
+    words = key.split()
+    return set(zip(words, words[1:], words[2:], words[3:]))
 
 
 def _word_distance(first: list[str], second: list[str]) -> int:
