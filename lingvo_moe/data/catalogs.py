@@ -27,7 +27,7 @@ _MOST_COPIES = 16
 _CONTEXT_END = "\x04"
 _FORM_END = "\0"
 _INDEX_OF_ONE = re.compile(r"n(?:%10+)?==1(?!\d)[^?:]*\?(\d)")
-_PO_STRING = re.compile(rb'\s*(?:msg\w+(?:\[\d+\])?\s+|(?="))(.*?)\s*$', re.DOTALL)
+_PO_STRING = re.compile(rb'\s*+(?:msg\w+(?:\[\d+\])?\s+|(?="))(.*)', re.DOTALL)
 # {{PLURAL:$1|one|many}}, {{GENDER:$1|he|she}}, {{GRAMMAR:case|word}}; the first form may be written `1=one`.
 _CHOICE = re.compile(r"\{\{\s*(?:PLURAL|GENDER|GRAMMAR)\s*:[^{}|]*\|(?:\d+=)?([^{}|]*)(?:\|[^{}]*)?\}\}", re.IGNORECASE)
 
@@ -145,7 +145,7 @@ def _check_quotes(text: bytes):
     """Raises ValueError for a string without a closing quote, as in a truncated file, which polib would accept."""
     for number, line in enumerate(text.splitlines(), 1):
         string = _PO_STRING.match(line)
-        if string and not re.fullmatch(rb'".*"', string[1], re.DOTALL):
+        if string and not re.fullmatch(rb'".*"', string[1].rstrip(), re.DOTALL):
             raise ValueError(f"line {number}: expected a text in double quotes")
 
 

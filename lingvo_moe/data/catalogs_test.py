@@ -112,6 +112,16 @@ def test_mo_truncated_anywhere_is_an_error(tmp_path):
             _read(path)
 
 
+def test_po_with_many_spaces_is_read_in_linear_time(tmp_path):
+    """A line of 400,000 spaces would take minutes if its end were searched from each of them."""
+    path, line = tmp_path / "de.po", b'msgid "a"\nmsgstr "b' + b" " * 400_000
+    path.write_bytes(line + b'c" \n')
+    assert [entry.english for entry in _read(path)] == ["a"]
+    path.write_bytes(line + b"c \n")
+    with pytest.raises(UserError, match="line 2: expected a text in double quotes"):
+        _read(path)
+
+
 @pytest.mark.parametrize(
     "content", [b'msgid "a"\nmsgstr b\n', b'msgid "a"\nmsgstr ""\n"tru', b'msgid "a"\nmsgstr "\xff"\n', b"\0\1\2"]
 )

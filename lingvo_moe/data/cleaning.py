@@ -21,10 +21,11 @@ _INVISIBLE = re.compile(
     "\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff]"
 )
 # C's %s, %-5.2f and %(name)s, strftime's %Y, Qt's and KDE's %1, LibreOffice's %PRODUCTNAME and $(ARG1), Python's
-# {name}, the shell's $name and ${name}, MediaWiki's $1 and {{SITENAME}}. `%%` is a percent sign.
+# {name}, the shell's $name and ${name}, MediaWiki's $1 and {{SITENAME}}. `%%` is a percent sign. Zeros are flags only
+# before another flag or `*`, so there is one way to read them: with two, a line of zeros takes time with their square.
 PLACEHOLDER = re.compile(
     r"%%|%[A-Z]{3,}|%L\d"
-    r"|%(?:\(\w+\))?(?:\d+\$)?(?:[-+#0]*(?:\*|\d+))?(?:\.(?:\*|\d+))?(?:hh?|ll?|[LqjztOE])?[A-Za-z@]"
+    r"|%(?:\(\w+\))?(?:\d+\$)?(?:(?:0*[-+#])*+(?:0*\*|\d++))?(?:\.(?:\*|\d++))?(?:hh?|ll?|[LqjztOE])?[A-Za-z@]"
     r"|%\d{1,2}(?!\d)|\$\{[^{}]+\}|\$\(\w+\)|\$\w+|\{\{[^{}]*\}\}|\{[^{}\s]*\}"
 )
 _ACCELERATOR_IN_PARENTHESES = re.compile(r"\s*\([_&~]\w\)")

@@ -77,6 +77,10 @@ def test_two_hundred_words_are_accepted():
         ("%1$s", 1),
         ("%-5.2f", 1),
         ("%lu bytes", 1),
+        ("%05d", 1),
+        ("%0d", 1),
+        ("%-0*d", 1),
+        ("%00*d", 1),
         ("%H:%M", 2),
         ("%1 of %2", 2),
         ("%1.", 1),
@@ -99,6 +103,12 @@ def test_two_hundred_words_are_accepted():
 def test_placeholders(text, count):
     """Formats of C, Python, Qt, the shell and MediaWiki; percent signs in prose are not placeholders."""
     assert cleaning.count_placeholders(text) == count
+
+
+@pytest.mark.parametrize("characters", ["0", "+", "-0", ".0", "*0"])
+def test_long_line_of_flags_is_read_in_linear_time(characters):
+    """A corrupt line of 200,000 zeros would take many minutes if there were several ways to read them."""
+    assert cleaning.count_placeholders("%" + characters * 200_000) == 0
 
 
 @pytest.mark.slow
