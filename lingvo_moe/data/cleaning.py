@@ -29,7 +29,15 @@ PLACEHOLDER = re.compile(
     r"|%\d{1,2}(?!\d)|\$\{[^{}]+\}|\$\(\w+\)|\$\w+|\{\{[^{}]*\}\}|\{[^{}\s]*\}"
 )
 _ACCELERATOR_IN_PARENTHESES = re.compile(r"\s*\([_&~]\w\)")
-_ACCELERATOR = re.compile(r"(?<![_&~])[_&~](?=[^\W_])")
+# Before a number, `~` means about: ~10 MB.
+_ACCELERATOR = re.compile(r"(?<![_&~])(?:[_&](?=[^\W_])|~(?=[^\W\d_]))")
+# What may be an identifier or a name, in a word such as `(file_name)`, `$_GET,` or `R&D-Abteilung`. Letters of scripts
+# that have no spaces are beside it, not in it.
+_IDENTIFIER = re.compile(r"[$@]?[0-9A-Za-zÀ-ɏ_&~]+")
+_INITIALS = re.compile(r"(?!O&K)[A-Z]&[A-Z]")  # R&D, F&E; `O&K` is an OK with an accelerator
+# `H_TTPS`, `Positio_n`, `S&VG`: in a label these have an accelerator, even if the translation has them too.
+_ACCELERATED = re.compile(r"[A-Z](?:[a-z]*[_&~][a-z]+|_[A-Z]{1,4}|[&~][A-Z]{2,4})")
+_LABEL_WORDS = 4
 ENTITY = re.compile(r"&#?\w+;")  # &nbsp;, &#8230;
 _OLD_KDE_CONTEXT = re.compile(r"\A_: .*?\n", re.DOTALL)
 _QUALIFIER = re.compile(r"\A\?[^:\n]{1,60}:")
@@ -137,14 +145,26 @@ def _without_accelerators(source: str, english: str) -> tuple[str, str]:
 
 
 def _without_accelerator(text: str, other: str) -> str:
-    """Removes the mark before an accelerator's letter, except in a word that both sides share (`file_name`, `AT&T`)."""
+    """Removes the mark before an accelerator's letter, except in a name that both sides share (`file_name`, `AT&T`)."""
     if "_" not in text and "&" not in text and "~" not in text:
         return text
     text = _ACCELERATOR_IN_PARENTHESES.sub("", text).strip()
-    if (mark := accelerator_mark(text)) is None:
-        return text
-    start = text.rfind(" ", 0, mark) + 1
-    word = text[start:].partition(" ")[0]
-    if mark > start and word in other.split(" "):
+    mark = accelerator_mark(text)
+    if mark is None or _is_in_name(text, mark, other):
         return text
     return text[:mark] + text[mark + 1 :]
+
+
+def _is_in_name(text: str, mark: int, other: str) -> bool:
+    """Returns whether the mark is in initials, or inside of an identifier or address that the other side has too."""
+    start = text.rfind(" ", 0, mark) + 1
+    word = text[start:].partition(" ")[0]
+    name = next(found for found in _IDENTIFIER.finditer(word) if found.end() > mark - start)
+    if _INITIALS.fullmatch(name[0]):
+        return True
+    is_label = max(text.count(" "), other.count(" ")) < _LABEL_WORDS
+    if mark == start or (is_label and _ACCELERATED.fullmatch(name[0])):
+        return False
+    # Without the punctuation beside the name, in which the sides may differ; but `_` at its beginning needs the same.
+    is_inside = mark > start + name.start()
+    return word in other.split(" ") or (is_inside and name[0] in _IDENTIFIER.findall(other))

@@ -43,6 +43,51 @@ def test_markup_is_removed(source, english, cleaned):
 
 
 @pytest.mark.parametrize(
+    "source, english",
+    [
+        ("Die Option file_name ist gesetzt", "The option file_name, if set"),
+        ("Name: „file_name“ fehlt", 'The name "file_name" is missing'),
+        ("Der Wert von MAX_SIZE.", "The value of MAX_SIZE"),
+        ("Der MAX_SIZE-Wert", "The MAX_SIZE value"),
+        ("MAX_SIZEの値", "The value of MAX_SIZE"),
+        ("%(file_name)sを開く", "Open %(file_name)s"),
+        ("Siehe http://a.b/?x=1&y=2.", "See http://a.b/?x=1&y=2"),
+        ("„$_GET“ fehlt", "$_GET is missing"),
+        ('"_count" fehlt', '"_count" is missing'),
+        ("Syntax von AT&T:", "AT&T syntax"),
+        ("Fehler bei time_t: zu klein", "The time_t is too small"),
+        ("Die Option O_DIRECT wird hier nicht unterstützt", "O_DIRECT, which is not supported here"),
+    ],
+)
+def test_identifiers_that_both_sides_share_keep_their_marks(source, english):
+    """Also if punctuation, or a letter of a script without spaces, is beside them on one side only."""
+    assert cleaning.clean(source, english) == (source, english)
+
+
+@pytest.mark.parametrize("text", ["R&D department", "about ~10 MB", "the F&E-department", "from 0~10"])
+def test_initials_and_approximate_numbers_keep_their_marks(text):
+    """The translation need not have them."""
+    assert cleaning.clean("eine Übersetzung", text) == ("eine Übersetzung", text)
+
+
+@pytest.mark.parametrize(
+    "source, english, cleaned",
+    [
+        ("H_TTPS verwenden", "Use H_TTPS", ("HTTPS verwenden", "Use HTTPS")),
+        ("Proxy H_TTPS :", "H_TTPS Proxy:", ("Proxy HTTPS :", "HTTPS Proxy:")),
+        ("Quelle als S&VG", "S&VG source", ("Quelle als SVG", "SVG source")),
+        ("P_osition :", "P_osition", ("Position :", "Position")),
+        ("Positio&n du texte :", "Text Positio&n:", ("Position du texte :", "Text Position:")),
+        ("Gut", "O&K", ("Gut", "OK")),
+        ("_POST gesendet", '"_POST" was sent', ("POST gesendet", '"POST" was sent')),
+    ],
+)
+def test_accelerators_in_a_word_that_both_sides_share_are_removed(source, english, cleaned):
+    """In capitalised words and acronyms of labels; at the beginning of a word, both sides are treated alike."""
+    assert cleaning.clean(source, english) == cleaned
+
+
+@pytest.mark.parametrize(
     "source, english, reason",
     [
         ("", "text", Rejection.EMPTY),
