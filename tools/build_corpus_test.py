@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from lingvo_moe.cli import app
@@ -66,6 +68,27 @@ def test_several_inputs(tmp_path, capsys):
     assert "warning: the test split has 0 English sentences" in captured.err and "2 train" in captured.out
     reasons = "identical to the English 4, no letters 4, duplicate 2"
     assert f"12 entries read, 10 of them rejected ({reasons})" in captured.out
+
+
+@pytest.mark.parametrize(
+    "field", ["english_keys", "languages_without_pairs", "missing_packages", "rejected", "test", "valid"]
+)
+def test_a_corpus_with_a_damaged_manifest_is_an_error_with_the_remedy(tmp_path, capsys, field):
+    """The same command again reads the manifest for its summary; --force builds the corpus again."""
+    (tmp_path / "de.tsv").write_text("de text\ttext\n")
+    flags = ["--preset=none", f"--input={tmp_path}/de.tsv", f"--output={tmp_path}/corpus"]
+    assert _run(*flags) == 0
+    path = tmp_path / "corpus" / "corpus.json"
+    complete = path.read_bytes()
+    manifest = json.loads(complete)
+    (manifest if field in manifest else manifest["languages"]["de"]).pop(field)
+    path.write_text(json.dumps(manifest))
+    capsys.readouterr()
+    assert _run(*flags) == 2
+    error = capsys.readouterr().err
+    assert "or a corrupt one" in error and "replace it with --force" in error and error.count("\n") == 1
+    assert _run(*flags, "--force") == 0
+    assert path.read_bytes() == complete
 
 
 def test_source_of_an_imported_file_is_a_preset(tmp_path):

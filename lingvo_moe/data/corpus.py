@@ -5,11 +5,12 @@
     DIR/{train,valid,test}/LANG.tsv     UTF-8, a pair source<TAB>english per line; a language without pairs has no file
 
 `python -m tools.build_corpus` writes it. `Corpus.open` reads the manifest and checks the files' sizes; a file is read,
-and checked completely, when its pairs are first used.
+and checked completely, its SHA-256 included, when its pairs are first used.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -56,6 +57,10 @@ class Pairs:
     def english(self) -> list[bytes]:
         """Returns the English text of every pair, in UTF-8."""
         return [line.rpartition(b"\t")[2] for line in self._data.splitlines()]
+
+    def sha256(self) -> str:
+        """Returns the SHA-256 of the file's bytes, in hexadecimal."""
+        return hashlib.sha256(self._data).hexdigest()
 
 
 class Corpus:
@@ -123,7 +128,8 @@ class Corpus:
         """Returns the pairs of a language; the first call reads the file.
 
         Raises:
-          UserError: the language is not in the corpus, has no pair in this split, or its file is corrupt.
+          UserError: the language is not in the corpus, has no pair in this split, or its file is corrupt or another
+            one than the manifest lists.
         """
         if not self.count(split, language):
             raise UserError(
@@ -135,6 +141,13 @@ class Corpus:
             pairs = Pairs(path)
             if len(pairs) != expected:
                 raise UserError(f"{path}: {len(pairs)} pairs, but {MANIFEST} lists {expected}. {_REBUILD}")
+            # Last, as the other errors say more. Corpora of earlier versions have no hashes.
+            listed = self._facts(split, language).get("sha256")
+            if listed and (found := pairs.sha256()) != listed:
+                raise UserError(
+                    f"{path}: altered or replaced: its SHA-256 is {found[:12]}..., but {MANIFEST} lists "
+                    f"{listed[:12]}... {_REBUILD}"
+                )
             self._pairs[split, language] = pairs
         return self._pairs[split, language]
 
@@ -207,10 +220,32 @@ def _check_manifest(path: Path, manifest: dict):
         for split in SPLITS:
             if not all(isinstance(facts[split][field], int) for field in ("pairs", "bytes")):
                 raise TypeError(f"the {split} counts of {language} are not integers")
+            if not isinstance(facts[split].get("sha256", ""), str):
+                raise TypeError(f"the {split} hash of {language} is not a string")
     for name, size in manifest.get("files", {}).items():
         safe_paths.check_relative_path(name, f"{path}, field files")
         if not isinstance(size, int):
             raise TypeError(f"the size of {name} is not an integer")
+    _check_report(manifest)
+
+
+def _check_report(manifest: dict):
+    """Checks the fields that `corpus_report` reads: a complete corpus is reported on, too."""
+    if not isinstance(manifest["preset"], str):
+        raise TypeError("preset is not a string")
+    lists = [(field, manifest[field]) for field in ("inputs", "missing_packages")]
+    lists += [(f"held_out_inputs, {split}", names) for split, names in manifest.get("held_out_inputs", {}).items()]
+    for field, names in lists:
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise TypeError(f"{field} is not a list of strings")
+    counts = [(field, manifest[field]) for field in ("english_labels", "unlabelled", "skipped_links")]
+    keys = {name: manifest["english_keys"][name] for name in ("all", "eligible", "test", "valid")}
+    counts += [("english_keys", keys), ("held_out_twice", {"all": manifest.get("held_out_twice", 0)})]
+    for language, facts in (*manifest["languages"].items(), *manifest["languages_without_pairs"].items()):
+        counts.append((language, {**facts["rejected"], "read": facts["read"]}))
+    for field, by_name in counts:
+        if not all(isinstance(count, int) for count in by_name.values()):
+            raise TypeError(f"the counts of {field} are not integers")
 
 
 def _read(path: Path) -> bytes:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, strategies
@@ -29,15 +31,31 @@ def directory(tmp_path) -> Path:
 
 
 def write_corpus(directory: Path, texts: dict[str, dict[str, str]]) -> Path:
-    languages = {language: {split: {"pairs": 0, "bytes": 0} for split in corpus.SPLITS} for language in texts["train"]}
+    languages: dict[str, dict[str, Any]] = {
+        language: {"read": 0, "rejected": {}, **{split: {"pairs": 0, "bytes": 0} for split in corpus.SPLITS}}
+        for language in texts["train"]
+    }
     for split, by_language in texts.items():
         (directory / split).mkdir(parents=True)
         for language, text in by_language.items():
             (directory / split / f"{language}.tsv").write_text(text, encoding="utf-8")
             languages[language][split] = {"pairs": text.count("\n"), "bytes": len(text.encode())}
-    manifest = {"format": corpus.FORMAT, "version": corpus.VERSION, "fingerprint": "f", "languages": languages}
-    (directory / corpus.MANIFEST).write_text(json.dumps(manifest))
+    (directory / corpus.MANIFEST).write_text(json.dumps(_manifest(languages)))
     return directory
+
+
+def _manifest(languages: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """A manifest without hashes, as those of earlier versions."""
+    return {
+        "format": corpus.FORMAT,
+        "version": corpus.VERSION,
+        "fingerprint": "f",
+        "preset": "none",
+        **{field: [] for field in ("inputs", "missing_packages")},
+        "english_keys": dict.fromkeys(("all", "eligible", "test", "valid"), 0),
+        **{field: {} for field in ("english_labels", "unlabelled", "skipped_links", "languages_without_pairs")},
+        "languages": languages,
+    }
 
 
 def test_languages_counts_and_pairs(directory):
@@ -125,14 +143,46 @@ def test_manifest_truncated_anywhere_is_an_error(directory):
 
 
 @pytest.mark.parametrize(
-    "changes", [{"languages": []}, {"languages": {"de": {"train": {"pairs": "2"}}}}, {"fingerprint": 1}]
+    "changes",
+    [
+        {"languages": []},
+        {"languages": {"de": {"train": {"pairs": "2"}}}},
+        {"fingerprint": 1},
+        {"preset": 1},
+        {"inputs": "de"},
+        {"missing_packages": [1]},
+        {"held_out_inputs": {"test": "de.tsv"}},
+        {"held_out_twice": "1"},
+        {"english_keys": {"all": 1, "eligible": 1, "test": "1", "valid": 1}},
+        {"skipped_links": {"de": "1"}},
+        {"languages_without_pairs": {"it": {"read": 1, "rejected": []}}},
+    ],
 )
 def test_manifest_of_another_shape_is_an_error(directory, changes):
     """Valid JSON with wrong types."""
     manifest = json.loads((directory / corpus.MANIFEST).read_text())
     (directory / corpus.MANIFEST).write_text(json.dumps(manifest | changes))
-    with pytest.raises(UserError, match="truncated or corrupt"):
+    with pytest.raises(UserError, match=r"corpus\.json: truncated or corrupt .*Build the corpus again"):
         Corpus.open(directory)
+
+
+def test_manifest_without_a_field_is_an_error(directory):
+    """Whoever reads it may rely on every field, those of the report included."""
+    complete = (directory / corpus.MANIFEST).read_text()
+
+    def without(tree: Any, path: tuple[str, ...]) -> Any:
+        rest = {name: value for name, value in tree.items() if name != path[0]}
+        return rest | {path[0]: without(tree[path[0]], path[1:])} if path[1:] else rest
+
+    fields = [(name,) for name in json.loads(complete)]
+    fields += [("languages", "de", name) for name in ("read", "rejected", *corpus.SPLITS)]
+    fields += [("english_keys", name) for name in ("all", "eligible", "test", "valid")]
+    for field in fields:
+        (directory / corpus.MANIFEST).write_text(json.dumps(without(json.loads(complete), field)))
+        with pytest.raises(
+            UserError, match=rf"corpus\.json: truncated or corrupt .*{field[-1]}.*Build the corpus again"
+        ):
+            Corpus.open(directory)
 
 
 @pytest.mark.parametrize("version", [1, 99])
@@ -153,8 +203,9 @@ def test_language_of_a_manifest_is_checked_before_it_becomes_a_path(tmp_path_fac
     """Property: an altered manifest cannot make the program open a file outside of the corpus; the error names both."""
     directory = tmp_path_factory.mktemp("corpus")
     counts = {split: {"pairs": 1, "bytes": 3} for split in corpus.SPLITS}
-    manifest = {"format": corpus.FORMAT, "version": corpus.VERSION, "fingerprint": "f", "languages": {language: counts}}
-    (directory / corpus.MANIFEST).write_text(json.dumps(manifest))
+    (directory / corpus.MANIFEST).write_text(
+        json.dumps(_manifest({language: {"read": 3, "rejected": {}, **counts}})),
+    )
     with pytest.raises(UserError) as raised:
         Corpus.open(directory)
     if language in _UNSAFE:
@@ -175,6 +226,25 @@ def test_files_that_do_not_match_the_manifest_are_errors(directory):
         Corpus.open(directory).pairs("train", "de")
     path.unlink()
     with pytest.raises(UserError, match=r"de\.tsv: missing, but corpus\.json lists 2 pairs"):
+        Corpus.open(directory)
+
+
+def test_a_file_replaced_by_another_of_equal_size_is_an_error(directory):
+    """Training would go on with other text. A manifest of an earlier version has no hashes, and its files are read."""
+    path, manifest = directory / "train" / "de.tsv", json.loads((directory / corpus.MANIFEST).read_text())
+    sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
+    path.write_text("no\tyes\nnein\tja\n")
+    assert list(Corpus.open(directory).pairs("train", "de")) == [("no", "yes"), ("nein", "ja")]
+    manifest["languages"]["de"]["train"]["sha256"] = sha256
+    (directory / corpus.MANIFEST).write_text(json.dumps(manifest))
+    message = rf"train/de\.tsv: altered or replaced.*corpus\.json lists {sha256[:12]}.*Build the corpus again"
+    with pytest.raises(UserError, match=message):
+        Corpus.open(directory).pairs("train", "de")
+    path.write_text("ja\tyes\nnein\tno\n")
+    assert len(Corpus.open(directory).pairs("train", "de")) == 2
+    manifest["languages"]["de"]["train"]["sha256"] = 1
+    (directory / corpus.MANIFEST).write_text(json.dumps(manifest))
+    with pytest.raises(UserError, match="truncated or corrupt .*the train hash of de is not a string"):
         Corpus.open(directory)
 
 

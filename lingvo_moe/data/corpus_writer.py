@@ -111,8 +111,9 @@ class Writer:
             data = "".join(f"{source}\t{english}\n" for source, english in pairs[split]).encode()
             if data:
                 write(self._directory / split / f"{language}.tsv", data)
-            self._content.update(f"{split}/{language}\t{hashlib.sha256(data).hexdigest()}\n".encode())
-            facts[split] = {"pairs": len(pairs[split]), "bytes": len(data)}
+            sha256 = hashlib.sha256(data).hexdigest()
+            self._content.update(f"{split}/{language}\t{sha256}\n".encode())
+            facts[split] = {"pairs": len(pairs[split]), "bytes": len(data), "sha256": sha256}
         self._languages[language] = facts
 
     def add_file(self, name: str, data: bytes):

@@ -12,6 +12,7 @@ import pytest
 from lingvo_moe.data.corpus import MANIFEST, Corpus
 from lingvo_moe.data.corpus_writer import OutputDirectory, Writer, prepare_output_directory
 from lingvo_moe.errors import UserError
+from lingvo_moe.utils.hashes import file_sha256
 
 NONE = collections.Counter()
 # What the report needs besides.
@@ -48,6 +49,13 @@ def test_fingerprint_is_that_of_the_content(tmp_path):
         write(tmp_path / "other", files=(("notes.bin", b"2"),)),
     ]
     assert len({first, *changed}) == 4
+
+
+def test_the_manifest_has_the_hash_of_every_file_of_pairs(tmp_path):
+    """It tells a file from another of the same size."""
+    write(tmp_path / "corpus")
+    train = Corpus.open(tmp_path / "corpus").manifest["languages"]["de"]["train"]
+    assert train["sha256"] == file_sha256(tmp_path / "corpus" / "train" / "de.tsv")
 
 
 def test_the_old_corpus_returns_where_the_new_one_cannot_take_its_place(tmp_path, monkeypatch):

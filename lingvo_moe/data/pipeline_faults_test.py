@@ -58,6 +58,10 @@ def test_training_continues_when_files_vanish_after_its_start(built, copied):
             lambda path: path.write_bytes(path.read_bytes()[:2000]),
             r"/train/de.tsv(:\d+: 0 tabs|: \d+ pairs, but corpus.json lists)",
         ),
+        (
+            lambda path: path.write_bytes(path.read_bytes().replace(b"Satz", b"Wort")),
+            "/train/de.tsv: altered or replaced",
+        ),
     ],
 )
 def test_corpus_that_changes_between_opening_and_reading_is_an_error(copied, monkeypatch, fault, message):
