@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lingvo_moe.data import catalogs, cleaning, debian, debian_more, languages, pocket, sources, splitting, wheels
-from lingvo_moe.data.corpus import Corpus
+from lingvo_moe.data.corpus import MANIFEST, Corpus
 from lingvo_moe.data.corpus_report import listing
 from lingvo_moe.data.corpus_writer import OutputDirectory, Pair, prepare_output_directory
 from lingvo_moe.data.rejection import Rejection
@@ -37,6 +37,7 @@ class CollectedPairs:
       rejected: the number of rejected entries, by language and reason.
       english_labels: entries skipped because their language is English, by label.
       unlabelled: entries skipped because their language is not known, by file.
+      skipped_links: see `sources.Source`, by the source's name, which several sources may have.
     """
 
     pairs: dict[str, set[Pair]] = dataclasses.field(default_factory=lambda: collections.defaultdict(set))
@@ -46,6 +47,7 @@ class CollectedPairs:
     )
     english_labels: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
     unlabelled: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
+    skipped_links: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
 
     def add_counts(self, other: CollectedPairs):
         """Adds the counts of other pairs."""
@@ -53,6 +55,7 @@ class CollectedPairs:
             (self.read, other.read),
             (self.english_labels, other.english_labels),
             (self.unlabelled, other.unlabelled),
+            (self.skipped_links, other.skipped_links),
         ):
             mine.update(theirs)
         for language, counts in other.rejected.items():
@@ -107,18 +110,21 @@ def build(
     _check_apart(output, inputs, held_out, unseen_by)
     prepare_output_directory(output)
     wanted = selected or (unseen_by.languages if unseen_by else ())
-    read_from = find_sources(preset, inputs, packages, wanted)
+    own_inputs = _own_inputs(preset, inputs)
     given = {
         split: [sources.user_input(path, f"--{split}_input") for path in paths]
         for split, paths in sorted(held_out.items())
         if paths
     }
+    # Before the downloads. A corpus that is there is left unchanged without --force, so it may be read-only.
+    if force or not (output / MANIFEST).exists():
+        output_directories.check("--output", output)
+    read_from = _with_preset(preset, own_inputs, packages, wanted)
     read = wanted or read_from.languages
     target = OutputDirectory(output, _identity(preset, read_from, read, unseen_by, given))
     if not force and target.is_up_to_date():
         return Corpus.open(output), False
     target.check_replaceable(force)
-    output_directories.check("--output", output)
     collected = collect_pairs(read_from.sources, read)
     _check_not_empty(collected, selected)
     reject_wrong_script(collected)
@@ -200,6 +206,8 @@ def _write(
         split = splitting.split_unseen(english, _training_keys(unseen_by))
     else:
         split = splitting.split_keys(english, {name: _keys(own.pairs) for name, own in given.items()})
+    # The keys of the pairs that are written: of those of `split`, the cap and other rules reject some.
+    held_out: dict[str, set[str]] = {"test": set(), "valid": set()}
     with target.atomic_writer() as writer:
         for language in progress.track(sorted(collected.read), "writing the corpus", unit="languages"):
             rejected = collected.rejected[language]
@@ -210,7 +218,8 @@ def _write(
                 chosen = {name: own.pairs.get(language, set()) for name, own in given.items()}
                 divided = split_pairs(pairs, split, rejected, chosen)
             writer.add(language, divided, collected.read[language], rejected)
-        links = collections.Counter({source.name: source.skipped_links for source in read_from.sources})
+            for name, keys in held_out.items():
+                keys.update(splitting.english_key(text) for _, text in divided[name])
         writer.finish(
             {
                 "preset": preset,
@@ -220,10 +229,10 @@ def _write(
                 "inputs_identity": target.identity,
                 "unseen_by": unseen_by.fingerprint if unseen_by else None,
                 "missing_packages": list(read_from.missing_packages),
-                "english_keys": split.counts(),
+                "english_keys": split.counts() | {name: len(keys) for name, keys in held_out.items()},
                 "english_labels": _sorted_counts(collected.english_labels),
                 "unlabelled": _sorted_counts(collected.unlabelled),
-                "skipped_links": _sorted_counts(links),
+                "skipped_links": _sorted_counts(collected.skipped_links),
             }
         )
         # Again: another process may have built a corpus there meanwhile. One of the same inputs is as good.
@@ -235,14 +244,30 @@ def find_sources(
     preset: str, inputs: Sequence[str | Path], packages: str | Path | None, selected: Collection[str] = ()
 ) -> SourceList:
     """Returns the preset's sources followed by the user's inputs. Raises UserError if there is no source."""
+    return _with_preset(preset, _own_inputs(preset, inputs), packages, selected)
+
+
+def _own_inputs(preset: str, inputs: Sequence[str | Path]) -> list[sources.Source]:
+    """Returns the user's inputs; nothing is downloaded.
+
+    Raises:
+      UserError: an input does not exist, the preset does not, or neither is named.
+    """
     if preset == "none" and not inputs:
         raise UserError(
             "nothing to build a corpus from: name your files with --input=DIR_OR_FILE, or a preset: --preset=pypi."
         )
+    sources.PRESETS.get(preset)
+    return [sources.user_input(path) for path in inputs]
+
+
+def _with_preset(
+    preset: str, own_inputs: Sequence[sources.Source], packages: str | Path | None, selected: Collection[str]
+) -> SourceList:
+    """Returns the preset's sources, which it may download, followed by the user's inputs."""
     cache = Path(packages) if packages else sources.default_cache()
     from_preset = sources.PRESETS.get(preset)(cache, selected)
-    own = [sources.user_input(path) for path in inputs]
-    return from_preset._replace(sources=[*from_preset.sources, *own])
+    return from_preset._replace(sources=[*from_preset.sources, *own_inputs])
 
 
 def collect_pairs(read_from: Sequence[sources.Source], selected: Collection[str] = ()) -> CollectedPairs:
@@ -259,6 +284,7 @@ def collect_pairs(read_from: Sequence[sources.Source], selected: Collection[str]
                 advance(int((done + file.size) / 1000) - int(done / 1000), source.name)
                 done += file.size
             advance((source.size - int(done)) // 1000)
+            collected.skipped_links[source.name] += source.skipped_links
     return collected
 
 

@@ -12,11 +12,12 @@ from pathlib import Path
 import polib
 import pytest
 
-from lingvo_moe.data import corpus_builder, corpus_report, corpus_writer, splitting
+from lingvo_moe.data import corpus_builder, corpus_report, corpus_writer, sources, splitting
 from lingvo_moe.data.corpus import SPLITS, Corpus
 from lingvo_moe.data.rejection import Rejection
 from lingvo_moe.data.splitting import english_key
 from lingvo_moe.errors import UserError
+from lingvo_moe.utils import temporary_directories
 
 _WORDS = "red green blue old new big small warm cold good bad long short deep flat loud calm dark".split()
 
@@ -276,6 +277,65 @@ def test_held_out_splits_are_capped_per_language(texts, tmp_path, monkeypatch):
     assert set(capped.pairs("test", "de")) < set(uncapped.pairs("test", "de"))
     assert list(capped.pairs("train", "de")) == list(uncapped.pairs("train", "de"))
     assert capped.manifest["languages"]["de"]["rejected"][Rejection.OVER_CAP] > 0
+
+
+def test_report_counts_the_held_out_sentences_that_are_written(texts, tmp_path, monkeypatch):
+    """Not those that the cap rejects: of French alone, 10 pairs have 10 sentences."""
+    monkeypatch.setattr(corpus_builder, "HELD_OUT_CAP", 10)
+    for name, selected in (("fr", ["fr"]), ("all", [])):
+        built = _build(texts, tmp_path / name, selected=selected)
+        counts = {
+            split: len({english_key(e) for language in built.languages for _, e in built.pairs(split, language)})
+            for split in ("test", "valid")
+        }
+        assert (counts == {"test": 10, "valid": 10}) == (name == "fr")
+        report = (tmp_path / name / "report.txt").read_text(encoding="utf-8")
+        assert f"; {counts['test']} are in the test and {counts['valid']} in the validation split" in report
+
+
+def test_links_that_are_skipped_are_reported_of_every_input(texts, tmp_path):
+    """Of two directories with the same name, and of held-out ones."""
+    (tmp_path / "secret.tsv").write_text("ja\tyes\n", encoding="utf-8")
+    for number, place in enumerate(("one", "two", "own"), 1):
+        folder = tmp_path / place / ("test" if place == "own" else "po")
+        folder.mkdir(parents=True)
+        _write_tsv(folder / "de.tsv", [(f"etwas in {place}", f"something in {place}")])
+        for link in range(number):
+            (folder / f"link{link}-de.tsv").symlink_to(tmp_path / "secret.tsv")
+    inputs, held_out = [texts, tmp_path / "one" / "po", tmp_path / "two" / "po"], [tmp_path / "own" / "test"]
+    built = corpus_builder.build("none", inputs, tmp_path / "corpus", held_out={"test": held_out})[0]
+    assert built.manifest["skipped_links"] == {"po": 3, "test": 3}
+    report = (tmp_path / "corpus" / "report.txt").read_text(encoding="utf-8")
+    assert "skipped links that lead out of their input: po 3, test 3" in report
+
+
+def test_an_output_that_cannot_be_made_is_an_error_before_downloads(texts, tmp_path):
+    """Not after the hours that they may take. A mistyped input is found before them, too, and leaves nothing behind."""
+    (tmp_path / "file").write_text("precious")
+    with sources.PRESETS.isolated():
+
+        @sources.register_source("never_read")
+        def never_read(cache, selected):
+            pytest.fail("the preset was read")
+
+        with pytest.raises(UserError, match="--output=.*/file/corpus: cannot be made .*; name another directory"):
+            corpus_builder.build("never_read", [texts], tmp_path / "file" / "corpus")
+        with pytest.raises(UserError, match="--input=nowhere: no such file"):
+            corpus_builder.build("never_read", ["nowhere"], tmp_path / "new" / "corpus")
+    assert sorted(os.listdir(tmp_path)) == ["file", "texts"]
+
+
+def test_an_up_to_date_corpus_may_be_in_a_directory_that_cannot_be_written(texts, tmp_path, monkeypatch):
+    """It is used as it is; only --force would write there."""
+    _build(texts, tmp_path / "corpus")
+
+    def refuse(prefix, parent):
+        raise PermissionError(13, "Permission denied", str(parent))
+
+    monkeypatch.setattr(temporary_directories, "make", refuse)
+    assert corpus_builder.build("none", [texts], tmp_path / "corpus")[1] is False
+    with pytest.raises(UserError, match="--output=.*/corpus: cannot be made .Permission denied"):
+        _build(texts, tmp_path / "corpus", force=True)
 
 
 def test_held_out_source_with_another_english_is_not_trained_on():

@@ -27,7 +27,7 @@ def report(manifest: Mapping[str, Any]) -> str:
         *(f"{split} split: {', '.join(names)}" for split, names in manifest.get("held_out_inputs", {}).items()),
         f"fingerprint {manifest['fingerprint']}",
         f"different English sentences (keys): {keys['all']}, of which {keys['eligible']} are eligible for a "
-        f"held-out split; {keys['test']} are test and {keys['valid']} validation sentences",
+        f"held-out split; {keys['test']} are in the test and {keys['valid']} in the validation split",
     ]
     return "\n".join(
         [
