@@ -1,4 +1,7 @@
-"""Ranges of hyperparameters: a number out of range is an error when a command starts, not a loss that is not finite."""
+"""Ranges of hyperparameters: a number out of range is an error when a command starts, not a loss that is not finite.
+
+Programs compute in float32, which has neither 1e39 nor, but for zero, 1e-39.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,9 @@ import math
 from collections.abc import Mapping
 
 from lingvo_moe.errors import UserError
+
+_FLOAT32_MOST = (2 - 2**-23) * 2.0**127
+_FLOAT32_LEAST = 2.0**-126  # of normal numbers; others may become zero
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,7 +36,7 @@ class Range:
     def __contains__(self, value: float) -> bool:
         return (
             self.least <= value <= self.most
-            and (self.infinite or math.isfinite(value))
+            and (_is_float32(value) or (self.infinite and math.isinf(value)))
             and not (self.above and value == self.least)
             and not (self.below and value == self.most)
         )
@@ -63,7 +69,12 @@ def check(prefix: str, owner: object, ranges: Mapping[str, Range]):
     """
     for name, allowed in ranges.items():
         if (value := getattr(owner, name)) is not None and value not in allowed:
-            raise UserError(f"{prefix}{name} is {value}; expected {allowed}.")
+            in_float32 = "" if _is_float32(value) or not math.isfinite(value) else ", from 1.2e-38 to 3.4e38 or 0"
+            raise UserError(f"{prefix}{name} is {value}; expected {allowed}{in_float32}.")
+
+
+def _is_float32(value: float) -> bool:
+    return value == 0 or _FLOAT32_LEAST <= abs(value) <= _FLOAT32_MOST
 
 
 def _text(number: float) -> str:

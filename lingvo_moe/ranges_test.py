@@ -31,6 +31,15 @@ def test_a_field_out_of_its_range_is_an_error(allowed, inside, outside, text):
         assert str(raised.value) == f"model.field is {value}; expected {text}."
 
 
+@pytest.mark.parametrize("value", [1e39, -1e39, 1e-39])
+def test_a_number_that_float32_does_not_have_is_an_error(value):
+    """Programs would compute with infinity, or with zero."""
+    allowed = ranges.Range(-math.inf)
+    assert 0 in allowed and 3e38 in allowed and 2e-38 in allowed
+    with pytest.raises(UserError, match="expected .*, from 1.2e-38 to 3.4e38 or 0."):
+        ranges.check("", types.SimpleNamespace(field=value), {"field": allowed})
+
+
 def test_a_range_may_have_infinity():
     """But neither minus infinity nor NaN."""
     allowed = ranges.Range(above=True, infinite=True)

@@ -138,7 +138,10 @@ class MixtureOfExperts(Layer):
         return self.make_router().capacity(tokens_per_group, self.num_experts, self.capacity_factor)
 
     def _inference_capacity(self, tokens_per_group: int) -> int:
-        capacity = self.make_router().capacity(tokens_per_group, self.num_experts, self.inference_capacity_factor)
+        router = self.make_router()
+        capacity = router.capacity(tokens_per_group, self.num_experts, self.inference_capacity_factor)
+        if router.has_fixed_capacity:
+            return capacity
         return max(capacity, min(self.inference_min_capacity, tokens_per_group))
 
     def _is_block_sparse(self, context: Context) -> bool:

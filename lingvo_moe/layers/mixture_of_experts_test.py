@@ -130,6 +130,15 @@ def test_minimal_capacity_is_for_inference_alone():
     np.testing.assert_array_equal(used, [[True, False, False, False], [True, False, False, False]])
 
 
+def test_minimal_capacity_does_not_change_what_experts_choose():
+    """With expert choice, an expert with more positions would take more tokens than in training."""
+    layer = layer_of(router="expert_choice:choices_per_token=1", inference_min_capacity=0)
+    inputs = tree.map_leaves(tf.constant, inputs_of(layer, batch=2, length=8, padded=0.0))
+    expected = call(layer, training=False)(inputs)["outputs"].numpy()
+    raised = call(dataclasses.replace(layer, inference_min_capacity=8), training=False)(inputs)["outputs"].numpy()
+    np.testing.assert_array_equal(raised, expected)
+
+
 def test_groups_of_inference_are_not_those_of_training():
     """Eight equal tokens, capacity for one of a group: as many are dispatched as there are groups."""
     layer = layer_of(num_groups=8, inference_num_groups=2, capacity_factor=0.1, inference_capacity_factor=0.1)

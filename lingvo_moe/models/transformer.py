@@ -25,7 +25,7 @@ from lingvo_moe.ranges import ABOVE_0, COUNT, COUNT_OR_0, SHARE_BELOW_1, Range
 
 _TIED = "embedding"  # the name of the table that tied embeddings share
 _RANGES = {
-    **dict.fromkeys(("model_dim", "hidden_dim", "num_heads", "head_dim", "num_groups"), COUNT),
+    **dict.fromkeys(("num_layers", "model_dim", "hidden_dim", "num_heads", "head_dim", "num_groups"), COUNT),
     **dict.fromkeys(("num_experts", "inference_min_capacity", "inference_num_groups", "sampled_softmax"), COUNT_OR_0),
     **dict.fromkeys(("input_dropout", "residual_dropout", "attention_dropout", "label_smoothing"), SHARE_BELOW_1),
     "capacity_factor": ABOVE_0,
@@ -408,8 +408,19 @@ class Transformer(Layer):
                         f"would depend on later ones. Translation models may use such layers and routers in the "
                         f"encoder alone, for instance --set model.encoder_layer_pattern=dense,moe:router=expert_choice."
                     )
+        for _, name, size in self.settings_of_layers("model_dim"):
+            if size != self.model_dim:
+                raise UserError(
+                    f"{name} is {size}, and model.model_dim {self.model_dim}; all layers of a model have the same. "
+                    f"Leave it out of the layer pattern."
+                )
 
     def _check_pipeline(self):
+        if self.pipeline == "none" and self.stages != 1:
+            raise UserError(
+                f"stages is {self.stages}, but pipeline is none, so there are no stages; set model.pipeline to gpipe "
+                f"or circular, or leave model.stages out."
+            )
         for name in self.layer_patterns:
             _ = self._stack(name, has_cross_attention=False).schedule  # raises if the stages do not fit
         if self.pipeline == "none" and self.microbatches == 1:

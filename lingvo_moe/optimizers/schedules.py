@@ -17,7 +17,8 @@ class InverseSquareRoot:
     sqrt(max(step, 10,000)), so 0.01 for ten thousand steps, then decreasing.
 
     Attributes:
-      peak_value: the highest rate, as in Optax's schedules; above 0.
+      peak_value: the highest rate, as in Optax's schedules; above 0. A warm-up that is longer than `decay_after` ends
+        in the decay, and does not reach it.
       decay_after: the number of steps before the decay begins.
       warmup_steps: the rate increases linearly from near zero over this many steps; 0 for no warm-up.
       cooldown_after, cooldown_steps: from step `cooldown_after` on, over `cooldown_steps` steps, the rate decreases

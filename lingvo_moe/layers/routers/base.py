@@ -30,10 +30,13 @@ class Router(Protocol):
       metric_names: the scalars of `Routing.metrics`. The metric `aux_loss` is an auxiliary loss: the model adds it,
         times `aux_loss_weight`, to its loss. By convention it is 1/E^2 in perfect balance, as Algorithm 1's.
       is_causal: whether a token's experts depend on no later token. Only causal routers are allowed in decoders.
+      has_fixed_capacity: whether its capacity is a part of what it computes, so that a model's
+        `inference_min_capacity`, which prevents dropped tokens, must not raise it.
     """
 
     metric_names: tuple[str, ...] = ()
     is_causal: bool = True
+    has_fixed_capacity: bool = False
 
     def check(self, num_experts: int):
         """Raises UserError where the router does not work with this many experts."""

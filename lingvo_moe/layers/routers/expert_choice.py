@@ -33,13 +33,14 @@ class ExpertChoice(Router):
 
     Attributes:
       choices_per_token: the paper's capacity factor c: C = c * S / E, in training and inference; the model's
-        `capacity_factor` and `inference_capacity_factor` have no effect.
+        `capacity_factor`, `inference_capacity_factor` and `inference_min_capacity` have no effect.
     """
 
     choices_per_token: float = 2.0
 
     metric_names = ("overflow",)
     is_causal = False
+    has_fixed_capacity = True
 
     def __post_init__(self):
         ranges.check("router expert_choice: ", self, {"choices_per_token": ABOVE_0})
