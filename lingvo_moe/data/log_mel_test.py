@@ -55,7 +55,7 @@ def test_loudness_does_not_matter():
         ({"num_bins": 0}, "input.features.num_bins is 0; expected at least 1"),
         ({"frame_seconds": math.nan}, "input.features.frame_seconds is nan; expected a number above 0"),
         ({"frame_seconds": math.inf}, "input.features.frame_seconds is inf; expected a number above 0"),
-        ({"frame_seconds": 1e308}, "frame_seconds is 1e[+]308, inf samples at .*; expected at least 1 and at most"),
+        ({"frame_seconds": 1e30}, "frame_seconds is 1e[+]30, .* samples at .*; expected at least 1 and at most"),
         ({"step_seconds": 2e-5}, "step_seconds is 2e-05, 0.441 samples at sample_rate=22050; expected at least 1"),
         ({"lowest": math.nan}, "input.features.lowest is nan; expected at least 0"),
         ({"frame_seconds": 0.001}, "less than step_seconds"),
