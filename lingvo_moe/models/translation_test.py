@@ -324,7 +324,7 @@ def test_word_dropout_hides_the_targets_own_words_in_training():
     "changes, message",
     [
         ({"num_layers": 6}, "must be a multiple of 4"),
-        ({"num_layers": 0}, "must be a multiple of 4"),
+        ({"num_layers": 0}, "num_layers is 0; expected at least 1"),
         ({"num_layers": 3, "num_experts": 0}, "must be a multiple of 2"),
         ({"num_encoder_layers": 3}, "num_encoder_layers is 3 of num_layers=4, so the encoder has 3 layers, .* of 2"),
         ({"num_layers": 5, "num_encoder_layers": 2}, "the decoder has 3 layers, .*pattern dense,moe"),
