@@ -69,7 +69,9 @@ def check(prefix: str, owner: object, ranges: Mapping[str, Range]):
     """
     for name, allowed in ranges.items():
         if (value := getattr(owner, name)) is not None and value not in allowed:
-            in_float32 = "" if _is_float32(value) or not math.isfinite(value) else ", from 1.2e-38 to 3.4e38 or 0"
+            in_float32 = (
+                "" if _is_float32(value) or not math.isfinite(value) else ", and 0 or from 1.2e-38 to 3.4e38 in float32"
+            )
             raise UserError(f"{prefix}{name} is {value}; expected {allowed}{in_float32}.")
 
 

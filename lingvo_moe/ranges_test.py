@@ -36,7 +36,7 @@ def test_a_number_that_float32_does_not_have_is_an_error(value):
     """Programs would compute with infinity, or with zero."""
     allowed = ranges.Range(-math.inf)
     assert 0 in allowed and 3e38 in allowed and 2e-38 in allowed
-    with pytest.raises(UserError, match="expected .*, from 1.2e-38 to 3.4e38 or 0."):
+    with pytest.raises(UserError, match="expected .*, and 0 or from 1.2e-38 to 3.4e38 in float32."):
         ranges.check("", types.SimpleNamespace(field=value), {"field": allowed})
 
 

@@ -11,7 +11,6 @@ English text. A table in Markdown has the number of lines, and how many translat
 
 from __future__ import annotations
 
-import collections
 import hashlib
 from collections.abc import Iterable
 
@@ -21,7 +20,7 @@ from lingvo_moe.cli import app, recorded, released, run_config, run_setup
 from lingvo_moe.data import corpus_builder, pocket
 from lingvo_moe.data.languages import check_selected
 from lingvo_moe.errors import UserError
-from lingvo_moe.inference.kept_text import ADDRESS, required
+from lingvo_moe.inference.kept_text import ADDRESS, count_required
 from lingvo_moe.inference.translator import Translator
 from tools import markdown
 
@@ -59,7 +58,7 @@ def choose(pairs: Iterable[tuple[str, str]], kind: str) -> list[str]:
     kept = {
         english: source
         for source, english in sorted(pairs)
-        if kind in kinds(source) and _count(source) == _count(english)
+        if kind in kinds(source) and count_required(source) == count_required(english)
     }
     drawn = sorted(kept, key=lambda english: hashlib.sha256(english.encode()).digest())
     return [kept[english] for english in drawn[: FLAGS.max_pairs]]
@@ -67,16 +66,10 @@ def choose(pairs: Iterable[tuple[str, str]], kind: str) -> list[str]:
 
 def kinds(text: str) -> set[str]:
     """Returns which of KINDS a text has."""
-    found = [each[0] for each in required(text)]
-    is_address = [bool(ADDRESS.fullmatch(each)) for each in found]
     return {
-        "tags" if text[0] == "<" else "addresses" if address else "placeholders"
-        for text, address in zip(found, is_address, strict=True)
+        "tags" if each[0] == "<" else "addresses" if ADDRESS.fullmatch(each) else "placeholders"
+        for each in count_required(text)
     }
-
-
-def _count(text: str) -> collections.Counter[str]:
-    return collections.Counter(each[0] for each in required(text))
 
 
 def _row(translator: Translator, kind: str, lines: list[str]) -> tuple[str, ...]:

@@ -12,14 +12,13 @@ from lingvo_moe.analysis.cost_model import CostModel, Estimate
 from lingvo_moe.analysis.hardware import hardware_of
 from lingvo_moe.analysis.plan import Plan
 from lingvo_moe.engines import topology
-from lingvo_moe.engines.cluster import Cluster
+from lingvo_moe.engines.cluster import MAX_GPUS_PER_NODE, Cluster
 from lingvo_moe.engines.topology import GENERATIONS, Slice
 from lingvo_moe.errors import UserError
 from lingvo_moe.experiment import Experiment
 from lingvo_moe.sharding.layout import AUTO, DeviceMesh, Layout
 
 _MAX_DOUBLINGS = 8
-_GPUS_PER_NODE = 8
 # The layouts of one mesh axis that replicate dense weights.
 _REPLICATING = (AUTO, "gshard", "gshard_few")
 
@@ -118,7 +117,7 @@ def _larger(target: Slice | Cluster, doublings: int) -> Slice | Cluster:
     devices = tuple(range(len(target.devices) << doublings))  # the cost model counts them, and asks no compiler
     if isinstance(target, Cluster):
         within = doublings
-        while within and target.gpus_per_node << within > _GPUS_PER_NODE:
+        while within and target.gpus_per_node << within > MAX_GPUS_PER_NODE:
             within -= 1
         nodes, gpus = target.nodes << doublings - within, target.gpus_per_node << within
         name = f"{target.generation}:{nodes}x{gpus}"

@@ -121,6 +121,19 @@ def test_slices_grow_along_their_shortest_side(name, chips, doublings, expected)
     assert larger.name == expected and len(larger.devices) == 8 * 2**doublings
 
 
+@pytest.mark.parametrize(
+    ("nodes", "gpus", "doublings", "expected"),
+    [(1, 1, 1, "h100:1x2"), (1, 1, 4, "h100:2x8"), (1, 8, 1, "h100:2x8"), (3, 4, 2, "h100:6x8"), (2, 6, 1, "h100:4x6")],
+)
+def test_clusters_grow_within_a_node_first(nodes, gpus, doublings, expected):
+    """Its GPUs are connected by NVLink; several nodes of one GPU would use the network."""
+    target = dataclasses.replace(
+        Cluster.of("h100:1x1"), nodes=nodes, gpus_per_node=gpus, devices=tuple(range(nodes * gpus))
+    )
+    larger = remedies._larger(target, doublings)
+    assert larger.name == expected and len(larger.devices) == nodes * gpus * 2**doublings
+
+
 def test_no_slice_is_offered_that_does_not_exist():
     """What fits 512 chips of TPU v5e fits no slice of it, which have at most 256; of TPU v3 it does."""
     config = experiment.get("dense_lm.Dense128B", (), DeviceMesh.parse("16x8"))

@@ -205,7 +205,8 @@ class TranslateConfig(SearchConfig):
     doubt_below: float = _flag(
         flags.DEFINE_float,
         0.6,
-        "the confidence below which a line is doubtful: the geometric mean of the probabilities of its tokens",
+        "the confidence below which a line is doubtful: the geometric mean of the probabilities of its tokens; a line "
+        "that loses a placeholder is always doubtful",
         lower_bound=0.0,
         upper_bound=1.0,
     )

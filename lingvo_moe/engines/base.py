@@ -19,6 +19,19 @@ from lingvo_moe.sharding.layout import Layout
 Metrics = Mapping[str, SupportsFloat]
 
 
+def torus_order(chip: Sequence[int], core: int) -> tuple[int, ...]:
+    """Returns the sort key of a TPU core in the order of plans (`analysis.hardware.Torus`).
+
+    Core by core, then along the first dimension of the torus, the second, and so on: so the axes of a mesh are along
+    its dimensions. Host by host, or in a ring of chips, a row of the mesh would be in several rows of the torus.
+
+    Args:
+      chip: the position of its chip along each dimension.
+      core: its number in the chip.
+    """
+    return (*reversed(chip), core)
+
+
 class StepPrograms(Protocol):
     """A model's step functions, lowered; `steps.Steps` implements it."""
 

@@ -25,7 +25,7 @@ from lingvo_moe.sharding.layout import DeviceMesh
 from lingvo_moe.utils import cuda
 
 _NAME = re.compile(r"(\w+):(\d+)x(\d+)")
-_MAX_GPUS_PER_NODE = 8
+MAX_GPUS_PER_NODE = 8
 # The compiler writes its schedule, and of its other dumps only what no option leaves out.
 _SCHEDULE_OPTIONS = {"xla_dump_latency_hiding_schedule": True, "xla_dump_hlo_module_re": "none of the modules"}
 # Machine code without optimisations: for some kernels ptxas takes more than ten minutes otherwise. A plan reads the
@@ -181,10 +181,10 @@ class Cluster:
             raise UserError(
                 f"--topology={name}: no such GPU.{did_you_mean(generation, GPUS)} Known: {', '.join(GPUS)}."
             )
-        if nodes < 1 or not 1 <= gpus <= _MAX_GPUS_PER_NODE:
+        if nodes < 1 or not 1 <= gpus <= MAX_GPUS_PER_NODE:
             raise UserError(
                 f"--topology={name}: {nodes} nodes of {gpus} GPUs; expected at least one node of 1 to "
-                f"{_MAX_GPUS_PER_NODE} GPUs, for instance {generation}:4x8."
+                f"{MAX_GPUS_PER_NODE} GPUs, for instance {generation}:4x8."
             )
         devices = tuple(_devices(GPUS[generation], nodes, gpus))
         compiler_options.check(options, devices[0], name)

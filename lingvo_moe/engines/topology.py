@@ -21,6 +21,7 @@ from jax.experimental import topologies
 from jax.sharding import Mesh
 
 from lingvo_moe.engines import compiler_options, pjrt
+from lingvo_moe.engines.base import torus_order
 from lingvo_moe.errors import UserError, did_you_mean
 from lingvo_moe.program import Program
 from lingvo_moe.sharding.layout import DeviceMesh
@@ -79,8 +80,7 @@ class Slice:
       name: in libtpu's notation, `v3:32x32x1`: a generation, and the number of chips along each dimension of the torus.
       generation: the first part of the name.
       chips: the number of chips along each dimension.
-      devices: all cores, as JAX describes them, in the order of `hardware.Torus`. JAX lists them host by host, so that
-        a row of a mesh would be spread over several rows of the torus.
+      devices: all cores, as JAX describes them, in `base.torus_order`; JAX lists them host by host.
       compiler_options: of libtpu's compiler beside its defaults, each `NAME=VALUE`: those of LIBTPU_INIT_ARGS that
         are not flags of all of libtpu, and the user's.
     """
@@ -126,7 +126,7 @@ class Slice:
                 f"--topology={name}: there is no such slice; the largest of {generation} has {largest} chips. Take a "
                 f"smaller one, or another generation: {', '.join(GENERATIONS)}."
             )
-        devices = tuple(sorted(_devices(name.lower()), key=lambda each: (*reversed(each.coords), each.core_on_chip)))
+        devices = tuple(sorted(_devices(name.lower()), key=lambda each: torus_order(each.coords, each.core_on_chip)))
         own = _own_options(generation)
         of_libtpu = compiler_options.of_environment("LIBTPU_INIT_ARGS", "xla_")
         with _without_flags_of_xla():

@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from lingvo_moe import tree
-from lingvo_moe.engines.base import StepFunctions
+from lingvo_moe.engines.base import StepFunctions, torus_order
 from lingvo_moe.engines.tpu_strategy_variables import ShardedVariable, TensorSharding
 from lingvo_moe.errors import UserError
 from lingvo_moe.lazy import tf
@@ -47,10 +47,9 @@ class Engine:
           resolver: the `tf.distribute.cluster_resolver.TPUClusterResolver`.
           topology: what initialising it returned.
         """
-        # In the order of plans (`hardware.Torus`): core by core, then along the first dimension of the torus. So the
-        # axes of a mesh are along its dimensions. `DeviceAssignment.build` takes the chips in a ring.
+        # `DeviceAssignment.build` takes the chips in a ring.
         cores = np.reshape(topology.device_coordinates, (-1, topology.mesh_rank))
-        ordered = sorted(cores.tolist(), key=lambda each: (*reversed(each[:-1]), each[-1]))
+        ordered = sorted(cores.tolist(), key=lambda each: torus_order(each[:-1], each[-1]))
         assignment = tf.tpu.experimental.DeviceAssignment(topology, np.array([ordered]))
         self.strategy = tf.distribute.TPUStrategy(
             resolver, experimental_device_assignment=assignment, experimental_spmd_xla_partitioning=True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import re
 
 from lingvo_moe.data.cleaning import ENTITY, PLACEHOLDER
@@ -43,6 +44,11 @@ def required(text: str) -> list[re.Match]:
             kept.append(each)
         end = each.end()
     return kept
+
+
+def count_required(text: str) -> collections.Counter[str]:
+    """Returns how often a translation has to have each text that is `required`."""
+    return collections.Counter(each[0] for each in required(text))
 
 
 def _is_after_digit(text: str, found: re.Match, end: int) -> bool:

@@ -6,7 +6,6 @@ that its tokenizer does not know. It copies addresses badly, and loses some plac
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import logging
 from collections.abc import Mapping, Sequence
@@ -16,7 +15,7 @@ from lingvo_moe.data.cleaning import tidy
 from lingvo_moe.data.tokenizer import Tokenizer
 from lingvo_moe.inference.accelerators import without_accelerator
 from lingvo_moe.inference.capitals import lower_case, upper_case
-from lingvo_moe.inference.kept_text import ADDRESS, required
+from lingvo_moe.inference.kept_text import ADDRESS, count_required, required
 from lingvo_moe.inference.sentence_splitting import segment
 from lingvo_moe.inference.short_addresses import Shortened, restore, shorten
 from lingvo_moe.inference.translation import Translation, join
@@ -64,10 +63,9 @@ class Line(NamedTuple):
         return [part for reading in self.readings for part in reading.parts]
 
     def texts_of_fallbacks(self, known: Mapping[str, list[Translation]]) -> list[str]:
-        """Returns all that the model reads of the fallbacks, if they are needed."""
-        if not self.fallbacks or self._best(self.readings, known)[0].is_intact:
-            return []
-        return [part for reading in self.fallbacks for part in reading.parts]
+        """Returns all that the model reads of the fallbacks, if they are needed; `known` has the `texts`."""
+        needed = () if self._best(self.readings, known)[0].is_intact else self.fallbacks
+        return [part for reading in needed for part in reading.parts]
 
     def translations(self, known: Mapping[str, list[Translation]]) -> list[Translation]:
         """Returns the translations of one reading, intact ones first, within the frame.
@@ -78,16 +76,17 @@ class Line(NamedTuple):
         Args:
           known: the translations of `texts`, and of `texts_of_fallbacks`.
         """
-        readings = [*self.readings, *(each for each in self.fallbacks if all(part in known for part in each.parts))]
-        best = self._best(readings, known)
+        best = self._best(self.readings, known)
+        if not best[0].is_intact:  # not whenever they are known: equal fallbacks of other lines must change nothing
+            best = self._best([*self.readings, *self.fallbacks], known)
         return [dataclasses.replace(each, text=self.frame.around(self._in_case(each.text))) for each in best]
 
     def _best(self, readings: Sequence[Reading], known: Mapping[str, list[Translation]]) -> list[Translation]:
-        wanted = _count_required(self.frame.text)
+        wanted = count_required(self.frame.text)
         found = []
         for reading in readings:
             checked = [
-                dataclasses.replace(each, is_intact=_count_required(each.text) == wanted)
+                dataclasses.replace(each, is_intact=count_required(each.text) == wanted)
                 for each in reading.translations(known)
             ]
             intact_first = sorted(checked, key=lambda each: not each.is_intact)
@@ -155,10 +154,6 @@ class LineReader:
 
     def _count_tokens(self, text: str) -> int:
         return len(self._tokenizer.encode([text])[0])
-
-
-def _count_required(text: str) -> collections.Counter[str]:
-    return collections.Counter(each[0] for each in required(text))
 
 
 def line_list(numbers: Sequence[int]) -> str:

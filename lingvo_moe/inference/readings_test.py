@@ -111,6 +111,18 @@ def test_a_line_with_a_placeholder_has_a_fallback():
     assert [each.text for each in line.translations(known)] == ["www.a.de: see %s"]
 
 
+def test_a_fallback_of_another_line_changes_nothing():
+    """Only the first line needs the fallback that both have; a translation must not depend on the lines beside it."""
+    one, other = LineReader(_Tokenizer(b""), 12).lines(["neerg %s", "neerg %d"])
+    known = {
+        "neerg %s": [Translation("green", -1.0, confidence=0.5)],
+        "neerg %d": [Translation("green %d", -1.0, confidence=0.5)],
+        "neerg http://1": [Translation("lime http://1", -1.0, confidence=0.9)],
+    }
+    assert one.fallbacks[0].parts == other.fallbacks[0].parts and not other.texts_of_fallbacks(known)
+    assert [line.translations(known)[0].text for line in (one, other)] == ["lime %s", "green %d"]
+
+
 def test_lines_without_placeholders_have_no_fallback():
     """Those with addresses alone are read with short ones anyway."""
     lines = LineReader(_Tokenizer(b""), 12).lines(["neerg", "neerg www.a.de", "<neerg> 100%"])

@@ -97,8 +97,8 @@ def test_the_same_bits_on_any_number_of_devices_and_each_makes_its_own(mesh):
 
 
 def test_lowering_makes_no_numbers_on_the_host():
-    """A program of a model that no host could hold is lowered from its shapes alone; here, of 8 GiB of numbers."""
-    shape = (2**16, 2**15)
+    """A program of a model that no host could hold is lowered from its shapes alone; here, of 2 GiB of numbers."""
+    shape = (2**14, 2**15)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     seed = {"seed": Spec((2,), "int32", "s")}
     lower("drawn", lambda inputs: {"sum": tf.reduce_sum(uniform(inputs["seed"], shape))}, seed, {}, Layout())
