@@ -16,7 +16,7 @@ from pathlib import Path
 from absl import flags
 
 from lingvo_moe.cli import app
-from lingvo_moe.data import corpus_builder, speech_builder
+from lingvo_moe.data import corpus_builder, corpus_writer, speech_builder
 from lingvo_moe.data.corpus import REPORT, SPLITS
 from lingvo_moe.data.languages import check_selected, is_english
 from lingvo_moe.errors import UserError
@@ -42,6 +42,9 @@ def main(argv: list[str]):
     app.no_arguments(argv[1:])
     if not FLAGS.output:
         raise UserError("--output is missing; name the directory to make with --output=DIR.")
+    output = Path(FLAGS.output).absolute()
+    corpus_writer.prepare_output_directory(output)
+    corpus_writer.check_writable(output, FLAGS.force)
     selected = check_selected(FLAGS.languages, "--languages")
     read = {language for language in selected if not is_english(language)}
     if not read and FLAGS.preset != "none":
@@ -50,7 +53,7 @@ def main(argv: list[str]):
         texts, _ = corpus_builder.build(
             FLAGS.preset, FLAGS.input, Path(directory) / "texts", FLAGS.packages, selected=frozenset(read)
         )
-        corpus, is_new = speech_builder.build(texts, FLAGS.output, sorted(selected), FLAGS.max_characters, FLAGS.force)
+        corpus, is_new = speech_builder.build(texts, output, sorted(selected), FLAGS.max_characters, FLAGS.force)
     counts = ", ".join(f"{corpus.count(split)} {split}" for split in SPLITS)
     state = "built" if is_new else "is up to date"
     print(f"{corpus.directory} {state}: {len(corpus.languages)} voices, {counts} recordings; see {REPORT} there.")

@@ -51,3 +51,13 @@ def test_mistakes_are_one_line(arguments, message, capsys, tmp_path, monkeypatch
     monkeypatch.chdir(tmp_path)
     assert _run(*arguments) == 2
     assert message in capsys.readouterr().err and not list(tmp_path.iterdir())
+
+
+def test_an_output_that_cannot_be_made_is_found_before_the_sentences_are_read(capsys, tmp_path):
+    """Reading them takes minutes, with downloads."""
+    (tmp_path / "file").write_text("", encoding="utf-8")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes.txt").write_text("", encoding="utf-8")
+    for output, message in (("file/speech", "cannot be made"), ("mine", "left unchanged")):
+        assert _run(f"--output={tmp_path / output}", "--preset=none") == 2
+        assert message in capsys.readouterr().err

@@ -151,6 +151,7 @@ def test_list_and_show_name_every_model_and_field(capsys):
             "--translations=y: expected the name of a file of its own, beside --json",
         ),
         (["eval"], "--corpus is missing. Name a corpus .* to score the released"),
+        (["eval", "--set=corpus=x", "--tokenizers=y"], "--tokenizers: the released model has its own"),
         (["eval", "--corpus=x", "stray"], "unexpected argument 'stray'"),
         (["eval", "--corpus=x", "--tokenizers=y"], "--tokenizers: the released model has its own"),
         (["translate", "--set=tokenizers=y"], "--tokenizers: the released model has its own"),

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from absl import flags
 
-from lingvo_moe import experiment, extensions, registry
+from lingvo_moe import experiment, extensions, overrides, registry
 from lingvo_moe.cli import allocator, app, recorded, released, run_config
 from lingvo_moe.cli.run_config import (
     CheckpointConfig,
@@ -120,7 +120,7 @@ def _translate(config: TranslateConfig, arguments: list[str]):
 
 def _evaluate(config: EvalConfig, arguments: list[str]) -> int | None:
     app.no_arguments(arguments)
-    if released.applies(config) and not config.corpus:
+    if released.applies(config) and not (config.corpus or overrides.assigned(config.assignments, "corpus")):
         raise UserError(
             "--corpus is missing. Name a corpus of tools.build_corpus, to score the released model on its held-out "
             "sentences, or pass --logdir to score another model."

@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lingvo_moe.data import catalogs, cleaning, debian, debian_more, languages, pocket, sources, splitting, wheels
-from lingvo_moe.data.corpus import MANIFEST, Corpus
+from lingvo_moe.data.corpus import Corpus
 from lingvo_moe.data.corpus_report import listing
-from lingvo_moe.data.corpus_writer import OutputDirectory, Pair, prepare_output_directory
+from lingvo_moe.data.corpus_writer import OutputDirectory, Pair, check_writable, prepare_output_directory
 from lingvo_moe.data.rejection import Rejection
 from lingvo_moe.data.sources import SourceList
 from lingvo_moe.errors import UserError
-from lingvo_moe.utils import output_directories, progress
+from lingvo_moe.utils import progress
 
 PRESET_MODULES = (sources, debian, debian_more, wheels, pocket)  # importing them registers the presets
 HELD_OUT_CAP = 1000  # pairs per language, in test and in valid each
@@ -116,9 +116,7 @@ def build(
         for split, paths in sorted(held_out.items())
         if paths
     }
-    # Before the downloads. A corpus that is there is left unchanged without --force, so it may be read-only.
-    if force or not (output / MANIFEST).exists():
-        output_directories.check("--output", output)
+    check_writable(output, force)
     read_from = _with_preset(preset, own_inputs, packages, wanted)
     read = wanted or read_from.languages
     target = OutputDirectory(output, _identity(preset, read_from, read, unseen_by, given))

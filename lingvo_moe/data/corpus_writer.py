@@ -68,6 +68,15 @@ def prepare_output_directory(directory: Path):
         _check_only_corpus_files(directory)
 
 
+def check_writable(directory: Path, force: bool):
+    """Raises UserError if no corpus can be written to `directory`; call this before hours of work.
+
+    Without `force`, a corpus that is there is kept, so it may be read-only.
+    """
+    if force or not (directory / MANIFEST).exists():
+        output_directories.check("--output", directory)
+
+
 def _check_only_corpus_files(directory: Path):
     if directory.is_symlink() or not directory.is_dir():
         raise UserError(f"--output={directory} is a file or a link; name a directory that does not exist yet.")

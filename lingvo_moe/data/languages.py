@@ -60,6 +60,14 @@ _SAME_LABEL = {
     "ug_Arab": "ug",
     "uz_Latn": "uz",
 }
+# ISO 639-1, and `bh` and `sh`, which it had before.
+_TWO_LETTERS = frozenset(
+    "aa ab ae af ak am an ar as av ay az ba be bg bh bi bm bn bo br bs ca ce ch co cr cs cu cv cy da de dv dz ee el en "
+    "eo es et eu fa ff fi fj fo fr fy ga gd gl gn gu gv ha he hi ho hr ht hu hy hz ia id ie ig ii ik io is it iu ja jv "
+    "ka kg ki kj kk kl km kn ko kr ks ku kv kw ky la lb lg li ln lo lt lu lv mg mh mi mk ml mn mr ms mt my na nb nd ne "
+    "ng nl nn no nr nv ny oc oj om or os pa pi pl ps pt qu rm rn ro ru rw sa sc sd se sg sh si sk sl sm sn so sq sr ss "
+    "st su sv sw ta te tg th ti tk tl tn to tr ts tt tw ty ug uk ur uz ve vi vo wa wo xh yi yo za zh zu".split()
+)
 # MediaWiki documents its messages under qqq; xx and qps stand for artificial test translations.
 _NOT_LANGUAGES = frozenset(("qqq", "qqx", "xx", "qps"))
 
@@ -138,7 +146,8 @@ def from_path(path: PurePath, header: str = "") -> str | None:
 
     The layouts `LANG/LC_MESSAGES/x.mo`, `LANG.po`, `x-LANG.po`, `x.LANG.po` and `LANG/x.po` are recognised. Short names
     such as `gtk-de`, `app` or `ui` look like labels too. So the catalog's own header takes precedence if the directory
-    or the name agrees with it, and a two-letter language over a three-letter one.
+    or the name agrees with it, then a language of two letters over one of three. Two letters that are no language are
+    not read as one.
 
     Args:
       path: the catalog's path inside its source.
@@ -147,8 +156,8 @@ def from_path(path: PurePath, header: str = "") -> str | None:
     if path.parent.name == "LC_MESSAGES":
         return normalize(path.parent.parent.name) or normalize(header)
     stated = normalize(header)
-    parent = normalize(path.parent.name)
-    by_name = [label for label in map(normalize, _tails(path.stem)) if label]
+    parent = _language(path.parent.name)
+    by_name = [label for label in map(_language, _tails(path.stem)) if label]
     short = [label for label in by_name if _is_two_letter(label)]
     if stated and stated in (*by_name, parent):
         return stated
@@ -172,6 +181,12 @@ def _tails(stem: str) -> list[str]:
     """Returns the parts of a file name that may be a label: `x-y-pt_BR` -> `x-y-pt_BR`, `y-pt_BR`, `pt_BR`."""
     starts = [0, *(match.end() for match in re.finditer(r"[-.]", stem))]
     return [stem[start:] for start in starts]
+
+
+def _language(name: str) -> str | None:
+    """Returns the label that a part of a path looks like, or None."""
+    label = normalize(name)
+    return None if label and _is_two_letter(label) and label[:2] not in _TWO_LETTERS else label
 
 
 def _is_two_letter(label: str) -> bool:

@@ -120,6 +120,9 @@ def test_label_that_is_not_one_is_refused_with_the_manifest_and_the_value(label)
         ("messages.po", "", None),
         ("de/ui.po", "de", "de"),  # `ui` looks like a language
         ("de/db.po", "de_DE", "de"),
+        ("de/ui.po", "", "de"),
+        ("ui/de.po", "", "de"),
+        ("ui.po", "", None),
         ("js/de.po", "", "de"),
         ("de/LC_MESSAGES/x.mo", "fr", "de"),
         ("LC_MESSAGES/x.mo", "fr", "fr"),
