@@ -85,7 +85,7 @@ flags.DEFINE_string("output", None, "The directory to make.", flag_values=FLAGS)
 flags.DEFINE_string(
     "packages",
     None,
-    "The directory for downloads of presets (pypi 170 MB, debian 300 MB, debian_more 570 MB, pocket 1.3 GB, unseen "
+    "The directory for downloads of presets (pypi 125 MB, debian 300 MB, debian_more 570 MB, pocket 1.3 GB, unseen "
     "65 MB); by default ~/.cache/lingvo_moe/packages.",
     flag_values=FLAGS,
 )
