@@ -1,11 +1,11 @@
-"""Counts the lines whose translation loses a placeholder, a tag or an address.
+"""Counts the lines whose translation loses a placeholder, a tag, an address, a path, a code or a number.
 
   python -m tools.lost_placeholders --max_pairs=60                            of packages that no model was trained on
   python -m tools.lost_placeholders --preset=none --input=my_files --max_pairs=500    of your own .po files
 
 The model is that of `translate`: the released one unless --model and --logdir name another. Held-out splits of corpora
 have no lines with placeholders, so the tool reads the data sources themselves. It takes the lines whose reference has
-the placeholders, tags and addresses of the source, up to --max_pairs of each language and kind, by a hash of the
+all that `kept_text.required` finds in the source, up to --max_pairs of each language and kind, by a hash of the
 English text. A table in Markdown has the number of lines, and how many translations keep what they must.
 """
 
@@ -20,7 +20,7 @@ from lingvo_moe.cli import app, recorded, released, run_config, run_setup
 from lingvo_moe.data import corpus_builder, pocket
 from lingvo_moe.data.languages import check_selected
 from lingvo_moe.errors import UserError
-from lingvo_moe.inference.kept_text import ADDRESS, count_required
+from lingvo_moe.inference.kept_text import count_required, required
 from lingvo_moe.inference.translator import Translator
 from tools import markdown
 
@@ -32,7 +32,15 @@ flags.DEFINE_string("packages", None, "directory for downloads, as of tools.buil
 flags.DEFINE_list("languages", list(pocket.LANGUAGES), "languages of the lines", flag_values=FLAGS)
 flags.DEFINE_integer("max_pairs", 100, "lines of each language and kind", lower_bound=1, flag_values=FLAGS)
 
-KINDS = ("placeholders", "tags", "addresses")
+# By the groups of `kept_text.required`.
+KINDS = {
+    "placeholder": "placeholders",
+    "tag": "tags",
+    "address": "addresses",
+    "path": "paths",
+    "code": "codes",
+    "number": "numbers",
+}
 
 
 def main(arguments: list[str]):
@@ -41,15 +49,15 @@ def main(arguments: list[str]):
     selected = check_selected(FLAGS.languages, "--languages")
     found = corpus_builder.find_sources(FLAGS.preset, FLAGS.input, FLAGS.packages, selected)
     pairs = corpus_builder.collect_pairs(found.sources, selected).pairs
-    lines = {kind: sorted({line for own in pairs.values() for line in choose(own, kind)}) for kind in KINDS}
+    lines = {kind: sorted({line for own in pairs.values() for line in choose(own, kind)}) for kind in KINDS.values()}
     if not any(lines.values()):
         raise UserError(
-            f"--preset={FLAGS.preset}: no line of {', '.join(FLAGS.languages)} has a placeholder, tag or address."
+            f"--preset={FLAGS.preset}: no line of {', '.join(FLAGS.languages)} has {', '.join(KINDS.values())}."
         )
     with released.by_default(recorded.by_default(run_config.read(run_config.SearchConfig, FLAGS))) as config:
         name, experiment, engine = run_setup.set_up(config, "decode", {"search.beam_size": config.beam_size})
         translator = Translator(name, experiment, engine, config.log_directory())
-        rows = [_row(translator, kind, lines[kind]) for kind in KINDS]
+        rows = [_row(translator, kind, lines[kind]) for kind in KINDS.values()]
     print(markdown.table(("lines with", "number", "intact", "share"), rows))
 
 
@@ -66,10 +74,7 @@ def choose(pairs: Iterable[tuple[str, str]], kind: str) -> list[str]:
 
 def kinds(text: str) -> set[str]:
     """Returns which of KINDS a text has."""
-    return {
-        "tags" if each[0] == "<" else "addresses" if ADDRESS.fullmatch(each) else "placeholders"
-        for each in count_required(text)
-    }
+    return {KINDS[each.lastgroup or ""] for each in required(text)}
 
 
 def _row(translator: Translator, kind: str, lines: list[str]) -> tuple[str, ...]:

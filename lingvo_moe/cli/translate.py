@@ -10,6 +10,7 @@ import json
 import logging
 import os
 import pathlib
+import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -19,12 +20,13 @@ from lingvo_moe.cli.run_config import ModelConfig, TranslateConfig
 from lingvo_moe.errors import UserError
 from lingvo_moe.inference.explanation import Explainer
 from lingvo_moe.inference.journal import Journal, journal
-from lingvo_moe.inference.readings import line_list
 from lingvo_moe.inference.translation import Translation
 from lingvo_moe.inference.translator import Translator
 from lingvo_moe.utils import output_files
 
 _log = logging.getLogger(__name__)
+_MAX_NAMED = 10  # lines in a warning; a long file may have hundreds
+_JOURNAL = re.compile(r"\.[0-9a-f]{8}\.partial")
 
 
 def translate(config: TranslateConfig):
@@ -60,10 +62,11 @@ def _translate(config: TranslateConfig):
         kept = None
         if config.output != "-":
             run = _identity(config, experiments.text(name, experiment), translator, sentences)
-            kept = stack.enter_context(journal(f"{config.output}.{run}.partial"))
-        best = _write(config, _translated(translator, sentences, kept, config.n_best))
-        _warn_of_truncated(best, experiment.search.max_length)
-        _warn_of_lost(best)
+            file = pathlib.Path(f"{config.output}.{run}.partial")
+            _report_other_journals(file)
+            kept = stack.enter_context(journal(file))
+        best = _write(config, _translated(translator, sentences, kept, config.n_best), kept)
+        _warn(best, experiment.texts.source_length - 1, experiment.search.max_length)
         _report_doubtful(config, sentences, best)
         del translator  # and with it the weights on the devices
         if explainer and config.explain:
@@ -124,8 +127,26 @@ def _translated(
         yield best
 
 
-def _write(config: TranslateConfig, chunks: Iterable[list[list[Translation]]]) -> list[Translation]:
-    """Writes translations as they come; returns the best of each line."""
+def _report_other_journals(own: pathlib.Path):
+    """Names the files of interrupted runs to the same output whose translations this run does not use."""
+    output = own.name.removesuffix("".join(own.suffixes[-2:]))
+    for path in sorted(own.parent.iterdir()):
+        if path != own and path.name.startswith(output) and _JOURNAL.fullmatch(path.name[len(output) :]):
+            _log.info(
+                "%s has translations of an interrupted run with other settings, weights or lines, which this one does "
+                "not use; delete it if you do not need it.",
+                path,
+            )
+
+
+def _write(
+    config: TranslateConfig, chunks: Iterable[list[list[Translation]]], kept: Journal | None
+) -> list[Translation]:
+    """Writes translations, those of standard output as they come; returns the best of each line."""
+    if kept:  # the file is written at the end, so that a process that is killed leaves nothing but the journal
+        for _ in chunks:
+            pass
+        chunks = ([translations] for translations in kept.read())
     best = []
     with output_files.atomic_writer(config.output) as opened:
         # A progress bar replaces sys.stdout while it is drawn on the terminal that shows both.
@@ -143,22 +164,33 @@ def _write(config: TranslateConfig, chunks: Iterable[list[list[Translation]]]) -
     return best
 
 
-def _warn_of_truncated(best: Sequence[Translation], max_length: int):
-    """Warns of the lines, also those translated before an interruption, whose translation has lost its end."""
-    if truncated := [number for number, translation in enumerate(best, start=1) if translation.truncated]:
+def _warn(best: Sequence[Translation], source_limit: int, target_limit: int):
+    """Warns of the lines, also those translated before an interruption, whose translation lacks something."""
+    if cut := _lines(translation.is_cut for translation in best):
+        _log.warning(
+            "%s: a sentence has more than %d tokens; its end is not translated. Split it, or pass "
+            "--set input.source_length=N.",
+            *(cut, source_limit),
+        )
+    if truncated := _lines(translation.truncated for translation in best):
         _log.warning(
             "%s: the translation is truncated at %d tokens. Pass --set search.max_length=N for a longer one.",
-            *(line_list(truncated), max_length),
+            *(truncated, target_limit),
         )
-
-
-def _warn_of_lost(best: Sequence[Translation]):
-    """Warns of the lines whose translation does not have the placeholders, tags and addresses of the line."""
-    if lost := [number for number, translation in enumerate(best, start=1) if not translation.is_intact]:
+    if lost := _lines(not translation.is_intact for translation in best):
         _log.warning(
-            "%s: the translation lacks a placeholder, tag or address of the line, or has another one; correct it.",
-            line_list(lost),
+            "%s: the translation lacks a placeholder, tag, address, number or code of the line, or has another one; "
+            "correct it.",
+            lost,
         )
+
+
+def _lines(are_meant: Iterable[bool]) -> str:
+    """Returns `line 3`, `lines 3, 7` or, of many, the first ones and how many more there are; `` of none."""
+    numbers = [number for number, is_meant in enumerate(are_meant, start=1) if is_meant]
+    named = ", ".join(map(str, numbers[:_MAX_NAMED]))
+    more = f" and {len(numbers) - _MAX_NAMED} more" if len(numbers) > _MAX_NAMED else ""
+    return f"line{'s' * (len(numbers) > 1)} {named}{more}" if numbers else ""
 
 
 def _report_doubtful(config: TranslateConfig, sentences: Sequence[str], best: Sequence[Translation]):
@@ -166,19 +198,23 @@ def _report_doubtful(config: TranslateConfig, sentences: Sequence[str], best: Se
     doubtful = [
         number
         for number, translation in enumerate(best)
-        if translation.confidence < config.doubt_below or not translation.is_intact
+        if translation.confidence < config.doubt_below
+        or not translation.is_intact
+        or translation.is_cut
+        or translation.truncated
     ]
     if doubtful:
         _log.info(
-            "doubtful lines, with a confidence below %g or a lost placeholder: %d of %d%s.",
+            "doubtful lines, with a confidence below %g or something lost: %d of %d%s.",
             *(config.doubt_below, len(doubtful), len(best)),
             "" if config.doubtful else "; --doubtful=FILE lists them",
         )
     if config.doubtful:
         with output_files.atomic_writer(config.doubtful) as file:
             for index in doubtful:
-                source = " ".join(sentences[index].split())  # a tab would be another column
-                print(index + 1, f"{best[index].confidence:.3f}", source, best[index].text, sep="\t", file=file)
+                # A tab would be another column.
+                pair = (" ".join(text.split()) for text in (sentences[index], best[index].text))
+                print(index + 1, f"{best[index].confidence:.3f}", *pair, sep="\t", file=file)
 
 
 def _read_lines(path: str) -> list[str]:
@@ -191,7 +227,7 @@ def _read_lines(path: str) -> list[str]:
     sentences = []
     for number, line in enumerate(lines, start=1):
         try:
-            sentences.append(line.decode("utf-8").removesuffix("\r"))
+            sentences.append(line.decode("utf-8"))
         except UnicodeDecodeError as error:
             raise UserError(
                 f"--input={path}, line {number}: not UTF-8 (byte {error.start + 1} of the line); convert it, for "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import pathlib
 import re
@@ -27,19 +28,44 @@ def _lines(path: pathlib.Path, *lines: str) -> str:
 
 
 def test_translate_writes_as_many_lines_as_it_reads(trained, tmp_path, capsys):
-    """Line n of the output is the translation of line n, empty lines and repeated ones included."""
+    """Line n of the output is the translation of line n, empty lines and repeated ones included.
+
+    Of two translations with the same text, the second one is left out.
+    """
     given = _lines(tmp_path / "in.txt", "der old", "", "neerg der der", "der old", "eert")
     assert _run("translate", *trained, given, f"--output={tmp_path / 'out.txt'}") == 0
     lines = (tmp_path / "out.txt").read_text(encoding="utf-8").split("\n")
     assert len(lines) == 6 and lines[5] == "" and lines[0] == lines[3]
     assert _run("translate", *trained, given, "--n_best=2") == 0
     rows = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
-    assert [row[0] for row in rows] == [str(n) for n in range(1, 6) for _ in range(2)]
-    scores = [float(row[1]) for row in rows]
-    assert all(first >= second for first, second in zip(scores[::2], scores[1::2]))
-    assert [row[2] for row in rows[::2]] == lines[:5]
+    by_line = {number: list(of_line) for number, of_line in itertools.groupby(rows, key=lambda row: row[0])}
+    assert list(by_line) == ["1", "2", "3", "4", "5"] and max(map(len, by_line.values())) == 2
+    for of_line in by_line.values():
+        assert len({text for _, _, text in of_line}) == len(of_line)
+        assert float(of_line[0][1]) >= float(of_line[-1][1])
+    best = [of_line[0] for of_line in by_line.values()]
+    assert [row[2] for row in best] == lines[:5]
     assert _run("translate", *trained, given, "--scores") == 0
-    assert [line.split("\t") for line in capsys.readouterr().out.splitlines()] == [row[1:] for row in rows[::2]]
+    assert [line.split("\t") for line in capsys.readouterr().out.splitlines()] == [row[1:] for row in best]
+
+
+def test_white_space_and_line_ends_are_kept(trained, tmp_path):
+    """Those of Windows, tabs, and blanks at both ends; each column is translated by itself."""
+    (tmp_path / "in.txt").write_bytes(b"  der old\r\n\r\ngib\tder \r\n12\r\n")
+    assert _run("translate", *trained, f"--input={tmp_path / 'in.txt'}", f"--output={tmp_path / 'out.txt'}") == 0
+    found = (tmp_path / "out.txt").read_bytes().decode()
+    assert re.fullmatch(r"  [^\t\r\n]+\r\n\r\n[^\t\r\n]+\t[^\t\r\n]+ \r\n12\r\n", found)
+
+
+def test_a_sentence_that_is_too_long_is_named(trained, tmp_path, capsys):
+    """By its line, which is doubtful, whatever the confidence; of many lines, ten are named."""
+    lines = ["neerg der " * 40, *["der"] * 2, *(f"neerg {'der ' * count}gib" for count in range(60, 70))]
+    flags = [_lines(tmp_path / "in.txt", *lines), f"--doubtful={tmp_path / 'doubtful.txt'}", "--doubt_below=0"]
+    assert _run("translate", *trained, *flags) == 0
+    message = capsys.readouterr().err
+    assert "lines 1, 4, 5, 6, 7, 8, 9, 10, 11, 12 and 1 more: a sentence has more than" in message
+    doubtful = [line.split("\t")[0] for line in (tmp_path / "doubtful.txt").read_text(encoding="utf-8").splitlines()]
+    assert {"1", *map(str, range(4, 14))} <= set(doubtful)
 
 
 def test_translate_with_no_model_uses_the_released_one(trained, data, tmp_path, capsys, monkeypatch):
@@ -197,9 +223,9 @@ def test_lines_without_their_placeholders_are_named(trained, tmp_path, capsys):
         == 0
     )
     message = capsys.readouterr().err
-    assert "lines 2, 4: the translation lacks a placeholder, tag or address of the line, or has another one" in message
-    assert "or a lost placeholder: 2 of 4." in message
-    assert [line.split("\t")[0] for line in doubtful.read_text(encoding="utf-8").splitlines()] == ["2", "4"]
+    assert "lines 2, 4: the translation lacks a placeholder, tag, address, number or code of the line" in message
+    listed = [line.split("\t")[0] for line in doubtful.read_text(encoding="utf-8").splitlines()]
+    assert {"2", "4"} <= set(listed) and f"or something lost: {len(listed)} of 4." in message
 
 
 @pytest.mark.parametrize("change", [["--n_best=2"], ["--set=search.length_alpha=0"], ["--input=other.txt"]])
@@ -211,7 +237,9 @@ def test_another_run_does_not_continue_it(trained, many, change, tmp_path, capsy
         _interrupt(patch, after=1)
         assert _run("translate", *trained, *many) == 130
     assert _run("translate", *trained, *many, *change) == 0
-    assert "were translated before" not in capsys.readouterr().err
+    message = capsys.readouterr().err
+    assert "were translated before" not in message
+    assert ".partial has translations of an interrupted run with other settings, weights or lines" in message
     assert len(list(tmp_path.glob("out.txt.*.partial"))) == 1
 
 
@@ -230,13 +258,15 @@ def test_doubtful_lines_are_listed(trained, tmp_path, capsys):
     translations = captured.out.split("\n")
     rows = [line.split("\t") for line in (tmp_path / "doubtful.txt").read_text(encoding="utf-8").splitlines()]
     assert [(row[0], *row[2:]) for row in rows] == [
-        ("1", "der old", translations[0]),
-        ("3", "neerg der der", translations[2]),
+        ("1", "der old", " ".join(translations[0].split())),
+        ("3", "neerg der der", " ".join(translations[2].split())),
     ]
     assert all(0 < float(row[1]) < 1 for row in rows)
-    assert "doubtful lines, with a confidence below 1 or a lost placeholder: 2 of 3." in captured.err
-    assert _run("translate", *given, "--doubt_below=0") == 0
-    assert "doubtful" not in capsys.readouterr().err
+    assert "doubtful lines, with a confidence below 1 or something lost: 2 of 3." in captured.err
+    assert _run("translate", *given, "--doubt_below=0", f"--doubtful={tmp_path / 'doubtful.txt'}") == 0
+    truncated = re.search(r"lines? ([\d, ]+): the translation is truncated", capsys.readouterr().err)
+    listed = (tmp_path / "doubtful.txt").read_text(encoding="utf-8").splitlines()
+    assert [line.split("\t")[0] for line in listed] == (truncated[1].split(", ") if truncated else [])
     assert _run("translate", *given, "--doubt_below=1") == 0
     assert "--doubtful=FILE lists them" in capsys.readouterr().err
 

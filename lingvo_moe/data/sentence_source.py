@@ -62,24 +62,27 @@ def _divided(entry: Entry) -> Iterator[Entry]:
 def sentences(text: str) -> list[str]:
     """Returns the sentences of a text, which is not divided inside parentheses or where that may be wrong."""
     found, start, tried, depth = [], 0, 0, 0
+    # The next letters or digits: searching again from each point would take time with the square of their number.
+    first = following = _LETTER_OR_DIGIT.search(text)
     for end in SENTENCE_END.finditer(text):
         depth += _depth(text, tried, end.end())
         tried = end.end()
-        if depth <= 0 and _ends(text, start, end):
+        if following and following.start() < tried:
+            following = _LETTER_OR_DIGIT.search(text, tried)
+        if not first or not following:
+            break
+        if depth <= 0 and first.start() < tried and _ends(text, start, end, following[0]):
             found.append(text[start:tried].strip())
-            start, depth = tried, 0
+            start, depth, first = tried, 0, following
     return [*found, text[start:].strip()]
 
 
-def _ends(text: str, start: int, end: re.Match[str]) -> bool:
-    """Returns whether the text from `start` on is a sentence: the rest may continue it, after an abbreviation."""
-    following = _LETTER_OR_DIGIT.search(text, end.end())
-    if following is None or not _LETTER_OR_DIGIT.search(text, start, end.end()):
-        return False
+def _ends(text: str, start: int, end: re.Match[str], following: str) -> bool:
+    """Returns whether the text from `start` on is a sentence: what follows may continue it, after an abbreviation."""
     if text[end.start()] not in ".!?…":  # no space has to follow, and no abbreviation ends like this
         return True
     abbreviation = _ABBREVIATION.search(text, max(start, end.start() - _LONGEST_ABBREVIATION), end.end())
-    return not following[0].islower() and abbreviation is None
+    return not following.islower() and abbreviation is None
 
 
 def _depth(text: str, start: int, end: int) -> int:

@@ -19,13 +19,15 @@ _OPENING = "\"'«»“„‘‚([¿¡"
 _CLOSING = "\"'«»“”’)].,:;!?…"
 _INSIDE = "'’-"  # of words: l'azione, E-Mail
 _MOST_OF_A_NAME = 2  # letters beside an ampersand: AT&T, R&D
+_MOST_OF_A_LABEL = 3  # words; longer texts have identifiers rather than accelerators inside of words
 
 
 def without_accelerator(text: str, tokenizer: Tokenizer) -> str:
     """Returns the text without the mark of its accelerator; a text with several marks is returned as it is.
 
     A mark inside of a word is removed if the word has fewer pieces than its two halves: `Abbrechen` is a word, and
-    `entityid` is not.
+    `entityid` is not. Between quotes and in texts that are no labels, `user_name` keeps it as well, whose halves are
+    words of one piece.
 
     Args:
       text: a line.
@@ -52,6 +54,10 @@ def _is_accelerator(text: str, mark: int, tokenizer: Tokenizer) -> bool:
     if (half + after).isupper() and (text[mark] == "_" or min(len(half), len(after)) <= _MOST_OF_A_NAME):
         return False
     whole, *halves = map(len, tokenizer.encode([half + after, half, after]))
+    is_quoted = text[start] in _OPENING and text[start] != before[:1]
+    is_label = not is_quoted and len(text.split()) <= _MOST_OF_A_LABEL
+    if text[mark] == "_" and halves == [1, 1] and not is_label:
+        return False
     return whole < sum(halves)
 
 

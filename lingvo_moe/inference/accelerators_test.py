@@ -13,7 +13,7 @@ class _Tokenizer(Tokenizer):
     """A word has one piece; any other text has a piece for each letter."""
 
     def encode(self, texts):
-        words = {"abbrechen", "speichern", "entity", "id", "enregistrer"}
+        words = {"abbrechen", "speichern", "entity", "id", "enregistrer", "user", "name", "username"}
         return [np.zeros(1 if text.lower() in words else len(text), np.int32) for text in texts]
 
 
@@ -30,6 +30,11 @@ class _Tokenizer(Tokenizer):
         ("ファイル(_F)", "ファイル"),
         ("파일 열기 (&O)", "파일 열기"),
         ("entity_id fehlt", "entity_id fehlt"),
+        ("user_name", "username"),
+        ("Neuer User_name", "Neuer Username"),
+        ('"user_name" fehlt', '"user_name" fehlt'),
+        ("Die Spalte user_name fehlt.", "Die Spalte user_name fehlt."),
+        ("Den Vorgang jetzt ab_brechen", "Den Vorgang jetzt abbrechen"),
         ("Dienste von AT&T", "Dienste von AT&T"),
         ("von http://a.de/ab_brechen laden", "von http://a.de/ab_brechen laden"),
         ("array_2d: Zeile", "array_2d: Zeile"),

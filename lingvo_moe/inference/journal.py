@@ -113,6 +113,7 @@ def _translation(
     confidence: float,
     truncated: bool = False,
     is_intact: bool = True,
+    is_cut: bool = False,
 ) -> Translation:
     pairs = tuple((tuple(source), tuple(target)) for source, target in parts)
-    return Translation(text, score, pairs, confidence, truncated, is_intact)
+    return Translation(text, score, pairs, confidence, truncated, is_intact, is_cut)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
+import itertools
 
-from lingvo_moe.inference.kept_text import required
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lingvo_moe.inference.kept_text import count_required, has_words, required
 
 
 @pytest.mark.parametrize(
@@ -30,19 +34,76 @@ def test_placeholders_addresses_and_markup_are_required(text, expected):
 
 
 @pytest.mark.parametrize(
-    "text",
+    "text, numbers",
     [
-        "Super+<Nummer>",
-        "%50 indirim",
-        "%5 veya %10",
-        "100%ig und 50%em",
-        "5 % Rabatt, 100 %",
-        "Appliquer&nbsp;: l&#8217;image",
-        'Zeile\\n und \\"Wort\\"',
-        "a < b > c, {} offen {",
-        "",
+        ("Super+<Nummer>", []),
+        ("%50 indirim", ["50"]),
+        ("%5 veya %10", ["10"]),
+        ("100%ig und 50%em", ["100", "50"]),
+        ("5 % Rabatt, 100 %", ["100"]),
+        ("Appliquer&nbsp;: l&#8217;image", []),
+        ('Zeile\\n und \\"Wort\\"', []),
+        ("a < b > c, {} offen {", ["{}"]),
+        ("", []),
     ],
 )
-def test_percentages_names_entities_and_escapes_are_not(text):
-    """A translation may write them in another way, or translate them."""
-    assert [each[0] for each in required(text) if each[0] != "{}"] == []
+def test_percentages_names_entities_and_escapes_are_not(text, numbers):
+    """A translation may write them in another way, or translate them; but it has the number of a percentage."""
+    assert [each[0] for each in required(text)] == numbers
+
+
+@pytest.mark.parametrize(
+    "text, expected",
+    [
+        ("Die Datei „Bericht_2023.pdf“ und отчёт.xlsx.", ["Bericht_2023.pdf", "отчёт.xlsx"]),
+        ("文件report.pdf打开", ["report.pdf"]),
+        ("mit Node.js auf db.example.com:3306", ["Node.js", "db.example.com:3306"]),
+        ("z.B. t.ex. p.ej. f.eks. m.in. d.h. usw. Ende.Neu", []),
+        ("in /etc/hosts, ~/x oder ../a/b.c", ["/etc/hosts", "~/x", "../a/b.c"]),
+        ("km/h, /Nein, и/или, http", []),
+        (r"nach C:\Program Files\App\neu.exe kopieren", [r"C:\Program Files\App\neu.exe"]),
+        ("`git commit -m` statt `%s' und `Wort'", ["`git commit -m`", "%s"]),
+        ("user_name, MAX_SIZE und x86_64", ["user_name", "MAX_SIZE", "x86_64"]),
+        ("0xDEADBEEF, 00:1A:2b:3C:4d:5E", ["0xDEADBEEF", "00:1A:2b:3C:4d:5E"]),
+        ("550e8400-e29b-41d4-a716-446655440000", ["550e8400-e29b-41d4-a716-446655440000"]),
+        ("d41d8cd98f00b204 ist kein deadbeef", ["d41d8cd98f00b204"]),
+        ("am 2022-11-22 22:12:02, Version 1.11.2", ["2022-11-22", "22:12:02", "1.11.2"]),
+        ("1.234,5 von 10 000, H264 mit 10MB", ["1.234,5", "10 000", "H264", "10MB"]),
+        ("1 Datei in 2 Ordnern", []),
+        ("2023年12月25日, tháng 12", ["2023", "25"]),
+    ],
+)
+def test_codes_paths_and_numbers_are_required(text, expected):
+    assert [each[0] for each in required(text)] == expected
+
+
+@pytest.mark.parametrize(
+    "one, other, are_equal",
+    [
+        ("1.234,5", "1,234.5", True),
+        ("10 000", "10,000", True),
+        ("7500", "7,500", True),
+        ("12,5 %", "12.5%", True),
+        ("10MB", "10 MB", True),
+        ("١٢٣", "123", True),
+        ("11.2", "1.1.2", False),
+        ("1048576", "148576", False),
+        ("22:12:02", "22:1202", False),
+    ],
+)
+def test_separators_of_a_number_may_differ(one, other, are_equal):
+    """Languages have other ones than English, but none changes digits, a version or a time."""
+    assert (count_required(one) == count_required(other)) == are_equal
+
+
+@pytest.mark.parametrize("text", ["<b>12</b>", "%s: {name}", "a@b.de, /etc/hosts", "10MB", "&nbsp;", "—", ""])
+def test_a_text_without_words(text):
+    assert not has_words(text) and has_words(f"{text} Datei")
+
+
+@given(st.text("aA1./\\:_`~-% <>&;@$'", max_size=30))
+def test_any_text_has_matches_in_order(text):
+    """They do not overlap, and counting takes each of them once."""
+    found = required(text)
+    assert all(one.end() <= other.start() for one, other in itertools.pairwise(found))
+    assert sum(count_required(text).values()) == len(found)

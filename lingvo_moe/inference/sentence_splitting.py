@@ -1,4 +1,4 @@
-"""Splits lines that are longer than a model's limit at the ends of their sentences."""
+"""Splits long texts, and those of many sentences, of which a model drops some, at the ends of their sentences."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from typing import NamedTuple
 
 from lingvo_moe.data.sentence_source import SENTENCE_END, sentences
 
+_MANY = 3  # docs/pocket_training.md has the scores of whole texts, and sentence by sentence
+
 
 class Segments(NamedTuple):
-    """The parts of a line.
+    """The parts of a text.
 
     Attributes:
       texts: the parts in order, at least one, each short enough for the model.
@@ -20,20 +22,25 @@ class Segments(NamedTuple):
     truncated: bool
 
 
-def segment(line: str, count_tokens: Callable[[str], int], limit: int) -> Segments:
-    """Returns the line itself if it fits, and otherwise its sentences.
+def has_many_sentences(text: str) -> bool:
+    """Returns whether a text is translated sentence by sentence even if it fits."""
+    return len(sentences(text)) >= _MANY
+
+
+def segment(text: str, count_tokens: Callable[[str], int], limit: int) -> Segments:
+    """Returns the text itself if it fits and has one or two sentences, and otherwise its sentences.
 
     A part is one sentence, even where more would fit: a model that was trained on sentences drops some of many.
 
     Args:
-      line: the text.
+      text: the text.
       count_tokens: returns the number of tokens of a text.
       limit: the largest number of tokens of a part.
     """
-    if count_tokens(line) <= limit:
-        return Segments([line], False)
+    if count_tokens(text) <= limit and not has_many_sentences(text):
+        return Segments([text], False)
     texts, truncated = [], False
-    for sentence in filter(None, sentences(line)):
+    for sentence in filter(None, sentences(text)):
         own = Segments([sentence], False) if count_tokens(sentence) <= limit else _pieces(sentence, count_tokens, limit)
         texts += own.texts
         truncated |= own.truncated

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,7 +19,9 @@ class Translation:
       confidence: the geometric mean of its tokens' probabilities, 0 to 1, which compares translations of any length;
         of a line that was translated in parts, the least. Low values mark doubtful translations (docs/pocket.md).
       truncated: whether it, or one of its parts, reached `search.max_length` tokens before its end.
-      is_intact: whether it has the placeholders, tags and addresses of the line, see `kept_text.required`.
+      is_intact: whether it has the placeholders, numbers and other parts of the line that a translation must keep, see
+        `kept_text.required`.
+      is_cut: whether a sentence of the line was too long, and its end was not translated.
     """
 
     text: str
@@ -28,20 +30,25 @@ class Translation:
     confidence: float = 1.0
     truncated: bool = False
     is_intact: bool = True
+    is_cut: bool = False
 
 
-def join(parts: Sequence[list[Translation]]) -> list[Translation]:
-    """Returns the translations of a line from those of its parts: the best of each, then the second best of each."""
-    if len(parts) == 1:
-        return parts[0]
+def join(parts: Sequence[list[Translation]], join_texts: Callable[[list[str]], str] = " ".join) -> list[Translation]:
+    """Returns the translations of a whole from those of its parts: the best of each, then the second best of each.
+
+    Args:
+      parts: the translations of each part, best first, as many of each.
+      join_texts: returns the whole text of the texts of its parts.
+    """
     return [
         Translation(
-            " ".join(part.text for part in ranked),
+            join_texts([part.text for part in ranked]),
             min(part.score for part in ranked),
             tuple(pair for part in ranked for pair in part.parts),
             min(part.confidence for part in ranked),
             any(part.truncated for part in ranked),
             all(part.is_intact for part in ranked),
+            any(part.is_cut for part in ranked),
         )
         for ranked in zip(*parts, strict=True)
     ]

@@ -15,7 +15,7 @@ from lingvo_moe.data.pipeline import source_batches
 from lingvo_moe.data.tokenizer import Tokenizers
 from lingvo_moe.engines.base import Engine
 from lingvo_moe.experiment import Experiment
-from lingvo_moe.inference.readings import Line, LineReader
+from lingvo_moe.inference.line_reader import Line, LineReader
 from lingvo_moe.inference.trained_weights import trained_weights
 from lingvo_moe.inference.translation import Translation
 from lingvo_moe.utils import progress
@@ -68,31 +68,31 @@ class Translator:
     def stream(self, sentences: Sequence[str], start: int = 0) -> Iterator[list[list[Translation]]]:
         """Yields the translations of each sentence, best first, some sentences at a time, in order.
 
-        Equal sentences are translated once. Translations of an empty sentence are empty. A line of
-        `input.source_length` tokens or more is translated in parts, see `sentence_splitting`; before the first
-        translation, a warning names the lines with a sentence that is too long by itself and loses its end, ten of them
-        at most. Symbols that the source tokenizer does not know are not translated, see `unknown_symbols`; the marks of
-        `accelerators` are removed; lines in `capitals` are read in lower case, too, and those with addresses with
-        `short_addresses`, as are those that lose a placeholder or a tag.
+        Equal sentences are translated once. Translations of an empty sentence are empty. What is between the
+        `line_parts` is copied, and so are symbols at the ends that the source tokenizer does not know, see
+        `unknown_symbols`. Parts of `input.source_length` tokens or more, and those of many sentences, are translated
+        sentence by sentence, see `sentence_splitting`. The marks of `accelerators` are removed; `capitals` are read in
+        lower case, too, and addresses as `short_addresses`, as is what `kept_text.required` finds where a translation
+        has lost some of it. Of several translations, equal ones are left out.
 
         Args:
           sentences: the lines.
           start: how many of them to leave out, at the beginning.
         """
-        lines = self._reader.lines(sentences[start:], start + 1)
-        uses = collections.Counter(text for line in lines for text in line.texts)
+        lines = self._reader.lines(sentences[start:])
+        uses = collections.Counter(text for line in lines for text in line.parts)
         if (different := len(set(sentences[start:]))) < len(lines):
             _log.info("%d lines have %d different sentences; each is translated once.", len(lines), different)
         known: dict[str, list[Translation]] = {}
         with progress.bar("translating", len(uses), "sentences") as advance:
             for chunk in _chunks(lines, self._experiment.decoding_batch):
-                new = list(dict.fromkeys(text for line in chunk for text in line.texts if text not in known))
+                new = list(dict.fromkeys(text for line in chunk for text in line.parts if text not in known))
                 known.update(zip(new, self._translate_texts(new, advance), strict=True))
-                again = [text for line in chunk for text in line.texts_of_fallbacks(known)]
+                again = [text for line in chunk for text in line.parts_of_fallbacks(known)]
                 new = list(dict.fromkeys(text for text in again if text not in known))
                 known.update(zip(new, self._translate_texts(new), strict=True))
                 yield [line.translations(known) for line in chunk]
-                uses.subtract(text for line in chunk for text in line.texts)
+                uses.subtract(text for line in chunk for text in line.parts)
                 known = {text: translations for text, translations in known.items() if uses[text]}
 
     def _translate_texts(
@@ -153,7 +153,7 @@ def _chunks(lines: Sequence[Line], batch: int) -> Iterator[list[Line]]:
     seen: set[str] = set()
     chunk, new, batches = [], 0, min(_FIRST_BATCHES, _CHUNK_BATCHES)
     for line in lines:
-        texts = set(line.texts) - seen
+        texts = set(line.parts) - seen
         if chunk and new + len(texts) > batches * batch:
             yield chunk
             chunk, new, batches = [], 0, min(2 * batches, _CHUNK_BATCHES)

@@ -16,10 +16,9 @@ from lingvo_moe.errors import UserError
 from lingvo_moe.inference import translator as translator_module
 from lingvo_moe.inference.capitals import upper_case
 from lingvo_moe.inference.explanation import Explainer
-from lingvo_moe.inference.readings import Line, LineReader, Reading
+from lingvo_moe.inference.line_reader import LineReader
 from lingvo_moe.inference.translation import Translation
 from lingvo_moe.inference.translator import Translator
-from lingvo_moe.inference.unknown_symbols import Framed
 from lingvo_moe.testing import experiments as tiny
 from lingvo_moe.training import loop
 from lingvo_moe.training.checkpoint import Checkpoints
@@ -61,12 +60,15 @@ def test_order_and_batching_do_not_change_translations(translator):
 
 
 def test_hypotheses_are_best_first(translator):
-    for translations in translator.translate(["neerg der eulb", "eert"]):
-        assert len(translations) == 2 and translations[0].score >= translations[1].score
+    found = translator.translate(["neerg der eulb", "eert", "gib der"])
+    assert max(map(len, found)) == 2  # equal texts are left out
+    for translations in found:
+        scores = [translation.score for translation in translations]
+        assert scores == sorted(scores, reverse=True)
 
 
 def test_an_empty_sentence_is_not_given_to_the_model(translator):
-    assert translator.translate(["", " "]) == [[Translation("", 0.0)] * 2] * 2
+    assert translator.translate(["", " "]) == [[Translation("", 0.0)], [Translation(" ", 0.0)]]
 
 
 def test_lines_are_read_as_the_text_of_corpora_is_written(translator):
@@ -74,8 +76,8 @@ def test_lines_are_read_as_the_text_of_corpora_is_written(translator):
     plain = translator.translate(["neerg der", "eulb"])
     assert translator.translate(["neer\u00adg \u2068der\u2069", "_eulb"]) == plain
     assert translator.translate(["neerg der(_N)", "eulb(&B)"]) == plain
-    (best, *_), *_ = translator.translate(["\u2603\tneerg\u2028der\t\u2603"])
-    assert best.text.startswith("\u2603 ") and best.text.endswith(" \u2603") and len(best.text.splitlines()) == 1
+    (best, *_), *_ = translator.translate(["\u2603  neerg  der  \u2603"])
+    assert best.text.startswith("\u2603 ") and best.text.endswith(" \u2603")
 
 
 def test_a_lost_placeholder_is_translated_again(translator, monkeypatch):
@@ -142,29 +144,19 @@ def test_no_sentences_have_no_translations(translator):
     assert translator.translate([]) == []
 
 
-def test_a_long_line_is_translated_in_parts(data, translator, caplog):
-    """A sentence that is too long by itself loses its end, and a warning names its line."""
+def test_a_long_line_is_translated_in_parts(data, translator):
+    """A sentence that is too long by itself loses its end, which its translation says."""
     sentences = ["neerg der eulb.", "eert gib a."]
     long = " ".join(sentences * 12)
     assert translator.fits(["der", long]) == [True, False]
     found = translator.translate(["der", long])
-    ((_, (reading,), *_),) = LineReader(Tokenizers.load(data.tokenizers).source, 47).lines([long])
-    parts = reading.parts
-    assert len(parts) > 1 and not caplog.records
-    separate = translator.translate(parts)
-    assert [t.text for t in found[1]] == [" ".join(t.text for t in ranked) for ranked in zip(*separate)]
+    (line,) = LineReader(Tokenizers.load(data.tokenizers).source, 47).lines([long])
+    parts = line.parts
+    assert len(parts) > 1 and not found[1][0].is_cut
+    separate = translator.translate([part.strip() for part in parts])
+    assert found[1][0].text == " ".join(best.text for best, *_ in separate)
     assert found[1][0].score == pytest.approx(min(part[0].score for part in separate), rel=1e-5)
-    translator.translate(["der", "neerg der " * 40])
-    assert "line 2: a sentence has more than 47 tokens; its end is not translated" in caplog.text
-
-
-def test_many_long_lines_have_one_warning(translator, caplog):
-    """A file of 100,000 lines would have hundreds of them."""
-    long = "neerg der " * 40
-    translator.translate([long, "der", long])
-    assert [record.getMessage().partition(":")[0] for record in caplog.records] == ["lines 1, 3"]
-    translator.translate([long] * 11)
-    assert "lines 1, 2, 3, 4, 5, 6, 7, 8, 9, 10 and 1 more: a sentence" in caplog.text
+    assert [best.is_cut for best, *_ in translator.translate(["der", "neerg der " * 40])] == [False, True]
 
 
 def test_chunks_are_in_order_and_have_no_sentence_twice(translator, monkeypatch):
@@ -211,23 +203,19 @@ def test_tokenizers_that_the_model_was_not_trained_with_are_an_error(data, tmp_p
     assert Translator(tiny.MODEL, config, Engine(2, "cpu"), tmp_path / "log").step == 1
 
 
-def _line(text: str) -> Line:
-    return Line(Framed("", text, ""), [Reading([text])])
-
-
-def test_the_first_chunks_are_small():
+def test_the_first_chunks_are_small(data):
     """A user sees translations, and a journal has some, within seconds; later chunks have fewer steps in all."""
-    chunks = translator_module._chunks([_line(str(number)) for number in range(1000)], 4)
+    lines = LineReader(Tokenizers.load(data.tokenizers).source, 47).lines([f"der {number}" for number in range(1000)])
+    chunks = translator_module._chunks(lines, 4)
     assert [len(chunk) for chunk in chunks][:7] == [8, 16, 32, 64, 128, 128, 128]
 
 
-def test_a_line_of_many_sentences_is_a_chunk_of_its_own(translator, monkeypatch, caplog):
-    """Its equal parts are searched once; the warnings of later lines have the numbers of the whole input."""
+def test_a_line_of_many_sentences_is_a_chunk_of_its_own(translator, monkeypatch):
+    """Its equal parts are searched once."""
     monkeypatch.setattr("lingvo_moe.inference.translator._CHUNK_BATCHES", 1)
     long = " ".join(f"{word} der gib." for word in ("eert", "drib", "neerg", "eulb", "esuoh") for _ in range(12))
-    chunks = list(translator.stream(["der", "neerg", long, "der", "neerg der " * 40], start=1))
+    chunks = list(translator.stream(["der", "neerg", long, "der", "neerg der"], start=1))
     assert [len(chunk) for chunk in chunks] == [1, 1, 2]
-    assert "line 5: a sentence has more than" in caplog.text and caplog.text.count("line ") == 1
 
 
 def test_confidence_is_the_mean_probability_of_a_token(data, translator):

@@ -1,0 +1,34 @@
+r"""Quotes with a backslash, as in source code: `\"Datei\"`. A model reads them without it."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+_QUOTES = "\"'"
+
+
+class Unescaped(NamedTuple):
+    """A text without the backslashes before its quotes.
+
+    Attributes:
+      text: the text.
+      quotes: which quotes had a backslash.
+    """
+
+    text: str
+    quotes: str
+
+    def escape(self, translation: str) -> str:
+        """Returns a translation with backslashes before the same quotes."""
+        return re.sub(f"[{self.quotes}]", r"\\\g<0>", translation) if self.quotes else translation
+
+
+def unescape(text: str) -> Unescaped:
+    """Removes the backslashes before a kind of quote, unless the text has quotes of this kind without one, too."""
+    quotes = "".join(quote for quote in _QUOTES if _is_escaped(quote, text))
+    return Unescaped(re.sub(rf"\\([{quotes}])", r"\1", text) if quotes else text, quotes)
+
+
+def _is_escaped(quote: str, text: str) -> bool:
+    return 0 < text.count(quote) == len(re.findall(rf"(?<!\\)\\{quote}", text))

@@ -1,0 +1,116 @@
+"""Divides lines into texts, and finds the ways to read these."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from lingvo_moe.data.cleaning import tidy
+from lingvo_moe.data.tokenizer import Tokenizer
+from lingvo_moe.inference.accelerators import without_accelerator
+from lingvo_moe.inference.capitals import lower_case
+from lingvo_moe.inference.escaped_quotes import Unescaped, unescape
+from lingvo_moe.inference.kept_text import ADDRESS, required, with_ascii_digits
+from lingvo_moe.inference.line_parts import LineParts, divide
+from lingvo_moe.inference.readings import Reading, Text
+from lingvo_moe.inference.sentence_splitting import has_many_sentences, segment
+from lingvo_moe.inference.short_addresses import Shortened, shorten
+from lingvo_moe.inference.translation import Translation, join
+from lingvo_moe.inference.unknown_symbols import Framed, take_out
+
+
+class Line(NamedTuple):
+    """A line.
+
+    Attributes:
+      divided: its parts, with quotes that may have a backslash.
+      unescaped: each of them without these backslashes.
+      texts: the ways to read each.
+    """
+
+    divided: LineParts
+    unescaped: list[Unescaped]
+    texts: list[Text]
+
+    @property
+    def parts(self) -> list[str]:
+        """All that the model reads at first."""
+        return [part for text in self.texts for part in text.parts]
+
+    def parts_of_fallbacks(self, known: Mapping[str, list[Translation]]) -> list[str]:
+        """Returns what the model reads besides; `known` has the `parts`."""
+        return [part for text in self.texts for part in text.parts_of_fallbacks(known)]
+
+    def translations(self, known: Mapping[str, list[Translation]]) -> list[Translation]:
+        """Returns the different translations of the line, best first.
+
+        Args:
+          known: the translations of `parts`, and of `parts_of_fallbacks`.
+        """
+        of_texts = [
+            [dataclasses.replace(each, text=escaped.escape(each.text)) for each in text.translations(known)]
+            for escaped, text in zip(self.unescaped, self.texts, strict=True)
+        ]
+        different: dict[str, Translation] = {}
+        for each in join(of_texts, self.divided.around):
+            different.setdefault(each.text, each)
+        return list(different.values())
+
+
+class LineReader:
+    """Finds the ways to read lines."""
+
+    def __init__(self, tokenizer: Tokenizer, limit: int):
+        """Takes the source tokenizer, and the largest number of tokens that the model reads, without eos."""
+        self._tokenizer, self._limit = tokenizer, limit
+
+    def fits(self, texts: Sequence[str]) -> list[bool]:
+        """Returns for each text whether the model can read it whole."""
+        return [len(tokens) <= self._limit for tokens in self._tokenizer.encode(texts)]
+
+    def lines(self, sentences: Sequence[str]) -> list[Line]:
+        """Returns the ways to read each line."""
+        divided = [divide(sentence) for sentence in sentences]
+        unescaped = [[unescape(text) for text in line.texts] for line in divided]
+        tidied = [tidy(text.text) for texts in unescaped for text in texts]
+        framed = [
+            frame._replace(text=without_accelerator(frame.text, self._tokenizer))
+            for frame in take_out(tidied, self._tokenizer)
+        ]
+        read = iter(list(self._texts(framed)))
+        return [Line(line, texts, [next(read) for _ in texts]) for line, texts in zip(divided, unescaped, strict=True)]
+
+    def _texts(self, framed: Sequence[Framed]) -> Iterator[Text]:
+        """Yields the ways to read each text."""
+        for frame, fits in zip(framed, self.fits([frame.text for frame in framed]), strict=True):
+            text = frame.text
+            readings = self._readings(Shortened(text, ()), fits)
+            addresses = list(ADDRESS.finditer(text))
+            if addresses:
+                readings = self._readings(shorten(text, addresses)) + readings
+            needed = required(with_ascii_digits(text))
+            is_needed = len(needed) > len(addresses)
+            fallbacks = self._readings(shorten(with_ascii_digits(text), needed)) if is_needed else ()
+            yield Text(frame, readings, lower_case(text) is not None, fallbacks)
+
+    def _readings(self, given: Shortened, fits: bool | None = None) -> list[Reading]:
+        """Returns the ways to read a text.
+
+        Capitals have far more pieces; where they do not fit, the text is read in lower case alone.
+        """
+        text, originals = given
+        fits = self._count_tokens(text) <= self._limit if fits is None else fits
+        lowered = lower_case(text)
+        read = [each for each in (text if fits or not lowered else None, lowered) if each is not None]
+        is_whole = fits and not has_many_sentences(text)
+        return [
+            Reading([each], originals) if is_whole and each is text else self._divided(each, originals) for each in read
+        ]
+
+    def _divided(self, text: str, originals: tuple[str, ...]) -> Reading:
+        parts, is_cut = segment(text, self._count_tokens, self._limit)
+        return Reading(parts, originals, is_cut)
+
+    def _count_tokens(self, text: str) -> int:
+        return len(self._tokenizer.encode([text])[0])

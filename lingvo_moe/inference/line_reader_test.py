@@ -1,0 +1,177 @@
+"""The ways to read a line, and the choice among their translations."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from lingvo_moe.data.tokenizer import Tokenizer
+from lingvo_moe.inference.line_reader import LineReader
+from lingvo_moe.inference.readings import Reading, Text
+from lingvo_moe.inference.translation import Translation
+from lingvo_moe.inference.unknown_symbols import Framed
+
+
+class _Tokenizer(Tokenizer):
+    """A piece for each capital and for each word without one; knows everything but a snowman."""
+
+    def encode(self, texts):
+        sizes = (sum(max(1, sum(map(str.isupper, word))) for word in text.split()) for text in texts)
+        return [np.zeros(size, np.int32) for size in sizes]
+
+    def has_pieces_for(self, text):
+        return "\u2603" not in text
+
+
+def _texts(*lines: str, limit: int = 12) -> list[Text]:
+    return [text for line in LineReader(_Tokenizer(b""), limit).lines(lines) for text in line.texts]
+
+
+def _readings(line: str, limit: int = 12) -> list[Reading]:
+    (text,) = _texts(line, limit=limit)
+    return text.readings
+
+
+def test_a_plain_line_is_read_as_it_is():
+    assert _texts("\u2603 \u2068neerg\u2069  der") == [
+        Text(Framed("\u2603 ", "neerg der", ""), [Reading(["neerg der"])])
+    ]
+
+
+def test_capitals_and_addresses_have_readings_of_their_own():
+    assert _readings("NEERG DER") == [Reading(["NEERG DER"]), Reading(["Neerg der"])]
+    short, plain = Reading(["neerg http://1"], ("a@b.de",)), Reading(["neerg a@b.de"])
+    assert _readings("neerg a@b.de") == [short, plain]
+    assert [reading.parts for reading in _readings("NEERG A@B.DE")] == [
+        ["NEERG http://1"],
+        ["Neerg http://1"],
+        ["NEERG A@B.DE"],
+        ["Neerg A@B.DE"],
+    ]
+
+
+def test_capitals_that_do_not_fit_are_read_in_lower_case_alone():
+    """Nothing is lost then."""
+    assert _readings("NEERG DER EULB") == [Reading(["NEERG DER EULB"]), Reading(["Neerg der eulb"])]
+    assert _readings("NEERG DER EULB", limit=4) == [Reading(["Neerg der eulb"])]
+    assert _readings("NEERG DER. EULB.", limit=2) == [Reading(["Neerg der.", "Eulb."])]
+
+
+def test_a_sentence_that_is_too_long_is_cut():
+    """Whatever the reading; its translations say so, and only those."""
+    whole, lowered, address = _texts("der", "NEERG DER EULB", "neerg der www.a.de", limit=2)
+    assert not whole.readings[0].is_cut
+    assert lowered.readings == [Reading(["Neerg der"], (), True)]
+    assert address.readings == [Reading(["neerg der"], ("www.a.de",), True), Reading(["neerg der"], (), True)]
+    known = {"Neerg der": [Translation("Green red", -1.0)], "der": [Translation("red", -1.0)]}
+    assert lowered.translations(known)[0].is_cut and not whole.translations(known)[0].is_cut
+
+
+def test_many_sentences_are_read_one_by_one():
+    """A model drops some of three; two are read together."""
+    assert _readings("Neerg. Der.") == [Reading(["Neerg. Der."])]
+    assert _readings("Neerg. Der. Eulb.") == [Reading(["Neerg.", "Der.", "Eulb."])]
+    capitals, lowered = _readings("NEERG. DER. EULB.", limit=20)
+    assert capitals.parts == ["NEERG.", "DER.", "EULB."] and lowered.parts == ["Neerg.", "Der.", "Eulb."]
+
+
+def test_the_texts_of_a_line_are_translated_one_by_one():
+    """What is between them is copied, and quotes get their backslashes back."""
+    (line,) = LineReader(_Tokenizer(b""), 12).lines(['  \\"neerg\\"\t12\\n DER\r'])
+    assert line.parts == ['"neerg"', "DER", "Der"]
+    known = {
+        '"neerg"': [Translation('"green"', -1.0, confidence=0.9), Translation("green", -3.0, confidence=0.7)],
+        "DER": [Translation("der", -2.0, confidence=0.1), Translation("die", -2.0, confidence=0.1)],
+        "Der": [Translation("red", -2.0, confidence=0.8), Translation("Red", -2.5, confidence=0.6)],
+    }
+    best, second = line.translations(known)
+    assert (best.text, best.score, best.confidence) == ('  \\"green\\"\t12\\n RED\r', -2.0, 0.8)
+    assert (second.text, second.score) == ("  green\t12\\n RED\r", -3.0)
+
+
+def test_equal_translations_of_a_line_are_left_out():
+    """Those of a line in capitals may differ only in case before."""
+    (line,) = LineReader(_Tokenizer(b""), 12).lines(["DER EULB"])
+    texts = ["red", "Red", "blue", "RED"]
+    known = {
+        "DER EULB": [Translation("x", -9.0, confidence=0.1)] * 4,
+        "Der eulb": [Translation(text, -float(i), confidence=0.5) for i, text in enumerate(texts)],
+    }
+    assert [(each.text, each.score) for each in line.translations(known)] == [("RED", 0.0), ("BLUE", -2.0)]
+
+
+def test_digits_of_other_scripts_are_those_of_english_in_a_fallback():
+    (text,) = _texts("neerg ١٢٣")
+    assert text.readings == [Reading(["neerg ١٢٣"])] and text.fallbacks == [Reading(["neerg http://1"], ("123",))]
+    known = {"neerg ١٢٣": [Translation("green 12", -1.0)], "neerg http://1": [Translation("green http://1", -1.0)]}
+    assert text.translations(known)[0].text == "green 123"
+
+
+def test_the_more_confident_translation_of_a_line_in_capitals_is_in_capitals():
+    """Within its frame, whichever reading it is of; a placeholder keeps its case."""
+    known = {}
+    for confidence, expected in ((0.4, "\u2603 B %s"), (0.6, "\u2603 AS IT IS %s")):
+        known["A %s"] = [Translation("as it is %s", -1.0, confidence=confidence)]
+        known["a %s"] = [Translation("b %s", -2.0, confidence=0.5)]
+        text = Text(Framed("\u2603 ", "A %s", ""), [Reading(["A %s"]), Reading(["a %s"])], True)
+        assert [each.text for each in text.translations(known)] == [expected]
+
+
+def test_addresses_are_copied_or_the_line_is_read_as_it_is():
+    """The reading with short addresses is chosen if a translation has them, whatever the confidence."""
+    read = Text(
+        Framed("", "siehe www.a.de", ""),
+        [Reading(["siehe http://1"], ("www.a.de",)), Reading(["siehe www.a.de"])],
+    )
+    known = {"siehe www.a.de": [Translation("see www.b.com", -1.0, confidence=0.9)]}
+    for text, expected in (("see http://1", "see www.a.de"), ("see it", "see www.b.com")):
+        known["siehe http://1"] = [Translation(text, -2.0, confidence=0.5)]
+        assert [each.text for each in read.translations(known)] == [expected]
+
+
+def test_intact_translations_come_first():
+    """The others follow in their order; a placeholder or tag that the line does not have makes one not intact, too."""
+    (read,) = _texts("<b>neerg</b> %s")
+    texts = ["green %s", "<b>a</b> %s %s", "<b>green</b> %s", "%s <b>b</b>"]
+    found = read.translations({"<b>neerg</b> %s": [Translation(text, -float(i)) for i, text in enumerate(texts)]})
+    assert [(each.text, each.is_intact) for each in found] == [
+        ("<b>green</b> %s", True),
+        ("%s <b>b</b>", True),
+        ("green %s", False),
+        ("<b>a</b> %s %s", False),
+    ]
+
+
+def test_a_line_with_a_placeholder_has_a_fallback():
+    """It is read only where no translation of the line is intact, and used only if its own is."""
+    (read,) = _texts("siehe %s, www.a.de")
+    assert [reading.parts for reading in read.readings] == [["siehe %s, http://1"], ["siehe %s, www.a.de"]]
+    assert read.fallbacks == [Reading(["siehe http://1, http://2"], ("%s", "www.a.de"))]
+    known = {
+        "siehe %s, http://1": [Translation("see http://1", -1.0, confidence=0.9)],
+        "siehe %s, www.a.de": [Translation("see www.a.de", -1.0, confidence=0.5)],
+    }
+    assert read.parts_of_fallbacks(known) == ["siehe http://1, http://2"]
+    for text, expected in (("see http://1, http://2", "see %s, www.a.de"), ("see http://2", "see www.a.de")):
+        fallback = {"siehe http://1, http://2": [Translation(text, -2.0, confidence=0.1)]}
+        assert [each.text for each in read.translations(known | fallback)] == [expected]
+    known["siehe %s, http://1"] = [Translation("http://1: see %s", -1.0)]
+    assert not read.parts_of_fallbacks(known)
+    assert [each.text for each in read.translations(known)] == ["www.a.de: see %s"]
+
+
+def test_a_fallback_of_another_line_changes_nothing():
+    """Only the first line needs the fallback that both have; a translation must not depend on the lines beside it."""
+    one, other = _texts("neerg %s", "neerg %d")
+    known = {
+        "neerg %s": [Translation("green", -1.0, confidence=0.5)],
+        "neerg %d": [Translation("green %d", -1.0, confidence=0.5)],
+        "neerg http://1": [Translation("lime http://1", -1.0, confidence=0.9)],
+    }
+    assert one.fallbacks[0].parts == other.fallbacks[0].parts and not other.parts_of_fallbacks(known)
+    assert [text.translations(known)[0].text for text in (one, other)] == ["lime %s", "green %d"]
+
+
+def test_lines_without_placeholders_have_no_fallback():
+    """Those with addresses alone are read with short ones anyway."""
+    texts = _texts("neerg", "neerg www.a.de", "<neerg> 5%")
+    assert [list(text.fallbacks) for text in texts] == [[], [], []]
