@@ -26,7 +26,7 @@ from lingvo_moe.errors import UserError
 
 _VALUES = flags.FlagValues()
 flags.DEFINE_string("model", "m4.MoE128E12L", "the registered model", flag_values=_VALUES)
-flags.DEFINE_multi_string("set", [], "override FIELD=VALUE; may be repeated", flag_values=_VALUES)
+flags.DEFINE_multi_string("set", [], "override FIELD=VALUE", flag_values=_VALUES)
 flags.DEFINE_string("topology", None, "the TPU slice; default: TPU v3 for the model's mesh", flag_values=_VALUES)
 flags.DEFINE_string("part", "", "list the kernels of this part of the model alone", flag_values=_VALUES)
 flags.DEFINE_integer("count", 40, "how many kernels to list", lower_bound=1, flag_values=_VALUES)

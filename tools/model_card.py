@@ -34,7 +34,7 @@ from tools import markdown
 
 FLAGS = flags.FlagValues()
 flags.DEFINE_string("model", None, "the registered model", flag_values=FLAGS)
-flags.DEFINE_multi_string("set", [], "override FIELD=VALUE of its training; may be repeated", flag_values=FLAGS)
+flags.DEFINE_multi_string("set", [], "override FIELD=VALUE of its training", flag_values=FLAGS)
 flags.DEFINE_string("corpus", None, "the corpus that it was trained on", flag_values=FLAGS)
 flags.DEFINE_list("logdir", None, "the log directories that it was trained in, oldest first", flag_values=FLAGS)
 flags.DEFINE_list("scores", None, "files of `eval --json`: own packages, unseen packages", flag_values=FLAGS)

@@ -36,7 +36,7 @@ from tools import plan_zoo
 _VALUES = flags.FlagValues()
 flags.DEFINE_boolean("calibration", False, "compare with docs/plans, and compile nothing", flag_values=_VALUES)
 flags.DEFINE_string("model", "hybrid_lm.Small", "the registered model of random layouts", flag_values=_VALUES)
-flags.DEFINE_multi_string("set", [], "override FIELD=VALUE, after those of SIZES; may be repeated", flag_values=_VALUES)
+flags.DEFINE_multi_string("set", [], "override FIELD=VALUE, after those of SIZES", flag_values=_VALUES)
 flags.DEFINE_string("topology", "v3:4x4x1", "the TPU slice to compile for", flag_values=_VALUES)
 flags.DEFINE_integer("count", 60, "number of layouts that fit to compile", lower_bound=2, flag_values=_VALUES)
 flags.DEFINE_integer("seed", 1, "random seed", flag_values=_VALUES)

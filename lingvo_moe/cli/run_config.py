@@ -151,7 +151,7 @@ class TrainConfig(CorpusConfig):
         flags.DEFINE_multi_string,
         (),
         "FIELD=VALUE, a setting of the shallower model whose file --initial_weights names, such as model.num_layers=4; "
-        "the added layers begin as copies; may be repeated",
+        "the added layers begin as copies",
     )
     initial_tokenizers: str | None = _flag(
         flags.DEFINE_string,
@@ -192,7 +192,9 @@ class TranslateConfig(SearchConfig):
         "whole input has been read",
     )
     n_best: int = _flag(
-        flags.DEFINE_integer, 1, "translations per line; with more than one, each line is number, score, text"
+        flags.DEFINE_integer,
+        1,
+        "different translations per line, at most; with more than one, each line is number, score, text",
     )
     scores: bool = _flag(
         flags.DEFINE_boolean, False, "write each line as score, text: the length-normalised log-probability"
@@ -206,7 +208,7 @@ class TranslateConfig(SearchConfig):
         flags.DEFINE_float,
         0.6,
         "the confidence below which a line is doubtful: the geometric mean of the probabilities of its tokens; a line "
-        "that loses a placeholder is always doubtful",
+        "that loses its end, a placeholder, a number or the like is always doubtful",
         lower_bound=0.0,
         upper_bound=1.0,
     )
@@ -281,7 +283,7 @@ class PlanConfig(ModelConfig):
     compiler_options: tuple[str, ...] = _flag(
         flags.DEFINE_multi_string,
         (),
-        "NAME=VALUE, an option of XLA's compiler, which the plan records; may be repeated",
+        "NAME=VALUE, an option of XLA's compiler, which the plan records",
         "compiler_option",
     )
     program: str = _flag(flags.DEFINE_enum, "train", "the program to plan", enum_values=["train", "decode"])

@@ -31,6 +31,7 @@ PLACEHOLDER = re.compile(
 _ACCELERATOR_IN_PARENTHESES = re.compile(r"\s*\([_&~]\w\)")
 # Before a number, `~` means about: ~10 MB.
 _ACCELERATOR = re.compile(r"(?<![_&~])(?:[_&](?=[^\W_])|~(?=[^\W\d_]))")
+_BEFORE_DIGIT = re.compile(r"(?<=[^\W_])[_&]\d")  # inside of a name: Report_2023
 # What may be an identifier or a name, in a word such as `(file_name)`, `$_GET,` or `R&D-Abteilung`. Letters of scripts
 # that have no spaces are beside it, not in it.
 _IDENTIFIER = re.compile(r"[$@]?[0-9A-Za-zÀ-ɏ_&~]+")
@@ -78,9 +79,11 @@ _tidy_english = functools.lru_cache(maxsize=1 << 16)(tidy)
 
 
 def accelerator_mark(text: str) -> int | None:
-    """Returns the position of the mark before an accelerator's letter; None if there is none, or more than one."""
+    """Returns the position of an accelerator's mark; None if there is none, or more than one mark."""
     marks = [match.start() for match in _ACCELERATOR.finditer(text)]
-    return None if len(marks) != 1 or ENTITY.match(text, marks[0]) else marks[0]
+    if len(marks) != 1 or ENTITY.match(text, marks[0]) or _BEFORE_DIGIT.match(text, marks[0]):
+        return None
+    return marks[0]
 
 
 def count_placeholders(text: str) -> int:

@@ -47,6 +47,7 @@ def test_markup_is_removed(source, english, cleaned):
     [
         ("Die Option file_name ist gesetzt", "The option file_name, if set"),
         ("Name: „file_name“ fehlt", 'The name "file_name" is missing'),
+        ("Datei Bericht_2023.pdf", "File report_2023.pdf"),
         ("Der Wert von MAX_SIZE.", "The value of MAX_SIZE"),
         ("Der MAX_SIZE-Wert", "The MAX_SIZE value"),
         ("MAX_SIZEの値", "The value of MAX_SIZE"),

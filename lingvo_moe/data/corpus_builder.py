@@ -24,7 +24,7 @@ from lingvo_moe.utils import progress
 PRESET_MODULES = (sources, debian, debian_more, wheels, pocket)  # importing them registers the presets
 HELD_OUT_CAP = 1000  # pairs per language, in test and in valid each
 # A part of a corpus's identity: increase it with every change of reading, cleaning or splitting.
-_RULES_VERSION = 4
+_RULES_VERSION = 5
 
 
 @dataclasses.dataclass

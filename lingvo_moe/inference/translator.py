@@ -82,7 +82,8 @@ class Translator:
         lines = self._reader.lines(sentences[start:])
         uses = collections.Counter(text for line in lines for text in line.parts)
         if (different := len(set(sentences[start:]))) < len(lines):
-            _log.info("%d lines have %d different sentences; each is translated once.", len(lines), different)
+            plural = "s" * (different > 1)
+            _log.info(f"{len(lines)} lines have {different} different sentence{plural}, translated once each.")
         known: dict[str, list[Translation]] = {}
         with progress.bar("translating", len(uses), "sentences") as advance:
             for chunk in _chunks(lines, self._experiment.decoding_batch):

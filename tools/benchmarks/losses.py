@@ -45,7 +45,7 @@ flags.DEFINE_string("language", "it", "language to translate into English", flag
 flags.DEFINE_integer("steps", 1000, "training steps of each side", lower_bound=10, flag_values=_VALUES)
 flags.DEFINE_integer("evaluations", 5, "how often the held-out loss is taken", lower_bound=1, flag_values=_VALUES)
 flags.DEFINE_list("rates", ["3e-4", "1e-3", "3e-3"], "Marian's largest learning rates to try", flag_values=_VALUES)
-flags.DEFINE_multi_string("set", [], "field=value: of our recipe; may be repeated", flag_values=_VALUES)
+flags.DEFINE_multi_string("set", [], "field=value: of our recipe", flag_values=_VALUES)
 flags.DEFINE_string("json", None, "also write the run to this file", flag_values=_VALUES)
 flags.DEFINE_string("document", None, "page to write the figures to", flag_values=_VALUES)
 flags.DEFINE_string(

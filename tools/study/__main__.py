@@ -41,7 +41,7 @@ flags.DEFINE_string("directory", "build/study", "directory of all files", flag_v
 flags.DEFINE_float(
     "budget", 60.0, "minutes of CPU time of each training, of all threads together", lower_bound=0.0, flag_values=FLAGS
 )
-flags.DEFINE_multi_string("set", [], "override FIELD=VALUE of all models; may be repeated", flag_values=FLAGS)
+flags.DEFINE_multi_string("set", [], "override FIELD=VALUE of all models", flag_values=FLAGS)
 flags.DEFINE_list("only", [], "names of the runs to train, with commas; default: all of the plan", flag_values=FLAGS)
 flags.DEFINE_string("results", None, "only draw the results.json of a study", flag_values=FLAGS)
 flags.DEFINE_string(
