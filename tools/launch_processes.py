@@ -3,9 +3,9 @@
     python -m tools.launch_processes --processes=2 -- --model=m4.Small --devices=8 --logdir=log
 
 The flags after `--` are those of `python -m lingvo_moe train`; --devices and --mesh count the devices of all processes
-together. The output of process 0 is shown as it is; lines of the others begin with their number. SIGINT and SIGTERM are
-passed on: training stops after the step in progress, with a checkpoint. If a process is lost, the others end by
-themselves; the same command resumes from the newest checkpoint. On several machines use srun, mpirun, or start a
+together. The output of process 0 is shown as it is; lines of the others begin with their number. SIGINT, SIGTERM and
+SIGHUP are passed on: training stops after the step in progress, with a checkpoint. If a process is lost, the others end
+by themselves; the same command resumes from the newest checkpoint. On several machines use srun, mpirun, or start a
 process by hand on each; see docs/processes.md.
 
 Exit status: that of the first process to end with another one than 0, as a shell counts it.
@@ -35,8 +35,8 @@ flags.DEFINE_integer(
 
 # After a process has failed the others have this long to end by themselves.
 _PATIENCE_SECONDS = watchdog.BOUND_SECONDS + 10.0
-# What is sent to the processes; SIGHUP would end them without a checkpoint.
-_FORWARDED = {signal.SIGINT: signal.SIGINT, signal.SIGTERM: signal.SIGTERM, signal.SIGHUP: signal.SIGTERM}
+# A process that was started under `nohup` ignores SIGHUP.
+_FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _OWN_FLAGS = ("coordinator", "processes", "process")
 
 
@@ -90,7 +90,7 @@ def _start(index: int, command: Sequence[str]) -> subprocess.Popen:
 def _forward_to(processes: Sequence[subprocess.Popen]):
     def forward(number, frame):
         for process in processes:
-            process.send_signal(_FORWARDED[number])
+            process.send_signal(number)
 
     return forward
 

@@ -23,6 +23,7 @@ from absl import flags
 
 from lingvo_moe.cli import logging_setup, process_setup
 from lingvo_moe.errors import UserError, did_you_mean
+from lingvo_moe.utils import standard_error
 
 Main = Callable[[list[str]], int | None]
 INTERRUPTED = 130
@@ -64,17 +65,17 @@ def run_process(command: Callable[[], int]) -> NoReturn:
 def _prepare_streams():
     """Opens closed standard streams; what is written is UTF-8, whatever the locale is.
 
-    Closed standard output ends the process: the results would be lost.
+    Closed standard output ends the process: the results would be lost. Messages may be lost: standard error that can
+    no longer be written to ends nothing.
     """
     if sys.stdout is None:
         os.write(2, b"error: standard output is closed; redirect it to a file, or to /dev/null.\n")
         os._exit(2)
-    for name, mode in (("stdin", "r"), ("stderr", "w")):
-        if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115  (open until the process ends)
-    for stream, errors in ((sys.stdout, "strict"), (sys.stderr, "backslashreplace")):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(encoding="utf-8", errors=errors)
+    if sys.stdin is None:
+        sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: SIM115  (open until the process ends)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(encoding="utf-8", errors="strict")
+    sys.stderr = standard_error.lossy(os.open(os.devnull, os.O_WRONLY) if sys.stderr is None else sys.stderr.fileno())
 
 
 def _exit(status: int) -> NoReturn:

@@ -166,6 +166,21 @@ def test_a_closed_pipe_is_not_an_error():
     assert process.wait() == 141
 
 
+def test_a_lost_log_ends_nothing():
+    """`train 2>&1 | head`, a closed terminal: the command goes on, and its status is its own."""
+    code = (
+        "import sys\nfrom lingvo_moe.cli import app\nfrom absl import flags\n"
+        "def main(argv):\n    for _ in range(100000): print('line', file=sys.stderr)\n    print('done')\n"
+        "app.run(main, flags.FlagValues())"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process.stderr.readline()
+    process.stderr.close()
+    assert process.stdout.read() == b"done\n"
+    process.stdout.close()
+    assert process.wait() == 0
+
+
 def test_closed_streams_and_other_encodings():
     """Closed standard output is an error, as results would be lost; in every locale the output is UTF-8."""
     code = (

@@ -16,6 +16,7 @@ import sys
 import threading
 
 from lingvo_moe.distributed.membership import Membership
+from lingvo_moe.utils import standard_error
 
 # Status of a process that ends because another one is lost.
 EXIT_STATUS = 3
@@ -56,8 +57,7 @@ def supervise(member: Membership):
     if os.getppid() != parent:
         os._exit(EXIT_STATUS)
     sys.stderr.flush()
-    terminal = os.fdopen(os.dup(2), "w", buffering=1, encoding=sys.stderr.encoding, errors="backslashreplace")
-    sys.stderr = terminal
+    sys.stderr = standard_error.lossy(os.dup(2))
     os.dup2(pipe, 2)
     os.close(pipe)
 

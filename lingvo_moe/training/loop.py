@@ -45,9 +45,9 @@ def train(
 ) -> dict[str, float]:
     """Trains to `experiment.training.steps`; resumes from the newest checkpoint in `logdir` if there is one.
 
-    SIGINT and SIGTERM end training after the step in progress, with a checkpoint (`training.preemption`). With several
-    processes each computes the rows of a batch that its devices hold and writes their shards of a checkpoint; the
-    primary process writes the curves and logs for all.
+    SIGINT, SIGTERM and SIGHUP end training after the step in progress, with a checkpoint (`training.preemption`). With
+    several processes each computes the rows of a batch that its devices hold and writes their shards of a checkpoint;
+    the primary process writes the curves and logs for all.
 
     Args:
       name: the registered name.

@@ -1,7 +1,8 @@
-"""Preemption: SIGINT and SIGTERM end training after the step in progress, with a checkpoint."""
+"""Preemption: SIGINT, SIGTERM and SIGHUP end training after the step in progress, with a checkpoint."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
@@ -11,9 +12,10 @@ EXIT_STATUS = 130
 
 
 class PreemptionGuard:
-    """A context in which SIGINT and SIGTERM only set `requested`; a second SIGINT interrupts at once.
+    """A context in which SIGINT, SIGTERM and SIGHUP only set `requested`; a second SIGINT interrupts at once.
 
-    If JAX's runtime catches SIGTERM, so that all processes stop after the same step, the guard catches SIGINT alone.
+    SIGHUP, of a terminal that is closed, counts as SIGTERM, unless it is ignored, as under `nohup`. If JAX's runtime
+    catches SIGTERM, so that all processes stop after the same step, the guard does not.
 
     Attributes:
       requested: whether the process was asked to stop.
@@ -28,7 +30,11 @@ class PreemptionGuard:
           catches_sigterm: whether the guard catches SIGTERM. If not, the caller calls `request`.
         """
         self.requested = False
-        self._caught = (signal.SIGINT, signal.SIGTERM) if catches_sigterm else (signal.SIGINT,)
+        self._caught = [signal.SIGINT]
+        if catches_sigterm:
+            self._caught.append(signal.SIGTERM)
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+            self._caught.append(signal.SIGHUP)
         self._grace_seconds = grace_seconds
         self._timer: threading.Timer | None = None
 
@@ -51,7 +57,7 @@ class PreemptionGuard:
             self._timer.start()
 
     def _on_signal(self, number, frame):
-        if number == signal.SIGTERM:
+        if number != signal.SIGINT:
             self.request()
         elif self.requested:
             raise KeyboardInterrupt
@@ -60,15 +66,19 @@ class PreemptionGuard:
 
     def _set_requested(self):
         if not self.requested:
-            # Not print or logging: the signal may interrupt one of them, and Python refuses to write inside a
-            # write.
-            os.write(2, b"\nstopping after this step, with a checkpoint; the same command will resume from there ...\n")
+            _say("stopping after this step, with a checkpoint; the same command will resume from there ...")
         self.requested = True
 
     def _give_up(self):
-        os.write(
-            2,
-            f"\nstep and checkpoint were not done {self._grace_seconds:g} s after SIGTERM (training.grace_seconds); "
-            f"stopped. The same command will resume from the checkpoint before.\n".encode(),
+        _say(
+            f"step and checkpoint were not done {self._grace_seconds:g} s after SIGTERM (training.grace_seconds); "
+            f"stopped. The same command will resume from the checkpoint before."
         )
         os._exit(EXIT_STATUS)
+
+
+def _say(message: str):
+    """Writes a line, if anybody reads standard error."""
+    # Not print or logging: the signal may interrupt one of them, and Python refuses to write inside a write.
+    with contextlib.suppress(OSError):
+        os.write(2, f"\n{message}\n".encode())

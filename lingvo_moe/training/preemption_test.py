@@ -13,7 +13,7 @@ import pytest
 from lingvo_moe.training import preemption
 from lingvo_moe.training.preemption import PreemptionGuard
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # A step that does not end: the argument is the grace period.
 _BLOCKED = """
 import sys, time
@@ -27,6 +27,27 @@ with PreemptionGuard(float(sys.argv[1])):
 
 def test_the_process_ends_after_the_grace_period_in_any_case():
     """With a status and a line of its own, because the sender of SIGTERM would kill it without one."""
+    returncode, stderr = _end_blocked(signal.SIGTERM)
+    assert returncode == preemption.EXIT_STATUS == 130
+    stopping, gave_up = stderr.split("\n\n")
+    assert "stopping after this step, with a checkpoint" in stopping
+    assert "were not done 0.2 s after SIGTERM (training.grace_seconds)" in gave_up
+
+
+def test_a_closed_terminal_is_a_request_which_nohup_ignores():
+    """A signal whose message nobody reads must neither raise an error in the handler nor stop the grace period."""
+    assert _end_blocked(signal.SIGHUP, closes=True)[0] == preemption.EXIT_STATUS
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with PreemptionGuard(60) as guard:
+            signal.raise_signal(signal.SIGHUP)
+        assert not guard.requested
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def _end_blocked(number: signal.Signals, closes: bool = False) -> tuple[int, str]:
+    """Sends a signal to a step that does not end; returns its status and messages, or closes its standard error."""
     process = subprocess.Popen(
         [sys.executable, "-c", _BLOCKED, "0.2"],
         cwd=pathlib.Path(__file__).parents[2],
@@ -36,16 +57,15 @@ def test_the_process_ends_after_the_grace_period_in_any_case():
     )
     with process:
         assert process.stdout and process.stdout.readline() == "started\n"
-        process.terminate()
-        _, stderr = process.communicate(timeout=30)
-    assert process.returncode == preemption.EXIT_STATUS == 130
-    stopping, gave_up = stderr.split("\n\n")
-    assert "stopping after this step, with a checkpoint" in stopping
-    assert "were not done 0.2 s after SIGTERM (training.grace_seconds)" in gave_up
+        if closes and process.stderr:
+            process.stderr.close()
+        process.send_signal(number)
+        stderr = "" if closes else process.communicate(timeout=30)[1]
+        return process.wait(30), stderr
 
 
 def test_a_second_interruption_does_not_wait_for_the_step(capfd):
-    """The first only sets the request; after SIGTERM, too, which a user may be unaware of."""
+    """The first only sets the request; after SIGTERM and SIGHUP, too, which a user may be unaware of."""
     for first in _SIGNALS:
         with PreemptionGuard(60) as guard:
             assert not guard.requested
@@ -53,7 +73,7 @@ def test_a_second_interruption_does_not_wait_for_the_step(capfd):
             assert guard.requested
             with pytest.raises(KeyboardInterrupt):
                 signal.raise_signal(signal.SIGINT)
-    assert capfd.readouterr().err.count("stopping after this step") == 2
+    assert capfd.readouterr().err.count("stopping after this step") == len(_SIGNALS)
 
 
 def _timers() -> list[threading.Timer]:
