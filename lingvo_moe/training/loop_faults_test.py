@@ -73,7 +73,7 @@ def test_a_finite_step_after_too_many_skipped_ones_continues_training(data, tmp_
 def test_a_saved_step_can_be_repeated(data, tmp_path, monkeypatch, capsys):
     """The command `diagnose` repeats it with its weights, batch and random numbers, and so has its loss.
 
-    Training resumes from the weights before the first skipped step, with the batches after those it has read.
+    Its weights are those of the checkpoint before the skipped steps, from which training resumes.
     """
     pretend_skipped(monkeypatch, [0, 0, 1, 2, 3])
     experiment = tiny.tiny_language_model(data, *_CHANGES, "training.steps=8", "training.max_skipped=2")
@@ -85,8 +85,8 @@ def test_a_saved_step_can_be_repeated(data, tmp_path, monkeypatch, capsys):
         train(experiment, tmp_path)
     monkeypatch.undo()
     kept = Replay.load(tmp_path / "replay" / "4.npz")
-    assert (kept.model, kept.step, kept.seed, kept.checkpoint) == (tiny.LANGUAGE_MODEL, 4, (0, 0), 5)
-    assert Checkpoints(tmp_path).latest() == 5
+    assert (kept.model, kept.step, kept.seed, kept.checkpoint) == (tiny.LANGUAGE_MODEL, 4, (0, 0), 4)
+    assert Checkpoints(tmp_path).latest() == 4
     command = re.search(r"diagnose --logdir=(.*) --batch=(.*)\. A lower", str(error.value)).groups()
     assert command == (str(tmp_path), str(tmp_path / "replay" / "4.npz"))
     flags = (f"--batch={command[1]}", f"--json={tmp_path}/found.json")
@@ -95,18 +95,18 @@ def test_a_saved_step_can_be_repeated(data, tmp_path, monkeypatch, capsys):
     found = json.loads((tmp_path / "found.json").read_text())
     assert found["metrics"]["loss"] == pytest.approx(kept.loss, rel=REPLAY_TOLERANCE)
     assert found["metrics"]["gradient_norm"] == pytest.approx(kept.gradient_norm, rel=REPLAY_TOLERANCE)
-    assert found["finite"] and (found["step"], found["checkpoint"]) == (4, 5)
+    assert found["finite"] and (found["step"], found["checkpoint"]) == (4, 4)
     out = capsys.readouterr().out
-    assert out.startswith(f"step 4 of {tiny.LANGUAGE_MODEL}, with the weights of {tmp_path}/checkpoints/5\n")
+    assert out.startswith(f"step 4 of {tiny.LANGUAGE_MODEL}, with the weights of {tmp_path}/checkpoints/4\n")
     assert f"training computed a loss of {kept.loss:.6g}" in out
     assert diagnose(tmp_path, f"--json={tmp_path}/next.json") == 0
     following = json.loads((tmp_path / "next.json").read_text())
     assert train(experiment, tmp_path) and Checkpoints(tmp_path).latest() == 8
-    assert max(tiny.curves(tmp_path)["loss"][6]) == pytest.approx(following["metrics"]["loss"], rel=REPLAY_TOLERANCE)
-    shutil.rmtree(tmp_path / "checkpoints" / "5")
+    assert max(tiny.curves(tmp_path)["loss"][5]) == pytest.approx(following["metrics"]["loss"], rel=REPLAY_TOLERANCE)
+    shutil.rmtree(tmp_path / "checkpoints" / "4")
     assert diagnose(tmp_path, *flags) == 0
     assert (
-        "checkpoints/5, which has the weights of that step, is missing or corrupt; those of step 8 are used"
+        "checkpoints/4, which has the weights of that step, is missing or corrupt; those of step 8 are used"
         in capsys.readouterr().err
     )
 
@@ -119,7 +119,10 @@ def test_a_saved_step_can_be_repeated(data, tmp_path, monkeypatch, capsys):
     ],
 )
 def test_the_first_non_finite_number_is_named(data, tmp_path, monkeypatch, value, finding):
-    """The error names the layer and its repeat; the next run, from the checkpoint, finds the same."""
+    """The error names the layer and its repeat; the next run, from the checkpoint, finds the same.
+
+    It saves no second checkpoint of the same weights, for which a good one would be deleted.
+    """
     initialise = pjrt.Training.initialise
 
     def initialise_and_spoil(self, seed):
@@ -138,6 +141,7 @@ def test_the_first_non_finite_number_is_named(data, tmp_path, monkeypatch, value
     assert int(Reader(Checkpoints(tmp_path).path(4)).read("skipped_in_a_row")) == 4
     with pytest.raises(UserError, match=expected.format(5, 5) + finding):
         train(experiment, tmp_path)
+    assert Checkpoints(tmp_path).steps() == [4]
 
 
 @pytest.mark.parametrize(

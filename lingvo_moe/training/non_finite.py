@@ -13,7 +13,6 @@ import numpy as np
 
 from lingvo_moe import tree
 from lingvo_moe.data.batching import Batch
-from lingvo_moe.data.pipeline import State
 from lingvo_moe.errors import UserError
 from lingvo_moe.lazy import tf
 from lingvo_moe.training import replay
@@ -50,20 +49,20 @@ def _check(run: TrainingRun, result: StepResult, newest: StepResult):
     skipped = _skipped_in_a_row(result)
     since = 0 if newest is result else len(newest.batches)
     if skipped >= run.experiment.training.max_skipped and _skipped_in_a_row(newest) == skipped + since:
-        raise _error(run, result, run.global_data_state(newest.data_state))
+        raise _error(run, result, newest)
 
 
 def _skipped_in_a_row(result: StepResult) -> int:
     return round(float(result.metrics["skipped_in_a_row"]))
 
 
-def _error(run: TrainingRun, result: StepResult, data_state: State) -> UserError:
+def _error(run: TrainingRun, result: StepResult, newest: StepResult) -> UserError:
     """Saves a skipped step, recomputes it, and returns the error that ends training.
 
     Args:
       run: of which the weights are those that the step began with; steps skipped since have not changed them.
       result: the step.
-      data_state: of all input pipelines now, for the checkpoint.
+      newest: the last step that was made, also skipped.
     """
     loss, norm = float(result.metrics["loss"]), float(result.metrics["gradient_norm"])
     problem = (
@@ -72,7 +71,7 @@ def _error(run: TrainingRun, result: StepResult, data_state: State) -> UserError
     )
     path = replay.path_of(run.logdir, result.step)
     try:
-        _save(run, result, data_state, path)
+        _save(run, result, newest, path)
     except UserError as error:
         return UserError(f"{problem}. What is needed to repeat that step could not be saved: {error}")
     return UserError(
@@ -82,20 +81,25 @@ def _error(run: TrainingRun, result: StepResult, data_state: State) -> UserError
     )
 
 
-def _save(run: TrainingRun, result: StepResult, data_state: State, path: pathlib.Path):
-    """Saves the step's batch, and a checkpoint of its weights unless there is one."""
-    run.checkpoints.wait()
+def _save(run: TrainingRun, result: StepResult, newest: StepResult, path: pathlib.Path):
+    """Saves the step's batch, and a checkpoint of its weights unless the newest one holds them.
+
+    Each restart would otherwise save the same weights again, and so delete one good checkpoint (`training.keep`).
+    """
+    data_state = run.global_data_state(newest.data_state)
     now = int(np.asarray(run.training.state["step"]))
+    saved = run.checkpoints.latest()
+    checkpoint = now if saved is None or saved < now - _skipped_in_a_row(newest) else saved
     seed = tuple(np.asarray(run.training.state["seed"]).tolist())
     loss, gradient_norm = (float(result.metrics[metric]) for metric in ("loss", "gradient_norm"))
     rows = {name: (array.dtype.name, array.tolist()) for name, array in tree.flatten(result.batches[-1]).items()}
     parts = run.process_group.gather([run.training.rows.start, rows])
     run.process_group.broadcast(
         lambda: _save_replay(
-            replay.Replay(run.name, result.step, seed, now, loss, gradient_norm, _global_batch(parts)), path
+            replay.Replay(run.name, result.step, seed, checkpoint, loss, gradient_norm, _global_batch(parts)), path
         )
     )
-    if not run.process_group.broadcast(lambda: now in run.checkpoints.steps()):
+    if checkpoint != saved:
         run.checkpoints.save(run.name, run.training.state, data_state)
         run.checkpoints.wait()
 

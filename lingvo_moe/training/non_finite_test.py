@@ -31,7 +31,7 @@ def run_of(logdir: pathlib.Path, max_skipped: int) -> types.SimpleNamespace:
         training=types.SimpleNamespace(
             state={"step": np.int32(2), "seed": np.array([0, 5], np.int32)}, rows=range(2), diagnose=diagnose
         ),
-        checkpoints=types.SimpleNamespace(wait=lambda: None, steps=lambda: [2]),
+        checkpoints=types.SimpleNamespace(latest=lambda: 2),
         process_group=ProcessGroup(),
         global_data_state=lambda state: state,
     )
