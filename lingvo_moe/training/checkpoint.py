@@ -190,17 +190,26 @@ class Checkpoints:
             except CorruptCheckpoint as error:
                 self._mark_corrupt(step, None, str(error))
 
-    def require_state(self, model: str, specs: dict):
-        """Raises the UserErrors of `restore` that need no array to be read; arguments are those of `restore`."""
-        step, _ = self._meta(model, specs["theta"], None)
+    def require_state(self, model: str, specs: dict) -> tuple[int, int]:
+        """Returns (step, `training.seed`) of the checkpoint that `restore` will read, unless its arrays are corrupt.
+
+        Raises the UserErrors of `restore` that need no array but the seed to be read; arguments are those of `restore`.
+        """
         expected = _shapes({name: part for name, part in specs.items() if name != "theta"})
-        found = self.processes.broadcast(lambda: _stored_shapes(self.path(step), "rest"))
-        if found not in (None, expected):
-            raise UserError(
-                f"{self.path(step)} was saved with other settings of the optimizer or of training.ema_decay: "
-                f"{first_difference(found, expected)}. Pass the --set flags that it was trained with, or start new "
-                f"training from its weights: another --logdir, and --initial_weights={self.directory.parent}."
-            )
+        while True:
+            step, _ = self._meta(model, specs["theta"], None)
+            path = self.path(step)
+            found = self.processes.broadcast(lambda path=path: _stored_shapes(path, "rest"))
+            if found not in (None, expected):
+                raise UserError(
+                    f"{path} was saved with other settings of the optimizer or of training.ema_decay: "
+                    f"{first_difference(found, expected)}. Pass the --set flags that it was trained with, or start new "
+                    f"training from its weights: another --logdir, and --initial_weights={self.directory.parent}."
+                )
+            try:
+                return step, self._in_all_processes(lambda path=path: int(Reader(path).read("seed")[1]))
+            except CorruptCheckpoint as error:
+                self._mark_corrupt(step, None, str(error))
 
     def require(self, model: str, theta_specs: dict) -> int:
         """Returns the newest step; raises the UserErrors of `restore_theta` that need no array to be read."""
@@ -242,10 +251,6 @@ class Checkpoints:
     def data_state(self, step: int) -> Any:
         """Returns the state of the input pipeline of a step."""
         return self.processes.broadcast(lambda: Reader(self.path(step)).meta["data_state"])
-
-    def seed(self, step: int) -> int:
-        """Returns `training.seed` of the run that saved the complete state of a step."""
-        return self.processes.broadcast(lambda: int(Reader(self.path(step)).read("seed")[1]))
 
     def readers(self, step: int) -> list[str] | None:
         """Returns `Reader.readers` of a step."""

@@ -93,6 +93,17 @@ def test_flipped_weight_is_found_at_restore(flipped, caplog):
     assert names(flipped) == {"4", "8", "8.corrupt"} and restore(flipped).step == 8
 
 
+def test_flipped_seed_is_found_at_a_start(saved, tmp_path):
+    """Before compiling, training compares the seed, the first array that it reads; the step before is used."""
+    shutil.copytree(saved, tmp_path / "log")
+    for file in (tmp_path / "log" / "checkpoints" / "8" / "rest").rglob("d/*"):
+        file.write_bytes(bytes(len(file.read_bytes())))
+    checkpoints = Checkpoints(tmp_path / "log")
+    assert checkpoints.latest() == 8
+    assert checkpoints.require_state("tiny", SPECS) == (4, values_of(4)["seed"][1])
+    assert checkpoints.restore("tiny", SPECS, shardings(SPECS, ONE)).step == 4
+
+
 @pytest.mark.parametrize("corrupt", [truncate, pathlib.Path.unlink])
 def test_file_lost_between_start_and_restore(saved, tmp_path, corrupt):
     """A program is compiled in between, which takes minutes."""

@@ -82,9 +82,9 @@ class Start:
             initial = Checkpoints(self.initial_weights, processes=self.process_group)
         trained = own.latest() or 0
         if trained:
-            own.require_state(self.name, specs)
+            trained, seed = own.require_state(self.name, specs)
             if trained < steps:
-                self._check_resumed(own, trained, train_input)
+                self._check_resumed(own, trained, seed, train_input)
         elif initial is not None:
             readers = initial.readers(initial.require(self.name, specs["theta"]))
             if not same_readers(self.experiment, readers):
@@ -116,13 +116,13 @@ class Start:
             training.set_weight(path, value)
         return 0, None
 
-    def _check_resumed(self, own: Checkpoints, trained: int, train_input: TrainInput):
+    def _check_resumed(self, own: Checkpoints, trained: int, seed: int, train_input: TrainInput):
         """Raises UserError if training would go on with other data or random numbers than it began with."""
-        seed = self.experiment.training.seed
-        if (saved := own.seed(trained)) != seed:
+        if seed != self.experiment.training.seed:
             raise UserError(
-                f"training.seed is {seed}, but {own.path(trained)} was trained with seed {saved}, with which training "
-                f"goes on. Use --set training.seed={saved}, or another --logdir for a new training run."
+                f"training.seed is {self.experiment.training.seed}, but {own.path(trained)} was trained with seed "
+                f"{seed}, with which training goes on. Use --set training.seed={seed}, or another --logdir for a new "
+                f"training run."
             )
         if (state := own.data_state(trained)) is not None:
             train_input.check(state)
