@@ -27,16 +27,23 @@ class CorruptCheckpoint(UserError):
 
 def is_corruption(error: BaseException) -> bool:
     """Returns whether an error of a read means that stored bytes changed, are gone or cannot be read from the disk."""
-    text = "\n".join(map(str, _causes(error)))
-    return any(phrase in text for phrase in _STORED) and not any(phrase in text for phrase in _REFUSED)
+    return any(phrase in _text(error) for phrase in _STORED) and not is_refusal(error)
+
+
+def is_refusal(error: BaseException) -> bool:
+    """Returns whether an error of a read means that the machine or the file server refuses it, for now."""
+    return any(phrase in _text(error) for phrase in _REFUSED)
 
 
 def check_refused(file: pathlib.Path, error: OSError):
     """Raises UserError if an error of a read does not mean that the file of a checkpoint is corrupt."""
     if error.errno in _REFUSALS:
-        raise UserError(
-            f"{file}: the checkpoint cannot be read ({error.strerror}); it is not changed, and no other one is used."
-        ) from None
+        raise refused(file, str(error.strerror)) from None
+
+
+def refused(file: pathlib.Path, why: str) -> UserError:
+    """Returns the error of a checkpoint, or a file of one, that cannot be read but need not be corrupt."""
+    return UserError(f"{file}: the checkpoint cannot be read ({why}); it is not changed, and no other one is used.")
 
 
 def reason(error: BaseException) -> str:
@@ -44,6 +51,10 @@ def reason(error: BaseException) -> str:
     cause = _causes(error)[-1]
     first_line = _DATABASE.sub(r" in \1", str(cause).partition("\n")[0]).partition(" [tensorstore_spec=")[0]
     return f"{type(cause).__name__}: {first_line[:200]}"
+
+
+def _text(error: BaseException) -> str:
+    return "\n".join(map(str, _causes(error)))
 
 
 def _causes(error: BaseException) -> list[BaseException]:

@@ -15,7 +15,7 @@ from orbax import checkpoint as orbax
 
 from lingvo_moe import tree
 from lingvo_moe.sharding.layout import Spec
-from lingvo_moe.training.checkpoint_errors import CorruptCheckpoint, reason
+from lingvo_moe.training.checkpoint_errors import CorruptCheckpoint, is_refusal, reason, refused
 from lingvo_moe.training.checkpoint_manifest import LONG
 from lingvo_moe.utils import progress
 
@@ -26,7 +26,11 @@ WEIGHTS = ("theta", "meta")
 
 
 class Reader:
-    """Reads one step. Every method raises CorruptCheckpoint, which names the item or array, if it cannot be read."""
+    """Reads one step.
+
+    Every method raises CorruptCheckpoint, which names the item or array, if it cannot be read, or UserError if that has
+    a reason that may pass, such as a missing permission.
+    """
 
     def __init__(self, directory: pathlib.Path):
         """Takes the directory of a step; reads nothing yet."""
@@ -35,7 +39,9 @@ class Reader:
     @functools.cached_property
     def meta(self) -> dict[str, Any]:
         """`model`, `weights` (path to shape), `data_state`; in a checkpoint of weights only, `origin` and `readers`."""
-        meta = _read("meta", lambda: _checkpointer(orbax.JsonCheckpointHandler()).restore(self.directory / "meta"))
+        meta = self._attempt(
+            "meta", lambda: _checkpointer(orbax.JsonCheckpointHandler()).restore(self.directory / "meta")
+        )
         if not _is_meta(meta):
             raise CorruptCheckpoint("meta lacks an entry, or has one of another kind")
         return meta
@@ -55,7 +61,7 @@ class Reader:
         found = {}
         for item in self.items if items is None else items:
             if item in ARRAYS:
-                stored = _read(item, lambda item=item: self._tree(item))
+                stored = self._attempt(item, lambda item=item: self._tree(item))
                 found |= {
                     ARRAYS[item] + path: Spec(tuple(leaf.shape), np.dtype(leaf.dtype).name, "")
                     for path, leaf in tree.flatten(stored).items()
@@ -69,7 +75,7 @@ class Reader:
         arguments = orbax.args.PyTreeRestore(
             tree.map_leaves(lambda leaf: 0, wanted), restore_args=wanted, partial_restore=True
         )
-        found = _read(
+        found = self._attempt(
             path, lambda: _checkpointer(orbax.PyTreeCheckpointHandler()).restore(self.directory / item, args=arguments)
         )
         return np.asarray(tree.flatten(found)[path.removeprefix(ARRAYS[item])])
@@ -131,7 +137,15 @@ class Reader:
                 raise ValueError("there is no commit time")
             return datetime.datetime.fromtimestamp(nanoseconds / 1e9, datetime.UTC)
 
-        return _read("the step's metadata", committed)
+        return self._attempt("the step's metadata", committed)
+
+    def _attempt(self, what: str, read: Callable[[], Value]) -> Value:
+        try:
+            return read()
+        except Exception as error:  # Orbax raises many kinds, the bare class among them
+            if is_refusal(error):
+                raise refused(self.directory, f"{what}: {reason(error)}") from error
+            raise CorruptCheckpoint(f"{what} cannot be read ({reason(error)})") from error
 
 
 def num_bytes(spec: Spec) -> int:
@@ -166,10 +180,3 @@ def _is_shape(value: Any) -> bool:
 
 def _checkpointer(handler: orbax.CheckpointHandler) -> orbax.Checkpointer:
     return orbax.Checkpointer(handler, multiprocessing_options=this_process())
-
-
-def _read(what: str, read: Callable[[], Value]) -> Value:
-    try:
-        return read()
-    except Exception as error:  # Orbax raises many kinds, the bare class among them
-        raise CorruptCheckpoint(f"{what} cannot be read ({reason(error)})") from error

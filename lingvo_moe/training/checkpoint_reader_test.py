@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import datetime
+import errno
 import json
+import os
 import re
 
 import jax
 import numpy as np
 import pytest
+from orbax import checkpoint as orbax
 
 from lingvo_moe import tree
+from lingvo_moe.errors import UserError
 from lingvo_moe.sharding.layout import DeviceMesh
 from lingvo_moe.testing.checkpoints import SPECS, assert_equal, save, state_of
 from lingvo_moe.training.checkpoint import Checkpoints
 from lingvo_moe.training.checkpoint_errors import CorruptCheckpoint
+from lingvo_moe.training.checkpoint_manifest import MANIFEST
 from lingvo_moe.training.checkpoint_reader import WEIGHTS, Reader
 
 
@@ -54,6 +59,21 @@ def test_item_or_array_that_cannot_be_read_is_named(tmp_path, file, pattern):
     found = reader.problems()
     assert len(found) == 1 and re.match(pattern, found[0]), found
     assert reader.problems(WEIGHTS) == ([] if file.startswith("rest") else found)
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EMFILE, errno.ESTALE])
+def test_what_cannot_be_read_for_now_is_not_corrupt(tmp_path, monkeypatch, number):
+    """Without a manifest, the arrays are read at a start: nothing is set aside because a file server has restarted."""
+
+    def fail(*_, **__):
+        raise OSError(number, os.strerror(number), "_METADATA")
+
+    save(tmp_path, 8)
+    (tmp_path / "checkpoints" / "8" / MANIFEST).unlink()
+    monkeypatch.setattr(orbax.PyTreeCheckpointHandler, "metadata", fail)
+    with pytest.raises(UserError, match=rf"checkpoints/8: .*{os.strerror(number)}.*it is not changed") as raised:
+        Checkpoints(tmp_path).latest()
+    assert not isinstance(raised.value, CorruptCheckpoint)
 
 
 @pytest.mark.parametrize(
