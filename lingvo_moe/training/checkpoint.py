@@ -9,16 +9,12 @@
 from __future__ import annotations
 
 import concurrent.futures
-import contextlib
 import dataclasses
-import errno
 import itertools
 import logging
-import os
 import pathlib
 import re
-import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import numpy as np
@@ -27,15 +23,13 @@ from orbax import checkpoint as orbax
 from lingvo_moe import tree
 from lingvo_moe.distributed.process_group import ProcessGroup
 from lingvo_moe.errors import UserError
-from lingvo_moe.training import checkpoint_arrays, checkpoint_manifest
+from lingvo_moe.training import checkpoint_arrays, checkpoint_manifest, disk_errors
 from lingvo_moe.training.checkpoint_errors import CorruptCheckpoint, is_corruption, reason
 from lingvo_moe.training.checkpoint_reader import ARRAYS, WEIGHTS, Reader, this_process
 
 Value = TypeVar("Value")
 _log = logging.getLogger(__name__)
 _ITEMS = (*ARRAYS, "meta")
-# Why a file system refuses to write. TensorStore passes the text on as part of a longer message.
-_REFUSALS = tuple(map(os.strerror, (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EROFS)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -260,7 +254,7 @@ class Checkpoints:
         """Returns when all that was saved is on disk; raises UserError where it could not be written."""
         pending, self._pending_manifest = self._pending_manifest, None
         if pending is not None:
-            with _disk_errors(self.directory):
+            with disk_errors.of_checkpoints(self.directory):
                 pending.result()
 
     def close(self):
@@ -269,12 +263,12 @@ class Checkpoints:
         self._manifest_writer.shutdown()
         if self._manager is not None:
             manager, self._manager = self._manager, None
-            with _disk_errors(self.directory):  # of a save that `wait` has reported already
+            with disk_errors.of_checkpoints(self.directory):  # of a save that `wait` has reported already
                 manager.close()
 
     def _save(self, step: int, meta: dict, **arrays: dict):
         self.wait()
-        with _disk_errors(self.directory):
+        with disk_errors.of_checkpoints(self.directory):
             self.processes.broadcast(self._set_corrupt_aside)
             items = {name: checkpoint_arrays.save_arguments(value) for name, value in arrays.items()}
             manager = self._open_manager()
@@ -351,7 +345,7 @@ class Checkpoints:
                 checkpoint_manifest.MANIFEST,
             )
             if self._keep is not None and items is None:
-                with _disk_errors(self.directory):
+                with disk_errors.of_checkpoints(self.directory):
                     checkpoint_manifest.write_manifest(self.path(step), len(reader.specs()))
         return found
 
@@ -446,23 +440,3 @@ def _stored_shapes(path: pathlib.Path, item: str) -> dict[str, list[int]] | None
         return {name: list(spec.shape) for name, spec in Reader(path).specs([item]).items()}
     except CorruptCheckpoint:
         return None
-
-
-@contextlib.contextmanager
-def _disk_errors(directory: pathlib.Path) -> Iterator[None]:
-    """Turns what the file system refuses into one line that says what is still safe."""
-    try:
-        yield
-    except Exception as error:
-        cause = next((refusal for refusal in _REFUSALS if refusal in str(error)), None)
-        if cause is None and isinstance(error, OSError):
-            cause = error.strerror
-        if cause is None and "NOT_FOUND" in str(error):  # TensorStore, of a file that it has just written
-            cause = "the files were removed while they were written"
-        if cause is None:
-            raise
-        free = shutil.disk_usage(next(path for path in (directory, *directory.parents) if path.is_dir())).free
-        raise UserError(
-            f"{directory}: the checkpoint could not be written ({cause}; {free / 2**20:.0f} MiB are free). "
-            f"Checkpoints saved before are complete. Free disk space and run the same command again."
-        ) from error

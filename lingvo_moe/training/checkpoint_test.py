@@ -31,7 +31,8 @@ from lingvo_moe.testing.checkpoints import (
     state_of,
     truncate,
 )
-from lingvo_moe.training.checkpoint import Checkpoints, _disk_errors
+from lingvo_moe.training import disk_errors
+from lingvo_moe.training.checkpoint import Checkpoints
 
 
 @pytest.mark.slow
@@ -152,7 +153,7 @@ def test_save_refused_by_the_file_system(tmp_path, size):
     # The kernel words a full disk differently, see below. Threads of Orbax may report other failures before or after.
     expected = (
         rf"^error: {tmp_path}/checkpoints: the checkpoint could not be written \(File too large; \d+ MiB are free\). "
-        r"Checkpoints saved before are complete. Free disk space and run the same command again.$"
+        r"Checkpoints saved before are complete. Remove the cause and run the same command again.$"
     )
     assert refused.returncode == 2 and re.search(expected, refused.stderr, re.MULTILINE), refused.stderr
     assert restore(tmp_path).step == 4
@@ -179,7 +180,7 @@ def test_full_disk_is_named(tmp_path, monkeypatch, error):
         raise error
 
     monkeypatch.setattr(orbax.CheckpointManager, "save", save_nothing)
-    with pytest.raises(UserError, match=r"could not be written \(No space left on device; \d+ MiB are free\)"):
+    with pytest.raises(UserError, match=r"could not be written \(No space left on device; \d+ MiB.*Free disk space"):
         save(tmp_path, 4)
 
 
@@ -204,7 +205,7 @@ def test_files_removed_while_they_are_written(tmp_path):
     """This is an error of the environment, so it is one line without a traceback."""
     with (
         pytest.raises(UserError, match="could not be written .the files were removed while they were written"),
-        _disk_errors(tmp_path),
+        disk_errors.of_checkpoints(tmp_path),
     ):
         raise ValueError(
             'NOT_FOUND: Error opening "zarr" driver: Error reading local file "a/ocdbt.process_0/d/ca9219"'
@@ -213,7 +214,7 @@ def test_files_removed_while_they_are_written(tmp_path):
 
 def test_bug_while_saving_keeps_its_traceback(tmp_path):
     """An exception that is not about the disk is not turned into a UserError."""
-    with pytest.raises(AttributeError), _disk_errors(tmp_path):
+    with pytest.raises(AttributeError), disk_errors.of_checkpoints(tmp_path):
         raise AttributeError("a bug")
 
 

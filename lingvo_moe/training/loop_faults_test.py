@@ -182,8 +182,13 @@ def test_a_failing_save_or_diagnosis_does_not_hide_why_training_ended(
 
 
 def test_an_unwritable_log_directory_is_reported_before_compiling(data, tmp_path, monkeypatch):
+    """And so are the directories in it: what is found at the first checkpoint has cost hours."""
+    make_file = tempfile.TemporaryFile
+
     def read_only(dir):
-        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(dir))
+        if dir == unwritable:
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(dir))
+        return make_file(dir=dir)
 
     engine = tiny.Uncompiled(2, "cpu")
     (tmp_path / "file").write_text("")
@@ -192,9 +197,16 @@ def test_an_unwritable_log_directory_is_reported_before_compiling(data, tmp_path
     ):
         loop.train(tiny.LANGUAGE_MODEL, tiny.tiny_language_model(data), engine, tmp_path / "file" / "log")
     monkeypatch.setattr(tempfile, "TemporaryFile", read_only)
-    with pytest.raises(
-        UserError, match=rf"--logdir={tmp_path}/log: nothing can be written there \(Read-only file system\)"
-    ):
+    for name in ("log", "log/checkpoints", "log/valid"):
+        unwritable = tmp_path / name
+        unwritable.mkdir(exist_ok=True)
+        with pytest.raises(
+            UserError, match=rf"{unwritable}: nothing can be written there \(Read-only file system\).*Remove the cause,"
+        ):
+            loop.train(tiny.LANGUAGE_MODEL, tiny.tiny_language_model(data), engine, tmp_path / "log")
+    (tmp_path / "log" / "train").write_text("")
+    unwritable = None
+    with pytest.raises(UserError, match=rf"^{tmp_path}/log/train is a file; expected a directory"):
         loop.train(tiny.LANGUAGE_MODEL, tiny.tiny_language_model(data), engine, tmp_path / "log")
 
 

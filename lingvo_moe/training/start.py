@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import logging
+import os
 import pathlib
 import tempfile
 from collections.abc import Mapping
@@ -18,10 +19,13 @@ from lingvo_moe.distributed.process_group import ProcessGroup
 from lingvo_moe.engines.base import Training
 from lingvo_moe.errors import UserError
 from lingvo_moe.experiment import Experiment
+from lingvo_moe.training import disk_errors
 from lingvo_moe.training.checkpoint import Checkpoints
 from lingvo_moe.training.readers import same_readers
 
 _log = logging.getLogger(__name__)
+# What training writes to in its log directory: checkpoints, and curves of training and of the held-out evaluation.
+_WRITTEN = ("checkpoints", "train", "valid")
 
 
 class StartCheckpoints(NamedTuple):
@@ -136,15 +140,22 @@ class Start:
 
 
 def _require_writable(logdir: pathlib.Path):
-    """Makes the directory; raises UserError if it cannot be written to, before a compiler has run for minutes."""
-    if logdir.exists() and not logdir.is_dir():
-        raise UserError(f"--logdir={logdir} is a file; expected a directory, or a name for a new one.")
+    """Makes the directory; raises UserError if training cannot write to it, before a compiler has run for minutes."""
+    _require_directory(f"--logdir={logdir}", logdir)
+    for name in _WRITTEN:
+        if os.path.lexists(logdir / name):
+            _require_directory(f"{logdir / name}", logdir / name)
+
+
+def _require_directory(name: str, directory: pathlib.Path):
+    if directory.exists() and not directory.is_dir():
+        raise UserError(f"{name} is a file; expected a directory, or a name for a new one.")
     try:
-        logdir.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=logdir) as file:
+        directory.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=directory) as file:
             file.write(bytes(4096))
     except OSError as error:
         raise UserError(
-            f"--logdir={logdir}: nothing can be written there ({error.strerror}); checkpoints and curves would be "
-            f"lost. Free some space or pass another directory."
+            f"{name}: nothing can be written there ({error.strerror}); checkpoints and curves would be lost. "
+            f"{disk_errors.remedy(str(error.strerror))}, or pass another --logdir."
         ) from None

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import pathlib
+import re
 from collections.abc import Iterator, Mapping
 
 from lingvo_moe.errors import UserError
 from lingvo_moe.lazy import tf
+from lingvo_moe.training import disk_errors
+
+_PREFIX = re.compile(r"^\{\{function_node .*?\}\} ")  # of the messages of TensorFlow's operations
 
 
 class SummaryWriter:
@@ -47,12 +51,11 @@ class SummaryWriter:
         try:
             yield
         except tf.errors.OpError as error:
-            reason = (
-                str(error).partition("\n")[0].removesuffix(" [Op:CreateSummaryFileWriter] name: ").rpartition("; ")[2]
-            )
+            first_line = _PREFIX.sub("", str(error)).partition("\n")[0]
+            reason = first_line.removesuffix(" [Op:CreateSummaryFileWriter] name: ").rpartition("; ")[2]
             raise UserError(
                 f"{self._directory}: the curves could not be written ({reason}). Checkpoints saved before are "
-                f"complete. Free disk space and run the same command again."
+                f"complete. {disk_errors.remedy(reason)} and run the same command again."
             ) from error
 
 

@@ -1,0 +1,41 @@
+"""Errors of files that training writes, in one line that says what is still safe and what to do."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import pathlib
+import shutil
+from collections.abc import Iterator
+
+from lingvo_moe.errors import UserError
+
+_FULL = tuple(map(os.strerror, (errno.ENOSPC, errno.EDQUOT)))
+# Why a file system refuses to write. TensorStore passes the text on as part of a longer message.
+_REFUSALS = (*_FULL, *map(os.strerror, (errno.EFBIG, errno.EACCES, errno.EPERM, errno.EROFS)))
+
+
+def remedy(reason: str) -> str:
+    """Returns what to do, as the beginning of a sentence, about a write that failed for this reason."""
+    return "Free disk space" if any(full in reason for full in _FULL) else "Remove the cause"
+
+
+@contextlib.contextmanager
+def of_checkpoints(directory: pathlib.Path) -> Iterator[None]:
+    """Turns what the file system refuses, as checkpoints are written to `directory`, into a UserError."""
+    try:
+        yield
+    except Exception as error:
+        cause = next((refusal for refusal in _REFUSALS if refusal in str(error)), None)
+        if cause is None and isinstance(error, OSError):
+            cause = error.strerror
+        if cause is None and "NOT_FOUND" in str(error):  # TensorStore, of a file that it has just written
+            cause = "the files were removed while they were written"
+        if cause is None:
+            raise
+        free = shutil.disk_usage(next(path for path in (directory, *directory.parents) if path.is_dir())).free
+        raise UserError(
+            f"{directory}: the checkpoint could not be written ({cause}; {free / 2**20:.0f} MiB are free). "
+            f"Checkpoints saved before are complete. {remedy(cause)} and run the same command again."
+        ) from error
