@@ -434,6 +434,6 @@ def _new_checkpoints(logdir: str | pathlib.Path, flag: str) -> Checkpoints:
     if not there.is_dir():
         raise UserError(f"{flag}={logdir}: {there} is a file; expected a directory, or a name for a new one.")
     checkpoints = Checkpoints(logdir, keep=1)
-    if checkpoints.directory.exists() and any(checkpoints.directory.iterdir()):
+    if checkpoints.steps():  # not what a write that failed has left, which the next one removes
         raise UserError(f"{flag}={logdir} already has checkpoints; name a new directory.")
     return checkpoints

@@ -349,6 +349,14 @@ def test_malformed_safetensors(weights_file, tmp_path_factory, data):
     assert not logdir.exists()
 
 
+def test_a_write_that_failed_can_be_repeated(weights_file, tmp_path):
+    """A full disk leaves a directory of Orbax, which is no checkpoint."""
+    left = tmp_path / "checkpoints" / "8.orbax-checkpoint-tmp"
+    left.mkdir(parents=True)
+    assert tools.from_safetensors(weights_file, "tiny", SPECS["theta"], tmp_path) == 8
+    assert Checkpoints(tmp_path).latest() == 8 and not left.exists()
+
+
 def test_unfit_paths_are_refused_first(trained, weights_file, tmp_path):
     """Before anything is read or written."""
     for name, pattern in (
