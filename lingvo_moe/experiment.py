@@ -10,7 +10,7 @@ import dataclasses
 import math
 import threading
 
-from lingvo_moe import overrides, ranges, registry
+from lingvo_moe import overrides, protocols, ranges, registry
 from lingvo_moe.data.batching import BatchConfig, InputConfig
 from lingvo_moe.data.speech import SpeechInput
 from lingvo_moe.data.tokenizer import Tokenizers
@@ -22,7 +22,15 @@ from lingvo_moe.models.transformer import Transformer
 from lingvo_moe.ops import precision
 from lingvo_moe.optimizers.adafactor import Adafactor
 from lingvo_moe.program import COMPILER_DEFAULT
-from lingvo_moe.protocols import DecodingModel, Optimizer, RecognisingModel, SegmentingModel, TiedModel
+from lingvo_moe.protocols import (
+    DecodingModel,
+    ExperimentModel,
+    Model,
+    Optimizer,
+    RecognisingModel,
+    SegmentingModel,
+    TiedModel,
+)
 from lingvo_moe.ranges import COUNT, COUNT_OR_0, SHARE_BELOW_1, Range
 from lingvo_moe.sharding.layout import DeviceMesh, Layout
 from lingvo_moe.steps import Steps
@@ -97,7 +105,8 @@ class Experiment:
     """A model and everything that its training and decoding depend on.
 
     Attributes:
-      model, optimizer, input, training, search: the parts.
+      model, optimizer, input, training, search: the parts. The model may be of any class that has what
+        `protocols.ExperimentModel` lists; `plan` knows `Transformer` and `UNet`.
       mesh: the device mesh; `--devices`, `--mesh` and `--set mesh` replace it.
       layout: the sharding of tensors over it: a registered layout, or `auto` for the one of the papers.
       platform: the platform that the programs are optimised for, `cpu`, `gpu` or `tpu`; empty for the one they run on.
@@ -122,6 +131,13 @@ class Experiment:
     decoding_batch: int = 64
     corpus: str = "build/corpus"
     tokenizers: str = "build/tokenizers"
+
+    def __post_init__(self):
+        if lacking := protocols.missing(self.model, Model, ExperimentModel):
+            raise UserError(
+                f"{type(self.model).__name__} has no {', '.join(lacking)}, which an experiment requires of its model; "
+                f"see ExperimentModel in lingvo_moe/protocols.py."
+            )
 
     @property
     def steps(self) -> Steps:

@@ -279,6 +279,19 @@ def test_a_batch_of_recordings_fits_the_devices_and_the_model(change, message):
         experiment.get("conformer.Small", [*pipelined, change], DeviceMesh((8,)))
 
 
+def test_a_model_that_lacks_something_is_refused():
+    """Whatever uses it later would end with a traceback."""
+
+    class Half:
+        pipeline = "none"
+
+        def weights(self) -> dict:
+            return {}
+
+    with pytest.raises(UserError, match=r"Half has no loss, sides, .*settings_of_layers, which an experiment requires"):
+        experiment.Experiment(model=Half())  # type: ignore[arg-type]
+
+
 def test_as_many_labels_fit_a_recording_as_the_model_has_positions_for_it():
     """The input counts positions by itself; the model's subsampling leaves so many that are no padding."""
     rows, layer = SpeechInput(source_length=8), Subsampling(num_bins=4, channels=1, model_dim=1)

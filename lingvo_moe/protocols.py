@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from lingvo_moe.lazy import tf
 from lingvo_moe.ops.context import Context
@@ -18,6 +18,60 @@ class Model(Protocol):
 
     def loss(self, theta: dict, batch: dict, context: Context) -> tuple[tf.Tensor, dict]:
         """Returns the loss to minimise and scalar metrics, which include `cross_entropy` and `tokens`."""
+        ...
+
+
+class ExperimentModel(Model, Protocol):
+    """What an experiment requires of a model beside `Model`: for its checks against input and mesh, and for reports.
+
+    Attributes of the class will do, such as `pipeline = "none"`; `layers.base.Layer` has `num_weights`.
+    """
+
+    @property
+    def sides(self) -> tuple[str, ...]:
+        """The sides of a batch that the model reads: `("target",)`, or `("source", "target")`."""
+        ...
+
+    @property
+    def vocabularies(self) -> dict[str, int]:
+        """The sizes of the vocabularies, by the side that the model reads or writes in tokens."""
+        ...
+
+    @property
+    def num_layers(self) -> int:
+        """The number of layers."""
+        ...
+
+    @property
+    def num_experts(self) -> int:
+        """The number of experts of a layer that has some; 0 for none."""
+        ...
+
+    @property
+    def pipeline(self) -> str:
+        """The schedule of the pipeline; `none` without one."""
+        ...
+
+    @property
+    def stages(self) -> int:
+        """The number of stages of the pipeline; 1 without one."""
+        ...
+
+    @property
+    def microbatches(self) -> int:
+        """The number of parts that a batch is computed in, one after the other."""
+        ...
+
+    def num_weights(self) -> int:
+        """Returns the number of all weights."""
+        ...
+
+    def positions_of(self, path: str, lengths: dict[str, int]) -> float:
+        """Returns how many positions of each row the weight `path` is applied to, in rows of these lengths."""
+        ...
+
+    def settings_of_layers(self, field: str) -> list[tuple[str, str, Any]]:
+        """Returns (stack, name for messages, value) of each setting `field` of the layers: `num_groups` of experts."""
         ...
 
 
@@ -106,6 +160,12 @@ class SegmentingModel(Model, Protocol):
     def check_size(self, size: tuple[int, ...], devices: tuple[int, ...]):
         """Raises UserError for volumes of X, Y, Z voxels that it cannot segment, so many devices sharing each side."""
         ...
+
+
+def missing(instance: object, *protocols: type) -> list[str]:
+    """Returns the names of these protocols that an object lacks."""
+    names = [name for protocol in protocols for name in vars(protocol) if not name.startswith("_")]
+    return [name for name in names if not hasattr(instance, name)]
 
 
 class Optimizer(Protocol):

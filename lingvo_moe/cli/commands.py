@@ -22,6 +22,8 @@ from lingvo_moe.experiment import unchecked
 from lingvo_moe.inference import held_out_loss, translation_file
 from lingvo_moe.inference.evaluation import LanguageScore, choose_languages, groups, mean, score, translate_held_out
 from lingvo_moe.inference.translator import Translator
+from lingvo_moe.models.segmentation import UNet
+from lingvo_moe.models.transformer import Transformer
 from lingvo_moe.sharding.layout import DeviceMesh
 from lingvo_moe.utils import output_files
 
@@ -106,6 +108,11 @@ def plan(config: PlanConfig):
     _check_flags(config)
     name = config.full_name()
     own = unchecked(name, config.assignments)
+    if not isinstance(own.model, Transformer | UNet):
+        raise UserError(
+            f"plan counts the work of a Transformer or UNet; {name} is a {type(own.model).__name__}, which `train` and "
+            f"`eval` can use."
+        )
     if config.program == "decode" and not own.translates:
         raise UserError(f"--program=decode: {name} does not translate; plan its training.")
     given = config.device_mesh()
