@@ -122,8 +122,9 @@ class Steps:
             with tf.name_scope("optimizer"):
                 norm = _global_norm(weights, gradients)
                 is_finite = tf.math.is_finite(loss) & tf.math.is_finite(norm)
+                optimizer_state = state.get("optimizer_state", {})
                 new_theta, optimizer_state = self.optimizer.update(
-                    weights, theta, gradients, state["optimizer_state"], state["step"], is_finite, self._context()
+                    weights, theta, gradients, optimizer_state, state["step"], is_finite, self._context()
                 )
                 updated = self._average(before["theta"], new_theta, state["step"])
                 if self.ema_decay:  # otherwise these are the optimizer's weights
@@ -397,7 +398,7 @@ class Steps:
             path: self.layout.annotate(initial_value(weight, path, seed), weight.logical_axes)
             for path, weight in flat.items()
         }
-        return tree.unflatten(values)[prefix]
+        return tree.unflatten(values).get(prefix, {})  # an optimizer may have no state
 
     def _annotated(self, declared: dict, tensors: dict) -> dict:
         """Annotates a tree of tensors with the logical axes of a tree of `Weight`s or `Spec`s."""

@@ -314,6 +314,32 @@ def test_gradient_norm_is_that_of_all_gradients():
     np.testing.assert_allclose(metrics["gradient_norm"], norm, rtol=TRAINED_TOLERANCE)
 
 
+class Descent:
+    """Gradient descent without a state."""
+
+    def learning_rate(self, step: tf.Tensor) -> tf.Tensor:
+        return tf.constant(0.5)
+
+    def state(self, weights: dict) -> dict:
+        return {}
+
+    def update(self, weights, theta, gradients, optimizer_state, step, is_finite, context) -> tuple[dict, dict]:
+        return tree.map_leaves(lambda weight, gradient: weight - 0.5 * gradient, theta, gradients), optimizer_state
+
+
+def test_an_optimizer_may_have_no_state():
+    """Its training state has no entry for that, as no empty tree has; it learns."""
+    steps = dataclasses.replace(steps_of("1"), optimizer=Descent())
+    outputs, losses = steps.init_function({"seed": tf.constant([0, 1])}), []
+    for _ in range(2):
+        state = tree.unflatten(tree.flatten(outputs["state"]))  # as an engine passes it on
+        batch = tree.map_leaves(tf.constant, batch_of(0))
+        outputs = steps.train_function(BATCH_SPECS)({"state": state, "batch": batch})
+        losses.append(float(outputs["metrics"]["loss"]))
+    assert tree.flatten(outputs["state"]).keys() == tree.flatten(steps.state_specs()).keys()
+    assert losses[1] < losses[0]
+
+
 class Deterministic(OneLayer):
     """Uses no random numbers."""
 
