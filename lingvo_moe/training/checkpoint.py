@@ -370,7 +370,7 @@ class Checkpoints:
         if meta["weights"] != expected:
             remedy = "Pass that --model (with the --set it was trained with)"
             if meta["model"] == model:
-                remedy = "Leave out the --set that changes the model"
+                remedy = "Pass the --set of the model that it was trained with, and no other --set of the model"
             raise UserError(
                 f"{path} holds {meta['model']}, whose weights are not those of {model}: "
                 f"{first_difference(meta['weights'], expected)}. {remedy}, or name another log directory."

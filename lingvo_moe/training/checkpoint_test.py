@@ -123,7 +123,7 @@ def test_checkpoint_of_another_model_is_refused(tmp_path, change, difference):
     ):
         with pytest.raises(UserError, match=message):
             refused(Checkpoints(tmp_path))
-    with pytest.raises(UserError, match="Leave out the --set that changes the model, or name another log directory"):
+    with pytest.raises(UserError, match="Pass the --set of .* was trained with, and no other --set of the model, or"):
         Checkpoints(tmp_path).require("tiny", other["theta"])
     assert_equal(restore(tmp_path).state, state_of(4))
 
