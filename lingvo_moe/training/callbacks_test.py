@@ -8,8 +8,10 @@ from __future__ import annotations
 import pathlib
 import re
 
+import numpy as np
 import pytest
 
+from lingvo_moe import tree
 from lingvo_moe.cli import main
 from lingvo_moe.engines.registry import ENGINES
 from lingvo_moe.errors import UserError
@@ -116,6 +118,21 @@ def test_a_run_is_not_resumed_with_another_seed(data, tmp_path):
         _train(data, tmp_path, [], "training.steps=4", "training.seed=4")
     _train(data, tmp_path, [], "training.steps=3", "training.seed=3")
     assert Checkpoints(tmp_path).latest() == 3
+
+
+def test_initial_weights_must_be_finite(data, tmp_path, monkeypatch):
+    """Of a log directory as of a file: every step would be skipped."""
+    initialise = FakeTraining.initialise
+
+    def spoil(self, seed):
+        initialise(self, seed)
+        tree.flatten(self.state["theta"])["softmax/projection"][-1] = np.nan
+
+    monkeypatch.setattr(FakeTraining, "initialise", spoil)
+    _train(data, tmp_path / "given", [], "training.steps=2")
+    monkeypatch.undo()
+    with pytest.raises(UserError, match=r"given/checkpoints/2: softmax/projection has values that are not finite"):
+        loop.train(*(tiny.MODEL, _experiment(data), FakeEngine(), tmp_path / "new"), initial_weights=tmp_path / "given")
 
 
 @pytest.mark.slow

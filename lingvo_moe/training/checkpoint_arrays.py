@@ -163,19 +163,24 @@ def check_finite(theta: dict, name: str, remedy: str):
     """Raises UserError, naming `name` and the weight, for a weight that is not finite: all results would be wrong.
 
     Args:
-      theta: a tree of NumPy or JAX arrays; of these, what the devices of this process hold is checked.
+      theta: a tree of NumPy or JAX arrays or `ShardedTensor`s; of these, what the devices of this process hold is
+        checked.
       name: what has the weights.
       remedy: the end of the message.
     """
     for path, weight in tree.flatten(theta).items():
-        # JAX keeps the copy on the host that NumPy asks for as long as the array, which `addressable_data` makes anew.
-        shards = (
-            [s.data.addressable_data(0) for s in weight.addressable_shards if s.replica_id == 0]
-            if isinstance(weight, jax.Array)
-            else [weight]
-        )
-        if not all(np.isfinite(np.asarray(shard)).all() for shard in shards):
+        if not all(np.isfinite(np.asarray(shard)).all() for shard in _held(weight)):
             raise UserError(f"{name}: {path} has values that are not finite; {remedy}.")
+
+
+def _held(weight: Any) -> Iterable[Any]:
+    """Returns the parts of a weight that the devices of this process hold."""
+    if isinstance(weight, ShardedTensor):
+        return (shard for _, shard in weight.shards())
+    if isinstance(weight, jax.Array):
+        # JAX keeps the copy on the host that NumPy asks for as long as the array, which `addressable_data` makes anew.
+        return [s.data.addressable_data(0) for s in weight.addressable_shards if s.replica_id == 0]
+    return [weight]
 
 
 def has_sharded_tensors(arrays: dict) -> bool:

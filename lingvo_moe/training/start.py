@@ -19,7 +19,7 @@ from lingvo_moe.distributed.process_group import ProcessGroup
 from lingvo_moe.engines.base import Training
 from lingvo_moe.errors import UserError
 from lingvo_moe.experiment import Experiment
-from lingvo_moe.training import disk_errors
+from lingvo_moe.training import checkpoint_arrays, disk_errors
 from lingvo_moe.training.checkpoint import Checkpoints
 from lingvo_moe.training.readers import same_readers
 
@@ -114,11 +114,23 @@ class Start:
         if (initial := checkpoints.initial) is not None:
             shardings = None if training.shardings is None else training.shardings["theta"]
             step, _ = initial.restore_theta(self.name, specs["theta"], shardings, load=training.load_weights)
+            self._require_finite(training.state["theta"], initial.path(step))
             initial.close()
             _log.info(f"starting with the weights of step {step} ({initial.directory})")
         for path, value in self.initial_values.items():
             training.set_weight(path, value)
         return 0, None
+
+    def _require_finite(self, theta: dict, checkpoint: pathlib.Path):
+        """Raises UserError, in all processes, if one of them holds initial weights that are not finite."""
+        problem = None
+        try:
+            remedy = "delete it to use the checkpoint before it, or pass another --initial_weights"
+            checkpoint_arrays.check_finite(theta, str(checkpoint), remedy)
+        except UserError as error:
+            problem = str(error)
+        for found in filter(None, self.process_group.gather(problem)):
+            raise UserError(found)
 
     def _check_resumed(self, own: Checkpoints, trained: int, seed: int, train_input: TrainInput):
         """Raises UserError if training would go on with other data or random numbers than it began with."""
