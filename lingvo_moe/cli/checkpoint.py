@@ -18,7 +18,7 @@ from lingvo_moe.steps import weight_specs
 from lingvo_moe.training import checkpoint_manifest, hyperparameters
 from lingvo_moe.training import checkpoint_tools as tools
 from lingvo_moe.training.checkpoint import Checkpoints
-from lingvo_moe.training.checkpoint_errors import CorruptCheckpoint
+from lingvo_moe.training.checkpoint_errors import CorruptCheckpoint, RemovedCheckpoint
 from lingvo_moe.training.checkpoint_reader import Reader, num_bytes
 from lingvo_moe.utils import progress
 
@@ -90,7 +90,11 @@ def _verify(config: CheckpointConfig) -> int:
     steps = checkpoints.steps() if config.step is None else [_require_step(checkpoints, config.step)]
     corrupt = 0
     for step in steps:
-        problems = tools.verify(checkpoints, step)
+        try:
+            problems = tools.verify(checkpoints, step)
+        except RemovedCheckpoint:
+            print(f"{checkpoints.path(step)}: removed meanwhile; training keeps the newest checkpoints", flush=True)
+            continue
         corrupt += bool(problems)
         if problems:
             status = "corrupt"
@@ -205,7 +209,10 @@ def _require_step(checkpoints: Checkpoints, step: int) -> int:
 
 def _overviews(checkpoints: Checkpoints) -> Iterator[tuple[str, ...]]:
     for step in checkpoints.steps():
-        seen = tools.overview(checkpoints, step)
+        try:
+            seen = tools.overview(checkpoints, step)
+        except RemovedCheckpoint:  # by a training that goes on
+            continue
         state = seen.problem or "complete"
         yield (
             str(step),

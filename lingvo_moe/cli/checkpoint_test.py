@@ -14,7 +14,7 @@ from lingvo_moe import tree
 from lingvo_moe.cli import main
 from lingvo_moe.testing import experiments as tiny
 from lingvo_moe.testing.checkpoints import flip, largest
-from lingvo_moe.training import hyperparameters
+from lingvo_moe.training import checkpoint_manifest, hyperparameters
 from lingvo_moe.training.checkpoint import Checkpoints
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("compiled_once")]
@@ -70,6 +70,35 @@ def test_verify_names_corrupt_files(trained, tmp_path, capsys):
     assert _run("checkpoint", "inspect", f"--logdir={tmp_path / 'log'}") == 0
     out = capsys.readouterr().out
     assert "no manifest.json" in out and "4.corrupt: set aside as corrupt" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "pattern"),
+    [
+        (["verify"], 0, r"^\S+/2: removed meanwhile; .*\n\S+/4: valid\n$"),
+        (["inspect"], 0, r"state\n4 .*complete\n\nstep 4"),
+        (["convert", "--step=2", "--output=OUT"], 2, r"/2 has been removed; .*\(training.keep\)"),
+        (["average", "--steps=2,4", "--output=OUT"], 2, r"/2 has been removed; .*\(training.keep\)"),
+    ],
+)
+def test_a_step_that_training_removes_meanwhile_is_not_corrupt(
+    trained, tmp_path, capsys, monkeypatch, arguments, status, pattern
+):
+    """A log directory can be looked at while a training saves there, and deletes old checkpoints."""
+    shutil.copytree(trained, tmp_path / "log")
+    compare = checkpoint_manifest.problems
+
+    def compare_removed(directory, *others, **options):
+        if directory.name == "2":
+            shutil.rmtree(directory)
+        return compare(directory, *others, **options)
+
+    monkeypatch.setattr(checkpoint_manifest, "problems", compare_removed)
+    action, *flags = (argument.replace("OUT", f"{tmp_path}/new.safetensors") for argument in arguments)
+    capsys.readouterr()
+    assert _run("checkpoint", action, f"--logdir={tmp_path / 'log'}", *flags) == status
+    printed = capsys.readouterr()
+    assert re.search(pattern, printed.out + printed.err, re.DOTALL)
 
 
 def test_average_and_convert_can_be_used(trained, data, tmp_path, capsys):

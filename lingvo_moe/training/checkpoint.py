@@ -24,7 +24,7 @@ from lingvo_moe import tree
 from lingvo_moe.distributed.process_group import ProcessGroup
 from lingvo_moe.errors import UserError
 from lingvo_moe.training import checkpoint_arrays, checkpoint_manifest, disk_errors
-from lingvo_moe.training.checkpoint_errors import CorruptCheckpoint, is_corruption, reason
+from lingvo_moe.training.checkpoint_errors import CorruptCheckpoint, RemovedCheckpoint, is_corruption, reason
 from lingvo_moe.training.checkpoint_reader import ARRAYS, WEIGHTS, Reader, this_process
 
 Value = TypeVar("Value")
@@ -339,8 +339,8 @@ class Checkpoints:
         found = reader.problems(items)
         if not found:
             _log.warning(
-                "%s has no %s (the process may have been killed before it was written); its arrays were read instead, "
-                "and none is corrupt.",
+                "%s has no %s (training is about to write it, or was killed before); its arrays were read instead, and "
+                "none is corrupt.",
                 self.path(step),
                 checkpoint_manifest.MANIFEST,
             )
@@ -354,10 +354,7 @@ class Checkpoints:
     ) -> tuple[int, dict]:
         """Returns (step, meta) of the newest valid checkpoint or of `step`; raises UserError for another model's."""
         if step is not None and step not in self.steps():
-            raise UserError(
-                f"{self.path(step)} has been removed; training keeps the newest checkpoints (training.keep). Run the "
-                f"same command again."
-            )
+            raise RemovedCheckpoint(self.path(step))
         step = self.latest(items) if step is None else step
         if step is None:
             raise UserError(

@@ -25,6 +25,23 @@ class CorruptCheckpoint(UserError):
     """A checkpoint is not what was saved; the message says where it differs."""
 
 
+class RemovedCheckpoint(UserError):
+    """A checkpoint has been removed while it was read, by the training whose log directory it was in."""
+
+    def __init__(self, directory: pathlib.Path):
+        """Takes the directory of the step."""
+        super().__init__(
+            f"{directory} has been removed; training keeps the newest checkpoints (training.keep). Run the same "
+            f"command again."
+        )
+
+
+def check_there(directory: pathlib.Path):
+    """Raises RemovedCheckpoint if the directory of a step is gone; what could not be read in it is then not corrupt."""
+    if not directory.is_dir():
+        raise RemovedCheckpoint(directory)
+
+
 def is_corruption(error: BaseException) -> bool:
     """Returns whether an error of a read means that stored bytes changed, are gone or cannot be read from the disk."""
     return any(phrase in _text(error) for phrase in _STORED) and not is_refusal(error)

@@ -19,7 +19,7 @@ from lingvo_moe.errors import UserError
 from lingvo_moe.sharding.layout import Spec
 from lingvo_moe.training import checkpoint_arrays, checkpoint_manifest, quantization, weights_file
 from lingvo_moe.training.checkpoint import Checkpoints, first_difference, summary
-from lingvo_moe.training.checkpoint_errors import CorruptCheckpoint
+from lingvo_moe.training.checkpoint_errors import CorruptCheckpoint, check_there
 from lingvo_moe.training.checkpoint_reader import ARRAYS, WEIGHTS, Reader
 from lingvo_moe.training.hyperparameters import Recorded
 from lingvo_moe.training.hyperparameters import load as load_hyperparameters
@@ -108,11 +108,15 @@ class Statistics:
 
 
 def overview(checkpoints: Checkpoints, step: int) -> Overview:
-    """Returns what sizes and metadata show; reads no array."""
+    """Returns what sizes and metadata show; reads no array. Raises RemovedCheckpoint if it is removed meanwhile."""
     directory = checkpoints.path(step)
     found = checkpoint_manifest.problems(directory, hashes=False)
     problem = f"no {checkpoint_manifest.MANIFEST}" if found is None else summary(found) if found else ""
-    size = checkpoint_manifest.size(directory)
+    try:
+        size = checkpoint_manifest.size(directory)
+    except FileNotFoundError:
+        check_there(directory)
+        raise
     try:
         reader = Reader(directory)
         meta, date = reader.meta, reader.date()
@@ -127,6 +131,9 @@ def verify(checkpoints: Checkpoints, step: int) -> list[str]:
 
     Returns:
       One line for each file or array that is corrupt, missing or not finite; empty for a valid checkpoint.
+
+    Raises:
+      RemovedCheckpoint: it was removed meanwhile.
     """
     directory = checkpoints.path(step)
     reader = Reader(directory)
@@ -147,6 +154,7 @@ def choose(checkpoints: Checkpoints, step: int | None, items: tuple[str, ...] | 
             f"steps: {there}."
         )
     if found := checkpoints.problems(step, items):
+        check_there(checkpoints.path(step))
         raise UserError(f"{checkpoints.path(step)} is corrupt: {summary(found)}. Choose another step.")
     return step
 
