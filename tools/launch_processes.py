@@ -46,7 +46,7 @@ def main(arguments: list[str]) -> int:
     for flag in train_flags:
         if app.flag_name(flag) in _OWN_FLAGS:
             raise UserError(f"{flag} after --: the launcher passes that itself; --processes=N goes before --.")
-    if "model" not in map(app.flag_name, train_flags):
+    if not {"model", "logdir", "flagfile"}.intersection(map(app.flag_name, train_flags)):
         raise UserError("no --model among the flags of train; put them after --, for instance -- --model=m4.Small.")
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]

@@ -47,13 +47,14 @@ def test_mistakes_are_reported_before_anything_is_started(arguments, message, ca
     assert message in capsys.readouterr().err
 
 
-def test_a_model_may_be_named_with_one_dash(monkeypatch):
-    """As `train` accepts it."""
+@pytest.mark.parametrize("flag", ["-model=m4.Small", "--logdir=log", "--flagfile=flags"])
+def test_what_train_accepts_is_started(monkeypatch, flag):
+    """A flag with one dash; a log directory, or a file of flags, that has the model."""
     started = []
     monkeypatch.setattr(launch_processes, "run", lambda commands: started.extend(commands) or 0)
-    arguments = ["launch_processes", "--", "-model=m4.Small"]
+    arguments = ["launch_processes", "--", flag]
     assert app.execute(launch_processes.main, arguments, launch_processes._VALUES) == 0
-    assert len(started) == 2 and all("-model=m4.Small" in command for command in started)
+    assert len(started) == 2 and all(flag in command for command in started)
 
 
 def test_the_process_that_failed_is_named_and_the_others_are_killed(monkeypatch, capsys):
