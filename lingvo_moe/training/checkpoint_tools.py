@@ -17,7 +17,14 @@ from jax import numpy as jnp
 from lingvo_moe import tree
 from lingvo_moe.errors import UserError
 from lingvo_moe.sharding.layout import Spec
-from lingvo_moe.training import checkpoint_arrays, checkpoint_manifest, quantization, weights_file
+from lingvo_moe.training import (
+    checkpoint_arrays,
+    checkpoint_manifest,
+    disk_errors,
+    logdir_lock,
+    quantization,
+    weights_file,
+)
 from lingvo_moe.training.checkpoint import Checkpoints, first_difference, summary
 from lingvo_moe.training.checkpoint_errors import CorruptCheckpoint, check_there
 from lingvo_moe.training.checkpoint_reader import ARRAYS, WEIGHTS, Reader
@@ -198,7 +205,7 @@ def average_logdirs(logdirs: Mapping[str, Checkpoints], output: str | pathlib.Pa
 
 
 def _average(members: Mapping[str, tuple[Checkpoints, int]], output: str | pathlib.Path, origin: str):
-    target = _new_checkpoints(output, "--output")
+    _check_new(output, "--output")
     read = {name: Reader(each.path(choose(each, step, WEIGHTS))) for name, (each, step) in members.items()}
     recorded = _common_hyperparameters(members)
     readers = _common_readers(read)
@@ -212,10 +219,11 @@ def _average(members: Mapping[str, tuple[Checkpoints, int]], output: str | pathl
             total += weight
         theta[path] = (total / len(read)).astype(np.float32)
     newest = max(step for _, step in members.values())
-    target.save_weights(newest, meta["model"], tree.unflatten(theta), origin, readers)
-    target.close()
-    if recorded is not None:
-        save_hyperparameters(pathlib.Path(output), recorded)
+    with _new_checkpoints(output, "--output") as target:
+        target.save_weights(newest, meta["model"], tree.unflatten(theta), origin, readers)
+        target.wait()
+        if recorded is not None:
+            save_hyperparameters(pathlib.Path(output), recorded)
 
 
 def _common_hyperparameters(members: Mapping[str, tuple[Checkpoints, int]]) -> Recorded | None:
@@ -318,9 +326,10 @@ def from_safetensors(
     Raises:
       UserError: no such file, one of other weights, or `logdir` has checkpoints.
     """
-    target = _new_checkpoints(logdir, "--logdir")
+    _check_new(logdir, "--logdir")
     found = read_safetensors(file, model, specs, f"--input={file}")
-    _save_converted(target, model, found, pathlib.Path(file))
+    with _new_checkpoints(logdir, "--logdir") as target:
+        _save_converted(target, model, found, pathlib.Path(file))
     return found.step
 
 
@@ -379,7 +388,8 @@ def as_logdir(file: pathlib.Path, model: str, specs: Mapping[str, object]) -> It
     checkpoint_arrays.check_finite(found.theta, str(file), "use another file")
     with temporary_directories.make("lingvo_moe-") as logdir:
         try:
-            _save_converted(Checkpoints(logdir, keep=1), model, found, file)
+            with contextlib.closing(Checkpoints(logdir, keep=1)) as target:
+                _save_converted(target, model, found, file)
         except UserError:
             raise UserError(
                 f"{tempfile.gettempdir()}: a temporary copy of {file} could not be written there. Free disk space, or "
@@ -389,9 +399,8 @@ def as_logdir(file: pathlib.Path, model: str, specs: Mapping[str, object]) -> It
 
 
 def _save_converted(target: Checkpoints, model: str, found: FileWeights, file: pathlib.Path):
-    with contextlib.closing(target):
-        origin = f"converted from {file.name}"
-        target.save_weights(found.step, model, tree.unflatten(found.theta), origin, found.readers)
+    origin = f"converted from {file.name}"
+    target.save_weights(found.step, model, tree.unflatten(found.theta), origin, found.readers)
 
 
 def _read_weight(reader: Reader, path: str) -> np.ndarray:
@@ -435,13 +444,26 @@ def _check_suffix(name: str, file: str | pathlib.Path):
         raise UserError(f"{name}: expected the name of a file that ends with {SUFFIX}.")
 
 
-def _new_checkpoints(logdir: str | pathlib.Path, flag: str) -> Checkpoints:
-    """Returns the checkpoints of a new log directory; raises UserError if there are some in it."""
+@contextlib.contextmanager
+def _new_checkpoints(logdir: str | pathlib.Path, flag: str) -> Iterator[Checkpoints]:
+    """Yields the checkpoints of a new log directory, in which nothing else saves meanwhile, and closes them.
+
+    Raises:
+      UserError: there are checkpoints in it, or a training.
+    """
+    path = pathlib.Path(logdir).absolute()
+    with disk_errors.of_checkpoints(path):
+        path.mkdir(parents=True, exist_ok=True)
+    with logdir_lock.locked(path, flag), contextlib.closing(Checkpoints(path, keep=1)) as checkpoints:
+        _check_new(logdir, flag)
+        yield checkpoints
+
+
+def _check_new(logdir: str | pathlib.Path, flag: str):
+    """Raises UserError if there are checkpoints in a log directory, or it cannot be made."""
     path = pathlib.Path(logdir).absolute()
     there = next(each for each in (path, *path.parents) if each.exists())
     if not there.is_dir():
         raise UserError(f"{flag}={logdir}: {there} is a file; expected a directory, or a name for a new one.")
-    checkpoints = Checkpoints(logdir, keep=1)
-    if checkpoints.steps():  # not what a write that failed has left, which the next one removes
+    if Checkpoints(logdir).steps():  # not what a write that failed has left, which the next one removes
         raise UserError(f"{flag}={logdir} already has checkpoints; name a new directory.")
-    return checkpoints

@@ -30,7 +30,7 @@ from lingvo_moe.testing.checkpoints import (
     state_of,
 )
 from lingvo_moe.testing.harness import BFLOAT16_ROUNDING
-from lingvo_moe.training import checkpoint_manifest, hyperparameters
+from lingvo_moe.training import checkpoint_manifest, hyperparameters, logdir_lock
 from lingvo_moe.training import checkpoint_tools as tools
 from lingvo_moe.training.checkpoint import Checkpoints
 from lingvo_moe.training.checkpoint_reader import WEIGHTS
@@ -355,6 +355,17 @@ def test_a_write_that_failed_can_be_repeated(weights_file, tmp_path):
     left.mkdir(parents=True)
     assert tools.from_safetensors(weights_file, "tiny", SPECS["theta"], tmp_path) == 8
     assert Checkpoints(tmp_path).latest() == 8 and not left.exists()
+
+
+def test_nothing_is_written_where_a_training_runs(trained, weights_file, tmp_path, monkeypatch):
+    """It has no checkpoint yet; each would delete those of the other."""
+    monkeypatch.setattr(logdir_lock, "_ENDING_SECONDS", 0)
+    with logdir_lock.locked(tmp_path):
+        with pytest.raises(UserError, match=f"--logdir={tmp_path}: another process trains there"):
+            tools.from_safetensors(weights_file, "tiny", SPECS["theta"], tmp_path)
+        with pytest.raises(UserError, match=f"--output={tmp_path}: another process trains there"):
+            tools.average(trained, trained.steps()[-2:], tmp_path)
+    assert not Checkpoints(tmp_path).steps()
 
 
 def test_unfit_paths_are_refused_first(trained, weights_file, tmp_path):

@@ -1,4 +1,4 @@
-"""A lock on a log directory: two trainings in one would delete each other's checkpoints and mix their curves."""
+"""A lock on a log directory: two processes that save there would delete each other's checkpoints, and mix curves."""
 
 from __future__ import annotations
 
@@ -20,18 +20,22 @@ _POLL_SECONDS = 0.1
 
 
 @contextlib.contextmanager
-def locked(logdir: pathlib.Path) -> Iterator[None]:
+def locked(logdir: pathlib.Path, flag: str = "--logdir") -> Iterator[None]:
     """Holds `LOGDIR/lock` for this process alone; the operating system releases it however the process ends.
 
     The file stays, since removing it would let two processes lock two files. Without an effect, but a warning, where
     the file system has no locks.
+
+    Args:
+      logdir: the log directory, which exists.
+      flag: that names it, for the message.
 
     Raises:
       UserError: another process holds the lock.
     """
     with contextlib.ExitStack() as stack:
         try:
-            _lock(stack.enter_context(open(logdir / LOCK, "ab")), logdir)
+            _lock(stack.enter_context(open(logdir / LOCK, "ab")), f"{flag}={logdir}")
         except OSError as error:
             _log.warning(
                 "%s cannot be locked (%s). Make sure that nothing else trains in this directory.",
@@ -40,7 +44,7 @@ def locked(logdir: pathlib.Path) -> Iterator[None]:
         yield
 
 
-def _lock(file: BinaryIO, logdir: pathlib.Path):
+def _lock(file: BinaryIO, name: str):
     deadline = time.monotonic() + _ENDING_SECONDS
     while True:
         try:
@@ -49,6 +53,6 @@ def _lock(file: BinaryIO, logdir: pathlib.Path):
         except BlockingIOError:
             if time.monotonic() > deadline:
                 raise UserError(
-                    f"--logdir={logdir}: another process trains there. Wait for it, end it, or pass another directory."
+                    f"{name}: another process trains there. Wait for it, end it, or pass another directory."
                 ) from None
             time.sleep(_POLL_SECONDS)
