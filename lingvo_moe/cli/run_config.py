@@ -27,16 +27,20 @@ class _Flag(NamedTuple):
       define: the function of absl that defines it.
       options: arguments of that function, `help` among them.
       name: the flag's name where the field cannot have it; otherwise None.
+      sets: the path of the hyperparameter that the flag sets; None for another flag.
     """
 
     define: Callable[..., Any]
     options: dict[str, Any]
     name: str | None
+    sets: str | None
 
 
-def _flag(define: Callable[..., Any], default: Any, help: str, name: str | None = None, **options) -> Any:
+def _flag(
+    define: Callable[..., Any], default: Any, help: str, name: str | None = None, sets: str | None = None, **options
+) -> Any:
     """Declares a field that is a flag; a function as `default` is called whenever the flag is defined."""
-    metadata = {"flag": _Flag(define, {"help": help, **options}, name)}
+    metadata = {"flag": _Flag(define, {"help": help, **options}, name, sets)}
     if callable(default):
         return dataclasses.field(default_factory=default, metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
@@ -116,7 +120,9 @@ class RunConfig(MeshConfig):
         "tpu_strategy: the name of the slice, grpc://HOST:PORT of its first machine, or local on the machine of a "
         "slice with a single one",
     )
-    tokenizers: str | None = _flag(flags.DEFINE_string, None, "directory of tools.train_tokenizer's output")
+    tokenizers: str | None = _flag(
+        flags.DEFINE_string, None, "directory of tools.train_tokenizer's output", sets="tokenizers"
+    )
     cache: str = _flag(
         flags.DEFINE_string, program_cache.default, "directory where compiled programs are cached; off for no cache"
     )
@@ -133,14 +139,16 @@ class RunConfig(MeshConfig):
 class CorpusConfig(RunConfig):
     """The flags of a command that reads a corpus."""
 
-    corpus: str | None = _flag(flags.DEFINE_string, None, "directory of tools.build_corpus's output")
+    corpus: str | None = _flag(flags.DEFINE_string, None, "directory of tools.build_corpus's output", sets="corpus")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainConfig(CorpusConfig):
     """The flags of `train`."""
 
-    steps: int | None = _flag(flags.DEFINE_integer, None, "stop at this step, instead of at training.steps")
+    steps: int | None = _flag(
+        flags.DEFINE_integer, None, "stop at this step, instead of at training.steps", sets="training.steps"
+    )
     initial_weights: str | None = _flag(
         flags.DEFINE_string,
         None,
@@ -176,7 +184,11 @@ class SearchConfig(RunConfig):
     """The flags of a command that decodes."""
 
     beam_size: int | None = _flag(
-        flags.DEFINE_integer, None, "hypotheses per sentence, instead of the model's own number", lower_bound=1
+        flags.DEFINE_integer,
+        None,
+        "hypotheses per sentence, instead of the model's own number",
+        lower_bound=1,
+        sets="search.beam_size",
     )
 
 
@@ -385,10 +397,25 @@ def define_flags(config: type[CommandConfig], values: flags.FlagValues):
 
 
 def read(config: type[Config], values: flags.FlagValues) -> Config:
-    """Returns the configuration that parsed flags stand for."""
+    """Returns the configuration that parsed flags stand for.
+
+    Raises:
+      UserError: a flag and `--set` give the same hyperparameter.
+    """
     parsed: dict[str, Any] = {field.name: values[flag.name or field.name].value for field, flag in _flags(config)}
     fields = {name: tuple(value) if isinstance(value, list) else value for name, value in parsed.items()}
+    for field, flag in _flags(config):
+        if flag.sets is not None and fields[field.name] is not None:
+            _check_once(f"--{flag.name or field.name}={fields[field.name]}", flag.sets, fields["assignments"])
     return config(given=frozenset(name for name in values if values[name].present), **fields)
+
+
+def _check_once(given: str, path: str, assignments: tuple[str, ...]):
+    """Raises UserError if `--set` has the hyperparameter of a flag too, by its path or an end of it."""
+    parts = path.split(".")
+    for name in (".".join(parts[start:]) for start in range(len(parts))):
+        if (value := overrides.assigned(assignments, name)) is not None:
+            raise UserError(f"{given} and --set {name}={value} are mutually exclusive; pass one of them.")
 
 
 def _flags(config: type[CommandConfig]) -> Iterator[tuple[dataclasses.Field, _Flag]]:

@@ -46,6 +46,23 @@ def test_configurations_are_frozen():
         _read(run_config.TrainConfig).steps = 3
 
 
+@pytest.mark.parametrize(
+    ("config", "flag", "assignment"),
+    [
+        (run_config.TrainConfig, "--steps=5", "training.steps=9"),
+        (run_config.TrainConfig, "--steps=5", "steps=9"),
+        (run_config.EvalConfig, "--corpus=x", "corpus=y"),
+        (run_config.TranslateConfig, "--tokenizers=x", "tokenizers=y"),
+        (run_config.TranslateConfig, "--beam_size=2", "search.beam_size=4"),
+    ],
+)
+def test_a_hyperparameter_is_given_once(config, flag, assignment):
+    """One of two values would be ignored."""
+    with pytest.raises(UserError, match=f"^{flag} and --set {assignment} are mutually exclusive; pass one of them"):
+        _read(config, flag, f"--set={assignment}")
+    assert _read(config, flag, "--set=training.log_every=5").given
+
+
 def test_the_mesh_is_either_a_number_of_devices_or_a_shape():
     """`--set mesh` chooses it as `--mesh` does."""
     assert _read(run_config.TrainConfig).device_mesh() is None
