@@ -105,13 +105,21 @@ def test_average_of_log_directories_is_the_mean_of_their_newest_weights(trained,
 
 
 def test_average_has_the_hyperparameters_of_its_members(tmp_path):
-    """Weights of two routers have equal shapes; their mean is refused. A log directory may have no record."""
-    for name, router in (("top2", "top2"), ("switch", "switch"), ("unknown", None)):
+    """Weights of two routers have equal shapes; their mean is refused. A log directory may have no record.
+
+    Runs may differ in what does not change the meaning of weights, such as dropout; the mean has that of the first.
+    """
+    for name, settings in (
+        ("top2", ["router=top2"]),
+        ("switch", ["router=switch", "input.seed=2"]),
+        ("other", ["router=switch", "word_dropout=0.5", "unroll=false", "remat=full", "sampled_softmax=0"]),
+        ("unknown", []),
+    ):
         save(tmp_path / name, 4)
-        if router:
-            changed = experiment.unchecked("m4.Quickstart", [f"router={router}", f"input.seed={len(name)}"])
+        if settings:
+            changed = experiment.unchecked("m4.Quickstart", settings)
             hyperparameters.save(tmp_path / name, hyperparameters.of("m4.Quickstart", changed))
-    members = {name: Checkpoints(tmp_path / name) for name in ("unknown", "switch", "top2")}
+    members = {name: Checkpoints(tmp_path / name) for name in ("unknown", "switch", "other", "top2")}
     with pytest.raises(UserError, match="top2: .* not those of switch: model.router is top2 there, switch here"):
         tools.average_logdirs(members, tmp_path / "none")
     assert not (tmp_path / "none").exists()

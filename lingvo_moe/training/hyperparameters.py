@@ -20,6 +20,12 @@ FILE = "hyperparameters.json"
 DIRECTORIES = ("corpus", "tokenizers")
 # Where and how long a run computes: each run has its own, like the flags of devices.
 _OF_A_RUN = ("mesh", "layout", "platform", "windowed_einsum_mib", "training.steps")
+# Fields of a model that change how it trains or is computed, but not what its weights mean.
+_OF_COMPUTATION = (
+    *("input_dropout", "residual_dropout", "attention_dropout", "word_dropout"),
+    *("label_smoothing", "sampled_softmax", "aux_loss_weight"),
+    *("dispatch", "unroll", "remat", "pipeline", "stages", "microbatches"),
+)
 _PLAIN = (bool, int, float, str, type(None), tuple)
 
 
@@ -38,6 +44,12 @@ class Recorded(NamedTuple):
     def portable(self) -> Recorded:
         """Those that mean the same on another machine: without directories."""
         return self._replace(values={path: value for path, value in self.values.items() if path not in DIRECTORIES})
+
+    @property
+    def of_weights(self) -> dict[str, Any]:
+        """Those of the model on which the meaning of its weights depends; not dropout, for instance."""
+        others = {f"model.{field}" for field in _OF_COMPUTATION}
+        return {path: value for path, value in self.values.items() if path.startswith("model.") and path not in others}
 
     def resolve(self, where: str) -> tuple[str, tuple[str, ...]]:
         """Returns the model's full name, and `field=value` for each value that is not the registered model's.
