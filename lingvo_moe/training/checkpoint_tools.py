@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import datetime
+import logging
 import pathlib
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
@@ -33,6 +34,7 @@ from lingvo_moe.training.hyperparameters import load as load_hyperparameters
 from lingvo_moe.training.hyperparameters import save as save_hyperparameters
 from lingvo_moe.utils import progress, temporary_directories, tensor_files
 
+_log = logging.getLogger(__name__)
 SUFFIX = ".safetensors"
 # The dtypes of safetensors files by their names there.
 _DTYPES = {
@@ -298,6 +300,7 @@ def to_safetensors(
         path: np.asarray(_read_weight(reader, path), None if dtype == _INT8 else jnp.dtype(dtype), order="C")
         for path in progress.track(paths, f"reading step {step}", unit="arrays")
     }
+    _check_finite(theta, reader.directory, dtype)
     if dtype == _INT8:
         theta = quantization.quantize(theta)
     facts = weights_file.Facts(reader.meta["model"], step, reader.readers, hyperparameters)
@@ -393,6 +396,17 @@ def as_logdir(file: pathlib.Path, model: str, specs: Mapping[str, object]) -> It
                 f"set TMPDIR to another directory."
             ) from None
         yield logdir
+
+
+def _check_finite(theta: Mapping[str, np.ndarray], directory: pathlib.Path, dtype: str):
+    """Warns of weights that are not finite; raises UserError for those that become int8."""
+    try:
+        remedy = "what uses such weights refuses them, so choose another step"
+        checkpoint_arrays.check_finite(dict(theta), str(directory), remedy)
+    except UserError as error:
+        if dtype == _INT8:
+            raise
+        _log.warning("%s", error)
 
 
 def _save_converted(target: Checkpoints, model: str, found: FileWeights, file: pathlib.Path):

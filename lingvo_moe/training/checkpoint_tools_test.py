@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import pathlib
+import re
 import tempfile
 
 import numpy as np
@@ -269,8 +270,11 @@ def test_int8_file_without_its_scales_is_refused(trained, tmp_path):
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_weights_that_are_not_finite_are_refused(weights_file, tmp_path, value):
-    """A model with them would translate each line into the same token, and nothing would say why."""
+def test_weights_that_are_not_finite_are_refused(weights_file, tmp_path, value, caplog):
+    """A model with them would translate each line into the same token, and nothing would say why.
+
+    A file of floating-point numbers can have them; it is written with a warning.
+    """
     file, logdir = tmp_path / "weights.safetensors", tmp_path / "log"
     with safetensors.safe_open(weights_file, "numpy") as opened:
         metadata = opened.metadata()
@@ -287,6 +291,14 @@ def test_weights_that_are_not_finite_are_refused(weights_file, tmp_path, value):
     with pytest.raises(UserError, match="checkpoints/4: embedding has values that are not finite; choose another step"):
         tools.average(Checkpoints(logdir), [4, 8], tmp_path / "average")
     assert not (tmp_path / "average").exists()
+    message = r"log/checkpoints/4: embedding has values that are not finite; .* choose another step"
+    with pytest.raises(UserError, match=message):
+        tools.to_safetensors(Checkpoints(logdir), 4, tmp_path / "new.safetensors", "int8")
+    assert not (tmp_path / "new.safetensors").exists()
+    for dtype in ("float32", "bfloat16"):
+        caplog.clear()
+        tools.to_safetensors(Checkpoints(logdir), 4, tmp_path / "new.safetensors", dtype)
+        assert re.search(message, caplog.text)
 
 
 @pytest.mark.parametrize(

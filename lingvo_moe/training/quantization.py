@@ -30,7 +30,7 @@ def quantize(weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
             tensors[name] = value
             continue
         if not np.isfinite(value).all():
-            raise UserError(f"{name} has values that are not finite, which int8 does not have; choose another dtype.")
+            raise UserError(f"{name} has values that are not finite, which int8 does not have.")
         scale = np.abs(value).max(axis=-1).astype(np.float32) / np.float32(_LARGEST)
         steps = np.divide(value, scale[..., None], out=np.zeros(value.shape, np.float32), where=scale[..., None] > 0)
         tensors[name] = np.clip(np.rint(steps), -_LARGEST, _LARGEST).astype(np.int8)
