@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import logging
@@ -64,8 +65,8 @@ def _evaluate_translations(config: EvalConfig):
     if config.translations:
         translation_file.write(config.translations, translated)
     scores = score(corpus, translated)
-    print(table(scores, summary=config.summary))
-    print(_loss_line(loss, config.split))
+    print(table(scores, summary=config.summary), file=output_files.beside(config.json))
+    print(_loss_line(loss, config.split), file=output_files.beside(config.json))
     if left_out:
         _log.info(f"{left_out} sentences of {experiment.texts.source_length} tokens or more were left out.")
     write_scores(config, name, translator.step, scores, loss=dataclasses.asdict(loss))
@@ -93,7 +94,8 @@ def _evaluate_language_model(config: EvalConfig):
     result = held_out_loss.compute(name, experiment, engine, config.log_directory(), config.split)
     print(
         f"{result.cross_entropy:.4f} nats per token, perplexity {result.perplexity:.2f}, over {result.tokens:,} tokens "
-        f"of the {config.split} split, after {result.step} steps"
+        f"of the {config.split} split, after {result.step} steps",
+        file=output_files.beside(config.json),
     )
     if result.left_out:
         _log.info(f"{result.left_out} texts of {experiment.texts.target_length} tokens or more were left out.")
@@ -120,15 +122,17 @@ def plan(config: PlanConfig):
     target = cluster.target_of(config.topology or topology.v3_slice(mesh.size), config.compiler_options)
     mesh = given or _mesh_of(target, mesh)
     target.check(mesh)
-    if search.LAYOUT in config.search:
-        chosen = layouts.find(config, dataclasses.replace(own, mesh=mesh), target)
-        if chosen is None:
-            return
-    else:
-        chosen = _compile(config, target, mesh)
+    with contextlib.redirect_stdout(output_files.beside(config.json)):
+        if search.LAYOUT in config.search:
+            chosen = layouts.find(config, dataclasses.replace(own, mesh=mesh), target)
+            if chosen is None:
+                return
+        else:
+            chosen = _compile(config, target, mesh)
     if config.json:
         chosen.save(config.json)
-    print(plan_text.text(chosen, config.tokens, config.price_per_hour, _sufficient(config, chosen, target)), end="")
+    text = plan_text.text(chosen, config.tokens, config.price_per_hour, _sufficient(config, chosen, target))
+    print(text, end="", file=output_files.beside(config.json))
 
 
 def _check_flags(config: PlanConfig):

@@ -287,6 +287,10 @@ def test_eval_of_a_diverged_language_model_writes_json(tmp_path, monkeypatch, ca
     assert _run("eval", f"--model={tiny.LANGUAGE_MODEL}", f"--logdir={tmp_path}", f"--json={file}") == 0
     assert "800.0000 nats per token, perplexity inf, over 9 tokens" in capsys.readouterr().out
     assert json.loads(file.read_text(), parse_constant=pytest.fail)["perplexity"] == "inf"
+    # On standard output, JSON is alone.
+    assert _run("eval", f"--model={tiny.LANGUAGE_MODEL}", f"--logdir={tmp_path}", "--json=-") == 0
+    printed = capsys.readouterr()
+    assert json.loads(printed.out)["tokens"] == 9 and "800.0000 nats per token" in printed.err
 
 
 def test_export_writes_a_program_that_loads(tmp_path):

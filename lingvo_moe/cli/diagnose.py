@@ -67,11 +67,12 @@ def diagnose(config: DiagnoseConfig):
     if experiment.training.ema_decay:
         state["ema_gap"] = _read_gap(checkpoints, step.checkpoint, theta)
     diagnosis = Diagnosis.of(program({"state": state, "batch": step.batch}), experiment.model.weights())
-    print(
+    text = (
         f"step {step.done + 1} of {name}, with the weights of {checkpoints.path(step.checkpoint)}\n\n{diagnosis.text()}"
     )
     if saved:
-        print(f"\ntraining computed a loss of {saved.loss:.6g} and a gradient norm of {saved.gradient_norm:.6g}")
+        text += f"\n\ntraining computed a loss of {saved.loss:.6g} and a gradient norm of {saved.gradient_norm:.6g}"
+    print(text, file=output_files.beside(config.json))
     if config.json:
         about = {
             "version": _VERSION,

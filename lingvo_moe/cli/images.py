@@ -8,6 +8,7 @@ from lingvo_moe.cli.scores import write_scores
 from lingvo_moe.errors import UserError
 from lingvo_moe.inference import segmenter
 from lingvo_moe.inference.segmenter import ClassScore
+from lingvo_moe.utils import output_files
 
 
 def evaluate(config: EvalConfig):
@@ -20,7 +21,7 @@ def evaluate(config: EvalConfig):
     name, experiment, engine = run_setup.set_up(config, "decode", {})
     model = segmenter.Segmenter(name, experiment, engine, config.log_directory())
     scores = segmenter.evaluate(model, experiment, config.max_pairs, config.split)
-    print(table(scores, summary=config.summary))
+    print(table(scores, summary=config.summary), file=output_files.beside(config.json))
     write_scores(config, name, model.step, scores)
 
 

@@ -238,7 +238,11 @@ class HeldOutConfig(CorpusConfig, SearchConfig):
     languages: tuple[str, ...] = _flag(flags.DEFINE_list, (), "comma-separated labels; default: all of the corpus")
     max_pairs: int = _flag(flags.DEFINE_integer, 100, "sentences per language, or volumes, at most", lower_bound=1)
     split: str = _flag(flags.DEFINE_enum, "test", "which held-out data", enum_values=["test", "valid"])
-    json: str | None = _flag(flags.DEFINE_string, None, "also write the scores to this file; - for standard output")
+    json: str | None = _flag(
+        flags.DEFINE_string,
+        None,
+        "also write the scores to this file; - for standard output, and tables on standard error",
+    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -264,7 +268,11 @@ class DiagnoseConfig(CorpusConfig):
         None,
         "LOGDIR/replay/STEP.npz of a step at which training stopped; default: the batch that training would read next",
     )
-    json: str | None = _flag(flags.DEFINE_string, None, "also write every number to this file; - for standard output")
+    json: str | None = _flag(
+        flags.DEFINE_string,
+        None,
+        "also write every number to this file; - for standard output, and tables on standard error",
+    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -311,7 +319,11 @@ class PlanConfig(ModelConfig):
         "price of a TPU chip (of two cores in v2, v3, v4, tpu7x) or of a GPU for an hour, in any currency",
         lower_bound=0,
     )
-    json: str | None = _flag(flags.DEFINE_string, None, "also write the plan to this file; - for standard output")
+    json: str | None = _flag(
+        flags.DEFINE_string,
+        None,
+        "also write the plan to this file; - for standard output, and tables on standard error",
+    )
     search: tuple[str, ...] = _flag(
         flags.DEFINE_list,
         (),

@@ -11,6 +11,7 @@ from lingvo_moe.data.corpus import Corpus
 from lingvo_moe.errors import UserError
 from lingvo_moe.inference import recognizer
 from lingvo_moe.inference.recognizer import VoiceScore
+from lingvo_moe.utils import output_files
 
 _log = logging.getLogger(__name__)
 
@@ -26,7 +27,7 @@ def evaluate(config: EvalConfig):
     corpus = Corpus.open(experiment.corpus)
     model = recognizer.Recognizer(name, experiment, engine, config.log_directory())
     scores, left_out = recognizer.evaluate(model, corpus, config.languages, config.max_pairs, config.split)
-    print(table(scores, summary=config.summary))
+    print(table(scores, summary=config.summary), file=output_files.beside(config.json))
     if left_out:
         _log.info(f"{left_out} recordings of more than {experiment.texts.source_length} frames were left out.")
     write_scores(config, name, model.step, scores)

@@ -99,8 +99,8 @@ def test_a_saved_step_can_be_repeated(data, tmp_path, monkeypatch, capsys):
     out = capsys.readouterr().out
     assert out.startswith(f"step 4 of {tiny.LANGUAGE_MODEL}, with the weights of {tmp_path}/checkpoints/4\n")
     assert f"training computed a loss of {kept.loss:.6g}" in out
-    assert diagnose(tmp_path, f"--json={tmp_path}/next.json") == 0
-    following = json.loads((tmp_path / "next.json").read_text())
+    assert diagnose(tmp_path, "--json=-") == 0
+    following = json.loads(capsys.readouterr().out)
     assert train(experiment, tmp_path) and Checkpoints(tmp_path).latest() == 8
     assert max(tiny.curves(tmp_path)["loss"][5]) == pytest.approx(following["metrics"]["loss"], rel=REPLAY_TOLERANCE)
     shutil.rmtree(tmp_path / "checkpoints" / "4")

@@ -81,6 +81,11 @@ def as_json(value: Any) -> Any:
     return value if not isinstance(value, float) or math.isfinite(value) else str(value)
 
 
+def beside(path: str | None) -> TextIO:
+    """Returns where a command prints a table beside the file `path`: standard error if that is standard output."""
+    return sys.stderr if path == "-" else sys.stdout
+
+
 @contextlib.contextmanager
 def atomic_writer(path: str) -> Iterator[TextIO]:
     """Yields standard output for `-`, else a text file that replaces `path` when the context ends without an error."""

@@ -75,7 +75,9 @@ def test_file_is_replaced_completely_or_not_at_all(tmp_path, capsys):
     assert path.read_text() == "new" and os.listdir(tmp_path) == ["out.txt"]
     with output_files.atomic_writer("-") as file:
         file.write("shown")
-    assert capsys.readouterr().out == "shown"
+    print("table", file=output_files.beside("-"))
+    print("table", file=output_files.beside("file"))
+    assert capsys.readouterr() == ("showntable\n", "table\n")
 
 
 def test_file_of_a_library_has_the_permissions_of_a_new_file(tmp_path):
