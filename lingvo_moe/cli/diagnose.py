@@ -92,7 +92,7 @@ def _replayed(saved: Replay, checkpoints: Checkpoints) -> _Step:
         checkpoint = _latest(checkpoints)
         _log.warning(
             f"{checkpoints.path(saved.checkpoint)}, which has the weights of that step, is missing or corrupt; those "
-            f"of step {checkpoint} are used instead, so the numbers differ from those of training."
+            f"of step {checkpoint} are used instead, so the numbers may differ from those of training."
         )
     return _Step(saved.step - 1, saved.seed, checkpoint, saved.batch)
 
