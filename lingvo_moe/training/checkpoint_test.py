@@ -184,6 +184,17 @@ def test_full_disk_is_named(tmp_path, monkeypatch, error):
         save(tmp_path, 4)
 
 
+@pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.ETIMEDOUT])
+def test_a_file_server_that_does_not_answer_is_named(tmp_path, number):
+    """In a message of TensorStore, without a traceback; more space would not help."""
+    refusal = re.escape(os.strerror(number))
+    with (
+        pytest.raises(UserError, match=rf"could not be written \({refusal}; \d+ MiB are free\).*Remove the cause"),
+        disk_errors.of_checkpoints(tmp_path),
+    ):
+        raise ValueError(f'UNKNOWN: Error writing "a/0.0": Failed to write: {os.strerror(number)}')
+
+
 def test_a_full_disk_is_named_as_the_directory_is_released(tmp_path, monkeypatch):
     """There Orbax raises the error of the last save again, of many lines."""
     error = ValueError("RESOURCE_EXHAUSTED: Failed to write 72 bytes to file 4: No space left on device")

@@ -13,7 +13,8 @@ from lingvo_moe.errors import UserError
 
 _FULL = tuple(map(os.strerror, (errno.ENOSPC, errno.EDQUOT)))
 # Why a file system refuses to write. TensorStore passes the text on as part of a longer message.
-_REFUSALS = (*_FULL, *map(os.strerror, (errno.EFBIG, errno.EACCES, errno.EPERM, errno.EROFS)))
+_OTHERS = (errno.EFBIG, errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO, errno.ESTALE, errno.ETIMEDOUT)
+_REFUSALS = (*_FULL, *map(os.strerror, _OTHERS))
 
 
 def remedy(reason: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import math
 import os
 import pathlib
@@ -11,6 +12,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any, TextIO
 
 from lingvo_moe.errors import UserError
+
+_OF_WRITES = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 def check_path(flag: str, path: str | None, is_text: bool = True):
@@ -100,13 +103,14 @@ def atomic_writer(path: str) -> Iterator[TextIO]:
 def atomic_path(path: str | pathlib.Path, sync: bool = False) -> Iterator[pathlib.Path]:
     """Yields the path of a file to write, which replaces `path` when the context ends without an error.
 
-    It has the permissions of any new file; a library may write it with its own (safetensors: for its owner alone).
+    It has the permissions of any new file; a library may write it with its own (safetensors: for its owner alone). An
+    OSError of a write, such as that of a full disk, names `path`.
 
     Args:
       path: of the file.
       sync: whether the file is on disk before it replaces `path`, so that a loss of power leaves one of the two.
     """
-    with _partial(path) as partial:
+    with _partial(path) as partial, _named(path):
         partial.touch()
         mode = partial.stat().st_mode
         yield partial
@@ -115,6 +119,17 @@ def atomic_path(path: str | pathlib.Path, sync: bool = False) -> Iterator[pathli
             with open(partial, "rb") as file:
                 os.fsync(file.fileno())
         os.replace(partial, path)
+
+
+@contextlib.contextmanager
+def _named(path: str | pathlib.Path) -> Iterator[None]:
+    """Adds the name of a file to an error of writing it; the system names only a file that cannot be opened."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None and error.errno in _OF_WRITES:
+            error.filename = str(path)
+        raise
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -78,6 +79,14 @@ def test_file_is_replaced_completely_or_not_at_all(tmp_path, capsys):
     print("table", file=output_files.beside("-"))
     print("table", file=output_files.beside("file"))
     assert capsys.readouterr() == ("showntable\n", "table\n")
+
+
+def test_an_error_of_a_write_names_the_file(tmp_path):
+    """`export --output=program.zip` on a full disk; an error of something else is left alone."""
+    for number, named in ((errno.ENOSPC, True), (errno.EIO, True), (errno.ECONNRESET, False)):
+        with pytest.raises(OSError) as raised, output_files.atomic_path(tmp_path / "out.zip"):
+            raise OSError(number, os.strerror(number))
+        assert raised.value.filename == (str(tmp_path / "out.zip") if named else None)
 
 
 def test_file_of_a_library_has_the_permissions_of_a_new_file(tmp_path):
