@@ -161,7 +161,7 @@ def _require_writable(logdir: pathlib.Path):
 
 def _require_directory(name: str, directory: pathlib.Path):
     if directory.exists() and not directory.is_dir():
-        raise UserError(f"{name} is a file; expected a directory, or a name for a new one.")
+        raise UserError(f"{name} is a file; expected a directory. Move it away, or pass another --logdir.")
     try:
         directory.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=directory) as file:
