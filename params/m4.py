@@ -1,7 +1,8 @@
 """The M4 family: massively multilingual translation into English, 100 languages (GShard section 4 and table 1).
 
 Dimensions, dropout, optimizer and vocabularies are those of GShard appendix A.2, the mesh is one expert per TPU v3
-core, and a batch has two groups per core. The small models run on a workstation.
+core, and a batch has two groups per core (appendix A.6 of GShard's ICLR version). The small models run on a
+workstation.
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ def aux_loss_weight(num_experts: int) -> float:
 class M4(Recipe):
     """The settings that all models of table 1 share; a row adds the numbers of experts, layers and cores.
 
-    Batch tokens are source tokens: GShard section 3 speaks of "1T tokens (source side tokens after sub-word
-    segmentation) in 250k training steps", which are 4M in each. Read so, the published speed of the rows of 128 cores
-    is above what GSPMD reports for any model; docs/planning.md has the figures.
+    Batch tokens are source tokens: section 3 of GShard's ICLR version speaks of "1T tokens (source side tokens after
+    sub-word segmentation) in 250k training steps", which are 4M in each. Read so, the published speed of the rows of
+    128 cores is above what GSPMD reports for any model; docs/planning.md has the figures.
     """
 
     num_experts: int
@@ -167,7 +168,7 @@ class MoE2048E60L(M4):
 
 @registry.register
 class Dense96L(M4):
-    """T(96L), 2.3B weights: 36.9 BLEU, about 42 days on 2048 cores (section 4.2).
+    """T(96L), 2.3B weights: 36.9 BLEU, about 42 days on 2048 cores (table 3).
 
     GPipe's head size of 64 (Huang et al. 2019, the paper's [15]) gives the published 2.3B; 128 would give 2.9B.
     Replicated weights, and gradients of the same size, do not fit in 16 GB, so the layout shards their update.

@@ -141,7 +141,7 @@ def call_feed_forward(
 @register_feed_forward("dense")
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DenseFeedForward(Layer):
-    """`wo . relu(wi . x)` (GShard section 2.2, equation 1's FFN_e for a single expert).
+    """`wo . relu(wi . x)` (GShard section 2.2, equation 2's FFN_e for a single expert).
 
     Attributes:
       model_dim: M.

@@ -1,4 +1,4 @@
-"""The position-wise mixture-of-experts layer (GShard section 2.2, Algorithm 2)."""
+"""The position-wise mixture-of-experts layer (GShard sections 2.2 and 3.1, Algorithm 2)."""
 
 from __future__ import annotations
 
