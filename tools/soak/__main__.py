@@ -3,9 +3,9 @@
     python -m tools.soak --kills=100 --seed=0 [--processes=2] [--directory=build/soak] [--json=FILE]
 
 A first training is undisturbed. The second is killed (or terminated, or its newest checkpoint corrupted) at moments
-drawn from the seed, and started again. Its checkpoints must stay valid, few steps may be lost, and in the end losses
-and weights must equal those of the first bit for bit. The status is 1 if anything was lost. A kill takes about twenty
-seconds, mostly the next start.
+drawn from the seed, and started again. Its checkpoints must stay valid, few steps may be repeated, and in the end
+losses and weights must equal those of the first bit for bit. The status is 1 if anything was lost. A kill takes about
+twenty seconds, mostly the next start.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from lingvo_moe.distributed.watchdog import BOUND_SECONDS
 from lingvo_moe.errors import UserError
 from lingvo_moe.utils import output_files, progress
 from tools.soak.faults import KILL
-from tools.soak.run import MOST_LOST, Result, Soak, counts
+from tools.soak.run import MOST_REPEATED, Result, Soak, counts
 
 _VALUES = flags.FlagValues()
 flags.DEFINE_integer(
@@ -61,19 +61,19 @@ def main(arguments: list[str]) -> int:
 
 def summary(result: Result, seconds: float) -> str:
     """Returns a table of the faults, and what was lost."""
-    row = "{:36} {:>6} {:>15} {:>9}".format
-    lines = ["", row("phase of the process", "faults", "most steps lost", "problems"), "-" * 69]
+    row = "{:36} {:>6} {:>19} {:>9}".format
+    lines = ["", row("phase of the process", "faults", "most steps repeated", "problems"), "-" * 73]
     lines += [row(*counted) for counted in counts(result)]
     kills = sum(event.fault.signal == KILL for event in result.events)
     corrupted = sum(event.corruption is not None for event in result.events)
     ends = [event.seconds for event in result.events if event.fault.signal == KILL]
-    lost = [event.reached - event.resumed for event in result.events if event.corruption is None]
+    repeated = [event.reached - event.resumed for event in result.events if event.corruption is None]
     lines += [
-        "-" * 69,
+        "-" * 73,
         f"{kills} SIGKILL, {len(result.events) - kills} SIGTERM, {corrupted} corruptions of a checkpoint, over "
         f"{result.steps} steps, in {seconds / 60:.0f} minutes.",
-        f"Steps lost: {max(lost, default=0)} at most ({MOST_LOST} are allowed), "
-        f"{sum(lost) / max(1, len(lost)):.1f} on average. Held-out losses never computed: {result.unmeasured}.",
+        f"Steps repeated: {max(repeated, default=0)} at most ({MOST_REPEATED} are allowed), "
+        f"{sum(repeated) / max(1, len(repeated)):.1f} on average. Held-out losses never computed: {result.unmeasured}.",
         f"From a kill to the end of all processes: {max(ends, default=0):.1f} s at most ({BOUND_SECONDS} are allowed).",
     ]
     lines += [f"LOST: {problem}" for problem in result.problems]

@@ -42,8 +42,10 @@ def missing_checkpoints(
 
 def missing_steps(reached: int, newest: int, most: int) -> list[str]:
     """Returns a problem if more than `most` steps lie between the newest checkpoint and the last step that was made."""
-    lost = reached - newest
-    return [f"{lost} steps were lost, {reached} were made, the newest checkpoint is {newest}"] if lost > most else []
+    repeated = reached - newest
+    if repeated <= most:
+        return []
+    return [f"{repeated} steps have to be repeated, {reached} were made, the newest checkpoint is {newest}"]
 
 
 def different_curves(found: Curves, expected: Curves, complete: bool = True) -> list[str]:

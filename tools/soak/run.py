@@ -23,8 +23,9 @@ from tools.soak.process import TrainingProcesses
 SAVE_EVERY, EVALUATE_EVERY, KEEP = 8, 12, 3
 STEPS_PER_KILL = 30
 _MARGIN = 2 * EVALUATE_EVERY
-# A checkpoint is written while steps continue, and the next one waits for it: until then, two intervals can be lost.
-MOST_LOST = 2 * SAVE_EVERY
+# A checkpoint is written while steps continue, and the next one waits for it: until then, two
+# intervals may have to be repeated.
+MOST_REPEATED = 2 * SAVE_EVERY
 _RESUMED = re.compile(r"resuming from step (\d+)")
 
 
@@ -159,7 +160,7 @@ class Soak:
         event = Event(fault, phase, max(training.step, first), newest, seconds)
         event.problems += checks.missing_checkpoints(complete, self._valid, KEEP, corrupt)
         event.problems += checks.missing_steps(
-            event.reached, newest, MOST_LOST if fault.signal == KILL or training.crashed_in_dump else 0
+            event.reached, newest, MOST_REPEATED if fault.signal == KILL or training.crashed_in_dump else 0
         )
         event.problems += check_processes(training, fault, first, seconds)
         return event
@@ -222,23 +223,23 @@ def check_processes(training: TrainingProcesses, fault: Fault, first: int, secon
 
 
 def counts(result: Result) -> list[tuple[str, int, int, int]]:
-    """Returns rows of (phase, faults in it, most steps lost, problems), most frequent first."""
+    """Returns rows of (phase, faults in it, most steps repeated, problems), most frequent first."""
     rows = collections.defaultdict(list)
     for event in result.events:
         rows[str(event.phase)].append(event)
     found = []
     for name, events in rows.items():
-        lost = [max(0, event.reached - event.resumed) for event in events if event.corruption is None]
-        found.append((name, len(events), max(lost, default=0), sum(len(event.problems) for event in events)))
+        repeated = [max(0, event.reached - event.resumed) for event in events if event.corruption is None]
+        found.append((name, len(events), max(repeated, default=0), sum(len(event.problems) for event in events)))
     return sorted(found, key=lambda row: (-row[1], row[0]))
 
 
 def _line(number: int, event: Event) -> str:
     """Returns the line of an event in the log."""
     corruption = f"; then {event.corruption}" if event.corruption else ""
-    lost = f"{max(0, event.reached - event.resumed)} steps lost"
+    repeated = f"{max(0, event.reached - event.resumed)} steps repeated"
     return (
         f"{number:4} {event.fault.signal} aimed at {event.fault.aim}, hit {event.phase}, at step {event.reached}"
         f"{corruption}; resumes from {event.resumed}, "
-        + (f"LOST: {'; '.join(event.problems)}" if event.problems else lost)
+        + (f"LOST: {'; '.join(event.problems)}" if event.problems else repeated)
     )

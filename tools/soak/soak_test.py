@@ -145,11 +145,11 @@ def test_lost_checkpoint_is_found(tmp_path):
     assert checks.missing_checkpoints([4, 8, 12], [4, 8], keep=3, corrupt=[12]) == []
 
 
-def test_lost_steps_are_found():
-    """More lost steps than allowed are a problem."""
+def test_repeated_steps_are_found():
+    """More repeated steps than allowed are a problem."""
     assert checks.missing_steps(reached=24, newest=8, most=16) == []
     assert checks.missing_steps(reached=25, newest=8, most=16) == [
-        "17 steps were lost, 25 were made, the newest checkpoint is 8"
+        "17 steps have to be repeated, 25 were made, the newest checkpoint is 8"
     ]
 
 
@@ -242,6 +242,7 @@ def test_a_loss_is_reported(monkeypatch, tmp_path, capsys):
     assert app.execute(soak.main, ["soak", f"--directory={tmp_path}/new"], soak._VALUES) == 1
     output = capsys.readouterr().out
     assert "LOST: a checkpoint" in output and "Something was lost." in output and "Nothing was lost" not in output
+    assert "most steps repeated" in output and "Steps repeated: 12 at most (16 are allowed), 12.0 on average." in output
     assert run.counts(result) == [("save, write in background", 1, 12, 1)]
 
 
