@@ -2,7 +2,7 @@
 
     python -m tools.layout_searches [--output=docs/layout_searches.json]
 
-Each search takes half a minute to two of one core. tools.report shows the results beside compiled plans, of which
+Each search takes 8 to 52 seconds of one core. tools.report shows the results beside compiled plans, of which
 tools.plan_zoo makes those named `found`.
 """
 
