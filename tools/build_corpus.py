@@ -26,6 +26,7 @@ from lingvo_moe.data.corpus import REPORT, SPLITS, Corpus
 from lingvo_moe.data.corpus_report import summary, warnings
 from lingvo_moe.data.languages import check_selected
 from lingvo_moe.errors import UserError
+from lingvo_moe.utils.counts import counted
 
 _LOG = logging.getLogger("tools.build_corpus")
 FLAGS = flags.FlagValues()
@@ -118,7 +119,7 @@ def main(argv: list[str]):
         _LOG.warning("%s", warning)
     counts = ", ".join(f"{corpus.count(split)} {split}" for split in SPLITS)
     print(
-        f"{corpus.directory} {'built' if is_new else 'is up to date'}: {len(corpus.languages)} languages, "
+        f"{corpus.directory} {'built' if is_new else 'is up to date'}: {counted(len(corpus.languages), 'language')}, "
         f"{counts} pairs; {summary(corpus.manifest)}; see {REPORT} there."
     )
 

@@ -20,6 +20,7 @@ from lingvo_moe.data import corpus_builder, corpus_writer, speech_builder
 from lingvo_moe.data.corpus import REPORT, SPLITS
 from lingvo_moe.data.languages import check_selected, is_english
 from lingvo_moe.errors import UserError
+from lingvo_moe.utils.counts import counted
 
 FLAGS = flags.FlagValues()
 flags.DEFINE_string("preset", "pypi", "Where the sentences come from, see tools.build_corpus.", flag_values=FLAGS)
@@ -56,7 +57,8 @@ def main(argv: list[str]):
         corpus, is_new = speech_builder.build(texts, output, sorted(selected), FLAGS.max_characters, FLAGS.force)
     counts = ", ".join(f"{corpus.count(split)} {split}" for split in SPLITS)
     state = "built" if is_new else "is up to date"
-    print(f"{corpus.directory} {state}: {len(corpus.languages)} voices, {counts} recordings; see {REPORT} there.")
+    voices = counted(len(corpus.languages), "voice")
+    print(f"{corpus.directory} {state}: {voices}, {counts} recordings; see {REPORT} there.")
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ from lingvo_moe.data.corpus import Corpus
 from lingvo_moe.errors import UserError
 from lingvo_moe.inference import translation_file
 from lingvo_moe.utils import progress
+from lingvo_moe.utils.counts import counted
 
 FLAGS = flags.FlagValues()
 flags.DEFINE_string("translations", None, "A file of `eval --translations`.", flag_values=FLAGS)
@@ -76,7 +77,8 @@ def summary(sentences: Iterable[Sentence], frequent: Collection[str]) -> str:
     copied = sum(len(shared & translation) for shared, translation in with_rare)
     return (
         f"{copied} of {total} rare words that source and reference share are in the translation, "
-        f"{100 * copied / total:.0f} %, in {sum(bool(shared) for shared, _ in with_rare)} of {len(with_rare)} sentences"
+        f"{100 * copied / total:.0f} %, in {sum(bool(shared) for shared, _ in with_rare)} of "
+        f"{counted(len(with_rare), 'sentence')}"
     )
 
 

@@ -23,6 +23,7 @@ from lingvo_moe.engines.topology import v3_slice
 from lingvo_moe.errors import UserError
 from lingvo_moe.sharding.layout import DeviceMesh
 from lingvo_moe.utils import progress
+from lingvo_moe.utils.counts import counted
 
 DIRECTORY = pathlib.Path(__file__).parent.parent / "docs" / "plans"
 _VALUES = flags.FlagValues()
@@ -209,7 +210,7 @@ def main(arguments: list[str]):
             f"--only={','.join(_VALUES.only)}: no plan's name starts so; the names are {', '.join(plans())}."
         )
     missing = {name: plan for name, plan in wanted.items() if _VALUES.force or not _exists(name, plan)}
-    print(f"{len(wanted) - len(missing)} plans exist, {len(missing)} to make")
+    print(f"{counted(len(wanted), 'plan')}, {len(missing)} of them to make")
     DIRECTORY.mkdir(parents=True, exist_ok=True)
     failed = []
     with progress.bar("planning", len(missing), "models") as advance:

@@ -21,6 +21,7 @@ from lingvo_moe.training.checkpoint import Checkpoints
 from lingvo_moe.training.checkpoint_errors import CorruptCheckpoint, RemovedCheckpoint
 from lingvo_moe.training.checkpoint_reader import Reader, num_bytes
 from lingvo_moe.utils import progress
+from lingvo_moe.utils.counts import counted
 
 _log = logging.getLogger(__name__)
 _EVERYWHERE = {"help", "import"}
@@ -117,7 +118,7 @@ def _average(config: CheckpointConfig):
         raise UserError("which checkpoints? Pass either --last=N or --steps=A,B,C.")
     steps = checkpoints.steps()[-config.last :] if config.last is not None else list(map(_step_number, config.steps))
     if config.last is not None and len(steps) < config.last:
-        raise UserError(f"--last={config.last}: {checkpoints.directory} holds {len(steps)} checkpoints.")
+        raise UserError(f"--last={config.last}: {checkpoints.directory} holds {counted(len(steps), 'checkpoint')}.")
     tools.average(checkpoints, steps, config.output)
     _log.info(f"{config.output}: average of steps {', '.join(map(str, steps))}, as step {max(steps)}")
 

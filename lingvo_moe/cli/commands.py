@@ -26,7 +26,7 @@ from lingvo_moe.inference.translator import Translator
 from lingvo_moe.models.segmentation import UNet
 from lingvo_moe.models.transformer import Transformer
 from lingvo_moe.sharding.layout import DeviceMesh
-from lingvo_moe.utils import output_files
+from lingvo_moe.utils import counts, output_files
 
 _log = logging.getLogger(__name__)
 
@@ -68,7 +68,7 @@ def _evaluate_translations(config: EvalConfig):
     print(table(scores, summary=config.summary), file=output_files.beside(config.json))
     print(_loss_line(loss, config.split), file=output_files.beside(config.json))
     if left_out:
-        _log.info(f"{left_out} sentences of {experiment.texts.source_length} tokens or more were left out.")
+        _log.info(counts.left_out(left_out, "sentence", f"of {experiment.texts.source_length} tokens or more"))
     write_scores(config, name, translator.step, scores, loss=dataclasses.asdict(loss))
 
 
@@ -94,11 +94,11 @@ def _evaluate_language_model(config: EvalConfig):
     result = held_out_loss.compute(name, experiment, engine, config.log_directory(), config.split)
     print(
         f"{result.cross_entropy:.4f} nats per token, perplexity {result.perplexity:.2f}, over {result.tokens:,} tokens "
-        f"of the {config.split} split, after {result.step} steps",
+        f"of the {config.split} split, after {counts.counted(result.step, 'step')}",
         file=output_files.beside(config.json),
     )
     if result.left_out:
-        _log.info(f"{result.left_out} texts of {experiment.texts.target_length} tokens or more were left out.")
+        _log.info(counts.left_out(result.left_out, "text", f"of {experiment.texts.target_length} tokens or more"))
     if config.json:
         with output_files.atomic_writer(config.json) as file:
             fields = {**dataclasses.asdict(result), "perplexity": result.perplexity}
@@ -163,10 +163,8 @@ def _compile(config: PlanConfig, target: topology.Slice | cluster.Cluster, mesh:
     """Plans the model as it is, or the fastest of a search for settings."""
     name = config.full_name()
     experiment = layouts.planned(name, config.assignments, mesh)
-    _log.info(
-        f"compiling {name}, {experiment.model.num_weights():,} weights, for the {len(target.devices)} devices of "
-        f"{target.name} ..."
-    )
+    devices = counts.counted(len(target.devices), "device")
+    _log.info(f"compiling {name}, {experiment.model.num_weights():,} weights, for {devices} of {target.name} ...")
     if config.search:
         return _search(config, target, mesh)
     return planning.make(name, experiment, target, config.program, list(config.assignments))
@@ -214,10 +212,8 @@ def export(config: ExportConfig):
         "decode": lambda: steps.decode(experiment.decoding_specs(), experiment.search),
     }[config.program]()
     program.save(config.output)
-    _log.info(
-        f"{config.output}: {program.name} of {name} for {experiment.mesh.size} device(s), "
-        f"{os.path.getsize(config.output) / 2**20:.1f} MiB"
-    )
+    devices, size = counts.counted(experiment.mesh.size, "device"), counts.file_size(os.path.getsize(config.output))
+    _log.info(f"{config.output}: {program.name} of {name} for {devices}, {size}")
 
 
 def table(scores: list[LanguageScore], summary: bool = False) -> str:

@@ -293,12 +293,14 @@ def test_eval_of_a_diverged_language_model_writes_json(tmp_path, monkeypatch, ca
     assert json.loads(printed.out)["tokens"] == 9 and "800.0000 nats per token" in printed.err
 
 
-def test_export_writes_a_program_that_loads(tmp_path):
-    """The bundle can be loaded; `program_test` runs one without TensorFlow."""
+def test_export_writes_a_program_that_loads(tmp_path, capsys):
+    """The bundle can be loaded, and its size is printed; `program_test` runs one without TensorFlow."""
     path = tmp_path / "decode.zip"
     assert _run("export", *tiny.settings(), "--program=decode", f"--output={path}") == 0
     program = Program.load(str(path))
     assert program.name == "decode" and program.mesh.size == 2
+    size = path.stat().st_size
+    assert size < 2**20 and f" for 2 devices, {size / 2**10:.1f} KiB\n" in capsys.readouterr().err
     assert {a.path for a in program.outputs} == {"ids", "scores", "lengths"}
 
 

@@ -11,7 +11,7 @@ from lingvo_moe.data.corpus import Corpus
 from lingvo_moe.errors import UserError
 from lingvo_moe.inference import recognizer
 from lingvo_moe.inference.recognizer import VoiceScore
-from lingvo_moe.utils import output_files
+from lingvo_moe.utils import counts, output_files
 
 _log = logging.getLogger(__name__)
 
@@ -29,7 +29,7 @@ def evaluate(config: EvalConfig):
     scores, left_out = recognizer.evaluate(model, corpus, config.languages, config.max_pairs, config.split)
     print(table(scores, summary=config.summary), file=output_files.beside(config.json))
     if left_out:
-        _log.info(f"{left_out} recordings of more than {experiment.texts.source_length} frames were left out.")
+        _log.info(counts.left_out(left_out, "recording", f"of more than {experiment.texts.source_length} frames"))
     write_scores(config, name, model.step, scores)
 
 

@@ -12,6 +12,7 @@ from lingvo_moe.cli import allocator, initial_weights, logging_setup, run_setup
 from lingvo_moe.cli.run_config import TrainConfig
 from lingvo_moe.distributed import watchdog
 from lingvo_moe.distributed.process_group import ProcessGroup
+from lingvo_moe.utils.counts import counted
 
 _log = logging.getLogger(__name__)
 
@@ -36,7 +37,7 @@ def train(config: TrainConfig):
         if engine.platform == "cpu" and allocator.is_missing():
             _log.info(f"training on CPU cores is faster with jemalloc, on Debian the package {allocator.PACKAGE}")
         _log.info(
-            f"trained for {experiment.training.steps} steps: cross-entropy {metrics['cross_entropy']:.3f}"
+            f"trained for {counted(experiment.training.steps, 'step')}: cross-entropy {metrics['cross_entropy']:.3f}"
             + (f", held out {metrics['valid/cross_entropy']:.3f}" if "valid/cross_entropy" in metrics else "")
             + f"; curves: tensorboard --logdir={config.logdir}"
         )

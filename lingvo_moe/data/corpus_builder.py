@@ -20,6 +20,7 @@ from lingvo_moe.data.rejection import Rejection
 from lingvo_moe.data.sources import SourceList
 from lingvo_moe.errors import UserError
 from lingvo_moe.utils import progress
+from lingvo_moe.utils.counts import counted
 
 PRESET_MODULES = (sources, debian, debian_more, wheels, pocket)  # importing them registers the presets
 HELD_OUT_CAP = 1000  # pairs per language, in test and in valid each
@@ -453,7 +454,8 @@ def _check_not_empty(collected: CollectedPairs, selected: Collection[str]):
 def _why_empty(collected: CollectedPairs) -> str:
     if collected.read:
         reasons = sum(collected.rejected.values(), collections.Counter())
-        return f"all {collected.read.total()} entries were rejected ({listing(reasons)})."
+        read = counted(collected.read.total(), "entry", "entries")
+        return f"{read} read, all of them rejected ({listing(reasons)})."
     if collected.unlabelled:
         return (
             f"the names of these files do not contain their language: {', '.join(sorted(collected.unlabelled)[:5])}. "

@@ -133,7 +133,7 @@ def test_near_duplicates_of_long_given_sentences_are_not_trained_on(texts, tmp_p
 def test_a_held_out_file_without_pairs_is_an_error(texts, tmp_path):
     (tmp_path / "own").mkdir()
     _write_tsv(tmp_path / "own" / "de.tsv", [("1", "2")])
-    with pytest.raises(UserError, match="--test_input: no pairs to hold out: all 1 entries were rejected .no letters"):
+    with pytest.raises(UserError, match="no pairs to hold out: 1 entry read, all of them rejected .no letters"):
         _build(texts, tmp_path / "corpus", held_out={"test": [tmp_path / "own"]})
     with pytest.raises(UserError, match="--valid_input=nowhere: no such file"):
         _build(texts, tmp_path / "corpus", held_out={"valid": ["nowhere"]})
@@ -371,7 +371,7 @@ def test_manifest_is_json_without_machine_paths(texts, tmp_path):
 @pytest.mark.parametrize(
     "name, content, message",
     [
-        ("de.tsv", "OK\tOK\n", r"all 1 entries were rejected \(identical to the English 1\)"),
+        ("de.tsv", "OK\tOK\n", r"1 entry read, all of them rejected \(identical to the English 1\)"),
         ("messages.po", 'msgid "a"\nmsgstr "b"\n', "do not contain their language: .*messages.po"),
         ("en.tsv", "colour\tcolor\n", "no translations into a language other than English"),
     ],

@@ -9,6 +9,7 @@ from typing import Any
 from lingvo_moe.data import splitting
 from lingvo_moe.data.corpus import SPLITS
 from lingvo_moe.data.rejection import Rejection
+from lingvo_moe.utils.counts import counted
 
 _COLUMNS = ("language", "read", *SPLITS, "rejected", "duplicate")
 
@@ -22,8 +23,8 @@ def report(manifest: Mapping[str, Any]) -> str:
     table = ["".join([f"{name:<{width}}", *(f"{cell:>11}" for cell in cells)]) for name, *cells in [_COLUMNS, *rows]]
     keys = manifest["english_keys"]
     head = [
-        f"Corpus of {len(manifest['languages'])} languages into English, preset {manifest['preset']}",
-        f"from {len(manifest['inputs'])} inputs: {', '.join(manifest['inputs'])}",
+        f"Corpus of {counted(len(manifest['languages']), 'language')} into English, preset {manifest['preset']}",
+        f"from {counted(len(manifest['inputs']), 'input')}: {', '.join(manifest['inputs'])}",
         *(f"{split} split: {', '.join(names)}" for split, names in manifest.get("held_out_inputs", {}).items()),
         f"fingerprint {manifest['fingerprint']}",
         f"different English sentences (keys): {keys['all']}, of which {keys['eligible']} are eligible for a "
@@ -59,8 +60,8 @@ def warnings(manifest: Mapping[str, Any]) -> list[str]:
     for split, fraction in (("test", splitting.TEST), ("valid", splitting.VALID)):
         if keys[split] < fraction.min_keys and split not in manifest.get("held_out_inputs", {}):
             messages.append(
-                f"the {split} split has {keys[split]} English sentences (fewer than {fraction.min_keys}): only "
-                f"{keys['eligible']} have {splitting.MIN_WORDS} to {splitting.MAX_WORDS} words and no "
+                f"the {split} split has {counted(keys[split], 'English sentence')} (fewer than {fraction.min_keys}): "
+                f"only {keys['eligible']} have {splitting.MIN_WORDS} to {splitting.MAX_WORDS} words and no "
                 "placeholder."
             )
     if shared := manifest.get("held_out_twice"):

@@ -21,6 +21,7 @@ from matplotlib.figure import Figure
 from lingvo_moe.cli import app
 from lingvo_moe.errors import UserError
 from lingvo_moe.utils import output_files
+from lingvo_moe.utils.counts import counted
 from tools import markdown
 from tools.report import charts, claims, clusters, layers, links, measured, published, searches, style, tables
 from tools.report import plans as of_plans
@@ -62,7 +63,7 @@ def main(arguments: list[str]):
     pairs, times = _layer_pairs(), _collective_times()
     found = searches.load(_VALUES.layout_searches)
     _write(output, page(plans, pairs, times, found))
-    print(f"{output}: {len(plans)} plans, {len(tables.missing(plans))} of the tables not planned")
+    print(f"{output}: {counted(len(plans), 'plan')}, {len(tables.missing(plans))} of the tables not planned")
     if _VALUES.figures:
         for name, figure in figures(plans, pairs, times).items():
             _write(pathlib.Path(_VALUES.figures, f"{name}.svg"), style.svg(figure))

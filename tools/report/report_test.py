@@ -321,7 +321,7 @@ def test_command_writes_page_and_figures(tmp_path, capsys):
     planned().save(tmp_path / "m4.MoE128E12L.json")
     output = tmp_path / "pages" / "report.html"
     status, printed = run(capsys, f"--plans={tmp_path}", f"--output={output}", f"--figures={tmp_path}/figures")
-    assert status == 0 and f"{output}: 1 plans, {len(NAMES) - 1} of the tables not planned" in printed
+    assert status == 0 and f"{output}: 1 plan, {len(NAMES) - 1} of the tables not planned" in printed
     names = ["collectives.svg", "memory.svg", "pipelines.svg", "time.svg"]
     assert sorted(path.name for path in (tmp_path / "figures").iterdir()) == names
     assert list(output.parent.iterdir()) == [output] and output.read_bytes() == report.page(

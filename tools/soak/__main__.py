@@ -21,6 +21,7 @@ from lingvo_moe.cli import app
 from lingvo_moe.distributed.watchdog import BOUND_SECONDS
 from lingvo_moe.errors import UserError
 from lingvo_moe.utils import output_files, progress
+from lingvo_moe.utils.counts import counted
 from tools.soak.faults import KILL
 from tools.soak.run import MOST_REPEATED, Result, Soak, counts
 
@@ -70,8 +71,8 @@ def summary(result: Result, seconds: float) -> str:
     repeated = [event.reached - event.resumed for event in result.events if event.corruption is None]
     lines += [
         "-" * 73,
-        f"{kills} SIGKILL, {len(result.events) - kills} SIGTERM, {corrupted} corruptions of a checkpoint, over "
-        f"{result.steps} steps, in {seconds / 60:.0f} minutes.",
+        f"{kills} SIGKILL, {len(result.events) - kills} SIGTERM, {counted(corrupted, 'corruption')} of a checkpoint, "
+        f"over {result.steps} steps, in {seconds / 60:.1f} minutes.",
         f"Steps repeated: {max(repeated, default=0)} at most ({MOST_REPEATED} are allowed), "
         f"{sum(repeated) / max(1, len(repeated)):.1f} on average. Held-out losses never computed: {result.unmeasured}.",
         f"From a kill to the end of all processes: {max(ends, default=0):.1f} s at most ({BOUND_SECONDS} are allowed).",

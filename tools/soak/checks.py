@@ -10,6 +10,7 @@ import numpy as np
 from lingvo_moe.training import checkpoint_tools
 from lingvo_moe.training.checkpoint import Checkpoints
 from lingvo_moe.training.checkpoint_reader import Reader
+from lingvo_moe.utils.counts import counted
 
 Curves = Mapping[str, Mapping[int, set[float]]]
 # Scalars of the machine, not of the model.
@@ -62,11 +63,11 @@ def different_curves(found: Curves, expected: Curves, complete: bool = True) -> 
         missing = sorted(theirs.keys() - ours.keys()) if complete else []
         unequal = [step for step in sorted(ours) if not _equal(ours[step], theirs.get(step, set()))]
         if missing:
-            problems.append(f"{name} lacks {len(missing)} steps, the first is {missing[0]}")
+            problems.append(f"{name} lacks {counted(len(missing), 'step')}, the first is {missing[0]}")
         if unequal:
             first = unequal[0]
             values = f"{sorted(ours[first])} instead of {sorted(theirs.get(first, ()))}"
-            problems.append(f"{name} differs in {len(unequal)} steps, the first is {first}: {values}")
+            problems.append(f"{name} differs in {counted(len(unequal), 'step')}, the first is {first}: {values}")
     return problems
 
 

@@ -16,6 +16,7 @@ from lingvo_moe.distributed.watchdog import EXIT_STATUS as GONE_STATUS
 from lingvo_moe.errors import UserError
 from lingvo_moe.testing import experiments as tiny
 from lingvo_moe.training.preemption import EXIT_STATUS
+from lingvo_moe.utils.counts import counted
 from tools.soak import checks, process, stacks
 from tools.soak.faults import CORRUPTIONS, KILL, Fault, draw
 from tools.soak.process import TrainingProcesses
@@ -108,9 +109,8 @@ class Soak:
             result.problems += event.problems
             log(_line(number, event))
             kills_left -= fault.signal == KILL
-            advance(
-                fault.signal == KILL, note=f"step {event.resumed} of {self._steps}, {len(result.problems)} problems"
-            )
+            problems = counted(len(result.problems), "problem")
+            advance(fault.signal == KILL, note=f"step {event.resumed} of {self._steps}, {problems}")
         self._train_undisturbed("soaked")
         self._compare(result)
         return result
@@ -237,7 +237,7 @@ def counts(result: Result) -> list[tuple[str, int, int, int]]:
 def _line(number: int, event: Event) -> str:
     """Returns the line of an event in the log."""
     corruption = f"; then {event.corruption}" if event.corruption else ""
-    repeated = f"{max(0, event.reached - event.resumed)} steps repeated"
+    repeated = f"{counted(max(0, event.reached - event.resumed), 'step')} repeated"
     return (
         f"{number:4} {event.fault.signal} aimed at {event.fault.aim}, hit {event.phase}, at step {event.reached}"
         f"{corruption}; resumes from {event.resumed}, "

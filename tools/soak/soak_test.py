@@ -157,13 +157,13 @@ def test_repeated_steps_are_found():
     ("found", "problems"),
     [
         ({"loss": {1: {0.5}, 2: {0.25}}, "tokens_per_second": {1: {7.0}}}, []),
-        ({"loss": {1: {0.5}}}, ["loss lacks 1 steps, the first is 2"]),
+        ({"loss": {1: {0.5}}}, ["loss lacks 1 step, the first is 2"]),
         (
             {"loss": {1: {0.5}, 2: {0.25, 0.26}}},
-            ["loss differs in 1 steps, the first is 2: [0.25, 0.26] instead of [0.25]"],
+            ["loss differs in 1 step, the first is 2: [0.25, 0.26] instead of [0.25]"],
         ),
-        ({"loss": {1: {0.5}, 2: {0.25 + 2**-54}}}, ["loss differs in 1 steps, the first is 2: "]),
-        ({"loss": {1: {0.5}, 2: {0.25}, 3: {0.1}}}, ["loss differs in 1 steps, the first is 3: [0.1] instead of []"]),
+        ({"loss": {1: {0.5}, 2: {0.25 + 2**-54}}}, ["loss differs in 1 step, the first is 2: "]),
+        ({"loss": {1: {0.5}, 2: {0.25}, 3: {0.1}}}, ["loss differs in 1 step, the first is 3: [0.1] instead of []"]),
     ],
 )
 def test_curves_are_compared_bit_for_bit(found, problems):

@@ -1,0 +1,18 @@
+"""Numbers with a noun, for lines of output."""
+
+from __future__ import annotations
+
+
+def counted(count: int, noun: str, plural: str = "") -> str:
+    """Returns `1 step`, `2 steps`; `plural` if it is not the noun with an s."""
+    return f"{count} {noun if count == 1 else plural or noun + 's'}"
+
+
+def left_out(count: int, noun: str, which: str) -> str:
+    """Returns a line that says what was left out: `2 sentences of 64 tokens or more were left out.`."""
+    return f"{counted(count, noun)} {which} {'was' if count == 1 else 'were'} left out."
+
+
+def file_size(size: int) -> str:
+    """Returns a number of bytes with its unit: `12.3 MiB`, or `4.5 KiB` below one MiB."""
+    return f"{size / 2**20:.1f} MiB" if size >= 2**20 else f"{size / 2**10:.1f} KiB"
