@@ -274,7 +274,7 @@ class Quickstart(Recipe):
 
 @registry.register
 class QuickstartShort(Quickstart):
-    """The same, with as many steps as fit in 20 minutes on two cores that have no fast products of bfloat16."""
+    """The same, with as many steps as fit in 20 minutes on two cores that have no fast matmuls in bfloat16."""
 
     steps = 1800
 

@@ -31,7 +31,7 @@ _VALUES = flags.FlagValues()
 flags.DEFINE_string(
     "model",
     None,
-    "the registered model to train; by default m4.Quickstart on a processor with fast products of bfloat16 "
+    "the registered model to train; by default m4.Quickstart on a processor with fast matmuls in bfloat16 "
     "(AMX, or AMD's AVX512-BF16), and on others m4.QuickstartShort, with fewer steps",
     flag_values=_VALUES,
 )

@@ -1,7 +1,7 @@
 """The interface of feed-forward layers, their registry, and the dense position-wise layer.
 
-A feed-forward or mixing layer of your own is one file, loaded with `--import=my_layer.py` and chosen with
-`--set model.layer_pattern=dense,NAME`:
+A layer of your own in the place of the feed-forward layer is one file, loaded with `--import=my_layer.py` and chosen
+with `--set model.layer_pattern=dense,NAME`:
 
     @register_feed_forward("mine")
     @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -29,7 +29,7 @@ from lingvo_moe.utils import extension_choice
 
 
 class FeedForward(Protocol):
-    """What a Transformer layer needs of its feed-forward or mixing layer; `Layer` has defaults for all but two methods.
+    """What a Transformer layer needs of its feed-forward layer; `Layer` has defaults for all but two methods.
 
     Metrics are scalars by name. Those of a stack are means over the layers that declare them. The metric `aux_loss` is
     an auxiliary loss: the model adds its mean, times `aux_loss_weight`, to its loss. Summaries need no declaration: see

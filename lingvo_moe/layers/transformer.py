@@ -59,7 +59,7 @@ class TransformerLayer(Layer):
 
     Attributes:
       attention: self-attention, and cross-attention with weights of its own; `twin_keys` is for the latter alone.
-      feed_forward: the feed-forward or mixing layer.
+      feed_forward: the feed-forward layer, or what takes its place.
       has_cross_attention: whether the layer also attends to the encoder's outputs.
       residual_dropout: the rate of dropout of each sublayer's outputs.
     """

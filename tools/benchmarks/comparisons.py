@@ -65,7 +65,7 @@ def _rounded(name: str, of: Work, equal: tuple[str, ...]) -> Comparison:
     rounded = _with(of, matmul_precision="bfloat16")
     return Comparison(
         name=name,
-        title="the same, our products of bfloat16 with float32 sums, theirs of float32",
+        title="the same, our matmuls in bfloat16 with float32 sums, theirs in float32",
         ours=rounded,
         other=rounded,
         by="nllb_moe",
@@ -102,7 +102,7 @@ COMPARISONS = (
     ),
     Comparison(
         name="peak_8",
-        title="training step, 8 experts, against the peak of a product",
+        title="training step, 8 experts, against the peak of a matmul",
         ours=work.TRANSLATION,
         other=work.PRODUCT,
         goal=1 / 0.75,

@@ -2,8 +2,8 @@
 
     XLA_FLAGS=--xla_cpu_multi_thread_eigen=false python -m tools.benchmarks.learner WORK
 
-A request for a number of steps makes them and returns the loss of each, then the held-out loss after them, in nats per
-target token.
+A request for a number of steps makes them and returns the loss of each, then the validation loss after them, in nats
+per target token.
 """
 
 from __future__ import annotations

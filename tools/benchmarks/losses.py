@@ -1,4 +1,4 @@
-"""Whether our model learns as a well-known library's does: held-out loss at equal target tokens, against Marian.
+"""Whether our model learns as a well-known library's does: validation loss at equal target tokens, against Marian.
 
     python -m tools.benchmarks.losses [--corpus=DIRECTORY] [--tokenizers=DIRECTORY] [--language=it] [--steps=1000]
         [--evaluations=5] [--rates=3e-4,1e-3,3e-3] [--set=FIELD=VALUE] [--json=FILE] [--document=docs/performance.md]
@@ -43,7 +43,7 @@ flags.DEFINE_string("corpus", "build/quickstart/corpus", "corpus that has the la
 flags.DEFINE_string("tokenizers", "build/quickstart/tokenizers", "one tokenizer of both sides", flag_values=_VALUES)
 flags.DEFINE_string("language", "it", "language to translate into English", flag_values=_VALUES)
 flags.DEFINE_integer("steps", 1000, "training steps of each side", lower_bound=10, flag_values=_VALUES)
-flags.DEFINE_integer("evaluations", 5, "how often the held-out loss is taken", lower_bound=1, flag_values=_VALUES)
+flags.DEFINE_integer("evaluations", 5, "how often the validation loss is taken", lower_bound=1, flag_values=_VALUES)
 flags.DEFINE_list("rates", ["3e-4", "1e-3", "3e-3"], "Marian's largest learning rates to try", flag_values=_VALUES)
 flags.DEFINE_multi_string("set", [], "field=value: of our recipe", flag_values=_VALUES)
 flags.DEFINE_string("json", None, "also write the run to this file", flag_values=_VALUES)
@@ -76,7 +76,7 @@ class Curve:
 
     @property
     def last(self) -> float:
-        """The held-out loss at the end; infinite for one that is not a number."""
+        """The validation loss at the end; infinite for one that is not a number."""
         return self.held_out[-1] if math.isfinite(self.held_out[-1]) else math.inf
 
 
@@ -217,7 +217,7 @@ def train(name: str, worker: Worker, ends: Sequence[int], advance: Callable) -> 
         held_out.append(after)
         training.append(sum(losses) / len(losses))
         seconds += measured.seconds * (end - start)
-        advance(end - start, note=f"{name}: held-out loss {after:.3f}")
+        advance(end - start, note=f"{name}: validation loss {after:.3f}")
     return Curve(name, worker.facts, tuple(held_out), tuple(training), seconds)
 
 
@@ -252,7 +252,7 @@ def _facts(curve: Curve) -> str:
     versions = ", ".join(f"{package} {version}" for package, version in curve.facts["versions"].items())
     return (
         f"{curve.name}: {curve.facts['weights']:,} weights, {curve.seconds:.0f} CPU s; training loss of the last part "
-        f"{curve.training[-1]:.3f}, held-out loss {curve.held_out[-1]:.3f}; {versions}"
+        f"{curve.training[-1]:.3f}, validation loss {curve.held_out[-1]:.3f}; {versions}"
     )
 
 

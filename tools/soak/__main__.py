@@ -74,7 +74,8 @@ def summary(result: Result, seconds: float) -> str:
         f"{kills} SIGKILL, {len(result.events) - kills} SIGTERM, {counted(corrupted, 'corruption')} of a checkpoint, "
         f"over {result.steps} steps, in {seconds / 60:.1f} minutes.",
         f"Steps repeated: {max(repeated, default=0)} at most ({MOST_REPEATED} are allowed), "
-        f"{sum(repeated) / max(1, len(repeated)):.1f} on average. Held-out losses never computed: {result.unmeasured}.",
+        f"{sum(repeated) / max(1, len(repeated)):.1f} on average. "
+        f"Validation losses never computed: {result.unmeasured}.",
         f"From a kill to the end of all processes: {max(ends, default=0):.1f} s at most ({BOUND_SECONDS} are allowed).",
     ]
     lines += [f"LOST: {problem}" for problem in result.problems]

@@ -61,8 +61,8 @@ class Result:
       steps: number of steps of the training.
       events: the faults, in order.
       problems: what was lost, in the events and at the end.
-      unmeasured: number of held-out losses that were never computed, because a process ended between the checkpoint of
-        their step and the evaluation.
+      unmeasured: number of validation losses that were never computed, because a process ended between the checkpoint
+        of their step and the evaluation.
     """
 
     steps: int

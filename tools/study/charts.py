@@ -66,7 +66,7 @@ def _draw_gain(axes: Axes, results: Results, model: str, zero: Mapping[str, floa
 
 
 def efficiency(results: Results) -> Figure:
-    """Held-out loss against target tokens (GShard table 2) and CPU time (its ICLR version, figure 10)."""
+    """Validation loss against target tokens (GShard table 2) and CPU time (its ICLR version, figure 10)."""
     with matplotlib.rc_context(SETTINGS):
         figure = Figure(figsize=(WIDTH, 3.2), layout="constrained")
         left, right = figure.subplots(1, 2, sharey=True)
@@ -75,7 +75,7 @@ def efficiency(results: Results) -> Figure:
                 _, tokens, seconds, losses, _ = zip(*run.curve) if run.curve else ((),) * 5
                 left.plot([count / 1e6 for count in tokens], losses, color=colour, **style)
                 right.plot([time / 60 for time in seconds], losses, color=colour, **style)
-        left.set_ylabel("held-out loss, nats per target token")
+        left.set_ylabel("validation loss, nats per target token")
         left.set_xlabel("million target tokens")
         right.set_xlabel("CPU minutes")
         for axes in (left, right):

@@ -85,7 +85,7 @@ class RunResult:
         return next((score.bleu for score in self.scores if score.language == language), None)
 
     def reached(self, loss: float) -> tuple[float, float] | None:
-        """Returns the tokens and the CPU seconds after which the held-out loss was first as low; None if never.
+        """Returns the tokens and the CPU seconds after which the validation loss was first as low; None if never.
 
         Between two evaluations, the loss is taken to fall on a straight line.
         """

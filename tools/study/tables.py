@@ -109,10 +109,10 @@ def _of_seeds(results: Results, model: str, languages: Sequence[str]) -> list[fl
 
 
 def _reached(results: Results) -> Iterator[str]:
-    """GShard table 2, for the held-out loss."""
+    """GShard table 2, for the validation loss."""
     if not results.losses:
         return
-    yield "\n### Million target tokens (CPU minutes) to a held-out loss\n"
+    yield "\n### Million target tokens (CPU minutes) to a validation loss\n"
     rows = []
     for run in (run for runs in results.models.values() for run in runs):
         reached = [run.reached(loss) for loss in results.losses]
