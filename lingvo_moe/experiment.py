@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import textwrap
 import threading
+import types
+from collections.abc import Mapping
 
 from lingvo_moe import overrides, protocols, ranges, registry
 from lingvo_moe.data.batching import BatchConfig, InputConfig
@@ -47,14 +50,15 @@ class TrainingSchedule:
       steps: the total number of steps.
       seed: of the weights and of all random numbers in a step.
       log_every: interval of scalars for TensorBoard.
-      evaluate_every: interval of evaluations of the held-out loss; 0 for never.
+      evaluate_every: interval of evaluations of the validation loss; 0 for never.
       evaluation_batches: the maximal number of batches of an evaluation.
       checkpoint_every: interval of checkpoints; the last step has one as well.
       keep: the number of checkpoints to keep.
       steps_per_loop: steps in one call of the engine, which on a TPU do not return to the host; divides the intervals.
       max_skipped: training stops after this many skipped steps in a row, see `steps`.
-      ema_decay: the decay per step of a moving average of the weights, for instance 0.999; 0 for none. Held-out losses
-        and whatever reads a checkpoint's weights use the average. It costs the memory of one more copy of the weights.
+      ema_decay: the decay per step of a moving average of the weights, for instance 0.999; 0 for none. Validation
+        losses and whatever reads a checkpoint's weights use the average. It costs the memory of one more copy of the
+        weights.
       grace_seconds: the maximal time from SIGTERM to the end of the process; it must suffice for the step in progress
         and a checkpoint.
     """
@@ -394,9 +398,16 @@ def unchecked(name: str, assignments: tuple[str, ...] | list[str] = ()) -> Exper
     return overrides.apply(registry.get(name)().experiment(), assignments)
 
 
-def text(name: str, experiment: Experiment) -> str:
-    """Returns the name, the number of weights, and every hyperparameter as a line `path = value`."""
+def text(name: str, experiment: Experiment, descriptions: Mapping[str, str] = types.MappingProxyType({})) -> str:
+    """Returns the name, the number of weights, and every hyperparameter as a line `path = value`.
+
+    Args:
+      name: the registered name.
+      experiment: with the hyperparameters.
+      descriptions: of hyperparameters, by path; each is printed below its line.
+    """
     lines = [f"{name}: {experiment.model.num_weights():,} weights"]
     for path, value in overrides.fields(experiment):
         lines.append(f"{path} = {value if isinstance(value, DeviceMesh) else repr(value)}")
+        lines += textwrap.wrap(descriptions.get(path, ""), 100, initial_indent="    ", subsequent_indent="    ")
     return "\n".join(lines) + "\n"

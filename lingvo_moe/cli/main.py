@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from absl import flags
 
-from lingvo_moe import experiment, extensions, overrides, registry
+from lingvo_moe import experiment, explanations, extensions, overrides, registry
 from lingvo_moe.cli import allocator, app, recorded, released, run_config
 from lingvo_moe.cli.run_config import (
     CheckpointConfig,
@@ -20,6 +20,7 @@ from lingvo_moe.cli.run_config import (
     ExportConfig,
     ModelConfig,
     PlanConfig,
+    ShowConfig,
     TrainConfig,
     TranslateConfig,
 )
@@ -72,9 +73,10 @@ def _list(config: CommandConfig, arguments: list[str]):
         print("  ".join([row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:]))]))
 
 
-def _show(config: ModelConfig, arguments: list[str]):
+def _show(config: ShowConfig, arguments: list[str]):
     name = _one_name("show", config, arguments)
-    print(experiment.text(name, experiment.get(name, config.assignments)), end="")
+    shown = experiment.get(name, config.assignments)
+    print(experiment.text(name, shown, explanations.descriptions(shown) if config.explain else {}), end="")
 
 
 def _plan(config: PlanConfig, arguments: list[str]):
@@ -139,10 +141,10 @@ COMMANDS = {
     ),
     "show": Command(
         "every hyperparameter of a model",
-        ModelConfig,
+        ShowConfig,
         _show,
         "NAME",
-        ("{} show m4.Small", '{} show "MoE(2048E, 36L)" --set=model.num_layers=12'),
+        ("{} show m4.Small --explain", '{} show "MoE(2048E, 36L)" --set=model.num_layers=12'),
     ),
     "train": Command(
         "train a model, or resume its training",

@@ -286,6 +286,13 @@ class ExportConfig(MeshConfig):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class ShowConfig(ModelConfig):
+    """The flags of `show`."""
+
+    explain: bool = _flag(flags.DEFINE_bool, False, "describe each hyperparameter")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class PlanConfig(ModelConfig):
     """The flags of `plan`."""
 

@@ -27,6 +27,7 @@ class Translation(Transformer):
       encoder_layer_pattern: the encoder's, where it is not `layer_pattern`; for layers and routers that are not causal.
       word_dropout: the share of the decoder's input tokens that become `unknown_id` in training, so that it must read
         the source (Bowman et al. 2016, section 3.1); for corpora of few different target sentences.
+      unknown_id: the target tokenizer's id for what it does not know.
     """
 
     source_vocabulary: int
