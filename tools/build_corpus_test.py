@@ -70,6 +70,15 @@ def test_several_inputs(tmp_path, capsys):
     assert f"12 entries read, 10 of them rejected ({reasons})" in captured.out
 
 
+def test_one_language_and_one_entry_are_singular(tmp_path, capsys):
+    """In the line of output and in the report."""
+    (tmp_path / "de.tsv").write_text("de text\ttext\n")
+    assert _run("--preset=none", f"--input={tmp_path}/de.tsv", f"--output={tmp_path}/corpus") == 0
+    assert "built: 1 language, 1 train, 0 valid, 0 test pairs; 1 entry read, 0 of them" in capsys.readouterr().out
+    report = (tmp_path / "corpus" / "report.txt").read_text(encoding="utf-8")
+    assert report.startswith("Corpus of 1 language into English, preset none\nfrom 1 input: de.tsv\n")
+
+
 @pytest.mark.parametrize(
     "field", ["english_keys", "languages_without_pairs", "missing_packages", "rejected", "test", "valid"]
 )

@@ -51,7 +51,8 @@ def summary(manifest: Mapping[str, Any]) -> str:
     facts = [*manifest["languages"].values(), *manifest["languages_without_pairs"].values()]
     rejected = sum((collections.Counter(each["rejected"]) for each in facts), collections.Counter())
     reasons = f" ({listing(rejected, 3)})" if rejected else ""
-    return f"{sum(each['read'] for each in facts):,} entries read, {rejected.total():,} of them rejected{reasons}"
+    read = sum(each["read"] for each in facts)
+    return f"{read:,} {'entry' if read == 1 else 'entries'} read, {rejected.total():,} of them rejected{reasons}"
 
 
 def warnings(manifest: Mapping[str, Any]) -> list[str]:
