@@ -61,6 +61,15 @@ def test_a_model_of_another_class_is_shown_and_not_planned(capsys, tmp_path):
     assert "plan counts the work of a Transformer or UNet; unigrams.Uni is a Unigram" in capsys.readouterr().err
 
 
+def test_show_explains_each_hyperparameter(capsys):
+    """The description is below the line, and without the flag there is none."""
+    line = "model.label_smoothing = 0.1\n"
+    assert _run("show", "m4.Small", "--explain") == 0
+    assert f"{line}    of the optimised loss; the reported cross-entropy has none.\n" in capsys.readouterr().out
+    assert _run("show", "m4.Small") == 0
+    assert f"{line}model." in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("arguments", "pattern"),
     [
