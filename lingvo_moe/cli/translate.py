@@ -10,7 +10,6 @@ import json
 import logging
 import os
 import pathlib
-import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -26,7 +25,6 @@ from lingvo_moe.utils import output_files
 
 _log = logging.getLogger(__name__)
 _MAX_NAMED = 10  # lines in a warning; a long file may have hundreds
-_JOURNAL = re.compile(r"\.[0-9a-f]{8}\.partial")
 
 
 def translate(config: TranslateConfig):
@@ -48,7 +46,7 @@ def _translate(config: TranslateConfig):
             f"--n_best={config.n_best}: expected 1 to {experiment.search.beam_size}, the hypotheses of the beam; for "
             f"more of them raise --beam_size."
         )
-    sentences = _read_lines(config.input)
+    sentences = _read_line_list(config.input)
     if not sentences:
         _log.warning("--input=%s is empty, and so is what is written.", config.input)
         for path in filter(None, (config.output, config.doubtful, config.explain)):
@@ -62,9 +60,7 @@ def _translate(config: TranslateConfig):
         kept = None
         if config.output != "-":
             run = _identity(config, experiments.text(name, experiment), translator, sentences)
-            file = pathlib.Path(f"{config.output}.{run}.partial")
-            _report_other_journals(file)
-            kept = stack.enter_context(journal(file))
+            kept = stack.enter_context(journal(config.output, run))
         best = _write(config, _translated(translator, sentences, kept, config.n_best), kept)
         _warn(best, experiment.texts.source_length - 1, experiment.search.max_length)
         _report_doubtful(config, sentences, best)
@@ -127,18 +123,6 @@ def _translated(
         yield best
 
 
-def _report_other_journals(own: pathlib.Path):
-    """Names the files of interrupted runs to the same output whose translations this run does not use."""
-    output = own.name.removesuffix("".join(own.suffixes[-2:]))
-    for path in sorted(own.parent.iterdir()):
-        if path != own and path.name.startswith(output) and _JOURNAL.fullmatch(path.name[len(output) :]):
-            _log.info(
-                "%s has translations of an interrupted run with other settings, weights or lines, which this one does "
-                "not use; delete it if you do not need it.",
-                path,
-            )
-
-
 def _write(
     config: TranslateConfig, chunks: Iterable[list[list[Translation]]], kept: Journal | None
 ) -> list[Translation]:
@@ -166,18 +150,18 @@ def _write(
 
 def _warn(best: Sequence[Translation], source_limit: int, target_limit: int):
     """Warns of the lines, also those translated before an interruption, whose translation lacks something."""
-    if cut := _lines(translation.is_cut for translation in best):
+    if cut := _line_list(translation.is_cut for translation in best):
         _log.warning(
             "%s: a sentence has more than %d tokens; its end is not translated. Split it, or pass "
             "--set input.source_length=N.",
             *(cut, source_limit),
         )
-    if truncated := _lines(translation.truncated for translation in best):
+    if truncated := _line_list(translation.truncated for translation in best):
         _log.warning(
             "%s: the translation is truncated at %d tokens. Pass --set search.max_length=N for a longer one.",
             *(truncated, target_limit),
         )
-    if lost := _lines(not translation.is_intact for translation in best):
+    if lost := _line_list(not translation.is_intact for translation in best):
         _log.warning(
             "%s: the translation lacks a placeholder, tag, address, number or code of the line, or has another one; "
             "correct it.",
@@ -185,7 +169,7 @@ def _warn(best: Sequence[Translation], source_limit: int, target_limit: int):
         )
 
 
-def _lines(are_meant: Iterable[bool]) -> str:
+def _line_list(are_meant: Iterable[bool]) -> str:
     """Returns `line 3`, `lines 3, 7` or, of many, the first ones and how many more there are; `` of none."""
     numbers = [number for number, is_meant in enumerate(are_meant, start=1) if is_meant]
     named = ", ".join(map(str, numbers[:_MAX_NAMED]))
@@ -217,7 +201,7 @@ def _report_doubtful(config: TranslateConfig, sentences: Sequence[str], best: Se
                 print(index + 1, f"{best[index].confidence:.3f}", *pair, sep="\t", file=file)
 
 
-def _read_lines(path: str) -> list[str]:
+def _read_line_list(path: str) -> list[str]:
     """Returns the lines of a UTF-8 file or of standard input; raises UserError naming a line that is not text."""
     if path == "-" and sys.stdin.isatty():
         _log.info("reading sentences from the terminal, one a line; Ctrl-D ends them.")

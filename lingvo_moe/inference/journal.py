@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import fcntl
+import glob
 import json
 import logging
 import os
@@ -65,13 +66,18 @@ class Journal:
 
 
 @contextlib.contextmanager
-def journal(path: str | pathlib.Path) -> Iterator[Journal]:
-    """Yields the journal of a path, new or of an earlier run; removes it when the context ends without an error.
+def journal(output: str | pathlib.Path, run: str) -> Iterator[Journal]:
+    """Yields the journal of a run, new or of a part that was interrupted; removes it at the end without an error.
+
+    Args:
+      output: the file that the translations are for, beside which the journal is.
+      run: hexadecimal digits, as many for all runs, that differ between runs whose translations differ.
 
     Raises:
       UserError: another process has it open.
     """
-    path = pathlib.Path(path)
+    path = _path(output, run)
+    _report_others(output, path, len(run))
     with _open_locked(path) as file:
         opened = Journal(file, path)
         try:
@@ -87,6 +93,31 @@ def journal(path: str | pathlib.Path) -> Iterator[Journal]:
                 path.unlink(missing_ok=True)
             raise
         path.unlink(missing_ok=True)
+
+
+def _path(output: str | pathlib.Path, run: str) -> pathlib.Path:
+    return pathlib.Path(f"{output}.{run}.partial")
+
+
+def _report_others(output: str | pathlib.Path, own: pathlib.Path, digits: int):
+    """Names the journals of other runs with the same output that no process has open."""
+    others = _path(glob.escape(pathlib.Path(output).name), digits * "[0-9a-f]")
+    for path in sorted(own.parent.glob(others.name)):  # none where the directory may not be read
+        if path != own and not _is_locked(path):
+            _log.info(
+                "%s has translations of an interrupted run with other settings, weights or lines, which this one does "
+                "not use; delete it if you do not need it.",
+                path,
+            )
+
+
+def _is_locked(path: pathlib.Path) -> bool:
+    try:
+        with open(path, "rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    return False
 
 
 def _open_locked(path: pathlib.Path) -> BinaryIO:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import pathlib
 
 import pytest
 
@@ -19,11 +20,19 @@ _LINES = [
 ]
 
 
+_NAME = "out.0123abcd.partial"
+
+
+def _journal(path: pathlib.Path):
+    output, run, _ = str(path).rsplit(".", 2)
+    return journal(output, run)
+
+
 @pytest.fixture
 def interrupted(tmp_path):
     """Returns the path of a journal of two lines."""
-    path = tmp_path / "out.partial"
-    with pytest.raises(KeyboardInterrupt), journal(path) as opened:
+    path = tmp_path / _NAME
+    with pytest.raises(KeyboardInterrupt), _journal(path) as opened:
         opened.append(_LINES)
         raise KeyboardInterrupt
     return path
@@ -31,11 +40,11 @@ def interrupted(tmp_path):
 
 def test_translations_are_read_as_they_were(interrupted):
     """Scores to the last digit; more lines follow them; the file goes with the end of the work."""
-    with pytest.raises(ZeroDivisionError), journal(interrupted) as opened:
+    with pytest.raises(ZeroDivisionError), _journal(interrupted) as opened:
         assert opened.lines == 2 and list(opened.read()) == _LINES
         opened.append(_LINES[:1])
         raise ZeroDivisionError
-    with journal(interrupted) as opened:
+    with _journal(interrupted) as opened:
         assert opened.lines == 3 and list(opened.read()) == [*_LINES, _LINES[0]]
     assert not interrupted.exists()
 
@@ -44,14 +53,14 @@ def test_translations_are_read_as_they_were(interrupted):
 def test_a_line_that_is_not_complete_is_cut_off(interrupted, removed):
     """Of a process that was killed while it wrote."""
     interrupted.write_bytes(interrupted.read_bytes()[:-removed])
-    with journal(interrupted) as opened:
+    with _journal(interrupted) as opened:
         opened.append(_LINES[1:])
         assert opened.lines == 2 and list(opened.read()) == _LINES
 
 
 def test_a_run_that_fails_before_its_first_line_leaves_no_file(tmp_path):
     """An error before the work changes nothing."""
-    with pytest.raises(UserError), journal(tmp_path / "out.partial"):
+    with pytest.raises(UserError), _journal(tmp_path / _NAME):
         raise UserError("no checkpoint")
     assert not list(tmp_path.iterdir())
 
@@ -61,26 +70,26 @@ def test_a_run_that_fails_before_its_first_line_leaves_no_file(tmp_path):
 )
 def test_another_content_is_an_error(tmp_path, caplog, line):
     """It names the line and the remedy, says nothing of continuing, and the file stays."""
-    path = tmp_path / "out.partial"
+    path = tmp_path / _NAME
     caplog.set_level("INFO")
     path.write_bytes(line)
-    with pytest.raises(UserError, match=r"out.partial, line 1: .*delete the file"), journal(path) as opened:
+    with pytest.raises(UserError, match=r"partial, line 1: .*delete the file"), _journal(path) as opened:
         list(opened.read())
     assert path.read_bytes() == line and "continues" not in caplog.text
 
 
 def test_a_journal_that_was_deleted_meanwhile_does_not_fail_the_run(tmp_path):
     """Its translations are complete by then; leaving the context would raise FileNotFoundError."""
-    with journal(tmp_path / "out.partial") as opened:
+    with _journal(tmp_path / _NAME) as opened:
         opened.append(_LINES)
-        (tmp_path / "out.partial").unlink()
+        (tmp_path / _NAME).unlink()
         assert opened.lines == len(_LINES)
     assert not list(tmp_path.iterdir())
 
 
 def test_a_file_that_another_process_removes_before_it_is_locked_is_opened_anew(tmp_path, monkeypatch):
     """The lock of a file without a name keeps no other process away, and its lines would be lost."""
-    path, flock, locked = tmp_path / "out.partial", fcntl.flock, []
+    path, flock, locked = tmp_path / _NAME, fcntl.flock, []
 
     def remove_and_lock(file, operation):
         if not locked:
@@ -89,18 +98,28 @@ def test_a_file_that_another_process_removes_before_it_is_locked_is_opened_anew(
         flock(file, operation)
 
     monkeypatch.setattr(fcntl, "flock", remove_and_lock)
-    with pytest.raises(KeyboardInterrupt), journal(path) as opened:
+    with pytest.raises(KeyboardInterrupt), _journal(path) as opened:
         opened.append(_LINES)
         raise KeyboardInterrupt
     assert len(locked) == 2
-    with journal(path) as opened:
+    with _journal(path) as opened:
         assert list(opened.read()) == _LINES
 
 
 def test_two_processes_do_not_write_the_same_journal(tmp_path):
     """Their lines would mix. The second one leaves the file of the first alone."""
-    path = tmp_path / "out.partial"
-    with journal(path):
-        with pytest.raises(UserError, match="another process is making the same translations"), journal(path):
+    path = tmp_path / _NAME
+    with _journal(path):
+        with pytest.raises(UserError, match="another process is making the same translations"), _journal(path):
             pass
         assert path.exists()
+
+
+def test_journals_of_other_runs_are_named(interrupted, caplog):
+    """Unless a process has them open: those that nobody will use take up space, and the others are in use."""
+    caplog.set_level("INFO")
+    output = interrupted.with_name("out")
+    with journal(output, "4567abcd"):
+        with journal(output, "89ababcd"), _journal(interrupted.with_name("other.0123abcd.partial")):
+            pass
+    assert [record.getMessage().split(" ")[0] for record in caplog.records] == [str(interrupted)] * 2

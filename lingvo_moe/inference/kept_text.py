@@ -28,10 +28,17 @@ _VARIABLE = r"@\w+@"
 _VALUE = rf"\$\d+|\$[A-Za-z_][A-Za-z0-9_]*|{PLACEHOLDER.pattern}"
 
 _IN_NAME = rf"[{_LETTER}_.+~-]"
-# Of Windows, with a drive, and of Unix, with two slashes or one after `~` or points; `km/h` and `/Nein` are none.
+_END_OF_NAME = rf"[{_LETTER}_]"
+# Of Windows, after a drive, a host, a variable or a name in capitals (`HKEY_USERS\x`, `DOMAIN\name`), and of Unix, with
+# two slashes or one after `~` or points; `km/h` and `/Nein` are none. And commands of TeX.
+_WINDOWS_START = (
+    rf"(?<![{_LETTER}])[A-Za-z]:\\|(?<!\\)\\\\(?=[{_LETTER}])|%\w+%\\"
+    rf"|(?<![{_LETTER}_])[A-Z][A-Z0-9_-]+\\(?![nrt](?:[A-Z]|\b))(?=[{_LETTER}_])"
+)
 _PATH = (
-    rf"(?<![{_LETTER}])[A-Za-z]:\\(?:{_IN_NAME}+(?: {_IN_NAME}+)*\\)*+{_IN_NAME}*[{_LETTER}_]"
-    rf"|(?<![{_LETTER}_.:~/<-])(?:~|\.\.?|/{_IN_NAME}*[{_LETTER}_])(?:/{_IN_NAME}*[{_LETTER}_])+/?"
+    rf"(?:{_WINDOWS_START})(?:{_IN_NAME}+(?: {_IN_NAME}+)*+\\)*+(?:{_IN_NAME}*{_END_OF_NAME})?"
+    rf"|(?<![{_LETTER}_.:~/<-])(?:~|\.\.?|/{_IN_NAME}*{_END_OF_NAME})(?:/{_IN_NAME}*{_END_OF_NAME})+/?"
+    r"|(?<!\\)\\[a-z]{2,}(?=\{)"
 )
 _BACKTICKS = r"`[^`'\s][^`']*`"
 # Hexadecimal numbers, UUIDs, MAC addresses and hashes.
@@ -41,13 +48,26 @@ _HEXADECIMAL = (
     r"|\b[0-9A-Fa-f]{2}(?:[:-][0-9A-Fa-f]{2}){5}\b"
     r"|\b(?=[a-f]*\d)(?=\d*[a-f])[0-9a-f]{8,}\b|\b(?=[A-F]*\d)(?=\d*[A-F])[0-9A-F]{8,}\b"
 )
-# `report.pdf`, `db.example.com:80`; not `z.B.`, `t.ex.`, nor the end of a sentence, after which there is a capital.
-_FILE = (
-    rf"(?<![{_LETTER}_.@+-])[{_LETTER}_]{{2}}[{_LETTER}_+-]*(?:\.[{_LETTER}_+-]+)*\.[a-z][a-z0-9]{{1,4}}"
-    rf"(?::\d+)?(?![{_LETTER}_]|\.[{_LETTER}])"
+# `report.pdf`, `db.example.com:80`; words with other ends after a point are abbreviations (`Tel.nr.`), forms of words
+# (`Nutzer.in`) or two sentences.
+_EXTENSION = (
+    "7z|apk|app|avi|bak|bash|bat|bin|bmp|bz2|cc|cer|cfg|com|conf|cpp|crt|css|csv|db|deb|desktop|dev|dll|dmg|doc|docx|"
+    "edu|epub|exe|flac|gif|gov|gpg|gz|hpp|htm|html|ico|img|info|ini|io|iso|jar|java|jpeg|jpg|js|json|key|lan|local|log|"
+    "lua|md|mkv|mo|mov|mp3|mp4|net|odp|ods|odt|ogg|org|otf|pdf|pem|php|pl|png|po|ppt|pptx|ps|py|rar|rb|rpm|rst|rtf|"
+    "service|sh|sig|so|socket|sql|sqlite|svg|swf|tar|tgz|tif|tiff|tmp|toml|ts|tsv|ttf|txt|wav|webm|webp|whl|woff|woff2|"
+    "xls|xlsx|xml|xz|yaml|yml|zip"
 )
-_IDENTIFIER = rf"(?<![{_LETTER}_])[A-Za-z][A-Za-z0-9]*(?:_[A-Za-z0-9]+)+(?![{_LETTER}_])"
-# Without identifiers, whose `_` may be an accelerator's mark.
+_WITHOUT_DIGIT = r"[A-Za-zÀ-ɏͰ-ϿЀ-ԯ+-]"
+_FILE = (
+    rf"(?<![{_LETTER}_.@+-])(?:[{_LETTER}_]{{2}}[{_LETTER}_+-]*(?:\.[{_LETTER}_+-]+)*\.(?:{_EXTENSION})"
+    rf"|{_WITHOUT_DIGIT}*+[0-9_][{_LETTER}_+-]*+\.[a-z][a-z0-9]{{1,4}})(?::\d+)?(?![{_LETTER}_]|\.[{_LETTER}])"
+)
+# In capitals, with a digit, or with more than one `_`: a single one may be the mark of an accelerator.
+_IDENTIFIER = (
+    rf"(?<![{_LETTER}_])(?:[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+|[A-Za-z][A-Za-z0-9]*(?:_[A-Za-z0-9]+){{2,}}"
+    rf"|[A-Za-z]+\d[A-Za-z0-9]*_[A-Za-z0-9]+|[A-Za-z]+_\d[A-Za-z0-9]*)(?![{_LETTER}_])"
+)
+# Without identifiers, of which `accelerators` and `capitals` have rules of their own.
 KEPT = re.compile(
     "|".join(
         [_TAG, ENTITY.pattern, ADDRESS.pattern, _PATH, _ESCAPE, _VARIABLE, _VALUE, _BACKTICKS, _HEXADECIMAL, _FILE]
@@ -57,19 +77,30 @@ KEPT = re.compile(
 # With separators inside, and with the letters beside it: `1.234,5`, `10:30`, `2024-12-31`, `H264`, `10MB`. That of a
 # month may become its name: `12月`, `tháng 12`.
 _DATE = r"\d{4}-\d{2}-\d{2}"
-_GROUPED = r"\d{1,3}(?:[ \u00a0\u202f]\d{3})+(?!\d)(?:[.,٫]\d+)?"
-_SEPARATED = r"\d+(?:[.,:/'’٫٬]\d+)*+"
-_NUMBER = rf"(?<!tháng )(?:(?<![A-Za-z])[A-Za-z]++)?(?:{_DATE}|{_GROUPED}|{_SEPARATED})(?!\d)[A-Za-z]*+(?!\s?[月월])"
-# `1.234,5` and `1,234.5` are the same number, `1.2.3` and `12.3` are not.
-_DECIMAL = re.compile(r"\d{1,3}(?:[ .,'’٬\u00a0\u202f]\d{3})*(?:[.,٫]\d+)?|\d+(?:[.,٫]\d+)?")
+_GROUPED = r"\d{1,3}(?:[ \u00a0\u202f]\d{3})++(?!\d)(?:[.,٫]\d+)?"
+_SEPARATED = r"\d++(?:[.,:/'’٫٬]\d++)*+"
+_NUMBER = (
+    rf"(?<![Tt]háng )(?:(?<![A-Za-z])[A-Za-z]++)?(?<!\d)(?:{_DATE}|{_GROUPED}|{_SEPARATED})(?!\d)[A-Za-z]*+"
+    r"(?!\s?[月월])"
+)
+# Groups of three digits, and a fraction, which has no three digits if there are no groups.
+_DECIMAL = re.compile(r"(\d{1,3}(?:[ .,'’٬\u00a0\u202f]\d{3})*|\d+)(?:[.,٫](\d+))?")
+_GROUP = 3
+_OTHER_SEPARATOR = re.compile("[:/'’٬]")
+# A comma before other than three digits, with points between groups before it.
+_DECIMAL_COMMA = re.compile(r"(?<![\d.,])(\d{1,3}(?:\.\d{3})+|\d+),(\d{1,2}|\d{4,})(?![\d.,]*\d)")
 _FEWEST_DIGITS = 2  # one digit may become a word
+_UNIT = (
+    r"(?<![\d.,])\d[\d.,]*+\s?"
+    r"(?:[kKMGTP]?i?B|[kMG]?bit|[kMG]?Hz|[kcmµn]?m|[kmµ]?g|[kM]?W|[kmM]?V|m?A|m?s|min|p[xt]|dpi|dB|°[CF])\b"
+)
 
 _REQUIRED = re.compile(
     rf"(?P<tag>{_TAG})|{ENTITY.pattern}|(?P<address>{ADDRESS.pattern})|(?P<path>{_PATH})|{_ESCAPE}|%%"
     rf"|(?P<placeholder>{_VARIABLE}|{_VALUE})|(?P<code>{_BACKTICKS}|{_HEXADECIMAL}|{_FILE}|{_IDENTIFIER})"
     rf"|(?P<number>{_NUMBER})"
 )
-_WITHOUT_WORDS = re.compile(f"{ENTITY.pattern}|{_ESCAPE}")
+_WITHOUT_WORDS = re.compile(f"{ENTITY.pattern}|{_ESCAPE}|{_UNIT}")
 _NUMBERED = re.compile(r"%(\d{1,2})")
 _NAME = re.compile(r"</?\s*([A-Za-z][\w:.-]*)")
 _WITHOUT_END = ("br", "hr", "img", "li", "p")
@@ -100,13 +131,13 @@ def required(text: str) -> list[re.Match]:
 
 
 def has_words(text: str) -> bool:
-    """Returns whether a text has letters outside of entities, escapes and what is `required`, except for codes."""
-    parts, end = [], 0
+    """Returns whether a text has letters outside of entities, escapes, units and what is `required` but for codes."""
+    text, parts, end = _WITHOUT_WORDS.sub(" ", text), [], 0
     for each in required(text):
         if each.lastgroup != "code":  # which may be a word with an accelerator's mark
             parts.append(text[end : each.start()])
             end = each.end()
-    return any(map(str.isalpha, _WITHOUT_WORDS.sub(" ", " ".join([*parts, text[end:]]))))
+    return any(map(str.isalpha, "".join([*parts, text[end:]])))
 
 
 def count_required(text: str) -> collections.Counter[str]:
@@ -114,15 +145,20 @@ def count_required(text: str) -> collections.Counter[str]:
     return collections.Counter(_number(each[0]) if each.lastgroup == "number" else each[0] for each in required(text))
 
 
-def with_ascii_digits(text: str) -> str:
-    """Returns the text with the digits 0 to 9, as English has them, in the place of those of other scripts."""
-    return "".join(str(unicodedata.digit(each)) if each.isdecimal() else each for each in text)
+def in_english(text: str) -> str:
+    """Returns the text with digits and decimal points of English: `١٢` and `1.234,5` become `12` and `1,234.5`."""
+    digits = "".join(str(unicodedata.digit(each)) if each.isdecimal() else each for each in text)
+    return _DECIMAL_COMMA.sub(lambda found: found[1].replace(".", ",") + "." + found[2], digits)
 
 
 def _number(text: str) -> str:
-    """Returns the digits of a decimal number; of another one, with its separators."""
-    number = with_ascii_digits(text).strip(string.ascii_letters)
-    return _digits(number) if _DECIMAL.fullmatch(number) else number
+    """Returns a number as all languages write it: digits, and a point before a fraction and in a version or date."""
+    number = in_english(text).strip(string.ascii_letters)
+    if decimal := _DECIMAL.fullmatch(number):
+        whole, fraction = decimal.groups(default="")
+        is_group = len(fraction) == _GROUP and whole == _digits(whole)  # 7,500
+        return _digits(whole) + ("" if is_group or not fraction else ".") + fraction
+    return _OTHER_SEPARATOR.sub(".", number)
 
 
 def _digits(text: str) -> str:

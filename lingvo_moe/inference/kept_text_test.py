@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lingvo_moe.inference.kept_text import count_required, has_words, required
+from lingvo_moe.inference.kept_text import count_required, has_words, in_english, required
 
 
 @pytest.mark.parametrize(
@@ -59,18 +59,22 @@ def test_percentages_names_entities_and_escapes_are_not(text, numbers):
         ("文件report.pdf打开", ["report.pdf"]),
         ("mit Node.js auf db.example.com:3306", ["Node.js", "db.example.com:3306"]),
         ("z.B. t.ex. p.ej. f.eks. m.in. d.h. usw. Ende.Neu", []),
+        ("Tel.nr. der Nutzer.innen, beendet.bitte", []),
+        (r"DOMAIN\robert, HKEY_USERS\x, %APPDATA%\temp", [r"DOMAIN\robert", r"HKEY_USERS\x", r"%APPDATA%\temp"]),
+        (r"\\server\nutzer\a, FEHLER\nDatei, \textbf{x}", [r"\\server\nutzer\a", r"\textbf", "{x}"]),
         ("in /etc/hosts, ~/x oder ../a/b.c", ["/etc/hosts", "~/x", "../a/b.c"]),
         ("km/h, /Nein, и/или, http", []),
         (r"nach C:\Program Files\App\neu.exe kopieren", [r"C:\Program Files\App\neu.exe"]),
         ("`git commit -m` statt `%s' und `Wort'", ["`git commit -m`", "%s"]),
-        ("user_name, MAX_SIZE und x86_64", ["user_name", "MAX_SIZE", "x86_64"]),
+        ("a_user_name, MAX_SIZE, x86_64 und utf_8", ["a_user_name", "MAX_SIZE", "x86_64", "utf_8"]),
+        ("Er_setzen, user_name", []),  # with an accelerator, perhaps
         ("0xDEADBEEF, 00:1A:2b:3C:4d:5E", ["0xDEADBEEF", "00:1A:2b:3C:4d:5E"]),
         ("550e8400-e29b-41d4-a716-446655440000", ["550e8400-e29b-41d4-a716-446655440000"]),
         ("d41d8cd98f00b204 ist kein deadbeef", ["d41d8cd98f00b204"]),
         ("am 2022-11-22 22:12:02, Version 1.11.2", ["2022-11-22", "22:12:02", "1.11.2"]),
         ("1.234,5 von 10 000, H264 mit 10MB", ["1.234,5", "10 000", "H264", "10MB"]),
         ("1 Datei in 2 Ordnern", []),
-        ("2023年12月25日, tháng 12", ["2023", "25"]),
+        ("2023年12月25日, tháng 12, Tháng 11", ["2023", "25"]),
     ],
 )
 def test_codes_paths_and_numbers_are_required(text, expected):
@@ -85,6 +89,11 @@ def test_codes_paths_and_numbers_are_required(text, expected):
         ("7500", "7,500", True),
         ("12,5 %", "12.5%", True),
         ("10MB", "10 MB", True),
+        ("1 234 567,89", "1,234,567.89", True),
+        ("10.30", "10:30", True),
+        ("12.03.2024", "12/03/2024", True),
+        ("1,5", "15", False),
+        ("1,0", "10", False),
         ("١٢٣", "123", True),
         ("11.2", "1.1.2", False),
         ("1048576", "148576", False),
@@ -96,7 +105,9 @@ def test_separators_of_a_number_may_differ(one, other, are_equal):
     assert (count_required(one) == count_required(other)) == are_equal
 
 
-@pytest.mark.parametrize("text", ["<b>12</b>", "%s: {name}", "a@b.de, /etc/hosts", "10MB", "&nbsp;", "—", ""])
+@pytest.mark.parametrize(
+    "text", ["<b>12</b>", "%s: {name}", "a@b.de, /etc/hosts", "10MB", "25 KB", "-3 °C", "&nbsp;", "—", ""]
+)
 def test_a_text_without_words(text):
     assert not has_words(text) and has_words(f"{text} Datei")
 
@@ -107,3 +118,40 @@ def test_any_text_has_matches_in_order(text):
     found = required(text)
     assert all(one.end() <= other.start() for one, other in itertools.pairwise(found))
     assert sum(count_required(text).values()) == len(found)
+
+
+@pytest.mark.parametrize(
+    "text, expected",
+    [
+        ("0,05", "0.05"),
+        ("1.234,5", "1,234.5"),
+        ("1,234", "1,234"),
+        ("1,2,3", "1,2,3"),
+        ("۱۲٫۵ MB", "12٫5 MB"),
+        ("a,b", "a,b"),
+    ],
+)
+def test_numbers_in_english(text, expected):
+    """A comma before three digits may be one between groups; one of several is no decimal comma."""
+    assert in_english(text) == expected
+
+
+def test_a_long_text_takes_no_longer_than_its_length():
+    """A search that starts again at each character would take minutes."""
+    for repeated in (
+        "1",
+        "1,",
+        "1 000",
+        r"\\a",
+        "ABC\\",
+        "%a%\\",
+        "a_1",
+        "_",
+        "-0",
+        "a.a0",
+        "/a",
+        "`a",
+        "00:",
+        "aa.aa",
+    ):
+        assert count_required(20_000 * repeated + "月") is not None and has_words(20_000 * repeated) is not None

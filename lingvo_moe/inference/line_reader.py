@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -11,7 +12,7 @@ from lingvo_moe.data.tokenizer import Tokenizer
 from lingvo_moe.inference.accelerators import without_accelerator
 from lingvo_moe.inference.capitals import lower_case
 from lingvo_moe.inference.escaped_quotes import Unescaped, unescape
-from lingvo_moe.inference.kept_text import ADDRESS, required, with_ascii_digits
+from lingvo_moe.inference.kept_text import ADDRESS, in_english, required
 from lingvo_moe.inference.line_parts import LineParts, divide
 from lingvo_moe.inference.readings import Reading, Text
 from lingvo_moe.inference.sentence_splitting import has_many_sentences, segment
@@ -34,19 +35,19 @@ class Line(NamedTuple):
     texts: list[Text]
 
     @property
-    def parts(self) -> list[str]:
+    def inputs(self) -> list[str]:
         """All that the model reads at first."""
-        return [part for text in self.texts for part in text.parts]
+        return [each for text in self.texts for each in text.inputs]
 
-    def parts_of_fallbacks(self, known: Mapping[str, list[Translation]]) -> list[str]:
-        """Returns what the model reads besides; `known` has the `parts`."""
-        return [part for text in self.texts for part in text.parts_of_fallbacks(known)]
+    def inputs_of_fallbacks(self, known: Mapping[str, list[Translation]]) -> list[str]:
+        """Returns what the model reads besides; `known` has the `inputs`."""
+        return [each for text in self.texts for each in text.inputs_of_fallbacks(known)]
 
     def translations(self, known: Mapping[str, list[Translation]]) -> list[Translation]:
         """Returns the different translations of the line, best first.
 
         Args:
-          known: the translations of `parts`, and of `parts_of_fallbacks`.
+          known: the translations of `inputs`, and of `inputs_of_fallbacks`.
         """
         of_texts = [
             [dataclasses.replace(each, text=escaped.escape(each.text)) for each in text.translations(known)]
@@ -72,7 +73,7 @@ class LineReader:
     def lines(self, sentences: Sequence[str]) -> list[Line]:
         """Returns the ways to read each line."""
         divided = [divide(sentence) for sentence in sentences]
-        unescaped = [[unescape(text) for text in line.texts] for line in divided]
+        unescaped = [[unescape(wrapped.text) for wrapped in line.texts] for line in divided]
         tidied = [tidy(text.text) for texts in unescaped for text in texts]
         framed = [
             frame._replace(text=without_accelerator(frame.text, self._tokenizer))
@@ -89,10 +90,19 @@ class LineReader:
             addresses = list(ADDRESS.finditer(text))
             if addresses:
                 readings = self._readings(shorten(text, addresses)) + readings
-            needed = required(with_ascii_digits(text))
-            is_needed = len(needed) > len(addresses)
-            fallbacks = self._readings(shorten(with_ascii_digits(text), needed)) if is_needed else ()
-            yield Text(frame, readings, lower_case(text) is not None, fallbacks)
+            read_again = functools.partial(self._read_again, text, len(addresses))
+            yield Text(frame, readings, lower_case(text) is not None, read_again)
+
+    def _read_again(self, text: str, num_addresses: int) -> list[Reading]:
+        """Returns ways to read a text with short addresses in the place of all that is required.
+
+        There are none if these are addresses alone.
+        """
+        needed = required(text)
+        if len(needed) <= num_addresses:
+            return []
+        originals = tuple(in_english(each[0]) if each.lastgroup == "number" else each[0] for each in needed)
+        return self._readings(Shortened(shorten(text, needed).text, originals))
 
     def _readings(self, given: Shortened, fits: bool | None = None) -> list[Reading]:
         """Returns the ways to read a text.

@@ -32,16 +32,15 @@ def _readings(line: str, limit: int = 12) -> list[Reading]:
 
 
 def test_a_plain_line_is_read_as_it_is():
-    assert _texts("\u2603 \u2068neerg\u2069  der") == [
-        Text(Framed("\u2603 ", "neerg der", ""), [Reading(["neerg der"])])
-    ]
+    (text,) = _texts("\u2603 \u2068neerg\u2069  der")
+    assert (text.frame, text.readings) == (Framed("\u2603 ", "neerg der", ""), [Reading(["neerg der"])])
 
 
 def test_capitals_and_addresses_have_readings_of_their_own():
     assert _readings("NEERG DER") == [Reading(["NEERG DER"]), Reading(["Neerg der"])]
     short, plain = Reading(["neerg http://1"], ("a@b.de",)), Reading(["neerg a@b.de"])
     assert _readings("neerg a@b.de") == [short, plain]
-    assert [reading.parts for reading in _readings("NEERG A@B.DE")] == [
+    assert [reading.inputs for reading in _readings("NEERG A@B.DE")] == [
         ["NEERG http://1"],
         ["Neerg http://1"],
         ["NEERG A@B.DE"],
@@ -71,13 +70,13 @@ def test_many_sentences_are_read_one_by_one():
     assert _readings("Neerg. Der.") == [Reading(["Neerg. Der."])]
     assert _readings("Neerg. Der. Eulb.") == [Reading(["Neerg.", "Der.", "Eulb."])]
     capitals, lowered = _readings("NEERG. DER. EULB.", limit=20)
-    assert capitals.parts == ["NEERG.", "DER.", "EULB."] and lowered.parts == ["Neerg.", "Der.", "Eulb."]
+    assert capitals.inputs == ["NEERG.", "DER.", "EULB."] and lowered.inputs == ["Neerg.", "Der.", "Eulb."]
 
 
 def test_the_texts_of_a_line_are_translated_one_by_one():
     """What is between them is copied, and quotes get their backslashes back."""
     (line,) = LineReader(_Tokenizer(b""), 12).lines(['  \\"neerg\\"\t12\\n DER\r'])
-    assert line.parts == ['"neerg"', "DER", "Der"]
+    assert line.inputs == ['"neerg"', "DER", "Der"]
     known = {
         '"neerg"': [Translation('"green"', -1.0, confidence=0.9), Translation("green", -3.0, confidence=0.7)],
         "DER": [Translation("der", -2.0, confidence=0.1), Translation("die", -2.0, confidence=0.1)],
@@ -144,18 +143,18 @@ def test_intact_translations_come_first():
 def test_a_line_with_a_placeholder_has_a_fallback():
     """It is read only where no translation of the line is intact, and used only if its own is."""
     (read,) = _texts("siehe %s, www.a.de")
-    assert [reading.parts for reading in read.readings] == [["siehe %s, http://1"], ["siehe %s, www.a.de"]]
+    assert [reading.inputs for reading in read.readings] == [["siehe %s, http://1"], ["siehe %s, www.a.de"]]
     assert read.fallbacks == [Reading(["siehe http://1, http://2"], ("%s", "www.a.de"))]
     known = {
         "siehe %s, http://1": [Translation("see http://1", -1.0, confidence=0.9)],
         "siehe %s, www.a.de": [Translation("see www.a.de", -1.0, confidence=0.5)],
     }
-    assert read.parts_of_fallbacks(known) == ["siehe http://1, http://2"]
+    assert read.inputs_of_fallbacks(known) == ["siehe http://1, http://2"]
     for text, expected in (("see http://1, http://2", "see %s, www.a.de"), ("see http://2", "see www.a.de")):
         fallback = {"siehe http://1, http://2": [Translation(text, -2.0, confidence=0.1)]}
         assert [each.text for each in read.translations(known | fallback)] == [expected]
     known["siehe %s, http://1"] = [Translation("http://1: see %s", -1.0)]
-    assert not read.parts_of_fallbacks(known)
+    assert not read.inputs_of_fallbacks(known)
     assert [each.text for each in read.translations(known)] == ["www.a.de: see %s"]
 
 
@@ -167,7 +166,7 @@ def test_a_fallback_of_another_line_changes_nothing():
         "neerg %d": [Translation("green %d", -1.0, confidence=0.5)],
         "neerg http://1": [Translation("lime http://1", -1.0, confidence=0.9)],
     }
-    assert one.fallbacks[0].parts == other.fallbacks[0].parts and not other.parts_of_fallbacks(known)
+    assert one.fallbacks[0].inputs == other.fallbacks[0].inputs and not other.inputs_of_fallbacks(known)
     assert [text.translations(known)[0].text for text in (one, other)] == ["lime %s", "green %d"]
 
 

@@ -7,7 +7,8 @@ that its tokenizer does not know. It copies addresses badly, and loses some plac
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from lingvo_moe.inference.capitals import upper_case
@@ -21,47 +22,60 @@ class Reading(NamedTuple):
     """A way to read a text.
 
     Attributes:
-      parts: what the model reads, each short enough.
-      originals: what short addresses in the parts stand for.
-      is_cut: whether a part is the beginning of a sentence that is too long.
+      inputs: what the model reads, each short enough.
+      originals: what short addresses in the inputs stand for.
+      is_cut: whether an input is the beginning of a sentence that is too long.
     """
 
-    parts: list[str]
+    inputs: list[str]
     originals: tuple[str, ...] = ()
     is_cut: bool = False
 
     def translations(self, known: Mapping[str, list[Translation]]) -> list[Translation]:
-        """Returns the translations of the text, best first."""
+        """Returns the translations of the text, intact ones first, else best first."""
         return [
-            dataclasses.replace(each, text=restore(each.text, self.originals), is_cut=self.is_cut)
-            for each in join([known[part] for part in self.parts])
+            dataclasses.replace(each, is_cut=self.is_cut)
+            for each in join([self._intact_first(known[text], text) for text in self.inputs])
         ]
 
+    def _intact_first(self, translations: Sequence[Translation], text: str) -> list[Translation]:
+        """Returns the translations of one input."""
+        wanted = count_required(restore(text, self.originals))
+        restored = [dataclasses.replace(each, text=restore(each.text, self.originals)) for each in translations]
+        checked = [dataclasses.replace(each, is_intact=count_required(each.text) == wanted) for each in restored]
+        return sorted(checked, key=lambda each: not each.is_intact)
 
-class Text(NamedTuple):
+
+@dataclasses.dataclass(frozen=True)
+class Text:
     """A text and the ways to read it.
 
     Attributes:
       frame: the symbols around it.
       readings: the ways to read it, at least one of them without short addresses.
       in_capitals: whether the text is in capitals; its translation is then, too.
-      fallbacks: ways to read it if no translation of the readings is intact.
+      read_again: returns ways to read it if no translation of the readings is intact.
     """
 
     frame: Framed
     readings: list[Reading]
     in_capitals: bool = False
-    fallbacks: Sequence[Reading] = ()
+    read_again: Callable[[], Sequence[Reading]] = tuple
+
+    @functools.cached_property
+    def fallbacks(self) -> Sequence[Reading]:
+        """What `read_again` returns."""
+        return self.read_again()
 
     @property
-    def parts(self) -> list[str]:
+    def inputs(self) -> list[str]:
         """All that the model reads, without `fallbacks`."""
-        return [part for reading in self.readings for part in reading.parts]
+        return [text for reading in self.readings for text in reading.inputs]
 
-    def parts_of_fallbacks(self, known: Mapping[str, list[Translation]]) -> list[str]:
-        """Returns all that the model reads of the fallbacks, if they are needed; `known` has the `parts`."""
-        needed = () if self._best(self.readings, known)[0].is_intact else self.fallbacks
-        return [part for reading in needed for part in reading.parts]
+    def inputs_of_fallbacks(self, known: Mapping[str, list[Translation]]) -> list[str]:
+        """Returns all that the model reads of the fallbacks, if they are needed; `known` has the `inputs`."""
+        needed = () if self._ranked(self.readings, known)[0].is_intact else self.fallbacks
+        return [text for reading in needed for text in reading.inputs]
 
     def translations(self, known: Mapping[str, list[Translation]]) -> list[Translation]:
         """Returns the translations of one reading, intact ones first, within the frame.
@@ -70,25 +84,25 @@ class Text(NamedTuple):
         most confident. If there is none, it is one without short addresses.
 
         Args:
-          known: the translations of `parts`, and of `parts_of_fallbacks`.
+          known: the translations of `inputs`, and of `inputs_of_fallbacks`.
         """
-        best = self._best(self.readings, known)
-        if not best[0].is_intact:  # not whenever they are known: equal fallbacks of other texts must change nothing
-            best = self._best([*self.readings, *self.fallbacks], known)
-        return [dataclasses.replace(each, text=self.frame.around(self._in_case(each.text))) for each in best]
+        ranked = self._ranked(self.readings, known)
+        if not ranked[0].is_intact:  # not whenever they are known: equal fallbacks of other texts must change nothing
+            ranked = self._ranked([*self.readings, *self.fallbacks], known)
+        return [dataclasses.replace(each, text=self.frame.around(self._in_case(each.text))) for each in ranked]
 
-    def _best(self, readings: Sequence[Reading], known: Mapping[str, list[Translation]]) -> list[Translation]:
-        wanted = count_required(self.frame.text)
-        found = []
-        for reading in readings:
-            checked = [
-                dataclasses.replace(each, is_intact=count_required(each.text) == wanted)
-                for each in reading.translations(known)
-            ]
-            intact_first = sorted(checked, key=lambda each: not each.is_intact)
-            best = intact_first[0]
-            found.append(((best.is_intact, bool(reading.originals) == best.is_intact, best.confidence), intact_first))
-        return max(found, key=lambda one: one[0])[1]
+    def _ranked(self, readings: Sequence[Reading], known: Mapping[str, list[Translation]]) -> list[Translation]:
+        """Returns the translations of the best reading."""
+        found = [(reading, reading.translations(known)) for reading in readings]
+        _, ranked = max(
+            found,
+            key=lambda one: (
+                one[1][0].is_intact,
+                bool(one[0].originals) == one[1][0].is_intact,
+                one[1][0].confidence,
+            ),
+        )
+        return ranked
 
     def _in_case(self, translation: str) -> str:
         return upper_case(translation) if self.in_capitals else translation

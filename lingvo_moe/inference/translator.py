@@ -80,20 +80,20 @@ class Translator:
           start: how many of them to leave out, at the beginning.
         """
         lines = self._reader.lines(sentences[start:])
-        uses = collections.Counter(text for line in lines for text in line.parts)
+        uses = collections.Counter(text for line in lines for text in line.inputs)
         if (different := len(set(sentences[start:]))) < len(lines):
             plural = "s" * (different > 1)
             _log.info(f"{len(lines)} lines have {different} different sentence{plural}, translated once each.")
         known: dict[str, list[Translation]] = {}
         with progress.bar("translating", len(uses), "sentences") as advance:
             for chunk in _chunks(lines, self._experiment.decoding_batch):
-                new = list(dict.fromkeys(text for line in chunk for text in line.parts if text not in known))
+                new = list(dict.fromkeys(text for line in chunk for text in line.inputs if text not in known))
                 known.update(zip(new, self._translate_texts(new, advance), strict=True))
-                again = [text for line in chunk for text in line.parts_of_fallbacks(known)]
+                again = [text for line in chunk for text in line.inputs_of_fallbacks(known)]
                 new = list(dict.fromkeys(text for text in again if text not in known))
                 known.update(zip(new, self._translate_texts(new), strict=True))
                 yield [line.translations(known) for line in chunk]
-                uses.subtract(text for line in chunk for text in line.parts)
+                uses.subtract(text for line in chunk for text in line.inputs)
                 known = {text: translations for text, translations in known.items() if uses[text]}
 
     def _translate_texts(
@@ -154,7 +154,7 @@ def _chunks(lines: Sequence[Line], batch: int) -> Iterator[list[Line]]:
     seen: set[str] = set()
     chunk, new, batches = [], 0, min(_FIRST_BATCHES, _CHUNK_BATCHES)
     for line in lines:
-        texts = set(line.parts) - seen
+        texts = set(line.inputs) - seen
         if chunk and new + len(texts) > batches * batch:
             yield chunk
             chunk, new, batches = [], 0, min(2 * batches, _CHUNK_BATCHES)

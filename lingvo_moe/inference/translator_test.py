@@ -151,7 +151,7 @@ def test_a_long_line_is_translated_in_parts(data, translator):
     assert translator.fits(["der", long]) == [True, False]
     found = translator.translate(["der", long])
     (line,) = LineReader(Tokenizers.load(data.tokenizers).source, 47).lines([long])
-    parts = line.parts
+    parts = line.inputs
     assert len(parts) > 1 and not found[1][0].is_cut
     separate = translator.translate([part.strip() for part in parts])
     assert found[1][0].text == " ".join(best.text for best, *_ in separate)
