@@ -8,10 +8,12 @@ from __future__ import annotations
 import contextlib
 import pathlib
 import tempfile
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Collection
+from typing import Any, TypeVar
 
 from lingvo_moe.errors import UserError
+
+Value = TypeVar("Value")
 
 
 class ProcessGroup:
@@ -46,6 +48,24 @@ class ProcessGroup:
     def gather(self, value: Any) -> list:
         """Returns the values of all processes, by index, in all processes."""
         return [value]
+
+    def in_all(self, function: Callable[[], Value], kinds: Collection[type[UserError]] = ()) -> Value:
+        """Calls `function` in each process; returns its value there, or raises the first UserError in all processes.
+
+        A process that raised it alone would leave the others waiting for it.
+
+        Args:
+          function: its value need not be JSON.
+          kinds: subclasses of UserError, made from a message, which are raised as such; others become a UserError.
+        """
+        value, problem = None, None
+        try:
+            value = function()
+        except UserError as error:
+            problem = [type(error).__name__, str(error)]
+        for name, message in filter(None, self.gather(problem)):
+            raise next((kind for kind in kinds if kind.__name__ == name), UserError)(message)
+        return value  # type: ignore[return-value]  (None only where `function` returns it)
 
     def any(self, stop_requested: bool) -> bool:
         """Returns whether a process was asked to stop, the same answer in all; a late request counts in a later call.

@@ -1,8 +1,11 @@
-"""A run of one process answers every question of a process group by itself."""
+"""A run of one process answers every question of a process group by itself; an error of one is that of all."""
 
 from __future__ import annotations
 
+import pytest
+
 from lingvo_moe.distributed.process_group import ProcessGroup
+from lingvo_moe.errors import UserError
 
 
 def test_one_process_agrees_with_itself(tmp_path):
@@ -14,3 +17,38 @@ def test_one_process_agrees_with_itself(tmp_path):
     group.require_shared(tmp_path)
     group.finish()
     assert group.finished and not list(tmp_path.iterdir())
+
+
+class _Known(UserError):
+    """An error that a caller tells from others."""
+
+
+class _Unknown(UserError):
+    """One that it does not."""
+
+
+class _Two(ProcessGroup):
+    """This process and another one, which has no error or this one."""
+
+    count = 2
+
+    def __init__(self, other: UserError | None):
+        self._other = other
+
+    def gather(self, value):
+        """See the base class."""
+        return [value, self._other and [type(self._other).__name__, str(self._other)]]
+
+
+@pytest.mark.parametrize("kind, expected", [(_Known, _Known), (_Unknown, UserError), (UserError, UserError)])
+def test_an_error_of_one_process_is_raised_in_all(kind, expected):
+    """One that left alone would leave the others in a collective; the kinds that are asked for are kept."""
+
+    def fail():
+        raise kind("the cause")
+
+    assert _Two(None).in_all(lambda: {1, 2}, (_Known,)) == {1, 2}
+    for group, function in ((_Two(kind("the cause")), lambda: 0), (_Two(None), fail), (ProcessGroup(), fail)):
+        with pytest.raises(UserError, match="^the cause$") as raised:
+            group.in_all(function, (_Known,))
+        assert type(raised.value) is expected

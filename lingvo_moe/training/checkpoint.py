@@ -24,7 +24,7 @@ from lingvo_moe import tree
 from lingvo_moe.distributed.process_group import ProcessGroup
 from lingvo_moe.errors import UserError
 from lingvo_moe.training import checkpoint_arrays, checkpoint_manifest, disk_errors
-from lingvo_moe.training.checkpoint_errors import CorruptCheckpoint, RemovedCheckpoint, is_corruption, reason
+from lingvo_moe.training.checkpoint_errors import CorruptCheckpoint, RemovedCheckpoint, is_corruption, reason, removed
 from lingvo_moe.training.checkpoint_reader import ARRAYS, WEIGHTS, Reader, this_process
 
 Value = TypeVar("Value")
@@ -354,7 +354,7 @@ class Checkpoints:
     ) -> tuple[int, dict]:
         """Returns (step, meta) of the newest valid checkpoint or of `step`; raises UserError for another model's."""
         if step is not None and step not in self.steps():
-            raise RemovedCheckpoint(self.path(step))
+            raise removed(self.path(step))
         step = self.latest(items) if step is None else step
         if step is None:
             raise UserError(
@@ -395,16 +395,8 @@ class Checkpoints:
             ) from error
 
     def _in_all_processes(self, function: Callable[[], Value]) -> Value:
-        """Calls a function in each process; raises CorruptCheckpoint in all of them if one of them did."""
-        value, problem = None, None
-        try:
-            value = function()
-        except CorruptCheckpoint as error:
-            problem = str(error)
-        first = next(filter(None, self.processes.gather(problem)), None)
-        if first is not None:
-            raise CorruptCheckpoint(first)
-        return value  # type: ignore[return-value]  (None only where `function` returns it)
+        """Calls a function in each process; raises the UserError of one of them in all, of the same kind."""
+        return self.processes.in_all(function, (CorruptCheckpoint, RemovedCheckpoint))
 
 
 def _restore_arguments(specs: dict, shardings: dict | None) -> orbax.args.CheckpointArgs:

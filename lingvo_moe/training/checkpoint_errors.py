@@ -28,18 +28,19 @@ class CorruptCheckpoint(UserError):
 class RemovedCheckpoint(UserError):
     """A checkpoint has been removed while it was read, by the training whose log directory it was in."""
 
-    def __init__(self, directory: pathlib.Path):
-        """Takes the directory of the step."""
-        super().__init__(
-            f"{directory} has been removed; training keeps the newest checkpoints (training.keep). Run the same "
-            f"command again."
-        )
-
 
 def check_there(directory: pathlib.Path):
     """Raises RemovedCheckpoint if the directory of a step is gone; what could not be read in it is then not corrupt."""
     if not directory.is_dir():
-        raise RemovedCheckpoint(directory)
+        raise removed(directory)
+
+
+def removed(directory: pathlib.Path) -> RemovedCheckpoint:
+    """Returns the error of a step whose directory is gone."""
+    return RemovedCheckpoint(
+        f"{directory} has been removed; training keeps the newest checkpoints (training.keep). Run the same command "
+        f"again."
+    )
 
 
 def is_corruption(error: BaseException) -> bool:

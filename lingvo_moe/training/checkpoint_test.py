@@ -16,6 +16,7 @@ import pytest
 from orbax import checkpoint as orbax
 
 from lingvo_moe import experiment, tree
+from lingvo_moe.distributed.process_group import ProcessGroup
 from lingvo_moe.errors import UserError
 from lingvo_moe.sharding.layout import DeviceMesh, Spec
 from lingvo_moe.testing.checkpoints import (
@@ -33,6 +34,8 @@ from lingvo_moe.testing.checkpoints import (
 )
 from lingvo_moe.training import disk_errors
 from lingvo_moe.training.checkpoint import Checkpoints
+from lingvo_moe.training.checkpoint_errors import RemovedCheckpoint
+from lingvo_moe.training.checkpoint_reader import Reader
 
 
 @pytest.mark.slow
@@ -324,6 +327,27 @@ def test_meta_without_its_entries_is_corrupt(tmp_path, caplog):
     with pytest.raises(UserError, match="no checkpoint is valid"):
         restore(tmp_path)
     assert f"{directory} is corrupt: meta lacks an entry, or has one of another kind." in caplog.messages
+
+
+def test_a_seed_that_one_process_cannot_read_stops_all(tmp_path, monkeypatch):
+    """Whichever process it is: the others would wait for it."""
+    gathered = []
+
+    class Two(ProcessGroup):
+        def gather(self, value):
+            gathered.append(value)
+            return [value, None if value else ["RemovedCheckpoint", "the other's step is gone"]]
+
+    def refuse(*_):
+        raise UserError("a file server has restarted")
+
+    save(tmp_path, 4)
+    with pytest.raises(RemovedCheckpoint, match="^the other's step is gone$"):
+        Checkpoints(tmp_path, processes=Two()).require_state("tiny", SPECS)
+    monkeypatch.setattr(Reader, "read", refuse)
+    with pytest.raises(UserError, match="^a file server has restarted$"):
+        Checkpoints(tmp_path, processes=Two()).require_state("tiny", SPECS)
+    assert gathered == [None, ["UserError", "a file server has restarted"]]
 
 
 def test_weights_only_checkpoint_is_for_inference(tmp_path):

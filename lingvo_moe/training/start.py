@@ -123,14 +123,8 @@ class Start:
 
     def _require_finite(self, theta: dict, checkpoint: pathlib.Path):
         """Raises UserError, in all processes, if one of them holds initial weights that are not finite."""
-        problem = None
-        try:
-            remedy = "delete it to use the checkpoint before it, or pass another --initial_weights"
-            checkpoint_arrays.check_finite(theta, str(checkpoint), remedy)
-        except UserError as error:
-            problem = str(error)
-        for found in filter(None, self.process_group.gather(problem)):
-            raise UserError(found)
+        remedy = "delete it to use the checkpoint before it, or pass another --initial_weights"
+        self.process_group.in_all(lambda: checkpoint_arrays.check_finite(theta, str(checkpoint), remedy))
 
     def _check_resumed(self, own: Checkpoints, trained: int, seed: int, train_input: TrainInput):
         """Raises UserError if training would go on with other data or random numbers than it began with."""
