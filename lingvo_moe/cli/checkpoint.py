@@ -18,7 +18,7 @@ from lingvo_moe.steps import weight_specs
 from lingvo_moe.training import checkpoint_manifest, hyperparameters
 from lingvo_moe.training import checkpoint_tools as tools
 from lingvo_moe.training.checkpoint import Checkpoints
-from lingvo_moe.training.checkpoint_errors import CorruptCheckpoint, RemovedCheckpoint
+from lingvo_moe.training.checkpoint_errors import CorruptCheckpoint, RefusedCheckpoint, RemovedCheckpoint
 from lingvo_moe.training.checkpoint_reader import Reader, num_bytes
 from lingvo_moe.utils import progress
 from lingvo_moe.utils.counts import counted
@@ -35,7 +35,7 @@ class _Action(NamedTuple):
 
 
 def run(config: CheckpointConfig, arguments: list[str]) -> int | None:
-    """Runs the action that is named after the command; returns 2 if `verify` found a corrupt checkpoint."""
+    """Runs the action that is named after the command; returns 2 if `verify` found a corrupt or unreadable step."""
     words = ", ".join(_ACTIONS)
     if len(arguments) != 1:
         raise UserError(f"checkpoint takes one of {words}, got {len(arguments)}; see --help.")
@@ -89,14 +89,18 @@ def _inspect_arrays(reader: Reader, pattern: re.Pattern, stats: bool):
 def _verify(config: CheckpointConfig) -> int:
     checkpoints = _existing(_logdir(config))
     steps = checkpoints.steps() if config.step is None else [_require_step(checkpoints, config.step)]
-    corrupt = 0
+    bad = 0
     for step in steps:
         try:
             problems = tools.verify(checkpoints, step)
         except RemovedCheckpoint:
             print(f"{checkpoints.path(step)}: removed meanwhile; training keeps the newest checkpoints", flush=True)
             continue
-        corrupt += bool(problems)
+        except RefusedCheckpoint as error:
+            print(f"{checkpoints.path(step)}: cannot be read ({error.why})", flush=True)
+            bad += 1
+            continue
+        bad += bool(problems)
         if problems:
             status = "corrupt"
         elif (checkpoints.path(step) / checkpoint_manifest.MANIFEST).exists():
@@ -104,7 +108,7 @@ def _verify(config: CheckpointConfig) -> int:
         else:
             status = f"every array can be read and is finite; no {checkpoint_manifest.MANIFEST} to compare files with"
         print("\n  ".join([f"{checkpoints.path(step)}: {status}", *problems]), flush=True)
-    return 2 if corrupt else 0
+    return 2 if bad else 0
 
 
 def _average(config: CheckpointConfig):
@@ -220,7 +224,7 @@ def _overviews(checkpoints: Checkpoints) -> Iterator[tuple[str, ...]]:
             f"{seen.date:%Y-%m-%d %H:%M}" if seen.date else "-",
             seen.model or "-",
             "-" if seen.weights is None else f"{seen.weights:,}",
-            f"{seen.bytes / 2**20:,.1f}",
+            "-" if seen.bytes is None else f"{seen.bytes / 2**20:,.1f}",
             f"{state}, weights only: {seen.origin}" if seen.origin else state,
         )
 

@@ -16,6 +16,7 @@ from lingvo_moe.testing import experiments as tiny
 from lingvo_moe.testing.checkpoints import flip, largest
 from lingvo_moe.training import checkpoint_manifest, hyperparameters
 from lingvo_moe.training.checkpoint import Checkpoints
+from lingvo_moe.training.checkpoint_errors import RefusedCheckpoint
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("compiled_once")]
 
@@ -99,6 +100,25 @@ def test_a_step_that_training_removes_meanwhile_is_not_corrupt(
     assert _run("checkpoint", action, f"--logdir={tmp_path / 'log'}", *flags) == status
     printed = capsys.readouterr()
     assert re.search(pattern, printed.out + printed.err, re.DOTALL)
+
+
+def test_a_step_that_cannot_be_read_for_now_does_not_hide_the_others(trained, capsys, monkeypatch):
+    """A file server refuses one of them: that is no corruption, and the others are shown and verified."""
+    compare = checkpoint_manifest.problems
+
+    def compare_refused(directory, *others, **options):
+        if directory.name == "2":
+            raise RefusedCheckpoint(directory, "Stale file handle")
+        return compare(directory, *others, **options)
+
+    monkeypatch.setattr(checkpoint_manifest, "problems", compare_refused)
+    capsys.readouterr()
+    assert _run("checkpoint", "verify", f"--logdir={trained}") == 2
+    steps = trained / "checkpoints"
+    assert capsys.readouterr().out == f"{steps / '2'}: cannot be read (Stale file handle)\n{steps / '4'}: valid\n"
+    assert _run("checkpoint", "inspect", f"--logdir={trained}") == 0
+    lines = [re.sub(" +", " ", line) for line in capsys.readouterr().out.splitlines()]
+    assert lines[2] == "2 - - - - cannot be read (Stale file handle)" and lines[3].endswith(" complete")
 
 
 def test_average_and_convert_can_be_used(trained, data, tmp_path, capsys):

@@ -25,6 +25,19 @@ class CorruptCheckpoint(UserError):
     """A checkpoint is not what was saved; the message says where it differs."""
 
 
+class RefusedCheckpoint(UserError):
+    """A checkpoint, or a file of one, cannot be read for a reason that may pass; it need not be corrupt.
+
+    Attributes:
+      why: the reason, as part of a line.
+    """
+
+    def __init__(self, path: pathlib.Path, why: str):
+        """Takes what cannot be read, and the reason."""
+        super().__init__(f"{path}: the checkpoint cannot be read ({why}); it is not changed, and no other one is used.")
+        self.why = why
+
+
 class RemovedCheckpoint(UserError):
     """A checkpoint has been removed while it was read, by the training whose log directory it was in."""
 
@@ -54,14 +67,9 @@ def is_refusal(error: BaseException) -> bool:
 
 
 def check_refused(file: pathlib.Path, error: OSError):
-    """Raises UserError if an error of a read does not mean that the file of a checkpoint is corrupt."""
+    """Raises RefusedCheckpoint if an error of a read does not mean that the file of a checkpoint is corrupt."""
     if error.errno in _REFUSALS:
-        raise refused(file, str(error.strerror)) from None
-
-
-def refused(file: pathlib.Path, why: str) -> UserError:
-    """Returns the error of a checkpoint, or a file of one, that cannot be read but need not be corrupt."""
-    return UserError(f"{file}: the checkpoint cannot be read ({why}); it is not changed, and no other one is used.")
+        raise RefusedCheckpoint(file, str(error.strerror)) from None
 
 
 def reason(error: BaseException) -> str:

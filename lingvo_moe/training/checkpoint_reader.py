@@ -15,7 +15,7 @@ from orbax import checkpoint as orbax
 
 from lingvo_moe import tree
 from lingvo_moe.sharding.layout import Spec
-from lingvo_moe.training.checkpoint_errors import CorruptCheckpoint, check_there, is_refusal, reason, refused
+from lingvo_moe.training.checkpoint_errors import CorruptCheckpoint, RefusedCheckpoint, check_there, is_refusal, reason
 from lingvo_moe.training.checkpoint_manifest import LONG
 from lingvo_moe.utils import progress
 
@@ -29,7 +29,7 @@ class Reader:
     """Reads one step.
 
     Every method raises CorruptCheckpoint, which names the item or array, if it cannot be read, RemovedCheckpoint if the
-    directory is gone, or UserError for a reason that may pass, such as a missing permission.
+    directory is gone, or RefusedCheckpoint for a reason that may pass, such as a missing permission.
     """
 
     def __init__(self, directory: pathlib.Path):
@@ -145,7 +145,7 @@ class Reader:
         except Exception as error:  # Orbax raises many kinds, the bare class among them
             check_there(self.directory)
             if is_refusal(error):
-                raise refused(self.directory, f"{what}: {reason(error)}") from error
+                raise RefusedCheckpoint(self.directory, f"{what}: {reason(error)}") from error
             raise CorruptCheckpoint(f"{what} cannot be read ({reason(error)})") from error
 
 

@@ -27,7 +27,7 @@ from lingvo_moe.training import (
     weights_file,
 )
 from lingvo_moe.training.checkpoint import Checkpoints, first_difference, summary
-from lingvo_moe.training.checkpoint_errors import CorruptCheckpoint, check_there
+from lingvo_moe.training.checkpoint_errors import CorruptCheckpoint, RefusedCheckpoint, check_refused, check_there
 from lingvo_moe.training.checkpoint_reader import ARRAYS, WEIGHTS, Reader
 from lingvo_moe.training.hyperparameters import Recorded
 from lingvo_moe.training.hyperparameters import load as load_hyperparameters
@@ -55,7 +55,7 @@ class Overview:
 
     Attributes:
       step: the training step.
-      bytes: the size of its files.
+      bytes: the size of its files; None if that cannot be read.
       problem: what is wrong as far as sizes and metadata show; empty for a valid checkpoint.
       model, weights, date: the registered name, the number of weights, when it was complete; None if that cannot be
         read.
@@ -63,7 +63,7 @@ class Overview:
     """
 
     step: int
-    bytes: int
+    bytes: int | None
     problem: str
     model: str | None = None
     weights: int | None = None
@@ -118,13 +118,20 @@ class Statistics:
 
 def overview(checkpoints: Checkpoints, step: int) -> Overview:
     """Returns what sizes and metadata show; reads no array. Raises RemovedCheckpoint if it is removed meanwhile."""
-    directory = checkpoints.path(step)
+    try:
+        return _overview(checkpoints.path(step), step)
+    except RefusedCheckpoint as error:
+        return Overview(step, None, f"cannot be read ({error.why})")
+
+
+def _overview(directory: pathlib.Path, step: int) -> Overview:
     found = checkpoint_manifest.problems(directory, hashes=False)
     problem = f"no {checkpoint_manifest.MANIFEST}" if found is None else summary(found) if found else ""
     try:
         size = checkpoint_manifest.size(directory)
-    except FileNotFoundError:
+    except OSError as error:
         check_there(directory)
+        check_refused(directory, error)
         raise
     try:
         reader = Reader(directory)
@@ -143,6 +150,7 @@ def verify(checkpoints: Checkpoints, step: int) -> list[str]:
 
     Raises:
       RemovedCheckpoint: it was removed meanwhile.
+      RefusedCheckpoint: it cannot be read for a reason that may pass.
     """
     directory = checkpoints.path(step)
     reader = Reader(directory)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import pathlib
@@ -14,6 +15,7 @@ import pytest
 import safetensors
 from hypothesis import given
 from hypothesis import strategies as st
+from orbax import checkpoint as orbax
 from safetensors import numpy as safetensors_numpy
 
 from lingvo_moe import experiment, tree
@@ -418,6 +420,20 @@ def test_verify_names_files_and_arrays(tmp_path):
     assert found[0] == f"theta/ocdbt.process_0/d/{data.name} is missing"
     assert found[1].startswith("theta/expert/inner cannot be read")
     assert tools.overview(checkpoints, 8).problem == found[0]
+
+
+@pytest.mark.parametrize(
+    "module, name", [(checkpoint_manifest, "size"), (orbax.CompositeCheckpointHandler, "metadata")]
+)
+def test_overview_of_what_cannot_be_read_for_now(trained, monkeypatch, module, name):
+    """A file server that has restarted is no problem of the checkpoint, and no error: the other steps are shown."""
+
+    def fail(*_, **__):
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), "file")
+
+    monkeypatch.setattr(module, name, fail)
+    seen = tools.overview(trained, 8)
+    assert re.fullmatch(r"cannot be read \(.*Stale file handle.*\)", seen.problem) and seen.bytes is None
 
 
 def test_statistics_are_of_finite_values():
