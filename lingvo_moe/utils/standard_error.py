@@ -6,14 +6,18 @@ import io
 
 
 class _Lossy(io.FileIO):
-    """A file that drops what it cannot write: the reader of a pipe has ended, a terminal is closed, a disk is full."""
+    """A file that drops what it cannot write: the reader of a pipe has ended, a terminal is closed, a disk is full.
+
+    Of a full pipe or terminal whose writes do not wait for a reader, too.
+    """
 
     def write(self, data, /):
         """Writes, or does nothing; returns the number of bytes."""
         try:
-            return super().write(data)
+            written = super().write(data)
         except OSError:
-            return memoryview(data).nbytes
+            written = None
+        return memoryview(data).nbytes if written is None else written  # None, too, where a write would have to wait
 
 
 def lossy(descriptor: int) -> io.TextIOWrapper:
