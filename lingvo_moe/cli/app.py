@@ -75,7 +75,9 @@ def _prepare_streams():
         sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: SIM115  (open until the process ends)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(encoding="utf-8", errors="strict")
-    sys.stderr = standard_error.lossy(os.open(os.devnull, os.O_WRONLY) if sys.stderr is None else sys.stderr.fileno())
+    with contextlib.suppress(io.UnsupportedOperation):  # a stream in memory, of a program that embeds this one, stays
+        descriptor = os.open(os.devnull, os.O_WRONLY) if sys.stderr is None else sys.stderr.fileno()
+        sys.stderr = standard_error.lossy(descriptor)
 
 
 def _exit(status: int) -> NoReturn:

@@ -199,6 +199,17 @@ def test_closed_streams_and_other_encodings():
     assert done.stderr == b"error: standard output is closed; redirect it to a file, or to /dev/null.\n"
 
 
+def test_a_stream_in_memory_stays():
+    """A program that embeds this one may collect the messages."""
+    code = (
+        "import io, sys\nfrom lingvo_moe.cli import app\nsys.stderr = collected = io.StringIO()\n"
+        "def main(arguments):\n    print('note', file=sys.stderr)\n    print(repr(collected.getvalue()))\n"
+        "app.run(main)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "'note\\n'\n", "")
+
+
 @pytest.mark.parametrize("status", [0, 2])
 def test_the_process_exits_at_once_after_an_error(status):
     """A library's thread that waits for what failed must not block the exit; after success all threads may end."""
