@@ -88,7 +88,10 @@ def _save(run: TrainingRun, result: StepResult, newest: StepResult, path: pathli
     """
     data_state = run.global_data_state(newest.data_state)
     now = int(np.asarray(run.training.state["step"]))
-    saved = run.checkpoints.latest()
+    try:
+        saved = run.checkpoints.latest()
+    except UserError:  # no checkpoint is valid; the weights in memory are
+        saved = None
     checkpoint = now if saved is None or saved < now - _skipped_in_a_row(newest) else saved
     seed = tuple(np.asarray(run.training.state["seed"]).tolist())
     loss, gradient_norm = (float(result.metrics[metric]) for metric in ("loss", "gradient_norm"))

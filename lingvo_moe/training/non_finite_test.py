@@ -62,3 +62,18 @@ def test_a_batch_of_numbers_is_kept_as_it_is(tmp_path):
     assert kept["source"]["features"].dtype == np.float32 and kept["target"]["ids"].dtype == np.int32
     np.testing.assert_array_equal(kept["source"]["features"], FEATURES)
     np.testing.assert_array_equal(kept["target"]["ids"], BATCH["target"]["ids"])
+
+
+def test_the_step_is_kept_where_all_checkpoints_are_corrupt(tmp_path):
+    """With its weights, of which there is no other copy."""
+    run, saved = run_of(tmp_path, max_skipped=1), []
+
+    def latest():
+        raise UserError("no checkpoint is valid")
+
+    run.checkpoints = types.SimpleNamespace(
+        latest=latest, save=lambda model, state, data_state: saved.append(int(state["step"])), wait=lambda: None
+    )
+    with pytest.raises(UserError, match="It could not be recomputed"):
+        NonFiniteGuard().on_end(run, result(3, 1))
+    assert saved == [2] and Replay.load(path_of(tmp_path, 3)).checkpoint == 2
