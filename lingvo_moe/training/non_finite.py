@@ -84,7 +84,9 @@ def _error(run: TrainingRun, result: StepResult, newest: StepResult) -> UserErro
 def _save(run: TrainingRun, result: StepResult, newest: StepResult, path: pathlib.Path):
     """Saves the step's batch, and a checkpoint of its weights unless the newest one holds them.
 
-    Each restart would otherwise save the same weights again, and so delete one good checkpoint (`training.keep`).
+    Each restart would otherwise save the same weights again, and so delete one good checkpoint (`training.keep`). But
+    where none is saved, a restart with the same settings draws the same batches again and stops at the same step;
+    docs/faults.md has the remedies.
     """
     data_state = run.global_data_state(newest.data_state)
     now = int(np.asarray(run.training.state["step"]))
