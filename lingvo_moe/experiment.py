@@ -59,8 +59,8 @@ class TrainingSchedule:
       ema_decay: the decay per step of a moving average of the weights, for instance 0.999; 0 for none. Validation
         losses and whatever reads a checkpoint's weights use the average. It costs the memory of one more copy of the
         weights.
-      grace_seconds: the maximal time from SIGTERM to the end of the process; it must suffice for the step in progress
-        and a checkpoint.
+      grace_seconds: the maximal time from SIGTERM or SIGHUP to the end of the process; it must suffice for the step in
+        progress and a checkpoint.
     """
 
     steps: int = 1_000_000

@@ -25,8 +25,8 @@ class PreemptionGuard:
         """Makes a guard that is not active yet.
 
         Args:
-          grace_seconds: the seconds from SIGTERM after which the process ends in any case, because its sender would
-            kill it.
+          grace_seconds: the seconds from SIGTERM, SIGHUP or `request` after which the process ends in any case, because
+            the sender of a signal would kill it.
           catches_sigterm: whether the guard catches SIGTERM. If not, the caller calls `request`.
         """
         self.requested = False
@@ -49,7 +49,7 @@ class PreemptionGuard:
             signal.signal(number, handler)
 
     def request(self):
-        """Sets `requested` and starts the grace period, as SIGTERM does."""
+        """Sets `requested` and starts the grace period, as SIGTERM and SIGHUP do."""
         self._set_requested()
         if self._timer is None:
             self._timer = threading.Timer(self._grace_seconds, self._give_up)
@@ -71,8 +71,8 @@ class PreemptionGuard:
 
     def _give_up(self):
         _say(
-            f"step and checkpoint were not done {self._grace_seconds:g} s after SIGTERM (training.grace_seconds); "
-            f"stopped. The same command will resume from the checkpoint before."
+            f"step and checkpoint were not done {self._grace_seconds:g} s after the request to stop "
+            f"(training.grace_seconds); stopped. The same command will resume from the checkpoint before."
         )
         os._exit(EXIT_STATUS)
 

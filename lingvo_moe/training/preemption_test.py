@@ -31,7 +31,7 @@ def test_the_process_ends_after_the_grace_period_in_any_case():
     assert returncode == preemption.EXIT_STATUS == 130
     stopping, gave_up = stderr.split("\n\n")
     assert "stopping after this step, with a checkpoint" in stopping
-    assert "were not done 0.2 s after SIGTERM (training.grace_seconds)" in gave_up
+    assert "were not done 0.2 s after the request to stop (training.grace_seconds)" in gave_up
 
 
 def test_a_closed_terminal_is_a_request_which_nohup_ignores():
