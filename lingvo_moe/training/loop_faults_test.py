@@ -197,7 +197,7 @@ def test_an_unwritable_log_directory_is_reported_before_compiling(data, tmp_path
     ):
         loop.train(tiny.LANGUAGE_MODEL, tiny.tiny_language_model(data), engine, tmp_path / "file" / "log")
     monkeypatch.setattr(tempfile, "TemporaryFile", read_only)
-    for name in ("log", "log/checkpoints", "log/valid"):
+    for name in ("log", "log/checkpoints", "log/valid", "log/replay"):
         unwritable = tmp_path / name
         unwritable.mkdir(exist_ok=True)
         with pytest.raises(

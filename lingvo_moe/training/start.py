@@ -24,8 +24,9 @@ from lingvo_moe.training.checkpoint import Checkpoints
 from lingvo_moe.training.readers import same_readers
 
 _log = logging.getLogger(__name__)
-# What training writes to in its log directory: checkpoints, and curves of training and of the held-out evaluation.
-_WRITTEN = ("checkpoints", "train", "valid")
+# Directories in the log directory that training writes to, some after hours: checkpoints, curves of training and of the
+# held-out evaluation, and skipped steps. Its files, `lock` and `hyperparameters.json`, are in the log directory itself.
+_WRITTEN = ("checkpoints", "train", "valid", "replay")
 
 
 class StartCheckpoints(NamedTuple):
