@@ -468,21 +468,21 @@ def _new_checkpoints(logdir: str | pathlib.Path, flag: str) -> Iterator[Checkpoi
     """Yields the checkpoints of a new log directory, in which nothing else saves meanwhile, and closes them.
 
     Raises:
-      UserError: there are checkpoints in it, or a training.
+      UserError: there are checkpoints in it, or a training, or nothing can be written there.
     """
     path = pathlib.Path(logdir).absolute()
-    with disk_errors.of_checkpoints(path):
-        path.mkdir(parents=True, exist_ok=True)
+    disk_errors.require_directory(f"{flag}={logdir}", path, flag)
     with logdir_lock.locked(path, flag), contextlib.closing(Checkpoints(path, keep=1)) as checkpoints:
         _check_new(logdir, flag)
         yield checkpoints
 
 
 def _check_new(logdir: str | pathlib.Path, flag: str):
-    """Raises UserError if there are checkpoints in a log directory, or it cannot be made."""
+    """Raises UserError if there are checkpoints in a log directory, or nothing can be written to it; makes nothing."""
     path = pathlib.Path(logdir).absolute()
     there = next(each for each in (path, *path.parents) if each.exists())
     if not there.is_dir():
         raise UserError(f"{flag}={logdir}: {there} is a file; expected a directory, or a name for a new one.")
+    disk_errors.require_directory(f"{flag}={logdir}", there, flag)
     if Checkpoints(logdir).steps():  # not what a write that failed has left, which the next one removes
         raise UserError(f"{flag}={logdir} already has checkpoints; name a new directory.")

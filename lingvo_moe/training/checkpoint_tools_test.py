@@ -409,6 +409,23 @@ def test_unfit_paths_are_refused_first(trained, weights_file, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+def test_a_directory_that_cannot_be_written_to_is_refused_first(trained, weights_file, tmp_path, monkeypatch):
+    """Before arrays are read; nothing is left, and the error is not that of a checkpoint."""
+
+    def refuse(dir):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(dir))
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", refuse)
+    monkeypatch.setattr(tools.Reader, "read", None)
+    monkeypatch.setattr(safetensors, "safe_open", None)
+    pattern = r"=.*/new/log: nothing can be written there \(Read-only file system\). Remove the cause, or pass another "
+    with pytest.raises(UserError, match=f"^--output{pattern}--output.$"):
+        tools.average(trained, [4, 8], tmp_path / "new" / "log")
+    with pytest.raises(UserError, match=f"^--logdir{pattern}--logdir.$"):
+        tools.from_safetensors(weights_file, "tiny", SPECS["theta"], tmp_path / "new" / "log")
+    assert not any(tmp_path.iterdir())
+
+
 def test_verify_names_files_and_arrays(tmp_path):
     """A missing file, and the array that cannot be read without it."""
     save(tmp_path, 8)

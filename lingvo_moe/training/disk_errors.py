@@ -7,6 +7,7 @@ import errno
 import os
 import pathlib
 import shutil
+import tempfile
 from collections.abc import Iterator
 
 from lingvo_moe.errors import UserError
@@ -20,6 +21,27 @@ _REFUSALS = (*_FULL, *map(os.strerror, _OTHERS))
 def remedy(reason: str) -> str:
     """Returns what to do, as the beginning of a sentence, about a write that failed for this reason."""
     return "Free disk space" if any(full in reason for full in _FULL) else "Remove the cause"
+
+
+def require_directory(name: str, directory: pathlib.Path, flag: str = "--logdir"):
+    """Makes a directory; raises UserError if nothing can be written to it, before hours of work.
+
+    Args:
+      name: what the error calls it.
+      directory: to make, with its parents, if it is absent.
+      flag: that can name another one.
+    """
+    if directory.exists() and not directory.is_dir():
+        raise UserError(f"{name} is a file; expected a directory. Move it away, or pass another {flag}.")
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=directory) as file:
+            file.write(bytes(4096))
+    except OSError as error:
+        raise UserError(
+            f"{name}: nothing can be written there ({error.strerror}). {remedy(str(error.strerror))}, or pass another "
+            f"{flag}."
+        ) from None
 
 
 @contextlib.contextmanager

@@ -7,7 +7,6 @@ import hashlib
 import logging
 import os
 import pathlib
-import tempfile
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -148,21 +147,7 @@ class Start:
 
 def _require_writable(logdir: pathlib.Path):
     """Makes the directory; raises UserError if training cannot write to it, before a compiler has run for minutes."""
-    _require_directory(f"--logdir={logdir}", logdir)
+    disk_errors.require_directory(f"--logdir={logdir}", logdir)
     for name in _WRITTEN:
         if os.path.lexists(logdir / name):
-            _require_directory(f"{logdir / name}", logdir / name)
-
-
-def _require_directory(name: str, directory: pathlib.Path):
-    if directory.exists() and not directory.is_dir():
-        raise UserError(f"{name} is a file; expected a directory. Move it away, or pass another --logdir.")
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=directory) as file:
-            file.write(bytes(4096))
-    except OSError as error:
-        raise UserError(
-            f"{name}: nothing can be written there ({error.strerror}); checkpoints and curves would be lost. "
-            f"{disk_errors.remedy(str(error.strerror))}, or pass another --logdir."
-        ) from None
+            disk_errors.require_directory(f"{logdir / name}", logdir / name)
