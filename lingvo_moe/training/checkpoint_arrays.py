@@ -168,9 +168,16 @@ def check_finite(theta: dict, name: str, remedy: str):
       name: what has the weights.
       remedy: the end of the message.
     """
+    if (problem := finite_problem(theta, name, remedy)) is not None:
+        raise UserError(problem)
+
+
+def finite_problem(theta: dict, name: str, remedy: str) -> str | None:
+    """Returns the message of `check_finite`; None if all weights are finite."""
     for path, weight in tree.flatten(theta).items():
         if not all(np.isfinite(np.asarray(shard)).all() for shard in _held(weight)):
-            raise UserError(f"{name}: {path} has values that are not finite; {remedy}.")
+            return f"{name}: {path} has values that are not finite; {remedy}."
+    return None
 
 
 def _held(weight: Any) -> Iterable[Any]:

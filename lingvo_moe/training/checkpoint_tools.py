@@ -408,13 +408,12 @@ def as_logdir(file: pathlib.Path, model: str, specs: Mapping[str, object]) -> It
 
 def _check_finite(theta: Mapping[str, np.ndarray], directory: pathlib.Path, dtype: str):
     """Warns of weights that are not finite; raises UserError for those that become int8."""
-    try:
-        remedy = "what uses such weights refuses them, so choose another step"
-        checkpoint_arrays.check_finite(dict(theta), str(directory), remedy)
-    except UserError as error:
-        if dtype == _INT8:
-            raise
-        _log.warning("%s", error)
+    remedy = "what uses such weights refuses them, so choose another step"
+    problem = checkpoint_arrays.finite_problem(dict(theta), str(directory), remedy)
+    if problem is not None and dtype == _INT8:
+        raise UserError(problem)
+    if problem is not None:
+        _log.warning("%s", problem)
 
 
 def _save_converted(target: Checkpoints, model: str, found: FileWeights, file: pathlib.Path):
