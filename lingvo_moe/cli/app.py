@@ -23,7 +23,7 @@ from absl import flags
 
 from lingvo_moe.cli import logging_setup, process_setup
 from lingvo_moe.errors import UserError, did_you_mean
-from lingvo_moe.utils import standard_error
+from lingvo_moe.utils import error_numbers, standard_error
 
 Main = Callable[[list[str]], int | None]
 INTERRUPTED = 130
@@ -125,7 +125,7 @@ def _execute(main: Main, argv: Sequence[str], flag_values: flags.FlagValues, des
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except OSError as error:
-        if error.filename is None and error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        if error.filename is None and error.errno not in error_numbers.FULL:
             raise
         reason = _REMEDIES.get(error.errno or 0, str(error.strerror))
         return _fail(f"{error.filename}: {reason}" if error.filename is not None else reason)

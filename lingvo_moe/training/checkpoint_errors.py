@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import pathlib
 import re
 
 from lingvo_moe.errors import UserError
+from lingvo_moe.utils import error_numbers
 
 # How TensorStore reports that stored bytes cannot be found or decoded; an error of a decoder has no status of its own.
 _STORED = ("Error reading", "Error opening", "Error decoding", "DATA_LOSS", "NOT_FOUND")
 # What does not mean that bytes changed: the machine or the file server has too little of something, or refuses.
-_REFUSALS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EACCES, errno.EPERM, errno.ESTALE, errno.ETIMEDOUT)
+_REFUSALS = (*error_numbers.EXHAUSTED, *error_numbers.DENIED)
 _REFUSED = (
     *("RESOURCE_EXHAUSTED", "PERMISSION_DENIED", "UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED", "ABORTED"),
     *map(os.strerror, _REFUSALS),

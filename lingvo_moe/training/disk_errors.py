@@ -11,11 +11,11 @@ import tempfile
 from collections.abc import Iterator
 
 from lingvo_moe.errors import UserError
+from lingvo_moe.utils import error_numbers
 
-_FULL = tuple(map(os.strerror, (errno.ENOSPC, errno.EDQUOT)))
+_FULL = tuple(map(os.strerror, error_numbers.FULL))
 # Why a file system refuses to write. TensorStore passes the text on as part of a longer message.
-_OTHERS = (errno.EFBIG, errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO, errno.ESTALE, errno.ETIMEDOUT)
-_REFUSALS = (*_FULL, *map(os.strerror, _OTHERS))
+_REFUSALS = tuple(map(os.strerror, (*error_numbers.OF_WRITES, errno.EROFS, *error_numbers.DENIED)))
 
 
 def remedy(reason: str) -> str:

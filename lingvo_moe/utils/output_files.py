@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import math
 import os
 import pathlib
@@ -12,8 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, TextIO
 
 from lingvo_moe.errors import UserError
-
-_OF_WRITES = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+from lingvo_moe.utils import error_numbers
 
 
 def check_path(flag: str, path: str | None, is_text: bool = True):
@@ -127,7 +125,7 @@ def _named(path: str | pathlib.Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.filename is None and error.errno in _OF_WRITES:
+        if error.filename is None and error.errno in error_numbers.OF_WRITES:
             error.filename = str(path)
         raise
 
