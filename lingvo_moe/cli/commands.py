@@ -65,8 +65,8 @@ def _evaluate_translations(config: EvalConfig):
     if config.translations:
         translation_file.write(config.translations, translated)
     scores = score(corpus, translated)
-    print(table(scores, summary=config.summary), file=output_files.beside(config.json))
-    print(_loss_line(loss, config.split), file=output_files.beside(config.json))
+    print(table(scores, summary=config.summary), file=output_files.table_stream(config.json))
+    print(_loss_line(loss, config.split), file=output_files.table_stream(config.json))
     if left_out:
         _log.info(counts.left_out(left_out, "sentence", f"of {experiment.texts.source_length} tokens or more"))
     write_scores(config, name, translator.step, scores, loss=dataclasses.asdict(loss))
@@ -95,7 +95,7 @@ def _evaluate_language_model(config: EvalConfig):
     print(
         f"{result.cross_entropy:.4f} nats per token, perplexity {result.perplexity:.2f}, over {result.tokens:,} tokens "
         f"of the {config.split} split, after {counts.counted(result.step, 'step')}",
-        file=output_files.beside(config.json),
+        file=output_files.table_stream(config.json),
     )
     if result.left_out:
         _log.info(counts.left_out(result.left_out, "text", f"of {experiment.texts.target_length} tokens or more"))
@@ -122,7 +122,7 @@ def plan(config: PlanConfig):
     target = cluster.target_of(config.topology or topology.v3_slice(mesh.size), config.compiler_options)
     mesh = given or _mesh_of(target, mesh)
     target.check(mesh)
-    with contextlib.redirect_stdout(output_files.beside(config.json)):
+    with contextlib.redirect_stdout(output_files.table_stream(config.json)):
         if search.LAYOUT in config.search:
             chosen = layouts.find(config, dataclasses.replace(own, mesh=mesh), target)
             if chosen is None:
@@ -132,7 +132,7 @@ def plan(config: PlanConfig):
     if config.json:
         chosen.save(config.json)
     text = plan_text.text(chosen, config.tokens, config.price_per_hour, _sufficient(config, chosen, target))
-    print(text, end="", file=output_files.beside(config.json))
+    print(text, end="", file=output_files.table_stream(config.json))
 
 
 def _check_flags(config: PlanConfig):

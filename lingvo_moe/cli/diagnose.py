@@ -72,7 +72,7 @@ def diagnose(config: DiagnoseConfig):
     )
     if saved:
         text += f"\n\ntraining computed a loss of {saved.loss:.6g} and a gradient norm of {saved.gradient_norm:.6g}"
-    print(text, file=output_files.beside(config.json))
+    print(text, file=output_files.table_stream(config.json))
     if config.json:
         about = {
             "version": _VERSION,

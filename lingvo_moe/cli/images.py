@@ -21,7 +21,7 @@ def evaluate(config: EvalConfig):
     name, experiment, engine = run_setup.set_up(config, "decode", {})
     model = segmenter.Segmenter(name, experiment, engine, config.log_directory())
     scores = segmenter.evaluate(model, experiment, config.max_pairs, config.split)
-    print(table(scores, summary=config.summary), file=output_files.beside(config.json))
+    print(table(scores, summary=config.summary), file=output_files.table_stream(config.json))
     write_scores(config, name, model.step, scores)
 
 

@@ -27,7 +27,7 @@ def evaluate(config: EvalConfig):
     corpus = Corpus.open(experiment.corpus)
     model = recognizer.Recognizer(name, experiment, engine, config.log_directory())
     scores, left_out = recognizer.evaluate(model, corpus, config.languages, config.max_pairs, config.split)
-    print(table(scores, summary=config.summary), file=output_files.beside(config.json))
+    print(table(scores, summary=config.summary), file=output_files.table_stream(config.json))
     if left_out:
         _log.info(counts.left_out(left_out, "recording", f"of more than {experiment.texts.source_length} frames"))
     write_scores(config, name, model.step, scores)

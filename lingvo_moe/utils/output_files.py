@@ -82,7 +82,7 @@ def as_json(value: Any) -> Any:
     return value if not isinstance(value, float) or math.isfinite(value) else str(value)
 
 
-def beside(path: str | None) -> TextIO:
+def table_stream(path: str | None) -> TextIO:
     """Returns where a command prints a table beside the file `path`: standard error if that is standard output."""
     return sys.stderr if path == "-" else sys.stdout
 

@@ -76,8 +76,8 @@ def test_file_is_replaced_completely_or_not_at_all(tmp_path, capsys):
     assert path.read_text() == "new" and os.listdir(tmp_path) == ["out.txt"]
     with output_files.atomic_writer("-") as file:
         file.write("shown")
-    print("table", file=output_files.beside("-"))
-    print("table", file=output_files.beside("file"))
+    print("table", file=output_files.table_stream("-"))
+    print("table", file=output_files.table_stream("file"))
     assert capsys.readouterr() == ("showntable\n", "table\n")
 
 
