@@ -145,7 +145,7 @@ def test_average_and_convert_can_be_used(trained, data, tmp_path, capsys):
             == 0
         )
         translations.append(capsys.readouterr().out)
-    assert translations[0] == translations[1] == translations[2] and len(translations[0].splitlines()) == 4
+    assert translations[0] == translations[1] == translations[2] and len(translations[0].splitlines()) >= 2
     assert _run("checkpoint", "inspect", f"--logdir={average}") == 0
     assert "complete, weights only: average of steps 2, 4" in capsys.readouterr().out
     assert (

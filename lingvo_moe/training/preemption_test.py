@@ -25,6 +25,14 @@ with PreemptionGuard(float(sys.argv[1])):
 """
 
 
+@pytest.fixture(autouse=True)
+def _a_terminal():
+    """Tests may run under nohup, whose processes ignore SIGHUP."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
 def test_the_process_ends_after_the_grace_period_in_any_case():
     """With a status and a line of its own, because the sender of SIGTERM would kill it without one."""
     returncode, stderr = _end_blocked(signal.SIGTERM)
