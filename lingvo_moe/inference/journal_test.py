@@ -118,8 +118,7 @@ def test_two_processes_do_not_write_the_same_journal(tmp_path):
 def test_journals_of_other_runs_are_named(interrupted, caplog):
     """Unless a process has them open: those that nobody will use take up space, and the others are in use."""
     caplog.set_level("INFO")
-    output = interrupted.with_name("out")
-    with journal(output, "4567abcd"):
-        with journal(output, "89ababcd"), _journal(interrupted.with_name("other.0123abcd.partial")):
-            pass
+    output, other = interrupted.with_name("out"), interrupted.with_name("other.0123abcd.partial")
+    with journal(output, "4567abcd"), journal(output, "89ababcd"), _journal(other):
+        pass
     assert [record.getMessage().split(" ")[0] for record in caplog.records] == [str(interrupted)] * 2
