@@ -9,7 +9,9 @@ from lingvo_moe.errors import UserError
 from lingvo_moe.lazy import tf
 from lingvo_moe.ranges import ABOVE_0, COUNT, Range
 
-_FLOOR = 1e-3  # added to the energy of a bin: a sample of 16 bits is at least 3e-5, and 512 of them make up a frame
+# Added to the energy of a band, so that silence has a logarithm. Noise of one unit of 16 bits has energies near 6e-7,
+# noise of a hundredth of full scale near 3e-2: what is much quieter than the latter, the floor hides.
+_FLOOR = 1e-3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -17,7 +19,8 @@ class LogMel:
     """The logarithms of the energies in bands of frequencies, of one frame after another.
 
     Of each band, mean and standard deviation over the recording are 0 and 1, so a voice's loudness and the channel do
-    not matter.
+    not matter as far as energies are above the floor. Of a recording with pauses they do: the louder it is, the further
+    the voice stands out of the pauses, whose energies are the floor.
 
     Attributes:
       sample_rate: of the recordings, in samples per second.

@@ -59,11 +59,14 @@ def test_a_frame_every_step(samples, frames):
     assert found.shape == (frames, FEATURES.num_bins) and np.all(np.isfinite(found))
 
 
-def test_loudness_does_not_matter():
-    """Far above the floor, a factor adds the same number to each logarithm, and means are subtracted."""
-    samples = np.random.default_rng(0).normal(size=4000)
-    # The floor is 1e-3 of energies of 1e2 and more.
-    np.testing.assert_allclose(features_of(samples), features_of(4 * samples), atol=1e-2)
+def test_loudness_matters_by_the_floor_alone():
+    """A factor adds the same number to each logarithm, and means are subtracted: but not of energies near the floor.
+
+    Samples are in [-1, 1]. Loud noise, whose energies are 1 and more, may be louder; quiet noise may not.
+    """
+    noise = np.random.default_rng(0).uniform(-0.25, 0.25, size=4000)
+    np.testing.assert_allclose(features_of(noise), features_of(4 * noise), atol=2e-2)
+    assert np.abs(features_of(1e-3 * noise) - features_of(4e-3 * noise)).max() > 0.5
 
 
 @pytest.mark.parametrize(
