@@ -25,7 +25,7 @@ from lingvo_moe.data import splitting
 from lingvo_moe.data.corpus import Corpus
 from lingvo_moe.errors import UserError
 from lingvo_moe.models.translation import Translation
-from lingvo_moe.utils import processor
+from lingvo_moe.utils import output_files, processor
 
 _VALUES = flags.FlagValues()
 flags.DEFINE_string(
@@ -50,6 +50,7 @@ flags.DEFINE_integer(
 )
 flags.DEFINE_integer("max_pairs", 100, "test sentences translated per language, at most", flag_values=_VALUES)
 
+_SETTINGS = "settings.json"  # of the training, which no stage compares
 _TOKENIZER_SENTENCES = 60_000  # half a minute
 _NUM_SAMPLES = 4  # of each of the two corpora
 _SAMPLE_LENGTH = 80  # characters: a line of the screen
@@ -64,6 +65,8 @@ def main(arguments: list[str]):
     if not isinstance(configured, Translation):
         raise UserError(f"--model={name} does not translate; name a translation model, such as m4.Quickstart.")
     directory = pathlib.Path(_VALUES.directory)
+    settings = {"model": name, "seed": _VALUES.seed}
+    _check_settings(directory, settings)
     corpus, unseen = directory / "corpus", directory / "unseen"
     tokenizers, logdir = directory / "tokenizers", directory / "log"
     languages = [f"--languages={','.join(_VALUES.languages)}"] if _VALUES.languages else []
@@ -86,6 +89,8 @@ def main(arguments: list[str]):
     )
     model = (f"--model={name}", f"--logdir={logdir}", f"--tokenizers={tokenizers}")
     embeddings = _embeddings(configured, directory, corpus, tokenizers)
+    with output_files.atomic_writer(str(directory / _SETTINGS)) as file:
+        json.dump(settings, file)
     _stage("5/7 training", "lingvo_moe", "train", *model, f"--corpus={corpus}", *embeddings, *_training_flags())
     tested_on = {"its own packages": corpus, "packages it has not seen": unseen}
     for title, tested in tested_on.items():
@@ -104,6 +109,23 @@ def main(arguments: list[str]):
         f"Curves: {_python()} -m tensorboard.main --logdir={logdir}\nYour own sentences: "
         f"echo 'El archivo no se pudo abrir.' | {_python()} -m lingvo_moe translate {' '.join(model)}"
     )
+
+
+def _check_settings(directory: pathlib.Path, settings: dict[str, str | int]):
+    """Raises UserError if the directory has a training with other settings, whose checkpoints would be taken."""
+    file = directory / _SETTINGS
+    if not file.exists():
+        return
+    try:
+        before = dict(json.loads(file.read_text(encoding="utf-8")))
+    except (ValueError, TypeError):
+        raise UserError(f"{file}: corrupt; expected the quickstart's settings. Name another --directory.") from None
+    for flag, value in settings.items():
+        if before.get(flag) != value:
+            raise UserError(
+                f"--{flag}={value}: --directory={directory} has a training with --{flag}={before.get(flag)}. Name "
+                f"another --directory."
+            )
 
 
 def _vocabularies(model: Translation) -> list[str]:

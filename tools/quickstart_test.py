@@ -75,6 +75,23 @@ def test_stages_are_public_commands_with_matching_paths(flags, tmp_path, monkeyp
     assert written == "".join(f"{source}\n" for _, source, _ in samples * 2)
 
 
+@pytest.mark.parametrize("flag, value, before", [("seed", 4, "3"), ("model", "m4.QuickstartShort", "m4.Quickstart")])
+def test_another_seed_or_model_needs_another_directory(flags, tmp_path, monkeypatch, flag, value, before):
+    """The stages would find the training complete, and report its scores as those of the new seed or schedule."""
+    stages = []
+    monkeypatch.setattr(quickstart, "_stage", lambda title, module, *arguments: stages.append(title))
+    monkeypatch.setattr(quickstart, "_translate_samples", lambda *arguments: None)
+    monkeypatch.setattr(quickstart, "_result", lambda directory: "")
+    flags["model"].value = "m4.Quickstart"
+    quickstart.main(["quickstart"])
+    quickstart.main(["quickstart"])  # resumes
+    started, flags[flag].value = len(stages), value
+    message = f"--{flag}={value}: --directory={tmp_path} has a training with --{flag}={before}. Name another --dir"
+    with pytest.raises(UserError, match=message):
+        quickstart.main(["quickstart"])
+    assert len(stages) == started
+
+
 @pytest.mark.parametrize(
     "model, changes, sizes",
     [
