@@ -2,8 +2,9 @@
 
     python -m tools.quickstart [--model=NAME] [--languages=es,it,...] [--directory=build/quickstart]
 
-Each stage is a public command, printed before it runs. A finished stage is skipped, so an interrupted run resumes. The
-model is tested twice: on sentences held out of its corpus, and on the texts of packages that its corpus does not have.
+Each stage is a public command, printed before it runs. An interrupted run resumes: corpora, tokenizer, embeddings and
+training that are finished are not made again; the evaluations and the translation are. The model is tested twice: on
+sentences held out of its corpus, and on the texts of packages that its corpus does not have.
 """
 
 from __future__ import annotations
@@ -50,6 +51,8 @@ flags.DEFINE_integer(
 )
 flags.DEFINE_integer("max_pairs", 100, "test sentences translated per language, at most", flag_values=_VALUES)
 
+_USAGE = 2  # the status of a stage that reports a mistake
+_USAGE_REMEDY = "The quickstart has no --force or --output: where the error asks for one, name another --directory."
 _SETTINGS = "settings.json"  # of the training, which no stage compares
 _TOKENIZER_SENTENCES = 60_000  # half a minute
 _NUM_SAMPLES = 4  # of each of the two corpora
@@ -169,7 +172,7 @@ def _stage(title: str, module: str, *arguments: str):
     finally:
         signal.signal(signal.SIGINT, before)
     if status:
-        print("Run the same command again to resume from here.", file=sys.stderr)
+        print(_USAGE_REMEDY if status == _USAGE else "Run the same command again to resume from here.", file=sys.stderr)
         sys.exit(status if status > 0 else 128 - status)
 
 

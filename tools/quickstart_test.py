@@ -143,16 +143,27 @@ def test_samples_are_chosen_by_rule(tmp_path):
         assert (sentence, english) in list(corpus.pairs("test", language)) and len(sentence) <= 80
 
 
-@pytest.mark.parametrize("code, status", [("raise SystemExit(2)", 2), ("import os; os.kill(os.getpid(), 9)", 128 + 9)])
-def test_failed_stage_ends_the_quickstart_with_its_status(code, status, monkeypatch, capsys):
-    """A signal becomes 128 + its number, as in a shell; the handler of SIGINT is restored."""
+@pytest.mark.parametrize(
+    "code, status, remedy",
+    [
+        ("raise SystemExit(1)", 1, "Run the same command again to resume from here."),
+        ("import os; os.kill(os.getpid(), 9)", 128 + 9, "Run the same command again to resume from here."),
+        ("raise SystemExit(2)", 2, "has no --force or --output: where the error asks for one, name another --directory"),
+    ],
+)
+def test_failed_stage_ends_the_quickstart_with_its_status(code, status, remedy, monkeypatch, capsys):
+    """A signal becomes 128 + its number, as in a shell; the handler of SIGINT is restored.
+
+    After a mistake, the same command would fail again.
+    """
     run = subprocess.run
     monkeypatch.setattr(subprocess, "run", lambda command, check: run([sys.executable, "-c", code], check=check))
     before = signal.getsignal(signal.SIGINT)
     with pytest.raises(SystemExit) as ended:
         quickstart._stage("5/7 training", "lingvo_moe", "train")
     assert ended.value.code == status and signal.getsignal(signal.SIGINT) is before
-    assert "Run the same command again to resume from here." in capsys.readouterr().err
+    printed = capsys.readouterr().err
+    assert remedy in printed and ("Run the same command" in printed) == (status != 2)
 
 
 def test_ctrl_c_leaves_the_stage_time_to_save(monkeypatch):
