@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import pathlib
 import signal
 import subprocess
@@ -41,7 +42,8 @@ def test_stages_are_public_commands_with_matching_paths(flags, tmp_path, monkeyp
         if arguments[0] == "eval":
             name = arguments[-1].removeprefix("--json=")
             bleu = 30.0 if name.endswith("corpus.json") else 20.0
-            pathlib.Path(name).write_text(f'{{"scores": [{{"bleu": {bleu}, "copy_bleu": 1.0}}]}}', encoding="utf-8")
+            scores = [{"bleu": bleu - 8, "copy_bleu": 1.0}, {"bleu": bleu + 8, "copy_bleu": 4.0}]
+            pathlib.Path(name).write_text(json.dumps({"scores": scores}), encoding="utf-8")
         if arguments[0] == "translate":
             (tmp_path / "samples.en.txt").write_text("".join(f"line {i}\n" for i in range(8)), encoding="utf-8")
 
@@ -70,7 +72,7 @@ def test_stages_are_public_commands_with_matching_paths(flags, tmp_path, monkeyp
     (_, source, reference), *_ = samples = quickstart._samples(Corpus.open(tmp_path / "corpus"))
     assert f"Of its own packages:\n\nde         {source}\nours       line 0\nreference  {reference}\n\nfr  " in shown
     assert f"Of packages it has not seen:\n\nde         {source}\nours       line 4\n" in shown and "Curves: " in shown
-    assert "own packages 30.0 (1.0), unseen packages 20.0 (1.0)." in shown
+    assert "own packages 30.0 (2.5), unseen packages 20.0 (2.5)." in shown  # means of two languages
     written = (tmp_path / "samples.txt").read_text(encoding="utf-8")
     assert written == "".join(f"{source}\n" for _, source, _ in samples * 2)
 
