@@ -185,7 +185,7 @@ class Run:
         batches = Batches(given.feed, self._config, self._train.shardings("batch"))
         batch, tokens = batches.next()
         position = int(np.asarray(state["step"]))
-        warmup = 0 if position else self._schedule["warmup_steps"]
+        warmup = max(0, self._schedule["warmup_steps"] - position)  # a run that stopped within it goes on with it
         meter, evaluates, saves, failed = Meter(), Every(given.evaluate_every), Every(_SAVE_EVERY), None
         while (share := self._share(meter)) < 1 and not (failed or stop.is_set()):
             try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import dataclasses
 import json
@@ -10,6 +11,7 @@ import pathlib
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 
@@ -243,6 +245,56 @@ def test_errors_of_flags_of_run(data, tmp_path, capsys):
     (tmp_path / "output" / "weights.safetensors").touch()
     assert run.main([*flags, "--steps=1"]) == 2
     assert "has the weights of an earlier run; name a new directory" in capsys.readouterr().err
+
+
+class _CountingRun(run.Run):
+    """A run without programs, which notes the step of the schedule that each training step has."""
+
+    def __init__(self, directory: pathlib.Path, monkeypatch, position: int, steps: int):
+        self._given = argparse.Namespace(
+            feed=None, steps=steps, cooldown=(0.0, 0.5), evaluate_every=1e9, trace=None, state=directory / "state"
+        )
+        self._config, self._schedule = None, {"warmup_steps": 5, "cooldown_after": 10, "cooldown_steps": 1000}
+        self._train, self._position_at_start, self.positions, self.lines = self, position, [], []
+        monkeypatch.setattr(run, "Batches", lambda *arguments: self)
+
+    def shardings(self, name: str):
+        return None
+
+    def next(self):
+        return {}, 1
+
+    def __call__(self, inputs: dict) -> dict:
+        self.positions.append(int(inputs["state"]["step"]))
+        metrics = dict.fromkeys(("cross_entropy", "learning_rate", "skipped"), np.float32(0))
+        return {"state": inputs["state"], "metrics": metrics}
+
+    def _initial_state(self) -> dict:
+        return {"theta": {"w": np.zeros(2, np.float32)}, "step": np.int32(self._position_at_start)}
+
+    def _keep_lowest(self, theta: dict, steps: int) -> float:
+        return 1.0
+
+    def _finish(self, state: dict, meter):
+        pass
+
+    def _log(self, **values):
+        self.lines.append(values)
+
+
+@pytest.mark.parametrize(
+    "position, expected",
+    [
+        (0, [1, 2, 3, 4, 5, 10 + 250]),
+        (3, [4, 5, 10 + 100, 10 + 150, 10 + 200, 10 + 250]),
+        (300, [301, 302, 303, 304, 305, 306]),
+    ],
+)
+def test_a_run_that_stopped_in_the_warm_up_continues_it(tmp_path, monkeypatch, position, expected):
+    """It would jump to the peak of the learning rate; one that stopped later has no further warm-up."""
+    counting = _CountingRun(tmp_path, monkeypatch, position, steps=10)
+    counting.train(threading.Event())
+    assert counting.positions[:6] == expected
 
 
 @pytest.mark.parametrize("skipped, ends", [(9, False), (10, True)])
