@@ -6,12 +6,12 @@
 
 After the warm-up, the learning rate follows the schedule's cool-down from the first of the shares of --cooldown to the
 second, over the given time or steps; `cooldown_steps` must be above the number of steps. --state is a file to continue
-from, if it exists, and to write at the end; continue with another --seed of the feed, or the same examples are read
-again. Ctrl-C, SIGTERM and a feed that ends save state and weights, and the log says which --cooldown continues. In the
-last sixth of a run that ends its cool-down, the mean of up to 100 weights is taken. The output is `log.jsonl` and
-`weights.safetensors`, in int8: of all weights that were evaluated (the initial ones, some in between, the last, the
-mean), those with the lowest held-out loss. --trace writes the profiler's trace of two further steps, whose weights are
-not kept, after all else; a run that is stopped writes none.
+from, if it exists, and to write, every 150 seconds and at the end; continue with another --seed of the feed, or the
+same examples are read again. Ctrl-C, SIGTERM and a feed that ends save state and weights; with each state, the log says
+which --cooldown continues. In the last sixth of a run that ends its cool-down, the mean of up to 100 weights is taken.
+The output is `log.jsonl` and `weights.safetensors`, in int8: of all weights that were evaluated (the initial ones, some
+in between, the last, the mean), those with the lowest held-out loss. --trace writes the profiler's trace of two further
+steps, whose weights are not kept, after all else; a run that is stopped writes none.
 """
 
 from __future__ import annotations
@@ -68,7 +68,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--cooldown", type=_shares, default=(0.0, 1.0), help="its shares at the start and at the end, as 0,0.5"
     )
-    parser.add_argument("--state", type=pathlib.Path, help="file to continue from, and to write")
+    parser.add_argument(
+        "--state", type=pathlib.Path, help="file to continue from, and to write, every 150 seconds and at the end"
+    )
     parser.add_argument("--output", type=pathlib.Path, required=True, help="directory of weights and log")
     parser.add_argument("--platform", choices=("cpu", "gpu", "tpu"), default="gpu")
     parser.add_argument("--seed", type=seed, help="of dropout and of the routers' random choices; a state has its own")
@@ -207,10 +209,11 @@ class Run:
                 self._log(steps=meter.steps, held_out=self._keep_lowest(state["theta"], meter.steps))
             if saves.passed():
                 self._save()
+                if given.state:
+                    self._save_state(state, continue_with=self._remainder(share))
         self._finish(state, meter)
         if share < 1:
-            first, last = given.cooldown
-            self._log(stopped=True, continue_with=f"--cooldown={first + (last - first) * share:.6f},{last:g}")
+            self._log(stopped=True, continue_with=self._remainder(share))
         if failed:
             raise failed
         if given.trace and not stop.is_set():
@@ -239,6 +242,11 @@ class Run:
     def _share(self, meter: Meter) -> float:
         """Returns how much of the run is done, 0 to 1."""
         return meter.steps / self._given.steps if self._given.steps else meter.elapsed / self._given.seconds
+
+    def _remainder(self, share: float) -> str:
+        """Returns the flag of a run that continues this one after this share of it."""
+        first, last = self._given.cooldown
+        return f"--cooldown={first + (last - first) * share:.6f},{last:g}"
 
     def _check_steps(self):
         first, last = self._given.cooldown
@@ -311,10 +319,11 @@ class Run:
             save_file(quantize(theta), partial, weights_file.metadata(weights_file.Facts(self._model, steps)))
         self._log(saved=True, steps=steps)
 
-    def _save_state(self, state: dict):
+    def _save_state(self, state: dict, **logged: str):
+        """Writes the state that another run can continue from."""
         with output_files.atomic_path(self._given.state) as partial:
             save_file({path: np.asarray(value) for path, value in tree.flatten(state).items()}, partial)
-        self._log(state=str(self._given.state))
+        self._log(state=str(self._given.state), **logged)
 
     def _log(self, **values):
         line = json.dumps({"t": round(time.time() - self._begin, 1), **values})

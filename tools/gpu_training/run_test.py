@@ -13,11 +13,12 @@ import subprocess
 import sys
 import threading
 import time
+import types
 from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 
 from lingvo_moe import experiment, tree
 from lingvo_moe.data import tokenizer_trainer
@@ -278,6 +279,9 @@ class _CountingRun(run.Run):
     def _finish(self, state: dict, meter):
         pass
 
+    def _save(self):
+        pass
+
     def _log(self, **values):
         self.lines.append(values)
 
@@ -295,6 +299,16 @@ def test_a_run_that_stopped_in_the_warm_up_continues_it(tmp_path, monkeypatch, p
     counting = _CountingRun(tmp_path, monkeypatch, position, steps=10)
     counting.train(threading.Event())
     assert counting.positions[:6] == expected
+
+
+def test_the_state_is_written_during_the_run(tmp_path, monkeypatch):
+    """A kill costs what came after the last one, and the log says how to continue from it."""
+    counting = _CountingRun(tmp_path, monkeypatch, position=300, steps=4)
+    monkeypatch.setattr(run, "Every", lambda seconds: types.SimpleNamespace(passed=lambda: seconds == run._SAVE_EVERY))
+    counting.train(threading.Event())  # its _finish writes nothing
+    assert load_file(tmp_path / "state")["step"] == 10 + 375
+    lines = [line["continue_with"] for line in counting.lines if line.get("state") == str(tmp_path / "state")]
+    assert lines == [f"--cooldown={share:.6f},0.5" for share in (0, 0.125, 0.25, 0.375)]
 
 
 @pytest.mark.parametrize("skipped, ends", [(9, False), (10, True)])
