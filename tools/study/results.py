@@ -7,6 +7,8 @@ import dataclasses
 import json
 import math
 import pathlib
+import types
+import typing
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -162,11 +164,36 @@ class Results:
                 raise ValueError("expected an object")
             if content.pop("version") != _VERSION:
                 raise ValueError("another version")
-            return cls(**{**content, "runs": [_run(**run) for run in content["runs"]]})
+            found = cls(**{**content, "runs": [_run(**run) for run in content["runs"]]})
+            _check_types(found)
+            return found
         except OSError as error:
             raise UserError(f"{path}: {error.strerror}; expected the results.json of a study.") from None
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise UserError(f"{path}: not the results.json of a study ({error}).") from None
+
+
+def _check_types(record: Any):
+    """Raises ValueError for a field of a dataclass whose value does not have the declared type."""
+    for name, hint in typing.get_type_hints(type(record)).items():
+        if not _has_type(getattr(record, name), hint):
+            raise ValueError(f"wrong type of {name}")
+
+
+def _has_type(value: object, hint: Any) -> bool:
+    origin, parts = typing.get_origin(hint), typing.get_args(hint)
+    if isinstance(hint, types.UnionType):
+        return any(_has_type(value, part) for part in parts)
+    if origin is list:
+        return isinstance(value, list) and all(_has_type(item, parts[0]) for item in value)
+    if origin is dict:
+        return isinstance(value, dict) and all(_has_type(item, parts[1]) for item in value.values())
+    if origin is tuple:
+        return isinstance(value, tuple) and len(value) == len(parts) and all(map(_has_type, value, parts))
+    if dataclasses.is_dataclass(hint):
+        _check_types(value)
+        return True
+    return isinstance(value, (int, float) if hint is float else hint)
 
 
 def _run(curve: list, overflow: list, scores: list[dict], routing: dict[str, dict], **fields) -> RunResult:

@@ -168,6 +168,27 @@ _ROUTING_LIST = json.dumps(
 
 
 @pytest.mark.parametrize(
+    "field, value",
+    [("minutes", "x"), ("missing", 3), ("losses", [""]), ("steps", "3"), ("curve", [[1, "x", 2, 3, 4]]), ("bleu", [])],
+)
+def test_wrong_types_are_an_error(field, value, study, tmp_path):
+    """At any depth; they would end the drawing."""
+
+    def replaced(content):
+        if isinstance(content, list):
+            return [replaced(item) for item in content]
+        if isinstance(content, dict):
+            return {name: value if name == field else replaced(item) for name, item in content.items()}
+        return content
+
+    study.save(tmp_path / "results.json")
+    content = replaced(json.loads((tmp_path / "results.json").read_text(encoding="utf-8")))
+    (tmp_path / "results.json").write_text(json.dumps(content), encoding="utf-8")
+    with pytest.raises(UserError, match=rf"results\.json: not the results.json of a study \(wrong type of {field}\)"):
+        Results.load(tmp_path / "results.json")
+
+
+@pytest.mark.parametrize(
     "content",
     [
         *("[]", "{}", "5", "null", '"x"', '{"version": 9}', '{"version": 1, "runs": [{}]}', "not JSON", None),
