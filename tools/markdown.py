@@ -35,8 +35,9 @@ def around(page: pathlib.Path, name: str) -> tuple[str, str]:
     begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
     try:
         before, found, rest = page.read_text(encoding="utf-8").partition(begin)
-    except OSError as error:
-        raise UserError(f"{page}: {error.strerror}; expected a page with the markers `{begin}` and `{end}`.") from None
+    except (OSError, UnicodeDecodeError) as error:
+        reason = "not UTF-8" if isinstance(error, UnicodeDecodeError) else error.strerror
+        raise UserError(f"{page}: {reason}; expected a page with the markers `{begin}` and `{end}`.") from None
     _, ended, after = rest.partition(end)
     if not found or not ended:
         raise UserError(f"{page}: the markers `{begin}` and `{end}` are missing; put them where the tables belong.")

@@ -26,3 +26,10 @@ def test_page_keeps_its_prose(tmp_path):
 def test_missing_page_is_an_error(tmp_path):
     with pytest.raises(UserError, match=r"none.md: No such file or directory; expected a page with the markers"):
         markdown.around(tmp_path / "none.md", "measured")
+
+
+def test_page_in_another_encoding_is_an_error(tmp_path):
+    """A tool would end with a traceback, some after hours of measurements."""
+    (tmp_path / "page.md").write_bytes("Ähre".encode("latin-1"))
+    with pytest.raises(UserError, match=r"page.md: not UTF-8; expected a page with the markers"):
+        markdown.around(tmp_path / "page.md", "measured")
