@@ -45,7 +45,7 @@ _PAUSE = 600  # seconds without a report, after which training is taken to have 
 _HIGH_RESOURCE = 20  # languages
 _TITLES = ("own packages", "unseen packages")  # of the files of scores
 _MEASURES = ("bleu", "copy_bleu", "chrf", "copy_chrf")
-_FIELDS = ("language", "train_pairs", "test_pairs", *_MEASURES)  # of a score
+_FIELDS = {"language": str, "train_pairs": int, "test_pairs": int, **dict.fromkeys(_MEASURES, float)}  # of a score
 _MAX_LICENCES = 5  # of a package
 _NAME = r"[\w.+-]+(?: with [\w .]+exception)?"
 _LICENCE = re.compile(rf"^License: *({_NAME}(?:,? (?:or|and|OR|AND) {_NAME})*)$", re.MULTILINE)
@@ -193,8 +193,9 @@ def _events(directory: pathlib.Path) -> Iterator[tuple[int, float, str, float]]:
 def _read_scores(file: str) -> list[dict]:
     try:
         with open(file, encoding="utf-8") as opened:
-            return [{field: score[field] for field in _FIELDS} for score in json.load(opened)["scores"]]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+            scores = json.load(opened)["scores"]
+        return [{name: kind(score[name]) for name, kind in _FIELDS.items()} for score in scores]
+    except (OSError, ValueError, KeyError, TypeError, OverflowError) as error:
         raise UserError(f"--scores={file}: not a file of `eval --json` of a translation model ({error!r}).") from None
 
 

@@ -156,8 +156,13 @@ def test_mistakes_are_errors(arguments, message, tmp_path, capsys):
     assert message in capsys.readouterr().err
 
 
-def test_scores_of_a_model_of_another_kind_are_an_error(tmp_path):
-    (tmp_path / "scores.json").write_text('{"scores": [{"name": "tube", "dice": 0.5}]}', encoding="utf-8")
+_SCORE = {"language": "de", "train_pairs": 1, "test_pairs": 1, **dict.fromkeys(model_card._MEASURES, 1.0)}
+
+
+@pytest.mark.parametrize("score", [{"name": "tube", "dice": 0.5}, _SCORE | {"train_pairs": "many"}])
+def test_scores_of_another_kind_are_an_error(score, tmp_path):
+    """Of other models, or of wrong types."""
+    (tmp_path / "scores.json").write_text(json.dumps({"scores": [score]}), encoding="utf-8")
     with pytest.raises(UserError, match="scores.json: not a file of `eval --json` of a translation model"):
         model_card._read_scores(f"{tmp_path}/scores.json")
 
