@@ -23,13 +23,13 @@ class Facts(NamedTuple):
     Attributes:
       model: the registered name.
       config: of the batches.
-      schedule: of the learning rate, by field.
+      schedule: the numbers of steps of the learning rate's parts, by field.
       vocabularies: the sizes of the model's, by side; for `Tokenizers.load_for`.
     """
 
     model: str
     config: InputConfig
-    schedule: dict[str, float]
+    schedule: dict[str, int]
     vocabularies: dict[str, int]
 
 
@@ -53,8 +53,9 @@ def read_facts(directory: pathlib.Path) -> Facts:
     """Reads the facts of programs; raises UserError for another directory."""
     try:
         facts = json.loads((directory / FACTS).read_text(encoding="utf-8"))
-        return Facts(facts["model"], InputConfig(**facts["input"]), facts["schedule"], facts["vocabularies"])
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        schedule = {name: int(facts["schedule"][name]) for name in ("warmup_steps", "cooldown_after", "cooldown_steps")}
+        return Facts(facts["model"], InputConfig(**facts["input"]), schedule, facts["vocabularies"])
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         if isinstance(error, UserError):
             raise
         raise UserError(

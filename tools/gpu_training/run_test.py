@@ -33,6 +33,7 @@ from lingvo_moe.training import checkpoint_tools, weights_file
 from tools.gpu_training import FACTS, PROGRAMS, WEIGHTS, batches, feed, make, run
 
 _SHALLOW = ("model.num_layers=4", "model.num_encoder_layers=0", "model.encoder_layer_pattern=")
+_SCHEDULE = {"warmup_steps": 2, "cooldown_after": 4, "cooldown_steps": 1000}
 _TINY = (
     "model.model_dim=16",
     "model.hidden_dim=32",
@@ -48,9 +49,7 @@ _TINY = (
     "input.batch_size=4",
     "input.source_length=48",
     "input.target_length=48",
-    "optimizer.learning_rate.warmup_steps=2",
-    "optimizer.learning_rate.cooldown_after=4",
-    "optimizer.learning_rate.cooldown_steps=1000",
+    *(f"optimizer.learning_rate.{name}={steps}" for name, steps in _SCHEDULE.items()),
 )
 _WORKERS, _STEPS = 2, 120
 # A machine without TensorFlow, on which one command feeds and another one trains.
@@ -104,7 +103,9 @@ def test_feed_has_the_examples_of_the_input_pipeline(data, tmp_path):
     """A worker's batch is one shard of what TensorFlow's pipeline reads with as many shards."""
     config = _experiment(data, *_TINY).input
     (tmp_path / FACTS).write_text(
-        json.dumps({"model": "m4.Pocket", "input": dataclasses.asdict(config), "schedule": {}, "vocabularies": {}})
+        json.dumps(
+            {"model": "m4.Pocket", "input": dataclasses.asdict(config), "schedule": _SCHEDULE, "vocabularies": {}}
+        )
     )
     whole = dataclasses.replace(config, batch_size=config.batch_size * _WORKERS, shards=_WORKERS)
     with (
@@ -226,7 +227,11 @@ def test_errors_of_flags_of_run(data, tmp_path, capsys):
             run.main([*flags, "--steps=1", wrong])
         assert message in capsys.readouterr().err
     config = dataclasses.asdict(_experiment(data, *_TINY).input)
-    facts = {"model": "m4.Pocket", "input": config, "schedule": {"cooldown_steps": 1000}}
+    facts = {"model": "m4.Pocket", "input": config, "schedule": _SCHEDULE}
+    for wrong in ({}, {"warmup_steps": 2}, {**_SCHEDULE, "cooldown_after": "x"}):
+        (tmp_path / FACTS).write_text(json.dumps({**facts, "schedule": wrong, "vocabularies": {}}))
+        assert run.main([*flags, "--steps=1"]) == 2
+        assert "facts.json: not what tools.gpu_training.make writes" in capsys.readouterr().err
     (tmp_path / FACTS).write_text(json.dumps({**facts, "vocabularies": {"source": 100, "target": 400}}))
     assert run.main([*flags, "--steps=1"]) == 2
     assert "has 300 pieces, the model's source_vocabulary is 100" in capsys.readouterr().err
