@@ -47,6 +47,9 @@ def main(argv: list[str]):
     corpus_writer.prepare_output_directory(output)
     corpus_writer.check_writable(output, FLAGS.force)
     selected = check_selected(FLAGS.languages, "--languages")
+    for label in selected or {""}:
+        if not label or (is_english(label) and label != "en"):
+            raise UserError(f"--languages={label}: expected en, or languages of the preset, with commas.")
     read = {language for language in selected if not is_english(language)}
     if not read and FLAGS.preset != "none":
         read = set(_READ_FOR_ENGLISH)

@@ -44,6 +44,8 @@ def test_english_of_ones_own_files_needs_no_certain_languages(tmp_path):
         (("--output=x", "stray"), "stray"),
         (("--output=x", "--preset=none"), "nothing to build a corpus from"),
         (("--output=x", "--languages=DE"), "--languages=DE"),
+        (("--output=x", "--languages=de,en_GB"), "--languages=en_GB: expected en, or languages of the preset"),
+        (("--output=x", "--languages="), "--languages=: expected en, or languages of the preset"),
     ],
 )
 def test_mistakes_are_one_line(arguments, message, capsys, tmp_path, monkeypatch):

@@ -150,7 +150,9 @@ def _write(writer: Writer, recordings: Sequence[Recording], espeak: Espeak):
 def _facts(texts: Corpus, target: OutputDirectory, recordings: Sequence[Recording], sample_rate: int) -> dict:
     """The manifest's facts beside the voices."""
     if not recordings:
-        raise UserError(f"{texts.directory}: no sentence can be spoken as it is written; name another --preset.")
+        raise UserError(
+            f"--preset={texts.manifest['preset']}: no sentence can be spoken as it is written; name another one."
+        )
     distinct = {split: len({r.transcript for r in recordings if r.split == split}) for split in SPLITS}
     keys = {"all": sum(distinct.values()), "eligible": sum(distinct.values()), "near_duplicates": 0, "overlapping": 0}
     return {

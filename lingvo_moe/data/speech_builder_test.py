@@ -77,6 +77,12 @@ def test_a_complete_corpus_is_left_unchanged(texts, built):
         speech_builder.build(texts, built.directory, max_characters=20)
 
 
+def test_an_error_names_the_preset_and_not_its_temporary_texts(texts, tmp_path):
+    """The tool builds the texts in a directory that is gone by the time of the message."""
+    with pytest.raises(UserError, match="^--preset=none: no sentence can be spoken as it is written; name another one"):
+        speech_builder.build(texts, tmp_path / "speech", ["fr"])
+
+
 @pytest.mark.parametrize(
     "sentence, transcript",
     [
