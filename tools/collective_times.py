@@ -48,8 +48,14 @@ flags.DEFINE_list(
     flag_values=_VALUES,
 )
 flags.DEFINE_integer("runs", 20, "runs of each operation, of which the least time counts", 1, flag_values=_VALUES)
-flags.DEFINE_string("output", "docs/collective_times.json", "the file of results", flag_values=_VALUES)
+flags.DEFINE_string(
+    "output",
+    None,
+    "the file of results; by default docs/collective_times.json, with the other flags' defaults alone",
+    flag_values=_VALUES,
+)
 flags.DEFINE_string("task", None, "what one process does, as JSON; the tool starts its own", flag_values=_VALUES)
+_PUBLISHED = "docs/collective_times.json"
 _SHAPE = re.compile(r"([1-9]\d*)x([1-9]\d*)")
 _FLOAT32 = 4
 # Memory stays with the process, so that a run takes no page faults: with glibc's defaults a result of 32 MiB is new
@@ -122,14 +128,24 @@ def main(arguments: list[str]):
     if _VALUES.task:
         _do(Task(**json.loads(_VALUES.task)))
         return
-    output_files.check_path("--output", _VALUES.output)
-    os.environ["GLIBC_TUNABLES"] = _KEEP_MEMORY  # of the processes
     shapes = [_shape(text) for text in _VALUES.shapes]
     if not shapes:
         raise UserError("--shapes= is empty: expected PROCESSESxDEVICES, for instance 1x8; several with commas.")
+    output = _output()
+    output_files.check_path("--output", output)
+    os.environ["GLIBC_TUNABLES"] = _KEEP_MEMORY  # of the processes
     times = [time for shape in progress.track(shapes, "measuring") for time in measure(*shape, _VALUES.runs)]
     cores = len(os.sched_getaffinity(0))
-    measured.save(Measured(processor.name(), cores, _VALUES.runs, tuple(times)), pathlib.Path(_VALUES.output))
+    measured.save(Measured(processor.name(), cores, _VALUES.runs, tuple(times)), pathlib.Path(output))
+
+
+def _output() -> str:
+    """Returns the file of results; raises UserError for a trial that would replace the published ones."""
+    if _VALUES.output is not None:
+        return _VALUES.output
+    if any(_VALUES[flag].value != _VALUES[flag].default for flag in ("shapes", "runs")):
+        raise UserError(f"--output is missing: {_PUBLISHED} has the default --shapes and --runs; name another file.")
+    return _PUBLISHED
 
 
 def measure(processes: int, devices: int, runs: int) -> list[Time]:

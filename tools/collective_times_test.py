@@ -92,6 +92,20 @@ def test_no_shapes_are_an_error_and_not_an_empty_file(tmp_path, capsys):
     assert output.read_text(encoding="utf-8") == "measured before"
 
 
+@pytest.mark.parametrize("given", ["--shapes=1x2", "--runs=1"])
+def test_a_trial_does_not_replace_the_published_results(given, tmp_path, monkeypatch, capsys):
+    """It names a file of its own, before anything is measured."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(collective_times, "measure", lambda *arguments: [])
+    values = collective_times._VALUES
+    for name in ("shapes", "runs", "output"):
+        values[name].unparse()
+    assert app.execute(collective_times.main, ["tool", given], values) == 2
+    assert "error: --output is missing: docs/collective_times.json has the default" in capsys.readouterr().err
+    assert app.execute(collective_times.main, ["tool", given, "--output=trial.json"], values) == 0
+    assert (tmp_path / "trial.json").exists()
+
+
 def _measured() -> Measured:
     """AllToAll takes 2 ms for each device and 3 of CPU time, with 32 MiB four times that."""
     shapes = [(1, 2), (1, 16), (2, 2)]

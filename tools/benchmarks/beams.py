@@ -1,10 +1,11 @@
 """The flat beam search against one that reorders its caches, by beam size and length.
 
-    python -m tools.benchmarks.beams [--beams=1,2,4,8] [--lengths=16,64,256] [--rounds=4]
+    python -m tools.benchmarks.beams [--beams=1,2,4,8] [--lengths=16,64,256] [--rounds=4] [--output=PAGE]
 
 The paper leaves open which is faster where. Both are our own programs for the same model and search, whose results
-differ by rounding alone; they are measured in turn, in CPU time of one core. Writes the table to docs/performance.md;
-takes a quarter of an hour.
+differ by rounding alone; they are measured in turn, in CPU time of one core. Prints the table, and writes it to
+--output: by default, docs/performance.md for the default measurements, and no page for others. Takes a quarter of an
+hour.
 """
 
 from __future__ import annotations
@@ -29,14 +30,23 @@ flags.DEFINE_integer("rounds", 4, "measurements of each side", lower_bound=2, fl
 flags.DEFINE_string(
     "directory", "build/benchmarks", "directory of the workers' logs and the cache of programs", flag_values=_VALUES
 )
-flags.DEFINE_string("output", "docs/performance.md", "page that the numbers are written to", flag_values=_VALUES)
+flags.DEFINE_string(
+    "output",
+    None,
+    "page that the numbers are written to; by default docs/performance.md, with the other flags' defaults alone",
+    flag_values=_VALUES,
+)
+_PAGE = "docs/performance.md"
 
 
 def main(arguments: list[str]):
     """Measures and writes the table."""
     app.no_arguments(arguments[1:])
     beams, lengths = _numbers("beams"), _numbers("lengths")
-    markdown.around(pathlib.Path(_VALUES.output), "beams")  # reports a mistake before the measurements
+    published = all(_VALUES[flag].value == _VALUES[flag].default for flag in ("beams", "lengths", "rounds"))
+    page = _VALUES.output if _VALUES.output is not None else _PAGE if published else None
+    if page is not None:
+        markdown.around(pathlib.Path(page), "beams")  # reports a mistake before the measurements
     directories = Directories(pathlib.Path(_VALUES.directory).absolute(), pathlib.Path())
     results = {}
     with progress.bar("measuring", len(beams) * len(lengths) * _VALUES.rounds, "rounds") as advance:
@@ -47,7 +57,8 @@ def main(arguments: list[str]):
                 results[beam, length] = comparisons.run(case, _VALUES.rounds, directories, count)
     text = table(results)
     print(text)
-    markdown.replace(pathlib.Path(_VALUES.output), "beams", text)
+    if page is not None:
+        markdown.replace(pathlib.Path(page), "beams", text)
 
 
 def comparison(beam: int, length: int) -> Comparison:

@@ -20,6 +20,7 @@ pytestmark = pytest.mark.slow
 BATCH, LENGTH = 3, 5
 # Sums of at most seven float32 log-probabilities; attention adds over a cache of another length, in another order.
 TOLERANCE = 2e-5
+_PAGE = "docs/performance.md"
 
 
 @pytest.fixture(scope="module", params=[1, 3])
@@ -89,6 +90,26 @@ def test_table_of_beams_and_lengths():
     lines = beams.table(results).splitlines()
     assert lines[0] == "| hypotheses | 16 tokens | 64 tokens |" and len(lines) == 4
     assert lines[3] == "| 4 | 0.50 (1.000 s against 2.000 s) | 0.50 (1.000 s against 2.000 s) |"
+
+
+@pytest.mark.parametrize(
+    "given, written",
+    [([], True), (["--rounds=2"], False), (["--beams=1"], False), (["--rounds=2", f"--output={_PAGE}"], True)],
+)
+def test_a_trial_does_not_replace_the_published_numbers(given, written, tmp_path, monkeypatch, capsys):
+    """Only the default measurements do, or --output; the table is printed in any case."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(beams.comparisons, "run", lambda *arguments: Result("", ours=1.0, other=2.0, ratio=0.5))
+    page = tmp_path / _PAGE
+    page.parent.mkdir()
+    page.write_text("<!-- beams: begin -->\npublished\n<!-- beams: end -->\n", encoding="utf-8")
+    values = beams._VALUES
+    for name in ("beams", "lengths", "rounds", "output"):
+        values[name].unparse()
+    values(["beams", *given])
+    beams.main(["beams"])
+    assert ("published" not in page.read_text(encoding="utf-8")) == written
+    assert "| hypotheses |" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("given", ["0", "4,-1", "four", "4,", ""])
