@@ -68,7 +68,7 @@ def summary(result: Result, seconds: float) -> str:
     kills = sum(event.fault.signal == KILL for event in result.events)
     corrupted = sum(event.corruption is not None for event in result.events)
     ends = [event.seconds for event in result.events if event.fault.signal == KILL]
-    repeated = [event.reached - event.resumed for event in result.events if event.corruption is None]
+    repeated = [event.repeated for event in result.events if event.corruption is None]
     lines += [
         "-" * 73,
         f"{kills} SIGKILL, {len(result.events) - kills} SIGTERM, {counted(corrupted, 'corruption')} of a checkpoint, "

@@ -52,6 +52,11 @@ class Event:
     corruption: str | None = None
     problems: list[str] = dataclasses.field(default_factory=list)
 
+    @property
+    def repeated(self) -> int:
+        """The steps that were made again; a checkpoint may be newer than the last step that was reported."""
+        return max(0, self.reached - self.resumed)
+
 
 @dataclasses.dataclass
 class Result:
@@ -229,7 +234,7 @@ def counts(result: Result) -> list[tuple[str, int, int, int]]:
         rows[str(event.phase)].append(event)
     found = []
     for name, events in rows.items():
-        repeated = [max(0, event.reached - event.resumed) for event in events if event.corruption is None]
+        repeated = [event.repeated for event in events if event.corruption is None]
         found.append((name, len(events), max(repeated, default=0), sum(len(event.problems) for event in events)))
     return sorted(found, key=lambda row: (-row[1], row[0]))
 
@@ -237,7 +242,7 @@ def counts(result: Result) -> list[tuple[str, int, int, int]]:
 def _line(number: int, event: Event) -> str:
     """Returns the line of an event in the log."""
     corruption = f"; then {event.corruption}" if event.corruption else ""
-    repeated = f"{counted(max(0, event.reached - event.resumed), 'step')} repeated"
+    repeated = f"{counted(event.repeated, 'step')} repeated"
     return (
         f"{number:4} {event.fault.signal} aimed at {event.fault.aim}, hit {event.phase}, at step {event.reached}"
         f"{corruption}; resumes from {event.resumed}, "

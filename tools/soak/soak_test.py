@@ -246,6 +246,18 @@ def test_a_loss_is_reported(monkeypatch, tmp_path, capsys):
     assert run.counts(result) == [("save, write in background", 1, 12, 1)]
 
 
+def test_steps_repeated_are_averaged():
+    """A checkpoint that is newer than the last step that was reported repeats none, and not fewer than none.
+
+    After a corruption, repeated steps are expected, and not counted.
+    """
+    fault, phase = Fault(KILL, "save", 3, 0.1, 0.0, None), Phase("save", "write")
+    events = [run.Event(fault, phase, reached, resumed, 0.1) for reached, resumed in ((20, 8), (8, 12), (9, 9))]
+    events.append(run.Event(fault, phase, 50, 0, 0.1, corruption="truncated"))
+    printed = soak.summary(run.Result(60, events, []), 1.0)
+    assert "Steps repeated: 12 at most (16 are allowed), 4.0 on average." in printed
+
+
 def test_directory_must_be_empty(tmp_path, capsys):
     """Files of the user are never touched."""
     (tmp_path / "mine.txt").write_text("mine")
