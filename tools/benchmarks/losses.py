@@ -181,7 +181,7 @@ def make_batches(directory: pathlib.Path) -> Learning:
     work = dataclasses.replace(_work(), batches=str(file), vocabulary=tokenizers.source.vocabulary_size)
     config = learner.experiment_of(work).input
     own = directory / "corpus"
-    corpora.restrict(corpus, {_VALUES.language: 0}, own)
+    corpora.restrict(corpus, {_VALUES.language: 0}, own, "Delete it, or name another --directory.")
     endless = TrainInput(own, _VALUES.tokenizers, config).batches()
     training = [rows_of(batch) for batch, _ in itertools.islice(endless, work.steps)]
     held_out = [rows_of(batch) for batch in EvalInput(own, _VALUES.tokenizers, config).batches()]

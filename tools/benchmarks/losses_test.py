@@ -105,6 +105,15 @@ def test_batches_are_those_of_the_pipeline(data, tmp_path):
     )
 
 
+def test_the_batches_of_another_corpus_are_an_error(data, tmp_path):
+    """It names what to do here, where there is no study."""
+    losses._VALUES(flags_of(data, tmp_path))
+    losses.make_batches(tmp_path)
+    losses._VALUES(flags_of(data, tmp_path, "--language=fr"))
+    with pytest.raises(UserError, match="corpus has the pairs of another corpus, .*[.] Delete it, or name another"):
+        losses.make_batches(tmp_path)
+
+
 @pytest.mark.parametrize("steps", [10, 99, 1000])
 def test_both_sides_have_one_schedule(steps):
     """The peers' function is the recipe's schedule, which is TensorFlow's."""

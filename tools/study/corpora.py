@@ -16,13 +16,19 @@ _LEFT_OUT = "left out by the study"
 _OWN = ("format", "version", "fingerprint", "inputs_identity", "pairs", "languages", "languages_without_pairs")
 
 
-def restrict(corpus: Corpus, limits: Mapping[str, int], directory: pathlib.Path) -> Corpus:
+def restrict(
+    corpus: Corpus,
+    limits: Mapping[str, int],
+    directory: pathlib.Path,
+    remedy: str = "Name a new --directory for this study.",
+) -> Corpus:
     """Writes a corpus of some languages, unless it is there; held-out pairs are all there, so splits stay as they are.
 
     Args:
       corpus: to take pairs from.
       limits: the training pairs to take of each language at most, evenly spaced (see `Corpus.sample`); 0 for all.
       directory: to write to.
+      remedy: the end of the error where the directory has another corpus.
 
     Raises:
       UserError: a language that the corpus lacks, or that has no pairs of a split; or the directory has another corpus.
@@ -32,10 +38,7 @@ def restrict(corpus: Corpus, limits: Mapping[str, int], directory: pathlib.Path)
     if output.is_up_to_date():
         return Corpus.open(directory)
     if directory.exists():
-        raise UserError(
-            f"{directory} has the pairs of another corpus, or of other languages. Name a new --directory for this "
-            f"study."
-        )
+        raise UserError(f"{directory} has the pairs of another corpus, or of other languages. {remedy}")
     with output.atomic_writer() as writer:
         for language in sorted(limits):
             pairs: dict[str, list[Pair]] = {split: list(corpus.pairs(split, language)) for split in SPLITS}
