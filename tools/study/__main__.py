@@ -80,9 +80,10 @@ def main(arguments: list[str]) -> int:
     for each in trials:
         each.experiment()  # reports a mistake, too
     selected = [each for each in trials if not FLAGS.only or each.run.name in FLAGS.only]
+    corpus = Corpus.open_to_train(FLAGS.corpus)
     directory.mkdir(parents=True, exist_ok=True)
     with _locked(directory / "lock"):
-        data, languages = prepare(study, Corpus.open_to_train(FLAGS.corpus), directory)
+        data, languages = prepare(study, corpus, directory)
         for each in selected:
             each.check_settings(data, _seconds(each))
         embeddings.make(selected, data)
