@@ -58,3 +58,16 @@ def test_recordings_that_are_all_too_long_are_an_error(corpus, monkeypatch):
     monkeypatch.setitem(TRANSCRIPTS, "r1", None)
     with pytest.raises(UserError, match="none of the 1 test recordings fits input.source_length; raise it with --set"):
         recognizer.evaluate(FakeRecognizer(), corpus, ["en_a"])
+
+
+@pytest.mark.parametrize(
+    "voice, split, message",
+    [
+        ("en_bb", "test", "--languages=en_bb: .* has no such voice; it has en_a, en_b, en_held. Did you mean en_b"),
+        ("en_a", "valid", "--languages=en_a: the corpus has no valid recordings of it; see its report.txt"),
+    ],
+)
+def test_voices_without_recordings_are_an_error(corpus, voice, split, message):
+    """It names the flag of `eval`."""
+    with pytest.raises(UserError, match=message):
+        recognizer.evaluate(FakeRecognizer(), corpus, [voice], split=split)
