@@ -2,13 +2,15 @@
 
     python -m tools.launch_tpu --slice=NAME --zone=ZONE --accelerator=v3-8 --dry_run -- --model=m4.Small
 
-The arguments after `--` are flags of `python -m lingvo_moe train`. Every step can be repeated: an existing slice is
-kept, and training resumes from the newest checkpoint. --dry_run prints the commands and runs none.
+The arguments after `--` are flags of `python -m lingvo_moe train`. Relative paths among them, such as that of --corpus,
+are of this repository; what they name is copied to the same paths on the slice. Every step can be repeated: an existing
+slice is kept, and training resumes from the newest checkpoint. --dry_run prints the commands and runs none.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import pathlib
 import re
 import shlex
 import shutil
@@ -16,9 +18,11 @@ import subprocess
 
 from absl import flags
 
-from lingvo_moe.cli import app
+from lingvo_moe import overrides
+from lingvo_moe.cli import app, run_config
 from lingvo_moe.engines.tpu_strategy import TPU_TENSORFLOW
 from lingvo_moe.errors import UserError
+from lingvo_moe.experiment import Experiment
 from tools import lock
 
 _VALUES = flags.FlagValues()
@@ -36,19 +40,31 @@ flags.DEFINE_boolean("delete", False, "delete the slice instead", flag_values=_V
 # In the generations whose accelerator names count cores.
 _CORES_PER_HOST = 8
 _ACCELERATOR = re.compile(r"v[234]-(\d+)")
+_REPOSITORY = pathlib.Path(__file__).parents[1]
 _DIRECTORY = "lingvo_moe_run"
+# The flags of `train` that name what it reads, with what they are by default.
+_READ = {
+    "corpus": Experiment.corpus,
+    "tokenizers": Experiment.tokenizers,
+    **dict.fromkeys(("initial_weights", "initial_tokenizers", "initial_embeddings")),
+}
 _VERSION = TPU_TENSORFLOW.partition("==")[2]
 
 
 @dataclasses.dataclass(frozen=True)
 class Launch:
-    """A slice and the training run on it; see the flags."""
+    """A slice and the training run on it; see the flags.
+
+    Attributes:
+      copied: paths below the repository that the flags of `train` name.
+    """
 
     slice: str
     zone: str
     accelerator: str
     logdir: str
     train_flags: tuple[str, ...]
+    copied: tuple[str, ...] = ()
     project: str | None = None
     spot: bool = False
 
@@ -78,7 +94,14 @@ class Launch:
     def commands(self) -> list[list[str]]:
         """Returns the commands that install and train, in order."""
         # One process, on the first machine, builds the graphs. The others run the TensorFlow server of their image.
-        return [self._ssh(f"mkdir -p {_DIRECTORY}"), self._copy(), self._ssh(_install()), self._ssh(self._train())]
+        places = {path: str(pathlib.PurePath(_DIRECTORY, path).parent) for path in self.copied}
+        return [
+            self._ssh(shlex.join(["mkdir", "-p", *dict.fromkeys([_DIRECTORY, *places.values()])])),
+            self._copy(["lingvo_moe", "params", lock.TPU_LOCK], _DIRECTORY),
+            *(self._copy([path], directory) for path, directory in places.items()),
+            self._ssh(_install()),
+            self._ssh(self._train()),
+        ]
 
     def delete(self) -> list[str]:
         """Returns the command that deletes the slice."""
@@ -96,22 +119,11 @@ class Launch:
     def _ssh(self, command: str) -> list[str]:
         return [*self._gcloud("ssh"), "--worker=0", f"--command={command}"]
 
-    def _copy(self) -> list[str]:
-        return [
-            "gcloud",
-            "compute",
-            "tpus",
-            "tpu-vm",
-            "scp",
-            "--recurse",
-            "lingvo_moe",
-            "params",
-            lock.TPU_LOCK,
-            "build",
-            f"{self.slice}:{_DIRECTORY}",
-            *self._where(),
-            "--worker=0",
-        ]
+    def _copy(self, paths: list[str], directory: str) -> list[str]:
+        """Returns the command that copies files of the repository, with what is below them, into a directory there."""
+        local = [str(_REPOSITORY / path) for path in paths]
+        command = ["gcloud", "compute", "tpus", "tpu-vm", "scp", "--recurse", *local, f"{self.slice}:{directory}"]
+        return [*command, *self._where(), "--worker=0"]
 
     def _gcloud(self, verb: str) -> list[str]:
         return ["gcloud", "compute", "tpus", "tpu-vm", verb, self.slice, *self._where()]
@@ -153,9 +165,34 @@ def _launch(train_flags: tuple[str, ...]) -> Launch:
         )
     if not _VALUES.delete and "model" not in map(app.flag_name, train_flags):
         raise UserError("no --model among the flags of train; put them after --, for instance -- --model=m4.Small.")
-    return Launch(
-        _VALUES.slice, _VALUES.zone, _VALUES.accelerator, _VALUES.logdir, train_flags, _VALUES.project, _VALUES.spot
-    )
+    copied = () if _VALUES.delete else _named(train_flags)
+    flags_of_slice = (_VALUES.slice, _VALUES.zone, _VALUES.accelerator, _VALUES.logdir)
+    return Launch(*flags_of_slice, train_flags, copied, _VALUES.project, _VALUES.spot)
+
+
+def _named(train_flags: tuple[str, ...]) -> tuple[str, ...]:
+    """Returns the relative paths that the flags of `train` read; raises UserError for one that is not there.
+
+    An absolute path is of the slice's machine. Where --corpus or --tokenizers is left out, the default is there or not
+    needed.
+    """
+    values = flags.FlagValues()
+    run_config.define_flags(run_config.TrainConfig, values)
+    app.no_arguments(app.parse(["train", *train_flags], values)[1:])
+    config = run_config.read(run_config.TrainConfig, values)
+    found = []
+    for flag, default in _READ.items():
+        given = getattr(config, flag) or overrides.assigned(config.assignments, flag)
+        path = given or default
+        if path and not pathlib.PurePath(path).is_absolute():
+            if ".." not in pathlib.PurePath(path).parts and (_REPOSITORY / path).exists():
+                found.append(path)
+            elif given:
+                raise UserError(
+                    f"--{flag}={given}: expected a path below {_REPOSITORY} that exists, to copy to the slice; an "
+                    f"absolute path is taken to be there."
+                )
+    return tuple(found)
 
 
 def _install() -> str:

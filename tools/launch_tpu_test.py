@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pathlib
 import shlex
 import subprocess
 
@@ -19,6 +20,12 @@ def run(*arguments: str) -> int:
     for name in launch_tpu._VALUES:
         launch_tpu._VALUES[name].unparse()
     return app.execute(launch_tpu.main, ["launch_tpu", *arguments], launch_tpu._VALUES)
+
+
+@pytest.fixture(autouse=True)
+def no_defaults(monkeypatch):
+    """The corpus and tokenizers that this checkout may have are no matter."""
+    monkeypatch.setattr(launch_tpu, "_READ", dict.fromkeys(launch_tpu._READ))
 
 
 @pytest.fixture(autouse=True)
@@ -48,12 +55,30 @@ def test_slice_of_one_machine(capsys):
         "--version=tpu-vm-tf-2.20.0-pjrt",
     ]
     assert make[-1] == "--command=mkdir -p lingvo_moe_run" and copy[4] == "scp"
-    assert "requirements-tpu.txt" in copy
+    repository = pathlib.Path(launch_tpu.__file__).parents[1]
+    copied = [str(repository / name) for name in ("lingvo_moe", "params", "requirements-tpu.txt")]
+    assert copy[5:-2] == ["--recurse", *copied, "tpu:lingvo_moe_run"]
     assert "pip install --require-hashes --no-deps --requirement requirements-tpu.txt" in install[-1]
     assert (
         "python -m lingvo_moe train --model=m4.Small --set training.seed=1 "
         "--engine=tpu_strategy --tpu=local --logdir=log" in train[-1]
     )
+
+
+@pytest.mark.parametrize(
+    "given", [("--corpus=build/mine/corpus", "--tokenizers=build/tok"), ("--set=corpus=build/mine/corpus",)]
+)
+def test_what_train_reads_is_copied_to_the_same_paths(capsys, tmp_path, monkeypatch, given):
+    """And nothing else of build; the working directory does not matter, and absolute paths are of the slice."""
+    monkeypatch.setattr(launch_tpu, "_REPOSITORY", tmp_path)
+    monkeypatch.setattr(launch_tpu, "_READ", {**launch_tpu._READ, "tokenizers": "build/tok"})
+    for name in ("build/mine/corpus", "build/tok", "build/other"):
+        (tmp_path / name).mkdir(parents=True)
+    _, _, make, _, corpus, tokenizers, *rest = commands(capsys, *TRAIN, *given, "--initial_weights=/mnt/weights")
+    assert make[-1] == "--command=mkdir -p lingvo_moe_run lingvo_moe_run/build/mine lingvo_moe_run/build"
+    assert corpus[5:8] == ["--recurse", f"{tmp_path}/build/mine/corpus", "tpu:lingvo_moe_run/build/mine"]
+    assert tokenizers[5:8] == ["--recurse", f"{tmp_path}/build/tok", "tpu:lingvo_moe_run/build"]
+    assert [command[4] for command in rest] == ["ssh", "ssh"]
 
 
 def test_slice_of_many_machines_is_driven_by_the_first(capsys):
@@ -84,6 +109,9 @@ def test_delete(capsys):
         ((*WHERE, "--logdir=gs://bucket/log", *TRAIN), "expected a directory; mount the bucket"),
         (WHERE, "no --model among the flags"),
         ((*WHERE, "--", "--models=m4.Small"), "no --model among the flags"),
+        ((*WHERE, *TRAIN, "--corpus=no/where"), "--corpus=no/where: expected a path below"),
+        ((*WHERE, *TRAIN, "--tokenizers=../x"), "--tokenizers=../x: expected a path below"),
+        ((*WHERE, *TRAIN, "--corpsu=x"), "unknown flag --corpsu. Did you mean corpus"),
     ],
 )
 def test_bad_flags(capsys, arguments, message):
