@@ -30,12 +30,12 @@ from lingvo_moe.utils import output_files
 from tools import traced_steps
 from tools.gpu_bench import FACTS, PROGRAMS
 
-# Dense bfloat16 TFLOP/s by JAX's name of the device, from the data sheets; other devices need --peak.
+# Dense TFLOP/s by JAX's name of the device and the type of the activations, from the data sheets; others need --peak.
 PEAKS = {
-    "NVIDIA H200": 989.0,
-    "NVIDIA H100 80GB HBM3": 989.0,
-    "NVIDIA A100-SXM4-80GB": 312.0,
-    "NVIDIA A100-SXM4-40GB": 312.0,
+    ("NVIDIA H200", "bfloat16"): 989.0,
+    ("NVIDIA H100 80GB HBM3", "bfloat16"): 989.0,
+    ("NVIDIA A100-SXM4-80GB", "bfloat16"): 312.0,
+    ("NVIDIA A100-SXM4-40GB", "bfloat16"): 312.0,
 }
 _BEGIN, _FIRST_WORD = 2, 4  # the id that starts a target; lower ids than the first word's are special tokens
 
@@ -48,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("directory", type=pathlib.Path, help="directory that tools.gpu_bench.make wrote")
     parser.add_argument("--platform", choices=("cpu", "gpu", "tpu"), help="default: the one that JAX prefers")
     parser.add_argument("--steps", type=int, default=20, help="measured training steps, after a warm-up step")
-    parser.add_argument("--peak", type=float, help="the device's peak TFLOP/s; default: by its name")
+    parser.add_argument("--peak", type=float, help="the device's peak TFLOP/s; default: by its name, for bfloat16")
     parser.add_argument("--json", type=pathlib.Path, help="also write the figures to this file")
     parser.add_argument("--trace", type=pathlib.Path, help="directory for the profiler's trace of two steps")
     given = parser.parse_args(arguments)
@@ -95,14 +95,12 @@ def run(
     source = _sentences(programs["decode"], facts["vocabulary"])["source"]
     decoding, lengths = _decode(decode, state["theta"], source)
     losses, seconds = _train(train, state, _sentences(programs["train"], facts["vocabulary"]), steps, trace)
-    kind = engine.devices[0].device_kind
-    peak = peak or PEAKS.get(kind)
-    fastest, speed = min(seconds), facts["flop"] / min(seconds) / 1e12
+    fastest = min(seconds)
     return {
         "model": facts["model"],
         "weights": facts["weights"],
         "activations": facts["dtype"],
-        "device": kind,
+        "device": engine.devices[0].device_kind,
         "jax": jax.__version__,
         "TensorFlow in the process": sys.modules.get("tensorflow") is not None,
         "first loss": losses[0],
@@ -110,13 +108,17 @@ def run(
         "seconds a step, fastest": fastest,
         "seconds a step, median": float(np.median(seconds)),
         "tokens a second": facts["tokens"] / fastest,
-        "model TFLOP/s": speed,
-        "peak TFLOP/s": peak,
-        "utilisation, %": 100 * speed / peak if peak else None,
+        **_utilisation(facts["flop"] / fastest / 1e12, engine.devices[0].device_kind, facts["dtype"], peak),
         "sentences decoded": len(lengths),
         "seconds of decoding": decoding,
         "tokens decoded a second": float(lengths[:, 0].sum() / decoding),
     }
+
+
+def _utilisation(speed: float, device: str, dtype: str, peak: float | None) -> dict[str, float | None]:
+    """Returns the figures of a speed in TFLOP/s; None for those that follow from a peak that is not known."""
+    peak = peak or PEAKS.get((device, dtype))
+    return {"model TFLOP/s": speed, "peak TFLOP/s": peak, "utilisation, %": 100 * speed / peak if peak else None}
 
 
 def _train(

@@ -84,6 +84,22 @@ def test_programs_train_and_decode_without_tensorflow(directory, tmp_path):
     assert figures["utilisation, %"] == pytest.approx(100 * figures["model TFLOP/s"] / 1e-3)
 
 
+@pytest.mark.parametrize(
+    "device, dtype, given, peak",
+    [
+        ("NVIDIA H200", "bfloat16", None, 989.0),
+        ("NVIDIA H200", "float32", None, None),
+        ("NVIDIA H200", "float32", 400.0, 400.0),
+        ("cpu", "bfloat16", None, None),
+    ],
+)
+def test_the_peak_is_that_of_the_type_of_the_activations(device, dtype, given, peak):
+    """Against the peak of bfloat16, a program in float32 would seem to use little of the device."""
+    figures = run._utilisation(100.0, device, dtype, given)
+    share = None if peak is None else pytest.approx(1e4 / peak)
+    assert figures == {"model TFLOP/s": 100.0, "peak TFLOP/s": peak, "utilisation, %": share}
+
+
 def test_loss_that_does_not_fall(monkeypatch, capsys):
     """Such a run has status 1; an unknown peak leaves out the utilisation."""
     monkeypatch.setattr(run, "run", lambda *_: {"first loss": 4.0, "last loss": 4.5, "utilisation, %": None})
