@@ -15,7 +15,7 @@ def test_kinds_of_lines():
     """A tag with an address in it is a tag."""
     assert lost_placeholders.kinds('%s: <a href="https://a.de/">a@b.de</a>') == {"placeholders", "tags", "addresses"}
     assert lost_placeholders.kinds('<a href="https://a.de/">hier</a>') == {"tags"}
-    assert lost_placeholders.kinds("100 % <Datei> in /etc/a und b_c") == {"numbers", "paths", "codes"}
+    assert lost_placeholders.kinds("100 % <Datei> in /etc/a und B_C") == {"numbers", "paths", "codes"}
     assert lost_placeholders.kinds("<Datei>") == set()
 
 
