@@ -18,7 +18,7 @@ _RUN = re.compile(r"(?:\s|(?<!\\)\\[nrt])++")
 _IS_SEPARATOR = re.compile(r"[\t-\r\x1c-\x1f\x85\u2028\u2029\\]")
 _LONGEST_ESCAPE = 2
 _WRAP = re.compile(r" ?(?:\\r)?\\n ?")
-_END = re.compile(r"[.!?…:;。！？：；।؟۔>}]\Z")
+_END = re.compile(r"(?:[.!?…。！？।؟۔][\"'”“’»)\]」』]*|[:;：；>}])\Z")
 _ITEM = re.compile(r"[-*•–—#>]|\(?\w{1,2}[.)]\s")
 # Fewer characters before a line end are a title or an item of a list, if a capital or a letter without case follows.
 _SHORTEST_WRAPPED, _SHORTEST_CHINESE = 20, 8

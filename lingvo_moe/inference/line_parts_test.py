@@ -60,6 +60,8 @@ def test_a_wrapped_sentence_is_translated_as_a_whole(line, text, translation, ex
     [
         r"Erste Zeile\nZweite Zeile",
         r"Ende.\ndanach",
+        r"„Das ist das Ende der Datei.“\ndanach",
+        r"(Das ist das Ende der Datei!)\nDanach",
         r"Liste der Dateien hier\n- eine",
         r"Fehler beim Lesen:\nder Datei",
     ],
