@@ -203,6 +203,9 @@ class TranslateConfig(SearchConfig):
         "where to write translations: a file, complete at the end, or - for standard output, as they are made once the "
         "whole input has been read",
     )
+    copy_english: bool = _flag(
+        flags.DEFINE_boolean, True, "copy lines that are in English already, instead of translating them"
+    )
     n_best: int = _flag(
         flags.DEFINE_integer,
         1,

@@ -54,7 +54,7 @@ def _translate(config: TranslateConfig):
                 pass
         return
     explainer = Explainer(name, experiment, engine, config.log_directory()) if config.explain else None
-    translator = Translator(name, experiment, engine, config.log_directory())
+    translator = Translator(name, experiment, engine, config.log_directory(), config.copy_english)
     step = translator.step
     with contextlib.ExitStack() as stack:
         kept = None
@@ -104,7 +104,9 @@ def _identity(config: TranslateConfig, settings: str, translator: Translator, se
     """Returns eight digits that differ between runs whose translations differ."""
     # The log directory of the released model is temporary.
     logdir = str(config.log_directory().absolute()) if "logdir" in config.given else ""
-    described = json.dumps([settings, logdir, translator.step, translator.digest, config.n_best, sentences])
+    described = json.dumps(
+        [settings, logdir, translator.step, translator.digest, config.copy_english, config.n_best, sentences]
+    )
     return hashlib.sha256(described.encode()).hexdigest()[:8]
 
 

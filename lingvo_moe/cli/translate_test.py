@@ -214,10 +214,22 @@ def test_an_interrupted_run_continues(trained, many, tmp_path, capsys, monkeypat
     assert [file.read_text(encoding="utf-8") for file in files] == expected and not kept.exists()
 
 
+def test_lines_in_english_are_copied(trained, tmp_path, capsys):
+    """With a word about it; none of them is doubtful, and none has experts to explain."""
+    output, explained, english = tmp_path / "out", tmp_path / "experts.jsonl", "the _big red house"
+    flags = [*trained, _lines(tmp_path / "in.txt", "der old", english), f"--output={output}", f"--explain={explained}"]
+    assert _run("translate", *flags, "--scores") == 0
+    assert "1 of 2 lines are in English already, and are copied" in capsys.readouterr().err
+    assert output.read_text(encoding="utf-8").splitlines()[1] == f"0.0000\t{english}"
+    assert [json.loads(line)["line"] for line in explained.read_text(encoding="utf-8").splitlines()] == [1]
+    assert _run("translate", *flags, "--nocopy_english") == 0
+    assert english not in output.read_text(encoding="utf-8")
+
+
 def test_lines_without_their_placeholders_are_named(trained, tmp_path, capsys):
     """Once, by their numbers; they are doubtful, however confident the model is."""
     doubtful = tmp_path / "doubtful.txt"
-    given = _lines(tmp_path / "in.txt", "der old", "der %s", "gib", "{name} old")
+    given = _lines(tmp_path / "in.txt", "der old", "der %s", "gib", "{name} neerg")
     assert (
         _run("translate", *trained, given, f"--output={tmp_path / 'out'}", f"--doubtful={doubtful}", "--doubt_below=0")
         == 0
@@ -228,7 +240,9 @@ def test_lines_without_their_placeholders_are_named(trained, tmp_path, capsys):
     assert {"2", "4"} <= set(listed) and f"or something lost: {len(listed)} of 4." in message
 
 
-@pytest.mark.parametrize("change", [["--n_best=2"], ["--set=search.length_alpha=0"], ["--input=other.txt"]])
+@pytest.mark.parametrize(
+    "change", [["--n_best=2"], ["--nocopy_english"], ["--set=search.length_alpha=0"], ["--input=other.txt"]]
+)
 def test_another_run_does_not_continue_it(trained, many, change, tmp_path, capsys, monkeypatch):
     """Other flags or another input: nothing of the interrupted run is used, or lost."""
     monkeypatch.chdir(tmp_path)

@@ -11,10 +11,11 @@ from lingvo_moe.data.cleaning import tidy
 from lingvo_moe.data.tokenizer import Tokenizer
 from lingvo_moe.inference.accelerators import without_accelerator
 from lingvo_moe.inference.capitals import lower_case
+from lingvo_moe.inference.english import is_english
 from lingvo_moe.inference.escaped_quotes import Unescaped, unescape
 from lingvo_moe.inference.kept_text import ADDRESS, in_english, required
 from lingvo_moe.inference.line_parts import LineParts, divide
-from lingvo_moe.inference.readings import Reading, Text
+from lingvo_moe.inference.readings import Copied, Reading, Text
 from lingvo_moe.inference.sentence_splitting import has_many_sentences, segment
 from lingvo_moe.inference.short_addresses import Shortened, shorten
 from lingvo_moe.inference.translation import Translation, join
@@ -27,12 +28,17 @@ class Line(NamedTuple):
     Attributes:
       divided: its parts, with quotes that may have a backslash.
       unescaped: each of them without these backslashes.
-      texts: the ways to read each.
+      texts: the ways to read each, or that it is copied.
     """
 
     divided: LineParts
     unescaped: list[Unescaped]
-    texts: list[Text]
+    texts: list[Text | Copied]
+
+    @property
+    def is_copied(self) -> bool:
+        """Whether it is English already."""
+        return all(isinstance(text, Copied) for text in self.texts)
 
     @property
     def inputs(self) -> list[str]:
@@ -62,9 +68,15 @@ class Line(NamedTuple):
 class LineReader:
     """Finds the ways to read lines."""
 
-    def __init__(self, tokenizer: Tokenizer, limit: int):
-        """Takes the source tokenizer, and the largest number of tokens that the model reads, without eos."""
-        self._tokenizer, self._limit = tokenizer, limit
+    def __init__(self, tokenizer: Tokenizer, limit: int, english: Tokenizer | None = None):
+        """Makes a reader for a model.
+
+        Args:
+          tokenizer: that of the source.
+          limit: the largest number of tokens that the model reads, without eos.
+          english: that of the target, to find and copy English texts; None to translate them.
+        """
+        self._tokenizer, self._limit, self._english = tokenizer, limit, english
 
     def fits(self, texts: Sequence[str]) -> list[bool]:
         """Returns for each text whether the model can read it whole."""
@@ -79,8 +91,18 @@ class LineReader:
             frame._replace(text=without_accelerator(frame.text, self._tokenizer))
             for frame in take_out(tidied, self._tokenizer)
         ]
-        read = iter(list(self._texts(framed)))
+        originals = [text.text for texts in unescaped for text in texts]
+        read = iter(self._copied_or_read(originals, framed))
         return [Line(line, texts, [next(read) for _ in texts]) for line, texts in zip(divided, unescaped, strict=True)]
+
+    def _copied_or_read(self, originals: Sequence[str], framed: Sequence[Framed]) -> list[Text | Copied]:
+        """Returns each text, English ones as they were, the others to be read within their frame."""
+        are_english = [bool(self._english) and is_english(frame.text, self._english) for frame in framed]
+        read = self._texts([frame for frame, english in zip(framed, are_english, strict=True) if not english])
+        return [
+            Copied(original) if english else next(read)
+            for original, english in zip(originals, are_english, strict=True)
+        ]
 
     def _texts(self, framed: Sequence[Framed]) -> Iterator[Text]:
         """Yields the ways to read each text."""

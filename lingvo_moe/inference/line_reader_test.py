@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hypothesis
+import hypothesis.strategies as st
 import numpy as np
 
 from lingvo_moe.data.tokenizer import Tokenizer
@@ -174,3 +176,30 @@ def test_lines_without_placeholders_have_no_fallback():
     """Those with addresses alone are read with short ones anyway."""
     texts = _texts("neerg", "neerg www.a.de", "<neerg> 5%")
     assert [list(text.fallbacks) for text in texts] == [[], [], []]
+
+
+_ENGLISH = st.sampled_from(["Open the selected file.", 'The "old" file was not found', "_Save all of these changes"])
+_BETWEEN = st.sampled_from(["\t", "\\n", " \\t ", "  12\t", "\\n%s\\n"])
+
+
+@hypothesis.given(st.lists(st.tuples(_ENGLISH, _BETWEEN), min_size=1), st.booleans())
+def test_english_lines_are_copied_as_they_are(parts, escaped):
+    """With white space, marks of accelerators, escapes and quotes, without anything to read."""
+    given = "".join(text.replace('"', '\\"' if escaped else '"') + between for text, between in parts)
+    (line,) = LineReader(_Tokenizer(b""), 12, english=_Tokenizer(b"")).lines([given])
+    assert line.is_copied and line.inputs == line.inputs_of_fallbacks({}) == []
+    assert [each.text for each in line.translations({})] == [given]
+
+
+def test_english_parts_of_a_line_are_copied():
+    """Into each of its translations."""
+    lines = ["Open the selected file\tder neerg ist rot", "Open the selected file"]
+    (line, _) = LineReader(_Tokenizer(b""), 12, english=_Tokenizer(b"")).lines(lines)
+    assert (line.is_copied, line.inputs) == (False, ["der neerg ist rot"])
+    found = line.translations({"der neerg ist rot": [Translation("green", -0.5), Translation("greet", -1)]})
+    assert [(each.text, each.score) for each in found] == [
+        ("Open the selected file\tgreen", -0.5),
+        ("Open the selected file\tgreet", -1),
+    ]
+    for line in LineReader(_Tokenizer(b""), 12).lines(lines):
+        assert not line.is_copied and "Open the selected file" in line.inputs

@@ -46,6 +46,27 @@ class Reading(NamedTuple):
         return sorted(checked, key=lambda each: not each.is_intact)
 
 
+class Copied(NamedTuple):
+    """A text that is English already.
+
+    Attributes:
+      text: what is copied.
+    """
+
+    text: str
+    inputs = ()
+
+    def inputs_of_fallbacks(self, known: Mapping[str, list[Translation]]) -> list[str]:
+        """Returns nothing."""
+        del known
+        return []
+
+    def translations(self, known: Mapping[str, list[Translation]]) -> list[Translation]:
+        """Returns the text."""
+        del known
+        return [Translation(self.text, 0.0)]
+
+
 @dataclasses.dataclass(frozen=True)
 class Text:
     """A text and the ways to read it.

@@ -13,9 +13,9 @@ class Translation:
     Attributes:
       text: the translation.
       score: its length-normalised log-probability, which ranks the hypotheses of a sentence; of a line that was
-        translated in parts, that of the least probable part.
+        translated in parts, that of the least probable part; 0 of what is copied.
       parts: the pairs of token ids, (sentence, translation), that the model read and wrote, without eos: one, or one
-        for each part; none of an empty line.
+        for each part; none of an empty line, and of what is copied.
       confidence: the geometric mean of its tokens' probabilities, 0 to 1, which compares translations of any length;
         of a line that was translated in parts, the least. Low values mark doubtful translations (docs/pocket.md).
       truncated: whether it, or one of its parts, reached `search.max_length` tokens before its end.
@@ -37,9 +37,10 @@ def join(parts: Sequence[list[Translation]], join_texts: Callable[[list[str]], s
     """Returns the translations of a whole from those of its parts: the best of each, then the second best of each.
 
     Args:
-      parts: the translations of each part, best first, as many of each.
+      parts: the translations of each part, best first, as many of each; or one, which is that of every whole.
       join_texts: returns the whole text of the texts of its parts.
     """
+    number = max(map(len, parts))
     return [
         Translation(
             join_texts([part.text for part in ranked]),
@@ -50,5 +51,5 @@ def join(parts: Sequence[list[Translation]], join_texts: Callable[[list[str]], s
             all(part.is_intact for part in ranked),
             any(part.is_cut for part in ranked),
         )
-        for ranked in zip(*parts, strict=True)
+        for ranked in zip(*(part * number if len(part) == 1 else part for part in parts), strict=True)
     ]

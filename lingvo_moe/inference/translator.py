@@ -36,7 +36,14 @@ class Translator:
       digest: a hash that differs between trained weights, and between tokenizers.
     """
 
-    def __init__(self, name: str, experiment: Experiment, engine: Engine, logdir: str | pathlib.Path):
+    def __init__(
+        self,
+        name: str,
+        experiment: Experiment,
+        engine: Engine,
+        logdir: str | pathlib.Path,
+        copy_english: bool = False,
+    ):
         """Compiles the beam search and restores the weights.
 
         Args:
@@ -44,13 +51,18 @@ class Translator:
           experiment: its experiment.
           engine: where to decode.
           logdir: the log directory that it was trained in.
+          copy_english: whether texts that are English already are copied.
 
         Raises:
           UserError: no tokenizer or one too large for the model, no checkpoint or one of another model.
         """
         self._experiment = experiment
         self._tokenizers = experiment.open_tokenizers()
-        self._reader = LineReader(self._tokenizers.source, experiment.texts.source_length - 1)
+        self._reader = LineReader(
+            self._tokenizers.source,
+            experiment.texts.source_length - 1,
+            self._tokenizers.target if copy_english else None,
+        )
         with trained_weights(name, experiment, logdir) as restore:
             self._decoding = engine.decoding(experiment.steps, experiment.decoding_specs(), experiment.search)
             self.step, theta = restore(self._decoding.shardings)
@@ -73,7 +85,8 @@ class Translator:
         `unknown_symbols`. Parts of `input.source_length` tokens or more, and those of many sentences, are translated
         sentence by sentence, see `sentence_splitting`. The marks of `accelerators` are removed; `capitals` are read in
         lower case, too, and addresses as `short_addresses`, as is what `kept_text.required` finds where a translation
-        has lost some of it. Of several translations, equal ones are left out.
+        has lost some of it. Texts in English are copied, if that was chosen. Of several translations, equal ones are
+        left out.
 
         Args:
           sentences: the lines.
@@ -84,6 +97,8 @@ class Translator:
         if (different := len(set(sentences[start:]))) < len(lines):
             plural = "s" * (different > 1)
             _log.info(f"{len(lines)} lines have {different} different sentence{plural}, translated once each.")
+        if copied := sum(line.is_copied for line in lines):
+            _log.info("%d of %d lines are in English already, and are copied.", copied, len(lines))
         known: dict[str, list[Translation]] = {}
         with progress.bar("translating", len(uses), "sentences") as advance:
             for chunk in _chunks(lines, self._experiment.decoding_batch):
