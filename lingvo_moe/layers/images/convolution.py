@@ -155,13 +155,14 @@ class TransposedConvolution(_Kernel):
 
         Raises:
           UserError: an image of another rank, of fewer elements than devices, or one that padding cuts off; also
-            windows as of `_check_reach`.
+            windows as of `_check_reach` and `_check_parts`.
         """
         self.check_rank(inputs)
         self.check_partitions(inputs, context)
         transposed = tf.nn.conv2d_transpose if self.rank == 2 else tf.nn.conv3d_transpose
         sizes = self._output_sizes(tuple(inputs.shape[1:-1]))
         self._check_reach(sizes, inputs.shape[1:-1], context)
+        self._check_parts(inputs.shape[1:-1], context)
         outputs = transposed(
             context.cast(inputs),
             context.cast(theta["kernel"]),
@@ -171,6 +172,20 @@ class TransposedConvolution(_Kernel):
             dilations=(1, *self.dilations, 1),
         )
         return self._finish(self._cut(outputs), theta, context)
+
+    def _check_parts(self, sizes: Sequence[int], context: Context):
+        """Raises UserError where windows overlap and a device has no part of the image: its kernel gradient is wrong.
+
+        XLA computes it so for some of these images with SAME padding.
+        """
+        for axis, size, extent, stride in zip("XYZ", sizes, self.extent, self.strides):
+            devices = context.layout.num_shards(self.axes, axis)
+            if 1 < stride < extent and (devices - 1) * -(-size // devices) >= size:
+                raise UserError(
+                    f"{self._name}: {size} elements along {axis} leave one of {devices} devices without any (mesh "
+                    f"{context.layout.mesh}), and windows of {extent} with stride {stride} overlap; XLA computes wrong "
+                    f"gradients for such kernels. Use fewer devices for {axis}, other images, or a window of {stride}."
+                )
 
     def _output_sizes(self, sizes: tuple[int, ...]) -> tuple[int, ...]:
         """The spatial sizes of an output, before explicit padding is cut off."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from lingvo_moe import tree
+from lingvo_moe.errors import UserError
 from lingvo_moe.layers.base import Context
 from lingvo_moe.layers.images.convolution import Convolution, TransposedConvolution
 from lingvo_moe.lazy import tf
@@ -235,3 +237,31 @@ def test_an_operator_with_groups_gathers_images():
     """Why the layer has an operator for each group. If this fails, XLA has been corrected, and one would do."""
     layer = OneOperator(inputs=4, outputs=4, groups=2, window=(3, 1), bias=False)
     assert harness.collectives(spatial.compiled(layer, (1, 8, 2, 4), devices=4))["all-gather"] > 0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Unchecked(TransposedConvolution):
+    """What the layer would be if it took any parts of images."""
+
+    def _check_parts(self, sizes: Sequence[int], context: Context):
+        del sizes, context
+
+
+def test_kernel_gradients_of_empty_partitions_are_wrong():
+    """Why transposed convolutions refuse overlapping windows where devices have no part of the image.
+
+    If this fails, XLA has been corrected, and `TransposedConvolution._check_parts` may go.
+    """
+    layers = {"y": (Unchecked(inputs=2, outputs=3, window=(5, 2), strides=(3, 1), bias=False), (1, 9, 4, 2))}
+    kernel = "gradients/y/theta/kernel"
+    expected, found = spatial.run(layers, devices=1)[kernel], spatial.run(layers, devices=8)[kernel]
+    assert np.abs(found - expected).max() > 0.1 * np.abs(expected).max()
+
+
+def test_windows_that_overlap_need_a_part_of_the_image_on_each_device():
+    """An error where a device has none; without overlap, and on fewer devices, the layer works."""
+    layer = TransposedConvolution(inputs=2, outputs=3, window=(5, 2), strides=(3, 1), bias=False)
+    assert not spatial.accepts(layer, (1, 9, 4, 2), 8) and spatial.accepts(layer, (1, 9, 4, 2), 3)
+    assert spatial.accepts(dataclasses.replace(layer, window=(3, 2)), (1, 9, 4, 2), 8)
+    with pytest.raises(UserError, match="9 elements along X leave one of 8 devices without any"):
+        spatial.compiled(layer, (1, 9, 4, 2), devices=8)
