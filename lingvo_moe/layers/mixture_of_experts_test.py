@@ -326,3 +326,16 @@ def test_a_router_that_returns_other_metrics_than_it_declares_is_named(monkeypat
         UserError, match="^router 'top2': metric_names declares aux_loss, overflows, but .* overflow, second"
     ):
         call(layer)(tree.map_leaves(tf.constant, inputs_of(layer)))
+
+
+@pytest.mark.parametrize("dispatch", sorted(DISPATCHES))
+@pytest.mark.parametrize("router", ["top2", "switch", "top_k:k=2", "expert_choice"])
+def test_a_group_with_nan_changes_no_other_group(router, dispatch):
+    """Its choices would otherwise take positions beyond its buffers, which are those of the next group."""
+    layer = layer_of(router=router, dispatch=dispatch)
+    inputs = inputs_of(layer)
+    expected = harness.run(call(layer, training=False), inputs)["outputs"]
+    broken = {**inputs, "inputs": inputs["inputs"].copy()}
+    broken["inputs"][0] = np.nan
+    found = harness.run(call(layer, training=False), broken)["outputs"]
+    np.testing.assert_array_equal(found[1:], expected[1:])

@@ -47,9 +47,13 @@ class Routing:
         return self.experts
 
     def buffer_positions(self, capacity: int) -> tf.Tensor:
-        """The position of each choice among all E * C, by expert: `[G, S, K] int32`, NONE where not dispatched."""
+        """The position of each choice among all E * C, by expert: `[G, S, K] int32`, NONE where not dispatched.
+
+        The weight of a token with NaN is not 0. Its position may be beyond the capacity, which is another group's.
+        """
         positions = self.expert_indices() * capacity + self.positions
-        return tf.where(tf.not_equal(self.weights, 0.0), positions, NONE)
+        dispatched = tf.logical_and(tf.not_equal(self.weights, 0.0), self.positions < capacity)
+        return tf.where(dispatched, positions, NONE)
 
     def combine_weights(self, num_experts: int, capacity: int) -> tf.Tensor:
         """Algorithm 2's `[G, S, E, C] float32`: the weight of token s at position c of expert e; 0 elsewhere."""
