@@ -121,6 +121,14 @@ def test_dropout_zeroes_the_rate_and_scales_the_rest():
     assert abs((dropped == 0).mean() - rate) < 5 * np.sqrt(rate * (1 - rate) / SAMPLES)
 
 
+def test_dropout_scales_bfloat16_by_the_exact_factor():
+    """Rounded once: 1 - 0.1 is 0.898 in bfloat16, which would scale by 0.17 % too much."""
+    ones = tf.ones((64, 64), tf.bfloat16)
+    dropped = tf.cast(training().dropout(ones, 0.1, "key", "BM"), tf.float32).numpy()
+    (_, scaled) = np.unique(dropped)
+    assert scaled == tf.cast(tf.cast(1 / 0.9, tf.bfloat16), tf.float32).numpy()
+
+
 @pytest.mark.parametrize("context, rate", [(Context(), 0.5), (None, 0.0)])
 def test_dropout_is_for_training_and_for_rates_above_zero(context, rate):
     tensor = tf.ones((2, 3))
