@@ -118,7 +118,7 @@ class LineReader:
     def _read_again(self, text: str, num_addresses: int) -> list[Reading]:
         """Returns ways to read a text with short addresses in the place of all that is required.
 
-        There are none if these are addresses alone.
+        There are none if these are addresses alone, and where a digit follows one: `<b>5 Dateien</b>`.
         """
         needed = required(text)
         if len(needed) <= num_addresses:
@@ -127,7 +127,7 @@ class LineReader:
         return self._readings(Shortened(shorten(text, needed).text, originals))
 
     def _readings(self, given: Shortened, fits: bool | None = None) -> list[Reading]:
-        """Returns the ways to read a text.
+        """Returns the ways to read a text: none if its short addresses are ambiguous.
 
         Capitals have far more pieces; where they do not fit, the text is read in lower case alone.
         """
@@ -136,9 +136,10 @@ class LineReader:
         lowered = lower_case(text)
         read = [each for each in (text if fits or not lowered else None, lowered) if each is not None]
         is_whole = fits and not has_many_sentences(text)
-        return [
+        readings = [
             Reading([each], originals) if is_whole and each is text else self._divided(each, originals) for each in read
         ]
+        return [reading for reading in readings if reading.is_unambiguous]
 
     def _divided(self, text: str, originals: tuple[str, ...]) -> Reading:
         parts, is_cut = segment(text, self._count_tokens, self._limit)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hypothesis
 import hypothesis.strategies as st
 import numpy as np
+import pytest
 
 from lingvo_moe.data.tokenizer import Tokenizer
 from lingvo_moe.inference.line_reader import LineReader
@@ -203,3 +204,20 @@ def test_english_parts_of_a_line_are_copied():
     ]
     for line in LineReader(_Tokenizer(b""), 12).lines(lines):
         assert not line.is_copied and "Open the selected file" in line.inputs
+
+
+@pytest.mark.parametrize("line", ["<b>5 neerg</b>", "der <b>5</b>", "neerg %s2", "neerg {0}1", "xhttp://1 %s"])
+def test_a_line_whose_short_addresses_would_be_ambiguous_has_no_fallback(line):
+    """With `http://1` for `<b>`, the model would read `http://15`, and no check would find that `<b>` is lost.
+
+    In capitals, only the reading in lower case may be ambiguous.
+    """
+    (text,) = _texts(line)
+    known = {each: [Translation("green", -1.0)] for each in text.inputs}
+    copied = {each: [Translation(each, -1.0)] for each in text.inputs_of_fallbacks(known)}
+    assert [(each.text, each.is_intact) for each in text.translations(known | copied)] == [("green", False)]
+    assert [reading.inputs for reading in _texts("XHTTP://1 %S")[0].fallbacks] == [["XHTTP://1 http://1"]]
+
+
+def test_an_address_before_a_digit_is_read_as_it_is():
+    assert _readings("neerg www.a.de٥") == [Reading(["neerg www.a.de٥"])]

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from lingvo_moe.inference.capitals import upper_case
 from lingvo_moe.inference.kept_text import count_required
-from lingvo_moe.inference.short_addresses import restore
+from lingvo_moe.inference.short_addresses import is_unambiguous, restore
 from lingvo_moe.inference.translation import Translation, join
 from lingvo_moe.inference.unknown_symbols import Framed
 
@@ -30,6 +30,11 @@ class Reading(NamedTuple):
     inputs: list[str]
     originals: tuple[str, ...] = ()
     is_cut: bool = False
+
+    @property
+    def is_unambiguous(self) -> bool:
+        """Whether the short addresses, if any, can be told from the text; else no translation could be checked."""
+        return not self.originals or is_unambiguous(self.inputs, self.originals, self.is_cut)
 
     def translations(self, known: Mapping[str, list[Translation]]) -> list[Translation]:
         """Returns the translations of the text, intact ones first, else best first."""

@@ -6,7 +6,7 @@ A model copies these piece by piece, and loses or translates some pieces. It cop
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 _SHORT = "http://{}"
@@ -28,6 +28,20 @@ def shorten(text: str, found: Iterable[re.Match]) -> Shortened:
         parts += [text[end : each.start()], _SHORT.format(len(originals))]
         end = each.end()
     return Shortened("".join([*parts, text[end:]]), tuple(originals))
+
+
+def is_unambiguous(inputs: Sequence[str], originals: tuple[str, ...], is_cut: bool = False) -> bool:
+    """Returns whether `restore` finds each short address of a text, and nothing else that looks like one.
+
+    A digit of the text after a short address would become a part of it, and a text may have `xhttp://1` of its own.
+
+    Args:
+      inputs: the parts of the text, in order.
+      originals: what its short addresses stand for.
+      is_cut: whether inputs lack the ends of sentences, and what short addresses these have.
+    """
+    found = [int(each) for text in inputs for each in _ANY_SHORT.findall(text)]
+    return found == list(range(1, len(found if is_cut else originals) + 1))
 
 
 def restore(translation: str, originals: tuple[str, ...]) -> str:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lingvo_moe.inference.kept_text import ADDRESS, required
-from lingvo_moe.inference.short_addresses import restore, shorten
+from lingvo_moe.inference.short_addresses import is_unambiguous, restore, shorten
 
 
 @pytest.mark.parametrize(
@@ -55,17 +55,41 @@ def test_short_addresses_without_an_original_stay(translation, expected):
     assert restore(translation, ("a.de", "b.de")) == expected
 
 
-_PARTS = ["https://a.de/1", "www.b.de", "c@d.de", "und", "(", ")", ".", "http://1", "http://", "%s", "{n}", "<b>", "$1"]
+@pytest.mark.parametrize(
+    "inputs, is_cut, expected",
+    [
+        (["http://1 und", "http://2"], False, True),
+        (["http://15 Dateienhttp://2"], False, False),
+        (["http://2 http://1"], False, False),
+        (["xhttp://1 http://1 http://2"], False, False),
+        (["http://1"], False, False),
+        (["http://1", "http:/"], True, True),
+        (["http://1٥ http://2"], False, False),
+    ],
+)
+def test_short_addresses_that_cannot_be_told_from_the_text_are_found(inputs, is_cut, expected):
+    assert is_unambiguous(inputs, ("<b>", "</b>"), is_cut) == expected
 
 
-@given(st.lists(st.sampled_from(_PARTS)))
-def test_any_text_comes_back(parts):
-    """And has no address of its own while it is shortened."""
-    text = " ".join(parts)
+def test_a_short_address_that_is_cut_is_not_another_one():
+    shortened, originals = shorten("%s " * 12, required("%s " * 12))
+    assert is_unambiguous([shortened], originals) and is_unambiguous([shortened[: 9 * 9]], originals, is_cut=True)
+    assert not is_unambiguous([shortened.strip()[:-1]], originals, is_cut=True)
+
+
+_PARTS = "https://a.de/1 www.b.de c@d.de und ( ) . http://1 http:// %s {n} <b> $1 5 12".split()
+
+
+@given(st.lists(st.sampled_from(_PARTS)), st.sampled_from(["", " "]))
+def test_any_text_comes_back(parts, space):
+    """Unless a digit follows a short address, or the text has one of its own; spaces between its parts avoid both."""
+    text = space.join(parts)
     for found in (list(ADDRESS.finditer(text)), required(text)):
         shortened, originals = shorten(text, found)
-        assert restore(shortened, originals) == text
         assert [each[0] for each in found] == list(originals)
+        if space or is_unambiguous([shortened], originals):
+            assert is_unambiguous([shortened], originals)
+            assert restore(shortened, originals) == text
 
 
 def test_a_long_text_takes_no_longer_than_its_length():
