@@ -84,11 +84,13 @@ _NUMBER = (
     r"(?!\s?[月월])"
 )
 # Groups of three digits, and a fraction, which has no three digits if there are no groups.
-_DECIMAL = re.compile(r"(\d{1,3}(?:[ .,'’٬\u00a0\u202f]\d{3})*|\d+)(?:[.,٫](\d+))?")
+_DECIMAL = re.compile(r"(\d{1,3}(?:[ .,'’\u00a0\u202f]\d{3})*|\d+)(?:[.,](\d+))?")
 _GROUP = 3
-_OTHER_SEPARATOR = re.compile("[:/'’٬]")
+_OTHER_SEPARATOR = re.compile("[:/'’]")
 # A comma before other than three digits, with points between groups before it.
 _DECIMAL_COMMA = re.compile(r"(?<![\d.,])(\d{1,3}(?:\.\d{3})+|\d+),(\d{1,2}|\d{4,})(?![\d.,]*\d)")
+_ARABIC_SEPARATORS = {"٫": ".", "٬": ","}
+_ARABIC_SEPARATOR = re.compile(r"(?<=\d)[٫٬](?=\d)")
 _FEWEST_DIGITS = 2  # one digit may become a word
 _UNIT = (
     r"(?<![\d.,])\d[\d.,]*+\s?"
@@ -146,9 +148,13 @@ def count_required(text: str) -> collections.Counter[str]:
 
 
 def in_english(text: str) -> str:
-    """Returns the text with digits and decimal points of English: `١٢` and `1.234,5` become `12` and `1,234.5`."""
+    """Returns the text with the digits and separators of English: `١٢` and `1.234,5` become `12` and `1,234.5`.
+
+    Those are decimal commas, with the points before them, and the Arabic separators.
+    """
     digits = "".join(str(unicodedata.digit(each)) if each.isdecimal() else each for each in text)
-    return _DECIMAL_COMMA.sub(lambda found: found[1].replace(".", ",") + "." + found[2], digits)
+    points = _DECIMAL_COMMA.sub(lambda found: found[1].replace(".", ",") + "." + found[2], digits)
+    return _ARABIC_SEPARATOR.sub(lambda found: _ARABIC_SEPARATORS[found[0]], points)
 
 
 def _number(text: str) -> str:
