@@ -77,7 +77,7 @@ def train(
     with contextlib.ExitStack() as stack:
         process_group.broadcast(lambda: stack.enter_context(logdir_lock.locked(start.logdir)))
         checkpoints = start.open_checkpoints(train_input)
-        if checkpoints.trained >= steps:
+        if checkpoints.trained is not None and checkpoints.trained >= steps:
             _log.info(
                 f"{name} has already been trained for {checkpoints.trained} steps; "
                 f"--steps={checkpoints.trained + 1000} would continue."

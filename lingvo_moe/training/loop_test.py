@@ -16,6 +16,7 @@ import pytest
 from lingvo_moe import overrides, tree
 from lingvo_moe.engines.pjrt import Engine, Training
 from lingvo_moe.errors import UserError
+from lingvo_moe.experiment import Experiment
 from lingvo_moe.testing import experiments as tiny
 from lingvo_moe.testing import harness
 from lingvo_moe.testing.fake_engine import FakeEngine
@@ -252,13 +253,26 @@ def test_new_training_starts_with_the_weights_of_another_one(data, tmp_path):
         loop.train("other", other, Engine(2, "cpu"), tmp_path / "other", initial_weights=given)
 
 
+def _save_zeros(logdir: pathlib.Path, step: int, experiment: Experiment):
+    """Saves weights without a state, which were trained with other tokenizers."""
+    theta = tree.map_leaves(lambda spec: np.zeros(spec.shape, spec.dtype), experiment.steps.state_specs()["theta"])
+    checkpoints = Checkpoints(logdir, keep=1)
+    checkpoints.save_weights(step, "tiny", theta, "a test", ["x", "y"])
+    checkpoints.close()
+
+
+def test_weights_of_step_0_are_a_checkpoint(data, tmp_path):
+    """Training does not start with random weights beside them, whose first checkpoints would remove them."""
+    experiment = tiny.tiny_language_model(data, *_schedule(1))
+    _save_zeros(tmp_path, 0, experiment)
+    with pytest.raises(UserError, match=r"checkpoints/0 holds weights only \(a test\).*--initial_weights="):
+        loop.train("tiny", experiment, tiny.Uncompiled(2, "cpu"), tmp_path)
+
+
 def test_initial_weights_of_other_tokenizers_are_refused(data, tmp_path):
     """Before anything is compiled: each row of the embeddings would stand for another piece."""
     experiment = tiny.tiny_language_model(data, *_schedule(1))
-    theta = tree.map_leaves(lambda spec: np.zeros(spec.shape, spec.dtype), experiment.steps.state_specs()["theta"])
-    checkpoints = Checkpoints(tmp_path / "given", keep=1)
-    checkpoints.save_weights(4, "tiny", theta, "a test", ["x", "y"])
-    checkpoints.close()
+    _save_zeros(tmp_path / "given", 4, experiment)
     with pytest.raises(
         UserError, match="--initial_weights=.*given: trained with other tokenizers than --tokenizers=.*"
     ):

@@ -34,12 +34,12 @@ class StartCheckpoints(NamedTuple):
     Attributes:
       own: those of its log directory.
       initial: those of the initial weights; None without such weights.
-      trained: the newest step of `own`, 0 if there is none.
+      trained: the newest step of `own`; None if there is none.
     """
 
     own: Checkpoints
     initial: Checkpoints | None
-    trained: int
+    trained: int | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,15 +77,15 @@ class Start:
 
         Raises:
           UserError: those that training starts with are of another model, or were trained with other tokenizers or
-            data, or with another seed.
+            data, or with another seed; or the log directory has weights only.
         """
         steps, specs = self.experiment.training.steps, self.experiment.steps.state_specs()
         own = Checkpoints(self.logdir, self.experiment.training.keep, self.process_group)
         initial = None
         if self.initial_weights is not None:
             initial = Checkpoints(self.initial_weights, processes=self.process_group)
-        trained = own.latest() or 0
-        if trained:
+        trained = own.latest()
+        if trained is not None:
             trained, seed = own.require_state(self.name, specs)
             if trained < steps:
                 self._check_resumed(own, trained, seed, train_input)
@@ -106,7 +106,7 @@ class Start:
           (the steps made, the state of the input).
         """
         specs = self.experiment.steps.state_specs()
-        if checkpoints.trained:
+        if checkpoints.trained is not None:
             saved = checkpoints.own.restore(self.name, specs, training.shardings, training.load)
             _log.info(f"resuming from step {saved.step} ({checkpoints.own.directory})")
             return saved.step, saved.data_state
