@@ -25,6 +25,7 @@ def evaluate(config: EvalConfig):
         )
     name, experiment, engine = run_setup.set_up(config, "decode", {})
     corpus = Corpus.open(experiment.corpus)
+    corpus.choose(config.split, config.languages)  # reports a mistake before anything is compiled
     model = recognizer.Recognizer(name, experiment, engine, config.log_directory())
     scores, left_out = recognizer.evaluate(model, corpus, config.languages, config.max_pairs, config.split)
     print(table(scores, summary=config.summary), file=output_files.table_stream(config.json))

@@ -9,6 +9,7 @@ import pytest
 from lingvo_moe.cli import main, speech
 from lingvo_moe.data import tokenizer_trainer
 from lingvo_moe.data.corpus import Corpus
+from lingvo_moe.inference import recognizer
 from lingvo_moe.inference.error_rates import ErrorRates
 from lingvo_moe.inference.recognizer import VoiceScore, collapse
 from lingvo_moe.testing import experiments as tiny
@@ -62,6 +63,15 @@ def test_eval_prints_and_writes_error_rates_by_voice(flags, tmp_path, capsys):
     assert scores["en_c"]["train_recordings"] == scores["held-out voices"]["train_recordings"] == 0
     assert scores["trained voices"]["test_recordings"] == 8 and scores["held-out voices"]["test_recordings"] == 4
     assert all(voice in printed for voice in scores)
+
+
+def test_a_voice_that_the_corpus_lacks_is_named_before_anything_is_compiled(flags, capsys, monkeypatch):
+    def compiled(*arguments):
+        raise AssertionError("the model was compiled before the error was raised")
+
+    monkeypatch.setattr(recognizer, "Recognizer", compiled)
+    assert main.main(["lingvo_moe", "eval", *flags, "--languages=en_x"]) == 2
+    assert "has no such voice; it has en_a, en_b, en_c" in capsys.readouterr().err
 
 
 def test_diagnose_names_the_blocks(flags, capsys):

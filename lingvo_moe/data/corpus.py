@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -112,6 +112,27 @@ class Corpus:
     def languages_of(self, split: str) -> tuple[str, ...]:
         """Returns the languages that have pairs in this split, sorted."""
         return tuple(language for language in self.languages if self.count(split, language))
+
+    def choose(self, split: str, languages: Sequence[str]) -> list[str]:
+        """Returns these languages (of a speech corpus, voices), each once, or all that have the split if empty.
+
+        Raises:
+          UserError: one that the corpus lacks or has no such pairs of, or no pairs of the split at all; for `eval`,
+            whose flag --languages it names.
+        """
+        name, content = ("voice", "recordings") if "audio" in self.manifest else ("language", "pairs")
+        for language in languages:
+            if language not in self.languages:
+                raise UserError(
+                    f"--languages={language}: {self.directory} has no such {name}; it has {', '.join(self.languages)}."
+                    f"{did_you_mean(language, self.languages)}"
+                )
+            if not self.count(split, language):
+                raise UserError(f"--languages={language}: the corpus has no {split} {content} of it; see its {REPORT}.")
+        chosen = list(dict.fromkeys(languages or self.languages_of(split)))
+        if not chosen:
+            raise UserError(f"{self.directory}: the corpus has no {split} {content}; see its {REPORT}.")
+        return chosen
 
     @property
     def fingerprint(self) -> str:

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from lingvo_moe.data.corpus import Corpus
-from lingvo_moe.errors import UserError, did_you_mean
+from lingvo_moe.errors import UserError
 from lingvo_moe.inference.translation import Translation
 from lingvo_moe.inference.translator import Translator
 
@@ -121,19 +121,9 @@ def choose_languages(corpus: Corpus, languages: Sequence[str], split: str) -> li
     """Returns these languages, or all that have the split if empty, by decreasing number of training pairs.
 
     Raises:
-      UserError: a language the corpus lacks or has no such pairs of, or no held-out pairs at all.
+      UserError: as `Corpus.choose`.
     """
-    for language in languages:
-        if language not in corpus.languages:
-            raise UserError(
-                f"--languages={language}: {corpus.directory} has no such language; it has "
-                f"{', '.join(corpus.languages)}.{did_you_mean(language, corpus.languages)}"
-            )
-        if not corpus.count(split, language):
-            raise UserError(f"--languages={language}: the corpus has no {split} pairs of it; see its report.txt.")
-    chosen = set(languages or corpus.languages_of(split))
-    if not chosen:
-        raise UserError(f"the corpus has no {split} pairs; see its report.txt.")
+    chosen = corpus.choose(split, languages)
     return sorted(chosen, key=lambda language: (-corpus.count("train", language), language))
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from lingvo_moe.data.batching import Example
 from lingvo_moe.data.corpus import Corpus
 from lingvo_moe.engines.base import Engine
-from lingvo_moe.errors import UserError, did_you_mean
+from lingvo_moe.errors import UserError
 from lingvo_moe.experiment import Experiment
 from lingvo_moe.inference.error_rates import ErrorRates, majority_transcript
 from lingvo_moe.inference.trained_weights import trained_weights
@@ -104,10 +104,9 @@ def evaluate(
       of `trained voices` and `held-out voices` together, where there are any.
 
     Raises:
-      UserError: a voice that the corpus lacks or has no such recordings of, or no recording that fits.
+      UserError: as `Corpus.choose`, or no recording fits.
     """
-    _check_voices(corpus, voices, split)
-    chosen = voices or corpus.languages_of(split)
+    chosen = corpus.choose(split, voices)
     pairs = {voice: list(corpus.sample(split, voice, max_pairs)) for voice in chosen}
     transcripts = iter(recognizer.transcribe([recording for of_voice in pairs.values() for recording, _ in of_voice]))
     found = {voice: [(next(transcripts), reference) for _, reference in of_voice] for voice, of_voice in pairs.items()}
@@ -131,17 +130,6 @@ def evaluate(
         if of_group := [pair for voice in members for pair in scored[voice]]:
             scores.append(_score(name, sum(corpus.count("train", voice) for voice in members), of_group, majority))
     return scores, left_out
-
-
-def _check_voices(corpus: Corpus, voices: Sequence[str], split: str):
-    for voice in voices:
-        if voice not in corpus.languages:
-            raise UserError(
-                f"--languages={voice}: {corpus.directory} has no such voice; it has {', '.join(corpus.languages)}."
-                f"{did_you_mean(voice, corpus.languages)}"
-            )
-        if not corpus.count(split, voice):
-            raise UserError(f"--languages={voice}: the corpus has no {split} recordings of it; see its report.txt.")
 
 
 def _score(name: str, train_recordings: int, pairs: list[tuple[str, str]], majority: str) -> VoiceScore:
