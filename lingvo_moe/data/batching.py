@@ -64,6 +64,13 @@ class BatchConfig:
         """Returns whether an example fits into an empty row; the pipeline rejects one that does not."""
         raise NotImplementedError
 
+    def none_fits(self, examples: str) -> str:
+        """Returns the message of an error: none of these examples, which are of a corpus, `fits`."""
+        lengths = {f"input.{side}_length": length for side, length in self.lengths.items()}
+        now = " and ".join(f"{name}={length}" for name, length in lengths.items())
+        remedy = " and ".join(f"--set {name}=..." for name in lengths)
+        return f"none of {examples} fits {now}; increase with {remedy}"
+
     def empty_rows(self, count: int) -> Rows:
         """Returns rows to fill with examples."""
         raise NotImplementedError

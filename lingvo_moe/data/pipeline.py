@@ -171,11 +171,7 @@ class TrainInput:
 
     def _check_rejections(self, rejections: int):
         if rejections >= _MAX_CONSECUTIVE_REJECTIONS:
-            # Only texts and recordings are rejected.
-            lengths = {f"input.{side}_length": length for side, length in self._config.lengths.items()}
-            now = " and ".join(f"{name}={length}" for name, length in lengths.items())
-            remedy = " and ".join(f"--set {name}=..." for name in lengths)
-            raise UserError(f"none of {rejections} consecutive training pairs fits {now}; increase with {remedy}")
+            raise UserError(self._config.none_fits(f"{rejections} consecutive training pairs"))
 
 
 def _open_stream(

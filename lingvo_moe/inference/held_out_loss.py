@@ -104,7 +104,4 @@ def _no_batch(experiment: Experiment, split: str, num_rejected: int) -> str:
     """Returns why a split has no batch."""
     if not num_rejected:
         return f"the corpus has no {split} texts; see its report.txt."
-    return (
-        f"none of the corpus's {num_rejected} {split} texts fits input.target_length={experiment.texts.target_length}; "
-        f"raise it with --set input.target_length=..."
-    )
+    return experiment.input.none_fits(f"the corpus's {num_rejected} {split} texts")

@@ -108,9 +108,18 @@ def test_texts_that_do_not_fit_are_left_out_and_counted(trained, lengths):
 
 def test_no_fitting_text_is_reported_before_anything_is_compiled(data, lengths, tmp_path):
     config = tiny.tiny_language_model(data, "input.target_length=2")
-    pattern = f"none of the corpus's {len(lengths)} test texts fits input.target_length=2; raise it"
+    pattern = f"none of the corpus's {len(lengths)} test texts fits input.target_length=2; increase with --set input.t"
     with pytest.raises(UserError, match=pattern):
         held_out_loss.compute(tiny.LANGUAGE_MODEL, config, tiny.Uncompiled(2, "cpu"), tmp_path)
+
+
+def test_the_side_that_no_text_fits_is_named(data, tmp_path):
+    """A pair is left out if either of its sides is too long."""
+    config = tiny.tiny(data, "input.source_length=2")
+    length = config.texts.target_length
+    pattern = f"fits input.source_length=2 and input.target_length={length}; increase with --set input.source_length="
+    with pytest.raises(UserError, match=pattern):
+        held_out_loss.compute(tiny.MODEL, config, tiny.Uncompiled(2, "cpu"), tmp_path)
 
 
 def test_an_empty_split_is_reported_before_anything_is_compiled(data, tmp_path):
