@@ -331,17 +331,25 @@ def foreign(path: pathlib.Path, metadata: dict[str, str] | None):
     )
 
 
+def written(**changes) -> dict[str, str]:
+    """Returns the metadata of a file of weights with changed fields, and without those that are `...`."""
+    fields = {"format": 1, "model": "tiny", "step": 4, **changes}
+    return {"lingvo_moe": json.dumps({name: value for name, value in fields.items() if value is not ...})}
+
+
 @pytest.mark.parametrize(
     ("metadata", "pattern"),
     [
-        (None, "has no step and format"),
-        ({"format": "pt"}, "has no step and format"),
-        ({"lingvo_moe": "{"}, "has no step and format"),
-        ({"lingvo_moe": "3"}, "has no step and format"),
-        ({"lingvo_moe": json.dumps({"format": 2, "step": 4})}, "format 2; this program knows 1"),
-        ({"lingvo_moe": json.dumps({"format": 1, "step": -4})}, "step is -4"),
-        ({"lingvo_moe": json.dumps({"format": 1, "step": "../4"})}, "step is '../4'"),
-        ({"lingvo_moe": json.dumps({"format": 1, "step": 4, "readers": 5})}, "readers are 5; expected a list"),
+        (None, "lacks format, model or step"),
+        ({"format": "pt"}, "lacks format, model or step"),
+        ({"lingvo_moe": "{"}, "lacks format, model or step"),
+        ({"lingvo_moe": "3"}, "lacks format, model or step"),
+        (written(model=...), "lacks format, model or step"),
+        (written(format=2), "format 2; this program knows 1"),
+        (written(model=None), "model is None; expected the registered name"),
+        (written(step=-4), "step is -4"),
+        (written(step="../4"), "step is '../4'"),
+        (written(readers=5), "readers are 5; expected a list"),
     ],
 )
 def test_safetensors_of_another_program_is_refused(tmp_path, metadata, pattern):

@@ -53,16 +53,19 @@ def facts(name: str, opened: safetensors.safe_open) -> Facts:
         found = json.loads((opened.metadata() or {})[METADATA])
         version, step = found["format"], found["step"]
         values = found.get("hyperparameters")
-        known = Facts(str(found.get("model")), step, found.get("readers"), None if values is None else dict(values))
+        known = Facts(found["model"], step, found.get("readers"), None if values is None else dict(values))
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
         raise UserError(
-            f"{name}: its metadata has no step and format; expected a file that `checkpoint convert --output` wrote."
+            f"{name}: its metadata lacks format, model or step; expected a file that `checkpoint convert --output` "
+            f"wrote."
         ) from None
     if version != FORMAT:
         raise UserError(f"{name}: format {version!r}; this program knows {FORMAT}.")
     readers = known.readers
     if readers is not None and not (isinstance(readers, list) and all(isinstance(reader, str) for reader in readers)):
         raise UserError(f"{name}: its readers are {readers!r}; expected a list of the tokenizers' hashes.")
+    if not isinstance(known.model, str):
+        raise UserError(f"{name}: its model is {known.model!r}; expected the registered name.")
     if type(step) is not int or step < 0:
         raise UserError(f"{name}: its step is {step!r}; expected a non-negative integer.")
     return known
