@@ -412,11 +412,11 @@ def summary(problems: list[str]) -> str:
 
 
 def first_difference(found: dict, expected: dict) -> str:
-    """Returns, as part of a line, the first path for which two dicts by path differ, and how."""
-    for path in sorted(found.keys() | expected.keys()):
-        if found.get(path) != expected.get(path):
-            return f"{path} is {found.get(path, 'absent')} there, {expected.get(path, 'absent')} here"
-    return "in no weight"
+    """Returns, as part of a line, the first path for which two different dicts by path differ, and how."""
+    paths = sorted(found.keys() | expected.keys())
+    pairs = ((path, found.get(path, "absent"), expected.get(path, "absent")) for path in paths)
+    path, there, here = next((path, there, here) for path, there, here in pairs if there != here)
+    return f"{path} is {there} there, {here} here"
 
 
 def _shapes(arrays: dict) -> dict[str, list[int]]:

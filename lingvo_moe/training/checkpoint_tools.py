@@ -240,7 +240,7 @@ def _common_hyperparameters(members: Mapping[str, tuple[Checkpoints, int]]) -> R
     """Returns the hyperparameters of the first log directory that has them; raises UserError if models differ."""
     found = {name: load_hyperparameters(each.directory.parent) for name, (each, _) in members.items()}
     knowing = {name: recorded for name, recorded in found.items() if recorded is not None}
-    models = {name: recorded.of_weights for name, recorded in knowing.items()}
+    models = {name: recorded.completed.of_weights for name, recorded in knowing.items()}
     for name, model in models.items():
         if model != (first := next(iter(models.values()))):
             raise UserError(

@@ -131,6 +131,21 @@ def test_average_has_the_hyperparameters_of_its_members(tmp_path):
     assert hyperparameters.load(tmp_path / "mean") == hyperparameters.load(tmp_path / "switch") is not None
 
 
+def test_average_with_a_run_of_an_earlier_version(tmp_path):
+    """What it did not record is as in the registered model; if that is not known here, the field is named."""
+    recorded = hyperparameters.of("m4.Quickstart", experiment.unchecked("m4.Quickstart"))
+    lacking = ("model.inference_capacity_factor", "model.layer_pattern")  # None, and a tuple
+    old = recorded._replace(values={path: value for path, value in recorded.values.items() if path not in lacking})
+    for name, own in (("new", recorded), ("old", old), ("foreign", old._replace(model="elsewhere.Model"))):
+        save(tmp_path / name, 4)
+        hyperparameters.save(tmp_path / name, own)
+    members = {name: Checkpoints(tmp_path / name) for name in ("new", "old", "foreign")}
+    with pytest.raises(UserError, match=f"foreign: .* not those of new: {lacking[0]} is absent there, None here"):
+        tools.average_logdirs(members, tmp_path / "none")
+    del members["foreign"]
+    tools.average_logdirs(members, tmp_path / "mean")
+
+
 def test_average_is_of_one_model_and_its_tokenizers(tmp_path):
     """The mean of two models is neither; rows of embeddings stand for the pieces of the tokenizers, which it keeps."""
     members = {}

@@ -46,6 +46,20 @@ class Recorded(NamedTuple):
         return self._replace(values={path: value for path, value in self.values.items() if path not in DIRECTORIES})
 
     @property
+    def completed(self) -> Recorded:
+        """With the registered model's values of fields that it lacks, as `resolve` reads it.
+
+        An earlier version of this program, which had fewer fields, may have written it. That of a model that is not
+        registered here stays as it is.
+        """
+        try:
+            own = of(self.model, experiment.unchecked(registry.full_name(self.model)))
+        except UserError:
+            return self
+        known = json.loads(json.dumps(dict(own.values)))  # lists for tuples, as those that are read
+        return self._replace(values={**known, **self.values})
+
+    @property
     def of_weights(self) -> dict[str, Any]:
         """Those of the model on which the meaning of its weights depends; not dropout, for instance."""
         others = {f"model.{field}" for field in _OF_COMPUTATION}
