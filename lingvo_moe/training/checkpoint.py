@@ -258,13 +258,15 @@ class Checkpoints:
                 pending.result()
 
     def close(self):
-        """Waits as `wait` does, and releases the directory."""
-        self.wait()
-        self._manifest_writer.shutdown()
-        if self._manager is not None:
-            manager, self._manager = self._manager, None
-            with disk_errors.of_checkpoints(self.directory):  # of a save that `wait` has reported already
-                manager.close()
+        """Waits and raises as `wait` does; releases the directory in any case."""
+        try:
+            self.wait()
+        finally:
+            self._manifest_writer.shutdown()
+            if self._manager is not None:
+                manager, self._manager = self._manager, None
+                with disk_errors.of_checkpoints(self.directory):  # of a save that `wait` has reported already
+                    manager.close()
 
     def _save(self, step: int, meta: dict, **arrays: dict):
         self.wait()

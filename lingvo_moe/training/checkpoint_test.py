@@ -11,6 +11,7 @@ import re
 import shutil
 import subprocess
 import sys
+import threading
 
 import pytest
 from orbax import checkpoint as orbax
@@ -32,7 +33,7 @@ from lingvo_moe.testing.checkpoints import (
     state_of,
     truncate,
 )
-from lingvo_moe.training import disk_errors
+from lingvo_moe.training import checkpoint_manifest, disk_errors
 from lingvo_moe.training.checkpoint import Checkpoints
 from lingvo_moe.training.checkpoint_errors import RemovedCheckpoint
 from lingvo_moe.training.checkpoint_reader import Reader
@@ -213,6 +214,24 @@ def test_a_full_disk_is_named_as_the_directory_is_released(tmp_path, monkeypatch
         checkpoints.close()
     monkeypatch.undo()
     checkpoints.close()
+
+
+def test_what_could_not_be_written_is_released(tmp_path, monkeypatch):
+    """Orbax's manager and the thread that writes manifests, which a process that goes on would keep."""
+
+    def refuse(*arguments):
+        raise OSError(errno.ENOSPC, "No space left on device", "some/file")
+
+    closed, threads = [], set(threading.enumerate())
+    close = orbax.CheckpointManager.close
+    monkeypatch.setattr(checkpoint_manifest, "write_manifest", refuse)
+    monkeypatch.setattr(orbax.CheckpointManager, "close", lambda manager: [closed.append(manager), close(manager)])
+    checkpoints = Checkpoints(tmp_path, keep=1)
+    checkpoints.save("tiny", state_of(4), {"next": 4})
+    with pytest.raises(UserError, match=r"could not be written \(No space left on device; \d+ MiB are free\)"):
+        checkpoints.close()
+    assert len(closed) == 1
+    assert not [thread for thread in set(threading.enumerate()) - threads if thread.name.startswith("manifest")]
 
 
 def test_files_removed_while_they_are_written(tmp_path):

@@ -76,7 +76,7 @@ def train(
     steps = experiment.training.steps
     with contextlib.ExitStack() as stack:
         process_group.broadcast(lambda: stack.enter_context(logdir_lock.locked(start.logdir)))
-        checkpoints = start.open_checkpoints(train_input)
+        checkpoints = stack.enter_context(start.open_checkpoints(train_input))
         if checkpoints.trained is not None and checkpoints.trained >= steps:
             _log.info(
                 f"{name} has already been trained for {checkpoints.trained} steps; "

@@ -295,6 +295,20 @@ def test_new_training_starts_with_given_values(data, tmp_path):
     assert int(start.state["step"]) == 2 and not np.array_equal(start.state[f"theta/{path}"], values[path])
 
 
+def test_checkpoints_are_closed_whatever_training_does(data, tmp_path, monkeypatch):
+    """Those of the log directory and of the initial weights, which a resumed or a finished run does not read."""
+    closed, close = set(), Checkpoints.close
+    monkeypatch.setattr(
+        Checkpoints, "close", lambda checkpoints: [closed.add(checkpoints.directory.parent.name), close(checkpoints)]
+    )
+    loop.train(tiny.MODEL, tiny.tiny(data, "training.steps=1"), FakeEngine(), tmp_path / "given")
+    for steps in (1, 2, 2):  # a new run, a resumed one, and one that is finished
+        closed.clear()
+        config = tiny.tiny(data, f"training.steps={steps}")
+        loop.train(tiny.MODEL, config, FakeEngine(), tmp_path / "log", initial_weights=tmp_path / "given")
+        assert closed == {"given", "log"}
+
+
 def test_a_vocabulary_too_small_for_the_tokenizer_is_refused(data, tmp_path):
     """Ids beyond the embedding never reach a program."""
     small = overrides.apply(tiny.tiny_language_model(data), ["model.target_vocabulary=50"])

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import logging
 import os
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -72,32 +73,30 @@ class Start:
         }
         self.process_group.require_same(values)
 
-    def open_checkpoints(self, train_input: TrainInput) -> StartCheckpoints:
-        """Opens the checkpoints of the log directory and of the initial weights.
+    @contextlib.contextmanager
+    def open_checkpoints(self, train_input: TrainInput) -> Iterator[StartCheckpoints]:
+        """Opens the checkpoints of the log directory and of the initial weights, and closes them on exit.
 
         Raises:
           UserError: those that training starts with are of another model, or were trained with other tokenizers or
             data, or with another seed; or the log directory has weights only.
         """
-        steps, specs = self.experiment.training.steps, self.experiment.steps.state_specs()
-        own = Checkpoints(self.logdir, self.experiment.training.keep, self.process_group)
-        initial = None
-        if self.initial_weights is not None:
-            initial = Checkpoints(self.initial_weights, processes=self.process_group)
-        trained = own.latest()
-        if trained is not None:
-            trained, seed = own.require_state(self.name, specs)
-            if trained < steps:
-                self._check_resumed(own, trained, seed, train_input)
-        elif initial is not None:
-            readers = initial.readers(initial.require(self.name, specs["theta"]))
-            if not same_readers(self.experiment, readers):
-                raise UserError(
-                    f"--initial_weights={initial.directory.parent}: trained with other tokenizers than "
-                    f"--tokenizers={self.experiment.tokenizers}. Pass those, or make a file of the weights "
-                    f"(`checkpoint convert --output`) and name theirs with --initial_tokenizers."
-                )
-        return StartCheckpoints(own, initial, trained)
+        specs = self.experiment.steps.state_specs()
+        with contextlib.ExitStack() as stack:
+
+            def opened(logdir: str | pathlib.Path, keep: int | None = None) -> Checkpoints:
+                return stack.enter_context(contextlib.closing(Checkpoints(logdir, keep, self.process_group)))
+
+            own = opened(self.logdir, self.experiment.training.keep)
+            initial = None if self.initial_weights is None else opened(self.initial_weights)
+            trained = own.latest()
+            if trained is not None:
+                trained, seed = own.require_state(self.name, specs)
+                if trained < self.experiment.training.steps:
+                    self._check_resumed(own, trained, seed, train_input)
+            elif initial is not None:
+                self._check_readers(initial, initial.require(self.name, specs["theta"]))
+            yield StartCheckpoints(own, initial, trained)
 
     def load_state(self, training: Training, checkpoints: StartCheckpoints) -> tuple[int, State | None]:
         """Loads the newest checkpoint, or creates the initial state, with the initial weights and values.
@@ -115,7 +114,6 @@ class Start:
             shardings = None if training.shardings is None else training.shardings["theta"]
             step, _ = initial.restore_theta(self.name, specs["theta"], shardings, load=training.load_weights)
             self._require_finite(training.state["theta"], initial.path(step))
-            initial.close()
             _log.info(f"starting with the weights of step {step} ({initial.directory})")
         for path, value in self.initial_values.items():
             training.set_weight(path, value)
@@ -125,6 +123,15 @@ class Start:
         """Raises UserError, in all processes, if one of them holds initial weights that are not finite."""
         remedy = "delete it to use the checkpoint before it, or pass another --initial_weights"
         self.process_group.in_all(lambda: checkpoint_arrays.check_finite(theta, str(checkpoint), remedy))
+
+    def _check_readers(self, initial: Checkpoints, step: int):
+        """Raises UserError if initial weights were trained with other tokenizers."""
+        if not same_readers(self.experiment, initial.readers(step)):
+            raise UserError(
+                f"--initial_weights={initial.directory.parent}: trained with other tokenizers than "
+                f"--tokenizers={self.experiment.tokenizers}. Pass those, or make a file of the weights "
+                f"(`checkpoint convert --output`) and name theirs with --initial_tokenizers."
+            )
 
     def _check_resumed(self, own: Checkpoints, trained: int, seed: int, train_input: TrainInput):
         """Raises UserError if training would go on with other data or random numbers than it began with."""
