@@ -207,7 +207,7 @@ def _write(
         split = splitting.split_keys(english, {name: _keys(own.pairs) for name, own in given.items()})
     # The keys of the pairs that are written: of those of `split`, the cap and other rules reject some.
     held_out: dict[str, set[str]] = {"test": set(), "valid": set()}
-    with target.atomic_writer() as writer:
+    with target.atomic_writer(force) as writer:
         for language in progress.track(sorted(collected.read), "writing the corpus", unit="languages"):
             rejected = collected.rejected[language]
             pairs = collected.pairs.pop(language, set())
@@ -234,9 +234,6 @@ def _write(
                 "skipped_links": _sorted_counts(collected.skipped_links),
             }
         )
-        # Again: another process may have built a corpus there meanwhile. One of the same inputs is as good.
-        if not target.is_up_to_date():
-            target.check_replaceable(force)
 
 
 def find_sources(

@@ -51,10 +51,19 @@ class OutputDirectory:
             )
 
     @contextlib.contextmanager
-    def atomic_writer(self) -> Iterator[Writer]:
-        """Yields a writer; its files replace the directory when the context ends, and are removed on an error."""
+    def atomic_writer(self, force: bool) -> Iterator[Writer]:
+        """Yields a writer; its files replace the directory when the context ends, and are removed on an error.
+
+        Args:
+          force: whether to replace a corpus of other inputs, too.
+
+        Raises:
+          UserError: at the end, without `force`, another process has built a corpus of other inputs there meanwhile.
+        """
         with output_directories.atomic_directory(self.directory, _check_only_corpus_files) as partial:
             yield Writer(partial)
+            if not self.is_up_to_date():  # a corpus of the same inputs is as good
+                self.check_replaceable(force)
 
 
 def prepare_output_directory(directory: Path):

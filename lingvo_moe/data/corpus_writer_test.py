@@ -31,7 +31,7 @@ def write(
     output: pathlib.Path, english: str = "a house", files: tuple[tuple[str, bytes], ...] = (), identity: str = "x"
 ) -> str:
     """Writes a corpus of one pair; returns its fingerprint."""
-    with OutputDirectory(output, identity).atomic_writer() as writer:
+    with OutputDirectory(output, identity).atomic_writer(force=True) as writer:
         for name, data in files:
             writer.add_file(name, data)
         writer.add("de", {"train": [("ein Haus", english)], "valid": [], "test": []}, 1, NONE)

@@ -20,7 +20,7 @@ from lingvo_moe.data.corpus import SPLITS, Corpus
 from lingvo_moe.data.corpus_writer import OutputDirectory, Writer, prepare_output_directory
 from lingvo_moe.data.espeak import Espeak
 from lingvo_moe.data.speech import AUDIO_SUFFIX, ENCODING, reference
-from lingvo_moe.errors import UserError
+from lingvo_moe.errors import UserError, did_you_mean
 from lingvo_moe.utils import progress
 
 # Variants of eSpeak NG's voices: women, men and characters.
@@ -70,7 +70,7 @@ def build(
       The corpus, and whether this call built it.
 
     Raises:
-      UserError: the corpus has no such language or sentence, or `output` has something else.
+      UserError: the corpus has no such language, no sentence of one can be spoken, or `output` has something else.
     """
     output = Path(output).absolute()
     prepare_output_directory(output)
@@ -79,9 +79,9 @@ def build(
     if not force and target.is_up_to_date():
         return Corpus.open(output), False
     target.check_replaceable(force)
-    recordings = [recording for language in languages for recording in _recordings(texts, language, max_characters)]
+    recordings = _all_recordings(texts, languages, max_characters)
     espeak = Espeak()
-    with target.atomic_writer() as writer:
+    with target.atomic_writer(force) as writer:
         _write(writer, recordings, espeak)
         writer.finish(_facts(texts, target, recordings, espeak.sample_rate))
     return Corpus.open(output), True
@@ -98,6 +98,25 @@ def transcript_of(sentence: str) -> str | None:
     if any(not word[1:].islower() and len(word) > 1 for word in words):
         return None
     return " ".join(words).replace("-", " ").lower()
+
+
+def _all_recordings(texts: Corpus, languages: Sequence[str], max_characters: int) -> list[Recording]:
+    """Returns what to record; raises UserError for a language without a recording."""
+    recordings, preset = [], texts.manifest["preset"]
+    for language in languages:
+        if language not in ("en", *texts.languages):
+            raise UserError(
+                f"--languages={language}: --preset={preset} has no sentences in it; it has en, "
+                f"{', '.join(texts.languages)}.{did_you_mean(language, texts.languages)}"
+            )
+        own = list(_recordings(texts, language, max_characters))
+        if not own:
+            raise UserError(
+                f"--languages={language}: no sentence of --preset={preset} can be spoken as it is written, in one of "
+                f"at most --max_characters={max_characters}; raise these, or leave the language out."
+            )
+        recordings += own
+    return recordings
 
 
 def _recordings(texts: Corpus, language: str, max_characters: int) -> Iterator[Recording]:
@@ -149,10 +168,6 @@ def _write(writer: Writer, recordings: Sequence[Recording], espeak: Espeak):
 
 def _facts(texts: Corpus, target: OutputDirectory, recordings: Sequence[Recording], sample_rate: int) -> dict:
     """The manifest's facts beside the voices."""
-    if not recordings:
-        raise UserError(
-            f"--preset={texts.manifest['preset']}: no sentence can be spoken as it is written; name another one."
-        )
     distinct = {split: len({r.transcript for r in recordings if r.split == split}) for split in SPLITS}
     keys = {"all": sum(distinct.values()), "eligible": sum(distinct.values()), "near_duplicates": 0, "overlapping": 0}
     return {

@@ -77,10 +77,32 @@ def test_a_complete_corpus_is_left_unchanged(texts, built):
         speech_builder.build(texts, built.directory, max_characters=20)
 
 
-def test_an_error_names_the_preset_and_not_its_temporary_texts(texts, tmp_path):
-    """The tool builds the texts in a directory that is gone by the time of the message."""
-    with pytest.raises(UserError, match="^--preset=none: no sentence can be spoken as it is written; name another one"):
-        speech_builder.build(texts, tmp_path / "speech", ["fr"])
+@pytest.mark.parametrize(
+    "languages, max_characters, message",
+    [
+        (["en", "dee"], 48, "^--languages=dee: --preset=none has no sentences in it; it has en, de. Did you mean de"),
+        (["de", "en"], 8, "^--languages=en: no sentence of --preset=none .* at most --max_characters=8; raise these"),
+    ],
+)
+def test_a_language_without_recordings_is_an_error(texts, tmp_path, languages, max_characters, message):
+    """It names the flags, and not the texts, whose directory is gone by the time of the message."""
+    with pytest.raises(UserError, match=message):
+        speech_builder.build(texts, tmp_path / "speech", languages, max_characters)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_corpus_that_another_process_has_built_meanwhile_is_kept(texts, tmp_path, monkeypatch):
+    """Speaking takes minutes; both began when there was none."""
+    output, speak = tmp_path / "speech", speech_builder._write
+
+    def let_another_build(*arguments):
+        write_corpus(output, {"de": {"train": [("der", "the")]}})
+        speak(*arguments)
+
+    monkeypatch.setattr(speech_builder, "_write", let_another_build)
+    with pytest.raises(UserError, match="has a corpus of other inputs"):
+        speech_builder.build(texts, output, ["en"], max_characters=20)
+    assert Corpus.open(output).languages == ("de",)
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,7 @@ def restrict(
         return Corpus.open(directory)
     if directory.exists():
         raise UserError(f"{directory} has the pairs of another corpus, or of other languages. {remedy}")
-    with output.atomic_writer() as writer:
+    with output.atomic_writer(force=False) as writer:
         for language in sorted(limits):
             pairs: dict[str, list[Pair]] = {split: list(corpus.pairs(split, language)) for split in SPLITS}
             pairs["train"] = list(corpus.sample("train", language, limits[language] or None))
