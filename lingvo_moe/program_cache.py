@@ -20,7 +20,7 @@ from collections.abc import Callable
 
 from lingvo_moe.errors import UserError
 from lingvo_moe.program import Program
-from lingvo_moe.utils import processor
+from lingvo_moe.utils import processor, user_cache
 
 OFF = "off"
 # The maximal number of files of each kind; the oldest are deleted. A program of a large model takes some megabytes.
@@ -48,10 +48,8 @@ _settings = _Settings()
 
 
 def default() -> str:
-    """Returns `$LINGVO_MOE_CACHE`, or the user's directory by the XDG base directory specification."""
-    return os.environ.get("LINGVO_MOE_CACHE") or os.path.join(
-        os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache"), "lingvo_moe"
-    )
+    """Returns `$LINGVO_MOE_CACHE`, or `user_cache.directory()`."""
+    return os.environ.get("LINGVO_MOE_CACHE") or str(user_cache.directory())
 
 
 def use(directory: str):

@@ -87,7 +87,7 @@ flags.DEFINE_string(
     "packages",
     None,
     "The directory for downloads of presets (pypi 125 MB, debian 300 MB, debian_more 570 MB, pocket 1.3 GB, unseen "
-    "65 MB); by default ~/.cache/lingvo_moe/packages.",
+    "65 MB); by default $XDG_CACHE_HOME/lingvo_moe/packages, or ~/.cache/lingvo_moe/packages.",
     flag_values=FLAGS,
 )
 flags.DEFINE_bool("force", False, "Build again, and replace a corpus of other inputs.", flag_values=FLAGS)

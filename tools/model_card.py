@@ -26,7 +26,7 @@ from absl import flags
 
 from lingvo_moe import experiment, lazy, registry
 from lingvo_moe.cli import app
-from lingvo_moe.data import debian_help, npm_packages
+from lingvo_moe.data import debian_help, npm_packages, sources
 from lingvo_moe.data.corpus import Corpus
 from lingvo_moe.errors import UserError
 from lingvo_moe.utils import output_files
@@ -38,7 +38,7 @@ flags.DEFINE_multi_string("set", [], "override FIELD=VALUE of its training", fla
 flags.DEFINE_string("corpus", None, "the corpus that it was trained on", flag_values=FLAGS)
 flags.DEFINE_list("logdir", None, "the log directories that it was trained in, oldest first", flag_values=FLAGS)
 flags.DEFINE_list("scores", None, "files of `eval --json`: own packages, unseen packages", flag_values=FLAGS)
-flags.DEFINE_string("packages", "~/.cache/lingvo_moe/packages", "where the packages are", flag_values=FLAGS)
+flags.DEFINE_string("packages", None, "where the packages are, as of tools.build_corpus", flag_values=FLAGS)
 flags.DEFINE_string("output", None, "the Markdown file to write", flag_values=FLAGS)
 
 _PAUSE = 600  # seconds without a report, after which training is taken to have stopped
@@ -88,7 +88,8 @@ def main(arguments: list[str]):
     positions = config.input.batch_size * config.input.lengths["target"]
     runs = [read_curves(pathlib.Path(logdir), positions) for logdir in FLAGS.logdir]
     scores = [_read_scores(file) for file in FLAGS.scores]
-    licences = by_licence(Corpus.open(FLAGS.corpus), pathlib.Path(FLAGS.packages).expanduser())
+    packages = pathlib.Path(FLAGS.packages).expanduser() if FLAGS.packages else sources.default_cache()
+    licences = by_licence(Corpus.open(FLAGS.corpus), packages)
     text = "\n".join([f"# {name}: figures\n", *_training(runs), *_scores(scores), *_licences(licences)])
     with output_files.atomic_writer(FLAGS.output) as file:
         file.write(text)

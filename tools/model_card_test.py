@@ -106,8 +106,14 @@ def test_a_package_that_is_not_there_is_an_error(corpus, tmp_path):
         model_card.by_licence(model_card.Corpus.open(corpus), tmp_path)
 
 
-def test_card_has_scores_by_language_and_their_mean(corpus, logdir, tmp_path):
-    """Languages by decreasing training data; a language that the second file lacks has empty cells."""
+def test_card_has_scores_by_language_and_their_mean(corpus, logdir, tmp_path, monkeypatch):
+    """Languages by decreasing training data; a language that the second file lacks has empty cells.
+
+    Packages are in the user's cache if the flag does not name another directory.
+    """
+    (tmp_path / "lingvo_moe").mkdir()
+    (tmp_path / "lingvo_moe" / "packages").symlink_to(corpus)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
 
     def score(language: str, pairs: int, bleu: float) -> dict:
         counts = {"language": language, "train_pairs": pairs, "test_pairs": 10}
@@ -119,7 +125,6 @@ def test_card_has_scores_by_language_and_their_mean(corpus, logdir, tmp_path):
     arguments = [
         "--model=m4.Pocket",
         f"--corpus={corpus}",
-        f"--packages={corpus}",
         f"--logdir={logdir},{logdir}",
         f"--scores={tmp_path}/own.json,{tmp_path}/other.json",
         f"--output={tmp_path}/card.md",

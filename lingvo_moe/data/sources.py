@@ -21,6 +21,7 @@ from typing import NamedTuple, Protocol
 from lingvo_moe.data import catalogs, languages
 from lingvo_moe.errors import UserError
 from lingvo_moe.extensions import Registry
+from lingvo_moe.utils import user_cache
 from lingvo_moe.utils.hashes import file_sha256
 
 
@@ -152,8 +153,8 @@ class EntrySource:
 
 
 def default_cache() -> Path:
-    """Returns the default directory for downloaded packages, below the user's cache directory."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lingvo_moe" / "packages"
+    """Returns the default directory for downloaded packages, below `user_cache.directory()`."""
+    return user_cache.directory() / "packages"
 
 
 @register_source("django")
