@@ -10,6 +10,7 @@ import json
 import logging
 import os
 import pathlib
+import time
 from collections.abc import Iterator, Sequence
 from typing import BinaryIO
 
@@ -17,6 +18,7 @@ from lingvo_moe.errors import UserError
 from lingvo_moe.inference.translation import Translation
 
 _log = logging.getLogger(__name__)
+_POLL_SECONDS = 0.01
 
 
 class Journal:
@@ -127,14 +129,22 @@ def _open_locked(path: pathlib.Path) -> BinaryIO:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            file.close()
-            raise UserError(
-                f"{path}: another process is making the same translations; wait for it, or end it."
-            ) from None
+            with file:
+                _require_unowned(file, path)
+            time.sleep(_POLL_SECONDS)
+            continue
         with contextlib.suppress(FileNotFoundError):
             if os.path.samestat(os.fstat(file.fileno()), path.stat()):
                 return file
         file.close()
+
+
+def _require_unowned(file: BinaryIO, path: pathlib.Path):
+    """Raises UserError if a process has the file for itself; one that begins shares it for a moment, see `_is_locked`."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise UserError(f"{path}: another process is making the same translations; wait for it, or end it.") from None
 
 
 def _translation(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import pathlib
+import time
 
 import pytest
 
@@ -113,6 +114,15 @@ def test_two_processes_do_not_write_the_same_journal(tmp_path):
         with pytest.raises(UserError, match="another process is making the same translations"), _journal(path):
             pass
         assert path.exists()
+
+
+def test_a_process_that_reports_a_journal_keeps_no_other_from_it(interrupted, monkeypatch):
+    """It locks the journals of other runs for a moment, to see whether they are in use."""
+    with open(interrupted, "rb") as reporting:
+        fcntl.flock(reporting, fcntl.LOCK_SH)
+        monkeypatch.setattr(time, "sleep", lambda seconds: fcntl.flock(reporting, fcntl.LOCK_UN))
+        with _journal(interrupted) as opened:
+            assert opened.lines == len(_LINES)
 
 
 def test_journals_of_other_runs_are_named(interrupted, caplog):
