@@ -140,7 +140,7 @@ def _open_locked(path: pathlib.Path) -> BinaryIO:
 
 
 def _require_unowned(file: BinaryIO, path: pathlib.Path):
-    """Raises UserError if a process has the file for itself; one that begins shares it for a moment, see `_is_locked`."""
+    """Raises UserError if a process has the file for itself; one that begins may share it, see `_is_locked`."""
     try:
         fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
