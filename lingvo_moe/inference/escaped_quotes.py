@@ -20,8 +20,11 @@ class Unescaped(NamedTuple):
     quotes: str
 
     def escape(self, translation: str) -> str:
-        """Returns a translation with backslashes before the same quotes."""
-        return re.sub(f"[{self.quotes}]", r"\\\g<0>", translation) if self.quotes else translation
+        """Returns a translation with backslashes before the same quotes, but for those that the model wrote."""
+        if not self.quotes:
+            return translation
+        # Two backslashes are one of the text, after which a quote has none.
+        return re.sub(rf"(?<!\\)((?:\\\\)*)([{self.quotes}])", r"\1\\\2", translation)
 
 
 def unescape(text: str) -> Unescaped:
