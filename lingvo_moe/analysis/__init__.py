@@ -1,1 +1,1 @@
-"""Figures of a compiled program: memory, collectives and time on a TPU slice, and the fastest settings."""
+"""Figures of a compiled program: memory, collectives and time on a TPU slice or a GPU cluster; the fastest settings."""

@@ -1,4 +1,4 @@
-"""Plans a model on a TPU slice without one: memory per core, collectives, time of a step, cost of a training run.
+"""Plans a model on an absent TPU slice or GPU cluster: memory, collectives, time of a step, cost of a training run.
 
 There are three kinds of figures, and `plan_text` marks them: the compiler's own (memory, collectives, cycles), the
 program's (sizes and sharding of its inputs), and our model's (time on the links, see `hardware`).
@@ -102,7 +102,7 @@ class CollectiveCost:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """The figures of one program on one slice.
+    """The figures of one program on one slice or cluster, of which each GPU counts as a core.
 
     Attributes:
       model, changes, program, topology, mesh, cores, weights: what was compiled, and for what; `changes` are those of

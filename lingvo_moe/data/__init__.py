@@ -1,1 +1,1 @@
-"""From translation catalogs to a corpus, tokenizers, and packed batches of examples."""
+"""From catalogs to a corpus of texts or speech, tokenizers and packed batches of examples; and generated volumes."""

@@ -143,7 +143,8 @@ class HeldOutVolumes:
 def make_volume(config: VolumeInput, split: str, number: int) -> Example:
     """Returns volume `number` of a split: voxels `[X, Y, Z, 1] float32` and labels `[X, Y, Z] int32`.
 
-    Tubes are drawn over ellipsoids. Equal seeds, splits and numbers give equal volumes, bit by bit.
+    Tubes are drawn over ellipsoids. Equal seeds, splits and numbers give equal volumes, bit by bit on one machine: the
+    LAPACK of another one may round the axes of an ellipsoid in another way, and its C library the noise.
     """
     # RandomState's streams are frozen; those of Generator may change with a version of NumPy.
     words = [config.seed, SPLITS.index(split), *divmod(number, 2**32)]

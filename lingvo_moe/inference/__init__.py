@@ -1,1 +1,1 @@
-"""Translation, its scores, and the held-out loss, with trained models."""
+"""Translation and its explanation, recognition and segmentation, their scores, and the loss, of trained models."""

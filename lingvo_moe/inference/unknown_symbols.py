@@ -16,10 +16,10 @@ from lingvo_moe.data.tokenizer import Tokenizer
 
 # So, Sk: pictures, flags, skin tones. Cn, Co: pictures of a later Unicode, or of a font of its own.
 _CATEGORIES = ("So", "Sk", "Cn", "Co")
-# Joiners, variation selectors, the keycap and the tags of flags, which are part of a symbol after one.
 _KEYCAP = "\u20e3"
-_CLOSING = tuple(",.;:!?…)]")
+# Joiners, variation selectors, the keycap and the tags of flags, which are part of a symbol after one.
 _JOINERS = "\u200d\ufe0e\ufe0f\u20e3\U000e0020-\U000e007f"
+_CLOSING = tuple(",.;:!?…)]")
 
 
 class Framed(NamedTuple):

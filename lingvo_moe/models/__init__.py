@@ -1,1 +1,1 @@
-"""Models: the translation Transformer and the language model."""
+"""Models: of translation, language, speech recognition and segmentation of volumes."""

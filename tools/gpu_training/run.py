@@ -7,11 +7,12 @@
 After the warm-up, the learning rate follows the schedule's cool-down from the first of the shares of --cooldown to the
 second, over the given time or steps; `cooldown_steps` must be above the number of steps. --state is a file to continue
 from, if it exists, and to write, every 150 seconds and at the end; continue with another --seed of the feed, or the
-same examples are read again. Ctrl-C, SIGTERM and a feed that ends save state and weights; with each state, the log says
-which --cooldown continues. In the last sixth of a run that ends its cool-down, the mean of up to 100 weights is taken.
-The output is `log.jsonl` and `weights.safetensors`, in int8: of all weights that were evaluated (the initial ones, some
-in between, the last, the mean), those with the lowest held-out loss. --trace writes the profiler's trace of two further
-steps, whose weights are not kept, after all else; a run that is stopped writes none.
+same examples are read again. Ctrl-C, SIGTERM and a feed that ends save state and weights. The log says which --cooldown
+continues a run: with each state that is written during it, and where it is stopped. In the last sixth of a run that
+ends its cool-down, the mean of up to 100 weights is taken. The output is `log.jsonl` and `weights.safetensors`, in
+int8: of all weights that were evaluated (the initial ones, some in between, the last, the mean), those with the lowest
+held-out loss. --trace writes the profiler's trace of two further steps, whose weights are not kept, after all else; a
+run that is stopped writes none.
 """
 
 from __future__ import annotations
