@@ -9,6 +9,7 @@ applications written with Django add ten thousand more, in up to 110 languages.
 from __future__ import annotations
 
 import functools
+import hashlib
 import sys
 import zipfile
 from collections.abc import Collection, Sequence
@@ -18,6 +19,8 @@ from typing import NamedTuple
 from lingvo_moe.data import debian, pinned
 from lingvo_moe.data.sources import CatalogDirectory, Source, SourceList, django, register_source
 from lingvo_moe.utils import safe_paths
+
+_RULES_VERSION = 1  # of unpacking: increase it with every change of the rules
 
 
 class Wheel(NamedTuple):
@@ -63,7 +66,8 @@ def fetch(cache: Path, wheels: Sequence[Wheel], selected: Collection[str] = ()) 
 
 
 def _unpacked(cache: Path, wheel: Wheel) -> Path:
-    """Returns the directory of a wheel's catalogs."""
+    """Returns the directory of a wheel's catalogs. Its name changes with what decides its content."""
+    rules = hashlib.sha256(f"{_RULES_VERSION} {wheel}".encode()).hexdigest()[:12]
     name = f"{wheel.package}-{wheel.version}"
     archive = pinned.PinnedArchive(f"{wheel.package}=={wheel.version}", f"{name}-*.whl", wheel.sha256)
 
@@ -71,7 +75,7 @@ def _unpacked(cache: Path, wheel: Wheel) -> Path:
         command = functools.partial(_pip_download, archive)
         _unpack(pinned.fetch(cache, archive, command), wheel.suffix, directory)
 
-    return pinned.complete_directory(cache / name, fill)
+    return pinned.complete_directory(cache / f"{name}-{rules}", fill)
 
 
 def _pip_download(archive: pinned.PinnedArchive, directory: Path) -> list[str]:

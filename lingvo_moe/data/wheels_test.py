@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import zipfile
 from pathlib import Path
@@ -39,8 +40,16 @@ def test_intact_wheel_is_not_downloaded_again_and_only_catalogs_are_unpacked(tmp
     _no_pip(monkeypatch)
     wheel = _wheel(tmp_path, {"some/locale/de/LC_MESSAGES/a.mo": b"x", "some/code.py": b"import os"})
     wheels.fetch(tmp_path, (wheel,))
-    files = [path for path in (tmp_path / "some-1.0").rglob("*") if path.is_file()]
-    assert [path.name for path in files] == ["a.mo"]
+    (unpacked,) = filter(Path.is_dir, tmp_path.iterdir())
+    assert [path.name for path in unpacked.rglob("*") if path.is_file()] == ["a.mo"]
+
+
+def test_other_rules_unpack_again(tmp_path, monkeypatch):
+    """A directory of an older release, which read other catalogs of the same wheel, is not used."""
+    _no_pip(monkeypatch)
+    wheel = _wheel(tmp_path, {"some/de.mo": b"x", "some/de.json": b"yz"})
+    assert [source.size for source in wheels.fetch(tmp_path, (wheel,))] == [1]
+    assert [source.size for source in wheels.fetch(tmp_path, (wheel._replace(suffix=".json"),))] == [2]
 
 
 def test_corrupt_wheel_is_downloaded_again_and_a_failure_has_the_reason(tmp_path, monkeypatch):
@@ -59,14 +68,17 @@ def test_members_outside_of_the_archive_are_refused(tmp_path, monkeypatch, membe
     wheel = _wheel(tmp_path / "packages", {member: b"x"})
     with pytest.raises(UserError, match="some-1.0-py3-none-any.whl, archive member: the path .* is refused"):
         wheels.fetch(tmp_path / "packages", (wheel,))
-    assert not list(tmp_path.rglob("out.mo")) and not (tmp_path / "packages" / "some-1.0").exists()
+    assert not list(tmp_path.rglob("out.mo")) and not list(filter(Path.is_dir, (tmp_path / "packages").iterdir()))
 
 
 def test_interrupted_unpacking_is_repeated(tmp_path, monkeypatch):
     """Leftovers of a killed run do not get into a corpus, nor stay in the cache."""
     _no_pip(monkeypatch)
     wheel = _wheel(tmp_path, {"some/locale/de/LC_MESSAGES/a.mo": b"x"})
-    leftover = tmp_path / "some-1.0.partial-x"
+    wheels.fetch(tmp_path, (wheel,))
+    (unpacked,) = filter(Path.is_dir, tmp_path.iterdir())
+    shutil.rmtree(unpacked)
+    leftover = tmp_path / f"{unpacked.name}.partial-x"
     (leftover / "contents").mkdir(parents=True)
     (leftover / "contents" / "old.mo").write_bytes(b"y")
     (leftover / "lock").touch()
