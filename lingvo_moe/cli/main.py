@@ -81,9 +81,9 @@ def _show(config: ShowConfig, arguments: list[str]):
 
 def _plan(config: PlanConfig, arguments: list[str]):
     name = _one_name("plan", config, arguments)
-    from lingvo_moe.cli import commands
+    from lingvo_moe.cli import plan
 
-    return commands.plan(dataclasses.replace(config, model=name))
+    return plan.plan(dataclasses.replace(config, model=name))
 
 
 def _checkpoint(config: CheckpointConfig, arguments: list[str]) -> int | None:
@@ -100,13 +100,13 @@ def _one_name(command: str, config: ModelConfig, arguments: list[str]) -> str:
     return registry.full_name(given[0])
 
 
-def _deferred(function: str, module: str = "commands") -> Callable[[ModelConfig, list[str]], int | None]:
-    """Returns a command whose module, with its slow imports, is imported once the flags have been read."""
+def _deferred(name: str) -> Callable[[ModelConfig, list[str]], int | None]:
+    """Returns the function of this name in the module of this name, whose slow imports wait until flags are read."""
 
     def run(config: ModelConfig, arguments: list[str]):
         app.no_arguments(arguments)
         config.full_name()  # a wrong name is reported before the slow imports
-        return getattr(importlib.import_module(f"lingvo_moe.cli.{module}"), function)(config)
+        return getattr(importlib.import_module(f"lingvo_moe.cli.{name}"), name)(config)
 
     return run
 
@@ -149,7 +149,7 @@ COMMANDS = {
     "train": Command(
         "train a model, or resume its training",
         TrainConfig,
-        _deferred("train", "train"),
+        _deferred("train"),
         "--model=NAME --logdir=DIR",
         (
             "{} train --model=m4.Small --logdir=log --corpus=build/debian/corpus --tokenizers=build/debian/tokenizers",
@@ -186,7 +186,7 @@ COMMANDS = {
     "diagnose": Command(
         "inspect a training step: activations, gradients, routers, and the first number that is not finite",
         DiagnoseConfig,
-        _deferred("diagnose", "diagnose"),
+        _deferred("diagnose"),
         "--logdir=DIR",
         ("{} diagnose --logdir=log", "{} diagnose --logdir=log --batch=log/replay/120.npz --json=numbers.json"),
     ),
