@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import re
+import statistics
 from collections.abc import Callable, Sequence
 
 from absl import flags
@@ -21,7 +22,7 @@ from lingvo_moe.cli import app, recorded, released, run_config, run_setup
 from lingvo_moe.data.corpus import Corpus
 from lingvo_moe.errors import UserError
 from lingvo_moe.inference.capitals import upper_case
-from lingvo_moe.inference.evaluation import LanguageScore, Translated, mean, score, translate_held_out
+from lingvo_moe.inference.evaluation import LanguageScore, Translated, score, translate_held_out
 from lingvo_moe.inference.translator import Translator
 from tools import markdown
 
@@ -92,7 +93,9 @@ def _in_capitals(one: Translated) -> Translated:
 
 
 def _means(altered: Sequence[LanguageScore], as_they_are: Sequence[LanguageScore], measure: str) -> tuple[str, str]:
-    first, second = (f"{mean([getattr(one, measure) for one in scores]):.1f}" for scores in (altered, as_they_are))
+    first, second = (
+        f"{statistics.fmean(getattr(one, measure) for one in scores):.1f}" for scores in (altered, as_they_are)
+    )
     return first, second
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+import statistics
 from collections.abc import Sequence
 
 from absl import flags
@@ -22,7 +23,7 @@ from scipy import stats
 from lingvo_moe.cli import app, recorded, released, run_config, run_setup
 from lingvo_moe.data.corpus import Corpus
 from lingvo_moe.errors import UserError
-from lingvo_moe.inference.evaluation import mean, translate_held_out
+from lingvo_moe.inference.evaluation import translate_held_out
 from lingvo_moe.inference.translator import Translator
 from lingvo_moe.utils import output_files
 from tools import markdown
@@ -110,7 +111,7 @@ def bands(found: Sequence[Scored]) -> str:
                 (
                     f"{band[0].confidence:.2f} to {band[-1].confidence:.2f}",
                     str(len(band)),
-                    f"{mean([s.chrf for s in band]):.1f}",
+                    f"{statistics.fmean(s.chrf for s in band):.1f}",
                     _percent([s.is_exact for s in band]),
                     _percent([s.is_poor for s in band]),
                 )
@@ -141,7 +142,7 @@ def correlations(found: Sequence[Scored]) -> str:
 
 
 def _percent(values: Sequence[bool]) -> str:
-    return f"{100 * mean(values):.0f} %" if values else "-"
+    return f"{100 * statistics.fmean(values):.0f} %" if values else "-"
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import statistics
 
 from lingvo_moe.cli import images, run_setup, speech
 from lingvo_moe.cli.run_config import EvalConfig
@@ -13,7 +14,7 @@ from lingvo_moe.errors import UserError
 from lingvo_moe.experiment import get as get_experiment
 from lingvo_moe.experiment import unchecked
 from lingvo_moe.inference import held_out_loss, translation_file
-from lingvo_moe.inference.evaluation import LanguageScore, choose_languages, groups, mean, score, translate_held_out
+from lingvo_moe.inference.evaluation import LanguageScore, choose_languages, groups, score, translate_held_out
 from lingvo_moe.inference.translator import Translator
 from lingvo_moe.utils import counts, output_files
 
@@ -96,7 +97,8 @@ def table(scores: list[LanguageScore], summary: bool = False) -> str:
 
     def line(label: str, members: list[LanguageScore]) -> str:
         columns = [
-            mean([getattr(member, name) for member in members]) for name in ("bleu", "chrf", "copy_bleu", "copy_chrf")
+            statistics.fmean(getattr(member, name) for member in members)
+            for name in ("bleu", "chrf", "copy_bleu", "copy_chrf")
         ]
         return row(
             label,

@@ -10,6 +10,8 @@ from lingvo_moe.errors import UserError
 from lingvo_moe.inference.translation import Translation
 from lingvo_moe.inference.translator import Translator
 
+_GROUPS = ("high resource", "middle resource", "low resource")
+
 
 @dataclasses.dataclass(frozen=True)
 class LanguageScore:
@@ -102,19 +104,14 @@ def _held_out(
     return pairs, left_out
 
 
-def groups(scores: Sequence[LanguageScore], count: int = 3) -> list[tuple[str, list[LanguageScore]]]:
-    """Splits languages, ordered by training pairs, into `count` groups of equal size: high, middle and low resource."""
-    names = {3: ("high resource", "middle resource", "low resource")}.get(
-        count, [f"group {i + 1}" for i in range(count)]
-    )
-    bounds = [round(i * len(scores) / count) for i in range(count + 1)]
-    split_groups = [(name, list(scores[a:b])) for name, a, b in zip(names, bounds, bounds[1:])]
+def groups(scores: Sequence[LanguageScore]) -> list[tuple[str, list[LanguageScore]]]:
+    """Splits languages, ordered by training pairs, into groups of equal size: high, middle and low resource.
+
+    Of one or two languages, there are as many groups.
+    """
+    bounds = [round(i * len(scores) / len(_GROUPS)) for i in range(len(_GROUPS) + 1)]
+    split_groups = [(name, list(scores[a:b])) for name, a, b in zip(_GROUPS, bounds, bounds[1:])]
     return [(name, members) for name, members in split_groups if members]
-
-
-def mean(values: Sequence[float]) -> float:
-    """The arithmetic mean."""
-    return sum(values) / len(values)
 
 
 def choose_languages(corpus: Corpus, languages: Sequence[str], split: str) -> list[str]:

@@ -9,7 +9,7 @@ import sacrebleu
 
 from lingvo_moe.data.corpus import Corpus
 from lingvo_moe.errors import UserError
-from lingvo_moe.inference.evaluation import LanguageScore, groups, mean, score, translate_held_out
+from lingvo_moe.inference.evaluation import LanguageScore, groups, score, translate_held_out
 from lingvo_moe.inference.translation import Translation
 from lingvo_moe.testing import experiments as tiny
 
@@ -79,7 +79,3 @@ def test_groups_keep_the_order_and_all_languages():
     assert [score for _, members in cut for score in members] == scores
     assert {len(members) for _, members in cut} == {3, 4}
     assert [len(members) for _, members in groups(scores[:1])] == [1]
-
-
-def test_the_mean():
-    assert mean([1.0, 2.0, 6.0]) == 3.0

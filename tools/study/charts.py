@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import statistics
 from collections.abc import Iterator, Mapping
 
 import matplotlib
@@ -12,7 +13,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from lingvo_moe.inference.evaluation import mean
 from tools.report.style import BLUE, DARK, GREEN, MUTED, ORANGE, PURPLE, SETTINGS, SKY, VERMILLION, VIOLET, WIDTH
 from tools.study.plan import file_name
 from tools.study.results import Results, trend
@@ -36,7 +36,7 @@ def figures(results: Results) -> dict[str, Figure]:
 def gain(results: Results) -> Figure:
     """GShard figure 6: BLEU above a baseline, by language from high to low resource, and its moving average."""
     first = next(iter(results.models))
-    of_first = {language: mean(values) for language, values in results.bleu(first).items()}
+    of_first = {language: statistics.fmean(values) for language, values in results.bleu(first).items()}
     panels = [("bilingual models", "", results.baselines), (f"model “{first}”", first, of_first)]
     with matplotlib.rc_context(SETTINGS):
         figure = Figure(figsize=(WIDTH, 3.2), layout="constrained")
@@ -57,7 +57,7 @@ def _draw_gain(axes: Axes, results: Results, model: str, zero: Mapping[str, floa
     scored = results.bleu(model)
     chosen = [language for language in results.languages if language in zero and language in scored]
     gains = [[bleu - zero[language] for bleu in scored[language]] for language in chosen]
-    means = list(map(mean, gains))
+    means = list(map(statistics.fmean, gains))
     positions = range(len(chosen))
     axes.plot(positions, trend(means), color=colour, label=model)
     axes.plot(positions, means, "o", color=colour, markersize=3)

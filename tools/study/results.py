@@ -7,6 +7,7 @@ import dataclasses
 import json
 import math
 import pathlib
+import statistics
 import types
 import typing
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from lingvo_moe.errors import UserError
-from lingvo_moe.inference.evaluation import LanguageScore, mean
+from lingvo_moe.inference.evaluation import LanguageScore
 from lingvo_moe.utils import output_files
 from tools.study import ticks
 from tools.study.plan import Study
@@ -47,7 +48,7 @@ class Routing:
     def load(self) -> list[float]:
         """The share of each expert, all languages taken together, times the number of experts: 1 is perfect balance."""
         columns = list(zip(*self.shares.values()))
-        return [mean(column) * len(columns) for column in columns]
+        return [statistics.fmean(column) * len(columns) for column in columns]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -226,7 +227,7 @@ def trend(values: Sequence[float], window: int = 10) -> list[float]:
 
     Near both ends, the mean is over those of the window that exist.
     """
-    return [mean(values[max(0, i - window // 2) : i - window // 2 + window]) for i in range(len(values))]
+    return [statistics.fmean(values[max(0, i - window // 2) : i - window // 2 + window]) for i in range(len(values))]
 
 
 def collect(study: Study, trials: Sequence[Trial], minutes: float, languages: Sequence[str]) -> Results:
@@ -301,7 +302,7 @@ def _routing(counts: np.ndarray, languages: np.ndarray) -> Routing:
     shares = _shares(counts, languages)
     by_chance = [_information(_shares(counts, random.permutation(languages))) for _ in range(_SHUFFLES)]
     rounded = {language: [round(share, 4) for share in found.tolist()] for language, found in shares.items()}
-    return Routing(rounded, round(_information(shares), 4), round(mean(by_chance), 4))
+    return Routing(rounded, round(_information(shares), 4), round(statistics.fmean(by_chance), 4))
 
 
 def _shares(counts: np.ndarray, languages: np.ndarray) -> dict[str, np.ndarray]:
@@ -321,4 +322,4 @@ def _thinned(points: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
     """Returns the means of at most `_MOST_POINTS` equal parts of a curve, each at its last step."""
     size = -(-len(points) // _MOST_POINTS) or 1
     parts = (points[start : start + size] for start in range(0, len(points), size))
-    return [(part[-1][0], round(mean([value for _, value in part]), 5)) for part in parts]
+    return [(part[-1][0], round(statistics.fmean(value for _, value in part), 5)) for part in parts]

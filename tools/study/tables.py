@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Iterator, Sequence
 
-from lingvo_moe.inference.evaluation import LanguageScore, groups, mean
+from lingvo_moe.inference.evaluation import LanguageScore, groups
 from tools import markdown
 from tools.study.results import Results, Routing, RunResult
 
@@ -49,8 +50,8 @@ def _models(results: Results) -> Iterator[str]:
                 f"{run.cross_entropy:.3f}",
                 f"{min((loss for *_, loss, _ in run.curve if math.isfinite(loss)), default=math.nan):.3f}",
                 f"{run.source_gain:.3f}",
-                f"{mean([score.bleu for score in run.scores]):.1f}",
-                f"{mean([score.copy_bleu for score in run.scores]):.1f}",
+                f"{statistics.fmean(score.bleu for score in run.scores):.1f}",
+                f"{statistics.fmean(score.copy_bleu for score in run.scores):.1f}",
                 *(_above_bilingual(results, run, languages) for _, languages in compared),
             )
             for run in results.runs
@@ -70,7 +71,7 @@ def _above_bilingual(results: Results, run: RunResult, languages: Sequence[str])
     """Returns the mean difference of BLEU; nothing for a bilingual model."""
     scored = {language: run.bleu(language) for language in languages}
     gains = [bleu - results.baselines[language] for language, bleu in scored.items() if bleu is not None]
-    return f"{mean(gains):+.1f}" if gains and not run.language else ""
+    return f"{statistics.fmean(gains):+.1f}" if gains and not run.language else ""
 
 
 def _scores(results: Results) -> list[LanguageScore]:
@@ -93,7 +94,7 @@ def _languages(results: Results) -> Iterator[str]:
                 label,
                 f"{sum(member.train_pairs for member in members):,}",
                 str(sum(member.test_pairs for member in members)),
-                f"{mean([member.copy_bleu for member in members]):.1f}",
+                f"{statistics.fmean(member.copy_bleu for member in members):.1f}",
                 # Some of a group have no baseline.
                 _mean([results.baselines.get(member.language) for member in members]) if len(members) == 1 else "",
                 *(_mean(_of_seeds(results, model, [member.language for member in members])) for model in models),
@@ -105,7 +106,7 @@ def _languages(results: Results) -> Iterator[str]:
 
 def _of_seeds(results: Results, model: str, languages: Sequence[str]) -> list[float | None]:
     scored = results.bleu(model)
-    return [mean(scored[language]) if language in scored else None for language in languages]
+    return [statistics.fmean(scored[language]) if language in scored else None for language in languages]
 
 
 def _reached(results: Results) -> Iterator[str]:
@@ -151,4 +152,4 @@ def _chance(routing: Routing) -> str:
 def _mean(values: Sequence[float | None]) -> str:
     """Returns the mean of the values that there are."""
     present = [value for value in values if value is not None]
-    return f"{mean(present):.1f}" if present else ""
+    return f"{statistics.fmean(present):.1f}" if present else ""
