@@ -15,7 +15,7 @@ import numpy as np
 
 from lingvo_moe.analysis.hardware import Network, Torus
 from lingvo_moe.analysis.hlo import Module
-from lingvo_moe.analysis.instruction import Instruction, array_bytes
+from lingvo_moe.analysis.instruction import SAME_ELEMENTS, Instruction, array_bytes
 
 COLLECTIVES = (
     "all-reduce",
@@ -28,8 +28,8 @@ COLLECTIVES = (
 )
 # The computation that they call ran from its start on.
 _ENDS = ("async-update", "async-done")
-# Inside a fusion, what may stand between an all-reduce and the slice of it that a device keeps.
-_SAME_ELEMENTS = ("bitcast", "copy", "convert", "get-tuple-element", "reshape", "transpose")
+# Inside a fusion, what may stand between an all-reduce, also of several arrays, and the slice of it that a device keeps.
+_BEFORE_SLICE = (*SAME_ELEMENTS, "get-tuple-element")
 # A plain search of the text, to check the reading: any line that runs a collective, but not the end of one.
 _ANY = re.compile(
     r"^ *(?:ROOT )?%?([\w.\-]+) = .*?[\])}] "
@@ -183,7 +183,7 @@ def _kept_bytes(computation: list[Instruction], reduced: Instruction) -> int:
             continue
         if instruction.opcode == "dynamic-slice" and instruction.operands[0] in same:
             kept += instruction.result_bytes
-        elif instruction.opcode in _SAME_ELEMENTS and not instruction.is_root:
+        elif instruction.opcode in _BEFORE_SLICE and not instruction.is_root:
             same.add(instruction.name)
         else:
             return 0

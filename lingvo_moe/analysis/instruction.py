@@ -9,6 +9,8 @@ import re
 
 _INSTRUCTION = re.compile(r"^  (?:ROOT )?%?([\w.\-]+) = ")
 ARRAY = re.compile(r"\b([a-z]+\d*\w*)\[([\d,]*)\]")  # the text of an array's type: element type, sizes
+# Instructions whose result has the elements of their operand, in another form.
+SAME_ELEMENTS = ("bitcast", "copy", "convert", "reshape", "transpose")
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
 _CONTROL_PREDECESSORS = re.compile(r"control-predecessors=\{[^}]*\}")
 _KNOWN_TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')

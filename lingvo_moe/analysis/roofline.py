@@ -13,7 +13,7 @@ import re
 from lingvo_moe.analysis.collectives import COLLECTIVES
 from lingvo_moe.analysis.hardware import Generation
 from lingvo_moe.analysis.hlo import WITHOUT_BUFFER, Module
-from lingvo_moe.analysis.instruction import ARRAY, Instruction, array_bytes
+from lingvo_moe.analysis.instruction import ARRAY, SAME_ELEMENTS, Instruction, array_bytes
 from lingvo_moe.engines.cluster import Gpu
 
 # They move nothing, or the instructions that they run are counted by themselves.
@@ -22,7 +22,6 @@ _FREE = (
 )  # fmt: skip
 _UPDATE = "dynamic-update-slice"
 _SLICES = ("dynamic-slice", "slice", "gather")
-_SAME_ELEMENTS = ("bitcast", "copy", "convert", "reshape", "transpose")
 _LIBRARY = re.compile(r'custom_call_target="__cu(blas|dnn)')
 _LIBRARY_PRODUCT = re.compile(r'"gemm_backend_config":')
 # Of products, in XLA's own notation and in that of its calls of cuBLAS.
@@ -166,12 +165,12 @@ def _results(module: Module, inner: list[Instruction]) -> list[Instruction]:
 
 def _origin(module: Module, value: Instruction) -> Instruction:
     """The instruction that made a value's elements, whatever their form."""
-    return _origin(module, module.named(value.operands[0])) if value.opcode in _SAME_ELEMENTS else value
+    return _origin(module, module.named(value.operands[0])) if value.opcode in SAME_ELEMENTS else value
 
 
 def _positions(module: Module, user: Instruction, parameter: Instruction) -> list[int]:
     """The operands of an instruction, other than a change of form, that are a parameter."""
-    if user.opcode in _SAME_ELEMENTS and not user.is_root:
+    if user.opcode in SAME_ELEMENTS and not user.is_root:
         return []
     return [i for i, name in enumerate(user.operands) if _origin(module, module.named(name)) is parameter]
 
