@@ -28,7 +28,7 @@ COLLECTIVES = (
 )
 # The computation that they call ran from its start on.
 _ENDS = ("async-update", "async-done")
-# Inside a fusion, what may stand between an all-reduce, also of several arrays, and the slice of it that a device keeps.
+# Inside a fusion, what may stand between an all-reduce of one or more arrays and the slice of it that a device keeps.
 _BEFORE_SLICE = (*SAME_ELEMENTS, "get-tuple-element")
 # A plain search of the text, to check the reading: any line that runs a collective, but not the end of one.
 _ANY = re.compile(
