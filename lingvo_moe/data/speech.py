@@ -32,11 +32,11 @@ from lingvo_moe.data.tokenizer import Tokenizers, sha256
 from lingvo_moe.errors import UserError
 from lingvo_moe.lazy import tf
 from lingvo_moe.sharding.layout import Spec
+from lingvo_moe.utils.subsampling import SUBSAMPLING
 
 ENCODING = np.dtype("<i2")
 AUDIO_SUFFIX = ".pcm"
 _FULL_SCALE = 2.0**15
-_SUBSAMPLING = 4  # frames for one position of the model, each of which has one label at most
 _REFERENCE = re.compile(r"([^/ ]+)/([^/ ]+) ([0-9]+) ([0-9]+)")
 _REBUILD = "Build the corpus again: python -m tools.build_speech --force --output=DIR."
 
@@ -59,9 +59,9 @@ class SpeechInput(InputConfig):
 
     def __post_init__(self):
         super().__post_init__()
-        if not self.source_length or self.source_length % _SUBSAMPLING:
+        if not self.source_length or self.source_length % SUBSAMPLING:
             raise UserError(
-                f"input.source_length is {self.source_length}; the frames of a row are a multiple of {_SUBSAMPLING}."
+                f"input.source_length is {self.source_length}; the frames of a row are a multiple of {SUBSAMPLING}."
             )
         if self.name_substitution:
             raise UserError("input.name_substitution is for pairs of texts, which recordings are not; leave it out.")
@@ -90,7 +90,7 @@ class SpeechInput(InputConfig):
         return (
             0 < frames <= self.source_length
             and 0 < len(labels) <= self.target_length
-            and needed <= -(-frames // _SUBSAMPLING)
+            and needed <= -(-frames // SUBSAMPLING)
         )
 
     def empty_rows(self, count: int) -> RecordingRows:

@@ -12,9 +12,8 @@ from lingvo_moe.layers.base import Context, Layer, Weight, matrix
 from lingvo_moe.layers.normalization import LayerNorm
 from lingvo_moe.lazy import tf
 from lingvo_moe.ops.projection import project
+from lingvo_moe.utils.subsampling import SUBSAMPLING
 
-# Frames of the input for one position of the backbone: two convolutions of stride 2.
-SUBSAMPLING = 4
 _TAPS = 3  # of a subsampling convolution, in time and in frequency
 
 

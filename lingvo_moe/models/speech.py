@@ -13,7 +13,7 @@ from lingvo_moe.errors import UserError
 from lingvo_moe.layers.attention import segment_mask
 from lingvo_moe.layers.base import Context
 from lingvo_moe.layers.conformer import ConformerLayer
-from lingvo_moe.layers.convolution import SUBSAMPLING, ConvolutionModule, Subsampling
+from lingvo_moe.layers.convolution import ConvolutionModule, Subsampling
 from lingvo_moe.layers.ctc import best_path, ctc_loss
 from lingvo_moe.layers.feed_forward import FeedForward
 from lingvo_moe.layers.relative_attention import RelativeAttention
@@ -22,6 +22,7 @@ from lingvo_moe.layers.transformer import Masks, TransformerLayer
 from lingvo_moe.lazy import tf
 from lingvo_moe.models.transformer import Transformer
 from lingvo_moe.ranges import COUNT
+from lingvo_moe.utils.subsampling import SUBSAMPLING
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
