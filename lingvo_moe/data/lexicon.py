@@ -10,10 +10,11 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from lingvo_moe.data.tokenizer import SPECIAL_IDS
 from lingvo_moe.utils import progress
 
 ITERATIONS = 4
-_NULL_WORD = 3  # the unknown piece, which no source text has, stands for it
+_NULL_WORD = SPECIAL_IDS["unk"]  # the unknown piece, which no source text has, stands for it
 _TINY = 1e-30  # nothing, but not a divisor of zero
 _CHUNK = 20_000  # sentence pairs counted at a time: about 4 million pairs of pieces
 # An iteration counts all pairs of pieces of a sentence pair; long ones have most, and inform least.
