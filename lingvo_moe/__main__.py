@@ -3,10 +3,12 @@
 import os
 import signal
 
+from lingvo_moe.utils.exit_status import INTERRUPTED
+
 
 def _end(number, frame):
     os.write(2, b"interrupted\n")
-    os._exit(130)
+    os._exit(INTERRUPTED)
 
 
 def run():

@@ -27,6 +27,7 @@ from absl import flags
 from lingvo_moe.cli import app
 from lingvo_moe.distributed import watchdog
 from lingvo_moe.errors import UserError
+from lingvo_moe.utils.exit_status import INTERRUPTED
 
 _VALUES = flags.FlagValues()
 flags.DEFINE_integer(
@@ -116,7 +117,7 @@ def _report(failed: list[tuple[int, int]], count: int) -> int:
     if not failed:
         return 0
     index, status = next((pair for pair in failed if pair[1] != watchdog.EXIT_STATUS), failed[0])
-    if status != app.INTERRUPTED:
+    if status != INTERRUPTED:
         how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
         print(f"process {index} of {count} {how}.", file=sys.stderr, flush=True)
     return 128 - status if status < 0 else status

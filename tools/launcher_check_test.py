@@ -12,6 +12,7 @@ import pytest
 from lingvo_moe.cli import app
 from lingvo_moe.errors import UserError
 from lingvo_moe.testing import experiments
+from lingvo_moe.utils.exit_status import INTERRUPTED
 from tools import launcher_check
 
 
@@ -73,7 +74,7 @@ def test_no_training_is_left_after_sigterm(job, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(experiments, "make_data", lambda directory: None)
     monkeypatch.setattr(launcher_check, "_check_all", train)
     arguments = ["launcher_check", f"--directory={tmp_path / 'new'}", "--launchers=flags"]
-    assert app.execute(launcher_check.main, arguments, launcher_check._VALUES) == app.INTERRUPTED
+    assert app.execute(launcher_check.main, arguments, launcher_check._VALUES) == INTERRUPTED
     assert capsys.readouterr().err == "interrupted\n" and not job.processes()
 
 

@@ -24,9 +24,9 @@ from absl import flags
 from lingvo_moe.cli import logging_setup, process_setup
 from lingvo_moe.errors import UserError, did_you_mean
 from lingvo_moe.utils import error_numbers, standard_error
+from lingvo_moe.utils.exit_status import INTERRUPTED
 
 Main = Callable[[list[str]], int | None]
-INTERRUPTED = 130
 _MAY_BE_EMPTY = "empty for none"  # in the help of a flag
 _HELP_FLAGS = ("--help", "-help", "-h", "-?")
 # How Python decodes bytes of the command line that are not UTF-8; they cannot be printed.

@@ -8,7 +8,7 @@ import signal
 import threading
 from typing import Self
 
-EXIT_STATUS = 130
+from lingvo_moe.utils.exit_status import INTERRUPTED
 
 
 class PreemptionGuard:
@@ -74,7 +74,7 @@ class PreemptionGuard:
             f"step and checkpoint were not done {self._grace_seconds:g} s after the request to stop "
             f"(training.grace_seconds); stopped. The same command will resume from the checkpoint before."
         )
-        os._exit(EXIT_STATUS)
+        os._exit(INTERRUPTED)
 
 
 def _say(message: str):

@@ -12,6 +12,7 @@ import pytest
 
 from lingvo_moe.training import preemption
 from lingvo_moe.training.preemption import PreemptionGuard
+from lingvo_moe.utils.exit_status import INTERRUPTED
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # A step that does not end: the argument is the grace period.
@@ -36,7 +37,7 @@ def _a_terminal():
 def test_the_process_ends_after_the_grace_period_in_any_case():
     """With a status and a line of its own, because the sender of SIGTERM would kill it without one."""
     returncode, stderr = _end_blocked(signal.SIGTERM)
-    assert returncode == preemption.EXIT_STATUS == 130
+    assert returncode == INTERRUPTED == 130
     stopping, gave_up = stderr.split("\n\n")
     assert "stopping after this step, with a checkpoint" in stopping
     assert "were not done 0.2 s after the request to stop (training.grace_seconds)" in gave_up
@@ -44,7 +45,7 @@ def test_the_process_ends_after_the_grace_period_in_any_case():
 
 def test_a_closed_terminal_is_a_request_which_nohup_ignores():
     """A signal whose message nobody reads must neither raise an error in the handler nor stop the grace period."""
-    assert _end_blocked(signal.SIGHUP, closes=True)[0] == preemption.EXIT_STATUS
+    assert _end_blocked(signal.SIGHUP, closes=True)[0] == INTERRUPTED
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         with PreemptionGuard(60) as guard:
@@ -103,7 +104,7 @@ def test_a_training_that_ends_in_time_is_not_ended_again(monkeypatch):
     with PreemptionGuard(0.5) as guard:  # and without the end of the context
         guard.request()
         _timers()[0].join()
-    assert gave_up == [preemption.EXIT_STATUS]
+    assert gave_up == [INTERRUPTED]
 
 
 def test_sigterm_is_left_to_the_runtime_of_several_processes():

@@ -27,6 +27,7 @@ from lingvo_moe.data.pipeline import TrainInput
 from lingvo_moe.data.tokenizer import Tokenizers
 from lingvo_moe.errors import UserError
 from lingvo_moe.utils import output_files
+from lingvo_moe.utils.exit_status import INTERRUPTED
 from tools.gpu_training import count, read_facts, seed
 
 AHEAD = 6  # batches
@@ -55,7 +56,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        return 130
+        return INTERRUPTED
     print("error: a worker has ended; start the feed again, with a new --output.", file=sys.stderr)
     return 1
 

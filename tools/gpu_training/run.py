@@ -43,13 +43,13 @@ from lingvo_moe.ranges import ABOVE_0
 from lingvo_moe.training import weights_file
 from lingvo_moe.training.quantization import quantize
 from lingvo_moe.utils import output_files
+from lingvo_moe.utils.exit_status import INTERRUPTED
 from tools import traced_steps
 from tools.gpu_training import PROGRAMS, WEIGHTS, count, read_facts, seed
 from tools.gpu_training.batches import Batches
 from tools.gpu_training.meter import Every, Meter
 
 _WEIGHTS, _SAVE_EVERY = "weights.safetensors", 150  # seconds
-_INTERRUPTED = 130  # exit status
 _MAX_SKIPPED = 10  # updates in a row that are not finite, as `training.max_skipped`
 _MEAN_FROM, _MEANS = 5 / 6, 100  # share of the run, number of weights
 
@@ -84,12 +84,12 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         _prepare(given)
         with (given.output / "log.jsonl").open("a", encoding="utf-8") as log:
-            return 0 if Run(given, log).train(_stop_at_signals()) else _INTERRUPTED
+            return 0 if Run(given, log).train(_stop_at_signals()) else INTERRUPTED
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        return _INTERRUPTED
+        return INTERRUPTED
     except OSError as error:
         print(f"error: {error.filename or given.output}: {error.strerror or error}.", file=sys.stderr)
         return 2

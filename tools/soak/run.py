@@ -15,8 +15,8 @@ from lingvo_moe.distributed.watchdog import BOUND_SECONDS
 from lingvo_moe.distributed.watchdog import EXIT_STATUS as GONE_STATUS
 from lingvo_moe.errors import UserError
 from lingvo_moe.testing import experiments as tiny
-from lingvo_moe.training.preemption import EXIT_STATUS
 from lingvo_moe.utils.counts import counted
+from lingvo_moe.utils.exit_status import INTERRUPTED
 from tools.soak import checks, process, stacks
 from tools.soak.faults import CORRUPTIONS, KILL, Fault, draw
 from tools.soak.process import TrainingProcesses
@@ -214,7 +214,7 @@ def check_processes(training: TrainingProcesses, fault: Fault, first: int, secon
     resumed = _RESUMED.search(output)
     if resumed and int(resumed[1]) != first:
         problems.append(f"resumed from step {resumed[1]} instead of {first}")
-    own, others = (-signal.SIGKILL, GONE_STATUS) if fault.signal == KILL else (EXIT_STATUS, EXIT_STATUS)
+    own, others = (-signal.SIGKILL, GONE_STATUS) if fault.signal == KILL else (INTERRUPTED, INTERRUPTED)
     if training.crashed_in_dump:
         own, others = -signal.SIGSEGV, GONE_STATUS
     expected = [own if index == training.chosen(fault) else others for index in range(len(statuses))]

@@ -27,6 +27,7 @@ from lingvo_moe.data import tokenizer_trainer
 from lingvo_moe.data.corpus import Corpus
 from lingvo_moe.errors import UserError
 from lingvo_moe.utils import output_files
+from lingvo_moe.utils.exit_status import INTERRUPTED
 from tools import markdown
 from tools.report import style
 from tools.study import charts, corpora, embeddings, plan, tables, trial
@@ -93,7 +94,7 @@ def main(arguments: list[str]) -> int:
         try:
             each.complete(data, _seconds(each), functools.partial(trial.execute, inherited=[lock]))
         except CommandFailed as error:
-            if error.status == app.INTERRUPTED:
+            if error.status == INTERRUPTED:
                 return error.status
             failed.append(f"{each.run.name} ({error})")
         report(collect(study, trials, FLAGS.budget, languages))

@@ -20,10 +20,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from lingvo_moe import experiment
-from lingvo_moe.cli.app import INTERRUPTED
 from lingvo_moe.errors import UserError
 from lingvo_moe.sharding.layout import DeviceMesh
 from lingvo_moe.utils import output_files
+from lingvo_moe.utils.exit_status import INTERRUPTED
 from tools.study import ticks
 from tools.study.plan import Run, Study
 
