@@ -41,6 +41,7 @@ from lingvo_moe.errors import UserError
 from lingvo_moe.program import Program
 from lingvo_moe.ranges import ABOVE_0
 from lingvo_moe.training import weights_file
+from lingvo_moe.training.loss import total_loss
 from lingvo_moe.training.quantization import quantize
 from lingvo_moe.utils import output_files
 from lingvo_moe.utils.exit_status import INTERRUPTED
@@ -295,9 +296,10 @@ class Run:
 
     def _held_out_loss(self, theta: dict) -> float:
         """Returns the held-out cross-entropy in nats per target token."""
-        metrics = [self._evaluate({"theta": theta, "batch": batch})["metrics"] for batch in self._held_out]
-        losses, tokens = zip(*((float(each["cross_entropy"]), float(each["tokens"])) for each in metrics))
-        return float(np.average(losses, weights=tokens))
+        tokens, nats = total_loss(
+            lambda batch: self._evaluate({"theta": theta, "batch": batch})["metrics"], self._held_out
+        )
+        return nats / tokens
 
     def _keep_lowest(self, theta: dict, steps: int) -> float:
         """Returns the held-out loss, and keeps the weights after so many steps if it is the lowest so far."""
