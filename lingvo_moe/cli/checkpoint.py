@@ -20,7 +20,7 @@ from lingvo_moe.training import checkpoint_tools as tools
 from lingvo_moe.training.checkpoint import Checkpoints
 from lingvo_moe.training.checkpoint_errors import CorruptCheckpoint, RefusedCheckpoint, RemovedCheckpoint
 from lingvo_moe.training.checkpoint_reader import Reader, num_bytes
-from lingvo_moe.utils import progress
+from lingvo_moe.utils import columns, progress
 from lingvo_moe.utils.counts import counted
 
 _log = logging.getLogger(__name__)
@@ -57,7 +57,8 @@ def run(config: CheckpointConfig, arguments: list[str]) -> int | None:
 def _inspect(config: CheckpointConfig):
     checkpoints = _existing(_logdir(config))
     print(checkpoints.directory)
-    print(_table([("step", "date (UTC)", "model", "weights", "MiB", "state"), *_overviews(checkpoints)]))
+    header = ("step", "date (UTC)", "model", "weights", "MiB", "state")
+    _print_table([header, *_overviews(checkpoints)])
     for path in sorted(checkpoints.directory.glob("*.corrupt*")):
         print(f"{path.name}: set aside as corrupt")
     step = checkpoints.steps()[-1] if config.step is None else _require_step(checkpoints, config.step)
@@ -83,7 +84,7 @@ def _inspect_arrays(reader: Reader, pattern: re.Pattern, stats: bool):
         read = progress.track(specs, f"reading step {reader.directory.name}", unit="arrays")
         rows = [row + _statistics(reader, path) for path, row in zip(read, rows)]
     print(f"\nstep {reader.directory.name}: {len(specs)} arrays, {sum(map(num_bytes, specs.values())):,} bytes")
-    print(_table([header, *rows]))
+    _print_table([header, *rows])
 
 
 def _verify(config: CheckpointConfig) -> int:
@@ -247,6 +248,5 @@ def _step_number(text: str) -> int:
     return int(text)
 
 
-def _table(rows: list[tuple[str, ...]]) -> str:
-    widths = [max(map(len, column)) for column in zip(*rows)]
-    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows)
+def _print_table(rows: list[tuple[str, ...]]):
+    print("\n".join(columns.aligned(rows, has_numbers=False)))

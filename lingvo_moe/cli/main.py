@@ -25,6 +25,7 @@ from lingvo_moe.cli.run_config import (
     TranslateConfig,
 )
 from lingvo_moe.errors import UserError, did_you_mean
+from lingvo_moe.utils import columns
 
 
 class Command(NamedTuple):
@@ -68,9 +69,7 @@ def _list(config: CommandConfig, arguments: list[str]):
                 str(e.mesh.size),
             )
         )
-    widths = [max(map(len, column)) for column in zip(*rows)]
-    for row in rows:
-        print("  ".join([row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:]))]))
+    print("\n".join(columns.aligned(rows)))
 
 
 def _show(config: ShowConfig, arguments: list[str]):

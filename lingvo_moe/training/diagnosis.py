@@ -15,7 +15,7 @@ import numpy as np
 
 from lingvo_moe import tree
 from lingvo_moe.layers.base import Weight
-from lingvo_moe.utils import output_files
+from lingvo_moe.utils import columns, output_files
 
 _COLUMNS = ("rms", "max", "gradient", "weights", "router_entropy", "load_entropy")
 _HEADER = ("after", "rms", "max", "gradient", "weights' rms", "router entropy", "load entropy")
@@ -112,15 +112,10 @@ class Diagnosis:
         first = self.not_finite()
         rows = [(scope, *self._row(scope)) for scope in self.blocks]
         table = [_HEADER, *((scope, *(_shown(value) for value in values)) for scope, *values in rows)]
-        widths = [max(map(len, column)) for column in zip(*table)]
-        lines = [
-            "  ".join(
-                [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:]))]
-            ).rstrip()
-            for row in table
-        ]
         marked = first and self._block_of(first)
-        lines = [f"{line}  <- {first}" if row[0] == marked else line for line, row in zip(lines, table)]
+        lines = [
+            f"{line}  <- {first}" if row[0] == marked else line for line, row in zip(columns.aligned(table), table)
+        ]
         lines += ["", *(f"{name:16} {value:.6g}" for name, value in self.metrics.items())]
         if "softmax" in self.blocks:
             lines.append(f"{'logits, largest':16} {self.blocks['softmax']['max']:.6g}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
+from lingvo_moe.utils import columns
 from tools import markdown
 from tools.benchmarks.comparisons import COMPARISONS, Result
 
@@ -38,14 +39,7 @@ def rows(results: Iterable[Result]) -> list[tuple[str, ...]]:
 
 def for_screen(results: Sequence[Result]) -> str:
     """Returns the table, and below it the facts of the workers."""
-    cells = [_HEAD, *rows(results)]
-    widths = [max(map(len, column)) for column in zip(*cells)]
-    lines = [
-        "  ".join(
-            cell.ljust(width) if i == 0 else cell.rjust(width) for i, (cell, width) in enumerate(zip(row, widths))
-        )
-        for row in cells
-    ]
+    lines = columns.aligned([_HEAD, *rows(results)])
     lines.insert(1, "-" * len(lines[0]))
     return "\n".join([*lines, "", *map(_facts, results)])
 
