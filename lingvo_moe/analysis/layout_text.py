@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from lingvo_moe.analysis.layout_search import Found, Ranking
-from lingvo_moe.analysis.plan_text import size
+from lingvo_moe.analysis.plan_text import duration, size
 from lingvo_moe.sharding.layout import AxisRule
 
 _SHOWN = 8
@@ -31,7 +31,7 @@ def predictions(ranking: Ranking) -> str:
 
 def compiled(found: Found) -> str:
     """Returns a line for a candidate that has been compiled."""
-    return f"{flags(found)}: {_outcome(found)}, predicted {_seconds(found.estimate.seconds).strip()} [m]"
+    return f"{flags(found)}: {_outcome(found)}, predicted {_seconds(found.estimate.seconds)} [m]"
 
 
 def results(compiled: Sequence[Found]) -> str:
@@ -43,7 +43,7 @@ def results(compiled: Sequence[Found]) -> str:
     ]
     for number, found in enumerate(ranked, 1):
         estimate, speed = found.estimate, found.tokens_per_second
-        predicted = f"{_seconds(estimate.seconds)} {size(estimate.bytes):>11}"
+        predicted = f"{_seconds(estimate.seconds):>10} {size(estimate.bytes):>11}"
         lines.append(f"{number:>3} {predicted:>22} {_short(found):>22} {speed:12,.0f}  {flags(found)}")
         lines.append(f"{'':64}{estimate.reason()}")
     lines += ["", *_advice(ranked)]
@@ -75,7 +75,7 @@ def _first(ranking: Ranking) -> Iterator[Found]:
 
 def _prediction(label: str, found: Found) -> Iterator[str]:
     estimate = found.estimate
-    predicted = f"{_seconds(estimate.seconds)} {size(estimate.bytes):>11}"
+    predicted = f"{_seconds(estimate.seconds):>10} {size(estimate.bytes):>11}"
     yield f"{label:>3} {predicted} {estimate.tokens_per_second:12,.0f} tokens/s  {flags(found)}"
     yield f"{'':17}{estimate.reason()}"
 
@@ -87,7 +87,7 @@ def _outcome(found: Found) -> str:
         return f"refused: {found.refusal}"
     if not made.fits:
         return f"DOES NOT FIT, {size(made.memory.needed or 0)} needed [c]"
-    return f"{_seconds(made.step_seconds).strip()} [c, m], {size(made.memory.total)} [c]"
+    return f"{_seconds(made.step_seconds)} [c, m], {size(made.memory.total)} [c]"
 
 
 def _short(found: Found) -> str:
@@ -96,13 +96,11 @@ def _short(found: Found) -> str:
         return "refused"
     if not made.fits:
         return f"no fit {size(made.memory.needed or 0)}"
-    return f"{_seconds(made.step_seconds)} {size(made.memory.total):>11}"
+    return f"{_seconds(made.step_seconds):>10} {size(made.memory.total):>11}"
 
 
 def _seconds(seconds: float | None) -> str:
-    if seconds is None:
-        return "unknown"
-    return f"{seconds:8.3f} s" if seconds >= 0.1 else f"{seconds * 1e3:7.2f} ms"
+    return "unknown" if seconds is None else duration(seconds).strip()
 
 
 def _advice(ranked: Sequence[Found]) -> Iterator[str]:

@@ -40,6 +40,11 @@ def size(count: float) -> str:
     return f"{count / _GIB:.2f} GiB" if count >= _GIB else f"{count / _MIB:.2f} MiB"
 
 
+def duration(seconds: float) -> str:
+    """Returns seconds, below 0.1 of them milliseconds, with the unit; the number is aligned in 8 columns."""
+    return f"{seconds:8.3f} s" if seconds >= 0.1 else f"{seconds * 1e3:8.2f} ms"
+
+
 def trial(tried: Trial) -> str:
     """Returns one line of a search; LEGEND explains its marks."""
     label = " ".join(tried.changes) or "unchanged"
@@ -53,7 +58,7 @@ def trial(tried: Trial) -> str:
         return f"{label:44} {memory}, time unknown"
     rematerialised = (plan.rematerialised_cycles or 0) / plan.cycles
     return (
-        f"{label:44} {memory}  {_seconds(plan.step_seconds):>11}/step  "
+        f"{label:44} {memory}  {duration(plan.step_seconds):>11}/step  "
         f"{tried.tokens_per_second:14,.0f} {plan.unit}/s [c, m]  {rematerialised:4.0%} rematerialised"
     )
 
@@ -142,18 +147,18 @@ def _step(plan: Plan, cycles: int, compute_seconds: float, step_seconds: float) 
     rematerialised, bubbles = (plan.rematerialised_cycles or 0) / cycles, plan.bubble_cycles / cycles
     yield "time of one run"
     yield (
-        f"  compute         {_seconds(compute_seconds)} {mark}{how}"
+        f"  compute         {duration(compute_seconds)} {mark}{how}"
         + (f", {rematerialised:.0%} of it rematerialisation" if rematerialised else "")
         + (f", {bubbles:.0%} bubbles" if bubbles else "")
     )
     for part, part_cycles in sorted(plan.cycles_by_part.items(), key=lambda item: -item[1]):
         if part_cycles / cycles >= _MIN_FRACTION:
             yield f"    {part:20}{part_cycles / cycles:6.0%} {mark}"
-    yield f"  collectives     {_seconds(plan.collective_seconds)} [m] at {links}, without overlap"
-    yield f"  total           {_seconds(step_seconds)}"
+    yield f"  collectives     {duration(plan.collective_seconds)} [m] at {links}, without overlap"
+    yield f"  total           {duration(step_seconds)}"
     if plan.scheduled_seconds is not None:
         yield (
-            f"  schedule        {_seconds(plan.scheduled_seconds)} [c], collectives overlapped, at the compiler's "
+            f"  schedule        {duration(plan.scheduled_seconds)} [c], collectives overlapped, at the compiler's "
             f"estimates"
         )
 
@@ -173,10 +178,6 @@ def _cost(plan: Plan, step_seconds: float, tokens: float, price: float | None) -
             f"  {tokens:.3g} {plan.unit}    {years:,.2f} {plan.device}-years, {days:,.1f} days"
             f"{_priced(plan, years * _HOURS_PER_YEAR, price)}"
         )
-
-
-def _seconds(seconds: float) -> str:
-    return f"{seconds:8.3f} s" if seconds >= 0.1 else f"{seconds * 1e3:8.2f} ms"
 
 
 def _priced(plan: Plan, hours: float, price: float | None) -> str:
