@@ -7,7 +7,6 @@ used nor changed. A file that is there with the right hash is not downloaded aga
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import logging
@@ -29,7 +28,7 @@ from lingvo_moe.data.sources import (
     register_source,
 )
 from lingvo_moe.errors import UserError
-from lingvo_moe.utils import output_files, progress, safe_paths, temporary_directories
+from lingvo_moe.utils import file_lock, output_files, progress, safe_paths, temporary_directories
 from lingvo_moe.utils.hashes import file_sha256
 
 _LOG = logging.getLogger(__name__)
@@ -195,7 +194,7 @@ def fetch_archives(cache: Path, names: Sequence[str]) -> dict[str, Path]:
     cache.mkdir(parents=True, exist_ok=True)
     archives = _read_index(cache, names)
     if archives is None or not all(_is_intact(cache, archive) for archive in archives):
-        with _locked(cache):
+        with file_lock.locked(cache / "lock"):  # apt's lists and its configuration are those of all processes
             apt = _Apt(cache)
             apt.update()
             archives = apt.available(names)
@@ -219,7 +218,7 @@ def fetch_descriptions(cache: Path, selected: Collection[str] = ()) -> Descripti
     cache.mkdir(parents=True, exist_ok=True)
     lists = cache / "lists"
     if _missing_languages(lists, selected):
-        with _locked(cache):
+        with file_lock.locked(cache / "lock"):
             _Apt(cache).update()
         if missing := _missing_languages(lists, selected):
             _LOG.warning("apt has no package descriptions in %s; the corpus is built without them", ", ".join(missing))
@@ -243,18 +242,6 @@ def unpack(path: Path, directory: Path):
     unpacked = subprocess.run(["dpkg-deb", "--extract", path, directory], capture_output=True, text=True)
     if unpacked.returncode:
         raise UserError(f"{path}: cannot be unpacked ({_reason(unpacked)}). Delete it and run the same command again.")
-
-
-@contextlib.contextmanager
-def _locked(cache: Path) -> Iterator[None]:
-    """Lets one process at a time download: apt's lists and its configuration are the same for all."""
-    with open(cache / "lock", "wb") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            _LOG.info("waiting for another process, which downloads packages into %s ...", cache)
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
 
 
 def _download_missing(apt: _Apt, cache: Path, names: Sequence[str], archives: Sequence[Archive]):

@@ -19,6 +19,7 @@ import pytest
 from lingvo_moe.data import debian, help_pages
 from lingvo_moe.data.catalogs import Entry
 from lingvo_moe.errors import UserError
+from lingvo_moe.utils import file_lock
 
 _TOOL = """#!{python}
 import hashlib, pathlib, re, shutil, sys, tarfile
@@ -262,7 +263,7 @@ def test_a_second_process_waits_for_the_first(mirror, tmp_path, log, caplog):
     cache = tmp_path / "cache"
     cache.mkdir()
     with (
-        caplog.at_level("INFO", debian.__name__),
+        caplog.at_level("INFO", file_lock.__name__),
         concurrent.futures.ThreadPoolExecutor() as threads,
         open(cache / "lock", "wb") as lock,
     ):
@@ -270,9 +271,7 @@ def test_a_second_process_waits_for_the_first(mirror, tmp_path, log, caplog):
         second = threads.submit(debian.fetch_archives, cache, ["alpha"])
         with pytest.raises(concurrent.futures.TimeoutError):
             second.result(0.3)
-        assert _calls(log) == [] and caplog.messages == [
-            f"waiting for another process, which downloads packages into {cache} ..."
-        ]
+        assert _calls(log) == [] and caplog.messages == [f"waiting for another process that works in {cache} ..."]
         fcntl.flock(lock, fcntl.LOCK_UN)
         assert second.result() == {"alpha": cache / "alpha_1.deb"}
 

@@ -16,6 +16,7 @@ from typing import BinaryIO
 
 from lingvo_moe.errors import UserError
 from lingvo_moe.inference.translation import Translation
+from lingvo_moe.utils import file_lock
 
 _log = logging.getLogger(__name__)
 _POLL_SECONDS = 0.01
@@ -127,7 +128,7 @@ def _open_locked(path: pathlib.Path) -> BinaryIO:
     while True:
         file = open(path, "a+b")  # noqa: SIM115 - the caller closes it
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            file_lock.lock(file)
         except BlockingIOError:
             with file:
                 _require_unowned(file, path)

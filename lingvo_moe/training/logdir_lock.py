@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import logging
 import pathlib
 import time
 from collections.abc import Iterator
 from typing import BinaryIO
 
 from lingvo_moe.errors import UserError
+from lingvo_moe.utils import file_lock
 
-_log = logging.getLogger(__name__)
 LOCK = "lock"
 # A process that was killed holds its lock until its memory is released.
 _ENDING_SECONDS = 10.0
@@ -24,7 +22,7 @@ def locked(logdir: pathlib.Path, flag: str = "--logdir") -> Iterator[None]:
     """Holds `LOGDIR/lock` for this process alone; the operating system releases it however the process ends.
 
     The file stays, since removing it would let two processes lock two files. Without an effect, but a warning, where
-    the file system has no locks.
+    it cannot be opened or the file system has no locks.
 
     Args:
       logdir: the log directory, which exists.
@@ -35,12 +33,11 @@ def locked(logdir: pathlib.Path, flag: str = "--logdir") -> Iterator[None]:
     """
     with contextlib.ExitStack() as stack:
         try:
-            _lock(stack.enter_context(open(logdir / LOCK, "ab")), f"{flag}={logdir}")
-        except OSError as error:
-            _log.warning(
-                "%s cannot be locked (%s). Make sure that nothing else trains in this directory.",
-                *(logdir / LOCK, error.strerror),
-            )
+            file = stack.enter_context(open(logdir / LOCK, "ab"))
+        except OSError as error:  # that of another user, for instance
+            file_lock.warn(logdir / LOCK, error)
+        else:
+            _lock(file, f"{flag}={logdir}")
         yield
 
 
@@ -48,7 +45,7 @@ def _lock(file: BinaryIO, name: str):
     deadline = time.monotonic() + _ENDING_SECONDS
     while True:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            file_lock.lock(file)
             return
         except BlockingIOError:
             if time.monotonic() > deadline:

@@ -11,8 +11,6 @@ study.
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import functools
 import math
 import os
@@ -26,7 +24,7 @@ from lingvo_moe.cli import app
 from lingvo_moe.data import tokenizer_trainer
 from lingvo_moe.data.corpus import Corpus
 from lingvo_moe.errors import UserError
-from lingvo_moe.utils import output_files
+from lingvo_moe.utils import file_lock, output_files
 from lingvo_moe.utils.exit_status import INTERRUPTED
 from tools import markdown
 from tools.report import style
@@ -83,7 +81,7 @@ def main(arguments: list[str]) -> int:
     selected = [each for each in trials if not FLAGS.only or each.run.name in FLAGS.only]
     corpus = Corpus.open_to_train(FLAGS.corpus)
     directory.mkdir(parents=True, exist_ok=True)
-    with _locked(directory / "lock"):
+    with file_lock.locked(directory / "lock"):
         data, languages = prepare(study, corpus, directory)
         for each in selected:
             each.check_settings(data, _seconds(each))
@@ -158,38 +156,21 @@ def _seconds(each: Trial) -> float:
 
 
 def _in_turn(trials: Sequence[Trial]) -> Iterator[tuple[Trial, int]]:
-    """Yields each run and a descriptor that holds it: first those that are in no other process, then the others."""
+    """Yields each run and a descriptor that holds it: first those that are in no other process, then the others.
+
+    Commands inherit the descriptor: if this process is killed, the next one waits until its last command has ended.
+    """
     elsewhere = []
     for each in trials:
         each.directory.mkdir(parents=True, exist_ok=True)
         try:
-            with _locked(each.directory / "lock", wait=False) as lock:
+            with file_lock.locked(each.directory / "lock", waits=False) as lock:
                 yield each, lock
         except BlockingIOError:
             elsewhere.append(each)
     for each in elsewhere:
-        with _locked(each.directory / "lock") as lock:
+        with file_lock.locked(each.directory / "lock") as lock:
             yield each, lock
-
-
-@contextlib.contextmanager
-def _locked(path: pathlib.Path, wait: bool = True) -> Iterator[int]:
-    """Holds a lock file; yields a descriptor that holds it as well.
-
-    Commands inherit the descriptor: if this process is killed, the next one waits until its last command has ended.
-
-    Raises:
-      BlockingIOError: another process holds the file, and `wait` is false.
-    """
-    with open(path, "w", encoding="utf-8") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if not wait:
-                raise
-            print(f"waiting for another process that works in {path.parent} ...", file=sys.stderr, flush=True)
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield file.fileno()
 
 
 if __name__ == "__main__":

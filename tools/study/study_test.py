@@ -17,6 +17,7 @@ import pytest
 from lingvo_moe.cli import app
 from lingvo_moe.testing import experiments as tiny
 from lingvo_moe.training.checkpoint import Checkpoints
+from lingvo_moe.utils import file_lock
 from tools.study import __main__ as study
 from tools.study import ticks, trial
 from tools.study.results import Results
@@ -150,30 +151,6 @@ def test_mistakes_are_errors(arguments, message, tmp_path, flags, capsys):
     assert message in capsys.readouterr().err and not list(tmp_path.iterdir())
 
 
-@pytest.mark.slow
-def test_a_command_holds_its_run_after_its_study_was_killed(tmp_path):
-    """It has inherited the lock, for which the next start waits."""
-    code = "import sys; print('ready', flush=True); sys.stdin.read()"
-    with study._locked(tmp_path / "lock") as lock:
-        command = subprocess.Popen(
-            [sys.executable, "-c", code], pass_fds=[lock], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-        )
-        assert command.stdin and command.stdout and command.stdout.readline() == b"ready\n"
-    code = (
-        "import pathlib\nfrom tools.study.__main__ import _locked\n"
-        f"with _locked(pathlib.Path({str(tmp_path / 'lock')!r})): pass"
-    )
-    waiter = subprocess.Popen(
-        [sys.executable, "-c", code],
-        stderr=subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": str(_REPOSITORY)},
-    )
-    assert waiter.stderr and b"waiting for another process" in waiter.stderr.readline() and waiter.poll() is None
-    command.communicate()
-    assert waiter.wait() == 0
-    waiter.stderr.close()
-
-
 class _Named:
     """What `_in_turn` needs of a run."""
 
@@ -186,7 +163,7 @@ def test_runs_of_other_processes_come_last(tmp_path):
     runs: list[Any] = [_Named(tmp_path / name) for name in "abc"]
     with contextlib.ExitStack() as other:
         runs[0].directory.mkdir()
-        other.enter_context(study._locked(runs[0].directory / "lock"))
+        other.enter_context(file_lock.locked(runs[0].directory / "lock"))
         mine = study._in_turn(runs)
         assert [next(mine)[0], next(mine)[0]] == runs[1:]
         other.close()  # otherwise the next one would wait
