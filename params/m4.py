@@ -324,7 +324,7 @@ class Pocket(Recipe):
                 name_substitution=0.5,
             ),
             training=TrainingSchedule(log_every=20, evaluate_every=500, checkpoint_every=200, keep=8),
-            search=BeamSearch(max_length=72, length_alpha=1.0),
+            search=BeamSearch(max_length=72, length_alpha=1.0, reread_below=0.6),
             matmul_precision="bfloat16",
             corpus="build/pocket/corpus",
             tokenizers="build/pocket/tokenizers",

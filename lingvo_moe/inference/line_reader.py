@@ -20,6 +20,7 @@ from lingvo_moe.inference.sentence_splitting import has_many_sentences, segment
 from lingvo_moe.inference.short_addresses import Shortened, shorten
 from lingvo_moe.inference.translation import Translation, join
 from lingvo_moe.inference.unknown_symbols import Framed, take_out
+from lingvo_moe.inference.variants import variants
 
 
 class Line(NamedTuple):
@@ -68,15 +69,17 @@ class Line(NamedTuple):
 class LineReader:
     """Finds the ways to read lines."""
 
-    def __init__(self, tokenizer: Tokenizer, limit: int, english: Tokenizer | None = None):
+    def __init__(self, tokenizer: Tokenizer, limit: int, english: Tokenizer | None = None, reread_below: float = 0.0):
         """Makes a reader for a model.
 
         Args:
           tokenizer: that of the source.
           limit: the largest number of tokens that the model reads, without eos.
           english: that of the target, to find and copy English texts; None to translate them.
+          reread_below: the confidence below which texts are read in other ways, too, see `variants`.
         """
-        self._tokenizer, self._limit, self._english = tokenizer, limit, english
+        self._tokenizer, self._limit = tokenizer, limit
+        self._english, self._reread_below = english, reread_below
 
     def fits(self, texts: Sequence[str]) -> list[bool]:
         """Returns for each text whether the model can read it whole."""
@@ -107,24 +110,41 @@ class LineReader:
     def _texts(self, framed: Sequence[Framed]) -> Iterator[Text]:
         """Yields the ways to read each text."""
         for frame, fits in zip(framed, self.fits([frame.text for frame in framed]), strict=True):
-            text = frame.text
-            readings = self._readings(Shortened(text, ()), fits)
-            addresses = list(ADDRESS.finditer(text))
-            if addresses:
-                readings = self._readings(shorten(text, addresses)) + readings
-            read_again = functools.partial(self._read_again, text, len(addresses))
-            yield Text(frame, readings, lower_case(text) is not None, read_again)
+            readings = self._first_readings(frame.text, fits)
+            read_again = functools.partial(self._read_again, frame.text)
+            yield Text(frame, readings, lower_case(frame.text) is not None, read_again)
 
-    def _read_again(self, text: str, num_addresses: int) -> list[Reading]:
+    def _first_readings(self, text: str, fits: bool | None = None) -> list[Reading]:
+        readings = self._readings(Shortened(text, ()), fits)
+        addresses = list(ADDRESS.finditer(text))
+        return self._readings(shorten(text, addresses)) + readings if addresses else readings
+
+    def _read_again(self, text: str, best: Translation) -> list[Reading]:
+        """Returns other ways to read a text whose best translation is not intact, or doubtful."""
+        if not best.is_intact:
+            return self._shortened(text)
+        if best.confidence < self._reread_below:
+            return self._variants(text)
+        return []
+
+    def _shortened(self, text: str) -> list[Reading]:
         """Returns ways to read a text with short addresses in the place of all that is required.
 
         There are none if these are addresses alone, and where a digit follows one: `<b>5 Dateien</b>`.
         """
         needed = required(text)
-        if len(needed) <= num_addresses:
+        if all(each.lastgroup == "address" for each in needed):
             return []
         originals = tuple(in_english(each[0]) if each.lastgroup == "number" else each[0] for each in needed)
         return self._readings(Shortened(shorten(text, needed).text, originals))
+
+    def _variants(self, text: str) -> list[Reading]:
+        """Returns ways to read the other ways to write a text."""
+        return [
+            reading._replace(undo=variant.undo)
+            for variant in variants(text)
+            for reading in self._first_readings(variant.text)
+        ]
 
     def _readings(self, given: Shortened, fits: bool | None = None) -> list[Reading]:
         """Returns the ways to read a text: none if its short addresses are ambiguous.

@@ -13,6 +13,8 @@ from lingvo_moe.inference.readings import Reading, Text
 from lingvo_moe.inference.translation import Translation
 from lingvo_moe.inference.unknown_symbols import Framed
 
+_LOST = Translation("", -9.0, is_intact=False)
+
 
 class _Tokenizer(Tokenizer):
     """A piece for each capital and for each word without one; knows everything but a snowman."""
@@ -103,7 +105,9 @@ def test_equal_translations_of_a_line_are_left_out():
 
 def test_digits_of_other_scripts_are_those_of_english_in_a_fallback():
     (text,) = _texts("neerg ١٢٣")
-    assert text.readings == [Reading(["neerg ١٢٣"])] and text.fallbacks == [Reading(["neerg http://1"], ("123",))]
+    assert text.readings == [Reading(["neerg ١٢٣"])] and text.read_again(_LOST) == [
+        Reading(["neerg http://1"], ("123",))
+    ]
     known = {"neerg ١٢٣": [Translation("green 12", -1.0)], "neerg http://1": [Translation("green http://1", -1.0)]}
     assert text.translations(known)[0].text == "green 123"
 
@@ -147,7 +151,7 @@ def test_a_line_with_a_placeholder_has_a_fallback():
     """It is read only where no translation of the line is intact, and used only if its own is."""
     (read,) = _texts("siehe %s, www.a.de")
     assert [reading.inputs for reading in read.readings] == [["siehe %s, http://1"], ["siehe %s, www.a.de"]]
-    assert read.fallbacks == [Reading(["siehe http://1, http://2"], ("%s", "www.a.de"))]
+    assert read.read_again(_LOST) == [Reading(["siehe http://1, http://2"], ("%s", "www.a.de"))]
     known = {
         "siehe %s, http://1": [Translation("see http://1", -1.0, confidence=0.9)],
         "siehe %s, www.a.de": [Translation("see www.a.de", -1.0, confidence=0.5)],
@@ -169,14 +173,14 @@ def test_a_fallback_of_another_line_changes_nothing():
         "neerg %d": [Translation("green %d", -1.0, confidence=0.5)],
         "neerg http://1": [Translation("lime http://1", -1.0, confidence=0.9)],
     }
-    assert one.fallbacks[0].inputs == other.fallbacks[0].inputs and not other.inputs_of_fallbacks(known)
+    assert one.read_again(_LOST)[0].inputs == other.read_again(_LOST)[0].inputs and not other.inputs_of_fallbacks(known)
     assert [text.translations(known)[0].text for text in (one, other)] == ["lime %s", "green %d"]
 
 
 def test_lines_without_placeholders_have_no_fallback():
     """Those with addresses alone are read with short ones anyway."""
     texts = _texts("neerg", "neerg www.a.de", "<neerg> 5%")
-    assert [list(text.fallbacks) for text in texts] == [[], [], []]
+    assert [text.read_again(_LOST) for text in texts] == [[], [], []]
 
 
 _ENGLISH = st.sampled_from(["Open the selected file.", 'The "old" file was not found', "_Save all of these changes"])
@@ -216,8 +220,28 @@ def test_a_line_whose_short_addresses_would_be_ambiguous_has_no_fallback(line):
     known = {each: [Translation("green", -1.0)] for each in text.inputs}
     copied = {each: [Translation(each, -1.0)] for each in text.inputs_of_fallbacks(known)}
     assert [(each.text, each.is_intact) for each in text.translations(known | copied)] == [("green", False)]
-    assert [reading.inputs for reading in _texts("XHTTP://1 %S")[0].fallbacks] == [["XHTTP://1 http://1"]]
+    assert [reading.inputs for reading in _texts("XHTTP://1 %S")[0].read_again(_LOST)] == [["XHTTP://1 http://1"]]
 
 
 def test_an_address_before_a_digit_is_read_as_it_is():
     assert _readings("neerg www.a.de٥") == [Reading(["neerg www.a.de٥"])]
+
+
+def test_a_doubtful_text_is_read_in_other_ways():
+    """The most confident translation is written as that of the text, which stays doubtful."""
+    reader = LineReader(_Tokenizer(b""), 12, reread_below=0.5)
+    (line,) = reader.lines(["Neerg der"])
+    sure, doubtful = (Translation("Plain", -1.0, confidence=confidence) for confidence in (0.5, 0.4))
+    assert line.inputs == ["Neerg der"] and not line.inputs_of_fallbacks({"Neerg der": [sure]})
+    known = {"Neerg der": [doubtful]}
+    assert line.inputs_of_fallbacks(known) == ["neerg der", "Neerg der."]
+    for confidences, expected in (((0.45, 0.44), "Green one."), ((0.44, 0.45), "a green one"), ((0.3, 0.3), "Plain")):
+        again = (Translation(text, -1.0, confidence=c) for text, c in zip(("green one.", "a green one."), confidences))
+        known |= {text: [each] for text, each in zip(line.inputs_of_fallbacks(known), again)}
+        assert [(each.text, each.confidence) for each in line.translations(known)] == [(expected, 0.4)]
+    assert line.translations({"Neerg der": [sure]}) == [sure]
+
+
+def test_a_text_that_lost_something_is_not_read_as_a_doubtful_one():
+    (line,) = LineReader(_Tokenizer(b""), 12, reread_below=1.0).lines(["Neerg %s"])
+    assert line.inputs_of_fallbacks({"Neerg %s": [Translation("green", -1.0, confidence=0.1)]}) == ["Neerg http://1"]

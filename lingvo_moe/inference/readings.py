@@ -7,7 +7,6 @@ that its tokenizer does not know. It copies addresses badly, and loses some plac
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -25,11 +24,13 @@ class Reading(NamedTuple):
       inputs: what the model reads, each short enough.
       originals: what short addresses in the inputs stand for.
       is_cut: whether an input is the beginning of a sentence that is too long.
+      undo: changes a translation of the inputs to one of the text, see `variants`.
     """
 
     inputs: list[str]
     originals: tuple[str, ...] = ()
     is_cut: bool = False
+    undo: Callable[[str], str] = str
 
     @property
     def is_unambiguous(self) -> bool:
@@ -39,7 +40,7 @@ class Reading(NamedTuple):
     def translations(self, known: Mapping[str, list[Translation]]) -> list[Translation]:
         """Returns the translations of the text, intact ones first, else best first."""
         return [
-            dataclasses.replace(each, is_cut=self.is_cut)
+            dataclasses.replace(each, text=self.undo(each.text), is_cut=self.is_cut)
             for each in join([self._intact_first(known[text], text) for text in self.inputs])
         ]
 
@@ -80,28 +81,23 @@ class Text:
       frame: the symbols around it.
       readings: the ways to read it, at least one of them without short addresses.
       in_capitals: whether the text is in capitals; its translation is then, too.
-      read_again: returns ways to read it if no translation of the readings is intact.
+      read_again: returns other ways to read it, given the best translation of the readings.
     """
 
     frame: Framed
     readings: list[Reading]
     in_capitals: bool = False
-    read_again: Callable[[], Sequence[Reading]] = tuple
-
-    @functools.cached_property
-    def fallbacks(self) -> Sequence[Reading]:
-        """What `read_again` returns."""
-        return self.read_again()
+    read_again: Callable[[Translation], Sequence[Reading]] = lambda best: ()
 
     @property
     def inputs(self) -> list[str]:
-        """All that the model reads, without `fallbacks`."""
+        """All that the model reads at first."""
         return [text for reading in self.readings for text in reading.inputs]
 
     def inputs_of_fallbacks(self, known: Mapping[str, list[Translation]]) -> list[str]:
-        """Returns all that the model reads of the fallbacks, if they are needed; `known` has the `inputs`."""
-        needed = () if self._ranked(self.readings, known)[0].is_intact else self.fallbacks
-        return [text for reading in needed for text in reading.inputs]
+        """Returns all that the model reads when it reads the text again; `known` has the `inputs`."""
+        again = self.read_again(self._ranked(self.readings, known)[0])
+        return [text for reading in again for text in reading.inputs]
 
     def translations(self, known: Mapping[str, list[Translation]]) -> list[Translation]:
         """Returns the translations of one reading, intact ones first, within the frame.
@@ -113,8 +109,12 @@ class Text:
           known: the translations of `inputs`, and of `inputs_of_fallbacks`.
         """
         ranked = self._ranked(self.readings, known)
-        if not ranked[0].is_intact:  # not whenever they are known: equal fallbacks of other texts must change nothing
-            ranked = self._ranked([*self.readings, *self.fallbacks], known)
+        if again := self.read_again(ranked[0]):
+            best, ranked = ranked[0], self._ranked([*self.readings, *again], known)
+            if best.is_intact:  # a doubtful text stays so: most of the other translations are poor, too
+                ranked = [
+                    dataclasses.replace(each, confidence=min(each.confidence, best.confidence)) for each in ranked
+                ]
         return [dataclasses.replace(each, text=self.frame.around(self._in_case(each.text))) for each in ranked]
 
     def _ranked(self, readings: Sequence[Reading], known: Mapping[str, list[Translation]]) -> list[Translation]:
