@@ -16,7 +16,6 @@ import json
 import os
 import pathlib
 import re
-import socket
 import sys
 import tempfile
 import time
@@ -35,7 +34,7 @@ from lingvo_moe.errors import UserError
 from lingvo_moe.lazy import tf
 from lingvo_moe.program import Program, lower
 from lingvo_moe.sharding.layout import DeviceMesh, Layout, Spec
-from lingvo_moe.utils import output_files, processor, progress
+from lingvo_moe.utils import free_ports, output_files, processor, progress
 from tools import launch_processes
 from tools.report import measured
 from tools.report.measured import Measured, Time
@@ -154,10 +153,8 @@ def measure(processes: int, devices: int, runs: int) -> list[Time]:
     Raises:
       UserError: a process failed.
     """
-    with tempfile.TemporaryDirectory() as directory, socket.create_server(("127.0.0.1", 0)) as free:
-        output = pathlib.Path(directory, "times.json")
-        address = f"127.0.0.1:{free.getsockname()[1]}"
-        free.close()
+    with tempfile.TemporaryDirectory() as directory:
+        output, address = pathlib.Path(directory, "times.json"), free_ports.address()
         tasks = [Task(processes, index, devices, runs, address, str(output)) for index in range(processes)]
         command = [sys.executable, "-m", "tools.collective_times"]
         status = launch_processes.run([[*command, f"--task={json.dumps(dataclasses.asdict(task))}"] for task in tasks])

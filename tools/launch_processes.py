@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -27,6 +26,7 @@ from absl import flags
 from lingvo_moe.cli import app
 from lingvo_moe.distributed import watchdog
 from lingvo_moe.errors import UserError
+from lingvo_moe.utils import free_ports
 from lingvo_moe.utils.exit_status import INTERRUPTED
 
 _VALUES = flags.FlagValues()
@@ -49,11 +49,9 @@ def main(arguments: list[str]) -> int:
             raise UserError(f"{flag} after --: the launcher passes that itself; --processes=N goes before --.")
     if not {"model", "logdir", "flagfile"}.intersection(map(app.flag_name, train_flags)):
         raise UserError("no --model among the flags of train; put them after --, for instance -- --model=m4.Small.")
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
     count = _VALUES.processes
     train = [sys.executable, "-m", "lingvo_moe", "train", *train_flags]
-    rank = [f"--coordinator=127.0.0.1:{port}", f"--processes={count}"]
+    rank = [f"--coordinator={free_ports.address()}", f"--processes={count}"]
     return run([[*train, *rank, f"--process={index}"] for index in range(count)])
 
 

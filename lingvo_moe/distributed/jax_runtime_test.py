@@ -14,6 +14,7 @@ import pytest
 from lingvo_moe.distributed import jax_runtime, watchdog
 from lingvo_moe.distributed.membership import Membership
 from lingvo_moe.errors import UserError
+from lingvo_moe.utils import free_ports
 
 # A test does not wait as long as a run on many machines does.
 _HEARTBEAT_SECONDS, _START_SECONDS = 5, 60
@@ -41,11 +42,6 @@ except UserError as error:
 _READY = "group.barrier(); print('ready', flush=True)"
 
 
-def _address() -> str:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return f"127.0.0.1:{free.getsockname()[1]}"
-
-
 def _start(
     body: str, flags: list, start_seconds: int = _START_SECONDS, environment: dict[str, str] | None = None
 ) -> subprocess.Popen:
@@ -60,7 +56,7 @@ def _start(
 
 
 def _two(body: str, start_seconds: int = _START_SECONDS) -> list[subprocess.Popen]:
-    address = _address()
+    address = free_ports.address()
     return [_start(body, [address, 2, index], start_seconds) for index in (0, 1)]
 
 
@@ -131,7 +127,7 @@ def test_processes_agree_and_stop_at_the_same_call(tmp_path):
 )
 def test_processes_find_each_other_as_a_launcher_tells_them(launcher):
     """`srun` and `mpirun` need no flags."""
-    port = _address().partition(":")[2]
+    port = free_ports.address().partition(":")[2]
     started = [
         _start(
             "print(group.gather([group.index, group.count]))",
@@ -173,7 +169,7 @@ def test_an_error_of_one_ends_the_other_and_an_error_of_both_is_reported_by_both
 
 @pytest.mark.slow
 def test_who_does_not_come_or_comes_twice_is_an_error_in_bounded_time():
-    address = _address()
+    address = free_ports.address()
     status, _, errors = _end([_start("pass", [address, 2, 0], start_seconds=3)])[0]
     assert status == 2 and errors.strip().startswith(
         f"error: not all 2 processes connected to the coordinator at --coordinator={address}"
@@ -187,7 +183,7 @@ def test_who_does_not_come_or_comes_twice_is_an_error_in_bounded_time():
 @pytest.mark.slow
 def test_other_numbers_of_processes_are_refused():
     """Process 1 takes the run for one of three, process 0 for one of two."""
-    address = _address()
+    address = free_ports.address()
     ended = _end(
         [
             _start("group.require_same({})", [address, 2, 0]),

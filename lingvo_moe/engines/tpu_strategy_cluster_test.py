@@ -7,11 +7,12 @@ and reads over the network.
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 
 import pytest
+
+from lingvo_moe.utils import free_ports
 
 pytestmark = pytest.mark.slow
 
@@ -70,8 +71,7 @@ def _start(code: str, *arguments: str) -> subprocess.Popen:
 
 
 def test_state_and_batches_lie_on_the_hosts_of_their_cores():
-    with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as other:
-        addresses = [f"127.0.0.1:{free.getsockname()[1]}" for free in (one, other)]
+    addresses = free_ports.addresses(2)
     servers = [_start(_SERVER, str(task), *addresses) for task in range(2)]
     try:
         for server in servers:

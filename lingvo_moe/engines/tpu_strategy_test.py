@@ -11,7 +11,6 @@ import dataclasses
 import functools
 import importlib.metadata
 import re
-import socket
 
 import numpy as np
 import pytest
@@ -34,6 +33,7 @@ from lingvo_moe.sharding.layout import DeviceMesh, Layout, Spec
 from lingvo_moe.steps import Steps
 from lingvo_moe.testing import harness, local_tpu
 from lingvo_moe.testing.local_tpu import CHIPS
+from lingvo_moe.utils import free_ports
 
 pytestmark = pytest.mark.slow
 
@@ -474,9 +474,8 @@ def test_a_malformed_address_is_reported(tpu, pattern):
 
 
 def test_an_unreachable_address_is_reported_at_once():
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-    with pytest.raises(UserError, match=f"--tpu=grpc://127.0.0.1:{port}: nothing answers there"):
-        Engine.connect(f"grpc://127.0.0.1:{port}")
+    address = free_ports.address()
+    with pytest.raises(UserError, match=f"--tpu=grpc://{address}: nothing answers there"):
+        Engine.connect(f"grpc://{address}")
     with pytest.raises(UserError, match="--tpu=grpc://[.][.]:80: nothing answers there .*label empty"):
         Engine.connect("grpc://..:80")

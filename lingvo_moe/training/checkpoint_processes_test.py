@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import pathlib
 import re
-import socket
 import subprocess
 import sys
 
@@ -14,6 +13,7 @@ import pytest
 from lingvo_moe.sharding.layout import DeviceMesh
 from lingvo_moe.testing.checkpoints import ONE, WIDE, assert_equal, flip, largest, shardings, state_of, values_of
 from lingvo_moe.training.checkpoint import Checkpoints
+from lingvo_moe.utils import free_ports
 
 pytestmark = pytest.mark.slow
 
@@ -51,8 +51,7 @@ print("newest", newest, "restored", saved.step, saved.data_state["next"])
 
 def _two_processes(logdir: pathlib.Path, mesh: str, following: int) -> list[tuple[str, str]]:
     """Returns (output, errors) of two processes that restore on `mesh` and save the state of step `following`."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        coordinator = f"127.0.0.1:{free.getsockname()[1]}"
+    coordinator = free_ports.address()
     started = [
         subprocess.Popen(
             [sys.executable, "-c", _MEMBER, coordinator, str(index), logdir, mesh, str(following)],

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import pathlib
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -23,6 +22,7 @@ from lingvo_moe.testing import experiments as tiny
 from lingvo_moe.training import checkpoint_tools, loop
 from lingvo_moe.training.checkpoint import Checkpoints
 from lingvo_moe.training.checkpoint_reader import Reader
+from lingvo_moe.utils import free_ports
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("compiled_once")]
 
@@ -40,8 +40,6 @@ def _start(
     data: tiny.Data, logdir: pathlib.Path, steps: int, *flags: str, settings: Sequence[str] = ()
 ) -> list[subprocess.Popen]:
     """Starts two processes with one device each; `settings` choose another model than `_alone`'s."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        joining = [f"--coordinator=127.0.0.1:{free.getsockname()[1]}", "--processes=2"]
     command = [
         sys.executable,
         "-m",
@@ -53,7 +51,8 @@ def _start(
         f"--logdir={logdir}",
         "--platform=cpu",
         f"--steps={steps}",
-        *joining,
+        f"--coordinator={free_ports.address()}",
+        "--processes=2",
         *flags,
     ]
     return [

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import pathlib
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -15,6 +14,7 @@ from lingvo_moe.errors import UserError
 from lingvo_moe.lazy import tf
 from lingvo_moe.training.checkpoint import Checkpoints
 from lingvo_moe.training.checkpoint_manifest import MANIFEST
+from lingvo_moe.utils import free_ports
 from tools.soak import stacks, trainer
 from tools.soak.faults import AIMS, TERMINATE, Fault
 
@@ -179,9 +179,8 @@ def _process_flags(count: int) -> list[list[str]]:
     """Returns the flags of each process that connect it to the others."""
     if count == 1:
         return [[]]
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    return [[f"--coordinator=127.0.0.1:{port}", f"--processes={count}", f"--process={index}"] for index in range(count)]
+    coordinator = free_ports.address()
+    return [[f"--coordinator={coordinator}", f"--processes={count}", f"--process={index}"] for index in range(count)]
 
 
 class _Curves:
