@@ -21,6 +21,7 @@ from collections.abc import Callable
 from lingvo_moe.errors import UserError
 from lingvo_moe.program import Program
 from lingvo_moe.utils import processor, user_cache
+from lingvo_moe.utils.hashes import sha256
 
 OFF = "off"
 # The maximal number of files of each kind; the oldest are deleted. A program of a large model takes some megabytes.
@@ -92,7 +93,7 @@ def cached(method: Callable[..., Program]) -> Callable[..., Program]:
         # The processor decides the form of products (`ops.products`), and several may share a directory.
         form = f"multiplies_bfloat16={processor.multiplies_bfloat16()}"
         text = f"{method.__name__} of {self} for {arguments} by {_fingerprint()}, {form}"
-        path = _settings.directory / "programs" / hashlib.sha256(text.encode()).hexdigest()
+        path = _settings.directory / "programs" / sha256(text)
         with contextlib.suppress(UserError, OSError):  # absent, or corrupt and then replaced
             os.utime(path)
             return Program.load(str(path))

@@ -11,7 +11,6 @@ English text. A table in Markdown has the number of lines, and how many translat
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable
 
 from absl import flags
@@ -22,6 +21,7 @@ from lingvo_moe.data.languages import check_selected
 from lingvo_moe.errors import UserError
 from lingvo_moe.inference.kept_text import count_required, required
 from lingvo_moe.inference.translator import Translator
+from lingvo_moe.utils.hashes import sha256
 from tools import markdown
 
 FLAGS = flags.FlagValues()
@@ -68,7 +68,7 @@ def choose(pairs: Iterable[tuple[str, str]], kind: str) -> list[str]:
         for source, english in sorted(pairs)
         if kind in kinds(source) and count_required(source) == count_required(english)
     }
-    drawn = sorted(kept, key=lambda english: hashlib.sha256(english.encode()).digest())
+    drawn = sorted(kept, key=sha256)
     return [kept[english] for english in drawn[: FLAGS.max_pairs]]
 
 

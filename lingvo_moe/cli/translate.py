@@ -5,7 +5,6 @@ from __future__ import annotations
 import codecs
 import contextlib
 import dataclasses
-import hashlib
 import json
 import logging
 import os
@@ -22,6 +21,7 @@ from lingvo_moe.inference.journal import Journal, journal
 from lingvo_moe.inference.translation import Translation
 from lingvo_moe.inference.translator import Translator
 from lingvo_moe.utils import output_files
+from lingvo_moe.utils.hashes import sha256
 
 _log = logging.getLogger(__name__)
 _MAX_NAMED = 10  # lines in a warning; a long file may have hundreds
@@ -107,7 +107,7 @@ def _identity(config: TranslateConfig, settings: str, translator: Translator, se
     described = json.dumps(
         [settings, logdir, translator.step, translator.digest, config.copy_english, config.n_best, sentences]
     )
-    return hashlib.sha256(described.encode()).hexdigest()[:8]
+    return sha256(described)[:8]
 
 
 def _translated(

@@ -22,10 +22,11 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from lingvo_moe import ranges
-from lingvo_moe.data.tokenizer import SIDES, SPECIAL_IDS, Tokenizers, sha256
+from lingvo_moe.data.tokenizer import SIDES, SPECIAL_IDS, Tokenizers
 from lingvo_moe.errors import UserError
 from lingvo_moe.ranges import COUNT, COUNT_OR_0, SHARE, Range
 from lingvo_moe.sharding.layout import AUTO, DeviceMesh, Layout, Spec
+from lingvo_moe.utils.hashes import sha256
 
 Batch = dict[str, dict[str, np.ndarray]]
 FIELDS = {"source": ("ids", "segment_ids", "positions"), "target": ("ids", "labels", "segment_ids", "positions")}

@@ -10,7 +10,6 @@ and checked completely, its SHA-256 included, when its pairs are first used.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -20,6 +19,7 @@ import numpy as np
 from lingvo_moe.data import languages
 from lingvo_moe.errors import UserError, did_you_mean
 from lingvo_moe.utils import safe_paths
+from lingvo_moe.utils.hashes import sha256
 
 FORMAT = "lingvo_moe corpus"
 VERSION = 2  # 1 called rejected pairs "dropped"
@@ -60,7 +60,7 @@ class Pairs:
 
     def sha256(self) -> str:
         """Returns the SHA-256 of the file's bytes, in hexadecimal."""
-        return hashlib.sha256(self._data).hexdigest()
+        return sha256(self._data)
 
 
 class Corpus:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import collections
 import concurrent.futures
 import dataclasses
-import hashlib
 import itertools
 import types
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -21,6 +20,7 @@ from lingvo_moe.data.sources import SourceList
 from lingvo_moe.errors import UserError
 from lingvo_moe.utils import progress
 from lingvo_moe.utils.counts import counted
+from lingvo_moe.utils.hashes import sha256
 
 PRESET_MODULES = (sources, debian, debian_more, wheels, pocket)  # importing them registers the presets
 HELD_OUT_CAP = 1000  # pairs per language, in test and in valid each
@@ -188,7 +188,7 @@ def _identity(
     lines += [f"unseen by {unseen_by.fingerprint}"] if unseen_by else []
     lines += [f"{source.name} {source.identity()}" for source in read_from.sources]
     lines += [f"{split} {each.name} {each.identity()}" for split, own in held_out.items() for each in own]
-    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+    return sha256("\n".join(lines))
 
 
 def _write(

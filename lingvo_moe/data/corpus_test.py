@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from hypothesis import given, strategies
 from lingvo_moe.data import corpus
 from lingvo_moe.data.corpus import Corpus, Pairs
 from lingvo_moe.errors import UserError
+from lingvo_moe.utils.hashes import file_sha256
 
 _TEXT = strategies.text(strategies.characters(exclude_characters="\t\n\r\0", exclude_categories=["Cs"]), min_size=1)
 
@@ -232,12 +232,12 @@ def test_files_that_do_not_match_the_manifest_are_errors(directory):
 def test_a_file_replaced_by_another_of_equal_size_is_an_error(directory):
     """Training would go on with other text. A manifest of an earlier version has no hashes, and its files are read."""
     path, manifest = directory / "train" / "de.tsv", json.loads((directory / corpus.MANIFEST).read_text())
-    sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
+    digest = file_sha256(path)
     path.write_text("no\tyes\nnein\tja\n")
     assert list(Corpus.open(directory).pairs("train", "de")) == [("no", "yes"), ("nein", "ja")]
-    manifest["languages"]["de"]["train"]["sha256"] = sha256
+    manifest["languages"]["de"]["train"]["sha256"] = digest
     (directory / corpus.MANIFEST).write_text(json.dumps(manifest))
-    message = rf"train/de\.tsv: altered or replaced.*corpus\.json lists {sha256[:12]}.*Build the corpus again"
+    message = rf"train/de\.tsv: altered or replaced.*corpus\.json lists {digest[:12]}.*Build the corpus again"
     with pytest.raises(UserError, match=message):
         Corpus.open(directory).pairs("train", "de")
     path.write_text("ja\tyes\nnein\tno\n")

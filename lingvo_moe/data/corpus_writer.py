@@ -17,6 +17,7 @@ from lingvo_moe.data.corpus import FORMAT, MANIFEST, REPORT, SPLITS, VERSION, Co
 from lingvo_moe.data.corpus_report import report
 from lingvo_moe.errors import UserError
 from lingvo_moe.utils import output_directories
+from lingvo_moe.utils.hashes import sha256
 
 Pair = tuple[str, str]  # (source, english)
 
@@ -129,9 +130,9 @@ class Writer:
             data = "".join(f"{source}\t{english}\n" for source, english in pairs[split]).encode()
             if data:
                 write(self._directory / split / f"{language}.tsv", data)
-            sha256 = hashlib.sha256(data).hexdigest()
-            self._content.update(f"{split}/{language}\t{sha256}\n".encode())
-            facts[split] = {"pairs": len(pairs[split]), "bytes": len(data), "sha256": sha256}
+            digest = sha256(data)
+            self._content.update(f"{split}/{language}\t{digest}\n".encode())
+            facts[split] = {"pairs": len(pairs[split]), "bytes": len(data), "sha256": digest}
         self._languages[language] = facts
 
     def add_file(self, name: str, data: bytes):
@@ -141,7 +142,7 @@ class Writer:
         """
         write(self._directory / name, data)
         self._files[name] = len(data)
-        self._content.update(f"{name}\t{hashlib.sha256(data).hexdigest()}\n".encode())
+        self._content.update(f"{name}\t{sha256(data)}\n".encode())
 
     def finish(self, facts: dict[str, Any]):
         """Writes the manifest and the report.

@@ -7,7 +7,6 @@ used nor changed. A file that is there with the right hash is not downloaded aga
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import logging
 import os
@@ -29,7 +28,7 @@ from lingvo_moe.data.sources import (
 )
 from lingvo_moe.errors import UserError
 from lingvo_moe.utils import file_lock, output_files, progress, safe_paths, temporary_directories
-from lingvo_moe.utils.hashes import file_sha256
+from lingvo_moe.utils.hashes import file_sha256, sha256
 
 _LOG = logging.getLogger(__name__)
 
@@ -109,7 +108,7 @@ class Package:
     def identity(self) -> str:
         """Returns the hash of the archive, or of both archives."""
         hashes = [file_sha256(path) for path in self._archives]
-        return hashes[0] if len(hashes) == 1 else hashlib.sha256("".join(hashes).encode()).hexdigest()
+        return hashes[0] if len(hashes) == 1 else sha256("".join(hashes))
 
     def files(self) -> Iterator[CatalogFile]:
         """Yields the catalogs in the package. dpkg-deb and tar refuse members outside of the directory."""
@@ -263,7 +262,7 @@ def _download_missing(apt: _Apt, cache: Path, names: Sequence[str], archives: Se
 
 def _index_path(cache: Path, names: Sequence[str]) -> Path:
     """Returns the index of this list of packages: each preset and selection has one."""
-    digest = hashlib.sha256("\n".join(names).encode()).hexdigest()[:12]
+    digest = sha256("\n".join(names))[:12]
     return cache / f"packages-{digest}.json"
 
 

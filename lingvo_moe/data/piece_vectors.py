@@ -27,9 +27,10 @@ from scipy.sparse import linalg
 from lingvo_moe.data.corpus import Corpus
 from lingvo_moe.data.corpus_sample import sample_pairs
 from lingvo_moe.data.lexicon import SentencePairs, translation_probabilities
-from lingvo_moe.data.tokenizer import SIDES, SPECIAL_IDS, Tokenizers, sha256
+from lingvo_moe.data.tokenizer import SIDES, SPECIAL_IDS, Tokenizers
 from lingvo_moe.errors import UserError
 from lingvo_moe.utils import tensor_files
+from lingvo_moe.utils.hashes import sha256
 
 SUFFIX = ".safetensors"
 TEMPERATURE, MAX_SENTENCES = 5.0, 150_000  # of the sample, unless others are given

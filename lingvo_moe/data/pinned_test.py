@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
 import sys
 
 import pytest
 
 from lingvo_moe.data import pinned
 from lingvo_moe.errors import UserError
+from lingvo_moe.utils.hashes import sha256
 
-_ARCHIVE = pinned.PinnedArchive("some==1.0", "some-1.0-*.whl", hashlib.sha256(b"content").hexdigest())
+_ARCHIVE = pinned.PinnedArchive("some==1.0", "some-1.0-*.whl", sha256(b"content"))
 
 
 def _writes(content: str):

@@ -19,9 +19,10 @@ import numpy as np
 
 from lingvo_moe.data.batching import FIELDS, Batch, BatchConfig, Example, InputConfig, pack
 from lingvo_moe.data.corpus_stream import HeldOutPairs, TrainPairs
-from lingvo_moe.data.tokenizer import SPECIAL_IDS, Tokenizer, sha256
+from lingvo_moe.data.tokenizer import SPECIAL_IDS, Tokenizer
 from lingvo_moe.data.volumes import HeldOutVolumes, TrainVolumes, VolumeInput
 from lingvo_moe.errors import UserError
+from lingvo_moe.utils.hashes import sha256
 
 Item = TypeVar("Item")
 State = dict[str, Any]
@@ -81,7 +82,7 @@ class TrainInput:
           UserError: a directory is missing or corrupt, or the corpus has no training pair.
         """
         self._config, self._examples = config, _open_stream(corpus, tokenizers, config, in_graph)
-        self.stream_id = sha256(repr(self._examples.identity).encode())[:16]
+        self.stream_id = sha256(repr(self._examples.identity))[:16]
 
     def batches(
         self, state: State | None = None, shards: range | None = None

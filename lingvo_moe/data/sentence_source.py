@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Iterator
 
 from lingvo_moe.data.catalogs import Entry
 from lingvo_moe.data.sources import CatalogFile, Source
+from lingvo_moe.utils.hashes import sha256
 
 _RULES_VERSION = 1  # a part of a corpus's identity: increase it with every change of the rules
 _CLOSING = "[\"'”’»)\\]」』）】]*"
@@ -40,7 +40,7 @@ class Sentences:
 
     def identity(self) -> str:
         """Returns a hash of the content, which differs from that of the divided source."""
-        return hashlib.sha256(f"sentences {_RULES_VERSION} {self._source.identity()}".encode()).hexdigest()
+        return sha256(f"sentences {_RULES_VERSION} {self._source.identity()}")
 
     def files(self) -> Iterator[CatalogFile]:
         """Yields the files of the divided source, with an entry per sentence."""

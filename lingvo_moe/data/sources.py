@@ -11,7 +11,6 @@ in a file of one's own, passed with `--import`:
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -22,7 +21,7 @@ from lingvo_moe.data import catalogs, languages
 from lingvo_moe.errors import UserError
 from lingvo_moe.extensions import Registry
 from lingvo_moe.utils import user_cache
-from lingvo_moe.utils.hashes import file_sha256
+from lingvo_moe.utils.hashes import file_sha256, sha256
 
 
 class CatalogFile(NamedTuple):
@@ -145,7 +144,7 @@ class EntrySource:
 
     def identity(self) -> str:
         """Returns a hash of the entries."""
-        return hashlib.sha256(repr([tuple(entry) for entry in self._entries]).encode()).hexdigest()
+        return sha256(repr([tuple(entry) for entry in self._entries]))
 
     def files(self) -> Iterator[CatalogFile]:
         """Yields all entries as one file."""
@@ -197,7 +196,7 @@ def user_input(path: str | Path, flag: str = "--input") -> Source:
 
 def combined_hash(files: Iterable[tuple[str, Path]]) -> str:
     """Returns a hash of the names given to the files and of their contents."""
-    return hashlib.sha256("".join(f"{name}\t{file_sha256(path)}\n" for name, path in files).encode()).hexdigest()
+    return sha256("".join(f"{name}\t{file_sha256(path)}\n" for name, path in files))
 
 
 def _walk(root: Path, suffixes: Collection[str]) -> Iterator[Path]:

@@ -28,10 +28,11 @@ from lingvo_moe.data import languages
 from lingvo_moe.data.batching import ArrayRows, Example, InputConfig, Readers
 from lingvo_moe.data.corpus import MANIFEST, SPLITS, read_manifest
 from lingvo_moe.data.log_mel import LogMel
-from lingvo_moe.data.tokenizer import Tokenizers, sha256
+from lingvo_moe.data.tokenizer import Tokenizers
 from lingvo_moe.errors import UserError
 from lingvo_moe.lazy import tf
 from lingvo_moe.sharding.layout import Spec
+from lingvo_moe.utils.hashes import sha256
 from lingvo_moe.utils.subsampling import SUBSAMPLING
 
 ENCODING = np.dtype("<i2")

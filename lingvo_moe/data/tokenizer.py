@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import hashlib
 import json
 import lzma
 import pathlib
@@ -33,6 +32,7 @@ import sentencepiece
 from lingvo_moe.errors import UserError
 from lingvo_moe.lazy import tf, tf_text
 from lingvo_moe.utils import safe_paths
+from lingvo_moe.utils.hashes import sha256
 
 SPECIAL_IDS = {"pad": 0, "eos": 1, "bos": 2, "unk": 3}
 MANIFEST = "tokenizer.json"
@@ -202,11 +202,6 @@ def read_manifest(directory: pathlib.Path) -> dict[str, Any]:
             f"{path} is corrupt or not the manifest of a tokenizer; " + _REMEDY.format(directory)
         ) from error
     return manifest
-
-
-def sha256(data: bytes) -> str:
-    """Returns the SHA-256 of `data` in hexadecimal."""
-    return hashlib.sha256(data).hexdigest()
 
 
 def _load_verified(path: pathlib.Path, entry: dict[str, Any]) -> Tokenizer:

@@ -16,9 +16,10 @@ import pytest
 import sentencepiece
 from hypothesis import given, settings, strategies
 
-from lingvo_moe.data.tokenizer import MANIFEST, SPECIAL_IDS, Tokenizer, Tokenizers, sha256
+from lingvo_moe.data.tokenizer import MANIFEST, SPECIAL_IDS, Tokenizer, Tokenizers
 from lingvo_moe.errors import UserError
 from lingvo_moe.lazy import tf
+from lingvo_moe.utils.hashes import sha256
 
 _CHARACTERS = strategies.characters(exclude_categories=["Cs"], exclude_characters="\0")
 _TEXTS = ["Das ist ein Haus.", "Где библиотека?", "图书馆在哪里？", "この本は面白い。", "Where is the library?"]

@@ -23,9 +23,10 @@ import sentencepiece
 from lingvo_moe.data import aligned_pieces
 from lingvo_moe.data.corpus import Corpus
 from lingvo_moe.data.corpus_sample import sample_pairs
-from lingvo_moe.data.tokenizer import MANIFEST, SIDES, SPECIAL_IDS, Tokenizers, read_manifest, sha256
+from lingvo_moe.data.tokenizer import MANIFEST, SIDES, SPECIAL_IDS, Tokenizers, read_manifest
 from lingvo_moe.errors import UserError
 from lingvo_moe.utils import output_directories
+from lingvo_moe.utils.hashes import sha256
 
 _LOG = logging.getLogger(__name__)
 

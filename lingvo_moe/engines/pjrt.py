@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import hashlib
 import logging
 import math
 import os
@@ -26,6 +25,7 @@ from lingvo_moe.engines.base import StepPrograms
 from lingvo_moe.errors import UserError
 from lingvo_moe.program import COMPILER_DEFAULT, Argument, Program
 from lingvo_moe.utils import cuda, processor
+from lingvo_moe.utils.hashes import sha256
 
 _log = logging.getLogger(__name__)
 _SHARDING_CALLS = ("Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape")
@@ -294,7 +294,7 @@ def use_compilation_cache(directory: pathlib.Path):
     kind = [processor.description().get(field, "") for field in ("model name", "flags", "Features", "CPU part")]
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     described = "\n".join([machine.machine(), machine.system(), f"{cores} cores", *kind])
-    name = hashlib.sha256(described.encode()).hexdigest()[:16]
+    name = sha256(described)[:16]
     jax.config.update("jax_compilation_cache_dir", str(directory / name))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import concurrent.futures
 import dataclasses
-import hashlib
 import json
 import os
 import pathlib
@@ -20,7 +19,7 @@ from typing import TypeVar
 from lingvo_moe.errors import UserError
 from lingvo_moe.training.checkpoint_errors import CorruptCheckpoint, check_refused
 from lingvo_moe.utils import progress, safe_paths
-from lingvo_moe.utils.hashes import file_sha256
+from lingvo_moe.utils.hashes import file_sha256, sha256
 
 Result = TypeVar("Result")
 MANIFEST = "manifest.json"
@@ -220,4 +219,4 @@ def _hash_problem(file: pathlib.Path, path: str, expected: str | None) -> str | 
 
 
 def _digest(content: dict) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode("utf-8")).hexdigest()
+    return sha256(json.dumps(content, sort_keys=True))

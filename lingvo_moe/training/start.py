@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import hashlib
 import logging
 import os
 import pathlib
@@ -22,6 +21,7 @@ from lingvo_moe.experiment import Experiment
 from lingvo_moe.training import checkpoint_arrays, disk_errors
 from lingvo_moe.training.checkpoint import Checkpoints
 from lingvo_moe.training.readers import same_readers
+from lingvo_moe.utils.hashes import sha256
 
 _log = logging.getLogger(__name__)
 # Directories in the log directory that training writes to, some after hours: checkpoints, curves of training and of the
@@ -67,10 +67,7 @@ class Start:
         self.process_group.broadcast(lambda: _require_writable(self.logdir))
         self.process_group.require_shared(self.logdir)
         # Not earlier: in a log directory that is not shared, one process may resume, without initial values.
-        values = {
-            f"the initial {path}": hashlib.sha256(value.tobytes()).hexdigest()
-            for path, value in self.initial_values.items()
-        }
+        values = {f"the initial {path}": sha256(value.tobytes()) for path, value in self.initial_values.items()}
         self.process_group.require_same(values)
 
     @contextlib.contextmanager

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import pathlib
 import re
 from collections.abc import Callable, Mapping
 
 from lingvo_moe.training import logdir_lock
+from lingvo_moe.utils.hashes import file_sha256
 
 Snapshot = Mapping[str, str]
 DONE, MISTAKE = 0, 2
@@ -122,4 +122,4 @@ def _check_files(case: Case, outcome: Outcome, before: Snapshot, after: Snapshot
 def _digest(path: pathlib.Path) -> str:
     if path.is_symlink():
         return f"link to {path.readlink()}"
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+    return file_sha256(path)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import collections
-import hashlib
 import pathlib
 from collections.abc import Mapping
 
 from lingvo_moe.data.corpus import SPLITS, Corpus
 from lingvo_moe.data.corpus_writer import OutputDirectory, Pair
 from lingvo_moe.errors import UserError
+from lingvo_moe.utils.hashes import sha256
 
 _LEFT_OUT = "left out by the study"
 # What is rewritten, because it describes the new corpus.
@@ -33,7 +33,7 @@ def restrict(
     Raises:
       UserError: a language that the corpus lacks, or that has no pairs of a split; or the directory has another corpus.
     """
-    identity = hashlib.sha256(repr((corpus.fingerprint, sorted(limits.items()))).encode()).hexdigest()
+    identity = sha256(repr((corpus.fingerprint, sorted(limits.items()))))
     output = OutputDirectory(directory, identity)
     if output.is_up_to_date():
         return Corpus.open(directory)

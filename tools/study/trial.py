@@ -8,7 +8,6 @@ stage that has left one is skipped, so a run resumes from its newest checkpoint 
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 import os
 import pathlib
@@ -24,6 +23,7 @@ from lingvo_moe.errors import UserError
 from lingvo_moe.sharding.layout import DeviceMesh
 from lingvo_moe.utils import output_files
 from lingvo_moe.utils.exit_status import INTERRUPTED
+from lingvo_moe.utils.hashes import file_sha256
 from tools.study import ticks
 from tools.study.plan import Run, Study
 
@@ -198,7 +198,7 @@ class Trial:
             "max_pairs": self._study.max_pairs,
             "cpu_seconds": budget,
             "corpus": corpus["fingerprint"],
-            "sentences": hashlib.sha256(data.sentences.read_bytes()).hexdigest(),
+            "sentences": file_sha256(data.sentences),
         }
 
     def _flags(self, corpus: pathlib.Path, data: Data) -> list[str]:
