@@ -15,11 +15,11 @@ class Segments(NamedTuple):
 
     Attributes:
       texts: the parts in order, at least one, each short enough for the model.
-      truncated: whether a sentence was too long by itself and lost its end.
+      is_cut: whether a sentence was too long by itself and lost its end.
     """
 
     texts: list[str]
-    truncated: bool
+    is_cut: bool
 
 
 def has_many_sentences(text: str) -> bool:
@@ -39,29 +39,29 @@ def segment(text: str, count_tokens: Callable[[str], int], limit: int) -> Segmen
     """
     if count_tokens(text) <= limit and not has_many_sentences(text):
         return Segments([text], False)
-    texts, truncated = [], False
+    texts, is_cut = [], False
     for sentence in filter(None, sentences(text)):
         own = Segments([sentence], False) if count_tokens(sentence) <= limit else _pieces(sentence, count_tokens, limit)
         texts += own.texts
-        truncated |= own.truncated
-    return Segments(texts or [""], truncated)  # of a line of spaces nothing is left
+        is_cut |= own.is_cut
+    return Segments(texts or [""], is_cut)  # of a line of spaces nothing is left
 
 
 def _pieces(text: str, count_tokens: Callable[[str], int], limit: int) -> Segments:
     """Splits a sentence that is too long wherever one may end; each part has as many pieces as fit."""
     ends = [match.end() for match in SENTENCE_END.finditer(text)]
     pieces = [text[begin:end] for begin, end in zip([0, *ends], [*ends, len(text)]) if text[begin:end].strip()]
-    texts, truncated, start = [], False, 0
+    texts, is_cut, start = [], False, 0
     while start < len(pieces):
         stop = start + 1
         while stop < len(pieces) and count_tokens("".join(pieces[start : stop + 1])) <= limit:
             stop += 1
         part = "".join(pieces[start:stop])
         if count_tokens(part) > limit:
-            part, truncated = _beginning(part, count_tokens, limit), True
+            part, is_cut = _beginning(part, count_tokens, limit), True
         texts.append(part)
         start = stop
-    return Segments(texts, truncated)
+    return Segments(texts, is_cut)
 
 
 def _beginning(sentence: str, count_tokens: Callable[[str], int], limit: int) -> str:

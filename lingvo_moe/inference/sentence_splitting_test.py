@@ -40,7 +40,7 @@ def test_chinese_sentences_need_no_spaces():
     [("one two three four five", _words, ["one two three"]), ("一二三四五六", len, ["一二三"])],
 )
 def test_a_sentence_that_is_too_long_loses_its_end(line, count, expected):
-    """It is truncated between words, or between characters where there are no spaces, and the caller can warn."""
+    """It is cut between words, or between characters where there are no spaces, and the caller can warn."""
     assert segment(line, count, 3) == (expected, True)
 
 
@@ -54,6 +54,6 @@ def test_a_long_line_without_a_sentence():
 def test_parts_fit_and_nothing_else_is_lost(words):
     """With every sentence short enough, the parts are the line; otherwise each part fits all the same."""
     line = " ".join(words)
-    texts, truncated = segment(line, len, 12)
+    texts, is_cut = segment(line, len, 12)
     assert all(len(text) <= 12 for text in texts)
-    assert truncated or "".join("".join(texts).split()) == "".join(line.split())
+    assert is_cut or "".join("".join(texts).split()) == "".join(line.split())
