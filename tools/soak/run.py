@@ -88,7 +88,7 @@ class Soak:
           seed: seed of the faults.
           processes: number of processes that train together; a fault hits one of them.
         """
-        self._directory, self._kills, self._seed, self._process_group = directory, kills, seed, processes
+        self._directory, self._kills, self._seed, self._num_processes = directory, kills, seed, processes
         self._steps = STEPS_PER_KILL * (kills + 1)
         self._data = tiny.make_data(directory / "data")
         self._logdirs = {name: directory / name for name in ("reference", "soaked")}
@@ -172,7 +172,7 @@ class Soak:
 
     def _start(self, logdir: str, name: str) -> TrainingProcesses:
         return TrainingProcesses(
-            self._arguments(logdir), self._logdirs[logdir], self._directory, name, self._process_group
+            self._arguments(logdir), self._logdirs[logdir], self._directory, name, self._num_processes
         )
 
     def _corrupt(self, event: Event, name: str, generator: random.Random):
