@@ -46,7 +46,7 @@ def _translate(config: TranslateConfig):
             f"--n_best={config.n_best}: expected 1 to {experiment.search.beam_size}, the hypotheses of the beam; for "
             f"more of them raise --beam_size."
         )
-    sentences = _read_line_list(config.input)
+    sentences = _read_sentences(config.input)
     if not sentences:
         _log.warning("--input=%s is empty, and so is what is written.", config.input)
         for path in filter(None, (config.output, config.doubtful, config.explain)):
@@ -152,18 +152,18 @@ def _write(
 
 def _warn(best: Sequence[Translation], source_limit: int, target_limit: int):
     """Warns of the lines, also those translated before an interruption, whose translation lacks something."""
-    if cut := _line_list(translation.is_cut for translation in best):
+    if cut := _line_numbers(translation.is_cut for translation in best):
         _log.warning(
             "%s: a sentence has more than %d tokens; its end is not translated. Split it, or pass "
             "--set input.source_length=N.",
             *(cut, source_limit),
         )
-    if truncated := _line_list(translation.truncated for translation in best):
+    if truncated := _line_numbers(translation.truncated for translation in best):
         _log.warning(
             "%s: the translation is truncated at %d tokens. Pass --set search.max_length=N for a longer one.",
             *(truncated, target_limit),
         )
-    if lost := _line_list(not translation.is_intact for translation in best):
+    if lost := _line_numbers(not translation.is_intact for translation in best):
         _log.warning(
             "%s: the translation lacks a placeholder, tag, address, number or code of the line, or has another one; "
             "correct it.",
@@ -171,7 +171,7 @@ def _warn(best: Sequence[Translation], source_limit: int, target_limit: int):
         )
 
 
-def _line_list(are_meant: Iterable[bool]) -> str:
+def _line_numbers(are_meant: Iterable[bool]) -> str:
     """Returns `line 3`, `lines 3, 7` or, of many, the first ones and how many more there are; `` of none."""
     numbers = [number for number, is_meant in enumerate(are_meant, start=1) if is_meant]
     named = ", ".join(map(str, numbers[:_MAX_NAMED]))
@@ -203,7 +203,7 @@ def _report_doubtful(config: TranslateConfig, sentences: Sequence[str], best: Se
                 print(index + 1, f"{best[index].confidence:.3f}", *pair, sep="\t", file=file)
 
 
-def _read_line_list(path: str) -> list[str]:
+def _read_sentences(path: str) -> list[str]:
     """Returns the lines of a UTF-8 file or of standard input; raises UserError naming a line that is not text."""
     if path == "-" and sys.stdin.isatty():
         _log.info("reading sentences from the terminal, one a line; Ctrl-D ends them.")
