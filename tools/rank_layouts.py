@@ -172,7 +172,7 @@ def _calibrate():
         config = experiment.get(made.model, made.changes, DeviceMesh.parse(made.mesh))
         if not isinstance(config.model, Transformer) or config.recognises:
             continue
-        target = Slice(made.topology, generation, tuple(map(int, chips.split("x"))), tuple(range(made.cores)))
+        target = Slice(made.topology, generation, tuple(map(int, chips.split("x"))), tuple(range(made.devices)))
         estimate = CostModel(config, target).estimate(layout_space.registered(config))
         compute, collectives = sum(estimate.compute.values()), sum(estimate.collectives.values())
         times = f"{compute:9.3f}{made.compute_seconds or 0:9.3f}{collectives:9.3f}{made.collective_seconds:9.3f}"

@@ -39,7 +39,7 @@ def predicted(name: str) -> tuple[Estimate, plan.Plan]:
     made = plan.Plan.load(_PLANS / f"{name}.json")
     config = experiment.get(made.model, made.changes, DeviceMesh.parse(made.mesh))
     generation, _, chips = made.topology.partition(":")
-    target = Slice(made.topology, generation, tuple(map(int, chips.split("x"))), tuple(range(made.cores)))
+    target = Slice(made.topology, generation, tuple(map(int, chips.split("x"))), tuple(range(made.devices)))
     return CostModel(config, target).estimate(layout_space.registered(config)), made
 
 

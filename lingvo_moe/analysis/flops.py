@@ -1,4 +1,4 @@
-"""The floating-point operations (FLOPs) of a model, for the utilisation: a step's FLOPs over the peak of the cores.
+"""The floating-point operations (FLOPs) of a model, for the utilisation: a step's FLOPs over the peak of the devices.
 
 Rematerialisation, empty expert capacity, dispatch and combine are not counted; the product with the router's weight is.
 """
@@ -16,7 +16,7 @@ _FLOPS_PER_PRODUCT = 2 * 3
 
 
 def training_step(model: Transformer | UNet, batch: BatchConfig) -> float:
-    """Returns the FLOPs of one training step over all cores: products with weights, and the two products of attention.
+    """Returns the FLOPs of a training step over all devices: products with weights, and the two products of attention.
 
     Each token goes through as many experts as its router selects. All positions of a row are counted, including padding
     and masked ones, as is usual in published utilisations.

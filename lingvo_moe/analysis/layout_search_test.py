@@ -112,7 +112,7 @@ def compiled(monkeypatch):
         fits = number != 2
         return Plan(
             model=name, changes=tuple(changes), program=program, topology=target.name, mesh=str(config.mesh),
-            cores=8, weights=1, layout=config.layout, remat=model.remat, batch_size=16, num_groups=16,
+            devices=8, weights=1, layout=config.layout, remat=model.remat, batch_size=16, num_groups=16,
             num_experts=0, num_layers=4, activation_dtype="float32", tokens=2048, model_flops=1.0,
             memory=Memory(1, 1, 1, 1, 1 if fits else None, 2**34, None if fits else 2**35), collectives=(),
             cycles=1, rematerialised_cycles=0, cycles_by_part={}, compute_seconds=float(number) if fits else None,

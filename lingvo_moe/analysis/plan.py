@@ -29,7 +29,8 @@ from lingvo_moe.program import Argument, Program
 from lingvo_moe.utils import output_files
 
 PROGRAMS = ("train", "decode")
-VERSION = 3  # of the saved JSON; in version 2, `tokens` of a training step were those of both sides
+# Of the saved JSON. In version 3, `devices` were `cores`; in version 2, `tokens` of a training step were of both sides.
+VERSION = 4
 _SECONDS_PER_YEAR = 365.25 * 24 * 3600
 _REMATERIALISED = "rematerialised"  # the name scope of `layers.repeat` and `layers.pipeline`
 _ITERATIONS = re.compile(r"pipeline_(\d+)_of_(\d+)_iterations")  # the name scope of `layers.pipeline_schedule`
@@ -60,12 +61,12 @@ _ITEM_BYTES = {"float32": 4, "int32": 4, "bfloat16": 2, "bool": 1}
 
 @dataclasses.dataclass(frozen=True)
 class Memory:
-    """Bytes per core by category (GShard figure 7).
+    """Bytes per device by category (GShard figure 7).
 
     Attributes:
       replicated_weights, distributed_weights, optimizer_state, inputs: counted from the program's inputs.
       temporaries: activations, gradients and buffers of collectives; the compiler's figure, None if it stopped before.
-      available: a core's memory; the compiler's figure if the program does not fit, else None.
+      available: a device's memory; the compiler's figure if the program does not fit, else None.
       needed: what the compiler reports as not fitting; None if the program fits.
     """
 
@@ -91,7 +92,7 @@ class Memory:
 
 @dataclasses.dataclass(frozen=True)
 class CollectiveCost:
-    """All collectives of one kind among groups of one size: number of runs, bytes per core, our model's seconds."""
+    """All collectives of one kind among groups of one size: number of runs, bytes per device, our model's seconds."""
 
     kind: str
     group: int
@@ -105,13 +106,13 @@ class Plan:
     """The figures of one program on one slice or cluster, of which each GPU counts as a core.
 
     Attributes:
-      model, changes, program, topology, mesh, cores, weights: what was compiled, and for what; `changes` are those of
+      model, changes, program, topology, mesh, devices, weights: what was compiled, and for what; `changes` are those of
         the registered model, each `field=value`.
       batch_size: the rows of a training step's batch, or the sentences that are decoded at a time.
       layout, remat, num_groups, num_experts, num_layers, activation_dtype: the relevant settings.
       tokens: of the source (of a language model, all) in one run of the program: what the papers count.
       model_flops: of the model in a training step, see `flops`; None for decoding.
-      memory: per core.
+      memory: per device.
       collectives: by kind and size of the groups; empty if the program does not fit.
       cycles: of one core by the compiler's estimates, of a GPU by `roofline`, without collectives; None if the program
         does not fit.
@@ -122,7 +123,7 @@ class Plan:
       unknown_loops: loops that are counted as one trip because their trip count depends on data.
       lower_seconds, compile_seconds: on this machine.
       bubble_cycles: those of the cycles that a stage of a pipeline spends in iterations without a microbatch.
-      largest_buffers: if the program does not fit, its largest buffers, as compiled for cores with more memory.
+      largest_buffers: if the program does not fit, its largest buffers, as compiled for devices with more memory.
       compiler_options: beside the compiler's defaults, each `NAME=VALUE`.
       unit: of what `tokens` counts: tokens, voxels of a model that segments volumes, or frames of 10 ms of one that
         recognises speech.
@@ -133,7 +134,7 @@ class Plan:
     program: str
     topology: str
     mesh: str
-    cores: int
+    devices: int
     weights: int
     layout: str
     remat: str
@@ -161,7 +162,7 @@ class Plan:
 
     @property
     def fits(self) -> bool:
-        """Whether the program fits into a core's memory."""
+        """Whether the program fits into a device's memory."""
         return self.memory.needed is None
 
     @property
@@ -181,22 +182,22 @@ class Plan:
 
     @property
     def utilisation(self) -> float | None:
-        """MFU, the model's FLOPs as a fraction of the cores' peak; None if the time or the FLOPs are unknown."""
+        """MFU, the model's FLOPs as a fraction of the devices' peak; None if the time or the FLOPs are unknown."""
         if self.step_seconds is None or self.model_flops is None:
             return None
-        return self.model_flops / (self.step_seconds * self.cores * hardware_of(self.topology).peak_flops)
+        return self.model_flops / (self.step_seconds * self.devices * hardware_of(self.topology).peak_flops)
 
-    def core_hours_per_million(self) -> float | None:
-        """Returns the core-hours for a million rows of `batch_size`; None if the time is unknown."""
+    def device_hours_per_million(self) -> float | None:
+        """Returns the device-hours for a million rows of `batch_size`; None if the time is unknown."""
         if self.step_seconds is None:
             return None
-        return 1e6 / self.batch_size * self.step_seconds * self.cores / 3600
+        return 1e6 / self.batch_size * self.step_seconds * self.devices / 3600
 
-    def core_years(self, tokens: float) -> float | None:
-        """Returns the core-years of a training run over `tokens`; None if the time of a step is unknown."""
+    def device_years(self, tokens: float) -> float | None:
+        """Returns the device-years of a training run over `tokens`; None if the time of a step is unknown."""
         if self.step_seconds is None:
             return None
-        return tokens / self.tokens * self.step_seconds * self.cores / _SECONDS_PER_YEAR
+        return tokens / self.tokens * self.step_seconds * self.devices / _SECONDS_PER_YEAR
 
     def save(self, path: str | os.PathLike):
         """Writes the plan as JSON; `-` is standard output."""
@@ -276,7 +277,7 @@ def make(
 
 
 def _without_program(lowered: Program, target: Slice | Cluster, answer: OutOfMemory) -> dict:
-    """The fields of a plan that does not fit the cores: what the compiler reports instead of a program."""
+    """The fields of a plan that does not fit the devices: what the compiler reports instead of a program."""
     return {
         "memory": _memory(lowered, None, answer.available, answer.needed),
         "collectives": (),
@@ -358,7 +359,7 @@ def _memory(
 ) -> Memory:
     size: dict[str, int] = defaultdict(int)
     for argument in program.inputs:
-        size[_kind(argument, program)] += _bytes_per_core(argument, program)
+        size[_kind(argument, program)] += _bytes_per_device(argument, program)
     return Memory(
         size["replicated_weights"],
         size["distributed_weights"],
@@ -379,7 +380,7 @@ def _kind(argument: Argument, program: Program) -> str:
     return "inputs"
 
 
-def _bytes_per_core(argument: Argument, program: Program) -> int:
+def _bytes_per_device(argument: Argument, program: Program) -> int:
     return math.prod(argument.shape) * _ITEM_BYTES[argument.dtype] // _parts(argument, program)
 
 
@@ -458,7 +459,7 @@ def _settings(experiment: Experiment, program: str) -> dict:
     model = experiment.model
     return {
         "mesh": str(experiment.mesh),
-        "cores": experiment.mesh.size,
+        "devices": experiment.mesh.size,
         "weights": model.num_weights(),
         "layout": experiment.layout,
         "remat": model.remat,

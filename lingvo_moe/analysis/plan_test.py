@@ -106,7 +106,7 @@ def test_time_is_cycles_and_collectives(planned):
     assert planned.step_seconds == planned.compute_seconds + sum(e.seconds for e in planned.collectives)
     assert 0.05 < planned.rematerialised_cycles / planned.cycles < 0.5
     steps = 1e6 / (32 * 32)  # source tokens
-    assert planned.core_years(1e6) == pytest.approx(steps * planned.step_seconds * 8 / (365.25 * 86400))
+    assert planned.device_years(1e6) == pytest.approx(steps * planned.step_seconds * 8 / (365.25 * 86400))
 
 
 def test_without_rematerialisation_nothing_is_recomputed():
@@ -142,7 +142,9 @@ def test_program_that_does_not_fit_has_largest_buffers_and_remedies():
     """The user learns which tensor is too large and which settings help."""
     changes = ["model.target_vocabulary=32_000_000", "model.num_experts=0", "model.num_layers=2"]
     result = make(tiny_language_model(*changes))
-    assert not result.fits and result.cycles is None and result.step_seconds is None and result.core_years(1e9) is None
+    assert (
+        not result.fits and result.cycles is None and result.step_seconds is None and result.device_years(1e9) is None
+    )
     text = plan_text.text(result, 1e12)
     assert "DOES NOT FIT" in text and "input.batch_size" in text
     largest = result.largest_buffers[0]
@@ -214,7 +216,7 @@ def test_plan_round_trips_as_json(planned, tmp_path):
     """docs/plans has plans that other tools read."""
     planned.save(tmp_path / "plan.json")
     saved = json.loads((tmp_path / "plan.json").read_text())
-    assert saved["version"] == 3 and saved["memory"]["optimizer_state"] == planned.memory.optimizer_state
+    assert saved["version"] == 4 and saved["memory"]["optimizer_state"] == planned.memory.optimizer_state
     assert plan.Plan.load(tmp_path / "plan.json") == planned
 
 
@@ -242,19 +244,19 @@ def test_options_of_the_compiler_are_recorded(planned, tmp_path):
     assert plan.Plan.load(tmp_path / "plan.json") == planned
 
 
-@pytest.mark.parametrize("text", ["", "[]", '{"version": 3}', '{"version": 3, "collectives": 3, "changes": []}'])
+@pytest.mark.parametrize("text", ["", "[]", '{"version": 4}', '{"version": 4, "collectives": 3, "changes": []}'])
 def test_other_file_is_an_error(text, tmp_path):
     (tmp_path / "plan.json").write_text(text)
     with pytest.raises(UserError, match="plan.json: not a plan"):
         plan.Plan.load(tmp_path / "plan.json")
 
 
-@pytest.mark.parametrize("text, version", [("{}", 1), ('{"version": 2}', 2), ('{"version": 4}', 4)])
+@pytest.mark.parametrize("text, version", [("{}", 1), ('{"version": 3}', 3), ('{"version": 5}', 5)])
 def test_a_plan_of_another_version_is_refused(text, version, tmp_path):
     (tmp_path / "plan.json").write_text(text)
     with pytest.raises(
         UserError,
-        match=f"^[^(]*plan.json: a plan of version {version}, this program reads version 3.*regenerate it with",
+        match=f"^[^(]*plan.json: a plan of version {version}, this program reads version 4.*regenerate it with",
     ):
         plan.Plan.load(tmp_path / "plan.json")
 

@@ -66,7 +66,7 @@ def trial(tried: Trial) -> str:
 def _title(plan: Plan) -> Iterator[str]:
     yield (
         f"{plan.model}: {plan.weights:,} weights, program {plan.program}, on {plan.topology}, "
-        f"{plan.cores} {plan.device}s, mesh {plan.mesh}"
+        f"{plan.devices} {plan.device}s, mesh {plan.mesh}"
     )
     if plan.compiler_options:
         yield f"compiler options: {', '.join(plan.compiler_options)}"
@@ -166,14 +166,14 @@ def _step(plan: Plan, cycles: int, compute_seconds: float, step_seconds: float) 
 def _cost(plan: Plan, step_seconds: float, tokens: float, price: float | None) -> Iterator[str]:
     if plan.program == "decode":
         yield f"  sentences/s     {plan.batch_size / step_seconds:12,.1f}"
-        hours = plan.core_hours_per_million() or 0.0
+        hours = plan.device_hours_per_million() or 0.0
         digits = 1 if hours >= 10 else 3
         yield f"  10^6 sentences  {hours:12,.{digits}f} {plan.device}-hours{_priced(plan, hours, price)}"
         yield "  (searches of the greatest length; a search ends when all of its sentences have ended)"
     else:
         yield f"  {plan.unit}/s        {plan.tokens / step_seconds:12,.0f}"
         yield f"  utilisation     {plan.utilisation:8.1%} of the {plan.device}s' peak, rematerialisation not counted"
-        days, years = tokens / plan.tokens * step_seconds / 86400, plan.core_years(tokens) or 0.0
+        days, years = tokens / plan.tokens * step_seconds / 86400, plan.device_years(tokens) or 0.0
         yield (
             f"  {tokens:.3g} {plan.unit}    {years:,.2f} {plan.device}-years, {days:,.1f} days"
             f"{_priced(plan, years * _HOURS_PER_YEAR, price)}"

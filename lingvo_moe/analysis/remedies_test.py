@@ -20,7 +20,7 @@ for family in ("dense_lm", "m4", "unet"):
     importlib.import_module(f"params.{family}")
 
 _TOO_LARGE = pathlib.Path(__file__).parents[2] / "docs" / "plans" / "m4.MoE128E12L.capacity_of_a6.json"
-_EVERYTHING = {"mesh": "8", "cores": 8, "layout": "auto", "remat": "none", "batch_size": 16}
+_EVERYTHING = {"mesh": "8", "devices": 8, "layout": "auto", "remat": "none", "batch_size": 16}
 
 
 def _plan(**changes) -> Plan:
@@ -47,8 +47,8 @@ _ALL = (_BATCH, _REMAT, _NARROW, _UPDATE, _TWO_AXES)
         ({"layout": "gshard_sharded_update"}, (_UPDATE,)),
         ({"mesh": "4x2"}, (_UPDATE, _TWO_AXES)),
         ({"layout": "spatial"}, (_UPDATE, _TWO_AXES)),
-        ({"mesh": "7", "cores": 7}, (_TWO_AXES,)),
-        ({"mesh": "1", "cores": 1}, (_UPDATE, _TWO_AXES)),
+        ({"mesh": "7", "devices": 7}, (_TWO_AXES,)),
+        ({"mesh": "1", "devices": 1}, (_UPDATE, _TWO_AXES)),
     ],
 )
 def test_a_remedy_changes_something(changes, without):
@@ -77,7 +77,7 @@ def test_a_dense_model_has_no_groups_to_search():
 
 def test_a_model_of_volumes_has_neither_a_policy_nor_layouts_of_transformers():
     """Of one device, whose layout may be `auto`; a smaller batch, bfloat16 and a search for a mesh remain."""
-    text = plan_text.text(_plan(unit="voxels", num_experts=0, mesh="1", cores=1), 1e12)
+    text = plan_text.text(_plan(unit="voxels", num_experts=0, mesh="1", devices=1), 1e12)
     assert [remedy in text for remedy in _ALL] == [True, False, True, False, False]
     assert "--search=mesh,batch tries some" in text
 

@@ -127,12 +127,12 @@ def _remats(experiment: Experiment, target: Slice | Cluster) -> Iterator[str]:
 
 
 def _meshes(experiment: Experiment, target: Slice | Cluster) -> Iterator[str]:
-    """Yields all meshes of one axis, or of two axes with a power of two, that have the slice's number of cores."""
-    cores = len(target.devices)
+    """Yields all meshes of one axis, or of two axes with a power of two, that have the target's number of devices."""
+    count = len(target.devices)
     sizes = [
-        size for size in (2**power for power in range(1, cores.bit_length())) if cores % size == 0 and size < cores
+        size for size in (2**power for power in range(1, count.bit_length())) if count % size == 0 and size < count
     ]
-    shapes = [(cores,), *((cores // size, size) for size in sizes)]
+    shapes = [(count,), *((count // size, size) for size in sizes)]
     return (f"mesh={DeviceMesh(shape)}" for shape in shapes if shape != experiment.mesh.shape)
 
 

@@ -33,7 +33,7 @@ def artificial_plan(name, config, tpu, program="train", changes=()) -> Plan:
         program=program,
         topology=tpu.name,
         mesh=str(config.mesh),
-        cores=8,
+        devices=8,
         weights=1,
         layout=config.layout,
         remat=model.remat,

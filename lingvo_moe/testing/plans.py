@@ -23,7 +23,7 @@ def training_plan(model: str, cores: int, mesh: str = "", **changes) -> Plan:
         "program": "train",
         "topology": v3_slice(cores),
         "mesh": mesh or f"{cores}",
-        "cores": cores,
+        "devices": cores,
         "weights": 10**10,
         "layout": "auto",
         "remat": "keep_hidden",

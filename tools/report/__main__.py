@@ -168,7 +168,7 @@ def _highlights(plans: Plans) -> list[tuple[str, str]]:
     found = []
     trillion = of_plans.fitting(plans, published.TRILLION.plan)
     if trillion is not None:
-        weights = f"{trillion.weights / 1e12:.2f} trillion weights on {trillion.cores} cores"
+        weights = f"{trillion.weights / 1e12:.2f} trillion weights on {trillion.devices} cores"
         text = f"of a core's {charts.CORE_GIB} for {weights} [c, p]"
         found.append((f"{trillion.memory.total / GIB:.1f} GiB", text))
     for few, many in tables.pairs_of_experts():

@@ -112,7 +112,7 @@ def _figures(plan: Plan) -> list[Cell]:
         seconds(plan.scheduled_seconds),
         f"{plan.tokens / plan.step_seconds / 1000:,.0f}",
         percent(plan.utilisation),
-        f"{plan.core_years(TRILLION_TOKENS):.2f}",
+        f"{plan.device_years(TRILLION_TOKENS):.2f}",
     ]
 
 

@@ -33,7 +33,7 @@ C
 def moved(topology: str, devices: int, **changes) -> Plan:
     """A plan of MoE(128E, 12L) on other devices."""
     made = training_plan("m4.MoE128E12L", 128)
-    return dataclasses.replace(made, topology=topology, cores=devices, mesh=str(devices), **changes)
+    return dataclasses.replace(made, topology=topology, devices=devices, mesh=str(devices), **changes)
 
 
 def rows_of(page: str, name: str) -> list[list[str]]:
@@ -68,11 +68,11 @@ def test_the_documented_table_has_the_figures_of_every_plan():
             continue
         assert float(compute) == pytest.approx(plan["compute_seconds"], abs=0.006)
         assert float(speed.replace(",", "")) == pytest.approx(plan["tokens"] / plan["step"] / 1000, abs=0.6)
-        peak = plan["cores"] * hardware_of(plan["topology"]).peak_flops
+        peak = plan["devices"] * hardware_of(plan["topology"]).peak_flops
         assert float(share.removesuffix(" %")) == pytest.approx(
             plan["model_flops"] / plan["step"] / peak * 100, abs=0.1
         )
-        expected = 1e12 / plan["tokens"] * plan["step"] * plan["cores"] / _YEAR
+        expected = 1e12 / plan["tokens"] * plan["step"] * plan["devices"] / _YEAR
         assert float(years) == pytest.approx(expected, abs=0.006)
 
 

@@ -91,7 +91,7 @@ def _has_type(value: object, hint: typing.Any) -> bool:
 
 def _is_complete(plan: Plan) -> bool:
     """Returns whether every figure that the report shows or divides by is known."""
-    if not plan.cores or not plan.tokens or plan.topology.partition(":")[0] not in GENERATIONS | GPUS:
+    if not plan.devices or not plan.tokens or plan.topology.partition(":")[0] not in GENERATIONS | GPUS:
         return False
     if plan.program == "train" and plan.model_flops is None:
         return False
@@ -109,7 +109,7 @@ def fitting(plans: Plans, name: str) -> Plan | None:
 
 def differences(few: Plan, many: Plan) -> str:
     """Returns how two plans differ besides their numbers of experts; empty where they are comparable."""
-    tokens = [f"{plan.tokens / plan.cores:,.0f}" for plan in (few, many)]
+    tokens = [f"{plan.tokens / plan.devices:,.0f}" for plan in (few, many)]
     found = [f"{' and '.join(tokens)} tokens per core"] if tokens[0] != tokens[1] else []
     return "; ".join([*found, *([f"remat {few.remat} and {many.remat}"] if few.remat != many.remat else [])])
 
@@ -172,7 +172,7 @@ def all_to_all_share(plan: Plan) -> float:
 def peak_seconds(plan: Plan) -> float:
     """Returns the time of the model's own operations at the cores' peak; `plan` is of training."""
     assert plan.model_flops is not None, "plans of training count the model's operations"
-    return plan.model_flops / (plan.cores * V3.peak_flops)
+    return plan.model_flops / (plan.devices * V3.peak_flops)
 
 
 def at_peak_seconds(plan: Plan) -> float:

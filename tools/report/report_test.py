@@ -145,7 +145,7 @@ def test_plans_of_clusters_are_sorted_and_show_their_figures():
     """By model and GPU; the page without such plans has no table of them."""
 
     def moved(plan: Plan, topology: str, gpus: int) -> Plan:
-        return dataclasses.replace(plan, topology=topology, cores=gpus, mesh=str(gpus))
+        return dataclasses.replace(plan, topology=topology, devices=gpus, mesh=str(gpus))
 
     timed = planned(scheduled_seconds=0.75)
     plans = {
@@ -264,16 +264,16 @@ def test_hostile_text_is_escaped(tmp_path):
 
 
 def invalid(**changes) -> str:
-    return json.dumps({"version": 3} | dataclasses.asdict(planned()) | changes)
+    return json.dumps({"version": 4} | dataclasses.asdict(planned()) | changes)
 
 
 @pytest.mark.parametrize(
     "text, message",
     [
-        ("{", "not a plan of version 3"),
-        ("[]", "not a plan of version 3"),
-        (invalid(memory={}), "not a plan of version 3"),
-        (invalid(cores="many"), "not a valid plan (wrong type of cores)"),
+        ("{", "not a plan of version 4"),
+        ("[]", "not a plan of version 4"),
+        (invalid(memory={}), "not a plan of version 4"),
+        (invalid(devices="many"), "not a valid plan (wrong type of devices)"),
         (invalid(cycles_by_part={"gating": "x"}), "wrong type of cycles_by_part"),
         (invalid(model_flops=float("nan")), "wrong type of model_flops"),
         (invalid(tokens=0), "not a complete plan"),

@@ -176,7 +176,7 @@ def memory(plans: Plans) -> Table:
     def known(plan: Plan) -> list[str]:
         m = plan.memory
         sizes = (m.replicated_weights, m.distributed_weights, m.optimizer_state, m.inputs)
-        return [f"{plan.cores}", f"{plan.tokens / plan.cores:,.0f}", plan.remat, *map(gib, sizes)]
+        return [f"{plan.devices}", f"{plan.tokens / plan.devices:,.0f}", plan.remat, *map(gib, sizes)]
 
     def figures(plan: Plan) -> list[str]:
         return [gib(plan.memory.temporaries), gib(plan.memory.total)]
@@ -253,7 +253,7 @@ def training(plans: Plans) -> Table:
 
 
 def _core_years(plan: Plan, tokens: float) -> str:
-    years = plan.core_years(tokens)
+    years = plan.device_years(tokens)
     return _NONE if years is None else f"{years:.1f}"
 
 
