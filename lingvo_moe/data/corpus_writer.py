@@ -73,7 +73,7 @@ def prepare_output_directory(directory: Path):
     Raises:
       UserError: `directory` exists and is neither a corpus nor empty.
     """
-    output_directories.recover(directory, _check_only_corpus_files)
+    output_directories.recover("--output", directory, _check_only_corpus_files)
     if os.path.lexists(directory):
         _check_only_corpus_files(directory)
 

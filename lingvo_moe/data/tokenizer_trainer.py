@@ -71,7 +71,7 @@ def train(
         usable sentence, or an output directory with other files.
     """
     output = output.resolve()  # so that `.` has a name, and a link is kept
-    output_directories.recover(output, _check_only_tokenizer_files)
+    output_directories.recover("--output", output, _check_only_tokenizer_files)
     _check_only_tokenizer_files(output)
     settings = {
         "corpus": corpus.fingerprint,

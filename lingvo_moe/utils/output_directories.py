@@ -17,6 +17,7 @@ def check(flag: str, output: pathlib.Path):
       flag: that names the directory, for the error.
       output: an absolute path.
     """
+    _require_name(flag, output)
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         with temporary_directories.make(_prefix(output), output.parent):
@@ -26,15 +27,15 @@ def check(flag: str, output: pathlib.Path):
 
 
 @contextlib.contextmanager
-def atomic_directory(output: pathlib.Path, check: Callable[[pathlib.Path], None]) -> Iterator[pathlib.Path]:
+def atomic_directory(output: pathlib.Path, check_files: Callable[[pathlib.Path], None]) -> Iterator[pathlib.Path]:
     """Yields an empty directory, which replaces `output` when the context ends without an error.
 
     After an interruption at any moment the old or the new directory is complete. If the process is killed between the
     two renames, `recover` restores the old one in the next run.
 
     Args:
-      output: the directory to make or to replace; its parents are made, too.
-      check: see `recover`.
+      output: the directory to make or to replace, an absolute path that `check` accepts; its parents are made, too.
+      check_files: see `recover`.
 
     Raises:
       OSError: there cannot be a directory of this name; the old one is where it was.
@@ -47,33 +48,45 @@ def atomic_directory(output: pathlib.Path, check: Callable[[pathlib.Path], None]
         try:
             complete.rename(output)
         finally:
-            recover(output, check)
+            _recover(output, check_files)
 
 
-def recover(output: pathlib.Path, check: Callable[[pathlib.Path], None]):
+def recover(flag: str, output: pathlib.Path, check_files: Callable[[pathlib.Path], None]):
     """Restores a directory whose replacement was interrupted, and removes what killed processes left beside it.
 
     Args:
-      output: the directory.
-      check: raises UserError for a directory with other files than `output` may have, which is then kept: a user's
-        own directory may have the name of a temporary one.
+      flag: that names the directory, for the error.
+      output: the directory, an absolute path.
+      check_files: raises UserError for a directory with other files than `output` may have, which is then kept: a
+        user's own directory may have the name of a temporary one.
+
+    Raises:
+      UserError: of `check_files`, or there can be no directory of this name.
     """
+    _require_name(flag, output)
+    _recover(output, check_files)
+
+
+def _recover(output: pathlib.Path, check_files: Callable[[pathlib.Path], None]):
     temporary_directories.remove_abandoned(_prefix(output), output.parent)
     replaced = _replaced(output)
     if not replaced.exists():
         return
-    check(replaced)
+    check_files(replaced)
     if output.exists():
-        # Of a process that is killed while it deletes, a part is left that `check` may refuse: not under this name.
+        # Of a process that is killed while it deletes, a part is left that may be refused: not under this name.
         with temporary_directories.make(_prefix(output), output.parent) as deleted:
             replaced.rename(deleted / replaced.name)
     else:
         replaced.rename(output)
 
 
-def _prefix(output: pathlib.Path) -> str:
+def _require_name(flag: str, output: pathlib.Path):
     if not output.name:
-        raise UserError(f"--output={output}: expected a directory that can be replaced.")
+        raise UserError(f"{flag}={output}: expected a directory that can be replaced.")
+
+
+def _prefix(output: pathlib.Path) -> str:
     return f".{output.name}.partial-"
 
 

@@ -54,7 +54,7 @@ def test_a_process_killed_at_any_step_loses_no_directory(tmp_path, monkeypatch, 
             make(complete, "new")
     for path in tmp_path.glob(".output.partial-*"):
         os.utime(path, (0, 0))
-    output_directories.recover(output, only_old)
+    output_directories.recover("--output", output, only_old)
     only_old(output)
     assert (output / "a").read_text() == expected
     assert [path.name for path in tmp_path.iterdir()] == ["output"]
@@ -73,16 +73,16 @@ def test_an_error_leaves_the_old_directory(tmp_path):
 @pytest.mark.parametrize(
     "output, message",
     [
-        ("/", "--output=/: expected a directory that can be replaced"),
-        ("file/below", r"--output=.*/file/below: cannot be made \(File exists\)"),
-        ("file/far/below", r"--output=.*/far/below: cannot be made \(Not a directory\)"),
+        ("/", "--directory=/: expected a directory that can be replaced"),
+        ("file/below", r"--directory=.*/file/below: cannot be made \(File exists\)"),
+        ("file/far/below", r"--directory=.*/far/below: cannot be made \(Not a directory\)"),
     ],
 )
 def test_where_no_directory_can_be_made_is_known_before_the_work(tmp_path, output, message):
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match=message):
-        output_directories.check("--output", tmp_path / output)
-    output_directories.check("--output", tmp_path / "new" / "output")
+        output_directories.check("--directory", tmp_path / output)
+    output_directories.check("--directory", tmp_path / "new" / "output")
     assert list((tmp_path / "new").iterdir()) == []
 
 
@@ -91,5 +91,5 @@ def test_a_directory_of_other_files_is_kept(tmp_path):
     mine = make(tmp_path / ".output.replaced", "mine")
     (mine / "notes").touch()
     with pytest.raises(UserError, match="other files"):
-        output_directories.recover(tmp_path / "output", only_old)
+        output_directories.recover("--output", tmp_path / "output", only_old)
     assert (mine / "a").read_text() == "mine"
