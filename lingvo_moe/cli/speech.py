@@ -39,7 +39,7 @@ def table(scores: list[VoiceScore], summary: bool = False) -> str:
     row = "{:24} {:>9} {:>6} {:>8} {:>8} {:>13} {:>13}".format
     lines = [row("voice", "train", "test", "CER %", "WER %", "majority CER", "majority WER")]
     for score in scores:
-        if summary and " " not in score.voice:
+        if summary and not score.is_group:
             continue
         rates = (rate for found in (score.rates, score.majority) for rate in (found.characters, found.words))
         lines.append(

@@ -60,6 +60,7 @@ def test_eval_prints_and_writes_error_rates_by_voice(flags, tmp_path, capsys):
     rows = json.loads((tmp_path / "scores.json").read_text())
     scores = {score["voice"]: score for score in rows["scores"]}
     assert rows["step"] == 4 and list(scores) == ["en_a", "en_b", "en_c", "trained voices", "held-out voices"]
+    assert [score["is_group"] for score in rows["scores"]] == [False] * 3 + [True] * 2
     assert scores["en_c"]["train_recordings"] == scores["held-out voices"]["train_recordings"] == 0
     assert scores["trained voices"]["test_recordings"] == 8 and scores["held-out voices"]["test_recordings"] == 4
     assert all(voice in printed for voice in scores)
@@ -98,8 +99,9 @@ def test_mistakes_are_errors(arguments, message, capsys):
 
 def test_summary_has_groups_alone():
     rates = ErrorRates(1.0, 2.0)
-    scores = [VoiceScore(voice, 1, 2, rates, rates) for voice in ("en_a", "trained voices")]
-    assert "en_a" not in speech.table(scores, summary=True) and "en_a" in speech.table(scores)
+    scores = [VoiceScore("en_a", 1, 2, rates, rates), VoiceScore("trained voices", 1, 2, rates, rates, is_group=True)]
+    summary = speech.table(scores, summary=True)
+    assert "en_a" not in summary and "trained voices" in summary and "en_a" in speech.table(scores)
 
 
 def test_collapse_keeps_repeated_labels_that_a_blank_separates():

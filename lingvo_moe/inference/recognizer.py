@@ -25,11 +25,12 @@ class VoiceScore:
     """The error rates of one voice, or of several together.
 
     Attributes:
-      voice: its label in the corpus.
+      voice: its label in the corpus, or what the voices have in common.
       train_recordings: 0 for a held-out voice.
       test_recordings: those that were scored.
       rates: of the model's transcripts.
       majority: of `majority_transcript`, the baseline that does not listen.
+      is_group: whether it is of several together.
     """
 
     voice: str
@@ -37,6 +38,7 @@ class VoiceScore:
     test_recordings: int
     rates: ErrorRates
     majority: ErrorRates
+    is_group: bool = False
 
 
 class Recognizer:
@@ -128,11 +130,12 @@ def evaluate(
     scores = []
     for name, members in groups.items():
         if of_group := [pair for voice in members for pair in scored[voice]]:
-            scores.append(_score(name, sum(corpus.count("train", voice) for voice in members), of_group, majority))
+            train_recordings = sum(corpus.count("train", voice) for voice in members)
+            scores.append(_score(name, train_recordings, of_group, majority, is_group=name not in scored))
     return scores, left_out
 
 
-def _score(name: str, train_recordings: int, pairs: list[tuple[str, str]], majority: str) -> VoiceScore:
+def _score(name: str, train_recordings: int, pairs: list[tuple[str, str]], majority: str, is_group: bool) -> VoiceScore:
     transcripts, references = zip(*pairs, strict=True)
     return VoiceScore(
         name,
@@ -140,4 +143,5 @@ def _score(name: str, train_recordings: int, pairs: list[tuple[str, str]], major
         len(pairs),
         ErrorRates.of(transcripts, references),
         ErrorRates.of([majority] * len(references), references),
+        is_group,
     )
