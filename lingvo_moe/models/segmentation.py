@@ -129,19 +129,19 @@ class UNet(Layer):
         return tf.argmax(self._classify(theta, source, context), axis=-1, output_type=tf.int32)
 
     def positions_of(self, path: str, lengths: dict[str, int]) -> float:
-        """See `Transformer`; a level has an eighth of the voxels of the one above."""
+        """See `protocols.ExperimentModel`; a level has an eighth of the voxels of the one above."""
         block, _, level = path.split("/")[0].rpartition("_")
         # Each voxel of the level below multiplies the kernel of a transposed convolution once.
         depth = int(level) + (block == "upsampling") if block else 0
         return lengths["source"] / 8**depth
 
     def settings_of_layers(self, field: str) -> list[tuple[str, str, Any]]:
-        """See `Transformer`; it has no feed-forward layers."""
+        """See `protocols.ExperimentModel`; it has no feed-forward layers."""
         del field
         return []
 
     def attention_products(self, lengths: dict[str, int]) -> float:
-        """See `Transformer`; it has no attention."""
+        """Returns the multiplications of attention in a row, for `analysis.flops`; there is no attention."""
         del lengths
         return 0.0
 
