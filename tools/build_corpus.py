@@ -28,7 +28,7 @@ from lingvo_moe.data.languages import check_selected
 from lingvo_moe.errors import UserError
 from lingvo_moe.utils.counts import counted
 
-_LOG = logging.getLogger("tools.build_corpus")
+_logger = logging.getLogger("tools.build_corpus")
 FLAGS = flags.FlagValues()
 flags.DEFINE_string(
     "preset",
@@ -116,7 +116,7 @@ def main(argv: list[str]):
         {"valid": FLAGS.valid_input, "test": FLAGS.test_input},
     )
     for warning in warnings(corpus.manifest):
-        _LOG.warning("%s", warning)
+        _logger.warning("%s", warning)
     counts = ", ".join(f"{corpus.count(split)} {split}" for split in SPLITS)
     print(
         f"{corpus.directory} {'built' if is_new else 'is up to date'}: {counted(len(corpus.languages), 'language')}, "

@@ -22,7 +22,7 @@ from lingvo_moe.data.corpus import Corpus
 from lingvo_moe.data.tokenizer import SIDES
 from lingvo_moe.errors import UserError
 
-_LOG = logging.getLogger("tools.train_tokenizer")
+_logger = logging.getLogger("tools.train_tokenizer")
 FLAGS = flags.FlagValues()
 _MOST_PIECES = 10**7  # SentencePiece trains none with numbers near its largest id
 flags.DEFINE_string("corpus", None, "The directory of a corpus that tools.build_corpus built.", flag_values=FLAGS)
@@ -97,7 +97,7 @@ def main(argv: list[str]):
     sizes = {side: getattr(tokenizers, side).vocabulary_size for side in SIDES}
     for side in SIDES:
         if sizes[side] < requested[side]:
-            _LOG.info(
+            _logger.info(
                 "the %s tokenizer has %d pieces, not %d: the corpus has no more. Its models need at least "
                 "--set model.%s_vocabulary=%d.",
                 *(side, sizes[side], requested[side], side, sizes[side]),

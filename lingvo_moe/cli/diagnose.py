@@ -22,7 +22,7 @@ from lingvo_moe.training.diagnosis import Diagnosis
 from lingvo_moe.training.replay import Replay
 from lingvo_moe.utils import output_files
 
-_log = logging.getLogger(__name__)
+_logger = logging.getLogger(__name__)
 _VERSION = 2  # of the JSON file; in version 1 a scope was called place
 
 
@@ -57,7 +57,7 @@ def diagnose(config: DiagnoseConfig):
         saved.check_shapes(experiment.batch_specs())
     step = _replayed(saved, checkpoints) if saved else _next(experiment, checkpoints)
     _check_average(checkpoints.path(step.checkpoint), experiment.training.ema_decay)
-    _log.info(
+    _logger.info(
         f"compiling the diagnosis of {name}, {experiment.model.num_weights():,} weights, for {len(engine.devices)} "
         f"{engine.platform} device(s), mesh {experiment.mesh} ..."
     )
@@ -90,7 +90,7 @@ def _replayed(saved: Replay, checkpoints: Checkpoints) -> _Step:
     checkpoint = saved.checkpoint
     if checkpoint not in checkpoints.steps() or checkpoints.problems(checkpoint, WEIGHTS):
         checkpoint = _latest(checkpoints)
-        _log.warning(
+        _logger.warning(
             f"{checkpoints.path(saved.checkpoint)}, which has the weights of that step, is missing or corrupt; those "
             f"of step {checkpoint} are used instead, so the numbers may differ from those of training."
         )

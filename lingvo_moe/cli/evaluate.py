@@ -18,7 +18,7 @@ from lingvo_moe.inference.evaluation import LanguageScore, choose_languages, gro
 from lingvo_moe.inference.translator import Translator
 from lingvo_moe.utils import counts, output_files
 
-_log = logging.getLogger(__name__)
+_logger = logging.getLogger(__name__)
 
 
 def evaluate(config: EvalConfig):
@@ -58,7 +58,7 @@ def _evaluate_translations(config: EvalConfig):
     print(table(scores, summary=config.summary), file=output_files.table_stream(config.json))
     print(_loss_line(loss, config.split), file=output_files.table_stream(config.json))
     if left_out:
-        _log.info(counts.left_out(left_out, "sentence", f"of {experiment.texts.source_length} tokens or more"))
+        _logger.info(counts.left_out(left_out, "sentence", f"of {experiment.texts.source_length} tokens or more"))
     write_scores(config, name, translator.step, scores, loss=dataclasses.asdict(loss))
 
 
@@ -86,7 +86,7 @@ def _evaluate_language_model(config: EvalConfig):
         file=output_files.table_stream(config.json),
     )
     if result.left_out:
-        _log.info(counts.left_out(result.left_out, "text", f"of {experiment.texts.target_length} tokens or more"))
+        _logger.info(counts.left_out(result.left_out, "text", f"of {experiment.texts.target_length} tokens or more"))
     write_scores(config, name, perplexity=result.perplexity, **dataclasses.asdict(result))
 
 

@@ -11,7 +11,7 @@ from lingvo_moe.errors import UserError
 from lingvo_moe.experiment import get as get_experiment
 from lingvo_moe.utils import counts, output_files
 
-_log = logging.getLogger(__name__)
+_logger = logging.getLogger(__name__)
 
 
 def export(config: ExportConfig):
@@ -32,4 +32,4 @@ def export(config: ExportConfig):
     }[config.program]()
     program.save(config.output)
     devices, size = counts.counted(experiment.mesh.size, "device"), counts.file_size(os.path.getsize(config.output))
-    _log.info(f"{config.output}: {program.name} of {name} for {devices}, {size}")
+    _logger.info(f"{config.output}: {program.name} of {name} for {devices}, {size}")

@@ -19,7 +19,7 @@ from lingvo_moe.protocols import Model
 from lingvo_moe.steps import weight_specs
 from lingvo_moe.training.readers import same_readers
 
-_log = logging.getLogger(__name__)
+_logger = logging.getLogger(__name__)
 
 
 def weights(
@@ -53,7 +53,7 @@ def weights(
         checkpoint_arrays.check_finite(found.theta, f"--initial_weights={given}", "use another file")
         _check_tokenizers(config, found.readers, experiment)
         values = found.theta
-        _log.info(f"starting with the weights of step {found.step} ({given})")
+        _logger.info(f"starting with the weights of step {found.step} ({given})")
         if config.initial_set:
             values = _deepened(values, name, experiment)
         return None, _with_new_tokenizers(values, config.initial_tokenizers, name, experiment)
@@ -187,5 +187,5 @@ def _resumes(config: TrainConfig, flag: str) -> bool:
 
     if not Checkpoints(config.log_directory()).steps():
         return False
-    _log.info(f"{flag} has no effect: --logdir={config.logdir} has checkpoints")
+    _logger.info(f"{flag} has no effect: --logdir={config.logdir} has checkpoints")
     return True

@@ -6,15 +6,15 @@ import logging
 
 from lingvo_moe.cli import logging_setup
 
-_LOGGER = logging.getLogger("lingvo_moe.training.loop")
+_logger = logging.getLogger("lingvo_moe.training.loop")
 
 
 def test_messages_are_plain_lines_and_warnings_are_marked(capsys):
     """A user reads sentences, not timestamps and module names; debug messages are not for users."""
     with logging_setup.plain_lines():
-        _LOGGER.info("compiled in %d s", 3)
-        _LOGGER.warning("the disk is nearly full")
-        _LOGGER.debug("a detail")
+        _logger.info("compiled in %d s", 3)
+        _logger.warning("the disk is nearly full")
+        _logger.debug("a detail")
     assert capsys.readouterr().err == "compiled in 3 s\nwarning: the disk is nearly full\n"
 
 
@@ -31,15 +31,15 @@ def test_lines_are_printed_once_though_the_root_logger_has_a_handler(capsys, mon
     """The library absl configures the root logger at its first message."""
     monkeypatch.setattr(logging.root, "handlers", [logging.StreamHandler()])
     with logging_setup.plain_lines():
-        _LOGGER.info("compiled")
+        _logger.info("compiled")
     assert capsys.readouterr().err == "compiled\n"
 
 
 def test_processes_other_than_the_primary_one_print_warnings_only(capsys):
     with logging_setup.plain_lines():
         logging_setup.warnings_only()
-        _LOGGER.info("compiled")
-        _LOGGER.warning("one checkpoint is corrupt")
+        _logger.info("compiled")
+        _logger.warning("one checkpoint is corrupt")
     assert capsys.readouterr().err == "warning: one checkpoint is corrupt\n"
 
 

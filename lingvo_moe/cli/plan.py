@@ -19,7 +19,7 @@ from lingvo_moe.models.transformer import Transformer
 from lingvo_moe.sharding.layout import DeviceMesh
 from lingvo_moe.utils import counts, output_files
 
-_log = logging.getLogger(__name__)
+_logger = logging.getLogger(__name__)
 
 
 def plan(config: PlanConfig):
@@ -76,7 +76,7 @@ def _compile(config: PlanConfig, target: topology.Slice | cluster.Cluster, mesh:
     name = config.full_name()
     experiment = layouts.planned(name, config.assignments, mesh)
     devices = counts.counted(len(target.devices), "device")
-    _log.info(f"compiling {name}, {experiment.model.num_weights():,} weights, for {devices} of {target.name} ...")
+    _logger.info(f"compiling {name}, {experiment.model.num_weights():,} weights, for {devices} of {target.name} ...")
     if config.search:
         return _search(config, target, mesh)
     return planning.make(name, experiment, target, config.program, list(config.assignments))

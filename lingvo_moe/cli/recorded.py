@@ -15,7 +15,7 @@ from lingvo_moe.errors import UserError
 from lingvo_moe.training import hyperparameters
 
 Config = TypeVar("Config", bound=CommandConfig)
-_log = logging.getLogger(__name__)
+_logger = logging.getLogger(__name__)
 
 
 def by_default(config: Config) -> Config:
@@ -36,7 +36,7 @@ def by_default(config: Config) -> Config:
             )
         return config
     if config.model and registry.full_name(config.model) != found.model:
-        _log.warning(
+        _logger.warning(
             "--model=%s: %s has the hyperparameters of %s, which are not used.", *(config.model, file, found.model)
         )
         return config
@@ -45,7 +45,7 @@ def by_default(config: Config) -> Config:
     count = len([each for each in own if _path(each) not in hyperparameters.DIRECTORIES])
     if count or not config.model:
         changed = f", of which training changed {count} hyperparameter{'s' * (count > 1)}" if count else ""
-        _log.info("%s: %s%s.", file, name, changed)
+        _logger.info("%s: %s%s.", file, name, changed)
     assignments = (*own, *config.assignments)
     _warn_of_changes(file, name, own, assignments)
     return dataclasses.replace(config, model=name, assignments=assignments)
@@ -59,7 +59,7 @@ def _of_this_machine(config: RunConfig, assignments: Sequence[str]) -> tuple[str
         if path in hyperparameters.DIRECTORIES and directory and not os.path.isdir(directory):
             is_read = path == "tokenizers" or isinstance(config, CorpusConfig)
             if is_read and not getattr(config, path) and overrides.assigned(config.assignments, path) is None:
-                _log.warning(
+                _logger.warning(
                     "%s: the %s of the training, %s, are gone; pass --%s.", config.logdir, path, directory, path
                 )
         else:
@@ -72,7 +72,7 @@ def _warn_of_changes(file: pathlib.Path, name: str, recorded: Sequence[str], ass
     trained = dict(overrides.fields(experiment.unchecked(name, list(recorded))))
     for path, value in overrides.fields(experiment.unchecked(name, list(assignments))):
         if path.startswith("model.") and value != trained[path]:
-            _log.warning("%s is %s here; it is %s in %s.", path, *map(overrides.text, (value, trained[path])), file)
+            _logger.warning("%s is %s here; it is %s in %s.", path, *map(overrides.text, (value, trained[path])), file)
 
 
 def _path(assignment: str) -> str:

@@ -19,7 +19,7 @@ from lingvo_moe.experiment import Experiment
 from lingvo_moe.experiment import get as get_experiment
 from lingvo_moe.sharding.layout import DeviceMesh
 
-_log = logging.getLogger(__name__)
+_logger = logging.getLogger(__name__)
 # The flags that are for one of our engines.
 _ENGINE_OF_FLAG = {"platform": "pjrt", "devices": "pjrt", "cache": "pjrt", "tpu": "tpu_strategy"}
 
@@ -112,4 +112,4 @@ def _use_cache(config: RunConfig):
     except UserError as error:
         if "cache" in config.given:
             raise
-        _log.warning("programs are recompiled in each run: %s", error)
+        _logger.warning("programs are recompiled in each run: %s", error)

@@ -13,7 +13,7 @@ from lingvo_moe.inference import recognizer
 from lingvo_moe.inference.recognizer import VoiceScore
 from lingvo_moe.utils import counts, output_files
 
-_log = logging.getLogger(__name__)
+_logger = logging.getLogger(__name__)
 
 
 def evaluate(config: EvalConfig):
@@ -30,7 +30,7 @@ def evaluate(config: EvalConfig):
     scores, left_out = recognizer.evaluate(model, corpus, config.languages, config.max_pairs, config.split)
     print(table(scores, summary=config.summary), file=output_files.table_stream(config.json))
     if left_out:
-        _log.info(counts.left_out(left_out, "recording", f"of more than {experiment.texts.source_length} frames"))
+        _logger.info(counts.left_out(left_out, "recording", f"of more than {experiment.texts.source_length} frames"))
     write_scores(config, name, model.step, scores)
 
 

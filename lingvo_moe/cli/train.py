@@ -14,7 +14,7 @@ from lingvo_moe.distributed import watchdog
 from lingvo_moe.distributed.process_group import ProcessGroup
 from lingvo_moe.utils.counts import counted
 
-_log = logging.getLogger(__name__)
+_logger = logging.getLogger(__name__)
 
 
 def train(config: TrainConfig):
@@ -35,8 +35,8 @@ def train(config: TrainConfig):
         )
     if metrics:
         if engine.platform == "cpu" and allocator.is_missing():
-            _log.info(f"training on CPU cores is faster with jemalloc, on Debian the package {allocator.PACKAGE}")
-        _log.info(
+            _logger.info(f"training on CPU cores is faster with jemalloc, on Debian the package {allocator.PACKAGE}")
+        _logger.info(
             f"trained for {counted(experiment.training.steps, 'step')}: cross-entropy {metrics['cross_entropy']:.3f}"
             + (f", held out {metrics['valid/cross_entropy']:.3f}" if "valid/cross_entropy" in metrics else "")
             + f"; curves: tensorboard --logdir={config.logdir}"

@@ -23,7 +23,7 @@ from lingvo_moe.inference.translator import Translator
 from lingvo_moe.utils import output_files
 from lingvo_moe.utils.hashes import sha256
 
-_log = logging.getLogger(__name__)
+_logger = logging.getLogger(__name__)
 _MAX_NAMED = 10  # lines in a warning; a long file may have hundreds
 
 
@@ -48,7 +48,7 @@ def _translate(config: TranslateConfig):
         )
     sentences = _read_sentences(config.input)
     if not sentences:
-        _log.warning("--input=%s is empty, and so is what is written.", config.input)
+        _logger.warning("--input=%s is empty, and so is what is written.", config.input)
         for path in filter(None, (config.output, config.doubtful, config.explain)):
             with output_files.atomic_writer(path):
                 pass
@@ -116,7 +116,7 @@ def _translated(
     """Yields the `n_best` translations of each line, some lines at a time: those kept before, then new ones."""
     start = kept.lines if kept else 0
     if kept and start:
-        _log.info("the first %d of %d lines were translated before.", start, len(sentences))
+        _logger.info("the first %d of %d lines were translated before.", start, len(sentences))
         yield from ([translations] for translations in kept.read())
     for chunk in translator.stream(sentences, start):
         best = [translations[:n_best] for translations in chunk]
@@ -153,18 +153,18 @@ def _write(
 def _warn(best: Sequence[Translation], source_limit: int, target_limit: int):
     """Warns of the lines, also those translated before an interruption, whose translation lacks something."""
     if cut := _line_numbers(translation.is_cut for translation in best):
-        _log.warning(
+        _logger.warning(
             "%s: a sentence has more than %d tokens; its end is not translated. Split it, or pass "
             "--set input.source_length=N.",
             *(cut, source_limit),
         )
     if truncated := _line_numbers(translation.truncated for translation in best):
-        _log.warning(
+        _logger.warning(
             "%s: the translation is truncated at %d tokens. Pass --set search.max_length=N for a longer one.",
             *(truncated, target_limit),
         )
     if lost := _line_numbers(not translation.is_intact for translation in best):
-        _log.warning(
+        _logger.warning(
             "%s: the translation lacks a placeholder, tag, address, number or code of the line, or has another one; "
             "correct it.",
             lost,
@@ -190,7 +190,7 @@ def _report_doubtful(config: TranslateConfig, sentences: Sequence[str], best: Se
         or translation.truncated
     ]
     if doubtful:
-        _log.info(
+        _logger.info(
             "doubtful lines, with a confidence below %g or something lost: %d of %d%s.",
             *(config.doubt_below, len(doubtful), len(best)),
             "" if config.doubtful else "; --doubtful=FILE lists them",
@@ -206,7 +206,7 @@ def _report_doubtful(config: TranslateConfig, sentences: Sequence[str], best: Se
 def _read_sentences(path: str) -> list[str]:
     """Returns the lines of a UTF-8 file or of standard input; raises UserError naming a line that is not text."""
     if path == "-" and sys.stdin.isatty():
-        _log.info("reading sentences from the terminal, one a line; Ctrl-D ends them.")
+        _logger.info("reading sentences from the terminal, one a line; Ctrl-D ends them.")
     data = sys.stdin.buffer.read() if path == "-" else pathlib.Path(path).read_bytes()
     lines = data.removeprefix(codecs.BOM_UTF8).split(b"\n")
     lines = lines[:-1] if lines[-1] == b"" else lines

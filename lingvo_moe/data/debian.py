@@ -30,7 +30,7 @@ from lingvo_moe.errors import UserError
 from lingvo_moe.utils import file_lock, output_files, progress, safe_paths, temporary_directories
 from lingvo_moe.utils.hashes import file_sha256, sha256
 
-_LOG = logging.getLogger(__name__)
+_logger = logging.getLogger(__name__)
 
 APPLICATIONS = tuple(
     (
@@ -220,7 +220,9 @@ def fetch_descriptions(cache: Path, selected: Collection[str] = ()) -> Descripti
         with file_lock.locked(cache / "lock"):
             _Apt(cache).update()
         if missing := _missing_languages(lists, selected):
-            _LOG.warning("apt has no package descriptions in %s; the corpus is built without them", ", ".join(missing))
+            _logger.warning(
+                "apt has no package descriptions in %s; the corpus is built without them", ", ".join(missing)
+            )
     return Descriptions(lists, selected)
 
 

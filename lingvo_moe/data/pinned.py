@@ -14,7 +14,7 @@ from lingvo_moe.errors import UserError
 from lingvo_moe.utils import temporary_directories
 from lingvo_moe.utils.hashes import file_sha256
 
-_LOG = logging.getLogger(__name__)
+_logger = logging.getLogger(__name__)
 # Lines of npm and pip that are not the reason, such as `npm error code E404`.
 _NO_REASON = re.compile(r"npm error (?:code|syscall|errno|A complete log)\b|npm warn|WARNING:")
 
@@ -47,7 +47,7 @@ def fetch(cache: Path, archive: PinnedArchive, command: Callable[[Path], list[st
     intact = _intact(cache, archive)
     if intact:
         return intact
-    _LOG.info("downloading %s ...", archive.title)
+    _logger.info("downloading %s ...", archive.title)
     with temporary_directories.make("download-", cache) as temporary:
         words = command(temporary)
         finished = subprocess.run(words, capture_output=True, text=True, check=False)

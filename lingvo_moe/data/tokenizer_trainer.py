@@ -28,7 +28,7 @@ from lingvo_moe.errors import UserError
 from lingvo_moe.utils import output_directories
 from lingvo_moe.utils.hashes import sha256
 
-_LOG = logging.getLogger(__name__)
+_logger = logging.getLogger(__name__)
 
 # SentencePiece sums in the order of its threads and stores their number in the model: another number gives other bytes.
 _THREADS = 2
@@ -156,7 +156,7 @@ def _sample(corpus: Corpus, temperature: float, count: int) -> dict[str, Counter
 
 def _train_one(name: str, sentences: Counter[str], vocabulary: int) -> bytes:
     """Returns the bytes of a SentencePiece model, of a side or shared, with at most `vocabulary` pieces."""
-    _LOG.info("training %s on %d different sentences", _FILES[name], len(sentences))
+    _logger.info("training %s on %d different sentences", _FILES[name], len(sentences))
     start, model = time.monotonic(), io.BytesIO()
     try:
         sentencepiece.SentencePieceTrainer.train(
@@ -173,7 +173,7 @@ def _train_one(name: str, sentences: Counter[str], vocabulary: int) -> bytes:
         )
     except RuntimeError as error:
         raise _user_error(error, name, vocabulary) from error
-    _LOG.info("trained %s in %.0f s", _FILES[name], time.monotonic() - start)
+    _logger.info("trained %s in %.0f s", _FILES[name], time.monotonic() - start)
     return model.getvalue()
 
 

@@ -36,7 +36,7 @@ _LINGER_SECONDS = 10.0
 # A barrier has no time limit of its own: the runtime ends a process that waits for a lost one.
 _NO_LIMIT_MS = 2**31 - 1
 
-_LOGGER = logging.getLogger(__name__)
+_logger = logging.getLogger(__name__)
 
 
 class JaxProcessGroup(ProcessGroup):
@@ -111,7 +111,7 @@ def join(
     Raises:
       UserError: process 0 cannot listen at its address, or JAX detects no cluster to complete `member` from.
     """
-    _LOGGER.info("%s waits for the others at %s ...", member.name, member.coordinator or "the address that JAX detects")
+    _logger.info("%s waits for the others at %s ...", member.name, member.coordinator or "the address that JAX detects")
     if platform == "cpu":
         jax.config.update("jax_platforms", platform)  # the group's collectives run on JAX's default devices
     _initialize(member, start_seconds)

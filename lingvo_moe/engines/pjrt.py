@@ -27,7 +27,7 @@ from lingvo_moe.program import COMPILER_DEFAULT, Argument, Program
 from lingvo_moe.utils import cuda, processor
 from lingvo_moe.utils.hashes import sha256
 
-_log = logging.getLogger(__name__)
+_logger = logging.getLogger(__name__)
 _SHARDING_CALLS = ("Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape")
 # libtpu's option for products in slices. On TPU v2 and v3, CollectivePermutes are synchronous without the second one,
 # so that no slice would arrive during a product.
@@ -403,7 +403,7 @@ def _find_devices(num_cpu_devices: int, platform: str | None) -> list:
             f"--platform={platform}: JAX finds no such device ({str(error).splitlines()[0]}).{remedy}"
         ) from None
     if platform is None and cuda.has_unusable_gpu():
-        _log.warning(f"The GPU of this machine is not used, because CUDA for JAX is not installed: {cuda.remedy()}.")
+        _logger.warning(f"The GPU of this machine is not used, because CUDA for JAX is not installed: {cuda.remedy()}.")
     return devices
 
 

@@ -26,7 +26,7 @@ from lingvo_moe.errors import UserError, did_you_mean
 from lingvo_moe.program import Program
 from lingvo_moe.sharding.layout import DeviceMesh
 
-_log = logging.getLogger(__name__)
+_logger = logging.getLogger(__name__)
 # The generations that libtpu 0.0.51 compiles for, and an example of a slice's name.
 GENERATIONS = {
     "v2": "v2:4x4x1",
@@ -265,7 +265,7 @@ def _without_flags_of_xla() -> Iterator[None]:
 
 @functools.cache  # once, not for each program
 def _log_hidden(flags: str):
-    _log.info(f"libtpu does not get XLA_FLAGS={flags}; its own flags are those of LIBTPU_INIT_ARGS.")
+    _logger.info(f"libtpu does not get XLA_FLAGS={flags}; its own flags are those of LIBTPU_INIT_ARGS.")
 
 
 def _out_of_memory(message: str) -> OutOfMemory | None:

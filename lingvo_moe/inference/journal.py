@@ -18,7 +18,7 @@ from lingvo_moe.errors import UserError
 from lingvo_moe.inference.translation import Translation
 from lingvo_moe.utils import file_lock
 
-_log = logging.getLogger(__name__)
+_logger = logging.getLogger(__name__)
 _POLL_SECONDS = 0.01
 
 
@@ -89,7 +89,7 @@ def journal(output: str | pathlib.Path, run: str) -> Iterator[Journal]:
             if opened.is_corrupt:
                 raise
             if opened.lines:
-                _log.info(
+                _logger.info(
                     "%d lines are translated and kept in %s; the same command continues after them.", opened.lines, path
                 )
             else:
@@ -107,7 +107,7 @@ def _report_others(output: str | pathlib.Path, own: pathlib.Path, digits: int):
     others = _path(glob.escape(pathlib.Path(output).name), digits * "[0-9a-f]")
     for path in sorted(own.parent.glob(others.name)):  # none where the directory may not be read
         if path != own and not _is_locked(path):
-            _log.info(
+            _logger.info(
                 "%s has translations of an interrupted run with other settings, weights or lines, which this one does "
                 "not use; delete it if you do not need it.",
                 path,

@@ -20,7 +20,7 @@ from lingvo_moe.inference.trained_weights import trained_weights
 from lingvo_moe.inference.translation import Translation
 from lingvo_moe.utils import progress
 
-_log = logging.getLogger(__name__)
+_logger = logging.getLogger(__name__)
 # Sentences of like length are batched within a chunk. The batches of held-out sentences of m4.Pocket, in random order,
 # have 10 % more steps with chunks of 32 than if the whole file was sorted, and 22 % with chunks of 16. The first chunks
 # are smaller, so that a user sees translations, and a journal has some, within seconds.
@@ -98,9 +98,9 @@ class Translator:
         uses = collections.Counter(text for line in lines for text in line.inputs)
         if (different := len(set(sentences[start:]))) < len(lines):
             plural = "s" * (different > 1)
-            _log.info(f"{len(lines)} lines have {different} different sentence{plural}, translated once each.")
+            _logger.info(f"{len(lines)} lines have {different} different sentence{plural}, translated once each.")
         if copied := sum(line.is_copied for line in lines):
-            _log.info("%d of %d lines are in English already, and are copied.", copied, len(lines))
+            _logger.info("%d of %d lines are in English already, and are copied.", copied, len(lines))
         known: dict[str, list[Translation]] = {}
         with progress.bar("translating", len(uses), "sentences") as advance:
             for chunk in _chunks(lines, self._experiment.decoding_batch):

@@ -28,7 +28,7 @@ from lingvo_moe.training.checkpoint_errors import CorruptCheckpoint, RemovedChec
 from lingvo_moe.training.checkpoint_reader import ARRAYS, WEIGHTS, Reader, this_process
 
 Value = TypeVar("Value")
-_log = logging.getLogger(__name__)
+_logger = logging.getLogger(__name__)
 _ITEMS = (*ARRAYS, "meta")
 
 
@@ -306,7 +306,7 @@ class Checkpoints:
             aside = next(self.directory / name for name in names if not (self.directory / name).exists())
             self.path(step).rename(aside)
             del self._problems[step, None]
-            _log.warning("%s is corrupt and was renamed to %s.", self.path(step), aside.name)
+            _logger.warning("%s is corrupt and was renamed to %s.", self.path(step), aside.name)
 
     def _latest(self, items: tuple[str, ...] | None) -> int | None:
         steps = self.steps()
@@ -318,7 +318,7 @@ class Checkpoints:
             )
         if newest is not None and newest not in (steps[-1], self._fallback):
             self._fallback = newest
-            _log.warning("%s is used instead.", self.path(newest))
+            _logger.warning("%s is used instead.", self.path(newest))
         return newest
 
     def _is_valid(self, step: int, items: tuple[str, ...] | None) -> bool:
@@ -326,21 +326,21 @@ class Checkpoints:
         known = (step, items) in self._problems
         found = self.problems(step, items)
         if found and not known:
-            _log.warning("%s is corrupt: %s.", self.path(step), summary(found))
+            _logger.warning("%s is corrupt: %s.", self.path(step), summary(found))
         return not found
 
     def _mark_corrupt(self, step: int, items: tuple[str, ...] | None, problem: str):
         """Records and logs what was found while a checkpoint was read; `latest` passes it over from now on."""
         self._problems[step, items] = self._problems[step, None] = [problem]
         if self.processes.is_primary:
-            _log.warning("%s is corrupt: %s.", self.path(step), problem)
+            _logger.warning("%s is corrupt: %s.", self.path(step), problem)
 
     def _check_without_manifest(self, step: int, items: tuple[str, ...] | None) -> list[str]:
         """Reads the arrays of a checkpoint that has no manifest; writes the manifest unless this only reads."""
         reader = Reader(self.path(step))
         found = reader.problems(items)
         if not found:
-            _log.warning(
+            _logger.warning(
                 "%s has no %s (training is about to write it, or was killed before); its arrays were read instead, and "
                 "none is corrupt.",
                 self.path(step),

@@ -34,7 +34,7 @@ from lingvo_moe.training.hyperparameters import load as load_hyperparameters
 from lingvo_moe.training.hyperparameters import save as save_hyperparameters
 from lingvo_moe.utils import progress, temporary_directories, tensor_files
 
-_log = logging.getLogger(__name__)
+_logger = logging.getLogger(__name__)
 SUFFIX = ".safetensors"
 # The dtypes of safetensors files by their names there.
 _DTYPES = {
@@ -413,7 +413,7 @@ def _check_finite(theta: Mapping[str, np.ndarray], directory: pathlib.Path, dtyp
     if problem is not None and dtype == _INT8:
         raise UserError(problem)
     if problem is not None:
-        _log.warning("%s", problem)
+        _logger.warning("%s", problem)
 
 
 def _save_converted(target: Checkpoints, model: str, found: FileWeights, file: pathlib.Path):

@@ -30,7 +30,7 @@ from lingvo_moe.training.preemption import PreemptionGuard
 from lingvo_moe.training.standard_callbacks import Checkpointer, HeldOutEvaluator, ProgressBar, Reporter
 from lingvo_moe.training.start import Start, StartCheckpoints
 
-_log = logging.getLogger(__name__)
+_logger = logging.getLogger(__name__)
 
 
 def train(
@@ -78,7 +78,7 @@ def train(
         process_group.broadcast(lambda: stack.enter_context(logdir_lock.locked(start.logdir)))
         checkpoints = stack.enter_context(start.open_checkpoints(train_input))
         if checkpoints.trained is not None and checkpoints.trained >= steps:
-            _log.info(
+            _logger.info(
                 f"{name} has already been trained for {checkpoints.trained} steps; "
                 f"--steps={checkpoints.trained + 1000} would continue."
             )
@@ -90,7 +90,7 @@ def train(
         )
         process_group.finish()
         if step < steps:
-            _log.info(f"stopped after step {step}, which is saved; the same command resumes from there.")
+            _logger.info(f"stopped after step {step}, which is saved; the same command resumes from there.")
             raise KeyboardInterrupt
         return scalars
 
@@ -158,7 +158,7 @@ def _log_cooldown(experiment: Experiment):
     """Says so where training ends before the learning rate's cool-down, which the user may expect, begins."""
     rate, steps = experiment.optimizer.learning_rate, experiment.training.steps
     if isinstance(rate, InverseSquareRoot) and rate.cooldown_steps and steps <= rate.cooldown_after:
-        _log.info(
+        _logger.info(
             f"training ends at step {steps}, before the learning rate's cool-down, which begins after step "
             f"{rate.cooldown_after}; for one that ends with training: "
             f"--set=optimizer.learning_rate.cooldown_after={steps // 2} "
@@ -169,9 +169,9 @@ def _log_cooldown(experiment: Experiment):
 def _compile(name: str, experiment: Experiment, engine: Engine, process_group: ProcessGroup) -> Training:
     start = time.monotonic()
     devices = f"{len(engine.devices)} {engine.platform} device(s), mesh {experiment.mesh}"
-    _log.info(f"compiling {name}, {experiment.model.num_weights():,} weights, for {devices} ...")
+    _logger.info(f"compiling {name}, {experiment.model.num_weights():,} weights, for {devices} ...")
     training = engine.training(experiment.steps, experiment.batch_specs(), experiment.training.evaluate_every > 0)
     # The first collective between two processes fails if one of them arrives half a minute after the other.
     process_group.barrier()
-    _log.info(f"compiled in {time.monotonic() - start:.0f} s")
+    _logger.info(f"compiled in {time.monotonic() - start:.0f} s")
     return training

@@ -20,7 +20,7 @@ from lingvo_moe.training.callbacks import Callback, StepResult, TrainingRun
 from lingvo_moe.training.checkpoint_errors import reason
 from lingvo_moe.training.diagnosis import Diagnosis
 
-_log = logging.getLogger(__name__)
+_logger = logging.getLogger(__name__)
 
 
 class NonFiniteGuard(Callback):
@@ -134,7 +134,7 @@ def _summary(run: TrainingRun, result: StepResult) -> str:
         # An engine refuses, or its devices have no memory for one more program.
         return f"It could not be recomputed ({reason(error)})"
     except Exception as error:  # the model's code may raise anything, which must not hide why training ended
-        _log.exception("the step could not be summarised:")
+        _logger.exception("the step could not be summarised:")
         return (
             f"It could not be summarised because of a defect of lingvo_moe or of a file that --import names "
             f"({reason(error)}); please report it, with the traceback above"

@@ -15,7 +15,7 @@ from lingvo_moe.training.loss import total_loss
 from lingvo_moe.training.summary import NoWriter, SummaryWriter
 from lingvo_moe.utils import progress
 
-_log = logging.getLogger(__name__)
+_logger = logging.getLogger(__name__)
 
 
 class Reporter(Callback):
@@ -94,7 +94,7 @@ class HeldOutEvaluator(Callback):
         is_complete = len(losses) == 1 + run.experiment.translates
         # The same in all processes, which ask together.
         if not is_complete and run.should_stop() and run.process_group.is_primary:
-            _log.warning(
+            _logger.warning(
                 "asked to stop, so the held-out evaluation is not complete; `python -m lingvo_moe eval --logdir=%s "
                 "--split=valid` evaluates the newest checkpoint.",
                 run.logdir,

@@ -14,7 +14,7 @@ import pathlib
 from collections.abc import Iterator
 from typing import IO, Any
 
-_log = logging.getLogger(__name__)
+_logger = logging.getLogger(__name__)
 
 
 def lock(file: IO[Any]):
@@ -51,11 +51,13 @@ def locked(path: pathlib.Path, waits: bool = True) -> Iterator[int]:
         except BlockingIOError:
             if not waits:
                 raise
-            _log.info("waiting for another process that works in %s ...", path.parent)
+            _logger.info("waiting for another process that works in %s ...", path.parent)
             fcntl.flock(file, fcntl.LOCK_EX)
         yield file.fileno()
 
 
 def warn(path: str | os.PathLike, error: OSError):
     """Logs that a file cannot be locked."""
-    _log.warning("%s cannot be locked (%s). Make sure that no other process does the same work.", path, error.strerror)
+    _logger.warning(
+        "%s cannot be locked (%s). Make sure that no other process does the same work.", path, error.strerror
+    )
