@@ -125,7 +125,7 @@ def _average(config: CheckpointConfig):
     if config.last is not None and len(steps) < config.last:
         raise UserError(f"--last={config.last}: {checkpoints.directory} holds {counted(len(steps), 'checkpoint')}.")
     tools.average(checkpoints, steps, config.output)
-    _logger.info(f"{config.output}: average of steps {', '.join(map(str, steps))}, as step {max(steps)}")
+    _logger.info("%s: average of steps %s, as step %d", config.output, ", ".join(map(str, steps)), max(steps))
 
 
 def _average_logdirs(config: CheckpointConfig, output: str):
@@ -137,7 +137,7 @@ def _average_logdirs(config: CheckpointConfig, output: str):
         )
     logdirs = {name: _existing(name, "--logdirs") for name in config.logdirs}
     tools.average_logdirs(logdirs, output)
-    _logger.info(f"{output}: average of the newest weights of {', '.join(logdirs)}")
+    _logger.info("%s: average of the newest weights of %s", output, ", ".join(logdirs))
 
 
 def _convert(config: CheckpointConfig):
@@ -157,7 +157,7 @@ def _to_safetensors(config: CheckpointConfig, file: str):
     checkpoints = _existing(_logdir(config))
     step = tools.choose(checkpoints, config.step, tools.WEIGHTS)
     tools.to_safetensors(checkpoints, step, file, config.dtype, _values(checkpoints.directory.parent))
-    _logger.info(f"{file}: weights of step {step}, {config.dtype}")
+    _logger.info("%s: weights of step %d, %s", file, step, config.dtype)
 
 
 def _values(logdir: pathlib.Path) -> Mapping[str, Any] | None:
@@ -181,7 +181,7 @@ def _from_safetensors(config: CheckpointConfig, file: str):
     trained = experiment.unchecked(name, (*settings, *config.assignments))  # the mesh does not matter here
     step = tools.from_safetensors(file, name, weight_specs(trained.model.weights()), logdir)
     hyperparameters.save(pathlib.Path(logdir), hyperparameters.of(name, trained).portable)
-    _logger.info(f"{logdir}: weights of {name}, step {step}")
+    _logger.info("%s: weights of %s, step %d", logdir, name, step)
 
 
 _ACTIONS = {

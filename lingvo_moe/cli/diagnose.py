@@ -58,8 +58,12 @@ def diagnose(config: DiagnoseConfig):
     step = _replayed(saved, checkpoints) if saved else _next(experiment, checkpoints)
     _check_average(checkpoints.path(step.checkpoint), experiment.training.ema_decay)
     _logger.info(
-        f"compiling the diagnosis of {name}, {experiment.model.num_weights():,} weights, for {len(engine.devices)} "
-        f"{engine.platform} device(s), mesh {experiment.mesh} ..."
+        "compiling the diagnosis of %s, %s weights, for %d %s device(s), mesh %s ...",
+        name,
+        f"{experiment.model.num_weights():,}",
+        len(engine.devices),
+        engine.platform,
+        experiment.mesh,
     )
     program = engine.load(experiment.steps.diagnose(experiment.batch_specs()))
     _, theta = checkpoints.restore_theta(name, theta_specs, program.shardings("state")["theta"], step.checkpoint)
@@ -91,8 +95,10 @@ def _replayed(saved: Replay, checkpoints: Checkpoints) -> _Step:
     if checkpoint not in checkpoints.steps() or checkpoints.problems(checkpoint, WEIGHTS):
         checkpoint = _latest(checkpoints)
         _logger.warning(
-            f"{checkpoints.path(saved.checkpoint)}, which has the weights of that step, is missing or corrupt; those "
-            f"of step {checkpoint} are used instead, so the numbers may differ from those of training."
+            "%s, which has the weights of that step, is missing or corrupt; those of step %d are used instead, so the "
+            "numbers may differ from those of training.",
+            checkpoints.path(saved.checkpoint),
+            checkpoint,
         )
     return _Step(saved.step - 1, saved.seed, checkpoint, saved.batch)
 

@@ -32,4 +32,4 @@ def export(config: ExportConfig):
     }[config.program]()
     program.save(config.output)
     devices, size = counts.counted(experiment.mesh.size, "device"), counts.file_size(os.path.getsize(config.output))
-    _logger.info(f"{config.output}: {program.name} of {name} for {devices}, {size}")
+    _logger.info("%s: %s of %s for %s, %s", config.output, program.name, name, devices, size)

@@ -53,7 +53,7 @@ def weights(
         checkpoint_arrays.check_finite(found.theta, f"--initial_weights={given}", "use another file")
         _check_tokenizers(config, found.readers, experiment)
         values = found.theta
-        _logger.info(f"starting with the weights of step {found.step} ({given})")
+        _logger.info("starting with the weights of step %d (%s)", found.step, given)
         if config.initial_set:
             values = _deepened(values, name, experiment)
         return None, _with_new_tokenizers(values, config.initial_tokenizers, name, experiment)
@@ -187,5 +187,5 @@ def _resumes(config: TrainConfig, flag: str) -> bool:
 
     if not Checkpoints(config.log_directory()).steps():
         return False
-    _logger.info(f"{flag} has no effect: --logdir={config.logdir} has checkpoints")
+    _logger.info("%s has no effect: --logdir=%s has checkpoints", flag, config.logdir)
     return True

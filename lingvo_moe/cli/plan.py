@@ -75,8 +75,8 @@ def _compile(config: PlanConfig, target: topology.Slice | cluster.Cluster, mesh:
     """Plans the model as it is, or the fastest of a search for settings."""
     name = config.full_name()
     experiment = layouts.planned(name, config.assignments, mesh)
-    devices = counts.counted(len(target.devices), "device")
-    _logger.info(f"compiling {name}, {experiment.model.num_weights():,} weights, for {devices} of {target.name} ...")
+    weights, devices = f"{experiment.model.num_weights():,}", counts.counted(len(target.devices), "device")
+    _logger.info("compiling %s, %s weights, for %s of %s ...", name, weights, devices, target.name)
     if config.search:
         return _search(config, target, mesh)
     return planning.make(name, experiment, target, config.program, list(config.assignments))

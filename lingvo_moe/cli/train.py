@@ -35,11 +35,14 @@ def train(config: TrainConfig):
         )
     if metrics:
         if engine.platform == "cpu" and allocator.is_missing():
-            _logger.info(f"training on CPU cores is faster with jemalloc, on Debian the package {allocator.PACKAGE}")
+            _logger.info("training on CPU cores is faster with jemalloc, on Debian the package %s", allocator.PACKAGE)
+        held_out = f", held out {metrics['valid/cross_entropy']:.3f}" if "valid/cross_entropy" in metrics else ""
         _logger.info(
-            f"trained for {counted(experiment.training.steps, 'step')}: cross-entropy {metrics['cross_entropy']:.3f}"
-            + (f", held out {metrics['valid/cross_entropy']:.3f}" if "valid/cross_entropy" in metrics else "")
-            + f"; curves: tensorboard --logdir={config.logdir}"
+            "trained for %s: cross-entropy %.3f%s; curves: tensorboard --logdir=%s",
+            counted(experiment.training.steps, "step"),
+            metrics["cross_entropy"],
+            held_out,
+            config.logdir,
         )
 
 

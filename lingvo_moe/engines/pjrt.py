@@ -403,7 +403,9 @@ def _find_devices(num_cpu_devices: int, platform: str | None) -> list:
             f"--platform={platform}: JAX finds no such device ({str(error).splitlines()[0]}).{remedy}"
         ) from None
     if platform is None and cuda.has_unusable_gpu():
-        _logger.warning(f"The GPU of this machine is not used, because CUDA for JAX is not installed: {cuda.remedy()}.")
+        _logger.warning(
+            "The GPU of this machine is not used, because CUDA for JAX is not installed: %s.", cuda.remedy()
+        )
     return devices
 
 

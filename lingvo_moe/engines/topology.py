@@ -265,7 +265,7 @@ def _without_flags_of_xla() -> Iterator[None]:
 
 @functools.cache  # once, not for each program
 def _log_hidden(flags: str):
-    _logger.info(f"libtpu does not get XLA_FLAGS={flags}; its own flags are those of LIBTPU_INIT_ARGS.")
+    _logger.info("libtpu does not get XLA_FLAGS=%s; its own flags are those of LIBTPU_INIT_ARGS.", flags)
 
 
 def _out_of_memory(message: str) -> OutOfMemory | None:

@@ -98,7 +98,7 @@ class Translator:
         uses = collections.Counter(text for line in lines for text in line.inputs)
         if (different := len(set(sentences[start:]))) < len(lines):
             plural = "s" * (different > 1)
-            _logger.info(f"{len(lines)} lines have {different} different sentence{plural}, translated once each.")
+            _logger.info("%d lines have %d different sentence%s, translated once each.", len(lines), different, plural)
         if copied := sum(line.is_copied for line in lines):
             _logger.info("%d of %d lines are in English already, and are copied.", copied, len(lines))
         known: dict[str, list[Translation]] = {}

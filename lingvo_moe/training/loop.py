@@ -79,8 +79,10 @@ def train(
         checkpoints = stack.enter_context(start.open_checkpoints(train_input))
         if checkpoints.trained is not None and checkpoints.trained >= steps:
             _logger.info(
-                f"{name} has already been trained for {checkpoints.trained} steps; "
-                f"--steps={checkpoints.trained + 1000} would continue."
+                "%s has already been trained for %d steps; --steps=%d would continue.",
+                name,
+                checkpoints.trained,
+                checkpoints.trained + 1000,
             )
             process_group.finish()
             return {}
@@ -90,7 +92,7 @@ def train(
         )
         process_group.finish()
         if step < steps:
-            _logger.info(f"stopped after step {step}, which is saved; the same command resumes from there.")
+            _logger.info("stopped after step %d, which is saved; the same command resumes from there.", step)
             raise KeyboardInterrupt
         return scalars
 
@@ -159,19 +161,22 @@ def _log_cooldown(experiment: Experiment):
     rate, steps = experiment.optimizer.learning_rate, experiment.training.steps
     if isinstance(rate, InverseSquareRoot) and rate.cooldown_steps and steps <= rate.cooldown_after:
         _logger.info(
-            f"training ends at step {steps}, before the learning rate's cool-down, which begins after step "
-            f"{rate.cooldown_after}; for one that ends with training: "
-            f"--set=optimizer.learning_rate.cooldown_after={steps // 2} "
-            f"--set=optimizer.learning_rate.cooldown_steps={steps - steps // 2}"
+            "training ends at step %d, before the learning rate's cool-down, which begins after step %d; for one that "
+            "ends with training: --set=optimizer.learning_rate.cooldown_after=%d "
+            "--set=optimizer.learning_rate.cooldown_steps=%d",
+            steps,
+            rate.cooldown_after,
+            steps // 2,
+            steps - steps // 2,
         )
 
 
 def _compile(name: str, experiment: Experiment, engine: Engine, process_group: ProcessGroup) -> Training:
     start = time.monotonic()
     devices = f"{len(engine.devices)} {engine.platform} device(s), mesh {experiment.mesh}"
-    _logger.info(f"compiling {name}, {experiment.model.num_weights():,} weights, for {devices} ...")
+    _logger.info("compiling %s, %s weights, for %s ...", name, f"{experiment.model.num_weights():,}", devices)
     training = engine.training(experiment.steps, experiment.batch_specs(), experiment.training.evaluate_every > 0)
     # The first collective between two processes fails if one of them arrives half a minute after the other.
     process_group.barrier()
-    _logger.info(f"compiled in {time.monotonic() - start:.0f} s")
+    _logger.info("compiled in %.0f s", time.monotonic() - start)
     return training

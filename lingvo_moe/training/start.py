@@ -104,14 +104,14 @@ class Start:
         specs = self.experiment.steps.state_specs()
         if checkpoints.trained is not None:
             saved = checkpoints.own.restore(self.name, specs, training.shardings, training.load)
-            _logger.info(f"resuming from step {saved.step} ({checkpoints.own.directory})")
+            _logger.info("resuming from step %d (%s)", saved.step, checkpoints.own.directory)
             return saved.step, saved.data_state
         training.initialise(self.experiment.training.seed)
         if (initial := checkpoints.initial) is not None:
             shardings = None if training.shardings is None else training.shardings["theta"]
             step, _ = initial.restore_theta(self.name, specs["theta"], shardings, load=training.load_weights)
             self._require_finite(training.state["theta"], initial.path(step))
-            _logger.info(f"starting with the weights of step {step} ({initial.directory})")
+            _logger.info("starting with the weights of step %d (%s)", step, initial.directory)
         for path, value in self.initial_values.items():
             training.set_weight(path, value)
         return 0, None
