@@ -54,7 +54,7 @@ class Mixture:
                 f"temperature={self.temperature}: expected a number above 0 (1: in proportion, inf: all equal)."
             )
         if not any(self.sizes):
-            raise UserError("The corpus has no training pairs. Build it again: python -m tools.build_corpus.")
+            raise UserError("the corpus has no training pairs. Build it again: python -m tools.build_corpus.")
         if len(self.sizes) > WINDOW:
             raise UserError(f"{len(self.sizes)} languages are more than a mixture supports ({WINDOW}).")
 

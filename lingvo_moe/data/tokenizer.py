@@ -247,5 +247,5 @@ def _read(path: pathlib.Path) -> bytes:
         return path.read_bytes()
     except OSError as error:
         raise UserError(
-            f"Cannot read {path} ({error.strerror}); copy it again, or " + _REMEDY.format(path.parent)
+            f"cannot read {path} ({error.strerror}); copy it again, or " + _REMEDY.format(path.parent)
         ) from error

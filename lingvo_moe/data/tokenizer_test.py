@@ -145,7 +145,7 @@ def test_missing_files_are_errors_with_the_remedy(copy, tmp_path):
     ):
         Tokenizers.load(tmp_path / "nowhere")
     (copy / "target.model").unlink()
-    with pytest.raises(UserError, match="Cannot read .*target.model .No such file.*tools.train_tokenizer"):
+    with pytest.raises(UserError, match="cannot read .*target.model .No such file.*tools.train_tokenizer"):
         Tokenizers.load(copy)
 
 
@@ -248,4 +248,4 @@ def test_model_file_of_a_manifest_is_checked_before_it_becomes_a_path(directory,
         Tokenizers.load(altered)
     refused = f"tokenizer.json, field target.file: the path {name!r} is refused" in str(raised.value)
     refused = refused or f"tokenizer.json, field target.file: {name!r} is not a plain file name" in str(raised.value)
-    assert refused or (name == PurePosixPath(name).name and f"Cannot read {altered}/{name} " in str(raised.value))
+    assert refused or (name == PurePosixPath(name).name and f"cannot read {altered}/{name} " in str(raised.value))

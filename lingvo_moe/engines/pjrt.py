@@ -404,7 +404,7 @@ def _find_devices(num_cpu_devices: int, platform: str | None) -> list:
         ) from None
     if platform is None and cuda.has_unusable_gpu():
         _logger.warning(
-            "The GPU of this machine is not used, because CUDA for JAX is not installed: %s.", cuda.remedy()
+            "the GPU of this machine is not used, because CUDA for JAX is not installed: %s.", cuda.remedy()
         )
     return devices
 

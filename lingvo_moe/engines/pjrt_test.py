@@ -162,7 +162,7 @@ def test_a_gpu_that_is_not_used_is_reported(monkeypatch, caplog):
     monkeypatch.setattr(cuda.glob, "glob", lambda pattern: ["/dev/nvidia0"])
     assert Engine(1, platform="cpu").platform == Engine(1).platform == "cpu"
     assert [record.message for record in caplog.records] == [
-        f"The GPU of this machine is not used, because CUDA for JAX is not installed: {cuda.remedy()}."
+        f"the GPU of this machine is not used, because CUDA for JAX is not installed: {cuda.remedy()}."
     ]
 
 
