@@ -1,4 +1,4 @@
-"""The exception for mistakes that the user can correct."""
+"""The exceptions of the whole project: mistakes that the user can correct, and programs that do not fit."""
 
 from __future__ import annotations
 
@@ -11,6 +11,21 @@ class UserError(ValueError):
 
     The command line prints it after `error: `, without a traceback, and exits with status 2.
     """
+
+
+class OutOfMemory(Exception):
+    """Raised when a program does not fit into the memory of the devices.
+
+    The command line prints it as it does the error of XLA of a device that is here.
+
+    Attributes:
+      needed: bytes of a device's memory; the compiler counts all of it, or what is needed beside donated inputs.
+      available: bytes of a device's memory.
+    """
+
+    def __init__(self, needed: int, available: int):
+        super().__init__(f"{needed / 2**30:,.2f} GiB of a device's {available / 2**30:,.2f} GiB are needed")
+        self.needed, self.available = needed, available
 
 
 def did_you_mean(word: str, known: Iterable[str], limit: int = 3) -> str:

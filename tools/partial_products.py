@@ -18,15 +18,18 @@ from lingvo_moe.analysis.hardware import GENERATIONS, Torus
 from lingvo_moe.analysis.hlo import Module
 from lingvo_moe.cli import app
 from lingvo_moe.engines.topology import Slice
-from lingvo_moe.errors import UserError
+from lingvo_moe.errors import OutOfMemory, UserError
 from lingvo_moe.lazy import tf
 from lingvo_moe.program import lower
+from lingvo_moe.ranges import Range
 from lingvo_moe.sharding.layout import AxisRule, DeviceMesh, Layout, Spec
 from lingvo_moe.sharding.partial import partial_sum, product, reduce
+from lingvo_moe.utils import field_values
 
 _VALUES = flags.FlagValues()
 flags.DEFINE_list("sizes", ["4096", "1024", "4096", "128"], "rows of U, of V, of W, columns of W", flag_values=_VALUES)
 
+_LARGEST = 2**20  # of a size; the compiler says whether the matrices fit
 _SLICE = "v3:2x2x1"
 # Of U [B, M], V [M, H] and W [H, D]; a lower-case letter is not sharded.
 _LAYOUT = Layout(DeviceMesh((8,)), (AxisRule("MH", ("x",)),))
@@ -71,19 +74,26 @@ def measure(name: str, sizes: tuple[int, ...]) -> tuple[list[tuple[str, int]], f
 def main(arguments: list[str]):
     """Prints a row for each plan."""
     app.no_arguments(arguments[1:])
-    is_size = [text.isdecimal() and int(text) > 0 and int(text) % 8 == 0 for text in _VALUES.sizes]
-    if len(is_size) != 4 or not all(is_size):
-        raise UserError(
-            f"--sizes={','.join(_VALUES.sizes)}: expected four multiples of 8, the cores, for instance "
-            f"4096,1024,4096,128."
-        )
-    sizes = tuple(map(int, _VALUES.sizes))
+    sizes = _sizes()
     print("| reductions | collectives of a core | products ms | collectives ms | together ms |\n|---|---|---|---|---|")
     for name in PLANS:
-        found, products, sent = measure(name, sizes)
+        try:
+            found, products, sent = measure(name, sizes)
+        except OutOfMemory as error:
+            raise UserError(f"--sizes={','.join(_VALUES.sizes)}: {error}; pass smaller sizes.") from None
         collectives = ", ".join(f"{kind} {size / 2**20:,.1f} MiB" for kind, size in found)
         times = (f"{1e3 * seconds:.2f}" for seconds in (products, sent, products + sent))
         print(f"| {' | '.join((name, collectives, *times))} |", flush=True)
+
+
+def _sizes() -> tuple[int, ...]:
+    sizes = [field_values.whole_number(text, Range(8, _LARGEST)) for text in _VALUES.sizes]
+    if len(sizes) != 4 or any(size is None or size % 8 for size in sizes):
+        raise UserError(
+            f"--sizes={','.join(_VALUES.sizes)}: expected four multiples of 8, the cores, up to {_LARGEST:,}, for "
+            f"instance 4096,1024,4096,128."
+        )
+    return tuple(size for size in sizes if size)
 
 
 if __name__ == "__main__":

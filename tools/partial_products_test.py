@@ -8,6 +8,7 @@ from lingvo_moe.analysis.collectives import find_collectives
 from lingvo_moe.analysis.hlo import Module
 from lingvo_moe.cli import app
 from lingvo_moe.engines.topology import Slice
+from lingvo_moe.errors import OutOfMemory
 from lingvo_moe.lazy import tf
 from lingvo_moe.program import lower
 from lingvo_moe.sharding.layout import DeviceMesh, Layout, Spec
@@ -60,8 +61,20 @@ def test_two_products_of_a_block_share_one_reduce_scatter(order, reductions):
     assert [(c.group_size, c.stride, c.bytes) for c in found] == [(2, 1, 4 * 4 * 256 * 512)] * reductions
 
 
-@pytest.mark.parametrize("sizes", ["8,8,8", "8,8,8,many", "8,8,8,12"])
+@pytest.mark.parametrize("sizes", ["8,8,8", "8,8,8,many", "8,8,8,12", "8,8,8,1048584", f"8,8,8,{'8' * 5000}"])
 def test_invalid_sizes(sizes, capsys):
     """An error of one line before anything is compiled."""
     assert app.execute(partial_products.main, ["partial_products", f"--sizes={sizes}"], partial_products._VALUES) == 2
     assert f"--sizes={sizes}: expected four multiples of 8" in capsys.readouterr().err
+
+
+def test_sizes_that_do_not_fit_are_named(monkeypatch, capsys):
+    """The compiler's answer is an error of the flag, not a traceback."""
+
+    def refuse(name, sizes):
+        raise OutOfMemory(2**35, 2**34)
+
+    monkeypatch.setattr(partial_products, "measure", refuse)
+    arguments = ["partial_products", "--sizes=8,8,1048576,8"]
+    assert app.execute(partial_products.main, arguments, partial_products._VALUES) == 2
+    assert "--sizes=8,8,1048576,8: 32.00 GiB of a device's 16.00 GiB are needed; pass" in capsys.readouterr().err

@@ -18,8 +18,8 @@ from lingvo_moe.analysis.collectives import Collective, find_collectives
 from lingvo_moe.analysis.hardware import GENERATIONS, Torus
 from lingvo_moe.analysis.hlo import Module
 from lingvo_moe.cli import app
-from lingvo_moe.engines.topology import Compiled, OutOfMemory, Slice, v3_slice
-from lingvo_moe.errors import UserError, did_you_mean
+from lingvo_moe.engines.topology import Compiled, Slice, v3_slice
+from lingvo_moe.errors import OutOfMemory, UserError, did_you_mean
 from lingvo_moe.lazy import tf
 from lingvo_moe.ops.windowed import windowed_einsum
 from lingvo_moe.program import lower

@@ -22,8 +22,8 @@ from lingvo_moe.analysis.hardware import GENERATIONS, Network, Torus, hardware_o
 from lingvo_moe.analysis.hlo import Buffer, Module
 from lingvo_moe.analysis.instruction import Instruction
 from lingvo_moe.engines.cluster import GPUS, Cluster
-from lingvo_moe.engines.topology import Compiled, OutOfMemory, Slice
-from lingvo_moe.errors import UserError
+from lingvo_moe.engines.topology import Compiled, Slice
+from lingvo_moe.errors import OutOfMemory, UserError
 from lingvo_moe.experiment import Experiment
 from lingvo_moe.program import Argument, Program
 from lingvo_moe.utils import output_files

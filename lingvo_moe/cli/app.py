@@ -22,7 +22,7 @@ from typing import NoReturn
 from absl import flags
 
 from lingvo_moe.cli import logging_setup, process_setup
-from lingvo_moe.errors import UserError, did_you_mean
+from lingvo_moe.errors import OutOfMemory, UserError, did_you_mean
 from lingvo_moe.utils import error_numbers, standard_error
 from lingvo_moe.utils.exit_status import INTERRUPTED
 
@@ -134,7 +134,8 @@ def _execute(main: Main, argv: Sequence[str], flag_values: flags.FlagValues, des
             f"out of memory: {str(error) or 'an allocation failed'}. Pass smaller numbers, or free some memory."
         )
     except Exception as error:
-        if (reason := _out_of_memory(error)) is None:
+        reason = str(error) if isinstance(error, OutOfMemory) else _out_of_memory(error)
+        if reason is None:
             raise
         return _fail(
             f"the program does not fit into a device's memory: {reason}. Use --set with a smaller input.batch_size, "

@@ -12,7 +12,7 @@ import pytest
 from absl import flags
 
 from lingvo_moe.cli import app
-from lingvo_moe.errors import UserError
+from lingvo_moe.errors import OutOfMemory, UserError
 
 
 @pytest.fixture
@@ -98,6 +98,13 @@ def test_bad_flags_are_one_line(values, capsys, argument, message):
             "error: the program does not fit into a device's memory: Out of memory allocating 8 bytes. Use --set with "
             "a smaller input.batch_size, decoding_batch or search.max_length, or more devices; `plan` shows what a "
             "program needs.\n",
+        ),
+        (
+            OutOfMemory(20 * 2**30, 31 * 2**29),  # of a program that is compiled for devices that are not here
+            2,
+            "error: the program does not fit into a device's memory: 20.00 GiB of a device's 15.50 GiB are needed. Use "
+            "--set with a smaller input.batch_size, decoding_batch or search.max_length, or more devices; `plan` shows "
+            "what a program needs.\n",
         ),
     ],
 )

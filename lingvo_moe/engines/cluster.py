@@ -18,8 +18,8 @@ from jax.experimental import topologies
 from jax.sharding import Mesh
 
 from lingvo_moe.engines import compiler_options, pjrt
-from lingvo_moe.engines.topology import GENERATIONS, Compiled, OutOfMemory, Slice
-from lingvo_moe.errors import UserError, did_you_mean
+from lingvo_moe.engines.topology import GENERATIONS, Compiled, Slice
+from lingvo_moe.errors import OutOfMemory, UserError, did_you_mean
 from lingvo_moe.program import Program
 from lingvo_moe.sharding.layout import DeviceMesh
 from lingvo_moe.utils import cuda

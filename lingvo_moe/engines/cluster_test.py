@@ -11,8 +11,8 @@ import pytest
 
 from lingvo_moe.engines import cluster
 from lingvo_moe.engines.cluster import Cluster
-from lingvo_moe.engines.topology import OutOfMemory, Slice
-from lingvo_moe.errors import UserError
+from lingvo_moe.engines.topology import Slice
+from lingvo_moe.errors import OutOfMemory, UserError
 from lingvo_moe.lazy import tf
 from lingvo_moe.sharding.layout import DeviceMesh, Layout
 from lingvo_moe.testing import harness

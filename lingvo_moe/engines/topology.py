@@ -22,7 +22,7 @@ from jax.sharding import Mesh
 
 from lingvo_moe.engines import compiler_options, pjrt
 from lingvo_moe.engines.base import torus_order
-from lingvo_moe.errors import UserError, did_you_mean
+from lingvo_moe.errors import OutOfMemory, UserError, did_you_mean
 from lingvo_moe.program import Program
 from lingvo_moe.sharding.layout import DeviceMesh
 
@@ -57,19 +57,6 @@ _WITHOUT_SPARSE_CORES = {
 _NAME = re.compile(r"(\w+):(\d+(?:x\d+){1,2})")
 _EXCEEDED = re.compile(r"\(([\d.]+)([KMGT]?)\) exceeds available HBM \(([\d.]+)([KMGT]?)\)")
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
-
-
-class OutOfMemory(Exception):
-    """Raised when a program does not fit into the memory of the devices.
-
-    Attributes:
-      needed: bytes of a device's memory; the compiler counts all of it, or what is needed beside donated inputs.
-      available: bytes of a device's memory.
-    """
-
-    def __init__(self, needed: int, available: int):
-        super().__init__(f"{needed} bytes of a device's {available} are needed")
-        self.needed, self.available = needed, available
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from lingvo_moe.engines import topology
-from lingvo_moe.engines.topology import OutOfMemory, Slice
-from lingvo_moe.errors import UserError
+from lingvo_moe.engines.topology import Slice
+from lingvo_moe.errors import OutOfMemory, UserError
 from lingvo_moe.lazy import tf
 from lingvo_moe.program import lower
 from lingvo_moe.sharding.layout import AxisRule, DeviceMesh, Layout, Spec

@@ -8,15 +8,25 @@ from collections.abc import Callable
 from typing import Any
 
 from lingvo_moe.errors import UserError
+from lingvo_moe.ranges import Range
 
 _BOOLEANS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 _EXPECTED = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
+_MOST_DIGITS = 18
 
 
 def no_other_kind(where: str, text: str, kind: Any) -> typing.NoReturn:
     """Raises UserError: the field is of a type that has no text."""
     del text, kind
     raise UserError(f"{where}: a field of this type cannot be set by a flag.")
+
+
+def whole_number(text: str, allowed: Range) -> int | None:
+    """Returns the whole number that a text of digits stands for; None for another text, or a number out of range."""
+    # Python refuses to read thousands of digits.
+    if not (text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS):
+        return None
+    return number if (number := int(text)) in allowed else None
 
 
 def parse(where: str, text: str, kind: Any, other: Callable[[str, str, Any], Any] = no_other_kind) -> Any:

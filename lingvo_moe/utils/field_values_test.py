@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lingvo_moe.errors import UserError
+from lingvo_moe.ranges import Range
 from lingvo_moe.utils import field_values
 
 
@@ -44,3 +45,12 @@ def test_other_types_are_read_by_the_caller():
     assert field_values.parse("x", "a", list | None, lambda *given: given) == ("x", "a", list)
     with pytest.raises(UserError, match="^x: a field of this type cannot be set by a flag"):
         field_values.parse("x", "a", list | None)
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [("8", 8), ("64", 64), ("7", None), ("65", None), ("-8", None), ("8.0", None), ("²", None), ("9" * 5000, None)],
+)
+def test_a_whole_number_is_in_its_range(text, number):
+    """Python raises an error for thousands of digits; here they are out of range as others."""
+    assert field_values.whole_number(text, Range(8, 64)) == number
