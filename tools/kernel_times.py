@@ -22,7 +22,7 @@ from lingvo_moe.analysis.hlo import Module
 from lingvo_moe.analysis.instruction import Instruction
 from lingvo_moe.cli import app
 from lingvo_moe.engines.topology import Slice, v3_slice
-from lingvo_moe.errors import UserError
+from lingvo_moe.errors import UserError, did_you_mean
 
 _VALUES = flags.FlagValues()
 flags.DEFINE_string("model", "m4.MoE128E12L", "the registered model", flag_values=_VALUES)
@@ -32,6 +32,7 @@ flags.DEFINE_string("part", "", "list the kernels of this part of the model alon
 flags.DEFINE_integer("count", 40, "how many kernels to list", lower_bound=1, flag_values=_VALUES)
 _NUMBERS = re.compile(r"_\d+|\.\d+")  # of a layer, a loop or an instruction
 _LAYOUT = re.compile(r"\{[^}]*\}")
+_MESH_FLAG = "--set=mesh"
 _SHOWN = 4  # name scopes of an operation, the innermost ones
 
 
@@ -59,8 +60,7 @@ class Kernels:
 
 def read(module: Module, generation: Generation) -> list[Kernels]:
     """Returns the kernels of a module, the longest first; raises UserError for a TPU without a published clock."""
-    if not generation.clock:
-        raise UserError("this TPU has no published clock, so its kernels have no times; choose another --topology.")
+    clock = clock_of(generation)
     found: dict[tuple, Kernels] = {}
     for instruction, times in module.runs():
         if instruction.cycles:
@@ -69,13 +69,20 @@ def read(module: Module, generation: Generation) -> list[Kernels]:
                 _operation(instruction),
                 _LAYOUT.sub("", instruction.result),
                 times,
-                times * instruction.cycles / generation.clock,
+                times * instruction.cycles / clock,
                 times * roofline.seconds(module, instruction, generation),
                 times * roofline.product_seconds(module, instruction, generation),
             )
             key = (made.part, made.operation, made.result)
             found[key] = _sum(made.operation, made.result, [found[key], made]) if key in found else made
     return sorted(found.values(), key=lambda kernels: -kernels.seconds)
+
+
+def clock_of(generation: Generation) -> float:
+    """Returns the Hz of a core; raises UserError if they are not published."""
+    if not generation.clock:
+        raise UserError("this TPU has no published clock, so its kernels have no times; choose another --topology.")
+    return generation.clock
 
 
 def report(kernels: Sequence[Kernels], part: str, count: int) -> str:
@@ -112,9 +119,16 @@ def _line(kernels: Kernels) -> str:
 def main(arguments: list[str]):
     """Compiles and prints."""
     app.no_arguments(arguments[1:])
-    config = experiment.get(_VALUES.model, _VALUES.set)
-    target = Slice.of(_VALUES.topology or v3_slice(config.mesh.size))
-    target.check(config.mesh)
+    if _VALUES.part and _VALUES.part not in plan.ALL_PARTS:
+        raise UserError(
+            f"--part={_VALUES.part}: no such part of a model.{did_you_mean(_VALUES.part, plan.ALL_PARTS)} Known: "
+            f"{', '.join(plan.ALL_PARTS)}."
+        )
+    config = experiment.get(_VALUES.model, _VALUES.set, device_flags=_MESH_FLAG)
+    remedy = f"pass --topology, for instance v3:8x8x1, or {_MESH_FLAG}=N with a multiple of 8"
+    target = Slice.of(_VALUES.topology or v3_slice(config.mesh.size, remedy))
+    target.check(config.mesh, _MESH_FLAG)
+    clock_of(GENERATIONS[target.generation])  # reports a mistake before compiling
     compiled = target.load(config.steps.train(config.batch_specs()))
     kernels = read(Module(compiled.hlo(), config.mesh.size), GENERATIONS[target.generation])
     print(report(kernels, _VALUES.part, _VALUES.count))

@@ -9,6 +9,7 @@ import pytest
 from lingvo_moe.analysis.hardware import GENERATIONS
 from lingvo_moe.analysis.hlo import Module
 from lingvo_moe.cli import app
+from lingvo_moe.engines.topology import Slice
 from lingvo_moe.errors import UserError
 from tools import kernel_times
 
@@ -61,8 +62,23 @@ def test_a_tpu_without_a_clock_is_refused():
         kernel_times.read(Module(_HLO, 8), dataclasses.replace(_V3, clock=None))
 
 
-def test_a_slice_of_another_size_is_refused(capsys):
-    """Before anything is compiled."""
-    arguments = ["kernel_times", "--model=m4.MoE128E12L", "--topology=v3:2x2x1"]
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["--topology=v3:2x2x1"], "v3:2x2x1 has 8 cores; the mesh is 128, of 128. Pass --set=mesh=8, or a slice"),
+        (
+            ["--set=mesh=4"],
+            "no TPU v3 slice of 4 cores, which come in hosts of 8, up to 2048; pass --topology, for inst",
+        ),
+        (["--set=mesh=4"], "or --set=mesh=N with a multiple of 8."),
+        (["--set=mesh=3"], "Use --set=mesh with a divisor of"),
+        (["--part=expert"], "--part=expert: no such part of a model. Did you mean experts"),
+        (["--topology=tpu7x:4x4x4"], "this TPU has no published clock"),
+    ],
+)
+def test_mistakes_are_reported_before_compiling(arguments, message, monkeypatch, capsys):
+    """With remedies that the tool has: its mesh is set by --set alone."""
+    monkeypatch.setattr(Slice, "load", None)
+    arguments = ["kernel_times", "--model=m4.MoE128E12L", *arguments]
     assert app.execute(kernel_times.main, arguments, kernel_times._VALUES) == 2
-    assert "v3:2x2x1 has 8 cores; the mesh is 128" in capsys.readouterr().err
+    assert message in capsys.readouterr().err

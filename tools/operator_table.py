@@ -21,7 +21,9 @@ from lingvo_moe.engines.topology import Slice, v3_slice
 from lingvo_moe.errors import UserError
 from lingvo_moe.lazy import tf
 from lingvo_moe.program import lower
+from lingvo_moe.ranges import COUNT_OR_0
 from lingvo_moe.sharding.layout import AxisRule, DeviceMesh, Layout, Spec
+from lingvo_moe.utils import field_values
 
 _VALUES = flags.FlagValues()
 flags.DEFINE_list("devices", ["8", "64", "512"], "numbers of TPU v3 cores", flag_values=_VALUES)
@@ -159,10 +161,7 @@ def measure(operator: Operator, devices: int) -> Measured:
 def main(arguments: list[str]):
     """Prints the table."""
     app.no_arguments(arguments[1:])
-    if not _VALUES.devices or not all(text.isdecimal() for text in _VALUES.devices):
-        raise UserError(
-            f"--devices={','.join(_VALUES.devices)}: expected numbers of TPU v3 cores, for instance 8,64,512."
-        )
+    numbers = _numbers_of_devices()
     heads = (
         "operator",
         "O(D)",
@@ -173,12 +172,23 @@ def main(arguments: list[str]):
     )
     print(f"| {' | '.join(heads)} |\n|{'---|' * len(heads)}")
     for operator in OPERATORS:
-        for devices in map(int, _VALUES.devices):
+        for devices in numbers:
             found = measure(operator, devices)
             collectives = ", ".join(f"{kind} {size / 1024:,.1f} KiB" for kind, size in found.collectives) or "none"
             paper = f"{operator.paper_compute}, {operator.paper_communication}"
             cells = (operator.name, ",".join(operator.sharded), paper, str(devices), f"{found.flops / 1e6:,.3f}")
             print(f"| {' | '.join([*cells, collectives])} |", flush=True)
+
+
+def _numbers_of_devices() -> list[int]:
+    """Returns --devices; raises UserError for one of which there is no slice, before the first is compiled."""
+    given = f"--devices={','.join(_VALUES.devices)}"
+    found = [number for text in _VALUES.devices if (number := field_values.whole_number(text, COUNT_OR_0)) is not None]
+    if not found or len(found) < len(_VALUES.devices):
+        raise UserError(f"{given}: expected numbers of TPU v3 cores, for instance 8,64,512.")
+    for number in found:
+        v3_slice(number, f"{given} must be multiples of 8, for instance 8,64,512")
+    return found
 
 
 if __name__ == "__main__":

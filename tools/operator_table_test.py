@@ -52,11 +52,18 @@ def test_table_has_the_papers_rows():
     "arguments, message",
     [
         (["--devices=8,many"], "expected numbers of TPU v3 cores"),
-        (["--devices=12"], "no TPU v3 slice of 12 cores"),
+        (["--devices=8,,64"], "--devices=8,,64: expected numbers of TPU v3 cores"),
+        (
+            ["--devices=8,12"],
+            "no TPU v3 slice of 12 cores, which come in hosts of 8, up to 2048; --devices=8,12 must be",
+        ),
+        (["--devices=0"], "--devices=0 must be multiples of 8"),
+        (["--devices=4096"], "--devices=4096 must be multiples of 8"),
         (["stray"], "unexpected argument 'stray'"),
     ],
 )
 def test_invalid_flags(arguments, message, capsys):
     """Each is an error of one line before anything is compiled."""
     assert app.execute(operator_table.main, ["operator_table", *arguments], operator_table._VALUES) == 2
-    assert message in capsys.readouterr().err
+    printed = capsys.readouterr()
+    assert message in printed.err and not printed.out

@@ -55,6 +55,7 @@ PARTS = (
 )
 _PART = re.compile("|".join(PARTS))
 _OTHER = "other"
+ALL_PARTS = (*PARTS, _OTHER)
 _MAX_BUFFERS = 5
 _ITEM_BYTES = {"float32": 4, "int32": 4, "bfloat16": 2, "bool": 1}
 
@@ -436,7 +437,7 @@ def _bubbles(runs: list[tuple[Instruction, int]]) -> int:
 
 
 def _by_part(runs: list[tuple[Instruction, int]]) -> dict[str, int]:
-    cycles_by_part: dict[str, int] = dict.fromkeys((*PARTS, _OTHER), 0)
+    cycles_by_part: dict[str, int] = dict.fromkeys(ALL_PARTS, 0)
     for instruction, cycles in runs:
         cycles_by_part[part_of(instruction)] += cycles
     return cycles_by_part

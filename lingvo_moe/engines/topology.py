@@ -43,6 +43,7 @@ _WITHOUT_LARGER_MEMORY = ("v5p", "tpu7x")  # 95 and 96 GiB
 # sides of a flat one, the chips of one of three dimensions, which has many shapes. For a larger v5e libtpu aborts the
 # process; for larger ones of other generations it compiles.
 _LARGEST_FLAT = {"v2": (16, 16), "v3": (32, 32), "v5e": (16, 16), "v6e": (16, 16)}
+_MOST_V3_CORES = 2 * math.prod(_LARGEST_FLAT["v3"])
 _MOST_CHIPS = {"v4": 4096, "v5p": 8960, "tpu7x": 9216}
 # libtpu writes what it gives to SparseCores as async-updates with several operands, which jaxlib 0.10.2 refuses to
 # read. Plans of these generations are for TensorCores alone.
@@ -54,6 +55,8 @@ _WITHOUT_SPARSE_CORES = {
     "xla_tpu_enable_offloading_scatter_to_sparsecore": "false",
     "xla_tpu_offload_gather_to_sparsecore": "false",
 }
+MESH_FLAG = "--mesh"  # of most commands
+_OTHER_SLICE = f"pass --topology, for instance {GENERATIONS['v3']}"
 _NAME = re.compile(r"(\w+):(\d+(?:x\d+){1,2})")
 _EXCEEDED = re.compile(r"\(([\d.]+)([KMGT]?)\) exceeds available HBM \(([\d.]+)([KMGT]?)\)")
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
@@ -122,12 +125,17 @@ class Slice:
         obeyed = [option for option in obeyed if option.partition("=")[0] not in own]
         return Slice(name.lower(), generation, chips, devices, compiler_options.merge(obeyed, options))
 
-    def check(self, mesh: DeviceMesh):
-        """Raises UserError if a mesh does not have as many devices as the slice has cores."""
+    def check(self, mesh: DeviceMesh, mesh_flag: str = MESH_FLAG):
+        """Raises UserError if a mesh does not have as many devices as the slice has cores.
+
+        Args:
+          mesh: the mesh.
+          mesh_flag: of the command, which selects the mesh; for the remedy.
+        """
         if mesh.size != len(self.devices):
             raise UserError(
                 f"--topology={self.name} has {len(self.devices)} cores; the mesh is {mesh}, of {mesh.size}. Pass "
-                f"--mesh={len(self.devices)}, or a slice of {mesh.size} cores."
+                f"{mesh_flag}={len(self.devices)}, or a slice of {mesh.size} cores."
             )
 
     def with_more_memory(self) -> Slice | None:
@@ -164,16 +172,21 @@ def exists(generation: str, chips: Sequence[int]) -> bool:
     return all(size <= largest for size, largest in zip(chips, (*_LARGEST_FLAT[generation], 1)))
 
 
-def v3_slice(num_cores: int) -> str:
-    """Returns the name of the squarest TPU v3 slice of `num_cores`, two a chip; raises UserError if there is none."""
+def v3_slice(num_cores: int, remedy: str = f"{_OTHER_SLICE}, or {MESH_FLAG} with a multiple of 8") -> str:
+    """Returns the name of the squarest TPU v3 slice of `num_cores`, two a chip; raises UserError if there is none.
+
+    Args:
+      num_cores: the number of cores.
+      remedy: what to do in the command if there is none.
+    """
     chips = num_cores // 2
     sides = [
         side for side in range(2, math.isqrt(max(chips, 0)) + 1, 2) if chips % side == 0 and chips // side % 2 == 0
     ]
-    if num_cores % 8 or not sides:
+    if num_cores % 8 or not sides or not exists("v3", (chips // sides[-1], sides[-1])):
         raise UserError(
-            f"there is no TPU v3 slice of {num_cores} cores, which come in hosts of 8; pass --topology, for instance "
-            f"{GENERATIONS['v3']}, or --mesh with a multiple of 8."
+            f"there is no TPU v3 slice of {num_cores} cores, which come in hosts of 8, up to {_MOST_V3_CORES}; "
+            f"{remedy}."
         )
     return f"v3:{chips // sides[-1]}x{sides[-1]}x1"
 

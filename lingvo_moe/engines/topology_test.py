@@ -74,7 +74,7 @@ def test_v3_slices_are_as_square_as_possible(cores, name):
     assert topology.v3_slice(cores) == name and len(Slice.of(name).devices) == cores
 
 
-@pytest.mark.parametrize("cores", [0, 1, 2, 4, 12, 24 + 4])
+@pytest.mark.parametrize("cores", [0, 1, 2, 4, 12, 24 + 4, 8 * 97, 4096])
 def test_core_counts_without_a_slice_are_refused(cores):
     with pytest.raises(UserError, match=f"no TPU v3 slice of {cores} cores"):
         topology.v3_slice(cores)
