@@ -204,11 +204,9 @@ def _exists(name: str, request: Request) -> bool:
 def main(arguments: list[str]):
     """Makes the plans that are missing or of another request; after a failure the others are still made."""
     app.no_arguments(arguments[1:])
-    wanted = {name: plan for name, plan in plans().items() if not _VALUES.only or name.startswith(tuple(_VALUES.only))}
-    if not wanted:
-        raise UserError(
-            f"--only={','.join(_VALUES.only)}: no plan's name starts so; the names are {', '.join(plans())}."
-        )
+    known = plans()
+    names = app.chosen_names("--only", _VALUES.only, list(known), lambda prefix, name: name.startswith(prefix))
+    wanted = {name: known[name] for name in names}
     missing = {name: plan for name, plan in wanted.items() if _VALUES.force or not _exists(name, plan)}
     print(f"{counted(len(wanted), 'plan')}, {len(missing)} of them to make")
     DIRECTORY.mkdir(parents=True, exist_ok=True)

@@ -138,7 +138,15 @@ def test_a_failed_plan_is_named_and_the_others_are_made(monkeypatch, tmp_path, c
     assert len(list(tmp_path.iterdir())) == len(commands) - len(failed)
 
 
-def test_unknown_name(monkeypatch, tmp_path, capsys):
-    """The error lists the names."""
-    assert run(monkeypatch, tmp_path, "--only=m5")[0] == 2
-    assert "--only=m5: no plan's name starts so; the names are conformer.Conformer13B" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    "given, message",
+    [
+        ("m4.MoE128E12", ""),  # begins names
+        ("MoE128E12L", "Did you mean m4.MoE128E12L"),
+        ("m4.MoE128E12L,", "an item is empty"),
+    ],
+)
+def test_unknown_name(monkeypatch, tmp_path, capsys, given, message):
+    """The error names the nearest; a final comma would choose all plans, and take hours."""
+    assert run(monkeypatch, tmp_path, f"--only={given}")[0] == (2 if message else 0)
+    assert message in capsys.readouterr().err

@@ -35,9 +35,7 @@ def main(arguments: list[str]):
     """Prints a row for each model; raises UserError for a wrong graph."""
     app.no_arguments(arguments[1:])
     found = [name for name in registry.names() if name.startswith("m4.") and experiment.get(name).mesh.size % 8 == 0]
-    names = [name for name in found if not _VALUES.only or any(part in name for part in _VALUES.only)]
-    if not names:
-        raise UserError(f"--only={','.join(_VALUES.only)}: not in the name of any of {', '.join(found)}.")
+    names = app.chosen_names("--only", _VALUES.only, found, lambda part, name: part in name)
     row = "{:20} {:>6} {:>10} {:>10} {:>10} {:>12} {:>8}".format
     print(row("model", "cores", "tensors", "variables", "sharded", "GiB per core", "seconds"), flush=True)
     for name in names:

@@ -97,7 +97,8 @@ def test_lost_annotation_is_found():
     assert problem.endswith("read or assigned without its sharding")
 
 
-def test_unknown_name(capsys):
-    """The error lists the names."""
-    assert app.execute(tpu_graph.main, ["tpu_graph", "--only=m5"], tpu_graph._VALUES) == 2
-    assert "--only=m5: not in the name of any of m4.Dense96L" in capsys.readouterr().err
+@pytest.mark.parametrize("given, message", [("Smal1", "Did you mean m4.Small"), ("m4.Small,", "an item is empty")])
+def test_unknown_name(given, message, capsys):
+    """The error names the nearest; a final comma would choose all models, and take hours."""
+    assert app.execute(tpu_graph.main, ["tpu_graph", f"--only={given}"], tpu_graph._VALUES) == 2
+    assert message in capsys.readouterr().err

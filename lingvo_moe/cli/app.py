@@ -211,6 +211,31 @@ def terminated_as_interrupted() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
+def chosen_names(
+    flag: str, given: Sequence[str], known: Sequence[str], matches: Callable[[str, str], bool]
+) -> list[str]:
+    """Returns the known names that a list flag chooses by parts of them; all if it has no item.
+
+    Args:
+      flag: for the error, for instance `--only`.
+      given: the items of the flag.
+      known: all names.
+      matches: whether an item, the first argument, chooses a name, the second one.
+
+    Raises:
+      UserError: an item is empty, as after a final comma, or chooses no name.
+    """
+    shown = f"{flag}={','.join(given)}"
+    for item in given:
+        if not item:
+            raise UserError(f"{shown}: an item is empty; write names with one comma between them, none at the end.")
+        if not any(matches(item, name) for name in known):
+            modules = dict.fromkeys(name.partition(".")[0] for name in known)  # an item may be one
+            hint = did_you_mean(item, [*modules, *known]) or f" For instance: {', '.join(known[:3])}."
+            raise UserError(f"{shown}: {item} chooses none of the {len(known)} names.{hint}")
+    return [name for name in known if not given or any(matches(item, name) for item in given)]
+
+
 def no_arguments(arguments: Sequence[str]):
     """Raises UserError if there are arguments that are not flags."""
     if arguments:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import subprocess
 import sys
 
@@ -144,6 +145,32 @@ def test_a_flag_is_written_with_one_dash_or_two():
     named = ("--model=m4.Small", "-model=m4.Small", "--model", "-model")
     assert {app.flag_name(argument) for argument in named} == {"model"}
     assert [app.flag_name(argument) for argument in ("model=x", "--modelled=x", "--")] == [None, "modelled", ""]
+
+
+_NAMES = ["m4.Small", "m4.Large", "dense_lm.Small"]
+
+
+def _chosen(*given: str) -> list[str]:
+    return app.chosen_names("--only", given, _NAMES, lambda prefix, name: name.startswith(prefix))
+
+
+def test_a_list_flag_chooses_names_by_parts_of_them():
+    """In the order of the names, each once; all without an item."""
+    assert _chosen() == _NAMES and _chosen("m4.L", "m4") == _NAMES[:2]
+
+
+@pytest.mark.parametrize(
+    "given, message",
+    [
+        (("m4.Small", ""), "--only=m4.Small,: an item is empty; write names with one comma between them"),
+        (("m4", "dense_ml"), "--only=m4,dense_ml: dense_ml chooses none of the 3 names. Did you mean dense_lm"),
+        (("zzz",), "--only=zzz: zzz chooses none of the 3 names. For instance: m4.Small, m4.Large, dense_lm.Small."),
+    ],
+)
+def test_an_item_of_a_list_flag_that_chooses_nothing_is_an_error(given, message):
+    """An empty one is a part of every name: `--only=m4.Small,` would choose all."""
+    with pytest.raises(UserError, match=re.escape(message)):
+        _chosen(*given)
 
 
 def test_help_shows_the_module_and_its_flags(values, capsys):
