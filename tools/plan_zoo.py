@@ -211,7 +211,7 @@ def main(arguments: list[str]):
     print(f"{counted(len(wanted), 'plan')}, {len(missing)} of them to make")
     DIRECTORY.mkdir(parents=True, exist_ok=True)
     failed = []
-    with progress.bar("planning", len(missing), "models") as advance:
+    with app.terminated_as_interrupted(), progress.bar("planning", len(missing), "models") as advance:
         for name, request in missing.items():
             if subprocess.run(request.command(name), stdout=subprocess.DEVNULL).returncode:
                 failed.append(name)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import math
 import pathlib
+import signal
 import subprocess
+import sys
 
 import pytest
 
@@ -136,6 +138,22 @@ def test_a_failed_plan_is_named_and_the_others_are_made(monkeypatch, tmp_path, c
     failed = [f"m4.Dense96L{suffix}" for suffix in ("", "GPipe", ".decode", ".h100-16x8", ".h200-8x8", ".b200-8x8")]
     assert status == 2 and f"no plan could be made of {', '.join(failed)};" in capsys.readouterr().err
     assert len(list(tmp_path.iterdir())) == len(commands) - len(failed)
+
+
+def test_sigterm_leaves_no_plan_running(monkeypatch, tmp_path, capsys):
+    """The compiler would go on as an orphan, for minutes."""
+    started, start = [], subprocess.Popen
+    code = "import os, signal, time\nos.kill(os.getppid(), signal.SIGTERM); time.sleep(60)"
+
+    def popen(command, **options):
+        started.append(start([sys.executable, "-c", code], **options))
+        return started[-1]
+
+    monkeypatch.setattr(plan_zoo, "DIRECTORY", tmp_path)
+    monkeypatch.setattr(subprocess, "Popen", popen)
+    arguments = ["plan_zoo", "--only=sparse_lm"]
+    assert app.execute(plan_zoo.main, arguments, plan_zoo._VALUES) == app.INTERRUPTED
+    assert [process.poll() for process in started] == [-signal.SIGKILL]
 
 
 @pytest.mark.parametrize(
