@@ -22,12 +22,14 @@ from absl import flags
 
 from lingvo_moe import experiment
 from lingvo_moe.cli import app
-from lingvo_moe.data import splitting
+from lingvo_moe.data import corpus_builder, splitting
 from lingvo_moe.data.corpus import Corpus
+from lingvo_moe.data.languages import check_selected
 from lingvo_moe.errors import UserError
 from lingvo_moe.models.translation import Translation
 from lingvo_moe.utils import output_files, processor
 
+_MOST = 2**31 - 1  # programs count in int32
 _VALUES = flags.FlagValues()
 flags.DEFINE_string(
     "model",
@@ -45,11 +47,25 @@ flags.DEFINE_list(
     flag_values=_VALUES,
 )
 flags.DEFINE_string("directory", "build/quickstart", "directory of all files", flag_values=_VALUES)
-flags.DEFINE_integer("steps", None, "train to this step, instead of the model's own number", flag_values=_VALUES)
 flags.DEFINE_integer(
-    "seed", 0, "seed of the initial weights and of the order of the training data", flag_values=_VALUES
+    "steps",
+    None,
+    "train to this step, instead of the model's own number",
+    lower_bound=1,
+    upper_bound=_MOST,
+    flag_values=_VALUES,
 )
-flags.DEFINE_integer("max_pairs", 100, "test sentences translated per language, at most", flag_values=_VALUES)
+flags.DEFINE_integer(
+    "seed",
+    0,
+    "seed of the initial weights and of the order of the training data",
+    lower_bound=0,
+    upper_bound=_MOST,
+    flag_values=_VALUES,
+)
+flags.DEFINE_integer(
+    "max_pairs", 100, "test sentences translated per language, at most", lower_bound=1, flag_values=_VALUES
+)
 
 _USAGE = 2  # the status of a stage that reports a mistake
 _USAGE_REMEDY = "The quickstart has no --force or --output: where the error asks for one, name another --directory."
@@ -67,6 +83,7 @@ def main(arguments: list[str]):
     configured = experiment.get(name).model
     if not isinstance(configured, Translation):
         raise UserError(f"--model={name} does not translate; name a translation model, such as m4.Quickstart.")
+    _check_data()
     directory = pathlib.Path(_VALUES.directory)
     settings = {"model": name, "seed": _VALUES.seed}
     _check_settings(directory, settings)
@@ -112,6 +129,13 @@ def main(arguments: list[str]):
         f"Curves: {_python()} -m tensorboard.main --logdir={logdir}\nYour own sentences: "
         f"echo 'El archivo no se pudo abrir.' | {_python()} -m lingvo_moe translate {' '.join(model)}"
     )
+
+
+def _check_data():
+    """Raises UserError for a preset or language that the stages would refuse, some of them after minutes."""
+    for flag in ("preset", "unseen"):
+        corpus_builder.check_preset(f"--{flag}", _VALUES[flag].value)
+    check_selected(_VALUES.languages, "--languages")
 
 
 def _check_settings(directory: pathlib.Path, settings: dict[str, str | int]):
@@ -165,15 +189,34 @@ def _stage(title: str, module: str, *arguments: str):
     """Runs one command with our standard streams; if it fails, exits with its status."""
     command = [sys.executable, "-m", module, *arguments]
     print(f"\n== {title}\n$ {_python()} {shlex.join(command[1:])}", flush=True)
-    # Ctrl-C reaches the command as well, which saves a checkpoint before it ends; it must not be killed.
-    before = signal.signal(signal.SIGINT, lambda number, frame: None)
-    try:
-        status = subprocess.run(command, check=False).returncode
-    finally:
-        signal.signal(signal.SIGINT, before)
-    if status:
+    if status := _run(command):
         print(_USAGE_REMEDY if status == _USAGE else "Run the same command again to resume from here.", file=sys.stderr)
         sys.exit(status if status > 0 else 128 - status)
+
+
+def _run(command: list[str]) -> int:
+    """Runs a command to its end; returns its exit status, or that of an interruption if it ended well after a signal.
+
+    Training saves a checkpoint before it ends, so it must not be killed: Ctrl-C reaches the command as well, and
+    SIGTERM is passed on.
+    """
+    received: list[int] = []
+    running: subprocess.Popen | None = None
+
+    def note(number, frame):
+        received.append(number)
+        if running is not None and number == signal.SIGTERM:
+            running.send_signal(number)
+
+    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        running = subprocess.Popen(command)
+        if received:  # before there was a process
+            running.send_signal(received[-1])
+        return running.wait() or (app.INTERRUPTED if received else 0)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _translate_samples(tested_on: dict[str, pathlib.Path], directory: pathlib.Path, model: tuple[str, ...]):

@@ -12,6 +12,7 @@ import sys
 import pytest
 
 from lingvo_moe import experiment
+from lingvo_moe.cli import app
 from lingvo_moe.data.corpus import Corpus
 from lingvo_moe.errors import UserError
 from lingvo_moe.testing import experiments as tiny
@@ -158,8 +159,7 @@ def test_failed_stage_ends_the_quickstart_with_its_status(code, status, remedy, 
 
     After a mistake, the same command would fail again.
     """
-    run = subprocess.run
-    monkeypatch.setattr(subprocess, "run", lambda command, check: run([sys.executable, "-c", code], check=check))
+    _stages_run(code, monkeypatch)
     before = signal.getsignal(signal.SIGINT)
     with pytest.raises(SystemExit) as ended:
         quickstart._stage("5/7 training", "lingvo_moe", "train")
@@ -174,8 +174,41 @@ def test_ctrl_c_leaves_the_stage_time_to_save(monkeypatch):
         "import signal, time\nsignal.signal(signal.SIGINT, lambda *_: (time.sleep(0.2), exit(130)))\n"
         "import os; os.kill(os.getppid(), signal.SIGINT); os.kill(os.getpid(), signal.SIGINT); time.sleep(5)"
     )
-    run = subprocess.run
-    monkeypatch.setattr(subprocess, "run", lambda command, check: run([sys.executable, "-c", code], check=check))
+    _stages_run(code, monkeypatch)
     with pytest.raises(SystemExit) as ended:
         quickstart._stage("5/7 training", "lingvo_moe", "train")
     assert ended.value.code == 130
+
+
+@pytest.mark.parametrize("status, code", [(130, 130), (0, 130), (None, 128 + signal.SIGTERM)])
+def test_sigterm_is_passed_on_to_the_stage(monkeypatch, status, code):
+    """It would go on as an orphan. No other stage begins, even if this one ends well; None: it has no handler."""
+    handle = "" if status is None else f"signal.signal(signal.SIGTERM, lambda *_: exit({status}))\n"
+    _stages_run(f"import os, signal, time\n{handle}os.kill(os.getppid(), signal.SIGTERM); time.sleep(20)", monkeypatch)
+    with pytest.raises(SystemExit) as ended:
+        quickstart._stage("5/7 training", "lingvo_moe", "train")
+    assert ended.value.code == code
+
+
+def _stages_run(code: str, monkeypatch):
+    start = subprocess.Popen
+    monkeypatch.setattr(subprocess, "Popen", lambda command: start([sys.executable, "-c", code]))
+
+
+@pytest.mark.parametrize(
+    "flag, message",
+    [
+        ("--max_pairs=0", "--max_pairs=0: "),
+        ("--steps=0", "--steps=0: "),
+        ("--seed=-1", "--seed=-1: "),
+        ("--unseen=unsene", "--unseen=unsene: no such preset of tools.build_corpus. Did you mean unseen"),
+        ("--preset=none", "--preset=none: no such preset"),
+        ("--languages=de,x y", "--languages"),
+    ],
+)
+def test_mistakes_are_reported_before_the_first_stage(flag, message, monkeypatch, tmp_path, capsys):
+    """Not when their stage runs, after minutes."""
+    monkeypatch.setattr(quickstart, "_stage", None)
+    arguments = ["quickstart", "--model=m4.Quickstart", f"--directory={tmp_path / 'new'}", flag]
+    assert app.execute(quickstart.main, arguments, quickstart._VALUES) == 2
+    assert message in capsys.readouterr().err and not (tmp_path / "new").exists()

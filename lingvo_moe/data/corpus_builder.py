@@ -17,7 +17,7 @@ from lingvo_moe.data.corpus_report import listing
 from lingvo_moe.data.corpus_writer import OutputDirectory, Pair, check_writable, prepare_output_directory
 from lingvo_moe.data.rejection import Rejection
 from lingvo_moe.data.sources import SourceList
-from lingvo_moe.errors import UserError
+from lingvo_moe.errors import UserError, did_you_mean
 from lingvo_moe.utils import progress
 from lingvo_moe.utils.counts import counted
 from lingvo_moe.utils.hashes import sha256
@@ -241,6 +241,21 @@ def find_sources(
 ) -> SourceList:
     """Returns the preset's sources followed by the user's inputs. Raises UserError if there is no source."""
     return _with_preset(preset, _own_inputs(preset, inputs), packages, selected)
+
+
+def check_preset(flag: str, preset: str):
+    """Raises UserError for a preset that does not exist, or has no sources of its own.
+
+    Args:
+      flag: that names the preset, for the error.
+      preset: its value.
+    """
+    known = [name for name in sources.PRESETS.names() if name != "none"]
+    if preset not in known:
+        raise UserError(
+            f"{flag}={preset}: no such preset of tools.build_corpus.{did_you_mean(preset, known)} Known: "
+            f"{', '.join(known)}."
+        )
 
 
 def _own_inputs(preset: str, inputs: Sequence[str | Path]) -> list[sources.Source]:
