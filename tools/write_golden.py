@@ -14,7 +14,7 @@ from absl import flags
 from lingvo_moe import experiment, registry
 from lingvo_moe.analysis import miniature, plan
 from lingvo_moe.cli import app
-from lingvo_moe.utils import progress
+from lingvo_moe.utils import output_files, progress
 from tools import plan_zoo
 
 DIRECTORY = pathlib.Path(__file__).parent.parent / "testdata" / "golden"
@@ -54,12 +54,16 @@ def _planned(small: experiment.Experiment) -> plan.Plan:
 
 
 def _write(directory: pathlib.Path, texts: dict[str, str]):
+    """Writes the texts, then removes others: an interruption or a full disk leaves old texts, but no gap."""
     directory.mkdir(parents=True, exist_ok=True)
-    for path in directory.glob("*.txt"):
-        path.unlink()
     for name, text in texts.items():
-        (directory / f"{name}.txt").write_text(text, encoding="utf-8")
-        print(directory / f"{name}.txt")
+        path = directory / f"{name}.txt"
+        with output_files.atomic_writer(str(path)) as file:
+            file.write(text)
+        print(path)
+    for path in directory.glob("*.txt"):
+        if path.stem not in texts:
+            path.unlink()
 
 
 if __name__ == "__main__":

@@ -13,21 +13,38 @@ import pytest
 from lingvo_moe.analysis import miniature
 from tools import plan_zoo, write_golden
 
-pytestmark = pytest.mark.slow
+_slow = pytest.mark.slow
 
 
+def test_an_interruption_destroys_no_text(tmp_path):
+    """The texts are of minutes of compiling; those of removed models go last."""
+    write_golden._write(tmp_path, {"m4.a": "old", "m4.b": "old", "m4.removed": "old"})
+    with pytest.raises(TypeError):
+        write_golden._write(tmp_path, {"m4.a": "new", "m4.b": None})  # pyright: ignore[reportArgumentType]
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {
+        "m4.a.txt": "new",
+        "m4.b.txt": "old",
+        "m4.removed.txt": "old",
+    }
+    write_golden._write(tmp_path, {"m4.a": "new", "m4.b": "new"})
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"m4.a.txt": "new", "m4.b.txt": "new"}
+
+
+@_slow
 @pytest.mark.parametrize("name", [name for name in plan_zoo.large_models() if not name.startswith(("m4.", "unet."))])
 def test_collectives_of_the_miniature(name):
     """Protects the annotations: without one, the partitioner gathers a mask, an activation or a weight."""
     assert write_golden.golden_collectives(name) == write_golden.collectives(name), "`make golden`, if this is intended"
 
 
+@_slow
 def test_every_golden_text_has_a_model():
     """Protects against texts of removed models."""
     texts = (write_golden.DIRECTORY / "collectives").glob("*.txt")
     assert {path.stem for path in texts} == set(plan_zoo.large_models())
 
 
+@_slow
 @pytest.mark.parametrize("name", [name for name in plan_zoo.large_models() if re.match(r"m4.MoE|sparse_lm", name)])
 def test_two_all_to_all_forward_and_two_backward_per_moe_layer(name):
     """Protects GShard section 3.2 and Algorithm 2 in the golden texts themselves.
