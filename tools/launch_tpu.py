@@ -2,14 +2,17 @@
 
     python -m tools.launch_tpu --slice=NAME --zone=ZONE --accelerator=v3-8 --dry_run -- --model=m4.Small
 
-The arguments after `--` are flags of `python -m lingvo_moe train`. Relative paths among them, such as that of --corpus,
-are of this repository; what they name is copied to the same paths on the slice. Every step can be repeated: an existing
-slice is kept, and training resumes from the newest checkpoint. --dry_run prints the commands and runs none.
+The arguments after `--` are flags of `python -m lingvo_moe train`, which are checked first. Relative paths among them,
+such as those of --corpus and --import, are of this repository; what they name is copied to the same paths on the slice.
+A --flagfile is read here. Every step can be repeated: an existing slice is kept, and training resumes from the newest
+checkpoint. --dry_run prints the commands and runs none.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import os
 import pathlib
 import re
 import shlex
@@ -18,11 +21,16 @@ import subprocess
 
 from absl import flags
 
-from lingvo_moe import overrides
-from lingvo_moe.cli import app, run_config
+from lingvo_moe import extensions, overrides
+from lingvo_moe.cli import app, run_config, run_setup
+from lingvo_moe.engines import topology
 from lingvo_moe.engines.tpu_strategy import TPU_TENSORFLOW
 from lingvo_moe.errors import UserError
 from lingvo_moe.experiment import Experiment
+from lingvo_moe.experiment import get as get_experiment
+from lingvo_moe.ranges import Range
+from lingvo_moe.sharding.layout import DeviceMesh
+from lingvo_moe.utils import field_values
 from tools import lock
 
 _VALUES = flags.FlagValues()
@@ -38,16 +46,20 @@ flags.DEFINE_boolean("dry_run", False, "print the commands, run none", flag_valu
 flags.DEFINE_boolean("delete", False, "delete the slice instead", flag_values=_VALUES)
 
 # In the generations whose accelerator names count cores.
-_CORES_PER_HOST = 8
-_ACCELERATOR = re.compile(r"v[234]-(\d+)")
+_CORES_PER_HOST, _CORES_PER_CHIP = 8, 2
+_ACCELERATOR = re.compile(r"(v[234])-(\d+)")
 _REPOSITORY = pathlib.Path(__file__).parents[1]
 _DIRECTORY = "lingvo_moe_run"
+_COPIED = ("lingvo_moe", "params")
 # The flags of `train` that name what it reads, with what they are by default.
 _READ = {
     "corpus": Experiment.corpus,
     "tokenizers": Experiment.tokenizers,
     **dict.fromkeys(("initial_weights", "initial_tokenizers", "initial_embeddings")),
 }
+# What the launcher passes to `train` itself.
+_OWN_FLAGS = ("logdir", "engine", "tpu")
+_FLAGS_OF_TRAIN = "`python -m lingvo_moe train --help`"
 _VERSION = TPU_TENSORFLOW.partition("==")[2]
 
 
@@ -69,9 +81,14 @@ class Launch:
     spot: bool = False
 
     @property
+    def num_cores(self) -> int:
+        """The number of the slice's cores."""
+        return int(self.accelerator.partition("-")[2])
+
+    @property
     def num_hosts(self) -> int:
         """The number of the slice's virtual machines."""
-        return max(1, int(self.accelerator.partition("-")[2]) // _CORES_PER_HOST)
+        return self.num_cores // _CORES_PER_HOST
 
     @property
     def runtime(self) -> str:
@@ -97,7 +114,7 @@ class Launch:
         places = {path: str(pathlib.PurePath(_DIRECTORY, path).parent) for path in self.copied}
         return [
             self._ssh(shlex.join(["mkdir", "-p", *dict.fromkeys([_DIRECTORY, *places.values()])])),
-            self._copy(["lingvo_moe", "params", lock.TPU_LOCK], _DIRECTORY),
+            self._copy([*_COPIED, lock.TPU_LOCK], _DIRECTORY),
             *(self._copy([path], directory) for path, directory in places.items()),
             self._ssh(_install()),
             self._ssh(self._train()),
@@ -151,48 +168,116 @@ def main(arguments: list[str]):
 
 
 def _launch(train_flags: tuple[str, ...]) -> Launch:
+    """Returns what to run; raises UserError for a mistake in the flags, those of `train` too, before anything is."""
     for name in ("slice", "zone"):
         if not _VALUES[name].value:
             raise UserError(f"--{name} is missing: {_VALUES[name].help}.")
-    if not _ACCELERATOR.fullmatch(_VALUES.accelerator):
-        raise UserError(
-            f"--accelerator={_VALUES.accelerator}: expected v2, v3 or v4 and the number of cores, for instance v3-8."
-        )
+    _check_accelerator(_VALUES.accelerator)
     if _VALUES.logdir.startswith("gs://"):
         raise UserError(
             f"--logdir={_VALUES.logdir}: expected a directory; mount the bucket on the first machine "
             f"(docs/cloud_tpu.md)."
         )
-    if not _VALUES.delete and "model" not in map(app.flag_name, train_flags):
-        raise UserError("no --model among the flags of train; put them after --, for instance -- --model=m4.Small.")
-    copied = () if _VALUES.delete else _named(train_flags)
     flags_of_slice = (_VALUES.slice, _VALUES.zone, _VALUES.accelerator, _VALUES.logdir)
-    return Launch(*flags_of_slice, train_flags, copied, _VALUES.project, _VALUES.spot)
+    launch = Launch(*flags_of_slice, train_flags, project=_VALUES.project, spot=_VALUES.spot)
+    if _VALUES.delete:
+        return launch
+    # Relative paths are of the repository, that of a --flagfile too.
+    with contextlib.chdir(_REPOSITORY):
+        config, train_flags = _read_flags_of_train(train_flags)
+        launch = dataclasses.replace(launch, train_flags=train_flags, copied=_named(config))
+        _check_training(config, launch.num_cores)
+    return launch
 
 
-def _named(train_flags: tuple[str, ...]) -> tuple[str, ...]:
+def _check_accelerator(accelerator: str):
+    """Raises UserError for an accelerator that is none, or whose cores are not those of whole machines."""
+    matched = _ACCELERATOR.fullmatch(accelerator)
+    if not matched:
+        raise UserError(f"--accelerator={accelerator}: expected v2, v3 or v4 and the number of cores, such as v3-8.")
+    most = _CORES_PER_CHIP * topology.most_chips(matched[1])
+    cores = field_values.whole_number(matched[2], Range(_CORES_PER_HOST, most))
+    if cores is None or cores % _CORES_PER_HOST:
+        raise UserError(
+            f"--accelerator={accelerator}: there is no such slice; the cores of {matched[1]} come in machines of "
+            f"{_CORES_PER_HOST}, up to {most}."
+        )
+
+
+def _read_flags_of_train(train_flags: tuple[str, ...]) -> tuple[run_config.TrainConfig, tuple[str, ...]]:
+    """Returns the configuration that the flags after `--` stand for, and the flags, with those of a --flagfile."""
+    values, arguments = flags.FlagValues(), ["train", *train_flags]
+    run_config.define_flags(run_config.TrainConfig, values)
+    app.no_arguments(app.parse(arguments, values, _FLAGS_OF_TRAIN)[1:])
+    for flag in _OWN_FLAGS:
+        if values[flag].present:
+            remedy = f"--{flag}={values[flag].value} goes before --" if flag in _VALUES else "leave it out"
+            raise UserError(f"--{flag}={values[flag].value} after --: the launcher passes that itself; {remedy}.")
+    config = run_config.read(run_config.TrainConfig, values)
+    if config.model is None:
+        raise UserError("no --model among the flags of train; put them after --, for instance -- --model=m4.Small.")
+    config = dataclasses.replace(config, engine="tpu_strategy", tpu="local")
+    return config, tuple(values.read_flags_from_files(arguments)[1:])
+
+
+def _check_training(config: run_config.TrainConfig, num_cores: int):
+    """Raises UserError for a training that would not start on the slice: a slice is charged from its creation."""
+    run_setup.membership(config)
+    # An absolute path is of the slice's machine; without what it registers, nothing is known of the model.
+    if not all(os.path.exists(where) for where in config.imports if where.endswith(".py")):
+        return
+    for where in config.imports:
+        extensions.import_module(where)
+    name, experiment, assignments = run_setup.configure(config, {"training.steps": config.steps})
+    if experiment.mesh.size == num_cores:
+        return
+    if config.device_mesh() is not None:
+        raise UserError(
+            f"the mesh {experiment.mesh} has {experiment.mesh.size} devices, and --accelerator={_VALUES.accelerator} "
+            f"{num_cores} cores; pass --mesh={num_cores}, or another accelerator."
+        )
+    get_experiment(name, assignments, DeviceMesh((num_cores,)), "--accelerator")
+
+
+def _named(config: run_config.TrainConfig) -> tuple[str, ...]:
     """Returns the relative paths that the flags of `train` read; raises UserError for one that is not there.
 
     An absolute path is of the slice's machine. Where --corpus or --tokenizers is left out, the default is there or not
     needed.
     """
-    values = flags.FlagValues()
-    run_config.define_flags(run_config.TrainConfig, values)
-    app.no_arguments(app.parse(["train", *train_flags], values)[1:])
-    config = run_config.read(run_config.TrainConfig, values)
     found = []
     for flag, default in _READ.items():
-        given = getattr(config, flag) or overrides.assigned(config.assignments, flag)
-        path = given or default
-        if path and not pathlib.PurePath(path).is_absolute():
-            if ".." not in pathlib.PurePath(path).parts and (_REPOSITORY / path).exists():
-                found.append(path)
-            elif given:
-                raise UserError(
-                    f"--{flag}={given}: expected a path below {_REPOSITORY} that exists, to copy to the slice; an "
-                    f"absolute path is taken to be there."
-                )
-    return tuple(found)
+        if path := getattr(config, flag) or overrides.assigned(config.assignments, flag):
+            found += [path] if _is_here(f"--{flag}={path}", path) else []
+        elif default and (_REPOSITORY / default).exists():
+            found.append(default)
+    for where in config.imports:
+        path = where if where.endswith(".py") else _package(where)
+        found += [path] if path and _is_here(f"--import={where}", path) else []
+    return tuple(dict.fromkeys(found))
+
+
+def _is_here(given: str, path: str) -> bool:
+    """Whether a path is of this repository, not of the slice's machine; raises UserError if there is no such file."""
+    if pathlib.PurePath(path).is_absolute():
+        return False
+    if ".." in pathlib.PurePath(path).parts or not (_REPOSITORY / path).exists():
+        raise UserError(
+            f"{given}: expected a path below {_REPOSITORY} that exists, to copy to the slice; an absolute path "
+            f"is taken to be there."
+        )
+    return True
+
+
+def _package(module: str) -> str | None:
+    """Returns the path of the package, or of the file, that a module is imported from; None for what is copied anyway.
+
+    Of a module that is not of this repository, the path does not exist: the slice has the packages of the lock file.
+    """
+    top = module.partition(".")[0]
+    if top in _COPIED:
+        return None
+    return top if (_REPOSITORY / top).is_dir() else f"{top}.py"
 
 
 def _install() -> str:

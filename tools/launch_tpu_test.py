@@ -8,6 +8,7 @@ import subprocess
 
 import pytest
 
+from lingvo_moe import registry
 from lingvo_moe.cli import app
 from tools import launch_tpu
 
@@ -81,9 +82,49 @@ def test_what_train_reads_is_copied_to_the_same_paths(capsys, tmp_path, monkeypa
     assert [command[4] for command in rest] == ["ssh", "ssh"]
 
 
+_MODEL = """
+from lingvo_moe import registry
+from params.m4 import Small
+
+
+@registry.register
+class Mine(Small):
+    pass
+"""
+
+
+def test_imported_files_are_copied_and_a_flagfile_is_read(capsys, tmp_path, monkeypatch):
+    """The model may be one that the file registers; what the flagfile says is checked, and passed on as flags."""
+    monkeypatch.setattr(launch_tpu, "_REPOSITORY", tmp_path)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "tpu_models.py").write_text(_MODEL)
+    (tmp_path / "ff").write_text("--model=tpu_models.Mine\n--steps=7\n")
+    given = ("--", "--flagfile=ff", "--import=mine/tpu_models.py")
+    with registry.MODELS.isolated():
+        *_, copied, _, train = commands(capsys, *given)
+    assert copied[5:8] == ["--recurse", f"{tmp_path}/mine/tpu_models.py", "tpu:lingvo_moe_run/mine"]
+    assert "train --model=tpu_models.Mine --steps=7 --import=mine/tpu_models.py --engine=tpu_strategy" in train[-1]
+    (tmp_path / "ff").write_text("--model=m4.Small\n--logdir=x\n")
+    assert run(*WHERE, "--dry_run", *given) == 2
+    assert "--logdir=x after --: the launcher passes that itself" in capsys.readouterr().err
+
+
+def test_a_module_is_copied_with_its_package(capsys, tmp_path, monkeypatch):
+    """What is copied anyway is not copied twice; what an absolute file registers is not known here."""
+    monkeypatch.setattr(launch_tpu, "_REPOSITORY", tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "tpu_package" / "inside").mkdir(parents=True)
+    for name in ("tpu_package/__init__.py", "tpu_package/inside/__init__.py"):
+        (tmp_path / name).write_text("")
+    *_, copied, _, _ = commands(capsys, *TRAIN, "--import=tpu_package.inside", "--import=params.m4")
+    assert copied[5:8] == ["--recurse", f"{tmp_path}/tpu_package", "tpu:lingvo_moe_run"]
+    commands(capsys, "--", "--model=there.Model", "--import=/mnt/there.py")
+
+
 def test_slice_of_many_machines_is_driven_by_the_first(capsys):
     """A pod needs another image, and TensorFlow on the first machine must not claim its TPUs."""
-    found = commands(capsys, "--accelerator=v3-2048", "--spot", "--project=mine", *TRAIN)
+    large = ("--", "--model=m4.MoE2048E36L")
+    found = commands(capsys, "--accelerator=v3-2048", "--spot", "--project=mine", *large)
     assert "--version=tpu-vm-tf-2.20.0-pod-pjrt" in found[1] and "--spot" in found[1]
     assert all("--project=mine" in command for command in found)
     assert "TPU_LOAD_LIBRARY=0" in found[-1][-1] and "--tpu=tpu " in found[-1][-1] and "--worker=0" in found[-1]
@@ -108,7 +149,25 @@ def test_delete(capsys):
         ((*WHERE, "--accelerator=v3", *TRAIN), "--accelerator=v3: expected v2, v3 or v4 and the number of cores"),
         ((*WHERE, "--logdir=gs://bucket/log", *TRAIN), "expected a directory; mount the bucket"),
         (WHERE, "no --model among the flags"),
-        ((*WHERE, "--", "--models=m4.Small"), "no --model among the flags"),
+        ((*WHERE, "--", "--models=m4.Small"), "unknown flag --models. Did you mean model"),
+        ((*WHERE, "--", "--help"), "unknown flag --help. `python -m lingvo_moe train --help` lists the flags."),
+        ((*WHERE, "--", "--model=m4.NoSuch"), "--model=m4.NoSuch: no such model"),
+        ((*WHERE, *TRAIN, "--set=foo.bar=3"), "foo.bar"),
+        ((*WHERE, *TRAIN, "--mesh=zz"), "zz"),
+        ((*WHERE, *TRAIN, "--mesh=16"), "--accelerator=v3-8 8 cores; pass --mesh=8"),
+        ((*WHERE, "--accelerator=v3-2048", *TRAIN), "Use --accelerator with a divisor of 32"),
+        ((*WHERE, *TRAIN, "--devices=8"), "--devices is for --engine=pjrt"),
+        ((*WHERE, *TRAIN, "--processes=2"), "Leave --coordinator, --processes and --process out"),
+        ((*WHERE, *TRAIN, "--logdir=x"), "--logdir=x after --: the launcher passes that itself; --logdir=x goes bef"),
+        ((*WHERE, *TRAIN, "--engine=pjrt"), "--engine=pjrt after --: the launcher passes that itself; leave it out"),
+        ((*WHERE, *TRAIN, "--tpu=foo"), "--tpu=foo after --: the launcher passes that itself"),
+        ((*WHERE, *TRAIN, "--flagfile=missing"), "Unable to open flagfile"),
+        ((*WHERE, *TRAIN, "--import=no/where.py"), "--import=no/where.py: expected a path below"),
+        ((*WHERE, *TRAIN, "--import=no_such_module"), "--import=no_such_module: expected a path below"),
+        *(
+            ((*WHERE, f"--accelerator={name}", *TRAIN), f"--accelerator={name}: there is no such slice; the cores of v")
+            for name in ("v3-0", "v3-3", "v2-1024", "v4-999999999999", f"v4-{'8' * 5000}")
+        ),
         ((*WHERE, *TRAIN, "--corpus=no/where"), "--corpus=no/where: expected a path below"),
         ((*WHERE, *TRAIN, "--tokenizers=../x"), "--tokenizers=../x: expected a path below"),
         ((*WHERE, *TRAIN, "--corpsu=x"), "unknown flag --corpsu. Did you mean corpus"),

@@ -152,14 +152,23 @@ def _out_of_memory(error: Exception) -> str | None:
     return match[0].rstrip(".") if match else None
 
 
-def parse(argv: Sequence[str], flag_values: flags.FlagValues) -> list[str]:
-    """Returns the arguments of `argv` that are not flags; raises UserError for an unknown flag or a wrong value."""
+def parse(argv: Sequence[str], flag_values: flags.FlagValues, listed_by: str = "--help") -> list[str]:
+    """Returns the arguments of `argv` that are not flags.
+
+    Args:
+      argv: the program's name and its arguments.
+      flag_values: the flags, which get their values.
+      listed_by: what lists the flags, for the errors.
+
+    Raises:
+      UserError: an unknown flag or a wrong value.
+    """
     flag_values.unparse_flags()
     try:
         left = flag_values(list(argv))
     except flags.UnrecognizedFlagError as error:
         raise UserError(
-            f"unknown flag --{error.flagname}.{did_you_mean(error.flagname, flag_values)} --help lists the flags."
+            f"unknown flag --{error.flagname}.{did_you_mean(error.flagname, flag_values)} {listed_by} lists the flags."
         ) from None
     except flags.Error as error:
         # absl shows a bad boolean as the tuple of its error's arguments.
@@ -167,7 +176,7 @@ def parse(argv: Sequence[str], flag_values: flags.FlagValues) -> list[str]:
         # These two are Python's own words.
         message = message.replace("invalid literal for int() with base 10: ", "expected a whole number, not ")
         message = message.replace("could not convert string to float: ", "expected a number, not ")
-        raise UserError(f"{message}. --help lists the flags.") from None
+        raise UserError(f"{message}. {listed_by} lists the flags.") from None
     except UnicodeDecodeError as error:
         raise UserError(
             f"--flagfile: a file that is not UTF-8 (byte {error.start + 1}); expected a flag a line."

@@ -43,7 +43,6 @@ _WITHOUT_LARGER_MEMORY = ("v5p", "tpu7x")  # 95 and 96 GiB
 # sides of a flat one, the chips of one of three dimensions, which has many shapes. For a larger v5e libtpu aborts the
 # process; for larger ones of other generations it compiles.
 _LARGEST_FLAT = {"v2": (16, 16), "v3": (32, 32), "v5e": (16, 16), "v6e": (16, 16)}
-_MOST_V3_CORES = 2 * math.prod(_LARGEST_FLAT["v3"])
 _MOST_CHIPS = {"v4": 4096, "v5p": 8960, "tpu7x": 9216}
 # libtpu writes what it gives to SparseCores as async-updates with several operands, which jaxlib 0.10.2 refuses to
 # read. Plans of these generations are for TensorCores alone.
@@ -165,6 +164,11 @@ class Slice:
             raise _out_of_memory(str(error)) or error from None
 
 
+def most_chips(generation: str) -> int:
+    """Returns the number of chips of the largest slice of a generation."""
+    return _MOST_CHIPS.get(generation) or math.prod(_LARGEST_FLAT[generation])
+
+
 def exists(generation: str, chips: Sequence[int]) -> bool:
     """Whether a generation has a slice as large as `chips`, the chips along two or three dimensions."""
     if generation in _MOST_CHIPS:
@@ -185,7 +189,7 @@ def v3_slice(num_cores: int, remedy: str = f"{_OTHER_SLICE}, or {MESH_FLAG} with
     ]
     if num_cores % 8 or not sides or not exists("v3", (chips // sides[-1], sides[-1])):
         raise UserError(
-            f"there is no TPU v3 slice of {num_cores} cores, which come in hosts of 8, up to {_MOST_V3_CORES}; "
+            f"there is no TPU v3 slice of {num_cores} cores, which come in hosts of 8, up to {2 * most_chips('v3')}; "
             f"{remedy}."
         )
     return f"v3:{chips // sides[-1]}x{sides[-1]}x1"
