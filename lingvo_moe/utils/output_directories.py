@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import pathlib
 from collections.abc import Callable, Iterator
 
@@ -24,6 +25,23 @@ def check(flag: str, output: pathlib.Path):
             pass
     except OSError as error:
         raise UserError(f"{flag}={output}: cannot be made ({error.strerror}); name another directory.") from None
+
+
+def check_path(flag: str, path: str | None):
+    """Raises UserError if the value of a flag, None for none, is a file, or below one; a directory may be new."""
+    if path is None:
+        return
+    existing = next(each for each in (pathlib.Path(path), *pathlib.Path(path).absolute().parents) if _is_there(each))
+    if not existing.is_dir():
+        what = "is" if str(existing) == path else f"is below {existing}, which is"
+        raise UserError(f"{flag}={path} {what} not a directory; expected the name of a directory, which may be new.")
+
+
+def check_empty(flag: str, path: str):
+    """Raises UserError as `check_path`, and for a directory that has files."""
+    check_path(flag, path)
+    if os.path.isdir(path) and os.listdir(path):
+        raise UserError(f"{flag}={path} is not empty; name a new directory.")
 
 
 @contextlib.contextmanager
@@ -79,6 +97,11 @@ def _recover(output: pathlib.Path, check_files: Callable[[pathlib.Path], None]):
             replaced.rename(deleted / replaced.name)
     else:
         replaced.rename(output)
+
+
+def _is_there(path: pathlib.Path) -> bool:
+    """Whether there is anything of this name, were it a link to nothing; a name that is too long is an OSError."""
+    return path.is_symlink() or path.exists()
 
 
 def _require_name(flag: str, output: pathlib.Path):

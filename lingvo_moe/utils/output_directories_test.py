@@ -28,6 +28,24 @@ def make(directory: pathlib.Path, text: str) -> pathlib.Path:
     return directory
 
 
+def test_a_file_is_no_directory(tmp_path):
+    """Neither what is below it; the error names the flag and what was expected."""
+    make(tmp_path / "old", "text")
+    (tmp_path / "link").symlink_to("nowhere")
+    for path in (None, "new", "new/below", "old"):
+        output_directories.check_path("--output", path and f"{tmp_path}/{path}")
+    for path, message in (
+        ("old/a", "is not a"),
+        ("old/a/b/c", f"is below {tmp_path}/old/a, which is not a"),
+        ("link", ""),
+    ):
+        with pytest.raises(UserError, match=f"--output={tmp_path}/{path} {message}.*expected the name of a directory"):
+            output_directories.check_path("--output", f"{tmp_path}/{path}")
+    output_directories.check_empty("--output", f"{tmp_path}/new")
+    with pytest.raises(UserError, match=f"--output={tmp_path}/old is not empty; name a new"):
+        output_directories.check_empty("--output", f"{tmp_path}/old")
+
+
 @pytest.mark.parametrize(
     "renames, unlinks, expected", [(0, 0, "old"), (1, 0, "old"), (2, 0, "new"), (3, 0, "new"), (3, 1, "new")]
 )

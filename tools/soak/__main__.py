@@ -19,8 +19,7 @@ from absl import flags
 
 from lingvo_moe.cli import app
 from lingvo_moe.distributed.watchdog import BOUND_SECONDS
-from lingvo_moe.errors import UserError
-from lingvo_moe.utils import output_files, progress
+from lingvo_moe.utils import output_directories, output_files, progress
 from lingvo_moe.utils.counts import counted
 from tools.soak.faults import KILL
 from tools.soak.run import MOST_REPEATED, Result, Soak, counts
@@ -45,9 +44,8 @@ flags.DEFINE_string("json", None, "also write what happened to this file", flag_
 def main(arguments: list[str]) -> int:
     """Runs the soak; returns 1 if anything was lost."""
     app.no_arguments(arguments[1:])
+    output_directories.check_empty("--directory", _VALUES.directory)
     directory = pathlib.Path(_VALUES.directory).absolute()
-    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
-        raise UserError(f"--directory={_VALUES.directory} is not empty; name a new directory.")
     output_files.check_path("--json", _VALUES.json)
     start = time.monotonic()
     soak = Soak(directory, _VALUES.kills, _VALUES.seed, _VALUES.processes)

@@ -261,6 +261,7 @@ def test_steps_repeated_are_averaged():
 def test_directory_must_be_empty(tmp_path, capsys):
     """Files of the user are never touched."""
     (tmp_path / "mine.txt").write_text("mine")
-    assert app.execute(soak.main, ["soak", f"--directory={tmp_path}"], soak._VALUES) == 2
-    assert "is not empty" in capsys.readouterr().err
+    for path, message in ((tmp_path, "is not empty"), (tmp_path / "mine.txt", "is not a directory; expected")):
+        assert app.execute(soak.main, ["soak", f"--directory={path}"], soak._VALUES) == 2
+        assert f"--directory={path} {message}" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]

@@ -24,7 +24,7 @@ from lingvo_moe.cli import app
 from lingvo_moe.data import tokenizer_trainer
 from lingvo_moe.data.corpus import Corpus
 from lingvo_moe.errors import UserError
-from lingvo_moe.utils import file_lock, output_files
+from lingvo_moe.utils import file_lock, output_directories, output_files
 from lingvo_moe.utils.exit_status import INTERRUPTED
 from tools import markdown
 from tools.report import style
@@ -62,6 +62,8 @@ _MARKER = "study"  # of the generated part of --page
 def main(arguments: list[str]) -> int:
     """Runs the study and draws it; returns the exit status, 1 if a run failed."""
     app.no_arguments(arguments[1:])
+    output_directories.check_path("--directory", FLAGS.directory)
+    output_directories.check_path("--output", FLAGS.output)
     if FLAGS.page:
         markdown.around(pathlib.Path(FLAGS.page), _MARKER)  # reports a mistake before hours of training
     if FLAGS.results:

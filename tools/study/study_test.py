@@ -140,6 +140,11 @@ def test_numbers_are_drawn_again_into_a_page(tmp_path, flags):
         (["--corpus=x", "--only=dense,sparse"], "no run is named 'sparse'; known: bilingual_it,"),
         (["--results=missing.json"], "--output is missing"),
         (["--results=missing.json", "--output=x"], "missing.json: No such file"),
+        (
+            ["--results=x", f"--output={ticks.__file__}"],
+            "ticks.py is not a directory; expected the name of a directory",
+        ),
+        (["--corpus=x", f"--directory={ticks.__file__}/x"], "ticks.py, which is not a directory; expected"),
         (["--corpus=missing"], "the corpus missing does not exist"),
         (["--corpus=x", "more"], "unexpected argument 'more'"),
     ],
