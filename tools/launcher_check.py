@@ -11,6 +11,7 @@ the flags of a process started by hand. Status 1 if a check fails. docs/processe
 from __future__ import annotations
 
 import contextlib
+import operator
 import os
 import pathlib
 import re
@@ -19,7 +20,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from absl import flags
 
@@ -28,10 +29,16 @@ from lingvo_moe.distributed import watchdog
 from lingvo_moe.errors import UserError
 from lingvo_moe.testing import experiments
 from lingvo_moe.training.checkpoint import Checkpoints
+from lingvo_moe.utils import output_directories
 
 _VALUES = flags.FlagValues()
 flags.DEFINE_string("directory", "build/launchers", "where everything goes; new or empty", flag_values=_VALUES)
-flags.DEFINE_list("launchers", ["srun", "mpirun", "flags"], "which to check", flag_values=_VALUES)
+flags.DEFINE_list(
+    "launchers",
+    None,
+    "which to check of srun, mpirun and flags; default: those that are installed",
+    flag_values=_VALUES,
+)
 
 _TRAIN = (sys.executable, "-m", "lingvo_moe", "train")
 _LAUNCH = {
@@ -48,25 +55,44 @@ _SECONDS, _POLL_SECONDS = 1800.0, 0.05
 def main(arguments: list[str]) -> int:
     """Checks each launcher; returns 1 if one failed."""
     app.no_arguments(arguments[1:])
+    output_directories.check_empty("--directory", _VALUES.directory)
+    launchers = _launchers()
     directory = pathlib.Path(_VALUES.directory).absolute()
-    if directory.exists() and any(directory.iterdir()):
-        raise UserError(f"--directory={_VALUES.directory} is not empty; name a new directory.")
-    missing = [name for name in _VALUES.launchers if name not in _LAUNCH or not shutil.which(_LAUNCH[name][0])]
-    if missing:
-        raise UserError(f"--launchers={missing[0]} is not installed here, or is none of {', '.join(_LAUNCH)}.")
     with app.terminated_as_interrupted():
-        problems = _check_all(experiments.make_data(directory / "data"), directory)
+        problems = _check_all(launchers, experiments.make_data(directory / "data"), directory)
     print("\n".join(problems) or "every check passed")
     return 1 if problems else 0
 
 
-def _check_all(data: experiments.Data, directory: pathlib.Path) -> list[str]:
+def _launchers() -> list[str]:
+    """Returns the launchers to check, those that are installed by default; names the others.
+
+    Raises:
+      UserError: --launchers has no item, or one that is unknown or not installed.
+    """
+    if _VALUES.launchers is None:
+        for name in (name for name in _LAUNCH if not _is_installed(name)):
+            print(f"{name:7} is not installed here, so it is not checked")
+        return list(filter(_is_installed, _LAUNCH))  # `flags` is ours
+    if not _VALUES.launchers:
+        raise UserError(f"--launchers= is empty; expected some of {', '.join(_LAUNCH)}, or leave the flag out.")
+    for name in app.chosen_names("--launchers", _VALUES.launchers, list(_LAUNCH), operator.eq):
+        if not _is_installed(name):
+            raise UserError(f"--launchers={name} is not installed here; install it, or leave it out.")
+    return _VALUES.launchers
+
+
+def _is_installed(launcher: str) -> bool:
+    return shutil.which(_LAUNCH[launcher][0]) is not None
+
+
+def _check_all(launchers: Sequence[str], data: experiments.Data, directory: pathlib.Path) -> list[str]:
     """Returns what went wrong under each launcher; `directory` is where everything goes."""
     alone = _Job("alone", data, directory)
     with alone.start(_MORE_STEPS) as running:
         if status := _wait(alone, running):
             raise UserError(f"training with one process, to compare with, ended with status {status}; see {alone.log}.")
-    return [problem for name in _VALUES.launchers for problem in _check(_Job(name, data, directory), alone)]
+    return [problem for name in launchers for problem in _check(_Job(name, data, directory), alone)]
 
 
 class _Job:

@@ -16,14 +16,33 @@ from lingvo_moe.utils.exit_status import INTERRUPTED
 from tools import launcher_check
 
 
-def test_mistakes_are_reported_before_anything_is_started(tmp_path, capsys):
+def test_mistakes_are_reported_before_anything_is_started(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(launcher_check.shutil, "which", lambda name: None if name == "srun" else name)
     (tmp_path / "old").write_text("")
+    new = f"--directory={tmp_path / 'new'}"
     for arguments, message in (
         ([f"--directory={tmp_path}"], "is not empty; name a new directory"),
-        ([f"--directory={tmp_path / 'new'}", "--launchers=horn"], "--launchers=horn is not installed here"),
+        ([f"--directory={tmp_path / 'old'}"], "old is not a directory; expected the name of a directory"),
+        ([new, "--launchers=srnu"], "--launchers=srnu: srnu chooses none of the 3 names. Did you mean srun"),
+        ([new, "--launchers=srun,flags"], "--launchers=srun is not installed here"),
+        ([new, "--launchers="], "--launchers= is empty; expected some of srun, mpirun, flags"),
+        ([new, "--launchers=flags,"], "--launchers=flags,: an item is empty"),
     ):
         assert app.execute(launcher_check.main, ["launcher_check", *arguments], launcher_check._VALUES) == 2
         assert message in capsys.readouterr().err
+
+
+def test_launchers_that_are_not_installed_are_named_and_left_out(tmp_path, monkeypatch, capsys):
+    """By default; the check says so, and does not stop."""
+    checked = []
+    monkeypatch.setattr(launcher_check.shutil, "which", lambda name: None if name == "srun" else name)
+    monkeypatch.setattr(experiments, "make_data", lambda directory: None)
+    monkeypatch.setattr(
+        launcher_check, "_check_all", lambda launchers, data, directory: checked.extend(launchers) or []
+    )
+    arguments = ["launcher_check", f"--directory={tmp_path / 'new'}"]
+    assert app.execute(launcher_check.main, arguments, launcher_check._VALUES) == 0
+    assert checked == ["mpirun", "flags"] and "srun    is not installed here" in capsys.readouterr().out
 
 
 # A launcher whose process is in another process group, as those of all launchers are.
@@ -65,7 +84,7 @@ def test_no_training_is_left_after_an_error(job):
 def test_no_training_is_left_after_sigterm(job, tmp_path, monkeypatch, capsys):
     """As after Ctrl-C."""
 
-    def train(data, directory):
+    def train(launchers, data, directory):
         with job.start(10**6):
             _await_processes(job, 2)
             os.kill(os.getpid(), signal.SIGTERM)
