@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import pathlib
 
 import pytest
 
 from lingvo_moe.engines.topology import Slice
-from lingvo_moe.errors import UserError
 from tools import layer_pairs
 from tools.report import __main__ as report
 from tools.report import layers
@@ -99,13 +97,3 @@ def test_the_table_and_the_figure_have_the_same_values(tmp_path):
 def test_without_results_the_page_names_the_command():
     page = report.page({}).decode()
     assert "not compiled: python -m tools.layer_pairs" in page and 'alt="Stacked bars: milliseconds' not in page
-
-
-@pytest.mark.parametrize(
-    "text", ["{", "[1]", '[{"model": "a"}]', json.dumps([dataclasses.asdict(pair(8, compute={}, collectives={}))])]
-)
-def test_another_file_is_an_error(tmp_path, text):
-    path = tmp_path / "pairs.json"
-    path.write_text(text)
-    with pytest.raises(UserError, match="pairs.json: not the results of layer pairs"):
-        layers.load(path)

@@ -20,7 +20,7 @@ from matplotlib.figure import Figure
 
 from lingvo_moe.cli import app
 from lingvo_moe.errors import UserError
-from lingvo_moe.utils import output_files
+from lingvo_moe.utils import output_directories, output_files
 from lingvo_moe.utils.counts import counted
 from tools import markdown
 from tools.report import charts, claims, clusters, layers, links, measured, published, searches, style, tables
@@ -54,42 +54,36 @@ flags.DEFINE_string("planning", None, "also write tables into this page, docs/pl
 
 
 def main(arguments: list[str]):
-    """Writes the page, and the figures if asked for."""
+    """Writes the page, and the figures and tables if asked for; checks everything before the first is written."""
     app.no_arguments(arguments[1:])
     plans = of_plans.load(pathlib.Path(_VALUES.plans))
     output = pathlib.Path(_VALUES.output)
     if not output.name or (output.exists() and not output.is_file()):
         raise UserError(f"--output={_VALUES.output}: expected the name of a file.")
-    pairs, times = _layer_pairs(), _collective_times()
-    found = searches.load(_VALUES.layout_searches)
+    output_directories.check_path("--figures", _VALUES.figures)
+    pairs = layers.load(pathlib.Path(_VALUES.layer_pairs)) if _VALUES.layer_pairs else []
+    times = measured.load(pathlib.Path(_VALUES.collective_times)) if _VALUES.collective_times else None
+    found = searches.load(pathlib.Path(_VALUES.layout_searches)) if _VALUES.layout_searches else []
+    texts = _tables(plans, times, found) if _VALUES.planning else {}
+    for name in texts:
+        markdown.around(pathlib.Path(_VALUES.planning), name)
     _write(output, page(plans, pairs, times, found))
-    print(f"{output}: {counted(len(plans), 'plan')}, {len(tables.missing(plans))} of the tables not planned")
     if _VALUES.figures:
         for name, figure in figures(plans, pairs, times).items():
             _write(pathlib.Path(_VALUES.figures, f"{name}.svg"), style.svg(figure))
-    if _VALUES.planning:
-        planning = pathlib.Path(_VALUES.planning)
-        clusters.write_tables(planning, plans)
-        if times is not None:
-            markdown.replace(planning, "collective_times", clusters.text(measured.table(times)))
-        if found:
-            markdown.replace(planning, "searches", clusters.text(searches.table(found, plans)))
+    for name, text in texts.items():
+        markdown.replace(pathlib.Path(_VALUES.planning), name, text)
+    print(f"{output}: {counted(len(plans), 'plan')}, {len(tables.missing(plans))} of the tables not planned")
 
 
-def _layer_pairs() -> list[LayerPair]:
-    file = _VALUES.layer_pairs
-    if file and not pathlib.Path(file).is_file():
-        raise UserError(f"--layer_pairs={file}: there is no such file; `python -m tools.layer_pairs` writes one.")
-    return layers.load(pathlib.Path(file)) if file else []
-
-
-def _collective_times() -> Measured | None:
-    file = _VALUES.collective_times
-    if file and not pathlib.Path(file).is_file():
-        raise UserError(
-            f"--collective_times={file}: there is no such file; `python -m tools.collective_times` writes one."
-        )
-    return measured.load(pathlib.Path(file)) if file else None
+def _tables(plans: Plans, times: Measured | None, found: Sequence[LayoutSearch]) -> dict[str, str]:
+    """Returns the tables of --planning as Markdown, by the names of their markers."""
+    texts = clusters.texts(plans)
+    if times is not None:
+        texts["collective_times"] = clusters.text(measured.table(times))
+    if found:
+        texts["searches"] = clusters.text(searches.table(found, plans))
+    return texts
 
 
 def _write(path: pathlib.Path, content: bytes):

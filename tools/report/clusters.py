@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pathlib
 import re
 from collections.abc import Callable, Iterable, Sequence
 
@@ -79,10 +78,9 @@ def text(table: Table) -> str:
     return markdown.table(heads, [list(_texts(row)) for row in table.rows])
 
 
-def write_tables(page: pathlib.Path, plans: Plans):
-    """Writes both tables between the markers `clusters` and `meshes`; raises UserError as `markdown.replace` does."""
-    for name, made in (("clusters", table(plans)), ("meshes", meshes(plans))):
-        markdown.replace(page, name, text(made))
+def texts(plans: Plans) -> dict[str, str]:
+    """Returns both tables as Markdown, by the names of their markers."""
+    return {"clusters": text(table(plans)), "meshes": text(meshes(plans))}
 
 
 def _name(plan: Plan) -> str:

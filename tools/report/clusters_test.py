@@ -13,7 +13,7 @@ from lingvo_moe.analysis.plan import Plan
 from lingvo_moe.cli import app
 from lingvo_moe.errors import UserError
 from lingvo_moe.testing.plans import training_plan
-from tools import plan_zoo
+from tools import markdown, plan_zoo
 from tools.report import __main__ as report
 from tools.report import clusters
 
@@ -124,22 +124,27 @@ def test_other_plans_are_left_out():
     assert rows[1][5:] == ["8.02", "0.350", "0.100", "0.050", "0.000", "0.500", "–"]
 
 
+def write_tables(page: pathlib.Path, plans: dict[str, Plan]):
+    for name, text in clusters.texts(plans).items():
+        markdown.replace(page, name, text)
+
+
 def test_tables_replace_what_is_between_their_markers(tmp_path):
     """The rest of the page stays as it is, and writing it twice changes nothing."""
     plans, path = {"m4.MoE128E12L.h100-4x8": moved("h100:4x8", 32)}, tmp_path / "page.md"
     path.write_text(_PAGE, encoding="utf-8")
-    clusters.write_tables(path, plans)
+    write_tables(path, plans)
     page = path.read_text(encoding="utf-8")
     assert page.startswith("# A\n<!-- clusters: begin -->\n| model |") and page.endswith("C\n") and "old" not in page
     assert rows_of(page, "clusters")[0][:5] == ["m4.MoE128E12L", "h100:4x8", "32", "keep_hidden", "8.02"]
-    clusters.write_tables(path, plans)
+    write_tables(path, plans)
     assert path.read_text(encoding="utf-8") == page
 
 
 def test_a_page_without_markers_is_refused(tmp_path):
     (tmp_path / "page.md").write_text("# A\n", encoding="utf-8")
     with pytest.raises(UserError, match="the markers `<!-- clusters: begin -->` and .* are missing"):
-        clusters.write_tables(tmp_path / "page.md", {})
+        write_tables(tmp_path / "page.md", {})
 
 
 def test_a_missing_page_is_refused(tmp_path, capsys):
@@ -150,4 +155,6 @@ def test_a_missing_page_is_refused(tmp_path, capsys):
         assert app.execute(report.main, ["report", *arguments], report._VALUES) == 2
     finally:
         report._VALUES.unparse_flags()
-    assert "none.md: No such file or directory; expected a page with the markers" in capsys.readouterr().err
+    printed = capsys.readouterr()
+    assert "none.md: No such file or directory; expected a page with the markers" in printed.err and not printed.out
+    assert not (tmp_path / "page.html").exists()

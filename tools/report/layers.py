@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import pathlib
 from collections.abc import Mapping, Sequence
+from typing import Any
 
-from lingvo_moe.errors import UserError
 from tools.report import files
 from tools.report.tables import Column, Table, percent
 
@@ -81,21 +80,16 @@ def save(pairs: Sequence[LayerPair], path: pathlib.Path):
 
 
 def load(path: pathlib.Path) -> list[LayerPair]:
-    """Reads what `save` wrote; no results if there is no file.
+    """Reads what `save` wrote; raises UserError as `files.load` does."""
+    return files.load("--layer_pairs", path, "tools.layer_pairs", _made)
 
-    Raises:
-      UserError: the file is another one.
-    """
-    if not path.exists():
-        return []
-    try:
-        pairs = [LayerPair(**values) for values in json.loads(path.read_text(encoding="utf-8"))]
-        if any(pair.seconds <= 0 for pair in pairs):
-            raise ValueError("a time is not above 0")
-    except (ValueError, TypeError, AttributeError) as error:
-        raise UserError(
-            f"{path}: not the results of layer pairs ({error}); regenerate them with `python -m tools.layer_pairs`."
-        ) from None
+
+def _made(content: Any) -> list[LayerPair]:
+    pairs = [LayerPair(**values) for values in files.listed(content)]
+    for pair in pairs:
+        if not files.mistyped(pair):
+            # The statements of the page divide by these.
+            files.check_above_0(pair, ("experts", "cores", "tokens", "seconds", "all_to_all"))
     return pairs
 
 

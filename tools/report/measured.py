@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import pathlib
 from collections.abc import Sequence
+from typing import Any
 
-from lingvo_moe.errors import UserError
 from tools.report import files
 from tools.report.tables import Column, Table
 
@@ -73,21 +72,20 @@ def save(measured: Measured, path: pathlib.Path):
 
 
 def load(path: pathlib.Path) -> Measured:
-    """Reads what `save` wrote.
-
-    Raises:
-      UserError: the file is missing, or another one.
-    """
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-        measured = Measured(**values | {"times": tuple(Time(**time) for time in values["times"])})
-        if not measured.times or any(min(time.wall_seconds, time.cpu_seconds) <= 0 for time in measured.times):
-            raise ValueError("there are no times, or one is not above 0")
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise UserError(
-            f"{path}: not the times of collectives ({error}); `python -m tools.collective_times` writes them."
-        ) from None
+    """Reads what `save` wrote; raises UserError as `files.load` does."""
+    (measured,) = files.load("--collective_times", path, "tools.collective_times", _made)
     return measured
+
+
+def _made(content: Any) -> list[Measured]:
+    times = tuple(Time(**time) for time in files.listed(content["times"]))
+    for time in times:
+        files.check_above_0(time, ("mebibytes", "processes", "devices", "wall_seconds", "cpu_seconds"))
+        if time.operation not in OPERATIONS or time.mebibytes not in SIZES:
+            raise ValueError(f"there is no {time.operation} of {time.mebibytes} MiB")
+    if not times:
+        raise ValueError("there are no times")
+    return [Measured(**content | {"times": times})]
 
 
 def table(measured: Measured) -> Table:

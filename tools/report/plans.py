@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
-import math
 import pathlib
-import types
-import typing
 from collections.abc import Mapping
 
 from lingvo_moe.analysis.hardware import GENERATIONS
 from lingvo_moe.analysis.plan import Plan
 from lingvo_moe.engines.cluster import GPUS
 from lingvo_moe.errors import UserError
-from tools.report import published
+from tools.report import files, published
 
 V3 = GENERATIONS["v3"]
 GIB = 2**30
@@ -55,7 +51,7 @@ def load(directory: pathlib.Path) -> dict[str, Plan]:
 
 def _check(plan: Plan, path: pathlib.Path):
     remedy = f"regenerate it with `python -m lingvo_moe plan NAME --json={path}`."
-    if mistyped := _mistyped(plan):
+    if mistyped := files.mistyped(plan):
         raise UserError(f"{path}: not a valid plan (wrong type of {', '.join(mistyped)}); {remedy}")
     if not _is_complete(plan):
         raise UserError(f"{path}: not a complete plan: its figures contradict each other or are no sizes; {remedy}")
@@ -67,26 +63,6 @@ def _check(plan: Plan, path: pathlib.Path):
             f"{path}: program {plan.program} on {plan.topology}, but the published figures are of training on TPU v3; "
             f"rename the file, for instance to {plan.model}.other.json."
         )
-
-
-def _mistyped(record: typing.Any) -> list[str]:
-    """Returns the fields of a dataclass whose values do not have the declared types."""
-    hints = typing.get_type_hints(type(record))
-    return [name for name, hint in hints.items() if not _has_type(getattr(record, name), hint)]
-
-
-def _has_type(value: object, hint: typing.Any) -> bool:
-    if dataclasses.is_dataclass(hint):
-        return isinstance(value, typing.cast(type, hint)) and not _mistyped(value)
-    if isinstance(hint, types.UnionType):
-        return any(_has_type(value, kind) for kind in typing.get_args(hint))
-    if typing.get_origin(hint) is tuple:
-        return isinstance(value, tuple) and all(_has_type(item, typing.get_args(hint)[0]) for item in value)
-    if typing.get_origin(hint) is dict:
-        return isinstance(value, dict) and all(_has_type(item, typing.get_args(hint)[1]) for item in value.values())
-    if hint in (int, float):
-        return isinstance(value, (int, hint)) and math.isfinite(value) and value >= 0
-    return isinstance(value, hint)
 
 
 def _is_complete(plan: Plan) -> bool:

@@ -306,13 +306,22 @@ def run(capsys, *arguments: str) -> tuple[int, str]:
     return status, printed.out + printed.err
 
 
-@pytest.mark.parametrize("flag", ["layer_pairs", "collective_times"])
+@pytest.mark.parametrize("flag", ["layer_pairs", "collective_times", "layout_searches"])
 def test_missing_results_are_one_line(tmp_path, capsys, flag):
     """A typo must not leave figure 8 or the measured figure 9 out in silence."""
     planned().save(tmp_path / "m4.MoE128E12L.json")
     status, printed = run(capsys, f"--plans={tmp_path}", f"--{flag}=typo.json", f"--output={tmp_path}/x.html")
-    assert status == 2 and f"--{flag}=typo.json: there is no such file; `python -m tools.{flag}`" in printed
+    assert status == 2 and f"--{flag}=typo.json: No such file or directory; `python -m tools.{flag}`" in printed
     assert not (tmp_path / "x.html").exists()
+
+
+def test_a_mistake_in_a_later_flag_is_found_before_the_page_is_written(tmp_path, capsys):
+    """The page would be new, and the command have failed."""
+    planned().save(tmp_path / "m4.MoE128E12L.json")
+    for flag, message in (("--figures", "is not a directory; expected"), ("--planning", "the markers")):
+        path = tmp_path / "m4.MoE128E12L.json"
+        status, printed = run(capsys, f"--plans={tmp_path}", f"--{flag[2:]}={path}", f"--output={tmp_path}/x.html")
+        assert status == 2 and message in printed and not (tmp_path / "x.html").exists()
 
 
 @pytest.mark.slow

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import pathlib
 from collections.abc import Sequence
+from typing import Any
 
 from lingvo_moe.analysis.plan import Plan
-from lingvo_moe.errors import UserError
 from tools.report import files
 from tools.report.plans import Plans
 from tools.report.tables import Cell, Column, Table, ratio, seconds
@@ -44,22 +43,13 @@ def save(found: Sequence[LayoutSearch], path: pathlib.Path):
     files.save([dataclasses.asdict(one) for one in found], path)
 
 
-def load(file: str) -> list[LayoutSearch]:
-    """Reads what `save` wrote; no results of an empty name.
+def load(path: pathlib.Path) -> list[LayoutSearch]:
+    """Reads what `save` wrote; raises UserError as `files.load` does."""
+    return files.load("--layout_searches", path, "tools.layout_searches", _made)
 
-    Raises:
-      UserError: there is no such file, or it is another one.
-    """
-    if not file:
-        return []
-    try:
-        values = json.loads(pathlib.Path(file).read_text(encoding="utf-8"))
-        return [LayoutSearch(**{**one, "found": tuple(one["found"])}) for one in values]
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise UserError(
-            f"--layout_searches={file}: not the results of layout searches ({error}); "
-            f"`python -m tools.layout_searches` writes them."
-        ) from None
+
+def _made(content: Any) -> list[LayoutSearch]:
+    return [LayoutSearch(**{**one, "found": tuple(files.listed(one["found"]))}) for one in files.listed(content)]
 
 
 def table(found: Sequence[LayoutSearch], plans: Plans) -> Table:
