@@ -16,6 +16,7 @@ import json
 import os
 import pathlib
 import re
+import signal
 import sys
 import tempfile
 import time
@@ -53,9 +54,10 @@ flags.DEFINE_string(
     "the file of results; by default docs/collective_times.json, with the other flags' defaults alone",
     flag_values=_VALUES,
 )
-flags.DEFINE_string("task", None, "what one process does, as JSON; the tool starts its own", flag_values=_VALUES)
+# The statuses of a process that was asked to end.
+_INTERRUPTED = (app.INTERRUPTED, 128 + signal.SIGTERM, 128 + signal.SIGHUP)
 _PUBLISHED = "docs/collective_times.json"
-_SHAPE = re.compile(r"([1-9]\d*)x([1-9]\d*)")
+_SHAPE = re.compile(r"([1-9]\d{0,3})x([1-9]\d{0,3})")
 _FLOAT32 = 4
 # Memory stays with the process, so that a run takes no page faults: with glibc's defaults a result of 32 MiB is new
 # memory in each run, and an addition takes 30 times as long as of 8 MiB.
@@ -122,18 +124,19 @@ def filled(devices: int, size: int) -> Program:
 
 
 def main(arguments: list[str]):
-    """Measures each shape with processes of its own and writes the file; or does the task of one process."""
-    app.no_arguments(arguments[1:])
-    if _VALUES.task:
-        _do(Task(**json.loads(_VALUES.task)))
+    """Measures each shape with processes of its own and writes the file; or does the task of one of these processes."""
+    if len(arguments) == 2 and (task := _task(arguments[1])):
+        _do(task)
         return
+    app.no_arguments(arguments[1:])
     shapes = [_shape(text) for text in _VALUES.shapes]
     if not shapes:
         raise UserError("--shapes= is empty: expected PROCESSESxDEVICES, for instance 1x8; several with commas.")
     output = _output()
     output_files.check_path("--output", output)
     os.environ["GLIBC_TUNABLES"] = _KEEP_MEMORY  # of the processes
-    times = [time for shape in progress.track(shapes, "measuring") for time in measure(*shape, _VALUES.runs)]
+    with app.terminated_as_interrupted():
+        times = [time for shape in progress.track(shapes, "measuring") for time in measure(*shape, _VALUES.runs)]
     cores = len(os.sched_getaffinity(0))
     measured.save(Measured(processor.name(), cores, _VALUES.runs, tuple(times)), pathlib.Path(output))
 
@@ -152,18 +155,29 @@ def measure(processes: int, devices: int, runs: int) -> list[Time]:
 
     Raises:
       UserError: a process failed.
+      KeyboardInterrupt: they were asked to end.
     """
     with tempfile.TemporaryDirectory() as directory:
         output, address = pathlib.Path(directory, "times.json"), free_ports.address()
         tasks = [Task(processes, index, devices, runs, address, str(output)) for index in range(processes)]
         command = [sys.executable, "-m", "tools.collective_times"]
-        status = launch_processes.run([[*command, f"--task={json.dumps(dataclasses.asdict(task))}"] for task in tasks])
+        status = launch_processes.run([[*command, json.dumps(dataclasses.asdict(task))] for task in tasks])
+        if status in _INTERRUPTED:
+            raise KeyboardInterrupt
         if status:
             raise UserError(
                 f"--shapes={processes}x{devices // processes}: the processes ended with status {status}, see above; "
                 f"leave the shape out, or free memory: {devices} devices take {devices * measured.SIZES[-1] * 3} MiB."
             )
         return [Time(**values) for values in json.loads(output.read_text(encoding="utf-8"))]
+
+
+def _task(text: str) -> Task | None:
+    """Returns the task that an argument is, None for an argument of a user."""
+    try:
+        return Task(**json.loads(text))
+    except (ValueError, TypeError, RecursionError):
+        return None
 
 
 def _do(task: Task):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pathlib
+import sys
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from lingvo_moe.analysis.hlo import Module
 from lingvo_moe.cli import app
 from lingvo_moe.distributed.process_group import ProcessGroup
 from lingvo_moe.engines import pjrt
-from tools import collective_times
+from tools import collective_times, launch_processes
 from tools.report import charts, clusters, measured, style
 from tools.report.measured import Measured, Time
 
@@ -75,11 +76,30 @@ def test_processes_measure_every_operation(processes):
     assert all(time.wall_seconds > 0 < time.cpu_seconds for time in times)
 
 
-@pytest.mark.parametrize("shape", ["8", "0x8", "1x1", "1x3", "2x128", "x"])
+@pytest.mark.parametrize("shape", ["8", "0x8", "1x1", "1x3", "2x128", "x", f"1x{'2' * 5000}"])
 def test_impossible_shapes_are_one_line(shape, capsys):
     status = app.execute(collective_times.main, ["tool", f"--shapes={shape}"], collective_times._VALUES)
     assert status == 2
     assert f"error: --shapes={shape}: expected PROCESSESxDEVICES, together a power" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("code", ["raise SystemExit(130)", "import os; os.kill(os.getpid(), 15)"])
+def test_an_interrupted_measurement_has_no_remedy(code, tmp_path, monkeypatch, capsys):
+    """It is not the shape that was wrong; Ctrl-C and SIGTERM reach the processes."""
+    run = launch_processes.run
+    monkeypatch.setattr(launch_processes, "run", lambda commands: run([[sys.executable, "-c", code]]))
+    arguments = ["tool", "--shapes=1x2", f"--output={tmp_path / 'times.json'}"]
+    assert app.execute(collective_times.main, arguments, collective_times._VALUES) == app.INTERRUPTED
+    printed = capsys.readouterr().err
+    assert "interrupted\n" in printed and "error" not in printed and not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("argument", ["{}", "stray", '{"processes": 1}', "[" * 100_000])
+def test_an_argument_of_a_user_is_no_task(argument, capsys):
+    """The tool passes tasks to its own processes, which no flag does."""
+    assert app.execute(collective_times.main, ["tool", argument], collective_times._VALUES) == 2
+    assert "unexpected argument" in capsys.readouterr().err
+    assert "task" not in collective_times._VALUES
 
 
 def test_no_shapes_are_an_error_and_not_an_empty_file(tmp_path, capsys):
