@@ -11,6 +11,7 @@ predicts the registered large models, which have plans.
 from __future__ import annotations
 
 import json
+import math
 import pathlib
 import random
 from collections.abc import Iterator, Mapping, Sequence
@@ -109,7 +110,9 @@ def read(output: pathlib.Path, settings: Mapping[str, Any]) -> list[dict]:
     try:
         content = json.loads(output.read_text(encoding="utf-8"))
         results = content.pop("results")
-    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+        for result in results:
+            _check(result)
+    except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
         raise UserError(f"--output={output} is not a file of this tool ({error}); name another file.") from None
     for name, value in settings.items():
         if content.get(name) != value:
@@ -118,6 +121,16 @@ def read(output: pathlib.Path, settings: Mapping[str, Any]) -> list[dict]:
                 f"or name another file."
             )
     return results
+
+
+def _check(result: Any):
+    """Raises ValueError, KeyError or TypeError for what `_compared` does not return."""
+    if not isinstance(result["fits"], bool):
+        raise ValueError("`fits` is neither true nor false")
+    needed = ["predicted_bytes", "predicted_seconds", *(["bytes", "seconds"] if result["fits"] else [])]
+    for name in [*needed, *(["bytes"] if "bytes" in result else [])]:
+        if isinstance(result[name], bool) or not 0 < result[name] < math.inf:
+            raise ValueError(f"`{name}` is not a number above 0")
 
 
 def _compared(
@@ -138,8 +151,17 @@ def _compared(
 
 
 def report(results: Sequence[dict]) -> str:
-    """Returns the correlations of what was compiled and fits, and the errors of the memory of all."""
+    """Returns the correlations of what was compiled and fits, and the errors of the memory of all.
+
+    Raises:
+      UserError: fewer than two layouts fit, so that there is nothing to rank.
+    """
     timed = [result for result in results if result["fits"]]
+    if len(timed) < 2:
+        raise UserError(
+            f"{len(timed)} of {len(results)} layouts fit, and a comparison needs two; name a larger --topology, or pass "
+            f"--set with a smaller model or batch."
+        )
     pairs = [(result["predicted_seconds"], result["seconds"]) for result in timed]
     ratios = np.array([predicted / compiled for predicted, compiled in pairs])
     memory = [(result["predicted_bytes"], result["bytes"]) for result in results if "bytes" in result]
