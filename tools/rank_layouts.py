@@ -159,8 +159,8 @@ def report(results: Sequence[dict]) -> str:
     timed = [result for result in results if result["fits"]]
     if len(timed) < 2:
         raise UserError(
-            f"{len(timed)} of {len(results)} layouts fit, and a comparison needs two; name a larger --topology, or pass "
-            f"--set with a smaller model or batch."
+            f"{len(timed)} of {len(results)} layouts fit, and a comparison needs two; name a larger --topology, or "
+            f"pass --set with a smaller model or batch."
         )
     pairs = [(result["predicted_seconds"], result["seconds"]) for result in timed]
     ratios = np.array([predicted / compiled for predicted, compiled in pairs])
