@@ -5,13 +5,15 @@
 The model is that of `translate`: the released one unless --model and --logdir name another. Held-out sentences are
 written in capitals, with the mark of an accelerator (`_File`, `Pr&int`), and with soft hyphens. A table in Markdown has
 BLEU and chrF of these, beside those of the same sentences as they are; means over languages. Sentences that an
-alteration leaves as they are do not count for it. Translations and references in capitals are compared as such.
+alteration leaves as they are do not count for it. Translations and references in capitals are compared as such. With
+--json=FILE the scores are written, too.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
+import json
 import re
 import statistics
 from collections.abc import Callable, Sequence
@@ -24,6 +26,7 @@ from lingvo_moe.errors import UserError
 from lingvo_moe.inference.capitals import upper_case
 from lingvo_moe.inference.evaluation import LanguageScore, Translated, score, translate_held_out
 from lingvo_moe.inference.translator import Translator
+from lingvo_moe.utils import output_files
 from tools import markdown
 
 FLAGS = flags.FlagValues()
@@ -31,6 +34,25 @@ run_config.define_flags(run_config.HeldOutConfig, FLAGS)
 
 _WORD = re.compile(r"(?<![\w&~./@:\\%$<-])[^\W\d_]{4,}(?![\w&~./@:\\>-])")
 _SOFT_HYPHEN = "\u00ad"
+
+
+@dataclasses.dataclass(frozen=True)
+class Altered:
+    """The scores of an alteration.
+
+    Attributes:
+      sentences: the name of the alteration.
+      number: of sentences that it changes.
+      bleu, chrf: of their translations, means over languages; None without a sentence.
+      plain_bleu, plain_chrf: of the same sentences as they are.
+    """
+
+    sentences: str
+    number: int
+    bleu: float | None = None
+    plain_bleu: float | None = None
+    chrf: float | None = None
+    plain_chrf: float | None = None
 
 
 def with_mark(text: str, mark: str) -> str:
@@ -59,9 +81,10 @@ ALTERATIONS: dict[str, Callable[[str], str]] = {
 
 
 def main(arguments: list[str]):
-    """Translates and prints the table."""
+    """Translates, prints the table, and writes the scores if asked for."""
     app.no_arguments(arguments[1:])
     given = recorded.by_default(run_config.read(run_config.HeldOutConfig, FLAGS))
+    output_files.check_path("--json", given.json)
     if not given.corpus:
         raise UserError("--corpus is missing: a directory of tools.build_corpus, with held-out sentences.")
     corpus = Corpus.open(given.corpus)
@@ -69,22 +92,39 @@ def main(arguments: list[str]):
         name, experiment, engine = run_setup.set_up(config, "decode", {"search.beam_size": config.beam_size})
         translator = Translator(name, experiment, engine, config.log_directory())
         found, _ = translate_held_out(translator, corpus, config.languages, config.max_pairs, config.split)
-        rows = [_row(corpus, translator, found, *alteration) for alteration in ALTERATIONS.items()]
-    print(markdown.table(("sentences", "number", "BLEU", "as they are", "chrF", "as they are"), rows))
+        scores = [_score(corpus, translator, found, *alteration) for alteration in ALTERATIONS.items()]
+    if given.json:
+        with output_files.atomic_writer(given.json) as file:
+            json.dump([dataclasses.asdict(one) for one in scores], file, indent=1)
+    print(table(scores), file=output_files.table_stream(given.json))
 
 
-def _row(
+def table(scores: Sequence[Altered]) -> str:
+    """Returns the scores as Markdown."""
+    rows = [
+        (one.sentences, str(one.number), *map(_text, (one.bleu, one.plain_bleu, one.chrf, one.plain_chrf)))
+        for one in scores
+    ]
+    return markdown.table(("sentences", "number", "BLEU", "as they are", "chrF", "as they are"), rows)
+
+
+def _text(score: float | None) -> str:
+    return "-" if score is None else f"{score:.1f}"
+
+
+def _score(
     corpus: Corpus, translator: Translator, found: Sequence[Translated], name: str, alter: Callable[[str], str]
-) -> tuple[str, ...]:
+) -> Altered:
     changed = [one for one in found if alter(one.source) != one.source]
     if not changed:
-        return (name, "0", "-", "-", "-", "-")
+        return Altered(name, 0)
     translations = [best for best, *_ in translator.translate([alter(one.source) for one in changed])]
     altered = [dataclasses.replace(one, translation=best) for one, best in zip(changed, translations, strict=True)]
     if alter is upper_case:
         altered, changed = [_in_capitals(one) for one in altered], [_in_capitals(one) for one in changed]
     of_altered, as_they_are = score(corpus, altered), score(corpus, changed)
-    return (name, str(len(changed)), *_means(of_altered, as_they_are, "bleu"), *_means(of_altered, as_they_are, "chrf"))
+    bleu, chrf = (_means(of_altered, as_they_are, measure) for measure in ("bleu", "chrf"))
+    return Altered(name, len(changed), *bleu, *chrf)
 
 
 def _in_capitals(one: Translated) -> Translated:
@@ -92,10 +132,8 @@ def _in_capitals(one: Translated) -> Translated:
     return dataclasses.replace(one, translation=best, reference=one.reference.upper())
 
 
-def _means(altered: Sequence[LanguageScore], as_they_are: Sequence[LanguageScore], measure: str) -> tuple[str, str]:
-    first, second = (
-        f"{statistics.fmean(getattr(one, measure) for one in scores):.1f}" for scores in (altered, as_they_are)
-    )
+def _means(altered: Sequence[LanguageScore], as_they_are: Sequence[LanguageScore], measure: str) -> tuple[float, float]:
+    first, second = (statistics.fmean(getattr(one, measure) for one in scores) for scores in (altered, as_they_are))
     return first, second
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from lingvo_moe.cli import app, main
@@ -32,9 +34,13 @@ def test_a_corpus_is_measured(data, tmp_path, capsys):
     trained = main.main(["lingvo_moe", "train", *flags, corpus, "--steps=2", "--set=training.evaluate_every=0"])
     assert trained == 0
     capsys.readouterr()
-    arguments = ["altered_lines", *flags, corpus, "--max_pairs=6"]
+    arguments = ["altered_lines", *flags, corpus, "--max_pairs=6", "--json=-"]
     assert app.execute(altered_lines.main, arguments, altered_lines.FLAGS) == 0
-    _, _, *rows = capsys.readouterr().out.splitlines()
+    printed = capsys.readouterr()
+    scores = [altered_lines.Altered(**values) for values in json.loads(printed.out)]
+    table = altered_lines.table(scores)
+    assert f"\n{table}\n" in f"\n{printed.err}"
+    _, _, *rows = table.splitlines()
     assert [row.split(" | ")[0].strip("| ") for row in rows] == list(altered_lines.ALTERATIONS)
     assert all(int(row.split(" | ")[1]) > 0 for row in rows)
 
@@ -43,3 +49,11 @@ def test_a_missing_corpus_is_named(capsys):
     """Before anything is loaded."""
     assert app.execute(altered_lines.main, ["altered_lines"], altered_lines.FLAGS) == 2
     assert "--corpus is missing" in capsys.readouterr().err
+
+
+def test_an_alteration_without_sentences_has_no_scores(tmp_path, capsys):
+    """A file that cannot be written is an error before the work."""
+    assert altered_lines.table([altered_lines.Altered("x", 0)]).endswith("| x | 0 | - | - | - | - |")
+    arguments = ["altered_lines", f"--json={tmp_path}"]
+    assert app.execute(altered_lines.main, arguments, altered_lines.FLAGS) == 2
+    assert f"--json={tmp_path} is a directory" in capsys.readouterr().err
