@@ -78,7 +78,8 @@ def main(arguments: list[str]):
     if given.json:
         with output_files.atomic_writer(given.json) as file:
             json.dump([dataclasses.asdict(sentence) for sentence in found], file, indent=1, ensure_ascii=False)
-    print(f"{bands(found)}\n\n{thresholds(found)}\n\n{correlations(found)}")
+    tables = f"{bands(found)}\n\n{thresholds(found)}\n\n{correlations(found)}"
+    print(tables, file=output_files.table_stream(given.json))
 
 
 def _translated(config: run_config.HeldOutConfig, corpus: Corpus) -> list[Scored]:
@@ -134,11 +135,17 @@ def thresholds(found: Sequence[Scored]) -> str:
 def correlations(found: Sequence[Scored]) -> str:
     """Returns a line: Spearman's rank correlation of chrF with the confidence and with the score."""
     chrf = [sentence.chrf for sentence in found]
-    confidence, score = (
-        stats.spearmanr(values, chrf).statistic  # pyright: ignore[reportAttributeAccessIssue]; SciPy has no stubs
-        for values in ([sentence.confidence for sentence in found], [sentence.score for sentence in found])
-    )
-    return f"rank correlation with chrF: confidence {confidence:.2f}, score {score:.2f}"
+    confidence = _correlation([sentence.confidence for sentence in found], chrf)
+    score = _correlation([sentence.score for sentence in found], chrf)
+    return f"rank correlation with chrF: confidence {confidence}, score {score}"
+
+
+def _correlation(values: Sequence[float], chrf: Sequence[float]) -> str:
+    for name, numbers in (("chrF", chrf), ("values", values)):
+        if len(set(numbers)) < 2:  # of one sentence, too
+            return f"not defined: all {name} are equal"
+    found = stats.spearmanr(values, chrf)
+    return f"{found.statistic:.2f}"  # pyright: ignore[reportAttributeAccessIssue]; SciPy has no stubs
 
 
 def _percent(values: Sequence[bool]) -> str:

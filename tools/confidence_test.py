@@ -51,6 +51,10 @@ def test_rank_correlation_is_spearmans():
     assert "confidence 1.00, score 1.00" in confidence.correlations(rising)
     assert "confidence -1.00" in confidence.correlations(falling)
     assert "confidence 0.87" in confidence.correlations(ties)  # sqrt(3) / 2
+    equal = [_scored(value, 30.0) for value in values]
+    for found in (equal, equal[:1]):
+        assert "confidence not defined: all chrF are equal, score not" in confidence.correlations(found)
+    assert "confidence not defined: all values are" in confidence.correlations([_scored(0.5, c) for c in (1.0, 2.0)])
 
 
 def test_a_corpus_is_measured(data, tmp_path, capsys):
@@ -63,7 +67,10 @@ def test_a_corpus_is_measured(data, tmp_path, capsys):
     capsys.readouterr()
     assert app.execute(confidence.main, arguments, confidence.FLAGS) == 0
     printed = capsys.readouterr().out
+    assert app.execute(confidence.main, [*arguments[:-1], "--json=-"], confidence.FLAGS) == 0
+    again = capsys.readouterr()
     found = json.loads(output.read_text(encoding="utf-8"))
+    assert json.loads(again.out) == found and printed in again.err
     assert len(found) == 12 and {row["language"] for row in found} == {"de", "fr"}
     values = [row["confidence"] for row in found]
     assert values == sorted(values) and all(0 < value < 1 for value in values)
