@@ -20,7 +20,9 @@ import re
 import subprocess
 import tarfile
 import zipfile
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from absl import flags
 
@@ -46,6 +48,7 @@ _HIGH_RESOURCE = 20  # languages
 _TITLES = ("own packages", "unseen packages")  # of the files of scores
 _MEASURES = ("bleu", "copy_bleu", "chrf", "copy_chrf")
 _FIELDS = {"language": str, "train_pairs": int, "test_pairs": int, **dict.fromkeys(_MEASURES, float)}  # of a score
+_MOST = 2**63  # of a number of pairs
 _MAX_LICENCES = 5  # of a package
 _NAME = r"[\w.+-]+(?: with [\w .]+exception)?"
 _LICENCE = re.compile(rf"^License: *({_NAME}(?:,? (?:or|and|OR|AND) {_NAME})*)$", re.MULTILINE)
@@ -103,7 +106,7 @@ def read_curves(logdir: pathlib.Path, positions: int) -> TrainingRun:
       positions: of the targets in a batch.
 
     Raises:
-      UserError: it has no curves.
+      UserError: it has no curves, or others.
     """
     times, padding, held_out = set(), [], collections.defaultdict(dict)
     for run in ("train", "valid"):
@@ -118,6 +121,11 @@ def read_curves(logdir: pathlib.Path, positions: int) -> TrainingRun:
     ordered = sorted(times)
     pauses = [after[0] - before[0] for before, after in itertools.pairwise(ordered)]
     steps = max(step for _, step in ordered)
+    if without := [step for step, found in held_out.items() if "cross_entropy" not in found]:
+        raise UserError(
+            f"--logdir={logdir}: the held-out curves have no cross_entropy at step {min(without)}; expected a log "
+            f"directory of `train`, of a translation model."
+        )
     losses = [
         (step, found["cross_entropy"], found.get("source_gain", math.nan)) for step, found in sorted(held_out.items())
     ]
@@ -139,8 +147,10 @@ def _licences_of(name: str, packages: pathlib.Path) -> Sequence[str]:
     if name.endswith(".deb"):
         raise UserError(f"--packages={packages}: {name} of the corpus is not there.")
     for wheel in sorted(packages.glob(f"{name.lower()}-*.whl")):
-        with zipfile.ZipFile(wheel) as archive:
-            metadata = next(member for member in archive.namelist() if member.endswith(".dist-info/METADATA"))
+        with _readable(wheel), zipfile.ZipFile(wheel) as archive:
+            metadata = next((member for member in archive.namelist() if member.endswith(".dist-info/METADATA")), None)
+            if metadata is None:
+                raise ValueError("it has no METADATA")
             directory = zipfile.Path(archive, metadata.removesuffix("METADATA"))
             return _of_distribution(importlib.metadata.PathDistribution(directory))
     for package in npm_packages.PACKAGES:
@@ -166,10 +176,21 @@ def _of_debian_package(package: pathlib.Path) -> Sequence[str]:
 def _of_npm_package(path: pathlib.Path) -> Sequence[str]:
     if not path.is_file():
         raise UserError(f"--packages={path.parent}: {path.name} of the corpus is not there.")
-    with tarfile.open(path) as archive:
+    with _readable(path), tarfile.open(path) as archive:
         manifest = archive.extractfile("package/package.json")
-        assert manifest is not None  # npm makes no package without it
+        if manifest is None:
+            raise ValueError("package/package.json is no file")
         return (str(json.load(manifest).get("license", _NO_FILE)),)
+
+
+@contextlib.contextmanager
+def _readable(package: pathlib.Path) -> Iterator[None]:
+    """Turns an error of reading a package into a UserError."""
+    try:
+        yield
+    except (ValueError, KeyError, AttributeError, EOFError, zipfile.BadZipFile, tarfile.TarError, zlib.error) as error:
+        reason = str(error).partition("\n")[0].rstrip(":")
+        raise UserError(f"{package} cannot be read ({reason}); delete it, and build the corpus again.") from None
 
 
 def _of_distribution(distribution: importlib.metadata.Distribution) -> Sequence[str]:
@@ -188,16 +209,31 @@ def _events(directory: pathlib.Path) -> Iterator[tuple[int, float, str, float]]:
     for path in sorted(directory.glob("events.out.tfevents.*")):
         for event in event_file_loader.EventFileLoader(str(path)).Load():
             for value in event.summary.value:
-                yield event.step, event.wall_time, value.tag, tensor_util.make_ndarray(value.tensor).item()
+                array = tensor_util.make_ndarray(value.tensor)
+                if array.shape == () and array.dtype.kind == "f":  # no text or histogram of a callback
+                    yield event.step, event.wall_time, value.tag, array.item()
 
 
 def _read_scores(file: str) -> list[dict]:
     try:
         with open(file, encoding="utf-8") as opened:
-            scores = json.load(opened)["scores"]
-        return [{name: kind(score[name]) for name, kind in _FIELDS.items()} for score in scores]
-    except (OSError, ValueError, KeyError, TypeError, OverflowError) as error:
+            scores = [{name: score[name] for name in _FIELDS} for score in json.load(opened)["scores"]]
+        for score in scores:
+            _check_score(score)
+        if len({score["language"] for score in scores}) < len(scores):
+            raise ValueError("a language has two scores")
+        return scores
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise UserError(f"--scores={file}: not a file of `eval --json` of a translation model ({error!r}).") from None
+
+
+def _check_score(score: Mapping[str, Any]):
+    """Raises ValueError for a field of another type, or a number that is not finite."""
+    for name, kind in _FIELDS.items():
+        value = score[name]
+        is_number = isinstance(value, int | kind) and not isinstance(value, bool)
+        if not (isinstance(value, str) and value if kind is str else is_number and 0 <= value < _MOST):
+            raise ValueError(f"{name} is {value!r}")
 
 
 def _training(runs: list[TrainingRun]) -> Iterator[str]:

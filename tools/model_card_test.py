@@ -13,6 +13,7 @@ import pytest
 from lingvo_moe.cli import app
 from lingvo_moe.data import npm_packages
 from lingvo_moe.errors import UserError
+from lingvo_moe.lazy import tf
 from lingvo_moe.testing import corpora
 from lingvo_moe.training.summary import SummaryWriter
 from tools import model_card
@@ -164,10 +165,23 @@ def test_mistakes_are_errors(arguments, message, tmp_path, capsys):
 _SCORE = {"language": "de", "train_pairs": 1, "test_pairs": 1, **dict.fromkeys(model_card._MEASURES, 1.0)}
 
 
-@pytest.mark.parametrize("score", [{"name": "tube", "dice": 0.5}, _SCORE | {"train_pairs": "many"}])
-def test_scores_of_another_kind_are_an_error(score, tmp_path):
-    """Of other models, or of wrong types."""
-    (tmp_path / "scores.json").write_text(json.dumps({"scores": [score]}), encoding="utf-8")
+@pytest.mark.parametrize(
+    "scores",
+    [
+        [{"name": "tube", "dice": 0.5}],
+        *([_SCORE | {"train_pairs": value}] for value in ("many", "3", None, True, 1.5, -1, 10**400)),
+        *([_SCORE | {"bleu": value}] for value in (float("nan"), float("inf"), "nan", None, [])),
+        *([_SCORE | {"language": value}] for value in (None, "", 3, [])),
+        [_SCORE, _SCORE],
+        [3],
+        None,
+    ],
+)
+def test_scores_of_another_kind_are_an_error(scores, tmp_path):
+    """Of other models, of wrong types, not finite, or two of a language, of which one would be left out."""
+    (tmp_path / "scores.json").write_text(json.dumps({"scores": [_SCORE | {"bleu": 7}]}), encoding="utf-8")
+    assert model_card._read_scores(f"{tmp_path}/scores.json") == [_SCORE | {"bleu": 7}]
+    (tmp_path / "scores.json").write_text(json.dumps({"scores": scores}), encoding="utf-8")
     with pytest.raises(UserError, match="scores.json: not a file of `eval --json` of a translation model"):
         model_card._read_scores(f"{tmp_path}/scores.json")
 
@@ -177,3 +191,48 @@ def test_a_package_that_cannot_be_read_is_an_error(corpus, tmp_path):
     (tmp_path / "zeta_1_all.deb").write_bytes(b"cut off")
     with pytest.raises(UserError, match="zeta_1_all.deb cannot be read by dpkg-deb"):
         model_card.by_licence(model_card.Corpus.open(corpus), tmp_path)
+
+
+def _wheel(path: pathlib.Path):
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("wheeled/__init__.py", "")
+
+
+def _npm(path: pathlib.Path, manifest: str | None):
+    text = path.parent / "package.json"
+    text.write_text(manifest or "", encoding="utf-8")
+    with tarfile.open(path, "w:gz") as archive:
+        archive.add(text, "package/package.json" if manifest is not None else "package/other.json")
+
+
+@pytest.mark.parametrize(
+    "name, file, write, reason",
+    [
+        ("wheeled", "wheeled-2-py3-none-any.whl", lambda path: path.write_bytes(b"cut off"), "not a zip file"),
+        ("wheeled", "wheeled-2-py3-none-any.whl", _wheel, "it has no METADATA"),
+        (_NPM.name, _NPM.file_name, lambda path: path.write_bytes(b"cut off"), ""),
+        (_NPM.name, _NPM.file_name, lambda path: _npm(path, None), "package/package.json"),
+        (_NPM.name, _NPM.file_name, lambda path: _npm(path, "{"), ""),
+        (_NPM.name, _NPM.file_name, lambda path: _npm(path, "[]"), ""),
+    ],
+)
+def test_a_wheel_or_npm_package_that_cannot_be_read_is_an_error(name, file, write, reason, tmp_path):
+    write(tmp_path / file)
+    with pytest.raises(UserError, match=rf"{file} cannot be read \(.*{reason}.*\); delete it, and build the corpus"):
+        model_card._licences_of(name, tmp_path)
+
+
+def test_only_scalars_are_read_of_curves_and_losses_are_required(tmp_path):
+    """A callback may write texts and histograms; held-out curves of another program are an error."""
+    for name, tag in (("train", "padding/target"), ("valid", "accuracy")):
+        writer = SummaryWriter(tmp_path, name)
+        writer.write(7, {tag: 0.5})
+        writer.close()
+    with tf.summary.create_file_writer(str(tmp_path / "train")).as_default():
+        tf.summary.text("note", "words", step=9)
+        tf.summary.histogram("weights", [1.0, 2.0], step=9)
+    with pytest.raises(UserError, match=f"--logdir={tmp_path}: the held-out curves have no cross_entropy at step 7;"):
+        model_card.read_curves(tmp_path, 1)
+    for file in (tmp_path / "valid").iterdir():
+        file.unlink()
+    assert model_card.read_curves(tmp_path, 1).steps == 7
