@@ -148,6 +148,14 @@ def test_all_workers_draw_the_same_batch():
     assert min(map(min, ids["source"])) >= 4
 
 
+@pytest.mark.parametrize("arguments", [[], ["--help"], ["[]"], ["{}", "{}"]])
+def test_a_worker_that_a_user_starts_says_what_does(arguments, capsys):
+    """It has no flags: `python -m tools.benchmarks.ours --help` is no traceback."""
+    with pytest.raises(SystemExit, match="2"):
+        protocol.serve(pytest.fail, arguments)
+    assert capsys.readouterr().err.startswith("error: expected the work as JSON; `python -m tools.benchmarks` starts")
+
+
 def test_worker_protocol_survives_printing(tmp_path):
     """What a library prints goes to the log and not between the answers."""
     with Worker("fake", [sys.executable, "-c", FAKE], {"size": 21}, tmp_path) as worker:

@@ -11,6 +11,7 @@ pinned to one core and ends with its standard input.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -30,18 +31,29 @@ def serve(start: Callable[[dict], Started], arguments: Sequence[str]):
       start: maps the work to its facts and a warmed-up function that does it.
       arguments: arguments of the process: the work as JSON.
     """
+    work = _work(arguments)
     # One core, before a library counts the cores; libraries print to standard error, as standard output is the channel.
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     channel = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     sys.stdout = open(sys.stdout.fileno(), "w", buffering=1, closefd=False)  # noqa: SIM115  (complete logs after a kill)
-    facts, run = start(json.loads(arguments[0]))
+    facts, run = start(work)
     _send(channel, {"facts": facts})
     for line in sys.stdin:
         times = json.loads(line)["run"]
         begin = time.process_time()
         losses = run(times)
         _send(channel, {"seconds": time.process_time() - begin, "losses": [float(loss) for loss in losses]})
+
+
+def _work(arguments: Sequence[str]) -> dict:
+    """Returns the work; ends the process with one line for another argument, such as --help."""
+    with contextlib.suppress(ValueError, RecursionError):
+        (text,) = arguments
+        if isinstance(work := json.loads(text), dict):
+            return work
+    print("error: expected the work as JSON; `python -m tools.benchmarks` starts this worker.", file=sys.stderr)
+    sys.exit(2)
 
 
 def token_ids(work: dict) -> dict[str, list[list[int]]]:
