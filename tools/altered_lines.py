@@ -83,7 +83,7 @@ ALTERATIONS: dict[str, Callable[[str], str]] = {
 def main(arguments: list[str]):
     """Translates, prints the table, and writes the scores if asked for."""
     app.no_arguments(arguments[1:])
-    given = recorded.by_default(run_config.read(run_config.HeldOutConfig, FLAGS))
+    given = recorded.read(run_config.HeldOutConfig, FLAGS)
     output_files.check_path("--json", given.json)
     if not given.corpus:
         raise UserError("--corpus is missing: a directory of tools.build_corpus, with held-out sentences.")

@@ -69,7 +69,7 @@ class Scored:
 def main(arguments: list[str]):
     """Translates and prints the tables."""
     app.no_arguments(arguments[1:])
-    given = recorded.by_default(run_config.read(run_config.HeldOutConfig, FLAGS))
+    given = recorded.read(run_config.HeldOutConfig, FLAGS)
     output_files.check_path("--json", given.json)
     if not given.corpus:
         raise UserError("--corpus is missing: a directory of tools.build_corpus, with held-out sentences.")

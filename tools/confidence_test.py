@@ -8,7 +8,7 @@ import pytest
 
 from lingvo_moe.cli import app, main
 from lingvo_moe.testing import experiments as tiny
-from tools import confidence
+from tools import altered_lines, confidence, lost_placeholders
 from tools.confidence import Scored
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("compiled_once")]
@@ -81,3 +81,10 @@ def test_a_missing_corpus_is_named(capsys):
     """Before anything is loaded."""
     assert app.execute(confidence.main, ["confidence"], confidence.FLAGS) == 2
     assert "--corpus is missing" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("tool", [confidence, altered_lines, lost_placeholders])
+def test_modules_of_a_user_are_imported_first(tool, capsys):
+    """They may register the model; the flag was accepted and ignored."""
+    assert app.execute(tool.main, ["tool", "--import=missing.py", "--logdir=missing"], tool.FLAGS) == 2
+    assert "--import=missing.py: no such file" in capsys.readouterr().err

@@ -46,6 +46,7 @@ KINDS = {
 def main(arguments: list[str]):
     """Translates and prints the table."""
     app.no_arguments(arguments[1:])
+    given = recorded.read(run_config.SearchConfig, FLAGS)
     selected = check_selected(FLAGS.languages, "--languages")
     found = corpus_builder.find_sources(FLAGS.preset, FLAGS.input, FLAGS.packages, selected)
     pairs = corpus_builder.collect_pairs(found.sources, selected).pairs
@@ -54,7 +55,7 @@ def main(arguments: list[str]):
         raise UserError(
             f"--preset={FLAGS.preset}: no line of {', '.join(FLAGS.languages)} has {', '.join(KINDS.values())}."
         )
-    with released.by_default(recorded.by_default(run_config.read(run_config.SearchConfig, FLAGS))) as config:
+    with released.by_default(given) as config:
         name, experiment, engine = run_setup.set_up(config, "decode", {"search.beam_size": config.beam_size})
         translator = Translator(name, experiment, engine, config.log_directory())
         rows = [_row(translator, kind, lines[kind]) for kind in KINDS.values()]

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from absl import flags
 
-from lingvo_moe import experiment, explanations, extensions, overrides, registry
+from lingvo_moe import experiment, explanations, overrides, registry
 from lingvo_moe.cli import allocator, app, recorded, released, run_config
 from lingvo_moe.cli.run_config import (
     CheckpointConfig,
@@ -233,10 +233,7 @@ def main(argv: list[str]) -> int:
     run_config.define_flags(command.config, values)
 
     def run(arguments: list[str]) -> int | None:
-        config = run_config.read(command.config, values)
-        for where in config.imports:
-            extensions.import_module(where)
-        return command.run(recorded.by_default(config), arguments[1:])
+        return command.run(recorded.read(command.config, values), arguments[1:])
 
     return app.execute(run, [f"lingvo_moe {name}", *argv[2:]], values, command.description(name))
 

@@ -9,13 +9,30 @@ import pathlib
 from collections.abc import Sequence
 from typing import TypeVar
 
-from lingvo_moe import experiment, overrides, registry
+from absl import flags
+
+from lingvo_moe import experiment, extensions, overrides, registry
+from lingvo_moe.cli import run_config
 from lingvo_moe.cli.run_config import CommandConfig, CorpusConfig, RunConfig
 from lingvo_moe.errors import UserError
 from lingvo_moe.training import hyperparameters
 
 Config = TypeVar("Config", bound=CommandConfig)
 _logger = logging.getLogger(__name__)
+
+
+def read(config: type[Config], values: flags.FlagValues) -> Config:
+    """Returns the configuration that parsed flags stand for, with what `by_default` adds.
+
+    The modules of --import are imported first, as they may register the model.
+
+    Raises:
+      UserError: as `run_config.read`, `extensions.import_module` and `by_default`.
+    """
+    given = run_config.read(config, values)
+    for where in given.imports:
+        extensions.import_module(where)
+    return by_default(given)
 
 
 def by_default(config: Config) -> Config:
