@@ -134,7 +134,7 @@ def main(arguments: list[str]):
 def _check_data():
     """Raises UserError for a preset or language that the stages would refuse, some of them after minutes."""
     for flag in ("preset", "unseen"):
-        corpus_builder.check_preset(f"--{flag}", _VALUES[flag].value)
+        corpus_builder.check_preset(f"--{flag}", str(_VALUES[flag].value))
     check_selected(_VALUES.languages, "--languages")
 
 
