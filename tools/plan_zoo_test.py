@@ -142,15 +142,23 @@ def test_a_failed_plan_is_named_and_the_others_are_made(monkeypatch, tmp_path, c
 
 def test_sigterm_leaves_no_plan_running(monkeypatch, tmp_path, capsys):
     """The compiler would go on as an orphan, for minutes."""
-    started, start = [], subprocess.Popen
-    code = "import os, signal, time\nos.kill(os.getppid(), signal.SIGTERM); time.sleep(60)"
+    started, is_waited_for = [], tmp_path / "is_waited_for"
+    code = (
+        f"import os, pathlib, signal, time\nwhile not pathlib.Path({str(is_waited_for)!r}).exists(): time.sleep(0.01)\n"
+        "os.kill(os.getppid(), signal.SIGTERM); time.sleep(60)"
+    )
 
-    def popen(command, **options):
-        started.append(start([sys.executable, "-c", code], **options))
-        return started[-1]
+    class Compiler(subprocess.Popen):
+        def __init__(self, command, **options):
+            super().__init__([sys.executable, "-c", code], **options)
+            started.append(self)
 
-    monkeypatch.setattr(plan_zoo, "DIRECTORY", tmp_path)
-    monkeypatch.setattr(subprocess, "Popen", popen)
+        def communicate(self, *arguments, **options):
+            is_waited_for.touch()  # a signal between its start and this would leave it, if only for a moment
+            return super().communicate(*arguments, **options)
+
+    monkeypatch.setattr(plan_zoo, "DIRECTORY", tmp_path / "plans")
+    monkeypatch.setattr(subprocess, "Popen", Compiler)
     arguments = ["plan_zoo", "--only=sparse_lm"]
     assert app.execute(plan_zoo.main, arguments, plan_zoo._VALUES) == app.INTERRUPTED
     assert [process.poll() for process in started] == [-signal.SIGKILL]
