@@ -74,7 +74,7 @@ class Diagnosis:
         }
         order = _prefixes(declared)
         blocks: dict[str, dict[str, float]] = {}
-        for path, values in tree.flatten(outputs["blocks"]).items():
+        for path, values in tree.flatten(outputs.get("blocks", {})).items():  # absent without summaries
             block, _, quantity = path.rpartition("/")
             for scope, value in _by_scope({block: values}, order).items():
                 blocks.setdefault(scope, {})[quantity] = value
@@ -132,7 +132,8 @@ class Diagnosis:
 
     def _findings(self) -> Iterator[Finding]:
         yield from (Finding("weight", scope, value) for scope, value in self.weights.items())
-        yield from (Finding("activation", scope, block["max"]) for scope, block in self.blocks.items())
+        activations = ((scope, block["max"]) for scope, block in self.blocks.items() if "max" in block)
+        yield from (Finding("activation", scope, value) for scope, value in activations)
         yield Finding("loss", "", self.metrics["loss"])
         yield from (Finding("gradient", scope, value) for scope, value in self.gradients.items())
 

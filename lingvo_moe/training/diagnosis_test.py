@@ -119,6 +119,17 @@ def test_all_weights_and_blocks_are_listed_in_the_order_of_computation():
     assert lines[5].startswith(f"{MOE}[0] ") and len(lines[5].split()) == 7 and len(lines[4].split()) == 5
 
 
+def test_a_model_without_summaries_has_an_empty_table():
+    """Models of one's own need not call `Context.summarize`, nor give the largest value of what they summarise."""
+    outputs = {"metrics": {"loss": 1.0, "gradient_norm": 5.0}, "weights": {"w": 2.0}, "gradients": {"w": 5.0}}
+    weights = {"w": matrix("MH", fan_in="M", M=4, H=4)}
+    found = Diagnosis.of(outputs, weights)
+    assert found.blocks == {} and found.summary().endswith("the largest: the norm of the gradient of w is 5")
+    assert found.text().splitlines()[0].startswith("after") and found.as_json()["blocks"] == {}
+    found = Diagnosis.of(outputs | {"blocks": {"part": {"share": 0.5}}}, weights)
+    assert found.blocks == {"part": {"share": 0.5}} and "part" in found.text()
+
+
 def test_meshes_agree():
     expected, found = diagnosis(), diagnosis("4x2")
     for field in ("metrics", "weights", "gradients"):
