@@ -13,9 +13,10 @@ from absl import flags
 
 from lingvo_moe import experiment, extensions, overrides, registry
 from lingvo_moe.cli import run_config
-from lingvo_moe.cli.run_config import CommandConfig, CorpusConfig, RunConfig
+from lingvo_moe.cli.run_config import CommandConfig, CorpusConfig, RunConfig, TrainConfig
 from lingvo_moe.errors import UserError
 from lingvo_moe.training import hyperparameters
+from lingvo_moe.utils.counts import counted
 
 Config = TypeVar("Config", bound=CommandConfig)
 _logger = logging.getLogger(__name__)
@@ -61,10 +62,12 @@ def by_default(config: Config) -> Config:
     own = _of_this_machine(config, own)
     count = len([each for each in own if _path(each) not in hyperparameters.DIRECTORIES])
     if count or not config.model:
-        changed = f", of which training changed {count} hyperparameter{'s' * (count > 1)}" if count else ""
+        changed = f", with {counted(count, 'hyperparameter')} set by flags of `train`" if count else ""
         _logger.info("%s: %s%s.", file, name, changed)
     assignments = (*own, *config.assignments)
     _warn_of_changes(file, name, own, assignments)
+    if isinstance(config, TrainConfig):
+        _warn_of_layout(found.values.get(hyperparameters.LAYOUT), name, assignments)
     return dataclasses.replace(config, model=name, assignments=assignments)
 
 
@@ -90,6 +93,13 @@ def _warn_of_changes(file: pathlib.Path, name: str, recorded: Sequence[str], ass
     for path, value in overrides.fields(experiment.unchecked(name, list(assignments))):
         if path.startswith("model.") and value != trained[path]:
             _logger.warning("%s is %s here; it is %s in %s.", path, *map(overrides.text, (value, trained[path])), file)
+
+
+def _warn_of_layout(last: str | None, name: str, assignments: Sequence[str]):
+    """Warns of another layout than that of the last run: the training may not fit into memory with it."""
+    layout = experiment.unchecked(name, list(assignments)).layout
+    if last is not None and last != layout:
+        _logger.warning("layout is %s; the last run had %s (--set=layout=%s).", layout, last, last)
 
 
 def _path(assignment: str) -> str:

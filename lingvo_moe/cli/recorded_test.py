@@ -14,13 +14,14 @@ from lingvo_moe.errors import UserError
 from lingvo_moe.training import hyperparameters
 
 MODEL = "m4.Quickstart"
+LAYOUT = "--set=layout=gshard_sharded_update"
 
 
-def _config(*arguments: str) -> run_config.TranslateConfig:
+def _config(*arguments: str, kind: type[run_config.RunConfig] = run_config.TranslateConfig) -> run_config.RunConfig:
     values = flags.FlagValues()
-    run_config.define_flags(run_config.TranslateConfig, values)
-    values(["translate", *arguments])
-    return run_config.read(run_config.TranslateConfig, values)
+    run_config.define_flags(kind, values)
+    values(["command", *arguments])
+    return run_config.read(kind, values)
 
 
 def _save(logdir: pathlib.Path, *assignments: str):
@@ -41,7 +42,7 @@ def test_what_a_training_recorded_is_used(logdir, model, caplog):
         found = recorded.by_default(_config(*model, f"--logdir={logdir}"))
     assert isinstance(found, run_config.ModelConfig) and found.model == MODEL
     assert found.assignments == ("model.router=switch", "search.beam_size=2")
-    assert f"{logdir}/hyperparameters.json: {MODEL}, of which training changed 2 hyperparameters." in caplog.text
+    assert f"{logdir}/hyperparameters.json: {MODEL}, with 2 hyperparameters set by flags of `train`." in caplog.text
     assert all(record.levelno == logging.INFO for record in caplog.records)
 
 
@@ -53,6 +54,19 @@ def test_flags_come_last_and_a_change_of_the_model_is_a_warning(logdir, caplog):
     assert changed.model == experiment.unchecked(MODEL).model and changed.search.beam_size == 3
     warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert warnings == [f"model.router is top2 here; it is switch in {logdir}/hyperparameters.json."]
+
+
+@pytest.mark.parametrize("flag, warnings", [(None, ["BGE:x,V~x"]), ("--set=layout=gspmd", ["gspmd"]), (LAYOUT, [])])
+def test_training_that_resumes_with_another_layout_says_so(tmp_path, flag, warnings, caplog):
+    """It may have fitted into memory only with the first one. Other commands have a layout of their own."""
+    _save(tmp_path, "layout=gshard_sharded_update")
+    arguments = [f"--logdir={tmp_path}", *filter(None, [flag])]
+    recorded.by_default(_config(*arguments))
+    assert not [record for record in caplog.records if record.levelno == logging.WARNING]
+    recorded.by_default(_config(*arguments, kind=run_config.TrainConfig))
+    assert [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING] == [
+        f"layout is {layout}; the last run had gshard_sharded_update ({LAYOUT})." for layout in warnings
+    ]
 
 
 def test_another_model_has_its_own_hyperparameters(logdir, caplog):

@@ -18,8 +18,10 @@ from lingvo_moe.utils import output_files
 
 FILE = "hyperparameters.json"
 DIRECTORIES = ("corpus", "tokenizers")
+# Recorded, so that training which resumes with another one can say so; it fits one number of mesh axes.
+LAYOUT = "layout"
 # Where and how long a run computes: each run has its own, like the flags of devices.
-_OF_A_RUN = ("mesh", "layout", "platform", "windowed_einsum_mib", "training.steps")
+_OF_A_RUN = ("mesh", LAYOUT, "platform", "windowed_einsum_mib", "training.steps")
 # Fields of a model that change how it trains or is computed, but not what its weights mean.
 _OF_COMPUTATION = (
     *("input_dropout", "residual_dropout", "attention_dropout", "word_dropout"),
@@ -91,7 +93,7 @@ def of(name: str, trained: experiment.Experiment) -> Recorded:
     """Returns the hyperparameters of an experiment; directories are absolute, to be found from elsewhere."""
     # Those of an extension may be of types that no flag can set.
     fields = (field for field in overrides.fields(trained) if isinstance(field[1], _PLAIN))
-    values = {path: value for path, value in fields if path not in _OF_A_RUN}
+    values = {path: value for path, value in fields if path not in _OF_A_RUN or path == LAYOUT}
     return Recorded(name, values | {path: _absolute(values[path]) for path in DIRECTORIES})
 
 

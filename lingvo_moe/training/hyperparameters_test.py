@@ -33,7 +33,7 @@ def test_every_value_of_every_model_is_read_as_it_was(name, tmp_path):
         if path in values and path not in ("corpus", "tokenizers"):
             assert overrides.apply(trained, [f"{path}={overrides.text(values[path])}"]) == trained
     assert {path for path, _ in overrides.fields(trained)} - values.keys() == {
-        *("mesh", "layout", "platform", "windowed_einsum_mib", "training.steps")
+        *("mesh", "platform", "windowed_einsum_mib", "training.steps")
     }
 
 
@@ -45,7 +45,7 @@ def test_differences_are_assignments(tmp_path, monkeypatch):
         "input.packing=false",
         "search.beam_size=3",
     ]
-    ran = [*changes, "training.steps=7", "mesh=4", "tokenizers=own", "search.forbidden_ids=0,3"]
+    ran = [*changes, "training.steps=7", "mesh=4", "layout=gshard_few", "tokenizers=own", "search.forbidden_ids=0,3"]
     monkeypatch.chdir(tmp_path)
     (tmp_path / "own").mkdir()
     found = _saved(tmp_path, experiment.unchecked(MODEL, ran))
