@@ -9,16 +9,22 @@ from __future__ import annotations
 import contextlib
 import importlib
 import importlib.util
+import os
 import pathlib
 import re
 import sys
+import traceback
 import types
-from collections.abc import Collection, Iterator
+import typing
+from collections.abc import Callable, Collection, Iterator
 from typing import Any, Generic, TypeVar
 
+from lingvo_moe import definitions
 from lingvo_moe.errors import UserError, did_you_mean
 
 Entry = TypeVar("Entry")
+Defined = TypeVar("Defined")
+_DIRECTORY = "this is a directory; name a file in it."
 _NAME = re.compile(r"\w[\w.-]*")
 
 
@@ -29,9 +35,18 @@ class Registry(Generic[Entry]):
       kind: what error messages call an entry, for instance `layout`.
     """
 
-    def __init__(self, kind: str, reserved: Collection[str] = ()):
-        """Makes an empty registry; `reserved` are names with a meaning of their own, such as `auto`."""
+    def __init__(
+        self, kind: str, reserved: Collection[str] = (), check: Callable[[str, Any], None] = lambda what, entry: None
+    ):
+        """Makes an empty registry.
+
+        Args:
+          kind: what error messages call an entry.
+          reserved: names with a meaning of their own, such as `auto`.
+          check: raises UserError for an entry that is malformed; called with what messages call it, and the entry.
+        """
         self.kind = kind
+        self._check = check
         self._reserved = tuple(reserved)
         self._entries: dict[str, Entry] = {}
 
@@ -42,7 +57,7 @@ class Registry(Generic[Entry]):
         previous one.
 
         Raises:
-          UserError: `name` is malformed, reserved, or belongs to another entry.
+          UserError: `name` is malformed, reserved, or belongs to another entry; or the entry is malformed.
         """
         if not isinstance(name, str) or not _NAME.fullmatch(name):
             raise UserError(f"{self.kind} name {name!r}: use letters, digits, _, - and '.'.")
@@ -50,8 +65,25 @@ class Registry(Generic[Entry]):
             raise UserError(f"{self.kind} name {name!r} is reserved; choose another name.")
         if name in self._entries and not _is_same(self._entries[name], entry):
             raise UserError(f"{self.kind} {name!r} is already registered; choose another name.")
+        with definitions.named(lambda: f"{self.kind} {name!r}", entry):
+            self._check(f"{self.kind} {name!r}", entry)
         self._entries[name] = entry
         return entry
+
+    def decorator(self, written: str, name: object) -> Callable[[Defined], Defined]:
+        """Returns the decorator that registers a class or function under `name`.
+
+        Args:
+          written: how users write it, such as `register_router`.
+          name: what they passed to it.
+
+        Raises:
+          UserError: `name` is what the decorator stands above; as `register`, from the decorator.
+        """
+        if isinstance(name, (type, types.FunctionType)):
+            above = f"{'class' if isinstance(name, type) else 'def'} {name.__name__}"
+            raise UserError(f'@{written} needs a name: write @{written}("mine") above {above}.')
+        return lambda defined: typing.cast(Any, self).register(name, defined)
 
     def get(self, name: str) -> Entry:
         """Returns the entry of `name`; raises UserError, with the nearest names, where there is none."""
@@ -63,10 +95,10 @@ class Registry(Generic[Entry]):
             )
         return self._entries[name]
 
-    def label(self, cls: type) -> str:
-        """What messages call an instance of `cls`: `layer 'mine'`, or the class's name where it is not registered."""
-        names = (name for name, entry in self._entries.items() if isinstance(entry, type) and _is_same(entry, cls))
-        return f"{self.kind} {next(names, cls.__name__)!r}"
+    def label(self, defined: Any) -> str:
+        """What messages call a class or function: `layer 'mine'`, or by its own name where it is not registered."""
+        names = (name for name, entry in self._entries.items() if _is_same(entry, defined))
+        return f"{self.kind} {next(names, defined.__name__)!r}"
 
     def names(self) -> tuple[str, ...]:
         """All registered names, in the order of registration."""
@@ -94,21 +126,33 @@ def import_module(where: str):
     try:
         if where.endswith(".py"):
             _import_file(pathlib.Path(where))
+        elif os.sep in where:
+            raise UserError(_DIRECTORY if os.path.isdir(where) else f"write {where}.py.")
         else:
-            importlib.import_module(where)
-    except UserError as error:
-        raise UserError(f"--import={where}: {error}") from error
-    except ModuleNotFoundError as error:
-        raise UserError(
-            f"--import={where}: {error}. Give a module on the Python path, or a path ending in .py."
-        ) from error
+            module = importlib.import_module(where)
+            if hasattr(module, "__path__") and module.__file__ is None:  # a directory without __init__.py
+                raise UserError(_DIRECTORY)
     except (Exception, SystemExit) as error:  # the user's code may raise anything
-        raise UserError(f"--import={where}: {type(error).__name__} while importing it: {error}") from error
+        raise UserError(f"--import={where}: {_reason(where, error)}") from error
+
+
+def _reason(where: str, error: BaseException) -> str:
+    """Describes what an import raised, and the line of the user's file that it came from."""
+    if isinstance(error, ModuleNotFoundError) and error.name and f"{where}.".startswith(f"{error.name}."):
+        return f"{error}. Give a module on the Python path, or a path ending in .py."
+    ours = (__file__, importlib.__file__)
+    files = (frame.filename for frame in traceback.extract_tb(error.__traceback__))
+    file = next((file for file in files if file not in ours and not file.startswith("<frozen importlib")), None)
+    text = str(error) if isinstance(error, UserError) else f"{type(error).__name__} while importing it: {error}"
+    # A syntax error names the line itself, and so does the message about a registered class.
+    if file is None or isinstance(error, SyntaxError) or file in text:
+        return text
+    return f"{text.rstrip('.')}{definitions.raised_at(error, file)}."
 
 
 def _import_file(path: pathlib.Path):
     if not path.is_file():
-        raise UserError("no such file.")
+        raise UserError(_DIRECTORY if path.is_dir() else "no such file.")
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None:
         raise UserError("no Python source file.")

@@ -62,6 +62,29 @@ def _function():
     return function
 
 
+def test_a_decorator_without_a_name_is_an_error():
+    """The class would be taken for the name, and never be registered."""
+    registry: Registry = Registry("thing")
+    for above in (Registry, _function):
+        with pytest.raises(
+            UserError, match='@register_thing needs a name: write @register_thing."mine". above (class|def)'
+        ):
+            registry.decorator("register_thing", above)
+    assert registry.decorator("register_thing", "mine")(Registry) is Registry is registry.get("mine")
+
+
+def test_a_malformed_entry_is_not_registered():
+    """What is registered has been checked, and the message has the line of its definition."""
+
+    def check(what: str, entry: type):
+        raise UserError(f"{what} is malformed.")
+
+    registry: Registry = Registry("thing", check=check)
+    with pytest.raises(UserError, match="^thing 'mine' is malformed"):
+        registry.register("mine", Registry)
+    assert registry.names() == ()
+
+
 def test_isolated_removes_what_was_registered_inside():
     """Tests leave a registry as it was."""
     registry: Registry[int] = Registry("number")
@@ -76,22 +99,32 @@ def test_isolated_removes_what_was_registered_inside():
     [
         ("no_such_module", "No module named"),
         ("no/such/file.py", "no such file"),
-        ("{tmp}/broken.py", "ZeroDivisionError"),
+        ("no_such/file", "write no_such/file.py"),
+        ("{tmp}", "this is a directory; name a file in it"),
+        ("{tmp}/broken.py", r"ZeroDivisionError while importing it: division by zero \({tmp}/broken.py, line 2\)"),
+        ("{tmp}/needs.py", r"ModuleNotFoundError .* 'numppy' \({tmp}/needs.py, line 1\)"),
+        ("{tmp}/elsewhere.py", r"JSONDecodeError .* \({tmp}/elsewhere.py, line 2\)"),
+        ("{tmp}/wrong.py", r"SyntaxError .*invalid syntax \(wrong.py, line 1\)$"),
         ("{tmp}/leaves.py", "SystemExit while importing it: 3"),
         ("{tmp}/clash.py", "layout 'gshard' is already registered; choose another name"),
     ],
 )
 def test_failing_import_names_the_flag_and_the_reason(tmp_path, where, message):
-    """The message names the flag, the module and the reason."""
-    (tmp_path / "broken.py").write_text("1 / 0\n")
+    """The message names the flag, the module, the reason and the line of the user's file."""
+    (tmp_path / "broken.py").write_text("\n1 / 0\n")
+    (tmp_path / "needs.py").write_text("import numppy\n")
+    (tmp_path / "elsewhere.py").write_text("import json\njson.loads('{')\n")
+    (tmp_path / "wrong.py").write_text("1 +\n")
     (tmp_path / "leaves.py").write_text("import sys\nsys.exit(3)\n")
     (tmp_path / "clash.py").write_text(
         "from lingvo_moe.sharding.layout import AxisRule, register_layout\n"
         "register_layout('gshard', [AxisRule('E', ('x',))], num_mesh_axes=1)\n"
     )
-    with pytest.raises(UserError, match=f"--import=.*{message}"):
+    with pytest.raises(UserError, match=f"^--import=.*{message.format(tmp=tmp_path)}"):
         extensions.import_module(where.format(tmp=tmp_path))
-    assert not {"broken", "leaves", "clash"} & sys.modules.keys(), "a module is half made"
+    assert not {"broken", "needs", "elsewhere", "wrong", "leaves", "clash"} & sys.modules.keys(), (
+        "a module is half made"
+    )
 
 
 def test_a_file_does_not_replace_another_module(tmp_path):

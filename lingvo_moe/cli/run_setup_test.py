@@ -11,6 +11,7 @@ from lingvo_moe import program_cache
 from lingvo_moe.cli import run_config, run_setup
 from lingvo_moe.engines import registry as engines
 from lingvo_moe.errors import UserError
+from lingvo_moe.testing.fake_engine import FakeEngine
 
 
 def _config(*arguments: str) -> run_config.TrainConfig:
@@ -61,9 +62,7 @@ def test_a_mesh_that_the_user_names_is_kept_on_more_accelerators(flag, mesh):
     config = _config("--model=m4.Small", "--engine=mine", *filter(None, [flag]))
     with engines.ENGINES.isolated():
         engines.register_engine("mine")(
-            lambda options: types.SimpleNamespace(
-                platform="gpu", devices=[None] * (8 if options.all_accelerators else options.num_devices)
-            )
+            lambda options: FakeEngine(8 if options.all_accelerators else options.num_devices)
         )
         _, experiment, engine = run_setup.set_up(config, "train", {})
     assert experiment.mesh.shape == mesh and len(engine.devices) == experiment.mesh.size
@@ -71,7 +70,7 @@ def test_a_mesh_that_the_user_names_is_kept_on_more_accelerators(flag, mesh):
 
 def test_an_engine_is_found_by_its_name_and_given_the_flags():
     """An engine of `--import` needs no change of the command line; it receives every flag that concerns engines."""
-    asked, engine = [], types.SimpleNamespace(platform="cpu", devices=[None, None])
+    asked, engine = [], FakeEngine(2)
     config = _config(
         "--model=m4.Quickstart", "--engine=mine", "--devices=2", "--platform=cpu", "--tpu=x", "--cache=off"
     )

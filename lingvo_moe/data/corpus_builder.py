@@ -277,7 +277,7 @@ def _with_preset(
 ) -> SourceList:
     """Returns the preset's sources, which it may download, followed by the user's inputs."""
     cache = Path(packages) if packages else sources.default_cache()
-    from_preset = sources.PRESETS.get(preset)(cache, selected)
+    from_preset = sources.of_preset(preset, cache, selected)
     return from_preset._replace(sources=[*from_preset.sources, *own_inputs])
 
 
@@ -289,7 +289,7 @@ def collect_pairs(read_from: Sequence[sources.Source], selected: Collection[str]
         for source, files in _opened_ahead(read_from):
             done = 0.0
             for file in files:
-                for entry in file.entries:
+                for entry in sources.checked(file.entries, file.name):
                     if languages.is_selected(entry.language, selected):
                         _add_entry(entry, file.name, collected, texts)
                 advance(int((done + file.size) / 1000) - int(done / 1000), source.name)

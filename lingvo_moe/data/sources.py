@@ -17,6 +17,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
+from lingvo_moe import definitions
 from lingvo_moe.data import catalogs, languages
 from lingvo_moe.errors import UserError
 from lingvo_moe.extensions import Registry
@@ -73,7 +74,9 @@ class SourceList(NamedTuple):
 # Called with the download cache, which it creates if it needs it, and with the selected languages (empty: all). Entries
 # of other languages are skipped, so it need not fetch or read them.
 Preset = Callable[[Path, Collection[str]], SourceList]
-PRESETS: Registry[Preset] = Registry("preset")
+PRESETS: Registry[Preset] = Registry(
+    "preset", check=lambda what, preset: definitions.check_call(what, preset, "cache", "selected")
+)
 
 
 def register_source(name: str) -> Callable[[Preset], Preset]:
@@ -86,9 +89,33 @@ def register_source(name: str) -> Callable[[Preset], Preset]:
       name: of the preset.
 
     Raises:
-      UserError: the name is malformed or belongs to another function.
+      UserError: the name is missing, malformed or belongs to another function; or the function has other parameters.
     """
-    return lambda preset: PRESETS.register(name, preset)
+    return PRESETS.decorator("register_source", name)
+
+
+def of_preset(name: str, cache: Path, selected: Collection[str]) -> SourceList:
+    """Returns the sources of a preset, which it may download.
+
+    Raises:
+      UserError: an unknown preset, one that returns no `SourceList`, or as the preset.
+    """
+    preset = PRESETS.get(name)
+    with definitions.named(lambda: f"preset {name!r}", preset):
+        found = preset(cache, selected)
+        definitions.check_type(f"preset {name!r}: the result", found, SourceList)
+    return found
+
+
+def checked(entries: Iterable[catalogs.Entry], source: str) -> Iterator[catalogs.Entry]:
+    """Yields entries; raises UserError, with the name of their source, for what is no `Entry` of texts."""
+    for entry in entries:
+        definitions.check_type(f"source {source}: an entry", entry, catalogs.Entry)
+        if not isinstance(entry.english, str) or not isinstance(entry.translation, str):
+            raise UserError(
+                f"source {source}: {entry} has no two texts; expected Entry(language, english, translation)."
+            )
+        yield entry
 
 
 class CatalogDirectory:
@@ -139,7 +166,7 @@ class EntrySource:
     def __init__(self, name: str, entries: Iterable[catalogs.Entry]):
         self.name = name
         self.skipped_links = 0
-        self._entries = tuple(entries)
+        self._entries = tuple(checked(entries, name))
         self.size = sum(len(entry.english.encode()) + len(entry.translation.encode()) for entry in self._entries)
 
     def identity(self) -> str:

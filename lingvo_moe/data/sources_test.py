@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import types
 from collections.abc import Collection
 from pathlib import Path
 
@@ -161,6 +162,37 @@ def test_language_of_a_users_source_is_checked_before_it_becomes_a_path(presets,
     with pytest.raises(UserError, match="my file: .* is not a language label"):
         corpus_builder.build("bad", [], tmp_path / "corpus", tmp_path / "cache")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "result, message",
+    [
+        (None, "preset 'own': the result is None; expected a SourceList"),
+        ([], "preset 'own': the result is a list; expected a SourceList"),
+        ([("de", "a text", "ein Text")], "source mine: an entry is a tuple; expected an Entry"),
+        ([Entry("de", None, "ein Text")], "source mine: Entry.* has no two texts"),  # type: ignore[arg-type]
+        ([Entry("de", "a text", 3)], "source mine: Entry.* has no two texts"),  # type: ignore[arg-type]
+    ],
+)
+def test_what_a_preset_returns_is_checked(presets, tmp_path, result, message):
+    """The message names what the user wrote."""
+    register_source("own")(lambda cache, selected: SourceList([EntrySource("mine", result)]) if result else result)
+    with pytest.raises(UserError, match=f"^{message}"):
+        corpus_builder.build("own", [], tmp_path / "corpus", tmp_path / "cache")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_entries_of_every_source_are_checked():
+    """A source of one's own need not be an `EntrySource`."""
+    file = sources.CatalogFile("own.csv", 1, iter([("de", "a text", "ein Text")]))  # type: ignore[arg-type]
+    source = types.SimpleNamespace(name="own", size=1, skipped_links=0, files=lambda: iter([file]))
+    with pytest.raises(UserError, match="^source own.csv: an entry is a tuple; expected an Entry"):
+        corpus_builder.collect_pairs([source])
+
+
+def test_a_preset_with_other_parameters_is_not_registered():
+    with pytest.raises(UserError, match=r"^preset 'own' takes \(cache\); it is called with \(cache, selected\)"):
+        register_source("own")(lambda cache: SourceList([]))
 
 
 def test_unknown_preset_is_an_error_with_a_suggestion(tmp_path):

@@ -17,6 +17,7 @@ import sys
 from collections.abc import Callable
 from typing import Literal
 
+from lingvo_moe import definitions
 from lingvo_moe.engines.base import Engine
 from lingvo_moe.errors import UserError
 from lingvo_moe.extensions import Registry
@@ -50,7 +51,9 @@ class EngineOptions:
 Factory = Callable[[EngineOptions], Engine]
 
 
-ENGINES: Registry[Factory] = Registry("engine")
+ENGINES: Registry[Factory] = Registry(
+    "engine", check=lambda what, factory: definitions.check_call(what, factory, "options")
+)
 
 
 def register_engine(name: str) -> Callable[[Factory], Factory]:
@@ -62,14 +65,19 @@ def register_engine(name: str) -> Callable[[Factory], Factory]:
       name: of the engine.
 
     Raises:
-      UserError: the name is malformed or belongs to another function.
+      UserError: the name is missing, malformed or belongs to another function; or the function does not take the
+        options alone.
     """
-    return lambda factory: ENGINES.register(name, factory)
+    return ENGINES.decorator("register_engine", name)
 
 
 def make(name: str, options: EngineOptions) -> Engine:
-    """Makes the engine of a registered name; raises UserError if there is none, or as its factory."""
-    return ENGINES.get(name)(options)
+    """Makes the engine of a registered name; raises UserError if there is none or it made none, or as its factory."""
+    factory = ENGINES.get(name)
+    with definitions.named(lambda: f"engine {name!r}", factory):
+        engine = factory(options)
+        definitions.check(f"engine {name!r}: the result, {definitions.form(engine)},", engine, Engine)
+    return engine
 
 
 @register_engine("pjrt")

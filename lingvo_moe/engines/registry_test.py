@@ -7,6 +7,11 @@ import pytest
 from lingvo_moe.engines import registry
 from lingvo_moe.engines.registry import EngineOptions
 from lingvo_moe.errors import UserError
+from lingvo_moe.testing.fake_engine import FakeEngine
+
+
+def _without_options():
+    return FakeEngine()
 
 
 @pytest.fixture(autouse=True)
@@ -16,9 +21,10 @@ def registrations_end_with_the_test():
 
 
 def test_a_registered_engine_is_made_by_its_name():
-    registry.register_engine("mine")(lambda options: ("mine", options))
+    asked = []
+    registry.register_engine("mine")(lambda options: asked.append(options) or FakeEngine(options.num_devices))
     options = EngineOptions(purpose="decode", num_devices=4)
-    assert registry.make("mine", options) == ("mine", options)
+    assert len(registry.make("mine", options).devices) == 4 and asked == [options]
     assert registry.ENGINES.names() == ("pjrt", "tpu_strategy", "mine")
 
 
@@ -27,6 +33,15 @@ def test_an_unknown_name_is_an_error():
         UserError, match="engine 'pjtr' is unknown. Did you mean pjrt.*Known: pjrt, tpu_strategy. --import"
     ):
         registry.make("pjtr", EngineOptions())
+
+
+def test_what_makes_no_engine_is_named():
+    """When it is registered, or else when it has been called."""
+    with pytest.raises(UserError, match=r"^engine 'mine' takes \(\); it is called with \(options\)"):
+        registry.register_engine("mine")(_without_options)
+    registry.register_engine("none")(lambda options: None)
+    with pytest.raises(UserError, match="^engine 'none': the result, None, has no devices, platform, .*Engine in"):
+        registry.make("none", EngineOptions())
 
 
 def test_the_pjrt_engine_is_one_of_them():

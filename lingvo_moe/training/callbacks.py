@@ -16,6 +16,7 @@ import dataclasses
 import pathlib
 from collections.abc import Callable, Sequence
 
+from lingvo_moe import definitions
 from lingvo_moe.data.batching import Batch
 from lingvo_moe.data.pipeline import State, merge_states
 from lingvo_moe.distributed.process_group import ProcessGroup
@@ -103,7 +104,14 @@ class Callback:
         """Called once, in reverse order, if `on_start` was called; `error` is what ended training early."""
 
 
-CALLBACKS: Registry[Callable[[], Callback]] = Registry("callback")
+def _check_factory(what: str, factory: Callable[[], Callback]):
+    """Raises UserError for a class that is no callback, and for what cannot be called without arguments."""
+    definitions.check_call(what, factory)
+    if isinstance(factory, type):
+        definitions.check(what, factory, Callback)
+
+
+CALLBACKS: Registry[Callable[[], Callback]] = Registry("callback", check=_check_factory)
 
 
 def register_callback(name: str) -> Callable[[Callable[[], Callback]], Callable[[], Callback]]:
@@ -115,11 +123,19 @@ def register_callback(name: str) -> Callable[[Callable[[], Callback]], Callable[
       name: of the callback.
 
     Raises:
-      UserError: the name is malformed or belongs to another class.
+      UserError: the name is missing, malformed or belongs to another class; or the class needs arguments, or has a hook
+        with other parameters than `Callback`.
     """
-    return lambda factory: CALLBACKS.register(name, factory)
+    return CALLBACKS.decorator("register_callback", name)
 
 
 def registered_callbacks() -> list[Callback]:
-    """Makes the registered callbacks, in the order of registration."""
-    return [CALLBACKS.get(name)() for name in CALLBACKS.names()]
+    """Makes the registered callbacks, in the order of registration; raises UserError where a function made none."""
+    return [_make(f"callback {name!r}", CALLBACKS.get(name)) for name in CALLBACKS.names()]
+
+
+def _make(what: str, factory: Callable[[], Callback]) -> Callback:
+    with definitions.named(lambda: what, factory):
+        callback = factory()
+        definitions.check(what, callback, Callback)
+        return callback

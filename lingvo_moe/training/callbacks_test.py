@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import pathlib
 import re
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ from lingvo_moe.experiment import Experiment
 from lingvo_moe.testing import experiments as tiny
 from lingvo_moe.testing.fake_engine import FakeEngine, FakeTraining
 from lingvo_moe.training import loop
-from lingvo_moe.training.callbacks import CALLBACKS, Callback, register_callback
+from lingvo_moe.training.callbacks import CALLBACKS, Callback, register_callback, registered_callbacks
 from lingvo_moe.training.checkpoint import Checkpoints
 
 
@@ -191,7 +192,37 @@ def test_a_users_engine_and_callback_take_part_through_import(data, tmp_path, ca
     assert "error: the fake engine cannot decode." in capsys.readouterr().err
 
 
+class Mistaken(Callback):
+    def on_step(self, run):  # type: ignore[override]
+        pass
+
+
+class NoCallback:
+    pass
+
+
+def _made() -> Any:
+    return NoCallback()
+
+
+@pytest.mark.parametrize(
+    "factory, message",
+    [
+        (Mistaken, r"'own': on_step takes \(self, run\); it is called with \(self, run, result\), as Callback in"),
+        (NoCallback, "'own' has no on_start, on_step, on_end, on_close, which Callback in"),
+        (Recorder, r"'own' takes \(name: .*\); it is called with \(\)"),
+    ],
+)
+def test_a_malformed_callback_is_not_registered(factory, message):
+    """Its hooks would fail in training, or never be called."""
+    with pytest.raises(UserError, match=f"^callback {message}"):
+        register_callback("own")(factory)
+    register_callback("made")(_made)
+    with pytest.raises(UserError, match="^callback 'made' has no on_start, "):
+        registered_callbacks()
+
+
 def test_callbacks_are_registered_by_name():
-    register_callback("steps")(Recorder)
+    register_callback("steps")(type("Steps", (Callback,), {}))
     with pytest.raises(UserError, match="callback 'steps' is already registered"):
         register_callback("steps")(Callback)
