@@ -6,17 +6,21 @@ A layer is a frozen dataclass whose fields are its hyperparameters. `weights()` 
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 import math
+from typing import cast
 
-from lingvo_moe import tree
+from lingvo_moe import definitions, tree
+from lingvo_moe.errors import UserError
 from lingvo_moe.lazy import tf
 from lingvo_moe.ops import random_numbers
 from lingvo_moe.ops.context import Context
 from lingvo_moe.ops.random_numbers import fold_seed
+from lingvo_moe.sharding.layout import check_logical_axes
 
 # `Context` is here too, so that the file of a layer imports all that layers share from one module.
-__all__ = ["Context", "Layer", "Weight", "initial_value", "matrix"]
+__all__ = ["Context", "Layer", "Weight", "check_weights", "initial_value", "matrix"]
 
 # Leading dimensions over which a weight holds many independent matrices: repeated layers and experts.
 BATCH_AXES = "RrE"
@@ -93,10 +97,22 @@ def matrix(logical_axes: str, fan_in: str, gain: float = 1.0, **sizes: int) -> W
     return Weight(shape, logical_axes, fan_in, stddev=gain / math.sqrt(contracted))
 
 
+def check_weights(what: str, weights: object):
+    """Raises UserError, which begins with `what`, unless `weights` is a tree of `Weight`s with known logical axes."""
+    definitions.check_type(f"{what}: the tree of weights", weights, dict)
+    for path, weight in tree.flatten(cast(dict, weights)).items():
+        definitions.check_type(f"{what}: weight {path}", weight, Weight)
+        try:
+            check_logical_axes(weight.logical_axes)
+        except ValueError as error:
+            raise UserError(f"{what}: weight {path}: {error}") from None
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Layer:
     """Base of all layers; see the module's docstring."""
 
+    @abc.abstractmethod
     def weights(self) -> dict:
         """The weights of this layer: a tree with `Weight` leaves."""
         raise NotImplementedError

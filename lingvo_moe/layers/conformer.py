@@ -6,6 +6,7 @@ import dataclasses
 
 from lingvo_moe.layers.base import Context
 from lingvo_moe.layers.convolution import ConvolutionModule
+from lingvo_moe.layers.feed_forward import feed_forward_weights
 from lingvo_moe.layers.summaries import magnitude
 from lingvo_moe.layers.transformer import Masks, TransformerLayer
 from lingvo_moe.lazy import tf
@@ -26,12 +27,12 @@ class ConformerLayer(TransformerLayer):
 
     def weights(self) -> dict:
         """See `Layer.weights`."""
-        norm = self._norm.weights()
+        norm, feed_forward = self._norm.weights(), feed_forward_weights(self.feed_forward)
         return {
-            "feed_forward_before": {"norm": norm, **self.feed_forward.weights()},
+            "feed_forward_before": {"norm": norm, **feed_forward},
             "self_attention": {"norm": norm, **self.attention.weights()},
             "convolution": {"norm": norm, **self.convolution.weights()},
-            "feed_forward_after": {"norm": norm, **self.feed_forward.weights()},
+            "feed_forward_after": {"norm": norm, **feed_forward},
             "norm": norm,
         }
 

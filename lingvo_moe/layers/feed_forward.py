@@ -17,10 +17,10 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-from lingvo_moe import ranges
+from lingvo_moe import definitions, ranges
 from lingvo_moe.errors import UserError, did_you_mean
 from lingvo_moe.extensions import Registry
-from lingvo_moe.layers.base import Context, Layer, matrix
+from lingvo_moe.layers.base import Context, Layer, check_weights, matrix
 from lingvo_moe.lazy import tf
 from lingvo_moe.ops.activation import relu
 from lingvo_moe.ops.projection import project
@@ -95,16 +95,19 @@ class FeedForward(Protocol):
 
 
 _ACTIVATIONS = ("relu", "swish")
-FEED_FORWARDS: Registry[type[FeedForward]] = Registry("feed-forward layer")
+FEED_FORWARDS: Registry[type[FeedForward]] = Registry(
+    "feed-forward layer", check=lambda what, cls: definitions.check_dataclass(what, cls, FeedForward)
+)
 
 
 def register_feed_forward(name: str) -> Callable[[type], type]:
     """Class decorator: registers a frozen dataclass that implements `FeedForward` under `name`.
 
     Raises:
-      UserError: the name is malformed or taken.
+      UserError: the name is missing, malformed or taken; or the class is no frozen dataclass, lacks something of
+        `FeedForward`, or has a method that cannot be called as `FeedForward` says.
     """
-    return lambda cls: FEED_FORWARDS.register(name, cls)
+    return FEED_FORWARDS.decorator("register_feed_forward", name)
 
 
 def make_feed_forward(choice: str, fields: Mapping[str, Any]) -> FeedForward:
@@ -126,16 +129,35 @@ def call_feed_forward(
     """Calls a layer, see `FeedForward.__call__`.
 
     Raises:
-      UserError: the metrics are not those of `metric_names`, or the outputs do not have the shape of the inputs.
+      UserError: it did not return a pair, the metrics are not those of `metric_names`, or the outputs do not have the
+        shape and dtype of the inputs.
     """
-    outputs, metrics = layer(theta, inputs, paddings, context)
-    extension_choice.check_metrics(FEED_FORWARDS, layer, metrics)
-    if not outputs.shape.is_compatible_with(inputs.shape):
-        raise UserError(
-            f"{FEED_FORWARDS.label(type(layer))}: a call returned outputs of shape {outputs.shape} for inputs of shape "
-            f"{inputs.shape}. The two must be equal, [B, T, M]."
-        )
-    return outputs, metrics
+    label = FEED_FORWARDS.label(type(layer))
+    with definitions.named(lambda: f"{label} in {context.scope.rstrip('/')}", layer):
+        result = layer(theta, inputs, paddings, context)
+        definitions.check_pair(label, result, "outputs, metrics")
+        outputs, metrics = result
+        extension_choice.check_metrics(FEED_FORWARDS, layer, metrics)
+        is_like_inputs = tf.is_tensor(outputs) and outputs.shape.is_compatible_with(inputs.shape)
+        if not is_like_inputs or outputs.dtype != inputs.dtype:
+            expected = definitions.form(inputs)
+            definitions.check_form(f"{label}: the output of a call, [B, T, M] as its input,", outputs, expected)
+        return outputs, metrics
+
+
+def feed_forward_weights(layer: FeedForward) -> dict:
+    """Returns the tree of `Weight`s of a layer.
+
+    Raises:
+      UserError: it is none, a weight has an unknown logical axis, or is named as the enclosing layer's `norm`.
+    """
+    label = FEED_FORWARDS.label(type(layer))
+    with definitions.named(lambda: label, layer):
+        weights = layer.weights()
+        check_weights(label, weights)
+        if "norm" in weights:
+            raise UserError(f"{label}: the enclosing layer has a weight named norm; choose another name.")
+        return weights
 
 
 @register_feed_forward("dense")

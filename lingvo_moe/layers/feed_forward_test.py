@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 
 from lingvo_moe.errors import UserError
-from lingvo_moe.layers.base import Context, Layer
+from lingvo_moe.layers.base import Context, Layer, Weight
 from lingvo_moe.layers.feed_forward import (
     FEED_FORWARDS,
     DenseFeedForward,
+    FeedForward,
     call_feed_forward,
+    feed_forward_weights,
     make_feed_forward,
     register_feed_forward,
 )
@@ -88,36 +90,88 @@ def test_an_unknown_activation_is_an_error():
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Malformed(Layer):
-    """A user's layer, with the metric `open` and outputs that lack one dimension's last element."""
+    """A user's layer with one of several mistakes; no two of its results are right."""
 
-    dimension: int = 0
-    returned: str = "open"
+    mistake: str = "boom"
 
     metric_names = ("open",)
 
+    def weights(self) -> dict:
+        return {
+            "list": [Weight((8,), "M")],
+            "norm": {"norm": Weight((8,), "M")},
+            "axis": {"w": Weight((8,), "Q")},
+            "array": {"w": {"v": np.ones(8)}},
+        }[self.mistake]
+
     def __call__(self, theta, inputs, paddings, context):
-        shape = [size - (d == self.dimension) for d, size in enumerate(inputs.shape)]
-        return tf.ones(shape), {self.returned: tf.constant(0.5)}
+        metrics = {"open": tf.constant(0.5)}
+        return {
+            "right": (inputs, metrics),
+            "length": (inputs[:, 1:], metrics),
+            "size": (inputs[..., 1:], metrics),
+            "dtype": (tf.cast(inputs, tf.float64), metrics),
+            "alone": inputs,
+            "none": (None, metrics),
+            "name": (inputs, {"opened": tf.constant(0.5)}),
+            "vector": (inputs, {"open": inputs}),
+            "count": (inputs, {"open": tf.constant(1)}),
+        }[self.mistake]
 
 
-@pytest.mark.parametrize("choice", ["malformed:dimension=1", "malformed:dimension=2"])
-def test_outputs_of_another_shape_name_the_layer(choice):
-    """TensorFlow would name two numbers and an addition, or broadcast."""
+def malformed(mistake: str) -> FeedForward:
+    register_feed_forward("malformed")(Malformed)
+    return make_feed_forward(f"malformed:mistake={mistake}", {})
+
+
+OUTPUTS = "the output of a call, [B, T, M] as its input, is"
+
+
+@pytest.mark.parametrize(
+    "mistake, message",
+    [
+        ("length", f": {OUTPUTS} a float32 [2, 2, 8]; expected a float32 [2, 3, 8]."),
+        ("size", f": {OUTPUTS} a float32 [2, 3, 7]; expected a float32 [2, 3, 8]."),
+        ("dtype", f": {OUTPUTS} a float64 [2, 3, 8]; expected a float32 [2, 3, 8]."),
+        ("none", f": {OUTPUTS} None; expected a float32 [2, 3, 8]."),
+        ("alone", " returned a float32 [2, 3, 8]; expected the pair (outputs, metrics)."),
+        ("name", ": metric_names declares open, but a call returned opened. Give both the same names."),
+        ("vector", ": metric open is a float32 [2, 3, 8]; expected a float32 scalar tensor."),
+        ("count", ": metric open is an int32 scalar tensor; expected a float32 scalar tensor."),
+    ],
+)
+def test_a_malformed_result_names_the_layer(mistake, message):
+    """TensorFlow would name two numbers and an addition, or broadcast; curves of other metrics would be zeros."""
+    arguments = {}, tf.ones((2, 3, 8)), tf.zeros((2, 3), tf.bool), Context(scope="decoder/layer_0/feed_forward/")
     with FEED_FORWARDS.isolated():
-        register_feed_forward("malformed")(Malformed)
-        layer = make_feed_forward(choice, {})
-        shape = "(2, 2, 8)" if choice.endswith("1") else "(2, 3, 7)"
-        message = (
-            f"feed-forward layer 'malformed': a call returned outputs of shape {shape} for inputs of shape (2, 3, 8)."
-        )
-        with pytest.raises(UserError, match=re.escape(message)):
-            call_feed_forward(layer, {}, tf.ones((2, 3, 8)), tf.zeros((2, 3), tf.bool), Context())
+        call_feed_forward(malformed("right"), *arguments)
+        with pytest.raises(UserError, match=re.escape(f"feed-forward layer 'malformed'{message}")):
+            call_feed_forward(malformed(mistake), *arguments)
+        with pytest.raises(KeyError, match="boom") as raised:
+            call_feed_forward(malformed("boom"), *arguments)
+    place = "feed-forward layer 'malformed' in decoder/layer_0/feed_forward: KeyError: 'boom' "
+    assert raised.value.__notes__[0].startswith(place)
 
 
-def test_other_metrics_than_the_declared_ones_name_the_layer():
-    """Their curves would be zeros."""
-    with FEED_FORWARDS.isolated():
-        register_feed_forward("malformed")(Malformed)
-        layer = make_feed_forward("malformed:dimension=3:returned=opened", {})
-        with pytest.raises(UserError, match="^feed-forward layer 'malformed': metric_names declares open, .* opened"):
-            call_feed_forward(layer, {}, tf.ones((2, 3, 8)), tf.zeros((2, 3), tf.bool), Context())
+@pytest.mark.parametrize(
+    "mistake, message",
+    [
+        ("list", "the tree of weights is a list; expected a dict"),
+        ("norm", "the enclosing layer has a weight named norm; choose another name"),
+        ("axis", "weight w: logical axis 'Q' of 'Q' is not one of"),
+        ("array", r"weight w/v is a float64 \[8\]; expected a Weight"),
+    ],
+)
+def test_malformed_weights_name_the_layer(mistake, message):
+    """One named norm would replace that of the enclosing layer without a word."""
+    assert feed_forward_weights(LAYER) == LAYER.weights()
+    with FEED_FORWARDS.isolated(), pytest.raises(UserError, match=f"^feed-forward layer 'malformed': {message}"):
+        feed_forward_weights(malformed(mistake))
+
+
+def test_a_malformed_layer_is_not_registered():
+    """`definitions` has the tests of what is checked."""
+    cls = type("Own", (Malformed,), {"__call__": lambda self, theta, inputs, context: None})
+    with pytest.raises(UserError, match="^feed-forward layer 'own': __call__ takes .*, as FeedForward in"):
+        register_feed_forward("own")(cls)
+    assert "own" not in FEED_FORWARDS.names()

@@ -8,7 +8,7 @@ import math
 from lingvo_moe import ranges
 from lingvo_moe.layers.base import Context, Layer, matrix
 from lingvo_moe.layers.feed_forward import register_feed_forward
-from lingvo_moe.layers.routers.base import ROUTERS, Router, make_router
+from lingvo_moe.layers.routers.base import Router, call_router, make_router
 from lingvo_moe.layers.summaries import router_entropy
 from lingvo_moe.lazy import tf
 from lingvo_moe.ops.activation import relu
@@ -17,7 +17,6 @@ from lingvo_moe.ops.dispatch import AUTO, check_dispatch, choose
 from lingvo_moe.ops.projection import project_by_expert, project_in_float32
 from lingvo_moe.ops.routing import Routing
 from lingvo_moe.ranges import ABOVE_0, COUNT, COUNT_OR_0, Range
-from lingvo_moe.utils import extension_choice
 
 _ANY_GROUP = 2**20  # tokens; where C = S for a group of this size, C = S for smaller ones too
 _RANGES = {
@@ -155,10 +154,7 @@ class MixtureOfExperts(Layer):
         logits = project_in_float32(tf.cast(grouped, tf.float32), gate, context)
         logits = context.checkpoint_name(logits, "hidden", "GSE")
         context.summarize("", lambda: router_entropy(tf.nn.softmax(logits), paddings))
-        router = self.make_router()
-        routing = router(logits, paddings, capacity, context)
-        extension_choice.check_metrics(ROUTERS, router, routing.metrics)
-        return routing
+        return call_router(self.make_router(), logits, paddings, capacity, context)
 
     def _compute_blocks(self, theta: dict, grouped: tf.Tensor, routing: Routing, context: Context) -> tf.Tensor:
         """What `_compute_buffers` computes with capacity for every token (C = S), by `ops.block_sparse`."""

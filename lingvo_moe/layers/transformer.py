@@ -7,7 +7,7 @@ import dataclasses
 from lingvo_moe import tree
 from lingvo_moe.layers.attention import MultiHeadAttention
 from lingvo_moe.layers.base import Context, Layer
-from lingvo_moe.layers.feed_forward import FeedForward, call_feed_forward
+from lingvo_moe.layers.feed_forward import FeedForward, call_feed_forward, feed_forward_weights
 from lingvo_moe.layers.normalization import LayerNorm
 from lingvo_moe.layers.pipeline import pipeline
 from lingvo_moe.layers.pipeline_schedule import Schedule
@@ -82,11 +82,11 @@ class TransformerLayer(Layer):
         """See `Layer.weights`."""
         # A token that attends to itself from the start gains nothing, a target token that finds its source does.
         attention = dataclasses.replace(self.attention, twin_keys=False)
-        sublayers: dict[str, Layer | FeedForward] = {"self_attention": attention}
+        sublayers = {"self_attention": attention.weights()}
         if self.has_cross_attention:
-            sublayers["cross_attention"] = self.attention
-        sublayers["feed_forward"] = self.feed_forward
-        return {name: {"norm": self._norm.weights(), **layer.weights()} for name, layer in sublayers.items()}
+            sublayers["cross_attention"] = self.attention.weights()
+        sublayers["feed_forward"] = feed_forward_weights(self.feed_forward)
+        return {name: {"norm": self._norm.weights(), **weights} for name, weights in sublayers.items()}
 
     def __call__(
         self, theta: dict, inputs: tf.Tensor, memory: tf.Tensor | None, masks: Masks, context: Context

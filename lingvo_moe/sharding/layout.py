@@ -169,7 +169,7 @@ def register_layout(name: str, rules: Sequence[AxisRule], num_mesh_axes: int, an
         )
     for axes in annotated or ():
         try:
-            _check_logical_axes(axes)
+            check_logical_axes(axes)
         except ValueError as error:
             raise UserError(f"layout {name!r}, annotated tensor {axes!r}: {error}") from None
     LAYOUTS.register(name, NamedLayout(tuple(rules), num_mesh_axes, annotated))
@@ -230,7 +230,8 @@ def _problem(rule: AxisRule, mesh_axes: tuple[str, ...]) -> str:
     return ""
 
 
-def _check_logical_axes(logical_axes: str):
+def check_logical_axes(logical_axes: str):
+    """Raises ValueError for an unknown or a repeated letter; a lower-case one is not sharded."""
     for axis in logical_axes:
         if axis.upper() not in LOGICAL_AXES:
             raise ValueError(f"logical axis {axis!r} of {logical_axes!r} is not one of {LOGICAL_AXES}.")
@@ -379,7 +380,7 @@ class Layout:
 
     def _mesh_axes(self, logical_axes: str) -> tuple[str | None, ...]:
         """The mesh axes as `mesh_axes` gives them, for the dimensions of the tensor after vectorisation."""
-        _check_logical_axes(logical_axes)
+        check_logical_axes(logical_axes)
         sharded: dict[str, str] = {}  # mesh axis: logical axis
         for rule in self.rules:
             mesh_axes = [axis for axis in rule.mesh_axes if axis in self.mesh.axis_names]

@@ -11,6 +11,7 @@ import typing
 from collections.abc import Collection, Mapping
 from typing import Any, TypeVar
 
+from lingvo_moe import definitions
 from lingvo_moe.errors import UserError, did_you_mean
 from lingvo_moe.extensions import Registry
 from lingvo_moe.utils import field_values
@@ -49,13 +50,20 @@ def make(registry: Registry[type[Entry]], choice: str, defaults: Mapping[str, An
     return cls(**values)
 
 
-def check_metrics(registry: Registry, instance: Any, returned: Collection[str]):
-    """Raises UserError unless a call of a registered class's instance returned the metrics of its `metric_names`."""
-    declared = instance.metric_names
+def check_metrics(registry: Registry, instance: Any, returned: Mapping[str, Any]):
+    """Raises UserError unless a call of a registered class's instance returned the metrics of its `metric_names`.
+
+    Args:
+      registry: of the class.
+      instance: an object of it.
+      returned: the metrics by name, which are scalar float32 tensors.
+    """
+    declared, label = instance.metric_names, registry.label(type(instance))
+    definitions.check_scalars(label, returned, "float32")
     if set(returned) != set(declared):
         raise UserError(
-            f"{registry.label(type(instance))}: metric_names declares {_listed(declared)}, but a call returned "
-            f"{_listed(returned)}. Give both the same names."
+            f"{label}: metric_names declares {_listed(declared)}, but a call returned {_listed(returned)}. Give both "
+            f"the same names."
         )
 
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import types
 
 import pytest
 
 from lingvo_moe.errors import UserError
 from lingvo_moe.extensions import Registry
 from lingvo_moe.utils import extension_choice
+
+SCALAR = types.SimpleNamespace(dtype="float32", shape=())  # as a tensor
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -63,9 +66,10 @@ def test_mistakes_are_named(things, choice, message):
 @pytest.mark.parametrize(
     ("returned", "message"),
     [
-        ({"opened": 1.0}, "declares open, seen, but a call returned opened"),
-        ({"open": 1.0}, "declares open, seen, but a call returned open"),
-        ({}, "declares open, seen, but a call returned no metric"),
+        ({"opened": SCALAR}, "metric_names declares open, seen, but a call returned opened. Give both the same names"),
+        ({"open": SCALAR}, "metric_names declares open, seen, but a call returned open"),
+        ({}, "metric_names declares open, seen, but a call returned no metric"),
+        ({"open": SCALAR, "seen": 1.0}, "metric seen is a float; expected a float32 scalar tensor"),
     ],
 )
 def test_other_metrics_than_the_declared_ones_are_named(things, returned, message):
@@ -75,6 +79,6 @@ def test_other_metrics_than_the_declared_ones_are_named(things, returned, messag
         metric_names = ("seen", "open")
 
     things.register("measured", Measured)
-    extension_choice.check_metrics(things, Measured(size=1), {"open": 1.0, "seen": 2.0})
-    with pytest.raises(UserError, match=f"^thing 'measured': metric_names {message}\\. Give both the same names"):
+    extension_choice.check_metrics(things, Measured(size=1), {"open": SCALAR, "seen": SCALAR})
+    with pytest.raises(UserError, match=f"^thing 'measured': {message}"):
         extension_choice.check_metrics(things, Measured(size=1), returned)

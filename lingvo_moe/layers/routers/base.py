@@ -9,11 +9,13 @@ A router of your own is one file, loaded with `--import=my_router.py` and chosen
 
 from __future__ import annotations
 
+import abc
 import math
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import Protocol
 
+from lingvo_moe import definitions
 from lingvo_moe.errors import UserError
 from lingvo_moe.extensions import Registry
 from lingvo_moe.lazy import tf
@@ -45,10 +47,12 @@ class Router(Protocol):
         """The buffer positions C of each expert for a group; see `expert_capacity`."""
         return expert_capacity(tokens_per_group, num_experts, factor)
 
+    @abc.abstractmethod
     def experts_per_token(self, num_experts: int) -> float:
         """The mean number of experts that compute a token where none overflows, to count operations."""
-        raise NotImplementedError
+        ...
 
+    @abc.abstractmethod
     def __call__(self, logits: tf.Tensor, paddings: tf.Tensor, capacity: int, context: Context) -> Routing:
         """Routes all groups at once.
 
@@ -58,19 +62,22 @@ class Router(Protocol):
           capacity: C, positions per expert and group.
           context: of the call.
         """
-        raise NotImplementedError
+        ...
 
 
-ROUTERS: Registry[type[Router]] = Registry("router")
+ROUTERS: Registry[type[Router]] = Registry(
+    "router", check=lambda what, cls: definitions.check_dataclass(what, cls, Router)
+)
 
 
 def register_router(name: str) -> Callable[[type], type]:
     """Class decorator: registers a frozen dataclass that implements `Router` under `name`.
 
     Raises:
-      UserError: the name is malformed or taken.
+      UserError: the name is missing, malformed or taken; or the class is no frozen dataclass, lacks something of
+        `Router`, or has a method that cannot be called as `Router` says.
     """
-    return lambda cls: ROUTERS.register(name, cls)
+    return ROUTERS.decorator("register_router", name)
 
 
 def make_router(choice: str) -> Router:
@@ -80,6 +87,27 @@ def make_router(choice: str) -> Router:
       UserError: an unknown name or field, or a value that the router refuses.
     """
     return extension_choice.make(ROUTERS, choice)
+
+
+def call_router(router: Router, logits: tf.Tensor, paddings: tf.Tensor, capacity: int, context: Context) -> Routing:
+    """Calls a router, see `Router.__call__`.
+
+    Raises:
+      UserError: it did not return a `Routing` of K choices for each token, with the metrics of `metric_names`.
+    """
+    label = ROUTERS.label(type(router))
+    with definitions.named(lambda: f"{label} in {context.scope.rstrip('/')}", router):
+        routing = router(logits, paddings, capacity, context)
+        definitions.check_type(f"{label}: the result of a call", routing, Routing)
+        extension_choice.check_metrics(ROUTERS, router, routing.metrics)
+        shape = *logits.shape[:2], *(tuple(routing.weights.shape)[2:3] or "K")
+        if routing.experts is None:
+            shape = logits.shape  # choice e is expert e
+        else:
+            definitions.check_form(f"{label}: Routing.experts", routing.experts, definitions.form_of("int32", shape))
+        definitions.check_form(f"{label}: Routing.positions", routing.positions, definitions.form_of("int32", shape))
+        definitions.check_form(f"{label}: Routing.weights", routing.weights, definitions.form_of("float32", shape))
+        return routing
 
 
 def check_num_experts(router: str, num_experts: int, least: int):
