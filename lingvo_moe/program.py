@@ -11,10 +11,10 @@ import io
 import json
 import zipfile
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from lingvo_moe import tree
+from lingvo_moe import definitions, tree
 from lingvo_moe.errors import UserError
 from lingvo_moe.lazy import tf
 from lingvo_moe.sharding import spmd
@@ -147,6 +147,7 @@ def lower(
 
     Raises:
       ValueError: the logical axes of an output are missing.
+      UserError: the function does not return the donated inputs with their shapes and dtypes.
     """
     specs = tree.flatten(inputs)
     with spmd.num_devices(layout.mesh.size):
@@ -154,6 +155,7 @@ def lower(
     arguments = tuple(
         Argument(path, tuple(s.shape), s.dtype, layout.dims_mapping(s.logical_axes)) for path, s in specs.items()
     )
+    _check_donated(name, specs, results, donated)
     outputs = []
     for path, (shape, dtype) in results.items():
         logical_axes = specs[path].logical_axes if path in specs else output_axes.get(path, "")
@@ -164,6 +166,19 @@ def lower(
         outputs.append(Argument(path, shape, dtype, layout.dims_mapping(logical_axes)))
     consumed = tuple(path for path in specs if path.split("/")[0] in donated)
     return Program(name, layout.mesh, arguments, tuple(outputs), consumed, _portable(module))
+
+
+def _check_donated(
+    name: str, specs: dict[str, Spec], results: dict[str, tuple[tuple[int, ...], str]], donated: tuple[str, ...]
+):
+    """Raises UserError where an output cannot use the memory of the donated input of its path."""
+
+    def of_donated(forms: Iterator[tuple[str, str]]) -> dict[str, str]:
+        return {path: form for path, form in forms if path.split("/")[0] in donated}
+
+    declared = of_donated((path, definitions.form_of(spec.dtype, spec.shape)) for path, spec in specs.items())
+    returned = of_donated((path, definitions.form_of(dtype, shape)) for path, (shape, dtype) in results.items())
+    definitions.check_leaves(f"program {name}", returned, declared, "its donated input")
 
 
 def _trace(

@@ -75,6 +75,24 @@ def test_output_with_logical_axes_of_another_rank_is_an_error():
         lower("step", step, SPECS, {"y": "B"}, LAYOUT)
 
 
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (
+            lambda state: {"step": state["step"]},
+            r"returned no state/w, which its donated input declares .float32 \[8, 4\]",
+        ),
+        (lambda state: {**state, "w": tf.cast(state["w"], tf.bfloat16)}, r"returned state/w as bfloat16 \[8, 4\]; its"),
+        (lambda state: {**state, "w": state["w"][0]}, r"returned state/w as float32 \[4\]; its donated input declares"),
+        (lambda state: {**state, "n": state["step"]}, "returned state/n, which its donated input does not declare"),
+    ],
+)
+def test_donated_inputs_are_returned(change, message):
+    """A state without one of them would be saved, and could not be restored."""
+    with pytest.raises(UserError, match=f"^program step {message}"):
+        lower("step", lambda inputs: {"state": change(inputs["state"])}, SPECS, {"state/w": "H"}, LAYOUT, ("state",))
+
+
 def test_no_weight_exists_while_lowering():
     """A terabyte of weights is lowered from its shape alone."""
     weights = {"w": Spec((2**19, 2**19), "float32", "MH"), "x": Spec((1, 2**19), "float32", "bM")}

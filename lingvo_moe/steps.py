@@ -21,7 +21,7 @@ import math
 import warnings
 from collections.abc import Callable, Sequence
 
-from lingvo_moe import program_cache, tree
+from lingvo_moe import definitions, program_cache, tree
 from lingvo_moe.decoding.flat_beam_search import BeamSearch, flat_beam_search
 from lingvo_moe.errors import UserError
 from lingvo_moe.layers.base import Context, Weight, initial_value
@@ -122,10 +122,8 @@ class Steps:
             with tf.name_scope("optimizer"):
                 norm = _global_norm(weights, gradients)
                 is_finite = tf.math.is_finite(loss) & tf.math.is_finite(norm)
-                optimizer_state = state.get("optimizer_state", {})
-                new_theta, optimizer_state = self.optimizer.update(
-                    weights, theta, gradients, optimizer_state, state["step"], is_finite, self._context()
-                )
+                learning_rate = self._learning_rate(state["step"])
+                new_theta, optimizer_state = self._update(weights, theta, gradients, state, is_finite)
                 updated = self._average(before["theta"], new_theta, state["step"])
                 if self.ema_decay:  # otherwise these are the optimizer's weights
                     updated = tree.map_leaves(lambda new, old: tf.where(is_finite, new, old), updated, before)
@@ -139,7 +137,7 @@ class Steps:
                 **counts,
                 loss=loss,
                 gradient_norm=norm,
-                learning_rate=self.optimizer.learning_rate(state["step"]),
+                learning_rate=learning_rate,
             )
             return {
                 "state": {
@@ -204,7 +202,7 @@ class Steps:
 
         def function(inputs: dict) -> dict:
             theta = self._annotated(self.model.weights(), inputs["theta"])
-            _, metrics = self.model.loss(theta, self._annotated(batch_specs, inputs["batch"]), self._context())
+            _, metrics = self._loss(theta, self._annotated(batch_specs, inputs["batch"]), self._context())
             return {"metrics": metrics}
 
         return function
@@ -368,8 +366,46 @@ class Steps:
         leaves = tree.flatten(theta)
         with tf.GradientTape() as tape:
             tape.watch(list(leaves.values()))
-            loss, metrics = self.model.loss(theta, batch, self._context(seed=seed, add_summary=add_summary))
+            loss, metrics = self._loss(theta, batch, self._context(seed=seed, add_summary=add_summary))
         return loss, metrics, tree.unflatten(dict(zip(leaves, _gradient(tape, loss, list(leaves.values())))))
+
+    def _loss(self, theta: dict, batch: dict, context: Context) -> tuple[tf.Tensor, dict]:
+        """Returns the model's loss and metrics; raises UserError where they are not those of `protocols.Model`."""
+        what = f"model {type(self.model).__name__}: loss"
+        with definitions.named(lambda: what, self.model):
+            result = self.model.loss(theta, batch, context)
+            definitions.check_pair(what, result, "loss, metrics")
+            loss, metrics = result
+            definitions.check_form(what, loss, definitions.SCALAR)
+            definitions.check_scalars(what, metrics)
+            if lacking := [name for name in ("cross_entropy", "tokens") if name not in metrics]:
+                raise UserError(f"{what} returned no metric {' and no metric '.join(lacking)}, which reports need.")
+            return loss, metrics
+
+    def _learning_rate(self, step: tf.Tensor) -> tf.Tensor:
+        """Returns the learning rate; raises UserError where it is no scalar float32 tensor."""
+        schedule = self.optimizer.learning_rate
+        what = f"learning rate {type(schedule).__name__}"
+        with definitions.named(lambda: what, schedule):
+            rate = schedule(step)
+            definitions.check_form(f"{what}: the result of a call", rate, definitions.SCALAR)
+            return rate
+
+    def _update(
+        self, weights: dict, theta: dict, gradients: dict, state: dict, is_finite: tf.Tensor
+    ) -> tuple[dict, dict]:
+        """Returns the optimizer's (theta, optimizer_state); raises UserError where they are not what it was given."""
+        before = {"theta": theta, "optimizer_state": state.get("optimizer_state", {})}
+        what = f"optimizer {type(self.optimizer).__name__}: update"
+        with definitions.named(lambda: what, self.optimizer):
+            result = self.optimizer.update(
+                weights, theta, gradients, before["optimizer_state"], state["step"], is_finite, self._context()
+            )
+            definitions.check_pair(what, result, "theta, optimizer_state")
+            for (name, given), returned, declares in zip(before.items(), result, ("the model", "state")):
+                definitions.check_type(f"{what}: the returned {name}", returned, dict)
+                definitions.check_leaves(what, _forms(returned), _forms(given), declares)
+            return result
 
     def _trained(self, state: dict) -> dict:
         """Returns the weights that are trained, of which the state may hold the average."""
@@ -411,6 +447,11 @@ def weight_specs(weights: dict) -> dict:
         name: Spec(node.shape, "float32", node.logical_axes) if isinstance(node, Weight) else weight_specs(node)
         for name, node in weights.items()
     }
+
+
+def _forms(tensors: dict) -> dict[str, str]:
+    """Returns the dtype and shape of the tensors of a tree, by path."""
+    return {path: definitions.form(tensor) for path, tensor in tree.flatten(tensors).items()}
 
 
 def _unsharded(rank: int) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Callable
 
 import jax
 import numpy as np
@@ -11,7 +12,8 @@ import pytest
 
 from lingvo_moe import tree
 from lingvo_moe.engines.pjrt import Executable
-from lingvo_moe.layers.base import Context, Layer
+from lingvo_moe.errors import UserError
+from lingvo_moe.layers.base import Context, Layer, Weight
 from lingvo_moe.layers.embedding import Embedding, Softmax, cross_entropy
 from lingvo_moe.layers.mixture_of_experts import MixtureOfExperts
 from lingvo_moe.lazy import tf
@@ -254,6 +256,85 @@ def test_non_finite_step_is_counted_and_changes_no_weight(ema_decay):
         counted.append((int(state["skipped"]), int(state["skipped_in_a_row"])))
         assert (int(metrics["skipped"]), int(metrics["skipped_in_a_row"])) == counted[-1]
     assert counted == [(0, 0), (1, 1), (2, 2), (2, 0), (3, 1)] and int(state["step"]) == 5
+
+
+def scalar(value: float = 1.0, dtype: str = "float32") -> tf.Tensor:
+    return tf.constant(value, dtype)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OneWeight(Layer):
+    """A model whose loss and metrics are `result`, of a weight's sum."""
+
+    result: Callable = lambda total: (total, {"cross_entropy": total, "tokens": total})
+
+    def weights(self) -> dict:
+        return {"w": Weight((2,), "M")}
+
+    def loss(self, theta: dict, batch: dict, context: Context):
+        return self.result(tf.reduce_sum(theta["w"]))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Momentum:
+    """An optimizer whose update returns `result`, of the gradients."""
+
+    learning_rate: Callable = lambda step: scalar()
+    result: Callable = lambda gradients: (gradients, {"m": gradients})
+
+    def state(self, weights: dict) -> dict:
+        return {"m": tree.map_leaves(lambda weight: weight.zeros(), weights)}
+
+    def update(self, weights, theta, gradients, optimizer_state, step, is_finite, context):
+        return self.result(gradients)
+
+
+@pytest.mark.parametrize(
+    "loss, message",
+    [
+        (lambda total: total, r"loss returned a float32 scalar tensor; expected the pair \(loss, metrics\)"),
+        (lambda total: (total[None], {}), r"loss is a float32 \[1\]; expected a float32 scalar tensor"),
+        (lambda total: (total, {"v": total[None]}), r"loss: metric v is a float32 \[1\]; expected a float32 scalar"),
+        (lambda total: (total, {"tokens": total}), "loss returned no metric cross_entropy, which reports need"),
+        (lambda total: (total, {}), "loss returned no metric cross_entropy and no metric tokens, which reports need"),
+    ],
+)
+def test_a_malformed_loss_is_an_error_before_anything_is_compiled(loss, message):
+    """Some would fail only when training has ended."""
+    for program in ("train", "evaluate"):
+        with pytest.raises(UserError, match=f"^model OneWeight: {message}"):
+            getattr(Steps(OneWeight(result=loss), Momentum(), Layout()), program)(BATCH_SPECS)
+
+
+@pytest.mark.parametrize(
+    "fields, message",
+    [
+        (
+            {"result": lambda gradients: (gradients, {})},
+            r"optimizer Momentum: update returned no m/w, which state declares \(float32 \[2\]\)",
+        ),
+        (
+            {"result": lambda gradients: (gradients, {"m": {"w": tf.cast(gradients["w"], tf.bfloat16)}})},
+            r"optimizer Momentum: update returned m/w as bfloat16 \[2\]; state declares it as float32 \[2\]",
+        ),
+        (
+            {"result": lambda gradients: ({"w": scalar()}, {"m": gradients})},
+            r"optimizer Momentum: update returned w as float32 scalar tensor; the model declares it as float32 \[2\]",
+        ),
+        ({"result": lambda gradients: gradients}, "optimizer Momentum: update returned a dict; expected the pair"),
+        (
+            {"result": lambda gradients: (gradients, None)},
+            "optimizer Momentum: update: the returned optimizer_state is None; expected a dict",
+        ),
+        ({"learning_rate": lambda step: 0.1}, "learning rate function: the result of a call is a float; expected a"),
+        ({"learning_rate": lambda step: step}, "learning rate function: the result of a call is an int32 scalar"),
+    ],
+)
+def test_a_malformed_update_is_an_error_before_anything_is_compiled(fields, message):
+    """A checkpoint without a part of the state could not be restored."""
+    Steps(OneWeight(), Momentum(), Layout()).train(BATCH_SPECS)
+    with pytest.raises(UserError, match=f"^{message}"):
+        Steps(OneWeight(), Momentum(**fields), Layout()).train(BATCH_SPECS)
 
 
 def averaging(mesh: str) -> Steps:
