@@ -6,6 +6,7 @@ A registered class is a `Recipe`: a few class attributes, and `experiment()`, wh
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 import math
 import textwrap
@@ -13,13 +14,14 @@ import threading
 import types
 from collections.abc import Mapping
 
-from lingvo_moe import overrides, protocols, ranges, registry
+from lingvo_moe import definitions, overrides, ranges, registry
 from lingvo_moe.data.batching import BatchConfig, InputConfig
 from lingvo_moe.data.speech import SpeechInput
 from lingvo_moe.data.tokenizer import Tokenizers
 from lingvo_moe.data.volumes import VolumeInput
 from lingvo_moe.decoding.flat_beam_search import BeamSearch
 from lingvo_moe.errors import UserError, did_you_mean
+from lingvo_moe.layers.base import check_weights
 from lingvo_moe.models.segmentation import UNet
 from lingvo_moe.models.transformer import Transformer
 from lingvo_moe.ops import precision
@@ -137,11 +139,14 @@ class Experiment:
     tokenizers: str = "build/tokenizers"
 
     def __post_init__(self):
-        if lacking := protocols.missing(self.model, Model, ExperimentModel):
-            raise UserError(
-                f"{type(self.model).__name__} has no {', '.join(lacking)}, which an experiment requires of its model; "
-                f"see ExperimentModel in lingvo_moe/protocols.py."
-            )
+        for kind, part, protocols in (
+            ("model", self.model, (Model, ExperimentModel)),
+            ("optimizer", self.optimizer, (Optimizer,)),
+        ):
+            what = f"{kind} {definitions.form(part)}"
+            with definitions.named(lambda what=what: what, part):
+                definitions.check(what, part, *protocols)
+        definitions.check_call(f"{what}: learning_rate", self.optimizer.learning_rate, "step")
 
     @property
     def steps(self) -> Steps:
@@ -192,6 +197,7 @@ class Experiment:
         Args:
           device_flags: of the command, which select the devices; for the remedies.
         """
+        self._check_weights()
         layout = Layout.of(self.mesh, self.layout)
         if self.platform not in PLATFORMS:
             raise UserError(
@@ -217,6 +223,15 @@ class Experiment:
                     f"a batch has {self.input.batch_size} x {length} = {tokens} tokens in the {stack}, which {name}, "
                     f"{groups}, does not divide; change one of them."
                 )
+
+    def _check_weights(self):
+        """Raises UserError where the model, or the optimizer for its state, declares no tree of `Weight`s."""
+        what, optimizer = (f"{kind} {type(getattr(self, kind)).__name__}" for kind in ("model", "optimizer"))
+        with definitions.named(lambda: what, self.model):
+            weights = self.model.weights()
+            check_weights(what, weights)
+        with definitions.named(lambda: optimizer, self.optimizer):
+            check_weights(f"{optimizer}: state", self.optimizer.state(weights))
 
     def _check_divisible(self, layout: Layout, device_flags: str):
         """Raises UserError where devices do not divide what the layout shards among them."""
@@ -364,6 +379,7 @@ class Experiment:
 class Recipe:
     """Base class of registered models."""
 
+    @abc.abstractmethod
     def experiment(self) -> Experiment:
         """Returns the full configuration of this model."""
         raise NotImplementedError
@@ -395,7 +411,22 @@ def get(
 
 def unchecked(name: str, assignments: tuple[str, ...] | list[str] = ()) -> Experiment:
     """Returns the experiment of a registered name on its own mesh, which its values may not fit; as `get` otherwise."""
-    return overrides.apply(registry.get(name)().experiment(), assignments)
+    return overrides.apply(_made(name), assignments)
+
+
+def _made(name: str) -> Experiment:
+    """Returns the experiment that a recipe makes; raises UserError, which names it, for whatever goes wrong there."""
+    cls = registry.get(name)
+    what = registry.MODELS.label(cls)
+    try:
+        with definitions.named(lambda: what, cls):
+            made = cls().experiment()
+            definitions.check_type("the result of experiment()", made, Experiment)
+            return made
+    except UserError as error:
+        raise UserError(f"{what}: {error}") from error
+    except Exception as error:  # the user's code may raise anything
+        raise UserError(f"{definitions.described(what, error, cls)}.") from error
 
 
 def text(name: str, experiment: Experiment, descriptions: Mapping[str, str] = types.MappingProxyType({})) -> str:

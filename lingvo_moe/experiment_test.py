@@ -13,9 +13,10 @@ from lingvo_moe.data.batching import Example
 from lingvo_moe.data.speech import SpeechInput
 from lingvo_moe.errors import UserError
 from lingvo_moe.experiment import TrainingSchedule
-from lingvo_moe.layers.base import Context
+from lingvo_moe.layers.base import Context, Weight
 from lingvo_moe.layers.convolution import Subsampling
 from lingvo_moe.lazy import tf
+from lingvo_moe.optimizers.schedules import InverseSquareRoot
 from lingvo_moe.sharding.layout import GSPMD_2D, DeviceMesh
 from lingvo_moe.testing import experiments
 
@@ -288,8 +289,56 @@ def test_a_model_that_lacks_something_is_refused():
         def weights(self) -> dict:
             return {}
 
-    with pytest.raises(UserError, match=r"Half has no loss, sides, .*settings_of_layers, which an experiment requires"):
+    with pytest.raises(UserError, match="^model Half has no loss, which Model in lingvo_moe/protocols.py lists"):
         experiment.Experiment(model=Half())  # type: ignore[arg-type]
+    Half.loss = lambda self, theta, batch: None  # type: ignore[attr-defined]
+    with pytest.raises(UserError, match=r"^model Half: loss takes \(theta, batch\); .* \(theta, batch, context\), as "):
+        experiment.Experiment(model=Half())  # type: ignore[arg-type]
+    del Half.loss  # type: ignore[attr-defined]
+    Half.loss = lambda self, theta, batch, context: None  # type: ignore[attr-defined]
+    with pytest.raises(UserError, match="^model Half has no sides, .*settings_of_layers, which ExperimentModel in"):
+        experiment.Experiment(model=Half())  # type: ignore[arg-type]
+
+
+class Sgd:
+    """An optimizer without a mistake."""
+
+    learning_rate = InverseSquareRoot()
+
+    def state(self, weights: dict) -> dict:
+        return {}
+
+    def update(self, weights, theta, gradients, optimizer_state, step, is_finite, context):
+        return theta, {}
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"update": lambda self, theta, gradients: None}, r"own: update takes \(theta, gradients\); it is called with"),
+        ({"learning_rate": 0.1}, r"own: learning_rate is a float; expected a function of \(step\)"),
+        ({"learning_rate": staticmethod(lambda step, total: 0.1)}, r"own: learning_rate takes \(step, total\); it is"),
+        ({"state": lambda self, weights: []}, "own: state: the tree of weights is a list; expected a dict"),
+        ({"state": lambda self, weights: {"m": 0.0}}, "own: state: weight m is a float; expected a Weight"),
+        ({"state": lambda self, weights: {"m": Weight((1,), "Q")}}, "own: state: weight m: logical axis 'Q' of 'Q'"),
+    ],
+)
+def test_a_malformed_optimizer_is_refused_before_anything_is_compiled(changes, message):
+    """And before a checkpoint lacks what it should have returned."""
+    made = experiment.get("m4.Quickstart")
+    dataclasses.replace(made, optimizer=Sgd()).check()
+    with pytest.raises(UserError, match=f"^optimizer {message}"):
+        dataclasses.replace(made, optimizer=type("own", (Sgd,), changes)()).check()
+    with pytest.raises(UserError, match="^optimizer None has no learning_rate, state, update, which Optimizer in"):
+        dataclasses.replace(made, optimizer=None)
+
+
+def test_a_models_weights_are_checked_before_anything_is_compiled():
+    """A layout would name no weight."""
+    made = experiment.get("dense_lm.Small")
+    own = type("Own", (type(made.model),), {"weights": lambda self: {"part": {"table": Weight((1,), "Q")}}})
+    with pytest.raises(UserError, match="^model Own: weight part/table: logical axis 'Q' of 'Q' is not one of"):
+        dataclasses.replace(made, model=own(**vars(made.model))).check()
 
 
 def test_as_many_labels_fit_a_recording_as_the_model_has_positions_for_it():

@@ -162,12 +162,6 @@ class SegmentingModel(Model, Protocol):
         ...
 
 
-def missing(instance: object, *protocols: type) -> list[str]:
-    """Returns the names of these protocols that an object lacks."""
-    names = [name for protocol in protocols for name in vars(protocol) if not name.startswith("_")]
-    return [name for name in names if not hasattr(instance, name)]
-
-
 class Optimizer(Protocol):
     """What the steps require of an optimizer; see `optimizers.adafactor`."""
 

@@ -12,22 +12,44 @@ from __future__ import annotations
 import importlib
 import pkgutil
 import re
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
+from lingvo_moe import definitions
 from lingvo_moe.errors import UserError, did_you_mean
 from lingvo_moe.extensions import Registry
 
 Class = TypeVar("Class", bound=type)
 _ZOO = "params"
-MODELS: Registry[type] = Registry("model")
 
 
-def register(cls: Class) -> Class:
+class RegisteredModel(Protocol):
+    """What a registered class has; `experiment.Recipe` is a base class for it."""
+
+    def experiment(self):
+        """Returns the `Experiment`."""
+        ...
+
+
+def _check(what: str, cls: type):
+    """Raises UserError for a class that does not define `experiment`, or that needs arguments."""
+    definitions.check(what, cls, RegisteredModel)
+    definitions.check_call(what, cls)
+
+
+MODELS: Registry[type] = Registry("model", check=_check)
+
+
+def register(cls: Class | None = None) -> Class:
     """Class decorator: registers `cls` as `module.ClassName`, where `module` is the last part of the module's name.
 
     Raises:
-      UserError: another class has that name.
+      UserError: another class has that name, or this is no class with a method `experiment` that takes no arguments.
     """
+    if not isinstance(cls, type):
+        raise UserError(
+            "@registry.register expects a class: write @registry.register without () above a subclass of Recipe, whose "
+            "name is that of the model."
+        )
     MODELS.register(f"{cls.__module__.rpartition('.')[2]}.{cls.__name__}", cls)
     return cls
 

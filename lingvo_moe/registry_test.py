@@ -31,7 +31,8 @@ def test_exact_class_name_wins_over_longer_ones(tmp_path):
     own = tmp_path / "two_names.py"
     own.write_text(
         "from lingvo_moe import registry\n"
-        "@registry.register\nclass Zebra: pass\n@registry.register\nclass ZebraLarge: pass\n"
+        "@registry.register\nclass Zebra:\n    def experiment(self): pass\n"
+        "@registry.register\nclass ZebraLarge(Zebra): pass\n"
     )
     extensions.import_module(str(own))
     assert registry.full_name("zebra") == "two_names.Zebra"
@@ -72,9 +73,63 @@ def test_user_file_registers_models(tmp_path):
     assert experiment.get("Mine") == experiment.get("m4.Quickstart")
 
 
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "()\nclass A(Recipe): pass",
+            "expects a class: write @registry.register without \\(\\) above a subclass of Recipe",
+        ),
+        ("('a')\nclass A(Recipe): pass", "expects a class: write @registry.register without"),
+        ("\ndef a(): pass", "expects a class"),
+        ("\nclass A(Recipe): pass", "model 'mistake.A' has no experiment, .*{file}, line 3"),
+        ("\nclass A: pass", "model 'mistake.A' has no experiment, "),
+        (
+            "\nclass A(Recipe):\n    def experiment(): pass",
+            r"'mistake.A': experiment takes \(\); it is called with \(self\)",
+        ),
+        (
+            "\nclass A(Recipe):\n    def __init__(self, n): pass\n    def experiment(self): pass",
+            r"'mistake.A' takes \(n\); it is called with \(\)",
+        ),
+    ],
+)
+def test_what_is_no_recipe_is_refused_at_once(text, message, tmp_path):
+    """Otherwise the command that uses it first would end with a traceback."""
+    own = tmp_path / "mistake.py"
+    own.write_text(
+        f"from lingvo_moe import registry\nfrom lingvo_moe.experiment import Recipe\n@registry.register{text}\n"
+    )
+    with pytest.raises(UserError, match=f"^--import=.*{message.format(file=own)}"):
+        extensions.import_module(str(own))
+    assert not [name for name in registry.names() if name.startswith("mistake")]
+
+
+def test_a_failing_recipe_is_named(tmp_path):
+    """With its file and line, in one line: other commands and models do not depend on it."""
+    failing = {
+        "return 3": r"the result of experiment\(\) is an int; expected an Experiment .*, line 4\)",
+        "return Experiment(modell=3)": r"TypeError: .* unexpected keyword argument 'modell' .*, line 10\)",
+        "return {}['a']": r"KeyError: 'a' .*, line 14\)",
+        "return TrainingSchedule(steps=0)": r"training.steps is 0; expected at least 1 .*, line 16\)",
+    }
+    own = tmp_path / "failing.py"
+    own.write_text(
+        "from lingvo_moe import registry\nfrom lingvo_moe.experiment import Experiment, Recipe, TrainingSchedule\n"
+        + "".join(
+            f"\n@registry.register\nclass A{number}(Recipe):\n    def experiment(self): {body}\n"
+            for number, body in enumerate(failing)
+        )
+    )
+    extensions.import_module(str(own))
+    for number, message in enumerate(failing.values()):
+        with pytest.raises(UserError, match=f"^model 'failing.A{number}': {message}"):
+            experiment.get(f"failing.A{number}")
+
+
 def test_two_classes_cannot_share_a_name():
     """A second registration does not silently replace the first."""
-    kind = type("Quickstart", (), {"__module__": "elsewhere.m4"})
+    kind = type("Quickstart", (), {"__module__": "elsewhere.m4", "experiment": lambda self: None})
     registry.names()
     with pytest.raises(UserError, match="model 'm4.Quickstart' is already registered; choose another name"):
         registry.register(kind)

@@ -57,19 +57,22 @@ class Command(NamedTuple):
 
 def _list(config: CommandConfig, arguments: list[str]):
     app.no_arguments(arguments)
-    rows = [("name", "experts", "layers", "weights", "devices")]
+    rows, errors = [("name", "experts", "layers", "weights", "devices")], []
     for name in registry.names():
-        e = experiment.get(name)
-        rows.append(
-            (
-                name,
-                str(e.model.num_experts or "-"),
-                str(e.model.num_layers),
-                _short(e.model.num_weights()),
-                str(e.mesh.size),
-            )
-        )
+        try:
+            rows.append(_row(name))
+        except UserError as error:  # of a user's model, which hides no other
+            errors.append(str(error) if name in str(error) else f"model {name!r}: {error}")
     print("\n".join(columns.aligned(rows)))
+    if errors:
+        raise UserError("\nerror: ".join(errors))
+
+
+def _row(name: str) -> tuple[str, str, str, str, str]:
+    """Returns the cells of a model."""
+    model, mesh = (shown := experiment.get(name)).model, shown.mesh
+    experts = str(model.num_experts or "-")
+    return name, experts, str(model.num_layers), _short(model.num_weights()), str(mesh.size)
 
 
 def _show(config: ShowConfig, arguments: list[str]):

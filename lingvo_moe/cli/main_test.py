@@ -10,6 +10,7 @@ import sys
 import pytest
 from absl import flags
 
+from lingvo_moe import registry
 from lingvo_moe.cli import app, main, run_config
 from lingvo_moe.testing.processes import run_code
 
@@ -202,6 +203,23 @@ def test_mistakes_are_one_line_with_the_remedy(arguments, pattern, capsys, tmp_p
     assert message.startswith("error: ") and len(message.strip().splitlines()) <= 2
     assert re.search(pattern, message), message
     assert not list(tmp_path.iterdir())
+
+
+def test_list_shows_the_other_models_when_one_fails(tmp_path, capsys):
+    """A user's mistake in one of them is the last line."""
+    (tmp_path / "one_bad_model.py").write_text(
+        "import params.m4\nfrom lingvo_moe import registry\nfrom lingvo_moe.experiment import Recipe\n"
+        "@registry.register\nclass Bad(Recipe):\n    def experiment(self): return 3\n"
+        "@registry.register\nclass Good(params.m4.Small): pass\n"
+    )
+    registry.names()
+    with registry.MODELS.isolated():
+        assert main.main(["lingvo_moe", "list", f"--import={tmp_path}/one_bad_model.py"]) == 2
+    shown = capsys.readouterr()
+    listed = [line.split()[0] for line in shown.out.splitlines()]
+    assert "one_bad_model.Good" in listed and "m4.Small" in listed and "one_bad_model.Bad" not in listed
+    assert shown.err.startswith("error: model 'one_bad_model.Bad': the result of experiment() is an int; expected")
+    assert len(shown.err.splitlines()) == 1
 
 
 def test_a_reader_that_goes_away_is_no_error():

@@ -25,7 +25,7 @@ def test_a_model_of_another_class_is_shown_and_not_planned(capsys, tmp_path):
         "    target_vocabulary: int = 8\n"
         "    sides, vocabularies = ('target',), {'target': 8}\n"
         "    num_layers, num_experts, pipeline, stages, microbatches = 1, 0, 'none', 1, 1\n"
-        "    def weights(self): ...\n"
+        "    def weights(self): return {}\n"
         "    def loss(self, theta, batch, context): ...\n"
         "    def num_weights(self): return 8\n"
         "    def positions_of(self, path, lengths): return 1\n"
