@@ -42,6 +42,11 @@ FILES = dict(
 )
 
 
+_PAIRS = (
+    re.search(r"^`pairs.jsonl`\n\n```json\n(.*?)^```$", _DOCUMENT.read_text("utf-8"), re.MULTILINE | re.DOTALL) or ""
+)
+
+
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory) -> Iterator[pathlib.Path]:
     """The files of the document; what they register is removed again."""
@@ -94,6 +99,16 @@ def test_data_source_reports_its_own_mistakes(corpus, directory, capsys, monkeyp
     arguments = ["build_corpus", "--preset=json_lines", f"--output={directory}/unused"]
     assert app.execute(build_corpus.main, arguments, build_corpus.FLAGS) == 2
     assert "bad.jsonl:1: not an entry (KeyError('english'))" in capsys.readouterr().err
+
+
+def test_the_printed_pairs_are_a_corpus(corpus, directory, monkeypatch):
+    """The lines that the document prints for the file beside the data source."""
+    (directory / "printed.jsonl").write_text(_PAIRS[1], encoding="utf-8")
+    monkeypatch.setattr(sys.modules["json_lines"], "PAIRS", directory / "printed.jsonl")
+    arguments = ["build_corpus", "--preset=json_lines", f"--output={directory}/printed"]
+    assert app.execute(build_corpus.main, arguments, build_corpus.FLAGS) == 0
+    printed = Corpus.open(directory / "printed")
+    assert sum(printed.count(split) for split in ("train", "valid", "test")) == len(_PAIRS[1].splitlines()) == 2
 
 
 def test_show_knows_the_fields_of_a_users_model_and_optimizer(directory, capsys):
