@@ -46,15 +46,17 @@ def magnitude(tensor: tf.Tensor) -> dict[str, tf.Tensor]:
 
 
 def router_entropy(gates: tf.Tensor, paddings: tf.Tensor) -> dict[str, tf.Tensor]:
-    """Entropies of a router, in nats; 0 where one expert has it all, log E where all have the same.
+    """Entropies of a router, in nats; 0 if one expert has it all, log E if the gates are equal.
+
+    Neither says anything about dropped tokens.
 
     Args:
-      gates: `[G, S, E] float32`, softmax over experts.
+      gates: `[G, S, E] float32`, softmax over experts, whichever gates the router itself computes.
       paddings: `[G, S] bool`, positions that do not count.
 
     Returns:
       `router_entropy`, of a token's gates, mean over tokens: low where few experts have most of it.
-      `load_entropy`, of the gates' mean over tokens: low where they send all tokens the same way.
+      `load_entropy`, of the gates' mean over tokens: low where they prefer the same experts for all tokens.
     """
     tokens = tf.reduce_sum(tf.cast(tf.logical_not(paddings), tf.float32))
     gates = tf.where(paddings[..., None], 0.0, gates)
