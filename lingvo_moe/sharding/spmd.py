@@ -2,7 +2,7 @@
 
 GShard section 3.2 and appendix A.3, GSPMD section 3. An annotation changes neither the value nor the gradient nor the
 logical shape of a tensor; it sets the sharding that XLA's SPMD partitioner uses. An eager tensor is not partitioned and
-is returned unchanged; the two switches refuse it. This is the only module that uses XLA's sharding operators.
+is returned unchanged; the two switches refuse it. This is the only module that creates XLA's sharding operators.
 """
 
 from __future__ import annotations
