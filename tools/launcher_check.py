@@ -102,7 +102,9 @@ class _Job:
         self.launcher, self.logdir, self.log = launcher, directory / launcher, directory / f"{launcher}.log"
         self._flags = [
             *experiments.settings("training.checkpoint_every=8", "training.evaluate_every=12"),
-            *(f"--corpus={data.corpus}", f"--tokenizers={data.tokenizers}", f"--logdir={self.logdir}"),
+            f"--corpus={data.corpus}",
+            f"--tokenizers={data.tokenizers}",
+            f"--logdir={self.logdir}",
             "--platform=cpu",
         ]
 

@@ -114,9 +114,17 @@ def _resolve(requirements: list[str], known: Mapping[str, str]) -> dict[str, Any
             encoding="utf-8",
         )
         command = [
-            *(sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"),
-            *("--dry-run", "--ignore-installed", "--only-binary=:all:"),
-            *(f"--report={report}", f"--constraint={constraints}"),
+            sys.executable,
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            "--disable-pip-version-check",
+            "--dry-run",
+            "--ignore-installed",
+            "--only-binary=:all:",
+            f"--report={report}",
+            f"--constraint={constraints}",
             *requirements,
         ]
         finished = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -100,7 +100,11 @@ def main(argv: list[str]):
             _logger.info(
                 "the %s tokenizer has %d pieces, not %d: the corpus has no more. Its models need at least "
                 "--set model.%s_vocabulary=%d.",
-                *(side, sizes[side], requested[side], side, sizes[side]),
+                side,
+                sizes[side],
+                requested[side],
+                side,
+                sizes[side],
             )
     pieces = f"{sizes['source']} shared" if shared else f"{sizes['source']} source and {sizes['target']} target"
     print(f"{FLAGS.output} {'trained' if is_new else 'is up to date'}: {pieces} pieces.")

@@ -55,7 +55,7 @@ def by_default(config: Config) -> Config:
         return config
     if config.model and registry.full_name(config.model) != found.model:
         _logger.warning(
-            "--model=%s: %s has the hyperparameters of %s, which are not used.", *(config.model, file, found.model)
+            "--model=%s: %s has the hyperparameters of %s, which are not used.", config.model, file, found.model
         )
         return config
     name, own = found.resolve(str(file))

@@ -156,12 +156,14 @@ def _warn(best: Sequence[Translation], source_limit: int, target_limit: int):
         _logger.warning(
             "%s: a sentence has more than %d tokens; its end is not translated. Split it, or pass "
             "--set input.source_length=N.",
-            *(cut, source_limit),
+            cut,
+            source_limit,
         )
     if truncated := _line_numbers(translation.truncated for translation in best):
         _logger.warning(
             "%s: the translation is truncated at %d tokens. Pass --set search.max_length=N for a longer one.",
-            *(truncated, target_limit),
+            truncated,
+            target_limit,
         )
     if lost := _line_numbers(not translation.is_intact for translation in best):
         _logger.warning(
@@ -192,7 +194,9 @@ def _report_doubtful(config: TranslateConfig, sentences: Sequence[str], best: Se
     if doubtful:
         _logger.info(
             "doubtful lines, with a confidence below %g or something lost: %d of %d%s.",
-            *(config.doubt_below, len(doubtful), len(best)),
+            config.doubt_below,
+            len(doubtful),
+            len(best),
             "" if config.doubtful else "; --doubtful=FILE lists them",
         )
     if config.doubtful:

@@ -40,8 +40,14 @@ class Espeak:
 
         self._library: Any = ctypes.CDLL(espeakng_loader.get_library_path())
         self._library.espeak_Synth.argtypes = [
-            *(ctypes.c_char_p, ctypes.c_size_t, ctypes.c_uint, ctypes.c_int, ctypes.c_uint, ctypes.c_uint),
-            *(ctypes.c_void_p, ctypes.c_void_p),
+            ctypes.c_char_p,
+            ctypes.c_size_t,
+            ctypes.c_uint,
+            ctypes.c_int,
+            ctypes.c_uint,
+            ctypes.c_uint,
+            ctypes.c_void_p,
+            ctypes.c_void_p,
         ]
         data = espeakng_loader.get_data_path().encode()
         self.sample_rate = self._library.espeak_Initialize(_SYNCHRONOUS, 0, data, 0)

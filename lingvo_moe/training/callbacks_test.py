@@ -133,7 +133,7 @@ def test_initial_weights_must_be_finite(data, tmp_path, monkeypatch):
     _train(data, tmp_path / "given", [], "training.steps=2")
     monkeypatch.undo()
     with pytest.raises(UserError, match=r"given/checkpoints/2: softmax/projection has values that are not finite"):
-        loop.train(*(tiny.MODEL, _experiment(data), FakeEngine(), tmp_path / "new"), initial_weights=tmp_path / "given")
+        loop.train(tiny.MODEL, _experiment(data), FakeEngine(), tmp_path / "new", initial_weights=tmp_path / "given")
 
 
 @pytest.mark.slow

@@ -14,7 +14,12 @@ _STORED = ("Error reading", "Error opening", "Error decoding", "DATA_LOSS", "NOT
 # What does not mean that bytes changed: the machine or the file server has too little of something, or refuses.
 _REFUSALS = (*error_numbers.EXHAUSTED, *error_numbers.DENIED)
 _REFUSED = (
-    *("RESOURCE_EXHAUSTED", "PERMISSION_DENIED", "UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED", "ABORTED"),
+    "RESOURCE_EXHAUSTED",
+    "PERMISSION_DENIED",
+    "UNAVAILABLE",
+    "DEADLINE_EXCEEDED",
+    "CANCELLED",
+    "ABORTED",
     *map(os.strerror, _REFUSALS),
 )
 # Where TensorStore found something: the item is the last part of a long path.

@@ -35,7 +35,10 @@ def experiment_on(mesh: str) -> Experiment:
     """Returns two repeats of a dense layer and a layer with experts, scanned and rematerialised, with dropout."""
     return tiny.tiny_language_model(
         tiny.Data(pathlib.Path("none"), pathlib.Path("none")),
-        *("model.num_layers=4", "model.layer_pattern=dense,moe", "model.unroll=false", "model.remat=full"),
+        "model.num_layers=4",
+        "model.layer_pattern=dense,moe",
+        "model.unroll=false",
+        "model.remat=full",
         "model.residual_dropout=0.1",
         mesh=DeviceMesh.parse(mesh),
     )

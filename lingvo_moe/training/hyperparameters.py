@@ -24,9 +24,19 @@ LAYOUT = "layout"
 _OF_A_RUN = ("mesh", LAYOUT, "platform", "windowed_einsum_mib", "training.steps")
 # Fields of a model that change how it trains or is computed, but not what its weights mean.
 _OF_COMPUTATION = (
-    *("input_dropout", "residual_dropout", "attention_dropout", "word_dropout"),
-    *("label_smoothing", "sampled_softmax", "aux_loss_weight"),
-    *("dispatch", "unroll", "remat", "pipeline", "stages", "microbatches"),
+    "input_dropout",
+    "residual_dropout",
+    "attention_dropout",
+    "word_dropout",
+    "label_smoothing",
+    "sampled_softmax",
+    "aux_loss_weight",
+    "dispatch",
+    "unroll",
+    "remat",
+    "pipeline",
+    "stages",
+    "microbatches",
 )
 _PLAIN = (bool, int, float, str, type(None), tuple)
 

@@ -33,7 +33,10 @@ def test_every_value_of_every_model_is_read_as_it_was(name, tmp_path):
         if path in values and path not in ("corpus", "tokenizers"):
             assert overrides.apply(trained, [f"{path}={overrides.text(values[path])}"]) == trained
     assert {path for path, _ in overrides.fields(trained)} - values.keys() == {
-        *("mesh", "platform", "windowed_einsum_mib", "training.steps")
+        "mesh",
+        "platform",
+        "windowed_einsum_mib",
+        "training.steps",
     }
 
 

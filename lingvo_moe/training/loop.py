@@ -111,7 +111,7 @@ def _train(
     process_group.broadcast(lambda: hyperparameters.save(start.logdir, hyperparameters.of(start.name, experiment)))
     preemption = PreemptionGuard(experiment.training.grace_seconds, not process_group.catches_sigterm)
     run = TrainingRun(
-        *(start.name, experiment, training, checkpoints.own, process_group, preemption, start.logdir, first_step)
+        start.name, experiment, training, checkpoints.own, process_group, preemption, start.logdir, first_step
     )
     with preemption, contextlib.closing(checkpoints.own):
         return _make_steps(run, batches, callbacks), run.scalars

@@ -36,8 +36,10 @@ REPLAY_TOLERANCE = 2 * harness.FLOAT32_ROUNDING
 EXPERTS = "decoder/layer_0/feed_forward"
 # Tied embeddings, as in m4.Pocket: the logits are a block of the diagnosis without weights of its own.
 _CHANGES = (
-    *("training.checkpoint_every=4", "training.evaluate_every=0"),
-    *("training.ema_decay=0.9", "model.tied_embeddings=true"),
+    "training.checkpoint_every=4",
+    "training.evaluate_every=0",
+    "training.ema_decay=0.9",
+    "model.tied_embeddings=true",
 )
 
 

@@ -191,7 +191,15 @@ def test_wrong_types_are_an_error(field, value, study, tmp_path):
 @pytest.mark.parametrize(
     "content",
     [
-        *("[]", "{}", "5", "null", '"x"', '{"version": 9}', '{"version": 1, "runs": [{}]}', "not JSON", None),
+        "[]",
+        "{}",
+        "5",
+        "null",
+        '"x"',
+        '{"version": 9}',
+        '{"version": 1, "runs": [{}]}',
+        "not JSON",
+        None,
         _ROUTING_LIST,
     ],
 )

@@ -101,7 +101,8 @@ def test_a_study_that_is_killed_goes_on_and_is_finished_once(corpus, tmp_path):
     assert run.reached(100.0) and not run.reached(0.001)
     assert set(run.routing) == {"encoder/1", "decoder/1"} and set(run.routing["encoder/1"].shares) == {"de", "fr"}
     assert {path.name for path in (tmp_path / "study" / "report").iterdir()} == {
-        *("results.json", "tables.md"),
+        "results.json",
+        "tables.md",
         *(f"{name}.svg" for name in ("gain", "efficiency", "experts", "languages_4_experts")),
     }
     with open(tmp_path / "study.toml", "a", encoding="utf-8") as plan:
