@@ -62,32 +62,7 @@ class M4(Recipe):
         cores = self.num_cores
         mesh = DeviceMesh((cores,) if self.stages == 1 else (self.stages, cores // self.stages))
         return Experiment(
-            model=Translation(
-                source_vocabulary=self.source_vocabulary,
-                target_vocabulary=self.target_vocabulary,
-                num_layers=self.num_layers,
-                model_dim=self.model_dim,
-                hidden_dim=self.hidden_dim,
-                num_heads=self.num_heads,
-                head_dim=self.head_dim,
-                num_experts=self.num_experts,
-                num_groups=2 * self.num_cores,
-                # Capacity for every token of a group (C = S) would be a thousand times the work; see
-                # `MixtureOfExperts`. A core is a group. The encoder has capacity for four times the mean load, a step
-                # of decoding for all hypotheses of two sentences (E = 2048), eight (512), all sixteen (128).
-                inference_capacity_factor=8.0 if self.num_experts else None,
-                inference_min_capacity=_DECODING_POSITIONS // self.num_experts if self.num_experts else 1,
-                inference_num_groups=self.num_cores,
-                aux_loss_weight=aux_loss_weight(self.num_experts),
-                input_dropout=self.dropout,
-                residual_dropout=self.dropout,
-                attention_dropout=self.dropout,
-                activation_dtype=self.activation_dtype,
-                remat=self.remat,
-                pipeline=self.pipeline,
-                stages=self.stages,
-                microbatches=self.microbatches,
-            ),
+            model=self._model(),
             optimizer=Adafactor(learning_rate=InverseSquareRoot()),
             input=InputConfig(
                 batch_size=self.batch_tokens // self.sequence_length,
@@ -104,6 +79,34 @@ class M4(Recipe):
             mesh=mesh,
             layout=self.layout,
             decoding_batch=16 * self.num_cores,
+        )
+
+    def _model(self) -> Translation:
+        return Translation(
+            source_vocabulary=self.source_vocabulary,
+            target_vocabulary=self.target_vocabulary,
+            num_layers=self.num_layers,
+            model_dim=self.model_dim,
+            hidden_dim=self.hidden_dim,
+            num_heads=self.num_heads,
+            head_dim=self.head_dim,
+            num_experts=self.num_experts,
+            num_groups=2 * self.num_cores,
+            # Capacity for every token of a group (C = S) would be a thousand times the work; see
+            # `MixtureOfExperts`. A core is a group. The encoder has capacity for four times the mean load, a step
+            # of decoding for all hypotheses of two sentences (E = 2048), eight (512), all sixteen (128).
+            inference_capacity_factor=8.0 if self.num_experts else None,
+            inference_min_capacity=_DECODING_POSITIONS // self.num_experts if self.num_experts else 1,
+            inference_num_groups=self.num_cores,
+            aux_loss_weight=aux_loss_weight(self.num_experts),
+            input_dropout=self.dropout,
+            residual_dropout=self.dropout,
+            attention_dropout=self.dropout,
+            activation_dtype=self.activation_dtype,
+            remat=self.remat,
+            pipeline=self.pipeline,
+            stages=self.stages,
+            microbatches=self.microbatches,
         )
 
 
@@ -228,26 +231,7 @@ class Quickstart(Recipe):
     def experiment(self) -> Experiment:
         """Returns the full configuration; docs/results.md has the trials that led to it."""
         return Experiment(
-            # No dropout: a trial did not lower the loss (docs/results.md).
-            model=Translation(
-                # So most words of the three languages are one piece, of which counting finds a translation.
-                source_vocabulary=24_000,
-                target_vocabulary=8000,
-                tied_embeddings=True,
-                twin_keys=True,
-                num_layers=4,
-                model_dim=256,
-                hidden_dim=512,
-                num_heads=4,
-                head_dim=64,
-                num_experts=8,
-                num_groups=8,
-                # With both, a step takes three quarters of the CPU time, and the loss is the same.
-                capacity_factor=1.25,
-                sampled_softmax=3072,
-                aux_loss_weight=aux_loss_weight(8),
-                unroll=True,
-            ),
+            model=self._model(),
             # 0.02 for the first half, then on a straight line to a tenth of it, and this for the last steps.
             optimizer=Adafactor(
                 beta1=0.9,
@@ -272,6 +256,28 @@ class Quickstart(Recipe):
             decoding_batch=64,
             corpus="build/quickstart/corpus",
             tokenizers="build/quickstart/tokenizers",
+        )
+
+    def _model(self) -> Translation:
+        # No dropout: a trial did not lower the loss (docs/results.md).
+        return Translation(
+            # So most words of the three languages are one piece, of which counting finds a translation.
+            source_vocabulary=24_000,
+            target_vocabulary=8000,
+            tied_embeddings=True,
+            twin_keys=True,
+            num_layers=4,
+            model_dim=256,
+            hidden_dim=512,
+            num_heads=4,
+            head_dim=64,
+            num_experts=8,
+            num_groups=8,
+            # With both, a step takes three quarters of the CPU time, and the loss is the same.
+            capacity_factor=1.25,
+            sampled_softmax=3072,
+            aux_loss_weight=aux_loss_weight(8),
+            unroll=True,
         )
 
 

@@ -100,7 +100,12 @@ class Request:
 
 
 def variants() -> dict[str, Request]:
-    """Returns what is planned besides the registered models: the questions that the papers leave open, and decoding."""
+    """Returns what is planned besides the registered models: what papers leave open, decoding, and other layouts."""
+    return {**_open_questions(), **_other_layouts()}
+
+
+def _open_questions() -> dict[str, Request]:
+    """Returns other readings of the papers, what they tried without figures, and decoding."""
     found = {}
     for row in _M4_ROWS:
         model = f"m4.{row}"
@@ -125,6 +130,12 @@ def variants() -> dict[str, Request]:
         for mesh in ("8x16", "16x32", "32x64"):
             model = f"dense_lm.Dense64BMesh{mesh}"
             found[f"{model}.{attempt}"] = Request(model, (f"layout={attempt}",))
+    return found
+
+
+def _other_layouts() -> dict[str, Request]:
+    """Returns layouts that the papers do not have."""
+    found = {}
     # What `plan --search=layout` finds beyond the papers.
     model, changes = "dense_lm.Narrow16BMesh32x8", ("mesh=64x4", "layout=BG:x,NHV:y,M~x/y")
     found[f"{model}.found"] = Request(model, changes)

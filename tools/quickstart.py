@@ -87,8 +87,26 @@ def main(arguments: list[str]):
     directory = pathlib.Path(_VALUES.directory)
     settings = {"model": name, "seed": _VALUES.seed}
     _check_settings(directory, settings)
-    corpus, unseen = directory / "corpus", directory / "unseen"
-    tokenizers, logdir = directory / "tokenizers", directory / "log"
+    corpus, unseen, tokenizers = (directory / part for part in ("corpus", "unseen", "tokenizers"))
+    logdir = directory / "log"
+    _make_data(configured, corpus, unseen, tokenizers)
+    model = (f"--model={name}", f"--logdir={logdir}", f"--tokenizers={tokenizers}")
+    embeddings = _embeddings(configured, directory, corpus, tokenizers)
+    with output_files.atomic_writer(str(directory / _SETTINGS)) as file:
+        json.dump(settings, file)
+    _stage("5/7 training", "lingvo_moe", "train", *model, f"--corpus={corpus}", *embeddings, *_training_flags())
+    tested_on = {"its own packages": corpus, "packages it has not seen": unseen}
+    _evaluate(tested_on, directory, model)
+    _translate_samples(tested_on, directory, model)
+    print(
+        f"\nDone in {(time.monotonic() - start) / 60:.1f} minutes. {_result(directory)}\n"
+        f"Curves: {_python()} -m tensorboard.main --logdir={logdir}\nYour own sentences: "
+        f"echo 'El archivo no se pudo abrir.' | {_python()} -m lingvo_moe translate {' '.join(model)}"
+    )
+
+
+def _make_data(configured: Translation, corpus: pathlib.Path, unseen: pathlib.Path, tokenizers: pathlib.Path):
+    """Runs the stages before training, but for the embeddings: two corpora, and the tokenizers of the first."""
     languages = [f"--languages={','.join(_VALUES.languages)}"] if _VALUES.languages else []
     _stage("1/7 corpus", "tools.build_corpus", f"--preset={_VALUES.preset}", *languages, f"--output={corpus}")
     _stage(
@@ -107,12 +125,10 @@ def main(arguments: list[str]):
         *_vocabularies(configured),
         f"--max_sentences={_TOKENIZER_SENTENCES}",
     )
-    model = (f"--model={name}", f"--logdir={logdir}", f"--tokenizers={tokenizers}")
-    embeddings = _embeddings(configured, directory, corpus, tokenizers)
-    with output_files.atomic_writer(str(directory / _SETTINGS)) as file:
-        json.dump(settings, file)
-    _stage("5/7 training", "lingvo_moe", "train", *model, f"--corpus={corpus}", *embeddings, *_training_flags())
-    tested_on = {"its own packages": corpus, "packages it has not seen": unseen}
+
+
+def _evaluate(tested_on: dict[str, pathlib.Path], directory: pathlib.Path, model: tuple[str, ...]):
+    """Scores the model on each corpus, by what its sentences are of; writes a file of scores for each."""
     for title, tested in tested_on.items():
         _stage(
             f"6/7 evaluation, on sentences of {title}",
@@ -123,12 +139,6 @@ def main(arguments: list[str]):
             f"--max_pairs={_VALUES.max_pairs}",
             f"--json={directory / f'scores_{tested.name}.json'}",
         )
-    _translate_samples(tested_on, directory, model)
-    print(
-        f"\nDone in {(time.monotonic() - start) / 60:.1f} minutes. {_result(directory)}\n"
-        f"Curves: {_python()} -m tensorboard.main --logdir={logdir}\nYour own sentences: "
-        f"echo 'El archivo no se pudo abrir.' | {_python()} -m lingvo_moe translate {' '.join(model)}"
-    )
 
 
 def _check_data():

@@ -13,10 +13,11 @@ from lingvo_moe.decoding.flat_beam_search import BeamSearch, Hypotheses, flat_be
 from lingvo_moe.engines.pjrt import Engine
 from lingvo_moe.errors import UserError
 from lingvo_moe.layers.base import Context
+from lingvo_moe.lazy import tf
 from lingvo_moe.models.translation import Translation
 from lingvo_moe.ops.attention import CACHED_AXES
 from lingvo_moe.optimizers.adafactor import Adafactor
-from lingvo_moe.program import lower
+from lingvo_moe.program import Program, lower
 from lingvo_moe.sharding.layout import DeviceMesh, Layout, Spec
 from lingvo_moe.steps import Steps, weight_specs
 
@@ -69,6 +70,58 @@ def theta() -> dict:
     return values
 
 
+def _naive_state(rows: int) -> dict:
+    """Returns the specs of the caches and of the source's segments."""
+    sizes = {"R": _MODEL.num_layers // 2, "B": rows, "N": _MODEL.num_heads, "D": _MODEL.head_dim}
+
+    def spec(logical_axes: str, length: int) -> Spec:
+        return Spec(tuple({**sizes, "L": length}[axis] for axis in logical_axes), "float32", logical_axes)
+
+    layer = {
+        f"{memory}{name}": spec(f"R{logical_axes}", _SOURCE_LENGTH if memory else _MAX_LENGTH)
+        for logical_axes, name in zip(CACHED_AXES, ("keys", "values"))
+        for memory in ("", "memory_")
+    }
+    segments = Spec((rows, _SOURCE_LENGTH), "int32", "BS")
+    return {"caches": {"part_0": {"layer_0": layer}}, "source_segments": segments}
+
+
+def _naive_start(rows: int, state: dict) -> Program:
+    """Returns `(theta, source) -> state`."""
+
+    def start(inputs: dict) -> dict:
+        theta = _MODEL.decoding_theta(inputs["theta"], Context())
+        started = _MODEL.start_decoding(theta, inputs["source"], _MAX_LENGTH, Context())
+        return {name: started[name] for name in state}
+
+    specs = {"theta": weight_specs(_MODEL.weights()), "source": _source_specs(rows)}
+    return lower(
+        "start", start, specs, {path: each.logical_axes for path, each in tree.flatten(state).items()}, Layout()
+    )
+
+
+def _naive_step(rows: int, state: dict) -> Program:
+    """Returns `(theta, state, ids, position) -> (logits, state)` for one token of each row."""
+
+    def step(inputs: dict) -> dict:
+        position = inputs["position"]
+        mask = tf.tile((tf.range(_MAX_LENGTH) <= position)[None, None], [rows, 1, 1])
+        theta = _MODEL.decoding_theta(inputs["theta"], Context())
+        paddings = tf.zeros((rows, 1), tf.bool)
+        logits, new = _MODEL.decode_step(
+            theta, inputs["state"], inputs["ids"], paddings, position, position, mask, Context()
+        )
+        return {"logits": logits[:, 0], "state": new}
+
+    specs = {
+        "theta": weight_specs(_MODEL.weights()),
+        "state": state,
+        "ids": Spec((rows, 1), "int32", "BT"),
+        "position": Spec((), "int32", ""),
+    }
+    return lower("step", step, specs, {"logits": "BV"}, Layout())
+
+
 class _Naive:
     """A search with a row and a cache for each hypothesis: a program for one token, and the rest in plain Python."""
 
@@ -76,59 +129,8 @@ class _Naive:
         self._theta, self._size = theta, beam_size
         rows = _BATCH * beam_size
         source = {field: np.repeat(value, beam_size, axis=0) for field, value in source.items()}
-        weights = weight_specs(_MODEL.weights())
-
-        def start(inputs):
-            state = _MODEL.start_decoding(
-                _MODEL.decoding_theta(inputs["theta"], Context()), inputs["source"], _MAX_LENGTH, Context()
-            )
-            return {"caches": state["caches"], "source_segments": state["source_segments"]}
-
-        sizes = {"R": _MODEL.num_layers // 2, "B": rows, "N": _MODEL.num_heads, "D": _MODEL.head_dim}
-
-        def spec(logical_axes: str, length: int) -> Spec:
-            return Spec(tuple({**sizes, "L": length}[axis] for axis in logical_axes), "float32", logical_axes)
-
-        layer = {
-            f"{memory}{name}": spec(f"R{logical_axes}", _SOURCE_LENGTH if memory else _MAX_LENGTH)
-            for logical_axes, name in zip(CACHED_AXES, ("keys", "values"))
-            for memory in ("", "memory_")
-        }
-        state = {
-            "caches": {"part_0": {"layer_0": layer}},
-            "source_segments": Spec((rows, _SOURCE_LENGTH), "int32", "BS"),
-        }
-
-        def step(inputs):
-            from lingvo_moe.lazy import tf
-
-            mask = tf.tile((tf.range(_MAX_LENGTH) <= inputs["position"])[None, None], [rows, 1, 1])
-            theta = _MODEL.decoding_theta(inputs["theta"], Context())
-            position = inputs["position"]
-            paddings = tf.zeros((rows, 1), tf.bool)
-            logits, new = _MODEL.decode_step(
-                theta, inputs["state"], inputs["ids"], paddings, position, position, mask, Context()
-            )
-            return {"logits": logits[:, 0], "state": new}
-
-        engine, logical_axes = Engine(1), {path: s.logical_axes for path, s in tree.flatten(state).items()}
-        started = engine.load(
-            lower("start", start, {"theta": weights, "source": _source_specs(rows)}, logical_axes, Layout())
-        )
-        self._step = engine.load(
-            lower(
-                "step",
-                step,
-                {
-                    "theta": weights,
-                    "state": state,
-                    "ids": Spec((rows, 1), "int32", "BT"),
-                    "position": Spec((), "int32", ""),
-                },
-                {"logits": "BV"},
-                Layout(),
-            )
-        )
+        state, engine = _naive_state(rows), Engine(1)
+        started, self._step = engine.load(_naive_start(rows, state)), engine.load(_naive_step(rows, state))
         self._state = started({"theta": theta, "source": source})
 
     def search(self, alpha: float) -> list[list[tuple[float, tuple[int, ...]]]]:
@@ -311,8 +313,6 @@ def test_finite_capacity_suffices_for_the_sentences_that_it_is_made_for(theta, s
 
 def test_a_batch_of_empty_rows_is_not_searched():
     """The last batch of a file has empty rows; nobody waits for their hypotheses to end."""
-    from lingvo_moe.lazy import tf
-
     calls = []
 
     def step(state, ids, paddings, position, first, mask):
@@ -334,8 +334,6 @@ def test_a_search_continues_in_a_quarter_of_its_batch():
 
     The state of the model says which sentence a row has: the table of logits, and the step after which it can end.
     """
-    from lingvo_moe.lazy import tf
-
     random, search, sizes = np.random.RandomState(3), BeamSearch(beam_size=3, max_length=12), []
     table = tf.constant(random.normal(size=(8, 12, 9, 9)).astype(np.float32))
     ends = tf.constant([2, 3, 9, 2, 5, 4, 11, 1])
@@ -386,8 +384,6 @@ def _table_search(table: np.ndarray, size: int, alpha: float) -> list[tuple[floa
 
 def _flat_table_search(logits: np.ndarray, search: BeamSearch) -> tuple[Hypotheses, int]:
     """Returns the hypotheses of one sentence, and the number of steps, where a table gives the logits."""
-    from lingvo_moe.lazy import tf
-
     positions = []
 
     def step(state, ids, paddings, position, first, mask):
