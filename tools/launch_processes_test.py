@@ -79,7 +79,7 @@ def test_signals_are_forwarded_once(capsys):
 
 
 def test_four_processes_make_the_losses_of_one_with_as_many_devices(tmp_path, monkeypatch):
-    """Two by two devices; gloo adds in another order than one process does, see `translation_test.TOLERANCE`.
+    """Two by two devices; gloo adds in another order than one process does, see `testing.translation.TOLERANCE`.
 
     The four find in the cache what the one has lowered; each compiles it, with few optimizations.
     """

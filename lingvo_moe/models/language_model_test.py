@@ -30,7 +30,7 @@ MODEL = LanguageModel(
     num_groups=8,
     unroll=True,
 )
-# As in translation_test: some 50 float32 products and sums in a row, ordered differently.
+# As in testing.translation: some 50 float32 products and sums in a row, ordered differently.
 TOLERANCE = 64 * harness.FLOAT32_ROUNDING
 WAYS = {"scan": {}, **{remat: {"remat": remat} for remat in ("full", "keep_outputs", "keep_hidden")}}
 

@@ -126,7 +126,7 @@ def test_a_killed_run_resumes_bit_for_bit(data, tmp_path):
 def test_four_devices_train_as_one_with_the_compiler_of_users(data, tmp_path):
     """Other tests compile with few optimizations and XLA's older code generator for CPUs, see `conftest.py`.
 
-    Devices add in another order than one does, see `translation_test.TOLERANCE`.
+    Devices add in another order than one does, see `testing.translation.TOLERANCE`.
     """
     changes = ("model.num_layers=2", "model.encoder_layer_pattern=dense", "model.layer_pattern=moe")
     changes += ("training.steps=4", "training.evaluate_every=0")
