@@ -142,9 +142,9 @@ def by_licence(corpus: Corpus, packages: pathlib.Path) -> dict[str, list[str]]:
 
 
 def _licences_of(name: str, packages: pathlib.Path) -> Sequence[str]:
-    if (packages / name).is_file():
-        return _of_debian_package(packages / name)
     if name.endswith(".deb"):
+        if (packages / name).is_file():
+            return _of_debian_package(packages / name)
         raise UserError(f"--packages={packages}: {name} of the corpus is not there.")
     for wheel in sorted(packages.glob(f"{name.lower()}-*.whl")):
         with _readable(wheel), zipfile.ZipFile(wheel) as archive:
@@ -207,6 +207,8 @@ def _events(directory: pathlib.Path) -> Iterator[tuple[int, float, str, float]]:
     from tensorboard.util import tensor_util
 
     for path in sorted(directory.glob("events.out.tfevents.*")):
+        with open(path, "rb"):  # an OSError has one line; TensorFlow has errors of its own
+            pass
         for event in event_file_loader.EventFileLoader(str(path)).Load():
             for value in event.summary.value:
                 array = tensor_util.make_ndarray(value.tensor)

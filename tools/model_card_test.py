@@ -236,3 +236,6 @@ def test_only_scalars_are_read_of_curves_and_losses_are_required(tmp_path):
     for file in (tmp_path / "valid").iterdir():
         file.unlink()
     assert model_card.read_curves(tmp_path, 1).steps == 7
+    (tmp_path / "train" / "events.out.tfevents.2").mkdir()
+    with pytest.raises(IsADirectoryError):
+        model_card.read_curves(tmp_path, 1)
