@@ -18,7 +18,6 @@ import statistics
 from collections.abc import Sequence
 
 from absl import flags
-from scipy import stats
 
 from lingvo_moe.cli import app, recorded, released, run_config, run_setup
 from lingvo_moe.data.corpus import Corpus
@@ -26,7 +25,7 @@ from lingvo_moe.errors import UserError
 from lingvo_moe.inference.evaluation import translate_held_out
 from lingvo_moe.inference.translator import Translator
 from lingvo_moe.utils import output_files
-from tools import markdown
+from tools import correlation, markdown
 
 FLAGS = flags.FlagValues()
 run_config.define_flags(run_config.HeldOutConfig, FLAGS)
@@ -135,17 +134,9 @@ def thresholds(found: Sequence[Scored]) -> str:
 def correlations(found: Sequence[Scored]) -> str:
     """Returns a line: Spearman's rank correlation of chrF with the confidence and with the score."""
     chrf = [sentence.chrf for sentence in found]
-    confidence = _correlation([sentence.confidence for sentence in found], chrf)
-    score = _correlation([sentence.score for sentence in found], chrf)
+    confidence = correlation.text({"chrF": chrf, "values": [sentence.confidence for sentence in found]})
+    score = correlation.text({"chrF": chrf, "values": [sentence.score for sentence in found]})
     return f"rank correlation with chrF: confidence {confidence}, score {score}"
-
-
-def _correlation(values: Sequence[float], chrf: Sequence[float]) -> str:
-    for name, numbers in (("chrF", chrf), ("values", values)):
-        if len(set(numbers)) < 2:  # of one sentence, too
-            return f"not defined: all {name} are equal"
-    found = stats.spearmanr(values, chrf)
-    return f"{found.statistic:.2f}"  # pyright: ignore[reportAttributeAccessIssue]; SciPy has no stubs
 
 
 def _percent(values: Sequence[bool]) -> str:

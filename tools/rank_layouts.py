@@ -19,7 +19,6 @@ from typing import Any
 
 import numpy as np
 from absl import flags
-from scipy import stats
 
 from lingvo_moe import experiment
 from lingvo_moe.analysis import layout_space, plan
@@ -32,7 +31,7 @@ from lingvo_moe.experiment import Experiment
 from lingvo_moe.models.transformer import Transformer
 from lingvo_moe.sharding.layout import DeviceMesh
 from lingvo_moe.utils import output_files, progress
-from tools import plan_zoo
+from tools import correlation, plan_zoo
 
 _VALUES = flags.FlagValues()
 flags.DEFINE_boolean("calibration", False, "compare with docs/plans, and compile nothing", flag_values=_VALUES)
@@ -169,18 +168,17 @@ def report(results: Sequence[dict]) -> str:
     best = min(timed, key=lambda result: result["predicted_seconds"])
     lines = [
         f"{len(results)} random layouts: {len(timed)} fit, {refused} refused",
-        f"rank correlation of step times: {_rank_correlation(pairs):.3f}",
-        f"rank correlation of memory: {_rank_correlation(memory):.3f}",
+        f"rank correlation of step times: {_rank_correlation(pairs)}",
+        f"rank correlation of memory: {_rank_correlation(memory)}",
         f"predicted / compiled time: median {np.median(ratios):.2f}, from {ratios.min():.2f} to {ratios.max():.2f}",
         f"the predicted best takes {best['seconds'] / min(second for _, second in pairs):.2f} of the fastest's time",
     ]
     return "\n".join(lines)
 
 
-def _rank_correlation(pairs: Sequence[tuple[float, float]]) -> float:
-    """Spearman's correlation: that of ranks, where equal values have their mean rank."""
-    ranked = stats.spearmanr(np.array(pairs))
-    return float(ranked.statistic)  # pyright: ignore[reportAttributeAccessIssue]; SciPy has no stubs
+def _rank_correlation(pairs: Sequence[tuple[float, float]]) -> str:
+    predicted, compiled = zip(*pairs)
+    return correlation.text({"predicted": predicted, "compiled": compiled}, 3)
 
 
 def _calibrate():

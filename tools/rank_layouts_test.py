@@ -67,4 +67,5 @@ def test_report():
     assert "5 random layouts: 3 fit, 1 refused" in text
     with pytest.raises(UserError, match="1 of 3 layouts fit, and a comparison needs two"):
         rank_layouts.report(results[2:])
+    assert "step times: not defined: all predicted are equal" in rank_layouts.report([_FITTING] * 2)
     assert "step times: 0.500" in text and "memory: 1.000" in text and "takes 1.10 of the fastest" in text
