@@ -12,6 +12,7 @@ from lingvo_moe.testing import experiments as tiny
 from tools.fuzz import mutations
 from tools.fuzz.case import Case
 from tools.fuzz.fixtures import STEPS, Fixtures
+from tools.fuzz.flag_targets import CARD, NO_RESULTS
 
 _TINY = tuple(tiny.settings())
 # Training with no step left to do, not even from the older checkpoint, opens all its inputs and compiles nothing.
@@ -144,13 +145,32 @@ def program(draw: st.DrawFn, fixtures: Fixtures) -> Case:
 def plan(draw: st.DrawFn, fixtures: Fixtures) -> Case:
     """Plans, one of them corrupt, given to the report."""
     prepare, file = draw(_corrupted(fixtures, "plans"))
-    return Case(
-        "plans",
-        "report",
-        ("--plans=plans", "--layer_pairs=", "--collective_times=", "--layout_searches=", "--output=new.html"),
-        (file, "--plans"),
-        prepare,
-    )
+    arguments = ("--plans=plans", *NO_RESULTS, "--output=new.html")
+    return Case("plans", "report", arguments, (file, "--plans"), prepare)
+
+
+@st.composite
+def results(draw: st.DrawFn, fixtures: Fixtures) -> Case:
+    """Results of other tools, corrupt, given to the report."""
+    name = draw(st.sampled_from(("layer_pairs", "collective_times", "layout_searches")))
+    prepare, file = draw(_corrupted(fixtures, f"{name}.json"))
+    arguments = ("--plans=FIXTURES/plans", *NO_RESULTS, f"--{name}={file}", "--output=new.html")
+    return Case("results", "report", arguments, (file,), prepare)
+
+
+@st.composite
+def ranking(draw: st.DrawFn, fixtures: Fixtures) -> Case:
+    """Corrupt results of compiled layouts."""
+    prepare, file = draw(_corrupted(fixtures, "ranking.json"))
+    return Case("results", "read_ranking", (file,), (file, "--topology"), prepare)
+
+
+@st.composite
+def card(draw: st.DrawFn, fixtures: Fixtures) -> Case:
+    """Corrupt scores or curves, given to the model's card."""
+    prepare, file = draw(_corrupted(fixtures, "card"))
+    arguments = (argument.replace("FIXTURES/card", "card") for argument in CARD)
+    return Case("cards", "model_card", (*arguments, "--output=new.md"), (file, "--logdir"), prepare)
 
 
 @st.composite
@@ -187,6 +207,9 @@ TARGETS: dict[Callable[[Fixtures], st.SearchStrategy[Case]], int] = {
     safetensors: 6,
     program: 5,
     plan: 5,
+    results: 5,
+    ranking: 2,
+    card: 4,
     package: 1,
     sentences: 3,
 }

@@ -18,6 +18,11 @@ from lingvo_moe.testing import experiments as tiny
 from lingvo_moe.testing.plans import training_plan
 from lingvo_moe.training import checkpoint_tools, hyperparameters
 from lingvo_moe.training.checkpoint import Checkpoints
+from lingvo_moe.training.summary import SummaryWriter
+from tools.report import layers, measured, searches
+from tools.report.layers import LayerPair
+from tools.report.measured import Measured, Time
+from tools.report.searches import LayoutSearch
 
 # The steps of the older and of the newer checkpoint.
 STEPS = (4, 8)
@@ -30,7 +35,9 @@ class Fixtures:
 
     Attributes:
       directory: holds `corpus`, `tokenizers`, `log` (two checkpoints of the tiny model), `other` (one of another
-        model), `catalogs`, `plans`; `weights.safetensors`, `program.zip`, `sentences.txt`.
+        model), `catalogs`, `plans`, `card` (curves and scores of a translation model); `weights.safetensors`,
+        `program.zip`, `sentences.txt`; results of tools, `layer_pairs.json`, `collective_times.json`,
+        `layout_searches.json` and `ranking.json`.
     """
 
     directory: pathlib.Path
@@ -54,6 +61,8 @@ def make(directory: pathlib.Path) -> Fixtures:
     (directory / "plans").mkdir()
     for name in ("m4.MoE128E12L", "m4.MoE128E12L.both_sides"):
         training_plan("m4.MoE128E12L", 128, num_experts=128).save(str(directory / "plans" / f"{name}.json"))
+    _write_results(directory)
+    _write_card(directory / "card")
     (directory / "sentences.txt").write_text("der eert\nesuoh wen\n\n", encoding="utf-8")
     return Fixtures(directory)
 
@@ -69,6 +78,29 @@ def _save(logdir: pathlib.Path, specs: dict, step: int):
     checkpoints = Checkpoints(logdir, keep=len(STEPS))
     checkpoints.save(tiny.MODEL, state, {"next": step, "rejected": 0})
     checkpoints.close()
+
+
+def _write_results(directory: pathlib.Path):
+    seconds = {"gating": 0.5, "experts": 1.0}
+    pairs = [LayerPair(f"m4.MoE{n}E12L", n, n, 2048 * n, seconds, seconds, {"all-to-all": 0.1}) for n in (128, 2048)]
+    layers.save(pairs, directory / "layer_pairs.json")
+    times = [
+        Time(name, size, 1, n, 0.5, 1.0) for n in (2, 4) for size in measured.SIZES for name in measured.OPERATIONS
+    ]
+    measured.save(Measured("a processor", 2, 20, tuple(times)), directory / "collective_times.json")
+    searches.save([LayoutSearch("m4.MoE128E12L", 9, 2, 1.5, 2.0, 1.0, ("mesh=8",))], directory / "layout_searches.json")
+    result = {"fits": True, "predicted_seconds": 1.0, "seconds": 1.1, "predicted_bytes": 1, "bytes": 2}
+    (directory / "ranking.json").write_text(json.dumps({"seed": 1, "results": [result] * 2}), encoding="utf-8")
+
+
+def _write_card(directory: pathlib.Path):
+    for name, scalars in (("train", {"padding/target": 0.2}), ("valid", {"cross_entropy": 3.0, "source_gain": 1.0})):
+        writer = SummaryWriter(directory / "log", name)
+        writer.write(100, scalars)
+        writer.close()
+    measures = {"bleu": 11.0, "copy_bleu": 2.0, "chrf": 30.0, "copy_chrf": 8.0}
+    scores = [{"language": name, "train_pairs": 50, "test_pairs": 10, **measures} for name in ("de", "fr")]
+    (directory / "scores.json").write_text(json.dumps({"scores": scores}), encoding="utf-8")
 
 
 def _write_catalogs(directory: pathlib.Path):

@@ -21,6 +21,14 @@ _DATA = ("--corpus=FIXTURES/corpus", "--tokenizers=FIXTURES/tokenizers", "--plat
 # flag that is added ends either there or with a message about the flag. A command that is missing here is called with
 # --model.
 _SMALL = ("--source_vocabulary=400", "--target_vocabulary=150", "--max_sentences=500")
+NO_RESULTS = ("--layer_pairs=", "--collective_times=", "--layout_searches=")
+CARD = (
+    "--model=m4.Pocket",
+    "--corpus=FIXTURES/corpus",
+    "--logdir=FIXTURES/card/log",
+    "--scores=FIXTURES/card/scores.json",
+    "--packages=FIXTURES/card",
+)
 _OTHER = (*_TINY, *_DATA, "--logdir=FIXTURES/other")
 _CALLS = {
     "list": ((), ""),
@@ -43,17 +51,35 @@ _CALLS = {
     "export": ((*_TINY, "--output=new.zip", "--set=model.num_experts=7"), "num_experts"),
     "build_corpus": (("--preset=none", "--input=FIXTURES/sentences.txt", "--output=new"), "sentences.txt"),
     "train_tokenizer": (("--corpus=FIXTURES/catalogs", "--output=new"), "is not a corpus"),
-    "report": (
-        (
-            "--plans=FIXTURES/catalogs",
-            "--layer_pairs=",
-            "--collective_times=",
-            "--layout_searches=",
-            "--output=new.html",
-        ),
-        "catalogs",
-    ),
+    "report": (("--plans=FIXTURES/catalogs", *NO_RESULTS, "--output=new.html"), "catalogs"),
     "launch_tpu": (("--dry_run", "--slice=s", "--zone=z"), "no --model"),
+    "launcher_check": (("--launchers=nothing", "--directory=new"), "nothing"),
+    "altered_lines": (_OTHER, "weights are not those"),
+    "confidence": (_OTHER, "weights are not those"),
+    "lost_placeholders": (("--preset=none", "--input=FIXTURES/sentences.txt"), "sentences.txt"),
+    "copied_words": (
+        ("--translations=FIXTURES/sentences.txt", "--trained_on=FIXTURES/corpus"),
+        "sentences.txt",
+    ),
+    "english_lines": (("--corpus=FIXTURES/catalogs",), "is not a corpus"),
+    "build_speech": (("--preset=none", "--input=FIXTURES/sentences.txt", "--output=new"), "sentences.txt"),
+    "train_embeddings": (
+        ("--corpus=FIXTURES/catalogs", "--tokenizers=FIXTURES/tokenizers", "--output=new.safetensors"),
+        "is not a corpus",
+    ),
+    "model_card": ((*CARD, "--logdir=FIXTURES/log", "--output=new.md"), "no curves"),
+    "study": (("--corpus=FIXTURES/catalogs", "--directory=new"), "is not a corpus"),
+    "soak": (("--directory=FIXTURES/corpus",), "is not empty"),
+    "kernel_times": (("--set=mesh=4",), "TPU v3 slice"),
+    "operator_table": (("--devices=12",), "--devices=12"),
+    "partial_products": (("--sizes=1",), "--sizes=1"),
+    "windowed_products": (("--products=nothing",), "nothing"),
+    "collective_times": (("--shapes=1x3", "--output=new.json"), "--shapes=1x3"),
+    "rank_layouts": (("--output=FIXTURES/sentences.txt",), "sentences.txt"),
+    "needed_annotations": (("--model=nothing",), "nothing"),
+    "plan_zoo": (("--only=nothing",), "--only=nothing"),
+    "quickstart": (("--languages=x y", "--directory=new"), "--languages"),
+    "benchmarks.everyday": (("--output=FIXTURES/sentences.txt",), "sentences.txt"),
     "benchmarks": (("--only=nothing",), "there is no such row"),
     "benchmarks.beams": (("--beams=0",), "--beams=0"),
     "benchmarks.losses": (
@@ -99,7 +125,17 @@ _WORKING = {
             "force",
         )
     },
-    ("report", "output"): ("--plans=FIXTURES/plans", "--layer_pairs=", "--collective_times=", "--layout_searches="),
+    **{
+        ("report", flag): ("--plans=FIXTURES/plans", *NO_RESULTS, "--output=new.html")
+        for flag in ("figures", "planning", "layer_pairs", "collective_times", "layout_searches")
+    },
+    **{
+        ("model_card", flag): (*CARD, "--output=new.md")
+        for flag in ("model", "set", "corpus", "logdir", "scores", "packages")
+    },
+    ("model_card", "output"): CARD,
+    ("english_lines", "tokenizers"): ("--corpus=FIXTURES/corpus",),
+    ("report", "output"): ("--plans=FIXTURES/plans", *NO_RESULTS),
 }
 # Flags that would start hours of work, or work on other machines.
 _LEFT_OUT = {
@@ -108,11 +144,17 @@ _LEFT_OUT = {
     ("tpu_graph", "only"),
     ("benchmarks", "only"),
     ("benchmarks.beams", "beams"),
+    ("rank_layouts", "output"),
+    ("rank_layouts", "calibration"),
+    ("soak", "directory"),
+    ("quickstart", "languages"),
 }
 # Values that would read or write the whole machine's files.
 _TOO_MUCH = {
     **dict.fromkeys(("input", "valid_input", "test_input"), ("/", "..")),
     **dict.fromkeys(("cache", "logdir"), ("/",)),
+    "figures": ("/", ".."),
+    **dict.fromkeys(("only", "products"), ("",)),  # for all
 }
 VALUES = (
     "",
@@ -159,8 +201,8 @@ VALUES = (
     "link",
     "/proc/self/mem",
 )
-# Tools that are only called with malformed command lines.
-_ONLY_MALFORMED = ("operator_table", "plan_zoo", "quickstart", "write_golden")
+# Tools that are only called with malformed command lines: any other starts minutes of work.
+_ONLY_MALFORMED = ("layer_pairs", "layout_searches", "write_golden")
 _MALFORMED = (
     "--no_such_flag=1",
     "--model",

@@ -19,40 +19,79 @@ from lingvo_moe.data import debian
 from lingvo_moe.engines.pjrt import Engine
 from lingvo_moe.program import Program
 from tools import (
+    altered_lines,
     build_corpus,
+    build_speech,
+    collective_times,
+    confidence,
+    copied_words,
+    english_lines,
+    kernel_times,
     launch_processes,
     launch_tpu,
+    launcher_check,
+    layer_pairs,
+    layout_searches,
+    lost_placeholders,
+    model_card,
+    needed_annotations,
     operator_table,
+    partial_products,
     plan_zoo,
     quickstart,
+    rank_layouts,
     tpu_graph,
+    train_embeddings,
     train_tokenizer,
+    windowed_products,
     write_golden,
 )
 from tools.benchmarks import __main__ as benchmarks
-from tools.benchmarks import beams, losses
+from tools.benchmarks import beams, everyday, losses
 from tools.fuzz.case import Case, Outcome
 from tools.gpu_bench import make
 from tools.report import __main__ as report
+from tools.soak import __main__ as soak
+from tools.study import __main__ as study
 
 # The timeout of a call; some compile a model.
 SECONDS = 300
 _REPOSITORY = pathlib.Path(__file__).parents[2]
 _TOOLS = {
-    "build_corpus": build_corpus,
-    "train_tokenizer": train_tokenizer,
-    "report": report,
-    "launch_tpu": launch_tpu,
-    "operator_table": operator_table,
-    "plan_zoo": plan_zoo,
-    "quickstart": quickstart,
-    "write_golden": write_golden,
+    "altered_lines": altered_lines,
     "benchmarks": benchmarks,
     "benchmarks.beams": beams,
+    "benchmarks.everyday": everyday,
     "benchmarks.losses": losses,
+    "build_corpus": build_corpus,
+    "build_speech": build_speech,
+    "collective_times": collective_times,
+    "confidence": confidence,
+    "copied_words": copied_words,
+    "english_lines": english_lines,
     "gpu_bench.make": make,
+    "kernel_times": kernel_times,
     "launch_processes": launch_processes,
+    "launch_tpu": launch_tpu,
+    "launcher_check": launcher_check,
+    "layer_pairs": layer_pairs,
+    "layout_searches": layout_searches,
+    "lost_placeholders": lost_placeholders,
+    "model_card": model_card,
+    "needed_annotations": needed_annotations,
+    "operator_table": operator_table,
+    "partial_products": partial_products,
+    "plan_zoo": plan_zoo,
+    "quickstart": quickstart,
+    "rank_layouts": rank_layouts,
+    "report": report,
+    "soak": soak,
+    "study": study,
     "tpu_graph": tpu_graph,
+    "train_embeddings": train_embeddings,
+    "train_tokenizer": train_tokenizer,
+    "windowed_products": windowed_products,
+    "write_golden": write_golden,
 }
 
 
@@ -69,6 +108,11 @@ def flags_of(tool: str) -> flags.FlagValues:
 def _load_program(arguments: list[str]):
     """Loads a program bundle as a serving program does; no command does."""
     Engine(2, "cpu").load(Program.load(arguments[1]))
+
+
+def _read_ranking(arguments: list[str]):
+    """Reads the results that tools.rank_layouts continues; the tool itself would compile for minutes."""
+    rank_layouts.report(rank_layouts.read(pathlib.Path(arguments[1]), {}))
 
 
 def _read_package(arguments: list[str]):
@@ -90,6 +134,7 @@ ENTRY_POINTS: dict[str, Callable[[list[str]], int]] = {
     **{name: _tool(name) for name in _TOOLS},
     "load_program": _function(_load_program),
     "read_package": _function(_read_package),
+    "read_ranking": _function(_read_ranking),
 }
 
 
