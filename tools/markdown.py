@@ -26,6 +26,15 @@ def replace(page: pathlib.Path, name: str, text: str):
         file.write(f"{before}\n{text}\n{after}")
 
 
+def check(flag: str, page: str | pathlib.Path, *names: str):
+    """Raises UserError unless the page that a flag names has all these markers; call this before the work."""
+    for name in names:
+        try:
+            around(pathlib.Path(page), name)
+        except UserError as error:
+            raise UserError(f"{flag}={error}") from None
+
+
 def around(page: pathlib.Path, name: str) -> tuple[str, str]:
     """Returns a page up to its first marker `name` and from the second one on, with the markers.
 

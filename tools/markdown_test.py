@@ -26,6 +26,8 @@ def test_page_keeps_its_prose(tmp_path):
 def test_missing_page_is_an_error(tmp_path):
     with pytest.raises(UserError, match=r"none.md: No such file or directory; expected a page with the markers"):
         markdown.around(tmp_path / "none.md", "measured")
+    with pytest.raises(UserError, match=r"^--page=.*none.md: No such file or directory; expected a page with the mark"):
+        markdown.check("--page", tmp_path / "none.md", "measured")
 
 
 def test_page_in_another_encoding_is_an_error(tmp_path):

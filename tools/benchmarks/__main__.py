@@ -49,8 +49,8 @@ def main(arguments: list[str]) -> int:
     output_files.check_path("--json", _VALUES.json)
     page = pathlib.Path(_VALUES.output)
     if not _VALUES.only:
-        for name in ("measured", "profiled"):
-            markdown.around(page, name)  # reports a mistake before half an hour of measurements
+        # Reports a mistake before half an hour of measurements.
+        markdown.check("--output", page, "measured", "profiled")
     directories = Directories(pathlib.Path(_VALUES.directory).absolute(), pathlib.Path(_VALUES.venvs).absolute())
     with progress.bar("measuring", len(chosen) * _VALUES.rounds, "rounds") as advance:
         results = [_measure(comparison, _VALUES.rounds, directories, advance) for comparison in chosen]

@@ -46,7 +46,7 @@ def main(arguments: list[str]):
     published = all(_VALUES[flag].value == _VALUES[flag].default for flag in ("beams", "lengths", "rounds"))
     page = _VALUES.output if _VALUES.output is not None else _PAGE if published else None
     if page is not None:
-        markdown.around(pathlib.Path(page), "beams")  # reports a mistake before the measurements
+        markdown.check("--output", page, "beams")  # reports a mistake before the measurements
     directories = Directories(pathlib.Path(_VALUES.directory).absolute(), pathlib.Path())
     results = {}
     with progress.bar("measuring", len(beams) * len(lengths) * _VALUES.rounds, "rounds") as advance:

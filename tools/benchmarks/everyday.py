@@ -59,7 +59,7 @@ class Row:
 def main(arguments: list[str]) -> int:
     """Measures and writes the numbers; returns 1 if a goal is missed."""
     app.no_arguments(arguments[1:])
-    markdown.around(pathlib.Path(_VALUES.output), "everyday")  # reports a mistake before the measurements
+    markdown.check("--output", _VALUES.output, "everyday")  # reports a mistake before the measurements
     data = [f"--corpus={_VALUES.corpus}", f"--tokenizers={_VALUES.tokenizers}"]
     with tempfile.TemporaryDirectory(prefix="everyday.") as directory:
         rows = [

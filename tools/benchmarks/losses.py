@@ -116,7 +116,7 @@ def main(arguments: list[str]) -> int:
     learner.experiment_of(_work())  # raises for --set before anything is read
     output_files.check_path("--json", _VALUES.json)
     if _VALUES.document:
-        markdown.around(pathlib.Path(_VALUES.document), "losses")  # raises before the work
+        markdown.check("--document", _VALUES.document, "losses")  # raises before the work
     directories = Directories(pathlib.Path(_VALUES.directory).absolute(), pathlib.Path(_VALUES.venvs).absolute())
     run = _run(rates, ends, directories)
     text = table(run)

@@ -65,8 +65,8 @@ def main(arguments: list[str]):
     times = measured.load(pathlib.Path(_VALUES.collective_times)) if _VALUES.collective_times else None
     found = searches.load(pathlib.Path(_VALUES.layout_searches)) if _VALUES.layout_searches else []
     texts = _tables(plans, times, found) if _VALUES.planning else {}
-    for name in texts:
-        markdown.around(pathlib.Path(_VALUES.planning), name)
+    if _VALUES.planning:
+        markdown.check("--planning", _VALUES.planning, *texts)
     _write(output, page(plans, pairs, times, found))
     if _VALUES.figures:
         for name, figure in figures(plans, pairs, times).items():

@@ -65,7 +65,7 @@ def main(arguments: list[str]) -> int:
     output_directories.check_path("--directory", FLAGS.directory)
     output_directories.check_path("--output", FLAGS.output)
     if FLAGS.page:
-        markdown.around(pathlib.Path(FLAGS.page), _MARKER)  # reports a mistake before hours of training
+        markdown.check("--page", FLAGS.page, _MARKER)  # reports a mistake before hours of training
     if FLAGS.results:
         if not FLAGS.output:
             raise UserError("--output is missing: with --results, the directory to write figures and tables to.")
