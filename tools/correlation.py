@@ -20,5 +20,6 @@ def text(series: Mapping[str, Sequence[float]], digits: int = 2) -> str:
     for name, values in series.items():
         if len(set(values)) < 2:
             return f"not defined: all {name} are equal"
-    found = stats.spearmanr(*series.values())
+    first, second = series.values()
+    found = stats.spearmanr(first, second)
     return f"{found.statistic:.{digits}f}"  # pyright: ignore[reportAttributeAccessIssue]; SciPy has no stubs

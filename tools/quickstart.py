@@ -143,8 +143,8 @@ def _evaluate(tested_on: dict[str, pathlib.Path], directory: pathlib.Path, model
 
 def _check_data():
     """Raises UserError for a preset or language that the stages would refuse, some of them after minutes."""
-    for flag in ("preset", "unseen"):
-        corpus_builder.check_preset(f"--{flag}", str(_VALUES[flag].value))
+    for flag, preset in (("--preset", _VALUES.preset), ("--unseen", _VALUES.unseen)):
+        corpus_builder.check_preset(flag, preset)
     check_selected(_VALUES.languages, "--languages")
 
 
