@@ -13,7 +13,7 @@ from lingvo_moe.inference.kept_text import KEPT
 _WORD = re.compile(r"[^\W\d_]{2,}")
 _ENGLISH = ("en", "pcm")  # Nigerian Pidgin has English words
 # Nats; docs/pocket.md has how many lines of each kind are taken for English.
-_OF_WHOLE_WORDS, _THRESHOLD = 5.0, 2.0
+_WEIGHT_OF_WHOLE_WORDS, _THRESHOLD = 5.0, 3.0
 
 
 def is_english(text: str, english: Tokenizer) -> bool:
@@ -33,7 +33,7 @@ def is_english(text: str, english: Tokenizer) -> bool:
         return False
     forms = english.encode([*words, *map(str.lower, words)])
     whole = [min(map(len, pair)) == 1 for pair in zip(forms[: len(words)], forms[len(words) :], strict=True)]
-    return _margin(without_kept) + _OF_WHOLE_WORDS * sum(whole) / len(whole) >= _THRESHOLD
+    return _margin(without_kept) + _WEIGHT_OF_WHOLE_WORDS * sum(whole) / len(whole) >= _THRESHOLD
 
 
 def _margin(text: str) -> float:

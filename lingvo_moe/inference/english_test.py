@@ -44,6 +44,6 @@ def test_english(text, expected):
     assert is_english(text, _English(b"")) is expected
 
 
-def test_a_name_that_the_tokenizer_knows_is_more_probably_english():
+def test_a_word_that_the_tokenizer_knows_is_more_probably_english():
     """The identifier alone takes short words for any language."""
     assert is_english("Cancel", _English(b"")) and not is_english("Kancel", _English(b""))

@@ -13,7 +13,7 @@ from lingvo_moe.inference.accelerators import without_accelerator
 from lingvo_moe.inference.capitals import lower_case
 from lingvo_moe.inference.english import is_english
 from lingvo_moe.inference.escaped_quotes import Unescaped, unescape
-from lingvo_moe.inference.kept_text import ADDRESS, in_english, required
+from lingvo_moe.inference.kept_text import ADDRESS, count_required, in_english, required
 from lingvo_moe.inference.line_parts import LineParts, divide
 from lingvo_moe.inference.readings import Copied, Reading, Text
 from lingvo_moe.inference.sentence_splitting import has_many_sentences, segment
@@ -46,15 +46,15 @@ class Line(NamedTuple):
         """All that the model reads at first."""
         return [each for text in self.texts for each in text.inputs]
 
-    def inputs_of_fallbacks(self, known: Mapping[str, list[Translation]]) -> list[str]:
+    def inputs_read_again(self, known: Mapping[str, list[Translation]]) -> list[str]:
         """Returns what the model reads besides; `known` has the `inputs`."""
-        return [each for text in self.texts for each in text.inputs_of_fallbacks(known)]
+        return [each for text in self.texts for each in text.inputs_read_again(known)]
 
     def translations(self, known: Mapping[str, list[Translation]]) -> list[Translation]:
         """Returns the different translations of the line, best first.
 
         Args:
-          known: the translations of `inputs`, and of `inputs_of_fallbacks`.
+          known: the translations of `inputs`, and of `inputs_read_again`.
         """
         of_texts = [
             [dataclasses.replace(each, text=escaped.escape(each.text)) for each in text.translations(known)]
@@ -139,11 +139,13 @@ class LineReader:
         return self._readings(Shortened(shorten(text, needed).text, originals))
 
     def _variants(self, text: str) -> list[Reading]:
-        """Returns ways to read the other ways to write a text."""
+        """Returns ways to read the other ways to write a text, which may have more tokens; none of them is cut."""
+        wanted = count_required(text)
         return [
-            reading._replace(undo=variant.undo)
+            reading._replace(undo=variant.undo, wanted=wanted)
             for variant in variants(text)
             for reading in self._first_readings(variant.text)
+            if not reading.is_cut
         ]
 
     def _readings(self, given: Shortened, fits: bool | None = None) -> list[Reading]:

@@ -156,12 +156,12 @@ def test_a_line_with_a_placeholder_has_a_fallback():
         "siehe %s, http://1": [Translation("see http://1", -1.0, confidence=0.9)],
         "siehe %s, www.a.de": [Translation("see www.a.de", -1.0, confidence=0.5)],
     }
-    assert read.inputs_of_fallbacks(known) == ["siehe http://1, http://2"]
+    assert read.inputs_read_again(known) == ["siehe http://1, http://2"]
     for text, expected in (("see http://1, http://2", "see %s, www.a.de"), ("see http://2", "see www.a.de")):
         fallback = {"siehe http://1, http://2": [Translation(text, -2.0, confidence=0.1)]}
         assert [each.text for each in read.translations(known | fallback)] == [expected]
     known["siehe %s, http://1"] = [Translation("http://1: see %s", -1.0)]
-    assert not read.inputs_of_fallbacks(known)
+    assert not read.inputs_read_again(known)
     assert [each.text for each in read.translations(known)] == ["www.a.de: see %s"]
 
 
@@ -173,7 +173,7 @@ def test_a_fallback_of_another_line_changes_nothing():
         "neerg %d": [Translation("green %d", -1.0, confidence=0.5)],
         "neerg http://1": [Translation("lime http://1", -1.0, confidence=0.9)],
     }
-    assert one.read_again(_LOST)[0].inputs == other.read_again(_LOST)[0].inputs and not other.inputs_of_fallbacks(known)
+    assert one.read_again(_LOST)[0].inputs == other.read_again(_LOST)[0].inputs and not other.inputs_read_again(known)
     assert [text.translations(known)[0].text for text in (one, other)] == ["lime %s", "green %d"]
 
 
@@ -192,7 +192,7 @@ def test_english_lines_are_copied_as_they_are(parts, escaped):
     """With white space, marks of accelerators, escapes and quotes, without anything to read."""
     given = "".join(text.replace('"', '\\"' if escaped else '"') + between for text, between in parts)
     (line,) = LineReader(_Tokenizer(b""), 12, english=_Tokenizer(b"")).lines([given])
-    assert line.is_copied and line.inputs == line.inputs_of_fallbacks({}) == []
+    assert line.is_copied and line.inputs == line.inputs_read_again({}) == []
     assert [each.text for each in line.translations({})] == [given]
 
 
@@ -218,7 +218,7 @@ def test_a_line_whose_short_addresses_would_be_ambiguous_has_no_fallback(line):
     """
     (text,) = _texts(line)
     known = {each: [Translation("green", -1.0)] for each in text.inputs}
-    copied = {each: [Translation(each, -1.0)] for each in text.inputs_of_fallbacks(known)}
+    copied = {each: [Translation(each, -1.0)] for each in text.inputs_read_again(known)}
     assert [(each.text, each.is_intact) for each in text.translations(known | copied)] == [("green", False)]
     assert [reading.inputs for reading in _texts("XHTTP://1 %S")[0].read_again(_LOST)] == [["XHTTP://1 http://1"]]
 
@@ -232,16 +232,50 @@ def test_a_doubtful_text_is_read_in_other_ways():
     reader = LineReader(_Tokenizer(b""), 12, reread_below=0.5)
     (line,) = reader.lines(["Neerg der"])
     sure, doubtful = (Translation("Plain", -1.0, confidence=confidence) for confidence in (0.5, 0.4))
-    assert line.inputs == ["Neerg der"] and not line.inputs_of_fallbacks({"Neerg der": [sure]})
+    assert line.inputs == ["Neerg der"] and not line.inputs_read_again({"Neerg der": [sure]})
     known = {"Neerg der": [doubtful]}
-    assert line.inputs_of_fallbacks(known) == ["neerg der", "Neerg der."]
+    assert line.inputs_read_again(known) == ["neerg der", "Neerg der."]
     for confidences, expected in (((0.45, 0.44), "Green one."), ((0.44, 0.45), "a green one"), ((0.3, 0.3), "Plain")):
         again = (Translation(text, -1.0, confidence=c) for text, c in zip(("green one.", "a green one."), confidences))
-        known |= {text: [each] for text, each in zip(line.inputs_of_fallbacks(known), again)}
+        known |= {text: [each] for text, each in zip(line.inputs_read_again(known), again)}
         assert [(each.text, each.confidence) for each in line.translations(known)] == [(expected, 0.4)]
     assert line.translations({"Neerg der": [sure]}) == [sure]
 
 
 def test_a_text_that_lost_something_is_not_read_as_a_doubtful_one():
     (line,) = LineReader(_Tokenizer(b""), 12, reread_below=1.0).lines(["Neerg %s"])
-    assert line.inputs_of_fallbacks({"Neerg %s": [Translation("green", -1.0, confidence=0.1)]}) == ["Neerg http://1"]
+    assert line.inputs_read_again({"Neerg %s": [Translation("green", -1.0, confidence=0.1)]}) == ["Neerg http://1"]
+
+
+def test_another_way_to_read_keeps_what_must_be_kept():
+    """It is that of the text: `Config.yaml` has become another file in a text that begins with a small letter."""
+    text, again = "Neerg Config.yaml", "neerg Config.yaml"
+    (line,) = LineReader(_Tokenizer(b""), 12, reread_below=0.5).lines([text])
+    known = {text: [Translation("Config.yaml", -1.0, confidence=0.1)]}
+    assert line.inputs_read_again(known) == [again, f"{text}."]
+    known |= {again: [Translation("see config.yaml", -1.0, confidence=0.9)], f"{text}.": known[text]}
+    assert [each.text for each in line.translations(known)] == ["Config.yaml"]
+
+
+class _WithStops(_Tokenizer):
+    """A piece for each stop, too."""
+
+    def encode(self, texts):
+        return [np.zeros(len(ids) + text.count("."), np.int32) for ids, text in zip(super().encode(texts), texts)]
+
+
+def test_another_way_to_read_does_not_cut_the_text():
+    """With a stop, the text has a token too many."""
+    doubtful = Translation("green", -1.0, confidence=0.1)
+    for limit, expected in ((3, ["neerg der", "neerg der."]), (2, ["neerg der"])):
+        (line,) = LineReader(_WithStops(b""), limit, reread_below=0.5).lines(["neerg der"])
+        assert [*line.inputs, *line.inputs_read_again({"neerg der": [doubtful]})] == expected
+
+
+def test_a_repetitive_translation_is_not_taken():
+    """A model is sure of each further token of a loop."""
+    (line,) = LineReader(_Tokenizer(b""), 12, reread_below=0.5).lines(["neerg"])
+    for repeated, expected in ((9, "of of"), (10, "green")):
+        translations = [("green", 0.4, 2), ("of of", 0.9, repeated)]
+        plain, loop = (Translation(text, -1.0, (((1,), (7,) * n),), sure) for text, sure, n in translations)
+        assert [each.text for each in line.translations({"neerg": [plain], "neerg.": [loop]})] == [expected]

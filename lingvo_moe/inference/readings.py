@@ -16,6 +16,9 @@ from lingvo_moe.inference.short_addresses import is_unambiguous, restore
 from lingvo_moe.inference.translation import Translation, join
 from lingvo_moe.inference.unknown_symbols import Framed
 
+# Tokens of another reading's translation.
+_MOST_TIMES, _MOST_ADDED = 2, 5
+
 
 class Reading(NamedTuple):
     """A way to read a text.
@@ -25,12 +28,14 @@ class Reading(NamedTuple):
       originals: what short addresses in the inputs stand for.
       is_cut: whether an input is the beginning of a sentence that is too long.
       undo: changes a translation of the inputs to one of the text, see `variants`.
+      wanted: what such a translation has to have, see `count_required`; None where it is what each input has.
     """
 
     inputs: list[str]
     originals: tuple[str, ...] = ()
     is_cut: bool = False
     undo: Callable[[str], str] = str
+    wanted: Mapping[str, int] | None = None
 
     @property
     def is_unambiguous(self) -> bool:
@@ -39,10 +44,11 @@ class Reading(NamedTuple):
 
     def translations(self, known: Mapping[str, list[Translation]]) -> list[Translation]:
         """Returns the translations of the text, intact ones first, else best first."""
-        return [
-            dataclasses.replace(each, text=self.undo(each.text), is_cut=self.is_cut)
-            for each in join([self._intact_first(known[text], text) for text in self.inputs])
-        ]
+        joined = join([self._intact_first(known[text], text) for text in self.inputs])
+        found = [dataclasses.replace(each, text=self.undo(each.text), is_cut=self.is_cut) for each in joined]
+        if self.wanted is None:
+            return found
+        return [dataclasses.replace(each, is_intact=count_required(each.text) == self.wanted) for each in found]
 
     def _intact_first(self, translations: Sequence[Translation], text: str) -> list[Translation]:
         """Returns the translations of one input."""
@@ -62,7 +68,7 @@ class Copied(NamedTuple):
     text: str
     inputs = ()
 
-    def inputs_of_fallbacks(self, known: Mapping[str, list[Translation]]) -> list[str]:
+    def inputs_read_again(self, known: Mapping[str, list[Translation]]) -> list[str]:
         """Returns nothing."""
         del known
         return []
@@ -94,7 +100,7 @@ class Text:
         """All that the model reads at first."""
         return [text for reading in self.readings for text in reading.inputs]
 
-    def inputs_of_fallbacks(self, known: Mapping[str, list[Translation]]) -> list[str]:
+    def inputs_read_again(self, known: Mapping[str, list[Translation]]) -> list[str]:
         """Returns all that the model reads when it reads the text again; `known` has the `inputs`."""
         again = self.read_again(self._ranked(self.readings, known)[0])
         return [text for reading in again for text in reading.inputs]
@@ -103,15 +109,19 @@ class Text:
         """Returns the translations of one reading, intact ones first, within the frame.
 
         That is the reading whose first translation is intact; of several, one with short addresses, and of these the
-        most confident. If there is none, it is one without short addresses.
+        most confident. If there is none, it is one without short addresses. A doubtful text stays so: most translations
+        of other readings are poor, too, so none has more confidence than the best of the first readings.
 
         Args:
-          known: the translations of `inputs`, and of `inputs_of_fallbacks`.
+          known: the translations of `inputs`, and of `inputs_read_again`.
         """
         ranked = self._ranked(self.readings, known)
         if again := self.read_again(ranked[0]):
-            best, ranked = ranked[0], self._ranked([*self.readings, *again], known)
-            if best.is_intact:  # a doubtful text stays so: most of the other translations are poor, too
+            best = ranked[0]
+            if best.is_intact:
+                again = [reading for reading in again if not _is_repetitive(reading.translations(known)[0], best)]
+            ranked = self._ranked([*self.readings, *again], known)
+            if best.is_intact:
                 ranked = [
                     dataclasses.replace(each, confidence=min(each.confidence, best.confidence)) for each in ranked
                 ]
@@ -132,3 +142,8 @@ class Text:
 
     def _in_case(self, translation: str) -> str:
         return upper_case(translation) if self.in_capitals else translation
+
+
+def _is_repetitive(translation: Translation, other: Translation) -> bool:
+    """Returns whether a translation has far more tokens than another one: a loop, of whose tokens a model is sure."""
+    return translation.num_tokens > _MOST_TIMES * other.num_tokens + _MOST_ADDED

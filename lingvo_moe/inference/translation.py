@@ -32,6 +32,11 @@ class Translation:
     is_intact: bool = True
     is_cut: bool = False
 
+    @property
+    def num_tokens(self) -> int:
+        """The number of tokens that the model wrote, without eos."""
+        return sum(len(target) for _, target in self.parts)
+
 
 def join(parts: Sequence[list[Translation]], join_texts: Callable[[list[str]], str] = " ".join) -> list[Translation]:
     """Returns the translations of a whole from those of its parts: the best of each, then the second best of each.

@@ -106,7 +106,7 @@ class Translator:
             for chunk in _chunks(lines, self._experiment.decoding_batch):
                 new = list(dict.fromkeys(text for line in chunk for text in line.inputs if text not in known))
                 known.update(zip(new, self._translate_texts(new, advance), strict=True))
-                again = [text for line in chunk for text in line.inputs_of_fallbacks(known)]
+                again = [text for line in chunk for text in line.inputs_read_again(known)]
                 new = list(dict.fromkeys(text for text in again if text not in known))
                 known.update(zip(new, self._translate_texts(new), strict=True))
                 yield [line.translations(known) for line in chunk]
