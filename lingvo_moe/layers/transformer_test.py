@@ -150,7 +150,8 @@ class Narrow(DenseFeedForward):
 
     def __call__(self, theta, inputs, paddings, context):
         outputs, _ = super().__call__(theta, inputs, paddings, context)
-        return (outputs, {self.metric: tf.constant(0.0)}) if self.metric else (outputs[..., 1:], {"open_gates": 0.0})
+        metrics = {self.metric or "open_gates": tf.constant(0.0)}
+        return (outputs if self.metric else outputs[..., 1:]), metrics
 
 
 @pytest.mark.parametrize(
