@@ -159,7 +159,10 @@ class Narrow(DenseFeedForward):
 )
 def test_what_a_malformed_layer_returns_is_named(way):
     """In a loop and in a pipeline, too, whose tracing hides where an addition fails."""
-    for metric, message in (("open", "but a call returned open"), ("", r"outputs of shape \(.*, 7\) for inputs")):
+    for metric, message in (
+        ("open", "but a call returned open"),
+        ("", r"float32 \[.*, 7\]; expected a float32 \[.*, 8\]"),
+    ):
         layer = dataclasses.replace(LAYER, feed_forward=Narrow(model_dim=MODEL, hidden_dim=16, metric=metric))
         stack = TransformerStack(period=(layer,), repeats=2, **way)
         with pytest.raises(UserError, match=f"^feed-forward layer 'Narrow': .*{message}"):
