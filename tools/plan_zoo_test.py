@@ -161,7 +161,8 @@ def test_sigterm_leaves_no_plan_running(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(subprocess, "Popen", Compiler)
     arguments = ["plan_zoo", "--only=sparse_lm"]
     assert app.execute(plan_zoo.main, arguments, plan_zoo._VALUES) == app.INTERRUPTED
-    assert [process.poll() for process in started] == [-signal.SIGKILL]
+    # subprocess.run does not wait for what it kills after Ctrl-C.
+    assert [process.wait(timeout=60) for process in started] == [-signal.SIGKILL]
 
 
 @pytest.mark.parametrize(
