@@ -45,7 +45,7 @@ class BeamSearch:
       bos_id, eos_id: the token that begins the decoder's input, and the one that ends a hypothesis.
       forbidden_ids: tokens that no hypothesis contains (padding, bos, unknown).
       reread_below: texts with a confidence below are read once more, written otherwise, and the most confident
-        translation is taken (`inference.variants`); 0 for none. No part of the graph.
+        translation is taken (`inference.variants`); 0 for none. It does not change the graph.
     """
 
     beam_size: int = 4

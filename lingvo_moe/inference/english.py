@@ -1,4 +1,4 @@
-"""English lines: a model that translates into English has seen none as a source, and changes them; they are copied."""
+"""Finds English texts, to be copied: a model that is not trained on English sources changes them."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ class Variant(NamedTuple):
 
 
 def variants(text: str) -> list[Variant]:
-    """Returns the other ways to write a text. What must be kept at its beginning, such as a file's name, is."""
+    """Returns the other ways to write a text. A file name, placeholder or the like at its beginning is not changed."""
     found, first = [], text[:1].lower()
     # A second capital is that of an abbreviation. Of a Turkish İ, the small letter has two characters.
     has_small = text[:1] != first and len(first) == 1 and text[1:2].islower()
