@@ -23,8 +23,8 @@ from absl import flags
 from lingvo_moe.cli import app, recorded, released, run_config, run_setup
 from lingvo_moe.data.corpus import Corpus
 from lingvo_moe.errors import UserError
-from lingvo_moe.inference.capitals import upper_case
 from lingvo_moe.inference.evaluation import LanguageScore, Translated, score, translate_held_out
+from lingvo_moe.inference.lines.capitals import upper_case
 from lingvo_moe.inference.translator import Translator
 from lingvo_moe.utils import output_files
 from tools import markdown

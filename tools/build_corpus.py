@@ -21,9 +21,9 @@ from absl import flags
 
 from lingvo_moe import extensions
 from lingvo_moe.cli import app
-from lingvo_moe.data import corpus_builder
+from lingvo_moe.data.corpora import corpus_builder
+from lingvo_moe.data.corpora.corpus_report import summary, warnings
 from lingvo_moe.data.corpus import REPORT, SPLITS, Corpus
-from lingvo_moe.data.corpus_report import summary, warnings
 from lingvo_moe.data.languages import check_selected
 from lingvo_moe.errors import UserError
 from lingvo_moe.utils.counts import counted
@@ -78,8 +78,8 @@ flags.DEFINE_multi_string(
 flags.DEFINE_multi_string(
     "import",
     [],
-    "A module or .py file that registers data sources of your own with lingvo_moe.data.sources.register_source. "
-    "May be repeated.",
+    "A module or .py file that registers data sources of your own with "
+    "lingvo_moe.data.corpora.sources.register_source. May be repeated.",
     flag_values=FLAGS,
 )
 flags.DEFINE_string("output", None, "The directory to make.", flag_values=FLAGS)

@@ -7,14 +7,14 @@ import json
 import pytest
 
 from lingvo_moe.cli import app
-from lingvo_moe.data import sources
+from lingvo_moe.data.corpora import sources
+from lingvo_moe.data.corpora.splitting import english_key
 from lingvo_moe.data.corpus import SPLITS, Corpus
-from lingvo_moe.data.splitting import english_key
 from tools import build_corpus
 
 _OWN_SOURCE = """
-from lingvo_moe.data.catalogs import Entry
-from lingvo_moe.data.sources import EntrySource, SourceList, register_source
+from lingvo_moe.data.corpora.catalogs import Entry
+from lingvo_moe.data.corpora.sources import EntrySource, SourceList, register_source
 
 @register_source("proverbs")
 def proverbs(cache, selected):

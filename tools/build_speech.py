@@ -16,7 +16,7 @@ from pathlib import Path
 from absl import flags
 
 from lingvo_moe.cli import app
-from lingvo_moe.data import corpus_builder, corpus_writer, speech_builder
+from lingvo_moe.data.corpora import corpus_builder, corpus_writer, speech_builder
 from lingvo_moe.data.corpus import REPORT, SPLITS
 from lingvo_moe.data.languages import check_selected, is_english
 from lingvo_moe.errors import UserError

@@ -16,7 +16,7 @@ from lingvo_moe.cli import app, released
 from lingvo_moe.data.corpus import Corpus
 from lingvo_moe.data.tokenizer import Tokenizers
 from lingvo_moe.errors import UserError
-from lingvo_moe.inference.line_reader import LineReader
+from lingvo_moe.inference.lines.line_reader import LineReader
 from tools import markdown
 
 FLAGS = flags.FlagValues()

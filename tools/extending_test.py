@@ -17,8 +17,9 @@ import pytest
 
 from lingvo_moe import experiment, registry, tree
 from lingvo_moe.cli import app, main
-from lingvo_moe.data import sources, tokenizer_trainer
+from lingvo_moe.data.corpora import sources
 from lingvo_moe.data.corpus import Corpus
+from lingvo_moe.data.vocabularies import tokenizer_trainer
 from lingvo_moe.engines.registry import ENGINES
 from lingvo_moe.extensions import import_module
 from lingvo_moe.layers.base import Context, Weight

@@ -16,10 +16,10 @@ from collections.abc import Iterable
 from absl import flags
 
 from lingvo_moe.cli import app, recorded, released, run_config, run_setup
-from lingvo_moe.data import corpus_builder, pocket
+from lingvo_moe.data.corpora import corpus_builder, pocket
 from lingvo_moe.data.languages import check_selected
 from lingvo_moe.errors import UserError
-from lingvo_moe.inference.kept_text import count_required, required
+from lingvo_moe.inference.lines.kept_text import count_required, required
 from lingvo_moe.inference.translator import Translator
 from lingvo_moe.utils.hashes import sha256
 from tools import markdown

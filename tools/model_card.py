@@ -28,7 +28,7 @@ from absl import flags
 
 from lingvo_moe import experiment, lazy, registry
 from lingvo_moe.cli import app
-from lingvo_moe.data import debian_help, npm_packages, sources
+from lingvo_moe.data.corpora import debian_help, npm_packages, sources
 from lingvo_moe.data.corpus import Corpus
 from lingvo_moe.errors import UserError
 from lingvo_moe.utils import output_files

@@ -11,7 +11,7 @@ import zipfile
 import pytest
 
 from lingvo_moe.cli import app
-from lingvo_moe.data import npm_packages
+from lingvo_moe.data.corpora import npm_packages
 from lingvo_moe.errors import UserError
 from lingvo_moe.lazy import tf
 from lingvo_moe.testing import corpora

@@ -22,7 +22,7 @@ from absl import flags
 
 from lingvo_moe import experiment
 from lingvo_moe.cli import app
-from lingvo_moe.data import corpus_builder, splitting
+from lingvo_moe.data.corpora import corpus_builder, splitting
 from lingvo_moe.data.corpus import Corpus
 from lingvo_moe.data.languages import check_selected
 from lingvo_moe.errors import UserError

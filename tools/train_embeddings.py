@@ -4,8 +4,9 @@
   python -m lingvo_moe train --model=NAME --initial_embeddings=embeddings.safetensors ...
 
 For models with tied embeddings. It counts pairs of pieces in sentence pairs and trains nothing by gradients; see
-lingvo_moe/data/piece_vectors.py. It takes 42 CPU seconds for the quickstart corpus, and 8 bytes of memory for each
-pair of pieces: 1.2 GB for 12,000 pieces. An existing file of the same corpus, tokenizer and flags is left unchanged.
+lingvo_moe/data/vocabularies/piece_vectors.py. It takes 42 CPU seconds for the quickstart corpus, and 8 bytes of memory
+for each pair of pieces: 1.2 GB for 12,000 pieces. An existing file of the same corpus, tokenizer and flags is left
+unchanged.
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ from __future__ import annotations
 from absl import flags
 
 from lingvo_moe.cli import app
-from lingvo_moe.data import piece_vectors
 from lingvo_moe.data.corpus import Corpus
 from lingvo_moe.data.tokenizer import Tokenizers
+from lingvo_moe.data.vocabularies import piece_vectors
 from lingvo_moe.errors import UserError
 from lingvo_moe.utils import output_files
 

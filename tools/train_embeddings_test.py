@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from lingvo_moe.cli import app
-from lingvo_moe.data import piece_vectors, tokenizer_trainer
 from lingvo_moe.data.corpus import Corpus
 from lingvo_moe.data.tokenizer import Tokenizers
+from lingvo_moe.data.vocabularies import piece_vectors, tokenizer_trainer
 from lingvo_moe.testing.corpora import write_corpus
 from tools import train_embeddings
 

@@ -17,9 +17,9 @@ import pathlib
 from absl import flags
 
 from lingvo_moe.cli import app
-from lingvo_moe.data import tokenizer_trainer
 from lingvo_moe.data.corpus import Corpus
 from lingvo_moe.data.tokenizer import SIDES
+from lingvo_moe.data.vocabularies import tokenizer_trainer
 from lingvo_moe.errors import UserError
 
 _logger = logging.getLogger("tools.train_tokenizer")

@@ -10,8 +10,8 @@ import numpy as np
 
 from lingvo_moe import overrides, tree
 from lingvo_moe.cli.run_config import TrainConfig
-from lingvo_moe.data import embedding_transfer, piece_vectors
 from lingvo_moe.data.tokenizer import Tokenizers
+from lingvo_moe.data.vocabularies import embedding_transfer, piece_vectors
 from lingvo_moe.errors import UserError
 from lingvo_moe.experiment import Experiment
 from lingvo_moe.models.transformer import Transformer

@@ -12,9 +12,9 @@ from safetensors import numpy as safetensors_numpy
 from lingvo_moe import experiment, overrides, tree
 from lingvo_moe.cli import initial_weights
 from lingvo_moe.cli.run_config import TrainConfig
-from lingvo_moe.data import piece_vectors, tokenizer_trainer
 from lingvo_moe.data.corpus import Corpus
 from lingvo_moe.data.tokenizer import Tokenizers
+from lingvo_moe.data.vocabularies import piece_vectors, tokenizer_trainer
 from lingvo_moe.errors import UserError
 from lingvo_moe.steps import weight_specs
 from lingvo_moe.testing.corpora import write_corpus

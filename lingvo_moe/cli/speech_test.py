@@ -7,8 +7,8 @@ import json
 import pytest
 
 from lingvo_moe.cli import main, speech
-from lingvo_moe.data import tokenizer_trainer
 from lingvo_moe.data.corpus import Corpus
+from lingvo_moe.data.vocabularies import tokenizer_trainer
 from lingvo_moe.inference import recognizer
 from lingvo_moe.inference.error_rates import ErrorRates
 from lingvo_moe.inference.recognizer import VoiceScore, collapse

@@ -18,7 +18,7 @@ from lingvo_moe.cli.run_config import ModelConfig, TranslateConfig
 from lingvo_moe.errors import UserError
 from lingvo_moe.inference.explanation import Explainer
 from lingvo_moe.inference.journal import Journal, journal
-from lingvo_moe.inference.translation import Translation
+from lingvo_moe.inference.lines.translation import Translation
 from lingvo_moe.inference.translator import Translator
 from lingvo_moe.utils import output_files
 from lingvo_moe.utils.hashes import sha256

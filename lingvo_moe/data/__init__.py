@@ -1,1 +1,1 @@
-"""From catalogs to a corpus of texts or speech, tokenizers and packed batches of examples; and generated volumes."""
+"""Corpora, tokenizers and packed batches of examples, of texts, speech and generated volumes."""

@@ -9,11 +9,11 @@ import threading
 import numpy as np
 import pytest
 
-from lingvo_moe.data import tokenizer_trainer
 from lingvo_moe.data.batching import InputConfig
 from lingvo_moe.data.corpus import Corpus
 from lingvo_moe.data.corpus_stream import TrainPairs
 from lingvo_moe.data.pipeline import TrainInput
+from lingvo_moe.data.vocabularies import tokenizer_trainer
 from lingvo_moe.errors import UserError
 from lingvo_moe.testing.corpora import write_corpus
 

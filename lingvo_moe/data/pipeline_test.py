@@ -13,11 +13,12 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from lingvo_moe.data import corpus_stream, pipeline, tokenizer_trainer
+from lingvo_moe.data import corpus_stream, pipeline
 from lingvo_moe.data.batching import Batch, InputConfig
 from lingvo_moe.data.corpus import Corpus
 from lingvo_moe.data.pipeline import EvalInput, TrainInput, merge_states, rejected_pairs, source_batches
 from lingvo_moe.data.tokenizer import Tokenizers
+from lingvo_moe.data.vocabularies import tokenizer_trainer
 from lingvo_moe.errors import UserError
 from lingvo_moe.testing.corpora import write_corpus
 

@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lingvo_moe.data import tokenizer_trainer
 from lingvo_moe.data.batching import Example
 from lingvo_moe.data.corpus import MANIFEST, Corpus
 from lingvo_moe.data.log_mel import LogMel
 from lingvo_moe.data.pipeline import EvalInput, TrainInput, merge_states
 from lingvo_moe.data.speech import RecordingReader, SpeechInput, reference
 from lingvo_moe.data.tokenizer import Tokenizers
+from lingvo_moe.data.vocabularies import tokenizer_trainer
 from lingvo_moe.errors import UserError
 from lingvo_moe.lazy import tf
 from lingvo_moe.testing import recordings

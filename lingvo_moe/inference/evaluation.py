@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from lingvo_moe.data.corpus import Corpus
 from lingvo_moe.errors import UserError
-from lingvo_moe.inference.translation import Translation
+from lingvo_moe.inference.lines.translation import Translation
 from lingvo_moe.inference.translator import Translator
 
 _GROUPS = ("high resource", "middle resource", "low resource")

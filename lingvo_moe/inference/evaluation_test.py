@@ -10,7 +10,7 @@ import sacrebleu
 from lingvo_moe.data.corpus import Corpus
 from lingvo_moe.errors import UserError
 from lingvo_moe.inference.evaluation import LanguageScore, groups, score, translate_held_out
-from lingvo_moe.inference.translation import Translation
+from lingvo_moe.inference.lines.translation import Translation
 from lingvo_moe.testing import experiments as tiny
 
 

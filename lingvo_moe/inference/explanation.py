@@ -12,8 +12,8 @@ import numpy as np
 from lingvo_moe.data.batching import Example, PackedRows
 from lingvo_moe.engines.base import Engine
 from lingvo_moe.experiment import Experiment
+from lingvo_moe.inference.lines.translation import Translation
 from lingvo_moe.inference.trained_weights import trained_weights
-from lingvo_moe.inference.translation import Translation
 from lingvo_moe.utils import progress
 
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from typing import BinaryIO
 
 from lingvo_moe.errors import UserError
-from lingvo_moe.inference.translation import Translation
+from lingvo_moe.inference.lines.translation import Translation
 from lingvo_moe.utils import file_lock
 
 _logger = logging.getLogger(__name__)

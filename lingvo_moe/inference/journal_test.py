@@ -10,7 +10,7 @@ import pytest
 
 from lingvo_moe.errors import UserError
 from lingvo_moe.inference.journal import journal
-from lingvo_moe.inference.translation import Translation
+from lingvo_moe.inference.lines.translation import Translation
 
 _LINES = [
     [

@@ -7,7 +7,7 @@ import pytest
 from lingvo_moe.errors import UserError
 from lingvo_moe.inference import translation_file
 from lingvo_moe.inference.evaluation import Translated
-from lingvo_moe.inference.translation import Translation
+from lingvo_moe.inference.lines.translation import Translation
 
 
 def test_a_file_is_read_as_it_was_written(tmp_path):

@@ -15,9 +15,9 @@ from lingvo_moe.data.pipeline import source_batches
 from lingvo_moe.data.tokenizer import Tokenizers
 from lingvo_moe.engines.base import Engine
 from lingvo_moe.experiment import Experiment
-from lingvo_moe.inference.line_reader import Line, LineReader
+from lingvo_moe.inference.lines.line_reader import Line, LineReader
+from lingvo_moe.inference.lines.translation import Translation
 from lingvo_moe.inference.trained_weights import trained_weights
-from lingvo_moe.inference.translation import Translation
 from lingvo_moe.utils import progress
 
 _logger = logging.getLogger(__name__)

@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 
 from lingvo_moe import overrides
-from lingvo_moe.data import tokenizer_trainer
 from lingvo_moe.data.corpus import Corpus
 from lingvo_moe.data.tokenizer import Tokenizers
+from lingvo_moe.data.vocabularies import tokenizer_trainer
 from lingvo_moe.engines.pjrt import Engine
 from lingvo_moe.errors import UserError
 from lingvo_moe.inference import translator as translator_module
-from lingvo_moe.inference.capitals import upper_case
 from lingvo_moe.inference.explanation import Explainer
-from lingvo_moe.inference.line_reader import LineReader
-from lingvo_moe.inference.translation import Translation
+from lingvo_moe.inference.lines.capitals import upper_case
+from lingvo_moe.inference.lines.line_reader import LineReader
+from lingvo_moe.inference.lines.translation import Translation
 from lingvo_moe.inference.translator import Translator
 from lingvo_moe.testing import experiments as tiny
 from lingvo_moe.training import loop

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
+from lingvo_moe.data.corpora.corpus_writer import Pair, Writer
 from lingvo_moe.data.corpus import SPLITS
-from lingvo_moe.data.corpus_writer import Pair, Writer
 
 
 def write_corpus(directory: Path, pairs: Mapping[str, Mapping[str, list[Pair]]]) -> Path:

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from lingvo_moe import experiment, program_cache
-from lingvo_moe.data import corpus_builder, tokenizer_trainer
+from lingvo_moe.data.corpora import corpus_builder
+from lingvo_moe.data.vocabularies import tokenizer_trainer
 from lingvo_moe.engines.pjrt import Engine, Executable, use_compilation_cache
 from lingvo_moe.experiment import Experiment
 from lingvo_moe.program import Program

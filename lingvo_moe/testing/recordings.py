@@ -7,8 +7,8 @@ from collections import Counter
 
 import numpy as np
 
+from lingvo_moe.data.corpora.corpus_writer import Writer
 from lingvo_moe.data.corpus import SPLITS
-from lingvo_moe.data.corpus_writer import Writer
 from lingvo_moe.data.speech import AUDIO_SUFFIX, ENCODING, reference
 
 SAMPLE_RATE = 8000

@@ -13,9 +13,9 @@ import pytest
 
 from lingvo_moe import tree
 from lingvo_moe.cli import app
-from lingvo_moe.data import tokenizer_trainer
 from lingvo_moe.data.corpus import Corpus
 from lingvo_moe.data.pipeline import EvalInput, TrainInput
+from lingvo_moe.data.vocabularies import tokenizer_trainer
 from lingvo_moe.errors import UserError
 from lingvo_moe.lazy import tf
 from lingvo_moe.testing.experiments import Data, make_data

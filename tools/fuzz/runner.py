@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from absl import flags
 
 from lingvo_moe.cli import app, main
-from lingvo_moe.data import debian
+from lingvo_moe.data.corpora import debian
 from lingvo_moe.engines.pjrt import Engine
 from lingvo_moe.program import Program
 from tools import (

@@ -21,9 +21,9 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from lingvo_moe import experiment, tree
-from lingvo_moe.data import tokenizer_trainer
 from lingvo_moe.data.corpus import Corpus
 from lingvo_moe.data.pipeline import TrainInput
+from lingvo_moe.data.vocabularies import tokenizer_trainer
 from lingvo_moe.errors import UserError
 from lingvo_moe.experiment import Experiment
 from lingvo_moe.sharding.layout import DeviceMesh

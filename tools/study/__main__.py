@@ -21,8 +21,8 @@ from collections.abc import Iterator, Sequence
 from absl import flags
 
 from lingvo_moe.cli import app
-from lingvo_moe.data import tokenizer_trainer
 from lingvo_moe.data.corpus import Corpus
+from lingvo_moe.data.vocabularies import tokenizer_trainer
 from lingvo_moe.errors import UserError
 from lingvo_moe.utils import file_lock, output_directories, output_files
 from lingvo_moe.utils.exit_status import INTERRUPTED

@@ -6,8 +6,8 @@ import collections
 import pathlib
 from collections.abc import Mapping
 
+from lingvo_moe.data.corpora.corpus_writer import OutputDirectory, Pair
 from lingvo_moe.data.corpus import SPLITS, Corpus
-from lingvo_moe.data.corpus_writer import OutputDirectory, Pair
 from lingvo_moe.errors import UserError
 from lingvo_moe.utils.hashes import sha256
 

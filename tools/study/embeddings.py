@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lingvo_moe.data import piece_vectors
 from lingvo_moe.data.corpus import Corpus
 from lingvo_moe.data.tokenizer import Tokenizers
+from lingvo_moe.data.vocabularies import piece_vectors
 from tools.study.trial import Data, Trial
 
 

@@ -7,9 +7,9 @@ import os
 import numpy as np
 import pytest
 
-from lingvo_moe.data import piece_vectors, tokenizer_trainer
 from lingvo_moe.data.corpus import Corpus
 from lingvo_moe.data.tokenizer import Tokenizers
+from lingvo_moe.data.vocabularies import piece_vectors, tokenizer_trainer
 from tools.study import corpora, embeddings
 from tools.study.plan import Run, Study
 from tools.study.trial import Data, Trial

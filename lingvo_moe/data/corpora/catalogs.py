@@ -1,0 +1,260 @@
+"""Readers of translation catalogs: .mo, .po, JSON beside an en.json, TSV, and help pages beside their English pages.
+
+A reader yields the entries of one file. Help pages are read only where a source asks for them (`help_pages.SUFFIXES`).
+
+A .po file is read by polib. A .mo file is two tables of offsets, which are read here and checked against the file's
+length: the standard library's gettext would compile the header's Plural-Forms formula to Python and execute it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import struct
+from collections.abc import Iterator
+from pathlib import Path, PurePath
+from typing import NamedTuple
+
+import polib
+
+from lingvo_moe.data import languages
+from lingvo_moe.data.corpora import help_pages
+from lingvo_moe.errors import UserError
+
+ENGLISH_JSON = "en.json"
+_MAGIC = {b"\xde\x12\x04\x95": "<", b"\x95\x04\x12\xde": ">"}
+# A compiler may store equal texts once; in a crafted file, each of many messages may be most of the file.
+_MOST_COPIES = 16
+_CONTEXT_END = "\x04"
+_FORM_END = "\0"
+_INDEX_OF_ONE = re.compile(r"n(?:%10+)?==1(?!\d)[^?:]*\?(\d)")
+_PO_STRING = re.compile(rb'\s*+(?:msg\w+(?:\[\d+\])?\s+|(?="))(.*)', re.DOTALL)
+# {{PLURAL:$1|one|many}}, {{GENDER:$1|he|she}}, {{GRAMMAR:case|word}}; the first form may be written `1=one`.
+_CHOICE = re.compile(r"\{\{\s*(?:PLURAL|GENDER|GRAMMAR)\s*:[^{}|]*\|(?:\d+=)?([^{}|]*)(?:\|[^{}]*)?\}\}", re.IGNORECASE)
+
+
+class Entry(NamedTuple):
+    """One message of a catalog, before cleaning.
+
+    Attributes:
+      language: a normalised label, see `languages`; None if neither the file's path nor its header names the language.
+      english: the English text.
+      translation: the text in `language`.
+      fuzzy: whether the catalog marks the translation as unreviewed.
+    """
+
+    language: str | None
+    english: str
+    translation: str
+    fuzzy: bool = False
+
+
+def read(path: Path, name: PurePath) -> Iterator[Entry]:
+    """Yields the entries of one catalog.
+
+    Args:
+      path: of the file.
+      name: its path inside its source, which may name the language.
+
+    Raises:
+      UserError: the file is corrupt; the message names it (and the line, for text).
+    """
+    return _READERS[path.suffix](path, name)
+
+
+def language_by_path(name: PurePath) -> str | None:
+    """Returns the language of all entries of a catalog if its path alone decides it, else None.
+
+    Files of other languages than those asked for need not be read.
+    """
+    if name.suffix == ".json":
+        return languages.normalize(name.stem)
+    if name.suffix in help_pages.SUFFIXES:
+        return help_pages.language(name)
+    return languages.from_path(name) if name.parent.name == "LC_MESSAGES" else None
+
+
+def _read_mo(path: Path, name: PurePath) -> Iterator[Entry]:
+    try:
+        messages = _mo_messages(path.read_bytes())
+    except (struct.error, ValueError, LookupError) as error:
+        raise UserError(
+            f"{path}: not a readable .mo catalog ({error}). Compile it again (msgfmt), or remove it."
+        ) from None
+    header = _header_fields(next((translation for english, translation in messages if not english), ""))
+    language = languages.from_path(name, header.get("language", ""))
+    one = _index_of_one(header.get("plural-forms", ""))
+    for english, translation in messages:
+        if english:
+            forms = translation.split(_FORM_END)
+            yield Entry(language, english.rpartition(_CONTEXT_END)[2].partition(_FORM_END)[0], forms[one % len(forms)])
+
+
+def _mo_messages(data: bytes) -> list[tuple[str, str]]:
+    """Returns the (message, translation) pairs of a compiled catalog, with contexts and plural forms."""
+    if data[:4] not in _MAGIC:
+        raise ValueError("it does not start with a .mo file's magic number")
+    order = _MAGIC[data[:4]]
+    count, *starts = struct.unpack_from(f"{order}3I", data, 8)
+    columns = []
+    for start in starts:
+        table = struct.unpack_from(f"{order}{2 * count}I", data, start) if start + 8 * count <= len(data) else None
+        if table is None or any(length + at > len(data) for length, at in zip(table[::2], table[1::2])):
+            raise ValueError("it is truncated: a message lies beyond the end of the file")
+        if sum(table[::2]) > _MOST_COPIES * len(data):
+            raise ValueError("its messages overlap")
+        columns.append([data[at : at + length] for length, at in zip(table[::2], table[1::2])])
+    charset = re.search(rb"charset=([\w.:-]+)", dict(zip(*columns)).get(b"", b""))
+    encoding = charset[1].decode("ascii") if charset else "utf-8"
+    return [(english.decode(encoding), translation.decode(encoding)) for english, translation in zip(*columns)]
+
+
+def _header_fields(header: str) -> dict[str, str]:
+    fields = (line.partition(":") for line in header.splitlines())
+    return {key.strip().lower(): value.strip() for key, _, value in fields}
+
+
+def _index_of_one(plural_forms: str) -> int:
+    """Returns the index of the plural form for n = 1. The formula is searched as text and never evaluated.
+
+    Most formulas give form 0 for n = 1; those of Arabic, Latvian or Slovenian may give form 1.
+    """
+    match = _INDEX_OF_ONE.search("".join(plural_forms.split()))
+    return int(match[1]) if match else 0
+
+
+def _read_po(path: Path, name: PurePath) -> Iterator[Entry]:
+    try:
+        _check_quotes(path.read_bytes())
+        catalog = polib.pofile(str(path))
+    except (OSError, ValueError, LookupError) as error:
+        reason = str(error).replace(str(path), "").strip()
+        raise UserError(
+            f"{path}: not a readable .po catalog ({reason}). Repair it (msgfmt --check shows the error), or remove it."
+        ) from None
+    header = {key.lower(): value for key, value in catalog.metadata.items()}
+    language = languages.from_path(name, header.get("language", ""))
+    one = _index_of_one(header.get("plural-forms", ""))
+    for entry in catalog:
+        if not entry.obsolete:
+            forms = entry.msgstr_plural
+            translation = forms.get(one, forms.get(0, "")) if forms else entry.msgstr
+            yield Entry(language, entry.msgid, translation, entry.fuzzy)
+
+
+def _check_quotes(text: bytes):
+    """Raises ValueError for a string without a closing quote, as in a truncated file, which polib would accept."""
+    for number, line in enumerate(text.splitlines(), 1):
+        string = _PO_STRING.match(line)
+        if string and not re.fullmatch(rb'".*"', string[1].rstrip(), re.DOTALL):
+            raise ValueError(f"line {number}: expected a text in double quotes")
+
+
+def _read_json(path: Path, name: PurePath) -> Iterator[Entry]:
+    """Reads `LANG.json`, a tree of texts by key (MediaWiki's, Home Assistant's), and the English `en.json` beside it.
+
+    Other JSON has no entries.
+    """
+    language = languages.normalize(path.stem)
+    beside = path.with_name(ENGLISH_JSON)
+    if language is None or path == beside or not beside.is_file() or not _is_beside(beside.resolve(), path):
+        return
+    english = _json_messages(beside)
+    for key, translation in _json_messages(path).items():
+        if key in english:
+            yield Entry(language, _first_choice(english[key]), _first_choice(translation))
+
+
+def _is_beside(resolved: Path, path: Path) -> bool:
+    """Returns whether a link leads to a file of the same directory: others may be outside of the source."""
+    return resolved.parent == path.parent.resolve()
+
+
+def _json_messages(path: Path) -> dict[tuple[str, ...], str]:
+    """Returns the texts of a JSON file by the path of their keys."""
+    try:
+        return dict(_leaves(json.loads(path.read_text(encoding="utf-8")), ()))
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path}: not a readable JSON catalog ({error}). Repair or remove it.") from None
+
+
+def _leaves(node: object, keys: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Yields the path and the text of each leaf that is a text."""
+    if isinstance(node, str) and keys:
+        yield keys, node
+    elif isinstance(node, dict):
+        for key, child in node.items():
+            yield from _leaves(child, (*keys, key))
+
+
+def _first_choice(text: str) -> str:
+    """Replaces every choice by its first form, innermost first: `$1 {{PLURAL:$1|page|pages}}` -> `$1 page`."""
+    previous = None
+    while text != previous:
+        previous, text = text, _CHOICE.sub(r"\1", text)
+    return text
+
+
+def _read_tsv(path: Path, name: PurePath) -> Iterator[Entry]:
+    """Reads `LANG.tsv` of source<TAB>english, or a .tsv of language<TAB>source<TAB>english; line 1 decides."""
+    lines = _lines(path)
+    columns = len(next(lines, (0, []))[1])
+    if not columns:
+        raise UserError(f"{path}: the file is empty; expected a pair source<TAB>english a line. Fill or remove it.")
+    language = _language_of_tsv(path, name, columns)
+    for number, fields in _lines(path):
+        if len(fields) != columns:
+            raise UserError(
+                f"{path}:{number}: {len(fields)} columns where the first line has {columns}. "
+                "Tabs may only separate the columns."
+            )
+        if columns == 3:
+            language = languages.normalize(fields[0].strip())
+            if language is None:
+                raise UserError(f"{path}:{number}: {fields[0]!r} is not a language label such as de or pt_BR.")
+        yield Entry(language, fields[-1], fields[-2])
+
+
+def _lines(path: Path) -> Iterator[tuple[int, list[str]]]:
+    """Yields the number and the columns of each line that is not blank."""
+    with path.open("rb") as file:
+        for number, raw in enumerate(file, 1):
+            try:
+                text = raw.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
+            except UnicodeDecodeError as error:
+                raise UserError(
+                    f"{path}:{number}: not UTF-8 (byte {error.start + 1} of the line, "
+                    f"0x{raw[error.start]:02x}). Convert it: iconv -f ITS_ENCODING -t UTF-8."
+                ) from None
+            if "\0" in text:
+                raise UserError(f"{path}:{number}: a NUL byte; this is a binary file, not text.")
+            if text:
+                yield number, text.split("\t")
+
+
+def _language_of_tsv(path: Path, name: PurePath, columns: int) -> str | None:
+    if columns == 3:
+        return None
+    if columns != 2:
+        raise UserError(
+            f"{path}:1: {columns} column{'s' * (columns != 1)}; expected source<TAB>english in a file "
+            "named LANG.tsv, or language<TAB>source<TAB>english."
+        )
+    language = languages.from_path(PurePath(name.name))
+    if language is None:
+        raise UserError(
+            f"{path}: the file's name is not a language label. Name a file of source<TAB>english after its "
+            "language, such as de.tsv, or give every line three columns: language<TAB>source<TAB>english."
+        )
+    return language
+
+
+def _read_page(path: Path, name: PurePath) -> Iterator[Entry]:
+    language = help_pages.language(name)
+    for english, translation in help_pages.pairs(path, name):
+        yield Entry(language, english, translation)
+
+
+_CATALOG_READERS = {".mo": _read_mo, ".po": _read_po, ".json": _read_json, ".tsv": _read_tsv}
+SUFFIXES = frozenset(_CATALOG_READERS)
+_READERS = {**_CATALOG_READERS, **dict.fromkeys(help_pages.SUFFIXES, _read_page)}

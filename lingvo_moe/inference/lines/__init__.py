@@ -1,0 +1,1 @@
+"""How a line becomes texts that the model reads, and their translations a line."""

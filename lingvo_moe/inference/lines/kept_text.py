@@ -1,0 +1,192 @@
+"""What a program reads in a line, and a translation must keep as it is: placeholders, tags, addresses, codes, numbers.
+
+Codes are names of files and identifiers, paths, hexadecimal numbers, and what is between backticks.
+"""
+
+from __future__ import annotations
+
+import collections
+import re
+import string
+import unicodedata
+
+from lingvo_moe.data.corpora.cleaning import ENTITY, PLACEHOLDER
+
+# The letters of scripts that have spaces between words: in `https://a.de/를` the address ends before the Korean letter.
+_LETTER = "A-Za-z0-9À-ɏͰ-ϿЀ-ԯ"
+_IN_ADDRESS = rf"[{_LETTER}%&#@~$+=/_:?!.,;*'-]"
+_AT_ITS_END = rf"[{_LETTER}%&#@~$+=/-]"
+_BEFORE = r"(?<![A-Za-z0-9.+%_-])"
+ADDRESS = re.compile(
+    rf"{_BEFORE}(?i:https?://|ftp://|www\.){_IN_ADDRESS}*{_AT_ITS_END}"
+    rf"|{_BEFORE}[A-Za-z0-9_+-][A-Za-z0-9._+-]*@[A-Za-z0-9-]+(?:\.[A-Za-z0-9-]+)+"
+)
+_TAG = r"</?[A-Za-z][^<>]*>"
+_ESCAPE = r"\\[abfnrtv\"'\\]"
+_VARIABLE = r"@\w+@"
+# Before those of corpora, where `$1` ends at the next space: in `$1に移動` the letters are no part of it.
+_VALUE = rf"\$\d+|\$[A-Za-z_][A-Za-z0-9_]*|{PLACEHOLDER.pattern}"
+
+_IN_NAME = rf"[{_LETTER}_.+~-]"
+_END_OF_NAME = rf"[{_LETTER}_]"
+# Of Windows, after a drive, a host, a variable or a name in capitals (`HKEY_USERS\x`, `DOMAIN\name`), and of Unix, with
+# two slashes or one after `~` or points; `km/h` and `/Nein` are none. And commands of TeX.
+_WINDOWS_START = (
+    rf"(?<![{_LETTER}])[A-Za-z]:\\|(?<!\\)\\\\(?=[{_LETTER}])|%\w+%\\"
+    rf"|(?<![{_LETTER}_])[A-Z][A-Z0-9_-]+\\(?![nrt](?:[A-Z]|\b))(?=[{_LETTER}_])"
+)
+_PATH = (
+    rf"(?:{_WINDOWS_START})(?:{_IN_NAME}+(?: {_IN_NAME}+)*+\\)*+(?:{_IN_NAME}*{_END_OF_NAME})?"
+    rf"|(?<![{_LETTER}_.:~/<-])(?:~|\.\.?|/{_IN_NAME}*{_END_OF_NAME})(?:/{_IN_NAME}*{_END_OF_NAME})+/?"
+    r"|(?<!\\)\\[a-z]{2,}(?=\{)"
+)
+_BACKTICKS = r"`[^`'\s][^`']*`"
+# Hexadecimal numbers, UUIDs, MAC addresses and hashes.
+_HEXADECIMAL = (
+    r"\b0[xX][0-9A-Fa-f]+\b"
+    r"|\b[0-9A-Fa-f]{8}(?:-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}\b"
+    r"|\b[0-9A-Fa-f]{2}(?:[:-][0-9A-Fa-f]{2}){5}\b"
+    r"|\b(?=[a-f]*\d)(?=\d*[a-f])[0-9a-f]{8,}\b|\b(?=[A-F]*\d)(?=\d*[A-F])[0-9A-F]{8,}\b"
+)
+# `report.pdf`, `db.example.com:80`; words with other ends after a point are abbreviations (`Tel.nr.`), forms of words
+# (`Nutzer.in`) or two sentences.
+_EXTENSION = (
+    "7z|apk|app|avi|bak|bash|bat|bin|bmp|bz2|cc|cer|cfg|com|conf|cpp|crt|css|csv|db|deb|desktop|dev|dll|dmg|doc|docx|"
+    "edu|epub|exe|flac|gif|gov|gpg|gz|hpp|htm|html|ico|img|info|ini|io|iso|jar|java|jpeg|jpg|js|json|key|lan|local|log|"
+    "lua|md|mkv|mo|mov|mp3|mp4|net|odp|ods|odt|ogg|org|otf|pdf|pem|php|pl|png|po|ppt|pptx|ps|py|rar|rb|rpm|rst|rtf|"
+    "service|sh|sig|so|socket|sql|sqlite|svg|swf|tar|tgz|tif|tiff|tmp|toml|ts|tsv|ttf|txt|wav|webm|webp|whl|woff|woff2|"
+    "xls|xlsx|xml|xz|yaml|yml|zip"
+)
+_WITHOUT_DIGIT = r"[A-Za-zÀ-ɏͰ-ϿЀ-ԯ+-]"
+_FILE = (
+    rf"(?<![{_LETTER}_.@+-])(?:[{_LETTER}_]{{2}}[{_LETTER}_+-]*(?:\.[{_LETTER}_+-]+)*\.(?:{_EXTENSION})"
+    rf"|{_WITHOUT_DIGIT}*+[0-9_][{_LETTER}_+-]*+\.[a-z][a-z0-9]{{1,4}})(?::\d+)?(?![{_LETTER}_]|\.[{_LETTER}])"
+)
+# In capitals, with a digit, or with more than one `_`: a single one may be the mark of an accelerator.
+_IDENTIFIER = (
+    rf"(?<![{_LETTER}_])(?:[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+|[A-Za-z][A-Za-z0-9]*(?:_[A-Za-z0-9]+){{2,}}"
+    rf"|[A-Za-z]+\d[A-Za-z0-9]*_[A-Za-z0-9]+|[A-Za-z]+_\d[A-Za-z0-9]*)(?![{_LETTER}_])"
+)
+# Without identifiers, of which `accelerators` and `capitals` have rules of their own.
+KEPT = re.compile(
+    "|".join(
+        [_TAG, ENTITY.pattern, ADDRESS.pattern, _PATH, _ESCAPE, _VARIABLE, _VALUE, _BACKTICKS, _HEXADECIMAL, _FILE]
+    )
+)
+
+# With separators inside, and with the letters beside it: `1.234,5`, `10:30`, `2024-12-31`, `H264`, `10MB`. That of a
+# month may become its name: `12月`, `tháng 12`.
+_DATE = r"\d{4}-\d{2}-\d{2}"
+_GROUPED = r"\d{1,3}(?:[ \u00a0\u202f]\d{3})++(?!\d)(?:[.,٫]\d+)?"
+_SEPARATED = r"\d++(?:[.,:/'’٫٬]\d++)*+"
+_NUMBER = (
+    rf"(?<![Tt]háng )(?:(?<![A-Za-z])[A-Za-z]++)?(?<!\d)(?:{_DATE}|{_GROUPED}|{_SEPARATED})(?!\d)[A-Za-z]*+"
+    r"(?!\s?[月월])"
+)
+# Groups of three digits, and a fraction, which has no three digits if there are no groups.
+_DECIMAL = re.compile(r"(\d{1,3}(?:[ .,'’\u00a0\u202f]\d{3})*|\d+)(?:[.,](\d+))?")
+_GROUP = 3
+_OTHER_SEPARATOR = re.compile("[:/'’]")
+# A comma before other than three digits, with points between groups before it.
+_DECIMAL_COMMA = re.compile(r"(?<![\d.,])(\d{1,3}(?:\.\d{3})+|\d+),(\d{1,2}|\d{4,})(?![\d.,]*\d)")
+_ARABIC_SEPARATORS = {"٫": ".", "٬": ","}
+_ARABIC_SEPARATOR = re.compile(r"(?<=\d)[٫٬](?=\d)")
+_FEWEST_DIGITS = 2  # one digit may become a word
+_UNIT = (
+    r"(?<![\d.,])\d[\d.,]*+\s?"
+    r"(?:[kKMGTP]?i?B|[kMG]?bit|[kMG]?Hz|[kcmµn]?m|[kmµ]?g|[kM]?W|[kmM]?V|m?A|m?s|min|p[xt]|dpi|dB|°[CF])\b"
+)
+
+_REQUIRED = re.compile(
+    rf"(?P<tag>{_TAG})|{ENTITY.pattern}|(?P<address>{ADDRESS.pattern})|(?P<path>{_PATH})|{_ESCAPE}|%%"
+    rf"|(?P<placeholder>{_VARIABLE}|{_VALUE})|(?P<code>{_BACKTICKS}|{_HEXADECIMAL}|{_FILE}|{_IDENTIFIER})"
+    rf"|(?P<number>{_NUMBER})"
+)
+_WITHOUT_WORDS = re.compile(f"{ENTITY.pattern}|{_ESCAPE}|{_UNIT}")
+_NUMBERED = re.compile(r"%(\d{1,2})")
+_NAME = re.compile(r"</?\s*([A-Za-z][\w:.-]*)")
+_WITHOUT_END = ("br", "hr", "img", "li", "p")
+
+
+def required(text: str) -> list[re.Match]:
+    """Finds what a translation has to have exactly as often: placeholders, addresses, tags of markup, codes, numbers.
+
+    Entities are not among them, which stand for characters of a language (`&nbsp;:`); neither are names between angle
+    brackets that are translated (`<Datei>`), and numbers of one digit. Of percentages (`%50`, `100%ig`) the number is.
+
+    Returns:
+      The matches, whose `lastgroup` is `tag`, `address`, `path`, `placeholder`, `code` or `number`.
+    """
+    found = [each for each in _REQUIRED.finditer(text) if each.lastgroup]
+    ended = {name[1].lower() for each in found if each[0].startswith("</") and (name := _NAME.match(each[0]))}
+    numbers = {int(number[1]) for each in found if (number := _NUMBERED.fullmatch(each[0]))}
+    is_numbered = numbers == set(range(1, len(numbers) + 1))
+    kept, end = [], 0
+    for each in found:
+        if _is_percentage(text, each, end, is_numbered):
+            kept.append(_REQUIRED.match(text, each.start() + 1))  # of `%50`, the number
+            continue
+        kept.append(each)
+        if each.lastgroup != "number":
+            end = each.end()
+    return [each for each in kept if each and _is_required(each, ended)]
+
+
+def has_words(text: str) -> bool:
+    """Returns whether a text has letters outside of entities, escapes, units and what is `required` but for codes."""
+    text, parts, end = _WITHOUT_WORDS.sub(" ", text), [], 0
+    for each in required(text):
+        if each.lastgroup != "code":  # which may be a word with an accelerator's mark
+            parts.append(text[end : each.start()])
+            end = each.end()
+    return any(map(str.isalpha, "".join([*parts, text[end:]])))
+
+
+def count_required(text: str) -> collections.Counter[str]:
+    """Returns how often a translation has to have each text that is `required`; equal numbers are written alike."""
+    return collections.Counter(_number(each[0]) if each.lastgroup == "number" else each[0] for each in required(text))
+
+
+def in_english(text: str) -> str:
+    """Returns the text with the digits and separators of English: `١٢` and `1.234,5` become `12` and `1,234.5`.
+
+    Those are decimal commas, with the points before them, and the Arabic separators.
+    """
+    digits = "".join(str(unicodedata.digit(each)) if each.isdecimal() else each for each in text)
+    points = _DECIMAL_COMMA.sub(lambda found: found[1].replace(".", ",") + "." + found[2], digits)
+    return _ARABIC_SEPARATOR.sub(lambda found: _ARABIC_SEPARATORS[found[0]], points)
+
+
+def _number(text: str) -> str:
+    """Returns a number as all languages write it: digits, and a point before a fraction and in a version or date."""
+    number = in_english(text).strip(string.ascii_letters)
+    if decimal := _DECIMAL.fullmatch(number):
+        whole, fraction = decimal.groups(default="")
+        is_group = len(fraction) == _GROUP and whole == _digits(whole)  # 7,500
+        return _digits(whole) + ("" if is_group or not fraction else ".") + fraction
+    return _OTHER_SEPARATOR.sub(".", number)
+
+
+def _digits(text: str) -> str:
+    return "".join(filter(str.isdecimal, text))
+
+
+def _is_percentage(text: str, found: re.Match, end: int, is_numbered: bool) -> bool:
+    """Returns whether a percent sign belongs to a number: before it, but not to what ends at `end`, or after it."""
+    start = found.start()
+    is_after_digit = start > end and text[start - 1].isdigit()
+    return found[0][0] == "%" and (is_after_digit or (not is_numbered and bool(_NUMBERED.fullmatch(found[0]))))
+
+
+def _is_required(found: re.Match, ended: set[str]) -> bool:
+    if found.lastgroup == "number":
+        return len(_digits(found[0])) >= _FEWEST_DIGITS
+    if found.lastgroup == "tag":
+        return _is_markup(found[0], ended)
+    return found.lastgroup is not None
+
+
+def _is_markup(tag: str, ended: set[str]) -> bool:
+    """Returns whether a tag ends something, has attributes or no end, or is among those that are `ended`."""
+    name = _NAME.match(tag)
+    return bool(name) and (tag.endswith("/>") or '="' in tag or name[1].lower() in ended | set(_WITHOUT_END))

@@ -1,0 +1,171 @@
+"""Divides lines into texts, and finds the ways to read these."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from lingvo_moe.data.corpora.cleaning import tidy
+from lingvo_moe.data.tokenizer import Tokenizer
+from lingvo_moe.inference.lines.accelerators import without_accelerator
+from lingvo_moe.inference.lines.capitals import lower_case
+from lingvo_moe.inference.lines.english import is_english
+from lingvo_moe.inference.lines.escaped_quotes import Unescaped, unescape
+from lingvo_moe.inference.lines.kept_text import ADDRESS, count_required, in_english, required
+from lingvo_moe.inference.lines.line_parts import LineParts, divide
+from lingvo_moe.inference.lines.readings import Copied, Reading, Text
+from lingvo_moe.inference.lines.sentence_splitting import has_many_sentences, segment
+from lingvo_moe.inference.lines.short_addresses import Shortened, shorten
+from lingvo_moe.inference.lines.translation import Translation, join
+from lingvo_moe.inference.lines.unknown_symbols import Framed, take_out
+from lingvo_moe.inference.lines.variants import variants
+
+
+class Line(NamedTuple):
+    """A line.
+
+    Attributes:
+      divided: its parts, with quotes that may have a backslash.
+      unescaped: each of them without these backslashes.
+      texts: the ways to read each, or that it is copied.
+    """
+
+    divided: LineParts
+    unescaped: list[Unescaped]
+    texts: list[Text | Copied]
+
+    @property
+    def is_copied(self) -> bool:
+        """Whether it is English already."""
+        return all(isinstance(text, Copied) for text in self.texts)
+
+    @property
+    def inputs(self) -> list[str]:
+        """All that the model reads at first."""
+        return [each for text in self.texts for each in text.inputs]
+
+    def inputs_read_again(self, known: Mapping[str, list[Translation]]) -> list[str]:
+        """Returns what the model reads besides; `known` has the `inputs`."""
+        return [each for text in self.texts for each in text.inputs_read_again(known)]
+
+    def translations(self, known: Mapping[str, list[Translation]]) -> list[Translation]:
+        """Returns the different translations of the line, best first.
+
+        Args:
+          known: the translations of `inputs`, and of `inputs_read_again`.
+        """
+        of_texts = [
+            [dataclasses.replace(each, text=escaped.escape(each.text)) for each in text.translations(known)]
+            for escaped, text in zip(self.unescaped, self.texts, strict=True)
+        ]
+        different: dict[str, Translation] = {}
+        for each in join(of_texts, self.divided.around):
+            different.setdefault(each.text, each)
+        return list(different.values())
+
+
+class LineReader:
+    """Finds the ways to read lines."""
+
+    def __init__(self, tokenizer: Tokenizer, limit: int, english: Tokenizer | None = None, reread_below: float = 0.0):
+        """Makes a reader for a model.
+
+        Args:
+          tokenizer: that of the source.
+          limit: the largest number of tokens that the model reads, without eos.
+          english: that of the target, to find and copy English texts; None to translate them.
+          reread_below: the confidence below which texts are read in other ways, too, see `variants`.
+        """
+        self._tokenizer, self._limit = tokenizer, limit
+        self._english, self._reread_below = english, reread_below
+
+    def fits(self, texts: Sequence[str]) -> list[bool]:
+        """Returns for each text whether the model can read it whole."""
+        return [len(tokens) <= self._limit for tokens in self._tokenizer.encode(texts)]
+
+    def lines(self, sentences: Sequence[str]) -> list[Line]:
+        """Returns the ways to read each line."""
+        divided = [divide(sentence) for sentence in sentences]
+        unescaped = [[unescape(wrapped.text) for wrapped in line.texts] for line in divided]
+        tidied = [tidy(text.text) for texts in unescaped for text in texts]
+        framed = [
+            frame._replace(text=without_accelerator(frame.text, self._tokenizer))
+            for frame in take_out(tidied, self._tokenizer)
+        ]
+        originals = [text.text for texts in unescaped for text in texts]
+        read = iter(self._copied_or_read(originals, framed))
+        return [Line(line, texts, [next(read) for _ in texts]) for line, texts in zip(divided, unescaped, strict=True)]
+
+    def _copied_or_read(self, originals: Sequence[str], framed: Sequence[Framed]) -> list[Text | Copied]:
+        """Returns each text, English ones as they were, the others to be read within their frame."""
+        are_english = [bool(self._english) and is_english(frame.text, self._english) for frame in framed]
+        read = self._texts([frame for frame, english in zip(framed, are_english, strict=True) if not english])
+        return [
+            Copied(original) if english else next(read)
+            for original, english in zip(originals, are_english, strict=True)
+        ]
+
+    def _texts(self, framed: Sequence[Framed]) -> Iterator[Text]:
+        """Yields the ways to read each text."""
+        for frame, fits in zip(framed, self.fits([frame.text for frame in framed]), strict=True):
+            readings = self._first_readings(frame.text, fits)
+            read_again = functools.partial(self._read_again, frame.text)
+            yield Text(frame, readings, lower_case(frame.text) is not None, read_again)
+
+    def _first_readings(self, text: str, fits: bool | None = None) -> list[Reading]:
+        readings = self._readings(Shortened(text, ()), fits)
+        addresses = list(ADDRESS.finditer(text))
+        return self._readings(shorten(text, addresses)) + readings if addresses else readings
+
+    def _read_again(self, text: str, best: Translation) -> list[Reading]:
+        """Returns other ways to read a text whose best translation is not intact, or doubtful."""
+        if not best.is_intact:
+            return self._shortened(text)
+        if best.confidence < self._reread_below:
+            return self._variants(text)
+        return []
+
+    def _shortened(self, text: str) -> list[Reading]:
+        """Returns ways to read a text with short addresses in the place of all that is required.
+
+        There are none if these are addresses alone, and where a digit follows one: `<b>5 Dateien</b>`.
+        """
+        needed = required(text)
+        if all(each.lastgroup == "address" for each in needed):
+            return []
+        originals = tuple(in_english(each[0]) if each.lastgroup == "number" else each[0] for each in needed)
+        return self._readings(Shortened(shorten(text, needed).text, originals))
+
+    def _variants(self, text: str) -> list[Reading]:
+        """Returns ways to read the other ways to write a text, which may have more tokens; none of them is cut."""
+        wanted = count_required(text)
+        return [
+            reading._replace(undo=variant.undo, wanted=wanted)
+            for variant in variants(text)
+            for reading in self._first_readings(variant.text)
+            if not reading.is_cut
+        ]
+
+    def _readings(self, given: Shortened, fits: bool | None = None) -> list[Reading]:
+        """Returns the ways to read a text: none if its short addresses are ambiguous.
+
+        Capitals have far more pieces; where they do not fit, the text is read in lower case alone.
+        """
+        text, originals = given
+        fits = self._count_tokens(text) <= self._limit if fits is None else fits
+        lowered = lower_case(text)
+        read = [each for each in (text if fits or not lowered else None, lowered) if each is not None]
+        is_whole = fits and not has_many_sentences(text)
+        readings = [
+            Reading([each], originals) if is_whole and each is text else self._divided(each, originals) for each in read
+        ]
+        return [reading for reading in readings if reading.is_unambiguous]
+
+    def _divided(self, text: str, originals: tuple[str, ...]) -> Reading:
+        parts, is_cut = segment(text, self._count_tokens, self._limit)
+        return Reading(parts, originals, is_cut)
+
+    def _count_tokens(self, text: str) -> int:
+        return len(self._tokenizer.encode([text])[0])

@@ -1,0 +1,149 @@
+"""How a text is read: as the text of corpora is written, in parts that fit the model, and in more than one way.
+
+Corpora are cleaned, so a model has hardly seen capitals, the marks of accelerators, invisible characters and symbols
+that its tokenizer does not know. It copies addresses badly, and loses some placeholders, tags, codes and numbers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+from lingvo_moe.inference.lines.capitals import upper_case
+from lingvo_moe.inference.lines.kept_text import count_required
+from lingvo_moe.inference.lines.short_addresses import is_unambiguous, restore
+from lingvo_moe.inference.lines.translation import Translation, join
+from lingvo_moe.inference.lines.unknown_symbols import Framed
+
+# Tokens of another reading's translation.
+_MOST_TIMES, _MOST_ADDED = 2, 5
+
+
+class Reading(NamedTuple):
+    """A way to read a text.
+
+    Attributes:
+      inputs: what the model reads, each short enough.
+      originals: what short addresses in the inputs stand for.
+      is_cut: whether an input is the beginning of a sentence that is too long.
+      undo: changes a translation of the inputs to one of the text, see `variants`.
+      wanted: what such a translation has to have, see `count_required`; None where it is what each input has.
+    """
+
+    inputs: list[str]
+    originals: tuple[str, ...] = ()
+    is_cut: bool = False
+    undo: Callable[[str], str] = str
+    wanted: Mapping[str, int] | None = None
+
+    @property
+    def is_unambiguous(self) -> bool:
+        """Whether the short addresses, if any, can be told from the text; else no translation could be checked."""
+        return not self.originals or is_unambiguous(self.inputs, self.originals, self.is_cut)
+
+    def translations(self, known: Mapping[str, list[Translation]]) -> list[Translation]:
+        """Returns the translations of the text, intact ones first, else best first."""
+        joined = join([self._intact_first(known[text], text) for text in self.inputs])
+        found = [dataclasses.replace(each, text=self.undo(each.text), is_cut=self.is_cut) for each in joined]
+        if self.wanted is None:
+            return found
+        return [dataclasses.replace(each, is_intact=count_required(each.text) == self.wanted) for each in found]
+
+    def _intact_first(self, translations: Sequence[Translation], text: str) -> list[Translation]:
+        """Returns the translations of one input."""
+        wanted = count_required(restore(text, self.originals))
+        restored = [dataclasses.replace(each, text=restore(each.text, self.originals)) for each in translations]
+        checked = [dataclasses.replace(each, is_intact=count_required(each.text) == wanted) for each in restored]
+        return sorted(checked, key=lambda each: not each.is_intact)
+
+
+class Copied(NamedTuple):
+    """A text that is English already.
+
+    Attributes:
+      text: what is copied.
+    """
+
+    text: str
+    inputs = ()
+
+    def inputs_read_again(self, known: Mapping[str, list[Translation]]) -> list[str]:
+        """Returns nothing."""
+        del known
+        return []
+
+    def translations(self, known: Mapping[str, list[Translation]]) -> list[Translation]:
+        """Returns the text."""
+        del known
+        return [Translation(self.text, 0.0)]
+
+
+@dataclasses.dataclass(frozen=True)
+class Text:
+    """A text and the ways to read it.
+
+    Attributes:
+      frame: the symbols around it.
+      readings: the ways to read it, at least one of them without short addresses.
+      in_capitals: whether the text is in capitals; its translation is then, too.
+      read_again: returns other ways to read it, given the best translation of the readings.
+    """
+
+    frame: Framed
+    readings: list[Reading]
+    in_capitals: bool = False
+    read_again: Callable[[Translation], Sequence[Reading]] = lambda best: ()
+
+    @property
+    def inputs(self) -> list[str]:
+        """All that the model reads at first."""
+        return [text for reading in self.readings for text in reading.inputs]
+
+    def inputs_read_again(self, known: Mapping[str, list[Translation]]) -> list[str]:
+        """Returns all that the model reads when it reads the text again; `known` has the `inputs`."""
+        again = self.read_again(self._ranked(self.readings, known)[0])
+        return [text for reading in again for text in reading.inputs]
+
+    def translations(self, known: Mapping[str, list[Translation]]) -> list[Translation]:
+        """Returns the translations of one reading, intact ones first, within the frame.
+
+        That is the reading whose first translation is intact; of several, one with short addresses, and of these the
+        most confident. If there is none, it is one without short addresses. A doubtful text stays so: most translations
+        of other readings are poor, too, so none has more confidence than the best of the first readings.
+
+        Args:
+          known: the translations of `inputs`, and of `inputs_read_again`.
+        """
+        ranked = self._ranked(self.readings, known)
+        if again := self.read_again(ranked[0]):
+            best = ranked[0]
+            if best.is_intact:
+                again = [reading for reading in again if not _is_repetitive(reading.translations(known)[0], best)]
+            ranked = self._ranked([*self.readings, *again], known)
+            if best.is_intact:
+                ranked = [
+                    dataclasses.replace(each, confidence=min(each.confidence, best.confidence)) for each in ranked
+                ]
+        return [dataclasses.replace(each, text=self.frame.around(self._in_case(each.text))) for each in ranked]
+
+    def _ranked(self, readings: Sequence[Reading], known: Mapping[str, list[Translation]]) -> list[Translation]:
+        """Returns the translations of the best reading."""
+        found = [(reading, reading.translations(known)) for reading in readings]
+        _, ranked = max(
+            found,
+            key=lambda one: (
+                one[1][0].is_intact,
+                bool(one[0].originals) == one[1][0].is_intact,
+                one[1][0].confidence,
+            ),
+        )
+        return ranked
+
+    def _in_case(self, translation: str) -> str:
+        return upper_case(translation) if self.in_capitals else translation
+
+
+def _is_repetitive(translation: Translation, other: Translation) -> bool:
+    """Returns whether a translation has far more tokens than another one: a loop, of whose tokens a model is sure."""
+    return translation.num_tokens > _MOST_TIMES * other.num_tokens + _MOST_ADDED
