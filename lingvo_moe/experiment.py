@@ -36,7 +36,7 @@ from lingvo_moe.protocols import (
     SegmentingModel,
     TiedModel,
 )
-from lingvo_moe.ranges import COUNT, COUNT_OR_0, SHARE_BELOW_1, Range
+from lingvo_moe.ranges import COUNT, COUNT_OR_0, SHARE, SHARE_BELOW_1, Range
 from lingvo_moe.sharding.layout import DeviceMesh, Layout
 from lingvo_moe.steps import Steps
 
@@ -120,6 +120,8 @@ class Experiment:
       windowed_einsum_mib: the least size of a tensor that XLA moves in slices during a product instead of gathering it,
         on TPUs; -1 for the compiler's own choice. See `program.Program`.
       decoding_batch: the number of sentences translated at a time.
+      reread_below: texts with a confidence below are read once more, written otherwise, and the most confident
+        translation is taken (`inference.lines.variants`); 0 for none.
       corpus, tokenizers: output directories of `tools.build_corpus` and `tools.train_tokenizer`; `--corpus` and
         `--tokenizers` replace them. Empty for volumes, which a program makes.
     """
@@ -135,6 +137,7 @@ class Experiment:
     matmul_precision: str = "default"
     windowed_einsum_mib: int = COMPILER_DEFAULT
     decoding_batch: int = 64
+    reread_below: float = 0.0
     corpus: str = "build/corpus"
     tokenizers: str = "build/tokenizers"
 
@@ -205,7 +208,7 @@ class Experiment:
                 f"{did_you_mean(self.platform, PLATFORMS)}"
             )
         precision.check(self.matmul_precision)
-        ranges.check("", self, {"decoding_batch": COUNT})
+        ranges.check("", self, {"decoding_batch": COUNT, "reread_below": SHARE})
         if self.windowed_einsum_mib < COMPILER_DEFAULT:
             raise UserError(
                 f"windowed_einsum_mib is {self.windowed_einsum_mib}; expected a size in MiB, 0 for all products, or "

@@ -20,7 +20,7 @@ from lingvo_moe.errors import UserError
 from lingvo_moe.lazy import tf
 from lingvo_moe.ops.context import Context
 from lingvo_moe.ops.top_k import VocabularyChunks, top_k
-from lingvo_moe.ranges import COUNT, COUNT_OR_0, SHARE, Range
+from lingvo_moe.ranges import COUNT, COUNT_OR_0, Range
 
 _IMPOSSIBLE = -float("inf")
 
@@ -44,8 +44,6 @@ class BeamSearch:
       length_alpha: scores are divided by ((5 + length) / 6)^alpha (Wu et al. 2016, section 7, cited in appendix A.1).
       bos_id, eos_id: the token that begins the decoder's input, and the one that ends a hypothesis.
       forbidden_ids: tokens that no hypothesis contains (padding, bos, unknown).
-      reread_below: texts with a confidence below are read once more, written otherwise, and the most confident
-        translation is taken (`inference.variants`); 0 for none. It does not change the graph.
     """
 
     beam_size: int = 4
@@ -54,12 +52,11 @@ class BeamSearch:
     bos_id: int = 2
     eos_id: int = 1
     forbidden_ids: tuple[int, ...] = (0, 2, 3)
-    reread_below: float = 0.0
 
     def __post_init__(self):
         counts = dict.fromkeys(("beam_size", "max_length"), COUNT)
         ids = dict.fromkeys(("bos_id", "eos_id"), COUNT_OR_0)
-        ranges.check("search.", self, {**counts, **ids, "length_alpha": _ALPHAS, "reread_below": SHARE})
+        ranges.check("search.", self, {**counts, **ids, "length_alpha": _ALPHAS})
         if self.cache_length > _MOST_POSITIONS:
             raise UserError(
                 f"search.beam_size {self.beam_size} x search.max_length {self.max_length} are {self.cache_length} "

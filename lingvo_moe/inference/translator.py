@@ -62,7 +62,7 @@ class Translator:
             self._tokenizers.source,
             experiment.texts.source_length - 1,
             self._tokenizers.target if copy_english else None,
-            experiment.search.reread_below,
+            experiment.reread_below,
         )
         with trained_weights(name, experiment, logdir) as restore:
             self._decoding = engine.decoding(experiment.steps, experiment.decoding_specs(), experiment.search)
@@ -86,7 +86,7 @@ class Translator:
         `unknown_symbols`. Parts of `input.source_length` tokens or more, and those of many sentences, are translated
         sentence by sentence, see `sentence_splitting`. The marks of `accelerators` are removed; `capitals` are read in
         lower case, too, and addresses as `short_addresses`, as is what `kept_text.required` finds where a translation
-        has lost some of it. Texts of less confidence than `search.reread_below` are read in other ways, too, see
+        has lost some of it. Texts of less confidence than `reread_below` are read in other ways, too, see
         `variants`. Texts in English are copied, if that was chosen. Of several translations, equal ones are
         left out.
 
