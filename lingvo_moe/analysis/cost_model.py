@@ -12,8 +12,8 @@ The terms, and where they come from:
   bubbles       iterations of a pipeline without a microbatch: their products, other work and collectives
   memory        weights, optimizer state and gradients exactly; saved tensors by the checkpoint policy; a workspace
 
-The constants are fitted to the compiled plans of docs/plans, TPU v3 (`tools/rank_layouts.py --calibration` prints the
-comparison). For other devices they are an extrapolation.
+The constants are fitted to the compiled plans of docs/plans, TPU v3 (`python -m
+tools.partitioning.rank_layouts --calibration` prints the comparison). For other devices they are an extrapolation.
 """
 
 from __future__ import annotations

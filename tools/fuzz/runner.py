@@ -19,37 +19,35 @@ from lingvo_moe.data.corpora import debian
 from lingvo_moe.engines.pjrt import Engine
 from lingvo_moe.program import Program
 from tools import (
-    altered_lines,
     build_corpus,
     build_speech,
-    collective_times,
-    confidence,
-    copied_words,
-    english_lines,
-    kernel_times,
     launch_processes,
     launch_tpu,
     launcher_check,
-    layer_pairs,
-    layout_searches,
-    lost_placeholders,
     model_card,
-    needed_annotations,
-    operator_table,
-    partial_products,
     plan_zoo,
     quickstart,
-    rank_layouts,
-    tpu_graph,
     train_embeddings,
     train_tokenizer,
-    windowed_products,
     write_golden,
 )
 from tools.benchmarks import __main__ as benchmarks
 from tools.benchmarks import beams, everyday, losses
 from tools.fuzz.case import Case, Outcome
 from tools.gpu_bench import make
+from tools.partitioning import (
+    collective_times,
+    kernel_times,
+    layer_pairs,
+    layout_searches,
+    needed_annotations,
+    operator_table,
+    partial_products,
+    rank_layouts,
+    tpu_graph,
+    windowed_products,
+)
+from tools.quality import altered_lines, confidence, copied_words, english_lines, lost_placeholders
 from tools.report import __main__ as report
 from tools.soak import __main__ as soak
 from tools.study import __main__ as study
@@ -111,7 +109,7 @@ def _load_program(arguments: list[str]):
 
 
 def _read_ranking(arguments: list[str]):
-    """Reads the results that tools.rank_layouts continues; the tool itself would compile for minutes."""
+    """Reads the results that tools.partitioning.rank_layouts continues; the tool itself would compile for minutes."""
     rank_layouts.report(rank_layouts.read(pathlib.Path(arguments[1]), {}))
 
 
@@ -160,7 +158,7 @@ def can_be_a_process(case: Case) -> bool:
 
 def spawn(case: Case, directory: pathlib.Path, fixtures: pathlib.Path) -> Outcome:
     """Runs a case in a process of its own, as a user would."""
-    module = case.entry_point if case.entry_point == "lingvo_moe" else f"tools.{case.entry_point}"
+    module = "lingvo_moe" if case.entry_point == "lingvo_moe" else _TOOLS[case.entry_point].__name__
     path = os.pathsep.join([str(_REPOSITORY), *filter(None, sys.path)])
     environment = {**os.environ, "PYTHONPATH": path, "JAX_PLATFORMS": "cpu", "PYTHONDONTWRITEBYTECODE": "1"}
     try:

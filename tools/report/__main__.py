@@ -34,18 +34,21 @@ from tools.report.tables import change, percent
 _VALUES = flags.FlagValues()
 flags.DEFINE_string("plans", "docs/plans", "directory of plans, NAME.json", flag_values=_VALUES)
 flags.DEFINE_string(
-    "layer_pairs", "docs/layer_pairs.json", "the results of tools.layer_pairs; empty for none", flag_values=_VALUES
+    "layer_pairs",
+    "docs/layer_pairs.json",
+    "the results of tools.partitioning.layer_pairs; empty for none",
+    flag_values=_VALUES,
 )
 flags.DEFINE_string(
     "collective_times",
     "docs/collective_times.json",
-    "the results of tools.collective_times; empty for none",
+    "the results of tools.partitioning.collective_times; empty for none",
     flag_values=_VALUES,
 )
 flags.DEFINE_string(
     "layout_searches",
     "docs/layout_searches.json",
-    "the results of tools.layout_searches; empty for none",
+    "the results of tools.partitioning.layout_searches; empty for none",
     flag_values=_VALUES,
 )
 flags.DEFINE_string("output", "build/report.html", "file of the page", flag_values=_VALUES)

@@ -24,7 +24,7 @@ from tools.report.tables import (
 
 PROMISE = 0.1  # how much memory may differ between 128 and 2048 experts
 _RECOMPUTED = ("0 %", "28 %", "34 %")  # with 12, 36 and 60 layers
-_NO_PAIRS = "not compiled: python -m tools.layer_pairs"
+_NO_PAIRS = "not compiled: python -m tools.partitioning.layer_pairs"
 
 
 def claims(plans: Plans, pairs: Sequence[LayerPair]) -> Table:

@@ -62,7 +62,9 @@ _WRONG = {
 
 
 def _refused(name: str, path: pathlib.Path):
-    with pytest.raises(UserError, match=rf"--{name}={re.escape(str(path))}: .*`python -m tools.{name}` writes"):
+    with pytest.raises(
+        UserError, match=rf"--{name}={re.escape(str(path))}: .*`python -m tools.partitioning.{name}` writes"
+    ):
         _FILES[name][1](path)
 
 

@@ -1,4 +1,4 @@
-"""Reads docs/layer_pairs.json, the results of tools.layer_pairs, and shows them as GShard figure 8 does."""
+"""Shows docs/layer_pairs.json, the results of tools.partitioning.layer_pairs, as GShard figure 8 does."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def save(pairs: Sequence[LayerPair], path: pathlib.Path):
 
 def load(path: pathlib.Path) -> list[LayerPair]:
     """Reads what `save` wrote; raises UserError as `files.load` does."""
-    return files.load("--layer_pairs", path, "tools.layer_pairs", _made)
+    return files.load("--layer_pairs", path, "tools.partitioning.layer_pairs", _made)
 
 
 def _made(content: Any) -> list[LayerPair]:

@@ -1,4 +1,4 @@
-"""Reads docs/collective_times.json, the results of tools.collective_times, and shows them beside GShard figure 9."""
+"""Shows docs/collective_times.json, the results of tools.partitioning.collective_times, beside GShard figure 9."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def save(measured: Measured, path: pathlib.Path):
 
 def load(path: pathlib.Path) -> Measured:
     """Reads what `save` wrote; raises UserError as `files.load` does."""
-    (measured,) = files.load("--collective_times", path, "tools.collective_times", _made)
+    (measured,) = files.load("--collective_times", path, "tools.partitioning.collective_times", _made)
     return measured
 
 

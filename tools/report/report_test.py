@@ -311,7 +311,8 @@ def test_missing_results_are_one_line(tmp_path, capsys, flag):
     """A typo must not leave figure 8 or the measured figure 9 out in silence."""
     planned().save(tmp_path / "m4.MoE128E12L.json")
     status, printed = run(capsys, f"--plans={tmp_path}", f"--{flag}=typo.json", f"--output={tmp_path}/x.html")
-    assert status == 2 and f"--{flag}=typo.json: No such file or directory; `python -m tools.{flag}`" in printed
+    assert status == 2
+    assert f"--{flag}=typo.json: No such file or directory; `python -m tools.partitioning.{flag}`" in printed
     assert not (tmp_path / "x.html").exists()
 
 

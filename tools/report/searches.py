@@ -1,4 +1,4 @@
-"""Reads docs/layout_searches.json, the results of tools.layout_searches, and shows them beside compiled plans."""
+"""Shows docs/layout_searches.json, the results of tools.partitioning.layout_searches, beside compiled plans."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def save(found: Sequence[LayoutSearch], path: pathlib.Path):
 
 def load(path: pathlib.Path) -> list[LayoutSearch]:
     """Reads what `save` wrote; raises UserError as `files.load` does."""
-    return files.load("--layout_searches", path, "tools.layout_searches", _made)
+    return files.load("--layout_searches", path, "tools.partitioning.layout_searches", _made)
 
 
 def _made(content: Any) -> list[LayoutSearch]:

@@ -1,0 +1,1 @@
+"""What compilers make of partitioned programs: figures of operators, collectives and layouts beside the papers'."""

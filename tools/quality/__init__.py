@@ -1,0 +1,1 @@
+"""How good the translations of a trained model are, in other ways than by BLEU and chrF."""
