@@ -83,8 +83,11 @@ _NUMBER = (
     rf"(?<![Tt]háng )(?:(?<![A-Za-z])[A-Za-z]++)?(?<!\d)(?:{_DATE}|{_GROUPED}|{_SEPARATED})(?!\d)[A-Za-z]*+"
     r"(?!\s?[月월])"
 )
-# Groups of three digits, and a fraction, which has no three digits if there are no groups.
-_DECIMAL = re.compile(r"(\d{1,3}(?:[ .,'’\u00a0\u202f]\d{3})*|\d+)(?:[.,](\d+))?")
+# Groups of three digits with one separator, and a fraction after another one, which has no three digits if there are no
+# groups. `1.234.50` is a version.
+_DECIMAL = re.compile(
+    r"(\d{1,3}(?:(?P<separator>[ .,'’\u00a0\u202f])\d{3}(?:(?P=separator)\d{3})*)?|\d+)(?:(?!(?P=separator))[.,](\d+))?"
+)
 _GROUP = 3
 _OTHER_SEPARATOR = re.compile("[:/'’]")
 # A comma before other than three digits, with points between groups before it.
@@ -147,6 +150,11 @@ def count_required(text: str) -> collections.Counter[str]:
     return collections.Counter(_number(each[0]) if each.lastgroup == "number" else each[0] for each in required(text))
 
 
+def loses_a_quote(text: str, translation: str) -> bool:
+    """Returns whether a translation has an unpaired `"` and the text has none: `"%s" fehlt`, `%s" is missing`."""
+    return text.count('"') % 2 == 0 and translation.count('"') % 2 == 1
+
+
 def in_english(text: str) -> str:
     """Returns the text with the digits and separators of English: `١٢` and `1.234,5` become `12` and `1,234.5`.
 
@@ -161,7 +169,7 @@ def _number(text: str) -> str:
     """Returns a number as all languages write it: digits, and a point before a fraction and in a version or date."""
     number = in_english(text).strip(string.ascii_letters)
     if decimal := _DECIMAL.fullmatch(number):
-        whole, fraction = decimal.groups(default="")
+        whole, fraction = decimal[1], decimal[3] or ""
         is_group = len(fraction) == _GROUP and whole == _digits(whole)  # 7,500
         return _digits(whole) + ("" if is_group or not fraction else ".") + fraction
     return _OTHER_SEPARATOR.sub(".", number)

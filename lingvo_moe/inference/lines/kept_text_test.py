@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lingvo_moe.inference.lines.kept_text import count_required, has_words, in_english, required
+from lingvo_moe.inference.lines.kept_text import count_required, has_words, in_english, loses_a_quote, required
 
 
 @pytest.mark.parametrize(
@@ -100,11 +100,31 @@ def test_codes_paths_and_numbers_are_required(text, expected):
         ("11.2", "1.1.2", False),
         ("1048576", "148576", False),
         ("22:12:02", "22:1202", False),
+        ("1.234,50", "1.234.50", False),
+        ("12,345,67", "12,345.67", False),
+        ("1.234.567,8", "1,234,567.8", True),
+        ("1 234.567,8", "1,234,567.8", False),
+        ("1.234.50", "1.234.50", True),
     ],
 )
 def test_separators_of_a_number_may_differ(one, other, are_equal):
     """Languages have other ones than English, but none changes digits, a version or a time."""
     assert (count_required(one) == count_required(other)) == are_equal
+
+
+@pytest.mark.parametrize(
+    "text, translation, is_lost",
+    [
+        ('"Ja";"Nein"', '"Yes";"', True),
+        ("„Ja“", '"Yes"', False),
+        ("„Ja“", 'Yes"', True),
+        ('Ein 5" Bildschirm', 'A 5" screen', False),
+        ('Ein 5" Bildschirm', "A 5-inch screen", False),
+    ],
+)
+def test_an_unpaired_quote_is_a_lost_one(text, translation, is_lost):
+    """Quotes of another form are the translation's own, and an inch may be a word."""
+    assert loses_a_quote(text, translation) == is_lost
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-r"""Divides a line at what is copied as it is: white space at its ends, tabs, and escapes such as `\n`.
+r"""Divides a line at what is copied as it is: white space at its ends, tabs, escapes such as `\n`, choices of ICU.
 
 In the corpora, escapes are the characters that they stand for, and white space is a single space; a model has hardly
 seen others. A line end inside of a sentence only wraps it: the sentence is translated as a whole.
@@ -11,6 +11,7 @@ import re
 from typing import NamedTuple
 
 from lingvo_moe.data.corpora.cleaning import ENTITY
+from lingvo_moe.inference.lines import icu_messages
 from lingvo_moe.inference.lines.kept_text import KEPT, has_words, in_english
 
 _RUN = re.compile(r"(?:\s|(?<!\\)\\[nrt])++")
@@ -24,6 +25,7 @@ _ITEM = re.compile(r"[-*•–—#>]|\(?\w{1,2}[.)]\s")
 _SHORTEST_WRAPPED, _SHORTEST_CHINESE = 20, 8
 _LONGEST_ITEM = 8  # what _ITEM may match
 _CHINESE = re.compile("[\u2e80-\u9fff\uf900-\ufaff\uff00-\uffef]")  # and Japanese, which have no spaces
+_NUMBER_SIGN, _PRINTF = "#", "%d"  # the latter is in many texts of corpora
 _GREEK = re.compile("[Ͱ-Ͽἀ-῾]")
 
 
@@ -33,13 +35,17 @@ class Wrapped(NamedTuple):
     Attributes:
       text: the text without line ends.
       ends: each line end, and the share of the text that is before it.
+      has_number_sign: whether `%d` stands for `#`, which is the number in a plural form of ICU.
     """
 
     text: str
     ends: tuple[tuple[float, str], ...] = ()
+    has_number_sign: bool = False
 
     def wrap(self, translation: str) -> str:
         """Returns a translation with each line end in the place of the space that is nearest to its share."""
+        if self.has_number_sign:
+            translation = translation.replace(_PRINTF, _NUMBER_SIGN)
         spaces = [found.start() for found in re.finditer(" ", translation)]
         taken, first = {}, 0
         for share, end in self.ends:
@@ -73,6 +79,26 @@ class LineParts(NamedTuple):
 
 def divide(line: str) -> LineParts:
     """Divides a line; of a part without words, only digits and decimal points become English."""
+    texts, between = [], [""]
+    pieces = icu_messages.divide(line)
+    for text, copied in zip(pieces[::2], [*pieces[1::2], ""], strict=True):
+        of_text, (first, *others) = _divide_text(text)
+        texts += map(_read_number_sign, of_text) if len(pieces) > 1 else of_text
+        between[-1] += first
+        between += others
+        between[-1] += copied
+    return LineParts(texts, between) if texts else LineParts([Wrapped("")], [*between, ""])
+
+
+def _read_number_sign(part: Wrapped) -> Wrapped:
+    """Returns a text of a choice with `%d` in the place of `#`, unless it has `%d` of its own."""
+    if _NUMBER_SIGN not in part.text or _PRINTF in part.text:
+        return part
+    return part._replace(text=part.text.replace(_NUMBER_SIGN, _PRINTF), has_number_sign=True)
+
+
+def _divide_text(line: str) -> LineParts:
+    """Divides a text without choices; it may have no texts at all."""
     texts, between, pieces, start, end = [], [""], [], 0, 0
     for run in [*_runs(line), None]:
         stop, after = run.span() if run else (len(line), len(line))
@@ -88,9 +114,7 @@ def divide(line: str) -> LineParts:
         else:
             between[-1] += in_english(line[start:stop]) + line[stop:end]
         pieces, start = [], end
-    if not texts:
-        return LineParts([Wrapped("")], [*between, ""])
-    if _ends_with_semicolon(texts[-1].text):
+    if texts and _ends_with_semicolon(texts[-1].text):
         text = texts[-1].text[:-1].rstrip()
         between[-1] = texts[-1].text[len(text) :] + between[-1]
         texts[-1] = texts[-1]._replace(text=text)

@@ -71,6 +71,31 @@ def test_other_line_ends_separate(line):
     assert len(divide(line).texts) == 2
 
 
+@pytest.mark.parametrize(
+    "line, texts, translated",
+    [
+        (
+            "Noch {n, plural, one {# Minute} other {# Minuten}}",
+            ["Noch %d Minute", "Noch %d Minuten"],
+            "{n, plural, one {NOCH # MINUTE} other {NOCH # MINUTEN}}",
+        ),
+        ("{a, plural, one {#%d x}other{}}", ["#%d x"], "{a, plural, one {#%D X}other{}}"),
+        ("{a, plural, one {#} other {}}", [""], "{a, plural, one {#} other {}}"),
+        ("# Titel", ["# Titel"], "# TITEL"),
+    ],
+)
+def test_the_number_of_a_plural_form_is_read_as_in_other_programs(line, texts, translated):
+    """`#` of ICU as `%d`, which corpora have; elsewhere it is another character."""
+    divided = divide(line)
+    assert [text.text for text in divided.texts] == texts
+    assert (
+        divided.around(
+            [text.text.upper().replace("%D", "%d" if text.has_number_sign else "%D") for text in divided.texts]
+        )
+        == translated
+    )
+
+
 def test_numbers_without_words_are_those_of_english():
     """There is nothing to translate, but digits and a decimal comma are of the language."""
     assert divide("0,05\t١٢\t1.234,5 %\t10 MB\t1,2,3").between == ["0.05\t12\t1,234.5 %\t10 MB\t1,2,3", ""]

@@ -165,6 +165,16 @@ def test_a_line_with_a_placeholder_has_a_fallback():
     assert [each.text for each in read.translations(known)] == ["www.a.de: see %s"]
 
 
+def test_a_translation_that_loses_a_quote_is_not_intact():
+    """Another hypothesis is taken, if one is."""
+    (read,) = _texts('"neerg" und "der"')
+    known = {read.inputs[0]: [Translation('"green" and "', -1.0), Translation('"green" and "red"', -2.0)]}
+    assert [(each.text, each.is_intact) for each in read.translations(known)] == [
+        ('"green" and "red"', True),
+        ('"green" and "', False),
+    ]
+
+
 def test_a_fallback_of_another_line_changes_nothing():
     """Only the first line needs the fallback that both have; a translation must not depend on the lines beside it."""
     one, other = _texts("neerg %s", "neerg %d")

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from lingvo_moe.inference.lines.capitals import upper_case
-from lingvo_moe.inference.lines.kept_text import count_required
+from lingvo_moe.inference.lines.kept_text import count_required, loses_a_quote
 from lingvo_moe.inference.lines.short_addresses import is_unambiguous, restore
 from lingvo_moe.inference.lines.translation import Translation, join
 from lingvo_moe.inference.lines.unknown_symbols import Framed
@@ -48,14 +48,20 @@ class Reading(NamedTuple):
         found = [dataclasses.replace(each, text=self.undo(each.text), is_cut=self.is_cut) for each in joined]
         if self.wanted is None:
             return found
-        return [dataclasses.replace(each, is_intact=count_required(each.text) == self.wanted) for each in found]
+        text = " ".join(self.inputs)
+        return [dataclasses.replace(each, is_intact=_is_intact(each.text, self.wanted, text)) for each in found]
 
     def _intact_first(self, translations: Sequence[Translation], text: str) -> list[Translation]:
         """Returns the translations of one input."""
-        wanted = count_required(restore(text, self.originals))
+        original = restore(text, self.originals)
+        wanted = count_required(original)
         restored = [dataclasses.replace(each, text=restore(each.text, self.originals)) for each in translations]
-        checked = [dataclasses.replace(each, is_intact=count_required(each.text) == wanted) for each in restored]
+        checked = [dataclasses.replace(each, is_intact=_is_intact(each.text, wanted, original)) for each in restored]
         return sorted(checked, key=lambda each: not each.is_intact)
+
+
+def _is_intact(translation: str, wanted: Mapping[str, int], text: str) -> bool:
+    return count_required(translation) == wanted and not loses_a_quote(text, translation)
 
 
 class Copied(NamedTuple):
