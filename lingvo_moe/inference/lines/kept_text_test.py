@@ -41,6 +41,8 @@ def test_placeholders_addresses_and_markup_are_required(text, expected):
         ("%5 veya %10", ["10"]),
         ("100%ig und 50%em", ["100", "50"]),
         ("5 % Rabatt, 100 %", ["100"]),
+        ("5%ig", []),
+        ("100%% der Dateien", ["100"]),
         ("Appliquer&nbsp;: l&#8217;image", []),
         ('Zeile\\n und \\"Wort\\"', []),
         ("a < b > c, {} offen {", ["{}"]),
@@ -90,6 +92,7 @@ def test_codes_paths_and_numbers_are_required(text, expected):
         ("12,5 %", "12.5%", True),
         ("10MB", "10 MB", True),
         ("1 234 567,89", "1,234,567.89", True),
+        ("1234,567", "1,234.567", True),
         ("10.30", "10:30", True),
         ("12.03.2024", "12/03/2024", True),
         ("1,5", "15", False),
@@ -131,7 +134,7 @@ def test_an_unpaired_quote_is_a_lost_one(text, translation, is_lost):
     "text", ["<b>12</b>", "%s: {name}", "a@b.de, /etc/hosts", "10MB", "25 KB", "-3 °C", "&nbsp;", "—", ""]
 )
 def test_a_text_without_words(text):
-    assert not has_words(text) and has_words(f"{text} Datei")
+    assert not has_words(text) and has_words(f"{text} Datei") and has_words(f"D {text}")
 
 
 @given(st.text("aA1./\\:_`~-% <>&;@$'", max_size=30))
