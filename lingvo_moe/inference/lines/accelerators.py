@@ -54,8 +54,7 @@ def _is_accelerator(text: str, mark: int, tokenizer: Tokenizer) -> bool:
     if (half + after).isupper() and (text[mark] == "_" or min(len(half), len(after)) <= _MOST_OF_A_NAME):
         return False
     whole, *halves = map(len, tokenizer.encode([half + after, half, after]))
-    is_quoted = text[start] in _OPENING and text[start] != before[:1]
-    is_label = not is_quoted and len(text.split()) <= _MOST_OF_A_LABEL
+    is_label = text[start] not in _OPENING and len(text.split()) <= _MOST_OF_A_LABEL
     if text[mark] == "_" and halves == [1, 1] and not is_label:
         return False
     return whole < sum(halves)

@@ -26,11 +26,14 @@ class _Tokenizer(Tokenizer):
         ('"_Datei" laden', '"Datei" laden'),
         ("Ab_brechen", "Abbrechen"),
         ("ENRE&GISTRER", "ENREGISTRER"),
+        ("ABB&RECHEN", "ABBRECHEN"),
+        ("AB&BRECHEN", "AB&BRECHEN"),  # perhaps a name
         ("Speichern _unter…", "Speichern unter…"),
         ("ファイル(_F)", "ファイル"),
         ("파일 열기 (&O)", "파일 열기"),
         ("entity_id fehlt", "entity_id fehlt"),
         ("user_name", "username"),
+        ("xyz_uvw", "xyz_uvw"),  # as many pieces as its halves
         ("Neuer User_name", "Neuer Username"),
         ('"user_name" fehlt', '"user_name" fehlt'),
         ("Die Spalte user_name fehlt.", "Die Spalte user_name fehlt."),
