@@ -33,6 +33,7 @@ class _English(Tokenizer):
         ("Fichier introuvable", False),
         ("Map openen", False),
         ("Öffne open folder", False),
+        ("Open the folder ☃", False),
         ("Kartta {file_name_of_the_user}", False),
         ("<file> `open the folder`", False),
         ("12 % s", False),
@@ -41,6 +42,24 @@ class _English(Tokenizer):
 )
 def test_english(text, expected):
     """Placeholders, tags and code are in English in every language, and do not count."""
+    assert is_english(text, _English(b"")) is expected
+
+
+@pytest.mark.parametrize(
+    "text, english, pidgin, expected",
+    [
+        ("open folder", -1.9, -9.0, True),
+        ("open folder", -2.1, -9.0, False),
+        ("open qqq", 0.6, -9.0, True),
+        ("open qqq", 0.4, -9.0, False),
+        ("qqq", -9.0, 3.0, True),
+        ("qqq", -9.0, 2.9, False),
+    ],
+)
+def test_the_margin_and_the_share_of_whole_words_are_added(monkeypatch, text, english, pidgin, expected):
+    """The margin is over the most probable other language, and Pidgin is no other language."""
+    scores = [("en", english), ("pcm", pidgin), ("de", 0.0), ("fr", -5.0)]
+    monkeypatch.setattr("py3langid.rank", lambda text: scores)
     assert is_english(text, _English(b"")) is expected
 
 
