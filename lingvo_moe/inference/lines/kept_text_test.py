@@ -25,6 +25,7 @@ from lingvo_moe.inference.lines.kept_text import count_required, has_words, in_e
         ("Mail an a@b.de oder https://a.de/%s", ["a@b.de", "https://a.de/%s"]),
         ('<b>Fett</b>, <br>, <br/>, <img src="a">', ["<b>", "</b>", "<br>", "<br/>", '<img src="a">']),
         ("<B>Fett</b>", ["<B>", "</b>"]),
+        ('<font color="red">rot', ['<font color="red">']),
         ("%1%2", ["%1", "%2"]),
         ("%PRODUCTNAME öffnen", ["%PRODUCTNAME"]),
     ],
