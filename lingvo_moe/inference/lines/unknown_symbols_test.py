@@ -45,6 +45,14 @@ def test_symbols_at_the_ends_are_kept_and_those_inside_are_left_out(line, expect
     assert take_out([line, "😀🎉❤👍🏽🇩🇪 x"], _TOKENIZER)[0] == expected
 
 
+def test_a_keycap_that_the_tokenizer_knows_stays():
+    class KnowsAll(Tokenizer):
+        def has_pieces_for(self, text: str) -> bool:
+            return True
+
+    assert take_out(["1\ufe0f\u20e3 Datei"], KnowsAll(b"")) == [Framed("", "1\ufe0f\u20e3 Datei", "")]
+
+
 @given(st.lists(st.text("ab 😀🎉❤\ufe0f🏽.\t", max_size=12), max_size=4))
 def test_what_is_left_has_no_unknown_symbol(lines):
     """Whatever their order; no other character is lost but spaces and joiners, and a second time nothing changes."""
