@@ -95,6 +95,14 @@ def test_seed_and_number_decide():
     assert of_first == again != of_second and len(set(of_first)) > 1
 
 
+def test_the_names_of_an_example_never_change():
+    """A checkpoint has a position in the stream: another process must read the same names there."""
+    names = "Firefox Ubuntu Debian Gnome Konqueror Thunderbird LibreOffice Internationalizer".split()
+    substitute = NameSubstitution([[(f"Über {name}", f"About {name}") for name in names]], 1.0, seed=5)
+    found = [substitute(number, "Gnome und Debian", "Debian and Gnome")[1] for number in (0, 2, 6)]
+    assert found == ["Debome and Konqefox", "Internerbird and InternOffice", "Debntu and Konqalizer"]
+
+
 @settings(max_examples=30)
 @given(strategies.integers(0, 1 << 40), strategies.integers(0, 1 << 31))
 def test_an_example_does_not_depend_on_those_before(number, seed):
