@@ -46,7 +46,11 @@ def test_a_sentence_in_a_great_many_pairs_keeps_a_place(tmp_path):
 @settings(max_examples=50)
 @given(strategies.lists(strategies.integers(1, 5), min_size=1, max_size=20))
 def test_repeated_pairs_are_the_list_with_copies(weights):
-    """Index by index."""
+    """Index by index; there are no others."""
     pairs = [(f"source {index}", f"english {index}") for index in range(len(weights))]
     expected = [pair for pair, weight in zip(pairs, weights, strict=True) for _ in range(weight)]
-    assert list(RepeatedPairs(pairs, np.array(weights))) == expected
+    repeated = RepeatedPairs(pairs, np.array(weights))
+    assert list(repeated) == expected
+    for index in (-1, len(expected)):
+        with pytest.raises(IndexError, match=f"pair {index} of {len(expected)}"):
+            repeated[index]
