@@ -177,7 +177,7 @@ def test_clean_text_is_one_normalised_line(source, english):
         (["한국어"], "HANGUL"),
         (["ja", "nein"], "LATIN"),
         (["да", "ja"], None),
-        (["...", "1"], None),
+        (["...", "1", "2"], None),
         ([], None),
     ],
 )
