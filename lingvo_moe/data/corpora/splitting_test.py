@@ -133,6 +133,7 @@ def test_large_corpus_holds_out_5_and_2_percent_without_leaks():
     training = set(sentences) - held_out - split.near_duplicates
     assert not splitting.near_duplicates(training, held_out)
     assert not split.test & split.valid
+    assert split.counts()["test"] == len(split.test) and split.counts()["all"] == 4000
 
 
 def test_small_corpus_holds_out_at_most_10_and_5_percent():
