@@ -142,9 +142,9 @@ def test_first_fit_in_stream_order_with_lookahead():
 
 
 def test_without_packing_a_row_is_one_pair_and_none_is_pending():
-    """Every pair goes into the next empty row."""
+    """Every pair goes into the next empty row, also one without tokens."""
     config = dataclasses.replace(_SMALL, packing=False)
-    batches = list(pack(iter(make_examples([(1, 1)] * 7)), config, 3))
+    batches = list(pack(iter(make_examples([(1, 1), (0, 0), *[(1, 1)] * 5])), config, 3))
     assert [len(segments(batch)) for batch, _ in batches] == [3, 3, 1]
     assert all(batch["source"]["segment_ids"].max() == 1 and not pending for batch, pending in batches)
 
