@@ -51,6 +51,17 @@ def test_mo_and_po_give_the_same_entries(tmp_path):
     assert set(_read(tmp_path / "x-de.po")) == set(_read(tmp_path / "x-de.mo")) == expected
 
 
+@pytest.mark.parametrize("suffix", [".po", ".mo"])
+def test_the_header_has_the_language_where_the_path_has_none(tmp_path, suffix):
+    """Gettext's own name of a file in a directory of one language; without a header's field, it is not known."""
+    catalog, save = _catalog(), {".po": polib.POFile.save, ".mo": polib.POFile.save_as_mofile}[suffix]
+    for language in ("de", None):
+        if language is None:
+            del catalog.metadata["Language"]
+        save(catalog, str(tmp_path / f"messages{suffix}"))
+        assert {entry.language for entry in _read(tmp_path / f"messages{suffix}")} == {language}
+
+
 def test_fuzzy_entries_are_marked_and_obsolete_ones_skipped(tmp_path):
     """Unreviewed translations are rejected later, and counted."""
     catalog = polib.POFile()
