@@ -56,6 +56,7 @@ def test_the_manifest_has_the_hash_of_every_file_of_pairs(tmp_path):
     write(tmp_path / "corpus")
     train = Corpus.open(tmp_path / "corpus").manifest["languages"]["de"]["train"]
     assert train["sha256"] == file_sha256(tmp_path / "corpus" / "train" / "de.tsv")
+    assert not list((tmp_path / "corpus" / "test").iterdir()), "a language without pairs has no file"
 
 
 def test_the_old_corpus_returns_where_the_new_one_cannot_take_its_place(tmp_path, monkeypatch):
@@ -73,6 +74,15 @@ def test_the_old_corpus_returns_where_the_new_one_cannot_take_its_place(tmp_path
     with pytest.raises(OSError, match="Permission denied"):
         write(output, "the house")
     assert Corpus.open(output).fingerprint == old
+    assert [path.name for path in tmp_path.iterdir()] == ["corpus"]
+
+
+def test_a_build_that_was_killed_between_two_renames_is_undone(tmp_path):
+    """The old corpus would stay under a name that nobody looks for."""
+    old = write(tmp_path / "corpus")
+    (tmp_path / "corpus").rename(tmp_path / ".corpus.replaced")
+    prepare_output_directory(tmp_path / "corpus")
+    assert Corpus.open(tmp_path / "corpus").fingerprint == old
     assert [path.name for path in tmp_path.iterdir()] == ["corpus"]
 
 
