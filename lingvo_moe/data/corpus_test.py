@@ -102,6 +102,11 @@ def test_malformed_file_is_an_error_with_its_line(tmp_path, data, message):
         Pairs(tmp_path / "de.tsv")
 
 
+def test_what_cannot_be_read_is_an_error_that_names_it(tmp_path):
+    with pytest.raises(UserError, match=rf"{tmp_path}: cannot be read \(Is a directory\)"):
+        Pairs(tmp_path)
+
+
 def test_missing_corpus_is_an_error_with_the_command_to_build_one(tmp_path):
     """A new user learns which tool to run."""
     with pytest.raises(UserError, match=r"nowhere does not exist\. Build one: python -m tools\.build_corpus .*nowhere"):
@@ -147,6 +152,12 @@ def test_manifest_truncated_anywhere_is_an_error(directory):
     [
         {"languages": []},
         {"languages": {"de": {"train": {"pairs": "2"}}}},
+        {
+            "languages": {
+                "de": {"read": 1, "rejected": {}, **{split: {"pairs": "1", "bytes": 1} for split in corpus.SPLITS}}
+            }
+        },
+        {"files": {"audio/de.wav": "1"}},
         {"fingerprint": 1},
         {"preset": 1},
         {"inputs": "de"},
