@@ -35,6 +35,12 @@ def test_vectors_and_scalars_stay():
     np.testing.assert_array_equal(tensors["bias"], vector)
 
 
+def test_scales_of_a_damaged_file_are_no_error_here():
+    """What uses the weights refuses values that are not finite; a warning of NumPy would say less."""
+    found = quantization.dequantize(np.array([[127, 1], [0, 1]], np.int8), np.array([3e38, np.inf], np.float32))
+    np.testing.assert_array_equal(found, np.array([[np.inf, 3e38], [np.nan, np.inf]], np.float32))
+
+
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_values_that_are_not_finite_are_refused(bad):
     """The error names the tensor."""
