@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lingvo_moe.analysis.instruction import array_bytes
+from lingvo_moe.analysis.instruction import array_bytes, instruction_of
 
 
 @pytest.mark.parametrize(
@@ -33,3 +33,11 @@ def test_an_unknown_element_type_is_an_error(text):
     """Not four bytes: `plan` says that it cannot read the module."""
     with pytest.raises(ValueError, match="has an unknown element type"):
         array_bytes(text)
+
+
+def test_a_missing_attribute_is_an_error_that_quotes_the_instruction():
+    """`plan` says that it cannot read the module, and why."""
+    loop = instruction_of("  %while.1 = (s32[]) while(%tuple.1), condition=%less.1")
+    assert loop is not None and loop.computation("condition") == "less.1"
+    with pytest.raises(ValueError, match=r"body=.* is not in the instruction's text '%tuple.1\), condition=%less.1'"):
+        loop.computation("body")
