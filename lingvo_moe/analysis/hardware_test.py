@@ -30,6 +30,15 @@ def test_every_generation_of_the_compiler_has_figures():
     assert GENERATIONS.keys() == topology.GENERATIONS.keys()
 
 
+@pytest.mark.parametrize("generation", GENERATIONS.values(), ids=GENERATIONS)
+def test_figures_have_the_units_that_they_are_declared_in(generation):
+    """Of all generations, operations for each byte of memory, and the bandwidths, are of the same order."""
+    assert 60 <= generation.peak_flops / generation.memory_bandwidth <= 600
+    assert 4 <= generation.memory_bandwidth / generation.link_bandwidth <= 40
+    assert 8e9 <= generation.memory < 256e9 and generation.memory % 2**30 == 0
+    assert generation.clock is None or 5e8 <= generation.clock <= 2e9
+
+
 def test_all_reduce_takes_the_same_time_on_any_slice():
     """GShard section 5.3; except for a device's own part, a smaller fraction on more devices."""
     times = [square(side).seconds("all-reduce", 8 * MIB, range(2 * side * side)) for side in (4, 8, 16, 32)]
@@ -207,6 +216,9 @@ NVLINK, ADAPTER = 450e9, 50e9  # bytes per second of an H100
         ("all-reduce", 32, 1, 2 * 32 * MIB * (7 / 8) / NVLINK),
         # The result is a 32nd of what is reduced.
         ("reduce-scatter", 32, 1, 32 * 32 * MIB * (7 / 8) / NVLINK),
+        # All of it comes from the GPU that has it: over NVLink in one node, else over an adapter.
+        ("collective-broadcast", 8, 1, 8 * MIB / NVLINK),
+        ("collective-broadcast", 32, 1, 32 * MIB / ADAPTER),
     ],
 )
 def test_collectives_of_gpus_take_the_slower_of_nvlink_and_network(kind, group, stride, seconds):
