@@ -68,6 +68,25 @@ def test_circular_schedule_has_fewer_bubbles():
     assert circular.bubble_share == pytest.approx(3 / (4 * 8 + 3)) and circular.bubble_share < gpipe.bubble_share / 3
 
 
+def test_without_a_pipeline_one_stage_has_all_layers():
+    """Whatever the number of stages would be with one."""
+    assert Schedule.of("none", 4, 8, repeats=16) == Schedule(1, 1, 16, 16, 8)
+
+
+@pytest.mark.parametrize("pipeline", ["gpipe", "circular"])
+def test_a_stage_holds_its_share_of_the_layers_rounded_up(pipeline):
+    """Stages are of equal size. An operator's scope says in how many iterations it is no bubble, for `analysis`."""
+    schedule = Schedule.of(pipeline, 4, 8, repeats=10)
+    assert schedule.rows == 3
+    assert (
+        schedule.scope
+        == {
+            "gpipe": "pipeline_8_of_11_iterations",
+            "circular": "pipeline_24_of_27_iterations",
+        }[pipeline]
+    )
+
+
 def test_few_microbatches_wait_for_all_stages_in_a_circular_schedule():
     """A microbatch cannot start its second round before it has passed the last stage."""
     schedule = Schedule.of("circular", 4, 2, repeats=8)
