@@ -86,6 +86,19 @@ def test_a_counter_may_be_subtracted_from():
     assert _counted(" add(%copied, %step)", " subtract(%step, %copied)") == (1, 2)
 
 
+def test_a_condition_may_be_negated():
+    """At least nine is not less than nine."""
+    less = "  ROOT %more = pred[]{:T(1024)} compare(%i, %limit), direction=LT"
+    negated = "  %done = pred[]{:T(1024)} compare(%i, %limit), direction=GE\n  ROOT %more = pred[]{:T(1024)} not(%done)"
+    assert _counted(less, negated)[0] == 9
+
+
+def test_a_count_that_the_text_says_is_taken():
+    """Of the compilers for CPUs and GPUs, which may have changed the counter."""
+    said = ' body=%body, backend_config={"known_trip_count":{"n":"5"}}'
+    assert _counted(" body=%body", said) == (5, 0)
+
+
 _FUSED = """%fused_add (p: s32[]) -> s32[] {
   %p = s32[] parameter(0)
   %two = s32[] constant(2)
