@@ -329,6 +329,7 @@ MISUSES = {
     "tensor of rank 3; write a `product`": lambda: np.ones((1, 16, 16)) * _sum(),
     "subtracted from a complete tensor": lambda: 1.0 - _sum(),
     "not sums of the same kind": lambda: _sum() + _sum(rows=8),
+    "not sums of the same kind; `reduce` one": lambda: _sum() - _sum(rows=8),
     "shards 0 of the contracted axes; one must be. Use tf.einsum": lambda: _sum("BT,TH->BH"),
     "shards 2 of the contracted axes": lambda: partial_sum(
         "BMT,MTh->Bh",
