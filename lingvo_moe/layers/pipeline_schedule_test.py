@@ -18,17 +18,20 @@ Visit = tuple[int, int, int]  # iteration, stage, repeat
 
 
 def visits(schedule: Schedule) -> dict[int, list[Visit]]:
-    """By microbatch, what the stages compute that is not masked."""
+    """By microbatch, what the stages compute that is not masked; checks the rows and the masks on the way."""
     found: dict[int, list[Visit]] = {m: [] for m in range(schedule.microbatches)}
+    rows: dict[tuple[int, int], int] = {}
     for number in range(schedule.iterations):
         iteration = schedule.at(tf.constant(number))
         assert int(iteration.first.microbatch) == iteration.stages.microbatch[0]
         assert int(iteration.last.microbatch) == iteration.stages.microbatch[-1]
+        for mask, stage in ((iteration.starts, iteration.first), (iteration.ends, iteration.last)):
+            np.testing.assert_array_equal(mask, [bool(stage.busy), *[False] * (schedule.stages - 1)])
         for j in range(schedule.repeats_per_iteration):
             for stage in np.flatnonzero(iteration.active(j).numpy()):
-                found[int(iteration.stages.microbatch[stage])].append(
-                    (number, int(stage), int(iteration.repeat(j)[stage]))
-                )
+                repeat, row = int(iteration.repeat(j)[stage]), int(iteration.row(j)[stage])
+                found[int(iteration.stages.microbatch[stage])].append((number, int(stage), repeat))
+                assert rows.setdefault((int(stage), row), repeat) == repeat and row < schedule.rows
     return found
 
 
