@@ -58,6 +58,17 @@ def test_a_saved_checkpoint_has_a_manifest(step):
     assert problems(step) == []
 
 
+def test_a_link_out_of_the_checkpoint_is_no_file_of_it(step, tmp_path):
+    """A manifest that listed it would call a checkpoint corrupt that has all of its own files."""
+    before, link = checkpoint_manifest.size(step), step / "notes"
+    (tmp_path / "notes").write_text("beside it")
+    link.symlink_to(tmp_path / "notes")
+    try:
+        assert checkpoint_manifest.size(step) == before
+    finally:
+        link.unlink()
+
+
 @given(data=st.data())
 def test_any_flipped_bit_is_found(step, data):
     """In any file, the manifest included."""
