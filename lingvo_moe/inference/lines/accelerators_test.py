@@ -34,7 +34,7 @@ class _Tokenizer(Tokenizer):
         ("entity_id fehlt", "entity_id fehlt"),
         ("user_name", "username"),
         ("xyz_uvw", "xyz_uvw"),  # as many pieces as its halves
-        ("Neuer User_name", "Neuer Username"),
+        ("Ein neuer User_name", "Ein neuer Username"),
         ('"user_name" fehlt', '"user_name" fehlt'),
         ("Die Spalte user_name fehlt.", "Die Spalte user_name fehlt."),
         ("Den Vorgang jetzt ab_brechen", "Den Vorgang jetzt abbrechen"),
