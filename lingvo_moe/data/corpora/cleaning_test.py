@@ -58,6 +58,7 @@ def test_markup_is_removed(source, english, cleaned):
         ("Syntax von AT&T:", "AT&T syntax"),
         ("Fehler bei time_t: zu klein", "The time_t is too small"),
         ("Die Option O_DIRECT wird hier nicht unterstützt", "O_DIRECT, which is not supported here"),
+        ("Die Option O_DIRECT ist gesetzt", "O_DIRECT is set"),
     ],
 )
 def test_identifiers_that_both_sides_share_keep_their_marks(source, english):
@@ -75,6 +76,7 @@ def test_initials_and_approximate_numbers_keep_their_marks(text):
     "source, english, cleaned",
     [
         ("H_TTPS verwenden", "Use H_TTPS", ("HTTPS verwenden", "Use HTTPS")),
+        ("Immer nur H_TTPS verwenden", "Use H_TTPS", ("Immer nur HTTPS verwenden", "Use HTTPS")),
         ("Proxy H_TTPS :", "H_TTPS Proxy:", ("Proxy HTTPS :", "HTTPS Proxy:")),
         ("Quelle als S&VG", "S&VG source", ("Quelle als SVG", "SVG source")),
         ("P_osition :", "P_osition", ("Position :", "Position")),
