@@ -208,6 +208,7 @@ def test_terms_of_a_partial_sum_have_their_mesh_axis_to_themselves():
     """What else the axis shards is complete in each term; the other axes shard as before."""
     assert TWO_AXES.unreduced("y").mesh_axes("UBTM") == ("y", "x", None, None)
     assert TWO_AXES.unreduced("x").mesh_axes("UMH") == ("x", None, "y")
+    assert TWO_AXES.unreduced("x").mesh_axes("UBTM") == ("x", None, None, "y"), "where it does not fall back"
     assert ONE_AXIS.unreduced("x").mesh_axes("UBTM") == ("x", None, None, None)
 
 
