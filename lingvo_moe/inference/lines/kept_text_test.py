@@ -43,7 +43,7 @@ def test_placeholders_addresses_and_markup_are_required(text, expected):
         ("100%ig und 50%em", ["100", "50"]),
         ("5 % Rabatt, 100 %", ["100"]),
         ("5%ig", []),
-        ("100%% der Dateien", ["100"]),
+        ("100%%ig", ["100"]),
         ("Appliquer&nbsp;: l&#8217;image", []),
         ('Zeile\\n und \\"Wort\\"', []),
         ("a < b > c, {} offen {", ["{}"]),

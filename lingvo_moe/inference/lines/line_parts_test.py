@@ -67,6 +67,8 @@ def test_a_wrapped_sentence_is_translated_as_a_whole(line, text, translation, ex
         r"(Das ist das Ende der Datei!)\nDanach",
         r"Liste der Dateien hier\n- eine",
         r"Fehler beim Lesen:\nder Datei",
+        r"Alle Dateien hierin\nDatei",
+        r"一二三四五六七\n八",
     ],
 )
 def test_other_line_ends_separate(line):
