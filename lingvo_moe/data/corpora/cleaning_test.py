@@ -58,7 +58,7 @@ def test_markup_is_removed(source, english, cleaned):
         ("Syntax von AT&T:", "AT&T syntax"),
         ("Fehler bei time_t: zu klein", "The time_t is too small"),
         ("Die Option O_DIRECT wird hier nicht unterstützt", "O_DIRECT, which is not supported here"),
-        ("Die Option O_DIRECT ist gesetzt", "O_DIRECT is set"),
+        ("Die Option O_EXCL ist gesetzt", "O_EXCL is set"),
     ],
 )
 def test_identifiers_that_both_sides_share_keep_their_marks(source, english):
