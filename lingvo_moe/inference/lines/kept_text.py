@@ -83,8 +83,8 @@ _NUMBER = (
     rf"(?<![Tt]háng )(?:(?<![A-Za-z])[A-Za-z]++)?(?<!\d)(?:{_DATE}|{_GROUPED}|{_SEPARATED})(?!\d)[A-Za-z]*+"
     r"(?!\s?[月월])"
 )
-# Groups of three digits with one separator, and a fraction after another one, which has no three digits if there are no
-# groups. `1.234.50` is a version.
+# Groups of three digits with one separator, and a fraction after another one, which may be a group if it has three digits.
+# `1.234.50` is a version.
 _DECIMAL = re.compile(
     r"(\d{1,3}(?:(?P<separator>[ .,'’\u00a0\u202f])\d{3}(?:(?P=separator)\d{3})*)?|\d+)(?:(?!(?P=separator))[.,](\d+))?"
 )
@@ -170,7 +170,7 @@ def _number(text: str) -> str:
     number = in_english(text).strip(string.ascii_letters)
     if decimal := _DECIMAL.fullmatch(number):
         whole, fraction = decimal[1], decimal[3] or ""
-        is_group = len(fraction) == _GROUP and whole == _digits(whole)  # 7,500
+        is_group = len(fraction) == _GROUP  # 7,500, and 1234,567, which another language may write as 1,234.567
         return _digits(whole) + ("" if is_group or not fraction else ".") + fraction
     return _OTHER_SEPARATOR.sub(".", number)
 
