@@ -83,7 +83,7 @@ _NUMBER = (
     rf"(?<![Tt]háng )(?:(?<![A-Za-z])[A-Za-z]++)?(?<!\d)(?:{_DATE}|{_GROUPED}|{_SEPARATED})(?!\d)[A-Za-z]*+"
     r"(?!\s?[月월])"
 )
-# Groups of three digits with one separator, and a fraction after another one, which may be a group if it has three digits.
+# Groups of three digits with one separator, and a fraction after another one, which may be a group of three, too.
 # `1.234.50` is a version.
 _DECIMAL = re.compile(
     r"(\d{1,3}(?:(?P<separator>[ .,'’\u00a0\u202f])\d{3}(?:(?P=separator)\d{3})*)?|\d+)(?:(?!(?P=separator))[.,](\d+))?"
