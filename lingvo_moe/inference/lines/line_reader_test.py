@@ -175,6 +175,13 @@ def test_a_translation_that_loses_a_quote_is_not_intact():
     ]
 
 
+def test_a_translation_without_words_is_not_intact():
+    """Unless the line has none: short addresses alone are a poor translation of a word and a number."""
+    (read,) = _texts("neerg 12")
+    known = {read.inputs[0]: [Translation("12", -1.0), Translation("green 12", -2.0)]}
+    assert [(each.text, each.is_intact) for each in read.translations(known)] == [("green 12", True), ("12", False)]
+
+
 def test_a_fallback_of_another_line_changes_nothing():
     """Only the first line needs the fallback that both have; a translation must not depend on the lines beside it."""
     one, other = _texts("neerg %s", "neerg %d")
