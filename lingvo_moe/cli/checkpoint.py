@@ -20,6 +20,7 @@ from lingvo_moe.training import checkpoint_tools as tools
 from lingvo_moe.training.checkpoint import Checkpoints
 from lingvo_moe.training.checkpoint_errors import CorruptCheckpoint, RefusedCheckpoint, RemovedCheckpoint
 from lingvo_moe.training.checkpoint_reader import Reader, num_bytes
+from lingvo_moe.training.readers import read_tokens
 from lingvo_moe.utils import columns, progress
 from lingvo_moe.utils.counts import counted
 
@@ -181,6 +182,13 @@ def _from_safetensors(config: CheckpointConfig, file: str):
     trained = experiment.unchecked(name, (*settings, *config.assignments))  # the mesh does not matter here
     step = tools.from_safetensors(file, name, weight_specs(trained.model.weights()), logdir)
     hyperparameters.save(pathlib.Path(logdir), hyperparameters.of(name, trained).portable)
+    if facts.readers is None and read_tokens(trained):
+        _logger.warning(
+            "--input=%s does not say which tokenizers its weights were trained with; commands with --logdir=%s will "
+            "not check --tokenizers.",
+            file,
+            logdir,
+        )
     _logger.info("%s: weights of %s, step %d", logdir, name, step)
 
 

@@ -127,6 +127,8 @@ def test_average_and_convert_can_be_used(trained, data, tmp_path, capsys):
     assert _run("checkpoint", "average", f"--logdir={trained}", "--last=2", f"--output={average}") == 0
     assert _run("checkpoint", "convert", f"--logdir={average}", f"--output={file}") == 0
     assert _run("checkpoint", "convert", f"--logdir={back}", f"--input={file}") == 0
+    # No input of a corpus has been saved beside these weights.
+    assert f"--input={file} does not say which tokenizers its weights were trained with" in capsys.readouterr().err
     both = tmp_path / "both"
     assert _run("checkpoint", "average", f"--logdirs={average},{back}", f"--output={both}") == 0
     capsys.readouterr()

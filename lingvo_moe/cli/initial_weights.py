@@ -17,7 +17,7 @@ from lingvo_moe.experiment import Experiment
 from lingvo_moe.models.transformer import Transformer
 from lingvo_moe.protocols import Model
 from lingvo_moe.steps import weight_specs
-from lingvo_moe.training.readers import same_readers
+from lingvo_moe.training.readers import read_tokens, same_readers
 
 _logger = logging.getLogger(__name__)
 
@@ -72,7 +72,22 @@ def weights(
 
 
 def _check_tokenizers(config: TrainConfig, readers: list[str] | None, experiment: Experiment):
-    """Raises UserError if a file says that its weights were trained with other tokenizers than those of the flags."""
+    """Raises UserError if a file says that its weights were trained with other tokenizers than those of the flags.
+
+    A file that says nothing is a warning.
+    """
+    if readers is None and read_tokens(experiment):
+        given = (
+            f"--initial_tokenizers={config.initial_tokenizers}"
+            if config.initial_tokenizers
+            else f"--tokenizers={experiment.tokenizers}"
+        )
+        _logger.warning(
+            "--initial_weights=%s does not say which tokenizers its weights were trained with; that it was %s is not "
+            "checked.",
+            config.initial_weights,
+            given,
+        )
     if same_readers(experiment, readers, config.initial_tokenizers):
         return
     if config.initial_tokenizers:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import re
 
 import numpy as np
 import pytest
@@ -122,6 +123,24 @@ def test_a_file_says_which_tokenizers_it_was_trained_with(directory, tmp_path):
         refused = pytest.raises(UserError, match=pattern) if pattern else contextlib.nullcontext()
         with refused:
             initial_weights.weights(config, NAME, overrides.apply(small, [f"tokenizers={directory / own}"]))
+
+
+@pytest.mark.parametrize(
+    ("flags", "unchecked"),
+    [
+        ({}, "--tokenizers=.*shared"),
+        ({"initial_tokenizers": "two"}, "--initial_tokenizers=.*two"),
+    ],
+)
+def test_a_file_that_does_not_name_its_tokenizers_is_a_warning(directory, tmp_path, caplog, flags, unchecked):
+    """Nobody sees otherwise that each row may stand for another piece; the file and the flag are named."""
+    file, small = _numbered_rows(tmp_path, 400)
+    given = {flag: str(directory / name) for flag, name in flags.items()}
+    config = TrainConfig(model=NAME, logdir=str(tmp_path / "log"), initial_weights=str(file), **given)
+    initial_weights.weights(config, NAME, overrides.apply(small, [f"tokenizers={directory / 'shared'}"]))
+    (warning,) = (record.getMessage() for record in caplog.records if record.levelname == "WARNING")
+    pattern = f"--initial_weights={file} does not say which tokenizers .* that it was {unchecked} is not checked."
+    assert re.fullmatch(pattern, warning)
 
 
 def test_a_file_that_is_not_finite_is_refused(tmp_path):

@@ -7,6 +7,11 @@ from collections.abc import Sequence
 from lingvo_moe.experiment import Experiment
 
 
+def read_tokens(experiment: Experiment) -> bool:
+    """Returns whether a model's weights stand for the pieces of tokenizers; not if it reads recordings or volumes."""
+    return bool(experiment.model.vocabularies) and not experiment.recognises
+
+
 def same_readers(experiment: Experiment, readers: Sequence[str] | None, tokenizers: str | None = None) -> bool:
     """Returns whether weights fit tokenizers, as far as is known; true for a model of recordings or volumes.
 
@@ -18,7 +23,7 @@ def same_readers(experiment: Experiment, readers: Sequence[str] | None, tokenize
     Raises:
       UserError: the directory is missing or corrupt.
     """
-    if readers is None or not experiment.model.vocabularies or experiment.recognises:
+    if readers is None or not read_tokens(experiment):
         return True
     opened = experiment.texts.open_readers(experiment.corpus, tokenizers or experiment.tokenizers)
     return list(readers) == list(opened.identities)

@@ -152,6 +152,7 @@ class Run:
         self._log_file = log
         facts = read_facts(given.directory)
         Tokenizers.load_for(facts.vocabularies, given.tokenizers)
+        self._readers = list(facts.config.open_readers(given.corpus, given.tokenizers).identities)
         self._model, self._config, self._schedule = facts.model, facts.config, facts.schedule
         self._check_steps()
         held_out = EvalInput(given.corpus, given.tokenizers, self._config, max_pairs=given.max_pairs)
@@ -319,7 +320,8 @@ class Run:
         steps = self._steps_at_lowest
         theta = {path: np.asarray(value) for path, value in tree.flatten(self._at_lowest).items()}
         with output_files.atomic_path(self._given.output / _WEIGHTS) as partial:
-            save_file(quantize(theta), partial, weights_file.metadata(weights_file.Facts(self._model, steps)))
+            known = weights_file.Facts(self._model, steps, self._readers)
+            save_file(quantize(theta), partial, weights_file.metadata(known))
         self._log(saved=True, steps=steps)
 
     def _save_state(self, state: dict, **logged: str):
