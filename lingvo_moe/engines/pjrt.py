@@ -246,9 +246,14 @@ class Executable:
 
         Returns:
           A tree of sharded arrays; `numpy.asarray` copies one to the host.
+
+        Raises:
+          UserError: the weights are in int8, as a file may have them.
+          ValueError: other inputs are not those of the program.
         """
         leaves = tree.flatten(inputs)
         expected = [a.path for a in self.program.inputs]
+        self._check_not_int8(leaves)
         if list(leaves) != expected:
             raise ValueError(
                 f"program {self.program.name}: inputs differ from its own: {sorted(set(leaves) ^ set(expected))[:6]}."
@@ -268,6 +273,17 @@ class Executable:
     def memory(self):
         """Returns the compiler's account of memory per device: arguments, outputs, aliased and temporary bytes."""
         return self._compiled.memory_analysis()
+
+    def _check_not_int8(self, leaves: Mapping[str, Any]):
+        """Raises UserError for a float32 input in int8: `checkpoint convert` writes weights so, beside their scales."""
+        for argument in self.program.inputs:
+            if argument.dtype == "float32" and getattr(leaves.get(argument.path), "dtype", None) == np.int8:
+                raise UserError(
+                    f"program {self.program.name}: {argument.path} is int8, expected float32: the file has weights in "
+                    "int8 and their scales beside them. Make one in float32: `python -m lingvo_moe checkpoint convert "
+                    "--input=FILE --logdir=NEW`, then `checkpoint convert --logdir=NEW --output=NEW.safetensors "
+                    "--dtype=float32`."
+                )
 
     def _shard_input(self, argument: Argument, value: Any, sharding: NamedSharding) -> jax.Array:
         array = value if isinstance(value, jax.Array) else np.asarray(value)

@@ -192,6 +192,14 @@ def test_inputs_of_another_shape_dtype_or_name_are_errors_that_name_them(executa
         executable(inputs)
 
 
+def test_weights_in_int8_are_an_error_with_the_commands_that_convert_them(executable):
+    """A file of `checkpoint convert --dtype=int8`, as the released one, has other tensors than the program."""
+    inputs = wrong("state", "w", np.zeros((8, 16), np.int8))
+    inputs["state"]["w.scale"] = np.ones(8, np.float32)
+    with pytest.raises(UserError, match="state/w is int8, expected float32: .* --input=FILE .* --dtype=float32`"):
+        executable(inputs)
+
+
 def test_a_sharded_input_of_another_shape_is_an_error_that_names_it(executable):
     with pytest.raises(ValueError, match=r"state/w is float32\[8, 4\]; expected float32\[8, 16\]"):
         executable(wrong("state", "w", jax.numpy.zeros((8, 4), "float32")))
