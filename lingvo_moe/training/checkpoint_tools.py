@@ -296,10 +296,12 @@ def to_safetensors(
       hyperparameters: see `weights_file.Facts`.
 
     Raises:
-      UserError: the step is absent or corrupt, its weights are not finite and `dtype` is `int8`, or the file cannot be
-        written there.
+      UserError: the step is absent or corrupt, its weights are not finite and `dtype` is `int8`, or the file exists or
+        cannot be written there.
     """
     _check_suffix(f"--output={file}", file)
+    if pathlib.Path(file).exists():
+        raise UserError(f"--output={file} exists already; name a new file, or delete this one first.")
     if not pathlib.Path(file).absolute().parent.is_dir():
         raise UserError(f"--output={file}: there is no directory {pathlib.Path(file).parent}; create it first.")
     reader = Reader(checkpoints.path(choose(checkpoints, step, WEIGHTS)))

@@ -314,7 +314,7 @@ def test_weights_that_are_not_finite_are_refused(weights_file, tmp_path, value, 
     assert not (tmp_path / "new.safetensors").exists()
     for dtype in ("float32", "bfloat16"):
         caplog.clear()
-        tools.to_safetensors(Checkpoints(logdir), 4, tmp_path / "new.safetensors", dtype)
+        tools.to_safetensors(Checkpoints(logdir), 4, tmp_path / f"{dtype}.safetensors", dtype)
         assert re.search(message, caplog.text)
 
 
@@ -421,6 +421,10 @@ def test_unfit_paths_are_refused_first(trained, weights_file, tmp_path):
     ):
         with pytest.raises(UserError, match=pattern):
             tools.to_safetensors(trained, 8, tmp_path / name)
+    content = weights_file.read_bytes()
+    with pytest.raises(UserError, match=f"--output={weights_file} exists already; name a new file, or delete"):
+        tools.to_safetensors(trained, 4, weights_file)
+    assert weights_file.read_bytes() == content
     with pytest.raises(UserError, match="no such file"):
         tools.from_safetensors(tmp_path / "a.safetensors", "tiny", SPECS["theta"], tmp_path / "new")
     with pytest.raises(UserError, match="already has checkpoints"):
