@@ -217,6 +217,7 @@ def average_logdirs(logdirs: Mapping[str, Checkpoints], output: str | pathlib.Pa
 def _average(members: Mapping[str, tuple[Checkpoints, int]], output: str | pathlib.Path, origin: str):
     _check_new(output, "--output")
     read = {name: Reader(each.path(choose(each, step, WEIGHTS))) for name, (each, step) in members.items()}
+    _check_one_model(read)
     recorded = _common_hyperparameters(members)
     readers = _common_readers(read)
     meta = next(iter(read.values())).meta
@@ -234,6 +235,18 @@ def _average(members: Mapping[str, tuple[Checkpoints, int]], output: str | pathl
         target.wait()
         if recorded is not None:
             save_hyperparameters(pathlib.Path(output), recorded)
+
+
+def _check_one_model(members: Mapping[str, Reader]):
+    """Raises UserError if members are of several models; the name says more than a field that differs."""
+    (first_name, first), *others = members.items()
+    model = first.meta["model"]
+    for name, member in others:
+        if member.meta["model"] != model:
+            raise UserError(
+                f"{first_name} is of {model}, {name} of {member.meta['model']}; the mean is of one model, so name "
+                f"checkpoints of the same one."
+            )
 
 
 def _common_hyperparameters(members: Mapping[str, tuple[Checkpoints, int]]) -> Recorded | None:
@@ -254,20 +267,16 @@ def _common_readers(members: Mapping[str, Reader]) -> list[str] | None:
     """Returns `Reader.readers` of those members that have them.
 
     Raises:
-      UserError: weights, models or readers differ.
+      UserError: weights or readers differ.
     """
     (first_name, first), *_ = members.items()
-    shapes, model = first.meta["weights"], first.meta["model"]
+    shapes = first.meta["weights"]
     knowing = [member for member in members.values() if member.readers is not None]
     for member in members.values():
         if member.meta["weights"] != shapes:
             raise UserError(
                 f"{member.directory}: its weights are not those of {first_name}: "
                 f"{first_difference(member.meta['weights'], shapes)}."
-            )
-        if member.meta["model"] != model:
-            raise UserError(
-                f"{member.directory} holds {member.meta['model']}, but {first_name} {model}; the mean is of one model."
             )
     for member in knowing:
         if member.readers != knowing[0].readers:
