@@ -99,7 +99,7 @@ def main(argv: list[str]):
         if sizes[side] < requested[side]:
             _logger.info(
                 "the %s tokenizer has %d pieces, not %d: the corpus has no more. Its models need at least "
-                "--set model.%s_vocabulary=%d.",
+                "--set model.%s_vocabulary=%d; with --initial_tokenizers, leave this out.",
                 side,
                 sizes[side],
                 requested[side],

@@ -47,8 +47,7 @@ def weights(
     given = pathlib.Path(config.initial_weights)
     if given.suffix == checkpoint_tools.SUFFIX:
         specs = weight_specs(_initial_model(config, name, experiment.model).weights())
-        can_be_deepened = isinstance(experiment.model, Transformer) and not config.initial_set
-        remedy = "If a shallower model has them, name its settings with --initial_set." if can_be_deepened else ""
+        remedy = _remedy_of_other_weights(config, experiment)
         found = checkpoint_tools.read_safetensors(given, name, specs, f"--initial_weights={given}", remedy)
         checkpoint_arrays.check_finite(found.theta, f"--initial_weights={given}", "use another file")
         _check_tokenizers(config, found.readers, experiment)
@@ -69,6 +68,22 @@ def weights(
             f"with {checkpoint_tools.SUFFIX}."
         )
     return given, {}
+
+
+def _remedy_of_other_weights(config: TrainConfig, experiment: Experiment) -> str:
+    """Returns what may help, besides another model or file, where a file has other weights than the model."""
+    vocabularies = [f"model.{side}_vocabulary" for side in experiment.model.vocabularies]
+    fields = {assignment.partition("=")[0].strip() for assignment in config.assignments}
+    if config.initial_tokenizers and any(
+        path == field or path.endswith(f".{field}") for path in vocabularies for field in fields
+    ):
+        return (
+            f"With --initial_tokenizers, the vocabularies keep the sizes of the initial model, so leave "
+            f"{' and '.join(f'--set {path}' for path in vocabularies)} out."
+        )
+    if isinstance(experiment.model, Transformer) and not config.initial_set:
+        return "If a shallower model has them, name its settings with --initial_set."
+    return ""
 
 
 def _check_tokenizers(config: TrainConfig, readers: list[str] | None, experiment: Experiment):

@@ -214,6 +214,25 @@ def test_other_tokenizers_need_a_file_a_tied_model_and_room(directory, tmp_path)
             initial_weights.weights(TrainConfig(**flags, **changes), NAME, given)
 
 
+def test_settings_of_vocabularies_are_for_no_initial_tokenizers(directory, tmp_path):
+    """`tools.train_tokenizer` names these settings, but the embeddings of the file keep their sizes."""
+    file, small = _numbered_rows(tmp_path, 400)
+    settings = ("model.target_vocabulary=60", "source_vocabulary=302")
+    config = TrainConfig(
+        model=NAME,
+        logdir=str(tmp_path / "log"),
+        initial_weights=str(file),
+        initial_tokenizers=str(directory / "two"),
+        assignments=settings,
+    )
+    given = overrides.apply(small, [*settings, f"tokenizers={directory / 'small'}"])
+    remedy = "the initial model, so leave --set model.source_vocabulary and --set model.target_vocabulary out.$"
+    with pytest.raises(UserError, match=remedy):
+        initial_weights.weights(config, NAME, given)
+    with pytest.raises(UserError, match="another file. If a shallower model"):
+        initial_weights.weights(dataclasses.replace(config, assignments=()), NAME, given)
+
+
 def test_weights_of_a_shallower_model_are_deepened(tmp_path):
     """The file is checked against the model of --initial_set; weights outside of layers are as in the file."""
     file, small = _numbered_rows(tmp_path, 302)
