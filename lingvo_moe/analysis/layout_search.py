@@ -51,6 +51,11 @@ class Found:
     refusal: str = ""
 
     @property
+    def may_fit(self) -> bool:
+        """Whether a device has the memory, as far as the cost model knows."""
+        return self.estimate.bytes <= MEMORY_TOLERANCE * self.estimate.available
+
+    @property
     def tokens_per_second(self) -> float:
         """The speed by the plan; 0 if there is none that fits."""
         compiled = self.plan
@@ -153,9 +158,10 @@ def rank(
                 continue
             estimate = model.estimate(candidate)
             bound, least = bound or estimate, min(least, estimate.bytes)
-            if estimate.bytes <= MEMORY_TOLERANCE * estimate.available:
+            found = Found(candidate, candidate.changes(experiment), estimate)
+            if found.may_fit:
                 fastest = max(fastest, estimate.tokens_per_second)
-                best.append(Found(candidate, candidate.changes(experiment), estimate))
+                best.append(found)
     if not best:
         raise UserError(
             f"--search=layout: no layout fits a device of {target.name}, of {count:,} legal ones, by the cost model"

@@ -188,6 +188,20 @@ def test_the_flags_of_the_result_select_it():
     assert tuple(rules) == found.candidate.layout.rules
 
 
+def test_own_settings_that_do_not_fit_are_marked():
+    """A row like those that fit would be taken for a layout that can be used; the count of faster ones stays."""
+    ranking = ranked("dense_lm.Small", (2, 2, 1), mesh=DeviceMesh((4, 2)), pipelines=("none",), microbatches=1)
+    assert ranking.own is not None
+    small = dataclasses.replace(ranking.own.estimate, available=2.0**20)
+    text = layout_text.predictions(dataclasses.replace(ranking, own=dataclasses.replace(ranking.own, estimate=small)))
+    (own,) = (line for line in text.splitlines() if line.startswith("own "))
+    needed = f"{small.bytes / 2**20:.2f} MiB"
+    assert f"{needed} DOES NOT FIT, a device has 1.00 MiB  the model's own settings" in own
+    assert text.count("DOES NOT FIT") == 1
+    as_it_is = layout_text.predictions(ranking)
+    assert "DOES NOT FIT" not in as_it_is and text.splitlines()[2] == as_it_is.splitlines()[2]
+
+
 def test_predictions_are_printed_with_their_reason():
     """A legend of the marks, the rank of the model's own settings, and what takes the time."""
     text = layout_text.predictions(ranked("dense_lm.Small", (2, 2, 1), pipelines=("none",), microbatches=1))

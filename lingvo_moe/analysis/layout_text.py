@@ -76,7 +76,10 @@ def _first(ranking: Ranking) -> Iterator[Found]:
 def _prediction(label: str, found: Found) -> Iterator[str]:
     estimate = found.estimate
     predicted = f"{_seconds(estimate.seconds):>10} {size(estimate.bytes):>11}"
-    yield f"{label:>3} {predicted} {estimate.tokens_per_second:12,.0f} tokens/s  {flags(found)}"
+    if found.may_fit:
+        yield f"{label:>3} {predicted} {estimate.tokens_per_second:12,.0f} tokens/s  {flags(found)}"
+    else:
+        yield f"{label:>3} {predicted} DOES NOT FIT, a device has {size(estimate.available)}  {flags(found)}"
     yield f"{'':17}{estimate.reason()}"
 
 
