@@ -64,6 +64,13 @@ def _check_flags(config: PlanConfig):
     for flag in ("budget", "top"):
         if flag in config.given and search.LAYOUT not in config.search:
             raise UserError(f"--{flag} is for --search=layout; add that, or leave --{flag} out.")
+    if search.LAYOUT in config.search and not config.top:
+        for flag in ("tokens", "price_per_hour"):
+            if flag in config.given:
+                raise UserError(
+                    f"--{flag}={getattr(config, flag):g} is for the cost of a compiled plan, and --top=0 compiles "
+                    f"nothing; leave one of them out."
+                )
 
 
 def _mesh_of(target: topology.Slice | cluster.Cluster, mesh: DeviceMesh) -> DeviceMesh:

@@ -48,3 +48,10 @@ def test_plan_predicts_layouts_without_compiling(capsys):
     printed = capsys.readouterr().out
     assert "legal layouts; " in printed and "self_attention" in printed and "\nown " in printed
     assert "--set=layout=" in printed and "mesh=" not in printed and "remat=" not in printed
+
+
+@pytest.mark.parametrize("flag", ["--price_per_hour=2.5", "--tokens=1e+12"])
+def test_a_search_that_compiles_nothing_has_no_cost(flag, capsys):
+    """Predictions have no cost of training: the flag would do nothing, without a word."""
+    assert _run("plan", "dense_lm.Small", "--search=layout", "--top=0", "--topology=v3:2x2x1", flag) == 2
+    assert f"error: {flag} is for the cost of a compiled plan, and --top=0 compiles nothing" in capsys.readouterr().err
