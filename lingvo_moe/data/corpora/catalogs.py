@@ -157,12 +157,19 @@ def _read_json(path: Path, name: PurePath) -> Iterator[Entry]:
     """
     language = languages.normalize(path.stem)
     beside = path.with_name(ENGLISH_JSON)
-    if language is None or path == beside or not beside.is_file() or not _is_beside(beside.resolve(), path):
+    if language is None or path == beside or lacks_english(path):
         return
     english = _json_messages(beside)
     for key, translation in _json_messages(path).items():
         if key in english:
             yield Entry(language, _first_choice(english[key]), _first_choice(translation))
+
+
+def lacks_english(path: Path) -> bool:
+    """Returns whether a file is named LANG.json, but no en.json beside it has the English texts."""
+    beside = path.with_name(ENGLISH_JSON)
+    is_catalog = path.suffix == beside.suffix and languages.normalize(path.stem) is not None
+    return is_catalog and not (beside.is_file() and _is_beside(beside.resolve(), path))
 
 
 def _is_beside(resolved: Path, path: Path) -> bool:
@@ -171,19 +178,23 @@ def _is_beside(resolved: Path, path: Path) -> bool:
 
 
 def _json_messages(path: Path) -> dict[tuple[str, ...], str]:
-    """Returns the texts of a JSON file by the path of their keys."""
+    """Returns the texts of a JSON file by the path of their keys. A key may be there twice with the same text alone."""
+    messages: dict[tuple[str, ...], str] = {}
     try:
-        return dict(_leaves(json.loads(path.read_text(encoding="utf-8")), ()))
+        for keys, text in _leaves(json.loads(path.read_text(encoding="utf-8-sig"), object_pairs_hook=tuple), ()):
+            if messages.setdefault(keys, text) != text:
+                raise ValueError(f"the key {'.'.join(keys)!r} is there twice, with two texts; expected one")
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path}: not a readable JSON catalog ({error}). Repair or remove it.") from None
+    return messages
 
 
 def _leaves(node: object, keys: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Yields the path and the text of each leaf that is a text."""
+    """Yields the path and the text of each leaf that is a text. An object is a tuple of its keys and values."""
     if isinstance(node, str) and keys:
         yield keys, node
-    elif isinstance(node, dict):
-        for key, child in node.items():
+    elif isinstance(node, tuple):
+        for key, child in node:
             yield from _leaves(child, (*keys, key))
 
 

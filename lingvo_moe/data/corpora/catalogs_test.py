@@ -188,6 +188,32 @@ def test_language_by_path_is_known_only_where_the_content_cannot_change_it(path,
     assert catalogs.language_by_path(PurePath(path)) == language
 
 
+def test_json_may_begin_with_a_byte_order_mark(tmp_path):
+    """Editors on Windows write one; .tsv and .po files may have it, too."""
+    for name, text in (("en", "File"), ("de", "Datei")):
+        (tmp_path / f"{name}.json").write_text(json.dumps({"a": text}), encoding="utf-8-sig")
+    assert _read(tmp_path / "de.json") == [Entry("de", "File", "Datei")]
+
+
+@pytest.mark.parametrize("name", ["en.json", "de.json"])
+def test_a_json_key_with_two_texts_is_an_error(tmp_path, name):
+    """The last one won, without a word; nobody knows which text is meant. The same text twice does no harm."""
+    texts = {"en.json": '{"m": {"a": "File", "a": "File"}}', "de.json": '{"m": {"a": "Datei"}, "m": {"a": "Datei"}}'}
+    for each, text in texts.items():
+        (tmp_path / each).write_text(text, encoding="utf-8")
+    assert _read(tmp_path / "de.json") == [Entry("de", "File", "Datei")]
+    (tmp_path / name).write_text('{"m": {"a": "File", "b": "Line"}, "m": {"a": "Akte"}}', encoding="utf-8")
+    with pytest.raises(UserError, match=f"{name}: not a readable JSON catalog .the key 'm.a' is there twice, with two"):
+        _read(tmp_path / "de.json")
+
+
+def test_a_json_object_that_is_there_twice_loses_no_text(tmp_path):
+    """Its keys are those of both."""
+    (tmp_path / "en.json").write_text('{"m": {"a": "File"}, "m": {"b": "Line"}}', encoding="utf-8")
+    (tmp_path / "de.json").write_text('{"m": {"a": "Datei", "b": "Zeile"}}', encoding="utf-8")
+    assert _read(tmp_path / "de.json") == [Entry("de", "File", "Datei"), Entry("de", "Line", "Zeile")]
+
+
 def test_nested_choices():
     """PLURAL inside of GENDER is replaced from the inside out."""
     assert catalogs._first_choice("{{GENDER:$1|{{PLURAL:$2|his|their}}|her}} {{SITENAME}}") == "his {{SITENAME}}"
