@@ -207,19 +207,18 @@ def _first_choice(text: str) -> str:
 
 
 def _read_tsv(path: Path, name: PurePath) -> Iterator[Entry]:
-    """Reads `LANG.tsv` of source<TAB>english, or a .tsv of language<TAB>source<TAB>english; line 1 decides."""
-    lines = _lines(path)
-    columns = len(next(lines, (0, []))[1])
-    if not columns:
-        raise UserError(f"{path}: the file is empty; expected a pair source<TAB>english a line. Fill or remove it.")
-    language = _language_of_tsv(path, name, columns)
+    """Reads `LANG.tsv` of source<TAB>English, or a .tsv of language<TAB>source<TAB>English; name and line 1 decide."""
+    first = next(_lines(path), (0, []))[1]
+    if not first:
+        raise UserError(f"{path}: the file is empty; expected a pair source<TAB>English a line. Fill or remove it.")
+    language = _language_of_tsv(path, name, first)
     for number, fields in _lines(path):
-        if len(fields) != columns:
+        if len(fields) != len(first):
             raise UserError(
-                f"{path}:{number}: {len(fields)} columns where the first line has {columns}. "
+                f"{path}:{number}: {len(fields)} columns where the first line has {len(first)}. "
                 "Tabs may only separate the columns."
             )
-        if columns == 3:
+        if len(first) == 3:
             language = languages.normalize(fields[0].strip())
             if language is None:
                 raise UserError(f"{path}:{number}: {fields[0]!r} is not a language label such as de or pt_BR.")
@@ -243,21 +242,55 @@ def _lines(path: Path) -> Iterator[tuple[int, list[str]]]:
                 yield number, text.split("\t")
 
 
-def _language_of_tsv(path: Path, name: PurePath, columns: int) -> str | None:
-    if columns == 3:
-        return None
-    if columns != 2:
-        raise UserError(
-            f"{path}:1: {columns} column{'s' * (columns != 1)}; expected source<TAB>english in a file "
-            "named LANG.tsv, or language<TAB>source<TAB>english."
-        )
+def _language_of_tsv(path: Path, name: PurePath, first: list[str]) -> str | None:
+    """Returns the language that the name of a .tsv file states, or None if its first column has the language.
+
+    Args:
+      path: of the file.
+      name: its path inside its source.
+      first: the columns of its first line.
+
+    Raises:
+      UserError: the name and the number of columns are those of neither format.
+    """
     language = languages.from_path(PurePath(name.name))
-    if language is None:
+    if len(first) == 2 and language:
+        return language
+    named = languages.normalize(name.stem)
+    if named != language:
+        named = None  # as `news-de`, or two letters that are no language
+    if len(first) == 3 and (named is None or _may_state(first[0], named)):
+        return None
+    columns = f"{len(first)} column{'s' * (len(first) != 1)}"
+    if named:
         raise UserError(
-            f"{path}: the file's name is not a language label. Name a file of source<TAB>english after its "
-            "language, such as de.tsv, or give every line three columns: language<TAB>source<TAB>english."
+            f"{path}:1: {columns} in a file named {name.name}; expected source<TAB>English. Remove the other columns, "
+            "or give a file of language<TAB>source<TAB>English another name, such as texts.tsv."
         )
-    return language
+    if len(first) != 2:
+        raise UserError(
+            f"{path}:1: {columns}; expected source<TAB>English in a file named LANG.tsv, or "
+            "language<TAB>source<TAB>English."
+        )
+    raise UserError(
+        f"{path}: the file's name is not a language label. Name a file of source<TAB>English after its "
+        "language, such as de.tsv, or give every line three columns: language<TAB>source<TAB>English."
+    )
+
+
+def _may_state(field: str, named: str) -> bool:
+    """Returns whether a field is a language label, in a file whose name is the label `named`.
+
+    Short words look like labels, too: German `ja` is Japanese. So it must be the language of the name, unless that has
+    three letters, as in `all.tsv` and `own.tsv`.
+    """
+    stated = languages.normalize(field.strip())
+    return stated is not None and (_base(stated) == _base(named) or len(_base(named)) == 3)
+
+
+def _base(label: str) -> str:
+    """Returns a label's language without script, region and the like: `pt_BR` -> `pt`."""
+    return re.split("[_@]", label)[0]
 
 
 def _read_page(path: Path, name: PurePath) -> Iterator[Entry]:

@@ -238,12 +238,37 @@ def test_tsv_of_one_and_of_many_languages(tmp_path):
     assert _read(tmp_path / "all.tsv") == [Entry("de", "yes", "ja"), Entry("fr", "yes", "oui")]
 
 
+@pytest.mark.parametrize("name", ["de.tsv", "de_AT.tsv", "ast.tsv"])
+def test_a_third_column_in_a_file_named_after_its_language_is_an_error_that_says_so(tmp_path, name):
+    """Such files have two columns; the error is about the columns, not about a label that the user never wrote."""
+    (tmp_path / name).write_text("Die Datei\tThe file\ta comment\n", encoding="utf-8")
+    expected = f"{name}:1: 3 columns in a file named {name}; expected source<TAB>English. Remove the other columns"
+    with pytest.raises(UserError, match=expected):
+        _read(tmp_path / name)
+
+
+def test_a_short_source_in_a_file_named_after_its_language_is_no_label(tmp_path):
+    """German `ja` looks like the label of Japanese: English would be read as Japanese, and the comment as English."""
+    (tmp_path / "de.tsv").write_text("ja\tyes\ta comment\n", encoding="utf-8")
+    with pytest.raises(UserError, match="de.tsv:1: 3 columns in a file named de.tsv"):
+        _read(tmp_path / "de.tsv")
+
+
+@pytest.mark.parametrize("name", ["all.tsv", "own.tsv", "ui.tsv", "de.tsv", "de-fr.tsv", "news-it.tsv", "Sätze.tsv"])
+def test_names_that_look_like_labels_may_have_a_column_of_languages(tmp_path, name):
+    """Files of language<TAB>source<TAB>English have any other name, or that of their first language."""
+    (tmp_path / name).write_text("de\tja\tyes\nfr\toui\tyes\n", encoding="utf-8")
+    assert _read(tmp_path / name) == [Entry("de", "yes", "ja"), Entry("fr", "yes", "oui")]
+
+
 @pytest.mark.parametrize(
     "name, content, message",
     [
         ("de.tsv", b"", "de.tsv: the file is empty"),
         ("de.tsv", b"ja\tyes\nnein no\n", "de.tsv:2: 1 columns where the first line has 2"),
-        ("de.tsv", b"ja\n", "de.tsv:1: 1 column; expected source<TAB>english"),
+        ("de.tsv", b"ja\n", "de.tsv:1: 1 column in a file named de.tsv; expected source<TAB>English"),
+        ("old.tsv", b"ja\tyes\tx\ty\n", "old.tsv:1: 4 columns in a file named old.tsv; expected source<TAB>English"),
+        ("old-de.tsv", b"ja\n", "old-de.tsv:1: 1 column; expected source<TAB>English in a file named LANG.tsv, or"),
         ("de.tsv", b"ja\tyes\nn\xe4\tno\n", r"de.tsv:2: not UTF-8 \(byte 2 of the line, 0xe4\)"),
         ("de.tsv", b"j\0a\tyes\n", "de.tsv:1: a NUL byte"),
         ("sentences.tsv", b"ja\tyes\n", "sentences.tsv: the file's name is not a language label"),
