@@ -7,7 +7,7 @@
   python -m tools.build_corpus --preset=debian_more --output=more            626 languages, from more of its packages
   python -m tools.build_corpus --preset=pocket --output=44                   44 languages, from more of both
   python -m tools.build_corpus --preset=unseen --unseen_by=two --output=test  to test a model of these two
-  python -m tools.build_corpus --preset=none --input=my_files --output=mine  your own .po, .mo, .tsv, MediaWiki .json
+  python -m tools.build_corpus --preset=none --input=my_files --output=mine  your own .po, .mo, .tsv, .json
   python -m tools.build_corpus --import=my_source.py --preset=mine --output=c  a source that your own file registers
 
 The same inputs give the same bytes; a complete corpus of the same inputs is left unchanged.
@@ -56,8 +56,9 @@ flags.DEFINE_string(
 flags.DEFINE_multi_string(
     "input",
     [],
-    "A directory or file of your own: LANG/LC_MESSAGES/x.mo, LANG.po, LANG.tsv of "
-    "source<TAB>english, or a .tsv of language<TAB>source<TAB>english. May be repeated.",
+    "A directory or file of your own: LANG/LC_MESSAGES/x.mo, LANG.po, LANG.json with an en.json beside it, LANG.tsv of "
+    "source<TAB>English, or a .tsv of another name, of language<TAB>source<TAB>English. May be repeated. "
+    "docs/own_texts.md shows each format, and how to convert others.",
     flag_values=FLAGS,
 )
 flags.DEFINE_multi_string(
@@ -105,6 +106,7 @@ def main(argv: list[str]):
         )
     for module in FLAGS["import"].value or ():
         extensions.import_module(module)
+    held_out = {"valid": FLAGS.valid_input, "test": FLAGS.test_input}
     corpus, is_new = corpus_builder.build(
         FLAGS.preset,
         FLAGS.input,
@@ -113,9 +115,11 @@ def main(argv: list[str]):
         FLAGS.force,
         check_selected(FLAGS.languages, "--languages"),
         Corpus.open_to_train(FLAGS.unseen_by) if FLAGS.unseen_by else None,
-        {"valid": FLAGS.valid_input, "test": FLAGS.test_input},
+        held_out,
     )
-    for warning in warnings(corpus.manifest):
+    # A corpus that is up to date may be older than a file that is not read.
+    not_read = {"unread_files": corpus_builder.unread_files(FLAGS.input, held_out)}
+    for warning in warnings(corpus.manifest | not_read):
         _logger.warning("%s", warning)
     counts = ", ".join(f"{corpus.count(split)} {split}" for split in SPLITS)
     print(

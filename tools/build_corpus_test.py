@@ -79,6 +79,23 @@ def test_one_language_and_one_entry_are_singular(tmp_path, capsys):
     assert report.startswith("Corpus of 1 language into English, preset none\nfrom 1 input: de.tsv\n")
 
 
+def test_files_that_are_not_read_are_a_warning(tmp_path, capsys):
+    """On the terminal and in the report, of all inputs; a corpus that is up to date may be older than such a file."""
+    for name in ("own", "test"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "de.tsv").write_text(f"de {name}\t{name} text\n")
+    (tmp_path / "test" / "strings.xml").write_text("x")
+    inputs = [f"--input={tmp_path}/own", f"--test_input={tmp_path}/test", f"--output={tmp_path}/corpus"]
+    assert _run("--preset=none", *inputs) == 0
+    expected = "a file of another format was not read: test/strings.xml. Convert it to .po or .tsv"
+    assert f"warning: {expected}" in capsys.readouterr().err
+    assert f"WARNING: {expected}" in (tmp_path / "corpus" / "report.txt").read_text(encoding="utf-8")
+    (tmp_path / "own" / "fr.xliff").write_text("x")
+    assert _run("--preset=none", *inputs) == 0
+    captured = capsys.readouterr()
+    assert "is up to date" in captured.out and ".xliff 1, .xml 1, such as own/fr.xliff" in captured.err
+
+
 @pytest.mark.parametrize(
     "field", ["english_keys", "languages_without_pairs", "missing_packages", "rejected", "test", "valid"]
 )

@@ -153,7 +153,7 @@ def _check_quotes(text: bytes):
 def _read_json(path: Path, name: PurePath) -> Iterator[Entry]:
     """Reads `LANG.json`, a tree of texts by key (MediaWiki's, Home Assistant's), and the English `en.json` beside it.
 
-    Other JSON has no entries.
+    Other JSON has no entries; `unread` names it.
     """
     language = languages.normalize(path.stem)
     beside = path.with_name(ENGLISH_JSON)

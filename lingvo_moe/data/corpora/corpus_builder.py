@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lingvo_moe.data import languages
-from lingvo_moe.data.corpora import catalogs, cleaning, debian, debian_more, pocket, sources, splitting, wheels
+from lingvo_moe.data.corpora import catalogs, cleaning, debian, debian_more, pocket, sources, splitting, unread, wheels
 from lingvo_moe.data.corpora.corpus_report import listing
 from lingvo_moe.data.corpora.corpus_writer import OutputDirectory, Pair, check_writable, prepare_output_directory
 from lingvo_moe.data.corpora.rejection import Rejection
@@ -126,11 +126,17 @@ def build(
         return Corpus.open(output), False
     target.check_replaceable(force)
     collected = collect_pairs(read_from.sources, read)
-    _check_not_empty(collected, selected)
+    not_read = unread_files(inputs, held_out)
+    _check_not_empty(collected, selected, not_read)
     reject_wrong_script(collected)
-    chosen = {split: _collect_given(split, own, read, collected) for split, own in given.items()}
-    _write(target, preset, read_from, collected, unseen_by, chosen, force)
+    chosen = {split: _collect_given(split, own, held_out[split], read, collected) for split, own in given.items()}
+    _write(target, preset, read_from, collected, unseen_by, chosen, force, not_read)
     return Corpus.open(output), True
+
+
+def unread_files(inputs: Sequence[str | Path], held_out: Mapping[str, Sequence[str | Path]]) -> list[str]:
+    """Returns sentences about files of the user's inputs, of any split, that are not read; see `unread.warnings`."""
+    return unread.warnings([*inputs, *(path for paths in held_out.values() for path in paths)])
 
 
 def _check_apart(
@@ -157,16 +163,20 @@ def _check_apart(
 
 
 def _collect_given(
-    split: str, read_from: Sequence[sources.Source], selected: Collection[str], collected: CollectedPairs
+    split: str,
+    read_from: Sequence[sources.Source],
+    paths: Sequence[str | Path],
+    selected: Collection[str],
+    collected: CollectedPairs,
 ) -> GivenSplit:
-    """Reads a held-out split; counts entries and rejections in `collected`.
+    """Reads a held-out split, of the user's `paths`; counts entries and rejections in `collected`.
 
     Raises:
       UserError: no pair is left.
     """
     given = collect_pairs(read_from, selected)
     if not given.pairs:
-        raise UserError(f"--{split}_input: no pairs to hold out: {_why_empty(given)}")
+        raise UserError(f"--{split}_input: no pairs to hold out: {_why_empty(given, unread.warnings(paths))}")
     collected.add_counts(given)
     return GivenSplit([source.name for source in read_from], given.pairs)
 
@@ -200,6 +210,7 @@ def _write(
     unseen_by: Corpus | None,
     given: Mapping[str, GivenSplit],
     force: bool,
+    not_read: Sequence[str],
 ):
     english = {english for pairs in collected.pairs.values() for _, english in pairs}
     if unseen_by:
@@ -229,6 +240,7 @@ def _write(
                 "inputs_identity": target.identity,
                 "unseen_by": unseen_by.fingerprint if unseen_by else None,
                 "missing_packages": list(read_from.missing_packages),
+                "unread_files": list(not_read),
                 "english_keys": split.counts() | {name: len(keys) for name, keys in held_out.items()},
                 "english_labels": _sorted_counts(collected.english_labels),
                 "unlabelled": _sorted_counts(collected.unlabelled),
@@ -455,16 +467,17 @@ def _sorted_counts(counts: collections.Counter[str]) -> dict[str, int]:
     return dict(sorted((+counts).items()))
 
 
-def _check_not_empty(collected: CollectedPairs, selected: Collection[str]):
+def _check_not_empty(collected: CollectedPairs, selected: Collection[str], not_read: Sequence[str]):
     """Raises UserError if there is no pair at all, or no entry in one of the selected languages."""
     missing = set(selected) - set(collected.read)
     if missing and (collected.read or not collected.unlabelled):
-        raise UserError(f"--languages={min(missing)}: the sources of this corpus have no entries in that language.")
+        reasons = " ".join(["the sources of this corpus have no entries in that language.", *not_read])
+        raise UserError(f"--languages={min(missing)}: {reasons}")
     if not collected.pairs:
-        raise UserError(f"nothing to build a corpus from: {_why_empty(collected)}")
+        raise UserError(f"nothing to build a corpus from: {_why_empty(collected, not_read)}")
 
 
-def _why_empty(collected: CollectedPairs) -> str:
+def _why_empty(collected: CollectedPairs, not_read: Sequence[str]) -> str:
     if collected.read:
         reasons = sum(collected.rejected.values(), collections.Counter())
         read = counted(collected.read.total(), "entry", "entries")
@@ -474,4 +487,4 @@ def _why_empty(collected: CollectedPairs) -> str:
             f"the names of these files do not contain their language: {', '.join(sorted(collected.unlabelled)[:5])}. "
             "Use LANG/LC_MESSAGES/x.mo, LANG.po or LANG.tsv."
         )
-    return "the inputs have no translations into a language other than English."
+    return " ".join(not_read) or "the inputs have no translations into a language other than English."

@@ -19,7 +19,7 @@ from typing import NamedTuple, Protocol
 
 from lingvo_moe import definitions
 from lingvo_moe.data import languages
-from lingvo_moe.data.corpora import catalogs
+from lingvo_moe.data.corpora import catalogs, unread
 from lingvo_moe.errors import UserError
 from lingvo_moe.extensions import Registry
 from lingvo_moe.utils import user_cache
@@ -215,11 +215,25 @@ def user_input(path: str | Path, flag: str = "--input") -> Source:
     if not root.exists():
         raise UserError(f"{flag}={path}: no such file or directory.")
     if root.is_file() and root.suffix not in catalogs.SUFFIXES:
-        raise UserError(f"{flag}={path}: expected a .tsv, .po, .mo or MediaWiki .json file, or a directory of them.")
+        raise UserError(
+            f"{flag}={path}: expected a .tsv, .po, .mo or .json file, or a directory of them. Convert other formats to "
+            ".po or .tsv (docs/own_texts.md)."
+        )
+    if root.is_file() and root.suffix == ".json":
+        _check_json(root, f"{flag}={path}")
     source = CatalogDirectory(root.name, root)
     if not source.size:
-        raise UserError(f"{flag}={path}: no .tsv, .po, .mo or .json file in this directory, or only empty ones.")
+        reasons = "; ".join(["no .tsv, .po, .mo or .json file in it, or only empty ones", *unread.warnings([root])])
+        raise UserError(f"{flag}={path}: {reasons.removesuffix('.')}.")
     return source
+
+
+def _check_json(path: Path, flag: str):
+    """Raises UserError, with the flag and its value, for a JSON file that has no entries."""
+    if languages.normalize(path.stem) is None:
+        raise UserError(f"{flag}: expected a name after its language, such as de.json. Rename the file.")
+    if catalogs.lacks_english(path):
+        raise UserError(f"{flag}: {unread.ENGLISH_MISSING}. Add that file.")
 
 
 def combined_hash(files: Iterable[tuple[str, Path]]) -> str:

@@ -111,7 +111,7 @@ def test_input_directory_may_be_a_link(root, tmp_path):
     "path, message",
     [
         ("nowhere", "nowhere: no such file or directory"),
-        ("texts/README", "README: expected a .tsv, .po, .mo"),
+        ("texts/README", "README: expected a .tsv, .po, .mo or .json file, or a directory of them. Convert"),
         ("empty", "empty: no .tsv, .po, .mo or .json file"),
     ],
 )
