@@ -211,11 +211,7 @@ def read_manifest(directory: Path) -> dict:
     """
     path = directory / MANIFEST
     if not path.is_file():
-        reason = "is not a corpus (it has no corpus.json)" if directory.is_dir() else "does not exist"
-        raise UserError(
-            f"the corpus {directory} {reason}. Build one: python -m tools.build_corpus --preset=PRESET "
-            f"--output={directory}; --help lists the presets, and --preset=none --input=DIR reads your own files."
-        )
+        raise UserError(f"the corpus {directory} {_why_no_corpus(directory)}")
     try:
         manifest = json.loads(_read(path))
         version = (manifest["format"], manifest["version"])
@@ -231,6 +227,22 @@ def read_manifest(directory: Path) -> dict:
             f"version {VERSION}. {_REBUILD}"
         )
     return manifest
+
+
+def _why_no_corpus(directory: Path) -> str:
+    """Returns what a path without a manifest is, and the command that builds a corpus there or of what is there."""
+    build = "python -m tools.build_corpus"
+    if directory.is_file() or (directory.is_dir() and any(directory.iterdir())):
+        reason = "it is a file" if directory.is_file() else f"it has other files, and no {MANIFEST}"
+        return (
+            f"is not a corpus ({reason}). If these are your own texts, build a corpus of them and name that: {build} "
+            f"--preset=none --input={directory} --output=NEW_DIRECTORY."
+        )
+    reason = f"is not a corpus (it has no {MANIFEST})" if directory.is_dir() else "does not exist"
+    return (
+        f"{reason}. Build one: {build} --preset=PRESET --output={directory}; --help lists the presets, and "
+        "--preset=none --input=DIR reads your own files."
+    )
 
 
 def _check_manifest(path: Path, manifest: dict):

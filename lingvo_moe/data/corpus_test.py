@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -111,8 +112,23 @@ def test_missing_corpus_is_an_error_with_the_command_to_build_one(tmp_path):
     """A new user learns which tool to run."""
     with pytest.raises(UserError, match=r"nowhere does not exist\. Build one: python -m tools\.build_corpus .*nowhere"):
         Corpus.open(tmp_path / "nowhere")
-    with pytest.raises(UserError, match=r"is not a corpus \(it has no corpus\.json\)"):
+    with pytest.raises(UserError, match=r"is not a corpus \(it has no corpus\.json\)\. Build one: .*--preset=PRESET"):
         Corpus.open(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "name, reason", [("texts", "it has other files, and no corpus.json"), ("de.tsv", "it is a file")]
+)
+def test_a_users_own_texts_in_place_of_a_corpus_are_to_be_its_input(tmp_path, name, reason):
+    """The advice was to build a corpus in the directory of these texts, which is refused, as it is not empty."""
+    (tmp_path / "texts").mkdir()
+    for path in (tmp_path / "de.tsv", tmp_path / "texts" / "de.tsv"):
+        path.write_text("ja\tyes\n", encoding="utf-8")
+    own = tmp_path / name
+    expected = f"is not a corpus ({reason}). If these are your own texts, build a corpus of them and name that: "
+    command = f"python -m tools.build_corpus --preset=none --input={own} --output=NEW_DIRECTORY."
+    with pytest.raises(UserError, match=re.escape(f"the corpus {own} {expected}{command}")):
+        Corpus.open(own)
 
 
 def test_sample_is_spread_over_the_file(tmp_path):
