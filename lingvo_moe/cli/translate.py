@@ -167,8 +167,8 @@ def _warn(best: Sequence[Translation], source_limit: int, target_limit: int):
         )
     if lost := _line_numbers(not translation.is_intact for translation in best):
         _logger.warning(
-            "%s: the translation lacks a placeholder, tag, address, number or code of the line, or has another one; "
-            "correct it.",
+            "%s: the translation lacks a placeholder, tag, address, number, code or quote of the line, or words, or "
+            "has another one; correct it.",
             lost,
         )
 

@@ -229,13 +229,13 @@ def test_lines_in_english_are_copied(trained, tmp_path, capsys):
 def test_lines_without_their_placeholders_are_named(trained, tmp_path, capsys):
     """Once, by their numbers; they are doubtful, however confident the model is."""
     doubtful = tmp_path / "doubtful.txt"
-    given = _lines(tmp_path / "in.txt", "der old", "der %s", "gib", "{name} neerg")
+    given = _lines(tmp_path / "in.txt", "12", "der %s", "", "{name} neerg")
     assert (
         _run("translate", *trained, given, f"--output={tmp_path / 'out'}", f"--doubtful={doubtful}", "--doubt_below=0")
         == 0
     )
     message = capsys.readouterr().err
-    assert "lines 2, 4: the translation lacks a placeholder, tag, address, number or code of the line" in message
+    assert "lines 2, 4: the translation lacks a placeholder, tag, address, number, code or quote of the line" in message
     listed = [line.split("\t")[0] for line in doubtful.read_text(encoding="utf-8").splitlines()]
     assert {"2", "4"} <= set(listed) and f"or something lost: {len(listed)} of 4." in message
 

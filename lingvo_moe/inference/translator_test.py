@@ -60,11 +60,12 @@ def test_order_and_batching_do_not_change_translations(translator):
 
 
 def test_hypotheses_are_best_first(translator):
+    """Of those that have what they must keep, and then of the others."""
     found = translator.translate(["neerg der eulb", "eert", "gib der"])
     assert max(map(len, found)) == 2  # equal texts are left out
     for translations in found:
-        scores = [translation.score for translation in translations]
-        assert scores == sorted(scores, reverse=True)
+        ranks = [(translation.is_intact, translation.score) for translation in translations]
+        assert ranks == sorted(ranks, reverse=True)
 
 
 def test_an_empty_sentence_is_not_given_to_the_model(translator):
