@@ -28,14 +28,14 @@ from lingvo_moe.inference.lines.icu_messages import divide
         ("", [""]),
     ],
 )
-def test_texts_of_choices(line, texts):
-    """A sentence around a single choice goes into its texts; what is no complete message is one text."""
+def test_texts_of_arguments(line, texts):
+    """A sentence around a single argument goes into its texts; what is no complete message is one text."""
     assert divide(line)[::2] == texts
 
 
 @given(st.lists(st.sampled_from(["{a, plural,", " one {", "other{", "}", "}}", "{b}", "'", "x ", "#"]), max_size=12))
 def test_nothing_of_a_message_is_lost(pieces):
-    """Whatever the braces; what is around a choice is either where it was, or in all of its texts."""
+    """Whatever the braces; what is around an argument is either where it was, or in all of its texts."""
     line = "".join(pieces)
     divided = divide(line)
     assert len(divided) % 2 == 1

@@ -1,4 +1,4 @@
-r"""Divides a line at what is copied as it is: white space at its ends, tabs, escapes such as `\n`, choices of ICU.
+r"""Divides a line at what is copied as it is: white space at its ends, tabs, escapes such as `\n`, ICU syntax.
 
 In the corpora, escapes are the characters that they stand for, and white space is a single space; a model has hardly
 seen others. A line end inside of a sentence only wraps it: the sentence is translated as a whole.
@@ -91,14 +91,14 @@ def divide(line: str) -> LineParts:
 
 
 def _read_number_sign(part: Wrapped) -> Wrapped:
-    """Returns a text of a choice with `%d` in the place of `#`, unless it has `%d` of its own."""
+    """Returns a text of an ICU argument with `%d` in the place of `#`, unless it has `%d` of its own."""
     if _NUMBER_SIGN not in part.text or _PRINTF in part.text:
         return part
     return part._replace(text=part.text.replace(_NUMBER_SIGN, _PRINTF), has_number_sign=True)
 
 
 def _divide_text(line: str) -> LineParts:
-    """Divides a text without choices; it may have no texts at all."""
+    """Divides a text without ICU arguments; it may have no texts at all."""
     texts, between, pieces, start, end = [], [""], [], 0, 0
     for run in [*_runs(line), None]:
         stop, after = run.span() if run else (len(line), len(line))
