@@ -171,13 +171,25 @@ class Partitioner:
         divisions = []
         for choice in itertools.product(*options):
             divided = {axis: logical for axis, logical in enumerate(choice) if logical}
-            if len(set(divided.values())) == len(divided):
+            if len(set(divided.values())) == len(divided) and self._keeps_table(product, divided):
                 divisions.append(self._division(product, divided))
         return min(divisions, key=lambda division: division.total)
 
     def reshard(self, tensor: Tensor, before: str, item_bytes: int) -> tuple[Move, ...]:
         """Returns what brings a tensor from the sharding of `before` to that of its axes: an AllToAll, mostly."""
         return tuple(self._moves(tensor, self._by_axis(before), self._by_axis(tensor.axes), item_bytes))
+
+    def _keeps_table(self, product: Product, divided: Mapping[int, str]) -> bool:
+        """Whether a lookup in a table that two mesh axes shard reads one that still is sharded along the larger one.
+
+        XLA does so, also where it would be faster to gather the table there than to move the vectors: in the plans of
+        GSPMD tables 3 and 7, an AllToAll moves them along the axis that shards M if that is the larger one.
+        """
+        sharded = self._by_axis(product.right.axes)
+        if not (product.is_lookup and product.right.is_weight and len(sharded) > 1):
+            return True
+        largest = max(sharded, key=lambda axis: self.machine.mesh[axis])
+        return divided.get(largest) == sharded[largest]
 
     def _division(self, product: Product, divided: dict[int, str]) -> Division:
         """The cost if devices divide these axes, `{mesh axis: logical axis}`."""

@@ -79,3 +79,22 @@ def test_what_nobody_divides_is_repeated():
     division = divide("AB", "BC", "AC", AB=(0, -1), AC=(0, -1))
     whole = divide("AB", "BC", "AC", AB=(0, -1), BC=(-1, 1), AC=(0, 1))
     assert division.seconds == pytest.approx(8 * whole.seconds)
+
+
+@pytest.mark.parametrize(
+    ("mesh", "expected"),
+    [
+        ((8, 4), [("all-gather", 1, 8192 * 2048 * 4 / 8), ("all-to-all", 0, 65536 * 2048 * 4 / 8)]),
+        ((4, 8), [("all-gather", 0, 8192 * 2048 * 4 / 8), ("reduce-scatter", 1, 65536 * 2048 * 4 / 32)]),
+    ],
+)
+def test_a_lookup_keeps_its_table_sharded_along_the_larger_axis(mesh, expected):
+    """XLA gathers the other; M on the larger axis moves with an AllToAll of the vectors, V leaves terms of a sum.
+
+    The batch and M of the table are on x, V of the table and M of the vectors on y, as in GSPMD's 2-D layouts.
+    """
+    machine = Machine(mesh, _MACHINE.links, _MACHINE.flops, _MACHINE.memory_bandwidth)
+    shardings = {"AV": (0, 1), "VM": (1, 0), "AM": (0, 1)}
+    lookup = Product(Tensor("ids", "AV"), Tensor("table", "VM", 1, True), Tensor("vectors", "AM"), 4, 4, is_lookup=True)
+    found = Partitioner(shardings, {"A": 65536, "V": 8192, "M": 2048}, machine).divide(lookup)
+    assert moves(found) == expected
