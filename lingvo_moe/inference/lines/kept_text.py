@@ -24,8 +24,16 @@ ADDRESS = re.compile(
 _TAG = r"</?[A-Za-z][^<>]*>"
 _ESCAPE = r"\\[abfnrtv\"'\\]"
 _VARIABLE = r"@\w+@"
+# ICU's `{n, number, percent}`, and the beginning of a message that `icu_messages` cannot divide, for instance because
+# of a keyword that ICU lacks: `{n, plurall, one {`.
+_ICU_ARGUMENT = (
+    r"\{\s*\w+\s*,\s*(?:number|date|time|spellout|ordinal|duration)\s*(?:,[^{}]*)?\}"
+    r"|\{\s*\w+\s*,\s*\w+\s*,(?=[^{}]*\{)"
+)
+# Fluent's `{ $name }`, `{ -brand-name }` and `{ NUMBER($n) }`; `{% if x %}` of Jinja and Django.
+_PLACEABLE = r"\{\s*(?:\$[\w-]+|-[a-z][\w-]*|[A-Z]+\([^{}()]*\))\s*\}|\{%[^{}]*%\}"
 # Before those of corpora, where `$1` ends at the next space: in `$1に移動` the letters are no part of it.
-_VALUE = rf"\$\d+|\$[A-Za-z_][A-Za-z0-9_]*|{PLACEHOLDER.pattern}"
+_VALUE = rf"{_ICU_ARGUMENT}|{_PLACEABLE}|\$\d+|\$[A-Za-z_][A-Za-z0-9_]*|{PLACEHOLDER.pattern}"
 
 _IN_NAME = rf"[{_LETTER}_.+~-]"
 _END_OF_NAME = rf"[{_LETTER}_]"
@@ -101,7 +109,7 @@ _UNIT = (
 )
 
 _REQUIRED = re.compile(
-    rf"(?P<tag>{_TAG})|{ENTITY.pattern}|(?P<address>{ADDRESS.pattern})|(?P<path>{_PATH})|{_ESCAPE}|%%"
+    rf"(?P<tag>{_TAG})|{ENTITY.pattern}|(?P<address>{ADDRESS.pattern})|(?P<path>{_PATH})|{_ESCAPE}"
     rf"|(?P<placeholder>{_VARIABLE}|{_VALUE})|(?P<code>{_BACKTICKS}|{_HEXADECIMAL}|{_FILE}|{_IDENTIFIER})"
     rf"|(?P<number>{_NUMBER})"
 )
@@ -116,6 +124,7 @@ def required(text: str) -> list[re.Match]:
 
     Entities are not among them, which stand for characters of a language (`&nbsp;:`); neither are names between angle
     brackets that are translated (`<Datei>`), and numbers of one digit. Of percentages (`%50`, `100%ig`) the number is.
+    `%%` is a percent sign that a program formats; it would read the `%` of a translation as a placeholder.
 
     Returns:
       The matches, whose `lastgroup` is `tag`, `address`, `path`, `placeholder`, `code` or `number`.
@@ -150,9 +159,14 @@ def count_required(text: str) -> collections.Counter[str]:
     return collections.Counter(_number(each[0]) if each.lastgroup == "number" else each[0] for each in required(text))
 
 
-def loses_a_quote(text: str, translation: str) -> bool:
-    """Returns whether a translation has an unpaired `"` and the text has none: `"%s" fehlt`, `%s" is missing`."""
-    return text.count('"') % 2 == 0 and translation.count('"') % 2 == 1
+def breaks_a_pair(text: str, translation: str) -> bool:
+    """Returns whether a translation has an unpaired `"` and the text has none, or other numbers of braces or `**`.
+
+    `"%s" fehlt` becomes `%s" is missing`; `{ LEN($x) } Dateien` becomes `LEN($x) } files`.
+    """
+    text = unicodedata.normalize("NFKC", text)  # as tokenizers read wide braces
+    is_unpaired = text.count('"') % 2 == 0 and translation.count('"') % 2 == 1
+    return is_unpaired or any(text.count(mark) != translation.count(mark) for mark in ("{", "}", "**"))
 
 
 def in_english(text: str) -> str:
@@ -181,6 +195,8 @@ def _digits(text: str) -> str:
 
 def _is_percentage(text: str, found: re.Match, end: int, is_numbered: bool) -> bool:
     """Returns whether a percent sign belongs to a number: before it, but not to what ends at `end`, or after it."""
+    if found[0] == "%%":
+        return False
     start = found.start()
     is_after_digit = start > end and text[start - 1].isdigit()
     return found[0][0] == "%" and (is_after_digit or (not is_numbered and bool(_NUMBERED.fullmatch(found[0]))))

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lingvo_moe.inference.lines.kept_text import count_required, has_words, in_english, loses_a_quote, required
+from lingvo_moe.inference.lines.kept_text import breaks_a_pair, count_required, has_words, in_english, required
 
 
 @pytest.mark.parametrize(
@@ -21,7 +21,12 @@ from lingvo_moe.inference.lines.kept_text import count_required, has_words, in_e
             ["{name}", "{0}", "{{count}}", "${amount}", "$(ARG1)", "@user@"],
         ),
         ("ページ$1に移動, $1ın, $HOMEé", ["$1", "$1", "$HOME"]),
-        ("%d%% fertig", ["%d"]),
+        ("%d%% fertig, 100%%ig", ["%d", "%%", "100", "%%"]),
+        ("{n, number, percent} am {d,date, short}", ["{n, number, percent}", "{d,date, short}"]),
+        ("{n, plurall, one {# Datei}}", ["{n, plurall,"]),
+        ("{rot, grün, blau} und {rot, grün}", []),
+        ("{ $name } hat { NUMBER($n) } { -brand-name }", ["{ $name }", "{ NUMBER($n) }", "{ -brand-name }"]),
+        ("{% if x %}Ja{% endif %} { ja }", ["{% if x %}", "{% endif %}"]),
         ("Mail an a@b.de oder https://a.de/%s", ["a@b.de", "https://a.de/%s"]),
         ('<b>Fett</b>, <br>, <br/>, <img src="a">', ["<b>", "</b>", "<br>", "<br/>", '<img src="a">']),
         ("<B>Fett</b>", ["<B>", "</b>"]),
@@ -43,7 +48,6 @@ def test_placeholders_addresses_and_markup_are_required(text, expected):
         ("100%ig und 50%em", ["100", "50"]),
         ("5 % Rabatt, 100 %", ["100"]),
         ("5%ig", []),
-        ("100%%ig", ["100"]),
         ("Appliquer&nbsp;: l&#8217;image", []),
         ('Zeile\\n und \\"Wort\\"', []),
         ("a < b > c, {} offen {", ["{}"]),
@@ -124,11 +128,15 @@ def test_separators_of_a_number_may_differ(one, other, are_equal):
         ("„Ja“", 'Yes"', True),
         ('Ein 5" Bildschirm', 'A 5" screen', False),
         ('Ein 5" Bildschirm', "A 5-inch screen", False),
+        ("**Datei** öffnen", "Open **file*", True),
+        ("{ LEN($x) } Dateien", "LEN($x) } files", True),
+        ("Datei {", "File {", False),
+        ("｛名前｝", "{name}", False),
     ],
 )
-def test_an_unpaired_quote_is_a_lost_one(text, translation, is_lost):
+def test_an_unpaired_quote_or_brace_is_a_lost_one(text, translation, is_lost):
     """Quotes of another form are the translation's own, and an inch may be a word."""
-    assert loses_a_quote(text, translation) == is_lost
+    assert breaks_a_pair(text, translation) == is_lost
 
 
 @pytest.mark.parametrize(
@@ -138,7 +146,7 @@ def test_a_text_without_words(text):
     assert not has_words(text) and has_words(f"{text} Datei") and has_words(f"D {text}")
 
 
-@given(st.text("aA1./\\:_`~-% <>&;@$'", max_size=30))
+@given(st.text("aA1./\\:_`~-% <>&;@$'{},", max_size=30))
 def test_any_text_has_matches_in_order(text):
     """They do not overlap, and counting takes each of them once."""
     found = required(text)
@@ -182,5 +190,7 @@ def test_a_long_text_takes_no_longer_than_its_length():
         "`a",
         "00:",
         "aa.aa",
+        "{n,n,",
+        "{%",
     ):
         assert count_required(20_000 * repeated + "月") is not None and has_words(20_000 * repeated) is not None

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from lingvo_moe.inference.lines.capitals import upper_case
-from lingvo_moe.inference.lines.kept_text import count_required, has_words, loses_a_quote
+from lingvo_moe.inference.lines.kept_text import breaks_a_pair, count_required, has_words
 from lingvo_moe.inference.lines.short_addresses import is_unambiguous, restore
 from lingvo_moe.inference.lines.translation import Translation, join
 from lingvo_moe.inference.lines.unknown_symbols import Framed
@@ -61,8 +61,8 @@ class Reading(NamedTuple):
 
 
 def _is_intact(translation: str, wanted: Mapping[str, int], text: str) -> bool:
-    """Returns whether a translation of a text has what is wanted, quotes in pairs, and words if it needs some."""
-    if count_required(translation) != wanted or loses_a_quote(text, translation):
+    """Returns whether a translation of a text has what is wanted, no broken pair, and words if it needs some."""
+    if count_required(translation) != wanted or breaks_a_pair(text, translation):
         return False
     return has_words(translation) or not has_words(text)
 
