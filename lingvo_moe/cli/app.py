@@ -11,6 +11,7 @@ import contextlib
 import errno
 import inspect
 import io
+import logging
 import math
 import os
 import re
@@ -25,6 +26,8 @@ from lingvo_moe.cli import logging_setup, process_setup
 from lingvo_moe.errors import OutOfMemory, UserError, did_you_mean
 from lingvo_moe.utils import error_numbers, standard_error
 from lingvo_moe.utils.exit_status import INTERRUPTED
+
+_logger = logging.getLogger(__name__)
 
 Main = Callable[[list[str]], int | None]
 _MAY_BE_EMPTY = "empty for none"  # in the help of a flag
@@ -182,6 +185,7 @@ def parse(argv: Sequence[str], flag_values: flags.FlagValues, listed_by: str = "
             f"--flagfile: a file that is not UTF-8 (byte {error.start + 1}); expected a flag a line."
         ) from None
     _check_values(flag_values)
+    _warn_of_repeated(flag_values)
     return left
 
 
@@ -203,6 +207,18 @@ def _check_values(flag_values: flags.FlagValues):
                 raise UserError(f"--{name}={shown} holds bytes that are not UTF-8; rename what it names.")
         if isinstance(value, float) and math.isnan(value):
             raise UserError(f"--{name}=nan: expected a number.")
+
+
+def _warn_of_repeated(flag_values: flags.FlagValues):
+    """Warns of a flag that is given twice and has one value: `--languages=de --languages=fr` would lose `de` silently.
+
+    That is no error, as scripts append flags to those that they pass by default.
+    """
+    for name in flag_values:
+        flag = flag_values[name]
+        if flag.present > 1 and not isinstance(flag, flags.MultiFlag):
+            value = ",".join(flag.value) if isinstance(flag.value, list) else flag.value
+            _logger.warning("--%s is given %d times; only the last value, %s, counts.", name, flag.present, value)
 
 
 def _may_be_empty(flag: flags.Flag) -> bool:

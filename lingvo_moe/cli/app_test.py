@@ -46,6 +46,14 @@ def test_flags_are_reset_for_the_next_call(values):
     assert seen == [3]
 
 
+def test_a_flag_given_twice_is_named(values, capsys):
+    """Of a flag with one value the first is not used; one that may be repeated has all, and a script may append."""
+    flags.DEFINE_list("languages", [], "Which.", flag_values=values)
+    argv = ["tool", "--languages=de", "--languages=fr,nl", "--input=a", "--input=b", "--force", "--steps=4"]
+    assert app.execute(lambda _: 0, argv, values) == 0
+    assert capsys.readouterr().err == "warning: --languages is given 2 times; only the last value, fr,nl, counts.\n"
+
+
 def test_the_status_is_returned(values):
     assert app.execute(lambda argv: 4, ["tool"], values) == 4
 
