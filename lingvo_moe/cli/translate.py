@@ -211,7 +211,10 @@ def _read_sentences(path: str) -> list[str]:
     """Returns the lines of a UTF-8 file or of standard input; raises UserError naming a line that is not text."""
     if path == "-" and sys.stdin.isatty():
         _logger.info("reading sentences from the terminal, one a line; Ctrl-D ends them.")
-    data = sys.stdin.buffer.read() if path == "-" else pathlib.Path(path).read_bytes()
+    try:
+        data = sys.stdin.buffer.read() if path == "-" else pathlib.Path(path).read_bytes()
+    except OSError as error:  # of a read, which does not name the file
+        raise UserError(f"--input={path}: cannot be read ({error.strerror}); expected one sentence a line.") from None
     lines = data.removeprefix(codecs.BOM_UTF8).split(b"\n")
     lines = lines[:-1] if lines[-1] == b"" else lines
     sentences = []

@@ -311,6 +311,12 @@ def test_an_input_that_is_not_there_is_named(capsys, monkeypatch):
     assert "error: --input=nowhere.txt: there is no such file" in capsys.readouterr().err
 
 
+def test_an_input_that_cannot_be_read_is_named(trained, capsys):
+    """The system does not say which file it was."""
+    assert _run("translate", *trained, "--input=/proc/self/mem") == 2
+    assert "--input=/proc/self/mem: cannot be read (" in capsys.readouterr().err
+
+
 def test_a_byte_order_mark_is_no_text(trained, tmp_path):
     """Editors on Windows write one."""
     files = [tmp_path / name for name in ("plain.txt", "marked.txt", "doubtful.txt")]
