@@ -297,10 +297,16 @@ class Experiment:
         )
 
     def _check_search(self):
-        """Raises UserError where the search names tokens that the vocabulary does not have."""
+        """Raises UserError where the search names, or keeps more, tokens than the vocabulary has."""
         vocabulary = self.model.vocabularies.get("target")
         if not self.translates or vocabulary is None:
             return
+        # A larger beam cannot be filled by the first token, and its program would be compiled for hours.
+        if self.search.beam_size > vocabulary:
+            raise UserError(
+                f"search.beam_size is {self.search.beam_size}; expected at most {vocabulary}, the tokens of the "
+                "vocabulary. Beams of 4 to 16 are usual."
+            )
         named = {"bos_id": (self.search.bos_id,), "eos_id": (self.search.eos_id,)}
         for field, ids in {**named, "forbidden_ids": self.search.forbidden_ids}.items():
             for wrong in (number for number in ids if not 0 <= number < vocabulary):

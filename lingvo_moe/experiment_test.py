@@ -205,6 +205,7 @@ def test_schedule_fields_have_lower_bounds(field):
             "search.eos_id has 99999, which is no token of a vocabulary of 8000; expected 0 to 7999",
         ),
         ("search.bos_id=8000", "search.bos_id has 8000, which"),
+        ("search.beam_size=8001", "search.beam_size is 8001; expected at most 8000, the tokens of"),
         ("search.forbidden_ids=0,-1", "search.forbidden_ids has -1, which"),
         (
             "search.max_length=2147483647",
@@ -212,7 +213,7 @@ def test_schedule_fields_have_lower_bounds(field):
         ),
     ],
 )
-def test_a_search_names_tokens_of_the_vocabulary(change, message):
+def test_a_search_has_tokens_of_the_vocabulary(change, message):
     """A lookup would take the nearest token instead, and translate with it."""
     assert experiment.get("m4.Quickstart", ["search.eos_id=7999"]).search.eos_id == 7999
     with pytest.raises(UserError, match=message):
