@@ -29,6 +29,7 @@ _CONTEXT_END = "\x04"
 _FORM_END = "\0"
 _INDEX_OF_ONE = re.compile(r"n(?:%10+)?==1(?!\d)[^?:]*\?(\d)")
 _PO_STRING = re.compile(rb'\s*+(?:msg\w+(?:\[\d+\])?\s+|(?="))(.*)', re.DOTALL)
+_MOST_NESTED = 20
 # {{PLURAL:$1|one|many}}, {{GENDER:$1|he|she}}, {{GRAMMAR:case|word}}; the first form may be written `1=one`.
 _CHOICE = re.compile(r"\{\{\s*(?:PLURAL|GENDER|GRAMMAR)\s*:[^{}|]*\|(?:\d+=)?([^{}|]*)(?:\|[^{}]*)?\}\}", re.IGNORECASE)
 
@@ -199,10 +200,14 @@ def _leaves(node: object, keys: tuple[str, ...]) -> Iterator[tuple[tuple[str, ..
 
 
 def _first_choice(text: str) -> str:
-    """Replaces every choice by its first form, innermost first: `$1 {{PLURAL:$1|page|pages}}` -> `$1 page`."""
-    previous = None
-    while text != previous:
+    """Replaces every choice by its first form, innermost first: `$1 {{PLURAL:$1|page|pages}}` -> `$1 page`.
+
+    Braces of choices that are nested deeper than any text stay: a crafted one would take time with its length's square.
+    """
+    for _ in range(_MOST_NESTED):
         previous, text = text, _CHOICE.sub(r"\1", text)
+        if text == previous:
+            break
     return text
 
 
