@@ -69,7 +69,8 @@ def check_outside(paths: Mapping[str, str | None], flag: str, directory: str | p
       directory: its value.
     """
     for name, path in paths.items():
-        if path and path != "-" and pathlib.Path(path).resolve().is_relative_to(pathlib.Path(directory).resolve()):
+        inside = pathlib.Path(os.path.realpath(directory))
+        if path and path != "-" and pathlib.Path(os.path.realpath(path)).is_relative_to(inside):
             raise UserError(f"{name}={path} is inside of {flag}={directory}, which is read; name a file elsewhere.")
 
 

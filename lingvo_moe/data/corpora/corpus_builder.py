@@ -6,6 +6,7 @@ import collections
 import concurrent.futures
 import dataclasses
 import itertools
+import os
 import types
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -152,9 +153,9 @@ def _check_apart(
     read = [("--input", path) for path in inputs]
     read += [(f"--{split}_input", path) for split, paths in held_out.items() for path in paths]
     read += [("--unseen_by", unseen_by.directory)] if unseen_by else []
-    own = output.resolve()
+    own = Path(os.path.realpath(output))  # `resolve` raises an error at a loop of links
     for flag, path in read:
-        other = Path(path).resolve()
+        other = Path(os.path.realpath(path))
         if own.is_relative_to(other) or other.is_relative_to(own):
             raise UserError(
                 f"--output={output} and {flag}={path}: they are the same, or one is inside of the other. Name another "

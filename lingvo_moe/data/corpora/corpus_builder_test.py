@@ -442,6 +442,15 @@ def test_an_output_apart_from_what_is_read(texts, tmp_path):
     assert _files(tmp_path / "corpus") == files
 
 
+def test_a_loop_of_links_is_named(texts, tmp_path):
+    """It has no place to write to, and no file to read."""
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(UserError, match="--output=.*/loop"):
+        _build(texts, tmp_path / "loop")
+    with pytest.raises(UserError, match="--input=.*/loop: no such file"):
+        _build(tmp_path / "loop", tmp_path / "corpus")
+
+
 def test_a_corpus_that_another_process_has_built_meanwhile_is_kept(texts, tmp_path, monkeypatch):
     """Both began when there was none; the second to end is refused."""
     other, split_keys = tmp_path / "others", splitting.split_keys

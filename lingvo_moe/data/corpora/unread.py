@@ -31,6 +31,7 @@ class _Found(NamedTuple):
 
     other: list[Path]
     without_english: list[Path]
+    irregular: list[Path]
 
 
 def warnings(inputs: Iterable[str | Path]) -> list[str]:
@@ -39,15 +40,21 @@ def warnings(inputs: Iterable[str | Path]) -> list[str]:
     Args:
       inputs: directories and files. A file has been checked by itself, see `sources.user_input`.
     """
-    found = _Found([], [])
+    found = _Found([], [], [])
     for root in dict.fromkeys(Path(os.path.realpath(path)) for path in inputs):
         for path in _files(root):
             name = Path(root.name, path.relative_to(root))
-            if catalogs.lacks_english(path):
+            if path.suffix in catalogs.SUFFIXES and not _is_regular(path, root):
+                found.irregular.append(name)
+            elif catalogs.lacks_english(path):
                 found.without_english.append(name)
             elif not _is_read(path):
                 found.other.append(name)
-    return [*_without_english(sorted(found.without_english)), *_other_formats(sorted(found.other))]
+    return [
+        *_without_english(sorted(found.without_english)),
+        *_other_formats(sorted(found.other)),
+        *_irregular(sorted(found.irregular)),
+    ]
 
 
 def _without_english(names: list[Path]) -> Iterator[str]:
@@ -66,6 +73,17 @@ def _other_formats(names: list[Path]) -> Iterator[str]:
             f"{len(names)} files of other formats were not read: {formats}, such as {names[0]}. Convert them to .po or "
             ".tsv (docs/own_texts.md)."
         )
+
+
+def _irregular(names: list[Path]) -> Iterator[str]:
+    if names:
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        yield f"not read, as a pipe, or a link to nothing or out of the input: {names[0]}{more}. Put a copy there."
+
+
+def _is_regular(path: Path, root: Path) -> bool:
+    """Returns whether a path is a file, or a link to one below `root`; `sources.CatalogDirectory` reads no other."""
+    return path.is_file() and (not path.is_symlink() or path.resolve().is_relative_to(root))
 
 
 def _files(root: Path) -> Iterator[Path]:

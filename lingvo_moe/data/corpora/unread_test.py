@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,19 @@ def test_json_without_english_is_named(tmp_path):
     _write(tmp_path / "app", "sub/it.json", "sub/nl.json")
     more = "; not read. Add that file."
     assert unread.warnings([tmp_path / "app"]) == [f"{expected}, nor beside 2 more files{more}"]
+
+
+def test_links_out_of_the_input_and_pipes_are_named(tmp_path):
+    """A link whose target was moved looks like a catalog in a listing."""
+    _write(tmp_path, "fr.tsv", "app/es.tsv")
+    (tmp_path / "app" / "de.tsv").symlink_to("nowhere")
+    os.mkfifo(tmp_path / "app" / "it.tsv")
+    (tmp_path / "app" / "pt.tsv").symlink_to("es.tsv")
+    assert unread.warnings([tmp_path / "app"]) == [
+        "not read, as a pipe, or a link to nothing or out of the input: app/de.tsv and 1 more. Put a copy there."
+    ]
+    (tmp_path / "app" / "sv.tsv").symlink_to(tmp_path / "fr.tsv")
+    assert "app/de.tsv and 2 more" in unread.warnings([tmp_path / "app"])[0]
 
 
 def test_an_input_that_is_named_twice_is_counted_once(tmp_path):

@@ -11,6 +11,7 @@ import contextlib
 import io
 import json
 import logging
+import os
 import pathlib
 import re
 import time
@@ -70,7 +71,7 @@ def train(
       UserError: a vocabulary too small for the characters of the corpus, or for aligned pieces, a corpus without a
         usable sentence, or an output directory with other files.
     """
-    output = output.resolve()  # so that `.` has a name, and a link is kept
+    output = pathlib.Path(os.path.realpath(output))  # so that `.` has a name, and a link is kept
     output_directories.recover("--output", output, _check_only_tokenizer_files)
     _check_only_tokenizer_files(output)
     settings = {
