@@ -168,12 +168,14 @@ COMMANDS = {
         uses_jemalloc=True,
     ),
     "translate": Command(
-        "translate each line of a text; without --logdir from 44 languages (docs/pocket.md) into English",
+        "translate each line of a text, or the texts of a .po catalog; without --logdir from 44 languages "
+        "(docs/pocket.md) into English",
         TranslateConfig,
         _translate,
         "[--logdir=DIR]",
         (
             'echo "Fichier introuvable" | {} translate',
+            "{} translate --input=app.po --output=en.po",
             "{} translate --logdir=log --input=lines.txt --output=english.txt --doubtful=check.tsv",
         ),
         uses_jemalloc=True,

@@ -196,7 +196,11 @@ class SearchConfig(RunConfig):
 class TranslateConfig(SearchConfig):
     """The flags of `translate`."""
 
-    input: str = _flag(flags.DEFINE_string, "-", "a file of sentences, one a line; - for standard input")
+    input: str = _flag(
+        flags.DEFINE_string,
+        "-",
+        "a file of sentences, one a line, or a gettext catalog (.po, .pot); - for standard input",
+    )
     output: str = _flag(
         flags.DEFINE_string,
         "-",

@@ -7,6 +7,7 @@ import json
 import pathlib
 import re
 
+import polib
 import pytest
 
 from lingvo_moe.cli import main, released
@@ -15,6 +16,17 @@ from lingvo_moe.testing import experiments as tiny
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("compiled_once")]
 
+_CATALOG = """msgid "der old"
+msgstr ""
+
+msgid "neerg"
+msgstr "kept"
+
+msgid "gib"
+msgid_plural "gib eert"
+msgstr[0] ""
+msgstr[1] ""
+"""
 _WORDS = ("der", "neerg", "eulb", "eert", "gib")
 
 
@@ -55,6 +67,44 @@ def test_white_space_and_line_ends_are_kept(trained, tmp_path):
     assert _run("translate", *trained, f"--input={tmp_path / 'in.txt'}", f"--output={tmp_path / 'out.txt'}") == 0
     found = (tmp_path / "out.txt").read_bytes().decode()
     assert re.fullmatch(r"  [^\t\r\n]+\r\n\r\n[^\t\r\n]+\t[^\t\r\n]+ \r\n12\r\n", found)
+
+
+def test_a_catalog_becomes_a_catalog(trained, tmp_path, capsys):
+    """Each text without a translation has one; what is doubtful is fuzzy, and listed by the line of its entry."""
+    (tmp_path / "app.po").write_text(_CATALOG, encoding="utf-8")
+    flags = [f"--input={tmp_path / 'app.po'}", f"--doubtful={tmp_path / 'doubtful.txt'}", "--doubt_below=1"]
+    assert _run("translate", *trained, *flags, f"--output={tmp_path / 'en.po'}") == 0
+    assert "doubtful texts, with a confidence below 1 or something lost: 3 of 3, marked as fuzzy" in (
+        capsys.readouterr().err
+    )
+    found = polib.pofile(str(tmp_path / "en.po"))
+    texts = [entry.msgstr or "|".join(entry.msgstr_plural.values()) for entry in found]
+    assert texts[1] == "kept" and all(texts) and [entry.fuzzy for entry in found] == [True, False, True]
+    doubtful = [line.split("\t") for line in (tmp_path / "doubtful.txt").read_text(encoding="utf-8").splitlines()]
+    assert [(line, source) for line, _, source, _ in doubtful] == [("1", "der old"), ("7", "gib"), ("7", "gib eert")]
+    assert [row[3].split() for row in doubtful[1:]] == [form.split() for form in texts[2].split("|")]
+    assert _run("translate", *trained, *flags[:1]) == 0 and capsys.readouterr().out.startswith("#\nmsgid")
+    complete = [f"--input={tmp_path / 'complete.po'}"]
+    (tmp_path / "complete.po").write_text('msgid "der"\nmsgstr "kept"\n', encoding="utf-8")
+    assert _run("translate", *trained, *complete) == 0
+    captured = capsys.readouterr()
+    assert 'msgstr "kept"' in captured.out and "each text has a translation already" in captured.err
+
+
+@pytest.mark.parametrize(
+    ("name", "flags", "expected"),
+    [
+        ("app.xlf", (), "a catalog of this format is not read.*Convert it to .po"),
+        ("app.po", ("--n_best=2",), "is a catalog, which has one translation of each text and no scores"),
+        ("app.po", ("--scores",), "leave --n_best and --scores out"),
+        ("app.pot", (), "app.pot: not a readable .po catalog"),
+    ],
+)
+def test_catalogs_that_cannot_be_translated_are_refused(trained, tmp_path, capsys, name, flags, expected):
+    """Their lines are no sentences."""
+    (tmp_path / name).write_text("<file>\n", encoding="utf-8")
+    assert _run("translate", *trained, f"--input={tmp_path / name}", *flags) == 2
+    assert re.search(expected, capsys.readouterr().err)
 
 
 def test_a_sentence_that_is_too_long_is_named(trained, tmp_path, capsys):

@@ -124,15 +124,20 @@ def _index_of_one(plural_forms: str) -> int:
     return int(match[1]) if match else 0
 
 
-def _read_po(path: Path, name: PurePath) -> Iterator[Entry]:
+def open_po(path: Path) -> polib.POFile:
+    """Reads a gettext catalog; raises UserError for what is none."""
     try:
         _check_quotes(path.read_bytes())
-        catalog = polib.pofile(str(path))
+        return polib.pofile(str(path))
     except (OSError, ValueError, LookupError) as error:
         reason = str(error).replace(str(path), "").strip()
         raise UserError(
             f"{path}: not a readable .po catalog ({reason}). Repair it (msgfmt --check shows the error), or remove it."
         ) from None
+
+
+def _read_po(path: Path, name: PurePath) -> Iterator[Entry]:
+    catalog = open_po(path)
     header = {key.lower(): value for key, value in catalog.metadata.items()}
     language = languages.from_path(name, header.get("language", ""))
     one = _index_of_one(header.get("plural-forms", ""))

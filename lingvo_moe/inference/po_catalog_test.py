@@ -1,0 +1,98 @@
+"""A catalog's texts become English, whatever they hold; reviewed translations and all else stay."""
+
+from __future__ import annotations
+
+import polib
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lingvo_moe.errors import UserError
+from lingvo_moe.inference.po_catalog import PoCatalog
+
+_TEXT = r"""# A header
+msgid ""
+msgstr ""
+"Project-Id-Version: brew 1.0\n"
+"Language: de\n"
+"Content-Type: text/plain; charset=ISO-8859-1\n"
+"Plural-Forms: nplurals=1; plural=0;\n"
+
+#. of the menu
+#: main.c:12
+#, c-format
+msgctxt "menu"
+msgid "%d Datei\n"
+msgid_plural "%d Dateien\n"
+msgstr[0] ""
+
+msgid "Beenden"
+msgstr "Leave"
+
+#, fuzzy
+#| msgid "Schliessen"
+msgid "Schließen"
+msgstr "Shut"
+
+msgid "„Ja“ \"%s\"\tC:\\neu"
+msgstr ""
+
+#~ msgid "Alt"
+#~ msgstr "Old"
+"""
+
+
+def _catalog(tmp_path, text: str, encoding: str = "utf-8") -> PoCatalog:
+    path = tmp_path / "de.po"
+    path.write_text(text, encoding=encoding)
+    return PoCatalog(path)
+
+
+def test_what_lacks_a_reviewed_translation_is_a_sentence(tmp_path):
+    """Of both forms of a plural; special characters are the escapes that lines of `translate` have."""
+    text = _TEXT.replace("ISO-8859-1", "UTF-8")
+    catalog = _catalog(tmp_path, text)
+    assert catalog.sentences == [r"%d Datei\n", r"%d Dateien\n", "Schließen", r"„Ja“ \"%s\"\tC:\\neu"]
+    lines = [text.splitlines()[number - 1] for number in catalog.line_numbers]
+    assert [line.partition(" ")[0] for line in lines] == ["#.", "#.", "#,", "msgid"]
+
+
+def test_translations_are_filled_in_and_all_else_stays(tmp_path):
+    """English has two plural forms, and the text is UTF-8; a doubtful form marks its entry as fuzzy."""
+    catalog = _catalog(tmp_path, _TEXT.replace("„Ja“", "«Ja»"), "iso-8859-1")
+    filled = catalog.filled([r"%d file\n", r"%d files\n", "Close", r"Yes \"%s\"\tC:\\neu"], {1})
+    found = polib.pofile(filled)
+    assert found.metadata["Language"] == "en" and found.metadata["Project-Id-Version"] == "brew 1.0"
+    assert found.metadata["Plural-Forms"] == "nplurals=2; plural=(n != 1);" and "charset=UTF-8" in str(found.metadata)
+    plural, reviewed, closed, escaped = (entry for entry in found if not entry.obsolete)
+    assert plural.msgstr_plural == {0: "%d file\n", 1: "%d files\n"} and plural.flags == ["c-format", "fuzzy"]
+    assert plural.msgctxt == "menu" and plural.comment == "of the menu" and plural.occurrences == [("main.c", "12")]
+    assert reviewed.msgstr == "Leave" and closed.msgstr == "Close" and not closed.flags and not closed.previous_msgid
+    assert escaped.msgstr == 'Yes "%s"\tC:\\neu' and escaped.msgid == '«Ja» "%s"\tC:\\neu'
+    assert found.header == "A header" and [entry.msgstr for entry in found.obsolete_entries()] == ["Old"]
+
+
+def test_a_template_without_a_header_gets_one(tmp_path):
+    """xgettext --omit-header writes none; its encoding is UTF-8."""
+    found = polib.pofile(_catalog(tmp_path, 'msgid "Grün"\nmsgstr ""\n').filled(["Green"], ()))
+    assert found.metadata["Content-Type"] == "text/plain; charset=UTF-8" and found[0].msgstr == "Green"
+
+
+@given(st.text(st.characters(codec="utf-8"), min_size=1))
+def test_any_text_returns_as_it_was(tmp_path_factory, text):
+    """A sentence is one line, and a copy of it becomes the text again."""
+    made = polib.POFile()
+    made.append(polib.POEntry(msgid=text))
+    directory = tmp_path_factory.mktemp("catalog")
+    catalog = _catalog(directory, str(made))
+    (sentence,) = catalog.sentences
+    assert "\n" not in sentence
+    (directory / "en.po").write_text(catalog.filled([sentence], ()), encoding="utf-8")
+    (entry,) = polib.pofile(str(directory / "en.po"))
+    assert entry.msgstr == entry.msgid == text
+
+
+@pytest.mark.parametrize("text", ['msgid "Datei\nmsgstr ""\n', "Datei\n", 'msgstr "x"\nmsgstr "y"\n'])
+def test_what_is_no_catalog_is_named(tmp_path, text):
+    with pytest.raises(UserError, match=r"de\.po: not a readable \.po catalog .*msgfmt --check"):
+        _catalog(tmp_path, text)
