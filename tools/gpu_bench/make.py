@@ -3,7 +3,7 @@
     python -m tools.gpu_bench.make [--directory=build/gpu_bench] [--model=m4.Small] [--set FIELD=VALUE ...]
 
 The default is m4.Small, but wide: 8 layers of M 1024 and H 8192 with 16 experts, bfloat16, 65,536 tokens on each side;
-a training step needs 56 GiB, by `plan`.
+a training step needs 48 GiB, by `plan`.
 `tools.gpu_bench.run` runs the programs of the directory.
 """
 

@@ -71,7 +71,7 @@ class Espeak:
           UserError: there is no such voice, or it cannot speak the text.
         """
         if self._library.espeak_SetVoiceByName(voice.encode()):
-            raise UserError(f"eSpeak NG has no voice {voice!r}; its languages are in docs/languages.md of the project.")
+            raise UserError(f"eSpeak NG has no voice {voice!r}; see docs/languages.md in its repository.")
         self._library.espeak_SetParameter(_RATE, rate, 0)
         self._library.espeak_SetParameter(_PITCH, pitch, 0)
         self._chunks.clear()
