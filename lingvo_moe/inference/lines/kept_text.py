@@ -32,8 +32,10 @@ _ICU_ARGUMENT = (
 )
 # Fluent's `{ $name }`, `{ -brand-name }` and `{ NUMBER($n) }`; `{% if x %}` of Jinja and Django.
 _PLACEABLE = r"\{\s*(?:\$[\w-]+|-[a-z][\w-]*|[A-Z]+\([^{}()]*\))\s*\}|\{%[^{}]*%\}"
+# Go's `%[1]d` and Ruby's `%<name>s`.
+_INDEXED_FORMAT = r"%(?:\[\d+\]|<\w+>)[-+#0]*+\d*+(?:\.\d+)?[A-Za-z]"
 # Before those of corpora, where `$1` ends at the next space: in `$1に移動` the letters are no part of it.
-_VALUE = rf"{_ICU_ARGUMENT}|{_PLACEABLE}|\$\d+|\$[A-Za-z_][A-Za-z0-9_]*|{PLACEHOLDER.pattern}"
+_VALUE = rf"{_ICU_ARGUMENT}|{_PLACEABLE}|{_INDEXED_FORMAT}|\$\d+|\$[A-Za-z_][A-Za-z0-9_]*|{PLACEHOLDER.pattern}"
 
 _IN_NAME = rf"[{_LETTER}_.+~-]"
 _END_OF_NAME = rf"[{_LETTER}_]"
