@@ -40,6 +40,8 @@ _OF_XLA = {"JaxRuntimeError": "RESOURCE_EXHAUSTED: ", "ResourceExhaustedError": 
 _OUT_OF_MEMORY = re.compile(r".*(?:[Oo]ut of memory|OOM|allocat).*")
 _REMEDIES = {
     errno.ENOSPC: "no space left on the device; free some and run the same command again",
+    errno.EFBIG: "the file would be larger than this system or `ulimit -f` allows",
+    errno.EIO: "the disk or device reports an input/output error",
     errno.EDQUOT: "the disk quota is used up; free some space and run the same command again",
     errno.EACCES: "permission denied",
     errno.EPERM: "operation not permitted",
@@ -128,7 +130,7 @@ def _execute(main: Main, argv: Sequence[str], flag_values: flags.FlagValues, des
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except OSError as error:
-        if error.filename is None and error.errno not in error_numbers.FULL:
+        if error.filename is None and error.errno not in error_numbers.OF_WRITES:
             raise
         reason = _REMEDIES.get(error.errno or 0, str(error.strerror))
         return _fail(f"{error.filename}: {reason}" if error.filename is not None else reason)

@@ -100,6 +100,11 @@ def test_bad_flags_are_one_line(values, capsys, argument, message):
             2,
             "error: no space left on the device; free some and run the same command again\n",
         ),
+        (
+            OSError(errno.EFBIG, "File too large"),
+            2,
+            "error: the file would be larger than this system or `ulimit -f` allows\n",
+        ),
         (PermissionError(errno.EACCES, "Permission denied", "secret"), 2, "error: secret: permission denied\n"),
         (
             jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 8 bytes.\nBFC Allocator"),

@@ -149,16 +149,22 @@ def _write(
     with output_files.atomic_writer(config.output) as opened:
         # A progress bar replaces sys.stdout while it is drawn on the terminal that shows both.
         file = None if config.output == "-" else opened
+        name = "standard output" if file is None else config.output
         for chunk in chunks:
-            for translations in chunk:
+            with output_files.named_errors(name):
                 if isinstance(source, Lines):
-                    _print(config, len(best) + 1, translations, file)
-                # The tokens of a large file need not stay in memory.
-                best.append(translations[0] if config.explain else dataclasses.replace(translations[0], parts=()))
-            (file or sys.stdout).flush()
+                    for number, translations in enumerate(chunk, start=len(best) + 1):
+                        _print(config, number, translations, file)
+                (file or sys.stdout).flush()
+            # The tokens of a large file need not stay in memory.
+            best += [
+                translations[0] if config.explain else dataclasses.replace(translations[0], parts=())
+                for translations in chunk
+            ]
         if isinstance(source, PoCatalog):
             texts = [translation.text for translation in best]
-            print(source.filled(texts, _doubtful(config, best)), end="", file=file)
+            with output_files.named_errors(name):
+                print(source.filled(texts, _doubtful(config, best)), end="", file=file, flush=True)
     return best
 
 

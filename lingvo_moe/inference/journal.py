@@ -16,7 +16,7 @@ from typing import BinaryIO
 
 from lingvo_moe.errors import UserError
 from lingvo_moe.inference.lines.translation import Translation
-from lingvo_moe.utils import file_lock
+from lingvo_moe.utils import file_lock, output_files
 
 _logger = logging.getLogger(__name__)
 _POLL_SECONDS = 0.01
@@ -63,8 +63,9 @@ class Journal:
         """Adds the translations of the next lines, and hands them to the operating system."""
         rows = ([dataclasses.astuple(translation) for translation in translations] for translations in chunk)
         text = "".join(f"{json.dumps(row, ensure_ascii=False)}\n" for row in rows)
-        self._file.write(text.encode("utf-8"))
-        self._file.flush()
+        with output_files.named_errors(self._path):
+            self._file.write(text.encode("utf-8"))
+            self._file.flush()
         self.lines += len(chunk)
 
 

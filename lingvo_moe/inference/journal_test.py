@@ -59,6 +59,18 @@ def test_a_line_that_is_not_complete_is_cut_off(interrupted, removed):
         assert opened.lines == 2 and list(opened.read()) == _LINES
 
 
+def test_a_full_disk_is_named(tmp_path, monkeypatch):
+    """The system names a file only if it cannot open it."""
+    with (
+        open("/dev/full", "ab", buffering=0) as full,
+        pytest.raises(OSError) as error,
+        _journal(tmp_path / _NAME) as opened,
+    ):
+        monkeypatch.setattr(opened, "_file", full)
+        opened.append(_LINES)
+    assert error.value.filename == str(tmp_path / _NAME)
+
+
 def test_a_run_that_fails_before_its_first_line_leaves_no_file(tmp_path):
     """An error before the work changes nothing."""
     with pytest.raises(UserError), _journal(tmp_path / _NAME):

@@ -109,7 +109,7 @@ def atomic_path(path: str | pathlib.Path, sync: bool = False) -> Iterator[pathli
       path: of the file.
       sync: whether the file is on disk before it replaces `path`, so that a loss of power leaves one of the two.
     """
-    with _partial(path) as partial, _named(path):
+    with _partial(path) as partial, named_errors(path):
         partial.touch()
         mode = partial.stat().st_mode
         yield partial
@@ -121,7 +121,7 @@ def atomic_path(path: str | pathlib.Path, sync: bool = False) -> Iterator[pathli
 
 
 @contextlib.contextmanager
-def _named(path: str | pathlib.Path) -> Iterator[None]:
+def named_errors(path: str | pathlib.Path) -> Iterator[None]:
     """Adds the name of a file to an error of writing it; the system names only a file that cannot be opened."""
     try:
         yield
