@@ -230,12 +230,17 @@ def _may_be_empty(flag: flags.Flag) -> bool:
 
 @contextlib.contextmanager
 def terminated_as_interrupted() -> Iterator[None]:
-    """Within it, SIGTERM raises KeyboardInterrupt, so that contexts end before the process does."""
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    """Within it, SIGTERM and SIGHUP raise KeyboardInterrupt, so that contexts end before the process does.
+
+    SIGHUP is that of a terminal that is closed; under `nohup`, which ignores it, it stays ignored.
+    """
+    caught = [each for each in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(each) is not signal.SIG_IGN]
+    before = {each: signal.signal(each, signal.default_int_handler) for each in caught}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for each, handler in before.items():
+            signal.signal(each, handler)
 
 
 def chosen_names(

@@ -29,8 +29,8 @@ _WEIGHTS = "weights.safetensors"
 def by_default(config: Config) -> Iterator[Config]:
     """Yields `config`; if it names no model and no log directory, with those of the released model, if there is one.
 
-    The log directory is temporary: to make it from the file takes a second or two. So that it is removed, SIGTERM is as
-    Ctrl-C meanwhile.
+    The log directory is temporary: to make it from the file takes a second or two. So that it is removed, SIGTERM and
+    SIGHUP are as Ctrl-C meanwhile.
 
     Raises:
       UserError: the assignments of `config` give the model other weights than the released ones, or `config` names
