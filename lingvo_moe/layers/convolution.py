@@ -61,11 +61,14 @@ class ConvolutionModule(Layer):
     def _depthwise(self, inputs: tf.Tensor, kernel: tf.Tensor) -> tf.Tensor:
         """The convolution of each channel of `[B, T, M]` by itself with `[K, M]`, zero-padded: `[B, T, M]`.
 
-        A sum of shifted products, which every platform fuses, and which is vectorised over stages as it is.
+        A sum of shifted products, which every platform fuses, and which is vectorised over stages as it is. It is
+        float32, as that of a convolution operator is: in bfloat16, each of K - 1 additions would round.
         """
         before, length = (self.kernel_size - 1) // 2, inputs.shape[1]
-        padded = tf.pad(inputs, [[0, 0], [before, self.kernel_size // 2], [0, 0]])
-        return tf.add_n([padded[:, tap : tap + length] * kernel[tap] for tap in range(self.kernel_size)])
+        padded = tf.pad(tf.cast(inputs, tf.float32), [[0, 0], [before, self.kernel_size // 2], [0, 0]])
+        taps = tf.unstack(tf.cast(kernel, tf.float32))
+        products = [padded[:, number : number + length] * tap for number, tap in enumerate(taps)]
+        return tf.cast(tf.add_n(products), inputs.dtype)
 
     @property
     def _norm(self) -> LayerNorm:

@@ -60,6 +60,29 @@ def test_module_equals_a_loop_over_positions(kernel_size, length, seed):
     np.testing.assert_allclose(found, expected, rtol=0, atol=TOLERANCE * max(np.abs(expected).max(), 1.0))
 
 
+def test_sums_over_a_kernel_are_float32():
+    """Of activations in bfloat16, too, in which 256 + 1 is 256: one channel sums 320 ones, another is 288 at once."""
+    size, middle = 320, 159
+    layer = ConvolutionModule(model_dim=MODEL, kernel_size=size)
+    identity, norm = np.eye(MODEL, dtype=np.float32), theta_of(layer)["depthwise_norm"]
+    norm = {"scale": np.ones_like(norm["scale"]), "bias": np.zeros_like(norm["bias"])}
+    # The sigmoid of a gate of 0 is a half.
+    theta = {"value": 2 * identity, "gate": 0 * identity, "wo": identity, "depthwise_norm": norm}
+    theta["depthwise"] = np.zeros((size, MODEL), np.float32)
+    theta["depthwise"][:, 0], theta["depthwise"][middle, 1] = 1, 288
+    inputs, paddings = np.zeros((1, size, MODEL), np.float32), np.zeros((1, size), bool)
+    inputs[0, :, 0], inputs[0, middle, 1] = 1, 1
+    compiled = tf.function(layer, autograph=False, jit_compile=True)  # TensorFlow's own sums are float32
+    tensors = tree.map_leaves(tf.constant, theta)
+    found = compiled(tensors, tf.cast(inputs, tf.bfloat16), tf.constant(paddings), Context(dtype="bfloat16"))
+    mixed = np.array([320.0, 288.0, 0.0, 0.0])
+    normed = (mixed - mixed.mean()) / mixed.std()
+    # Three roundings to eight bits: of the norm, of its sigmoid and of their product.
+    np.testing.assert_allclose(
+        tf.cast(found, tf.float32)[0, middle], normed / (1 + np.exp(-normed)), rtol=0, atol=3 * 2.0**-8
+    )
+
+
 SUBSAMPLING = Subsampling(num_bins=BINS, channels=CHANNELS, model_dim=MODEL)
 
 
