@@ -60,6 +60,7 @@ def test_module_equals_a_loop_over_positions(kernel_size, length, seed):
     np.testing.assert_allclose(found, expected, rtol=0, atol=TOLERANCE * max(np.abs(expected).max(), 1.0))
 
 
+@pytest.mark.slow
 def test_sums_over_a_kernel_are_float32():
     """Of activations in bfloat16, too, in which 256 + 1 is 256: one channel sums 320 ones, another is 288 at once."""
     size, middle = 320, 159

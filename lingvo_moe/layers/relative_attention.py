@@ -1,8 +1,10 @@
 """Self-attention with relative positions (Dai et al. 2019, Transformer-XL, section 3.3), as the Conformer's.
 
-The logit of query i and key j is ((q_i + u) k_j + (q_i + v) R(i - j)) / sqrt(D): by content and by distance. R(d) is a
-vector of sines and cosines of d. Dai et al. multiply R by a matrix of M^2 weights; here it has the size of a head and
-no matrix. With one, the models of GSPMD's table 5 would have 6.75B and 13.5B weights, where it prints 6.47B and 12.95B.
+The logit of query i and key j is (q_i / sqrt(D) + u) k_j + (q_i / sqrt(D) + v) R(i - j): by content and by distance.
+Dai et al. divide the sum, so that their u and v are sqrt(D) times these; Lingvo's Conformer divides the queries, too.
+R(d) is a vector of sines and cosines of d. Dai et al. multiply R by a matrix of M^2 weights; here it has the size of a
+head and no matrix. With one, the models of GSPMD's table 5 would have 6.75B and 13.5B weights, where it prints 6.47B
+and 12.95B.
 
 Sines and cosines of a difference are products of those of i and j, so (q_i + v) R(i - j) is the product of q_i + v,
 turned by i, and of R(j). It costs as much as the product with keys, and no `[T, 2 T - 1]` logits are shifted.
@@ -34,7 +36,7 @@ class RelativeAttention(MultiHeadAttention):
             )
 
     def weights(self) -> dict:
-        """See `Layer.weights`; `content_bias` is u and `position_bias` v of Dai et al."""
+        """See `Layer.weights`; `content_bias` is u and `position_bias` v of Dai et al., divided by sqrt(D)."""
         bias = Weight((self.num_heads, self.head_dim), "ND")
         return {**super().weights(), "content_bias": bias, "position_bias": bias}
 

@@ -29,7 +29,8 @@ class ConvolutionBlock(Layer):
     """Two convolutions of 3^3, each with instance normalisation and ReLU.
 
     Cicek et al. normalise by batch, of one volume, and use its own statistics in evaluation too: that is instance
-    normalisation.
+    normalisation. Their convolutions shrink a volume by 2 along each dimension; here zeros pad it, so every voxel has a
+    class, and the sizes at all levels are powers of two apart, as equal parts for devices need.
 
     Attributes:
       channels: of the input, of the first and of the second convolution.
