@@ -28,7 +28,8 @@ class Switch(Router):
     The aux_loss is 1/E sum_e f_e P_e: equation 4's alpha * E * sum_e f_e P_e is `aux_loss_weight = alpha * E^2`. Other
     metrics: `overflow`, the share of dropped tokens; `expert_load`, the largest expert's share of tokens times E.
 
-    The paper's capacity factors are 1.0 to 2.0, of S / E tokens.
+    The paper's capacity factors are 1.0 to 2.0, of S / E tokens. The inputs of the router have no jitter (the paper's
+    appendix C).
     """
 
     metric_names = ("aux_loss", "overflow", "expert_load")

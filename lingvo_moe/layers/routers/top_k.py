@@ -1,6 +1,8 @@
 """Top-k routing without dropped tokens.
 
-Shazeer et al. 2017, arXiv 1701.06538, section 2.1; Jiang et al. 2024, "Mixtral", arXiv 2401.04088, section 2.1.
+Shazeer et al. 2017, arXiv 1701.06538, section 2.1; Jiang et al. 2024, "Mixtral", arXiv 2401.04088, section 2.1. As
+Mixtral's, it adds no noise to the logits, and the auxiliary loss is that of the other routers here instead of Shazeer's
+losses of importance and load.
 """
 
 from __future__ import annotations
