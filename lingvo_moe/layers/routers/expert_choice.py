@@ -68,10 +68,12 @@ class ExpertChoice(Router):
         positions = tf.reduce_sum(tf.where(is_taken, tf.range(capacity), 0), axis=-1)
         positions = tf.where(tf.reduce_any(is_taken, axis=-1), positions, capacity)
         positions = context.checkpoint_name(positions, "output", "GSE")
-        used = tf.logical_and(present[..., None], positions < capacity)
+        weights = tf.where(tf.logical_and(present[..., None], positions < capacity), gates, 0.0)
+        # A gate may underflow to 0, and what weighs nothing is not dispatched.
+        is_dropped = tf.reduce_all(tf.equal(weights, 0.0), axis=-1)
         return Routing(
             experts=None,
             positions=positions,
-            weights=tf.where(used, gates, 0.0),
-            metrics={"overflow": share_of_tokens(tf.logical_not(tf.reduce_any(used, axis=-1)), present)},
+            weights=weights,
+            metrics={"overflow": share_of_tokens(is_dropped, present)},
         )

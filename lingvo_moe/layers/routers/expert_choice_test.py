@@ -37,6 +37,14 @@ def test_follows_the_paper(case, capacity):
     cases.assert_metrics(ROUTER, routing, {"overflow": dropped})
 
 
+def test_a_token_that_weighs_nothing_is_dropped():
+    """The third expert takes the first token, by a gate that has underflowed to 0: it is not dispatched."""
+    logits, paddings = np.float32([[[199, 200, 0], [200, 0, 0], [0, 200, 0]]]), np.zeros((1, 3), bool)
+    routing = cases.route(ROUTER, logits, paddings, 1)
+    np.testing.assert_array_equal(routing.weights, [[[0, 0, 0], [1, 0, 0], [0, 1, 0]]])
+    assert float(routing.metrics["overflow"]) == pytest.approx(1 / 3)
+
+
 def test_load_is_balanced():
     """Every expert has exactly C tokens, so there is nothing for an auxiliary loss to balance."""
     logits, paddings = cases.CASES["no paddings"]()

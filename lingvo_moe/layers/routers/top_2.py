@@ -64,12 +64,13 @@ def route(gates: tf.Tensor, paddings: tf.Tensor, capacity: int, context: Context
     if context.training:
         draw = context.uniform(tuple(gates.shape[:2]), "second_expert")  # line 17
         second_used = tf.logical_and(second_used, 2.0 * normalised[..., 1] > draw)
-    used = tf.stack([first_used, second_used], axis=-1)
-    num_used = tf.reduce_sum(tf.cast(used, tf.float32), axis=-1)  # [G, S]: 0, 1 or 2 experts
+    weights = tf.where(tf.stack([first_used, second_used], axis=-1), normalised, 0.0)
+    # [G, S]: 0, 1 or 2 experts. A gate may underflow to 0, and what weighs nothing is not dispatched.
+    num_used = tf.reduce_sum(tf.cast(tf.not_equal(weights, 0.0), tf.float32), axis=-1)
     return Routing(
         experts=tf.stack(experts, axis=-1),
         positions=tf.stack([first_position, second_position], axis=-1),
-        weights=tf.where(used, normalised, 0.0),
+        weights=weights,
         metrics={
             "aux_loss": load_balance_loss(gates, masks[0], present),  # line 13
             "overflow": share_of_tokens(tf.equal(num_used, 0.0), present),

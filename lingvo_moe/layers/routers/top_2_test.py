@@ -270,6 +270,14 @@ def test_metrics():
     assert [float(value) for value in nothing.metrics.values()] == [0.0, 0.0, 0.0, 0.0]
 
 
+def test_metrics_count_what_is_dispatched():
+    """A gate that has underflowed to 0 weighs nothing: tokens without another expert are dropped."""
+    gates = np.tile(np.float32([1.0, 0.0]), (1, 4, 1))
+    routing = route(tf.constant(gates), tf.constant(no_paddings(gates)), 1, Context())
+    assert np.count_nonzero(routing.weights) == 1
+    assert (routing.metrics["overflow"], routing.metrics["second_expert"]) == (0.75, 0.0)
+
+
 def test_gradients_reach_the_gate_weights():
     """Both through the auxiliary loss and through each of the two combine weights: they are what training steers by."""
     random = np.random.default_rng(2)
