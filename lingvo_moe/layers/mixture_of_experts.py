@@ -30,7 +30,7 @@ _RANGES = {
 @register_feed_forward("moe")
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MixtureOfExperts(Layer):
-    """E feed-forward networks, each computing the tokens that the router sends to it.
+    """E feed-forward networks `wo . relu(wi . x)`, each computing the tokens that the router sends to it.
 
     Attributes:
       num_groups: G, into which the tokens of a batch are split; each is routed by itself. A batch whose number of

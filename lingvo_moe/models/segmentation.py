@@ -110,7 +110,8 @@ class UNet(Layer):
 
         Returns:
           (loss to minimise, scalar; metrics: `cross_entropy` in nats per voxel, `tokens`, the number of voxels, and
-          `dice`, of probabilities, the mean over the classes except the background).
+          `dice`, of probabilities, the mean over the classes except the background, with 1 voxel added to numerator and
+          denominator).
 
         Raises:
           UserError: volumes that the levels cannot halve, or that are too small for the windows or the devices.
@@ -197,7 +198,7 @@ class UNet(Layer):
         return tf.cast(call("softmax", outputs), tf.float32)
 
     def _dice(self, probabilities: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
-        """The mean over classes of 2 |P and L| / (|P| + |L|), of all voxels of `[B, X, Y, Z, classes]` together."""
+        """The mean over classes of (2 |P and L| + 1) / (|P| + |L| + 1), of all voxels `[B, X, Y, Z, classes]`."""
         both, either = (
             tf.reduce_sum(part, axis=(0, 1, 2, 3))[1:] for part in (probabilities * labels, probabilities + labels)
         )

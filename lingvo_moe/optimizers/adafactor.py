@@ -26,7 +26,8 @@ class Adafactor:
     Attributes:
       learning_rate: a function of the step.
       beta1: the decay of the first moment, an average of updates that is as large as the weights; 0 for none, as in the
-        papers. Small batches are noisy and gain from it.
+        papers. Small batches are noisy and gain from it. The learning rate multiplies the average, where Mesh
+        TensorFlow's Adafactor averages products with the rate.
       beta2_cap, beta2_exponent: the decay of the second moments at step t (from 1) is min(cap, 1 - t^-exponent).
       clipping_threshold: the largest root mean square of an update, per matrix; there is no gradient clipping.
       multiply_by_parameter_scale: whether updates are relative to the root mean square of the matrix
