@@ -91,7 +91,7 @@ class _Alignments:
             # The share of each state in the probability of all paths at a frame (Graves et al., section 4.2).
             shares = tf.nn.softmax(forward + self._backward(by_frame))
             shares = tf.where(self._present, shares, 0.0)
-            return -tf.einsum("sbu,b->bsu", shares, upstream)
+            return -tf.einsum("sbu->bsu", shares) * upstream[:, None, None]
 
         return tf.where(total > _IMPOSSIBLE / 2, -total, float("inf")), gradient
 
