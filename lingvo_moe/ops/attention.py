@@ -22,7 +22,11 @@ _PARTS = (4, 2)  # the parts of a cache that are read alone: a quarter, a half
 
 
 def attention_logits(queries: tf.Tensor, keys: tf.Tensor, key_axes: str, context: Context) -> tf.Tensor:
-    """Products of queries `[B, T, N, D]` and keys, with the logical axes `key_axes`: `[B, N, T, L]`."""
+    """Products of queries `[B, T, N, D]` and keys, with the logical axes `key_axes`: `[B, N, T, L]`.
+
+    Of the dtype of the factors, except for one query on a CPU, whose logits are float32. In bfloat16, a logit has eight
+    significant bits.
+    """
     if not _is_single_query(queries.shape[1], key_axes, CACHED_AXES[0], context):
         return tf.einsum(f"BTND,{key_axes}->BNTL", queries, keys)
     query, keys = tf.cast(tf.einsum("BTND->BNDT", queries), tf.float32), tf.cast(keys, tf.float32)
