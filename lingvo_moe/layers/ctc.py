@@ -121,8 +121,9 @@ class _Alignments:
             )
             return tf.where(present, _log_of_sum(emitted, padded[:, 1:-1], skipping[:, 2:]), after)
 
-        following = emissions[1:], self._present[1:]
-        return tf.concat([tf.scan(step, following, self._end, reverse=True), self._end[None]], axis=0)
+        # From what follows each frame to what follows the one before; the first has none, but a scan needs a step.
+        before = tf.scan(step, (emissions, self._present), self._end, reverse=True)
+        return tf.concat([before[1:], self._end[None]], axis=0)
 
 
 def _log_of_sum(*logarithms: tf.Tensor) -> tf.Tensor:

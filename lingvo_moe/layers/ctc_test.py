@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -60,13 +61,19 @@ def losses_and_gradients(
     for row, (of_row, text) in enumerate(rows):
         logits[row, : len(of_row)], silent[row, : len(of_row)] = of_row, False
         labels[row, : len(text)], absent[row, : len(text)] = text, False
-    inputs = tf.constant(logits)
-    with tf.GradientTape() as tape:
-        tape.watch(inputs)
-        nats = ctc_loss(inputs, tf.constant(silent), tf.constant(labels), tf.constant(absent), Context())
-    gradient = tape.gradient(nats, inputs)
-    assert gradient is not None
+    nats, gradient = with_gradient(*map(tf.constant, (logits, silent, labels, absent)))
     return nats.numpy(), gradient.numpy()
+
+
+@tf.function(autograph=False)  # traced once for the examples of one shape
+def with_gradient(
+    logits: tf.Tensor, silent: tf.Tensor, labels: tf.Tensor, absent: tf.Tensor
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """The loss of each row, and the gradient of their sum by the logits."""
+    with tf.GradientTape() as tape:
+        tape.watch(logits)
+        nats = ctc_loss(logits, silent, labels, absent, Context())
+    return nats, tf.convert_to_tensor(tape.gradient(nats, logits))
 
 
 @settings(max_examples=10)
@@ -99,6 +106,18 @@ def test_gradients_are_differences_of_losses():
             step[place] = width
             expected[place] = (by_alignments(logits + step, text) - by_alignments(logits - step, text)) / (2 * width)
         np.testing.assert_allclose(gradient, expected, rtol=0, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("frames", [1, 2])
+def test_compiled_rows_of_few_frames(frames):
+    """A label in each frame: the gradient of its softmax alone."""
+    logits = np.random.default_rng(3).normal(size=(1, frames, CLASSES)).astype(np.float32)
+    text, nothing = tf.constant([[1, 2][:frames]]), tf.zeros((1, frames), tf.bool)
+
+    compiled = tf.function(with_gradient, autograph=False, jit_compile=True)
+    _, gradient = compiled(tf.constant(logits), nothing, text, nothing)
+    expected = tf.nn.softmax(logits) - tf.one_hot(text, CLASSES)
+    np.testing.assert_allclose(gradient, expected, rtol=0, atol=TOLERANCE)
 
 
 def test_long_transcripts_of_improbable_labels():
