@@ -37,6 +37,7 @@ _SURROGATES = re.compile("[\ud800-\udfff]")
 _CONTROL_CHARACTERS = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f]")
 # XLA's error where a device has too little memory, as JAX and TensorFlow name it. Not all commands import these.
 _OF_XLA = {"JaxRuntimeError": "RESOURCE_EXHAUSTED: ", "ResourceExhaustedError": ""}
+_NO_BACKEND = "Unable to initialize backend"  # JAX's RuntimeError for a platform that it does not have
 _OUT_OF_MEMORY = re.compile(r".*(?:[Oo]ut of memory|OOM|allocat).*")
 _REMEDIES = {
     errno.ENOSPC: "no space left on the device; free some and run the same command again",
@@ -139,6 +140,8 @@ def _execute(main: Main, argv: Sequence[str], flag_values: flags.FlagValues, des
             f"out of memory: {str(error) or 'an allocation failed'}. Pass smaller numbers, or free some memory."
         )
     except Exception as error:
+        if "JAX_PLATFORMS" in os.environ and str(error).startswith(_NO_BACKEND):
+            return _fail(f"the environment variable JAX_PLATFORMS={os.environ['JAX_PLATFORMS']}: {error}")
         reason = str(error) if isinstance(error, OutOfMemory) else _out_of_memory(error)
         if reason is None:
             raise

@@ -154,6 +154,14 @@ def test_a_bug_keeps_its_traceback(values, error):
         app.execute(_raising(error), ["tool"], values)
 
 
+def test_a_platform_of_the_environment_that_jax_lacks_is_named(values, capsys, monkeypatch):
+    """Any command that uses JAX ends with its error."""
+    error = RuntimeError("Unable to initialize backend 'foo': not in the list of known backends: ['cpu'].")
+    monkeypatch.setenv("JAX_PLATFORMS", "foo")
+    assert app.execute(_raising(error), ["tool"], values) == 2
+    assert capsys.readouterr().err == f"error: the environment variable JAX_PLATFORMS=foo: {error}\n"
+
+
 @pytest.mark.parametrize("name", [signal.SIGTERM, signal.SIGHUP])
 def test_a_context_ends_before_the_process(name):
     """Of a terminal that was closed, 130 MB of unpacked weights stayed behind each time."""
