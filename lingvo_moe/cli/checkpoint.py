@@ -209,6 +209,8 @@ def _logdir(config: CheckpointConfig) -> str:
 def _existing(logdir: str, flag: str = "--logdir") -> Checkpoints:
     checkpoints = Checkpoints(logdir)
     if not checkpoints.steps():
+        if os.path.isfile(logdir):
+            raise UserError(f"{flag}={logdir} is a file; expected the log directory of a training run.")
         raise UserError(f"{flag}={logdir}: there is no checkpoint in {checkpoints.directory}.")
     return checkpoints
 

@@ -187,6 +187,7 @@ def test_a_file_keeps_all_hyperparameters(trained, data, tmp_path):
         (["verfy"], "checkpoint verfy: no such action. Did you mean verify"),
         (["inspect", "verify"], "got 2"),
         (["verify"], "--logdir is missing"),
+        (["verify", f"--logdir={__file__}"], "checkpoint_test.py is a file; expected the log directory"),
         (["verify", "--logdir=nowhere"], "--logdir=nowhere: there is no checkpoint in "),
         (["verify", "--logdir=LOG", "--step=3"], "--step=3: there is no such checkpoint; existing steps: 2, 4"),
         (["verify", "--logdir=LOG", "--grep=x"], "--grep is not for checkpoint verify, which takes --logdir, --step"),

@@ -359,6 +359,8 @@ class Checkpoints:
             raise removed(self.path(step))
         step = self.latest(items) if step is None else step
         if step is None:
+            if self.directory.parent.is_file():
+                raise UserError(f"{self.directory.parent} is a file; expected the log directory of a training run.")
             raise UserError(
                 f"{self.directory}: no checkpoint. Train first: python -m lingvo_moe train --model={model} "
                 f"--logdir={self.directory.parent}"

@@ -95,6 +95,9 @@ def test_reading_creates_nothing(tmp_path):
         ):
             restore(logdir)
     assert not list(tmp_path.iterdir())
+    (tmp_path / "weights").touch()
+    with pytest.raises(UserError, match="/weights is a file; expected the log directory of a training run"):
+        restore(tmp_path / "weights")
 
 
 def test_temporary_directory_of_a_killed_process(tmp_path):
