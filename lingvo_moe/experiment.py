@@ -301,7 +301,7 @@ class Experiment:
         vocabulary = self.model.vocabularies.get("target")
         if not self.translates or vocabulary is None:
             return
-        # A larger beam cannot be filled by the first token, and its program would be compiled for hours.
+        # A larger beam cannot be filled by the first token, and its program takes long to compile.
         if self.search.beam_size > vocabulary:
             raise UserError(
                 f"search.beam_size is {self.search.beam_size}; expected at most {vocabulary}, the tokens of the "

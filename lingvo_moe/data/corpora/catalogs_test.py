@@ -220,7 +220,7 @@ def test_nested_choices():
 
 
 def test_choices_nested_without_end_take_no_time():
-    """A text of a megabyte would take an hour if each level were read alone."""
+    """Reading each level alone takes quadratic time: 12 seconds for 140 kB."""
     assert catalogs._first_choice(50_000 * "{{PLURAL:$1|" + "a" + 50_000 * "|b}}").startswith("{{PLURAL")
 
 
