@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from lingvo_moe.data.corpora.cleaning import tidy
 from lingvo_moe.data.tokenizer import Tokenizer
+from lingvo_moe.inference.lines import bold_marks
 from lingvo_moe.inference.lines.accelerators import without_accelerator
 from lingvo_moe.inference.lines.capitals import lower_case
 from lingvo_moe.inference.lines.english import is_english
@@ -23,17 +24,39 @@ from lingvo_moe.inference.lines.unknown_symbols import Framed, take_out
 from lingvo_moe.inference.lines.variants import variants
 
 
+class Plain(NamedTuple):
+    """A text without the backslashes before its quotes, and with tags for the marks of bold text."""
+
+    unescaped: Unescaped
+    tagged: bold_marks.Tagged
+
+    @classmethod
+    def of(cls, text: str) -> Plain:
+        """Returns what a text is as plain text."""
+        unescaped = unescape(text)
+        return cls(unescaped, bold_marks.tag(unescaped.text))
+
+    @property
+    def text(self) -> str:
+        """The plain text."""
+        return self.tagged.text
+
+    def undo(self, translation: str) -> str:
+        """Returns a translation with the backslashes and the marks."""
+        return self.unescaped.escape(self.tagged.mark(translation))
+
+
 class Line(NamedTuple):
     """A line.
 
     Attributes:
-      divided: its parts, with quotes that may have a backslash.
-      unescaped: each of them without these backslashes.
+      divided: its parts, with quotes that may have a backslash, and marks of bold text.
+      plain: each of them without these.
       texts: the ways to read each, or that it is copied.
     """
 
     divided: LineParts
-    unescaped: list[Unescaped]
+    plain: list[Plain]
     texts: list[Text | Copied]
 
     @property
@@ -57,8 +80,8 @@ class Line(NamedTuple):
           known: the translations of `inputs`, and of `inputs_read_again`.
         """
         of_texts = [
-            [dataclasses.replace(each, text=escaped.escape(each.text)) for each in text.translations(known)]
-            for escaped, text in zip(self.unescaped, self.texts, strict=True)
+            [dataclasses.replace(each, text=plain.undo(each.text)) for each in text.translations(known)]
+            for plain, text in zip(self.plain, self.texts, strict=True)
         ]
         different: dict[str, Translation] = {}
         for each in join(of_texts, self.divided.around):
@@ -88,15 +111,15 @@ class LineReader:
     def lines(self, sentences: Sequence[str]) -> list[Line]:
         """Returns the ways to read each line."""
         divided = [divide(sentence) for sentence in sentences]
-        unescaped = [[unescape(wrapped.text) for wrapped in line.texts] for line in divided]
-        tidied = [tidy(text.text) for texts in unescaped for text in texts]
+        plain = [[Plain.of(wrapped.text) for wrapped in line.texts] for line in divided]
+        tidied = [tidy(text.text) for texts in plain for text in texts]
         framed = [
             frame._replace(text=without_accelerator(frame.text, self._tokenizer))
             for frame in take_out(tidied, self._tokenizer)
         ]
-        originals = [text.text for texts in unescaped for text in texts]
+        originals = [text.text for texts in plain for text in texts]
         read = iter(self._copied_or_read(originals, framed))
-        return [Line(line, texts, [next(read) for _ in texts]) for line, texts in zip(divided, unescaped, strict=True)]
+        return [Line(line, texts, [next(read) for _ in texts]) for line, texts in zip(divided, plain, strict=True)]
 
     def _copied_or_read(self, originals: Sequence[str], framed: Sequence[Framed]) -> list[Text | Copied]:
         """Returns each text, English ones as they were, the others to be read within their frame."""
