@@ -185,14 +185,3 @@ def test_translation_in_a_pipeline_over_the_border_of_processes_trains_as_in_one
     gains = [tiny.curves(logdir, "valid")["source_gain"] for logdir in (divided, whole)]
     assert gains[0] == gains[1] and sorted(gains[0]) == [4]
     _assert_same_checkpoint(whole, divided, 4)
-
-
-def test_a_mistake_is_reported_by_all(data, tmp_path):
-    """Each process checks the flags itself, and the remedy is for the number of processes."""
-    small = ("--set=model.num_experts=0", "--set=model.layer_pattern=dense", "--set=training.evaluate_every=0")
-    started = _start(data, tmp_path / "log", 1000, "--set=input.batch_size=6", "--set=input.shards=1", *small)
-    stderr = _await_stderr(started, None)
-    # The watchdog's status is of a process whose peer was first.
-    assert {process.returncode for process in started} <= {2, watchdog.EXIT_STATUS}
-    assert all("rows" in words and "Traceback" not in words for words in stderr)
-    assert "--set input.shards=2" in "".join(stderr), stderr
