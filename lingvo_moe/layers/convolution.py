@@ -67,9 +67,7 @@ class ConvolutionModule(Layer):
         before, length = (self.kernel_size - 1) // 2, inputs.shape[1]
         padded = tf.pad(inputs, [[0, 0], [before, self.kernel_size // 2], [0, 0]])
         taps = tf.unstack(tf.cast(kernel, tf.float32))
-        products = [
-            tf.cast(padded[:, number : number + length], tf.float32) * tap for number, tap in enumerate(taps)
-        ]
+        products = [tf.cast(padded[:, number : number + length], tf.float32) * tap for number, tap in enumerate(taps)]
         return tf.cast(tf.add_n(products), inputs.dtype)
 
     @property
