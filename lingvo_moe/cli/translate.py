@@ -98,15 +98,18 @@ def _check_output(config: TranslateConfig):
 
 
 def _write_nothing(config: TranslateConfig, source: Lines | PoCatalog):
-    """Writes files for an input without anything to translate, and says so."""
+    """Writes all files for an input without anything to translate, and says so."""
     if isinstance(source, PoCatalog):
-        _logger.warning("--input=%s: each text has a translation already, which it keeps.", config.input)
+        _logger.warning(
+            "--input=%s has no text without a translation; it is written with those that it has.", config.input
+        )
     else:
         _logger.warning("--input=%s is empty, and so is what is written.", config.input)
-    for path in filter(None, (config.output, config.doubtful, config.explain)):
-        with output_files.atomic_writer(path) as file:
-            if isinstance(source, PoCatalog) and path == config.output:
-                file.write(source.filled([], ()))
+    _write(config, source, (), None)
+    _report_doubtful(config, source, ())
+    if config.explain:
+        with output_files.atomic_writer(config.explain):
+            pass
 
 
 def _identity(config: TranslateConfig, settings: str, translator: Translator, sentences: Sequence[str]) -> str:

@@ -44,8 +44,8 @@ from lingvo_moe.training import logdir_lock, loop
 
 corpus, tokenizers, logdir, *changes = sys.argv[1:]
 for devices in (4, 1):
-    config = tiny.tiny_language_model(tiny.Data(corpus, tokenizers), *changes, mesh=DeviceMesh((devices,)))
-    loop.train(tiny.LANGUAGE_MODEL, config, Engine(devices, "cpu"), f"{logdir}/{devices}")
+    config = tiny.tiny(tiny.Data(corpus, tokenizers), *changes, mesh=DeviceMesh((devices,)))
+    loop.train(tiny.MODEL, config, Engine(devices, "cpu"), f"{logdir}/{devices}")
 """
 
 
@@ -126,7 +126,8 @@ def test_four_devices_train_as_one_with_the_compiler_of_users(data, tmp_path):
 
     Devices add in another order than one does, see `testing.translation.TOLERANCE`.
     """
-    changes = ("training.steps=4", "training.evaluate_every=0")
+    changes = ("model.num_layers=2", "model.encoder_layer_pattern=dense", "model.layer_pattern=moe")
+    changes += ("training.steps=4", "training.evaluate_every=0")
     command = [sys.executable, "-c", _ON_FOUR_AND_ONE, data.corpus, data.tokenizers, tmp_path, *changes]
     environment = {name: value for name, value in os.environ.items() if name not in _OPTIONS_OF_TESTS}
     environment["PYTHONPATH"] = os.pathsep.join(sys.path)

@@ -32,7 +32,7 @@ class Plain(NamedTuple):
 
     @classmethod
     def of(cls, text: str) -> Plain:
-        """Returns what a text is as plain text."""
+        """Returns the plain text of a text."""
         unescaped = unescape(text)
         return cls(unescaped, bold_marks.tag(unescaped.text))
 
