@@ -165,6 +165,15 @@ def test_a_line_with_a_placeholder_has_a_fallback():
     assert [each.text for each in read.translations(known)] == ["www.a.de: see %s"]
 
 
+def test_bold_text_is_read_with_tags_and_written_with_marks():
+    """Of two hypotheses the one that has both tags is taken."""
+    (line,) = LineReader(_Tokenizer(b""), 12).lines(["**Neerg** der"])
+    assert line.inputs == ["<b>Neerg</b> der"]
+    lost, kept = Translation("<b>Green red", -1.0), Translation("<b>Green</b> red", -2.0)
+    best, *_ = line.translations({"<b>Neerg</b> der": [lost, kept]})
+    assert (best.text, best.is_intact) == ("**Green** red", True)
+
+
 def test_a_translation_that_loses_a_quote_is_not_intact():
     """Another hypothesis is taken, if one is."""
     (read,) = _texts('"neerg" und "der"')
