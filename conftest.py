@@ -146,6 +146,16 @@ def drop_compiled_programs(request):
     _return_freed_memory(request.config)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def no_model_is_left_registered():
+    """Fails the file that leaves a model of its own registered; tests of other files in its process walk over all."""
+    yield
+    registry = sys.modules.get("lingvo_moe.registry")
+    names = registry.MODELS.names() if registry else ()
+    left = [name for name in names if not registry.MODELS.get(name).__module__.startswith("params.")]
+    assert not left, f"register {', '.join(left)} inside `with registry.MODELS.isolated():`"
+
+
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
     """A small corpus of two synthetic languages and its tokenizers, `testing.experiments.Data`."""

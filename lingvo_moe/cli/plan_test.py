@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from lingvo_moe import registry
 from lingvo_moe.cli import main
 
 pytestmark = pytest.mark.slow
@@ -35,10 +36,12 @@ def test_a_model_of_another_class_is_shown_and_not_planned(capsys, tmp_path):
         "    def experiment(self):\n"
         "        return Experiment(model=Unigram(), input=InputConfig(source_length=0))\n"
     )
-    assert _run("show", "unigrams.Uni", f"--import={tmp_path}/unigrams.py") == 0
-    assert capsys.readouterr().out.startswith("unigrams.Uni: 8 weights\nmodel.target_vocabulary = 8\n")
-    assert _run("plan", "unigrams.Uni", f"--import={tmp_path}/unigrams.py") == 2
-    assert "plan counts the work of a Transformer or UNet; unigrams.Uni is a Unigram" in capsys.readouterr().err
+    registry.names()  # imports the models of the repository
+    with registry.MODELS.isolated():
+        assert _run("show", "unigrams.Uni", f"--import={tmp_path}/unigrams.py") == 0
+        assert capsys.readouterr().out.startswith("unigrams.Uni: 8 weights\nmodel.target_vocabulary = 8\n")
+        assert _run("plan", "unigrams.Uni", f"--import={tmp_path}/unigrams.py") == 2
+        assert "plan counts the work of a Transformer or UNet; unigrams.Uni is a Unigram" in capsys.readouterr().err
 
 
 def test_plan_predicts_layouts_without_compiling(capsys):
