@@ -11,6 +11,7 @@ import polib
 import pytest
 
 from lingvo_moe.cli import main, released
+from lingvo_moe.inference import released as released_files
 from lingvo_moe.inference import translator
 from lingvo_moe.testing import experiments as tiny
 
@@ -122,12 +123,12 @@ def test_translate_with_no_model_uses_the_released_one(trained, data, tmp_path, 
     """If it is there, in int8; a log directory that is named is of another model, which must be named too."""
     model, *settings = tiny.settings()
     assert model == f"--model={tiny.MODEL}"
-    monkeypatch.setattr(released, "MODEL", tiny.MODEL)
-    monkeypatch.setattr(released, "DIRECTORY", tmp_path)
+    monkeypatch.setattr(released_files, "MODEL", tiny.MODEL)
+    monkeypatch.setattr(released_files, "DIRECTORY", tmp_path)
     own = tuple(flag.removeprefix("--set=") for flag in settings if flag.startswith("--set="))
-    specs_of = released._specs
+    specs_of = released_files._specs
     monkeypatch.setattr(
-        released, "_specs", lambda assignments, mesh: specs_of(assignments or own, mesh)
+        released_files, "_specs", lambda assignments, mesh=None: specs_of(assignments or own, mesh)
     )  # as if registered so
     given = _lines(tmp_path / "in.txt", "der old", "eert")
     assert _run("translate", *settings, given) == 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 import hashlib
 import logging
 import pathlib
@@ -10,14 +11,20 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from lingvo_moe import tree
+from lingvo_moe import experiment as experiments
+from lingvo_moe import program_cache, tree
 from lingvo_moe.data.pipeline import source_batches
 from lingvo_moe.data.tokenizer import Tokenizers
+from lingvo_moe.engines import registry as engines
 from lingvo_moe.engines.base import Engine
+from lingvo_moe.engines.registry import EngineOptions
+from lingvo_moe.errors import UserError
 from lingvo_moe.experiment import Experiment
 from lingvo_moe.inference.lines.line_reader import Line, LineReader
 from lingvo_moe.inference.lines.translation import Translation
 from lingvo_moe.inference.trained_weights import trained_weights
+from lingvo_moe.sharding.layout import DeviceMesh
+from lingvo_moe.training import hyperparameters
 from lingvo_moe.utils import progress
 
 _logger = logging.getLogger(__name__)
@@ -152,6 +159,46 @@ class Translator:
             )
             for text, score, row in zip(texts, scores, rows)
         ]
+
+
+def load(
+    logdir: str | pathlib.Path,
+    name: str | None = None,
+    assignments: Sequence[str] = (),
+    mesh: DeviceMesh = DeviceMesh(),
+    platform: str | None = None,
+    copy_english: bool = False,
+) -> Translator:
+    """Returns a translator with the newest checkpoint of a log directory; seconds, or a minute without program cache.
+
+    Args:
+      logdir: that of `train`.
+      name: the registered name of the model; None for that of the log directory's `hyperparameters.json`, with the
+        hyperparameters that it has.
+      assignments: other hyperparameters, as `--set` has them: `["search.beam_size=8"]`.
+      mesh: of the devices to translate on.
+      platform: `cpu`, `gpu` or `tpu`; None for what JAX prefers.
+      copy_english: whether texts that are English already are copied.
+
+    Raises:
+      UserError: as `Translator`; or no name and no file, an unknown hyperparameter, devices that are not there.
+    """
+    if name is None:
+        file = pathlib.Path(logdir) / hyperparameters.FILE
+        recorded = hyperparameters.load(file.parent)
+        if recorded is None:
+            raise UserError(
+                f"{file}: no such file. Name the log directory of a training run, or pass the model's name."
+            )
+        name, own = recorded.resolve(str(file))
+        assignments = (*own, *assignments)
+    experiment = experiments.get(name, list(assignments), mesh)
+    options = EngineOptions(
+        purpose="decode", num_devices=mesh.size, platform=platform, executables=program_cache.executables()
+    )
+    engine = engines.make("pjrt", options)
+    experiment = dataclasses.replace(experiment, platform=experiment.platform or engine.platform)
+    return Translator(name, experiment, engine, logdir, copy_english)
 
 
 def _digest(theta: dict, tokenizers: Tokenizers) -> str:

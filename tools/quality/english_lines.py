@@ -12,10 +12,11 @@ from collections.abc import Sequence
 
 from absl import flags
 
-from lingvo_moe.cli import app, released
+from lingvo_moe.cli import app
 from lingvo_moe.data.corpus import Corpus
 from lingvo_moe.data.tokenizer import Tokenizers
 from lingvo_moe.errors import UserError
+from lingvo_moe.inference import released
 from lingvo_moe.inference.lines.line_reader import LineReader
 from tools import markdown
 
@@ -23,7 +24,7 @@ FLAGS = flags.FlagValues()
 flags.DEFINE_string("corpus", None, "A directory of tools.build_corpus, with held-out sentences.", flag_values=FLAGS)
 flags.DEFINE_string(
     "tokenizers",
-    str(released.DIRECTORY / "tokenizers"),
+    str(released.tokenizers()),
     "The tokenizers of the model: a directory of tools.train_tokenizer.",
     flag_values=FLAGS,
 )
