@@ -100,7 +100,11 @@ class Translator:
         Args:
           sentences: the lines.
           start: how many of them to leave out, at the beginning.
+
+        Raises:
+          UserError: one text, or something else, in the place of a list of texts.
         """
+        _check_texts(sentences)
         lines = self._reader.lines(sentences[start:])
         uses = collections.Counter(text for line in lines for text in line.inputs)
         if (different := len(set(sentences[start:]))) < len(lines):
@@ -199,6 +203,16 @@ def load(
     engine = engines.make("pjrt", options)
     experiment = dataclasses.replace(experiment, platform=experiment.platform or engine.platform)
     return Translator(name, experiment, engine, logdir, copy_english)
+
+
+def _check_texts(sentences: object):
+    if isinstance(sentences, str):
+        raise UserError(f"{sentences[:40]!r} is one text; pass a list of texts, [{sentences[:40]!r}].")
+    if not isinstance(sentences, Sequence):
+        raise UserError(f"{type(sentences).__name__}: expected a list of texts; pass list(...) of it.")
+    for text in sentences:
+        if not isinstance(text, str):
+            raise UserError(f"{text!r} is of type {type(text).__name__}; expected a list of texts, which are str.")
 
 
 def _digest(theta: dict, tokenizers: Tokenizers) -> str:

@@ -145,6 +145,26 @@ def test_no_sentences_have_no_translations(translator):
     assert translator.translate([]) == []
 
 
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("der old", r"'der old' is one text; pass a list of texts, \['der old'\]."),
+        (iter(["der"]), "list_iterator: expected a list of texts"),
+        (["der", b"old"], "b'old' is of type bytes; expected a list of texts"),
+    ],
+)
+def test_what_is_no_list_of_texts_is_an_error(translator, given, message):
+    """A text alone is a sequence, too: of letters, each of which would be translated."""
+    with pytest.raises(UserError, match=message):
+        translator.translate(given)
+
+
+def test_a_directory_without_hyperparameters_needs_the_name_of_the_model(tmp_path):
+    """The message names the file."""
+    with pytest.raises(UserError, match=r"hyperparameters.json: no such file. .*pass the model's name"):
+        translator_module.load(tmp_path)
+
+
 def test_a_long_line_is_translated_in_parts(data, translator):
     """A sentence that is too long by itself loses its end, which its translation says."""
     sentences = ["neerg der eulb.", "eert gib a."]
