@@ -47,7 +47,7 @@ def run(name: str, directory: pathlib.Path, monkeypatch, capsys) -> str:
 
 def test_every_program_is_tested():
     """A program that is added to the document has a test here."""
-    assert PROGRAMS.keys() == {"translate.py", "own.py", "train.py", "steps.py", "layer.py"}
+    assert PROGRAMS.keys() == {"translate.py", "own.py", "train.py", "steps.py", "layer.py", "annotations.py"}
 
 
 def test_the_released_model_translates(directory, monkeypatch, capsys):
@@ -81,3 +81,8 @@ def test_a_layer_alone_has_the_same_values_on_any_mesh(directory, monkeypatch, c
     *lines, difference = printed.splitlines()
     assert lines == _OUTPUTS["layer.py"].splitlines()[:-1]
     assert float(difference.rpartition(" ")[2]) < 1e-6  # of outputs below 4, in another order of summation
+
+
+def test_annotations_by_hand_have_the_papers_collectives(directory, monkeypatch, capsys):
+    """GShard's Algorithm 2 has an AllToAll before the experts and one after them."""
+    assert run("annotations.py", directory, monkeypatch, capsys) == _OUTPUTS["annotations.py"]

@@ -67,9 +67,15 @@ class Engine:
                 f"pass --devices={processes * per_process}, or another --processes."
             )
         if num_devices > len(available):
+            kind = available[0].platform
+            remedy = (
+                "in Python, make the engine with the most devices before anything else starts JAX"
+                if kind == "cpu"
+                else "pass --platform=cpu for virtual ones"
+            )
             raise UserError(
-                f"--devices={num_devices}: there are {len(available)} {available[0].platform} devices; ask for at most "
-                f"that many, or pass --platform=cpu for virtual ones."
+                f"--devices={num_devices}: there are {len(available)} {kind} devices; ask for at most that many, or "
+                f"{remedy}."
             )
         if processes > 1 and num_devices < len(available):
             raise UserError(
