@@ -1,6 +1,6 @@
 """What a program reads in a line, and a translation must keep as it is: placeholders, tags, addresses, codes, numbers.
 
-Codes are names of files and identifiers, paths, hexadecimal numbers, and what is between backticks.
+Codes are names of files and identifiers, paths, hexadecimal numbers, comments, and what is between backticks.
 """
 
 from __future__ import annotations
@@ -51,6 +51,7 @@ _PATH = (
     r"|(?<!\\)\\[a-z]{2,}(?=\{)"
 )
 _BACKTICKS = r"`[^`'\s][^`']*`"
+_COMMENT = r"<!--[^<>]*-->"
 # Hexadecimal numbers, UUIDs, MAC addresses and hashes.
 _HEXADECIMAL = (
     r"\b0[xX][0-9A-Fa-f]+\b"
@@ -72,15 +73,28 @@ _FILE = (
     rf"(?<![{_LETTER}_.@+-])(?:[{_LETTER}_]{{2}}[{_LETTER}_+-]*(?:\.[{_LETTER}_+-]+)*\.(?:{_EXTENSION})"
     rf"|{_WITHOUT_DIGIT}*+[0-9_][{_LETTER}_+-]*+\.[a-z][a-z0-9]{{1,4}})(?::\d+)?(?![{_LETTER}_]|\.[{_LETTER}])"
 )
-# In capitals, with a digit, or with more than one `_`: a single one may be the mark of an accelerator.
+# In capitals, with a digit, or with more than one `_`: a single one may be the mark of an accelerator. And `__name__`.
 _IDENTIFIER = (
     rf"(?<![{_LETTER}_])(?:[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+|[A-Za-z][A-Za-z0-9]*(?:_[A-Za-z0-9]+){{2,}}"
+    r"|__[A-Za-z0-9]+(?:_[A-Za-z0-9]+)*+__"
     rf"|[A-Za-z]+\d[A-Za-z0-9]*_[A-Za-z0-9]+|[A-Za-z]+_\d[A-Za-z0-9]*)(?![{_LETTER}_])"
 )
 # Without identifiers, of which `accelerators` and `capitals` have rules of their own.
 KEPT = re.compile(
     "|".join(
-        [_TAG, ENTITY.pattern, ADDRESS.pattern, _PATH, _ESCAPE, _VARIABLE, _VALUE, _BACKTICKS, _HEXADECIMAL, _FILE]
+        [
+            _TAG,
+            ENTITY.pattern,
+            ADDRESS.pattern,
+            _PATH,
+            _ESCAPE,
+            _VARIABLE,
+            _VALUE,
+            _BACKTICKS,
+            _COMMENT,
+            _HEXADECIMAL,
+            _FILE,
+        ]
     )
 )
 
@@ -112,7 +126,7 @@ _UNIT = (
 
 _REQUIRED = re.compile(
     rf"(?P<tag>{_TAG})|{ENTITY.pattern}|(?P<address>{ADDRESS.pattern})|(?P<path>{_PATH})|{_ESCAPE}"
-    rf"|(?P<placeholder>{_VARIABLE}|{_VALUE})|(?P<code>{_BACKTICKS}|{_HEXADECIMAL}|{_FILE}|{_IDENTIFIER})"
+    rf"|(?P<placeholder>{_VARIABLE}|{_VALUE})|(?P<code>{_BACKTICKS}|{_COMMENT}|{_HEXADECIMAL}|{_FILE}|{_IDENTIFIER})"
     rf"|(?P<number>{_NUMBER})"
 )
 _WITHOUT_WORDS = re.compile(f"{ENTITY.pattern}|{_ESCAPE}|{_UNIT}")

@@ -75,6 +75,8 @@ def test_percentages_names_entities_and_escapes_are_not(text, numbers):
         (r"nach C:\Program Files\App\neu.exe kopieren", [r"C:\Program Files\App\neu.exe"]),
         ("`git commit -m` statt `%s' und `Wort'", ["`git commit -m`", "%s"]),
         ("a_user_name, MAX_SIZE, x86_64 und utf_8", ["a_user_name", "MAX_SIZE", "x86_64", "utf_8"]),
+        ("__init__, __mein_modul__() und __Datei", ["__init__", "__mein_modul__"]),
+        ("<!-- Datei --> öffnen <!-- <b> -->", ["<!-- Datei -->"]),
         ("Er_setzen, user_name", []),  # with an accelerator, perhaps
         ("0xDEADBEEF, 00:1A:2b:3C:4d:5E", ["0xDEADBEEF", "00:1A:2b:3C:4d:5E"]),
         ("550e8400-e29b-41d4-a716-446655440000", ["550e8400-e29b-41d4-a716-446655440000"]),
@@ -193,5 +195,7 @@ def test_a_long_text_takes_no_longer_than_its_length():
         "aa.aa",
         "{n,n,",
         "{%",
+        "__a",
+        "<!--a",
     ):
         assert count_required(20_000 * repeated + "月") is not None and has_words(20_000 * repeated) is not None

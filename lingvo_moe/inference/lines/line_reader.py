@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from lingvo_moe.data.corpora.cleaning import tidy
 from lingvo_moe.data.tokenizer import Tokenizer
-from lingvo_moe.inference.lines import bold_marks
+from lingvo_moe.inference.lines import bold_marks, compatibility_characters
 from lingvo_moe.inference.lines.accelerators import without_accelerator
 from lingvo_moe.inference.lines.capitals import lower_case
 from lingvo_moe.inference.lines.english import is_english
@@ -42,8 +42,9 @@ class Plain(NamedTuple):
         return self.tagged.text
 
     def undo(self, translation: str) -> str:
-        """Returns a translation with the backslashes and the marks."""
-        return self.unescaped.escape(self.tagged.mark(translation))
+        """Returns a translation with the backslashes, the marks, and the characters that tokenizers replace."""
+        restored = compatibility_characters.restore(self.unescaped.text, self.tagged.mark(translation))
+        return self.unescaped.escape(restored)
 
 
 class Line(NamedTuple):
