@@ -111,10 +111,9 @@ class Context:
     def dropout(self, tensor: tf.Tensor, rate: float, key: str, logical_axes: str) -> tf.Tensor:
         """Zeroes elements with probability `rate` and scales the others by 1/(1 - rate), in training only.
 
-        In float32: in bfloat16, 1 - 0.1 is 0.898.
+        In float32, as 1 - 0.1 is 0.898 in bfloat16, and with one cast at the end, for a fast program of TPUs.
         """
         if not self.training or rate == 0.0:
             return tensor
         mask = self.annotate(self.uniform(tuple(tensor.shape), key), logical_axes) >= rate
-        scaled = tf.cast(tf.cast(tensor, tf.float32) / (1.0 - rate), tensor.dtype)
-        return tf.where(mask, scaled, tf.zeros((), tensor.dtype))
+        return tf.cast(tf.where(mask, tf.cast(tensor, tf.float32) / (1.0 - rate), 0.0), tensor.dtype)
