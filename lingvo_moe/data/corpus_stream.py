@@ -105,10 +105,11 @@ class TrainPairs:
         chunks = (
             tf.data.Dataset.range(first, _END_OF_STREAM, step).batch(chunk, drop_remainder=True).with_options(options)
         )
+        op_error = tf.errors.OpError  # looked up now: where Python ends before this iterator, TensorFlow is gone
         try:
             for indices, tokens in chunks.map(tokenize, num_parallel_calls=1).prefetch(_PREFETCHED_CHUNKS):
                 yield from _examples(indices.numpy().tolist(), {side: _rows(ragged) for side, ragged in tokens.items()})
-        except tf.errors.OpError as error:
+        except op_error as error:
             # TensorFlow wraps the error of a Python function into a page of its own.
             raise (failures[0] if failures else error) from None
 

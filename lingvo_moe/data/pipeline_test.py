@@ -69,6 +69,14 @@ def test_a_stream_leaves_no_temporary_file(train_input, tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
+def test_a_stream_that_a_program_leaves_open_ends_without_a_message(corpus, tokenizers, monkeypatch):
+    """Python closes it when it exits, after TensorFlow's modules are gone, and would print a traceback."""
+    examples = corpus_stream.TrainPairs(corpus, tokenizers, _CONFIG).examples(0, 1)
+    next(examples)
+    monkeypatch.setattr(corpus_stream, "tf", None)
+    examples.close()
+
+
 def texts(batch: Batch, tokenizers) -> list[tuple[str, str]]:
     """Returns the pairs of a batch as text."""
     loaded, actual = Tokenizers.load(tokenizers), []
