@@ -14,6 +14,7 @@ import numpy as np
 from orbax import checkpoint as orbax
 
 from lingvo_moe import tree
+from lingvo_moe.errors import UserError, did_you_mean
 from lingvo_moe.sharding.layout import Spec
 from lingvo_moe.training.checkpoint_errors import CorruptCheckpoint, RefusedCheckpoint, check_there, is_refusal, reason
 from lingvo_moe.training.checkpoint_manifest import LONG
@@ -32,9 +33,9 @@ class Reader:
     directory is gone, or RefusedCheckpoint for a reason that may pass, such as a missing permission.
     """
 
-    def __init__(self, directory: pathlib.Path):
+    def __init__(self, directory: str | pathlib.Path):
         """Takes the directory of a step; reads nothing yet."""
-        self.directory = directory
+        self.directory = pathlib.Path(directory)
 
     @functools.cached_property
     def meta(self) -> dict[str, Any]:
@@ -69,7 +70,11 @@ class Reader:
         return found
 
     def read(self, path: str) -> np.ndarray:
-        """Returns the array with this path in the training state; its checksums are verified."""
+        """Returns the array with this path in the training state; its checksums are verified.
+
+        Raises:
+          UserError: the step has no such array.
+        """
         item = "theta" if path.startswith(ARRAYS["theta"]) else "rest"
         wanted = tree.unflatten({path.removeprefix(ARRAYS[item]): orbax.RestoreArgs(restore_type=np.ndarray)})
         arguments = orbax.args.PyTreeRestore(
@@ -78,7 +83,10 @@ class Reader:
         found = self._attempt(
             path, lambda: _checkpointer(orbax.PyTreeCheckpointHandler()).restore(self.directory / item, args=arguments)
         )
-        return np.asarray(tree.flatten(found)[path.removeprefix(ARRAYS[item])])
+        (array,) = tree.flatten(found).values()
+        if not isinstance(array, np.ndarray):  # what `arguments` hold, where there is no array
+            raise UserError(f"{self.directory} has no {path}.{did_you_mean(path, self.specs([item]))}")
+        return array
 
     def problems(self, items: Collection[str] | None = None, finite: bool = False) -> list[str]:
         """Reads all arrays of these items.
