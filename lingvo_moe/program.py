@@ -146,15 +146,16 @@ def lower(
         same paths.
 
     Raises:
-      ValueError: the logical axes of an output are missing.
-      UserError: the function does not return the donated inputs with their shapes and dtypes.
+      ValueError: an input or output does not have one logical axis for each dimension, or has one that is unknown.
+      UserError: an input is not a `Spec`; the function does not return a tree of tensors, or not the donated inputs
+        with their shapes and dtypes.
     """
+    definitions.check_type(f"program {name}: the layout", layout, Layout)
     specs = tree.flatten(inputs)
+    arguments = tuple(_argument(name, path, spec, layout) for path, spec in specs.items())
+    _check_names(name, specs, donated)
     with spmd.num_devices(layout.mesh.size):
-        module, results = _trace(function, specs)
-    arguments = tuple(
-        Argument(path, tuple(s.shape), s.dtype, layout.dims_mapping(s.logical_axes)) for path, s in specs.items()
-    )
+        module, results = _trace(name, function, specs)
     _check_donated(name, specs, results, donated)
     outputs = []
     for path, (shape, dtype) in results.items():
@@ -166,6 +167,24 @@ def lower(
         outputs.append(Argument(path, shape, dtype, layout.dims_mapping(logical_axes)))
     consumed = tuple(path for path in specs if path.split("/")[0] in donated)
     return Program(name, layout.mesh, arguments, tuple(outputs), consumed, _portable(module))
+
+
+def _argument(name: str, path: str, spec: Spec, layout: Layout) -> Argument:
+    """Returns the input that a `Spec` declares, with TensorFlow's name of its dtype."""
+    definitions.check_type(f"program {name}: input {path}", spec, Spec)
+    if len(spec.logical_axes) != len(spec.shape):
+        raise ValueError(
+            f"program {name}: input {path} has shape {spec.shape}, but its logical axes are {spec.logical_axes!r}."
+        )
+    dtype = tf.as_dtype(spec.dtype).name
+    return Argument(path, tuple(spec.shape), dtype, layout.dims_mapping(spec.logical_axes))
+
+
+def _check_names(name: str, specs: dict[str, Spec], donated: tuple[str, ...]):
+    """Raises UserError for a donated input that there is not."""
+    known = sorted({path.split("/")[0] for path in specs})
+    if not set(donated) <= set(known):
+        raise UserError(f"program {name}: donated is {donated!r}; expected a tuple of names of {', '.join(known)}.")
 
 
 def _check_donated(
@@ -182,19 +201,30 @@ def _check_donated(
 
 
 def _trace(
-    function: Callable[[dict], dict], specs: dict[str, Spec]
+    name: str, function: Callable[[dict], dict], specs: dict[str, Spec]
 ) -> tuple[bytes, dict[str, tuple[tuple[int, ...], str]]]:
     """Returns StableHLO as MLIR bytecode, and the shape and dtype of every output by path."""
     results: dict[str, tuple[tuple[int, ...], str]] = {}
 
     def flat(*tensors):
-        outputs = tree.flatten(function(tree.unflatten(dict(zip(specs, tensors)))))
+        outputs = _checked_outputs(name, function(tree.unflatten(dict(zip(specs, tensors)))))
         results.update({path: (tuple(t.shape), t.dtype.name) for path, t in outputs.items()})
         return list(outputs.values())
 
     compiled = tf.function(flat, jit_compile=True, autograph=False)
     arguments = [tf.TensorSpec(spec.shape, spec.dtype) for spec in specs.values()]
     return compiled.experimental_get_compiler_ir(*arguments)(stage="stablehlo_serialized"), results
+
+
+def _checked_outputs(name: str, returned: dict) -> dict[str, Any]:
+    """Returns the outputs of a function by path; raises UserError for what is no tree of tensors."""
+    definitions.check_type(f"program {name}: the result of the function", returned, dict)
+    outputs = tree.flatten(returned)
+    for path, value in outputs.items():
+        if not hasattr(value, "shape") or not hasattr(value, "dtype"):
+            why = " (a loss has no gradient of what it does not depend on)" if value is None else ""
+            raise UserError(f"program {name}: output {path} is {definitions.form(value)}{why}; expected a tensor.")
+    return outputs
 
 
 def _portable(module: bytes) -> bytes:

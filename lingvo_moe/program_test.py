@@ -76,6 +76,46 @@ def test_output_with_logical_axes_of_another_rank_is_an_error():
 
 
 @pytest.mark.parametrize(
+    "x, message",
+    [
+        (Spec((4, 8), "float32", "B"), r"input batch/x has shape \(4, 8\), but its logical axes are 'B'"),
+        (np.ones((4, 8), np.float32), r"input batch/x is a float32 \[4, 8\]; expected a Spec"),
+    ],
+)
+def test_inputs_are_specs_with_an_axis_for_each_dimension(x, message):
+    """An axis too few would shift the sharding of no dimension, but leave the last ones unsharded."""
+    with pytest.raises(ValueError, match=f"^program step: {message}"):
+        lower("step", step, {**SPECS, "batch": {"x": x}}, {"y": "BH"}, LAYOUT)
+
+
+@pytest.mark.parametrize("dtype", ["float", np.float32, tf.float32])
+def test_a_dtype_is_that_of_tensorflow(dtype):
+    """NumPy's `float` is float64; a program is saved with the name alone."""
+    assert lower("same", dict, {"x": Spec((2,), dtype, "m")}, {}, LAYOUT).inputs[0].dtype == "float32"
+
+
+@pytest.mark.parametrize(
+    "returned, message",
+    [
+        (3.0, "the result of the function is a float; expected a dict"),
+        ({"theta": {"w": None}}, r"output theta/w is None \(a loss has no gradient .*\); expected a tensor"),
+        ({"loss": 3.0}, "output loss is float; expected a tensor"),
+    ],
+)
+def test_a_function_returns_a_tree_of_tensors(returned, message):
+    """A tape's gradient is None where the loss does not depend on a weight, which TensorFlow's errors do not say."""
+    with pytest.raises(UserError, match=f"^program step: {message}"):
+        lower("step", lambda inputs: returned, SPECS, {}, LAYOUT)
+
+
+@pytest.mark.parametrize("donated", ["state", ("sate",)])
+def test_donated_names_are_those_of_inputs(donated):
+    """A name that is no input's would donate nothing, and the memory of two states would be needed."""
+    with pytest.raises(UserError, match="^program step: donated is .*; expected a tuple of names of batch, state"):
+        lower("step", step, SPECS, {"y": "BH"}, LAYOUT, donated=donated)
+
+
+@pytest.mark.parametrize(
     "change, message",
     [
         (

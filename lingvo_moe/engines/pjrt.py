@@ -55,8 +55,10 @@ class Engine:
 
         Raises:
           UserError: the platform is absent, or has fewer devices, or the processes cannot share `num_devices` or have
-            more.
+            more; or `num_devices` is no number from 1.
         """
+        if not isinstance(num_devices, int) or num_devices < 1:
+            raise UserError(f"an engine of {num_devices!r} devices: expected a number from 1.")
         per_process = -(-num_devices // processes)
         available = _find_devices(per_process, platform)
         if all_accelerators and available[0].platform != "cpu":
@@ -261,8 +263,10 @@ class Executable:
         expected = [a.path for a in self.program.inputs]
         self._check_not_int8(leaves)
         if list(leaves) != expected:
+            missing, unknown = sorted(set(expected) - set(leaves)), sorted(set(leaves) - set(expected))
             raise ValueError(
-                f"program {self.program.name}: inputs differ from its own: {sorted(set(leaves) ^ set(expected))[:6]}."
+                f"program {self.program.name}: its inputs are other ones; missing: {_listed(missing)}; unknown: "
+                f"{_listed(unknown)}."
             )
         arguments = [self._shard_input(a, leaves[a.path], s) for a, s in zip(self.program.inputs, self._in_shardings)]
         outputs = self._compiled(*arguments)
@@ -304,6 +308,10 @@ class Executable:
             return jax.device_put(array, sharding)
         # Every process has the same array; device_put would compare them.
         return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
+
+
+def _listed(paths: list[str]) -> str:
+    return ", ".join([*paths[:6], *(["..."] if len(paths) > 6 else [])]) or "none"
 
 
 def use_compilation_cache(directory: pathlib.Path):

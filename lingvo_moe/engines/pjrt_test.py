@@ -133,6 +133,13 @@ def test_more_devices_than_there_are_is_an_error():
         Engine(9, platform="cpu")
 
 
+@pytest.mark.parametrize("number", [0, "8", GRID.mesh])
+def test_an_engine_of_no_number_of_devices_is_an_error(number):
+    """A mesh is what layouts take."""
+    with pytest.raises(UserError, match="an engine of .* devices: expected a number from 1"):
+        Engine(number, platform="cpu")
+
+
 def test_an_engine_takes_the_first_devices():
     assert Engine(2, platform="cpu").devices == jax.devices("cpu")[:2]
     assert Engine(1, platform="cpu", all_accelerators=True).devices == jax.devices("cpu")[:1]
@@ -183,8 +190,8 @@ def wrong(part: str, name: str, value) -> dict:
     [
         (wrong("batch", "x", np.zeros((8, 9), np.float32)), r"batch/x is float32\[8, 9\]; expected float32\[8, 8\]"),
         (wrong("batch", "x", np.zeros((8, 8))), r"batch/x is float64\[8, 8\]; expected float32\[8, 8\]"),
-        (wrong("batch", "y", np.zeros(1)), r"inputs differ from its own: \['batch/y'\]"),
-        ({"state": inputs_of()["state"]}, r"inputs differ from its own: \['batch/x'\]"),
+        (wrong("batch", "y", np.zeros(1)), r"inputs are other ones; missing: none; unknown: batch/y\."),
+        ({"state": inputs_of()["state"]}, r"inputs are other ones; missing: batch/x; unknown: none\."),
     ],
 )
 def test_inputs_of_another_shape_dtype_or_name_are_errors_that_name_them(executable, inputs, message):
