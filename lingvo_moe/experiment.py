@@ -12,7 +12,7 @@ import math
 import textwrap
 import threading
 import types
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from lingvo_moe import definitions, overrides, ranges, registry
 from lingvo_moe.data.batching import BatchConfig, InputConfig
@@ -395,10 +395,7 @@ class Recipe:
 
 
 def get(
-    name: str,
-    assignments: tuple[str, ...] | list[str] = (),
-    mesh: DeviceMesh | None = None,
-    device_flags: str = DEVICE_FLAGS,
+    name: str, assignments: Sequence[str] = (), mesh: DeviceMesh | None = None, device_flags: str = DEVICE_FLAGS
 ) -> Experiment:
     """Returns the experiment of a registered name.
 
@@ -413,12 +410,13 @@ def get(
     """
     experiment = unchecked(name, assignments)
     if mesh is not None:
+        definitions.check_type("the mesh", mesh, DeviceMesh)
         experiment = dataclasses.replace(experiment, mesh=mesh)
     experiment.check(device_flags)
     return experiment
 
 
-def unchecked(name: str, assignments: tuple[str, ...] | list[str] = ()) -> Experiment:
+def unchecked(name: str, assignments: Sequence[str] = ()) -> Experiment:
     """Returns the experiment of a registered name on its own mesh, which its values may not fit; as `get` otherwise."""
     return overrides.apply(_made(name), assignments)
 

@@ -233,6 +233,20 @@ def test_mesh_determines_the_layout():
     assert config.steps.layout.rules == GSPMD_2D and config.steps.layout.mesh == config.mesh == DeviceMesh((2, 2))
 
 
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (("training.steps=5",), "'training.steps=5': expected a list of assignments"),
+        (([5],), "5 is of type int; expected the text field=value"),
+        (([], (2,)), "the mesh is a tuple; expected a DeviceMesh"),
+    ],
+)
+def test_arguments_of_another_type_are_errors(arguments, message):
+    """From Python, where no command has parsed them; a text is a list of letters, too."""
+    with pytest.raises(UserError, match=message):
+        experiment.get("m4.Quickstart", *arguments)
+
+
 @pytest.mark.parametrize("side", ["source", "target"])
 def test_tokenizer_larger_than_the_vocabulary_is_an_error(data, side):
     """Ids beyond the embedding never reach a program."""

@@ -49,8 +49,10 @@ def apply(config: Any, assignments: Sequence[str]) -> Any:
         it (`num_experts`).
 
     Raises:
-      UserError: an unknown or ambiguous field, a value of another type, or one that the class rejects.
+      UserError: one text in the place of several, an unknown or ambiguous field, a value of another type, or one that
+        the class rejects.
     """
+    check_assignments(assignments)
     changes: dict[str, Any] = {}
     for assignment in assignments:
         name, equals, text = assignment.partition("=")
@@ -60,6 +62,15 @@ def apply(config: Any, assignments: Sequence[str]) -> Any:
         text, kind = text.strip(), _type_of(config, path)
         changes[path] = field_values.parse(f"--set {path}={text}", text, kind, _parse_other)
     return _replace(config, changes)
+
+
+def check_assignments(assignments: object):
+    """Raises UserError unless these are several texts."""
+    if isinstance(assignments, str) or not isinstance(assignments, Sequence):
+        raise UserError(f"{assignments!r}: expected a list of assignments, for instance ['model.num_experts=8'].")
+    for assignment in assignments:
+        if not isinstance(assignment, str):
+            raise UserError(f"{assignment!r} is of type {type(assignment).__name__}; expected the text field=value.")
 
 
 def _find(config: Any, name: str) -> str:

@@ -65,10 +65,13 @@ def check(prefix: str, owner: object, ranges: Mapping[str, Range]):
       ranges: by field.
 
     Raises:
-      UserError: a field is out of its range.
+      UserError: a field is out of its range, or no number.
     """
     for name, allowed in ranges.items():
-        if (value := getattr(owner, name)) is not None and value not in allowed:
+        value = getattr(owner, name)
+        if value is not None and not isinstance(value, int | float):
+            raise UserError(f"{prefix}{name} is {value!r}, of type {type(value).__name__}; expected {allowed}.")
+        if value is not None and value not in allowed:
             in_float32 = (
                 "" if _is_float32(value) or not math.isfinite(value) else ", and 0 or from 1.2e-38 to 3.4e38 in float32"
             )

@@ -31,6 +31,12 @@ def test_a_field_out_of_its_range_is_an_error(allowed, inside, outside, text):
         assert str(raised.value) == f"model.field is {value}; expected {text}."
 
 
+def test_a_text_in_the_place_of_a_number_is_an_error():
+    """A command reads numbers from texts, Python does not."""
+    with pytest.raises(UserError, match="^model.field is '8', of type str; expected at least 1 and at most "):
+        ranges.check("model.", types.SimpleNamespace(field="8"), {"field": ranges.COUNT})
+
+
 @pytest.mark.parametrize("value", [1e39, -1e39, 1e-39])
 def test_a_number_that_float32_does_not_have_is_an_error(value):
     """Programs would compute with infinity, or with zero."""

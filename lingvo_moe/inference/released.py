@@ -98,4 +98,4 @@ def _weights() -> pathlib.Path:
 
 def _specs(assignments: Sequence[str], mesh: DeviceMesh | None = None) -> dict[str, Spec]:
     """Returns the shape and dtype of each weight of the model with some settings, by path."""
-    return tree.flatten(weight_specs(experiments.get(MODEL, list(assignments), mesh).model.weights()))
+    return tree.flatten(weight_specs(experiments.get(MODEL, assignments, mesh).model.weights()))

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from lingvo_moe import experiment as experiments
-from lingvo_moe import program_cache, tree
+from lingvo_moe import overrides, program_cache, tree
 from lingvo_moe.data.pipeline import source_batches
 from lingvo_moe.data.tokenizer import Tokenizers
 from lingvo_moe.engines import registry as engines
@@ -78,7 +78,12 @@ class Translator:
         self._decoding.load(theta)
 
     def fits(self, sentences: Sequence[str]) -> list[bool]:
-        """Returns for each sentence whether it is short enough: fewer than `input.source_length` tokens."""
+        """Returns for each sentence whether it is short enough: fewer than `input.source_length` tokens.
+
+        Raises:
+          UserError: as `stream`.
+        """
+        _check_texts(sentences)
         return self._reader.fits(sentences)
 
     def translate(self, sentences: Sequence[str]) -> list[list[Translation]]:
@@ -187,6 +192,7 @@ def load(
     Raises:
       UserError: as `Translator`; or no name and no file, an unknown hyperparameter, devices that are not there.
     """
+    overrides.check_assignments(assignments)
     if name is None:
         file = pathlib.Path(logdir) / hyperparameters.FILE
         recorded = hyperparameters.load(file.parent)
@@ -196,7 +202,7 @@ def load(
             )
         name, own = recorded.resolve(str(file))
         assignments = (*own, *assignments)
-    experiment = experiments.get(name, list(assignments), mesh)
+    experiment = experiments.get(name, assignments, mesh)
     options = EngineOptions(
         purpose="decode", num_devices=mesh.size, platform=platform, executables=program_cache.executables()
     )

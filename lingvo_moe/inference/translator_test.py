@@ -156,6 +156,8 @@ def test_no_sentences_have_no_translations(translator):
 def test_what_is_no_list_of_texts_is_an_error(translator, given, message):
     """A text alone is a sequence, too: of letters, each of which would be translated."""
     with pytest.raises(UserError, match=message):
+        translator.fits(given)
+    with pytest.raises(UserError, match=message):
         translator.translate(given)
 
 

@@ -70,15 +70,18 @@ class DeviceMesh:
       axis_names: one per axis; by default those of `mesh_axis_names`.
 
     Raises:
-      UserError: a size below 1, or not one name for each axis.
+      UserError: not a tuple of sizes from 1, or not one name for each axis.
     """
 
     shape: tuple[int, ...] = (1,)
     axis_names: tuple[str, ...] = ()
 
     def __post_init__(self):
-        if not self.shape or any(size < 1 for size in self.shape):
-            raise UserError(f"device mesh {self.shape}: give sizes >= 1, e.g. 8, 4x2 or 2x2x2.")
+        is_tuple = isinstance(self.shape, tuple) and all(isinstance(size, int) for size in self.shape)
+        if not is_tuple or not self.shape or min(self.shape) < 1:
+            raise UserError(
+                f"device mesh {self.shape!r}: give sizes >= 1, e.g. 8, 4x2 or 2x2x2 (in Python (8,), (4, 2))."
+            )
         object.__setattr__(self, "axis_names", self.axis_names or mesh_axis_names(len(self.shape)))
         if len(self.axis_names) != len(self.shape) or len(set(self.axis_names)) != len(self.shape):
             raise UserError(

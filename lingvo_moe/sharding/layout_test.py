@@ -310,6 +310,13 @@ def test_device_ids_are_in_row_major_order():
     assert DeviceMesh((2, 3)).size == 6
 
 
+@pytest.mark.parametrize("shape", [8, "4x2", [4, 2], (4.0, 2), (), (4, 0)])
+def test_a_mesh_is_a_tuple_of_sizes(shape):
+    """A list would make a mesh that equals no other, and has no hash."""
+    with pytest.raises(UserError, match=r"give sizes >= 1, .*in Python \(8,\), \(4, 2\)\)"):
+        DeviceMesh(shape)
+
+
 def test_mesh_may_have_any_number_of_axes():
     """Layers of an axis more than the papers' have names too; names of one's own are kept."""
     mesh = DeviceMesh((2, 1, 2, 1, 2))

@@ -28,9 +28,11 @@ def make(registry: Registry[type[Entry]], choice: str, defaults: Mapping[str, An
       defaults: values for those fields of the class that have one of these names.
 
     Raises:
-      UserError: an unknown name or field, a field without a value, a value that is not of the field's type, or one that
-        the class refuses.
+      UserError: no text, an unknown name or field, a field without a value, a value that is not of the field's type, or
+        one that the class refuses.
     """
+    if not isinstance(choice, str):
+        raise UserError(f"{registry.kind} {choice!r}: expected the text NAME or NAME:field=value.")
     name, *settings = choice.split(":")
     cls = registry.get(name)
     fields = {field.name: field for field in dataclasses.fields(typing.cast(Any, cls)) if field.init}

@@ -56,6 +56,7 @@ def test_fields_have_settings_defaults_and_own_defaults(things):
         ("plain:size=1:parts=2", "a field of this type cannot be set by a flag"),
         ("plain", "field size has no value; write plain:size=VALUE"),
         ("plain:size=-1", "size is negative"),
+        (Thing(size=3), r"thing Thing\(.*\): expected the text NAME or NAME:field=value"),
     ],
 )
 def test_mistakes_are_named(things, choice, message):
