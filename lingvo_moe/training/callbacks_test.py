@@ -85,6 +85,35 @@ def test_an_error_of_a_callback_ends_training_and_closes_all(data, tmp_path):
     assert log[2:] == ["a 1", "b 1", "b closes: no more", "a closes: no more"]
 
 
+@pytest.mark.parametrize(
+    "callback, message",
+    [
+        (Callback, r"callbacks has the class Callback; pass an object, Callback\(\)"),
+        (print, "a callback has no on_start, on_step, on_end, on_close"),
+    ],
+)
+def test_what_is_no_callback_is_refused_before_training(data, tmp_path, callback, message):
+    """Not when its first hook is called, after the compilation."""
+    with pytest.raises(UserError, match=message):
+        _train(data, tmp_path, [callback], "training.steps=2")
+
+
+@pytest.mark.parametrize(
+    "values, message",
+    [
+        ({"softmax/projektion": np.zeros((16, 256))}, "no weight softmax/projektion. Did you mean softmax/projection"),
+        (
+            {"softmax/projection": np.zeros((256, 16))},
+            r"softmax/projection has shape \(256, 16\); expected \(16, 256\)",
+        ),
+    ],
+)
+def test_initial_values_are_of_weights_of_the_model(data, tmp_path, values, message):
+    """A message names the weight, before anything is compiled."""
+    with pytest.raises(UserError, match=message):
+        loop.train(tiny.MODEL, _experiment(data), FakeEngine(), tmp_path, initial_values=values)
+
+
 def test_what_on_close_returns_does_not_hide_an_error(data, tmp_path):
     """Training would end as if it had been asked to stop, and say that a step is saved that is not."""
 

@@ -12,12 +12,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lingvo_moe import overrides
+from lingvo_moe import overrides, tree
 from lingvo_moe.data.pipeline import EvalInput, State, TrainInput
 from lingvo_moe.distributed.process_group import ProcessGroup
 from lingvo_moe.engines.base import Training
-from lingvo_moe.errors import UserError
+from lingvo_moe.errors import UserError, did_you_mean
 from lingvo_moe.experiment import Experiment
+from lingvo_moe.sharding.layout import Spec
 from lingvo_moe.training import checkpoint_arrays, disk_errors
 from lingvo_moe.training.checkpoint import Checkpoints
 from lingvo_moe.training.readers import same_readers
@@ -76,7 +77,7 @@ class Start:
 
         Raises:
           UserError: those that training starts with are of another model, or were trained with other tokenizers or
-            data, or with another seed; or the log directory has weights only.
+            data, or with another seed; or the log directory has weights only; or an initial value is of no weight.
         """
         specs = self.experiment.steps.state_specs()
         with contextlib.ExitStack() as stack:
@@ -91,8 +92,10 @@ class Start:
                 trained, seed = own.require_state(self.name, specs)
                 if trained < self.experiment.training.steps:
                     self._check_resumed(own, trained, seed, train_input)
-            elif initial is not None:
-                self._check_readers(initial, initial.require(self.name, specs["theta"]))
+            else:
+                self._check_values(tree.flatten(specs["theta"]))
+                if initial is not None:
+                    self._check_readers(initial, initial.require(self.name, specs["theta"]))
             yield StartCheckpoints(own, initial, trained)
 
     def load_state(self, training: Training, checkpoints: StartCheckpoints) -> tuple[int, State | None]:
@@ -120,6 +123,14 @@ class Start:
         """Raises UserError, in all processes, if one of them holds initial weights that are not finite."""
         remedy = "delete it to use the checkpoint before it, or pass another --initial_weights"
         self.process_group.in_all(lambda: checkpoint_arrays.check_finite(theta, str(checkpoint), remedy))
+
+    def _check_values(self, weights: Mapping[str, Spec]):
+        """Raises UserError for initial values of what is no weight of the model, before anything is compiled."""
+        for path, value in self.initial_values.items():
+            if path not in weights:
+                raise UserError(f"initial values: the model has no weight {path}.{did_you_mean(path, weights)}")
+            if value.shape != (shape := weights[path].shape):
+                raise UserError(f"initial values: that of {path} has shape {value.shape}; expected {shape}.")
 
     def _check_readers(self, initial: Checkpoints, step: int):
         """Raises UserError if initial weights were trained with other tokenizers."""
