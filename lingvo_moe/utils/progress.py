@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import functools
 import sys
 import time
@@ -11,6 +12,17 @@ from typing import TypeVar
 
 Item = TypeVar("Item")
 _SECONDS_BETWEEN_LOG_LINES = 10.0
+_is_hidden = contextvars.ContextVar("is_hidden", default=False)
+
+
+@contextlib.contextmanager
+def hidden() -> Iterator[None]:
+    """Within it, this thread shows no progress: for programs that call the library many times."""
+    token = _is_hidden.set(True)
+    try:
+        yield
+    finally:
+        _is_hidden.reset(token)
 
 
 @contextlib.contextmanager
@@ -29,7 +41,7 @@ def bar(
     On a terminal a bar with rate and ETA is drawn on standard error; elsewhere a plain line is printed every ten
     seconds and one at the end, so a log stays readable.
     """
-    if not shown:
+    if not shown or _is_hidden.get():
         yield lambda count=1, note="": None
         return
     reporter = _Bar(title, total, unit, done) if sys.stderr.isatty() else _Lines(title, total, unit, done)

@@ -53,6 +53,16 @@ def test_failed_operation_ends_with_stopped(clock, capsys):
     assert capsys.readouterr().err.endswith("stopped\n")
 
 
+def test_progress_can_be_hidden(capsys):
+    """Until the block ends, also where it fails."""
+    with pytest.raises(KeyError), progress.hidden(), progress.bar("reading", 3, "lines") as advance:
+        advance()
+        raise KeyError
+    assert capsys.readouterr().err == ""
+    list(progress.track([1], "reading"))
+    assert capsys.readouterr().err.startswith("reading: 1/1")
+
+
 def test_track_counts_items(clock, capsys):
     """The total comes from the length of the items."""
     assert list(progress.track([3, 1, 2], "sorting", unit="numbers")) == [3, 1, 2]
