@@ -118,8 +118,10 @@ class Corpus:
 
         Raises:
           UserError: one that the corpus lacks or has no such pairs of, or no pairs of the split at all; for `eval`,
-            whose flag --languages it names.
+            whose flag --languages it names. Or a text in the place of several.
         """
+        if isinstance(languages, str):
+            raise UserError(f"{languages!r} is one text; pass a list of texts, [{languages!r}].")
         name, content = ("voice", "recordings") if "audio" in self.manifest else ("language", "pairs")
         for language in languages:
             if language not in self.languages:

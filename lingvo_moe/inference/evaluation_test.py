@@ -71,6 +71,12 @@ def test_an_unknown_language_is_named(corpus, languages, pattern):
         translate_held_out(Mirror(), corpus, languages)
 
 
+def test_a_language_in_the_place_of_a_list_is_an_error(corpus):
+    """A text is a list of letters, which would be unknown languages."""
+    with pytest.raises(UserError, match=r"'de' is one text; pass a list of texts, \['de'\]"):
+        translate_held_out(Mirror(), corpus, "de")
+
+
 def test_groups_keep_the_order_and_all_languages():
     """The sizes of groups differ by at most one; fewer languages than groups make fewer groups."""
     scores = [LanguageScore(str(n), 100 - n, 1, 0, 0, 0, 0) for n in range(10)]

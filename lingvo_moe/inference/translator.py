@@ -39,6 +39,8 @@ class Translator:
     """Translates with the newest checkpoint of a log directory.
 
     Attributes:
+      name: the registered name of the model.
+      experiment: its experiment.
       step: the training step of the checkpoint.
       digest: a hash that differs between trained weights, and between tokenizers.
     """
@@ -63,7 +65,7 @@ class Translator:
         Raises:
           UserError: no tokenizer or one too large for the model, no checkpoint or one of another model.
         """
-        self._experiment = experiment
+        self.name, self.experiment = name, experiment
         self._tokenizers = experiment.open_tokenizers()
         self._reader = LineReader(
             self._tokenizers.source,
@@ -119,7 +121,7 @@ class Translator:
             _logger.info("%d of %d lines are in English already, and are copied.", copied, len(lines))
         known: dict[str, list[Translation]] = {}
         with progress.bar("translating", len(uses), "sentences") as advance:
-            for chunk in _chunks(lines, self._experiment.decoding_batch):
+            for chunk in _chunks(lines, self.experiment.decoding_batch):
                 new = list(dict.fromkeys(text for line in chunk for text in line.inputs if text not in known))
                 known.update(zip(new, self._translate_texts(new, advance), strict=True))
                 again = [text for line in chunk for text in line.inputs_read_again(known)]
@@ -135,7 +137,7 @@ class Translator:
         """Returns the translations of each text, which fits the model, best first."""
         results: list[list[Translation]] = [[]] * len(texts)
         batches = source_batches(
-            texts, self._tokenizers.source, self._experiment.decoding_batch, self._experiment.texts.source_length
+            texts, self._tokenizers.source, self.experiment.decoding_batch, self.experiment.texts.source_length
         )
         for indices, source in batches:
             for index, translations in zip(indices, self._translate_batch(source)):
@@ -163,7 +165,7 @@ class Translator:
                 text,
                 float(score),
                 ((sentence, tuple(token for token in row if token != eos)),),
-                self._experiment.search.confidence(float(score), len(row)),
+                self.experiment.search.confidence(float(score), len(row)),
                 truncated=eos not in row,
             )
             for text, score, row in zip(texts, scores, rows)

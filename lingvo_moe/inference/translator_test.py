@@ -50,6 +50,7 @@ def translator(data, logdir) -> Translator:
 
 def test_order_and_batching_do_not_change_translations(translator):
     """Sentences are sorted by length internally; equal sentences have equal translations."""
+    assert translator.name == "tiny" and translator.experiment.translates
     found = translator.translate(_SENTENCES)
     assert found[0] == found[5] and len(found) == len(_SENTENCES)
     backwards = translator.translate(_SENTENCES[::-1])[::-1]
