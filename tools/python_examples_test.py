@@ -47,7 +47,8 @@ def run(name: str, directory: pathlib.Path, monkeypatch, capsys) -> str:
 
 def test_every_program_is_tested():
     """A program that is added to the document has a test here."""
-    assert PROGRAMS.keys() == {"translate.py", "own.py", "train.py", "steps.py", "layer.py", "annotations.py"}
+    tested = {"translate.py", "own.py", "inside.py", "train.py", "steps.py", "layer.py", "annotations.py"}
+    assert PROGRAMS.keys() == tested
 
 
 def test_the_released_model_translates(directory, monkeypatch, capsys):
@@ -58,11 +59,16 @@ def test_the_released_model_translates(directory, monkeypatch, capsys):
 
 
 def test_a_model_is_trained_and_translates(directory, monkeypatch, capsys):
-    """The losses fall, and the log directory alone says how to use the weights."""
-    first, last = map(float, run("train.py", directory, monkeypatch, capsys).split())
-    assert last < first
+    """The losses fall, training ends once, and the log directory alone says how to use the weights."""
+    first, last, held_out = map(float, re.findall(r"[\d.]+", run("train.py", directory, monkeypatch, capsys)))
+    assert last < first and 0 < held_out < 10
+    assert run("train.py", directory, monkeypatch, capsys) == "[] [] None\n"
     step, _, translations = run("own.py", directory, monkeypatch, capsys).partition(" ")
     assert step == "20" and translations.startswith("[") and translations.count("'") >= 4
+    printed = run("inside.py", directory, monkeypatch, capsys)
+    assert re.search(r"^\w+: BLEU [\d.]+, chrF [\d.]+\n", printed)
+    assert re.search(r"^decoder/1 \[\('<s>', \[\(\d, [01].\d+\)", printed, re.MULTILINE)
+    assert re.search(r"^theta/decoder/\S+/gate \(1, 16, 4\) [\d.]+\n\Z", printed, re.MULTILINE)
 
 
 def test_steps_by_hand_have_metrics_and_sharded_weights(directory, monkeypatch, capsys):
