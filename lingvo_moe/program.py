@@ -147,8 +147,8 @@ def lower(
 
     Raises:
       ValueError: an input or output does not have one logical axis for each dimension, or has one that is unknown.
-      UserError: an input is not a `Spec`; the function does not return a tree of tensors, or not the donated inputs
-        with their shapes and dtypes.
+      UserError: an input is not a `Spec`; the function uses tensors other than its inputs, or does not return a tree
+        of tensors of static shapes, or not the donated inputs with their shapes and dtypes.
     """
     definitions.check_type(f"program {name}: the layout", layout, Layout)
     specs = tree.flatten(inputs)
@@ -213,6 +213,11 @@ def _trace(
 
     compiled = tf.function(flat, jit_compile=True, autograph=False)
     arguments = [tf.TensorSpec(spec.shape, spec.dtype) for spec in specs.values()]
+    if captured := compiled.get_concrete_function(*arguments).captured_inputs:
+        raise UserError(
+            f"program {name}: the function uses a tensor or variable that was made outside of it "
+            f"({', '.join(map(definitions.form, captured[:3]))}); make it an input, or make it inside."
+        )
     return compiled.experimental_get_compiler_ir(*arguments)(stage="stablehlo_serialized"), results
 
 
@@ -224,6 +229,8 @@ def _checked_outputs(name: str, returned: dict) -> dict[str, Any]:
         if not hasattr(value, "shape") or not hasattr(value, "dtype"):
             why = " (a loss has no gradient of what it does not depend on)" if value is None else ""
             raise UserError(f"program {name}: output {path} is {definitions.form(value)}{why}; expected a tensor.")
+        if not tf.TensorShape(value.shape).is_fully_defined():
+            raise UserError(f"program {name}: output {path} has shape {value.shape}; programs have static shapes.")
     return outputs
 
 

@@ -108,6 +108,27 @@ def test_a_function_returns_a_tree_of_tensors(returned, message):
         lower("step", lambda inputs: returned, SPECS, {}, LAYOUT)
 
 
+def test_an_output_of_unknown_shape_is_an_error():
+    """XLA would pad it."""
+    with pytest.raises(UserError, match=r"output positive has shape \(None,\); programs have static shapes"):
+        lower(
+            "step",
+            lambda inputs: {"positive": inputs["x"][inputs["x"] > 0]},
+            {"x": Spec((4,), "float32", "B")},
+            {},
+            LAYOUT,
+        )
+
+
+@pytest.mark.parametrize("make", [tf.constant, tf.Variable])
+def test_tensors_from_outside_of_a_function_are_an_error(make):
+    """TensorFlow makes them hidden arguments, which no engine passes: MLIR's verifier fails when it is compiled."""
+    with tf.init_scope():
+        outside = make(np.ones(4, np.float32))
+    with pytest.raises(UserError, match="^program sum: the function uses .* made outside of it .*; make it an input"):
+        lower("sum", lambda inputs: {"x": inputs["x"] + outside}, {"x": Spec((4,), "float32", "B")}, {}, LAYOUT)
+
+
 @pytest.mark.parametrize("donated", ["state", ("sate",)])
 def test_donated_names_are_those_of_inputs(donated):
     """A name that is no input's would donate nothing, and the memory of two states would be needed."""
