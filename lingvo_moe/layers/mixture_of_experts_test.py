@@ -318,6 +318,16 @@ def test_it_can_be_a_stage_of_a_pipeline(router):
         np.testing.assert_allclose(found[f"{index}/vectorized"], expected, rtol=0, atol=atol, err_msg=f"{index}")
 
 
+@pytest.mark.parametrize("dispatch", sorted(DISPATCHES))
+def test_a_call_outside_of_a_program_takes_numpys_arrays(dispatch):
+    """To look at intermediate values; the result is the program's."""
+    layer = layer_of(dispatch=dispatch)
+    inputs = inputs_of(layer)
+    expected = harness.run(call(layer), inputs)["outputs"]
+    outputs, _ = layer(inputs["theta"], inputs["inputs"], inputs["paddings"], Context(seed=inputs["seed"]))
+    np.testing.assert_allclose(outputs, expected, rtol=0, atol=TOLERANCE * np.abs(expected).max())
+
+
 def test_a_router_that_returns_other_metrics_than_it_declares_is_named(monkeypatch):
     """The layer's own metrics are its router's, so an error would otherwise name the layer."""
     monkeypatch.setattr(top_2.Top2, "metric_names", ("aux_loss", "overflows"))

@@ -33,6 +33,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from lingvo_moe import definitions
 from lingvo_moe.errors import UserError
 from lingvo_moe.extensions import Registry
 from lingvo_moe.lazy import tf
@@ -325,9 +326,11 @@ class Layout:
         `auto` is `gshard` on a mesh of one axis, `gspmd` on one of two, and `pipeline_gspmd` on one of three.
 
         Raises:
-          UserError: an unknown name, malformed rules, a layout for another number of mesh axes, or `auto` on a mesh of
-            more than three axes.
+          UserError: no mesh, an unknown name, malformed rules, a layout for another number of mesh axes, or `auto` on a
+            mesh of more than three axes.
         """
+        definitions.check_type("the mesh", mesh, DeviceMesh)
+        definitions.check_type("the name of the layout", name, str)
         if name == AUTO and len(mesh.shape) not in _AUTO_LAYOUTS:
             raise UserError(
                 f"the mesh {mesh} has {len(mesh.shape)} axes, for which no layout is the usual one; register one with "
@@ -423,7 +426,7 @@ class Layout:
         Raises:
           ValueError: there are more or fewer logical axes than dimensions.
         """
-        if len(logical_axes) != tensor.shape.rank:
+        if len(logical_axes) != tf.TensorShape(tensor.shape).rank:
             raise ValueError(
                 f"logical axes {logical_axes!r} name {len(logical_axes)} dimensions, the tensor has shape "
                 f"{tuple(tensor.shape)}."

@@ -310,6 +310,29 @@ def test_device_ids_are_in_row_major_order():
     assert DeviceMesh((2, 3)).size == 6
 
 
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (((4, 2), "gspmd"), "the mesh is a tuple; expected a DeviceMesh"),
+        ((DeviceMesh((8,)), None), "the name of the layout is None; expected a str"),
+        ((DeviceMesh((8,)), ONE_AXIS), "the name of the layout is a Layout; expected a str"),
+    ],
+)
+def test_a_layout_is_of_a_mesh_and_a_name(arguments, message):
+    """What a mesh is needed for fails later, at another place."""
+    with pytest.raises(UserError, match=message):
+        Layout.of(*arguments)
+
+
+@pytest.mark.parametrize("layout", [Layout(), ONE_AXIS])
+def test_arrays_pass_an_annotation_outside_of_a_program(layout):
+    """So a layer can be called with NumPy's arrays, to look at its values."""
+    value = np.ones((8, 2), np.float32)
+    assert layout.annotate(value, "BM") is value
+    with pytest.raises(ValueError, match="name 3 dimensions"):
+        layout.annotate(value, "BTM")
+
+
 @pytest.mark.parametrize("shape", [8, "4x2", [4, 2], (4.0, 2), (), (4, 0)])
 def test_a_mesh_is_a_tuple_of_sizes(shape):
     """A list would make a mesh that equals no other, and has no hash."""

@@ -266,9 +266,10 @@ def _xla():
 
 
 def _rank(tensor: tf.Tensor) -> int:
-    if tensor.shape.rank is None:
+    rank = tf.TensorShape(tensor.shape).rank  # of a NumPy array as well
+    if rank is None:
         raise ValueError("a tensor of unknown rank cannot be annotated; programs have static shapes.")
-    return tensor.shape.rank
+    return rank
 
 
 def _dimension_in_range(function: str, argument: str, dimension: int, rank: int) -> int:
