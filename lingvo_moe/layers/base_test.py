@@ -135,6 +135,15 @@ def test_dropout_is_for_training_and_for_rates_above_zero(context, rate):
     assert (context or training()).dropout(tensor, rate, "key", "BM") is tensor
 
 
+@pytest.mark.parametrize("seed", [0, tf.constant(0), np.int64([0, 1])])
+def test_a_seed_is_two_words(seed):
+    """A hash would fail inside, or reuse a word."""
+    with pytest.raises(
+        ValueError, match=r"the seed of a context is .*; expected int32 \[2\], for instance tf.constant"
+    ):
+        Context(seed=seed)
+
+
 def test_evaluation_has_no_seed_to_fold():
     assert Context().fold(1) == Context() and not Context().training
     assert Context().fold("layer") == Context(scope="layer/")

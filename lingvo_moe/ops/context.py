@@ -6,11 +6,14 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+from lingvo_moe import definitions
 from lingvo_moe.lazy import tf
 from lingvo_moe.ops import random_numbers
 from lingvo_moe.ops.precision import DEFAULT
 from lingvo_moe.ops.random_numbers import Rows, fold_seed
 from lingvo_moe.sharding.layout import Layout
+
+_SEED = definitions.form_of("int32", (2,))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,6 +48,10 @@ class Context:
     rows: Rows | None = None
     platform: str = ""
     matmul_precision: str = DEFAULT
+
+    def __post_init__(self):
+        if self.seed is not None and (form := definitions.form(self.seed)) != _SEED:
+            raise ValueError(f"the seed of a context is {form}; expected {_SEED}, for instance tf.constant([0, 1]).")
 
     @property
     def training(self) -> bool:
