@@ -22,7 +22,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from lingvo_moe import tree
 from lingvo_moe.engines.base import StepPrograms
-from lingvo_moe.errors import UserError
+from lingvo_moe.errors import UserError, did_you_mean
 from lingvo_moe.program import COMPILER_DEFAULT, Argument, Program
 from lingvo_moe.utils import cuda, processor
 from lingvo_moe.utils.hashes import sha256
@@ -149,8 +149,15 @@ class Training:
         self.state = {**self.state, "theta": theta}
 
     def set_weight(self, path: str, value: np.ndarray):
-        """Replaces one weight; each device takes its own shard. Raises UserError for a value of another shape."""
+        """Replaces one weight; each device takes its own shard.
+
+        Raises:
+          UserError: there is no such weight, or it has another shape; or no state yet.
+        """
+        self._require_state()
         flat = tree.flatten(self.state["theta"])
+        if path not in flat:
+            raise UserError(f"the model has no weight {path}.{did_you_mean(path, flat)}")
         old = flat[path]
         if value.shape != old.shape:
             raise UserError(f"the value of {path} has shape {list(value.shape)}, the weight {list(old.shape)}.")
@@ -160,7 +167,12 @@ class Training:
         self.load_weights(tree.unflatten(flat))
 
     def train(self, batches: Sequence[dict]) -> dict[str, jax.Array]:
-        """Runs one step for each batch, of which it takes this process's `rows`; returns the metrics of the last."""
+        """Runs one step for each batch, of which it takes this process's `rows`; returns the metrics of the last.
+
+        Raises:
+          UserError: there is no state yet.
+        """
+        self._require_state()
         metrics: dict[str, jax.Array] = {}
         for batch in batches:
             outputs = self._train({"state": self.state, "batch": self._shard_rows(batch)})
@@ -168,8 +180,14 @@ class Training:
         return metrics
 
     def evaluate(self, batch: dict) -> dict[str, jax.Array]:
-        """Returns the metrics of one batch; only if `Engine.training` was called with `evaluates`."""
-        assert self._evaluate is not None
+        """Returns the metrics of one batch.
+
+        Raises:
+          UserError: `Engine.training` was called with `evaluates=False`, or there is no state yet.
+        """
+        if self._evaluate is None:
+            raise UserError("this training does not evaluate; call Engine.training with evaluates=True.")
+        self._require_state()
         return self._evaluate({"theta": self.state["theta"], "batch": batch})["metrics"]
 
     def diagnose(self, batch: dict, step: int) -> dict:
@@ -177,6 +195,10 @@ class Training:
         program = self._engine.load(self._steps.diagnose(self._batch_specs))
         state = {name: self.state[name] for name in program.shardings("state")} | {"step": np.int32(step)}
         return program({"state": state, "batch": self._shard_rows(batch)})
+
+    def _require_state(self):
+        if not self.state:
+            raise UserError("there is no training state yet; call initialise(seed) or load(state) first.")
 
     def _shard_rows(self, batch: dict) -> dict:
         """Makes sharded batches of this process's rows; the other processes contribute theirs."""

@@ -6,6 +6,7 @@ import dataclasses
 import os
 import types
 from collections.abc import Iterator
+from typing import Any
 
 import jax
 import numpy as np
@@ -16,7 +17,7 @@ from lingvo_moe.engines import pjrt
 from lingvo_moe.engines.pjrt import Engine, Executable
 from lingvo_moe.errors import UserError
 from lingvo_moe.lazy import tf
-from lingvo_moe.sharding.layout import DeviceMesh, Layout
+from lingvo_moe.sharding.layout import DeviceMesh, Layout, Spec
 from lingvo_moe.testing import harness
 from lingvo_moe.utils import cuda
 
@@ -205,6 +206,20 @@ def test_weights_in_int8_are_an_error_with_the_commands_that_convert_them(execut
     inputs["state"]["w.scale"] = np.ones(8, np.float32)
     with pytest.raises(UserError, match="state/w is int8, expected float32: .* --input=FILE .* --dtype=float32`"):
         executable(inputs)
+
+
+def test_training_that_is_called_too_early_or_with_an_unknown_weight_says_so(program):
+    """A loop of one's own calls these methods in any order."""
+    steps: Any = types.SimpleNamespace(train=lambda batch_specs: program)
+    training = harness.engine(GRID).training(steps, {"x": Spec((8, 8), "float32", "BM")}, evaluates=False)
+    for call in (lambda: training.train([inputs_of()["batch"]]), lambda: training.set_weight("w", np.zeros((8, 16)))):
+        with pytest.raises(UserError, match=r"no training state yet; call initialise\(seed\) or load\(state\) first"):
+            call()
+    with pytest.raises(UserError, match="does not evaluate; call Engine.training with evaluates=True"):
+        training.evaluate(inputs_of()["batch"])
+    training.load({"theta": {"gate": np.zeros(2)}})
+    with pytest.raises(UserError, match="the model has no weight gait. Did you mean gate"):
+        training.set_weight("gait", np.zeros(2))
 
 
 def test_a_sharded_input_of_another_shape_is_an_error_that_names_it(executable):
