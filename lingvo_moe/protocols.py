@@ -98,7 +98,19 @@ class DecodingModel(Model, Protocol):
         mask: tf.Tensor,
         context: Context,
     ) -> tuple[tf.Tensor, dict]:
-        """Returns (logits `[B, K, V]`, decoding state) after one token for each of K hypotheses."""
+        """Returns (logits `[B, K, V] float32`, decoding state) after one token for each of K hypotheses.
+
+        Args:
+          theta: the weights, as `decoding_theta` returns them.
+          state: the decoding state before this token.
+          ids: `[B, K] int32`, the last token of each hypothesis; at first bos.
+          paddings: `[B, K] bool`, true for hypotheses that can have no effect.
+          position: t, scalar int32: how many tokens precede this one.
+          start: t * K, scalar int32: hypothesis k writes its keys and values to position start + k of the cache.
+          mask: `[B, K, T*K] bool`, the positions of the cache that each hypothesis attends to: its ancestors' and its
+            own.
+          context: of the call, without a seed.
+        """
         ...
 
 

@@ -112,8 +112,9 @@ def flat_beam_search(
 
     Args:
       search: the settings.
-      step: the model's decoding step.
-      model_state: the model's decoding state before the first token.
+      step: the model's decoding step: `protocols.DecodingModel.decode_step` from the decoding state on, with the same
+        arguments in order, without the context.
+      model_state: the model's decoding state before the first token, a tree of tensors, or an empty dict.
       present: `[B] bool`, whether a row has a sentence. The hypotheses of other rows have no meaning.
       context: the layout of the search's own tensors.
       select_rows: selects rows of the model's decoding state. With it, the search continues in a quarter of the batch
