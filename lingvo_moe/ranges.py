@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import numbers
 from collections.abc import Mapping
 
 from lingvo_moe.errors import UserError
@@ -69,13 +70,17 @@ def check(prefix: str, owner: object, ranges: Mapping[str, Range]):
     """
     for name, allowed in ranges.items():
         value = getattr(owner, name)
-        if value is not None and not isinstance(value, int | float):
+        if value is not None and not _is_number(value):
             raise UserError(f"{prefix}{name} is {value!r}, of type {type(value).__name__}; expected {allowed}.")
         if value is not None and value not in allowed:
             in_float32 = (
                 "" if _is_float32(value) or not math.isfinite(value) else ", and 0 or from 1.2e-38 to 3.4e38 in float32"
             )
             raise UserError(f"{prefix}{name} is {value}; expected {allowed}{in_float32}.")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, numbers.Real)  # NumPy's are, too
 
 
 def _is_float32(value: float) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import types
 
+import numpy as np
 import pytest
 
 from lingvo_moe import ranges
@@ -35,6 +36,8 @@ def test_a_text_in_the_place_of_a_number_is_an_error():
     """A command reads numbers from texts, Python does not."""
     with pytest.raises(UserError, match="^model.field is '8', of type str; expected at least 1 and at most "):
         ranges.check("model.", types.SimpleNamespace(field="8"), {"field": ranges.COUNT})
+    for value in (np.int64(8), np.float32(8)):
+        ranges.check("model.", types.SimpleNamespace(field=value), {"field": ranges.COUNT})
 
 
 @pytest.mark.parametrize("value", [1e39, -1e39, 1e-39])

@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import logging
 import math
+import numbers
 import os
 import pathlib
 import platform as machine
@@ -57,8 +58,9 @@ class Engine:
           UserError: the platform is absent, or has fewer devices, or the processes cannot share `num_devices` or have
             more; or `num_devices` is no number from 1.
         """
-        if not isinstance(num_devices, int) or num_devices < 1:
+        if not isinstance(num_devices, numbers.Integral) or num_devices < 1:
             raise UserError(f"an engine of {num_devices!r} devices: expected a number from 1.")
+        num_devices = int(num_devices)  # of NumPy's
         per_process = -(-num_devices // processes)
         available = _find_devices(per_process, platform)
         if all_accelerators and available[0].platform != "cpu":

@@ -145,6 +145,7 @@ def test_an_engine_takes_the_first_devices():
     assert Engine(2, platform="cpu").devices == jax.devices("cpu")[:2]
     assert Engine(1, platform="cpu", all_accelerators=True).devices == jax.devices("cpu")[:1]
     assert Engine(1, platform="cpu").platform == "cpu"
+    assert len(Engine(np.prod((2, 2)), platform="cpu").devices) == 4
 
 
 def test_more_processes_than_devices_of_the_mesh(monkeypatch):

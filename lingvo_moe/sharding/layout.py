@@ -28,6 +28,7 @@ name is expected, as `rules_text` writes them: `BGE:x,HNV:y,M~y/x` is `gspmd`.
 from __future__ import annotations
 
 import dataclasses
+import numbers
 import re
 from collections.abc import Sequence
 
@@ -78,7 +79,7 @@ class DeviceMesh:
     axis_names: tuple[str, ...] = ()
 
     def __post_init__(self):
-        is_tuple = isinstance(self.shape, tuple) and all(isinstance(size, int) for size in self.shape)
+        is_tuple = isinstance(self.shape, tuple) and all(isinstance(size, numbers.Integral) for size in self.shape)
         if not is_tuple or not self.shape or min(self.shape) < 1:
             raise UserError(
                 f"device mesh {self.shape!r}: give sizes >= 1, e.g. 8, 4x2 or 2x2x2 (in Python (8,), (4, 2))."

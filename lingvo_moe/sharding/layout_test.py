@@ -336,6 +336,7 @@ def test_arrays_pass_an_annotation_outside_of_a_program(layout):
 @pytest.mark.parametrize("shape", [8, "4x2", [4, 2], (4.0, 2), (), (4, 0)])
 def test_a_mesh_is_a_tuple_of_sizes(shape):
     """A list would make a mesh that equals no other, and has no hash."""
+    assert DeviceMesh((np.int64(4), 2)) == DeviceMesh((4, 2))
     with pytest.raises(UserError, match=r"give sizes >= 1, .*in Python \(8,\), \(4, 2\)\)"):
         DeviceMesh(shape)
 
