@@ -63,8 +63,13 @@ class Translator:
           copy_english: whether texts that are English already are copied.
 
         Raises:
-          UserError: no tokenizer or one too large for the model, no checkpoint or one of another model.
+          UserError: the model does not translate, no tokenizer or one too large for it, no checkpoint or one of another
+            model.
         """
+        if not experiment.translates:
+            raise UserError(
+                f"{name} does not translate; `inference.held_out_loss`, `recognizer` and `segmenter` are for other models."
+            )
         self.name, self.experiment = name, experiment
         self._tokenizers = experiment.open_tokenizers()
         self._reader = LineReader(

@@ -215,6 +215,12 @@ def test_the_digest_is_of_weights_and_tokenizers(translator, data):
     assert digests[0] == translator_module._digest(dict(reversed(theta.items())), tokenizers)
 
 
+def test_a_language_model_does_not_translate(data, tmp_path):
+    """The command asks before it loads anything; from Python, a log directory may be of any model."""
+    with pytest.raises(UserError, match="tiny does not translate; `inference.held_out_loss`"):
+        Translator("tiny", tiny.tiny_language_model(data), Engine(2, "cpu"), tmp_path)
+
+
 def test_tokenizers_that_the_model_was_not_trained_with_are_an_error(data, tmp_path):
     """With them, each word would be translated as another one, and nothing would say why."""
     config = tiny.tiny(data)
