@@ -68,7 +68,8 @@ class Translator:
         """
         if not experiment.translates:
             raise UserError(
-                f"{name} does not translate; `inference.held_out_loss`, `recognizer` and `segmenter` are for other models."
+                f"{name} does not translate; `inference.held_out_loss`, `recognizer` and `segmenter` are for models of "
+                "other kinds."
             )
         self.name, self.experiment = name, experiment
         self._tokenizers = experiment.open_tokenizers()
