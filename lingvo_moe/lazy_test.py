@@ -29,13 +29,26 @@ def test_commands_that_compute_nothing_import_neither_tensorflow_nor_jax(argumen
 
 
 @pytest.mark.slow
-def test_tensorflow_of_the_command_line_is_silent_and_sees_no_gpu():
-    """Its C++ messages would break progress bars; a GPU's memory is for the programs."""
+def test_tensorflow_of_the_command_line_is_silent_sees_no_gpu_and_imports_keras_when_used():
+    """Its C++ messages would break progress bars; a GPU's memory is for the programs; Keras takes most of a second."""
+    process = run_code(
+        "from lingvo_moe.cli import process_setup; process_setup.set_up_process()\nimport sys\n"
+        "from lingvo_moe.lazy import tf; print(tf.constant(1).numpy(), tf.config.get_visible_devices('GPU'))\n"
+        "print({'keras', 'matplotlib'} & set(sys.modules), tf.keras.losses.MeanSquaredError()([1.0], [3.0]).numpy())"
+    )
+    assert (process.stdout, process.stderr) == ("1 []\nset() 4.0\n", "")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first, second", [("tf", "tf_text"), ("tf_text", "tf")])
+def test_tensorflow_and_its_texts_are_imported_in_either_order(first, second):
+    """TensorFlow Text has layers of Keras, which the import of TensorFlow leaves out."""
     process = run_code(
         "from lingvo_moe.cli import process_setup; process_setup.set_up_process()\n"
-        "from lingvo_moe.lazy import tf; print(tf.constant(1).numpy(), tf.config.get_visible_devices('GPU'))"
+        f"from lingvo_moe.lazy import tf, tf_text; {first}.__name__, {second}.__name__\n"
+        "print(tf_text.WhitespaceTokenizer().tokenize(tf.constant('a b')).numpy())"
     )
-    assert (process.stdout, process.stderr) == ("1 []\n", "")
+    assert (process.stdout, process.stderr) == ("[b'a' b'b']\n", "")
 
 
 def test_failing_import_shows_its_output():
