@@ -37,6 +37,7 @@ if "PYTEST_XDIST_WORKER" not in os.environ:
 import jax
 from jax.experimental.compilation_cache import compilation_cache
 
+gc.disable()  # while modules are imported, which leave hardly any garbage; see `pytest_collection_finish`
 # JAX fixes its devices when it starts. Starting it here gives enough for every test; an engine takes the first 1, 2, 4
 # or 8.
 jax.config.update("jax_num_cpu_devices", 8)
@@ -106,6 +107,12 @@ def pytest_terminal_summary(terminalreporter, config: pytest.Config):
 def pytest_sessionstart(session: pytest.Session):
     """Sets this process up as the command line does; after pytest has installed hooks of its own."""
     process_setup.set_up_process()
+
+
+def pytest_collection_finish(session: pytest.Session):
+    """Collects garbage from here on, and never looks for it among the objects of the imported modules."""
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_runtest_teardown(item: pytest.Item):
