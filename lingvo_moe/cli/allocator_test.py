@@ -48,6 +48,11 @@ def started(monkeypatch):
     return calls
 
 
+def _without_preloading() -> dict[str, str]:
+    """Returns the variables of a process with the C library's allocator; `make` runs these tests with jemalloc."""
+    return {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
+
+
 def test_the_command_restarts_with_jemalloc(monkeypatch, installed, started):
     """With all of its arguments, those of Python included, and its environment; options of the user's stay."""
     monkeypatch.setattr(sys, "orig_argv", ["python", "-W", "error", "-m", "lingvo_moe", "train", "--steps=1"])
@@ -96,8 +101,7 @@ def test_a_started_process_has_jemalloc():
         "import ctypes, sys; from lingvo_moe.cli import allocator; allocator.use_jemalloc()\n"
         "print(hasattr(ctypes.CDLL(None), 'mallctl'), sys.argv[1:])"
     )
-    environment = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
-    process = run_code(code, "a b", "", environment=environment)
+    process = run_code(code, "a b", "", environment=_without_preloading())
     assert (process.stdout, process.stderr) == ("True ['a b', '']\n", "")
 
 
@@ -110,7 +114,8 @@ def test_program_called_again_reuses_its_memory(kept_by):
     it; on a busy machine it grows in several calls. The program waits for the value of another one, so that it runs on
     a thread of JAX, which must use the heap of the others.
     """
-    environment = os.environ | (allocator.preloading() if kept_by == "jemalloc" else {})
+    of_system = _without_preloading()
+    environment = of_system | (allocator.preloading() if kept_by == "jemalloc" else {})
     kept = int(run_code(_PAGE_FAULTS, kept_by, environment=environment).stdout)
-    default = int(run_code(_PAGE_FAULTS, "default").stdout)
+    default = int(run_code(_PAGE_FAULTS, "default", environment=of_system).stdout)
     assert kept < 1000 < 8192 <= default
