@@ -281,12 +281,12 @@ class Scale(Layer):
 def test_users_layer_declares_its_metrics_and_auxiliary_loss(way):
     """Each metric is the mean over the layers that declare it, and the auxiliary loss is part of the loss.
 
-    Gradients are computed where layers are rematerialised: nothing is without them.
+    Gradients are computed where layers are rematerialised: nothing is without them. Dropout would compile longer.
     """
     with FEED_FORWARDS.isolated():
         register_feed_forward("scale")(Scale)
         pattern = ("scale:start=1", "dense", "scale:start=2")
-        fields = {"layer_pattern": pattern, "num_experts": 0, "label_smoothing": 0.0}
+        fields = {"layer_pattern": pattern, "num_experts": 0, "label_smoothing": 0.0, "residual_dropout": 0.0}
         model = dataclasses.replace(MODEL, **fields, **way)
         assert model.registered_classes[0] is Scale
         function = training_loss(model) if "remat" in way else lambda inputs: {"values": loss_of(model)(inputs)}
