@@ -49,6 +49,7 @@ _TINY_LANGUAGE_MODEL = [
     "input.target_length=32",
     "input.batch_size=32",
 ]
+_WITHOUT_DROPOUT = "model.residual_dropout=0"  # compiles in less time
 
 
 def tiny(*changes: str) -> experiment.Experiment:
@@ -112,7 +113,7 @@ def test_time_is_cycles_and_collectives(planned):
 @pytest.fixture(scope="module")
 def other() -> plan.Plan:
     """With two changes, of which each concerns other figures: nothing is recomputed, and dense weights are sharded."""
-    return make(tiny_language_model("model.remat=none", "layout=gshard_sharded_update"))
+    return make(tiny_language_model("model.remat=none", "layout=gshard_sharded_update", _WITHOUT_DROPOUT))
 
 
 def test_without_rematerialisation_nothing_is_recomputed(other):
@@ -142,7 +143,7 @@ def test_decoding_has_a_plan():
 
 def test_program_that_does_not_fit_has_largest_buffers_and_remedies():
     """The user learns which tensor is too large and which settings help."""
-    changes = ["model.target_vocabulary=32_000_000", "model.num_experts=0", "model.num_layers=2"]
+    changes = ["model.target_vocabulary=32_000_000", "model.num_experts=0", "model.num_layers=2", _WITHOUT_DROPOUT]
     result = make(tiny_language_model(*changes))
     assert (
         not result.fits and result.cycles is None and result.step_seconds is None and result.device_years(1e9) is None
@@ -172,7 +173,7 @@ def test_operand_precision_is_what_is_sent_and_multiplied(planned):
 
 def test_a_plan_for_gpus_has_the_collectives_of_the_module():
     """The reading of XLA's text for GPUs: loops, asynchronous collectives, and the work of every kernel."""
-    planned = plan.make("sparse_lm.Small", tiny_language_model(), Cluster.of("h100:2x4"))
+    planned = plan.make("sparse_lm.Small", tiny_language_model(_WITHOUT_DROPOUT), Cluster.of("h100:2x4"))
     runs = {(found.kind, found.group): found.runs for found in planned.collectives}
     assert runs["all-to-all", 8] == 6 * _REPEATS, "two forward, two rematerialised, two backward"
     assert planned.fits and planned.device == "GPU" and planned.memory.temporaries > 0
@@ -202,7 +203,7 @@ def test_bubbles_of_a_pipeline_are_the_schedules_share_of_its_iterations(monkeyp
     monkeypatch.setattr(Slice, "load", remember)
     stages, microbatches = 2, 4
     changes = ["layout=pipeline_gshard", "model.pipeline=gpipe", f"model.stages={stages}", "model.remat=full"]
-    changes.append(f"model.microbatches={microbatches}")
+    changes += [f"model.microbatches={microbatches}", _WITHOUT_DROPOUT]
     config = experiment.get("dense_lm.Small", changes, DeviceMesh((2, 4)))
     planned = plan.make("dense_lm.Small", config, Slice.of("v3:2x2x1"))
 
