@@ -136,6 +136,7 @@ _TINY = [
     "model.num_heads=4",
     "model.head_dim=32",
     "model.target_vocabulary=256",
+    "model.residual_dropout=0",
     "input.target_length=32",
     "input.batch_size=16",
 ]
