@@ -37,7 +37,7 @@ class Command(NamedTuple):
       run: called with the configuration and the arguments that are not flags.
       arguments: what follows its name in the usage line.
       examples: lines of its help, without `python -m lingvo_moe`, which stands in the place of {}.
-      uses_jemalloc: whether it restarts with jemalloc, as it runs programs many times.
+      uses_jemalloc: whether it restarts with jemalloc, as it runs programs many times or compiles large ones.
     """
 
     summary: str
@@ -186,6 +186,7 @@ COMMANDS = {
         _plan,
         "NAME",
         ("{} plan 2048E60L", "{} plan m4.MoE128E12L --topology=h100:4x8 --price_per_hour=2.5"),
+        uses_jemalloc=True,
     ),
     "diagnose": Command(
         "inspect a training step: activations, gradients, routers, and the first number that is not finite",
