@@ -153,10 +153,10 @@ def lower(
     definitions.check_type(f"program {name}: the layout", layout, Layout)
     specs = tree.flatten(inputs)
     arguments = tuple(_argument(name, path, spec, layout) for path, spec in specs.items())
-    _check_names(name, specs, donated)
+    _check_donated_names(name, specs, donated)
     with spmd.num_devices(layout.mesh.size):
         module, results = _trace(name, function, specs)
-    _check_donated(name, specs, results, donated)
+    _check_donated(name, arguments, results, donated)
     outputs = []
     for path, (shape, dtype) in results.items():
         logical_axes = specs[path].logical_axes if path in specs else output_axes.get(path, "")
@@ -177,25 +177,30 @@ def _argument(name: str, path: str, spec: Spec, layout: Layout) -> Argument:
             f"program {name}: input {path} has shape {spec.shape}, but its logical axes are {spec.logical_axes!r}."
         )
     dtype = tf.as_dtype(spec.dtype).name
-    return Argument(path, tuple(spec.shape), dtype, layout.dims_mapping(spec.logical_axes))
+    return Argument(path, tuple(map(int, spec.shape)), dtype, layout.dims_mapping(spec.logical_axes))
 
 
-def _check_names(name: str, specs: dict[str, Spec], donated: tuple[str, ...]):
-    """Raises UserError for a donated input that there is not."""
+def _check_donated_names(name: str, specs: dict[str, Spec], donated: tuple[str, ...]):
+    """Raises UserError unless each name is the first path component of an input."""
     known = sorted({path.split("/")[0] for path in specs})
     if not set(donated) <= set(known):
-        raise UserError(f"program {name}: donated is {donated!r}; expected a tuple of names of {', '.join(known)}.")
+        raise UserError(f"program {name}: donated is {donated!r}; expected a tuple of names among {', '.join(known)}.")
 
 
 def _check_donated(
-    name: str, specs: dict[str, Spec], results: dict[str, tuple[tuple[int, ...], str]], donated: tuple[str, ...]
+    name: str,
+    arguments: tuple[Argument, ...],
+    results: dict[str, tuple[tuple[int, ...], str]],
+    donated: tuple[str, ...],
 ):
     """Raises UserError where an output cannot use the memory of the donated input of its path."""
 
     def of_donated(forms: Iterator[tuple[str, str]]) -> dict[str, str]:
         return {path: form for path, form in forms if path.split("/")[0] in donated}
 
-    declared = of_donated((path, definitions.form_of(spec.dtype, spec.shape)) for path, spec in specs.items())
+    declared = of_donated(
+        (argument.path, definitions.form_of(argument.dtype, argument.shape)) for argument in arguments
+    )
     returned = of_donated((path, definitions.form_of(dtype, shape)) for path, (shape, dtype) in results.items())
     definitions.check_leaves(f"program {name}", returned, declared, "its donated input")
 
@@ -222,15 +227,17 @@ def _trace(
 
 
 def _checked_outputs(name: str, returned: dict) -> dict[str, Any]:
-    """Returns the outputs of a function by path; raises UserError for what is no tree of tensors."""
+    """Returns the outputs of a function by path, as dense tensors; raises UserError for what is no tree of tensors."""
     definitions.check_type(f"program {name}: the result of the function", returned, dict)
     outputs = tree.flatten(returned)
     for path, value in outputs.items():
         if not hasattr(value, "shape") or not hasattr(value, "dtype"):
-            why = " (a loss has no gradient of what it does not depend on)" if value is None else ""
+            why = " (as a gradient is with respect to what the loss does not depend on)" if value is None else ""
             raise UserError(f"program {name}: output {path} is {definitions.form(value)}{why}; expected a tensor.")
         if not tf.TensorShape(value.shape).is_fully_defined():
             raise UserError(f"program {name}: output {path} has shape {value.shape}; programs have static shapes.")
+        if isinstance(value, tf.IndexedSlices):  # the gradient of `tf.gather`; it would become three outputs
+            outputs[path] = tf.convert_to_tensor(value)
     return outputs
 
 

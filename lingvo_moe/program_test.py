@@ -16,6 +16,7 @@ from lingvo_moe.errors import UserError
 from lingvo_moe.lazy import tf
 from lingvo_moe.program import Argument, Program, lower
 from lingvo_moe.sharding.layout import DeviceMesh, Layout, Spec
+from lingvo_moe.testing import harness
 
 LAYOUT = Layout.of(DeviceMesh((4, 2)))
 INPUTS = {"state": {"w": np.ones((8, 4), np.float32), "step": np.int32(1)}, "batch": {"x": np.ones((4, 8), np.float32)}}
@@ -83,7 +84,7 @@ def test_output_with_logical_axes_of_another_rank_is_an_error():
     ],
 )
 def test_inputs_are_specs_with_an_axis_for_each_dimension(x, message):
-    """An axis too few would shift the sharding of no dimension, but leave the last ones unsharded."""
+    """With an axis too few, the last dimension would be unsharded."""
     with pytest.raises(ValueError, match=f"^program step: {message}"):
         lower("step", step, {**SPECS, "batch": {"x": x}}, {"y": "BH"}, LAYOUT)
 
@@ -91,14 +92,41 @@ def test_inputs_are_specs_with_an_axis_for_each_dimension(x, message):
 @pytest.mark.parametrize("dtype", ["float", np.float32, tf.float32])
 def test_a_dtype_is_that_of_tensorflow(dtype):
     """NumPy's `float` is float64; a program is saved with the name alone."""
-    assert lower("same", dict, {"x": Spec((2,), dtype, "m")}, {}, LAYOUT).inputs[0].dtype == "float32"
+    specs = {"x": Spec((2,), dtype, "m")}
+    program = lower("same", dict, specs, {}, LAYOUT, donated=("x",))
+    assert program.inputs[0].dtype == "float32" and program.donated == ("x",)
+
+
+def test_sizes_of_numpy_are_saved(tmp_path):
+    """As products of shapes are; JSON has no int64."""
+    size = np.prod((2, 2))
+    layout = Layout.of(DeviceMesh((size,)), "gshard")
+    program = lower("same", dict, {"x": Spec((size,), "float32", "B")}, {}, layout)
+    program.save(str(tmp_path / "program"))
+    assert Program.load(str(tmp_path / "program")) == program
+
+
+def test_the_gradient_of_a_gather_is_a_tensor():
+    """TensorFlow returns its rows and their numbers, which are no output of a program."""
+
+    def gradient(inputs):
+        with tf.GradientTape() as tape:
+            tape.watch(inputs["w"])
+            loss = tf.reduce_sum(tf.gather(inputs["w"], inputs["ids"]))
+        return {"w": tape.gradient(loss, inputs["w"])}
+
+    specs = {"w": Spec((4, 2), "float32", "me"), "ids": Spec((3,), "int32", "s")}
+    program = lower("gather", gradient, specs, {}, LAYOUT)
+    values = {"w": np.zeros((4, 2), np.float32), "ids": np.int32([1, 1, 3])}
+    found = harness.engine(LAYOUT).load(program)(values)
+    np.testing.assert_array_equal(found["w"], [[0, 0], [2, 2], [0, 0], [1, 1]])
 
 
 @pytest.mark.parametrize(
     "returned, message",
     [
         (3.0, "the result of the function is a float; expected a dict"),
-        ({"theta": {"w": None}}, r"output theta/w is None \(a loss has no gradient .*\); expected a tensor"),
+        ({"theta": {"w": None}}, r"output theta/w is None \(as a gradient is .*\); expected a tensor"),
         ({"loss": 3.0}, "output loss is float; expected a tensor"),
     ],
 )
@@ -132,7 +160,7 @@ def test_tensors_from_outside_of_a_function_are_an_error(make):
 @pytest.mark.parametrize("donated", ["state", ("sate",)])
 def test_donated_names_are_those_of_inputs(donated):
     """A name that is no input's would donate nothing, and the memory of two states would be needed."""
-    with pytest.raises(UserError, match="^program step: donated is .*; expected a tuple of names of batch, state"):
+    with pytest.raises(UserError, match="^program step: donated is .*; expected a tuple of names among batch, state"):
         lower("step", step, SPECS, {"y": "BH"}, LAYOUT, donated=donated)
 
 

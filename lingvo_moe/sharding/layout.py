@@ -84,6 +84,7 @@ class DeviceMesh:
             raise UserError(
                 f"device mesh {self.shape!r}: give sizes >= 1, e.g. 8, 4x2 or 2x2x2 (in Python (8,), (4, 2))."
             )
+        object.__setattr__(self, "shape", tuple(map(int, self.shape)))  # NumPy's, too
         object.__setattr__(self, "axis_names", self.axis_names or mesh_axis_names(len(self.shape)))
         if len(self.axis_names) != len(self.shape) or len(set(self.axis_names)) != len(self.shape):
             raise UserError(

@@ -8,11 +8,14 @@ from __future__ import annotations
 import re
 import unicodedata
 
-# Ellipses, superscripts, fractions, symbols such as ™; not letters, spaces, and the wide characters of East Asia, which
-# English has in another form.
+# Ellipses, superscripts, fractions, symbols such as ™; not letters, spaces, and the wide characters of East Asia (`㎏`),
+# which English has in another form. Neither are `№`, `℃` and `℉`, and U+2024, a full stop of Armenian texts.
 _PUNCTUATION = "Po"
 _CATEGORIES = (_PUNCTUATION, "No", "So", "Sm")
-_DECOMPOSITIONS = ("<compat>", "<super>", "<sub>", "<fraction>", "<circle>", "<square>")
+_DECOMPOSITIONS = ("<compat>", "<super>", "<sub>", "<fraction>", "<circle>")
+_WIDE = "W"
+_OTHERS_IN_ENGLISH = "№℃℉\u2024"
+_MOST_WORDS = 100  # of each, the translation is searched
 
 
 def restore(text: str, translation: str) -> str:
@@ -24,8 +27,8 @@ def restore(text: str, translation: str) -> str:
     found = [character for character in dict.fromkeys(text) if _is_replaced(character)]
     marks = [character for character in found if unicodedata.category(character) == _PUNCTUATION]
     others = "".join(character for character in found if character not in marks)
-    words = re.findall(rf"\w*[{re.escape(others)}][\w{re.escape(others)}]*", text) if others else []
-    for original in dict.fromkeys([*marks, *words]):
+    words = [word for word in re.findall(rf"[\w{re.escape(others)}]+", text) if not set(others).isdisjoint(word)]
+    for original in [*marks, *dict.fromkeys(words[:_MOST_WORDS])]:
         plain = unicodedata.normalize("NFKC", original)
         if plain in text:
             continue
@@ -37,5 +40,7 @@ def restore(text: str, translation: str) -> str:
 
 
 def _is_replaced(character: str) -> bool:
-    is_meant = unicodedata.category(character) in _CATEGORIES
-    return is_meant and unicodedata.decomposition(character).partition(" ")[0] in _DECOMPOSITIONS
+    if unicodedata.category(character) not in _CATEGORIES or unicodedata.east_asian_width(character) == _WIDE:
+        return False
+    decomposition = unicodedata.decomposition(character).partition(" ")[0]
+    return decomposition in _DECOMPOSITIONS and character not in _OTHERS_IN_ENGLISH
