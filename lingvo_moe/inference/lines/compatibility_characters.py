@@ -8,14 +8,16 @@ from __future__ import annotations
 import re
 import unicodedata
 
-# Ellipses, superscripts, fractions, symbols such as ™; not letters, spaces, and the wide characters of East Asia (`㎏`),
-# which English has in another form. Neither are `№`, `℃` and `℉`, and U+2024, a full stop of Armenian texts.
+from lingvo_moe.inference.lines.kept_text import LETTER
+
+# Ellipses, superscripts, fractions, symbols such as ™. Not letters, spaces and the wide characters of East Asia (㎏),
+# nor `№`, `℃`, `℉` and the full stop of Armenian texts (U+2024): English has these in another form.
 _PUNCTUATION = "Po"
 _CATEGORIES = (_PUNCTUATION, "No", "So", "Sm")
 _DECOMPOSITIONS = ("<compat>", "<super>", "<sub>", "<fraction>", "<circle>")
 _WIDE = "W"
 _OTHERS_IN_ENGLISH = "№℃℉\u2024"
-_MOST_WORDS = 100  # of each, the translation is searched
+_MOST_WORDS = 100  # for each of them the translation is searched
 
 
 def restore(text: str, translation: str) -> str:
@@ -27,7 +29,7 @@ def restore(text: str, translation: str) -> str:
     found = [character for character in dict.fromkeys(text) if _is_replaced(character)]
     marks = [character for character in found if unicodedata.category(character) == _PUNCTUATION]
     others = "".join(character for character in found if character not in marks)
-    words = [word for word in re.findall(rf"[\w{re.escape(others)}]+", text) if not set(others).isdisjoint(word)]
+    words = [word for word in re.findall(f"[{LETTER}{re.escape(others)}]+", text) if not set(others).isdisjoint(word)]
     for original in [*marks, *dict.fromkeys(words[:_MOST_WORDS])]:
         plain = unicodedata.normalize("NFKC", original)
         if plain in text:

@@ -25,13 +25,16 @@ from lingvo_moe.inference.lines.compatibility_characters import restore
         ("Firefox™ öffnen", "Open FirefoxTM", "Open Firefox™"),
         ("x² ist 22", "x2 is x22", "x² is x22"),
         ("1º capítulo", "Chapter 1", "Chapter 1"),
+        ("5m²的面积", "area of 5m2", "area of 5m²"),
         ("Graﬁk（neu）", "Grafik (new)", "Grafik (new)"),
+        ("№ 5: Нет, 20℃, 5㎏", "No 5: No, 20°C, 5kg", "No 5: No, 20°C, 5kg"),
+        ("Բացել․", "Open. Close.", "Open. Close."),
         ("Fini\u00a0!", "Finished !", "Finished !"),
         ("", "a...", "a..."),
     ],
 )
 def test_characters_of_the_line_return(text, translation, expected):
-    """Not letters, spaces or wide characters; and not where the line has both forms."""
+    """Not letters, spaces, wide characters and what English has otherwise; and not where the line has both forms."""
     assert restore(text, translation) == expected
 
 
@@ -46,5 +49,12 @@ def test_what_a_tokenizer_replaces_is_restored(text):
 
 
 def test_a_long_text_takes_no_longer_than_its_length():
-    for repeated in ("…", "²", "a²", "½ ", "... …"):
-        assert restore(20_000 * repeated, 20_000 * repeated)
+    """A search that is quadratic in the length would take minutes for a book."""
+    for text in [
+        20_000 * "…",
+        20_000 * "a²",
+        20_000 * "½ ",
+        400_000 * "a" + " ²",
+        " ".join(map("a{}²".format, range(99_999))),
+    ]:
+        assert restore(text, text) == text

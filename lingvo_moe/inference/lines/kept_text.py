@@ -13,9 +13,9 @@ import unicodedata
 from lingvo_moe.data.corpora.cleaning import ENTITY, PLACEHOLDER
 
 # The letters of scripts that have spaces between words: in `https://a.de/를` the address ends before the Korean letter.
-_LETTER = "A-Za-z0-9À-ɏͰ-ϿЀ-ԯ"
-_IN_ADDRESS = rf"[{_LETTER}%&#@~$+=/_:?!.,;*'-]"
-_AT_ITS_END = rf"[{_LETTER}%&#@~$+=/-]"
+LETTER = "A-Za-z0-9À-ɏͰ-ϿЀ-ԯ"
+_IN_ADDRESS = rf"[{LETTER}%&#@~$+=/_:?!.,;*'-]"
+_AT_ITS_END = rf"[{LETTER}%&#@~$+=/-]"
 _BEFORE = r"(?<![A-Za-z0-9.+%_-])"
 ADDRESS = re.compile(
     rf"{_BEFORE}(?i:https?://|ftp://|www\.){_IN_ADDRESS}*{_AT_ITS_END}"
@@ -37,17 +37,17 @@ _INDEXED_FORMAT = r"%(?:\[\d+\]|<\w+>)[-+#0]*+\d*+(?:\.\d+)?[A-Za-z]"
 # Before those of corpora, where `$1` ends at the next space: in `$1に移動` the letters are no part of it.
 _VALUE = rf"{_ICU_ARGUMENT}|{_PLACEABLE}|{_INDEXED_FORMAT}|\$\d+|\$[A-Za-z_][A-Za-z0-9_]*|{PLACEHOLDER.pattern}"
 
-_IN_NAME = rf"[{_LETTER}_.+~-]"
-_END_OF_NAME = rf"[{_LETTER}_]"
+_IN_NAME = rf"[{LETTER}_.+~-]"
+_END_OF_NAME = rf"[{LETTER}_]"
 # Of Windows, after a drive, a host, a variable or a name in capitals (`HKEY_USERS\x`, `DOMAIN\name`), and of Unix, with
 # two slashes or one after `~` or points; `km/h` and `/Nein` are none. And commands of TeX.
 _WINDOWS_START = (
-    rf"(?<![{_LETTER}])[A-Za-z]:\\|(?<!\\)\\\\(?=[{_LETTER}])|%\w+%\\"
-    rf"|(?<![{_LETTER}_])[A-Z][A-Z0-9_-]+\\(?![nrt](?:[A-Z]|\b))(?=[{_LETTER}_])"
+    rf"(?<![{LETTER}])[A-Za-z]:\\|(?<!\\)\\\\(?=[{LETTER}])|%\w+%\\"
+    rf"|(?<![{LETTER}_])[A-Z][A-Z0-9_-]+\\(?![nrt](?:[A-Z]|\b))(?=[{LETTER}_])"
 )
 _PATH = (
     rf"(?:{_WINDOWS_START})(?:{_IN_NAME}+(?: {_IN_NAME}+)*+\\)*+(?:{_IN_NAME}*{_END_OF_NAME})?"
-    rf"|(?<![{_LETTER}_.:~/<-])(?:~|\.\.?|/{_IN_NAME}*{_END_OF_NAME})(?:/{_IN_NAME}*{_END_OF_NAME})+/?"
+    rf"|(?<![{LETTER}_.:~/<-])(?:~|\.\.?|/{_IN_NAME}*{_END_OF_NAME})(?:/{_IN_NAME}*{_END_OF_NAME})+/?"
     r"|(?<!\\)\\[a-z]{2,}(?=\{)"
 )
 _BACKTICKS = r"`[^`'\s][^`']*`"
@@ -70,14 +70,15 @@ _EXTENSION = (
 )
 _WITHOUT_DIGIT = r"[A-Za-zÀ-ɏͰ-ϿЀ-ԯ+-]"
 _FILE = (
-    rf"(?<![{_LETTER}_.@+-])(?:[{_LETTER}_]{{2}}[{_LETTER}_+-]*(?:\.[{_LETTER}_+-]+)*\.(?:{_EXTENSION})"
-    rf"|{_WITHOUT_DIGIT}*+[0-9_][{_LETTER}_+-]*+\.[a-z][a-z0-9]{{1,4}})(?::\d+)?(?![{_LETTER}_]|\.[{_LETTER}])"
+    rf"(?<![{LETTER}_.@+-])(?:[{LETTER}_]{{2}}[{LETTER}_+-]*(?:\.[{LETTER}_+-]+)*\.(?:{_EXTENSION})"
+    rf"|{_WITHOUT_DIGIT}*+[0-9_][{LETTER}_+-]*+\.[a-z][a-z0-9]{{1,4}})(?::\d+)?(?![{LETTER}_]|\.[{LETTER}])"
 )
-# In capitals, with a digit, or with more than one `_`: a single one may be the mark of an accelerator. And `__name__`.
+# In capitals, with a digit, or with more than one `_`: a single one may be the mark of an accelerator. And `__name__`;
+# one word of Markdown's bold text is required likewise, as the model writes `__` badly.
 _IDENTIFIER = (
-    rf"(?<![{_LETTER}_])(?:[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+|[A-Za-z][A-Za-z0-9]*(?:_[A-Za-z0-9]+){{2,}}"
+    rf"(?<![{LETTER}_])(?:[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+|[A-Za-z][A-Za-z0-9]*(?:_[A-Za-z0-9]+){{2,}}"
     r"|__[A-Za-z0-9]+(?:_[A-Za-z0-9]+)*+__"
-    rf"|[A-Za-z]+\d[A-Za-z0-9]*_[A-Za-z0-9]+|[A-Za-z]+_\d[A-Za-z0-9]*)(?![{_LETTER}_])"
+    rf"|[A-Za-z]+\d[A-Za-z0-9]*_[A-Za-z0-9]+|[A-Za-z]+_\d[A-Za-z0-9]*)(?![{LETTER}_])"
 )
 # Without identifiers, of which `accelerators` and `capitals` have rules of their own.
 KEPT = re.compile(

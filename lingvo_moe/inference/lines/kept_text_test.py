@@ -75,7 +75,8 @@ def test_percentages_names_entities_and_escapes_are_not(text, numbers):
         (r"nach C:\Program Files\App\neu.exe kopieren", [r"C:\Program Files\App\neu.exe"]),
         ("`git commit -m` statt `%s' und `Wort'", ["`git commit -m`", "%s"]),
         ("a_user_name, MAX_SIZE, x86_64 und utf_8", ["a_user_name", "MAX_SIZE", "x86_64", "utf_8"]),
-        ("__init__, __mein_modul__() und __Datei", ["__init__", "__mein_modul__"]),
+        ("__init__, __mein_modul__(), __FILE__ und __Datei", ["__init__", "__mein_modul__", "__FILE__"]),
+        ("__Datei__", ["__Datei__"]),  # bold
         ("<!-- Datei --> öffnen <!-- <b> -->", ["<!-- Datei -->"]),
         ("Er_setzen, user_name", []),  # with an accelerator, perhaps
         ("0xDEADBEEF, 00:1A:2b:3C:4d:5E", ["0xDEADBEEF", "00:1A:2b:3C:4d:5E"]),
