@@ -80,12 +80,17 @@ class Reader:
         arguments = orbax.args.PyTreeRestore(
             tree.map_leaves(lambda leaf: 0, wanted), restore_args=wanted, partial_restore=True
         )
-        found = self._attempt(
-            path, lambda: _checkpointer(orbax.PyTreeCheckpointHandler()).restore(self.directory / item, args=arguments)
-        )
+        try:
+            found = self._attempt(
+                path,
+                lambda: _checkpointer(orbax.PyTreeCheckpointHandler()).restore(self.directory / item, args=arguments),
+            )
+        except CorruptCheckpoint:
+            self._check_has(path, item)  # a path that begins others, or goes on below an array
+            raise
         (array,) = tree.flatten(found).values()
-        if not isinstance(array, np.ndarray):  # what `arguments` hold, where there is no array
-            raise UserError(f"{self.directory} has no {path}.{did_you_mean(path, self.specs([item]))}")
+        if not isinstance(array, np.ndarray):  # Orbax leaves the 0 of `arguments` where there is no array
+            self._check_has(path, item)
         return array
 
     def problems(self, items: Collection[str] | None = None, finite: bool = False) -> list[str]:
@@ -120,6 +125,11 @@ class Reader:
             progress.track(specs, f"reading checkpoint {self.directory.name}", unit="arrays") if size >= LONG else specs
         )
         return found + [problem for path in paths if (problem := self._problem(path, finite))]
+
+    def _check_has(self, path: str, item: str):
+        """Raises UserError unless an item has an array with this path."""
+        if path not in (known := self.specs([item])):
+            raise UserError(f"{self.directory} has no {path}.{did_you_mean(path, known)}")
 
     def _tree(self, item: str) -> dict:
         metadata = orbax.Checkpointer(orbax.PyTreeCheckpointHandler()).metadata(self.directory / item).item_metadata

@@ -36,8 +36,9 @@ def test_arrays_are_read_one_by_one(tmp_path):
         path: (spec.shape, spec.dtype) for path, spec in expected.items()
     }
     assert_equal({path: reader.read(path) for path in reader.specs()}, tree.flatten(state))
-    with pytest.raises(UserError, match=r"8 has no theta/expert/iner. Did you mean theta/expert/inner"):
-        reader.read("theta/expert/iner")
+    for path in ("theta/expert/iner", "theta/expert", "theta/expert/inner/w"):
+        with pytest.raises(UserError, match=f"8 has no {path}. Did you mean theta/expert/inner"):
+            reader.read(path)
     assert set(reader.specs(WEIGHTS)) == {path for path in expected if path.startswith("theta/")}
     assert reader.problems(finite=True) == []
     age = datetime.datetime.now(datetime.UTC) - reader.date()
