@@ -17,7 +17,7 @@ import numpy as np
 from jax.experimental import topologies
 from jax.sharding import Mesh
 
-from lingvo_moe.engines import compiler_options, pjrt
+from lingvo_moe.engines import compilation, compiler_options
 from lingvo_moe.engines.topology import GENERATIONS, Compiled, Slice
 from lingvo_moe.errors import OutOfMemory, UserError, did_you_mean
 from lingvo_moe.program import Program
@@ -243,7 +243,7 @@ def _compile(program: Program, mesh: Mesh, options: Mapping[str, str | bool]) ->
       UserError: it finds no assembler, or cannot divide a product into tiles.
     """
     try:
-        return pjrt.compile_program(program, mesh, options)
+        return compilation.compile_program(program, mesh, options)
     except jax.errors.JaxRuntimeError as error:
         if _NO_TILES in str(error):
             raise UserError(

@@ -134,7 +134,7 @@ def test_an_error_of_the_compiler_is_reported_with_the_remedy(error, reported, m
     def fails(*_):
         raise jax.errors.JaxRuntimeError(error)
 
-    monkeypatch.setattr(cluster.pjrt, "compile_program", fails)
+    monkeypatch.setattr(cluster.compilation, "compile_program", fails)
     with pytest.raises(UserError, match=reported):
         Cluster.of("h100:1x8").load(_product(8, 8))
 

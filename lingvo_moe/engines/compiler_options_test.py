@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lingvo_moe.engines import compiler_options, pjrt
+from lingvo_moe.engines import compilation, compiler_options
 from lingvo_moe.engines.cluster import Cluster
 from lingvo_moe.engines.topology import Slice
 from lingvo_moe.errors import UserError
@@ -71,7 +71,7 @@ def test_the_compiler_of_the_target_is_asked(make, target, good, bad, reason):
 def test_a_program_is_compiled_with_the_options(monkeypatch):
     """They come after a slice's own, and a slice with more memory keeps them."""
     given = []
-    monkeypatch.setattr(pjrt, "compile_program", lambda program, mesh, options: given.append(options))
+    monkeypatch.setattr(compilation, "compile_program", lambda program, mesh, options: given.append(options))
     of_slice = "xla_tpu_offload_gather_to_sparsecore=true"
     target = Slice.of("v6e:2x2", [of_slice])
     more = target.with_more_memory()

@@ -82,10 +82,11 @@ def make(name: str, options: EngineOptions) -> Engine:
 
 @register_engine("pjrt")
 def _make_pjrt(options: EngineOptions) -> Engine:
-    from lingvo_moe.engines import pjrt  # imports JAX, which must not come before TensorFlow has found a TPU
+    # These import JAX, which must not come before TensorFlow has found a TPU.
+    from lingvo_moe.engines import compilation, pjrt
 
     if options.executables:
-        pjrt.use_compilation_cache(options.executables)
+        compilation.use_compilation_cache(options.executables)
     return pjrt.Engine(options.num_devices, options.platform, options.all_accelerators, options.processes)
 
 

@@ -20,7 +20,7 @@ from jax.errors import JaxRuntimeError
 from jax.experimental import topologies
 from jax.sharding import Mesh
 
-from lingvo_moe.engines import compiler_options, pjrt
+from lingvo_moe.engines import compilation, compiler_options
 from lingvo_moe.engines.base import torus_order
 from lingvo_moe.errors import OutOfMemory, UserError, did_you_mean
 from lingvo_moe.program import Program
@@ -159,7 +159,7 @@ class Slice:
         options = _own_options(self.generation) | compiler_options.parse(self.compiler_options)
         try:
             with _without_flags_of_xla():
-                return Compiled(program, pjrt.compile_program(program, mesh, options))
+                return Compiled(program, compilation.compile_program(program, mesh, options))
         except JaxRuntimeError as error:
             raise _out_of_memory(str(error)) or error from None
 

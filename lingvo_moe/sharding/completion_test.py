@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from lingvo_moe.engines import pjrt
+from lingvo_moe.engines import compilation
 from lingvo_moe.lazy import tf
 from lingvo_moe.sharding import spmd
 from lingvo_moe.sharding.layout import DeviceMesh, Layout
@@ -42,7 +42,7 @@ def compiled(function: Callable[[dict], tf.Tensor], inputs: dict) -> jax.stages.
     program = harness.lower_for(lambda tensors: {"y": function(tensors)}, inputs, layout)
     replicated = NamedSharding(Mesh(np.array(jax.devices("cpu")).reshape(4, 2), ("x", "y")), PartitionSpec())
     return (
-        jax.jit(pjrt.exported(program).call, in_shardings=replicated)
+        jax.jit(compilation.exported(program).call, in_shardings=replicated)
         .lower(*(inputs[a.path] for a in program.inputs))
         .compile()
     )

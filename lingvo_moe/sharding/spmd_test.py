@@ -11,7 +11,7 @@ import pytest
 from hypothesis import Phase, given, settings, strategies
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from lingvo_moe.engines import pjrt
+from lingvo_moe.engines import compilation
 from lingvo_moe.lazy import tf
 from lingvo_moe.sharding import spmd
 from lingvo_moe.sharding.layout import DeviceMesh, Layout
@@ -59,7 +59,7 @@ def shards(annotate) -> dict[int, tuple[slice, slice]]:
     """Returns the rows and columns of an annotated [8, 16] matrix that each device holds; nothing else shards it."""
     program = harness.lower_for(lambda inputs: {"y": annotate(inputs["x"] * 2.0)}, {"x": VALUE}, EIGHT)
     replicated = NamedSharding(Mesh(np.array(jax.devices("cpu")).reshape(2, 2, 2), ("a", "b", "c")), PartitionSpec())
-    call = jax.jit(pjrt.exported(program).call, in_shardings=replicated)
+    call = jax.jit(compilation.exported(program).call, in_shardings=replicated)
     (value,) = jax.tree.leaves(call(VALUE))
     ranges = {
         shard.device.id: [range(*part.indices(size)) for part, size in zip(shard.index, value.shape)]

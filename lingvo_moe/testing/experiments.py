@@ -13,7 +13,8 @@ import numpy as np
 from lingvo_moe import experiment, program_cache
 from lingvo_moe.data.corpora import corpus_builder
 from lingvo_moe.data.vocabularies import tokenizer_trainer
-from lingvo_moe.engines.pjrt import Engine, Executable, use_compilation_cache
+from lingvo_moe.engines.compilation import use_compilation_cache
+from lingvo_moe.engines.pjrt import Engine, Executable
 from lingvo_moe.experiment import Experiment
 from lingvo_moe.program import Program
 from lingvo_moe.sharding.layout import DeviceMesh
