@@ -45,7 +45,13 @@ def translator(
     platform: str | None = None,
     copy_english: bool = True,
 ) -> Translator:
-    """Returns a translator with the released weights; the arguments are those of `translator.load`.
+    """Returns a translator with the released weights.
+
+    Args:
+      assignments: hyperparameters, see `translator.load`; those that would change the weights are refused.
+      mesh: see `translator.load`.
+      platform: likewise.
+      copy_english: whether texts that are English already are copied; this model changes some.
 
     Raises:
       UserError: the files are missing, an assignment is wrong or gives the model other weights, or the devices are

@@ -7,6 +7,7 @@ import dataclasses
 import numpy as np
 import pytest
 
+from lingvo_moe.errors import UserError
 from lingvo_moe.layers.base import Context, Layer, Weight, initial_value, matrix
 from lingvo_moe.lazy import tf
 from lingvo_moe.sharding.layout import DeviceMesh, Layout
@@ -137,10 +138,8 @@ def test_dropout_is_for_training_and_for_rates_above_zero(context, rate):
 
 @pytest.mark.parametrize("seed", [0, tf.constant(0), np.int64([0, 1])])
 def test_a_seed_is_two_words(seed):
-    """A hash would fail inside, or reuse a word."""
-    with pytest.raises(
-        ValueError, match=r"the seed of a context is .*; expected int32 \[2\], for instance tf.constant"
-    ):
+    """Others would fail inside of a hash."""
+    with pytest.raises(UserError, match=r"the seed of a context is an int.*; expected an int32 \[2\]"):
         Context(seed=seed)
 
 

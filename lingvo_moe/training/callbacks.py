@@ -21,6 +21,7 @@ from lingvo_moe.data.batching import Batch
 from lingvo_moe.data.pipeline import State, merge_states
 from lingvo_moe.distributed.process_group import ProcessGroup
 from lingvo_moe.engines.base import Metrics, Training
+from lingvo_moe.errors import UserError
 from lingvo_moe.experiment import Experiment
 from lingvo_moe.extensions import Registry
 from lingvo_moe.training.checkpoint import Checkpoints
@@ -134,8 +135,15 @@ def registered_callbacks() -> list[Callback]:
     return [_make(f"callback {name!r}", CALLBACKS.get(name)) for name in CALLBACKS.names()]
 
 
+def check_callback(what: str, callback: object):
+    """Raises UserError for a class, and for what lacks a hook or has one with other parameters."""
+    if isinstance(callback, type):
+        raise UserError(f"{what} is the class {callback.__name__}; expected an object, {callback.__name__}().")
+    definitions.check(what, callback, Callback)
+
+
 def _make(what: str, factory: Callable[[], Callback]) -> Callback:
     with definitions.named(lambda: what, factory):
         callback = factory()
-        definitions.check(what, callback, Callback)
+        check_callback(what, callback)
         return callback

@@ -88,7 +88,7 @@ def test_an_error_of_a_callback_ends_training_and_closes_all(data, tmp_path):
 @pytest.mark.parametrize(
     "callback, message",
     [
-        (Callback, r"callbacks has the class Callback; pass an object, Callback\(\)"),
+        (Callback, r"a callback is the class Callback; expected an object, Callback\(\)"),
         (print, "a callback has no on_start, on_step, on_end, on_close"),
     ],
 )
@@ -248,6 +248,13 @@ def test_a_malformed_callback_is_not_registered(factory, message):
         register_callback("own")(factory)
     register_callback("made")(_made)
     with pytest.raises(UserError, match="^callback 'made' has no on_start, "):
+        registered_callbacks()
+
+
+def test_a_function_that_returns_a_class_made_no_callback():
+    """Its hooks would be called without `self`."""
+    register_callback("class")(lambda: Callback)
+    with pytest.raises(UserError, match=r"^callback 'class' is the class Callback; expected an object, Callback\(\)"):
         registered_callbacks()
 
 

@@ -17,16 +17,14 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from lingvo_moe import definitions
 from lingvo_moe.data.batching import Batch
 from lingvo_moe.data.pipeline import State, TrainInput
 from lingvo_moe.distributed.process_group import ProcessGroup
 from lingvo_moe.engines.base import Engine, Training
-from lingvo_moe.errors import UserError
 from lingvo_moe.experiment import Experiment
 from lingvo_moe.optimizers.schedules import InverseSquareRoot
 from lingvo_moe.training import hyperparameters, logdir_lock
-from lingvo_moe.training.callbacks import Callback, StepResult, TrainingRun, registered_callbacks
+from lingvo_moe.training.callbacks import Callback, StepResult, TrainingRun, check_callback, registered_callbacks
 from lingvo_moe.training.non_finite import NonFiniteGuard
 from lingvo_moe.training.preemption import PreemptionGuard
 from lingvo_moe.training.standard_callbacks import Checkpointer, HeldOutEvaluator, ProgressBar, Reporter
@@ -68,12 +66,12 @@ def train(
       complete already.
 
     Raises:
-      UserError: data, tokenizer, checkpoint or initial values do not fit the model, a callback is none, too many steps
-        in a row were not finite, the disk is full, or another process trains in `logdir`.
+      UserError: data, tokenizer, checkpoint or initial values do not fit the model, a callback lacks a hook, too
+        many steps in a row were not finite, the disk is full, or another process trains in `logdir`.
       KeyboardInterrupt: training was asked to stop, and has saved a checkpoint.
     """
     for callback in callbacks:
-        _check_callback(callback)
+        check_callback("a callback", callback)
     start = Start(name, experiment, pathlib.Path(logdir), process_group, initial_weights, initial_values)
     train_input, held_out = start.open_data()
     start.check_processes(train_input)
@@ -99,13 +97,6 @@ def train(
             _logger.info("stopped after step %d, which is saved; the same command resumes from there.", step)
             raise KeyboardInterrupt
         return scalars
-
-
-def _check_callback(callback: object):
-    """Raises UserError for a class, and for what is no callback."""
-    if isinstance(callback, type):
-        raise UserError(f"callbacks has the class {callback.__name__}; pass an object, {callback.__name__}().")
-    definitions.check("a callback", callback, Callback)
 
 
 def _train(

@@ -77,7 +77,8 @@ class Start:
 
         Raises:
           UserError: those that training starts with are of another model, or were trained with other tokenizers or
-            data, or with another seed; or the log directory has weights only; or an initial value is of no weight.
+            data, or with another seed; or the log directory has weights only; or an initial value is of no weight,
+            or has another shape.
         """
         specs = self.experiment.steps.state_specs()
         with contextlib.ExitStack() as stack:
@@ -125,7 +126,7 @@ class Start:
         self.process_group.in_all(lambda: checkpoint_arrays.check_finite(theta, str(checkpoint), remedy))
 
     def _check_values(self, weights: Mapping[str, Spec]):
-        """Raises UserError for initial values of what is no weight of the model, before anything is compiled."""
+        """Raises UserError unless each initial value is of a weight of the model, and has its shape."""
         for path, value in self.initial_values.items():
             if path not in weights:
                 raise UserError(f"initial values: the model has no weight {path}.{did_you_mean(path, weights)}")
