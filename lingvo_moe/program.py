@@ -147,8 +147,9 @@ def lower(
 
     Raises:
       ValueError: an input or output does not have one logical axis for each dimension, or has one that is unknown.
-      UserError: an input is not a `Spec`; the function uses tensors other than its inputs, or does not return a tree
-        of tensors of static shapes, or not the donated inputs with their shapes and dtypes.
+      UserError: an input is not a `Spec`, or a donated name is not an input's; the function uses tensors other than its
+        inputs, or does not return a tree of tensors of static shapes, or not the donated inputs with their shapes and
+        dtypes.
     """
     definitions.check_type(f"program {name}: the layout", layout, Layout)
     specs = tree.flatten(inputs)

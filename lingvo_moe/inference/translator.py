@@ -223,7 +223,7 @@ def _check_texts(sentences: object):
     if isinstance(sentences, str):
         raise UserError(f"{sentences[:40]!r} is one text; pass a list of texts, [{sentences[:40]!r}].")
     if not isinstance(sentences, Sequence):
-        raise UserError(f"{type(sentences).__name__}: expected a list of texts; pass list(...) of it.")
+        raise UserError(f"a {type(sentences).__name__} in the place of a list of texts; pass list(...) of it.")
     for text in sentences:
         if not isinstance(text, str):
             raise UserError(f"{text!r} is of type {type(text).__name__}; expected a list of texts, which are str.")

@@ -150,7 +150,7 @@ def test_no_sentences_have_no_translations(translator):
     ("given", "message"),
     [
         ("der old", r"'der old' is one text; pass a list of texts, \['der old'\]."),
-        (iter(["der"]), "list_iterator: expected a list of texts"),
+        (iter(["der"]), "a list_iterator in the place of a list of texts"),
         (["der", b"old"], "b'old' is of type bytes; expected a list of texts"),
     ],
 )
