@@ -46,12 +46,12 @@ def by_default(config: Config) -> Iterator[Config]:
 
 def applies(config: RunConfig) -> bool:
     """Whether `by_default` yields the released model."""
-    return not config.model and not config.logdir and released.is_there()
+    return not config.model and not config.logdir and released.is_available()
 
 
 def _check_logdir(config: RunConfig):
     """Raises UserError for the released model by name, whose log directory a user does not have."""
-    if config.model and not config.logdir and config.full_name() == released.MODEL and released.is_there():
+    if config.model and not config.logdir and config.full_name() == released.MODEL and released.is_available():
         raise UserError(
             f"--logdir is missing: the log directory of a training run of {released.MODEL}. For the weights that come "
             f"with the package, leave --model out."

@@ -29,7 +29,7 @@ MODEL = "m4.Pocket"
 DIRECTORY = pathlib.Path(__file__).parent.parent / "released"
 
 
-def is_there() -> bool:
+def is_available() -> bool:
     """Whether this copy of the package has the files."""
     return _weights().is_file()
 
@@ -57,7 +57,7 @@ def translator(
       UserError: the files are missing, an assignment is wrong or gives the model other weights, or the devices are
         not there.
     """
-    if not is_there():
+    if not is_available():
         raise UserError(f"{_weights()}: no such file; this copy of the package has no released model.")
     check(assignments, mesh, "assignments")
     from lingvo_moe.inference import translator as translators  # slow to import; commands read the names above
