@@ -24,6 +24,7 @@ from lingvo_moe.utils import output_files
 _FORMAT = 2
 # Old enough for every runtime that reads a bundle, and new enough for what TensorFlow emits.
 _STABLEHLO_VERSION = "1.8.0"
+_NO_GRADIENT = "None (a gradient is, where the loss does not depend on a weight or the tape does not watch it)"
 # Of `Program.windowed_einsum_mib`: what the compiler does by itself.
 COMPILER_DEFAULT = -1
 
@@ -233,8 +234,8 @@ def _checked_outputs(name: str, returned: dict) -> dict[str, Any]:
     outputs = tree.flatten(returned)
     for path, value in outputs.items():
         if not hasattr(value, "shape") or not hasattr(value, "dtype"):
-            why = " (as a gradient is with respect to what the loss does not depend on)" if value is None else ""
-            raise UserError(f"program {name}: output {path} is {definitions.form(value)}{why}; expected a tensor.")
+            described = _NO_GRADIENT if value is None else f"of type {type(value).__name__}"
+            raise UserError(f"program {name}: output {path} is {described}; expected a tensor.")
         if not tf.TensorShape(value.shape).is_fully_defined():
             raise UserError(f"program {name}: output {path} has shape {value.shape}; programs have static shapes.")
         if isinstance(value, tf.IndexedSlices):  # the gradient of `tf.gather`; it would become three outputs
