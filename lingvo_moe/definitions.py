@@ -97,6 +97,17 @@ def check_type(what: str, value: object, expected: type):
         raise UserError(f"{what} is {_a(form(value))}; expected {_a(expected.__name__)}.")
 
 
+def check_texts(what: str, value: object):
+    """Raises UserError unless a value is a sequence of texts; one text is a sequence, too, but of letters."""
+    if isinstance(value, str):
+        raise UserError(f"{what}: {value[:40]!r} is one text; expected a list of texts, [{value[:40]!r}].")
+    if not isinstance(value, Sequence):
+        raise UserError(f"{what} is {_a(form(value))}; expected a list of texts.")
+    for text in value:
+        if not isinstance(text, str):
+            raise UserError(f"{what}: {text!r} is {_a(form(text))}; expected a text.")
+
+
 def check_leaves(what: str, returned: Mapping[str, str], declared: Mapping[str, str], declares: str):
     """Raises UserError unless a call returned a tensor of every declared path and form, and no other.
 

@@ -197,3 +197,19 @@ def test_the_place_of_what_python_does_not_define_is_unknown():
     assert definitions.place(int) == definitions.place(3) == ""
     assert re.fullmatch(rf" \({re.escape(__file__)}, line \d+\)", definitions.place(Whole()))
     assert definitions.place(Whole).endswith(f"line {inspect.getsourcelines(Whole)[1]})")
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("es", r"languages: 'es' is one text; expected a list of texts, \['es'\]."),
+        (iter(["es"]), "languages is a list_iterator; expected a list of texts"),
+        (None, "languages is None; expected a list of texts"),
+        (["es", b"it"], "languages: b'it' is a bytes; expected a text"),
+    ],
+)
+def test_what_is_no_list_of_texts_is_an_error(value, message):
+    """One text is a sequence of letters, each of which would be taken for a text."""
+    definitions.check_texts("languages", ("es", "it"))
+    with pytest.raises(UserError, match=message):
+        definitions.check_texts("languages", value)

@@ -236,8 +236,11 @@ def test_mesh_determines_the_layout():
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        (("training.steps=5",), "'training.steps=5': expected a list of assignments"),
-        (([5],), "5 is of type int; expected the text field=value"),
+        (
+            ("training.steps=5",),
+            r"assignments: 'training.steps=5' is one text; expected a list of texts, \['training.steps=5'\]",
+        ),
+        (([5],), "assignments: 5 is an int; expected a text"),
         (([], (2,)), "the mesh is a tuple; expected a DeviceMesh"),
     ],
 )

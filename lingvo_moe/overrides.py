@@ -7,6 +7,7 @@ import typing
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from lingvo_moe import definitions
 from lingvo_moe.errors import UserError, did_you_mean
 from lingvo_moe.sharding.layout import DeviceMesh
 from lingvo_moe.utils import field_values
@@ -49,10 +50,10 @@ def apply(config: Any, assignments: Sequence[str]) -> Any:
         it (`num_experts`).
 
     Raises:
-      UserError: one text in the place of several, an unknown or ambiguous field, a value of another type, or one that
-        the class rejects.
+      UserError: this is no list of texts, an unknown or ambiguous field, a value of another type, or one that the class
+        rejects.
     """
-    check_assignments(assignments)
+    definitions.check_texts("assignments", assignments)
     changes: dict[str, Any] = {}
     for assignment in assignments:
         name, equals, text = assignment.partition("=")
@@ -62,15 +63,6 @@ def apply(config: Any, assignments: Sequence[str]) -> Any:
         text, kind = text.strip(), _type_of(config, path)
         changes[path] = field_values.parse(f"--set {path}={text}", text, kind, _parse_other)
     return _replace(config, changes)
-
-
-def check_assignments(assignments: object):
-    """Raises UserError unless these are several texts."""
-    if isinstance(assignments, str) or not isinstance(assignments, Sequence):
-        raise UserError(f"{assignments!r}: expected a list of assignments, for instance ['model.num_experts=8'].")
-    for assignment in assignments:
-        if not isinstance(assignment, str):
-            raise UserError(f"{assignment!r} is of type {type(assignment).__name__}; expected the text field=value.")
 
 
 def _find(config: Any, name: str) -> str:

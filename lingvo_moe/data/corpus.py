@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
+from lingvo_moe import definitions
 from lingvo_moe.data import languages
 from lingvo_moe.errors import UserError, did_you_mean
 from lingvo_moe.utils import safe_paths
@@ -118,10 +119,9 @@ class Corpus:
 
         Raises:
           UserError: one that the corpus lacks or has no such pairs of, or no pairs of the split at all; for `eval`,
-            whose flag --languages it names. Or a text in the place of several.
+            whose flag --languages it names. Or this is no list of texts.
         """
-        if isinstance(languages, str):
-            raise UserError(f"{languages!r} is one text; pass a list of texts, [{languages!r}].")
+        definitions.check_texts("languages", languages)
         name, content = ("voice", "recordings") if "audio" in self.manifest else ("language", "pairs")
         for language in languages:
             if language not in self.languages:

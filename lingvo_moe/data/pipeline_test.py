@@ -74,7 +74,8 @@ def test_a_stream_that_a_program_leaves_open_ends_without_a_message(corpus, toke
     examples = corpus_stream.TrainPairs(corpus, tokenizers, _CONFIG).examples(0, 1)
     next(examples)
     monkeypatch.setattr(corpus_stream, "tf", None)
-    examples.close()
+    examples.close()  # raises what Python would print
+    assert next(examples, None) is None
 
 
 def texts(batch: Batch, tokenizers) -> list[tuple[str, str]]:

@@ -73,7 +73,7 @@ def test_an_unknown_language_is_named(corpus, languages, pattern):
 
 def test_a_language_in_the_place_of_a_list_is_an_error(corpus):
     """A text is a list of letters, which would be unknown languages."""
-    with pytest.raises(UserError, match=r"'de' is one text; pass a list of texts, \['de'\]"):
+    with pytest.raises(UserError, match=r"languages: 'de' is one text; expected a list of texts, \['de'\]"):
         translate_held_out(Mirror(), corpus, "de")
 
 

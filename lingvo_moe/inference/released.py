@@ -68,12 +68,12 @@ def translator(
         )
 
 
-def check(assignments: Sequence[str], mesh: DeviceMesh | None, name: str):
-    """Raises UserError, which begins with `name`, for hyperparameters that give the model other weights."""
+def check(assignments: Sequence[str], mesh: DeviceMesh | None, what: str):
+    """Raises UserError, which begins with `what`, for hyperparameters that give the model other weights."""
     changed, own = _specs(assignments, mesh), _specs((), mesh)
     if path := next((path for path in sorted(changed | own) if changed.get(path) != own.get(path)), None):
         raise UserError(
-            f"{name}: the released weights are of {MODEL} as it is; with these settings its weight {path} differs. "
+            f"{what}: the released weights are of {MODEL} as it is; with these settings its weight {path} differs. "
             f"Leave them out, or pass --model and the --logdir of a training run with them."
         )
 

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
+from lingvo_moe import definitions, program_cache, tree
 from lingvo_moe import experiment as experiments
-from lingvo_moe import overrides, program_cache, tree
 from lingvo_moe.data.pipeline import source_batches
 from lingvo_moe.data.tokenizer import Tokenizers
 from lingvo_moe.engines import registry as engines
@@ -91,7 +91,7 @@ class Translator:
         Raises:
           UserError: as `stream`.
         """
-        _check_texts(sentences)
+        definitions.check_texts("sentences", sentences)
         return self._reader.fits(sentences)
 
     def translate(self, sentences: Sequence[str]) -> list[list[Translation]]:
@@ -115,9 +115,9 @@ class Translator:
           start: how many of them to leave out, at the beginning.
 
         Raises:
-          UserError: one text, or something else, in the place of a list of texts.
+          UserError: this is no list of texts.
         """
-        _check_texts(sentences)
+        definitions.check_texts("sentences", sentences)
         lines = self._reader.lines(sentences[start:])
         uses = collections.Counter(text for line in lines for text in line.inputs)
         if (different := len(set(sentences[start:]))) < len(lines):
@@ -200,7 +200,7 @@ def load(
     Raises:
       UserError: as `Translator`; or no name and no file, an unknown hyperparameter, devices that are not there.
     """
-    overrides.check_assignments(assignments)
+    definitions.check_texts("assignments", assignments)
     if name is None:
         file = pathlib.Path(logdir) / hyperparameters.FILE
         recorded = hyperparameters.load(file.parent)
@@ -217,16 +217,6 @@ def load(
     engine = engines.make("pjrt", options)
     experiment = dataclasses.replace(experiment, platform=experiment.platform or engine.platform)
     return Translator(name, experiment, engine, logdir, copy_english)
-
-
-def _check_texts(sentences: object):
-    if isinstance(sentences, str):
-        raise UserError(f"{sentences[:40]!r} is one text; pass a list of texts, [{sentences[:40]!r}].")
-    if not isinstance(sentences, Sequence):
-        raise UserError(f"a {type(sentences).__name__} in the place of a list of texts; pass list(...) of it.")
-    for text in sentences:
-        if not isinstance(text, str):
-            raise UserError(f"{text!r} is of type {type(text).__name__}; expected a list of texts, which are str.")
 
 
 def _digest(theta: dict, tokenizers: Tokenizers) -> str:

@@ -149,9 +149,9 @@ def test_no_sentences_have_no_translations(translator):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ("der old", r"'der old' is one text; pass a list of texts, \['der old'\]."),
-        (iter(["der"]), "a list_iterator in the place of a list of texts"),
-        (["der", b"old"], "b'old' is of type bytes; expected a list of texts"),
+        ("der old", r"sentences: 'der old' is one text; expected a list of texts, \['der old'\]"),
+        (iter(["der"]), "sentences is a list_iterator; expected a list of texts"),
+        (["der", b"old"], "sentences: b'old' is a bytes; expected a text"),
     ],
 )
 def test_what_is_no_list_of_texts_is_an_error(translator, given, message):

@@ -24,13 +24,13 @@ def restore(text: str, translation: str) -> str:
     """Returns a translation with the characters of the text instead of what stands for them.
 
     Marks of punctuation are restored by themselves, other characters in the words that have them, such as `m²`. What a
-    text has in the other form, too, stays as it is.
+    text has in the other form, too, stays as it is, and so do words after the first hundred.
     """
     found = [character for character in dict.fromkeys(text) if _is_replaced(character)]
     marks = [character for character in found if unicodedata.category(character) == _PUNCTUATION]
     others = "".join(character for character in found if character not in marks)
     words = [word for word in re.findall(f"[{LETTER}{re.escape(others)}]+", text) if not set(others).isdisjoint(word)]
-    for original in [*marks, *dict.fromkeys(words[:_MOST_WORDS])]:
+    for original in [*marks, *list(dict.fromkeys(words))[:_MOST_WORDS]]:
         plain = unicodedata.normalize("NFKC", original)
         if plain in text:
             continue
