@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from lingvo_moe.data.batching import Batch
-from lingvo_moe.data.pipeline import State, TrainInput
+from lingvo_moe.data.pipeline import EvalInput, State, TrainInput
 from lingvo_moe.distributed.process_group import ProcessGroup
 from lingvo_moe.engines.base import Engine, Training
 from lingvo_moe.experiment import Experiment
@@ -70,8 +70,6 @@ def train(
         many steps in a row were not finite, the disk is full, or another process trains in `logdir`.
       KeyboardInterrupt: training was asked to stop, and has saved a checkpoint.
     """
-    for callback in callbacks:
-        check_callback("a callback", callback)
     start = Start(name, experiment, pathlib.Path(logdir), process_group, initial_weights, initial_values)
     train_input, held_out = start.open_data()
     start.check_processes(train_input)
@@ -88,15 +86,20 @@ def train(
             )
             process_group.finish()
             return {}
-        standard = [NonFiniteGuard(), Reporter(), Checkpointer(), HeldOutEvaluator(held_out), ProgressBar()]
-        step, scalars = _train(
-            start, checkpoints, train_input, engine, [*standard, *registered_callbacks(), *callbacks]
-        )
+        step, scalars = _train(start, checkpoints, train_input, engine, _all_callbacks(held_out, callbacks))
         process_group.finish()
         if step < steps:
             _logger.info("stopped after step %d, which is saved; the same command resumes from there.", step)
             raise KeyboardInterrupt
         return scalars
+
+
+def _all_callbacks(held_out: EvalInput, callbacks: Sequence[Callback]) -> list[Callback]:
+    """Returns the standard callbacks, the registered ones and these; raises UserError for what is no callback."""
+    for callback in callbacks:
+        check_callback("a callback", callback)
+    standard = [NonFiniteGuard(), Reporter(), Checkpointer(), HeldOutEvaluator(held_out), ProgressBar()]
+    return [*standard, *registered_callbacks(), *callbacks]
 
 
 def _train(
