@@ -8,7 +8,7 @@ import math
 
 from lingvo_moe.layers.base import Context, Layer, matrix
 from lingvo_moe.lazy import tf
-from lingvo_moe.ops.attention import attention_logits, attention_mean
+from lingvo_moe.ops.attention import CACHED_AXES, attention_logits, attention_mean, cached_attention_mean
 from lingvo_moe.ops.projection import project
 
 
@@ -73,13 +73,53 @@ class MultiHeadAttention(Layer):
         A query that sees no key gets the mean of all values.
         """
         key_axes, value_axes = logical_axes
-        projected = project(queries, theta["query"], context) * (1.0 / math.sqrt(self.head_dim))
-        projected = context.checkpoint_name(projected, "hidden", "BTND")
+        projected = self._queries(theta, queries, context)
         logits = self.logits(theta, projected, keys, key_axes, context)
         drop = functools.partial(context.dropout, rate=self.dropout, key="attention", logical_axes="BNTL")
         attended = attention_mean(logits, mask, values, value_axes, drop, context)
         outputs = project(attended, theta["output"], context, contracted=2)
         return context.checkpoint_name(outputs, "output", "BTM")
+
+    def attend_cached(
+        self,
+        theta: dict,
+        queries: tf.Tensor,
+        cached: tuple[tf.Tensor, tf.Tensor],
+        new: tuple[tf.Tensor, tf.Tensor],
+        mask: tf.Tensor,
+        start: tf.Tensor,
+        context: Context,
+    ) -> tf.Tensor:
+        """Attends from `queries [B, K, M]` to a cache and to K new positions, which are not in it yet: `[B, K, M]`.
+
+        Args:
+          theta: tensors for `weights()`.
+          queries: those of the new positions.
+          cached: keys and values with the logical axes `CACHED_AXES`.
+          new: keys and values of the new positions, each `[B, K, N, D]`.
+          mask: `[B, K, L] bool` over the cache, in which start .. start + K - 1 are the new positions.
+          start: scalar; of the cache, the positions before it are read.
+          context: of the call.
+        """
+        (cached_keys, cached_values), (keys, values) = cached, new
+        projected = self._queries(theta, queries, context)
+        logits = tf.concat(
+            [
+                self.logits(theta, projected, cached_keys, CACHED_AXES[0], context),
+                self.logits(theta, projected, keys, "BLND", context),
+            ],
+            axis=-1,
+        )
+        is_before = tf.range(mask.shape[2]) < start
+        own = tf.gather(mask, start + tf.range(queries.shape[1]), axis=2)
+        seen = tf.concat([tf.logical_and(mask, is_before), own], axis=2)
+        attended = cached_attention_mean(logits, seen, cached_values, values, context)
+        return context.annotate(project(attended, theta["output"], context, contracted=2), "BTM")
+
+    def _queries(self, theta: dict, queries: tf.Tensor, context: Context) -> tf.Tensor:
+        """The projected queries, divided by the root of D: `[B, T, N, D]`."""
+        projected = project(queries, theta["query"], context) * (1.0 / math.sqrt(self.head_dim))
+        return context.checkpoint_name(projected, "hidden", "BTND")
 
     def logits(self, theta: dict, queries: tf.Tensor, keys: tf.Tensor, key_axes: str, context: Context) -> tf.Tensor:
         """Products of queries `[B, T, N, D]`, divided by the root of D, and keys: `[B, N, T, L]`."""

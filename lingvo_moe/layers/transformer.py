@@ -14,7 +14,7 @@ from lingvo_moe.layers.pipeline_schedule import Schedule
 from lingvo_moe.layers.repeat import repeat
 from lingvo_moe.layers.summaries import magnitude
 from lingvo_moe.lazy import tf
-from lingvo_moe.ops.attention import CACHED_AXES, over_written
+from lingvo_moe.ops.attention import CACHED_AXES, over_written, reads_written_cache
 from lingvo_moe.ops.projection import project_by_layer
 from lingvo_moe.ops.slices import dynamic_update_slice
 
@@ -103,7 +103,7 @@ class TransformerLayer(Layer):
         inputs: tf.Tensor,
         caches: dict,
         repeat_index: tf.Tensor,
-        start: tf.Tensor,
+        start: tf.Tensor | None,
         masks: Masks,
         context: Context,
     ) -> tuple[tf.Tensor, dict]:
@@ -112,59 +112,86 @@ class TransformerLayer(Layer):
         Args:
           theta: tensors for `weights()`, or for `unstack`ed ones.
           inputs: `[B, K, M]`, K new positions.
-          caches: `keys` and `values` of self-attention over L positions, `memory_keys` and `memory_values` of
-            cross-attention; with the logical axes `CACHED_AXES` after R.
+          caches: `keys` and `values` of self-attention over L positions and, with cross-attention, its `memory_keys`
+            and `memory_values`; with the logical axes `CACHED_AXES` after R.
           repeat_index: which of the R layers this is.
-          start: the new positions are written at L = start .. start + K - 1.
-          masks: over the cache, which includes the new positions.
+          start: the new positions are written at L = start .. start + K - 1; None for 0, where the cache is empty.
+          masks: over the cache, which includes the new positions; over these alone if `start` is None.
           context: of the call.
 
         Returns:
           (`[B, K, M]`, the caches with the new keys and values).
         """
         with tf.name_scope("self_attention"):
-            normed = self._norm(theta["self_attention"]["norm"], inputs, context)
-            caches = self._write(theta["self_attention"], normed, caches, repeat_index, start, context)
-            keys, values = (caches[name][repeat_index] for name in ("keys", "values"))
-
-            def attend(positions: int) -> tf.Tensor:
-                return self.attention.attend(
-                    theta["self_attention"],
-                    normed,
-                    keys[..., :positions],
-                    values[:, :, :positions],
-                    masks.self_attention[..., :positions],
-                    context,
-                    logical_axes=CACHED_AXES,
-                )
-
-            written = start + inputs.shape[1]
-            outputs = inputs + over_written(attend, written, keys.shape[-1], context)
-        with tf.name_scope("cross_attention"):
-            normed = self._norm(theta["cross_attention"]["norm"], outputs, context)
-            outputs += self.attention.attend(
-                theta["cross_attention"],
-                normed,
-                caches["memory_keys"][repeat_index],
-                caches["memory_values"][repeat_index],
-                masks.over_memory,
-                context,
-                logical_axes=CACHED_AXES,
-            )
+            of_attention = theta["self_attention"]
+            normed = self._norm(of_attention["norm"], inputs, context)
+            new = self.attention.keys_values(of_attention, normed, context)
+            written = self._write(new, caches, repeat_index, start, context)
+            of_layer = _of_layer(caches, repeat_index), _of_layer(written, repeat_index)
+            mask = masks.self_attention
+            outputs = inputs + self._attend_to_cache(of_attention, normed, new, of_layer, start, mask, context)
+        if self.has_cross_attention:
+            outputs = self._attend_to_cached_memory(theta, outputs, caches, repeat_index, masks, context)
         outputs, _ = self._feed_forward(theta, outputs, masks, context)
-        return outputs, caches
+        return outputs, written
 
     def unstack(self, theta: dict, context: Context) -> dict:
         """See `Layer.unstack`; for `step`."""
         return {**theta, "feed_forward": self.feed_forward.unstack(theta["feed_forward"], context)}
 
+    def _attend_to_cache(
+        self,
+        theta: dict,
+        normed: tf.Tensor,
+        new: tuple[tf.Tensor, tf.Tensor],
+        caches: tuple[tuple[tf.Tensor, tf.Tensor], tuple[tf.Tensor, tf.Tensor]],
+        start: tf.Tensor | None,
+        mask: tf.Tensor,
+        context: Context,
+    ) -> tf.Tensor:
+        """Self-attention in `step`; `caches` are this layer's keys and values before and after `new` is written."""
+        before, (keys, values) = caches
+        if start is None:
+            return self.attention.attend(theta, normed, *new, mask, context)
+        if not reads_written_cache(context):
+            return self.attention.attend_cached(theta, normed, before, new, mask, start, context)
+
+        def attend(positions: int) -> tf.Tensor:
+            return self.attention.attend(
+                theta,
+                normed,
+                keys[..., :positions],
+                values[:, :, :positions],
+                mask[..., :positions],
+                context,
+                logical_axes=CACHED_AXES,
+            )
+
+        return over_written(attend, start + normed.shape[1], keys.shape[-1], context)
+
+    def _attend_to_cached_memory(
+        self, theta: dict, inputs: tf.Tensor, caches: dict, repeat_index: tf.Tensor, masks: Masks, context: Context
+    ) -> tf.Tensor:
+        """The sublayer of cross-attention in `step`."""
+        with tf.name_scope("cross_attention"):
+            normed = self._norm(theta["cross_attention"]["norm"], inputs, context)
+            keys, values = (caches[f"memory_{name}"][repeat_index] for name in ("keys", "values"))
+            return inputs + self.attention.attend(
+                theta["cross_attention"], normed, keys, values, masks.over_memory, context, logical_axes=CACHED_AXES
+            )
+
+    @staticmethod
     def _write(
-        self, theta: dict, normed: tf.Tensor, caches: dict, repeat_index: tf.Tensor, start: tf.Tensor, context: Context
+        new: tuple[tf.Tensor, tf.Tensor],
+        caches: dict,
+        repeat_index: tf.Tensor,
+        start: tf.Tensor | None,
+        context: Context,
     ) -> dict:
-        """The caches with the keys and values of new positions `[B, K, M]`; see `step`."""
-        caches, new = dict(caches), self.attention.keys_values(theta, normed, context)
+        """The caches with the keys and values of new positions, each `[B, K, N, D]`; see `step`."""
+        caches, first = dict(caches), 0 if start is None else start
         for logical_axes, name, tensor in zip(CACHED_AXES, ("keys", "values"), new):
-            offset = [repeat_index, *(start if axis == "L" else 0 for axis in logical_axes)]
+            offset = [repeat_index, *(first if axis == "L" else 0 for axis in logical_axes)]
             update = tf.einsum(f"BLND->{logical_axes}", tensor)[None]
             caches[name] = context.annotate(dynamic_update_slice(caches[name], update, offset), f"R{logical_axes}")
         return caches
@@ -286,16 +313,20 @@ class TransformerStack(Layer):
             },
         }
 
-    def start(self, theta: dict, memory: tf.Tensor, cache_length: int, context: Context) -> dict:
+    def start(
+        self, theta: dict, batch_size: int, cache_length: int, context: Context, memory: tf.Tensor | None = None
+    ) -> dict:
         """The caches of all layers for `step`, by part (see `TransformerLayer.step`).
 
         Those of self-attention have `cache_length` empty positions, those of cross-attention the keys and values of
         `memory [B, L, M]`.
         """
-        return {name: self._caches(part, memory, cache_length, context) for name, part in theta["parts"].items()}
+        return {
+            name: self._caches(part, batch_size, cache_length, context, memory) for name, part in theta["parts"].items()
+        }
 
     def step(
-        self, theta: dict, inputs: tf.Tensor, caches: dict, start: tf.Tensor, masks: Masks, context: Context
+        self, theta: dict, inputs: tf.Tensor, caches: dict, start: tf.Tensor | None, masks: Masks, context: Context
     ) -> tuple[tf.Tensor, dict]:
         """One decoding step of all layers, see `TransformerLayer.step`; outputs are normalised."""
         outputs, caches = inputs, dict(caches)
@@ -309,7 +340,7 @@ class TransformerStack(Layer):
         return tree.map_leaves(lambda cache: tf.gather(cache, rows, axis=batch_dim), caches)
 
     def _step_part(
-        self, theta: dict, inputs: tf.Tensor, caches: dict, start: tf.Tensor, masks: Masks, context: Context
+        self, theta: dict, inputs: tf.Tensor, caches: dict, start: tf.Tensor | None, masks: Masks, context: Context
     ) -> tuple[tf.Tensor, dict]:
         def layers(i, outputs, caches):
             caches = dict(caches)
@@ -319,26 +350,29 @@ class TransformerStack(Layer):
                 outputs, caches[name] = layer.step(sliced, outputs, caches[name], i, start, masks, context)
             return i + 1, outputs, caches
 
-        repeats = next(iter(tree.flatten(theta).values())).shape[0]
+        repeats = _num_repeats(theta)
         if repeats == 1:
             return layers(0, inputs, caches)[1:]
         return tf.while_loop(
             lambda i, *_: i < repeats, layers, (tf.constant(0), inputs, caches), maximum_iterations=repeats
         )[1:]
 
-    def _caches(self, theta: dict, memory: tf.Tensor, cache_length: int, context: Context) -> dict:
+    def _caches(
+        self, theta: dict, batch_size: int, cache_length: int, context: Context, memory: tf.Tensor | None
+    ) -> dict:
         """The caches of the layers with the stacked weights `theta`."""
         caches = {}
         for index, layer in enumerate(self.period):
-            cross_attention, cache = theta[f"layer_{index}"]["cross_attention"], {}
+            cache = {}
             sizes = {"N": layer.attention.num_heads, "D": layer.attention.head_dim}
-            sizes |= {"L": cache_length, "B": memory.shape[0]}
+            sizes |= {"L": cache_length, "B": batch_size}
             for logical_axes, name in zip(CACHED_AXES, ("key", "value")):
-                projected = project_by_layer(memory, cross_attention[name], context)
-                shape = (projected.shape[0], *(sizes[axis] for axis in logical_axes))
-                of_memory = tf.einsum(f"RBLND->R{logical_axes}", projected)
-                cache[f"{name}s"] = context.annotate(tf.zeros(shape, memory.dtype), f"R{logical_axes}")
-                cache[f"memory_{name}s"] = context.annotate(of_memory, f"R{logical_axes}")
+                shape = (_num_repeats(theta), *(sizes[axis] for axis in logical_axes))
+                cache[f"{name}s"] = context.annotate(tf.zeros(shape, context.dtype), f"R{logical_axes}")
+                if memory is not None:
+                    weight = theta[f"layer_{index}"]["cross_attention"][name]
+                    of_memory = tf.einsum(f"RBLND->R{logical_axes}", project_by_layer(memory, weight, context))
+                    cache[f"memory_{name}s"] = context.annotate(of_memory, f"R{logical_axes}")
             caches[f"layer_{index}"] = cache
         return caches
 
@@ -352,6 +386,16 @@ class TransformerStack(Layer):
         return {
             f"layer_{index}": _repeated(layer.weights(), self.repeats, axis) for index, layer in enumerate(self.period)
         }
+
+
+def _of_layer(caches: dict, repeat_index: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """The cached keys and values of one repeat."""
+    return caches["keys"][repeat_index], caches["values"][repeat_index]
+
+
+def _num_repeats(theta: dict) -> int:
+    """R of stacked weights."""
+    return next(iter(tree.flatten(theta).values())).shape[0]
 
 
 def _repeated(weights: dict, times: int, axis: str) -> dict:

@@ -181,7 +181,7 @@ def test_the_encoders_outputs_are_projected_as_in_training(platform, monkeypatch
     context = Context(platform=platform, matmul_precision="bfloat16")
     inputs = eager(inputs_of(DENSE_STACK))
     stack = dataclasses.replace(DENSE_STACK, unroll=False)
-    caches = stack.start(stack.unstack(inputs["theta"], context), inputs["memory"], LENGTH, context)
+    caches = stack.start(stack.unstack(inputs["theta"], context), BATCH, LENGTH, context, inputs["memory"])
     found = caches["part_0"]["layer_0"]
     for repeat in range(stack.repeats):
         theta = tree.map_leaves(lambda w, i=repeat: w[i], inputs["theta"]["layer_0"]["cross_attention"])
@@ -192,26 +192,33 @@ def test_the_encoders_outputs_are_projected_as_in_training(platform, monkeypatch
             np.testing.assert_allclose(cached, expected, rtol=0, atol=TOLERANCE, err_msg=logical_axes)
 
 
+@pytest.mark.parametrize("platform", ["", "cpu"])
 @pytest.mark.parametrize("unroll", [False, True])
-def test_steps_over_a_cache_equal_the_whole_sequence(unroll):
-    """One position at a time, as decoding does, against causal attention over all of them."""
-    stack = dataclasses.replace(DENSE_STACK, unroll=unroll)
+@pytest.mark.parametrize("columns", [(1,) * LENGTH, (3, 1, LENGTH - 4)], ids=str)
+def test_steps_over_a_cache_equal_the_whole_sequence(unroll, platform, columns):
+    """One position at a time as decoding does, or several as prompts are read, against causal attention over all.
+
+    A cache is read before the new positions are written, or after that.
+    """
+    stack, context = dataclasses.replace(DENSE_STACK, unroll=unroll), Context(platform=platform)
 
     def stepwise(inputs: dict) -> dict:
-        theta = stack.unstack(inputs["theta"], Context())
-        caches = stack.start(theta, inputs["memory"], LENGTH, Context())
-        outputs = []
-        for t in range(LENGTH):
-            sees = tf.tile(tf.range(LENGTH)[None, None] <= t, (BATCH, 1, 1))
+        theta = stack.unstack(inputs["theta"], context)
+        caches = stack.start(theta, BATCH, LENGTH, context, inputs["memory"])
+        outputs, t = [], 0
+        for count in columns:
+            many = count > 1 and not t  # the first of several; a single one is read by an ordinary step
+            sees = tf.range(count if many else LENGTH)[None] <= tf.range(t, t + count)[:, None]
             column, caches = stack.step(
                 theta,
-                inputs["inputs"][:, t : t + 1],
+                inputs["inputs"][:, t : t + count],
                 caches,
-                tf.constant(t),
-                dataclasses.replace(masks_of(1), self_attention=sees),
-                Context(),
+                None if many else tf.constant(t),
+                dataclasses.replace(masks_of(count), self_attention=tf.tile(sees[None], (BATCH, 1, 1))),
+                context,
             )
             outputs.append(column)
+            t += count
         return {"outputs": tf.concat(outputs, axis=1)}
 
     inputs = inputs_of(DENSE_STACK)

@@ -256,6 +256,20 @@ class Transformer(Layer):
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         return tuple(make_feed_forward(choice, fields) for choice in self.layer_patterns[stack])
 
+    @property
+    def independent_sentences(self) -> bool:
+        """See `protocols.RowSelectingModel`."""
+        return all(
+            layer.independent_in_inference for stack in self.layer_patterns for layer in self.feed_forwards(stack)
+        )
+
+    def decoding_theta(self, theta: dict, context: Context) -> dict:
+        """See `protocols.DecodingModel`; of a model with a decoder."""
+        decoder, softmax = self._layers["decoder"].unstack(theta["decoder"], context), self._softmax_theta(theta)
+        if "table" in softmax:  # transposed once, not in each step
+            softmax = {"projection": tf.transpose(softmax["table"])}
+        return {**theta, "decoder": decoder, "softmax": softmax}
+
     def settings_of_layers(self, field: str) -> list[tuple[str, str, Any]]:
         """The values of a field of the feed-forward layers that have it; a layer pattern may set it for one of them.
 

@@ -108,13 +108,6 @@ class Translation(Transformer):
         inputs = self._embed("source_embedding", theta, source, context)
         return self._layers["encoder"](theta["encoder"], inputs, None, masks, context.fold("encoder"))
 
-    def decoding_theta(self, theta: dict, context: Context) -> dict:
-        """The weights for `start_decoding` and `decode_step`."""
-        decoder, softmax = self._layers["decoder"].unstack(theta["decoder"], context), self._softmax_theta(theta)
-        if "table" in softmax:  # transposed once, not in each step
-            softmax = {"projection": tf.transpose(softmax["table"])}
-        return {**theta, "decoder": decoder, "softmax": softmax}
-
     def start_decoding(self, theta: dict, source: dict, cache_length: int, context: Context) -> dict:
         """Encodes the source; returns the state for `decode_step`.
 
@@ -126,7 +119,8 @@ class Translation(Transformer):
         """
         context = dataclasses.replace(context, dtype=self.activation_dtype)
         memory = self._encode_sentences(theta, source, context)
-        caches = self._layers["decoder"].start(theta["decoder"], memory, cache_length, context)
+        batch = memory.shape[0]
+        caches = self._layers["decoder"].start(theta["decoder"], batch, cache_length, context, memory)
         return {"caches": caches, "source_segments": source["segment_ids"]}
 
     def decode_step(
@@ -162,13 +156,6 @@ class Translation(Transformer):
         outputs, caches = self._layers["decoder"].step(theta["decoder"], inputs, state["caches"], start, masks, context)
         logits = self._softmax(self.target_vocabulary)(theta["softmax"], outputs, context)
         return logits, dict(state, caches=caches)
-
-    @property
-    def independent_sentences(self) -> bool:
-        """See `protocols.RowSelectingModel`."""
-        return all(
-            layer.independent_in_inference for stack in self.layer_patterns for layer in self.feed_forwards(stack)
-        )
 
     def select_rows(self, state: dict, rows: tf.Tensor) -> dict:
         """See `protocols.RowSelectingModel`; a subclass with more in its state extends it."""

@@ -2,7 +2,8 @@
 
 The plain form of a product is one einsum. A CPU is slow at the product of one row and a matrix, so for a single query
 over a cache, as in each decoding step, both products are elementwise multiplications and sums, in float32. Where a
-cache has more positions than are written, a CPU reads the smallest part of it that holds these.
+cache has more positions than are written, a CPU reads the smallest part of it that holds these. Other devices read the
+cache before the new positions are written, and these positions beside it.
 """
 
 from __future__ import annotations
@@ -83,6 +84,24 @@ def attention_mean(
     return named_gradient(mean)(logits, values) if in_few_passes else mean(logits, values)[0]
 
 
+def cached_attention_mean(
+    logits: tf.Tensor, mask: tf.Tensor, cached: tf.Tensor, new: tf.Tensor, context: Context
+) -> tf.Tensor:
+    """Means of cached and of new values, as `attention_mean` without gradient: `[B, T, N, D]`.
+
+    Args:
+      logits: `[B, N, T, L + K]`, of the L cached positions and then of the K new ones.
+      mask: `[B, T, L + K] bool`.
+      cached: values with the logical axes of `CACHED_AXES`, L positions.
+      new: values `[B, K, N, D]`.
+      context: of the call.
+    """
+    probabilities = context.cast(_masked_softmax(logits, mask))
+    length = cached.shape[CACHED_AXES[1].index("L")]
+    before = _weighted_sum(probabilities[..., :length], cached, CACHED_AXES[1], context)
+    return context.annotate(before + _weighted_sum(probabilities[..., length:], new, "BLND", context), "BTND")
+
+
 def _masked_softmax(logits: tf.Tensor, mask: tf.Tensor) -> tf.Tensor:
     return tf.nn.softmax(tf.where(mask[:, None], tf.cast(logits, tf.float32), _MASKED))
 
@@ -93,6 +112,15 @@ def _weighted_sum(weights: tf.Tensor, values: tf.Tensor, value_axes: str, contex
         return tf.einsum(f"BNTL,{value_axes}->BTND", weights, values)
     wide, values = tf.cast(tf.einsum("BNTL->BNLT", weights), tf.float32), tf.cast(values, tf.float32)
     return tf.cast(tf.reduce_sum(wide * values, axis=2), weights.dtype)[:, None]
+
+
+def reads_written_cache(context: Context) -> bool:
+    """Returns whether attention reads new positions from the cache, to which they are written first.
+
+    A TPU reads a layer's part of a stacked cache in place only if that is written afterwards; otherwise it copies the
+    part. On a CPU, one product over the cache takes less time than two.
+    """
+    return context.platform == "cpu"
 
 
 def over_written(attend: Callable[[int], tf.Tensor], written: tf.Tensor, positions: int, context: Context) -> tf.Tensor:
