@@ -119,7 +119,7 @@ class Experiment:
       matmul_precision: of float32 operands, `default`, `highest` or `bfloat16`; see `ops.precision`.
       windowed_einsum_mib: the least size of a tensor that XLA moves in slices during a product instead of gathering it,
         on TPUs; -1 for the compiler's own choice. See `program.Program`.
-      decoding_batch: the number of sentences translated at a time.
+      decoding_batch: the number of sentences translated, or prompts continued, at a time.
       reread_below: texts with a confidence below are read once more, written otherwise, and the most confident
         translation is taken (`inference.lines.variants`); 0 for none.
       corpus, tokenizers: output directories of `tools.build_corpus` and `tools.train_tokenizer`; `--corpus` and
@@ -166,9 +166,19 @@ class Experiment:
         )
 
     @property
-    def translates(self) -> bool:
-        """Whether the model translates sentences, which it decodes; a language model does not."""
+    def decodes(self) -> bool:
+        """Whether the model translates or generates, one token after the other."""
         return isinstance(self.model, DecodingModel)
+
+    @property
+    def translates(self) -> bool:
+        """Whether the model translates sentences."""
+        return self.decodes and "source" in self.model.sides
+
+    @property
+    def generates(self) -> bool:
+        """Whether the model continues prompts: a language model."""
+        return self.decodes and not self.translates
 
     @property
     def recognises(self) -> bool:
@@ -288,7 +298,7 @@ class Experiment:
             if isinstance(self.input, InputConfig) and self.input.name_substitution and not self.input.source_length:
                 raise UserError("input.name_substitution is for models that read a source, so leave it out.")
             return
-        if self.translates:
+        if "source" in self.model.sides:
             raise UserError(
                 "input.source_length is 0, but a translation model reads sources; set it to the tokens of a row."
             )
@@ -299,7 +309,7 @@ class Experiment:
     def _check_search(self):
         """Raises UserError where the search names, or keeps more, tokens than the vocabulary has."""
         vocabulary = self.model.vocabularies.get("target")
-        if not self.translates or vocabulary is None:
+        if not self.decodes or vocabulary is None:
             return
         # A larger beam cannot be filled by the first token, and its program takes long to compile.
         if self.search.beam_size > vocabulary:
@@ -381,8 +391,33 @@ class Experiment:
         return self.input.specs()
 
     def decoding_specs(self) -> dict:
-        """Returns the tree of `Spec`s of the sentences that are translated at a time."""
-        return dataclasses.replace(self.texts, batch_size=self.decoding_batch).specs()["source"]
+        """Returns the tree of `Spec`s of the sentences that are translated, or the prompts continued, at a time.
+
+        A language model reads a prompt, bos included, and its continuation in a row of `input.target_length` tokens, of
+        which `search.max_length` are for the continuation.
+
+        Raises:
+          UserError: no tokens are left for the prompts of a language model, or devices do not divide their number.
+        """
+        changes = {"batch_size": self.decoding_batch}
+        if self.generates:
+            changes["source_length"] = self._prompt_length()
+        return dataclasses.replace(self.texts, **changes).specs()["source"]
+
+    def _prompt_length(self) -> int:
+        length, most = self.texts.target_length, self.search.max_length
+        if most >= length:
+            raise UserError(
+                f"search.max_length is {most}, but the model reads a prompt and its continuation in "
+                f"input.target_length={length} tokens. Use --set search.max_length=N with less than {length}."
+            )
+        devices = Layout.of(self.mesh, self.layout).num_shards("BS", "B")
+        if self.decoding_batch % devices:
+            raise UserError(
+                f"decoding_batch is {self.decoding_batch}, which {devices} devices (mesh {self.mesh}) do not divide. "
+                f"Use --set decoding_batch=N with a multiple of {devices}."
+            )
+        return length - most
 
 
 class Recipe:

@@ -84,7 +84,14 @@ class DecodingModel(Model, Protocol):
         ...
 
     def start_decoding(self, theta: dict, source: dict, cache_length: int, context: Context) -> dict:
-        """Returns the decoding state before the first target token."""
+        """Returns the decoding state before the first token that is searched for.
+
+        Args:
+          theta: the weights, as `decoding_theta` returns them.
+          source: ids, segment_ids, positions `[B, S] int32`: a sentence a row; for a language model a prompt, with bos.
+          cache_length: T*K.
+          context: of the call, without a seed.
+        """
         ...
 
     def decode_step(

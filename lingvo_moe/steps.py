@@ -23,6 +23,7 @@ from collections.abc import Callable, Sequence
 
 from lingvo_moe import definitions, program_cache, tree
 from lingvo_moe.decoding.flat_beam_search import BeamSearch, flat_beam_search
+from lingvo_moe.decoding.sampling import Sampling, sample
 from lingvo_moe.errors import UserError
 from lingvo_moe.layers.base import Context, Weight, initial_value
 from lingvo_moe.layers.summaries import SummaryCollector, norm, root_mean_square
@@ -208,8 +209,13 @@ class Steps:
         return function
 
     @program_cache.cached
-    def decode(self, source_specs: dict, search: BeamSearch) -> Program:
-        """Returns the program `{theta, source} -> {ids, scores, lengths}` of the whole beam search; see `Hypotheses`.
+    def decode(self, source_specs: dict, search: BeamSearch | Sampling) -> Program:
+        """Returns the program `{theta, source} -> {ids, scores, lengths}` of a whole search; see `Hypotheses`.
+
+        Args:
+          source_specs: the tree of `Spec`s of the source sentences, or of a language model's prompts; for `Sampling`
+            with `seeds [B, 2] int32`.
+          search: beam search, or sampling.
 
         Raises:
           UserError: the model has no decoding step.
@@ -237,7 +243,7 @@ class Steps:
         return self._lower("prepare_decoding", function, {"theta": specs}, logical_axes)
 
     @program_cache.cached
-    def decode_prepared(self, source_specs: dict, search: BeamSearch) -> Program:
+    def decode_prepared(self, source_specs: dict, search: BeamSearch | Sampling) -> Program:
         """Returns the program of `decode` for the weights that `prepare_decoding` returns, on one device."""
         return self._search(source_specs, search, self.prepared_specs(), lambda theta: theta)
 
@@ -258,8 +264,10 @@ class Steps:
         model = self._decoding_model()
         return model.decoding_theta(self._annotated(model.weights(), theta), self._context())
 
-    def _search(self, source_specs: dict, search: BeamSearch, specs: dict, prepare: Callable[[dict], dict]) -> Program:
-        """Returns the program of the beam search, for weights of these specs, which `prepare` prepares for decoding."""
+    def _search(
+        self, source_specs: dict, search: BeamSearch | Sampling, specs: dict, prepare: Callable[[dict], dict]
+    ) -> Program:
+        """Returns the program of a search, for weights of these specs, which `prepare` prepares for decoding."""
         model = self._decoding_model()
         select_rows = None
         # Each of several devices would have to keep equally many rows.
@@ -275,7 +283,10 @@ class Steps:
                 return model.decode_step(theta, state, ids, paddings, position, start, mask, context)
 
             present = tf.reduce_any(tf.not_equal(source["segment_ids"], 0), axis=1)
-            hypotheses = flat_beam_search(search, step, state, present, context, select_rows)
+            if isinstance(search, Sampling):
+                hypotheses = sample(search, step, state, present, source["seeds"], context)
+            else:
+                hypotheses = flat_beam_search(search, step, state, present, context, select_rows)
             return {"ids": hypotheses.ids, "scores": hypotheses.scores, "lengths": hypotheses.lengths}
 
         logical_axes = {"ids": "BTL", "scores": "BT", "lengths": "BT"}

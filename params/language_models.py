@@ -8,7 +8,7 @@ from lingvo_moe.models.language_model import LanguageModel
 from lingvo_moe.optimizers.adafactor import Adafactor
 from lingvo_moe.optimizers.schedules import InverseSquareRoot
 from lingvo_moe.sharding.layout import DeviceMesh
-from params.m4 import aux_loss_weight
+from params.m4 import DECODING_POSITIONS, aux_loss_weight
 
 TRILLION_TOKENS = 10**12
 
@@ -46,7 +46,11 @@ class LargeRecipe(Recipe):
                 head_dim=self.head_dim,
                 num_experts=self.num_experts,
                 num_groups=self.batch_size,
+                # Outside training the devices along x are a group each, as in `params.m4`; in a step of decoding an
+                # expert has capacity for all hypotheses of two prompts or more.
                 inference_capacity_factor=2.0 if self.num_experts else None,
+                inference_min_capacity=DECODING_POSITIONS // self.num_experts if self.num_experts else 1,
+                inference_num_groups=self.mesh[0] if self.num_experts else 0,
                 aux_loss_weight=aux_loss_weight(self.num_experts),
                 activation_dtype="bfloat16",
                 remat=self.remat,
@@ -69,6 +73,7 @@ class LargeRecipe(Recipe):
                 checkpoint_every=1000,
             ),
             mesh=DeviceMesh(self.mesh),
+            decoding_batch=self.batch_size,
         )
 
 

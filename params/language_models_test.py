@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from lingvo_moe import experiment, registry, tree
+from lingvo_moe.layers.mixture_of_experts import MixtureOfExperts
 from lingvo_moe.models.language_model import LanguageModel
 from lingvo_moe.sharding.layout import LAYOUTS, DeviceMesh, Layout
 from lingvo_moe.testing import harness
@@ -39,6 +40,19 @@ def test_settings_are_those_of_gspmd(name):
     assert isinstance(config.model, LanguageModel)
     assert (config.input.source_length, config.input.target_length, config.model.target_vocabulary) == (0, 1024, 32_000)
     assert (config.model.activation_dtype, config.model.num_groups) == ("bfloat16", config.input.batch_size)
+
+
+@pytest.mark.parametrize("name", sorted(set(NAMES) - set(SMALL)))
+def test_prompts_can_be_continued(name):
+    """Devices divide the prompts, and an expert has room for all hypotheses of at least two, which choose alike."""
+    config = experiment.get(name)
+    rows, length = config.decoding_specs()["ids"].shape
+    assert (rows, length) == (config.input.batch_size, 1024 - config.search.max_length)
+    for layer in config.model.feed_forwards("decoder"):
+        if isinstance(layer, MixtureOfExperts):
+            hypotheses = rows * config.search.beam_size // layer.inference_num_groups
+            capacity = layer._inference_capacity(hypotheses)
+            assert 2 * config.search.beam_size <= capacity <= hypotheses
 
 
 @pytest.mark.parametrize("name", NAMES)

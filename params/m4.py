@@ -17,7 +17,7 @@ from lingvo_moe.optimizers.schedules import InverseSquareRoot
 from lingvo_moe.sharding.layout import DeviceMesh
 
 MILLION_TOKENS = 2**20
-_DECODING_POSITIONS = 2**14  # E * C of a group in a step of decoding: equal work for each number of experts
+DECODING_POSITIONS = 2**14  # E * C of a group in a step of decoding: equal work for each number of experts
 
 
 def aux_loss_weight(num_experts: int) -> float:
@@ -96,7 +96,7 @@ class M4(Recipe):
             # `MixtureOfExperts`. A core is a group. The encoder has capacity for four times the mean load, a step
             # of decoding for all hypotheses of two sentences (E = 2048), eight (512), all sixteen (128).
             inference_capacity_factor=8.0 if self.num_experts else None,
-            inference_min_capacity=_DECODING_POSITIONS // self.num_experts if self.num_experts else 1,
+            inference_min_capacity=DECODING_POSITIONS // self.num_experts if self.num_experts else 1,
             inference_num_groups=self.num_cores,
             aux_loss_weight=aux_loss_weight(self.num_experts),
             input_dropout=self.dropout,

@@ -126,6 +126,7 @@ class Plan:
       bubble_cycles: those of the cycles that a stage of a pipeline spends in iterations without a microbatch.
       largest_buffers: if the program does not fit, its largest buffers, as compiled for devices with more memory.
       compiler_options: beside the compiler's defaults, each `NAME=VALUE`.
+      rows: what the rows of `batch_size` are in decoding: sentences, or prompts of a language model.
       unit: of what `tokens` counts: tokens, voxels of a model that segments volumes, or frames of 10 ms of one that
         recognises speech.
     """
@@ -159,6 +160,7 @@ class Plan:
     bubble_cycles: int = 0
     largest_buffers: tuple[Buffer, ...] = ()
     compiler_options: tuple[str, ...] = ()
+    rows: str = "sentences"
     unit: str = "tokens"
 
     @property
@@ -264,6 +266,7 @@ def make(
         "compiler_options": target.compiler_options,
         **_settings(experiment, program),
         "tokens": _tokens(experiment, program),
+        "rows": "prompts" if experiment.generates else "sentences",
         "unit": "voxels" if experiment.segments else "frames" if experiment.recognises else "tokens",
         "lower_seconds": lowered_at - start,
         "model_flops": flops.training_step(experiment.model, experiment.input) if program == "train" else None,

@@ -134,6 +134,14 @@ def test_sharded_update_shards_dense_weights(planned, other):
     assert other.memory.replicated_weights == planned.memory.replicated_weights - 4 * dense
 
 
+def test_decoding_of_a_language_model_has_a_plan():
+    """Its rows are prompts; no gradient is computed."""
+    result = make(tiny_language_model("search.max_length=8", "decoding_batch=16"), "decode")
+    assert result.fits and result.memory.optimizer_state == 0 and result.model_flops is None
+    printed = plan_text.text(result, 1e12)
+    assert "prompts/s" in printed and "all of its prompts have ended" in printed
+
+
 def test_decoding_has_a_plan():
     """Beam search may stop early; its loop counts with its limit. Replicated weights need no all-gather."""
     result = make(tiny("layout=gshard"), "decode")

@@ -165,11 +165,11 @@ def _step(plan: Plan, cycles: int, compute_seconds: float, step_seconds: float) 
 
 def _cost(plan: Plan, step_seconds: float, tokens: float, price: float | None) -> Iterator[str]:
     if plan.program == "decode":
-        yield f"  sentences/s     {plan.batch_size / step_seconds:12,.1f}"
+        yield f"  {f'{plan.rows}/s':15} {plan.batch_size / step_seconds:12,.1f}"
         hours = plan.device_hours_per_million() or 0.0
         digits = 1 if hours >= 10 else 3
-        yield f"  10^6 sentences  {hours:12,.{digits}f} {plan.device}-hours{_priced(plan, hours, price)}"
-        yield "  (searches of the greatest length; a search ends when all of its sentences have ended)"
+        yield f"  {f'10^6 {plan.rows}':15} {hours:12,.{digits}f} {plan.device}-hours{_priced(plan, hours, price)}"
+        yield f"  (searches of the greatest length; a search ends when all of its {plan.rows} have ended)"
     else:
         yield f"  {plan.unit}/s        {plan.tokens / step_seconds:12,.0f}"
         yield f"  utilisation     {plan.utilisation:8.1%} of the {plan.device}s' peak, rematerialisation not counted"

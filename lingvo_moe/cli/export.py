@@ -6,7 +6,6 @@ import logging
 import os
 
 from lingvo_moe.cli.run_config import ExportConfig
-from lingvo_moe.cli.translate import require_translation
 from lingvo_moe.errors import UserError
 from lingvo_moe.experiment import get as get_experiment
 from lingvo_moe.utils import counts, output_files
@@ -19,10 +18,10 @@ def export(config: ExportConfig):
     if config.output is None:
         raise UserError("--output is missing: the file to write the program to.")
     output_files.check_path("--output", config.output, is_text=False)
-    if config.program == "decode":
-        require_translation(config)
     name = config.full_name()
     experiment = get_experiment(name, config.assignments, config.device_mesh())
+    if config.program == "decode" and not experiment.decodes:
+        raise UserError(f"--program=decode: {name} neither translates nor generates; export another program.")
     steps, specs = experiment.steps, experiment.input.specs()
     program = {
         "init": steps.init,

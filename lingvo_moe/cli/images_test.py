@@ -67,7 +67,7 @@ def test_diagnose_names_the_blocks(flags, capsys):
         (["eval", "--logdir=x", "--beam_size=4"], "--beam_size is for texts"),
         (["eval", "--logdir=x", "--languages=de"], "--languages is for texts"),
         (["train", "--logdir=x", "--corpus=y"], "--corpus=y: a program makes the volumes"),
-        (["plan", "--program=decode"], "unet.Small does not translate"),
+        (["plan", "--program=decode"], "unet.Small neither translates nor generates"),
     ],
 )
 def test_mistakes_are_errors(arguments, message, capsys):

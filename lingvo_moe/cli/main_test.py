@@ -131,8 +131,12 @@ def test_show_explains_each_hyperparameter(capsys):
         ),
         (["plan", "Quickstart", "--topology=v3:2x2x1", "--json=nowhere/plan.json"], "there is no directory nowhere"),
         (
-            ["plan", "sparse_lm.MoE10B32E", "--program=decode"],
-            "sparse_lm.MoE10B32E does not translate; plan its training",
+            ["plan", "Dense64BMesh8x16", "--topology=v3:8x8x1", "--program=decode", "--set=search.max_length=1024"],
+            "search.max_length is 1024, but the model reads a prompt and its continuation in input.target_length=1024",
+        ),
+        (
+            ["plan", "Dense64BMesh8x16", "--topology=v3:8x8x1", "--program=decode", "--set=decoding_batch=60"],
+            "decoding_batch is 60, which 8 devices .mesh 8x16. do not divide",
         ),
         (["plan", "Quickstart", "--topology=v3:2x2x1", "--search=speed"], "no such dimension"),
         (["plan", "Quickstart", "--tokens=inf"], "--tokens=inf: expected a finite number"),
@@ -167,9 +171,12 @@ def test_show_explains_each_hyperparameter(capsys):
         ),
         (
             ["translate", "--model=dense_lm.Small", "--logdir=x"],
-            "dense_lm.Small is a language model; it has nothing to translate",
+            "dense_lm.Small is a language model; it has nothing to translate. `generate` continues texts",
         ),
-        (["export", "--model=dense_lm.Small", "--program=decode", "--output=x"], "it has nothing to translate"),
+        (
+            ["export", "--model=conformer.Small", "--program=decode", "--output=x"],
+            "conformer.Small neither translates nor generates; export another program",
+        ),
         (
             ["eval", "--model=dense_lm.Small", "--logdir=x", "--languages=de"],
             "--languages is for translation models; of dense_lm.Small, a language model",

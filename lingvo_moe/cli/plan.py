@@ -32,8 +32,8 @@ def plan(config: PlanConfig):
             f"plan counts the work of a Transformer or UNet; {name} is a {type(own.model).__name__}, which `train` and "
             f"`eval` can use."
         )
-    if config.program == "decode" and not own.translates:
-        raise UserError(f"--program=decode: {name} does not translate; plan its training.")
+    if config.program == "decode" and not own.decodes:
+        raise UserError(f"--program=decode: {name} neither translates nor generates; plan its training.")
     given = config.device_mesh()
     mesh = given or own.mesh
     target = cluster.target_of(config.topology or topology.v3_slice(mesh.size), config.compiler_options)
@@ -82,6 +82,8 @@ def _compile(config: PlanConfig, target: topology.Slice | cluster.Cluster, mesh:
     """Plans the model as it is, or the fastest of a search for settings."""
     name = config.full_name()
     experiment = layouts.planned(name, config.assignments, mesh)
+    if config.program == "decode":
+        experiment.decoding_specs()  # reports a mistake before the line below
     weights, devices = f"{experiment.model.num_weights():,}", counts.counted(len(target.devices), "device")
     _logger.info("compiling %s, %s weights, for %s of %s ...", name, weights, devices, target.name)
     if config.search:

@@ -239,6 +239,55 @@ class TranslateConfig(SearchConfig):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class GenerateConfig(SearchConfig):
+    """The flags of `generate`."""
+
+    input: str = _flag(flags.DEFINE_string, "-", "a file of prompts, one a line; - for standard input")
+    output: str = _flag(
+        flags.DEFINE_string,
+        "-",
+        "where to write the continued prompts: a file, complete at the end, or - for standard output, as they are made",
+    )
+    continuations: int = _flag(
+        flags.DEFINE_integer,
+        1,
+        "continuations of each prompt; with more than one, each line is number, score, text",
+        lower_bound=1,
+    )
+    scores: bool = _flag(
+        flags.DEFINE_boolean,
+        False,
+        "write each line as score, text: the length-normalised log-probability; of samples, the mean of their tokens'",
+    )
+    max_length: int | None = _flag(
+        flags.DEFINE_integer,
+        None,
+        "tokens of a continuation, at most, instead of the model's own number",
+        lower_bound=1,
+        sets="search.max_length",
+    )
+    temperature: float | None = _flag(
+        flags.DEFINE_float,
+        None,
+        "draw tokens at random, from the probabilities at this temperature; below 1, probable ones are drawn more "
+        "often. Without it, beam search finds the most probable continuations",
+    )
+    top_k: int = _flag(flags.DEFINE_integer, 0, "with --temperature, draw from this many tokens at most; 0 for all")
+    top_p: float = _flag(
+        flags.DEFINE_float,
+        1.0,
+        "with --temperature, draw from the fewest most probable tokens that have this share of the probability",
+    )
+    seed: int = _flag(
+        flags.DEFINE_integer,
+        0,
+        "with --temperature: the same seed and line number draw the same tokens",
+        lower_bound=0,
+        upper_bound=2**31 - 1,
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class HeldOutConfig(CorpusConfig, SearchConfig):
     """The flags of a command that decodes held-out data."""
 

@@ -88,7 +88,7 @@ def test_diagnose_names_the_blocks(flags, capsys):
     [
         (["translate"], "conformer.Small recognises speech; it has nothing to translate"),
         (["eval", "--logdir=x", "--beam_size=4"], "--beam_size=4 is for translation"),
-        (["plan", "--program=decode"], "conformer.Small does not translate"),
+        (["plan", "--program=decode"], "conformer.Small neither translates nor generates"),
         (["eval", "--logdir=x", "--set=model.num_bins=44"], "model.num_bins is 44, but the input has 40"),
     ],
 )

@@ -85,7 +85,8 @@ def require_translation(config: ModelConfig):
         )
     if not experiment.translates:
         raise UserError(
-            f"{config.full_name()} is a language model; it has nothing to translate. `eval` computes its perplexity."
+            f"{config.full_name()} is a language model; it has nothing to translate. `generate` continues texts, and "
+            f"`eval` computes the perplexity."
         )
 
 

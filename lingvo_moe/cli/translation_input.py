@@ -40,10 +40,7 @@ def check(config: TranslateConfig):
     path = config.input
     if path == "-":
         return
-    if not os.path.exists(path):
-        raise UserError(f"--input={path}: there is no such file; expected one sentence a line, or a .po catalog.")
-    if os.path.isdir(path):
-        raise UserError(f"--input={path} is a directory; expected a file of one sentence a line, or a .po catalog.")
+    check_file(path, "one sentence a line, or a .po catalog")
     suffix = pathlib.Path(path).suffix.lower()
     if suffix in _OTHER_CATALOGS:
         raise UserError(
@@ -57,20 +54,29 @@ def check(config: TranslateConfig):
         )
 
 
+def check_file(path: str, expected: str):
+    """Raises UserError, which says what is expected, for an input that is not there or a directory."""
+    if path != "-" and not os.path.exists(path):
+        raise UserError(f"--input={path}: there is no such file; expected {expected}.")
+    if os.path.isdir(path):
+        raise UserError(f"--input={path} is a directory; expected a file of {expected}.")
+
+
 def read(path: str) -> Lines | PoCatalog:
     """Reads a file, or standard input; raises UserError naming a line that is not text, or a catalog that is none."""
     if pathlib.Path(path).suffix.lower() in _PO_SUFFIXES:
         return PoCatalog(pathlib.Path(path))
-    return Lines(_read_lines(path))
+    return Lines(read_lines(path, "sentence"))
 
 
-def _read_lines(path: str) -> list[str]:
+def read_lines(path: str, what: str) -> list[str]:
+    """Reads the lines of a file, or of standard input; `what` a line is, for messages. Raises UserError as `read`."""
     if path == "-" and sys.stdin.isatty():
-        _logger.info("reading sentences from the terminal, one a line; Ctrl-D ends them.")
+        _logger.info("reading %ss from the terminal, one a line; Ctrl-D ends them.", what)
     try:
         data = sys.stdin.buffer.read() if path == "-" else pathlib.Path(path).read_bytes()
     except OSError as error:  # of a read, which does not name the file
-        raise UserError(f"--input={path}: cannot be read ({error.strerror}); expected one sentence a line.") from None
+        raise UserError(f"--input={path}: cannot be read ({error.strerror}); expected one {what} a line.") from None
     lines = data.removeprefix(codecs.BOM_UTF8).split(b"\n")
     lines = lines[:-1] if lines[-1] == b"" else lines
     sentences = []
@@ -84,7 +90,7 @@ def _read_lines(path: str) -> list[str]:
             ) from None
         if "\0" in sentences[-1]:
             raise UserError(
-                f"--input={path}, line {number}: holds a NUL byte; expected a text file, one sentence a line. "
+                f"--input={path}, line {number}: holds a NUL byte; expected a text file, one {what} a line. "
                 f"`tr -d '\\000'` removes such bytes."
             )
     return sentences

@@ -68,6 +68,12 @@ class BeamSearch:
         """T*K, the number of cache positions for one sentence."""
         return self.beam_size * self.max_length
 
+    def forbid(self, logits: tf.Tensor) -> tf.Tensor:
+        """Returns logits `[..., V]` with minus infinity for the `forbidden_ids`."""
+        ids = tf.range(logits.shape[-1])
+        forbidden = tf.reduce_any(tf.equal(ids[:, None], tf.constant(self.forbidden_ids, tf.int32)), axis=-1)
+        return tf.where(forbidden, _IMPOSSIBLE, logits)
+
     def confidence(self, score: float, length: int) -> float:
         """Returns the geometric mean of the tokens' probabilities of a hypothesis, 0 to 1; 0 for a score of NaN.
 
@@ -234,7 +240,7 @@ class _Beam:
     def expand(self, t: tf.Tensor, logits: tf.Tensor, active: dict, finished: dict) -> tuple[dict, dict, tf.Tensor]:
         """Extends every active hypothesis by every token; returns (active, finished, parents of the active ones)."""
         size, vocabulary = self._search.beam_size, logits.shape[-1]
-        logits = self._annotate(self._forbid(logits))
+        logits = self._annotate(self._search.forbid(logits))
         chunks = VocabularyChunks.of(logits, 2 * size)
         best = chunks.largest()
         normalizers = best + tf.math.log(tf.reduce_sum(tf.exp(logits - best[..., None]), axis=-1))
@@ -281,11 +287,6 @@ class _Beam:
     def _keep_best(self, candidates: dict) -> dict:
         _, order = top_k(candidates["scores"], self._search.beam_size, self._context)
         return {name: self.reorder(value, order) for name, value in candidates.items()}
-
-    def _forbid(self, logits: tf.Tensor) -> tf.Tensor:
-        ids = tf.range(logits.shape[-1])
-        forbidden = tf.reduce_any(tf.equal(ids[:, None], tf.constant(self._search.forbidden_ids, tf.int32)), axis=-1)
-        return tf.where(forbidden, _IMPOSSIBLE, logits)
 
     def _length_penalty(self, length: tf.Tensor) -> tf.Tensor:
         """Returns the length penalty ((5 + length) / 6) ** alpha (Wu et al. 2016, section 7)."""

@@ -255,8 +255,8 @@ class Engine(Protocol):
 
         Args:
           steps: the model's step functions.
-          source_specs: the tree of `Spec`s of a batch of source sentences.
-          search: the `decoding.flat_beam_search.BeamSearch`.
+          source_specs: the tree of `Spec`s of a batch of source sentences or prompts.
+          search: a `decoding.flat_beam_search.BeamSearch`, or a `decoding.sampling.Sampling`.
         """
         ...
 

@@ -54,6 +54,65 @@ class LanguageModel(Transformer):
         outputs, metrics = self._layers["decoder"](theta["decoder"], inputs, None, masks, context.fold("decoder"))
         return self._total(theta, outputs, target, context, metrics)
 
+    def start_decoding(self, theta: dict, source: dict, cache_length: int, context: Context) -> dict:
+        """Reads the prompts in one pass; returns the state for `decode_step`.
+
+        The cache begins with the keys and values of the prompts, of which the last token is left for the first step.
+
+        Args:
+          theta: of `decoding_theta`.
+          source: the prompts: ids, segment_ids, positions `[B, S] int32`, one a row; bos and, if any, more tokens.
+          cache_length: the cache's capacity in positions that follow the prompts, of all hypotheses together.
+          context: of the call.
+        """
+        context = dataclasses.replace(context, dtype=self.activation_dtype)
+        ids = source["ids"]
+        batch, length = ids.shape
+        is_token = tf.not_equal(source["segment_ids"], 0)
+        last = tf.reduce_sum(tf.cast(is_token, tf.int32), axis=1) - 1
+        is_read = tf.logical_and(is_token, tf.range(length) < last[:, None])
+        caches = self._layers["decoder"].start(theta["decoder"], batch, length + cache_length, context)
+        inputs = self._look_up("embedding", theta, ids, source["positions"], context)
+        masks = Masks(causal_mask(tf.cast(is_read, tf.int32)), tf.logical_not(is_read))
+        _, caches = self._layers["decoder"].step(theta["decoder"], inputs, caches, None, masks, context)
+        last_ids = tf.gather(ids, tf.maximum(last, 0), batch_dims=1)
+        return {"caches": caches, "is_read": is_read, "last": last, "last_ids": last_ids}
+
+    def decode_step(
+        self,
+        theta: dict,
+        state: dict,
+        ids: tf.Tensor,
+        paddings: tf.Tensor,
+        position: tf.Tensor,
+        start: tf.Tensor,
+        mask: tf.Tensor,
+        context: Context,
+    ) -> tuple[tf.Tensor, dict]:
+        """One token for each of K hypotheses; the first one reads the last token of the prompt instead of bos.
+
+        Args and returns: see `protocols.DecodingModel`.
+        """
+        context = dataclasses.replace(context, dtype=self.activation_dtype)
+        is_read = state["is_read"]
+        batch, length = is_read.shape
+        ids = tf.where(tf.equal(position, 0), state["last_ids"][:, None], ids)
+        positions = tf.repeat(state["last"][:, None] + position, ids.shape[1], axis=1)
+        of_prompt = tf.repeat(is_read[:, None], ids.shape[1], axis=1)
+        seen = tf.concat([of_prompt, tf.broadcast_to(mask, (batch, *mask.shape[1:]))], axis=2)
+        inputs = self._look_up("embedding", theta, ids, positions, context)
+        masks = Masks(seen, paddings)
+        outputs, caches = self._layers["decoder"].step(
+            theta["decoder"], inputs, state["caches"], length + start, masks, context
+        )
+        logits = self._softmax(self.target_vocabulary)(theta["softmax"], outputs, context)
+        return logits, dict(state, caches=caches)
+
+    def select_rows(self, state: dict, rows: tf.Tensor) -> dict:
+        """See `protocols.RowSelectingModel`."""
+        caches = self._layers["decoder"].select_rows(state["caches"], rows)
+        return {name: tf.gather(value, rows) for name, value in state.items() if name != "caches"} | {"caches": caches}
+
     @property
     def _layers(self) -> dict:
         layers = {

@@ -43,6 +43,19 @@ def uniform(seed: tf.Tensor, shape: tuple[int, ...], rows: Rows | None = None) -
     return _drawn()(seed, *_counters(shape, rows))
 
 
+def uniform_by_row(seeds: tf.Tensor, shape: tuple[int, ...], number: tf.Tensor) -> tf.Tensor:
+    """Returns float32 numbers in [0, 1), multiples of 2^-24, `[B, *shape]`: row b has those of its own seed.
+
+    Args:
+      seeds: `[B, 2] int32`.
+      shape: of a row, of at most 2^32 elements.
+      number: scalar int32; each number gives other random numbers under the same seeds.
+    """
+    seeds = tf.reshape(tf.transpose(seeds), (2, -1, *(1 for _ in shape)))
+    index, _ = _counters((1, *shape))
+    return _drawn()(seeds, index, tf.cast(number, tf.uint32))
+
+
 def fold_seed(seed: tf.Tensor, key: str | int | tf.Tensor) -> tf.Tensor:
     """Returns the `[2] int32` seed of a name or a number under `seed`."""
     number = _constant(zlib.crc32(key.encode())) if isinstance(key, str) else tf.cast(key, tf.uint32)

@@ -103,3 +103,17 @@ def test_lowering_makes_no_numbers_on_the_host():
     seed = {"seed": Spec((2,), "int32", "s")}
     lower("drawn", lambda inputs: {"sum": tf.reduce_sum(uniform(inputs["seed"], shape))}, seed, {}, Layout())
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2**19  # KiB
+
+
+def test_each_row_has_the_numbers_of_its_own_seed():
+    """Whatever the other rows are; a row's are uniform, and those of each number are others."""
+    seeds = tf.constant([[1, 2], [3, 4], [1, 2]], tf.int32)
+    rows = random_numbers.uniform_by_row(seeds, (200, 50), tf.constant(7))
+    alone = random_numbers.uniform_by_row(seeds[1:2], (200, 50), tf.constant(7))
+    np.testing.assert_array_equal(rows[0], rows[2])
+    np.testing.assert_array_equal(rows[1], alone[0])
+    others = random_numbers.uniform_by_row(seeds, (200, 50), tf.constant(8))
+    for one, other in ((rows[0], rows[1]), (rows[0], others[0])):
+        assert abs(np.corrcoef(np.ravel(one), np.ravel(other))[0, 1]) < 5 / math.sqrt(10_000)
+    counts, _ = np.histogram(rows[:2], bins=50, range=(0, 1))
+    assert abs(((counts - 400) ** 2 / 400).sum() - 49) < 5 * math.sqrt(2 * 49)

@@ -1,0 +1,146 @@
+"""Sampling: tokens are drawn from a model's probabilities, for language models.
+
+The samples of a prompt share one cache as the hypotheses of a flat beam search do, and none is ever reordered: at step
+t sample k writes its keys and values to position t*K + k, and attends to the positions k, K + k, ..., t*K + k.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from lingvo_moe import ranges
+from lingvo_moe.decoding.flat_beam_search import BeamSearch, Hypotheses, Step
+from lingvo_moe.lazy import tf
+from lingvo_moe.ops import random_numbers
+from lingvo_moe.ops.context import Context
+from lingvo_moe.ops.top_k import largest, top_k
+from lingvo_moe.ranges import COUNT, COUNT_OR_0, Range
+
+_TEMPERATURES = Range(0.01, 100)  # far beyond any use; quotients of others may not be finite
+_SHARES = Range(most=1, above=True)
+_FEW = 64  # candidates; `top_k` finds so few without a sort
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Sampling:
+    """The settings of sampling.
+
+    Attributes:
+      samples: K, the number of samples of each prompt.
+      temperature: logits are divided by it: below 1, probable tokens become more probable.
+      top_k: how many of the most probable tokens one is drawn from (Fan et al. 2018); 0 for all.
+      top_p: one is drawn from the fewest most probable tokens that have this share of the probability (Holtzman et al.
+        2020), after `temperature` and `top_k`; 1 for all.
+      search: the model's beam search, whose maximal length and special tokens hold here, too.
+    """
+
+    samples: int = 1
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    search: BeamSearch = BeamSearch()
+
+    def __post_init__(self):
+        counts = {"samples": COUNT, "top_k": COUNT_OR_0}
+        ranges.check("sampling.", self, {**counts, "temperature": _TEMPERATURES, "top_p": _SHARES})
+
+    @property
+    def cache_length(self) -> int:
+        """T*K, the number of cache positions for one prompt."""
+        return self.samples * self.search.max_length
+
+
+def sample(
+    sampling: Sampling, step: Step, model_state: dict, present: tf.Tensor, seeds: tf.Tensor, context: Context
+) -> Hypotheses:
+    """Draws K samples for each prompt; a sample ends with eos, or after `max_length` tokens.
+
+    Samples of a prompt depend on its own seed, not on the others of the batch or on the devices.
+
+    Args:
+      sampling: the settings.
+      step: the model's decoding step, see `flat_beam_search`.
+      model_state: the model's decoding state before the first token.
+      present: `[B] bool`, whether a row has a prompt. The samples of other rows are empty.
+      seeds: `[B, 2] int32`, of each prompt.
+      context: the layout of the samples' own tensors.
+
+    Returns:
+      The samples in the order of their drawing. Their scores are means over the tokens of the model's own
+      log-probabilities, whatever the temperature.
+    """
+    search, batch = sampling.search, present.shape[0]
+    shape = (batch, sampling.samples)
+
+    def body(t, drawn, model_state):
+        active = drawn["active"]
+        seen = tf.tile(_own_positions(sampling, t), (batch, 1, 1))
+        logits, model_state = step(
+            model_state, drawn["last"], tf.logical_not(active), t, t * sampling.samples, context.annotate(seen, "BTL")
+        )
+        logits = search.forbid(logits)
+        tokens = _draw(sampling, logits, seeds, t, context)
+        log_probabilities = tf.gather(tf.nn.log_softmax(logits), tokens, batch_dims=2)
+        written = tf.logical_and(tf.equal(tf.range(search.max_length), t), active[..., None])
+        return (
+            t + 1,
+            {
+                "ids": tf.where(written, tokens[..., None], drawn["ids"]),
+                "last": tokens,
+                "scores": drawn["scores"] + tf.where(active, log_probabilities, 0.0),
+                "lengths": drawn["lengths"] + tf.cast(active, tf.int32),
+                "active": tf.logical_and(active, tf.not_equal(tokens, search.eos_id)),
+            },
+            model_state,
+        )
+
+    start = {
+        "ids": tf.zeros((*shape, search.max_length), tf.int32),
+        "last": tf.fill(shape, search.bos_id),
+        "scores": tf.zeros(shape),
+        "lengths": tf.zeros(shape, tf.int32),
+        "active": tf.tile(present[:, None], (1, sampling.samples)),
+    }
+    start = {name: context.annotate(value, "BTL"[: value.shape.rank]) for name, value in start.items()}
+    _, drawn, _ = tf.while_loop(
+        lambda t, drawn, _: tf.reduce_any(drawn["active"]),
+        body,
+        (tf.constant(0), start, model_state),
+        maximum_iterations=search.max_length,
+    )
+    scores = drawn["scores"] / tf.cast(tf.maximum(drawn["lengths"], 1), tf.float32)
+    return Hypotheses(drawn["ids"], scores, drawn["lengths"])
+
+
+def _own_positions(sampling: Sampling, t: tf.Tensor) -> tf.Tensor:
+    """Returns the cache positions that each sample has written up to step t: `[1, K, T*K] bool`."""
+    positions, samples = tf.range(sampling.cache_length), tf.range(sampling.samples)
+    own = tf.equal(positions % sampling.samples, samples[:, None])
+    return tf.logical_and(own, positions < (t + 1) * sampling.samples)[None]
+
+
+def _draw(sampling: Sampling, logits: tf.Tensor, seeds: tf.Tensor, t: tf.Tensor, context: Context) -> tf.Tensor:
+    """Draws a token for each row of `logits [B, K, V]`: `[B, K] int32`."""
+    vocabulary = logits.shape[-1]
+    values, ids = logits / sampling.temperature, None
+    count = min(sampling.top_k or vocabulary, vocabulary)
+    if count < vocabulary or sampling.top_p < 1.0:
+        values, ids = _most_probable(values, count, context)
+    if sampling.top_p < 1.0:
+        before = tf.cumsum(tf.nn.softmax(values), axis=-1, exclusive=True)
+        values = tf.where(before < sampling.top_p, values, -float("inf"))
+    # The largest sum of a logit and Gumbel noise is a token drawn from the softmax (Gumbel 1954).
+    uniform = random_numbers.uniform_by_row(seeds, tuple(values.shape[1:]), t)
+    _, chosen = largest(values - tf.math.log(-tf.math.log(uniform)))
+    return chosen if ids is None else tf.gather(ids, chosen, batch_dims=2)
+
+
+def _most_probable(values: tf.Tensor, count: int, context: Context) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns the `count` largest values of each row of `[B, K, V]`, descending, and their indices."""
+    if count > _FEW:
+        ids = tf.argsort(values, direction="DESCENDING", stable=True)[..., :count]
+        return tf.gather(values, ids, batch_dims=2), ids
+    rows = tf.reshape(values, (-1, values.shape[-1]))
+    best, ids = top_k(rows, count, context)
+    shape = (*values.shape[:2], count)
+    return tf.reshape(best, shape), tf.reshape(ids, shape)

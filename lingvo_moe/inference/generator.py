@@ -1,0 +1,137 @@
+"""Text generation with a trained language model: prompts in, continued texts out."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from lingvo_moe import definitions
+from lingvo_moe.decoding.sampling import Sampling
+from lingvo_moe.engines.base import Engine
+from lingvo_moe.errors import UserError
+from lingvo_moe.experiment import Experiment
+from lingvo_moe.inference.trained_weights import trained_weights
+from lingvo_moe.sharding.layout import Spec
+from lingvo_moe.utils import progress
+
+_FOUND = ("ids", "scores", "lengths")
+
+
+@dataclasses.dataclass(frozen=True)
+class Continuation:
+    """A continued prompt.
+
+    Attributes:
+      text: the prompt and what follows it.
+      score: of what follows: the length-normalised log-probability or, of a sample, the mean of its tokens'.
+      truncated: whether it has the greatest length, `search.max_length`, and no end.
+      is_cut: whether the prompt is longer than the model reads, so that only its end was read.
+    """
+
+    text: str
+    score: float
+    truncated: bool = False
+    is_cut: bool = False
+
+
+class Generator:
+    """Continues prompts with the newest checkpoint of a log directory.
+
+    Attributes:
+      name: the registered name of the model.
+      experiment: its experiment.
+      step: the training step of the checkpoint.
+      prompt_tokens: how many tokens of a prompt the model reads, at most.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        experiment: Experiment,
+        engine: Engine,
+        logdir: str | pathlib.Path,
+        sampling: Sampling | None = None,
+    ):
+        """Compiles the search and restores the weights.
+
+        Args:
+          name: the registered name of the model.
+          experiment: its experiment.
+          engine: where to decode.
+          logdir: the log directory that it was trained in.
+          sampling: how to draw tokens; None for the beam search of the experiment.
+
+        Raises:
+          UserError: the model is no language model, or reads no prompts; no tokenizer or one too large for it; no
+            checkpoint or one of another model.
+        """
+        if not experiment.generates:
+            raise UserError(f"{name} does not generate text; `inference.translator` is for translation models.")
+        self.name, self.experiment = name, experiment
+        self._samples = sampling is not None
+        self._tokenizer = experiment.open_tokenizers().target
+        specs = experiment.decoding_specs()
+        self._rows, self._length = specs["ids"].shape
+        self.prompt_tokens = self._length - 1
+        if sampling:
+            specs["seeds"] = Spec((self._rows, 2), "int32", "Br")
+        with trained_weights(name, experiment, logdir) as restore:
+            self._decoding = engine.decoding(experiment.steps, specs, sampling or experiment.search)
+            self.step, theta = restore(self._decoding.shardings)
+        self._decoding.load(theta)
+
+    def generate(self, prompts: Sequence[str], seed: int = 0) -> list[list[Continuation]]:
+        """Returns the continuations of each prompt; see `stream`."""
+        return [continuations for batch in self.stream(prompts, seed) for continuations in batch]
+
+    def stream(self, prompts: Sequence[str], seed: int = 0) -> Iterator[list[list[Continuation]]]:
+        """Yields the continuations of each prompt, a batch of prompts at a time, in order.
+
+        Those of a beam search are in the order of their scores, samples in the order of their drawing. Of a prompt of
+        more than `prompt_tokens` tokens, the last ones are read. White space at the end of a prompt is left out.
+
+        Args:
+          prompts: the texts; an empty one is the beginning of any text.
+          seed: of sampling; the samples of a prompt depend on it and on the prompt's index.
+
+        Raises:
+          UserError: this is no list of texts.
+        """
+        definitions.check_texts("prompts", prompts)
+        with progress.bar("generating", len(prompts), "prompts") as advance:
+            for start in range(0, len(prompts), self._rows):
+                texts = [prompt.rstrip() for prompt in prompts[start : start + self._rows]]
+                tokens = self._tokenizer.encode(texts)
+                batch = self._batch([ids[-self.prompt_tokens :] for ids in tokens])
+                if self._samples:
+                    batch["seeds"] = np.array([(seed, start + row) for row in range(self._rows)], np.int32)
+                found = {name: np.asarray(value) for name, value in self._decoding.decode(batch).items()}
+                yield [
+                    list(self._continuations(text, tokens[row], *(found[name][row] for name in _FOUND)))
+                    for row, text in enumerate(texts)
+                ]
+                advance(len(texts))
+
+    def _batch(self, tokens: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
+        """Returns a batch of prompts, each after bos; surplus rows are empty."""
+        batch = {field: np.zeros((self._rows, self._length), np.int32) for field in ("ids", "segment_ids", "positions")}
+        for row, ids in enumerate(tokens):
+            span = slice(0, len(ids) + 1)
+            batch["ids"][row, span] = [self.experiment.search.bos_id, *ids]
+            batch["segment_ids"][row, span], batch["positions"][row, span] = 1, np.arange(len(ids) + 1)
+        return batch
+
+    def _continuations(
+        self, text: str, tokens: np.ndarray, rows: np.ndarray, scores: np.ndarray, lengths: np.ndarray
+    ) -> Iterator[Continuation]:
+        """Yields the continuations `rows [K, T]` of the prompt `text`, which has these tokens."""
+        eos, is_cut = self.experiment.search.eos_id, len(tokens) > self.prompt_tokens
+        for ids, score, length in zip(rows, scores, lengths):
+            follows = ids[:length].tolist()
+            # Together, because a word's first piece decodes with a space before it only if something precedes it.
+            before, whole = self._tokenizer.decode([tokens, [*tokens, *follows]])
+            added = whole[len(before) :] if whole.startswith(before) else f" {self._tokenizer.decode([follows])[0]}"
+            yield Continuation(text + added, float(score), eos not in follows, is_cut)
