@@ -24,7 +24,15 @@ from lingvo_moe import tree
 from lingvo_moe.distributed.process_group import ProcessGroup
 from lingvo_moe.errors import UserError
 from lingvo_moe.training import checkpoint_arrays, checkpoint_manifest, disk_errors
-from lingvo_moe.training.checkpoint_errors import CorruptCheckpoint, RemovedCheckpoint, is_corruption, reason, removed
+from lingvo_moe.training.checkpoint_errors import (
+    CorruptCheckpoint,
+    RefusedCheckpoint,
+    RemovedCheckpoint,
+    is_corruption,
+    is_refusal,
+    reason,
+    removed,
+)
 from lingvo_moe.training.checkpoint_reader import ARRAYS, WEIGHTS, Reader, this_process
 
 Value = TypeVar("Value")
@@ -393,6 +401,8 @@ class Checkpoints:
         except Exception as error:  # Orbax raises many kinds, the bare class among them
             if is_corruption(error):
                 raise CorruptCheckpoint(reason(error)) from error
+            if is_refusal(error):
+                raise RefusedCheckpoint(self.path(step), reason(error)) from error
             raise UserError(
                 f"{self.path(step)}: the checkpoint cannot be read ({reason(error)}), though its files are as they "
                 f"were written."

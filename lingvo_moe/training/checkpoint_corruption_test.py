@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import pathlib
 import shutil
 
@@ -31,6 +33,7 @@ from lingvo_moe.testing.checkpoints import (
 )
 from lingvo_moe.training import checkpoint_manifest, checkpoint_tools
 from lingvo_moe.training.checkpoint import Checkpoints
+from lingvo_moe.training.checkpoint_errors import is_corruption, is_refusal
 
 ARRAYS = "theta/ocdbt.process_0/d/*"
 
@@ -162,6 +165,38 @@ def test_too_little_memory_is_not_corruption(saved, monkeypatch):
     checkpoints = Checkpoints(saved)
     with pytest.raises(UserError, match="checkpoints/8: the checkpoint cannot be read .*RESOURCE_EXHAUSTED"):
         checkpoints.restore("tiny", SPECS, shardings(SPECS, ONE))
+
+
+@pytest.mark.parametrize(
+    ("status", "number"), [("UNKNOWN", errno.EIO), ("FAILED_PRECONDITION", errno.ENOTCONN), ("ABORTED", errno.ESTALE)]
+)
+def test_a_disk_that_fails_is_not_corruption(saved, monkeypatch, status, number):
+    """The next attempt may succeed: until then no older state is used, and no step is set aside."""
+
+    def fail(*arguments, **options):
+        raise ValueError(
+            f'{status}: Error reading "expert.inner/c/0/0/0" in OCDBT database at local file "/log/8/theta/": Error '
+            f"reading from open file /{'a' * 300}/theta/d/4fa6: Failed to read from file: Failed to read 1946 bytes "
+            f"from file at offset 0: {os.strerror(number)} [os_error_code='{number}'] [tensorstore_spec='{{}}']"
+        )
+
+    monkeypatch.setattr(orbax.CompositeCheckpointHandler, "restore", fail)
+    checkpoints, targets = Checkpoints(saved, keep=9), shardings(SPECS, ONE)
+    expected = f"checkpoints/8: .*expert.inner.* in theta.*theta/d/4fa6.*{os.strerror(number)}.; it is not changed"
+    for read in (
+        lambda: checkpoints.restore("tiny", SPECS, targets),
+        lambda: checkpoints.restore_theta("tiny", SPECS["theta"], targets["theta"]),
+    ):
+        with pytest.raises(UserError, match=expected):
+            read()
+    assert checkpoints.latest() == 8
+
+
+@pytest.mark.parametrize("number", [errno.ENOENT, errno.EISDIR, errno.ENOTDIR])
+def test_a_file_that_is_gone_is_corruption(number):
+    """Whatever library reports it."""
+    error = ValueError(f"Error reading a file: {os.strerror(number)} [os_error_code='{number}']")
+    assert is_corruption(error) and not is_refusal(error) and not is_refusal(OSError(number, os.strerror(number)))
 
 
 def test_verify_names_the_array(flipped):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import pathlib
 import re
@@ -11,8 +12,11 @@ from lingvo_moe.utils import error_numbers
 
 # How TensorStore reports that stored bytes cannot be found or decoded; an error of a decoder has no status of its own.
 _STORED = ("Error reading", "Error opening", "Error decoding", "DATA_LOSS", "NOT_FOUND")
-# What does not mean that bytes changed: the machine or the file server has too little of something, or refuses.
-_REFUSALS = (*error_numbers.EXHAUSTED, *error_numbers.DENIED)
+# By these numbers a file is gone, or something else is in its place. Any other refuses a read, whatever is stored: the
+# machine or the file server has too little of something, a disk or a cable fails, a permission is missing.
+_CHANGED = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG)
+_OS_ERROR = re.compile(r" \[os_error_code='(\d+)'\]")  # as TensorStore writes it
+# The same, where only its text is known.
 _REFUSED = (
     "RESOURCE_EXHAUSTED",
     "PERMISSION_DENIED",
@@ -20,10 +24,12 @@ _REFUSED = (
     "DEADLINE_EXCEEDED",
     "CANCELLED",
     "ABORTED",
-    *map(os.strerror, _REFUSALS),
+    *map(os.strerror, (*error_numbers.EXHAUSTED, *error_numbers.DENIED, errno.EIO)),
 )
 # Where TensorStore found something: the item is the last part of a long path.
 _DATABASE = re.compile(r' in OCDBT database at local file ".*?/([^/"]*)/"')
+# Characters of a long message: what was read is at its beginning, the file and its error at its end.
+_BEGINNING, _END = 90, 160
 
 
 class CorruptCheckpoint(UserError):
@@ -39,7 +45,10 @@ class RefusedCheckpoint(UserError):
 
     def __init__(self, path: pathlib.Path, why: str):
         """Takes what cannot be read, and the reason."""
-        super().__init__(f"{path}: the checkpoint cannot be read ({why}); it is not changed, and no other one is used.")
+        super().__init__(
+            f"{path}: the checkpoint cannot be read ({why}); it is not changed, and no other one is used. Run the same "
+            f"command again once it can be read, or move the directory of this step away to use the one before."
+        )
         self.why = why
 
 
@@ -62,18 +71,18 @@ def removed(directory: pathlib.Path) -> RemovedCheckpoint:
 
 
 def is_corruption(error: BaseException) -> bool:
-    """Returns whether an error of a read means that stored bytes changed, are gone or cannot be read from the disk."""
+    """Returns whether an error of a read means that stored bytes changed or are gone."""
     return any(phrase in _text(error) for phrase in _STORED) and not is_refusal(error)
 
 
 def is_refusal(error: BaseException) -> bool:
-    """Returns whether an error of a read means that the machine or the file server refuses it, for now."""
-    return any(phrase in _text(error) for phrase in _REFUSED)
+    """Returns whether an error of a read means that the machine, its disk or the file server refuses it, for now."""
+    return any(phrase in _text(error) for phrase in _REFUSED) or not _os_errors(error).issubset(_CHANGED)
 
 
 def check_refused(file: pathlib.Path, error: OSError):
     """Raises RefusedCheckpoint if an error of a read does not mean that the file of a checkpoint is corrupt."""
-    if error.errno in _REFUSALS:
+    if error.errno not in _CHANGED:
         raise RefusedCheckpoint(file, str(error.strerror)) from None
 
 
@@ -81,7 +90,16 @@ def reason(error: BaseException) -> str:
     """Returns an exception of a library, or the one that caused it, as part of a line."""
     cause = _causes(error)[-1]
     first_line = _DATABASE.sub(r" in \1", str(cause).partition("\n")[0]).partition(" [tensorstore_spec=")[0]
-    return f"{type(cause).__name__}: {first_line[:200]}"
+    message = _OS_ERROR.sub("", first_line)
+    if len(message) > _BEGINNING + _END:
+        message = f"{message[:_BEGINNING]} ... {message[-_END:]}"
+    return f"{type(cause).__name__}: {message}"
+
+
+def _os_errors(error: BaseException) -> set[int]:
+    """Returns the numbers of the system's errors among an error and its causes."""
+    numbers = {each.errno for each in _causes(error) if isinstance(each, OSError) and each.errno is not None}
+    return numbers | set(map(int, _OS_ERROR.findall(_text(error))))
 
 
 def _text(error: BaseException) -> str:

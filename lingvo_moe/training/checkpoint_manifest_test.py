@@ -84,19 +84,21 @@ def test_any_flipped_bit_is_found(step, data):
 
 
 @pytest.mark.parametrize("name", [checkpoint_manifest.MANIFEST, "meta"])
-def test_a_missing_permission_is_no_corruption(step, name, monkeypatch):
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EIO, errno.ENOTCONN])
+def test_what_the_system_refuses_is_no_corruption(step, name, number, monkeypatch):
     """A checkpoint that is called corrupt is renamed, and the steps since the one before it are lost."""
     refused = next(path for path in files(step) if name in path.parts)
     opened = open
 
-    def without_permission(file, *arguments, **settings):
+    def refusing(file, *arguments, **settings):
         if os.fspath(file) == os.fspath(refused):
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), file)
+            raise OSError(number, os.strerror(number), file)
         return opened(file, *arguments, **settings)
 
     for module in (io, builtins):
-        monkeypatch.setattr(module, "open", without_permission)
-    with pytest.raises(UserError, match=f"{refused.name}: the checkpoint cannot be read .Permission denied") as raised:
+        monkeypatch.setattr(module, "open", refusing)
+    expected = f"{refused.name}: the checkpoint cannot be read .{os.strerror(number)}.*Run the same command again"
+    with pytest.raises(UserError, match=expected) as raised:
         problems(step)
     assert not isinstance(raised.value, CorruptCheckpoint)
 

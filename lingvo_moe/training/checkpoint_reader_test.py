@@ -64,7 +64,7 @@ def test_item_or_array_that_cannot_be_read_is_named(tmp_path, file, pattern):
     assert reader.problems(WEIGHTS) == ([] if file.startswith("rest") else found)
 
 
-@pytest.mark.parametrize("number", [errno.EACCES, errno.EMFILE, errno.ESTALE])
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EIO, errno.EMFILE, errno.ENOTCONN, errno.ESTALE])
 def test_what_cannot_be_read_for_now_is_not_corrupt(tmp_path, monkeypatch, number):
     """Without a manifest, the arrays are read at a start: nothing is set aside because a file server has restarted."""
 
