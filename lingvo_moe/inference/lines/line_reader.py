@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -52,27 +53,27 @@ class Line(NamedTuple):
 
     Attributes:
       divided: its parts, with quotes that may have a backslash, and marks of bold text.
-      plain: each of them without these.
-      texts: the ways to read each, or that it is copied.
+      plain: by each different part, the part without these.
+      texts: likewise, the ways to read it, or that it is copied.
     """
 
     divided: LineParts
-    plain: list[Plain]
-    texts: list[Text | Copied]
+    plain: dict[str, Plain]
+    texts: dict[str, Text | Copied]
 
     @property
     def is_copied(self) -> bool:
         """Whether it is English already."""
-        return all(isinstance(text, Copied) for text in self.texts)
+        return all(isinstance(text, Copied) for text in self.texts.values())
 
     @property
     def inputs(self) -> list[str]:
         """All that the model reads at first."""
-        return [each for text in self.texts for each in text.inputs]
+        return [each for text in self.texts.values() for each in text.inputs]
 
     def inputs_read_again(self, known: Mapping[str, list[Translation]]) -> list[str]:
         """Returns what the model reads besides; `known` has the `inputs`."""
-        return [each for text in self.texts for each in text.inputs_read_again(known)]
+        return [each for text in self.texts.values() for each in text.inputs_read_again(known)]
 
     def translations(self, known: Mapping[str, list[Translation]]) -> list[Translation]:
         """Returns the different translations of the line, best first.
@@ -80,12 +81,14 @@ class Line(NamedTuple):
         Args:
           known: the translations of `inputs`, and of `inputs_read_again`.
         """
-        of_texts = [
-            [dataclasses.replace(each, text=plain.undo(each.text)) for each in text.translations(known)]
-            for plain, text in zip(self.plain, self.texts, strict=True)
-        ]
+        found = {
+            part: [
+                dataclasses.replace(each, text=self.plain[part].undo(each.text)) for each in text.translations(known)
+            ]
+            for part, text in self.texts.items()
+        }
         different: dict[str, Translation] = {}
-        for each in join(of_texts, self.divided.around):
+        for each in join([found[wrapped.text] for wrapped in self.divided.texts], self.divided.around):
             different.setdefault(each.text, each)
         return list(different.values())
 
@@ -110,17 +113,20 @@ class LineReader:
         return [len(tokens) <= self._limit for tokens in self._tokenizer.encode(texts)]
 
     def lines(self, sentences: Sequence[str]) -> list[Line]:
-        """Returns the ways to read each line."""
+        """Returns the ways to read each line. Equal parts, which a table has many of, are read once."""
         divided = [divide(sentence) for sentence in sentences]
-        plain = [[Plain.of(wrapped.text) for wrapped in line.texts] for line in divided]
-        tidied = [tidy(text.text) for texts in plain for text in texts]
+        parts = [list(dict.fromkeys(wrapped.text for wrapped in line.texts)) for line in divided]
+        plain = {part: Plain.of(part) for part in dict.fromkeys(itertools.chain.from_iterable(parts))}
+        originals = [each.text for each in plain.values()]
         framed = [
             frame._replace(text=without_accelerator(frame.text, self._tokenizer))
-            for frame in take_out(tidied, self._tokenizer)
+            for frame in take_out([tidy(original) for original in originals], self._tokenizer)
         ]
-        originals = [text.text for texts in plain for text in texts]
-        read = iter(self._copied_or_read(originals, framed))
-        return [Line(line, texts, [next(read) for _ in texts]) for line, texts in zip(divided, plain, strict=True)]
+        read = dict(zip(plain, self._copied_or_read(originals, framed), strict=True))
+        return [
+            Line(line, {part: plain[part] for part in own}, {part: read[part] for part in own})
+            for line, own in zip(divided, parts, strict=True)
+        ]
 
     def _copied_or_read(self, originals: Sequence[str], framed: Sequence[Framed]) -> list[Text | Copied]:
         """Returns each text, English ones as they were, the others to be read within their frame."""

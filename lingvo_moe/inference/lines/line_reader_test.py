@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from lingvo_moe.data.tokenizer import Tokenizer
+from lingvo_moe.inference.lines import readings
 from lingvo_moe.inference.lines.line_reader import LineReader
 from lingvo_moe.inference.lines.readings import Reading, Text
 from lingvo_moe.inference.lines.translation import Translation
@@ -28,7 +29,7 @@ class _Tokenizer(Tokenizer):
 
 
 def _texts(*lines: str, limit: int = 12) -> list[Text]:
-    return [text for line in LineReader(_Tokenizer(b""), limit).lines(lines) for text in line.texts]
+    return [text for line in LineReader(_Tokenizer(b""), limit).lines(lines) for text in line.texts.values()]
 
 
 def _readings(line: str, limit: int = 12) -> list[Reading]:
@@ -90,6 +91,26 @@ def test_the_texts_of_a_line_are_translated_one_by_one():
     best, second = line.translations(known)
     assert (best.text, best.score, best.confidence) == ('  \\"green\\"\t12\\n RED\r', -2.0, 0.8)
     assert (second.text, second.score) == ("  green\t12\\n RED\r", -3.0)
+
+
+def test_equal_parts_are_read_once(monkeypatch):
+    """A line of a table, of which a cell is repeated thousands of times, takes no longer for it."""
+    encoded: list[str] = []
+
+    class Counting(_Tokenizer):
+        def encode(self, texts):
+            encoded.extend(texts)
+            return super().encode(texts)
+
+    first, second = LineReader(Counting(b""), 12).lines(["neerg\tder\t" * 50, "der"])
+    assert first.inputs == ["neerg", "der"] and second.inputs == ["der"]
+    assert sorted(encoded) == ["der", "neerg"]
+    known = {"neerg": [Translation("green", -1.0)], "der": [Translation("red", -2.0), Translation("Red", -3.0)]}
+    assert [each.text for each in first.translations(known)] == ["green\tred\t" * 50, "green\tRed\t" * 50]
+    checked = []
+    monkeypatch.setattr(readings, "count_required", checked.append)
+    first.translations(known)
+    assert sorted(checked) == sorted(["neerg", "der", "green", "red", "Red"])
 
 
 def test_equal_translations_of_a_line_are_left_out():

@@ -44,7 +44,8 @@ class Reading(NamedTuple):
 
     def translations(self, known: Mapping[str, list[Translation]]) -> list[Translation]:
         """Returns the translations of the text, intact ones first, else best first."""
-        joined = join([self._intact_first(known[text], text) for text in self.inputs])
+        checked = {text: self._intact_first(known[text], text) for text in dict.fromkeys(self.inputs)}
+        joined = join([checked[text] for text in self.inputs])
         found = [dataclasses.replace(each, text=self.undo(each.text), is_cut=self.is_cut) for each in joined]
         if self.wanted is None:
             return found
