@@ -30,12 +30,17 @@ class CpuClock(Callback):
         """Drops the ticks of steps that a kill has lost. Raises UserError if those before are missing."""
         kept = [tick for tick in ticks.read(run.logdir) if tick.step <= run.first_step]
         self._last = kept[-1] if kept else Tick(0, 0.0, 0)
-        # A kill right after a checkpoint may lose the tick of its step.
-        if run.first_step - self._last.step > run.experiment.training.steps_per_loop:
+        lost = run.first_step - self._last.step
+        if lost > run.experiment.training.steps_per_loop:
             raise UserError(
                 f"{ticks.path(run.logdir)}: the CPU time of step {run.first_step}, from which training resumes, is "
                 f"missing; delete {run.logdir} to train from the start."
             )
+        if lost and kept:
+            # A kill right after a checkpoint may lose the tick of its step, which counts as those before, on average.
+            share = run.first_step / self._last.step
+            self._last = Tick(run.first_step, self._last.seconds * share, round(self._last.tokens * share))
+            kept.append(self._last)
         ticks.rewrite(run.logdir, kept)
         self._file = open(ticks.path(run.logdir), "a", encoding="utf-8")  # noqa: SIM115  (stays open until `on_close`)
         self._limit, self._parent = float(os.environ.get(ticks.LIMIT, "inf")), os.environ.get(ticks.PARENT)

@@ -61,6 +61,18 @@ def test_a_resumed_training_counts_no_step_twice(data, tmp_path):
     assert found[-1].seconds < made[-1].seconds + 100 and found[-1].tokens < 999_999
 
 
+def test_a_lost_tick_counts_as_those_before(data, tmp_path):
+    """The checkpoint of step 4 may be complete before its tick is written; its time would not be counted."""
+    _train(data, tmp_path, 4)
+    before = ticks.read(tmp_path)[:3]
+    ticks.rewrite(tmp_path, before)
+    _train(data, tmp_path, 6)
+    found = ticks.read(tmp_path)
+    assert [tick.step for tick in found] == [1, 2, 3, 4, 5, 6] and found[:3] == before
+    assert found[3].seconds == pytest.approx(before[-1].seconds * 4 / 3, abs=1e-4)
+    assert found[3].tokens == round(before[-1].tokens * 4 / 3) and found[4].tokens > found[3].tokens
+
+
 def test_ticks_that_are_gone_are_an_error(data, tmp_path):
     """Counted from zero, the run would get twice the time of the others."""
     _train(data, tmp_path, 4)

@@ -70,7 +70,8 @@ def test_a_study_that_is_killed_goes_on_and_is_finished_once(corpus, tmp_path):
     """SIGKILL of the tool and of the training in its first half costs what came after the checkpoint, and no more."""
     command = [sys.executable, "-m", "tools.study", f"--corpus={corpus}", f"--plan={_plan(tmp_path)}"]
     command += [f"--directory={tmp_path}/study", "--budget=0.2"]
-    log, logdir = tmp_path / "output.log", tmp_path / "study" / "runs" / "4_experts" / "log"
+    log, run_directory = tmp_path / "output.log", tmp_path / "study" / "runs" / "4_experts"
+    logdir = run_directory / "log"
     environment = {**os.environ, "PYTHONPATH": str(_REPOSITORY)}
 
     def start(wait: bool) -> subprocess.Popen:
@@ -85,6 +86,8 @@ def test_a_study_that_is_killed_goes_on_and_is_finished_once(corpus, tmp_path):
         time.sleep(0.05)
     os.killpg(first.pid, signal.SIGKILL)
     first.wait()
+    with file_lock.locked(run_directory / "lock"):  # the training has inherited it, and may end later
+        pass
     killed, saved = ticks.read(logdir), Checkpoints(logdir).steps()[-1]
     assert killed[-1].seconds < 6 and killed[-1].step - saved <= 2 * 5  # a checkpoint is written while steps continue
     start(wait=True)
@@ -92,7 +95,9 @@ def test_a_study_that_is_killed_goes_on_and_is_finished_once(corpus, tmp_path):
     assert f"resuming from step {saved} " in output
     assert re.findall(r"-m lingvo_moe (\w+)", output) == ["train", "train", "eval", "translate"]
     made = ticks.read(logdir)
-    assert made[:saved] == killed[:saved]
+    kept = [tick for tick in killed if tick.step <= saved]
+    # The tick of a step is written after its evaluation, and its checkpoint may be complete before.
+    assert made[: len(kept)] == kept and len(kept) >= saved - 1
     assert [tick.step for tick in made] == list(range(1, made[-1].step + 1))  # each step once
     assert made[-1].seconds > 6  # half of the time, and the other half as far as steps take equal times
     (run,) = Results.load(tmp_path / "study" / "report" / "results.json").runs
