@@ -38,6 +38,10 @@ from lingvo_moe.training.checkpoint_reader import ARRAYS, WEIGHTS, Reader, this_
 Value = TypeVar("Value")
 _logger = logging.getLogger(__name__)
 _ITEMS = (*ARRAYS, "meta")
+# What Orbax and TensorStore do not take for a part of a file's name: a backslash is a slash to them, `gs:/` begins the
+# address of a cloud, and text that is not UTF-8 is an error. As they write, they also look for files by patterns, and
+# would find none below `run[1]`: the checkpoint would have no arrays.
+_NOT_IN_PATHS, _NOT_WRITTEN = re.compile(r"\\|gs:(?=/)|[\ud800-\udfff]"), re.compile(r"[*?[]")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,6 +83,9 @@ class Checkpoints:
           logdir: the log directory.
           keep: how many checkpoints to retain as more are saved; None to read only.
           processes: those whose devices hold the arrays; all call the same methods in the same order.
+
+        Raises:
+          UserError: the path has a character with which checkpoints would be lost.
         """
         self.processes = processes
         # With explicit process numbers Orbax synchronises through JAX's coordination service; otherwise by a program on
@@ -87,6 +94,7 @@ class Checkpoints:
         everyone = set(range(processes.count)) if processes.count > 1 else None
         self._multiprocessing = orbax.options.MultiprocessingOptions(active_processes=everyone)
         self.directory = pathlib.Path(logdir).absolute() / "checkpoints"
+        _check_path(self.directory, keep is not None)
         self._keep = keep
         self._manager: _Manager | None = None
         self._manifest_writer = concurrent.futures.ThreadPoolExecutor(1, "manifest")
@@ -411,6 +419,15 @@ class Checkpoints:
     def _in_all_processes(self, function: Callable[[], Value]) -> Value:
         """Calls a function in each process; raises the UserError of one of them in all, of the same kind."""
         return self.processes.in_all(function, (CorruptCheckpoint, RemovedCheckpoint))
+
+
+def _check_path(directory: pathlib.Path, writes: bool):
+    path = f"{directory}/"
+    if found := _NOT_IN_PATHS.search(path) or (writes and _NOT_WRITTEN.search(path)):
+        raise UserError(
+            f"{directory.parent!s}: expected a log directory without {found[0]!r} in its path, which the library that "
+            f"writes checkpoints takes for something else, so that they would be lost. Name another one."
+        )
 
 
 def _restore_arguments(specs: dict, shardings: dict | None) -> orbax.args.CheckpointArgs:

@@ -191,6 +191,27 @@ def test_full_disk_is_named(tmp_path, monkeypatch, error):
         save(tmp_path, 4)
 
 
+@pytest.mark.parametrize("name", ["run[1]", "a*", "a?", "a\\b", "\udcff", "gs:"])
+def test_a_path_that_orbax_misreads_is_refused(tmp_path, name):
+    """Below most of these, checkpoints without arrays, or in other directories, were written without an error."""
+    with pytest.raises(UserError, match="expected a log directory without .* in its path"):
+        Checkpoints(tmp_path / name, keep=1)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", ["a b", "é", "{a}", "a]", "a%20b", "a#b", "$HOME", "~", "s3:", "a:b", "x" * 255])
+def test_other_paths_are_as_good_as_any(tmp_path, name):
+    save(tmp_path / name, 8)
+    assert restore(tmp_path / name).step == 8
+
+
+def test_a_log_directory_that_was_renamed_can_be_read(tmp_path):
+    """Orbax looks for files by patterns only where it writes."""
+    save(tmp_path / "run", 8)
+    (tmp_path / "run").rename(tmp_path / "run [1]")
+    assert restore(tmp_path / "run [1]").step == 8
+
+
 @pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.ETIMEDOUT])
 def test_a_file_server_that_does_not_answer_is_named(tmp_path, number):
     """In a message of TensorStore, without a traceback; more space would not help."""
