@@ -13,12 +13,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from lingvo_moe.data.batching import Example, InputConfig
+from lingvo_moe.data.batching import Example, InputConfig, Readers
 from lingvo_moe.data.corpus import Corpus
 from lingvo_moe.data.mixture import Mixture
 from lingvo_moe.data.name_substitution import NameSubstitution
 from lingvo_moe.data.sentence_balance import PairList, balance_sentences
-from lingvo_moe.data.tokenizer import SIDES
+from lingvo_moe.data.tokenizer import SIDES, Tokenizer
+from lingvo_moe.errors import UserError
 from lingvo_moe.lazy import tf
 
 # Of few examples at a time, the calls of NumPy and TensorFlow take longer than the work.
@@ -54,7 +55,7 @@ class TrainPairs:
         """
         opened = Corpus.open_to_train(corpus)
         self._in_graph = in_graph
-        self._readers, self.readers = config.open_readers(corpus, tokenizers)
+        self._readers, self.readers = _open_readers(opened, config, tokenizers)
         self._pairs = _open_pairs(opened, config.sentence_balance)
         self._mixture = Mixture(tuple(map(len, self._pairs)), config.temperature, config.seed)
         self.identity = (opened.fingerprint, list(self.readers), config.temperature, config.seed)
@@ -146,7 +147,7 @@ class HeldOutPairs:
         """Opens both directories and reads the pairs of a split; see `pipeline.EvalInput`."""
         opened = Corpus.open(corpus)
         self._config = config
-        self._readers, _ = config.open_readers(corpus, tokenizers)
+        self._readers, _ = _open_readers(opened, config, tokenizers)
         self._pairs = [
             opened.sample(split, language, max_pairs)
             for language in dict.fromkeys(languages or opened.languages_of(split))
@@ -191,6 +192,17 @@ class HeldOutPairs:
             sentences: dict[str, tuple[str, ...]] = dict(zip(SIDES, sides, strict=True))
             tokens = {side: reader.encode(sentences[side]) for side, reader in self._readers.items()}
             yield from _examples(numbers, tokens)
+
+
+def _open_readers(corpus: Corpus, config: InputConfig, tokenizers: str | pathlib.Path) -> Readers:
+    """Opens what reads the pairs of a corpus; raises UserError for recordings where the model reads source texts."""
+    readers = config.open_readers(corpus.directory, tokenizers)
+    if corpus.manifest.get("audio") and isinstance(readers.by_side.get("source"), Tokenizer):
+        raise UserError(
+            f"{corpus.directory}: a corpus of recordings, but the model reads texts. Give a --corpus of "
+            f"tools.build_corpus, or a --model that recognises speech, such as conformer.Small."
+        )
+    return readers
 
 
 def _open_pairs(corpus: Corpus, sentence_balance: float) -> list[PairList]:

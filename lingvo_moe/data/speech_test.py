@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lingvo_moe.data.batching import Example
+from lingvo_moe.data.batching import Example, InputConfig
 from lingvo_moe.data.corpus import MANIFEST, Corpus
 from lingvo_moe.data.log_mel import LogMel
 from lingvo_moe.data.pipeline import EvalInput, TrainInput, merge_states
@@ -97,6 +97,19 @@ def test_a_corpus_of_texts_is_an_error(corpus, tmp_path):
     (tmp_path / MANIFEST).write_text(json.dumps({**manifest, "audio": None}))
     with pytest.raises(UserError, match="a corpus of texts, but the model reads recordings"):
         RecordingReader(tmp_path, FEATURES)
+
+
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_a_translation_model_does_not_read_recordings(corpus, tokenizers, split):
+    """It would read `train/en_a 0 960`, a reference to a recording, as its source text."""
+    config = InputConfig(batch_size=4, source_length=32, target_length=32)
+    with pytest.raises(UserError, match="a corpus of recordings, but the model reads texts"):
+        TrainInput(corpus, tokenizers, config) if split == "train" else EvalInput(corpus, tokenizers, config, split)
+
+
+def test_a_language_model_reads_transcripts(corpus, tokenizers):
+    config = InputConfig(batch_size=4, source_length=0, target_length=32)
+    assert next(EvalInput(corpus, tokenizers, config, "test").batches())["target"]["segment_ids"].any()
 
 
 def test_another_sample_rate_is_an_error(corpus):
