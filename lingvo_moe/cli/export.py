@@ -7,10 +7,12 @@ import os
 
 from lingvo_moe.cli.run_config import ExportConfig
 from lingvo_moe.errors import UserError
+from lingvo_moe.experiment import Experiment
 from lingvo_moe.experiment import get as get_experiment
 from lingvo_moe.utils import counts, output_files
 
 _logger = logging.getLogger(__name__)
+_OF_EVERY_MODEL = ("init", "train", "evaluate")
 
 
 def export(config: ExportConfig):
@@ -19,16 +21,33 @@ def export(config: ExportConfig):
         raise UserError("--output is missing: the file to write the program to.")
     output_files.check_path("--output", config.output, is_text=False)
     name = config.full_name()
+    _check_program(config.program, name, get_experiment(name))
     experiment = get_experiment(name, config.assignments, config.device_mesh())
-    if config.program == "decode" and not experiment.decodes:
-        raise UserError(f"--program=decode: {name} neither translates nor generates; export another program.")
     steps, specs = experiment.steps, experiment.input.specs()
     program = {
         "init": steps.init,
         "train": lambda: steps.train(specs),
         "evaluate": lambda: steps.evaluate(specs),
         "decode": lambda: steps.decode(experiment.decoding_specs(), experiment.search),
+        "transcribe": lambda: steps.transcribe(specs["source"]),
+        "segment": lambda: steps.segment(specs["source"]),
     }[config.program]()
     program.save(config.output)
     devices, size = counts.counted(experiment.mesh.size, "device"), counts.file_size(os.path.getsize(config.output))
     _logger.info("%s: %s of %s for %s, %s", config.output, program.name, name, devices, size)
+
+
+def _check_program(program: str, name: str, experiment: Experiment):
+    """Raises UserError for a program that models of this kind do not have, before anything is lowered."""
+    kind, inference = "neither translates nor generates text", ()
+    if experiment.recognises:
+        kind, inference = "recognises speech", ("transcribe",)
+    elif experiment.segments:
+        kind, inference = "segments volumes", ("segment",)
+    elif experiment.translates:
+        kind, inference = "translates", ("decode",)
+    elif experiment.generates:
+        kind, inference = "generates text", ("decode",)
+    programs = (*_OF_EVERY_MODEL, *inference)
+    if program not in programs:
+        raise UserError(f"--program={program}: {name} {kind}; its programs are {', '.join(programs)}.")

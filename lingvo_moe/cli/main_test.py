@@ -175,7 +175,7 @@ def test_show_explains_each_hyperparameter(capsys):
         ),
         (
             ["export", "--model=conformer.Small", "--program=decode", "--output=x"],
-            "conformer.Small neither translates nor generates; export another program",
+            "--program=decode: conformer.Small recognises speech; its programs are init, train, evaluate, transcribe",
         ),
         (
             ["eval", "--model=dense_lm.Small", "--logdir=x", "--languages=de"],

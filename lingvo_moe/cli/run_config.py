@@ -336,7 +336,10 @@ class ExportConfig(MeshConfig):
     """The flags of `export`."""
 
     program: str = _flag(
-        flags.DEFINE_enum, "train", "the program to export", enum_values=["init", "train", "evaluate", "decode"]
+        flags.DEFINE_enum,
+        "train",
+        "the program to export; decode is of translation models, transcribe of speech models, segment of U-Nets",
+        enum_values=["init", "train", "evaluate", "decode", "transcribe", "segment"],
     )
     output: str | None = _flag(flags.DEFINE_string, None, "the bundle to write")
 
