@@ -225,7 +225,10 @@ COMMANDS = {
         ExportConfig,
         _deferred("export"),
         "--model=NAME --output=FILE",
-        ("{} export --model=m4.Small --program=decode --output=decode.zip",),
+        (
+            "{} export --model=m4.Small --program=decode --output=decode.zip",
+            "{} export --logdir=log --program=decode --output=decode.zip",
+        ),
     ),
 }
 

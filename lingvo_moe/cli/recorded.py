@@ -13,7 +13,7 @@ from absl import flags
 
 from lingvo_moe import experiment, extensions, overrides, registry
 from lingvo_moe.cli import run_config
-from lingvo_moe.cli.run_config import CommandConfig, CorpusConfig, RunConfig, TrainConfig
+from lingvo_moe.cli.run_config import CommandConfig, CorpusConfig, ExportConfig, RunConfig, TrainConfig
 from lingvo_moe.errors import UserError
 from lingvo_moe.training import hyperparameters
 from lingvo_moe.utils.counts import counted
@@ -42,7 +42,7 @@ def by_default(config: Config) -> Config:
     Raises:
       UserError: the file in the log directory cannot be used, or a flag is wrong.
     """
-    if not isinstance(config, RunConfig) or not config.logdir:
+    if not isinstance(config, (RunConfig, ExportConfig)) or not config.logdir:
         return config
     file = pathlib.Path(config.logdir) / hyperparameters.FILE
     found = hyperparameters.load(file.parent)
@@ -71,14 +71,14 @@ def by_default(config: Config) -> Config:
     return dataclasses.replace(config, model=name, assignments=assignments)
 
 
-def _of_this_machine(config: RunConfig, assignments: Sequence[str]) -> tuple[str, ...]:
+def _of_this_machine(config: RunConfig | ExportConfig, assignments: Sequence[str]) -> tuple[str, ...]:
     """Returns the assignments without directories that are gone; warns of one that the command would read."""
     kept = []
     for each in assignments:
         path, _, directory = each.partition("=")
         if path in hyperparameters.DIRECTORIES and directory and not os.path.isdir(directory):
-            is_read = path == "tokenizers" or isinstance(config, CorpusConfig)
-            if is_read and not getattr(config, path) and overrides.assigned(config.assignments, path) is None:
+            is_read = isinstance(config, RunConfig if path == "tokenizers" else CorpusConfig)
+            if is_read and not getattr(config, path, None) and overrides.assigned(config.assignments, path) is None:
                 _logger.warning(
                     "%s: the %s of the training, %s, are gone; pass --%s.", config.logdir, path, directory, path
                 )

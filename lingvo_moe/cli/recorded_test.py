@@ -17,7 +17,7 @@ MODEL = "m4.Quickstart"
 LAYOUT = "--set=layout=gshard_sharded_update"
 
 
-def _config(*arguments: str, kind: type[run_config.RunConfig] = run_config.TranslateConfig) -> run_config.RunConfig:
+def _config(*arguments: str, kind: type[run_config.MeshConfig] = run_config.TranslateConfig) -> run_config.MeshConfig:
     values = flags.FlagValues()
     run_config.define_flags(kind, values)
     values(["command", *arguments])
@@ -67,6 +67,14 @@ def test_training_that_resumes_with_another_layout_says_so(tmp_path, flag, warni
     assert [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING] == [
         f"layout is {layout}; the last run had gshard_sharded_update ({LAYOUT})." for layout in warnings
     ]
+
+
+def test_export_takes_the_hyperparameters_of_a_training_and_reads_no_texts(tmp_path, caplog):
+    """The weights of that training fit no other program. Tokenizers that are gone do not matter."""
+    _save(tmp_path, "model.target_vocabulary=512", f"tokenizers={tmp_path / 'gone'}")
+    found = recorded.by_default(_config(f"--logdir={tmp_path}", kind=run_config.ExportConfig))
+    assert found.model == MODEL and found.assignments == ("model.target_vocabulary=512",)
+    assert not [record for record in caplog.records if record.levelno == logging.WARNING]
 
 
 def test_another_model_has_its_own_hyperparameters(logdir, caplog):

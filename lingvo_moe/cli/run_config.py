@@ -335,6 +335,9 @@ class DiagnoseConfig(CorpusConfig):
 class ExportConfig(MeshConfig):
     """The flags of `export`."""
 
+    logdir: str | None = _flag(
+        flags.DEFINE_string, None, "the model and the hyperparameters are those of the training in this directory"
+    )
     program: str = _flag(
         flags.DEFINE_enum,
         "train",
