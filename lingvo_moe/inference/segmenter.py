@@ -8,7 +8,7 @@ import pathlib
 import numpy as np
 
 from lingvo_moe.data.pipeline import EvalInput
-from lingvo_moe.data.volumes import CLASSES, INTENSITIES
+from lingvo_moe.data.volumes import CLASSES, INTENSITIES, VolumeInput
 from lingvo_moe.engines.base import Engine
 from lingvo_moe.experiment import Experiment
 from lingvo_moe.inference.dice import Overlap
@@ -65,14 +65,15 @@ def evaluate(
     """
     held_out = EvalInput(experiment.corpus, experiment.tokenizers, experiment.input, split, max_pairs=max_volumes)
     of_model, of_threshold, voxels = Overlap(len(CLASSES)), Overlap(len(CLASSES)), np.zeros(len(CLASSES), np.int64)
-    with progress.bar("segmenting", None, "batches") as advance:
+    total = min(max_volumes, experiment.input.held_out) if isinstance(experiment.input, VolumeInput) else None
+    with progress.bar("segmenting", total, "volumes") as advance:
         for batch in held_out.batches():
             present = batch["target"]["segment_ids"] != 0
             labels = batch["target"]["labels"][present]
             of_model.add(segmenter.segment(batch["source"])[present], labels)
             of_threshold.add(by_threshold(batch["source"]["voxels"][present]), labels)
             voxels += np.bincount(labels.ravel(), minlength=len(CLASSES))
-            advance()
+            advance(int(present.sum()))
     rows = zip(CLASSES, voxels.tolist(), of_model.coefficients(), of_threshold.coefficients())
     scores = [ClassScore(*row) for row in rows]
     mean = [float(np.mean([getattr(score, name) for score in scores[1:]])) for name in ("dice", "threshold_dice")]

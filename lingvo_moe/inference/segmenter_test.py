@@ -41,6 +41,12 @@ def test_every_volume_counts_once():
     assert mean == ClassScore("mean", None, pytest.approx(dice[2] / 2), pytest.approx(of_classes[1].threshold_dice / 2))
 
 
+def test_progress_is_of_all_volumes(capsys):
+    """So that the time that is left can be shown; the empty row of the last batch is no volume."""
+    evaluate(FakeSegmenter(label=0), CONFIG, max_volumes=100)
+    assert "segmenting: 3/3 volumes" in capsys.readouterr().err
+
+
 def test_max_volumes_and_split_choose_volumes():
     """One volume leaves the second row of its batch empty."""
     scores = evaluate(FakeSegmenter(label=0), CONFIG, max_volumes=1, split="valid")
