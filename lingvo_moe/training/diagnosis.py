@@ -116,10 +116,11 @@ class Diagnosis:
         lines = [
             f"{line}  <- {first}" if row[0] == marked else line for line, row in zip(columns.aligned(table), table)
         ]
-        lines += ["", *(f"{name:16} {value:.6g}" for name, value in self.metrics.items())]
+        metrics = dict(self.metrics)
         if "softmax" in self.blocks:
-            lines.append(f"{'logits, largest':16} {self.blocks['softmax']['max']:.6g}")
-        return "\n".join([*lines, "", self.summary()])
+            metrics["logits, largest"] = self.blocks["softmax"]["max"]
+        values = columns.aligned([(name, f"{value:.6g}") for name, value in metrics.items()], has_numbers=False)
+        return "\n".join([*lines, "", *values, "", self.summary()])
 
     def as_json(self) -> dict[str, Any]:
         """Returns a tree for `json.dump`, see `output_files.as_json`."""

@@ -213,6 +213,14 @@ def test_the_largest_number_is_named_if_all_are_finite():
     assert not found.as_json()["finite"] and Diagnosis.of(*outputs_of()).as_json()["finite"]
 
 
+def test_metrics_with_long_names_are_aligned():
+    """A model of one's own may call a metric anything."""
+    metrics = {"loss": 1.0, "embedding_penalty": 2.0, "gradient_norm": 5.0}
+    outputs = {"metrics": metrics, "weights": {"w": 2.0}, "gradients": {"w": 5.0}}
+    lines = Diagnosis.of(outputs, {"w": matrix("MH", fan_in="M", M=4, H=4)}).text().splitlines()
+    assert {"loss               1", "embedding_penalty  2", "gradient_norm      5"} < set(lines)
+
+
 def test_blocks_of_tied_embeddings_have_no_weights():
     """A tied translation model, as m4.Pocket, summarises embeddings and logits, but has one table alone."""
     no_data = tiny.Data(pathlib.Path("none"), pathlib.Path("none"))
