@@ -27,10 +27,13 @@ def evaluate(config: EvalConfig):
     experiment = get_experiment(config.full_name())
     if config.translations is not None and not experiment.translates:
         raise UserError(f"--translations works only with translation models, and {config.full_name()} is not one.")
+    if config.transcripts is not None and not experiment.recognises:
+        raise UserError(f"--transcripts works only with speech models, and {config.full_name()} is not one.")
+    texts = {"--translations": config.translations, "--transcripts": config.transcripts}
     # A model of volumes, which makes them, has no corpus.
     if corpus := config.corpus or unchecked(config.full_name(), config.assignments).corpus:
-        output_files.check_outside({"--translations": config.translations, "--json": config.json}, "--corpus", corpus)
-    output_files.check_own_paths({"--translations": config.translations}, {"--json": config.json})
+        output_files.check_outside({**texts, "--json": config.json}, "--corpus", corpus)
+    output_files.check_own_paths(texts, {"--json": config.json})
     if experiment.translates:
         _evaluate_translations(config)
     elif experiment.recognises:

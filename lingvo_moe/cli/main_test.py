@@ -188,6 +188,10 @@ def test_show_explains_each_hyperparameter(capsys):
             ["eval", "--model=dense_lm.Small", "--logdir=x", "--translations=y"],
             "--translations works only with translation models",
         ),
+        (
+            ["eval", "--model=Quickstart", "--logdir=x", "--transcripts=y"],
+            "--transcripts works only with speech models, and m4.Quickstart is not one",
+        ),
         (["eval", "--model=Quickstart", "--logdir=x", "--translations=no/file"], "--translations=no/file: there is no"),
         (
             ["eval", "--model=Quickstart", "--logdir=x", "--translations=-"],

@@ -292,7 +292,9 @@ class HeldOutConfig(CorpusConfig, SearchConfig):
     """The flags of a command that decodes held-out data."""
 
     languages: tuple[str, ...] = _flag(flags.DEFINE_list, (), "comma-separated labels; default: all of the corpus")
-    max_pairs: int = _flag(flags.DEFINE_integer, 100, "sentences per language, or volumes, at most", lower_bound=1)
+    max_pairs: int = _flag(
+        flags.DEFINE_integer, 100, "sentences per language, recordings per voice, or volumes, at most", lower_bound=1
+    )
     split: str = _flag(flags.DEFINE_enum, "test", "which held-out data", enum_values=["test", "valid"])
     json: str | None = _flag(
         flags.DEFINE_string,
@@ -312,6 +314,11 @@ class EvalConfig(HeldOutConfig):
         flags.DEFINE_string,
         None,
         "also write the sentences to this file: language, confidence, source, translation, reference (tab-separated)",
+    )
+    transcripts: str | None = _flag(
+        flags.DEFINE_string,
+        None,
+        "also write the transcripts to this file: voice, recording, transcript, reference (tab-separated)",
     )
 
 

@@ -27,7 +27,10 @@ def evaluate(config: EvalConfig):
     corpus = Corpus.open(experiment.corpus)
     corpus.choose(config.split, config.languages)  # reports a mistake before anything is compiled
     model = recognizer.Recognizer(name, experiment, engine, config.log_directory())
-    scores, left_out = recognizer.evaluate(model, corpus, config.languages, config.max_pairs, config.split)
+    transcribed = recognizer.transcribe_held_out(model, corpus, config.languages, config.max_pairs, config.split)
+    if config.transcripts:
+        recognizer.write(config.transcripts, transcribed)
+    scores, left_out = recognizer.score(corpus, transcribed)
     print(table(scores, summary=config.summary), file=output_files.table_stream(config.json))
     if left_out:
         _logger.info(counts.left_out(left_out, "recording", f"of more than {experiment.texts.source_length} frames"))

@@ -55,7 +55,8 @@ def flags(tmp_path_factory) -> list[str]:
 
 
 def test_eval_prints_and_writes_error_rates_by_voice(flags, tmp_path, capsys):
-    assert main.main(["lingvo_moe", "eval", *flags, f"--json={tmp_path / 'scores.json'}"]) == 0
+    written = [f"--json={tmp_path / 'scores.json'}", f"--transcripts={tmp_path / 'transcripts.tsv'}"]
+    assert main.main(["lingvo_moe", "eval", *flags, *written]) == 0
     printed = capsys.readouterr().out
     rows = json.loads((tmp_path / "scores.json").read_text())
     scores = {score["voice"]: score for score in rows["scores"]}
@@ -64,6 +65,8 @@ def test_eval_prints_and_writes_error_rates_by_voice(flags, tmp_path, capsys):
     assert scores["en_c"]["train_recordings"] == scores["held-out voices"]["train_recordings"] == 0
     assert scores["trained voices"]["test_recordings"] == 8 and scores["held-out voices"]["test_recordings"] == 4
     assert all(voice in printed for voice in scores)
+    lines = [line.split("\t") for line in (tmp_path / "transcripts.tsv").read_text().splitlines()]
+    assert [line[0] for line in lines] == ["en_a"] * 4 + ["en_b"] * 4 + ["en_c"] * 4 and {*map(len, lines)} == {4}
 
 
 def test_a_voice_that_the_corpus_lacks_is_named_before_anything_is_compiled(flags, capsys, monkeypatch):

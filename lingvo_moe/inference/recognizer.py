@@ -17,7 +17,7 @@ from lingvo_moe.experiment import Experiment
 from lingvo_moe.inference.error_rates import ErrorRates, majority_transcript
 from lingvo_moe.inference.trained_weights import trained_weights
 from lingvo_moe.layers.ctc import BLANK
-from lingvo_moe.utils import progress
+from lingvo_moe.utils import output_files, progress
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,6 +39,23 @@ class VoiceScore:
     rates: ErrorRates
     majority: ErrorRates
     is_group: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Transcribed:
+    """A held-out recording and what a model heard.
+
+    Attributes:
+      voice: its label in the corpus.
+      recording: the reference to it.
+      transcript: of the model; None if the recording does not fit into a row.
+      reference: of the corpus.
+    """
+
+    voice: str
+    recording: str
+    transcript: str | None
+    reference: str
 
 
 class Recognizer:
@@ -89,36 +106,50 @@ def collapse(classes: Iterable[int]) -> list[int]:
     return [int(label) for label, _ in itertools.groupby(classes) if label != BLANK]
 
 
-def evaluate(
+def transcribe_held_out(
     recognizer: Recognizer, corpus: Corpus, voices: Sequence[str] = (), max_pairs: int = 100, split: str = "test"
-) -> tuple[list[VoiceScore], int]:
-    """Transcribes up to `max_pairs` recordings of each voice and scores the transcripts.
+) -> list[Transcribed]:
+    """Transcribes up to `max_pairs` recordings of each voice, see `Corpus.sample`.
 
     Args:
       recognizer: the model.
       corpus: whose `split` is transcribed.
       voices: which; all that have the split if empty.
-      max_pairs: of each voice, see `Corpus.sample`.
+      max_pairs: of each voice.
       split: `test` or `valid`.
-
-    Returns:
-      (scores, the number of recordings left out because they do not fit into a row). The scores are of each voice, and
-      of `trained voices` and `held-out voices` together, where there are any.
 
     Raises:
       UserError: as `Corpus.choose`, or no recording fits.
     """
     chosen = corpus.choose(split, voices)
-    pairs = {voice: list(corpus.sample(split, voice, max_pairs)) for voice in chosen}
-    transcripts = iter(recognizer.transcribe([recording for of_voice in pairs.values() for recording, _ in of_voice]))
-    found = {voice: [(next(transcripts), reference) for _, reference in of_voice] for voice, of_voice in pairs.items()}
-    scored = {voice: [(t, r) for t, r in of_voice if t is not None] for voice, of_voice in found.items()}
-    left_out = sum(map(len, found.values())) - sum(map(len, scored.values()))
-    if not any(scored.values()):
+    pairs = [(voice, *pair) for voice in chosen for pair in corpus.sample(split, voice, max_pairs)]
+    transcripts = recognizer.transcribe([recording for _, recording, _ in pairs])
+    if all(transcript is None for transcript in transcripts):
         raise UserError(
-            f"none of the {left_out} {split} recordings fits input.source_length; raise it with --set "
+            f"none of the {len(transcripts)} {split} recordings fits input.source_length; raise it with --set "
             f"input.source_length=..."
         )
+    return [
+        Transcribed(voice, recording, transcript, reference)
+        for (voice, recording, reference), transcript in zip(pairs, transcripts, strict=True)
+    ]
+
+
+def score(corpus: Corpus, transcribed: Sequence[Transcribed]) -> tuple[list[VoiceScore], int]:
+    """Scores transcripts.
+
+    Args:
+      corpus: of the recordings.
+      transcribed: by voice, at least one of them with a transcript.
+
+    Returns:
+      (scores, the number of recordings left out because they do not fit into a row). The scores are of each voice, and
+      of `trained voices` and `held-out voices` together, where there are any.
+    """
+    scored: dict[str, list[tuple[str, str]]] = {one.voice: [] for one in transcribed}
+    for one in transcribed:
+        if one.transcript is not None:
+            scored[one.voice].append((one.transcript, one.reference))
     trained = [voice for voice in scored if corpus.count("train", voice)]
     groups = {voice: [voice] for voice in scored} | {
         "trained voices": trained,
@@ -132,7 +163,15 @@ def evaluate(
         if of_group := [pair for voice in members for pair in scored[voice]]:
             train_recordings = sum(corpus.count("train", voice) for voice in members)
             scores.append(_score(name, train_recordings, of_group, majority, is_group=name not in scored))
-    return scores, left_out
+    return scores, len(transcribed) - sum(map(len, scored.values()))
+
+
+def write(path: str, transcribed: Sequence[Transcribed]):
+    """Writes a line for each recording that was transcribed: voice, recording, transcript, reference, with tabs."""
+    with output_files.atomic_writer(path) as file:
+        for one in transcribed:
+            if one.transcript is not None:
+                print(one.voice, one.recording, one.transcript, one.reference, sep="\t", file=file)
 
 
 def _score(name: str, train_recordings: int, pairs: list[tuple[str, str]], majority: str, is_group: bool) -> VoiceScore:

@@ -37,7 +37,7 @@ def corpus(tmp_path) -> Corpus:
 
 def test_rates_are_of_the_transcripts(corpus):
     """Counted by hand: of five characters one is wrong in `ab xd`, and three are too many in `ab cd ef`."""
-    scores, left_out = recognizer.evaluate(FakeRecognizer(), corpus)
+    scores, left_out = recognizer.score(corpus, recognizer.transcribe_held_out(FakeRecognizer(), corpus))
     found = {score.voice: (score.rates, score.train_recordings, score.test_recordings) for score in scores}
     assert found == {
         "en_a": (ErrorRates(0.0, 0.0), 2, 1),
@@ -49,9 +49,16 @@ def test_rates_are_of_the_transcripts(corpus):
     assert left_out == 1
 
 
+def test_transcripts_are_written_beside_their_references(corpus, tmp_path):
+    """All but the recording that is too long, which has none."""
+    recognizer.write(str(tmp_path / "out.tsv"), recognizer.transcribe_held_out(FakeRecognizer(), corpus))
+    lines = ["en_a\tr1\tab cd\tab cd", "en_b\tr2\tab xd\tab cd", "en_held\tr4\tab cd ef\tab cd"]
+    assert (tmp_path / "out.tsv").read_text() == "\n".join([*lines, ""])
+
+
 def test_the_baseline_has_not_listened(corpus):
     """`the the` for `ab cd`: no word is right, and of the characters the space alone, so six edits of five."""
-    scores, _ = recognizer.evaluate(FakeRecognizer(), corpus)
+    scores, _ = recognizer.score(corpus, recognizer.transcribe_held_out(FakeRecognizer(), corpus))
     assert {score.majority for score in scores} == {ErrorRates(120.0, 100.0)}
 
 
@@ -59,7 +66,7 @@ def test_recordings_that_are_all_too_long_are_an_error(corpus, monkeypatch):
     """There is nothing to take a rate of; the error names the setting."""
     monkeypatch.setitem(TRANSCRIPTS, "r1", None)
     with pytest.raises(UserError, match="none of the 1 test recordings fits input.source_length; raise it with --set"):
-        recognizer.evaluate(FakeRecognizer(), corpus, ["en_a"])
+        recognizer.transcribe_held_out(FakeRecognizer(), corpus, ["en_a"])
 
 
 @pytest.mark.parametrize(
@@ -73,4 +80,4 @@ def test_recordings_that_are_all_too_long_are_an_error(corpus, monkeypatch):
 def test_voices_without_recordings_are_an_error(corpus, voices, split, message):
     """It names the flag of `eval`, or says that the corpus has none, and blames no length."""
     with pytest.raises(UserError, match=message):
-        recognizer.evaluate(FakeRecognizer(), corpus, voices, split=split)
+        recognizer.transcribe_held_out(FakeRecognizer(), corpus, voices, split=split)
