@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from lingvo_moe import lazy
 from lingvo_moe.cli import allocator, initial_weights, logging_setup, run_setup
 from lingvo_moe.cli.run_config import TrainConfig
+from lingvo_moe.data.batching import BatchConfig
 from lingvo_moe.distributed import watchdog
 from lingvo_moe.distributed.process_group import ProcessGroup
 from lingvo_moe.utils.counts import counted
@@ -44,6 +45,19 @@ def train(config: TrainConfig):
             held_out,
             config.logdir,
         )
+        _report_rejected(experiment.input, metrics)
+
+
+def _report_rejected(config: BatchConfig, metrics: Mapping[str, float]):
+    """Says how much of the training data was left out; it is a warning from a tenth on."""
+    rejected, drawn = round(metrics["rejected_pairs"]), round(metrics["drawn_pairs"])
+    if not rejected:
+        return
+    text = f"{rejected:,} of {drawn:,} training examples were left out, as they do not fit {config.shown_lengths}"
+    if rejected < 0.1 * drawn:
+        _logger.info(text)
+    else:
+        _logger.warning("%s; increase with %s", text, config.longer_rows)
 
 
 @contextlib.contextmanager

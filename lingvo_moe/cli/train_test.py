@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import subprocess
@@ -9,7 +10,8 @@ import time
 
 import pytest
 
-from lingvo_moe.cli import main
+from lingvo_moe.cli import main, train
+from lingvo_moe.data.batching import InputConfig
 from lingvo_moe.testing import experiments as tiny
 from lingvo_moe.testing.processes import run_code
 
@@ -39,6 +41,31 @@ def _process(code: str, *arguments: str, **options) -> subprocess.CompletedProce
     """Runs `main` in a process whose environment does not choose JAX's platform."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("JAX_")}
     return run_code(code, *arguments, environment=environment, succeeds=False, **options)
+
+
+@pytest.mark.parametrize(
+    "rejected, messages",
+    [
+        (0, []),
+        (99, [(logging.INFO, "99 of 1,000 training examples were left out, as they do not fit input.target_length=8")]),
+        (
+            100,
+            [
+                (
+                    logging.WARNING,
+                    "100 of 1,000 training examples were left out, as they do not fit input.target_length=8; increase "
+                    "with --set input.target_length=...",
+                )
+            ],
+        ),
+    ],
+)
+def test_training_says_how_many_examples_it_left_out(rejected, messages, caplog):
+    """Rows that are too short for most of a corpus leave a model that has seen a small part of it."""
+    config = InputConfig(batch_size=2, source_length=0, target_length=8)
+    with caplog.at_level(logging.INFO):
+        train._report_rejected(config, {"rejected_pairs": rejected, "drawn_pairs": 1000.0})
+    assert [(record.levelno, record.getMessage()) for record in caplog.records] == messages
 
 
 @pytest.mark.parametrize(

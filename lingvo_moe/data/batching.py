@@ -67,10 +67,17 @@ class BatchConfig:
 
     def none_fits(self, examples: str) -> str:
         """Returns the message of an error: none of these examples, which are of a corpus, `fits`."""
-        lengths = {f"input.{side}_length": length for side, length in self.lengths.items()}
-        now = " and ".join(f"{name}={length}" for name, length in lengths.items())
-        remedy = " and ".join(f"--set {name}=..." for name in lengths)
-        return f"none of {examples} fits {now}; increase with {remedy}"
+        return f"none of {examples} fits {self.shown_lengths}; increase with {self.longer_rows}"
+
+    @property
+    def shown_lengths(self) -> str:
+        """The lengths of rows, by setting, for messages."""
+        return " and ".join(f"input.{side}_length={length}" for side, length in self.lengths.items())
+
+    @property
+    def longer_rows(self) -> str:
+        """The flags that change them."""
+        return " and ".join(f"--set input.{side}_length=..." for side in self.lengths)
 
     def empty_rows(self, count: int) -> Rows:
         """Returns rows to fill with examples."""

@@ -213,6 +213,11 @@ def rejected_pairs(state: State) -> int:
     return sum(position["rejected"] for position in state["positions"].values())
 
 
+def drawn_pairs(state: State) -> int:
+    """Returns the number of pairs that the shards of a state have drawn since the start, rejected ones included."""
+    return sum(position["next"] // state["shards"] for position in state["positions"].values())
+
+
 class EvalInput:
     """Held-out examples, packed as training packs them.
 

@@ -16,7 +16,7 @@ import pytest
 from lingvo_moe.data import corpus_stream, pipeline
 from lingvo_moe.data.batching import Batch, InputConfig
 from lingvo_moe.data.corpus import Corpus
-from lingvo_moe.data.pipeline import EvalInput, TrainInput, merge_states, rejected_pairs, source_batches
+from lingvo_moe.data.pipeline import EvalInput, TrainInput, drawn_pairs, merge_states, rejected_pairs, source_batches
 from lingvo_moe.data.tokenizer import Tokenizers
 from lingvo_moe.data.vocabularies import tokenizer_trainer
 from lingvo_moe.errors import UserError
@@ -109,6 +109,17 @@ def stream_texts(corpus, tokenizers, count: int) -> list[tuple[str, str] | None]
         actual += [None] * (rejected_pairs(state) - rejected) + texts(batch, tokenizers)
         rejected = rejected_pairs(state)
     return actual
+
+
+def test_pairs_that_are_drawn_are_placed_pending_or_rejected(corpus, tokenizers):
+    """Rows of 12 tokens are too short for some; the share of the others is reported."""
+    config = dataclasses.replace(_CONFIG, batch_size=4, shards=2, source_length=12, target_length=12)
+    placed = 0
+    for batch, state in take(TrainInput(corpus, tokenizers, config).batches(), 5):
+        placed += len(texts(batch, tokenizers))
+        pending = sum(len(position["pending"]) for position in state["positions"].values())
+        assert drawn_pairs(state) == placed + pending + rejected_pairs(state)
+    assert rejected_pairs(state) and len(state["positions"]) == 2
 
 
 def test_training_batches_have_pairs_of_the_corpus_in_the_shape_of_the_specs(corpus, tokenizers, train_input):

@@ -9,13 +9,14 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from lingvo_moe.data.batching import Batch, BatchConfig, padding_fractions
-from lingvo_moe.data.pipeline import EvalInput, rejected_pairs
+from lingvo_moe.data.pipeline import EvalInput, drawn_pairs, rejected_pairs
 from lingvo_moe.training.callbacks import Callback, StepResult, TrainingRun
 from lingvo_moe.training.loss import total_loss
 from lingvo_moe.training.summary import NoWriter, SummaryWriter
 from lingvo_moe.utils import progress
 
 _logger = logging.getLogger(__name__)
+_SUMS = ("tokens_per_second", "drawn_pairs", "rejected_pairs")  # of the rows of all processes; other values are means
 
 
 class Reporter(Callback):
@@ -31,9 +32,9 @@ class Reporter(Callback):
         self._window.add(result.batches)
         if result.step % run.experiment.training.log_every and not result.last:
             return
-        counted = run.process_group.gather(
-            self._window.values() | {"rejected_pairs": rejected_pairs(result.data_state)}
-        )
+        state = result.data_state
+        pairs = {"drawn_pairs": drawn_pairs(state), "rejected_pairs": rejected_pairs(state)}
+        counted = run.process_group.gather(self._window.values() | pairs)
         num_parts = run.experiment.input.batch_size / len(run.training.rows)
         run.scalars = {name: float(value) for name, value in result.metrics.items()} | _of_all(counted, num_parts)
         self._writer.write(result.step, run.scalars)
@@ -184,4 +185,4 @@ def _of_all(counted: list[dict[str, float]], num_parts: float) -> dict[str, floa
       num_parts: how many times the rows of one process a batch has.
     """
     means = {name: sum(values[name] for values in counted) / len(counted) for name in counted[0]}
-    return means | {name: means[name] * num_parts for name in ("tokens_per_second", "rejected_pairs")}
+    return means | {name: means[name] * num_parts for name in _SUMS}

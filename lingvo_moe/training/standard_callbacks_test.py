@@ -30,10 +30,11 @@ def test_speed_and_padding_count_what_is_no_padding(monkeypatch):
 def test_values_of_processes_become_those_of_the_whole_batch():
     """Shares are means and counts are sums, also where two processes have the same rows (`num_parts` is 2 of 4)."""
     counted = [
-        {"tokens_per_second": 100.0, "rejected_pairs": 1.0, "padding/source": 0.1},
-        {"tokens_per_second": 300.0, "rejected_pairs": 3.0, "padding/source": 0.3},
+        {"tokens_per_second": 100.0, "rejected_pairs": 1.0, "drawn_pairs": 5.0, "padding/source": 0.1},
+        {"tokens_per_second": 300.0, "rejected_pairs": 3.0, "drawn_pairs": 7.0, "padding/source": 0.3},
     ]
-    expected = {"tokens_per_second": 400.0, "rejected_pairs": 4.0, "padding/source": pytest.approx(0.2)}
+    expected = {"tokens_per_second": 400.0, "rejected_pairs": 4.0, "drawn_pairs": 12.0}
+    expected["padding/source"] = pytest.approx(0.2)
     assert standard_callbacks._of_all(counted, num_parts=2) == expected
     assert standard_callbacks._of_all(counted * 2, num_parts=2) == expected
 
