@@ -11,24 +11,23 @@ from lingvo_moe.data.corpora.rejection import Rejection
 from lingvo_moe.data.corpus import SPLITS
 from lingvo_moe.utils.counts import counted
 
-_COLUMNS = ("language", "read", *SPLITS, "rejected", "duplicate")
+_COLUMNS = ("read", *SPLITS, "rejected", "duplicate")
 
 
 def report(manifest: Mapping[str, Any]) -> str:
     """Returns the report's text. In each line, read = train + valid + test + rejected + duplicate."""
+    columns = ("voice" if _is_spoken(manifest) else "language", *_COLUMNS)
     languages = {**manifest["languages"], **manifest["languages_without_pairs"]}
     rows = [_row(language, languages[language]) for language in sorted(languages)]
     rows.append(("all", *(sum(column) for column in zip(*(row[1:] for row in rows)))))
-    width = max(len(row[0]) for row in [*rows, _COLUMNS])
-    table = ["".join([f"{name:<{width}}", *(f"{cell:>11}" for cell in cells)]) for name, *cells in [_COLUMNS, *rows]]
-    keys = manifest["english_keys"]
+    width = max(len(row[0]) for row in [*rows, columns])
+    table = ["".join([f"{name:<{width}}", *(f"{cell:>11}" for cell in cells)]) for name, *cells in [columns, *rows]]
     head = [
-        f"Corpus of {counted(len(manifest['languages']), 'language')} into English, preset {manifest['preset']}",
+        _title(manifest),
         f"from {counted(len(manifest['inputs']), 'input')}: {', '.join(manifest['inputs'])}",
         *(f"{split} split: {', '.join(names)}" for split, names in manifest.get("held_out_inputs", {}).items()),
         f"fingerprint {manifest['fingerprint']}",
-        f"different English sentences (keys): {keys['all']}, of which {keys['eligible']} are eligible for a "
-        f"held-out split; {keys['test']} are in the test and {keys['valid']} in the validation split",
+        _sentences(manifest),
     ]
     return "\n".join(
         [
@@ -60,11 +59,11 @@ def warnings(manifest: Mapping[str, Any]) -> list[str]:
     keys, messages = manifest["english_keys"], []
     for split, fraction in (("test", splitting.TEST), ("valid", splitting.VALID)):
         if keys[split] < fraction.min_keys and split not in manifest.get("held_out_inputs", {}):
-            messages.append(
-                f"the {split} split has {counted(keys[split], 'English sentence')} (fewer than {fraction.min_keys}): "
-                f"only {keys['eligible']} have {splitting.MIN_WORDS} to {splitting.MAX_WORDS} words and no "
-                "placeholder."
-            )
+            noun = "transcript" if _is_spoken(manifest) else "English sentence"
+            few = f"the {split} split has {counted(keys[split], noun)} (fewer than {fraction.min_keys})"
+            words = f"{splitting.MIN_WORDS} to {splitting.MAX_WORDS} words and no placeholder"
+            why = "" if _is_spoken(manifest) else f": only {keys['eligible']} have {words}"
+            messages.append(f"{few}{why}.")
     if shared := manifest.get("held_out_twice"):
         messages.append(f"{shared} English sentences are in both --valid_input and --test_input.")
     if manifest["missing_packages"]:
@@ -77,6 +76,28 @@ def listing(counts: Mapping[str, int], limit: int = 10) -> str:
     ranked = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     more = f", and {len(ranked) - limit} more" if len(ranked) > limit else ""
     return ", ".join(f"{name} {count:,}" for name, count in ranked[:limit]) + more
+
+
+def _is_spoken(manifest: Mapping[str, Any]) -> bool:
+    return bool(manifest.get("audio"))
+
+
+def _title(manifest: Mapping[str, Any]) -> str:
+    count, preset = len(manifest["languages"]), manifest["preset"]
+    if _is_spoken(manifest):
+        return f"Speech corpus of {counted(count, 'voice')}, preset {preset}"
+    return f"Corpus of {counted(count, 'language')} into English, preset {preset}"
+
+
+def _sentences(manifest: Mapping[str, Any]) -> str:
+    keys = manifest["english_keys"]
+    held_out = f"{keys['test']} are in the test and {keys['valid']} in the validation split"
+    if _is_spoken(manifest):
+        return f"different transcripts: {keys['all']}; {held_out}"
+    return (
+        f"different English sentences (keys): {keys['all']}, of which {keys['eligible']} are eligible for a held-out "
+        f"split; {held_out}"
+    )
 
 
 def _row(language: str, facts: Mapping[str, Any]) -> tuple:

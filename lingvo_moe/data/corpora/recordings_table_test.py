@@ -54,7 +54,9 @@ def test_recordings_keep_samples_split_voice_and_transcript(table, tmp_path):
         (split, voice, " ".join(text.split())): samples
         for (split, voice, _, text), samples in ((line.split("\t"), samples) for line, samples in expected.items())
     }
-    assert "WARNING" not in (corpus.directory / "report.txt").read_text()
+    report = (corpus.directory / "report.txt").read_text()
+    assert report.startswith("Speech corpus of 3 voices, preset recordings\n") and "WARNING" not in report
+    assert "different transcripts: 4; 1 are in the test and 0 in the validation split\n" in report
 
 
 def test_a_corpus_is_built_again_only_for_other_recordings(table, tmp_path):
