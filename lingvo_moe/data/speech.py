@@ -3,7 +3,7 @@
 A speech corpus is a corpus (`data.corpus`) whose languages are voices, such as `en_f3`, and whose pairs are
 (reference to a recording, transcript). Beside SPLIT/VOICE.tsv is SPLIT/VOICE.pcm, the voice's recordings one after
 another, 16-bit samples of little endian; a reference is `SPLIT/VOICE START COUNT`, in samples. `tools.build_speech`
-writes it. A voice without training pairs is a held-out voice.
+and `tools.import_speech` write it. A voice without training pairs is a held-out voice.
 
 A batch is
 
@@ -39,7 +39,10 @@ ENCODING = np.dtype("<i2")
 AUDIO_SUFFIX = ".pcm"
 _FULL_SCALE = 2.0**15
 _REFERENCE = re.compile(r"([^/ ]+)/([^/ ]+) ([0-9]+) ([0-9]+)")
-_REBUILD = "Build the corpus again: python -m tools.build_speech --force --output=DIR."
+_REBUILD = (
+    "Build the corpus again, with --force: python -m tools.build_speech, or tools.import_speech for recordings of your "
+    "own."
+)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -157,7 +157,7 @@ def test_lost_recordings_are_errors_at_the_start(corpus, tmp_path, fault, messag
     """Not when training draws one of them."""
     shutil.copytree(corpus, tmp_path / "lost")
     fault(tmp_path / "lost" / "train" / "en_b.pcm")
-    with pytest.raises(UserError, match=f"{message}.*tools.build_speech"):
+    with pytest.raises(UserError, match=f"{message}.*tools.build_speech, or tools.import_speech"):
         RecordingReader(tmp_path / "lost", FEATURES)
 
 

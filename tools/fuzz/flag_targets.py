@@ -63,6 +63,7 @@ _CALLS = {
     ),
     "english_lines": (("--corpus=FIXTURES/catalogs",), "is not a corpus"),
     "build_speech": (("--preset=none", "--input=FIXTURES/sentences.txt", "--output=new"), "sentences.txt"),
+    "import_speech": (("--table=FIXTURES/sentences.txt", "--output=new"), "sentences.txt:1: 1 field,"),
     "train_embeddings": (
         ("--corpus=FIXTURES/catalogs", "--tokenizers=FIXTURES/tokenizers", "--output=new.safetensors"),
         "is not a corpus",

@@ -21,6 +21,7 @@ from lingvo_moe.program import Program
 from tools import (
     build_corpus,
     build_speech,
+    import_speech,
     launch_processes,
     launch_tpu,
     launcher_check,
@@ -68,6 +69,7 @@ _TOOLS = {
     "copied_words": copied_words,
     "english_lines": english_lines,
     "gpu_bench.make": make,
+    "import_speech": import_speech,
     "kernel_times": kernel_times,
     "launch_processes": launch_processes,
     "launch_tpu": launch_tpu,

@@ -18,6 +18,7 @@ from lingvo_moe.data.languages import check_label
 from lingvo_moe.data.speech import AUDIO_SUFFIX, ENCODING, reference
 from lingvo_moe.errors import UserError
 from lingvo_moe.utils import progress
+from lingvo_moe.utils.counts import counted
 from lingvo_moe.utils.hashes import file_sha256, sha256
 
 _VERSION = 1  # a part of a corpus's identity: increase it with every change of what becomes of a table
@@ -93,7 +94,7 @@ def _entry(where: str, line: str, directory: Path) -> Entry:
     fields = line.split("\t")
     if len(fields) != 4:
         raise UserError(
-            f"{where}: {len(fields)} fields, with tabs between them; expected four: split, voice, WAV file, transcript."
+            f"{where}: {counted(len(fields), 'field')}, with tabs between them; expected four: split, voice, WAV file, transcript."
         )
     split, voice, file, text = fields
     if split not in SPLITS:
@@ -132,7 +133,9 @@ def _read(entry: Entry) -> tuple[int, bytes]:
     except (wave.Error, EOFError) as error:
         raise UserError(f"{where}: not a WAV file of PCM samples ({error}). {_CONVERT}") from None
     if found != (1, 16):
-        raise UserError(f"{where}: {found[0]} channels of {found[1]} bits; expected one of 16 bits. {_CONVERT}")
+        raise UserError(
+            f"{where}: {counted(found[0], 'channel')} of {found[1]} bits; expected one of 16 bits. {_CONVERT}"
+        )
     if not samples:
         raise UserError(f"{where}: no sample; leave it out.")
     return rate, samples

@@ -83,7 +83,7 @@ def test_a_corpus_is_built_again_only_for_other_recordings(table, tmp_path):
         ("train\ten_a\trecordings.tsv\tx", "tsv:5: .*recordings.tsv: not a WAV file of PCM samples .* ffmpeg"),
         ("train\ten_a\tfast.wav\tx", "tsv:5: .*fast.wav has 16000 samples per second, but .*a.wav has 8000; .* ffmpeg"),
         ("train\ten_a\tstereo.wav\tx", "tsv:5: .*stereo.wav: 2 channels of 16 bits; expected one of 16 bits"),
-        ("train\ten_a\tbytes.wav\tx", "tsv:5: .*bytes.wav: 1 channels of 8 bits"),
+        ("train\ten_a\tbytes.wav\tx", "tsv:5: .*bytes.wav: 1 channel of 8 bits"),
         ("train\ten_a\tempty.wav\tx", "tsv:5: .*empty.wav: no sample; leave it out"),
     ],
 )
