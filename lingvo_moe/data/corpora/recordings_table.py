@@ -94,7 +94,8 @@ def _entry(where: str, line: str, directory: Path) -> Entry:
     fields = line.split("\t")
     if len(fields) != 4:
         raise UserError(
-            f"{where}: {counted(len(fields), 'field')}, with tabs between them; expected four: split, voice, WAV file, transcript."
+            f"{where}: {counted(len(fields), 'field')}, with tabs between them; expected four: split, voice, WAV file, "
+            f"transcript."
         )
     split, voice, file, text = fields
     if split not in SPLITS:
