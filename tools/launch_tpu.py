@@ -22,7 +22,7 @@ import subprocess
 from absl import flags
 
 from lingvo_moe import extensions, overrides
-from lingvo_moe.cli import app, run_config, run_setup
+from lingvo_moe.cli import app, command_flags, run_config, run_setup
 from lingvo_moe.engines import topology
 from lingvo_moe.engines.tpu_strategy import TPU_TENSORFLOW
 from lingvo_moe.errors import UserError
@@ -207,13 +207,13 @@ def _check_accelerator(accelerator: str):
 def _read_flags_of_train(train_flags: tuple[str, ...]) -> tuple[run_config.TrainConfig, tuple[str, ...]]:
     """Returns the configuration that the flags after `--` stand for, and the flags, with those of a --flagfile."""
     values, arguments = flags.FlagValues(), ["train", *train_flags]
-    run_config.define_flags(run_config.TrainConfig, values)
+    command_flags.define_flags(run_config.TrainConfig, values)
     app.no_arguments(app.parse(arguments, values, _FLAGS_OF_TRAIN)[1:])
     for flag in _OWN_FLAGS:
         if values[flag].present:
             remedy = f"--{flag}={values[flag].value} goes before --" if flag in _VALUES else "leave it out"
             raise UserError(f"--{flag}={values[flag].value} after --: the launcher passes that itself; {remedy}.")
-    config = run_config.read(run_config.TrainConfig, values)
+    config = command_flags.read(run_config.TrainConfig, values)
     if config.model is None:
         raise UserError("no --model among the flags of train; put them after --, for instance -- --model=m4.Small.")
     config = dataclasses.replace(config, engine="tpu_strategy", tpu="local")

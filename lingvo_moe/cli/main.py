@@ -11,10 +11,10 @@ from typing import Any, NamedTuple, NoReturn
 from absl import flags
 
 from lingvo_moe import experiment, explanations, overrides, registry
-from lingvo_moe.cli import allocator, app, recorded, released, run_config
+from lingvo_moe.cli import allocator, app, command_flags, recorded, released
+from lingvo_moe.cli.command_flags import CommandConfig
 from lingvo_moe.cli.run_config import (
     CheckpointConfig,
-    CommandConfig,
     DiagnoseConfig,
     EvalConfig,
     ExportConfig,
@@ -251,7 +251,7 @@ def main(argv: list[str]) -> int:
     if name not in COMMANDS:
         return app.execute(lambda _: _show_usage(name), ["lingvo_moe"], values)
     command = COMMANDS[name]
-    run_config.define_flags(command.config, values)
+    command_flags.define_flags(command.config, values)
 
     def run(arguments: list[str]) -> int | None:
         return command.run(recorded.read(command.config, values), arguments[1:])

@@ -11,7 +11,7 @@ import pytest
 from absl import flags
 
 from lingvo_moe import registry
-from lingvo_moe.cli import app, main, run_config
+from lingvo_moe.cli import app, command_flags, main
 from lingvo_moe.testing.processes import run_code
 
 
@@ -37,7 +37,7 @@ def test_help_of_a_command_has_its_usage_and_examples_that_it_can_parse(name, ca
         assert example.format("python -m lingvo_moe") in shown
         arguments = shlex.split(example.partition("{} ")[2])
         values = flags.FlagValues()
-        run_config.define_flags(command.config, values)
+        command_flags.define_flags(command.config, values)
         left = app.parse(arguments, values)
         assert left[0] == name
 

@@ -12,8 +12,9 @@ from typing import TypeVar
 from absl import flags
 
 from lingvo_moe import experiment, extensions, overrides, registry
-from lingvo_moe.cli import run_config
-from lingvo_moe.cli.run_config import CommandConfig, CorpusConfig, ExportConfig, RunConfig, TrainConfig
+from lingvo_moe.cli import command_flags
+from lingvo_moe.cli.command_flags import CommandConfig
+from lingvo_moe.cli.run_config import CorpusConfig, ExportConfig, RunConfig, TrainConfig
 from lingvo_moe.errors import UserError
 from lingvo_moe.training import hyperparameters
 from lingvo_moe.utils.counts import counted
@@ -28,9 +29,9 @@ def read(config: type[Config], values: flags.FlagValues) -> Config:
     The modules of --import are imported first, as they may register the model.
 
     Raises:
-      UserError: as `run_config.read`, `extensions.import_module` and `by_default`.
+      UserError: as `command_flags.read`, `extensions.import_module` and `by_default`.
     """
-    given = run_config.read(config, values)
+    given = command_flags.read(config, values)
     for where in given.imports:
         extensions.import_module(where)
     return by_default(given)

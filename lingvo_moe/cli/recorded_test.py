@@ -9,7 +9,7 @@ import pytest
 from absl import flags
 
 from lingvo_moe import experiment
-from lingvo_moe.cli import recorded, run_config
+from lingvo_moe.cli import command_flags, recorded, run_config
 from lingvo_moe.errors import UserError
 from lingvo_moe.training import hyperparameters
 
@@ -19,9 +19,9 @@ LAYOUT = "--set=layout=gshard_sharded_update"
 
 def _config(*arguments: str, kind: type[run_config.MeshConfig] = run_config.TranslateConfig) -> run_config.MeshConfig:
     values = flags.FlagValues()
-    run_config.define_flags(kind, values)
+    command_flags.define_flags(kind, values)
     values(["command", *arguments])
-    return run_config.read(kind, values)
+    return command_flags.read(kind, values)
 
 
 def _save(logdir: pathlib.Path, *assignments: str):

@@ -1,74 +1,24 @@
-"""The flags of every command, as typed configurations.
-
-A configuration is a frozen dataclass whose fields are the command's flags: `define_flags` defines them, `read` turns
-parsed flags into the dataclass. Commands take configurations and never see absl.
-"""
+"""The flags of every command, as typed configurations; `command_flags` has what they are made of."""
 
 from __future__ import annotations
 
 import dataclasses
 import pathlib
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, TypeVar
 
 from absl import flags
 
 from lingvo_moe import overrides, program_cache, registry
+from lingvo_moe.cli.command_flags import CommandConfig, flag
 from lingvo_moe.errors import UserError
 from lingvo_moe.sharding.layout import DeviceMesh
-
-Config = TypeVar("Config", bound="CommandConfig")
-
-
-class _Flag(NamedTuple):
-    """How a field becomes a flag.
-
-    Attributes:
-      define: the function of absl that defines it.
-      options: arguments of that function, `help` among them.
-      name: the flag's name where the field cannot have it; otherwise None.
-      sets: the path of the hyperparameter that the flag sets; None for another flag.
-    """
-
-    define: Callable[..., Any]
-    options: dict[str, Any]
-    name: str | None
-    sets: str | None
-
-
-def _flag(
-    define: Callable[..., Any], default: Any, help: str, name: str | None = None, sets: str | None = None, **options
-) -> Any:
-    """Declares a field that is a flag; a function as `default` is called whenever the flag is defined."""
-    metadata = {"flag": _Flag(define, {"help": help, **options}, name, sets)}
-    if callable(default):
-        return dataclasses.field(default_factory=default, metadata=metadata)
-    return dataclasses.field(default=default, metadata=metadata)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class CommandConfig:
-    """The flags of all commands.
-
-    Attributes:
-      given: the names of the flags that were passed.
-    """
-
-    imports: tuple[str, ...] = _flag(
-        flags.DEFINE_multi_string,
-        (),
-        "a module or .py file to import first, which may register models and more",
-        "import",
-    )
-    given: frozenset[str] = frozenset()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ModelConfig(CommandConfig):
     """The flags of a command that is about one model."""
 
-    model: str | None = _flag(flags.DEFINE_string, None, "a registered name, or an unambiguous part of one")
-    assignments: tuple[str, ...] = _flag(
+    model: str | None = flag(flags.DEFINE_string, None, "a registered name, or an unambiguous part of one")
+    assignments: tuple[str, ...] = flag(
         flags.DEFINE_multi_string,
         (),
         "override FIELD=VALUE, a hyperparameter that `show` prints; an unambiguous end of FIELD is enough",
@@ -86,10 +36,10 @@ class ModelConfig(CommandConfig):
 class MeshConfig(ModelConfig):
     """The flags of a command that lowers programs for a mesh."""
 
-    devices: int | None = _flag(
+    devices: int | None = flag(
         flags.DEFINE_integer, None, "the number of devices, in one mesh axis; virtual ones on the CPU"
     )
-    mesh: str | None = _flag(flags.DEFINE_string, None, "the device mesh, e.g. 8, 4x2 or 2x2x2, instead of --devices")
+    mesh: str | None = flag(flags.DEFINE_string, None, "the device mesh, e.g. 8, 4x2 or 2x2x2, instead of --devices")
 
     def device_mesh(self) -> DeviceMesh | None:
         """Returns the mesh of `--mesh`, `--set mesh` or `--devices`, None without these.
@@ -104,26 +54,26 @@ class MeshConfig(ModelConfig):
 class RunConfig(MeshConfig):
     """The flags of a command that runs programs."""
 
-    logdir: str | None = _flag(flags.DEFINE_string, None, "directory of checkpoints and curves")
-    engine: str = _flag(
+    logdir: str | None = flag(flags.DEFINE_string, None, "directory of checkpoints and curves")
+    engine: str = flag(
         flags.DEFINE_string,
         "pjrt",
         "pjrt: the devices that JAX finds; tpu_strategy: a Cloud TPU slice through TensorFlow's runtime, to train on; "
         "or the name of an engine that --import registers",
     )
-    platform: str | None = _flag(
+    platform: str | None = flag(
         flags.DEFINE_enum, None, "where to run; default: the platform that JAX finds", enum_values=["cpu", "gpu", "tpu"]
     )
-    tpu: str | None = _flag(
+    tpu: str | None = flag(
         flags.DEFINE_string,
         None,
         "tpu_strategy: the name of the slice, grpc://HOST:PORT of its first machine, or local on the machine of a "
         "slice with a single one",
     )
-    tokenizers: str | None = _flag(
+    tokenizers: str | None = flag(
         flags.DEFINE_string, None, "directory of tools.train_tokenizer's output", sets="tokenizers"
     )
-    cache: str = _flag(
+    cache: str = flag(
         flags.DEFINE_string, program_cache.default, "directory where compiled programs are cached; off for no cache"
     )
     corpus: str | None = None
@@ -139,51 +89,51 @@ class RunConfig(MeshConfig):
 class CorpusConfig(RunConfig):
     """The flags of a command that reads a corpus."""
 
-    corpus: str | None = _flag(flags.DEFINE_string, None, "directory of tools.build_corpus's output", sets="corpus")
+    corpus: str | None = flag(flags.DEFINE_string, None, "directory of tools.build_corpus's output", sets="corpus")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainConfig(CorpusConfig):
     """The flags of `train`."""
 
-    steps: int | None = _flag(
+    steps: int | None = flag(
         flags.DEFINE_integer, None, "stop at this step, instead of at training.steps", sets="training.steps"
     )
-    initial_weights: str | None = _flag(
+    initial_weights: str | None = flag(
         flags.DEFINE_string,
         None,
         "start new training with these weights instead of random ones: a log directory, or a file of `checkpoint "
         "convert --output`",
     )
-    initial_set: tuple[str, ...] = _flag(
+    initial_set: tuple[str, ...] = flag(
         flags.DEFINE_multi_string,
         (),
         "FIELD=VALUE, a setting of the shallower model whose file --initial_weights names, such as model.num_layers=4; "
         "the added layers begin as copies",
     )
-    initial_tokenizers: str | None = _flag(
+    initial_tokenizers: str | None = flag(
         flags.DEFINE_string,
         None,
         "the tokenizers that the file of --initial_weights was trained with, if they are not --tokenizers; embeddings "
         "are then transferred piece by piece",
     )
-    initial_embeddings: str | None = _flag(
+    initial_embeddings: str | None = flag(
         flags.DEFINE_string, None, "start new training with the embeddings of this file of tools.train_embeddings"
     )
-    coordinator: str | None = _flag(
+    coordinator: str | None = flag(
         flags.DEFINE_string, None, "HOST:PORT of process 0 for multi-process runs (docs/processes.md)"
     )
-    processes: int | None = _flag(
+    processes: int | None = flag(
         flags.DEFINE_integer, None, "the number of processes that train this model, with equally many devices each"
     )
-    process: int | None = _flag(flags.DEFINE_integer, None, "the index of this process, from 0")
+    process: int | None = flag(flags.DEFINE_integer, None, "the index of this process, from 0")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SearchConfig(RunConfig):
     """The flags of a command that decodes."""
 
-    beam_size: int | None = _flag(
+    beam_size: int | None = flag(
         flags.DEFINE_integer,
         None,
         "hypotheses per sentence, instead of the model's own number",
@@ -196,34 +146,34 @@ class SearchConfig(RunConfig):
 class TranslateConfig(SearchConfig):
     """The flags of `translate`."""
 
-    input: str = _flag(
+    input: str = flag(
         flags.DEFINE_string,
         "-",
         "a file of sentences, one a line, or a gettext catalog (.po, .pot); - for standard input",
     )
-    output: str = _flag(
+    output: str = flag(
         flags.DEFINE_string,
         "-",
         "where to write translations: a file, complete at the end, or - for standard output, as they are made once the "
         "whole input has been read",
     )
-    copy_english: bool = _flag(
+    copy_english: bool = flag(
         flags.DEFINE_boolean, True, "copy lines that are in English already, instead of translating them"
     )
-    n_best: int = _flag(
+    n_best: int = flag(
         flags.DEFINE_integer,
         1,
         "different translations per line, at most; with more than one, each line is number, score, text",
     )
-    scores: bool = _flag(
+    scores: bool = flag(
         flags.DEFINE_boolean, False, "write each line as score, text: the length-normalised log-probability"
     )
-    doubtful: str | None = _flag(
+    doubtful: str | None = flag(
         flags.DEFINE_string,
         None,
         "also write the doubtful lines to this file: number, confidence, source, translation (tab-separated)",
     )
-    doubt_below: float = _flag(
+    doubt_below: float = flag(
         flags.DEFINE_float,
         0.6,
         "the confidence below which a line is doubtful: the geometric mean of the probabilities of its tokens; a line "
@@ -231,7 +181,7 @@ class TranslateConfig(SearchConfig):
         lower_bound=0.0,
         upper_bound=1.0,
     )
-    explain: str | None = _flag(
+    explain: str | None = flag(
         flags.DEFINE_string,
         None,
         "also write this JSON lines file: which experts took each token that encoder and decoder read, by layer",
@@ -242,43 +192,43 @@ class TranslateConfig(SearchConfig):
 class GenerateConfig(SearchConfig):
     """The flags of `generate`."""
 
-    input: str = _flag(flags.DEFINE_string, "-", "a file of prompts, one a line; - for standard input")
-    output: str = _flag(
+    input: str = flag(flags.DEFINE_string, "-", "a file of prompts, one a line; - for standard input")
+    output: str = flag(
         flags.DEFINE_string,
         "-",
         "where to write the continued prompts: a file, complete at the end, or - for standard output, as they are made",
     )
-    continuations: int = _flag(
+    continuations: int = flag(
         flags.DEFINE_integer,
         1,
         "continuations of each prompt; with more than one, each line is number, score, text",
         lower_bound=1,
     )
-    scores: bool = _flag(
+    scores: bool = flag(
         flags.DEFINE_boolean,
         False,
         "write each line as score, text: the length-normalised log-probability; of samples, the mean of their tokens'",
     )
-    max_length: int | None = _flag(
+    max_length: int | None = flag(
         flags.DEFINE_integer,
         None,
         "tokens of a continuation, at most, instead of the model's own number",
         lower_bound=1,
         sets="search.max_length",
     )
-    temperature: float | None = _flag(
+    temperature: float | None = flag(
         flags.DEFINE_float,
         None,
         "draw tokens at random, from the probabilities at this temperature; below 1, probable ones are drawn more "
         "often. Without it, beam search finds the most probable continuations",
     )
-    top_k: int = _flag(flags.DEFINE_integer, 0, "with --temperature, draw from this many tokens at most; 0 for all")
-    top_p: float = _flag(
+    top_k: int = flag(flags.DEFINE_integer, 0, "with --temperature, draw from this many tokens at most; 0 for all")
+    top_p: float = flag(
         flags.DEFINE_float,
         1.0,
         "with --temperature, draw from the fewest most probable tokens that have this share of the probability",
     )
-    seed: int = _flag(
+    seed: int = flag(
         flags.DEFINE_integer,
         0,
         "with --temperature: the same seed and line number draw the same tokens",
@@ -291,12 +241,12 @@ class GenerateConfig(SearchConfig):
 class HeldOutConfig(CorpusConfig, SearchConfig):
     """The flags of a command that decodes held-out data."""
 
-    languages: tuple[str, ...] = _flag(flags.DEFINE_list, (), "comma-separated labels; default: all of the corpus")
-    max_pairs: int = _flag(
+    languages: tuple[str, ...] = flag(flags.DEFINE_list, (), "comma-separated labels; default: all of the corpus")
+    max_pairs: int = flag(
         flags.DEFINE_integer, 100, "sentences per language, recordings per voice, or volumes, at most", lower_bound=1
     )
-    split: str = _flag(flags.DEFINE_enum, "test", "which held-out data", enum_values=["test", "valid"])
-    json: str | None = _flag(
+    split: str = flag(flags.DEFINE_enum, "test", "which held-out data", enum_values=["test", "valid"])
+    json: str | None = flag(
         flags.DEFINE_string,
         None,
         "also write the scores to this file; - for standard output, and tables on standard error",
@@ -307,15 +257,15 @@ class HeldOutConfig(CorpusConfig, SearchConfig):
 class EvalConfig(HeldOutConfig):
     """The flags of `eval`."""
 
-    summary: bool = _flag(
+    summary: bool = flag(
         flags.DEFINE_boolean, False, "only groups and the average, no row per language, voice or class"
     )
-    translations: str | None = _flag(
+    translations: str | None = flag(
         flags.DEFINE_string,
         None,
         "also write the sentences to this file: language, confidence, source, translation, reference (tab-separated)",
     )
-    transcripts: str | None = _flag(
+    transcripts: str | None = flag(
         flags.DEFINE_string,
         None,
         "also write the transcripts to this file: voice, recording, transcript, reference (tab-separated)",
@@ -326,12 +276,12 @@ class EvalConfig(HeldOutConfig):
 class DiagnoseConfig(CorpusConfig):
     """The flags of `diagnose`."""
 
-    batch: str | None = _flag(
+    batch: str | None = flag(
         flags.DEFINE_string,
         None,
         "LOGDIR/replay/STEP.npz of a step at which training stopped; default: the batch that training would read next",
     )
-    json: str | None = _flag(
+    json: str | None = flag(
         flags.DEFINE_string,
         None,
         "also write every number to this file; - for standard output, and tables on standard error",
@@ -342,78 +292,78 @@ class DiagnoseConfig(CorpusConfig):
 class ExportConfig(MeshConfig):
     """The flags of `export`."""
 
-    logdir: str | None = _flag(
+    logdir: str | None = flag(
         flags.DEFINE_string, None, "the model and the hyperparameters are those of the training in this directory"
     )
-    program: str = _flag(
+    program: str = flag(
         flags.DEFINE_enum,
         "train",
         "the program to export; decode is of translation models, transcribe of speech models, segment of U-Nets",
         enum_values=["init", "train", "evaluate", "decode", "transcribe", "segment"],
     )
-    output: str | None = _flag(flags.DEFINE_string, None, "the bundle to write")
+    output: str | None = flag(flags.DEFINE_string, None, "the bundle to write")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ShowConfig(ModelConfig):
     """The flags of `show`."""
 
-    explain: bool = _flag(flags.DEFINE_bool, False, "describe each hyperparameter")
+    explain: bool = flag(flags.DEFINE_bool, False, "describe each hyperparameter")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PlanConfig(ModelConfig):
     """The flags of `plan`."""
 
-    topology: str | None = _flag(
+    topology: str | None = flag(
         flags.DEFINE_string,
         None,
         "a TPU slice: generation and chips, e.g. v3:32x32x1; or a GPU cluster: GPU, nodes and GPUs of a node, e.g. "
         "h100:4x8; default: TPU v3 with as many cores as the model's mesh",
     )
-    mesh: str | None = _flag(
+    mesh: str | None = flag(
         flags.DEFINE_string,
         None,
         "the device mesh, e.g. 128 or 16x8; default: the model's own if it has as many devices, else all in one axis",
     )
-    compiler_options: tuple[str, ...] = _flag(
+    compiler_options: tuple[str, ...] = flag(
         flags.DEFINE_multi_string,
         (),
         "NAME=VALUE, an option of XLA's compiler, which the plan records",
         "compiler_option",
     )
-    program: str = _flag(flags.DEFINE_enum, "train", "the program to plan", enum_values=["train", "decode"])
-    tokens: float = _flag(
+    program: str = flag(flags.DEFINE_enum, "train", "the program to plan", enum_values=["train", "decode"])
+    tokens: float = flag(
         flags.DEFINE_float,
         1e12,
         "tokens to train on (of the source, if the model translates), for the cost",
         lower_bound=1,
     )
-    price_per_hour: float | None = _flag(
+    price_per_hour: float | None = flag(
         flags.DEFINE_float,
         None,
         "price of a TPU chip (of two cores in v2, v3, v4, tpu7x) or of a GPU for an hour, in any currency",
         lower_bound=0,
     )
-    json: str | None = _flag(
+    json: str | None = flag(
         flags.DEFINE_string,
         None,
         "also write the plan to this file; - for standard output, and tables on standard error",
     )
-    search: tuple[str, ...] = _flag(
+    search: tuple[str, ...] = flag(
         flags.DEFINE_list,
         (),
         "vary these and find the fastest that fits: any of remat,mesh,groups,batch, about a minute for each trial; or "
         "layout, which predicts all layouts, meshes, pipelines and policies and compiles the best (layout,batch: and "
         "batches)",
     )
-    budget: float = _flag(
+    budget: float = flag(
         flags.DEFINE_float,
         30.0,
         "time limit, in minutes, for compiling the best layouts of --search=layout",
         lower_bound=0.0,
     )
-    top: int = _flag(
+    top: int = flag(
         flags.DEFINE_integer,
         4,
         "number of layouts of --search=layout to compile; 0: only predict, compile nothing",
@@ -429,31 +379,31 @@ class PlanConfig(ModelConfig):
 class CheckpointConfig(ModelConfig):
     """The flags of `checkpoint`."""
 
-    logdir: str | None = _flag(
+    logdir: str | None = flag(
         flags.DEFINE_string, None, "directory of checkpoints; with convert --input, the one to make"
     )
-    step: int | None = _flag(
+    step: int | None = flag(
         flags.DEFINE_integer,
         None,
         "inspect, verify, convert: this checkpoint; default: the newest (verify: all)",
         lower_bound=0,
     )
-    grep: str | None = _flag(
+    grep: str | None = flag(
         flags.DEFINE_string, None, "inspect: only arrays whose path matches this regular expression"
     )
-    stats: bool = _flag(
+    stats: bool = flag(
         flags.DEFINE_boolean, False, "inspect: also read the arrays: mean, rms, min, max, values that are not finite"
     )
-    last: int | None = _flag(flags.DEFINE_integer, None, "average: this many of the newest checkpoints", lower_bound=2)
-    steps: tuple[str, ...] = _flag(flags.DEFINE_list, (), "average: these checkpoints, separated by commas")
-    logdirs: tuple[str, ...] = _flag(
+    last: int | None = flag(flags.DEFINE_integer, None, "average: this many of the newest checkpoints", lower_bound=2)
+    steps: tuple[str, ...] = flag(flags.DEFINE_list, (), "average: these checkpoints, separated by commas")
+    logdirs: tuple[str, ...] = flag(
         flags.DEFINE_list, (), "average: the newest checkpoints of these log directories, separated by commas"
     )
-    input: str | None = _flag(flags.DEFINE_string, None, "convert: the safetensors file to make a log directory of")
-    output: str | None = _flag(
+    input: str | None = flag(flags.DEFINE_string, None, "convert: the safetensors file to make a log directory of")
+    output: str | None = flag(
         flags.DEFINE_string, None, "average: the log directory to make; convert: the safetensors file to write"
     )
-    dtype: str = _flag(
+    dtype: str = flag(
         flags.DEFINE_enum,
         "float32",
         "convert --output: dtype of the weights in the file; bfloat16 halves its size, int8 with scales quarters it",
@@ -474,39 +424,3 @@ def _mesh(assignments: tuple[str, ...], mesh: str | None, devices: int | None = 
         return DeviceMesh((devices,))
     named = mesh or assigned
     return DeviceMesh.parse(named) if named else None
-
-
-def define_flags(config: type[CommandConfig], values: flags.FlagValues):
-    """Defines the flags of a configuration."""
-    for field, flag in _flags(config):
-        default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
-        default = list(default) if isinstance(default, tuple) else default
-        flag.define(flag.name or field.name, default, flag_values=values, **flag.options)
-
-
-def read(config: type[Config], values: flags.FlagValues) -> Config:
-    """Returns the configuration that parsed flags stand for.
-
-    Raises:
-      UserError: a flag and `--set` give the same hyperparameter.
-    """
-    parsed: dict[str, Any] = {field.name: values[flag.name or field.name].value for field, flag in _flags(config)}
-    fields = {name: tuple(value) if isinstance(value, list) else value for name, value in parsed.items()}
-    for field, flag in _flags(config):
-        if flag.sets is not None and fields[field.name] is not None:
-            _check_once(f"--{flag.name or field.name}={fields[field.name]}", flag.sets, fields["assignments"])
-    return config(given=frozenset(name for name in values if values[name].present), **fields)
-
-
-def _check_once(given: str, path: str, assignments: tuple[str, ...]):
-    """Raises UserError if `--set` has the hyperparameter of a flag too, by its path or an end of it."""
-    parts = path.split(".")
-    for name in (".".join(parts[start:]) for start in range(len(parts))):
-        if (value := overrides.assigned(assignments, name)) is not None:
-            raise UserError(f"{given} and --set {name}={value} are mutually exclusive; pass one of them.")
-
-
-def _flags(config: type[CommandConfig]) -> Iterator[tuple[dataclasses.Field, _Flag]]:
-    for field in dataclasses.fields(config):
-        if "flag" in field.metadata:
-            yield field, field.metadata["flag"]

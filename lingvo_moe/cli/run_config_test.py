@@ -7,15 +7,15 @@ import dataclasses
 import pytest
 from absl import flags
 
-from lingvo_moe.cli import main, run_config
+from lingvo_moe.cli import command_flags, main, run_config
 from lingvo_moe.errors import UserError
 
 
-def _read(config: type[run_config.Config], *arguments: str) -> run_config.Config:
+def _read(config: type[command_flags.Config], *arguments: str) -> command_flags.Config:
     values = flags.FlagValues()
-    run_config.define_flags(config, values)
+    command_flags.define_flags(config, values)
     values(["command", *arguments])
-    return run_config.read(config, values)
+    return command_flags.read(config, values)
 
 
 def test_defaults_are_those_of_the_dataclass(monkeypatch):

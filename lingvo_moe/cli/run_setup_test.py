@@ -8,7 +8,7 @@ import pytest
 from absl import flags
 
 from lingvo_moe import program_cache
-from lingvo_moe.cli import run_config, run_setup
+from lingvo_moe.cli import command_flags, run_config, run_setup
 from lingvo_moe.engines import registry as engines
 from lingvo_moe.errors import UserError
 from lingvo_moe.testing.fake_engine import FakeEngine
@@ -16,9 +16,9 @@ from lingvo_moe.testing.fake_engine import FakeEngine
 
 def _config(*arguments: str) -> run_config.TrainConfig:
     values = flags.FlagValues()
-    run_config.define_flags(run_config.TrainConfig, values)
+    command_flags.define_flags(run_config.TrainConfig, values)
     values(["train", *arguments])
-    return run_config.read(run_config.TrainConfig, values)
+    return command_flags.read(run_config.TrainConfig, values)
 
 
 @pytest.fixture(autouse=True)

@@ -9,7 +9,7 @@ from absl import flags
 from hypothesis import strategies as st
 
 from lingvo_moe import overrides
-from lingvo_moe.cli import main, run_config
+from lingvo_moe.cli import command_flags, main
 from lingvo_moe.experiment import get
 from lingvo_moe.testing import experiments as tiny
 from tools.fuzz import runner
@@ -335,7 +335,7 @@ TARGETS: dict[Callable[[], st.SearchStrategy[Case]], int] = {
 
 def _flags_of(name: str) -> flags.FlagValues:
     values = flags.FlagValues()
-    run_config.define_flags(main.COMMANDS[name].config, values)
+    command_flags.define_flags(main.COMMANDS[name].config, values)
     return values
 
 

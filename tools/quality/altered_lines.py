@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 
 from absl import flags
 
-from lingvo_moe.cli import app, recorded, released, run_config, run_setup
+from lingvo_moe.cli import app, command_flags, recorded, released, run_config, run_setup
 from lingvo_moe.data.corpus import Corpus
 from lingvo_moe.errors import UserError
 from lingvo_moe.inference.evaluation import LanguageScore, Translated, score, translate_held_out
@@ -30,7 +30,7 @@ from lingvo_moe.utils import output_files
 from tools import markdown
 
 FLAGS = flags.FlagValues()
-run_config.define_flags(run_config.HeldOutConfig, FLAGS)
+command_flags.define_flags(run_config.HeldOutConfig, FLAGS)
 
 _WORD = re.compile(r"(?<![\w&~./@:\\%$<-])[^\W\d_]{4,}(?![\w&~./@:\\>-])")
 _SOFT_HYPHEN = "\u00ad"

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 
 from absl import flags
 
-from lingvo_moe.cli import app, recorded, released, run_config, run_setup
+from lingvo_moe.cli import app, command_flags, recorded, released, run_config, run_setup
 from lingvo_moe.data.corpus import Corpus
 from lingvo_moe.errors import UserError
 from lingvo_moe.inference.evaluation import translate_held_out
@@ -28,7 +28,7 @@ from lingvo_moe.utils import output_files
 from tools import correlation, markdown
 
 FLAGS = flags.FlagValues()
-run_config.define_flags(run_config.HeldOutConfig, FLAGS)
+command_flags.define_flags(run_config.HeldOutConfig, FLAGS)
 
 POOR = 30.0  # chrF
 _BANDS = 10

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 
 from absl import flags
 
-from lingvo_moe.cli import app, recorded, released, run_config, run_setup
+from lingvo_moe.cli import app, command_flags, recorded, released, run_config, run_setup
 from lingvo_moe.data.corpora import corpus_builder, pocket
 from lingvo_moe.data.languages import check_selected
 from lingvo_moe.errors import UserError
@@ -25,7 +25,7 @@ from lingvo_moe.utils.hashes import sha256
 from tools import markdown
 
 FLAGS = flags.FlagValues()
-run_config.define_flags(run_config.SearchConfig, FLAGS)
+command_flags.define_flags(run_config.SearchConfig, FLAGS)
 flags.DEFINE_string("preset", "unseen", "data sources, as of tools.build_corpus", flag_values=FLAGS)
 flags.DEFINE_multi_string("input", [], "files of your own, as of tools.build_corpus; repeatable", flag_values=FLAGS)
 flags.DEFINE_string("packages", None, "directory for downloads, as of tools.build_corpus", flag_values=FLAGS)
