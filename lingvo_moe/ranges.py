@@ -26,6 +26,7 @@ class Range:
       above: whether the lower end itself is out of range.
       below: whether the upper end itself is out of range.
       infinite: whether infinity is in a range without an upper end.
+      whole: whether a number with a fraction, such as 8.5, is out of range.
     """
 
     least: float = 0
@@ -33,6 +34,7 @@ class Range:
     above: bool = False
     below: bool = False
     infinite: bool = False
+    whole: bool = False
 
     def __contains__(self, value: float) -> bool:
         return (
@@ -53,8 +55,8 @@ ABOVE_0 = Range(above=True)
 SHARE = Range(most=1)
 SHARE_BELOW_1 = Range(most=1, below=True)
 # Programs count in int32.
-COUNT = Range(1, 2**31 - 1)
-COUNT_OR_0 = Range(0, 2**31 - 1)
+COUNT = Range(1, 2**31 - 1, whole=True)
+COUNT_OR_0 = Range(0, 2**31 - 1, whole=True)
 
 
 def check(prefix: str, owner: object, ranges: Mapping[str, Range]):
@@ -77,6 +79,8 @@ def check(prefix: str, owner: object, ranges: Mapping[str, Range]):
                 "" if _is_float32(value) or not math.isfinite(value) else ", and 0 or from 1.2e-38 to 3.4e38 in float32"
             )
             raise UserError(f"{prefix}{name} is {value}; expected {allowed}{in_float32}.")
+        if value is not None and allowed.whole and value % 1:
+            raise UserError(f"{prefix}{name} is {value}; expected a whole number, {allowed}.")
 
 
 def _is_number(value: object) -> bool:

@@ -40,6 +40,13 @@ def test_a_text_in_the_place_of_a_number_is_an_error():
         ranges.check("model.", types.SimpleNamespace(field=value), {"field": ranges.COUNT})
 
 
+def test_a_count_has_no_fraction():
+    """A command reads whole numbers, Python takes what it is given, and half a layer would fail far inside."""
+    with pytest.raises(UserError, match="^model.field is 8.5; expected a whole number, at least 1 and at most "):
+        ranges.check("model.", types.SimpleNamespace(field=8.5), {"field": ranges.COUNT})
+    ranges.check("model.", types.SimpleNamespace(field=8.5), {"field": ranges.Range(1)})
+
+
 @pytest.mark.parametrize("value", [1e39, -1e39, 1e-39])
 def test_a_number_that_float32_does_not_have_is_an_error(value):
     """Programs would compute with infinity, or with zero."""

@@ -34,6 +34,7 @@ _SMALLEST_SLICE, _FEWEST_WEIGHTS = 32, 10**9
 
 _M4_ROWS = ("MoE128E12L", "MoE128E36L", "MoE512E12L", "MoE512E36L", "MoE2048E12L", "MoE2048E36L")
 _LARGEST = ("m4.MoE2048E60L", "m4.Dense96L")
+_GENERATING = ("dense_lm.Dense64BMesh8x16", "dense_lm.Dense1T", "hybrid_lm.MoE33B8E", "sparse_lm.MoE10B32E")
 # Of each model, the clusters of GPUs and slices of newer TPUs to plan it on, and the mesh: the smallest that are
 # expected to have enough memory, in powers of two. v5e and v6e have no slices of more than 256 chips. Left out are what
 # cannot be made: MoE(128E, 12L) on tpu7x, whose module jaxlib 0.10.2 cannot read, and MoE(2048E, 12L) on h200:8x8, for
@@ -124,7 +125,7 @@ def _open_questions() -> dict[str, Request]:
     # A TPU rounds float32 operands of products to bfloat16, and sends them so, by default.
     for row in ("MoE128E12L", "MoE2048E36L"):
         found[f"m4.{row}.highest"] = Request(f"m4.{row}", ("matmul_precision=highest",))
-    for model in (*(f"m4.{row}" for row in _M4_ROWS), *_LARGEST):
+    for model in (*(f"m4.{row}" for row in _M4_ROWS), *_LARGEST, *_GENERATING):
         found[f"{model}.decode"] = Request(model, program="decode")
     for attempt in ("gspmd_attempt_1", "gspmd_attempt_2"):
         for mesh in ("8x16", "16x32", "32x64"):
@@ -156,6 +157,9 @@ def _other_layouts() -> dict[str, Request]:
     changes = ("mesh=256", "layout=BGHVM:x", "model.remat=keep_outputs")
     changes += ("model.pipeline=none", "model.stages=1", "model.microbatches=1")
     found[f"{model}.found"] = Request(model, changes)
+    # Weights sharded along y alone need no AllGather in each step of decoding.
+    model = "dense_lm.Dense64BMesh8x16"
+    found[f"{model}.decode_on_1x128"] = Request(model, program="decode", mesh="1x128")
     found["m4.MoE2048E60L.replicated"] = Request("m4.MoE2048E60L", ("layout=gshard",))
     return found
 

@@ -13,8 +13,9 @@ from lingvo_moe.decoding.sampling import Sampling
 from lingvo_moe.engines.base import Engine
 from lingvo_moe.errors import UserError
 from lingvo_moe.experiment import Experiment
+from lingvo_moe.inference.configured import configured
 from lingvo_moe.inference.trained_weights import trained_weights
-from lingvo_moe.sharding.layout import Spec
+from lingvo_moe.sharding.layout import DeviceMesh, Spec
 from lingvo_moe.utils import progress
 
 _FOUND = ("ids", "scores", "lengths")
@@ -135,3 +136,27 @@ class Generator:
             before, whole = self._tokenizer.decode([tokens, [*tokens, *follows]])
             added = whole[len(before) :] if whole.startswith(before) else f" {self._tokenizer.decode([follows])[0]}"
             yield Continuation(text + added, float(score), eos not in follows, is_cut)
+
+
+def load(
+    logdir: str | pathlib.Path,
+    sampling: Sampling | None = None,
+    name: str | None = None,
+    assignments: Sequence[str] = (),
+    mesh: DeviceMesh = DeviceMesh(),
+    platform: str | None = None,
+) -> Generator:
+    """Returns a generator with the newest checkpoint of a log directory; seconds, or a minute without program cache.
+
+    Args:
+      logdir: that of `train`.
+      sampling: how to draw tokens; None for beam search.
+      name: the registered name of the model; None for that of the log directory's `hyperparameters.json`.
+      assignments: other hyperparameters, as `--set` has them: `["search.beam_size=8"]`.
+      mesh: of the devices to generate on.
+      platform: `cpu`, `gpu` or `tpu`; None for what JAX prefers.
+
+    Raises:
+      UserError: as `Generator` and `configured`.
+    """
+    return Generator(*configured(logdir, name, assignments, mesh, platform), logdir, sampling)

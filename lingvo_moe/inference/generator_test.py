@@ -11,6 +11,7 @@ from lingvo_moe.decoding.flat_beam_search import BeamSearch
 from lingvo_moe.decoding.sampling import Sampling
 from lingvo_moe.engines.pjrt import Engine
 from lingvo_moe.errors import UserError
+from lingvo_moe.inference import generator as generator_module
 from lingvo_moe.inference.generator import Generator
 from lingvo_moe.testing import experiments as tiny
 from lingvo_moe.training.checkpoint import Checkpoints
@@ -84,12 +85,14 @@ def test_white_space_at_the_end_of_a_prompt_is_left_out(generator):
     assert generator.generate(["the old \t"]) == generator.generate(["the old"])
 
 
-def test_mistakes_are_errors(data, logdir, generator):
+def test_mistakes_are_errors(data, logdir, generator, tmp_path):
     """Models of another kind, and prompts without room, before anything is compiled; a text for a list of texts."""
     with pytest.raises(UserError, match="prompts: 'the old' is one text; expected a list of texts"):
         generator.generate("the old")
     with pytest.raises(UserError, match="tiny does not generate text; `inference.translator`"):
         Generator("tiny", tiny.tiny(data), tiny.Uncompiled(2, "cpu"), logdir)
+    with pytest.raises(UserError, match="hyperparameters.json: no such file. Name the log directory"):
+        generator_module.load(tmp_path)
     config = dataclasses.replace(tiny.tiny_language_model(data), search=BeamSearch(max_length=32))
     with pytest.raises(UserError, match="search.max_length is 32, but the model reads a prompt and its continuation"):
         Generator("tiny", config, tiny.Uncompiled(2, "cpu"), logdir)

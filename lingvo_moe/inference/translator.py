@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import dataclasses
 import hashlib
 import logging
 import pathlib
@@ -11,20 +10,17 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from lingvo_moe import definitions, program_cache, tree
-from lingvo_moe import experiment as experiments
+from lingvo_moe import definitions, tree
 from lingvo_moe.data.pipeline import source_batches
 from lingvo_moe.data.tokenizer import Tokenizers
-from lingvo_moe.engines import registry as engines
 from lingvo_moe.engines.base import Engine
-from lingvo_moe.engines.registry import EngineOptions
 from lingvo_moe.errors import UserError
 from lingvo_moe.experiment import Experiment
+from lingvo_moe.inference.configured import configured
 from lingvo_moe.inference.lines.line_reader import Line, LineReader
 from lingvo_moe.inference.lines.translation import Translation
 from lingvo_moe.inference.trained_weights import trained_weights
 from lingvo_moe.sharding.layout import DeviceMesh
-from lingvo_moe.training import hyperparameters
 from lingvo_moe.utils import progress
 
 _logger = logging.getLogger(__name__)
@@ -200,22 +196,7 @@ def load(
     Raises:
       UserError: as `Translator`; or no name and no file, an unknown hyperparameter, devices that are not there.
     """
-    definitions.check_texts("assignments", assignments)
-    if name is None:
-        file = pathlib.Path(logdir) / hyperparameters.FILE
-        recorded = hyperparameters.load(file.parent)
-        if recorded is None:
-            raise UserError(
-                f"{file}: no such file. Name the log directory of a training run, or pass the model's name."
-            )
-        name, own = recorded.resolve(str(file))
-        assignments = (*own, *assignments)
-    experiment = experiments.get(name, assignments, mesh)
-    options = EngineOptions(
-        purpose="decode", num_devices=mesh.size, platform=platform, executables=program_cache.executables()
-    )
-    engine = engines.make("pjrt", options)
-    experiment = dataclasses.replace(experiment, platform=experiment.platform or engine.platform)
+    name, experiment, engine = configured(logdir, name, assignments, mesh, platform)
     return Translator(name, experiment, engine, logdir, copy_english)
 
 
