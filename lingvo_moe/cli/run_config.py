@@ -97,7 +97,11 @@ class TrainConfig(CorpusConfig):
     """The flags of `train`."""
 
     steps: int | None = flag(
-        flags.DEFINE_integer, None, "stop at this step, instead of at training.steps", sets="training.steps"
+        flags.DEFINE_integer,
+        None,
+        "stop at this step, instead of at training.steps",
+        lower_bound=1,
+        sets="training.steps",
     )
     initial_weights: str | None = flag(
         flags.DEFINE_string,
