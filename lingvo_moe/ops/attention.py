@@ -2,8 +2,8 @@
 
 The plain form of a product is one einsum. A CPU is slow at the product of one row and a matrix, so for a single query
 over a cache, as in each decoding step, both products are elementwise multiplications and sums, in float32. Where a
-cache has more positions than are written, a CPU reads the smallest part of it that holds these. Other devices read the
-cache before the new positions are written, and these positions beside it.
+cache has more positions than are written, a CPU reads the smallest part of it that holds these. A TPU reads the cache
+before the new positions are written, and these positions beside it.
 """
 
 from __future__ import annotations
@@ -118,9 +118,9 @@ def reads_written_cache(context: Context) -> bool:
     """Returns whether attention reads new positions from the cache, to which they are written first.
 
     A TPU reads a layer's part of a stacked cache in place only if that is written afterwards; otherwise it copies the
-    part. On a CPU, one product over the cache takes less time than two.
+    part. On a CPU or GPU, one product over the cache takes less time than two.
     """
-    return context.platform == "cpu"
+    return context.platform in ("cpu", "gpu")
 
 
 def over_written(attend: Callable[[int], tf.Tensor], written: tf.Tensor, positions: int, context: Context) -> tf.Tensor:
