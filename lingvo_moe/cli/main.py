@@ -23,6 +23,7 @@ from lingvo_moe.cli.run_config import (
     PlanConfig,
     ShowConfig,
     TrainConfig,
+    TranscribeConfig,
     TranslateConfig,
 )
 from lingvo_moe.errors import UserError, did_you_mean
@@ -123,6 +124,13 @@ def _translate(config: TranslateConfig, arguments: list[str]):
     translate.translate(config)
 
 
+def _transcribe(config: TranscribeConfig, arguments: list[str]):
+    config.full_name()  # as in `_deferred`
+    from lingvo_moe.cli import transcribe
+
+    transcribe.transcribe(config, arguments)
+
+
 def _evaluate(config: EvalConfig, arguments: list[str]) -> int | None:
     app.no_arguments(arguments)
     if released.applies(config) and not (config.corpus or overrides.assigned(config.assignments, "corpus")):
@@ -191,6 +199,13 @@ COMMANDS = {
             'echo "The file" | {} generate --logdir=log --temperature=0.8 --top_p=0.95 --continuations=5 --seed=1',
         ),
         uses_jemalloc=True,
+    ),
+    "transcribe": Command(
+        "write what a speech model hears in WAV files",
+        TranscribeConfig,
+        _transcribe,
+        "--logdir=DIR FILE...",
+        ("{} transcribe --logdir=log first.wav second.wav",),
     ),
     "plan": Command(
         "compile a model for a TPU slice or GPU cluster without one: memory, communication, time, cost",

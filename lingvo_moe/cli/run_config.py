@@ -242,6 +242,13 @@ class GenerateConfig(SearchConfig):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class TranscribeConfig(RunConfig):
+    """The flags of `transcribe`."""
+
+    output: str = flag(flags.DEFINE_string, "-", "the file to write transcripts to; - for standard output")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class HeldOutConfig(CorpusConfig, SearchConfig):
     """The flags of a command that decodes held-out data."""
 

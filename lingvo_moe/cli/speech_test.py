@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import json
+import pathlib
+import re
+import wave
 
+import numpy as np
 import pytest
 
 from lingvo_moe.cli import main, speech
 from lingvo_moe.data.corpus import Corpus
+from lingvo_moe.data.log_mel import LogMel
+from lingvo_moe.data.speech import RecordingReader
 from lingvo_moe.data.vocabularies import tokenizer_trainer
 from lingvo_moe.inference import recognizer
 from lingvo_moe.inference.error_rates import ErrorRates
@@ -98,6 +104,63 @@ def test_diagnose_names_the_blocks(flags, capsys):
 def test_mistakes_are_errors(arguments, message, capsys):
     assert main.main(["lingvo_moe", *arguments, "--model=conformer.Small"]) == 2
     assert message in capsys.readouterr().err
+
+
+def _write_wave(path: pathlib.Path, samples: np.ndarray, rate: int = recordings.SAMPLE_RATE) -> str:
+    with wave.open(str(path), "wb") as file:
+        file.setnchannels(1)
+        file.setsampwidth(2)
+        file.setframerate(rate)
+        file.writeframes(samples.astype("<i2").tobytes())
+    return str(path)
+
+
+def _without_corpus(flags: list[str]) -> list[str]:
+    return [flag for flag in flags if not flag.startswith("--corpus=")]
+
+
+def test_files_are_transcribed(flags, tmp_path, capsys):
+    """As the same recordings of the corpus are; the corpus is not read, and a file that is too long is named."""
+    corpus = Corpus.open(next(flag for flag in flags if flag.startswith("--corpus=")).partition("=")[2])
+    pairs = list(corpus.pairs("test", "en_a"))[:3]
+    reader = RecordingReader(corpus.directory, LogMel(sample_rate=recordings.SAMPLE_RATE, highest=4000))
+    files = [
+        _write_wave(tmp_path / f"{index}.wav", reader.samples(recording)) for index, (recording, _) in enumerate(pairs)
+    ]
+    long = _write_wave(tmp_path / "long.wav", np.zeros(2 * recordings.SAMPLE_RATE))
+    own = [*_without_corpus(flags), "--set=corpus=nowhere"]
+    assert main.main(["lingvo_moe", "transcribe", *own, files[0], long, *files[1:]]) == 0
+    captured = capsys.readouterr()
+    rows = dict(line.split("\t") for line in captured.out.splitlines())
+    assert list(rows) == [files[0], long, *files[1:]] and rows[long] == ""
+    assert f"{long}: longer than 160 frames" in captured.err
+    written = tmp_path / "transcripts.tsv"
+    assert main.main(["lingvo_moe", "eval", *flags, f"--transcripts={written}"]) == 0
+    heard = {line.split("\t")[1]: line.split("\t")[2] for line in written.read_text().splitlines()}
+    assert [rows[file] for file in files] == [heard[recording] for recording, _ in pairs]
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ([], "transcribe takes WAV files; name one or more"),
+        (["none.wav"], "none.wav: cannot be read (No such file or directory)"),
+        (["--output=RATE.wav", "RATE.wav"], "expected the name of a file of its own, beside"),
+        (["RATE.wav"], "16000 samples per second, but the model hears 8000 (input.features.sample_rate). Convert it"),
+        (["TEXT.wav"], "TEXT.wav: not a WAV file of PCM samples"),
+    ],
+)
+def test_files_that_cannot_be_transcribed_are_errors(flags, tmp_path, arguments, message, capsys):
+    _write_wave(tmp_path / "RATE.wav", np.ones(100), 16_000)
+    (tmp_path / "TEXT.wav").write_text("no recording")
+    given = [re.sub("(RATE|TEXT)", rf"{tmp_path}/\1", argument) for argument in arguments]
+    assert main.main(["lingvo_moe", "transcribe", *_without_corpus(flags), *given]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_model_of_texts_hears_nothing(capsys):
+    assert main.main(["lingvo_moe", "transcribe", "--model=m4.Small", "--logdir=x", "a.wav"]) == 2
+    assert "m4.Small does not recognise speech" in capsys.readouterr().err
 
 
 def test_summary_has_groups_alone():

@@ -140,7 +140,7 @@ class RecordingReader:
 
     def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
         """Returns the features of each reference, `[frames, F] float32`."""
-        return [self._features(tf.constant(_scaled(self.samples(text)))).numpy() for text in texts]
+        return [features_of(self.samples(text), self._features) for text in texts]
 
     def in_graph(self, call: Callable) -> Any:
         """Returns an object whose `tokenize` maps references `[N] string` to features, ragged `[N, (frames), F]`."""
@@ -174,6 +174,11 @@ class RecordingReader:
         found = f"{path.stat().st_size} bytes" if path.is_file() else "missing"
         if found != f"{expected} bytes":
             raise UserError(f"{path}: {found}, but {MANIFEST} lists {expected} bytes. {_REBUILD}")
+
+
+def features_of(samples: np.ndarray, features: LogMel) -> np.ndarray:
+    """Returns the features of samples of 16 bits `[count]`, `[frames, F] float32`."""
+    return features(tf.constant(_scaled(samples))).numpy()
 
 
 def reference(split: str, voice: str, start: int, count: int) -> str:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import pathlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
 
 import numpy as np
 
 from lingvo_moe.data.batching import Example
 from lingvo_moe.data.corpus import Corpus
+from lingvo_moe.data.speech import SpeechInput, features_of
 from lingvo_moe.engines.base import Engine
 from lingvo_moe.errors import UserError
 from lingvo_moe.experiment import Experiment
@@ -18,6 +20,8 @@ from lingvo_moe.inference.error_rates import ErrorRates, majority_transcript
 from lingvo_moe.inference.trained_weights import trained_weights
 from lingvo_moe.layers.ctc import BLANK
 from lingvo_moe.utils import output_files, progress
+
+Recording = TypeVar("Recording")  # a reference, or samples
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,34 +69,59 @@ class Recognizer:
       step: the training step of the checkpoint.
     """
 
-    def __init__(self, name: str, experiment: Experiment, engine: Engine, logdir: str | pathlib.Path):
-        """Compiles the program and restores the weights; the arguments are those of `translator.Translator`.
+    def __init__(
+        self,
+        name: str,
+        experiment: Experiment,
+        engine: Engine,
+        logdir: str | pathlib.Path,
+        reads_corpus: bool = True,
+    ):
+        """Compiles the program and restores the weights; the first arguments are those of `translator.Translator`.
+
+        `reads_corpus` is for `transcribe`; without it, there need not be a corpus.
 
         Raises:
           UserError: no recordings, no tokenizer or one too large for the model, no checkpoint or one of another model.
         """
         self._input, self._tokenizer = experiment.texts, experiment.open_tokenizers().target
-        self._readers = self._input.open_readers(experiment.corpus, experiment.tokenizers).by_side
+        self._reader = None
+        if reads_corpus:
+            self._reader = self._input.open_readers(experiment.corpus, experiment.tokenizers).by_side["source"]
         with trained_weights(name, experiment, logdir) as restore:
             self._program = engine.load(experiment.steps.transcribe(self._input.specs()["source"]))
             self.step, self._theta = restore(self._program.shardings("theta"))
 
     def transcribe(self, recordings: Sequence[str]) -> list[str | None]:
         """Returns the transcript of each reference to a recording; None of one that does not fit into a row."""
+        reader = self._reader
+        if reader is None:
+            raise ValueError("references are to recordings of a corpus: make the recognizer with reads_corpus=True.")
+        return self._transcribe(recordings, reader.encode)
+
+    def transcribe_samples(self, recordings: Sequence[np.ndarray]) -> list[str | None]:
+        """Returns the transcript of each recording, samples `[count] int16`; None of one that does not fit."""
+        assert isinstance(self._input, SpeechInput)
+        features = self._input.features
+        return self._transcribe(recordings, lambda chunk: [features_of(samples, features) for samples in chunk])
+
+    def _transcribe(
+        self, recordings: Sequence[Recording], encode: Callable[[Sequence[Recording]], list[np.ndarray]]
+    ) -> list[str | None]:
         transcripts: list[str | None] = [None] * len(recordings)
         size = self._input.batch_size
         with progress.bar("transcribing", len(recordings), "recordings") as advance:
             for start in range(0, len(recordings), size):
                 chunk = recordings[start : start + size]
-                for index, transcript in self._transcribe_batch(chunk):
+                for index, transcript in self._transcribe_batch(encode(chunk)):
                     transcripts[start + index] = transcript
                 advance(len(chunk))
         return transcripts
 
-    def _transcribe_batch(self, recordings: Sequence[str]) -> list[tuple[int, str]]:
-        """Returns (index, transcript) of those of at most `batch_size` recordings that fit into a row."""
+    def _transcribe_batch(self, recordings: Sequence[np.ndarray]) -> list[tuple[int, str]]:
+        """Returns (index, transcript) of those of at most `batch_size` recordings, as features, that fit into a row."""
         rows, fitting = self._input.empty_rows(self._input.batch_size), []
-        for index, features in enumerate(self._readers["source"].encode(recordings)):
+        for index, features in enumerate(recordings):
             if len(features) <= self._input.source_length:
                 rows.add(Example(index, features, np.zeros(0, np.int32)))
                 fitting.append(index)

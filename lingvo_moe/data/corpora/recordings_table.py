@@ -7,11 +7,11 @@ relative to the table's directory.
 from __future__ import annotations
 
 import collections
-import wave
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from lingvo_moe.data import wave_file
 from lingvo_moe.data.corpora.corpus_writer import OutputDirectory, Writer, prepare_output_directory
 from lingvo_moe.data.corpus import SPLITS, Corpus
 from lingvo_moe.data.languages import check_label
@@ -22,7 +22,6 @@ from lingvo_moe.utils.counts import counted
 from lingvo_moe.utils.hashes import file_sha256, sha256
 
 _VERSION = 1  # a part of a corpus's identity: increase it with every change of what becomes of a table
-_CONVERT = "Convert it, for example with: ffmpeg -i FILE -ac 1 -ar RATE -c:a pcm_s16le NEW.wav"
 
 
 class Entry(NamedTuple):
@@ -111,35 +110,15 @@ def _check_recordings(entries: Sequence[Entry]) -> tuple[int, list[str]]:
     rates: dict[int, Entry] = {}
     hashes = []
     for entry in progress.track(entries, "checking recordings", unit="recordings"):
-        rates.setdefault(_read(entry)[0], entry)
+        rates.setdefault(wave_file.read(entry.file, entry.where)[0], entry)
         if len(rates) > 1:
             (one, first), (other, second) = rates.items()
             raise UserError(
                 f"{second.where}: {second.file} has {other} samples per second, but {first.file} has {one}; a corpus "
-                f"has one sample rate. {_CONVERT}"
+                f"has one sample rate. {wave_file.CONVERT}"
             )
         hashes.append(file_sha256(entry.file))
     return next(iter(rates)), hashes
-
-
-def _read(entry: Entry) -> tuple[int, bytes]:
-    """Returns (samples per second, samples of 16 bits); raises UserError for a file that has none of one channel."""
-    where = f"{entry.where}: {entry.file}"
-    try:
-        with wave.open(str(entry.file), "rb") as file:
-            found = file.getnchannels(), 8 * file.getsampwidth()
-            rate, samples = file.getframerate(), file.readframes(file.getnframes())
-    except OSError as error:
-        raise UserError(f"{where}: cannot be read ({error.strerror}).") from None
-    except (wave.Error, EOFError) as error:
-        raise UserError(f"{where}: not a WAV file of PCM samples ({error}). {_CONVERT}") from None
-    if found != (1, 16):
-        raise UserError(
-            f"{where}: {counted(found[0], 'channel')} of {found[1]} bits; expected one of 16 bits. {_CONVERT}"
-        )
-    if not samples:
-        raise UserError(f"{where}: no sample; leave it out.")
-    return rate, samples
 
 
 def _write(writer: Writer, entries: Sequence[Entry], sample_rate: int):
@@ -154,12 +133,12 @@ def _write(writer: Writer, entries: Sequence[Entry], sample_rate: int):
                 audio = bytearray()
                 for entry in of_voice:
                     if entry.split == split:
-                        rate, samples = _read(entry)
+                        rate, samples = wave_file.read(entry.file, entry.where)
                         if rate != sample_rate:
                             raise UserError(f"{entry.file} has changed while the corpus was made; start again.")
-                        start, count = (len(each) // ENCODING.itemsize for each in (audio, samples))
-                        pairs[split].append((reference(split, voice, start, count), entry.transcript))
-                        audio += samples
+                        start = len(audio) // ENCODING.itemsize
+                        pairs[split].append((reference(split, voice, start, len(samples)), entry.transcript))
+                        audio += samples.tobytes()
                         advance()
                 if audio:
                     writer.add_file(f"{split}/{voice}{AUDIO_SUFFIX}", bytes(audio))
