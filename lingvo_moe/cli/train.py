@@ -13,6 +13,8 @@ from lingvo_moe.cli.run_config import TrainConfig
 from lingvo_moe.data.batching import BatchConfig
 from lingvo_moe.distributed import watchdog
 from lingvo_moe.distributed.process_group import ProcessGroup
+from lingvo_moe.experiment import Experiment
+from lingvo_moe.sharding.layout import LAYOUTS, Layout
 from lingvo_moe.utils.counts import counted
 
 _logger = logging.getLogger(__name__)
@@ -26,6 +28,8 @@ def train(config: TrainConfig):
         name, experiment, engine = run_setup.set_up(config, "train", changes, processes.count)
         if not processes.is_primary:
             logging_setup.warnings_only()
+        elif warning := _stages_together(experiment):
+            _logger.warning(warning)
         # Not earlier: checkpoints import JAX, which would set libtpu up its own way before TensorFlow does.
         from lingvo_moe.training import loop
 
@@ -46,6 +50,26 @@ def train(config: TrainConfig):
             config.logdir,
         )
         _report_rejected(experiment.input, metrics)
+
+
+def _stages_together(experiment: Experiment) -> str:
+    """Returns a warning of a pipeline whose stages the layout does not divide among devices; empty if it does."""
+    layout, pipeline = Layout.of(experiment.mesh, experiment.layout), experiment.model.pipeline
+    if pipeline == "none" or layout.is_one_device or layout.num_shards("P", "P") > 1:
+        return ""
+    axes = len(experiment.mesh.shape)
+    named = ((name, LAYOUTS.get(name)) for name in LAYOUTS.names())
+    dividing = [
+        name
+        for name, each in named
+        if each.num_mesh_axes == axes and any("P" in rule.logical_axes for rule in each.rules)
+    ]
+    remedy = f"pass --set layout={dividing[0]}" if dividing else "pass --mesh with one, two or three axes"
+    return (
+        f"model.pipeline is {pipeline}, but layout {experiment.layout} does not shard its stages over the mesh "
+        f"{experiment.mesh}: each device computes all of them, and none is saved work. Instead {remedy}, or leave the "
+        f"pipeline out."
+    )
 
 
 def _report_rejected(config: BatchConfig, metrics: Mapping[str, float]):

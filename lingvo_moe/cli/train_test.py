@@ -10,8 +10,10 @@ import time
 
 import pytest
 
+from lingvo_moe import experiment
 from lingvo_moe.cli import main, train
 from lingvo_moe.data.batching import InputConfig
+from lingvo_moe.sharding.layout import DeviceMesh
 from lingvo_moe.testing import experiments as tiny
 from lingvo_moe.testing.processes import run_code
 
@@ -41,6 +43,25 @@ def _process(code: str, *arguments: str, **options) -> subprocess.CompletedProce
     """Runs `main` in a process whose environment does not choose JAX's platform."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("JAX_")}
     return run_code(code, *arguments, environment=environment, succeeds=False, **options)
+
+
+@pytest.mark.parametrize(
+    "mesh, settings, expected",
+    [
+        ((2, 4), ("layout=gspmd",), "layout gspmd does not shard its stages over the mesh 2x4"),
+        ((2, 4), (), "Instead pass --set layout=pipeline_gshard, or leave the pipeline out"),
+        ((8,), (), "Instead pass --set layout=pipeline, or"),
+        ((2, 4), ("layout=pipeline_gshard",), ""),
+        ((2, 2, 2), (), ""),
+        ((1,), (), ""),
+    ],
+)
+def test_stages_that_devices_do_not_share_are_a_warning(mesh, settings, expected):
+    """Such a pipeline only has bubbles."""
+    pipeline = ("model.pipeline=gpipe", "model.stages=2", "model.microbatches=2")
+    config = experiment.get("sparse_lm.Small", (*pipeline, *settings), DeviceMesh(mesh))
+    found = train._stages_together(config)
+    assert expected in found and bool(found) == bool(expected)
 
 
 @pytest.mark.parametrize(

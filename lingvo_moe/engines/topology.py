@@ -25,6 +25,7 @@ from lingvo_moe.engines.base import torus_order
 from lingvo_moe.errors import OutOfMemory, UserError, did_you_mean
 from lingvo_moe.program import Program
 from lingvo_moe.sharding.layout import DeviceMesh
+from lingvo_moe.utils.counts import counted
 
 _logger = logging.getLogger(__name__)
 # The generations that libtpu 0.0.51 compiles for, and an example of a slice's name.
@@ -189,8 +190,8 @@ def v3_slice(num_cores: int, remedy: str = f"{_OTHER_SLICE}, or {MESH_FLAG} with
     ]
     if num_cores % 8 or not sides or not exists("v3", (chips // sides[-1], sides[-1])):
         raise UserError(
-            f"there is no TPU v3 slice of {num_cores} cores, which come in hosts of 8, up to {2 * most_chips('v3')}; "
-            f"{remedy}."
+            f"there is no TPU v3 slice of {counted(num_cores, 'core')}, which come in hosts of 8, up to "
+            f"{2 * most_chips('v3')}; {remedy}."
         )
     return f"v3:{chips // sides[-1]}x{sides[-1]}x1"
 

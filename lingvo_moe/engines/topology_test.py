@@ -14,6 +14,7 @@ from lingvo_moe.lazy import tf
 from lingvo_moe.program import lower
 from lingvo_moe.sharding.layout import AxisRule, DeviceMesh, Layout, Spec
 from lingvo_moe.testing import harness
+from lingvo_moe.utils.counts import counted
 
 pytestmark = pytest.mark.slow
 
@@ -76,7 +77,7 @@ def test_v3_slices_are_as_square_as_possible(cores, name):
 
 @pytest.mark.parametrize("cores", [0, 1, 2, 4, 12, 24 + 4, 8 * 97, 4096])
 def test_core_counts_without_a_slice_are_refused(cores):
-    with pytest.raises(UserError, match=f"no TPU v3 slice of {cores} cores"):
+    with pytest.raises(UserError, match=f"no TPU v3 slice of {counted(cores, 'core')}"):
         topology.v3_slice(cores)
 
 

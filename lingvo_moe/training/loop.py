@@ -29,6 +29,7 @@ from lingvo_moe.training.non_finite import NonFiniteGuard
 from lingvo_moe.training.preemption import PreemptionGuard
 from lingvo_moe.training.standard_callbacks import Checkpointer, HeldOutEvaluator, ProgressBar, Reporter
 from lingvo_moe.training.start import Start, StartCheckpoints
+from lingvo_moe.utils.counts import counted
 
 _logger = logging.getLogger(__name__)
 
@@ -79,9 +80,9 @@ def train(
         checkpoints = stack.enter_context(start.open_checkpoints(train_input))
         if checkpoints.trained is not None and checkpoints.trained >= steps:
             _logger.info(
-                "%s has already been trained for %d steps; --steps=%d would continue.",
+                "%s has already been trained for %s; --steps=%d would continue.",
                 name,
-                checkpoints.trained,
+                counted(checkpoints.trained, "step"),
                 checkpoints.trained + 1000,
             )
             process_group.finish()
