@@ -19,6 +19,7 @@ from lingvo_moe.ranges import COUNT, COUNT_OR_0, Range
 _TEMPERATURES = Range(0.01, 100)  # far beyond any use; quotients of others may not be finite
 _SHARES = Range(most=1, above=True)
 _FEW = 64  # candidates; `top_k` finds so few without a sort
+_BITS_OF_1 = 0x3F800000  # 1.0 as float32; those of smaller numbers are smaller
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -30,7 +31,7 @@ class Sampling:
       temperature: logits are divided by it: below 1, probable tokens become more probable.
       top_k: how many of the most probable tokens one is drawn from (Fan et al. 2018); 0 for all.
       top_p: one is drawn from the fewest most probable tokens that have this share of the probability (Holtzman et al.
-        2020), after `temperature` and `top_k`; 1 for all.
+        2020), after `temperature` and `top_k`; 1 for all. Equally probable ones are all left, or none is.
       search: the model's beam search, whose maximal length and special tokens hold here, too.
     """
 
@@ -124,11 +125,10 @@ def _draw(sampling: Sampling, logits: tf.Tensor, seeds: tf.Tensor, t: tf.Tensor,
     vocabulary = logits.shape[-1]
     values, ids = logits / sampling.temperature, None
     count = min(sampling.top_k or vocabulary, vocabulary)
-    if count < vocabulary or sampling.top_p < 1.0:
+    if count < vocabulary:
         values, ids = _most_probable(values, count, context)
     if sampling.top_p < 1.0:
-        before = tf.cumsum(tf.nn.softmax(values), axis=-1, exclusive=True)
-        values = tf.where(before < sampling.top_p, values, -float("inf"))
+        values = _nucleus(values, sampling.top_p)
     # The largest sum of a logit and Gumbel noise is a token drawn from the softmax (Gumbel 1954).
     uniform = random_numbers.uniform_by_row(seeds, tuple(values.shape[1:]), t)
     _, chosen = largest(values - tf.math.log(-tf.math.log(uniform)))
@@ -144,3 +144,24 @@ def _most_probable(values: tf.Tensor, count: int, context: Context) -> tuple[tf.
     best, ids = top_k(rows, count, context)
     shape = (*values.shape[:2], count)
     return tf.reshape(best, shape), tf.reshape(ids, shape)
+
+
+def _nucleus(values: tf.Tensor, share: float) -> tf.Tensor:
+    """Returns `values [B, K, V]` with minus infinity for all but the largest, which have a share of the softmax.
+
+    A sort of the vocabulary takes many times as long as a step of decoding. So the least probability of those that stay
+    is found by bisection of its bits, which, as integers, are in the order of the numbers.
+    """
+    probabilities = tf.nn.softmax(values)
+    bits = tf.bitcast(probabilities, tf.int32)
+
+    def halve(step, least, above):
+        middle = (least + above) // 2
+        kept = tf.reduce_sum(tf.where(bits >= middle[..., None], probabilities, 0.0), axis=-1)
+        return step + 1, tf.where(kept >= share, middle, least), tf.where(kept >= share, above, middle)
+
+    least = tf.zeros(values.shape[:-1], tf.int32)
+    start = (tf.constant(0), least, tf.fill(least.shape, _BITS_OF_1 + 1))
+    steps = _BITS_OF_1.bit_length()
+    _, least, _ = tf.while_loop(lambda step, *_: step < steps, halve, start, maximum_iterations=steps)
+    return tf.where(bits >= least[..., None], values, -float("inf"))
