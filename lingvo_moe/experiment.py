@@ -406,10 +406,11 @@ class Experiment:
 
     def _prompt_length(self) -> int:
         length, most = self.texts.target_length, self.search.max_length
-        if most >= length:
+        if most > length - 2:  # bos, and a token of the prompt
             raise UserError(
                 f"search.max_length is {most}, but the model reads a prompt and its continuation in "
-                f"input.target_length={length} tokens. Use --set search.max_length=N with less than {length}."
+                f"input.target_length={length} tokens, bos included. Use --set search.max_length=N with at most "
+                f"{length - 2}."
             )
         devices = Layout.of(self.mesh, self.layout).num_shards("BS", "B")
         if self.decoding_batch % devices:

@@ -220,6 +220,14 @@ def test_a_search_has_tokens_of_the_vocabulary(change, message):
         experiment.get("m4.Quickstart", [change])
 
 
+def test_a_language_model_has_room_for_a_prompt():
+    """For bos and one token at least, beside the longest continuation; training needs no room."""
+    assert experiment.get("sparse_lm.Small", ["search.max_length=126"]).decoding_specs()["ids"].shape[1] == 2
+    config = experiment.get("sparse_lm.Small", ["search.max_length=127"])
+    with pytest.raises(UserError, match="search.max_length is 127, .* in input.target_length=128 tokens.* at most 126"):
+        config.decoding_specs()
+
+
 def test_the_grace_period_is_one_that_a_timer_has():
     """With a longer one the timer's thread would end, and the limit would not exist."""
     threading.Lock().acquire(timeout=TrainingSchedule(grace_seconds=threading.TIMEOUT_MAX).grace_seconds)
