@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import sys
 from collections.abc import Sequence
@@ -93,7 +92,7 @@ def _sampling(config: GenerateConfig, search: BeamSearch) -> Sampling | None:
         temperature=config.temperature,
         top_k=config.top_k,
         top_p=config.top_p,
-        search=dataclasses.replace(search, beam_size=1),  # so that beam sizes do not make programs differ
+        search=search,
     )
 
 

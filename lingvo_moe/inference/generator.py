@@ -63,14 +63,19 @@ class Generator:
           experiment: its experiment.
           engine: where to decode.
           logdir: the log directory that it was trained in.
-          sampling: how to draw tokens; None for the beam search of the experiment.
+          sampling: how to draw tokens, with the maximal length and special tokens of the experiment's search instead of
+            its own; None for the beam search of the experiment.
 
         Raises:
           UserError: the model is no language model, or reads no prompts; no tokenizer or one too large for it; no
-            checkpoint or one of another model.
+            checkpoint or one of another model; too many samples.
         """
         if not experiment.generates:
             raise UserError(f"{name} does not generate text; `inference.translator` is for translation models.")
+        if sampling is not None:
+            definitions.check_type("sampling", sampling, Sampling)
+            # Samples do not depend on the beam size; nor does the program.
+            sampling = dataclasses.replace(sampling, search=dataclasses.replace(experiment.search, beam_size=1))
         self.name, self.experiment = name, experiment
         self._samples = sampling is not None
         self._tokenizer = experiment.open_tokenizers().target

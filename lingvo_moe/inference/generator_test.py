@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 import pytest
@@ -39,9 +40,8 @@ def generator(data, logdir) -> Generator:
 
 @pytest.fixture(scope="module")
 def sampler(data, logdir) -> Generator:
-    config = tiny.tiny_language_model(data)
-    sampling = Sampling(samples=3, temperature=1.2, search=config.search)
-    return Generator("tiny", config, Engine(2, "cpu"), logdir, sampling)
+    sampling = Sampling(samples=3, temperature=1.2)
+    return Generator("tiny", tiny.tiny_language_model(data), Engine(2, "cpu"), logdir, sampling)
 
 
 def test_each_prompt_is_continued_in_its_place(generator):
@@ -70,6 +70,21 @@ def test_texts_that_end_are_not_truncated(data, logdir, sampler):
     assert {each.truncated for continuations in eos for each in continuations} == {True, False}
 
 
+def test_sampling_has_the_length_and_special_tokens_of_the_experiment(data, logdir):
+    """Not those that a search has by default, for which the model may have no room."""
+    drawn = []
+
+    class Recording(Engine):
+        def decoding(self, steps, source_specs, search):
+            drawn.append(search)
+            return super().decoding(steps, source_specs, search)
+
+    config = tiny.tiny_language_model(data)
+    Generator("tiny", config, Recording(2, "cpu"), logdir, Sampling(samples=3, temperature=1.2))
+    search = dataclasses.replace(config.search, beam_size=1)
+    assert drawn == [Sampling(samples=3, temperature=1.2, search=search)] and search.max_length == 12
+
+
 def test_only_the_end_of_a_long_prompt_is_read(generator):
     """The prompt is written whole; its continuation is that of its last tokens."""
     words = [tiny.WORDS[number % 7] for number in range(60)]
@@ -93,6 +108,9 @@ def test_mistakes_are_errors(data, logdir, generator, tmp_path):
         Generator("tiny", tiny.tiny(data), tiny.Uncompiled(2, "cpu"), logdir)
     with pytest.raises(UserError, match="hyperparameters.json: no such file. Name the log directory"):
         generator_module.load(tmp_path)
+    settings: Any = {"top_k": 5}
+    with pytest.raises(UserError, match="sampling is a dict; expected a Sampling"):
+        Generator("tiny", tiny.tiny_language_model(data), tiny.Uncompiled(2, "cpu"), logdir, settings)
     config = dataclasses.replace(tiny.tiny_language_model(data), search=BeamSearch(max_length=32))
     with pytest.raises(UserError, match="search.max_length is 32, but the model reads a prompt and its continuation"):
         Generator("tiny", config, tiny.Uncompiled(2, "cpu"), logdir)
