@@ -29,8 +29,8 @@ _IMPOSSIBLE = -float("inf")
 Step = Callable[[dict, "tf.Tensor", "tf.Tensor", "tf.Tensor", "tf.Tensor", "tf.Tensor"], tuple["tf.Tensor", dict]]
 # (decoding state, rows of the batch) -> decoding state of these rows
 SelectRows = Callable[[dict, "tf.Tensor"], dict]
+MOST_POSITIONS = 2**24  # of a cache for one sentence; far beyond any memory
 _ALPHAS = Range(0, 10)  # far beyond any use; scores of larger ones are not finite
-_MOST_POSITIONS = 2**24  # far beyond any memory
 _PART = 4  # a search narrows to a quarter of its batch
 
 
@@ -57,10 +57,10 @@ class BeamSearch:
         counts = dict.fromkeys(("beam_size", "max_length"), COUNT)
         ids = dict.fromkeys(("bos_id", "eos_id"), COUNT_OR_0)
         ranges.check("search.", self, {**counts, **ids, "length_alpha": _ALPHAS})
-        if self.cache_length > _MOST_POSITIONS:
+        if self.cache_length > MOST_POSITIONS:
             raise UserError(
                 f"search.beam_size {self.beam_size} x search.max_length {self.max_length} are {self.cache_length} "
-                f"positions of keys and values for a sentence; expected at most {_MOST_POSITIONS}."
+                f"positions of keys and values for a sentence; expected at most {MOST_POSITIONS}."
             )
 
     @property

@@ -7,9 +7,11 @@ t sample k writes its keys and values to position t*K + k, and attends to the po
 from __future__ import annotations
 
 import dataclasses
+import numbers
 
 from lingvo_moe import ranges
-from lingvo_moe.decoding.flat_beam_search import BeamSearch, Hypotheses, Step
+from lingvo_moe.decoding.flat_beam_search import MOST_POSITIONS, BeamSearch, Hypotheses, Step
+from lingvo_moe.errors import UserError
 from lingvo_moe.lazy import tf
 from lingvo_moe.ops import random_numbers
 from lingvo_moe.ops.context import Context
@@ -18,6 +20,11 @@ from lingvo_moe.ranges import COUNT, COUNT_OR_0, Range
 
 _TEMPERATURES = Range(0.01, 100)  # far beyond any use; quotients of others may not be finite
 _SHARES = Range(most=1, above=True)
+_KINDS = {
+    **dict.fromkeys(("samples", "top_k"), (numbers.Integral, "a whole number")),
+    **dict.fromkeys(("temperature", "top_p"), (numbers.Real, "a number")),
+    "search": (BeamSearch, "a BeamSearch"),
+}
 _FEW = 64  # candidates; `top_k` finds so few without a sort
 _BITS_OF_1 = 0x3F800000  # 1.0 as float32; those of smaller numbers are smaller
 
@@ -42,8 +49,16 @@ class Sampling:
     search: BeamSearch = BeamSearch()
 
     def __post_init__(self):
+        for name, (kind, expected) in _KINDS.items():
+            if not isinstance(value := getattr(self, name), kind):
+                raise UserError(f"sampling.{name} is {value!r}; expected {expected}.")
         counts = {"samples": COUNT, "top_k": COUNT_OR_0}
         ranges.check("sampling.", self, {**counts, "temperature": _TEMPERATURES, "top_p": _SHARES})
+        if self.cache_length > MOST_POSITIONS:
+            raise UserError(
+                f"sampling.samples {self.samples} x search.max_length {self.search.max_length} are {self.cache_length} "
+                f"positions of keys and values for a prompt; expected at most {MOST_POSITIONS}."
+            )
 
     @property
     def cache_length(self) -> int:
