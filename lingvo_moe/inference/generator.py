@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import numbers
 import pathlib
 from collections.abc import Iterator, Sequence
 
@@ -15,6 +16,7 @@ from lingvo_moe.errors import UserError
 from lingvo_moe.experiment import Experiment
 from lingvo_moe.inference.configured import configured
 from lingvo_moe.inference.trained_weights import trained_weights
+from lingvo_moe.ranges import COUNT_OR_0
 from lingvo_moe.sharding.layout import DeviceMesh, Spec
 from lingvo_moe.utils import progress
 
@@ -101,12 +103,14 @@ class Generator:
 
         Args:
           prompts: the texts; an empty one is the beginning of any text.
-          seed: of sampling; the samples of a prompt depend on it and on the prompt's index.
+          seed: of sampling, 0 to 2^31 - 1; the samples of a prompt depend on it and on the prompt's index.
 
         Raises:
-          UserError: this is no list of texts.
+          UserError: this is no list of texts, or no seed.
         """
         definitions.check_texts("prompts", prompts)
+        if not isinstance(seed, numbers.Integral) or seed not in COUNT_OR_0:
+            raise UserError(f"seed is {seed!r}; expected a whole number, {COUNT_OR_0}.")
         with progress.bar("generating", len(prompts), "prompts") as advance:
             for start in range(0, len(prompts), self._rows):
                 texts = [prompt.rstrip() for prompt in prompts[start : start + self._rows]]

@@ -100,6 +100,13 @@ def test_white_space_at_the_end_of_a_prompt_is_left_out(generator):
     assert generator.generate(["the old \t"]) == generator.generate(["the old"])
 
 
+@pytest.mark.parametrize("seed", [2**31, -1, 1.5, None])
+def test_what_is_no_seed_is_an_error(sampler, seed):
+    """Fractions were cut off, and other numbers failed in NumPy."""
+    with pytest.raises(UserError, match=f"seed is {seed}; expected a whole number, at least 0 and at most 2,147,483,6"):
+        sampler.generate(["the"], seed)
+
+
 def test_mistakes_are_errors(data, logdir, generator, tmp_path):
     """Models of another kind, and prompts without room, before anything is compiled; a text for a list of texts."""
     with pytest.raises(UserError, match="prompts: 'the old' is one text; expected a list of texts"):
