@@ -23,6 +23,7 @@ _MAX_NAMED = 10  # lines in a warning
 
 def generate(config: GenerateConfig):
     """`generate`: writes each prompt with its continuation, in the order of the prompts."""
+    logdir = config.log_directory()  # a missing flag is named before prompts are typed
     _check_flags(config)
     _require_language_model(config)
     changes = {"search.beam_size": config.beam_size, "search.max_length": config.max_length}
@@ -37,7 +38,7 @@ def generate(config: GenerateConfig):
     prompts = translation_input.read_lines(config.input, "prompt")
     if not prompts:
         _logger.warning("--input=%s is empty, and so is what is written.", config.input)
-    generator = Generator(name, experiment, engine, config.log_directory(), sampling)
+    generator = Generator(name, experiment, engine, logdir, sampling)
     cut = _write(config, generator, prompts)
     if cut:
         named = ", ".join(map(str, cut[:_MAX_NAMED]))

@@ -99,6 +99,12 @@ def test_mistakes_are_errors(trained, monkeypatch, flags, message, capsys):
     assert message in capsys.readouterr().err
 
 
+def test_a_missing_log_directory_is_named_before_prompts_are_read(tmp_path, capsys):
+    """Whoever types prompts does not type them in vain."""
+    assert _run("--model=dense_lm.Small", _written(tmp_path)) == 2
+    assert capsys.readouterr().err == "error: --logdir is missing: the directory of checkpoints and curves.\n"
+
+
 @pytest.mark.parametrize(
     "model, message",
     [
