@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from typing import TextIO
 
 from lingvo_moe import experiment as experiments
+from lingvo_moe import ranges
 from lingvo_moe.cli import run_setup, translation_input
 from lingvo_moe.cli.run_config import GenerateConfig
 from lingvo_moe.decoding.flat_beam_search import BeamSearch
-from lingvo_moe.decoding.sampling import Sampling
+from lingvo_moe.decoding.sampling import RANGES, Sampling
 from lingvo_moe.errors import UserError
 from lingvo_moe.inference.generator import Continuation, Generator
 from lingvo_moe.utils import output_files
@@ -72,6 +73,8 @@ def _check_flags(config: GenerateConfig):
             f"--beam_size={config.beam_size} is for beam search, and --temperature={config.temperature:g} for "
             f"sampling; pass one of them. --continuations is the number of samples."
         )
+    else:
+        ranges.check("--", config, {flag: RANGES[flag] for flag in ("temperature", "top_k", "top_p")})
 
 
 def _require_language_model(config: GenerateConfig):
@@ -85,7 +88,7 @@ def _require_language_model(config: GenerateConfig):
 
 
 def _sampling(config: GenerateConfig, search: BeamSearch) -> Sampling | None:
-    """Returns how to draw tokens; None for a beam search. Raises UserError for values out of range."""
+    """Returns how to draw tokens; None for a beam search. Raises UserError for too many continuations."""
     if config.temperature is None:
         return None
     return Sampling(

@@ -18,8 +18,12 @@ from lingvo_moe.ops.context import Context
 from lingvo_moe.ops.top_k import largest, top_k
 from lingvo_moe.ranges import COUNT, COUNT_OR_0, Range
 
-_TEMPERATURES = Range(0.01, 100)  # far beyond any use; quotients of others may not be finite
-_SHARES = Range(most=1, above=True)
+RANGES = {
+    "samples": COUNT,
+    "temperature": Range(0.01, 100),  # far beyond any use; quotients of others may not be finite
+    "top_k": COUNT_OR_0,
+    "top_p": Range(most=1, above=True),
+}
 _KINDS = {
     **dict.fromkeys(("samples", "top_k"), (numbers.Integral, "a whole number")),
     **dict.fromkeys(("temperature", "top_p"), (numbers.Real, "a number")),
@@ -52,8 +56,7 @@ class Sampling:
         for name, (kind, expected) in _KINDS.items():
             if not isinstance(value := getattr(self, name), kind):
                 raise UserError(f"sampling.{name} is {value!r}; expected {expected}.")
-        counts = {"samples": COUNT, "top_k": COUNT_OR_0}
-        ranges.check("sampling.", self, {**counts, "temperature": _TEMPERATURES, "top_p": _SHARES})
+        ranges.check("sampling.", self, RANGES)
         if self.cache_length > MOST_POSITIONS:
             raise UserError(
                 f"sampling.samples {self.samples} x search.max_length {self.search.max_length} are {self.cache_length} "
