@@ -39,6 +39,8 @@ def generate(config: GenerateConfig):
     prompts = translation_input.read_lines(config.input, "prompt")
     if not prompts:
         _logger.warning("--input=%s is empty, and so is what is written.", config.input)
+        with output_files.atomic_writer(config.output):
+            return
     generator = Generator(name, experiment, engine, logdir, sampling)
     cut = _write(config, generator, prompts)
     if cut:
