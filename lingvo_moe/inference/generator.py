@@ -108,7 +108,7 @@ class Generator:
         Raises:
           UserError: this is no list of texts, or no seed.
         """
-        definitions.check_texts("prompts", prompts)
+        _check_prompts(prompts)
         if not isinstance(seed, numbers.Integral) or seed not in COUNT_OR_0:
             raise UserError(f"seed is {seed!r}; expected a whole number, {COUNT_OR_0}.")
         with progress.bar("generating", len(prompts), "prompts") as advance:
@@ -169,3 +169,15 @@ def load(
       UserError: as `Generator` and `configured`.
     """
     return Generator(*configured(logdir, name, assignments, mesh, platform), logdir, sampling)
+
+
+def _check_prompts(prompts: Sequence[str]):
+    """Raises UserError unless these are texts that UTF-8, and so the tokenizer, can write."""
+    definitions.check_texts("prompts", prompts)
+    for index, prompt in enumerate(prompts):
+        try:
+            prompt.encode()
+        except UnicodeEncodeError as error:
+            raise UserError(
+                f"prompts: {prompt[error.start]!r} in prompt {index} is half of a surrogate pair; leave it out."
+            ) from None

@@ -111,6 +111,8 @@ def test_mistakes_are_errors(data, logdir, generator, tmp_path):
     """Models of another kind, and prompts without room, before anything is compiled; a text for a list of texts."""
     with pytest.raises(UserError, match="prompts: 'the old' is one text; expected a list of texts"):
         generator.generate("the old")
+    with pytest.raises(UserError, match=r"prompts: '\\ud83d' in prompt 1 is half of a surrogate pair; leave it out"):
+        generator.generate(["the", "old \ud83d"])
     with pytest.raises(UserError, match="tiny does not generate text; `inference.translator`"):
         Generator("tiny", tiny.tiny(data), tiny.Uncompiled(2, "cpu"), logdir)
     with pytest.raises(UserError, match="hyperparameters.json: no such file. Name the log directory"):
