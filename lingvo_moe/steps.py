@@ -214,7 +214,7 @@ class Steps:
 
         Args:
           source_specs: the tree of `Spec`s of the source sentences, or of a language model's prompts; for `Sampling`
-            with `seeds [B, 2] int32`.
+            with `sampling`, see `decoding.sampling.input_specs`.
           search: beam search, or sampling.
 
         Raises:
@@ -284,7 +284,7 @@ class Steps:
 
             present = tf.reduce_any(tf.not_equal(source["segment_ids"], 0), axis=1)
             if isinstance(search, Sampling):
-                hypotheses = sample(search, step, state, present, source["seeds"], context)
+                hypotheses = sample(search, step, state, present, source["sampling"], context)
             else:
                 hypotheses = flat_beam_search(search, step, state, present, context, select_rows)
             return {"ids": hypotheses.ids, "scores": hypotheses.scores, "lengths": hypotheses.lengths}

@@ -15,11 +15,10 @@ from lingvo_moe.decoding.flat_beam_search import BeamSearch
 from lingvo_moe.decoding.sampling import RANGES, Sampling
 from lingvo_moe.errors import UserError
 from lingvo_moe.inference.generator import Continuation, Generator
-from lingvo_moe.utils import output_files
+from lingvo_moe.utils import counts, output_files
 
 _logger = logging.getLogger(__name__)
 _OF_SAMPLING = ("top_k", "top_p", "seed")
-_MAX_NAMED = 10  # lines in a warning
 
 
 def generate(config: GenerateConfig):
@@ -44,14 +43,10 @@ def generate(config: GenerateConfig):
     generator = Generator(name, experiment, engine, logdir, sampling)
     cut = _write(config, generator, prompts)
     if cut:
-        named = ", ".join(map(str, cut[:_MAX_NAMED]))
-        more = f" and {len(cut) - _MAX_NAMED} more" if len(cut) > _MAX_NAMED else ""
         _logger.warning(
-            "line%s %s%s: the prompt has more than %d tokens; only its end was read. A smaller --max_length leaves "
-            "more tokens to prompts.",
-            "s" * (len(cut) > 1),
-            named,
-            more,
+            "%s: the prompt has more than %d tokens; only its end was read. A smaller --max_length leaves more tokens "
+            "to prompts.",
+            counts.lines(cut),
             generator.prompt_tokens,
         )
 

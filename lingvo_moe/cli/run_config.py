@@ -196,7 +196,11 @@ class TranslateConfig(SearchConfig):
 class GenerateConfig(SearchConfig):
     """The flags of `generate`."""
 
-    input: str = flag(flags.DEFINE_string, "-", "a file of prompts, one a line; - for standard input")
+    input: str = flag(
+        flags.DEFINE_string,
+        "-",
+        "a file of prompts, one a line, whose white space at the end is left out; - for standard input",
+    )
     output: str = flag(
         flags.DEFINE_string,
         "-",
@@ -216,7 +220,8 @@ class GenerateConfig(SearchConfig):
     max_length: int | None = flag(
         flags.DEFINE_integer,
         None,
-        "tokens of a continuation, at most, instead of the model's own number",
+        "tokens of a continuation, at most, instead of the model's own number; a prompt may have what is left of "
+        "input.target_length",
         lower_bound=1,
         sets="search.max_length",
     )

@@ -20,11 +20,10 @@ from lingvo_moe.inference.journal import Journal, journal
 from lingvo_moe.inference.lines.translation import Translation
 from lingvo_moe.inference.po_catalog import PoCatalog
 from lingvo_moe.inference.translator import Translator
-from lingvo_moe.utils import output_files
+from lingvo_moe.utils import counts, output_files
 from lingvo_moe.utils.hashes import sha256
 
 _logger = logging.getLogger(__name__)
-_MAX_NAMED = 10  # lines in a warning; a long file may have hundreds
 
 
 def translate(config: TranslateConfig):
@@ -204,15 +203,12 @@ def _warn(source: Lines | PoCatalog, best: Sequence[Translation], source_limit: 
 
 
 def _named(source: Lines | PoCatalog, are_meant: Sequence[bool]) -> str:
-    """Returns `line 3`, `lines 3, 7` or, of many, the first ones and how many more there are; `` of none.
+    """Returns the numbers of the lines that are meant, see `counts.lines`.
 
     Both texts of an entry with a plural form are of the same line.
     """
     meant = dict.fromkeys(number for number, is_meant in zip(source.line_numbers, are_meant, strict=True) if is_meant)
-    numbers = list(meant)
-    named = ", ".join(map(str, numbers[:_MAX_NAMED]))
-    more = f" and {len(numbers) - _MAX_NAMED} more" if len(numbers) > _MAX_NAMED else ""
-    return f"line{'s' * (len(numbers) > 1)} {named}{more}" if numbers else ""
+    return counts.lines(list(meant))
 
 
 def _doubtful(config: TranslateConfig, best: Sequence[Translation]) -> list[int]:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import dataclasses
 import numbers
 
+import numpy as np
+
 from lingvo_moe import ranges
 from lingvo_moe.decoding.flat_beam_search import MOST_POSITIONS, BeamSearch, Hypotheses, Step
 from lingvo_moe.errors import UserError
@@ -17,6 +19,7 @@ from lingvo_moe.ops import random_numbers
 from lingvo_moe.ops.context import Context
 from lingvo_moe.ops.top_k import largest, top_k
 from lingvo_moe.ranges import COUNT, COUNT_OR_0, Range
+from lingvo_moe.sharding.layout import Spec
 
 RANGES = {
     "samples": COUNT,
@@ -68,20 +71,40 @@ class Sampling:
         """T*K, the number of cache positions for one prompt."""
         return self.samples * self.search.max_length
 
+    @property
+    def of_program(self) -> Sampling:
+        """The settings that a program is made for; the others are among its inputs, so it serves all their values."""
+        return dataclasses.replace(self, temperature=1.0, top_p=1.0)
+
+    def inputs(self, seeds: np.ndarray) -> dict[str, np.ndarray | np.float32]:
+        """Returns the inputs of `sample` for the seeds `[B, 2] int32` of prompts."""
+        return {"seeds": seeds, "temperature": np.float32(self.temperature), "top_p": np.float32(self.top_p)}
+
+
+def input_specs(batch_size: int) -> dict[str, Spec]:
+    """Returns the `Spec`s of `Sampling.inputs`."""
+    number = Spec((), "float32", "")
+    return {"seeds": Spec((batch_size, 2), "int32", "Br"), "temperature": number, "top_p": number}
+
 
 def sample(
-    sampling: Sampling, step: Step, model_state: dict, present: tf.Tensor, seeds: tf.Tensor, context: Context
+    sampling: Sampling,
+    step: Step,
+    model_state: dict,
+    present: tf.Tensor,
+    inputs: dict[str, tf.Tensor],
+    context: Context,
 ) -> Hypotheses:
     """Draws K samples for each prompt; a sample ends with eos, or after `max_length` tokens.
 
     Samples of a prompt depend on its own seed, not on the others of the batch or on the devices.
 
     Args:
-      sampling: the settings.
+      sampling: the settings; temperature and top_p are those of `inputs`.
       step: the model's decoding step, see `flat_beam_search`.
       model_state: the model's decoding state before the first token.
       present: `[B] bool`, whether a row has a prompt. The samples of other rows are empty.
-      seeds: `[B, 2] int32`, of each prompt.
+      inputs: `seeds [B, 2] int32`, of each prompt, `temperature` and `top_p`, scalars float32.
       context: the layout of the samples' own tensors.
 
     Returns:
@@ -98,7 +121,7 @@ def sample(
             model_state, drawn["last"], tf.logical_not(active), t, t * sampling.samples, context.annotate(seen, "BTL")
         )
         logits = search.forbid(logits)
-        tokens = _draw(sampling, logits, seeds, t, context)
+        tokens = _draw(sampling, logits, inputs, t, context)
         log_probabilities = tf.gather(tf.nn.log_softmax(logits), tokens, batch_dims=2)
         written = tf.logical_and(tf.equal(tf.range(search.max_length), t), active[..., None])
         return (
@@ -138,17 +161,18 @@ def _own_positions(sampling: Sampling, t: tf.Tensor) -> tf.Tensor:
     return tf.logical_and(own, positions < (t + 1) * sampling.samples)[None]
 
 
-def _draw(sampling: Sampling, logits: tf.Tensor, seeds: tf.Tensor, t: tf.Tensor, context: Context) -> tf.Tensor:
+def _draw(
+    sampling: Sampling, logits: tf.Tensor, inputs: dict[str, tf.Tensor], t: tf.Tensor, context: Context
+) -> tf.Tensor:
     """Draws a token for each row of `logits [B, K, V]`: `[B, K] int32`."""
-    vocabulary = logits.shape[-1]
-    values, ids = logits / sampling.temperature, None
+    vocabulary, share = logits.shape[-1], inputs["top_p"]
+    values, ids = logits / inputs["temperature"], None
     count = min(sampling.top_k or vocabulary, vocabulary)
     if count < vocabulary:
         values, ids = _most_probable(values, count, context)
-    if sampling.top_p < 1.0:
-        values = _nucleus(values, sampling.top_p)
+    values = tf.cond(share < 1.0, lambda: _nucleus(values, share), lambda: values)
     # The largest sum of a logit and Gumbel noise is a token drawn from the softmax (Gumbel 1954).
-    uniform = random_numbers.uniform_by_row(seeds, tuple(values.shape[1:]), t)
+    uniform = random_numbers.uniform_by_row(inputs["seeds"], tuple(values.shape[1:]), t)
     _, chosen = largest(values - tf.math.log(-tf.math.log(uniform)))
     return chosen if ids is None else tf.gather(ids, chosen, batch_dims=2)
 
@@ -164,7 +188,7 @@ def _most_probable(values: tf.Tensor, count: int, context: Context) -> tuple[tf.
     return tf.reshape(best, shape), tf.reshape(ids, shape)
 
 
-def _nucleus(values: tf.Tensor, share: float) -> tf.Tensor:
+def _nucleus(values: tf.Tensor, share: tf.Tensor) -> tf.Tensor:
     """Returns `values [B, K, V]` with minus infinity for all but the largest, which have a share of the softmax.
 
     A sort of the vocabulary takes many times as long as a step of decoding. So the least probability of those that stay

@@ -26,11 +26,11 @@ def _sampled(sampling: Sampling, seed: int = 0, rows: int = _ROWS, logits: np.nd
         del paddings, position, first, mask
         return tf.broadcast_to(tf.constant(logits), (*ids.shape, len(logits))), state
 
-    seeds = tf.constant([[seed, row] for row in range(rows)], tf.int32)
+    inputs = sampling.inputs(np.array([[seed, row] for row in range(rows)], np.int32))
 
     @tf.function(autograph=False)
     def run():
-        found = sample(sampling, step, {}, tf.fill((rows,), True), seeds, Context())
+        found = sample(sampling.of_program, step, {}, tf.fill((rows,), True), inputs, Context())
         return found.ids, found.scores, found.lengths
 
     return Hypotheses(*(value.numpy() for value in run()))
@@ -105,11 +105,12 @@ def test_a_nucleus_is_found_without_a_sort():
     def step(logits, ids, *_):
         return tf.broadcast_to(logits, (*ids.shape, _VOCABULARY)), logits
 
-    def run(logits, seeds):  # constants would be sorted before
-        return sample(Sampling(top_p=0.9), step, logits, tf.fill((2,), True), seeds, Context(platform="cpu")).ids
+    def run(logits, inputs):  # constants would be sorted before
+        return sample(Sampling(), step, logits, tf.fill((2,), True), inputs, Context(platform="cpu")).ids
 
     compiled = tf.function(run, jit_compile=True, autograph=False)
-    arguments = tf.constant(_LOGITS), tf.zeros((2, 2), tf.int32)
+    inputs = Sampling(top_p=0.9).inputs(np.zeros((2, 2), np.int32))
+    arguments = tf.constant(_LOGITS), {name: tf.constant(value) for name, value in inputs.items()}
     hlo = compiled.experimental_get_compiler_ir(*arguments)(stage="hlo").lower()
     assert not re.search(r"sort|top_?k", hlo)
 
@@ -140,7 +141,7 @@ def test_a_step_attends_to_the_own_positions_of_a_sample():
         return tf.broadcast_to(tf.constant(logits), (*ids.shape, 8)), state
 
     sampling, present = Sampling(samples=2, search=BeamSearch(max_length=3)), tf.constant([True, False])
-    found = sample(sampling, step, {}, present, tf.zeros((2, 2), tf.int32), Context())
+    found = sample(sampling, step, {}, present, sampling.inputs(np.zeros((2, 2), np.int32)), Context())
     np.testing.assert_array_equal(masks[1][0], [[1, 0, 1, 0, 0, 0], [0, 1, 0, 1, 0, 0]])
     np.testing.assert_array_equal(paddings, [[[False] * 2, [True] * 2]] * 2)
     np.testing.assert_array_equal(found.lengths, [[2, 2], [0, 0]])

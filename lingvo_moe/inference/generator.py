@@ -10,14 +10,14 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from lingvo_moe import definitions
-from lingvo_moe.decoding.sampling import Sampling
+from lingvo_moe.decoding.sampling import Sampling, input_specs
 from lingvo_moe.engines.base import Engine
 from lingvo_moe.errors import UserError
 from lingvo_moe.experiment import Experiment
 from lingvo_moe.inference.configured import configured
 from lingvo_moe.inference.trained_weights import trained_weights
 from lingvo_moe.ranges import COUNT_OR_0
-from lingvo_moe.sharding.layout import DeviceMesh, Spec
+from lingvo_moe.sharding.layout import DeviceMesh
 from lingvo_moe.utils import progress
 
 _FOUND = ("ids", "scores", "lengths")
@@ -79,15 +79,16 @@ class Generator:
             # Samples do not depend on the beam size; nor does the program.
             sampling = dataclasses.replace(sampling, search=dataclasses.replace(experiment.search, beam_size=1))
         self.name, self.experiment = name, experiment
-        self._samples = sampling is not None
+        self._sampling = sampling
         self._tokenizer = experiment.open_tokenizers().target
         specs = experiment.decoding_specs()
         self._rows, self._length = specs["ids"].shape
         self.prompt_tokens = self._length - 1
         if sampling:
-            specs["seeds"] = Spec((self._rows, 2), "int32", "Br")
+            specs["sampling"] = input_specs(self._rows)
         with trained_weights(name, experiment, logdir) as restore:
-            self._decoding = engine.decoding(experiment.steps, specs, sampling or experiment.search)
+            search = sampling.of_program if sampling else experiment.search
+            self._decoding = engine.decoding(experiment.steps, specs, search)
             self.step, theta = restore(self._decoding.shardings)
         self._decoding.load(theta)
 
@@ -115,9 +116,10 @@ class Generator:
             for start in range(0, len(prompts), self._rows):
                 texts = [prompt.rstrip() for prompt in prompts[start : start + self._rows]]
                 tokens = self._tokenizer.encode(texts)
-                batch = self._batch([ids[-self.prompt_tokens :] for ids in tokens])
-                if self._samples:
-                    batch["seeds"] = np.array([(seed, start + row) for row in range(self._rows)], np.int32)
+                batch: dict = self._batch([ids[-self.prompt_tokens :] for ids in tokens])
+                if self._sampling:
+                    seeds = np.array([(seed, start + row) for row in range(self._rows)], np.int32)
+                    batch["sampling"] = self._sampling.inputs(seeds)
                 found = {name: np.asarray(value) for name, value in self._decoding.decode(batch).items()}
                 yield [
                     list(self._continuations(text, tokens[row], *(found[name][row] for name in _FOUND)))

@@ -11,7 +11,7 @@ import pytest
 
 from lingvo_moe import tree
 from lingvo_moe.decoding.flat_beam_search import BeamSearch
-from lingvo_moe.decoding.sampling import Sampling
+from lingvo_moe.decoding.sampling import Sampling, input_specs
 from lingvo_moe.engines.pjrt import Engine
 from lingvo_moe.layers.attention import causal_mask
 from lingvo_moe.layers.base import Context
@@ -75,7 +75,7 @@ def _source(prompts: tuple[tuple[int, ...], ...] = _PROMPTS) -> dict[str, np.nda
 def _compiled(model: LanguageModel, search: BeamSearch | Sampling, mesh: DeviceMesh):
     specs = {field: Spec((_BATCH, _LENGTH), "int32", "BS") for field in ("ids", "segment_ids", "positions")}
     if isinstance(search, Sampling):
-        specs["seeds"] = Spec((_BATCH, 2), "int32", "Br")
+        specs["sampling"] = input_specs(_BATCH)
     steps = Steps(model, Adafactor(), Layout.of(mesh), "cpu")
     decoding = Engine(mesh.size).decoding(steps, specs, search)
     decoding.load(_theta(model))
@@ -90,7 +90,8 @@ def _decode(
     seeds: np.ndarray | None = None,
 ) -> dict[str, np.ndarray]:
     if isinstance(search, Sampling):
-        source = {**source, "seeds": np.int32([[1, row] for row in range(_BATCH)]) if seeds is None else seeds}
+        seeds = np.int32([[1, row] for row in range(_BATCH)]) if seeds is None else seeds
+        source = {**source, "sampling": search.inputs(seeds)}
     return {name: np.asarray(value) for name, value in _compiled(model, search, mesh).decode(source).items()}
 
 

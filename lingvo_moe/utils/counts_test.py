@@ -2,7 +2,7 @@
 
 import pytest
 
-from lingvo_moe.utils.counts import counted, file_size, left_out
+from lingvo_moe.utils.counts import counted, file_size, left_out, lines
 
 
 def test_one_has_no_plural():
@@ -23,3 +23,8 @@ def test_what_is_left_out():
 def test_file_sizes(size, text):
     """Sizes below one MiB are in KiB."""
     assert file_size(size) == text
+
+
+def test_many_lines_are_not_all_named():
+    assert [lines(numbers) for numbers in ([], [3], [3, 7])] == ["", "line 3", "lines 3, 7"]
+    assert lines(range(1, 13)) == "lines 1, 2, 3, 4, 5, 6, 7, 8, 9, 10 and 2 more"
