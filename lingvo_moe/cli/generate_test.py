@@ -111,10 +111,11 @@ def test_a_missing_log_directory_is_named_before_prompts_are_read(tmp_path, caps
 @pytest.mark.parametrize(
     "model, message",
     [
+        ("", "--model is missing, and so is --logdir, which has the model of a training run"),
         ("m4.Small", "m4.Small is a translation model; it does not generate text. `translate` translates"),
         ("conformer.Small", "conformer.Small is no language model"),
     ],
 )
 def test_models_of_other_kinds_are_refused(model, message, capsys):
-    assert _run(f"--model={model}", "--logdir=x") == 2
+    assert _run(*([f"--model={model}", "--logdir=x"] if model else [])) == 2
     assert message in capsys.readouterr().err

@@ -78,6 +78,15 @@ class RunConfig(MeshConfig):
     )
     corpus: str | None = None
 
+    def full_name(self) -> str:
+        """See `ModelConfig.full_name`; `recorded.by_default` takes the model from the log directory."""
+        if self.model is None:
+            raise UserError(
+                "--model is missing, and so is --logdir, which has the model of a training run; `python -m lingvo_moe "
+                "list` shows the registered models."
+            )
+        return super().full_name()
+
     def log_directory(self) -> pathlib.Path:
         """Returns `--logdir`; raises UserError if it is missing."""
         if not self.logdir:
