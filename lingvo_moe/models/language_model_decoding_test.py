@@ -25,7 +25,7 @@ from lingvo_moe.testing import harness
 
 pytestmark = pytest.mark.slow
 
-_VOCABULARY, _BATCH, _LENGTH, _MAX_LENGTH = 8, 8, 5, 3
+_VOCABULARY, _BATCH, _LENGTH, _MAX_LENGTH = 8, 8, 8, 3
 _MODEL = LanguageModel(
     target_vocabulary=_VOCABULARY,
     num_layers=2,
@@ -162,6 +162,18 @@ def test_a_continuation_does_not_depend_on_the_batch(search):
     found = _decode(search, moved, seeds=seeds)
     np.testing.assert_array_equal(found["ids"][1], expected["ids"][row])
     np.testing.assert_allclose(found["scores"][1], expected["scores"][row], atol=_TOLERANCE)
+
+
+@pytest.mark.parametrize("search", [_BEAM, _SAMPLING], ids=["beam", "sampling"])
+def test_short_prompts_are_continued_as_beside_long_ones(search):
+    """They are read in a quarter of the columns, where the longest may be two tokens after bos, the last one aside."""
+    expected, short = _decode(search, _source()), (5, 6, 7)
+    found = _decode(
+        search, {field: np.where(np.arange(_BATCH)[:, None] < 5, 0, ids) for field, ids in _source().items()}
+    )
+    for row in short:
+        np.testing.assert_array_equal(found["ids"][row], expected["ids"][row])
+        np.testing.assert_allclose(found["scores"][row], expected["scores"][row], atol=_TOLERANCE)
 
 
 def test_the_score_of_a_sample_is_the_mean_log_probability_of_its_tokens():
