@@ -32,7 +32,7 @@ format: setup  ## rewrite the sources: import order, fixable lint, format
 	.venv/bin/ruff format
 
 # TensorFlow and compilers never return some of their memory: in 26 parts, each in a process of its own, one takes 1 to
-# 3.6 GB. The first are the files of large_memory in pytest.ini. Two workers pull parts from the queue and print their output;
+# 3.8 GB. The first are the files of large_memory in pytest.ini. Two workers pull parts from the queue and print their output;
 # the parts with high numbers take longest as measured and come first, so that no worker is left alone for long.
 pytest: setup  ## all tests, two parts at a time
 	@directory=$$(mktemp -d); trap 'rm -rf "$$directory"' EXIT; export LINGVO_MOE_TEST_CACHE=$$directory/cache; \
