@@ -134,12 +134,28 @@ def test_sharded_update_shards_dense_weights(planned, other):
     assert other.memory.replicated_weights == planned.memory.replicated_weights - 4 * dense
 
 
-def test_decoding_of_a_language_model_has_a_plan():
-    """Its rows are prompts; no gradient is computed."""
-    result = make(tiny_language_model("search.max_length=8", "decoding_batch=16"), "decode")
+def test_decoding_of_a_language_model_has_a_plan(monkeypatch):
+    """Its rows are prompts; no gradient is computed. Each step reads the keys and values of a layer in place.
+
+    Where a step read its cache after the write, XLA copied each layer's part, 16 MiB of keys here.
+    """
+    compiled, load = [], Slice.load
+    monkeypatch.setattr(Slice, "load", lambda target, program: compiled.append(load(target, program)) or compiled[-1])
+    sizes = ["model.model_dim=1024", "model.hidden_dim=1024", "model.num_heads=8", "model.target_vocabulary=512"]
+    settings = [*sizes, "model.num_layers=8", "input.target_length=320"]
+    config = experiment.get("dense_lm.Dense64BMesh8x16", settings, DeviceMesh((1, 8)))
+    result = make(config, "decode")
     assert result.fits and result.memory.optimizer_state == 0 and result.model_flops is None
     printed = plan_text.text(result, 1e12)
     assert "prompts/s" in printed and "all of its prompts have ended" in printed
+    prompts, hypotheses, steps = config.decoding_batch, config.search.beam_size, config.search.max_length
+    keys = prompts * config.model.head_dim * (320 - steps + hypotheses * steps)  # of the one head of a core
+    copied = [
+        instruction.name
+        for instruction, runs in Module(compiled[0].hlo(), 8).runs()
+        if runs == 8 * steps and instruction.opcode in ("fusion", "copy") and instruction.result_bytes == 2 * keys
+    ]
+    assert 2 * keys == 2**24 and not copied
 
 
 def test_decoding_has_a_plan():
