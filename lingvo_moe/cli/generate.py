@@ -9,7 +9,7 @@ from typing import TextIO
 
 from lingvo_moe import experiment as experiments
 from lingvo_moe import ranges
-from lingvo_moe.cli import run_setup, translation_input
+from lingvo_moe.cli import run_setup, text_lines
 from lingvo_moe.cli.run_config import GenerateConfig
 from lingvo_moe.decoding.flat_beam_search import BeamSearch
 from lingvo_moe.decoding.sampling import RANGES, Sampling
@@ -35,7 +35,7 @@ def generate(config: GenerateConfig):
             f"of the beam. Raise --beam_size, or draw samples with --temperature."
         )
     experiment.decoding_specs()  # reports a mistake before the prompts are read
-    prompts = translation_input.read_lines(config.input, "prompt")
+    prompts = text_lines.read_lines(config.input, "prompt")
     if not prompts:
         _logger.warning("--input=%s is empty, and so is what is written.", config.input)
         with output_files.atomic_writer(config.output):
@@ -53,7 +53,7 @@ def generate(config: GenerateConfig):
 
 def _check_flags(config: GenerateConfig):
     """Raises UserError for flags that do not go together, and paths that cannot be used."""
-    translation_input.check_file(config.input, "one prompt a line")
+    text_lines.check_file(config.input, "one prompt a line")
     if config.output != "-":
         output_files.check_own_paths({"--output": config.output}, {"--input": config.input})
     if config.temperature is None:

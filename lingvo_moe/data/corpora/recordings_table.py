@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lingvo_moe.data import wave_file
+from lingvo_moe.data.corpora import recordings_manifest
 from lingvo_moe.data.corpora.corpus_writer import OutputDirectory, Writer, prepare_output_directory
 from lingvo_moe.data.corpus import SPLITS, Corpus
 from lingvo_moe.data.languages import check_label
@@ -147,19 +148,10 @@ def _write(writer: Writer, entries: Sequence[Entry], sample_rate: int):
 
 def _facts(table: Path, target: OutputDirectory, entries: Sequence[Entry], sample_rate: int) -> dict:
     """The manifest's facts beside the voices."""
-    distinct = {split: len({entry.transcript for entry in entries if entry.split == split}) for split in SPLITS}
-    total = len({entry.transcript for entry in entries})
-    keys = {"all": total, "eligible": total, "near_duplicates": 0, "overlapping": 0}
+    transcripts = {split: {entry.transcript for entry in entries if entry.split == split} for split in SPLITS}
     return {
         "preset": "recordings",
         "inputs": [table.name],
-        "inputs_identity": target.identity,
         "held_out_inputs": {split: [table.name] for split in ("valid", "test")},
-        "unseen_by": None,
-        "audio": {"sample_rate": sample_rate},
-        "missing_packages": [],
-        "english_keys": keys | {"test": distinct["test"], "valid": distinct["valid"]},
-        "english_labels": {},
-        "unlabelled": {},
-        "skipped_links": {},
+        **recordings_manifest.facts(target, sample_rate, transcripts),
     }

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lingvo_moe.data.corpora import splitting
+from lingvo_moe.data.corpora import recordings_manifest, splitting
 from lingvo_moe.data.corpora.corpus_writer import OutputDirectory, Writer, prepare_output_directory
 from lingvo_moe.data.corpora.espeak import Espeak
 from lingvo_moe.data.corpus import SPLITS, Corpus
@@ -168,17 +168,9 @@ def _write(writer: Writer, recordings: Sequence[Recording], espeak: Espeak):
 
 def _facts(texts: Corpus, target: OutputDirectory, recordings: Sequence[Recording], sample_rate: int) -> dict:
     """The manifest's facts beside the voices."""
-    distinct = {split: len({r.transcript for r in recordings if r.split == split}) for split in SPLITS}
-    keys = {"all": sum(distinct.values()), "eligible": sum(distinct.values()), "near_duplicates": 0, "overlapping": 0}
+    transcripts = {split: {r.transcript for r in recordings if r.split == split} for split in SPLITS}
     return {
         "preset": texts.manifest["preset"],
         "inputs": texts.manifest["inputs"],
-        "inputs_identity": target.identity,
-        "unseen_by": None,
-        "audio": {"sample_rate": sample_rate},
-        "missing_packages": [],
-        "english_keys": keys | {"test": distinct["test"], "valid": distinct["valid"]},
-        "english_labels": {},
-        "unlabelled": {},
-        "skipped_links": {},
+        **recordings_manifest.facts(target, sample_rate, transcripts),
     }
