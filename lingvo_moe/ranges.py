@@ -60,7 +60,7 @@ COUNT_OR_0 = Range(0, 2**31 - 1, whole=True)
 
 
 def check(prefix: str, owner: object, ranges: Mapping[str, Range]):
-    """Checks fields of an object; None, the default of a field that may be left out, is not a number out of range.
+    """Checks fields of an object; one whose default is None may be None.
 
     Args:
       prefix: of the fields' names in `--set`, for instance `optimizer.`.
@@ -72,14 +72,16 @@ def check(prefix: str, owner: object, ranges: Mapping[str, Range]):
     """
     for name, allowed in ranges.items():
         value = getattr(owner, name)
-        if value is not None and not _is_number(value):
+        if value is None and getattr(type(owner), name, None) is None:  # the default of a dataclass's field
+            continue
+        if value is None or not _is_number(value):
             raise UserError(f"{prefix}{name} is {value!r}, of type {type(value).__name__}; expected {allowed}.")
-        if value is not None and value not in allowed:
+        if value not in allowed:
             in_float32 = (
                 "" if _is_float32(value) or not math.isfinite(value) else ", and 0 or from 1.2e-38 to 3.4e38 in float32"
             )
             raise UserError(f"{prefix}{name} is {value}; expected {allowed}{in_float32}.")
-        if value is not None and allowed.whole and value % 1:
+        if allowed.whole and value % 1:
             raise UserError(f"{prefix}{name} is {value}; expected a whole number, {allowed}.")
 
 

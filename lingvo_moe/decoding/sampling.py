@@ -7,11 +7,10 @@ t sample k writes its keys and values to position t*K + k, and attends to the po
 from __future__ import annotations
 
 import dataclasses
-import numbers
 
 import numpy as np
 
-from lingvo_moe import ranges
+from lingvo_moe import definitions, ranges
 from lingvo_moe.decoding.flat_beam_search import MOST_POSITIONS, BeamSearch, Hypotheses, Step
 from lingvo_moe.errors import UserError
 from lingvo_moe.lazy import tf
@@ -26,11 +25,6 @@ RANGES = {
     "temperature": Range(0.01, 100),  # far beyond any use; quotients of others may not be finite
     "top_k": COUNT_OR_0,
     "top_p": Range(most=1, above=True),
-}
-_KINDS = {
-    **dict.fromkeys(("samples", "top_k"), (numbers.Integral, "a whole number")),
-    **dict.fromkeys(("temperature", "top_p"), (numbers.Real, "a number")),
-    "search": (BeamSearch, "a BeamSearch"),
 }
 _FEW = 64  # candidates; `top_k` finds so few without a sort
 _BITS_OF_1 = 0x3F800000  # 1.0 as float32; those of smaller numbers are smaller
@@ -56,9 +50,7 @@ class Sampling:
     search: BeamSearch = BeamSearch()
 
     def __post_init__(self):
-        for name, (kind, expected) in _KINDS.items():
-            if not isinstance(value := getattr(self, name), kind):
-                raise UserError(f"sampling.{name} is {value!r}; expected {expected}.")
+        definitions.check_type("sampling.search", self.search, BeamSearch)
         ranges.check("sampling.", self, RANGES)
         if self.cache_length > MOST_POSITIONS:
             raise UserError(
@@ -111,47 +103,58 @@ def sample(
       The samples in the order of their drawing. Their scores are means over the tokens of the model's own
       log-probabilities, whatever the temperature.
     """
-    search, batch = sampling.search, present.shape[0]
-    shape = (batch, sampling.samples)
+    samples, batch = sampling.samples, present.shape[0]
 
     def body(t, drawn, model_state):
-        active = drawn["active"]
-        seen = tf.tile(_own_positions(sampling, t), (batch, 1, 1))
-        logits, model_state = step(
-            model_state, drawn["last"], tf.logical_not(active), t, t * sampling.samples, context.annotate(seen, "BTL")
-        )
-        logits = search.forbid(logits)
-        tokens = _draw(sampling, logits, inputs, t, context)
-        log_probabilities = tf.gather(tf.nn.log_softmax(logits), tokens, batch_dims=2)
-        written = tf.logical_and(tf.equal(tf.range(search.max_length), t), active[..., None])
-        return (
-            t + 1,
-            {
-                "ids": tf.where(written, tokens[..., None], drawn["ids"]),
-                "last": tokens,
-                "scores": drawn["scores"] + tf.where(active, log_probabilities, 0.0),
-                "lengths": drawn["lengths"] + tf.cast(active, tf.int32),
-                "active": tf.logical_and(active, tf.not_equal(tokens, search.eos_id)),
-            },
-            model_state,
-        )
+        seen = context.annotate(tf.tile(_own_positions(sampling, t), (batch, 1, 1)), "BTL")
+        paddings = tf.logical_not(drawn["active"])
+        logits, model_state = step(model_state, drawn["last"], paddings, t, t * samples, seen)
+        return t + 1, _extended(sampling, drawn, logits, inputs, t, context), model_state
 
-    start = {
-        "ids": tf.zeros((*shape, search.max_length), tf.int32),
-        "last": tf.fill(shape, search.bos_id),
+    _, drawn, _ = tf.while_loop(
+        lambda t, drawn, _: tf.reduce_any(drawn["active"]),
+        body,
+        (tf.constant(0), _empty(sampling, present, context), model_state),
+        maximum_iterations=sampling.search.max_length,
+    )
+    scores = drawn["scores"] / tf.cast(tf.maximum(drawn["lengths"], 1), tf.float32)
+    return Hypotheses(drawn["ids"], scores, drawn["lengths"])
+
+
+def _empty(sampling: Sampling, present: tf.Tensor, context: Context) -> dict[str, tf.Tensor]:
+    """Returns samples without tokens: those of `Hypotheses`, `last` tokens and which are `active`, both `[B, K]`."""
+    shape = (present.shape[0], sampling.samples)
+    empty = {
+        "ids": tf.zeros((*shape, sampling.search.max_length), tf.int32),
+        "last": tf.fill(shape, sampling.search.bos_id),
         "scores": tf.zeros(shape),
         "lengths": tf.zeros(shape, tf.int32),
         "active": tf.tile(present[:, None], (1, sampling.samples)),
     }
-    start = {name: context.annotate(value, "BTL"[: value.shape.rank]) for name, value in start.items()}
-    _, drawn, _ = tf.while_loop(
-        lambda t, drawn, _: tf.reduce_any(drawn["active"]),
-        body,
-        (tf.constant(0), start, model_state),
-        maximum_iterations=search.max_length,
-    )
-    scores = drawn["scores"] / tf.cast(tf.maximum(drawn["lengths"], 1), tf.float32)
-    return Hypotheses(drawn["ids"], scores, drawn["lengths"])
+    return {name: context.annotate(value, "BTL"[: value.shape.rank]) for name, value in empty.items()}
+
+
+def _extended(
+    sampling: Sampling,
+    drawn: dict[str, tf.Tensor],
+    logits: tf.Tensor,
+    inputs: dict[str, tf.Tensor],
+    t: tf.Tensor,
+    context: Context,
+) -> dict[str, tf.Tensor]:
+    """Returns the samples with one more token of each active one; their scores are sums of log-probabilities."""
+    search, active = sampling.search, drawn["active"]
+    logits = search.forbid(logits)
+    tokens = _draw(sampling, logits, inputs, t, context)
+    log_probabilities = tf.gather(tf.nn.log_softmax(logits), tokens, batch_dims=2)
+    written = tf.logical_and(tf.equal(tf.range(search.max_length), t), active[..., None])
+    return {
+        "ids": tf.where(written, tokens[..., None], drawn["ids"]),
+        "last": tokens,
+        "scores": drawn["scores"] + tf.where(active, log_probabilities, 0.0),
+        "lengths": drawn["lengths"] + tf.cast(active, tf.int32),
+        "active": tf.logical_and(active, tf.not_equal(tokens, search.eos_id)),
+    }
 
 
 def _own_positions(sampling: Sampling, t: tf.Tensor) -> tf.Tensor:
