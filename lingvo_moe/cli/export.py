@@ -21,8 +21,8 @@ def export(config: ExportConfig):
         raise UserError("--output is missing: the file to write the program to.")
     output_files.check_path("--output", config.output, is_text=False)
     name = config.full_name()
-    _check_program(config.program, name, get_experiment(name))
     experiment = get_experiment(name, config.assignments, config.device_mesh())
+    _check_program(config.program, name, experiment)
     steps, specs = experiment.steps, experiment.input.specs()
     program = {
         "init": steps.init,

@@ -201,7 +201,7 @@ COMMANDS = {
         uses_jemalloc=True,
     ),
     "transcribe": Command(
-        "write what a speech model hears in WAV files",
+        "transcribe WAV files with a speech model",
         TranscribeConfig,
         _transcribe,
         "--logdir=DIR FILE...",

@@ -83,7 +83,7 @@ def _compile(config: PlanConfig, target: topology.Slice | cluster.Cluster, mesh:
     name = config.full_name()
     experiment = layouts.planned(name, config.assignments, mesh)
     if config.program == "decode":
-        experiment.decoding_specs()  # reports a mistake before the line below
+        experiment.decoding_specs()  # raises UserError before the log says that it compiles
     weights, devices = f"{experiment.model.num_weights():,}", counts.counted(len(target.devices), "device")
     _logger.info("compiling %s, %s weights, for %s of %s ...", name, weights, devices, target.name)
     if config.search:

@@ -323,7 +323,8 @@ class ExportConfig(MeshConfig):
     program: str = flag(
         flags.DEFINE_enum,
         "train",
-        "the program to export; decode is of translation models, transcribe of speech models, segment of U-Nets",
+        "the program to export; decode is of translation and language models, transcribe of speech models, segment of "
+        "U-Nets",
         enum_values=["init", "train", "evaluate", "decode", "transcribe", "segment"],
     )
     output: str | None = flag(flags.DEFINE_string, None, "the bundle to write")

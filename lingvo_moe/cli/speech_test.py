@@ -133,7 +133,7 @@ def test_files_are_transcribed(flags, tmp_path, capsys):
     captured = capsys.readouterr()
     rows = dict(line.split("\t") for line in captured.out.splitlines())
     assert list(rows) == [files[0], long, *files[1:]] and rows[long] == ""
-    assert f"{long}: longer than 160 frames" in captured.err
+    assert f"{long}: longer than a row of 160 frames" in captured.err
     written = tmp_path / "transcripts.tsv"
     assert main.main(["lingvo_moe", "eval", *flags, f"--transcripts={written}"]) == 0
     heard = {line.split("\t")[1]: line.split("\t")[2] for line in written.read_text().splitlines()}
@@ -146,7 +146,7 @@ def test_files_are_transcribed(flags, tmp_path, capsys):
         ([], "transcribe takes WAV files; name one or more"),
         (["none.wav"], "none.wav: cannot be read (No such file or directory)"),
         (["--output=RATE.wav", "RATE.wav"], "expected the name of a file of its own, beside"),
-        (["RATE.wav"], "16000 samples per second, but the model hears 8000 (input.features.sample_rate). Convert it"),
+        (["RATE.wav"], "16000 samples per second, but the model expects 8000 (input.features.sample_rate). Convert it"),
         (["TEXT.wav"], "TEXT.wav: not a WAV file of PCM samples"),
     ],
 )
@@ -158,7 +158,7 @@ def test_files_that_cannot_be_transcribed_are_errors(flags, tmp_path, arguments,
     assert message in capsys.readouterr().err
 
 
-def test_a_model_of_texts_hears_nothing(capsys):
+def test_a_model_of_texts_transcribes_nothing(capsys):
     assert main.main(["lingvo_moe", "transcribe", "--model=m4.Small", "--logdir=x", "a.wav"]) == 2
     assert "m4.Small does not recognise speech" in capsys.readouterr().err
 

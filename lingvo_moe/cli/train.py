@@ -67,8 +67,8 @@ def _stages_together(experiment: Experiment) -> str:
     remedy = f"pass --set layout={dividing[0]}" if dividing else "pass --mesh with one, two or three axes"
     return (
         f"model.pipeline is {pipeline}, but layout {experiment.layout} does not shard its stages over the mesh "
-        f"{experiment.mesh}: each device computes all of them, and none is saved work. Instead {remedy}, or leave the "
-        f"pipeline out."
+        f"{experiment.mesh}: each device computes all of them, so the pipeline saves no time. Instead {remedy}, or "
+        f"leave the pipeline out."
     )
 
 

@@ -22,7 +22,7 @@ _logger = logging.getLogger(__name__)
 
 
 def transcribe(config: TranscribeConfig, files: Sequence[str]):
-    """`transcribe`: writes a line for each file, its path and what the model heard, with a tab between them."""
+    """`transcribe`: writes a line for each file, its path and its transcript, with a tab between them."""
     _check(config, files)
     name, experiment, engine = run_setup.set_up(config, "decode", {})
     recordings = [_read(file, experiment) for file in files]
@@ -34,8 +34,8 @@ def transcribe(config: TranscribeConfig, files: Sequence[str]):
     if long := [path for path, transcript in zip(files, transcripts, strict=True) if transcript is None]:
         frames = experiment.texts.source_length
         _logger.warning(
-            "%s: longer than %d frames of a row, so not transcribed. Cut it, or pass --set input.source_length=N; a "
-            "model hears best what is as long as its training recordings.",
+            "%s: longer than a row of %d frames, so not transcribed. Cut it, or pass --set input.source_length=N; the "
+            "model was trained on recordings that fit.",
             ", ".join(long),
             frames,
         )
@@ -58,7 +58,7 @@ def _read(file: str, experiment: Experiment) -> np.ndarray:
     assert isinstance(experiment.input, SpeechInput)  # `Experiment.check` refuses others
     if rate != (expected := experiment.input.features.sample_rate):
         raise UserError(
-            f"{file}: {rate} samples per second, but the model hears {expected} (input.features.sample_rate). "
+            f"{file}: {rate} samples per second, but the model expects {expected} (input.features.sample_rate). "
             f"{wave_file.CONVERT.replace('RATE', str(expected))}"
         )
     return samples

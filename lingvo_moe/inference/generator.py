@@ -145,8 +145,7 @@ class Generator:
             follows = ids[:length].tolist()
             # Together, because a word's first piece decodes with a space before it only if something precedes it.
             before, whole = self._tokenizer.decode([tokens, [*tokens, *follows]])
-            added = whole[len(before) :] if whole.startswith(before) else f" {self._tokenizer.decode([follows])[0]}"
-            yield Continuation(text + added, float(score), eos not in follows, is_cut)
+            yield Continuation(text + whole.removeprefix(before), float(score), eos not in follows, is_cut)
 
 
 def load(

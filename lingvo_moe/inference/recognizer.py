@@ -47,7 +47,7 @@ class VoiceScore:
 
 @dataclasses.dataclass(frozen=True)
 class Transcribed:
-    """A held-out recording and what a model heard.
+    """A held-out recording and its transcript.
 
     Attributes:
       voice: its label in the corpus.
