@@ -60,7 +60,7 @@ COUNT_OR_0 = Range(0, 2**31 - 1, whole=True)
 
 
 def check(prefix: str, owner: object, ranges: Mapping[str, Range]):
-    """Checks fields of an object; one whose default is None may be None.
+    """Checks fields of an object; None, the default of a field that may be left out, is not a number out of range.
 
     Args:
       prefix: of the fields' names in `--set`, for instance `optimizer.`.
@@ -72,9 +72,9 @@ def check(prefix: str, owner: object, ranges: Mapping[str, Range]):
     """
     for name, allowed in ranges.items():
         value = getattr(owner, name)
-        if value is None and getattr(type(owner), name, None) is None:  # the default of a dataclass's field
+        if value is None:
             continue
-        if value is None or not _is_number(value):
+        if not _is_number(value):
             raise UserError(f"{prefix}{name} is {value!r}, of type {type(value).__name__}; expected {allowed}.")
         if value not in allowed:
             in_float32 = (

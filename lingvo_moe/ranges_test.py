@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import types
 
@@ -39,20 +38,6 @@ def test_a_text_in_the_place_of_a_number_is_an_error():
         ranges.check("model.", types.SimpleNamespace(field="8"), {"field": ranges.COUNT})
     for value in (np.int64(8), np.float32(8)):
         ranges.check("model.", types.SimpleNamespace(field=value), {"field": ranges.COUNT})
-
-
-def test_only_a_field_that_may_be_left_out_is_none():
-    """`search.beam_size=None`, from Python, would fail far inside."""
-
-    @dataclasses.dataclass
-    class Owner:
-        needed: float | None = 1
-        optional: float | None = None
-
-    given = {"needed": ranges.COUNT, "optional": ranges.COUNT}
-    ranges.check("model.", Owner(), given)
-    with pytest.raises(UserError, match="^model.needed is None, of type NoneType; expected at least 1 and at most "):
-        ranges.check("model.", Owner(needed=None), given)
 
 
 def test_a_count_has_no_fraction():

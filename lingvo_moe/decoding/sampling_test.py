@@ -156,7 +156,7 @@ def test_a_step_attends_to_the_own_positions_of_a_sample():
         ({"top_k": -1}, "sampling.top_k is -1"),
         ({"samples": 0}, "sampling.samples is 0"),
         ({"samples": 2.5}, "sampling.samples is 2.5; expected a whole number"),
-        ({"top_p": None}, "sampling.top_p is None, of type NoneType; expected a number above 0"),
+        ({"top_p": None}, "sampling.top_p is None; expected a number above 0"),
         ({"search": 64}, "sampling.search is an int; expected a BeamSearch"),
         (
             {"samples": 10**8},
