@@ -13,6 +13,7 @@ from lingvo_moe.analysis.hlo import Module
 from lingvo_moe.engines.cluster import Cluster
 from lingvo_moe.engines.topology import Slice
 from lingvo_moe.errors import UserError
+from lingvo_moe.layers import mixture_of_experts
 from lingvo_moe.program import Argument, Program
 from lingvo_moe.sharding.layout import DeviceMesh
 from lingvo_moe.testing.plans import training_plan
@@ -156,6 +157,20 @@ def test_decoding_of_a_language_model_has_a_plan(monkeypatch):
         if runs == 8 * steps and instruction.opcode in ("fusion", "copy") and instruction.result_bytes == 2 * keys
     ]
     assert 2 * keys == 2**24 and not copied
+
+
+def test_experts_compute_few_rows_in_a_step_of_decoding(monkeypatch):
+    """It has 1024 positions for each expert, those of 8 cores, of which a pass computes 128."""
+    sizes = {"num_layers": 4, "num_experts": 32, "model_dim": 256, "hidden_dim": 8192, "num_heads": 2}
+    sizes |= {"source_vocabulary": 512, "target_vocabulary": 512, "num_groups": 8, "inference_num_groups": 8}
+    settings = [f"model.{name}={value}" for name, value in sizes.items()]
+    settings += ["input.source_length=32", "input.target_length=32", "search.max_length=32", "input.batch_size=32"]
+    config = experiment.get("m4.MoE128E12L", [*settings, "decoding_batch=256"], DeviceMesh((8,)))
+    compacted = make(config, "decode")
+    monkeypatch.setattr(mixture_of_experts, "rows_of_a_pass", lambda *arguments: None)
+    complete = make(config, "decode")
+    assert (compacted.unknown_loops, complete.unknown_loops) == (1, 0)
+    assert compacted.cycles_by_part["experts"] < complete.cycles_by_part["experts"] / 2
 
 
 def test_decoding_has_a_plan():

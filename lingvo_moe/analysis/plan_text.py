@@ -9,6 +9,7 @@ from lingvo_moe.analysis.hardware import hardware_of
 from lingvo_moe.analysis.plan import Plan
 from lingvo_moe.analysis.search import Trial
 from lingvo_moe.engines.cluster import Gpu
+from lingvo_moe.utils.counts import counted
 
 _MIB, _GIB = 2**20, 2**30
 _MIN_FRACTION = 0.005
@@ -114,7 +115,8 @@ def _needed(plan: Plan) -> str:
 
 
 def _time(plan: Plan, tokens: float, price: float | None) -> Iterator[str]:
-    unknown = f" ({plan.unknown_loops} loops of unknown trip count counted once)" if plan.unknown_loops else ""
+    loops = counted(plan.unknown_loops, "loop")
+    unknown = f" ({loops} of unknown trip count counted once)" if plan.unknown_loops else ""
     yield ""
     yield f"collectives of one run{unknown}"
     for collective in plan.collectives:

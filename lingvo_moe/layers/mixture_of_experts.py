@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 
 from lingvo_moe import ranges
@@ -13,6 +14,7 @@ from lingvo_moe.layers.summaries import router_entropy
 from lingvo_moe.lazy import tf
 from lingvo_moe.ops.activation import relu
 from lingvo_moe.ops.block_sparse import FEW_EXPERTS, BlockSparse, prefers_block_sparse, prepare_experts
+from lingvo_moe.ops.compaction import apply_compacted, rows_of_a_pass
 from lingvo_moe.ops.dispatch import AUTO, check_dispatch, choose
 from lingvo_moe.ops.projection import project_by_expert, project_in_float32
 from lingvo_moe.ops.routing import Routing
@@ -172,15 +174,27 @@ class MixtureOfExperts(Layer):
         """Algorithm 2, lines 3 to 9: `[G, S, M]` to `[G, S, M]`.
 
         The order of the logical axes decides the sharding, so the two resharding steps from groups to experts and back,
-        each an AllToAll, are the two transpositions GECM -> EGCM and EGCM -> GECM.
+        each an AllToAll, are the two transpositions GECM -> EGCM and EGCM -> GECM. A third one, in inference where most
+        positions are empty, tells experts which are used; see `ops.compaction`.
         """
+        groups, size, _ = grouped.shape
+        tokens_per_expert = groups * size * self.experts_per_token / self.num_experts
+        rows = rows_of_a_pass(tokens_per_expert, groups * capacity, self.hidden_dim, context)
+        network = functools.partial(self._network, theta)
         with tf.name_scope("dispatch"):
             buffers = choose(self.dispatch, grouped, context)(routing, self.num_experts, capacity, context)
             dispatched = context.checkpoint_name(tf.einsum("GECM->EGCM", buffers.dispatch(grouped)), "output", "EGCM")
         with tf.name_scope("experts"):
-            hidden = relu(project_by_expert(dispatched, theta["wi"], context), "EGCH", context)
-            expert_outputs = project_by_expert(hidden, theta["wo"], context)
-            expert_outputs = context.annotate(expert_outputs, "EGCM")
+            if rows:
+                used = context.annotate(tf.transpose(buffers.used(), (1, 0, 2)), "EGC")
+                expert_outputs = apply_compacted(network, dispatched, used, rows, context)
+            else:
+                expert_outputs = network(dispatched, context)
         with tf.name_scope("combine"):
             expert_outputs = context.checkpoint_name(tf.einsum("EGCM->GECM", expert_outputs), "output", "GECM")
             return buffers.combine(expert_outputs)
+
+    def _network(self, theta: dict, buffers: tf.Tensor, context: Context) -> tf.Tensor:
+        """The experts' networks, of `[E, G, C, M]` and to the same shape."""
+        hidden = relu(project_by_expert(buffers, theta["wi"], context), "EGCH", context)
+        return context.annotate(project_by_expert(hidden, theta["wo"], context), "EGCM")

@@ -35,6 +35,10 @@ class Einsum:
         """`[G, S, M]` to buffers `[G, E, C, M]`, zeros in empty positions."""
         return self._context.annotate(tf.einsum("GSEC,GSM->GECM", self._dispatch, tokens), "GECM")
 
+    def used(self) -> tf.Tensor:
+        """The positions that have a token: `[G, E, C] bool`."""
+        return self._context.annotate(tf.reduce_any(tf.not_equal(self._combine, 0.0), axis=1), "GEC")
+
     def combine(self, outputs: tf.Tensor) -> tf.Tensor:
         """`[G, E, C, M]` to `[G, S, M]`: the weighted sum over each token's positions, zeros where it has none."""
         return self._context.annotate(tf.einsum("GSEC,GECM->GSM", self._combine, outputs), "GSM")
@@ -73,6 +77,11 @@ class Gather:
         rows = named_gradient(to_positions)(tokens)
         rows = tf.reshape(rows, (-1, self._num_experts, self._capacity, tokens.shape[-1]))
         return self._context.annotate(rows, "GECM")
+
+    def used(self) -> tf.Tensor:
+        """See `Einsum.used`."""
+        used = tf.reshape(tf.not_equal(self._choices, NONE), (-1, self._num_experts, self._capacity))
+        return self._context.annotate(used, "GEC")
 
     def combine(self, outputs: tf.Tensor) -> tf.Tensor:
         """See `Einsum.combine`; weights and sums are float32."""
