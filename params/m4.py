@@ -78,7 +78,7 @@ class M4(Recipe):
             search=BeamSearch(max_length=self.sequence_length),
             mesh=mesh,
             layout=self.layout,
-            decoding_batch=16 * self.num_cores,
+            decoding_batch=32 * self.num_cores,
         )
 
     def _model(self) -> Translation:
@@ -94,7 +94,7 @@ class M4(Recipe):
             num_groups=2 * self.num_cores,
             # Capacity for every token of a group (C = S) would be a thousand times the work; see
             # `MixtureOfExperts`. A core is a group. The encoder has capacity for four times the mean load, a step
-            # of decoding for all hypotheses of two sentences (E = 2048), eight (512), all sixteen (128).
+            # of decoding for all hypotheses of two sentences (E = 2048), eight (512), all 32 (128).
             inference_capacity_factor=8.0 if self.num_experts else None,
             inference_min_capacity=DECODING_POSITIONS // self.num_experts if self.num_experts else 1,
             inference_num_groups=self.num_cores,
