@@ -6,8 +6,10 @@ Programs compute in float32, which has neither 1e39 nor, but for zero, 1e-39.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import numbers
+import typing
 from collections.abc import Mapping
 
 from lingvo_moe.errors import UserError
@@ -60,7 +62,7 @@ COUNT_OR_0 = Range(0, 2**31 - 1, whole=True)
 
 
 def check(prefix: str, owner: object, ranges: Mapping[str, Range]):
-    """Checks fields of an object; None, the default of a field that may be left out, is not a number out of range.
+    """Checks fields of an object; a dataclass's may be None where its type says so (`float | None`).
 
     Args:
       prefix: of the fields' names in `--set`, for instance `optimizer.`.
@@ -73,7 +75,9 @@ def check(prefix: str, owner: object, ranges: Mapping[str, Range]):
     for name, allowed in ranges.items():
         value = getattr(owner, name)
         if value is None:
-            continue
+            if _may_be_none(type(owner), name):
+                continue
+            raise UserError(f"{prefix}{name} is None; expected {allowed}.")
         if not _is_number(value):
             raise UserError(f"{prefix}{name} is {value!r}, of type {type(value).__name__}; expected {allowed}.")
         if value not in allowed:
@@ -83,6 +87,14 @@ def check(prefix: str, owner: object, ranges: Mapping[str, Range]):
             raise UserError(f"{prefix}{name} is {value}; expected {allowed}{in_float32}.")
         if allowed.whole and value % 1:
             raise UserError(f"{prefix}{name} is {value}; expected a whole number, {allowed}.")
+
+
+@functools.cache
+def _may_be_none(owner: type, name: str) -> bool:
+    """Whether the type of a dataclass's field has None; of other classes no types are known."""
+    if not dataclasses.is_dataclass(owner):
+        return True
+    return type(None) in typing.get_args(typing.get_type_hints(owner)[name])
 
 
 def _is_number(value: object) -> bool:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import types
+from typing import Any
 
 import numpy as np
 import pytest
@@ -38,6 +40,22 @@ def test_a_text_in_the_place_of_a_number_is_an_error():
         ranges.check("model.", types.SimpleNamespace(field="8"), {"field": ranges.COUNT})
     for value in (np.int64(8), np.float32(8)):
         ranges.check("model.", types.SimpleNamespace(field=value), {"field": ranges.COUNT})
+
+
+@dataclasses.dataclass(frozen=True)
+class _Owner:
+    required: int = 1
+    optional: float | None = 1.0
+
+
+def test_a_field_is_none_only_where_its_type_says_so():
+    """`search.beam_size=None`, from Python, would fail far inside."""
+    allowed = dict.fromkeys(("required", "optional"), ranges.COUNT)
+    ranges.check("search.", _Owner(optional=None), allowed)
+    none: Any = None
+    with pytest.raises(UserError, match="^search.required is None; expected at least 1 and at most "):
+        ranges.check("search.", _Owner(required=none), allowed)
+    ranges.check("--", types.SimpleNamespace(required=None), {"required": ranges.COUNT})
 
 
 def test_a_count_has_no_fraction():

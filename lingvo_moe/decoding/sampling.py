@@ -52,8 +52,6 @@ class Sampling:
     def __post_init__(self):
         definitions.check_type("sampling.search", self.search, BeamSearch)
         ranges.check("sampling.", self, RANGES)
-        if missing := [name for name in RANGES if getattr(self, name) is None]:
-            raise UserError(f"sampling.{missing[0]} is None; expected {RANGES[missing[0]]}.")
         if self.cache_length > MOST_POSITIONS:
             raise UserError(
                 f"sampling.samples {self.samples} x search.max_length {self.search.max_length} are {self.cache_length} "

@@ -39,9 +39,10 @@ class MixtureOfExperts(Layer):
         tokens G does not divide (short ones, in inference) is split into gcd(tokens, G) groups; their sharding is that
         of G if the devices divide that number, too. Each of M microbatches has G / M of the groups.
       router: a registered router, see `layers.routers`: `top2` is the papers'.
-      capacity_factor: an expert takes C = factor * S / E tokens of a group of S; 2 is the papers'.
-      inference_capacity_factor: the same outside training. None: capacity for every token (C = S), so that the result
-        of a sentence does not depend on what it is batched with.
+      capacity_factor: an expert takes C = factor * S / E tokens of a group of S; 2 is the papers'. None: every
+        token of a group.
+      inference_capacity_factor: the same outside training. With None, the result of a sentence does not depend on what
+        it is batched with.
       inference_min_capacity: the least C outside training (Mesh TensorFlow's and DeepSpeed's minimal capacity). A step
         of decoding has few tokens, and the hypotheses of a sentence often choose the same experts.
       inference_num_groups: G outside training. 0: as in training.
@@ -54,7 +55,7 @@ class MixtureOfExperts(Layer):
     num_experts: int
     num_groups: int
     router: str = "top2"
-    capacity_factor: float = 2.0
+    capacity_factor: float | None = 2.0
     inference_capacity_factor: float | None = None
     inference_min_capacity: int = 1
     inference_num_groups: int = 0

@@ -80,7 +80,7 @@ class Transformer(Layer):
     num_groups: int = 1
     layer_pattern: tuple[str, ...] = ()
     router: str = "top2"
-    capacity_factor: float = 2.0
+    capacity_factor: float | None = 2.0
     inference_capacity_factor: float | None = None
     inference_min_capacity: int = 1
     inference_num_groups: int = 0
