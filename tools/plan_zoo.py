@@ -125,8 +125,11 @@ def _open_questions() -> dict[str, Request]:
     # A TPU rounds float32 operands of products to bfloat16, and sends them so, by default.
     for row in ("MoE128E12L", "MoE2048E36L"):
         found[f"m4.{row}.highest"] = Request(f"m4.{row}", ("matmul_precision=highest",))
-    for model in (*(f"m4.{row}" for row in _M4_ROWS), *_LARGEST, *_GENERATING):
+    for model in (*(f"m4.{row}" for row in _M4_ROWS), *_GENERATING):
         found[f"{model}.decode"] = Request(model, program="decode")
+    # Their training shards dense weights, as the update of all does not fit; decoding would gather them in each step.
+    for model in _LARGEST:
+        found[f"{model}.decode"] = Request(model, ("layout=gshard",), program="decode")
     for attempt in ("gspmd_attempt_1", "gspmd_attempt_2"):
         for mesh in ("8x16", "16x32", "32x64"):
             model = f"dense_lm.Dense64BMesh{mesh}"
