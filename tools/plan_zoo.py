@@ -163,6 +163,15 @@ def _other_layouts() -> dict[str, Request]:
     # Weights sharded along y alone need no AllGather in each step of decoding.
     model = "dense_lm.Dense64BMesh8x16"
     found[f"{model}.decode_on_1x128"] = Request(model, program="decode", mesh="1x128")
+    # On GPUs: a group for each, and activations of bfloat16, to which a TPU rounds them by itself.
+    for model, topology, devices, capacity in (
+        ("MoE128E12L", "h100:4x8", 32, 128),
+        ("MoE2048E36L", "h100:32x8", 256, 16),
+    ):
+        changes = (f"model.inference_num_groups={devices}", f"model.inference_min_capacity={capacity}")
+        found[f"m4.{model}.decode_on_{topology.replace(':', '-')}"] = Request(
+            f"m4.{model}", (*changes, "model.activation_dtype=bfloat16"), "decode", topology, f"{devices}"
+        )
     found["m4.MoE2048E60L.replicated"] = Request("m4.MoE2048E60L", ("layout=gshard",))
     return found
 
